@@ -1,0 +1,347 @@
+// Package driver is the contract between the portable verbs types of package
+// rdma and the providers that move bytes (sim, shm, tcp, verbs).
+//
+// It holds data types (WR, WC, Caps, Memory) and five small interfaces
+// (Device, PD, MR, CQ, QP) plus the passive side (Listener, Peer). Everything a
+// provider would otherwise repeat — argument checks that need no provider
+// state, counters, error conversion — is done once above it, in package rdma.
+// Users of the store never import this package; providers never import rdma.
+//
+// Concurrency: Device, PD, MR and Listener methods may be called concurrently.
+// A CQ and all QPs attached to it belong to one goroutine at a time (a lane);
+// only CQ.Ready, QP.State and QP.Close may be used from others.
+//
+// Buffers: the local buffer of a WR belongs to the provider from PostSend until
+// that WR's WC, or a later WC of the same QP, has been polled. Cancelling a
+// wait does not return it.
+//
+// The vocabulary and semantics are those of ibv_post_send(3), ibv_poll_cq(3),
+// ibv_reg_mr(3); the split of portable type over driver follows database/sql.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Opcode is a work request's verb. The zero value is invalid.
+type Opcode uint8
+
+const (
+	// OpRead copies len(Local) bytes from remote memory to Local. Aligned
+	// 8-byte words are read whole; the READ as a whole is not a snapshot.
+	OpRead Opcode = 1 + iota
+	// OpWrite copies Local to remote memory. Bytes land in any order; aligned
+	// 8-byte words land whole.
+	OpWrite
+	// OpCmpAndSwp compares the remote 8-byte word with Compare and, if equal,
+	// replaces it with Swap. Local (8 bytes) receives the word found before.
+	OpCmpAndSwp
+	// OpFetchAdd adds Swap to the remote 8-byte word (wrapping). Local (8 bytes)
+	// receives the word found before.
+	OpFetchAdd
+)
+
+// NumOpcodes bounds arrays indexed by Opcode.
+const NumOpcodes = 5
+
+var opcodeNames = [NumOpcodes]string{"INVALID", "READ", "WRITE", "CMP_AND_SWP", "FETCH_ADD"}
+
+func (o Opcode) String() string {
+	if int(o) < len(opcodeNames) {
+		return opcodeNames[o]
+	}
+	return fmt.Sprintf("Opcode(%d)", uint8(o))
+}
+
+// IsAtomic reports whether o is one of the two 8-byte atomics.
+func (o Opcode) IsAtomic() bool { return o == OpCmpAndSwp || o == OpFetchAdd }
+
+// SendFlags modify one WR, as in ibv_post_send(3).
+type SendFlags uint8
+
+const (
+	// Signaled asks for a WC on success. A WR without it produces a WC only
+	// when it fails.
+	Signaled SendFlags = 1 << iota
+	// Fence holds the WR back until every earlier READ and atomic of the QP
+	// has completed.
+	Fence
+	// Inline copies Local during PostSend, so the caller may reuse it at once.
+	// WRITE only, at most Caps.MaxInline bytes.
+	Inline
+)
+
+// WR is one work request. Local must lie inside the local MR that LKey names.
+type WR struct {
+	ID         uint64 // returned in the WC
+	Op         Opcode
+	Flags      SendFlags
+	Local      []byte
+	LKey       uint64
+	RemoteAddr uint64 // MR.Base + offset inside the remote MR, in bytes
+	RKey       uint64
+	Compare    uint64 // CMP_AND_SWP
+	Swap       uint64 // CMP_AND_SWP: new word; FETCH_ADD: addend
+}
+
+// Status is a WC's status, named after ibv_wc_status.
+type Status uint8
+
+const (
+	Success      Status = 1 + iota
+	LocLenErr           // LOC_LEN_ERR: longer than Caps.MaxMsg
+	LocQPOpErr          // LOC_QP_OP_ERR: malformed WR
+	LocProtErr          // LOC_PROT_ERR: Local not inside the MR of LKey
+	WRFlushErr          // WR_FLUSH_ERR: the QP was in error; effect unknown
+	RemInvReqErr        // REM_INV_REQ_ERR: target refused the request's form
+	RemAccessErr        // REM_ACCESS_ERR: rkey, bounds, rights or PD refused
+	RemOpErr            // REM_OP_ERR: target failed while executing
+	RetryExcErr         // RETRY_EXC_ERR: target silent; effect unknown
+	GeneralErr          // GENERAL_ERR: provider failed; effect unknown
+)
+
+var statusNames = [...]string{"INVALID", "SUCCESS", "LOC_LEN_ERR", "LOC_QP_OP_ERR", "LOC_PROT_ERR",
+	"WR_FLUSH_ERR", "REM_INV_REQ_ERR", "REM_ACCESS_ERR", "REM_OP_ERR", "RETRY_EXC_ERR", "GENERAL_ERR"}
+
+func (s Status) String() string {
+	if int(s) < len(statusNames) {
+		return statusNames[s]
+	}
+	return fmt.Sprintf("Status(%d)", uint8(s))
+}
+
+// WC is one work completion. Any status but Success moved the QP to the error
+// state: every WR behind it completes with WRFlushErr.
+type WC struct {
+	ID     uint64
+	QPNum  uint32
+	Op     Opcode
+	Status Status
+}
+
+// Access are the rights of an MR, or the most a connection may use.
+type Access uint8
+
+const (
+	AccessRemoteRead Access = 1 << iota
+	AccessRemoteWrite
+	AccessRemoteAtomic
+	// AccessLocal marks an MR that is only the local side of WRs.
+	AccessLocal
+)
+
+// AtomicScope says against what a provider's atomics are atomic.
+type AtomicScope uint8
+
+const (
+	// AtomicNone: no atomics.
+	AtomicNone AtomicScope = 1 + iota
+	// AtomicHCA: only against atomics through the same adapter (IBV_ATOMIC_HCA).
+	AtomicHCA
+	// AtomicCPU: against CPU atomics on the target as well.
+	AtomicCPU
+)
+
+func (a AtomicScope) String() string {
+	return [...]string{"invalid", "none", "hca", "cpu"}[min(int(a), 3)]
+}
+
+// Caps states what a provider guarantees. It never changes while a Device is
+// open.
+type Caps struct {
+	AtomicScope AtomicScope
+	// AtomicThenRead: a READ posted behind an atomic on one QP sees its effect
+	// without Fence.
+	AtomicThenRead bool
+	// TearBytes is the largest aligned unit that a READ sees whole; at least 8.
+	TearBytes int
+	MaxInline int // bytes
+	MaxMsg    int // bytes of one READ or WRITE
+	MaxSendWR int // WRs outstanding on one QP
+	// Synchronous: PostSend has executed the WRs when it returns; PollCQ finds
+	// their WCs at once and nobody ever needs to wait.
+	Synchronous bool
+	// SelfFencing: a WR can take effect, and a READ return bytes, only while
+	// the session is not fenced; needs no lease check after completion.
+	SelfFencing bool
+	// EnforcesRights: the target, not the initiator, checks rkey, bounds and
+	// rights.
+	EnforcesRights bool
+}
+
+// AllocOptions say how registered memory is mapped.
+type AllocOptions struct {
+	// Name labels the mapping (memfd name, metrics).
+	Name string
+	// HugePageBytes is 0 for normal pages, or 2<<20 or 1<<30.
+	HugePageBytes int
+	// Lock pins the pages with mlock(2) and touches them.
+	Lock bool
+	// Shared makes the mapping a memfd that other processes can map.
+	Shared bool
+}
+
+// Memory is mapped outside the Go heap (except under sim). The one who
+// allocated it owns it and calls Free after every MR over it is deregistered.
+type Memory struct {
+	Bytes []byte
+	FD    int // memfd, or -1
+	Opts  AllocOptions
+	free  func() error
+}
+
+// NewMemory wraps a mapping; free unmaps it and may be nil.
+func NewMemory(b []byte, fd int, o AllocOptions, free func() error) *Memory {
+	return &Memory{Bytes: b, FD: fd, Opts: o, free: free}
+}
+
+// Free unmaps. It is not idempotent and not safe while any MR covers it.
+func (m *Memory) Free() error {
+	if m.free == nil {
+		return nil
+	}
+	f := m.free
+	m.free, m.Bytes = nil, nil
+	return f()
+}
+
+// Errors that PostSend and the control calls return. PostSend's are "not
+// applied": wrs[n:] had no effect.
+var (
+	ErrQueueFull  = errors.New("send queue full")
+	ErrClosed     = errors.New("closed")
+	ErrQPError    = errors.New("QP in error state")
+	ErrRefused    = errors.New("connection refused by the memory node")
+	ErrNotSupport = errors.New("not supported by the provider")
+)
+
+// Device is one opened provider instance.
+type Device interface {
+	Caps() Caps
+	// Alloc maps size bytes (rounded up to the page size) zeroed.
+	Alloc(size int64, o AllocOptions) (*Memory, error)
+	AllocPD() (PD, error)
+	// CreateCQ makes a queue for at least depth WCs.
+	CreateCQ(depth int) (CQ, error)
+	// Dial connects a QP to a Listener at addr. It blocks; ctx bounds it.
+	Dial(ctx context.Context, r DialRequest) (QP, error)
+	// Listen accepts connections until the Listener is closed.
+	Listen(addr string, o ListenOptions) (Listener, error)
+	// Close releases the device. QPs, MRs, CQs and Listeners must be closed
+	// first; Close reports any that are not.
+	Close() error
+}
+
+// PD is a protection domain: MRs and QPs of different PDs never meet.
+type PD interface {
+	// RegMR registers n bytes of m from off (8-byte aligned).
+	RegMR(m *Memory, off, n int64, a Access) (MR, error)
+	// Dealloc fails while MRs or QPs of the PD remain.
+	Dealloc() error
+}
+
+// MR is a registered memory region.
+type MR interface {
+	LKey() uint64
+	// RKey is unguessable for providers whose rkeys travel in clear.
+	RKey() uint64
+	// Base is the remote address of the MR's first byte: the mapping's virtual
+	// address with verbs, 0 elsewhere.
+	Base() uint64
+	// Deregister revokes the keys. WRs that arrive later get RemAccessErr.
+	Deregister() error
+}
+
+// CQ collects the WCs of the QPs attached to it.
+type CQ interface {
+	// Poll fills wcs with finished work and never blocks. WCs of one QP come in
+	// posting order.
+	Poll(wcs []WC) int
+	// Ready is a channel of capacity 1 that receives when Poll may find
+	// something new. A receive may be spurious; none is lost.
+	Ready() <-chan struct{}
+	Close() error
+}
+
+// QPState is a QP's state, reduced to what an initiator meets.
+type QPState uint8
+
+const (
+	StateRTS QPState = 1 + iota
+	// StateErr: nothing posted from now on takes effect. What was posted may
+	// still land until the peer confirms (Peer.Fence) or the QP is Closed.
+	StateErr
+	StateClosed
+)
+
+// QP is one reliable connection (RC) to a memory node.
+//
+// WRs take effect at the target in posting order. An unsignaled WR that
+// succeeds produces no WC; one that fails always does, and every WR behind it
+// completes with WRFlushErr, signaled or not.
+type QP interface {
+	Num() uint32
+	// PostSend queues wrs in order behind one doorbell and returns how many it
+	// took. n < len(wrs) comes with ErrQueueFull, ErrQPError or ErrClosed;
+	// wrs[n:] were not posted and had no effect. It never blocks on the peer's
+	// execution. It does not keep wrs.
+	PostSend(wrs []WR) (n int, err error)
+	State() QPState
+	// Close moves the QP to error, flushes outstanding WRs (their WCs stay
+	// readable on the CQ) and returns when none of the caller's buffers will be
+	// touched any more.
+	Close() error
+}
+
+// DialRequest describes the active side's connection.
+type DialRequest struct {
+	PD   PD
+	CQ   CQ
+	Addr string
+	// Private is handed to the Listener's Accept; at most MaxPrivate bytes.
+	Private []byte
+}
+
+// MaxPrivate bounds DialRequest.Private (the tightest carrier, RDMA CM over
+// InfiniBand RC, allows 56 bytes; ours is larger and framed by each provider).
+const MaxPrivate = 512
+
+// ConnRequest is what Accept decides on.
+type ConnRequest struct {
+	Private []byte // hostile until checked; valid during Accept only
+	Remote  string // for logs: "10.0.0.1:5" or "pid 12 uid 0"
+	Peer    Peer
+}
+
+// ListenOptions configure the passive side.
+type ListenOptions struct {
+	// Accept names the PD the new QP joins and the most rights it may use, or
+	// refuses with an error whose text the dialer sees. It may be called
+	// concurrently and must not block for long.
+	Accept func(ConnRequest) (PD, Access, error)
+	// Closed is called once when a connection is gone and nothing of it can
+	// land any more. May be nil.
+	Closed func(Peer)
+}
+
+// Peer is the passive side's handle on one connection.
+type Peer interface {
+	// Fence moves the QP to error and returns nil once nothing of it can land
+	// in this side's memory any more, or an error if it cannot confirm within
+	// ctx. Idempotent.
+	Fence(ctx context.Context) error
+	Remote() string
+}
+
+// Listener accepts connections.
+type Listener interface {
+	// Addr is what a dialer passes as DialRequest.Addr, with the port chosen.
+	Addr() string
+	// CPUNanos is the CPU time this process has spent executing verbs for its
+	// peers; 0 for providers that need none.
+	CPUNanos() int64
+	// Close fences every peer and stops listening.
+	Close() error
+}

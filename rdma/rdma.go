@@ -1,0 +1,351 @@
+// Package rdma is the portable verbs layer: protection domains, memory regions,
+// queue pairs, completion queues, work requests and completions over one of
+// several providers (see package driver for the contract they satisfy).
+//
+// It leaves moving bytes to the provider and adds, once for all of them, what
+// does not depend on one: checking a WR's form, counting doorbells, verbs and
+// bytes, and turning a WC into an error that says whether the verb took effect.
+//
+// Start with [Device], [QP] and [WR]. Device, PD and MR may be used
+// concurrently; a CQ and its QPs belong to one goroutine at a time. Local
+// buffers belong to the provider from PostSend until their WC, or a later one of
+// the same QP, has been polled.
+//
+// Names are those of the verbs specification (InfiniBand Architecture vol. 1,
+// ch. 10-11; ibv_post_send(3)).
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// Types shared with the providers.
+type (
+	Opcode       = driver.Opcode
+	SendFlags    = driver.SendFlags
+	WR           = driver.WR
+	WC           = driver.WC
+	Status       = driver.Status
+	Access       = driver.Access
+	Caps         = driver.Caps
+	Memory       = driver.Memory
+	AllocOptions = driver.AllocOptions
+	QPState      = driver.QPState
+)
+
+const (
+	OpRead      = driver.OpRead
+	OpWrite     = driver.OpWrite
+	OpCmpAndSwp = driver.OpCmpAndSwp
+	OpFetchAdd  = driver.OpFetchAdd
+
+	Signaled = driver.Signaled
+	Fence    = driver.Fence
+	Inline   = driver.Inline
+
+	AccessRemoteRead   = driver.AccessRemoteRead
+	AccessRemoteWrite  = driver.AccessRemoteWrite
+	AccessRemoteAtomic = driver.AccessRemoteAtomic
+	AccessLocal        = driver.AccessLocal
+)
+
+// Errors of PostSend. They mean "not applied" for the WRs not taken.
+var (
+	ErrQueueFull = driver.ErrQueueFull
+	ErrClosed    = driver.ErrClosed
+	ErrQPError   = driver.ErrQPError
+	ErrRefused   = driver.ErrRefused
+	// ErrBadWR means a WR's form is wrong (a bug in the caller); nothing of the
+	// PostSend was posted.
+	ErrBadWR = errors.New("malformed work request")
+)
+
+// WCError is a failed completion.
+type WCError struct {
+	WC WC
+}
+
+func (e *WCError) Error() string {
+	return fmt.Sprintf("%v wr=%d qp=%d: %v", e.WC.Op, e.WC.ID, e.WC.QPNum, e.WC.Status)
+}
+
+// Applied tells whether the verb took effect: No for a WR its target or the
+// local checks refused, Unknown otherwise.
+func (e *WCError) Applied() Outcome {
+	switch e.WC.Status {
+	case driver.Success:
+		return Yes
+	case driver.LocLenErr, driver.LocQPOpErr, driver.LocProtErr, driver.RemInvReqErr, driver.RemAccessErr:
+		return No
+	default:
+		return Unknown
+	}
+}
+
+// Outcome answers "did it happen?". The zero value has no meaning.
+type Outcome uint8
+
+const (
+	Yes Outcome = 1 + iota
+	No
+	Unknown
+)
+
+func (o Outcome) String() string {
+	return [...]string{"invalid", "happened", "did not happen", "unknown"}[min(int(o), 3)]
+}
+
+// Device is an opened provider.
+type Device struct {
+	name string
+	d    driver.Device
+	caps Caps
+}
+
+// NewDevice wraps a provider's device; name is the provider's ("tcp").
+func NewDevice(name string, d driver.Device) *Device {
+	return &Device{name: name, d: d, caps: d.Caps()}
+}
+
+// Name is the provider's name.
+func (d *Device) Name() string { return d.name }
+
+// Caps never changes.
+func (d *Device) Caps() Caps { return d.caps }
+
+// Driver gives the provider's own handle, for provider-specific tests and tools.
+func (d *Device) Driver() driver.Device { return d.d }
+
+// Alloc maps size bytes of zeroed memory suited for registration; the caller
+// frees it after deregistering every MR over it.
+func (d *Device) Alloc(size int64, o AllocOptions) (*Memory, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("%s: alloc %q: size %d bytes, want > 0", d.name, o.Name, size)
+	}
+	return d.d.Alloc(size, o)
+}
+
+// AllocPD makes a protection domain.
+func (d *Device) AllocPD() (*PD, error) {
+	p, err := d.d.AllocPD()
+	if err != nil {
+		return nil, fmt.Errorf("%s: alloc pd: %w", d.name, err)
+	}
+	return &PD{dev: d, d: p}, nil
+}
+
+// CreateCQ makes a completion queue for at least depth WCs.
+func (d *Device) CreateCQ(depth int) (*CQ, error) {
+	if depth <= 0 {
+		return nil, fmt.Errorf("%s: create cq: depth %d, want > 0", d.name, depth)
+	}
+	c, err := d.d.CreateCQ(depth)
+	if err != nil {
+		return nil, fmt.Errorf("%s: create cq: %w", d.name, err)
+	}
+	return &CQ{d: c}, nil
+}
+
+// Dial connects a QP of pd, completing on cq, to the listener at addr.
+func (d *Device) Dial(ctx context.Context, pd *PD, cq *CQ, addr string, private []byte) (*QP, error) {
+	if len(private) > driver.MaxPrivate {
+		return nil, fmt.Errorf("%s: dial %s: private data %d bytes, at most %d", d.name, addr, len(private), driver.MaxPrivate)
+	}
+	q, err := d.d.Dial(ctx, driver.DialRequest{PD: pd.d, CQ: cq.d, Addr: addr, Private: private})
+	if err != nil {
+		return nil, fmt.Errorf("%s: dial %s: %w", d.name, addr, err)
+	}
+	return &QP{d: q, num: q.Num(), maxMsg: d.caps.MaxMsg, maxInline: d.caps.MaxInline}, nil
+}
+
+// ListenOptions configure the passive side; see driver.ListenOptions.
+type ListenOptions struct {
+	Accept func(ConnRequest) (*PD, Access, error)
+	Closed func(driver.Peer)
+}
+
+// ConnRequest is what Accept decides on.
+type ConnRequest = driver.ConnRequest
+
+// Peer is the passive side's handle on one connection.
+type Peer = driver.Peer
+
+// Listener accepts connections.
+type Listener = driver.Listener
+
+// Listen serves this device's MRs to dialers.
+func (d *Device) Listen(addr string, o ListenOptions) (Listener, error) {
+	l, err := d.d.Listen(addr, driver.ListenOptions{
+		Accept: func(r driver.ConnRequest) (driver.PD, driver.Access, error) {
+			pd, a, err := o.Accept(r)
+			if err != nil {
+				return nil, 0, err
+			}
+			return pd.d, a, nil
+		},
+		Closed: o.Closed,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: listen %s: %w", d.name, addr, err)
+	}
+	return l, nil
+}
+
+// Close releases the device; everything made from it must be closed before.
+func (d *Device) Close() error { return d.d.Close() }
+
+// PD is a protection domain.
+type PD struct {
+	dev *Device
+	d   driver.PD
+}
+
+// Device is the one the PD was made from.
+func (p *PD) Device() *Device { return p.dev }
+
+// RegMR registers n bytes of m from byte off. off is 8-byte aligned; off and n
+// are bytes and must lie inside m.
+func (p *PD) RegMR(m *Memory, off, n int64, a Access) (*MR, error) {
+	if off < 0 || n <= 0 || off%8 != 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
+		return nil, fmt.Errorf("%s: reg mr: bytes [%d,+%d) of %d: want 8-byte aligned and inside", p.dev.name, off, n, len(m.Bytes))
+	}
+	r, err := p.d.RegMR(m, off, n, a)
+	if err != nil {
+		return nil, fmt.Errorf("%s: reg mr of %d bytes: %w", p.dev.name, n, err)
+	}
+	return &MR{d: r, bytes: m.Bytes[off : off+n : off+n]}, nil
+}
+
+// Dealloc fails while MRs or QPs of the PD remain.
+func (p *PD) Dealloc() error { return p.d.Dealloc() }
+
+// MR is a registered memory region.
+type MR struct {
+	d     driver.MR
+	bytes []byte
+}
+
+// LKey is the key for WR.LKey.
+func (m *MR) LKey() uint64 { return m.d.LKey() }
+
+// RKey is the key the owner hands to peers.
+func (m *MR) RKey() uint64 { return m.d.RKey() }
+
+// Base is the remote address of the first byte.
+func (m *MR) Base() uint64 { return m.d.Base() }
+
+// Bytes is the registered memory itself.
+func (m *MR) Bytes() []byte { return m.bytes }
+
+// Deregister revokes the keys.
+func (m *MR) Deregister() error { return m.d.Deregister() }
+
+// CQ is a completion queue.
+type CQ struct{ d driver.CQ }
+
+// Poll fills wcs and never blocks.
+func (c *CQ) Poll(wcs []WC) int { return c.d.Poll(wcs) }
+
+// Ready receives when Poll may find something; see driver.CQ.
+func (c *CQ) Ready() <-chan struct{} { return c.d.Ready() }
+
+// Close releases the queue; its QPs must be closed before.
+func (c *CQ) Close() error { return c.d.Close() }
+
+// Counters count what a QP posted. They are plain words owned by the QP's
+// goroutine; bytes are payload, without headers.
+type Counters struct {
+	Doorbells  uint64
+	Verbs      [driver.NumOpcodes]uint64
+	ReadBytes  uint64
+	WriteBytes uint64
+}
+
+// Add accumulates o into c.
+func (c *Counters) Add(o *Counters) {
+	c.Doorbells += o.Doorbells
+	for i := range c.Verbs {
+		c.Verbs[i] += o.Verbs[i]
+	}
+	c.ReadBytes += o.ReadBytes
+	c.WriteBytes += o.WriteBytes
+}
+
+// Total is the number of verbs of every kind.
+func (c *Counters) Total() (n uint64) {
+	for _, v := range c.Verbs {
+		n += v
+	}
+	return n
+}
+
+// QP is a connected queue pair. One goroutine at a time.
+type QP struct {
+	d         driver.QP
+	num       uint32
+	maxMsg    int
+	maxInline int
+	count     Counters
+}
+
+// Num is the QP's number on its device, as in WC.QPNum.
+func (q *QP) Num() uint32 { return q.num }
+
+// Counters gives what was posted so far.
+func (q *QP) Counters() Counters { return q.count }
+
+// State may be called from any goroutine.
+func (q *QP) State() QPState { return q.d.State() }
+
+// Close flushes and disconnects; see driver.QP.
+func (q *QP) Close() error { return q.d.Close() }
+
+// PostSend posts wrs behind one doorbell and returns how many were taken; see
+// driver.QP. A malformed WR refuses the whole call with ErrBadWR.
+func (q *QP) PostSend(wrs []WR) (int, error) {
+	for i := range wrs {
+		if !q.formed(&wrs[i]) {
+			return 0, q.badWR(&wrs[i])
+		}
+	}
+	n, err := q.d.PostSend(wrs)
+	if n > 0 {
+		q.count.Doorbells++
+		for i := range wrs[:n] {
+			w := &wrs[i]
+			q.count.Verbs[w.Op]++
+			switch w.Op {
+			case OpRead:
+				q.count.ReadBytes += uint64(len(w.Local))
+			case OpWrite:
+				q.count.WriteBytes += uint64(len(w.Local))
+			}
+		}
+	}
+	return n, err
+}
+
+// formed checks what every device refuses without looking at its tables:
+// ibv_post_send(3) answers EINVAL for these.
+func (q *QP) formed(w *WR) bool {
+	switch w.Op {
+	case OpRead:
+		return len(w.Local) > 0 && len(w.Local) <= q.maxMsg && w.Flags&Inline == 0
+	case OpWrite:
+		return len(w.Local) > 0 && len(w.Local) <= q.maxMsg && (w.Flags&Inline == 0 || len(w.Local) <= q.maxInline)
+	case OpCmpAndSwp, OpFetchAdd:
+		return len(w.Local) == 8 && w.RemoteAddr%8 == 0 && w.Flags&Inline == 0 &&
+			uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 == 0
+	}
+	return false
+}
+
+func (q *QP) badWR(w *WR) error {
+	return fmt.Errorf("%w: %v of %d bytes at %#x flags %#x (message at most %d, inline at most %d; atomics are 8 aligned bytes)",
+		ErrBadWR, w.Op, len(w.Local), w.RemoteAddr, w.Flags, q.maxMsg, q.maxInline)
+}
