@@ -1307,17 +1307,17 @@ func (x *CloseSessionRequest) GetRuns() []*ReturnedRun {
 	return nil
 }
 
-// ReturnedRun is memory of one placement group that no slot names. ver is the
-// one its next linked life starts with.
+// ReturnedRun is memory of one placement group, inside one extent, that no slot
+// names.
 type ReturnedRun struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	PgId  uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Unit  uint32                 `protobuf:"varint,2,opt,name=unit,proto3" json:"unit,omitempty"`
 	Units uint32                 `protobuf:"varint,3,opt,name=units,proto3" json:"units,omitempty"`
-	Ver   uint32                 `protobuf:"varint,4,opt,name=ver,proto3" json:"ver,omitempty"`
-	// fresh: never used since the extent's grant; may be carved at any unit.
-	// Otherwise the run is one place and is reused whole.
-	Fresh         bool `protobuf:"varint,5,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	// fresh: never linked since it was last granted as fresh, so every unit's ver
+	// is 0 and it may be granted again at once. Otherwise its vers are unknown to
+	// anyone else and it waits 1,024 reclaim epochs.
+	Fresh         bool `protobuf:"varint,4,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1369,13 +1369,6 @@ func (x *ReturnedRun) GetUnit() uint32 {
 func (x *ReturnedRun) GetUnits() uint32 {
 	if x != nil {
 		return x.Units
-	}
-	return 0
-}
-
-func (x *ReturnedRun) GetVer() uint32 {
-	if x != nil {
-		return x.Ver
 	}
 	return 0
 }
@@ -1492,8 +1485,10 @@ func (x *GrantExtentRequest) GetPlaceUnits() uint32 {
 }
 
 type GrantExtentReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Runs          []*ReturnedRun         `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"` // empty: the placement group is full
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Runs  []*ReturnedRun         `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"` // all fresh; empty: nothing to grant now
+	// Units that were handed back and still wait for the reclaim epoch.
+	WaitingUnits  uint64 `protobuf:"varint,2,opt,name=waiting_units,json=waitingUnits,proto3" json:"waiting_units,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1533,6 +1528,13 @@ func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
 		return x.Runs
 	}
 	return nil
+}
+
+func (x *GrantExtentReply) GetWaitingUnits() uint64 {
+	if x != nil {
+		return x.WaitingUnits
+	}
+	return 0
 }
 
 type SessionStateRequest struct {
@@ -2984,13 +2986,12 @@ const file_directory_proto_rawDesc = "" +
 	"\x13CloseSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
-	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\"t\n" +
+	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\"b\n" +
 	"\vReturnedRun\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x14\n" +
-	"\x05units\x18\x03 \x01(\rR\x05units\x12\x10\n" +
-	"\x03ver\x18\x04 \x01(\rR\x03ver\x12\x14\n" +
-	"\x05fresh\x18\x05 \x01(\bR\x05fresh\"\x13\n" +
+	"\x05units\x18\x03 \x01(\rR\x05units\x12\x14\n" +
+	"\x05fresh\x18\x04 \x01(\bR\x05fresh\"\x13\n" +
 	"\x11CloseSessionReply\"\x88\x01\n" +
 	"\x12GrantExtentRequest\x12\x1d\n" +
 	"\n" +
@@ -2999,9 +3000,10 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"want_units\x18\x03 \x01(\rR\twantUnits\x12\x1f\n" +
 	"\vplace_units\x18\x04 \x01(\rR\n" +
-	"placeUnits\"E\n" +
+	"placeUnits\"j\n" +
 	"\x10GrantExtentReply\x121\n" +
-	"\x04runs\x18\x01 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\"4\n" +
+	"\x04runs\x18\x01 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12#\n" +
+	"\rwaiting_units\x18\x02 \x01(\x04R\fwaitingUnits\"4\n" +
 	"\x13SessionStateRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\"F\n" +
