@@ -1,0 +1,189 @@
+// Package client is the Go library of the store: it looks keys up with one-sided
+// READs and changes them with WRITE and compare-and-swap, in the memory of the
+// memory nodes, without waking them.
+//
+// It leaves the protocol to package index, buffers, places and queue pairs to
+// internal/session, and membership to the directory, which it calls only to open
+// and renew its session, to learn of map changes and to get memory, never for an
+// operation.
+//
+// Start with [Open] and [Client]. A Client's methods may be called concurrently.
+// Keys and values passed in stay the caller's and are not changed; they may be
+// reused when the call returns, also with an error. Returned slices are the
+// caller's.
+//
+// Every error tells whether the operation happened; see [Outcome].
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// Answers. They are decided: the operation had its full effect, which is none.
+var (
+	ErrNotFound = index.ErrNotFound
+	ErrExists   = index.ErrExists
+	// ErrConflict: the record's version is not the one given.
+	ErrConflict = index.ErrConflict
+	// ErrFull: the namespace has no memory, or the key's cluster no slot, left.
+	// Nothing was overwritten.
+	ErrFull = index.ErrFull
+	// ErrNotInteger: Incr met a value that is no decimal 64-bit integer.
+	ErrNotInteger = errors.New("value is not an integer")
+	// ErrOverflow: Incr would leave the range of int64.
+	ErrOverflow = errors.New("increment overflows int64")
+)
+
+// Other errors that callers test for.
+var (
+	// ErrUnavailable: the store cannot be reached; the operation did not happen.
+	ErrUnavailable = errors.New("store unavailable")
+	// ErrUnknownOutcome: the operation may have happened.
+	ErrUnknownOutcome = index.ErrUnknown
+	// ErrInvalid: an argument is out of range; nothing was sent.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrClosed: the Client is closed.
+	ErrClosed = errors.New("client closed")
+	// ErrNoNamespace: the directory knows no such namespace.
+	ErrNoNamespace = errors.New("unknown namespace")
+)
+
+// Outcome answers "did it happen?" for an error of this package; nil is Yes.
+func Outcome(err error) rdma.Outcome {
+	switch {
+	case err == nil:
+		return rdma.Yes
+	case errors.Is(err, ErrUnknownOutcome):
+		return rdma.Unknown
+	default:
+		return rdma.No
+	}
+}
+
+// Limits, in bytes.
+const (
+	MaxKeyLen   = 1<<16 - 1
+	MaxValueLen = 64 << 20
+)
+
+// Options configure a Client. The zero value of every optional field is usable.
+type Options struct {
+	// Directory lists gRPC addresses of directory nodes. Required.
+	Directory []string
+	// Namespace is the one this Client works in. Default "default".
+	Namespace string
+	// Provider forces one of "shm", "tcp", "verbs"; "" takes, for each memory
+	// node, the best that both ends have.
+	Provider string
+	// Devices are the opened providers to choose from, best first. Required;
+	// internal/providers opens them for commands. The Client does not close
+	// them.
+	Devices []*rdma.Device
+	// Name is shown to operators. Default: program name and pid.
+	Name string
+	// ReadOnly asks for a session without rights to write.
+	ReadOnly bool
+	// Lanes is the number of queue pairs to each memory node. Default: GOMAXPROCS,
+	// at most 16.
+	Lanes int
+	// CacheBytes bounds the word cache. Default 64 MiB, at most 32 bytes a key.
+	CacheBytes int
+	// OpTimeout bounds an operation whose context has no deadline. Default 10 s.
+	OpTimeout time.Duration
+	// TLS is used towards the directory; nil means plain text.
+	TLS *tls.Config
+	// Logger receives what nobody waits for. Default: discard.
+	Logger *slog.Logger
+}
+
+// Item is a value with what the store knows of it.
+type Item struct {
+	Value []byte
+	// Version is the compare-and-swap token: it grows with every change while
+	// the key exists, and no two writes share one.
+	Version uint64
+	// Expires is zero for a key that does not expire.
+	Expires time.Time
+}
+
+// PutOptions qualify a Put.
+type PutOptions struct {
+	// TTL, if not 0, makes the key expire so long from now; millisecond grain.
+	TTL time.Duration
+}
+
+// KV is one pair of a MultiPut, or of a Scan's answer.
+type KV struct {
+	Key   []byte
+	Value []byte
+	// Version and Expires are filled in by Scan.
+	Version uint64
+	Expires time.Time
+	TTL     time.Duration // MultiPut only
+}
+
+// Result is one key's outcome in a MultiGet, MultiPut or MultiDelete.
+type Result struct {
+	Item
+	Err error
+}
+
+// Cursor is where a Scan goes on; the zero Cursor starts one. It is plain data
+// and may be kept.
+type Cursor struct {
+	Prefix  uint64 // of the shard, left-aligned
+	Cluster uint32
+	Slot    uint16
+	Done    bool
+}
+
+// ScanOptions qualify a Scan page.
+type ScanOptions struct {
+	// Count is about how many pairs to return. Default 256.
+	Count int
+	// Match, if not nil, selects keys.
+	Match func(key []byte) bool
+	// KeysOnly leaves Value nil.
+	KeysOnly bool
+}
+
+// API lists the operations, for users who want to substitute a fake.
+type API interface {
+	Get(ctx context.Context, key []byte) (Item, error)
+	GetInto(ctx context.Context, key, dst []byte) (n int, err error)
+	Put(ctx context.Context, key, value []byte, o PutOptions) (version uint64, err error)
+	PutIfAbsent(ctx context.Context, key, value []byte, o PutOptions) (version uint64, err error)
+	CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o PutOptions) (newVersion uint64, err error)
+	Delete(ctx context.Context, key []byte) error
+	DeleteVersion(ctx context.Context, key []byte, version uint64) error
+	Incr(ctx context.Context, key []byte, delta int64) (int64, error)
+	Touch(ctx context.Context, key []byte, ttl time.Duration) error
+	MultiGet(ctx context.Context, keys [][]byte) []Result
+	MultiPut(ctx context.Context, pairs []KV) []Result
+	MultiDelete(ctx context.Context, keys [][]byte) []Result
+	Scan(ctx context.Context, c Cursor, o ScanOptions) ([]KV, Cursor, error)
+}
+
+var _ API = (*Client)(nil)
+
+// Stats counts what a Client did. Doorbells, verbs and bytes are per verb as
+// posted; Rounds counts round trips of operations.
+type Stats struct {
+	Ops                                            map[string]uint64 // by kind: get, put, delete, modify, scan
+	Rounds                                         map[string]uint64
+	Verbs                                          rdma.Counters
+	CacheHits                                      uint64 // operations that began with a cached word
+	CASLosses                                      uint64
+	Unknown                                        uint64
+	LimboUnits, FreeUnits, LiveUnits, GrantedUnits uint64
+	Session                                        uint32
+	Epoch, MinEpoch                                uint64
+	Connections                                    map[string]string // memory node → provider
+}

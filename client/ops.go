@@ -1,0 +1,823 @@
+package client
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+)
+
+type modifyFunc = func(cur *layout.Record) (value []byte, expiry uint64, err error)
+
+// Client is one session with the store, renewed and reopened by itself. Its
+// methods may be called concurrently.
+type Client struct {
+	o    Options
+	dir  *dirclient.Client
+	sess atomic.Pointer[sess]
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		wg     sync.WaitGroup // reopening and closing of lost sessions
+	}
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+func (o *Options) ensureDefaults() {
+	o.Namespace = cmp.Or(o.Namespace, "default")
+	o.Name = cmp.Or(o.Name, defaultName())
+	o.Lanes = cmp.Or(o.Lanes, min(runtime.GOMAXPROCS(0), session.MaxLanes))
+	o.CacheBytes = cmp.Or(o.CacheBytes, 64<<20)
+	o.OpTimeout = cmp.Or(o.OpTimeout, 10*time.Second)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate reports every bad field.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(f string, a ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+f, append([]any{ErrInvalid}, a...)...))
+	}
+	if len(o.Directory) == 0 {
+		bad("Directory: no address")
+	}
+	if len(o.Devices) == 0 || len(o.Devices) > 3 {
+		bad("Devices: %d, want 1..3", len(o.Devices))
+	}
+	if o.Lanes < 1 || o.Lanes > session.MaxLanes {
+		bad("Lanes: %d, want 1..%d", o.Lanes, session.MaxLanes)
+	}
+	if o.CacheBytes < 0 {
+		bad("CacheBytes: %d, want >= 0 bytes", o.CacheBytes)
+	}
+	if o.OpTimeout < 0 {
+		bad("OpTimeout: %v, want > 0", o.OpTimeout)
+	}
+	if o.Provider != "" {
+		ok := false
+		for _, d := range o.Devices {
+			ok = ok || d.Name() == o.Provider
+		}
+		if !ok {
+			bad("Provider: %q is not among Devices", o.Provider)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Open opens a session with the directory. ctx bounds the opening only.
+func Open(ctx context.Context, o Options) (*Client, error) {
+	o.ensureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{o: o, dir: dir}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	s, err := c.openSession(ctx)
+	if err != nil {
+		c.cancel()
+		dir.Close()
+		return nil, err
+	}
+	c.sess.Store(s)
+	return c, nil
+}
+
+// Close waits for operations under way (up to OpTimeout), gives memory back and
+// closes the session. It is idempotent.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	was := c.mu.closed
+	c.mu.closed = true
+	c.mu.Unlock()
+	if was {
+		return nil
+	}
+	c.cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), c.o.OpTimeout)
+	defer cancel()
+	s := c.sess.Load()
+	lost := s.dead.Load()
+	if !lost {
+		s.close(ctx)
+	}
+	c.mu.wg.Wait()
+	return c.dir.Close()
+}
+
+// reopen replaces a lost session in the background.
+func (c *Client) reopen(old *sess) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return
+	}
+	c.mu.wg.Add(2)
+	go func() { // frees what is local; not under old's own goroutines
+		defer c.mu.wg.Done()
+		old.close(context.Background())
+	}()
+	go func() {
+		defer c.mu.wg.Done()
+		defer close(old.replaced)
+		for wait := 10 * time.Millisecond; c.ctx.Err() == nil; wait = min(2*wait, time.Second) {
+			s, err := c.openSession(c.ctx)
+			if err == nil {
+				c.sess.Store(s)
+				return
+			}
+			c.o.Logger.Warn("session not reopened yet", "err", err)
+			select {
+			case <-time.After(wait):
+			case <-c.ctx.Done():
+			}
+		}
+	}()
+}
+
+// live is the session in force; it waits while a lost one is being replaced.
+func (c *Client) live(ctx context.Context) (*sess, error) {
+	s := c.sess.Load()
+	if !s.dead.Load() {
+		return s, nil
+	}
+	t := time.NewTimer(c.o.OpTimeout)
+	defer t.Stop()
+	for s.dead.Load() {
+		if c.ctx.Err() != nil {
+			return nil, ErrClosed
+		}
+		select {
+		case <-s.replaced:
+		case <-c.ctx.Done():
+			return nil, ErrClosed
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-t.C:
+			return nil, fmt.Errorf("%w: session lost and not reopened within %v", ErrUnavailable, c.o.OpTimeout)
+		}
+		s = c.sess.Load()
+	}
+	return s, nil
+}
+
+func checkKey(key []byte) error {
+	if len(key) == 0 || len(key) > MaxKeyLen {
+		return fmt.Errorf("%w: key of %d bytes, want 1..%d", ErrInvalid, len(key), MaxKeyLen)
+	}
+	return nil
+}
+
+func checkValue(key, value []byte) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if len(value) > MaxValueLen {
+		return fmt.Errorf("%w: value of %d bytes, at most %d", ErrInvalid, len(value), MaxValueLen)
+	}
+	return nil
+}
+
+// hashKey fills in the hashes and returns the key's lane.
+func (s *sess) hashKey(c *call) *laneDriver {
+	h := xxh3.Hash128Seed(c.key, s.seed.Load())
+	c.hash, c.check = h.Lo, h.Hi
+	return s.lanes[(h.Hi>>32)*uint64(len(s.lanes))>>32]
+}
+
+// retryable reports that req did not happen and another session or map may do.
+func retryable(err error) bool {
+	return (errors.Is(err, session.ErrLease) || errors.Is(err, session.ErrGone)) && !errors.Is(err, ErrUnknownOutcome)
+}
+
+// do performs one call.
+func (c *Client) do(ctx context.Context, req *call) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	for {
+		s, err := c.live(ctx)
+		if err != nil {
+			return err
+		}
+		s.hashKey(req).exec(ctx, req)
+		if req.err == nil {
+			return nil
+		}
+		if !retryable(req.err) {
+			return c.public(s, req)
+		}
+		if err := c.pause(ctx); err != nil {
+			return err
+		}
+		req.err = nil
+	}
+}
+
+// pause waits a moment before an operation is tried again.
+func (c *Client) pause(ctx context.Context) error {
+	select {
+	case <-time.After(2 * time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-c.ctx.Done():
+		return ErrClosed
+	}
+}
+
+// public adds what the caller needs to know to an error: which operation, which
+// key, why.
+func (c *Client) public(s *sess, req *call) error {
+	err := req.err
+	switch {
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
+		errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
+		return err // answers stay bare and cheap
+	case errors.Is(err, ErrUnknownOutcome):
+	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
+		errors.Is(err, session.ErrBuffer):
+		s.mu.Lock()
+		for n, e := range s.mu.connErr {
+			if e != nil {
+				err = fmt.Errorf("%w; memory node %d: %w", err, n, e)
+				break
+			}
+		}
+		s.mu.Unlock()
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return fmt.Errorf("%v %q: %w", req.kind, shortKey(req.key), err)
+}
+
+func shortKey(k []byte) []byte {
+	if len(k) > 64 {
+		return append(bytes.Clone(k[:61]), "..."...)
+	}
+	return k
+}
+
+// ---- answers -----------------------------------------------------------------
+
+func takeItem(c *call, o *index.Op) {
+	c.item = Item{Version: o.Record.Version, Expires: expires(o.Record.Expiry)}
+	if o.Parts == nil {
+		c.item.Value = append(make([]byte, 0, len(o.Record.Value)), o.Record.Value...)
+		return
+	}
+	c.item.Value = bytes.Join(o.Parts, nil)
+}
+
+func takeInto(c *call, o *index.Op) {
+	if o.Parts == nil {
+		c.n = len(o.Record.Value)
+		if copy(c.dst, o.Record.Value) < c.n {
+			c.err = io.ErrShortBuffer
+		}
+		return
+	}
+	c.n = 0
+	for _, p := range o.Parts {
+		if c.n+len(p) <= len(c.dst) {
+			copy(c.dst[c.n:], p)
+		} else {
+			c.err = io.ErrShortBuffer
+		}
+		c.n += len(p)
+	}
+}
+
+func takeRaw(c *call, o *index.Op) { c.item.Value = bytes.Clone(o.Record.Value) }
+
+func expires(ms uint64) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(ms))
+}
+
+func expiry(ttl time.Duration) (uint64, error) {
+	if ttl < 0 {
+		return 0, fmt.Errorf("%w: TTL %v, want >= 0", ErrInvalid, ttl)
+	}
+	if ttl == 0 {
+		return 0, nil
+	}
+	return uint64(time.Now().Add(ttl).UnixMilli()), nil
+}
+
+// ---- operations ----------------------------------------------------------------
+
+// Get returns the value of key, or ErrNotFound. With a remembered slot word it
+// costs one round trip of two READs.
+func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
+	if err := checkKey(key); err != nil {
+		return Item{}, err
+	}
+	req := call{kind: index.Get, key: key, take: takeItem}
+	err := c.do(ctx, &req)
+	return req.item, err
+}
+
+// GetInto copies the value of key to dst and returns its length. If dst is too
+// short it returns the length needed and io.ErrShortBuffer; dst's content is then
+// undefined. On the shm provider it allocates nothing.
+func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
+	if err := checkKey(key); err != nil {
+		return 0, err
+	}
+	req := call{kind: index.Get, key: key, dst: dst, take: takeInto}
+	err := c.do(ctx, &req)
+	return req.n, err
+}
+
+// Put sets key to value and returns the new version.
+func (c *Client) Put(ctx context.Context, key, value []byte, o PutOptions) (uint64, error) {
+	return c.put(ctx, key, value, o, index.Always, 0)
+}
+
+// PutIfAbsent is Put, or ErrExists if key is present.
+func (c *Client) PutIfAbsent(ctx context.Context, key, value []byte, o PutOptions) (uint64, error) {
+	return c.put(ctx, key, value, o, index.IfAbsent, 0)
+}
+
+// CompareAndSwap is Put if key has the version given; else ErrConflict, or
+// ErrNotFound if it is absent.
+func (c *Client) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o PutOptions) (uint64, error) {
+	return c.put(ctx, key, value, o, index.IfVersion, version)
+}
+
+func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond index.Cond, version uint64) (uint64, error) {
+	if err := checkValue(key, value); err != nil {
+		return 0, err
+	}
+	exp, err := expiry(o.TTL)
+	if err != nil {
+		return 0, err
+	}
+	if c.o.ReadOnly {
+		return 0, errReadOnly
+	}
+	req := call{kind: index.Put, cond: cond, key: key, value: value, ifVersion: version, expiry: exp}
+	if err := c.do(ctx, &req); err != nil {
+		return 0, err
+	}
+	return req.version, nil
+}
+
+var errReadOnly = fmt.Errorf("%w: the session is read-only", ErrInvalid)
+
+// Delete removes key, or returns ErrNotFound.
+func (c *Client) Delete(ctx context.Context, key []byte) error {
+	return c.delete(ctx, call{kind: index.Delete, key: key})
+}
+
+// DeleteVersion is Delete if key has the version given, else ErrConflict.
+func (c *Client) DeleteVersion(ctx context.Context, key []byte, version uint64) error {
+	return c.delete(ctx, call{kind: index.Delete, key: key, cond: index.IfVersion, ifVersion: version})
+}
+
+func (c *Client) delete(ctx context.Context, req call) error {
+	if err := checkKey(req.key); err != nil {
+		return err
+	}
+	if c.o.ReadOnly {
+		return errReadOnly
+	}
+	return c.do(ctx, &req)
+}
+
+// Incr adds delta to the decimal integer that key holds (absent counts as 0) and
+// returns the sum. The expiry stays.
+func (c *Client) Incr(ctx context.Context, key []byte, delta int64) (int64, error) {
+	var sum int64
+	buf := make([]byte, 0, 20)
+	err := c.modify(ctx, key, func(cur *layout.Record) ([]byte, uint64, error) {
+		var old int64
+		var exp uint64
+		if cur != nil {
+			var err error
+			if old, err = strconv.ParseInt(string(cur.Value), 10, 64); err != nil {
+				return nil, 0, ErrNotInteger
+			}
+			exp = cur.Expiry
+		}
+		if delta > 0 && old > math.MaxInt64-delta || delta < 0 && old < math.MinInt64-delta {
+			return nil, 0, ErrOverflow
+		}
+		sum = old + delta
+		buf = strconv.AppendInt(buf[:0], sum, 10)
+		return buf, exp, nil
+	})
+	return sum, err
+}
+
+// Touch sets key's time to live, 0 for none, or returns ErrNotFound. Its version
+// changes.
+func (c *Client) Touch(ctx context.Context, key []byte, ttl time.Duration) error {
+	exp, err := expiry(ttl)
+	if err != nil {
+		return err
+	}
+	var keep []byte
+	return c.modify(ctx, key, func(cur *layout.Record) ([]byte, uint64, error) {
+		if cur == nil {
+			return nil, 0, ErrNotFound
+		}
+		keep = append(keep[:0], cur.Value...)
+		return keep, exp, nil
+	})
+}
+
+func (c *Client) modify(ctx context.Context, key []byte, f modifyFunc) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if c.o.ReadOnly {
+		return errReadOnly
+	}
+	return c.do(ctx, &call{kind: index.Modify, key: key, modify: f})
+}
+
+// ---- several keys ----------------------------------------------------------------
+
+// multi performs calls together: one doorbell a lane and memory node for each
+// round trip of all of them.
+func (c *Client) multi(ctx context.Context, calls []*call) {
+	todo := calls
+	for len(todo) > 0 {
+		s, err := c.live(ctx)
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			for _, q := range todo {
+				q.err = err
+			}
+			return
+		}
+		s.multi(ctx, todo)
+		var again []*call
+		for _, q := range todo {
+			if q.err != nil && retryable(q.err) {
+				q.err, q.finished, q.cancel = nil, false, nil
+				again = append(again, q)
+			} else if q.err != nil {
+				q.err = c.public(s, q)
+			}
+		}
+		if todo = again; len(todo) > 0 {
+			if err := c.pause(ctx); err != nil {
+				for _, q := range todo {
+					q.err = err
+				}
+				return
+			}
+		}
+	}
+}
+
+func (s *sess) multi(ctx context.Context, calls []*call) {
+	byLane := make([][]*call, len(s.lanes))
+	for _, q := range calls {
+		if q.key == nil { // placed by the caller
+			byLane[0] = append(byLane[0], q)
+			continue
+		}
+		d := s.hashKey(q)
+		byLane[d.l.ID()] = append(byLane[d.l.ID()], q)
+	}
+	deadline := session.Nanos() + int64(s.c.o.OpTimeout)
+	ws := make([]*waiter, len(s.lanes))
+	led := make([]bool, len(s.lanes))
+	// Post on every lane before waiting on any.
+	for i, qs := range byLane {
+		if len(qs) == 0 {
+			continue
+		}
+		d := s.lanes[i]
+		ws[i] = newWaiter(qs, deadline)
+		if s.dead.Load() {
+			for _, q := range qs {
+				q.err = session.ErrLease
+			}
+			ws[i] = nil
+			continue
+		}
+		if led[i] = d.tryLead(); led[i] {
+			ws[i].leading = true
+			for _, q := range qs {
+				d.start(q)
+			}
+			d.pump()
+		} else {
+			d.enqueue(ws[i])
+			d.l.Kick()
+		}
+	}
+	for i, w := range ws {
+		switch {
+		case w == nil:
+		case led[i]:
+			s.lanes[i].drive(ctx, w)
+		default:
+			s.lanes[i].join(ctx, w)
+		}
+	}
+}
+
+// batchLimit bounds the operations of one multi step, and so its buffers.
+const batchLimit = 1024
+
+// MultiGet gets every key; the phases of all of them share round trips: one or
+// two in all. Results stand in the order of keys, each with its own error.
+func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
+	return c.batch(ctx, len(keys), func(i int) (call, error) {
+		return call{kind: index.Get, key: keys[i], take: takeItem}, checkKey(keys[i])
+	})
+}
+
+// MultiPut puts every pair; each has its own outcome.
+func (c *Client) MultiPut(ctx context.Context, pairs []KV) []Result {
+	return c.batch(ctx, len(pairs), func(i int) (call, error) {
+		if c.o.ReadOnly {
+			return call{}, errReadOnly
+		}
+		exp, err := expiry(pairs[i].TTL)
+		return call{kind: index.Put, key: pairs[i].Key, value: pairs[i].Value, expiry: exp},
+			cmp.Or(checkValue(pairs[i].Key, pairs[i].Value), err)
+	})
+}
+
+// MultiDelete deletes every key; each has its own outcome.
+func (c *Client) MultiDelete(ctx context.Context, keys [][]byte) []Result {
+	return c.batch(ctx, len(keys), func(i int) (call, error) {
+		if c.o.ReadOnly {
+			return call{}, errReadOnly
+		}
+		return call{kind: index.Delete, key: keys[i]}, checkKey(keys[i])
+	})
+}
+
+func (c *Client) batch(ctx context.Context, n int, get func(int) (call, error)) []Result {
+	res := make([]Result, n)
+	for lo := 0; lo < n; lo += batchLimit {
+		hi := min(lo+batchLimit, n)
+		store := make([]call, hi-lo)
+		calls := make([]*call, 0, hi-lo)
+		for i := range store {
+			q, err := get(lo + i)
+			if err != nil {
+				res[lo+i].Err = err
+				continue
+			}
+			store[i] = q
+			calls = append(calls, &store[i])
+		}
+		c.multi(ctx, calls)
+		for i := range store {
+			if store[i].kind != 0 {
+				r := &res[lo+i]
+				r.Item, r.Err = store[i].item, store[i].err
+				if r.Err == nil && r.Version == 0 {
+					r.Version = store[i].version
+				}
+			}
+		}
+	}
+	return res
+}
+
+// ---- scan --------------------------------------------------------------------
+
+// Scan returns about o.Count pairs from cur on and where to go on. Every key
+// that is present throughout a scan (from the zero Cursor to Done) is returned
+// at least once; a key that changes meanwhile may be returned twice. Order is
+// that of hashes.
+func (c *Client) Scan(ctx context.Context, cur Cursor, o ScanOptions) ([]KV, Cursor, error) {
+	o.Count = cmp.Or(o.Count, 256)
+	if o.Count < 0 {
+		return nil, cur, fmt.Errorf("%w: Count %d, want > 0", ErrInvalid, o.Count)
+	}
+	var out []KV
+	for !cur.Done && len(out) < o.Count {
+		next, err := c.scanPage(ctx, cur, o, &out)
+		if err != nil {
+			return out, cur, err
+		}
+		cur = next
+	}
+	return out, cur, nil
+}
+
+const scanPageBytes = 1 << 20
+
+func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[]KV) (Cursor, error) {
+	s, err := c.live(ctx)
+	if err != nil {
+		return cur, err
+	}
+	var long [][]byte
+	next := cur
+	req := call{kind: index.Scan, prep: func(op *index.Op) {
+		op.Hash, op.ScanCluster, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Slot, scanPageBytes
+	}}
+	var kvs []KV
+	req.take = func(_ *call, op *index.Op) {
+		for i := range op.Found {
+			r := &op.Found[i]
+			if o.Match != nil && !o.Match(r.Key) {
+				continue
+			}
+			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry)}
+			switch {
+			case o.KeysOnly:
+			case r.Flags&layout.FlagManifest != 0:
+				long = append(long, kv.Key)
+				continue
+			default:
+				kv.Value = append(make([]byte, 0, len(r.Value)), r.Value...)
+			}
+			kvs = append(kvs, kv)
+		}
+		switch {
+		case op.ScanNext != 0:
+			next.Slot = op.ScanNext
+		case op.ScanEnd:
+			next = Cursor{Prefix: s.nextShard(cur.Prefix)}
+			next.Done = next.Prefix == 0
+		default:
+			next.Cluster, next.Slot = cur.Cluster+1, 0
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return cur, context.Cause(ctx)
+	}
+	s.lanes[0].exec(ctx, &req)
+	if req.err != nil {
+		if retryable(req.err) {
+			return cur, c.pause(ctx)
+		}
+		return cur, c.public(s, &req)
+	}
+	*out = append(*out, kvs...)
+	for _, k := range long { // values in chunks come by Get
+		it, err := c.Get(ctx, k)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return cur, err
+		}
+		*out = append(*out, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires})
+	}
+	return next, nil
+}
+
+// nextShard is the left-aligned prefix behind the shard that covers prefix; 0
+// behind the last.
+func (s *sess) nextShard(prefix uint64) uint64 {
+	v := s.core.View()
+	sh := v.ShardOf(prefix)
+	if sh == nil || sh.Depth == 0 {
+		return 0
+	}
+	return uint64(sh.Prefix+1) << (64 - sh.Depth)
+}
+
+// ---- tools -------------------------------------------------------------------
+
+// Location is where a key lives.
+type Location struct {
+	PG, ShardID             uint32
+	Home, Stash             uint64 // region offsets of its home and stash group
+	RegionBytes, IndexBytes uint64
+	Hash                    uint64
+	Replicas                int
+}
+
+// Locate tells where key lives under the present map.
+func (c *Client) Locate(key []byte) (Location, error) {
+	if err := checkKey(key); err != nil {
+		return Location{}, err
+	}
+	s, err := c.live(c.ctx)
+	if err != nil {
+		return Location{}, err
+	}
+	q := call{key: key}
+	s.hashKey(&q)
+	v := s.core.View()
+	sh := v.ShardOf(q.hash)
+	if sh == nil {
+		return Location{}, fmt.Errorf("%w: no shard for %q", ErrUnavailable, key)
+	}
+	home, stash := layout.GroupOff(q.hash, sh.Clusters)
+	return Location{PG: sh.PG.ID, ShardID: sh.ID, Home: sh.Off + home, Stash: sh.Off + stash, Hash: q.hash,
+		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, Replicas: int(sh.PG.Replicas)}, nil
+}
+
+// ReadRaw reads n bytes at offset off of one replica's region, for tools. They
+// may change while they are read.
+func (c *Client) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
+	s, err := c.live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v := s.core.View()
+	p := v.PGs[pg]
+	switch {
+	case p == nil:
+		return nil, fmt.Errorf("%w: no placement group %d in this namespace", ErrInvalid, pg)
+	case replica < 0 || replica >= int(p.Replicas):
+		return nil, fmt.Errorf("%w: replica %d of placement group %d, which has %d", ErrInvalid, replica, pg, p.Replicas)
+	case n <= 0 || off > p.RegionBytes || uint64(n) > p.RegionBytes-off:
+		return nil, fmt.Errorf("%w: %d bytes at %#x of a region of %#x", ErrInvalid, n, off, p.RegionBytes)
+	}
+	out := make([]byte, 0, n)
+	for len(out) < n {
+		at := off + uint64(len(out))
+		space, end := index.Heap, p.RegionBytes
+		if at < p.IndexBytes {
+			space, end = index.Index, p.IndexBytes
+		}
+		step := int(min(uint64(n-len(out)), end-at, 1<<20))
+		req := call{kind: index.Raw, take: takeRaw, prep: func(o *index.Op) {
+			o.RawPG, o.RawReplica, o.RawSpace, o.RawOff, o.RawLen = pg, uint8(replica), space, at, step
+		}}
+		s.lanes[0].exec(ctx, &req)
+		if req.err != nil {
+			return nil, c.public(s, &req)
+		}
+		out = append(out, req.item.Value...)
+	}
+	return out, nil
+}
+
+// Stats returns a snapshot of this Client's counters since its present session
+// began.
+func (c *Client) Stats() Stats {
+	s := c.sess.Load()
+	st := Stats{Ops: map[string]uint64{}, Rounds: map[string]uint64{}, Session: s.id,
+		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch()}
+	if s.dead.Load() {
+		return st
+	}
+	var cached, inUse uint64
+	for _, d := range s.lanes {
+		s.onLane(d.l, func(l *session.Lane) {
+			for k := index.Get; k < index.NumKinds; k++ {
+				st.Ops[k.String()] += l.Stats.Ops[k]
+				st.Rounds[k.String()] += l.Stats.Rounds[k]
+			}
+			n := l.Counters()
+			st.Verbs.Add(&n)
+			st.CacheHits += l.Stats.CacheHits
+			st.CASLosses += l.Stats.CASLosses
+			st.Unknown += l.Stats.Unknown
+			st.LimboUnits += l.LimboUnits()
+			cached += l.CachedUnits()
+		})
+	}
+	for _, h := range s.core.Heaps() {
+		hs := h.Heap.Stats()
+		st.GrantedUnits += uint64(hs.Granted)
+		st.FreeUnits += uint64(hs.Free)
+		inUse += uint64(hs.InUse)
+	}
+	st.FreeUnits += cached
+	st.LiveUnits = inUse - min(inUse, st.LimboUnits+cached)
+	st.Connections = map[string]string{}
+	s.mu.Lock()
+	for id, p := range s.mu.provider {
+		if n := s.mu.nodes[id]; n != nil {
+			st.Connections[n.GetName()] = p
+		}
+	}
+	s.mu.Unlock()
+	return st
+}

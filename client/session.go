@@ -1,0 +1,569 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// sess is one session with the directory: its core, its lanes, and the
+// goroutines that renew the lease, watch the map, dial and fetch memory. When
+// the session is lost the Client opens another.
+type sess struct {
+	c      *Client
+	core   *session.Core
+	lanes  []*laneDriver
+	id     uint32
+	nsID   uint32
+	seed   atomic.Uint64
+	token  []byte
+	renew  time.Duration
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		nodes    map[uint32]*dirpb.Node
+		wanted   map[uint32]bool   // placement groups with a grant call under way
+		grow     map[uint32]uint32 // units to ask for next
+		asked    map[uint32]bool   // sessions with a fence question under way
+		connErr  map[uint32]error
+		mapKick  chan struct{}
+		provider map[uint32]string
+	}
+	ready    chan struct{} // closed with the first map
+	once     sync.Once
+	dead     atomic.Bool
+	replaced chan struct{} // closed when the Client has another session, or none for good
+}
+
+// openSession opens a session and waits for its first map.
+func (c *Client) openSession(ctx context.Context) (*sess, error) {
+	var rep *dirpb.OpenSessionReply
+	sent := session.Nanos()
+	err := c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+		sent = session.Nanos()
+		rep, err = dc.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: c.o.Namespace, Client: c.o.Name,
+			HostId: hostid.ID(), ReadOnly: c.o.ReadOnly})
+		return err
+	})
+	if err != nil {
+		if status.Code(err) == codes.NotFound {
+			return nil, fmt.Errorf("%w %q", ErrNoNamespace, c.o.Namespace)
+		}
+		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, err)
+	}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, ready: make(chan struct{}), replaced: make(chan struct{})}
+	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
+	if s.renew <= 0 {
+		s.renew = 100 * time.Millisecond
+	}
+	s.mu.nodes = map[uint32]*dirpb.Node{}
+	s.mu.wanted, s.mu.grow, s.mu.asked = map[uint32]bool{}, map[uint32]uint32{}, map[uint32]bool{}
+	s.mu.connErr, s.mu.provider = map[uint32]error{}, map[uint32]string{}
+	lanes := c.o.Lanes
+	if m := int(rep.MaxLanes); m > 0 && lanes > m {
+		lanes = m
+	}
+	s.core, err = session.NewCore(session.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
+		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s,
+		Nanos: session.Nanos, Millis: session.Millis})
+	if err != nil {
+		return nil, err
+	}
+	s.core.SetEpoch(rep.Epoch)
+	seq := s.core.BeginRenew()
+	s.core.EndRenew(seq, rep.Epoch, rep.MinEpoch, sent+int64(rep.LeaseMillis)*int64(time.Millisecond))
+	for _, l := range s.core.Lanes() {
+		s.lanes = append(s.lanes, newLaneDriver(s, l, len(c.o.Devices)))
+	}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.wg.Add(2)
+	go s.watch()
+	go s.renewLoop()
+	select {
+	case <-s.ready:
+		return s, nil
+	case <-ctx.Done():
+		s.close(context.Background())
+		return nil, fmt.Errorf("%w: no map for namespace %q: %w", ErrUnavailable, c.o.Namespace, context.Cause(ctx))
+	}
+}
+
+// ---- map -------------------------------------------------------------------
+
+func (s *sess) watch() {
+	defer s.wg.Done()
+	err := s.c.dir.WatchMap(s.ctx, s.id, 0, func(m *dirpb.Map) error {
+		if err := s.install(m); err != nil {
+			s.c.o.Logger.Error("map refused", "version", m.GetVersion(), "err", err)
+		}
+		return nil
+	})
+	if s.ctx.Err() == nil {
+		s.lost(fmt.Errorf("watch map: %w", err))
+	}
+}
+
+// install checks a map, which is hostile until then, and makes it the view.
+func (s *sess) install(m *dirpb.Map) error {
+	nodes := make(map[uint32]*dirpb.Node, len(m.GetNodes()))
+	for _, n := range m.GetNodes() {
+		if n.GetId() > maxNodeID {
+			return fmt.Errorf("node id %d, at most %d", n.GetId(), maxNodeID)
+		}
+		nodes[n.GetId()] = n
+	}
+	for _, n := range m.GetNamespaces() {
+		if n.GetId() == s.nsID {
+			s.seed.Store(n.GetHashSeed())
+		}
+	}
+	pgs := make(map[uint32]*session.PG)
+	for _, p := range m.GetPgs() {
+		if p.GetNamespaceId() != s.nsID {
+			continue
+		}
+		if p.GetId() > maxNodeID || len(p.GetMembers()) > 3 {
+			return fmt.Errorf("placement group %d with %d members", p.GetId(), len(p.GetMembers()))
+		}
+		pg := &session.PG{PG: index.PG{ID: p.GetId(), Epoch: p.GetEpoch(), Replicas: uint8(len(p.GetMembers()))},
+			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes()}
+		for _, mb := range p.GetMembers() {
+			mem := session.Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Keys: map[string]session.Keys{}}
+			if mb.GetNodeId() > maxNodeID {
+				return fmt.Errorf("placement group %d: node id %d", p.GetId(), mb.GetNodeId())
+			}
+			for _, k := range mb.GetKeys() {
+				mem.Keys[k.GetProvider()] = session.Keys{IndexRKey: k.GetIndexRkey(), IndexBase: k.GetIndexBase(),
+					HeapRKey: k.GetHeapRkey(), HeapBase: k.GetHeapBase()}
+			}
+			pg.Members = append(pg.Members, mem)
+		}
+		pgs[pg.ID] = pg
+	}
+	var shards []session.Shard
+	for _, sh := range m.GetShards() {
+		if sh.GetNamespaceId() == s.nsID {
+			shards = append(shards, session.Shard{ID: sh.GetId(), Prefix: sh.GetPrefix(), Depth: uint8(min(sh.GetDepth(), 255)),
+				PG: pgs[sh.GetPgId()], Off: sh.GetOffset(), Clusters: sh.GetClusters()})
+		}
+	}
+	list := make([]*session.PG, 0, len(pgs))
+	for _, p := range pgs {
+		list = append(list, p)
+	}
+	v, err := session.NewView(m.GetVersion(), list, shards)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.mu.nodes = nodes
+	s.mu.Unlock()
+	s.core.InstallView(v)
+	for _, d := range s.lanes {
+		d.l.Deliver(func(*session.Lane) {})
+	}
+	if len(shards) > 0 {
+		s.once.Do(func() { close(s.ready) })
+	}
+	return nil
+}
+
+const maxNodeID = 1 << 16
+
+// WantMap: the watch brings every version by itself; waiting tasks try again.
+func (s *sess) WantMap(uint64) {}
+
+// ---- lease and reclaim epoch -------------------------------------------------
+
+func (s *sess) renewLoop() {
+	defer s.wg.Done()
+	t := time.NewTicker(s.renew)
+	defer t.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-t.C:
+		}
+		if err := s.renewOnce(); err != nil && s.ctx.Err() == nil {
+			switch status.Code(err) {
+			case codes.NotFound, codes.PermissionDenied:
+				s.lost(err)
+				return
+			}
+			s.c.o.Logger.Warn("lease not renewed", "session", s.id, "err", err)
+		}
+	}
+}
+
+func (s *sess) renewOnce() error {
+	ctx, cancel := context.WithTimeout(s.ctx, max(s.renew*5, time.Second))
+	defer cancel()
+	report := s.report()
+	var v uint64
+	if view := s.core.View(); view != nil {
+		v = view.Version
+	}
+	return s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) error {
+		// Each try is a renewal of its own: its reply covers only what was
+		// unlinked before it was sent.
+		seq, sent := s.core.BeginRenew(), session.Nanos()
+		rep, err := dc.Renew(ctx, &dirpb.RenewRequest{SessionId: s.id, ReportEpoch: report, AckedMapVersion: v})
+		if err != nil {
+			return err
+		}
+		s.core.EndRenew(seq, rep.GetEpoch(), rep.GetMinEpoch(), sent+int64(rep.GetLeaseMillis())*int64(time.Millisecond))
+		for _, d := range s.lanes {
+			s.sweep(d)
+		}
+		return nil
+	})
+}
+
+// report is the least of: E at the start of any operation in flight, E of the
+// last reply processed.
+func (s *sess) report() uint64 {
+	e := s.core.Epoch()
+	for _, d := range s.lanes {
+		if l := d.lead.Load(); l != 0 && l-1 < e {
+			e = l - 1
+		}
+	}
+	return e
+}
+
+// sweep lets an idle lane release its limbo and give places back to lanes that
+// starve; a busy one is told and does so itself.
+func (s *sess) sweep(d *laneDriver) {
+	if d.tryLead() {
+		d.l.GiveBack(false)
+		d.pump()
+		d.handOver()
+		return
+	}
+	d.l.Deliver(func(*session.Lane) {})
+}
+
+// lost ends the session from outside; the Client opens another.
+func (s *sess) lost(err error) {
+	if s.dead.Swap(true) {
+		return
+	}
+	s.c.o.Logger.Warn("session lost", "session", s.id, "err", err)
+	s.cancel(fmt.Errorf("%w: %w", errSessionLost, err))
+	s.c.reopen(s)
+}
+
+// ---- connections -------------------------------------------------------------
+
+// WantConn dials in the background until it succeeds or cannot any more.
+func (s *sess) WantConn(l *session.Lane, node uint32) {
+	if s.ctx.Err() != nil {
+		return
+	}
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		s.connect(l, node)
+	}()
+}
+
+func (s *sess) connect(l *session.Lane, node uint32) {
+	// What the old queue pair still holds must end before another one works.
+	var old *rdma.QP
+	if !s.onLane(l, func(l *session.Lane) { old = l.Detach(node) }) {
+		return
+	}
+	if old != nil {
+		_ = old.Close()
+		s.onLane(l, func(l *session.Lane) { l.Closed(node) })
+	}
+	for wait := time.Millisecond; s.ctx.Err() == nil; wait = min(wait*2, 250*time.Millisecond) {
+		qp, dev, inc, err := s.dial(l, node)
+		s.mu.Lock()
+		if s.mu.connErr[node] = err; err == nil {
+			s.mu.provider[node] = s.c.o.Devices[dev].Name()
+		}
+		s.mu.Unlock()
+		if err == nil {
+			l.Deliver(func(l *session.Lane) { l.Attach(node, inc, dev, qp) })
+			s.kick(l)
+			return
+		}
+		if errors.Is(err, errNoProvider) {
+			err := fmt.Errorf("%w: %w", session.ErrNoConn, err)
+			l.Deliver(func(l *session.Lane) { l.ConnFailed(node, true, err) })
+			s.kick(l)
+			return
+		}
+		select {
+		case <-s.ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// kick makes sure that somebody pumps the lane.
+func (s *sess) kick(l *session.Lane) {
+	d := s.lanes[l.ID()]
+	if d.tryLead() {
+		d.pump()
+		d.handOver()
+	} else {
+		l.Kick()
+	}
+}
+
+// onLane runs f on the lane and waits for it; false if the session ended first.
+func (s *sess) onLane(l *session.Lane, f func(*session.Lane)) bool {
+	done := make(chan struct{})
+	l.Deliver(func(l *session.Lane) { f(l); close(done) })
+	s.kick(l)
+	select {
+	case <-done:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
+
+var errNoProvider = errors.New("no provider in common")
+
+// dial connects to the node with the best provider that both ends have.
+func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, inc uint64, err error) {
+	s.mu.Lock()
+	n := s.mu.nodes[id]
+	s.mu.Unlock()
+	if n == nil {
+		return nil, 0, 0, fmt.Errorf("memory node %d is not in the map", id)
+	}
+	private := append(slices.Clone(s.token), byte(l.ID()), 0, 0, 0)
+	var errs []error
+	tried := false
+	for i, d := range s.c.o.Devices {
+		if p := s.c.o.Provider; p != "" && p != d.Name() {
+			continue
+		}
+		if d.Name() == "shm" && n.GetHostId() != hostid.ID() {
+			errs = append(errs, errors.New("shm: on another host"))
+			continue
+		}
+		for _, e := range n.GetEndpoints() {
+			if e.GetProvider() != d.Name() {
+				continue
+			}
+			tried = true
+			ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+			qp, err := d.Dial(ctx, s.core.PD(i), l.CQ(i), e.GetAddr(), private)
+			cancel()
+			if err == nil {
+				return qp, i, n.GetIncarnation(), nil
+			}
+			errs = append(errs, err)
+		}
+	}
+	err = errors.Join(errs...)
+	if !tried {
+		want := s.c.o.Provider
+		if want == "" {
+			want = "any of this client's"
+		}
+		err = fmt.Errorf("%w: memory node %q does not offer %s (%w)", errNoProvider, n.GetName(), want,
+			cmp.Or(err, errors.New("none tried")))
+	}
+	return nil, 0, 0, err
+}
+
+// ---- memory ------------------------------------------------------------------
+
+const (
+	firstGrant = 1 << 14 // units: 1 MiB
+	maxGrant   = 1 << 18 // units: one extent
+)
+
+// WantMemory asks the directory for a run, one call a placement group at a time,
+// for more each time.
+func (s *sess) WantMemory(pg, units uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.wanted[pg] || s.ctx.Err() != nil {
+		return
+	}
+	s.mu.wanted[pg] = true
+	want := max(s.mu.grow[pg], firstGrant, units)
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		got, err := s.grant(pg, want, units)
+		s.mu.Lock()
+		s.mu.wanted[pg] = false
+		if got > 0 {
+			s.mu.grow[pg] = min(want*2, maxGrant)
+		} else {
+			s.mu.grow[pg] = units
+		}
+		s.mu.Unlock()
+		if err != nil {
+			s.c.o.Logger.Warn("no memory granted", "pg", pg, "err", err)
+			return // renewals make the waiting ask again
+		}
+		if got == 0 {
+			s.core.SetExhausted()
+			return
+		}
+		for _, d := range s.lanes {
+			d.l.Deliver(func(*session.Lane) {})
+			s.kick(d.l)
+		}
+	}()
+}
+
+func (s *sess) grant(pg, want, place uint32) (got uint32, err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+	defer cancel()
+	view := s.core.View()
+	if view == nil || view.PGs[pg] == nil {
+		return 0, fmt.Errorf("placement group %d is not in the map", pg)
+	}
+	epoch := view.PGs[pg].Epoch
+	var rep *dirpb.GrantExtentReply
+	// A reply that is lost leaks its run to recall, so a call whose fate is
+	// unknown is not repeated blindly; the task that waits asks anew.
+	err = s.c.dir.CallOnce(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+		rep, err = dc.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: s.id, PgId: pg, WantUnits: want, PlaceUnits: place})
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	p := view.PGs[pg]
+	for _, r := range rep.GetRuns() {
+		if r.GetPgId() != pg || r.GetUnit() < p.HeapLo || r.GetUnits() > p.HeapHi-r.GetUnit() {
+			return got, fmt.Errorf("grant of units [%d,+%d) of pg %d lies outside its heap [%d,%d)", r.GetUnit(), r.GetUnits(), r.GetPgId(), p.HeapLo, p.HeapHi)
+		}
+		if err := s.core.AddRun(pg, epoch, r.GetUnit(), r.GetUnits()); err != nil {
+			return got, err
+		}
+		got += r.GetUnits()
+	}
+	return got, nil
+}
+
+// WantFenced asks whether a lock's owner is confirmed fenced.
+func (s *sess) WantFenced(id uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.asked[id] || s.ctx.Err() != nil {
+		return
+	}
+	s.mu.asked[id] = true
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+		defer cancel()
+		var rep *dirpb.SessionStateReply
+		err := s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+			rep, err = dc.SessionState(ctx, &dirpb.SessionStateRequest{SessionId: id})
+			return err
+		})
+		if err == nil && rep.GetLife() == dirpb.SessionLife_SESSION_FENCED {
+			s.core.SetFenced(id)
+		}
+		// Not asked again at once: a live owner is the common case.
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-s.ctx.Done():
+		}
+		s.mu.Lock()
+		delete(s.mu.asked, id)
+		s.mu.Unlock()
+	}()
+}
+
+// ---- end ---------------------------------------------------------------------
+
+// close ends the session: operations under way get until ctx, queue pairs are
+// closed, memory goes back. A lost session (ctx of it cancelled) only frees what
+// is local; the directory fences it.
+func (s *sess) close(ctx context.Context) {
+	graceful := s.ctx.Err() == nil
+	s.dead.Store(true)
+	for _, d := range s.lanes {
+		for !d.tryLead() {
+			if ctx.Err() != nil || !graceful {
+				break
+			}
+			d.l.Kick()
+			time.Sleep(200 * time.Microsecond)
+		}
+	}
+	s.cancel(ErrClosed)
+	s.wg.Wait()
+	// From here on the lanes are nobody else's.
+	clean := graceful
+	for _, d := range s.lanes {
+		if d.l.Active() > 0 {
+			clean = false
+		}
+		d.l.Conns(func(_ uint32, _ int, qp *rdma.QP) { _ = qp.Close() })
+		d.l.GiveBack(true)
+	}
+	if clean {
+		s.giveBack(ctx)
+	}
+	if err := s.core.Close(); err != nil {
+		s.c.o.Logger.Warn("closing session buffers", "err", err)
+	}
+}
+
+// giveBack closes the session at the directory with the memory it holds.
+func (s *sess) giveBack(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req := &dirpb.CloseSessionRequest{SessionId: s.id}
+	view := s.core.View()
+	for _, h := range s.core.Heaps() {
+		if view == nil || view.PGs[h.PG] == nil || view.PGs[h.PG].Epoch != h.Epoch {
+			continue
+		}
+		for _, r := range h.Heap.Drain() {
+			if len(req.Runs) < maxReturned {
+				req.Runs = append(req.Runs, &dirpb.ReturnedRun{PgId: h.PG, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh})
+			}
+		}
+	}
+	err := s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) error {
+		_, err := dc.CloseSession(ctx, req)
+		return err
+	})
+	if err != nil {
+		s.c.o.Logger.Info("session not closed; it will be fenced", "session", s.id, "err", err)
+	}
+}
+
+// maxReturned bounds the runs one session hands back; recall finds the rest.
+const maxReturned = 1 << 16
+
+func defaultName() string {
+	return fmt.Sprintf("%s pid %d", filepath.Base(os.Args[0]), os.Getpid())
+}

@@ -1,0 +1,271 @@
+// Package index is the data-path protocol: one step machine per operation, which
+// names the verbs of each round trip and says what their results mean.
+//
+// An [Op] never waits, posts or reads a clock. Next returns an [Action]; for Post
+// the caller performs Accesses, fills in their results and calls Next again. The
+// blocking client, the pipelined client, the simulator and the crash tests all
+// drive the same machine. What an Op needs from its session (routes, places,
+// hints, versions) it asks of an [Env].
+//
+// Placement, rkeys, queue pairs and time belong to others. An Op belongs to one
+// goroutine; its buffers belong to whoever performs its accesses between Post and
+// the next Next.
+//
+// docs/protocol.md is this package in prose; steps there carry the names of
+// [Step]. Ideas: RACE (ATC'21) and FUSEE (FAST'23) for one-sided hash indexes,
+// etcd/raft's Ready for the machine's shape.
+package index
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Verb is what one access does. The zero value is invalid.
+type Verb uint8
+
+const (
+	Read Verb = 1 + iota
+	Write
+	CAS
+)
+
+func (v Verb) String() string { return [...]string{"INVALID", "READ", "WRITE", "CAS"}[min(v, 3)] }
+
+// Space says which of a region's two MRs an access uses.
+type Space uint8
+
+const (
+	Index Space = 1 + iota // READ + ATOMIC
+	Heap                   // READ + WRITE
+)
+
+// Access is one verb of a round trip. Accesses to one replica form a chain: they
+// take effect in the order they stand in. Chains of different replicas run in
+// parallel.
+type Access struct {
+	Verb    Verb
+	Space   Space
+	Replica uint8 // position in the placement group's chain: 0 arbiter, last publisher
+	// NoWait: off the path. The round is over without it, its result is of no
+	// interest, and the caller repeats it after a reconnection.
+	NoWait bool
+	Failed bool   // result: completed with an error; effect unknown
+	Off    uint64 // bytes from the start of the region
+	Buf    []byte // READ: destination; WRITE: source
+	// CAS
+	Expect, New uint64
+	Found       uint64 // result: the word before
+}
+
+func (a Access) String() string {
+	where := fmt.Sprintf("r%d+%#x", a.Replica, a.Off)
+	switch a.Verb {
+	case CAS:
+		return fmt.Sprintf("CAS %s %#x -> %#x", where, a.Expect, a.New)
+	default:
+		return fmt.Sprintf("%v %s %dB", a.Verb, where, len(a.Buf))
+	}
+}
+
+// Action is what Next asks of the caller.
+type Action uint8
+
+const (
+	// Post: perform Accesses, then call Next.
+	Post Action = 1 + iota
+	// Alloc: Env.Alloc had no place; call Next when there may be one, or Fail
+	// with ErrFull.
+	Alloc
+	// Refresh: fetch a map newer than the Op's Route, then Next.
+	Refresh
+	// Backoff: wait a little, then Next.
+	Backoff
+	// AskFenced: set OwnerFenced to whether session LockOwner is confirmed
+	// fenced, wait a little if it is not, then Next.
+	AskFenced
+	// Reconnect: an access failed. Reconnect the queue pair so that nothing
+	// posted before can land any more, then Next; or Fail.
+	Reconnect
+	// Done: Err and the answer fields are final. Accesses may hold NoWait
+	// accesses still to be posted.
+	Done
+)
+
+// Kind is the operation. The zero value is invalid.
+type Kind uint8
+
+const (
+	Get Kind = 1 + iota
+	Put
+	Delete
+	// Modify reads the record, calls Op.Modify and writes what it returns if
+	// nobody changed the record in between.
+	Modify
+	// Scan reads part of one cluster; see Op.Scan.
+	Scan
+	// Raw reads bytes of a region, for tools that show or check them.
+	Raw
+)
+
+// NumKinds bounds arrays indexed by Kind.
+const NumKinds = 7
+
+func (k Kind) String() string {
+	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw"}[min(k, 6)]
+}
+
+// Cond restricts a Put or Delete.
+type Cond uint8
+
+const (
+	Always    Cond = iota // the zero value: unconditional
+	IfAbsent              // Put: only if there is no such key
+	IfVersion             // Put, Delete: only if the record's version is Op.Version
+	IfPresent             // Put: only if there is such a key
+)
+
+// Answers. Each is decided: ErrUnknown alone leaves open whether the operation
+// happened.
+var (
+	ErrNotFound = errors.New("not found")
+	ErrExists   = errors.New("key exists")
+	ErrConflict = errors.New("version conflict")
+	// ErrFull: no memory, or no slot in the key's cluster; nothing changed.
+	ErrFull = errors.New("full")
+	// ErrUnknown: the operation may have happened.
+	ErrUnknown = errors.New("unknown outcome")
+)
+
+// Step is where an Op stands; its name appears in traces, metrics and
+// docs/protocol.md.
+type Step uint8
+
+const (
+	stepStart Step = 1 + iota
+	stepGetCached
+	stepReadGroup
+	stepReadRecords
+	stepReadStash
+	stepReadStashRecords
+	stepReadChunks
+	stepWriteChunks
+	stepCASSlot
+	stepReadLost
+	stepLockGroup
+	stepSyncGroup
+	stepLockedRecords
+	stepSetOVF
+	stepPublish
+	stepSyncRead
+	stepSyncPrev
+	stepSyncVerify
+	stepSyncCAS
+	stepReadManifest
+	stepResolve
+	stepReadCluster
+	stepScanRecords
+	stepReadRaw
+	stepDone
+)
+
+var stepNames = [...]string{"invalid", "start", "get-cached", "read-group", "read-records", "read-stash",
+	"read-stash-records", "read-chunks", "write-chunks", "cas-slot", "read-lost", "lock-group", "sync-group",
+	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
+	"resolve", "read-cluster", "scan-records", "read-raw", "done"}
+
+func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
+
+// Steps lists every step, for tests that loop over them.
+func Steps() (s []Step) {
+	for i := stepStart; i <= stepDone; i++ {
+		s = append(s, i)
+	}
+	return s
+}
+
+// PG is what an Op knows of a placement group.
+type PG struct {
+	ID       uint32
+	Epoch    uint32
+	Replicas uint8
+	// The heap, in units: records lie in [HeapLo, HeapHi).
+	HeapLo, HeapHi uint32
+}
+
+func (p *PG) publisher() uint8 { return p.Replicas - 1 }
+
+// Route is where a hash lives under one map version.
+type Route struct {
+	PG         *PG
+	ShardOff   uint64 // of the first cluster, bytes in the region
+	Clusters   uint32
+	MapVersion uint64
+}
+
+// Hint is what a session remembers of a key: the word that named its record,
+// and where. A hint is never an answer, only a guess that a READ or CAS proves.
+type Hint struct {
+	Word    layout.Word
+	Version uint64
+	Slot    uint8 // slot of the home group, or StashSlot + slot of the stash group
+	Flags   HintFlags
+}
+
+// StashSlot is added to the number of a slot in the stash group.
+const StashSlot = 32
+
+// HintFlags qualify a hint.
+type HintFlags uint8
+
+const (
+	HintManifest HintFlags = 1 << iota // the record is a manifest
+	HintExpires                        // the record has an expiry
+)
+
+// Env is what an Op needs of its session. Calls happen inside Next, on its
+// goroutine, and do not block.
+type Env interface {
+	// Session is the session's id, never 0.
+	Session() uint32
+	// Stamp differs for every call of every lane of the session.
+	Stamp() uint32
+	// Version returns a version greater than after, unique in the cluster.
+	Version(after uint64) uint64
+	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
+	NowMillis() uint64
+	// Route finds a hash's placement group; ok is false while the map has none
+	// that is active.
+	Route(hash uint64) (r Route, ok bool)
+	// RouteShard is Route for a Scan: the shard whose hash prefix covers the one
+	// given (left-aligned).
+	RouteShard(prefix uint64) (r Route, ok bool)
+	// RoutePG is Route for a Raw read.
+	RoutePG(id uint32) (r Route, ok bool)
+
+	// Hint returns what is remembered of the Op's key, if it was last seen less
+	// than layout.WordLifeEpochs ago.
+	Hint(o *Op) (Hint, bool)
+	Remember(o *Op, h Hint)
+	Forget(o *Op)
+
+	// Buf returns n bytes of registered, 8-byte aligned memory that stays with
+	// the Op until it is recycled.
+	Buf(o *Op, n int) []byte
+
+	// Alloc takes a place for a record of size code; ver is what its slot word
+	// must carry.
+	Alloc(pg *PG, code uint8) (unit uint32, ver uint16, ok bool)
+	// Unuse returns a place that no word ever named; nothing is under way to it.
+	Unuse(pg *PG, w layout.Word)
+	// Unlinked hands over the place of w, which this Op has replaced and
+	// published: it goes to limbo.
+	Unlinked(pg *PG, w layout.Word)
+	// Retire hands over the place of w, a word of this Op that did not take
+	// effect but may have been seen: limbo, and its ver is spent.
+	Retire(pg *PG, w layout.Word)
+	// Leak says that the place of w is lost to this session; recall finds it.
+	Leak(pg *PG, w layout.Word)
+}

@@ -1,0 +1,1472 @@
+package index
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Op is one operation on one key (or one scan page). The caller fills the request
+// fields, calls Start once, then obeys Next until Done; Reset makes it fresh.
+type Op struct {
+	// Request. Key and Value stay the caller's and must not change until Done.
+	Kind      Kind
+	Cond      Cond
+	Key       []byte
+	Value     []byte
+	Hash      uint64 // of Key, seeded by the namespace
+	Check     uint64 // more hash bits of Key, for Env.Hint
+	IfVersion uint64 // for Cond IfVersion
+	Expiry    uint64 // Put: Unix ms, 0 = none
+	// Modify computes the new value and expiry from the present record (nil if
+	// there is none). An error ends the Op with it, nothing changed. It may be
+	// called several times; the last call counts. The value it returns must stay
+	// unchanged until the next call or Done.
+	Modify func(cur *layout.Record) (value []byte, expiry uint64, err error)
+	// Scan starts at slot ScanFrom (0..509) of cluster ScanCluster of the shard
+	// that covers hash prefix Hash.
+	ScanCluster uint32
+	ScanFrom    uint16
+	ScanBytes   int // stop after about so many bytes of records
+	// Raw reads RawLen bytes at RawOff of one replica of placement group RawPG,
+	// all of them in one space.
+	RawPG      uint32
+	RawReplica uint8
+	RawSpace   Space
+	RawOff     uint64
+	RawLen     int
+
+	// Answer, final at Done.
+	Err     error
+	Record  layout.Record // Get: aliases the Op's buffers
+	Parts   [][]byte      // Get of a long value: its pieces in order
+	Version uint64        // of the record found or written
+	Found   []layout.Record
+	// ScanNext is the slot to go on from, or 0 when the cluster is done.
+	ScanNext uint16
+	ScanEnd  bool // that was the shard's last cluster and it is done
+
+	// Exchange with the caller.
+	Accesses []Access
+	// LockOwner and LockWord describe the lock that AskFenced is about.
+	LockOwner   uint32
+	OwnerFenced bool
+	Route       Route
+	// Waits counts Backoff and AskFenced answers in a row.
+	Waits int
+	// Rounds counts round trips (§10 of docs/protocol.md).
+	Rounds int
+
+	env   Env
+	step  Step
+	after Step // where to go on after Reconnect or Refresh
+
+	accs [6]Access
+
+	// The record under change: cur is what x names.
+	slot       uint8 // as in Hint
+	x          layout.Word
+	xVersion   uint64
+	xFlags     HintFlags
+	n          layout.Word
+	fresh      bool // x was read by this Op
+	havePlace  bool
+	written    bool // n's record is on every replica
+	deciding   bool // the CAS x→n at A is under way
+	won        bool
+	locked     bool
+	lock       layout.Lock
+	lockExpect layout.Lock
+	version    uint64
+	value      []byte
+	expiry     uint64
+	flags      layout.RecordFlags
+	prepared   bool
+	answer     error // what to answer after a sync
+	retries    int
+	expired    bool
+
+	ownLen int
+	own    []byte // encoded record
+	recs   [][]byte
+	words  [2][]byte
+	groups [3][]byte // A, P, stash
+
+	cand      []uint8 // slots (as in Hint) whose records were asked for
+	stashRead bool
+
+	diff []uint8
+
+	pubK     uint8
+	syncK    uint8
+	syncSlot uint8
+	syncRecs [2][]byte
+	unlinked bool
+	cluster  []byte
+	syncQ    layout.Word
+	syncB    layout.Word
+	syncThen Step
+
+	chunks        []layout.Chunk
+	chunkID       uint64
+	readID        uint64
+	chunksWritten bool
+}
+
+// Reset prepares o for another request; its buffers are the Env's again.
+func (o *Op) Reset() {
+	recs, cand, diff, chunks := o.recs, o.cand, o.diff, o.chunks
+	clear(recs)
+	*o = Op{recs: recs[:0], cand: cand[:0], diff: diff[:0], chunks: chunks[:0]}
+}
+
+// Start binds the Op to its session.
+func (o *Op) Start(env Env) {
+	o.env = env
+	o.step = stepStart
+}
+
+// Step is where the Op stands.
+func (o *Op) Step() Step { return o.step }
+
+// Posted reports whether the deciding verb has been posted without a known
+// result: the operation may have happened.
+func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) }
+
+// ---- the machine -----------------------------------------------------------
+
+func (o *Op) begin() { o.Accesses = o.accs[:0] }
+
+func (o *Op) add(a Access) *Access {
+	o.Accesses = append(o.Accesses, a)
+	return &o.Accesses[len(o.Accesses)-1]
+}
+
+func (o *Op) post(next Step) Action {
+	o.step = next
+	o.Rounds++
+	return Post
+}
+
+// Next consumes the results of the last action and says what to do next.
+func (o *Op) Next() Action {
+	if o.step > stepStart && o.anyFailed() {
+		return o.fault()
+	}
+	switch o.step {
+	case stepStart:
+		return o.start()
+	case stepGetCached:
+		return o.gotCached()
+	case stepReadGroup:
+		return o.gotGroup()
+	case stepReadRecords, stepReadStashRecords:
+		return o.gotRecords()
+	case stepReadStash:
+		return o.gotStash()
+	case stepReadChunks:
+		return o.gotChunks()
+	case stepWriteChunks:
+		o.chunksWritten = true
+		if o.x != 0 {
+			return o.update()
+		}
+		return o.lockGroup()
+	case stepCASSlot:
+		return o.casDone()
+	case stepReadLost:
+		return o.gotLost()
+	case stepLockGroup:
+		return o.gotLock()
+	case stepSyncGroup:
+		return o.syncGroup()
+	case stepLockedRecords:
+		return o.gotLockedRecords()
+	case stepSetOVF:
+		return o.gotOVF()
+	case stepPublish:
+		return o.gotPublish()
+	case stepSyncRead, stepSyncPrev, stepSyncVerify, stepSyncCAS:
+		return o.syncNext()
+	case stepReadManifest:
+		return o.gotManifest()
+	case stepResolve:
+		return o.resolved()
+	case stepReadCluster:
+		return o.gotCluster()
+	case stepScanRecords:
+		return o.gotScanRecords()
+	case stepReadRaw:
+		o.Record.Value = o.recs[0]
+		return o.finish(nil)
+	}
+	panic(fmt.Sprintf("index: Next in step %v", o.step))
+}
+
+func (o *Op) anyFailed() bool {
+	for i := range o.Accesses {
+		if o.Accesses[i].Failed && !o.Accesses[i].NoWait {
+			return true
+		}
+	}
+	return false
+}
+
+// fault handles a failed access. After Reconnect nothing that was posted can
+// land any more, so what a READ then shows is final.
+func (o *Op) fault() Action {
+	o.Accesses = o.Accesses[:0]
+	switch {
+	case o.deciding:
+		o.after = stepResolve
+	case o.won:
+		// Decided at A; sync brings the rest of the chain up.
+		o.after = stepPublish
+	default:
+		// The lock may have been taken: o.lock stays set, so that the next
+		// attempt knows its own word and the end clears it.
+		o.written, o.chunksWritten, o.locked = false, false, false
+		if len(o.chunks) > 0 {
+			o.prepared = false
+		}
+		o.after = 0
+	}
+	o.step = stepStart
+	return Reconnect
+}
+
+// start begins the Op, or goes on with it after a Reconnect.
+func (o *Op) start() Action {
+	after := o.after
+	o.after = 0
+	switch after {
+	case stepResolve:
+		return o.resolve()
+	case stepPublish:
+		return o.sync(o.slot, 1, stepPublish)
+	case stepLockGroup:
+		if !o.OwnerFenced && !Mutation(MutBreakLockEarly) {
+			o.lockExpect = 0
+		}
+	}
+	r, ok := o.route()
+	if !ok {
+		return Refresh
+	}
+	if o.havePlace && o.Route.PG != nil && (o.Route.PG.ID != r.PG.ID || o.Route.PG.Epoch != r.PG.Epoch) {
+		// The place belongs to memory this Op no longer writes to.
+		o.dropPlace()
+	}
+	o.Route = r
+	return o.dispatch()
+}
+
+func (o *Op) route() (Route, bool) {
+	switch o.Kind {
+	case Scan:
+		return o.env.RouteShard(o.Hash)
+	case Raw:
+		return o.env.RoutePG(o.RawPG)
+	}
+	return o.env.Route(o.Hash)
+}
+
+// again restarts the Op after something that took no effect; a is what to ask
+// of the caller first, 0 for nothing.
+func (o *Op) again(a Action) Action {
+	o.step = stepStart
+	o.Accesses = o.Accesses[:0]
+	if a != 0 {
+		return a
+	}
+	o.retries++
+	if o.retries > maxRetries {
+		o.retries = 0
+		return Backoff
+	}
+	return o.start()
+}
+
+const maxRetries = 8
+
+// dispatch chooses the first round trip.
+func (o *Op) dispatch() Action {
+	switch o.Kind {
+	case Scan:
+		return o.readCluster()
+	case Raw:
+		o.begin()
+		o.add(Access{Verb: Read, Space: o.RawSpace, Replica: o.RawReplica, Off: o.RawOff, Buf: o.recBuf(0, o.RawLen)})
+		return o.post(stepReadRaw)
+	}
+	h, hinted := o.env.Hint(o)
+	if hinted && !layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+		hinted = false
+	}
+	switch o.Kind {
+	case Get:
+		if hinted {
+			return o.getCached(h)
+		}
+		return o.readGroup()
+	case Modify:
+		if hinted {
+			return o.getCached(h)
+		}
+		return o.readGroup()
+	case Put:
+		o.value, o.expiry = o.Value, o.Expiry
+		switch {
+		case o.Cond == Always && !hinted:
+			return o.lockGroup()
+		case hinted && (o.Cond == Always || o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0):
+			o.take(h, false)
+			return o.update()
+		case hinted:
+			return o.getCached(h)
+		case o.Cond == IfAbsent:
+			return o.lockGroup()
+		}
+		return o.readGroup()
+	case Delete:
+		if hinted && h.Flags&HintExpires == 0 && (o.Cond == Always || h.Version == o.IfVersion) {
+			o.take(h, false)
+			return o.casDelete()
+		}
+		if hinted {
+			return o.getCached(h)
+		}
+		return o.readGroup()
+	}
+	panic(fmt.Sprintf("index: kind %v", o.Kind))
+}
+
+// take makes h's word the one under change.
+func (o *Op) take(h Hint, fresh bool) {
+	o.slot, o.x, o.xVersion, o.xFlags, o.fresh = h.Slot, h.Word, h.Version, h.Flags, fresh
+	o.expired = false
+}
+
+// takeRecord makes w at slot, read just now as r, the one under change.
+func (o *Op) takeRecord(slot uint8, w layout.Word, r *layout.Record) {
+	o.take(Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(r)}, true)
+	o.expired = o.isExpired(&r.RecordHeader)
+}
+
+// isExpired asks for the time only of records that expire.
+func (o *Op) isExpired(h *layout.RecordHeader) bool {
+	return h.Expiry != 0 && h.Expired(o.env.NowMillis())
+}
+
+func flagsOf(r *layout.Record) (f HintFlags) {
+	if r.Flags&layout.FlagManifest != 0 {
+		f |= HintManifest
+	}
+	if r.Expiry != 0 {
+		f |= HintExpires
+	}
+	return f
+}
+
+func (o *Op) home() uint64 {
+	h, _ := layout.GroupOff(o.Hash, o.Route.Clusters)
+	return o.Route.ShardOff + h
+}
+
+func (o *Op) stash() uint64 {
+	_, s := layout.GroupOff(o.Hash, o.Route.Clusters)
+	return o.Route.ShardOff + s
+}
+
+// slotOff is the region offset of a slot numbered as in Hint.
+func (o *Op) slotOff(slot uint8) uint64 {
+	if slot >= StashSlot {
+		return o.stash() + layout.SlotOff(int(slot-StashSlot))
+	}
+	return o.home() + layout.SlotOff(int(slot))
+}
+
+// ---- buffers ---------------------------------------------------------------
+
+func (o *Op) word(i int) []byte {
+	if o.words[i] == nil {
+		o.words[i] = o.env.Buf(o, 8)
+	}
+	return o.words[i]
+}
+
+func (o *Op) group(i int) []byte {
+	if o.groups[i] == nil {
+		o.groups[i] = o.env.Buf(o, layout.GroupSize)
+	}
+	return o.groups[i]
+}
+
+// recBuf is the i-th record buffer, n bytes long.
+func (o *Op) recBuf(i, n int) []byte {
+	for len(o.recs) <= i {
+		o.recs = append(o.recs, nil)
+	}
+	if cap(o.recs[i]) < n {
+		o.recs[i] = o.env.Buf(o, n)
+	}
+	o.recs[i] = o.recs[i][:n]
+	return o.recs[i]
+}
+
+func wordAt(b []byte) layout.Word { return layout.Word(binary.LittleEndian.Uint64(b)) }
+
+// ---- reading ---------------------------------------------------------------
+
+// getCached reads slot and record in one chain, slot first: the record read
+// behind an unchanged slot is of the word's life (REFUTED: record before slot).
+func (o *Op) getCached(h Hint) Action {
+	o.take(h, false)
+	p := o.Route.PG.publisher()
+	o.begin()
+	slot := Access{Verb: Read, Space: Index, Replica: p, Off: o.slotOff(h.Slot), Buf: o.word(0)}
+	rec := Access{Verb: Read, Space: Heap, Replica: p, Off: h.Word.Off(), Buf: o.recBuf(0, h.Word.ReadLen())}
+	if Mutation(MutRecordBeforeSlot) {
+		slot, rec = rec, slot
+	}
+	o.Accesses = append(o.Accesses, slot, rec)
+	return o.post(stepGetCached)
+}
+
+func (o *Op) gotCached() Action {
+	w := wordAt(o.words[0])
+	if w == o.x && w.Readable() {
+		r, err := layout.ParseRecord(o.recs[0])
+		if err == nil && bytes.Equal(r.Key, o.Key) {
+			return o.present(o.slot, w, r)
+		}
+		// Another key with this hash, or bytes that a lookup will judge.
+		o.env.Forget(o)
+		return o.readGroup()
+	}
+	if Mutation(MutNegativeFromCache) && w.State() == layout.Empty {
+		return o.absent()
+	}
+	// The word just read is the next hint; it proves nothing about absence.
+	if w.Readable() && w.FP() == layout.FP(o.Hash) && o.retries < 2 &&
+		layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+		o.retries++
+		return o.getCached(Hint{Word: w, Slot: o.slot})
+	}
+	o.env.Forget(o)
+	return o.readGroup()
+}
+
+func (o *Op) readGroup() Action {
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.home(), Buf: o.group(0)})
+	return o.post(stepReadGroup)
+}
+
+// collect lists the slots of g that may hold the key.
+func (o *Op) collect(g layout.Group, base uint8) error {
+	fp := layout.FP(o.Hash)
+	for i := range layout.GroupSlots {
+		w := g.Slot(i)
+		if !w.Readable() || w.FP() != fp {
+			continue
+		}
+		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+			return g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+		}
+		o.cand = append(o.cand, base+uint8(i))
+	}
+	return nil
+}
+
+// wordOf is the word of a candidate in the group it was collected from.
+func (o *Op) wordOf(slot uint8, home int) layout.Word {
+	if slot >= StashSlot {
+		return layout.Group(o.groups[2]).Slot(int(slot - StashSlot))
+	}
+	return layout.Group(o.groups[home]).Slot(int(slot))
+}
+
+func (o *Op) readCandidates(replica uint8) {
+	for i, s := range o.cand {
+		w := o.wordOf(s, 0)
+		o.add(Access{Verb: Read, Space: Heap, Replica: replica, Off: w.Off(), Buf: o.recBuf(i, w.ReadLen())})
+	}
+}
+
+// match finds the key among the candidates' records. Records that a word named
+// when this Op read it cannot have been reused meanwhile (§6), so a bad one is
+// corrupt.
+func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, err error) {
+	for i, s := range o.cand {
+		rec, e := layout.ParseRecord(o.recs[i])
+		if e != nil {
+			err = e
+			continue
+		}
+		if bytes.Equal(rec.Key, o.Key) || Mutation(MutFPIsProof) {
+			return s, o.wordOf(s, 0), rec, true, nil
+		}
+	}
+	return 0, 0, layout.Record{}, false, err
+}
+
+func (o *Op) gotGroup() Action {
+	o.cand = o.cand[:0]
+	g := layout.Group(o.groups[0])
+	if err := o.collect(g, 0); err != nil {
+		return o.finish(err)
+	}
+	if len(o.cand) > 0 {
+		o.begin()
+		o.readCandidates(o.Route.PG.publisher())
+		return o.post(stepReadRecords)
+	}
+	return o.notHome(g)
+}
+
+// notHome goes on where the home group does not hold the key.
+func (o *Op) notHome(g layout.Group) Action {
+	h := g.Header()
+	if h.Split() || o.anyMoved(g) {
+		return o.again(Refresh)
+	}
+	if !h.OVF() {
+		return o.absent()
+	}
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.stash(), Buf: o.group(2)})
+	return o.post(stepReadStash)
+}
+
+func (o *Op) anyMoved(g layout.Group) bool {
+	fp := layout.FP(o.Hash)
+	for i := range layout.GroupSlots {
+		if w := g.Slot(i); w.State() == layout.Moved && w.FP() == fp {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *Op) gotStash() Action {
+	o.cand = o.cand[:0]
+	g := layout.Group(o.groups[2])
+	if err := o.collect(g, StashSlot); err != nil {
+		return o.finish(err)
+	}
+	if len(o.cand) == 0 {
+		if o.anyMoved(g) {
+			return o.again(Refresh)
+		}
+		return o.absent()
+	}
+	o.begin()
+	o.readCandidates(o.Route.PG.publisher())
+	return o.post(stepReadStashRecords)
+}
+
+func (o *Op) gotRecords() Action {
+	slot, w, r, ok, err := o.match()
+	switch {
+	case ok:
+		return o.present(slot, w, r)
+	case err != nil:
+		return o.suspect(err)
+	case o.step == stepReadRecords:
+		return o.notHome(o.groups[0])
+	default:
+		return o.absent()
+	}
+}
+
+// suspect looks again before it calls bytes corrupt.
+func (o *Op) suspect(err error) Action {
+	o.retries++
+	if o.retries > 3 {
+		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
+	}
+	return o.readGroup()
+}
+
+// present acts on the key's record r, found at the publisher under w.
+func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
+	o.env.Remember(o, Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(&r)})
+	o.takeRecord(slot, w, &r)
+	o.Version = r.Version
+	switch o.Kind {
+	case Get:
+		if o.expired {
+			return o.finish(ErrNotFound)
+		}
+		o.Record = r
+		if r.Flags&layout.FlagManifest != 0 {
+			return o.readChunks(r.Value)
+		}
+		return o.finish(nil)
+	case Put:
+		switch {
+		case o.Cond == IfAbsent && !o.expired:
+			return o.finish(ErrExists)
+		case o.Cond == IfVersion && o.expired, o.Cond == IfPresent && o.expired:
+			return o.finish(ErrNotFound)
+		case o.Cond == IfVersion && r.Version != o.IfVersion:
+			return o.finish(ErrConflict)
+		}
+		return o.update()
+	case Delete:
+		if o.Cond == IfVersion && !o.expired && r.Version != o.IfVersion {
+			return o.finish(ErrConflict)
+		}
+		return o.casDelete()
+	default: // Modify
+		return o.modify(&r)
+	}
+}
+
+// modify computes the new record from cur (nil: the key is absent).
+func (o *Op) modify(cur *layout.Record) Action {
+	if cur != nil && o.isExpired(&cur.RecordHeader) {
+		cur = nil
+	}
+	if cur != nil && cur.Flags&layout.FlagManifest != 0 {
+		// The whole value is needed; the caller reads chunks into Parts first.
+		if len(o.Parts) == 0 {
+			o.Record = *cur
+			return o.readChunks(cur.Value)
+		}
+		c := *cur
+		c.Value = bytes.Join(o.Parts, nil)
+		c.Flags &^= layout.FlagManifest
+		cur = &c
+	}
+	v, exp, err := o.Modify(cur)
+	o.Parts = nil
+	if err != nil {
+		return o.finish(err)
+	}
+	o.dropPlace()
+	o.value, o.expiry = v, exp
+	if o.x != 0 {
+		return o.update()
+	}
+	return o.lockGroup()
+}
+
+// absent acts on a key that the publisher does not hold.
+func (o *Op) absent() Action {
+	o.env.Forget(o)
+	o.x, o.xVersion, o.xFlags, o.expired = 0, 0, 0, false
+	switch o.Kind {
+	case Get, Delete:
+		return o.finish(ErrNotFound)
+	case Put:
+		if o.Cond == IfVersion || o.Cond == IfPresent {
+			return o.finish(ErrNotFound)
+		}
+		return o.lockGroup()
+	default:
+		return o.modify(nil)
+	}
+}
+
+// ---- long values -----------------------------------------------------------
+
+func (o *Op) readChunks(manifest []byte) Action {
+	pg := o.Route.PG
+	m, err := layout.ParseManifest(manifest, pg.HeapLo, pg.HeapHi)
+	if err != nil {
+		return o.finish(err)
+	}
+	o.readID = m.ID
+	o.Parts = o.Parts[:0]
+	o.begin()
+	for i, c := range m.Chunks {
+		b := o.recBuf(1+i, layout.SizeOf(c.Code))
+		o.add(Access{Verb: Read, Space: Heap, Replica: pg.publisher(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+	}
+	return o.post(stepReadChunks)
+}
+
+func (o *Op) gotChunks() Action {
+	n := len(o.Accesses)
+	for i := range n {
+		r, err := layout.ParseRecord(o.recs[1+i])
+		if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != o.readID || r.Expiry != uint64(i) ||
+			i < n-1 && len(r.Value) != layout.ChunkSize) {
+			err = &layout.CorruptError{What: "chunk", Check: "manifest id", Got: r.Version, Want: o.readID}
+		}
+		if err != nil {
+			o.Parts = nil
+			return o.suspect(err)
+		}
+		o.Parts = append(o.Parts, r.Value)
+	}
+	if o.Kind == Modify {
+		r := o.Record
+		return o.modify(&r)
+	}
+	return o.finish(nil)
+}
+
+// ---- preparing a record ----------------------------------------------------
+
+// prepare takes a place and encodes the record, with a version above least. It
+// returns 0 when the record is ready to be written.
+func (o *Op) prepare(least uint64) Action {
+	if o.prepared && o.version > least {
+		return 0
+	}
+	o.version = o.env.Version(least)
+	if o.prepared {
+		layout.SetVersion(o.own[:o.ownLen], o.version)
+		o.written = false
+		return 0
+	}
+	value, flags := o.value, layout.RecordFlags(0)
+	if layout.RecordLen(len(o.Key), len(value)) > layout.MaxRecordSize {
+		if a := o.prepareChunks(); a != 0 {
+			return a
+		}
+		flags = layout.FlagManifest
+		m := make([]byte, layout.ManifestLen(len(o.chunks)))
+		layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(value)), ID: o.chunkID, Chunks: o.chunks})
+		value = m
+	}
+	n := layout.RecordLen(len(o.Key), len(value))
+	code, ok := layout.CodeFor(n)
+	if !ok {
+		return o.finish(fmt.Errorf("%w: record of %d bytes, at most %d", ErrFull, n, layout.MaxRecordSize))
+	}
+	if !o.havePlace {
+		unit, ver, ok := o.env.Alloc(o.Route.PG, code)
+		if !ok {
+			return Alloc
+		}
+		o.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)
+		o.havePlace = true
+	}
+	if cap(o.own) < n {
+		o.own = o.env.Buf(o, n)
+	}
+	o.own = o.own[:n]
+	o.flags = flags
+	o.ownLen = layout.EncodeRecord(o.own, layout.RecordHeader{Version: o.version, Flags: flags,
+		Expiry: o.expiry, Writer: o.env.Session()}, o.Key, value)
+	o.prepared, o.written = true, false
+	return 0
+}
+
+// prepareChunks takes places for the chunks and writes them everywhere. The
+// Op comes back through start when Alloc or Post have been obeyed.
+func (o *Op) prepareChunks() Action {
+	if o.chunksWritten {
+		return 0
+	}
+	want := layout.ChunkCount(len(o.value))
+	for i := len(o.chunks); i < want; i++ {
+		p := o.value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.value))]
+		code, _ := layout.CodeFor(layout.RecordLen(0, len(p)))
+		unit, ver, ok := o.env.Alloc(o.Route.PG, code)
+		if !ok {
+			return Alloc
+		}
+		o.chunks = append(o.chunks, layout.Chunk{Unit: unit, Code: code, Ver: ver})
+	}
+	o.chunkID = o.env.Version(0)
+	o.begin()
+	for i, c := range o.chunks {
+		p := o.value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.value))]
+		b := o.recBuf(1+i, layout.RecordLen(0, len(p)))
+		layout.EncodeRecord(b, layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
+			Expiry: uint64(i), Writer: o.env.Session()}, nil, p)
+		for r := range o.Route.PG.Replicas {
+			o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+		}
+	}
+	return o.post(stepWriteChunks)
+}
+
+// dropPlace gives back the place of a record that no word ever named.
+func (o *Op) dropPlace() {
+	if o.havePlace {
+		o.env.Unuse(o.Route.PG, o.n)
+		o.havePlace = false
+	}
+	for _, c := range o.chunks {
+		o.env.Unuse(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+	}
+	o.chunks = o.chunks[:0]
+	o.prepared, o.written, o.chunksWritten = false, false, false
+}
+
+// addRecord adds the WRITE of the record on replica r.
+func (o *Op) addRecord(r uint8) {
+	o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: o.n.Off(), Buf: o.own[:o.ownLen]})
+}
+
+// ---- UPDATE and DELETE -----------------------------------------------------
+
+// update writes the record everywhere and swings x to it at A, in one round.
+func (o *Op) update() Action {
+	if a := o.prepare(o.xVersion); a != 0 {
+		return a
+	}
+	o.begin()
+	if !o.written {
+		for r := range o.Route.PG.Replicas {
+			o.addRecord(r)
+		}
+	}
+	return o.casSlot()
+}
+
+func (o *Op) casDelete() Action {
+	o.n = o.x.Delete(o.env.Session())
+	if Mutation(MutEmptyIsZero) {
+		o.n = 0
+	}
+	o.begin()
+	return o.casSlot()
+}
+
+// casSlot adds the deciding CAS and, while the lock is held, its release where
+// that cannot be seen too early.
+func (o *Op) casSlot() Action {
+	o.add(Access{Verb: CAS, Space: Index, Off: o.slotOff(o.slot), Expect: uint64(o.x), New: uint64(o.n)})
+	if o.locked && (o.Route.PG.Replicas == 1 || o.x.State() != layout.Empty) {
+		o.addUnlock()
+	}
+	o.deciding = true
+	return o.post(stepCASSlot)
+}
+
+// addUnlock releases the insert lock by CAS, off the path.
+func (o *Op) addUnlock() {
+	o.add(Access{Verb: CAS, Space: Index, NoWait: true, Off: o.home() + layout.GroupLockOff,
+		Expect: uint64(o.lock), New: 0})
+	o.locked, o.lock = false, 0
+}
+
+// theCAS is the deciding access of this round.
+func (o *Op) theCAS() *Access {
+	off := o.slotOff(o.slot)
+	for i := range o.Accesses {
+		if a := &o.Accesses[i]; a.Verb == CAS && a.Replica == 0 && a.Off == off {
+			return a
+		}
+	}
+	panic("index: no deciding access")
+}
+
+func (o *Op) casDone() Action {
+	found := layout.Word(o.theCAS().Found)
+	o.deciding = false
+	if o.Kind != Delete {
+		o.written = true // the WRITEs of this round completed
+	}
+	if found == o.x {
+		o.won = true
+		return o.publish()
+	}
+	return o.lost(found)
+}
+
+// lost acts on a CAS at A that found c instead of x.
+func (o *Op) lost(c layout.Word) Action {
+	o.env.Forget(o)
+	if Mutation(MutLostPutIsDone) && o.Kind == Put && o.Cond == Always {
+		return o.finish(nil)
+	}
+	switch c.State() {
+	case layout.Frozen:
+		return o.again(Backoff)
+	case layout.Moved:
+		return o.again(Refresh)
+	case layout.Empty:
+		// Gone from this slot; whether the key is elsewhere, a lookup tells.
+		return o.lookAgain()
+	}
+	if c.FP() != layout.FP(o.Hash) || !layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) || o.x.State() == layout.Empty {
+		return o.lookAgain()
+	}
+	// Perhaps the same key: its record is at A for certain, at P perhaps not yet.
+	o.x = c
+	o.begin()
+	o.add(Access{Verb: Read, Space: Heap, Replica: 0, Off: c.Off(), Buf: o.recBuf(0, c.ReadLen())})
+	return o.post(stepReadLost)
+}
+
+// lookAgain starts over without a hint. A Put keeps its place and record.
+func (o *Op) lookAgain() Action {
+	o.env.Forget(o)
+	if o.Kind == Delete || o.Kind == Modify {
+		return o.again(0)
+	}
+	if o.Cond == IfVersion || o.Cond == IfPresent {
+		return o.readGroup()
+	}
+	return o.lockGroup()
+}
+
+func (o *Op) gotLost() Action {
+	r, err := layout.ParseRecord(o.recs[0])
+	if err != nil || !bytes.Equal(r.Key, o.Key) {
+		return o.lookAgain()
+	}
+	o.takeRecord(o.slot, o.x, &r)
+	o.Version = r.Version
+	if o.Cond == IfVersion && r.Version != o.IfVersion {
+		// Nobody learns of a state that the publisher does not show.
+		return o.answerAfterSync(ErrConflict)
+	}
+	switch o.Kind {
+	case Delete:
+		return o.casDelete()
+	case Modify:
+		return o.modify(&r)
+	}
+	return o.update()
+}
+
+// ---- INSERT ----------------------------------------------------------------
+
+// lockGroup takes the home group's insert lock and reads the group, while the
+// record is written.
+func (o *Op) lockGroup() Action {
+	o.x, o.xVersion, o.xFlags = 0, 0, 0
+	if a := o.prepare(0); a != 0 {
+		return a
+	}
+	if o.lock == 0 {
+		o.lock = layout.MakeLock(o.env.Session(), o.env.Stamp())
+	}
+	o.begin()
+	if Mutation(MutNoInsertLock) {
+		o.locked = true
+	}
+	if !o.locked {
+		o.add(Access{Verb: CAS, Space: Index, Off: o.home() + layout.GroupLockOff,
+			Expect: uint64(o.lockExpect), New: uint64(o.lock)})
+	}
+	o.add(Access{Verb: Read, Space: Index, Off: o.home(), Buf: o.group(0)})
+	if p := o.Route.PG.publisher(); p != 0 {
+		o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.home(), Buf: o.group(1)})
+	}
+	if !o.written {
+		for r := range o.Route.PG.Replicas {
+			o.addRecord(r)
+		}
+	}
+	return o.post(stepLockGroup)
+}
+
+func (o *Op) gotLock() Action {
+	o.written = true
+	if !o.locked {
+		found := layout.Lock(o.Accesses[0].Found)
+		if found != o.lockExpect && found != o.lock {
+			o.step = stepStart
+			o.lockExpect = 0
+			if found == 0 {
+				return o.lockGroup()
+			}
+			o.LockOwner, o.OwnerFenced = found.Session(), false
+			o.lockExpect = found
+			return o.askFenced()
+		}
+		o.locked, o.lockExpect = true, 0
+	}
+	g := layout.Group(o.groups[0])
+	h := g.Header()
+	if h.Split() {
+		return o.unlockAnd(Refresh)
+	}
+	for i := range layout.GroupSlots {
+		if s := g.Slot(i).State(); s == layout.Frozen || s == layout.Moved {
+			return o.unlockAnd(Backoff)
+		}
+	}
+	o.diff = o.diff[:0]
+	if o.Route.PG.publisher() != 0 && !Mutation(MutNoSyncBeforeInsert) {
+		p := layout.Group(o.groups[1])
+		for i := range layout.GroupSlots {
+			if g.Slot(i) != p.Slot(i) {
+				o.diff = append(o.diff, uint8(i))
+			}
+		}
+	}
+	return o.syncGroup()
+}
+
+// askFenced waits for a lock that somebody holds. It may be broken only after
+// its owner's fence is confirmed: until then a verb of the owner can still land.
+func (o *Op) askFenced() Action {
+	o.step = stepStart
+	o.after = stepLockGroup
+	return AskFenced
+}
+
+// unlockAnd releases the lock and starts over after a.
+func (o *Op) unlockAnd(a Action) Action {
+	o.step = stepStart
+	o.begin()
+	if o.lock != 0 {
+		o.addUnlock()
+	}
+	return a
+}
+
+// syncGroup brings every slot in which A and P differ up to date before the
+// insert's CAS; afterwards would be too late (an old copy of the key stays
+// visible).
+func (o *Op) syncGroup() Action {
+	if n := len(o.diff); n > 0 {
+		s := o.diff[n-1]
+		o.diff = o.diff[:n-1]
+		return o.sync(s, 1, stepSyncGroup)
+	}
+	o.stashRead = false
+	o.cand = o.cand[:0]
+	if err := o.collect(o.groups[0], 0); err != nil {
+		return o.finish(err)
+	}
+	o.begin()
+	o.readCandidates(0)
+	if layout.Group(o.groups[0]).Header().OVF() {
+		o.add(Access{Verb: Read, Space: Index, Off: o.stash(), Buf: o.group(2)})
+		o.stashRead = true
+	}
+	if len(o.Accesses) == 0 {
+		return o.absentLocked()
+	}
+	return o.post(stepLockedRecords)
+}
+
+func (o *Op) gotLockedRecords() Action {
+	slot, w, r, ok, err := o.match()
+	switch {
+	case ok:
+		return o.presentLocked(slot, w, r)
+	case err != nil:
+		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
+	case !o.stashRead:
+		return o.absentLocked()
+	}
+	o.stashRead = false
+	o.cand = o.cand[:0]
+	if err := o.collect(o.groups[2], StashSlot); err != nil {
+		return o.finish(err)
+	}
+	if len(o.cand) == 0 {
+		return o.absentLocked()
+	}
+	o.begin()
+	o.readCandidates(0)
+	return o.post(stepLockedRecords)
+}
+
+// presentLocked: the key exists at A, so the write is an UPDATE.
+func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
+	o.takeRecord(slot, w, &r)
+	o.Version = r.Version
+	switch {
+	case o.Kind == Modify:
+		return o.modify(&r)
+	case o.Cond == IfAbsent && !o.expired:
+		return o.answerAfterSync(ErrExists)
+	}
+	return o.update()
+}
+
+// answerAfterSync answers err once the publisher shows what it rests on.
+func (o *Op) answerAfterSync(err error) Action {
+	o.answer = err
+	if Mutation(MutAnswerBeforeSync) {
+		return o.finish(err)
+	}
+	return o.sync(o.slot, 1, stepDone)
+}
+
+func (o *Op) absentLocked() Action {
+	g := layout.Group(o.groups[0])
+	for i := range layout.GroupSlots {
+		if w := g.Slot(i); w.State() == layout.Empty {
+			o.slot, o.x, o.xVersion, o.xFlags, o.fresh, o.expired = uint8(i), w, 0, 0, true, false
+			o.begin()
+			return o.casSlot()
+		}
+	}
+	// Full: announce the overflow on every replica before anything is there.
+	h := g.Header()
+	o.begin()
+	if !h.OVF() {
+		for r := range o.Route.PG.Replicas {
+			hr := h
+			if r == o.Route.PG.publisher() && r != 0 {
+				hr = layout.Group(o.groups[1]).Header()
+			}
+			if !hr.OVF() {
+				o.add(Access{Verb: CAS, Space: Index, Replica: r, Off: o.home(),
+					Expect: uint64(hr), New: uint64(hr | layout.FlagOVF)})
+			}
+		}
+	}
+	o.add(Access{Verb: Read, Space: Index, Off: o.stash(), Buf: o.group(2)})
+	return o.post(stepSetOVF)
+}
+
+func (o *Op) gotOVF() Action {
+	for i := range o.Accesses {
+		if a := &o.Accesses[i]; a.Verb == CAS && a.Found != a.Expect && !layout.Header(a.Found).OVF() {
+			return o.unlockAnd(Backoff)
+		}
+	}
+	g := layout.Group(o.groups[2])
+	for i := range layout.GroupSlots {
+		if w := g.Slot(i); w.State() == layout.Empty {
+			o.slot, o.x, o.xVersion, o.xFlags, o.fresh, o.expired = StashSlot+uint8(i), w, 0, 0, true, false
+			o.begin()
+			return o.casSlot()
+		}
+	}
+	return o.finish(fmt.Errorf("%w: group and stash at %#x of pg %d hold no free slot", ErrFull, o.home(), o.Route.PG.ID))
+}
+
+// ---- publish and sync ------------------------------------------------------
+
+// publish carries x→n from A down the chain. A stage may swing x→n blindly only
+// while every earlier one took exactly that; from the first other finding on,
+// sync takes over.
+func (o *Op) publish() Action {
+	if Mutation(MutLimboBeforePublish) {
+		o.unlink()
+	}
+	if o.Route.PG.Replicas == 1 {
+		return o.published()
+	}
+	if Mutation(MutAckBeforePublish) {
+		return o.published()
+	}
+	o.pubK = 1
+	return o.publishStage()
+}
+
+func (o *Op) publishStage() Action {
+	o.begin()
+	o.add(Access{Verb: CAS, Space: Index, Replica: o.pubK, Off: o.slotOff(o.slot),
+		Expect: uint64(o.x), New: uint64(o.n)})
+	return o.post(stepPublish)
+}
+
+func (o *Op) gotPublish() Action {
+	if layout.Word(o.Accesses[0].Found) != o.x {
+		return o.sync(o.slot, o.pubK, stepPublish)
+	}
+	if o.pubK++; o.pubK < o.Route.PG.Replicas {
+		return o.publishStage()
+	}
+	return o.published()
+}
+
+// sync brings slot on every replica from the k-th on up to its predecessor,
+// never past it. Then it goes on where then says.
+func (o *Op) sync(slot uint8, k uint8, then Step) Action {
+	o.syncThen = then
+	o.syncSlot, o.syncK = slot, k
+	return o.syncRead()
+}
+
+func (o *Op) syncRead() Action {
+	if o.syncK >= o.Route.PG.Replicas {
+		switch o.syncThen {
+		case stepPublish:
+			return o.published()
+		case stepSyncGroup:
+			return o.syncGroup()
+		}
+		return o.finish(o.answer)
+	}
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.syncK, Off: o.slotOff(o.syncSlot), Buf: o.word(0)})
+	return o.post(stepSyncRead)
+}
+
+// syncPrev reads the predecessor's word, after q was read: the other order
+// could move R[k] backward.
+func (o *Op) syncPrev() Action {
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.syncK - 1, Off: o.slotOff(o.syncSlot), Buf: o.word(1)})
+	return o.post(stepSyncPrev)
+}
+
+func (o *Op) syncNext() Action {
+	switch o.step {
+	case stepSyncRead:
+		o.syncQ = wordAt(o.words[0])
+		return o.syncPrev()
+	case stepSyncPrev:
+		b := wordAt(o.words[1])
+		o.syncB = b
+		switch {
+		case b == o.syncQ:
+			o.syncK++
+			return o.syncRead()
+		case !b.Readable():
+			return o.syncCAS(false)
+		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
+			return o.finish(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
+		}
+		// b's record must be complete on R[k]. A good CRC alone proves nothing:
+		// the place's previous life had one too.
+		o.begin()
+		for i := range uint8(2) {
+			o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - i, Off: b.Off(), Buf: o.syncBuf(i, b.ReadLen())})
+		}
+		return o.post(stepSyncVerify)
+	case stepSyncVerify:
+		mine, prev := o.syncRecs[0], o.syncRecs[1]
+		if _, err := layout.ParseRecord(prev); err != nil {
+			// b was replaced and its place is on its way out: look again.
+			if o.retries++; o.retries > 100 {
+				return o.finish(fmt.Errorf("pg %d replica %d: %w", o.Route.PG.ID, o.syncK-1, err))
+			}
+			return o.syncRead()
+		}
+		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+		same := bytes.Equal(mine[:n], prev[:n])
+		if Mutation(MutCRCProves) {
+			_, err := layout.ParseRecord(mine)
+			same = err == nil
+		}
+		return o.syncCAS(!same)
+	default: // stepSyncCAS
+		a := &o.Accesses[len(o.Accesses)-1]
+		if layout.Word(a.Found) == o.syncQ {
+			o.syncK++
+			return o.syncRead()
+		}
+		o.syncQ = layout.Word(a.Found)
+		return o.syncPrev()
+	}
+}
+
+func (o *Op) syncBuf(i uint8, n int) []byte {
+	if cap(o.syncRecs[i]) < n {
+		o.syncRecs[i] = o.env.Buf(o, n)
+	}
+	o.syncRecs[i] = o.syncRecs[i][:n]
+	return o.syncRecs[i]
+}
+
+func (o *Op) syncCAS(copyRecord bool) Action {
+	o.begin()
+	if copyRecord {
+		prev := o.syncRecs[1]
+		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+		o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: o.syncB.Off(), Buf: prev[:n]})
+	}
+	o.add(Access{Verb: CAS, Space: Index, Replica: o.syncK, Off: o.slotOff(o.syncSlot),
+		Expect: uint64(o.syncQ), New: uint64(o.syncB)})
+	return o.post(stepSyncCAS)
+}
+
+// published: n is visible at P. The replaced record's place is ours.
+func (o *Op) published() Action {
+	if o.Kind == Delete {
+		o.env.Forget(o)
+	} else {
+		o.Version = o.version
+		f := HintFlags(0)
+		if o.flags&layout.FlagManifest != 0 {
+			f |= HintManifest
+		}
+		if o.expiry != 0 {
+			f |= HintExpires
+		}
+		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Slot: o.slot, Flags: f})
+	}
+	o.havePlace = false
+	o.chunks = o.chunks[:0]
+	if o.x.Readable() && o.xFlags&HintManifest != 0 {
+		// The chunks go with the manifest, which nobody reuses before us.
+		o.begin()
+		o.add(Access{Verb: Read, Space: Heap, Replica: 0, Off: o.x.Off(), Buf: o.recBuf(0, o.x.ReadLen())})
+		return o.post(stepReadManifest)
+	}
+	o.unlink()
+	return o.decided()
+}
+
+func (o *Op) decided() Action {
+	if o.Kind == Delete && o.expired {
+		return o.finish(ErrNotFound)
+	}
+	return o.finish(nil)
+}
+
+func (o *Op) unlink() {
+	if o.x.Readable() && !o.unlinked {
+		o.unlinked = true
+		o.env.Unlinked(o.Route.PG, o.x)
+	}
+}
+
+func (o *Op) gotManifest() Action {
+	pg := o.Route.PG
+	if r, err := layout.ParseRecord(o.recs[0]); err == nil && r.Flags&layout.FlagManifest != 0 {
+		if m, err := layout.ParseManifest(r.Value, pg.HeapLo, pg.HeapHi); err == nil {
+			for _, c := range m.Chunks {
+				o.env.Unlinked(pg, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+			}
+		}
+	}
+	o.unlink()
+	return o.decided()
+}
+
+// ---- unknown outcomes ------------------------------------------------------
+
+// resolve asks A what became of the deciding CAS. Nothing of it can still land.
+func (o *Op) resolve() Action {
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: 0, Off: o.slotOff(o.slot), Buf: o.word(0)})
+	return o.post(stepResolve)
+}
+
+func (o *Op) resolved() Action {
+	switch s := wordAt(o.words[0]); s {
+	case o.n:
+		o.deciding, o.won = false, true
+		return o.sync(o.slot, 1, stepPublish)
+	case o.x:
+		// It did not happen. n may have been seen, so it is never posted again.
+		o.deciding = false
+		if !Mutation(MutRetrySameWord) {
+			o.retire()
+		}
+		o.written = false
+		return o.again(0)
+	}
+	o.leak()
+	return o.finish(ErrUnknown)
+}
+
+// retire spends the place of a word that did not take effect.
+func (o *Op) retire() {
+	if o.havePlace {
+		o.env.Retire(o.Route.PG, o.n)
+		o.havePlace = false
+	}
+	o.dropPlace()
+}
+
+// leak leaves both places of an undecided Op to recall.
+func (o *Op) leak() {
+	if o.havePlace {
+		o.env.Leak(o.Route.PG, o.n)
+		for _, c := range o.chunks {
+			o.env.Leak(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+		}
+		o.havePlace, o.chunks = false, o.chunks[:0]
+	}
+	if o.x.Readable() {
+		o.env.Leak(o.Route.PG, o.x)
+	}
+	o.deciding = false
+}
+
+// Fail ends the Op from outside: its time is over, or memory, the map or the
+// queue pair cannot be had. Nothing of it may be under way any more, or only
+// verbs that its session keeps counting as in flight. If the Op may have
+// happened, Err is ErrUnknown joined with err; otherwise err.
+func (o *Op) Fail(err error) Action {
+	o.Accesses = o.Accesses[:0]
+	if o.Posted() {
+		o.leak()
+		o.won = false
+		return o.finish(fmt.Errorf("%w: %w", ErrUnknown, err))
+	}
+	return o.finish(err)
+}
+
+func (o *Op) finish(err error) Action {
+	o.begin()
+	if o.lock != 0 {
+		o.addUnlock()
+	}
+	o.dropPlace()
+	o.Err = err
+	o.won = false
+	o.step = stepDone
+	return Done
+}
+
+// ---- scan ------------------------------------------------------------------
+
+const clusterSlots = (layout.ClusterGroups + 1) * layout.GroupSlots
+
+func (o *Op) readCluster() Action {
+	if o.ScanCluster >= o.Route.Clusters {
+		o.ScanEnd = true
+		return o.finish(nil)
+	}
+	if o.cluster == nil {
+		o.cluster = o.env.Buf(o, layout.ClusterSize)
+	}
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(),
+		Off: o.Route.ShardOff + uint64(o.ScanCluster)*layout.ClusterSize, Buf: o.cluster})
+	return o.post(stepReadCluster)
+}
+
+func (o *Op) gotCluster() Action {
+	o.ScanNext, o.ScanEnd = 0, false
+	o.begin()
+	total := 0
+	for i := int(o.ScanFrom); i < clusterSlots; i++ {
+		g := layout.Group(o.cluster[i/layout.GroupSlots*layout.GroupSize:][:layout.GroupSize])
+		w := g.Slot(i % layout.GroupSlots)
+		if !w.Readable() {
+			continue
+		}
+		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+			return o.finish(g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi))
+		}
+		if n := len(o.Accesses); n > 0 && total+w.ReadLen() > o.ScanBytes {
+			o.ScanNext = uint16(i)
+			break
+		}
+		total += w.ReadLen()
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.publisher(), Off: w.Off(),
+			Buf: o.recBuf(len(o.Accesses), w.ReadLen())})
+	}
+	if len(o.Accesses) == 0 {
+		return o.scanned()
+	}
+	return o.post(stepScanRecords)
+}
+
+func (o *Op) gotScanRecords() Action {
+	o.Found = o.Found[:0]
+	for i := range o.Accesses {
+		r, err := layout.ParseRecord(o.recs[i])
+		if err != nil {
+			if o.retries++; o.retries > 3 {
+				return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
+			}
+			return o.readCluster()
+		}
+		if !o.isExpired(&r.RecordHeader) {
+			o.Found = append(o.Found, r)
+		}
+	}
+	return o.scanned()
+}
+
+func (o *Op) scanned() Action {
+	o.ScanEnd = o.ScanNext == 0 && o.ScanCluster+1 >= o.Route.Clusters
+	return o.finish(nil)
+}

@@ -1,0 +1,387 @@
+// Package session is one session's side of the data path: it drives the step
+// machines of package index over queue pairs, keeps what the machines ask for
+// (routes, hints, places, versions) and the accounts that make reuse of memory
+// safe (reclaim epochs, limbo).
+//
+// Nothing here blocks, starts goroutines or calls the directory. Whoever owns a
+// [Lane] pumps it: the blocking client, or the simulator. What a lane needs from
+// outside (memory, a newer map, a connection, whether another session is fenced)
+// it asks of a [Control] and learns later.
+//
+// Start with [Core], [Lane] and [Task]. Core's methods may be called
+// concurrently; a Lane and its Tasks belong to one goroutine at a time, except
+// Lane.Deliver. Buffers of a Task belong to it until it is recycled.
+//
+// Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule; the reclaim rule
+// is docs/protocol.md, "Reuse".
+package session
+
+import (
+	"fmt"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+func layoutWord(w uint64) layout.Word { return layout.Word(w) }
+
+// Keys are one region's keys at one provider.
+type Keys struct {
+	IndexRKey, IndexBase uint64
+	HeapRKey, HeapBase   uint64
+}
+
+// Member is one replica of a placement group.
+type Member struct {
+	Node        uint32
+	Incarnation uint64
+	Keys        map[string]Keys // by provider
+}
+
+// PG is a placement group as a session sees it.
+type PG struct {
+	index.PG
+	Active                  bool
+	Members                 []Member
+	RegionBytes, IndexBytes uint64
+}
+
+// Shard is a range of the hash space.
+type Shard struct {
+	ID       uint32
+	Prefix   uint32
+	Depth    uint8
+	PG       *PG
+	Off      uint64
+	Clusters uint32
+}
+
+// View is one version of the map, immutable once installed.
+type View struct {
+	Version uint64
+	PGs     map[uint32]*PG
+	Shards  []Shard // sorted by prefix, covering the hash space
+	// table finds a shard by the top tableBits bits of a hash.
+	table     []uint16
+	tableBits uint8
+}
+
+// NewView checks and indexes a map. Shards must cover the hash space without
+// overlap.
+func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
+	v := &View{Version: version, PGs: make(map[uint32]*PG, len(pgs)), Shards: shards}
+	for _, p := range pgs {
+		if p.Replicas == 0 || int(p.Replicas) != len(p.Members) {
+			return nil, fmt.Errorf("map %d: pg %d has %d members, want %d", version, p.ID, len(p.Members), p.Replicas)
+		}
+		if p.IndexBytes < layout.RegionPageSize || p.IndexBytes > p.RegionBytes || p.RegionBytes > 1<<38 {
+			return nil, fmt.Errorf("map %d: pg %d: index of %d bytes in a region of %d", version, p.ID, p.IndexBytes, p.RegionBytes)
+		}
+		p.HeapLo = uint32((p.IndexBytes + layout.UnitSize - 1) / layout.UnitSize)
+		p.HeapHi = uint32(min(p.RegionBytes/layout.UnitSize, 1<<32-1))
+		v.PGs[p.ID] = p
+	}
+	if len(shards) == 0 {
+		return v, nil
+	}
+	sort.Slice(shards, func(i, j int) bool {
+		return left(shards[i]) < left(shards[j])
+	})
+	next := uint64(0)
+	for i := range shards {
+		s := &shards[i]
+		switch {
+		case s.Depth > 12:
+			return nil, fmt.Errorf("map %d: shard %d: depth %d, at most 12", version, s.ID, s.Depth)
+		case s.Prefix>>s.Depth != 0 || left(*s) != next:
+			return nil, fmt.Errorf("map %d: shard %d: prefix %#x/%d leaves a gap or overlaps", version, s.ID, s.Prefix, s.Depth)
+		case s.PG == nil || v.PGs[s.PG.ID] != s.PG || s.Clusters == 0 || s.Off%layout.GroupSize != 0 || s.Off < layout.RegionPageSize ||
+			s.Off+uint64(s.Clusters)*layout.ClusterSize > s.PG.IndexBytes:
+			return nil, fmt.Errorf("map %d: shard %d: %d clusters at %#x do not lie in the index of its pg", version, s.ID, s.Clusters, s.Off)
+		}
+		next += span(s.Depth)
+		v.tableBits = max(v.tableBits, s.Depth)
+	}
+	if next != 0 {
+		return nil, fmt.Errorf("map %d: shards end at hash %#x", version, next)
+	}
+	v.table = make([]uint16, 1<<v.tableBits)
+	for i, s := range shards {
+		lo := int(s.Prefix) << (v.tableBits - s.Depth)
+		for j := range 1 << (v.tableBits - s.Depth) {
+			v.table[lo+j] = uint16(i)
+		}
+	}
+	return v, nil
+}
+
+func left(s Shard) uint64 {
+	if s.Depth == 0 {
+		return 0
+	}
+	return uint64(s.Prefix) << (64 - s.Depth)
+}
+
+// span is the number of hashes a shard covers; 0 stands for all of them.
+func span(depth uint8) uint64 {
+	if depth == 0 {
+		return 0
+	}
+	return 1 << (64 - depth)
+}
+
+// ShardOf finds the shard of a hash; nil if the view has none.
+func (v *View) ShardOf(hash uint64) *Shard {
+	if len(v.table) == 0 {
+		return nil
+	}
+	return &v.Shards[v.table[layout.ShardPrefix(hash, v.tableBits)]]
+}
+
+// Options configure a Core.
+type Options struct {
+	Session       uint32
+	Discriminator uint32 // < 4096
+	Lanes         int    // at most MaxLanes
+	CacheBytes    int    // of all lanes
+	Devices       []*rdma.Device
+	Control       Control
+	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
+	Nanos  func() int64
+	Millis func() uint64
+}
+
+// MaxLanes bounds the lanes of a session: versions and stamps carry a lane in
+// four bits.
+const MaxLanes = 16
+
+// Control is what lanes ask of their surroundings. Calls do not block; answers
+// come through Core and Lane.Deliver.
+type Control interface {
+	// WantMemory: the session needs a run that holds a place of units.
+	WantMemory(pg uint32, units uint32)
+	// WantMap: version is not enough.
+	WantMap(version uint64)
+	// WantConn: lane needs a queue pair to node.
+	WantConn(l *Lane, node uint32)
+	// WantFenced: is the session fenced? Core.SetFenced answers.
+	WantFenced(session uint32)
+}
+
+// Core is what the lanes of a session share.
+type Core struct {
+	opts  Options
+	lanes []*Lane
+
+	view atomic.Pointer[View]
+
+	epoch      atomic.Uint64 // E of the last reply processed
+	sendSeq    atomic.Uint64 // renewals sent
+	releasable atomic.Uint64 // limbo tags below it may leave
+	leaseEnd   atomic.Int64  // Options.Nanos
+	// exhausted is the number of renewals sent when the directory last had no
+	// memory to grant.
+	exhausted atomic.Uint64
+
+	mu struct {
+		sync.Mutex
+		heaps   map[uint32]*pgHeap
+		fenced  map[uint32]bool
+		replies []reply
+		minSeen uint64
+	}
+	bufs bufPool
+}
+
+type pgHeap struct {
+	epoch uint32
+	heap  *heap.Heap
+}
+
+type reply struct{ seq, epoch uint64 }
+
+// NewCore makes a session's core; Close frees its buffers once every lane is
+// closed.
+func NewCore(o Options) (*Core, error) {
+	if o.Lanes < 1 || o.Lanes > MaxLanes {
+		return nil, fmt.Errorf("session: %d lanes, want 1..%d", o.Lanes, MaxLanes)
+	}
+	if o.Session == 0 || o.Discriminator >= 4096 || len(o.Devices) == 0 {
+		return nil, fmt.Errorf("session: id %d discriminator %d with %d devices", o.Session, o.Discriminator, len(o.Devices))
+	}
+	c := &Core{opts: o}
+	c.mu.heaps = make(map[uint32]*pgHeap)
+	c.mu.fenced = make(map[uint32]bool)
+	if err := c.bufs.open(o.Devices); err != nil {
+		return nil, err
+	}
+	for i := range o.Lanes {
+		l, err := newLane(c, i)
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		c.lanes = append(c.lanes, l)
+	}
+	return c, nil
+}
+
+// Session is the session's id.
+func (c *Core) Session() uint32 { return c.opts.Session }
+
+// Lanes are the session's lanes, numbered from 0.
+func (c *Core) Lanes() []*Lane { return c.lanes }
+
+// View is the map in force, or nil.
+func (c *Core) View() *View { return c.view.Load() }
+
+// PD is the protection domain of the i-th device.
+func (c *Core) PD(i int) *rdma.PD { return c.bufs.pds[i] }
+
+// Close frees buffers; lanes must hold no task and their queue pairs be closed.
+func (c *Core) Close() error {
+	for _, l := range c.lanes {
+		l.closeBuffers()
+	}
+	return c.bufs.close()
+}
+
+// InstallView makes v the map in force, unless it is older. Lanes notice by
+// themselves.
+func (c *Core) InstallView(v *View) {
+	for {
+		old := c.view.Load()
+		if old != nil && old.Version >= v.Version {
+			return
+		}
+		if c.view.CompareAndSwap(old, v) {
+			return
+		}
+	}
+}
+
+// SetEpoch seeds E from the reply that opened the session.
+func (c *Core) SetEpoch(e uint64) { c.epoch.Store(e) }
+
+// Epoch is E of the last reply processed.
+func (c *Core) Epoch() uint64 { return c.epoch.Load() }
+
+// BeginRenew numbers a renewal that is about to be sent. What was unlinked before
+// the call may be covered by its reply; later unlinks may not.
+func (c *Core) BeginRenew() (seq uint64) { return c.sendSeq.Add(1) }
+
+// EndRenew processes the reply to renewal seq: E and the minimum over all
+// sessions, and until when (Options.Nanos) the lease holds.
+func (c *Core) EndRenew(seq, epoch, minEpoch uint64, leaseEnd int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if epoch > c.epoch.Load() {
+		c.epoch.Store(epoch)
+	}
+	if leaseEnd > c.leaseEnd.Load() {
+		c.leaseEnd.Store(leaseEnd)
+	}
+	if index.Mutation(index.MutReplyAfter) {
+		seq = c.sendSeq.Load() + 1
+	}
+	c.mu.replies = append(c.mu.replies, reply{seq, epoch})
+	if len(c.mu.replies) > maxReplies {
+		// Covered by any later reply, only later.
+		c.mu.replies = append(c.mu.replies[:0], c.mu.replies[maxReplies/2:]...)
+	}
+	n := 0
+	for _, r := range c.mu.replies {
+		if r.epoch < minEpoch || index.Mutation(index.MutReuseAtMin) && r.epoch <= minEpoch {
+			if r.seq > c.releasable.Load() {
+				c.releasable.Store(r.seq)
+			}
+			continue
+		}
+		c.mu.replies[n] = r
+		n++
+	}
+	c.mu.replies = c.mu.replies[:n]
+	c.mu.minSeen = max(c.mu.minSeen, minEpoch)
+}
+
+const maxReplies = 4096
+
+// MinEpoch is the largest minimum seen.
+func (c *Core) MinEpoch() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.minSeen
+}
+
+// Renewals returns how many renewals were sent and the number up to which limbo
+// has been released.
+func (c *Core) Renewals() (sent, released uint64) { return c.sendSeq.Load(), c.releasable.Load() }
+
+// LeaseValid reports whether the lease holds now.
+func (c *Core) LeaseValid() bool { return c.opts.Nanos() < c.leaseEnd.Load() }
+
+// SetFenced records that session is confirmed fenced.
+func (c *Core) SetFenced(session uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.fenced[session] = true
+}
+
+func (c *Core) isFenced(session uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.fenced[session]
+}
+
+// heapOf is the session's heap in a placement group; a new epoch of the group
+// begins with an empty one, since its memory is new.
+func (c *Core) heapOf(pg uint32, epoch uint32) *heap.Heap {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.mu.heaps[pg]
+	if h == nil || h.epoch != epoch {
+		h = &pgHeap{epoch: epoch, heap: heap.New()}
+		c.mu.heaps[pg] = h
+	}
+	return h.heap
+}
+
+// AddRun adds granted memory.
+func (c *Core) AddRun(pg, epoch, unit, units uint32) error {
+	return c.heapOf(pg, epoch).AddRun(unit, units)
+}
+
+// SetExhausted says that the directory had no memory to grant just now.
+func (c *Core) SetExhausted() { c.exhausted.Store(c.sendSeq.Load() + 1) }
+
+// Memory is what a session holds in one placement group.
+type Memory struct {
+	PG, Epoch uint32
+	Heap      *heap.Heap
+}
+
+// Heaps lists the session's heaps.
+func (c *Core) Heaps() (hs []Memory) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, h := range c.mu.heaps {
+		hs = append(hs, Memory{PG: id, Epoch: h.epoch, Heap: h.heap})
+	}
+	sort.Slice(hs, func(i, j int) bool { return hs[i].PG < hs[j].PG })
+	return hs
+}
+
+// start is the origin of process-local monotonic time.
+var start = time.Now()
+
+// Nanos is a monotonic clock for Options.Nanos.
+func Nanos() int64 { return int64(time.Since(start)) }
+
+// Millis is the wall clock for Options.Millis.
+func Millis() uint64 { return uint64(time.Now().UnixMilli()) }

@@ -1,0 +1,1113 @@
+package session
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// Errors with which a lane ends an operation from outside.
+var (
+	// ErrLease: the session's lease ran out or it was fenced.
+	ErrLease = errors.New("session lease expired")
+	// ErrNoConn: the memory node cannot be reached.
+	ErrNoConn = errors.New("memory node unreachable")
+	// ErrGone: the placement group's memory was lost.
+	ErrGone = errors.New("memory region lost")
+	// ErrBuffer: no registered memory for the operation's buffers.
+	ErrBuffer = errors.New("no registered buffer")
+)
+
+// Lane is one queue pair to each memory node with the tasks under way on them,
+// part of the word cache and of the session's places. Keys hash to lanes.
+type Lane struct {
+	core *Core
+	id   int
+
+	cqs   []*rdma.CQ // by device
+	conns []*conn    // by node id
+	cache *wordCache
+	mem   []*laneMem // by placement group id
+	view  *View      // the one the cache and mem belong to
+
+	tasks  []*Task // by index
+	idle   []*Task
+	active []*Task // started and not recycled
+	ready  []*Task
+	wait   []*Task
+	dirty  []*conn // with WRs not yet posted
+	slabs  []*buffer
+	wcs    [64]rdma.WC
+
+	lastVersion uint64
+	stamp       uint32
+	disc        uint64
+	released    uint64
+	events      uint64
+
+	Stats LaneStats
+
+	mail struct {
+		sync.Mutex
+		fns []func(*Lane)
+	}
+	kick chan struct{}
+}
+
+// LaneStats counts what a lane did.
+type LaneStats struct {
+	Ops, Rounds [index.NumKinds]uint64 // by index.Kind
+	CacheHits   uint64
+	CASLosses   uint64
+	Unknown     uint64
+	Leaked      uint64        // units left to recall
+	Closed      rdma.Counters // of queue pairs that are gone
+}
+
+// conn is a lane's connection to one memory node.
+type conn struct {
+	node        uint32
+	incarnation uint64
+	dev         int
+	qp          *rdma.QP
+	up          bool
+	asked       bool // Control was told
+	caps        rdma.Caps
+	wrs         []rdma.WR
+	queued      bool // in Lane.dirty
+	// noWait holds the accesses off the path that no later WC has proven done.
+	noWait []offPath
+	sink   []byte
+	seq    uint64 // WRs handed to the queue pair or waiting in wrs
+}
+
+// offPath is a CAS on the index whose result nobody waits for.
+type offPath struct {
+	pg, epoch   uint32
+	replica     uint8
+	off         uint64
+	expect, new uint64
+	seq         uint64
+}
+
+// maxReplicas bounds a placement group's chain.
+const maxReplicas = 8
+
+// laneMem is a lane's places in one placement group.
+type laneMem struct {
+	epoch uint32
+	cache *heap.Cache
+	limbo heap.Limbo
+}
+
+const (
+	taskSlot   = 8 << 10 // bytes of registered buffer each task starts with
+	slabTasks  = 32
+	cellsBytes = 128
+)
+
+type taskState uint8
+
+const (
+	taskIdle taskState = iota
+	taskReady
+	taskPosted
+	taskWaiting // for an event or a time
+	taskDone
+)
+
+// Task is one operation under way.
+type Task struct {
+	Op index.Op
+	// Done is called when the Op is done, on the lane's goroutine; it may not
+	// recycle the task. May be nil.
+	Done func(*Task)
+	// Tag is the caller's.
+	Tag any
+	// Deadline, if not 0, ends the Op's waiting (Options.Nanos).
+	Deadline int64
+
+	lane     *Lane
+	idx      uint32
+	gen      uint32
+	state    taskState
+	orphan   error // the caller has gone; end when nothing is under way
+	epoch    uint64
+	pending  uint8 // bit per replica
+	seqs     [maxReplicas]uint64
+	pg       *PG
+	wakeAt   int64
+	events   uint64
+	want     index.Action
+	stash    []byte // this task's registered slot
+	used     int
+	lkeys    []uint64
+	big      []*buffer
+	bufErr   error
+	starved  uint64 // first renewal after memory was first missed
+	activeAt int
+}
+
+func newLane(c *Core, id int) (*Lane, error) {
+	l := &Lane{core: c, id: id, kick: make(chan struct{}, 1),
+		disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}
+	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
+	for _, d := range c.opts.Devices {
+		cq, err := d.CreateCQ(8192)
+		if err != nil {
+			return nil, err
+		}
+		l.cqs = append(l.cqs, cq)
+	}
+	return l, nil
+}
+
+// ID is the lane's number in its session.
+func (l *Lane) ID() int { return l.id }
+
+// CQ is the lane's completion queue on the i-th device.
+func (l *Lane) CQ(i int) *rdma.CQ { return l.cqs[i] }
+
+// Deliver runs f on the lane's goroutine at its next Pump. Any goroutine may
+// call it.
+func (l *Lane) Deliver(f func(*Lane)) {
+	l.mail.Lock()
+	l.mail.fns = append(l.mail.fns, f)
+	l.mail.Unlock()
+	l.Kick()
+}
+
+// Kick wakes whoever waits for the lane.
+func (l *Lane) Kick() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Kicked receives after a Kick or Deliver.
+func (l *Lane) Kicked() <-chan struct{} { return l.kick }
+
+// ---- tasks -----------------------------------------------------------------
+
+// NewTask takes a fresh task; fill in Op's request and Start it.
+func (l *Lane) NewTask() (*Task, error) {
+	if n := len(l.idle); n > 0 {
+		t := l.idle[n-1]
+		l.idle = l.idle[:n-1]
+		return t, nil
+	}
+	b, err := l.core.bufs.register(slabTasks * taskSlot)
+	if err != nil {
+		return nil, err
+	}
+	l.slabs = append(l.slabs, b)
+	for i := range slabTasks {
+		t := &Task{lane: l, idx: uint32(len(l.tasks)), stash: b.b[i*taskSlot : (i+1)*taskSlot : (i+1)*taskSlot], lkeys: b.lkeys}
+		l.tasks = append(l.tasks, t)
+		l.idle = append(l.idle, t)
+	}
+	return l.NewTask()
+}
+
+// Start begins the task's Op; Pump moves it on.
+func (l *Lane) Start(t *Task) {
+	t.used = cellsBytes
+	t.epoch = l.core.epoch.Load()
+	t.activeAt = len(l.active)
+	l.active = append(l.active, t)
+	l.refreshView()
+	t.Op.Start(t)
+	t.state = taskReady
+	l.ready = append(l.ready, t)
+}
+
+// Recycle takes back a done task; its Op's answer and buffers are void.
+func (l *Lane) Recycle(t *Task) {
+	if t.state != taskDone && t.state != taskIdle {
+		panic("session: recycle of a task under way")
+	}
+	for _, b := range t.big {
+		l.core.bufs.put(b)
+	}
+	clear(t.big)
+	t.big = t.big[:0]
+	t.Op.Reset()
+	t.gen++
+	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.pg, t.bufErr, t.want, t.starved = taskIdle, nil, nil, nil, 0, nil, nil, 0, 0
+	l.idle = append(l.idle, t)
+}
+
+// Orphan says that the caller no longer waits for t: when nothing of it is under
+// way any more it ends with err, and Done is called then.
+func (l *Lane) Orphan(t *Task, err error) {
+	if t.state == taskDone {
+		return
+	}
+	t.orphan = err
+	if t.state == taskWaiting || t.state == taskReady {
+		l.fail(t, err)
+	}
+}
+
+// IsDone reports whether t's answer is final.
+func (t *Task) IsDone() bool { return t.state == taskDone }
+
+// Tasks are the operations under way; a copy.
+func (l *Lane) Tasks() []*Task { return append([]*Task(nil), l.active...) }
+
+// Active is the number of operations under way.
+func (l *Lane) Active() int { return len(l.active) }
+
+// Oldest is the least reclaim epoch at the start of an operation under way.
+func (l *Lane) Oldest() (epoch uint64, ok bool) {
+	for _, t := range l.active {
+		if index.Mutation(index.MutAnsweredNotInFlight) && t.orphan != nil {
+			continue
+		}
+		if !ok || t.epoch < epoch {
+			epoch, ok = t.epoch, true
+		}
+	}
+	return epoch, ok
+}
+
+// Pump moves every task as far as it goes without waiting: runs mail, wakes
+// waiting tasks, posts, polls. It reports whether anything moved.
+func (l *Lane) Pump() bool {
+	moved := l.runMail()
+	if r := l.core.releasable.Load(); r != l.released {
+		l.release(r)
+	}
+	if len(l.wait) > 0 {
+		moved = l.wakeWaiting() || moved
+	}
+	for {
+		for len(l.ready) > 0 {
+			t := l.ready[len(l.ready)-1]
+			l.ready = l.ready[:len(l.ready)-1]
+			moved = true
+			l.advance(t)
+		}
+		l.flush()
+		if !l.poll() {
+			if len(l.ready) == 0 {
+				break
+			}
+		} else {
+			moved = true
+		}
+	}
+	return moved
+}
+
+// Overdue is an operation with verbs under way whose deadline has passed, or nil.
+// Its caller need not wait any longer; see Orphan.
+func (l *Lane) Overdue() *Task {
+	now := int64(0)
+	for _, t := range l.active {
+		if t.state == taskPosted && t.orphan == nil && t.Deadline != 0 {
+			if now == 0 {
+				now = l.core.opts.Nanos()
+			}
+			if now >= t.Deadline {
+				return t
+			}
+		}
+	}
+	return nil
+}
+
+// NextWake is when the earliest task wants to be pumped again or is overdue
+// (Options.Nanos), 0 if none does.
+func (l *Lane) NextWake() (at int64) {
+	for _, t := range l.active {
+		if t.state == taskPosted && t.orphan == nil && t.Deadline != 0 && (at == 0 || t.Deadline < at) {
+			at = t.Deadline
+		}
+	}
+	for _, t := range l.wait {
+		w := t.wakeAt
+		if t.Deadline != 0 && (w == 0 || t.Deadline < w) {
+			w = t.Deadline
+		}
+		if w != 0 && (at == 0 || w < at) {
+			at = w
+		}
+	}
+	return at
+}
+
+func (l *Lane) runMail() bool {
+	l.mail.Lock()
+	fns := l.mail.fns
+	l.mail.fns = nil
+	l.mail.Unlock()
+	for _, f := range fns {
+		f(l)
+	}
+	if len(fns) > 0 {
+		l.events++
+	}
+	return len(fns) > 0
+}
+
+func (l *Lane) wakeWaiting() (moved bool) {
+	now := l.core.opts.Nanos()
+	keep := l.wait[:0]
+	waiting := l.wait
+	for _, t := range waiting {
+		switch {
+		case t.Deadline != 0 && now >= t.Deadline:
+			l.failWaiting(t)
+			moved = true
+		case t.events != l.events || t.wakeAt != 0 && now >= t.wakeAt:
+			t.state = taskReady
+			l.ready = append(l.ready, t)
+			moved = true
+		default:
+			keep = append(keep, t)
+		}
+	}
+	clear(waiting[len(keep):])
+	l.wait = keep
+	return moved
+}
+
+// failWaiting ends a task whose time is over; what it waited for says how.
+func (l *Lane) failWaiting(t *Task) {
+	switch t.want {
+	case index.Alloc:
+		l.end(t, t.Op.Fail(index.ErrFull))
+	case index.Refresh, index.Reconnect:
+		l.end(t, t.Op.Fail(ErrNoConn))
+	case index.AskFenced:
+		l.end(t, t.Op.Fail(fmt.Errorf("%w: insert lock held by session %d", ErrTimeout, t.Op.LockOwner)))
+	default:
+		l.end(t, t.Op.Fail(ErrTimeout))
+	}
+}
+
+// ErrTimeout: the operation's time ran out while it waited.
+var ErrTimeout = errors.New("timed out")
+
+// fail ends a task that is ready or waiting.
+func (l *Lane) fail(t *Task, err error) {
+	remove(&l.ready, t)
+	remove(&l.wait, t)
+	l.end(t, t.Op.Fail(err))
+}
+
+func remove(list *[]*Task, t *Task) {
+	for i, x := range *list {
+		if x == t {
+			*list = append((*list)[:i], (*list)[i+1:]...)
+			return
+		}
+	}
+}
+
+// advance obeys the Op until it has to wait.
+func (l *Lane) advance(t *Task) {
+	if t.want == index.Alloc || t.want == index.Backoff || t.want == index.AskFenced || t.want == index.Refresh {
+		// waits in a row are counted by the wait itself
+	} else {
+		t.Op.Waits = 0
+	}
+	if t.want == index.Reconnect && !l.reconnected(t) {
+		l.park(t, index.Reconnect, 0)
+		return
+	}
+	if t.want == index.Post { // wanted to post, a connection was down
+		if !l.post(t) {
+			l.park(t, index.Post, 0)
+		}
+		return
+	}
+	for {
+		if t.orphan != nil {
+			l.end(t, t.Op.Fail(t.orphan))
+			return
+		}
+		if t.Op.Route.PG != nil && !l.current(t) {
+			l.end(t, t.Op.Fail(ErrGone))
+			return
+		}
+		a := t.Op.Next()
+		t.want = a
+		if t.bufErr != nil {
+			l.end(t, t.Op.Fail(fmt.Errorf("%w: %w", ErrBuffer, t.bufErr)))
+			return
+		}
+		switch a {
+		case index.Post:
+			if !l.post(t) {
+				l.park(t, index.Post, 0)
+			}
+			return
+		case index.Done:
+			l.end(t, a)
+			return
+		case index.Alloc:
+			sent, released := l.core.Renewals()
+			if t.starved == 0 {
+				t.starved = sent + 1
+			} else if l.core.exhausted.Load() >= t.starved && released > t.starved+1 {
+				// The directory had nothing, and all that was in limbo has
+				// come back: there is no memory.
+				l.end(t, t.Op.Fail(fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, t.Op.Route.PG.ID)))
+				return
+			}
+			l.wantMemory(t)
+			l.park(t, a, 0)
+			return
+		case index.Refresh:
+			v := uint64(0)
+			if view := l.core.View(); view != nil {
+				v = view.Version
+			}
+			l.core.opts.Control.WantMap(v)
+			t.Op.Waits++
+			l.postNoWait(t)
+			l.park(t, a, backoff(t.Op.Waits))
+			return
+		case index.Backoff:
+			t.Op.Waits++
+			l.postNoWait(t)
+			l.park(t, a, backoff(t.Op.Waits))
+			return
+		case index.AskFenced:
+			t.Op.Waits++
+			l.postNoWait(t)
+			if l.core.isFenced(t.Op.LockOwner) {
+				t.Op.OwnerFenced = true
+				continue
+			}
+			if t.Op.Waits > 16 && t.Op.LockOwner != l.core.opts.Session {
+				l.core.opts.Control.WantFenced(t.Op.LockOwner)
+			}
+			l.park(t, a, backoff(t.Op.Waits))
+			return
+		case index.Reconnect:
+			if !l.reconnected(t) {
+				l.park(t, a, 0)
+				return
+			}
+		}
+	}
+}
+
+// backoff grows from 1 µs to 1 ms.
+func backoff(n int) int64 { return 1000 << min(n/2, 10) }
+
+func (l *Lane) park(t *Task, a index.Action, after int64) {
+	t.want, t.state, t.events = a, taskWaiting, l.events
+	t.wakeAt = 0
+	if after > 0 {
+		t.wakeAt = l.core.opts.Nanos() + after
+	}
+	l.wait = append(l.wait, t)
+}
+
+// end finishes t with the Op's answer. NoWait accesses are posted; the Op stays
+// in the reclaim accounts until Recycle's caller has its answer.
+func (l *Lane) end(t *Task, _ index.Action) {
+	l.postNoWait(t)
+	t.state = taskDone
+	k := t.Op.Kind
+	l.Stats.Ops[k]++
+	l.Stats.Rounds[k] += uint64(t.Op.Rounds)
+	if t.Op.Err != nil && errors.Is(t.Op.Err, index.ErrUnknown) {
+		l.Stats.Unknown++
+	}
+	last := len(l.active) - 1
+	l.active[t.activeAt] = l.active[last]
+	l.active[t.activeAt].activeAt = t.activeAt
+	l.active[last] = nil
+	l.active = l.active[:last]
+	if t.Done != nil {
+		t.Done(t)
+	}
+}
+
+// current reports whether the memory t works on still exists.
+func (l *Lane) current(t *Task) bool {
+	v := l.core.View()
+	if v == nil || t.Op.Route.PG == nil {
+		return true
+	}
+	pg := v.PGs[t.Op.Route.PG.ID]
+	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch
+}
+
+// ---- posting ---------------------------------------------------------------
+
+// connOf returns the usable connection to replica r of t's placement group, or
+// nil and asks for one.
+func (l *Lane) connOf(pg *PG, r uint8) *conn {
+	m := &pg.Members[r]
+	if int(m.Node) < len(l.conns) {
+		if c := l.conns[m.Node]; c != nil && c.up {
+			if c.incarnation == m.Incarnation {
+				return c
+			}
+			l.drop(c)
+		}
+	}
+	l.want(m.Node)
+	return nil
+}
+
+func (l *Lane) want(node uint32) {
+	for int(node) >= len(l.conns) {
+		l.conns = append(l.conns, nil)
+	}
+	c := l.conns[node]
+	if c == nil {
+		c = &conn{node: node}
+		l.conns[node] = c
+	}
+	if !c.asked {
+		c.asked = true
+		l.core.opts.Control.WantConn(l, node)
+	}
+}
+
+// post turns the Op's accesses into WRs, one chain a replica. It is false, and
+// nothing was posted, while a connection is down.
+func (l *Lane) post(t *Task) bool {
+	if t.Op.Route.PG == nil {
+		return false
+	}
+	v := l.core.View()
+	pg := v.PGs[t.Op.Route.PG.ID]
+	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
+		l.end(t, t.Op.Fail(ErrGone))
+		return true
+	}
+	var conns [maxReplicas]*conn
+	var last [maxReplicas]int
+	for i := range t.Op.Accesses {
+		r := t.Op.Accesses[i].Replica
+		if conns[r] == nil {
+			c := l.connOf(pg, r)
+			if c == nil {
+				return false
+			}
+			conns[r] = c
+		}
+		if !t.Op.Accesses[i].NoWait {
+			last[r] = i
+		}
+	}
+	t.pg = pg
+	t.pending = 0
+	cells := 0
+	id := uint64(t.gen)<<32 | uint64(t.idx)<<8
+	for i := range t.Op.Accesses {
+		a := &t.Op.Accesses[i]
+		c := conns[a.Replica]
+		if a.NoWait {
+			l.addNoWait(c, pg, offPathOf(pg, a))
+			continue
+		}
+		wr := rdma.WR{ID: id | uint64(a.Replica)}
+		if last[a.Replica] == i {
+			wr.Flags = rdma.Signaled
+			t.pending |= 1 << a.Replica
+		}
+		k := pg.Members[a.Replica].Keys[l.devName(c)]
+		if a.Space == index.Index {
+			wr.RemoteAddr, wr.RKey = k.IndexBase+a.Off, k.IndexRKey
+		} else {
+			wr.RemoteAddr, wr.RKey = k.HeapBase+a.Off-pg.IndexBytes, k.HeapRKey
+		}
+		switch a.Verb {
+		case index.Read:
+			wr.Op, wr.Local = rdma.OpRead, a.Buf
+			if !c.caps.AtomicThenRead {
+				wr.Flags |= rdma.Fence
+			}
+		case index.Write:
+			wr.Op, wr.Local = rdma.OpWrite, a.Buf
+		case index.CAS:
+			wr.Op, wr.Compare, wr.Swap = rdma.OpCmpAndSwp, a.Expect, a.New
+			wr.Local = t.stash[8*cells : 8*cells+8 : 8*cells+8]
+			cells++
+		}
+		wr.LKey = t.lkey(wr.Local, c.dev)
+		c.seq++
+		t.seqs[a.Replica] = c.seq
+		l.enqueue(c, wr)
+	}
+	t.state = taskPosted
+	return true
+}
+
+func (l *Lane) devName(c *conn) string { return l.core.opts.Devices[c.dev].Name() }
+
+// lkey finds the registration of b, which lies in the task's slot or in one of
+// its large buffers.
+func (t *Task) lkey(b []byte, dev int) uint64 {
+	p := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	if off := p - uintptr(unsafe.Pointer(unsafe.SliceData(t.stash))); off < taskSlot {
+		return t.lkeys[dev]
+	}
+	for _, g := range t.big {
+		if off := p - uintptr(unsafe.Pointer(unsafe.SliceData(g.b))); off < uintptr(len(g.b)) {
+			return g.lkeys[dev]
+		}
+	}
+	return 0
+}
+
+func (l *Lane) enqueue(c *conn, wr rdma.WR) {
+	c.wrs = append(c.wrs, wr)
+	if !c.queued {
+		c.queued = true
+		l.dirty = append(l.dirty, c)
+	}
+}
+
+// addNoWait posts a CAS whose result nobody waits for. It is remembered until a
+// later WC of the queue pair proves it done, and repeated after a reconnection.
+func (l *Lane) addNoWait(c *conn, pg *PG, o offPath) {
+	k := pg.Members[o.replica].Keys[l.devName(c)]
+	c.seq++
+	o.seq = c.seq
+	c.noWait = append(c.noWait, o)
+	l.enqueue(c, rdma.WR{ID: noWaitID, Op: rdma.OpCmpAndSwp, RemoteAddr: k.IndexBase + o.off, RKey: k.IndexRKey,
+		Compare: o.expect, Swap: o.new, Local: c.sink, LKey: l.slabs[0].lkeys[c.dev]})
+}
+
+func offPathOf(pg *PG, a *index.Access) offPath {
+	return offPath{pg: pg.ID, epoch: pg.Epoch, replica: a.Replica, off: a.Off, expect: a.Expect, new: a.New}
+}
+
+const noWaitID = 0xff
+
+// postNoWait posts the NoWait accesses that came with an action other than Post.
+func (l *Lane) postNoWait(t *Task) {
+	if len(t.Op.Accesses) == 0 || t.Op.Route.PG == nil {
+		return
+	}
+	v := l.core.View()
+	if v == nil {
+		return
+	}
+	pg := v.PGs[t.Op.Route.PG.ID]
+	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
+		return
+	}
+	for i := range t.Op.Accesses {
+		if a := &t.Op.Accesses[i]; a.NoWait {
+			m := &pg.Members[a.Replica]
+			l.want(m.Node)
+			c := l.conns[m.Node]
+			if c.up && c.incarnation == m.Incarnation {
+				l.addNoWait(c, pg, offPathOf(pg, a))
+			} else {
+				c.noWait = append(c.noWait, offPathOf(pg, a))
+			}
+		}
+	}
+	t.Op.Accesses = t.Op.Accesses[:0]
+}
+
+// flush rings one doorbell a connection.
+func (l *Lane) flush() {
+	if len(l.dirty) == 0 {
+		return
+	}
+	keep := l.dirty[:0]
+	for _, c := range l.dirty {
+		n, err := c.qp.PostSend(c.wrs)
+		if n == len(c.wrs) {
+			c.wrs = c.wrs[:0]
+			c.queued = false
+			continue
+		}
+		if errors.Is(err, rdma.ErrQueueFull) && c.up {
+			c.wrs = c.wrs[:copy(c.wrs, c.wrs[n:])]
+			keep = append(keep, c)
+			continue
+		}
+		// Not posted: fail these chains.
+		for i := range c.wrs[n:] {
+			l.complete(c, c.wrs[n+i].ID, false)
+		}
+		c.wrs = c.wrs[:0]
+		c.queued = false
+		l.drop(c)
+	}
+	l.dirty = keep
+}
+
+// poll takes completions and makes tasks ready whose round is over.
+func (l *Lane) poll() (any bool) {
+	for _, cq := range l.cqs {
+		for {
+			n := cq.Poll(l.wcs[:])
+			for i := range l.wcs[:n] {
+				wc := &l.wcs[i]
+				ok := wc.Status == driver.Success
+				var c *conn
+				if !ok {
+					c = l.connByQP(wc.QPNum)
+				}
+				l.complete(c, wc.ID, ok)
+				if c != nil && !ok {
+					l.drop(c)
+				}
+			}
+			any = any || n > 0
+			if n < len(l.wcs) {
+				break
+			}
+		}
+	}
+	return any
+}
+
+func (l *Lane) connByQP(num uint32) *conn {
+	for _, c := range l.conns {
+		if c != nil && c.qp != nil && c.qp.Num() == num {
+			return c
+		}
+	}
+	return nil
+}
+
+// complete notes one chain's end.
+func (l *Lane) complete(c *conn, id uint64, ok bool) {
+	idx := uint32(id) >> 8
+	if id == noWaitID || int(idx) >= len(l.tasks) {
+		return
+	}
+	t := l.tasks[idx]
+	r := uint8(id)
+	if uint32(id>>32) != t.gen || t.state != taskPosted || t.pending&(1<<r) == 0 {
+		return
+	}
+	t.pending &^= 1 << r
+	if !ok {
+		for i := range t.Op.Accesses {
+			if t.Op.Accesses[i].Replica == r {
+				t.Op.Accesses[i].Failed = true
+			}
+		}
+	} else if c := l.conns[t.pg.Members[r].Node]; len(c.noWait) > 0 {
+		c.proven(t.seqs[r])
+	}
+	if t.pending == 0 {
+		l.roundOver(t)
+	}
+}
+
+// proven forgets NoWait accesses posted before the WR numbered seq, which has
+// completed: WRs of one queue pair take effect in order.
+func (c *conn) proven(seq uint64) {
+	n := 0
+	for n < len(c.noWait) && c.noWait[n].seq < seq {
+		n++
+	}
+	c.noWait = c.noWait[:copy(c.noWait, c.noWait[n:])]
+}
+
+func (l *Lane) roundOver(t *Task) {
+	cells := 0
+	for i := range t.Op.Accesses {
+		a := &t.Op.Accesses[i]
+		if a.Verb == index.CAS && !a.NoWait {
+			a.Found = binary.LittleEndian.Uint64(t.stash[8*cells:])
+			cells++
+			if a.Found != a.Expect {
+				l.Stats.CASLosses++
+			}
+		}
+	}
+	t.state = taskReady
+	if t.pg != nil && !l.valid(t) {
+		l.end(t, t.Op.Fail(ErrLease))
+		return
+	}
+	l.ready = append(l.ready, t)
+}
+
+// valid checks the lease after completion where the provider does not fence by
+// itself.
+func (l *Lane) valid(t *Task) bool {
+	for r := range t.pg.Members {
+		if n := t.pg.Members[r].Node; int(n) < len(l.conns) && l.conns[n] != nil && l.conns[n].qp != nil &&
+			!l.conns[n].caps.SelfFencing {
+			return l.core.LeaseValid()
+		}
+	}
+	return true
+}
+
+// ---- connections -----------------------------------------------------------
+
+// drop marks a connection broken; Control replaces it.
+func (l *Lane) drop(c *conn) {
+	if !c.up {
+		return
+	}
+	c.up = false
+	l.want(c.node)
+}
+
+// Detach hands the node's queue pair back for closing and fails every chain on
+// it. Only after QP.Close has returned and the peer has confirmed may Attach
+// bring another.
+func (l *Lane) Detach(node uint32) *rdma.QP {
+	if int(node) >= len(l.conns) || l.conns[node] == nil || l.conns[node].qp == nil {
+		return nil
+	}
+	c := l.conns[node]
+	c.up = false
+	qp := c.qp
+	return qp
+}
+
+// Closed says that the queue pair from Detach is closed: WCs that are not there
+// by now never come.
+func (l *Lane) Closed(node uint32) {
+	c := l.conns[node]
+	if c == nil || c.qp == nil {
+		return
+	}
+	l.poll()
+	cnt := c.qp.Counters()
+	l.Stats.Closed.Add(&cnt)
+	c.qp = nil
+	for i := range c.wrs {
+		l.complete(c, c.wrs[i].ID, false)
+	}
+	c.wrs = c.wrs[:0]
+	if c.queued {
+		c.queued = false
+		for i, d := range l.dirty {
+			if d == c {
+				l.dirty = append(l.dirty[:i], l.dirty[i+1:]...)
+				break
+			}
+		}
+	}
+	for _, t := range l.active {
+		if t.state != taskPosted || t.pg == nil {
+			continue
+		}
+		for r := range t.pg.Members {
+			if t.pg.Members[r].Node == node {
+				l.complete(c, uint64(t.gen)<<32|uint64(t.idx)<<8|uint64(r), false)
+			}
+		}
+	}
+}
+
+// Attach installs a connected queue pair on the dev-th device. Nothing that the
+// lane posted to the node before can land any more.
+func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
+	l.want(node)
+	c := l.conns[node]
+	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
+	c.caps = l.core.opts.Devices[dev].Caps()
+	if c.sink == nil {
+		// One registered word for results of no interest: a task set aside.
+		if t, err := l.NewTask(); err == nil {
+			c.sink = t.stash[:8:8]
+		}
+	}
+	// Repeat what was off the path and is not known to be done.
+	again := c.noWait
+	c.noWait = nil
+	v := l.core.View()
+	for i := range again {
+		if v == nil {
+			break
+		}
+		o := again[i]
+		if pg := v.PGs[o.pg]; pg != nil && pg.Epoch == o.epoch && int(o.replica) < len(pg.Members) &&
+			pg.Members[o.replica].Incarnation == incarnation {
+			l.addNoWait(c, pg, o)
+		}
+	}
+	l.events++
+}
+
+// ConnFailed says that WantConn's connection cannot be had now; tasks that need
+// it go on waiting until their deadline, or end with err if lost.
+func (l *Lane) ConnFailed(node uint32, lost bool, err error) {
+	c := l.conns[node]
+	c.asked = false
+	if !lost {
+		l.events++ // waiting tasks ask again
+		return
+	}
+	for i := len(l.wait) - 1; i >= 0; i-- {
+		if t := l.wait[i]; t.want == index.Post || t.want == index.Reconnect {
+			for r := range l.members(t) {
+				if l.members(t)[r].Node == node {
+					l.fail(t, err)
+					break
+				}
+			}
+		}
+	}
+}
+
+func (l *Lane) members(t *Task) []Member {
+	if v := l.core.View(); v != nil && t.Op.Route.PG != nil {
+		if pg := v.PGs[t.Op.Route.PG.ID]; pg != nil {
+			return pg.Members
+		}
+	}
+	return nil
+}
+
+// reconnected reports whether every replica of t's placement group has a live
+// connection again.
+func (l *Lane) reconnected(t *Task) bool {
+	v := l.core.View()
+	pg := v.PGs[t.Op.Route.PG.ID]
+	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
+		return true // advance notices that the memory is gone
+	}
+	ok := true
+	for r := range pg.Members {
+		ok = l.connOf(pg, uint8(r)) != nil && ok
+	}
+	return ok
+}
+
+// Conns calls f for every live connection.
+func (l *Lane) Conns(f func(node uint32, dev int, qp *rdma.QP)) {
+	for _, c := range l.conns {
+		if c != nil && c.qp != nil {
+			f(c.node, c.dev, c.qp)
+		}
+	}
+}
+
+// Counters sums the verbs of the lane's queue pairs, also of closed ones.
+func (l *Lane) Counters() (n rdma.Counters) {
+	n = l.Stats.Closed
+	for _, c := range l.conns {
+		if c != nil && c.qp != nil {
+			q := c.qp.Counters()
+			n.Add(&q)
+		}
+	}
+	return n
+}
+
+func (l *Lane) closeBuffers() {
+	for _, b := range l.slabs {
+		_ = b.free()
+	}
+	l.slabs, l.tasks, l.idle = nil, nil, nil
+	for _, cq := range l.cqs {
+		_ = cq.Close()
+	}
+	l.cqs = nil
+}
+
+// ---- memory ----------------------------------------------------------------
+
+func (l *Lane) memOf(pg *index.PG) *laneMem {
+	for int(pg.ID) >= len(l.mem) {
+		l.mem = append(l.mem, nil)
+	}
+	m := l.mem[pg.ID]
+	if m == nil || m.epoch != pg.Epoch {
+		if m != nil && m.epoch > pg.Epoch {
+			return nil // an Op that outlived its memory
+		}
+		m = &laneMem{epoch: pg.Epoch, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Epoch))}
+		l.mem[pg.ID] = m
+	}
+	return m
+}
+
+func (l *Lane) wantMemory(t *Task) {
+	n, _ := layout.CodeFor(min(layout.RecordLen(len(t.Op.Key), len(t.Op.Value)), layout.MaxRecordSize))
+	l.core.opts.Control.WantMemory(t.Op.Route.PG.ID, layout.UnitsOf(n))
+}
+
+// release frees what has waited long enough in limbo.
+func (l *Lane) release(before uint64) {
+	l.released = before
+	for _, m := range l.mem {
+		if m != nil {
+			m.limbo.Release(before, m.cache.Free)
+		}
+	}
+	l.events++
+}
+
+// GiveBack returns the lane's idle places to the session's heaps, for other
+// lanes, and limbo places too if all is set (the session is closing).
+func (l *Lane) GiveBack(all bool) {
+	if r := l.core.releasable.Load(); r != l.released {
+		l.release(r)
+	}
+	for _, m := range l.mem {
+		if m != nil {
+			if all {
+				m.limbo.Release(^uint64(0), m.cache.Free)
+			}
+			m.cache.Flush()
+		}
+	}
+}
+
+// LimboUnits is what waits in the lane's limbo.
+func (l *Lane) LimboUnits() (n uint64) {
+	for _, m := range l.mem {
+		if m != nil {
+			n += m.limbo.Units()
+		}
+	}
+	return n
+}
+
+// CachedUnits is what the lane's magazines hold.
+func (l *Lane) CachedUnits() (n uint64) {
+	for _, m := range l.mem {
+		if m != nil {
+			n += m.cache.Units()
+		}
+	}
+	return n
+}
+
+// refreshView drops hints and places of memory that a newer map replaced.
+func (l *Lane) refreshView() {
+	v := l.core.View()
+	if v == l.view {
+		return
+	}
+	old := l.view
+	l.view = v
+	if old == nil || v == nil {
+		return
+	}
+	for id, pg := range old.PGs {
+		if n := v.PGs[id]; n == nil || n.Epoch != pg.Epoch {
+			l.cache.clear()
+			break
+		}
+	}
+	if len(old.Shards) != len(v.Shards) {
+		l.cache.clear()
+	}
+}

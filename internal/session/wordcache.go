@@ -1,0 +1,127 @@
+package session
+
+import "github.com/kvd-project/kvd/index"
+
+// wordCache remembers where keys were found: slot word, slot and version, keyed
+// by hash bits that are not kept whole (64 bits of Check, 16 of Hash, and the
+// position). It is bounded, 4-way set-associative with round-robin replacement,
+// and grows by doubling until its bound. One goroutine at a time.
+type wordCache struct {
+	sets [][cacheWays]cacheEntry
+	mask uint64
+	max  int // sets
+	used int
+	hand uint8
+}
+
+const (
+	cacheWays     = 4
+	cacheEntryLen = 32
+)
+
+// cacheEntry is 32 bytes, two to a cache line; check 0 with word 0 is empty.
+type cacheEntry struct {
+	check   uint64
+	word    uint64
+	version uint64
+	seen    uint32 // low bits of the reclaim epoch
+	hash16  uint16
+	slot    uint8
+	flags   uint8
+}
+
+func newWordCache(maxBytes int) *wordCache {
+	c := &wordCache{max: 1}
+	for c.max*2*cacheWays*cacheEntryLen <= maxBytes {
+		c.max *= 2
+	}
+	c.alloc(min(64, c.max))
+	return c
+}
+
+func (c *wordCache) alloc(sets int) {
+	c.sets = make([][cacheWays]cacheEntry, sets)
+	c.mask = uint64(sets - 1)
+}
+
+// get returns the hint for a key last seen less than maxAge epochs before now.
+func (c *wordCache) get(hash, check uint64, now, maxAge uint32) (index.Hint, bool) {
+	set := &c.sets[check&c.mask]
+	for i := range set {
+		e := &set[i]
+		if e.check == check && e.hash16 == uint16(hash) && e.word != 0 {
+			if now-e.seen >= maxAge {
+				return index.Hint{}, false
+			}
+			return index.Hint{Word: layoutWord(e.word), Version: e.version, Slot: e.slot, Flags: index.HintFlags(e.flags)}, true
+		}
+	}
+	return index.Hint{}, false
+}
+
+func (c *wordCache) put(hash, check uint64, h index.Hint, now uint32) {
+	set := &c.sets[check&c.mask]
+	n := cacheEntry{check: check, word: uint64(h.Word), version: h.Version, seen: now,
+		hash16: uint16(hash), slot: h.Slot, flags: uint8(h.Flags)}
+	free := -1
+	for i := range set {
+		e := &set[i]
+		if e.word == 0 {
+			free = i
+		} else if e.check == check && e.hash16 == uint16(hash) {
+			*e = n
+			return
+		}
+	}
+	if free < 0 {
+		if len(c.sets) < c.max && c.used*2 > len(c.sets)*cacheWays {
+			c.grow()
+			c.put(hash, check, h, now)
+			return
+		}
+		c.hand++
+		free = int(c.hand) % cacheWays
+	} else {
+		c.used++
+	}
+	set[free] = n
+}
+
+func (c *wordCache) drop(hash, check uint64) {
+	set := &c.sets[check&c.mask]
+	for i := range set {
+		if e := &set[i]; e.check == check && e.hash16 == uint16(hash) && e.word != 0 {
+			*e = cacheEntry{}
+			c.used--
+			return
+		}
+	}
+}
+
+func (c *wordCache) clear() {
+	clear(c.sets)
+	c.used = 0
+}
+
+// grow doubles the table; an entry's set is given by its check bits alone.
+func (c *wordCache) grow() {
+	old := c.sets
+	c.alloc(len(old) * 2)
+	c.used = 0
+	for i := range old {
+		for j := range old[i] {
+			e := old[i][j]
+			if e.word == 0 {
+				continue
+			}
+			set := &c.sets[e.check&c.mask]
+			for k := range set {
+				if set[k].word == 0 {
+					set[k] = e
+					c.used++
+					break
+				}
+			}
+		}
+	}
+}
