@@ -91,7 +91,7 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger, AttemptTimeout: 8 * time.Second})
 	if err != nil {
 		return nil, err
 	}

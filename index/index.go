@@ -77,7 +77,7 @@ const (
 	// Post: perform Accesses, then call Next.
 	Post Action = 1 + iota
 	// Alloc: Env.Alloc had no place; call Next when there may be one, or Fail
-	// with ErrFull.
+	// with ErrFull. The Op starts afresh then and counts as begun then.
 	Alloc
 	// Refresh: fetch a map newer than the Op's Route, then Next.
 	Refresh

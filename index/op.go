@@ -152,6 +152,20 @@ func (o *Op) post(next Step) Action {
 
 // Next consumes the results of the last action and says what to do next.
 func (o *Op) Next() Action {
+	a := o.next()
+	if a == Alloc {
+		// While it waits for memory the Op keeps nothing that it has seen, nor
+		// the lock: it would hold back the reclaim epoch that frees memory.
+		o.step = stepStart
+		o.begin()
+		if o.lock != 0 {
+			o.addUnlock()
+		}
+	}
+	return a
+}
+
+func (o *Op) next() Action {
 	if o.step > stepStart && o.anyFailed() {
 		return o.fault()
 	}

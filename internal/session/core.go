@@ -152,6 +152,9 @@ type Options struct {
 	CacheBytes    int    // of all lanes
 	Devices       []*rdma.Device
 	Control       Control
+	// SlabTasks is how many tasks' buffers, of 8 KiB each, are registered at a
+	// time. Default 32.
+	SlabTasks int
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
 	Nanos  func() int64
 	Millis func() uint64
@@ -214,6 +217,9 @@ func NewCore(o Options) (*Core, error) {
 	}
 	if o.Session == 0 || o.Discriminator >= 4096 || len(o.Devices) == 0 {
 		return nil, fmt.Errorf("session: id %d discriminator %d with %d devices", o.Session, o.Discriminator, len(o.Devices))
+	}
+	if o.SlabTasks <= 0 {
+		o.SlabTasks = 32
 	}
 	c := &Core{opts: o}
 	c.mu.heaps = make(map[uint32]*pgHeap)

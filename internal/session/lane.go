@@ -110,7 +110,6 @@ type laneMem struct {
 
 const (
 	taskSlot   = 8 << 10 // bytes of registered buffer each task starts with
-	slabTasks  = 32
 	cellsBytes = 128
 )
 
@@ -127,8 +126,8 @@ const (
 // Task is one operation under way.
 type Task struct {
 	Op index.Op
-	// Done is called when the Op is done, on the lane's goroutine; it may not
-	// recycle the task. May be nil.
+	// Done is called when the Op is done, on the lane's goroutine; it may recycle
+	// the task. May be nil.
 	Done func(*Task)
 	// Tag is the caller's.
 	Tag any
@@ -205,12 +204,13 @@ func (l *Lane) NewTask() (*Task, error) {
 		l.idle = l.idle[:n-1]
 		return t, nil
 	}
-	b, err := l.core.bufs.register(slabTasks * taskSlot)
+	n := l.core.opts.SlabTasks
+	b, err := l.core.bufs.register(n * taskSlot)
 	if err != nil {
 		return nil, err
 	}
 	l.slabs = append(l.slabs, b)
-	for i := range slabTasks {
+	for i := range n {
 		t := &Task{lane: l, idx: uint32(len(l.tasks)), stash: b.b[i*taskSlot : (i+1)*taskSlot : (i+1)*taskSlot], lkeys: b.lkeys}
 		l.tasks = append(l.tasks, t)
 		l.idle = append(l.idle, t)
@@ -258,6 +258,14 @@ func (l *Lane) Orphan(t *Task, err error) {
 	}
 }
 
+// Waiting is what the task waits for: 0 while it is ready, posted or done.
+func (t *Task) Waiting() index.Action {
+	if t.state != taskWaiting {
+		return 0
+	}
+	return t.want
+}
+
 // IsDone reports whether t's answer is final.
 func (t *Task) IsDone() bool { return t.state == taskDone }
 
@@ -270,6 +278,9 @@ func (l *Lane) Active() int { return len(l.active) }
 // Oldest is the least reclaim epoch at the start of an operation under way.
 func (l *Lane) Oldest() (epoch uint64, ok bool) {
 	for _, t := range l.active {
+		if t.want == index.Alloc && t.state == taskWaiting {
+			continue // begins when there is memory
+		}
 		if index.Mutation(index.MutAnsweredNotInFlight) && t.orphan != nil {
 			continue
 		}
@@ -422,6 +433,9 @@ func (l *Lane) advance(t *Task) {
 	} else {
 		t.Op.Waits = 0
 	}
+	if t.want == index.Alloc {
+		t.epoch = l.core.epoch.Load()
+	}
 	if t.want == index.Reconnect && !l.reconnected(t) {
 		l.park(t, index.Reconnect, 0)
 		return
@@ -466,6 +480,7 @@ func (l *Lane) advance(t *Task) {
 				l.end(t, t.Op.Fail(fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, t.Op.Route.PG.ID)))
 				return
 			}
+			l.postNoWait(t)
 			l.wantMemory(t)
 			l.park(t, a, 0)
 			return
@@ -648,7 +663,7 @@ func (l *Lane) post(t *Task) bool {
 		t.seqs[a.Replica] = c.seq
 		l.enqueue(c, wr)
 	}
-	t.state = taskPosted
+	t.state, t.want = taskPosted, 0
 	return true
 }
 
@@ -902,7 +917,7 @@ func (l *Lane) Closed(node uint32) {
 			}
 		}
 	}
-	for _, t := range l.active {
+	for _, t := range l.Tasks() {
 		if t.state != taskPosted || t.pg == nil {
 			continue
 		}

@@ -1,0 +1,249 @@
+package mem
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+func TestAllocRoundsUpAndZeroes(t *testing.T) {
+	page := os.Getpagesize()
+	for _, shared := range []bool{false, true} {
+		m, err := Alloc(int64(page)+1, driver.AllocOptions{Name: "t", Shared: shared})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Bytes) != 2*page || !bytes.Equal(m.Bytes, make([]byte, 2*page)) {
+			t.Errorf("shared=%v: %d bytes, want %d zeroes", shared, len(m.Bytes), 2*page)
+		}
+		if (m.FD >= 0) != shared {
+			t.Errorf("shared=%v: FD %d", shared, m.FD)
+		}
+		m.Bytes[2*page-1] = 7
+		if err := m.Free(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAllocRefuses(t *testing.T) {
+	for _, c := range []struct {
+		size int64
+		o    driver.AllocOptions
+		want error
+	}{
+		{0, driver.AllocOptions{}, ErrSize},
+		{-1, driver.AllocOptions{Shared: true}, ErrSize},
+		{1<<63 - 1, driver.AllocOptions{}, ErrSize},
+		{4096, driver.AllocOptions{HugePageBytes: 4096}, ErrHugePageSize},
+	} {
+		if m, err := Alloc(c.size, c.o); !errors.Is(err, c.want) || m != nil {
+			t.Errorf("Alloc(%d, %+v) = %v, want %v", c.size, c.o, err, c.want)
+		}
+	}
+}
+
+// The importer sees the owner's bytes, and the owner cannot pull them away.
+func TestMapSharesAndIsSealed(t *testing.T) {
+	m, err := Alloc(1<<20, driver.AllocOptions{Name: "t", Shared: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := Map(m.FD, 1<<20, unix.PROT_READ|unix.PROT_WRITE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Unmap(v)
+	m.Bytes[12345] = 42
+	v[54321] = 43
+	if v[12345] != 42 || m.Bytes[54321] != 43 {
+		t.Error("the two mappings do not share bytes")
+	}
+	for _, size := range []int64{0, 1 << 10, 1 << 21} {
+		if err := unix.Ftruncate(m.FD, size); !errors.Is(err, unix.EPERM) {
+			t.Errorf("ftruncate to %d: %v, want EPERM", size, err)
+		}
+	}
+	if _, err := unix.FcntlInt(uintptr(m.FD), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); !errors.Is(err, unix.EPERM) {
+		t.Errorf("adding a seal: %v, want EPERM", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(m.FD, &st); err != nil || st.Mode&0o777 != 0o600 {
+		t.Errorf("mode %o err %v, want 600", st.Mode, err)
+	}
+	// Freed pages come back although v still maps them.
+	if err := m.Free(); err != nil {
+		t.Fatal(err)
+	}
+	if v[12345] != 0 || v[54321] != 0 {
+		t.Error("Free left the pages with the importer")
+	}
+}
+
+// A read-only reopening cannot be mapped for writing.
+func TestMapReadOnly(t *testing.T) {
+	m, err := Alloc(4096, driver.AllocOptions{Shared: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Free()
+	ro, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", m.FD), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ro)
+	if _, err := Map(ro, 4096, unix.PROT_READ|unix.PROT_WRITE); !errors.Is(err, unix.EACCES) {
+		t.Errorf("writable mapping of a read-only descriptor: %v, want EACCES", err)
+	}
+	v, err := Map(ro, 4096, unix.PROT_READ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Unmap(v); err != nil {
+		t.Error(err)
+	}
+}
+
+// Control pages keep what they say after their owner has gone; a read-only one
+// takes nothing from anybody else.
+func TestAllocControl(t *testing.T) {
+	for _, readOnly := range []bool{false, true} {
+		m, err := AllocControl(64, "t", readOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := Map(m.FD, 4096, unix.PROT_READ|unix.PROT_WRITE)
+		if readOnly && !errors.Is(err, unix.EPERM) {
+			t.Errorf("writable mapping of a read-only one: %v, want EPERM", err)
+		}
+		if err == nil {
+			defer Unmap(w)
+		}
+		v, err := Map(m.FD, 4096, unix.PROT_READ)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Bytes[9] = 9
+		if err := m.Free(); err != nil {
+			t.Error(err)
+		}
+		if v[9] != 9 {
+			t.Error("Free took the bytes from the importer")
+		}
+		if err := Unmap(v); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Hostile descriptors: unsealed, too small, not a memfd, closed.
+func TestMapRefuses(t *testing.T) {
+	raw, err := unix.MemfdCreate("t", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(raw)
+	if err := unix.Ftruncate(raw, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Map(raw, 4096, unix.PROT_READ); !errors.Is(err, ErrNotSealed) {
+		t.Errorf("unsealed memfd: %v", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(raw), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Map(raw, 4097, unix.PROT_READ); !errors.Is(err, ErrTooSmall) {
+		t.Errorf("memfd too small: %v", err)
+	}
+	if _, err := Map(raw, 0, unix.PROT_READ); !errors.Is(err, ErrSize) {
+		t.Errorf("size 0: %v", err)
+	}
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(4096); err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range []int{int(f.Fd()), -1} {
+		if b, err := Map(fd, 4096, unix.PROT_READ); err == nil {
+			_ = Unmap(b)
+			// tmpfs files report seals too, but a fresh one has F_SEAL_SEAL only.
+			t.Errorf("Map(fd %d) succeeded", fd)
+		}
+	}
+}
+
+// Running into RLIMIT_MEMLOCK says so, with the number and the remedy.
+func TestLockLimit(t *testing.T) {
+	done := make(chan error)
+	go func() {
+		// The thread loses its capability and ends with the goroutine.
+		runtime.LockOSThread()
+		var h unix.CapUserHeader
+		var d [2]unix.CapUserData
+		h.Version = unix.LINUX_CAPABILITY_VERSION_3
+		if err := unix.Capget(&h, &d[0]); err != nil {
+			done <- err
+			return
+		}
+		d[0].Effective &^= 1 << unix.CAP_IPC_LOCK
+		if err := unix.Capset(&h, &d[0]); err != nil {
+			done <- err
+			return
+		}
+		var old unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
+			done <- err
+			return
+		}
+		low := old
+		low.Cur = 65536
+		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &low); err != nil {
+			done <- err
+			return
+		}
+		defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)
+		m, err := Alloc(1<<20, driver.AllocOptions{Name: "big", Lock: true})
+		if err == nil {
+			err = m.Free()
+		}
+		done <- err
+	}()
+	err := <-done
+	var l *LimitError
+	if !errors.As(err, &l) || l.Have != 65536 || l.Want != 1<<20 {
+		t.Fatalf("err = %v, want a LimitError with 65536 of 1048576 bytes", err)
+	}
+	for _, s := range []string{"RLIMIT_MEMLOCK is 65536 bytes", "LimitMEMLOCK=", "ulimit -l", "CAP_IPC_LOCK"} {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%q lacks %q", err, s)
+		}
+	}
+}
+
+// More huge pages than the machine has reserved.
+func TestHugePageLimit(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		_, err := Alloc(1<<44, driver.AllocOptions{HugePageBytes: 2 << 20, Shared: shared})
+		var l *LimitError
+		if !errors.As(err, &l) {
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
+				t.Skipf("kernel without hugetlbfs: %v", err)
+			}
+			t.Fatalf("shared=%v: %v, want a LimitError", shared, err)
+		}
+		if l.Want != 1<<23 || !strings.Contains(err.Error(), "vm.nr_hugepages") || !strings.Contains(err.Error(), "HugePages_Free") {
+			t.Errorf("shared=%v: %v", shared, err)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package simtest
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/kvd-project/kvd/index"
+)
+
+const waitAlloc = index.Alloc
+
+// Outcome is an operation's answer.
+type Outcome uint8
+
+const (
+	OK Outcome = 1 + iota
+	NotFound
+	Exists
+	Conflict
+	NotDone // an error that says: did not happen
+	Unknown
+)
+
+func (o Outcome) String() string {
+	return [...]string{"under way", "ok", "not found", "exists", "conflict", "not done", "unknown"}[o]
+}
+
+// Event is one operation of a history.
+type Event struct {
+	Client       int
+	Verb         Verb
+	Key          int
+	Value        string // written
+	Old          string // CAS, DelIf: the value whose version is expected
+	Got          string // Get
+	Out          Outcome
+	Call, Return int64
+}
+
+func (e *Event) String() string {
+	s := fmt.Sprintf("c%d %v key%d", e.Client, e.Verb, e.Key)
+	if e.Verb != Get && e.Verb != Del && e.Verb != DelIf {
+		s += " " + e.Value
+	}
+	if e.Verb == CAS || e.Verb == DelIf {
+		s += " if " + e.Old
+	}
+	if e.Out != 0 {
+		s += fmt.Sprintf(": %v %s", e.Out, e.Got)
+	}
+	return s
+}
+
+func (e *Event) sum() string { return e.String() }
+
+// model is one key: the value, "" when absent.
+var model = porcupine.Model{
+	Init: func() any { return "" },
+	Step: func(state, in, _ any) (bool, any) {
+		v, e := state.(string), in.(*Event)
+		unknown := e.Out == Unknown
+		switch e.Verb {
+		case Get:
+			if unknown {
+				return true, v
+			}
+			if e.Out == NotFound {
+				return v == "", v
+			}
+			return v != "" && v == e.Got, v
+		case Put:
+			return true, e.Value
+		case Add:
+			if v != "" {
+				return unknown || e.Out == Exists, v
+			}
+			return unknown || e.Out == OK, e.Value
+		case Del:
+			if v == "" {
+				return unknown || e.Out == NotFound, v
+			}
+			return unknown || e.Out == OK, ""
+		case Incr:
+			if unknown {
+				return true, v + "+"
+			}
+			return e.Value == v+"+", v + "+"
+		case CAS, DelIf:
+			want := ""
+			if e.Verb == CAS {
+				want = e.Value
+			}
+			switch {
+			case v == "":
+				return unknown || e.Out == NotFound, v
+			case v != e.Old:
+				return unknown || e.Out == Conflict, v
+			}
+			return unknown || e.Out == OK, want
+		}
+		return false, v
+	},
+	Equal: func(a, b any) bool { return a.(string) == b.(string) },
+}
+
+// CheckHistory reports an error if no order of the operations explains their
+// answers (I13). Operations of unknown outcome may take effect at any time after
+// their call, or never.
+func CheckHistory(h []Event) error {
+	byKey := map[int][]porcupine.Operation{}
+	for i := range h {
+		e := &h[i]
+		if e.Out == NotDone || e.Verb == Get && e.Out == Unknown {
+			continue
+		}
+		op := porcupine.Operation{ClientId: len(byKey[e.Key]), Input: e, Call: e.Call, Return: e.Return}
+		if e.Out == Unknown {
+			op.Return = math.MaxInt64
+		}
+		byKey[e.Key] = append(byKey[e.Key], op)
+	}
+	for k, ops := range byKey {
+		if !porcupine.CheckOperations(model, ops) {
+			var b strings.Builder
+			for i := range h {
+				if h[i].Key == k {
+					fmt.Fprintf(&b, "\n  [%d,%d] %v", h[i].Call, h[i].Return, &h[i])
+				}
+			}
+			return fmt.Errorf("I13: no order explains the history of key%d:%s", k, b.String())
+		}
+	}
+	return nil
+}

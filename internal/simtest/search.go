@@ -1,0 +1,175 @@
+package simtest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+)
+
+// Failure is a schedule that broke a rule.
+type Failure struct {
+	Err      error
+	Schedule []int // the choice made at each step
+	Trace    []string
+}
+
+func (f *Failure) Error() string {
+	return fmt.Sprintf("%v\nschedule %v\n%s", f.Err, f.Schedule, strings.Join(f.Trace, "\n"))
+}
+
+// Replay runs a schedule again, with a trace.
+func Replay(cfg Config, schedule []int) error {
+	w, err := NewWorld(cfg, true)
+	if err != nil {
+		return err
+	}
+	for _, k := range schedule {
+		e := w.enabled()
+		if k >= len(e) || w.err != nil {
+			break
+		}
+		w.do(e[k])
+	}
+	if err := w.Finish(); err != nil {
+		return &Failure{Err: err, Schedule: schedule, Trace: w.Trace}
+	}
+	return nil
+}
+
+// traced turns a failing schedule into a Failure with its trace, shortened by
+// leaving out choices that the failure does not need.
+func traced(cfg Config, err error, schedule []int) error {
+	best := schedule
+	fails := func(s []int) bool { return Replay(cfg, s) != nil }
+	if fails(best) {
+		for size := len(best) / 2; size > 0; size /= 2 {
+			for lo := 0; lo+size <= len(best); {
+				try := append(append([]int(nil), best[:lo]...), best[lo+size:]...)
+				if fails(try) {
+					best = try
+				} else {
+					lo += size
+				}
+			}
+		}
+	}
+	if e := Replay(cfg, best); e != nil {
+		return e
+	}
+	return &Failure{Err: err, Schedule: schedule}
+}
+
+// Random runs one schedule chosen by seed. Besides uniform choice it uses, by the
+// seed's parity, priorities with few change points (PCT, Burckhardt et al.,
+// ASPLOS 2010): they find what needs one client to be slow for long.
+func Random(cfg Config, seed uint64) error {
+	w, err := NewWorld(cfg, false)
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(seed, 0x6b7664))
+	prio := rng.Perm(len(cfg.Scripts) + 1)
+	schedule := make([]int, 0, 128)
+	for n := 0; n < w.cfg.MaxSteps && w.err == nil; n++ {
+		e := w.enabled()
+		if len(e) == 0 {
+			break
+		}
+		k := rng.IntN(len(e))
+		if seed%2 == 1 {
+			if rng.IntN(12) == 0 {
+				i, j := rng.IntN(len(prio)), rng.IntN(len(prio))
+				prio[i], prio[j] = prio[j], prio[i]
+			}
+			// The best of three draws by its client's priority.
+			for range 2 {
+				if o := rng.IntN(len(e)); prio[e[o].c] < prio[e[k].c] {
+					k = o
+				}
+			}
+		}
+		schedule = append(schedule, k)
+		w.do(e[k])
+	}
+	if err := w.Finish(); err != nil {
+		return traced(cfg, err, schedule)
+	}
+	return nil
+}
+
+// Result of an exhaustive search.
+type Result struct {
+	States    int // distinct
+	Schedules int // run to their end
+	Complete  bool
+}
+
+// Exhaust visits every state of the scope once, depth first, up to maxStates.
+func Exhaust(cfg Config, maxStates int) (Result, error) {
+	var res Result
+	visited := make(map[uint64]struct{})
+	type frame struct{ next, n int }
+	var stack []frame
+	var schedule []int
+	build := func() (*World, error) {
+		w, err := NewWorld(cfg, false)
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range schedule {
+			w.do(w.enabled()[k])
+		}
+		return w, nil
+	}
+	w, err := build()
+	if err != nil {
+		return res, err
+	}
+	fresh := true // w stands at the end of schedule and was not yet looked at
+	for {
+		if fresh {
+			fresh = false
+			n := len(w.enabled())
+			_, seen := visited[w.Sum()]
+			visited[w.Sum()] = struct{}{}
+			if w.err != nil || n == 0 || len(schedule) >= cfg.MaxSteps && cfg.MaxSteps > 0 {
+				res.Schedules++
+				if err := w.Finish(); err != nil {
+					return res, traced(cfg, err, schedule)
+				}
+				w = nil
+				stack = append(stack, frame{0, 0})
+			} else if seen {
+				w = nil
+				stack = append(stack, frame{0, 0})
+			} else {
+				stack = append(stack, frame{0, n})
+			}
+			res.States = len(visited)
+			if res.States >= maxStates {
+				return res, nil
+			}
+		}
+		top := &stack[len(stack)-1]
+		if top.next >= top.n {
+			stack = stack[:len(stack)-1]
+			if len(stack) == 0 {
+				res.Complete = true
+				return res, nil
+			}
+			schedule = schedule[:len(schedule)-1]
+			w = nil
+			continue
+		}
+		if w == nil {
+			if w, err = build(); err != nil {
+				return res, err
+			}
+		}
+		k := top.next
+		top.next++
+		schedule = append(schedule, k)
+		w.do(w.enabled()[k])
+		fresh = true
+	}
+}

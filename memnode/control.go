@@ -1,0 +1,255 @@
+package memnode
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/token"
+)
+
+const (
+	defaultHeartbeat = 250 * time.Millisecond
+	minHeartbeat     = 5 * time.Millisecond
+	maxHeartbeat     = time.Minute
+	// exchangeTimeout bounds one exchange with the directory, so that losing it
+	// is noticed and logged.
+	exchangeTimeout = 2 * time.Second
+)
+
+// run lives the node's lives in the directory's eyes, one registration each.
+func (n *Node) run() {
+	for n.ctx.Err() == nil {
+		reg := n.register()
+		if reg == nil {
+			return
+		}
+		if !n.serve(reg) {
+			return
+		}
+		n.log.Warn("the directory does not know this memory node any more: its regions are dropped and it registers again",
+			"node_id", reg.nodeID, "incarnation", reg.incarnation)
+		if !n.reset() {
+			return
+		}
+	}
+}
+
+// register returns nil when the node is closed.
+func (n *Node) register() *registration {
+	reg := &registration{incarnation: newIncarnation()}
+	req := &dirpb.RegisterNodeRequest{
+		Name:          n.o.Name,
+		Incarnation:   reg.incarnation,
+		HostId:        n.o.HostID,
+		CapacityBytes: uint64(n.o.CapacityBytes),
+		Domain:        n.o.Domain,
+	}
+	for _, d := range n.devices {
+		req.Endpoints = append(req.Endpoints, d.endpoint)
+	}
+	bo := backoff.NewExponentialBackOff()
+	bo.InitialInterval, bo.MaxInterval = 20*time.Millisecond, time.Second
+	for {
+		var rep *dirpb.RegisterNodeReply
+		err := n.call(exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+			rep, err = d.RegisterNode(ctx, req)
+			return err
+		})
+		if err == nil && len(rep.GetClusterKey()) != token.KeySize {
+			err = fmt.Errorf("directory sent a cluster key of %d bytes, want %d", len(rep.GetClusterKey()), token.KeySize)
+		}
+		if n.ctx.Err() != nil {
+			return nil
+		}
+		n.exchanged("register", err)
+		if err != nil {
+			if !n.wait(bo.NextBackOff(), nil) {
+				return nil
+			}
+			continue
+		}
+		reg.nodeID, reg.key = rep.GetNodeId(), rep.GetClusterKey()
+		reg.interval = defaultHeartbeat
+		if ms := rep.GetHeartbeatMillis(); ms != 0 {
+			ms = min(ms, uint64(maxHeartbeat/time.Millisecond))
+			reg.interval = max(time.Duration(ms)*time.Millisecond, minHeartbeat)
+		}
+		n.mu.Lock()
+		if n.mu.clusterID != rep.GetClusterId() {
+			// Another cluster numbers its sessions anew.
+			n.mu.clusterID, n.mu.barred = rep.GetClusterId(), sessionSet{}
+		}
+		if n.ctx.Err() == nil {
+			n.mu.reg = reg
+		}
+		n.mu.Unlock()
+		n.log.Info("memory node registered", "node_id", reg.nodeID, "incarnation", reg.incarnation,
+			"cluster", rep.GetClusterId(), "capacity_bytes", n.o.CapacityBytes, "heartbeat", reg.interval)
+		return reg
+	}
+}
+
+// serve heartbeats until the directory disowns the registration (true) or the
+// node is closed (false).
+func (n *Node) serve(reg *registration) bool {
+	ctx, cancel := context.WithCancel(n.ctx)
+	wants := make(chan wantSet, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.keepRegions(ctx, reg, wants)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	for {
+		seq := n.seq.Add(1)
+		rep, err := n.beat(reg)
+		switch {
+		case n.ctx.Err() != nil:
+			return false
+		case err != nil:
+			n.exchanged("heartbeat", err)
+		case rep.GetUnknownNode():
+			return true
+		default:
+			n.exchanged("heartbeat", nil)
+			select { // only the newest set matters
+			case <-wants:
+			default:
+			}
+			wants <- wantSet{seq, rep.GetRegions()}
+			select {
+			case <-n.ready:
+			default:
+				close(n.ready)
+			}
+		}
+		if !n.wait(reg.interval, n.kick) {
+			return false
+		}
+	}
+}
+
+// beat sends one heartbeat and takes the fences out of the reply.
+func (n *Node) beat(reg *registration) (*dirpb.HeartbeatReply, error) {
+	req := &dirpb.HeartbeatRequest{
+		NodeId:      reg.nodeID,
+		Incarnation: reg.incarnation,
+		Stats:       &dirpb.NodeStats{DataPathCpuNanos: uint64(n.dataPathCPU())},
+	}
+	n.mu.Lock()
+	req.Stats.Connections, req.Stats.RegisteredBytes = uint64(len(n.mu.byPeer)), uint64(n.mu.used)
+	for id, f := range n.mu.fencing {
+		if f.confirmed {
+			req.FencedSessions = append(req.FencedSessions, id)
+		}
+	}
+	n.mu.Unlock()
+	slices.Sort(req.FencedSessions)
+	// A leader that takes longer is as good as gone; another may lead by now.
+	patience := min(max(4*reg.interval, exchangeTimeout/4), exchangeTimeout)
+	var rep *dirpb.HeartbeatReply
+	err := n.call(exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		rep, err = d.Heartbeat(ctx, req)
+		return err
+	})
+	if err != nil || rep.GetUnknownNode() {
+		return rep, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.heartbeat = time.Now()
+	for _, id := range req.FencedSessions {
+		if !slices.Contains(rep.GetFenceSessions(), id) {
+			delete(n.mu.fencing, id) // the directory has it; id stays barred
+		}
+	}
+	for _, id := range rep.GetFenceSessions() {
+		n.fenceLocked(id)
+	}
+	return rep, nil
+}
+
+// reset ends a life: nobody may connect, every peer is fenced, then every region
+// is dropped. It returns false when the node is closed first.
+func (n *Node) reset() bool {
+	n.mu.Lock()
+	n.mu.reg = nil
+	n.mu.fencing = map[uint32]*fence{} // the directory asks the next life anew
+	n.mu.Unlock()
+	fenced := n.fencePeers("every session", func() []*peer {
+		peers := make([]*peer, 0, len(n.mu.byPeer))
+		for _, p := range n.mu.byPeer {
+			peers = append(peers, p)
+		}
+		return peers
+	})
+	if !fenced {
+		return false
+	}
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		if n.dropUnwanted(nil) == 0 {
+			break
+		}
+		if !n.wait(pause, nil) {
+			return false
+		}
+	}
+	n.mu.Lock()
+	n.mu.failures = map[uint32]*failure{}
+	n.mu.Unlock()
+	return true
+}
+
+// call is one exchange with the directory; the node's Close ends it.
+func (n *Node) call(timeout time.Duration, fn func(context.Context, dirpb.DirectoryClient) error) error {
+	ctx, cancel := context.WithTimeout(n.ctx, timeout)
+	defer cancel()
+	return n.o.Directory.Call(ctx, fn)
+}
+
+// exchanged keeps and logs the outcome of talking to the directory; a failure
+// that repeats is logged once.
+func (n *Node) exchanged(what string, err error) {
+	n.mu.Lock()
+	before := n.mu.err
+	n.mu.err = err
+	n.mu.Unlock()
+	switch {
+	case err == nil && before != nil:
+		n.log.Info("directory answers again", "what", what)
+	case err != nil && before == nil:
+		n.log.Warn("directory does not answer; regions stay served", "what", what, "err", err)
+	case err != nil && err.Error() != before.Error():
+		n.log.Debug("directory still does not answer", "what", what, "err", err)
+	}
+}
+
+// wait sleeps for d or until early receives; false: the node is closed.
+func (n *Node) wait(d time.Duration, early <-chan struct{}) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-early:
+	case <-n.ctx.Done():
+	}
+	return n.ctx.Err() == nil
+}
+
+// kickHeartbeat makes the next heartbeat go out now.
+func (n *Node) kickHeartbeat() {
+	select {
+	case n.kick <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,373 @@
+package memnode
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+var _ Directory = (*dirclient.Client)(nil)
+
+const patience = 20 * time.Second
+
+var clusterKey = bytes.Repeat([]byte{42}, token.KeySize)
+
+var errDown = errors.New("fake directory is down")
+
+// directory is a fake that keeps what a node told it. It is both the Directory
+// and the client that Call hands out.
+type directory struct {
+	dirpb.DirectoryClient // the rest of the interface, not called
+
+	t  *testing.T
+	mu sync.Mutex
+	// changed is closed and replaced whenever anything below changes.
+	changed chan struct{}
+
+	down       bool
+	publishErr error
+	regions    []*dirpb.WantRegion
+	fence      []uint32
+	forget     bool // answer the next heartbeat with unknown_node
+	clusterID  string
+
+	registered   []*dirpb.RegisterNodeRequest
+	heartbeats   int
+	last         *dirpb.HeartbeatRequest
+	published    map[uint32]*dirpb.PublishRegionRequest
+	publications int
+}
+
+func newDirectory(t *testing.T) *directory {
+	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1"}
+}
+
+// change runs fn under the lock.
+func (d *directory) change(fn func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	fn()
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// until waits for cond, which is called under the lock after every change.
+func (d *directory) until(what string, cond func() bool) {
+	d.t.Helper()
+	deadline := time.After(patience)
+	for {
+		d.mu.Lock()
+		ok, changed := cond(), d.changed
+		d.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			d.t.Fatalf("waited %v for: %s", patience, what)
+		}
+	}
+}
+
+// beats waits until the node has sent n more heartbeats, so that it has acted on
+// a reply made after the call.
+func (d *directory) beats(n int) {
+	d.t.Helper()
+	d.mu.Lock()
+	goal := d.heartbeats + n
+	d.mu.Unlock()
+	d.until("heartbeats", func() bool { return d.heartbeats >= goal })
+}
+
+func (d *directory) Call(ctx context.Context, fn func(context.Context, dirpb.DirectoryClient) error) error {
+	d.mu.Lock()
+	down := d.down
+	d.mu.Unlock()
+	if down {
+		return errDown
+	}
+	return fn(ctx, d)
+}
+
+func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {
+	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: 5, ClusterKey: clusterKey}
+	d.change(func() {
+		d.registered = append(d.registered, r)
+		rep.NodeId, rep.ClusterId = uint32(len(d.registered)), d.clusterID
+		clear(d.published)
+	})
+	return rep, nil
+}
+
+func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ...grpc.CallOption) (*dirpb.HeartbeatReply, error) {
+	rep := &dirpb.HeartbeatReply{}
+	d.change(func() {
+		d.heartbeats++
+		d.last = r
+		if d.forget {
+			d.forget, rep.UnknownNode = false, true
+			return
+		}
+		for _, w := range d.regions {
+			_, ok := d.published[w.PgId]
+			rep.Regions = append(rep.Regions, &dirpb.WantRegion{PgId: w.PgId, NamespaceId: w.NamespaceId,
+				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: ok})
+		}
+		rep.FenceSessions = slices.Clone(d.fence)
+	})
+	return rep, nil
+}
+
+func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionRequest, _ ...grpc.CallOption) (*dirpb.PublishRegionReply, error) {
+	var err error
+	d.change(func() {
+		d.publications++
+		if err = d.publishErr; err == nil {
+			d.published[r.PgId] = r
+		}
+	})
+	return &dirpb.PublishRegionReply{}, err
+}
+
+// want adds a region of 64 KiB with 16 KiB of index.
+func (d *directory) want(pg, namespace uint32) {
+	d.change(func() {
+		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: namespace, RegionBytes: regionBytes, IndexBytes: indexBytes, Epoch: 3})
+	})
+}
+
+const (
+	regionBytes = 64 << 10
+	indexBytes  = 16 << 10
+)
+
+// keys waits for a region's publication.
+func (d *directory) keys(pg uint32, provider string) *dirpb.RegionKeys {
+	d.t.Helper()
+	var k *dirpb.RegionKeys
+	d.until(fmt.Sprintf("publication of pg %d", pg), func() bool {
+		for _, c := range d.published[pg].GetKeys() {
+			if c.Provider == provider {
+				k = c
+			}
+		}
+		return k != nil
+	})
+	return k
+}
+
+// endpoint is where the node says that a provider listens.
+func (d *directory) endpoint(provider string) string {
+	d.t.Helper()
+	d.until("registration", func() bool { return len(d.registered) > 0 })
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, e := range d.registered[len(d.registered)-1].Endpoints {
+		if e.Provider == provider {
+			return e.Addr
+		}
+	}
+	d.t.Fatalf("no %s endpoint registered", provider)
+	return ""
+}
+
+// logged collects log lines.
+type logged struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logged) count(s string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), s)
+}
+
+// open starts a node over the providers named; the test's end checks that Close
+// leaves nothing behind, neither error nor open object.
+func open(t *testing.T, dir *directory, capacity int64, names ...string) (*Node, *logged) {
+	t.Helper()
+	log := &logged{}
+	o := Options{
+		Name: "m1", CapacityBytes: capacity, Directory: dir, Domain: "rack1", HostID: "host1",
+		Logger:       slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		FenceTimeout: 200 * time.Millisecond,
+	}
+	for _, name := range names {
+		addr := "127.0.0.1:0"
+		if name == "shm" {
+			addr = fmt.Sprintf("@%s-%d", strings.ReplaceAll(t.Name(), "/", "-"), os.Getpid())
+		}
+		o.Devices = append(o.Devices, DeviceListen{Device: openDevice(t, name), Addr: addr})
+	}
+	n, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for range 2 {
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if s := n.Stats(); s.RegisteredBytes != 0 || s.Connections != 0 || s.Registered || len(s.Regions) != 0 {
+			t.Errorf("after Close: %+v", s)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := n.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return n, log
+}
+
+// openDevice opens a provider's device that must have nothing left at the end.
+func openDevice(t *testing.T, name string) *rdma.Device {
+	t.Helper()
+	d, err := providers.Open(name, providers.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// lane is a client's connection.
+type lane struct {
+	t   *testing.T
+	qp  *rdma.QP
+	cq  *rdma.CQ
+	mr  *rdma.MR
+	seq uint64
+}
+
+func private(g token.Grant, lane uint32) []byte {
+	return binary.LittleEndian.AppendUint32(token.Sign(clusterKey, g), lane)
+}
+
+// dial connects; everything is closed at the test's end, before the node is.
+func dial(t *testing.T, dir *directory, provider string, priv []byte) (*lane, error) {
+	t.Helper()
+	dev := openDevice(t, provider)
+	pd, err := dev.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := dev.Alloc(4096, rdma.AllocOptions{Name: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mr, err := pd.RegMR(mem, 0, 4096, rdma.AccessLocal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	qp, derr := dev.Dial(ctx, pd, cq, dir.endpoint(provider), priv)
+	t.Cleanup(func() {
+		var errs []error
+		if qp != nil && derr == nil {
+			errs = append(errs, qp.Close())
+		}
+		errs = append(errs, cq.Close(), mr.Deregister(), mem.Free(), pd.Dealloc())
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+	})
+	return &lane{t: t, qp: qp, cq: cq, mr: mr}, derr
+}
+
+func mustDial(t *testing.T, dir *directory, provider string, g token.Grant, num uint32) *lane {
+	t.Helper()
+	l, err := dial(t, dir, provider, private(g, num))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// do posts one verb and gives its WC's error.
+func (l *lane) do(w rdma.WR) error {
+	l.t.Helper()
+	l.seq++
+	w.ID, w.LKey, w.Flags = l.seq, l.mr.LKey(), rdma.Signaled
+	if n, err := l.qp.PostSend([]rdma.WR{w}); n != 1 {
+		return err
+	}
+	deadline := time.After(patience)
+	var wcs [1]rdma.WC
+	for {
+		if l.cq.Poll(wcs[:]) == 1 {
+			if wcs[0].Status.String() != "SUCCESS" {
+				return &rdma.WCError{WC: wcs[0]}
+			}
+			return nil
+		}
+		select {
+		case <-l.cq.Ready():
+		case <-deadline:
+			l.t.Fatal("no WC")
+		}
+	}
+}
+
+func (l *lane) read(rkey, addr uint64, n int) ([]byte, error) {
+	l.t.Helper()
+	b := l.mr.Bytes()[:n]
+	err := l.do(rdma.WR{Op: rdma.OpRead, Local: b, RemoteAddr: addr, RKey: rkey})
+	return bytes.Clone(b), err
+}
+
+func (l *lane) write(rkey, addr uint64, data string) error {
+	l.t.Helper()
+	b := l.mr.Bytes()[:len(data)]
+	copy(b, data)
+	return l.do(rdma.WR{Op: rdma.OpWrite, Local: b, RemoteAddr: addr, RKey: rkey})
+}
+
+func (l *lane) cas(rkey, addr, old, new uint64) error {
+	l.t.Helper()
+	return l.do(rdma.WR{Op: rdma.OpCmpAndSwp, Local: l.mr.Bytes()[:8], RemoteAddr: addr, RKey: rkey, Compare: old, Swap: new})
+}
+
+// refused asserts that the target refused a verb.
+func refused(t *testing.T, what string, err error) {
+	t.Helper()
+	var wc *rdma.WCError
+	if !errors.As(err, &wc) || wc.WC.Status.String() != "REM_ACCESS_ERR" {
+		t.Fatalf("%s: got %v, want REM_ACCESS_ERR", what, err)
+	}
+}

@@ -1,0 +1,404 @@
+// Package memnode lends a machine's memory to the store. It makes the regions
+// that the directory asks for, registers them with every provider, publishes
+// their rkeys, and then stays off the data path: clients READ, WRITE and CAS the
+// regions without waking this code.
+//
+// It leaves moving bytes to the providers, placement to the directory, and the
+// meaning of a region's bytes, but for the header page, to clients.
+//
+// Start with [Node], then accept (who may connect) and region. A Node's methods
+// may be called concurrently. A region's bytes belong to clients from its
+// publication until it has been deregistered with every provider, which on a
+// reset or Close comes after every peer has been fenced. Devices and the
+// directory client stay their opener's; Close releases all that was made of them.
+//
+// Fencing before anything is reused follows Mu (OSDI'20): a lease alone fences
+// nothing.
+package memnode
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+var (
+	// ErrClosed means that the node was closed.
+	ErrClosed = errors.New("memory node closed")
+	// ErrCapacity means that a region does not fit into what the node lends.
+	ErrCapacity = errors.New("over capacity")
+	// ErrNotRegistered refuses connections while the directory does not know
+	// this incarnation.
+	ErrNotRegistered = errors.New("memory node is not registered with the directory")
+	// ErrFenced refuses a session that the directory had fenced here.
+	ErrFenced = errors.New("session is fenced")
+)
+
+// Directory is what a node needs of the directory; *dirclient.Client is one.
+// Call runs an idempotent request against the leader until ctx ends.
+type Directory interface {
+	Call(ctx context.Context, fn func(context.Context, dirpb.DirectoryClient) error) error
+}
+
+// Options configure a Node.
+type Options struct {
+	// Name is the node's own, stable across restarts. Required.
+	Name string
+	// CapacityBytes is how much memory the node lends. Required.
+	CapacityBytes int64
+	// HugePageBytes is 0 for normal pages, or 2<<20 or 1<<30.
+	HugePageBytes int
+	// Lock pins the regions in memory.
+	Lock bool
+	// Devices serve the regions, each at its own address. At least one, each of
+	// another provider, and all with atomics that are atomic with each other's.
+	Devices []DeviceListen
+	// Directory is asked for work. Required.
+	Directory Directory
+	// Domain is the failure domain's label; may be empty.
+	Domain string
+	// HostID names the machine to clients that could share its memory. Default:
+	// hostid.ID().
+	HostID string
+	// Logger gets what an operator needs to know. Default: discards.
+	Logger *slog.Logger
+	// FenceTimeout bounds one attempt to fence one connection. Default 1 s.
+	FenceTimeout time.Duration
+}
+
+// DeviceListen is one provider's way in.
+type DeviceListen struct {
+	Device *rdma.Device
+	// Addr to listen on, in the provider's own syntax.
+	Addr string
+	// Advertise is what clients dial when that is not the listener's address:
+	// a host, which takes the listener's port, or all of an address.
+	Advertise string
+}
+
+func (o *Options) ensureDefaults() {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.HostID == "" {
+		o.HostID = hostid.ID()
+	}
+	if o.FenceTimeout == 0 {
+		o.FenceTimeout = time.Second
+	}
+}
+
+// Validate joins every problem.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
+	if o.Name == "" {
+		bad("Name is empty")
+	}
+	if o.CapacityBytes <= 0 || o.CapacityBytes > 1<<62 {
+		bad("CapacityBytes is %d, want 1..2^62 bytes", o.CapacityBytes)
+	}
+	if o.HugePageBytes != 0 && o.HugePageBytes != 2<<20 && o.HugePageBytes != 1<<30 {
+		bad("HugePageBytes is %d, want 0, 2 MiB or 1 GiB", o.HugePageBytes)
+	}
+	if o.Directory == nil {
+		bad("Directory is missing")
+	}
+	if o.FenceTimeout < 0 {
+		bad("FenceTimeout is %v, want > 0", o.FenceTimeout)
+	}
+	if len(o.Devices) == 0 {
+		bad("Devices is empty")
+	}
+	seen := map[string]bool{}
+	for i, d := range o.Devices {
+		if d.Device == nil {
+			bad("Devices[%d]: Device is missing", i)
+			continue
+		}
+		if seen[d.Device.Name()] {
+			bad("Devices[%d]: a second %s device", i, d.Device.Name())
+		}
+		seen[d.Device.Name()] = true
+		switch s := d.Device.Caps().AtomicScope; {
+		case s == driver.AtomicNone:
+			bad("Devices[%d]: %s has no atomics", i, d.Device.Name())
+		case len(o.Devices) > 1 && s != driver.AtomicCPU:
+			bad("Devices[%d]: atomics of %s (scope %v) are not atomic with those of another provider", i, d.Device.Name(), s)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Node is a running memory node.
+type Node struct {
+	o       Options
+	log     *slog.Logger
+	devices []*device
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	ready   chan struct{} // closed by the first answered heartbeat
+	kick    chan struct{} // capacity 1: heartbeat now
+	// seq numbers heartbeats, so that a reply can be told to be older than a
+	// publication.
+	seq atomic.Uint64
+
+	closeOnce sync.Once
+	closeErr  error
+
+	mu struct {
+		sync.Mutex
+		reg       *registration // nil: not registered, nobody may connect
+		peers     map[uint32]map[uint32]*peer
+		byPeer    map[rdma.Peer]*peer
+		barred    sessionSet
+		fencing   map[uint32]*fence
+		regions   map[uint32]*region // by PG
+		failures  map[uint32]*failure
+		used      int64 // bytes of regions, made or being made
+		heartbeat time.Time
+		err       error // of the last exchange with the directory
+		clusterID string
+	}
+}
+
+// device is one provider and, per namespace, the PD that keeps its MRs and QPs
+// away from others'.
+type device struct {
+	dev      *rdma.Device
+	listener rdma.Listener
+	endpoint *dirpb.Endpoint
+	pds      map[uint32]*rdma.PD // guarded by Node.mu
+}
+
+// registration is one life of the node in the directory's eyes.
+type registration struct {
+	nodeID      uint32
+	incarnation uint64
+	key         []byte
+	interval    time.Duration
+}
+
+// Open listens on every device and starts to register; it does not wait for the
+// directory (see [Node.Ready]). ctx bounds Open alone.
+func Open(ctx context.Context, o Options) (*Node, error) {
+	o.ensureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("memory node %q: %w", o.Name, err)
+	}
+	n := &Node{
+		o:     o,
+		log:   o.Logger.With("node", o.Name),
+		ready: make(chan struct{}),
+		kick:  make(chan struct{}, 1),
+	}
+	n.mu.peers = map[uint32]map[uint32]*peer{}
+	n.mu.byPeer = map[rdma.Peer]*peer{}
+	n.mu.barred = sessionSet{}
+	n.mu.fencing = map[uint32]*fence{}
+	n.mu.regions = map[uint32]*region{}
+	n.mu.failures = map[uint32]*failure{}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	for _, dl := range o.Devices {
+		err := ctx.Err()
+		if err == nil {
+			err = n.listen(dl)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("memory node %q: %w", o.Name, err), n.Close())
+		}
+	}
+	n.wg.Go(n.run)
+	return n, nil
+}
+
+func (n *Node) listen(dl DeviceListen) error {
+	d := &device{dev: dl.Device, pds: map[uint32]*rdma.PD{}}
+	l, err := dl.Device.Listen(dl.Addr, rdma.ListenOptions{
+		Accept: func(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) { return n.accept(d, r) },
+		Closed: n.gone,
+	})
+	if err != nil {
+		return err
+	}
+	d.listener = l
+	n.devices = append(n.devices, d)
+	addr, err := advertised(l.Addr(), dl.Advertise)
+	if err != nil {
+		return fmt.Errorf("%s: %w", dl.Device.Name(), err)
+	}
+	d.endpoint = &dirpb.Endpoint{Provider: dl.Device.Name(), Addr: addr}
+	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr)
+	return nil
+}
+
+// advertised is the address that clients dial.
+func advertised(listen, advertise string) (string, error) {
+	host, port, err := net.SplitHostPort(listen)
+	if advertise == "" {
+		ip, perr := netip.ParseAddr(host)
+		if err == nil && (host == "" || perr == nil && ip.IsUnspecified()) {
+			return "", fmt.Errorf("listening on %s, which clients cannot dial: set Advertise to this machine's address", listen)
+		}
+		return listen, nil
+	}
+	if err != nil {
+		return advertise, nil
+	}
+	switch h, p, err := net.SplitHostPort(advertise); {
+	case err != nil:
+		return net.JoinHostPort(strings.Trim(advertise, "[]"), port), nil
+	case p == "0":
+		return net.JoinHostPort(h, port), nil
+	}
+	return advertise, nil
+}
+
+// Ready waits until the directory knows the node and has answered a heartbeat.
+func (n *Node) Ready(ctx context.Context) error {
+	select {
+	case <-n.ready:
+		return nil
+	case <-n.ctx.Done():
+		return ErrClosed
+	case <-ctx.Done():
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.err != nil {
+		return fmt.Errorf("memory node %q is not ready: %w: %w", n.o.Name, context.Cause(ctx), n.mu.err)
+	}
+	return fmt.Errorf("memory node %q is not ready: %w", n.o.Name, context.Cause(ctx))
+}
+
+// Close fences every peer, deregisters and frees every region and returns when
+// all goroutines are gone. It is idempotent. Memory that a peer may still touch
+// is reported and not freed.
+func (n *Node) Close() error {
+	n.closeOnce.Do(func() {
+		n.mu.Lock()
+		n.mu.reg = nil
+		n.mu.Unlock()
+		n.cancel()
+		n.wg.Wait()
+		var errs []error
+		for _, d := range n.devices {
+			if err := d.listener.Close(); err != nil {
+				errs = append(errs, fmt.Errorf("%s: close listener: %w", d.dev.Name(), err))
+			}
+		}
+		if len(errs) == 0 {
+			for _, r := range slices.Collect(maps.Values(n.mu.regions)) {
+				errs = append(errs, n.drop(r))
+			}
+			for _, d := range n.devices {
+				for ns, pd := range d.pds {
+					if err := pd.Dealloc(); err != nil {
+						errs = append(errs, fmt.Errorf("namespace %d: %w", ns, err))
+					}
+				}
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			n.closeErr = fmt.Errorf("memory node %q: close: %w", n.o.Name, err)
+		}
+	})
+	return n.closeErr
+}
+
+// Stats is a snapshot for metrics and people.
+type Stats struct {
+	NodeID      uint32
+	Incarnation uint64
+	Registered  bool
+	// LastHeartbeat is when the directory last answered one; zero: never.
+	LastHeartbeat time.Time
+	// DirectoryErr is why the last exchange with the directory failed, or nil.
+	DirectoryErr    error
+	CapacityBytes   int64
+	RegisteredBytes int64
+	Connections     int
+	Sessions        int
+	// Fencing are the sessions whose fence is not confirmed yet.
+	Fencing []uint32
+	// DataPathCPU is the CPU time spent executing verbs for peers.
+	DataPathCPU time.Duration
+	Regions     []RegionStats
+}
+
+// RegionStats is one region the directory wants, or one that is being dropped.
+type RegionStats struct {
+	PG, Namespace uint32
+	Bytes         int64
+	Published     bool
+	// Err is why the region could not be made, published or dropped, or nil.
+	Err error
+}
+
+// Stats may be called at any time.
+func (n *Node) Stats() Stats {
+	s := Stats{CapacityBytes: n.o.CapacityBytes, DataPathCPU: n.dataPathCPU()}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r := n.mu.reg; r != nil {
+		s.Registered, s.NodeID, s.Incarnation = true, r.nodeID, r.incarnation
+	}
+	s.LastHeartbeat, s.DirectoryErr = n.mu.heartbeat, n.mu.err
+	s.RegisteredBytes = n.mu.used
+	s.Connections, s.Sessions = len(n.mu.byPeer), len(n.mu.peers)
+	for id, f := range n.mu.fencing {
+		if !f.confirmed {
+			s.Fencing = append(s.Fencing, id)
+		}
+	}
+	slices.Sort(s.Fencing)
+	for pg, r := range n.mu.regions {
+		rs := RegionStats{PG: pg, Namespace: r.want.GetNamespaceId(), Bytes: r.bytes, Published: r.published}
+		if f := n.mu.failures[pg]; f != nil {
+			rs.Err = f.err
+		}
+		s.Regions = append(s.Regions, rs)
+	}
+	for pg, f := range n.mu.failures {
+		if n.mu.regions[pg] == nil {
+			s.Regions = append(s.Regions, RegionStats{PG: pg, Namespace: f.namespace, Err: f.err})
+		}
+	}
+	slices.SortFunc(s.Regions, func(a, b RegionStats) int { return int(int64(a.PG) - int64(b.PG)) })
+	return s
+}
+
+func (n *Node) dataPathCPU() (sum time.Duration) {
+	for _, d := range n.devices {
+		sum += time.Duration(d.listener.CPUNanos())
+	}
+	return sum
+}
+
+// newIncarnation is random, so that two lives of a node never share one.
+func newIncarnation() uint64 {
+	var b [8]byte
+	for {
+		_, _ = rand.Read(b[:]) // never fails
+		if v := binary.LittleEndian.Uint64(b[:]); v != 0 {
+			return v
+		}
+	}
+}

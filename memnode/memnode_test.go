@@ -1,0 +1,517 @@
+package memnode
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/sim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var rw = token.Grant{Session: 7, Namespace: 1}
+
+// One memory, two providers: what one writes the other reads; the index takes
+// atomics and no WRITE; the region starts with its header.
+func TestPublish(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, 1<<20, "tcp", "shm")
+	reg := dir.registered[0]
+	if reg.Name != "m1" || reg.Domain != "rack1" || reg.HostId != "host1" || reg.CapacityBytes != 1<<20 || reg.Incarnation == 0 || len(reg.Endpoints) != 2 {
+		t.Fatalf("registered %v", reg)
+	}
+	dir.want(9, 1)
+	kt, ks := dir.keys(9, "tcp"), dir.keys(9, "shm")
+	lt, ls := mustDial(t, dir, "tcp", rw, 0), mustDial(t, dir, "shm", rw, 1)
+
+	b, err := lt.read(kt.IndexRkey, kt.IndexBase, layout.RegionPageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := layout.ParseRegion(b)
+	want := layout.RegionHeader{PG: 9, Namespace: 1, Epoch: 3, RegionBytes: regionBytes, IndexBytes: indexBytes, Incarnation: reg.Incarnation}
+	if err != nil || h != want {
+		t.Fatalf("header %+v, %v; want %+v", h, err, want)
+	}
+	last := uint64(regionBytes - indexBytes - 8)
+	if err := lt.write(kt.HeapRkey, kt.HeapBase+last, "written!"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := ls.read(ks.HeapRkey, ks.HeapBase+last, 8); err != nil || string(b) != "written!" {
+		t.Fatalf("shm reads %q, %v", b, err)
+	}
+	if err := ls.cas(ks.IndexRkey, ks.IndexBase+indexBytes-8, 0, 5); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := lt.read(kt.IndexRkey, kt.IndexBase+indexBytes-8, 8); err != nil || b[0] != 5 {
+		t.Fatalf("tcp reads %v, %v", b, err)
+	}
+	s := n.Stats()
+	if s.RegisteredBytes != regionBytes || s.Connections != 2 || s.Sessions != 1 || len(s.Regions) != 1 || s.Regions[0].PG != 9 || s.DataPathCPU <= 0 {
+		t.Fatalf("stats %+v", s)
+	}
+	dir.until("CPU time in a heartbeat", func() bool {
+		return dir.last.Stats.DataPathCpuNanos > 0 && dir.last.Stats.Connections == 2 && dir.last.Stats.RegisteredBytes == regionBytes
+	})
+	for i, op := range []struct {
+		name string
+		do   func(*lane) error
+	}{
+		{"WRITE to the index", func(l *lane) error { return l.write(kt.IndexRkey, kt.IndexBase, "x") }},
+		{"CAS in the heap", func(l *lane) error { return l.cas(kt.HeapRkey, kt.HeapBase, 0, 1) }},
+		{"READ behind the index", func(l *lane) error { _, err := l.read(kt.IndexRkey, kt.IndexBase+indexBytes, 8); return err }},
+		{"WRITE behind the region", func(l *lane) error { return l.write(kt.HeapRkey, kt.HeapBase+last+8, "x") }},
+	} {
+		refused(t, op.name, op.do(mustDial(t, dir, "tcp", rw, uint32(10+i))))
+	}
+
+	dir.change(func() { dir.regions = nil })
+	dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
+	_, err = mustDial(t, dir, "tcp", rw, 20).read(kt.HeapRkey, kt.HeapBase, 8)
+	refused(t, "READ of a dropped region", err)
+}
+
+func TestCapacity(t *testing.T) {
+	dir := newDirectory(t)
+	n, log := open(t, dir, regionBytes+4096, "tcp")
+	dir.want(1, 1)
+	dir.keys(1, "tcp")
+	dir.want(2, 1)
+	dir.change(func() { // absurd sizes must not wrap
+		w := dir.regions[1]
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 3, NamespaceId: 1, RegionBytes: 1<<64 - 64, IndexBytes: 4096})
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 4, NamespaceId: 1, RegionBytes: w.RegionBytes, IndexBytes: w.RegionBytes})
+		dir.regions = append(dir.regions, &dirpb.WantRegion{PgId: 5, NamespaceId: 1, RegionBytes: 8192, IndexBytes: 8})
+	})
+	dir.beats(3)
+	var s Stats
+	for deadline := time.Now().Add(patience); len(s.Regions) < 5 && time.Now().Before(deadline); s = n.Stats() {
+		dir.beats(1)
+	}
+	if len(s.Regions) != 5 || s.RegisteredBytes != regionBytes || s.Regions[0].Err != nil {
+		t.Fatalf("stats %+v", s)
+	}
+	for i, capacity := range map[int]bool{1: true, 2: true, 3: false, 4: false} {
+		if r := s.Regions[i]; r.Err == nil || errors.Is(r.Err, ErrCapacity) != capacity || r.Published {
+			t.Errorf("pg %d: %v", r.PG, r.Err)
+		}
+	}
+	if !strings.Contains(s.Regions[1].Err.Error(), "65536 of 69632 bytes in use") {
+		t.Errorf("the reason lacks the numbers: %v", s.Regions[1].Err)
+	}
+	if log.count("pg 2: over capacity") != 1 {
+		t.Errorf("the failure was logged %d times, want once", log.count("pg 2: over capacity"))
+	}
+	dir.change(func() { dir.regions = dir.regions[1:2] })
+	dir.keys(2, "tcp")
+	dir.beats(3)
+	if s := n.Stats(); s.RegisteredBytes != regionBytes || len(s.Regions) != 1 || s.Regions[0].Err != nil {
+		t.Fatalf("stats %+v", s)
+	}
+}
+
+func TestForeignNamespace(t *testing.T) {
+	for _, provider := range []string{"tcp", "shm"} {
+		t.Run(provider, func(t *testing.T) {
+			dir := newDirectory(t)
+			open(t, dir, 1<<20, provider)
+			dir.want(1, 1)
+			dir.want(2, 2)
+			mine, theirs := dir.keys(1, provider), dir.keys(2, provider)
+			l := mustDial(t, dir, provider, rw, 0)
+			if _, err := l.read(mine.HeapRkey, mine.HeapBase, 8); err != nil {
+				t.Fatal(err)
+			}
+			_, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8)
+			refused(t, "READ of a foreign namespace", err)
+		})
+	}
+}
+
+func TestReadOnly(t *testing.T) {
+	dir := newDirectory(t)
+	open(t, dir, 1<<20, "tcp")
+	dir.want(1, 1)
+	k := dir.keys(1, "tcp")
+	ro := token.Grant{Session: 8, Namespace: 1, ReadOnly: true}
+	l := mustDial(t, dir, "tcp", ro, 0)
+	if _, err := l.read(k.IndexRkey, k.IndexBase, 8); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.read(k.HeapRkey, k.HeapBase, 8); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, "WRITE", l.write(k.HeapRkey, k.HeapBase, "x"))
+	refused(t, "CAS", mustDial(t, dir, "tcp", ro, 1).cas(k.IndexRkey, k.IndexBase+4096, 0, 1))
+}
+
+func TestFence(t *testing.T) {
+	for _, provider := range []string{"tcp", "shm"} {
+		t.Run(provider, func(t *testing.T) {
+			dir := newDirectory(t)
+			n, _ := open(t, dir, 1<<20, provider)
+			dir.want(1, 1)
+			k := dir.keys(1, provider)
+			victims := []*lane{mustDial(t, dir, provider, rw, 0), mustDial(t, dir, provider, rw, 1)}
+			other := mustDial(t, dir, provider, token.Grant{Session: 8, Namespace: 1}, 0)
+			for _, l := range append(victims, other) {
+				if err := l.write(k.HeapRkey, k.HeapBase, "before"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			dir.change(func() { dir.fence = []uint32{7, 1000} })
+			dir.until("both fences confirmed", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000}) })
+			dir.beats(2) // it goes on reporting while asked
+			dir.until("reported again", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7, 1000}) })
+			for _, l := range victims {
+				if err := l.write(k.HeapRkey, k.HeapBase, "after!"); err == nil {
+					t.Fatal("a fenced session's WRITE succeeded")
+				}
+			}
+			if b, err := other.read(k.HeapRkey, k.HeapBase, 6); err != nil || string(b) != "before" {
+				t.Fatalf("another session reads %q, %v", b, err)
+			}
+			dir.change(func() { dir.fence = nil })
+			dir.until("the directory is told no more", func() bool { return len(dir.last.FencedSessions) == 0 })
+			for _, s := range []uint32{7, 1000} { // barred for good
+				_, err := dial(t, dir, provider, private(token.Grant{Session: s, Namespace: 1}, 2))
+				if !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "fenced") {
+					t.Fatalf("session %d dials: %v, want a refusal", s, err)
+				}
+			}
+			if s := n.Stats(); s.Connections != 1 || len(s.Fencing) != 0 {
+				t.Fatalf("stats %+v", s)
+			}
+		})
+	}
+}
+
+// stubborn is a peer whose fence cannot be confirmed for a while.
+type stubborn struct {
+	tries chan struct{}
+	yield atomic.Bool
+}
+
+func (s *stubborn) Remote() string { return "stubborn" }
+func (s *stubborn) Fence(ctx context.Context) error {
+	select {
+	case s.tries <- struct{}{}:
+	default:
+	}
+	if s.yield.Load() {
+		return nil
+	}
+	return errors.New("still inside a verb")
+}
+
+func TestFenceUnconfirmed(t *testing.T) {
+	dir := newDirectory(t)
+	n, log := open(t, dir, 1<<20, "tcp")
+	p := &stubborn{tries: make(chan struct{}, 1)}
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Remote: "stubborn", Peer: p}); err != nil {
+		t.Fatal(err)
+	}
+	dir.change(func() { dir.fence = []uint32{7} })
+	for range 3 {
+		<-p.tries
+	}
+	dir.beats(2)
+	dir.mu.Lock()
+	reported := dir.last.FencedSessions
+	dir.mu.Unlock()
+	if len(reported) != 0 || !slices.Equal(n.Stats().Fencing, []uint32{7}) {
+		t.Fatalf("reported %v, stats %+v", reported, n.Stats())
+	}
+	if c := log.count("cannot confirm a fence"); c != 1 {
+		t.Fatalf("logged %d times, want once", c)
+	}
+	// Its lane cannot be taken over either, nor the session come back.
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrFenced) {
+		t.Fatalf("got %v, want ErrFenced", err)
+	}
+	p.yield.Store(true)
+	dir.until("confirmation", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7}) })
+}
+
+// A lane's new connection is accepted when nothing of its old one can land.
+func TestLaneReplaced(t *testing.T) {
+	for _, provider := range []string{"tcp", "shm"} {
+		t.Run(provider, func(t *testing.T) {
+			dir := newDirectory(t)
+			n, _ := open(t, dir, 1<<20, provider)
+			dir.want(1, 1)
+			k := dir.keys(1, provider)
+			old := mustDial(t, dir, provider, rw, 3)
+			fresh := mustDial(t, dir, provider, rw, 3)
+			if err := old.write(k.HeapRkey, k.HeapBase, "x"); err == nil {
+				t.Fatal("the replaced connection still writes")
+			}
+			if err := fresh.write(k.HeapRkey, k.HeapBase, "x"); err != nil {
+				t.Fatal(err)
+			}
+			if s := n.Stats(); s.Connections != 1 {
+				t.Fatalf("%d connections, want 1", s.Connections)
+			}
+		})
+	}
+	t.Run("unconfirmed", func(t *testing.T) {
+		dir := newDirectory(t)
+		n, _ := open(t, dir, 1<<20, "tcp")
+		p := &stubborn{}
+		if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: p}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dial(t, dir, "tcp", private(rw, 0)); !errors.Is(err, rdma.ErrRefused) {
+			t.Fatalf("got %v, want a refusal", err)
+		}
+		n.gone(p)
+		mustDial(t, dir, "tcp", rw, 0)
+	})
+}
+
+func TestUnknownNode(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, 1<<20, "tcp", "shm")
+	dir.want(1, 1)
+	k := dir.keys(1, "tcp")
+	lt, ls := mustDial(t, dir, "tcp", rw, 0), mustDial(t, dir, "shm", rw, 1)
+	if err := lt.write(k.HeapRkey, k.HeapBase, "old"); err != nil {
+		t.Fatal(err)
+	}
+	dir.change(func() { dir.fence = []uint32{9} })
+	dir.until("fence", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{9}) })
+	before := n.Stats()
+
+	dir.change(func() { dir.forget, dir.fence = true, nil })
+	dir.until("registration", func() bool { return len(dir.registered) == 2 })
+	if a, b := dir.registered[0], dir.registered[1]; a.Incarnation == b.Incarnation || b.Incarnation == 0 {
+		t.Fatalf("incarnations %d, %d", a.Incarnation, b.Incarnation)
+	}
+	k2 := dir.keys(1, "tcp")
+	if lt.write(k.HeapRkey, k.HeapBase, "x") == nil || ls.write(dir.keys(1, "shm").HeapRkey, 0, "x") == nil {
+		t.Fatal("a connection survived the node's incarnation")
+	}
+	fresh := mustDial(t, dir, "tcp", rw, 0)
+	if b, err := fresh.read(k2.HeapRkey, k2.HeapBase, 3); err != nil || b[0] != 0 {
+		t.Fatalf("the fresh region holds %q, %v", b, err)
+	}
+	b, err := fresh.read(k2.IndexRkey, k2.IndexBase, layout.RegionPageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := n.Stats()
+	if h, err := layout.ParseRegion(b); err != nil || h.Incarnation != s.Incarnation || s.Incarnation == before.Incarnation {
+		t.Fatalf("header %+v, %v; stats %+v", h, err, s)
+	}
+	if s.RegisteredBytes != regionBytes {
+		t.Fatalf("%d bytes registered, want %d", s.RegisteredBytes, regionBytes)
+	}
+	_, err = fresh.read(k.HeapRkey, k.HeapBase, 8)
+	refused(t, "READ with the old incarnation's rkey", err)
+	if _, err := dial(t, dir, "tcp", private(token.Grant{Session: 9, Namespace: 1}, 0)); !errors.Is(err, rdma.ErrRefused) {
+		t.Fatalf("a session fenced before dials: %v", err)
+	}
+
+	// Another cluster numbers its sessions anew.
+	dir.change(func() { dir.forget, dir.clusterID = true, "c2" })
+	dir.until("registration", func() bool { return len(dir.registered) == 3 })
+	dir.beats(1)
+	mustDial(t, dir, "tcp", token.Grant{Session: 9, Namespace: 1}, 0)
+}
+
+// Regions outlive the wait for a peer that cannot be fenced, and so does the
+// old life: the node does not register before.
+func TestUnknownNodeWaitsForFence(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, 1<<20, "tcp")
+	dir.want(1, 1)
+	dir.keys(1, "tcp")
+	p := &stubborn{tries: make(chan struct{}, 1)}
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: p}); err != nil {
+		t.Fatal(err)
+	}
+	dir.change(func() { dir.forget = true })
+	for range 3 {
+		<-p.tries
+	}
+	if _, err := dial(t, dir, "tcp", private(rw, 1)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "not registered") {
+		t.Fatalf("got %v, want a refusal", err)
+	}
+	if s := n.Stats(); s.Registered || s.RegisteredBytes != regionBytes || len(dir.registered) != 1 {
+		t.Fatalf("stats %+v", s)
+	}
+	p.yield.Store(true)
+	dir.until("registration", func() bool { return len(dir.registered) == 2 })
+}
+
+func TestDirectoryLost(t *testing.T) {
+	dir := newDirectory(t)
+	n, log := open(t, dir, 1<<20, "tcp")
+	dir.want(1, 1)
+	k := dir.keys(1, "tcp")
+	l := mustDial(t, dir, "tcp", rw, 0)
+	dir.change(func() { dir.down = true })
+	until(t, func() bool { return n.Stats().DirectoryErr != nil })
+	if err := l.write(k.HeapRkey, k.HeapBase, "served"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := mustDial(t, dir, "tcp", rw, 1).read(k.HeapRkey, k.HeapBase, 6); err != nil || string(b) != "served" {
+		t.Fatalf("reads %q, %v", b, err)
+	}
+	dir.change(func() { dir.down = false })
+	dir.beats(2)
+	if err := n.Stats().DirectoryErr; err != nil {
+		t.Fatal(err)
+	}
+	if log.count("directory does not answer") != 1 || log.count("directory answers again") != 1 || len(dir.registered) != 1 {
+		t.Fatal("losing and finding the directory was not logged once each, or the node registered again")
+	}
+}
+
+func TestPublishAgain(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, 1<<20, "tcp")
+	dir.change(func() { dir.publishErr = errors.New("no") })
+	dir.want(1, 1)
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	dir.change(func() { dir.publishErr = nil })
+	k := dir.keys(1, "tcp")
+	until(t, func() bool { s := n.Stats(); return s.Regions[0].Published && s.Regions[0].Err == nil })
+	// A directory that lost the publication is told again, of the same region.
+	dir.change(func() { clear(dir.published) })
+	if again := dir.keys(1, "tcp"); again.HeapRkey != k.HeapRkey {
+		t.Fatal("the region was made twice")
+	}
+	dir.beats(3)
+	dir.mu.Lock()
+	count := dir.publications
+	dir.mu.Unlock()
+	dir.beats(5)
+	dir.mu.Lock()
+	defer dir.mu.Unlock()
+	if dir.publications != count {
+		t.Fatal("a published region is published on and on")
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, 1<<20, "tcp")
+	good := private(rw, 0)
+	forged := slices.Clone(good)
+	forged[0] ^= 1
+	for name, priv := range map[string][]byte{
+		"empty": {}, "short": good[:len(good)-1], "long": append(slices.Clone(good), 0),
+		"forged": forged, "lane": private(rw, maxLanes),
+	} {
+		if _, err := dial(t, dir, "tcp", priv); !errors.Is(err, rdma.ErrRefused) {
+			t.Errorf("%s: got %v, want a refusal", name, err)
+		}
+	}
+	if s := n.Stats(); s.Connections != 0 {
+		t.Errorf("%d connections", s.Connections)
+	}
+}
+
+func TestNotReady(t *testing.T) {
+	dir := newDirectory(t)
+	dir.down = true
+	n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1, Directory: dir,
+		Devices: []DeviceListen{{Device: openDevice(t, "tcp"), Addr: "127.0.0.1:0"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return n.Stats().DirectoryErr != nil })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.Ready(ctx); !errors.Is(err, errDown) || !errors.Is(err, context.Canceled) {
+		t.Errorf("Ready: %v, want the reason", err)
+	}
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrNotRegistered) {
+		t.Errorf("accept: %v, want ErrNotRegistered", err)
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := n.Ready(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("Ready: %v, want ErrClosed", err)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	dir := newDirectory(t)
+	tcp, shm := openDevice(t, "tcp"), openDevice(t, "shm")
+	simulated := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("m"))
+	good := Options{Name: "m", CapacityBytes: 1, Directory: dir, Devices: []DeviceListen{{Device: tcp, Addr: "127.0.0.1:0"}}}
+	for want, change := range map[string]func(*Options){
+		"Name":                  func(o *Options) { o.Name = "" },
+		"CapacityBytes is 0":    func(o *Options) { o.CapacityBytes = 0 },
+		"HugePageBytes is 4096": func(o *Options) { o.HugePageBytes = 4096 },
+		"Directory is missing":  func(o *Options) { o.Directory = nil },
+		"Devices is empty":      func(o *Options) { o.Devices = nil },
+		"Device is missing":     func(o *Options) { o.Devices = []DeviceListen{{}} },
+		"a second tcp device":   func(o *Options) { o.Devices = append(slices.Clone(o.Devices), o.Devices[0]) },
+		"not atomic with":       func(o *Options) { o.Devices = append(slices.Clone(o.Devices), DeviceListen{Device: simulated}) },
+		"FenceTimeout":          func(o *Options) { o.FenceTimeout = -1 },
+		"cannot dial":           func(o *Options) { o.Devices = []DeviceListen{{Device: tcp, Addr: "0.0.0.0:0"}} },
+		"listen": func(o *Options) {
+			o.Devices = append(slices.Clone(o.Devices), DeviceListen{Device: shm, Addr: "/nonexistent/dir/socket"})
+		},
+	} {
+		o := good
+		change(&o)
+		n, err := Open(t.Context(), o)
+		if err == nil {
+			n.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want it to say %q", err, want)
+		}
+	}
+}
+
+func TestAdvertised(t *testing.T) {
+	for _, c := range [][3]string{
+		{"127.0.0.1:70", "", "127.0.0.1:70"},
+		{"@kvd", "", "@kvd"},
+		{"@kvd", "/run/kvd", "/run/kvd"},
+		{"0.0.0.0:70", "m1.example", "m1.example:70"},
+		{"0.0.0.0:70", "m1.example:0", "m1.example:70"},
+		{"0.0.0.0:70", "m1.example:71", "m1.example:71"},
+		{"[::]:70", "fe80::1", "[fe80::1]:70"},
+		{"[::]:70", "[fe80::1]", "[fe80::1]:70"},
+		{"[::]:70", "", ""},
+		{":70", "", ""},
+	} {
+		got, err := advertised(c[0], c[1])
+		if got != c[2] || (err != nil) != (c[2] == "") {
+			t.Errorf("advertised(%q, %q) = %q, %v; want %q", c[0], c[1], got, err, c[2])
+		}
+	}
+}
+
+// until polls a condition that only Stats shows.
+func until(t *testing.T, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(patience)
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("condition never came true")
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package memnode
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// privateSize is the length of a connection's private data, in bytes:
+//
+//	0                 44     48
+//	+-----------------+------+
+//	| session token   | lane |   lane little-endian
+//	+-----------------+------+
+const privateSize = token.Size + 4
+
+// maxLanes bounds the connections of one session.
+const maxLanes = 4096
+
+// peer is one connection. A session has at most one per lane.
+type peer struct {
+	session, lane uint32
+	p             rdma.Peer
+}
+
+// fence is a session that the directory wants fenced. Guarded by Node.mu.
+type fence struct {
+	confirmed bool // nothing of the session can land here
+}
+
+// sessionSet holds session ids, which the directory gives out in order, at a
+// bit each: sessions fenced here stay barred for the life of the process.
+type sessionSet map[uint32]uint64
+
+func (s sessionSet) add(id uint32)      { s[id/64] |= 1 << (id % 64) }
+func (s sessionSet) has(id uint32) bool { return s[id/64]&(1<<(id%64)) != 0 }
+
+// accept decides on a connection from its private data. A connection of a lane
+// that has one already replaces it: the old one is fenced first, so a client
+// that is accepted knows that nothing it posted before can land any more.
+func (n *Node) accept(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+	pd, access, err := n.admit(d, r)
+	if err != nil {
+		n.log.Debug("connection refused", "provider", d.dev.Name(), "remote", r.Remote, "err", err)
+	}
+	return pd, access, err
+}
+
+func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+	if len(r.Private) != privateSize {
+		return nil, 0, fmt.Errorf("private data of %d bytes, want %d", len(r.Private), privateSize)
+	}
+	n.mu.Lock()
+	reg := n.mu.reg
+	n.mu.Unlock()
+	if reg == nil {
+		return nil, 0, ErrNotRegistered
+	}
+	g, err := token.Verify(reg.key, r.Private[:token.Size])
+	if err != nil {
+		return nil, 0, err
+	}
+	lane := binary.LittleEndian.Uint32(r.Private[token.Size:])
+	if lane >= maxLanes {
+		return nil, 0, fmt.Errorf("lane %d, want below %d", lane, maxLanes)
+	}
+	access := rdma.AccessRemoteRead
+	if !g.ReadOnly {
+		access |= rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic
+	}
+	for range 4 {
+		pd, old, err := n.enter(d, reg, g, lane, r.Peer)
+		if err != nil {
+			return nil, 0, err
+		}
+		if old == nil {
+			return pd, access, nil
+		}
+		if err := n.fencePeer(old); err != nil {
+			return nil, 0, fmt.Errorf("lane %d of session %d has a connection that cannot be fenced: %w", lane, g.Session, err)
+		}
+	}
+	return nil, 0, fmt.Errorf("lane %d of session %d is being connected by others", lane, g.Session)
+}
+
+// enter records the connection, unless the lane has one, which it returns.
+func (n *Node) enter(d *device, reg *registration, g token.Grant, lane uint32, p rdma.Peer) (*rdma.PD, *peer, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.reg != reg {
+		return nil, nil, ErrNotRegistered
+	}
+	if n.mu.barred.has(g.Session) {
+		return nil, nil, fmt.Errorf("%w: %d", ErrFenced, g.Session)
+	}
+	if old := n.mu.peers[g.Session][lane]; old != nil {
+		return nil, old, nil
+	}
+	pd, err := d.pdLocked(g.Namespace)
+	if err != nil {
+		return nil, nil, err
+	}
+	lanes := n.mu.peers[g.Session]
+	if lanes == nil {
+		lanes = map[uint32]*peer{}
+		n.mu.peers[g.Session] = lanes
+	}
+	c := &peer{session: g.Session, lane: lane, p: p}
+	lanes[lane], n.mu.byPeer[p] = c, c
+	return pd, nil, nil
+}
+
+// pdLocked gives the namespace's PD. Tokens are signed, so their namespaces
+// bound how many there are.
+func (d *device) pdLocked(namespace uint32) (*rdma.PD, error) {
+	if pd := d.pds[namespace]; pd != nil {
+		return pd, nil
+	}
+	pd, err := d.dev.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	d.pds[namespace] = pd
+	return pd, nil
+}
+
+// gone forgets a connection of which nothing can land any more.
+func (n *Node) gone(p rdma.Peer) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.mu.byPeer[p]
+	if c == nil {
+		return
+	}
+	delete(n.mu.byPeer, p)
+	lanes := n.mu.peers[c.session]
+	delete(lanes, c.lane)
+	if len(lanes) == 0 {
+		delete(n.mu.peers, c.session)
+	}
+}
+
+// fencePeer fences one connection and forgets it.
+func (n *Node) fencePeer(c *peer) error {
+	ctx, cancel := context.WithTimeout(n.ctx, n.o.FenceTimeout)
+	defer cancel()
+	if err := c.p.Fence(ctx); err != nil {
+		return fmt.Errorf("fence %s (session %d lane %d): %w", c.p.Remote(), c.session, c.lane, err)
+	}
+	n.gone(c.p)
+	return nil
+}
+
+// fenceLocked bars a session and sees to it that its connections are fenced.
+func (n *Node) fenceLocked(session uint32) {
+	if n.mu.fencing[session] != nil {
+		return
+	}
+	n.mu.barred.add(session)
+	f := &fence{}
+	n.mu.fencing[session] = f
+	if len(n.mu.peers[session]) == 0 {
+		f.confirmed = true
+		n.kickHeartbeat()
+		return
+	}
+	n.wg.Go(func() {
+		ok := n.fencePeers(fmt.Sprintf("session %d", session), func() []*peer {
+			var peers []*peer
+			for _, p := range n.mu.peers[session] {
+				peers = append(peers, p)
+			}
+			return peers
+		})
+		if !ok {
+			return
+		}
+		n.mu.Lock()
+		f.confirmed = true
+		n.mu.Unlock()
+		n.log.Info("session fenced", "session", session)
+		n.kickHeartbeat()
+	})
+}
+
+// fencePeers fences the connections that list, called with the lock held, names
+// until it names none; it keeps trying those that do not confirm. False: the
+// node is closed.
+func (n *Node) fencePeers(who string, list func() []*peer) bool {
+	warned := false
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		n.mu.Lock()
+		peers := list()
+		n.mu.Unlock()
+		if len(peers) == 0 {
+			return true
+		}
+		results := make(chan error, len(peers))
+		for _, p := range peers {
+			go func() { results <- n.fencePeer(p) }()
+		}
+		var errs []error
+		for range peers {
+			if err := <-results; err != nil {
+				errs = append(errs, err)
+			}
+		}
+		if len(errs) == 0 {
+			continue
+		}
+		if n.ctx.Err() != nil {
+			return false
+		}
+		if !warned {
+			warned = true
+			n.log.Error("cannot confirm a fence; trying on, and nothing of it is reused before", "who", who, "err", errors.Join(errs...))
+		}
+		if !n.wait(pause, nil) {
+			return false
+		}
+	}
+}

@@ -1,0 +1,293 @@
+package memnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// region is memory of one placement group: one mapping, registered with every
+// device in the namespace's PD as two MRs, so that the index takes no WRITE.
+type region struct {
+	want  *dirpb.WantRegion
+	bytes int64 // of the mapping
+	mem   *rdma.Memory
+	mrs   []*rdma.MR
+	keys  []*dirpb.RegionKeys
+
+	// Guarded by Node.mu.
+	dying        bool // some of it is deregistered
+	published    bool
+	publishedSeq uint64 // heartbeats up to this one may not know of it
+}
+
+// wantSet is what heartbeat seq's reply asked for.
+type wantSet struct {
+	seq     uint64
+	regions []*dirpb.WantRegion
+}
+
+// failure is a region's trouble. It is retried, ever more rarely.
+type failure struct {
+	namespace uint32
+	err       error
+	pause     time.Duration
+	next      time.Time
+}
+
+const (
+	minRetry = 500 * time.Millisecond
+	maxRetry = 30 * time.Second
+)
+
+// keepRegions makes the node's regions those that the directory wants. It is
+// the only goroutine that makes or drops them while it runs. Heartbeats do not
+// wait for it: pinning memory takes its time.
+func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan wantSet) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case w := <-wants:
+			want := make(map[uint32]*dirpb.WantRegion, len(w.regions))
+			for _, r := range w.regions {
+				want[r.GetPgId()] = r
+			}
+			n.dropUnwanted(want)
+			for _, r := range w.regions {
+				if ctx.Err() != nil {
+					return
+				}
+				n.haveRegion(ctx, reg, r, w.seq)
+			}
+		}
+	}
+}
+
+// dropUnwanted drops the regions that want does not name, or names with another
+// layout, and returns how many of them could not be dropped yet.
+func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
+	n.mu.Lock()
+	var drop []*region
+	for pg, r := range n.mu.regions {
+		if w := want[pg]; r.dying || w == nil || !sameLayout(w, r.want) {
+			drop = append(drop, r)
+		}
+	}
+	for pg := range n.mu.failures {
+		if want[pg] == nil && n.mu.regions[pg] == nil {
+			delete(n.mu.failures, pg)
+		}
+	}
+	n.mu.Unlock()
+	for _, r := range drop {
+		pg := r.want.GetPgId()
+		err := n.drop(r)
+		n.outcome(pg, r.want.GetNamespaceId(), "drop", err)
+		if err != nil {
+			left++
+			continue
+		}
+		n.log.Info("region dropped", "pg", pg, "bytes", r.bytes)
+		n.retryNow()
+	}
+	return left
+}
+
+func sameLayout(a, b *dirpb.WantRegion) bool {
+	return a.GetNamespaceId() == b.GetNamespaceId() && a.GetRegionBytes() == b.GetRegionBytes() && a.GetIndexBytes() == b.GetIndexBytes()
+}
+
+// haveRegion makes and publishes one region as far as that is missing. That the
+// directory calls it published counts only for keys that this process published:
+// it may mean those of a region dropped since.
+func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantRegion, seq uint64) {
+	pg := w.GetPgId()
+	n.mu.Lock()
+	r, f := n.mu.regions[pg], n.mu.failures[pg]
+	wait := f != nil && time.Now().Before(f.next)
+	stuck := r != nil && (r.dying || !sameLayout(w, r.want))
+	done := r != nil && r.published && (w.GetPublished() || seq <= r.publishedSeq)
+	n.mu.Unlock()
+	if wait || stuck || done {
+		return
+	}
+	if r == nil {
+		var err error
+		if r, err = n.makeRegion(reg, w); err != nil {
+			n.outcome(pg, w.GetNamespaceId(), "make", err)
+			return
+		}
+		n.log.Info("region made", "pg", pg, "namespace", w.GetNamespaceId(), "bytes", r.bytes, "index_bytes", w.GetIndexBytes())
+	}
+	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	defer cancel()
+	err := n.o.Directory.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.PublishRegion(ctx, &dirpb.PublishRegionRequest{
+			NodeId: reg.nodeID, Incarnation: reg.incarnation, PgId: pg, Keys: r.keys,
+		})
+		return err
+	})
+	if ctx.Err() == context.Canceled {
+		return
+	}
+	n.outcome(pg, w.GetNamespaceId(), "publish", err)
+	if err != nil {
+		return
+	}
+	n.mu.Lock()
+	r.published, r.publishedSeq = true, n.seq.Load()
+	n.mu.Unlock()
+}
+
+// makeRegion allocates, initialises and registers a region, or does nothing.
+func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, error) {
+	size, index := w.GetRegionBytes(), w.GetIndexBytes()
+	if index < layout.RegionPageSize || index >= size || index%layout.UnitSize != 0 || size%layout.UnitSize != 0 {
+		return nil, fmt.Errorf("region of %d bytes with an index of %d: want multiples of %d and %d <= index < region",
+			size, index, layout.UnitSize, layout.RegionPageSize)
+	}
+	page := uint64(max(os.Getpagesize(), n.o.HugePageBytes))
+	n.mu.Lock()
+	// CapacityBytes is at most 2^62, so the sums cannot wrap.
+	if size > uint64(n.o.CapacityBytes) || (size+page-1)/page*page > uint64(n.o.CapacityBytes-n.mu.used) {
+		err := fmt.Errorf("%w: region of %d bytes (pages of %d), %d of %d bytes in use", ErrCapacity, size, page, n.mu.used, n.o.CapacityBytes)
+		n.mu.Unlock()
+		return nil, err
+	}
+	r := &region{want: w, bytes: int64((size + page - 1) / page * page)}
+	n.mu.used += r.bytes
+	pds := make([]*rdma.PD, len(n.devices))
+	var err error
+	for i, d := range n.devices {
+		if pds[i], err = d.pdLocked(w.GetNamespaceId()); err != nil {
+			break
+		}
+	}
+	n.mu.Unlock()
+	if err == nil {
+		err = n.fill(r, reg, pds)
+	}
+	n.mu.Lock()
+	n.mu.regions[w.GetPgId()] = r
+	n.mu.Unlock()
+	if err != nil {
+		// Nobody knows the keys yet, so nothing can be inside.
+		return nil, errors.Join(err, n.drop(r))
+	}
+	return r, nil
+}
+
+// fill gives r its memory, header, MRs and keys.
+func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD) (err error) {
+	w := r.want
+	alloc, shared := n.devices[0].dev, false
+	for _, d := range n.devices {
+		if d.dev.Name() == "shm" {
+			alloc, shared = d.dev, true
+		}
+	}
+	r.mem, err = alloc.Alloc(int64(w.GetRegionBytes()), rdma.AllocOptions{
+		Name:          fmt.Sprintf("kvd-pg-%d", w.GetPgId()),
+		HugePageBytes: n.o.HugePageBytes,
+		Lock:          n.o.Lock,
+		Shared:        shared,
+	})
+	if err != nil {
+		return err
+	}
+	layout.InitRegion(r.mem.Bytes, layout.RegionHeader{
+		PG:          w.GetPgId(),
+		Namespace:   w.GetNamespaceId(),
+		Epoch:       w.GetEpoch(),
+		RegionBytes: w.GetRegionBytes(),
+		IndexBytes:  w.GetIndexBytes(),
+		Incarnation: reg.incarnation,
+	})
+	index, size := int64(w.GetIndexBytes()), int64(w.GetRegionBytes())
+	for i, d := range n.devices {
+		im, err := pds[i].RegMR(r.mem, 0, index, rdma.AccessRemoteRead|rdma.AccessRemoteAtomic)
+		if err != nil {
+			return fmt.Errorf("index: %w", err)
+		}
+		r.mrs = append(r.mrs, im)
+		hm, err := pds[i].RegMR(r.mem, index, size-index, rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+		if err != nil {
+			return fmt.Errorf("heap: %w", err)
+		}
+		r.mrs = append(r.mrs, hm)
+		r.keys = append(r.keys, &dirpb.RegionKeys{
+			Provider:  d.dev.Name(),
+			IndexRkey: im.RKey(),
+			IndexBase: im.Base(),
+			HeapRkey:  hm.RKey(),
+			HeapBase:  hm.Base(),
+		})
+	}
+	return nil
+}
+
+// drop deregisters a region, then frees it. A provider that cannot confirm that
+// nobody is inside a verb leaves the rest to another drop.
+func (n *Node) drop(r *region) error {
+	n.mu.Lock()
+	r.dying, r.published = true, false
+	n.mu.Unlock()
+	for len(r.mrs) > 0 {
+		last := len(r.mrs) - 1
+		if err := r.mrs[last].Deregister(); err != nil && !errors.Is(err, rdma.ErrClosed) {
+			return fmt.Errorf("pg %d: %w", r.want.GetPgId(), err)
+		}
+		r.mrs = r.mrs[:last]
+	}
+	var err error
+	if r.mem != nil {
+		err = r.mem.Free()
+		r.mem = nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.used -= r.bytes
+	delete(n.mu.regions, r.want.GetPgId())
+	if err != nil {
+		return fmt.Errorf("pg %d: free %d bytes: %w", r.want.GetPgId(), r.bytes, err)
+	}
+	return nil
+}
+
+// retryNow lets failed regions try again: there is room now.
+func (n *Node) retryNow() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, f := range n.mu.failures {
+		f.next = time.Time{}
+	}
+}
+
+// outcome keeps, and logs when it is new, why a region is not as wanted.
+func (n *Node) outcome(pg, namespace uint32, what string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f := n.mu.failures[pg]
+	if err == nil {
+		delete(n.mu.failures, pg)
+		return
+	}
+	err = fmt.Errorf("%s region of pg %d: %w", what, pg, err)
+	if f == nil {
+		f = &failure{namespace: namespace, pause: minRetry}
+		n.mu.failures[pg] = f
+	} else {
+		f.pause = min(2*f.pause, maxRetry)
+	}
+	if f.err == nil || f.err.Error() != err.Error() {
+		n.log.Error("region trouble; trying again later", "pg", pg, "err", err, "retry_in", f.pause)
+	}
+	f.err, f.next = err, time.Now().Add(f.pause)
+}

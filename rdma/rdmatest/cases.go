@@ -1,0 +1,100 @@
+package rdmatest
+
+import (
+	"testing"
+
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// A capability that a case may need; its name is the field of Caps.
+type capability struct {
+	name string
+	has  func(rdma.Caps) bool
+}
+
+var (
+	atomics = capability{"AtomicScope", func(c rdma.Caps) bool {
+		return c.AtomicScope == driver.AtomicHCA || c.AtomicScope == driver.AtomicCPU
+	}}
+	atomicThenRead = capability{"AtomicThenRead", func(c rdma.Caps) bool { return c.AtomicThenRead }}
+	inline         = capability{"MaxInline", func(c rdma.Caps) bool { return c.MaxInline > 0 }}
+	synchronous    = capability{"Synchronous", func(c rdma.Caps) bool { return c.Synchronous }}
+)
+
+var cases = []struct {
+	name  string
+	run   func(*testing.T, *Env)
+	needs []capability
+}{
+	// Device and memory.
+	{"caps-are-sane-and-constant", capsSane, nil},
+	{"alloc-is-zeroed-whole-pages", allocZeroed, nil},
+	{"pd-dealloc-with-mr-fails", pdDeallocWithMR, nil},
+	{"pd-dealloc-with-qp-fails", pdDeallocWithQP, nil},
+	{"device-close-reports-what-is-open", deviceCloseReports, nil},
+
+	// READ and WRITE.
+	{"read-and-write-every-size", readWriteSizes, nil},
+	{"unaligned-addresses-and-lengths", unaligned, nil},
+	{"reads-and-writes-touch-nothing-else", touchNothingElse, nil},
+	{"inline-frees-buffer-at-once", inlineReuse, []capability{inline}},
+	{"inline-too-long-is-bad-wr", inlineTooLong, nil},
+	{"max-msg-is-the-limit", maxMsgLimit, nil},
+	{"aligned-units-of-tear-bytes-never-tear", unitsNeverTear, nil},
+
+	// Atomics.
+	{"cas-swaps-only-if-equal", casBasics, []capability{atomics}},
+	{"fetch-add-wraps", fetchAddBasics, []capability{atomics}},
+	{"misaligned-atomic-is-bad-wr-and-qp-stays-usable", misalignedAtomic, nil},
+	{"contended-cas-sums", contendedCAS, []capability{atomics}},
+	{"contended-fetch-add-sums", contendedAdd, []capability{atomics}},
+	{"cas-and-fetch-add-share-one-atomic-domain", mixedAtomics, []capability{atomics}},
+
+	// Order.
+	{"chain-takes-effect-in-posting-order", chainOrder, []capability{atomics}},
+	{"write-is-visible-before-later-cas", writeBeforeCAS, []capability{atomics}},
+	{"reads-of-a-chain-are-in-order", readsInOrder, nil},
+	{"read-sees-earlier-cas", readAfterCAS, []capability{atomics, atomicThenRead}},
+	{"fenced-read-sees-earlier-cas", fencedReadAfterCAS, []capability{atomics}},
+	{"wcs-come-in-posting-order", wcOrder, nil},
+	{"qps-share-a-cq", sharedCQ, nil},
+	{"synchronous-wcs-are-there-after-post", synchronousWCs, []capability{synchronous}},
+	{"unsignaled-success-has-no-wc", unsignaledSuccess, nil},
+	{"unsignaled-failure-has-wc", unsignaledFailure, nil},
+
+	// Protection.
+	{"last-byte-and-one-past", lastByte, nil},
+	{"address-overflow-is-refused", addressOverflow, nil},
+	{"unknown-rkey-is-refused", unknownRKey, nil},
+	{"revoked-rkey-is-refused", revokedRKey, nil},
+	{"rkey-of-another-pd-is-refused", foreignPD, nil},
+	{"write-to-region-without-write-is-refused", writeRight, nil},
+	{"read-of-region-without-read-is-refused", readRight, nil},
+	{"atomic-on-region-without-atomic-is-refused", atomicRight, []capability{atomics}},
+	{"local-only-region-is-refused", localOnlyRegion, nil},
+	{"connection-limited-to-read", connectionReadOnly, nil},
+	{"atomic-past-the-end-is-refused", atomicPastEnd, []capability{atomics}},
+	{"wrong-lkey-is-loc-prot-err", wrongLKey, nil},
+	{"lkey-of-another-pd-is-loc-prot-err", foreignLKey, nil},
+	{"local-outside-mr-is-loc-prot-err", localOutside, nil},
+
+	// Faults.
+	{"fault-flushes-what-is-behind", flushAfterFault, nil},
+	{"post-after-fault-has-no-effect", postAfterFault, nil},
+	{"queue-full-takes-a-prefix", queueFull, nil},
+	{"close-with-work-outstanding", closeOutstanding, nil},
+	{"close-is-idempotent-and-refuses-posts", closeTwice, nil},
+
+	// Connections.
+	{"accept-sees-private-and-remote", acceptSees, nil},
+	{"private-at-its-limit", privateLimit, nil},
+	{"refusal-reaches-the-dialer", refusal, nil},
+	{"dial-nobody-fails", dialNobody, nil},
+	{"dial-with-dead-context-fails", dialDeadContext, nil},
+	{"fence-stops-everything", fenceStops, nil},
+	{"fence-leaves-other-connections-alone", fenceOthers, nil},
+	{"fence-is-idempotent", fenceTwice, nil},
+	{"closed-is-called-once", closedOnce, nil},
+	{"listener-close-fences-every-peer", listenerClose, nil},
+}

@@ -1,0 +1,362 @@
+package rdmatest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// One chain whose every WR depends on those before it.
+func chainOrder(t *testing.T, e *Env) {
+	mr := e.Memory(64, All)
+	l := e.Dial()
+	a, b, r1, r2, f1, f2 := l.Word(), l.Word(), l.Word(), l.Word(), l.Word(), l.Word()
+	for i := uint64(1); i <= 50; i++ {
+		PutLe(a, i)
+		PutLe(b, 10*i)
+		fencedRead := l.Read(mr, 0, r2)
+		fencedRead.Flags |= rdma.Fence
+		e.Must(l.OK(
+			l.Write(mr, 0, a),
+			l.Read(mr, 0, r1),
+			l.Write(mr, 0, b),
+			l.CAS(mr, 0, f1, 10*i, 10*i+1),
+			l.Add(mr, 0, f2, 1),
+			fencedRead,
+		))
+		got := [4]uint64{Le(r1), Le(f1), Le(f2), Le(r2)}
+		if want := [4]uint64{i, 10 * i, 10*i + 1, 10*i + 2}; got != want {
+			t.Fatalf("chain %d found %d, want %d", i, got, want)
+		}
+	}
+}
+
+// Each record is WRITTEN to fresh memory and then linked by a CAS, as an index
+// does; a reader that finds the link must find the whole record.
+func writeBeforeCAS(t *testing.T, e *Env) {
+	const records, size = 100, 512
+	mr := e.Memory(8+records*size, All)
+	w, r := e.Dial(), e.Dial()
+	record := func(b []byte, i uint64) {
+		for at := 0; at < size; at += 8 {
+			PutLe(b[at:], i<<32|uint64(at))
+		}
+	}
+	e.Must(Each(2, func(i int) error {
+		if i == 0 {
+			buf, found := w.Buf(size), w.Word()
+			for n := uint64(0); n < records; n++ {
+				record(buf, n+1)
+				write := w.Write(mr, 8+n*size, buf)
+				write.Flags = 0
+				if err := w.OK(write, w.CAS(mr, 0, found, n, n+1)); err != nil {
+					return err
+				}
+				if Le(found) != n {
+					return fmt.Errorf("CAS found %d, want %d", Le(found), n)
+				}
+			}
+			return nil
+		}
+		slot, buf, want := r.Word(), r.Buf(size), make([]byte, size)
+		deadline := time.Now().Add(Patience)
+		for n := uint64(0); n < records; {
+			if time.Now().After(deadline) {
+				return errors.New("the writer does not get on")
+			}
+			if err := r.OK(r.Read(mr, 0, slot)); err != nil {
+				return err
+			}
+			if Le(slot) < n {
+				return fmt.Errorf("slot went back from %d to %d", n, Le(slot))
+			}
+			if n = Le(slot); n == 0 {
+				continue
+			}
+			if err := r.OK(r.Read(mr, 8+(n-1)*size, buf)); err != nil {
+				return err
+			}
+			if record(want, n); !bytes.Equal(buf, want) {
+				return fmt.Errorf("record %d is linked but incomplete", n)
+			}
+		}
+		return nil
+	}))
+}
+
+// A writer sets word a and then word b; {READ b; READ a} never finds b newer.
+func readsInOrder(t *testing.T, e *Env) {
+	const rounds = 150
+	mr := e.Memory(64, All)
+	w, r := e.Dial(), e.Dial()
+	e.Must(Each(2, func(i int) error {
+		if i == 0 {
+			v := [2][]byte{w.Word(), w.Word()}
+			for n := uint64(1); n <= rounds; n++ {
+				PutLe(v[0], n)
+				PutLe(v[1], n)
+				if err := w.OK(w.Write(mr, 0, v[0]), w.Write(mr, 32, v[1])); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		a, b := r.Word(), r.Word()
+		deadline := time.Now().Add(Patience)
+		for Le(b) < rounds {
+			if time.Now().After(deadline) {
+				return errors.New("the writer does not get on")
+			}
+			if err := r.OK(r.Read(mr, 32, b), r.Read(mr, 0, a)); err != nil {
+				return err
+			}
+			if Le(a) < Le(b) {
+				return fmt.Errorf("read b=%d, then a=%d, which is older", Le(b), Le(a))
+			}
+		}
+		return nil
+	}))
+}
+
+func readAfterCAS(t *testing.T, e *Env)       { readBehindCAS(t, e, 0) }
+func fencedReadAfterCAS(t *testing.T, e *Env) { readBehindCAS(t, e, rdma.Fence) }
+
+func readBehindCAS(t *testing.T, e *Env, flag rdma.SendFlags) {
+	mr := e.Memory(64, All)
+	l, other := e.Dial(), e.Dial()
+	e.Must(Each(2, func(i int) error {
+		if i == 1 {
+			for range 200 {
+				if err := other.OK(other.Add(mr, 8, other.Local.Bytes()[:8], 1)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		found, read := l.Word(), l.Buf(16)
+		for n := uint64(0); n < 200; n++ {
+			r := l.Read(mr, 0, read)
+			r.Flags |= flag
+			if err := l.OK(l.CAS(mr, 0, found, n, n+1), r); err != nil {
+				return err
+			}
+			if Le(found) != n || Le(read) != n+1 {
+				return fmt.Errorf("CAS %d->%d found %d, READ behind it %d", n, n+1, Le(found), Le(read))
+			}
+		}
+		return nil
+	}))
+}
+
+func wcOrder(t *testing.T, e *Env) {
+	const chains, length = 30, 5
+	mr := e.Memory(LaneBytes, All)
+	l := e.Dial()
+	sizes := []int{8, 4096, 1, 1024, 64}
+	bufs := make([][]byte, length)
+	for i := range bufs {
+		bufs[i] = l.Buf(sizes[i])
+	}
+	var next uint64
+	check := func(wcs []rdma.WC) {
+		t.Helper()
+		for _, wc := range wcs {
+			if next == 0 {
+				next = wc.ID
+			}
+			if wc.Status != driver.Success || wc.ID != next || wc.QPNum != l.QP.Num() {
+				t.Fatalf("WC %+v, want success of ID %#x on qp %d", wc, next, l.QP.Num())
+			}
+			next++
+		}
+	}
+	for range chains {
+		wrs := make([]rdma.WR, length)
+		for i := range wrs {
+			if i%2 == 0 {
+				wrs[i] = l.Read(mr, uint64(i), bufs[i])
+			} else {
+				wrs[i] = l.Write(mr, 8192+uint64(i), bufs[i])
+			}
+		}
+		first, err := l.Post(wrs...)
+		e.Must(err)
+		if first%2 == 0 { // let two chains be under way at times
+			wcs, err := l.Wait(first + length - 1)
+			e.Must(err)
+			check(wcs)
+		}
+	}
+	if last := l.nextID - 1; next <= last {
+		wcs, err := l.Wait(last)
+		e.Must(err)
+		check(wcs)
+	}
+	if n := l.CQ.Poll(make([]rdma.WC, 1)) + l.CQ.Poll(nil); n != 0 {
+		t.Fatalf("Poll gave %d more", n)
+	}
+}
+
+func sharedCQ(t *testing.T, e *Env) {
+	mr := e.Memory(4096, All)
+	a := e.Dial()
+	qp, err := e.H.Active.Dial(e.Ctx(), a.PD, a.CQ, e.Listener().Addr(), nil)
+	e.Must(err)
+	e.Undo("close second qp", qp.Close)
+	if qp.Num() == a.QP.Num() {
+		t.Fatalf("two QPs with number %d", qp.Num())
+	}
+	src := a.Word()
+	const each = 10
+	last := map[uint32]uint64{a.QP.Num(): 0, qp.Num(): 0}
+	for i := range uint64(each) {
+		for _, q := range []*rdma.QP{a.QP, qp} {
+			w := a.Write(mr, 8*i, src)
+			w.ID = i + 1
+			if n, err := q.PostSend([]rdma.WR{w}); n != 1 || err != nil {
+				t.Fatalf("PostSend gave %d, %v", n, err)
+			}
+		}
+	}
+	marker := a.Read(mr, 0, a.Word())
+	id, err := a.Post(marker)
+	e.Must(err)
+	marker.ID = id + 1
+	if n, err := qp.PostSend([]rdma.WR{marker}); n != 1 || err != nil {
+		t.Fatalf("PostSend gave %d, %v", n, err)
+	}
+	wcs, err := a.Wait(id)
+	e.Must(err)
+	all := append([]rdma.WC(nil), wcs...)
+	seen := false
+	for _, wc := range all {
+		seen = seen || wc.ID == id+1
+	}
+	if !seen {
+		wcs, err = a.Wait(id + 1)
+		e.Must(err)
+		all = append(all, wcs...)
+	}
+	for _, wc := range all {
+		if wc.ID >= id {
+			continue
+		}
+		if prev, ok := last[wc.QPNum]; !ok || wc.ID != prev+1 || wc.Status != driver.Success {
+			t.Fatalf("WC %+v after ID %d of its QP", wc, prev)
+		}
+		last[wc.QPNum]++
+	}
+	for num, n := range last {
+		if n != each {
+			t.Errorf("qp %d: %d WCs of %d", num, n, each)
+		}
+	}
+}
+
+func synchronousWCs(t *testing.T, e *Env) {
+	mr := e.Memory(64, All)
+	l := e.Dial()
+	src, dst := l.Word(), l.Word()
+	PutLe(src, 42)
+	_, err := l.Post(l.Write(mr, 0, src), l.Read(mr, 0, dst))
+	e.Must(err)
+	if Le(dst) != 42 {
+		t.Fatalf("READ has not happened when PostSend returns: %#x", Le(dst))
+	}
+	if n := l.CQ.Poll(make([]rdma.WC, 4)); n != 2 {
+		t.Fatalf("%d WCs after PostSend, want 2", n)
+	}
+}
+
+// A later WC also returns the buffers of the unsignaled WRs before it.
+func unsignaledSuccess(t *testing.T, e *Env) {
+	const before = 7
+	mr := e.Memory(before*64, All)
+	l := e.Dial()
+	src, word := l.Buf(64), l.Word()
+	for round := range byte(20) {
+		Fill(src, round+1)
+		var wrs []rdma.WR
+		for i := range uint64(before) {
+			w := l.Write(mr, 64*i, src)
+			w.Flags = 0
+			wrs = append(wrs, w)
+		}
+		wcs, err := l.Do(append(wrs, l.Read(mr, 0, word))...)
+		e.Must(err)
+		Fill(src, 0xee)
+		if len(wcs) != 1 || wcs[0].Status != driver.Success {
+			t.Fatalf("unsignaled WRITEs and a READ gave %+v", wcs)
+		}
+		e.Must(l.OK(l.Read(mr, 0, word)))
+		if !bytes.Equal(mr.Bytes(), bytes.Repeat([]byte{round + 1}, before*64)) {
+			t.Fatal("an unsignaled WRITE is missing or changed after a later WC was polled")
+		}
+	}
+}
+
+func unsignaledFailure(t *testing.T, e *Env) {
+	mr := e.Memory(4096, rdma.AccessRemoteRead)
+	l := e.Dial()
+	src := l.Word()
+	r, w, behind := l.Read(mr, 0, l.Word()), l.Write(mr, 0, src), l.Read(mr, 0, l.Word())
+	r.Flags, w.Flags, behind.Flags = 0, 0, 0
+	wcs, err := l.Do(r, w, behind)
+	e.Must(err)
+	if len(wcs) != 2 || wcs[0].ID != 1 || wcs[0].Status != driver.RemAccessErr || wcs[1].ID != 2 || wcs[1].Status != driver.WRFlushErr {
+		t.Fatalf("an unsignaled READ, a refused unsignaled WRITE and an unsignaled READ gave %+v", wcs)
+	}
+}
+
+// refused posts w between good WRITEs and checks that it fails with want, that
+// what is before it took effect and nothing else, and that the QP is in error.
+func refused(e *Env, l *Lane, what string, w rdma.WR, want driver.Status) {
+	e.T.Helper()
+	good := e.Memory(24, All)
+	one := l.Word()
+	PutLe(one, 1)
+	wcs, err := l.Do(l.Write(good, 0, one), w, l.Write(good, 8, one))
+	if err != nil {
+		e.T.Fatalf("%s: %v", what, err)
+	}
+	got := make([]driver.Status, len(wcs))
+	for i := range wcs {
+		got[i] = wcs[i].Status
+	}
+	if len(got) != 3 || got[0] != driver.Success || got[1] != want || got[2] != driver.WRFlushErr {
+		e.T.Fatalf("%s: a good WRITE, it, and a WRITE behind it completed %v, want SUCCESS, %v, WR_FLUSH_ERR", what, got, want)
+	}
+	if o := (&rdma.WCError{WC: wcs[1]}).Applied(); o != rdma.No {
+		e.T.Errorf("%s: a refused WR %v", what, o)
+	}
+	if a, b := Le(good.Bytes()), Le(good.Bytes()[8:]); a != 1 || b != 0 {
+		e.T.Errorf("%s: WRITE before it left %d (want 1), WRITE behind it %d (want 0)", what, a, b)
+	}
+	if s := l.QP.State(); s != driver.StateErr {
+		e.T.Errorf("%s: state %d after it, want StateErr", what, s)
+	}
+	noPost(e, l, what)
+}
+
+// noPost checks that the QP, which is in error, takes nothing any more.
+func noPost(e *Env, l *Lane, what string) {
+	e.T.Helper()
+	mr := e.Memory(8, All)
+	one := l.Word()
+	PutLe(one, 1)
+	wcs, err := l.Do(l.Write(mr, 0, one))
+	switch {
+	case err == nil && (len(wcs) != 1 || wcs[0].Status != driver.WRFlushErr):
+		e.T.Errorf("%s: a later WRITE gave %+v, want WR_FLUSH_ERR or ErrQPError", what, wcs)
+	case err != nil && !errors.Is(err, rdma.ErrQPError):
+		e.T.Errorf("%s: a later WRITE gave %v, want ErrQPError or WR_FLUSH_ERR", what, err)
+	}
+	if Le(mr.Bytes()) != 0 {
+		e.T.Errorf("%s: a later WRITE had an effect", what)
+	}
+}

@@ -1,0 +1,467 @@
+package sim
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+var _ driver.QP = (*qp)(nil)
+
+// poison fills the Local of a READ or an atomic from post to effect.
+const poison = 0xdb
+
+// work is one posted WR.
+type work struct {
+	wr     driver.WR
+	index  uint64 // how many WRs the QP had before
+	data   []byte // a WRITE's payload if it is not wr.Local any more, in buf
+	buf    []byte // kept for reuse
+	pieces uint8
+	done   uint16 // a bit per piece
+	stride bool   // piece k is every pieces'th unit from k on, not a range
+	over   bool   // status is final
+	status driver.Status
+}
+
+// qp is guarded by Fabric.mu.
+type qp struct {
+	f        *Fabric
+	num      uint32
+	dev      *device
+	pd       *pd
+	cq       *cq
+	targetPD *pd
+	limit    driver.Access
+	peer     *peer
+	state    driver.QPState
+
+	// q holds the WRs whose WC is not delivered: q[head:eff] are over,
+	// q[eff:] are not, except READs that overtook an atomic.
+	q         []work
+	head, eff int
+	// net holds the WRITEs and atomics that may still land although their WRs
+	// are flushed and their buffers returned.
+	net       []work
+	posted    uint64
+	reclaimed uint64 // WRs before this one hold no send queue slot
+	fault     driver.Status
+	faultWhen When
+	busyAt    int // in Fabric.mu.busy, or -1
+	count     Counters
+}
+
+func (q *qp) Num() uint32 { return q.num }
+
+func (q *qp) State() driver.QPState {
+	q.f.mu.Lock()
+	defer q.f.mu.Unlock()
+	return q.state
+}
+
+func (q *qp) PostSend(wrs []driver.WR) (n int, err error) {
+	f := q.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch q.state {
+	case driver.StateClosed:
+		return 0, driver.ErrClosed
+	case driver.StateErr:
+		return 0, driver.ErrQPError
+	}
+	for n = range wrs {
+		if q.posted-q.reclaimed >= uint64(f.o.MaxSendWR) {
+			err = driver.ErrQueueFull
+			break
+		}
+		q.addLocked(&wrs[n])
+	}
+	if err == nil {
+		n = len(wrs)
+	}
+	if n > 0 {
+		q.count.Doorbells++
+		f.mu.total.Doorbells++
+	}
+	if !f.o.Manual {
+		q.markLocked()
+		f.advanceLocked(f.belowLocked(3))
+		if q.cq.busy > 0 {
+			q.cq.signal()
+		}
+	}
+	return n, err
+}
+
+func (q *qp) addLocked(wr *driver.WR) {
+	f := q.f
+	if len(q.q) < cap(q.q) {
+		q.q = q.q[:len(q.q)+1]
+	} else {
+		q.q = append(q.q, work{})
+	}
+	w := &q.q[len(q.q)-1]
+	*w = work{wr: *wr, index: q.posted, buf: w.buf, pieces: 1}
+	q.posted++
+	if !w.formed(f) {
+		return // fails when its turn comes
+	}
+	q.count.count(wr)
+	f.mu.total.count(wr)
+	switch {
+	case wr.Op == driver.OpWrite && wr.Flags&driver.Inline != 0:
+		w.capture()
+	case wr.Op != driver.OpWrite && q.localOKLocked(wr.LKey, wr.Local):
+		wr.Local[0] = poison
+		for n := 1; n < len(wr.Local); n *= 2 {
+			copy(wr.Local[n:], wr.Local[:n])
+		}
+	}
+	units := w.units(f.o.TearBytes)
+	if units == 1 || wr.Op.IsAtomic() {
+		return
+	}
+	n := min(units, MaxPieces)
+	switch {
+	case !f.o.Manual:
+		n = 2 + f.belowLocked(n-1)
+		w.stride = f.belowLocked(2) == 0
+	case wr.Op == driver.OpRead:
+		n = min(n, f.o.ReadPieces)
+	default:
+		n = min(n, f.o.WritePieces)
+	}
+	w.pieces = uint8(n)
+}
+
+// capture copies the payload, so that wr.Local is free.
+func (w *work) capture() {
+	if w.data == nil {
+		w.buf = append(w.buf[:0], w.wr.Local...)
+		w.data = w.buf
+	}
+}
+
+// formed repeats package rdma's checks, which a caller of the driver may skip.
+func (w *work) formed(f *Fabric) bool {
+	n := len(w.wr.Local)
+	switch w.wr.Op {
+	case driver.OpRead:
+		return n > 0 && n <= f.o.MaxMsg && w.wr.Flags&driver.Inline == 0
+	case driver.OpWrite:
+		return n > 0 && n <= f.o.MaxMsg && (w.wr.Flags&driver.Inline == 0 || n <= f.o.MaxInline)
+	case driver.OpCmpAndSwp, driver.OpFetchAdd:
+		return n == 8 && w.wr.RemoteAddr%8 == 0 && w.wr.Flags&driver.Inline == 0
+	}
+	return false
+}
+
+// units is how many aligned units of tear bytes w touches at the target.
+func (w *work) units(tear int) int {
+	return (int(w.wr.RemoteAddr%uint64(tear)) + len(w.wr.Local) + tear - 1) / tear
+}
+
+// checkLocked gives the target bytes of w, or why it fails.
+func (q *qp) checkLocked(w *work) ([]byte, driver.Status) {
+	switch {
+	case !w.formed(q.f):
+		if len(w.wr.Local) > q.f.o.MaxMsg {
+			return nil, driver.LocLenErr
+		}
+		return nil, driver.LocQPOpErr
+	case w.data == nil && !q.localOKLocked(w.wr.LKey, w.wr.Local):
+		return nil, driver.LocProtErr
+	case q.targetPD.dev.crashed:
+		return nil, driver.RetryExcErr
+	}
+	b := q.remoteLocked(&w.wr)
+	if b == nil {
+		return nil, driver.RemAccessErr
+	}
+	return b, driver.Success
+}
+
+// applyLocked executes piece k of w at the target. flushed: the initiator has
+// its buffer back, so nothing is returned to it.
+func (w *work) applyLocked(tear, k int, remote []byte, flushed bool) {
+	w.done |= 1 << k
+	if w.wr.Op.IsAtomic() {
+		found := binary.LittleEndian.Uint64(remote)
+		switch {
+		case w.wr.Op == driver.OpFetchAdd:
+			binary.LittleEndian.PutUint64(remote, found+w.wr.Swap)
+		case found == w.wr.Compare:
+			binary.LittleEndian.PutUint64(remote, w.wr.Swap)
+		}
+		if !flushed {
+			binary.LittleEndian.PutUint64(w.wr.Local, found)
+		}
+		return
+	}
+	to, from := w.wr.Local, remote
+	if w.wr.Op == driver.OpWrite {
+		to, from = remote, w.wr.Local
+		if w.data != nil {
+			from = w.data
+		}
+	}
+	units, n := w.units(tear), int(w.pieces)
+	phase := int(w.wr.RemoteAddr % uint64(tear)) // bytes of the first unit before the message
+	if !w.stride {
+		a, b := max(k*units/n*tear-phase, 0), min((k+1)*units/n*tear-phase, len(to))
+		copy(to[a:b], from[a:b])
+		return
+	}
+	for u := k; u < units; u += n {
+		a, b := max(u*tear-phase, 0), min((u+1)*tear-phase, len(to))
+		copy(to[a:b], from[a:b])
+	}
+}
+
+func (w *work) whole() bool { return bits.OnesCount16(w.done) == int(w.pieces) }
+
+// startLocked tells whether q.q[at] may take effect now; at is in [eff, len).
+func (q *qp) startLocked(at int) bool {
+	if q.state != driver.StateRTS {
+		return false
+	}
+	if at == q.eff {
+		return true
+	}
+	if !q.f.o.NoAtomicThenRead {
+		return false
+	}
+	w := &q.q[at]
+	if w.wr.Op != driver.OpRead || w.wr.Flags&driver.Fence != 0 {
+		return false
+	}
+	for i := q.eff; i < at; i++ {
+		if b := &q.q[i]; !b.over && !b.wr.Op.IsAtomic() {
+			return false
+		}
+	}
+	_, st := q.checkLocked(w) // one that fails does so in its turn
+	return st == driver.Success
+}
+
+// effectLocked fires piece k of q.q[at], which startLocked allows.
+func (q *qp) effectLocked(at, k int) {
+	w := &q.q[at]
+	inject := q.fault != 0 && at == q.eff && w.done == 0
+	if inject && q.faultWhen == BeforeEffect {
+		q.failLocked(at, q.takeFault(), false)
+		return
+	}
+	remote, st := q.checkLocked(w)
+	if st != driver.Success {
+		q.failLocked(at, st, false)
+		return
+	}
+	w.applyLocked(q.f.o.TearBytes, k, remote, false)
+	if !w.whole() {
+		return
+	}
+	if q.fault != 0 && q.faultWhen == AfterEffect && at == q.eff {
+		q.failLocked(at, q.takeFault(), true)
+		return
+	}
+	w.over, w.status = true, driver.Success
+	for q.eff < len(q.q) && q.q[q.eff].over {
+		q.eff++
+	}
+	q.retireLocked()
+}
+
+func (q *qp) takeFault() driver.Status {
+	st := q.fault
+	q.fault = 0
+	return st
+}
+
+// failLocked completes q.q[at] with st and flushes what is behind it, which may
+// still land if sent.
+func (q *qp) failLocked(at int, st driver.Status, sent bool) {
+	w := &q.q[at]
+	w.over, w.status = true, st
+	q.flushLocked(at+1, sent)
+}
+
+// flushLocked moves the QP to error and flushes q.q[from:], into the network if
+// sent.
+func (q *qp) flushLocked(from int, sent bool) {
+	q.state = driver.StateErr
+	for i := from; i < len(q.q); i++ {
+		w := &q.q[i]
+		if sent && !w.over && w.wr.Op != driver.OpRead {
+			// A WR whose local side fails is not sent, nor is any behind it.
+			sent = w.formed(q.f) && (w.data != nil || q.localOKLocked(w.wr.LKey, w.wr.Local))
+			if sent {
+				if w.wr.Op == driver.OpWrite {
+					w.capture()
+				}
+				n := *w
+				w.buf, w.data = nil, nil // moved
+				q.net = append(q.net, n)
+			}
+		}
+		w.over, w.status = true, driver.WRFlushErr
+	}
+	q.eff = len(q.q)
+	q.retireLocked()
+}
+
+// killLocked moves the QP to error with everything unfinished in the network.
+func (q *qp) killLocked() {
+	if q.state == driver.StateRTS {
+		q.flushLocked(q.eff, true)
+		q.cq.signal()
+	}
+	q.markLocked()
+}
+
+// settleLocked empties the network: auto mode lets some of it land.
+func (q *qp) settleLocked() {
+	for !q.f.o.Manual && len(q.net) > 0 && q.f.belowLocked(4) != 0 {
+		w := &q.net[0]
+		k := q.f.belowLocked(int(w.pieces))
+		for w.done&(1<<k) != 0 {
+			k = (k + 1) % int(w.pieces)
+		}
+		q.landLocked(k)
+	}
+	q.net = q.net[:0]
+	q.markLocked()
+}
+
+// landLocked fires piece k of the first WR in the network.
+func (q *qp) landLocked(k int) {
+	w := &q.net[0]
+	var remote []byte
+	if !q.targetPD.dev.crashed {
+		remote = q.remoteLocked(&w.wr)
+	}
+	if remote == nil { // refused, and so is what is behind
+		q.net = q.net[:0]
+		return
+	}
+	w.applyLocked(q.f.o.TearBytes, k, remote, true)
+	if w.whole() {
+		q.net = slices.Delete(q.net, 0, 1)
+	}
+}
+
+// retireLocked drops finished WRs that have no WC and, where delivery is no
+// event, delivers the others.
+func (q *qp) retireLocked() {
+	for q.head < q.eff {
+		w := &q.q[q.head]
+		if w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {
+			q.head++
+			continue
+		}
+		if !q.f.o.Manual || q.f.o.DeliverEvents {
+			break
+		}
+		q.pushLocked()
+	}
+	q.compactLocked()
+}
+
+// pushLocked puts the WC of q.q[head], which is over, in the CQ.
+func (q *qp) pushLocked() {
+	w := &q.q[q.head]
+	q.head++
+	q.cq.pushLocked(entry{driver.WC{ID: w.wr.ID, QPNum: q.num, Op: w.wr.Op, Status: w.status}, q, w.index})
+}
+
+func (q *qp) compactLocked() {
+	switch {
+	case q.head == len(q.q):
+		q.q, q.head, q.eff = q.q[:0], 0, 0
+	case q.head >= 64 && q.head*2 >= len(q.q):
+		for i := q.head; i < len(q.q); i++ { // swap: each keeps a buf of its own
+			q.q[i], q.q[i-q.head] = q.q[i-q.head], q.q[i]
+		}
+		q.q, q.eff, q.head = q.q[:len(q.q)-q.head], q.eff-q.head, 0
+	}
+}
+
+// markLocked keeps Fabric.mu.busy in step with whether q has an enabled event.
+func (q *qp) markLocked() {
+	f := q.f
+	if f.o.Manual {
+		return
+	}
+	want := q.head < len(q.q) || len(q.net) > 0
+	switch {
+	case want && q.busyAt < 0:
+		q.busyAt = len(f.mu.busy)
+		f.mu.busy = append(f.mu.busy, q)
+		q.cq.busy++
+	case !want && q.busyAt >= 0:
+		last := len(f.mu.busy) - 1
+		f.mu.busy[q.busyAt] = f.mu.busy[last]
+		f.mu.busy[q.busyAt].busyAt = q.busyAt
+		f.mu.busy = f.mu.busy[:last]
+		q.busyAt = -1
+		q.cq.busy--
+	}
+}
+
+// advanceLocked fires up to n random events of auto mode.
+func (f *Fabric) advanceLocked(n int) {
+	for ; n > 0 && len(f.mu.busy) > 0; n-- {
+		q := f.mu.busy[f.belowLocked(len(f.mu.busy))]
+		f.mu.scratch = q.eventsLocked(f.mu.scratch[:0])
+		q.fireLocked(&f.mu.scratch[f.belowLocked(len(f.mu.scratch))])
+	}
+}
+
+func (q *qp) Close() error {
+	f := q.f
+	f.mu.Lock()
+	if q.state == driver.StateClosed {
+		f.mu.Unlock()
+		return nil
+	}
+	q.killLocked()
+	q.settleLocked()
+	for q.head < q.eff {
+		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {
+			q.head++
+			continue
+		}
+		q.pushLocked()
+	}
+	q.compactLocked()
+	q.markLocked()
+	q.state = driver.StateClosed
+	gone := q.peer.fenceLocked()
+	if i := slices.Index(q.peer.l.peers, q.peer); i >= 0 {
+		q.peer.l.peers = slices.Delete(q.peer.l.peers, i, i+1)
+	}
+	if i := slices.Index(f.mu.qps, q); i >= 0 {
+		f.mu.qps = slices.Delete(f.mu.qps, i, i+1)
+	}
+	q.dev.qps--
+	q.pd.qps--
+	q.cq.qps--
+	f.mu.Unlock()
+	if gone {
+		q.peer.notify()
+	}
+	return nil
+}
+
+func (q *qp) resetLocked() {
+	q.q, q.head, q.eff, q.net = q.q[:0], 0, 0, q.net[:0]
+	q.posted, q.reclaimed, q.fault, q.count = 0, 0, 0, Counters{}
+	q.state = driver.StateRTS
+	if q.peer.gone {
+		q.peer.gone = false
+		q.targetPD.qps++
+	}
+	q.markLocked()
+}

@@ -1,0 +1,217 @@
+// Package sim is the in-process provider: ordinary Go heap memory, one seeded
+// schedule, and less mercy than hardware. It tears READs, lands WRITEs in
+// pieces, interleaves queue pairs, delays completions and poisons buffers that
+// are looked at too early. The race detector sees its memory, which it does not
+// with the other providers.
+//
+// In auto mode (the default) a seeded generator advances pending work inside
+// PostSend and Poll; there are no goroutines, and a CQ's Ready is signalled
+// again while its QPs have work pending. In manual mode ([Options].Manual)
+// PostSend only queues; the caller lists what may happen next with
+// [Fabric.Events], makes it happen with [Fabric.Fire], and injects faults. Both
+// repeat exactly, given the seed and the calls.
+//
+// It leaves argument checks to package rdma, and virtual time to its users.
+// Start with [Fabric] and [Event]. One mutex guards a Fabric, so everything may
+// be called concurrently as package driver allows, and what one goroutine's Poll
+// does to another's buffers happens before that one's next call. A Closed
+// callback runs in the goroutine that ended the connection.
+//
+// The event model is that of stateless model checkers; the ordering rules are
+// those of the InfiniBand Architecture vol. 1, ch. 9.
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"sync"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// MaxPieces is the most pieces one READ or WRITE is split into.
+const MaxPieces = 8
+
+// Options configure a Fabric.
+type Options struct {
+	// Seed chooses the schedule of auto mode, and the keys.
+	Seed uint64
+	// Manual leaves every step to the caller.
+	Manual bool
+	// TearBytes is the aligned unit that is read and written whole. Rounded up
+	// to a multiple of 8; default 8.
+	TearBytes int
+	// ReadPieces and WritePieces are into how many pieces manual mode splits a
+	// message of several units. Pieces of one message take effect in any order.
+	// Default 1, at most MaxPieces. Auto mode splits at random.
+	ReadPieces, WritePieces int
+	// DeliverEvents makes the delivery of a WC an event of its own in manual
+	// mode; otherwise it comes with the effect. Auto mode always delays.
+	DeliverEvents bool
+	// NoAtomicThenRead withdraws the capability: a READ may overtake atomics
+	// before it unless it sets Fence.
+	NoAtomicThenRead bool
+	// MaxInline and MaxMsg are bytes, MaxSendWR counts WRs. Defaults 128,
+	// 4 MiB, 256. A negative MaxInline means none.
+	MaxInline, MaxMsg, MaxSendWR int
+}
+
+func (o *Options) ensureDefaults() {
+	o.TearBytes = max((o.TearBytes+7)&^7, 8)
+	o.ReadPieces = min(max(o.ReadPieces, 1), MaxPieces)
+	o.WritePieces = min(max(o.WritePieces, 1), MaxPieces)
+	o.MaxInline = max(cmp.Or(o.MaxInline, 128), 0)
+	o.MaxMsg = cmp.Or(max(o.MaxMsg, 0), 4<<20)
+	o.MaxSendWR = cmp.Or(max(o.MaxSendWR, 0), 256)
+}
+
+// Fabric is a network of devices in this process.
+type Fabric struct {
+	o    Options
+	caps driver.Caps
+
+	mu struct {
+		sync.Mutex
+		rng       rand.PCG
+		devices   []*device // open ones, in order of creation
+		mrs       []*mr     // by key index; nil once deregistered
+		qps       []*qp     // not closed, by number
+		cqs       []*cq     // not closed
+		listeners map[string]*listener
+		nextQP    uint32
+		ports     int
+		busy      []*qp   // auto mode: those with an enabled event
+		scratch   []Event // auto mode
+		total     Counters
+	}
+}
+
+// New makes an empty fabric.
+func New(o Options) *Fabric {
+	o.ensureDefaults()
+	f := &Fabric{o: o, caps: driver.Caps{
+		AtomicScope:    driver.AtomicHCA,
+		AtomicThenRead: !o.NoAtomicThenRead,
+		TearBytes:      o.TearBytes,
+		MaxInline:      o.MaxInline,
+		MaxMsg:         o.MaxMsg,
+		MaxSendWR:      o.MaxSendWR,
+		EnforcesRights: true,
+	}}
+	f.mu.listeners = make(map[string]*listener)
+	f.mu.nextQP = 1
+	f.seedLocked(o.Seed)
+	return f
+}
+
+func (f *Fabric) seedLocked(seed uint64) { f.mu.rng = *rand.NewPCG(seed, 0x6b7664) }
+
+// below is a random number in [0, n).
+func (f *Fabric) belowLocked(n int) int {
+	hi, _ := bits.Mul64(f.mu.rng.Uint64(), uint64(n))
+	return int(hi)
+}
+
+// Device opens the device of that name, or returns the open one.
+func (f *Fabric) Device(name string) driver.Device {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d := f.deviceLocked(name); d != nil {
+		return d
+	}
+	d := &device{f: f, name: name}
+	f.mu.devices = append(f.mu.devices, d)
+	return d
+}
+
+func (f *Fabric) deviceLocked(name string) *device {
+	for _, d := range f.mu.devices {
+		if d.name == name {
+			return d
+		}
+	}
+	return nil
+}
+
+func (f *Fabric) qpLocked(num uint32) (*qp, error) {
+	i, ok := slices.BinarySearchFunc(f.mu.qps, num, func(q *qp, n uint32) int { return cmp.Compare(q.num, n) })
+	if !ok {
+		return nil, fmt.Errorf("sim: no open qp %d", num)
+	}
+	return f.mu.qps[i], nil
+}
+
+// Reset starts over with a new seed: registered memory is zeroed, queues, CQs,
+// counters and injected faults are cleared, QPs are ready again and crashed
+// devices are back. Devices, MRs, QPs and listeners stay as they are open or
+// closed. Nobody else may be using the fabric.
+func (f *Fabric) Reset(seed uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.seedLocked(seed)
+	for _, d := range f.mu.devices {
+		d.crashed = false
+	}
+	for _, m := range f.mu.mrs {
+		if m != nil {
+			clear(m.bytes)
+		}
+	}
+	for _, c := range f.mu.cqs {
+		c.q, c.head = c.q[:0], 0
+	}
+	for _, q := range f.mu.qps {
+		q.resetLocked()
+	}
+	f.mu.nextQP = 1
+	if n := len(f.mu.qps); n > 0 {
+		f.mu.nextQP = f.mu.qps[n-1].num + 1
+	}
+	f.mu.total = Counters{}
+}
+
+// Counters count what was posted. Doorbells are PostSend calls that took
+// something: the round trips of a caller that waits after each. Bytes are
+// payload.
+type Counters struct {
+	Doorbells  uint64
+	Verbs      [driver.NumOpcodes]uint64
+	ReadBytes  uint64
+	WriteBytes uint64
+}
+
+func (c *Counters) count(w *driver.WR) {
+	c.Verbs[w.Op]++
+	switch w.Op {
+	case driver.OpRead:
+		c.ReadBytes += uint64(len(w.Local))
+	case driver.OpWrite:
+		c.WriteBytes += uint64(len(w.Local))
+	}
+}
+
+// QPCounters are one QP's.
+type QPCounters struct {
+	Num uint32
+	Counters
+}
+
+// Stats are a fabric's counters since New or Reset.
+type Stats struct {
+	Total Counters     // closed QPs included
+	QPs   []QPCounters // open ones, by number
+}
+
+// Stats gives the counters so far.
+func (f *Fabric) Stats() Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := Stats{Total: f.mu.total, QPs: make([]QPCounters, len(f.mu.qps))}
+	for i, q := range f.mu.qps {
+		s.QPs[i] = QPCounters{q.num, q.count}
+	}
+	return s
+}
