@@ -514,6 +514,7 @@ func (s *sess) multi(ctx context.Context, calls []*call) {
 	deadline := session.Nanos() + int64(s.c.o.OpTimeout)
 	ws := make([]*waiter, len(s.lanes))
 	led := make([]bool, len(s.lanes))
+	var wg sync.WaitGroup
 	// Post on every lane before waiting on any.
 	for i, qs := range byLane {
 		if len(qs) == 0 {
@@ -539,15 +540,35 @@ func (s *sess) multi(ctx context.Context, calls []*call) {
 			d.l.Kick()
 		}
 	}
+	// A lane that is led must be driven: operations of one lane may wait for an
+	// insert lock that one of another lane holds. So each lane that is not done
+	// gets a goroutine of its own, the last one this.
+	last := -1
 	for i, w := range ws {
 		switch {
-		case w == nil:
-		case led[i]:
-			s.lanes[i].drive(ctx, w)
+		case w == nil || !led[i]:
+		case w.left == 0:
+			s.lanes[i].handOver()
 		default:
+			if last >= 0 {
+				wg.Add(1)
+				go func(i int) {
+					defer wg.Done()
+					s.lanes[i].drive(ctx, ws[i])
+				}(last)
+			}
+			last = i
+		}
+	}
+	if last >= 0 {
+		s.lanes[last].drive(ctx, ws[last])
+	}
+	for i, w := range ws {
+		if w != nil && !led[i] {
 			s.lanes[i].join(ctx, w)
 		}
 	}
+	wg.Wait()
 }
 
 // batchLimit bounds the operations of one multi step, and so its buffers.

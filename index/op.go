@@ -54,7 +54,8 @@ type Op struct {
 	LockOwner   uint32
 	OwnerFenced bool
 	Route       Route
-	// Waits counts Backoff and AskFenced answers in a row.
+	// Waits counts Backoff, AskFenced and Refresh answers without progress in
+	// between; the caller waits longer each time.
 	Waits int
 	// Rounds counts round trips (§10 of docs/protocol.md).
 	Rounds int
@@ -153,6 +154,12 @@ func (o *Op) post(next Step) Action {
 // Next consumes the results of the last action and says what to do next.
 func (o *Op) Next() Action {
 	a := o.next()
+	switch a {
+	case Backoff, AskFenced, Refresh:
+		o.Waits++
+	case Done:
+		o.Waits = 0
+	}
 	if a == Alloc {
 		// While it waits for memory the Op keeps nothing that it has seen, nor
 		// the lock: it would hold back the reclaim epoch that frees memory.
@@ -991,7 +998,7 @@ func (o *Op) gotLock() Action {
 			o.lockExpect = found
 			return o.askFenced()
 		}
-		o.locked, o.lockExpect = true, 0
+		o.locked, o.lockExpect, o.Waits = true, 0, 0
 	}
 	g := layout.Group(o.groups[0])
 	h := g.Header()

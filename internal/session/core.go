@@ -229,11 +229,13 @@ func NewCore(o Options) (*Core, error) {
 	}
 	for i := range o.Lanes {
 		l, err := newLane(c, i)
+		if l != nil {
+			c.lanes = append(c.lanes, l)
+		}
 		if err != nil {
 			c.Close()
 			return nil, err
 		}
-		c.lanes = append(c.lanes, l)
 	}
 	return c, nil
 }

@@ -45,6 +45,7 @@ type Lane struct {
 	wait   []*Task
 	dirty  []*conn // with WRs not yet posted
 	slabs  []*buffer
+	sinks  *Task // set aside: its registered words take results of no interest
 	wcs    [64]rdma.WC
 
 	lastVersion uint64
@@ -166,7 +167,9 @@ func newLane(c *Core, id int) (*Lane, error) {
 		}
 		l.cqs = append(l.cqs, cq)
 	}
-	return l, nil
+	var err error
+	l.sinks, err = l.NewTask()
+	return l, err
 }
 
 // ID is the lane's number in its session.
@@ -428,11 +431,6 @@ func remove(list *[]*Task, t *Task) {
 
 // advance obeys the Op until it has to wait.
 func (l *Lane) advance(t *Task) {
-	if t.want == index.Alloc || t.want == index.Backoff || t.want == index.AskFenced || t.want == index.Refresh {
-		// waits in a row are counted by the wait itself
-	} else {
-		t.Op.Waits = 0
-	}
 	if t.want == index.Alloc {
 		t.epoch = l.core.epoch.Load()
 	}
@@ -490,17 +488,14 @@ func (l *Lane) advance(t *Task) {
 				v = view.Version
 			}
 			l.core.opts.Control.WantMap(v)
-			t.Op.Waits++
 			l.postNoWait(t)
 			l.park(t, a, backoff(t.Op.Waits))
 			return
 		case index.Backoff:
-			t.Op.Waits++
 			l.postNoWait(t)
 			l.park(t, a, backoff(t.Op.Waits))
 			return
 		case index.AskFenced:
-			t.Op.Waits++
 			l.postNoWait(t)
 			if l.core.isFenced(t.Op.LockOwner) {
 				t.Op.OwnerFenced = true
@@ -581,7 +576,8 @@ func (l *Lane) connOf(pg *PG, r uint8) *conn {
 	return nil
 }
 
-func (l *Lane) want(node uint32) {
+// connTo is the entry for a node, perhaps without a queue pair.
+func (l *Lane) connTo(node uint32) *conn {
 	for int(node) >= len(l.conns) {
 		l.conns = append(l.conns, nil)
 	}
@@ -590,7 +586,12 @@ func (l *Lane) want(node uint32) {
 		c = &conn{node: node}
 		l.conns[node] = c
 	}
-	if !c.asked {
+	return c
+}
+
+// want asks Control for a connection that is down, once.
+func (l *Lane) want(node uint32) {
+	if c := l.connTo(node); !c.up && !c.asked {
 		c.asked = true
 		l.core.opts.Control.WantConn(l, node)
 	}
@@ -700,7 +701,7 @@ func (l *Lane) addNoWait(c *conn, pg *PG, o offPath) {
 	o.seq = c.seq
 	c.noWait = append(c.noWait, o)
 	l.enqueue(c, rdma.WR{ID: noWaitID, Op: rdma.OpCmpAndSwp, RemoteAddr: k.IndexBase + o.off, RKey: k.IndexRKey,
-		Compare: o.expect, Swap: o.new, Local: c.sink, LKey: l.slabs[0].lkeys[c.dev]})
+		Compare: o.expect, Swap: o.new, Local: c.sink, LKey: l.sinks.lkeys[c.dev]})
 }
 
 func offPathOf(pg *PG, a *index.Access) offPath {
@@ -725,12 +726,12 @@ func (l *Lane) postNoWait(t *Task) {
 	for i := range t.Op.Accesses {
 		if a := &t.Op.Accesses[i]; a.NoWait {
 			m := &pg.Members[a.Replica]
-			l.want(m.Node)
-			c := l.conns[m.Node]
+			c := l.connTo(m.Node)
 			if c.up && c.incarnation == m.Incarnation {
 				l.addNoWait(c, pg, offPathOf(pg, a))
 			} else {
 				c.noWait = append(c.noWait, offPathOf(pg, a))
+				l.want(m.Node)
 			}
 		}
 	}
@@ -932,16 +933,11 @@ func (l *Lane) Closed(node uint32) {
 // Attach installs a connected queue pair on the dev-th device. Nothing that the
 // lane posted to the node before can land any more.
 func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
-	l.want(node)
-	c := l.conns[node]
+	c := l.connTo(node)
 	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
 	c.caps = l.core.opts.Devices[dev].Caps()
-	if c.sink == nil {
-		// One registered word for results of no interest: a task set aside.
-		if t, err := l.NewTask(); err == nil {
-			c.sink = t.stash[:8:8]
-		}
-	}
+	at := node % (taskSlot / 8) * 8
+	c.sink = l.sinks.stash[at : at+8 : at+8]
 	// Repeat what was off the path and is not known to be done.
 	again := c.noWait
 	c.noWait = nil
@@ -962,7 +958,7 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 // ConnFailed says that WantConn's connection cannot be had now; tasks that need
 // it go on waiting until their deadline, or end with err if lost.
 func (l *Lane) ConnFailed(node uint32, lost bool, err error) {
-	c := l.conns[node]
+	c := l.connTo(node)
 	c.asked = false
 	if !lost {
 		l.events++ // waiting tasks ask again

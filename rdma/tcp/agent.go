@@ -1,0 +1,551 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+const (
+	// agentIn is the size of an agent's input buffer, bytes.
+	agentIn = 64 << 10
+	// agentOut is how much an agent gathers before it writes, bytes. The buffer
+	// starts small and grows to this.
+	agentOut = 128 << 10
+	// fenceGrace is how long a fenced agent may take to hand in the replies of
+	// what it has executed.
+	fenceGrace = 100 * time.Millisecond
+)
+
+// agent executes one connection's verbs against the memory of this process. It
+// is one goroutine: it reads what has arrived, executes the WRs in order, and
+// writes the replies when it runs out of input or its output buffer is full.
+//
+// While it holds exec it may touch regions; it releases exec around every read
+// and write. Hence Deregister, after taking a key out of the table, need only
+// pass through every exec once.
+type agent struct {
+	l      *listener
+	remote string
+	nc     stream
+	conn   net.Conn // nc, or TLS over it
+
+	exec   sync.Mutex
+	pd     *pd
+	access driver.Access
+	in     []byte
+	r, w   int
+	out    []byte
+	seq    uint16
+	werr   error
+	order  atomic.Uint32 // see barrier
+
+	fenced   atomic.Bool
+	accepted bool
+	done     chan struct{} // closed when nothing of the connection can land
+}
+
+var _ driver.Peer = (*agent)(nil)
+
+func (a *agent) Remote() string { return a.remote }
+
+// Fence makes the agent stop after what it has read, and waits for that.
+func (a *agent) Fence(ctx context.Context) error {
+	a.fence()
+	select {
+	case <-a.done:
+		return nil
+	case <-ctx.Done():
+		select {
+		case <-a.done:
+			return nil
+		default:
+			return fmt.Errorf("tcp: fence %s: %w", a.remote, ctx.Err())
+		}
+	}
+}
+
+func (a *agent) fence() {
+	if !a.fenced.Swap(true) {
+		a.applyFence()
+	}
+}
+
+// applyFence ends waiting for input at once, and for the peer to take replies
+// soon.
+func (a *agent) applyFence() {
+	_ = a.nc.SetReadDeadline(time.Unix(1, 0))
+	_ = a.nc.SetWriteDeadline(time.Now().Add(fenceGrace))
+}
+
+// setDeadline replaces the connection's deadline unless a fence has set one.
+func (a *agent) setDeadline(t time.Time) {
+	_ = a.nc.SetDeadline(t)
+	if a.fenced.Load() {
+		a.applyFence()
+	}
+}
+
+// quiesce waits until the agent has let go of the regions it had looked up.
+func (a *agent) quiesce() {
+	a.exec.Lock()
+	defer a.exec.Unlock()
+}
+
+// serve is the agent's goroutine.
+func (a *agent) serve() {
+	d := a.l.d
+	a.exec.Lock()
+	err := a.handshake()
+	if err == nil {
+		err = a.run()
+	}
+	d.mu.Lock()
+	if a.accepted {
+		a.pd.qps--
+	}
+	d.mu.Unlock()
+	close(a.done)
+	a.part(err)
+	a.exec.Unlock()
+	_ = a.nc.Close()
+
+	d.mu.Lock()
+	delete(d.mu.agents, a)
+	d.mu.Unlock()
+	if a.accepted && a.l.o.Closed != nil {
+		a.l.o.Closed(a)
+	}
+	if f := d.o.Events.PeerClosed; f != nil {
+		f(a.reason(err))
+	}
+	a.l.wg.Done()
+}
+
+var (
+	errVerb    = errors.New("verb refused")
+	errRevoked = errors.New("region deregistered during a READ")
+)
+
+// part hands in the replies of what was executed and takes leave: with the
+// refusal that is already there, or with a goodbye. Input left unread would turn
+// the close into a reset, which may overtake them, so it is thrown away until
+// the dialer closes.
+func (a *agent) part(err error) {
+	limit := a.l.d.o.PeerTimeout
+	if a.fenced.Load() {
+		limit = fenceGrace
+	}
+	_ = a.nc.SetDeadline(time.Now().Add(limit))
+	switch {
+	case errors.Is(err, errMalformed):
+		return
+	case errors.Is(err, errVerb), errors.Is(err, driver.ErrRefused), errors.Is(err, errBadVersion):
+	case a.accepted && !errors.Is(err, errRevoked):
+		a.out = appendGoodbye(a.out, a.seq)
+	default:
+		return
+	}
+	if a.flush() != nil || a.nc.CloseWrite() != nil {
+		return
+	}
+	for {
+		if _, err := a.nc.Read(a.in); err != nil {
+			return
+		}
+	}
+}
+
+func (a *agent) reason(err error) PeerClosed {
+	e := PeerClosed{Remote: a.remote, Reason: ReasonLost, Err: err}
+	switch {
+	case a.fenced.Load():
+		e.Reason, e.Err = ReasonFenced, nil
+	case errors.Is(err, driver.ErrRefused):
+		e.Reason = ReasonRefused
+	case !a.accepted:
+		e.Reason = ReasonHandshake
+	case errors.Is(err, errMalformed):
+		e.Reason = ReasonMalformed
+	case errors.Is(err, errVerb), errors.Is(err, errRevoked):
+		e.Reason = ReasonVerb
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		e.Reason, e.Err = ReasonDeparted, nil
+	}
+	return e
+}
+
+// handshake brings the connection from its first byte to the first doorbell.
+func (a *agent) handshake() error {
+	d := a.l.d
+	a.setDeadline(time.Now().Add(d.o.HandshakeTimeout))
+	if c, ok := a.conn.(*tls.Conn); ok {
+		a.exec.Unlock()
+		err := c.Handshake()
+		a.exec.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	h, err := a.need(helloSize)
+	if err != nil {
+		return fmt.Errorf("hello: %w", err)
+	}
+	n, err := parseHello(h)
+	if err != nil {
+		if errors.Is(err, errBadVersion) {
+			a.out = appendWelcome(a.out, statusRefused, err.Error())
+		}
+		return err
+	}
+	private, err := a.need(n)
+	if err != nil {
+		return fmt.Errorf("hello: %w", err)
+	}
+	if err := a.accept(private); err != nil {
+		a.out = appendWelcome(a.out, statusRefused, err.Error())
+		return fmt.Errorf("%w: %w", driver.ErrRefused, err)
+	}
+	a.setDeadline(time.Time{})
+	a.out = appendWelcome(a.out, statusAccepted, "")
+	return nil
+}
+
+// accept asks the listener's user and joins the PD named.
+func (a *agent) accept(private []byte) error {
+	a.exec.Unlock()
+	dpd, access, err := a.l.o.Accept(driver.ConnRequest{Private: private, Remote: a.remote, Peer: a})
+	a.exec.Lock()
+	if err != nil {
+		return err
+	}
+	d := a.l.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := dpd.(*pd)
+	if ok {
+		_, ok = d.mu.pds[p]
+	}
+	if !ok {
+		return errors.New("the memory node named a PD that is not of this device")
+	}
+	p.qps++
+	a.pd, a.access, a.accepted = p, access, true
+	return nil
+}
+
+// run executes doorbells until the connection ends. Its error is never nil.
+func (a *agent) run() error {
+	for {
+		h, err := a.need(frameSize)
+		if err != nil {
+			return err
+		}
+		f, err := parseFrame(h)
+		if err != nil {
+			return err
+		}
+		for range f.count {
+			h, err := a.need(requestSize)
+			if err != nil {
+				return err
+			}
+			r, err := parseRequest(h)
+			if err != nil {
+				return err
+			}
+			if f.length -= requestSize + r.operands(); f.length < 0 {
+				return fmt.Errorf("%w: requests exceed their frame", errMalformed)
+			}
+			status, err := a.execute(r)
+			if err != nil {
+				return err
+			}
+			if status != driver.Success {
+				a.out = appendReply(a.out, reply{op: r.op, status: status, seq: a.seq})
+				return fmt.Errorf("%w: %v of %d bytes at %#x: %v", errVerb, r.op, r.length, r.addr, status)
+			}
+			a.seq++
+		}
+		if f.length != 0 {
+			return fmt.Errorf("%w: %d bytes behind the frame's requests", errMalformed, f.length)
+		}
+	}
+}
+
+// execute does one verb and appends the reply of a success.
+func (a *agent) execute(r request) (driver.Status, error) {
+	if r.op == opAbort {
+		return driver.RemInvReqErr, nil
+	}
+	m, status := a.check(r)
+	if status != driver.Success {
+		return status, nil
+	}
+	ok := reply{op: r.op, status: driver.Success, seq: a.seq}
+	switch r.op {
+	case driver.OpRead:
+		ok.length = r.length
+		a.out = appendReply(a.out, ok)
+		return driver.Success, a.read(m, r)
+	case driver.OpWrite:
+		status, err := a.write(m, r)
+		if err == nil && status == driver.Success {
+			a.out = appendReply(a.out, ok)
+		}
+		return status, err
+	}
+	operands, err := a.need(r.operands())
+	if err != nil {
+		return 0, err
+	}
+	if m.dead.Load() { // waiting for the operands let go of exec
+		return driver.RemAccessErr, nil
+	}
+	var found uint64
+	if r.op == driver.OpCmpAndSwp {
+		found = compareAndSwap(m.word(r.addr), word(operands), word(operands[8:]))
+	} else {
+		found = fetchAdd(m.word(r.addr), word(operands))
+	}
+	ok.length = 8
+	a.out = appendWord(appendReply(a.out, ok), found)
+	return driver.Success, nil
+}
+
+// rights that each verb takes.
+var rights = [driver.NumOpcodes]driver.Access{
+	driver.OpRead:      driver.AccessRemoteRead,
+	driver.OpWrite:     driver.AccessRemoteWrite,
+	driver.OpCmpAndSwp: driver.AccessRemoteAtomic,
+	driver.OpFetchAdd:  driver.AccessRemoteAtomic,
+}
+
+// check finds the region and decides whether r may touch it.
+func (a *agent) check(r request) (*mr, driver.Status) {
+	m := a.pd.keys.Load().byRKey[r.rkey]
+	need := rights[r.op]
+	if m == nil || m.access&need == 0 || a.access&need == 0 ||
+		r.addr > uint64(len(m.bytes)) || uint64(r.length) > uint64(len(m.bytes))-r.addr {
+		return nil, driver.RemAccessErr
+	}
+	if r.op.IsAtomic() && r.addr%8 != 0 {
+		return nil, driver.RemInvReqErr
+	}
+	return m, driver.Success
+}
+
+// read copies region memory to the output, in parts if it is long.
+func (a *agent) read(m *mr, r request) error {
+	for at, end := r.addr, r.addr+uint64(r.length); at < end; {
+		n := min(int(end-at), agentOut-len(a.out))
+		if n < int(end-at) {
+			n -= int((at + uint64(n)) & 7) // no word in two halves
+		}
+		if n <= 0 {
+			if err := a.flush(); err != nil {
+				return err
+			}
+			if m.dead.Load() {
+				return errRevoked
+			}
+			continue
+		}
+		b := len(a.out)
+		a.out = grow(a.out, n)
+		loadWords(a.out[b:], m.bytes[at:at+uint64(n)])
+		at += uint64(n)
+	}
+	return nil
+}
+
+// grow appends n bytes of any content.
+func grow(b []byte, n int) []byte {
+	if n <= cap(b)-len(b) {
+		return b[:len(b)+n]
+	}
+	return append(b, make([]byte, n)...)
+}
+
+// write copies input to region memory as it arrives. It gives REM_OP_ERR, whose
+// effect is unknown, if the region is deregistered on the way.
+func (a *agent) write(m *mr, r request) (driver.Status, error) {
+	for at, end := r.addr, r.addr+uint64(r.length); at < end; {
+		if err := a.await(int(min(end-at, 8))); err != nil {
+			return 0, err
+		}
+		if m.dead.Load() { // await may have let go of exec
+			return driver.RemOpErr, nil
+		}
+		n := min(int(end-at), a.w-a.r)
+		if n < int(end-at) {
+			n -= int((at + uint64(n)) & 7) // no word in two halves; n was at least 8
+		}
+		storeWords(m.bytes[at:at+uint64(n)], a.in[a.r:a.r+n])
+		a.r += n
+		at += uint64(n)
+	}
+	a.barrier()
+	return driver.Success, nil
+}
+
+// barrier orders this agent's plain stores before whatever it does next: a
+// locked instruction on amd64, an acquire-release one on arm64.
+func (a *agent) barrier() { a.order.Add(1) }
+
+// need returns the next n bytes of input, n at most half of agentIn, and
+// consumes them. They stay valid until the next call.
+func (a *agent) need(n int) ([]byte, error) {
+	if err := a.await(n); err != nil {
+		return nil, err
+	}
+	a.r += n
+	return a.in[a.r-n : a.r], nil
+}
+
+// await returns when n bytes of input are buffered.
+func (a *agent) await(n int) error {
+	for a.w-a.r < n {
+		if len(a.out) > 0 {
+			if err := a.flush(); err != nil {
+				return err
+			}
+		}
+		if a.r > 0 {
+			a.w = copy(a.in, a.in[a.r:a.w])
+			a.r = 0
+		}
+		a.exec.Unlock()
+		k, err := a.conn.Read(a.in[a.w:])
+		a.exec.Lock()
+		a.w += k
+		if k == 0 && err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush writes the output.
+func (a *agent) flush() error {
+	if a.werr != nil {
+		return a.werr
+	}
+	a.exec.Unlock()
+	_, err := a.conn.Write(a.out)
+	a.exec.Lock()
+	a.out, a.werr = a.out[:0], err
+	return err
+}
+
+// meteredConn is a TCP connection that adds the time its one goroutine spends
+// running, rather than waiting for the socket, to a counter.
+type meteredConn struct {
+	*net.TCPConn
+	raw     syscall.RawConn
+	cpu     *atomic.Int64
+	since   time.Duration // when it began to run; 0 while it waits
+	buf     []byte
+	n       int
+	err     error
+	tryRead func(fd uintptr) bool
+	tryWrit func(fd uintptr) bool
+}
+
+var epoch = time.Now()
+
+// now is a monotonic clock.
+func now() time.Duration { return time.Since(epoch) }
+
+func newMeteredConn(c *net.TCPConn, cpu *atomic.Int64) (*meteredConn, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	m := &meteredConn{TCPConn: c, raw: raw, cpu: cpu, since: now()}
+	// Made once: a closure made per call would be an allocation per call.
+	m.tryRead = func(fd uintptr) bool { return m.try(fd, syscall.Read) }
+	m.tryWrit = func(fd uintptr) bool { return m.try(fd, syscall.Write) }
+	return m, nil
+}
+
+// try makes one attempt; false sends the goroutine to wait for the socket.
+func (m *meteredConn) try(fd uintptr, call func(int, []byte) (int, error)) bool {
+	if m.since == 0 {
+		m.since = now()
+	}
+	for {
+		m.n, m.err = call(int(fd), m.buf)
+		if m.err != syscall.EINTR {
+			break
+		}
+	}
+	m.n = max(m.n, 0)
+	if m.err == syscall.EAGAIN {
+		m.pause()
+		return false
+	}
+	return true
+}
+
+// book counts the time since the goroutine began to run, or was last booked.
+func (m *meteredConn) book() {
+	t := now()
+	m.cpu.Add(int64(t - m.since))
+	m.since = t
+}
+
+func (m *meteredConn) pause() {
+	m.book()
+	m.since = 0
+}
+
+func (m *meteredConn) Read(p []byte) (int, error) {
+	m.buf, m.n, m.err = p, 0, nil
+	err := m.raw.Read(m.tryRead)
+	m.buf = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case m.err != nil:
+		return 0, os.NewSyscallError("read", m.err)
+	case m.n == 0 && len(p) > 0:
+		return 0, io.EOF
+	}
+	return m.n, nil
+}
+
+func (m *meteredConn) Write(p []byte) (int, error) {
+	done := 0
+	for done < len(p) {
+		m.buf, m.n, m.err = p[done:], 0, nil
+		err := m.raw.Write(m.tryWrit)
+		m.buf = nil
+		done += m.n
+		if err != nil {
+			return done, err
+		}
+		if m.err != nil {
+			return done, os.NewSyscallError("write", m.err)
+		}
+	}
+	m.book() // a busy agent may not wait for long
+	return done, nil
+}
+
+func (m *meteredConn) Close() error {
+	if m.since != 0 {
+		m.pause()
+	}
+	return m.TCPConn.Close()
+}

@@ -1,0 +1,149 @@
+package tcp
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/rdmatest"
+)
+
+// get posts {READ 8 B; READ 128 B}, a cached GET, and waits for the second.
+func get(tb testing.TB, l *rdmatest.Lane, wrs []rdma.WR, wcs []rdma.WC) {
+	if _, err := l.QP.PostSend(wrs); err != nil {
+		tb.Fatal(err)
+	}
+	for l.CQ.Poll(wcs) == 0 {
+		<-l.CQ.Ready()
+	}
+	if wcs[0].Status != 1 {
+		tb.Fatal(wcs[0])
+	}
+}
+
+func cachedGet(e *rdmatest.Env) (*rdmatest.Lane, []rdma.WR) {
+	mr := e.Memory(4096, rdmatest.All)
+	l := e.Dial()
+	wrs := []rdma.WR{l.Read(mr, 0, l.Word()), l.Read(mr, 64, l.Buf(128))}
+	wrs[0].Flags = 0
+	return l, wrs
+}
+
+// BenchmarkDoorbell is a cached GET's round trip; compare BenchmarkEcho.
+func BenchmarkDoorbell(b *testing.B) {
+	for _, mode := range []string{"clear", "tls"} {
+		b.Run(mode, func(b *testing.B) {
+			var passive, active Options
+			if mode == "tls" {
+				passive, active = tlsOptions(b)
+			}
+			e := rdmatest.NewEnv(b, harness(b, passive, active))
+			l, wrs := cachedGet(e)
+			wcs := make([]rdma.WC, 4)
+			b.ReportAllocs()
+			before := e.Listener().CPUNanos()
+			for b.Loop() {
+				get(b, l, wrs, wcs)
+			}
+			b.ReportMetric(float64(e.Listener().CPUNanos()-before)/float64(b.N), "agent-ns/op")
+		})
+	}
+}
+
+// BenchmarkEcho is the floor: a bare request and reply of the doorbell's sizes
+// over a TCP connection between two goroutines.
+func BenchmarkEcho(b *testing.B) {
+	const ask, answer = frameSize + 2*requestSize, 2*replySize + 8 + 128
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		buf := make([]byte, answer)
+		for {
+			if _, err := io.ReadFull(c, buf[:ask]); err != nil {
+				return
+			}
+			if _, err := c.Write(buf); err != nil {
+				return
+			}
+		}
+	}()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	buf := make([]byte, answer)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Write(buf[:ask]); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+	c.Close()
+	ln.Close()
+	<-done
+}
+
+// BenchmarkBulk moves 1 MiB messages, 8 outstanding.
+func BenchmarkBulk(b *testing.B) {
+	const size, depth = 1 << 20, 8
+	for _, op := range []rdma.Opcode{rdma.OpRead, rdma.OpWrite} {
+		b.Run(op.String(), func(b *testing.B) {
+			e := rdmatest.NewEnv(b, harness(b, Options{}, Options{}))
+			mr := e.Memory(size*depth, rdmatest.All)
+			l := e.DialWith(size*depth, nil)
+			wrs := make([]rdma.WR, depth)
+			for i := range wrs {
+				wrs[i] = l.Read(mr, uint64(i*size), l.Buf(size))
+				wrs[i].Op = op
+			}
+			wcs := make([]rdma.WC, depth)
+			b.SetBytes(size * depth)
+			for b.Loop() {
+				if _, err := l.QP.PostSend(wrs); err != nil {
+					b.Fatal(err)
+				}
+				for n := 0; n < depth; {
+					k := l.CQ.Poll(wcs)
+					if n += k; k == 0 {
+						<-l.CQ.Ready()
+					}
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkWords is the copy between region and buffer.
+func BenchmarkWords(b *testing.B) {
+	for _, size := range []int{128, 4096, 256 << 10} {
+		region, buf := make([]byte, size), make([]byte, size)
+		for name, f := range map[string]func(){
+			"load":  func() { loadWords(buf, region) },
+			"store": func() { storeWords(region, buf) },
+			"copy":  func() { copy(region, buf) },
+		} {
+			b.Run(fmt.Sprint(name, "/", size), func(b *testing.B) {
+				b.SetBytes(int64(size))
+				for b.Loop() {
+					f()
+				}
+			})
+		}
+		runtime.KeepAlive(region)
+	}
+}

@@ -1,0 +1,291 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// Dial connects, with TLS if the device has a client configuration, and shows
+// the hello.
+func (d *device) Dial(ctx context.Context, r driver.DialRequest) (driver.QP, error) {
+	p, ok := r.PD.(*pd)
+	if !ok || p.d != d {
+		return nil, errors.New("the PD is not of this device")
+	}
+	c, ok := r.CQ.(*cq)
+	if !ok || c.d != d {
+		return nil, errors.New("the CQ is not of this device")
+	}
+	if len(r.Private) > driver.MaxPrivate {
+		return nil, fmt.Errorf("private data %d bytes, at most %d", len(r.Private), driver.MaxPrivate)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	dialer := net.Dialer{Timeout: d.o.HandshakeTimeout, KeepAlive: -1, Control: d.control}
+	raw, err := dialer.DialContext(ctx, "tcp", r.Addr)
+	if err != nil {
+		return nil, err
+	}
+	q, err := d.greet(ctx, raw.(*net.TCPConn), p, c, r)
+	if err != nil {
+		_ = raw.Close()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w (%w)", ctx.Err(), err)
+		}
+		return nil, err
+	}
+	return q, nil
+}
+
+// greet makes a QP of a fresh connection.
+func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r driver.DialRequest) (*qp, error) {
+	budget, err := d.tune(nc)
+	if err != nil {
+		return nil, err
+	}
+	_ = nc.SetDeadline(time.Now().Add(d.o.HandshakeTimeout))
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var conn net.Conn = nc
+	if d.o.TLSClient != nil {
+		cfg := d.o.TLSClient
+		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+			host, _, err := net.SplitHostPort(r.Addr)
+			if err != nil {
+				return nil, err
+			}
+			cfg = cfg.Clone()
+			cfg.ServerName = host
+		}
+		t := tls.Client(nc, cfg)
+		if err := t.Handshake(); err != nil {
+			return nil, err
+		}
+		conn = t
+	}
+	if _, err := conn.Write(appendHello(nil, r.Private)); err != nil {
+		return nil, err
+	}
+	var head [welcomeSize + maxRefusal]byte
+	if _, err := io.ReadFull(conn, head[:welcomeSize]); err != nil {
+		return nil, fmt.Errorf("welcome: %w", err)
+	}
+	w, err := parseWelcome(head[:])
+	if err != nil {
+		return nil, err
+	}
+	if w.status == statusRefused {
+		text := head[welcomeSize:][:w.textLen]
+		if _, err := io.ReadFull(conn, text); err != nil {
+			return nil, fmt.Errorf("welcome: %w", err)
+		}
+		return nil, fmt.Errorf("%w: %s", driver.ErrRefused, printable(string(text)))
+	}
+	if !stop() {
+		return nil, ctx.Err()
+	}
+	if err := nc.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	q := newQP(d, p, c, nc, conn, budget)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, okPD := d.mu.pds[p]
+	_, okCQ := d.mu.cqs[c]
+	if !okPD || !okCQ {
+		return nil, fmt.Errorf("PD or CQ: %w", driver.ErrClosed)
+	}
+	d.mu.lastQP++
+	q.num = d.mu.lastQP
+	d.mu.qps[q] = struct{}{}
+	p.qps++
+	c.qps++
+	d.watchLocked()
+	go q.readReplies()
+	return q, nil
+}
+
+// printable makes a stranger's text fit for a log line.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// control sizes a socket's buffers before it connects or listens, when the
+// window scale is still open.
+func (d *device) control(_, _ string, c syscall.RawConn) error {
+	var err error
+	cerr := c.Control(func(fd uintptr) {
+		err = errors.Join(
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, d.o.SocketBuffer),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, d.o.SocketBuffer))
+	})
+	return errors.Join(cerr, err)
+}
+
+// tune makes a connection prompt and quick to notice a dead peer, and returns
+// how many bytes may be outstanding without a write having to wait: half of what
+// the kernel granted, as it counts its own overhead too.
+func (d *device) tune(c *net.TCPConn) (budget int64, err error) {
+	if err := c.SetNoDelay(true); err != nil {
+		return 0, err
+	}
+	// Unanswered data is given up after TCP_USER_TIMEOUT (tcp(7)); it also bounds
+	// keepalive probes, which find a dead peer when nothing is under way.
+	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true,
+		Idle: max(d.o.PeerTimeout/2, time.Second), Interval: time.Second, Count: 3}); err != nil {
+		return 0, err
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var sndbuf int
+	cerr := raw.Control(func(fd uintptr) {
+		if err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.o.PeerTimeout.Milliseconds())); err == nil {
+			sndbuf, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
+		}
+	})
+	return int64(sndbuf / 2), errors.Join(cerr, err)
+}
+
+// listener is the passive side.
+type listener struct {
+	d   *device
+	o   driver.ListenOptions
+	ln  *net.TCPListener
+	cpu atomic.Int64
+	wg  sync.WaitGroup // every agent
+
+	closing  sync.Once
+	closeErr error
+	stop     chan struct{} // closed by Close
+	stopped  chan struct{} // closed when the accept loop has ended
+}
+
+var _ driver.Listener = (*listener)(nil)
+
+// Listen accepts connections at addr, "host:port"; port 0 picks one.
+func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, error) {
+	if o.Accept == nil {
+		return nil, errors.New("ListenOptions.Accept is nil")
+	}
+	lc := net.ListenConfig{KeepAlive: -1, Control: d.control}
+	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	l := &listener{d: d, o: o, ln: ln.(*net.TCPListener), stop: make(chan struct{}), stopped: make(chan struct{})}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		_ = ln.Close()
+		return nil, driver.ErrClosed
+	}
+	d.mu.listeners[l] = struct{}{}
+	go l.accept()
+	return l, nil
+}
+
+func (l *listener) Addr() string { return l.ln.Addr().String() }
+
+// CPUNanos is the time that this listener's agents spent running: from waking up
+// with input, or room for output, until waiting again. It includes the read(2)
+// and write(2) themselves, TLS, and executing the verbs; it leaves out the
+// kernel's work in softirqs and the Go scheduler's between wake-ups, and counts
+// time in which a running agent was preempted.
+func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
+
+func (l *listener) accept() {
+	defer close(l.stopped)
+	for {
+		c, err := l.ln.AcceptTCP()
+		if err == nil {
+			if err = l.start(c); err != nil {
+				_ = c.Close()
+				if f := l.d.o.Events.PeerClosed; f != nil {
+					f(PeerClosed{Remote: c.RemoteAddr().String(), Reason: ReasonHandshake, Err: err})
+				}
+			}
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		// Out of descriptors or memory, or a connection that died in the queue:
+		// others may still come.
+		t := time.NewTimer(50 * time.Millisecond)
+		select {
+		case <-l.stop:
+			t.Stop()
+			return
+		case <-t.C:
+		}
+	}
+}
+
+func (l *listener) start(c *net.TCPConn) error {
+	if _, err := l.d.tune(c); err != nil {
+		return err
+	}
+	m, err := newMeteredConn(c, &l.cpu)
+	if err != nil {
+		return err
+	}
+	a := newAgent(l, m, c.RemoteAddr().String())
+	if l.d.o.TLSServer != nil {
+		a.conn = tls.Server(m, l.d.o.TLSServer)
+	}
+	l.d.mu.Lock()
+	l.d.mu.agents[a] = struct{}{}
+	l.d.mu.Unlock()
+	l.wg.Add(1)
+	go a.serve()
+	return nil
+}
+
+func newAgent(l *listener, nc stream, remote string) *agent {
+	return &agent{l: l, remote: remote, nc: nc, conn: nc,
+		in: make([]byte, agentIn), out: make([]byte, 0, 4<<10), done: make(chan struct{})}
+}
+
+// Close fences every peer and returns when all agents have ended.
+func (l *listener) Close() error {
+	l.closing.Do(func() {
+		close(l.stop)
+		l.closeErr = l.ln.Close()
+		<-l.stopped // no agent is started any more
+		d := l.d
+		d.mu.Lock()
+		for a := range d.mu.agents {
+			if a.l == l {
+				a.fence()
+			}
+		}
+		d.mu.Unlock()
+		l.wg.Wait()
+		d.mu.Lock()
+		delete(d.mu.listeners, l)
+		d.mu.Unlock()
+	})
+	return l.closeErr
+}

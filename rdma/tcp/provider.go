@@ -1,0 +1,254 @@
+// Package tcp is a provider that emulates one-sided verbs over TCP, optionally
+// TLS, for machines without an RNIC. A QP is one connection; a small agent in
+// the memory node, one goroutine per connection, executes whole doorbells
+// against registered memory.
+//
+// It leaves what every provider shares (forms of WRs, counters, errors) to
+// package rdma, mapping memory to internal/mem, and deciding who may connect to
+// the Accept callback of its user. Read [Options] and [Open] first, then wire.go
+// for the bytes, agent.go for the side that executes and qp.go for the side that
+// posts.
+//
+// Concurrency and buffer ownership are those of package driver. Every QP has
+// one goroutine that reads replies; a second one writes only while requests do
+// not fit into the socket. Large WRITEs are sent from the caller's buffer and
+// READs land in it directly.
+//
+// Batching replies until the input is drained follows Redis and memcached; the
+// meaning of the verbs, ibv_post_send(3) on an RC QP.
+package tcp
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/mem"
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// Options configure a device. The zero value is ready for use, in clear.
+type Options struct {
+	// TLSServer, if set, is used by Listen for every connection; nothing in
+	// clear is accepted then.
+	TLSServer *tls.Config
+	// TLSClient, if set, is used by Dial. An empty ServerName means the host
+	// that is dialed.
+	TLSClient *tls.Config
+	// PeerTimeout is how long a peer may be silent while something is
+	// outstanding before the connection counts as lost (RETRY_EXC_ERR).
+	// Default 2 s, at least 100 ms.
+	PeerTimeout time.Duration
+	// HandshakeTimeout bounds a connection's way to its first doorbell, on both
+	// sides. Default 5 s.
+	HandshakeTimeout time.Duration
+	// SocketBuffer is the size of the kernel's send and receive buffers, bytes.
+	// The kernel caps it silently (net.core.wmem_max, rmem_max). Default 512 KiB,
+	// at least 64 KiB.
+	SocketBuffer int
+	// Events receives notifications; its functions must not block.
+	Events Events
+}
+
+// Events are notifications of the passive side.
+type Events struct {
+	// PeerClosed is called once for every connection a Listener took from the
+	// network, accepted or not, after it is gone.
+	PeerClosed func(PeerClosed)
+}
+
+// PeerClosed says why a connection ended.
+type PeerClosed struct {
+	Remote string
+	Reason Reason
+	Err    error // nil for ReasonDeparted and ReasonFenced
+}
+
+func (e PeerClosed) String() string {
+	if e.Err == nil {
+		return fmt.Sprintf("%s %v", e.Remote, e.Reason)
+	}
+	return fmt.Sprintf("%s %v: %v", e.Remote, e.Reason, e.Err)
+}
+
+// Reason classifies the end of a connection on the passive side. The zero value
+// is invalid.
+type Reason uint8
+
+const (
+	// ReasonDeparted: the peer closed the connection.
+	ReasonDeparted Reason = 1 + iota
+	// ReasonLost: the network or the peer's machine failed.
+	ReasonLost
+	// ReasonHandshake: no valid hello came in time.
+	ReasonHandshake
+	// ReasonRefused: Accept refused.
+	ReasonRefused
+	// ReasonMalformed: the peer broke the protocol.
+	ReasonMalformed
+	// ReasonVerb: a verb was answered with an error status.
+	ReasonVerb
+	// ReasonFenced: this side fenced the peer.
+	ReasonFenced
+)
+
+// NumReasons bounds arrays indexed by Reason.
+const NumReasons = 8
+
+func (r Reason) String() string {
+	names := [NumReasons]string{"invalid", "departed", "lost", "handshake", "refused", "malformed", "verb", "fenced"}
+	if r >= NumReasons {
+		return fmt.Sprintf("Reason(%d)", uint8(r))
+	}
+	return names[r]
+}
+
+func (o *Options) ensureDefaults() {
+	if o.PeerTimeout == 0 {
+		o.PeerTimeout = 2 * time.Second
+	}
+	if o.HandshakeTimeout == 0 {
+		o.HandshakeTimeout = 5 * time.Second
+	}
+	if o.SocketBuffer == 0 {
+		o.SocketBuffer = 512 << 10
+	}
+	o.TLSServer, o.TLSClient = ownTLS(o.TLSServer), ownTLS(o.TLSClient)
+}
+
+// ownTLS copies c with what this protocol wants: TLS 1.3, and no small records
+// at the start, since requests are not web pages.
+func ownTLS(c *tls.Config) *tls.Config {
+	if c == nil {
+		return nil
+	}
+	c = c.Clone()
+	c.MinVersion = max(c.MinVersion, tls.VersionTLS13)
+	c.DynamicRecordSizingDisabled = true
+	return c
+}
+
+// Validate joins every problem with the options as they are.
+func (o Options) Validate() error {
+	var errs []error
+	if o.PeerTimeout != 0 && o.PeerTimeout < 100*time.Millisecond {
+		errs = append(errs, fmt.Errorf("PeerTimeout is %v, want at least 100ms", o.PeerTimeout))
+	}
+	if o.HandshakeTimeout < 0 {
+		errs = append(errs, fmt.Errorf("HandshakeTimeout is %v, want more than 0", o.HandshakeTimeout))
+	}
+	if o.SocketBuffer != 0 && o.SocketBuffer < 64<<10 {
+		errs = append(errs, fmt.Errorf("SocketBuffer is %d bytes, want at least 65536", o.SocketBuffer))
+	}
+	return errors.Join(errs...)
+}
+
+// Open makes a device. It touches no network until Dial or Listen.
+func Open(o Options) (driver.Device, error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("tcp: %w", err)
+	}
+	o.ensureDefaults()
+	d := &device{o: o}
+	d.mu.pds = make(map[*pd]struct{})
+	d.mu.cqs = make(map[*cq]struct{})
+	d.mu.qps = make(map[*qp]struct{})
+	d.mu.agents = make(map[*agent]struct{})
+	d.mu.listeners = make(map[*listener]struct{})
+	return d, nil
+}
+
+type device struct {
+	o  Options
+	mu struct {
+		sync.Mutex
+		closed    bool
+		pds       map[*pd]struct{}
+		cqs       map[*cq]struct{}
+		qps       map[*qp]struct{}
+		agents    map[*agent]struct{}
+		listeners map[*listener]struct{}
+		lastLKey  uint64
+		lastQP    uint32
+		watch     *time.Timer // runs while there are QPs
+	}
+}
+
+var _ driver.Device = (*device)(nil)
+
+func (d *device) Caps() driver.Caps {
+	return driver.Caps{
+		AtomicScope:    driver.AtomicCPU,
+		AtomicThenRead: true,
+		TearBytes:      8,
+		MaxInline:      maxInline,
+		MaxMsg:         maxMsg,
+		MaxSendWR:      maxSendWR,
+		EnforcesRights: true,
+	}
+}
+
+func (d *device) Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
+	return mem.Alloc(size, o)
+}
+
+func (d *device) AllocPD() (driver.PD, error) {
+	p := &pd{d: d}
+	p.keys.Store(&keyTable{byRKey: map[uint64]*mr{}, byLKey: map[uint64]*mr{}})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil, driver.ErrClosed
+	}
+	d.mu.pds[p] = struct{}{}
+	return p, nil
+}
+
+func (d *device) CreateCQ(depth int) (driver.CQ, error) {
+	if depth <= 0 || depth > 1<<24 {
+		return nil, fmt.Errorf("depth %d, want 1..%d", depth, 1<<24)
+	}
+	c := newCQ(d, depth)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil, driver.ErrClosed
+	}
+	d.mu.cqs[c] = struct{}{}
+	return c, nil
+}
+
+// Close reports what is still open and leaves it open.
+func (d *device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.mu.pds)+len(d.mu.cqs)+len(d.mu.qps)+len(d.mu.listeners) > 0 {
+		return fmt.Errorf("tcp: close device: %d PDs, %d CQs, %d QPs and %d listeners remain",
+			len(d.mu.pds), len(d.mu.cqs), len(d.mu.qps), len(d.mu.listeners))
+	}
+	d.mu.closed = true
+	return nil
+}
+
+// watchLocked keeps the timer that looks for silent peers running while there
+// are QPs to look at.
+func (d *device) watchLocked() {
+	if len(d.mu.qps) > 0 && d.mu.watch == nil {
+		d.mu.watch = time.AfterFunc(d.o.PeerTimeout/watchTicks, d.watchTick)
+	}
+}
+
+// watchTicks is how often in one PeerTimeout QPs are looked at.
+const watchTicks = 4
+
+func (d *device) watchTick() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for q := range d.mu.qps {
+		q.watch()
+	}
+	d.mu.watch = nil
+	d.watchLocked()
+}

@@ -1,0 +1,485 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+const (
+	// copyMax is the largest WRITE payload copied into the doorbell, bytes; a
+	// larger one is sent from the caller's buffer.
+	copyMax = 16 << 10
+	// stageMax is how much of a doorbell is copied before payloads are sent from
+	// the caller's buffers, bytes. It bounds what a QP keeps for reuse.
+	stageMax = 256 << 10
+	// writePiece bounds one write of the background writer, so that a slow but
+	// live network shows progress; bytes.
+	writePiece = 256 << 10
+	// readBuf is the size of the reply reader's buffer; what is left of a longer
+	// payload is read straight into Local.
+	readBuf = 32 << 10
+	// doorbellCharge stands for what the kernel spends on one small segment in a
+	// socket's send buffer, bytes.
+	doorbellCharge = 2 << 10
+)
+
+// ErrUnconfirmed means that a closed QP's memory node did not confirm that it
+// has stopped: what was posted and has not completed may still land, until the
+// memory node fences the connection.
+var ErrUnconfirmed = errors.New("memory node did not confirm the end of the connection")
+
+// stream is the TCP connection below TLS, or an imitation in tests.
+type stream interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// qp is the posting side of a connection.
+//
+// PostSend writes a doorbell itself when everything not yet answered, plus this
+// doorbell, fits into half the socket's send buffer: then write(2) has no reason
+// to wait. Otherwise a goroutine that lives while there is something to write
+// takes the doorbell over. The reply reader waits for nobody but the network, so
+// the memory node can always hand in its replies and go on reading requests, no
+// matter how much is under way in both directions.
+type qp struct {
+	num    uint32
+	d      *device
+	pd     *pd
+	cq     *cq
+	nc     stream
+	conn   net.Conn // nc, or TLS over it
+	budget int64    // bytes that a direct write may have outstanding
+
+	state     atomic.Uint32 // driver.QPState
+	posted    atomic.Uint64 // WRs posted; stored under mu
+	unreplied atomic.Int64  // bytes, by sqe.charge
+	progress  atomic.Uint64 // counts reads and background writes
+
+	// sq holds the WRs between polled and posted, at their number modulo its
+	// length. PostSend fills an entry before it raises posted; the reader has it
+	// until its WC is polled.
+	sq     []sqe
+	polled uint64 // WRs whose WC, or a later one, was polled; the lane's
+
+	mu struct {
+		sync.Mutex
+		stage *doorbell
+		queue []*doorbell // for the background writer, in order
+		free  []*doorbell
+		busy  bool // the background writer runs
+	}
+	writers sync.WaitGroup
+
+	// The reader's.
+	buf    []byte
+	r, w   int
+	done   uint64 // WRs answered
+	batch  []completion
+	repaid int64 // bytes of unreplied to give back
+
+	gone      chan struct{} // closed when the reader has ended
+	confirmed bool          // the agent said that it executes nothing more; valid after gone
+	closing   sync.Once
+	closeErr  error
+
+	// The watch timer's, under d.mu.
+	seen  uint64
+	stale int
+}
+
+// sqe is a posted WR.
+type sqe struct {
+	id       uint64
+	local    []byte // where READs and atomics put their answer; nil otherwise
+	charge   int64
+	op       driver.Opcode
+	wire     driver.Opcode
+	refused  driver.Status // by this side, or 0
+	signaled bool
+}
+
+// doorbell is the encoded form of one PostSend: staged bytes with references to
+// large payloads in between.
+type doorbell struct {
+	staged []byte
+	refs   []payload
+}
+
+type payload struct {
+	at   int // offset in staged that the payload precedes
+	data []byte
+}
+
+var _ driver.QP = (*qp)(nil)
+
+func newQP(d *device, pd *pd, cq *cq, nc stream, conn net.Conn, budget int64) *qp {
+	q := &qp{d: d, pd: pd, cq: cq, nc: nc, conn: conn, budget: budget,
+		sq:  make([]sqe, maxSendWR),
+		buf: make([]byte, readBuf), gone: make(chan struct{})}
+	q.batch = make([]completion, 0, 64)
+	q.mu.stage = &doorbell{}
+	q.state.Store(uint32(driver.StateRTS))
+	return q
+}
+
+func (q *qp) Num() uint32           { return q.num }
+func (q *qp) State() driver.QPState { return driver.QPState(q.state.Load()) }
+
+func (q *qp) PostSend(wrs []driver.WR) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch q.State() {
+	case driver.StateErr:
+		return 0, driver.ErrQPError
+	case driver.StateClosed:
+		return 0, driver.ErrClosed
+	}
+	posted := q.posted.Load()
+	n, err := len(wrs), error(nil)
+	if room := maxSendWR - int(posted-q.polled); n > room {
+		n, err = room, driver.ErrQueueFull
+	}
+	if n == 0 {
+		return 0, err
+	}
+	charge, ok := q.encodeLocked(wrs[:n], posted)
+	q.posted.Store(posted + uint64(n))
+	outstanding := q.unreplied.Add(charge)
+	if !ok {
+		q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr))
+	}
+	b := q.mu.stage
+	if !q.mu.busy && len(b.refs) == 0 && outstanding <= q.budget {
+		if _, werr := q.conn.Write(b.staged); werr != nil {
+			q.writeFailed()
+		}
+		b.staged = b.staged[:0]
+		return n, err
+	}
+	q.mu.queue = append(q.mu.queue, b)
+	q.mu.stage = &doorbell{}
+	if k := len(q.mu.free); k > 0 {
+		q.mu.stage, q.mu.free = q.mu.free[k-1], q.mu.free[:k-1]
+	}
+	if !q.mu.busy {
+		q.mu.busy = true
+		q.writers.Add(1)
+		go q.drain()
+	}
+	return n, err
+}
+
+// encodeLocked fills the stage and the send queue. It reports false if a WR was
+// refused by this side; that one and those behind it are not sent.
+func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool) {
+	b := q.mu.stage
+	charge, ok = doorbellCharge, true
+	var f frame
+	head := 0
+	for i := range wrs {
+		w := &wrs[i]
+		e := &q.sq[(number+uint64(i))%maxSendWR]
+		*e = sqe{id: w.ID, op: w.Op, wire: w.Op, signaled: w.Flags&driver.Signaled != 0}
+		if i == 0 {
+			e.charge = doorbellCharge
+		}
+		if !ok {
+			continue
+		}
+		r := request{op: w.Op, length: len(w.Local), rkey: w.RKey, addr: w.RemoteAddr}
+		if e.refused = q.check(w); e.refused != 0 {
+			ok = false
+			e.wire, r = opAbort, request{op: opAbort}
+		}
+		size := requestSize + r.operands()
+		e.charge += int64(size)
+		charge += int64(size)
+		if f.count == 0 || f.length+size > maxFrame {
+			if f.count > 0 {
+				putFrame(b.staged[head:], f)
+			}
+			head, f = len(b.staged), frame{}
+			b.staged = append(b.staged, make([]byte, frameSize)...)
+		}
+		f.count++
+		f.length += size
+		b.staged = appendRequest(b.staged, r)
+		switch r.op {
+		case driver.OpRead:
+			e.local = w.Local
+		case driver.OpWrite:
+			if w.Flags&driver.Inline == 0 && (r.length > copyMax || len(b.staged)+r.length > stageMax) {
+				b.refs = append(b.refs, payload{len(b.staged), w.Local})
+			} else {
+				b.staged = append(b.staged, w.Local...)
+			}
+		case driver.OpCmpAndSwp:
+			e.local = w.Local
+			b.staged = appendWord(appendWord(b.staged, w.Compare), w.Swap)
+		case driver.OpFetchAdd:
+			e.local = w.Local
+			b.staged = appendWord(b.staged, w.Swap)
+		}
+	}
+	putFrame(b.staged[head:], f)
+	return charge, ok
+}
+
+// check is the part of a WR's refusal that an RNIC does by itself.
+func (q *qp) check(w *driver.WR) driver.Status {
+	switch w.Op {
+	case driver.OpRead, driver.OpWrite:
+		if len(w.Local) > maxMsg {
+			return driver.LocLenErr
+		}
+		if len(w.Local) == 0 {
+			return driver.LocQPOpErr
+		}
+	case driver.OpCmpAndSwp, driver.OpFetchAdd:
+		if len(w.Local) != 8 || uintptr(unsafe.Pointer(unsafe.SliceData(w.Local)))%8 != 0 {
+			return driver.LocQPOpErr
+		}
+	default:
+		return driver.LocQPOpErr
+	}
+	if w.Flags&driver.Inline != 0 {
+		if w.Op != driver.OpWrite || len(w.Local) > maxInline {
+			return driver.LocQPOpErr
+		}
+		return 0 // copied now: ibv_post_send(3) looks at no lkey either
+	}
+	if r := q.pd.keys.Load().byLKey[w.LKey]; r == nil || !r.covers(w.Local) {
+		return driver.LocProtErr
+	}
+	return 0
+}
+
+// breakConn ends the connection; the reader notices and flushes.
+func (q *qp) breakConn() { _ = q.nc.Close() }
+
+// writeFailed leaves the connection to Close if that is why.
+func (q *qp) writeFailed() {
+	if q.State() != driver.StateClosed {
+		q.breakConn()
+	}
+}
+
+// drain writes queued doorbells until there are none.
+func (q *qp) drain() {
+	defer q.writers.Done()
+	var last *doorbell
+	for {
+		q.mu.Lock()
+		if last != nil && len(q.mu.free) < 4 && cap(last.staged) <= 2*stageMax {
+			clear(last.refs)
+			last.staged, last.refs = last.staged[:0], last.refs[:0]
+			q.mu.free = append(q.mu.free, last)
+		}
+		if len(q.mu.queue) == 0 {
+			q.mu.busy = false
+			q.mu.Unlock()
+			return
+		}
+		last = q.mu.queue[0]
+		q.mu.queue[0] = nil
+		q.mu.queue = q.mu.queue[1:]
+		q.mu.Unlock()
+		if err := q.writeOut(last); err != nil {
+			// busy stays true: nothing is written any more.
+			q.writeFailed()
+			return
+		}
+	}
+}
+
+func (q *qp) writeOut(b *doorbell) error {
+	at := 0
+	for _, p := range b.refs {
+		if err := q.writePieces(b.staged[at:p.at]); err != nil {
+			return err
+		}
+		at = p.at
+		if err := q.writePieces(p.data); err != nil {
+			return err
+		}
+	}
+	return q.writePieces(b.staged[at:])
+}
+
+func (q *qp) writePieces(p []byte) error {
+	for len(p) > 0 {
+		n, err := q.conn.Write(p[:min(len(p), writePiece)])
+		if err != nil {
+			return err
+		}
+		q.progress.Add(1)
+		p = p[n:]
+	}
+	return nil
+}
+
+// readReplies is the reader goroutine.
+func (q *qp) readReplies() {
+	status := q.read()
+	q.breakConn()
+	q.mu.Lock()
+	if !q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr)) &&
+		q.State() == driver.StateClosed && status == driver.RetryExcErr {
+		status = driver.WRFlushErr
+	}
+	posted := q.posted.Load()
+	q.mu.Unlock()
+	q.writers.Wait() // nobody reads the caller's buffers any more
+	q.push()
+	for ; q.done < posted; q.done++ {
+		e := &q.sq[q.done%maxSendWR]
+		wc := driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: status}
+		if e.refused != 0 && status != driver.WRFlushErr {
+			wc.Status = e.refused
+		}
+		e.local = nil
+		status = driver.WRFlushErr
+		q.batch = append(q.batch, completion{wc, q, q.done + 1})
+	}
+	q.push()
+	close(q.gone)
+}
+
+// read handles replies until the connection is of no more use, and returns the
+// status of the oldest WR not answered.
+func (q *qp) read() driver.Status {
+	for {
+		for q.w-q.r < replySize {
+			if err := q.fill(); err != nil {
+				return driver.RetryExcErr
+			}
+		}
+		if isGoodbye(q.buf[q.r:], uint16(q.done)) {
+			q.confirmed = true
+			return driver.RetryExcErr
+		}
+		if q.done == q.posted.Load() {
+			return driver.GeneralErr
+		}
+		e := &q.sq[q.done%maxSendWR]
+		r, err := parseReply(q.buf[q.r:], e.wire, uint16(q.done), len(e.local))
+		if err != nil {
+			return driver.GeneralErr
+		}
+		q.r += replySize
+		if r.status != driver.Success {
+			q.confirmed = true
+			return r.status
+		}
+		for dst := e.local; len(dst) > 0; {
+			var n int
+			switch {
+			case q.r < q.w:
+				n = copy(dst, q.buf[q.r:q.w])
+				q.r += n
+			case len(dst) >= len(q.buf):
+				q.push()
+				n, err = q.conn.Read(dst)
+				q.progress.Add(1)
+			default:
+				err = q.fill()
+			}
+			if n == 0 && err != nil {
+				return driver.RetryExcErr
+			}
+			dst = dst[n:]
+		}
+		e.local = nil
+		q.done++
+		q.repaid += e.charge
+		if e.signaled {
+			q.batch = append(q.batch, completion{driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: driver.Success}, q, q.done})
+			if len(q.batch) == cap(q.batch) {
+				q.push()
+			}
+		}
+	}
+}
+
+// fill reads more, after handing on what is complete.
+func (q *qp) fill() error {
+	q.push()
+	if q.r > 0 {
+		q.w = copy(q.buf, q.buf[q.r:q.w])
+		q.r = 0
+	}
+	n, err := q.conn.Read(q.buf[q.w:])
+	q.w += n
+	q.progress.Add(1)
+	if n > 0 {
+		return nil
+	}
+	return err
+}
+
+func (q *qp) push() {
+	if q.repaid != 0 {
+		q.unreplied.Add(-q.repaid)
+		q.repaid = 0
+	}
+	q.cq.push(q.batch)
+	q.batch = q.batch[:0]
+}
+
+// watch counts the ticks without progress while something is outstanding.
+func (q *qp) watch() {
+	p := q.progress.Load()
+	if q.unreplied.Load() == 0 || p != q.seen {
+		q.seen, q.stale = p, 0
+		return
+	}
+	// One tick more than a PeerTimeout: the first may have come just after the
+	// post.
+	if q.stale++; q.stale > watchTicks {
+		q.breakConn()
+	}
+}
+
+// Close lets the memory node finish what has reached it and waits for its
+// confirmation, at most PeerTimeout. It returns ErrUnconfirmed without one; the
+// QP is closed all the same, and no buffer is touched any more.
+func (q *qp) Close() error {
+	q.closing.Do(func() { q.closeErr = q.close() })
+	return q.closeErr
+}
+
+func (q *qp) close() error {
+	q.state.Store(uint32(driver.StateClosed))
+	// Whoever is writing stops, perhaps within a request, which the agent then
+	// does not complete.
+	_ = q.nc.SetWriteDeadline(time.Unix(1, 0))
+	q.mu.Lock()   // a PostSend that saw the old state has returned
+	q.mu.Unlock() //nolint:staticcheck // waiting is the purpose
+	q.writers.Wait()
+	_ = q.nc.SetReadDeadline(time.Now().Add(q.d.o.PeerTimeout))
+	_ = q.nc.CloseWrite()
+	<-q.gone
+
+	d := q.d
+	d.mu.Lock()
+	delete(d.mu.qps, q)
+	q.pd.qps--
+	q.cq.qps--
+	if len(d.mu.qps) == 0 && d.mu.watch != nil {
+		d.mu.watch.Stop()
+		d.mu.watch = nil
+	}
+	d.mu.Unlock()
+	if !q.confirmed {
+		return fmt.Errorf("tcp: close qp %d: %w", q.num, ErrUnconfirmed)
+	}
+	return nil
+}
