@@ -1,0 +1,220 @@
+package devstore
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func start(t *testing.T, o Options) *Store {
+	t.Helper()
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s, err := Start(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		left, err := os.ReadDir(os.Getenv("XDG_RUNTIME_DIR"))
+		if err != nil || len(left) != 0 {
+			t.Errorf("left behind after Close: %v %v", left, err)
+		}
+	})
+	return s
+}
+
+// roundTrip opens a client, puts and gets a few keys and closes it.
+func roundTrip(t *testing.T, s *Store, provider string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Provider: provider})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("close client: %v", err)
+		}
+	}()
+	for i := range 20 {
+		k := []byte(provider + strconv.Itoa(i))
+		if _, err := c.Put(ctx, k, k, client.PutOptions{}); err != nil {
+			t.Fatalf("put %s: %v", k, err)
+		}
+		it, err := c.Get(ctx, k)
+		if err != nil || string(it.Value) != string(k) {
+			t.Fatalf("get %s: %q, %v", k, it.Value, err)
+		}
+	}
+	for node, p := range c.Stats().Connections {
+		if p != provider {
+			t.Errorf("connected to %s over %s, want %s", node, p, provider)
+		}
+	}
+}
+
+func TestProviders(t *testing.T) {
+	for _, providers := range [][]string{{"shm", "tcp"}, {"sim"}} {
+		t.Run(strings.Join(providers, "+"), func(t *testing.T) {
+			s := start(t, Options{Nodes: 2, CapacityBytes: 64 << 20, Providers: providers})
+			for _, p := range providers {
+				roundTrip(t, s, p)
+			}
+			st, err := s.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(st.GetMap().GetNodes()); n != 2 {
+				t.Errorf("%d memory nodes in the map, want 2", n)
+			}
+		})
+	}
+}
+
+func TestSocketsArePrivate(t *testing.T) {
+	s := start(t, Options{Providers: []string{"shm"}})
+	fi, err := os.Stat(s.run)
+	if err != nil || fi.Mode().Perm() != 0o700 {
+		t.Fatalf("folder of the sockets: %v %v, want mode 0700", fi.Mode(), err)
+	}
+	if _, err := os.Stat(filepath.Join(s.run, "m1.sock")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Three directory nodes lose each of them in turn, the leader included, and
+// clients that know all of them notice nothing.
+func TestDirectoryRestarts(t *testing.T) {
+	s := start(t, Options{Directories: 3, CapacityBytes: 64 << 20, Dir: t.TempDir(), Providers: []string{"shm"}})
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	for i := range 3 {
+		if err := s.KillDirectory(i); err != nil {
+			t.Fatal(err)
+		}
+		roundTrip(t, s, "shm")
+		if err := s.RestartDirectory(ctx, i); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.mu.directories[i].node.Ready(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.KillDirectory(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.KillDirectory(0); err == nil {
+		t.Error("a stopped directory node was stopped again")
+	}
+}
+
+func TestOneDirectoryRestarts(t *testing.T) {
+	s := start(t, Options{CapacityBytes: 64 << 20, Dir: t.TempDir(), Providers: []string{"shm"}})
+	roundTrip(t, s, "shm")
+	before, err := s.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RestartDirectory(t.Context(), 0); err == nil {
+		t.Fatal("a running directory node was started")
+	}
+	if err := s.KillDirectory(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RestartDirectory(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	roundTrip(t, s, "shm")
+	after, err := s.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before.GetClusterId() != after.GetClusterId() || len(after.GetMap().GetNodes()) != 1 || len(after.GetMap().GetShards()) == 0 {
+		t.Errorf("after the restart: cluster %q (was %q), map %v", after.GetClusterId(), before.GetClusterId(), after.GetMap())
+	}
+}
+
+func TestInMemoryDirectoryIsForgotten(t *testing.T) {
+	s := start(t, Options{Providers: []string{"sim"}})
+	if err := s.KillDirectory(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RestartDirectory(t.Context(), 0); !errors.Is(err, ErrInMemory) {
+		t.Fatalf("restart: %v, want ErrInMemory", err)
+	}
+}
+
+// A store lends far more than the machine has until somebody writes to it.
+func TestMemoryIsLazy(t *testing.T) {
+	s := start(t, Options{Nodes: 2, CapacityBytes: 32 << 30, Providers: []string{"shm"}})
+	before := resident(t)
+	roundTrip(t, s, "shm")
+	if grown := resident(t) - before; grown > 512<<20 {
+		t.Errorf("resident memory grew by %d MiB for 20 small keys", grown>>20)
+	}
+}
+
+// resident is this process's resident memory in bytes, shared memory included.
+func resident(t *testing.T) int64 {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := strconv.ParseInt(strings.Fields(string(b))[1], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages * int64(os.Getpagesize())
+}
+
+func TestStartRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		o    Options
+		want string
+	}{
+		{"sim with others", Options{Providers: []string{"sim", "tcp"}}, "atomics"},
+		{"unknown provider", Options{Providers: []string{"ib"}}, `unknown provider "ib"`},
+		{"negative counts", Options{Nodes: -1, Directories: -1}, "Directories is -1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s, err := Start(t.Context(), tc.o)
+			if err == nil {
+				t.Fatal(errors.Join(errors.New("started"), s.Close()))
+			}
+			if !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %q does not contain %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestWait(t *testing.T) {
+	s := start(t, Options{Providers: []string{"sim"}})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Wait(ctx); err != nil {
+		t.Errorf("Wait with an ended context: %v", err)
+	}
+	if got := s.Directory(); len(got) != 1 || slices.Contains(got, "") {
+		t.Errorf("Directory is %q", got)
+	}
+}

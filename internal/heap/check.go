@@ -1,0 +1,157 @@
+package heap
+
+import "fmt"
+
+func (s *space) check() error {
+	var granted, free uint64
+	blocks := 0
+	for num, e := range s.extents {
+		if e == nil || e.tiles == nil {
+			continue
+		}
+		t, base := e.tiles, uint32(num)*ExtentUnits
+		if err := t.starts.check(); err != nil {
+			return fmt.Errorf("extent %d: %w", num, err)
+		}
+		if !t.starts.has(0) {
+			return fmt.Errorf("extent %d: unit 0 starts no block", num)
+		}
+		for w := range t.own {
+			if x := (t.own[w] | t.free[w]) &^ t.starts.l0[w]; x != 0 {
+				return fmt.Errorf("extent %d: word %d has kinds %#x without a start", num, w, x)
+			}
+			if x := t.free[w] &^ t.own[w]; x != 0 {
+				return fmt.Errorf("extent %d: word %d has %#x free but not own", num, w, x)
+			}
+		}
+		wasFree, wasStrange := false, false
+		for off := uint32(0); off < ExtentUnits; off = t.end(off) {
+			size := t.end(off) - off
+			isFree, isStrange := t.isFree(off), !t.isOwn(off)
+			if isFree && wasFree || isStrange && wasStrange {
+				return fmt.Errorf("block %d is not merged with the one before", base+off)
+			}
+			wasFree, wasStrange = isFree, isStrange
+			if isStrange {
+				continue
+			}
+			if e.anyAway(off, off+size) {
+				return fmt.Errorf("block %d+%d is own and holds a foreign place", base+off, size)
+			}
+			granted += uint64(size)
+			for i := off; i < off+size; i++ {
+				if v := t.ver(i); v > verMask || v != 0 && !hasBit(t.linked[:], i) {
+					return fmt.Errorf("unit %d: ver %d, linked %v", base+i, v, hasBit(t.linked[:], i))
+				}
+			}
+			if isFree {
+				free += uint64(size)
+				blocks++
+			}
+		}
+	}
+	if granted != s.granted || free != s.free {
+		return fmt.Errorf("granted %d, free %d; counted %d, %d", s.granted, s.free, granted, free)
+	}
+	if err := s.checkBins(blocks); err != nil {
+		return err
+	}
+	return s.checkForeign()
+}
+
+// checkBins verifies that the bins hold the free blocks, of which there are n.
+func (s *space) checkBins(n int) error {
+	b := &s.bins
+	for _, bl := range b.blocks.slots {
+		if bl.size == 0 {
+			continue
+		}
+		num, off := split(bl.unit)
+		t := s.extents[num].tiles
+		if t == nil || !t.isFree(off) || t.end(off)-off != bl.size {
+			return fmt.Errorf("block %+v is not a free one", bl)
+		}
+		row, col := binOf(bl.size)
+		h := b.heaps[row*cols+col]
+		if int(bl.pos) >= len(h) || h[bl.pos] != bl.unit {
+			return fmt.Errorf("block %+v is not in bin %d.%d", bl, row, col)
+		}
+		if b.blocks.get(bl.unit).pos != bl.pos {
+			return fmt.Errorf("block %+v is there twice", bl)
+		}
+		if bl.pos > 0 && h[(bl.pos-1)/2] >= bl.unit {
+			return fmt.Errorf("block %+v is out of order in bin %d.%d", bl, row, col)
+		}
+	}
+	inBins := 0
+	for row, m := range b.colMap {
+		if got := b.rowMap>>row&1 != 0; got != (m != 0) {
+			return fmt.Errorf("row %d: marked %v, bins %#x", row, got, m)
+		}
+		for col := range cols {
+			h := b.heaps[row*cols+col]
+			if got := m>>col&1 != 0; got != (len(h) > 0) {
+				return fmt.Errorf("bin %d.%d: marked %v, holds %d", row, col, got, len(h))
+			}
+			inBins += len(h)
+		}
+	}
+	if inBins != n || b.blocks.n != n {
+		return fmt.Errorf("%d free blocks, %d in bins, %d known", n, inBins, b.blocks.n)
+	}
+	return nil
+}
+
+func (s *space) checkForeign() error {
+	var places, marked uint64
+	seen := make(map[uint32]bool)
+	for units, f := range s.foreign {
+		if len(f) == 0 {
+			return fmt.Errorf("no foreign places of %d units are kept", units)
+		}
+		for _, p := range f {
+			num, off := split(p.Unit)
+			if p.Units != units || p.Ver > verMask || uint64(off)+uint64(units) > ExtentUnits {
+				return fmt.Errorf("bad foreign place %v among those of %d units", p, units)
+			}
+			for i := off; i < off+units; i++ {
+				m := s.extents[num].away[i/pageUnits]
+				if m == nil || !hasBit(m[:], i%pageUnits) || seen[num*ExtentUnits+i] {
+					return fmt.Errorf("foreign place %v: unit %d unmarked or held twice", p, num*ExtentUnits+i)
+				}
+				seen[num*ExtentUnits+i] = true
+			}
+			places += uint64(units)
+		}
+	}
+	for _, e := range s.extents {
+		if e == nil {
+			continue
+		}
+		for _, m := range e.away {
+			for i := range uint32(pageUnits) {
+				if m != nil && hasBit(m[:], i) {
+					marked++
+				}
+			}
+		}
+	}
+	if places != s.foreignFree || marked != s.foreignFree {
+		return fmt.Errorf("foreign free %d; in places %d, marked %d", s.foreignFree, places, marked)
+	}
+	return nil
+}
+
+func (s *unitSet) check() error {
+	for w, x := range s.l0 {
+		if got := s.l1[w>>6]>>(w&63)&1 != 0; got != (x != 0) {
+			return fmt.Errorf("starts: word %d is %#x, its summary says %v", w, x, got)
+		}
+	}
+	for v, x := range s.l1 {
+		if got := s.l2>>v&1 != 0; got != (x != 0) {
+			return fmt.Errorf("starts: summary %d is %#x, marked %v", v, x, got)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,207 @@
+// Package heap allocates remote memory on the client's side: it carves the runs
+// that the directory granted to one session in one placement group into places
+// for records, and takes the places back when their life has ended. It posts no
+// verb, reads no clock, asks the directory for nothing and never touches the
+// memory itself; when to ask for another run, and when a place may be reused at
+// all, is the caller's business ([Limbo] holds a place until then).
+//
+// Start with [Heap], which owns the memory, [Cache], which a lane puts in front
+// of it, and [Place]. A Heap's methods may be called concurrently. A Cache and a
+// Limbo belong to one goroutine each. No method keeps a slice it was passed.
+//
+// A slot word repeats only if the same start unit is linked with the same ver, so
+// a Heap remembers for every start unit the ver of its next life. Two kinds of
+// memory follow from that:
+//
+//   - Own memory lies in a run granted to this session. Every ver in it is known,
+//     so it is cut at any unit and merged again freely. This holds only while the
+//     directory grants no part of the run to anyone else, not even a part that
+//     another session hands back, before this session has closed.
+//   - A foreign place lies elsewhere: this session unlinked its record. Only its
+//     start unit's ver is known, so it is reused whole or not at all.
+//
+// The algorithm is two-level segregated fit with immediate coalescing (Masmano et
+// al., "TLSF: a New Dynamic Memory Allocator for Real-Time Systems", ECRTS 2004),
+// with its headers kept aside, since the memory is elsewhere, and its bins ordered
+// by address; the magazines in front of it are Bonwick's ("Magazines and Vmem",
+// USENIX ATC 2001).
+package heap
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	// ExtentUnits is the size of an extent; no run and no place crosses the
+	// boundary between two.
+	ExtentUnits = 1 << 18
+	// MaxUnits is the largest place.
+	MaxUnits = 1 << 16
+
+	verMask = 1<<10 - 1
+)
+
+// Errors of [Heap.AddRun]; the run was not added and the Heap is unchanged.
+var (
+	ErrRunBounds  = errors.New("run is empty or crosses an extent boundary")
+	ErrRunOverlap = errors.New("run overlaps memory already held")
+)
+
+// Place is the memory of one record. Ver is the ver of one of its lives: the next
+// one in what an Alloc returns, the one that ended in what a Free is given.
+type Place struct {
+	Unit  uint32 // first unit in the placement group
+	Units uint32 // 1..MaxUnits
+	Ver   uint16 // 0..1023
+}
+
+func (p Place) String() string {
+	return fmt.Sprintf("%d+%d ver=%d", p.Unit, p.Units, p.Ver)
+}
+
+// Run is free memory inside one extent, on its way back to the directory.
+type Run struct {
+	Unit, Units uint32
+	// Fresh memory has not been linked since it was granted: all its vers are 0.
+	Fresh bool
+	// Foreign memory was not granted to this session, but to one that may still
+	// be carving its surroundings.
+	Foreign bool
+}
+
+// Stats counts units, except where the name says otherwise.
+type Stats struct {
+	Granted uint64 // own memory
+	Free    uint64 // own memory that Alloc can draw on
+	InUse   uint64 // own memory allocated and not given back; Granted - Free
+	// ForeignFree counts foreign places waiting to be reused. Those in use are not
+	// counted anywhere: whoever unlinks such a record next keeps its place.
+	ForeignFree uint64
+	// RefusedPlaces counts places given back that cannot be: out of bounds, free
+	// already, or not what was allocated. They come from a damaged slot word, and
+	// are left alone until their extent is recalled.
+	RefusedPlaces uint64
+}
+
+// Heap is the remote memory of one session in one placement group.
+type Heap struct {
+	// starved changes whenever the memory does not satisfy an Alloc; Caches that
+	// see it change give back what they hold. It is read on every Cache.Alloc and
+	// Cache.Free, hence apart from the mutex, which changes hands.
+	starved atomic.Uint64
+	_       [64]byte
+
+	mu struct {
+		sync.Mutex
+		space
+	}
+}
+
+// New returns a Heap that holds nothing.
+func New() *Heap {
+	h := &Heap{}
+	h.mu.foreign = make(map[uint32][]Place)
+	return h
+}
+
+// AddRun adds a freshly granted run: the next life at each of its units carries
+// ver 0. Its error is ErrRunBounds or ErrRunOverlap.
+func (h *Heap) AddRun(unit, units uint32) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.mu.addRun(unit, units); err != nil {
+		return fmt.Errorf("run %d+%d: %w", unit, units, err)
+	}
+	return nil
+}
+
+// Alloc returns a place of exactly units units, or false if none is free, which
+// also asks every Cache to give back what it holds.
+func (h *Heap) Alloc(units uint32) (Place, bool) {
+	var p [1]Place
+	n := h.AllocBatch(units, p[:])
+	return p[0], n == 1
+}
+
+// AllocBatch fills dst with places of units units each and returns how many it
+// found. Finding none has the effect that a failed Alloc has.
+func (h *Heap) AllocBatch(units uint32, dst []Place) int {
+	if units-1 >= MaxUnits || len(dst) == 0 {
+		return 0
+	}
+	h.mu.Lock()
+	n := 0
+	for n < len(dst) {
+		p, ok := h.mu.alloc(units)
+		if !ok {
+			break
+		}
+		dst[n] = p
+		n++
+	}
+	h.mu.Unlock()
+	if n == 0 {
+		h.starved.Add(1)
+	}
+	return n
+}
+
+// Free gives back a place whose life p.Ver has ended, or may have begun: that ver
+// is not used again at p.Unit before it wraps. p may be foreign.
+func (h *Heap) Free(p Place) {
+	h.mu.Lock()
+	h.mu.giveBack(p, true)
+	h.mu.Unlock()
+}
+
+// FreeBatch frees each of ps.
+func (h *Heap) FreeBatch(ps []Place) {
+	h.mu.Lock()
+	for _, p := range ps {
+		h.mu.giveBack(p, true)
+	}
+	h.mu.Unlock()
+}
+
+// Unuse gives back a place that no posted verb has named since it was allocated;
+// its next life carries p.Ver.
+func (h *Heap) Unuse(p Place) {
+	h.mu.Lock()
+	h.mu.giveBack(p, false)
+	h.mu.Unlock()
+}
+
+// Drain removes all that is free from the Heap and returns it, merged within
+// extents, own memory before foreign, each in ascending order. Places in Caches
+// must have been flushed to be included. What is in use stays, and may be given
+// back and drained later.
+func (h *Heap) Drain() []Run {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.drain()
+}
+
+// Stats returns the current counts. What Caches hold counts as in use.
+func (h *Heap) Stats() Stats {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return Stats{
+		Granted:       h.mu.granted,
+		Free:          h.mu.free,
+		InUse:         h.mu.granted - h.mu.free,
+		ForeignFree:   h.mu.foreignFree,
+		RefusedPlaces: h.mu.refused,
+	}
+}
+
+// Check verifies the Heap's share of I7, that no unit is two things at once, over
+// all internal structures. It takes time proportional to the memory held, and is
+// for tests and invariants builds.
+func (h *Heap) Check() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.check()
+}

@@ -1,0 +1,65 @@
+package heap
+
+// Limbo holds places whose life has ended until no operation can meet them: a
+// queue of places, each with a tag (the reclaim epoch that has to pass, say) that
+// is no less than its predecessor's. It belongs to one goroutine. The zero value
+// is empty and ready.
+type Limbo struct {
+	ring  []waiting // a power of two
+	head  uint64    // counts since the ring was last empty and dropped
+	tail  uint64
+	units uint64
+}
+
+type waiting struct {
+	place Place
+	tag   uint64
+}
+
+const (
+	limboMin  = 64
+	limboKeep = 1024 // a larger ring is dropped when it runs empty
+)
+
+// Add appends p.
+func (l *Limbo) Add(p Place, tag uint64) {
+	if l.Len() == len(l.ring) {
+		ring := make([]waiting, max(limboMin, 2*len(l.ring)))
+		if len(l.ring) > 0 {
+			at := int(l.head) & (len(l.ring) - 1)
+			copy(ring[copy(ring, l.ring[at:]):], l.ring[:at])
+		}
+		l.tail -= l.head
+		l.head = 0
+		l.ring = ring
+	}
+	l.ring[int(l.tail)&(len(l.ring)-1)] = waiting{p, tag}
+	l.tail++
+	l.units += uint64(p.Units)
+}
+
+// Release removes places from the front as long as their tag is below before,
+// hands each to f and returns their number. f may call Add.
+func (l *Limbo) Release(before uint64, f func(Place)) int {
+	n := 0
+	for l.head != l.tail {
+		w := l.ring[int(l.head)&(len(l.ring)-1)]
+		if w.tag >= before {
+			return n
+		}
+		l.head++
+		l.units -= uint64(w.place.Units)
+		n++
+		f(w.place)
+	}
+	if len(l.ring) > limboKeep {
+		*l = Limbo{}
+	}
+	return n
+}
+
+// Len returns how many places wait.
+func (l *Limbo) Len() int { return int(l.tail - l.head) }
+
+// Units returns how many units wait.
+func (l *Limbo) Units() uint64 { return l.units }

@@ -1,0 +1,328 @@
+package heap
+
+import (
+	"cmp"
+	"slices"
+)
+
+const (
+	pageUnits = 1 << 12
+	pages     = ExtentUnits / pageUnits
+)
+
+// space is a Heap without its lock.
+type space struct {
+	extents     []*extent          // by number; nil where nothing is known
+	bins        bins               // free blocks of own memory
+	foreign     map[uint32][]Place // by Units; Ver is the next life's. No empty slices
+	granted     uint64
+	free        uint64
+	foreignFree uint64
+	refused     uint64
+}
+
+// extent is what a session knows of one extent. Either half may be absent.
+type extent struct {
+	tiles *tiles
+	// away marks every unit of the foreign places that are free.
+	away [pages]*[pageUnits / 64]uint64
+}
+
+// tiles divides an extent into blocks without gaps: those of own memory that are
+// free, those in use, and the stretches between that are not own. No two free
+// blocks are neighbours.
+type tiles struct {
+	starts unitSet // first units of blocks; 0 is always one
+	// Valid at first units only:
+	own  [ExtentUnits / 64]uint64
+	free [ExtentUnits / 64]uint64 // implies own
+
+	// Valid for every unit of own memory:
+	linked [ExtentUnits / 64]uint64  // part of a linked life since the grant
+	next   [pages]*[pageUnits]uint16 // ver of the next life starting here; nil: 0
+}
+
+func split(unit uint32) (num, off uint32) { return unit / ExtentUnits, unit % ExtentUnits }
+
+func (s *space) extent(num uint32) *extent {
+	if int(num) >= len(s.extents) {
+		s.extents = append(s.extents, make([]*extent, int(num)+1-len(s.extents))...)
+	}
+	if s.extents[num] == nil {
+		s.extents[num] = &extent{}
+	}
+	return s.extents[num]
+}
+
+func (t *tiles) isFree(off uint32) bool { return hasBit(t.free[:], off) }
+func (t *tiles) isOwn(off uint32) bool  { return hasBit(t.own[:], off) }
+
+// end returns where the block that starts at off ends.
+func (t *tiles) end(off uint32) uint32 { return t.starts.next(off + 1) }
+
+func (t *tiles) ver(off uint32) uint16 {
+	if p := t.next[off/pageUnits]; p != nil {
+		return p[off%pageUnits]
+	}
+	return 0
+}
+
+func (t *tiles) setVer(off uint32, ver uint16) {
+	p := t.next[off/pageUnits]
+	if p == nil {
+		if ver == 0 {
+			return
+		}
+		p = new([pageUnits]uint16)
+		t.next[off/pageUnits] = p
+	}
+	p[off%pageUnits] = ver
+}
+
+// forget makes [lo, hi) as good as never linked.
+func (t *tiles) forget(lo, hi uint32) {
+	clearRange(t.linked[:], lo, hi)
+	for lo < hi {
+		end := min(hi, lo-lo%pageUnits+pageUnits)
+		switch p := t.next[lo/pageUnits]; {
+		case p == nil:
+		case end-lo == pageUnits:
+			t.next[lo/pageUnits] = nil
+		default:
+			clear(p[lo%pageUnits : lo%pageUnits+end-lo])
+		}
+		lo = end
+	}
+}
+
+func (s *space) addRun(unit, units uint32) error {
+	num, off := split(unit)
+	if units == 0 || units > ExtentUnits-off {
+		return ErrRunBounds
+	}
+	e := s.extent(num)
+	if e.anyAway(off, off+units) {
+		return ErrRunOverlap
+	}
+	if e.tiles == nil {
+		e.tiles = &tiles{}
+		e.tiles.starts.add(0)
+	}
+	t := e.tiles
+	if b := t.starts.prev(off); t.isOwn(b) || t.end(b) < off+units {
+		return ErrRunOverlap
+	}
+	t.starts.add(off)
+	setBit(t.own[:], off)
+	if off+units < ExtentUnits {
+		t.starts.add(off + units)
+	}
+	t.forget(off, off+units)
+	s.granted += uint64(units)
+	s.release(t, num, off, off+units)
+	return nil
+}
+
+// alloc returns a place of units units, 1..MaxUnits.
+func (s *space) alloc(units uint32) (Place, bool) {
+	if s.foreignFree > 0 {
+		if f := s.foreign[units]; len(f) > 0 {
+			p := f[len(f)-1]
+			if len(f) == 1 {
+				delete(s.foreign, units)
+			} else {
+				s.foreign[units] = f[:len(f)-1]
+			}
+			num, off := split(p.Unit)
+			s.extents[num].markAway(off, off+units, false)
+			s.foreignFree -= uint64(units)
+			return p, true
+		}
+	}
+	unit, ok := s.bins.find(units)
+	if !ok {
+		return Place{}, false
+	}
+	size := s.bins.remove(unit)
+	num, off := split(unit)
+	t := s.extents[num].tiles
+	clearBit(t.free[:], off)
+	if rest := size - units; rest > 0 {
+		t.starts.add(off + units)
+		setBit(t.own[:], off+units)
+		setBit(t.free[:], off+units)
+		s.bins.insert(unit+units, rest)
+	}
+	s.free -= uint64(units)
+	return Place{Unit: unit, Units: units, Ver: t.ver(off)}, true
+}
+
+// giveBack takes p back. Its life p.Ver counts as linked if so said; otherwise
+// p.Ver is the ver of the life to come. A place that cannot be free is refused:
+// p may stem from a slot word, which any client may have damaged.
+func (s *space) giveBack(p Place, linked bool) {
+	num, off := split(p.Unit)
+	end := off + p.Units
+	if p.Units-1 >= MaxUnits || end > ExtentUnits || p.Ver > verMask {
+		s.refused++
+		return
+	}
+	next := p.Ver
+	if linked {
+		next = (next + 1) & verMask
+	}
+	e := s.extent(num)
+	t := e.tiles
+	if t != nil {
+		if b := t.starts.prev(off); t.isOwn(b) {
+			if b != off || t.isFree(off) || t.end(off) != end {
+				s.refused++
+				return
+			}
+			// A Cache lets a place live several times and returns it like one
+			// that was never posted; the ver tells, as it never wraps there.
+			if linked || t.ver(off) != next {
+				setRange(t.linked[:], off, end)
+				t.setVer(off, next)
+			}
+			s.release(t, num, off, end)
+			return
+		} else if t.end(b) < end {
+			s.refused++
+			return
+		}
+	}
+	if e.anyAway(off, end) {
+		s.refused++
+		return
+	}
+	e.markAway(off, end, true)
+	s.foreign[p.Units] = append(s.foreign[p.Units], Place{p.Unit, p.Units, next})
+	s.foreignFree += uint64(p.Units)
+}
+
+// release makes the own block [off, end), which is not free, a free one.
+func (s *space) release(t *tiles, num, off, end uint32) {
+	s.free += uint64(end - off)
+	base := num * ExtentUnits
+	if end < ExtentUnits && t.isFree(end) {
+		s.bins.remove(base + end)
+		next := t.end(end)
+		t.drop(end)
+		end = next
+	}
+	if off > 0 {
+		if b := t.starts.prev(off - 1); t.isFree(b) {
+			s.bins.remove(base + b)
+			t.drop(off)
+			off = b
+		}
+	}
+	setBit(t.free[:], off)
+	s.bins.insert(base+off, end-off)
+}
+
+// drop merges the block at off into the one before it.
+func (t *tiles) drop(off uint32) {
+	t.starts.remove(off)
+	clearBit(t.own[:], off)
+	clearBit(t.free[:], off)
+}
+
+func (s *space) drain() []Run {
+	var runs []Run
+	for num, e := range s.extents {
+		if e == nil || e.tiles == nil {
+			continue
+		}
+		t, base := e.tiles, uint32(num)*ExtentUnits
+		strange, own := false, false // what the block before is; whether any is own
+		for off := uint32(0); off < ExtentUnits; {
+			end := t.end(off)
+			if t.isFree(off) {
+				for lo := off; lo < end; {
+					hi := sameUntil(t.linked[:], lo, end)
+					runs = append(runs, Run{Unit: base + lo, Units: hi - lo, Fresh: !hasBit(t.linked[:], lo)})
+					lo = hi
+				}
+				s.bins.remove(base + off)
+				clearBit(t.free[:], off)
+				clearBit(t.own[:], off)
+				s.granted -= uint64(end - off)
+				s.free -= uint64(end - off)
+			}
+			own = own || t.isOwn(off)
+			if t.isOwn(off) {
+				strange = false
+			} else {
+				if strange {
+					t.drop(off)
+				}
+				strange = true
+			}
+			off = end
+		}
+		if !own {
+			e.tiles = nil
+		}
+	}
+	first := len(runs)
+	for _, f := range s.foreign {
+		for _, p := range f {
+			runs = append(runs, Run{Unit: p.Unit, Units: p.Units, Foreign: true})
+			num, off := split(p.Unit)
+			s.extents[num].markAway(off, off+p.Units, false)
+		}
+	}
+	clear(s.foreign)
+	s.foreignFree = 0
+	return slices.Concat(runs[:first], merge(runs[first:]))
+}
+
+// merge sorts foreign runs and joins neighbours, in place.
+func merge(runs []Run) []Run {
+	slices.SortFunc(runs, func(a, b Run) int { return cmp.Compare(a.Unit, b.Unit) })
+	n := 0
+	for _, r := range runs {
+		if n > 0 && runs[n-1].Unit+runs[n-1].Units == r.Unit && r.Unit%ExtentUnits != 0 {
+			runs[n-1].Units += r.Units
+			continue
+		}
+		runs[n] = r
+		n++
+	}
+	return runs[:n]
+}
+
+// eachPage calls f with the pages that [lo, hi) touches and the range in each.
+func eachPage(lo, hi uint32, f func(page, lo, hi uint32)) {
+	for lo < hi {
+		end := min(hi, lo-lo%pageUnits+pageUnits)
+		f(lo/pageUnits, lo%pageUnits, lo%pageUnits+end-lo)
+		lo = end
+	}
+}
+
+func (e *extent) anyAway(lo, hi uint32) bool {
+	found := false
+	eachPage(lo, hi, func(page, lo, hi uint32) {
+		if m := e.away[page]; m != nil {
+			found = found || anyInRange(m[:], lo, hi)
+		}
+	})
+	return found
+}
+
+func (e *extent) markAway(lo, hi uint32, on bool) {
+	eachPage(lo, hi, func(page, lo, hi uint32) {
+		switch m := e.away[page]; {
+		case !on:
+			clearRange(m[:], lo, hi)
+		case m == nil:
+			e.away[page] = new([pageUnits / 64]uint64)
+			fallthrough
+		default:
+			setRange(e.away[page][:], lo, hi)
+		}
+	})
+}

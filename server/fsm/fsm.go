@@ -1,0 +1,522 @@
+// Package fsm is the directory's replicated state machine: memory nodes,
+// namespaces, placement groups, shards, sessions and the granted memory.
+//
+// [Apply] is a pure function of state and command: it reads no clock, draws no
+// random number and starts nothing, so every directory node, every replay and the
+// simulator reach the same state. Raft, disks, leases, RPCs and who may
+// call are package server's.
+//
+// Start with [State], [Apply] and [Result]. A State is not safe for concurrent
+// use; whoever shares one locks it. Messages handed out by a State's methods are
+// never modified afterwards and must not be modified by the caller; Apply keeps
+// messages inside the command it is given.
+//
+// The rows a command changes come back in its Result, and the rows of a whole
+// state are its snapshot, so disk and snapshot share one encoding. The split of
+// a pure machine from its raft host follows rqlite's store and TigerBeetle's
+// state machine; ids, fencing and extents follow docs/protocol.md §6 and §7.
+package fsm
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// Why a command was refused. A refused command changes nothing.
+var (
+	ErrInvalid     = errors.New("invalid argument")
+	ErrNotFound    = errors.New("not found")
+	ErrExists      = errors.New("already exists")
+	ErrRefused     = errors.New("refused")
+	ErrFull        = errors.New("exhausted")
+	ErrUnavailable = errors.New("unavailable")
+)
+
+// Limits on what a command may hold.
+const (
+	MaxSessions    = 4096 // not yet fenced; a discriminator has 12 bits
+	MaxNameLen     = 64
+	MaxLabelLen    = 256 // addresses, host ids, client names
+	MaxEndpoints   = 16
+	MaxRuns        = 1 << 16 // runs in one CloseSession
+	MaxFreeRuns    = 1 << 16 // free runs kept for one placement group
+	MaxGrantRuns   = 256
+	MaxShards      = 1 << 14
+	MaxReplicas    = 3
+	ReuseEpochs    = 1024 // how long returned memory that is not fresh waits
+	maxRegionBytes = 1 << 38
+	minHeapUnits   = 1 << 10
+)
+
+// Row kinds, the first byte of a row's key. Ids follow big-endian.
+const (
+	rowDirectory = 'd'
+	rowHeap      = 'h'
+	rowMeta      = 'm'
+	rowNode      = 'n'
+	rowPG        = 'p'
+	rowSession   = 's'
+	rowNamespace = 'w'
+	rowShard     = 'x'
+)
+
+// Row is one entity of the state; a nil Value says that it is gone.
+type Row struct {
+	Key, Value []byte
+}
+
+// Result is what a command did. Fields beyond Err and Changes are set by the
+// commands that produce them.
+type Result struct {
+	// Err wraps one of this package's errors; nothing changed.
+	Err error
+	// Changes are the rows that the command wrote or deleted, in key order.
+	Changes []Row
+
+	NodeID    uint32                  // RegisterNode
+	Namespace *dirpb.Namespace        // CreateNamespace
+	Session   *fsmpb.Session          // OpenSession
+	Grant     *dirpb.GrantExtentReply // GrantExtent
+}
+
+// State is the directory's replicated state. Use New or Load.
+type State struct {
+	meta       *fsmpb.Meta
+	nodes      map[uint32]*dirpb.Node
+	namespaces map[uint32]*dirpb.Namespace
+	pgs        map[uint32]*dirpb.PlacementGroup
+	heaps      map[uint32]*fsmpb.Heap // by placement group
+	shards     map[uint32]*dirpb.Shard
+	sessions   map[uint32]*fsmpb.Session
+	directory  map[string]*fsmpb.Directory
+
+	discriminators map[uint32]bool // of the sessions
+	changed        map[string]proto.Message
+	mapChanged     bool // something that Map shows is in changed
+}
+
+// New returns the state before the first command.
+func New() *State {
+	return &State{
+		meta:           &fsmpb.Meta{},
+		nodes:          make(map[uint32]*dirpb.Node),
+		namespaces:     make(map[uint32]*dirpb.Namespace),
+		pgs:            make(map[uint32]*dirpb.PlacementGroup),
+		heaps:          make(map[uint32]*fsmpb.Heap),
+		shards:         make(map[uint32]*dirpb.Shard),
+		sessions:       make(map[uint32]*fsmpb.Session),
+		directory:      make(map[string]*fsmpb.Directory),
+		discriminators: make(map[uint32]bool),
+		changed:        make(map[string]proto.Message),
+	}
+}
+
+// Apply carries out c. A command that this version does not know is ErrInvalid.
+func Apply(s *State, c *fsmpb.Command) Result {
+	var r Result
+	switch op := c.GetOp().(type) {
+	case *fsmpb.Command_Init:
+		r.Err = s.init(op.Init)
+	case *fsmpb.Command_PutDirectory:
+		r.Err = s.putDirectory(op.PutDirectory.GetDirectory())
+	case *fsmpb.Command_DropDirectory:
+		r.Err = s.dropDirectory(op.DropDirectory.GetId())
+	case *fsmpb.Command_RegisterNode:
+		r.NodeID, r.Err = s.registerNode(op.RegisterNode.GetNode())
+	case *fsmpb.Command_NodeDown:
+		r.Err = s.nodeDown(op.NodeDown)
+	case *fsmpb.Command_PublishRegion:
+		r.Err = s.publishRegion(op.PublishRegion)
+	case *fsmpb.Command_CreateNamespace:
+		r.Namespace, r.Err = s.createNamespace(op.CreateNamespace)
+	case *fsmpb.Command_OpenSession:
+		r.Session, r.Err = s.openSession(op.OpenSession)
+	case *fsmpb.Command_CloseSession:
+		r.Err = s.closeSession(op.CloseSession)
+	case *fsmpb.Command_ExpireSessions:
+		s.expireSessions(op.ExpireSessions)
+	case *fsmpb.Command_ConfirmFence:
+		r.Err = s.confirmFence(op.ConfirmFence)
+	case *fsmpb.Command_ReserveEpoch:
+		s.reserveEpoch(op.ReserveEpoch)
+	case *fsmpb.Command_GrantExtent:
+		r.Grant, r.Err = s.grantExtent(op.GrantExtent)
+	case *fsmpb.Command_ActivatePg:
+		r.Err = s.activatePG(op.ActivatePg)
+	default:
+		r.Err = fmt.Errorf("%w: unknown command %T", ErrInvalid, op)
+	}
+	r.Changes = s.takeChanges()
+	return r
+}
+
+func (s *State) init(c *fsmpb.Init) error {
+	if s.meta.ClusterId != "" {
+		return fmt.Errorf("cluster %s: %w", s.meta.ClusterId, ErrExists)
+	}
+	if c.GetClusterId() == "" || len(c.GetClusterKey()) == 0 {
+		return fmt.Errorf("%w: a cluster needs an id and a key", ErrInvalid)
+	}
+	m := s.editMeta()
+	m.ClusterId, m.ClusterKey = c.ClusterId, c.ClusterKey
+	s.mapChanged = true
+	return nil
+}
+
+func (s *State) putDirectory(d *fsmpb.Directory) error {
+	if d.GetId() == "" {
+		return fmt.Errorf("%w: directory node without an id", ErrInvalid)
+	}
+	if len(d.Id) > MaxNameLen || len(d.RaftAddr) > MaxLabelLen || len(d.GrpcAddr) > MaxLabelLen {
+		return fmt.Errorf("%w: directory node %.64q: id or address is too long", ErrInvalid, d.Id)
+	}
+	if !proto.Equal(s.directory[d.Id], d) {
+		s.directory[d.Id] = d
+		s.mark(directoryKey(d.Id), d)
+	}
+	return nil
+}
+
+func (s *State) dropDirectory(id string) error {
+	if s.directory[id] == nil {
+		return fmt.Errorf("directory node %.64q: %w", id, ErrNotFound)
+	}
+	delete(s.directory, id)
+	s.mark(directoryKey(id), nil)
+	return nil
+}
+
+func (s *State) reserveEpoch(c *fsmpb.ReserveEpoch) {
+	if c.GetCeiling() > s.meta.EpochCeiling {
+		s.editMeta().EpochCeiling = c.Ceiling
+	}
+}
+
+// ---- rows ------------------------------------------------------------------
+
+func idKey(kind byte, id uint32) string {
+	return string(binary.BigEndian.AppendUint32([]byte{kind}, id))
+}
+
+func directoryKey(id string) string { return string(rowDirectory) + id }
+
+// mark notes that the row of key is now m; nil when it is gone.
+func (s *State) mark(key string, m proto.Message) {
+	s.changed[key] = m
+	switch key[0] {
+	case rowNode, rowNamespace, rowPG, rowShard:
+		s.mapChanged = true
+	}
+}
+
+// editMeta returns a private copy of the meta row, already in place.
+func (s *State) editMeta() *fsmpb.Meta {
+	s.meta = proto.CloneOf(s.meta)
+	s.mark(string(rowMeta), s.meta)
+	return s.meta
+}
+
+func (s *State) putNode(n *dirpb.Node) {
+	s.nodes[n.Id] = n
+	s.mark(idKey(rowNode, n.Id), n)
+}
+
+func (s *State) putPG(pg *dirpb.PlacementGroup) {
+	s.pgs[pg.Id] = pg
+	s.mark(idKey(rowPG, pg.Id), pg)
+}
+
+func (s *State) putHeap(h *fsmpb.Heap) {
+	s.heaps[h.PgId] = h
+	s.mark(idKey(rowHeap, h.PgId), h)
+}
+
+func (s *State) putSession(x *fsmpb.Session) {
+	s.sessions[x.Id] = x
+	s.discriminators[x.Discriminator] = true
+	s.mark(idKey(rowSession, x.Id), x)
+}
+
+func (s *State) dropSession(x *fsmpb.Session) {
+	delete(s.sessions, x.Id)
+	delete(s.discriminators, x.Discriminator)
+	s.mark(idKey(rowSession, x.Id), nil)
+}
+
+// takeChanges encodes and forgets the changes, after giving a changed map its
+// new version.
+func (s *State) takeChanges() []Row {
+	if s.mapChanged {
+		s.mapChanged = false
+		s.editMeta().MapVersion++
+	}
+	if len(s.changed) == 0 {
+		return nil
+	}
+	rows := make([]Row, 0, len(s.changed))
+	for k, m := range s.changed {
+		rows = append(rows, encodeRow(k, m))
+	}
+	clear(s.changed)
+	sortRows(rows)
+	return rows
+}
+
+func sortRows(rows []Row) {
+	slices.SortFunc(rows, func(a, b Row) int { return bytes.Compare(a.Key, b.Key) })
+}
+
+func encodeRow(key string, m proto.Message) Row {
+	if m == nil {
+		return Row{Key: []byte(key)}
+	}
+	// Marshal fails only for invalid UTF-8, which no message decoded from a
+	// command can hold.
+	v, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		panic(fmt.Sprintf("fsm: row %q: %v", key, err))
+	}
+	if v == nil {
+		v = []byte{}
+	}
+	return Row{Key: []byte(key), Value: v}
+}
+
+// Rows encodes the whole state, in key order.
+func (s *State) Rows() []Row {
+	rows := []Row{encodeRow(string(rowMeta), s.meta)}
+	for id, m := range s.nodes {
+		rows = append(rows, encodeRow(idKey(rowNode, id), m))
+	}
+	for id, m := range s.namespaces {
+		rows = append(rows, encodeRow(idKey(rowNamespace, id), m))
+	}
+	for id, m := range s.pgs {
+		rows = append(rows, encodeRow(idKey(rowPG, id), m))
+	}
+	for id, m := range s.heaps {
+		rows = append(rows, encodeRow(idKey(rowHeap, id), m))
+	}
+	for id, m := range s.shards {
+		rows = append(rows, encodeRow(idKey(rowShard, id), m))
+	}
+	for id, m := range s.sessions {
+		rows = append(rows, encodeRow(idKey(rowSession, id), m))
+	}
+	for id, m := range s.directory {
+		rows = append(rows, encodeRow(directoryKey(id), m))
+	}
+	sortRows(rows)
+	return rows
+}
+
+// Load rebuilds a state from rows, in any order.
+func Load(rows []Row) (*State, error) {
+	s := New()
+	for _, r := range rows {
+		if err := s.loadRow(r); err != nil {
+			return nil, fmt.Errorf("corrupt state row %q: %w", r.Key, err)
+		}
+	}
+	return s, nil
+}
+
+func (s *State) loadRow(r Row) error {
+	if len(r.Key) == 0 {
+		return errors.New("empty key")
+	}
+	var err error
+	switch kind := r.Key[0]; kind {
+	case rowMeta:
+		s.meta, err = decode(r.Value, &fsmpb.Meta{})
+	case rowDirectory:
+		s.directory[string(r.Key[1:])], err = decode(r.Value, &fsmpb.Directory{})
+	default:
+		if len(r.Key) != 5 {
+			return fmt.Errorf("key of %d bytes, want 5", len(r.Key))
+		}
+		id := binary.BigEndian.Uint32(r.Key[1:])
+		switch kind {
+		case rowNode:
+			s.nodes[id], err = decode(r.Value, &dirpb.Node{})
+		case rowNamespace:
+			s.namespaces[id], err = decode(r.Value, &dirpb.Namespace{})
+		case rowPG:
+			s.pgs[id], err = decode(r.Value, &dirpb.PlacementGroup{})
+		case rowHeap:
+			s.heaps[id], err = decode(r.Value, &fsmpb.Heap{})
+		case rowShard:
+			s.shards[id], err = decode(r.Value, &dirpb.Shard{})
+		case rowSession:
+			var x *fsmpb.Session
+			if x, err = decode(r.Value, &fsmpb.Session{}); err == nil {
+				s.sessions[id] = x
+				s.discriminators[x.Discriminator] = true
+			}
+		default:
+			return errors.New("unknown kind")
+		}
+	}
+	return err
+}
+
+func decode[M proto.Message](b []byte, m M) (M, error) { return m, proto.Unmarshal(b, m) }
+
+// ---- reading ---------------------------------------------------------------
+
+// Meta is the cluster's identity and counters.
+func (s *State) Meta() *fsmpb.Meta { return s.meta }
+
+// MapVersion grows with every change of what Map returns.
+func (s *State) MapVersion() uint64 { return s.meta.MapVersion }
+
+// Node returns a memory node or nil.
+func (s *State) Node(id uint32) *dirpb.Node { return s.nodes[id] }
+
+// Nodes are the memory nodes by id.
+func (s *State) Nodes() []*dirpb.Node { return byID(s.nodes) }
+
+// Session returns a session that is live or being fenced, or nil.
+func (s *State) Session(id uint32) *fsmpb.Session { return s.sessions[id] }
+
+// Sessions are the live ones and those being fenced, by id.
+func (s *State) Sessions() []*fsmpb.Session { return byID(s.sessions) }
+
+// SessionCount is the number of sessions not yet fenced.
+func (s *State) SessionCount() int { return len(s.sessions) }
+
+// Life of a session id; ids never given out count as fenced.
+func (s *State) Life(id uint32) dirpb.SessionLife {
+	if x := s.sessions[id]; x != nil {
+		return x.Life
+	}
+	return dirpb.SessionLife_SESSION_FENCED
+}
+
+// Directory are the known directory nodes by id.
+func (s *State) Directory() []*fsmpb.Directory { return byID(s.directory) }
+
+// DirectoryNode returns one directory node or nil.
+func (s *State) DirectoryNode(id string) *fsmpb.Directory { return s.directory[id] }
+
+// Namespace returns a namespace or nil.
+func (s *State) Namespace(id uint32) *dirpb.Namespace { return s.namespaces[id] }
+
+// NamespaceNamed returns a namespace or nil.
+func (s *State) NamespaceNamed(name string) *dirpb.Namespace {
+	for _, w := range s.namespaces {
+		if w.Name == name {
+			return w
+		}
+	}
+	return nil
+}
+
+// PGs are the placement groups of a namespace, or of all for 0, by id.
+func (s *State) PGs(namespace uint32) []*dirpb.PlacementGroup {
+	all := byID(s.pgs)
+	if namespace == 0 {
+		return all
+	}
+	return slices.DeleteFunc(all, func(pg *dirpb.PlacementGroup) bool { return pg.NamespaceId != namespace })
+}
+
+// FrozenVersion is the map version that froze a placement group, 0 when it is
+// not frozen.
+func (s *State) FrozenVersion(pg uint32) uint64 { return s.heaps[pg].GetFrozenVersion() }
+
+// Usage accounts every placement group's heap.
+func (s *State) Usage() []*dirpb.PGUsage {
+	heaps := make([]*dirpb.PGUsage, 0, len(s.heaps))
+	for _, id := range slices.Sorted(maps.Keys(s.heaps)) {
+		h := s.heaps[id]
+		var free uint64
+		for _, r := range h.Free {
+			free += uint64(r.Units)
+		}
+		heaps = append(heaps, &dirpb.PGUsage{
+			PgId: id, HeapUnits: h.End - h.Start, GrantedUnits: h.Watermark - h.Start - free, ReturnedUnits: free,
+		})
+	}
+	return heaps
+}
+
+// Map is the view of a session: all memory nodes, and its namespace with rkeys.
+// A nil session is an operator: all namespaces, no rkeys.
+func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
+	m := &dirpb.Map{Version: s.meta.MapVersion, ClusterId: s.meta.ClusterId, Nodes: byID(s.nodes)}
+	var only uint32
+	if x != nil {
+		only = x.NamespaceId
+	}
+	for _, w := range byID(s.namespaces) {
+		if only == 0 || w.Id == only {
+			m.Namespaces = append(m.Namespaces, w)
+		}
+	}
+	for _, pg := range s.PGs(only) {
+		if x == nil {
+			pg = proto.CloneOf(pg)
+			for _, mem := range pg.Members {
+				mem.Keys = nil
+			}
+		}
+		m.Pgs = append(m.Pgs, pg)
+	}
+	for _, sh := range byID(s.shards) {
+		if only == 0 || sh.NamespaceId == only {
+			m.Shards = append(m.Shards, sh)
+		}
+	}
+	return m
+}
+
+// WantRegions are the regions that one process of a memory node must have.
+func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion {
+	var want []*dirpb.WantRegion
+	for _, pg := range byID(s.pgs) {
+		if pg.State == dirpb.PGState_PG_LOST {
+			continue
+		}
+		for _, m := range pg.Members {
+			if m.NodeId == node && m.Incarnation == incarnation {
+				want = append(want, &dirpb.WantRegion{
+					PgId: pg.Id, NamespaceId: pg.NamespaceId, RegionBytes: pg.RegionBytes, IndexBytes: pg.IndexBytes,
+					Epoch: pg.Epoch, Published: len(m.Keys) > 0,
+				})
+			}
+		}
+	}
+	return want
+}
+
+// FenceWork are the sessions that one process of a memory node has yet to fence.
+func (s *State) FenceWork(node uint32, incarnation uint64) []uint32 {
+	var ids []uint32
+	for _, x := range byID(s.sessions) {
+		for _, p := range x.Pending {
+			if p.NodeId == node && p.Incarnation == incarnation {
+				ids = append(ids, x.Id)
+			}
+		}
+	}
+	return ids
+}
+
+func byID[K cmp.Ordered, V any](m map[K]V) []V {
+	out := make([]V, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, m[k])
+	}
+	return out
+}

@@ -1,0 +1,919 @@
+package fsm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+const (
+	up     = dirpb.NodeState_NODE_UP
+	down   = dirpb.NodeState_NODE_DOWN
+	active = dirpb.PGState_PG_ACTIVE
+	gib    = 1 << 30
+)
+
+// ---- commands --------------------------------------------------------------
+
+func register(name string, incarnation uint64) *fsmpb.Command {
+	return registerWith(&dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, CapacityBytes: gib})
+}
+
+func registerWith(q *dirpb.RegisterNodeRequest) *fsmpb.Command {
+	q.Endpoints = []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:1"}}
+	return &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: q}}}
+}
+
+func nodeDown(id uint32, incarnation uint64) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: id, Incarnation: incarnation}}}
+}
+
+func publish(node uint32, incarnation uint64, pg uint32, rkey uint64) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{
+		NodeId: node, Incarnation: incarnation, PgId: pg, Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: rkey}},
+	}}}
+}
+
+func create(q *dirpb.CreateNamespaceRequest) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{Namespace: q, HashSeed: 7}}}
+}
+
+func openIn(namespace uint32, epoch uint64) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: namespace, Epoch: epoch}}}
+}
+
+func closeS(id uint32, epoch uint64, runs ...*dirpb.ReturnedRun) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: id, Epoch: epoch, Runs: runs}}}
+}
+
+func expire(ids ...uint32) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_ExpireSessions{ExpireSessions: &fsmpb.ExpireSessions{SessionIds: ids}}}
+}
+
+func confirm(node uint32, incarnation uint64, ids ...uint32) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_ConfirmFence{ConfirmFence: &fsmpb.ConfirmFence{
+		NodeId: node, Incarnation: incarnation, SessionIds: ids,
+	}}}
+}
+
+func grant(session, pg, want, place uint32, minEpoch uint64) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
+		SessionId: session, PgId: pg, WantUnits: want, PlaceUnits: place, MinEpoch: minEpoch,
+	}}}
+}
+
+// ---- harness ---------------------------------------------------------------
+
+// tester is what testing.T and rapid.T share.
+type tester interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
+type harness struct {
+	t    tester
+	s    *State
+	disk map[string][]byte // what the Changes of all commands amount to
+}
+
+func newHarness(t tester) *harness {
+	return &harness{t: t, s: New(), disk: make(map[string][]byte)}
+}
+
+// try applies c as raft would, from its encoding, and checks what every command
+// must keep.
+func (h *harness) try(c *fsmpb.Command) Result {
+	h.t.Helper()
+	b, err := proto.Marshal(c)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	c = new(fsmpb.Command)
+	if err := proto.Unmarshal(b, c); err != nil {
+		h.t.Fatal(err)
+	}
+	before, version := h.rows(), h.s.MapVersion()
+	mapBefore := h.mapText()
+	r := Apply(h.s, c)
+	if r.Err != nil && (len(r.Changes) > 0 || !slices.Equal(before, h.rows())) {
+		h.t.Fatalf("refused command %v changed the state: %v", c, r.Err)
+	}
+	switch changed := mapBefore != h.mapText(); {
+	case changed && h.s.MapVersion() != version+1, !changed && h.s.MapVersion() != version:
+		h.t.Fatalf("%v: map version %d to %d, map changed: %v", c, version, h.s.MapVersion(), changed)
+	}
+	for _, row := range r.Changes {
+		if row.Value == nil {
+			delete(h.disk, string(row.Key))
+		} else {
+			h.disk[string(row.Key)] = row.Value
+		}
+	}
+	return r
+}
+
+func (h *harness) do(c *fsmpb.Command) Result {
+	h.t.Helper()
+	r := h.try(c)
+	if r.Err != nil {
+		h.t.Fatalf("%v: %v", c, r.Err)
+	}
+	return r
+}
+
+func (h *harness) refuse(c *fsmpb.Command, want error, words ...string) {
+	h.t.Helper()
+	r := h.try(c)
+	if !errors.Is(r.Err, want) {
+		h.t.Fatalf("%v: error %v, want %v", c, r.Err, want)
+	}
+	for _, w := range words {
+		if !strings.Contains(r.Err.Error(), w) {
+			h.t.Fatalf("error %q does not say %q", r.Err, w)
+		}
+	}
+}
+
+func (h *harness) rows() (out []string) {
+	for _, r := range h.s.Rows() {
+		out = append(out, string(r.Key)+"\x00"+string(r.Value))
+	}
+	return out
+}
+
+// mapText prints what a client of any namespace could see, without the version.
+func (h *harness) mapText() string {
+	m := h.s.Map(nil)
+	m.Version = 0
+	m.Pgs = h.s.PGs(0)
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return string(b)
+}
+
+// checkCopies compares the state with what disk and snapshot would restore.
+func (h *harness) checkCopies() {
+	h.t.Helper()
+	var disk []Row
+	for k, v := range h.disk {
+		disk = append(disk, Row{[]byte(k), v})
+	}
+	if len(disk) == 0 {
+		return
+	}
+	for name, rows := range map[string][]Row{"disk": disk, "snapshot": h.s.Rows()} {
+		s, err := Load(rows)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		restored := &harness{t: h.t, s: s}
+		if !slices.Equal(restored.rows(), h.rows()) {
+			h.t.Fatalf("%s restores a different state", name)
+		}
+		if len(s.discriminators) != len(h.s.discriminators) {
+			h.t.Fatalf("%s restores %d discriminators of %d", name, len(s.discriminators), len(h.s.discriminators))
+		}
+	}
+}
+
+func (h *harness) pg(id uint32) *dirpb.PlacementGroup { return h.s.pgs[id] }
+
+// activate publishes every missing region.
+func (h *harness) activate() {
+	h.t.Helper()
+	for _, n := range h.s.Nodes() {
+		if n.State != up {
+			continue
+		}
+		for _, w := range h.s.WantRegions(n.Id, n.Incarnation) {
+			if !w.Published {
+				h.do(publish(n.Id, n.Incarnation, w.PgId, uint64(w.PgId)<<8|uint64(n.Id)))
+			}
+		}
+	}
+}
+
+// cluster registers n memory nodes and creates a namespace over them.
+func cluster(t tester, n int, q *dirpb.CreateNamespaceRequest) *harness {
+	h := newHarness(t)
+	for i := range n {
+		h.do(register(fmt.Sprintf("m%d", i+1), 100))
+	}
+	if q != nil {
+		h.do(create(q))
+		h.activate()
+	}
+	return h
+}
+
+// ---- tests -----------------------------------------------------------------
+
+func TestInit(t *testing.T) {
+	h := newHarness(t)
+	c := &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c1", ClusterKey: []byte("key")}}}
+	h.do(c)
+	h.refuse(c, ErrExists, "c1")
+	h.refuse(&fsmpb.Command{}, ErrInvalid)
+	if m := h.s.Meta(); m.ClusterId != "c1" || string(m.ClusterKey) != "key" {
+		t.Fatalf("meta %v", m)
+	}
+}
+
+func TestRegisterNode(t *testing.T) {
+	h := newHarness(t)
+	if r := h.do(register("m1", 1)); r.NodeID != 1 {
+		t.Fatalf("first id %d", r.NodeID)
+	}
+	if r := h.do(register("m2", 1)); r.NodeID != 2 {
+		t.Fatalf("second id %d", r.NodeID)
+	}
+	if r := h.do(register("m1", 1)); r.NodeID != 1 || len(r.Changes) != 0 {
+		t.Fatalf("same process again: id %d, %d changes", r.NodeID, len(r.Changes))
+	}
+	if r := h.do(register("m1", 2)); r.NodeID != 1 || h.s.Node(1).Incarnation != 2 {
+		t.Fatalf("next process: id %d, %v", r.NodeID, h.s.Node(1))
+	}
+	h.refuse(nodeDown(1, 1), ErrNotFound)
+	h.do(nodeDown(1, 2))
+	if h.s.Node(1).State != down {
+		t.Fatal("not down")
+	}
+	h.refuse(nodeDown(1, 2), ErrNotFound)
+	h.refuse(register("m1", 2), ErrRefused, `"m1"`, "declared lost")
+	h.do(register("m1", 3))
+	if h.s.Node(1).State != up {
+		t.Fatal("a new incarnation is not up")
+	}
+
+	for name, q := range map[string]*dirpb.RegisterNodeRequest{
+		"no name":        {Incarnation: 1},
+		"bad name":       {Name: "M1", Incarnation: 1},
+		"long name":      {Name: strings.Repeat("m", 65), Incarnation: 1},
+		"no incarnation": {Name: "m9"},
+		"long host id":   {Name: "m9", Incarnation: 1, HostId: strings.Repeat("h", 257)},
+	} {
+		if r := h.try(registerWith(q)); !errors.Is(r.Err, ErrInvalid) {
+			t.Errorf("%s: %v", name, r.Err)
+		}
+	}
+	q := registerWith(&dirpb.RegisterNodeRequest{Name: "m9", Incarnation: 1})
+	q.GetRegisterNode().Node.Endpoints = nil
+	h.refuse(q, ErrInvalid, "endpoints")
+	h.checkCopies()
+}
+
+func TestNamespaceLayout(t *testing.T) {
+	for _, tc := range []struct {
+		nodes    int
+		q        *dirpb.CreateNamespaceRequest
+		replicas int
+		region   uint64
+		shards   int
+	}{
+		{1, &dirpb.CreateNamespaceRequest{Name: "a"}, 1, gib / 2, 4},
+		{2, &dirpb.CreateNamespaceRequest{Name: "a"}, 1, gib / 2, 8},
+		{3, &dirpb.CreateNamespaceRequest{Name: "a"}, 1, gib / 2, 16},
+		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4, BytesPerNode: 64<<20 + 5}, 2, 32 << 20, 4},
+		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3, IndexPercent: 50, BytesPerNode: 48 << 20}, 3, 16 << 20, 16},
+		{1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib, IndexPercent: 90}, 1, gib, 4},
+	} {
+		h := cluster(t, tc.nodes, nil)
+		w := h.do(create(tc.q)).Namespace
+		if w.HashSeed != 7 || w.Format != layout.FormatVersion || w.Replicas != uint32(tc.replicas) || w.Mode != dirpb.NamespaceMode_NAMESPACE_STORE {
+			t.Errorf("%v: namespace %v", tc.q, w)
+		}
+		pgs := h.s.PGs(w.Id)
+		if len(pgs) != tc.nodes {
+			t.Fatalf("%v: %d placement groups on %d nodes", tc.q, len(pgs), tc.nodes)
+		}
+		arbiters, publishers := map[uint32]int{}, map[uint32]int{}
+		for _, pg := range pgs {
+			if pg.RegionBytes != tc.region || pg.RegionBytes%4096 != 0 || pg.IndexBytes%4096 != 0 || pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 1 {
+				t.Errorf("%v: %v", tc.q, pg)
+			}
+			arbiters[pg.Members[0].NodeId]++
+			publishers[pg.Members[len(pg.Members)-1].NodeId]++
+			on := map[uint32]bool{}
+			for _, m := range pg.Members {
+				on[m.NodeId] = true
+			}
+			if len(on) != tc.replicas {
+				t.Errorf("%v: members %v", tc.q, pg.Members)
+			}
+			// The shards fill the index area without overlap, evenly.
+			end := uint64(4096)
+			for _, sh := range h.s.Map(nil).Shards {
+				if sh.PgId != pg.Id {
+					continue
+				}
+				if sh.Offset != end || sh.Clusters == 0 {
+					t.Errorf("%v: shard %v, want it at %d", tc.q, sh, end)
+				}
+				end += uint64(sh.Clusters) * 4352
+			}
+			if end > pg.IndexBytes || pg.IndexBytes-end >= 4096 {
+				t.Errorf("%v: shards end at %d, the index at %d", tc.q, end, pg.IndexBytes)
+			}
+			pct := max(uint64(tc.q.IndexPercent), 0)
+			if pct == 0 {
+				pct = 10
+			}
+			if want := pg.RegionBytes * pct / 100; pg.IndexBytes > want+4096 || pg.IndexBytes < want*95/100 {
+				t.Errorf("%v: index of %d bytes, want about %d", tc.q, pg.IndexBytes, want)
+			}
+		}
+		if len(arbiters) != tc.nodes || len(publishers) != tc.nodes {
+			t.Errorf("%v: roles are not spread: arbiters %v, publishers %v", tc.q, arbiters, publishers)
+		}
+		shards := h.s.Map(nil).Shards
+		if len(shards) != tc.shards {
+			t.Errorf("%v: %d shards, want %d", tc.q, len(shards), tc.shards)
+		}
+		for i, sh := range shards {
+			if sh.Prefix != uint32(i) || 1<<sh.Depth != len(shards) || sh.PgId != pgs[i%len(pgs)].Id {
+				t.Errorf("%v: shard %d is %v", tc.q, i, sh)
+			}
+		}
+		for _, n := range h.s.Nodes() {
+			if n.UsedBytes != tc.region*uint64(tc.replicas) || n.UsedBytes > n.CapacityBytes {
+				t.Errorf("%v: %d bytes used", tc.q, n.UsedBytes)
+			}
+		}
+		h.checkCopies()
+	}
+}
+
+func TestChainsCrossDomains(t *testing.T) {
+	h := newHarness(t)
+	for i, domain := range []string{"a", "a", "a", "b", "b", "b"} {
+		h.do(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1, CapacityBytes: gib, Domain: domain}))
+	}
+	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2}))
+	for _, pg := range h.s.PGs(0) {
+		if a, p := h.s.Node(pg.Members[0].NodeId), h.s.Node(pg.Members[1].NodeId); a.Domain == p.Domain {
+			t.Errorf("placement group %d lies in domain %s alone", pg.Id, a.Domain)
+		}
+	}
+}
+
+func TestNamespaceRefused(t *testing.T) {
+	h := newHarness(t)
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "a"}), ErrUnavailable, "no memory node is up")
+	h.do(register("m1", 1))
+	h.do(register("m2", 1))
+	for _, tc := range []struct {
+		q    *dirpb.CreateNamespaceRequest
+		want error
+		word string
+	}{
+		{&dirpb.CreateNamespaceRequest{}, ErrInvalid, "characters"},
+		{&dirpb.CreateNamespaceRequest{Name: strings.Repeat("x", 65)}, ErrInvalid, "65"},
+		{&dirpb.CreateNamespaceRequest{Name: "no spaces"}, ErrInvalid, "no spaces"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Mode: 9}, ErrInvalid, "mode"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 4}, ErrInvalid, "4 replicas"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3}, ErrUnavailable, "2 up"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 6}, ErrInvalid, "6 shards"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 1}, ErrInvalid, "2..16384"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 1 << 31}, ErrInvalid, "shards"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", IndexPercent: 91}, ErrInvalid, "91 percent"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib + 1}, ErrFull, "m1"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 64 << 10}, ErrInvalid, "too small"},
+	} {
+		h.refuse(create(tc.q), tc.want, tc.word)
+	}
+	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9", BytesPerNode: gib}))
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9"}), ErrExists, "a-b_c.9")
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b"}), ErrInvalid, "too small")
+	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrRefused, "regions take")
+}
+
+func TestRegionLife(t *testing.T) {
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a"})
+	if h.pg(1).State != active || h.pg(2).State != active {
+		t.Fatalf("not active: %v", h.s.PGs(0))
+	}
+	h.do(publish(1, 100, 1, 1<<8|1)) // told twice
+	h.refuse(publish(1, 100, 1, 5), ErrRefused, "cannot change")
+	h.refuse(publish(1, 99, 1, 5), ErrNotFound)
+	h.refuse(publish(2, 100, 1, 5), ErrNotFound)
+	h.refuse(publish(1, 100, 9, 5), ErrNotFound)
+	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: 1, Incarnation: 100, PgId: 1}}}, ErrInvalid)
+
+	// The next process: its one placement group starts over, one epoch on.
+	h.do(register("m1", 101))
+	pg := h.pg(1)
+	if pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 2 || pg.Members[0].Incarnation != 101 || len(pg.Members[0].Keys) != 0 {
+		t.Fatalf("after a restart: %v", pg)
+	}
+	if h.pg(2).Epoch != 1 || h.pg(2).State != active {
+		t.Fatalf("the other placement group: %v", h.pg(2))
+	}
+	if w := h.s.WantRegions(1, 100); len(w) != 0 {
+		t.Fatalf("the old process is to have %v", w)
+	}
+	w := h.s.WantRegions(1, 101)
+	if len(w) != 1 || w[0].PgId != 1 || w[0].Published || w[0].Epoch != 2 || w[0].RegionBytes != pg.RegionBytes || w[0].IndexBytes != pg.IndexBytes {
+		t.Fatalf("the new process is to have %v", w)
+	}
+	h.activate()
+	if h.pg(1).State != active || !h.s.WantRegions(1, 101)[0].Published {
+		t.Fatalf("after publishing: %v", h.pg(1))
+	}
+
+	// Down and back.
+	h.do(nodeDown(1, 101))
+	if pg := h.pg(1); pg.State != dirpb.PGState_PG_LOST || pg.Epoch != 3 || len(pg.Members[0].Keys) != 0 {
+		t.Fatalf("after a loss: %v", pg)
+	}
+	if w := h.s.WantRegions(1, 101); len(w) != 0 {
+		t.Fatalf("a lost process is to have %v", w)
+	}
+	h.do(register("m1", 102))
+	h.activate()
+	if pg := h.pg(1); pg.State != active || pg.Epoch != 4 {
+		t.Fatalf("after coming back: %v", pg)
+	}
+	h.checkCopies()
+}
+
+// A replicated placement group that loses a member goes on with the survivor
+// nearest the arbiter, once every session knows.
+func TestChainShrinks(t *testing.T) {
+	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3})
+	version := h.s.MapVersion()
+	chain := []uint32{h.pg(1).Members[0].NodeId, h.pg(1).Members[1].NodeId}
+	h.do(nodeDown(chain[0], 100))
+	pg := h.pg(1)
+	if pg.State != dirpb.PGState_PG_FROZEN || pg.Epoch != 2 || len(pg.Members) != 1 || pg.Members[0].NodeId != chain[1] || len(pg.Members[0].Keys) == 0 {
+		t.Fatalf("after losing the arbiter: %v", pg)
+	}
+	if v := h.s.FrozenVersion(1); v != version+1 || v != h.s.MapVersion() {
+		t.Fatalf("frozen in version %d, now %d", v, h.s.MapVersion())
+	}
+	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: 1, Epoch: 1}}}, ErrNotFound)
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: 1, Epoch: 2}}})
+	if pg := h.pg(1); pg.State != active || pg.Epoch != 3 || h.s.FrozenVersion(1) != 0 {
+		t.Fatalf("after the barrier: %v", pg)
+	}
+	h.do(nodeDown(chain[1], 100))
+	if pg := h.pg(1); pg.State != dirpb.PGState_PG_LOST || pg.Epoch != 4 {
+		t.Fatalf("after losing the survivor: %v", pg)
+	}
+	// Every placement group that still has a member names it once.
+	for _, n := range h.s.Nodes() {
+		var used uint64
+		for _, pg := range h.s.PGs(0) {
+			for _, m := range pg.Members {
+				if m.NodeId == n.Id {
+					used += pg.RegionBytes
+				}
+			}
+		}
+		if n.UsedBytes != used {
+			t.Errorf("memory node %d uses %d bytes, regions take %d", n.Id, n.UsedBytes, used)
+		}
+	}
+	h.checkCopies()
+}
+
+func TestFencing(t *testing.T) {
+	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a"})
+	h.do(nodeDown(3, 100))
+	a, b, c := h.do(openIn(1, 0)).Session.Id, h.do(openIn(1, 0)).Session.Id, h.do(openIn(1, 0)).Session.Id
+	life := func(id uint32, want dirpb.SessionLife) {
+		t.Helper()
+		if got := h.s.Life(id); got != want {
+			t.Fatalf("session %d is %v, want %v", id, got, want)
+		}
+	}
+	life(99, dirpb.SessionLife_SESSION_FENCED) // never issued
+	h.do(expire(a, b, 99))
+	life(a, dirpb.SessionLife_SESSION_FENCING)
+	life(c, dirpb.SessionLife_SESSION_LIVE)
+	if got := h.s.FenceWork(1, 100); !slices.Equal(got, []uint32{a, b}) {
+		t.Fatalf("memory node 1 has to fence %v", got)
+	}
+	if got := h.s.FenceWork(3, 100); got != nil {
+		t.Fatalf("a memory node that is down has to fence %v", got)
+	}
+	h.refuse(confirm(1, 99, a), ErrNotFound)
+	h.do(confirm(1, 100, a, b, c, 99))
+	life(a, dirpb.SessionLife_SESSION_FENCING)
+	life(c, dirpb.SessionLife_SESSION_LIVE)
+	if got := h.s.FenceWork(1, 100); got != nil {
+		t.Fatalf("memory node 1 still has to fence %v", got)
+	}
+	h.refuse(grant(a, 1, 1, 1, 0), ErrNotFound)
+	h.do(confirm(2, 100, a))
+	life(a, dirpb.SessionLife_SESSION_FENCED)
+	life(b, dirpb.SessionLife_SESSION_FENCING)
+	h.do(register("m2", 101)) // the process that owed the last fence is gone
+	life(b, dirpb.SessionLife_SESSION_FENCED)
+
+	h.do(expire(c))
+	h.do(nodeDown(1, 100))
+	life(c, dirpb.SessionLife_SESSION_FENCING)
+	h.do(nodeDown(2, 101))
+	life(c, dirpb.SessionLife_SESSION_FENCED)
+
+	d := h.do(openIn(1, 0)).Session.Id
+	h.do(expire(d)) // nobody is up
+	life(d, dirpb.SessionLife_SESSION_FENCED)
+	if h.s.SessionCount() != 0 || len(h.s.discriminators) != 0 {
+		t.Fatalf("%d sessions, %d discriminators left", h.s.SessionCount(), len(h.s.discriminators))
+	}
+	h.refuse(closeS(d, 0), ErrNotFound)
+	h.checkCopies()
+}
+
+func TestSessionLimits(t *testing.T) {
+	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a"})
+	h.refuse(openIn(2, 0), ErrNotFound)
+	s := h.s
+	seen := make(map[uint32]bool)
+	for range MaxSessions {
+		x := Apply(s, openIn(1, 0)).Session
+		if x == nil || x.Discriminator >= 4096 || seen[x.Discriminator] {
+			t.Fatalf("session %v", x)
+		}
+		seen[x.Discriminator] = true
+	}
+	if r := Apply(s, openIn(1, 0)); !errors.Is(r.Err, ErrFull) {
+		t.Fatalf("one too many: %v", r.Err)
+	}
+	free := s.Session(17).Discriminator
+	Apply(s, closeS(17, 0))
+	if x := Apply(s, openIn(1, 0)).Session; x.Id != MaxSessions+1 || x.Discriminator != free {
+		t.Fatalf("after one closed: %v, want discriminator %d", x, free)
+	}
+	Apply(s, closeS(18, 0))
+	s.meta.SessionId = 1<<32 - 1
+	if r := Apply(s, openIn(1, 0)); !errors.Is(r.Err, ErrFull) {
+		t.Fatalf("out of ids: %v", r.Err)
+	}
+}
+
+func units(runs []*dirpb.ReturnedRun) (out []string) {
+	for _, r := range runs {
+		out = append(out, fmt.Sprintf("%d+%d", r.Unit, r.Units))
+	}
+	return out
+}
+
+func TestGrant(t *testing.T) {
+	const e = layout.ExtentUnits
+	// 40 MiB of region: extents 0 and 1 whole but for the index, half of extent 2.
+	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20})
+	h.do(openIn(1, 0))
+	start := uint32(h.pg(1).IndexBytes / 64)
+	want := func(c *fsmpb.Command, waiting uint64, runs ...string) {
+		t.Helper()
+		g := h.do(c).Grant
+		if got := units(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != waiting {
+			t.Fatalf("%v: granted %v, waiting %d; want %v, %d", c, got, g.WaitingUnits, runs, waiting)
+		}
+		for _, r := range g.Runs {
+			if !r.Fresh || r.PgId != 1 {
+				t.Fatalf("granted %v", r)
+			}
+		}
+	}
+	run := func(unit, n uint32) string { return fmt.Sprintf("%d+%d", unit, n) }
+	want(grant(1, 1, 100, 50, 0), 0, run(start, 100))
+	want(grant(1, 1, 7, 0, 0), 0, run(start+100, 7))
+	// A place that no longer fits in extent 0 comes from extent 1; more stays inside it.
+	want(grant(1, 1, e, e-1000, 0), 0, run(e, e))
+	want(grant(1, 1, e+1, e+1, 0), 0)
+	// What was passed over is not lost.
+	want(grant(1, 1, 1<<31, e/2, 0), 0, run(2*e, e/2), run(start+107, e/2)) // one extent at most
+	want(grant(1, 1, 1<<31, 0, 0), 0, run(start+107+e/2, e/2-start-107))
+	want(grant(1, 1, 1, 1, 0), 0)
+
+	ret := func(unit, n uint32, fresh bool) *dirpb.ReturnedRun {
+		return &dirpb.ReturnedRun{PgId: 1, Unit: unit, Units: n, Fresh: fresh}
+	}
+	h.do(openIn(1, 0))
+	for name, bad := range map[string]*dirpb.ReturnedRun{
+		"index":        ret(start-1, 2, true),
+		"empty":        ret(start, 0, true),
+		"beyond":       ret(5*e/2, 1, true),
+		"two extents":  ret(e-1, 2, true),
+		"overflow":     ret(1<<32-1, 1<<32-1, true),
+		"overlap self": ret(start, 1, false),
+	} {
+		if r := h.try(closeS(1, 10, ret(start, 5, true), bad)); !errors.Is(r.Err, ErrInvalid) {
+			t.Errorf("%s: %v", name, r.Err)
+		}
+	}
+	h.refuse(closeS(1, 10, &dirpb.ReturnedRun{PgId: 5, Unit: start, Units: 1}), ErrNotFound)
+	h.refuse(closeS(1, 10, make([]*dirpb.ReturnedRun, MaxRuns+1)...), ErrInvalid)
+	// Two fresh neighbours merge; used ones wait 1,024 epochs beyond E; runs of two
+	// extents stay apart.
+	h.do(closeS(1, 10, ret(start+5, 5, true), ret(start, 5, true), ret(e-3, 3, true), ret(e, 4, true), ret(2*e, 10, false)))
+	u := h.s.Usage()[0]
+	if u.ReturnedUnits != 27 || u.GrantedUnits != 5*e/2-uint64(start)-27 || u.HeapUnits != 5*e/2-uint64(start) {
+		t.Fatalf("usage %v", u)
+	}
+	h.refuse(closeS(2, 10, ret(start+9, 2, true)), ErrInvalid, "overlaps")
+	want(grant(2, 1, 8, 8, 1034), 10, run(start, 8))
+	want(grant(2, 1, 7, 7, 1034), 10)
+	want(grant(2, 1, 100, 0, 1034), 10, run(start+8, 2), run(e-3, 3), run(e, 4))
+	want(grant(2, 1, 100, 0, 1034), 10)
+	want(grant(2, 1, 100, 10, 1035), 0, run(2*e, 10))
+
+	h.refuse(grant(2, 1, 0, 0, 0), ErrInvalid)
+	h.refuse(grant(2, 7, 1, 1, 0), ErrNotFound)
+	h.refuse(grant(9, 1, 1, 1, 0), ErrNotFound)
+	ro := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
+	h.refuse(grant(ro, 1, 1, 1, 0), ErrRefused, "read-only")
+
+	// Memory of an earlier life of the regions is not taken back.
+	h.do(register("m1", 101))
+	h.refuse(grant(2, 1, 1, 1, 0), ErrUnavailable, "CREATING")
+	h.activate()
+	want(grant(2, 1, 4, 4, 0), 0, run(start, 4))
+	h.do(closeS(2, 20, ret(start, 4, true), ret(2*e, 10, true)))
+	if u := h.s.Usage()[0]; u.ReturnedUnits != 0 || u.GrantedUnits != 4 {
+		t.Fatalf("usage after a stale return %v", u)
+	}
+	h.checkCopies()
+}
+
+func TestFreeRunsAreBounded(t *testing.T) {
+	h := &fsmpb.Heap{Watermark: 1 << 20}
+	var free []*fsmpb.Run
+	for i := range uint32(MaxFreeRuns + 3) {
+		free = append(free, &fsmpb.Run{Unit: i * 4, Units: 1 + min(i%100, 1)})
+	}
+	got := withFree(h, free).Free
+	if len(got) != MaxFreeRuns || got[0].Units != 2 || !slices.IsSortedFunc(got, func(a, b *fsmpb.Run) int { return int(a.Unit) - int(b.Unit) }) {
+		t.Fatalf("%d runs, first %v", len(got), got[0])
+	}
+}
+
+func TestMapViews(t *testing.T) {
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 64 << 20})
+	h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", BytesPerNode: 64 << 20}))
+	h.activate()
+	x := h.do(openIn(2, 0)).Session
+	keys := func(m *dirpb.Map) (n int) {
+		for _, pg := range m.Pgs {
+			for _, mem := range pg.Members {
+				n += len(mem.Keys)
+			}
+		}
+		return n
+	}
+	m := h.s.Map(x)
+	if len(m.Nodes) != 2 || len(m.Namespaces) != 1 || m.Namespaces[0].Name != "b" || len(m.Pgs) != 2 || len(m.Shards) != 8 || keys(m) != 2 {
+		t.Fatalf("a session's map: %s", prototext.Format(m))
+	}
+	for _, pg := range m.Pgs {
+		if pg.NamespaceId != 2 {
+			t.Fatalf("a session of b sees %v", pg)
+		}
+	}
+	m = h.s.Map(nil)
+	if len(m.Namespaces) != 2 || len(m.Pgs) != 4 || len(m.Shards) != 16 || keys(m) != 0 {
+		t.Fatalf("an operator's map: %s", prototext.Format(m))
+	}
+	if keys(h.s.Map(x)) != 2 {
+		t.Fatal("the operator's view took the keys away")
+	}
+}
+
+func TestDirectoryAndEpoch(t *testing.T) {
+	h := newHarness(t)
+	put := func(id string) *fsmpb.Command {
+		return &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: id, GrpcAddr: "x:1"}}}}
+	}
+	drop := &fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d1"}}}
+	h.do(put("d1"))
+	h.do(put("d2"))
+	h.refuse(put(""), ErrInvalid)
+	h.refuse(put(strings.Repeat("d", 65)), ErrInvalid)
+	h.checkCopies()
+	h.do(drop)
+	h.refuse(drop, ErrNotFound, "d1")
+	if d := h.s.Directory(); len(d) != 1 || d[0].Id != "d2" || h.s.DirectoryNode("d2") == nil {
+		t.Fatalf("directory %v", d)
+	}
+	for _, c := range []uint64{600, 100} {
+		h.do(&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: c}}})
+		if got := h.s.Meta().EpochCeiling; got != 600 {
+			t.Fatalf("ceiling %d", got)
+		}
+	}
+	h.checkCopies()
+}
+
+func TestLoadRefusesCorruption(t *testing.T) {
+	for name, r := range map[string]Row{
+		"empty key":    {Key: nil},
+		"unknown kind": {Key: []byte("?1234")},
+		"short key":    {Key: []byte("n12")},
+		"bytes":        {Key: []byte("n1234"), Value: []byte{0xff}},
+	} {
+		if _, err := Load([]Row{r}); err == nil {
+			t.Errorf("%s: loaded", name)
+		}
+	}
+}
+
+// TestProperties runs random commands and checks after each what must always
+// hold.
+func TestProperties(t *testing.T) {
+	grants, regrants := 0, 0
+	defer func() {
+		if !t.Failed() && (grants < 100 || regrants < 2) {
+			t.Errorf("%d runs granted, %d of them again: too few to prove anything", grants, regrants)
+		}
+	}()
+	rapid.Check(t, func(rt *rapid.T) {
+		h := newHarness(rt)
+		twin := New()                                    // applies the same commands: equal states mean determinism
+		held := make(map[uint32][]*dirpb.ReturnedRun)    // granted and not returned, by placement group, in its present life
+		granted := make(map[uint32][]*dirpb.ReturnedRun) // by session
+		var returned []*dirpb.ReturnedRun
+		lives := make(map[uint32]uint32) // placement group -> epoch when its heap began
+		var lastSession uint32
+		var epoch, floor uint64
+		incarnation := uint64(100)
+
+		pick := func(label string, n int) int { return rapid.IntRange(0, n).Draw(rt, label) }
+		node := func() *dirpb.Node {
+			if all := h.s.Nodes(); len(all) > 0 {
+				return all[pick("node", len(all)-1)]
+			}
+			return &dirpb.Node{Id: 1}
+		}
+		session := func() uint32 {
+			if all := h.s.Sessions(); len(all) > 0 && pick("real", 9) > 0 {
+				return all[pick("session", len(all)-1)].Id
+			}
+			return uint32(pick("session id", 20))
+		}
+		start := func(c *fsmpb.Command) { h.do(c); Apply(twin, proto.CloneOf(c)) }
+		for i := range 3 {
+			start(registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 100, CapacityBytes: 64 << 20}))
+		}
+		start(create(&dirpb.CreateNamespaceRequest{Name: "w0", Replicas: uint32(pick("replicas", 3)), BytesPerNode: 2 << 20}))
+		for _, n := range h.s.Nodes() {
+			for _, w := range h.s.WantRegions(n.Id, 100) {
+				start(publish(n.Id, 100, w.PgId, 1))
+			}
+		}
+		for range 3 {
+			start(openIn(1, 0))
+			lastSession++
+		}
+		for step := range rapid.IntRange(20, 60).Draw(rt, "commands") {
+			var c *fsmpb.Command
+			var gives uint32
+			kind := rapid.SampledFrom([]string{"grant", "grant", "grant", "grant", "close", "close",
+				"grant", "grant", "open", "open", "publish", "publish", "expire", "confirm", "epoch", "thaw", "create", "register", "down"}).Draw(rt, "kind")
+			switch kind {
+			case "register":
+				incarnation++
+				c = registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", pick("name", 3)), Incarnation: incarnation, CapacityBytes: 64 << 20})
+			case "down":
+				n := node()
+				c = nodeDown(n.Id, n.Incarnation)
+			case "publish":
+				n := node()
+				var pg uint32
+				if w := h.s.WantRegions(n.Id, n.Incarnation); len(w) > 0 {
+					pg = w[pick("region", len(w)-1)].PgId
+				}
+				c = publish(n.Id, n.Incarnation, pg, incarnation)
+			case "create":
+				c = create(&dirpb.CreateNamespaceRequest{
+					Name: fmt.Sprint("w", pick("namespace", 2)), Replicas: uint32(pick("replicas", 3)),
+					BytesPerNode: uint64(pick("mib", 3)) * 6 << 20,
+				})
+			case "open":
+				c = openIn(uint32(1+pick("in", 1)), epoch)
+			case "close":
+				gives = session()
+				runs := granted[gives]
+				if pick("all", 3) == 0 && len(runs) > 0 {
+					runs = runs[:pick("some", len(runs)-1)]
+				}
+				for _, r := range runs {
+					r.Fresh = pick("fresh", 1) == 0
+				}
+				c = closeS(gives, epoch, runs...)
+			case "expire":
+				c = expire(session(), session())
+			case "confirm":
+				n := node()
+				c = confirm(n.Id, n.Incarnation, session(), session())
+			case "grant":
+				floor = max(floor, min(epoch, uint64(pick("min", 5000))))
+				c = grant(session(), uint32(1+pick("pg", 3)), rapid.SampledFrom([]uint32{1 << 14, 5000, 300, 1}).Draw(rt, "want"), uint32(pick("place", 1<<12)), floor)
+			case "thaw":
+				pg := uint32(pick("pg", 6))
+				c = &fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg, Epoch: h.pg(pg).GetEpoch()}}}
+			case "epoch":
+				epoch += uint64(pick("epochs", 2000))
+				c = &fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: epoch}}}
+			}
+			r := h.try(c)
+			Apply(twin, proto.CloneOf(c))
+
+			// A placement group that lost all its memory starts over.
+			for _, pg := range h.s.PGs(0) {
+				if hp := h.s.heaps[pg.Id]; hp.Watermark == hp.Start && lives[pg.Id] != pg.Epoch {
+					lives[pg.Id] = pg.Epoch
+					delete(held, pg.Id)
+				}
+			}
+			switch {
+			case r.Err != nil:
+			case kind == "open":
+				if r.Session.Id <= lastSession {
+					rt.Fatalf("session id %d after %d", r.Session.Id, lastSession)
+				}
+				lastSession = r.Session.Id
+			case kind == "grant":
+				grants += len(r.Grant.Runs)
+				for _, g := range r.Grant.Runs {
+					pg := h.pg(g.PgId)
+					if g.Unit/layout.ExtentUnits != (g.Unit+g.Units-1)/layout.ExtentUnits || uint64(g.Unit)*64 < pg.IndexBytes ||
+						uint64(g.Unit+g.Units)*64 > pg.RegionBytes || g.Units == 0 {
+						rt.Fatalf("granted %v in %v", g, pg)
+					}
+					for _, o := range held[g.PgId] {
+						if g.Unit < o.Unit+o.Units && o.Unit < g.Unit+g.Units {
+							rt.Fatalf("granted %v while %v is held", g, o)
+						}
+					}
+					if slices.ContainsFunc(returned, func(o *dirpb.ReturnedRun) bool {
+						return o.PgId == g.PgId && g.Unit < o.Unit+o.Units && o.Unit < g.Unit+g.Units
+					}) {
+						regrants++
+					}
+					id := c.GetGrantExtent().SessionId
+					held[g.PgId] = append(held[g.PgId], g)
+					granted[id] = append(granted[id], g)
+				}
+			case kind == "close":
+				for _, g := range c.GetCloseSession().Runs {
+					returned = append(returned, g)
+					if gives >= h.s.heaps[g.PgId].FirstSession {
+						held[g.PgId] = slices.DeleteFunc(held[g.PgId], func(o *dirpb.ReturnedRun) bool { return o == g })
+					}
+				}
+				delete(granted, gives)
+			}
+			disc := make(map[uint32]uint32)
+			for _, x := range h.s.Sessions() {
+				if o, ok := disc[x.Discriminator]; ok || x.Discriminator >= MaxSessions {
+					rt.Fatalf("sessions %d and %d share discriminator %d", o, x.Id, x.Discriminator)
+				}
+				disc[x.Discriminator] = x.Id
+				if (x.Life == dirpb.SessionLife_SESSION_FENCING) != (len(x.Pending) > 0) {
+					rt.Fatalf("session %v", x)
+				}
+				for _, p := range x.Pending {
+					if n := h.s.Node(p.NodeId); n.State != up || n.Incarnation != p.Incarnation {
+						rt.Fatalf("session %d waits for a process that is gone", x.Id)
+					}
+				}
+			}
+			for _, n := range h.s.Nodes() {
+				if n.UsedBytes > n.CapacityBytes {
+					rt.Fatalf("memory node %v uses more than it lends", n)
+				}
+			}
+			for _, pg := range h.s.PGs(0) {
+				published := !slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return len(m.Keys) == 0 })
+				if (pg.State == active || pg.State == dirpb.PGState_PG_FROZEN) != published {
+					rt.Fatalf("placement group %v", pg)
+				}
+			}
+			if step%8 == 0 {
+				h.checkCopies()
+			}
+		}
+		h.checkCopies()
+		a, b := h.s.Rows(), twin.Rows()
+		if !slices.EqualFunc(a, b, func(x, y Row) bool { return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value) }) {
+			rt.Fatal("the same commands gave two states")
+		}
+	})
+}

@@ -1,0 +1,6 @@
+// Package fsmpb is the generated encoding of the directory's commands, state
+// rows and snapshots; read fsm.proto. It holds no logic. Only server and
+// server/fsm import it.
+package fsmpb
+
+//go:generate protoc -I ../../.. -I ../../../internal/dirpb --go_out=../../.. --go_opt=paths=source_relative server/fsm/fsmpb/fsm.proto

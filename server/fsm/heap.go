@@ -1,0 +1,208 @@
+package fsm
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+const extentUnits = layout.ExtentUnits
+
+// extentEnd is the first unit of the extent after the one that holds unit.
+func extentEnd(unit uint64) uint64 { return (unit/extentUnits + 1) * extentUnits }
+
+func runEnd(r *fsmpb.Run) uint64 { return uint64(r.Unit) + uint64(r.Units) }
+
+// takeBack adds the runs that session x hands back to the free runs of their
+// placement groups, all or none.
+func (s *State) takeBack(x *fsmpb.Session, runs []*dirpb.ReturnedRun, epoch uint64) error {
+	if len(runs) > MaxRuns {
+		return fmt.Errorf("%w: %d returned runs, want at most %d", ErrInvalid, len(runs), MaxRuns)
+	}
+	byPG := make(map[uint32][]*fsmpb.Run)
+	for _, r := range runs {
+		h := s.heaps[r.PgId]
+		if h == nil || s.pgs[r.PgId].NamespaceId != x.NamespaceId {
+			return fmt.Errorf("returned run: placement group %d of the session's namespace: %w", r.PgId, ErrNotFound)
+		}
+		if x.Id < h.FirstSession {
+			continue // perhaps of regions that are gone
+		}
+		from, to := uint64(r.Unit), uint64(r.Unit)+uint64(r.Units)
+		if r.Units == 0 || from < h.Start || to > h.Watermark || to > extentEnd(from) {
+			return fmt.Errorf("%w: returned run %d+%d of placement group %d, want a run of granted units inside one extent",
+				ErrInvalid, r.Unit, r.Units, r.PgId)
+		}
+		run := &fsmpb.Run{Unit: r.Unit, Units: r.Units}
+		if !r.Fresh {
+			run.Returned = epoch + 1
+		}
+		byPG[r.PgId] = append(byPG[r.PgId], run)
+	}
+	var heaps []*fsmpb.Heap
+	for pg, back := range byPG {
+		h := s.heaps[pg]
+		all := append(slices.Clone(h.Free), back...)
+		slices.SortFunc(all, func(a, b *fsmpb.Run) int { return int(int64(a.Unit) - int64(b.Unit)) })
+		for i := 1; i < len(all); i++ {
+			if runEnd(all[i-1]) > uint64(all[i].Unit) {
+				return fmt.Errorf("%w: returned run of placement group %d overlaps free unit %d", ErrInvalid, pg, all[i].Unit)
+			}
+		}
+		heaps = append(heaps, withFree(h, all))
+	}
+	for _, h := range heaps {
+		s.putHeap(h)
+	}
+	return nil
+}
+
+// withFree is h with other free runs: merged where they adjoin inside an extent
+// and wait equally long, and without the shortest ones beyond MaxFreeRuns. The
+// units of a dropped run count as granted; a recall of their extent finds them.
+func withFree(h *fsmpb.Heap, free []*fsmpb.Run) *fsmpb.Heap {
+	var merged []*fsmpb.Run
+	for _, r := range free {
+		if n := len(merged); n > 0 {
+			if l := merged[n-1]; runEnd(l) == uint64(r.Unit) && l.Returned == r.Returned && r.Unit%extentUnits != 0 {
+				merged[n-1] = &fsmpb.Run{Unit: l.Unit, Units: l.Units + r.Units, Returned: l.Returned}
+				continue
+			}
+		}
+		merged = append(merged, r)
+	}
+	if over := len(merged) - MaxFreeRuns; over > 0 {
+		byLen := slices.Clone(merged)
+		slices.SortStableFunc(byLen, func(a, b *fsmpb.Run) int { return int(int64(a.Units) - int64(b.Units)) })
+		drop := make(map[uint32]bool, over)
+		for _, r := range byLen[:over] {
+			drop[r.Unit] = true
+		}
+		merged = slices.DeleteFunc(merged, func(r *fsmpb.Run) bool { return drop[r.Unit] })
+	}
+	return &fsmpb.Heap{
+		PgId: h.PgId, Start: h.Start, Watermark: h.Watermark, End: h.End,
+		Free: merged, FirstSession: h.FirstSession, FrozenVersion: h.FrozenVersion,
+	}
+}
+
+// granter works out one grant on a private copy of a heap.
+type granter struct {
+	h     *fsmpb.Heap
+	free  []*fsmpb.Run // of h; matured ones have become fresh
+	left  uint64       // units still wanted
+	grant []*fsmpb.Run
+}
+
+// grantExtent gives a session memory for its own use: one run of at least
+// place_units, then more up to want_units. Units never granted go first, then
+// returned ones that are fresh or have waited long enough to count as fresh.
+func (s *State) grantExtent(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, error) {
+	x := s.sessions[c.GetSessionId()]
+	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
+		return nil, fmt.Errorf("session %d, live: %w", c.GetSessionId(), ErrNotFound)
+	}
+	if x.ReadOnly {
+		return nil, fmt.Errorf("%w: session %d is read-only", ErrRefused, x.Id)
+	}
+	pg := s.pgs[c.PgId]
+	if pg == nil || pg.NamespaceId != x.NamespaceId {
+		return nil, fmt.Errorf("placement group %d of the session's namespace: %w", c.PgId, ErrNotFound)
+	}
+	if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
+		return nil, fmt.Errorf("%w: placement group %d is %s", ErrUnavailable, pg.Id, pg.State)
+	}
+	if c.WantUnits == 0 && c.PlaceUnits == 0 {
+		return nil, fmt.Errorf("%w: no units wanted", ErrInvalid)
+	}
+
+	h := s.heaps[pg.Id]
+	reply := &dirpb.GrantExtentReply{}
+	free := make([]*fsmpb.Run, 0, len(h.Free))
+	for _, r := range h.Free {
+		switch {
+		case r.Returned == 0:
+		case c.MinEpoch > r.Returned-1+ReuseEpochs:
+			r = &fsmpb.Run{Unit: r.Unit, Units: r.Units}
+		default:
+			reply.WaitingUnits += uint64(r.Units)
+		}
+		free = append(free, r)
+	}
+	if c.PlaceUnits > extentUnits {
+		return reply, nil // no run can hold it
+	}
+	g := granter{h: withFree(h, free), left: min(uint64(max(c.WantUnits, c.PlaceUnits)), extentUnits)}
+	g.free = g.h.Free
+	if !g.place(uint64(max(c.PlaceUnits, 1))) {
+		return reply, nil
+	}
+	for g.left > 0 && len(g.grant) < MaxGrantRuns && (g.bump(1) || g.reuse(1)) {
+	}
+	s.putHeap(withFree(g.h, g.free))
+	for _, r := range g.grant {
+		reply.Runs = append(reply.Runs, &dirpb.ReturnedRun{PgId: pg.Id, Unit: r.Unit, Units: r.Units, Fresh: true})
+	}
+	return reply, nil
+}
+
+// place grants a first run of at least n units.
+func (g *granter) place(n uint64) bool {
+	if g.bump(n) {
+		return true
+	}
+	// The rest of the extent at the watermark is too short; a whole one after it
+	// may do.
+	next := extentEnd(g.h.Watermark)
+	if g.h.Watermark < g.h.End && next+n <= g.h.End {
+		g.free = insertRun(g.free, &fsmpb.Run{Unit: uint32(g.h.Watermark), Units: uint32(next - g.h.Watermark)})
+		g.h.Watermark = next
+		return g.bump(n)
+	}
+	return g.reuse(n)
+}
+
+// bump grants from the watermark a run of at least n units and at most what is
+// wanted.
+func (g *granter) bump(n uint64) bool {
+	room := min(extentEnd(g.h.Watermark), g.h.End) - g.h.Watermark
+	take := min(room, g.left)
+	if take < n {
+		return false
+	}
+	g.add(g.h.Watermark, take)
+	g.h.Watermark += take
+	return true
+}
+
+// reuse grants from the first fresh free run of at least n units.
+func (g *granter) reuse(n uint64) bool {
+	for i, r := range g.free {
+		if r.Returned != 0 || uint64(r.Units) < n {
+			continue
+		}
+		take := min(uint64(r.Units), g.left)
+		g.add(uint64(r.Unit), take)
+		g.free = slices.Clone(g.free)
+		if take == uint64(r.Units) {
+			g.free = slices.Delete(g.free, i, i+1)
+		} else {
+			g.free[i] = &fsmpb.Run{Unit: r.Unit + uint32(take), Units: r.Units - uint32(take)}
+		}
+		return true
+	}
+	return false
+}
+
+func (g *granter) add(unit, n uint64) {
+	g.left -= n
+	g.grant = append(g.grant, &fsmpb.Run{Unit: uint32(unit), Units: uint32(n)})
+}
+
+func insertRun(free []*fsmpb.Run, r *fsmpb.Run) []*fsmpb.Run {
+	i, _ := slices.BinarySearchFunc(free, r, func(a, b *fsmpb.Run) int { return int(int64(a.Unit) - int64(b.Unit)) })
+	return slices.Insert(slices.Clone(free), i, r)
+}

@@ -1,0 +1,111 @@
+package fsm
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
+	if s.namespaces[c.GetNamespaceId()] == nil {
+		return nil, fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
+	}
+	if len(c.Client) > MaxLabelLen || len(c.HostId) > MaxLabelLen {
+		return nil, fmt.Errorf("%w: client or host id is longer than %d bytes", ErrInvalid, MaxLabelLen)
+	}
+	if len(s.sessions) >= MaxSessions {
+		return nil, fmt.Errorf("%w: %d sessions are open or being fenced", ErrFull, len(s.sessions))
+	}
+	if s.meta.SessionId == math.MaxUint32 {
+		return nil, fmt.Errorf("%w: every session id has been used", ErrFull)
+	}
+	m := s.editMeta()
+	m.SessionId++
+	// Taking the next free one after the id keeps a discriminator unused for long.
+	d := m.SessionId % MaxSessions
+	for s.discriminators[d] {
+		d = (d + 1) % MaxSessions
+	}
+	x := &fsmpb.Session{
+		Id: m.SessionId, Discriminator: d, NamespaceId: c.NamespaceId, Client: c.Client, HostId: c.HostId,
+		ReadOnly: c.ReadOnly, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch, OpenedUnixMillis: c.OpenedUnixMillis,
+	}
+	s.putSession(x)
+	return x, nil
+}
+
+// closeSession ends a session whose client has stopped: it drained its
+// operations and closed its QPs, so there is nothing to fence. The client may
+// say so also after its lease ran out.
+func (s *State) closeSession(c *fsmpb.CloseSession) error {
+	x := s.sessions[c.GetSessionId()]
+	if x == nil {
+		return fmt.Errorf("session %d: %w", c.GetSessionId(), ErrNotFound)
+	}
+	if err := s.takeBack(x, c.Runs, c.Epoch); err != nil {
+		return err
+	}
+	s.dropSession(x)
+	return nil
+}
+
+// expireSessions begins to fence sessions whose lease ran out. Ids that are not
+// live are skipped.
+func (s *State) expireSessions(c *fsmpb.ExpireSessions) {
+	var pending []*fsmpb.Incarnation
+	for _, n := range byID(s.nodes) {
+		if n.State == dirpb.NodeState_NODE_UP {
+			pending = append(pending, &fsmpb.Incarnation{NodeId: n.Id, Incarnation: n.Incarnation})
+		}
+	}
+	for _, id := range c.GetSessionIds() {
+		x := s.sessions[id]
+		if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
+			continue
+		}
+		if len(pending) == 0 {
+			s.dropSession(x)
+			continue
+		}
+		x = proto.CloneOf(x)
+		x.Life = dirpb.SessionLife_SESSION_FENCING
+		x.Pending = pending
+		s.putSession(x)
+	}
+}
+
+func (s *State) confirmFence(c *fsmpb.ConfirmFence) error {
+	n := s.nodes[c.GetNodeId()]
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
+		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
+	}
+	for _, id := range c.SessionIds {
+		if x := s.sessions[id]; x != nil {
+			s.confirm(x, c.NodeId, c.Incarnation)
+		}
+	}
+	return nil
+}
+
+// confirm notes that nothing of x can land any more in what one process of a
+// memory node lends.
+func (s *State) confirm(x *fsmpb.Session, node uint32, incarnation uint64) {
+	i := slices.IndexFunc(x.Pending, func(p *fsmpb.Incarnation) bool {
+		return p.NodeId == node && p.Incarnation == incarnation
+	})
+	if i < 0 {
+		return
+	}
+	if len(x.Pending) == 1 {
+		s.dropSession(x)
+		return
+	}
+	x = proto.CloneOf(x)
+	x.Pending = slices.Delete(x.Pending, i, i+1)
+	s.putSession(x)
+}

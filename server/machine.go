@@ -1,0 +1,213 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/raftstore"
+)
+
+const maxSnapshotBytes = 1 << 30
+
+// errDeposed answers a command that a leader proposed in an earlier term than
+// the one its entry is of. It changed nothing.
+var errDeposed = errors.New("leadership changed before the command was logged")
+
+// machine hosts the state machine for raft: it locks the state, keeps its rows
+// on disk and wakes watchers.
+//
+// The rows carry the log index they reflect, and a snapshot carries it too, so
+// an entry is applied once even though raft replays its log from the last
+// snapshot, and even though a snapshot taken during that replay holds later entries
+// than its label says.
+type machine struct {
+	store *raftstore.Store
+	log   *slog.Logger
+
+	mu struct {
+		sync.RWMutex
+		state   *fsm.State
+		applied uint64
+		changed chan struct{} // closed and replaced after every batch
+	}
+}
+
+var _ raft.BatchingFSM = (*machine)(nil)
+
+// newMachine restores the newest of the applied rows and the newest snapshot.
+func newMachine(store *raftstore.Store, log *slog.Logger) (*machine, error) {
+	m := &machine{store: store, log: log}
+	m.mu.changed = make(chan struct{})
+	applied, err := store.Applied()
+	if err != nil {
+		return nil, err
+	}
+	snaps, err := store.Snapshots().List()
+	if err != nil {
+		return nil, err
+	}
+	if len(snaps) > 0 && snaps[0].Index > applied {
+		// A crash between a snapshot's arrival and its restore; or nothing but
+		// entries that are not commands in between.
+		_, r, err := store.Snapshots().Open(snaps[0].ID)
+		if err != nil {
+			return nil, err
+		}
+		return m, errors.Join(m.restore(r, applied), r.Close())
+	}
+	var rows []fsm.Row
+	err = store.Rows(func(k, v []byte) error {
+		rows = append(rows, fsm.Row{Key: append([]byte(nil), k...), Value: append([]byte{}, v...)})
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.mu.applied = applied
+	m.mu.state, err = fsm.Load(rows)
+	return m, err
+}
+
+// view calls fn with the state locked for reading. Messages got from the state
+// may be kept.
+func (m *machine) view(fn func(s *fsm.State)) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	fn(m.mu.state)
+}
+
+// change is closed after the next change of the state. Take it before looking
+// at the state.
+func (m *machine) change() <-chan struct{} {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.changed
+}
+
+func (m *machine) appliedIndex() uint64 {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.applied
+}
+
+func (m *machine) Apply(l *raft.Log) any { return m.ApplyBatch([]*raft.Log{l})[0] }
+
+// ApplyBatch answers every command with an fsm.Result.
+func (m *machine) ApplyBatch(logs []*raft.Log) []any {
+	out := make([]any, len(logs))
+	var rows []raftstore.Row
+	m.mu.Lock()
+	before := m.mu.applied
+	for i, l := range logs {
+		if l.Index <= m.mu.applied {
+			out[i] = fsm.Result{Err: fmt.Errorf("%w: entry %d was applied before", fsm.ErrExists, l.Index)}
+			continue
+		}
+		m.mu.applied = l.Index
+		if l.Type != raft.LogCommand {
+			continue
+		}
+		res := applyEntry(m.mu.state, l)
+		out[i] = res
+		for _, r := range res.Changes {
+			rows = append(rows, raftstore.Row(r))
+		}
+	}
+	applied := m.mu.applied
+	m.wakeLocked()
+	m.mu.Unlock()
+	if applied > before {
+		// The log has the entries, so rows that are not written cost a replay. A
+		// store that fails stops the node by itself.
+		if err := m.store.WriteRows(applied, rows); err != nil {
+			m.log.Error("directory: applied state was not stored", "index", applied, "err", err)
+		}
+	}
+	return out
+}
+
+func applyEntry(s *fsm.State, l *raft.Log) fsm.Result {
+	c := new(fsmpb.Command)
+	if err := proto.Unmarshal(l.Data, c); err != nil {
+		return fsm.Result{Err: fmt.Errorf("%w: entry %d: %v", fsm.ErrInvalid, l.Index, err)}
+	}
+	if c.Term != l.Term {
+		return fsm.Result{Err: errDeposed}
+	}
+	return fsm.Apply(s, c)
+}
+
+func (m *machine) wakeLocked() {
+	close(m.mu.changed)
+	m.mu.changed = make(chan struct{})
+}
+
+// Snapshot encodes the state at once; it is small, holding nothing per key.
+func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	snap := &fsmpb.Snapshot{Applied: m.mu.applied}
+	for _, r := range m.mu.state.Rows() {
+		snap.Rows = append(snap.Rows, &fsmpb.Row{Key: r.Key, Value: r.Value})
+	}
+	b, err := proto.Marshal(snap)
+	return machineSnapshot(b), err
+}
+
+type machineSnapshot []byte
+
+func (b machineSnapshot) Persist(sink raft.SnapshotSink) error {
+	_, err := sink.Write(b)
+	return err
+}
+
+func (machineSnapshot) Release() {}
+
+// Restore replaces the state with a snapshot that raft received.
+func (m *machine) Restore(r io.ReadCloser) error {
+	return errors.Join(m.restore(r, 0), r.Close())
+}
+
+// restore reads a snapshot and adopts it if it reflects more than index least.
+func (m *machine) restore(r io.Reader, least uint64) error {
+	b, err := io.ReadAll(io.LimitReader(r, maxSnapshotBytes+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > maxSnapshotBytes {
+		return fmt.Errorf("snapshot is longer than %d bytes", maxSnapshotBytes)
+	}
+	snap := new(fsmpb.Snapshot)
+	if err := proto.Unmarshal(b, snap); err != nil {
+		return fmt.Errorf("corrupt snapshot: %w", err)
+	}
+	var rows []fsm.Row
+	var disk []raftstore.Row
+	for _, r := range snap.Rows {
+		rows = append(rows, fsm.Row{Key: r.Key, Value: r.Value})
+		disk = append(disk, raftstore.Row{Key: r.Key, Value: append([]byte{}, r.Value...)})
+	}
+	state, err := fsm.Load(rows)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if snap.Applied < least {
+		return fmt.Errorf("snapshot reflects entry %d but the applied state entry %d", snap.Applied, least)
+	}
+	if err := m.store.ReplaceRows(snap.Applied, disk); err != nil {
+		return err
+	}
+	m.mu.state, m.mu.applied = state, snap.Applied
+	m.wakeLocked()
+	return nil
+}

@@ -1,0 +1,215 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+const joinTimeout = 10 * time.Second
+
+// mind watches over this node's membership: it joins, tells the leader of a
+// changed address, and stops a node that was removed or whose disk failed.
+func (n *Node) mind() {
+	n.hurry()
+	tick := time.NewTicker(max(n.opts.ElectionTimeout/4, 20*time.Millisecond))
+	defer tick.Stop()
+	// A removal is believed when no leader has called for this long since: the
+	// entry that removes a node may reach it without being committed, and then
+	// the next leader calls again.
+	patience := max(5*n.opts.ElectionTimeout, time.Second)
+	present := time.Now() // when the node last was a member, or heard a leader
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-n.store.Failed():
+			n.fail(fmt.Errorf("directory %q: data folder %s: %w", n.opts.ID, n.opts.DataDir, n.store.Err()))
+			return
+		case <-tick.C:
+		}
+		members := n.members()
+		_, member := members[n.opts.ID]
+		now := time.Now()
+		if member || len(members) == 0 || now.Sub(n.raft.LastContact()) < patience {
+			present = now
+		} else if now.Sub(present) >= patience {
+			n.fail(ErrRemoved)
+			return
+		}
+		if (len(members) == 0 && len(n.opts.Join) > 0) || (member && n.outdated(members)) {
+			if err := n.join(); err != nil && n.ctx.Err() == nil {
+				n.log.Info("directory: join is repeated", "id", n.opts.ID, "err", err)
+			}
+		}
+	}
+}
+
+// hurry elects the only voter of a cluster at once: it has no leader to wait for.
+// When it cannot call itself, the election timeout does the same a little later.
+func (n *Node) hurry() {
+	members := n.members()
+	if me, ok := members[n.opts.ID]; !ok || len(members) != 1 || me.Suffrage != raft.Voter {
+		return
+	}
+	q := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}}
+	err := n.transport.TimeoutNow(raft.ServerID(n.opts.ID), n.transport.LocalAddr(), q, &raft.TimeoutNowResponse{})
+	if err != nil {
+		n.log.Debug("directory: no election ahead of time", "err", err)
+	}
+}
+
+// outdated reports whether the cluster has other addresses of this node than it
+// has now. A leader tells its address itself.
+func (n *Node) outdated(members map[string]raft.Server) bool {
+	if n.raft.State() == raft.Leader || len(members) == 1 {
+		return false
+	}
+	if string(members[n.opts.ID].Address) != string(n.transport.LocalAddr()) {
+		return true // so no leader can call
+	}
+	if _, leader := n.raft.LeaderWithID(); leader == "" {
+		return false
+	}
+	var me *fsmpb.Directory
+	n.machine.view(func(s *fsm.State) { me = s.DirectoryNode(n.opts.ID) })
+	return !proto.Equal(me, n.self())
+}
+
+// join asks the leader, wherever it is, to enter this node.
+func (n *Node) join() error {
+	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
+	defer cancel()
+	self := n.self()
+	var ask []string
+	if a := n.leaderGRPC(); a != "" {
+		ask = append(ask, a)
+	}
+	n.machine.view(func(s *fsm.State) {
+		for _, d := range s.Directory() {
+			if d.Id != self.Id {
+				ask = append(ask, d.GrpcAddr)
+			}
+		}
+	})
+	ask = append(ask, n.opts.Join...)
+	var errs []error
+	asked := make(map[string]bool)
+	for len(ask) > 0 {
+		addr := ask[0]
+		ask = ask[1:]
+		if asked[addr] {
+			continue
+		}
+		asked[addr] = true
+		err := n.call(ctx, addr, func(c dirpb.DirectoryClient) error {
+			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr, GrpcAddr: self.GrpcAddr})
+			return err
+		})
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, fmt.Errorf("ask %s: %w", addr, err))
+		for _, d := range status.Convert(err).Details() {
+			if nl, ok := d.(*dirpb.NotLeader); ok && nl.Leader != "" {
+				ask = append([]string{nl.Leader}, ask...)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryClient) error) error {
+	creds := insecure.NewCredentials()
+	if n.opts.TLS != nil {
+		creds = credentials.NewTLS(clientTLS(n.opts.TLS))
+	}
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(dirpb.NewDirectoryClient(conn)), conn.Close())
+}
+
+// JoinDirectory makes a directory node a voter, or updates its addresses.
+func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest) (*dirpb.JoinDirectoryReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	if q.Id == "" || len(q.Id) > fsm.MaxNameLen {
+		return nil, status.Errorf(codes.InvalidArgument, "id %.64q, want 1..%d characters", q.Id, fsm.MaxNameLen)
+	}
+	for _, a := range []string{q.RaftAddr, q.GrpcAddr} {
+		if err := checkAdvertised(a); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "address %.256q of directory node %q: %v", a, q.Id, err)
+		}
+	}
+	for id, m := range n.members() {
+		if id != q.Id && string(m.Address) == q.RaftAddr {
+			return nil, status.Errorf(codes.AlreadyExists, "raft address %s belongs to directory node %q", q.RaftAddr, id)
+		}
+	}
+	// A voter that cannot be reached might cost the quorum.
+	reach, cancel := context.WithTimeout(ctx, raftTimeout)
+	conn, err := n.streams.dial(reach, q.RaftAddr)
+	cancel()
+	if err != nil {
+		return nil, status.Errorf(codes.Unavailable, "nothing was done: directory node %q does not answer at %s: %v", q.Id, q.RaftAddr, err)
+	}
+	_ = conn.Close() // nothing was sent
+	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{
+		Directory: &fsmpb.Directory{Id: q.Id, RaftAddr: q.RaftAddr, GrpcAddr: q.GrpcAddr},
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	if m, ok := n.members()[q.Id]; !ok || m.Suffrage != raft.Voter || string(m.Address) != q.RaftAddr {
+		f := n.raft.AddVoter(raft.ServerID(q.Id), raft.ServerAddress(q.RaftAddr), 0, enqueueTimeout)
+		if err := wait(ctx, f); err != nil {
+			return nil, n.applyError(err)
+		}
+		n.log.Info("directory: node joined", "node", q.Id, "raft", q.RaftAddr, "grpc", q.GrpcAddr)
+	}
+	return &dirpb.JoinDirectoryReply{}, nil
+}
+
+// RemoveDirectory removes a directory node, which then stops.
+func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequest) (*dirpb.RemoveDirectoryReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	members := n.members()
+	if _, ok := members[q.Id]; !ok {
+		return nil, status.Errorf(codes.NotFound, "no directory node %.64q", q.Id)
+	}
+	if len(members) == 1 {
+		return nil, status.Errorf(codes.FailedPrecondition, "directory node %q is the only one left", q.Id)
+	}
+	if err := wait(ctx, n.raft.RemoveServer(raft.ServerID(q.Id), 0, enqueueTimeout)); err != nil {
+		return nil, n.applyError(err)
+	}
+	n.log.Info("directory: node removed", "node", q.Id)
+	if q.Id != n.opts.ID {
+		// Failing here leaves an entry that the next leader drops.
+		c := &fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: q.Id}}}
+		if _, err := n.do(ctx, l, c); err != nil {
+			n.log.Info("directory: entry of a removed node stays for now", "node", q.Id, "err", err)
+		}
+	}
+	return &dirpb.RemoveDirectoryReply{}, nil
+}

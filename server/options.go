@@ -1,0 +1,192 @@
+package server
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/kvd-project/kvd/server/fsm"
+)
+
+// Options configure a directory node.
+type Options struct {
+	// ID names this directory node within the cluster, for good. Required.
+	ID string
+	// DataDir holds everything the node remembers. Required unless InMemory.
+	DataDir string
+	// InMemory keeps the state in memory only; a stopped node is forgotten. For
+	// tests and trials.
+	InMemory bool
+
+	// GRPCAddr is where clients, memory nodes and operators call, host:port.
+	// Default 127.0.0.1:0.
+	GRPCAddr string
+	// RaftAddr is where other directory nodes call, host:port.
+	// Default 127.0.0.1:0.
+	RaftAddr string
+	// GRPCAdvertise and RaftAdvertise are the addresses told to others. Default:
+	// the listeners' own. Required where a listener's host is unspecified.
+	GRPCAdvertise string
+	RaftAdvertise string
+
+	// Bootstrap starts a new cluster with this node alone, unless DataDir already
+	// holds one.
+	Bootstrap bool
+	// Join are gRPC addresses of directory nodes whose cluster this node enters,
+	// unless it is a member already.
+	Join []string
+
+	// Lease is how long a session or a memory node lives without being heard.
+	// Default 1 s, least 50 ms.
+	Lease time.Duration
+	// EpochInterval is the least time between two reclaim epochs.
+	// Default 100 ms, least 10 ms.
+	EpochInterval time.Duration
+	// ElectionTimeout is how long a follower waits for its leader, and a
+	// candidate for votes. Default 300 ms, least 50 ms.
+	ElectionTimeout time.Duration
+	// DefaultNamespace is created by the first session that names it or none.
+	// Default "default".
+	DefaultNamespace string
+
+	// TLS authenticates both listeners and this node's calls to others: it needs
+	// Certificates, and RootCAs or ClientCAs. Callers of the raft listener must show a
+	// certificate whatever ClientAuth says.
+	TLS *tls.Config
+	// Insecure permits listeners beyond loopback without TLS.
+	Insecure bool
+
+	// Logger receives what an operator should know. Default: discarded.
+	Logger *slog.Logger
+
+	fs           vfs.FS        // tests: the filesystem under DataDir
+	stallTimeout time.Duration // tests: see raftstore.Options
+	snapshotLogs uint64        // tests: entries between snapshots, and kept after one
+}
+
+func (o *Options) ensureDefaults() {
+	def := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	def(&o.GRPCAddr, "127.0.0.1:0")
+	def(&o.RaftAddr, "127.0.0.1:0")
+	def(&o.DefaultNamespace, "default")
+	if o.InMemory {
+		def(&o.DataDir, "directory")
+		if o.fs == nil {
+			o.fs = vfs.NewMem()
+		}
+	}
+	if o.Lease == 0 {
+		o.Lease = time.Second
+	}
+	if o.EpochInterval == 0 {
+		o.EpochInterval = 100 * time.Millisecond
+	}
+	if o.ElectionTimeout == 0 {
+		o.ElectionTimeout = 300 * time.Millisecond
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.snapshotLogs == 0 {
+		o.snapshotLogs = 4096
+	}
+}
+
+// Validate joins every problem of o.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if o.ID == "" || len(o.ID) > fsm.MaxNameLen {
+		bad("ID is %q, want 1..%d characters", o.ID, fsm.MaxNameLen)
+	}
+	if o.DataDir == "" && !o.InMemory {
+		bad("DataDir is required unless InMemory is set")
+	}
+	if o.Bootstrap && len(o.Join) > 0 {
+		bad("Bootstrap and Join %q exclude each other", o.Join)
+	}
+	for _, l := range []struct{ name, addr, advertise string }{
+		{"GRPCAddr", o.GRPCAddr, o.GRPCAdvertise}, {"RaftAddr", o.RaftAddr, o.RaftAdvertise},
+	} {
+		host, err := splitAddr(l.addr, 0)
+		if err != nil {
+			bad("%s is %q: %v", l.name, l.addr, err)
+			continue
+		}
+		if o.TLS == nil && !o.Insecure && !loopback(host) {
+			bad("%s is %q, which others can reach: set TLS, or Insecure to do without", l.name, l.addr)
+		}
+		advertise := l.name[:4] + "Advertise"
+		if l.advertise == "" {
+			if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+				bad("%s is %q: %s is required to tell others where to call", l.name, l.addr, advertise)
+			}
+		} else if err := checkAdvertised(l.advertise); err != nil {
+			bad("%s is %q: %v", advertise, l.advertise, err)
+		}
+	}
+	for _, a := range o.Join {
+		if _, err := splitAddr(a, 1); err != nil {
+			bad("Join holds %q: %v", a, err)
+		}
+	}
+	least := func(name string, v, min time.Duration) {
+		if v < min {
+			bad("%s is %v, want at least %v", name, v, min)
+		}
+	}
+	least("Lease", o.Lease, 50*time.Millisecond)
+	least("EpochInterval", o.EpochInterval, 10*time.Millisecond)
+	least("ElectionTimeout", o.ElectionTimeout, 50*time.Millisecond)
+	if t := o.TLS; t != nil {
+		if len(t.Certificates) == 0 && t.GetCertificate == nil {
+			bad("TLS has no certificate")
+		}
+		if t.ClientCAs == nil && t.RootCAs == nil {
+			bad("TLS has neither RootCAs nor ClientCAs to check other nodes with")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// splitAddr checks a host:port whose port is at least low and returns the host.
+func splitAddr(addr string, low int) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", errors.New("want host:port")
+	}
+	if p, err := strconv.Atoi(port); err != nil || p < low || p > 65535 {
+		return "", fmt.Errorf("port %q, want %d..65535", port, low)
+	}
+	return host, nil
+}
+
+// checkAdvertised refuses an address that others cannot call.
+func checkAdvertised(addr string) error {
+	if len(addr) > fsm.MaxLabelLen {
+		return fmt.Errorf("%d bytes, want at most %d", len(addr), fsm.MaxLabelLen)
+	}
+	host, err := splitAddr(addr, 1)
+	if err != nil {
+		return err
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		return errors.New("want a host that others can reach")
+	}
+	return nil
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}

@@ -1,0 +1,399 @@
+// Package raftstore keeps everything one directory node must remember on one
+// Pebble database: hashicorp/raft's log, stable store and snapshots, and the
+// rows of the applied state.
+//
+// It knows nothing of what the entries mean; the state machine is server/fsm.
+// Start with [Store]; it is a raft.LogStore, raft.MonotonicLogStore and
+// raft.StableStore, and [Store.Snapshots] is a raft.SnapshotStore. All methods
+// may be called concurrently. Byte slices passed in are copied before a call
+// returns; slices handed out belong to the caller.
+//
+// Every write has a deadline. A disk that hangs, or that Pebble declares broken,
+// fails the store for good ([Store.Failed]), so that a leader on it steps down
+// instead of holding its followers with heartbeats (hashicorp/raft issue 503).
+// A failed store recovers only by being opened again, because what reached the
+// disk is then unknown and raft reads its log afresh.
+//
+// raft.CommitTrackingLogStore is left out on purpose: in raft v1.8.0 a start with
+// RestoreCommittedLogs skips the configuration entries among the committed
+// ones, and blocks when they exceed 128 batches. The applied rows serve the same end.
+//
+// Modelled on hashicorp's raft-boltdb and raft-wal, on Pebble's key prefixes.
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Key spaces. A key's first byte is its space, and every iterator is bounded to
+// one space.
+//
+//	'a' applied index, big-endian u64 value
+//	'd' snapshot data:    'd' id 0x00 chunk (u32)
+//	'l' log entries:      'l' index (u64)
+//	'm' snapshot meta:    'm' index (u64) term (u64) id
+//	'r' applied rows:     'r' row key
+//	's' stable store:     's' key
+//
+// Integers in keys are big-endian, so that keys sort by number.
+const (
+	spaceApplied = 'a'
+	spaceData    = 'd'
+	spaceLog     = 'l'
+	spaceMeta    = 'm'
+	spaceRow     = 'r'
+	spaceStable  = 's'
+)
+
+var (
+	// ErrLocked means that another process, or another node in this one, has the
+	// folder open.
+	ErrLocked = errors.New("data folder is in use by another process")
+	// ErrStalled means that a write outlasted Options.StallTimeout. Whether it
+	// reached the disk is unknown.
+	ErrStalled = errors.New("disk stalled")
+	// ErrBroken means that Pebble gave up on the disk. Whether the last write
+	// reached it is unknown.
+	ErrBroken = errors.New("disk failed")
+	// ErrClosed means that the store is closed; nothing was written.
+	ErrClosed = errors.New("store is closed")
+)
+
+// CorruptError reports stored bytes that do not parse.
+type CorruptError struct {
+	What string // "log entry 7"
+	Why  string
+}
+
+func (e *CorruptError) Error() string { return fmt.Sprintf("corrupt %s: %s", e.What, e.Why) }
+
+// Options configure a Store.
+type Options struct {
+	// Dir is the data folder; it is created if absent. Required.
+	Dir string
+	// FS is the filesystem. Default vfs.Default.
+	FS vfs.FS
+	// StallTimeout is the longest a write may take. Default 5 s.
+	StallTimeout time.Duration
+	// Logger receives Pebble's warnings and errors. Default: discarded.
+	Logger *slog.Logger
+}
+
+func (o *Options) ensureDefaults() {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.StallTimeout == 0 {
+		o.StallTimeout = 5 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate joins every problem of o.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.Dir == "" {
+		errs = append(errs, errors.New("Dir is required"))
+	}
+	if o.StallTimeout < 0 {
+		errs = append(errs, fmt.Errorf("StallTimeout is %v, want more than 0", o.StallTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Store is one directory node's disk.
+type Store struct {
+	opts Options
+	db   *pebble.DB
+	lock *pebble.Lock
+
+	failed chan struct{} // closed by the first failure
+	mu     struct {
+		sync.Mutex
+		err    error // why the store failed
+		closed bool
+		users  sync.WaitGroup // calls into db; Add only under mu with closed false
+		writes sync.WaitGroup // commits, which may outlast the call that began them
+	}
+}
+
+// Open opens or creates the store in opts.Dir and locks it.
+func Open(opts Options) (*Store, error) {
+	opts.ensureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	if err := opts.FS.MkdirAll(opts.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data folder %s: %w", opts.Dir, err)
+	}
+	lock, err := pebble.LockDirectory(opts.Dir, opts.FS)
+	if err != nil {
+		return nil, fmt.Errorf("data folder %s: %w (%v)", opts.Dir, ErrLocked, err)
+	}
+	s := &Store{opts: opts, lock: lock, failed: make(chan struct{})}
+	cache := pebble.NewCache(4 << 20)
+	defer cache.Unref()
+	s.db, err = pebble.Open(opts.Dir, &pebble.Options{
+		FS:                 opts.FS,
+		Lock:               lock,
+		Cache:              cache,
+		MemTableSize:       4 << 20,
+		Logger:             pebbleLogger{s},
+		FormatMajorVersion: pebble.FormatNewest,
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("data folder %s: %w", opts.Dir, err), lock.Close())
+	}
+	if err := s.dropOrphans(); err != nil {
+		return nil, errors.Join(fmt.Errorf("data folder %s: %w", opts.Dir, err), s.Close())
+	}
+	return s, nil
+}
+
+// Failed is closed when the store stops accepting writes; Err says why.
+func (s *Store) Failed() <-chan struct{} { return s.failed }
+
+// Err is why the store failed, or nil.
+func (s *Store) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.err
+}
+
+// Close releases the folder. It is idempotent. After a failure it does not wait
+// for the disk: the folder stays locked until the last write has come back.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	if s.mu.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.mu.closed = true
+	failed := s.mu.err != nil
+	s.mu.Unlock()
+	if !failed {
+		s.mu.users.Wait()
+		failed = s.Err() != nil
+	}
+	if failed {
+		go func() {
+			s.mu.users.Wait()
+			s.mu.writes.Wait()
+			_ = s.release() // the failure has been reported
+		}()
+		return nil
+	}
+	return s.release()
+}
+
+func (s *Store) release() error { return errors.Join(s.db.Close(), s.lock.Close()) }
+
+func (s *Store) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.err == nil {
+		s.mu.err = err
+		close(s.failed)
+	}
+}
+
+// enter admits a call into the database; the caller must call leave. Reads go on
+// after a failure, because raft panics when it cannot read its log.
+func (s *Store) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return ErrClosed
+	}
+	s.mu.users.Add(1)
+	return nil
+}
+
+func (s *Store) leave() { s.mu.users.Done() }
+
+// write commits b within the stall timeout and takes ownership of it. The
+// caller has entered. When the write stalls, its goroutine lives until the disk answers.
+func (s *Store) write(b *pebble.Batch, sync *pebble.WriteOptions) error {
+	done := make(chan error, 1)
+	s.mu.writes.Add(1) // the caller has entered, so Close is not past waiting for it
+	go func() {
+		defer s.mu.writes.Done()
+		err := fmt.Errorf("%w while writing", ErrBroken)
+		// Runs also when pebbleLogger.Fatalf ends the goroutine.
+		defer func() { done <- err }()
+		if err = b.Commit(sync); err == nil {
+			err = b.Close()
+		}
+	}()
+	timer := time.NewTimer(s.opts.StallTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		if err != nil {
+			s.fail(err)
+			return s.Err()
+		}
+		return nil
+	case <-timer.C:
+		s.fail(fmt.Errorf("%w: a write to %s took more than %v", ErrStalled, s.opts.Dir, s.opts.StallTimeout))
+		return s.Err()
+	}
+}
+
+// update builds and commits one batch.
+func (s *Store) update(sync *pebble.WriteOptions, build func(*pebble.Batch) error) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	if err := s.Err(); err != nil {
+		return err
+	}
+	b := s.db.NewBatch()
+	if err := build(b); err != nil {
+		return errors.Join(err, b.Close())
+	}
+	return s.write(b, sync)
+}
+
+// get copies the value of key; a missing key gives nil and nil.
+func (s *Store) get(key []byte) ([]byte, error) {
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	v, closer, err := s.db.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := append(make([]byte, 0, len(v)), v...)
+	return out, closer.Close()
+}
+
+// scan calls fn for each key of the prefix in order until it returns false.
+func (s *Store) scan(prefix []byte, fn func(key, value []byte) (bool, error)) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	it, err := s.db.NewIter(bounds(prefix))
+	if err != nil {
+		return err
+	}
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return errors.Join(err, it.Close())
+		}
+		more, err := fn(it.Key(), v)
+		if err != nil {
+			return errors.Join(err, it.Close())
+		}
+		if !more {
+			break
+		}
+	}
+	return errors.Join(it.Error(), it.Close())
+}
+
+func bounds(prefix []byte) *pebble.IterOptions {
+	return &pebble.IterOptions{LowerBound: prefix, UpperBound: prefixEnd(prefix)}
+}
+
+// prefixEnd is the least key above every key with the prefix. The last byte of
+// a prefix is never 0xff here: it is a space letter or a zero.
+func prefixEnd(prefix []byte) []byte {
+	end := append([]byte(nil), prefix...)
+	end[len(end)-1]++
+	return end
+}
+
+// Row is one key and value of the applied state; a nil Value deletes it.
+type Row struct {
+	Key, Value []byte
+}
+
+// Applied is the log index that the applied rows reflect; 0 for none.
+func (s *Store) Applied() (uint64, error) {
+	v, err := s.get([]byte{spaceApplied})
+	if err != nil || v == nil {
+		return 0, err
+	}
+	if len(v) != 8 {
+		return 0, &CorruptError{What: "applied index", Why: fmt.Sprintf("%d bytes, want 8", len(v))}
+	}
+	return binary.BigEndian.Uint64(v), nil
+}
+
+// Rows calls fn for every applied row in key order. The slices are valid during
+// the call only.
+func (s *Store) Rows(fn func(key, value []byte) error) error {
+	return s.scan([]byte{spaceRow}, func(k, v []byte) (bool, error) { return true, fn(k[1:], v) })
+}
+
+// WriteRows applies rows and the index that they bring the state to, in one
+// batch. It does not wait for the disk: the log holds the same entries, and one
+// write-ahead log keeps the two in order.
+func (s *Store) WriteRows(index uint64, rows []Row) error {
+	return s.update(pebble.NoSync, func(b *pebble.Batch) error { return putRows(b, index, rows) })
+}
+
+// ReplaceRows makes rows the whole applied state, durably and atomically.
+func (s *Store) ReplaceRows(index uint64, rows []Row) error {
+	return s.update(pebble.Sync, func(b *pebble.Batch) error {
+		if err := b.DeleteRange([]byte{spaceRow}, []byte{spaceRow + 1}, nil); err != nil {
+			return err
+		}
+		return putRows(b, index, rows)
+	})
+}
+
+func putRows(b *pebble.Batch, index uint64, rows []Row) error {
+	for _, r := range rows {
+		k := append([]byte{spaceRow}, r.Key...)
+		var err error
+		if r.Value == nil {
+			err = b.Delete(k, nil)
+		} else {
+			err = b.Set(k, r.Value, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return b.Set([]byte{spaceApplied}, binary.BigEndian.AppendUint64(nil, index), nil)
+}
+
+// pebbleLogger keeps Pebble off stderr and off os.Exit.
+type pebbleLogger struct{ s *Store }
+
+func (l pebbleLogger) Infof(format string, args ...any) {
+	l.s.opts.Logger.Debug("pebble: " + fmt.Sprintf(format, args...))
+}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.s.opts.Logger.Warn("pebble: " + fmt.Sprintf(format, args...))
+}
+
+// Fatalf must not return. It fails the store and ends the calling goroutine;
+// write reports that to its caller.
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	err := fmt.Errorf("%w: %s", ErrBroken, fmt.Sprintf(format, args...))
+	l.s.opts.Logger.Error("pebble: " + err.Error())
+	l.s.fail(err)
+	runtime.Goexit()
+}

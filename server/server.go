@@ -1,0 +1,332 @@
+// Package server is the directory: a raft group that knows memory nodes,
+// namespaces, placement groups, sessions and the reclaim epoch, and serves them
+// by the gRPC contract of internal/dirpb. No data operation calls it.
+//
+// What is replicated, and how it changes, is package server/fsm; how it is
+// kept on disk is server/raftstore. This package adds what those may not have: time,
+// randomness, leases, the network, and who leads.
+//
+// Start with [Open] and [Node], then leadership in lead.go. A Node's methods may be
+// called concurrently. A Node owns its goroutines, listeners and folder from
+// Open until Done is closed.
+//
+// Outcomes follow one rule: a status FAILED_PRECONDITION with a NotLeader detail
+// says that nothing was done; UNAVAILABLE says in words whether nothing was done or the
+// outcome is unknown; every other error is a refusal that changed nothing.
+//
+// The thin host around a pure machine follows rqlite's store; leases that only
+// the leader keeps, etcd's lessor.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/raftstore"
+)
+
+var (
+	// ErrRemoved is why a node stopped that an operator removed from the cluster.
+	ErrRemoved = errors.New("this directory node was removed from the cluster")
+	// ErrNoState means that a node has nothing to start from.
+	ErrNoState = errors.New("the data folder holds no cluster: bootstrap a new one or join one")
+)
+
+const (
+	maxMessageBytes = 8 << 20
+	logCacheEntries = 512
+	raftPool        = 3 // idle connections kept to each node
+	raftTimeout     = 5 * time.Second
+)
+
+// Node is one directory node.
+type Node struct {
+	dirpb.UnimplementedDirectoryServer
+
+	opts      Options
+	log       *slog.Logger
+	grpcAddr  string // advertised
+	streams   *streams
+	transport *raft.NetworkTransport
+	store     *raftstore.Store
+	machine   *machine
+	raft      *raft.Raft
+	grpc      *grpc.Server
+
+	leading atomic.Pointer[leadership] // nil while another node leads
+
+	ctx    context.Context // ends when the node begins to stop
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup
+	done   chan struct{}
+	stop   sync.Once
+}
+
+// Open starts a directory node. ctx bounds the start only; use Ready to wait for
+// a leader.
+func Open(ctx context.Context, opts Options) (_ *Node, err error) {
+	opts.ensureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, fmt.Errorf("directory options: %w", err)
+	}
+	n := &Node{opts: opts, log: opts.Logger, done: make(chan struct{})}
+	n.ctx, n.cancel = context.WithCancelCause(context.Background())
+	var undo []func() error
+	defer func() {
+		if err != nil {
+			n.cancel(err)
+			for _, f := range slices.Backward(undo) {
+				err = errors.Join(err, f())
+			}
+		}
+	}()
+
+	lis, err := listen(ctx, "GRPCAddr", opts.GRPCAddr)
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, lis.Close)
+	n.grpcAddr = opts.GRPCAdvertise
+	if n.grpcAddr == "" {
+		n.grpcAddr = lis.Addr().String()
+	}
+	raftLis, err := listen(ctx, "RaftAddr", opts.RaftAddr)
+	if err != nil {
+		return nil, err
+	}
+	raftAddr := opts.RaftAdvertise
+	if raftAddr == "" {
+		raftAddr = raftLis.Addr().String()
+	}
+	n.streams = newStreams(raftLis, raftAddr, opts.TLS)
+	undo = append(undo, n.streams.Close)
+
+	n.store, err = raftstore.Open(raftstore.Options{
+		Dir: opts.DataDir, FS: opts.fs, StallTimeout: opts.stallTimeout, Logger: n.log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
+	}
+	undo = append(undo, n.store.Close)
+	if n.machine, err = newMachine(n.store, n.log); err != nil {
+		return nil, fmt.Errorf("directory %q: restore from %s: %w", opts.ID, opts.DataDir, err)
+	}
+	if err := n.startRaft(raftAddr); err != nil {
+		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
+	}
+
+	serve := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxMessageBytes),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	}
+	if opts.TLS != nil {
+		serve = append(serve, grpc.Creds(credentials.NewTLS(serverTLS(opts.TLS))))
+	}
+	n.grpc = grpc.NewServer(serve...)
+	dirpb.RegisterDirectoryServer(n.grpc, n)
+	healthpb.RegisterHealthServer(n.grpc, health{n: n})
+
+	n.wg.Add(3)
+	go func() {
+		defer n.wg.Done()
+		// Serve returns nil after a Stop.
+		if err := n.grpc.Serve(lis); err != nil {
+			n.fail(fmt.Errorf("directory %q: serve %s: %w", opts.ID, opts.GRPCAddr, err))
+		}
+	}()
+	go func() { defer n.wg.Done(); n.lead() }()
+	go func() { defer n.wg.Done(); n.mind() }()
+	return n, nil
+}
+
+func listen(ctx context.Context, field, addr string) (net.Listener, error) {
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("directory cannot listen on %s %s: %w", field, addr, err)
+	}
+	return lis, nil
+}
+
+// startRaft starts raft on the store; on an error nothing of it is left running.
+func (n *Node) startRaft(addr string) error {
+	logger := newRaftLogger(n.log)
+	conf := raft.DefaultConfig()
+	conf.LocalID = raft.ServerID(n.opts.ID)
+	conf.Logger = logger
+	conf.HeartbeatTimeout = n.opts.ElectionTimeout
+	conf.ElectionTimeout = n.opts.ElectionTimeout
+	conf.LeaderLeaseTimeout = n.opts.ElectionTimeout * 3 / 4
+	// A leader that removed itself goes on as a follower without a vote until mind
+	// stops the node; raft's own way of stopping cannot be waited for.
+	conf.ShutdownOnRemove = false
+	conf.SnapshotThreshold = n.opts.snapshotLogs
+	conf.TrailingLogs = n.opts.snapshotLogs
+	conf.SnapshotInterval = 10 * time.Second
+	conf.NoSnapshotRestoreOnStart = true // newMachine did
+	conf.NoLegacyTelemetry = true
+
+	logs, err := raft.NewLogCache(logCacheEntries, n.store)
+	if err != nil {
+		return err
+	}
+	snaps := n.store.Snapshots()
+	has, err := raft.HasExistingState(logs, n.store, snaps)
+	if err != nil {
+		return err
+	}
+	if !has && !n.opts.Bootstrap && len(n.opts.Join) == 0 {
+		return fmt.Errorf("%s: %w", n.opts.DataDir, ErrNoState)
+	}
+	n.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: n.streams, MaxPool: raftPool, Timeout: raftTimeout, Logger: logger,
+	})
+	if !has && n.opts.Bootstrap {
+		err = raft.BootstrapCluster(conf, logs, n.store, snaps, n.transport, raft.Configuration{Servers: []raft.Server{
+			{Suffrage: raft.Voter, ID: conf.LocalID, Address: raft.ServerAddress(addr)},
+		}})
+	}
+	if err == nil {
+		n.raft, err = raft.NewRaft(conf, n.machine, logs, stable{n.store}, snaps, n.transport)
+	}
+	if err != nil {
+		return errors.Join(err, n.transport.Close())
+	}
+	return nil
+}
+
+// stable keeps raft from panicking when the disk has failed: raft cannot go on
+// without storing its term, but this node stops in a moment anyway. Until then
+// raft is told that the term was stored. That is safe because votes and entries
+// are refused: it grants no vote, wins no election and acknowledges no entry.
+type stable struct{ *raftstore.Store }
+
+func (s stable) SetUint64(key []byte, val uint64) error {
+	err := s.Store.SetUint64(key, val)
+	if err != nil && s.Err() != nil && string(key) == "CurrentTerm" {
+		return nil
+	}
+	return err
+}
+
+// Addr is the gRPC address told to others.
+func (n *Node) Addr() string { return n.grpcAddr }
+
+// Done is closed when the node has stopped, by Close or by itself; Err then says
+// why.
+func (n *Node) Done() <-chan struct{} { return n.done }
+
+// Err is why the node stopped by itself: nil while it runs and after Close.
+func (n *Node) Err() error {
+	if err := context.Cause(n.ctx); !errors.Is(err, errClosed) {
+		return err
+	}
+	return nil
+}
+
+var errClosed = errors.New("closed")
+
+// Ready waits until this node leads, or knows where the leader is.
+func (n *Node) Ready(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if n.leading.Load() != nil {
+			return nil
+		}
+		if n.leaderGRPC() != "" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("directory %q has no leader yet: %w", n.opts.ID, ctx.Err())
+		case <-n.ctx.Done():
+			return fmt.Errorf("directory %q stopped: %w", n.opts.ID, context.Cause(n.ctx))
+		case <-tick.C:
+		}
+	}
+}
+
+// Close stops the node and waits for it. It is idempotent.
+func (n *Node) Close() error {
+	n.fail(errClosed)
+	<-n.done
+	return n.Err()
+}
+
+// fail begins to stop the node because of err, once.
+func (n *Node) fail(err error) {
+	n.stop.Do(func() {
+		n.cancel(err)
+		go n.shutdown()
+	})
+}
+
+func (n *Node) shutdown() {
+	defer close(n.done)
+	if err := n.Err(); err != nil {
+		n.log.Error("directory: stopping", "id", n.opts.ID, "err", err)
+	}
+	// Answers under way get a moment; streams end with the node's context.
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); n.grpc.GracefulStop() }()
+	select {
+	case <-stopped:
+	case <-time.After(time.Second):
+		n.grpc.Stop()
+		<-stopped
+	}
+	// This closes the transport too.
+	if err := n.raft.Shutdown().Error(); err != nil {
+		n.log.Warn("directory: raft did not stop cleanly", "err", err)
+	}
+	n.wg.Wait()
+	if err := n.store.Close(); err != nil {
+		n.log.Warn("directory: data folder did not close cleanly", "dir", n.opts.DataDir, "err", err)
+	}
+}
+
+// self is this node's entry in the state.
+func (n *Node) self() *fsmpb.Directory {
+	return &fsmpb.Directory{Id: n.opts.ID, RaftAddr: string(n.transport.LocalAddr()), GrpcAddr: n.grpcAddr}
+}
+
+// members are raft's current members by id.
+func (n *Node) members() map[string]raft.Server {
+	out := make(map[string]raft.Server)
+	// GetConfiguration never fails: it returns what is in memory.
+	if f := n.raft.GetConfiguration(); f.Error() == nil {
+		for _, m := range f.Configuration().Servers {
+			out[string(m.ID)] = m
+		}
+	}
+	return out
+}
+
+// leaderGRPC is the gRPC address of another node that leads, empty when there is
+// none, or this one has been elected and is not ready yet.
+func (n *Node) leaderGRPC() string {
+	_, id := n.raft.LeaderWithID()
+	if id == "" || string(id) == n.opts.ID {
+		return ""
+	}
+	var addr string
+	n.machine.view(func(s *fsm.State) { addr = s.DirectoryNode(string(id)).GetGrpcAddr() })
+	return addr
+}
