@@ -548,7 +548,7 @@ func (s *sess) giveBack(ctx context.Context) {
 		}
 		for _, r := range h.Heap.Drain() {
 			if len(req.Runs) < maxReturned {
-				req.Runs = append(req.Runs, &dirpb.ReturnedRun{PgId: h.PG, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh})
+				req.Runs = append(req.Runs, &dirpb.ReturnedRun{PgId: h.PG, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh, Foreign: r.Foreign})
 			}
 		}
 	}

@@ -9,8 +9,6 @@ const (
 	NoMutant Mutant = iota
 	// MutEmptyIsZero: EMPTY carries no nonce.
 	MutEmptyIsZero
-	// MutRecordBeforeSlot: a cached GET reads the record before the slot.
-	MutRecordBeforeSlot
 	// MutNegativeFromCache: an EMPTY under a cached word answers "not found".
 	MutNegativeFromCache
 	// MutFPIsProof: a matching fingerprint counts as a matching key.
@@ -34,8 +32,6 @@ const (
 	// MutAnsweredNotInFlight: an operation that answered (deadline) no longer
 	// holds back the reclaim minimum.
 	MutAnsweredNotInFlight
-	// MutRetrySameWord: a word that may have been seen is posted again.
-	MutRetrySameWord
 	// MutNoSyncBeforeInsert: the group's other slots are not synced before the
 	// insert's CAS (r >= 2).
 	MutNoSyncBeforeInsert
@@ -51,9 +47,9 @@ const (
 	NumMutants
 )
 
-var mutantNames = [...]string{"none", "empty-is-zero", "record-before-slot", "negative-from-cache", "fp-is-proof",
+var mutantNames = [...]string{"none", "empty-is-zero", "negative-from-cache", "fp-is-proof",
 	"lost-put-is-done", "no-insert-lock", "break-lock-early", "ver-stays", "reuse-now", "reuse-at-min", "reply-after",
-	"answered-not-in-flight", "retry-same-word", "no-sync-before-insert", "answer-before-sync", "ack-before-publish",
+	"answered-not-in-flight", "no-sync-before-insert", "answer-before-sync", "ack-before-publish",
 	"limbo-before-publish", "crc-proves"}
 
 func (m Mutant) String() string { return mutantNames[min(int(m), len(mutantNames)-1)] }

@@ -442,27 +442,33 @@ func wordAt(b []byte) layout.Word { return layout.Word(binary.LittleEndian.Uint6
 // ---- reading ---------------------------------------------------------------
 
 // getCached reads slot and record in one chain, slot first: the record read
-// behind an unchanged slot is of the word's life (REFUTED: record before slot).
+// behind an unchanged slot is of the word's life, wherever the word was learnt.
 func (o *Op) getCached(h Hint) Action {
 	o.take(h, false)
 	p := o.Route.PG.publisher()
 	o.begin()
 	slot := Access{Verb: Read, Space: Index, Replica: p, Off: o.slotOff(h.Slot), Buf: o.word(0)}
 	rec := Access{Verb: Read, Space: Heap, Replica: p, Off: h.Word.Off(), Buf: o.recBuf(0, h.Word.ReadLen())}
-	if Mutation(MutRecordBeforeSlot) {
-		slot, rec = rec, slot
-	}
 	o.Accesses = append(o.Accesses, slot, rec)
 	return o.post(stepGetCached)
 }
 
+// Hit judges the two READs of a cached GET, slot first: rec answers for key if
+// the slot still held the cached word w and rec is whole. It aliases rec.
+func Hit(found, w layout.Word, rec, key []byte) (r layout.Record, ok bool) {
+	if found != w || !w.Readable() {
+		return r, false
+	}
+	r, err := layout.ParseRecord(rec)
+	return r, err == nil && bytes.Equal(r.Key, key)
+}
+
 func (o *Op) gotCached() Action {
 	w := wordAt(o.words[0])
+	if r, ok := Hit(w, o.x, o.recs[0], o.Key); ok {
+		return o.present(o.slot, w, r)
+	}
 	if w == o.x && w.Readable() {
-		r, err := layout.ParseRecord(o.recs[0])
-		if err == nil && bytes.Equal(r.Key, o.Key) {
-			return o.present(o.slot, w, r)
-		}
 		// Another key with this hash, or bytes that a lookup will judge.
 		o.env.Forget(o)
 		return o.readGroup()
@@ -643,7 +649,8 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 		}
 		return o.casDelete()
 	default: // Modify
-		return o.modify(&r)
+		cur := r // so that r itself stays off the heap
+		return o.modify(&cur)
 	}
 }
 
@@ -1365,9 +1372,7 @@ func (o *Op) resolved() Action {
 	case o.x:
 		// It did not happen. n may have been seen, so it is never posted again.
 		o.deciding = false
-		if !Mutation(MutRetrySameWord) {
-			o.retire()
-		}
+		o.retire()
 		o.written = false
 		return o.again(0)
 	}

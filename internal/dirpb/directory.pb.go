@@ -1317,7 +1317,11 @@ type ReturnedRun struct {
 	// fresh: never linked since it was last granted as fresh, so every unit's ver
 	// is 0 and it may be granted again at once. Otherwise its vers are unknown to
 	// anyone else and it waits 1,024 reclaim epochs.
-	Fresh         bool `protobuf:"varint,4,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	Fresh bool `protobuf:"varint,4,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	// foreign: granted to another session, whose record was unlinked here. It
+	// waits besides until no session is left that was open at its return, since
+	// the grantee counts on knowing the vers of its memory.
+	Foreign       bool `protobuf:"varint,5,opt,name=foreign,proto3" json:"foreign,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1376,6 +1380,13 @@ func (x *ReturnedRun) GetUnits() uint32 {
 func (x *ReturnedRun) GetFresh() bool {
 	if x != nil {
 		return x.Fresh
+	}
+	return false
+}
+
+func (x *ReturnedRun) GetForeign() bool {
+	if x != nil {
+		return x.Foreign
 	}
 	return false
 }
@@ -2986,12 +2997,13 @@ const file_directory_proto_rawDesc = "" +
 	"\x13CloseSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
-	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\"b\n" +
+	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\"|\n" +
 	"\vReturnedRun\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x03 \x01(\rR\x05units\x12\x14\n" +
-	"\x05fresh\x18\x04 \x01(\bR\x05fresh\"\x13\n" +
+	"\x05fresh\x18\x04 \x01(\bR\x05fresh\x12\x18\n" +
+	"\aforeign\x18\x05 \x01(\bR\aforeign\"\x13\n" +
 	"\x11CloseSessionReply\"\x88\x01\n" +
 	"\x12GrantExtentRequest\x12\x1d\n" +
 	"\n" +

@@ -74,7 +74,7 @@ func (c *wordCache) put(hash, check uint64, h index.Hint, now uint32) {
 		}
 	}
 	if free < 0 {
-		if len(c.sets) < c.max && c.used*2 > len(c.sets)*cacheWays {
+		if len(c.sets) < c.max && c.used*8 > len(c.sets)*cacheWays*3 {
 			c.grow()
 			c.put(hash, check, h, now)
 			return

@@ -634,19 +634,31 @@ func TestGrant(t *testing.T) {
 	want(grant(2, 1, 100, 0, 1034), 10, run(start+8, 2), run(e-3, 3), run(e, 4))
 	want(grant(2, 1, 100, 0, 1034), 10)
 	want(grant(2, 1, 100, 10, 1035), 0, run(2*e, 10))
+	// A foreign place waits besides for every session that was open when it came
+	// back: one of them may be its grantee (2 here).
+	h.do(openIn(1, 0))
+	foreign := ret(start, 2, false)
+	foreign.Foreign = true
+	h.do(closeS(3, 10, foreign))
+	want(grant(2, 1, 1, 1, 9999), 2)
+	h.do(openIn(1, 0))
+	h.do(closeS(2, 10))
+	want(grant(4, 1, 2, 2, 9999), 0, run(start, 2))
+	h.do(closeS(4, 10, ret(start, 2, true), ret(start+2, 6, true)))
+	h.do(openIn(1, 0))
 
-	h.refuse(grant(2, 1, 0, 0, 0), ErrInvalid)
-	h.refuse(grant(2, 7, 1, 1, 0), ErrNotFound)
+	h.refuse(grant(5, 1, 0, 0, 0), ErrInvalid)
+	h.refuse(grant(5, 7, 1, 1, 0), ErrNotFound)
 	h.refuse(grant(9, 1, 1, 1, 0), ErrNotFound)
 	ro := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
 	h.refuse(grant(ro, 1, 1, 1, 0), ErrRefused, "read-only")
 
 	// Memory of an earlier life of the regions is not taken back.
 	h.do(register("m1", 101))
-	h.refuse(grant(2, 1, 1, 1, 0), ErrUnavailable, "CREATING")
+	h.refuse(grant(5, 1, 1, 1, 0), ErrUnavailable, "CREATING")
 	h.activate()
-	want(grant(2, 1, 4, 4, 0), 0, run(start, 4))
-	h.do(closeS(2, 20, ret(start, 4, true), ret(2*e, 10, true)))
+	want(grant(5, 1, 4, 4, 0), 0, run(start, 4))
+	h.do(closeS(5, 20, ret(start, 4, true), ret(2*e, 10, true)))
 	if u := h.s.Usage()[0]; u.ReturnedUnits != 0 || u.GrantedUnits != 4 {
 		t.Fatalf("usage after a stale return %v", u)
 	}

@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -40,6 +41,9 @@ func (s *State) takeBack(x *fsmpb.Session, runs []*dirpb.ReturnedRun, epoch uint
 		if !r.Fresh {
 			run.Returned = epoch + 1
 		}
+		if r.Foreign {
+			run.Until = s.meta.SessionId + 1
+		}
 		byPG[r.PgId] = append(byPG[r.PgId], run)
 	}
 	var heaps []*fsmpb.Heap
@@ -67,8 +71,8 @@ func withFree(h *fsmpb.Heap, free []*fsmpb.Run) *fsmpb.Heap {
 	var merged []*fsmpb.Run
 	for _, r := range free {
 		if n := len(merged); n > 0 {
-			if l := merged[n-1]; runEnd(l) == uint64(r.Unit) && l.Returned == r.Returned && r.Unit%extentUnits != 0 {
-				merged[n-1] = &fsmpb.Run{Unit: l.Unit, Units: l.Units + r.Units, Returned: l.Returned}
+			if l := merged[n-1]; runEnd(l) == uint64(r.Unit) && l.Returned == r.Returned && l.Until == r.Until && r.Unit%extentUnits != 0 {
+				merged[n-1] = &fsmpb.Run{Unit: l.Unit, Units: l.Units + r.Units, Returned: l.Returned, Until: l.Until}
 				continue
 			}
 		}
@@ -121,11 +125,15 @@ func (s *State) grantExtent(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, erro
 
 	h := s.heaps[pg.Id]
 	reply := &dirpb.GrantExtentReply{}
+	oldest := uint32(math.MaxUint32) // session not yet fenced
+	for id := range s.sessions {
+		oldest = min(oldest, id)
+	}
 	free := make([]*fsmpb.Run, 0, len(h.Free))
 	for _, r := range h.Free {
 		switch {
 		case r.Returned == 0:
-		case c.MinEpoch > r.Returned-1+ReuseEpochs:
+		case c.MinEpoch > r.Returned-1+ReuseEpochs && oldest >= r.Until:
 			r = &fsmpb.Run{Unit: r.Unit, Units: r.Units}
 		default:
 			reply.WaitingUnits += uint64(r.Units)

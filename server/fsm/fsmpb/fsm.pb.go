@@ -1295,7 +1295,9 @@ type Run struct {
 	Unit  uint32                 `protobuf:"varint,1,opt,name=unit,proto3" json:"unit,omitempty"`
 	Units uint32                 `protobuf:"varint,2,opt,name=units,proto3" json:"units,omitempty"`
 	// 0: fresh. Otherwise E + 1 of the return.
-	Returned      uint64 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"`
+	Returned uint64 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"`
+	// Not 0: stays until no session with a smaller id is left.
+	Until         uint32 `protobuf:"varint,4,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1347,6 +1349,13 @@ func (x *Run) GetUnits() uint32 {
 func (x *Run) GetReturned() uint64 {
 	if x != nil {
 		return x.Returned
+	}
+	return 0
+}
+
+func (x *Run) GetUntil() uint32 {
+	if x != nil {
+		return x.Until
 	}
 	return 0
 }
@@ -1725,11 +1734,12 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x03end\x18\x04 \x01(\x04R\x03end\x12#\n" +
 	"\x04free\x18\x05 \x03(\v2\x0f.kvd.fsm.v1.RunR\x04free\x12#\n" +
 	"\rfirst_session\x18\x06 \x01(\rR\ffirstSession\x12%\n" +
-	"\x0efrozen_version\x18\a \x01(\x04R\rfrozenVersion\"K\n" +
+	"\x0efrozen_version\x18\a \x01(\x04R\rfrozenVersion\"a\n" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturned\"\xda\x02\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturned\x12\x14\n" +
+	"\x05until\x18\x04 \x01(\rR\x05until\"\xda\x02\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +

@@ -1,0 +1,454 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/providers"
+)
+
+// Exit status. Scripts rely on it.
+const (
+	exitOK          = 0
+	exitNo          = 1 // not found, condition failed, or a check found something
+	exitUsage       = 2
+	exitUnavailable = 3
+	exitUnknown     = 4 // it may have happened
+	exitOther       = 5 // a local file, corrupt bytes
+)
+
+const longHelp = `kvctl reads, writes and inspects a kvd store.
+
+Exit status: 0 done or found; 1 not found, a condition failed, or a check found
+something; 2 wrong usage; 3 the store is unavailable or full; 4 unknown outcome:
+it may have happened; 5 anything else, such as a local file.
+
+Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
+KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs on stderr what nobody waits for.`
+
+// app is one invocation.
+type app struct {
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+
+	// Global flags.
+	directory []string
+	namespace string
+	provider  string
+	timeout   time.Duration
+	output    string
+	hex       bool
+	tlsCA     string
+	tlsCert   string
+	tlsKey    string
+	insecure  bool
+
+	// backend reaches the store; tests put another in its place.
+	backend func(*app) (backend, error)
+	// self is the command line that starts this program again.
+	self func() ([]string, error)
+	// started is set once the command line has been understood.
+	started bool
+	now     func() time.Time
+}
+
+func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
+	return &app{stdin: stdin, stdout: stdout, stderr: stderr, backend: openStore, now: time.Now,
+		self: func() ([]string, error) {
+			p, err := os.Executable()
+			return []string{p}, err
+		}}
+}
+
+// run executes one command line and returns the exit status.
+func (a *app) run(ctx context.Context, args []string) int {
+	// Cobra's completion and help print without buffering; everything else may be
+	// many small writes.
+	out := bufio.NewWriterSize(a.stdout, 64<<10)
+	tty := isTerminal(a.stdout)
+	a.stdout = &output{Writer: out, terminal: tty}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	if e := out.Flush(); e != nil && err == nil {
+		err = fmt.Errorf("write stdout: %w", e)
+	}
+	if err == nil {
+		return exitOK
+	}
+	if !a.started && !errors.As(err, new(*exitError)) {
+		err = usageError(err)
+	}
+	if msg := err.Error(); msg != "" {
+		name := strings.TrimPrefix(cmd.CommandPath(), "kvctl ")
+		if cmd == root {
+			fmt.Fprintf(a.stderr, "kvctl: %s\n", oneLine(msg))
+		} else {
+			fmt.Fprintf(a.stderr, "kvctl %s: %s%s\n", name, oneLine(msg), happened(cmd, err))
+		}
+	}
+	return exitCode(err)
+}
+
+// output is stdout; commands that print raw bytes ask whether it is a terminal.
+type output struct {
+	*bufio.Writer
+	terminal bool
+}
+
+// flush sends on what was printed so far, for a command that goes on for long.
+func (a *app) flush() error {
+	if o, ok := a.stdout.(*output); ok {
+		return o.Flush()
+	}
+	return nil
+}
+
+func isTerminal(w any) bool {
+	if o, ok := w.(*output); ok {
+		return o.terminal
+	}
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ") }
+
+// writes marks the commands whose errors must tell whether they happened.
+const writes = "writes"
+
+// happened says what an error leaves open to somebody who ran cmd.
+func happened(cmd *cobra.Command, err error) string {
+	switch exitCode(err) {
+	case exitUnknown:
+		return " (it may have happened)"
+	case exitUnavailable, exitOther:
+		if _, ok := cmd.Annotations[writes]; ok && !errors.As(err, new(*exitError)) {
+			return " (it did not happen)"
+		}
+	}
+	return ""
+}
+
+// exitError carries an exit status; with an empty text nothing is printed.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// fail ends a command with code, after it has printed what there is to say.
+func fail(code int) error { return &exitError{code: code} }
+
+func usageError(err error) error { return &exitError{exitUsage, err} }
+
+func usagef(format string, args ...any) error { return usageError(fmt.Errorf(format, args...)) }
+
+func exitCode(err error) int {
+	var e *exitError
+	is := func(targets ...error) bool {
+		for _, t := range targets {
+			if errors.Is(err, t) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &e):
+		return e.code
+	case is(client.ErrUnknownOutcome, dirclient.ErrUnknownOutcome):
+		return exitUnknown
+	case is(client.ErrNotFound, client.ErrExists, client.ErrConflict, client.ErrNotInteger, client.ErrOverflow):
+		return exitNo
+	case is(client.ErrInvalid, client.ErrNoNamespace, providers.ErrUnknown):
+		return exitUsage
+	case is(client.ErrUnavailable, client.ErrFull, client.ErrClosed, dirclient.ErrUnavailable, dirclient.ErrClosed,
+		context.Canceled, context.DeadlineExceeded):
+		return exitUnavailable
+	case is(fs.ErrNotExist, fs.ErrPermission, fs.ErrExist):
+		return exitOther
+	}
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.OutOfRange, codes.Unimplemented:
+		return exitUsage
+	case codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition:
+		return exitNo
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Aborted,
+		codes.Unauthenticated, codes.PermissionDenied:
+		return exitUnavailable
+	}
+	return exitOther
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:               "kvctl",
+		Short:             "Use and inspect a kvd store",
+		Long:              longHelp,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		PersistentPreRunE: a.start,
+		Args:              cobra.NoArgs,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	f := root.PersistentFlags()
+	f.StringSliceVar(&a.directory, "directory", []string{"127.0.0.1:7400"}, "gRPC addresses of directory nodes")
+	f.StringVar(&a.namespace, "namespace", "default", "namespace to work in")
+	f.StringVar(&a.provider, "provider", "", "force a provider: "+strings.Join(providers.Names(), ", ")+", or sim for a private in-process store (default: the best that both ends have)")
+	f.DurationVar(&a.timeout, "timeout", 5*time.Second, "limit of one operation, and of finding the store")
+	f.StringVarP(&a.output, "output", "o", "table", "output format: table or json")
+	f.BoolVar(&a.hex, "hex", false, "keys are given and shown in hexadecimal")
+	f.StringVar(&a.tlsCA, "tls-ca", "", "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
+	f.StringVar(&a.tlsCert, "tls-cert", "", "file of this client's certificate (PEM)")
+	f.StringVar(&a.tlsKey, "tls-key", "", "file of this client's key (PEM)")
+	f.BoolVar(&a.insecure, "insecure", false, "allow an address that is not loopback without TLS")
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(append(providers.Names(), "sim"), cobra.ShellCompDirectiveNoFileComp))
+
+	root.AddGroup(&cobra.Group{ID: "keys", Title: "Keys and values:"},
+		&cobra.Group{ID: "cluster", Title: "Cluster:"},
+		&cobra.Group{ID: "tools", Title: "Measuring and looking inside:"})
+	a.addKeyCommands(root)
+	a.addTreeCommands(root)
+	a.addClusterCommands(root)
+	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.dumpCommand(), a.checkCommand())
+	return root
+}
+
+// start completes the flags from the environment and checks them.
+func (a *app) start(cmd *cobra.Command, _ []string) error {
+	var bad error
+	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
+		name := "KVD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		if v, ok := os.LookupEnv(name); ok && v != "" && !f.Changed {
+			if err := f.Value.Set(v); err != nil && bad == nil {
+				bad = fmt.Errorf("%s=%q: %w", name, v, err)
+			}
+		}
+	})
+	switch {
+	case bad != nil:
+		return usageError(bad)
+	case a.output != "table" && a.output != "json":
+		return usagef("--output %q: want table or json", a.output)
+	case a.timeout <= 0:
+		return usagef("--timeout %v: want > 0", a.timeout)
+	case (a.tlsCert == "") != (a.tlsKey == ""):
+		return usagef("--tls-cert and --tls-key: want both or none")
+	case a.tlsCert != "" && a.tlsCA == "":
+		return usagef("--tls-cert: want --tls-ca as well")
+	}
+	a.started = true
+	return nil
+}
+
+// ---- keys and values -------------------------------------------------------
+
+// key decodes a key given on the command line or a line of stdin.
+func (a *app) key(s string) ([]byte, error) {
+	k := []byte(s)
+	if a.hex {
+		var err error
+		if k, err = hex.DecodeString(s); err != nil {
+			return nil, usagef("key %q: %w", s, err)
+		}
+	}
+	if len(k) == 0 || len(k) > client.MaxKeyLen {
+		return nil, usagef("key of %d bytes, want 1 to %d", len(k), client.MaxKeyLen)
+	}
+	return k, nil
+}
+
+// keys decodes args, or lines of stdin if there are none.
+func (a *app) keys(args []string) ([][]byte, error) {
+	var out [][]byte
+	for _, s := range args {
+		k, err := a.key(s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, k)
+	}
+	if len(args) > 0 {
+		return out, nil
+	}
+	sc := bufio.NewScanner(a.stdin)
+	sc.Buffer(nil, 2*client.MaxKeyLen+2)
+	for sc.Scan() {
+		if sc.Text() == "" {
+			continue
+		}
+		k, err := a.key(sc.Text())
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, k)
+	}
+	if err := sc.Err(); err != nil {
+		return nil, fmt.Errorf("read keys from stdin: %w", err)
+	}
+	return out, nil
+}
+
+// value takes the value at args[i]; "-" or none reads stdin.
+func (a *app) value(args []string, i int) ([]byte, error) {
+	if i < len(args) && args[i] != "-" {
+		return []byte(args[i]), nil
+	}
+	b, err := io.ReadAll(io.LimitReader(a.stdin, client.MaxValueLen+1))
+	if err != nil {
+		return nil, fmt.Errorf("read value from stdin: %w", err)
+	}
+	if len(b) > client.MaxValueLen {
+		return nil, usagef("value on stdin is longer than %d bytes", client.MaxValueLen)
+	}
+	return b, nil
+}
+
+// show prints a key or value for people: itself if printable, else quoted.
+func (a *app) show(b []byte) string {
+	if a.hex {
+		return hex.EncodeToString(b)
+	}
+	return printable(b)
+}
+
+func printable(b []byte) string {
+	s := string(b)
+	if s != "" && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
+		return s
+	}
+	return strconv.Quote(s)
+}
+
+// showKey names a key in an error.
+func (a *app) showKey(k []byte) string {
+	if len(k) > 64 {
+		return fmt.Sprintf("%s… (%d bytes)", a.show(k[:48]), len(k))
+	}
+	if a.hex {
+		return hex.EncodeToString(k)
+	}
+	return strconv.Quote(string(k))
+}
+
+// setKey and setBytes add bytes to an object of JSON output: as a string where
+// that is possible, else as name_base64; keys under --hex as name_hex.
+func (a *app) setKey(m map[string]any, name string, k []byte) {
+	if a.hex {
+		m[name+"_hex"] = hex.EncodeToString(k)
+		return
+	}
+	setBytes(m, name, k)
+}
+
+func setBytes(m map[string]any, name string, b []byte) {
+	if utf8.Valid(b) {
+		m[name] = string(b)
+	} else {
+		m[name+"_base64"] = base64.StdEncoding.EncodeToString(b)
+	}
+}
+
+// ---- output ----------------------------------------------------------------
+
+func (a *app) json() bool { return a.output == "json" }
+
+// printJSON prints one line.
+func (a *app) printJSON(v any) error {
+	e := json.NewEncoder(a.stdout)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+type row = table.Row
+
+// printTable prints rows below a header; numbers are aligned right.
+func (a *app) printTable(header row, rows []row) {
+	t := table.NewWriter()
+	t.SetStyle(table.StyleLight)
+	t.Style().Format.Header = text.FormatDefault
+	t.Style().Options.DrawBorder = false
+	t.Style().Options.SeparateColumns = false
+	t.AppendHeader(header)
+	t.AppendRows(rows)
+	var right []table.ColumnConfig
+	for i := range header {
+		if !slices.ContainsFunc(rows, func(r row) bool { return !isNumber(fmt.Sprint(r[i])) }) {
+			right = append(right, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
+		}
+	}
+	t.SetColumnConfigs(right)
+	for line := range strings.Lines(t.Render()) {
+		fmt.Fprintln(a.stdout, strings.TrimRight(line, " \n"))
+	}
+}
+
+// isNumber reports whether a cell is a number, or - in the place of one.
+func isNumber(s string) bool {
+	_, err := strconv.ParseFloat(s, 64)
+	return err == nil || s == "-"
+}
+
+// say prints a line for people on stderr.
+func (a *app) say(format string, args ...any) { fmt.Fprintf(a.stderr, format+"\n", args...) }
+
+// when prints a time of expiry.
+func when(t time.Time) string {
+	if t.IsZero() {
+		return "none"
+	}
+	return t.UTC().Format("2006-01-02T15:04:05.000Z")
+}
+
+// bytesText prints a number of bytes for people.
+func bytesText[T ~int | ~int64 | ~uint64](n T) string {
+	v, unit := float64(n), 0
+	for v >= 1024 && unit < 4 {
+		v /= 1024
+		unit++
+	}
+	if unit == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", v, [...]string{"", "KiB", "MiB", "GiB", "TiB"}[unit])
+}

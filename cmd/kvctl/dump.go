@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+type dumpOptions struct {
+	pg      uint32
+	replica int
+	offset  string
+	as      string
+}
+
+func (a *app) dumpCommand() *cobra.Command {
+	var o dumpOptions
+	c := &cobra.Command{
+		Use:   "dump [KEY]",
+		Short: "Print remote bytes with their meaning",
+		Long: "Print, from one replica's memory, the region header, the group that KEY hashes to\n" +
+			"and every record there that may be KEY's; or what stands at an offset.\n" +
+			"Exit status 1 if no record of KEY is found.",
+		Args:    cobra.MaximumNArgs(1),
+		GroupID: "tools",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch byOffset := cmd.Flags().Changed("offset"); {
+			case byOffset == (len(args) == 1):
+				return usagef("want either a key or --offset")
+			case byOffset != cmd.Flags().Changed("pg"):
+				return usagef("--pg and --offset: want both or none")
+			case byOffset:
+				off, err := strconv.ParseUint(o.offset, 0, 64)
+				if err != nil {
+					return usagef("--offset %q: want a number such as 0x1000", o.offset)
+				}
+				return a.dumpOffset(cmd.Context(), &o, off)
+			}
+			k, err := a.key(args[0])
+			if err != nil {
+				return err
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				return a.dumpKey(cmd.Context(), s, &o, k)
+			})
+		},
+	}
+	f := c.Flags()
+	f.Uint32Var(&o.pg, "pg", 0, "placement group to read at --offset")
+	f.StringVar(&o.offset, "offset", "", "byte of the region to read at")
+	f.StringVar(&o.as, "as", "", "what stands there: region, group, cluster or record (default: from the offset)")
+	f.IntVar(&o.replica, "replica", -1, "replica to read, from 0, the arbiter (default: the last, the publisher)")
+	return c
+}
+
+// dumper reads one replica and prints what it finds.
+type dumper struct {
+	a       *app
+	ctx     context.Context
+	s       store
+	pg      uint32
+	replica int
+	geometry
+}
+
+// geometry is a region's division into index and heap.
+type geometry struct {
+	regionBytes, indexBytes uint64
+	heapLo, heapHi          uint32 // units
+}
+
+func geometryOf(regionBytes, indexBytes uint64) geometry {
+	return geometry{regionBytes, indexBytes, uint32((indexBytes + layout.UnitSize - 1) / layout.UnitSize),
+		uint32(min(regionBytes/layout.UnitSize, 1<<32-1))}
+}
+
+func (d *dumper) read(off uint64, n int) ([]byte, error) {
+	n = int(min(uint64(n), d.regionBytes-min(off, d.regionBytes)))
+	if n == 0 {
+		return nil, usagef("offset %#x: the region has %#x bytes", off, d.regionBytes)
+	}
+	b, err := d.s.ReadRaw(d.ctx, d.pg, d.replica, off, n)
+	if err != nil {
+		return nil, fmt.Errorf("placement group %d, replica %d, offset %#x: %w", d.pg, d.replica, off, err)
+	}
+	return b, nil
+}
+
+// print prints b as what it is said to be.
+func (d *dumper) print(kind string, off uint64, b []byte) error {
+	var text bytes.Buffer
+	var err error
+	switch kind {
+	case "region":
+		err = layout.DumpRegion(&text, b)
+	case "group":
+		err = layout.DumpGroup(&text, off, b, d.heapLo, d.heapHi)
+	case "cluster":
+		err = layout.DumpCluster(&text, off, b, d.heapLo, d.heapHi)
+	case "record":
+		err = layout.DumpRecord(&text, off, b)
+	default:
+		err = usagef("--as %q: want region, group, cluster or record", kind)
+	}
+	if err != nil {
+		return err
+	}
+	if d.a.json() {
+		return d.a.printJSON(map[string]any{"placement_group": d.pg, "replica": d.replica, "kind": kind, "offset": off,
+			"bytes_hex": hex.EncodeToString(b), "text": text.String()})
+	}
+	_, err = fmt.Fprintf(d.a.stdout, "placement group %d, replica %d: %s\n", d.pg, d.replica, text.Bytes())
+	return err
+}
+
+// regionHeaderBytes are what is shown of a region's first page.
+const regionHeaderBytes = 64
+
+func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) error {
+	loc, err := s.Locate(key)
+	if err != nil {
+		return err
+	}
+	d := &dumper{a: a, ctx: ctx, s: s, pg: loc.PG, replica: o.replica, geometry: geometryOf(loc.RegionBytes, loc.IndexBytes)}
+	if d.replica < 0 {
+		d.replica = loc.Replicas - 1
+	}
+	b, err := d.read(0, regionHeaderBytes)
+	if err != nil {
+		return err
+	}
+	if err := d.print("region", 0, b); err != nil {
+		return err
+	}
+	found := false
+	for _, off := range []uint64{loc.Home, loc.Stash} {
+		if b, err = d.read(off, layout.GroupSize); err != nil {
+			return err
+		}
+		if err := d.print("group", off, b); err != nil {
+			return err
+		}
+		g := layout.Group(b)
+		for i := range layout.GroupSlots {
+			w := g.Slot(i)
+			if !w.Readable() || w.FP() != layout.FP(loc.Hash) || !layout.InHeap(w, d.heapLo, d.heapHi) {
+				continue
+			}
+			rec, err := d.read(w.Off(), w.ReadLen())
+			if err != nil {
+				return err
+			}
+			if err := d.print("record", w.Off(), rec); err != nil {
+				return err
+			}
+			if r, err := layout.ParseRecord(rec); err == nil && bytes.Equal(r.Key, key) {
+				found = true
+			}
+		}
+		if !g.Header().OVF() {
+			break // nothing of this group is in the stash
+		}
+	}
+	if !found {
+		return a.about(key, client.ErrNotFound)
+	}
+	return nil
+}
+
+func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error {
+	return a.withBackend(func(b backend) error {
+		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+		if err != nil {
+			return err
+		}
+		defer a.closed("session", s.Close)
+		st, err := clusterStatus(ctx, b)
+		if err != nil {
+			return err
+		}
+		ns, err := namespaceOf(st.GetMap(), a.namespace)
+		if err != nil {
+			return err
+		}
+		var geo geometry
+		replicas := 0
+		for _, p := range pgsOf(st.GetMap(), ns.GetId()) {
+			if p.GetId() == o.pg {
+				geo, replicas = geometryOf(p.GetRegionBytes(), p.GetIndexBytes()), len(p.GetMembers())
+			}
+		}
+		if replicas == 0 {
+			return usagef("--pg %d: namespace %q has no such placement group (kvctl shards lists them)", o.pg, a.namespace)
+		}
+		d := &dumper{a: a, ctx: ctx, s: s, pg: o.pg, replica: o.replica, geometry: geo}
+		if d.replica < 0 {
+			d.replica = replicas - 1
+		}
+		kind := o.as
+		if kind == "" {
+			switch {
+			case off == 0:
+				kind = "region"
+			case off < geo.indexBytes:
+				kind = "group"
+			default:
+				kind = "record"
+			}
+		}
+		n := map[string]int{"region": regionHeaderBytes, "group": layout.GroupSize, "cluster": layout.ClusterSize}[kind]
+		if kind == "record" {
+			head, err := d.read(off, layout.RecordHeaderSize)
+			if err != nil {
+				return err
+			}
+			n = recordSpan(head)
+		}
+		p, err := d.read(off, max(n, 1))
+		if err != nil {
+			return err
+		}
+		return d.print(kind, off, p)
+	})
+}
+
+// recordSpan is how many bytes the record that begins with head says it has, at
+// most what a record can have.
+func recordSpan(head []byte) int {
+	if len(head) < layout.RecordHeaderSize {
+		return len(head)
+	}
+	key := uint64(head[8]) | uint64(head[9])<<8
+	value := uint64(head[12]) | uint64(head[13])<<8 | uint64(head[14])<<16 | uint64(head[15])<<24
+	return int(min(layout.RecordHeaderSize+key+value, layout.MaxRecordSize))
+}

@@ -1,0 +1,452 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+func changes(c *cobra.Command) *cobra.Command {
+	c.Annotations = map[string]string{writes: ""}
+	return c
+}
+
+func (a *app) addKeyCommands(root *cobra.Command) {
+	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()),
+		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand()} {
+		c.GroupID = "keys"
+		root.AddCommand(c)
+	}
+}
+
+// about names the key in an error.
+func (a *app) about(k []byte, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", a.showKey(k), err)
+}
+
+func (a *app) printVersion(k []byte, version uint64) error {
+	if a.json() {
+		m := map[string]any{"version": version}
+		a.setKey(m, "key", k)
+		return a.printJSON(m)
+	}
+	fmt.Fprintf(a.stdout, "version %d\n", version)
+	return nil
+}
+
+func (a *app) putCommand() *cobra.Command {
+	var o client.PutOptions
+	var ifAbsent bool
+	c := &cobra.Command{
+		Use:   "put KEY [VALUE|-]",
+		Short: "Set a key; the value comes from stdin if it is - or missing",
+		Args:  cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := a.key(args[0])
+			if err != nil {
+				return err
+			}
+			if o.TTL < 0 {
+				return usagef("--ttl %v: want > 0", o.TTL)
+			}
+			v, err := a.value(args, 1)
+			if err != nil {
+				return err
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+				put := s.Put
+				if ifAbsent {
+					put = s.PutIfAbsent
+				}
+				version, err := put(cmd.Context(), k, v, o)
+				if err != nil {
+					return a.about(k, err)
+				}
+				return a.printVersion(k, version)
+			})
+		},
+	}
+	c.Flags().DurationVar(&o.TTL, "ttl", 0, "time to live (default: for ever)")
+	c.Flags().BoolVar(&ifAbsent, "if-absent", false, "only if there is no such key")
+	return c
+}
+
+func (a *app) getCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "get KEY",
+		Short: "Print a key's value, byte for byte",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := a.key(args[0])
+			if err != nil {
+				return err
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				it, err := s.Get(cmd.Context(), k)
+				if err != nil {
+					return a.about(k, err)
+				}
+				if a.json() {
+					return a.printJSON(a.item(k, it))
+				}
+				if _, err := a.stdout.Write(it.Value); err != nil {
+					return err
+				}
+				if isTerminal(a.stdout) && !bytes.HasSuffix(it.Value, []byte("\n")) {
+					fmt.Fprintln(a.stdout)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// item is a key's JSON object.
+func (a *app) item(k []byte, it client.Item) map[string]any {
+	m := map[string]any{"version": it.Version}
+	a.setKey(m, "key", k)
+	setBytes(m, "value", it.Value)
+	if !it.Expires.IsZero() {
+		m["expires"] = when(it.Expires)
+	}
+	return m
+}
+
+func (a *app) delCommand() *cobra.Command {
+	var version uint64
+	c := &cobra.Command{
+		Use:   "del [KEY...]",
+		Short: "Delete keys; without arguments, those on stdin, one a line",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ks, err := a.keys(args)
+			if err != nil {
+				return err
+			}
+			byVersion := cmd.Flags().Changed("version")
+			if byVersion && len(ks) != 1 {
+				return usagef("--version: want one key, not %d", len(ks))
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+				if byVersion {
+					return a.about(ks[0], s.DeleteVersion(cmd.Context(), ks[0], version))
+				}
+				var deleted, missing int
+				var firstMissing []byte
+				var failed error
+				for i, r := range s.MultiDelete(cmd.Context(), ks) {
+					switch {
+					case r.Err == nil:
+						deleted++
+					case errors.Is(r.Err, client.ErrNotFound):
+						if missing++; missing == 1 {
+							firstMissing = ks[i]
+						}
+					// An unknown outcome is what the caller must hear of.
+					case failed == nil || exitCode(failed) != exitUnknown && exitCode(r.Err) == exitUnknown:
+						failed = a.about(ks[i], r.Err)
+					}
+				}
+				if a.json() {
+					if err := a.printJSON(map[string]any{"deleted": deleted, "not_found": missing}); err != nil {
+						return err
+					}
+				}
+				switch {
+				case failed != nil && len(ks) > 1:
+					return fmt.Errorf("%d of %d keys deleted, then %w", deleted, len(ks), failed)
+				case failed != nil:
+					return failed
+				case missing == 1:
+					return a.about(firstMissing, client.ErrNotFound)
+				case missing > 1:
+					return fmt.Errorf("%d of %d keys, the first of them %w", missing, len(ks), a.about(firstMissing, client.ErrNotFound))
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().Uint64Var(&version, "version", 0, "only if the key has this version")
+	return c
+}
+
+func (a *app) casCommand() *cobra.Command {
+	var o client.PutOptions
+	c := &cobra.Command{
+		Use:   "cas KEY VERSION [VALUE|-]",
+		Short: "Set a key if it still has a version, as put, get and mget print it",
+		Args:  cobra.RangeArgs(2, 3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := a.key(args[0])
+			if err != nil {
+				return err
+			}
+			version, err := strconv.ParseUint(args[1], 0, 64)
+			if err != nil {
+				return usagef("version %q: want a number", args[1])
+			}
+			if o.TTL < 0 {
+				return usagef("--ttl %v: want > 0", o.TTL)
+			}
+			v, err := a.value(args, 2)
+			if err != nil {
+				return err
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+				next, err := s.CompareAndSwap(cmd.Context(), k, version, v, o)
+				if err != nil {
+					return a.about(k, err)
+				}
+				return a.printVersion(k, next)
+			})
+		},
+	}
+	c.Flags().DurationVar(&o.TTL, "ttl", 0, "time to live (default: for ever)")
+	return c
+}
+
+func (a *app) incrCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "incr KEY [DELTA]",
+		Short: "Add to the decimal number that a key holds, and print the sum",
+		Long:  "Add DELTA (default 1; after -- it may be negative) to the decimal number that\na key holds, and print the sum. A missing key counts as 0.",
+		Args:  cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := a.key(args[0])
+			if err != nil {
+				return err
+			}
+			delta := int64(1)
+			if len(args) > 1 {
+				if delta, err = strconv.ParseInt(args[1], 10, 64); err != nil {
+					return usagef("delta %q: want a decimal 64-bit number", args[1])
+				}
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+				n, err := s.Incr(cmd.Context(), k, delta)
+				if err != nil {
+					return a.about(k, err)
+				}
+				if a.json() {
+					m := map[string]any{"value": n}
+					a.setKey(m, "key", k)
+					return a.printJSON(m)
+				}
+				fmt.Fprintln(a.stdout, n)
+				return nil
+			})
+		},
+	}
+}
+
+func (a *app) ttlCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "ttl KEY [DURATION|none]",
+		Short: "Print a key's time to live, or set it",
+		Args:  cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := a.key(args[0])
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+					it, err := s.Get(cmd.Context(), k)
+					if err != nil {
+						return a.about(k, err)
+					}
+					return a.printTTL(k, it)
+				})
+			}
+			ttl := time.Duration(0)
+			if args[1] != "none" {
+				if ttl, err = time.ParseDuration(args[1]); err != nil || ttl < time.Millisecond {
+					return usagef("duration %q: want at least 1ms, such as 90s or 24h, or none", args[1])
+				}
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1}, func(s store) error {
+				return a.about(k, s.Touch(cmd.Context(), k, ttl))
+			})
+		},
+	}
+}
+
+func (a *app) printTTL(k []byte, it client.Item) error {
+	left := it.Expires.Sub(a.now()).Round(time.Millisecond)
+	if a.json() {
+		m := map[string]any{"expires": nil, "ttl_seconds": nil}
+		a.setKey(m, "key", k)
+		if !it.Expires.IsZero() {
+			m["expires"], m["ttl_seconds"] = when(it.Expires), left.Seconds()
+		}
+		return a.printJSON(m)
+	}
+	if it.Expires.IsZero() {
+		fmt.Fprintln(a.stdout, "none")
+	} else {
+		fmt.Fprintln(a.stdout, left)
+	}
+	return nil
+}
+
+func (a *app) mgetCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "mget [KEY...]",
+		Short: "Print several keys; without arguments, those on stdin, one a line",
+		Long:  "Print several keys, fetched together. With -o json one object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any is\nmissing.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ks, err := a.keys(args)
+			if err != nil {
+				return err
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				var rows []row
+				missing := false
+				for i, r := range s.MultiGet(cmd.Context(), ks) {
+					found := r.Err == nil
+					if !found && !errors.Is(r.Err, client.ErrNotFound) {
+						return a.about(ks[i], r.Err)
+					}
+					missing = missing || !found
+					switch {
+					case a.json():
+						m := map[string]any{}
+						if found {
+							m = a.item(ks[i], r.Item)
+						} else {
+							a.setKey(m, "key", ks[i])
+						}
+						m["found"] = found
+						if err := a.printJSON(m); err != nil {
+							return err
+						}
+					case found:
+						rows = append(rows, row{a.show(ks[i]), r.Version, when(r.Expires), len(r.Value), clip(r.Value)})
+					default:
+						rows = append(rows, row{a.show(ks[i]), "-", "-", "-", "not found"})
+					}
+				}
+				if !a.json() {
+					a.printTable(row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
+				}
+				if missing {
+					return fail(exitNo)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// clip shows the beginning of a value.
+func clip(v []byte) string {
+	const most = 48
+	if len(v) <= most {
+		return printable(v)
+	}
+	return printable(v[:most]) + "…"
+}
+
+func (a *app) scanCommand() *cobra.Command {
+	var prefix string
+	var limit int
+	var long bool
+	c := &cobra.Command{
+		Use:   "scan",
+		Short: "List keys, in no particular order",
+		Long: "List keys, in the order of their hashes: one a line, quoted if not printable.\n" +
+			"A key that is there all the time is listed; one that changes meanwhile may be\nlisted twice. With -o json one object a line.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := a.prefix(prefix)
+			if err != nil {
+				return err
+			}
+			if limit < 0 {
+				return usagef("--limit %d: want >= 0", limit)
+			}
+			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				var rows []row
+				left := limit
+				err := eachKey(cmd.Context(), s, p, !long, func(kv client.KV) (bool, error) {
+					switch {
+					case a.json():
+						m := map[string]any{"version": kv.Version}
+						if long {
+							m = a.item(kv.Key, client.Item{Value: kv.Value, Version: kv.Version, Expires: kv.Expires})
+						} else {
+							a.setKey(m, "key", kv.Key)
+						}
+						if err := a.printJSON(m); err != nil {
+							return false, err
+						}
+					case long:
+						rows = append(rows, row{a.show(kv.Key), kv.Version, when(kv.Expires), len(kv.Value), clip(kv.Value)})
+					default:
+						if _, err := fmt.Fprintln(a.stdout, a.show(kv.Key)); err != nil {
+							return false, err
+						}
+					}
+					left--
+					return left != 0, nil
+				})
+				if err != nil {
+					return err
+				}
+				if long && !a.json() {
+					a.printTable(row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
+	c.Flags().IntVar(&limit, "limit", 100, "list at most so many keys; 0 for all")
+	c.Flags().BoolVarP(&long, "long", "l", false, "with values, versions and expiry")
+	return c
+}
+
+// prefix decodes a key prefix, which may be empty.
+func (a *app) prefix(s string) ([]byte, error) {
+	if s == "" {
+		return nil, nil
+	}
+	return a.key(s)
+}
+
+// eachKey calls fn with every key that begins with prefix, until fn returns
+// false or fails.
+func eachKey(ctx context.Context, s store, prefix []byte, keysOnly bool, fn func(client.KV) (bool, error)) error {
+	o := client.ScanOptions{KeysOnly: keysOnly}
+	if len(prefix) > 0 {
+		o.Match = func(k []byte) bool { return bytes.HasPrefix(k, prefix) }
+	}
+	for cur := (client.Cursor{}); !cur.Done; {
+		var kvs []client.KV
+		err := persist(ctx, func() (err error) {
+			var next client.Cursor
+			if kvs, next, err = s.Scan(ctx, cur, o); err == nil {
+				cur = next
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("scan: %w", err)
+		}
+		for _, kv := range kvs {
+			if more, err := fn(kv); !more || err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

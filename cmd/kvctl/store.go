@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// store is what commands use of a *client.Client.
+type store interface {
+	client.API
+	Stats() client.Stats
+	Locate(key []byte) (client.Location, error)
+	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
+	Close() error
+}
+
+var _ store = (*client.Client)(nil)
+
+// sessionOptions qualify a session.
+type sessionOptions struct {
+	Lanes    int // 0: chosen
+	ReadOnly bool
+}
+
+// backend is one store as kvctl reaches it: over its directory, or in this
+// process.
+type backend interface {
+	// Open opens a session of its own.
+	Open(ctx context.Context, o sessionOptions) (store, error)
+	// Directory makes one request; see dirclient.Client.Call and CallOnce.
+	Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error
+	Close() error
+}
+
+// openStore makes the backend that the flags ask for. It does not connect yet.
+func openStore(a *app) (backend, error) {
+	if a.provider == "sim" {
+		return openSim(a)
+	}
+	return openRemote(a)
+}
+
+// remote is a store that runs elsewhere.
+type remote struct {
+	o       client.Options
+	devices []*rdma.Device
+	dir     *dirclient.Client
+}
+
+func openRemote(a *app) (_ backend, err error) {
+	cfg, err := a.tlsConfig()
+	if err != nil {
+		return nil, err
+	}
+	if cfg == nil && !a.insecure {
+		for _, addr := range a.directory {
+			if !isLoopback(addr) {
+				return nil, usagef("--directory %s is not a loopback address: want --tls-ca, or --insecure to send everything in clear", addr)
+			}
+		}
+	}
+	names := providers.Names()
+	if a.provider != "" {
+		names = []string{a.provider}
+	}
+	var devices []*rdma.Device
+	defer func() {
+		if err != nil {
+			for _, d := range devices {
+				err = errors.Join(err, d.Close())
+			}
+		}
+	}()
+	for _, n := range names {
+		d, err := providers.Open(n, providers.Options{TLSClient: cfg})
+		if err != nil {
+			return nil, fmt.Errorf("--provider: %w", err)
+		}
+		devices = append(devices, d)
+	}
+	return newRemote(a, a.directory, cfg, devices)
+}
+
+// newRemote takes over devices unless it fails.
+func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
+	log := slog.New(slog.DiscardHandler)
+	if os.Getenv("KVD_DEBUG") != "" {
+		log = slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: directory, TLS: cfg, Logger: log,
+		AttemptTimeout: min(a.timeout, 2*time.Second)})
+	if err != nil {
+		return nil, usagef("--directory: %w", err)
+	}
+	return &remote{devices: devices, dir: dir, o: client.Options{Directory: directory, Namespace: a.namespace, Provider: a.provider,
+		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg, Logger: log}}, nil
+}
+
+func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
+	opts := r.o
+	opts.ReadOnly = o.ReadOnly
+	opts.Lanes = o.Lanes
+	ctx, cancel := context.WithTimeout(ctx, opts.OpTimeout)
+	defer cancel()
+	c, err := client.Open(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, r.o.OpTimeout)
+	defer cancel()
+	if idempotent {
+		return r.dir.Call(ctx, fn)
+	}
+	return r.dir.CallOnce(ctx, fn)
+}
+
+func (r *remote) Close() error {
+	errs := []error{r.dir.Close()}
+	for _, d := range r.devices {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// tlsConfig is nil when no TLS flag is set.
+func (a *app) tlsConfig() (*tls.Config, error) {
+	if a.tlsCA == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(a.tlsCA)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-ca: %w", err)
+	}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool()}
+	if !cfg.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, usagef("--tls-ca %s: no certificate in it", a.tlsCA)
+	}
+	if a.tlsCert != "" {
+		cert, err := tls.LoadX509KeyPair(a.tlsCert, a.tlsKey)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		}
+		cfg.Certificates = []tls.Certificate{cert}
+	}
+	return cfg, nil
+}
+
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return true // refused later, for its form
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// with opens a session, runs fn and closes both, whatever happens.
+func (a *app) with(ctx context.Context, o sessionOptions, fn func(store) error) error {
+	return a.withBackend(func(b backend) error {
+		s, err := b.Open(ctx, o)
+		if err != nil {
+			return err
+		}
+		defer a.closed("session", s.Close)
+		return fn(s)
+	})
+}
+
+// closed closes something at the end of a command, whose outcome that does not
+// change.
+func (a *app) closed(what string, fn func() error) {
+	if err := fn(); err != nil {
+		a.say("kvctl: warning: closing the %s: %v", what, err)
+	}
+}
+
+func (a *app) withBackend(fn func(backend) error) error {
+	b, err := a.backend(a)
+	if err != nil {
+		return err
+	}
+	defer a.closed("store", b.Close)
+	return fn(b)
+}
+
+// clusterStatus asks the directory for everything.
+func clusterStatus(ctx context.Context, b backend) (rep *dirpb.StatusReply, err error) {
+	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+		rep, err = d.Status(ctx, &dirpb.StatusRequest{})
+		return err
+	})
+	return rep, err
+}
+
+// namespaceOf finds a namespace by name in a map.
+func namespaceOf(m *dirpb.Map, name string) (*dirpb.Namespace, error) {
+	i := slices.IndexFunc(m.GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
+	if i < 0 {
+		return nil, fmt.Errorf("%w %q", client.ErrNoNamespace, name)
+	}
+	return m.GetNamespaces()[i], nil
+}

@@ -1,0 +1,599 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/cost"
+	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+func decode[T any](t *testing.T, s string) (v T) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(s), &v); err != nil {
+		t.Fatalf("%v in %q", err, s)
+	}
+	return v
+}
+
+func TestCost(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Nodes: 2})
+	for _, p := range []string{"shm", "tcp", "sim"} {
+		type table struct {
+			OK         bool
+			Operations []cost.Row
+		}
+		r := e.run("", "-o", "json", "--provider", p, "cost")
+		got := decode[table](t, r.stdout)
+		if r.code != exitOK || !got.OK || len(got.Operations) != 8 {
+			t.Errorf("%s: exit %d, %+v %s", p, r.code, got, r.stderr)
+		}
+	}
+	if out := e.must("", "cost", "--trials", "4", "--batch", "8"); strings.Count(out, " ok\n") != 8 {
+		t.Errorf("table:\n%s", out)
+	}
+	if out := e.must("", "scan"); out != "" {
+		t.Errorf("keys left behind: %q", out)
+	}
+}
+
+// A store whose operations cost more than they should is status 1.
+func TestCostDiffers(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	e.wrap(func(s store) store { return &forgetful{s} })
+	r := e.run("", "cost")
+	if r.code != exitNo || !strings.Contains(r.stdout, "DIFFERS") || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// forgetful takes every GET twice.
+type forgetful struct{ store }
+
+func (f *forgetful) Get(ctx context.Context, k []byte) (client.Item, error) {
+	if it, err := f.store.Get(ctx, k); err != nil {
+		return it, err
+	}
+	return f.store.Get(ctx, k)
+}
+
+// wrap puts something between kvctl and the store.
+func (e *env) wrap(f func(store) store) {
+	e.backend = func(a *app) (backend, error) {
+		b, err := openStore(a)
+		return wrapped{b, f}, err
+	}
+}
+
+type wrapped struct {
+	backend
+	f func(store) store
+}
+
+func (w wrapped) Open(ctx context.Context, o sessionOptions) (store, error) {
+	s, err := w.backend.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return w.f(s), nil
+}
+
+func TestPerf(t *testing.T) {
+	t.Setenv(asMain, "1")
+	e := &env{t: t, now: time.Now}
+	for _, p := range []string{"shm", "tcp", "sim"} {
+		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--sizes", "64,64KiB")
+		type table struct {
+			Provider string
+			Results  []perfResult
+		}
+		got := decode[table](t, out)
+		if got.Provider != p || len(got.Results) != 6 {
+			t.Fatalf("%s: %s", p, out)
+		}
+		for _, r := range got.Results {
+			if r.MinNanos <= 0 || r.MinNanos > r.MedianNanos || r.MedianNanos > r.P99Nanos || r.AvgNanos < float64(r.MinNanos) ||
+				r.MiBPerSec <= 0 || r.VerbsPerSec <= 0 {
+				t.Errorf("%s: %+v", p, r)
+			}
+		}
+	}
+	if out := e.must("", "--provider", "tcp", "perf", "--iters", "10", "--verbs", "CAS", "--depth", "1"); !strings.Contains(out, "CMP_AND_SWP") {
+		t.Error(out)
+	}
+}
+
+func TestPerfConnect(t *testing.T) {
+	e := &env{t: t, now: time.Now}
+	for _, to := range []string{"", "tcp", "tcp,127.0.0.1:1,x,0", "tcp,127.0.0.1:1,1,y"} {
+		if to == "" {
+			continue
+		}
+		if r := e.run("", "perf", "--connect", to); r.code != exitUsage {
+			t.Errorf("--connect %q: %+v", to, r)
+		}
+	}
+	if r := e.run("", "--timeout", "1s", "perf", "--connect", "tcp,127.0.0.1:1,1,0"); r.code != exitOther && r.code != exitUnavailable {
+		t.Errorf("nobody there: %+v", r)
+	}
+	if r := e.run("", "--provider", "tcp", "perf", "--server", "--listen", "0.0.0.0:0"); r.code != exitUsage || !strings.Contains(r.stderr, "--insecure") {
+		t.Errorf("open to all in clear: %+v", r)
+	}
+}
+
+func TestBench(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20})
+	const records, ops = 2000, 3000
+	for _, w := range []string{"A", "B", "C", "D", "E", "F"} {
+		for _, batch := range []string{"1", "16"} {
+			out := e.must("", "-o", "json", "bench", "-w", w, "--records", fmt.Sprint(records), "--ops", fmt.Sprint(ops),
+				"--threads", "3", "--batch", batch, "--value-size", "50", "--cleanup")
+			r := decode[benchReport](t, out)
+			n := int64(0)
+			for _, o := range r.Operations {
+				n += o.Count
+				if o.NotFound != 0 || o.Errors != 0 || o.Calls < 1 || o.Min <= 0 || o.Min > o.P50 || o.P50 > o.P99 || o.P99 > o.Max {
+					t.Errorf("%s batch %s: %+v", w, batch, o)
+				}
+			}
+			if n != ops || r.Workload != w || r.PerSecond <= 0 || r.RTTPerOp <= 0 || r.VerbsPerOp <= 0 || r.LoadSeconds <= 0 {
+				t.Errorf("%s batch %s: %d operations: %s", w, batch, n, out)
+			}
+		}
+	}
+	if out := e.must("", "scan"); out != "" {
+		t.Errorf("records left: %.200q", out)
+	}
+	out := e.must("", "bench", "-w", "C", "--records", "100", "--duration", "200ms", "--distribution", "uniform")
+	if !strings.Contains(out, "workload C, uniform, 100 records") || strings.Contains(out, "update") {
+		t.Error(out)
+	}
+	// Without the records every read misses, and says so.
+	e.must("", "bench", "--no-load", "-w", "C", "--records", "100", "--ops", "10", "--cleanup")
+	r := decode[benchReport](t, e.must("", "-o", "json", "bench", "--no-load", "-w", "C", "--records", "100", "--ops", "10"))
+	if len(r.Operations) != 1 || r.Operations[0].NotFound != 10 {
+		t.Errorf("%+v", r.Operations)
+	}
+}
+
+// ---- dump and check --------------------------------------------------------
+
+func TestDump(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	e.must("some value", "put", "some key")
+	out := e.must("", "dump", "some key")
+	for _, want := range []string{"region header", `"kvdreg01"`, "LIVE", `8 bytes "some key"`, `10 bytes "some value"`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "problem") {
+		t.Errorf("problem in\n%s", out)
+	}
+	// The same by offset, as JSON.
+	type object struct {
+		Kind   string `json:"kind"`
+		Offset uint64 `json:"offset"`
+		PG     uint32 `json:"placement_group"`
+		Text   string `json:"text"`
+	}
+	d := json.NewDecoder(strings.NewReader(e.must("", "-o", "json", "dump", "some key")))
+	var objects []object
+	for d.More() {
+		var o object
+		if err := d.Decode(&o); err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, o)
+	}
+	if len(objects) != 3 || objects[0].Kind != "region" || objects[1].Kind != "group" || objects[2].Kind != "record" {
+		t.Fatalf("%+v", objects)
+	}
+	for _, o := range objects {
+		out := e.must("", "dump", "--pg", fmt.Sprint(o.PG), "--offset", fmt.Sprint(o.Offset))
+		if !strings.HasSuffix(out, o.Text+"\n") {
+			t.Errorf("%s at %#x: %s\nwant %s", o.Kind, o.Offset, out, o.Text)
+		}
+	}
+	if out := e.must("", "dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "4096", "--as", "cluster"); !strings.Contains(out, "groups all zero") {
+		t.Error(out)
+	}
+	if r := e.run("", "dump", "no key"); r.code != exitNo || !strings.Contains(r.stdout, "group at") {
+		t.Errorf("%+v", r)
+	}
+	for _, args := range [][]string{{"--as", "file"}, {"--offset", "0xffffffffffffffff"}, {"--replica", "7"}} {
+		if r := e.run("", append([]string{"dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "0"}, args...)...); r.code != exitUsage {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+}
+
+// overlay shows kvctl other bytes than those in memory.
+type overlay struct {
+	store
+	patch func(off uint64, b []byte)
+}
+
+func (o *overlay) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
+	b, err := o.store.ReadRaw(ctx, pg, replica, off, n)
+	if err == nil {
+		o.patch(off, b)
+	}
+	return b, err
+}
+
+// setWord changes the 8 bytes at at, if b, which stands at off, holds them.
+func setWord(off uint64, b []byte, at uint64, f func(uint64) uint64) {
+	if at >= off && at+8 <= off+uint64(len(b)) {
+		p := b[at-off:]
+		binary.LittleEndian.PutUint64(p, f(binary.LittleEndian.Uint64(p)))
+	}
+}
+
+func TestCheckFinds(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	for i := range 50 {
+		e.must("value", "put", fmt.Sprintf("key%d", i))
+	}
+	e.must(strings.Repeat("long", 2<<20), "put", "long")
+	rep := decode[checkReport](t, e.must("", "-o", "json", "check"))
+	if !rep.OK || rep.Live != 51 || rep.Chunks != 4 || rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
+		t.Fatalf("clean store: %+v", rep)
+	}
+
+	// Find a key's slot, and one of another group.
+	var loc, loc2 client.Location
+	var at, at2, free uint64
+	var word layout.Word
+	s, err := openSession(t, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slotOf := func(s store, key string) (l client.Location, at, free uint64, w layout.Word) {
+		l, err := s.Locate([]byte(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := s.ReadRaw(t.Context(), l.PG, 0, l.Home, layout.GroupSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range layout.GroupSlots {
+			switch x := layout.Group(b).Slot(i); {
+			case x.State() == layout.Live && x.FP() == layout.FP(l.Hash):
+				at, w = l.Home+layout.SlotOff(i), x
+			case x == 0:
+				free = l.Home + layout.SlotOff(i)
+			}
+		}
+		if w == 0 || free == 0 {
+			t.Fatalf("no slot of %q", key)
+		}
+		return l, at, free, w
+	}
+	loc, at, free, word = slotOf(s, "key1")
+	for i := 2; loc2.Home == 0 || loc2.Home == loc.Home; i++ {
+		loc2, at2, _, _ = slotOf(s, fmt.Sprintf("key%d", i))
+	}
+	longLoc, _, _, longWord := slotOf(s, "long")
+	rec, err := s.ReadRaw(t.Context(), longLoc.PG, 0, longWord.Off(), longWord.ReadLen())
+	if err != nil {
+		t.Fatal(err)
+	}
+	long, err := layout.ParseRecord(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := layout.ParseManifest(long.Value, 0, 1<<32-1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	set := func(at uint64, w layout.Word) func(uint64, []byte) {
+		return func(off uint64, b []byte) { setWord(off, b, at, func(uint64) uint64 { return uint64(w) }) }
+	}
+	flip := func(at uint64, bit int) func(uint64, []byte) {
+		return func(off uint64, b []byte) { setWord(off, b, at, func(x uint64) uint64 { return x ^ 1<<bit }) }
+	}
+	for _, c := range []struct {
+		name  string
+		patch func(uint64, []byte)
+		want  []string
+	}{
+		{"region magic", flip(0, 0), []string{"not a kvd region"}},
+		{"region of another group", func(off uint64, b []byte) {
+			if off == 0 {
+				layout.InitRegion(b[:layout.RegionPageSize], layout.RegionHeader{PG: 99, RegionBytes: loc.RegionBytes, IndexBytes: loc.IndexBytes})
+			}
+		}, []string{"is not that of the map"}},
+		{"reserved header bits", flip(loc.Home, 20), []string{"reserved header bits"}},
+		{"a record's byte", flip(word.Off()+24, 40), []string{"CRC-32C"}},
+		{"fingerprint", flip(at, 41), []string{"fingerprint"}},
+		{"size code", flip(at, 32), []string{"size code"}},
+		{"outside the heap", set(at, layout.MakeLive(word.Ver(), word.FP(), word.Code(), 1)), []string{"outside the heap"}},
+		{"key twice", set(free, word), []string{"is in the slot at", "overlap"}},
+		{"another group's key", set(at2, word), []string{"belongs to group", "overlap"}},
+		{"no record", set(at, layout.MakeLive(word.Ver(), word.FP(), word.Code(), uint32(loc.RegionBytes/layout.UnitSize)-word.Units())), []string{"CRC-32C"}},
+		{"a chunk's byte", flip(uint64(manifest.Chunks[2].Unit)*layout.UnitSize+64, 5), []string{"chunk 2", "CRC-32C"}},
+		{"stash without OVF", set(loc.Stash+layout.GroupSlotsOff, word), []string{"no OVF flag", "is in the slot at"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := *e
+			e.t = t
+			e.wrap(func(s store) store { return &overlay{s, c.patch} })
+			r := e.run("", "-o", "json", "check")
+			rep := decode[checkReport](t, r.stdout)
+			if r.code != exitNo || rep.OK || rep.Total == 0 {
+				t.Fatalf("exit %d, %+v %s", r.code, rep, r.stderr)
+			}
+			text := fmt.Sprint(rep.Findings)
+			if !slices.ContainsFunc(c.want, func(w string) bool { return strings.Contains(text, w) }) {
+				t.Errorf("findings %s, want one of %q", text, c.want)
+			}
+			if r := e.run("", "check"); r.code != exitNo || !strings.Contains(r.stdout, "findings") {
+				t.Errorf("as a table: %+v", r)
+			}
+		})
+	}
+
+	// A record that changes while it is looked at is no finding.
+	n := 0
+	e2 := *e
+	e2.wrap(func(s store) store {
+		return &overlay{s, func(off uint64, b []byte) {
+			if end := off + uint64(len(b)); word.Off() >= off && word.Off() < end {
+				n++
+				if n == 1 { // torn once
+					b[word.Off()-off+25] ^= 1
+				}
+			}
+		}}
+	})
+	if r := e2.run("", "check"); r.code != exitOK || n < 2 {
+		t.Errorf("torn once, read %d times: %+v", n, r)
+	}
+}
+
+func openSession(t *testing.T, e *env) (*client.Client, error) {
+	return client.Open(t.Context(), client.Options{Directory: e.store.Directory(), Devices: e.store.Devices()})
+}
+
+// ---- errors ----------------------------------------------------------------
+
+// failing answers every write, and read, with an error.
+type failing struct {
+	store
+	err error
+}
+
+func (f *failing) Put(context.Context, []byte, []byte, client.PutOptions) (uint64, error) {
+	return 0, f.err
+}
+
+func (f *failing) Get(context.Context, []byte) (client.Item, error) { return client.Item{}, f.err }
+
+func (f *failing) MultiDelete(_ context.Context, ks [][]byte) []client.Result {
+	rs := make([]client.Result, len(ks))
+	rs[0].Err = client.ErrNotFound
+	rs[len(ks)-1].Err = f.err
+	return rs
+}
+
+func TestErrorsTellWhetherItHappened(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
+	for _, c := range []struct {
+		err  error
+		code int
+		says string
+	}{
+		{fmt.Errorf("put: %w: deadline", client.ErrUnknownOutcome), exitUnknown, "(it may have happened)"},
+		{fmt.Errorf("put: %w", client.ErrUnavailable), exitUnavailable, "(it did not happen)"},
+		{client.ErrFull, exitUnavailable, "(it did not happen)"},
+		{context.Canceled, exitUnavailable, "(it did not happen)"},
+		{&layout.CorruptError{What: "record"}, exitOther, "(it did not happen)"},
+		{client.ErrExists, exitNo, "key exists\n"},
+		{client.ErrInvalid, exitUsage, "invalid argument\n"},
+	} {
+		e.wrap(func(s store) store { return &failing{s, c.err} })
+		r := e.run("", "put", "k", "v")
+		if r.code != c.code || !strings.Contains(r.stderr, c.says) || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+			t.Errorf("put, %v: %+v", c.err, r)
+		}
+		// Nothing can have happened when a key is read.
+		if r := e.run("", "get", "k"); r.code != c.code || strings.Contains(r.stderr, "not happen") {
+			t.Errorf("get, %v: %+v", c.err, r)
+		}
+	}
+	e.wrap(func(s store) store { return &failing{s, client.ErrUnknownOutcome} })
+	if r := e.run("", "del", "a", "b", "c"); r.code != exitUnknown || !strings.Contains(r.stderr, `1 of 3 keys deleted, then "c"`) {
+		t.Errorf("del: %+v", r)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	ctx, cancel := context.WithCancel(t.Context())
+	e.wrap(func(s store) store { return &cancelling{s, cancel} })
+	r := e.runContext(ctx, "", "bench", "--duration", "10m", "--records", "10")
+	if r.code != exitUnavailable || strings.Count(r.stderr, "\n") != 1 {
+		t.Errorf("%+v", r)
+	}
+	dir := t.TempDir()
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if r := e.runContext(ctx, "", "import", dir); r.code != exitUnavailable {
+		t.Errorf("%+v", r)
+	}
+}
+
+// cancelling plays the user who has had enough when the first GET comes.
+type cancelling struct {
+	store
+	cancel context.CancelFunc
+}
+
+func (c *cancelling) GetInto(ctx context.Context, k, dst []byte) (int, error) {
+	c.cancel()
+	return c.store.GetInto(ctx, k, dst)
+}
+
+func TestHelpAndCompletion(t *testing.T) {
+	e := &env{t: t, now: time.Now}
+	help := e.must("", "--help")
+	for _, c := range []string{"put", "get", "del", "cas", "incr", "ttl", "mget", "scan", "import", "export", "status", "nodes", "shards",
+		"stats", "namespace", "directory", "cost", "perf", "bench", "dump", "check", "completion"} {
+		if !strings.Contains(help, "\n  "+c+" ") {
+			t.Errorf("help does not list %s", c)
+		}
+	}
+	if !strings.Contains(help, "4 unknown outcome") || !strings.Contains(help, "KVD_DIRECTORY") {
+		t.Error("help does not tell exit statuses and environment")
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		if out := e.must("", "completion", shell); !strings.Contains(out, "kvctl") {
+			t.Errorf("%s: %.100q", shell, out)
+		}
+	}
+	if out := e.must("", "__complete", "bench", "--workload", ""); !strings.Contains(out, "A\nB\n") {
+		t.Errorf("completion of --workload: %q", out)
+	}
+}
+
+func TestStatusCommands(t *testing.T) {
+	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 128 << 20})
+	e.must("", "put", "k", "v")
+	for cmd, want := range map[string][]string{
+		"status":              {"1 nodes, leader d1", "2 up, 0 down", "256.0 MiB lent", "default"},
+		"nodes":               {"m1", "m2", "up", "128.0 MiB", "tcp 127.0.0.1:"},
+		"shards":              {"active", "m1", "m2", "Clusters"},
+		"stats":               {"reclaim epoch", "Granted", "Memory node"},
+		"namespace list":      {"default", "store"},
+		"directory join-info": {"cluster ", "join     127.0.0.1:"},
+	} {
+		out := e.must("", strings.Fields(cmd)...)
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s: no %q in\n%s", cmd, w, out)
+			}
+		}
+		d := json.NewDecoder(strings.NewReader(e.must("", append([]string{"-o", "json"}, strings.Fields(cmd)...)...)))
+		n := 0
+		for ; d.More(); n++ {
+			var v map[string]any
+			if err := d.Decode(&v); err != nil {
+				t.Errorf("%s: %v", cmd, err)
+				break
+			}
+		}
+		if n == 0 {
+			t.Errorf("%s: no JSON", cmd)
+		}
+	}
+	if strings.Contains(e.must("", "-o", "json", "status"), `_rkey":"1`) {
+		t.Error("status shows rkeys")
+	}
+}
+
+// What is set and swapped comes back with its version, and its time to live.
+func TestVersionsAndTTL(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
+	type item struct {
+		Version uint64
+		Value   string
+		Expires string
+		TTL     float64 `json:"ttl_seconds"`
+	}
+	put := decode[item](t, e.must("", "-o", "json", "put", "k", "one"))
+	if got := decode[item](t, e.must("", "-o", "json", "get", "k")); got.Version != put.Version || got.Value != "one" {
+		t.Errorf("put %+v, got %+v", put, got)
+	}
+	version := fmt.Sprint(put.Version)
+	cas := decode[item](t, e.must("two", "-o", "json", "cas", "k", version, "-"))
+	if cas.Version <= put.Version {
+		t.Errorf("version %d after %d", cas.Version, put.Version)
+	}
+	if r := e.run("", "cas", "k", version, "three"); r.code != exitNo {
+		t.Errorf("%+v", r)
+	}
+	if got := e.must("", "get", "k"); got != "two" {
+		t.Errorf("value %q", got)
+	}
+	e.must("", "ttl", "k", "1h")
+	start := time.Now()
+	e.now = func() time.Time { return start }
+	if got := decode[item](t, e.must("", "-o", "json", "ttl", "k")); got.TTL < 3590 || got.TTL > 3600 || got.Expires == "" {
+		t.Errorf("%+v", got)
+	}
+	if got := e.must("", "ttl", "k"); !strings.HasPrefix(got, "59m5") && !strings.HasPrefix(got, "1h") {
+		t.Errorf("ttl %q", got)
+	}
+	got := decode[item](t, e.must("", "-o", "json", "get", "k"))
+	e.must("", "del", "--version", fmt.Sprint(got.Version), "k")
+	if r := e.run("", "get", "k"); r.code != exitNo {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{nil, 0}, {client.ErrNotFound, 1}, {client.ErrConflict, 1}, {client.ErrNotInteger, 1}, {client.ErrNoNamespace, 2},
+		{usagef("x"), 2}, {client.ErrUnavailable, 3}, {client.ErrFull, 3}, {context.DeadlineExceeded, 3},
+		{errors.Join(client.ErrUnavailable, client.ErrUnknownOutcome), 4}, {errors.New("disk"), 5},
+	} {
+		if got := exitCode(c.err); got != c.want {
+			t.Errorf("exitCode(%v) = %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
+func TestTLSFlags(t *testing.T) {
+	e := &env{t: t, now: time.Now}
+	junk := filepath.Join(t.TempDir(), "junk")
+	writeFile(t, junk, []byte("no certificate"))
+	if r := e.run("", "--tls-ca", junk, "status"); r.code != exitUsage || !strings.Contains(r.stderr, "no certificate in it") {
+		t.Errorf("%+v", r)
+	}
+	// Plain text to another host takes a word of consent; then it is tried.
+	if r := e.run("", "--directory", "192.0.2.1:1", "--timeout", "100ms", "--insecure", "status"); r.code != exitUnavailable {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestParseBytes(t *testing.T) {
+	for s, want := range map[string]uint64{"0": 0, "17": 17, "4KiB": 4096, "4k": 4096, "1.5 MiB": 3 << 19, "2GB": 2 << 30, "1TiB": 1 << 40, "8B": 8} {
+		if got, err := parseBytes(s); err != nil || got != want {
+			t.Errorf("%q: %d %v, want %d", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", "x", "-1", "1XB", "1e30TiB", "NaN", "KiB", "4KiBiB"} {
+		if got, err := parseBytes(s); err == nil {
+			t.Errorf("%q: %d, want an error", s, got)
+		}
+	}
+}
+
+func TestPrintTable(t *testing.T) {
+	var out bytes.Buffer
+	a := newApp(nil, &out, nil)
+	a.printTable(row{"Name", "N"}, []row{{"a", 1}, {"b", "22.5"}, {"c", "-"}})
+	want := " Name     N\n────────────\n a        1\n b     22.5\n c        -\n"
+	if out.String() != want {
+		t.Errorf("%q\nwant %q", out.String(), want)
+	}
+}

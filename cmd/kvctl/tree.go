@@ -1,0 +1,520 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// Bounds of import and export. Each worker holds one batch, so memory stays
+// below treeWorkers times (batchBytes plus one value of the largest size).
+const (
+	treeWorkers = 4
+	batchKeys   = 128
+	batchBytes  = 8 << 20
+	// exportKeys bounds a batch whose values' lengths are not known in advance.
+	exportKeys = 32
+)
+
+// patience is for how long import, export and scan repeat what the store could
+// not serve, before they give up. What they repeat is idempotent.
+const patience = 30 * time.Second
+
+func (a *app) addTreeCommands(root *cobra.Command) {
+	var prefix string
+	imp := changes(&cobra.Command{
+		Use:   "import DIR",
+		Short: "Store every file below a folder",
+		Long: "Store every regular file below DIR; its key is the prefix and the path relative\n" +
+			"to DIR with slashes, its value the file's bytes. Symbolic links, devices and\nempty folders are left out; existing keys are overwritten.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := a.prefix(prefix)
+			if err != nil {
+				return err
+			}
+			return a.importTree(cmd.Context(), args[0], p)
+		},
+	})
+	imp.Flags().StringVar(&prefix, "prefix", "", "begin every key with this")
+
+	var overwrite bool
+	exp := &cobra.Command{
+		Use:   "export DIR",
+		Short: "Write keys as files below a folder",
+		Long: "Write every key that begins with the prefix to the file below DIR that the rest\n" +
+			"of the key names. DIR is made if it is missing and must be empty otherwise. Keys\n" +
+			"that are no safe relative path (absolute, with .., with NUL) are refused, reported\nand counted; then the exit status is 1.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := a.prefix(prefix)
+			if err != nil {
+				return err
+			}
+			return a.exportTree(cmd.Context(), args[0], p, overwrite)
+		},
+	}
+	exp.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this, which is cut off")
+	exp.Flags().BoolVar(&overwrite, "overwrite", false, "let DIR hold files already, and replace those of the same name")
+	for _, c := range []*cobra.Command{imp, exp} {
+		c.GroupID = "keys"
+		root.AddCommand(c)
+	}
+}
+
+// treeReport is what import and export print at the end.
+type treeReport struct {
+	Files   int64   `json:"files"`
+	Bytes   int64   `json:"bytes"`
+	Skipped int64   `json:"skipped"` // links, devices; keys that went meanwhile
+	Refused int64   `json:"refused"`
+	Seconds float64 `json:"seconds"`
+}
+
+// tree counts while workers run.
+type tree struct {
+	a                              *app
+	verb                           string
+	start                          time.Time
+	bar                            *progressbar.ProgressBar // nil without a terminal
+	files, bytes, skipped, refused atomic.Int64
+	warn                           sync.Mutex
+}
+
+func (a *app) newTree(verb string, files int64) *tree {
+	t := &tree{a: a, verb: verb, start: time.Now()}
+	if isTerminal(a.stderr) {
+		t.bar = progressbar.NewOptions64(files, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(verb),
+			progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString("files"),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	}
+	return t
+}
+
+func (t *tree) done(n int) {
+	t.files.Add(1)
+	t.bytes.Add(int64(n))
+	if t.bar != nil {
+		_ = t.bar.Add(1)
+	}
+}
+
+// refuse reports a key or file that is left out; only the first ones by name.
+func (t *tree) refuse(format string, args ...any) {
+	const named = 10
+	if n := t.refused.Add(1); n <= named {
+		t.warn.Lock()
+		defer t.warn.Unlock()
+		t.a.say("kvctl %s: "+format, append([]any{t.verb}, args...)...)
+		if n == named {
+			t.a.say("kvctl %s: further ones are only counted", t.verb)
+		}
+	}
+}
+
+func (t *tree) finish(err error) error {
+	if t.bar != nil {
+		_ = t.bar.Finish()
+	}
+	r := treeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
+		Seconds: time.Since(t.start).Seconds()}
+	if err != nil {
+		return fmt.Errorf("after %d files (%s): %w", r.Files, bytesText(r.Bytes), err)
+	}
+	if t.a.json() {
+		err = t.a.printJSON(r)
+	} else {
+		t.a.printTable(row{"Files", "Bytes", "Skipped", "Refused", "Seconds", "Files/s", "MiB/s"},
+			[]row{{r.Files, r.Bytes, r.Skipped, r.Refused, fmt.Sprintf("%.3f", r.Seconds),
+				fmt.Sprintf("%.0f", float64(r.Files)/r.Seconds), fmt.Sprintf("%.1f", float64(r.Bytes)/r.Seconds/(1<<20))}})
+	}
+	if err == nil && r.Refused > 0 {
+		return fail(exitNo)
+	}
+	return err
+}
+
+// crew runs treeWorkers goroutines over a channel; the first error ends all.
+type crew struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup
+}
+
+func newCrew(ctx context.Context) *crew {
+	c := &crew{}
+	c.ctx, c.cancel = context.WithCancelCause(ctx)
+	return c
+}
+
+func (c *crew) run(n int, fn func(context.Context) error) {
+	for range n {
+		c.wg.Go(func() {
+			if err := fn(c.ctx); err != nil {
+				c.cancel(err)
+			}
+		})
+	}
+}
+
+// wait returns the first error.
+func (c *crew) wait() error {
+	c.wg.Wait()
+	err := context.Cause(c.ctx)
+	c.cancel(nil)
+	return err
+}
+
+// persist repeats fn, which is idempotent, while the store cannot serve it, for
+// as long as patience lasts.
+func persist(ctx context.Context, fn func() error) error {
+	bo := backoff.NewExponentialBackOff()
+	bo.InitialInterval, bo.MaxInterval = 20*time.Millisecond, time.Second
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		err := fn()
+		if err != nil && !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrUnknownOutcome) || ctx.Err() != nil {
+			return struct{}{}, backoff.Permanent(err)
+		}
+		return struct{}{}, err
+	}, backoff.WithBackOff(bo), backoff.WithMaxElapsedTime(patience))
+	if p := (*backoff.PermanentError)(nil); errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
+
+// ---- import ----------------------------------------------------------------
+
+func (a *app) importTree(ctx context.Context, dir string, prefix []byte) error {
+	// WalkDir does not follow a link, not even its root.
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(real)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	total := int64(-1)
+	if isTerminal(a.stderr) {
+		total = countFiles(real)
+	}
+	return a.with(ctx, sessionOptions{}, func(s store) error {
+		t := a.newTree("import", total)
+		paths := make(chan string, 4*batchKeys)
+		c := newCrew(ctx)
+		c.run(1, func(ctx context.Context) error {
+			defer close(paths)
+			return t.walk(ctx, real, paths)
+		})
+		c.run(treeWorkers, func(ctx context.Context) error { return t.store(ctx, s, root, prefix, paths) })
+		return t.finish(c.wait())
+	})
+}
+
+func countFiles(dir string) (n int64) {
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			n++
+		}
+		return nil
+	})
+	return n
+}
+
+// walk sends the relative path of every regular file.
+func (t *tree) walk(ctx context.Context, dir string, paths chan<- string) error {
+	return filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			return nil
+		case !d.Type().IsRegular():
+			t.skipped.Add(1)
+			return nil
+		}
+		rel, err := filepath.Rel(dir, p)
+		if err != nil {
+			return err
+		}
+		select {
+		case paths <- rel:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+}
+
+// store puts the files that come over paths, a batch at a time.
+func (t *tree) store(ctx context.Context, s store, root *os.Root, prefix []byte, paths <-chan string) error {
+	var batch []client.KV
+	size := 0
+	flush := func() error {
+		err := t.putAll(ctx, s, batch)
+		batch, size = batch[:0], 0
+		return err
+	}
+	for p := range paths {
+		key := append(bytes.Clone(prefix), filepath.ToSlash(p)...)
+		if len(key) > client.MaxKeyLen {
+			return fmt.Errorf("%q: key of %d bytes, at most %d: nothing of the file was stored", p, len(key), client.MaxKeyLen)
+		}
+		v, err := readFile(root, p)
+		if err != nil {
+			return err
+		}
+		if size > 0 && size+len(v) > batchBytes {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		batch = append(batch, client.KV{Key: key, Value: v})
+		if size += len(v); size >= batchBytes || len(batch) == batchKeys {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return flush()
+}
+
+// readFile reads a regular file of at most MaxValueLen bytes.
+func readFile(root *os.Root, p string) ([]byte, error) {
+	// Not to hang on a pipe that has taken the file's place.
+	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%q: not a regular file any more", p)
+	}
+	if st.Size() > client.MaxValueLen {
+		return nil, tooLong(p, st.Size())
+	}
+	v := make([]byte, 0, st.Size()+1)
+	b := bytes.NewBuffer(v)
+	if n, err := b.ReadFrom(io.LimitReader(f, client.MaxValueLen+1)); err != nil {
+		return nil, fmt.Errorf("%q: %w", p, err)
+	} else if n > client.MaxValueLen {
+		return nil, tooLong(p, n)
+	}
+	return b.Bytes(), nil
+}
+
+func tooLong(p string, n int64) error {
+	return fmt.Errorf("%q: file of %d bytes, at most %d (64 MiB) fit in a value: nothing of it was stored", p, n, client.MaxValueLen)
+}
+
+// putAll puts every pair, again those that the store could not serve.
+func (t *tree) putAll(ctx context.Context, s store, pairs []client.KV) error {
+	for len(pairs) > 0 {
+		err := persist(ctx, func() error {
+			var again []client.KV
+			var first error
+			for i, r := range s.MultiPut(ctx, pairs) {
+				if r.Err == nil {
+					t.done(len(pairs[i].Value))
+					continue
+				}
+				again = append(again, pairs[i])
+				if first == nil {
+					first = t.a.about(pairs[i].Key, r.Err)
+				}
+			}
+			pairs = again
+			return first
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ---- export ----------------------------------------------------------------
+
+func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwrite bool) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if !overwrite {
+		d, err := root.Open(".")
+		if err != nil {
+			return err
+		}
+		names, err := d.Readdirnames(1)
+		_ = d.Close()
+		if err == nil {
+			return usagef("%s: holds %q already; want an empty folder, or --overwrite", dir, names[0])
+		} else if !errors.Is(err, io.EOF) {
+			return err
+		}
+	}
+	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
+		t := a.newTree("export", -1)
+		keys := make(chan []byte, 4*exportKeys)
+		c := newCrew(ctx)
+		c.run(1, func(ctx context.Context) error {
+			defer close(keys)
+			return eachKey(ctx, s, prefix, true, func(kv client.KV) (bool, error) {
+				if err := safePath(string(kv.Key[len(prefix):])); err != nil {
+					t.refuse("key %s: %v", a.showKey(kv.Key), err)
+					return true, nil
+				}
+				select {
+				case keys <- kv.Key:
+					return true, nil
+				case <-ctx.Done():
+					return false, context.Cause(ctx)
+				}
+			})
+		})
+		made := &folders{seen: map[string]bool{".": true}}
+		c.run(treeWorkers, func(ctx context.Context) error { return t.fetch(ctx, s, root, made, len(prefix), keys) })
+		return t.finish(c.wait())
+	})
+}
+
+// safePath refuses what would leave the folder, or name no file in it.
+func safePath(p string) error {
+	switch {
+	case p == "":
+		return errors.New("refused: nothing is left of it behind the prefix")
+	case strings.ContainsRune(p, 0):
+		return errors.New("refused: holds a NUL byte")
+	case strings.HasPrefix(p, "/"):
+		return errors.New("refused: an absolute path")
+	case path.Clean(p) != p, !filepath.IsLocal(filepath.FromSlash(p)), p == ".":
+		return errors.New("refused: not a plain relative path (.., . or an empty component)")
+	}
+	return nil
+}
+
+// fetch gets the keys that come over the channel, and writes their files. It
+// learns from the values so far how many keys to ask for at once.
+func (t *tree) fetch(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int, keys <-chan []byte) error {
+	want := 1
+	var batch [][]byte
+	flush := func() error {
+		most, err := t.getAll(ctx, s, root, made, prefixLen, batch)
+		batch = batch[:0]
+		want = min(max(batchBytes/max(most, 1), 1), 2*want, exportKeys)
+		return err
+	}
+	for k := range keys {
+		if batch = append(batch, k); len(batch) >= want {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	_, err := t.getAll(ctx, s, root, made, prefixLen, batch)
+	return err
+}
+
+// getAll fetches keys and writes their files; it returns the longest value's
+// length.
+func (t *tree) getAll(ctx context.Context, s store, root *os.Root, made *folders, prefixLen int, keys [][]byte) (most int, err error) {
+	for len(keys) > 0 {
+		err := persist(ctx, func() error {
+			var again [][]byte
+			var first error
+			for i, r := range s.MultiGet(ctx, keys) {
+				switch {
+				case r.Err == nil:
+					most = max(most, len(r.Value))
+					if err := t.write(root, made, filepath.FromSlash(string(keys[i][prefixLen:])), r.Value); err != nil {
+						return err
+					}
+				case errors.Is(r.Err, client.ErrNotFound):
+					t.skipped.Add(1)
+				default:
+					again = append(again, keys[i])
+					if first == nil {
+						first = t.a.about(keys[i], r.Err)
+					}
+				}
+			}
+			keys = again
+			return first
+		})
+		if err != nil {
+			return most, err
+		}
+	}
+	return most, nil
+}
+
+// write writes one file. A key that cannot be a file beside the others (a/b when
+// a is a file) is refused; a full or broken disk ends the export.
+func (t *tree) write(root *os.Root, made *folders, p string, v []byte) error {
+	err := made.make(root, filepath.Dir(p))
+	if err == nil {
+		err = root.WriteFile(p, v, 0o666)
+	}
+	for _, e := range []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.EILSEQ} {
+		if errors.Is(err, e) {
+			t.refuse("key %s: cannot be a file here: %v", t.a.showKey([]byte(p)), e)
+			return nil
+		}
+	}
+	if err == nil {
+		t.done(len(v))
+	}
+	return err
+}
+
+// folders remembers which folders exist, so that each is made once.
+type folders struct {
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (f *folders) make(root *os.Root, dir string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.seen[dir] {
+		return nil
+	}
+	if err := root.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	f.seen[dir] = true
+	return nil
+}

@@ -1,0 +1,546 @@
+package index_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+const (
+	shardOff   = layout.RegionPageSize
+	indexBytes = shardOff + 2*layout.ClusterSize // one cluster, and room to see a stray access
+	heapLo     = (indexBytes + layout.UnitSize - 1) / layout.UnitSize
+	homeGroup  = 3
+)
+
+// world is a placement group in memory: replicas as byte slices, and the
+// clients that work on them. Verbs take effect at once, in the order given.
+type world struct {
+	pg       index.PG
+	region   [3][]byte
+	clients  []*client
+	fenced   map[uint32]bool
+	nextUnit uint32
+	millis   uint64
+	noRoute  bool
+	covered  map[string]bool // steps reached
+}
+
+func newWorld(replicas uint8, heapUnits uint32) *world {
+	w := &world{fenced: map[uint32]bool{}, nextUnit: heapLo, millis: 1000, covered: map[string]bool{}}
+	w.pg = index.PG{ID: 1, Epoch: 1, Replicas: replicas, HeapLo: heapLo, HeapHi: heapLo + heapUnits}
+	for r := range replicas {
+		w.region[r] = make([]byte, heapLo*layout.UnitSize+heapUnits*layout.UnitSize)
+	}
+	return w
+}
+
+// client is one session with one operation at a time; it is the operation's Env.
+type client struct {
+	w        *world
+	id       uint32
+	stamp    uint32
+	version  uint64
+	hints    map[string]index.Hint
+	memory   int // allocations left; < 0: no limit
+	places   []string
+	op       *index.Op
+	pos      int // accesses of this round already performed
+	action   index.Action
+	posted   bool // the round is not over
+	verbs    int
+	steps    []string // step of every round
+	modified int
+}
+
+func (w *world) client(id uint32) *client {
+	for _, c := range w.clients {
+		if c.id == id {
+			return c
+		}
+	}
+	c := &client{w: w, id: id, hints: map[string]index.Hint{}, memory: -1}
+	w.clients = append(w.clients, c)
+	return c
+}
+
+var _ index.Env = (*client)(nil)
+
+func (c *client) Session() uint32 { return c.id }
+func (c *client) Stamp() uint32   { c.stamp++; return c.stamp }
+
+// Version keeps the client's number in the low digit.
+func (c *client) Version(after uint64) uint64 {
+	c.version = max(c.version, after)/10*10 + 10 + uint64(c.id)
+	return c.version
+}
+func (c *client) NowMillis() uint64 { return c.w.millis }
+func (c *client) route() (index.Route, bool) {
+	return index.Route{PG: &c.w.pg, ShardOff: shardOff, Clusters: 1, MapVersion: 1}, !c.w.noRoute
+}
+func (c *client) Route(uint64) (index.Route, bool)      { return c.route() }
+func (c *client) RouteShard(uint64) (index.Route, bool) { return c.route() }
+func (c *client) RoutePG(uint32) (index.Route, bool)    { return c.route() }
+func (c *client) Hint(o *index.Op) (index.Hint, bool)   { h, ok := c.hints[string(o.Key)]; return h, ok }
+func (c *client) Remember(o *index.Op, h index.Hint)    { c.hints[string(o.Key)] = h }
+func (c *client) Forget(o *index.Op)                    { delete(c.hints, string(o.Key)) }
+func (c *client) Buf(_ *index.Op, n int) []byte         { return make([]byte, n, (n+7)&^7) }
+
+func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, bool) {
+	n := layout.UnitsOf(code)
+	if c.memory == 0 || c.w.nextUnit+n > pg.HeapHi {
+		return 0, 0, false
+	}
+	c.memory--
+	u := c.w.nextUnit
+	c.w.nextUnit += n
+	return u, 0, true
+}
+
+func (c *client) place(what string, w layout.Word) {
+	c.places = append(c.places, fmt.Sprintf("%s %s", what, unitName(w.Unit())))
+}
+func (c *client) Unuse(_ *index.PG, w layout.Word)    { c.place("unuse", w) }
+func (c *client) Unlinked(_ *index.PG, w layout.Word) { c.place("unlinked", w) }
+func (c *client) Retire(_ *index.PG, w layout.Word)   { c.place("retire", w) }
+func (c *client) Leak(_ *index.PG, w layout.Word)     { c.place("leak", w) }
+
+// hashOf puts every key in one group. A key's first letter is its fingerprint,
+// except for the fillers f00, f01, ….
+func hashOf(key string) uint64 {
+	fp := uint64(key[0])
+	var n uint64
+	if _, err := fmt.Sscanf(key, "f%02d", &n); err == nil {
+		fp = 0x800 | n
+	}
+	return homeGroup<<12 | fp
+}
+
+// start begins an operation given in words: get k, put k v [if-absent |
+// if-present | if=VERSION] [expiry=MS], del k [if=VERSION], append k v, refuse k,
+// scan, raw.
+func (c *client) start(words []string) error {
+	o := &index.Op{}
+	if len(words) > 1 {
+		o.Key = []byte(words[1])
+		o.Hash = hashOf(words[1])
+	}
+	rest := words[min(2, len(words)):]
+	switch words[0] {
+	case "get":
+		o.Kind = index.Get
+	case "del":
+		o.Kind = index.Delete
+	case "put":
+		o.Kind, o.Value = index.Put, []byte(rest[0])
+		var n int
+		if _, err := fmt.Sscanf(rest[0], "long%d", &n); err == nil {
+			o.Value = longValue(n)
+		}
+		rest = rest[1:]
+	case "append":
+		suffix := rest[0]
+		rest = rest[1:]
+		o.Kind = index.Modify
+		o.Modify = func(cur *layout.Record) ([]byte, uint64, error) {
+			c.modified++
+			if cur == nil {
+				return []byte(suffix), 0, nil
+			}
+			return append(bytes.Clone(cur.Value), suffix...), 0, nil
+		}
+	case "refuse": // a Modify that refuses whatever is there
+		o.Kind = index.Modify
+		o.Modify = func(cur *layout.Record) ([]byte, uint64, error) {
+			if cur == nil {
+				return nil, 0, errRefusedAbsent
+			}
+			return nil, 0, fmt.Errorf("refused %q", cur.Value)
+		}
+	case "scan":
+		o.Kind, o.ScanBytes = index.Scan, 1<<20
+	case "raw":
+		o.Kind, o.RawPG, o.RawSpace, o.RawLen = index.Raw, 1, index.Index, 64
+		o.RawReplica = c.w.pg.Replicas - 1
+	default:
+		return fmt.Errorf("unknown operation %q", words[0])
+	}
+	for _, x := range rest {
+		name, value, _ := strings.Cut(x, "=")
+		var n uint64
+		_, _ = fmt.Sscan(value, &n)
+		switch name {
+		case "if-absent":
+			o.Cond = index.IfAbsent
+		case "if-present":
+			o.Cond = index.IfPresent
+		case "if":
+			o.Cond, o.IfVersion = index.IfVersion, n
+		case "expiry":
+			o.Expiry = n
+		case "from":
+			o.ScanFrom = uint16(n)
+		case "bytes":
+			o.ScanBytes = int(n)
+		default:
+			return fmt.Errorf("unknown option %q", x)
+		}
+	}
+	o.Start(c)
+	c.op, c.action, c.posted, c.pos, c.verbs = o, 0, false, 0, 0
+	c.steps, c.places = nil, nil
+	c.w.covered[o.Step().String()] = true
+	return nil
+}
+
+var errRefusedAbsent = errors.New("refused: absent")
+
+// longValue is n bytes over the longest record.
+func longValue(n int) []byte {
+	b := make([]byte, layout.MaxRecordSize+n)
+	for i := range b {
+		b[i] = byte(i >> 10)
+	}
+	return b
+}
+
+// fault is what happens to a round.
+type fault uint8
+
+const (
+	noFault    fault = iota
+	failBefore       // every access fails without effect
+	failAfter        // every access fails after its effect
+)
+
+// advance goes on by one round trip: the last one's results are consumed and the
+// next one's accesses performed, or as many of them as limit says. It reports
+// what happened as lines, and whether the operation is done.
+func (c *client) advance(limit int, f fault) (lines []string, done bool) {
+	o := c.op
+	if !c.posted {
+		c.action = o.Next()
+		c.w.covered[o.Step().String()] = true
+		lines = append(lines, c.takePlaces()...)
+		c.pos = 0
+		switch c.action {
+		case index.Post:
+			c.posted = true
+			c.steps = append(c.steps, o.Step().String())
+			lines = append(lines, o.Step().String())
+			if !slices.ContainsFunc(o.Accesses, func(a index.Access) bool { return !a.NoWait }) {
+				panic(fmt.Sprintf("step %v posts nothing to wait for", o.Step()))
+			}
+		case index.Done:
+			lines = append(lines, c.noWait()...)
+			lines = append(lines, c.answer())
+			return lines, true
+		case index.AskFenced:
+			o.OwnerFenced = c.w.fenced[o.LockOwner]
+			lines = append(lines, fmt.Sprintf("ask whether s%d is fenced: %v", o.LockOwner, o.OwnerFenced))
+			return append(lines, c.noWait()...), false
+		default:
+			lines = append(lines, actionName(c.action))
+			return append(lines, c.noWait()...), false
+		}
+	}
+	for n := 0; c.pos < len(o.Accesses) && n < limit; n++ {
+		a := &o.Accesses[c.pos]
+		c.pos++
+		c.verbs++
+		line := ""
+		if f != failBefore {
+			line = c.w.perform(a)
+		} else {
+			line = c.w.describe(a)
+		}
+		if f != noFault {
+			a.Failed = true
+			line = strings.TrimRight(line, " ") + "  FAILED " + [...]string{1: "before", 2: "after"}[f] + " its effect"
+		}
+		lines = append(lines, "  "+line)
+	}
+	c.posted = c.pos < len(o.Accesses)
+	return lines, false
+}
+
+func (c *client) noWait() (lines []string) {
+	for i := range c.op.Accesses {
+		if c.op.Accesses[i].NoWait {
+			c.verbs++
+			lines = append(lines, "  "+c.w.perform(&c.op.Accesses[i]))
+		}
+	}
+	c.op.Accesses = c.op.Accesses[:0]
+	return lines
+}
+
+func (c *client) takePlaces() (lines []string) {
+	for _, p := range c.places {
+		lines = append(lines, "  place: "+p)
+	}
+	c.places = nil
+	return lines
+}
+
+func actionName(a index.Action) string {
+	return [...]string{index.Alloc: "wait for memory", index.Refresh: "wait for a newer map",
+		index.Backoff: "back off", index.Reconnect: "reconnect"}[a]
+}
+
+// run drives the operation to its end.
+func (c *client) run(maxActions int) (lines []string, err error) {
+	for range maxActions {
+		l, done := c.advance(1<<30, noFault)
+		lines = append(lines, l...)
+		if done {
+			return lines, nil
+		}
+	}
+	return lines, fmt.Errorf("no end after %d actions, in step %v", maxActions, c.op.Step())
+}
+
+// do runs one operation and returns its error.
+func (c *client) do(t testing.TB, words ...string) error {
+	t.Helper()
+	if err := c.start(words); err != nil {
+		t.Fatal(err)
+	}
+	if lines, err := c.run(300); err != nil {
+		t.Fatalf("s%d %v: %v\n%s", c.id, words, err, strings.Join(lines[max(0, len(lines)-60):], "\n"))
+	}
+	return c.op.Err
+}
+
+func (c *client) answer() string {
+	o := c.op
+	at := fmt.Sprintf("(%d rounds, %d verbs)", o.Rounds, c.verbs)
+	switch {
+	case o.Err != nil:
+		return fmt.Sprintf("done: %v %s", o.Err, at)
+	case o.Kind == index.Get && o.Parts != nil:
+		return fmt.Sprintf("done: %d bytes in %d parts, version %d %s", len(bytes.Join(o.Parts, nil)), len(o.Parts), o.Version, at)
+	case o.Kind == index.Get:
+		return fmt.Sprintf("done: %q version %d %s", short(o.Record.Value), o.Version, at)
+	case o.Kind == index.Scan:
+		var keys []string
+		for _, r := range o.Found {
+			keys = append(keys, string(r.Key))
+		}
+		return fmt.Sprintf("done: %v next %d end %v %s", keys, o.ScanNext, o.ScanEnd, at)
+	case o.Kind == index.Raw:
+		return fmt.Sprintf("done: %d bytes %s", len(o.Record.Value), at)
+	case o.Kind == index.Delete:
+		return "done: deleted " + at
+	}
+	return fmt.Sprintf("done: version %d %s", o.Version, at)
+}
+
+func short(b []byte) string {
+	if len(b) > 24 {
+		return fmt.Sprintf("%s… %dB", b[:16], len(b))
+	}
+	return string(b)
+}
+
+// ---- memory ----------------------------------------------------------------
+
+// perform lets one verb take effect and says what it found.
+func (w *world) perform(a *index.Access) string {
+	mem := w.region[a.Replica]
+	where := w.describe(a)
+	switch a.Verb {
+	case index.Read:
+		copy(a.Buf, mem[a.Off:][:len(a.Buf)])
+		return fmt.Sprintf("%s  %s", where, w.show(a))
+	case index.Write:
+		copy(mem[a.Off:], a.Buf)
+		return fmt.Sprintf("%s  %s", where, showRecord(a.Buf))
+	default:
+		p := mem[a.Off:]
+		a.Found = binary.LittleEndian.Uint64(p)
+		if a.Found == a.Expect {
+			binary.LittleEndian.PutUint64(p, a.New)
+			return where + "  won"
+		}
+		return fmt.Sprintf("%s  lost: %s", where, w.showWord(a, a.Found))
+	}
+}
+
+func (w *world) describe(a *index.Access) string {
+	s := fmt.Sprintf("R%d %-5v %-8s", a.Replica, a.Verb, w.placeName(a))
+	if a.Verb == index.CAS {
+		s += fmt.Sprintf("  %s -> %s", w.showWord(a, a.Expect), w.showWord(a, a.New))
+	}
+	if a.NoWait {
+		s += "  (off the path)"
+	}
+	return s
+}
+
+func home() uint64  { return shardOff + homeGroup*layout.GroupSize }
+func stash() uint64 { return shardOff + layout.StashGroup*layout.GroupSize }
+
+// placeName names an address; an access that leaves its space is a bug.
+func (w *world) placeName(a *index.Access) string {
+	n := uint64(8)
+	if a.Verb != index.CAS {
+		n = uint64(len(a.Buf))
+	}
+	lo, hi := uint64(0), uint64(indexBytes)
+	if a.Space == index.Heap {
+		lo, hi = uint64(w.pg.HeapLo)*layout.UnitSize, uint64(w.pg.HeapHi)*layout.UnitSize
+	}
+	if a.Replica >= w.pg.Replicas || a.Off < lo || a.Off+n > hi || a.Off%8 != 0 ||
+		a.Space == index.Heap && a.Verb == index.CAS || a.Space == index.Index && a.Verb == index.Write {
+		panic(fmt.Sprintf("access out of bounds: %v, %d bytes", a, n))
+	}
+	if a.Space == index.Heap {
+		return unitName(uint32(a.Off / layout.UnitSize))
+	}
+	g, name := home(), "home"
+	if a.Off >= stash() {
+		g, name = stash(), "stash"
+	}
+	if a.Off < g || len(a.Buf) == layout.ClusterSize {
+		return "cluster"
+	}
+	switch in := a.Off - g; {
+	case a.Verb == index.Read && len(a.Buf) == layout.GroupSize:
+		return name
+	case in == 0:
+		return name + ".hdr"
+	case in == layout.GroupLockOff:
+		return name + ".lock"
+	default:
+		return fmt.Sprintf("%s[%d]", name, (in-layout.GroupSlotsOff)/8)
+	}
+}
+
+// unitName counts from the start of the heap.
+func unitName(u uint32) string { return fmt.Sprintf("u%d", int64(u)-heapLo) }
+
+func (w *world) showWord(a *index.Access, x uint64) string {
+	switch name := w.placeName(a); {
+	case strings.HasSuffix(name, ".hdr"):
+		return showHeader(layout.Header(x))
+	case strings.HasSuffix(name, ".lock"):
+		if x == 0 {
+			return "free"
+		}
+		return fmt.Sprintf("s%d#%d", layout.Lock(x).Session(), layout.Lock(x).Stamp())
+	}
+	return showSlot(layout.Word(x))
+}
+
+func showHeader(h layout.Header) string {
+	s := "plain"
+	if h.OVF() {
+		s = "OVF"
+	}
+	if h.Split() {
+		s += " SPLIT"
+	}
+	return s
+}
+
+func showSlot(x layout.Word) string {
+	switch {
+	case x == 0:
+		return "zero"
+	case x.State() == layout.Empty:
+		return fmt.Sprintf("EMPTY(%s by s%d)", unitName(x.Unit()), x.Deleter())
+	}
+	return fmt.Sprintf("%v(%s fp=%03x)", x.State(), unitName(x.Unit()), x.FP())
+}
+
+func (w *world) show(a *index.Access) string {
+	switch {
+	case a.Space == index.Heap:
+		return showRecord(a.Buf)
+	case len(a.Buf) == layout.GroupSize:
+		return showGroup(a.Buf)
+	case len(a.Buf) == 8:
+		return w.showWord(a, binary.LittleEndian.Uint64(a.Buf))
+	}
+	return fmt.Sprintf("%d bytes", len(a.Buf))
+}
+
+func showRecord(b []byte) string {
+	r, err := layout.ParseRecord(b)
+	switch {
+	case err != nil:
+		return "no record"
+	case r.Flags&layout.FlagChunk != 0:
+		return fmt.Sprintf("chunk %d of %d, %dB", r.Expiry, r.Version, len(r.Value))
+	case r.Flags&layout.FlagManifest != 0:
+		return fmt.Sprintf("%s=manifest version %d", r.Key, r.Version)
+	}
+	return fmt.Sprintf("%s=%s version %d", r.Key, short(r.Value), r.Version)
+}
+
+func showGroup(b []byte) string {
+	g := layout.Group(b)
+	s := showHeader(g.Header())
+	used := 0
+	for i := range layout.GroupSlots {
+		if g.Slot(i) != 0 {
+			used++
+			if used <= 4 {
+				s += fmt.Sprintf(" [%d]=%s", i, showSlot(g.Slot(i)))
+			}
+		}
+	}
+	if used > 4 {
+		s += fmt.Sprintf(" … %d slots in use", used)
+	}
+	return s
+}
+
+func (w *world) groupAt(r uint8, off uint64) layout.Group {
+	return layout.Group(w.region[r][off:][:layout.GroupSize])
+}
+
+func (w *world) setSlot(r uint8, group uint64, i int, x layout.Word) {
+	binary.LittleEndian.PutUint64(w.region[r][group+layout.SlotOff(i):], uint64(x))
+}
+
+// find is the slot of key at replica r.
+func (w *world) find(r uint8, key string) (group uint64, i int, x layout.Word, ok bool) {
+	for _, g := range []uint64{home(), stash()} {
+		for i := range layout.GroupSlots {
+			x := w.groupAt(r, g).Slot(i)
+			if x.State() == layout.Empty {
+				continue
+			}
+			if rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()]); err == nil && string(rec.Key) == key {
+				return g, i, x, true
+			}
+		}
+	}
+	return 0, 0, 0, false
+}
+
+// fill occupies every slot of a group, on every replica, by keys of other
+// fingerprints.
+func (w *world) fill(group uint64, slots int) {
+	for i := range slots {
+		key := fmt.Sprintf("f%02d", i)
+		if group == stash() {
+			key = fmt.Sprintf("f%02d", 40+i)
+		}
+		x := layout.MakeLive(0, layout.FP(hashOf(key)), 0, w.nextUnit)
+		w.nextUnit++
+		for r := range w.pg.Replicas {
+			layout.EncodeRecord(w.region[r][x.Off():], layout.RecordHeader{Version: 1}, []byte(key), []byte("x"))
+			w.setSlot(r, group, i, x)
+		}
+	}
+}

@@ -1,0 +1,338 @@
+// Package cost measures what the store's operations cost, in round trips, verbs
+// and bytes, and compares that with the table of docs/protocol.md ("Costs").
+//
+// It runs every operation of the table several times on keys of its own and
+// reads the sessions' counters before and after. It opens no store itself; the
+// caller gives it a way to. Start with [Measure] and [Row]. One Measure at a time
+// per set of sessions; keys are deleted at the end.
+//
+// Counting verbs instead of timing them is how the papers this design descends
+// from (RACE, FUSEE, Outback) are compared with it: counts do not depend on the
+// machine.
+package cost
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// Session is the part of a client that the table is about. It must have one
+// lane, so that a batch is not divided.
+type Session interface {
+	Get(ctx context.Context, key []byte) (client.Item, error)
+	Put(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error)
+	Delete(ctx context.Context, key []byte) error
+	MultiGet(ctx context.Context, keys [][]byte) []client.Result
+	Stats() client.Stats
+	Close() error
+}
+
+// Options configure Measure.
+type Options struct {
+	// Open opens a session that has never seen a key. Required.
+	Open func(context.Context) (Session, error)
+	// Prefix begins every key. Required; nobody else may use it meanwhile.
+	Prefix string
+	// Trials is how often each operation runs. Default 16.
+	Trials int
+	// Batch is the number of keys of a MULTI-GET. Default 32.
+	Batch int
+	// ValueBytes is the length of the values. Default 64.
+	ValueBytes int
+}
+
+func (o *Options) ensureDefaults() {
+	o.Trials = cmp.Or(o.Trials, 16)
+	o.Batch = cmp.Or(o.Batch, 32)
+	o.ValueBytes = cmp.Or(o.ValueBytes, 64)
+}
+
+// Validate joins every problem.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.Open == nil {
+		errs = append(errs, errors.New("Open: nil"))
+	}
+	if o.Prefix == "" {
+		errs = append(errs, errors.New("Prefix: empty"))
+	}
+	if o.Trials < 1 || o.Trials > 10_000 {
+		errs = append(errs, fmt.Errorf("Trials is %d, want 1 to 10000", o.Trials))
+	}
+	if o.Batch < 2 || o.Batch > 64 {
+		errs = append(errs, fmt.Errorf("Batch is %d keys, want 2 to 64", o.Batch))
+	}
+	if o.ValueBytes < 0 || o.ValueBytes > 4096 {
+		errs = append(errs, fmt.Errorf("ValueBytes is %d, want 0 to 4096", o.ValueBytes))
+	}
+	return errors.Join(errs...)
+}
+
+// Count is what one run of an operation took.
+type Count struct {
+	RTT   uint64 `json:"rtt"`
+	Verbs uint64 `json:"verbs"`
+	// Doorbells includes those off the path. Where a batch's completions come one
+	// by one, so do the doorbells of its second round trip.
+	Doorbells  uint64 `json:"doorbells"`
+	ReadBytes  uint64 `json:"read_bytes"`
+	WriteBytes uint64 `json:"write_bytes"`
+}
+
+// Row is one line of the table, with one replica.
+type Row struct {
+	Operation string `json:"operation"`
+	// Keys is the number of keys of one run.
+	Keys      int    `json:"keys"`
+	WantRTT   uint64 `json:"want_rtt"`
+	WantVerbs uint64 `json:"want_verbs"`
+	// Count is the most frequent measurement. Others are legitimate but rare: a
+	// fingerprint that another key shares costs one more READ, a key in the stash
+	// one or two more round trips.
+	Count
+	Trials int `json:"trials"`
+	// Agree is how many of the trials took WantRTT and WantVerbs.
+	Agree int  `json:"agree"`
+	OK    bool `json:"ok"`
+}
+
+// The expected round trips and verbs. MULTI-GET takes the round trips of GET in
+// all, however many the keys.
+const (
+	getCached, getCachedVerbs       = 1, 2
+	get, getVerbs                   = 2, 2
+	updateCached, updateCachedVerbs = 1, 2
+	update, updateVerbs             = 3, 6
+	insert, insertVerbs             = 2, 5
+	deleteCached, deleteCachedVerbs = 1, 1
+)
+
+// Measure runs the operations of the table and returns its rows in order. An
+// error means that the store failed, not that a cost differs.
+func Measure(ctx context.Context, o Options) (rows []Row, err error) {
+	o.ensureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("cost: %w", err)
+	}
+	m := &measurement{o: o, ctx: ctx, value: make([]byte, o.ValueBytes)}
+	defer func() { err = errors.Join(err, m.close()) }()
+
+	single := m.keys("one", o.Trials)
+	batches := make([][][]byte, min(o.Trials, 8))
+	for i := range batches {
+		batches[i] = m.keys(fmt.Sprintf("many%d", i), o.Batch)
+	}
+
+	// a knows every key, because it writes them; the others have never seen any.
+	a, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	put := func(s Session) func([]byte) error {
+		return func(k []byte) error { _, err := s.Put(ctx, k, m.value, client.PutOptions{}); return err }
+	}
+	getOf := func(s Session) func([]byte) error {
+		return func(k []byte) error { _, err := s.Get(ctx, k); return err }
+	}
+	del := func(s Session) func([]byte) error {
+		return func(k []byte) error { return s.Delete(ctx, k) }
+	}
+	// A key is m.stored from before its first write until after its delete.
+	m.stored = append(m.stored, single...)
+	rInsert, err := m.each("INSERT", a, single, insert, insertVerbs, put(a))
+	if err != nil {
+		return nil, err
+	}
+	rGetCached, err := m.each("GET cached", a, single, getCached, getCachedVerbs, getOf(a))
+	if err != nil {
+		return nil, err
+	}
+	rUpdateCached, err := m.each("UPDATE cached", a, single, updateCached, updateCachedVerbs, put(a))
+	if err != nil {
+		return nil, err
+	}
+
+	b, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	rGet, err := m.each("GET", b, single, get, getVerbs, getOf(b))
+	if err != nil {
+		return nil, err
+	}
+	c, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	rUpdate, err := m.each("UPDATE, no hint", c, single, update, updateVerbs, put(c))
+	if err != nil {
+		return nil, err
+	}
+	rDelete, err := m.each("DELETE cached", c, single, deleteCached, deleteCachedVerbs, del(c))
+	if err != nil {
+		return nil, err
+	}
+
+	// Each batch is measured right after it was written and read once: the cache
+	// of slot words is set-associative and may have dropped one of many keys.
+	var cached []Count
+	for _, ks := range batches {
+		m.stored = append(m.stored, ks...)
+		for _, k := range ks {
+			if err := put(a)(k); err != nil {
+				return nil, fmt.Errorf("cost: put %q: %w", k, err)
+			}
+		}
+		if _, err := m.multiGet(a, ks); err != nil {
+			return nil, err
+		}
+		n, err := m.multiGet(a, ks)
+		if err != nil {
+			return nil, err
+		}
+		cached = append(cached, n)
+	}
+	d, err := m.open()
+	if err != nil {
+		return nil, err
+	}
+	var uncached []Count
+	for _, ks := range batches {
+		n, err := m.multiGet(d, ks)
+		if err != nil {
+			return nil, err
+		}
+		uncached = append(uncached, n)
+	}
+	n := uint64(o.Batch)
+	rMultiCached := row(fmt.Sprintf("MULTI-GET of %d, cached", n), o.Batch, cached, getCached, getCachedVerbs*n)
+	rMulti := row(fmt.Sprintf("MULTI-GET of %d", n), o.Batch, uncached, get, getVerbs*n)
+	return []Row{rGetCached, rGet, rUpdateCached, rUpdate, rInsert, rDelete, rMultiCached, rMulti}, nil
+}
+
+// AllOK reports whether every row is as expected.
+func AllOK(rows []Row) bool {
+	return !slices.ContainsFunc(rows, func(r Row) bool { return !r.OK })
+}
+
+type measurement struct {
+	o        Options
+	ctx      context.Context
+	value    []byte
+	sessions []Session
+	stored   [][]byte // to delete at the end
+}
+
+// keys are named by number of bytes alike, so that their records cost alike.
+func (m *measurement) keys(kind string, n int) [][]byte {
+	ks := make([][]byte, n)
+	for i := range ks {
+		ks[i] = fmt.Appendf(nil, "%s%s/%06d", m.o.Prefix, kind, i)
+	}
+	return ks
+}
+
+// warmKeys are enough that every memory node holds one of them.
+const warmKeys = 16
+
+// open opens a session and makes it connect and take memory, which is not part
+// of any operation's cost.
+func (m *measurement) open() (Session, error) {
+	s, err := m.o.Open(m.ctx)
+	if err != nil {
+		return nil, err
+	}
+	m.sessions = append(m.sessions, s)
+	warm := m.keys(fmt.Sprintf("warm%d", len(m.sessions)), warmKeys)
+	m.stored = append(m.stored, warm...)
+	for _, k := range warm {
+		if _, err := s.Put(m.ctx, k, m.value, client.PutOptions{}); err != nil {
+			return nil, fmt.Errorf("cost: put %q: %w", k, err)
+		}
+	}
+	return s, nil
+}
+
+func (m *measurement) close() error {
+	var errs []error
+	if len(m.sessions) > 0 {
+		// Also when m.ctx was cancelled: leave nothing behind.
+		ctx := context.WithoutCancel(m.ctx)
+		for _, k := range m.stored {
+			err := m.sessions[0].Delete(ctx, k)
+			if err != nil && !errors.Is(err, client.ErrNotFound) {
+				errs = append(errs, fmt.Errorf("cost: delete %q: %w", k, err))
+				break
+			}
+		}
+	}
+	for _, s := range m.sessions {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// each runs op on every key and counts it by itself.
+func (m *measurement) each(name string, s Session, keys [][]byte, wantRTT, wantVerbs uint64, op func([]byte) error) (Row, error) {
+	counts := make([]Count, len(keys))
+	for i, k := range keys {
+		before := s.Stats()
+		if err := op(k); err != nil {
+			return Row{}, fmt.Errorf("cost: %s %q: %w", name, k, err)
+		}
+		counts[i] = diff(before, s.Stats())
+	}
+	return row(name, 1, counts, wantRTT, wantVerbs), nil
+}
+
+// multiGet counts one MULTI-GET. Its keys go side by side, so its round trips are
+// those of the key that takes most: the mean, rounded up, where all take the same
+// but a few that take more.
+func (m *measurement) multiGet(s Session, keys [][]byte) (Count, error) {
+	before := s.Stats()
+	for i, r := range s.MultiGet(m.ctx, keys) {
+		if r.Err != nil {
+			return Count{}, fmt.Errorf("cost: MULTI-GET: key %q: %w", keys[i], r.Err)
+		}
+	}
+	c := diff(before, s.Stats())
+	n := uint64(len(keys))
+	c.RTT = (c.RTT + n - 1) / n
+	return c, nil
+}
+
+func diff(a, b client.Stats) (c Count) {
+	for kind, n := range b.Rounds {
+		c.RTT += n - a.Rounds[kind]
+	}
+	c.Verbs = b.Verbs.Total() - a.Verbs.Total()
+	c.Doorbells = b.Verbs.Doorbells - a.Verbs.Doorbells
+	c.ReadBytes = b.Verbs.ReadBytes - a.Verbs.ReadBytes
+	c.WriteBytes = b.Verbs.WriteBytes - a.Verbs.WriteBytes
+	return c
+}
+
+func row(name string, keys int, counts []Count, wantRTT, wantVerbs uint64) Row {
+	r := Row{Operation: name, Keys: keys, WantRTT: wantRTT, WantVerbs: wantVerbs, Trials: len(counts)}
+	type key struct{ rtt, verbs uint64 }
+	seen := make(map[key]int)
+	for _, c := range counts {
+		seen[key{c.RTT, c.Verbs}]++
+		if c.RTT == wantRTT && c.Verbs == wantVerbs {
+			r.Agree++
+		}
+	}
+	best := 0
+	for _, c := range counts {
+		if n := seen[key{c.RTT, c.Verbs}]; n > best {
+			best, r.Count = n, c
+		}
+	}
+	r.OK = r.RTT == wantRTT && r.Verbs == wantVerbs
+	return r
+}

@@ -1,0 +1,191 @@
+package cost
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// fake is a store whose operations cost what the test says.
+type fake struct {
+	keys    map[string]bool
+	open    int
+	getRTT  uint64 // more round trips for a GET without a hint
+	every   int    // every so many operations take one verb more; 0: none
+	ops     int
+	failPut error
+}
+
+type fakeSession struct {
+	f     *fake
+	known map[string]bool
+	s     client.Stats
+}
+
+func newFake() *fake { return &fake{keys: map[string]bool{}} }
+
+func (f *fake) session(context.Context) (Session, error) {
+	f.open++
+	s := &fakeSession{f: f, known: map[string]bool{}}
+	s.s.Rounds = map[string]uint64{}
+	return s, nil
+}
+
+func (s *fakeSession) take(kind string, rtt, verbs uint64) {
+	s.s.Rounds[kind] += rtt
+	s.s.Verbs.Doorbells += rtt
+	if s.f.ops++; s.f.every > 0 && s.f.ops%s.f.every == 0 {
+		verbs++
+	}
+	s.s.Verbs.Verbs[rdma.OpRead] += verbs
+}
+
+func (s *fakeSession) Get(_ context.Context, key []byte) (client.Item, error) {
+	k := string(key)
+	if !s.f.keys[k] {
+		return client.Item{}, client.ErrNotFound
+	}
+	if s.known[k] {
+		s.take("get", 1, 2)
+	} else {
+		s.take("get", 2+s.f.getRTT, 2)
+	}
+	s.known[k] = true
+	return client.Item{}, nil
+}
+
+func (s *fakeSession) Put(_ context.Context, key, _ []byte, _ client.PutOptions) (uint64, error) {
+	k := string(key)
+	if s.f.failPut != nil && strings.Contains(k, "one/") {
+		return 0, s.f.failPut
+	}
+	switch {
+	case s.known[k]:
+		s.take("put", 1, 2)
+	case s.f.keys[k]:
+		s.take("put", 3, 6)
+	default:
+		s.take("put", 2, 5)
+	}
+	s.known[k], s.f.keys[k] = true, true
+	return 1, nil
+}
+
+func (s *fakeSession) Delete(_ context.Context, key []byte) error {
+	if !s.f.keys[string(key)] {
+		return client.ErrNotFound
+	}
+	s.take("delete", 1, 1)
+	delete(s.f.keys, string(key))
+	return nil
+}
+
+func (s *fakeSession) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
+	rs := make([]client.Result, len(keys))
+	for i, k := range keys {
+		_, rs[i].Err = s.Get(ctx, k)
+	}
+	return rs
+}
+
+func (s *fakeSession) Stats() client.Stats {
+	c := s.s
+	c.Rounds = maps.Clone(s.s.Rounds)
+	return c
+}
+
+func (s *fakeSession) Close() error { s.f.open--; return nil }
+
+func measure(t *testing.T, f *fake) []Row {
+	t.Helper()
+	rows, err := Measure(t.Context(), Options{Open: f.session, Prefix: "cost/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.open != 0 || len(f.keys) != 0 {
+		t.Errorf("%d sessions open and %d keys left", f.open, len(f.keys))
+	}
+	return rows
+}
+
+func TestTable(t *testing.T) {
+	rows := measure(t, newFake())
+	if len(rows) != 8 || !AllOK(rows) {
+		t.Errorf("rows %+v", rows)
+	}
+	for _, r := range rows {
+		if r.Agree != r.Trials || r.Trials == 0 || r.Doorbells < r.RTT {
+			t.Errorf("%s: %+v", r.Operation, r)
+		}
+	}
+}
+
+// An operation that costs more shows in its own rows only.
+func TestDifferenceIsReported(t *testing.T) {
+	f := newFake()
+	f.getRTT = 1
+	rows := measure(t, f)
+	if AllOK(rows) {
+		t.Fatal("AllOK")
+	}
+	for _, r := range rows {
+		bad := r.Operation == "GET" || r.Operation == "MULTI-GET of 32"
+		if r.OK == bad {
+			t.Errorf("%s: OK is %v with %d round trips, want %d", r.Operation, r.OK, r.RTT, r.WantRTT)
+		}
+		if bad && (r.RTT != r.WantRTT+1 || r.Agree != 0) {
+			t.Errorf("%s: %+v", r.Operation, r)
+		}
+	}
+}
+
+// A rare dearer trial (a shared fingerprint) does not fail a row but is counted.
+func TestRareExtraVerb(t *testing.T) {
+	f := newFake()
+	f.every = 10
+	rows := measure(t, f)
+	less := 0
+	for _, r := range rows {
+		if r.Keys == 1 && !r.OK {
+			t.Errorf("%s: %+v", r.Operation, r)
+		}
+		if r.Agree < r.Trials {
+			less++
+		}
+	}
+	if less == 0 {
+		t.Error("no row tells of the dearer trials")
+	}
+}
+
+func TestFailureCleansUp(t *testing.T) {
+	f := newFake()
+	f.failPut = client.ErrFull
+	_, err := Measure(t.Context(), Options{Open: f.session, Prefix: "cost/"})
+	if !errors.Is(err, client.ErrFull) || !strings.Contains(err.Error(), "INSERT") {
+		t.Errorf("error %v", err)
+	}
+	if f.open != 0 || len(f.keys) != 0 {
+		t.Errorf("%d sessions open and %d keys left", f.open, len(f.keys))
+	}
+}
+
+func TestValidate(t *testing.T) {
+	f := newFake()
+	for name, o := range map[string]Options{
+		"open":   {Prefix: "p"},
+		"prefix": {Open: f.session},
+		"trials": {Open: f.session, Prefix: "p", Trials: -1},
+		"batch":  {Open: f.session, Prefix: "p", Batch: 65},
+		"value":  {Open: f.session, Prefix: "p", ValueBytes: -1},
+	} {
+		if _, err := Measure(t.Context(), o); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
