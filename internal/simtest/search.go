@@ -18,12 +18,13 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("%v\nschedule %v\n%s", f.Err, f.Schedule, strings.Join(f.Trace, "\n"))
 }
 
-// Replay runs a schedule again, with a trace.
-func Replay(cfg Config, schedule []int) error {
+// Replay runs a schedule again, with a trace; reduced if Exhaust made it.
+func Replay(cfg Config, schedule []int, reduced bool) error {
 	w, err := NewWorld(cfg, true)
 	if err != nil {
 		return err
 	}
+	w.reduce = reduced
 	for _, k := range schedule {
 		e := w.enabled()
 		if k >= len(e) || w.err != nil {
@@ -39,9 +40,9 @@ func Replay(cfg Config, schedule []int) error {
 
 // traced turns a failing schedule into a Failure with its trace, shortened by
 // leaving out choices that the failure does not need.
-func traced(cfg Config, err error, schedule []int) error {
+func traced(cfg Config, err error, schedule []int, reduced bool) error {
 	best := schedule
-	fails := func(s []int) bool { return Replay(cfg, s) != nil }
+	fails := func(s []int) bool { return Replay(cfg, s, reduced) != nil }
 	if fails(best) {
 		for size := len(best) / 2; size > 0; size /= 2 {
 			for lo := 0; lo+size <= len(best); {
@@ -54,7 +55,7 @@ func traced(cfg Config, err error, schedule []int) error {
 			}
 		}
 	}
-	if e := Replay(cfg, best); e != nil {
+	if e := Replay(cfg, best, reduced); e != nil {
 		return e
 	}
 	return &Failure{Err: err, Schedule: schedule}
@@ -103,7 +104,7 @@ func Random(cfg Config, seed uint64) error {
 		w.do(e[k])
 	}
 	if err := w.Finish(); err != nil {
-		return traced(cfg, err, schedule)
+		return traced(cfg, err, schedule, false)
 	}
 	return nil
 }
@@ -127,6 +128,7 @@ func Exhaust(cfg Config, maxStates int) (Result, error) {
 		if err != nil {
 			return nil, err
 		}
+		w.reduce = true
 		for _, k := range schedule {
 			w.do(w.enabled()[k])
 		}
@@ -146,7 +148,7 @@ func Exhaust(cfg Config, maxStates int) (Result, error) {
 			if w.err != nil || n == 0 || len(schedule) >= cfg.MaxSteps && cfg.MaxSteps > 0 {
 				res.Schedules++
 				if err := w.Finish(); err != nil {
-					return res, traced(cfg, err, schedule)
+					return res, traced(cfg, err, schedule, true)
 				}
 				w = nil
 				stack = append(stack, frame{0, 0})

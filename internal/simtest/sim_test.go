@@ -9,9 +9,10 @@ import (
 )
 
 var (
-	flagScope = flag.String("scope", "", "replay: the scope's name")
-	flagSeed  = flag.Uint64("seed", 0, "replay: the random schedule's seed")
-	flagRuns  = flag.Int("runs", 0, "random schedules of each scope; 0: the default")
+	flagScope  = flag.String("scope", "", "replay: the scope's name")
+	flagSeed   = flag.Uint64("seed", 0, "replay: the random schedule's seed")
+	flagStates = flag.Int("states", 0, "states of each exhaustive scope at most; 0: the default")
+	flagRuns   = flag.Int("runs", 0, "random schedules of each scope; 0: the default")
 )
 
 func k(v Verb, key int) Step { return Step{v, key} }
@@ -135,9 +136,12 @@ func replayHint(scope string, seed uint64) string {
 }
 
 func TestExhaustive(t *testing.T) {
-	limit := 150_000
-	if testing.Short() {
-		limit = 5_000
+	limit := *flagStates
+	if limit == 0 {
+		limit = 20_000
+		if testing.Short() {
+			limit = 2_000
+		}
 	}
 	for name, cfg := range scopes {
 		t.Run(name, func(t *testing.T) {
@@ -146,6 +150,9 @@ func TestExhaustive(t *testing.T) {
 			res, err := Exhaust(cfg, limit)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if cfg.Crashes+cfg.Deadlines+cfg.Failures+cfg.Epochs == 0 && limit >= 20_000 && !res.Complete {
+				t.Errorf("not exhausted within %d states", limit)
 			}
 			t.Logf("%d states, %d ends, complete %v, %v", res.States, res.Schedules, res.Complete, time.Since(began).Round(time.Millisecond))
 		})

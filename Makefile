@@ -1,0 +1,91 @@
+# Everything needs Go alone, unless it says otherwise.
+
+GO ?= go
+DOCKER ?= docker
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+PROTOC_GEN_GO = google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+PROTOC_GEN_GO_GRPC = google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
+FUZZTIME ?= 10s
+
+LDFLAGS = -s -w -X main.version=$(VERSION)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## static kvd and kvctl in bin/
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kvd ./cmd/kvctl
+
+.PHONY: test
+test: ## all tests
+	CGO_ENABLED=0 $(GO) test ./...
+
+.PHONY: race
+race: ## all tests under the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race ./...
+
+# Not ST1005: errors begin with the name of the field that is wrong.
+.PHONY: lint
+lint: ## gofmt, vet, import directions, staticcheck
+	@files=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); test -z "$$files" || { echo "gofmt -w $$files"; exit 1; }
+	$(GO) vet ./...
+	$(GO) test ./internal/lint
+	$(GO) run $(STATICCHECK) -checks inherit,-ST1005 ./...
+
+.PHONY: generate
+generate: ## code from the .proto files (needs protoc)
+	GOBIN=$(CURDIR)/bin $(GO) install $(PROTOC_GEN_GO)
+	GOBIN=$(CURDIR)/bin $(GO) install $(PROTOC_GEN_GO_GRPC)
+	PATH="$(CURDIR)/bin:$$PATH" protoc -I internal/dirpb --go_out=internal/dirpb --go_opt=paths=source_relative \
+		--go-grpc_out=internal/dirpb --go-grpc_opt=paths=source_relative directory.proto
+	PATH="$(CURDIR)/bin:$$PATH" $(GO) generate ./server/fsm/fsmpb
+
+# go test fuzzes one target of one package at a time.
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	@set -e; for pkg in $$($(GO) list ./...); do \
+		for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; done
+
+.PHONY: demo
+demo: build ## a file tree in and out: one process, several, and a directory node killed midway
+	deploy/demo.sh bin
+
+.PHONY: bench
+bench: ## speed beside sync.Map, Redis and memcached (as root it installs those two)
+	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v memcached >/dev/null || \
+		{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; }
+	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestRatios ./bench
+
+SIM_RUNS ?= 100000
+
+.PHONY: sim
+sim: ## the client under the seeded simulator: 10^5 random schedules, larger scopes
+	CGO_ENABLED=0 $(GO) test -timeout 20m ./internal/simtest -runs 13000 -states 40000
+
+.PHONY: mutants
+mutants: ## every deliberate protocol mistake must be noticed
+	CGO_ENABLED=0 $(GO) test -timeout 20m -tags kvdmutants -run TestMutants -v ./internal/simtest
+
+.PHONY: image-context
+image-context: build
+	rm -rf dist/image
+	mkdir -p dist/image/data
+	cp bin/kvd bin/kvctl dist/image/
+
+.PHONY: image
+image: image-context ## the container image kvd:latest (needs an engine)
+	$(DOCKER) build --tag kvd:latest --file deploy/Dockerfile dist/image
+
+.PHONY: test-deploy
+test-deploy: image-context ## the image under a real engine (as root it installs and starts one)
+	@command -v docker >/dev/null && { docker info >/dev/null 2>&1 || command -v dockerd >/dev/null; } || \
+		{ apt-get update && apt-get install --yes --no-install-recommends docker.io; }
+	KVD_TEST_ENGINE=1 $(GO) test -count 1 -v -run TestEngine ./deploy
+
+.PHONY: clean
+clean: ## remove what make made
+	rm -rf bin dist
