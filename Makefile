@@ -60,15 +60,16 @@ bench: ## speed beside sync.Map, Redis and memcached (as root it installs those 
 		{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; }
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestRatios ./bench
 
-SIM_RUNS ?= 100000
+SIM_RUNS ?= 20000
+SIM_STATES ?= 50000
 
 .PHONY: sim
-sim: ## the client under the seeded simulator: 10^5 random schedules, larger scopes
-	CGO_ENABLED=0 $(GO) test -timeout 20m ./internal/simtest -runs 13000 -states 40000
+sim: ## the client under the seeded simulator: SIM_RUNS schedules and SIM_STATES states a scope
+	$(GO) test -count 1 -timeout 60m ./internal/simtest -runs $(SIM_RUNS) -states $(SIM_STATES)
 
 .PHONY: mutants
-mutants: ## every deliberate protocol mistake must be noticed
-	CGO_ENABLED=0 $(GO) test -timeout 20m -tags kvdmutants -run TestMutants -v ./internal/simtest
+mutants: ## every deliberate mistake in the protocol is noticed
+	$(GO) test -count 1 -timeout 60m -tags kvdmutants -run TestMutants ./internal/simtest
 
 .PHONY: image-context
 image-context: build

@@ -94,6 +94,7 @@ type laneDriver struct {
 	selfcs  [1]*call
 	ready   [3]<-chan struct{}
 	done    func(*session.Task)
+	spins   int // see tryLeadSoon
 }
 
 func newLaneDriver(s *sess, l *session.Lane, devices int) *laneDriver {
@@ -102,6 +103,14 @@ func newLaneDriver(s *sess, l *session.Lane, devices int) *laneDriver {
 	for i := range min(devices, len(d.ready)) {
 		d.ready[i] = l.CQ(i).Ready()
 	}
+	if runtime.GOMAXPROCS(0) > 1 {
+		d.spins = 256
+	}
+	for _, dev := range s.c.o.Devices {
+		if !dev.Caps().Synchronous {
+			d.spins = 0
+		}
+	}
 	d.selfcs[0] = &d.selfc
 	d.done = d.taskDone
 	return d
@@ -109,6 +118,20 @@ func newLaneDriver(s *sess, l *session.Lane, devices int) *laneDriver {
 
 func (d *laneDriver) tryLead() bool {
 	return d.lead.CompareAndSwap(0, d.s.core.Epoch()+1)
+}
+
+// tryLeadSoon is tryLead, for a moment again and again: where every provider
+// executes within PostSend, a leader is done sooner than another goroutine is
+// woken.
+func (d *laneDriver) tryLeadSoon() bool {
+	for i := 0; !d.tryLead(); i++ {
+		for d.lead.Load() != 0 {
+			if i++; i >= d.spins {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // start begins a call's operation; the leader's.
@@ -292,14 +315,10 @@ func (d *laneDriver) sleep(ctx context.Context) bool {
 		left := time.Duration(at - session.Nanos())
 		if left <= 20*time.Microsecond {
 			runtime.Gosched()
-			return ctx == nil || ctx.Err() == nil
+			return ctx.Err() == nil
 		}
 		d.timer.Reset(left)
 		wake = d.timer.C
-	}
-	var done <-chan struct{}
-	if ctx != nil {
-		done = ctx.Done()
 	}
 	ok := true
 	select {
@@ -309,7 +328,7 @@ func (d *laneDriver) sleep(ctx context.Context) bool {
 	case <-d.l.Kicked():
 	case <-wake:
 	case <-d.s.ctx.Done():
-	case <-done:
+	case <-ctx.Done():
 		ok = false
 	}
 	if wake != nil {
@@ -336,7 +355,7 @@ func (d *laneDriver) handOver() {
 			d.s.wg.Add(1)
 			go func() {
 				defer d.s.wg.Done()
-				d.drive(nil, nil)
+				d.drive(context.Background(), nil)
 			}()
 			return
 		}
@@ -357,7 +376,7 @@ func (d *laneDriver) exec(ctx context.Context, req *call) {
 		req.err = session.ErrLease
 		return
 	}
-	if d.tryLead() {
+	if d.tryLeadSoon() {
 		c := &d.selfc
 		*c = *req
 		c.w = &d.self

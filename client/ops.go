@@ -120,12 +120,9 @@ func (c *Client) Close() error {
 	c.cancel()
 	ctx, cancel := context.WithTimeout(context.Background(), c.o.OpTimeout)
 	defer cancel()
-	s := c.sess.Load()
-	lost := s.dead.Load()
-	if !lost {
-		s.close(ctx)
-	}
+	// A reopening under way may still bring another session.
 	c.mu.wg.Wait()
+	c.sess.Load().close(ctx)
 	return c.dir.Close()
 }
 
@@ -202,11 +199,16 @@ func checkValue(key, value []byte) error {
 	return nil
 }
 
+// place hashes a key and returns its lane.
+func (s *sess) place(key []byte) (d *laneDriver, hash, check uint64) {
+	h := xxh3.Hash128Seed(key, s.seed.Load())
+	return s.lanes[(h.Hi>>32)*uint64(len(s.lanes))>>32], h.Lo, h.Hi
+}
+
 // hashKey fills in the hashes and returns the key's lane.
-func (s *sess) hashKey(c *call) *laneDriver {
-	h := xxh3.Hash128Seed(c.key, s.seed.Load())
-	c.hash, c.check = h.Lo, h.Hi
-	return s.lanes[(h.Hi>>32)*uint64(len(s.lanes))>>32]
+func (s *sess) hashKey(c *call) (d *laneDriver) {
+	d, c.hash, c.check = s.place(c.key)
+	return d
 }
 
 // retryable reports that req did not happen and another session or map may do.
@@ -219,7 +221,7 @@ func (c *Client) do(ctx context.Context, req *call) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	for {
+	for until := int64(0); ; {
 		s, err := c.live(ctx)
 		if err != nil {
 			return err
@@ -228,7 +230,7 @@ func (c *Client) do(ctx context.Context, req *call) error {
 		if req.err == nil {
 			return nil
 		}
-		if !retryable(req.err) {
+		if !retryable(req.err) || !c.patient(&until) {
 			return c.public(s, req)
 		}
 		if err := c.pause(ctx); err != nil {
@@ -236,6 +238,16 @@ func (c *Client) do(ctx context.Context, req *call) error {
 		}
 		req.err = nil
 	}
+}
+
+// patient reports whether an operation that did not happen may be tried again:
+// for OpTimeout from the first time. until is its memory, zero at first.
+func (c *Client) patient(until *int64) bool {
+	now := session.Nanos()
+	if *until == 0 {
+		*until = now + int64(c.o.OpTimeout)
+	}
+	return now < *until
 }
 
 // pause waits a moment before an operation is tried again.
@@ -260,7 +272,7 @@ func (c *Client) public(s *sess, req *call) error {
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
-		errors.Is(err, session.ErrBuffer):
+		errors.Is(err, session.ErrGone), errors.Is(err, session.ErrBuffer):
 		s.mu.Lock()
 		for n, e := range s.mu.connErr {
 			if e != nil {
@@ -338,6 +350,11 @@ func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
 	if err := checkKey(key); err != nil {
 		return Item{}, err
 	}
+	if d, r, ok := c.peek(ctx, key); ok {
+		it := Item{Value: append(make([]byte, 0, len(r.Value)), r.Value...), Version: r.Version}
+		d.handOver()
+		return it, nil
+	}
 	req := call{kind: index.Get, key: key, take: takeItem}
 	err := c.do(ctx, &req)
 	return req.item, err
@@ -350,9 +367,36 @@ func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	if err := checkKey(key); err != nil {
 		return 0, err
 	}
+	if d, r, ok := c.peek(ctx, key); ok {
+		n := len(r.Value)
+		copied := copy(dst, r.Value)
+		d.handOver()
+		if copied < n {
+			return n, io.ErrShortBuffer
+		}
+		return n, nil
+	}
 	req := call{kind: index.Get, key: key, dst: dst, take: takeInto}
 	err := c.do(ctx, &req)
 	return req.n, err
+}
+
+// peek answers a cached GET at once if the key's lane is free and its provider
+// allows. Then the caller leads the lane and hands it over when it is done with r.
+func (c *Client) peek(ctx context.Context, key []byte) (d *laneDriver, r layout.Record, ok bool) {
+	s := c.sess.Load()
+	if s.dead.Load() || ctx.Err() != nil {
+		return nil, r, false
+	}
+	d, hash, check := s.place(key)
+	if !d.tryLeadSoon() {
+		return nil, r, false
+	}
+	if r, ok = d.l.Peek(key, hash, check); !ok {
+		d.handOver()
+		return nil, r, false
+	}
+	return d, r, true
 }
 
 // Put sets key to value and returns the new version.
@@ -469,7 +513,7 @@ func (c *Client) modify(ctx context.Context, key []byte, f modifyFunc) error {
 // round trip of all of them.
 func (c *Client) multi(ctx context.Context, calls []*call) {
 	todo := calls
-	for len(todo) > 0 {
+	for until := int64(0); len(todo) > 0; {
 		s, err := c.live(ctx)
 		if err == nil {
 			err = ctx.Err()
@@ -482,8 +526,12 @@ func (c *Client) multi(ctx context.Context, calls []*call) {
 		}
 		s.multi(ctx, todo)
 		var again []*call
+		retry := true
 		for _, q := range todo {
-			if q.err != nil && retryable(q.err) {
+			if q.err != nil && retryable(q.err) && retry {
+				retry = c.patient(&until)
+			}
+			if q.err != nil && retryable(q.err) && retry {
 				q.err, q.finished, q.cancel = nil, false, nil
 				again = append(again, q)
 			} else if q.err != nil {
@@ -645,10 +693,17 @@ func (c *Client) Scan(ctx context.Context, cur Cursor, o ScanOptions) ([]KV, Cur
 		return nil, cur, fmt.Errorf("%w: Count %d, want > 0", ErrInvalid, o.Count)
 	}
 	var out []KV
-	for !cur.Done && len(out) < o.Count {
+	for until := int64(0); !cur.Done && len(out) < o.Count; {
 		next, err := c.scanPage(ctx, cur, o, &out)
+		if err != nil && retryable(err) && c.patient(&until) {
+			err = c.pause(ctx)
+			next = cur
+		}
 		if err != nil {
 			return out, cur, err
+		}
+		if next != cur {
+			until = 0
 		}
 		cur = next
 	}
@@ -700,9 +755,6 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 	}
 	s.lanes[0].exec(ctx, &req)
 	if req.err != nil {
-		if retryable(req.err) {
-			return cur, c.pause(ctx)
-		}
 		return cur, c.public(s, &req)
 	}
 	*out = append(*out, kvs...)

@@ -51,6 +51,7 @@ type sess struct {
 	ready    chan struct{} // closed with the first map
 	once     sync.Once
 	dead     atomic.Bool
+	closing  sync.Once
 	replaced chan struct{} // closed when the Client has another session, or none for good
 }
 
@@ -427,7 +428,7 @@ func (s *sess) WantMemory(pg, units uint32) {
 			return // renewals make the waiting ask again
 		}
 		if got == 0 {
-			s.core.SetExhausted()
+			s.core.SetExhausted(pg)
 			return
 		}
 		for _, d := range s.lanes {
@@ -504,8 +505,12 @@ func (s *sess) WantFenced(id uint32) {
 
 // close ends the session: operations under way get until ctx, queue pairs are
 // closed, memory goes back. A lost session (ctx of it cancelled) only frees what
-// is local; the directory fences it.
+// is local; the directory fences it. It is idempotent.
 func (s *sess) close(ctx context.Context) {
+	s.closing.Do(func() { s.end(ctx) })
+}
+
+func (s *sess) end(ctx context.Context) {
 	graceful := s.ctx.Err() == nil
 	s.dead.Store(true)
 	for _, d := range s.lanes {

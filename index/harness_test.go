@@ -124,8 +124,8 @@ func hashOf(key string) uint64 {
 }
 
 // start begins an operation given in words: get k, put k v [if-absent |
-// if-present | if=VERSION] [expiry=MS], del k [if=VERSION], append k v, refuse k,
-// scan, raw.
+// if-present | if=VERSION] [expiry=MS], del k [if=VERSION], append k v, which
+// refuses a value that ends with v, refuse k, scan, raw.
 func (c *client) start(words []string) error {
 	o := &index.Op{}
 	if len(words) > 1 {
@@ -153,6 +153,9 @@ func (c *client) start(words []string) error {
 			c.modified++
 			if cur == nil {
 				return []byte(suffix), 0, nil
+			}
+			if bytes.HasSuffix(cur.Value, []byte(suffix)) {
+				return nil, 0, fmt.Errorf("%q ends with %q", cur.Value, suffix)
 			}
 			return append(bytes.Clone(cur.Value), suffix...), 0, nil
 		}
@@ -195,7 +198,7 @@ func (c *client) start(words []string) error {
 	}
 	o.Start(c)
 	c.op, c.action, c.posted, c.pos, c.verbs = o, 0, false, 0, 0
-	c.steps, c.places = nil, nil
+	c.steps, c.places, c.modified = nil, nil, 0
 	c.w.covered[o.Step().String()] = true
 	return nil
 }
@@ -218,6 +221,7 @@ const (
 	noFault    fault = iota
 	failBefore       // every access fails without effect
 	failAfter        // every access fails after its effect
+	failR1           // those to replica 1 fail without effect
 )
 
 // advance goes on by one round trip: the last one's results are consumed and the
@@ -225,6 +229,9 @@ const (
 // what happened as lines, and whether the operation is done.
 func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 	o := c.op
+	if c.action == index.Done {
+		return nil, true
+	}
 	if !c.posted {
 		c.action = o.Next()
 		c.w.covered[o.Step().String()] = true
@@ -256,14 +263,15 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 		c.pos++
 		c.verbs++
 		line := ""
-		if f != failBefore {
-			line = c.w.perform(a)
-		} else {
-			line = c.w.describe(a)
-		}
-		if f != noFault {
+		switch {
+		case f == failBefore || f == failR1 && a.Replica == 1:
+			line = strings.TrimRight(c.w.describe(a), " ") + "  FAILED before its effect"
 			a.Failed = true
-			line = strings.TrimRight(line, " ") + "  FAILED " + [...]string{1: "before", 2: "after"}[f] + " its effect"
+		case f == failAfter:
+			line = c.w.perform(a) + "  FAILED after its effect"
+			a.Failed = true
+		default:
+			line = c.w.perform(a)
 		}
 		lines = append(lines, "  "+line)
 	}

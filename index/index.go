@@ -52,9 +52,11 @@ type Access struct {
 	// NoWait: off the path. The round is over without it, its result is of no
 	// interest, and the caller repeats it after a reconnection.
 	NoWait bool
-	Failed bool   // result: completed with an error; effect unknown
-	Off    uint64 // bytes from the start of the region
-	Buf    []byte // READ: destination; WRITE: source
+	Failed bool // result: completed with an error; effect unknown
+	// Refused, beside Failed: it was never posted, so it has no effect.
+	Refused bool
+	Off     uint64 // bytes from the start of the region
+	Buf     []byte // READ: destination; WRITE: source
 	// CAS
 	Expect, New uint64
 	Found       uint64 // result: the word before

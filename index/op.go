@@ -64,7 +64,7 @@ type Op struct {
 	step  Step
 	after Step // where to go on after Reconnect or Refresh
 
-	accs [6]Access
+	accs []Access // Accesses' memory, kept over Reset
 
 	// The record under change: cur is what x names.
 	slot       uint8 // as in Hint
@@ -118,9 +118,10 @@ type Op struct {
 
 // Reset prepares o for another request; its buffers are the Env's again.
 func (o *Op) Reset() {
-	recs, cand, diff, chunks := o.recs, o.cand, o.diff, o.chunks
+	accs, recs, cand, diff, chunks := o.accs, o.recs, o.cand, o.diff, o.chunks
 	clear(recs)
-	*o = Op{recs: recs[:0], cand: cand[:0], diff: diff[:0], chunks: chunks[:0]}
+	*o = Op{}
+	o.accs, o.recs, o.cand, o.diff, o.chunks = accs, recs[:0], cand[:0], diff[:0], chunks[:0]
 }
 
 // Start binds the Op to its session.
@@ -138,7 +139,12 @@ func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) 
 
 // ---- the machine -----------------------------------------------------------
 
-func (o *Op) begin() { o.Accesses = o.accs[:0] }
+func (o *Op) begin() {
+	if o.accs == nil {
+		o.accs = make([]Access, 6)
+	}
+	o.Accesses = o.accs[:0]
+}
 
 func (o *Op) add(a Access) *Access {
 	o.Accesses = append(o.Accesses, a)
@@ -238,6 +244,9 @@ func (o *Op) anyFailed() bool {
 // fault handles a failed access. After Reconnect nothing that was posted can
 // land any more, so what a READ then shows is final.
 func (o *Op) fault() Action {
+	if o.step == stepCASSlot && o.theCAS().Refused {
+		o.deciding = false
+	}
 	o.Accesses = o.Accesses[:0]
 	switch {
 	case o.deciding:
@@ -1402,6 +1411,20 @@ func (o *Op) leak() {
 		o.env.Leak(o.Route.PG, o.x)
 	}
 	o.deciding = false
+}
+
+// NotPosted says that the accesses of the last Post were not performed, and will
+// not be; Fail follows. What stood in them has not happened: neither the deciding
+// CAS nor the release of the lock.
+func (o *Op) NotPosted() {
+	if o.step == stepCASSlot {
+		o.deciding = false
+	}
+	for i := range o.Accesses {
+		if a := &o.Accesses[i]; a.NoWait && o.lock == 0 && a.Off == o.home()+layout.GroupLockOff {
+			o.lock = layout.Lock(a.Expect)
+		}
+	}
 }
 
 // Fail ends the Op from outside: its time is over, or memory, the map or the

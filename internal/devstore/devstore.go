@@ -87,14 +87,15 @@ func (o *Options) ensureDefaults() {
 // Validate joins every problem that the parts would not name themselves.
 func (o *Options) Validate() error {
 	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if o.Nodes < 0 {
-		errs = append(errs, fmt.Errorf("Nodes is %d, want at least 1", o.Nodes))
+		bad("Nodes is %d, want at least 1", o.Nodes)
 	}
 	if o.Directories < 0 {
-		errs = append(errs, fmt.Errorf("Directories is %d, want at least 1", o.Directories))
+		bad("Directories is %d, want at least 1", o.Directories)
 	}
 	if len(o.Providers) > 1 && slices.Contains(o.Providers, Sim) {
-		errs = append(errs, fmt.Errorf("Providers is %q: sim's atomics are not atomic with those of another", o.Providers))
+		bad("Providers is %q: sim's atomics are not atomic with those of another", o.Providers)
 	}
 	return errors.Join(errs...)
 }

@@ -70,6 +70,7 @@ type View struct {
 	// table finds a shard by the top tableBits bits of a hash.
 	table     []uint16
 	tableBits uint8
+	byID      []*PG // PGs again
 }
 
 // NewView checks and indexes a map. Shards must cover the hash space without
@@ -86,6 +87,10 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 		p.HeapLo = uint32((p.IndexBytes + layout.UnitSize - 1) / layout.UnitSize)
 		p.HeapHi = uint32(min(p.RegionBytes/layout.UnitSize, 1<<32-1))
 		v.PGs[p.ID] = p
+		for int(p.ID) >= len(v.byID) {
+			v.byID = append(v.byID, nil)
+		}
+		v.byID[p.ID] = p
 	}
 	if len(shards) == 0 {
 		return v, nil
@@ -134,6 +139,14 @@ func span(depth uint8) uint64 {
 		return 0
 	}
 	return 1 << (64 - depth)
+}
+
+// pg finds a placement group; nil if the view has none of that id.
+func (v *View) pg(id uint32) *PG {
+	if int(id) >= len(v.byID) {
+		return nil
+	}
+	return v.byID[id]
 }
 
 // ShardOf finds the shard of a hash; nil if the view has none.
@@ -188,16 +201,17 @@ type Core struct {
 	sendSeq    atomic.Uint64 // renewals sent
 	releasable atomic.Uint64 // limbo tags below it may leave
 	leaseEnd   atomic.Int64  // Options.Nanos
-	// exhausted is the number of renewals sent when the directory last had no
-	// memory to grant.
-	exhausted atomic.Uint64
+	millis     atomic.Uint64 // Options.Millis at the last renewal, for versions
 
 	mu struct {
 		sync.Mutex
-		heaps   map[uint32]*pgHeap
-		fenced  map[uint32]bool
-		replies []reply
-		minSeen uint64
+		heaps map[uint32]*pgHeap
+		// exhausted is, by placement group, the number of renewals sent when the
+		// directory last had no memory to grant.
+		exhausted map[uint32]uint64
+		fenced    map[uint32]bool
+		replies   []reply
+		minSeen   uint64
 	}
 	bufs bufPool
 }
@@ -222,7 +236,9 @@ func NewCore(o Options) (*Core, error) {
 		o.SlabTasks = 32
 	}
 	c := &Core{opts: o}
+	c.millis.Store(o.Millis())
 	c.mu.heaps = make(map[uint32]*pgHeap)
+	c.mu.exhausted = make(map[uint32]uint64)
 	c.mu.fenced = make(map[uint32]bool)
 	if err := c.bufs.open(o.Devices); err != nil {
 		return nil, err
@@ -289,6 +305,7 @@ func (c *Core) BeginRenew() (seq uint64) { return c.sendSeq.Add(1) }
 func (c *Core) EndRenew(seq, epoch, minEpoch uint64, leaseEnd int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.millis.Store(c.opts.Millis())
 	if epoch > c.epoch.Load() {
 		c.epoch.Store(epoch)
 	}
@@ -353,6 +370,9 @@ func (c *Core) heapOf(pg uint32, epoch uint32) *heap.Heap {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := c.mu.heaps[pg]
+	if h != nil && h.epoch > epoch {
+		return heap.New() // for an operation that outlived its memory
+	}
 	if h == nil || h.epoch != epoch {
 		h = &pgHeap{epoch: epoch, heap: heap.New()}
 		c.mu.heaps[pg] = h
@@ -365,8 +385,18 @@ func (c *Core) AddRun(pg, epoch, unit, units uint32) error {
 	return c.heapOf(pg, epoch).AddRun(unit, units)
 }
 
-// SetExhausted says that the directory had no memory to grant just now.
-func (c *Core) SetExhausted() { c.exhausted.Store(c.sendSeq.Load() + 1) }
+// SetExhausted says that the directory had no memory of pg to grant just now.
+func (c *Core) SetExhausted(pg uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.exhausted[pg] = c.sendSeq.Load() + 1
+}
+
+func (c *Core) exhausted(pg uint32) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.exhausted[pg]
+}
 
 // Memory is what a session holds in one placement group.
 type Memory struct {

@@ -17,12 +17,13 @@ func (t *Task) Stamp() uint32 {
 }
 
 // Version is a hybrid logical clock: 48 bits that follow the wall clock in steps
-// of 2^14 ns and never go back, above a discriminator of session and lane.
+// of 2^14 ns and never go back, above a discriminator of session and lane. The
+// wall clock is read at renewals only: a version may lag behind it.
 func (t *Task) Version(after uint64) uint64 {
 	l := t.lane
 	const step = 1 << 16
 	v := l.lastVersion + step
-	if w := l.core.opts.Millis() * 1_000_000 >> 14 << 16; w > v {
+	if w := l.core.millis.Load() * 1_000_000 >> 14 << 16; w > v {
 		v = w
 	}
 	if after >= v {

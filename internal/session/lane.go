@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/kvd-project/kvd/index"
@@ -46,7 +47,10 @@ type Lane struct {
 	dirty  []*conn // with WRs not yet posted
 	slabs  []*buffer
 	sinks  *Task // set aside: its registered words take results of no interest
+	peek   *Task // set aside: its registered slot is Peek's
 	wcs    [64]rdma.WC
+
+	peekWRs [2]rdma.WR
 
 	lastVersion uint64
 	stamp       uint32
@@ -60,7 +64,8 @@ type Lane struct {
 		sync.Mutex
 		fns []func(*Lane)
 	}
-	kick chan struct{}
+	mailN atomic.Int32 // len(mail.fns), readable without the lock
+	kick  chan struct{}
 }
 
 // LaneStats counts what a lane did.
@@ -87,7 +92,15 @@ type conn struct {
 	// noWait holds the accesses off the path that no later WC has proven done.
 	noWait []offPath
 	sink   []byte
-	seq    uint64 // WRs handed to the queue pair or waiting in wrs
+	seq    uint64     // WRs handed to the queue pair or waiting in wrs
+	keys   []connKeys // by placement group id
+}
+
+// connKeys remembers a member's keys at the connection's provider.
+type connKeys struct {
+	pg      *PG // nil: nothing remembered
+	replica uint8
+	keys    Keys
 }
 
 // offPath is a CAS on the index whose result nobody waits for.
@@ -158,7 +171,7 @@ type Task struct {
 
 func newLane(c *Core, id int) (*Lane, error) {
 	l := &Lane{core: c, id: id, kick: make(chan struct{}, 1),
-		disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}
+		disc: uint64(c.opts.Discriminator)<<4 | uint64(id), peekWRs: peekWRs}
 	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
@@ -168,7 +181,9 @@ func newLane(c *Core, id int) (*Lane, error) {
 		l.cqs = append(l.cqs, cq)
 	}
 	var err error
-	l.sinks, err = l.NewTask()
+	if l.sinks, err = l.NewTask(); err == nil {
+		l.peek, err = l.NewTask()
+	}
 	return l, err
 }
 
@@ -183,6 +198,7 @@ func (l *Lane) CQ(i int) *rdma.CQ { return l.cqs[i] }
 func (l *Lane) Deliver(f func(*Lane)) {
 	l.mail.Lock()
 	l.mail.fns = append(l.mail.fns, f)
+	l.mailN.Store(int32(len(l.mail.fns)))
 	l.mail.Unlock()
 	l.Kick()
 }
@@ -361,9 +377,13 @@ func (l *Lane) NextWake() (at int64) {
 }
 
 func (l *Lane) runMail() bool {
+	if l.mailN.Load() == 0 {
+		return false
+	}
 	l.mail.Lock()
 	fns := l.mail.fns
 	l.mail.fns = nil
+	l.mailN.Store(0)
 	l.mail.Unlock()
 	for _, f := range fns {
 		f(l)
@@ -400,14 +420,27 @@ func (l *Lane) wakeWaiting() (moved bool) {
 func (l *Lane) failWaiting(t *Task) {
 	switch t.want {
 	case index.Alloc:
-		l.end(t, t.Op.Fail(index.ErrFull))
+		if t.starved == 0 || l.core.exhausted(t.Op.Route.PG.ID) < t.starved {
+			// Nobody said that there is none.
+			l.finish(t, fmt.Errorf("%w: no memory of placement group %d was granted", ErrTimeout, t.Op.Route.PG.ID))
+			return
+		}
+		l.finish(t, index.ErrFull)
 	case index.Refresh, index.Reconnect:
-		l.end(t, t.Op.Fail(ErrNoConn))
+		l.finish(t, ErrNoConn)
 	case index.AskFenced:
-		l.end(t, t.Op.Fail(fmt.Errorf("%w: insert lock held by session %d", ErrTimeout, t.Op.LockOwner)))
+		l.finish(t, fmt.Errorf("%w: insert lock held by session %d", ErrTimeout, t.Op.LockOwner))
 	default:
-		l.end(t, t.Op.Fail(ErrTimeout))
+		l.finish(t, ErrTimeout)
 	}
+}
+
+// finish ends t with err, nothing of which is under way.
+func (l *Lane) finish(t *Task, err error) {
+	if t.want == index.Post {
+		t.Op.NotPosted() // it still waits for a connection
+	}
+	l.end(t, t.Op.Fail(err))
 }
 
 // ErrTimeout: the operation's time ran out while it waited.
@@ -417,7 +450,7 @@ var ErrTimeout = errors.New("timed out")
 func (l *Lane) fail(t *Task, err error) {
 	remove(&l.ready, t)
 	remove(&l.wait, t)
-	l.end(t, t.Op.Fail(err))
+	l.finish(t, err)
 }
 
 func remove(list *[]*Task, t *Task) {
@@ -446,17 +479,17 @@ func (l *Lane) advance(t *Task) {
 	}
 	for {
 		if t.orphan != nil {
-			l.end(t, t.Op.Fail(t.orphan))
+			l.finish(t, t.orphan)
 			return
 		}
 		if t.Op.Route.PG != nil && !l.current(t) {
-			l.end(t, t.Op.Fail(ErrGone))
+			l.finish(t, ErrGone)
 			return
 		}
 		a := t.Op.Next()
 		t.want = a
 		if t.bufErr != nil {
-			l.end(t, t.Op.Fail(fmt.Errorf("%w: %w", ErrBuffer, t.bufErr)))
+			l.finish(t, fmt.Errorf("%w: %w", ErrBuffer, t.bufErr))
 			return
 		}
 		switch a {
@@ -472,10 +505,10 @@ func (l *Lane) advance(t *Task) {
 			sent, released := l.core.Renewals()
 			if t.starved == 0 {
 				t.starved = sent + 1
-			} else if l.core.exhausted.Load() >= t.starved && released > t.starved+1 {
+			} else if l.core.exhausted(t.Op.Route.PG.ID) >= t.starved && released > t.starved+1 {
 				// The directory had nothing, and all that was in limbo has
 				// come back: there is no memory.
-				l.end(t, t.Op.Fail(fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, t.Op.Route.PG.ID)))
+				l.finish(t, fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, t.Op.Route.PG.ID))
 				return
 			}
 			l.postNoWait(t)
@@ -554,7 +587,7 @@ func (l *Lane) current(t *Task) bool {
 	if v == nil || t.Op.Route.PG == nil {
 		return true
 	}
-	pg := v.PGs[t.Op.Route.PG.ID]
+	pg := v.pg(t.Op.Route.PG.ID)
 	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch
 }
 
@@ -604,9 +637,9 @@ func (l *Lane) post(t *Task) bool {
 		return false
 	}
 	v := l.core.View()
-	pg := v.PGs[t.Op.Route.PG.ID]
+	pg := v.pg(t.Op.Route.PG.ID)
 	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
-		l.end(t, t.Op.Fail(ErrGone))
+		l.finish(t, ErrGone)
 		return true
 	}
 	var conns [maxReplicas]*conn
@@ -624,6 +657,10 @@ func (l *Lane) post(t *Task) bool {
 			last[r] = i
 		}
 	}
+	if !l.valid(pg) {
+		l.finish(t, ErrLease)
+		return true
+	}
 	t.pg = pg
 	t.pending = 0
 	cells := 0
@@ -640,7 +677,7 @@ func (l *Lane) post(t *Task) bool {
 			wr.Flags = rdma.Signaled
 			t.pending |= 1 << a.Replica
 		}
-		k := pg.Members[a.Replica].Keys[l.devName(c)]
+		k := l.keysOf(c, pg, a.Replica)
 		if a.Space == index.Index {
 			wr.RemoteAddr, wr.RKey = k.IndexBase+a.Off, k.IndexRKey
 		} else {
@@ -668,7 +705,17 @@ func (l *Lane) post(t *Task) bool {
 	return true
 }
 
-func (l *Lane) devName(c *conn) string { return l.core.opts.Devices[c.dev].Name() }
+// keysOf gives the keys of pg's replica r at the connection's provider.
+func (l *Lane) keysOf(c *conn, pg *PG, r uint8) *Keys {
+	for int(pg.ID) >= len(c.keys) {
+		c.keys = append(c.keys, connKeys{})
+	}
+	e := &c.keys[pg.ID]
+	if e.pg != pg || e.replica != r {
+		*e = connKeys{pg, r, pg.Members[r].Keys[l.core.opts.Devices[c.dev].Name()]}
+	}
+	return &e.keys
+}
 
 // lkey finds the registration of b, which lies in the task's slot or in one of
 // its large buffers.
@@ -696,7 +743,7 @@ func (l *Lane) enqueue(c *conn, wr rdma.WR) {
 // addNoWait posts a CAS whose result nobody waits for. It is remembered until a
 // later WC of the queue pair proves it done, and repeated after a reconnection.
 func (l *Lane) addNoWait(c *conn, pg *PG, o offPath) {
-	k := pg.Members[o.replica].Keys[l.devName(c)]
+	k := l.keysOf(c, pg, o.replica)
 	c.seq++
 	o.seq = c.seq
 	c.noWait = append(c.noWait, o)
@@ -756,10 +803,7 @@ func (l *Lane) flush() {
 			keep = append(keep, c)
 			continue
 		}
-		// Not posted: fail these chains.
-		for i := range c.wrs[n:] {
-			l.complete(c, c.wrs[n+i].ID, false)
-		}
+		l.refused(c, c.wrs[n:])
 		c.wrs = c.wrs[:0]
 		c.queued = false
 		l.drop(c)
@@ -800,6 +844,27 @@ func (l *Lane) connByQP(num uint32) *conn {
 		}
 	}
 	return nil
+}
+
+// refused fails the chains of WRs that were not posted. A CAS among them certainly
+// did not happen.
+func (l *Lane) refused(c *conn, wrs []rdma.WR) {
+	for i := range wrs {
+		w := &wrs[i]
+		idx := uint32(w.ID) >> 8
+		if w.Op != rdma.OpCmpAndSwp || w.ID == noWaitID || int(idx) >= len(l.tasks) || l.tasks[idx].gen != uint32(w.ID>>32) {
+			continue
+		}
+		for j := range l.tasks[idx].Op.Accesses {
+			a := &l.tasks[idx].Op.Accesses[j]
+			if a.Verb == index.CAS && !a.NoWait && a.Replica == uint8(w.ID) && a.Expect == w.Compare && a.New == w.Swap {
+				a.Refused = true
+			}
+		}
+	}
+	for i := range wrs {
+		l.complete(c, wrs[i].ID, false)
+	}
 }
 
 // complete notes one chain's end.
@@ -851,18 +916,19 @@ func (l *Lane) roundOver(t *Task) {
 		}
 	}
 	t.state = taskReady
-	if t.pg != nil && !l.valid(t) {
-		l.end(t, t.Op.Fail(ErrLease))
+	if t.pg != nil && !l.valid(t.pg) {
+		l.finish(t, ErrLease)
 		return
 	}
 	l.ready = append(l.ready, t)
 }
 
-// valid checks the lease after completion where the provider does not fence by
-// itself.
-func (l *Lane) valid(t *Task) bool {
-	for r := range t.pg.Members {
-		if n := t.pg.Members[r].Node; int(n) < len(l.conns) && l.conns[n] != nil && l.conns[n].qp != nil &&
+// valid checks the lease where the provider does not fence by itself: before
+// posting, so that nothing happens without one, and after completion, which alone
+// makes a READ's bytes worth anything.
+func (l *Lane) valid(pg *PG) bool {
+	for r := range pg.Members {
+		if n := pg.Members[r].Node; int(n) < len(l.conns) && l.conns[n] != nil && l.conns[n].qp != nil &&
 			!l.conns[n].caps.SelfFencing {
 			return l.core.LeaseValid()
 		}
@@ -905,9 +971,7 @@ func (l *Lane) Closed(node uint32) {
 	cnt := c.qp.Counters()
 	l.Stats.Closed.Add(&cnt)
 	c.qp = nil
-	for i := range c.wrs {
-		l.complete(c, c.wrs[i].ID, false)
-	}
+	l.refused(c, c.wrs)
 	c.wrs = c.wrs[:0]
 	if c.queued {
 		c.queued = false
@@ -936,6 +1000,7 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	c := l.connTo(node)
 	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
 	c.caps = l.core.opts.Devices[dev].Caps()
+	c.keys = nil
 	at := node % (taskSlot / 8) * 8
 	c.sink = l.sinks.stash[at : at+8 : at+8]
 	// Repeat what was off the path and is not known to be done.

@@ -44,19 +44,24 @@ func (c *wordCache) alloc(sets int) {
 	c.mask = uint64(sets - 1)
 }
 
-// get returns the hint for a key last seen less than maxAge epochs before now.
-func (c *wordCache) get(hash, check uint64, now, maxAge uint32) (index.Hint, bool) {
+// find returns the entry of a key, or nil; it is void at the next put.
+func (c *wordCache) find(hash, check uint64) *cacheEntry {
 	set := &c.sets[check&c.mask]
 	for i := range set {
-		e := &set[i]
-		if e.check == check && e.hash16 == uint16(hash) && e.word != 0 {
-			if now-e.seen >= maxAge {
-				return index.Hint{}, false
-			}
-			return index.Hint{Word: layoutWord(e.word), Version: e.version, Slot: e.slot, Flags: index.HintFlags(e.flags)}, true
+		if e := &set[i]; e.check == check && e.hash16 == uint16(hash) && e.word != 0 {
+			return e
 		}
 	}
-	return index.Hint{}, false
+	return nil
+}
+
+// get returns the hint for a key last seen less than maxAge epochs before now.
+func (c *wordCache) get(hash, check uint64, now, maxAge uint32) (index.Hint, bool) {
+	e := c.find(hash, check)
+	if e == nil || now-e.seen >= maxAge {
+		return index.Hint{}, false
+	}
+	return index.Hint{Word: layoutWord(e.word), Version: e.version, Slot: e.slot, Flags: index.HintFlags(e.flags)}, true
 }
 
 func (c *wordCache) put(hash, check uint64, h index.Hint, now uint32) {

@@ -139,7 +139,6 @@ type cl struct {
 	core     *session.Core
 	lane     *session.Lane
 	dev      *rdma.Device
-	pd       *rdma.PD
 	script   []Step
 	pos      int
 	task     *session.Task
@@ -198,11 +197,6 @@ func hashOf(i int) (hash, check uint64) {
 		fp = uint64(i)
 	}
 	return 3<<12 | fp, uint64(i+1) * 0x9e3779b97f4a7c15
-}
-
-func homeOff() uint64 {
-	h, _ := layout.GroupOff(3<<12, clusters)
-	return shardOff + h
 }
 
 // NewWorld builds the store and runs the Config's setup.

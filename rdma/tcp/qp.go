@@ -461,8 +461,9 @@ func (q *qp) close() error {
 	// Whoever is writing stops, perhaps within a request, which the agent then
 	// does not complete.
 	_ = q.nc.SetWriteDeadline(time.Unix(1, 0))
-	q.mu.Lock()   // a PostSend that saw the old state has returned
-	q.mu.Unlock() //nolint:staticcheck // waiting is the purpose
+	q.mu.Lock()
+	//lint:ignore SA2001 a PostSend that saw the old state has returned
+	q.mu.Unlock()
 	q.writers.Wait()
 	_ = q.nc.SetReadDeadline(time.Now().Add(q.d.o.PeerTimeout))
 	_ = q.nc.CloseWrite()

@@ -1,0 +1,262 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/memnode"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/server"
+)
+
+// What a child process is told.
+const (
+	envRole      = "KVD_BENCH_ROLE"
+	envDirectory = "KVD_BENCH_DIRECTORY"
+	envCapacity  = "KVD_BENCH_CAPACITY"
+	envRun       = "KVD_BENCH_RUN"
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	switch role := os.Getenv(envRole); role {
+	case "":
+		os.Exit(m.Run())
+	case "directory":
+		err = runDirectory()
+	case "memnode":
+		err = runMemoryNode()
+	default:
+		err = fmt.Errorf("%s is %q", envRole, role)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// serve says that a child is ready and where, and returns when it is told to
+// stop or its parent has gone.
+func serve(addr string) {
+	sig := make(chan os.Signal, 1)
+	signal.Notify(sig, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		sig <- syscall.SIGTERM
+	}()
+	fmt.Println("ready", addr)
+	<-sig
+}
+
+// lease is long, as on any machine that is busy on purpose.
+const lease = 10 * time.Second
+
+func runDirectory() error {
+	n, err := server.Open(context.Background(), server.Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: lease})
+	if err != nil {
+		return err
+	}
+	if err := n.Ready(context.Background()); err != nil {
+		return err
+	}
+	serve(n.Addr())
+	return n.Close()
+}
+
+func runMemoryNode() error {
+	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{os.Getenv(envDirectory)}})
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	capacity, err := strconv.ParseInt(os.Getenv(envCapacity), 10, 64)
+	if err != nil {
+		return err
+	}
+	o := memnode.Options{Name: "m1", CapacityBytes: capacity, Directory: dir}
+	for _, p := range []string{"shm", "tcp"} {
+		d, err := providers.Open(p, providers.Options{})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		addr := "127.0.0.1:0"
+		if p == "shm" {
+			addr = filepath.Join(os.Getenv(envRun), "m1.sock")
+		}
+		o.Devices = append(o.Devices, memnode.DeviceListen{Device: d, Addr: addr})
+	}
+	n, err := memnode.Open(context.Background(), o)
+	if err != nil {
+		return err
+	}
+	if err := n.Ready(context.Background()); err != nil {
+		return err
+	}
+	serve("m1")
+	return n.Close()
+}
+
+// process is a child that stops with the test.
+type process struct {
+	cmd *exec.Cmd
+	pid int
+}
+
+// start starts a command that must be stopped; stdin keeps our children alive
+// as long as this process lives.
+func start(tb testing.TB, cmd *exec.Cmd) *process {
+	tb.Helper()
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+	return &process{cmd, cmd.Process.Pid}
+}
+
+// startRole starts this binary in another role and returns what it is ready with.
+func startRole(tb testing.TB, role string, env ...string) (p *process, addr string) {
+	tb.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(append(os.Environ(), envRole+"="+role), env...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p = start(tb, cmd)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	addr, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
+	if !ok {
+		tb.Fatalf("%s said %q: %v", role, line, err)
+	}
+	return p, addr
+}
+
+// store is a directory node and a memory node, each a process.
+type store struct {
+	directory string
+	dir, mem  *process
+}
+
+func startStore(tb testing.TB, capacity int64) *store {
+	tb.Helper()
+	run, err := os.MkdirTemp("", "kvd-bench-") // not TempDir: its paths may be too long for a socket
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { os.RemoveAll(run) })
+	s := &store{}
+	s.dir, s.directory = startRole(tb, "directory")
+	s.mem, _ = startRole(tb, "memnode", envDirectory+"="+s.directory, envRun+"="+run,
+		envCapacity+"="+strconv.FormatInt(capacity, 10))
+	return s
+}
+
+// namespace creates a namespace.
+func (s *store) namespace(tb testing.TB, req *dirpb.CreateNamespaceRequest) {
+	tb.Helper()
+	d, err := dirclient.Open(dirclient.Options{Addrs: []string{s.directory}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer d.Close()
+	if err := d.Call(tb.Context(), func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.CreateNamespace(ctx, req)
+		return err
+	}); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// open opens a client, with lanes if they are given; it is closed with the test.
+func (s *store) open(tb testing.TB, provider, namespace string, lanes ...int) *client.Client {
+	tb.Helper()
+	d, err := providers.Open(provider, providers.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	o := client.Options{Directory: []string{s.directory}, Namespace: namespace, Provider: provider, Devices: []*rdma.Device{d}}
+	for _, n := range lanes {
+		o.Lanes = n
+	}
+	c, err := client.Open(tb.Context(), o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			tb.Error(err)
+		}
+		if err := d.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return c
+}
+
+// ---- the operating system's accounts ----------------------------------------
+
+// cpu is the processor time a process has used; sum of the scheduler's exact
+// accounts of its threads, not of clock ticks.
+func cpu(tb testing.TB, pid int) time.Duration {
+	tb.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(tasks) == 0 {
+		tb.Fatalf("no threads of process %d: %v", pid, err)
+	}
+	var sum time.Duration
+	for _, f := range tasks {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // the thread has ended
+		}
+		n, err := strconv.ParseInt(strings.Fields(string(b))[0], 10, 64)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		sum += time.Duration(n)
+	}
+	return sum
+}
+
+// resident is a process's resident memory in bytes.
+func resident(tb testing.TB, pid int) int64 {
+	tb.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	pages, err := strconv.ParseInt(strings.Fields(string(b))[1], 10, 64)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return pages * int64(os.Getpagesize())
+}

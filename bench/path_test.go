@@ -1,0 +1,185 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// GetInto allocates nothing on shm.
+func TestGetIntoAllocatesNothing(t *testing.T) {
+	c := startStore(t, 64<<20).open(t, "shm", "")
+	s := newKeySet(1000)
+	load(t, c, s)
+	buf := make([]byte, valueLen)
+	i := 0
+	ctx := t.Context()
+	if n := testing.AllocsPerRun(10_000, func() {
+		if _, err := c.GetInto(ctx, s.at(i), buf); err != nil {
+			t.Fatal(err)
+		}
+		i++
+	}); n != 0 {
+		t.Errorf("GetInto allocates %v times an operation, want 0", n)
+	}
+}
+
+var keyCounts = []int{1_000, 100_000, 1_000_000}
+
+func name(n int) string {
+	if n >= 1_000_000 {
+		return fmt.Sprintf("%dM", n/1_000_000)
+	}
+	return fmt.Sprintf("%dk", n/1_000)
+}
+
+type op struct {
+	name string
+	do   func(ctx context.Context, c *client.Client, s *keySet, i int, buf []byte) error
+}
+
+var ops = []op{
+	{"Get", func(ctx context.Context, c *client.Client, s *keySet, i int, _ []byte) error {
+		_, err := c.Get(ctx, s.at(i))
+		return err
+	}},
+	{"GetInto", func(ctx context.Context, c *client.Client, s *keySet, i int, buf []byte) error {
+		_, err := c.GetInto(ctx, s.at(i), buf)
+		return err
+	}},
+	{"Put", func(ctx context.Context, c *client.Client, s *keySet, i int, buf []byte) error {
+		_, err := c.Put(ctx, s.at(i), buf, client.PutOptions{})
+		return err
+	}},
+}
+
+func benchmark(b *testing.B, provider string, counts []int) {
+	st := startStore(b, 2<<30)
+	for _, n := range counts {
+		c := st.open(b, provider, "")
+		s := newKeySet(n)
+		load(b, c, s)
+		buf := make([]byte, valueLen)
+		for _, o := range ops {
+			b.Run(name(n)+"/"+o.name, func(b *testing.B) {
+				b.ReportAllocs()
+				i := 0
+				ctx := b.Context()
+				for b.Loop() {
+					if err := o.do(ctx, c, s, i, buf); err != nil {
+						b.Fatal(err)
+					}
+					i++
+				}
+			})
+		}
+	}
+}
+
+func BenchmarkShm(b *testing.B) { benchmark(b, "shm", keyCounts) }
+func BenchmarkTCP(b *testing.B) { benchmark(b, "tcp", keyCounts[1:2]) }
+
+// BenchmarkSyncMap is what shm GET is compared with: a sync.Map whose keys are
+// boxed already, which is as fast as it gets, and one whose callers have bytes,
+// as network services do.
+func BenchmarkSyncMap(b *testing.B) {
+	for _, n := range keyCounts {
+		s := newKeySet(n)
+		m := newSyncMap(s)
+		buf := make([]byte, valueLen)
+		b.Run(name(n)+"/Get", func(b *testing.B) {
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				sink = m.get(s.at(i))
+				i++
+			}
+		})
+		b.Run(name(n)+"/GetInto", func(b *testing.B) {
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				m.getInto(s.at(i), buf)
+				i++
+			}
+		})
+		b.Run(name(n)+"/GetInto-boxed", func(b *testing.B) {
+			i := 0
+			for b.Loop() {
+				m.getBoxed(int(s.order[i%len(s.order)]), buf)
+				i++
+			}
+		})
+	}
+}
+
+// sink keeps results alive: a value that leaves the benchmark is allocated.
+var sink []byte
+
+type syncMap struct {
+	m     sync.Map
+	boxed []any
+}
+
+func newSyncMap(s *keySet) *syncMap {
+	m := &syncMap{}
+	for i := range s.len() {
+		k := any(string(s.key(i)))
+		m.m.Store(k, value(i))
+		m.boxed = append(m.boxed, k)
+	}
+	return m
+}
+
+func (m *syncMap) get(key []byte) []byte {
+	v, ok := m.m.Load(string(key))
+	if !ok {
+		return nil
+	}
+	return append(make([]byte, 0, len(v.([]byte))), v.([]byte)...)
+}
+
+func (m *syncMap) getInto(key, dst []byte) int {
+	v, _ := m.m.Load(string(key))
+	return copy(dst, v.([]byte))
+}
+
+func (m *syncMap) getBoxed(i int, dst []byte) int {
+	v, _ := m.m.Load(m.boxed[i])
+	return copy(dst, v.([]byte))
+}
+
+// BenchmarkTCPMultiGet is MultiGet of 64 keys, with the processor time of both
+// sides.
+func BenchmarkTCPMultiGet(b *testing.B) {
+	st := startStore(b, 1<<30)
+	st.sized(b, "multi", 100_000)
+	s := newKeySet(100_000)
+	for _, lanes := range []int{1, 2} {
+		b.Run(fmt.Sprintf("lanes=%d", lanes), func(b *testing.B) {
+			c := st.open(b, "tcp", "multi", lanes)
+			load(b, c, s)
+			keys := make([][]byte, 64)
+			b.ReportAllocs()
+			i := 0
+			self, mem := cpu(b, os.Getpid()), cpu(b, st.mem.pid)
+			for b.Loop() {
+				for k := range keys {
+					keys[k] = s.at(i)
+					i++
+				}
+				for _, r := range c.MultiGet(b.Context(), keys) {
+					if r.Err != nil {
+						b.Fatal(r.Err)
+					}
+				}
+			}
+			b.ReportMetric(float64(cpu(b, os.Getpid())-self)/float64(b.N), "client-cpu-ns/op")
+			b.ReportMetric(float64(cpu(b, st.mem.pid)-mem)/float64(b.N), "memnode-cpu-ns/op")
+		})
+	}
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"syscall"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/raftstore"
+)
+
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+// app is one run of the command.
+type app struct {
+	stdout, stderr io.Writer
+}
+
+// usageError is the user's to mend.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// run runs the command line args until it is done or ctx ends, and returns the
+// exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot(&app{stdout: stdout, stderr: stderr})
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(stderr, "kvd: "+strings.ReplaceAll(err.Error(), "\n", "\nkvd: "))
+	if errors.As(err, new(usageError)) {
+		return exitUsage
+	}
+	return exitFailure
+}
+
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "kvd",
+		Short:         "A key-value store in the memory of other machines",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
+	})
+	dev, directory, memnode := a.devRole(), a.directoryRole(), a.memnodeRole()
+	root.AddCommand(dev.command(), directory.command(), memnode.command(),
+		a.configCommand(dev, directory, memnode), a.healthCommand(), a.versionCommand())
+	return root
+}
+
+// usageArgs makes the refusals of check usage errors.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
+		}
+		return nil
+	}
+}
+
+// role is a command that serves until it is stopped.
+type role struct {
+	name, short, long, example string
+	// defaults makes the settings and what runs with them.
+	defaults func() (config.Settings, func(context.Context) error)
+}
+
+func (r role) command() *cobra.Command {
+	s, serve := r.defaults()
+	cmd := &cobra.Command{Use: r.name, Short: r.short, Long: r.long, Example: r.example, Args: usageArgs(cobra.NoArgs)}
+	file := settingFlags(cmd, s)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := config.Load(s, *file, cmd.Flags()); err != nil {
+			return usageError{err}
+		}
+		err := serve(cmd.Context())
+		if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
+			return nil // stopped while it started
+		}
+		return explain(err)
+	}
+	return cmd
+}
+
+// settingFlags defines --config and a flag for every setting.
+func settingFlags(cmd *cobra.Command, s config.Settings) (file *string) {
+	config.Flags(cmd.Flags(), s)
+	cmd.Flags().SortFlags = false
+	return cmd.Flags().String("config", "", "file with the settings: .yaml, .toml or .json")
+}
+
+// explain adds what the user can do about err.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%w: another process has that address; stop it, or listen elsewhere", err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("%w: this machine has no such address", err)
+	case errors.Is(err, raftstore.ErrLocked):
+		return fmt.Errorf("%w: is another kvd running on it?", err)
+	}
+	return err
+}
+
+// announce tells the world that the role serves: a line for people and scripts,
+// a notification for systemd. Keys and values alternate in kv; empty values are
+// left out.
+func (a *app) announce(log *slog.Logger, role string, kv ...string) error {
+	var b strings.Builder
+	b.WriteString("ready role=" + role)
+	for i := 0; i < len(kv); i += 2 {
+		if v := kv[i+1]; v != "" {
+			if strings.ContainsAny(v, " \t\n\"=") {
+				v = fmt.Sprintf("%q", v)
+			}
+			b.WriteString(" " + kv[i] + "=" + v)
+		}
+	}
+	if _, err := fmt.Fprintln(a.stdout, b.String()); err != nil {
+		return fmt.Errorf("announce on stdout: %w", err)
+	}
+	notify(log, daemon.SdNotifyReady)
+	return nil
+}
+
+// notify does nothing where systemd did not ask to be told.
+func notify(log *slog.Logger, state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		log.Warn("systemd was not notified", "state", state, "err", err)
+	}
+}
+
+// endpoints gives the addresses that clients dial, by memory node and provider.
+func endpoints(ctx context.Context, c *dirclient.Client) (map[string]map[string]string, error) {
+	byNode := make(map[string]map[string]string)
+	err := c.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		st, err := d.Status(ctx, &dirpb.StatusRequest{})
+		for _, n := range st.GetMap().GetNodes() {
+			byNode[n.GetName()] = make(map[string]string)
+			for _, e := range n.GetEndpoints() {
+				byNode[n.GetName()][e.GetProvider()] = e.GetAddr()
+			}
+		}
+		return err
+	})
+	return byNode, err
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/config"
+)
+
+// configCommand has a subcommand for each role, with that role's flags.
+func (a *app) configCommand(roles ...role) *cobra.Command {
+	var names []string
+	for _, r := range roles {
+		names = append(names, r.name)
+	}
+	top := &cobra.Command{
+		Use:   "config ROLE",
+		Short: "Print a role's effective settings",
+		Long: `Print the settings that file, environment and flags give a role, as a file that
+--config takes. Without any of them it prints the defaults, which is a start for a
+file of one's own.
+
+Settings that the role would refuse are printed too; the exit status is 2 then.`,
+		Example: `  kvd config memnode > memnode.yaml
+  kvd config directory --config directory.yaml`,
+		Args: usageArgs(func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("no role %q", args[0])
+			}
+			return fmt.Errorf("want a role: %s", strings.Join(names, ", "))
+		}),
+		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses
+	}
+	for _, r := range roles {
+		s, _ := r.defaults()
+		cmd := &cobra.Command{Use: r.name, Short: "Print the effective settings of kvd " + r.name, Args: usageArgs(cobra.NoArgs)}
+		file := settingFlags(cmd, s)
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+			problem := config.Load(s, *file, cmd.Flags())
+			if problem != nil && !config.IsInvalid(problem) {
+				return usageError{problem}
+			}
+			out, err := config.YAML(s)
+			if err != nil {
+				return err
+			}
+			if _, err := a.stdout.Write(out); err != nil {
+				return err
+			}
+			if problem != nil {
+				return usageError{problem}
+			}
+			return nil
+		}
+		top.AddCommand(cmd)
+	}
+	return top
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/server"
+)
+
+func (a *app) directoryRole() role {
+	return role{
+		name:  "directory",
+		short: "Run a directory node",
+		long: `Run a directory node. One, three or five of them form the directory, which knows
+memory nodes, namespaces and sessions, and takes no part in reading or writing keys.
+
+The first node starts the cluster with --bootstrap, the others --join it. Started
+again, a node remembers its cluster and needs neither.`,
+		example: `  kvd directory --id d1 --data-dir /var/lib/kvd --bootstrap
+  kvd directory --id d2 --data-dir /var/lib/kvd2 --listen 127.0.0.1:7410 --raft-listen 127.0.0.1:7411 --join 127.0.0.1:7400`,
+		defaults: func() (config.Settings, func(context.Context) error) {
+			c := config.DefaultDirectoryNode()
+			return c, func(ctx context.Context) error { return a.directory(ctx, c) }
+		},
+	}
+}
+
+func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
+	log := c.Log.Logger(a.stderr)
+	creds, err := c.TLS.Load()
+	if err != nil {
+		return usageError{err}
+	}
+	n, err := server.Open(ctx, server.Options{
+		ID: c.ID, DataDir: c.DataDir,
+		GRPCAddr: c.Listen, GRPCAdvertise: c.Advertise, RaftAddr: c.RaftListen, RaftAdvertise: c.RaftAdvertise,
+		Bootstrap: c.Bootstrap, Join: c.Join,
+		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout,
+		TLS: creds, Insecure: c.Insecure, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	defer notify(log, daemon.SdNotifyStopping)
+	if err := n.Ready(ctx); err != nil {
+		return err
+	}
+	if err := a.announce(log, "directory", "id", c.ID, "directory", n.Addr(), "data-dir", c.DataDir); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-n.Done(): // Close says why
+	}
+	return nil
+}

@@ -1,0 +1,571 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// beKvd makes the test binary run as kvd, so that tests can send it signals.
+const beKvd = "KVD_TEST_BE_KVD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(beKvd) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const patience = 30 * time.Second
+
+// process is a kvd that runs.
+type process struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdout *bufio.Reader
+	stderr *buffer
+	kv     map[string]string // of the ready line
+	exited chan struct{}
+}
+
+// buffer may be read while a process writes to it.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// spawn starts kvd without waiting for it to serve.
+func spawn(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, cmd: exec.Command(exe, args...), stderr: new(buffer), exited: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), append(env, beKvd+"=1")...)
+	p.cmd.Stderr = p.stderr
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.Stdout = w
+	p.stdout = bufio.NewReader(r)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	go func() {
+		defer close(p.exited)
+		_ = p.cmd.Wait() // ProcessState says how
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // most have exited
+		<-p.exited
+		_ = r.Close()
+		if t.Failed() {
+			t.Logf("%v: %s\n%s", args, p.cmd.ProcessState, p.stderr)
+		}
+	})
+	return p
+}
+
+// start starts kvd and waits for its ready line.
+func start(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
+	p := spawn(t, env, args...)
+	p.ready()
+	return p
+}
+
+func (p *process) ready() {
+	p.t.Helper()
+	timer := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() }) // ends the read
+	line, err := p.stdout.ReadString('\n')
+	timer.Stop()
+	if err != nil {
+		p.t.Fatalf("no ready line: %v, %q", err, line)
+	}
+	words := strings.Fields(line)
+	if words[0] != "ready" {
+		p.t.Fatalf("first line is %q, want ready", line)
+	}
+	p.kv = make(map[string]string)
+	for _, w := range words[1:] {
+		k, v, _ := strings.Cut(w, "=")
+		p.kv[k] = v
+	}
+}
+
+// stop sends sig and returns the exit status.
+func (p *process) stop(sig os.Signal) int {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		p.t.Fatal(err)
+	}
+	return p.wait()
+}
+
+func (p *process) wait() int {
+	p.t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(patience):
+		p.t.Fatal("it does not end")
+	}
+	if rest, err := io.ReadAll(p.stdout); err != nil || len(rest) > 0 {
+		p.t.Errorf("more on stdout: %q, %v", rest, err)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func runtimeDir(t *testing.T) (env []string, dir string) {
+	dir = t.TempDir()
+	return []string{"XDG_RUNTIME_DIR=" + dir, "RUNTIME_DIRECTORY="}, dir
+}
+
+func wantEmpty(t *testing.T, dir string) {
+	t.Helper()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind in %s: %v, %v", dir, left, err)
+	}
+}
+
+// open opens a client; it is closed at the end of the test.
+func open(t *testing.T, directory, provider string, cfg *tls.Config) *client.Client {
+	t.Helper()
+	d, err := providers.Open(provider, providers.Options{TLSClient: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := client.Open(ctx, client.Options{Directory: []string{directory}, Devices: []*rdma.Device{d}, TLS: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() }) // the store may be gone
+	return c
+}
+
+func roundTrip(t *testing.T, c *client.Client, key string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := c.Put(ctx, []byte(key), []byte("v of "+key), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wantValue(t, c, key)
+}
+
+func wantValue(t *testing.T, c *client.Client, key string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if it, err := c.Get(ctx, []byte(key)); err != nil || string(it.Value) != "v of "+key {
+		t.Fatalf("get %q: %q, %v", key, it.Value, err)
+	}
+}
+
+func TestDev(t *testing.T) {
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			env, dir := runtimeDir(t)
+			p := start(t, env, "dev", "--listen", "127.0.0.1:0", "--nodes", "2", "--memory", "64MiB")
+			if p.kv["role"] != "dev" || p.kv["nodes"] != "2" || p.kv["memory"] != "64MiB" ||
+				strings.Count(p.kv["shm"], ",") != 1 || strings.Count(p.kv["tcp"], ",") != 1 {
+				t.Errorf("ready line holds %v", p.kv)
+			}
+			for _, provider := range []string{"shm", "tcp"} {
+				c := open(t, p.kv["directory"], provider, nil)
+				roundTrip(t, c, provider)
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if code := p.stop(sig); code != 0 {
+				t.Errorf("exit status %d, want 0", code)
+			}
+			wantEmpty(t, dir)
+			if !strings.Contains(p.stderr.String(), "level=INFO") {
+				t.Errorf("no log on stderr: %q", p.stderr)
+			}
+		})
+	}
+}
+
+// A directory that is killed and started again on its folder keeps membership,
+// namespace and shards; clients and memory nodes come back by themselves.
+func TestSeparateProcesses(t *testing.T) {
+	env, dir := runtimeDir(t)
+	data := t.TempDir()
+	args := func(listen string) []string {
+		return []string{"directory", "--id=d1", "--data-dir=" + data, "--listen=" + listen, "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}
+	}
+	d := start(t, env, args("127.0.0.1:0")...)
+	addr := d.kv["directory"]
+	m1 := start(t, env, "memnode", "--name=m1", "--directory="+addr, "--memory=64MiB")
+	m2 := start(t, env, "memnode", "--name=m2", "--directory="+addr, "--memory=64MiB", "--health-listen=127.0.0.1:0")
+	if m1.kv["shm"] == "" || m1.kv["tcp"] == "" || m1.kv["shm"] == m2.kv["shm"] || m1.kv["health"] != "" {
+		t.Errorf("ready lines hold %v and %v", m1.kv, m2.kv)
+	}
+	healthy(t, addr)
+	healthy(t, m2.kv["health"])
+	shm, tcp := open(t, addr, "shm", nil), open(t, addr, "tcp", nil)
+	roundTrip(t, shm, "a")
+	roundTrip(t, tcp, "b")
+
+	second := spawn(t, env, args("127.0.0.1:0")...)
+	if code := second.wait(); code != exitFailure || !strings.Contains(second.stderr.String(), "is another kvd running on it?") {
+		t.Errorf("a second directory on the same folder: exit status %d, %s", code, second.stderr)
+	}
+
+	if code := d.stop(syscall.SIGKILL); code == 0 {
+		t.Error("SIGKILL did not end the directory")
+	}
+	wantValue(t, tcp, "a") // the directory is not on the way
+	d = start(t, env, args(addr)...)
+	roundTrip(t, shm, "c")
+	roundTrip(t, open(t, addr, "tcp", nil), "d")
+	wantValue(t, tcp, "a")
+	for _, p := range []*process{m1, m2, d} {
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d, want 0", code)
+		}
+	}
+	wantEmpty(t, dir)
+}
+
+func healthy(t *testing.T, addr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), []string{"health", addr}, &out, &errs); code != 0 || out.String() != "SERVING\n" {
+		t.Errorf("health of %s: exit status %d, %q, %q", addr, code, &out, &errs)
+	}
+}
+
+func TestHealth(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ok := make(chan bool, 1)
+	stop := serveHealth(lis, nil, func() bool { return <-ok })
+	check := func(want string, code int) {
+		t.Helper()
+		var out, errs bytes.Buffer
+		if got := run(t.Context(), []string{"health", "--timeout=5s", lis.Addr().String()}, &out, &errs); got != code {
+			t.Errorf("exit status %d, want %d", got, code)
+		}
+		if s := out.String() + errs.String(); !strings.Contains(s, want) {
+			t.Errorf("said %q, want %q", s, want)
+		}
+	}
+	ok <- true
+	check("SERVING\n", 0)
+	ok <- false
+	check("NOT_SERVING\n", exitFailure)
+	stop()
+	check("connection refused", exitFailure)
+}
+
+// systemd is told when a role serves and when it stops.
+func TestNotify(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	next := func() string {
+		t.Helper()
+		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 100)
+		n, err := conn.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:n])
+	}
+	env := []string{"NOTIFY_SOCKET=" + name}
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
+	if got := next(); got != "READY=1" {
+		t.Errorf("directory: %q", got)
+	}
+	run := t.TempDir()
+	m := start(t, append(env, "RUNTIME_DIRECTORY="+run), "memnode", "--name=m", "--directory="+d.kv["directory"])
+	if got := next(); got != "READY=1" {
+		t.Errorf("memnode: %q", got)
+	}
+	if m.kv["shm"] != filepath.Join(run, "memnode.sock") {
+		t.Errorf("shm socket is %q, want it in RUNTIME_DIRECTORY", m.kv["shm"])
+	}
+	for _, p := range []*process{m, d} {
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d", code)
+		}
+		if got := next(); got != "STOPPING=1" {
+			t.Errorf("%q", got)
+		}
+	}
+	wantEmpty(t, run)
+}
+
+// A role that still waits for others stops as cleanly as one that serves.
+func TestStopWhileStarting(t *testing.T) {
+	env, dir := runtimeDir(t)
+	nobody, err := net.Listen("tcp", "127.0.0.1:0") // answers nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nobody.Close()
+	for _, args := range [][]string{
+		{"memnode", "--name=m", "--directory=" + nobody.Addr().String()},
+		{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--join=" + nobody.Addr().String()},
+	} {
+		p := spawn(t, env, args...)
+		conn, err := nobody.Accept() // so it has started
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("%v: exit status %d, want 0", args, code)
+		}
+		_ = conn.Close()
+	}
+	wantEmpty(t, dir)
+}
+
+func TestRefusals(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	addr := taken.Addr().String()
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	file := filepath.Join(t.TempDir(), "kvd.yaml")
+	if err := os.WriteFile(file, []byte("name: m\nmemmory: 1GiB\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cases := []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"dev port", []string{"dev", "--listen", addr}, exitFailure, addr + ": bind: address already in use: another process has that address"},
+		{"directory port", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=" + addr, "--bootstrap"}, exitFailure, "another process has that address"},
+		{"raft port", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=" + addr, "--bootstrap"}, exitFailure, "another process has that address"},
+		{"memnode port", []string{"memnode", "--name=m", "--listen-tcp=" + addr}, exitFailure, "another process has that address"},
+		{"health port", []string{"memnode", "--name=m", "--health-listen=" + addr}, exitFailure, "another process has that address"},
+		{"not this machine", []string{"memnode", "--name=m", "--insecure", "--listen-tcp=192.0.2.1:0"}, exitFailure, "this machine has no such address"},
+		{"nothing to start from", []string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0"}, exitFailure, "bootstrap a new one or join one"},
+		{"huge pages", []string{"memnode", "--name=m", "--huge-pages=1GiB", "--memory=1000TiB"}, exitFailure, "nr_hugepages"},
+		{"no settings", []string{"directory"}, exitUsage, "kvd: id is missing: name this directory node, such as d1\nkvd: data-dir is missing"},
+		{"unknown key", []string{"memnode", "--config", file}, exitUsage, "memmory (from " + file + "): there is no such setting, did you mean memory?"},
+		{"no such file", []string{"memnode", "--config", file + ".yaml"}, exitUsage, "no such file"},
+		{"size", []string{"memnode", "--name=m", "--memory=64GB"}, exitUsage, `memory is "64GB" (from --memory): want a size such as 512MiB or 64GiB`},
+		{"open to others", []string{"memnode", "--name=m", "--listen-tcp=0.0.0.0:0"}, exitUsage, "set tls.ca, tls.cert and tls.key, or insecure to do without"},
+		{"certificates", []string{"memnode", "--name=m", "--tls-ca=/none", "--tls-cert=/none", "--tls-key=/none"}, exitUsage, "tls.ca: open /none"},
+		{"unknown flag", []string{"dev", "--nods=3"}, exitUsage, "unknown flag: --nods"},
+		{"unknown command", []string{"serve"}, exitUsage, `unknown command "serve"`},
+		{"argument", []string{"dev", "x"}, exitUsage, `unknown command "x" for "kvd dev"`},
+		{"config without role", []string{"config"}, exitUsage, "want a role: dev, directory, memnode"},
+		{"config of no role", []string{"config", "gateway"}, exitUsage, `no role "gateway"`},
+		{"health without address", []string{"health"}, exitUsage, "accepts 1 arg"},
+		{"health of no address", []string{"health", "7400"}, exitUsage, "want host:port"},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var out, errs bytes.Buffer
+			if code := run(ctx, tc.args, &out, &errs); code != tc.code {
+				t.Errorf("exit status %d, want %d", code, tc.code)
+			}
+			if out.Len() > 0 {
+				t.Errorf("stdout: %q", &out)
+			}
+			if !strings.Contains(errs.String(), tc.want) {
+				t.Errorf("stderr %q lacks %q", &errs, tc.want)
+			}
+		})
+	}
+	wantEmpty(t, os.Getenv("XDG_RUNTIME_DIR"))
+}
+
+func TestMemlockLimit(t *testing.T) {
+	if hasIPCLock() {
+		// A process of another user would be needed; the check itself is the same.
+		if err := checkLimits(1<<50, 0, true); err != nil {
+			t.Errorf("refused with CAP_IPC_LOCK: %v", err)
+		}
+		t.Skip("CAP_IPC_LOCK: this process may lock what it likes")
+	}
+	if err := checkLimits(1<<50, 0, true); err == nil || !strings.Contains(err.Error(), "LimitMEMLOCK=") {
+		t.Errorf("locking 1 PiB: %v, want the limit and how to raise it", err)
+	}
+}
+
+// kvd config prints what it was given, in a form that --config takes.
+func TestConfigPrints(t *testing.T) {
+	t.Setenv("KVD_LOG_FORMAT", "json")
+	for _, tc := range []struct {
+		args []string
+		want []string
+		code int
+	}{
+		{[]string{"dev", "--nodes=3"}, []string{"nodes: 3\n", "memory: 1GiB\n", "format: json\n"}, 0},
+		{[]string{"directory", "--id=d", "--data-dir=x", "--join=127.0.0.1:1,127.0.0.1:2"}, []string{"- 127.0.0.1:2\n", "lease: 1s\n"}, 0},
+		{[]string{"memnode", "--name=m", "--huge-pages=2MiB", "--memory=1.5GiB"}, []string{"memory: 1536MiB\n", "huge-pages: 2MiB\n"}, 0},
+		{[]string{"memnode"}, []string{`name: ""`}, exitUsage},
+	} {
+		var out, errs bytes.Buffer
+		if code := run(t.Context(), append([]string{"config"}, tc.args...), &out, &errs); code != tc.code {
+			t.Errorf("%v: exit status %d, want %d: %s", tc.args, code, tc.code, &errs)
+		}
+		for _, w := range tc.want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("%v printed %s, want %q", tc.args, &out, w)
+			}
+		}
+		file := filepath.Join(t.TempDir(), "kvd.yaml")
+		if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var again bytes.Buffer
+		if code := run(t.Context(), []string{"config", tc.args[0], "--config", file}, &again, &errs); code != tc.code {
+			t.Errorf("%v: reading it back: exit status %d: %s", tc.args, code, &errs)
+		}
+		if out.String() != again.String() {
+			t.Errorf("%v: printed\n%s, read back\n%s", tc.args, &out, &again)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), []string{"version"}, &out, &errs); code != 0 || !strings.HasPrefix(out.String(), "kvd ") {
+		t.Errorf("exit status %d, %q, %q", code, &out, &errs)
+	}
+}
+
+// With certificates everything is encrypted, and who shows none is refused.
+func TestTLS(t *testing.T) {
+	env, _ := runtimeDir(t)
+	files := certificates(t)
+	creds := []string{"--tls-ca=" + files.CA, "--tls-cert=" + files.Cert, "--tls-key=" + files.Key}
+	d := start(t, env, append([]string{"directory"}, append(creds, "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")...)...)
+	addr := d.kv["directory"]
+	m := start(t, env, append([]string{"memnode"}, append(creds, "--name=m", "--directory="+addr, "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0")...)...)
+
+	cfg, err := files.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	roundTrip(t, open(t, addr, "tcp", cfg), "k")
+	for _, a := range []string{addr, m.kv["health"]} {
+		var out, errs bytes.Buffer
+		if code := run(t.Context(), append([]string{"health", a}, creds...), &out, &errs); code != 0 {
+			t.Errorf("health with a certificate: exit status %d, %s", code, &errs)
+		}
+		if code := run(t.Context(), []string{"health", "--timeout=2s", a}, &out, &errs); code != exitFailure {
+			t.Errorf("health in clear: exit status %d", code)
+		}
+	}
+	// The data path is refused too, with the session's own rights in hand.
+	bare := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs}
+	conn, err := tls.Dial("tcp", m.kv["tcp"], bare)
+	if err == nil { // with TLS 1.3 the refusal comes after the client's handshake
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		_, err = conn.Read(make([]byte, 1))
+		_ = conn.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "certificate required") {
+		t.Errorf("a client without a certificate met %v, want a refusal", err)
+	}
+}
+
+// certificates makes an authority and a certificate for 127.0.0.1.
+func certificates(t *testing.T) config.TLS {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name, kind string, der []byte) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	now := time.Now()
+	ca := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test ca"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	leaf := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "test"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.TLS{CA: write("ca.pem", "CERTIFICATE", caDER), Cert: write("cert.pem", "CERTIFICATE", der), Key: write("key.pem", "PRIVATE KEY", keyDER)}
+}

@@ -1,0 +1,27 @@
+// Command kvd runs the store's processes: a directory node, a memory node, or,
+// as kvd dev, all of a store in one process.
+//
+// It leaves the settings to internal/config and what a role does to its package;
+// here they are started, announced and stopped. Read app.go first, then
+// directory.go for how a role looks.
+//
+// On stdout a role prints one line, `ready` with its addresses, when it serves;
+// logs go to stderr. SIGTERM and SIGINT stop it with exit status 0; a second
+// one ends the process at once. Exit status 1 is a failure, 2 a mistake in
+// the command line or the configuration.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the next signal has its usual effect
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}

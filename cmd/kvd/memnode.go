@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/memnode"
+)
+
+func (a *app) memnodeRole() role {
+	return role{
+		name:  "memnode",
+		short: "Run a memory node",
+		long: `Run a memory node. It lends this machine's memory to the store and stays off the
+data path: clients read and write the memory by themselves.
+
+What it holds is gone when it stops.`,
+		example: `  kvd memnode --name m1 --memory 64GiB
+  kvd memnode --name m1 --memory 64GiB --huge-pages 2MiB --lock --config /etc/kvd/memnode.yaml`,
+		defaults: func() (config.Settings, func(context.Context) error) {
+			c := config.DefaultMemNode()
+			return c, func(ctx context.Context) error { return a.memnode(ctx, c) }
+		},
+	}
+}
+
+func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
+	log := c.Log.Logger(a.stderr)
+	closing := func(what string, fn func() error) {
+		if e := fn(); e != nil {
+			err = errors.Join(err, fmt.Errorf("close %s: %w", what, e))
+		}
+	}
+	creds, err := c.TLS.Load()
+	if err != nil {
+		return usageError{err}
+	}
+	if err := checkLimits(int64(c.Memory), c.HugePageBytes(), c.Lock); err != nil {
+		return fmt.Errorf("memory %v: %w", c.Memory, err)
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer closing("directory client", dir.Close)
+
+	o := memnode.Options{
+		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
+		Directory: dir, Domain: c.Domain, Logger: log,
+	}
+	open := func(name, addr, advertise string) error {
+		d, err := providers.Open(name, providers.Options{TLSServer: creds, TLSClient: creds})
+		if err != nil {
+			return err
+		}
+		o.Devices = append(o.Devices, memnode.DeviceListen{Device: d, Addr: addr, Advertise: advertise})
+		return nil
+	}
+	defer func() {
+		for _, d := range o.Devices {
+			closing(d.Device.Name(), d.Device.Close)
+		}
+	}()
+	if c.ShmSocket != config.Off {
+		socket, remove, err := shmSocket(c.ShmSocket)
+		if err != nil {
+			return err
+		}
+		defer closing("folder of the shm socket", remove)
+		if err := open("shm", socket, ""); err != nil {
+			return err
+		}
+	}
+	if c.ListenTCP != config.Off {
+		if err := open("tcp", c.ListenTCP, c.AdvertiseTCP); err != nil {
+			return err
+		}
+	}
+	n, err := memnode.Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer closing("memory node", n.Close)
+	defer notify(log, daemon.SdNotifyStopping)
+
+	healthAddr := ""
+	if c.HealthListen != config.Off {
+		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", c.HealthListen)
+		if err != nil {
+			return fmt.Errorf("health-listen: %w", err)
+		}
+		healthAddr = lis.Addr().String()
+		defer serveHealth(lis, creds, func() bool { return n.Stats().Registered })()
+	}
+	if err := n.Ready(ctx); err != nil {
+		return err
+	}
+	at, err := published(ctx, dir, c.Name, o.Devices)
+	if err != nil {
+		return err
+	}
+	if err := a.announce(log, "memnode", "name", c.Name, "directory", strings.Join(c.Directory, ","),
+		"shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "memory", c.Memory.String()); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// published waits until the directory shows this node's addresses: any directory
+// node may answer, and one that does not lead may be a moment behind.
+func published(ctx context.Context, dir *dirclient.Client, name string, devices []memnode.DeviceListen) (map[string]string, error) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		all, err := endpoints(ctx, dir)
+		if err != nil {
+			return nil, err
+		}
+		if at := all[name]; len(at) >= len(devices) {
+			return at, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// shmSocket gives the socket's address, and what removes the folder that was
+// made for it.
+func shmSocket(setting string) (addr string, remove func() error, err error) {
+	if setting != config.Auto {
+		return setting, func() error { return nil }, nil
+	}
+	const name = "memnode.sock"
+	// systemd's RuntimeDirectory=; several are separated by colons.
+	if dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":"); dir != "" {
+		return filepath.Join(dir, name), func() error { return nil }, nil
+	}
+	base := os.Getenv("XDG_RUNTIME_DIR")
+	if st, err := os.Stat(base); base == "" || err != nil || !st.IsDir() {
+		base = "" // the temporary folder
+	}
+	dir, err := os.MkdirTemp(base, "kvd-") // mode 0700
+	if err != nil {
+		return "", nil, fmt.Errorf("folder for the shm socket: %w (name one with --shm-socket, or off)", err)
+	}
+	return filepath.Join(dir, name), func() error { return os.RemoveAll(dir) }, nil
+}

@@ -1,0 +1,173 @@
+package index_test
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// FuzzOp answers an operation's accesses with hostile bytes: whatever a broken or
+// malicious peer may have left in memory. The operation must not panic, must not
+// leave its placement group, and once memory behaves (reads as zeroes, CAS wins)
+// must end within a few round trips (I14).
+func FuzzOp(f *testing.F) {
+	for kind := range byte(index.NumKinds) {
+		for shape := range byte(8) {
+			f.Add(kind, kind%4, 1+kind%3, []byte{shape, shape + 1, 3, 200, shape, 0, 5, 4, 5, 6, 7, shape, 1, 2, 3})
+		}
+	}
+	f.Add(byte(1), byte(0), byte(1), []byte{6, 5, 5, 5, 5, 5}) // a manifest without chunks
+	f.Fuzz(func(t *testing.T, kind, cond, replicas byte, data []byte) {
+		w := newWorld(1+replicas%3, 128)
+		c := w.client(1)
+		o := &index.Op{Kind: index.Kind(1 + kind%6), Cond: index.Cond(cond % 4), Key: []byte("key"), Value: []byte("value"),
+			Hash: hashOf("key"), IfVersion: 11, ScanBytes: 500, RawPG: 1, RawSpace: index.Index, RawLen: 64,
+			Modify: func(cur *layout.Record) ([]byte, uint64, error) { return []byte("v"), 0, nil }}
+		in := hostile{b: data, w: w}
+		if in.byte()%2 == 0 {
+			c.hints["key"] = index.Hint{Word: in.word(), Slot: in.byte() % 62, Flags: index.HintFlags(in.byte() % 4)}
+			if h := c.hints["key"]; h.Slot >= 30 && h.Slot < index.StashSlot || !h.Word.Readable() {
+				delete(c.hints, "key") // a session remembers only what it saw
+			}
+		}
+		o.Start(c)
+		quiet := 0 // actions since the hostile bytes ran out
+		for n := 0; ; n++ {
+			if in.done() {
+				quiet++
+			}
+			if quiet > 200 {
+				t.Fatalf("no end: step %v after %d actions", o.Step(), n)
+			}
+			a := o.Next()
+			switch a {
+			case index.Post:
+				waited := 0
+				for i := range o.Accesses {
+					x := &o.Accesses[i]
+					_ = w.placeName(x) // panics when out of bounds
+					if !x.NoWait {
+						waited++
+					}
+					in.answer(x)
+				}
+				if waited == 0 {
+					t.Fatalf("step %v posts nothing to wait for", o.Step())
+				}
+				continue
+			case index.AskFenced:
+				o.OwnerFenced = in.byte()%2 == 0
+			case index.Done:
+				if o.Err == nil && o.Kind == index.Get && string(o.Record.Key) != "key" {
+					t.Fatalf("get answered a record of %q", o.Record.Key)
+				}
+				return
+			case index.Alloc:
+				w.nextUnit = heapLo
+			}
+			if in.byte() == 77 {
+				o.Fail(index.ErrFull)
+				return
+			}
+			for i := range o.Accesses {
+				_ = w.placeName(&o.Accesses[i])
+			}
+			o.Accesses = o.Accesses[:0]
+		}
+	})
+}
+
+// hostile makes answers from fuzzed bytes, some of them plausible, so that they
+// pass the first checks.
+type hostile struct {
+	b []byte
+	w *world
+}
+
+func (h *hostile) done() bool { return len(h.b) == 0 }
+
+func (h *hostile) byte() byte {
+	if len(h.b) == 0 {
+		return 0
+	}
+	x := h.b[0]
+	h.b = h.b[1:]
+	return x
+}
+
+// word is a slot word, often of the key's fingerprint and inside the heap.
+func (h *hostile) word() layout.Word {
+	s := h.byte()
+	fp := hashOf("key") & 0xfff
+	if s%5 == 0 {
+		fp = uint64(h.byte())
+	}
+	unit := heapLo + uint32(h.byte())%140
+	return layout.MakeLive(uint16(s), uint16(fp), h.byte()%20, unit).WithState(layout.State(s >> 6))
+}
+
+func (h *hostile) answer(a *index.Access) {
+	if h.done() {
+		if a.Verb == index.Read {
+			clear(a.Buf)
+		}
+		a.Found = a.Expect
+		return
+	}
+	how := h.byte()
+	if how == 13 {
+		a.Failed = true
+	}
+	switch a.Verb {
+	case index.CAS:
+		switch how % 4 {
+		case 0:
+			a.Found = a.Expect
+		case 1:
+			a.Found = uint64(h.word())
+		case 2:
+			a.Found = uint64(layout.MakeLock(uint32(h.byte()), 1))
+		case 3:
+			a.Found = a.New
+		}
+	case index.Read:
+		clear(a.Buf)
+		switch how % 8 {
+		case 0:
+			for i := range a.Buf {
+				a.Buf[i] = h.byte()
+			}
+		case 1, 2, 3: // a group, or a word
+			for i := 0; i+8 <= len(a.Buf) && !h.done(); i += 8 {
+				if i == 0 && len(a.Buf) >= layout.GroupSize {
+					binary.LittleEndian.PutUint64(a.Buf, uint64(h.byte())<<8&uint64(layout.FlagOVF|layout.FlagSplit))
+					continue
+				}
+				binary.LittleEndian.PutUint64(a.Buf[i:], uint64(h.word()))
+			}
+		case 4: // the key's record
+			h.record(a.Buf, 0, "key", []byte("theirs"))
+		case 5: // a manifest, of as many chunks as fit
+			n := int(h.byte()) % 4
+			m := layout.Manifest{Len: uint64(n) * layout.ChunkSize, ID: 9}
+			for range n {
+				m.Chunks = append(m.Chunks, layout.Chunk{Unit: heapLo + uint32(h.byte())%128, Code: h.byte()})
+			}
+			b := make([]byte, layout.ManifestLen(n))
+			layout.EncodeManifest(b, m)
+			h.record(a.Buf, layout.FlagManifest, "key", b)
+		case 6:
+			h.record(a.Buf, 0, "another", nil)
+		case 7:
+			h.record(a.Buf, layout.FlagChunk, "", []byte("x"))
+		}
+	}
+}
+
+func (h *hostile) record(b []byte, f layout.RecordFlags, key string, value []byte) {
+	if len(b) >= layout.RecordLen(len(key), len(value)) {
+		layout.EncodeRecord(b, layout.RecordHeader{Version: uint64(h.byte()), Flags: f, Expiry: uint64(h.byte() % 2)}, []byte(key), value)
+	}
+}

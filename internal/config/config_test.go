@@ -1,0 +1,387 @@
+package config
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	"pgregory.net/rapid"
+)
+
+// write makes a configuration file and returns its name.
+func write(t *testing.T, name, content string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// flags are the parsed flags of s.
+func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
+	t.Helper()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	Flags(fs, s)
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return fs
+}
+
+func defaults() map[string]Settings {
+	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(), "health": DefaultHealth()}
+}
+
+func TestPrecedence(t *testing.T) {
+	const file = "name: f\nmemory: 2GiB\ndomain: file\nlog:\n  level: warn\n  format: json\n"
+	t.Setenv("KVD_MEMORY", "3GiB")
+	t.Setenv("KVD_DOMAIN", "env")
+	t.Setenv("KVD_LOG_LEVEL", "error")
+	t.Setenv("KVD_DIRECTORY", "127.0.0.1:1, 127.0.0.1:2")
+	t.Setenv("KVD_LOCK", "") // like not set
+	t.Setenv("KVD_PORT", "tcp://10.0.0.1:7400")
+	m := DefaultMemNode()
+	err := Load(m, write(t, "m.yaml", file), flags(t, m, "--domain=flag", "--insecure"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := DefaultMemNode()
+	want.Name = "f"
+	want.Memory = 3 << 30
+	want.Domain = "flag"
+	want.Log = Log{Level: "error", Format: "json"}
+	want.Directory = []string{"127.0.0.1:1", "127.0.0.1:2"}
+	want.Insecure = true
+	if d := cmp.Diff(want, m); d != "" {
+		t.Error(d)
+	}
+}
+
+// A list given by a flag or a file replaces the default and what is weaker.
+func TestLists(t *testing.T) {
+	m := DefaultMemNode()
+	file := write(t, "m.yaml", "name: a\ndirectory: ['127.0.0.1:1', '127.0.0.1:2']\n")
+	if err := Load(m, file, flags(t, m, "--directory", "127.0.0.1:3", "--directory", "127.0.0.1:4,127.0.0.1:5")); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5"}; !slices.Equal(m.Directory, want) {
+		t.Errorf("flags: %q, want %q", m.Directory, want)
+	}
+	m = DefaultMemNode()
+	m.Directory = []string{"127.0.0.1:7", "127.0.0.1:8", "127.0.0.1:9"}
+	if err := Load(m, file, nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"127.0.0.1:1", "127.0.0.1:2"}; !slices.Equal(m.Directory, want) {
+		t.Errorf("file: %q, want %q", m.Directory, want)
+	}
+}
+
+func TestFormats(t *testing.T) {
+	want := DefaultDirectoryNode()
+	want.ID, want.DataDir, want.Bootstrap, want.Lease = "d1", "/d", true, 2*time.Second
+	want.TLS = TLS{CA: "ca", Cert: "cert", Key: "key"}
+	for name, content := range map[string]string{
+		"a.yaml": "id: d1\ndata-dir: /d\nbootstrap: true\nlease: 2s\ntls: {ca: ca, cert: cert, key: key}\n",
+		"a.yml":  "ID: d1\nData-Dir: /d\nbootstrap: 'yes'\nlease: 2000ms\ntls: {ca: ca, cert: cert, key: key}\n",
+		"a.toml": "id = 'd1'\ndata-dir = '/d'\nbootstrap = true\nlease = '2s'\n[tls]\nca = 'ca'\ncert = 'cert'\nkey = 'key'\n",
+		"a.json": `{"id": "d1", "data-dir": "/d", "bootstrap": true, "lease": "2s", "tls": {"ca": "ca", "cert": "cert", "key": "key"}}`,
+	} {
+		d := DefaultDirectoryNode()
+		if err := Load(d, write(t, name, content), nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if diff := cmp.Diff(want, d); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	// JSON has one kind of number.
+	m := DefaultMemNode()
+	if err := Load(m, write(t, "m.json", `{"name": "a", "memory": 1073741824}`), nil); err != nil || m.Memory != 1<<30 {
+		t.Errorf("memory as a JSON number: %v, %v", m.Memory, err)
+	}
+}
+
+// Every mistake names the key, the value and what set it, and none hides
+// another.
+func TestRefusals(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		s    Settings
+		file string
+		env  map[string]string
+		args []string
+		want []string
+	}{
+		{
+			name: "unknown keys", s: DefaultMemNode(), file: "name: a\nmemmory: 1GiB\nlog: {levle: info}\nfoo: {bar: 1}\n",
+			want: []string{
+				"memmory (from FILE): there is no such setting, did you mean memory?",
+				"log.levle (from FILE): there is no such setting, did you mean log.level?",
+				"foo.bar (from FILE): there is no such setting",
+			},
+		},
+		{name: "another role's key", s: DefaultMemNode(), file: "name: a\nbootstrap: true\n", want: []string{"bootstrap (from FILE): there is no such setting"}},
+		{name: "section as text", s: DefaultMemNode(), file: "name: a\ntls: yes-please\n", want: []string{`tls is "yes-please" (from FILE): want a section`}},
+		{name: "setting as section", s: DefaultMemNode(), file: "name: a\nmemory: {size: 1}\n", want: []string{"memory.size (from FILE): there is no such setting"}},
+		{name: "broken file", s: DefaultMemNode(), file: "name: [\n", want: []string{"configuration file FILE: "}},
+		{name: "key twice", s: DefaultMemNode(), file: "name: a\nname: b\n", want: []string{"configuration file FILE: ", "already defined"}},
+		{
+			name: "types", s: DefaultDirectoryNode(), file: "id: 7\ndata-dir: d\nlease: 5\nbootstrap: perhaps\njoin: [1]\nelection-timeout: true\n",
+			want: []string{
+				"id is 7 (from FILE): want text: put it in quotes",
+				"lease is 5 (from FILE): want a duration with its unit, such as 500ms or 2s",
+				`bootstrap is "perhaps" (from FILE): want true or false`,
+				"join is [1] (from FILE): want a list of texts",
+				"election-timeout is true (from FILE): want a duration",
+			},
+		},
+		{
+			name: "from everywhere", s: DefaultMemNode(), file: "name: a\nmemory: 64GB\n",
+			env: map[string]string{"KVD_LOCK": "maybe", "KVD_LOG_LEVEL": "loud"},
+			want: []string{
+				`memory is "64GB" (from FILE): want a size such as 512MiB or 64GiB`,
+				`lock is "maybe" (from KVD_LOCK): want true or false`,
+			},
+		},
+		{name: "flag", s: DefaultMemNode(), args: []string{"--name=a", "--memory=5"}, want: []string{"memory is 5B (from --memory): want at least 16MiB"}},
+		{name: "size beyond", s: DefaultMemNode(), args: []string{"--name=a", "--memory=9000000TiB"}, want: []string{`memory is "9000000TiB" (from --memory): want less than`}},
+		{name: "count", s: DefaultDev(), args: []string{"--nodes=two"}, want: []string{`nodes is "two" (from --nodes): want a whole number`}},
+		{
+			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--nodes=0", "--lease=1ms", "--epoch-interval=-1s"},
+			want: []string{
+				`listen is "0.0.0.0:7400" (from --listen): kvd dev serves its own machine`,
+				"nodes is 0 (from --nodes): want 1 to 64",
+				"lease is 1ms (from --lease): want at least 50ms",
+				"epoch-interval is -1s (from --epoch-interval): want at least 10ms",
+			},
+		},
+		{name: "dev address", s: DefaultDev(), args: []string{"--listen=7400"}, want: []string{`listen is "7400" (from --listen): want host:port`}},
+		{
+			name: "directory", s: DefaultDirectoryNode(),
+			args: []string{"--listen=192.0.2.1:7400", "--raft-listen=:7401", "--bootstrap", "--join=192.0.2.2:7400", "--advertise=0.0.0.0:1", "--raft-advertise=x", "--tls-ca="},
+			want: []string{
+				"id is missing: name this directory node",
+				"data-dir is missing",
+				`listen is "192.0.2.1:7400" (from --listen): others can reach it: set tls.ca, tls.cert and tls.key, or insecure`,
+				`raft-listen is ":7401" (from --raft-listen): others can reach it`,
+				`advertise is "0.0.0.0:1" (from --advertise): want a host that others can call`,
+				`raft-advertise is "x" (from --raft-advertise): want host:port`,
+				`join is "192.0.2.2:7400" (from --join): it is on another machine`,
+				"join is [192.0.2.2:7400] (from --join): a node that starts a new cluster (bootstrap) joins none",
+			},
+		},
+		{
+			name: "wildcards need another address", s: DefaultDirectoryNode(),
+			args: []string{"--id=a", "--data-dir=d", "--insecure", "--listen=0.0.0.0:7400", "--raft-listen=[::]:7401"},
+			want: []string{
+				`listen is "0.0.0.0:7400" (from --listen): set advertise to the address that others shall call`,
+				`raft-listen is "[::]:7401" (from --raft-listen): set raft-advertise`,
+			},
+		},
+		{
+			name: "memnode", s: DefaultMemNode(),
+			args: []string{"--directory=192.0.2.1:7400,127.0.0.1:0", "--listen-tcp=192.0.2.1:0", "--huge-pages=4MiB", "--health-listen=h:99999", "--shm-socket=" + strings.Repeat("x", 108), "--log-format=xml"},
+			want: []string{
+				"name is missing",
+				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
+				`directory is "127.0.0.1:0" (from --directory): want a port from 1 to 65535`,
+				`huge-pages is "4MiB" (from --huge-pages): want off, 2MiB or 1GiB`,
+				`listen-tcp is "192.0.2.1:0" (from --listen-tcp): others can reach it`,
+				`health-listen is "h:99999" (from --health-listen): want a port from 0 to 65535`,
+				`shm-socket is "x`, "(from --shm-socket): want at most 107 bytes",
+				`log.format is "xml" (from --log-format): want text or json`,
+			},
+		},
+		{name: "log level", s: DefaultMemNode(), env: map[string]string{"KVD_LOG_LEVEL": "loud"}, args: []string{"--name=a"}, want: []string{`log.level is "loud" (from KVD_LOG_LEVEL): want debug`}},
+		{name: "no way in", s: DefaultMemNode(), args: []string{"--name=a", "--listen-tcp=off", "--shm-socket=off"}, want: []string{`listen-tcp is "off" (from --listen-tcp): shm-socket is off too`}},
+		{name: "no directory", s: DefaultMemNode(), args: []string{"--name=a", "--directory="}, want: []string{"directory is missing (from --directory): give"}},
+		{name: "huge page", s: DefaultMemNode(), args: []string{"--name=a", "--huge-pages=1GiB", "--memory=512MiB"}, want: []string{"memory is 512MiB (from --memory): want at least one huge page of 1GiB"}},
+		{name: "half of TLS", s: DefaultMemNode(), args: []string{"--name=a", "--tls-cert=c"}, want: []string{"tls.ca is missing", "tls.key is missing"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for k, v := range tc.env {
+				t.Setenv(k, v)
+			}
+			file := ""
+			if tc.file != "" {
+				file = write(t, "kvd.yaml", tc.file)
+			}
+			err := Load(tc.s, file, flags(t, tc.s, tc.args...))
+			if err == nil {
+				t.Fatal("loaded")
+			}
+			for _, w := range tc.want {
+				if w = strings.ReplaceAll(w, "FILE", file); !strings.Contains(err.Error(), w) {
+					t.Errorf("error lacks %q:\n%v", w, err)
+				}
+			}
+		})
+	}
+}
+
+func TestFileNames(t *testing.T) {
+	for name, want := range map[string]string{
+		"kvd":      "want a name that ends in .yaml, .toml or .json",
+		"kvd.ini":  "want a name that ends in .yaml, .toml or .json",
+		"kvd.yaml": "no such file",
+	} {
+		err := Load(DefaultDev(), filepath.Join(t.TempDir(), name), nil)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v, want the name and %q", name, err, want)
+		}
+	}
+}
+
+// Sections and settings without a value are as if they were not there.
+func TestEmptyValues(t *testing.T) {
+	m := DefaultMemNode()
+	if err := Load(m, write(t, "m.yaml", "name: a\nmemory:\ntls:\n#  ca: x\nlog: {}\n"), nil); err != nil {
+		t.Fatal(err)
+	}
+	want := DefaultMemNode()
+	want.Name = "a"
+	if d := cmp.Diff(want, m); d != "" {
+		t.Error(d)
+	}
+	d := DefaultDev()
+	if err := Load(d, write(t, "d.yaml", ""), nil); err != nil {
+		t.Errorf("an empty file: %v", err)
+	}
+}
+
+func TestInvalidIsRead(t *testing.T) {
+	m := DefaultMemNode()
+	err := Load(m, "", flags(t, m, "--memory=5B"))
+	if !IsInvalid(err) || m.Memory != 5 {
+		t.Errorf("memory %v, error %v: want 5B and an error of Validate", m.Memory, err)
+	}
+	err = Load(m, "", flags(t, m, "--memory=x"))
+	if err == nil || IsInvalid(err) {
+		t.Errorf("unreadable: %v, want an error that is not of Validate", err)
+	}
+	if p := (*Problem)(nil); !errors.As(err, &p) || p.Key != "memory" {
+		t.Errorf("%v holds no Problem with the key", err)
+	}
+}
+
+// Each setting has one flag with a description, and defaults load as they are.
+func TestFlags(t *testing.T) {
+	for role, s := range defaults() {
+		fs := flags(t, s)
+		for _, f := range fields(s) {
+			fl := fs.Lookup(f.flag())
+			if fl == nil || fl.Usage == "" || f.key == "" {
+				t.Errorf("%s: setting %q has no flag or no description", role, f.key)
+			}
+		}
+		before, err := YAML(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Load(s, "", fs); err != nil && !IsInvalid(err) {
+			t.Errorf("%s: defaults: %v", role, err)
+		}
+		if after, err := YAML(s); err != nil || string(before) != string(after) {
+			t.Errorf("%s: loading nothing changed\n%s into\n%s (%v)", role, before, after, err)
+		}
+	}
+}
+
+// What YAML prints, Load reads back to the same settings.
+func TestYAML(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		for _, s := range defaults() {
+			fill(t, reflect.ValueOf(s).Elem())
+			out, err := YAML(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.CreateTemp("", "*.yaml")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.Remove(f.Name())
+			if _, err := f.Write(out); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+			got := reflect.New(reflect.TypeOf(s).Elem()).Interface().(Settings)
+			if err := Load(got, f.Name(), nil); err != nil && !IsInvalid(err) {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if d := cmp.Diff(s, got); d != "" {
+				t.Fatalf("%s\n%s", d, out)
+			}
+		}
+	})
+}
+
+// fill draws every setting of v.
+func fill(t *rapid.T, v reflect.Value) {
+	for i := range v.NumField() {
+		f, name := v.Field(i), v.Type().Field(i).Name
+		switch {
+		case f.Kind() == reflect.Struct:
+			fill(t, f)
+		case f.Kind() == reflect.String:
+			f.SetString(rapid.SampledFrom([]string{"", "off", "no", "1", "0x1f", "1e3", "null", "~", "a: b", "#", "2026-01-01", "é\n", " x ", "'", "{}"}).Draw(t, name))
+		case f.Kind() == reflect.Bool:
+			f.SetBool(rapid.Bool().Draw(t, name))
+		case f.Kind() == reflect.Slice:
+			f.Set(reflect.ValueOf(rapid.SliceOfN(rapid.SampledFrom([]string{"a:1", "1", "b, c", "", "off"}), 0, 3).Draw(t, name)))
+		case f.Type() == durationType:
+			f.SetInt(int64(rapid.Int64Range(math.MinInt64, math.MaxInt64).Draw(t, name)))
+		case f.Type() == sizeType:
+			f.SetInt(rapid.Int64Range(0, math.MaxInt64).Draw(t, name))
+		default:
+			f.SetInt(int64(rapid.Int32().Draw(t, name)))
+		}
+	}
+}
+
+func TestSize(t *testing.T) {
+	for in, want := range map[string]Size{
+		"0": 0, "0B": 0, "17": 17, "64GiB": 64 << 30, " 64 gib ": 64 << 30, "1.5GiB": 3 << 29, "512MiB": 512 << 20,
+		"4KiB": 4096, "2TiB": 2 << 40, "9223372036854775807": math.MaxInt64, "0.5KiB": 512,
+	} {
+		if got, err := ParseSize(in); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %v, %v, want %v", in, got, err, want)
+		}
+	}
+	for _, in := range []string{"", "B", "GiB", "-1", "+1", "1GB", "64G", "1e3", "1/2", "0x10", "1.5", "0.3KiB", "1..2", ".", "1 2", "8388608TiB", "9223372036854775808", "NaN", strings.Repeat("9", 40), "1_000"} {
+		if got, err := ParseSize(in); err == nil {
+			t.Errorf("ParseSize(%q) = %v, want an error", in, got)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		s := Size(rapid.Int64Range(0, math.MaxInt64).Draw(t, "bytes"))
+		if got, err := ParseSize(s.String()); err != nil || got != s {
+			t.Fatalf("ParseSize(%q) = %v, %v", s.String(), got, err)
+		}
+	})
+}
+
+func FuzzParseSize(f *testing.F) {
+	f.Add("1.5GiB")
+	f.Add("9223372036854775808")
+	f.Fuzz(func(t *testing.T, in string) {
+		s, err := ParseSize(in)
+		if err == nil && s < 0 {
+			t.Fatalf("ParseSize(%q) = %d", in, s)
+		}
+		if again, err2 := ParseSize(s.String()); err == nil && (err2 != nil || again != s) {
+			t.Fatalf("%q is %d, printed %q, read %d, %v", in, s, s, again, err2)
+		}
+	})
+}

@@ -1,0 +1,346 @@
+package config
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Defaults that several roles share.
+const (
+	DefaultDirectory = "127.0.0.1:7400"
+	DefaultRaft      = "127.0.0.1:7401"
+	Off              = "off"
+	Auto             = "auto"
+)
+
+// Bounds. A memory node below minMemory has no room for a region.
+const (
+	minMemory   = 16 << 20
+	maxDevNodes = 64
+	maxSocket   = 107 // bytes of a unix socket's path, unix(7)
+)
+
+// Dev are the settings of `kvd dev`.
+type Dev struct {
+	Listen        string        `mapstructure:"listen" usage:"where the directory serves gRPC, host:port on this machine"`
+	Nodes         int           `mapstructure:"nodes" usage:"number of memory nodes"`
+	Memory        Size          `mapstructure:"memory" usage:"memory that each memory node lends; taken when it is first used"`
+	Lease         time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
+	EpochInterval time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
+	Log           Log           `mapstructure:"log"`
+}
+
+// Directory are the settings of `kvd directory`.
+type Directory struct {
+	ID              string        `mapstructure:"id" usage:"this directory node's name, for good"`
+	DataDir         string        `mapstructure:"data-dir" usage:"folder that holds everything the node remembers"`
+	Listen          string        `mapstructure:"listen" usage:"where clients, memory nodes and operators call, host:port"`
+	RaftListen      string        `mapstructure:"raft-listen" usage:"where other directory nodes call, host:port"`
+	Advertise       string        `mapstructure:"advertise" usage:"what others are told instead of listen, host:port"`
+	RaftAdvertise   string        `mapstructure:"raft-advertise" usage:"what other directory nodes are told instead of raft-listen, host:port"`
+	Bootstrap       bool          `mapstructure:"bootstrap" usage:"start a new cluster with this node, unless data-dir holds one"`
+	Join            []string      `mapstructure:"join" usage:"directory nodes of the cluster to enter, unless a member already"`
+	Lease           time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
+	EpochInterval   time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
+	ElectionTimeout time.Duration `mapstructure:"election-timeout" usage:"how long a node waits for its leader before it stands for election"`
+	TLS             TLS           `mapstructure:"tls"`
+	Insecure        bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log             Log           `mapstructure:"log"`
+}
+
+// MemNode are the settings of `kvd memnode`.
+type MemNode struct {
+	Name         string   `mapstructure:"name" usage:"this memory node's name, stable across restarts"`
+	Directory    []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Memory       Size     `mapstructure:"memory" usage:"memory to lend; taken when it is first used, unless locked"`
+	HugePages    string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
+	Lock         bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
+	ListenTCP    string   `mapstructure:"listen-tcp" usage:"where the tcp provider listens, host:port, or off"`
+	AdvertiseTCP string   `mapstructure:"advertise-tcp" usage:"what clients dial instead of listen-tcp: a host, or host:port"`
+	ShmSocket    string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
+	HealthListen string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
+	Domain       string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
+	TLS          TLS      `mapstructure:"tls"`
+	Insecure     bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log          Log      `mapstructure:"log"`
+}
+
+// Health are the settings of `kvd health`.
+type Health struct {
+	Timeout time.Duration `mapstructure:"timeout" usage:"how long to wait for the answer"`
+	TLS     TLS           `mapstructure:"tls"`
+}
+
+// Log says what is logged, on stderr.
+type Log struct {
+	Level  string `mapstructure:"level" usage:"least level to log: debug, info, warn or error"`
+	Format string `mapstructure:"format" usage:"form of the log: text or json"`
+}
+
+// TLS names PEM files. All empty: no TLS.
+type TLS struct {
+	CA   string `mapstructure:"ca" usage:"PEM file of the authorities that sign the cluster's certificates"`
+	Cert string `mapstructure:"cert" usage:"PEM file of this process's certificate"`
+	Key  string `mapstructure:"key" usage:"PEM file of the certificate's key"`
+}
+
+var defaultLog = Log{Level: "info", Format: "text"}
+
+// DefaultDev gives `kvd dev` without any settings.
+func DefaultDev() *Dev {
+	return &Dev{
+		Listen: DefaultDirectory, Nodes: 1, Memory: 1 << 30,
+		Lease: 5 * time.Second, EpochInterval: 100 * time.Millisecond, Log: defaultLog,
+	}
+}
+
+// DefaultDirectoryNode gives what `kvd directory` adds to its required settings.
+func DefaultDirectoryNode() *Directory {
+	return &Directory{
+		Listen: DefaultDirectory, RaftListen: DefaultRaft, Join: []string{},
+		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond, Log: defaultLog,
+	}
+}
+
+// DefaultMemNode gives what `kvd memnode` adds to its required settings.
+func DefaultMemNode() *MemNode {
+	return &MemNode{
+		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
+		ListenTCP: "127.0.0.1:0", ShmSocket: Auto, HealthListen: Off, Log: defaultLog,
+	}
+}
+
+// DefaultHealth gives `kvd health` without any settings.
+func DefaultHealth() *Health { return &Health{Timeout: 3 * time.Second} }
+
+// checker gathers problems.
+type checker struct{ errs []error }
+
+func (c *checker) bad(key string, value any, format string, args ...any) {
+	c.errs = append(c.errs, &Problem{Key: key, Value: show(value), Why: fmt.Sprintf(format, args...)})
+}
+
+func (c *checker) err() error { return errors.Join(c.errs...) }
+
+func (c *checker) required(key, value, why string) {
+	if value == "" {
+		c.errs = append(c.errs, &Problem{Key: key, Value: "missing", Why: why})
+	}
+}
+
+func (c *checker) least(key string, v, least time.Duration) {
+	if v < least {
+		c.bad(key, v, "want at least %v", least)
+	}
+}
+
+func (c *checker) memory(v Size) {
+	if v < minMemory {
+		c.bad("memory", v, "want at least %v", Size(minMemory))
+	}
+}
+
+// addr checks host:port with a port of at least low, and returns the host.
+func (c *checker) addr(key, value string, low int) (host string, ok bool) {
+	host, port, err := net.SplitHostPort(value)
+	if err != nil {
+		c.bad(key, value, "want host:port")
+		return "", false
+	}
+	if p, err := strconv.Atoi(port); err != nil || p < low || p > 65535 {
+		c.bad(key, value, "want a port from %d to 65535", low)
+		return "", false
+	}
+	return host, true
+}
+
+// listen checks an address to listen at: what others can reach needs TLS or
+// consent, and a wildcard needs another address to tell.
+func (c *checker) listen(key, value, advertiseKey, advertise string, clear bool) {
+	host, ok := c.addr(key, value, 0)
+	if !ok {
+		return
+	}
+	if !clear && !loopback(host) {
+		c.bad(key, value, "others can reach it: set tls.ca, tls.cert and tls.key, or insecure to do without")
+	}
+	if advertiseKey != "" && advertise == "" && wildcard(host) {
+		c.bad(key, value, "set %s to the address that others shall call", advertiseKey)
+	}
+}
+
+func (c *checker) advertised(key, value string) {
+	if value == "" {
+		return
+	}
+	if host, ok := c.addr(key, value, 1); ok && wildcard(host) {
+		c.bad(key, value, "want a host that others can call")
+	}
+}
+
+func (c *checker) tls(t TLS) {
+	if t == (TLS{}) {
+		return
+	}
+	c.required("tls.ca", t.CA, "tls needs ca, cert and key")
+	c.required("tls.cert", t.Cert, "tls needs ca, cert and key")
+	c.required("tls.key", t.Key, "tls needs ca, cert and key")
+}
+
+func (c *checker) log(l Log) {
+	if new(slog.Level).UnmarshalText([]byte(l.Level)) != nil {
+		c.bad("log.level", l.Level, "want debug, info, warn or error")
+	}
+	if l.Format != "text" && l.Format != "json" {
+		c.bad("log.format", l.Format, "want text or json")
+	}
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func wildcard(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
+}
+
+// Validate implements [Settings].
+func (d *Dev) Validate() error {
+	var c checker
+	if host, ok := c.addr("listen", d.Listen, 0); ok && !loopback(host) {
+		c.bad("listen", d.Listen, "kvd dev serves its own machine: want 127.0.0.1, or kvd directory and kvd memnode")
+	}
+	if d.Nodes < 1 || d.Nodes > maxDevNodes {
+		c.bad("nodes", d.Nodes, "want 1 to %d", maxDevNodes)
+	}
+	c.memory(d.Memory)
+	c.least("lease", d.Lease, 50*time.Millisecond)
+	c.least("epoch-interval", d.EpochInterval, 10*time.Millisecond)
+	c.log(d.Log)
+	return c.err()
+}
+
+// Validate implements [Settings].
+func (d *Directory) Validate() error {
+	var c checker
+	c.required("id", d.ID, "name this directory node, such as d1")
+	c.required("data-dir", d.DataDir, "name a folder for the node's state")
+	clear := d.Insecure || d.TLS != (TLS{})
+	c.listen("listen", d.Listen, "advertise", d.Advertise, clear)
+	c.listen("raft-listen", d.RaftListen, "raft-advertise", d.RaftAdvertise, clear)
+	c.advertised("advertise", d.Advertise)
+	c.advertised("raft-advertise", d.RaftAdvertise)
+	for _, a := range d.Join {
+		if host, ok := c.addr("join", a, 1); ok && !clear && !loopback(host) {
+			c.bad("join", a, "it is on another machine: set tls.ca, tls.cert and tls.key, or insecure to do without")
+		}
+	}
+	if d.Bootstrap && len(d.Join) > 0 {
+		c.bad("join", d.Join, "a node that starts a new cluster (bootstrap) joins none")
+	}
+	c.least("lease", d.Lease, 50*time.Millisecond)
+	c.least("epoch-interval", d.EpochInterval, 10*time.Millisecond)
+	c.least("election-timeout", d.ElectionTimeout, 50*time.Millisecond)
+	c.tls(d.TLS)
+	c.log(d.Log)
+	return c.err()
+}
+
+// Validate implements [Settings].
+func (m *MemNode) Validate() error {
+	var c checker
+	c.required("name", m.Name, "name this memory node, such as m1")
+	clear := m.Insecure || m.TLS != (TLS{})
+	if len(m.Directory) == 0 {
+		c.required("directory", "", "give addresses of directory nodes, such as "+DefaultDirectory)
+	}
+	for _, a := range m.Directory {
+		if host, ok := c.addr("directory", a, 1); ok && !clear && !loopback(host) {
+			c.bad("directory", a, "it is on another machine: set tls.ca, tls.cert and tls.key, or insecure to do without")
+		}
+	}
+	c.memory(m.Memory)
+	switch page, ok := pageBytes[m.HugePages]; {
+	case !ok:
+		c.bad("huge-pages", m.HugePages, "want off, 2MiB or 1GiB")
+	case page != 0 && int64(m.Memory) < int64(page):
+		c.bad("memory", m.Memory, "want at least one huge page of %s", m.HugePages)
+	}
+	if m.ListenTCP == Off && m.ShmSocket == Off {
+		c.bad("listen-tcp", m.ListenTCP, "shm-socket is off too: want at least one way in")
+	}
+	if m.ListenTCP != Off {
+		c.listen("listen-tcp", m.ListenTCP, "advertise-tcp", m.AdvertiseTCP, clear)
+	}
+	if m.HealthListen != Off {
+		c.listen("health-listen", m.HealthListen, "", "", clear)
+	}
+	switch s := m.ShmSocket; {
+	case s == "" || s == "@":
+		c.bad("shm-socket", s, "want a path, @name, auto or off")
+	case len(s) > maxSocket:
+		c.bad("shm-socket", s, "want at most %d bytes, which is what a socket's path holds", maxSocket)
+	}
+	c.tls(m.TLS)
+	c.log(m.Log)
+	return c.err()
+}
+
+// Validate implements [Settings].
+func (h *Health) Validate() error {
+	var c checker
+	c.least("timeout", h.Timeout, time.Millisecond)
+	c.tls(h.TLS)
+	return c.err()
+}
+
+var pageBytes = map[string]int{Off: 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
+
+// HugePageBytes is 0 for normal pages.
+func (m *MemNode) HugePageBytes() int { return pageBytes[m.HugePages] }
+
+// Load reads the files for use by a server and by its calls to others, both of
+// which show a certificate. It gives nil where there is no TLS.
+func (t TLS) Load() (*tls.Config, error) {
+	if t == (TLS{}) {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(t.CA)
+	if err != nil {
+		return nil, fmt.Errorf("tls.ca: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("tls.ca: no certificate in %s", t.CA)
+	}
+	cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+	if err != nil {
+		return nil, fmt.Errorf("tls.cert %s, tls.key %s: %w", t.Cert, t.Key, err)
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
+		RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+	}, nil
+}
+
+// Logger makes the logger that l describes, writing to out.
+func (l Log) Logger(out io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(strings.ToUpper(l.Level))) // Validate did
+	o := &slog.HandlerOptions{Level: level}
+	if l.Format == "json" {
+		return slog.New(slog.NewJSONHandler(out, o))
+	}
+	return slog.New(slog.NewTextHandler(out, o))
+}

@@ -1,0 +1,357 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds what takes milliseconds on a machine that is not busy.
+const patience = 30 * time.Second
+
+var bin string // folder of the commands
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "kvd-e2e")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		bin = dir
+		for _, c := range []string{"kvd", "kvctl"} {
+			cmd := exec.Command("go", "build", "-o", filepath.Join(dir, c), "github.com/kvd-project/kvd/cmd/"+c)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				fmt.Fprintf(os.Stderr, "build %s: %v\n%s", c, err, out)
+				return 1
+			}
+		}
+		return m.Run()
+	}())
+}
+
+// buffer may be read while a process writes to it.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// world is where one test's processes live.
+type world struct {
+	t   *testing.T
+	env []string
+	dir string // the directory node's address
+}
+
+func newWorld(t *testing.T) *world {
+	t.Parallel()
+	run, err := os.MkdirTemp("", "kvd") // short enough for a socket in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(run) })
+	w := &world{t: t}
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "KVD_") && !strings.HasPrefix(e, "XDG_RUNTIME_DIR=") && !strings.HasPrefix(e, "RUNTIME_DIRECTORY=") {
+			w.env = append(w.env, e)
+		}
+	}
+	w.env = append(w.env, "XDG_RUNTIME_DIR="+run)
+	return w
+}
+
+// daemon is a kvd that runs.
+type daemon struct {
+	w      *world
+	cmd    *exec.Cmd
+	stderr *buffer
+	exited chan struct{}
+	ready  chan string // its first line
+}
+
+// spawn starts kvd without waiting for it to serve.
+func (w *world) spawn(args ...string) *daemon {
+	w.t.Helper()
+	d := &daemon{w: w, cmd: exec.Command(filepath.Join(bin, "kvd"), args...), stderr: new(buffer),
+		exited: make(chan struct{}), ready: make(chan string, 1)}
+	d.cmd.Env, d.cmd.Stderr = w.env, d.stderr
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := d.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	go func() {
+		defer close(d.exited)
+		r := bufio.NewReader(out)
+		if line, err := r.ReadString('\n'); err == nil {
+			d.ready <- line
+		}
+		_, _ = io.Copy(io.Discard, r)
+		_ = d.cmd.Wait() // ProcessState says how
+	}()
+	w.t.Cleanup(func() {
+		_ = d.cmd.Process.Kill() // most have exited
+		<-d.exited
+		if w.t.Failed() {
+			w.t.Logf("kvd %s: %v\n%s", strings.Join(args, " "), d.cmd.ProcessState, d.stderr)
+		}
+	})
+	return d
+}
+
+// start starts kvd and waits for its ready line.
+func (w *world) start(args ...string) *daemon {
+	w.t.Helper()
+	d := w.spawn(args...)
+	select {
+	case line := <-d.ready:
+		if !strings.HasPrefix(line, "ready ") {
+			w.t.Fatalf("kvd %v: first line is %q", args, line)
+		}
+	case <-d.exited:
+		w.t.Fatalf("kvd %v: %v\n%s", args, d.cmd.ProcessState, d.stderr)
+	case <-time.After(patience):
+		w.t.Fatalf("kvd %v is not ready", args)
+	}
+	return d
+}
+
+// wait returns the exit status.
+func (d *daemon) wait() int {
+	d.w.t.Helper()
+	select {
+	case <-d.exited:
+	case <-time.After(patience):
+		d.w.t.Fatalf("%v does not end", d.cmd.Args)
+	}
+	return d.cmd.ProcessState.ExitCode()
+}
+
+func (d *daemon) signal(s os.Signal) int {
+	d.w.t.Helper()
+	if err := d.cmd.Process.Signal(s); err != nil {
+		d.w.t.Fatal(err)
+	}
+	return d.wait()
+}
+
+// freeAddr is a loopback address that was free a moment ago.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// directory are the arguments of a directory node on folder data.
+func (w *world) directory(data, raft string) []string {
+	return []string{"directory", "--id", "d1", "--data-dir", data, "--listen", w.dir, "--raft-listen", raft, "--bootstrap", "--lease", "2s"}
+}
+
+func (w *world) memnode(name string) []string {
+	return []string{"memnode", "--name", name, "--directory", w.dir, "--memory", "64MiB"}
+}
+
+// ctl runs kvctl.
+func (w *world) ctl(stdin []byte, args ...string) (out []byte, stderr string, status int) {
+	w.t.Helper()
+	cmd := exec.Command(filepath.Join(bin, "kvctl"), args...)
+	cmd.Env = append(w.env, "KVD_DIRECTORY="+w.dir)
+	cmd.Stdin = bytes.NewReader(stdin)
+	var e bytes.Buffer
+	cmd.Stderr = &e
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		w.t.Fatal(err)
+	}
+	return out, e.String(), cmd.ProcessState.ExitCode()
+}
+
+// must runs kvctl and wants status 0.
+func (w *world) must(stdin []byte, args ...string) []byte {
+	w.t.Helper()
+	out, stderr, status := w.ctl(stdin, args...)
+	if status != 0 {
+		w.t.Fatalf("kvctl %v: exit status %d\n%s", args, status, stderr)
+	}
+	return out
+}
+
+// TestStore runs a directory node and two memory nodes as processes, moves
+// values over both providers, kills the directory with no warning, and finds
+// everything again.
+func TestStore(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	raft, data := freeAddr(t), t.TempDir()
+	dir := w.start(w.directory(data, raft)...)
+	m1, m2 := w.start(w.memnode("m1")...), w.start(w.memnode("m2")...)
+
+	values := map[string][]byte{"empty": {}, "small": []byte("v\x00\n\xff"), "large": bytes.Repeat([]byte("0123456789abcdef"), 1<<18)}
+	for _, p := range []string{"shm", "tcp"} {
+		for k, v := range values {
+			w.must(v, "--provider", p, "put", p+k)
+		}
+	}
+	check := func() {
+		t.Helper()
+		for _, by := range []string{"shm", "tcp"} {
+			for _, p := range []string{"shm", "tcp"} {
+				for k, v := range values {
+					if got := w.must(nil, "--provider", p, "get", by+k); !bytes.Equal(got, v) {
+						t.Fatalf("%s over %s, put over %s: %d bytes, want %d", k, p, by, len(got), len(v))
+					}
+				}
+			}
+		}
+	}
+	check()
+	for i := range 20 {
+		w.must(nil, "incr", fmt.Sprintf("n%d", i%5))
+	}
+	shards := w.must(nil, "shards", "-o", "json")
+
+	if dir.signal(syscall.SIGKILL) == 0 {
+		t.Fatal("a killed directory exits with 0")
+	}
+	dir = w.start(w.directory(data, raft)...)
+	check()
+	if again := w.must(nil, "shards", "-o", "json"); !bytes.Equal(again, shards) {
+		t.Errorf("shards before:\n%s\nafter the restart:\n%s", shards, again)
+	}
+	for i := range 5 {
+		if got := strings.TrimSpace(string(w.must(nil, "incr", fmt.Sprintf("n%d", i)))); got != "5" {
+			t.Errorf("counter %d is %q after the restart, want 5", i, got)
+		}
+	}
+
+	// A second one on the same folder is refused; the first does not notice.
+	second := w.spawn("directory", "--id", "d1", "--data-dir", data, "--listen", freeAddr(t), "--raft-listen", freeAddr(t), "--bootstrap")
+	if status := second.wait(); status == 0 || !strings.Contains(second.stderr.String(), data) {
+		t.Errorf("second directory on one folder: exit status %d\n%s", status, second.stderr)
+	}
+	// So is one whose port is taken, by name.
+	taken := w.spawn("directory", "--id", "d2", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen", freeAddr(t), "--bootstrap")
+	if status := taken.wait(); status == 0 || !strings.Contains(taken.stderr.String(), w.dir) {
+		t.Errorf("directory on a port in use: exit status %d\n%s", status, taken.stderr)
+	}
+	node := w.spawn(append(w.memnode("m3"), "--listen-tcp", w.dir)...)
+	if status := node.wait(); status == 0 || !strings.Contains(node.stderr.String(), w.dir) {
+		t.Errorf("memory node on a port in use: exit status %d\n%s", status, node.stderr)
+	}
+	check()
+
+	for what, d := range map[string]*daemon{"memory node 1": m1, "memory node 2": m2, "directory": dir} {
+		if status := d.signal(syscall.SIGTERM); status != 0 {
+			t.Errorf("%s: exit status %d after SIGTERM\n%s", what, status, d.stderr)
+		}
+	}
+}
+
+// TestMemnodeKilled kills a memory node and starts it again: its keys are gone,
+// the other's stay, and writing works again by itself.
+func TestMemnodeKilled(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	w.start(w.directory(t.TempDir(), freeAddr(t))...)
+	m1 := w.start(w.memnode("m1")...)
+	w.start(w.memnode("m2")...)
+	const keys = 16
+	for i := range keys {
+		w.must([]byte("v"), "put", fmt.Sprintf("k%d", i))
+	}
+	m1.signal(syscall.SIGKILL)
+	w.start(w.memnode("m1")...)
+	kept := 0
+	for i := range keys {
+		k := fmt.Sprintf("k%d", i)
+		deadline := time.Now().Add(patience)
+		for {
+			out, stderr, status := w.ctl(nil, "get", k)
+			if status == 0 {
+				if string(out) != "v" {
+					t.Fatalf("%s is %q", k, out)
+				}
+				kept++
+			}
+			if status <= 1 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("get %s: exit status %d\n%s", k, status, stderr)
+			}
+		}
+		w.must([]byte("w"), "put", k)
+		if got := w.must(nil, "get", k); string(got) != "w" {
+			t.Fatalf("%s is %q", k, got)
+		}
+	}
+	if kept == 0 || kept == keys {
+		t.Errorf("%d of %d keys survived the loss of one of two memory nodes", kept, keys)
+	}
+}
+
+// TestExitStatus: 0 found, 1 not found, 2 usage, 3 unavailable.
+func TestExitStatus(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	w.start(w.directory(t.TempDir(), freeAddr(t))...)
+	w.start(w.memnode("m1")...)
+	w.must([]byte("v"), "put", "k")
+	nowhere := freeAddr(t)
+	for _, c := range []struct {
+		want int
+		says string
+		args []string
+	}{
+		{0, "", []string{"get", "k"}},
+		{1, "", []string{"get", "absent"}},
+		{1, "", []string{"mget", "k", "absent"}},
+		{1, "", []string{"del", "absent"}},
+		{2, "", []string{"get"}},
+		{2, "frobnicate", []string{"frobnicate"}},
+		{2, "frob", []string{"get", "--frob", "k"}},
+		{2, "", []string{"incr", "k", "one"}},
+		{2, "warp", []string{"--provider", "warp", "get", "k"}},
+		{3, nowhere, []string{"--directory", nowhere, "--timeout", "500ms", "get", "k"}},
+	} {
+		_, stderr, status := w.ctl(nil, c.args...)
+		if status != c.want || !strings.Contains(stderr, c.says) || status > 1 && stderr == "" {
+			t.Errorf("kvctl %v: exit status %d, want %d, saying %q\n%s", c.args, status, c.want, c.says, stderr)
+		}
+	}
+	d := w.spawn("directory", "--frob")
+	if d.wait() == 0 {
+		t.Error("kvd with an unknown flag exits with 0")
+	}
+}

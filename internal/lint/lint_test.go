@@ -1,0 +1,293 @@
+package lint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kvd-project/kvd"
+
+// row says which packages of the project a package may import. A name that ends
+// in /... stands for a folder, and * for everything.
+type row struct {
+	from    string
+	may     string
+	because string
+}
+
+// imports is first match first. Tests may import what they like.
+var imports = []row{
+	{"internal/layout", "", "the bytes are defined once, below everything"},
+	{"index", "internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so that simulators can drive it"},
+	{"internal/heap", "", "carving memory is arithmetic, without I/O and without the protocol"},
+	{"internal/session", "index internal/heap internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
+	{"client", "index internal/dirclient internal/dirpb internal/hostid internal/layout internal/session rdma", "a service that links the library gets neither the store's processes nor the providers it did not ask for"},
+
+	{"rdma/driver", "", "the contract stands by itself"},
+	{"rdma", "rdma/driver", "the portable layer knows no provider"},
+	{"rdma/rdmatest", "rdma rdma/driver", "the suite judges every provider by the contract alone"},
+	{"rdma/sim", "rdma/driver", "a provider sees the contract, never the layer above it"},
+	{"rdma/...", "rdma/driver internal/mem internal/hostid", "a provider sees the contract, never the layer above it"},
+	{"internal/mem", "rdma/driver", "it maps memory for providers and knows nothing of the store"},
+	{"internal/providers", "rdma rdma/...", "it opens providers and does nothing with them"},
+
+	{"server/fsm/fsmpb", "internal/dirpb", "generated"},
+	{"server/fsm", "internal/dirpb internal/layout server/fsm/fsmpb", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
+	{"server/raftstore", "", "a raft store knows nothing of what it stores"},
+	{"server", "internal/dirpb internal/token server/...", "the directory runs no data operation, so it needs nothing of the data path"},
+	{"memnode", "internal/dirpb internal/hostid internal/layout internal/token rdma rdma/driver", "a memory node is handed its devices, and takes no part in the protocol"},
+	{"internal/dirpb", "", "generated"},
+	{"internal/dirclient", "internal/dirpb", "it finds the leader and does not know what is asked"},
+	{"internal/token", "", "tokens are bytes"},
+	{"internal/hostid", "", "it asks the kernel only"},
+	{"internal/config", "", "settings are plain values; roles fill Options from them"},
+
+	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
+	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
+	{"internal/simtest", "index internal/... rdma rdma/...", "the harness runs the data path without the store's processes"},
+	{"internal/devstore", "internal/dirclient internal/dirpb internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
+	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
+	{"internal/lint", "", "it only looks"},
+	{"deploy", "", "it has only tests"},
+	{"bench", "*", "it measures whatever there is"},
+	{"cmd/...", "*", "commands put the parts together"},
+}
+
+// only says who may import packages that should stay in one place. The path
+// stands for all below it; tests are exempt.
+var only = []row{
+	{"github.com/spf13/viper", "internal/config", "it folds case and is not safe for concurrent use: one package knows how to live with that"},
+	{"github.com/go-viper/mapstructure", "internal/config", "it belongs to viper"},
+	{"github.com/spf13/cobra", "cmd/...", "libraries know no command line"},
+	{"github.com/spf13/pflag", "cmd/... internal/config", "libraries know no command line"},
+	{"github.com/hashicorp/raft", "server server/raftstore", "its rough edges are contained in one place"},
+	{"github.com/cockroachdb/pebble", "server server/raftstore", "only the directory keeps anything on disk"},
+	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
+	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
+	{module + "/internal/providers", "cmd/... internal/devstore internal/e2e bench", "libraries are handed opened devices"},
+	{module + "/internal/config", "cmd/...", "libraries take Options"},
+	{module + "/internal/devstore", "cmd/... internal/e2e bench", "it is a whole store, for commands and tests"},
+	{"testing", "rdma/rdmatest", "it is for tests, and registers flags"},
+	{"C", "", "the default build has no cgo"},
+}
+
+// never are dependencies, however indirect, that the library must not bring
+// along.
+var never = []row{
+	{"client", "github.com/hashicorp github.com/cockroachdb github.com/spf13 " + module + "/server " + module + "/memnode " + module + "/rdma/tcp " + module + "/rdma/shm", "every service that links the client would carry it"},
+	{"index", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
+	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb", "it is tested, and reasoned about, without raft and disk"},
+}
+
+// pure lists what packages whose result must depend on their arguments alone do
+// not import.
+var pure = []row{
+	{"server/fsm", "time math/rand crypto/rand os net log log/slog sync", "applying a command again must give the same state; a leader puts time and random choices into the command"},
+	{"index", "time math/rand crypto/rand os net log log/slog sync", "a step machine never waits and reads no clock; its driver does"},
+	{"internal/layout", "math/rand crypto/rand os net log log/slog sync unsafe", "bytes are encoded explicitly"},
+}
+
+// pkg is what go list tells of a package.
+type pkg struct {
+	ImportPath, Name, Dir     string
+	GoFiles, CgoFiles         []string
+	TestGoFiles, XTestGoFiles []string
+	Imports, Deps             []string
+}
+
+func (p pkg) rel() string {
+	if p.ImportPath == module {
+		return "."
+	}
+	return strings.TrimPrefix(p.ImportPath, module+"/")
+}
+
+// matches tells whether one of the patterns stands for name.
+func matches(patterns, name string) bool {
+	return slices.ContainsFunc(strings.Fields(patterns), func(p string) bool {
+		dir, folder := strings.CutSuffix(p, "/...")
+		return p == "*" || p == name || folder && strings.HasPrefix(name, dir+"/")
+	})
+}
+
+// below tells whether name is base or inside of it; v2 and the like are.
+func below(base, name string) bool { return name == base || strings.HasPrefix(name, base+"/") }
+
+// refusals gives what the tables do not allow.
+func refusals(pkgs []pkg) []string {
+	var out []string
+	refuse := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	for _, p := range pkgs {
+		name := p.rel()
+		i := slices.IndexFunc(imports, func(r row) bool { return matches(r.from, name) })
+		if i < 0 {
+			refuse("%s has no row in the table of internal/lint: add one that says what it may import, and why no more", name)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if to, ours := strings.CutPrefix(imp, module+"/"); ours && !matches(imports[i].may, to) {
+				may := imports[i].may
+				if may == "" {
+					may = "nothing of the project"
+				}
+				refuse("%s imports %s, but may import only %s: %s", name, to, may, imports[i].because)
+			}
+			for _, r := range only {
+				if below(r.from, imp) && !matches(r.may, name) && !below(r.from, p.ImportPath) {
+					refuse("%s imports %s, which is for %s: %s", name, imp, orNobody(r.may), r.because)
+				}
+			}
+		}
+		for _, r := range pure {
+			if !matches(r.from, name) {
+				continue
+			}
+			for _, imp := range p.Imports {
+				if slices.ContainsFunc(strings.Fields(r.may), func(b string) bool { return below(b, imp) }) {
+					refuse("%s imports %s, which makes it impure: %s", name, imp, r.because)
+				}
+			}
+		}
+		for _, r := range never {
+			if !matches(r.from, name) {
+				continue
+			}
+			for _, d := range p.Deps {
+				if slices.ContainsFunc(strings.Fields(r.may), func(b string) bool { return below(b, d) }) {
+					refuse("%s depends on %s, directly or not: %s", name, d, r.because)
+				}
+			}
+		}
+	}
+	return out
+}
+
+func orNobody(may string) string {
+	if may == "" {
+		return "nobody"
+	}
+	return may
+}
+
+func list(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Name,Dir,GoFiles,CgoFiles,TestGoFiles,XTestGoFiles,Imports,Deps", module+"/...")
+	out, err := cmd.Output()
+	if err != nil {
+		if e := (*exec.ExitError)(nil); errors.As(err, &e) {
+			err = fmt.Errorf("%w\n%s", err, e.Stderr)
+		}
+		t.Fatalf("go list: %v", err)
+	}
+	var pkgs []pkg
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := d.Decode(&p); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+	if len(pkgs) < 10 {
+		t.Fatalf("go list found %d packages", len(pkgs))
+	}
+	return pkgs
+}
+
+func TestImports(t *testing.T) {
+	pkgs := list(t)
+	for _, r := range refusals(pkgs) {
+		t.Error(r)
+	}
+	for _, r := range slices.Concat(imports, only, pure, never) {
+		if r.because == "" {
+			t.Errorf("the row of %s gives no reason", r.from)
+		}
+	}
+}
+
+// Rows that refuse nothing would go unnoticed.
+func TestRefusals(t *testing.T) {
+	imp := func(from string, to ...string) pkg {
+		p := pkg{ImportPath: module + "/" + from}
+		for _, i := range to {
+			if strings.HasPrefix(i, "+") {
+				i = module + "/" + i[1:]
+			}
+			p.Imports = append(p.Imports, i)
+		}
+		p.Deps = p.Imports
+		return p
+	}
+	for _, tc := range []struct {
+		p    pkg
+		want string
+	}{
+		{imp("index", "+rdma"), "index imports rdma, but may import only internal/layout: the protocol knows"},
+		{imp("internal/layout", "+internal/mem"), "internal/layout imports internal/mem, but may import only nothing of the project"},
+		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/mem internal/hostid"},
+		{imp("rdma", "+rdma/tcp"), "the portable layer knows no provider"},
+		{imp("server/fsm", "+server"), "server/fsm imports server, but"},
+		{imp("server/fsm", "github.com/hashicorp/raft"), "server/fsm imports github.com/hashicorp/raft, which is for server server/raftstore"},
+		{imp("client", "+internal/providers"), "client imports internal/providers, but"},
+		{imp("memnode", "+internal/providers"), "libraries are handed opened devices"},
+		{imp("memnode", "github.com/spf13/viper"), "memnode imports github.com/spf13/viper, which is for internal/config"},
+		{imp("internal/new"), "internal/new has no row"},
+		{imp("rdma/verbs", "C"), "rdma/verbs imports C, which is for nobody"},
+		{imp("server/raftstore", "github.com/cockroachdb/pebble/v2/vfs", "github.com/hashicorp/raft"), ""},
+		{imp("server/fsm", "math/rand/v2"), "server/fsm imports math/rand/v2, which makes it impure: applying"},
+		{imp("cmd/kvd", "+server", "+internal/config", "github.com/spf13/cobra"), ""},
+		{pkg{ImportPath: module + "/client", Deps: []string{module + "/server/fsm"}}, "client depends on " + module + "/server/fsm, directly or not"},
+	} {
+		got := strings.Join(refusals([]pkg{tc.p}), "\n")
+		if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+			t.Errorf("%s importing %q: %q, want %q", tc.p.rel(), tc.p.Imports, got, tc.want)
+		}
+	}
+}
+
+// Each package has one comment, where readers look for it.
+func TestPackageComments(t *testing.T) {
+	for _, p := range list(t) {
+		files := slices.Concat(p.GoFiles, p.CgoFiles)
+		if len(files) == 0 {
+			files = p.TestGoFiles
+		}
+		if len(files) == 0 {
+			files = p.XTestGoFiles
+		}
+		var with []string
+		for _, f := range files {
+			ast, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, f), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if ast.Doc == nil {
+				continue
+			}
+			with = append(with, f)
+			begin := "Package " + strings.TrimSuffix(p.Name, "_test") + " "
+			if p.Name == "main" {
+				begin = "Command " + path.Base(p.ImportPath) + " "
+			}
+			if !strings.HasPrefix(ast.Doc.Text(), begin) {
+				t.Errorf("%s: the package comment in %s does not begin with %q", p.rel(), f, begin)
+			}
+		}
+		if len(with) != 1 {
+			t.Errorf("%s: %d package comments %q, want one that says what it is for, what it leaves to others, what to read first, who may call it concurrently, who owns the buffers, and where the idea is from", p.rel(), len(with), with)
+		}
+	}
+}
