@@ -372,7 +372,7 @@ func (d *laneDriver) handOver() {
 // goroutine leads it, without allocation or switch where the provider is
 // synchronous.
 func (d *laneDriver) exec(ctx context.Context, req *call) {
-	if d.s.dead.Load() {
+	if d.s.dead.Load() || d.s.shut.Load() {
 		req.err = session.ErrLease
 		return
 	}

@@ -570,7 +570,7 @@ func (s *sess) multi(ctx context.Context, calls []*call) {
 		}
 		d := s.lanes[i]
 		ws[i] = newWaiter(qs, deadline)
-		if s.dead.Load() {
+		if s.dead.Load() || s.shut.Load() {
 			for _, q := range qs {
 				q.err = session.ErrLease
 			}

@@ -1371,3 +1371,30 @@ func TestBadInput(t *testing.T) {
 		t.Errorf("multi-get: %q, %v", rs[1].Value, rs[1].Err)
 	}
 }
+
+// TestCloseUnderLoad closes clients while goroutines use them: every operation
+// ends with an answer or ErrClosed, and what was acknowledged is there.
+func TestCloseUnderLoad(t *testing.T) {
+	for _, p := range []string{"shm", "tcp"} {
+		t.Run(p, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, p, 1, 2*time.Second)
+			check := r.client(r.options())
+			for round := range 5 {
+				c, err := client.Open(t.Context(), r.options())
+				if err != nil {
+					t.Fatal(err)
+				}
+				l := startLoad(t, c, fmt.Sprintf("%d/", round), 4, func(err error) bool { return errors.Is(err, client.ErrClosed) })
+				l.progress(50)
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+				if _, err := c.Get(t.Context(), []byte("k")); !errors.Is(err, client.ErrClosed) {
+					t.Errorf("get after Close: %v", err)
+				}
+				l.end(check)
+			}
+		})
+	}
+}

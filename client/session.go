@@ -51,6 +51,7 @@ type sess struct {
 	ready    chan struct{} // closed with the first map
 	once     sync.Once
 	dead     atomic.Bool
+	shut     atomic.Bool // no operation begins any more
 	closing  sync.Once
 	replaced chan struct{} // closed when the Client has another session, or none for good
 }
@@ -512,21 +513,30 @@ func (s *sess) close(ctx context.Context) {
 
 func (s *sess) end(ctx context.Context) {
 	graceful := s.ctx.Err() == nil
-	s.dead.Store(true)
-	for _, d := range s.lanes {
-		for !d.tryLead() {
-			if ctx.Err() != nil || !graceful {
-				break
-			}
+	s.shut.Store(true)
+	held := 0
+	hold := func() {
+		if d := s.lanes[held]; d.tryLead() {
+			held++
+		} else {
 			d.l.Kick()
 			time.Sleep(200 * time.Microsecond)
 		}
 	}
+	for graceful && held < len(s.lanes) && ctx.Err() == nil {
+		hold()
+	}
+	// Whoever leads a lane still gives up now; its buffers must not go before it.
+	s.dead.Store(true)
 	s.cancel(ErrClosed)
+	for held < len(s.lanes) {
+		hold()
+	}
 	s.wg.Wait()
 	// From here on the lanes are nobody else's.
 	clean := graceful
 	for _, d := range s.lanes {
+		d.l.Pump() // may bring a queue pair that was dialed meanwhile
 		if d.l.Active() > 0 {
 			clean = false
 		}

@@ -1,6 +1,7 @@
 package index_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"testing"
 
@@ -18,7 +19,9 @@ func FuzzOp(f *testing.F) {
 			f.Add(kind, kind%4, 1+kind%3, []byte{shape, shape + 1, 3, 200, shape, 0, 5, 4, 5, 6, 7, shape, 1, 2, 3})
 		}
 	}
-	f.Add(byte(1), byte(0), byte(1), []byte{6, 5, 5, 5, 5, 5}) // a manifest without chunks
+	// A group whose first slot names a manifest without chunks.
+	noChunks := append([]byte{1, 1, 0, 1, 0, 0, 0x42, 0, 0}, bytes.Repeat([]byte{1, 0, 0}, 29)...)
+	f.Add(byte(0), byte(0), byte(0), append(noChunks, 5, 0, 1, 0))
 	f.Fuzz(func(t *testing.T, kind, cond, replicas byte, data []byte) {
 		w := newWorld(1+replicas%3, 128)
 		c := w.client(1)

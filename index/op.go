@@ -77,6 +77,8 @@ type Op struct {
 	written    bool // n's record is on every replica
 	deciding   bool // the CAS x→n at A is under way
 	won        bool
+	adrift     bool // a failed WRITE to the Op's place may still land
+	atA        bool // what is under change was read at A, P need not show it
 	locked     bool
 	lock       layout.Lock
 	lockExpect layout.Lock
@@ -93,7 +95,7 @@ type Op struct {
 	own    []byte // encoded record
 	recs   [][]byte
 	words  [2][]byte
-	groups [3][]byte // A, P, stash
+	groups [4][]byte // A, P, stash, stash at P
 
 	cand      []uint8 // slots (as in Hint) whose records were asked for
 	stashRead bool
@@ -258,6 +260,7 @@ func (o *Op) fault() Action {
 		// The lock may have been taken: o.lock stays set, so that the next
 		// attempt knows its own word and the end clears it.
 		o.written, o.chunksWritten, o.locked = false, false, false
+		o.adrift = true
 		if len(o.chunks) > 0 {
 			o.prepared = false
 		}
@@ -270,7 +273,7 @@ func (o *Op) fault() Action {
 // start begins the Op, or goes on with it after a Reconnect.
 func (o *Op) start() Action {
 	after := o.after
-	o.after = 0
+	o.after, o.adrift = 0, false
 	switch after {
 	case stepResolve:
 		return o.resolve()
@@ -306,16 +309,14 @@ func (o *Op) route() (Route, bool) {
 // again restarts the Op after something that took no effect; a is what to ask
 // of the caller first, 0 for nothing.
 func (o *Op) again(a Action) Action {
+	if o.retries++; a == 0 && o.retries > maxRetries {
+		o.retries, a = 0, Backoff
+	}
+	if a != 0 {
+		return o.unlockAnd(a) // nobody waits with a lock
+	}
 	o.step = stepStart
 	o.Accesses = o.Accesses[:0]
-	if a != 0 {
-		return a
-	}
-	o.retries++
-	if o.retries > maxRetries {
-		o.retries = 0
-		return Backoff
-	}
 	return o.start()
 }
 
@@ -631,7 +632,7 @@ func (o *Op) suspect(err error) Action {
 func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	o.env.Remember(o, Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(&r)})
 	o.takeRecord(slot, w, &r)
-	o.Version = r.Version
+	o.Version, o.atA = r.Version, false
 	switch o.Kind {
 	case Get:
 		if o.expired {
@@ -681,7 +682,10 @@ func (o *Op) modify(cur *layout.Record) Action {
 	}
 	v, exp, err := o.Modify(cur)
 	o.Parts = nil
-	if err != nil {
+	switch {
+	case err != nil && o.atA:
+		return o.answerAfterSync(err)
+	case err != nil:
 		return o.finish(err)
 	}
 	o.dropPlace()
@@ -695,7 +699,7 @@ func (o *Op) modify(cur *layout.Record) Action {
 // absent acts on a key that the publisher does not hold.
 func (o *Op) absent() Action {
 	o.env.Forget(o)
-	o.x, o.xVersion, o.xFlags, o.expired = 0, 0, 0, false
+	o.x, o.xVersion, o.xFlags, o.expired, o.atA = 0, 0, 0, false, false
 	switch o.Kind {
 	case Get, Delete:
 		return o.finish(ErrNotFound)
@@ -716,6 +720,10 @@ func (o *Op) readChunks(manifest []byte) Action {
 	m, err := layout.ParseManifest(manifest, pg.HeapLo, pg.HeapHi)
 	if err != nil {
 		return o.finish(err)
+	}
+	if len(m.Chunks) == 0 {
+		// Nothing would be posted; no writer makes one.
+		return o.finish(&layout.CorruptError{What: "manifest", Off: 8, Check: "chunk count", Want: 1})
 	}
 	o.readID = m.ID
 	o.Parts = o.Parts[:0]
@@ -939,13 +947,12 @@ func (o *Op) lost(c layout.Word) Action {
 // lookAgain starts over without a hint. A Put keeps its place and record.
 func (o *Op) lookAgain() Action {
 	o.env.Forget(o)
-	if o.Kind == Delete || o.Kind == Modify {
-		return o.again(0)
+	if o.Kind == Put && (o.Cond == Always || o.Cond == IfAbsent) {
+		return o.lockGroup()
 	}
-	if o.Cond == IfVersion || o.Cond == IfPresent {
-		return o.readGroup()
-	}
-	return o.lockGroup()
+	// A lookup reads the publisher, which may still show what is gone at A. If
+	// whoever replaced it died before its publish, it would do so for ever.
+	return o.sync(o.slot, 1, stepStart)
 }
 
 func (o *Op) gotLost() Action {
@@ -954,10 +961,15 @@ func (o *Op) gotLost() Action {
 		return o.lookAgain()
 	}
 	o.takeRecord(o.slot, o.x, &r)
-	o.Version = r.Version
-	if o.Cond == IfVersion && r.Version != o.IfVersion {
-		// Nobody learns of a state that the publisher does not show.
+	o.Version, o.atA = r.Version, true
+	// Nobody learns of a state that the publisher does not show.
+	switch {
+	case o.Kind == Put && o.expired && (o.Cond == IfVersion || o.Cond == IfPresent):
+		return o.answerAfterSync(ErrNotFound)
+	case o.Cond == IfVersion && !o.expired && r.Version != o.IfVersion:
 		return o.answerAfterSync(ErrConflict)
+	case o.Cond == IfAbsent && !o.expired:
+		return o.answerAfterSync(ErrExists)
 	}
 	switch o.Kind {
 	case Delete:
@@ -1074,6 +1086,9 @@ func (o *Op) syncGroup() Action {
 	o.readCandidates(0)
 	if layout.Group(o.groups[0]).Header().OVF() {
 		o.add(Access{Verb: Read, Space: Index, Off: o.stash(), Buf: o.group(2)})
+		if p := o.Route.PG.publisher(); p != 0 {
+			o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.stash(), Buf: o.group(3)})
+		}
 		o.stashRead = true
 	}
 	if len(o.Accesses) == 0 {
@@ -1093,6 +1108,26 @@ func (o *Op) gotLockedRecords() Action {
 		return o.absentLocked()
 	}
 	o.stashRead = false
+	o.diff = o.diff[:0]
+	if o.Route.PG.publisher() != 0 && !Mutation(MutNoSyncBeforeInsert) {
+		a, p := layout.Group(o.groups[2]), layout.Group(o.groups[3])
+		for i := range layout.GroupSlots {
+			if a.Slot(i) != p.Slot(i) {
+				o.diff = append(o.diff, StashSlot+uint8(i))
+			}
+		}
+	}
+	return o.syncStash()
+}
+
+// syncStash is syncGroup for the stash: an old copy of the key can be visible
+// there too.
+func (o *Op) syncStash() Action {
+	if n := len(o.diff); n > 0 {
+		s := o.diff[n-1]
+		o.diff = o.diff[:n-1]
+		return o.sync(s, 1, stepReadStash)
+	}
 	o.cand = o.cand[:0]
 	if err := o.collect(o.groups[2], StashSlot); err != nil {
 		return o.finish(err)
@@ -1108,7 +1143,7 @@ func (o *Op) gotLockedRecords() Action {
 // presentLocked: the key exists at A, so the write is an UPDATE.
 func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
 	o.takeRecord(slot, w, &r)
-	o.Version = r.Version
+	o.Version, o.atA = r.Version, true
 	switch {
 	case o.Kind == Modify:
 		return o.modify(&r)
@@ -1136,19 +1171,21 @@ func (o *Op) absentLocked() Action {
 			return o.casSlot()
 		}
 	}
-	// Full: announce the overflow on every replica before anything is there.
-	h := g.Header()
+	// Full: announce the overflow on every replica before anything is there. That
+	// A has the flag says nothing of the others: who set it may have died.
 	o.begin()
-	if !h.OVF() {
-		for r := range o.Route.PG.Replicas {
-			hr := h
-			if r == o.Route.PG.publisher() && r != 0 {
-				hr = layout.Group(o.groups[1]).Header()
-			}
-			if !hr.OVF() {
-				o.add(Access{Verb: CAS, Space: Index, Replica: r, Off: o.home(),
-					Expect: uint64(hr), New: uint64(hr | layout.FlagOVF)})
-			}
+	for r := range o.Route.PG.Replicas {
+		h := g.Header()
+		switch r {
+		case 0:
+		case o.Route.PG.publisher():
+			h = layout.Group(o.groups[1]).Header()
+		default:
+			h &^= layout.FlagOVF // not read
+		}
+		if !h.OVF() {
+			o.add(Access{Verb: CAS, Space: Index, Replica: r, Off: o.home(),
+				Expect: uint64(h), New: uint64(h | layout.FlagOVF)})
 		}
 	}
 	o.add(Access{Verb: Read, Space: Index, Off: o.stash(), Buf: o.group(2)})
@@ -1223,6 +1260,10 @@ func (o *Op) syncRead() Action {
 			return o.published()
 		case stepSyncGroup:
 			return o.syncGroup()
+		case stepReadStash:
+			return o.syncStash()
+		case stepStart:
+			return o.again(0)
 		}
 		return o.finish(o.answer)
 	}
@@ -1254,7 +1295,7 @@ func (o *Op) syncNext() Action {
 		case !b.Readable():
 			return o.syncCAS(false)
 		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
-			return o.finish(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
+			return o.syncBroken(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
 		}
 		// b's record must be complete on R[k]. A good CRC alone proves nothing:
 		// the place's previous life had one too.
@@ -1268,7 +1309,7 @@ func (o *Op) syncNext() Action {
 		if _, err := layout.ParseRecord(prev); err != nil {
 			// b was replaced and its place is on its way out: look again.
 			if o.retries++; o.retries > 100 {
-				return o.finish(fmt.Errorf("pg %d replica %d: %w", o.Route.PG.ID, o.syncK-1, err))
+				return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", o.Route.PG.ID, o.syncK-1, err))
 			}
 			return o.syncRead()
 		}
@@ -1288,6 +1329,16 @@ func (o *Op) syncNext() Action {
 		o.syncQ = layout.Word(a.Found)
 		return o.syncPrev()
 	}
+}
+
+// syncBroken ends an Op that cannot bring the chain up. One that A decided may
+// yet be seen.
+func (o *Op) syncBroken(err error) Action {
+	if o.won {
+		o.leak()
+		err = fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return o.finish(err)
 }
 
 func (o *Op) syncBuf(i uint8, n int) []byte {
@@ -1400,13 +1451,7 @@ func (o *Op) retire() {
 
 // leak leaves both places of an undecided Op to recall.
 func (o *Op) leak() {
-	if o.havePlace {
-		o.env.Leak(o.Route.PG, o.n)
-		for _, c := range o.chunks {
-			o.env.Leak(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
-		}
-		o.havePlace, o.chunks = false, o.chunks[:0]
-	}
+	o.leakOwn()
 	if o.x.Readable() {
 		o.env.Leak(o.Route.PG, o.x)
 	}
@@ -1427,11 +1472,25 @@ func (o *Op) NotPosted() {
 	}
 }
 
+// leakOwn leaves the Op's own place to recall.
+func (o *Op) leakOwn() {
+	if o.havePlace {
+		o.env.Leak(o.Route.PG, o.n)
+	}
+	for _, c := range o.chunks {
+		o.env.Leak(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+	}
+	o.havePlace, o.chunks = false, o.chunks[:0]
+}
+
 // Fail ends the Op from outside: its time is over, or memory, the map or the
 // queue pair cannot be had. Nothing of it may be under way any more, or only
 // verbs that its session keeps counting as in flight. If the Op may have
 // happened, Err is ErrUnknown joined with err; otherwise err.
 func (o *Op) Fail(err error) Action {
+	if o.adrift || o.anyFailed() {
+		o.leakOwn() // a WRITE may still land there
+	}
 	o.Accesses = o.Accesses[:0]
 	if o.Posted() {
 		o.leak()

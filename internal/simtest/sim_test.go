@@ -138,7 +138,7 @@ func replayHint(scope string, seed uint64) string {
 func TestExhaustive(t *testing.T) {
 	limit := *flagStates
 	if limit == 0 {
-		limit = 20_000
+		limit = 30_000
 		if testing.Short() {
 			limit = 2_000
 		}
@@ -151,7 +151,7 @@ func TestExhaustive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if cfg.Crashes+cfg.Deadlines+cfg.Failures+cfg.Epochs == 0 && limit >= 20_000 && !res.Complete {
+			if cfg.Crashes+cfg.Deadlines+cfg.Failures+cfg.Epochs == 0 && limit >= 30_000 && !res.Complete {
 				t.Errorf("not exhausted within %d states", limit)
 			}
 			t.Logf("%d states, %d ends, complete %v, %v", res.States, res.Schedules, res.Complete, time.Since(began).Round(time.Millisecond))
