@@ -1394,6 +1394,11 @@ func TestCloseUnderLoad(t *testing.T) {
 					t.Errorf("get after Close: %v", err)
 				}
 				l.end(check)
+				for _, pg := range r.status().GetMap().GetPgs() {
+					if pg.GetEpoch() != 1 {
+						t.Fatalf("the machine was too busy for this test: a memory node lost its lease: %v", pg)
+					}
+				}
 			}
 		})
 	}

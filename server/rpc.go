@@ -342,7 +342,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	l.mu.Lock()
 	l.mu.nodes[res.NodeID] = &nodeLease{incarnation: q.Incarnation, expires: time.Now().Add(n.opts.Lease)}
 	l.mu.Unlock()
-	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: n.renewMillis()}
+	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: min(n.renewMillis(), maxHeartbeatMillis)}
 	n.machine.view(func(s *fsm.State) { reply.ClusterKey, reply.ClusterId = s.Meta().ClusterKey, s.Meta().ClusterId })
 	return reply, nil
 }
@@ -476,3 +476,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 }
 
 var _ dirpb.DirectoryServer = (*Node)(nil)
+
+// maxHeartbeatMillis bounds how long a memory node takes to hear of a region that
+// it is to make or a session that it is to fence, however long the lease.
+const maxHeartbeatMillis = 200

@@ -1087,6 +1087,12 @@ func (l *Lane) Counters() (n rdma.Counters) {
 }
 
 func (l *Lane) closeBuffers() {
+	for _, t := range l.tasks { // those that never ended, too
+		for _, b := range t.big {
+			l.core.bufs.put(b)
+		}
+		t.big = nil
+	}
 	for _, b := range l.slabs {
 		_ = b.free()
 	}
