@@ -60,8 +60,8 @@ bench: ## speed beside sync.Map, Redis and memcached (as root it installs those 
 		{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; }
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestRatios ./bench
 
-SIM_RUNS ?= 20000
-SIM_STATES ?= 50000
+SIM_RUNS ?= 13000
+SIM_STATES ?= 60000
 
 .PHONY: sim
 sim: ## the client under the seeded simulator: SIM_RUNS schedules and SIM_STATES states a scope
@@ -69,7 +69,7 @@ sim: ## the client under the seeded simulator: SIM_RUNS schedules and SIM_STATES
 
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
-	$(GO) test -count 1 -timeout 60m -tags kvdmutants -run TestMutants ./internal/simtest
+	$(GO) test -count 1 -v -timeout 60m -tags kvdmutants -run TestMutants ./internal/simtest
 
 .PHONY: image-context
 image-context: build
