@@ -95,7 +95,8 @@ type Options struct {
 	Lanes int
 	// CacheBytes bounds the word cache. Default 64 MiB, at most 32 bytes a key.
 	CacheBytes int
-	// OpTimeout bounds an operation whose context has no deadline. Default 10 s.
+	// OpTimeout bounds every operation; its context may end it earlier. Default
+	// 10 s.
 	OpTimeout time.Duration
 	// TLS is used towards the directory; nil means plain text.
 	TLS *tls.Config
