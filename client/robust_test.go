@@ -201,7 +201,7 @@ type rigNode struct {
 
 func newRig(t testing.TB, provider string, nodes int, lease time.Duration) *rig {
 	t.Helper()
-	r := &rig{t: t, provider: provider, capacity: 32 << 20, dirOpts: server.Options{ID: "d", DataDir: t.TempDir(),
+	r := &rig{t: t, provider: provider, capacity: 32 << 20, dirOpts: server.Options{ID: "d", LastCopyLeases: 1, DataDir: t.TempDir(),
 		Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}}
 	t.Cleanup(r.close)
 	ctx := t.Context()

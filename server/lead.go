@@ -221,6 +221,12 @@ func (n *Node) sweep(ctx context.Context, l *leadership) {
 
 	l.mu.Lock()
 	n.machine.view(func(s *fsm.State) {
+		lastCopy := make(map[uint32]bool) // memory nodes that hold one
+		for _, pg := range s.PGs(0) {
+			if pg.State == dirpb.PGState_PG_ACTIVE && len(pg.Members) == 1 {
+				lastCopy[pg.Members[0].NodeId] = true
+			}
+		}
 		for _, m := range s.Nodes() {
 			lease := l.mu.nodes[m.Id]
 			if lease == nil || lease.incarnation != m.Incarnation {
@@ -228,7 +234,11 @@ func (n *Node) sweep(ctx context.Context, l *leadership) {
 				lease = &nodeLease{incarnation: m.Incarnation, expires: now.Add(n.opts.Lease)}
 				l.mu.nodes[m.Id] = lease
 			}
-			if m.State == dirpb.NodeState_NODE_UP && now.After(lease.expires) {
+			lost := lease.expires
+			if lastCopy[m.Id] {
+				lost = lost.Add(time.Duration(n.opts.LastCopyLeases-1) * n.opts.Lease)
+			}
+			if m.State == dirpb.NodeState_NODE_UP && now.After(lost) {
 				down = append(down, &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation})
 			}
 		}

@@ -45,6 +45,9 @@ type Options struct {
 	// Lease is how long a session or a memory node lives without being heard.
 	// Default 1 s, least 50 ms.
 	Lease time.Duration
+	// LastCopyLeases is how many leases a memory node may be silent that holds the
+	// only copy of something: to call it lost is to lose that. Default 10.
+	LastCopyLeases int
 	// EpochInterval is the least time between two reclaim epochs.
 	// Default 100 ms, least 10 ms.
 	EpochInterval time.Duration
@@ -87,6 +90,9 @@ func (o *Options) ensureDefaults() {
 	}
 	if o.Lease == 0 {
 		o.Lease = time.Second
+	}
+	if o.LastCopyLeases == 0 {
+		o.LastCopyLeases = 10
 	}
 	if o.EpochInterval == 0 {
 		o.EpochInterval = 100 * time.Millisecond
@@ -146,6 +152,9 @@ func (o *Options) Validate() error {
 		}
 	}
 	least("Lease", o.Lease, 50*time.Millisecond)
+	if o.LastCopyLeases < 1 {
+		bad("LastCopyLeases is %d, want at least 1", o.LastCopyLeases)
+	}
 	least("EpochInterval", o.EpochInterval, 10*time.Millisecond)
 	least("ElectionTimeout", o.ElectionTimeout, 50*time.Millisecond)
 	if t := o.TLS; t != nil {

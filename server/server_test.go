@@ -74,7 +74,7 @@ func ready(t testing.TB, n *Node) *Node {
 // single starts a cluster of one on a filesystem that outlives it.
 func single(t testing.TB, fs vfs.FS, lease time.Duration) *Node {
 	t.Helper()
-	return ready(t, start(t, Options{ID: "d1", DataDir: "d1", fs: fs, Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}))
+	return ready(t, start(t, Options{ID: "d1", DataDir: "d1", fs: fs, Bootstrap: true, Lease: lease, LastCopyLeases: 2, EpochInterval: 10 * time.Millisecond}))
 }
 
 func dial(t testing.TB, n *Node) dirpb.DirectoryClient {
