@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"github.com/kvd-project/kvd/internal/layout"
@@ -25,7 +26,11 @@ func (w *World) before(c *cl, ev sim.Event) {
 		return
 	}
 	r, off := w.where(ev)
-	if r < 0 || off < indexBytes {
+	if r < 0 {
+		return
+	}
+	if off < indexBytes {
+		w.fail(fmt.Errorf("I1: %v of client %d into the index", ev, c.i))
 		return
 	}
 	lo := uint32(off / layout.UnitSize)
@@ -100,6 +105,19 @@ func (w *World) after(ev sim.Event) {
 		return
 	}
 	w.words[at] = now
+	// I2: a replica's history is an in-order subsequence of its predecessor's.
+	w.past[at] = append(w.past[at], now)
+	if r > 0 {
+		before := w.past[wordAt{uint8(r - 1), off}]
+		i := w.taken[at]
+		for i < len(before) && before[i] != now {
+			i++
+		}
+		if i == len(before) {
+			w.fail(fmt.Errorf("I2: slot %#x of replica %d takes %v, which replica %d has not held since", off, r, now, r-1))
+		}
+		w.taken[at] = i + 1
+	}
 	// I5.
 	s := w.seen[at]
 	if s == nil {
@@ -150,4 +168,35 @@ func (w *World) recordAt(r int, word layout.Word) (string, error) {
 	}
 	rec, err := layout.ParseRecord(w.region[r][off:][:word.ReadLen()])
 	return string(rec.Key), err
+}
+
+// wordOf is the word that an atomic is aimed at.
+func (w *World) wordOf(ev sim.Event) uint64 {
+	b := w.target(ev)
+	if len(b) < 8 {
+		return 0
+	}
+	return binary.LittleEndian.Uint64(b)
+}
+
+// lockChanged checks I9 when a word has changed from old: an insert lock passes
+// from one owner to another only if the first is fenced, and nobody who is
+// fenced takes one.
+func (w *World) lockChanged(ev sim.Event, old layout.Lock) {
+	r, off := w.where(ev)
+	if r < 0 || off < shardOff || off >= indexBytes || (off-shardOff)%layout.GroupSize != layout.GroupLockOff {
+		return
+	}
+	now := layout.Lock(w.wordOf(ev))
+	if now == 0 {
+		return
+	}
+	for _, c := range w.cls {
+		switch {
+		case c.id == now.Session() && c.life == fenced:
+			w.fail(fmt.Errorf("I9: client %d, which is fenced, takes the lock at %#x", c.i, off))
+		case c.id == old.Session() && old != 0 && c.life != fenced:
+			w.fail(fmt.Errorf("I9: the lock at %#x is broken before the fence of client %d is confirmed", off, c.i))
+		}
+	}
 }

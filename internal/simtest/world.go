@@ -117,6 +117,8 @@ type World struct {
 	words    map[wordAt]layout.Word
 	seen     map[wordAt]map[layout.Word]bool
 	unlinked map[uint32]unlinked
+	past     map[wordAt][]layout.Word // words a slot has held, in order
+	taken    map[wordAt]int           // how many of its predecessor's this one has passed
 	err      error
 }
 
@@ -211,7 +213,8 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		cfg.Units = 64
 	}
 	w := &World{cfg: cfg, epoch: 1, tracing: trace, words: map[wordAt]layout.Word{},
-		seen: map[wordAt]map[layout.Word]bool{}, unlinked: map[uint32]unlinked{}}
+		seen: map[wordAt]map[layout.Word]bool{}, unlinked: map[uint32]unlinked{},
+		past: map[wordAt][]layout.Word{}, taken: map[wordAt]int{}}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces})
 	size := int64(indexBytes) + int64(cfg.Units)*int64(len(cfg.Scripts)+1)*layout.UnitSize
 	w.heapEnd = uint32(size / layout.UnitSize)
@@ -511,14 +514,15 @@ func (w *World) do(ch choice) {
 		var old uint64
 		atomic := ch.ev.Op.IsAtomic() && ch.ev.Kind != sim.Deliver
 		if atomic {
-			old = xxh3.Hash(w.target(ch.ev))
+			old = w.wordOf(ch.ev)
 		}
 		if err := w.fab.Fire(ch.ev); err != nil {
 			w.fail(err)
 			return
 		}
-		if atomic && xxh3.Hash(w.target(ch.ev)) != old {
+		if atomic && w.wordOf(ch.ev) != old {
 			w.effects++
+			w.lockChanged(ch.ev, layout.Lock(old))
 		}
 		w.after(ch.ev)
 	case chBegin:
