@@ -72,7 +72,6 @@ type Op struct {
 	xVersion   uint64
 	xFlags     HintFlags
 	n          layout.Word
-	fresh      bool // x was read by this Op
 	havePlace  bool
 	written    bool // n's record is on every replica
 	deciding   bool // the CAS x→n at A is under way
@@ -353,7 +352,7 @@ func (o *Op) dispatch() Action {
 		case o.Cond == Always && !hinted:
 			return o.lockGroup()
 		case hinted && (o.Cond == Always || o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0):
-			o.take(h, false)
+			o.take(h)
 			return o.update()
 		case hinted:
 			return o.getCached(h)
@@ -363,7 +362,7 @@ func (o *Op) dispatch() Action {
 		return o.readGroup()
 	case Delete:
 		if hinted && h.Flags&HintExpires == 0 && (o.Cond == Always || h.Version == o.IfVersion) {
-			o.take(h, false)
+			o.take(h)
 			return o.casDelete()
 		}
 		if hinted {
@@ -375,14 +374,14 @@ func (o *Op) dispatch() Action {
 }
 
 // take makes h's word the one under change.
-func (o *Op) take(h Hint, fresh bool) {
-	o.slot, o.x, o.xVersion, o.xFlags, o.fresh = h.Slot, h.Word, h.Version, h.Flags, fresh
+func (o *Op) take(h Hint) {
+	o.slot, o.x, o.xVersion, o.xFlags = h.Slot, h.Word, h.Version, h.Flags
 	o.expired = false
 }
 
 // takeRecord makes w at slot, read just now as r, the one under change.
 func (o *Op) takeRecord(slot uint8, w layout.Word, r *layout.Record) {
-	o.take(Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(r)}, true)
+	o.take(Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(r)})
 	o.expired = o.isExpired(&r.RecordHeader)
 }
 
@@ -454,7 +453,7 @@ func wordAt(b []byte) layout.Word { return layout.Word(binary.LittleEndian.Uint6
 // getCached reads slot and record in one chain, slot first: the record read
 // behind an unchanged slot is of the word's life, wherever the word was learnt.
 func (o *Op) getCached(h Hint) Action {
-	o.take(h, false)
+	o.take(h)
 	p := o.Route.PG.publisher()
 	o.begin()
 	slot := Access{Verb: Read, Space: Index, Replica: p, Off: o.slotOff(h.Slot), Buf: o.word(0)}
@@ -1166,7 +1165,7 @@ func (o *Op) absentLocked() Action {
 	g := layout.Group(o.groups[0])
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Empty {
-			o.slot, o.x, o.xVersion, o.xFlags, o.fresh, o.expired = uint8(i), w, 0, 0, true, false
+			o.slot, o.x, o.xVersion, o.xFlags, o.expired = uint8(i), w, 0, 0, false
 			o.begin()
 			return o.casSlot()
 		}
@@ -1201,7 +1200,7 @@ func (o *Op) gotOVF() Action {
 	g := layout.Group(o.groups[2])
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Empty {
-			o.slot, o.x, o.xVersion, o.xFlags, o.fresh, o.expired = StashSlot+uint8(i), w, 0, 0, true, false
+			o.slot, o.x, o.xVersion, o.xFlags, o.expired = StashSlot+uint8(i), w, 0, 0, false
 			o.begin()
 			return o.casSlot()
 		}
