@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -18,69 +19,57 @@ import (
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
 )
 
 const (
 	// enqueueTimeout bounds how long a command waits to enter raft's queue; what
 	// follows is bounded by the caller's context alone.
 	enqueueTimeout = 5 * time.Second
-	// epochBlock is how many reclaim epochs a leader reserves at once. It asks for
-	// the next block when half of one is left.
+	// epochBlock is how many reclaim epochs a leader reserves at once.
 	epochBlock = 600
 )
 
-// leadership is what a leader knows and does not replicate: leases, reports and
-// the reclaim epoch. A new one begins with every term this node leads.
-//
-// The reclaim epoch. E starts at the ceiling that earlier leaders reserved, so
-// it never goes backward, and stays at or below what this one has reserved. A session counts with
-// its last report to this leader, or its E at open until it reports; a report never
-// decreases. So the minimum is at most every session's true value, and grows during a
-// leadership. A session whose OpenSession has not been answered yet has begun
-// nothing: it counts with E until the E of its reply takes that place.
+// leadership hosts the judgement of one term that this node leads, package server/lead's,
+// which does not see raft, clocks or locks. A new one begins with every term.
 //
 // What a leader that was deposed without noticing might answer is dangerous: its
-// E lags, and memory reclaimed against it may still be read. So Renew, Heartbeat
-// and SessionState confirm the leadership with a quorum after the request came,
-// and check that the term is still this one.
+// E lags, and memory reclaimed against it may still be read. So Renew, Heartbeat,
+// SessionState, and what janitors ask, confirm the leadership with a quorum after the
+// request came, and check that the term is still this one.
 type leadership struct {
-	term uint64
+	term  uint64
+	began time.Time
+	// kick has room for one word that there may be something to plan: a command
+	// changed the state, or a session acknowledged.
+	kick chan struct{}
 
 	mu struct {
 		sync.Mutex
-		epoch    uint64
-		advanced time.Time // when epoch last grew
-		nodes    map[uint32]*nodeLease
-		sessions map[uint32]*sessionLease
+		*lead.Leader
 	}
 }
 
-type nodeLease struct {
-	incarnation uint64
-	expires     time.Time
-	stats       *dirpb.NodeStats
+// wake has the planner look again soon.
+func (l *leadership) wake() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
 }
 
-type sessionLease struct {
-	expires time.Time
-	expired bool // given up; no renewal revives it
-	report  uint64
-	acked   uint64 // map version
-}
-
-// reading returns E and the minimum.
-func (l *leadership) reading() (epoch, least uint64) {
+// judge calls fn with both what l knows and the state locked.
+func (n *Node) judge(l *leadership, fn func(x *lead.Leader, s *fsm.State, now time.Duration)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.readingLocked()
+	n.machine.view(func(s *fsm.State) { fn(l.mu.Leader, s, time.Since(l.began)) })
 }
 
-func (l *leadership) readingLocked() (epoch, least uint64) {
-	least = l.mu.epoch
-	for _, x := range l.mu.sessions {
-		least = min(least, x.report)
-	}
-	return l.mu.epoch, least
+// epochs returns E and the minimum.
+func (l *leadership) epochs() (epoch, least uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.Epochs()
 }
 
 // lead follows raft's elections until the node stops.
@@ -129,12 +118,12 @@ func (n *Node) reign(ctx context.Context) {
 	tick := time.NewTicker(max(min(n.opts.EpochInterval, n.opts.Lease/8)/2, 2*time.Millisecond))
 	defer tick.Stop()
 	for {
-		n.advance(l)
-		n.sweep(ctx, l)
+		n.plan(ctx, l)
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-l.kick:
 		}
 		if n.raft.CurrentTerm() != l.term {
 			return
@@ -145,7 +134,7 @@ func (n *Node) reign(ctx context.Context) {
 // accede catches up with everything committed before this term, and makes the
 // cluster's identity and this node's addresses part of the state.
 func (n *Node) accede(ctx context.Context) (*leadership, error) {
-	l := &leadership{term: n.raft.CurrentTerm()}
+	l := &leadership{term: n.raft.CurrentTerm(), kick: make(chan struct{}, 1)}
 	if err := wait(ctx, n.raft.Barrier(enqueueTimeout)); err != nil {
 		return nil, fmt.Errorf("barrier: %w", err)
 	}
@@ -181,129 +170,44 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 		}
 	}
 
-	// Everyone gets a full lease: nobody could be heard during the election.
-	until := time.Now().Add(n.opts.Lease)
-	l.mu.nodes = make(map[uint32]*nodeLease)
-	l.mu.sessions = make(map[uint32]*sessionLease)
+	l.began = time.Now()
 	n.machine.view(func(s *fsm.State) {
-		l.mu.epoch = s.Meta().EpochCeiling
-		for _, m := range s.Nodes() {
-			l.mu.nodes[m.Id] = &nodeLease{incarnation: m.Incarnation, expires: until}
-		}
-		for _, x := range s.Sessions() {
-			l.mu.sessions[x.Id] = &sessionLease{expires: until, report: x.Epoch}
-		}
+		l.mu.Leader = lead.New(lead.Options{
+			Lease: n.opts.Lease, LastCopyLeases: n.opts.LastCopyLeases, EpochInterval: n.opts.EpochInterval,
+			EpochBlock: epochBlock, ScrubInterval: max(n.opts.ScrubInterval, 0),
+		}, s, 0)
 	})
 	return l, nil
 }
 
-// advance moves the reclaim epoch on while anybody has use for it.
-func (n *Node) advance(l *leadership) {
-	var ceiling uint64
-	n.machine.view(func(s *fsm.State) { ceiling = s.Meta().EpochCeiling })
-	now := time.Now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.mu.sessions) > 0 && l.mu.epoch < ceiling && now.Sub(l.mu.advanced) >= n.opts.EpochInterval {
-		l.mu.epoch++
-		l.mu.advanced = now
-	}
-}
-
-// sweep proposes what time has brought about. A proposal that fails is made
-// again by the next sweep.
-func (n *Node) sweep(ctx context.Context, l *leadership) {
-	now := time.Now()
-	var down []*fsmpb.NodeDown
-	var thaw []*fsmpb.ActivatePG
-	expire := &fsmpb.ExpireSessions{}
-	var reserve uint64
-
-	l.mu.Lock()
-	n.machine.view(func(s *fsm.State) {
-		lastCopy := make(map[uint32]bool) // memory nodes that hold one
-		for _, pg := range s.PGs(0) {
-			if pg.State == dirpb.PGState_PG_ACTIVE && len(pg.Members) == 1 {
-				lastCopy[pg.Members[0].NodeId] = true
-			}
-		}
-		for _, m := range s.Nodes() {
-			lease := l.mu.nodes[m.Id]
-			if lease == nil || lease.incarnation != m.Incarnation {
-				// Registered, but not answered yet.
-				lease = &nodeLease{incarnation: m.Incarnation, expires: now.Add(n.opts.Lease)}
-				l.mu.nodes[m.Id] = lease
-			}
-			lost := lease.expires
-			if lastCopy[m.Id] {
-				lost = lost.Add(time.Duration(n.opts.LastCopyLeases-1) * n.opts.Lease)
-			}
-			if m.State == dirpb.NodeState_NODE_UP && now.After(lost) {
-				down = append(down, &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation})
-			}
-		}
-		for _, x := range s.Sessions() {
-			if l.mu.sessions[x.Id] == nil {
-				// Opened, but not answered yet, perhaps never.
-				l.mu.sessions[x.Id] = &sessionLease{expires: now.Add(n.opts.Lease), report: l.mu.epoch}
-			}
-		}
-		for id, x := range l.mu.sessions {
-			switch s.Life(id) {
-			case dirpb.SessionLife_SESSION_FENCED:
-				delete(l.mu.sessions, id)
-			case dirpb.SessionLife_SESSION_LIVE:
-				if x.expired = x.expired || now.After(x.expires); x.expired {
-					expire.SessionIds = append(expire.SessionIds, id)
-				}
-			}
-		}
-		for _, pg := range s.PGs(0) {
-			if v := s.FrozenVersion(pg.Id); v != 0 && l.acknowledgedLocked(s, pg.NamespaceId, v) {
-				thaw = append(thaw, &fsmpb.ActivatePG{PgId: pg.Id, Epoch: pg.Epoch})
-			}
-		}
-		if len(l.mu.sessions) > 0 && l.mu.epoch+epochBlock/2 > s.Meta().EpochCeiling {
-			reserve = l.mu.epoch + epochBlock
-		}
+// plan proposes what time and state have brought about. A proposal that fails is made
+// again by a later call.
+func (n *Node) plan(ctx context.Context, l *leadership) {
+	var steps []lead.Step
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		x.Advance(s, now)
+		steps = x.Plan(s, now)
 	})
-	l.mu.Unlock()
-
-	propose := func(c *fsmpb.Command) {
-		if res, err := n.propose(ctx, l, c); ctx.Err() == nil {
-			if err = errors.Join(err, res.Err); err != nil {
-				n.log.Info("directory: proposal failed and is repeated if need be", "err", err)
-			}
+	for _, step := range steps {
+		level := slog.LevelInfo
+		switch step.Do.Op.(type) {
+		case *fsmpb.Command_NodeDown:
+			level = slog.LevelWarn
+		case *fsmpb.Command_ReserveEpoch:
+			level = slog.LevelDebug
+		}
+		n.log.Log(ctx, level, "directory: "+step.Why)
+		res, err := n.propose(ctx, l, step.Do)
+		if ctx.Err() != nil {
+			return
+		}
+		if res.Err != nil {
+			n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Refused(s, step, now) })
+		}
+		if err = errors.Join(err, res.Err); err != nil {
+			n.log.Info("directory: proposal failed and is repeated if need be", "err", err)
 		}
 	}
-	if reserve > 0 {
-		propose(&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: reserve}}})
-	}
-	for _, c := range down {
-		n.log.Warn("directory: memory node is down: lease ran out", "node", c.NodeId, "incarnation", c.Incarnation)
-		propose(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: c}})
-	}
-	if len(expire.SessionIds) > 0 {
-		n.log.Info("directory: fencing sessions: lease ran out", "sessions", expire.SessionIds)
-		propose(&fsmpb.Command{Op: &fsmpb.Command_ExpireSessions{ExpireSessions: expire}})
-	}
-	for _, c := range thaw {
-		propose(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: c}})
-	}
-}
-
-// acknowledgedLocked reports whether every session of a namespace acknowledged
-// map version v or is fenced.
-func (l *leadership) acknowledgedLocked(s *fsm.State, namespace uint32, v uint64) bool {
-	for _, x := range s.Sessions() {
-		if x.NamespaceId != namespace {
-			continue
-		}
-		if lease := l.mu.sessions[x.Id]; lease == nil || lease.acked < v {
-			return false
-		}
-	}
-	return true
 }
 
 // wait returns f's error, or ctx's while f goes on by itself. Raft settles every
@@ -342,6 +246,9 @@ func (n *Node) propose(ctx context.Context, l *leadership, c *fsmpb.Command) (fs
 	}
 	if errors.Is(res.Err, errDeposed) {
 		return fsm.Result{}, n.notLeader()
+	}
+	if len(res.Changes) > 0 {
+		l.wake()
 	}
 	return res, nil
 }

@@ -51,6 +51,9 @@ type Options struct {
 	// EpochInterval is the least time between two reclaim epochs.
 	// Default 100 ms, least 10 ms.
 	EpochInterval time.Duration
+	// ScrubInterval is the least time between two automatic scrubs of a placement
+	// group in which sessions ended uncleanly. Default 30 s; negative: never.
+	ScrubInterval time.Duration
 	// ElectionTimeout is how long a follower waits for its leader, and a
 	// candidate for votes. Default 300 ms, least 50 ms.
 	ElectionTimeout time.Duration
@@ -96,6 +99,9 @@ func (o *Options) ensureDefaults() {
 	}
 	if o.EpochInterval == 0 {
 		o.EpochInterval = 100 * time.Millisecond
+	}
+	if o.ScrubInterval == 0 {
+		o.ScrubInterval = 30 * time.Second
 	}
 	if o.ElectionTimeout == 0 {
 		o.ElectionTimeout = 300 * time.Millisecond
@@ -156,6 +162,9 @@ func (o *Options) Validate() error {
 		bad("LastCopyLeases is %d, want at least 1", o.LastCopyLeases)
 	}
 	least("EpochInterval", o.EpochInterval, 10*time.Millisecond)
+	if o.ScrubInterval > 0 {
+		least("ScrubInterval", o.ScrubInterval, 10*time.Millisecond)
+	}
 	least("ElectionTimeout", o.ElectionTimeout, 50*time.Millisecond)
 	if t := o.TLS; t != nil {
 		if len(t.Certificates) == 0 && t.GetCertificate == nil {

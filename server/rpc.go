@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
 )
 
 const (
@@ -48,16 +49,21 @@ func (n *Node) do(ctx context.Context, l *leadership, c *fsmpb.Command) (fsm.Res
 	if err != nil || res.Err == nil {
 		return res, err
 	}
+	return res, refusal(res.Err)
+}
+
+// refusal is the status of an error of package fsm's kinds, which changed nothing.
+func refusal(err error) error {
 	for _, e := range errorCodes {
-		if errors.Is(res.Err, e.err) {
-			text := res.Err.Error()
+		if errors.Is(err, e.err) {
+			text := err.Error()
 			if e.code == codes.Unavailable {
 				text += "; nothing was done"
 			}
-			return res, status.Error(e.code, text)
+			return status.Error(e.code, text)
 		}
 	}
-	return res, status.Error(codes.Internal, res.Err.Error())
+	return status.Error(codes.Internal, err.Error())
 }
 
 func (n *Node) renewMillis() uint64 {
@@ -91,7 +97,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	if err := n.awaitActive(ctx, w); err != nil {
 		return nil, err
 	}
-	epoch, _ := l.reading()
+	epoch, _ := l.epochs()
 	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{
 		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly,
 		Epoch: epoch, OpenedUnixMillis: time.Now().UnixMilli(),
@@ -104,19 +110,14 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 		SessionId: x.Id, Discriminator: x.Discriminator, NamespaceId: w.Id,
 		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), MaxLanes: maxLanes,
 	}
-	n.machine.view(func(s *fsm.State) {
+	n.judge(l, func(j *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.MapVersion = s.MapVersion()
 		reply.Token = token.Sign(s.Meta().ClusterKey, token.Grant{Session: x.Id, Namespace: w.Id, ReadOnly: x.ReadOnly})
+		reply.Epoch, reply.MinEpoch, err = j.Opened(s, x.Id, now)
 	})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if old := l.mu.sessions[x.Id]; old != nil && old.expired {
-		return nil, status.Errorf(codes.Unavailable, "session %d ran out before it could be answered; open another", x.Id)
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	l.mu.sessions[x.Id] = &sessionLease{
-		expires: time.Now().Add(n.opts.Lease), report: l.mu.epoch, acked: reply.MapVersion,
-	}
-	reply.Epoch, reply.MinEpoch = l.readingLocked()
 	return reply, nil
 }
 
@@ -205,23 +206,19 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 		return nil, err
 	}
 	reply := &dirpb.RenewReply{LeaseMillis: uint64(n.opts.Lease.Milliseconds())}
-	var life dirpb.SessionLife
-	n.machine.view(func(s *fsm.State) { life, reply.MapVersion = s.Life(q.SessionId), s.MapVersion() })
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	x := l.mu.sessions[q.SessionId]
-	if x == nil || x.expired || life != dirpb.SessionLife_SESSION_LIVE {
-		return nil, sessionGone(q.SessionId)
+	var moved bool
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		reply.MapVersion = s.MapVersion()
+		reply.Epoch, reply.MinEpoch, moved, err = x.Renew(s, now, lead.Renewal{
+			Session: q.SessionId, Report: q.ReportEpoch, Acked: q.AckedMapVersion, Quiesced: q.QuiescedMapVersion,
+		})
+	})
+	if err != nil {
+		return nil, refusal(err)
 	}
-	if q.ReportEpoch > l.mu.epoch {
-		return nil, status.Errorf(codes.InvalidArgument, "session %d reports epoch %d, but it is %d", q.SessionId, q.ReportEpoch, l.mu.epoch)
+	if moved {
+		l.wake()
 	}
-	x.expires = time.Now().Add(n.opts.Lease)
-	// Renewals may arrive out of order; what a session reports never decreases.
-	x.report = max(x.report, q.ReportEpoch)
-	// A follower may have shown a version before this node applied it.
-	x.acked = max(x.acked, min(q.AckedMapVersion, reply.MapVersion))
-	reply.Epoch, reply.MinEpoch = l.readingLocked()
 	return reply, nil
 }
 
@@ -231,15 +228,15 @@ func (n *Node) CloseSession(ctx context.Context, q *dirpb.CloseSessionRequest) (
 	if err != nil {
 		return nil, err
 	}
-	epoch, _ := l.reading()
+	epoch, _ := l.epochs()
 	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{
-		SessionId: q.SessionId, Runs: q.Runs, Epoch: epoch,
+		SessionId: q.SessionId, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked,
 	}}})
 	if err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
-	delete(l.mu.sessions, q.SessionId)
+	l.mu.Closed(q.SessionId)
 	l.mu.Unlock()
 	return &dirpb.CloseSessionReply{}, nil
 }
@@ -250,7 +247,7 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 	if err != nil {
 		return nil, err
 	}
-	_, least := l.reading()
+	_, least := l.epochs()
 	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
 		SessionId: q.SessionId, PgId: q.PgId, WantUnits: q.WantUnits, PlaceUnits: q.PlaceUnits, MinEpoch: least,
 	}}})
@@ -339,11 +336,11 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	l.mu.Lock()
-	l.mu.nodes[res.NodeID] = &nodeLease{incarnation: q.Incarnation, expires: time.Now().Add(n.opts.Lease)}
-	l.mu.Unlock()
 	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: min(n.renewMillis(), maxHeartbeatMillis)}
-	n.machine.view(func(s *fsm.State) { reply.ClusterKey, reply.ClusterId = s.Meta().ClusterKey, s.Meta().ClusterId })
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		reply.ClusterKey, reply.ClusterId = s.Meta().ClusterKey, s.Meta().ClusterId
+		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
+	})
 	return reply, nil
 }
 
@@ -359,9 +356,8 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	}
 	var up bool
 	owed := make(map[uint32]bool)
-	n.machine.view(func(s *fsm.State) {
-		m := s.Node(q.NodeId)
-		up = m != nil && m.Incarnation == q.Incarnation && m.State == dirpb.NodeState_NODE_UP
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, q.Stats)
 		for _, id := range s.FenceWork(q.NodeId, q.Incarnation) {
 			owed[id] = true
 		}
@@ -369,16 +365,6 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	if !up {
 		return &dirpb.HeartbeatReply{UnknownNode: true}, nil
 	}
-	l.mu.Lock()
-	lease := l.mu.nodes[q.NodeId]
-	if lease == nil || lease.incarnation != q.Incarnation {
-		lease = &nodeLease{incarnation: q.Incarnation}
-		l.mu.nodes[q.NodeId] = lease
-	}
-	lease.expires = time.Now().Add(n.opts.Lease)
-	lease.stats = q.Stats
-	l.mu.Unlock()
-
 	confirm := &fsmpb.ConfirmFence{NodeId: q.NodeId, Incarnation: q.Incarnation}
 	for _, id := range q.FencedSessions {
 		if owed[id] {
@@ -429,28 +415,23 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	return &dirpb.CreateNamespaceReply{Namespace: res.Namespace}, nil
 }
 
-// Status shows what this node knows; epochs, reports and node statistics are the
-// leader's alone.
+// Status shows what this node knows; epochs, reports, node statistics and the progress of
+// jobs are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
-	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), NodeStats: make(map[uint32]*dirpb.NodeStats)}
+	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex()}
 	members := n.members()
 	_, leader := n.raft.LeaderWithID()
 	now := time.Now().UnixMilli()
-	l := n.leading.Load()
-	if l != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		reply.Epoch, reply.MinEpoch = l.readingLocked()
-		for id, lease := range l.mu.nodes {
-			if lease.stats != nil {
-				reply.NodeStats[id] = lease.stats
-			}
-		}
-	}
-	n.machine.view(func(s *fsm.State) {
+	show := func(x *lead.Leader, s *fsm.State, uptime time.Duration) {
 		reply.ClusterId = s.Meta().ClusterId
 		reply.Map = s.Map(nil)
 		reply.Usage = s.Usage()
+		reply.Jobs = s.Jobs()
+		if x != nil {
+			reply.Epoch, reply.MinEpoch = x.Epochs()
+			reply.NodeStats = x.Stats()
+			reply.Jobs = x.Jobs(s, uptime)
+		}
 		for _, d := range s.Directory() {
 			if m, ok := members[d.Id]; ok {
 				reply.Directory = append(reply.Directory, &dirpb.DirectoryNode{
@@ -459,19 +440,24 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 				})
 			}
 		}
-		for _, x := range s.Sessions() {
+		for _, y := range s.Sessions() {
 			info := &dirpb.SessionInfo{
-				Id: x.Id, Client: x.Client, Life: x.Life, Namespace: s.Namespace(x.NamespaceId).GetName(),
-				AgeMillis: uint64(max(0, now-x.OpenedUnixMillis)), ReportEpoch: x.Epoch,
+				Id: y.Id, Client: y.Client, Life: y.Life, Namespace: s.Namespace(y.NamespaceId).GetName(),
+				AgeMillis: uint64(max(0, now-y.OpenedUnixMillis)), ReportEpoch: y.Epoch,
 			}
-			if l != nil {
-				if lease := l.mu.sessions[x.Id]; lease != nil {
-					info.ReportEpoch = lease.report
+			if x != nil {
+				if epoch, ok := x.Report(y.Id); ok {
+					info.ReportEpoch = epoch
 				}
 			}
 			reply.Sessions = append(reply.Sessions, info)
 		}
-	})
+	}
+	if l := n.leading.Load(); l != nil {
+		n.judge(l, show)
+	} else {
+		n.machine.view(func(s *fsm.State) { show(nil, s, 0) })
+	}
 	return reply, nil
 }
 

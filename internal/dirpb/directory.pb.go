@@ -131,8 +131,7 @@ const (
 	PGState_PG_STATE_UNSPECIFIED PGState = 0
 	PGState_PG_CREATING          PGState = 1 // some member has not published its region
 	PGState_PG_ACTIVE            PGState = 2
-	PGState_PG_FROZEN            PGState = 3
-	PGState_PG_JOINING           PGState = 4
+	PGState_PG_FROZEN            PGState = 3 // nobody posts a verb to it until it is active again
 	PGState_PG_LOST              PGState = 5 // no member left
 )
 
@@ -143,7 +142,6 @@ var (
 		1: "PG_CREATING",
 		2: "PG_ACTIVE",
 		3: "PG_FROZEN",
-		4: "PG_JOINING",
 		5: "PG_LOST",
 	}
 	PGState_value = map[string]int32{
@@ -151,7 +149,6 @@ var (
 		"PG_CREATING":          1,
 		"PG_ACTIVE":            2,
 		"PG_FROZEN":            3,
-		"PG_JOINING":           4,
 		"PG_LOST":              5,
 	}
 )
@@ -181,6 +178,70 @@ func (x PGState) Number() protoreflect.EnumNumber {
 // Deprecated: Use PGState.Descriptor instead.
 func (PGState) EnumDescriptor() ([]byte, []int) {
 	return file_directory_proto_rawDescGZIP(), []int{2}
+}
+
+type JobKind int32
+
+const (
+	JobKind_JOB_KIND_UNSPECIFIED JobKind = 0
+	JobKind_JOB_RECOVER          JobKind = 1 // sync the survivors of a frozen placement group, head to tail
+	JobKind_JOB_JOIN             JobKind = 2 // sync every word onto a joiner
+	JobKind_JOB_MOVE             JobKind = 3 // move every group of a shard to the child
+	JobKind_JOB_CLEAN            JobKind = 4 // after a move: clear what the parent still holds of the moved set
+	JobKind_JOB_ABANDON          JobKind = 5 // after the child was lost: make the parent whole again
+	JobKind_JOB_RECALL           JobKind = 6 // move every record out of an extent
+	JobKind_JOB_SCRUB            JobKind = 7 // check and repair every record, count what is linked
+)
+
+// Enum value maps for JobKind.
+var (
+	JobKind_name = map[int32]string{
+		0: "JOB_KIND_UNSPECIFIED",
+		1: "JOB_RECOVER",
+		2: "JOB_JOIN",
+		3: "JOB_MOVE",
+		4: "JOB_CLEAN",
+		5: "JOB_ABANDON",
+		6: "JOB_RECALL",
+		7: "JOB_SCRUB",
+	}
+	JobKind_value = map[string]int32{
+		"JOB_KIND_UNSPECIFIED": 0,
+		"JOB_RECOVER":          1,
+		"JOB_JOIN":             2,
+		"JOB_MOVE":             3,
+		"JOB_CLEAN":            4,
+		"JOB_ABANDON":          5,
+		"JOB_RECALL":           6,
+		"JOB_SCRUB":            7,
+	}
+)
+
+func (x JobKind) Enum() *JobKind {
+	p := new(JobKind)
+	*p = x
+	return p
+}
+
+func (x JobKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (JobKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_directory_proto_enumTypes[3].Descriptor()
+}
+
+func (JobKind) Type() protoreflect.EnumType {
+	return &file_directory_proto_enumTypes[3]
+}
+
+func (x JobKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use JobKind.Descriptor instead.
+func (JobKind) EnumDescriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{3}
 }
 
 type SessionLife int32
@@ -219,11 +280,11 @@ func (x SessionLife) String() string {
 }
 
 func (SessionLife) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[3].Descriptor()
+	return file_directory_proto_enumTypes[4].Descriptor()
 }
 
 func (SessionLife) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[3]
+	return &file_directory_proto_enumTypes[4]
 }
 
 func (x SessionLife) Number() protoreflect.EnumNumber {
@@ -232,7 +293,7 @@ func (x SessionLife) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionLife.Descriptor instead.
 func (SessionLife) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{3}
+	return file_directory_proto_rawDescGZIP(), []int{4}
 }
 
 // NotLeader is the status detail of a call that only the leader answers.
@@ -377,6 +438,7 @@ type Node struct {
 	CapacityBytes uint64                 `protobuf:"varint,7,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"` // lent
 	UsedBytes     uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // given to regions
 	Domain        string                 `protobuf:"bytes,9,opt,name=domain,proto3" json:"domain,omitempty"`                                     // failure domain label
+	Draining      bool                   `protobuf:"varint,10,opt,name=draining,proto3" json:"draining,omitempty"`                               // takes no new region, and its regions move away
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -472,6 +534,13 @@ func (x *Node) GetDomain() string {
 		return x.Domain
 	}
 	return ""
+}
+
+func (x *Node) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
 }
 
 type Endpoint struct {
@@ -620,14 +689,28 @@ func (x *Namespace) GetBytesPerNode() uint64 {
 
 // PlacementGroup lists its replicas from arbiter (first) to publisher (last).
 type PlacementGroup struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	NamespaceId   uint32                 `protobuf:"varint,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	State         PGState                `protobuf:"varint,4,opt,name=state,proto3,enum=kvd.directory.v1.PGState" json:"state,omitempty"`
-	Members       []*Member              `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
-	RegionBytes   uint64                 `protobuf:"varint,6,opt,name=region_bytes,json=regionBytes,proto3" json:"region_bytes,omitempty"`
-	IndexBytes    uint64                 `protobuf:"varint,7,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"` // header page and cluster arrays, from offset 0; the heap is the rest
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	NamespaceId uint32                 `protobuf:"varint,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	Epoch       uint32                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	State       PGState                `protobuf:"varint,4,opt,name=state,proto3,enum=kvd.directory.v1.PGState" json:"state,omitempty"`
+	Members     []*Member              `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	RegionBytes uint64                 `protobuf:"varint,6,opt,name=region_bytes,json=regionBytes,proto3" json:"region_bytes,omitempty"`
+	IndexBytes  uint64                 `protobuf:"varint,7,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"` // header page and cluster arrays, from offset 0; the heap is the rest
+	// Epoch in which its memory was last made anew: words, places and hints of
+	// another generation mean nothing.
+	Generation uint32 `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The last member is a joiner: writers write to it, but it is no copy yet.
+	Joining bool `protobuf:"varint,9,opt,name=joining,proto3" json:"joining,omitempty"`
+	// Extents being recalled, ascending: nobody allocates or reuses a place there.
+	Recalled []uint32 `protobuf:"varint,10,rep,packed,name=recalled,proto3" json:"recalled,omitempty"`
+	// Map version that made its present epoch.
+	ChangedVersion uint64 `protobuf:"varint,11,opt,name=changed_version,json=changedVersion,proto3" json:"changed_version,omitempty"`
+	// Directory only, not shown to sessions: a member whose region is being made
+	// so that it may join, and one that has left but whose region must outlive
+	// the freeze.
+	Planned       *Member `protobuf:"bytes,12,opt,name=planned,proto3" json:"planned,omitempty"`
+	Leaving       *Member `protobuf:"bytes,13,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -711,11 +794,56 @@ func (x *PlacementGroup) GetIndexBytes() uint64 {
 	return 0
 }
 
+func (x *PlacementGroup) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PlacementGroup) GetJoining() bool {
+	if x != nil {
+		return x.Joining
+	}
+	return false
+}
+
+func (x *PlacementGroup) GetRecalled() []uint32 {
+	if x != nil {
+		return x.Recalled
+	}
+	return nil
+}
+
+func (x *PlacementGroup) GetChangedVersion() uint64 {
+	if x != nil {
+		return x.ChangedVersion
+	}
+	return 0
+}
+
+func (x *PlacementGroup) GetPlanned() *Member {
+	if x != nil {
+		return x.Planned
+	}
+	return nil
+}
+
+func (x *PlacementGroup) GetLeaving() *Member {
+	if x != nil {
+		return x.Leaving
+	}
+	return nil
+}
+
 type Member struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Keys          []*RegionKeys          `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"` // one per provider
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NodeId      uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Keys        []*RegionKeys          `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"` // one per provider
+	// Map version that gave the memory node this region: one that leaves a placement
+	// group and joins it again makes a new one, of zeroes.
+	Since         uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -769,6 +897,13 @@ func (x *Member) GetKeys() []*RegionKeys {
 		return x.Keys
 	}
 	return nil
+}
+
+func (x *Member) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
 }
 
 // RegionKeys are one region's rkeys at one provider.
@@ -858,6 +993,7 @@ type Shard struct {
 	PgId          uint32                 `protobuf:"varint,5,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Offset        uint64                 `protobuf:"varint,6,opt,name=offset,proto3" json:"offset,omitempty"`     // of the first cluster, bytes in the region
 	Clusters      uint32                 `protobuf:"varint,7,opt,name=clusters,proto3" json:"clusters,omitempty"` // layout.ClusterSize bytes each
+	Move          *Move                  `protobuf:"bytes,8,opt,name=move,proto3" json:"move,omitempty"`          // while it splits or migrates
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -941,6 +1077,1198 @@ func (x *Shard) GetClusters() uint32 {
 	return 0
 }
 
+func (x *Shard) GetMove() *Move {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+// Move says where keys of a shard go while it splits or migrates: to a child
+// with as many clusters. A key is looked for in the parent first.
+type Move struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	ChildId uint32                 `protobuf:"varint,1,opt,name=child_id,json=childId,proto3" json:"child_id,omitempty"` // the child's shard id, of its own already
+	PgId    uint32                 `protobuf:"varint,2,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Offset  uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Split: the hashes whose bit below the prefix is 1 move. Otherwise all do.
+	Split bool `protobuf:"varint,4,opt,name=split,proto3" json:"split,omitempty"`
+	// The child's memory was lost: it is no longer followed, and what was moved is
+	// gone.
+	Abandoned     bool `protobuf:"varint,5,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Move) Reset() {
+	*x = Move{}
+	mi := &file_directory_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Move) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Move) ProtoMessage() {}
+
+func (x *Move) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Move.ProtoReflect.Descriptor instead.
+func (*Move) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Move) GetChildId() uint32 {
+	if x != nil {
+		return x.ChildId
+	}
+	return 0
+}
+
+func (x *Move) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *Move) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Move) GetSplit() bool {
+	if x != nil {
+		return x.Split
+	}
+	return false
+}
+
+func (x *Move) GetAbandoned() bool {
+	if x != nil {
+		return x.Abandoned
+	}
+	return false
+}
+
+// Job is background work on one placement group (two for a move between two),
+// done by a janitor. Every job can be started over.
+type Job struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Kind        JobKind                `protobuf:"varint,2,opt,name=kind,proto3,enum=kvd.directory.v1.JobKind" json:"kind,omitempty"`
+	NamespaceId uint32                 `protobuf:"varint,3,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	PgId        uint32                 `protobuf:"varint,4,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	TargetPgId  uint32                 `protobuf:"varint,5,opt,name=target_pg_id,json=targetPgId,proto3" json:"target_pg_id,omitempty"` // MOVE: the child's
+	ShardId     uint32                 `protobuf:"varint,6,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`            // MOVE, ABANDON
+	Extent      uint32                 `protobuf:"varint,7,opt,name=extent,proto3" json:"extent,omitempty"`                             // RECALL
+	// CLEAN: the array to clear, and whether it is left as zeroes (migrate) or keeps
+	// nonces (split).
+	Offset   uint64 `protobuf:"varint,8,opt,name=offset,proto3" json:"offset,omitempty"`
+	Clusters uint32 `protobuf:"varint,9,opt,name=clusters,proto3" json:"clusters,omitempty"`
+	Wipe     bool   `protobuf:"varint,10,opt,name=wipe,proto3" json:"wipe,omitempty"`
+	// No work before every session has acknowledged this map version; 0: none.
+	Barrier uint64 `protobuf:"varint,11,opt,name=barrier,proto3" json:"barrier,omitempty"`
+	Owner   uint32 `protobuf:"varint,12,opt,name=owner,proto3" json:"owner,omitempty"` // session of the janitor, 0: none
+	Reason  string `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The leader's alone, as last reported.
+	Done          uint64 `protobuf:"varint,14,opt,name=done,proto3" json:"done,omitempty"` // groups
+	Total         uint64 `protobuf:"varint,15,opt,name=total,proto3" json:"total,omitempty"`
+	Trouble       string `protobuf:"bytes,16,opt,name=trouble,proto3" json:"trouble,omitempty"`  // why it does not get on
+	Waiting       bool   `protobuf:"varint,17,opt,name=waiting,proto3" json:"waiting,omitempty"` // for its barrier
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Job) Reset() {
+	*x = Job{}
+	mi := &file_directory_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Job) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Job) ProtoMessage() {}
+
+func (x *Job) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Job.ProtoReflect.Descriptor instead.
+func (*Job) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Job) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Job) GetKind() JobKind {
+	if x != nil {
+		return x.Kind
+	}
+	return JobKind_JOB_KIND_UNSPECIFIED
+}
+
+func (x *Job) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *Job) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *Job) GetTargetPgId() uint32 {
+	if x != nil {
+		return x.TargetPgId
+	}
+	return 0
+}
+
+func (x *Job) GetShardId() uint32 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+func (x *Job) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *Job) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Job) GetClusters() uint32 {
+	if x != nil {
+		return x.Clusters
+	}
+	return 0
+}
+
+func (x *Job) GetWipe() bool {
+	if x != nil {
+		return x.Wipe
+	}
+	return false
+}
+
+func (x *Job) GetBarrier() uint64 {
+	if x != nil {
+		return x.Barrier
+	}
+	return 0
+}
+
+func (x *Job) GetOwner() uint32 {
+	if x != nil {
+		return x.Owner
+	}
+	return 0
+}
+
+func (x *Job) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Job) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *Job) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *Job) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *Job) GetWaiting() bool {
+	if x != nil {
+		return x.Waiting
+	}
+	return false
+}
+
+// JobReport is what a janitor found.
+type JobReport struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Groups          uint64                 `protobuf:"varint,1,opt,name=groups,proto3" json:"groups,omitempty"`
+	Records         uint64                 `protobuf:"varint,2,opt,name=records,proto3" json:"records,omitempty"`                                        // linked, at the arbiter
+	Bytes           uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                            // of their places
+	SyncedWords     uint64                 `protobuf:"varint,4,opt,name=synced_words,json=syncedWords,proto3" json:"synced_words,omitempty"`             // differed between replicas
+	RepairedRecords uint64                 `protobuf:"varint,5,opt,name=repaired_records,json=repairedRecords,proto3" json:"repaired_records,omitempty"` // copies that differed from a good one
+	LostRecords     uint64                 `protobuf:"varint,6,opt,name=lost_records,json=lostRecords,proto3" json:"lost_records,omitempty"`             // no replica held a good copy
+	BrokenLocks     uint64                 `protobuf:"varint,7,opt,name=broken_locks,json=brokenLocks,proto3" json:"broken_locks,omitempty"`             // of fenced sessions
+	// SCRUB: linked units, by extent of the placement group.
+	LinkedUnits   []uint32 `protobuf:"varint,8,rep,packed,name=linked_units,json=linkedUnits,proto3" json:"linked_units,omitempty"`
+	Findings      []string `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"` // the first few, for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobReport) Reset() {
+	*x = JobReport{}
+	mi := &file_directory_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobReport) ProtoMessage() {}
+
+func (x *JobReport) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobReport.ProtoReflect.Descriptor instead.
+func (*JobReport) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *JobReport) GetGroups() uint64 {
+	if x != nil {
+		return x.Groups
+	}
+	return 0
+}
+
+func (x *JobReport) GetRecords() uint64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *JobReport) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *JobReport) GetSyncedWords() uint64 {
+	if x != nil {
+		return x.SyncedWords
+	}
+	return 0
+}
+
+func (x *JobReport) GetRepairedRecords() uint64 {
+	if x != nil {
+		return x.RepairedRecords
+	}
+	return 0
+}
+
+func (x *JobReport) GetLostRecords() uint64 {
+	if x != nil {
+		return x.LostRecords
+	}
+	return 0
+}
+
+func (x *JobReport) GetBrokenLocks() uint64 {
+	if x != nil {
+		return x.BrokenLocks
+	}
+	return 0
+}
+
+func (x *JobReport) GetLinkedUnits() []uint32 {
+	if x != nil {
+		return x.LinkedUnits
+	}
+	return nil
+}
+
+func (x *JobReport) GetFindings() []string {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type FindWorkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindWorkRequest) Reset() {
+	*x = FindWorkRequest{}
+	mi := &file_directory_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindWorkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindWorkRequest) ProtoMessage() {}
+
+func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
+func (*FindWorkRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{12}
+}
+
+type FindWorkReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespaces    []string               `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // with a job that nobody works on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindWorkReply) Reset() {
+	*x = FindWorkReply{}
+	mi := &file_directory_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindWorkReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindWorkReply) ProtoMessage() {}
+
+func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
+func (*FindWorkReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *FindWorkReply) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+type ClaimJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimJobRequest) Reset() {
+	*x = ClaimJobRequest{}
+	mi := &file_directory_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimJobRequest) ProtoMessage() {}
+
+func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
+func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ClaimJobRequest) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+type ClaimJobReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"` // absent: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimJobReply) Reset() {
+	*x = ClaimJobReply{}
+	mi := &file_directory_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimJobReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimJobReply) ProtoMessage() {}
+
+func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
+func (*ClaimJobReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ClaimJobReply) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+type ReportJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	JobId         uint32                 `protobuf:"varint,2,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	Done          uint64                 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
+	Total         uint64                 `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`
+	Finished      bool                   `protobuf:"varint,5,opt,name=finished,proto3" json:"finished,omitempty"`
+	Trouble       string                 `protobuf:"bytes,6,opt,name=trouble,proto3" json:"trouble,omitempty"` // gives the job back, for a later try
+	Report        *JobReport             `protobuf:"bytes,7,opt,name=report,proto3" json:"report,omitempty"`   // with finished
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportJobRequest) Reset() {
+	*x = ReportJobRequest{}
+	mi := &file_directory_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportJobRequest) ProtoMessage() {}
+
+func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
+func (*ReportJobRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ReportJobRequest) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+func (x *ReportJobRequest) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *ReportJobRequest) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *ReportJobRequest) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ReportJobRequest) GetFinished() bool {
+	if x != nil {
+		return x.Finished
+	}
+	return false
+}
+
+func (x *ReportJobRequest) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *ReportJobRequest) GetReport() *JobReport {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
+type ReportJobReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Gone          bool                   `protobuf:"varint,1,opt,name=gone,proto3" json:"gone,omitempty"` // the job is not this session's any more: stop
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportJobReply) Reset() {
+	*x = ReportJobReply{}
+	mi := &file_directory_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportJobReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportJobReply) ProtoMessage() {}
+
+func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
+func (*ReportJobReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ReportJobReply) GetGone() bool {
+	if x != nil {
+		return x.Gone
+	}
+	return false
+}
+
+type RequestSplitRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	ShardId       uint32                 `protobuf:"varint,2,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestSplitRequest) Reset() {
+	*x = RequestSplitRequest{}
+	mi := &file_directory_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestSplitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestSplitRequest) ProtoMessage() {}
+
+func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
+func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RequestSplitRequest) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+func (x *RequestSplitRequest) GetShardId() uint32 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+type RequestSplitReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Growing       bool                   `protobuf:"varint,1,opt,name=growing,proto3" json:"growing,omitempty"` // it moves, or will; false: it cannot grow
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestSplitReply) Reset() {
+	*x = RequestSplitReply{}
+	mi := &file_directory_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestSplitReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestSplitReply) ProtoMessage() {}
+
+func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
+func (*RequestSplitReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RequestSplitReply) GetGrowing() bool {
+	if x != nil {
+		return x.Growing
+	}
+	return false
+}
+
+func (x *RequestSplitReply) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+type StartJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          JobKind                `protobuf:"varint,1,opt,name=kind,proto3,enum=kvd.directory.v1.JobKind" json:"kind,omitempty"` // MOVE, RECALL, SCRUB
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	PgId          uint32                 `protobuf:"varint,3,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`                     // RECALL, SCRUB; 0: all of the namespace
+	ShardId       uint32                 `protobuf:"varint,4,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`            // MOVE; 0: all of the namespace
+	TargetPgId    uint32                 `protobuf:"varint,5,opt,name=target_pg_id,json=targetPgId,proto3" json:"target_pg_id,omitempty"` // MOVE: 0: split inside its placement group
+	Extent        uint32                 `protobuf:"varint,6,opt,name=extent,proto3" json:"extent,omitempty"`                             // RECALL
+	Repair        bool                   `protobuf:"varint,7,opt,name=repair,proto3" json:"repair,omitempty"`                             // SCRUB: recall what it finds leaking
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartJobRequest) Reset() {
+	*x = StartJobRequest{}
+	mi := &file_directory_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartJobRequest) ProtoMessage() {}
+
+func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
+func (*StartJobRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *StartJobRequest) GetKind() JobKind {
+	if x != nil {
+		return x.Kind
+	}
+	return JobKind_JOB_KIND_UNSPECIFIED
+}
+
+func (x *StartJobRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *StartJobRequest) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *StartJobRequest) GetShardId() uint32 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+func (x *StartJobRequest) GetTargetPgId() uint32 {
+	if x != nil {
+		return x.TargetPgId
+	}
+	return 0
+}
+
+func (x *StartJobRequest) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *StartJobRequest) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+type StartJobReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	JobIds        []uint32               `protobuf:"varint,1,rep,packed,name=job_ids,json=jobIds,proto3" json:"job_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartJobReply) Reset() {
+	*x = StartJobReply{}
+	mi := &file_directory_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartJobReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartJobReply) ProtoMessage() {}
+
+func (x *StartJobReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
+func (*StartJobReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *StartJobReply) GetJobIds() []uint32 {
+	if x != nil {
+		return x.JobIds
+	}
+	return nil
+}
+
+type DrainNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeRequest) Reset() {
+	*x = DrainNodeRequest{}
+	mi := &file_directory_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeRequest) ProtoMessage() {}
+
+func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
+func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DrainNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DrainNodeRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+type DrainNodeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Regions       uint32                 `protobuf:"varint,1,opt,name=regions,proto3" json:"regions,omitempty"` // still on it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeReply) Reset() {
+	*x = DrainNodeReply{}
+	mi := &file_directory_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeReply) ProtoMessage() {}
+
+func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
+func (*DrainNodeReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *DrainNodeReply) GetRegions() uint32 {
+	if x != nil {
+		return x.Regions
+	}
+	return 0
+}
+
+type RemoveNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // its memory counts as lost
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNodeRequest) Reset() {
+	*x = RemoveNodeRequest{}
+	mi := &file_directory_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNodeRequest) ProtoMessage() {}
+
+func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RemoveNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RemoveNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type RemoveNodeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNodeReply) Reset() {
+	*x = RemoveNodeReply{}
+	mi := &file_directory_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNodeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNodeReply) ProtoMessage() {}
+
+func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
+func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{25}
+}
+
+type RebalanceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalanceRequest) Reset() {
+	*x = RebalanceRequest{}
+	mi := &file_directory_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalanceRequest) ProtoMessage() {}
+
+func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
+func (*RebalanceRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *RebalanceRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+type RebalanceReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Steps         []string               `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"` // what will be done, for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalanceReply) Reset() {
+	*x = RebalanceReply{}
+	mi := &file_directory_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalanceReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalanceReply) ProtoMessage() {}
+
+func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
+func (*RebalanceReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *RebalanceReply) GetSteps() []string {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
 type OpenSessionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // created on first use when it is the default one
@@ -953,7 +2281,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -965,7 +2293,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -978,7 +2306,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{9}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -1027,7 +2355,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +2367,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +2380,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{10}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -1130,15 +2458,20 @@ type RenewRequest struct {
 	SessionId uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// The least of: E at the start of any operation in flight, E of the last
 	// reply processed.
-	ReportEpoch     uint64 `protobuf:"varint,2,opt,name=report_epoch,json=reportEpoch,proto3" json:"report_epoch,omitempty"`
+	ReportEpoch uint64 `protobuf:"varint,2,opt,name=report_epoch,json=reportEpoch,proto3" json:"report_epoch,omitempty"`
+	// No operation that began under an older map is in flight, and hints into what
+	// it moved are dropped.
 	AckedMapVersion uint64 `protobuf:"varint,3,opt,name=acked_map_version,json=ackedMapVersion,proto3" json:"acked_map_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// No verb posted under an older map is under way; operations that are decided
+	// may be waiting to go on.
+	QuiescedMapVersion uint64 `protobuf:"varint,4,opt,name=quiesced_map_version,json=quiescedMapVersion,proto3" json:"quiesced_map_version,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +2483,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +2496,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{11}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -1187,6 +2520,13 @@ func (x *RenewRequest) GetAckedMapVersion() uint64 {
 	return 0
 }
 
+func (x *RenewRequest) GetQuiescedMapVersion() uint64 {
+	if x != nil {
+		return x.QuiescedMapVersion
+	}
+	return 0
+}
+
 type RenewReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseMillis   uint64                 `protobuf:"varint,1,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // from when the request was sent
@@ -1199,7 +2539,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +2551,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +2564,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{12}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -1258,14 +2598,15 @@ func (x *RenewReply) GetMapVersion() uint64 {
 type CloseSessionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Runs          []*ReturnedRun         `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"` // memory the session hands back
+	Runs          []*ReturnedRun         `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`      // memory the session hands back
+	Leaked        bool                   `protobuf:"varint,3,opt,name=leaked,proto3" json:"leaked,omitempty"` // it lost track of some
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +2618,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +2631,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -1305,6 +2646,13 @@ func (x *CloseSessionRequest) GetRuns() []*ReturnedRun {
 		return x.Runs
 	}
 	return nil
+}
+
+func (x *CloseSessionRequest) GetLeaked() bool {
+	if x != nil {
+		return x.Leaked
+	}
+	return false
 }
 
 // ReturnedRun is memory of one placement group, inside one extent, that no slot
@@ -1328,7 +2676,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +2688,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +2701,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -1399,7 +2747,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +2759,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +2772,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{34}
 }
 
 type GrantExtentRequest struct {
@@ -1439,7 +2787,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1451,7 +2799,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1464,7 +2812,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -1506,7 +2854,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +2866,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +2879,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -1557,7 +2905,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +2917,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +2930,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -1601,7 +2949,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +2961,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +2974,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -1646,7 +2994,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +3006,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +3019,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -1702,7 +3050,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +3062,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +3075,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -1784,7 +3132,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +3144,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +3157,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -1852,7 +3200,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +3212,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,7 +3225,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -1919,7 +3267,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +3279,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +3292,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -1981,7 +3329,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +3341,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +3354,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -2038,13 +3386,14 @@ type WantRegion struct {
 	IndexBytes    uint64                 `protobuf:"varint,4,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`
 	Epoch         uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Published     bool                   `protobuf:"varint,6,opt,name=published,proto3" json:"published,omitempty"`
+	Since         uint64                 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"` // a region made for another one is not the one wanted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +3405,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +3418,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -2114,19 +3463,27 @@ func (x *WantRegion) GetPublished() bool {
 	return false
 }
 
+func (x *WantRegion) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 type PublishRegionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	PgId          uint32                 `protobuf:"varint,3,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Keys          []*RegionKeys          `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`
+	Since         uint64                 `protobuf:"varint,5,opt,name=since,proto3" json:"since,omitempty"` // of the WantRegion; 0: not said
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +3495,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +3508,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -2182,6 +3539,13 @@ func (x *PublishRegionRequest) GetKeys() []*RegionKeys {
 	return nil
 }
 
+func (x *PublishRegionRequest) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 type PublishRegionReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2190,7 +3554,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +3566,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,24 +3579,27 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 type CreateNamespaceRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Mode          NamespaceMode          `protobuf:"varint,2,opt,name=mode,proto3,enum=kvd.directory.v1.NamespaceMode" json:"mode,omitempty"`
-	Replicas      uint32                 `protobuf:"varint,3,opt,name=replicas,proto3" json:"replicas,omitempty"`
-	BytesPerNode  uint64                 `protobuf:"varint,4,opt,name=bytes_per_node,json=bytesPerNode,proto3" json:"bytes_per_node,omitempty"` // 0: half of what is free on each node
-	Shards        uint32                 `protobuf:"varint,5,opt,name=shards,proto3" json:"shards,omitempty"`                                   // 0: chosen
-	IndexPercent  uint32                 `protobuf:"varint,6,opt,name=index_percent,json=indexPercent,proto3" json:"index_percent,omitempty"`   // of the region; 0: chosen
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Mode         NamespaceMode          `protobuf:"varint,2,opt,name=mode,proto3,enum=kvd.directory.v1.NamespaceMode" json:"mode,omitempty"`
+	Replicas     uint32                 `protobuf:"varint,3,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	BytesPerNode uint64                 `protobuf:"varint,4,opt,name=bytes_per_node,json=bytesPerNode,proto3" json:"bytes_per_node,omitempty"` // 0: half of what is free on each node
+	Shards       uint32                 `protobuf:"varint,5,opt,name=shards,proto3" json:"shards,omitempty"`                                   // 0: chosen
+	IndexPercent uint32                 `protobuf:"varint,6,opt,name=index_percent,json=indexPercent,proto3" json:"index_percent,omitempty"`   // of the region; 0: chosen
+	// Clusters that each shard begins with; 0: an eighth of the index in all. Shards
+	// split as they fill, until the index has no room.
+	Clusters      uint32 `protobuf:"varint,7,opt,name=clusters,proto3" json:"clusters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2244,7 +3611,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2257,7 +3624,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -2302,6 +3669,13 @@ func (x *CreateNamespaceRequest) GetIndexPercent() uint32 {
 	return 0
 }
 
+func (x *CreateNamespaceRequest) GetClusters() uint32 {
+	if x != nil {
+		return x.Clusters
+	}
+	return 0
+}
+
 type CreateNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -2311,7 +3685,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +3697,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +3710,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -2354,7 +3728,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +3740,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +3753,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 type StatusReply struct {
@@ -2393,13 +3767,14 @@ type StatusReply struct {
 	RaftApplied   uint64                 `protobuf:"varint,7,opt,name=raft_applied,json=raftApplied,proto3" json:"raft_applied,omitempty"`
 	Usage         []*PGUsage             `protobuf:"bytes,8,rep,name=usage,proto3" json:"usage,omitempty"`
 	NodeStats     map[uint32]*NodeStats  `protobuf:"bytes,9,rep,name=node_stats,json=nodeStats,proto3" json:"node_stats,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Jobs          []*Job                 `protobuf:"bytes,10,rep,name=jobs,proto3" json:"jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +3786,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +3799,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -2490,6 +3865,13 @@ func (x *StatusReply) GetNodeStats() map[uint32]*NodeStats {
 	return nil
 }
 
+func (x *StatusReply) GetJobs() []*Job {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
 type DirectoryNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2503,7 +3885,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2515,7 +3897,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2528,7 +3910,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -2580,7 +3962,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +3974,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +3987,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -2651,18 +4033,25 @@ func (x *SessionInfo) GetReportEpoch() uint64 {
 }
 
 type PGUsage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
-	HeapUnits     uint64                 `protobuf:"varint,2,opt,name=heap_units,json=heapUnits,proto3" json:"heap_units,omitempty"`
-	GrantedUnits  uint64                 `protobuf:"varint,3,opt,name=granted_units,json=grantedUnits,proto3" json:"granted_units,omitempty"`
-	ReturnedUnits uint64                 `protobuf:"varint,4,opt,name=returned_units,json=returnedUnits,proto3" json:"returned_units,omitempty"` // handed back and waiting or ready to be granted
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	PgId           uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	HeapUnits      uint64                 `protobuf:"varint,2,opt,name=heap_units,json=heapUnits,proto3" json:"heap_units,omitempty"`
+	GrantedUnits   uint64                 `protobuf:"varint,3,opt,name=granted_units,json=grantedUnits,proto3" json:"granted_units,omitempty"`
+	ReturnedUnits  uint64                 `protobuf:"varint,4,opt,name=returned_units,json=returnedUnits,proto3" json:"returned_units,omitempty"` // handed back and waiting or ready to be granted
+	IndexBytesUsed uint64                 `protobuf:"varint,5,opt,name=index_bytes_used,json=indexBytesUsed,proto3" json:"index_bytes_used,omitempty"`
+	// By the last scrub: units that are granted, not linked and not held by any
+	// session that is left, and the extents that hold them.
+	LeakedUnits         uint64     `protobuf:"varint,6,opt,name=leaked_units,json=leakedUnits,proto3" json:"leaked_units,omitempty"`
+	LeakedExtents       uint32     `protobuf:"varint,7,opt,name=leaked_extents,json=leakedExtents,proto3" json:"leaked_extents,omitempty"`
+	LastScrub           *JobReport `protobuf:"bytes,8,opt,name=last_scrub,json=lastScrub,proto3" json:"last_scrub,omitempty"`
+	LastScrubUnixMillis int64      `protobuf:"varint,9,opt,name=last_scrub_unix_millis,json=lastScrubUnixMillis,proto3" json:"last_scrub_unix_millis,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +4063,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +4076,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -2718,6 +4107,41 @@ func (x *PGUsage) GetReturnedUnits() uint64 {
 	return 0
 }
 
+func (x *PGUsage) GetIndexBytesUsed() uint64 {
+	if x != nil {
+		return x.IndexBytesUsed
+	}
+	return 0
+}
+
+func (x *PGUsage) GetLeakedUnits() uint64 {
+	if x != nil {
+		return x.LeakedUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetLeakedExtents() uint32 {
+	if x != nil {
+		return x.LeakedExtents
+	}
+	return 0
+}
+
+func (x *PGUsage) GetLastScrub() *JobReport {
+	if x != nil {
+		return x.LastScrub
+	}
+	return nil
+}
+
+func (x *PGUsage) GetLastScrubUnixMillis() int64 {
+	if x != nil {
+		return x.LastScrubUnixMillis
+	}
+	return 0
+}
+
 type JoinDirectoryRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2729,7 +4153,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +4165,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +4178,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -2786,7 +4210,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +4222,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +4235,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 type RemoveDirectoryRequest struct {
@@ -2823,7 +4247,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +4259,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +4272,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -2866,7 +4290,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +4302,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +4315,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 var File_directory_proto protoreflect.FileDescriptor
@@ -2910,7 +4334,7 @@ const file_directory_proto_rawDesc = "" +
 	"namespaces\x18\x04 \x03(\v2\x1b.kvd.directory.v1.NamespaceR\n" +
 	"namespaces\x122\n" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
-	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\"\xb0\x02\n" +
+	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\"\xcc\x02\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -2921,7 +4345,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\a \x01(\x04R\rcapacityBytes\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\b \x01(\x04R\tusedBytes\x12\x16\n" +
-	"\x06domain\x18\t \x01(\tR\x06domain\":\n" +
+	"\x06domain\x18\t \x01(\tR\x06domain\x12\x1a\n" +
+	"\bdraining\x18\n" +
+	" \x01(\bR\bdraining\":\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\"\xdb\x01\n" +
@@ -2932,7 +4358,7 @@ const file_directory_proto_rawDesc = "" +
 	"\breplicas\x18\x04 \x01(\rR\breplicas\x12\x1b\n" +
 	"\thash_seed\x18\x05 \x01(\x06R\bhashSeed\x12\x16\n" +
 	"\x06format\x18\x06 \x01(\rR\x06format\x12$\n" +
-	"\x0ebytes_per_node\x18\a \x01(\x04R\fbytesPerNode\"\x82\x02\n" +
+	"\x0ebytes_per_node\x18\a \x01(\x04R\fbytesPerNode\"\xe9\x03\n" +
 	"\x0ePlacementGroup\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fnamespace_id\x18\x02 \x01(\rR\vnamespaceId\x12\x14\n" +
@@ -2941,11 +4367,21 @@ const file_directory_proto_rawDesc = "" +
 	"\amembers\x18\x05 \x03(\v2\x18.kvd.directory.v1.MemberR\amembers\x12!\n" +
 	"\fregion_bytes\x18\x06 \x01(\x04R\vregionBytes\x12\x1f\n" +
 	"\vindex_bytes\x18\a \x01(\x04R\n" +
-	"indexBytes\"u\n" +
+	"indexBytes\x12\x1e\n" +
+	"\n" +
+	"generation\x18\b \x01(\rR\n" +
+	"generation\x12\x18\n" +
+	"\ajoining\x18\t \x01(\bR\ajoining\x12\x1a\n" +
+	"\brecalled\x18\n" +
+	" \x03(\rR\brecalled\x12'\n" +
+	"\x0fchanged_version\x18\v \x01(\x04R\x0echangedVersion\x122\n" +
+	"\aplanned\x18\f \x01(\v2\x18.kvd.directory.v1.MemberR\aplanned\x122\n" +
+	"\aleaving\x18\r \x01(\v2\x18.kvd.directory.v1.MemberR\aleaving\"\x8b\x01\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x120\n" +
-	"\x04keys\x18\x03 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\"\xa0\x01\n" +
+	"\x04keys\x18\x03 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\x04R\x05since\"\xa0\x01\n" +
 	"\n" +
 	"RegionKeys\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x1d\n" +
@@ -2954,7 +4390,7 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"index_base\x18\x03 \x01(\x06R\tindexBase\x12\x1b\n" +
 	"\theap_rkey\x18\x04 \x01(\x06R\bheapRkey\x12\x1b\n" +
-	"\theap_base\x18\x05 \x01(\x06R\bheapBase\"\xb1\x01\n" +
+	"\theap_base\x18\x05 \x01(\x06R\bheapBase\"\xdd\x01\n" +
 	"\x05Shard\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fnamespace_id\x18\x02 \x01(\rR\vnamespaceId\x12\x16\n" +
@@ -2962,7 +4398,96 @@ const file_directory_proto_rawDesc = "" +
 	"\x05depth\x18\x04 \x01(\rR\x05depth\x12\x13\n" +
 	"\x05pg_id\x18\x05 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06offset\x18\x06 \x01(\x04R\x06offset\x12\x1a\n" +
-	"\bclusters\x18\a \x01(\rR\bclusters\"\x80\x01\n" +
+	"\bclusters\x18\a \x01(\rR\bclusters\x12*\n" +
+	"\x04move\x18\b \x01(\v2\x16.kvd.directory.v1.MoveR\x04move\"\x82\x01\n" +
+	"\x04Move\x12\x19\n" +
+	"\bchild_id\x18\x01 \x01(\rR\achildId\x12\x13\n" +
+	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05split\x18\x04 \x01(\bR\x05split\x12\x1c\n" +
+	"\tabandoned\x18\x05 \x01(\bR\tabandoned\"\xbf\x03\n" +
+	"\x03Job\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12-\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12!\n" +
+	"\fnamespace_id\x18\x03 \x01(\rR\vnamespaceId\x12\x13\n" +
+	"\x05pg_id\x18\x04 \x01(\rR\x04pgId\x12 \n" +
+	"\ftarget_pg_id\x18\x05 \x01(\rR\n" +
+	"targetPgId\x12\x19\n" +
+	"\bshard_id\x18\x06 \x01(\rR\ashardId\x12\x16\n" +
+	"\x06extent\x18\a \x01(\rR\x06extent\x12\x16\n" +
+	"\x06offset\x18\b \x01(\x04R\x06offset\x12\x1a\n" +
+	"\bclusters\x18\t \x01(\rR\bclusters\x12\x12\n" +
+	"\x04wipe\x18\n" +
+	" \x01(\bR\x04wipe\x12\x18\n" +
+	"\abarrier\x18\v \x01(\x04R\abarrier\x12\x14\n" +
+	"\x05owner\x18\f \x01(\rR\x05owner\x12\x16\n" +
+	"\x06reason\x18\r \x01(\tR\x06reason\x12\x12\n" +
+	"\x04done\x18\x0e \x01(\x04R\x04done\x12\x14\n" +
+	"\x05total\x18\x0f \x01(\x04R\x05total\x12\x18\n" +
+	"\atrouble\x18\x10 \x01(\tR\atrouble\x12\x18\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaiting\"\xa6\x02\n" +
+	"\tJobReport\x12\x16\n" +
+	"\x06groups\x18\x01 \x01(\x04R\x06groups\x12\x18\n" +
+	"\arecords\x18\x02 \x01(\x04R\arecords\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12!\n" +
+	"\fsynced_words\x18\x04 \x01(\x04R\vsyncedWords\x12)\n" +
+	"\x10repaired_records\x18\x05 \x01(\x04R\x0frepairedRecords\x12!\n" +
+	"\flost_records\x18\x06 \x01(\x04R\vlostRecords\x12!\n" +
+	"\fbroken_locks\x18\a \x01(\x04R\vbrokenLocks\x12!\n" +
+	"\flinked_units\x18\b \x03(\rR\vlinkedUnits\x12\x1a\n" +
+	"\bfindings\x18\t \x03(\tR\bfindings\"\x11\n" +
+	"\x0fFindWorkRequest\"/\n" +
+	"\rFindWorkReply\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x01 \x03(\tR\n" +
+	"namespaces\"0\n" +
+	"\x0fClaimJobRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\"8\n" +
+	"\rClaimJobReply\x12'\n" +
+	"\x03job\x18\x01 \x01(\v2\x15.kvd.directory.v1.JobR\x03job\"\xdd\x01\n" +
+	"\x10ReportJobRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x15\n" +
+	"\x06job_id\x18\x02 \x01(\rR\x05jobId\x12\x12\n" +
+	"\x04done\x18\x03 \x01(\x04R\x04done\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\x04R\x05total\x12\x1a\n" +
+	"\bfinished\x18\x05 \x01(\bR\bfinished\x12\x18\n" +
+	"\atrouble\x18\x06 \x01(\tR\atrouble\x123\n" +
+	"\x06report\x18\a \x01(\v2\x1b.kvd.directory.v1.JobReportR\x06report\"$\n" +
+	"\x0eReportJobReply\x12\x12\n" +
+	"\x04gone\x18\x01 \x01(\bR\x04gone\"O\n" +
+	"\x13RequestSplitRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x19\n" +
+	"\bshard_id\x18\x02 \x01(\rR\ashardId\"?\n" +
+	"\x11RequestSplitReply\x12\x18\n" +
+	"\agrowing\x18\x01 \x01(\bR\agrowing\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\xe0\x01\n" +
+	"\x0fStartJobRequest\x12-\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x13\n" +
+	"\x05pg_id\x18\x03 \x01(\rR\x04pgId\x12\x19\n" +
+	"\bshard_id\x18\x04 \x01(\rR\ashardId\x12 \n" +
+	"\ftarget_pg_id\x18\x05 \x01(\rR\n" +
+	"targetPgId\x12\x16\n" +
+	"\x06extent\x18\x06 \x01(\rR\x06extent\x12\x16\n" +
+	"\x06repair\x18\a \x01(\bR\x06repair\"(\n" +
+	"\rStartJobReply\x12\x17\n" +
+	"\ajob_ids\x18\x01 \x03(\rR\x06jobIds\">\n" +
+	"\x10DrainNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"*\n" +
+	"\x0eDrainNodeReply\x12\x18\n" +
+	"\aregions\x18\x01 \x01(\rR\aregions\"=\n" +
+	"\x11RemoveNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"\x11\n" +
+	"\x0fRemoveNodeReply\"0\n" +
+	"\x10RebalanceRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"&\n" +
+	"\x0eRebalanceReply\x12\x14\n" +
+	"\x05steps\x18\x01 \x03(\tR\x05steps\"\x80\x01\n" +
 	"\x12OpenSessionRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
@@ -2981,23 +4506,25 @@ const file_directory_proto_rawDesc = "" +
 	"mapVersion\x12!\n" +
 	"\fnamespace_id\x18\t \x01(\rR\vnamespaceId\x12\x1b\n" +
 	"\tmax_lanes\x18\n" +
-	" \x01(\rR\bmaxLanes\"|\n" +
+	" \x01(\rR\bmaxLanes\"\xae\x01\n" +
 	"\fRenewRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12!\n" +
 	"\freport_epoch\x18\x02 \x01(\x04R\vreportEpoch\x12*\n" +
-	"\x11acked_map_version\x18\x03 \x01(\x04R\x0fackedMapVersion\"\x83\x01\n" +
+	"\x11acked_map_version\x18\x03 \x01(\x04R\x0fackedMapVersion\x120\n" +
+	"\x14quiesced_map_version\x18\x04 \x01(\x04R\x12quiescedMapVersion\"\x83\x01\n" +
 	"\n" +
 	"RenewReply\x12!\n" +
 	"\flease_millis\x18\x01 \x01(\x04R\vleaseMillis\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tmin_epoch\x18\x03 \x01(\x04R\bminEpoch\x12\x1f\n" +
 	"\vmap_version\x18\x04 \x01(\x04R\n" +
-	"mapVersion\"g\n" +
+	"mapVersion\"\x7f\n" +
 	"\x13CloseSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
-	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\"|\n" +
+	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12\x16\n" +
+	"\x06leaked\x18\x03 \x01(\bR\x06leaked\"|\n" +
 	"\vReturnedRun\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x14\n" +
@@ -3051,7 +4578,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
-	"\funknown_node\x18\x03 \x01(\bR\vunknownNode\"\xbc\x01\n" +
+	"\funknown_node\x18\x03 \x01(\bR\vunknownNode\"\xd2\x01\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -3060,23 +4587,26 @@ const file_directory_proto_rawDesc = "" +
 	"\vindex_bytes\x18\x04 \x01(\x04R\n" +
 	"indexBytes\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x1c\n" +
-	"\tpublished\x18\x06 \x01(\bR\tpublished\"\x98\x01\n" +
+	"\tpublished\x18\x06 \x01(\bR\tpublished\x12\x14\n" +
+	"\x05since\x18\a \x01(\x04R\x05since\"\xae\x01\n" +
 	"\x14PublishRegionRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x13\n" +
 	"\x05pg_id\x18\x03 \x01(\rR\x04pgId\x120\n" +
-	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\"\x14\n" +
-	"\x12PublishRegionReply\"\xe0\x01\n" +
+	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
+	"\x05since\x18\x05 \x01(\x04R\x05since\"\x14\n" +
+	"\x12PublishRegionReply\"\xfc\x01\n" +
 	"\x16CreateNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12\x1a\n" +
 	"\breplicas\x18\x03 \x01(\rR\breplicas\x12$\n" +
 	"\x0ebytes_per_node\x18\x04 \x01(\x04R\fbytesPerNode\x12\x16\n" +
 	"\x06shards\x18\x05 \x01(\rR\x06shards\x12#\n" +
-	"\rindex_percent\x18\x06 \x01(\rR\findexPercent\"Q\n" +
+	"\rindex_percent\x18\x06 \x01(\rR\findexPercent\x12\x1a\n" +
+	"\bclusters\x18\a \x01(\rR\bclusters\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
-	"\rStatusRequest\"\xfe\x03\n" +
+	"\rStatusRequest\"\xa9\x04\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12=\n" +
@@ -3088,7 +4618,9 @@ const file_directory_proto_rawDesc = "" +
 	"\fraft_applied\x18\a \x01(\x04R\vraftApplied\x12/\n" +
 	"\x05usage\x18\b \x03(\v2\x19.kvd.directory.v1.PGUsageR\x05usage\x12K\n" +
 	"\n" +
-	"node_stats\x18\t \x03(\v2,.kvd.directory.v1.StatusReply.NodeStatsEntryR\tnodeStats\x1aY\n" +
+	"node_stats\x18\t \x03(\v2,.kvd.directory.v1.StatusReply.NodeStatsEntryR\tnodeStats\x12)\n" +
+	"\x04jobs\x18\n" +
+	" \x03(\v2\x15.kvd.directory.v1.JobR\x04jobs\x1aY\n" +
 	"\x0eNodeStatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\x87\x01\n" +
@@ -3105,13 +4637,19 @@ const file_directory_proto_rawDesc = "" +
 	"\x04life\x18\x04 \x01(\x0e2\x1d.kvd.directory.v1.SessionLifeR\x04life\x12\x1d\n" +
 	"\n" +
 	"age_millis\x18\x05 \x01(\x04R\tageMillis\x12!\n" +
-	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\"\x89\x01\n" +
+	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\"\xee\x02\n" +
 	"\aPGUsage\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1d\n" +
 	"\n" +
 	"heap_units\x18\x02 \x01(\x04R\theapUnits\x12#\n" +
 	"\rgranted_units\x18\x03 \x01(\x04R\fgrantedUnits\x12%\n" +
-	"\x0ereturned_units\x18\x04 \x01(\x04R\rreturnedUnits\"`\n" +
+	"\x0ereturned_units\x18\x04 \x01(\x04R\rreturnedUnits\x12(\n" +
+	"\x10index_bytes_used\x18\x05 \x01(\x04R\x0eindexBytesUsed\x12!\n" +
+	"\fleaked_units\x18\x06 \x01(\x04R\vleakedUnits\x12%\n" +
+	"\x0eleaked_extents\x18\a \x01(\rR\rleakedExtents\x12:\n" +
+	"\n" +
+	"last_scrub\x18\b \x01(\v2\x1b.kvd.directory.v1.JobReportR\tlastScrub\x123\n" +
+	"\x16last_scrub_unix_millis\x18\t \x01(\x03R\x13lastScrubUnixMillis\"`\n" +
 	"\x14JoinDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
@@ -3127,20 +4665,28 @@ const file_directory_proto_rawDesc = "" +
 	"\rNamespaceMode\x12\x1e\n" +
 	"\x1aNAMESPACE_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fNAMESPACE_STORE\x10\x01\x12\x13\n" +
-	"\x0fNAMESPACE_CACHE\x10\x02*o\n" +
+	"\x0fNAMESPACE_CACHE\x10\x02*e\n" +
 	"\aPGState\x12\x18\n" +
 	"\x14PG_STATE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vPG_CREATING\x10\x01\x12\r\n" +
 	"\tPG_ACTIVE\x10\x02\x12\r\n" +
-	"\tPG_FROZEN\x10\x03\x12\x0e\n" +
+	"\tPG_FROZEN\x10\x03\x12\v\n" +
+	"\aPG_LOST\x10\x05\"\x04\b\x04\x10\x04*\x8f\x01\n" +
+	"\aJobKind\x12\x18\n" +
+	"\x14JOB_KIND_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vJOB_RECOVER\x10\x01\x12\f\n" +
+	"\bJOB_JOIN\x10\x02\x12\f\n" +
+	"\bJOB_MOVE\x10\x03\x12\r\n" +
+	"\tJOB_CLEAN\x10\x04\x12\x0f\n" +
+	"\vJOB_ABANDON\x10\x05\x12\x0e\n" +
 	"\n" +
-	"PG_JOINING\x10\x04\x12\v\n" +
-	"\aPG_LOST\x10\x05*f\n" +
+	"JOB_RECALL\x10\x06\x12\r\n" +
+	"\tJOB_SCRUB\x10\a*f\n" +
 	"\vSessionLife\x12\x1c\n" +
 	"\x18SESSION_LIFE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSESSION_LIVE\x10\x01\x12\x13\n" +
 	"\x0fSESSION_FENCING\x10\x02\x12\x12\n" +
-	"\x0eSESSION_FENCED\x10\x032\x85\t\n" +
+	"\x0eSESSION_FENCED\x10\x032\xa0\x0e\n" +
 	"\tDirectory\x12W\n" +
 	"\vOpenSession\x12$.kvd.directory.v1.OpenSessionRequest\x1a\".kvd.directory.v1.OpenSessionReply\x12E\n" +
 	"\x05Renew\x12\x1e.kvd.directory.v1.RenewRequest\x1a\x1c.kvd.directory.v1.RenewReply\x12Z\n" +
@@ -3148,9 +4694,18 @@ const file_directory_proto_rawDesc = "" +
 	"\bWatchMap\x12!.kvd.directory.v1.WatchMapRequest\x1a\x15.kvd.directory.v1.Map0\x01\x12W\n" +
 	"\vGrantExtent\x12$.kvd.directory.v1.GrantExtentRequest\x1a\".kvd.directory.v1.GrantExtentReply\x12Z\n" +
 	"\fSessionState\x12%.kvd.directory.v1.SessionStateRequest\x1a#.kvd.directory.v1.SessionStateReply\x12Z\n" +
+	"\fRequestSplit\x12%.kvd.directory.v1.RequestSplitRequest\x1a#.kvd.directory.v1.RequestSplitReply\x12Z\n" +
 	"\fRegisterNode\x12%.kvd.directory.v1.RegisterNodeRequest\x1a#.kvd.directory.v1.RegisterNodeReply\x12Q\n" +
 	"\tHeartbeat\x12\".kvd.directory.v1.HeartbeatRequest\x1a .kvd.directory.v1.HeartbeatReply\x12]\n" +
-	"\rPublishRegion\x12&.kvd.directory.v1.PublishRegionRequest\x1a$.kvd.directory.v1.PublishRegionReply\x12c\n" +
+	"\rPublishRegion\x12&.kvd.directory.v1.PublishRegionRequest\x1a$.kvd.directory.v1.PublishRegionReply\x12N\n" +
+	"\bFindWork\x12!.kvd.directory.v1.FindWorkRequest\x1a\x1f.kvd.directory.v1.FindWorkReply\x12N\n" +
+	"\bClaimJob\x12!.kvd.directory.v1.ClaimJobRequest\x1a\x1f.kvd.directory.v1.ClaimJobReply\x12Q\n" +
+	"\tReportJob\x12\".kvd.directory.v1.ReportJobRequest\x1a .kvd.directory.v1.ReportJobReply\x12N\n" +
+	"\bStartJob\x12!.kvd.directory.v1.StartJobRequest\x1a\x1f.kvd.directory.v1.StartJobReply\x12Q\n" +
+	"\tDrainNode\x12\".kvd.directory.v1.DrainNodeRequest\x1a .kvd.directory.v1.DrainNodeReply\x12T\n" +
+	"\n" +
+	"RemoveNode\x12#.kvd.directory.v1.RemoveNodeRequest\x1a!.kvd.directory.v1.RemoveNodeReply\x12Q\n" +
+	"\tRebalance\x12\".kvd.directory.v1.RebalanceRequest\x1a .kvd.directory.v1.RebalanceReply\x12c\n" +
 	"\x0fCreateNamespace\x12(.kvd.directory.v1.CreateNamespaceRequest\x1a&.kvd.directory.v1.CreateNamespaceReply\x12H\n" +
 	"\x06Status\x12\x1f.kvd.directory.v1.StatusRequest\x1a\x1d.kvd.directory.v1.StatusReply\x12]\n" +
 	"\rJoinDirectory\x12&.kvd.directory.v1.JoinDirectoryRequest\x1a$.kvd.directory.v1.JoinDirectoryReply\x12c\n" +
@@ -3168,113 +4723,158 @@ func file_directory_proto_rawDescGZIP() []byte {
 	return file_directory_proto_rawDescData
 }
 
-var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(NamespaceMode)(0),             // 1: kvd.directory.v1.NamespaceMode
 	(PGState)(0),                   // 2: kvd.directory.v1.PGState
-	(SessionLife)(0),               // 3: kvd.directory.v1.SessionLife
-	(*NotLeader)(nil),              // 4: kvd.directory.v1.NotLeader
-	(*Map)(nil),                    // 5: kvd.directory.v1.Map
-	(*Node)(nil),                   // 6: kvd.directory.v1.Node
-	(*Endpoint)(nil),               // 7: kvd.directory.v1.Endpoint
-	(*Namespace)(nil),              // 8: kvd.directory.v1.Namespace
-	(*PlacementGroup)(nil),         // 9: kvd.directory.v1.PlacementGroup
-	(*Member)(nil),                 // 10: kvd.directory.v1.Member
-	(*RegionKeys)(nil),             // 11: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 12: kvd.directory.v1.Shard
-	(*OpenSessionRequest)(nil),     // 13: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 14: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 15: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 16: kvd.directory.v1.RenewReply
-	(*CloseSessionRequest)(nil),    // 17: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 18: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 19: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 20: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 21: kvd.directory.v1.GrantExtentReply
-	(*SessionStateRequest)(nil),    // 22: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 23: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 24: kvd.directory.v1.WatchMapRequest
-	(*RegisterNodeRequest)(nil),    // 25: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 26: kvd.directory.v1.RegisterNodeReply
-	(*HeartbeatRequest)(nil),       // 27: kvd.directory.v1.HeartbeatRequest
-	(*NodeStats)(nil),              // 28: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 29: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 30: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 31: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 32: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 33: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 34: kvd.directory.v1.CreateNamespaceReply
-	(*StatusRequest)(nil),          // 35: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 36: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 37: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 38: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 39: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 40: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 41: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 42: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 43: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 44: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(JobKind)(0),                   // 3: kvd.directory.v1.JobKind
+	(SessionLife)(0),               // 4: kvd.directory.v1.SessionLife
+	(*NotLeader)(nil),              // 5: kvd.directory.v1.NotLeader
+	(*Map)(nil),                    // 6: kvd.directory.v1.Map
+	(*Node)(nil),                   // 7: kvd.directory.v1.Node
+	(*Endpoint)(nil),               // 8: kvd.directory.v1.Endpoint
+	(*Namespace)(nil),              // 9: kvd.directory.v1.Namespace
+	(*PlacementGroup)(nil),         // 10: kvd.directory.v1.PlacementGroup
+	(*Member)(nil),                 // 11: kvd.directory.v1.Member
+	(*RegionKeys)(nil),             // 12: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 13: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 14: kvd.directory.v1.Move
+	(*Job)(nil),                    // 15: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 16: kvd.directory.v1.JobReport
+	(*FindWorkRequest)(nil),        // 17: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 18: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 19: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 20: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 21: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 22: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 23: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 24: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 25: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 26: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 27: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 28: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 29: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 30: kvd.directory.v1.RemoveNodeReply
+	(*RebalanceRequest)(nil),       // 31: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 32: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 33: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 34: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 35: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 36: kvd.directory.v1.RenewReply
+	(*CloseSessionRequest)(nil),    // 37: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 38: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 39: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 40: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 41: kvd.directory.v1.GrantExtentReply
+	(*SessionStateRequest)(nil),    // 42: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 43: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 44: kvd.directory.v1.WatchMapRequest
+	(*RegisterNodeRequest)(nil),    // 45: kvd.directory.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),      // 46: kvd.directory.v1.RegisterNodeReply
+	(*HeartbeatRequest)(nil),       // 47: kvd.directory.v1.HeartbeatRequest
+	(*NodeStats)(nil),              // 48: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 49: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 50: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 51: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 52: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 53: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 54: kvd.directory.v1.CreateNamespaceReply
+	(*StatusRequest)(nil),          // 55: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 56: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 57: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 58: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 59: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 60: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 61: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 62: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 63: kvd.directory.v1.RemoveDirectoryReply
+	nil,                            // 64: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
-	6,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
-	8,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	9,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	12, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
-	7,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
+	7,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
+	9,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
+	10, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	13, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	8,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,  // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
 	1,  // 6: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
 	2,  // 7: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	10, // 8: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	11, // 9: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	18, // 10: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	18, // 11: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	3,  // 12: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	7,  // 13: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	28, // 14: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	30, // 15: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	11, // 16: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	1,  // 17: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	8,  // 18: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	37, // 19: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	5,  // 20: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	38, // 21: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	39, // 22: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	44, // 23: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	3,  // 24: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	28, // 25: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	13, // 26: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	15, // 27: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	17, // 28: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	24, // 29: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	20, // 30: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	22, // 31: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	25, // 32: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	27, // 33: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	31, // 34: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	33, // 35: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	35, // 36: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	40, // 37: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	42, // 38: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	14, // 39: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	16, // 40: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	19, // 41: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	5,  // 42: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	21, // 43: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	23, // 44: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	26, // 45: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	29, // 46: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	32, // 47: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	34, // 48: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	36, // 49: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	41, // 50: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	43, // 51: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	39, // [39:52] is the sub-list for method output_type
-	26, // [26:39] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	11, // 8: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	11, // 9: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	11, // 10: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	12, // 11: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	14, // 12: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	3,  // 13: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	15, // 14: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	16, // 15: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	3,  // 16: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	38, // 17: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	38, // 18: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	4,  // 19: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	8,  // 20: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	48, // 21: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	50, // 22: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	12, // 23: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	1,  // 24: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	9,  // 25: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	57, // 26: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	6,  // 27: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	58, // 28: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	59, // 29: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	64, // 30: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	15, // 31: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	4,  // 32: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	16, // 33: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	48, // 34: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	33, // 35: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	35, // 36: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	37, // 37: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	44, // 38: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	40, // 39: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	42, // 40: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	23, // 41: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	45, // 42: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	47, // 43: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	51, // 44: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	17, // 45: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	19, // 46: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	21, // 47: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	25, // 48: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	27, // 49: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	29, // 50: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	31, // 51: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	53, // 52: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	55, // 53: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	60, // 54: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	62, // 55: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	34, // 56: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	36, // 57: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	39, // 58: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	6,  // 59: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	41, // 60: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	43, // 61: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	24, // 62: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	46, // 63: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	49, // 64: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	52, // 65: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	18, // 66: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	20, // 67: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	22, // 68: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	26, // 69: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	28, // 70: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	30, // 71: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	32, // 72: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	54, // 73: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	56, // 74: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	61, // 75: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	63, // 76: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	56, // [56:77] is the sub-list for method output_type
+	35, // [35:56] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -3287,8 +4887,8 @@ func file_directory_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   41,
+			NumEnums:      5,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,9 +31,17 @@ const (
 	Directory_WatchMap_FullMethodName        = "/kvd.directory.v1.Directory/WatchMap"
 	Directory_GrantExtent_FullMethodName     = "/kvd.directory.v1.Directory/GrantExtent"
 	Directory_SessionState_FullMethodName    = "/kvd.directory.v1.Directory/SessionState"
+	Directory_RequestSplit_FullMethodName    = "/kvd.directory.v1.Directory/RequestSplit"
 	Directory_RegisterNode_FullMethodName    = "/kvd.directory.v1.Directory/RegisterNode"
 	Directory_Heartbeat_FullMethodName       = "/kvd.directory.v1.Directory/Heartbeat"
 	Directory_PublishRegion_FullMethodName   = "/kvd.directory.v1.Directory/PublishRegion"
+	Directory_FindWork_FullMethodName        = "/kvd.directory.v1.Directory/FindWork"
+	Directory_ClaimJob_FullMethodName        = "/kvd.directory.v1.Directory/ClaimJob"
+	Directory_ReportJob_FullMethodName       = "/kvd.directory.v1.Directory/ReportJob"
+	Directory_StartJob_FullMethodName        = "/kvd.directory.v1.Directory/StartJob"
+	Directory_DrainNode_FullMethodName       = "/kvd.directory.v1.Directory/DrainNode"
+	Directory_RemoveNode_FullMethodName      = "/kvd.directory.v1.Directory/RemoveNode"
+	Directory_Rebalance_FullMethodName       = "/kvd.directory.v1.Directory/Rebalance"
 	Directory_CreateNamespace_FullMethodName = "/kvd.directory.v1.Directory/CreateNamespace"
 	Directory_Status_FullMethodName          = "/kvd.directory.v1.Directory/Status"
 	Directory_JoinDirectory_FullMethodName   = "/kvd.directory.v1.Directory/JoinDirectory"
@@ -55,11 +63,20 @@ type DirectoryClient interface {
 	WatchMap(ctx context.Context, in *WatchMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Map], error)
 	GrantExtent(ctx context.Context, in *GrantExtentRequest, opts ...grpc.CallOption) (*GrantExtentReply, error)
 	SessionState(ctx context.Context, in *SessionStateRequest, opts ...grpc.CallOption) (*SessionStateReply, error)
+	RequestSplit(ctx context.Context, in *RequestSplitRequest, opts ...grpc.CallOption) (*RequestSplitReply, error)
 	// Memory nodes.
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeReply, error)
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatReply, error)
 	PublishRegion(ctx context.Context, in *PublishRegionRequest, opts ...grpc.CallOption) (*PublishRegionReply, error)
+	// Janitors.
+	FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error)
+	ClaimJob(ctx context.Context, in *ClaimJobRequest, opts ...grpc.CallOption) (*ClaimJobReply, error)
+	ReportJob(ctx context.Context, in *ReportJobRequest, opts ...grpc.CallOption) (*ReportJobReply, error)
 	// Operators.
+	StartJob(ctx context.Context, in *StartJobRequest, opts ...grpc.CallOption) (*StartJobReply, error)
+	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*DrainNodeReply, error)
+	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeReply, error)
+	Rebalance(ctx context.Context, in *RebalanceRequest, opts ...grpc.CallOption) (*RebalanceReply, error)
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceReply, error)
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	JoinDirectory(ctx context.Context, in *JoinDirectoryRequest, opts ...grpc.CallOption) (*JoinDirectoryReply, error)
@@ -143,6 +160,16 @@ func (c *directoryClient) SessionState(ctx context.Context, in *SessionStateRequ
 	return out, nil
 }
 
+func (c *directoryClient) RequestSplit(ctx context.Context, in *RequestSplitRequest, opts ...grpc.CallOption) (*RequestSplitReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RequestSplitReply)
+	err := c.cc.Invoke(ctx, Directory_RequestSplit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *directoryClient) RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RegisterNodeReply)
@@ -167,6 +194,76 @@ func (c *directoryClient) PublishRegion(ctx context.Context, in *PublishRegionRe
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PublishRegionReply)
 	err := c.cc.Invoke(ctx, Directory_PublishRegion_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindWorkReply)
+	err := c.cc.Invoke(ctx, Directory_FindWork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) ClaimJob(ctx context.Context, in *ClaimJobRequest, opts ...grpc.CallOption) (*ClaimJobReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClaimJobReply)
+	err := c.cc.Invoke(ctx, Directory_ClaimJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) ReportJob(ctx context.Context, in *ReportJobRequest, opts ...grpc.CallOption) (*ReportJobReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportJobReply)
+	err := c.cc.Invoke(ctx, Directory_ReportJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) StartJob(ctx context.Context, in *StartJobRequest, opts ...grpc.CallOption) (*StartJobReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartJobReply)
+	err := c.cc.Invoke(ctx, Directory_StartJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*DrainNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainNodeReply)
+	err := c.cc.Invoke(ctx, Directory_DrainNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveNodeReply)
+	err := c.cc.Invoke(ctx, Directory_RemoveNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) Rebalance(ctx context.Context, in *RebalanceRequest, opts ...grpc.CallOption) (*RebalanceReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RebalanceReply)
+	err := c.cc.Invoke(ctx, Directory_Rebalance_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -228,11 +325,20 @@ type DirectoryServer interface {
 	WatchMap(*WatchMapRequest, grpc.ServerStreamingServer[Map]) error
 	GrantExtent(context.Context, *GrantExtentRequest) (*GrantExtentReply, error)
 	SessionState(context.Context, *SessionStateRequest) (*SessionStateReply, error)
+	RequestSplit(context.Context, *RequestSplitRequest) (*RequestSplitReply, error)
 	// Memory nodes.
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeReply, error)
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatReply, error)
 	PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error)
+	// Janitors.
+	FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error)
+	ClaimJob(context.Context, *ClaimJobRequest) (*ClaimJobReply, error)
+	ReportJob(context.Context, *ReportJobRequest) (*ReportJobReply, error)
 	// Operators.
+	StartJob(context.Context, *StartJobRequest) (*StartJobReply, error)
+	DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeReply, error)
+	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeReply, error)
+	Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error)
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error)
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	JoinDirectory(context.Context, *JoinDirectoryRequest) (*JoinDirectoryReply, error)
@@ -265,6 +371,9 @@ func (UnimplementedDirectoryServer) GrantExtent(context.Context, *GrantExtentReq
 func (UnimplementedDirectoryServer) SessionState(context.Context, *SessionStateRequest) (*SessionStateReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method SessionState not implemented")
 }
+func (UnimplementedDirectoryServer) RequestSplit(context.Context, *RequestSplitRequest) (*RequestSplitReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RequestSplit not implemented")
+}
 func (UnimplementedDirectoryServer) RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RegisterNode not implemented")
 }
@@ -273,6 +382,27 @@ func (UnimplementedDirectoryServer) Heartbeat(context.Context, *HeartbeatRequest
 }
 func (UnimplementedDirectoryServer) PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method PublishRegion not implemented")
+}
+func (UnimplementedDirectoryServer) FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindWork not implemented")
+}
+func (UnimplementedDirectoryServer) ClaimJob(context.Context, *ClaimJobRequest) (*ClaimJobReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClaimJob not implemented")
+}
+func (UnimplementedDirectoryServer) ReportJob(context.Context, *ReportJobRequest) (*ReportJobReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportJob not implemented")
+}
+func (UnimplementedDirectoryServer) StartJob(context.Context, *StartJobRequest) (*StartJobReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartJob not implemented")
+}
+func (UnimplementedDirectoryServer) DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainNode not implemented")
+}
+func (UnimplementedDirectoryServer) RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveNode not implemented")
+}
+func (UnimplementedDirectoryServer) Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Rebalance not implemented")
 }
 func (UnimplementedDirectoryServer) CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateNamespace not implemented")
@@ -408,6 +538,24 @@ func _Directory_SessionState_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_RequestSplit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RequestSplitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).RequestSplit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_RequestSplit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).RequestSplit(ctx, req.(*RequestSplitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Directory_RegisterNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RegisterNodeRequest)
 	if err := dec(in); err != nil {
@@ -458,6 +606,132 @@ func _Directory_PublishRegion_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).PublishRegion(ctx, req.(*PublishRegionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_FindWork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindWorkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).FindWork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_FindWork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).FindWork(ctx, req.(*FindWorkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_ClaimJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClaimJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).ClaimJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_ClaimJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).ClaimJob(ctx, req.(*ClaimJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_ReportJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).ReportJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_ReportJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).ReportJob(ctx, req.(*ReportJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_StartJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).StartJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_StartJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).StartJob(ctx, req.(*StartJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_DrainNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).DrainNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_DrainNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).DrainNode(ctx, req.(*DrainNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_RemoveNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).RemoveNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_RemoveNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).RemoveNode(ctx, req.(*RemoveNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_Rebalance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RebalanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).Rebalance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_Rebalance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).Rebalance(ctx, req.(*RebalanceRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -562,6 +836,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Directory_SessionState_Handler,
 		},
 		{
+			MethodName: "RequestSplit",
+			Handler:    _Directory_RequestSplit_Handler,
+		},
+		{
 			MethodName: "RegisterNode",
 			Handler:    _Directory_RegisterNode_Handler,
 		},
@@ -572,6 +850,34 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PublishRegion",
 			Handler:    _Directory_PublishRegion_Handler,
+		},
+		{
+			MethodName: "FindWork",
+			Handler:    _Directory_FindWork_Handler,
+		},
+		{
+			MethodName: "ClaimJob",
+			Handler:    _Directory_ClaimJob_Handler,
+		},
+		{
+			MethodName: "ReportJob",
+			Handler:    _Directory_ReportJob_Handler,
+		},
+		{
+			MethodName: "StartJob",
+			Handler:    _Directory_StartJob_Handler,
+		},
+		{
+			MethodName: "DrainNode",
+			Handler:    _Directory_DrainNode_Handler,
+		},
+		{
+			MethodName: "RemoveNode",
+			Handler:    _Directory_RemoveNode_Handler,
+		},
+		{
+			MethodName: "Rebalance",
+			Handler:    _Directory_Rebalance_Handler,
 		},
 		{
 			MethodName: "CreateNamespace",

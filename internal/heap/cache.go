@@ -79,6 +79,20 @@ func (c *Cache) Flush() {
 	}
 }
 
+// Forget drops what the Cache holds in an extent that is being recalled.
+func (c *Cache) Forget(extent uint32) {
+	for i, b := range c.bins {
+		n := 0
+		for _, p := range b {
+			if p.Unit/ExtentUnits != extent {
+				b[n] = p
+				n++
+			}
+		}
+		c.bins[i] = b[:n]
+	}
+}
+
 // Units returns how much the Cache holds.
 func (c *Cache) Units() uint64 {
 	n := uint64(0)

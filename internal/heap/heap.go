@@ -184,6 +184,14 @@ func (h *Heap) Drain() []Run {
 	return h.mu.drain()
 }
 
+// Forget drops all that the Heap holds in an extent, in use or free: it is being
+// recalled. The caller gives nothing of it back any more.
+func (h *Heap) Forget(extent uint32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.mu.forget(extent)
+}
+
 // Stats returns the current counts. What Caches hold counts as in use.
 func (h *Heap) Stats() Stats {
 	h.mu.Lock()

@@ -58,6 +58,17 @@ func (l *Limbo) Release(before uint64, f func(Place)) int {
 	return n
 }
 
+// Forget removes the places of an extent that is being recalled.
+func (l *Limbo) Forget(extent uint32) {
+	var keep Limbo
+	for ; l.head != l.tail; l.head++ {
+		if w := l.ring[int(l.head)&(len(l.ring)-1)]; w.place.Unit/ExtentUnits != extent {
+			keep.Add(w.place, w.tag)
+		}
+	}
+	*l = keep
+}
+
 // Len returns how many places wait.
 func (l *Limbo) Len() int { return int(l.tail - l.head) }
 

@@ -279,6 +279,32 @@ func (s *space) drain() []Run {
 	return slices.Concat(runs[:first], merge(runs[first:]))
 }
 
+func (s *space) forget(num uint32) {
+	if int(num) >= len(s.extents) || s.extents[num] == nil {
+		return
+	}
+	if t := s.extents[num].tiles; t != nil {
+		for off := uint32(0); off < ExtentUnits; off = t.end(off) {
+			size := uint64(t.end(off) - off)
+			if t.isFree(off) {
+				s.bins.remove(num*ExtentUnits + off)
+				s.free -= size
+			}
+			if t.isOwn(off) {
+				s.granted -= size
+			}
+		}
+	}
+	for units, f := range s.foreign {
+		keep := slices.DeleteFunc(f, func(p Place) bool { return p.Unit/ExtentUnits == num })
+		s.foreignFree -= uint64(len(f)-len(keep)) * uint64(units)
+		if s.foreign[units] = keep; len(keep) == 0 {
+			delete(s.foreign, units)
+		}
+	}
+	s.extents[num] = nil
+}
+
 // merge sorts foreign runs and joins neighbours, in place.
 func merge(runs []Run) []Run {
 	slices.SortFunc(runs, func(a, b Run) int { return cmp.Compare(a.Unit, b.Unit) })

@@ -194,6 +194,9 @@ func ShardPrefix(h uint64, depth uint8) uint32 {
 	return uint32(h >> (64 - depth))
 }
 
+// HashBit is the bit of h that a shard of the given depth splits by.
+func HashBit(h uint64, depth uint8) bool { return h<<depth>>63 != 0 }
+
 // GroupOff is the offset of h's home group within its shard of n clusters, and
 // StashOff that of its cluster's stash group, in bytes.
 func GroupOff(h uint64, clusters uint32) (home, stash uint64) {
@@ -228,11 +231,31 @@ type Header uint64
 const (
 	// FlagOVF: keys of this group overflowed to the cluster's stash group.
 	FlagOVF Header = 1 << 8
-	// FlagSplit: keys of the moved set live in the child.
+	// FlagSplit: the group's move to a shard of its depth is complete: keys of the
+	// moved set live in the child, and MOVED words are left over from it.
 	FlagSplit Header = 1 << 9
 	headerRsv Header = 0xffffffff &^ (0xff | FlagOVF | FlagSplit)
 )
 
+// MigratedDepth is the depth of a group all of whose keys have moved.
+const MigratedDepth = 255
+
+// WithSplit is h after a move to the depth given.
+func (h Header) WithSplit(depth uint8) Header { return h&^0xff | FlagSplit | Header(depth) }
+
+// Merge adds to h what o knows: OVF, and the latest move.
+func (h Header) Merge(o Header) Header {
+	h |= o & FlagOVF
+	if o.Depth() > h.Depth() {
+		return h&^(0xff|FlagSplit) | o&(0xff|FlagSplit)
+	}
+	if o.Depth() == h.Depth() {
+		h |= o & FlagSplit
+	}
+	return h
+}
+
+// Depth is the depth of the shard that the group was last moved for, or 0.
 func (h Header) Depth() uint8  { return uint8(h) }
 func (h Header) OVF() bool     { return h&FlagOVF != 0 }
 func (h Header) Split() bool   { return h&FlagSplit != 0 }

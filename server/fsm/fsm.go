@@ -1,5 +1,6 @@
 // Package fsm is the directory's replicated state machine: memory nodes,
-// namespaces, placement groups, shards, sessions and the granted memory.
+// namespaces, placement groups, shards, sessions, background jobs and the granted
+// memory.
 //
 // [Apply] is a pure function of state and command: it reads no clock, draws no
 // random number and starts nothing, so every directory node, every replay and the
@@ -51,17 +52,21 @@ const (
 	MaxRuns        = 1 << 16 // runs in one CloseSession
 	MaxFreeRuns    = 1 << 16 // free runs kept for one placement group
 	MaxGrantRuns   = 256
-	MaxShards      = 1 << 14
-	MaxReplicas    = 3
+	MaxShards      = 1 << maxShardDepth
+	MaxReplicas    = 3    // a placement group has one member more while it is replacing one
 	ReuseEpochs    = 1024 // how long returned memory that is not fresh waits
 	maxRegionBytes = 1 << 38
 	minHeapUnits   = 1 << 10
+	maxShardDepth  = 12 // what a session's map takes
+	maxFindings    = 32 // kept of a scrub
+	maxFindingLen  = 200
 )
 
 // Row kinds, the first byte of a row's key. Ids follow big-endian.
 const (
 	rowDirectory = 'd'
 	rowHeap      = 'h'
+	rowJob       = 'j'
 	rowMeta      = 'm'
 	rowNode      = 'n'
 	rowPG        = 'p'
@@ -87,6 +92,9 @@ type Result struct {
 	Namespace *dirpb.Namespace        // CreateNamespace
 	Session   *fsmpb.Session          // OpenSession
 	Grant     *dirpb.GrantExtentReply // GrantExtent
+	PG        *dirpb.PlacementGroup   // CreatePG
+	Job       *dirpb.Job              // StartJob, ClaimJob
+	Leaks     []uint32                // EndJob of a SCRUB that repairs: extents to recall
 }
 
 // State is the directory's replicated state. Use New or Load.
@@ -98,6 +106,7 @@ type State struct {
 	heaps      map[uint32]*fsmpb.Heap // by placement group
 	shards     map[uint32]*dirpb.Shard
 	sessions   map[uint32]*fsmpb.Session
+	jobs       map[uint32]*fsmpb.Job
 	directory  map[string]*fsmpb.Directory
 
 	discriminators map[uint32]bool // of the sessions
@@ -115,6 +124,7 @@ func New() *State {
 		heaps:          make(map[uint32]*fsmpb.Heap),
 		shards:         make(map[uint32]*dirpb.Shard),
 		sessions:       make(map[uint32]*fsmpb.Session),
+		jobs:           make(map[uint32]*fsmpb.Job),
 		directory:      make(map[string]*fsmpb.Directory),
 		discriminators: make(map[uint32]bool),
 		changed:        make(map[string]proto.Message),
@@ -153,6 +163,24 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Grant, r.Err = s.grantExtent(op.GrantExtent)
 	case *fsmpb.Command_ActivatePg:
 		r.Err = s.activatePG(op.ActivatePg)
+	case *fsmpb.Command_PlanJoin:
+		r.Err = s.planJoin(op.PlanJoin)
+	case *fsmpb.Command_StartLeave:
+		r.Err = s.startLeave(op.StartLeave)
+	case *fsmpb.Command_StartJob:
+		r.Job, r.Err = s.startJob(op.StartJob)
+	case *fsmpb.Command_ClaimJob:
+		r.Job, r.Err = s.claimJob(op.ClaimJob)
+	case *fsmpb.Command_EndJob:
+		r.Leaks, r.Err = s.endJob(op.EndJob)
+	case *fsmpb.Command_FinishRecall:
+		r.Err = s.finishRecall(op.FinishRecall)
+	case *fsmpb.Command_DrainNode:
+		r.Err = s.drainNode(op.DrainNode)
+	case *fsmpb.Command_RemoveNode:
+		r.Err = s.removeNode(op.RemoveNode)
+	case *fsmpb.Command_CreatePg:
+		r.PG, r.Err = s.createPG(op.CreatePg)
 	default:
 		r.Err = fmt.Errorf("%w: unknown command %T", ErrInvalid, op)
 	}
@@ -236,6 +264,43 @@ func (s *State) putPG(pg *dirpb.PlacementGroup) {
 	s.mark(idKey(rowPG, pg.Id), pg)
 }
 
+// editPG returns a private copy of a placement group, already in place.
+func (s *State) editPG(id uint32) *dirpb.PlacementGroup {
+	pg := proto.CloneOf(s.pgs[id])
+	s.putPG(pg)
+	return pg
+}
+
+// editHeap returns a copy of a heap, already in place. Its lists are shared with
+// the original: replace them, do not change them.
+func (s *State) editHeap(pg uint32) *fsmpb.Heap {
+	h := copyHeap(s.heaps[pg])
+	s.putHeap(h)
+	return h
+}
+
+func (s *State) putShard(sh *dirpb.Shard) {
+	s.shards[sh.Id] = sh
+	s.mark(idKey(rowShard, sh.Id), sh)
+}
+
+// editShard returns a private copy of a shard, already in place.
+func (s *State) editShard(id uint32) *dirpb.Shard {
+	sh := proto.CloneOf(s.shards[id])
+	s.putShard(sh)
+	return sh
+}
+
+func (s *State) putJob(j *fsmpb.Job) {
+	s.jobs[j.Job.Id] = j
+	s.mark(idKey(rowJob, j.Job.Id), j)
+}
+
+func (s *State) dropJob(id uint32) {
+	delete(s.jobs, id)
+	s.mark(idKey(rowJob, id), nil)
+}
+
 func (s *State) putHeap(h *fsmpb.Heap) {
 	s.heaps[h.PgId] = h
 	s.mark(idKey(rowHeap, h.PgId), h)
@@ -245,12 +310,6 @@ func (s *State) putSession(x *fsmpb.Session) {
 	s.sessions[x.Id] = x
 	s.discriminators[x.Discriminator] = true
 	s.mark(idKey(rowSession, x.Id), x)
-}
-
-func (s *State) dropSession(x *fsmpb.Session) {
-	delete(s.sessions, x.Id)
-	delete(s.discriminators, x.Discriminator)
-	s.mark(idKey(rowSession, x.Id), nil)
 }
 
 // takeChanges encodes and forgets the changes, after giving a changed map its
@@ -313,6 +372,9 @@ func (s *State) Rows() []Row {
 	for id, m := range s.sessions {
 		rows = append(rows, encodeRow(idKey(rowSession, id), m))
 	}
+	for id, m := range s.jobs {
+		rows = append(rows, encodeRow(idKey(rowJob, id), m))
+	}
 	for id, m := range s.directory {
 		rows = append(rows, encodeRow(directoryKey(id), m))
 	}
@@ -357,6 +419,8 @@ func (s *State) loadRow(r Row) error {
 			s.heaps[id], err = decode(r.Value, &fsmpb.Heap{})
 		case rowShard:
 			s.shards[id], err = decode(r.Value, &dirpb.Shard{})
+		case rowJob:
+			s.jobs[id], err = decode(r.Value, &fsmpb.Job{})
 		case rowSession:
 			var x *fsmpb.Session
 			if x, err = decode(r.Value, &fsmpb.Session{}); err == nil {
@@ -431,11 +495,46 @@ func (s *State) PGs(namespace uint32) []*dirpb.PlacementGroup {
 	return slices.DeleteFunc(all, func(pg *dirpb.PlacementGroup) bool { return pg.NamespaceId != namespace })
 }
 
+// PG returns a placement group or nil.
+func (s *State) PG(id uint32) *dirpb.PlacementGroup { return s.pgs[id] }
+
+// Heap returns a placement group's memory or nil.
+func (s *State) Heap(pg uint32) *fsmpb.Heap { return s.heaps[pg] }
+
+// Shard returns a shard or nil.
+func (s *State) Shard(id uint32) *dirpb.Shard { return s.shards[id] }
+
+// Shards are the shards of a namespace, or of all for 0, by id.
+func (s *State) Shards(namespace uint32) []*dirpb.Shard {
+	all := byID(s.shards)
+	if namespace == 0 {
+		return all
+	}
+	return slices.DeleteFunc(all, func(sh *dirpb.Shard) bool { return sh.NamespaceId != namespace })
+}
+
+// Job returns a background job or nil.
+func (s *State) Job(id uint32) *dirpb.Job { return s.jobs[id].GetJob() }
+
+// Jobs are the background jobs by id.
+func (s *State) Jobs() []*dirpb.Job {
+	jobs := make([]*dirpb.Job, 0, len(s.jobs))
+	for _, j := range byID(s.jobs) {
+		jobs = append(jobs, j.Job)
+	}
+	return jobs
+}
+
+// JobsOf are the jobs that occupy a placement group, also as a move's target, by id.
+func (s *State) JobsOf(pg uint32) []*dirpb.Job {
+	return slices.DeleteFunc(s.Jobs(), func(j *dirpb.Job) bool { return j.PgId != pg && j.TargetPgId != pg })
+}
+
 // FrozenVersion is the map version that froze a placement group, 0 when it is
 // not frozen.
 func (s *State) FrozenVersion(pg uint32) uint64 { return s.heaps[pg].GetFrozenVersion() }
 
-// Usage accounts every placement group's heap.
+// Usage accounts every placement group's memory.
 func (s *State) Usage() []*dirpb.PGUsage {
 	heaps := make([]*dirpb.PGUsage, 0, len(s.heaps))
 	for _, id := range slices.Sorted(maps.Keys(s.heaps)) {
@@ -444,15 +543,23 @@ func (s *State) Usage() []*dirpb.PGUsage {
 		for _, r := range h.Free {
 			free += uint64(r.Units)
 		}
+		index := h.IndexNext
+		for _, a := range h.IndexFree {
+			index -= arrayBytes(a.Clusters)
+		}
+		leaked, extents := s.Leaks(id)
 		heaps = append(heaps, &dirpb.PGUsage{
 			PgId: id, HeapUnits: h.End - h.Start, GrantedUnits: h.Watermark - h.Start - free, ReturnedUnits: free,
+			IndexBytesUsed: index, LeakedUnits: leaked, LeakedExtents: uint32(len(extents)),
+			LastScrub: h.LastScrub, LastScrubUnixMillis: h.LastScrubUnixMillis,
 		})
 	}
 	return heaps
 }
 
 // Map is the view of a session: all memory nodes, and its namespace with rkeys.
-// A nil session is an operator: all namespaces, no rkeys.
+// A nil session is an operator: all namespaces, planned and leaving members too,
+// no rkeys.
 func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	m := &dirpb.Map{Version: s.meta.MapVersion, ClusterId: s.meta.ClusterId, Nodes: byID(s.nodes)}
 	var only uint32
@@ -465,11 +572,15 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 		}
 	}
 	for _, pg := range s.PGs(only) {
-		if x == nil {
+		switch {
+		case x == nil:
 			pg = proto.CloneOf(pg)
-			for _, mem := range pg.Members {
+			for _, mem := range regions(pg) {
 				mem.Keys = nil
 			}
+		case pg.Planned != nil || pg.Leaving != nil:
+			pg = proto.CloneOf(pg)
+			pg.Planned, pg.Leaving = nil, nil
 		}
 		m.Pgs = append(m.Pgs, pg)
 	}
@@ -488,11 +599,11 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 		if pg.State == dirpb.PGState_PG_LOST {
 			continue
 		}
-		for _, m := range pg.Members {
+		for _, m := range regions(pg) {
 			if m.NodeId == node && m.Incarnation == incarnation {
 				want = append(want, &dirpb.WantRegion{
 					PgId: pg.Id, NamespaceId: pg.NamespaceId, RegionBytes: pg.RegionBytes, IndexBytes: pg.IndexBytes,
-					Epoch: pg.Epoch, Published: len(m.Keys) > 0,
+					Epoch: pg.Epoch, Published: len(m.Keys) > 0, Since: m.Since,
 				})
 			}
 		}

@@ -114,6 +114,9 @@ func (h *harness) try(c *fsmpb.Command) Result {
 	case changed && h.s.MapVersion() != version+1, !changed && h.s.MapVersion() != version:
 		h.t.Fatalf("%v: map version %d to %d, map changed: %v", c, version, h.s.MapVersion(), changed)
 	}
+	if err := checkStructure(h.s); err != nil {
+		h.t.Fatalf("%v: %v", c, err)
+	}
 	for _, row := range r.Changes {
 		if row.Value == nil {
 			delete(h.disk, string(row.Key))
@@ -285,8 +288,11 @@ func TestNamespaceLayout(t *testing.T) {
 		shards   int
 	}{
 		{1, &dirpb.CreateNamespaceRequest{Name: "a"}, 1, gib / 2, 4},
-		{2, &dirpb.CreateNamespaceRequest{Name: "a"}, 1, gib / 2, 8},
-		{3, &dirpb.CreateNamespaceRequest{Name: "a"}, 1, gib / 2, 16},
+		{2, &dirpb.CreateNamespaceRequest{Name: "a"}, 2, gib / 4, 8},
+		{3, &dirpb.CreateNamespaceRequest{Name: "a"}, 2, gib / 4, 16},
+		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1}, 1, gib / 2, 16},
+		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2}, 1, gib / 2, 2},
+		{2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 1, Clusters: 7}, 1, gib / 2, 1},
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4, BytesPerNode: 64<<20 + 5}, 2, 32 << 20, 4},
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3, IndexPercent: 50, BytesPerNode: 48 << 20}, 3, 16 << 20, 16},
 		{1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib, IndexPercent: 90}, 1, gib, 4},
@@ -314,19 +320,24 @@ func TestNamespaceLayout(t *testing.T) {
 			if len(on) != tc.replicas {
 				t.Errorf("%v: members %v", tc.q, pg.Members)
 			}
-			// The shards fill the index area without overlap, evenly.
-			end := uint64(4096)
+			// The shards lie at the start of the index without overlap, evenly, and take
+			// an eighth of it unless told otherwise.
+			end, own := uint64(4096), uint64(0)
 			for _, sh := range h.s.Map(nil).Shards {
 				if sh.PgId != pg.Id {
 					continue
 				}
-				if sh.Offset != end || sh.Clusters == 0 {
+				if sh.Offset != end || sh.Clusters == 0 || tc.q.Clusters != 0 && sh.Clusters != tc.q.Clusters {
 					t.Errorf("%v: shard %v, want it at %d", tc.q, sh, end)
 				}
+				own++
 				end += uint64(sh.Clusters) * 4352
 			}
-			if end > pg.IndexBytes || pg.IndexBytes-end >= 4096 {
-				t.Errorf("%v: shards end at %d, the index at %d", tc.q, end, pg.IndexBytes)
+			if eighth := pg.IndexBytes / 8; tc.q.Clusters == 0 && own > 0 && (end > eighth+4096 || end+own*4352 < eighth) {
+				t.Errorf("%v: shards end at %d, an eighth of the index is %d", tc.q, end, eighth)
+			}
+			if next := h.s.Heap(pg.Id).IndexNext; next != end {
+				t.Errorf("%v: shards end at %d, others begin at %d", tc.q, end, next)
 			}
 			pct := max(uint64(tc.q.IndexPercent), 0)
 			if pct == 0 {
@@ -387,7 +398,8 @@ func TestNamespaceRefused(t *testing.T) {
 		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 4}, ErrInvalid, "4 replicas"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3}, ErrUnavailable, "2 up"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 6}, ErrInvalid, "6 shards"},
-		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 1}, ErrInvalid, "2..16384"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 8192}, ErrInvalid, "1..4096"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, Clusters: 48}, ErrInvalid, "room for 47 in each of 4 shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 1 << 31}, ErrInvalid, "shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", IndexPercent: 91}, ErrInvalid, "91 percent"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib + 1}, ErrFull, "m1"},
@@ -395,14 +407,14 @@ func TestNamespaceRefused(t *testing.T) {
 	} {
 		h.refuse(create(tc.q), tc.want, tc.word)
 	}
-	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9", BytesPerNode: gib}))
+	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9", BytesPerNode: gib, Replicas: 1}))
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "a-b_c.9"}), ErrExists, "a-b_c.9")
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b"}), ErrInvalid, "too small")
 	h.refuse(registerWith(&dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 2, CapacityBytes: gib - 1}), ErrRefused, "regions take")
 }
 
 func TestRegionLife(t *testing.T) {
-	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a"})
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1})
 	if h.pg(1).State != active || h.pg(2).State != active {
 		t.Fatalf("not active: %v", h.s.PGs(0))
 	}
@@ -450,48 +462,8 @@ func TestRegionLife(t *testing.T) {
 	h.checkCopies()
 }
 
-// A replicated placement group that loses a member goes on with the survivor
-// nearest the arbiter, once every session knows.
-func TestChainShrinks(t *testing.T) {
-	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3})
-	version := h.s.MapVersion()
-	chain := []uint32{h.pg(1).Members[0].NodeId, h.pg(1).Members[1].NodeId}
-	h.do(nodeDown(chain[0], 100))
-	pg := h.pg(1)
-	if pg.State != dirpb.PGState_PG_FROZEN || pg.Epoch != 2 || len(pg.Members) != 1 || pg.Members[0].NodeId != chain[1] || len(pg.Members[0].Keys) == 0 {
-		t.Fatalf("after losing the arbiter: %v", pg)
-	}
-	if v := h.s.FrozenVersion(1); v != version+1 || v != h.s.MapVersion() {
-		t.Fatalf("frozen in version %d, now %d", v, h.s.MapVersion())
-	}
-	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: 1, Epoch: 1}}}, ErrNotFound)
-	h.do(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: 1, Epoch: 2}}})
-	if pg := h.pg(1); pg.State != active || pg.Epoch != 3 || h.s.FrozenVersion(1) != 0 {
-		t.Fatalf("after the barrier: %v", pg)
-	}
-	h.do(nodeDown(chain[1], 100))
-	if pg := h.pg(1); pg.State != dirpb.PGState_PG_LOST || pg.Epoch != 4 {
-		t.Fatalf("after losing the survivor: %v", pg)
-	}
-	// Every placement group that still has a member names it once.
-	for _, n := range h.s.Nodes() {
-		var used uint64
-		for _, pg := range h.s.PGs(0) {
-			for _, m := range pg.Members {
-				if m.NodeId == n.Id {
-					used += pg.RegionBytes
-				}
-			}
-		}
-		if n.UsedBytes != used {
-			t.Errorf("memory node %d uses %d bytes, regions take %d", n.Id, n.UsedBytes, used)
-		}
-	}
-	h.checkCopies()
-}
-
 func TestFencing(t *testing.T) {
-	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a"})
+	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1})
 	h.do(nodeDown(3, 100))
 	a, b, c := h.do(openIn(1, 0)).Session.Id, h.do(openIn(1, 0)).Session.Id, h.do(openIn(1, 0)).Session.Id
 	life := func(id uint32, want dirpb.SessionLife) {
@@ -678,8 +650,8 @@ func TestFreeRunsAreBounded(t *testing.T) {
 }
 
 func TestMapViews(t *testing.T) {
-	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 64 << 20})
-	h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", BytesPerNode: 64 << 20}))
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 64 << 20, Replicas: 1})
+	h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", BytesPerNode: 64 << 20, Replicas: 1}))
 	h.activate()
 	x := h.do(openIn(2, 0)).Session
 	keys := func(m *dirpb.Map) (n int) {
@@ -839,7 +811,7 @@ func TestProperties(t *testing.T) {
 				c = grant(session(), uint32(1+pick("pg", 3)), rapid.SampledFrom([]uint32{1 << 14, 5000, 300, 1}).Draw(rt, "want"), uint32(pick("place", 1<<12)), floor)
 			case "thaw":
 				pg := uint32(pick("pg", 6))
-				c = &fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg, Epoch: h.pg(pg).GetEpoch()}}}
+				c = activate(pg, h.pg(pg).GetEpoch())
 			case "epoch":
 				epoch += uint64(pick("epochs", 2000))
 				c = &fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: epoch}}}

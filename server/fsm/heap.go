@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -17,8 +18,19 @@ func extentEnd(unit uint64) uint64 { return (unit/extentUnits + 1) * extentUnits
 
 func runEnd(r *fsmpb.Run) uint64 { return uint64(r.Unit) + uint64(r.Units) }
 
+// copyHeap is h in a message of its own. The lists are shared.
+func copyHeap(h *fsmpb.Heap) *fsmpb.Heap {
+	return &fsmpb.Heap{
+		PgId: h.PgId, Start: h.Start, Watermark: h.Watermark, End: h.End, Free: h.Free,
+		FirstSession: h.FirstSession, FrozenVersion: h.FrozenVersion, IndexNext: h.IndexNext, IndexFree: h.IndexFree,
+		Holders: h.Holders, Recalls: h.Recalls, Dirty: h.Dirty,
+		LastScrub: h.LastScrub, LastScrubUnixMillis: h.LastScrubUnixMillis,
+	}
+}
+
 // takeBack adds the runs that session x hands back to the free runs of their
-// placement groups, all or none.
+// placement groups, all or none. What lies in an extent that is being recalled, or
+// in a placement group that is gone, is nobody's concern any more.
 func (s *State) takeBack(x *fsmpb.Session, runs []*dirpb.ReturnedRun, epoch uint64) error {
 	if len(runs) > MaxRuns {
 		return fmt.Errorf("%w: %d returned runs, want at most %d", ErrInvalid, len(runs), MaxRuns)
@@ -26,6 +38,9 @@ func (s *State) takeBack(x *fsmpb.Session, runs []*dirpb.ReturnedRun, epoch uint
 	byPG := make(map[uint32][]*fsmpb.Run)
 	for _, r := range runs {
 		h := s.heaps[r.PgId]
+		if h == nil && r.PgId != 0 && r.PgId <= s.meta.PgId {
+			continue // removed
+		}
 		if h == nil || s.pgs[r.PgId].NamespaceId != x.NamespaceId {
 			return fmt.Errorf("returned run: placement group %d of the session's namespace: %w", r.PgId, ErrNotFound)
 		}
@@ -36,6 +51,9 @@ func (s *State) takeBack(x *fsmpb.Session, runs []*dirpb.ReturnedRun, epoch uint
 		if r.Units == 0 || from < h.Start || to > h.Watermark || to > extentEnd(from) {
 			return fmt.Errorf("%w: returned run %d+%d of placement group %d, want a run of granted units inside one extent",
 				ErrInvalid, r.Unit, r.Units, r.PgId)
+		}
+		if recallOf(h, uint32(from/extentUnits)) != nil {
+			continue
 		}
 		run := &fsmpb.Run{Unit: r.Unit, Units: r.Units}
 		if !r.Fresh {
@@ -87,10 +105,9 @@ func withFree(h *fsmpb.Heap, free []*fsmpb.Run) *fsmpb.Heap {
 		}
 		merged = slices.DeleteFunc(merged, func(r *fsmpb.Run) bool { return drop[r.Unit] })
 	}
-	return &fsmpb.Heap{
-		PgId: h.PgId, Start: h.Start, Watermark: h.Watermark, End: h.End,
-		Free: merged, FirstSession: h.FirstSession, FrozenVersion: h.FrozenVersion,
-	}
+	h = copyHeap(h)
+	h.Free = merged
+	return h
 }
 
 // granter works out one grant on a private copy of a heap.
@@ -150,7 +167,12 @@ func (s *State) grantExtent(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, erro
 	}
 	for g.left > 0 && len(g.grant) < MaxGrantRuns && (g.bump(1) || g.reuse(1)) {
 	}
-	s.putHeap(withFree(g.h, g.free))
+	h = withFree(g.h, g.free)
+	h.IndexFree = matured(h.IndexFree, c.MinEpoch)
+	for _, r := range g.grant {
+		h.Holders = withHolder(h.Holders, r.Unit/extentUnits, x.Id)
+	}
+	s.putHeap(h)
 	for _, r := range g.grant {
 		reply.Runs = append(reply.Runs, &dirpb.ReturnedRun{PgId: pg.Id, Unit: r.Unit, Units: r.Units, Fresh: true})
 	}
@@ -213,4 +235,173 @@ func (g *granter) add(unit, n uint64) {
 func insertRun(free []*fsmpb.Run, r *fsmpb.Run) []*fsmpb.Run {
 	i, _ := slices.BinarySearchFunc(free, r, func(a, b *fsmpb.Run) int { return int(int64(a.Unit) - int64(b.Unit)) })
 	return slices.Insert(slices.Clone(free), i, r)
+}
+
+// withHolder is holders, ascending by extent and session, with one more.
+func withHolder(holders []*fsmpb.Holder, extent, session uint32) []*fsmpb.Holder {
+	x := &fsmpb.Holder{Extent: extent, SessionId: session}
+	i, ok := slices.BinarySearchFunc(holders, x, func(a, b *fsmpb.Holder) int {
+		return cmp.Or(cmp.Compare(a.Extent, b.Extent), cmp.Compare(a.SessionId, b.SessionId))
+	})
+	if ok {
+		return holders
+	}
+	return slices.Insert(slices.Clone(holders), i, x)
+}
+
+// ---- the index -------------------------------------------------------------
+
+func arrayBytes(clusters uint32) uint64 { return uint64(clusters) * layout.ClusterSize }
+
+// takeArray gives out zeroed clusters of a placement group's index: an array of just as
+// many that came back and may be given again, else the next that was never given.
+// It returns the array's offset and the heap without it; no heap: there is no room.
+func takeArray(pg *dirpb.PlacementGroup, h *fsmpb.Heap, clusters uint32) (uint64, *fsmpb.Heap) {
+	i := slices.IndexFunc(h.IndexFree, func(a *fsmpb.Array) bool { return a.Clusters == clusters && a.Returned == 0 })
+	at := h.IndexNext
+	switch {
+	case i >= 0:
+		at = h.IndexFree[i].Offset
+		h = copyHeap(h)
+		h.IndexFree = slices.Delete(slices.Clone(h.IndexFree), i, i+1)
+	case at <= pg.IndexBytes && arrayBytes(clusters) <= pg.IndexBytes-at:
+		h = copyHeap(h)
+		h.IndexNext += arrayBytes(clusters)
+	default:
+		return 0, nil
+	}
+	return at, h
+}
+
+// freeArray gives zeroed clusters back to a placement group's index; see fsmpb.Array for
+// returned.
+func (s *State) freeArray(pg uint32, offset uint64, clusters uint32, returned uint64) {
+	h := s.editHeap(pg)
+	a := &fsmpb.Array{Offset: offset, Clusters: clusters, Returned: returned}
+	i, _ := slices.BinarySearchFunc(h.IndexFree, a, func(a, b *fsmpb.Array) int { return cmp.Compare(a.Offset, b.Offset) })
+	h.IndexFree = slices.Insert(slices.Clone(h.IndexFree), i, a)
+}
+
+// matured is free with those arrays ready that have waited long enough at epoch.
+func matured(free []*fsmpb.Array, epoch uint64) []*fsmpb.Array {
+	out := slices.Clone(free)
+	for i, a := range out {
+		if a.Returned != 0 && epoch > a.Returned+ReuseEpochs {
+			out[i] = &fsmpb.Array{Offset: a.Offset, Clusters: a.Clusters}
+		}
+	}
+	return out
+}
+
+// ---- recall and leaks ------------------------------------------------------
+
+func recallOf(h *fsmpb.Heap, extent uint32) *fsmpb.Recall {
+	for _, r := range h.Recalls {
+		if r.Extent == extent {
+			return r
+		}
+	}
+	return nil
+}
+
+// extentBounds are the units of an extent that lie in the heap.
+func extentBounds(h *fsmpb.Heap, extent uint32) (from, to uint64) {
+	from = max(uint64(extent)*extentUnits, h.Start)
+	return from, max(from, min(uint64(extent+1)*extentUnits, h.End))
+}
+
+// beginRecall takes an extent out of use: nothing of it is granted until
+// finishRecall.
+func (s *State) beginRecall(pg, extent uint32) {
+	p := s.editPG(pg)
+	p.Recalled = append(p.Recalled, extent)
+	slices.Sort(p.Recalled)
+	h := s.editHeap(pg)
+	r := &fsmpb.Recall{Extent: extent}
+	i, _ := slices.BinarySearchFunc(h.Recalls, r, func(a, b *fsmpb.Recall) int { return cmp.Compare(a.Extent, b.Extent) })
+	h.Recalls = slices.Insert(slices.Clone(h.Recalls), i, r)
+	h.Free = slices.DeleteFunc(slices.Clone(h.Free), func(r *fsmpb.Run) bool { return r.Unit/extentUnits == extent })
+	_, to := extentBounds(h, extent)
+	h.Watermark = max(h.Watermark, to)
+}
+
+// endScan notes that no slot names the extent any more.
+func (s *State) endScan(pg, extent uint32, epoch uint64) {
+	h := s.editHeap(pg)
+	h.Recalls = slices.Clone(h.Recalls)
+	for i, r := range h.Recalls {
+		if r.Extent == extent {
+			h.Recalls[i] = &fsmpb.Recall{Extent: extent, Scanned: true, Epoch: epoch}
+		}
+	}
+}
+
+// finishRecall frees an extent as a whole, once no operation is left that began
+// before its scan was done.
+func (s *State) finishRecall(c *fsmpb.FinishRecall) error {
+	h := s.heaps[c.GetPgId()]
+	if h == nil {
+		return fmt.Errorf("placement group %d: %w", c.GetPgId(), ErrNotFound)
+	}
+	r := recallOf(h, c.Extent)
+	switch {
+	case r == nil:
+		return fmt.Errorf("recall of extent %d of placement group %d: %w", c.Extent, c.PgId, ErrNotFound)
+	case !r.Scanned:
+		return fmt.Errorf("%w: extent %d of placement group %d is not scanned", ErrRefused, c.Extent, c.PgId)
+	case c.MinEpoch <= r.Epoch:
+		return fmt.Errorf("%w: extent %d of placement group %d was scanned in epoch %d, the least in use is %d",
+			ErrRefused, c.Extent, c.PgId, r.Epoch, c.MinEpoch)
+	}
+	pg := s.editPG(c.PgId)
+	pg.Recalled = slices.DeleteFunc(pg.Recalled, func(x uint32) bool { return x == c.Extent })
+	from, to := extentBounds(h, c.Extent)
+	run := &fsmpb.Run{Unit: uint32(from), Units: uint32(to - from), Returned: c.Epoch + 1}
+	h = withFree(h, insertRun(h.Free, run))
+	h.Recalls = slices.DeleteFunc(slices.Clone(h.Recalls), func(r *fsmpb.Recall) bool { return r.Extent == c.Extent })
+	h.Holders = slices.DeleteFunc(slices.Clone(h.Holders), func(x *fsmpb.Holder) bool { return x.Extent == c.Extent })
+	h.IndexFree = matured(h.IndexFree, c.MinEpoch)
+	s.putHeap(h)
+	return nil
+}
+
+// Leaks are the extents of a placement group, ascending, that hold leaked memory by its
+// last scrub, and how many units of it: granted, not linked, and with no session
+// left to which anything of the extent was granted. It is an estimate: memory
+// linked since that scrub by sessions that have ended counts as leaked, and so does a
+// place that another session than its grantee unlinked and holds. Recalling an extent
+// that does not leak costs work, no data.
+func (s *State) Leaks(pg uint32) (units uint64, extents []uint32) {
+	h := s.heaps[pg]
+	if h == nil {
+		return 0, nil
+	}
+	linked := h.LastScrub.GetLinkedUnits()
+	granted := make([]uint64, len(linked))
+	for i := range linked {
+		from, to := extentBounds(h, uint32(i))
+		granted[i] = max(from, min(to, h.Watermark)) - from
+	}
+	for _, r := range h.Free {
+		if e := r.Unit / extentUnits; int(e) < len(linked) {
+			granted[e] -= min(granted[e], uint64(r.Units))
+		}
+	}
+	for _, x := range h.Holders {
+		if int(x.Extent) < len(linked) {
+			granted[x.Extent] = 0
+		}
+	}
+	for _, r := range h.Recalls {
+		if int(r.Extent) < len(linked) {
+			granted[r.Extent] = 0
+		}
+	}
+	for i, n := range granted {
+		if n > uint64(linked[i]) {
+			units += n - uint64(linked[i])
+			extents = append(extents, uint32(i))
+		}
+	}
+	return units, extents
 }

@@ -48,7 +48,6 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	default:
 		return nil, fmt.Errorf("%w: namespace mode %d", ErrInvalid, mode)
 	}
-	replicas := max(int(q.Replicas), 1)
 	if q.Replicas > MaxReplicas {
 		return nil, fmt.Errorf("%w: %d replicas, want 1..%d", ErrInvalid, q.Replicas, MaxReplicas)
 	}
@@ -60,15 +59,22 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		return nil, fmt.Errorf("%w: index of %d percent, want 1..%d", ErrInvalid, percent, maxIndexPercent)
 	}
 	ring := s.ring()
+	replicas := int(q.Replicas)
+	if replicas == 0 {
+		replicas = min(2, len(ring))
+	}
 	switch {
 	case len(ring) == 0:
-		return nil, fmt.Errorf("%w: no memory node is up", ErrUnavailable)
+		return nil, fmt.Errorf("%w: no memory node is up that is not draining", ErrUnavailable)
 	case len(ring) < replicas:
-		return nil, fmt.Errorf("%w: %d replicas need as many memory nodes; %d up", ErrUnavailable, replicas, len(ring))
+		return nil, fmt.Errorf("%w: %d replicas need as many memory nodes; %d up and not draining", ErrUnavailable, replicas, len(ring))
 	}
-	shards, err := shardCount(int64(q.Shards), len(ring))
-	if err != nil {
-		return nil, err
+	shards := int(q.Shards)
+	if shards == 0 {
+		shards = min(1<<bits.Len(uint(len(ring)*shardsPerPG-1)), MaxShards)
+	}
+	if shards > MaxShards || shards&(shards-1) != 0 {
+		return nil, fmt.Errorf("%w: %d shards, want a power of two in 1..%d", ErrInvalid, shards, MaxShards)
 	}
 	lent := make([]uint64, len(ring)) // to this namespace, by ring position
 	least := uint64(maxRegionBytes) * MaxReplicas
@@ -88,7 +94,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	pgs := make([]*dirpb.PlacementGroup, len(ring))
 	clusters := make([]uint32, len(ring))
 	for i := range ring {
-		pg := &dirpb.PlacementGroup{Epoch: 1, State: dirpb.PGState_PG_CREATING}
+		pg := &dirpb.PlacementGroup{}
 		region := uint64(maxRegionBytes)
 		for k := range replicas {
 			j := (i + k) % len(ring)
@@ -97,7 +103,8 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		}
 		pg.RegionBytes = region &^ (layout.RegionPageSize - 1)
 		own := uint64((shards - i + len(ring) - 1) / len(ring)) // prefixes p < shards with p mod len(ring) = i
-		if pg.IndexBytes, clusters[i], err = regionLayout(pg.RegionBytes, percent, own); err != nil {
+		var err error
+		if pg.IndexBytes, clusters[i], err = regionLayout(pg.RegionBytes, percent, own, q.Clusters); err != nil {
 			return nil, err
 		}
 		pgs[i] = pg
@@ -112,35 +119,31 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	s.namespaces[w.Id] = w
 	s.mark(idKey(rowNamespace, w.Id), w)
 	for _, pg := range pgs {
-		m.PgId++
-		pg.Id, pg.NamespaceId = m.PgId, w.Id
-		s.putPG(pg)
-		start := pg.IndexBytes / layout.UnitSize
-		s.putHeap(&fsmpb.Heap{PgId: pg.Id, Start: start, Watermark: start, End: pg.RegionBytes / layout.UnitSize})
+		s.addPG(pg, w.Id)
 	}
+	m = s.editMeta()
 	for prefix := range shards {
 		i := prefix % len(ring)
 		m.ShardId++
-		sh := &dirpb.Shard{
+		at, h := takeArray(pgs[i], s.heaps[pgs[i].Id], clusters[i])
+		s.putHeap(h)
+		s.putShard(&dirpb.Shard{
 			Id: m.ShardId, NamespaceId: w.Id, Prefix: uint32(prefix), Depth: uint32(bits.TrailingZeros(uint(shards))),
-			PgId:     pgs[i].Id,
-			Offset:   layout.RegionPageSize + uint64(prefix/len(ring))*uint64(clusters[i])*layout.ClusterSize,
-			Clusters: clusters[i],
-		}
-		s.shards[sh.Id] = sh
-		s.mark(idKey(rowShard, sh.Id), sh)
+			PgId: pgs[i].Id, Offset: at, Clusters: clusters[i],
+		})
 	}
 	s.refreshUsed()
 	return w, nil
 }
 
-// ring orders the memory nodes that are up so that neighbours, which share a chain, are
-// in different failure domains where possible: one of each domain in turn.
+// ring orders the memory nodes that take new regions so that neighbours, which
+// share a chain, are in different failure domains where possible: one of each domain
+// in turn.
 func (s *State) ring() []*dirpb.Node {
 	var domains [][]*dirpb.Node
 	at := make(map[string]int)
 	for _, n := range byID(s.nodes) {
-		if n.State != dirpb.NodeState_NODE_UP {
+		if !placeable(n) {
 			continue
 		}
 		i, ok := at[n.Domain]
@@ -166,35 +169,33 @@ func (s *State) ring() []*dirpb.Node {
 	}
 }
 
-func shardCount(asked int64, pgs int) (int, error) {
-	if asked == 0 {
-		return 1 << bits.Len(uint(pgs*shardsPerPG-1)), nil
-	}
-	if asked > MaxShards || asked < int64(pgs) || asked&(asked-1) != 0 {
-		return 0, fmt.Errorf("%w: %d shards over %d placement groups, want a power of two in %d..%d",
-			ErrInvalid, asked, pgs, 1<<bits.Len(uint(pgs-1)), MaxShards)
-	}
-	return int(asked), nil
-}
-
-// regionLayout divides a region: a header page, then as many clusters for each of
-// its shards as percent of the region hold, then whole pages of heap.
+// regionLayout divides a region: a header page, then clusters, percent of it in
+// all but at least one for each of its first shards, then whole pages of heap.
 //
-//	0      4096                                index            region
-//	+--------+---------+---------+-----+-------+----------------+
-//	| header | shard 0 | shard 1 |  …  | slack | heap           |
-//	+--------+---------+---------+-----+-------+----------------+
+//	0      4096                                         index            region
+//	+--------+---------+---------+-----+------------------+----------------+
+//	| header | shard 0 | shard 1 |  …  | room for others  | heap           |
+//	+--------+---------+---------+-----+------------------+----------------+
 //
-// A shard is clusters × layout.ClusterSize bytes; slack is less than a page.
-func regionLayout(region, percent, shards uint64) (index uint64, clusters uint32, err error) {
+// A shard is clusters × layout.ClusterSize bytes: as many as asked, or so many for
+// 0 that the first shards fill an eighth of the index.
+func regionLayout(region, percent, shards uint64, asked uint32) (index uint64, clusters uint32, err error) {
 	const page = layout.RegionPageSize
-	per := uint64(1)
-	if area := region / 100 * percent; area > page {
-		per = max(per, (area-page)/(shards*layout.ClusterSize))
+	least := (page + shards*layout.ClusterSize + page - 1) / page * page
+	index = max(least, region/100*percent/page*page)
+	if need := index + minHeapUnits*layout.UnitSize; region < need {
+		return 0, 0, fmt.Errorf("%w: a region of %d bytes is too small for %d shards, want at least %d", ErrInvalid, region, shards, need)
 	}
-	index = (page + shards*per*layout.ClusterSize + page - 1) / page * page
-	if least := index + minHeapUnits*layout.UnitSize; region < least {
-		return 0, 0, fmt.Errorf("%w: a region of %d bytes is too small for %d shards, want at least %d", ErrInvalid, region, shards, least)
+	if shards == 0 {
+		return index, 0, nil
 	}
-	return index, uint32(per), nil
+	room := (index - page) / layout.ClusterSize / shards // at most 2^38 / 4352, so it fits
+	if uint64(asked) > room {
+		return 0, 0, fmt.Errorf("%w: %d clusters a shard, but an index of %d bytes has room for %d in each of %d shards",
+			ErrInvalid, asked, index, room, shards)
+	}
+	if asked == 0 {
+		asked = uint32(max(1, room/8))
+	}
+	return index, asked, nil
 }

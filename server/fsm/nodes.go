@@ -2,7 +2,6 @@ package fsm
 
 import (
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -54,7 +53,7 @@ func (s *State) registerNode(c *dirpb.RegisterNodeRequest) (uint32, error) {
 		s.putNode(n)
 		return n.Id, nil
 	}
-	n.Id, n.UsedBytes = old.Id, old.UsedBytes
+	n.Id, n.UsedBytes, n.Draining = old.Id, old.UsedBytes, old.Draining
 	if old.Incarnation == c.Incarnation && old.State == dirpb.NodeState_NODE_DOWN {
 		return 0, fmt.Errorf("%w: incarnation %d of memory node %q was declared lost; drop its regions and register a new incarnation",
 			ErrRefused, c.Incarnation, c.Name)
@@ -77,11 +76,15 @@ func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
 		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
 	}
+	s.takeDown(n)
+	return nil
+}
+
+func (s *State) takeDown(n *dirpb.Node) {
 	down := proto.CloneOf(n)
 	down.State = dirpb.NodeState_NODE_DOWN
 	s.putNode(down)
 	s.loseMemory(down, 0)
-	return nil
 }
 
 // loseMemory takes away everything that n's current incarnation lent. next is
@@ -89,8 +92,9 @@ func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 // land in lost memory, so the fences it owed are confirmed.
 func (s *State) loseMemory(n *dirpb.Node, next uint64) {
 	for _, pg := range byID(s.pgs) {
-		if slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return m.NodeId == n.Id }) {
-			s.loseMember(pg, n.Id, next)
+		if regionOn(pg, n.Id) != nil {
+			s.loseMember(pg.Id, n.Id, next)
+			s.settle(pg.Id)
 		}
 	}
 	s.refreshUsed()
@@ -99,93 +103,58 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64) {
 	}
 }
 
-// loseMember moves pg to its next epoch without the memory of one member.
-//
-// A copy that others hold survives in the chain's first survivor, which is never
-// behind a later one (I2): the chain shrinks to it and is frozen until every session has
-// acknowledged. A placement group that was never active, or has no survivor, starts over
-// empty.
-func (s *State) loseMember(pg *dirpb.PlacementGroup, node uint32, next uint64) {
-	pg = proto.CloneOf(pg)
-	pg.Epoch++
-	had := pg.State == dirpb.PGState_PG_ACTIVE || pg.State == dirpb.PGState_PG_FROZEN
-	if had && len(pg.Members) > 1 {
-		rest := slices.DeleteFunc(pg.Members, func(m *dirpb.Member) bool { return m.NodeId == node })
-		pg.Members = rest[:1:1]
-		pg.State = dirpb.PGState_PG_FROZEN
-		s.putPG(pg)
-		h := proto.CloneOf(s.heaps[pg.Id])
-		h.FrozenVersion = s.meta.MapVersion + 1 // the version that this command makes
-		s.putHeap(h)
-		return
+// drainNode says that a memory node is to lose its regions and takes no new one, or that it
+// is to stay after all. A region that is only planned there is not made. What is
+// empty and on draining nodes alone goes away.
+func (s *State) drainNode(c *fsmpb.DrainNode) error {
+	n := s.nodes[c.GetNodeId()]
+	if n == nil {
+		return fmt.Errorf("memory node %d: %w", c.GetNodeId(), ErrNotFound)
 	}
-	for _, m := range pg.Members {
-		m.Keys = nil
-		if m.NodeId == node && next != 0 {
-			m.Incarnation = next
+	if n.Draining == !c.Cancel {
+		return nil
+	}
+	n = proto.CloneOf(n)
+	n.Draining = !c.Cancel
+	s.putNode(n)
+	for _, pg := range byID(s.pgs) {
+		if n.Draining && pg.Planned.GetNodeId() == n.Id {
+			s.editPG(pg.Id).Planned = nil
 		}
+		s.settle(pg.Id)
 	}
-	switch {
-	case next != 0:
-		pg.State = dirpb.PGState_PG_CREATING
-	case had:
-		pg.State = dirpb.PGState_PG_LOST
-	}
-	s.putPG(pg)
-	h := s.heaps[pg.Id]
-	s.putHeap(&fsmpb.Heap{PgId: h.PgId, Start: h.Start, Watermark: h.Start, End: h.End, FirstSession: s.meta.SessionId + 1})
-}
-
-func (s *State) activatePG(c *fsmpb.ActivatePG) error {
-	pg := s.pgs[c.GetPgId()]
-	if pg == nil || pg.State != dirpb.PGState_PG_FROZEN || pg.Epoch != c.Epoch {
-		return fmt.Errorf("placement group %d frozen in epoch %d: %w", c.GetPgId(), c.GetEpoch(), ErrNotFound)
-	}
-	pg = proto.CloneOf(pg)
-	pg.Epoch++
-	pg.State = dirpb.PGState_PG_ACTIVE
-	s.putPG(pg)
-	h := proto.CloneOf(s.heaps[pg.Id])
-	h.FrozenVersion = 0
-	s.putHeap(h)
+	s.refreshUsed()
 	return nil
 }
 
-func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
-	if len(c.GetKeys()) == 0 || len(c.Keys) > MaxEndpoints {
-		return fmt.Errorf("%w: region keys of %d providers, want 1..%d", ErrInvalid, len(c.GetKeys()), MaxEndpoints)
+// removeNode forgets a memory node without regions; with force any, as if it went
+// down first. A placement group that had its only copy there is lost for good.
+func (s *State) removeNode(c *fsmpb.RemoveNode) error {
+	n := s.nodes[c.GetNodeId()]
+	if n == nil {
+		return fmt.Errorf("memory node %d: %w", c.GetNodeId(), ErrNotFound)
 	}
-	for _, k := range c.Keys {
-		if k.Provider == "" || len(k.Provider) > MaxNameLen {
-			return fmt.Errorf("%w: region keys of provider %.64q", ErrInvalid, k.Provider)
+	regions := 0
+	for _, pg := range s.pgs {
+		if regionOn(pg, n.Id) != nil {
+			regions++
 		}
 	}
-	n := s.nodes[c.NodeId]
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
-		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.NodeId, c.Incarnation, ErrNotFound)
+	if regions > 0 && !c.Force {
+		return fmt.Errorf("%w: memory node %q has regions of %d placement groups; drain it first, or force it and lose them", ErrRefused, n.Name, regions)
 	}
-	pg := s.pgs[c.PgId]
-	i := -1
-	if pg != nil {
-		i = slices.IndexFunc(pg.Members, func(m *dirpb.Member) bool {
-			return m.NodeId == c.NodeId && m.Incarnation == c.Incarnation
-		})
+	if n.State == dirpb.NodeState_NODE_UP {
+		s.takeDown(n)
 	}
-	if i < 0 {
-		return fmt.Errorf("placement group %d on memory node %q: %w", c.PgId, n.Name, ErrNotFound)
+	delete(s.nodes, n.Id)
+	s.mark(idKey(rowNode, n.Id), nil)
+	for _, pg := range byID(s.pgs) {
+		if regionOn(pg, n.Id) != nil {
+			s.forgetMember(pg.Id, n.Id)
+		}
+		s.settle(pg.Id)
 	}
-	if slices.EqualFunc(pg.Members[i].Keys, c.Keys, func(a, b *dirpb.RegionKeys) bool { return proto.Equal(a, b) }) {
-		return nil // told twice
-	}
-	if pg.State != dirpb.PGState_PG_CREATING {
-		return fmt.Errorf("%w: placement group %d is in use; its region on memory node %q cannot change", ErrRefused, pg.Id, n.Name)
-	}
-	pg = proto.CloneOf(pg)
-	pg.Members[i].Keys = c.Keys
-	if !slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return len(m.Keys) == 0 }) {
-		pg.State = dirpb.PGState_PG_ACTIVE
-	}
-	s.putPG(pg)
+	s.refreshUsed()
 	return nil
 }
 
@@ -193,7 +162,7 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 func (s *State) refreshUsed() {
 	used := make(map[uint32]uint64)
 	for _, pg := range s.pgs {
-		for _, m := range pg.Members {
+		for _, m := range regions(pg) {
 			used[m.NodeId] += pg.RegionBytes
 		}
 	}

@@ -50,8 +50,36 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 	if err := s.takeBack(x, c.Runs, c.Epoch); err != nil {
 		return err
 	}
-	s.dropSession(x)
+	s.dropSession(x, c.Leaked)
 	return nil
+}
+
+// dropSession ends a session that is closed or fenced: it owns no job and holds no
+// memory any more. When it leaked, memory that nobody accounts for may be left in
+// the placement groups of its namespace.
+func (s *State) dropSession(x *fsmpb.Session, leaked bool) {
+	delete(s.sessions, x.Id)
+	delete(s.discriminators, x.Discriminator)
+	s.mark(idKey(rowSession, x.Id), nil)
+	for _, j := range byID(s.jobs) {
+		if j.Job.Owner == x.Id {
+			s.setOwner(j.Job.Id, 0)
+		}
+	}
+	leaked = leaked && !x.ReadOnly
+	holds := func(h *fsmpb.Holder) bool { return h.SessionId == x.Id }
+	for _, pg := range s.PGs(x.NamespaceId) {
+		h := s.heaps[pg.Id]
+		held := slices.ContainsFunc(h.Holders, holds)
+		if !held && (h.Dirty || !leaked) {
+			continue
+		}
+		h = s.editHeap(pg.Id)
+		h.Dirty = h.Dirty || leaked
+		if held {
+			h.Holders = slices.DeleteFunc(slices.Clone(h.Holders), holds)
+		}
+	}
 }
 
 // expireSessions begins to fence sessions whose lease ran out. Ids that are not
@@ -69,7 +97,7 @@ func (s *State) expireSessions(c *fsmpb.ExpireSessions) {
 			continue
 		}
 		if len(pending) == 0 {
-			s.dropSession(x)
+			s.dropSession(x, true)
 			continue
 		}
 		x = proto.CloneOf(x)
@@ -102,7 +130,7 @@ func (s *State) confirm(x *fsmpb.Session, node uint32, incarnation uint64) {
 		return
 	}
 	if len(x.Pending) == 1 {
-		s.dropSession(x)
+		s.dropSession(x, true)
 		return
 	}
 	x = proto.CloneOf(x)

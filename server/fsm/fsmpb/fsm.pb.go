@@ -50,6 +50,15 @@ type Command struct {
 	//	*Command_ReserveEpoch
 	//	*Command_GrantExtent
 	//	*Command_ActivatePg
+	//	*Command_PlanJoin
+	//	*Command_StartLeave
+	//	*Command_StartJob
+	//	*Command_ClaimJob
+	//	*Command_EndJob
+	//	*Command_FinishRecall
+	//	*Command_DrainNode
+	//	*Command_RemoveNode
+	//	*Command_CreatePg
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -225,6 +234,87 @@ func (x *Command) GetActivatePg() *ActivatePG {
 	return nil
 }
 
+func (x *Command) GetPlanJoin() *PlanJoin {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PlanJoin); ok {
+			return x.PlanJoin
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetStartLeave() *StartLeave {
+	if x != nil {
+		if x, ok := x.Op.(*Command_StartLeave); ok {
+			return x.StartLeave
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetStartJob() *StartJob {
+	if x != nil {
+		if x, ok := x.Op.(*Command_StartJob); ok {
+			return x.StartJob
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetClaimJob() *ClaimJob {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ClaimJob); ok {
+			return x.ClaimJob
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetEndJob() *EndJob {
+	if x != nil {
+		if x, ok := x.Op.(*Command_EndJob); ok {
+			return x.EndJob
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetFinishRecall() *FinishRecall {
+	if x != nil {
+		if x, ok := x.Op.(*Command_FinishRecall); ok {
+			return x.FinishRecall
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDrainNode() *DrainNode {
+	if x != nil {
+		if x, ok := x.Op.(*Command_DrainNode); ok {
+			return x.DrainNode
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveNode() *RemoveNode {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemoveNode); ok {
+			return x.RemoveNode
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreatePg() *CreatePG {
+	if x != nil {
+		if x, ok := x.Op.(*Command_CreatePg); ok {
+			return x.CreatePg
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -285,6 +375,42 @@ type Command_ActivatePg struct {
 	ActivatePg *ActivatePG `protobuf:"bytes,15,opt,name=activate_pg,json=activatePg,proto3,oneof"`
 }
 
+type Command_PlanJoin struct {
+	PlanJoin *PlanJoin `protobuf:"bytes,16,opt,name=plan_join,json=planJoin,proto3,oneof"`
+}
+
+type Command_StartLeave struct {
+	StartLeave *StartLeave `protobuf:"bytes,17,opt,name=start_leave,json=startLeave,proto3,oneof"`
+}
+
+type Command_StartJob struct {
+	StartJob *StartJob `protobuf:"bytes,18,opt,name=start_job,json=startJob,proto3,oneof"`
+}
+
+type Command_ClaimJob struct {
+	ClaimJob *ClaimJob `protobuf:"bytes,19,opt,name=claim_job,json=claimJob,proto3,oneof"`
+}
+
+type Command_EndJob struct {
+	EndJob *EndJob `protobuf:"bytes,20,opt,name=end_job,json=endJob,proto3,oneof"`
+}
+
+type Command_FinishRecall struct {
+	FinishRecall *FinishRecall `protobuf:"bytes,21,opt,name=finish_recall,json=finishRecall,proto3,oneof"`
+}
+
+type Command_DrainNode struct {
+	DrainNode *DrainNode `protobuf:"bytes,22,opt,name=drain_node,json=drainNode,proto3,oneof"`
+}
+
+type Command_RemoveNode struct {
+	RemoveNode *RemoveNode `protobuf:"bytes,23,opt,name=remove_node,json=removeNode,proto3,oneof"`
+}
+
+type Command_CreatePg struct {
+	CreatePg *CreatePG `protobuf:"bytes,24,opt,name=create_pg,json=createPg,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -312,6 +438,24 @@ func (*Command_ReserveEpoch) isCommand_Op() {}
 func (*Command_GrantExtent) isCommand_Op() {}
 
 func (*Command_ActivatePg) isCommand_Op() {}
+
+func (*Command_PlanJoin) isCommand_Op() {}
+
+func (*Command_StartLeave) isCommand_Op() {}
+
+func (*Command_StartJob) isCommand_Op() {}
+
+func (*Command_ClaimJob) isCommand_Op() {}
+
+func (*Command_EndJob) isCommand_Op() {}
+
+func (*Command_FinishRecall) isCommand_Op() {}
+
+func (*Command_DrainNode) isCommand_Op() {}
+
+func (*Command_RemoveNode) isCommand_Op() {}
+
+func (*Command_CreatePg) isCommand_Op() {}
 
 // Init names the cluster; only the first one counts.
 type Init struct {
@@ -690,7 +834,8 @@ type CloseSession struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Runs          []*dirpb.ReturnedRun   `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // E when the leader received them
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`   // E when the leader received them
+	Leaked        bool                   `protobuf:"varint,4,opt,name=leaked,proto3" json:"leaked,omitempty"` // it lost track of some
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -744,6 +889,13 @@ func (x *CloseSession) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *CloseSession) GetLeaked() bool {
+	if x != nil {
+		return x.Leaked
+	}
+	return false
 }
 
 type ExpireSessions struct {
@@ -1023,6 +1175,592 @@ func (x *ActivatePG) GetEpoch() uint32 {
 	return 0
 }
 
+// PlanJoin names a memory node that shall join a placement group; its region is made
+// first.
+type PlanJoin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the placement group
+	NodeId        uint32                 `protobuf:"varint,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanJoin) Reset() {
+	*x = PlanJoin{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanJoin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanJoin) ProtoMessage() {}
+
+func (x *PlanJoin) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanJoin.ProtoReflect.Descriptor instead.
+func (*PlanJoin) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PlanJoin) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *PlanJoin) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PlanJoin) GetNodeId() uint32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+// StartLeave takes a member out of a chain that has more than it needs.
+type StartLeave struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	NodeId        uint32                 `protobuf:"varint,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartLeave) Reset() {
+	*x = StartLeave{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartLeave) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartLeave) ProtoMessage() {}
+
+func (x *StartLeave) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartLeave.ProtoReflect.Descriptor instead.
+func (*StartLeave) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *StartLeave) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *StartLeave) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *StartLeave) GetNodeId() uint32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+// StartJob begins a MOVE, RECALL or SCRUB.
+type StartJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          dirpb.JobKind          `protobuf:"varint,1,opt,name=kind,proto3,enum=kvd.directory.v1.JobKind" json:"kind,omitempty"`
+	PgId          uint32                 `protobuf:"varint,2,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`                     // RECALL, SCRUB
+	ShardId       uint32                 `protobuf:"varint,3,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`            // MOVE
+	TargetPgId    uint32                 `protobuf:"varint,4,opt,name=target_pg_id,json=targetPgId,proto3" json:"target_pg_id,omitempty"` // MOVE; 0: the shard's own
+	Split         bool                   `protobuf:"varint,5,opt,name=split,proto3" json:"split,omitempty"`                               // MOVE
+	Extent        uint32                 `protobuf:"varint,6,opt,name=extent,proto3" json:"extent,omitempty"`                             // RECALL
+	Repair        bool                   `protobuf:"varint,7,opt,name=repair,proto3" json:"repair,omitempty"`                             // SCRUB
+	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartJob) Reset() {
+	*x = StartJob{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartJob) ProtoMessage() {}
+
+func (x *StartJob) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartJob.ProtoReflect.Descriptor instead.
+func (*StartJob) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *StartJob) GetKind() dirpb.JobKind {
+	if x != nil {
+		return x.Kind
+	}
+	return dirpb.JobKind(0)
+}
+
+func (x *StartJob) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *StartJob) GetShardId() uint32 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+func (x *StartJob) GetTargetPgId() uint32 {
+	if x != nil {
+		return x.TargetPgId
+	}
+	return 0
+}
+
+func (x *StartJob) GetSplit() bool {
+	if x != nil {
+		return x.Split
+	}
+	return false
+}
+
+func (x *StartJob) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *StartJob) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+func (x *StartJob) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ClaimJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	JobId         uint32                 `protobuf:"varint,2,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimJob) Reset() {
+	*x = ClaimJob{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimJob) ProtoMessage() {}
+
+func (x *ClaimJob) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimJob.ProtoReflect.Descriptor instead.
+func (*ClaimJob) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ClaimJob) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+func (x *ClaimJob) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+type EndJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	JobId         uint32                 `protobuf:"varint,2,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	GiveBack      bool                   `protobuf:"varint,3,opt,name=give_back,json=giveBack,proto3" json:"give_back,omitempty"` // not finished: somebody else may claim it
+	Report        *dirpb.JobReport       `protobuf:"bytes,4,opt,name=report,proto3" json:"report,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // E
+	UnixMillis    int64                  `protobuf:"varint,6,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndJob) Reset() {
+	*x = EndJob{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndJob) ProtoMessage() {}
+
+func (x *EndJob) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndJob.ProtoReflect.Descriptor instead.
+func (*EndJob) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *EndJob) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+func (x *EndJob) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *EndJob) GetGiveBack() bool {
+	if x != nil {
+		return x.GiveBack
+	}
+	return false
+}
+
+func (x *EndJob) GetReport() *dirpb.JobReport {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
+func (x *EndJob) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EndJob) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
+// FinishRecall frees an extent whose scan is done once a reclaim epoch passed.
+type FinishRecall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Extent        uint32                 `protobuf:"varint,2,opt,name=extent,proto3" json:"extent,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`                       // E
+	MinEpoch      uint64                 `protobuf:"varint,4,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"` // no session's report is less
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishRecall) Reset() {
+	*x = FinishRecall{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishRecall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishRecall) ProtoMessage() {}
+
+func (x *FinishRecall) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishRecall.ProtoReflect.Descriptor instead.
+func (*FinishRecall) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *FinishRecall) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *FinishRecall) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *FinishRecall) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *FinishRecall) GetMinEpoch() uint64 {
+	if x != nil {
+		return x.MinEpoch
+	}
+	return 0
+}
+
+type DrainNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNode) Reset() {
+	*x = DrainNode{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNode) ProtoMessage() {}
+
+func (x *DrainNode) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
+func (*DrainNode) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *DrainNode) GetNodeId() uint32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+func (x *DrainNode) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+type RemoveNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNode) Reset() {
+	*x = RemoveNode{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNode) ProtoMessage() {}
+
+func (x *RemoveNode) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
+func (*RemoveNode) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RemoveNode) GetNodeId() uint32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+func (x *RemoveNode) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+// CreatePG adds a placement group to a namespace, for shards to migrate to.
+type CreatePG struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	NodeIds       []uint32               `protobuf:"varint,2,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, arbiter first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreatePG) Reset() {
+	*x = CreatePG{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatePG) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatePG) ProtoMessage() {}
+
+func (x *CreatePG) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
+func (*CreatePG) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CreatePG) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *CreatePG) GetNodeIds() []uint32 {
+	if x != nil {
+		return x.NodeIds
+	}
+	return nil
+}
+
 type Meta struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId  string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1036,13 +1774,14 @@ type Meta struct {
 	SessionId   uint32 `protobuf:"varint,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// No leader has told anyone a reclaim epoch above it.
 	EpochCeiling  uint64 `protobuf:"varint,9,opt,name=epoch_ceiling,json=epochCeiling,proto3" json:"epoch_ceiling,omitempty"`
+	JobId         uint32 `protobuf:"varint,10,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"` // last given out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1793,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1806,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -1133,6 +1872,13 @@ func (x *Meta) GetEpochCeiling() uint64 {
 	return 0
 }
 
+func (x *Meta) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
 type Directory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1144,7 +1890,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1902,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1915,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Directory) GetId() string {
@@ -1207,13 +1953,24 @@ type Heap struct {
 	FirstSession uint32 `protobuf:"varint,6,opt,name=first_session,json=firstSession,proto3" json:"first_session,omitempty"`
 	// Map version of the freeze, while the placement group is frozen.
 	FrozenVersion uint64 `protobuf:"varint,7,opt,name=frozen_version,json=frozenVersion,proto3" json:"frozen_version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The index: [layout.RegionPageSize, index_next) was given to shards at some
+	// time, of which index_free came back as zeroes.
+	IndexNext uint64   `protobuf:"varint,8,opt,name=index_next,json=indexNext,proto3" json:"index_next,omitempty"` // bytes
+	IndexFree []*Array `protobuf:"bytes,9,rep,name=index_free,json=indexFree,proto3" json:"index_free,omitempty"`
+	// Who was granted memory of an extent and is not fenced or closed.
+	Holders []*Holder `protobuf:"bytes,10,rep,name=holders,proto3" json:"holders,omitempty"`
+	Recalls []*Recall `protobuf:"bytes,11,rep,name=recalls,proto3" json:"recalls,omitempty"` // by extent
+	// Memory of sessions that ended uncleanly may have leaked since the last scrub.
+	Dirty               bool             `protobuf:"varint,12,opt,name=dirty,proto3" json:"dirty,omitempty"`
+	LastScrub           *dirpb.JobReport `protobuf:"bytes,13,opt,name=last_scrub,json=lastScrub,proto3" json:"last_scrub,omitempty"`
+	LastScrubUnixMillis int64            `protobuf:"varint,14,opt,name=last_scrub_unix_millis,json=lastScrubUnixMillis,proto3" json:"last_scrub_unix_millis,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1982,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1995,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -1290,6 +2047,282 @@ func (x *Heap) GetFrozenVersion() uint64 {
 	return 0
 }
 
+func (x *Heap) GetIndexNext() uint64 {
+	if x != nil {
+		return x.IndexNext
+	}
+	return 0
+}
+
+func (x *Heap) GetIndexFree() []*Array {
+	if x != nil {
+		return x.IndexFree
+	}
+	return nil
+}
+
+func (x *Heap) GetHolders() []*Holder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *Heap) GetRecalls() []*Recall {
+	if x != nil {
+		return x.Recalls
+	}
+	return nil
+}
+
+func (x *Heap) GetDirty() bool {
+	if x != nil {
+		return x.Dirty
+	}
+	return false
+}
+
+func (x *Heap) GetLastScrub() *dirpb.JobReport {
+	if x != nil {
+		return x.LastScrub
+	}
+	return nil
+}
+
+func (x *Heap) GetLastScrubUnixMillis() int64 {
+	if x != nil {
+		return x.LastScrubUnixMillis
+	}
+	return 0
+}
+
+// Array is a part of the index.
+type Array struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Clusters      uint32                 `protobuf:"varint,2,opt,name=clusters,proto3" json:"clusters,omitempty"`
+	Returned      uint64                 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"` // E + 1; may be given again after ReuseEpochs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Array) Reset() {
+	*x = Array{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Array) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Array) ProtoMessage() {}
+
+func (x *Array) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Array.ProtoReflect.Descriptor instead.
+func (*Array) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Array) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Array) GetClusters() uint32 {
+	if x != nil {
+		return x.Clusters
+	}
+	return 0
+}
+
+func (x *Array) GetReturned() uint64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
+}
+
+type Holder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extent        uint32                 `protobuf:"varint,1,opt,name=extent,proto3" json:"extent,omitempty"`
+	SessionId     uint32                 `protobuf:"varint,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holder) Reset() {
+	*x = Holder{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holder) ProtoMessage() {}
+
+func (x *Holder) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holder.ProtoReflect.Descriptor instead.
+func (*Holder) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Holder) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *Holder) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+// Recall is an extent on its way to being free as a whole.
+type Recall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extent        uint32                 `protobuf:"varint,1,opt,name=extent,proto3" json:"extent,omitempty"`
+	Scanned       bool                   `protobuf:"varint,2,opt,name=scanned,proto3" json:"scanned,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // E when the scan was done
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Recall) Reset() {
+	*x = Recall{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Recall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Recall) ProtoMessage() {}
+
+func (x *Recall) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Recall.ProtoReflect.Descriptor instead.
+func (*Recall) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Recall) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *Recall) GetScanned() bool {
+	if x != nil {
+		return x.Scanned
+	}
+	return false
+}
+
+func (x *Recall) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+// Job is the row of a background job.
+type Job struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           *dirpb.Job             `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Repair        bool                   `protobuf:"varint,2,opt,name=repair,proto3" json:"repair,omitempty"` // SCRUB: tell which extents leak
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Job) Reset() {
+	*x = Job{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Job) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Job) ProtoMessage() {}
+
+func (x *Job) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Job.ProtoReflect.Descriptor instead.
+func (*Job) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Job) GetJob() *dirpb.Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *Job) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
 type Run struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Unit  uint32                 `protobuf:"varint,1,opt,name=unit,proto3" json:"unit,omitempty"`
@@ -1304,7 +2337,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +2349,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +2362,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -1378,7 +2411,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +2423,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +2436,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Session) GetId() uint32 {
@@ -1486,7 +2519,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +2531,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +2544,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -1538,7 +2571,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +2583,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +2596,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Row) GetKey() []byte {
@@ -1590,7 +2623,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +2635,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +2648,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -1637,7 +2670,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xa2\a\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\x94\v\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -1655,7 +2688,19 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\rreserve_epoch\x18\r \x01(\v2\x18.kvd.fsm.v1.ReserveEpochH\x00R\freserveEpoch\x12<\n" +
 	"\fgrant_extent\x18\x0e \x01(\v2\x17.kvd.fsm.v1.GrantExtentH\x00R\vgrantExtent\x129\n" +
 	"\vactivate_pg\x18\x0f \x01(\v2\x16.kvd.fsm.v1.ActivatePGH\x00R\n" +
-	"activatePgB\x04\n" +
+	"activatePg\x123\n" +
+	"\tplan_join\x18\x10 \x01(\v2\x14.kvd.fsm.v1.PlanJoinH\x00R\bplanJoin\x129\n" +
+	"\vstart_leave\x18\x11 \x01(\v2\x16.kvd.fsm.v1.StartLeaveH\x00R\n" +
+	"startLeave\x123\n" +
+	"\tstart_job\x18\x12 \x01(\v2\x14.kvd.fsm.v1.StartJobH\x00R\bstartJob\x123\n" +
+	"\tclaim_job\x18\x13 \x01(\v2\x14.kvd.fsm.v1.ClaimJobH\x00R\bclaimJob\x12-\n" +
+	"\aend_job\x18\x14 \x01(\v2\x12.kvd.fsm.v1.EndJobH\x00R\x06endJob\x12?\n" +
+	"\rfinish_recall\x18\x15 \x01(\v2\x18.kvd.fsm.v1.FinishRecallH\x00R\ffinishRecall\x126\n" +
+	"\n" +
+	"drain_node\x18\x16 \x01(\v2\x15.kvd.fsm.v1.DrainNodeH\x00R\tdrainNode\x129\n" +
+	"\vremove_node\x18\x17 \x01(\v2\x16.kvd.fsm.v1.RemoveNodeH\x00R\n" +
+	"removeNode\x123\n" +
+	"\tcreate_pg\x18\x18 \x01(\v2\x14.kvd.fsm.v1.CreatePGH\x00R\bcreatePgB\x04\n" +
 	"\x02op\"F\n" +
 	"\x04Init\x12\x1d\n" +
 	"\n" +
@@ -1680,12 +2725,13 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x12\x1b\n" +
 	"\tread_only\x18\x04 \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12,\n" +
-	"\x12opened_unix_millis\x18\x06 \x01(\x03R\x10openedUnixMillis\"v\n" +
+	"\x12opened_unix_millis\x18\x06 \x01(\x03R\x10openedUnixMillis\"\x8e\x01\n" +
 	"\fCloseSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
 	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"1\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06leaked\x18\x04 \x01(\bR\x06leaked\"1\n" +
 	"\x0eExpireSessions\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\rR\n" +
 	"sessionIds\"j\n" +
@@ -1708,7 +2754,54 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"ActivatePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\x97\x02\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"N\n" +
+	"\bPlanJoin\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"P\n" +
+	"\n" +
+	"StartLeave\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"\xe9\x01\n" +
+	"\bStartJob\x12-\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12\x13\n" +
+	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x19\n" +
+	"\bshard_id\x18\x03 \x01(\rR\ashardId\x12 \n" +
+	"\ftarget_pg_id\x18\x04 \x01(\rR\n" +
+	"targetPgId\x12\x14\n" +
+	"\x05split\x18\x05 \x01(\bR\x05split\x12\x16\n" +
+	"\x06extent\x18\x06 \x01(\rR\x06extent\x12\x16\n" +
+	"\x06repair\x18\a \x01(\bR\x06repair\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\"@\n" +
+	"\bClaimJob\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x15\n" +
+	"\x06job_id\x18\x02 \x01(\rR\x05jobId\"\xc7\x01\n" +
+	"\x06EndJob\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x15\n" +
+	"\x06job_id\x18\x02 \x01(\rR\x05jobId\x12\x1b\n" +
+	"\tgive_back\x18\x03 \x01(\bR\bgiveBack\x123\n" +
+	"\x06report\x18\x04 \x01(\v2\x1b.kvd.directory.v1.JobReportR\x06report\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x1f\n" +
+	"\vunix_millis\x18\x06 \x01(\x03R\n" +
+	"unixMillis\"n\n" +
+	"\fFinishRecall\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x16\n" +
+	"\x06extent\x18\x02 \x01(\rR\x06extent\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1b\n" +
+	"\tmin_epoch\x18\x04 \x01(\x04R\bminEpoch\"<\n" +
+	"\tDrainNode\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\";\n" +
+	"\n" +
+	"RemoveNode\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"H\n" +
+	"\bCreatePG\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x19\n" +
+	"\bnode_ids\x18\x02 \x03(\rR\anodeIds\"\xae\x02\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -1722,11 +2815,13 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\bshard_id\x18\a \x01(\rR\ashardId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\b \x01(\rR\tsessionId\x12#\n" +
-	"\repoch_ceiling\x18\t \x01(\x04R\fepochCeiling\"U\n" +
+	"\repoch_ceiling\x18\t \x01(\x04R\fepochCeiling\x12\x15\n" +
+	"\x06job_id\x18\n" +
+	" \x01(\rR\x05jobId\"U\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
-	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\"\xd2\x01\n" +
+	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\"\x86\x04\n" +
 	"\x04Heap\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\x04R\x05start\x12\x1c\n" +
@@ -1734,7 +2829,33 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x03end\x18\x04 \x01(\x04R\x03end\x12#\n" +
 	"\x04free\x18\x05 \x03(\v2\x0f.kvd.fsm.v1.RunR\x04free\x12#\n" +
 	"\rfirst_session\x18\x06 \x01(\rR\ffirstSession\x12%\n" +
-	"\x0efrozen_version\x18\a \x01(\x04R\rfrozenVersion\"a\n" +
+	"\x0efrozen_version\x18\a \x01(\x04R\rfrozenVersion\x12\x1d\n" +
+	"\n" +
+	"index_next\x18\b \x01(\x04R\tindexNext\x120\n" +
+	"\n" +
+	"index_free\x18\t \x03(\v2\x11.kvd.fsm.v1.ArrayR\tindexFree\x12,\n" +
+	"\aholders\x18\n" +
+	" \x03(\v2\x12.kvd.fsm.v1.HolderR\aholders\x12,\n" +
+	"\arecalls\x18\v \x03(\v2\x12.kvd.fsm.v1.RecallR\arecalls\x12\x14\n" +
+	"\x05dirty\x18\f \x01(\bR\x05dirty\x12:\n" +
+	"\n" +
+	"last_scrub\x18\r \x01(\v2\x1b.kvd.directory.v1.JobReportR\tlastScrub\x123\n" +
+	"\x16last_scrub_unix_millis\x18\x0e \x01(\x03R\x13lastScrubUnixMillis\"W\n" +
+	"\x05Array\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1a\n" +
+	"\bclusters\x18\x02 \x01(\rR\bclusters\x12\x1a\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturned\"?\n" +
+	"\x06Holder\x12\x16\n" +
+	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\rR\tsessionId\"P\n" +
+	"\x06Recall\x12\x16\n" +
+	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x18\n" +
+	"\ascanned\x18\x02 \x01(\bR\ascanned\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"F\n" +
+	"\x03Job\x12'\n" +
+	"\x03job\x18\x01 \x01(\v2\x15.kvd.directory.v1.JobR\x03job\x12\x16\n" +
+	"\x06repair\x18\x02 \x01(\bR\x06repair\"a\n" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
@@ -1774,7 +2895,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*Init)(nil),                         // 1: kvd.fsm.v1.Init
@@ -1790,19 +2911,35 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*ReserveEpoch)(nil),                 // 11: kvd.fsm.v1.ReserveEpoch
 	(*GrantExtent)(nil),                  // 12: kvd.fsm.v1.GrantExtent
 	(*ActivatePG)(nil),                   // 13: kvd.fsm.v1.ActivatePG
-	(*Meta)(nil),                         // 14: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 15: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 16: kvd.fsm.v1.Heap
-	(*Run)(nil),                          // 17: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 18: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 19: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 20: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 21: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 22: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.RegisterNodeRequest)(nil),    // 23: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 24: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 25: kvd.directory.v1.ReturnedRun
-	(dirpb.SessionLife)(0),               // 26: kvd.directory.v1.SessionLife
+	(*PlanJoin)(nil),                     // 14: kvd.fsm.v1.PlanJoin
+	(*StartLeave)(nil),                   // 15: kvd.fsm.v1.StartLeave
+	(*StartJob)(nil),                     // 16: kvd.fsm.v1.StartJob
+	(*ClaimJob)(nil),                     // 17: kvd.fsm.v1.ClaimJob
+	(*EndJob)(nil),                       // 18: kvd.fsm.v1.EndJob
+	(*FinishRecall)(nil),                 // 19: kvd.fsm.v1.FinishRecall
+	(*DrainNode)(nil),                    // 20: kvd.fsm.v1.DrainNode
+	(*RemoveNode)(nil),                   // 21: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 22: kvd.fsm.v1.CreatePG
+	(*Meta)(nil),                         // 23: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 24: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 25: kvd.fsm.v1.Heap
+	(*Array)(nil),                        // 26: kvd.fsm.v1.Array
+	(*Holder)(nil),                       // 27: kvd.fsm.v1.Holder
+	(*Recall)(nil),                       // 28: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 29: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 30: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 31: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 32: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 33: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 34: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 35: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.RegisterNodeRequest)(nil),    // 36: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 37: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 38: kvd.directory.v1.ReturnedRun
+	(dirpb.JobKind)(0),                   // 39: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 40: kvd.directory.v1.JobReport
+	(*dirpb.Job)(nil),                    // 41: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 42: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	1,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -1810,7 +2947,7 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	4,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	5,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	22, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	35, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
 	6,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
 	7,  // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
 	8,  // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
@@ -1819,19 +2956,35 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	11, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
 	12, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
 	13, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
-	15, // 14: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	23, // 15: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	24, // 16: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	25, // 17: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	17, // 18: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	26, // 19: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	19, // 20: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	20, // 21: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	14, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
+	15, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
+	16, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
+	17, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
+	18, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
+	19, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
+	20, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	21, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	22, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	24, // 23: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	36, // 24: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	37, // 25: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	38, // 26: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	39, // 27: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	40, // 28: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	30, // 29: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	26, // 30: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	27, // 31: kvd.fsm.v1.Heap.holders:type_name -> kvd.fsm.v1.Holder
+	28, // 32: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	40, // 33: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	41, // 34: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	42, // 35: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	32, // 36: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	33, // 37: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -1854,6 +3007,15 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_ReserveEpoch)(nil),
 		(*Command_GrantExtent)(nil),
 		(*Command_ActivatePg)(nil),
+		(*Command_PlanJoin)(nil),
+		(*Command_StartLeave)(nil),
+		(*Command_StartJob)(nil),
+		(*Command_ClaimJob)(nil),
+		(*Command_EndJob)(nil),
+		(*Command_FinishRecall)(nil),
+		(*Command_DrainNode)(nil),
+		(*Command_RemoveNode)(nil),
+		(*Command_CreatePg)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1861,7 +3023,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,286 @@
+package fsm
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// RECOVER and JOIN follow from a change of the chain. Of the others a placement group has
+// at most one; it waits, parked, while there is one of those two.
+
+func urgent(k dirpb.JobKind) bool {
+	return k == dirpb.JobKind_JOB_RECOVER || k == dirpb.JobKind_JOB_JOIN
+}
+
+// addJob gives j an id and a row.
+func (s *State) addJob(j *dirpb.Job) {
+	m := s.editMeta()
+	m.JobId++
+	j.Id = m.JobId
+	s.putJob(&fsmpb.Job{Job: j})
+}
+
+func (s *State) setOwner(id, session uint32) {
+	row := proto.CloneOf(s.jobs[id])
+	row.Job.Owner = session
+	s.putJob(row)
+}
+
+// endJobs drops the jobs of some kinds on a placement group.
+func (s *State) endJobs(pg uint32, kinds ...dirpb.JobKind) {
+	for _, j := range s.JobsOf(pg) {
+		if slices.Contains(kinds, j.Kind) {
+			s.dropJob(j.Id)
+		}
+	}
+}
+
+// loseJob ends j because a placement group it works on starts over empty. What the other
+// one needs is a new job.
+func (s *State) loseJob(j *dirpb.Job, lost uint32) {
+	s.dropJob(j.Id)
+	switch j.Kind {
+	case dirpb.JobKind_JOB_MOVE:
+		sh := s.editShard(j.ShardId)
+		mv := sh.Move
+		if mv.PgId == lost {
+			s.freeArray(lost, mv.Offset, sh.Clusters, 0)
+		}
+		switch {
+		case j.PgId != lost:
+			mv.Abandoned = true
+			s.addJob(&dirpb.Job{
+				Kind: dirpb.JobKind_JOB_ABANDON, NamespaceId: j.NamespaceId, PgId: j.PgId, ShardId: sh.Id,
+				Barrier: s.nextVersion(), Reason: "the child's memory was lost",
+			})
+		case mv.PgId != lost:
+			sh.Move = nil
+			s.addJob(&dirpb.Job{
+				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset, Clusters: sh.Clusters,
+				Wipe: true, Barrier: s.nextVersion(), Reason: "the parent's memory was lost",
+			})
+		default:
+			sh.Move = nil
+		}
+	case dirpb.JobKind_JOB_ABANDON:
+		s.editShard(j.ShardId).Move = nil
+	case dirpb.JobKind_JOB_CLEAN:
+		if j.Wipe {
+			s.freeArray(lost, j.Offset, j.Clusters, 0)
+		}
+	}
+}
+
+func (s *State) startJob(c *fsmpb.StartJob) (*dirpb.Job, error) {
+	if len(c.GetReason()) > MaxLabelLen {
+		return nil, fmt.Errorf("%w: reason is longer than %d bytes", ErrInvalid, MaxLabelLen)
+	}
+	switch c.GetKind() {
+	case dirpb.JobKind_JOB_MOVE:
+		return s.startMove(c)
+	case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB:
+	default:
+		return nil, fmt.Errorf("%w: job kind %s, want JOB_MOVE, JOB_RECALL or JOB_SCRUB", ErrInvalid, c.GetKind())
+	}
+	pg := s.pgs[c.PgId]
+	if pg == nil {
+		return nil, fmt.Errorf("placement group %d: %w", c.PgId, ErrNotFound)
+	}
+	if err := s.checkIdle(pg); err != nil {
+		return nil, err
+	}
+	j := &dirpb.Job{Kind: c.Kind, NamespaceId: pg.NamespaceId, PgId: pg.Id, Reason: c.Reason}
+	if c.Kind == dirpb.JobKind_JOB_RECALL {
+		h := s.heaps[pg.Id]
+		if lo, hi := h.Start/extentUnits, h.Watermark; uint64(c.Extent) < lo || uint64(c.Extent)*extentUnits >= hi || h.Watermark == h.Start {
+			return nil, fmt.Errorf("%w: nothing of extent %d of placement group %d was ever granted", ErrInvalid, c.Extent, pg.Id)
+		}
+		if recallOf(h, c.Extent) != nil {
+			return nil, fmt.Errorf("recall of extent %d of placement group %d: %w", c.Extent, pg.Id, ErrExists)
+		}
+		s.beginRecall(pg.Id, c.Extent)
+		j.Extent, j.Barrier = c.Extent, s.nextVersion()
+	}
+	s.addJob(j)
+	if c.Kind == dirpb.JobKind_JOB_SCRUB && c.Repair {
+		s.putJob(&fsmpb.Job{Job: j, Repair: true})
+	}
+	return j, nil
+}
+
+// startMove gives a shard a child to move into: half of its hashes, or all of them into
+// another placement group.
+func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
+	sh := s.shards[c.ShardId]
+	if sh == nil {
+		return nil, fmt.Errorf("shard %d: %w", c.ShardId, ErrNotFound)
+	}
+	to := c.TargetPgId
+	if to == 0 {
+		to = sh.PgId
+	}
+	target := s.pgs[to]
+	switch {
+	case target == nil || target.NamespaceId != sh.NamespaceId:
+		return nil, fmt.Errorf("placement group %d of the shard's namespace: %w", to, ErrNotFound)
+	case !c.Split && to == sh.PgId:
+		return nil, fmt.Errorf("%w: shard %d is in placement group %d already", ErrInvalid, sh.Id, to)
+	case sh.Move != nil:
+		return nil, fmt.Errorf("%w: shard %d is moving already", ErrRefused, sh.Id)
+	case c.Split && sh.Depth >= min(maxShardDepth, layout.MaxDepth):
+		return nil, fmt.Errorf("%w: shard %d has depth %d, the greatest there is", ErrRefused, sh.Id, sh.Depth)
+	}
+	for _, pg := range []*dirpb.PlacementGroup{s.pgs[sh.PgId], target} {
+		if err := s.checkIdle(pg); err != nil {
+			return nil, err
+		}
+	}
+	offset, h := takeArray(target, s.heaps[to], sh.Clusters)
+	if h == nil {
+		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d clusters", ErrFull, to, sh.Clusters)
+	}
+	s.putHeap(h)
+	m := s.editMeta()
+	m.ShardId++
+	s.editShard(sh.Id).Move = &dirpb.Move{ChildId: m.ShardId, PgId: to, Offset: offset, Split: c.Split}
+	j := &dirpb.Job{
+		Kind: c.Kind, NamespaceId: sh.NamespaceId, PgId: sh.PgId, TargetPgId: to, ShardId: sh.Id, Reason: c.Reason,
+	}
+	s.addJob(j)
+	return j, nil
+}
+
+// claimJob gives a job to a janitor. Claiming one's own again changes nothing.
+func (s *State) claimJob(c *fsmpb.ClaimJob) (*dirpb.Job, error) {
+	x := s.sessions[c.GetSessionId()]
+	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
+		return nil, fmt.Errorf("session %d, live: %w", c.GetSessionId(), ErrNotFound)
+	}
+	j := s.Job(c.JobId)
+	if j == nil || j.NamespaceId != x.NamespaceId {
+		return nil, fmt.Errorf("job %d of the session's namespace: %w", c.JobId, ErrNotFound)
+	}
+	if x.ReadOnly {
+		return nil, fmt.Errorf("%w: session %d is read-only", ErrRefused, x.Id)
+	}
+	if j.Owner == x.Id {
+		return j, nil
+	}
+	if j.Owner != 0 { // dropSession takes the jobs of those that are gone
+		return nil, fmt.Errorf("%w: session %d works on job %d", ErrRefused, j.Owner, j.Id)
+	}
+	if !urgent(j.Kind) {
+		for _, pg := range []uint32{j.PgId, j.TargetPgId} {
+			for _, o := range s.JobsOf(pg) {
+				if urgent(o.Kind) {
+					return nil, fmt.Errorf("%w: job %d waits for job %d, %s", ErrRefused, j.Id, o.Id, o.Kind)
+				}
+			}
+		}
+	}
+	s.setOwner(j.Id, x.Id)
+	return s.Job(j.Id), nil
+}
+
+// endJob ends a job that its owner has finished, or gives it back. It returns the
+// extents to recall after a scrub that repairs.
+func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
+	x := s.sessions[c.GetSessionId()]
+	row := s.jobs[c.GetJobId()]
+	j := row.GetJob()
+	if j == nil || x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE || j.Owner != x.Id {
+		return nil, fmt.Errorf("job %d of session %d: %w", c.GetJobId(), c.GetSessionId(), ErrNotFound)
+	}
+	if c.GiveBack {
+		s.setOwner(j.Id, 0)
+		return nil, nil
+	}
+	if j.Kind == dirpb.JobKind_JOB_SCRUB && c.Report == nil {
+		return nil, fmt.Errorf("%w: scrub %d without a report", ErrInvalid, j.Id)
+	}
+	touched := []uint32{j.PgId}
+	if j.TargetPgId != 0 && j.TargetPgId != j.PgId {
+		touched = append(touched, j.TargetPgId)
+	}
+	for _, pg := range touched {
+		h := s.editHeap(pg)
+		h.IndexFree = matured(h.IndexFree, c.Epoch)
+	}
+	s.dropJob(j.Id)
+	var leaks []uint32
+	switch j.Kind {
+	case dirpb.JobKind_JOB_JOIN:
+		pg := s.editPG(j.PgId)
+		pg.Joining = false
+		s.newEpoch(pg)
+	case dirpb.JobKind_JOB_MOVE:
+		s.endMove(j)
+	case dirpb.JobKind_JOB_CLEAN:
+		if j.Wipe {
+			s.freeArray(j.PgId, j.Offset, j.Clusters, c.Epoch+1)
+		}
+	case dirpb.JobKind_JOB_ABANDON:
+		sh := s.editShard(j.ShardId)
+		touched = append(touched, sh.Move.GetPgId())
+		sh.Move = nil
+	case dirpb.JobKind_JOB_RECALL:
+		s.endScan(j.PgId, j.Extent, c.Epoch)
+	case dirpb.JobKind_JOB_SCRUB:
+		h := s.editHeap(j.PgId)
+		h.LastScrub, h.LastScrubUnixMillis, h.Dirty = bounded(c.Report, h.End), c.UnixMillis, false
+		if row.Repair {
+			_, leaks = s.Leaks(j.PgId)
+		}
+	}
+	for _, pg := range touched {
+		s.settle(pg)
+	}
+	s.refreshUsed()
+	return leaks, nil
+}
+
+// endMove puts the child into the map, and out of it what moved there. What the
+// parent still holds of that is then to be cleaned.
+func (s *State) endMove(j *dirpb.Job) {
+	sh := proto.CloneOf(s.shards[j.ShardId])
+	mv := sh.Move
+	sh.Move = nil
+	child := &dirpb.Shard{
+		Id: mv.ChildId, NamespaceId: sh.NamespaceId, Prefix: sh.Prefix, Depth: sh.Depth,
+		PgId: mv.PgId, Offset: mv.Offset, Clusters: sh.Clusters,
+	}
+	if mv.Split {
+		sh.Depth++
+		sh.Prefix <<= 1
+		child.Depth, child.Prefix = sh.Depth, sh.Prefix|1
+		s.putShard(sh)
+	} else {
+		delete(s.shards, sh.Id)
+		s.mark(idKey(rowShard, sh.Id), nil)
+	}
+	s.putShard(child)
+	s.addJob(&dirpb.Job{
+		Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: j.PgId, Offset: sh.Offset, Clusters: sh.Clusters,
+		Wipe: !mv.Split, Barrier: s.nextVersion(), Reason: fmt.Sprintf("shard %d moved to shard %d", sh.Id, child.Id),
+	})
+}
+
+// bounded is r with no more than a state row may hold, for a heap that ends at a
+// unit.
+func bounded(r *dirpb.JobReport, end uint64) *dirpb.JobReport {
+	r = proto.CloneOf(r)
+	extents := int((end + extentUnits - 1) / extentUnits)
+	r.LinkedUnits = r.LinkedUnits[:min(len(r.LinkedUnits), extents)]
+	r.Findings = r.Findings[:min(len(r.Findings), maxFindings)]
+	for i, f := range r.Findings {
+		r.Findings[i] = strings.ToValidUTF8(f[:min(len(f), maxFindingLen)], "")
+	}
+	return r
+}

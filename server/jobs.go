@@ -1,0 +1,370 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
+)
+
+// claimTries is how many jobs others may snatch from one call of ClaimJob.
+const claimTries = 8
+
+func startJob(q *fsmpb.StartJob) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}
+}
+
+// refused tells whether err is the state machine's, or this node's, and nothing was done.
+func refused(err error) bool {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.ResourceExhausted:
+		return true
+	case codes.FailedPrecondition:
+		return len(status.Convert(err).Details()) == 0 // else NotLeader
+	}
+	return false
+}
+
+// ---- clients ---------------------------------------------------------------
+
+// RequestSplit lets a shard that is full grow. It is answered growing also while something
+// else keeps the shard's placement group busy: the client asks again if it still finds the
+// shard full.
+func (n *Node) RequestSplit(ctx context.Context, q *dirpb.RequestSplitRequest) (*dirpb.RequestSplitReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	var job *fsmpb.StartJob
+	reply := &dirpb.RequestSplitReply{}
+	ask := func() {
+		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+			y, sh := s.Session(q.SessionId), s.Shard(q.ShardId)
+			switch {
+			case y == nil || y.Life != dirpb.SessionLife_SESSION_LIVE:
+				err = sessionGone(q.SessionId)
+			case sh == nil || sh.NamespaceId != y.NamespaceId:
+				err = status.Errorf(codes.NotFound, "shard %d of session %d's namespace does not exist", q.ShardId, q.SessionId)
+			case y.ReadOnly:
+				err = status.Errorf(codes.FailedPrecondition, "session %d is read-only", q.SessionId)
+			default:
+				job, reply.Growing, reply.Why = x.Grow(s, sh, now)
+			}
+		})
+	}
+	if ask(); err != nil || job == nil {
+		return reply, err
+	}
+	_, err = n.do(ctx, l, startJob(job))
+	if err == nil || !refused(err) {
+		return reply, err
+	}
+	// Perhaps somebody was faster; then it grows, or will.
+	why := status.Convert(err).Message()
+	err = nil
+	if ask(); err == nil && job != nil {
+		reply.Growing, reply.Why = false, why
+	}
+	return reply, err
+}
+
+// ---- janitors --------------------------------------------------------------
+
+// FindWork names the namespaces that have a job which a janitor could claim now.
+func (n *Node) FindWork(ctx context.Context, _ *dirpb.FindWorkRequest) (*dirpb.FindWorkReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	reply := &dirpb.FindWorkReply{}
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { reply.Namespaces = x.Work(s, now) })
+	return reply, nil
+}
+
+// ClaimJob gives a session a job of its namespace, if there is one. A session works on
+// one at a time: asked again, the directory names the one that it has.
+func (n *Node) ClaimJob(ctx context.Context, q *dirpb.ClaimJobRequest) (*dirpb.ClaimJobReply, error) {
+	l, err := n.confirmed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Others may claim at the same time.
+	for range claimTries {
+		var job *dirpb.Job
+		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+			if y := s.Session(q.SessionId); y == nil || y.Life != dirpb.SessionLife_SESSION_LIVE {
+				err = sessionGone(q.SessionId)
+			} else if y.ReadOnly {
+				err = status.Errorf(codes.FailedPrecondition, "session %d is read-only", q.SessionId)
+			}
+			job = x.Claimable(s, q.SessionId, now)
+		})
+		if err != nil || job == nil || job.Owner == q.SessionId {
+			return &dirpb.ClaimJobReply{Job: job}, err
+		}
+		_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{
+			SessionId: q.SessionId, JobId: job.Id,
+		}}})
+		if err != nil && !refused(err) {
+			return nil, err
+		}
+		if err == nil {
+			n.log.Info("directory: a janitor began a job", "session", q.SessionId, "job", job.Id, "kind", job.Kind, "pg", job.PgId)
+			job.Owner = q.SessionId
+			return &dirpb.ClaimJobReply{Job: job}, nil
+		}
+	}
+	return &dirpb.ClaimJobReply{}, nil
+}
+
+// ReportJob notes how far a janitor got, ends the job, or, with trouble, gives it
+// back.
+func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb.ReportJobReply, error) {
+	l, err := n.confirmed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if q.Finished && q.Trouble != "" {
+		return nil, status.Errorf(codes.InvalidArgument, "job %d is finished, and in trouble: %.64q", q.JobId, q.Trouble)
+	}
+	var job *dirpb.Job
+	var epoch uint64
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		if s.Life(q.SessionId) != dirpb.SessionLife_SESSION_LIVE {
+			err = sessionGone(q.SessionId)
+			return
+		}
+		if j := s.Job(q.JobId); j != nil && j.Owner == q.SessionId {
+			job = j
+			x.Progress(j.Id, q.Done, q.Total, label(strings.ToValidUTF8(q.Trouble, "?")), now)
+			epoch, _ = x.Epochs()
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	if job == nil {
+		return &dirpb.ReportJobReply{Gone: true}, nil
+	}
+	if !q.Finished && q.Trouble == "" {
+		return &dirpb.ReportJobReply{}, nil
+	}
+	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{
+		SessionId: q.SessionId, JobId: q.JobId, GiveBack: !q.Finished, Report: q.Report,
+		Epoch: epoch, UnixMillis: time.Now().UnixMilli(),
+	}}})
+	if status.Code(err) == codes.NotFound {
+		return &dirpb.ReportJobReply{Gone: true}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if q.Finished {
+		n.log.Info("directory: a job is done", "job", job.Id, "kind", job.Kind, "pg", job.PgId)
+		n.judge(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) { x.Scrubbed(s, job) })
+		l.wake()
+	} else {
+		n.log.Warn("directory: a job was given back and is tried again later", "job", job.Id, "kind", job.Kind, "pg", job.PgId, "trouble", label(q.Trouble))
+	}
+	return &dirpb.ReportJobReply{}, nil
+}
+
+// ---- operators -------------------------------------------------------------
+
+// StartJob begins a job, or, for a placement group or shard of 0, one for each of the
+// namespace. Those of many that cannot begin yet, because their placement groups are busy,
+// wait at this leader, and are forgotten if it stops leading; the reply names those
+// that began. A single one that cannot begin is refused.
+func (n *Node) StartJob(ctx context.Context, q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	jobs, many, err := n.jobsFor(q)
+	if err != nil {
+		return nil, err
+	}
+	var why string
+	var waiting int
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		if many {
+			all := len(jobs)
+			jobs = x.Offer(s, jobs, now)
+			waiting = all - len(jobs)
+		} else {
+			why = x.Busy(s, jobs[0], now)
+		}
+	})
+	if why != "" {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s; nothing was done", why)
+	}
+	reply := &dirpb.StartJobReply{}
+	var errs []error
+	for _, job := range jobs {
+		res, err := n.do(ctx, l, startJob(job))
+		switch {
+		case err == nil:
+			reply.JobIds = append(reply.JobIds, res.Job.Id)
+		case !many || !refused(err):
+			return nil, err
+		default:
+			errs = append(errs, errors.New(status.Convert(err).Message()))
+		}
+	}
+	if len(reply.JobIds) == 0 && waiting == 0 {
+		if len(errs) == 0 {
+			return nil, status.Errorf(codes.NotFound, "namespace %q has nothing to start a job on", q.Namespace)
+		}
+		return nil, status.Error(codes.FailedPrecondition, errors.Join(errs...).Error())
+	}
+	return reply, nil
+}
+
+// jobsFor works out the jobs that a request means, and whether it means all that there
+// are.
+func (n *Node) jobsFor(q *dirpb.StartJobRequest) (jobs []*fsmpb.StartJob, many bool, err error) {
+	invalid := func(format string, args ...any) {
+		err = status.Errorf(codes.InvalidArgument, format, args...)
+	}
+	n.machine.view(func(s *fsm.State) {
+		w := s.NamespaceNamed(q.Namespace)
+		if w == nil {
+			err = status.Errorf(codes.NotFound, "namespace %.64q does not exist", q.Namespace)
+			return
+		}
+		switch q.Kind {
+		case dirpb.JobKind_JOB_MOVE:
+			many = q.ShardId == 0
+			if many && q.TargetPgId != 0 {
+				invalid("a target, placement group %d, for every shard: name one shard, or rebalance", q.TargetPgId)
+				return
+			}
+			for _, sh := range s.Shards(w.Id) {
+				if many && sh.Move == nil || sh.Id == q.ShardId {
+					jobs = append(jobs, &fsmpb.StartJob{
+						Kind: q.Kind, ShardId: sh.Id, TargetPgId: q.TargetPgId, Split: q.TargetPgId == 0, Reason: "an operator asked for it",
+					})
+				}
+			}
+			if !many && len(jobs) == 0 {
+				err = status.Errorf(codes.NotFound, "shard %d of namespace %q does not exist", q.ShardId, w.Name)
+			}
+		case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB:
+			many = q.PgId == 0
+			job := &fsmpb.StartJob{Kind: q.Kind, Extent: q.Extent, Reason: "an operator asked for it"}
+			if q.Kind == dirpb.JobKind_JOB_SCRUB {
+				job.Extent, job.Repair, job.Reason = 0, q.Repair, lead.ReasonLook
+				if q.Repair {
+					job.Reason = lead.ReasonRepair
+				}
+			}
+			for _, pg := range s.PGs(w.Id) {
+				if (!many || pg.State == dirpb.PGState_PG_LOST) && pg.Id != q.PgId {
+					continue
+				}
+				jobs = append(jobs, &fsmpb.StartJob{
+					Kind: job.Kind, PgId: pg.Id, Extent: job.Extent, Repair: job.Repair, Reason: job.Reason,
+				})
+			}
+			if !many && len(jobs) == 0 {
+				err = status.Errorf(codes.NotFound, "placement group %d of namespace %q does not exist", q.PgId, w.Name)
+			}
+		default:
+			invalid("job kind %s, want JOB_MOVE, JOB_RECALL or JOB_SCRUB", q.Kind)
+		}
+	})
+	return jobs, many, err
+}
+
+// nodeNamed finds a memory node's id.
+func (n *Node) nodeNamed(name string) (id uint32, err error) {
+	n.machine.view(func(s *fsm.State) {
+		for _, m := range s.Nodes() {
+			if m.Name == name {
+				id = m.Id
+			}
+		}
+	})
+	if id == 0 {
+		return 0, status.Errorf(codes.NotFound, "memory node %.64q does not exist", name)
+	}
+	return id, nil
+}
+
+// DrainNode has a memory node lose its regions to others, or stay after all. It may be
+// asked again to see what is left.
+func (n *Node) DrainNode(ctx context.Context, q *dirpb.DrainNodeRequest) (*dirpb.DrainNodeReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	id, err := n.nodeNamed(q.Node)
+	if err != nil {
+		return nil, err
+	}
+	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_DrainNode{DrainNode: &fsmpb.DrainNode{NodeId: id, Cancel: q.Cancel}}})
+	if err != nil {
+		return nil, err
+	}
+	reply := &dirpb.DrainNodeReply{}
+	n.machine.view(func(s *fsm.State) {
+		for _, pg := range s.PGs(0) {
+			all := append(slices.Clone(pg.Members), pg.Planned, pg.Leaving)
+			if slices.ContainsFunc(all, func(m *dirpb.Member) bool { return m.GetNodeId() == id }) {
+				reply.Regions++
+			}
+		}
+	})
+	return reply, nil
+}
+
+// RemoveNode forgets a memory node.
+func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dirpb.RemoveNodeReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	id, err := n.nodeNamed(q.Node)
+	if err != nil {
+		return nil, err
+	}
+	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: id, Force: q.Force}}})
+	if err != nil {
+		return nil, err
+	}
+	n.log.Info("directory: memory node removed", "node", q.Node, "force", q.Force)
+	return &dirpb.RemoveNodeReply{}, nil
+}
+
+// Rebalance spreads a namespace over the memory nodes that there are now. This leader does
+// it step by step; if it stops leading, the rest is forgotten, and asking again goes on.
+func (n *Node) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	reply := &dirpb.RebalanceReply{}
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		w := s.NamespaceNamed(q.Namespace)
+		if w == nil {
+			err = fmt.Errorf("namespace %.64q does not exist: %w", q.Namespace, fsm.ErrNotFound)
+			return
+		}
+		reply.Steps = x.Rebalance(s, w.Id, now)
+	})
+	if err != nil {
+		return nil, refusal(err)
+	}
+	l.wake()
+	return reply, nil
+}

@@ -1,0 +1,400 @@
+// Package lead is what the directory's leader knows and does not replicate, and
+// what it decides from that: leases of memory nodes and sessions, what sessions
+// reported and acknowledged, the reclaim epoch E, the progress of background jobs,
+// and which command is due.
+//
+// It leaves to others how a command becomes part of the state (package server, by
+// raft; the simulator, directly) and what it then does (server/fsm). Time is a
+// parameter: a duration since any moment that stays the same for one Leader.
+// Nothing here waits, logs or draws a random number, and the same calls give the same
+// answers.
+//
+// Start with [Leader] and [Leader.Plan]. A Leader is not safe for concurrent use. A new
+// one begins with every term that a directory node leads, and ends with it.
+//
+// Leases that only the leader keeps are etcd's lessor; a planner that looks at the
+// whole state and proposes the next step, again and again, is TiKV's placement
+// driver and Kubernetes' controllers.
+package lead
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// maxPause bounds how long a placement group is left alone after a command for it was
+// refused, however long the lease.
+const maxPause = time.Second
+
+// Options of a Leader. All are required, except that a ScrubInterval of 0 means
+// that nothing is scrubbed unless an operator asks.
+type Options struct {
+	// Lease is how long a session or a memory node lives without being heard.
+	Lease time.Duration
+	// LastCopyLeases is how many leases a memory node may be silent that holds the
+	// only copy of something.
+	LastCopyLeases int
+	// EpochInterval is the least time between two reclaim epochs.
+	EpochInterval time.Duration
+	// EpochBlock is how many reclaim epochs are reserved at once. The next block is
+	// asked for when half of one is left.
+	EpochBlock uint64
+	// ScrubInterval is the least time between two automatic scrubs of one placement
+	// group.
+	ScrubInterval time.Duration
+}
+
+// Leader is the judgement of one leadership.
+//
+// The reclaim epoch. E starts at the ceiling that earlier leaders reserved, so
+// it never goes backward, and stays at or below what this one has reserved. A session counts with
+// its last report to this leader, or its E at open until it reports; a report never
+// decreases. So the minimum is at most every session's true value, and grows during a
+// leadership. A session whose OpenSession has not been answered yet has begun
+// nothing: it counts with E until the E of its reply takes that place.
+//
+// Acknowledgements. A session has quiesced at map version v when no verb that it posted
+// under an older map is under way, and has acknowledged v when no operation that it began
+// under an older one is in flight; the second implies the first. Freezes end, and survivors
+// are synced, once all sessions of the namespace have quiesced; every other job, and
+// every voluntary change of a placement group, waits until all have acknowledged. A session being fenced
+// holds both back until it is fenced, whatever it said before. A session that is opened has
+// acknowledged the version it was opened with. A new leader knows of no acknowledgement; the
+// next renewals tell it.
+type Leader struct {
+	opts     Options
+	began    time.Duration
+	epoch    uint64
+	advanced time.Duration // when epoch last grew
+
+	nodes    map[uint32]*node
+	sessions map[uint32]*session
+	jobs     map[uint32]*job
+
+	paused   map[uint32]time.Duration // by placement group: no voluntary change before
+	scrubbed map[uint32]time.Duration // by placement group: when a scrub was last begun
+
+	// What operators and scrubs asked for and has not begun. The next leader does not
+	// know of it.
+	queue    []*fsmpb.StartJob
+	leveling map[uint32]bool // namespaces being rebalanced
+}
+
+type node struct {
+	incarnation uint64
+	expires     time.Duration
+	stats       *dirpb.NodeStats
+}
+
+type session struct {
+	expires  time.Duration
+	expired  bool // given up; no renewal revives it
+	report   uint64
+	acked    uint64 // map version
+	quiesced uint64 // map version, at least acked
+}
+
+// job is what janitors said about a background job.
+type job struct {
+	done, total uint64
+	trouble     string
+	pause       time.Duration // after the next trouble
+	retry       time.Duration // not handed out before
+}
+
+// New begins a leadership. Everyone gets a full lease: nobody could be heard during the
+// election.
+func New(o Options, s *fsm.State, now time.Duration) *Leader {
+	l := &Leader{
+		opts: o, began: now, epoch: s.Meta().EpochCeiling, advanced: now,
+		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
+		paused: make(map[uint32]time.Duration), scrubbed: make(map[uint32]time.Duration),
+		leveling: make(map[uint32]bool),
+	}
+	for _, m := range s.Nodes() {
+		l.nodes[m.Id] = &node{incarnation: m.Incarnation, expires: now + o.Lease}
+	}
+	for _, x := range s.Sessions() {
+		l.sessions[x.Id] = &session{expires: now + o.Lease, report: x.Epoch}
+	}
+	return l
+}
+
+// ---- sessions --------------------------------------------------------------
+
+// Epochs returns E and the minimum.
+func (l *Leader) Epochs() (epoch, least uint64) {
+	least = l.epoch
+	for _, x := range l.sessions {
+		least = min(least, x.report)
+	}
+	return l.epoch, least
+}
+
+// Opened answers the opening of a session, which begins with s's map version.
+func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, least uint64, err error) {
+	if old := l.sessions[id]; old != nil && old.expired || s.Life(id) != dirpb.SessionLife_SESSION_LIVE {
+		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable, id)
+	}
+	v := s.MapVersion()
+	l.sessions[id] = &session{expires: now + l.opts.Lease, report: l.epoch, acked: v, quiesced: v}
+	epoch, least = l.Epochs()
+	return epoch, least, nil
+}
+
+// Renewal is what a session tells; see dirpb.RenewRequest.
+type Renewal struct {
+	Session         uint32
+	Report          uint64
+	Acked, Quiesced uint64 // map versions
+}
+
+// Renew extends a session's lease. moved says that it acknowledged, or quiesced, more than
+// before, so that Plan may find something to do.
+func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (epoch, least uint64, moved bool, err error) {
+	x := l.sessions[r.Session]
+	if x == nil || x.expired || s.Life(r.Session) != dirpb.SessionLife_SESSION_LIVE {
+		return 0, 0, false, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
+	}
+	if r.Report > l.epoch {
+		return 0, 0, false, fmt.Errorf("%w: session %d reports epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
+	}
+	x.expires = now + l.opts.Lease
+	// Renewals may arrive out of order; what a session reports never decreases.
+	x.report = max(x.report, r.Report)
+	// A follower may have shown a version before this node applied it.
+	acked := max(x.acked, min(r.Acked, s.MapVersion()))
+	quiesced := max(x.quiesced, acked, min(r.Quiesced, s.MapVersion()))
+	moved = acked > x.acked || quiesced > x.quiesced
+	x.acked, x.quiesced = acked, quiesced
+	epoch, least = l.Epochs()
+	return epoch, least, moved, nil
+}
+
+// Closed forgets a session that has ended by itself.
+func (l *Leader) Closed(id uint32) { delete(l.sessions, id) }
+
+// Report is the epoch that a session counts with, if this leader knows it.
+func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
+	x := l.sessions[id]
+	if x == nil {
+		return 0, false
+	}
+	return x.report, true
+}
+
+// Advance moves the reclaim epoch on while anybody has use for it: a session, or
+// an extent whose recall waits for an epoch to pass.
+func (l *Leader) Advance(s *fsm.State, now time.Duration) {
+	if l.epoch < s.Meta().EpochCeiling && now-l.advanced >= l.opts.EpochInterval && l.needsEpochs(s) {
+		l.epoch++
+		l.advanced = now
+	}
+}
+
+func (l *Leader) needsEpochs(s *fsm.State) bool {
+	return len(l.sessions) > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
+}
+
+// ---- memory nodes ----------------------------------------------------------
+
+// Heartbeat extends a memory node's lease; false means that this process of it is not, or
+// no longer, part of the state. Nil stats say nothing new.
+func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnation uint64, stats *dirpb.NodeStats) bool {
+	m := s.Node(id)
+	if m == nil || m.Incarnation != incarnation || m.State != dirpb.NodeState_NODE_UP {
+		return false
+	}
+	lease := l.nodes[id]
+	if lease == nil || lease.incarnation != incarnation {
+		lease = &node{incarnation: incarnation}
+		l.nodes[id] = lease
+	}
+	lease.expires = now + l.opts.Lease
+	if stats != nil {
+		lease.stats = stats
+	}
+	return true
+}
+
+// Stats are the memory nodes' latest, by node.
+func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
+	out := make(map[uint32]*dirpb.NodeStats)
+	for id, m := range l.nodes {
+		if m.stats != nil {
+			out[id] = m.stats
+		}
+	}
+	return out
+}
+
+// ---- jobs ------------------------------------------------------------------
+
+// Claimable is the job that a live session should work on now, or nil: the one that it
+// has already, whose answer may have been lost, else the first that nobody works on,
+// whose barrier has passed and which may run. Recovery and joins, without which data is
+// a loss away from being gone, come first.
+//
+// A job whose owner is being fenced is still the owner's. One that was given back with
+// trouble rests for a lease, then twice as long each time, to at most ten leases.
+func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration) *dirpb.Job {
+	x := s.Session(id)
+	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE || x.ReadOnly {
+		return nil
+	}
+	var best *dirpb.Job
+	v := l.look(s, now)
+	for _, j := range v.all {
+		switch {
+		case j.NamespaceId != x.NamespaceId:
+		case j.Owner == id:
+			return v.shown(j)
+		case v.startable(j) && (best == nil || urgent(j) && !urgent(best)):
+			best = j
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return v.shown(best)
+}
+
+// Work names the namespaces that have a job which a janitor could claim now, sorted.
+func (l *Leader) Work(s *fsm.State, now time.Duration) []string {
+	names := make(map[string]bool)
+	v := l.look(s, now)
+	for _, j := range v.all {
+		if v.startable(j) {
+			names[s.Namespace(j.NamespaceId).GetName()] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// Progress notes what a job's owner reports. Trouble means that it gives the job back:
+// note it before the job is free, so that nobody takes it at once.
+func (l *Leader) Progress(id uint32, done, total uint64, trouble string, now time.Duration) {
+	k := l.jobs[id]
+	if k == nil {
+		k = &job{pause: l.opts.Lease}
+		l.jobs[id] = k
+	}
+	k.done, k.total, k.trouble = done, total, trouble
+	if trouble != "" {
+		k.retry = now + k.pause
+		k.pause = min(2*k.pause, 10*l.opts.Lease)
+	}
+}
+
+// Jobs are the background jobs by id, with what only the leader knows filled in.
+func (l *Leader) Jobs(s *fsm.State, now time.Duration) []*dirpb.Job {
+	v := l.look(s, now)
+	out := make([]*dirpb.Job, len(v.all))
+	for i, j := range v.all {
+		out[i] = v.shown(j)
+	}
+	return out
+}
+
+// shown is a copy of j with what only the leader knows filled in.
+func (v *view) shown(j *dirpb.Job) *dirpb.Job {
+	j = proto.CloneOf(j)
+	j.Waiting = v.waiting(j)
+	if k := v.l.jobs[j.Id]; k != nil {
+		j.Done, j.Total, j.Trouble = k.done, k.total, k.trouble
+	}
+	return j
+}
+
+// ---- what was asked for ----------------------------------------------------
+
+// Refused notes that a step of Plan's changed nothing: its placement groups are left
+// alone for a while, and a rebalance that it was part of ends. A job that was asked for
+// goes on waiting if something else was faster; otherwise it cannot be, and is forgotten.
+func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
+	pause := l.pause(now)
+	switch op := step.Do.GetOp().(type) {
+	case *fsmpb.Command_PlanJoin:
+		l.paused[op.PlanJoin.PgId] = pause
+	case *fsmpb.Command_StartLeave:
+		l.paused[op.StartLeave.PgId] = pause
+	case *fsmpb.Command_CreatePg:
+		delete(l.leveling, op.CreatePg.NamespaceId)
+	case *fsmpb.Command_StartJob:
+		q := op.StartJob
+		pg := q.PgId
+		if q.Kind == dirpb.JobKind_JOB_MOVE {
+			sh := s.Shard(q.ShardId)
+			pg = sh.GetPgId()
+			if q.Reason == reasonBalance {
+				delete(l.leveling, sh.GetNamespaceId())
+			}
+		}
+		if step.asked && l.Busy(s, q, now) != "" {
+			l.enqueue(q)
+		}
+		for _, id := range places(pg, q.TargetPgId) {
+			l.paused[id] = pause
+		}
+	}
+}
+
+// pause is until when a placement group is left alone.
+func (l *Leader) pause(now time.Duration) time.Duration { return now + min(l.opts.Lease, maxPause) }
+
+// Scrubbed queues the recalls that follow a scrub which was to repair: of the extents in
+// which at least an eighth leaked, or, if an operator asked, of all that leak. Call it
+// once the job's end is part of the state, with the job as it was.
+func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job) {
+	least := uint64(leakUnits)
+	switch {
+	case j.Kind != dirpb.JobKind_JOB_SCRUB:
+		return
+	case j.Reason == ReasonDirty:
+	case j.Reason == ReasonRepair:
+		least = 1
+	default:
+		return
+	}
+	_, extents := s.Leaks(j.PgId)
+	for _, x := range extents {
+		if n := leaked(s.Heap(j.PgId), x); n >= least {
+			l.enqueue(&fsmpb.StartJob{
+				Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId, Extent: x, Reason: fmt.Sprintf("%d units leaked", n),
+			})
+		}
+	}
+}
+
+// leaked is how many units of an extent that is in fsm.State.Leaks leaked.
+func leaked(h *fsmpb.Heap, extent uint32) uint64 {
+	from := max(uint64(extent)*layout.ExtentUnits, h.Start)
+	n := max(from, min(uint64(extent+1)*layout.ExtentUnits, h.Watermark)) - from
+	for _, r := range h.Free {
+		if r.Unit/layout.ExtentUnits == extent {
+			n -= min(n, uint64(r.Units))
+		}
+	}
+	return n - min(n, uint64(h.LastScrub.GetLinkedUnits()[extent]))
+}
+
+// sorted gives a map's values in the order of their keys.
+func sorted[K cmp.Ordered, V any](m map[K]V) func(func(K, V) bool) {
+	return func(yield func(K, V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(k, m[k]) {
+				return
+			}
+		}
+	}
+}

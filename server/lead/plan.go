@@ -1,0 +1,683 @@
+package lead
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// leakUnits in one extent are worth a recall of it.
+const leakUnits = layout.ExtentUnits / 8
+
+// Reasons of scrubs, part of the job. They tell what follows the scrub; see
+// [Leader.Scrubbed].
+const (
+	ReasonDirty  = "sessions ended uncleanly"
+	ReasonRepair = "an operator asked for a scrub and repair"
+	ReasonLook   = "an operator asked for a scrub"
+)
+
+// reasonBalance of a move says that it is part of a rebalance.
+const reasonBalance = "an operator asked for balance"
+
+// Step is a command that is due, and why, for the log.
+type Step struct {
+	Do  *fsmpb.Command
+	Why string
+
+	asked bool // out of the queue
+}
+
+// plan collects steps against one view. They are all judged by the same state, so no two
+// voluntary ones concern one placement group.
+type plan struct {
+	*view
+	steps []Step
+	taken map[uint32]bool   // placement groups that a step changes
+	given map[uint32]uint64 // bytes that steps take, by memory node
+}
+
+func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
+	return &plan{view: l.look(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64)}
+}
+
+// Plan gives the commands that time and state have brought about, in the order in which
+// they should be proposed. One that fails, or is not proposed, is given again by a later
+// call; tell Refused of one that the state machine refused.
+//
+// In this order:
+//
+//   - the next block of reclaim epochs;
+//   - memory nodes and sessions whose leases ran out;
+//   - the end of a freeze, when every session quiesced and no survivor has to be synced;
+//   - recalled extents that are scanned, when a reclaim epoch has passed;
+//   - members: a placement group with too few, or with one on a memory node that
+//     drains, gets a joiner where there is room; one with more than it needs loses one,
+//     best one that drains;
+//   - where a memory node drains and its region has nowhere to go, the shards migrate, one
+//     at a time, to placement groups that stay;
+//   - jobs that were asked for and had to wait;
+//   - rebalancing, one change of a namespace at a time;
+//   - scrubs of heaps where sessions ended uncleanly.
+//
+// From the members on, a change of a placement group is voluntary: it waits until the
+// group is active, whole, without a job, and every session acknowledged its last change.
+func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
+	p := l.plan(s, now)
+	p.reserve()
+	p.expireNodes()
+	p.expireSessions()
+	for _, pg := range p.pgs {
+		p.thaw(pg)
+		p.finishRecalls(pg)
+	}
+	p.forget()
+	for _, pg := range p.pgs {
+		p.members(pg)
+	}
+	p.asked()
+	for ns := range sorted(l.leveling) {
+		p.level(ns)
+	}
+	for _, pg := range p.pgs {
+		p.scrub(pg)
+	}
+	return p.steps
+}
+
+func (p *plan) add(c *fsmpb.Command, format string, args ...any) {
+	p.steps = append(p.steps, Step{Do: c, Why: fmt.Sprintf(format, args...)})
+}
+
+// ---- leases and epochs -----------------------------------------------------
+
+func (p *plan) reserve() {
+	if p.l.epoch+p.l.opts.EpochBlock/2 > p.s.Meta().EpochCeiling && p.l.needsEpochs(p.s) {
+		ceiling := p.l.epoch + p.l.opts.EpochBlock
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: ceiling}}},
+			"reclaim epochs up to %d", ceiling)
+	}
+}
+
+func (p *plan) expireNodes() {
+	last := make(map[uint32]bool) // memory nodes that hold the only copy of something
+	for _, pg := range p.pgs {
+		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
+			continue
+		}
+		copies := len(pg.Members)
+		if pg.Joining {
+			copies--
+		}
+		if copies == 1 && pg.Leaving == nil {
+			last[pg.Members[0].NodeId] = true
+		}
+	}
+	for _, m := range p.s.Nodes() {
+		lease := p.l.nodes[m.Id]
+		if lease == nil || lease.incarnation != m.Incarnation {
+			// Registered, but not answered yet.
+			lease = &node{incarnation: m.Incarnation, expires: p.now + p.l.opts.Lease}
+			p.l.nodes[m.Id] = lease
+		}
+		lost := lease.expires
+		if last[m.Id] {
+			lost += time.Duration(p.l.opts.LastCopyLeases-1) * p.l.opts.Lease
+		}
+		if m.State == dirpb.NodeState_NODE_UP && p.now > lost {
+			p.add(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation}}},
+				"memory node %q is down: its lease ran out", m.Name)
+		}
+	}
+	for id := range p.l.nodes {
+		if p.s.Node(id) == nil {
+			delete(p.l.nodes, id)
+		}
+	}
+}
+
+func (p *plan) expireSessions() {
+	for _, x := range p.s.Sessions() {
+		if p.l.sessions[x.Id] == nil {
+			// Opened, but not answered yet, perhaps never.
+			p.l.sessions[x.Id] = &session{expires: p.now + p.l.opts.Lease, report: p.l.epoch}
+		}
+	}
+	var ids []uint32
+	for id, x := range sorted(p.l.sessions) {
+		switch p.s.Life(id) {
+		case dirpb.SessionLife_SESSION_FENCED:
+			delete(p.l.sessions, id)
+		case dirpb.SessionLife_SESSION_LIVE:
+			if x.expired = x.expired || p.now > x.expires; x.expired {
+				ids = append(ids, id)
+			}
+		}
+	}
+	if len(ids) > 0 {
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_ExpireSessions{ExpireSessions: &fsmpb.ExpireSessions{SessionIds: ids}}},
+			"fencing sessions %d: their leases ran out", ids)
+	}
+}
+
+// ---- what follows by itself ------------------------------------------------
+
+func (p *plan) thaw(pg *dirpb.PlacementGroup) {
+	v := p.s.FrozenVersion(pg.Id)
+	if pg.State != dirpb.PGState_PG_FROZEN || v == 0 || p.floor(pg.NamespaceId).quiesced < v {
+		return
+	}
+	if slices.ContainsFunc(p.jobs[pg.Id], func(j *dirpb.Job) bool {
+		return j.Kind == dirpb.JobKind_JOB_RECOVER && j.PgId == pg.Id
+	}) {
+		return
+	}
+	p.add(&fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg.Id, Epoch: pg.Epoch}}},
+		"placement group %d: every session has quiesced", pg.Id)
+}
+
+// finishRecalls frees extents of pg that were scanned before every session's report.
+func (p *plan) finishRecalls(pg *dirpb.PlacementGroup) {
+	epoch, least := p.l.Epochs()
+	for _, x := range p.s.Heap(pg.Id).GetRecalls() {
+		if x.Scanned && least > x.Epoch {
+			p.add(&fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{
+				PgId: pg.Id, Extent: x.Extent, Epoch: epoch, MinEpoch: least,
+			}}}, "placement group %d: extent %d is free", pg.Id, x.Extent)
+		}
+	}
+}
+
+// forget drops notes about what is gone.
+func (p *plan) forget() {
+	for id := range p.l.jobs {
+		if p.s.Job(id) == nil {
+			delete(p.l.jobs, id)
+		}
+	}
+	for id, until := range p.l.paused {
+		if p.now >= until {
+			delete(p.l.paused, id)
+		}
+	}
+	for id := range p.l.scrubbed {
+		if p.s.PG(id) == nil {
+			delete(p.l.scrubbed, id)
+		}
+	}
+}
+
+// ---- voluntary changes -----------------------------------------------------
+
+// free reports whether a voluntary change of pg may begin.
+func (p *plan) free(pg *dirpb.PlacementGroup) bool {
+	return !p.taken[pg.Id] && p.l.paused[pg.Id] == 0 && p.busy(pg) == ""
+}
+
+func (p *plan) members(pg *dirpb.PlacementGroup) {
+	want := int(p.s.Namespace(pg.NamespaceId).GetReplicas())
+	drains := p.draining(pg)
+	if len(pg.Members) == want && !drains || !p.free(pg) {
+		return
+	}
+	if len(pg.Members) > want {
+		p.leave(pg)
+		return
+	}
+	if n := p.candidate(pg); n != nil {
+		p.taken[pg.Id] = true
+		p.given[n.Id] += pg.RegionBytes
+		why := fmt.Sprintf("it has %d members of %d", len(pg.Members), want)
+		if len(pg.Members) == want {
+			why = "a member drains"
+		}
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: pg.Id, Epoch: pg.Epoch, NodeId: n.Id}}},
+			"placement group %d: memory node %q is to join: %s", pg.Id, n.Name, why)
+		return
+	}
+	if drains {
+		p.evacuate(pg)
+	}
+}
+
+// candidate is the memory node that pg should get a region on, or nil: best one in a
+// failure domain of its own, then the one that is least full.
+func (p *plan) candidate(pg *dirpb.PlacementGroup) *dirpb.Node {
+	taken := make(map[string]bool) // domains of members that stay
+	has := make(map[uint32]bool)
+	for _, m := range pg.Members {
+		has[m.NodeId] = true
+		if n := p.s.Node(m.NodeId); n != nil && !n.Draining {
+			taken[n.Domain] = true
+		}
+	}
+	return p.roomiest(pg.RegionBytes, taken, has)
+}
+
+// roomiest is the memory node for a region of so many bytes, or nil: up, heard of, not
+// draining, with room, not in has; best in no domain of taken, then least used, then of
+// the lowest id.
+func (p *plan) roomiest(region uint64, taken map[string]bool, has map[uint32]bool) *dirpb.Node {
+	var best *dirpb.Node
+	for _, n := range p.s.Nodes() {
+		if has[n.Id] || !p.usable(n, region) {
+			continue
+		}
+		if best == nil || p.better(n, best, taken) {
+			best = n
+		}
+	}
+	return best
+}
+
+func (p *plan) better(a, b *dirpb.Node, taken map[string]bool) bool {
+	if taken[a.Domain] != taken[b.Domain] {
+		return !taken[a.Domain]
+	}
+	return p.fuller(b, a) > 0
+}
+
+// usable reports whether n can be given a region.
+func (p *plan) usable(n *dirpb.Node, region uint64) bool {
+	lease := p.l.nodes[n.Id]
+	used := n.UsedBytes + p.given[n.Id]
+	return n.State == dirpb.NodeState_NODE_UP && !n.Draining && lease != nil && p.now <= lease.expires &&
+		n.CapacityBytes >= used && n.CapacityBytes-used >= region
+}
+
+// fuller compares the used shares of two memory nodes, exactly.
+func (p *plan) fuller(a, b *dirpb.Node) int {
+	ahi, alo := bits.Mul64(a.UsedBytes+p.given[a.Id], max(b.CapacityBytes, 1))
+	bhi, blo := bits.Mul64(b.UsedBytes+p.given[b.Id], max(a.CapacityBytes, 1))
+	return cmp.Or(cmp.Compare(ahi, bhi), cmp.Compare(alo, blo))
+}
+
+// leave takes one member out of pg: one that drains, else one whose failure domain
+// another member is in, else the one on the fullest memory node; of equals the last,
+// which is the least change for writers.
+func (p *plan) leave(pg *dirpb.PlacementGroup) {
+	domains := make(map[string]int)
+	for _, m := range pg.Members {
+		domains[p.s.Node(m.NodeId).GetDomain()]++
+	}
+	rank := func(n *dirpb.Node) int {
+		switch {
+		case n.Draining:
+			return 2
+		case domains[n.Domain] > 1:
+			return 1
+		}
+		return 0
+	}
+	var out *dirpb.Node
+	for _, m := range pg.Members {
+		n := p.s.Node(m.NodeId)
+		if n != nil && (out == nil || cmp.Or(cmp.Compare(rank(n), rank(out)), p.fuller(n, out)) >= 0) {
+			out = n
+		}
+	}
+	if out == nil || len(pg.Members) < 2 {
+		return
+	}
+	p.taken[pg.Id] = true
+	why := "it has more members than it needs"
+	if out.Draining {
+		why = "it drains"
+	}
+	p.add(&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: out.Id}}},
+		"placement group %d: memory node %q leaves: %s", pg.Id, out.Name, why)
+}
+
+// evacuate moves a shard of pg, whose member has nowhere to go, to a placement group that
+// stays. One that holds nothing any more gives the member up without a replacement.
+func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
+	var own []*dirpb.Shard
+	for _, sh := range p.shards(pg.NamespaceId) {
+		if sh.PgId == pg.Id {
+			own = append(own, sh)
+		}
+	}
+	if len(own) == 0 {
+		if len(pg.Members) > 1 && !slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return !p.leaves(m) }) {
+			return // it goes altogether
+		}
+		if len(pg.Members) > 1 {
+			p.leave(pg)
+		}
+		return
+	}
+	sh := own[0]
+	need := p.usage(pg.Id).GetGrantedUnits() / uint64(len(own))
+	var best *dirpb.PlacementGroup
+	for _, to := range p.pgs {
+		if to.Id == pg.Id || to.NamespaceId != pg.NamespaceId || p.draining(to) || !p.free(to) ||
+			p.heapRoom(to.Id) < need || !fits(p.s.Heap(to.Id), to, sh) {
+			continue
+		}
+		if best == nil || p.heapRoom(to.Id) > p.heapRoom(best.Id) {
+			best = to
+		}
+	}
+	if best != nil {
+		p.start(&fsmpb.StartJob{
+			Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, TargetPgId: best.Id, Reason: "its memory node drains",
+		}, pg.Id, best.Id)
+	}
+}
+
+// start begins a job that occupies pgs.
+func (p *plan) start(q *fsmpb.StartJob, pgs ...uint32) {
+	for _, id := range pgs {
+		p.taken[id] = true
+	}
+	p.add(&fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}, "placement groups %d: %s begins: %s", pgs, q.Kind, q.Reason)
+}
+
+// Busy says why q may not begin now, "" if it may: its placement groups are to be active,
+// whole, without a job and without a change under way, and every session is to have
+// acknowledged their last one.
+func (l *Leader) Busy(s *fsm.State, q *fsmpb.StartJob, now time.Duration) string {
+	v := l.look(s, now)
+	for _, id := range v.occupies(q) {
+		pg := s.PG(id)
+		if pg == nil {
+			return fmt.Sprintf("placement group %d does not exist", id)
+		}
+		if why := v.busy(pg); why != "" {
+			return fmt.Sprintf("placement group %d %s", id, why)
+		}
+	}
+	return ""
+}
+
+// Offer returns those of jobs that may all begin now; Plan leaves their placement groups
+// alone for a moment. The others are kept, and Plan begins them as their placement groups
+// become free; the next leader does not know of them.
+func (l *Leader) Offer(s *fsm.State, jobs []*fsmpb.StartJob, now time.Duration) []*fsmpb.StartJob {
+	p := l.plan(s, now)
+	var ready []*fsmpb.StartJob
+	for _, q := range jobs {
+		pgs := p.occupies(q)
+		if slices.ContainsFunc(pgs, func(id uint32) bool { return s.PG(id) == nil || p.taken[id] || p.busy(s.PG(id)) != "" }) {
+			l.enqueue(q)
+			continue
+		}
+		for _, id := range pgs {
+			p.taken[id] = true
+			l.paused[id] = l.pause(now)
+		}
+		ready = append(ready, q)
+	}
+	return ready
+}
+
+func (l *Leader) enqueue(q *fsmpb.StartJob) {
+	if !slices.ContainsFunc(l.queue, func(o *fsmpb.StartJob) bool {
+		return o.Kind == q.Kind && o.PgId == q.PgId && o.ShardId == q.ShardId && o.TargetPgId == q.TargetPgId && o.Extent == q.Extent
+	}) {
+		l.queue = append(l.queue, q)
+	}
+}
+
+// occupies are the placement groups that q needs; of a move of a shard that is gone, 0.
+func (v *view) occupies(q *fsmpb.StartJob) []uint32 {
+	if q.Kind == dirpb.JobKind_JOB_MOVE {
+		return places(v.s.Shard(q.ShardId).GetPgId(), q.TargetPgId)
+	}
+	return places(q.PgId, 0)
+}
+
+// asked begins what was queued and may begin now, and drops what has no object any more.
+func (p *plan) asked() {
+	p.l.queue = slices.DeleteFunc(p.l.queue, func(q *fsmpb.StartJob) bool {
+		if q.Kind == dirpb.JobKind_JOB_MOVE && p.s.Shard(q.ShardId).GetMove() != nil {
+			return true
+		}
+		pgs := p.occupies(q)
+		for _, id := range pgs {
+			pg := p.s.PG(id)
+			if pg == nil || pg.State == dirpb.PGState_PG_LOST || q.Kind == dirpb.JobKind_JOB_RECALL && slices.Contains(pg.Recalled, q.Extent) {
+				return true
+			}
+			if !p.free(pg) {
+				return false
+			}
+		}
+		p.start(q, pgs...)
+		p.steps[len(p.steps)-1].asked = true
+		return true
+	})
+}
+
+func (p *plan) scrub(pg *dirpb.PlacementGroup) {
+	every := p.l.opts.ScrubInterval
+	if every <= 0 {
+		return
+	}
+	last, ok := p.l.scrubbed[pg.Id]
+	if !ok {
+		last = p.l.began
+	}
+	if p.now-last < every || !p.free(pg) || !p.s.Heap(pg.Id).GetDirty() {
+		return
+	}
+	p.l.scrubbed[pg.Id] = p.now
+	p.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: true, Reason: ReasonDirty}, pg.Id)
+}
+
+// ---- rebalancing -----------------------------------------------------------
+
+// Rebalance spreads a namespace: a placement group for every memory node that arbitrates
+// none and has room, then shards from placement groups with many to those with few, until
+// no two differ by more than one. It says what will be done if nothing else changes; Plan
+// does it, one step at a time. The next leader does not know of it.
+func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []string {
+	p := l.plan(s, now)
+	var out []string
+	counts, names := p.shardCounts(namespace), make(map[uint32]string)
+	skip := make(map[uint32]bool)
+	for next := uint32(math.MaxUint32); ; next-- {
+		chain := p.missing(namespace, skip)
+		if chain == nil {
+			break
+		}
+		skip[chain[0]] = true
+		for _, id := range chain {
+			p.given[id] += p.regionBytes(namespace)
+		}
+		// Ids that are not given out stand for placement groups to come.
+		counts[next], names[next] = 0, fmt.Sprintf("the new placement group of memory node %q", s.Node(chain[0]).GetName())
+		out = append(out, fmt.Sprintf("create a placement group on memory nodes %s", p.nodeNames(chain)))
+	}
+	name := func(id uint32) string {
+		if n := names[id]; n != "" {
+			return n
+		}
+		return fmt.Sprintf("placement group %d", id)
+	}
+	for {
+		from, to := extremes(counts)
+		if counts[from] <= counts[to]+1 {
+			break
+		}
+		counts[from]--
+		counts[to]++
+		out = append(out, fmt.Sprintf("move a shard from %s to %s", name(from), name(to)))
+	}
+	if len(out) > 0 {
+		l.leveling[namespace] = true
+	}
+	return out
+}
+
+// level takes a namespace's next step, or ends its rebalancing.
+func (p *plan) level(ns uint32) {
+	var waiting bool
+	for _, pg := range p.pgs {
+		waiting = waiting || pg.NamespaceId == ns && (pg.State == dirpb.PGState_PG_CREATING || p.taken[pg.Id])
+	}
+	for _, j := range p.all {
+		waiting = waiting || j.NamespaceId == ns && (j.Kind == dirpb.JobKind_JOB_MOVE || j.Kind == dirpb.JobKind_JOB_CLEAN)
+	}
+	if waiting {
+		return
+	}
+	if chain := p.missing(ns, nil); chain != nil {
+		for _, id := range chain {
+			p.given[id] += p.regionBytes(ns)
+		}
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_CreatePg{CreatePg: &fsmpb.CreatePG{NamespaceId: ns, NodeIds: chain}}},
+			"namespace %q: a placement group on memory nodes %s", p.s.Namespace(ns).GetName(), p.nodeNames(chain))
+		return
+	}
+	counts := p.shardCounts(ns)
+	from, to := extremes(counts)
+	if counts[from] <= counts[to]+1 {
+		delete(p.l.leveling, ns)
+		return
+	}
+	if !p.free(p.s.PG(from)) || !p.free(p.s.PG(to)) {
+		return
+	}
+	for _, sh := range p.shards(ns) {
+		if sh.PgId == from && sh.Move == nil && fits(p.s.Heap(to), p.s.PG(to), sh) {
+			p.start(&fsmpb.StartJob{
+				Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, TargetPgId: to, Reason: reasonBalance,
+			}, from, to)
+			return
+		}
+	}
+	delete(p.l.leveling, ns) // no index has room
+}
+
+// missing is the chain of a placement group that would give some memory node its
+// first to arbitrate, or nil. Memory nodes in skip have one.
+func (p *plan) missing(ns uint32, skip map[uint32]bool) []uint32 {
+	region := p.regionBytes(ns)
+	if region == 0 {
+		return nil
+	}
+	arbitrates := make(map[uint32]bool)
+	for _, pg := range p.pgs {
+		if pg.NamespaceId == ns && len(pg.Members) > 0 {
+			arbitrates[pg.Members[0].NodeId] = true
+		}
+	}
+	for _, n := range p.s.Nodes() {
+		if arbitrates[n.Id] || skip[n.Id] || !p.usable(n, region) {
+			continue
+		}
+		chain := []uint32{n.Id}
+		has, domains := map[uint32]bool{n.Id: true}, map[string]bool{n.Domain: true}
+		for uint32(len(chain)) < p.s.Namespace(ns).GetReplicas() {
+			next := p.roomiest(region, domains, has)
+			if next == nil {
+				break
+			}
+			chain = append(chain, next.Id)
+			has[next.Id], domains[next.Domain] = true, true
+		}
+		if uint32(len(chain)) == p.s.Namespace(ns).GetReplicas() {
+			return chain
+		}
+	}
+	return nil
+}
+
+// regionBytes is the size of a namespace's regions, by its first placement group.
+func (p *plan) regionBytes(ns uint32) uint64 {
+	for _, pg := range p.pgs {
+		if pg.NamespaceId == ns {
+			return pg.RegionBytes
+		}
+	}
+	return 0
+}
+
+// shardCounts are the shards by placement group, of those that hold any or may: not
+// lost, and with no member that drains. A shard that migrates counts where it goes.
+func (p *plan) shardCounts(ns uint32) map[uint32]int {
+	counts := make(map[uint32]int)
+	for _, pg := range p.pgs {
+		if pg.NamespaceId == ns && pg.State != dirpb.PGState_PG_LOST && !p.draining(pg) {
+			counts[pg.Id] = 0
+		}
+	}
+	for _, sh := range p.shards(ns) {
+		at := sh.PgId
+		if sh.Move != nil && !sh.Move.Split && !sh.Move.Abandoned {
+			at = sh.Move.PgId
+		}
+		if _, ok := counts[at]; ok {
+			counts[at]++
+		}
+	}
+	return counts
+}
+
+// extremes are the placement groups with the most and the fewest shards, of the lowest
+// ids; 0, 0 if there are none.
+func extremes(counts map[uint32]int) (most, fewest uint32) {
+	for id, n := range sorted(counts) {
+		if most == 0 || n > counts[most] {
+			most = id
+		}
+		if fewest == 0 || n < counts[fewest] {
+			fewest = id
+		}
+	}
+	return most, fewest
+}
+
+func (p *plan) nodeNames(ids []uint32) string {
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		names[i] = p.s.Node(id).GetName()
+	}
+	return fmt.Sprintf("%q", names)
+}
+
+// Grow is the split that gives a shard, which is full, more room: inside its
+// placement group, or, when the index there is full, into the one of its namespace whose
+// index has the most room. No command: the shard moves already, or the placement group is
+// busy and the caller may ask again (growing), or it cannot grow; why says which.
+func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmpb.StartJob, growing bool, why string) {
+	if sh.Move != nil {
+		return nil, true, "it moves already"
+	}
+	v := l.look(s, now)
+	q = &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true, Reason: "it is full"}
+	own := s.PG(sh.PgId)
+	to := []*dirpb.PlacementGroup{own}
+	if !fits(s.Heap(own.Id), own, sh) {
+		to = slices.DeleteFunc(slices.Clone(v.pgs), func(pg *dirpb.PlacementGroup) bool {
+			return pg.NamespaceId != sh.NamespaceId || pg.Id == own.Id || pg.State == dirpb.PGState_PG_LOST || v.draining(pg) ||
+				!fits(s.Heap(pg.Id), pg, sh)
+		})
+		slices.SortStableFunc(to, func(a, b *dirpb.PlacementGroup) int { return cmp.Compare(v.indexRoom(b), v.indexRoom(a)) })
+	}
+	if len(to) == 0 {
+		return nil, false, "no index of the namespace has room for another shard of its size"
+	}
+	if why := v.busy(own); why != "" {
+		return nil, true, fmt.Sprintf("placement group %d %s", own.Id, why)
+	}
+	for _, pg := range to {
+		if pg.Id != own.Id {
+			q.TargetPgId = pg.Id
+			if v.busy(pg) != "" {
+				continue
+			}
+		}
+		return q, true, ""
+	}
+	return nil, true, fmt.Sprintf("placement group %d %s", to[0].Id, v.busy(to[0]))
+}

@@ -1,0 +1,165 @@
+package lead
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// view is the state and the leader's knowledge at one moment, with what decisions look
+// up again and again.
+type view struct {
+	l      *Leader
+	s      *fsm.State
+	now    time.Duration
+	floors map[uint32]floor          // of namespaces with sessions
+	pgs    []*dirpb.PlacementGroup   // by id
+	all    []*dirpb.Job              // by id
+	jobs   map[uint32][]*dirpb.Job   // by placement group that they occupy
+	held   map[uint32]*dirpb.PGUsage // by placement group, once asked for
+	parts  map[uint32][]*dirpb.Shard // by namespace, once asked for
+}
+
+// floor is what every session of a namespace has acknowledged and quiesced.
+type floor struct{ acked, quiesced uint64 }
+
+func (l *Leader) look(s *fsm.State, now time.Duration) *view {
+	v := &view{l: l, s: s, now: now, pgs: s.PGs(0), floors: make(map[uint32]floor), parts: make(map[uint32][]*dirpb.Shard)}
+	v.all, v.jobs = s.Jobs(), make(map[uint32][]*dirpb.Job)
+	for _, j := range v.all {
+		for _, id := range places(j.PgId, j.TargetPgId) {
+			v.jobs[id] = append(v.jobs[id], j)
+		}
+	}
+	for _, x := range s.Sessions() {
+		f := v.floor(x.NamespaceId)
+		lease := l.sessions[x.Id]
+		if lease == nil || lease.expired || now > lease.expires || x.Life != dirpb.SessionLife_SESSION_LIVE {
+			lease = &session{}
+		}
+		v.floors[x.NamespaceId] = floor{min(f.acked, lease.acked), min(f.quiesced, lease.quiesced)}
+	}
+	return v
+}
+
+func (v *view) floor(namespace uint32) floor {
+	if f, ok := v.floors[namespace]; ok {
+		return f
+	}
+	return floor{math.MaxUint64, math.MaxUint64}
+}
+
+// shards are a namespace's, by id.
+func (v *view) shards(namespace uint32) []*dirpb.Shard {
+	out, ok := v.parts[namespace]
+	if !ok {
+		out = v.s.Shards(namespace)
+		v.parts[namespace] = out
+	}
+	return out
+}
+
+func (v *view) usage(pg uint32) *dirpb.PGUsage {
+	if v.held == nil {
+		v.held = make(map[uint32]*dirpb.PGUsage)
+		for _, u := range v.s.Usage() {
+			v.held[u.PgId] = u
+		}
+	}
+	return v.held[pg]
+}
+
+// heapRoom is how many units of a heap are not granted.
+func (v *view) heapRoom(pg uint32) uint64 {
+	u := v.usage(pg)
+	return u.GetHeapUnits() - min(u.GetGrantedUnits(), u.GetHeapUnits())
+}
+
+// indexRoom is how many bytes of an index no shard has.
+func (v *view) indexRoom(pg *dirpb.PlacementGroup) uint64 {
+	return pg.IndexBytes - min(v.usage(pg.Id).GetIndexBytesUsed(), pg.IndexBytes)
+}
+
+// fits reports whether pg's index has room for another array like sh's.
+func fits(h *fsmpb.Heap, pg *dirpb.PlacementGroup, sh *dirpb.Shard) bool {
+	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool { return a.Clusters == sh.Clusters && a.Returned == 0 }) {
+		return true
+	}
+	bytes := uint64(sh.Clusters) * layout.ClusterSize
+	return h.GetIndexNext() <= pg.IndexBytes && bytes <= pg.IndexBytes-h.GetIndexNext()
+}
+
+// busy says why no voluntary change of pg may begin, "" if one may.
+func (v *view) busy(pg *dirpb.PlacementGroup) string {
+	switch {
+	case pg.State != dirpb.PGState_PG_ACTIVE:
+		return "is " + pg.State.String()
+	case pg.Joining || pg.Planned != nil || pg.Leaving != nil:
+		return "is changing its members"
+	}
+	if jobs := v.jobs[pg.Id]; len(jobs) > 0 {
+		return fmt.Sprintf("has job %d, %s", jobs[0].Id, jobs[0].Kind)
+	}
+	if v.floor(pg.NamespaceId).acked < pg.ChangedVersion {
+		return "has sessions that have not acknowledged its last change"
+	}
+	return ""
+}
+
+// waiting reports whether some session has not reached j's barrier.
+func (v *view) waiting(j *dirpb.Job) bool {
+	f := v.floor(j.NamespaceId)
+	if j.Kind == dirpb.JobKind_JOB_RECOVER {
+		return f.quiesced < j.Barrier
+	}
+	return f.acked < j.Barrier
+}
+
+// startable reports whether somebody who works on nothing else may begin j.
+func (v *view) startable(j *dirpb.Job) bool {
+	if j.Owner != 0 && v.s.Life(j.Owner) != dirpb.SessionLife_SESSION_FENCED || v.waiting(j) {
+		return false
+	}
+	if k := v.l.jobs[j.Id]; k != nil && v.now < k.retry {
+		return false
+	}
+	want := dirpb.PGState_PG_ACTIVE
+	if j.Kind == dirpb.JobKind_JOB_RECOVER {
+		want = dirpb.PGState_PG_FROZEN
+	}
+	for _, id := range places(j.PgId, j.TargetPgId) {
+		if pg := v.s.PG(id); pg == nil || pg.State != want {
+			return false // parked by a freeze, or on its way out
+		}
+		if !urgent(j) && slices.ContainsFunc(v.jobs[id], urgent) {
+			return false // parked until the copies are whole again
+		}
+	}
+	return true
+}
+
+// urgent jobs are those without which data is a loss away from being gone.
+func urgent(j *dirpb.Job) bool {
+	return j.Kind == dirpb.JobKind_JOB_RECOVER || j.Kind == dirpb.JobKind_JOB_JOIN
+}
+
+// places are the placement groups that a job occupies.
+func places(pg, target uint32) []uint32 {
+	if target == 0 || target == pg {
+		return []uint32{pg}
+	}
+	return []uint32{pg, target}
+}
+
+// draining reports whether pg has a member on a memory node that drains.
+func (v *view) draining(pg *dirpb.PlacementGroup) bool {
+	return slices.ContainsFunc(pg.Members, v.leaves)
+}
+
+func (v *view) leaves(m *dirpb.Member) bool { return v.s.Node(m.NodeId).GetDraining() }
