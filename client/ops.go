@@ -199,6 +199,8 @@ func checkValue(key, value []byte) error {
 	return nil
 }
 
+func (s *sess) hash(key []byte) uint64 { return xxh3.Hash128Seed(key, s.seed.Load()).Lo }
+
 // place hashes a key and returns its lane.
 func (s *sess) place(key []byte) (d *laneDriver, hash, check uint64) {
 	h := xxh3.Hash128Seed(key, s.seed.Load())
@@ -213,7 +215,7 @@ func (s *sess) hashKey(c *call) (d *laneDriver) {
 
 // retryable reports that req did not happen and another session or map may do.
 func retryable(err error) bool {
-	return (errors.Is(err, session.ErrLease) || errors.Is(err, session.ErrGone)) && !errors.Is(err, ErrUnknownOutcome)
+	return errors.Is(err, session.ErrLease) && !errors.Is(err, ErrUnknownOutcome)
 }
 
 // do performs one call.
@@ -272,7 +274,7 @@ func (c *Client) public(s *sess, req *call) error {
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
-		errors.Is(err, session.ErrGone), errors.Is(err, session.ErrBuffer):
+		errors.Is(err, session.ErrBuffer):
 		s.mu.Lock()
 		for n, e := range s.mu.connErr {
 			if e != nil {
@@ -524,7 +526,7 @@ func (c *Client) multi(ctx context.Context, calls []*call) {
 			}
 			return
 		}
-		s.multi(ctx, todo)
+		s.multi(ctx, s.spread(todo))
 		var again []*call
 		retry := true
 		for _, q := range todo {
@@ -549,16 +551,17 @@ func (c *Client) multi(ctx context.Context, calls []*call) {
 	}
 }
 
-func (s *sess) multi(ctx context.Context, calls []*call) {
+// spread sorts calls by their keys' lanes.
+func (s *sess) spread(calls []*call) [][]*call {
 	byLane := make([][]*call, len(s.lanes))
 	for _, q := range calls {
-		if q.key == nil { // placed by the caller
-			byLane[0] = append(byLane[0], q)
-			continue
-		}
 		d := s.hashKey(q)
 		byLane[d.l.ID()] = append(byLane[d.l.ID()], q)
 	}
+	return byLane
+}
+
+func (s *sess) multi(ctx context.Context, byLane [][]*call) {
 	deadline := session.Nanos() + int64(s.c.o.OpTimeout)
 	ws := make([]*waiter, len(s.lanes))
 	led := make([]bool, len(s.lanes))
@@ -685,7 +688,7 @@ func (c *Client) batch(ctx context.Context, n int, get func(int) (call, error)) 
 
 // Scan returns about o.Count pairs from cur on and where to go on. Every key
 // that is present throughout a scan (from the zero Cursor to Done) is returned
-// at least once; a key that changes meanwhile may be returned twice. Order is
+// at least once; a key that changes or moves meanwhile may be returned twice. Order is
 // that of hashes.
 func (c *Client) Scan(ctx context.Context, cur Cursor, o ScanOptions) ([]KV, Cursor, error) {
 	o.Count = cmp.Or(o.Count, 256)
@@ -849,6 +852,60 @@ func (c *Client) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64
 		out = append(out, req.item.Value...)
 	}
 	return out, nil
+}
+
+// Session is the id of the session in force.
+func (c *Client) Session(ctx context.Context) (uint32, error) {
+	s, err := c.live(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return s.id, nil
+}
+
+// ViewAtLeast waits for a map of at least the version given.
+func (c *Client) ViewAtLeast(ctx context.Context, version uint64) (*session.View, error) {
+	for {
+		s, err := c.live(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if v := s.core.View(); v != nil && v.Version >= version {
+			return v, nil
+		}
+		if err := c.pause(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Work performs a janitor's operations of one kind, several at a time, and leaves
+// what they found in each. Errors stand in the order of works.
+func (c *Client) Work(ctx context.Context, kind index.Kind, works []*index.Work) []error {
+	errs := make([]error, len(works))
+	s, err := c.live(ctx)
+	if err != nil {
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+	store := make([]call, len(works))
+	byLane := make([][]*call, len(s.lanes))
+	for i, w := range works {
+		q := &store[i]
+		q.kind = kind
+		q.prep = func(o *index.Op) { o.Work = *w }
+		q.take = func(_ *call, o *index.Op) { *w = o.Work }
+		byLane[i%len(s.lanes)] = append(byLane[i%len(s.lanes)], q)
+	}
+	s.multi(ctx, byLane)
+	for i := range store {
+		if store[i].err != nil {
+			errs[i] = c.public(s, &store[i])
+		}
+	}
+	return errs
 }
 
 // Stats returns a snapshot of this Client's counters since its present session

@@ -311,6 +311,17 @@ func (r *rig) status() *dirpb.StatusReply {
 	return st
 }
 
+// create makes a namespace.
+func (r *rig) create(q *dirpb.CreateNamespaceRequest) {
+	r.t.Helper()
+	if err := r.admin.CallOnce(r.t.Context(), func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.CreateNamespace(ctx, q)
+		return err
+	}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // nodeOf is the number of the memory node that holds key.
 func (r *rig) nodeOf(c *client.Client, key []byte) int {
 	r.t.Helper()
@@ -607,6 +618,7 @@ func TestNodeRestart(t *testing.T) {
 				t.Parallel()
 				lease := time.Second
 				r := newRig(t, p, 2, lease)
+				r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1})
 				o := r.options()
 				o.OpTimeout = 2 * time.Second
 				c := r.client(o)

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/session"
@@ -45,15 +44,16 @@ type sess struct {
 		grow     map[uint32]uint32 // units to ask for next
 		asked    map[uint32]bool   // sessions with a fence question under way
 		connErr  map[uint32]error
-		mapKick  chan struct{}
+		splits   map[uint32]bool // shards with a split request under way
 		provider map[uint32]string
 	}
-	ready    chan struct{} // closed with the first map
-	once     sync.Once
-	dead     atomic.Bool
-	shut     atomic.Bool // no operation begins any more
-	closing  sync.Once
-	replaced chan struct{} // closed when the Client has another session, or none for good
+	installed chan struct{} // capacity 1: a new map
+	ready     chan struct{} // closed with the first map
+	once      sync.Once
+	dead      atomic.Bool
+	shut      atomic.Bool // no operation begins any more
+	closing   sync.Once
+	replaced  chan struct{} // closed when the Client has another session, or none for good
 }
 
 // openSession opens a session and waits for its first map.
@@ -72,20 +72,21 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		}
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, err)
 	}
-	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, ready: make(chan struct{}), replaced: make(chan struct{})}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, installed: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond
 	}
 	s.mu.nodes = map[uint32]*dirpb.Node{}
 	s.mu.wanted, s.mu.grow, s.mu.asked = map[uint32]bool{}, map[uint32]uint32{}, map[uint32]bool{}
+	s.mu.splits = map[uint32]bool{}
 	s.mu.connErr, s.mu.provider = map[uint32]error{}, map[uint32]string{}
 	lanes := c.o.Lanes
 	if m := int(rep.MaxLanes); m > 0 && lanes > m {
 		lanes = m
 	}
 	s.core, err = session.NewCore(session.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
-		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s,
+		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, ReadOnly: c.o.ReadOnly, Hash: s.hash,
 		Nanos: session.Nanos, Millis: session.Millis})
 	if err != nil {
 		return nil, err
@@ -126,11 +127,12 @@ func (s *sess) watch() {
 
 // install checks a map, which is hostile until then, and makes it the view.
 func (s *sess) install(m *dirpb.Map) error {
+	v, err := session.ViewOf(m, s.nsID)
+	if err != nil {
+		return err
+	}
 	nodes := make(map[uint32]*dirpb.Node, len(m.GetNodes()))
 	for _, n := range m.GetNodes() {
-		if n.GetId() > maxNodeID {
-			return fmt.Errorf("node id %d, at most %d", n.GetId(), maxNodeID)
-		}
 		nodes[n.GetId()] = n
 	}
 	for _, n := range m.GetNamespaces() {
@@ -138,58 +140,22 @@ func (s *sess) install(m *dirpb.Map) error {
 			s.seed.Store(n.GetHashSeed())
 		}
 	}
-	pgs := make(map[uint32]*session.PG)
-	for _, p := range m.GetPgs() {
-		if p.GetNamespaceId() != s.nsID {
-			continue
-		}
-		if p.GetId() > maxNodeID || len(p.GetMembers()) > 3 {
-			return fmt.Errorf("placement group %d with %d members", p.GetId(), len(p.GetMembers()))
-		}
-		pg := &session.PG{PG: index.PG{ID: p.GetId(), Epoch: p.GetEpoch(), Replicas: uint8(len(p.GetMembers()))},
-			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes()}
-		for _, mb := range p.GetMembers() {
-			mem := session.Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Keys: map[string]session.Keys{}}
-			if mb.GetNodeId() > maxNodeID {
-				return fmt.Errorf("placement group %d: node id %d", p.GetId(), mb.GetNodeId())
-			}
-			for _, k := range mb.GetKeys() {
-				mem.Keys[k.GetProvider()] = session.Keys{IndexRKey: k.GetIndexRkey(), IndexBase: k.GetIndexBase(),
-					HeapRKey: k.GetHeapRkey(), HeapBase: k.GetHeapBase()}
-			}
-			pg.Members = append(pg.Members, mem)
-		}
-		pgs[pg.ID] = pg
-	}
-	var shards []session.Shard
-	for _, sh := range m.GetShards() {
-		if sh.GetNamespaceId() == s.nsID {
-			shards = append(shards, session.Shard{ID: sh.GetId(), Prefix: sh.GetPrefix(), Depth: uint8(min(sh.GetDepth(), 255)),
-				PG: pgs[sh.GetPgId()], Off: sh.GetOffset(), Clusters: sh.GetClusters()})
-		}
-	}
-	list := make([]*session.PG, 0, len(pgs))
-	for _, p := range pgs {
-		list = append(list, p)
-	}
-	v, err := session.NewView(m.GetVersion(), list, shards)
-	if err != nil {
-		return err
-	}
 	s.mu.Lock()
 	s.mu.nodes = nodes
 	s.mu.Unlock()
 	s.core.InstallView(v)
 	for _, d := range s.lanes {
-		d.l.Deliver(func(*session.Lane) {})
+		s.kick(d.l)
 	}
-	if len(shards) > 0 {
+	select {
+	case s.installed <- struct{}{}:
+	default:
+	}
+	if len(v.Shards) > 0 {
 		s.once.Do(func() { close(s.ready) })
 	}
 	return nil
 }
-
-const maxNodeID = 1 << 16
 
 // WantMap: the watch brings every version by itself; waiting tasks try again.
 func (s *sess) WantMap(uint64) {}
@@ -200,13 +166,35 @@ func (s *sess) renewLoop() {
 	defer s.wg.Done()
 	t := time.NewTicker(s.renew)
 	defer t.Stop()
+	// A map change waits for every session, so a new map is acknowledged at once.
+	acking := time.NewTimer(time.Hour)
+	acking.Stop()
+	defer acking.Stop()
+	pause := ackPause
+	told := acks{}
 	for {
+		due := false
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-t.C:
+			due = true
+		case <-s.installed:
+			pause = ackPause
+		case <-acking.C:
 		}
-		if err := s.renewOnce(); err != nil && s.ctx.Err() == nil {
+		now := s.acks()
+		if v := s.core.View(); v != nil && (now.acked < v.Version || now.quiesced < v.Version) {
+			acking.Reset(pause)
+			pause = min(2*pause, s.renew)
+		}
+		if !due && now == told {
+			continue
+		}
+		err := s.renewOnce(now)
+		if err == nil {
+			told = now
+		} else if s.ctx.Err() == nil {
 			switch status.Code(err) {
 			case codes.NotFound, codes.PermissionDenied:
 				s.lost(err)
@@ -217,19 +205,32 @@ func (s *sess) renewLoop() {
 	}
 }
 
-func (s *sess) renewOnce() error {
+// ackPause is how soon operations of an older map are looked at again, at first.
+const ackPause = 500 * time.Microsecond
+
+// acks is what a renewal says of map versions.
+type acks struct{ acked, quiesced uint64 }
+
+func (s *sess) acks() (a acks) {
+	for _, d := range s.lanes {
+		if d.tryLead() { // an idle lane looks at the map when it is pumped
+			d.pump()
+			d.handOver()
+		}
+	}
+	a.acked, a.quiesced = s.core.Acked()
+	return a
+}
+
+func (s *sess) renewOnce(a acks) error {
 	ctx, cancel := context.WithTimeout(s.ctx, max(s.renew*5, time.Second))
 	defer cancel()
 	report := s.report()
-	var v uint64
-	if view := s.core.View(); view != nil {
-		v = view.Version
-	}
 	return s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) error {
 		// Each try is a renewal of its own: its reply covers only what was
 		// unlinked before it was sent.
 		seq, sent := s.core.BeginRenew(), session.Nanos()
-		rep, err := dc.Renew(ctx, &dirpb.RenewRequest{SessionId: s.id, ReportEpoch: report, AckedMapVersion: v})
+		rep, err := dc.Renew(ctx, &dirpb.RenewRequest{SessionId: s.id, ReportEpoch: report, AckedMapVersion: a.acked, QuiescedMapVersion: a.quiesced})
 		if err != nil {
 			return err
 		}
@@ -290,16 +291,28 @@ func (s *sess) WantConn(l *session.Lane, node uint32) {
 }
 
 func (s *sess) connect(l *session.Lane, node uint32) {
-	// What the old queue pair still holds must end before another one works.
+	// What the old queue pair still holds must end before another one works,
+	// unless its memory is given up.
 	var old *rdma.QP
-	if !s.onLane(l, func(l *session.Lane) { old = l.Detach(node) }) {
+	var inc uint64
+	if !s.onLane(l, func(l *session.Lane) { old, inc = l.Detach(node) }) {
 		return
 	}
 	if old != nil {
-		_ = old.Close()
+		s.closeQP(old, node, inc)
 		s.onLane(l, func(l *session.Lane) { l.Closed(node) })
 	}
 	for wait := time.Millisecond; s.ctx.Err() == nil; wait = min(wait*2, 250*time.Millisecond) {
+		if !s.up(node, 0) {
+			err := fmt.Errorf("%w: memory node %d is down", session.ErrNoConn, node)
+			select {
+			case <-s.ctx.Done():
+			case <-time.After(20 * time.Millisecond): // waiting operations ask again at once
+			}
+			l.Deliver(func(l *session.Lane) { l.ConnFailed(node, false, err) })
+			s.kick(l)
+			return
+		}
 		qp, dev, inc, err := s.dial(l, node)
 		s.mu.Lock()
 		if s.mu.connErr[node] = err; err == nil {
@@ -320,6 +333,41 @@ func (s *sess) connect(l *session.Lane, node uint32) {
 		select {
 		case <-s.ctx.Done():
 		case <-time.After(wait):
+		}
+	}
+}
+
+// up reports whether the map has the memory node up, and in the incarnation given
+// if that is not 0.
+func (s *sess) up(node uint32, inc uint64) bool {
+	v := s.core.View()
+	if v == nil {
+		return false
+	}
+	n := v.Nodes[node]
+	return n.Up && (inc == 0 || n.Incarnation == inc)
+}
+
+// closeQP closes a queue pair, without waiting for its peer once that is declared
+// lost.
+func (s *sess) closeQP(qp *rdma.QP, node uint32, inc uint64) {
+	closed := make(chan struct{})
+	go func() {
+		_ = qp.Close()
+		close(closed)
+	}()
+	t := time.NewTicker(5 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case <-closed:
+			return
+		case <-t.C:
+			if !s.up(node, inc) {
+				_ = qp.Abort()
+				<-closed
+				return
+			}
 		}
 	}
 }
@@ -446,7 +494,7 @@ func (s *sess) grant(pg, want, place uint32) (got uint32, err error) {
 	if view == nil || view.PGs[pg] == nil {
 		return 0, fmt.Errorf("placement group %d is not in the map", pg)
 	}
-	epoch := view.PGs[pg].Epoch
+	generation := view.PGs[pg].Generation
 	var rep *dirpb.GrantExtentReply
 	// A reply that is lost leaks its run to recall, so a call whose fate is
 	// unknown is not repeated blindly; the task that waits asks anew.
@@ -462,7 +510,7 @@ func (s *sess) grant(pg, want, place uint32) (got uint32, err error) {
 		if r.GetPgId() != pg || r.GetUnit() < p.HeapLo || r.GetUnits() > p.HeapHi-r.GetUnit() {
 			return got, fmt.Errorf("grant of units [%d,+%d) of pg %d lies outside its heap [%d,%d)", r.GetUnit(), r.GetUnits(), r.GetPgId(), p.HeapLo, p.HeapHi)
 		}
-		if err := s.core.AddRun(pg, epoch, r.GetUnit(), r.GetUnits()); err != nil {
+		if err := s.core.AddRun(pg, generation, r.GetUnit(), r.GetUnits()); err != nil {
 			return got, err
 		}
 		got += r.GetUnits()
@@ -498,6 +546,42 @@ func (s *sess) WantFenced(id uint32) {
 		}
 		s.mu.Lock()
 		delete(s.mu.asked, id)
+		s.mu.Unlock()
+	}()
+}
+
+// WantSplit asks the directory to split a shard that fills up, one call at a time.
+func (s *sess) WantSplit(shard uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.splits[shard] || s.ctx.Err() != nil || s.c.o.ReadOnly {
+		return
+	}
+	s.mu.splits[shard] = true
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+		defer cancel()
+		var rep *dirpb.RequestSplitReply
+		err := s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+			rep, err = dc.RequestSplit(ctx, &dirpb.RequestSplitRequest{SessionId: s.id, ShardId: shard})
+			return err
+		})
+		switch {
+		case err != nil:
+			s.c.o.Logger.Warn("no split", "shard", shard, "err", err)
+		case !rep.GetGrowing():
+			s.c.o.Logger.Warn("shard cannot grow", "shard", shard, "why", rep.GetWhy())
+			s.core.SetNoGrowth(shard)
+		}
+		// Not asked again at once: a split takes its time.
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-s.ctx.Done():
+		}
+		s.mu.Lock()
+		delete(s.mu.splits, shard)
 		s.mu.Unlock()
 	}()
 }
@@ -555,10 +639,10 @@ func (s *sess) end(ctx context.Context) {
 func (s *sess) giveBack(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	req := &dirpb.CloseSessionRequest{SessionId: s.id}
+	req := &dirpb.CloseSessionRequest{SessionId: s.id, Leaked: s.core.Leaked()}
 	view := s.core.View()
 	for _, h := range s.core.Heaps() {
-		if view == nil || view.PGs[h.PG] == nil || view.PGs[h.PG].Epoch != h.Epoch {
+		if view == nil || view.PGs[h.PG] == nil || view.PGs[h.PG].Generation != h.Generation {
 			continue
 		}
 		for _, r := range h.Heap.Drain() {

@@ -97,7 +97,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 	t.Logf("%d crashes", crashes)
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

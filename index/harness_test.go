@@ -31,10 +31,18 @@ type world struct {
 	millis   uint64
 	noRoute  bool
 	covered  map[string]bool // steps reached
+	// A move: child is where the shard's moved set goes, in this placement group or
+	// in other's; nil: it does not move. moved: the map names only the child.
+	child        *index.Route
+	split, moved bool
+	other        *world            // placement group 2
+	left         map[string]string // places that were given up, and how
+	wrong        []string          // places given up twice
 }
 
 func newWorld(replicas uint8, heapUnits uint32) *world {
-	w := &world{fenced: map[uint32]bool{}, nextUnit: heapLo, millis: 1000, covered: map[string]bool{}}
+	w := &world{fenced: map[uint32]bool{}, nextUnit: heapLo, millis: 1000, covered: map[string]bool{},
+		left: map[string]string{}}
 	w.pg = index.PG{ID: 1, Epoch: 1, Replicas: replicas, HeapLo: heapLo, HeapHi: heapLo + heapUnits}
 	for r := range replicas {
 		w.region[r] = make([]byte, heapLo*layout.UnitSize+heapUnits*layout.UnitSize)
@@ -82,45 +90,108 @@ func (c *client) Version(after uint64) uint64 {
 	return c.version
 }
 func (c *client) NowMillis() uint64 { return c.w.millis }
-func (c *client) route() (index.Route, bool) {
-	return index.Route{PG: &c.w.pg, ShardOff: shardOff, Clusters: 1, MapVersion: 1}, !c.w.noRoute
+
+// parent is the route of the shard that moves, or of all keys if none does.
+func (w *world) parent() index.Route {
+	r := index.Route{PG: &w.pg, ShardOff: shardOff, Clusters: 1, MapVersion: 1}
+	if w.child != nil && !w.moved {
+		r.Child, r.Split = w.child, w.split
+	}
+	return r
 }
-func (c *client) Route(uint64) (index.Route, bool)      { return c.route() }
-func (c *client) RouteShard(uint64) (index.Route, bool) { return c.route() }
-func (c *client) RoutePG(uint32) (index.Route, bool)    { return c.route() }
-func (c *client) Hint(o *index.Op) (index.Hint, bool)   { h, ok := c.hints[string(o.Key)]; return h, ok }
-func (c *client) Remember(o *index.Op, h index.Hint)    { c.hints[string(o.Key)] = h }
-func (c *client) Forget(o *index.Op)                    { delete(c.hints, string(o.Key)) }
-func (c *client) Buf(_ *index.Op, n int) []byte         { return make([]byte, n, (n+7)&^7) }
+
+func (c *client) Route(hash uint64) (index.Route, bool) {
+	r := c.w.parent()
+	if c.w.moved {
+		r.MapVersion++
+		if c.w.split {
+			r.Depth = 1
+		}
+		if !c.w.split || layout.HashBit(hash, 0) {
+			v := r.MapVersion
+			r = *c.w.child
+			r.MapVersion = v
+		}
+	}
+	return r, !c.w.noRoute
+}
+func (c *client) RouteShard(prefix uint64) (index.Route, bool) { return c.Route(prefix) }
+func (c *client) RoutePG(id uint32, _ bool) (index.Route, bool) {
+	return index.Route{PG: &c.w.of(id).pg, MapVersion: 1}, !c.w.noRoute
+}
+func (c *client) RouteMove(uint32) (index.Route, bool) {
+	return c.w.parent(), !c.w.noRoute && c.w.child != nil && !c.w.moved
+}
+func (c *client) ReadOnly() bool                      { return false }
+func (c *client) HashOf(key []byte) uint64            { return hashOf(string(key)) }
+func (c *client) Crowded(uint32)                      {}
+func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
+func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
+func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }
+func (c *client) Buf(_ *index.Op, n int) []byte       { return make([]byte, n, (n+7)&^7) }
 
 func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, bool) {
 	n := layout.UnitsOf(code)
-	if c.memory == 0 || c.w.nextUnit+n > pg.HeapHi {
+	w := c.w.of(pg.ID)
+	if c.memory == 0 || w.nextUnit+n > pg.HeapHi {
 		return 0, 0, false
 	}
+	for pg.IsRecalled(w.nextUnit) {
+		w.nextUnit++
+	}
 	c.memory--
-	u := c.w.nextUnit
-	c.w.nextUnit += n
+	u := w.nextUnit
+	w.nextUnit += n
 	return u, 0, true
 }
 
-func (c *client) place(what string, w layout.Word) {
-	c.places = append(c.places, fmt.Sprintf("%s %s", what, unitName(w.Unit())))
+func (c *client) place(what string, pg *index.PG, w layout.Word) {
+	name := unitName(w.Unit())
+	if pg.ID == 2 {
+		name = "pg 2 " + name
+	}
+	c.places = append(c.places, fmt.Sprintf("%s %s", what, name))
+	if what == "leak" {
+		return // perhaps still linked
+	}
+	if was, ok := c.w.left[name]; ok {
+		c.w.wrong = append(c.w.wrong, fmt.Sprintf("%s: %s, then %s", name, was, what))
+	}
+	c.w.left[name] = fmt.Sprintf("%s by s%d", what, c.id)
 }
-func (c *client) Unuse(_ *index.PG, w layout.Word)    { c.place("unuse", w) }
-func (c *client) Unlinked(_ *index.PG, w layout.Word) { c.place("unlinked", w) }
-func (c *client) Retire(_ *index.PG, w layout.Word)   { c.place("retire", w) }
-func (c *client) Leak(_ *index.PG, w layout.Word)     { c.place("leak", w) }
+func (c *client) Unuse(pg *index.PG, w layout.Word)    { c.place("unuse", pg, w) }
+func (c *client) Unlinked(pg *index.PG, w layout.Word) { c.place("unlinked", pg, w) }
+func (c *client) Retire(pg *index.PG, w layout.Word)   { c.place("retire", pg, w) }
+func (c *client) Leak(pg *index.PG, w layout.Word)     { c.place("leak", pg, w) }
 
-// hashOf puts every key in one group. A key's first letter is its fingerprint,
-// except for the fillers f00, f01, ….
+// of is the memory of a placement group.
+func (w *world) of(id uint32) *world {
+	if id == 2 {
+		return w.other
+	}
+	return w
+}
+
+// mem is the memory that the operation works on.
+func (c *client) mem() *world { return c.w.of(c.op.Route.PG.ID) }
+
+// hashOf puts every key in one group, but "…@5" in group 5. A key's first letter is its
+// fingerprint, except for the fillers f00, f01, …; a capital belongs to the moved
+// set of a split.
 func hashOf(key string) uint64 {
 	fp := uint64(key[0])
+	group, bit := uint64(homeGroup), uint64(0)
 	var n uint64
-	if _, err := fmt.Sscanf(key, "f%02d", &n); err == nil {
+	if _, err := fmt.Sscanf(strings.ToLower(key), "f%02d", &n); err == nil {
 		fp = 0x800 | n
 	}
-	return homeGroup<<12 | fp
+	if _, at, ok := strings.Cut(key, "@"); ok {
+		_, _ = fmt.Sscan(at, &group)
+	}
+	if key[0] >= 'A' && key[0] <= 'Z' {
+		bit = 1 << 63
+	}
+	return bit | group<<12 | fp
 }
 
 // start begins an operation given in words: get k, put k v [if-absent |
@@ -169,6 +240,17 @@ func (c *client) start(words []string) error {
 		}
 	case "scan":
 		o.Kind, o.ScanBytes = index.Scan, 1<<20
+	case "move", "clean", "abandon", "relocate", "sync", "scrub":
+		for k := range index.Kind(index.NumKinds) {
+			if k.String() == words[0] {
+				o.Kind = k
+			}
+		}
+		o.Key, o.Hash = nil, 0
+		o.Work = index.Work{PG: 1, Off: home(), Group: homeGroup}
+		if o.Kind == index.Sync || o.Kind == index.Scrub {
+			o.Work.Off = shardOff
+		}
 	case "raw":
 		o.Kind, o.RawPG, o.RawSpace, o.RawLen = index.Raw, 1, index.Index, 64
 		o.RawReplica = c.w.pg.Replicas - 1
@@ -196,11 +278,15 @@ func (c *client) start(words []string) error {
 			return fmt.Errorf("unknown option %q", x)
 		}
 	}
+	c.begin(o)
+	return nil
+}
+
+func (c *client) begin(o *index.Op) {
 	o.Start(c)
 	c.op, c.action, c.posted, c.pos, c.verbs = o, 0, false, 0, 0
 	c.steps, c.places, c.modified = nil, nil, 0
 	c.w.covered[o.Step().String()] = true
-	return nil
 }
 
 var errRefusedAbsent = errors.New("refused: absent")
@@ -265,13 +351,13 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 		line := ""
 		switch {
 		case f == failBefore || f == failR1 && a.Replica == 1:
-			line = strings.TrimRight(c.w.describe(a), " ") + "  FAILED before its effect"
+			line = strings.TrimRight(c.mem().describe(a), " ") + "  FAILED before its effect"
 			a.Failed = true
 		case f == failAfter:
-			line = c.w.perform(a) + "  FAILED after its effect"
+			line = c.mem().perform(a) + "  FAILED after its effect"
 			a.Failed = true
 		default:
-			line = c.w.perform(a)
+			line = c.mem().perform(a)
 		}
 		lines = append(lines, "  "+line)
 	}
@@ -283,7 +369,7 @@ func (c *client) noWait() (lines []string) {
 	for i := range c.op.Accesses {
 		if c.op.Accesses[i].NoWait {
 			c.verbs++
-			lines = append(lines, "  "+c.w.perform(&c.op.Accesses[i]))
+			lines = append(lines, "  "+c.mem().perform(&c.op.Accesses[i]))
 		}
 	}
 	c.op.Accesses = c.op.Accesses[:0]
@@ -300,7 +386,7 @@ func (c *client) takePlaces() (lines []string) {
 
 func actionName(a index.Action) string {
 	return [...]string{index.Alloc: "wait for memory", index.Refresh: "wait for a newer map",
-		index.Backoff: "back off", index.Reconnect: "reconnect"}[a]
+		index.Backoff: "back off", index.Grow: "wait for a split", index.Reconnect: "reconnect"}[a]
 }
 
 // run drives the operation to its end.
@@ -345,6 +431,8 @@ func (c *client) answer() string {
 		return fmt.Sprintf("done: %v next %d end %v %s", keys, o.ScanNext, o.ScanEnd, at)
 	case o.Kind == index.Raw:
 		return fmt.Sprintf("done: %d bytes %s", len(o.Record.Value), at)
+	case o.Kind >= index.Sync:
+		return fmt.Sprintf("done: %s", at)
 	case o.Kind == index.Delete:
 		return "done: deleted " + at
 	}
@@ -413,14 +501,21 @@ func (w *world) placeName(a *index.Access) string {
 	if a.Space == index.Heap {
 		return unitName(uint32(a.Off / layout.UnitSize))
 	}
-	g, name := home(), "home"
-	if a.Off >= stash() {
-		g, name = stash(), "stash"
-	}
-	if a.Off < g || len(a.Buf) == layout.ClusterSize {
+	if a.Off < shardOff || len(a.Buf) == layout.ClusterSize {
 		return "cluster"
 	}
-	switch in := a.Off - g; {
+	array, at := (a.Off-shardOff)/layout.ClusterSize, (a.Off-shardOff)%layout.ClusterSize
+	name := fmt.Sprintf("g%d", at/layout.GroupSize)
+	switch at / layout.GroupSize {
+	case homeGroup:
+		name = "home"
+	case layout.StashGroup:
+		name = "stash"
+	}
+	if array > 0 {
+		name = "child." + name
+	}
+	switch in := at % layout.GroupSize; {
 	case a.Verb == index.Read && len(a.Buf) == layout.GroupSize:
 		return name
 	case in == 0:

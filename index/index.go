@@ -88,6 +88,9 @@ const (
 	// AskFenced: set OwnerFenced to whether session LockOwner is confirmed
 	// fenced, wait a little if it is not, then Next.
 	AskFenced
+	// Grow: the cluster of Route.Shard has no slot left. Ask for a split, wait a
+	// little, then Next; or Fail with ErrFull.
+	Grow
 	// Reconnect: an access failed. Reconnect the queue pair so that nothing
 	// posted before can land any more, then Next; or Fail.
 	Reconnect
@@ -110,14 +113,32 @@ const (
 	Scan
 	// Raw reads bytes of a region, for tools that show or check them.
 	Raw
+	// The rest is a janitor's; see work.go.
+
+	// Sync brings every word of a cluster up on every replica.
+	Sync
+	// Move moves one home group's share of a shard's moved set to the child.
+	Move
+	// Clean clears what a move left behind in one group.
+	Clean
+	// Abandon makes one home group whole again whose child was lost.
+	Abandon
+	// Relocate moves the records of one group out of an extent.
+	Relocate
+	// Scrub checks and repairs the records of a cluster on every replica.
+	Scrub
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 7
+const NumKinds = 13
 
 func (k Kind) String() string {
-	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw"}[min(k, 6)]
+	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw",
+		"sync", "move", "clean", "abandon", "relocate", "scrub"}[min(k, 12)]
 }
+
+// isWork reports whether k is a janitor's.
+func (k Kind) isWork() bool { return k >= Sync }
 
 // Cond restricts a Put or Delete.
 type Cond uint8
@@ -170,13 +191,16 @@ const (
 	stepReadCluster
 	stepScanRecords
 	stepReadRaw
+	stepSyncChunk
+	stepSplitSeen
+	stepWork
 	stepDone
 )
 
 var stepNames = [...]string{"invalid", "start", "get-cached", "read-group", "read-records", "read-stash",
 	"read-stash-records", "read-chunks", "write-chunks", "cas-slot", "read-lost", "lock-group", "sync-group",
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
-	"resolve", "read-cluster", "scan-records", "read-raw", "done"}
+	"resolve", "read-cluster", "scan-records", "read-raw", "sync-chunk", "split-seen", "work", "done"}
 
 func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
 
@@ -188,31 +212,72 @@ func Steps() (s []Step) {
 	return s
 }
 
-// PG is what an Op knows of a placement group.
+// PG is what an Op knows of a placement group in one epoch.
 type PG struct {
 	ID       uint32
 	Epoch    uint32
 	Replicas uint8
+	// Joining: the last replica is a joiner. Writers take it for the publisher;
+	// it is no copy yet, so readers compare it with the one before.
+	Joining bool
+	// Generation is the epoch in which the memory was made. Words and places of
+	// another generation mean nothing.
+	Generation uint32
+	// Head identifies the arbiter's memory: the same in two epochs, it is the same.
+	Head uint64
 	// The heap, in units: records lie in [HeapLo, HeapHi).
 	HeapLo, HeapHi uint32
+	// Recalled are the extents in which no place is taken or reused.
+	Recalled []uint32
 }
 
+// publisher is where a write becomes visible.
 func (p *PG) publisher() uint8 { return p.Replicas - 1 }
+
+// tail is where records are read: the publisher, or the one before a joiner.
+func (p *PG) tail() uint8 {
+	if p.Joining {
+		return p.Replicas - 2
+	}
+	return p.Replicas - 1
+}
+
+// IsRecalled reports whether unit lies in an extent being recalled.
+func (p *PG) IsRecalled(unit uint32) bool {
+	for _, x := range p.Recalled {
+		if unit/layout.ExtentUnits == x {
+			return true
+		}
+	}
+	return false
+}
 
 // Route is where a hash lives under one map version.
 type Route struct {
 	PG         *PG
+	Shard      uint32 // id of its array of clusters, never used for another
+	Depth      uint8  // bits of hash prefix that the shard covers
 	ShardOff   uint64 // of the first cluster, bytes in the region
 	Clusters   uint32
 	MapVersion uint64
+	// Child is where keys of the moved set go while the shard splits or migrates,
+	// nil while it does neither. It has as many clusters.
+	Child *Route
+	// Split: the moved set is the hashes whose bit below the prefix is 1.
+	// Otherwise it is all of them.
+	Split bool
 }
+
+// moves reports whether hash belongs to the moved set.
+func (r *Route) moves(hash uint64) bool { return !r.Split || layout.HashBit(hash, r.Depth) }
 
 // Hint is what a session remembers of a key: the word that named its record,
 // and where. A hint is never an answer, only a guess that a READ or CAS proves.
 type Hint struct {
 	Word    layout.Word
 	Version uint64
-	Slot    uint8 // slot of the home group, or StashSlot + slot of the stash group
+	Shard   uint32 // its array
+	Slot    uint8  // slot of the home group, or StashSlot + slot of the stash group
 	Flags   HintFlags
 }
 
@@ -244,8 +309,16 @@ type Env interface {
 	// RouteShard is Route for a Scan: the shard whose hash prefix covers the one
 	// given (left-aligned).
 	RouteShard(prefix uint64) (r Route, ok bool)
-	// RoutePG is Route for a Raw read.
-	RoutePG(id uint32) (r Route, ok bool)
+	// RoutePG finds a placement group; frozen: also one that is frozen.
+	RoutePG(id uint32, frozen bool) (r Route, ok bool)
+	// RouteMove finds a shard that splits or migrates by its id, for a janitor.
+	RouteMove(shard uint32) (r Route, ok bool)
+	// ReadOnly: the session may not CAS or WRITE.
+	ReadOnly() bool
+	// HashOf is the hash of a key in this namespace, for a janitor.
+	HashOf(key []byte) uint64
+	// Crowded: the shard fills up and should split before it is full.
+	Crowded(shard uint32)
 
 	// Hint returns what is remembered of the Op's key, if it was last seen less
 	// than layout.WordLifeEpochs ago.

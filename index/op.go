@@ -25,11 +25,14 @@ type Op struct {
 	// called several times; the last call counts. The value it returns must stay
 	// unchanged until the next call or Done.
 	Modify func(cur *layout.Record) (value []byte, expiry uint64, err error)
-	// Scan starts at slot ScanFrom (0..509) of cluster ScanCluster of the shard
+	// Scan starts at slot ScanFrom (0..509, and 510..1019 for what has moved to a
+	// child) of cluster ScanCluster of the shard
 	// that covers hash prefix Hash.
 	ScanCluster uint32
 	ScanFrom    uint16
 	ScanBytes   int // stop after about so many bytes of records
+	// Work says what a janitor's kinds work on; see work.go.
+	Work Work
 	// Raw reads RawLen bytes at RawOff of one replica of placement group RawPG,
 	// all of them in one space.
 	RawPG      uint32
@@ -80,6 +83,7 @@ type Op struct {
 	atA        bool // what is under change was read at A, P need not show it
 	locked     bool
 	lock       layout.Lock
+	lockOff    uint64 // of the group's lock in the region
 	lockExpect layout.Lock
 	version    uint64
 	value      []byte
@@ -89,12 +93,15 @@ type Op struct {
 	answer     error // what to answer after a sync
 	retries    int
 	expired    bool
+	rebase     bool   // the placement group has another epoch now
+	child      uint32 // shard id of the child that the key was followed to, or 0
+	sureChild  bool   // its group's move is complete: the child may take inserts
 
 	ownLen int
 	own    []byte // encoded record
 	recs   [][]byte
-	words  [2][]byte
-	groups [4][]byte // A, P, stash, stash at P
+	words  [3][]byte
+	groups [5][]byte // A or tail, P, stash, stash at P, a joiner's
 
 	cand      []uint8 // slots (as in Hint) whose records were asked for
 	stashRead bool
@@ -106,7 +113,10 @@ type Op struct {
 	syncSlot uint8
 	syncRecs [2][]byte
 	unlinked bool
+	syncBase uint64 // region offset of the group that syncSlot is in; 0: the key's own
 	cluster  []byte
+	joiners  []byte // the joiner's copy of cluster
+	chunk    int    // next chunk to copy
 	syncQ    layout.Word
 	syncB    layout.Word
 	syncThen Step
@@ -115,6 +125,8 @@ type Op struct {
 	chunkID       uint64
 	readID        uint64
 	chunksWritten bool
+
+	work *workState // of a janitor's kinds
 }
 
 // Reset prepares o for another request; its buffers are the Env's again.
@@ -133,6 +145,25 @@ func (o *Op) Start(env Env) {
 
 // Step is where the Op stands.
 func (o *Op) Step() Step { return o.step }
+
+// Rebase says that the placement group of o.Route has another epoch now, or is
+// frozen. Nothing of the Op is under way. Next goes on under the new view: what
+// A decided is looked up again, what it has not decided starts over. No publish
+// or sync is carried across a view change.
+func (o *Op) Rebase() {
+	if o.step != stepDone {
+		o.rebase = true
+	}
+}
+
+// MapVersion is the oldest map that the Op still acts by; ok is false while it acts by
+// none: it will ask for its route before its next access, and nothing that it
+// posted can still land.
+func (o *Op) MapVersion() (v uint64, ok bool) {
+	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 ||
+		(o.deciding || o.won) && !Mutation(MutResumedIsNew)
+	return o.Route.MapVersion, bound && o.Route.PG != nil
+}
 
 // Posted reports whether the deciding verb has been posted without a known
 // result: the operation may have happened.
@@ -167,7 +198,7 @@ func (o *Op) Next() Action {
 	case Done:
 		o.Waits = 0
 	}
-	if a == Alloc {
+	if a == Alloc && !o.Kind.isWork() {
 		// While it waits for memory the Op keeps nothing that it has seen, nor
 		// the lock: it would hold back the reclaim epoch that frees memory.
 		o.step = stepStart
@@ -182,6 +213,9 @@ func (o *Op) Next() Action {
 func (o *Op) next() Action {
 	if o.step > stepStart && o.anyFailed() {
 		return o.fault()
+	}
+	if o.rebase {
+		return o.rebased()
 	}
 	switch o.step {
 	case stepStart:
@@ -229,6 +263,12 @@ func (o *Op) next() Action {
 	case stepReadRaw:
 		o.Record.Value = o.recs[0]
 		return o.finish(nil)
+	case stepSyncChunk:
+		return o.gotSyncChunk()
+	case stepSplitSeen:
+		return o.splitSeen()
+	case stepWork:
+		return o.workNext()
 	}
 	panic(fmt.Sprintf("index: Next in step %v", o.step))
 }
@@ -269,40 +309,154 @@ func (o *Op) fault() Action {
 	return Reconnect
 }
 
+// rebased is fault without a failed access: the round trip is over, but the
+// view it belonged to is not in force any more.
+func (o *Op) rebased() Action {
+	if o.step > stepStart {
+		if o.step == stepCASSlot && o.deciding {
+			// It completed: what it found is known.
+			o.deciding = false
+			if layout.Word(o.theCAS().Found) == o.x {
+				o.won = true
+			}
+		}
+		adrift := o.adrift
+		o.fault()
+		o.adrift = adrift // every access completed
+	}
+	o.rebase = false
+	return o.start()
+}
+
 // start begins the Op, or goes on with it after a Reconnect.
 func (o *Op) start() Action {
 	after := o.after
-	o.after, o.adrift = 0, false
-	switch after {
-	case stepResolve:
-		return o.resolve()
-	case stepPublish:
-		return o.sync(o.slot, 1, stepPublish)
-	case stepLockGroup:
-		if !o.OwnerFenced && !Mutation(MutBreakLockEarly) {
-			o.lockExpect = 0
-		}
+	if after == stepResolve || after == stepPublish {
+		return o.resume(after)
 	}
+	o.after, o.adrift, o.syncBase = 0, false, 0
+	o.toParent()
 	r, ok := o.route()
 	if !ok {
 		return Refresh
 	}
-	if o.havePlace && o.Route.PG != nil && (o.Route.PG.ID != r.PG.ID || o.Route.PG.Epoch != r.PG.Epoch) {
-		// The place belongs to memory this Op no longer writes to.
-		o.dropPlace()
+	if after == stepLockGroup && (!o.OwnerFenced && !Mutation(MutBreakLockEarly)) || !sameMemory(&o.Route, &r) {
+		o.lockExpect = 0
+	}
+	if o.lock != 0 && !sameMemory(&o.Route, &r) {
+		// The lock of another group: nobody is to wait for it.
+		if o.Route.PG.ID != r.PG.ID || o.Route.PG.Head == r.PG.Head {
+			o.begin()
+			o.addUnlock()
+			return Backoff
+		}
+		o.lock, o.locked = 0, false // it went with the arbiter
+	}
+	if o.havePlace || len(o.chunks) > 0 {
+		switch {
+		case !samePlaces(o.Route.PG, r.PG), o.placeRecalled(r.PG):
+			o.dropPlace()
+		case o.Route.PG.Epoch != r.PG.Epoch:
+			o.written, o.chunksWritten = false, false // not on every replica of this epoch
+			if len(o.chunks) > 0 {
+				o.prepared = false
+			}
+		}
 	}
 	o.Route = r
 	return o.dispatch()
 }
 
-func (o *Op) route() (Route, bool) {
-	switch o.Kind {
-	case Scan:
-		return o.env.RouteShard(o.Hash)
-	case Raw:
-		return o.env.RoutePG(o.RawPG)
+// sameMemory reports whether b's groups are those of a, in memory that lives on.
+func sameMemory(a, b *Route) bool {
+	return a.PG == nil || a.PG.ID == b.PG.ID && a.PG.Head == b.PG.Head && a.ShardOff == b.ShardOff
+}
+
+// samePlaces reports whether a place of a is one of b.
+func samePlaces(a, b *PG) bool { return a.ID == b.ID && a.Generation == b.Generation }
+
+func (o *Op) placeRecalled(pg *PG) bool {
+	if o.havePlace && pg.IsRecalled(o.n.Unit()) {
+		return true
 	}
-	return o.env.Route(o.Hash)
+	for _, c := range o.chunks {
+		if pg.IsRecalled(c.Unit) {
+			return true
+		}
+	}
+	return false
+}
+
+// resume goes on with an Op that A has decided, or may have, in the view now in
+// force and where it was decided: a shard that moved meanwhile is none of its
+// business.
+func (o *Op) resume(after Step) Action {
+	o.step = stepStart
+	old := o.Route.PG
+	r, ok := o.env.RoutePG(old.ID, o.Kind.isWork() && o.Work.Frozen)
+	if !ok {
+		return Refresh
+	}
+	o.after, o.adrift = 0, false
+	if !samePlaces(old, r.PG) {
+		o.leak()
+		o.won = false
+		return o.finish(fmt.Errorf("%w: placement group %d lost its memory", ErrUnknown, old.ID))
+	}
+	o.Route.PG = r.PG
+	if old.Head != r.PG.Head {
+		o.lock, o.locked = 0, false // it went with the arbiter
+		after = stepResolve
+	}
+	switch {
+	case after == stepResolve:
+		return o.resolve()
+	case Mutation(MutResumePublish):
+		return o.publish()
+	}
+	return o.sync(o.slot, 1, stepPublish)
+}
+
+func (o *Op) route() (r Route, ok bool) {
+	switch {
+	case o.Kind == Scan:
+		o.child = 0
+		return o.env.RouteShard(o.Hash)
+	case o.Kind == Raw:
+		return o.env.RoutePG(o.RawPG, false)
+	case o.Kind == Move, o.Kind == Abandon:
+		return o.env.RouteMove(o.Work.Shard)
+	case o.Kind.isWork():
+		return o.env.RoutePG(o.Work.PG, o.Work.Frozen)
+	}
+	if r, ok = o.env.Route(o.Hash); !ok || o.child == 0 {
+		return r, ok
+	}
+	if r.Child != nil && r.Child.Shard == o.child && r.moves(o.Hash) {
+		return *r.Child, r.Child.PG != nil
+	}
+	o.child, o.sureChild = 0, false
+	return r, true
+}
+
+// goChild follows the key to where its group moves; sure: the group's move is
+// complete. The publisher has shown it.
+func (o *Op) goChild(sure bool) Action {
+	r, ok := o.env.Route(o.Hash)
+	if !ok || r.Child == nil || r.Shard != o.Route.Shard {
+		return o.again(Refresh) // the map is older, or newer, than the move
+	}
+	o.child, o.sureChild = r.Child.Shard, sure
+	if o.lock != 0 {
+		return o.unlockAnd(Backoff)
+	}
+	return o.again(0)
+}
+
+// splitDone reports whether h says that the group's move is complete and the
+// Op's map does not know.
+func (o *Op) splitDone(h layout.Header) bool {
+	return h.Split() && h.Depth() > o.Route.Depth && o.Route.moves(o.Hash)
 }
 
 // again restarts the Op after something that took no effect; a is what to ask
@@ -323,6 +477,9 @@ const maxRetries = 8
 
 // dispatch chooses the first round trip.
 func (o *Op) dispatch() Action {
+	if o.Kind.isWork() {
+		return o.startWork()
+	}
 	switch o.Kind {
 	case Scan:
 		return o.readCluster()
@@ -332,7 +489,10 @@ func (o *Op) dispatch() Action {
 		return o.post(stepReadRaw)
 	}
 	h, hinted := o.env.Hint(o)
-	if hinted && !layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+	if c := o.Route.Child; hinted && c != nil && h.Shard == c.Shard && o.Route.moves(o.Hash) && c.PG != nil {
+		o.Route, o.child = *c, c.Shard // it was found there before
+	}
+	if hinted && (h.Shard != o.Route.Shard || !layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi)) {
 		hinted = false
 	}
 	switch o.Kind {
@@ -410,8 +570,20 @@ func (o *Op) stash() uint64 {
 	return o.Route.ShardOff + s
 }
 
+// headerSlot, for sync, is the header of a group.
+const headerSlot = 0xff
+
 // slotOff is the region offset of a slot numbered as in Hint.
 func (o *Op) slotOff(slot uint8) uint64 {
+	if o.syncBase != 0 {
+		if slot == headerSlot {
+			return o.syncBase
+		}
+		return o.syncBase + layout.SlotOff(int(slot))
+	}
+	if slot == headerSlot {
+		return o.home()
+	}
 	if slot >= StashSlot {
 		return o.stash() + layout.SlotOff(int(slot-StashSlot))
 	}
@@ -454,12 +626,47 @@ func wordAt(b []byte) layout.Word { return layout.Word(binary.LittleEndian.Uint6
 // behind an unchanged slot is of the word's life, wherever the word was learnt.
 func (o *Op) getCached(h Hint) Action {
 	o.take(h)
-	p := o.Route.PG.publisher()
+	p := o.Route.PG.tail()
 	o.begin()
 	slot := Access{Verb: Read, Space: Index, Replica: p, Off: o.slotOff(h.Slot), Buf: o.word(0)}
 	rec := Access{Verb: Read, Space: Heap, Replica: p, Off: h.Word.Off(), Buf: o.recBuf(0, h.Word.ReadLen())}
+	if Mutation(MutRecordFirst) {
+		slot, rec = rec, slot
+	}
 	o.Accesses = append(o.Accesses, slot, rec)
+	if o.Route.PG.Joining {
+		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
+	}
 	return o.post(stepGetCached)
+}
+
+// joinerBehind brings a slot up that a joiner shows in another state than the
+// replica before it, and looks again. Both were read side by side.
+func (o *Op) joinerBehind(slot uint8) Action {
+	if o.env.ReadOnly() {
+		return o.again(Backoff) // somebody else will
+	}
+	if o.retries++; o.retries > maxRetries {
+		o.retries = 0
+		return o.unlockAnd(Backoff)
+	}
+	return o.sync(slot, 1, stepStart)
+}
+
+// joinerDiffers finds a slot in which the joiner's group j may hide or show the
+// key otherwise than g does.
+func (o *Op) joinerDiffers(g, j layout.Group) (slot uint8, differs bool) {
+	if !o.Route.PG.Joining {
+		return 0, false
+	}
+	fp := layout.FP(o.Hash)
+	for i := range layout.GroupSlots {
+		a, b := g.Slot(i), j.Slot(i)
+		if a != b && (a.State() != layout.Empty && a.FP() == fp || b.State() != layout.Empty && b.FP() == fp) {
+			return uint8(i), true
+		}
+	}
+	return 0, false
 }
 
 // Hit judges the two READs of a cached GET, slot first: rec answers for key if
@@ -474,6 +681,9 @@ func Hit(found, w layout.Word, rec, key []byte) (r layout.Record, ok bool) {
 
 func (o *Op) gotCached() Action {
 	w := wordAt(o.words[0])
+	if o.Route.PG.Joining && wordAt(o.words[2]) != w {
+		return o.joinerBehind(o.slot)
+	}
 	if r, ok := Hit(w, o.x, o.recs[0], o.Key); ok {
 		return o.present(o.slot, w, r)
 	}
@@ -489,7 +699,7 @@ func (o *Op) gotCached() Action {
 	if w.Readable() && w.FP() == layout.FP(o.Hash) && o.retries < 2 &&
 		layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
 		o.retries++
-		return o.getCached(Hint{Word: w, Slot: o.slot})
+		return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
 	}
 	o.env.Forget(o)
 	return o.readGroup()
@@ -497,8 +707,18 @@ func (o *Op) gotCached() Action {
 
 func (o *Op) readGroup() Action {
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.home(), Buf: o.group(0)})
+	o.readGroupAt(o.home(), 0)
 	return o.post(stepReadGroup)
+}
+
+// readGroupAt reads a group where readers look, into buffer i, and a joiner's
+// copy beside it.
+func (o *Op) readGroupAt(off uint64, i int) {
+	pg := o.Route.PG
+	o.add(Access{Verb: Read, Space: Index, Replica: pg.tail(), Off: off, Buf: o.group(i)})
+	if pg.Joining {
+		o.add(Access{Verb: Read, Space: Index, Replica: pg.publisher(), Off: off, Buf: o.group(4)})
+	}
 }
 
 // collect lists the slots of g that may hold the key.
@@ -552,12 +772,19 @@ func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, err e
 func (o *Op) gotGroup() Action {
 	o.cand = o.cand[:0]
 	g := layout.Group(o.groups[0])
+	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
+		return o.joinerBehind(s)
+	}
+	if o.Route.PG.Joining && layout.Group(o.groups[4]).Header().OVF() {
+		// A writer of this epoch may have told the joiner first.
+		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
+	}
 	if err := o.collect(g, 0); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) > 0 {
 		o.begin()
-		o.readCandidates(o.Route.PG.publisher())
+		o.readCandidates(o.Route.PG.tail())
 		return o.post(stepReadRecords)
 	}
 	return o.notHome(g)
@@ -566,18 +793,31 @@ func (o *Op) gotGroup() Action {
 // notHome goes on where the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
 	h := g.Header()
-	if h.Split() || o.anyMoved(g) {
-		return o.again(Refresh)
+	if done := o.splitDone(h); done || o.anyMoved(g) {
+		return o.goChild(done)
 	}
 	if !h.OVF() {
 		return o.absent()
 	}
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.stash(), Buf: o.group(2)})
+	o.readGroupAt(o.stash(), 2)
 	return o.post(stepReadStash)
 }
 
-func (o *Op) anyMoved(g layout.Group) bool {
+// anyMoved reports whether the key may have left home group g.
+func (o *Op) anyMoved(g layout.Group) bool { return !o.leftOver(g) && o.movedIn(g) }
+
+// leftOver reports whether MOVED words of home group g are left over from a move
+// that the Op's map knows to be over.
+func (o *Op) leftOver(g layout.Group) bool {
+	return o.Route.Child == nil && g.Header().Split() && g.Header().Depth() <= o.Route.Depth
+}
+
+// movedIn reports whether a MOVED word of g may have been the key's.
+func (o *Op) movedIn(g layout.Group) bool {
+	if !o.Route.moves(o.Hash) {
+		return false
+	}
 	fp := layout.FP(o.Hash)
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Moved && w.FP() == fp {
@@ -590,17 +830,17 @@ func (o *Op) anyMoved(g layout.Group) bool {
 func (o *Op) gotStash() Action {
 	o.cand = o.cand[:0]
 	g := layout.Group(o.groups[2])
+	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
+		return o.joinerBehind(StashSlot + s)
+	}
 	if err := o.collect(g, StashSlot); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) == 0 {
-		if o.anyMoved(g) {
-			return o.again(Refresh)
-		}
-		return o.absent()
+		return o.notStashed()
 	}
 	o.begin()
-	o.readCandidates(o.Route.PG.publisher())
+	o.readCandidates(o.Route.PG.tail())
 	return o.post(stepReadStashRecords)
 }
 
@@ -614,8 +854,18 @@ func (o *Op) gotRecords() Action {
 	case o.step == stepReadRecords:
 		return o.notHome(o.groups[0])
 	default:
-		return o.absent()
+		return o.notStashed()
 	}
+}
+
+// notStashed goes on where the stash does not hold the key.
+func (o *Op) notStashed() Action {
+	// The stash's own header says nothing; its leftovers are cleared before the
+	// home group's.
+	if o.movedIn(o.groups[2]) && !o.leftOver(o.groups[0]) {
+		return o.goChild(false)
+	}
+	return o.absent()
 }
 
 // suspect looks again before it calls bytes corrupt.
@@ -629,7 +879,7 @@ func (o *Op) suspect(err error) Action {
 
 // present acts on the key's record r, found at the publisher under w.
 func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
-	o.env.Remember(o, Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(&r)})
+	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot, Flags: flagsOf(&r)})
 	o.takeRecord(slot, w, &r)
 	o.Version, o.atA = r.Version, false
 	switch o.Kind {
@@ -729,7 +979,7 @@ func (o *Op) readChunks(manifest []byte) Action {
 	o.begin()
 	for i, c := range m.Chunks {
 		b := o.recBuf(1+i, layout.SizeOf(c.Code))
-		o.add(Access{Verb: Read, Space: Heap, Replica: pg.publisher(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+		o.add(Access{Verb: Read, Space: Heap, Replica: pg.tail(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
 	}
 	return o.post(stepReadChunks)
 }
@@ -855,6 +1105,9 @@ func (o *Op) addRecord(r uint8) {
 
 // update writes the record everywhere and swings x to it at A, in one round.
 func (o *Op) update() Action {
+	if o.x.State() == layout.Frozen {
+		return o.isFrozen()
+	}
 	if a := o.prepare(o.xVersion); a != 0 {
 		return a
 	}
@@ -868,12 +1121,25 @@ func (o *Op) update() Action {
 }
 
 func (o *Op) casDelete() Action {
+	if o.x.State() == layout.Frozen {
+		return o.isFrozen()
+	}
 	o.n = o.x.Delete(o.env.Session())
+	if Mutation(MutEmptyShared) {
+		o.n = o.x.Delete(0)
+	}
 	if Mutation(MutEmptyIsZero) {
 		o.n = 0
 	}
 	o.begin()
 	return o.casSlot()
+}
+
+// isFrozen waits where the key's word may be read but not written: it is on its
+// way elsewhere.
+func (o *Op) isFrozen() Action {
+	o.env.Forget(o)
+	return o.again(Backoff)
 }
 
 // casSlot adds the deciding CAS and, while the lock is held, its release where
@@ -889,7 +1155,7 @@ func (o *Op) casSlot() Action {
 
 // addUnlock releases the insert lock by CAS, off the path.
 func (o *Op) addUnlock() {
-	o.add(Access{Verb: CAS, Space: Index, NoWait: true, Off: o.home() + layout.GroupLockOff,
+	o.add(Access{Verb: CAS, Space: Index, NoWait: true, Off: o.lockOff,
 		Expect: uint64(o.lock), New: 0})
 	o.locked, o.lock = false, 0
 }
@@ -928,7 +1194,11 @@ func (o *Op) lost(c layout.Word) Action {
 	case layout.Frozen:
 		return o.again(Backoff)
 	case layout.Moved:
-		return o.again(Refresh)
+		if Mutation(MutFollowMovedAtA) {
+			return o.goChild(true)
+		}
+		// Nobody follows it before the publisher shows it.
+		return o.sync(o.slot, 1, stepStart)
 	case layout.Empty:
 		// Gone from this slot; whether the key is elsewhere, a lookup tells.
 		return o.lookAgain()
@@ -961,6 +1231,9 @@ func (o *Op) gotLost() Action {
 	}
 	o.takeRecord(o.slot, o.x, &r)
 	o.Version, o.atA = r.Version, true
+	if Mutation(MutRecordFirst) {
+		o.env.Remember(o, Hint{Word: o.x, Version: r.Version, Shard: o.Route.Shard, Slot: o.slot, Flags: flagsOf(&r)})
+	}
 	// Nobody learns of a state that the publisher does not show.
 	switch {
 	case o.Kind == Put && o.expired && (o.Cond == IfVersion || o.Cond == IfPresent):
@@ -985,18 +1258,33 @@ func (o *Op) gotLost() Action {
 // record is written.
 func (o *Op) lockGroup() Action {
 	o.x, o.xVersion, o.xFlags = 0, 0, 0
+	if o.child != 0 && !o.sureChild && !Mutation(MutInsertInChild) {
+		// Only the parent's lock tells whether the child takes inserts yet.
+		o.child = 0
+		r, ok := o.env.Route(o.Hash)
+		if !ok {
+			return o.again(Refresh)
+		}
+		if !sameMemory(&o.Route, &r) {
+			if o.havePlace && !samePlaces(o.Route.PG, r.PG) {
+				o.dropPlace()
+			}
+			o.Route = r
+		}
+	}
 	if a := o.prepare(0); a != 0 {
 		return a
 	}
 	if o.lock == 0 {
 		o.lock = layout.MakeLock(o.env.Session(), o.env.Stamp())
 	}
+	o.lockOff = o.home() + layout.GroupLockOff
 	o.begin()
 	if Mutation(MutNoInsertLock) {
 		o.locked = true
 	}
 	if !o.locked {
-		o.add(Access{Verb: CAS, Space: Index, Off: o.home() + layout.GroupLockOff,
+		o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,
 			Expect: uint64(o.lockExpect), New: uint64(o.lock)})
 	}
 	o.add(Access{Verb: Read, Space: Index, Off: o.home(), Buf: o.group(0)})
@@ -1028,14 +1316,15 @@ func (o *Op) gotLock() Action {
 		o.locked, o.lockExpect, o.Waits = true, 0, 0
 	}
 	g := layout.Group(o.groups[0])
-	h := g.Header()
-	if h.Split() {
-		return o.unlockAnd(Refresh)
-	}
-	for i := range layout.GroupSlots {
-		if s := g.Slot(i).State(); s == layout.Frozen || s == layout.Moved {
-			return o.unlockAnd(Backoff)
+	if h := g.Header(); o.splitDone(h) {
+		if Mutation(MutFollowSplitAtA) {
+			return o.splitSeen()
 		}
+		// Nobody follows it before the publisher shows it.
+		return o.sync(headerSlot, 1, stepSplitSeen)
+	}
+	if o.moveUnfinished(g) && !Mutation(MutInsertHalfMoved) {
+		return o.unlockAnd(Backoff)
 	}
 	o.diff = o.diff[:0]
 	if o.Route.PG.publisher() != 0 && !Mutation(MutNoSyncBeforeInsert) {
@@ -1049,6 +1338,25 @@ func (o *Op) gotLock() Action {
 	return o.syncGroup()
 }
 
+// moveUnfinished reports whether a move of the group has begun that may not be
+// over. What a complete one left behind is marked by SPLIT.
+func (o *Op) moveUnfinished(g layout.Group) bool {
+	for i := range layout.GroupSlots {
+		switch g.Slot(i).State() {
+		case layout.Frozen:
+			return true
+		case layout.Moved:
+			if !g.Header().Split() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// splitSeen: the publisher shows that the group's move is complete.
+func (o *Op) splitSeen() Action { return o.goChild(true) }
+
 // askFenced waits for a lock that somebody holds. It may be broken only after
 // its owner's fence is confirmed: until then a verb of the owner can still land.
 func (o *Op) askFenced() Action {
@@ -1061,7 +1369,7 @@ func (o *Op) askFenced() Action {
 func (o *Op) unlockAnd(a Action) Action {
 	o.step = stepStart
 	o.begin()
-	if o.lock != 0 {
+	if o.lock != 0 && !(a == Refresh && Mutation(MutParkedKeepsLock)) {
 		o.addUnlock()
 	}
 	return a
@@ -1074,6 +1382,12 @@ func (o *Op) syncGroup() Action {
 	if n := len(o.diff); n > 0 {
 		s := o.diff[n-1]
 		o.diff = o.diff[:n-1]
+		if Mutation(MutInsertPair) {
+			o.begin()
+			o.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(s),
+				Expect: uint64(layout.Group(o.groups[1]).Slot(int(s))), New: uint64(layout.Group(o.groups[0]).Slot(int(s)))})
+			return o.post(stepSyncGroup)
+		}
 		return o.sync(s, 1, stepSyncGroup)
 	}
 	o.stashRead = false
@@ -1163,6 +1477,9 @@ func (o *Op) answerAfterSync(err error) Action {
 
 func (o *Op) absentLocked() Action {
 	g := layout.Group(o.groups[0])
+	if g.Header().OVF() && o.movedIn(o.groups[2]) && !o.leftOver(g) {
+		return o.unlockAnd(Backoff) // a move of this group is unfinished, or not cleared yet
+	}
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Empty {
 			o.slot, o.x, o.xVersion, o.xFlags, o.expired = uint8(i), w, 0, 0, false
@@ -1198,6 +1515,15 @@ func (o *Op) gotOVF() Action {
 		}
 	}
 	g := layout.Group(o.groups[2])
+	used := 0
+	for i := range layout.GroupSlots {
+		if g.Slot(i).State() != layout.Empty {
+			used++
+		}
+	}
+	if used >= stashCrowded {
+		o.env.Crowded(o.Route.Shard)
+	}
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Empty {
 			o.slot, o.x, o.xVersion, o.xFlags, o.expired = StashSlot+uint8(i), w, 0, 0, false
@@ -1205,8 +1531,12 @@ func (o *Op) gotOVF() Action {
 			return o.casSlot()
 		}
 	}
-	return o.finish(fmt.Errorf("%w: group and stash at %#x of pg %d hold no free slot", ErrFull, o.home(), o.Route.PG.ID))
+	return o.unlockAnd(Grow)
 }
+
+// stashCrowded is how many slots of a stash are in use when a shard should split:
+// some 15 keys of its cluster's 480 are there at a load of about 0.7.
+const stashCrowded = 12
 
 // ---- publish and sync ------------------------------------------------------
 
@@ -1235,7 +1565,7 @@ func (o *Op) publishStage() Action {
 }
 
 func (o *Op) gotPublish() Action {
-	if layout.Word(o.Accesses[0].Found) != o.x {
+	if f := layout.Word(o.Accesses[0].Found); f != o.x && !(f == o.n && Mutation(MutPublishGoesOn)) {
 		return o.sync(o.slot, o.pubK, stepPublish)
 	}
 	if o.pubK++; o.pubK < o.Route.PG.Replicas {
@@ -1263,6 +1593,12 @@ func (o *Op) syncRead() Action {
 			return o.syncStash()
 		case stepStart:
 			return o.again(0)
+		case stepSplitSeen:
+			return o.splitSeen()
+		case stepReadCluster:
+			return o.readCluster()
+		case stepWork:
+			return o.workNext()
 		}
 		return o.finish(o.answer)
 	}
@@ -1287,11 +1623,19 @@ func (o *Op) syncNext() Action {
 	case stepSyncPrev:
 		b := wordAt(o.words[1])
 		o.syncB = b
+		if o.syncSlot == headerSlot {
+			// Headers grow; an OVF that only a later replica has yet must stay.
+			o.syncB = layout.Word(layout.Header(o.syncQ).Merge(layout.Header(b)))
+			if o.syncB != o.syncQ {
+				return o.syncCAS(false)
+			}
+			b = o.syncQ
+		}
 		switch {
 		case b == o.syncQ:
 			o.syncK++
 			return o.syncRead()
-		case !b.Readable():
+		case !b.Readable(), Mutation(MutHelperBlind):
 			return o.syncCAS(false)
 		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
 			return o.syncBroken(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
@@ -1318,6 +1662,10 @@ func (o *Op) syncNext() Action {
 			_, err := layout.ParseRecord(mine)
 			same = err == nil
 		}
+		if !same && layout.RecordFlags(prev[10])&layout.FlagManifest != 0 {
+			o.chunk = 0
+			return o.syncChunks()
+		}
 		return o.syncCAS(!same)
 	default: // stepSyncCAS
 		a := &o.Accesses[len(o.Accesses)-1]
@@ -1330,9 +1678,55 @@ func (o *Op) syncNext() Action {
 	}
 }
 
+// syncChunks copies the chunks of the manifest under way before the manifest
+// itself: one by one, READ from the predecessor and WRITE.
+func (o *Op) syncChunks() Action {
+	pg := o.Route.PG
+	r, err := layout.ParseRecord(o.syncRecs[1])
+	if err != nil {
+		return o.syncRead()
+	}
+	m, err := layout.ParseManifest(r.Value, pg.HeapLo, pg.HeapHi)
+	if err != nil {
+		return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", pg.ID, o.syncK-1, err))
+	}
+	if o.chunk >= len(m.Chunks) {
+		return o.syncCAS(true)
+	}
+	c := m.Chunks[o.chunk]
+	o.begin()
+	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - 1, Off: uint64(c.Unit) * layout.UnitSize,
+		Buf: o.syncBuf(0, layout.SizeOf(c.Code))})
+	return o.post(stepSyncChunk)
+}
+
+func (o *Op) gotSyncChunk() Action {
+	if a := &o.Accesses[0]; a.Verb == Read {
+		b := a.Buf
+		r, err := layout.ParseRecord(b)
+		if err != nil || r.Flags&layout.FlagChunk == 0 {
+			// The manifest was replaced and its chunks are on their way out.
+			if o.retries++; o.retries > 100 {
+				return o.syncBroken(fmt.Errorf("pg %d replica %d: chunk: %w", o.Route.PG.ID, o.syncK-1, err))
+			}
+			return o.syncRead()
+		}
+		off := a.Off
+		o.begin()
+		o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: off, Buf: b[:layout.RecordLen(0, len(r.Value))]})
+		return o.post(stepSyncChunk)
+	}
+	o.chunk++
+	return o.syncChunks()
+}
+
 // syncBroken ends an Op that cannot bring the chain up. One that A decided may
 // yet be seen.
 func (o *Op) syncBroken(err error) Action {
+	if o.Kind == Sync || o.Kind == Scrub {
+		o.finding("%v", err)
+		return o.workNext()
+	}
 	if o.won {
 		o.leak()
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
@@ -1373,7 +1767,7 @@ func (o *Op) published() Action {
 		if o.expiry != 0 {
 			f |= HintExpires
 		}
-		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Slot: o.slot, Flags: f})
+		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Shard: o.Route.Shard, Slot: o.slot, Flags: f})
 	}
 	o.havePlace = false
 	o.chunks = o.chunks[:0]
@@ -1430,8 +1824,10 @@ func (o *Op) resolved() Action {
 		return o.sync(o.slot, 1, stepPublish)
 	case o.x:
 		// It did not happen. n may have been seen, so it is never posted again.
-		o.deciding = false
-		o.retire()
+		o.deciding, o.won = false, false
+		if !Mutation(MutRetrySameWord) {
+			o.retire()
+		}
 		o.written = false
 		return o.again(0)
 	}
@@ -1465,7 +1861,7 @@ func (o *Op) NotPosted() {
 		o.deciding = false
 	}
 	for i := range o.Accesses {
-		if a := &o.Accesses[i]; a.NoWait && o.lock == 0 && a.Off == o.home()+layout.GroupLockOff {
+		if a := &o.Accesses[i]; a.NoWait && o.lock == 0 && a.Off == o.lockOff {
 			o.lock = layout.Lock(a.Expect)
 		}
 	}
@@ -1480,6 +1876,7 @@ func (o *Op) leakOwn() {
 		o.env.Leak(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
 	}
 	o.havePlace, o.chunks = false, o.chunks[:0]
+	o.leakWork()
 }
 
 // Fail ends the Op from outside: its time is over, or memory, the map or the
@@ -1500,6 +1897,7 @@ func (o *Op) Fail(err error) Action {
 }
 
 func (o *Op) finish(err error) Action {
+	o.endWork()
 	o.begin()
 	if o.lock != 0 {
 		o.addUnlock()
@@ -1516,16 +1914,29 @@ func (o *Op) finish(err error) Action {
 const clusterSlots = (layout.ClusterGroups + 1) * layout.GroupSlots
 
 func (o *Op) readCluster() Action {
-	if o.ScanCluster >= o.Route.Clusters {
-		o.ScanEnd = true
-		return o.finish(nil)
+	o.syncBase = 0
+	if o.ScanFrom >= clusterSlots && o.Route.Child != nil {
+		if o.Route.Child.PG == nil {
+			return o.again(Refresh)
+		}
+		o.Route = *o.Route.Child // what has moved of this cluster
+		o.child = o.Route.Shard
+	}
+	if o.ScanCluster >= o.Route.Clusters || o.ScanFrom >= clusterSlots && o.child == 0 {
+		return o.scanned()
 	}
 	if o.cluster == nil {
 		o.cluster = o.env.Buf(o, layout.ClusterSize)
 	}
+	off := o.Route.ShardOff + uint64(o.ScanCluster)*layout.ClusterSize
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(),
-		Off: o.Route.ShardOff + uint64(o.ScanCluster)*layout.ClusterSize, Buf: o.cluster})
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: off, Buf: o.cluster})
+	if o.Route.PG.Joining {
+		if o.joiners == nil {
+			o.joiners = o.env.Buf(o, layout.ClusterSize)
+		}
+		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: off, Buf: o.joiners})
+	}
 	return o.post(stepReadCluster)
 }
 
@@ -1533,9 +1944,24 @@ func (o *Op) gotCluster() Action {
 	o.ScanNext, o.ScanEnd = 0, false
 	o.begin()
 	total := 0
-	for i := int(o.ScanFrom); i < clusterSlots; i++ {
-		g := layout.Group(o.cluster[i/layout.GroupSlots*layout.GroupSize:][:layout.GroupSize])
+	base := 0
+	if o.child != 0 {
+		base = clusterSlots
+	}
+	for i := int(o.ScanFrom) - base; i < clusterSlots; i++ {
+		at := i / layout.GroupSlots * layout.GroupSize
+		g := layout.Group(o.cluster[at:][:layout.GroupSize])
 		w := g.Slot(i % layout.GroupSlots)
+		if o.Route.PG.Joining && !o.env.ReadOnly() {
+			if j := layout.Group(o.joiners[at:][:layout.GroupSize]).Slot(i % layout.GroupSlots); j != w && (j.Readable() || w.Readable()) {
+				if len(o.Accesses) > 0 {
+					o.ScanNext = uint16(base + i)
+					break
+				}
+				o.syncBase = o.Route.ShardOff + uint64(o.ScanCluster)*layout.ClusterSize + uint64(at)
+				return o.sync(uint8(i%layout.GroupSlots), 1, stepReadCluster)
+			}
+		}
 		if !w.Readable() {
 			continue
 		}
@@ -1543,11 +1969,11 @@ func (o *Op) gotCluster() Action {
 			return o.finish(g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi))
 		}
 		if n := len(o.Accesses); n > 0 && total+w.ReadLen() > o.ScanBytes {
-			o.ScanNext = uint16(i)
+			o.ScanNext = uint16(base + i)
 			break
 		}
 		total += w.ReadLen()
-		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.publisher(), Off: w.Off(),
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.tail(), Off: w.Off(),
 			Buf: o.recBuf(len(o.Accesses), w.ReadLen())})
 	}
 	if len(o.Accesses) == 0 {
@@ -1574,6 +2000,9 @@ func (o *Op) gotScanRecords() Action {
 }
 
 func (o *Op) scanned() Action {
+	if o.ScanNext == 0 && o.child == 0 && o.Route.Child != nil && o.ScanCluster < o.Route.Clusters {
+		o.ScanNext = clusterSlots // the child's share of this cluster
+	}
 	o.ScanEnd = o.ScanNext == 0 && o.ScanCluster+1 >= o.Route.Clusters
 	return o.finish(nil)
 }

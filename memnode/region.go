@@ -71,7 +71,7 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 }
 
 // dropUnwanted drops the regions that want does not name, or names with another
-// layout, and returns how many of them could not be dropped yet.
+// layout or since another time, and returns how many of them could not be dropped yet.
 func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
 	n.mu.Lock()
 	var drop []*region
@@ -101,7 +101,7 @@ func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
 }
 
 func sameLayout(a, b *dirpb.WantRegion) bool {
-	return a.GetNamespaceId() == b.GetNamespaceId() && a.GetRegionBytes() == b.GetRegionBytes() && a.GetIndexBytes() == b.GetIndexBytes()
+	return a.GetSince() == b.GetSince() && a.GetNamespaceId() == b.GetNamespaceId() && a.GetRegionBytes() == b.GetRegionBytes() && a.GetIndexBytes() == b.GetIndexBytes()
 }
 
 // haveRegion makes and publishes one region as far as that is missing. That the
@@ -130,7 +130,7 @@ func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantR
 	defer cancel()
 	err := n.o.Directory.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
 		_, err := d.PublishRegion(ctx, &dirpb.PublishRegionRequest{
-			NodeId: reg.nodeID, Incarnation: reg.incarnation, PgId: pg, Keys: r.keys,
+			NodeId: reg.nodeID, Incarnation: reg.incarnation, PgId: pg, Keys: r.keys, Since: w.GetSince(),
 		})
 		return err
 	})

@@ -305,6 +305,15 @@ func (q *QP) State() QPState { return q.d.State() }
 // Close flushes and disconnects; see driver.QP.
 func (q *QP) Close() error { return q.d.Close() }
 
+// Abort is Close for a peer whose memory has been given up: it does not wait
+// for a confirmation that nothing can land there any more.
+func (q *QP) Abort() error {
+	if a, ok := q.d.(driver.Aborter); ok {
+		return a.Abort()
+	}
+	return q.d.Close()
+}
+
 // PostSend posts wrs behind one doorbell and returns how many were taken; see
 // driver.QP. A malformed WR refuses the whole call with ErrBadWR.
 func (q *QP) PostSend(wrs []WR) (int, error) {

@@ -30,7 +30,7 @@ var imports = []row{
 	{"internal/layout", "", "the bytes are defined once, below everything"},
 	{"index", "internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so that simulators can drive it"},
 	{"internal/heap", "", "carving memory is arithmetic, without I/O and without the protocol"},
-	{"internal/session", "index internal/heap internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
+	{"internal/session", "index internal/dirpb internal/heap internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
 	{"client", "index internal/dirclient internal/dirpb internal/hostid internal/layout internal/session rdma", "a service that links the library gets neither the store's processes nor the providers it did not ask for"},
 
 	{"rdma/driver", "", "the contract stands by itself"},
@@ -43,6 +43,7 @@ var imports = []row{
 
 	{"server/fsm/fsmpb", "internal/dirpb", "generated"},
 	{"server/fsm", "internal/dirpb internal/layout server/fsm/fsmpb", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
+	{"server/lead", "internal/dirpb internal/layout server/fsm server/fsm/fsmpb", "what a leader decides is a function of the state, what it heard and the time it is given: no raft, and nothing of server"},
 	{"server/raftstore", "", "a raft store knows nothing of what it stores"},
 	{"server", "internal/dirpb internal/token server/...", "the directory runs no data operation, so it needs nothing of the data path"},
 	{"memnode", "internal/dirpb internal/hostid internal/layout internal/token rdma rdma/driver", "a memory node is handed its devices, and takes no part in the protocol"},
@@ -53,10 +54,12 @@ var imports = []row{
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
+	{"internal/janitor", "client index internal/dirclient internal/dirpb internal/layout internal/session rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
-	{"internal/simtest", "index internal/... rdma rdma/...", "the harness runs the data path without the store's processes"},
+	{"internal/simtest", "client index internal/... rdma rdma/... server/fsm server/fsm/fsmpb server/lead", "the harness runs the data path without the store's processes"},
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
+	{"internal/nemesis", "", "it has only tests"},
 	{"internal/lint", "", "it only looks"},
 	{"deploy", "", "it has only tests"},
 	{"bench", "*", "it measures whatever there is"},
@@ -93,6 +96,7 @@ var never = []row{
 // not import.
 var pure = []row{
 	{"server/fsm", "time math/rand crypto/rand os net log log/slog sync", "applying a command again must give the same state; a leader puts time and random choices into the command"},
+	{"server/lead", "math/rand crypto/rand os net log log/slog sync", "the simulator drives it under virtual time; its host has the lock and the log"},
 	{"index", "time math/rand crypto/rand os net log log/slog sync", "a step machine never waits and reads no clock; its driver does"},
 	{"internal/layout", "math/rand crypto/rand os net log log/slog sync unsafe", "bytes are encoded explicitly"},
 }

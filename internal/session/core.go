@@ -18,6 +18,7 @@ package session
 
 import (
 	"fmt"
+	"math"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -31,132 +32,6 @@ import (
 
 func layoutWord(w uint64) layout.Word { return layout.Word(w) }
 
-// Keys are one region's keys at one provider.
-type Keys struct {
-	IndexRKey, IndexBase uint64
-	HeapRKey, HeapBase   uint64
-}
-
-// Member is one replica of a placement group.
-type Member struct {
-	Node        uint32
-	Incarnation uint64
-	Keys        map[string]Keys // by provider
-}
-
-// PG is a placement group as a session sees it.
-type PG struct {
-	index.PG
-	Active                  bool
-	Members                 []Member
-	RegionBytes, IndexBytes uint64
-}
-
-// Shard is a range of the hash space.
-type Shard struct {
-	ID       uint32
-	Prefix   uint32
-	Depth    uint8
-	PG       *PG
-	Off      uint64
-	Clusters uint32
-}
-
-// View is one version of the map, immutable once installed.
-type View struct {
-	Version uint64
-	PGs     map[uint32]*PG
-	Shards  []Shard // sorted by prefix, covering the hash space
-	// table finds a shard by the top tableBits bits of a hash.
-	table     []uint16
-	tableBits uint8
-	byID      []*PG // PGs again
-}
-
-// NewView checks and indexes a map. Shards must cover the hash space without
-// overlap.
-func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
-	v := &View{Version: version, PGs: make(map[uint32]*PG, len(pgs)), Shards: shards}
-	for _, p := range pgs {
-		if p.Replicas == 0 || int(p.Replicas) != len(p.Members) {
-			return nil, fmt.Errorf("map %d: pg %d has %d members, want %d", version, p.ID, len(p.Members), p.Replicas)
-		}
-		if p.IndexBytes < layout.RegionPageSize || p.IndexBytes > p.RegionBytes || p.RegionBytes > 1<<38 {
-			return nil, fmt.Errorf("map %d: pg %d: index of %d bytes in a region of %d", version, p.ID, p.IndexBytes, p.RegionBytes)
-		}
-		p.HeapLo = uint32((p.IndexBytes + layout.UnitSize - 1) / layout.UnitSize)
-		p.HeapHi = uint32(min(p.RegionBytes/layout.UnitSize, 1<<32-1))
-		v.PGs[p.ID] = p
-		for int(p.ID) >= len(v.byID) {
-			v.byID = append(v.byID, nil)
-		}
-		v.byID[p.ID] = p
-	}
-	if len(shards) == 0 {
-		return v, nil
-	}
-	sort.Slice(shards, func(i, j int) bool {
-		return left(shards[i]) < left(shards[j])
-	})
-	next := uint64(0)
-	for i := range shards {
-		s := &shards[i]
-		switch {
-		case s.Depth > 12:
-			return nil, fmt.Errorf("map %d: shard %d: depth %d, at most 12", version, s.ID, s.Depth)
-		case s.Prefix>>s.Depth != 0 || left(*s) != next:
-			return nil, fmt.Errorf("map %d: shard %d: prefix %#x/%d leaves a gap or overlaps", version, s.ID, s.Prefix, s.Depth)
-		case s.PG == nil || v.PGs[s.PG.ID] != s.PG || s.Clusters == 0 || s.Off%layout.GroupSize != 0 || s.Off < layout.RegionPageSize ||
-			s.Off+uint64(s.Clusters)*layout.ClusterSize > s.PG.IndexBytes:
-			return nil, fmt.Errorf("map %d: shard %d: %d clusters at %#x do not lie in the index of its pg", version, s.ID, s.Clusters, s.Off)
-		}
-		next += span(s.Depth)
-		v.tableBits = max(v.tableBits, s.Depth)
-	}
-	if next != 0 {
-		return nil, fmt.Errorf("map %d: shards end at hash %#x", version, next)
-	}
-	v.table = make([]uint16, 1<<v.tableBits)
-	for i, s := range shards {
-		lo := int(s.Prefix) << (v.tableBits - s.Depth)
-		for j := range 1 << (v.tableBits - s.Depth) {
-			v.table[lo+j] = uint16(i)
-		}
-	}
-	return v, nil
-}
-
-func left(s Shard) uint64 {
-	if s.Depth == 0 {
-		return 0
-	}
-	return uint64(s.Prefix) << (64 - s.Depth)
-}
-
-// span is the number of hashes a shard covers; 0 stands for all of them.
-func span(depth uint8) uint64 {
-	if depth == 0 {
-		return 0
-	}
-	return 1 << (64 - depth)
-}
-
-// pg finds a placement group; nil if the view has none of that id.
-func (v *View) pg(id uint32) *PG {
-	if int(id) >= len(v.byID) {
-		return nil
-	}
-	return v.byID[id]
-}
-
-// ShardOf finds the shard of a hash; nil if the view has none.
-func (v *View) ShardOf(hash uint64) *Shard {
-	if len(v.table) == 0 {
-		return nil
-	}
-	return &v.Shards[v.table[layout.ShardPrefix(hash, v.tableBits)]]
-}
-
 // Options configure a Core.
 type Options struct {
 	Session       uint32
@@ -168,6 +43,10 @@ type Options struct {
 	// SlabTasks is how many tasks' buffers, of 8 KiB each, are registered at a
 	// time. Default 32.
 	SlabTasks int
+	// ReadOnly: the session may not CAS or WRITE.
+	ReadOnly bool
+	// Hash is the namespace's hash of a key; needed for a janitor's work only.
+	Hash func(key []byte) uint64
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
 	Nanos  func() int64
 	Millis func() uint64
@@ -184,10 +63,13 @@ type Control interface {
 	WantMemory(pg uint32, units uint32)
 	// WantMap: version is not enough.
 	WantMap(version uint64)
-	// WantConn: lane needs a queue pair to node.
+	// WantConn: lane needs a queue pair to node, or holds one to a node whose
+	// memory is given up, which is to be closed.
 	WantConn(l *Lane, node uint32)
 	// WantFenced: is the session fenced? Core.SetFenced answers.
 	WantFenced(session uint32)
+	// WantSplit: the shard fills up. If it cannot grow, Core.SetNoGrowth answers.
+	WantSplit(shard uint32)
 }
 
 // Core is what the lanes of a session share.
@@ -209,16 +91,18 @@ type Core struct {
 		// exhausted is, by placement group, the number of renewals sent when the
 		// directory last had no memory to grant.
 		exhausted map[uint32]uint64
+		noGrowth  map[uint32]uint64 // likewise, by shard
 		fenced    map[uint32]bool
 		replies   []reply
 		minSeen   uint64
 	}
-	bufs bufPool
+	leaked atomic.Bool // memory was lost track of
+	bufs   bufPool
 }
 
 type pgHeap struct {
-	epoch uint32
-	heap  *heap.Heap
+	generation uint32
+	heap       *heap.Heap
 }
 
 type reply struct{ seq, epoch uint64 }
@@ -239,6 +123,7 @@ func NewCore(o Options) (*Core, error) {
 	c.millis.Store(o.Millis())
 	c.mu.heaps = make(map[uint32]*pgHeap)
 	c.mu.exhausted = make(map[uint32]uint64)
+	c.mu.noGrowth = make(map[uint32]uint64)
 	c.mu.fenced = make(map[uint32]bool)
 	if err := c.bufs.open(o.Devices); err != nil {
 		return nil, err
@@ -276,8 +161,8 @@ func (c *Core) Close() error {
 	return c.bufs.close()
 }
 
-// InstallView makes v the map in force, unless it is older. Lanes notice by
-// themselves.
+// InstallView makes v the map in force, unless it is older. Lanes notice when they
+// are pumped.
 func (c *Core) InstallView(v *View) {
 	for {
 		old := c.view.Load()
@@ -289,6 +174,21 @@ func (c *Core) InstallView(v *View) {
 		}
 	}
 }
+
+// Acked is the newest map version of which every lane has seen that no operation
+// begun under an older map is in flight, and Quiesced that of which none has a verb under way
+// that was posted under an older map. An idle lane notices a new map when pumped.
+func (c *Core) Acked() (acked, quiesced uint64) {
+	acked, quiesced = math.MaxUint64, math.MaxUint64
+	for _, l := range c.lanes {
+		acked, quiesced = min(acked, l.acked.Load()), min(quiesced, l.quiesced.Load())
+	}
+	return acked, quiesced
+}
+
+// Leaked reports whether the session has lost track of memory, which a recall
+// would find.
+func (c *Core) Leaked() bool { return c.leaked.Load() }
 
 // SetEpoch seeds E from the reply that opened the session.
 func (c *Core) SetEpoch(e uint64) { c.epoch.Store(e) }
@@ -364,25 +264,44 @@ func (c *Core) isFenced(session uint32) bool {
 	return c.mu.fenced[session]
 }
 
-// heapOf is the session's heap in a placement group; a new epoch of the group
-// begins with an empty one, since its memory is new.
-func (c *Core) heapOf(pg uint32, epoch uint32) *heap.Heap {
+// heapOf is the session's heap in a placement group; a new generation begins with
+// an empty one.
+func (c *Core) heapOf(pg, generation uint32) *heap.Heap {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := c.mu.heaps[pg]
-	if h != nil && h.epoch > epoch {
+	if h != nil && h.generation > generation {
 		return heap.New() // for an operation that outlived its memory
 	}
-	if h == nil || h.epoch != epoch {
-		h = &pgHeap{epoch: epoch, heap: heap.New()}
+	if h == nil || h.generation != generation {
+		h = &pgHeap{generation: generation, heap: heap.New()}
 		c.mu.heaps[pg] = h
 	}
 	return h.heap
 }
 
-// AddRun adds granted memory.
-func (c *Core) AddRun(pg, epoch, unit, units uint32) error {
-	return c.heapOf(pg, epoch).AddRun(unit, units)
+// AddRun adds memory granted in a generation of a placement group. What lies in an
+// extent that is being recalled was granted before and is left alone.
+func (c *Core) AddRun(pg, generation, unit, units uint32) error {
+	if v := c.view.Load(); v != nil {
+		if p := v.pg(pg); p != nil && p.IsRecalled(unit) {
+			return nil
+		}
+	}
+	return c.heapOf(pg, generation).AddRun(unit, units)
+}
+
+// SetNoGrowth says that the directory cannot split a shard just now.
+func (c *Core) SetNoGrowth(shard uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.noGrowth[shard] = c.sendSeq.Load() + 1
+}
+
+func (c *Core) noGrowth(shard uint32) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.noGrowth[shard]
 }
 
 // SetExhausted says that the directory had no memory of pg to grant just now.
@@ -400,8 +319,8 @@ func (c *Core) exhausted(pg uint32) uint64 {
 
 // Memory is what a session holds in one placement group.
 type Memory struct {
-	PG, Epoch uint32
-	Heap      *heap.Heap
+	PG, Generation uint32
+	Heap           *heap.Heap
 }
 
 // Heaps lists the session's heaps.
@@ -409,7 +328,7 @@ func (c *Core) Heaps() (hs []Memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, h := range c.mu.heaps {
-		hs = append(hs, Memory{PG: id, Epoch: h.epoch, Heap: h.heap})
+		hs = append(hs, Memory{PG: id, Generation: h.generation, Heap: h.heap})
 	}
 	sort.Slice(hs, func(i, j int) bool { return hs[i].PG < hs[j].PG })
 	return hs

@@ -1,6 +1,8 @@
 package session
 
 import (
+	"math"
+
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -37,7 +39,7 @@ func (t *Task) Version(after uint64) uint64 {
 func (t *Task) NowMillis() uint64 { return t.lane.core.opts.Millis() }
 
 func (t *Task) Route(hash uint64) (index.Route, bool) {
-	v := t.lane.core.view.Load()
+	v := t.lane.view
 	if v == nil {
 		return index.Route{}, false
 	}
@@ -45,34 +47,67 @@ func (t *Task) Route(hash uint64) (index.Route, bool) {
 	if s == nil || !s.PG.Active {
 		return index.Route{}, false
 	}
-	return index.Route{PG: &s.PG.PG, ShardOff: s.Off, Clusters: s.Clusters, MapVersion: v.Version}, true
+	return s.route, true
 }
 
 func (t *Task) RouteShard(prefix uint64) (index.Route, bool) { return t.Route(prefix) }
 
-func (t *Task) RoutePG(id uint32) (index.Route, bool) {
-	v := t.lane.core.view.Load()
-	if v == nil || v.PGs[id] == nil || !v.PGs[id].Active {
+func (t *Task) RoutePG(id uint32, frozen bool) (index.Route, bool) {
+	v := t.lane.view
+	if v == nil {
 		return index.Route{}, false
 	}
-	return index.Route{PG: &v.PGs[id].PG, MapVersion: v.Version}, true
+	p := v.pg(id)
+	if p == nil || !p.Active && !(frozen && p.Frozen) {
+		return index.Route{}, false
+	}
+	return index.Route{PG: &p.PG, MapVersion: v.Version}, true
 }
+
+func (t *Task) RouteMove(shard uint32) (index.Route, bool) {
+	if v := t.lane.view; v != nil {
+		for i := range v.Shards {
+			if s := &v.Shards[i]; s.ID == shard {
+				return s.route, s.PG.Active
+			}
+		}
+	}
+	return index.Route{}, false
+}
+
+func (t *Task) ReadOnly() bool { return t.lane.core.opts.ReadOnly }
+
+func (t *Task) HashOf(key []byte) uint64 { return t.lane.core.opts.Hash(key) }
+
+func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard) }
 
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
-	h, ok := l.cache.get(o.Hash, o.Check, uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
-	if ok {
-		l.Stats.CacheHits++
+	age := uint32(layout.WordLifeEpochs)
+	if index.Mutation(index.MutNoAgeBound) {
+		age = math.MaxUint32
 	}
-	return h, ok
+	h, ok := l.cache.get(o.Check, uint32(l.core.epoch.Load()), age)
+	switch c := o.Route.Child; {
+	case !ok:
+		return h, false
+	case uint16(h.Shard) == uint16(o.Route.Shard) || index.Mutation(index.MutHintsSurvive):
+		h.Shard = o.Route.Shard
+	case c != nil && uint16(h.Shard) == uint16(c.Shard):
+		h.Shard = c.Shard
+	default:
+		return h, false // it moved
+	}
+	l.Stats.CacheHits++
+	return h, true
 }
 
 func (t *Task) Remember(o *index.Op, h index.Hint) {
 	// Seen at the Op's start at the latest: an older age is the safe side.
-	t.lane.cache.put(o.Hash, o.Check, h, uint32(t.epoch))
+	t.lane.cache.put(o.Check, h, uint32(t.epoch))
 }
 
-func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Hash, o.Check) }
+func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check) }
 
 func (t *Task) Buf(_ *index.Op, n int) []byte {
 	if r := (n + 7) &^ 7; t.used+r <= taskSlot {
@@ -104,8 +139,11 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, ok bool
 	if !ok {
 		return 0, 0, false
 	}
-	if index.Mutation(index.MutVerStays) {
+	switch {
+	case index.Mutation(index.MutVerStays):
 		p.Ver = 0
+	case index.Mutation(index.MutVerIsEpoch):
+		p.Ver = uint16(t.lane.core.epoch.Load() % 4)
 	}
 	return p.Unit, p.Ver, true
 }
@@ -115,14 +153,14 @@ func place(w layout.Word) heap.Place {
 }
 
 func (t *Task) Unuse(pg *index.PG, w layout.Word) {
-	if m := t.lane.memOf(pg); m != nil {
+	if m := t.lane.memOf(pg); m != nil && !t.lane.recalled(pg, w) {
 		m.cache.Unuse(place(w))
 	}
 }
 
 func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 	m := t.lane.memOf(pg)
-	if m == nil {
+	if m == nil || t.lane.recalled(pg, w) {
 		return
 	}
 	if index.Mutation(index.MutReuseNow) {
@@ -134,4 +172,7 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 
 func (t *Task) Retire(pg *index.PG, w layout.Word) { t.Unlinked(pg, w) }
 
-func (t *Task) Leak(pg *index.PG, w layout.Word) { t.lane.Stats.Leaked += uint64(w.Units()) }
+func (t *Task) Leak(_ *index.PG, w layout.Word) {
+	t.lane.core.leaked.Store(true)
+	t.lane.Stats.Leaked += uint64(w.Units())
+}

@@ -21,8 +21,6 @@ var (
 	ErrLease = errors.New("session lease expired")
 	// ErrNoConn: the memory node cannot be reached.
 	ErrNoConn = errors.New("memory node unreachable")
-	// ErrGone: the placement group's memory was lost.
-	ErrGone = errors.New("memory region lost")
 	// ErrBuffer: no registered memory for the operation's buffers.
 	ErrBuffer = errors.New("no registered buffer")
 )
@@ -66,6 +64,8 @@ type Lane struct {
 	}
 	mailN atomic.Int32 // len(mail.fns), readable without the lock
 	kick  chan struct{}
+
+	acked, quiesced atomic.Uint64 // see Core.Acked
 }
 
 // LaneStats counts what a lane did.
@@ -103,10 +103,10 @@ type connKeys struct {
 	keys    Keys
 }
 
-// offPath is a CAS on the index whose result nobody waits for.
+// offPath is a CAS on the index whose result nobody waits for. It belongs to the
+// connection's memory node, whatever place that has in the chain by now.
 type offPath struct {
-	pg, epoch   uint32
-	replica     uint8
+	pg          uint32
 	off         uint64
 	expect, new uint64
 	seq         uint64
@@ -117,9 +117,9 @@ const maxReplicas = 8
 
 // laneMem is a lane's places in one placement group.
 type laneMem struct {
-	epoch uint32
-	cache *heap.Cache
-	limbo heap.Limbo
+	generation uint32
+	cache      *heap.Cache
+	limbo      heap.Limbo
 }
 
 const (
@@ -157,6 +157,7 @@ type Task struct {
 	pending  uint8 // bit per replica
 	seqs     [maxReplicas]uint64
 	pg       *PG
+	postView uint64 // map version under which it posted
 	wakeAt   int64
 	events   uint64
 	want     index.Action
@@ -165,13 +166,16 @@ type Task struct {
 	lkeys    []uint64
 	big      []*buffer
 	bufErr   error
-	starved  uint64 // first renewal after memory was first missed
+	starved  uint64 // first renewal after memory, or a split, was first missed
 	activeAt int
 }
 
 func newLane(c *Core, id int) (*Lane, error) {
 	l := &Lane{core: c, id: id, kick: make(chan struct{}, 1),
 		disc: uint64(c.opts.Discriminator)<<4 | uint64(id), peekWRs: peekWRs}
+	if index.Mutation(index.MutVersionClash) {
+		l.disc = 0
+	}
 	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
@@ -314,12 +318,17 @@ func (l *Lane) Oldest() (epoch uint64, ok bool) {
 // waiting tasks, posts, polls. It reports whether anything moved.
 func (l *Lane) Pump() bool {
 	moved := l.runMail()
+	if l.core.view.Load() != l.view {
+		l.refreshView()
+		moved = true
+	}
 	if r := l.core.releasable.Load(); r != l.released {
 		l.release(r)
 	}
 	if len(l.wait) > 0 {
 		moved = l.wakeWaiting() || moved
 	}
+	defer l.ack()
 	for {
 		for len(l.ready) > 0 {
 			t := l.ready[len(l.ready)-1]
@@ -337,6 +346,25 @@ func (l *Lane) Pump() bool {
 		}
 	}
 	return moved
+}
+
+// ack notes which map versions the lane has acknowledged.
+func (l *Lane) ack() {
+	v := l.view
+	if v == nil || l.acked.Load() == v.Version && l.quiesced.Load() == v.Version {
+		return // operations that began since act by this map
+	}
+	acked, quiesced := v.Version, v.Version
+	for _, t := range l.active {
+		if at, ok := t.Op.MapVersion(); ok {
+			acked = min(acked, at)
+		}
+		if t.state == taskPosted {
+			quiesced = min(quiesced, t.postView)
+		}
+	}
+	l.acked.Store(acked)
+	l.quiesced.Store(quiesced)
 }
 
 // Overdue is an operation with verbs under way whose deadline has passed, or nil.
@@ -426,7 +454,11 @@ func (l *Lane) failWaiting(t *Task) {
 			return
 		}
 		l.finish(t, index.ErrFull)
-	case index.Refresh, index.Reconnect:
+	case index.Refresh:
+		l.finish(t, fmt.Errorf("%w: no active view of its placement group", ErrTimeout))
+	case index.Grow:
+		l.finish(t, fmt.Errorf("%w: shard %d is full and was not split", ErrTimeout, t.Op.Route.Shard))
+	case index.Reconnect:
 		l.finish(t, ErrNoConn)
 	case index.AskFenced:
 		l.finish(t, fmt.Errorf("%w: insert lock held by session %d", ErrTimeout, t.Op.LockOwner))
@@ -471,10 +503,7 @@ func (l *Lane) advance(t *Task) {
 		l.park(t, index.Reconnect, 0)
 		return
 	}
-	if t.want == index.Post { // wanted to post, a connection was down
-		if !l.post(t) {
-			l.park(t, index.Post, 0)
-		}
+	if t.want == index.Post && !l.posted(t) { // wanted to post, a connection was down
 		return
 	}
 	for {
@@ -483,8 +512,7 @@ func (l *Lane) advance(t *Task) {
 			return
 		}
 		if t.Op.Route.PG != nil && !l.current(t) {
-			l.finish(t, ErrGone)
-			return
+			t.Op.Rebase()
 		}
 		a := t.Op.Next()
 		t.want = a
@@ -494,10 +522,9 @@ func (l *Lane) advance(t *Task) {
 		}
 		switch a {
 		case index.Post:
-			if !l.post(t) {
-				l.park(t, index.Post, 0)
+			if !l.posted(t) {
+				return
 			}
-			return
 		case index.Done:
 			l.end(t, a)
 			return
@@ -515,9 +542,22 @@ func (l *Lane) advance(t *Task) {
 			l.wantMemory(t)
 			l.park(t, a, 0)
 			return
+		case index.Grow:
+			shard := t.Op.Route.Shard
+			sent, _ := l.core.Renewals()
+			if t.starved == 0 {
+				t.starved = sent + 1
+			} else if l.core.noGrowth(shard) >= t.starved {
+				l.finish(t, fmt.Errorf("%w: shard %d cannot be split", index.ErrFull, shard))
+				return
+			}
+			l.postNoWait(t)
+			l.core.opts.Control.WantSplit(shard)
+			l.park(t, a, max(backoff(t.Op.Waits), 1e6))
+			return
 		case index.Refresh:
 			v := uint64(0)
-			if view := l.core.View(); view != nil {
+			if view := l.view; view != nil {
 				v = view.Version
 			}
 			l.core.opts.Control.WantMap(v)
@@ -546,6 +586,21 @@ func (l *Lane) advance(t *Task) {
 			}
 		}
 	}
+}
+
+// posted posts what the Op wants posted. It is true if the view has changed since
+// the Op asked: nothing was posted, and Next is to be called again.
+func (l *Lane) posted(t *Task) (stale bool) {
+	if t.Op.Route.PG != nil && !l.current(t) {
+		t.Op.NotPosted()
+		t.Op.Rebase()
+		t.want = 0
+		return true
+	}
+	if !l.post(t) {
+		l.park(t, index.Post, 0)
+	}
+	return false
 }
 
 // backoff grows from 1 µs to 1 ms.
@@ -581,14 +636,12 @@ func (l *Lane) end(t *Task, _ index.Action) {
 	}
 }
 
-// current reports whether the memory t works on still exists.
+// current reports whether the view that t's Op acts by is in force: the epoch is
+// the same, and verbs may be posted.
 func (l *Lane) current(t *Task) bool {
-	v := l.core.View()
-	if v == nil || t.Op.Route.PG == nil {
-		return true
-	}
+	v := l.view
 	pg := v.pg(t.Op.Route.PG.ID)
-	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch
+	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch && (pg.Active || pg.Frozen && t.Op.Work.Frozen)
 }
 
 // ---- posting ---------------------------------------------------------------
@@ -633,14 +686,10 @@ func (l *Lane) want(node uint32) {
 // post turns the Op's accesses into WRs, one chain a replica. It is false, and
 // nothing was posted, while a connection is down.
 func (l *Lane) post(t *Task) bool {
-	if t.Op.Route.PG == nil {
-		return false
-	}
-	v := l.core.View()
+	v := l.view
 	pg := v.pg(t.Op.Route.PG.ID)
 	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
-		l.finish(t, ErrGone)
-		return true
+		return false // the next try sees it
 	}
 	var conns [maxReplicas]*conn
 	var last [maxReplicas]int
@@ -662,6 +711,7 @@ func (l *Lane) post(t *Task) bool {
 		return true
 	}
 	t.pg = pg
+	t.postView = v.Version
 	t.pending = 0
 	cells := 0
 	id := uint64(t.gen)<<32 | uint64(t.idx)<<8
@@ -669,7 +719,7 @@ func (l *Lane) post(t *Task) bool {
 		a := &t.Op.Accesses[i]
 		c := conns[a.Replica]
 		if a.NoWait {
-			l.addNoWait(c, pg, offPathOf(pg, a))
+			l.addNoWait(c, pg, a.Replica, offPathOf(pg, a))
 			continue
 		}
 		wr := rdma.WR{ID: id | uint64(a.Replica)}
@@ -742,8 +792,8 @@ func (l *Lane) enqueue(c *conn, wr rdma.WR) {
 
 // addNoWait posts a CAS whose result nobody waits for. It is remembered until a
 // later WC of the queue pair proves it done, and repeated after a reconnection.
-func (l *Lane) addNoWait(c *conn, pg *PG, o offPath) {
-	k := l.keysOf(c, pg, o.replica)
+func (l *Lane) addNoWait(c *conn, pg *PG, replica uint8, o offPath) {
+	k := l.keysOf(c, pg, replica)
 	c.seq++
 	o.seq = c.seq
 	c.noWait = append(c.noWait, o)
@@ -752,7 +802,7 @@ func (l *Lane) addNoWait(c *conn, pg *PG, o offPath) {
 }
 
 func offPathOf(pg *PG, a *index.Access) offPath {
-	return offPath{pg: pg.ID, epoch: pg.Epoch, replica: a.Replica, off: a.Off, expect: a.Expect, new: a.New}
+	return offPath{pg: pg.ID, off: a.Off, expect: a.Expect, new: a.New}
 }
 
 const noWaitID = 0xff
@@ -762,12 +812,15 @@ func (l *Lane) postNoWait(t *Task) {
 	if len(t.Op.Accesses) == 0 || t.Op.Route.PG == nil {
 		return
 	}
-	v := l.core.View()
+	v := l.view
 	if v == nil {
 		return
 	}
-	pg := v.PGs[t.Op.Route.PG.ID]
-	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
+	// All are aimed at the arbiter. In another epoch the arbiter may be another
+	// replica, where they find nothing to change.
+	pg := v.pg(t.Op.Route.PG.ID)
+	if pg == nil || pg.Generation != t.Op.Route.PG.Generation || !pg.Active && !pg.Frozen {
+		t.Op.Accesses = t.Op.Accesses[:0]
 		return
 	}
 	for i := range t.Op.Accesses {
@@ -775,7 +828,7 @@ func (l *Lane) postNoWait(t *Task) {
 			m := &pg.Members[a.Replica]
 			c := l.connTo(m.Node)
 			if c.up && c.incarnation == m.Incarnation {
-				l.addNoWait(c, pg, offPathOf(pg, a))
+				l.addNoWait(c, pg, a.Replica, offPathOf(pg, a))
 			} else {
 				c.noWait = append(c.noWait, offPathOf(pg, a))
 				l.want(m.Node)
@@ -923,12 +976,13 @@ func (l *Lane) roundOver(t *Task) {
 	l.ready = append(l.ready, t)
 }
 
-// valid checks the lease where the provider does not fence by itself: before
-// posting, so that nothing happens without one, and after completion, which alone
-// makes a READ's bytes worth anything.
+// valid checks the lease: before posting, so that nothing happens without one, and
+// after completion, which alone makes a READ's bytes worth anything. It need not where
+// the provider fences by itself, unless there are other copies: a memory node
+// that was declared lost while it lived on fences nobody.
 func (l *Lane) valid(pg *PG) bool {
 	for r := range pg.Members {
-		if n := pg.Members[r].Node; int(n) < len(l.conns) && l.conns[n] != nil && l.conns[n].qp != nil &&
+		if n := pg.Members[r].Node; len(pg.Members) > 1 || int(n) < len(l.conns) && l.conns[n] != nil && l.conns[n].qp != nil &&
 			!l.conns[n].caps.SelfFencing {
 			return l.core.LeaseValid()
 		}
@@ -947,17 +1001,16 @@ func (l *Lane) drop(c *conn) {
 	l.want(c.node)
 }
 
-// Detach hands the node's queue pair back for closing and fails every chain on
-// it. Only after QP.Close has returned and the peer has confirmed may Attach
+// Detach hands the node's queue pair, and whose memory it reaches, back for
+// closing. Only after QP.Close has returned and the peer has confirmed may Attach
 // bring another.
-func (l *Lane) Detach(node uint32) *rdma.QP {
+func (l *Lane) Detach(node uint32) (*rdma.QP, uint64) {
 	if int(node) >= len(l.conns) || l.conns[node] == nil || l.conns[node].qp == nil {
-		return nil
+		return nil, 0
 	}
 	c := l.conns[node]
 	c.up = false
-	qp := c.qp
-	return qp
+	return c.qp, c.incarnation
 }
 
 // Closed says that the queue pair from Detach is closed: WCs that are not there
@@ -1006,15 +1059,19 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	// Repeat what was off the path and is not known to be done.
 	again := c.noWait
 	c.noWait = nil
-	v := l.core.View()
+	v := l.view
 	for i := range again {
 		if v == nil {
 			break
 		}
-		o := again[i]
-		if pg := v.PGs[o.pg]; pg != nil && pg.Epoch == o.epoch && int(o.replica) < len(pg.Members) &&
-			pg.Members[o.replica].Incarnation == incarnation {
-			l.addNoWait(c, pg, o)
+		pg := v.pg(again[i].pg)
+		if pg == nil || !pg.Active && !pg.Frozen {
+			continue
+		}
+		for r := range pg.Members {
+			if m := &pg.Members[r]; m.Node == node && m.Incarnation == incarnation {
+				l.addNoWait(c, pg, uint8(r), again[i])
+			}
 		}
 	}
 	l.events++
@@ -1042,7 +1099,7 @@ func (l *Lane) ConnFailed(node uint32, lost bool, err error) {
 }
 
 func (l *Lane) members(t *Task) []Member {
-	if v := l.core.View(); v != nil && t.Op.Route.PG != nil {
+	if v := l.view; v != nil && t.Op.Route.PG != nil {
 		if pg := v.PGs[t.Op.Route.PG.ID]; pg != nil {
 			return pg.Members
 		}
@@ -1053,11 +1110,10 @@ func (l *Lane) members(t *Task) []Member {
 // reconnected reports whether every replica of t's placement group has a live
 // connection again.
 func (l *Lane) reconnected(t *Task) bool {
-	v := l.core.View()
-	pg := v.PGs[t.Op.Route.PG.ID]
-	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
-		return true // advance notices that the memory is gone
+	if !l.current(t) {
+		return true // it goes on in another view
 	}
+	pg := l.view.pg(t.Op.Route.PG.ID)
 	ok := true
 	for r := range pg.Members {
 		ok = l.connOf(pg, uint8(r)) != nil && ok
@@ -1110,14 +1166,25 @@ func (l *Lane) memOf(pg *index.PG) *laneMem {
 		l.mem = append(l.mem, nil)
 	}
 	m := l.mem[pg.ID]
-	if m == nil || m.epoch != pg.Epoch {
-		if m != nil && m.epoch > pg.Epoch {
+	if m == nil || m.generation != pg.Generation {
+		if m != nil && m.generation > pg.Generation {
 			return nil // an Op that outlived its memory
 		}
-		m = &laneMem{epoch: pg.Epoch, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Epoch))}
+		m = &laneMem{generation: pg.Generation, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Generation))}
 		l.mem[pg.ID] = m
 	}
 	return m
+}
+
+// recalled reports whether w's place lies in an extent being recalled: it is
+// nobody's any more.
+func (l *Lane) recalled(pg *index.PG, w layout.Word) bool {
+	if l.view != nil {
+		if p := l.view.pg(pg.ID); p != nil {
+			return p.IsRecalled(w.Unit())
+		}
+	}
+	return false
 }
 
 func (l *Lane) wantMemory(t *Task) {
@@ -1172,7 +1239,8 @@ func (l *Lane) CachedUnits() (n uint64) {
 	return n
 }
 
-// refreshView drops hints and places of memory that a newer map replaced.
+// refreshView makes the newest map the lane's: what it takes away is dropped, and
+// connections to memory that is given up are closed, which ends what hangs on them.
 func (l *Lane) refreshView() {
 	v := l.core.View()
 	if v == l.view {
@@ -1180,16 +1248,32 @@ func (l *Lane) refreshView() {
 	}
 	old := l.view
 	l.view = v
-	if old == nil || v == nil {
+	l.events++
+	for _, pg := range v.PGs {
+		for _, x := range pg.Recalled {
+			if m := l.memOf(&pg.PG); m != nil {
+				m.limbo.Forget(x)
+				m.cache.Forget(x)
+				l.core.heapOf(pg.ID, pg.Generation).Forget(x)
+			}
+		}
+	}
+	if v.Nodes != nil {
+		for _, c := range l.conns {
+			if c != nil && c.qp != nil {
+				if n := v.Nodes[c.node]; !n.Up || n.Incarnation != c.incarnation {
+					l.drop(c)
+				}
+			}
+		}
+	}
+	if old == nil {
 		return
 	}
 	for id, pg := range old.PGs {
-		if n := v.PGs[id]; n == nil || n.Epoch != pg.Epoch {
-			l.cache.clear()
-			break
+		if n := v.PGs[id]; n == nil || n.Generation != pg.Generation {
+			l.cache.clear() // its words mean nothing any more
+			return
 		}
-	}
-	if len(old.Shards) != len(v.Shards) {
-		l.cache.clear()
 	}
 }

@@ -24,13 +24,13 @@ func (l *Lane) Peek(key []byte, hash, check uint64) (r layout.Record, ok bool) {
 		return r, false
 	}
 	epoch := uint32(l.core.epoch.Load())
-	e := l.cache.find(hash, check)
+	e := l.cache.find(check)
 	if e == nil || epoch-e.seen >= layout.WordLifeEpochs || index.HintFlags(e.flags) != 0 {
 		return r, false
 	}
 	w := layout.Word(e.word)
 	s := v.ShardOf(hash)
-	if s == nil || !s.PG.Active || !layout.InHeap(w, s.PG.HeapLo, s.PG.HeapHi) || w.ReadLen() > taskSlot-peekRecord {
+	if s == nil || !s.PG.Active || s.PG.Joining || e.shard != uint16(s.ID) || !layout.InHeap(w, s.PG.HeapLo, s.PG.HeapHi) || w.ReadLen() > taskSlot-peekRecord {
 		return r, false
 	}
 	pg := s.PG
@@ -57,7 +57,7 @@ func (l *Lane) Peek(key []byte, hash, check uint64) (r layout.Record, ok bool) {
 	wrs[0].Local, wrs[0].LKey, wrs[0].RKey, wrs[0].RemoteAddr = word, lkey, k.IndexRKey, k.IndexBase+s.Off+off+layout.SlotOff(int(slot))
 	wrs[1].Local, wrs[1].LKey, wrs[1].RKey, wrs[1].RemoteAddr = rec, lkey, k.HeapRKey, k.HeapBase+w.Off()-pg.IndexBytes
 	c.seq += 2
-	if n, _ := c.qp.PostSend(wrs[:]); n < len(wrs) || l.poll() {
+	if n, _ := c.qp.PostSend(wrs[:]); n < len(wrs) || l.poll() || !l.valid(pg) {
 		return r, false
 	}
 	if r, ok = index.Hit(layout.Word(binary.LittleEndian.Uint64(word)), w, rec, key); !ok ||

@@ -2,9 +2,8 @@ package session
 
 import "github.com/kvd-project/kvd/index"
 
-// wordCache remembers where keys were found: slot word, slot and version, keyed
-// by hash bits that are not kept whole (64 bits of Check, 16 of Hash, and the
-// position). It is bounded, 4-way set-associative with round-robin replacement,
+// wordCache remembers where keys were found: array, slot, slot word and version,
+// keyed by 64 hash bits of their own (Check). It is bounded, 4-way set-associative with round-robin replacement,
 // and grows by doubling until its bound. One goroutine at a time.
 type wordCache struct {
 	sets [][cacheWays]cacheEntry
@@ -25,7 +24,7 @@ type cacheEntry struct {
 	word    uint64
 	version uint64
 	seen    uint32 // low bits of the reclaim epoch
-	hash16  uint16
+	shard   uint16 // low bits of the array's id
 	slot    uint8
 	flags   uint8
 }
@@ -45,35 +44,36 @@ func (c *wordCache) alloc(sets int) {
 }
 
 // find returns the entry of a key, or nil; it is void at the next put.
-func (c *wordCache) find(hash, check uint64) *cacheEntry {
+func (c *wordCache) find(check uint64) *cacheEntry {
 	set := &c.sets[check&c.mask]
 	for i := range set {
-		if e := &set[i]; e.check == check && e.hash16 == uint16(hash) && e.word != 0 {
+		if e := &set[i]; e.check == check && e.word != 0 {
 			return e
 		}
 	}
 	return nil
 }
 
-// get returns the hint for a key last seen less than maxAge epochs before now.
-func (c *wordCache) get(hash, check uint64, now, maxAge uint32) (index.Hint, bool) {
-	e := c.find(hash, check)
+// get returns the hint for a key last seen less than maxAge epochs before now;
+// of its array's id only the low 16 bits.
+func (c *wordCache) get(check uint64, now, maxAge uint32) (index.Hint, bool) {
+	e := c.find(check)
 	if e == nil || now-e.seen >= maxAge {
 		return index.Hint{}, false
 	}
-	return index.Hint{Word: layoutWord(e.word), Version: e.version, Slot: e.slot, Flags: index.HintFlags(e.flags)}, true
+	return index.Hint{Word: layoutWord(e.word), Version: e.version, Shard: uint32(e.shard), Slot: e.slot, Flags: index.HintFlags(e.flags)}, true
 }
 
-func (c *wordCache) put(hash, check uint64, h index.Hint, now uint32) {
+func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 	set := &c.sets[check&c.mask]
 	n := cacheEntry{check: check, word: uint64(h.Word), version: h.Version, seen: now,
-		hash16: uint16(hash), slot: h.Slot, flags: uint8(h.Flags)}
+		shard: uint16(h.Shard), slot: h.Slot, flags: uint8(h.Flags)}
 	free := -1
 	for i := range set {
 		e := &set[i]
 		if e.word == 0 {
 			free = i
-		} else if e.check == check && e.hash16 == uint16(hash) {
+		} else if e.check == check {
 			*e = n
 			return
 		}
@@ -81,7 +81,7 @@ func (c *wordCache) put(hash, check uint64, h index.Hint, now uint32) {
 	if free < 0 {
 		if len(c.sets) < c.max && c.used*8 > len(c.sets)*cacheWays*3 {
 			c.grow()
-			c.put(hash, check, h, now)
+			c.put(check, h, now)
 			return
 		}
 		c.hand++
@@ -92,14 +92,10 @@ func (c *wordCache) put(hash, check uint64, h index.Hint, now uint32) {
 	set[free] = n
 }
 
-func (c *wordCache) drop(hash, check uint64) {
-	set := &c.sets[check&c.mask]
-	for i := range set {
-		if e := &set[i]; e.check == check && e.hash16 == uint16(hash) && e.word != 0 {
-			*e = cacheEntry{}
-			c.used--
-			return
-		}
+func (c *wordCache) drop(check uint64) {
+	if e := c.find(check); e != nil {
+		*e = cacheEntry{}
+		c.used--
 	}
 }
 

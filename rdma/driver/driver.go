@@ -295,6 +295,14 @@ type QP interface {
 	Close() error
 }
 
+// Aborter is a QP that can be closed without waiting for its peer. Providers
+// whose Close waits for a confirmation have it.
+type Aborter interface {
+	// Abort is Close, at once: what was posted may still land, which is of no
+	// interest where the peer's memory has been given up.
+	Abort() error
+}
+
 // DialRequest describes the active side's connection.
 type DialRequest struct {
 	PD   PD

@@ -156,6 +156,30 @@ func (q *qp) fireLocked(ev *Event) bool {
 
 func (w *work) pending(k int) bool { return k >= 0 && k < int(w.pieces) && w.done&(1<<k) == 0 }
 
+// Payload is what the WRITE of ev carries, nil for anything else. It belongs to the
+// fabric and holds until the next call.
+func (f *Fabric) Payload(ev Event) []byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := ev.q
+	if q == nil || q.f != f || ev.Op != driver.OpWrite || ev.Kind == Deliver {
+		return nil
+	}
+	list := q.q[q.eff:]
+	if ev.Kind == Late {
+		list = q.net
+	}
+	for i := range list {
+		if w := &list[i]; w.index == ev.Index {
+			if w.data != nil {
+				return w.data
+			}
+			return w.wr.Local
+		}
+	}
+	return nil
+}
+
 // When says on which side of its effect an injected fault hits a WR.
 type When uint8
 

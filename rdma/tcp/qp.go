@@ -88,6 +88,7 @@ type qp struct {
 	gone      chan struct{} // closed when the reader has ended
 	confirmed bool          // the agent said that it executes nothing more; valid after gone
 	closing   sync.Once
+	aborted   atomic.Bool
 	closeErr  error
 
 	// The watch timer's, under d.mu.
@@ -456,6 +457,13 @@ func (q *qp) Close() error {
 	return q.closeErr
 }
 
+// Abort is Close without the wait, also of a Close under way.
+func (q *qp) Abort() error {
+	q.aborted.Store(true)
+	_ = q.nc.SetReadDeadline(time.Unix(1, 0))
+	return q.Close()
+}
+
 func (q *qp) close() error {
 	q.state.Store(uint32(driver.StateClosed))
 	// Whoever is writing stops, perhaps within a request, which the agent then
@@ -466,6 +474,9 @@ func (q *qp) close() error {
 	q.mu.Unlock()
 	q.writers.Wait()
 	_ = q.nc.SetReadDeadline(time.Now().Add(q.d.o.PeerTimeout))
+	if q.aborted.Load() {
+		_ = q.nc.SetReadDeadline(time.Unix(1, 0))
+	}
 	_ = q.nc.CloseWrite()
 	<-q.gone
 

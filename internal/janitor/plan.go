@@ -1,0 +1,138 @@
+// Package janitor does the store's background work: it brings joiners up, moves
+// shards and extents, and checks every record, with the verbs that clients use.
+//
+// What is to be done, and when, the directory decides (package server/lead); how a
+// group is moved or checked is package index. This package cuts a job into those
+// operations ([Plan]), and runs them ([Run]) under a session of its own, which is leased
+// and fenced like any other. A job that stops anywhere can be started over.
+//
+// A Plan is immutable. Run owns its goroutines and clients.
+package janitor
+
+import (
+	"fmt"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+)
+
+// Plan is a job cut into operations, in an order that has no meaning.
+type Plan struct {
+	Kind index.Kind
+	Len  int
+	at   func(i int) index.Work
+}
+
+// At is the i-th operation.
+func (p *Plan) At(i int) index.Work { return p.at(i) }
+
+// array is what a placement group's index holds of one shard.
+type array struct {
+	off      uint64
+	clusters int
+}
+
+const groups = layout.ClusterGroups + 1
+
+// NewPlan works out what a job asks for under a view.
+func NewPlan(v *session.View, job *dirpb.Job) (*Plan, error) {
+	pg := v.PGs[job.GetPgId()]
+	if pg == nil {
+		return nil, fmt.Errorf("job %d: no placement group %d", job.GetId(), job.GetPgId())
+	}
+	base := index.Work{PG: job.GetPgId(), Extent: job.GetExtent(), Shard: job.GetShardId()}
+	switch job.GetKind() {
+	case dirpb.JobKind_JOB_RECOVER, dirpb.JobKind_JOB_JOIN, dirpb.JobKind_JOB_SCRUB:
+		base.Frozen = job.GetKind() == dirpb.JobKind_JOB_RECOVER
+		kind := index.Sync
+		if job.GetKind() == dirpb.JobKind_JOB_SCRUB {
+			kind = index.Scrub
+		}
+		return overArrays(kind, base, arraysOf(v, pg), 1, layout.ClusterSize), nil
+	case dirpb.JobKind_JOB_RECALL:
+		return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
+	case dirpb.JobKind_JOB_CLEAN:
+		base.Wipe, base.Target = job.GetWipe(), job.GetTargetPgId()
+		a := array{job.GetOffset(), int(job.GetClusters())}
+		if a.off%layout.GroupSize != 0 || a.off < layout.RegionPageSize || a.off > pg.IndexBytes ||
+			uint64(a.clusters) > (pg.IndexBytes-a.off)/layout.ClusterSize {
+			return nil, fmt.Errorf("job %d: %d clusters at %#x do not lie in the index of placement group %d", job.GetId(), a.clusters, a.off, pg.ID)
+		}
+		return overArrays(index.Clean, base, []array{a}, groups, layout.GroupSize), nil
+	case dirpb.JobKind_JOB_MOVE, dirpb.JobKind_JOB_ABANDON:
+		for i := range v.Shards {
+			if s := &v.Shards[i]; s.ID == job.GetShardId() {
+				kind := index.Move
+				if job.GetKind() == dirpb.JobKind_JOB_ABANDON {
+					kind = index.Abandon
+				}
+				return &Plan{Kind: kind, Len: int(s.Clusters) * layout.ClusterGroups, at: func(i int) index.Work {
+					w := base
+					w.Group = uint32(i)
+					return w
+				}}, nil
+			}
+		}
+		return nil, fmt.Errorf("job %d: no shard %d", job.GetId(), job.GetShardId())
+	}
+	return nil, fmt.Errorf("job %d: unknown kind %v", job.GetId(), job.GetKind())
+}
+
+// arraysOf lists the arrays of a placement group, those of children that are
+// still being moved to among them.
+func arraysOf(v *session.View, pg *session.PG) (as []array) {
+	for i := range v.Shards {
+		s := &v.Shards[i]
+		if s.PG == pg {
+			as = append(as, array{s.Off, int(s.Clusters)})
+		}
+		if s.Child != 0 && s.ChildPG == pg {
+			as = append(as, array{s.ChildOff, int(s.Clusters)})
+		}
+	}
+	return as
+}
+
+// overArrays makes one operation of each of per pieces of size bytes of a cluster.
+func overArrays(kind index.Kind, base index.Work, as []array, per int, size uint64) *Plan {
+	n := 0
+	for _, a := range as {
+		n += a.clusters * per
+	}
+	return &Plan{Kind: kind, Len: n, at: func(i int) index.Work {
+		w := base
+		for _, a := range as {
+			if i < a.clusters*per {
+				w.Off = a.off + uint64(i/per)*layout.ClusterSize + uint64(i%per)*size
+				break
+			}
+			i -= a.clusters * per
+		}
+		return w
+	}}
+}
+
+// Add sums up what one operation found.
+func Add(r *dirpb.JobReport, w *index.Work) {
+	r.Groups++
+	r.Records += w.Records
+	r.Bytes += w.Units * layout.UnitSize
+	r.SyncedWords += w.Synced
+	r.RepairedRecords += w.Repaired
+	r.LostRecords += w.Lost
+	for x, n := range w.Linked {
+		for len(r.LinkedUnits) <= int(x) {
+			r.LinkedUnits = append(r.LinkedUnits, 0)
+		}
+		r.LinkedUnits[x] += n
+	}
+	for _, f := range w.Findings {
+		if len(r.Findings) < maxFindings {
+			r.Findings = append(r.Findings, f)
+		}
+	}
+}
+
+const maxFindings = 32

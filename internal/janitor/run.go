@@ -1,0 +1,240 @@
+package janitor
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// Options configure Run.
+type Options struct {
+	// Directory lists gRPC addresses of directory nodes. Required.
+	Directory []string
+	// Devices and Provider are as in client.Options. Devices is required.
+	Devices  []*rdma.Device
+	Provider string
+	// TLS is used towards the directory; nil means plain text.
+	TLS *tls.Config
+	// Logger receives what an operator may want to know. Default: discard.
+	Logger *slog.Logger
+	// Poll is how often to ask for work. Default 100 ms.
+	Poll time.Duration
+	// Window is how many operations of a job are under way at once. Default 8.
+	Window int
+}
+
+// idleSession is how long a session without work is kept.
+const idleSession = 2 * time.Second
+
+// Run claims jobs and does them, under one session for each namespace, until ctx ends; then
+// it returns nil. What it leaves undone others take up once its session is fenced.
+func Run(ctx context.Context, o Options) error {
+	o.Poll = cmp.Or(o.Poll, 100*time.Millisecond)
+	o.Window = cmp.Or(o.Window, 8)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger, AttemptTimeout: 2 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	r := &runner{o: o, dir: dir, busy: make(map[string]bool)}
+	defer r.wg.Wait()
+	t := time.NewTicker(o.Poll)
+	defer t.Stop()
+	for {
+		var rep *dirpb.FindWorkReply
+		err := dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+			rep, err = dc.FindWork(ctx, &dirpb.FindWorkRequest{})
+			return err
+		})
+		if err == nil {
+			for _, ns := range rep.GetNamespaces() {
+				r.serve(ctx, ns)
+			}
+		} else if ctx.Err() == nil {
+			o.Logger.Debug("janitor: no answer from the directory", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+type runner struct {
+	o    Options
+	dir  *dirclient.Client
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	busy map[string]bool // namespaces that a goroutine serves
+}
+
+// serve starts a goroutine for a namespace that has none.
+func (r *runner) serve(ctx context.Context, namespace string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.busy[namespace] {
+		return
+	}
+	r.busy[namespace] = true
+	r.wg.Go(func() {
+		if err := r.work(ctx, namespace); err != nil && ctx.Err() == nil {
+			r.o.Logger.Warn("janitor: stopped for now", "namespace", namespace, "err", err)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.busy, namespace)
+	})
+}
+
+// work does a namespace's jobs until there have been none for a while.
+func (r *runner) work(ctx context.Context, namespace string) error {
+	c, err := client.Open(ctx, client.Options{Directory: r.o.Directory, Namespace: namespace, Provider: r.o.Provider,
+		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Logger: r.o.Logger, OpTimeout: 5 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	// Several at once: a job on a frozen placement group waits for the one that
+	// brings it back.
+	slots := make(chan struct{}, maxJobs)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for idle := time.Now(); ctx.Err() == nil && (len(slots) > 0 || time.Since(idle) < idleSession); {
+		if len(slots) < maxJobs {
+			job, session, err := r.claim(ctx, c)
+			if err != nil {
+				return err
+			}
+			if job != nil {
+				slots <- struct{}{}
+				wg.Go(func() {
+					r.do(ctx, c, session, job)
+					<-slots
+				})
+				idle = time.Now()
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(r.o.Poll / 4):
+		}
+	}
+	return nil
+}
+
+// maxJobs bounds the jobs that one session works on at once.
+const maxJobs = 8
+
+func (r *runner) claim(ctx context.Context, c *client.Client) (*dirpb.Job, uint32, error) {
+	session, err := c.Session(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	var rep *dirpb.ClaimJobReply
+	err = r.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+		rep, err = dc.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: session})
+		return err
+	})
+	return rep.GetJob(), session, err
+}
+
+var errGone = errors.New("the job is somebody else's by now")
+
+// do performs one job and reports how it went.
+func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *dirpb.Job) {
+	log := r.o.Logger.With("job", job.GetId(), "kind", job.GetKind(), "pg", job.GetPgId())
+	began := time.Now()
+	report := &dirpb.JobReport{}
+	tell := func(q *dirpb.ReportJobRequest) error {
+		q.SessionId, q.JobId = session, job.GetId()
+		var rep *dirpb.ReportJobReply
+		err := r.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+			rep, err = dc.ReportJob(ctx, q)
+			return err
+		})
+		if err == nil && rep.GetGone() {
+			err = errGone
+		}
+		return err
+	}
+	err := r.run(ctx, c, session, job, report, tell)
+	if err == nil {
+		err = tell(&dirpb.ReportJobRequest{Finished: true, Report: report})
+	}
+	switch {
+	case err == nil:
+		log.Info("janitor: done", "groups", report.GetGroups(), "synced", report.GetSyncedWords(), "repaired", report.GetRepairedRecords(),
+			"lost", report.GetLostRecords(), "took", time.Since(began).Round(time.Millisecond))
+		return
+	case errors.Is(err, errGone), ctx.Err() != nil:
+		log.Info("janitor: given up", "err", err)
+		return
+	}
+	log.Warn("janitor: cannot finish; giving the job back", "err", err)
+	if err := tell(&dirpb.ReportJobRequest{Trouble: err.Error()}); err != nil {
+		log.Info("janitor: trouble not reported", "err", err)
+	}
+}
+
+// run performs the operations of a job. Those that fail for want of time or a
+// connection are tried again for a while: the view may be changing.
+func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job *dirpb.Job, report *dirpb.JobReport,
+	tell func(*dirpb.ReportJobRequest) error) error {
+	v, err := c.ViewAtLeast(ctx, job.GetBarrier())
+	if err != nil {
+		return err
+	}
+	plan, err := NewPlan(v, job)
+	if err != nil {
+		return err
+	}
+	told := time.Now()
+	const tries = 4
+	for lo := 0; lo < plan.Len; lo += r.o.Window {
+		works := make([]*index.Work, 0, r.o.Window)
+		for i := lo; i < min(lo+r.o.Window, plan.Len); i++ {
+			w := plan.At(i)
+			works = append(works, &w)
+		}
+		for try := 1; len(works) > 0; try++ {
+			if id, err := c.Session(ctx); err != nil || id != session {
+				return cmp.Or(err, errGone) // the claim went with the session
+			}
+			var again []*index.Work
+			for i, err := range c.Work(ctx, plan.Kind, works) {
+				switch {
+				case err == nil:
+					Add(report, works[i])
+				case try == tries || ctx.Err() != nil:
+					return fmt.Errorf("%v at %#x (group %d): %w", plan.Kind, works[i].Off, works[i].Group, err)
+				default:
+					again = append(again, works[i])
+				}
+			}
+			works = again
+		}
+		if time.Since(told) > 200*time.Millisecond {
+			told = time.Now()
+			if err := tell(&dirpb.ReportJobRequest{Done: uint64(lo), Total: uint64(plan.Len)}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
