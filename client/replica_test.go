@@ -34,6 +34,25 @@ func (r *rig) startJanitor() {
 	})
 }
 
+// state is what the directory says, for failures.
+func (r *rig) state() string {
+	st := r.status()
+	s := ""
+	for _, n := range st.GetMap().GetNodes() {
+		s += fmt.Sprintf("node %d %s %v\n", n.GetId(), n.GetName(), n.GetState())
+	}
+	for _, pg := range st.GetMap().GetPgs() {
+		s += fmt.Sprintln(pg)
+	}
+	for _, j := range st.GetJobs() {
+		s += fmt.Sprintln(j)
+	}
+	for _, x := range st.GetSessions() {
+		s += fmt.Sprintln(x)
+	}
+	return s
+}
+
 // whole waits until every placement group is active with so many copies and no
 // job is left.
 func (r *rig) whole(copies int, limit time.Duration) {
@@ -59,7 +78,7 @@ func TestReplicas(t *testing.T) {
 		for _, copies := range []int{2, 3} {
 			t.Run(fmt.Sprintf("%s/r=%d", p, copies), func(t *testing.T) {
 				t.Parallel()
-				lease := time.Second
+				lease := 2 * time.Second
 				r := newRig(t, p, copies+1, lease)
 				r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: uint32(copies), BytesPerNode: 8 << 20})
 				r.startJanitor()
@@ -80,7 +99,7 @@ func TestReplicas(t *testing.T) {
 					for k := range 500 {
 						key := fmt.Appendf(nil, "quiet%d", k)
 						if it, err := c.Get(ctx, key); err != nil || string(it.Value) != string(key) {
-							t.Fatalf("round %d: %s is %q, %v", round, key, it.Value, err)
+							t.Fatalf("round %d: %s is %q, %v\n%s", round, key, it.Value, err, r.state())
 						}
 						if _, err := c.Put(ctx, key, key, client.PutOptions{}); err != nil {
 							t.Fatalf("round %d: put %s: %v", round, key, err)

@@ -199,10 +199,13 @@ type rigNode struct {
 	path  string // shm only
 }
 
-func newRig(t testing.TB, provider string, nodes int, lease time.Duration) *rig {
+func newRig(t testing.TB, provider string, nodes int, lease time.Duration, change ...func(*server.Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, provider: provider, capacity: 32 << 20, dirOpts: server.Options{ID: "d", LastCopyLeases: 1, DataDir: t.TempDir(),
+	r := &rig{t: t, provider: provider, capacity: 32 << 20, dirOpts: server.Options{ID: "d", DataDir: t.TempDir(),
 		Bootstrap: true, Lease: lease, EpochInterval: 10 * time.Millisecond}}
+	for _, f := range change {
+		f(&r.dirOpts)
+	}
 	t.Cleanup(r.close)
 	ctx := t.Context()
 	r.startDirectory()
@@ -617,7 +620,7 @@ func TestNodeRestart(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/long=%v", p, long), func(t *testing.T) {
 				t.Parallel()
 				lease := time.Second
-				r := newRig(t, p, 2, lease)
+				r := newRig(t, p, 2, lease, func(o *server.Options) { o.LastCopyLeases = 4 })
 				r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1})
 				o := r.options()
 				o.OpTimeout = 2 * time.Second

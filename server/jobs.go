@@ -107,7 +107,7 @@ func (n *Node) ClaimJob(ctx context.Context, q *dirpb.ClaimJobRequest) (*dirpb.C
 			} else if y.ReadOnly {
 				err = status.Errorf(codes.FailedPrecondition, "session %d is read-only", q.SessionId)
 			}
-			job = x.Claimable(s, q.SessionId, now)
+			job = x.Claimable(s, q.SessionId, now, q.Working...)
 		})
 		if err != nil || job == nil || job.Owner == q.SessionId {
 			return &dirpb.ClaimJobReply{Job: job}, err

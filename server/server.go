@@ -2,11 +2,12 @@
 // namespaces, placement groups, sessions and the reclaim epoch, and serves them
 // by the gRPC contract of internal/dirpb. No data operation calls it.
 //
-// What is replicated, and how it changes, is package server/fsm; how it is
-// kept on disk is server/raftstore. This package adds what those may not have: time,
-// randomness, leases, the network, and who leads.
+// What is replicated, and how it changes, is package server/fsm; what a leader
+// knows and decides beyond that, server/lead; how it is kept on disk, server/raftstore.
+// This package adds what those may not have: clocks, randomness, locks, the network, and
+// who leads.
 //
-// Start with [Open] and [Node], then leadership in lead.go. A Node's methods may be
+// Start with [Open] and [Node], then leadership in lead.go, which hosts a lead.Leader. A Node's methods may be
 // called concurrently. A Node owns its goroutines, listeners and folder from
 // Open until Done is closed.
 //

@@ -1536,6 +1536,7 @@ func (x *FindWorkReply) GetNamespaces() []string {
 type ClaimJobRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Working       []uint32               `protobuf:"varint,2,rep,packed,name=working,proto3" json:"working,omitempty"` // jobs of the session's that it knows of
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1575,6 +1576,13 @@ func (x *ClaimJobRequest) GetSessionId() uint32 {
 		return x.SessionId
 	}
 	return 0
+}
+
+func (x *ClaimJobRequest) GetWorking() []uint32 {
+	if x != nil {
+		return x.Working
+	}
+	return nil
 }
 
 type ClaimJobReply struct {
@@ -4440,10 +4448,11 @@ const file_directory_proto_rawDesc = "" +
 	"\rFindWorkReply\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\tR\n" +
-	"namespaces\"0\n" +
+	"namespaces\"J\n" +
 	"\x0fClaimJobRequest\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\rR\tsessionId\"8\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x18\n" +
+	"\aworking\x18\x02 \x03(\rR\aworking\"8\n" +
 	"\rClaimJobReply\x12'\n" +
 	"\x03job\x18\x01 \x01(\v2\x15.kvd.directory.v1.JobR\x03job\"\xdd\x01\n" +
 	"\x10ReportJobRequest\x12\x1d\n" +

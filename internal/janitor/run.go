@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -111,22 +113,26 @@ func (r *runner) work(ctx context.Context, namespace string) error {
 	defer c.Close()
 	// Several at once: a job on a frozen placement group waits for the one that
 	// brings it back.
-	slots := make(chan struct{}, maxJobs)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for idle := time.Now(); ctx.Err() == nil && (len(slots) > 0 || time.Since(idle) < idleSession); {
-		if len(slots) < maxJobs {
-			job, session, err := r.claim(ctx, c)
+	done := make(chan uint32, maxJobs)
+	working := make(map[uint32]bool)
+	for idle := time.Now(); ctx.Err() == nil && (len(working) > 0 || time.Since(idle) < idleSession); {
+		for len(done) > 0 {
+			delete(working, <-done)
+			idle = time.Now()
+		}
+		if len(working) < maxJobs {
+			job, session, err := r.claim(ctx, c, slices.Collect(maps.Keys(working)))
 			if err != nil {
 				return err
 			}
 			if job != nil {
-				slots <- struct{}{}
+				working[job.GetId()] = true
 				wg.Go(func() {
 					r.do(ctx, c, session, job)
-					<-slots
+					done <- job.GetId()
 				})
-				idle = time.Now()
 				continue
 			}
 		}
@@ -141,14 +147,14 @@ func (r *runner) work(ctx context.Context, namespace string) error {
 // maxJobs bounds the jobs that one session works on at once.
 const maxJobs = 8
 
-func (r *runner) claim(ctx context.Context, c *client.Client) (*dirpb.Job, uint32, error) {
+func (r *runner) claim(ctx context.Context, c *client.Client, working []uint32) (*dirpb.Job, uint32, error) {
 	session, err := c.Session(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	var rep *dirpb.ClaimJobReply
 	err = r.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
-		rep, err = dc.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: session})
+		rep, err = dc.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: session, Working: working})
 		return err
 	})
 	return rep.GetJob(), session, err

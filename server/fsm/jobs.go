@@ -178,6 +178,9 @@ func (s *State) claimJob(c *fsmpb.ClaimJob) (*dirpb.Job, error) {
 	}
 	if !urgent(j.Kind) {
 		for _, pg := range []uint32{j.PgId, j.TargetPgId} {
+			if pg == 0 {
+				continue
+			}
 			for _, o := range s.JobsOf(pg) {
 				if urgent(o.Kind) {
 					return nil, fmt.Errorf("%w: job %d waits for job %d, %s", ErrRefused, j.Id, o.Id, o.Kind)

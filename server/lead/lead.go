@@ -74,6 +74,7 @@ type Options struct {
 type Leader struct {
 	opts     Options
 	began    time.Duration
+	planned  time.Duration // the last Plan
 	epoch    uint64
 	advanced time.Duration // when epoch last grew
 
@@ -116,7 +117,7 @@ type job struct {
 // election.
 func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	l := &Leader{
-		opts: o, began: now, epoch: s.Meta().EpochCeiling, advanced: now,
+		opts: o, began: now, planned: now, epoch: s.Meta().EpochCeiling, advanced: now,
 		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
 		paused: make(map[uint32]time.Duration), scrubbed: make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool),
@@ -240,14 +241,14 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 
 // ---- jobs ------------------------------------------------------------------
 
-// Claimable is the job that a live session should work on now, or nil: the one that it
-// has already, whose answer may have been lost, else the first that nobody works on,
+// Claimable is a job that a live session should work on now beside those it knows
+// of, or nil: one that it has already, whose answer was lost, else the first that nobody works on,
 // whose barrier has passed and which may run. Recovery and joins, without which data is
 // a loss away from being gone, come first.
 //
 // A job whose owner is being fenced is still the owner's. One that was given back with
 // trouble rests for a lease, then twice as long each time, to at most ten leases.
-func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration) *dirpb.Job {
+func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working ...uint32) *dirpb.Job {
 	x := s.Session(id)
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE || x.ReadOnly {
 		return nil
@@ -257,6 +258,7 @@ func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration) *dirpb.Jo
 	for _, j := range v.all {
 		switch {
 		case j.NamespaceId != x.NamespaceId:
+		case slices.Contains(working, j.Id):
 		case j.Owner == id:
 			return v.shown(j)
 		case v.startable(j) && (best == nil || urgent(j) && !urgent(best)):

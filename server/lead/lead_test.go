@@ -206,11 +206,19 @@ func (w *world) want(want ...string) {
 	}
 }
 
+// pass lets time pass in which nobody is heard, but the leader runs.
+func (w *world) pass(d time.Duration) {
+	for end := w.now + d; w.now < end; {
+		w.now += min(lease/4, end-w.now)
+		w.l.awake(w.now)
+	}
+}
+
 // wait lets time pass in which everybody is heard.
 func (w *world) wait(d time.Duration) {
 	w.t.Helper()
 	for end := w.now + d; w.now < end; {
-		w.now += min(lease/4, end-w.now)
+		w.pass(min(lease/4, end-w.now))
 		w.beat()
 		for _, x := range w.s.Sessions() {
 			if x.Life == dirpb.SessionLife_SESSION_LIVE && !w.quiet[x.Id] {
@@ -325,7 +333,7 @@ func TestEpochs(t *testing.T) {
 		t.Fatalf("ceiling %d, want a block of 600", c)
 	}
 	for range 350 {
-		w.now += 100 * time.Millisecond
+		w.pass(100 * time.Millisecond)
 		w.beat()
 		w.l.Advance(w.s, w.now)
 		w.l.Advance(w.s, w.now) // no sooner than the interval
@@ -379,7 +387,7 @@ func TestSessionLeases(t *testing.T) {
 	// One that was opened and never answered gets a lease too.
 	c := w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: ns}}}).Session.Id
 	w.want()
-	w.now += lease
+	w.pass(lease)
 	w.beat()
 	w.want() // the end of a lease is in time
 	w.renew(a, 0, 0)
@@ -408,9 +416,9 @@ func TestSessionLeases(t *testing.T) {
 		t.Fatal("a fenced session is still known")
 	}
 	// A new leader gives everyone a full lease.
-	w.now += 100 * lease
+	w.pass(100 * lease)
 	w.elect()
-	w.now += lease
+	w.pass(lease)
 	w.want()
 	w.now++
 	w.want(`"m1" is down`, `"m2" is down`, fmt.Sprintf("fencing sessions %d", []uint32{a}))
@@ -426,7 +434,7 @@ func TestNodeLeases(t *testing.T) {
 		t.Fatal("a stranger was heard")
 	}
 	w.mute[1] = true
-	w.now += lease
+	w.pass(lease)
 	w.beat()
 	w.want()
 	w.now++
@@ -434,7 +442,7 @@ func TestNodeLeases(t *testing.T) {
 	w.on(1, dirpb.PGState_PG_FROZEN, 2)
 	w.on(3, dirpb.PGState_PG_FROZEN, 3)
 	w.mute[2] = true
-	w.now += 10*lease - 1
+	w.pass(10*lease - 1)
 	w.l.Heartbeat(w.s, w.now, 3, 1, nil)
 	w.want("1: every session has quiesced", "3: every session has quiesced")
 	w.want(`group 1: memory node "m3" is to join`) // a silent one is no candidate for 3
@@ -473,9 +481,9 @@ func TestThaw(t *testing.T) {
 	w.on(3, dirpb.PGState_PG_FROZEN, 1)
 	v = w.s.FrozenVersion(3)
 	w.renew(a, 0, v)
-	w.now += lease / 2
+	w.pass(lease / 2)
 	w.renew(b, 0, v)
-	w.now += lease/2 + 1
+	w.pass(lease/2 + 1)
 	w.beat()
 	w.quiet[a] = true
 	steps := w.plan()
@@ -544,7 +552,7 @@ func TestCandidate(t *testing.T) {
 		{"down", []n{{"c", "x", 8, 0}, {"d", "a", 8, 0}}, func(w *world, id func(string) uint32) { w.down(id("c")) }, "d"},
 		{"silent", []n{{"c", "x", 8, 0}, {"d", "a", 8, 0}}, func(w *world, id func(string) uint32) {
 			w.mute[id("c")] = true
-			w.now += lease + 1
+			w.pass(lease + 1)
 			w.beat()
 		}, "d"},
 	} {
@@ -748,7 +756,7 @@ func TestFinishRecall(t *testing.T) {
 	scanned := w.s.Heap(1).Recalls[0].Epoch
 	w.quiet[slow] = true
 	for range 3 {
-		w.now += lease / 4
+		w.pass(lease / 4)
 		w.beat()
 		w.renew(x, 0, 0)
 		w.l.Advance(w.s, w.now)
@@ -895,7 +903,7 @@ func TestClaim(t *testing.T) {
 		if j := w.l.Claimable(w.s, a, w.now); j.GetId() != second { // the next one meanwhile
 			t.Fatalf("offered %v", j)
 		}
-		w.now += pause - 1
+		w.pass(pause - 1)
 		offered := func() *dirpb.Job { // to a session that is still there, whatever the time
 			return w.l.Claimable(w.s, a, w.now)
 		}
@@ -1002,7 +1010,7 @@ func TestOffer(t *testing.T) {
 		t.Fatal(why)
 	}
 	w.want()
-	w.now += maxPause
+	w.pass(maxPause)
 	w.beat()
 	w.ack()
 	for range 2 { // both were begun
@@ -1020,7 +1028,7 @@ func TestOffer(t *testing.T) {
 	if len(w.l.queue) != 2 {
 		t.Fatalf("kept %v", w.l.queue)
 	}
-	w.now += maxPause
+	w.pass(maxPause)
 	w.beat()
 	w.settle(x)
 	if got := w.s.Shards(ns); len(got) != 8 || len(w.l.queue) != 0 {
@@ -1041,7 +1049,7 @@ func TestOffer(t *testing.T) {
 	}
 	w.l.Refused(w.s, steps[0], w.now)
 	w.want()
-	w.now += maxPause
+	w.pass(maxPause)
 	w.beat()
 	w.ack()
 	if again := w.plan(); len(again) != 1 || again[0].Why != steps[0].Why {
@@ -1134,7 +1142,7 @@ func TestRebalance(t *testing.T) {
 		t.Fatalf("due are %v", due)
 	}
 	w.l.Refused(w.s, due[0], w.now)
-	w.now += 2 * maxPause
+	w.pass(2 * maxPause)
 	w.beat()
 	w.ack()
 	w.want()
@@ -1198,7 +1206,7 @@ func chaos(t *testing.T, seed uint64) []string {
 		}
 	}
 	for range 400 {
-		w.now += time.Duration(rng.IntN(100)) * time.Millisecond
+		w.pass(time.Duration(rng.IntN(100)) * time.Millisecond)
 		node := 1 + uint32(rng.IntN(5))
 		switch rng.IntN(24) {
 		case 0:
@@ -1279,7 +1287,7 @@ func chaos(t *testing.T, seed uint64) []string {
 		if i == 3000 {
 			t.Fatalf("seed %d: no end: jobs %v, groups %v, lately\n%s", seed, w.l.Jobs(w.s, w.now), w.s.PGs(ns), strings.Join(w.log[max(0, len(w.log)-10):], "\n"))
 		}
-		w.now += 10 * time.Millisecond
+		w.pass(10 * time.Millisecond)
 		w.beat()
 		w.publish()
 		w.fence()
@@ -1324,5 +1332,27 @@ func TestChaos(t *testing.T) {
 		if seed < 5 && !slices.Equal(log, chaos(t, seed)) {
 			t.Fatalf("seed %d: the same calls gave other answers", seed)
 		}
+	}
+}
+
+// TestStandstill: a leader that did not run for a while blames nobody for it.
+func TestStandstill(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(2, 4)
+	w.now += 20 * lease
+	for _, s := range w.l.Plan(w.s, w.now) {
+		if s.Do.GetNodeDown() != nil || s.Do.GetExpireSessions() != nil {
+			t.Fatalf("after a standstill: %s", s.Why)
+		}
+	}
+	w.pass(lease + 1)
+	down := 0
+	for _, s := range w.l.Plan(w.s, w.now) {
+		if s.Do.GetNodeDown() != nil {
+			down++
+		}
+	}
+	if down != 2 {
+		t.Fatalf("%d memory nodes are down a lease later, want 2", down)
 	}
 }

@@ -71,6 +71,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 // From the members on, a change of a placement group is voluntary: it waits until the
 // group is active, whole, without a job, and every session acknowledged its last change.
 func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
+	l.awake(now)
 	p := l.plan(s, now)
 	p.reserve()
 	p.expireNodes()
@@ -91,6 +92,22 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 		p.scrub(pg)
 	}
 	return p.steps
+}
+
+// awake gives everyone the time that this leader itself stood still: what they said
+// meanwhile may wait to be heard.
+func (l *Leader) awake(now time.Duration) {
+	gap := now - l.planned
+	l.planned = now
+	if gap <= l.opts.Lease/2 {
+		return
+	}
+	for _, n := range l.nodes {
+		n.expires += gap
+	}
+	for _, x := range l.sessions {
+		x.expires += gap
+	}
 }
 
 func (p *plan) add(c *fsmpb.Command, format string, args ...any) {
