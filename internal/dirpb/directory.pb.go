@@ -1181,6 +1181,10 @@ type Job struct {
 	Offset   uint64 `protobuf:"varint,8,opt,name=offset,proto3" json:"offset,omitempty"`
 	Clusters uint32 `protobuf:"varint,9,opt,name=clusters,proto3" json:"clusters,omitempty"`
 	Wipe     bool   `protobuf:"varint,10,opt,name=wipe,proto3" json:"wipe,omitempty"`
+	// CLEAN: where its records went, whose places here are free if that is elsewhere;
+	// and, with wipe, that what is readable in the array goes, too.
+	ChildPgId uint32 `protobuf:"varint,18,opt,name=child_pg_id,json=childPgId,proto3" json:"child_pg_id,omitempty"`
+	Drop      bool   `protobuf:"varint,19,opt,name=drop,proto3" json:"drop,omitempty"`
 	// No work before every session has acknowledged this map version; 0: none.
 	Barrier uint64 `protobuf:"varint,11,opt,name=barrier,proto3" json:"barrier,omitempty"`
 	Owner   uint32 `protobuf:"varint,12,opt,name=owner,proto3" json:"owner,omitempty"` // session of the janitor, 0: none
@@ -1290,6 +1294,20 @@ func (x *Job) GetClusters() uint32 {
 func (x *Job) GetWipe() bool {
 	if x != nil {
 		return x.Wipe
+	}
+	return false
+}
+
+func (x *Job) GetChildPgId() uint32 {
+	if x != nil {
+		return x.ChildPgId
+	}
+	return 0
+}
+
+func (x *Job) GetDrop() bool {
+	if x != nil {
+		return x.Drop
 	}
 	return false
 }
@@ -4413,7 +4431,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05split\x18\x04 \x01(\bR\x05split\x12\x1c\n" +
-	"\tabandoned\x18\x05 \x01(\bR\tabandoned\"\xbf\x03\n" +
+	"\tabandoned\x18\x05 \x01(\bR\tabandoned\"\xf3\x03\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12-\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12!\n" +
@@ -4426,7 +4444,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x06offset\x18\b \x01(\x04R\x06offset\x12\x1a\n" +
 	"\bclusters\x18\t \x01(\rR\bclusters\x12\x12\n" +
 	"\x04wipe\x18\n" +
-	" \x01(\bR\x04wipe\x12\x18\n" +
+	" \x01(\bR\x04wipe\x12\x1e\n" +
+	"\vchild_pg_id\x18\x12 \x01(\rR\tchildPgId\x12\x12\n" +
+	"\x04drop\x18\x13 \x01(\bR\x04drop\x12\x18\n" +
 	"\abarrier\x18\v \x01(\x04R\abarrier\x12\x14\n" +
 	"\x05owner\x18\f \x01(\rR\x05owner\x12\x16\n" +
 	"\x06reason\x18\r \x01(\tR\x06reason\x12\x12\n" +

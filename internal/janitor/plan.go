@@ -18,11 +18,22 @@ import (
 	"github.com/kvd-project/kvd/internal/session"
 )
 
-// Plan is a job cut into operations, in an order that has no meaning.
+// Plan is a job cut into operations.
 type Plan struct {
 	Kind index.Kind
 	Len  int
 	at   func(i int) index.Work
+	// first operations are all to be done before any other begins.
+	first int
+}
+
+// Batch is where a batch of at most n operations from the lo-th on ends: one batch is
+// done before the next begins.
+func (p *Plan) Batch(lo, n int) int {
+	if lo < p.first {
+		return min(lo+n, p.first)
+	}
+	return min(lo+n, p.Len)
 }
 
 // At is the i-th operation.
@@ -54,13 +65,25 @@ func NewPlan(v *session.View, job *dirpb.Job) (*Plan, error) {
 	case dirpb.JobKind_JOB_RECALL:
 		return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
 	case dirpb.JobKind_JOB_CLEAN:
-		base.Wipe, base.Target = job.GetWipe(), job.GetTargetPgId()
+		base.Wipe, base.Drop, base.Target = job.GetWipe(), job.GetDrop(), job.GetChildPgId()
 		a := array{job.GetOffset(), int(job.GetClusters())}
 		if a.off%layout.GroupSize != 0 || a.off < layout.RegionPageSize || a.off > pg.IndexBytes ||
 			uint64(a.clusters) > (pg.IndexBytes-a.off)/layout.ClusterSize {
 			return nil, fmt.Errorf("job %d: %d clusters at %#x do not lie in the index of placement group %d", job.GetId(), a.clusters, a.off, pg.ID)
 		}
-		return overArrays(index.Clean, base, []array{a}, groups, layout.GroupSize), nil
+		p := overArrays(index.Clean, base, []array{a}, groups, layout.GroupSize)
+		// The stashes first: what is MOVED there is told from an unfinished move by
+		// the home group's SPLIT, which goes with the home group.
+		p.first = a.clusters
+		all := p.at
+		p.at = func(i int) index.Work {
+			if i < a.clusters {
+				return all(i*groups + layout.StashGroup)
+			}
+			i -= a.clusters
+			return all(i/layout.ClusterGroups*groups + i%layout.ClusterGroups)
+		}
+		return p, nil
 	case dirpb.JobKind_JOB_MOVE, dirpb.JobKind_JOB_ABANDON:
 		for i := range v.Shards {
 			if s := &v.Shards[i]; s.ID == job.GetShardId() {

@@ -212,9 +212,10 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 	}
 	told := time.Now()
 	const tries = 4
-	for lo := 0; lo < plan.Len; lo += r.o.Window {
+	for lo, hi := 0, 0; lo < plan.Len; lo = hi {
 		works := make([]*index.Work, 0, r.o.Window)
-		for i := lo; i < min(lo+r.o.Window, plan.Len); i++ {
+		hi = plan.Batch(lo, r.o.Window)
+		for i := lo; i < hi; i++ {
 			w := plan.At(i)
 			works = append(works, &w)
 		}

@@ -124,7 +124,7 @@ type laneMem struct {
 
 const (
 	taskSlot   = 8 << 10 // bytes of registered buffer each task starts with
-	cellsBytes = 128
+	cellsBytes = 8 * index.MaxCAS
 )
 
 type taskState uint8
@@ -448,9 +448,10 @@ func (l *Lane) wakeWaiting() (moved bool) {
 func (l *Lane) failWaiting(t *Task) {
 	switch t.want {
 	case index.Alloc:
-		if t.starved == 0 || l.core.exhausted(t.Op.Route.PG.ID) < t.starved {
+		pg, _ := t.Op.Wanted()
+		if t.starved == 0 || l.core.exhausted(pg) < t.starved {
 			// Nobody said that there is none.
-			l.finish(t, fmt.Errorf("%w: no memory of placement group %d was granted", ErrTimeout, t.Op.Route.PG.ID))
+			l.finish(t, fmt.Errorf("%w: no memory of placement group %d was granted", ErrTimeout, pg))
 			return
 		}
 		l.finish(t, index.ErrFull)
@@ -530,12 +531,13 @@ func (l *Lane) advance(t *Task) {
 			return
 		case index.Alloc:
 			sent, released := l.core.Renewals()
+			pg, _ := t.Op.Wanted()
 			if t.starved == 0 {
 				t.starved = sent + 1
-			} else if l.core.exhausted(t.Op.Route.PG.ID) >= t.starved && released > t.starved+1 {
+			} else if l.core.exhausted(pg) >= t.starved && released > t.starved+1 {
 				// The directory had nothing, and all that was in limbo has
 				// come back: there is no memory.
-				l.finish(t, fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, t.Op.Route.PG.ID))
+				l.finish(t, fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, pg))
 				return
 			}
 			l.postNoWait(t)
@@ -1188,8 +1190,7 @@ func (l *Lane) recalled(pg *index.PG, w layout.Word) bool {
 }
 
 func (l *Lane) wantMemory(t *Task) {
-	n, _ := layout.CodeFor(min(layout.RecordLen(len(t.Op.Key), len(t.Op.Value)), layout.MaxRecordSize))
-	l.core.opts.Control.WantMemory(t.Op.Route.PG.ID, layout.UnitsOf(n))
+	l.core.opts.Control.WantMemory(t.Op.Wanted())
 }
 
 // release frees what has waited long enough in limbo.

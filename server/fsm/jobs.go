@@ -64,7 +64,7 @@ func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 			sh.Move = nil
 			s.addJob(&dirpb.Job{
 				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset, Clusters: sh.Clusters,
-				Wipe: true, Barrier: s.nextVersion(), Reason: "the parent's memory was lost",
+				Wipe: true, Drop: true, Barrier: s.nextVersion(), Reason: "the parent's memory was lost",
 			})
 		default:
 			sh.Move = nil
@@ -271,7 +271,7 @@ func (s *State) endMove(j *dirpb.Job) {
 	s.putShard(child)
 	s.addJob(&dirpb.Job{
 		Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: j.PgId, Offset: sh.Offset, Clusters: sh.Clusters,
-		Wipe: !mv.Split, Barrier: s.nextVersion(), Reason: fmt.Sprintf("shard %d moved to shard %d", sh.Id, child.Id),
+		ChildPgId: mv.PgId, Wipe: !mv.Split, Barrier: s.nextVersion(), Reason: fmt.Sprintf("shard %d moved to shard %d", sh.Id, child.Id),
 	})
 }
 
