@@ -421,7 +421,7 @@ func TestSessionLeases(t *testing.T) {
 	w.pass(lease)
 	w.want()
 	w.now++
-	w.want(`"m1" is down`, `"m2" is down`, fmt.Sprintf("fencing sessions %d", []uint32{a}))
+	w.want(`"m1" is down`, fmt.Sprintf("fencing sessions %d", []uint32{a})) // m2 has the last copy
 }
 
 // A silent memory node is down after a lease; one that holds the only copy of something,
@@ -1354,5 +1354,35 @@ func TestStandstill(t *testing.T) {
 	}
 	if down != 2 {
 		t.Fatalf("%d memory nodes are down a lease later, want 2", down)
+	}
+}
+
+// TestLastCopiesTogether: two memory nodes that fall silent together are not both
+// declared lost at once while one of them holds the last copy.
+func TestLastCopiesTogether(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(2, 4)
+	w.create("twice", 2, 2)
+	w.publish()
+	downs := func() (n int) {
+		for _, s := range w.l.Plan(w.s, w.now) {
+			if s.Do.GetNodeDown() != nil {
+				n++
+			}
+		}
+		return n
+	}
+	w.pass(lease + 1)
+	if n := downs(); n != 1 {
+		t.Fatalf("%d memory nodes are down after a lease, want 1", n)
+	}
+	w.step()
+	w.pass(5 * lease)
+	if n := downs(); n != 0 {
+		t.Fatalf("%d more are down after six leases, want none", n)
+	}
+	w.pass(5 * lease)
+	if n := downs(); n != 1 {
+		t.Fatalf("%d are down after eleven leases, want the last copy's", n)
 	}
 }

@@ -124,20 +124,29 @@ func (p *plan) reserve() {
 	}
 }
 
+// expireNodes declares memory nodes lost that were silent for a lease, the longest
+// silent first; one without which some placement group would have no copy left, only
+// after LastCopyLeases.
 func (p *plan) expireNodes() {
-	last := make(map[uint32]bool) // memory nodes that hold the only copy of something
+	copies := make(map[uint32]int) // of placement groups
+	holds := make(map[uint32][]uint32)
 	for _, pg := range p.pgs {
 		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
 			continue
 		}
-		copies := len(pg.Members)
+		chain := pg.Members
 		if pg.Joining {
-			copies--
+			chain = chain[:len(chain)-1] // a joiner is no copy
 		}
-		if copies == 1 && pg.Leaving == nil {
-			last[pg.Members[0].NodeId] = true
+		if pg.Leaving != nil {
+			chain = append(slices.Clone(chain), pg.Leaving)
+		}
+		copies[pg.Id] = len(chain)
+		for _, m := range chain {
+			holds[m.NodeId] = append(holds[m.NodeId], pg.Id)
 		}
 	}
+	var silent []*dirpb.Node
 	for _, m := range p.s.Nodes() {
 		lease := p.l.nodes[m.Id]
 		if lease == nil || lease.incarnation != m.Incarnation {
@@ -145,14 +154,23 @@ func (p *plan) expireNodes() {
 			lease = &node{incarnation: m.Incarnation, expires: p.now + p.l.opts.Lease}
 			p.l.nodes[m.Id] = lease
 		}
-		lost := lease.expires
-		if last[m.Id] {
-			lost += time.Duration(p.l.opts.LastCopyLeases-1) * p.l.opts.Lease
+		if m.State == dirpb.NodeState_NODE_UP && p.now > lease.expires {
+			silent = append(silent, m)
 		}
-		if m.State == dirpb.NodeState_NODE_UP && p.now > lost {
-			p.add(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation}}},
-				"memory node %q is down: its lease ran out", m.Name)
+	}
+	slices.SortStableFunc(silent, func(a, b *dirpb.Node) int {
+		return cmp.Compare(p.l.nodes[a.Id].expires, p.l.nodes[b.Id].expires)
+	})
+	for _, m := range silent {
+		last := slices.ContainsFunc(holds[m.Id], func(pg uint32) bool { return copies[pg] == 1 })
+		if last && p.now <= p.l.nodes[m.Id].expires+time.Duration(p.l.opts.LastCopyLeases-1)*p.l.opts.Lease {
+			continue
 		}
+		for _, pg := range holds[m.Id] {
+			copies[pg]--
+		}
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation}}},
+			"memory node %q is down: its lease ran out", m.Name)
 	}
 	for id := range p.l.nodes {
 		if p.s.Node(id) == nil {
