@@ -1,35 +1,50 @@
 package main
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"sort"
+	"strings"
+	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
 func (a *app) checkCommand() *cobra.Command {
-	return &cobra.Command{
+	var noRepair bool
+	var patient time.Duration
+	c := &cobra.Command{
 		Use:   "check",
-		Short: "Read all of the namespace's memory and check it",
-		Long: "Read every replica of every placement group of the namespace and check region\n" +
-			"headers, group headers and slot words; that every record parses, has a good\n" +
-			"checksum, the right length and fingerprint, and belongs to its group; that no key\n" +
-			"is there twice and no two records overlap. The store may be in use: what changes\n" +
-			"while it is looked at is read again, and counted as busy if it does not rest.\n" +
+		Short: "Repair the namespace's memory, read all of it and check it",
+		Long: "Wait until every placement group of the namespace has all of its copies; have\n" +
+			"janitors scrub it, which repairs copies that differ and recalls memory that sessions\n" +
+			"left behind; then read every replica and check that all replicas hold the same\n" +
+			"words and records; that headers, words and records are good and belong where they\n" +
+			"are; that no key is there twice and no two records overlap; and that all memory that\n" +
+			"was granted is linked.\n\n" +
+			"The store may be in use: what changes while it is looked at is read again, and\n" +
+			"counted as busy if it does not rest; memory that other sessions hold is counted\n" +
+			"apart. With --no-repair nothing is changed and nothing waited for but the copies.\n" +
 			"Exit status 1 if something is wrong.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withBackend(func(b backend) error { return a.check(cmd.Context(), b) })
+			if patient <= 0 {
+				return usagef("--for %v: want > 0", patient)
+			}
+			return a.withBackend(func(b backend) error { return a.check(cmd.Context(), b, !noRepair, patient) })
 		},
 	}
+	c.Flags().BoolVar(&noRepair, "no-repair", false, "only report: no scrub, no recall")
+	c.Flags().DurationVar(&patient, "for", 30*time.Second, "how long to go on waiting while nothing changes")
+	return c
 }
 
 // finding is one thing that is wrong.
@@ -41,23 +56,51 @@ type finding struct {
 	What    string `json:"what"`
 }
 
+// checkReport counts words and records at the arbiters, and what is wrong at every
+// replica.
 type checkReport struct {
-	OK       bool      `json:"ok"`
-	PGs      int       `json:"placement_groups"`
-	Replicas int       `json:"replicas"`
-	Groups   uint64    `json:"groups"`
-	Overflow uint64    `json:"overflow_groups"`
-	Locks    uint64    `json:"locks_held"`
-	Unused   uint64    `json:"never_used_slots"`
-	Empty    uint64    `json:"empty_slots"`
-	Live     uint64    `json:"live_slots"`
-	Frozen   uint64    `json:"frozen_slots"`
-	Moved    uint64    `json:"moved_slots"`
-	Stashed  uint64    `json:"stashed_keys"`
-	Expired  uint64    `json:"expired"`
-	Chunks   uint64    `json:"chunks"`
-	Bytes    uint64    `json:"record_bytes"` // of the places
+	OK       bool   `json:"ok"`
+	PGs      int    `json:"placement_groups"`
+	Replicas int    `json:"replicas"`
+	Groups   uint64 `json:"groups"`
+	Overflow uint64 `json:"overflow_groups"`
+	Locks    uint64 `json:"locks_held"`
+	Unused   uint64 `json:"never_used_slots"`
+	Empty    uint64 `json:"empty_slots"`
+	Live     uint64 `json:"live_slots"`
+	Frozen   uint64 `json:"frozen_slots"`
+	Moved    uint64 `json:"moved_slots"`
+	Stashed  uint64 `json:"stashed_keys"`
+	Expired  uint64 `json:"expired"`
+	Chunks   uint64 `json:"chunks"`
+	Records  uint64 `json:"records"`      // good ones; both of a record that is being moved
+	Bytes    uint64 `json:"record_bytes"` // of their places
+
+	// Unreachable is memory that was granted, and is neither linked nor held by any
+	// session; Held is what is not linked but may be held by one of Holders sessions,
+	// or is being recalled.
+	Unreachable   uint64 `json:"unreachable_bytes"`
+	Held          uint64 `json:"held_bytes"`
+	Holders       int    `json:"other_sessions"`
+	LeakedExtents uint64 `json:"leaked_extents"` // says the directory
+	// DifferingWords and DifferingRecords differ from the replica before; Differing is
+	// how many replicas hold any.
+	DifferingWords   uint64 `json:"differing_words"`
+	DifferingRecords uint64 `json:"differing_records"`
+	Differing        int    `json:"replicas_that_differ"`
+	Corrupt          uint64 `json:"corrupt_records"`
+
+	// What janitors did before.
+	Scrubbed        int    `json:"scrubbed"` // placement groups
+	SyncedWords     uint64 `json:"synced_words"`
+	RepairedRecords uint64 `json:"repaired_records"`
+	BrokenLocks     uint64 `json:"broken_locks"`
+	Recalls         int    `json:"recalled_extents"`
+	// Lost had no good copy left.
+	Lost uint64 `json:"lost_records"`
+
 	Busy     uint64    `json:"busy"`
+	Problems []string  `json:"problems"` // with whole placement groups
 	Total    uint64    `json:"findings_total"`
 	Findings []finding `json:"findings"`
 }
@@ -65,7 +108,16 @@ type checkReport struct {
 // maxFindings bounds what is listed; all are counted.
 const maxFindings = 1000
 
-func (a *app) check(ctx context.Context, b backend) error {
+// good reports whether nothing is wrong.
+func (r *checkReport) good() bool {
+	return r.Total == 0 && len(r.Problems) == 0 && r.Unreachable == 0 && r.LeakedExtents == 0 && r.Lost == 0
+}
+
+func (r *checkReport) problem(pg uint32, format string, args ...any) {
+	r.Problems = append(r.Problems, fmt.Sprintf("placement group %d: %s", pg, fmt.Sprintf(format, args...)))
+}
+
+func (a *app) check(ctx context.Context, b backend, repair bool, patient time.Duration) error {
 	s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
 	if err != nil {
 		return err
@@ -75,46 +127,267 @@ func (a *app) check(ctx context.Context, b backend) error {
 	if err != nil {
 		return err
 	}
-	m := st.GetMap()
-	ns, err := namespaceOf(m, a.namespace)
+	ns, err := namespaceOf(st.GetMap(), a.namespace)
 	if err != nil {
 		return err
 	}
-	k := &checker{a: a, ctx: ctx, s: s, ns: ns.GetId(), now: uint64(a.now().UnixMilli())}
-	k.rep.Findings = []finding{}
-	pgs := pgsOf(m, ns.GetId())
-	byPG := shardsOf(m, ns.GetId())
-	if isTerminal(a.stderr) {
-		var clusters int64
-		for _, p := range pgs {
-			for _, s := range byPG[p.GetId()] {
-				clusters += int64(s.GetClusters()) * int64(len(p.GetMembers()))
-			}
-		}
-		k.bar = progressbar.NewOptions64(clusters, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription("check"),
-			progressbar.OptionClearOnFinish())
-	}
-	for _, p := range pgs {
-		k.rep.PGs++
-		for r := range p.GetMembers() {
-			k.rep.Replicas++
-			if err := k.region(p, r, byPG[p.GetId()]); err != nil {
-				return fmt.Errorf("placement group %d, replica %d: %w", p.GetId(), r, err)
-			}
-		}
-	}
-	if k.bar != nil {
-		_ = k.bar.Finish()
-	}
-	k.rep.OK = k.rep.Total == 0
-	if err := a.printCheck(&k.rep); err != nil {
+	rep := &checkReport{Findings: []finding{}, Problems: []string{}}
+	if err := a.settle(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
 		return err
 	}
-	if !k.rep.OK {
+	if repair {
+		if err := a.scrub(ctx, b, ns, patient, rep); err != nil {
+			return err
+		}
+	}
+	k := &checker{a: a, ctx: ctx, b: b, s: s, ns: ns, now: uint64(a.now().UnixMilli()), rep: rep}
+	if err := k.verify(); err != nil {
+		return err
+	}
+	rep.OK = rep.good()
+	if err := a.printCheck(rep); err != nil {
+		return err
+	}
+	if !rep.OK {
 		return fail(exitNo)
 	}
 	return nil
 }
+
+// settle waits until every placement group of ns has all of its copies, and what
+// sessions held that are being fenced is nobody's. What is missing when nothing
+// changes any more is reported later.
+func (a *app) settle(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
+	return a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
+		v, pgs := newView(st.GetMap()), pgsOf(st.GetMap(), ns.GetId())
+		var missing []string
+		for _, p := range pgs {
+			if lacks := v.lacks(p); lacks != "" {
+				missing = append(missing, fmt.Sprintf("placement group %d: %s", p.GetId(), lacks))
+			}
+		}
+		done := len(pgs) - len(missing)
+		fencing := 0
+		for _, s := range st.GetSessions() {
+			if s.GetNamespace() == ns.GetName() && s.GetLife() == dirpb.SessionLife_SESSION_FENCING {
+				fencing++
+			}
+		}
+		if fencing > 0 {
+			missing = append(missing, fmt.Sprintf("%d sessions to be fenced", fencing))
+		}
+		return progress{done: uint64(done), total: uint64(len(pgs)),
+			left: "waiting for " + strings.Join(missing, ", "), detail: jobsText(st)}, len(missing) == 0, nil
+	})
+}
+
+// ---- scrub -----------------------------------------------------------------
+
+// scrubRounds bounds how often the namespace is scrubbed. A recall moves records
+// and so changes what a scrub counts; the second scrub, or the third, has nothing
+// to recall unless the store is in use.
+const scrubRounds = 3
+
+// scrubbing is one placement group's scrub.
+type scrubbing struct {
+	job    uint32 // 0: not started
+	before int64  // time of the last scrub that was not ours
+	ended  bool   // it reported, and its recalls are awaited
+	done   bool
+	why    string // it could not be started
+	vain   int    // how often it ended without a report
+}
+
+// scrub has janitors scrub every placement group that can be, and waits until they
+// and the recalls that they cause are done.
+func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration, rep *checkReport) error {
+	for round := 1; ; round++ {
+		lost := rep.Lost
+		rep.Lost = 0
+		recalls := make(map[uint32]bool)
+		groups := make(map[uint32]*scrubbing)
+		stalled := a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
+			return a.scrubStep(ctx, b, ns, st, groups, recalls, rep)
+		})
+		if stalled != nil && !errors.Is(stalled, errStalled) {
+			return stalled
+		}
+		done := 0
+		var last *dirpb.StatusReply
+		if stalled != nil {
+			last = a.lastStatus(ctx, b)
+		}
+		for _, id := range slices.Sorted(maps.Keys(groups)) {
+			switch g := groups[id]; {
+			case g.done && g.ended:
+				done++
+			case g.done: // nothing is left of it
+			case g.ended: // what leaks is counted with the rest
+				for _, j := range last.GetJobs() {
+					if j.GetPgId() == id && j.GetKind() == dirpb.JobKind_JOB_RECALL {
+						rep.problem(id, "recall of extent %d did not end: %s", j.GetExtent(), unfinished(j.GetId(), last))
+					}
+				}
+			case g.job != 0:
+				rep.problem(id, "scrub did not end: %s", unfinished(g.job, last))
+			case g.why != "":
+				rep.problem(id, "not scrubbed: %s", g.why)
+			}
+		}
+		rep.Scrubbed, rep.Lost = max(rep.Scrubbed, done), max(rep.Lost, lost)
+		rep.Recalls += len(recalls)
+		if stalled != nil || len(recalls) == 0 || round == scrubRounds {
+			return a.dismiss(ctx, b, ns)
+		}
+	}
+}
+
+// janitorName is what janitors call their sessions.
+const janitorName = "janitor"
+
+// dismiss gives janitors a few seconds to close their sessions: what they were granted
+// can be told from what leaked only when they have.
+func (a *app) dismiss(ctx context.Context, b backend, ns *dirpb.Namespace) error {
+	late := errors.New("janitors have more to do")
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Second, late)
+	defer cancel()
+	err := a.await(ctx, b, "check", 0, func(st *dirpb.StatusReply) (progress, bool, error) {
+		n := 0
+		for _, s := range st.GetSessions() {
+			if s.GetNamespace() == ns.GetName() && s.GetClient() == janitorName {
+				n++
+			}
+		}
+		return progress{left: "waiting for janitors to leave"}, n == 0, nil
+	})
+	if errors.Is(err, late) {
+		return nil
+	}
+	return err
+}
+
+// lastStatus is the state as far as the directory tells it.
+func (a *app) lastStatus(ctx context.Context, b backend) *dirpb.StatusReply {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return &dirpb.StatusReply{}
+	}
+	return st
+}
+
+// unfinished says why a job is not done.
+func unfinished(id uint32, st *dirpb.StatusReply) string {
+	for _, j := range st.GetJobs() {
+		switch {
+		case j.GetId() != id:
+		case j.GetTrouble() != "":
+			return j.GetTrouble()
+		case j.GetWaiting():
+			return "it waits until every session has heard of it"
+		case j.GetOwner() == 0:
+			return "no janitor takes it"
+		default:
+			return fmt.Sprintf("session %d is at %d of %d", j.GetOwner(), j.GetDone(), j.GetTotal())
+		}
+	}
+	return "it is gone"
+}
+
+// scrubStep starts what can be started and looks how far the rest is.
+func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st *dirpb.StatusReply,
+	groups map[uint32]*scrubbing, recalls map[uint32]bool, rep *checkReport) (p progress, done bool, err error) {
+	jobs := make(map[uint32]*dirpb.Job)   // by id
+	busy := make(map[uint32][]*dirpb.Job) // by placement group
+	for _, j := range st.GetJobs() {
+		jobs[j.GetId()] = j
+		busy[j.GetPgId()] = append(busy[j.GetPgId()], j)
+		if t := j.GetTargetPgId(); t != 0 && t != j.GetPgId() {
+			busy[t] = append(busy[t], j)
+		}
+		if j.GetKind() == dirpb.JobKind_JOB_RECALL && j.GetNamespaceId() == ns.GetId() {
+			recalls[j.GetId()] = true
+		}
+	}
+	usage := make(map[uint32]*dirpb.PGUsage)
+	for _, u := range st.GetUsage() {
+		usage[u.GetPgId()] = u
+	}
+	finished, leaking := 0, 0
+	pgs := pgsOf(st.GetMap(), ns.GetId())
+	for _, pg := range pgs {
+		id, u := pg.GetId(), usage[pg.GetId()]
+		g := groups[id]
+		if g == nil {
+			g = &scrubbing{}
+			groups[id] = g
+		}
+		if g.job != 0 && !g.ended && jobs[g.job] == nil {
+			if u.GetLastScrubUnixMillis() == g.before {
+				// Its placement group began anew, and that is not scrubbed yet.
+				*g = scrubbing{vain: g.vain + 1, why: "scrubs end without a report"}
+			} else {
+				g.ended = true
+				r := u.GetLastScrub()
+				rep.SyncedWords += r.GetSyncedWords()
+				rep.RepairedRecords += r.GetRepairedRecords()
+				rep.BrokenLocks += r.GetBrokenLocks()
+				rep.Lost += r.GetLostRecords()
+			}
+		}
+		if g.job == 0 && !g.done {
+			switch {
+			case g.vain == scrubRounds:
+			case pg.GetState() != dirpb.PGState_PG_ACTIVE:
+				g.done = pg.GetState() == dirpb.PGState_PG_LOST
+				g.why = stateText(pg)
+			case len(busy[id]) > 0:
+				g.why = jobName(busy[id][0]) + " is in the way"
+			case pg.GetJoining():
+				g.why = stateText(pg)
+			default:
+				if err := a.startScrub(ctx, b, id, u, g); err != nil {
+					return p, false, err
+				}
+			}
+		}
+		leaking += len(pg.GetRecalled())
+		g.done = g.done || g.ended && len(busy[id]) == 0 && len(pg.GetRecalled()) == 0 && u.GetLeakedExtents() == 0
+		if g.done {
+			finished++
+		}
+		if j := jobs[g.job]; j != nil {
+			p.detail = jobsText(st)
+		}
+	}
+	p.done, p.total = uint64(finished), uint64(len(pgs))
+	p.left = fmt.Sprintf("scrubbed %d of %d placement groups%s", finished, len(pgs), troubles(st))
+	if leaking > 0 {
+		p.left += fmt.Sprintf(", %d extents are being recalled", leaking)
+	}
+	return p, finished == len(pgs), nil
+}
+
+// startScrub asks for a scrub. A refusal is kept, and it is asked for again.
+func (a *app) startScrub(ctx context.Context, b backend, pg uint32, u *dirpb.PGUsage, g *scrubbing) error {
+	rep, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.StartJobReply, error) {
+		return d.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: a.namespace, PgId: pg, Repair: true})
+	})
+	switch status.Code(err) {
+	case codes.FailedPrecondition, codes.Unavailable, codes.Aborted, codes.AlreadyExists:
+		g.why = err.Error()
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("scrub of placement group %d: %w", pg, err)
+	}
+	if len(rep.GetJobIds()) != 1 {
+		return fmt.Errorf("scrub of placement group %d: the directory started %d jobs, want 1", pg, len(rep.GetJobIds()))
+	}
+	g.job, g.before = rep.GetJobIds()[0], u.GetLastScrubUnixMillis()
+	return nil
+}
+
+// ---- report ----------------------------------------------------------------
 
 func (a *app) printCheck(r *checkReport) error {
 	if a.json() {
@@ -122,14 +395,35 @@ func (a *app) printCheck(r *checkReport) error {
 	}
 	verdict := "ok"
 	if !r.OK {
-		verdict = fmt.Sprintf("%d findings", r.Total)
+		verdict = fmt.Sprintf("NOT OK, %d findings", r.Total+uint64(len(r.Problems)))
+	}
+	held := "bytes being recalled"
+	if r.Holders > 0 {
+		held = fmt.Sprintf("bytes held by %d sessions", r.Holders)
 	}
 	a.printTable(row{"Checked", ""}, []row{
 		{"placement groups", r.PGs}, {"replicas", r.Replicas}, {"groups", r.Groups}, {"  with overflow", r.Overflow},
 		{"  insert lock held", r.Locks}, {"slots live", r.Live}, {"  frozen", r.Frozen}, {"  moved", r.Moved}, {"  empty", r.Empty},
 		{"  never used", r.Unused}, {"keys in a stash", r.Stashed}, {"expired", r.Expired}, {"chunks of long values", r.Chunks},
-		{"bytes of records", r.Bytes}, {"busy, not checked", r.Busy}, {"result", verdict},
+		{"records", r.Records}, {"bytes of records", r.Bytes}, {held, r.Held}, {"busy, not checked", r.Busy},
 	})
+	fmt.Fprintln(a.stdout)
+	a.printTable(row{"Repaired", ""}, []row{
+		{"placement groups scrubbed", r.Scrubbed}, {"words that differed", r.SyncedWords}, {"records that differed", r.RepairedRecords},
+		{"locks of sessions that are gone", r.BrokenLocks}, {"extents recalled", r.Recalls},
+	})
+	fmt.Fprintln(a.stdout)
+	a.printTable(row{"Wrong", ""}, []row{
+		{"unreachable bytes", r.Unreachable}, {"leaked extents", r.LeakedExtents}, {"replicas that differ", r.Differing},
+		{"  words", r.DifferingWords}, {"  records", r.DifferingRecords}, {"corrupt records", r.Corrupt},
+		{"records lost, no good copy", r.Lost}, {"result", verdict},
+	})
+	if len(r.Problems) > 0 {
+		fmt.Fprintln(a.stdout)
+		for _, p := range r.Problems {
+			fmt.Fprintln(a.stdout, p)
+		}
+	}
 	if len(r.Findings) > 0 {
 		fmt.Fprintln(a.stdout)
 		a.printTable(row{"PG", "Replica", "Offset", "Slot", "What"}, mapTo(r.Findings, func(f finding) row {
@@ -139,369 +433,52 @@ func (a *app) printCheck(r *checkReport) error {
 	return nil
 }
 
-// checker goes through one namespace.
-type checker struct {
-	a    *app
-	ctx  context.Context
-	s    store
-	ns   uint32
-	now  uint64 // Unix ms
-	bar  *progressbar.ProgressBar
-	rep  checkReport
-	pg   *dirpb.PlacementGroup
-	repl int
-	geometry
-	// places are all records and chunks of the replica, for overlaps: 24 bytes
-	// each, the only thing that grows with the number of keys.
-	places []placed
-}
-
-// placed is a place and the slot through which it is reached.
-type placed struct {
-	unit, units uint32
-	slotOff     uint64
-	word        layout.Word
-}
-
-func (k *checker) find(off uint64, w layout.Word, format string, args ...any) {
-	if k.rep.Total++; len(k.rep.Findings) < maxFindings {
-		f := finding{PG: k.pg.GetId(), Replica: k.repl, Off: off, What: fmt.Sprintf(format, args...)}
-		if w != 0 {
-			f.Slot = w.String()
-		}
-		k.rep.Findings = append(k.rep.Findings, f)
-	}
-}
-
-func (k *checker) read(off uint64, n int) (b []byte, err error) {
-	err = persist(k.ctx, func() (err error) {
-		b, err = k.s.ReadRaw(k.ctx, k.pg.GetId(), k.repl, off, n)
-		return err
-	})
-	return b, err
-}
-
-// still reports whether the slot at off holds w now.
-func (k *checker) still(off uint64, w layout.Word) (bool, error) {
-	now, err := k.word(off)
-	return now == w, err
-}
-
-func (k *checker) word(off uint64) (layout.Word, error) {
-	g := off &^ (layout.GroupSize - 1)
-	b, err := k.read(g, layout.GroupSize)
-	if err != nil {
-		return 0, err
-	}
-	return layout.Group(b).Slot(int(off-g-layout.GroupSlotsOff) / 8), nil
-}
-
-func (k *checker) region(pg *dirpb.PlacementGroup, replica int, shards []*dirpb.Shard) error {
-	k.pg, k.repl, k.geometry, k.places = pg, replica, geometryOf(pg.GetRegionBytes(), pg.GetIndexBytes()), k.places[:0]
-	b, err := k.read(0, layout.RegionPageSize)
-	if err != nil {
-		return err
-	}
-	switch h, err := layout.ParseRegion(b); {
-	case err != nil:
-		k.find(0, 0, "region header: %v", err)
-	case h.PG != pg.GetId() || h.Namespace != k.ns || h.RegionBytes != k.regionBytes || h.IndexBytes != k.indexBytes:
-		k.find(0, 0, "region header %+v is not that of the map: placement group %d, namespace %d, %d bytes, index %d",
-			h, pg.GetId(), k.ns, k.regionBytes, k.indexBytes)
-	}
-	for _, s := range shards {
-		end := s.GetOffset() + uint64(s.GetClusters())*layout.ClusterSize
-		if s.GetOffset() < layout.RegionPageSize || end > k.indexBytes || end < s.GetOffset() || s.GetOffset()%layout.GroupSize != 0 {
-			k.find(s.GetOffset(), 0, "shard %d: %d clusters do not lie in the index of %#x bytes", s.GetId(), s.GetClusters(), k.indexBytes)
-			continue
-		}
-		const most = (1 << 20) / layout.ClusterSize
-		for c := uint32(0); c < s.GetClusters(); c += most {
-			n := min(most, s.GetClusters()-c)
-			off := s.GetOffset() + uint64(c)*layout.ClusterSize
-			b, err := k.read(off, int(n)*layout.ClusterSize)
-			if err != nil {
-				return err
-			}
-			for i := range n {
-				if err := k.cluster(off+uint64(i)*layout.ClusterSize, b[i*layout.ClusterSize:][:layout.ClusterSize]); err != nil {
-					return err
-				}
-			}
-			step(k.bar, int(n))
-		}
-	}
-	return k.overlaps()
-}
-
-// slot is a LIVE or FROZEN word and what it names.
-type slot struct {
-	off  uint64 // of the word
-	word layout.Word
-	rec  []byte
-}
-
-// cluster checks the groups in b, which stand at off, and their records.
-func (k *checker) cluster(off uint64, b []byte) error {
-	var slots []slot
-	var overflow [layout.ClusterGroups]bool
-	for i := range layout.ClusterGroups + 1 {
-		g := layout.Group(b[i*layout.GroupSize:][:layout.GroupSize])
-		goff := off + uint64(i)*layout.GroupSize
-		k.rep.Groups++
-		if g.Lock() != 0 {
-			k.rep.Locks++
-		}
-		if i < layout.ClusterGroups && g.Header().OVF() {
-			overflow[i] = true
-			k.rep.Overflow++
-		}
-		if err := g.Check(k.heapLo, k.heapHi); err != nil {
-			k.find(goff, 0, "%v", err)
-		}
-		for j := range layout.GroupSlots {
-			w := g.Slot(j)
-			switch w.State() {
-			case layout.Live:
-				k.rep.Live++
-			case layout.Frozen:
-				k.rep.Frozen++
-			case layout.Moved:
-				k.rep.Moved++
-			default:
-				if w == 0 {
-					k.rep.Unused++
-				} else {
-					k.rep.Empty++
-				}
-			}
-			if w.Readable() && layout.InHeap(w, k.heapLo, k.heapHi) {
-				slots = append(slots, slot{off: goff + layout.SlotOff(j), word: w})
-			}
-		}
-	}
-	if err := k.fetch(slots); err != nil {
-		return err
-	}
-	keys := make(map[string]slot, len(slots))
-	for _, s := range slots {
-		key, err := k.record(off, s, &overflow)
-		if err != nil {
-			return err
-		}
-		if key == nil {
-			continue
-		}
-		if other, ok := keys[string(key)]; ok {
-			if err := k.twice(key, other, s); err != nil {
-				return err
-			}
-		}
-		keys[string(key)] = s
-	}
-	return nil
-}
-
-// Records that stand near each other are read together.
-const (
-	spanBytes = 1 << 20
-	spanGap   = 16 << 10
-)
-
-// fetch reads the records of slots.
-func (k *checker) fetch(slots []slot) error {
-	order := make([]int, len(slots))
-	for i := range order {
-		order[i] = i
-	}
-	sort.Slice(order, func(i, j int) bool { return slots[order[i]].word.Unit() < slots[order[j]].word.Unit() })
-	for i := 0; i < len(order); {
-		w := slots[order[i]].word
-		lo, hi := w.Off(), w.Off()+uint64(w.ReadLen())
-		j := i + 1
-		for ; j < len(order); j++ {
-			w := slots[order[j]].word
-			end := max(hi, w.Off()+uint64(w.ReadLen()))
-			if w.Off() > hi+spanGap || end-lo > spanBytes {
-				break
-			}
-			hi = end
-		}
-		b, err := k.read(lo, int(hi-lo))
-		if err != nil {
-			return err
-		}
-		for ; i < j; i++ {
-			s := &slots[order[i]]
-			s.rec = b[s.word.Off()-lo:][:s.word.ReadLen()]
-		}
-	}
-	return nil
-}
-
-// retries is how often a record is read again while its slot changes.
-const retries = 3
-
-// record checks what s names and returns its key; nil if there is none to
-// compare. A finding counts only if the slot has not changed meanwhile.
-func (k *checker) record(cluster uint64, s slot, overflow *[layout.ClusterGroups]bool) ([]byte, error) {
-	for range retries {
-		key, problem, err := k.judge(cluster, s, overflow)
-		if err != nil || problem == "" {
-			return key, err
-		}
-		now, err := k.word(s.off)
-		if err != nil {
-			return nil, err
-		}
-		again := s
-		again.word = now
-		if now.Readable() && layout.InHeap(now, k.heapLo, k.heapHi) {
-			if again.rec, err = k.read(now.Off(), now.ReadLen()); err != nil {
-				return nil, err
-			}
-		}
-		switch {
-		case now == s.word && bytes.Equal(again.rec, s.rec):
-			k.find(s.off, s.word, "%s", problem)
-			return nil, nil
-		case again.rec == nil || !now.Readable():
-			return nil, nil // gone
-		}
-		s = again
-	}
-	k.rep.Busy++
-	return nil, nil
-}
-
-// judge checks one record; problem says what is wrong with it.
-func (k *checker) judge(cluster uint64, s slot, overflow *[layout.ClusterGroups]bool) (key []byte, problem string, err error) {
-	r, err := layout.ParseRecord(s.rec)
-	if err != nil {
-		return nil, err.Error(), nil
-	}
-	if r.Flags&layout.FlagChunk != 0 {
-		return nil, "names a chunk of a long value", nil
-	}
-	if c, ok := layout.CodeFor(layout.RecordLen(len(r.Key), len(r.Value))); !ok || c != s.word.Code() {
-		return nil, fmt.Sprintf("size code %d (%d bytes) for a record of %d bytes, want code %d",
-			s.word.Code(), s.word.ReadLen(), layout.RecordLen(len(r.Key), len(r.Value)), c), nil
-	}
-	loc, err := k.s.Locate(r.Key)
-	if err != nil {
-		return nil, "", err
-	}
-	group := s.off &^ (layout.GroupSize - 1)
-	switch {
-	case loc.PG != k.pg.GetId() || group != loc.Home && group != loc.Stash:
-		return nil, fmt.Sprintf("key %s belongs to group %#x or %#x of placement group %d", k.a.showKey(r.Key), loc.Home, loc.Stash, loc.PG), nil
-	case s.word.FP() != layout.FP(loc.Hash):
-		return nil, fmt.Sprintf("fingerprint %03x, but that of key %s is %03x", s.word.FP(), k.a.showKey(r.Key), layout.FP(loc.Hash)), nil
-	case group == loc.Stash && !overflow[(loc.Home-cluster)/layout.GroupSize]:
-		// The group was read before its stash.
-		home, err := k.read(loc.Home, layout.GroupSize)
-		if err != nil {
-			return nil, "", err
-		}
-		if !layout.Group(home).Header().OVF() {
-			return nil, fmt.Sprintf("key %s is in the stash, but its group %#x has no OVF flag: no reader finds it", k.a.showKey(r.Key), loc.Home), nil
-		}
-	}
-	chunks := []layout.Chunk(nil)
-	if r.Flags&layout.FlagManifest != 0 {
-		m, err := layout.ParseManifest(r.Value, k.heapLo, k.heapHi)
-		if err != nil {
-			return nil, err.Error(), nil
-		}
-		if problem, err := k.chunks(m); problem != "" || err != nil {
-			return nil, problem, err
-		}
-		chunks = m.Chunks
-	}
-	if r.Expired(k.now) {
-		k.rep.Expired++
-	}
-	if group == loc.Stash {
-		k.rep.Stashed++
-	}
-	k.place(s, s.word.Unit(), s.word.Units())
-	for _, c := range chunks {
-		k.rep.Chunks++
-		k.place(s, c.Unit, layout.UnitsOf(c.Code))
-	}
-	return r.Key, "", nil
-}
-
-func (k *checker) chunks(m layout.Manifest) (problem string, err error) {
-	left := m.Len
-	for i, c := range m.Chunks {
-		n := min(left, layout.ChunkSize)
-		left -= n
-		b, err := k.read(uint64(c.Unit)*layout.UnitSize, layout.SizeOf(c.Code))
-		if err != nil {
-			return "", err
-		}
-		r, err := layout.ParseRecord(b)
-		switch {
-		case err != nil:
-			return fmt.Sprintf("chunk %d at unit %d: %v", i, c.Unit, err), nil
-		case r.Flags != layout.FlagChunk || r.Version != m.ID || r.Expiry != uint64(i) || uint64(len(r.Value)) != n:
-			return fmt.Sprintf("chunk %d at unit %d: flags %v id %d number %d of %d bytes, want id %d, %d bytes",
-				i, c.Unit, r.Flags, r.Version, r.Expiry, len(r.Value), m.ID, n), nil
-		}
-	}
-	return "", nil
-}
-
-func (k *checker) place(s slot, unit, units uint32) {
-	k.rep.Bytes += uint64(units) * layout.UnitSize
-	k.places = append(k.places, placed{unit, units, s.off, s.word})
-}
-
-// twice reports a key in two slots, if both still stand.
-func (k *checker) twice(key []byte, a, b slot) error {
-	for _, s := range []slot{a, b} {
-		if ok, err := k.still(s.off, s.word); !ok || err != nil {
-			return err
-		}
-	}
-	k.find(b.off, b.word, "key %s is in the slot at %#x as well", k.a.showKey(key), a.off)
-	return nil
-}
-
-// overlaps compares neighbouring places. One that was freed and given to another
-// key between two reads is told by its slot.
-func (k *checker) overlaps() error {
-	slices.SortFunc(k.places, func(a, b placed) int {
-		return int(int64(a.unit) - int64(b.unit))
-	})
-	if len(k.places) == 0 {
+// usageOf finds a placement group's usage.
+func usageOf(st *dirpb.StatusReply, pg uint32) *dirpb.PGUsage {
+	i := slices.IndexFunc(st.GetUsage(), func(u *dirpb.PGUsage) bool { return u.GetPgId() == pg })
+	if i < 0 {
 		return nil
 	}
-	furthest := k.places[0]
-	for _, p := range k.places[1:] {
-		end := uint64(furthest.unit) + uint64(furthest.units)
-		if uint64(p.unit) < end {
-			a, err := k.still(furthest.slotOff, furthest.word)
-			if err != nil {
-				return err
-			}
-			b, err := k.still(p.slotOff, p.word)
-			if err != nil {
-				return err
-			}
-			if a && b {
-				k.find(p.slotOff, p.word, "units [%d,+%d) overlap [%d,+%d) of the slot at %#x", p.unit, p.units,
-					furthest.unit, furthest.units, furthest.slotOff)
-			}
-			if !a {
-				furthest = p
-				continue
-			}
-		}
-		if uint64(p.unit)+uint64(p.units) > end {
-			furthest = p
+	return st.GetUsage()[i]
+}
+
+// account compares what of a placement group was granted with what is linked.
+// before and after are the states around its reading.
+func (k *checker) account(pg *dirpb.PlacementGroup, before, after *dirpb.StatusReply) {
+	others := max(k.others(before), k.others(after))
+	k.rep.Holders = max(k.rep.Holders, others)
+	u := usageOf(after, pg.GetId())
+	granted, linked := u.GetGrantedUnits(), k.linked
+	rest := granted - min(granted, linked)
+	if rest > 0 {
+		// Where all of it is linked, the directory's count is of an old scrub.
+		k.rep.LeakedExtents += uint64(u.GetLeakedExtents())
+	}
+	quiet := others == 0 && len(pg.GetRecalled()) == 0
+	for _, st := range []*dirpb.StatusReply{before, after} {
+		quiet = quiet && !slices.ContainsFunc(st.GetJobs(), func(j *dirpb.Job) bool {
+			return j.GetPgId() == pg.GetId() || j.GetTargetPgId() == pg.GetId()
+		})
+	}
+	switch {
+	case !quiet:
+		// Only the directory can tell who holds what.
+		leaked := min(u.GetLeakedUnits(), rest)
+		k.rep.Unreachable += leaked * layout.UnitSize
+		k.rep.Held += (rest - leaked) * layout.UnitSize
+	case linked > granted:
+		k.rep.problem(pg.GetId(), "%d units are linked, but only %d are granted: what is linked may be granted again", linked, granted)
+	default:
+		k.rep.Unreachable += rest * layout.UnitSize
+	}
+}
+
+// others counts the sessions of the namespace beside this one.
+func (k *checker) others(st *dirpb.StatusReply) (n int) {
+	for _, s := range st.GetSessions() {
+		if s.GetNamespace() == k.ns.GetName() && s.GetId() != k.s.Stats().Session && s.GetLife() != dirpb.SessionLife_SESSION_FENCED {
+			n++
 		}
 	}
-	return nil
+	return n
 }

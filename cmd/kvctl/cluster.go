@@ -19,13 +19,13 @@ import (
 )
 
 func (a *app) addClusterCommands(root *cobra.Command) {
-	for _, c := range []*cobra.Command{
+	for _, c := range append(a.operateCommands(),
 		a.viewCommand("status", "Show the state of the store at a glance", a.printStatus),
-		a.viewCommand("nodes", "List memory nodes", a.printNodes),
-		a.viewCommand("shards", "List the namespace's placement groups and shards", a.printShards),
+		a.nodesCommand(),
+		a.shardsCommand(),
 		a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
 		a.namespaceCommand(), a.directoryCommand(),
-	} {
+	) {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}
@@ -47,20 +47,27 @@ func (a *app) viewCommand(name, short string, print func(*dirpb.StatusReply) err
 	}
 }
 
-// printProto prints a message as one line of JSON, with the field names of
+// protoJSON gives a message as one line of JSON, with the field names of
 // directory.proto and every field present.
-func (a *app) printProto(m proto.Message) error {
+func protoJSON(m proto.Message) ([]byte, error) {
 	b, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// protojson varies its spaces on purpose; output for scripts does not.
 	var line bytes.Buffer
 	if err := json.Compact(&line, b); err != nil {
+		return nil, err
+	}
+	return line.Bytes(), nil
+}
+
+func (a *app) printProto(m proto.Message) error {
+	b, err := protoJSON(m)
+	if err != nil {
 		return err
 	}
-	line.WriteByte('\n')
-	_, err = a.stdout.Write(line.Bytes())
+	_, err = a.stdout.Write(append(b, '\n'))
 	return err
 }
 
@@ -77,17 +84,37 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	}
 	up := 0
 	var lent, used uint64
+	var draining []string
 	for _, n := range m.GetNodes() {
 		if n.GetState() == dirpb.NodeState_NODE_UP {
 			up++
 			lent += n.GetCapacityBytes()
 			used += n.GetUsedBytes()
 		}
+		if n.GetDraining() {
+			draining = append(draining, n.GetName())
+		}
 	}
-	active := 0
+	nodes := fmt.Sprintf("%d up, %d down", up, len(m.GetNodes())-up)
+	if len(draining) > 0 {
+		nodes += ", draining: " + strings.Join(draining, ", ")
+	}
+	v := newView(m)
+	whole := 0
+	var pgs []row
 	for _, p := range m.GetPgs() {
-		if p.GetState() == dirpb.PGState_PG_ACTIVE {
-			active++
+		if v.lacks(p) == "" {
+			whole++
+		}
+		pgs = append(pgs, row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p)})
+	}
+	owned, troubled := 0, 0
+	for _, j := range st.GetJobs() {
+		if j.GetOwner() != 0 {
+			owned++
+		}
+		if j.GetTrouble() != "" {
+			troubled++
 		}
 	}
 	live := 0
@@ -97,17 +124,99 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		}
 	}
 	a.printTable(row{"Store", st.GetClusterId()}, []row{
+		{"health", fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
-		{"memory nodes", fmt.Sprintf("%d up, %d down", up, len(m.GetNodes())-up)},
+		{"memory nodes", nodes},
 		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
 		{"namespaces", strings.Join(mapTo(m.GetNamespaces(), (*dirpb.Namespace).GetName), ", ")},
-		{"placement groups", fmt.Sprintf("%d active, %d not", active, len(m.GetPgs())-active)},
 		{"shards", len(m.GetShards())},
+		{"jobs", fmt.Sprintf("%d, of which %d are worked on and %d in trouble", len(st.GetJobs()), owned, troubled)},
 		{"sessions", fmt.Sprintf("%d live, %d being fenced", live, len(st.GetSessions())-live)},
 		{"map version", m.GetVersion()},
 		{"reclaim epoch", fmt.Sprintf("%d, minimum %d", st.GetEpoch(), st.GetMinEpoch())},
 	})
+	if len(pgs) > 0 {
+		fmt.Fprintln(a.stdout)
+		a.printTable(row{"PG", "Namespace", "State", "Epoch", "Copies", "Members"}, pgs)
+	}
+	if len(st.GetJobs()) > 0 {
+		fmt.Fprintln(a.stdout)
+		return a.printJobs(st)
+	}
 	return nil
+}
+
+// view answers questions about a map.
+type view struct {
+	nodes      map[uint32]*dirpb.Node
+	namespaces map[uint32]*dirpb.Namespace
+}
+
+func newView(m *dirpb.Map) view {
+	v := view{make(map[uint32]*dirpb.Node), make(map[uint32]*dirpb.Namespace)}
+	for _, n := range m.GetNodes() {
+		v.nodes[n.GetId()] = n
+	}
+	for _, ns := range m.GetNamespaces() {
+		v.namespaces[ns.GetId()] = ns
+	}
+	return v
+}
+
+// copiesOf is how many members hold everything: a joiner does not yet.
+func copiesOf(p *dirpb.PlacementGroup) int {
+	n := len(p.GetMembers())
+	if p.GetJoining() && n > 0 {
+		n--
+	}
+	return n
+}
+
+func (v view) want(p *dirpb.PlacementGroup) int {
+	return int(v.namespaces[p.GetNamespaceId()].GetReplicas())
+}
+
+// copies says how many copies there are of how many.
+func (v view) copies(p *dirpb.PlacementGroup) string {
+	return fmt.Sprintf("%d of %d", copiesOf(p), v.want(p))
+}
+
+// lacks says what keeps a placement group from being fully replicated, or "".
+func (v view) lacks(p *dirpb.PlacementGroup) string {
+	switch {
+	case p.GetState() != dirpb.PGState_PG_ACTIVE || p.GetJoining():
+		return fmt.Sprintf("%s, %s copies", stateText(p), v.copies(p))
+	case copiesOf(p) < v.want(p):
+		return v.copies(p) + " copies"
+	}
+	return ""
+}
+
+func stateText(p *dirpb.PlacementGroup) string {
+	if p.GetJoining() {
+		return short(p.GetState()) + ", joining"
+	}
+	return short(p.GetState())
+}
+
+// members lists the chain from arbiter to publisher, and who is about to enter or
+// has just left it.
+func (v view) members(p *dirpb.PlacementGroup) string {
+	var names []string
+	for i, mb := range p.GetMembers() {
+		name := v.nodes[mb.GetNodeId()].GetName()
+		if p.GetJoining() && i == len(p.GetMembers())-1 {
+			name += " (joining)"
+		}
+		names = append(names, name)
+	}
+	if mb := p.GetPlanned(); mb != nil {
+		names = append(names, v.nodes[mb.GetNodeId()].GetName()+" (planned)")
+	}
+	if mb := p.GetLeaving(); mb != nil {
+		names = append(names, v.nodes[mb.GetNodeId()].GetName()+" (leaving)")
+	}
+	return strings.Join(names, ", ")
 }
 
 func mapTo[T, U any](in []T, f func(T) U) []U {
@@ -121,7 +230,7 @@ func mapTo[T, U any](in []T, f func(T) U) []U {
 // short drops the prefix of an enum's name: "NODE_UP" is "up".
 func short(e fmt.Stringer) string {
 	s := e.String()
-	for _, p := range []string{"NODE_STATE_", "NODE_", "PG_STATE_", "PG_", "NAMESPACE_MODE_", "NAMESPACE_", "SESSION_LIFE_", "SESSION_"} {
+	for _, p := range []string{"NODE_STATE_", "NODE_", "PG_STATE_", "PG_", "NAMESPACE_MODE_", "NAMESPACE_", "SESSION_LIFE_", "SESSION_", "JOB_KIND_", "JOB_"} {
 		if rest, ok := strings.CutPrefix(s, p); ok {
 			return strings.ToLower(rest)
 		}
@@ -133,7 +242,14 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 	nodes := st.GetMap().GetNodes()
 	slices.SortFunc(nodes, func(x, y *dirpb.Node) int { return int(x.GetId()) - int(y.GetId()) })
 	if a.json() {
-		return printProtos(a, nodes)
+		for _, n := range nodes {
+			b, err := protoJSON(n)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(a.stdout, "%s,\"regions\":%d}\n", bytes.TrimSuffix(b, []byte("}")), regionsOn(st.GetMap(), n.GetId()))
+		}
+		return nil
 	}
 	var rows []row
 	for _, n := range nodes {
@@ -141,10 +257,10 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 		for _, e := range n.GetEndpoints() {
 			ends = append(ends, e.GetProvider()+" "+e.GetAddr())
 		}
-		rows = append(rows, row{n.GetId(), n.GetName(), short(n.GetState()), bytesText(n.GetCapacityBytes()), bytesText(n.GetUsedBytes()),
+		rows = append(rows, row{n.GetId(), n.GetName(), short(n.GetState()), yesNo(n.GetDraining()), regionsOn(st.GetMap(), n.GetId()), bytesText(n.GetCapacityBytes()), bytesText(n.GetUsedBytes()),
 			n.GetDomain(), strings.Join(ends, ", ")})
 	}
-	a.printTable(row{"ID", "Name", "State", "Lent", "In regions", "Domain", "Endpoints"}, rows)
+	a.printTable(row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Domain", "Endpoints"}, rows)
 	return nil
 }
 
@@ -187,10 +303,7 @@ func (a *app) printShards(st *dirpb.StatusReply) error {
 	if err != nil {
 		return err
 	}
-	names := make(map[uint32]string)
-	for _, n := range m.GetNodes() {
-		names[n.GetId()] = n.GetName()
-	}
+	v := newView(m)
 	byPG := shardsOf(m, ns.GetId())
 	if a.json() {
 		for _, p := range pgsOf(m, ns.GetId()) {
@@ -202,20 +315,33 @@ func (a *app) printShards(st *dirpb.StatusReply) error {
 	}
 	var rows []row
 	for _, p := range pgsOf(m, ns.GetId()) {
-		members := mapTo(p.GetMembers(), func(mb *dirpb.Member) string { return names[mb.GetNodeId()] })
 		shards := byPG[p.GetId()]
 		slices.SortFunc(shards, func(x, y *dirpb.Shard) int { return int(x.GetPrefix()) - int(y.GetPrefix()) })
 		for _, s := range shards {
 			slots := uint64(s.GetClusters()) * (layout.ClusterGroups + 1) * layout.GroupSlots
-			rows = append(rows, row{p.GetId(), short(p.GetState()), p.GetEpoch(), strings.Join(members, ", "), s.GetId(),
-				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetClusters(), slots})
+			rows = append(rows, row{p.GetId(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p), s.GetId(),
+				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetClusters(), slots, moveText(s)})
 		}
 		if len(shards) == 0 {
-			rows = append(rows, row{p.GetId(), short(p.GetState()), p.GetEpoch(), strings.Join(members, ", "), "-", "-", "-", "-", "-"})
+			rows = append(rows, row{p.GetId(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p), "-", "-", "-", "-", "-", ""})
 		}
 	}
-	a.printTable(row{"PG", "State", "Epoch", "Members", "Shard", "Prefix", "Offset", "Clusters", "Slots"}, rows)
+	a.printTable(row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Clusters", "Slots", "Move"}, rows)
 	return nil
+}
+
+// moveText says where keys of a shard are going.
+func moveText(s *dirpb.Shard) string {
+	mv := s.GetMove()
+	switch {
+	case mv == nil:
+		return ""
+	case mv.GetAbandoned():
+		return fmt.Sprintf("given up, shard %d was lost", mv.GetChildId())
+	case mv.GetSplit():
+		return fmt.Sprintf("half to shard %d in PG %d", mv.GetChildId(), mv.GetPgId())
+	}
+	return fmt.Sprintf("all to shard %d in PG %d", mv.GetChildId(), mv.GetPgId())
 }
 
 func (a *app) printStats(st *dirpb.StatusReply) error {
@@ -229,10 +355,15 @@ func (a *app) printStats(st *dirpb.StatusReply) error {
 	var rows []row
 	for _, u := range st.GetUsage() {
 		h := u.GetHeapUnits() * layout.UnitSize
+		scrubbed := "never"
+		if ms := u.GetLastScrubUnixMillis(); ms != 0 {
+			scrubbed = a.now().Sub(time.UnixMilli(ms)).Round(time.Second).String() + " ago"
+		}
 		rows = append(rows, row{u.GetPgId(), bytesText(h), bytesText(u.GetGrantedUnits() * layout.UnitSize),
-			bytesText(u.GetReturnedUnits() * layout.UnitSize), percent(u.GetGrantedUnits(), u.GetHeapUnits())})
+			bytesText(u.GetReturnedUnits() * layout.UnitSize), percent(u.GetGrantedUnits(), u.GetHeapUnits()),
+			bytesText(u.GetIndexBytesUsed()), bytesText(u.GetLeakedUnits() * layout.UnitSize), u.GetLeakedExtents(), scrubbed})
 	}
-	a.printTable(row{"PG", "Heap", "Granted", "Returned", "Granted %"}, rows)
+	a.printTable(row{"PG", "Heap", "Granted", "Returned", "Granted %", "Index used", "Leaked", "Leaking extents", "Scrubbed"}, rows)
 	fmt.Fprintln(a.stdout)
 
 	rows = nil
@@ -308,11 +439,12 @@ func (a *app) namespaceCommand() *cobra.Command {
 		},
 	})
 	f := create.Flags()
-	f.Uint32Var(&req.Replicas, "replicas", 1, "copies of every record")
+	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 where two memory nodes exist, else 1")
 	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
-	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with; 0: chosen")
-	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index; 0: chosen")
+	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
+	f.Uint32Var(&req.Clusters, "clusters", 0, "clusters that each shard begins with; 0: an eighth of the index in all")
+	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards split as they fill; 0: chosen")
 	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"}, cobra.ShellCompDirectiveNoFileComp))
 	c.AddCommand(create, a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
 		return a.printNamespaces(st.GetMap().GetNamespaces())

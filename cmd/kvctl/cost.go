@@ -11,13 +11,14 @@ import (
 )
 
 func (a *app) costCommand() *cobra.Command {
-	var o cost.Options
+	o := cost.Options{Replicas: 1} // until the namespace is known
 	c := changes(&cobra.Command{
 		Use:   "cost",
 		Short: "Measure round trips and verbs of every operation, and compare them with the table",
 		Long: "Run every operation on keys of its own, count its round trips (RTT) and verbs, and\n" +
-			"compare them with the cost table of docs/protocol.md for one replica. Shown is the\n" +
-			"most frequent count of the trials. Exit status 1 if one differs.",
+			"compare them with the cost table of docs/protocol.md for as many replicas (r) as the\n" +
+			"namespace has; the table's other columns are shown beside. Shown is the most frequent\n" +
+			"count of the trials. Exit status 1 if one differs.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -27,11 +28,16 @@ func (a *app) costCommand() *cobra.Command {
 				if err := o.Validate(); err != nil {
 					return usageError(err)
 				}
+				replicas, err := a.replicas(cmd.Context(), b)
+				if err != nil {
+					return err
+				}
+				o.Replicas = replicas
 				rows, err := cost.Measure(cmd.Context(), o)
 				if err != nil {
 					return err
 				}
-				if err := a.printCost(rows); err != nil {
+				if err := a.printCost(rows, replicas); err != nil {
 					return err
 				}
 				if !cost.AllOK(rows) {
@@ -47,17 +53,50 @@ func (a *app) costCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) printCost(rows []cost.Row) error {
-	if a.json() {
-		return a.printJSON(map[string]any{"replicas": 1, "ok": cost.AllOK(rows), "operations": rows})
+// replicas is how many copies the namespace has; the default one comes into being
+// with the first session.
+func (a *app) replicas(ctx context.Context, b backend) (int, error) {
+	s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+	if err != nil {
+		return 0, err
 	}
-	a.printTable(row{"Operation", "RTT/verbs", "Expected", "Doorbells", "Read B", "Written B", "Trials", ""}, mapTo(rows, func(r cost.Row) row {
+	defer a.closed("session", s.Close)
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return 0, err
+	}
+	ns, err := namespaceOf(st.GetMap(), a.namespace)
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range pgsOf(st.GetMap(), ns.GetId()) {
+		if lacks := newView(st.GetMap()).lacks(p); lacks != "" {
+			return 0, &exitError{exitUnavailable, fmt.Errorf("placement group %d: %s: what is counted now is not what the table is about", p.GetId(), lacks)}
+		}
+	}
+	return int(ns.GetReplicas()), nil
+}
+
+func (a *app) printCost(rows []cost.Row, replicas int) error {
+	if a.json() {
+		return a.printJSON(map[string]any{"replicas": replicas, "ok": cost.AllOK(rows), "operations": rows})
+	}
+	header := row{"Operation", fmt.Sprintf("Measured, r = %d", replicas), "Expected"}
+	for i := range rows[0].Table {
+		header = append(header, fmt.Sprintf("r = %d", i+1))
+	}
+	header = append(header, "Doorbells", "Read B", "Written B", "Trials", "")
+	pair := func(rtt, verbs uint64) string { return fmt.Sprintf("%d / %d", rtt, verbs) }
+	a.printTable(header, mapTo(rows, func(r cost.Row) row {
 		verdict := "ok"
 		if !r.OK {
 			verdict = "DIFFERS"
 		}
-		return row{r.Operation, fmt.Sprintf("%d / %d", r.RTT, r.Verbs), fmt.Sprintf("%d / %d", r.WantRTT, r.WantVerbs),
-			r.Doorbells, r.ReadBytes, r.WriteBytes, fmt.Sprintf("%d of %d", r.Agree, r.Trials), verdict}
+		out := row{r.Operation, pair(r.RTT, r.Verbs), pair(r.WantRTT, r.WantVerbs)}
+		for _, c := range r.Table {
+			out = append(out, pair(c.RTT, c.Verbs))
+		}
+		return append(out, r.Doorbells, r.ReadBytes, r.WriteBytes, fmt.Sprintf("%d of %d", r.Agree, r.Trials), verdict)
 	}))
 	return nil
 }

@@ -222,13 +222,13 @@ func TestDump(t *testing.T) {
 // overlay shows kvctl other bytes than those in memory.
 type overlay struct {
 	store
-	patch func(off uint64, b []byte)
+	patch func(replica int, off uint64, b []byte)
 }
 
 func (o *overlay) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
 	b, err := o.store.ReadRaw(ctx, pg, replica, off, n)
 	if err == nil {
-		o.patch(off, b)
+		o.patch(replica, off, b)
 	}
 	return b, err
 }
@@ -247,8 +247,8 @@ func TestCheckFinds(t *testing.T) {
 		e.must("value", "put", fmt.Sprintf("key%d", i))
 	}
 	e.must(strings.Repeat("long", 2<<20), "put", "long")
-	rep := decode[checkReport](t, e.must("", "-o", "json", "check"))
-	if !rep.OK || rep.Live != 51 || rep.Chunks != 4 || rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
+	rep := decode[checkReport](t, e.must("", "-o", "json", "check", "--no-repair"))
+	if !rep.OK || rep.Live != 51 || rep.Records != 51 || rep.Unreachable != 0 || rep.Held != 0 || rep.Chunks != 4 || rep.Total != 0 || rep.Busy != 0 || rep.PGs != 1 || rep.Replicas != 1 {
 		t.Fatalf("clean store: %+v", rep)
 	}
 
@@ -302,19 +302,19 @@ func TestCheckFinds(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	set := func(at uint64, w layout.Word) func(uint64, []byte) {
-		return func(off uint64, b []byte) { setWord(off, b, at, func(uint64) uint64 { return uint64(w) }) }
+	set := func(at uint64, w layout.Word) func(int, uint64, []byte) {
+		return func(_ int, off uint64, b []byte) { setWord(off, b, at, func(uint64) uint64 { return uint64(w) }) }
 	}
-	flip := func(at uint64, bit int) func(uint64, []byte) {
-		return func(off uint64, b []byte) { setWord(off, b, at, func(x uint64) uint64 { return x ^ 1<<bit }) }
+	flip := func(at uint64, bit int) func(int, uint64, []byte) {
+		return func(_ int, off uint64, b []byte) { setWord(off, b, at, func(x uint64) uint64 { return x ^ 1<<bit }) }
 	}
 	for _, c := range []struct {
 		name  string
-		patch func(uint64, []byte)
+		patch func(int, uint64, []byte)
 		want  []string
 	}{
 		{"region magic", flip(0, 0), []string{"not a kvd region"}},
-		{"region of another group", func(off uint64, b []byte) {
+		{"region of another group", func(_ int, off uint64, b []byte) {
 			if off == 0 {
 				layout.InitRegion(b[:layout.RegionPageSize], layout.RegionHeader{PG: 99, RegionBytes: loc.RegionBytes, IndexBytes: loc.IndexBytes})
 			}
@@ -334,7 +334,7 @@ func TestCheckFinds(t *testing.T) {
 			e := *e
 			e.t = t
 			e.wrap(func(s store) store { return &overlay{s, c.patch} })
-			r := e.run("", "-o", "json", "check")
+			r := e.run("", "-o", "json", "check", "--no-repair")
 			rep := decode[checkReport](t, r.stdout)
 			if r.code != exitNo || rep.OK || rep.Total == 0 {
 				t.Fatalf("exit %d, %+v %s", r.code, rep, r.stderr)
@@ -343,7 +343,7 @@ func TestCheckFinds(t *testing.T) {
 			if !slices.ContainsFunc(c.want, func(w string) bool { return strings.Contains(text, w) }) {
 				t.Errorf("findings %s, want one of %q", text, c.want)
 			}
-			if r := e.run("", "check"); r.code != exitNo || !strings.Contains(r.stdout, "findings") {
+			if r := e.run("", "check", "--no-repair"); r.code != exitNo || !strings.Contains(r.stdout, "findings") {
 				t.Errorf("as a table: %+v", r)
 			}
 		})
@@ -353,7 +353,7 @@ func TestCheckFinds(t *testing.T) {
 	n := 0
 	e2 := *e
 	e2.wrap(func(s store) store {
-		return &overlay{s, func(off uint64, b []byte) {
+		return &overlay{s, func(_ int, off uint64, b []byte) {
 			if end := off + uint64(len(b)); word.Off() >= off && word.Off() < end {
 				n++
 				if n == 1 { // torn once
@@ -362,7 +362,7 @@ func TestCheckFinds(t *testing.T) {
 			}
 		}}
 	})
-	if r := e2.run("", "check"); r.code != exitOK || n < 2 {
+	if r := e2.run("", "check", "--no-repair"); r.code != exitOK || n < 2 {
 		t.Errorf("torn once, read %d times: %+v", n, r)
 	}
 }
@@ -454,7 +454,7 @@ func TestHelpAndCompletion(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	help := e.must("", "--help")
 	for _, c := range []string{"put", "get", "del", "cas", "incr", "ttl", "mget", "scan", "import", "export", "status", "nodes", "shards",
-		"stats", "namespace", "directory", "cost", "perf", "bench", "dump", "check", "completion"} {
+		"stats", "namespace", "directory", "drain", "rebalance", "jobs", "cost", "perf", "bench", "dump", "check", "completion"} {
 		if !strings.Contains(help, "\n  "+c+" ") {
 			t.Errorf("help does not list %s", c)
 		}

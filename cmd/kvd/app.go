@@ -63,9 +63,11 @@ func newRoot(a *app) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
-	dev, directory, memnode := a.devRole(), a.directoryRole(), a.memnodeRole()
-	root.AddCommand(dev.command(), directory.command(), memnode.command(),
-		a.configCommand(dev, directory, memnode), a.healthCommand(), a.versionCommand())
+	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole()}
+	for _, r := range roles {
+		root.AddCommand(r.command())
+	}
+	root.AddCommand(a.configCommand(roles...), a.healthCommand(), a.versionCommand())
 	return root
 }
 

@@ -19,11 +19,11 @@ func (a *app) devRole() role {
 	return role{
 		name:  "dev",
 		short: "Run a whole store in one process",
-		long: `Run a whole store in one process: a directory node and memory nodes, for clients
-of this machine. It needs no configuration, keeps everything in memory, and forgets
-it when it stops.`,
+		long: `Run a whole store in one process: a directory node, memory nodes and a janitor, for
+clients of this machine. It needs no configuration, keeps everything in memory, and
+forgets it when it stops.`,
 		example: `  kvd dev
-  kvd dev --nodes 2 --memory 4GiB`,
+  kvd dev --memnodes 3 --memory 4GiB`,
 		defaults: func() (config.Settings, func(context.Context) error) {
 			c := config.DefaultDev()
 			return c, func(ctx context.Context) error { return a.dev(ctx, c) }
@@ -34,7 +34,7 @@ it when it stops.`,
 func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	log := c.Log.Logger(a.stderr)
 	s, err := devstore.Start(ctx, devstore.Options{
-		Addr: c.Listen, Nodes: c.Nodes, CapacityBytes: int64(c.Memory),
+		Addr: c.Listen, Nodes: c.Memnodes, CapacityBytes: int64(c.Memory),
 		Lease: c.Lease, EpochInterval: c.EpochInterval, Logger: log,
 	})
 	if err != nil {
@@ -47,7 +47,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	if err := a.announce(log, "dev", "directory", strings.Join(s.Directory(), ","),
-		"nodes", strconv.Itoa(c.Nodes), "memory", c.Memory.String(),
+		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
 		"shm", addrs["shm"], "tcp", addrs["tcp"]); err != nil {
 		return err
 	}

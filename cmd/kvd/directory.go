@@ -30,6 +30,10 @@ again, a node remembers its cluster and needs neither.`,
 
 func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	log := c.Log.Logger(a.stderr)
+	scrub := c.ScrubInterval
+	if scrub == 0 {
+		scrub = -1 // never; 0 is the library's default
+	}
 	creds, err := c.TLS.Load()
 	if err != nil {
 		return usageError{err}
@@ -38,7 +42,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 		ID: c.ID, DataDir: c.DataDir,
 		GRPCAddr: c.Listen, GRPCAdvertise: c.Advertise, RaftAddr: c.RaftListen, RaftAdvertise: c.RaftAdvertise,
 		Bootstrap: c.Bootstrap, Join: c.Join,
-		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout,
+		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub,
 		TLS: creds, Insecure: c.Insecure, Logger: log,
 	})
 	if err != nil {

@@ -210,8 +210,8 @@ func TestDev(t *testing.T) {
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		t.Run(sig.String(), func(t *testing.T) {
 			env, dir := runtimeDir(t)
-			p := start(t, env, "dev", "--listen", "127.0.0.1:0", "--nodes", "2", "--memory", "64MiB")
-			if p.kv["role"] != "dev" || p.kv["nodes"] != "2" || p.kv["memory"] != "64MiB" ||
+			p := start(t, env, "dev", "--listen", "127.0.0.1:0", "--memory", "64MiB")
+			if p.kv["role"] != "dev" || p.kv["memnodes"] != "2" || p.kv["memory"] != "64MiB" ||
 				strings.Count(p.kv["shm"], ",") != 1 || strings.Count(p.kv["tcp"], ",") != 1 {
 				t.Errorf("ready line holds %v", p.kv)
 			}
@@ -352,6 +352,33 @@ func TestNotify(t *testing.T) {
 	wantEmpty(t, run)
 }
 
+// A janitor runs by itself as well as in a memory node, and neither holds the
+// process when it is to stop.
+func TestJanitor(t *testing.T) {
+	env, dir := runtimeDir(t)
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
+	addr := d.kv["directory"]
+	m := start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--janitor=false")
+	j := start(t, env, "janitor", "--directory="+addr)
+	if j.kv["role"] != "janitor" || j.kv["directory"] != addr {
+		t.Errorf("ready line holds %v", j.kv)
+	}
+	roundTrip(t, open(t, addr, "shm", nil), "k")
+	for _, p := range []*process{j, m, d} {
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d, want 0", code)
+		}
+	}
+	wantEmpty(t, dir)
+	var out, errs bytes.Buffer
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if code := run(ctx, []string{"janitor", "--directory=" + start(t, env, "dev", "--listen=127.0.0.1:0").kv["directory"], "--provider=ib"}, &out, &errs); code != exitUsage ||
+		!strings.Contains(errs.String(), `provider: unknown provider "ib"`) {
+		t.Errorf("unknown provider: exit status %d, %s", code, &errs)
+	}
+}
+
 // A role that still waits for others stops as cleanly as one that serves.
 func TestStopWhileStarting(t *testing.T) {
 	env, dir := runtimeDir(t)
@@ -362,6 +389,7 @@ func TestStopWhileStarting(t *testing.T) {
 	defer nobody.Close()
 	for _, args := range [][]string{
 		{"memnode", "--name=m", "--directory=" + nobody.Addr().String()},
+		{"janitor", "--directory=" + nobody.Addr().String()},
 		{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--join=" + nobody.Addr().String()},
 	} {
 		p := spawn(t, env, args...)
@@ -409,10 +437,10 @@ func TestRefusals(t *testing.T) {
 		{"size", []string{"memnode", "--name=m", "--memory=64GB"}, exitUsage, `memory is "64GB" (from --memory): want a size such as 512MiB or 64GiB`},
 		{"open to others", []string{"memnode", "--name=m", "--listen-tcp=0.0.0.0:0"}, exitUsage, "set tls.ca, tls.cert and tls.key, or insecure to do without"},
 		{"certificates", []string{"memnode", "--name=m", "--tls-ca=/none", "--tls-cert=/none", "--tls-key=/none"}, exitUsage, "tls.ca: open /none"},
-		{"unknown flag", []string{"dev", "--nods=3"}, exitUsage, "unknown flag: --nods"},
+		{"unknown flag", []string{"dev", "--nodes=3"}, exitUsage, "unknown flag: --nodes"},
 		{"unknown command", []string{"serve"}, exitUsage, `unknown command "serve"`},
 		{"argument", []string{"dev", "x"}, exitUsage, `unknown command "x" for "kvd dev"`},
-		{"config without role", []string{"config"}, exitUsage, "want a role: dev, directory, memnode"},
+		{"config without role", []string{"config"}, exitUsage, "want a role: dev, directory, memnode, janitor"},
 		{"config of no role", []string{"config", "gateway"}, exitUsage, `no role "gateway"`},
 		{"health without address", []string{"health"}, exitUsage, "accepts 1 arg"},
 		{"health of no address", []string{"health", "7400"}, exitUsage, "want host:port"},
@@ -485,10 +513,11 @@ func TestConfigPrints(t *testing.T) {
 		want []string
 		code int
 	}{
-		{[]string{"dev", "--nodes=3"}, []string{"nodes: 3\n", "memory: 1GiB\n", "format: json\n"}, 0},
-		{[]string{"directory", "--id=d", "--data-dir=x", "--join=127.0.0.1:1,127.0.0.1:2"}, []string{"- 127.0.0.1:2\n", "lease: 1s\n"}, 0},
+		{[]string{"dev", "--memnodes=3"}, []string{"memnodes: 3\n", "memory: 1GiB\n", "format: json\n"}, 0},
+		{[]string{"directory", "--id=d", "--data-dir=x", "--join=127.0.0.1:1,127.0.0.1:2"}, []string{"- 127.0.0.1:2\n", "lease: 1s\n", "scrub-interval: 30s\n"}, 0},
 		{[]string{"memnode", "--name=m", "--huge-pages=2MiB", "--memory=1.5GiB"}, []string{"memory: 1536MiB\n", "huge-pages: 2MiB\n"}, 0},
-		{[]string{"memnode"}, []string{`name: ""`}, exitUsage},
+		{[]string{"memnode"}, []string{`name: ""`, "janitor: true\n"}, exitUsage},
+		{[]string{"janitor", "--window=4"}, []string{"window: 4\n", "poll: 100ms\n"}, 0},
 	} {
 		var out, errs bytes.Buffer
 		if code := run(t.Context(), append([]string{"config"}, tc.args...), &out, &errs); code != tc.code {

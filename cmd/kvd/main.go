@@ -1,5 +1,5 @@
-// Command kvd runs the store's processes: a directory node, a memory node, or,
-// as kvd dev, all of a store in one process.
+// Command kvd runs the store's processes: a directory node, a memory node, a
+// janitor, or, as kvd dev, all of a store in one process.
 //
 // It leaves the settings to internal/config and what a role does to its package;
 // here they are started, announced and stopped. Read app.go first, then

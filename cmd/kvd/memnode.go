@@ -25,7 +25,9 @@ func (a *app) memnodeRole() role {
 		long: `Run a memory node. It lends this machine's memory to the store and stays off the
 data path: clients read and write the memory by themselves.
 
-What it holds is gone when it stops.`,
+What it holds is gone when it stops; where the namespace keeps more than one copy,
+another memory node gets one then. A janitor in the same process does its share of
+such work, unless janitor is false.`,
 		example: `  kvd memnode --name m1 --memory 64GiB
   kvd memnode --name m1 --memory 64GiB --huge-pages 2MiB --lock --config /etc/kvd/memnode.yaml`,
 		defaults: func() (config.Settings, func(context.Context) error) {
@@ -56,7 +58,8 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	defer closing("directory client", dir.Close)
 
 	o := memnode.Options{
-		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
+		UnsafeNoFence: os.Getenv("KVD_TEST_NO_FENCE") == "1", // see internal/nemesis
+		Name:          c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Logger: log,
 	}
 	open := func(name, addr, advertise string) error {
@@ -105,6 +108,14 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}
 	if err := n.Ready(ctx); err != nil {
 		return err
+	}
+	if c.Janitor {
+		// A janitor that fails is logged and missed by nobody: others do its work.
+		j, err := startJanitor(janitorOptions{directory: c.Directory, tls: creds, log: log})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = j.stop() }()
 	}
 	at, err := published(ctx, dir, c.Name, o.Devices)
 	if err != nil {

@@ -38,7 +38,7 @@ func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
 }
 
 func defaults() map[string]Settings {
-	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(), "health": DefaultHealth()}
+	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(), "janitor": DefaultJanitor(), "health": DefaultHealth()}
 }
 
 func TestPrecedence(t *testing.T) {
@@ -154,12 +154,12 @@ func TestRefusals(t *testing.T) {
 		},
 		{name: "flag", s: DefaultMemNode(), args: []string{"--name=a", "--memory=5"}, want: []string{"memory is 5B (from --memory): want at least 16MiB"}},
 		{name: "size beyond", s: DefaultMemNode(), args: []string{"--name=a", "--memory=9000000TiB"}, want: []string{`memory is "9000000TiB" (from --memory): want less than`}},
-		{name: "count", s: DefaultDev(), args: []string{"--nodes=two"}, want: []string{`nodes is "two" (from --nodes): want a whole number`}},
+		{name: "count", s: DefaultDev(), args: []string{"--memnodes=two"}, want: []string{`memnodes is "two" (from --memnodes): want a whole number`}},
 		{
-			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--nodes=0", "--lease=1ms", "--epoch-interval=-1s"},
+			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--memnodes=0", "--lease=1ms", "--epoch-interval=-1s"},
 			want: []string{
 				`listen is "0.0.0.0:7400" (from --listen): kvd dev serves its own machine`,
-				"nodes is 0 (from --nodes): want 1 to 64",
+				"memnodes is 0 (from --memnodes): want 1 to 64",
 				"lease is 1ms (from --lease): want at least 50ms",
 				"epoch-interval is -1s (from --epoch-interval): want at least 10ms",
 			},
@@ -201,6 +201,22 @@ func TestRefusals(t *testing.T) {
 				`log.format is "xml" (from --log-format): want text or json`,
 			},
 		},
+		{
+			name: "janitor", s: DefaultJanitor(), file: "janitor: true\n",
+			want: []string{"janitor (from FILE): there is no such setting"},
+		},
+		{
+			name: "janitor's settings", s: DefaultJanitor(),
+			args: []string{"--directory=192.0.2.1:7400", "--poll=1ms", "--window=0", "--tls-key=k"},
+			want: []string{
+				"tls.ca is missing",
+				"poll is 1ms (from --poll): want at least 10ms",
+				"window is 0 (from --window): want 1 to 1024",
+			},
+		},
+		{name: "janitor without TLS", s: DefaultJanitor(), args: []string{"--directory=192.0.2.1:7400"}, want: []string{`directory is "192.0.2.1:7400" (from --directory): it is on another machine`}},
+		{name: "scrub interval", s: DefaultDirectoryNode(), args: []string{"--id=a", "--data-dir=d", "--scrub-interval=-1s"}, want: []string{"scrub-interval is -1s (from --scrub-interval): want at least 10ms"}},
+		{name: "switch", s: DefaultMemNode(), args: []string{"--name=a"}, env: map[string]string{"KVD_JANITOR": "maybe"}, want: []string{`janitor is "maybe" (from KVD_JANITOR): want true or false`}},
 		{name: "log level", s: DefaultMemNode(), env: map[string]string{"KVD_LOG_LEVEL": "loud"}, args: []string{"--name=a"}, want: []string{`log.level is "loud" (from KVD_LOG_LEVEL): want debug`}},
 		{name: "no way in", s: DefaultMemNode(), args: []string{"--name=a", "--listen-tcp=off", "--shm-socket=off"}, want: []string{`listen-tcp is "off" (from --listen-tcp): shm-socket is off too`}},
 		{name: "no directory", s: DefaultMemNode(), args: []string{"--name=a", "--directory="}, want: []string{"directory is missing (from --directory): give"}},
@@ -270,6 +286,22 @@ func TestInvalidIsRead(t *testing.T) {
 	}
 	if p := (*Problem)(nil); !errors.As(err, &p) || p.Key != "memory" {
 		t.Errorf("%v holds no Problem with the key", err)
+	}
+}
+
+// Leases down to 50 ms will do, scrubs can be left out, and a janitor can be told to
+// stay away.
+func TestLimits(t *testing.T) {
+	d := DefaultDirectoryNode()
+	if err := Load(d, "", flags(t, d, "--id=a", "--data-dir=d", "--lease=50ms", "--scrub-interval=0s")); err != nil || d.Lease != 50*time.Millisecond || d.ScrubInterval != 0 {
+		t.Errorf("lease %v, scrub-interval %v: %v", d.Lease, d.ScrubInterval, err)
+	}
+	m := DefaultMemNode()
+	if !m.Janitor {
+		t.Error("a memory node has no janitor by itself")
+	}
+	if err := Load(m, "", flags(t, m, "--name=a", "--janitor=false")); err != nil || m.Janitor {
+		t.Errorf("janitor %v: %v", m.Janitor, err)
 	}
 }
 

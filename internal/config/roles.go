@@ -32,7 +32,7 @@ const (
 // Dev are the settings of `kvd dev`.
 type Dev struct {
 	Listen        string        `mapstructure:"listen" usage:"where the directory serves gRPC, host:port on this machine"`
-	Nodes         int           `mapstructure:"nodes" usage:"number of memory nodes"`
+	Memnodes      int           `mapstructure:"memnodes" usage:"number of memory nodes; with two or more the namespace default keeps two copies"`
 	Memory        Size          `mapstructure:"memory" usage:"memory that each memory node lends; taken when it is first used"`
 	Lease         time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
@@ -52,6 +52,7 @@ type Directory struct {
 	Lease           time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval   time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	ElectionTimeout time.Duration `mapstructure:"election-timeout" usage:"how long a node waits for its leader before it stands for election"`
+	ScrubInterval   time.Duration `mapstructure:"scrub-interval" usage:"least time between two scrubs of memory that a session left behind uncleanly; 0: only when asked"`
 	TLS             TLS           `mapstructure:"tls"`
 	Insecure        bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log             Log           `mapstructure:"log"`
@@ -69,9 +70,21 @@ type MemNode struct {
 	ShmSocket    string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
 	Domain       string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
+	Janitor      bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS          TLS      `mapstructure:"tls"`
 	Insecure     bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log          Log      `mapstructure:"log"`
+}
+
+// Janitor are the settings of `kvd janitor`.
+type Janitor struct {
+	Directory []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Provider  string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	Poll      time.Duration `mapstructure:"poll" usage:"how often to ask for work"`
+	Window    int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
+	TLS       TLS           `mapstructure:"tls"`
+	Insecure  bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log       Log           `mapstructure:"log"`
 }
 
 // Health are the settings of `kvd health`.
@@ -98,7 +111,7 @@ var defaultLog = Log{Level: "info", Format: "text"}
 // DefaultDev gives `kvd dev` without any settings.
 func DefaultDev() *Dev {
 	return &Dev{
-		Listen: DefaultDirectory, Nodes: 1, Memory: 1 << 30,
+		Listen: DefaultDirectory, Memnodes: 2, Memory: 1 << 30,
 		Lease: 5 * time.Second, EpochInterval: 100 * time.Millisecond, Log: defaultLog,
 	}
 }
@@ -107,7 +120,8 @@ func DefaultDev() *Dev {
 func DefaultDirectoryNode() *Directory {
 	return &Directory{
 		Listen: DefaultDirectory, RaftListen: DefaultRaft, Join: []string{},
-		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond, Log: defaultLog,
+		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond,
+		ScrubInterval: 30 * time.Second, Log: defaultLog,
 	}
 }
 
@@ -115,8 +129,13 @@ func DefaultDirectoryNode() *Directory {
 func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
-		ListenTCP: "127.0.0.1:0", ShmSocket: Auto, HealthListen: Off, Log: defaultLog,
+		ListenTCP: "127.0.0.1:0", ShmSocket: Auto, HealthListen: Off, Janitor: true, Log: defaultLog,
 	}
+}
+
+// DefaultJanitor gives `kvd janitor` without any settings.
+func DefaultJanitor() *Janitor {
+	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, Log: defaultLog}
 }
 
 // DefaultHealth gives `kvd health` without any settings.
@@ -187,6 +206,18 @@ func (c *checker) advertised(key, value string) {
 	}
 }
 
+// directory checks addresses to call.
+func (c *checker) directory(addrs []string, clear bool) {
+	if len(addrs) == 0 {
+		c.required("directory", "", "give addresses of directory nodes, such as "+DefaultDirectory)
+	}
+	for _, a := range addrs {
+		if host, ok := c.addr("directory", a, 1); ok && !clear && !loopback(host) {
+			c.bad("directory", a, "it is on another machine: set tls.ca, tls.cert and tls.key, or insecure to do without")
+		}
+	}
+}
+
 func (c *checker) tls(t TLS) {
 	if t == (TLS{}) {
 		return
@@ -221,8 +252,8 @@ func (d *Dev) Validate() error {
 	if host, ok := c.addr("listen", d.Listen, 0); ok && !loopback(host) {
 		c.bad("listen", d.Listen, "kvd dev serves its own machine: want 127.0.0.1, or kvd directory and kvd memnode")
 	}
-	if d.Nodes < 1 || d.Nodes > maxDevNodes {
-		c.bad("nodes", d.Nodes, "want 1 to %d", maxDevNodes)
+	if d.Memnodes < 1 || d.Memnodes > maxDevNodes {
+		c.bad("memnodes", d.Memnodes, "want 1 to %d", maxDevNodes)
 	}
 	c.memory(d.Memory)
 	c.least("lease", d.Lease, 50*time.Millisecond)
@@ -252,6 +283,9 @@ func (d *Directory) Validate() error {
 	c.least("lease", d.Lease, 50*time.Millisecond)
 	c.least("epoch-interval", d.EpochInterval, 10*time.Millisecond)
 	c.least("election-timeout", d.ElectionTimeout, 50*time.Millisecond)
+	if d.ScrubInterval != 0 {
+		c.least("scrub-interval", d.ScrubInterval, 10*time.Millisecond)
+	}
 	c.tls(d.TLS)
 	c.log(d.Log)
 	return c.err()
@@ -262,14 +296,7 @@ func (m *MemNode) Validate() error {
 	var c checker
 	c.required("name", m.Name, "name this memory node, such as m1")
 	clear := m.Insecure || m.TLS != (TLS{})
-	if len(m.Directory) == 0 {
-		c.required("directory", "", "give addresses of directory nodes, such as "+DefaultDirectory)
-	}
-	for _, a := range m.Directory {
-		if host, ok := c.addr("directory", a, 1); ok && !clear && !loopback(host) {
-			c.bad("directory", a, "it is on another machine: set tls.ca, tls.cert and tls.key, or insecure to do without")
-		}
-	}
+	c.directory(m.Directory, clear)
 	c.memory(m.Memory)
 	switch page, ok := pageBytes[m.HugePages]; {
 	case !ok:
@@ -294,6 +321,22 @@ func (m *MemNode) Validate() error {
 	}
 	c.tls(m.TLS)
 	c.log(m.Log)
+	return c.err()
+}
+
+// maxWindow bounds what one job keeps in flight.
+const maxWindow = 1024
+
+// Validate implements [Settings].
+func (j *Janitor) Validate() error {
+	var c checker
+	c.directory(j.Directory, j.Insecure || j.TLS != (TLS{}))
+	c.least("poll", j.Poll, 10*time.Millisecond)
+	if j.Window < 1 || j.Window > maxWindow {
+		c.bad("window", j.Window, "want 1 to %d", maxWindow)
+	}
+	c.tls(j.TLS)
+	c.log(j.Log)
 	return c.err()
 }
 

@@ -38,6 +38,8 @@ type Options struct {
 	Open func(context.Context) (Session, error)
 	// Prefix begins every key. Required; nobody else may use it meanwhile.
 	Prefix string
+	// Replicas is how many copies the keys have. Default 1.
+	Replicas int
 	// Trials is how often each operation runs. Default 16.
 	Trials int
 	// Batch is the number of keys of a MULTI-GET. Default 32.
@@ -47,6 +49,7 @@ type Options struct {
 }
 
 func (o *Options) ensureDefaults() {
+	o.Replicas = cmp.Or(o.Replicas, 1)
 	o.Trials = cmp.Or(o.Trials, 16)
 	o.Batch = cmp.Or(o.Batch, 32)
 	o.ValueBytes = cmp.Or(o.ValueBytes, 64)
@@ -60,6 +63,9 @@ func (o *Options) Validate() error {
 	}
 	if o.Prefix == "" {
 		errs = append(errs, errors.New("Prefix: empty"))
+	}
+	if o.Replicas < 1 {
+		errs = append(errs, fmt.Errorf("Replicas is %d, want at least 1", o.Replicas))
 	}
 	if o.Trials < 1 || o.Trials > 10_000 {
 		errs = append(errs, fmt.Errorf("Trials is %d, want 1 to 10000", o.Trials))
@@ -84,11 +90,20 @@ type Count struct {
 	WriteBytes uint64 `json:"write_bytes"`
 }
 
-// Row is one line of the table, with one replica.
+// Cost is round trips and verbs.
+type Cost struct {
+	RTT   uint64 `json:"rtt"`
+	Verbs uint64 `json:"verbs"`
+}
+
+// Row is one line of the table.
 type Row struct {
 	Operation string `json:"operation"`
 	// Keys is the number of keys of one run.
-	Keys      int    `json:"keys"`
+	Keys int `json:"keys"`
+	// Table is what the operation costs with 1, 2 and 3 replicas.
+	Table [3]Cost `json:"table"`
+	// WantRTT and WantVerbs are what it costs with the replicas that there are.
 	WantRTT   uint64 `json:"want_rtt"`
 	WantVerbs uint64 `json:"want_verbs"`
 	// Count is the most frequent measurement. Others are legitimate but rare: a
@@ -101,16 +116,28 @@ type Row struct {
 	OK    bool `json:"ok"`
 }
 
-// The expected round trips and verbs. MULTI-GET takes the round trips of GET in
-// all, however many the keys.
-const (
-	getCached, getCachedVerbs       = 1, 2
-	get, getVerbs                   = 2, 2
-	updateCached, updateCachedVerbs = 1, 2
-	update, updateVerbs             = 3, 6
-	insert, insertVerbs             = 2, 5
-	deleteCached, deleteCachedVerbs = 1, 1
+// want gives the expected round trips and verbs with r replicas.
+type want func(r uint64) Cost
+
+// Readers ask the publisher alone. A write adds a round trip for each replica that
+// it is published to, and a record for each; with one replica, the arbiter's group
+// is the publisher's and is read once.
+var (
+	getCached    want = func(uint64) Cost { return Cost{1, 2} }
+	get          want = func(uint64) Cost { return Cost{2, 2} }
+	updateCached want = func(r uint64) Cost { return Cost{r, 2 * r} }
+	update       want = func(r uint64) Cost { return Cost{2 + r, 4 + 2*r + min(r-1, 1)} }
+	insert       want = func(r uint64) Cost { return Cost{1 + r, 3 + 2*r + min(r-1, 1)} }
+	deleteCached want = func(r uint64) Cost { return Cost{r, r} }
 )
+
+// of is the cost of n keys at once, which share their round trips.
+func (w want) of(n uint64) want {
+	return func(r uint64) Cost {
+		c := w(r)
+		return Cost{c.RTT, c.Verbs * n}
+	}
+}
 
 // Measure runs the operations of the table and returns its rows in order. An
 // error means that the store failed, not that a cost differs.
@@ -144,15 +171,15 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 	}
 	// A key is m.stored from before its first write until after its delete.
 	m.stored = append(m.stored, single...)
-	rInsert, err := m.each("INSERT", a, single, insert, insertVerbs, put(a))
+	rInsert, err := m.each("INSERT", a, single, insert, put(a))
 	if err != nil {
 		return nil, err
 	}
-	rGetCached, err := m.each("GET cached", a, single, getCached, getCachedVerbs, getOf(a))
+	rGetCached, err := m.each("GET cached", a, single, getCached, getOf(a))
 	if err != nil {
 		return nil, err
 	}
-	rUpdateCached, err := m.each("UPDATE cached", a, single, updateCached, updateCachedVerbs, put(a))
+	rUpdateCached, err := m.each("UPDATE cached", a, single, updateCached, put(a))
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +188,7 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	rGet, err := m.each("GET", b, single, get, getVerbs, getOf(b))
+	rGet, err := m.each("GET", b, single, get, getOf(b))
 	if err != nil {
 		return nil, err
 	}
@@ -169,11 +196,11 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	rUpdate, err := m.each("UPDATE, no hint", c, single, update, updateVerbs, put(c))
+	rUpdate, err := m.each("UPDATE, no hint", c, single, update, put(c))
 	if err != nil {
 		return nil, err
 	}
-	rDelete, err := m.each("DELETE cached", c, single, deleteCached, deleteCachedVerbs, del(c))
+	rDelete, err := m.each("DELETE cached", c, single, deleteCached, del(c))
 	if err != nil {
 		return nil, err
 	}
@@ -210,8 +237,8 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 		uncached = append(uncached, n)
 	}
 	n := uint64(o.Batch)
-	rMultiCached := row(fmt.Sprintf("MULTI-GET of %d, cached", n), o.Batch, cached, getCached, getCachedVerbs*n)
-	rMulti := row(fmt.Sprintf("MULTI-GET of %d", n), o.Batch, uncached, get, getVerbs*n)
+	rMultiCached := m.row(fmt.Sprintf("MULTI-GET of %d, cached", n), o.Batch, cached, getCached.of(n))
+	rMulti := m.row(fmt.Sprintf("MULTI-GET of %d", n), o.Batch, uncached, get.of(n))
 	return []Row{rGetCached, rGet, rUpdateCached, rUpdate, rInsert, rDelete, rMultiCached, rMulti}, nil
 }
 
@@ -278,7 +305,7 @@ func (m *measurement) close() error {
 }
 
 // each runs op on every key and counts it by itself.
-func (m *measurement) each(name string, s Session, keys [][]byte, wantRTT, wantVerbs uint64, op func([]byte) error) (Row, error) {
+func (m *measurement) each(name string, s Session, keys [][]byte, w want, op func([]byte) error) (Row, error) {
 	counts := make([]Count, len(keys))
 	for i, k := range keys {
 		before := s.Stats()
@@ -287,7 +314,7 @@ func (m *measurement) each(name string, s Session, keys [][]byte, wantRTT, wantV
 		}
 		counts[i] = diff(before, s.Stats())
 	}
-	return row(name, 1, counts, wantRTT, wantVerbs), nil
+	return m.row(name, 1, counts, w), nil
 }
 
 // multiGet counts one MULTI-GET. Its keys go side by side, so its round trips are
@@ -317,13 +344,17 @@ func diff(a, b client.Stats) (c Count) {
 	return c
 }
 
-func row(name string, keys int, counts []Count, wantRTT, wantVerbs uint64) Row {
-	r := Row{Operation: name, Keys: keys, WantRTT: wantRTT, WantVerbs: wantVerbs, Trials: len(counts)}
+func (m *measurement) row(name string, keys int, counts []Count, w want) Row {
+	c := w(uint64(m.o.Replicas))
+	r := Row{Operation: name, Keys: keys, WantRTT: c.RTT, WantVerbs: c.Verbs, Trials: len(counts)}
+	for i := range r.Table {
+		r.Table[i] = w(uint64(i + 1))
+	}
 	type key struct{ rtt, verbs uint64 }
 	seen := make(map[key]int)
 	for _, c := range counts {
 		seen[key{c.RTT, c.Verbs}]++
-		if c.RTT == wantRTT && c.Verbs == wantVerbs {
+		if c.RTT == r.WantRTT && c.Verbs == r.WantVerbs {
 			r.Agree++
 		}
 	}
@@ -333,6 +364,6 @@ func row(name string, keys int, counts []Count, wantRTT, wantVerbs uint64) Row {
 			best, r.Count = n, c
 		}
 	}
-	r.OK = r.RTT == wantRTT && r.Verbs == wantVerbs
+	r.OK = r.RTT == r.WantRTT && r.Verbs == r.WantVerbs
 	return r
 }

@@ -125,6 +125,34 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// The columns are those of docs/protocol.md, and rows are judged by the column of
+// the replicas that there are.
+func TestReplicas(t *testing.T) {
+	rows, err := Measure(t.Context(), Options{Open: newFake().session, Prefix: "cost/", Replicas: 2, Batch: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][3]Cost{
+		"GET cached":             {{1, 2}, {1, 2}, {1, 2}},
+		"GET":                    {{2, 2}, {2, 2}, {2, 2}},
+		"UPDATE cached":          {{1, 2}, {2, 4}, {3, 6}},
+		"UPDATE, no hint":        {{3, 6}, {4, 9}, {5, 11}},
+		"INSERT":                 {{2, 5}, {3, 8}, {4, 10}},
+		"DELETE cached":          {{1, 1}, {2, 2}, {3, 3}},
+		"MULTI-GET of 2, cached": {{1, 4}, {1, 4}, {1, 4}},
+		"MULTI-GET of 2":         {{2, 4}, {2, 4}, {2, 4}},
+	}
+	for _, r := range rows {
+		if r.Table != want[r.Operation] || (Cost{r.WantRTT, r.WantVerbs}) != r.Table[1] {
+			t.Errorf("%s: table %v, judged by %d / %d", r.Operation, r.Table, r.WantRTT, r.WantVerbs)
+		}
+		// The fake's writes cost what one replica does.
+		if reads := strings.Contains(r.Operation, "GET"); r.OK != reads {
+			t.Errorf("%s: OK is %v", r.Operation, r.OK)
+		}
+	}
+}
+
 // An operation that costs more shows in its own rows only.
 func TestDifferenceIsReported(t *testing.T) {
 	f := newFake()
@@ -183,6 +211,7 @@ func TestValidate(t *testing.T) {
 		"trials": {Open: f.session, Prefix: "p", Trials: -1},
 		"batch":  {Open: f.session, Prefix: "p", Batch: 65},
 		"value":  {Open: f.session, Prefix: "p", ValueBytes: -1},
+		"copies": {Open: f.session, Prefix: "p", Replicas: -1},
 	} {
 		if _, err := Measure(t.Context(), o); err == nil {
 			t.Errorf("%s: accepted", name)

@@ -1,6 +1,6 @@
 // Package devstore runs a whole store in one process: directory nodes, memory
-// nodes and the devices that clients of this process need. `kvd dev` is built on
-// it, and so are tests, examples and `kvctl cost --provider sim`.
+// nodes, a janitor and the devices that clients of this process need. `kvd dev` is
+// built on it, and so are tests, examples and `kvctl cost --provider sim`.
 //
 // It leaves every part to its own package ([server], [memnode], the providers)
 // and only starts, connects and stops them. Start with [Options] and [Start]. A
@@ -20,6 +20,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -37,10 +40,15 @@ const Sim = "sim"
 // be started again.
 var ErrInMemory = errors.New("the directory keeps its state in memory: set Options.Dir to restart it")
 
+var errClosed = errors.New("devstore is closed")
+
 // Options configure a Store. The zero value is usable.
 type Options struct {
-	// Nodes is how many memory nodes there are. Default 1.
+	// Nodes is how many memory nodes there are to begin with. Default 1.
 	Nodes int
+	// Replicas makes the namespace "default" at the start, with so many copies. 0
+	// leaves it to the directory, which makes it when the first session asks for it.
+	Replicas int
 	// CapacityBytes is what each memory node lends. It is mapped when it is first
 	// used. Default 1 GiB.
 	CapacityBytes int64
@@ -57,6 +65,8 @@ type Options struct {
 	Lease, EpochInterval time.Duration
 	// Dir holds the directory nodes' state. Default: memory.
 	Dir string
+	// NoJanitor leaves background jobs (new copies, splits, repair) undone.
+	NoJanitor bool
 	// Seed chooses the schedule of sim.
 	Seed uint64
 	// Logger hears of all parts. Default: discards.
@@ -91,6 +101,9 @@ func (o *Options) Validate() error {
 	if o.Nodes < 0 {
 		bad("Nodes is %d, want at least 1", o.Nodes)
 	}
+	if o.Replicas < 0 || o.Replicas > max(o.Nodes, 0) {
+		bad("Replicas is %d, want 0 to the number of memory nodes, %d", o.Replicas, o.Nodes)
+	}
 	if o.Directories < 0 {
 		bad("Directories is %d, want at least 1", o.Directories)
 	}
@@ -105,14 +118,14 @@ type Store struct {
 	o       Options
 	fabric  *sim.Fabric    // nil without sim
 	devices []*rdma.Device // clients'
-	lent    []*rdma.Device // memory nodes'
-	nodes   []*memnode.Node
 	dir     *dirclient.Client
-	run     string // folder of the shm sockets; empty without shm
+	run     string   // folder of the shm sockets; empty without shm
+	sweep   *sweeper // nil: no janitor
 
 	mu struct {
 		sync.Mutex
 		directories []*directory
+		nodes       []*node
 		closed      bool
 		err         error // of Close
 	}
@@ -122,6 +135,27 @@ type Store struct {
 type directory struct {
 	o    server.Options // from the second start on with fixed addresses
 	node *server.Node   // nil: stopped
+}
+
+// node is one memory node, running or not.
+type node struct {
+	name    string
+	node    *memnode.Node
+	devices []*rdma.Device
+	killed  bool
+}
+
+// close is idempotent.
+func (n *node) close() error {
+	var errs []error
+	if n.node != nil {
+		errs = append(errs, n.node.Close())
+	}
+	for _, d := range n.devices {
+		errs = append(errs, d.Close())
+	}
+	n.devices = nil
+	return errors.Join(errs...)
 }
 
 // Start starts everything and waits until every memory node is known to the
@@ -160,12 +194,34 @@ func Start(ctx context.Context, o Options) (_ *Store, err error) {
 		}
 		s.devices = append(s.devices, d)
 	}
-	for _, n := range s.nodes {
+	for _, n := range s.Nodes() {
 		if err := n.Ready(ctx); err != nil {
 			return nil, err
 		}
 	}
+	if o.Replicas > 0 {
+		if err := s.createDefault(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if !o.NoJanitor {
+		if err := s.startJanitor(); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
+}
+
+// createDefault makes the namespace "default", unless the directory remembers it.
+func (s *Store) createDefault(ctx context.Context) error {
+	err := s.dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "default", Replicas: uint32(s.o.Replicas)})
+		return err
+	})
+	if err != nil && status.Code(err) != codes.AlreadyExists {
+		return fmt.Errorf("namespace \"default\" with %d copies: %w", s.o.Replicas, err)
+	}
+	return nil
 }
 
 // runtimeDir makes a folder that is this user's alone, with a path short enough
@@ -252,14 +308,20 @@ func (s *Store) settle(ctx context.Context) error {
 	}
 }
 
-func (s *Store) startNode(ctx context.Context, name string) error {
+func (s *Store) startNode(ctx context.Context, name string) (err error) {
+	n := &node{name: name}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close())
+		}
+	}()
 	o := memnode.Options{Name: name, CapacityBytes: s.o.CapacityBytes, Directory: s.dir, Logger: s.o.Logger}
 	for _, p := range s.o.Providers {
 		d, err := s.open(p, name)
 		if err != nil {
 			return err
 		}
-		s.lent = append(s.lent, d)
+		n.devices = append(n.devices, d)
 		addr := "127.0.0.1:0"
 		switch p {
 		case "shm":
@@ -269,11 +331,15 @@ func (s *Store) startNode(ctx context.Context, name string) error {
 		}
 		o.Devices = append(o.Devices, memnode.DeviceListen{Device: d, Addr: addr})
 	}
-	n, err := memnode.Open(ctx, o)
-	if err != nil {
+	if n.node, err = memnode.Open(ctx, o); err != nil {
 		return err
 	}
-	s.nodes = append(s.nodes, n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return errClosed
+	}
+	s.mu.nodes = append(s.mu.nodes, n)
 	return nil
 }
 
@@ -301,8 +367,17 @@ func (s *Store) Directory() []string {
 // Options.Providers. They stay the Store's.
 func (s *Store) Devices() []*rdma.Device { return slices.Clone(s.devices) }
 
-// Nodes are the memory nodes.
-func (s *Store) Nodes() []*memnode.Node { return slices.Clone(s.nodes) }
+// Nodes are the memory nodes in the order of their start, the killed ones
+// included.
+func (s *Store) Nodes() []*memnode.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var nodes []*memnode.Node
+	for _, n := range s.mu.nodes {
+		nodes = append(nodes, n.node)
+	}
+	return nodes
+}
 
 // Status asks the leading directory node.
 func (s *Store) Status(ctx context.Context) (st *dirpb.StatusReply, err error) {
@@ -311,6 +386,39 @@ func (s *Store) Status(ctx context.Context) (st *dirpb.StatusReply, err error) {
 		return err
 	})
 	return st, err
+}
+
+// KillNode stops memory node i of Nodes without a word to anyone: its connections
+// break, its memory is gone, and the directory hears no more of it.
+func (s *Store) KillNode(i int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.mu.nodes[i]
+	if n.killed {
+		return fmt.Errorf("memory node %q is stopped already", n.name)
+	}
+	n.killed = true
+	return n.close()
+}
+
+// AddNode starts one more memory node and waits until the directory knows it. With
+// the name of a killed one it is that node's next incarnation, empty.
+func (s *Store) AddNode(ctx context.Context, name string) error {
+	s.mu.Lock()
+	i := slices.IndexFunc(s.mu.nodes, func(n *node) bool { return n.name == name && !n.killed })
+	closed := s.mu.closed
+	s.mu.Unlock()
+	switch {
+	case closed:
+		return errClosed
+	case i >= 0:
+		return fmt.Errorf("memory node %q is running", name)
+	}
+	if err := s.startNode(ctx, name); err != nil {
+		return err
+	}
+	nodes := s.Nodes()
+	return nodes[len(nodes)-1].Ready(ctx)
 }
 
 // KillDirectory stops directory node i without a word to the others.
@@ -334,7 +442,7 @@ func (s *Store) RestartDirectory(ctx context.Context, i int) error {
 	d := s.mu.directories[i]
 	switch {
 	case s.mu.closed:
-		return errors.New("devstore is closed")
+		return errClosed
 	case d.node != nil:
 		return fmt.Errorf("directory %q is running", d.o.ID)
 	case d.o.InMemory:
@@ -392,8 +500,11 @@ func (s *Store) Close() error {
 	}
 	s.mu.closed = true
 	var errs []error
-	for _, n := range s.nodes {
-		errs = append(errs, n.Close())
+	if s.sweep != nil {
+		errs = append(errs, s.sweep.close())
+	}
+	for _, n := range s.mu.nodes {
+		errs = append(errs, n.close())
 	}
 	if s.dir != nil {
 		errs = append(errs, s.dir.Close())
@@ -403,7 +514,7 @@ func (s *Store) Close() error {
 			errs = append(errs, d.node.Close())
 		}
 	}
-	for _, d := range slices.Concat(s.devices, s.lent) {
+	for _, d := range s.devices {
 		errs = append(errs, d.Close())
 	}
 	if s.run != "" {

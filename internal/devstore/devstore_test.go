@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -151,6 +152,64 @@ func TestOneDirectoryRestarts(t *testing.T) {
 	}
 }
 
+// A killed memory node is missed after its lease, and one of its name that comes
+// later is another life of it.
+func TestNodesComeAndGo(t *testing.T) {
+	s := start(t, Options{Nodes: 2, Replicas: 2, CapacityBytes: 64 << 20, Lease: 200 * time.Millisecond, Providers: []string{"shm"}})
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	await := func(what string, ok func(map[string]*dirpb.Node) bool) {
+		t.Helper()
+		for {
+			st, err := s.Status(ctx)
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			nodes := make(map[string]*dirpb.Node)
+			for _, n := range st.GetMap().GetNodes() {
+				nodes[n.GetName()] = n
+			}
+			if ok(nodes) {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				t.Fatalf("%s: %v", what, nodes)
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}
+	st, err := s.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ns := st.GetMap().GetNamespaces(); len(ns) != 1 || ns[0].GetName() != "default" || ns[0].GetReplicas() != 2 {
+		t.Errorf("namespaces %v, want default with 2 copies", ns)
+	}
+	first := st.GetMap().GetNodes()[1].GetIncarnation()
+	if err := s.AddNode(ctx, "m2"); err == nil {
+		t.Error("a running memory node was started")
+	}
+	if err := s.KillNode(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.KillNode(1); err == nil {
+		t.Error("a stopped memory node was stopped again")
+	}
+	await("killed", func(n map[string]*dirpb.Node) bool { return n["m2"].GetState() == dirpb.NodeState_NODE_DOWN })
+	for _, name := range []string{"m2", "m3"} {
+		if err := s.AddNode(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await("added", func(n map[string]*dirpb.Node) bool {
+		return n["m2"].GetState() == dirpb.NodeState_NODE_UP && n["m2"].GetIncarnation() != first && n["m3"].GetState() == dirpb.NodeState_NODE_UP
+	})
+	if n := s.Nodes(); len(n) != 4 {
+		t.Errorf("%d memory nodes, want 4 with the killed one", len(n))
+	}
+}
+
 func TestInMemoryDirectoryIsForgotten(t *testing.T) {
 	s := start(t, Options{Providers: []string{"sim"}})
 	if err := s.KillDirectory(0); err != nil {
@@ -194,6 +253,7 @@ func TestStartRefuses(t *testing.T) {
 		{"sim with others", Options{Providers: []string{"sim", "tcp"}}, "atomics"},
 		{"unknown provider", Options{Providers: []string{"ib"}}, `unknown provider "ib"`},
 		{"negative counts", Options{Nodes: -1, Directories: -1}, "Directories is -1"},
+		{"too many copies", Options{Nodes: 2, Replicas: 3}, "Replicas is 3"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s, err := Start(t.Context(), tc.o)

@@ -57,7 +57,7 @@ var imports = []row{
 	{"internal/janitor", "client index internal/dirclient internal/dirpb internal/layout internal/session rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
 	{"internal/simtest", "client index internal/... rdma rdma/... server/fsm server/fsm/fsmpb server/lead", "the harness runs the data path without the store's processes"},
-	{"internal/devstore", "internal/dirclient internal/dirpb internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
+	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/nemesis", "", "it has only tests"},
 	{"internal/lint", "", "it only looks"},

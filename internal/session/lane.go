@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -832,7 +833,9 @@ func (l *Lane) postNoWait(t *Task) {
 			if c.up && c.incarnation == m.Incarnation {
 				l.addNoWait(c, pg, a.Replica, offPathOf(pg, a))
 			} else {
-				c.noWait = append(c.noWait, offPathOf(pg, a))
+				o := offPathOf(pg, a)
+				o.seq = math.MaxUint64 // no WC proves what was never posted
+				c.noWait = append(c.noWait, o)
 				l.want(m.Node)
 			}
 		}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// fakeDirectory answers what a test tells it to, over gRPC.
+type fakeDirectory struct {
+	dirpb.UnimplementedDirectoryServer
+	mu    sync.Mutex
+	now   *dirpb.StatusReply
+	next  []*dirpb.StatusReply // each is shown once before the one after it
+	steps [][]string           // of successive rebalances
+	err   error                // of the next call that changes something
+	calls []string
+	// startJob, if set, answers StartJob.
+	startJob func(*dirpb.StartJobRequest) (*dirpb.StartJobReply, error)
+}
+
+// serve starts f and returns its address.
+func (f *fakeDirectory) serve(t *testing.T) string {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	dirpb.RegisterDirectoryServer(s, f)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.Serve(lis) })
+	t.Cleanup(func() {
+		s.Stop()
+		wg.Wait()
+	})
+	return lis.Addr().String()
+}
+
+func (f *fakeDirectory) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st := proto.Clone(f.now).(*dirpb.StatusReply)
+	if len(f.next) > 0 {
+		f.now, f.next = f.next[0], f.next[1:]
+	}
+	return st, nil
+}
+
+// called notes a request and gives the error that the test has set.
+func (f *fakeDirectory) called(name string, m proto.Message) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, err := protoJSON(m)
+	if err != nil {
+		return err
+	}
+	f.calls = append(f.calls, name+" "+string(b))
+	err, f.err = f.err, nil
+	return err
+}
+
+func (f *fakeDirectory) DrainNode(_ context.Context, q *dirpb.DrainNodeRequest) (*dirpb.DrainNodeReply, error) {
+	return &dirpb.DrainNodeReply{Regions: 2}, f.called("DrainNode", q)
+}
+
+func (f *fakeDirectory) RemoveNode(_ context.Context, q *dirpb.RemoveNodeRequest) (*dirpb.RemoveNodeReply, error) {
+	return &dirpb.RemoveNodeReply{}, f.called("RemoveNode", q)
+}
+
+func (f *fakeDirectory) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
+	rep := &dirpb.RebalanceReply{}
+	err := f.called("Rebalance", q)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.steps) > 0 {
+		rep.Steps, f.steps = f.steps[0], f.steps[1:]
+	}
+	return rep, err
+}
+
+func (f *fakeDirectory) StartJob(_ context.Context, q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error) {
+	if err := f.called("StartJob", q); err != nil {
+		return nil, err
+	}
+	if f.startJob != nil {
+		return f.startJob(q)
+	}
+	return &dirpb.StartJobReply{JobIds: []uint32{41, 42}}, nil
+}
+
+func (f *fakeDirectory) CreateNamespace(_ context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
+	return &dirpb.CreateNamespaceReply{Namespace: &dirpb.Namespace{Id: 9, Name: q.Name, Mode: q.Mode, Replicas: 2, BytesPerNode: q.BytesPerNode}},
+		f.called("CreateNamespace", q)
+}
+
+// Scripts of operating commands against a directory that shows what the script
+// says:
+//
+//	state            the state, as the text of a StatusReply; it begins the script anew
+//	next             another one, which follows when the one before was shown
+//	steps            what the next rebalance answers, one step a line
+//	refuse CODE      the next call that changes something is refused
+//	kvctl            a command line; the calls that changed something are printed
+func TestOperate(t *testing.T) {
+	datadriven.Walk(t, "testdata/operate", func(t *testing.T, path string) {
+		f := &fakeDirectory{now: &dirpb.StatusReply{}}
+		e := &env{t: t, flags: []string{"--directory", f.serve(t), "--timeout", "10s"},
+			now: func() time.Time { return time.UnixMilli(1_000_000) }}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			parse := func() *dirpb.StatusReply {
+				st := &dirpb.StatusReply{}
+				if err := prototext.Unmarshal([]byte(d.Input), st); err != nil {
+					d.Fatalf(t, "%v", err)
+				}
+				return st
+			}
+			f.mu.Lock()
+			switch d.Cmd {
+			case "state":
+				f.now, f.next, f.steps, f.err = parse(), nil, nil, nil
+			case "next":
+				f.next = append(f.next, parse())
+			case "steps":
+				f.steps = append(f.steps, strings.Split(d.Input, "\n"))
+				if d.Input == "" {
+					f.steps[len(f.steps)-1] = nil
+				}
+			case "refuse":
+				f.err = status.Error(codes.FailedPrecondition, d.Input)
+			}
+			f.calls = nil
+			f.mu.Unlock()
+			if d.Cmd != "kvctl" {
+				return ""
+			}
+			r := e.run("", split(t, d.Input)...)
+			var out strings.Builder
+			f.mu.Lock()
+			for _, c := range f.calls {
+				fmt.Fprintln(&out, "→ "+c)
+			}
+			f.mu.Unlock()
+			out.WriteString(r.stderr + r.stdout)
+			if r.code != exitOK {
+				fmt.Fprintf(&out, "exit %d\n", r.code)
+			}
+			text := out.String()
+			for _, v := range volatile {
+				if v.to == "<addr>" {
+					text = v.re.ReplaceAllString(text, v.to)
+				}
+			}
+			return text
+		})
+	})
+}

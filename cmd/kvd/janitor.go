@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/janitor"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+func (a *app) janitorRole() role {
+	return role{
+		name:  "janitor",
+		short: "Run a janitor",
+		long: `Run a janitor. It does the store's background jobs with ordinary verbs, as any
+client could: it fills new copies, splits and moves shards, empties extents, and
+checks and repairs records. It holds nothing: any number of them may run, and one
+that stops is replaced by the next to ask for work.
+
+Every memory node runs one of its own unless its setting janitor is false.`,
+		example: `  kvd janitor
+  kvd janitor --directory 127.0.0.1:7400,127.0.0.1:7410 --window 64`,
+		defaults: func() (config.Settings, func(context.Context) error) {
+			c := config.DefaultJanitor()
+			return c, func(ctx context.Context) error { return a.janitor(ctx, c) }
+		},
+	}
+}
+
+func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
+	log := c.Log.Logger(a.stderr)
+	creds, err := c.TLS.Load()
+	if err != nil {
+		return usageError{err}
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
+	if err != nil {
+		return err
+	}
+	_, err = endpoints(ctx, dir) // it is ready when a directory answers
+	if err := errors.Join(err, dir.Close()); err != nil {
+		return err
+	}
+	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, tls: creds, poll: c.Poll, window: c.Window, log: log})
+	if err != nil {
+		if errors.Is(err, providers.ErrUnknown) {
+			err = usageError{fmt.Errorf("provider: %w", err)}
+		}
+		return err
+	}
+	defer func() { err = errors.Join(err, j.stop()) }()
+	defer notify(log, daemon.SdNotifyStopping)
+	if err := a.announce(log, "janitor", "directory", strings.Join(c.Directory, ",")); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-j.done: // stop says why
+	}
+	return nil
+}
+
+type janitorOptions struct {
+	directory []string
+	provider  string // empty: any
+	tls       *tls.Config
+	poll      time.Duration // 0: the janitor's own default
+	window    int           // 0: the janitor's own default
+	log       *slog.Logger
+}
+
+// runningJanitor is a janitor of this process, with devices of its own.
+type runningJanitor struct {
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when it has stopped
+	err     error         // after done
+	devices []*rdma.Device
+}
+
+func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
+	names := providers.Names()
+	if o.provider != "" {
+		names = []string{o.provider}
+	}
+	j = &runningJanitor{done: make(chan struct{})}
+	for _, n := range names {
+		d, err := providers.Open(n, providers.Options{TLSClient: o.tls})
+		if err != nil {
+			return nil, errors.Join(err, j.release())
+		}
+		j.devices = append(j.devices, d)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	j.cancel = cancel
+	go func() {
+		defer close(j.done)
+		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider, TLS: o.tls,
+			Logger: o.log, Poll: o.poll, Window: o.window})
+		if j.err != nil {
+			o.log.Error("the janitor stopped: background jobs are left to others", "err", j.err)
+		}
+	}()
+	return j, nil
+}
+
+// stop ends the janitor and says why it had stopped by itself, if it had.
+func (j *runningJanitor) stop() error {
+	j.cancel()
+	<-j.done
+	return errors.Join(j.err, j.release())
+}
+
+func (j *runningJanitor) release() error {
+	var errs []error
+	for _, d := range j.devices {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
