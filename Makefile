@@ -60,6 +60,10 @@ bench: ## speed beside sync.Map, Redis and memcached (as root it installs those 
 		{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; }
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestRatios ./bench
 
+.PHONY: bench-growth
+bench-growth: ## latencies while shards split, a memory node drains, and one dies
+	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run 'TestGrowth|TestDisturbance' ./bench
+
 SIM_RUNS ?= 13000
 SIM_STATES ?= 60000
 
@@ -70,6 +74,13 @@ sim: ## the client under the seeded simulator: SIM_RUNS schedules and SIM_STATES
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
 	$(GO) test -count 1 -v -timeout 60m -tags kvdmutants -run TestMutants ./internal/simtest
+
+NEMESIS ?= 2m
+NEMESIS_FLAGS ?=
+
+.PHONY: nemesis
+nemesis: ## faults over real processes in network namespaces for NEMESIS (2m), as root; NEMESIS_FLAGS="-kills 50"
+	KVD_NEMESIS=$(NEMESIS) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run TestNemesis ./internal/nemesis $(NEMESIS_FLAGS)
 
 .PHONY: image-context
 image-context: build
