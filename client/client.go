@@ -102,6 +102,9 @@ type Options struct {
 	TLS *tls.Config
 	// Logger receives what nobody waits for. Default: discard.
 	Logger *slog.Logger
+	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
+	// what leases and fences prevent would be noticed.
+	UnsafeNoLease bool
 }
 
 // Item is a value with what the store knows of it.

@@ -86,7 +86,7 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		lanes = m
 	}
 	s.core, err = session.NewCore(session.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
-		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, ReadOnly: c.o.ReadOnly, Hash: s.hash,
+		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, ReadOnly: c.o.ReadOnly, Hash: s.hash, UnsafeNoLease: c.o.UnsafeNoLease,
 		Nanos: session.Nanos, Millis: session.Millis})
 	if err != nil {
 		return nil, err

@@ -82,6 +82,7 @@ type Op struct {
 	adrift     bool // a failed WRITE to the Op's place may still land
 	atA        bool // what is under change was read at A, P need not show it
 	locked     bool
+	lockTried  bool // the lock's CAS was posted, perhaps
 	lock       layout.Lock
 	lockOff    uint64 // of the group's lock in the region
 	lockExpect layout.Lock
@@ -211,6 +212,9 @@ func (o *Op) Next() Action {
 }
 
 func (o *Op) next() Action {
+	if o.step == stepLockGroup || o.step == stepWork {
+		o.lockTried = true
+	}
 	if o.step > stepStart && o.anyFailed() {
 		return o.fault()
 	}
@@ -1157,7 +1161,7 @@ func (o *Op) casSlot() Action {
 func (o *Op) addUnlock() {
 	o.add(Access{Verb: CAS, Space: Index, NoWait: true, Off: o.lockOff,
 		Expect: uint64(o.lock), New: 0})
-	o.locked, o.lock = false, 0
+	o.locked, o.lockTried, o.lock = false, false, 0
 }
 
 // theCAS is the deciding access of this round.
@@ -1860,9 +1864,12 @@ func (o *Op) NotPosted() {
 	if o.step == stepCASSlot {
 		o.deciding = false
 	}
+	if !o.lockTried {
+		o.lock = 0 // nobody has seen it
+	}
 	for i := range o.Accesses {
 		if a := &o.Accesses[i]; a.NoWait && o.lock == 0 && a.Off == o.lockOff {
-			o.lock = layout.Lock(a.Expect)
+			o.lock, o.lockTried = layout.Lock(a.Expect), true
 		}
 	}
 }

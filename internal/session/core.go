@@ -45,6 +45,9 @@ type Options struct {
 	SlabTasks int
 	// ReadOnly: the session may not CAS or WRITE.
 	ReadOnly bool
+	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
+	// what leases and fences prevent would be noticed.
+	UnsafeNoLease bool
 	// Hash is the namespace's hash of a key; needed for a janitor's work only.
 	Hash func(key []byte) uint64
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.

@@ -709,7 +709,7 @@ func (l *Lane) post(t *Task) bool {
 			last[r] = i
 		}
 	}
-	if !l.valid(pg) {
+	if !l.valid() {
 		l.finish(t, ErrLease)
 		return true
 	}
@@ -800,8 +800,12 @@ func (l *Lane) addNoWait(c *conn, pg *PG, replica uint8, o offPath) {
 	c.seq++
 	o.seq = c.seq
 	c.noWait = append(c.noWait, o)
-	l.enqueue(c, rdma.WR{ID: noWaitID, Op: rdma.OpCmpAndSwp, RemoteAddr: k.IndexBase + o.off, RKey: k.IndexRKey,
-		Compare: o.expect, Swap: o.new, Local: c.sink, LKey: l.sinks.lkeys[c.dev]})
+	wr := rdma.WR{ID: noWaitID, Op: rdma.OpCmpAndSwp, RemoteAddr: k.IndexBase + o.off, RKey: k.IndexRKey,
+		Compare: o.expect, Swap: o.new, Local: c.sink, LKey: l.sinks.lkeys[c.dev]}
+	if len(c.noWait)%signalEvery == 0 {
+		wr.Flags = rdma.Signaled // only a WC makes room in the send queue
+	}
+	l.enqueue(c, wr)
 }
 
 func offPathOf(pg *PG, a *index.Access) offPath {
@@ -809,6 +813,10 @@ func offPathOf(pg *PG, a *index.Access) offPath {
 }
 
 const noWaitID = 0xff
+
+// signalEvery is how many unsignaled WRs may follow each other, a small part of any
+// send queue.
+const signalEvery = 16
 
 // postNoWait posts the NoWait accesses that came with an action other than Post.
 func (l *Lane) postNoWait(t *Task) {
@@ -974,7 +982,7 @@ func (l *Lane) roundOver(t *Task) {
 		}
 	}
 	t.state = taskReady
-	if t.pg != nil && !l.valid(t.pg) {
+	if t.pg != nil && !l.valid() {
 		l.finish(t, ErrLease)
 		return
 	}
@@ -982,18 +990,8 @@ func (l *Lane) roundOver(t *Task) {
 }
 
 // valid checks the lease: before posting, so that nothing happens without one, and
-// after completion, which alone makes a READ's bytes worth anything. It need not where
-// the provider fences by itself, unless there are other copies: a memory node
-// that was declared lost while it lived on fences nobody.
-func (l *Lane) valid(pg *PG) bool {
-	for r := range pg.Members {
-		if n := pg.Members[r].Node; len(pg.Members) > 1 || int(n) < len(l.conns) && l.conns[n] != nil && l.conns[n].qp != nil &&
-			!l.conns[n].caps.SelfFencing {
-			return l.core.LeaseValid()
-		}
-	}
-	return true
-}
+// after completion, which alone makes a READ's bytes worth anything.
+func (l *Lane) valid() bool { return l.core.LeaseValid() || l.core.opts.UnsafeNoLease }
 
 // ---- connections -----------------------------------------------------------
 

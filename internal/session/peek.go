@@ -57,7 +57,12 @@ func (l *Lane) Peek(key []byte, hash, check uint64) (r layout.Record, ok bool) {
 	wrs[0].Local, wrs[0].LKey, wrs[0].RKey, wrs[0].RemoteAddr = word, lkey, k.IndexRKey, k.IndexBase+s.Off+off+layout.SlotOff(int(slot))
 	wrs[1].Local, wrs[1].LKey, wrs[1].RKey, wrs[1].RemoteAddr = rec, lkey, k.HeapRKey, k.HeapBase+w.Off()-pg.IndexBytes
 	c.seq += 2
-	if n, _ := c.qp.PostSend(wrs[:]); n < len(wrs) || l.poll() || !l.valid(pg) {
+	if n, _ := c.qp.PostSend(wrs[:]); n < len(wrs) || l.poll() {
+		return r, false
+	}
+	// One copy of a provider that fences by itself needs no lease: a memory node that
+	// was declared lost while it lived on fences nobody, but then there is no other copy.
+	if pg.Replicas > 1 && !l.valid() {
 		return r, false
 	}
 	if r, ok = index.Hit(layout.Word(binary.LittleEndian.Uint64(word)), w, rec, key); !ok ||

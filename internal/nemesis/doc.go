@@ -1,0 +1,17 @@
+// Package nemesis breaks a whole store on purpose while clients use it: real kvd
+// processes in network namespaces of their own, killed, stopped, cut off and
+// slowed down by a seeded scheduler, while every operation of the clients is
+// recorded. Afterwards each key's history must be linearizable, and `kvctl check`
+// must find the memory in order.
+//
+// It holds tests alone and leaves what a simulator can choose to internal/simtest:
+// here are the kernel's sockets, real clocks and real deaths. Start with
+// TestNemesis, which runs when KVD_NEMESIS gives a duration (`make nemesis`), and
+// with harness. The test binary is also the programs that run inside the
+// namespaces (see TestMain). The harness is one goroutine; watcher, probes and
+// checker guard themselves. Values read from the store belong to whoever read
+// them.
+//
+// The idea of a history recorded outside of the system, checked after faults, is
+// from Jepsen; the checker is porcupine.
+package nemesis

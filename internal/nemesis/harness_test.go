@@ -1,0 +1,700 @@
+package nemesis
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	crand "crypto/rand"
+)
+
+const (
+	namespace = "nemesis"
+	// recoverLimit bounds what should take three leases.
+	recoverLimit = time.Minute
+	// wholeLimit bounds the making of new copies.
+	wholeLimit = 2 * time.Minute
+	endLimit   = 30 * time.Second
+)
+
+// settings of a run.
+type settings struct {
+	duration      time.Duration
+	seed          uint64
+	provider      string
+	replicas      int
+	lease         time.Duration
+	epochInterval time.Duration
+	memory        string
+	clients       int
+	kills         int
+	zombies       int
+	noFence       bool
+	only          []string
+}
+
+// harness is a run: the network, the processes on it, and what watches them.
+type harness struct {
+	settings
+	began   int64
+	rng     *rand.Rand
+	work    string // folder of this run
+	bin     string
+	net     *network
+	scope   scope
+	procs   map[string]*proc
+	status  watcher
+	probes  *probes
+	checker *checker
+	checked chan struct{} // closed when checker has ended
+	endTime context.CancelFunc
+	gone    map[uint64]bool // incarnations of memory nodes that were killed
+	faults  map[string]int
+	result  string // of kvctl check
+	lost    int    // sessions that clients lost
+	// elections are terms of the directory's leaders.
+	elections int
+
+	mu struct {
+		sync.Mutex
+		failures []string
+		corrupt  int // failures that say that the store's answers or bytes are wrong
+	}
+	failed context.Context // ends with the first failure
+	stop   context.CancelCauseFunc
+}
+
+func (h *harness) logf(format string, a ...any) {
+	fmt.Printf("%9.3fs  %s\n", time.Duration(now()-h.began).Seconds(), fmt.Sprintf(format, a...))
+}
+
+func (h *harness) fail(what string) {
+	h.mu.Lock()
+	h.mu.failures = append(h.mu.failures, what)
+	n := len(h.mu.failures)
+	h.mu.Unlock()
+	if n <= 20 {
+		h.logf("FAILED %s", what)
+	}
+	h.stop(errors.New(what))
+}
+
+// corrupt is fail for wrong answers and bytes.
+func (h *harness) corrupt(what string) {
+	h.mu.Lock()
+	h.mu.corrupt++
+	h.mu.Unlock()
+	h.fail(what)
+}
+
+// newHarness brings up a store with clients at work. ctx ends it early. The
+// caller closes what is returned, also with an error.
+func newHarness(ctx context.Context, s settings) (*harness, error) {
+	id := make([]byte, 3)
+	_, _ = crand.Read(id) // never fails
+	h := &harness{settings: s, began: now(), procs: map[string]*proc{}, probes: newProbes(), gone: map[uint64]bool{},
+		faults: map[string]int{}, rng: rand.New(rand.NewPCG(s.seed, 0)), result: "not run"}
+	h.failed, h.stop = context.WithCancelCause(ctx)
+	h.scope = scope{directories: []string{"d1", "d2", "d3"}, memnodes: []string{"m1", "m2", "m3"}, lease: s.lease,
+		replicas: s.replicas, only: s.only}
+	for c := range s.clients {
+		h.scope.clients = append(h.scope.clients, "c"+strconv.Itoa(c))
+	}
+	var err error
+	if h.work, err = os.MkdirTemp("", "kvdnem-"); err != nil {
+		return h, err
+	}
+	for _, d := range []string{"histories", "failed"} {
+		if err := os.Mkdir(filepath.Join(h.work, d), 0o755); err != nil {
+			return h, err
+		}
+	}
+	h.logf("seed %d, folder %s, namespaces kvdnem-%x-*", s.seed, h.work, id)
+	if h.bin = os.Getenv("KVD_NEMESIS_BIN"); h.bin == "" {
+		h.bin = h.work
+		for _, c := range []string{"kvd", "kvctl"} {
+			build := exec.Command("go", "build", "-o", filepath.Join(h.bin, c), "github.com/kvd-project/kvd/cmd/"+c)
+			build.Env = append(os.Environ(), "CGO_ENABLED=0")
+			if out, err := build.CombinedOutput(); err != nil {
+				return h, fmt.Errorf("build %s: %w\n%s", c, err, out)
+			}
+		}
+	}
+	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, []string{"op"})
+	h.net, err = newNetwork(hex.EncodeToString(id), hosts)
+	if err != nil {
+		return h, err
+	}
+	for _, c := range h.scope.clients {
+		if s.zombies > 0 {
+			if err := h.net.eager(c); err != nil {
+				return h, err
+			}
+		}
+	}
+	for _, name := range hosts {
+		h.procs[name] = &proc{name: name, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
+			h.fail(fmt.Sprintf("%s ended by itself: %v\n%s", p.name, st, tail(p.log, 3000)))
+		}}
+	}
+	// Rounds are short enough for about 2,000 operations a key.
+	round := 4 * time.Second
+	if s.zombies > 0 {
+		round = 2 * time.Second
+	}
+	h.checker = newChecker(filepath.Join(h.work, "histories"), filepath.Join(h.work, "failed"), round, h.corrupt, h.probes.touched)
+	return h, h.up()
+}
+
+// environ is the environment without settings of ours, with more.
+func environ(more ...string) []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "KVD_") && !strings.HasPrefix(e, "XDG_RUNTIME_DIR=") && !strings.HasPrefix(e, "RUNTIME_DIRECTORY=") {
+			env = append(env, e)
+		}
+	}
+	return append(env, more...)
+}
+
+func (h *harness) directories() []string {
+	var out []string
+	for _, d := range h.scope.directories {
+		out = append(out, h.net.ip(d)+":7400")
+	}
+	return out
+}
+
+// up starts everything and waits until it serves.
+func (h *harness) up() error {
+	for _, name := range slices.Concat(h.scope.directories, h.scope.memnodes) {
+		ready := make(chan struct{})
+		if err := h.launch(name, sync.OnceFunc(func() { close(ready) })); err != nil {
+			return err
+		}
+		select {
+		case <-ready:
+		case <-h.failed.Done():
+			return context.Cause(h.failed)
+		case <-time.After(recoverLimit):
+			return fmt.Errorf("%s is not ready\n%s", name, tail(h.procs[name].log, 2000))
+		}
+	}
+	if err := h.launch("op", nil); err != nil {
+		return err
+	}
+	create := []string{"namespace", "create", namespace, "--replicas", strconv.Itoa(h.replicas)}
+	if h.zombies > 0 {
+		create = append(create, "--index-percent", "1") // see crowd: a name for each group has to be tried
+	}
+	if out, err := h.kvctl(create...); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	if err := h.whole(wholeLimit); err != nil {
+		return err
+	}
+	for _, c := range h.scope.clients {
+		if err := h.launch(c, nil); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h.endTime, h.checked = cancel, make(chan struct{})
+	go func() {
+		defer close(h.checked)
+		h.checker.run(ctx)
+	}()
+	return h.serving(now())
+}
+
+// launch starts the process of that name, for the first time or again.
+func (h *harness) launch(name string, ready func()) error {
+	p := h.procs[name]
+	announced := func(line string) {
+		if ready != nil && strings.HasPrefix(line, "ready ") {
+			ready()
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ip := h.net.ip(name)
+	switch name[0] {
+	case 'd':
+		argv := []string{filepath.Join(h.bin, "kvd"), "directory", "--id", name, "--data-dir", filepath.Join(h.work, name),
+			"--listen", ip + ":7400", "--raft-listen", ip + ":7401", "--lease", h.lease.String(),
+			"--epoch-interval", h.epochInterval.String(), "--scrub-interval", h.lease.String(), "--insecure"}
+		if name == h.scope.directories[0] {
+			argv = append(argv, "--bootstrap")
+		} else {
+			argv = append(argv, "--join", h.directories()[0])
+		}
+		return p.start(h.net, environ(), argv, announced)
+	case 'm':
+		argv := []string{filepath.Join(h.bin, "kvd"), "memnode", "--name", name, "--directory", strings.Join(h.directories(), ","),
+			"--memory", h.memory, "--listen-tcp", ip + ":7500", "--insecure"}
+		if h.provider == "shm" {
+			argv = append(argv, "--shm-socket", filepath.Join(h.work, name+".sock"))
+		} else {
+			argv = append(argv, "--shm-socket", "off")
+		}
+		env := environ()
+		if h.noFence {
+			env = append(env, "KVD_TEST_NO_FENCE=1")
+		}
+		return p.start(h.net, env, argv, announced)
+	case 'o':
+		env := environ("KVD_NEMESIS_PROGRAM=watch", "KVD_NEMESIS_DIRECTORY="+strings.Join(h.directories(), ","))
+		return p.start(h.net, env, []string{self}, h.status.line)
+	}
+	return h.launchClient(p, self)
+}
+
+func (h *harness) launchClient(p *proc, self string) error {
+	n, err := strconv.Atoi(p.name[1:])
+	if err != nil {
+		return err
+	}
+	st, _ := h.status.get()
+	cfg := loadConfig{Directory: h.directories(), Namespace: namespace, Provider: h.provider, Client: n, Life: p.life + 1,
+		Histories: h.checker.dir, Round: h.checker.round, Keys: 8, Workers: 4, Pace: 4 * time.Millisecond,
+		ProbePace: 20 * time.Millisecond, OpTimeout: max(5*time.Second, 3*h.lease), LargeBytes: 64 << 10, Churn: h.zombies > 0}
+	// At most 8 clients use a key, with at most about 2,000 operations.
+	cfg.Sets = (h.clients*cfg.Workers + 7) / 8
+	cfg.Ops = 250
+	if h.zombies > 0 {
+		cfg.Keys, cfg.Pace, cfg.ProbePace, cfg.LargeBytes = 4, time.Millisecond, 100*time.Millisecond, 8<<10
+	}
+	place := placementOf(st, namespace)
+	if h.zombies > 0 {
+		cfg.Crowd = place.crowd()
+	}
+	cfg.Probes = place.keys(fmt.Sprintf("probe/%d/%d", n, cfg.Life))
+	doc, err := json.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	h.checker.born(n, cfg.Life)
+	env := environ("KVD_NEMESIS_PROGRAM=load", "KVD_NEMESIS_LOAD="+string(doc))
+	if h.noFence {
+		env = append(env, "KVD_TEST_NO_FENCE=1") // nor does a client stop itself
+	}
+	return p.start(h.net, env, []string{self},
+		func(l string) { h.heard(n, cfg.Life, l) })
+}
+
+// heard takes a line of a client.
+func (h *harness) heard(client, life int, line string) {
+	f := strings.Split(line, "\t")
+	var err error
+	switch f[0] {
+	case "round":
+		var round int64
+		if round, err = strconv.ParseInt(f[len(f)-1], 10, 64); err == nil {
+			h.checker.over(client, life, round)
+		}
+	case "probe":
+		var p probe
+		if p, err = parseProbe(client, f[1:]); err == nil {
+			h.probes.saw(p)
+		}
+	case "bad":
+		var text string
+		if text, err = strconv.Unquote(f[len(f)-1]); err == nil {
+			h.corrupt(text)
+		}
+	default:
+		err = fmt.Errorf("client %d said %q", client, line)
+	}
+	if err != nil {
+		h.fail(err.Error())
+	}
+}
+
+// kvctl runs it on the operator's host.
+func (h *harness) kvctl(args ...string) (out string, err error) {
+	all := append([]string{"netns", "exec", h.net.ns("op"), filepath.Join(h.bin, "kvctl"), "--directory",
+		strings.Join(h.directories(), ","), "--insecure", "--provider", h.provider, "--namespace", namespace}, args...)
+	cmd := exec.CommandContext(h.failed, "ip", all...)
+	cmd.Env = environ()
+	var b bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &b, &b
+	if err := cmd.Run(); err != nil {
+		return b.String(), fmt.Errorf("kvctl %s: %w", strings.Join(args, " "), err)
+	}
+	return b.String(), nil
+}
+
+func (h *harness) sleep(d time.Duration) error {
+	select {
+	case <-h.failed.Done():
+		return context.Cause(h.failed)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// until polls until missing returns nothing.
+func (h *harness) until(what string, limit time.Duration, missing func() string) error {
+	for end := time.Now().Add(limit); ; {
+		left := missing()
+		if left == "" {
+			return nil
+		}
+		if time.Now().After(end) {
+			err := fmt.Errorf("%s: not within %v: %s", what, limit, left)
+			h.fail(err.Error())
+			return err
+		}
+		if err := h.sleep(20 * time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// whole waits until the store could lose a memory node again.
+func (h *harness) whole(limit time.Duration) error {
+	since := now()
+	return h.until("every copy is there again", limit, func() string {
+		st, at := h.status.get()
+		if err := lost(st); err != nil {
+			h.fail(err.Error())
+		}
+		if err := whole(st, len(h.scope.memnodes), h.gone); err != nil {
+			return err.Error()
+		}
+		if at < since {
+			return "no newer status"
+		}
+		return ""
+	})
+}
+
+// clientNumbers are the clients' numbers.
+func (h *harness) clientNumbers() (all []int) {
+	for c := range h.scope.clients {
+		all = append(all, c)
+	}
+	return all
+}
+
+func (h *harness) pgs() []uint32 {
+	st, _ := h.status.get()
+	return slices.Collect(maps.Keys(placementOf(st, namespace).keys("x")))
+}
+
+// serving waits until every client has written to every placement group since then.
+func (h *harness) serving(since int64) error {
+	pgs, hungry := h.pgs(), 0
+	err := h.until("every client is served", recoverLimit, func() (missing string) {
+		hungry, missing = h.probes.served(since, h.clientNumbers(), pgs)
+		return missing
+	})
+	if err != nil {
+		for _, name := range append(slices.Clone(h.scope.memnodes), h.scope.clients[hungry]) {
+			h.procs[name].dump()
+		}
+	}
+	return err
+}
+
+// ---- faults ----------------------------------------------------------------
+
+// inflict lets f begin.
+func (h *harness) inflict(f *fault, alone bool) error {
+	h.faults[f.kind]++
+	switch f.kind {
+	case killMemnode:
+		st, _ := h.status.get()
+		node := nodeNamed(st.GetMap(), f.victims[0])
+		if err := h.procs[f.victims[0]].kill(); err != nil {
+			return err
+		}
+		h.gone[node.GetIncarnation()] = true
+		if alone {
+			h.probes.killed(f.victims[0], now(), placementOf(st, namespace), h.clientNumbers())
+		}
+		return nil
+	case killDirectory:
+		return h.procs[f.victims[0]].kill()
+	case killClient:
+		return h.killClient(f.victims[0])
+	case stopMemnode, stopDirectory, stopClient:
+		return h.procs[f.victims[0]].stop()
+	case quorum:
+		var errs []error
+		for _, d := range f.victims {
+			if f.hard {
+				errs = append(errs, h.procs[d].kill())
+			} else {
+				errs = append(errs, h.procs[d].stop())
+			}
+		}
+		return errors.Join(errs...)
+	case cutOneWay:
+		return h.net.cut(f.victims[0], f.to)
+	case cutBothWays:
+		return errors.Join(h.net.cut(f.victims[0], f.to), h.net.cut(f.to, f.victims[0]))
+	case slowLink:
+		return h.net.slow(f.victims[0])
+	}
+	return fmt.Errorf("fault of unknown kind %q", f.kind)
+}
+
+func (h *harness) killClient(name string) error {
+	p := h.procs[name]
+	err := p.kill()
+	n, _ := strconv.Atoi(name[1:]) // made by newHarness
+	h.checker.died(n, p.life)
+	return err
+}
+
+// relieve ends f.
+func (h *harness) relieve(f *fault) error {
+	switch f.kind {
+	case killMemnode, killDirectory, killClient:
+		return h.launch(f.victims[0], nil)
+	case stopMemnode, stopDirectory, stopClient:
+		return h.procs[f.victims[0]].resume()
+	case quorum:
+		var errs []error
+		for _, d := range f.victims {
+			if f.hard {
+				errs = append(errs, h.launch(d, nil))
+			} else {
+				errs = append(errs, h.procs[d].resume())
+			}
+		}
+		return errors.Join(errs...)
+	case cutOneWay:
+		return h.net.mend(f.victims[0], f.to)
+	case cutBothWays:
+		return errors.Join(h.net.mend(f.victims[0], f.to), h.net.mend(f.to, f.victims[0]))
+	case slowLink:
+		return h.net.fast(f.victims[0])
+	}
+	return nil
+}
+
+// suffer lets faults happen together, and returns when all have ended.
+func (h *harness) suffer(faults []*fault) error {
+	type step struct {
+		at time.Duration
+		do func() error
+	}
+	var steps []step
+	for _, f := range faults {
+		alone := len(faults) == 1
+		var silent int64 // when all directory nodes were silent
+		steps = append(steps, step{f.after, func() error {
+			h.logf("begin %v", f)
+			err := h.inflict(f, alone)
+			silent = now()
+			return err
+		}}, step{f.after + f.hold, func() error {
+			// No lease outlives the directory's silence, and over tcp, where nothing
+			// else tells a client that it is fenced, nothing is answered without one.
+			if late := h.probes.lastWrite(); f.kind == quorum && h.provider == "tcp" && late > silent+int64(h.lease) {
+				h.fail(fmt.Sprintf("a write that was called %v after all directory nodes fell silent succeeded; the lease is %v",
+					time.Duration(late-silent), h.lease))
+			}
+			h.logf("end   %s %s", f.kind, strings.Join(f.victims, ","))
+			return h.relieve(f)
+		}})
+	}
+	slices.SortStableFunc(steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
+	began := time.Now()
+	for _, s := range steps {
+		if err := h.sleep(max(0, s.at-time.Since(began))); err != nil {
+			return err
+		}
+		if err := s.do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle waits until the store is whole and serves everybody.
+func (h *harness) settle() error {
+	healed := now()
+	if err := h.whole(wholeLimit); err != nil {
+		return err
+	}
+	return h.serving(healed)
+}
+
+// calm is settle, and then lo to hi leases without a fault.
+func (h *harness) calm(lo, hi float64) error {
+	if err := h.settle(); err != nil {
+		return err
+	}
+	return h.sleep(h.scope.leases(h.rng, lo, hi))
+}
+
+// mixed breaks things for the run's duration.
+func (h *harness) mixed() error {
+	for end := time.Now().Add(h.duration); time.Now().Before(end); {
+		if err := h.calm(0, 1); err != nil {
+			return err
+		}
+		if err := h.suffer(h.scope.round(h.rng)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onlyKills kills one memory node after another, and nothing else.
+func (h *harness) onlyKills() error {
+	for range h.kills {
+		if err := h.calm(0.5, 1.5); err != nil {
+			return err
+		}
+		st, _ := h.status.get()
+		from := placementOf(st, namespace).holders() // the last victim may still be empty
+		f := &fault{kind: killMemnode, victims: []string{from[h.rng.IntN(len(from))]}, hold: h.scope.leases(h.rng, 0.2, 4)}
+		if err := h.suffer([]*fault{f}); err != nil {
+			return err
+		}
+		k := h.probes.kills[len(h.probes.kills)-1] // appended by this goroutine alone
+		if err := h.until("keys of "+k.victim+" are back", recoverLimit, func() string { return h.probes.missing(k) }); err != nil {
+			return err
+		}
+	}
+	h.probes.mu.Lock()
+	defer h.probes.mu.Unlock()
+	if n := len(h.probes.offends); n > 0 {
+		h.fail(fmt.Sprintf("%d errors on keys that no kill concerns, the first: %s", n, h.probes.offends[0]))
+	}
+	return nil
+}
+
+// ---- end -------------------------------------------------------------------
+
+// finish mends everything, stops the clients and checks the memory.
+func (h *harness) finish() error {
+	h.logf("settling")
+	if err := h.settle(); err != nil {
+		return err
+	}
+	h.logf("stopping the clients")
+	for n, c := range h.scope.clients {
+		if err := h.procs[c].end(endLimit); err != nil {
+			return err
+		}
+		h.checker.died(n, h.procs[c].life)
+	}
+	h.count()
+	if h.lost < h.zombies/2 && !h.noFence {
+		h.fail(fmt.Sprintf("%d zombies lost %d sessions: their leases did not end", h.zombies, h.lost))
+	}
+	// Sessions of dead clients are fenced, and what they held is found, in the background.
+	var out string
+	tries := 0
+	err := h.until("kvctl check", recoverLimit, func() string {
+		var err error
+		tries++
+		if out, err = h.kvctl("check"); err != nil {
+			return fmt.Sprintf("%v\n%s", err, out)
+		}
+		return ""
+	})
+	h.result = fmt.Sprintf("ok at try %d", tries)
+	if err != nil {
+		h.result = "FAILED: " + err.Error()
+		h.mu.Lock()
+		h.mu.corrupt++ // until has told of the failure
+		h.mu.Unlock()
+	}
+	return err
+}
+
+// count looks through the logs. Directory nodes elect without being asked to when
+// the machine is too busy, which excuses what is slow then.
+func (h *harness) count() {
+	all := func(hosts []string, text string) (n int) {
+		for _, host := range hosts {
+			if p := h.procs[host]; p != nil {
+				n += strings.Count(tail(p.log, math.MaxInt), text)
+			}
+		}
+		return n
+	}
+	h.lost = all(h.scope.clients, "session lost")
+	h.elections = all(h.scope.directories, "directory: leading")
+}
+
+// close ends what is left and removes it. A failed run's folder stays.
+func (h *harness) close() error {
+	var errs []error
+	for _, p := range h.procs {
+		errs = append(errs, p.kill())
+	}
+	for n, c := range h.scope.clients {
+		if h.checker != nil && h.procs[c] != nil {
+			h.checker.died(n, h.procs[c].life)
+		}
+	}
+	if h.endTime != nil {
+		h.endTime()
+		<-h.checked
+	}
+	if h.net != nil {
+		errs = append(errs, h.net.close())
+	}
+	h.count()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stop(nil)
+	if len(h.mu.failures) > 0 {
+		h.logf("logs and histories are in %s", h.work)
+		return errors.Join(errs...)
+	}
+	return errors.Join(append(errs, os.RemoveAll(h.work))...)
+}
+
+// summary is the run in a few lines.
+func (h *harness) summary() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed       %d, provider %s, %d replicas, lease %v, %v\n", h.seed, h.provider, h.replicas, h.lease,
+		time.Duration(now()-h.began).Round(time.Second))
+	if h.checker != nil {
+		b.WriteString(h.checker.summary())
+	}
+	b.WriteString("faults    ")
+	for _, k := range slices.Sorted(maps.Keys(h.faults)) {
+		fmt.Fprintf(&b, " %s=%d", k, h.faults[k])
+	}
+	fmt.Fprintf(&b, "\nsessions   %d lost by clients\nelections  %d\n", h.lost, h.elections)
+	all := h.probes.recoveries()
+	leases := func(d time.Duration) float64 { return float64(d) / float64(h.lease) }
+	fmt.Fprintf(&b, "recovery   %d of %d kills alone", len(all), len(h.probes.kills))
+	if len(all) > 0 {
+		fmt.Fprintf(&b, ": median %.2f, p99 %.2f, max %.2f leases", leases(percentile(all, 50)), leases(percentile(all, 99)), leases(all[len(all)-1]))
+	}
+	fmt.Fprintf(&b, "\nothers     %d errors on keys that no kill concerns\n", len(h.probes.offends))
+	fmt.Fprintf(&b, "check      %s\n", h.result)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := len(h.mu.failures); n > 0 {
+		fmt.Fprintf(&b, "FAILED     %d times, first: %s\n", n, h.mu.failures[0])
+	}
+	return b.String()
+}

@@ -1,0 +1,162 @@
+package nemesis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var (
+	seed     = flag.Uint64("seed", 0, "of the scheduler; 0: chosen")
+	provider = flag.String("provider", "tcp", "of the clients: tcp or shm")
+	replicas = flag.Int("replicas", 2, "copies of every record")
+	lease    = flag.Duration("lease", 0, "of sessions and memory nodes; 0: 1s, with -zombies 200ms")
+	memory   = flag.String("memory", "256MiB", "that each memory node lends")
+	kills    = flag.Int("kills", 0, "nothing but so many kills of memory nodes")
+	zombies  = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
+	noFence  = flag.Bool("no-fence", false, "with -zombies: memory nodes confirm fences that they did not make, and the run must notice within a minute")
+	only     = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
+)
+
+// TestMain is also the programs inside of the namespaces.
+func TestMain(m *testing.M) {
+	var err error
+	switch p := os.Getenv("KVD_NEMESIS_PROGRAM"); p {
+	case "":
+		os.Exit(m.Run())
+	case "load":
+		var cfg loadConfig
+		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil {
+			err = loadMain(cfg)
+		}
+	case "watch":
+		err = watchMain(strings.Split(os.Getenv("KVD_NEMESIS_DIRECTORY"), ","))
+	default:
+		err = fmt.Errorf("KVD_NEMESIS_PROGRAM=%q: want load or watch", p)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// TestNemesis runs for as long as KVD_NEMESIS says, such as 2m.
+func TestNemesis(t *testing.T) {
+	want := os.Getenv("KVD_NEMESIS")
+	if want == "" {
+		t.Skip("KVD_NEMESIS gives no duration (make nemesis)")
+	}
+	duration, err := time.ParseDuration(want)
+	if err != nil {
+		t.Fatalf("KVD_NEMESIS: %v", err)
+	}
+	s := settings{duration: duration, seed: *seed, provider: *provider, replicas: *replicas, lease: *lease,
+		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, zombies: *zombies, noFence: *noFence}
+	if *only != "" {
+		s.only = strings.Split(*only, ",")
+	}
+	if err := s.check(); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() != 0 {
+		err = errors.New("only root makes network namespaces")
+	} else {
+		err = networkTools(fmt.Sprint(os.Getpid()))
+	}
+	if err != nil {
+		if os.Getenv("KVD_NEMESIS_REQUIRED") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer cancel()
+
+	h, err := newHarness(ctx, s)
+	defer func() {
+		if err := h.close(); err != nil {
+			t.Error(err)
+		}
+		fmt.Printf("\n%s\n", h.summary())
+		h.judge(t)
+	}()
+	if err == nil {
+		switch {
+		case s.zombies > 0:
+			err = h.undead()
+		case s.kills > 0:
+			err = h.onlyKills()
+		default:
+			err = h.mixed()
+		}
+	}
+	if err == nil {
+		err = h.finish()
+	}
+	if err != nil && len(h.mu.failures) == 0 {
+		h.fail(err.Error())
+	}
+}
+
+// check completes s.
+func (s *settings) check() error {
+	if s.seed == 0 {
+		s.seed = rand.Uint64()
+	}
+	if s.lease == 0 {
+		s.lease = time.Second
+		if s.zombies > 0 {
+			s.lease = 200 * time.Millisecond
+		}
+	}
+	if s.zombies > 0 {
+		s.clients, s.epochInterval = 6, 10*time.Millisecond
+	}
+	switch {
+	case s.provider != "tcp" && s.provider != "shm":
+		return fmt.Errorf("-provider %q: want tcp or shm", s.provider)
+	case s.replicas < 1 || s.replicas > 3:
+		return fmt.Errorf("-replicas %d: want 1 to 3", s.replicas)
+	case s.kills > 0 && s.zombies > 0:
+		return errors.New("-kills and -zombies: want one")
+	case s.kills > 0 && s.replicas < 2:
+		return errors.New("-kills: a memory node's death costs its data unless there are -replicas 2")
+	case s.noFence && s.zombies == 0:
+		return errors.New("-no-fence: want -zombies")
+	}
+	for _, k := range s.only {
+		if !slices.Contains(kinds, k) {
+			return fmt.Errorf("-faults %q: want some of %s", k, strings.Join(kinds, ","))
+		}
+	}
+	return nil
+}
+
+// judge turns what went wrong into the test's result.
+func (h *harness) judge(t *testing.T) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.noFence {
+		if h.mu.corrupt == 0 {
+			t.Errorf("memory nodes fenced nobody, and no wrong answer or byte was noticed; other failures: %q", h.mu.failures)
+		}
+		return
+	}
+	for i, f := range h.mu.failures {
+		if i == 20 {
+			t.Errorf("and %d more", len(h.mu.failures)-i)
+			break
+		}
+		t.Error(f)
+	}
+}
