@@ -144,6 +144,7 @@ type Result struct {
 type Cursor struct {
 	Prefix  uint64 // of the shard, left-aligned
 	Cluster uint32
+	Shard   uint32 // the array that Slot belongs to
 	Slot    uint16
 	Done    bool
 }

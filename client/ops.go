@@ -723,7 +723,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 	var long [][]byte
 	next := cur
 	req := call{kind: index.Scan, prep: func(op *index.Op) {
-		op.Hash, op.ScanCluster, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Slot, scanPageBytes
+		op.Hash, op.ScanCluster, op.ScanShard, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Shard, cur.Slot, scanPageBytes
 	}}
 	var kvs []KV
 	req.take = func(_ *call, op *index.Op) {
@@ -745,12 +745,12 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 		}
 		switch {
 		case op.ScanNext != 0:
-			next.Slot = op.ScanNext
+			next.Shard, next.Slot = op.ScanShard, op.ScanNext
 		case op.ScanEnd:
 			next = Cursor{Prefix: s.nextShard(cur.Prefix)}
 			next.Done = next.Prefix == 0
 		default:
-			next.Cluster, next.Slot = cur.Cluster+1, 0
+			next.Cluster, next.Shard, next.Slot = cur.Cluster+1, 0, 0
 		}
 	}
 	if err := ctx.Err(); err != nil {

@@ -25,9 +25,25 @@ func FuzzOp(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind, cond, replicas byte, data []byte) {
 		w := newWorld(1+replicas%3, 128)
 		c := w.client(1)
-		o := &index.Op{Kind: index.Kind(1 + kind%6), Cond: index.Cond(cond % 4), Key: []byte("key"), Value: []byte("value"),
+		// A shard that moves, to here or elsewhere, or not at all.
+		w.split = kind%2 == 0
+		switch w.child = (&index.Route{PG: &w.pg, Shard: 9, ShardOff: childOff, Clusters: 1}); replicas / 3 % 4 {
+		case 1:
+			w.other = newWorld(1+cond%3, 128)
+			w.other.pg.ID = 2
+			w.child.PG = &w.other.pg
+		case 2:
+			w.child.PG = nil
+		case 3:
+			w.child = nil
+		}
+		o := &index.Op{Kind: index.Kind(1 + int(kind)%(index.NumKinds-1)), Cond: index.Cond(cond % 4), Key: []byte("key"), Value: []byte("value"),
 			Hash: hashOf("key"), IfVersion: 11, ScanBytes: 500, RawPG: 1, RawSpace: index.Index, RawLen: 64,
+			Work:   index.Work{PG: 1, Off: shardOff, Group: homeGroup, Wipe: cond%2 == 0, Drop: cond%4 == 0, Target: uint32(replicas % 3)},
 			Modify: func(cur *layout.Record) ([]byte, uint64, error) { return []byte("v"), 0, nil }}
+		if o.Kind == index.Clean || o.Kind == index.Relocate {
+			o.Work.Off = home()
+		}
 		in := hostile{b: data, w: w}
 		if in.byte()%2 == 0 {
 			c.hints["key"] = index.Hint{Word: in.word(), Slot: in.byte() % 62, Flags: index.HintFlags(in.byte() % 4)}
@@ -36,25 +52,32 @@ func FuzzOp(f *testing.F) {
 			}
 		}
 		o.Start(c)
+		c.op = o
 		quiet := 0 // actions since the hostile bytes ran out
 		for n := 0; ; n++ {
 			if in.done() {
 				quiet++
 			}
-			if quiet > 200 {
+			if quiet > 200 && o.Kind < index.Sync || quiet > 4000 {
 				t.Fatalf("no end: step %v after %d actions", o.Step(), n)
 			}
 			a := o.Next()
 			switch a {
 			case index.Post:
-				waited := 0
+				waited, cas := 0, 0
 				for i := range o.Accesses {
 					x := &o.Accesses[i]
-					_ = w.placeName(x) // panics when out of bounds
+					c.mem().checkBounds(x) // panics
+					if x.Verb == index.CAS && !x.NoWait {
+						cas++
+					}
 					if !x.NoWait {
 						waited++
 					}
 					in.answer(x)
+				}
+				if cas > index.MaxCAS {
+					t.Fatalf("step %v: %d CASes in a round", o.Step(), cas)
 				}
 				if waited == 0 {
 					t.Fatalf("step %v posts nothing to wait for", o.Step())
@@ -68,14 +91,20 @@ func FuzzOp(f *testing.F) {
 				}
 				return
 			case index.Alloc:
-				w.nextUnit = heapLo
+				if w.nextUnit = heapLo; w.other != nil {
+					w.other.nextUnit = heapLo
+				}
+			case index.Refresh, index.Grow:
+				if in.done() && (o.Kind >= index.Sync || w.child != nil && w.child.PG == nil) {
+					return // it waits for a map that never comes here
+				}
 			}
 			if in.byte() == 77 {
 				o.Fail(index.ErrFull)
 				return
 			}
 			for i := range o.Accesses {
-				_ = w.placeName(&o.Accesses[i])
+				c.mem().checkBounds(&o.Accesses[i])
 			}
 			o.Accesses = o.Accesses[:0]
 		}

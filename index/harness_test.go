@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +31,7 @@ type world struct {
 	nextUnit uint32
 	millis   uint64
 	noRoute  bool
+	quiet    bool            // accesses are not described
 	covered  map[string]bool // steps reached
 	// A move: child is where the shard's moved set goes, in this placement group or
 	// in other's; nil: it does not move. moved: the map names only the child.
@@ -60,7 +62,9 @@ type client struct {
 	memory   int // allocations left; < 0: no limit
 	places   []string
 	op       *index.Op
-	pos      int // accesses of this round already performed
+	pos      int        // accesses of this round already performed
+	order    []int      // in which they are
+	rng      *rand.Rand // chains of different replicas run in an order that it chooses; nil: as they stand
 	action   index.Action
 	posted   bool // the round is not over
 	verbs    int
@@ -326,6 +330,7 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 		switch c.action {
 		case index.Post:
 			c.posted = true
+			c.arrange()
 			c.steps = append(c.steps, o.Step().String())
 			lines = append(lines, o.Step().String())
 			if !slices.ContainsFunc(o.Accesses, func(a index.Access) bool { return !a.NoWait }) {
@@ -345,7 +350,7 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 		}
 	}
 	for n := 0; c.pos < len(o.Accesses) && n < limit; n++ {
-		a := &o.Accesses[c.pos]
+		a := &o.Accesses[c.order[c.pos]]
 		c.pos++
 		c.verbs++
 		line := ""
@@ -363,6 +368,29 @@ func (c *client) advance(limit int, f fault) (lines []string, done bool) {
 	}
 	c.posted = c.pos < len(o.Accesses)
 	return lines, false
+}
+
+// arrange decides in which order the round's accesses take effect: each replica's chain as
+// it stands, the chains anyhow.
+func (c *client) arrange() {
+	c.order = c.order[:0]
+	for i := range c.op.Accesses {
+		c.order = append(c.order, i)
+	}
+	if c.rng == nil {
+		return
+	}
+	replica := func(i int) uint8 { return c.op.Accesses[c.order[i]].Replica }
+	for i := range c.order {
+		r := replica(i + c.rng.IntN(len(c.order)-i))
+		j := i
+		for replica(j) != r {
+			j++
+		}
+		a := c.order[j]
+		copy(c.order[i+1:j+1], c.order[i:j])
+		c.order[i] = a
+	}
 }
 
 func (c *client) noWait() (lines []string) {
@@ -450,14 +478,24 @@ func short(b []byte) string {
 
 // perform lets one verb take effect and says what it found.
 func (w *world) perform(a *index.Access) string {
+	w.checkBounds(a)
 	mem := w.region[a.Replica]
-	where := w.describe(a)
+	where := ""
+	if !w.quiet {
+		where = w.describe(a)
+	}
 	switch a.Verb {
 	case index.Read:
 		copy(a.Buf, mem[a.Off:][:len(a.Buf)])
+		if w.quiet {
+			return ""
+		}
 		return fmt.Sprintf("%s  %s", where, w.show(a))
 	case index.Write:
 		copy(mem[a.Off:], a.Buf)
+		if w.quiet {
+			return ""
+		}
 		return fmt.Sprintf("%s  %s", where, showRecord(a.Buf))
 	default:
 		p := mem[a.Off:]
@@ -465,6 +503,9 @@ func (w *world) perform(a *index.Access) string {
 		if a.Found == a.Expect {
 			binary.LittleEndian.PutUint64(p, a.New)
 			return where + "  won"
+		}
+		if w.quiet {
+			return ""
 		}
 		return fmt.Sprintf("%s  lost: %s", where, w.showWord(a, a.Found))
 	}
@@ -484,8 +525,8 @@ func (w *world) describe(a *index.Access) string {
 func home() uint64  { return shardOff + homeGroup*layout.GroupSize }
 func stash() uint64 { return shardOff + layout.StashGroup*layout.GroupSize }
 
-// placeName names an address; an access that leaves its space is a bug.
-func (w *world) placeName(a *index.Access) string {
+// checkBounds panics about an access that leaves its space: it is a bug.
+func (w *world) checkBounds(a *index.Access) {
 	n := uint64(8)
 	if a.Verb != index.CAS {
 		n = uint64(len(a.Buf))
@@ -498,6 +539,11 @@ func (w *world) placeName(a *index.Access) string {
 		a.Space == index.Heap && a.Verb == index.CAS || a.Space == index.Index && a.Verb == index.Write {
 		panic(fmt.Sprintf("access out of bounds: %v, %d bytes", a, n))
 	}
+}
+
+// placeName names an address.
+func (w *world) placeName(a *index.Access) string {
+	w.checkBounds(a)
 	if a.Space == index.Heap {
 		return unitName(uint32(a.Off / layout.UnitSize))
 	}

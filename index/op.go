@@ -28,7 +28,10 @@ type Op struct {
 	// Scan starts at slot ScanFrom (0..509, and 510..1019 for what has moved to a
 	// child) of cluster ScanCluster of the shard
 	// that covers hash prefix Hash.
+	// ScanShard is the array in which ScanFrom was found, 0 if it is 0; afterwards
+	// that of this page.
 	ScanCluster uint32
+	ScanShard   uint32
 	ScanFrom    uint16
 	ScanBytes   int // stop after about so many bytes of records
 	// Work says what a janitor's kinds work on; see work.go.
@@ -344,8 +347,8 @@ func (o *Op) start() Action {
 	if !ok {
 		return Refresh
 	}
-	if after == stepLockGroup && (!o.OwnerFenced && !Mutation(MutBreakLockEarly)) || !sameMemory(&o.Route, &r) {
-		o.lockExpect = 0
+	if after != stepLockGroup || !o.OwnerFenced && !Mutation(MutBreakLockEarly) || !sameMemory(&o.Route, &r) {
+		o.lockExpect = 0 // what it knew of the lock's owner is over
 	}
 	if o.lock != 0 && !sameMemory(&o.Route, &r) {
 		// The lock of another group: nobody is to wait for it.
@@ -1569,7 +1572,7 @@ func (o *Op) publishStage() Action {
 }
 
 func (o *Op) gotPublish() Action {
-	if f := layout.Word(o.Accesses[0].Found); f != o.x && !(f == o.n && Mutation(MutPublishGoesOn)) {
+	if f := layout.Word(o.Accesses[0].Found); f != o.x && !Mutation(MutPublishGoesOn) {
 		return o.sync(o.slot, o.pubK, stepPublish)
 	}
 	if o.pubK++; o.pubK < o.Route.PG.Replicas {
@@ -1922,6 +1925,12 @@ const clusterSlots = (layout.ClusterGroups + 1) * layout.GroupSlots
 
 func (o *Op) readCluster() Action {
 	o.syncBase = 0
+	if o.child == 0 {
+		if o.ScanShard != 0 && o.ScanShard != o.Route.Shard {
+			o.ScanFrom = 0 // in another array words sit elsewhere
+		}
+		o.ScanShard = o.Route.Shard
+	}
 	if o.ScanFrom >= clusterSlots && o.Route.Child != nil {
 		if o.Route.Child.PG == nil {
 			return o.again(Refresh)
@@ -1967,6 +1976,15 @@ func (o *Op) gotCluster() Action {
 				}
 				o.syncBase = o.Route.ShardOff + uint64(o.ScanCluster)*layout.ClusterSize + uint64(at)
 				return o.sync(uint8(i%layout.GroupSlots), 1, stepReadCluster)
+			}
+		}
+		if w.State() == layout.Moved && o.child == 0 && o.Route.Child == nil {
+			home := g
+			if i/layout.GroupSlots == layout.StashGroup {
+				home = o.cluster[:layout.GroupSize] // a stash is cleared before any home group
+			}
+			if !o.leftOver(home) {
+				return o.again(Refresh) // by a move that this map does not know
 			}
 		}
 		if !w.Readable() {

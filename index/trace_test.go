@@ -1,6 +1,7 @@
 package index_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -30,7 +31,10 @@ import (
 //	memory c1 n           allocations that succeed from now on
 //	fill home|stash n     occupy slots
 //	state k FROZEN [r=0]  change the state of a key's slot
-//	header home SPLIT     set a flag of the group's header, on every replica
+//	header home SPLIT     say in the group's header that it was split, on every replica
+//	moving split|migrate  the map has the shard move, within its placement group
+//	moved                 the map names the child alone, for what has moved
+//	joining               the last replica is a joiner, all of it zero
 //	clock ms              the Unix time
 //	route off|on          whether the map has an active placement group
 //	corrupt k             flip a byte of the key's record, on every replica
@@ -66,8 +70,8 @@ func TestTraces(t *testing.T) {
 		return // -run chose some of them
 	}
 	for _, s := range index.Steps() {
-		// sync-group only says where a sync leads back to; no round trip is its own.
-		if !covered[s.String()] && s.String() != "sync-group" {
+		// These only say where a sync leads back to; no round trip is their own.
+		if !covered[s.String()] && s.String() != "sync-group" && s.String() != "split-seen" {
 			t.Errorf("no trace reaches step %v", s)
 		}
 	}
@@ -184,8 +188,15 @@ func (w *world) command(d *datadriven.TestData) (string, error) {
 		}
 	case "header":
 		for r := range w.pg.Replicas {
-			w.region[r][home()+1] |= byte(layout.FlagSplit >> 8)
+			binary.LittleEndian.PutUint64(w.region[r][home():], uint64(w.groupAt(r, home()).Header().WithSplit(1)))
 		}
+	case "moving":
+		moveCase{split: arg(0) == "split"}.begin(w)
+	case "moved":
+		w.moved = true
+	case "joining":
+		w.pg.Joining = true
+		clear(w.region[w.pg.Replicas-1])
 	case "corrupt":
 		for r := range w.pg.Replicas {
 			if _, _, x, ok := w.find(r, arg(0)); ok {

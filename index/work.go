@@ -72,8 +72,6 @@ type workState struct {
 	header layout.Header // of groups[0] at A
 	items  []*item
 	swings []swing
-	syncs  []wordRef
-	synced int       // of syncs
 	behind []wordRef // words that differed between replicas when the lock was taken
 	looks  int
 	frozen int // times that a FROZEN word was waited for; not reset by a restart
@@ -170,7 +168,7 @@ func (o *Op) startWork() Action {
 	w := o.work
 	o.dropWork()
 	w.then = nil
-	w.items, w.swings, w.syncs, w.synced, w.behind, w.looks = nil, w.swings[:0], w.syncs[:0], 0, nil, 0
+	w.items, w.swings, w.behind, w.looks = nil, w.swings[:0], nil, 0
 	if o.Route.PG.Replicas == 0 || o.Route.PG.Replicas > maxChain {
 		return o.finish(fmt.Errorf("pg %d: chain of %d replicas", o.Route.PG.ID, o.Route.PG.Replicas))
 	}
@@ -966,7 +964,7 @@ func (o *Op) linkChild() Action {
 		w.swings = append(w.swings, swing{wordRef: wordRef{w.groups[i], uint8(j)}, x: x, it: it})
 		return true
 	}
-	any := func(it *item, i int) bool {
+	first := func(it *item, i int) bool {
 		for j := range layout.GroupSlots {
 			if choose(it, i, j) {
 				return true
@@ -983,10 +981,10 @@ func (o *Op) linkChild() Action {
 	}
 	overflow := false
 	for _, it := range rest {
-		if any(it, 0) {
+		if first(it, 0) {
 			continue
 		}
-		if overflow = true; !any(it, 1) {
+		if overflow = true; !first(it, 1) {
 			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[0], headerSlot}))
 			return o.leave(Grow)
 		}

@@ -39,9 +39,10 @@ func moveCases() (cases []moveCase) {
 // world makes the memory of a move that has not begun.
 func (m moveCase) world() *world {
 	w := newWorld(m.replicas, 1024)
+	w.quiet = true
 	if m.target > 0 {
 		w.other = newWorld(m.target, 1024)
-		w.other.pg.ID = 2
+		w.other.pg.ID, w.other.quiet = 2, true
 	}
 	return w
 }
@@ -199,6 +200,18 @@ func (w *world) moveAll(t testing.TB, c *client) {
 	}
 }
 
+// syncAll syncs every cluster.
+func (w *world) syncAll(t testing.TB, c *client) {
+	t.Helper()
+	for _, id := range []uint32{1, 2} {
+		for _, off := range w.arrays() {
+			if w.of(id) != nil {
+				c.job(t, index.Sync, index.Work{PG: id, Off: off})
+			}
+		}
+	}
+}
+
 // cleanAll clears what a move left, after the map changed.
 func (w *world) cleanAll(t testing.TB, c *client) {
 	t.Helper()
@@ -277,6 +290,8 @@ type script struct {
 	c     *client
 	words [][]string
 	began bool
+	delay int // turns until it begins
+	dies  int // turns until the client dies and is fenced; 0: it lives
 	begun func()
 	ended func(o *index.Op, words []string, err error)
 }
@@ -285,6 +300,13 @@ type script struct {
 // the script is over.
 func (s *script) step() (over bool) {
 	if len(s.words) == 0 {
+		return true
+	}
+	if s.delay--; s.delay >= 0 {
+		return false
+	}
+	if s.dies--; s.dies == 0 {
+		s.c.w.fenced[s.c.id], s.words = true, nil
 		return true
 	}
 	if !s.began {
@@ -306,15 +328,15 @@ func (s *script) step() (over bool) {
 }
 
 // runAll lets scripts and a janitor take turns in an order that rng chooses, until all
-// are over.
-func runAll(t testing.TB, what string, rng *rand.Rand, scripts []*script, janitor *client) {
+// are over. ended is called when the janitor's operation is.
+func runAll(t testing.TB, what string, rng *rand.Rand, scripts []*script, janitor *client, ended func()) {
 	t.Helper()
 	busy := janitor != nil
 	for n := 0; ; n++ {
 		if n > 200000 {
 			for _, s := range scripts {
 				if len(s.words) > 0 {
-					t.Logf("s%d %v in step %v", s.c.id, s.words[0], s.c.op.Step())
+					t.Logf("s%d %v in step %v, action %d, lock of s%d", s.c.id, s.words[0], s.c.op.Step(), s.c.action, s.c.op.LockOwner)
 				}
 			}
 			if busy {
@@ -336,6 +358,9 @@ func runAll(t testing.TB, what string, rng *rand.Rand, scripts []*script, janito
 				busy = !done
 				if done && janitor.op.Err != nil {
 					t.Fatalf("%s: %v: %v", what, janitor.op.Kind, janitor.op.Err)
+				}
+				if done && ended != nil {
+					ended()
 				}
 			}
 			continue
@@ -387,11 +412,11 @@ func writers(t testing.TB, w *world, want map[string]string, n int) (scripts []*
 	return scripts
 }
 
-// crashes stops a janitor's operation after every single access, declares the janitor
-// fenced and lets prepare's world go on.
-func crashes(t *testing.T, what string, prepare func() (w *world, kind index.Kind, work index.Work), goOn func(t testing.TB, what string, w *world, n int)) {
+// crashes stops a janitor's operation after every single access, or every stride-th,
+// declares the janitor fenced and lets prepare's world go on.
+func crashes(t *testing.T, what string, stride int, prepare func() (w *world, kind index.Kind, work index.Work), goOn func(t testing.TB, what string, w *world, n int)) {
 	t.Helper()
-	for n := 0; ; n++ {
+	for n := 0; ; n += stride {
 		w, kind, work := prepare()
 		c := w.client(1)
 		c.begin(&index.Op{Kind: kind, Work: work})
@@ -413,14 +438,18 @@ func crashes(t *testing.T, what string, prepare func() (w *world, kind index.Kin
 	}
 }
 
-// TestMoveCrash stops a janitor after every single access of a Move. Clients that
+// TestMoveCrash stops a janitor after every access of a Move. Clients that
 // get, put, insert, delete and change every key meanwhile, and its successor, end up
 // with every key as it should be.
 func TestMoveCrash(t *testing.T) {
 	for _, m := range moveCases() {
 		t.Run(m.String(), func(t *testing.T) {
 			want := map[string]string{}
-			crashes(t, m.String(), func() (*world, index.Kind, index.Work) {
+			stride := 1
+			if m.target > 1 {
+				stride = 5 // the chain's length makes no difference to the order of things
+			}
+			crashes(t, m.String(), stride, func() (*world, index.Kind, index.Work) {
 				w := m.world()
 				want = fillMove(t, w)
 				m.begin(w)
@@ -432,9 +461,24 @@ func TestMoveCrash(t *testing.T) {
 						s.step() // before there is a successor
 					}
 				}
+				// What is acknowledged now, nobody misses.
+				early := &script{c: w.client(80), words: [][]string{{"put", "P", "early"}}}
+				must(t, early.c.start(early.words[0]))
+				early.began = true
+				for range 30 {
+					if _, done := early.c.advance(1<<30, noFault); done {
+						must(t, early.c.op.Err)
+						early.words = nil
+						if err := w.client(81).do(t, "get", "P"); err != nil {
+							t.Fatalf("%s: get P: %v", what, err)
+						}
+						break
+					}
+				}
+				scripts, want["P"] = append(scripts, early), "early"
 				next := w.client(10)
 				next.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
-				runAll(t, what, rand.New(rand.NewPCG(uint64(n), 1)), scripts, next)
+				runAll(t, what, rand.New(rand.NewPCG(uint64(n), 1)), scripts, next, nil)
 				w.check(t, what, want)
 				w.moveAll(t, next)
 				w.check(t, what+", all moved", want)
@@ -446,10 +490,12 @@ func TestMoveCrash(t *testing.T) {
 	}
 }
 
-// TestMoveFaults fails every single round of a Move once, with and without effect.
+// TestMoveFaults fails every single round of a Move once, with and without effect, or
+// changes the view after it.
 func TestMoveFaults(t *testing.T) {
+	const newView = fault(100)
 	for _, m := range moveCases() {
-		for _, f := range []fault{failBefore, failAfter, failR1} {
+		for _, f := range []fault{failBefore, failAfter, failR1, newView} {
 			for round := 1; ; round++ {
 				w := m.world()
 				want := fillMove(t, w)
@@ -460,8 +506,10 @@ func TestMoveFaults(t *testing.T) {
 				for !done && n < 2000 {
 					n++
 					with := noFault
-					if n == round {
+					if n == round && f != newView {
 						with = f
+					} else if n == round {
+						c.op.Rebase()
 					}
 					_, done = c.advance(1<<30, with)
 				}
@@ -483,9 +531,9 @@ func TestMoveFaults(t *testing.T) {
 // take turns by single accesses in random orders. No read is older than what was
 // acknowledged before it began; no acknowledged write is lost.
 func TestMoveInterleaved(t *testing.T) {
-	seeds := 60
+	seeds := moveSeeds
 	if testing.Short() {
-		seeds = 5
+		seeds /= 5
 	}
 	for _, m := range moveCases() {
 		t.Run(m.String(), func(t *testing.T) {
@@ -495,6 +543,9 @@ func TestMoveInterleaved(t *testing.T) {
 		})
 	}
 }
+
+// moveSeeds is how many orders each shape of a move is tried in.
+var moveSeeds = 25
 
 func interleaved(t *testing.T, m moveCase, seed uint64) {
 	what := fmt.Sprintf("%v seed %d", m, seed)
@@ -516,6 +567,7 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 			}
 			acked[k]++
 		}
+		up.c.rng = rng
 		must(t, up.c.do(t, "put", k, value(0)))
 		want[k] = value(12)
 		// A reader whose get began after n writes were acknowledged sees the n-th at least.
@@ -543,15 +595,50 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 		scripts = append(scripts, in)
 		want[k] = "again"
 	}
+	// One write each, by a hint of before, whenever; the last ones die in it.
+	for i, k := range []string{"D", "E", "F", "G", "H", "Z1@2", "I", "J", "K", "L"} {
+		one := &script{c: w.client(70 + uint32(i)), delay: rng.IntN(450), words: [][]string{{"put", k, value(1)}}}
+		one.c.rng = rng
+		must(t, one.c.do(t, "put", k, value(0)))
+		want[k] = value(1)
+		if i >= 6 {
+			delete(want, k)
+			one.dies = 1 + rng.IntN(12)
+		}
+		down := &script{c: w.client(80 + uint32(i))}
+		must(t, down.c.do(t, "get", k))
+		for range 200 {
+			down.words = append(down.words, []string{"get", k})
+		}
+		seen, least := value(0), value(0)
+		one.ended = func(_ *index.Op, words []string, err error) {
+			if err != nil {
+				t.Errorf("%s: %v: %v", what, words, err)
+			}
+			seen = value(1)
+		}
+		down.begun = func() { least = seen }
+		down.ended = func(o *index.Op, _ []string, err error) {
+			got := string(o.Record.Value)
+			if err != nil || got < least {
+				t.Errorf("%s: get %s: %q, %v after %q", what, k, got, err, least)
+			}
+			seen = max(seen, got)
+		}
+		scripts = append(scripts, one, down)
+	}
 	m.begin(w)
 	j1, j2 := w.client(1), w.client(10)
+	j1.rng, j2.rng = rng, rng
 	two := &script{c: j2, words: [][]string{{"move"}}, ended: func(o *index.Op, _ []string, err error) {
 		if err != nil {
 			t.Errorf("%s: second janitor: %v", what, err)
 		}
 	}}
 	j1.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
-	runAll(t, what, rng, append(scripts, two), j1)
+	runAll(t, what, rng, append(scripts, two), j1, nil)
+	// Of what the dead have decided, some is not published.
+	w.syncAll(t, j1)
 	w.check(t, what, want)
 	w.moveAll(t, j1)
 	w.cleanAll(t, j1)
@@ -559,5 +646,545 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 	w.linkedPlaces(t, what, shardOff, childOff)
 	if t.Failed() {
 		t.FailNow()
+	}
+}
+
+// TestMoveLong migrates a value of several chunks, whose places are free afterwards.
+func TestMoveLong(t *testing.T) {
+	m := moveCase{"migrate", 2, 2, false}
+	world := func() (*world, map[string]string) {
+		w := newWorld(2, 200_000)
+		w.other = newWorld(2, 200_000)
+		w.other.pg.ID, w.quiet, w.other.quiet = 2, true, true
+		must(t, w.client(2).do(t, "put", "A", "long99", "expiry=5000"))
+		must(t, w.client(2).do(t, "put", "b", "short"))
+		m.begin(w)
+		return w, map[string]string{"A": string(longValue(99)), "b": "short"}
+	}
+	w, want := world()
+	must(t, w.client(2).do(t, "get", "A"))
+	version := w.client(2).op.Version
+	w.moveAll(t, w.client(1))
+	w.check(t, "moved", want)
+	if err := w.client(4).do(t, "get", "A"); err != nil || w.client(4).op.Version != version {
+		t.Fatalf("version %d, %v; want %d", w.client(4).op.Version, err, version)
+	}
+	w.cleanAll(t, w.client(1))
+	w.check(t, "cleaned", want)
+	if len(w.left) != 4 { // two chunks, the manifest, b
+		t.Errorf("places given up: %v", w.left)
+	}
+	w.millis = 6000
+	if err := w.client(4).do(t, "get", "A"); !errors.Is(err, index.ErrNotFound) {
+		t.Errorf("after its expiry: %v", err)
+	}
+	for round := 1; ; round++ {
+		w, want := world()
+		c := w.client(1)
+		c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+		n, done := 0, false
+		for !done && n < 500 {
+			n++
+			f := noFault
+			if n == round {
+				f = failAfter
+			}
+			_, done = c.advance(1<<30, f)
+		}
+		what := fmt.Sprintf("fault in action %d", round)
+		if !done || c.op.Err != nil {
+			t.Fatalf("%s: %v", what, c.op.Err)
+		}
+		w.check(t, what, want)
+		w.cleanAll(t, c)
+		w.check(t, what+", cleaned", want)
+		w.linkedPlaces(t, what, shardOff)
+		if n < round {
+			break
+		}
+	}
+}
+
+// TestMoveNoMemory: without memory in the target nothing is frozen and the lock is free.
+func TestMoveNoMemory(t *testing.T) {
+	m := moveCase{"migrate", 2, 2, false}
+	for _, memory := range []int{0, 3} {
+		w := m.world()
+		want := fillMove(t, w)
+		m.begin(w)
+		c := w.client(1)
+		w.left = map[string]string{}
+		c.memory = memory
+		c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+		for c.action != index.Alloc {
+			if _, done := c.advance(1<<30, noFault); done {
+				t.Fatalf("done without memory: %v", c.op.Err)
+			}
+		}
+		if pg, units := c.op.Wanted(); pg != 2 || units != 1 {
+			t.Errorf("wants %d units of pg %d", units, pg)
+		}
+		for r := range w.pg.Replicas {
+			g := w.groupAt(r, home())
+			if g.Lock() != 0 || strings.Contains(showGroup(g), "FROZEN") {
+				t.Errorf("R%d waits with lock %x, %s", r, g.Lock(), showGroup(g))
+			}
+		}
+		if len(w.left) != memory {
+			t.Errorf("gave back %v of %d places", w.left, memory)
+		}
+		w.check(t, "waiting", want)
+		c.memory = -1
+		for done := false; !done; {
+			_, done = c.advance(1<<30, noFault)
+		}
+		must(t, c.op.Err)
+		w.check(t, "moved", want)
+	}
+}
+
+// TestMoveChildFull: where the child has no slot left the lock is free, nothing is lost,
+// and the move goes on when there is room.
+func TestMoveChildFull(t *testing.T) {
+	m := moveCase{"split", 2, 0, true}
+	w := m.world()
+	want := fillMove(t, w)
+	m.begin(w)
+	w.fill(home()+layout.ClusterSize, layout.GroupSlots)
+	w.fill(stash()+layout.ClusterSize, layout.GroupSlots)
+	c := w.client(1)
+	c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+	for c.action != index.Grow {
+		if _, done := c.advance(1<<30, noFault); done {
+			t.Fatalf("done without room: %v", c.op.Err)
+		}
+	}
+	if w.groupAt(0, home()).Lock() != 0 || c.op.Route.Shard != 0 || len(c.op.Work.Findings) != 1 {
+		t.Errorf("lock %x, shard %d, findings %q", w.groupAt(0, home()).Lock(), c.op.Route.Shard, c.op.Work.Findings)
+	}
+	w.check(t, "waiting", want)
+	for r := range w.pg.Replicas {
+		for i := range layout.GroupSlots {
+			w.setSlot(r, home()+layout.ClusterSize, i, 0)
+		}
+	}
+	if _, err := c.run(500); err != nil || c.op.Err != nil {
+		t.Fatal(err, c.op.Err)
+	}
+	w.check(t, "moved", want)
+}
+
+// TestAbandonCrash loses the child at every stage of a move, and stops the janitor
+// that undoes it after every access. What was not MOVED is there; the shard works.
+func TestAbandonCrash(t *testing.T) {
+	for _, m := range moveCases() {
+		if m.target == 0 {
+			continue
+		}
+		t.Run(m.String(), func(t *testing.T) {
+			var want map[string]string
+			moved := uint64(0)
+			mover := func(w *world) *client {
+				m.begin(w)
+				c := w.client(11)
+				c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+				return c
+			}
+			// The stages at which most differs: before anything is FROZEN, while words become so,
+			// MOVED in the stash alone, in the home group, SPLIT.
+			w := m.world()
+			fillMove(t, w)
+			c := mover(w)
+			stages := []int{0}
+			for was, done := w.stage(), false; !done; {
+				if _, done = c.advance(1, noFault); w.stage() != was {
+					was = w.stage()
+					stages = append(stages, c.verbs)
+				}
+			}
+			stride := 1
+			if m.replicas == 3 || !m.split {
+				stride = 7 // long, and much the same
+			}
+			for i := 0; i < len(stages); i += 1 + len(stages)/5 {
+				stage := stages[i]
+				crashes(t, fmt.Sprintf("%v, child lost after %d accesses", m, stage), stride, func() (*world, index.Kind, index.Work) {
+					w := m.world()
+					want = fillMove(t, w)
+					for c := mover(w); c.verbs < stage; {
+						c.advance(1, noFault)
+					}
+					w.fenced[11] = true
+					w.child.PG = nil
+					moved = 0
+					for _, k := range slices.Sorted(maps.Keys(want)) {
+						if _, _, x, _ := w.find(0, k); x.State() == layout.Moved {
+							delete(want, k)
+							moved++
+						}
+					}
+					return w, index.Abandon, moveWork(homeGroup)
+				}, func(t testing.TB, what string, w *world, n int) {
+					scripts := writers(t, w, want, n)
+					next := w.client(10)
+					next.begin(&index.Op{Kind: index.Abandon, Work: moveWork(homeGroup)})
+					runAll(t, what, rand.New(rand.NewPCG(uint64(n), 3)), scripts, next, func() { w.child, w.other = nil, nil })
+					if lost := w.client(1).op.Work.Lost + next.op.Work.Lost; lost > moved || n == 0 && lost != moved {
+						t.Errorf("%s: %d records lost, want %d", what, lost, moved)
+					}
+					w.check(t, what, want)
+					w.linkedPlaces(t, what, shardOff)
+					for r := range w.pg.Replicas {
+						for _, off := range []uint64{home(), stash()} {
+							g := w.groupAt(r, off)
+							if g.Header().Split() || w.unfinished(r, off) {
+								t.Errorf("%s: R%d %s", what, r, showGroup(g))
+							}
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// stage tells apart how far a move has come: the states of the first and last words of
+// the moved set, at A and P, and the headers.
+func (w *world) stage() (s string) {
+	for _, r := range []uint8{0, w.pg.Replicas - 1} {
+		for _, k := range []string{"A", "M", "AB"} {
+			_, _, x, _ := w.find(r, k)
+			s += x.State().String()
+		}
+		s += showHeader(w.groupAt(r, home()).Header())
+	}
+	return s
+}
+
+// unfinished reports whether a group has FROZEN or MOVED words.
+func (w *world) unfinished(r uint8, off uint64) bool {
+	for i := range layout.GroupSlots {
+		if s := w.groupAt(r, off).Slot(i).State(); s == layout.Frozen || s == layout.Moved {
+			return true
+		}
+	}
+	return false
+}
+
+// TestCleanCrash stops a Clean after every single access, while clients work.
+func TestCleanCrash(t *testing.T) {
+	for _, m := range moveCases() {
+		t.Run(m.String(), func(t *testing.T) {
+			for _, off := range []uint64{home(), stash()} {
+				var want map[string]string
+				crashes(t, fmt.Sprintf("%v, group %#x", m, off), 1, func() (*world, index.Kind, index.Work) {
+					w := m.world()
+					want = fillMove(t, w)
+					m.begin(w)
+					w.moveAll(t, w.client(1))
+					w.moved = true
+					return w, index.Clean, index.Work{PG: 1, Off: off, Wipe: !m.split, Target: w.child.PG.ID}
+				}, func(t testing.TB, what string, w *world, n int) {
+					next := w.client(10)
+					next.begin(&index.Op{Kind: index.Clean, Work: w.client(1).op.Work})
+					runAll(t, what, rand.New(rand.NewPCG(uint64(n), 4)), writers(t, w, want, n), next, nil)
+					w.cleanAll(t, next)
+					w.check(t, what, want)
+					w.linkedPlaces(t, what, shardOff, childOff)
+				})
+			}
+		})
+	}
+}
+
+// TestWipe: what is readable in an array that is to be zero stays, and is reported;
+// unless nobody can ever reach it.
+func TestWipe(t *testing.T) {
+	for _, drop := range []bool{false, true} {
+		w := newWorld(2, 64)
+		must(t, w.client(2).do(t, "put", "k", "v"))
+		must(t, w.client(2).do(t, "put", "j", "v"))
+		must(t, w.client(2).do(t, "del", "j"))
+		w.left = map[string]string{}
+		o := w.client(1).job(t, index.Clean, index.Work{PG: 1, Off: home(), Wipe: true, Drop: drop})
+		_, _, _, there := w.find(1, "k")
+		if there == drop || drop != (len(o.Work.Findings) == 0) || drop != (len(w.left) == 1) {
+			t.Errorf("drop %v: there %v, findings %q, places %v", drop, there, o.Work.Findings, w.left)
+		}
+		for r := range w.pg.Replicas {
+			g := w.groupAt(r, home())
+			if g.Slot(1) != 0 || drop && len(bytes.Trim(g, "\x00")) > 0 {
+				t.Errorf("drop %v: R%d %s", drop, r, showGroup(g))
+			}
+		}
+	}
+}
+
+// recallWorld has a few keys in extent 0, which is being recalled.
+func recallWorld(t testing.TB, replicas uint8) (*world, map[string]string) {
+	w := newWorld(replicas, layout.ExtentUnits+8192)
+	w.quiet = true
+	want := map[string]string{}
+	for i := range 5 {
+		k := string(rune('a' + i))
+		must(t, w.client(2).do(t, "put", k, "v-"+k))
+		want[k] = "v-" + k
+	}
+	must(t, w.client(2).do(t, "del", "b"))
+	delete(want, "b")
+	w.pg.Recalled = []uint32{0}
+	must(t, w.client(2).do(t, "put", "x", "elsewhere"))
+	want["x"] = "elsewhere"
+	return w, want
+}
+
+// inExtent lists what replicas still show in an extent.
+func (w *world) inExtent(extent uint32) (list []string) {
+	for r := range w.pg.Replicas {
+		for g := range layout.ClusterGroups + 1 {
+			for i := range layout.GroupSlots {
+				if x := w.groupAt(r, shardOff+uint64(g)*layout.GroupSize).Slot(i); x.Readable() && x.Unit()/layout.ExtentUnits == extent {
+					list = append(list, fmt.Sprintf("R%d group %d slot %d: %v", r, g, i, x))
+				}
+			}
+		}
+	}
+	return list
+}
+
+// TestRelocateCrash stops a Relocate after every single access, while clients work: the
+// next one leaves nothing in the extent, on any replica.
+func TestRelocateCrash(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		var want map[string]string
+		crashes(t, fmt.Sprintf("r=%d", r), 1, func() (*world, index.Kind, index.Work) {
+			var w *world
+			w, want = recallWorld(t, r)
+			return w, index.Relocate, index.Work{PG: 1, Off: home(), Extent: 0}
+		}, func(t testing.TB, what string, w *world, n int) {
+			next := w.client(10)
+			next.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extent: 0}})
+			runAll(t, what, rand.New(rand.NewPCG(uint64(n), 5)), writers(t, w, want, n), next, nil)
+			if in := w.inExtent(0); len(in) > 0 {
+				t.Errorf("%s: left in the extent: %v", what, in)
+			}
+			w.check(t, what, want)
+			w.linkedPlaces(t, what, shardOff)
+		})
+	}
+}
+
+// TestRelocateLong: a manifest moves when a chunk of it must, and a dead writer's word at
+// the publisher does not stay.
+func TestRelocateLong(t *testing.T) {
+	w := newWorld(2, layout.ExtentUnits+200_000)
+	w.quiet = true
+	must(t, w.client(2).do(t, "put", "k", "old"))
+	code, _ := layout.CodeFor(layout.RecordLen(0, layout.ChunkSize))
+	w.nextUnit = layout.ExtentUnits - layout.UnitsOf(code)
+	must(t, w.client(2).do(t, "put", "l", "long7")) // its first chunk in extent 0, the rest in 1
+	_, _, x, _ := w.find(0, "l")
+	if x.Unit() < layout.ExtentUnits {
+		t.Fatal("the manifest is in extent 0")
+	}
+	w.pg.Recalled = []uint32{0}
+	dead := &script{c: w.client(3), words: [][]string{{"put", "k", "new"}}}
+	for {
+		if _, _, at, _ := w.find(0, "k"); at.Unit() >= layout.ExtentUnits {
+			break // decided, not published
+		}
+		dead.step()
+	}
+	w.fenced[3] = true
+	w.left = map[string]string{}
+	o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extent: 0})
+	if in := w.inExtent(0); len(in) > 0 || o.Work.Moved != 1 || o.Work.Synced != 1 {
+		t.Errorf("moved %d, synced %d, left in the extent: %v", o.Work.Moved, o.Work.Synced, in)
+	}
+	if len(w.left) != 3 { // the manifest and two chunks
+		t.Errorf("places given up: %v", w.left)
+	}
+	w.check(t, "relocated", map[string]string{"k": "new", "l": string(longValue(7))})
+	// A move that never ends is no reason to wait for ever.
+	_, i, x, _ := w.find(0, "l")
+	for r := range w.pg.Replicas {
+		w.setSlot(r, home(), i, x.WithState(layout.Frozen))
+	}
+	c := w.client(1)
+	c.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extent: 1}})
+	if _, err := c.run(2000); err != nil || c.op.Err == nil {
+		t.Errorf("of a FROZEN word: %v, %v", err, c.op.Err)
+	}
+}
+
+// TestSyncJoiner fills an empty replica, and goes on where another stopped.
+func TestSyncJoiner(t *testing.T) {
+	var want map[string]string
+	empties := func(w *world, r uint8) (n int) {
+		for i := range layout.GroupSlots {
+			if x := w.groupAt(r, home()).Slot(i); x != 0 && x.State() == layout.Empty {
+				n++
+			}
+		}
+		return n
+	}
+	crashes(t, "sync", 1, func() (*world, index.Kind, index.Work) {
+		w := newWorld(3, 256)
+		w.quiet = true
+		want = fillMove(t, w)
+		clear(w.region[2])
+		return w, index.Sync, index.Work{PG: 1, Off: shardOff}
+	}, func(t testing.TB, what string, w *world, n int) {
+		c := w.client(10)
+		o := c.job(t, index.Sync, index.Work{PG: 1, Off: shardOff})
+		if n == 0 && o.Work.Synced == 0 {
+			t.Errorf("%s: nothing synced", what)
+		}
+		w.check(t, what, want)
+		if a, j := empties(w, 0), empties(w, 2); a == 0 || a != j {
+			t.Errorf("%s: %d EMPTY words with nonces at A, %d at the joiner", what, a, j)
+		}
+		if o := c.job(t, index.Sync, index.Work{PG: 1, Off: shardOff}); o.Work.Synced != 0 {
+			t.Errorf("%s: %d words synced again", what, o.Work.Synced)
+		}
+	})
+}
+
+// TestScrub plants damage and counts exactly what is linked.
+func TestScrub(t *testing.T) {
+	w := newWorld(3, 200_000)
+	w.quiet = true
+	want := fillMove(t, w)
+	must(t, w.client(2).do(t, "put", "O", "long5"))
+	want["O"] = string(longValue(5))
+	scrub := func() *index.Op { return w.client(1).job(t, index.Scrub, index.Work{PG: 1, Off: shardOff}) }
+
+	units := uint64(len(want) - 1) // one unit each
+	_, _, manifest, _ := w.find(0, "O")
+	rec, _ := layout.ParseRecord(w.region[0][manifest.Off():][:manifest.ReadLen()])
+	m, err := layout.ParseManifest(rec.Value, w.pg.HeapLo, w.pg.HeapHi)
+	if err != nil {
+		t.Fatal(err)
+	}
+	units += uint64(manifest.Units())
+	for _, c := range m.Chunks {
+		units += uint64(layout.UnitsOf(c.Code))
+	}
+	o := scrub()
+	if o.Work.Records != uint64(len(want)) || o.Work.Units != units || uint64(o.Work.Linked[0]) != units ||
+		len(o.Work.Linked) != 1 || o.Work.Repaired+o.Work.Lost+o.Work.Synced != 0 || len(o.Work.Findings) > 0 {
+		t.Errorf("sound: %+v; want %d records of %d units", o.Work, len(want), units)
+	}
+
+	// Copies that a good one repairs: a record at A, one at the last replica, a chunk.
+	for r, k := range map[int]string{0: "A", 2: "AB"} {
+		_, _, x, _ := w.find(0, k)
+		w.region[r][x.Off()+layout.RecordHeaderSize+2] ^= 1
+	}
+	w.region[1][uint64(m.Chunks[1].Unit)*layout.UnitSize+100] ^= 1
+	// A good CRC is not enough: the record is another's.
+	_, _, x, _ := w.find(0, "e")
+	layout.EncodeRecord(w.region[1][x.Off():], layout.RecordHeader{Version: 1}, []byte("@9"), []byte("v"))
+	// A word that one replica missed.
+	_, i, _, _ := w.find(0, "g")
+	w.setSlot(2, home(), i, 0)
+	o = scrub()
+	if o.Work.Repaired != 4 || o.Work.Synced != 1 || o.Work.Lost != 0 || len(o.Work.Findings) > 0 || o.Work.Units != units {
+		t.Errorf("repairing: %+v", o.Work)
+	}
+	w.check(t, "repaired", want)
+	for r := range w.pg.Replicas {
+		if !bytes.Equal(w.region[r][shardOff:], w.region[0][shardOff:]) {
+			t.Errorf("R%d differs from R0", r)
+		}
+	}
+
+	// What nobody can repair is named: no good copy; one key twice; units nowhere.
+	_, _, x, _ = w.find(0, "h")
+	for r := range w.pg.Replicas {
+		w.region[r][x.Off()+layout.RecordHeaderSize] ^= 1
+	}
+	_, _, x, _ = w.find(0, "a")
+	var free int
+	for free = range layout.GroupSlots {
+		if w.groupAt(0, stash()).Slot(free) == 0 {
+			break
+		}
+	}
+	for r := range w.pg.Replicas {
+		w.setSlot(r, stash(), free, x)
+		w.setSlot(r, stash(), free+1, layout.MakeLive(0, 1, 0, w.pg.HeapHi))
+	}
+	o = scrub()
+	found := strings.Join(o.Work.Findings, "\n")
+	if o.Work.Lost != 2 || len(o.Work.Findings) != 3 || !strings.Contains(found, "the same key") ||
+		!strings.Contains(found, "no good copy") || !strings.Contains(found, "outside the heap") {
+		t.Errorf("broken: lost %d, findings\n%s", o.Work.Lost, found)
+	}
+}
+
+// TestWorkFails ends a janitor's operation from outside after every action, with its last
+// round performed or not. It does not keep its lock, and whoever comes next finishes.
+func TestWorkFails(t *testing.T) {
+	fatal := errors.New("stopped")
+	m := moveCase{"migrate", 2, 2, false}
+	for k := index.Sync; int(k) < index.NumKinds; k++ {
+		for _, posted := range []bool{true, false} {
+			for actions := 0; ; actions++ {
+				w := m.world()
+				want := fillMove(t, w)
+				m.begin(w)
+				work := index.Work{PG: 1, Off: shardOff, Group: homeGroup}
+				switch k {
+				case index.Clean:
+					w.moveAll(t, w.client(1))
+					w.moved, work.Wipe, work.Target, work.Off = true, true, 2, home()
+				case index.Relocate:
+					w, want = recallWorld(t, 2)
+					work.Off = home()
+				case index.Abandon:
+					w.child, want["extra"] = &index.Route{}, "x"
+					must(t, w.client(2).do(t, "put", "extra", "x"))
+				}
+				c := w.client(1)
+				c.begin(&index.Op{Kind: k, Work: work})
+				done := false
+				for range actions {
+					if _, done = c.advance(1<<30, noFault); done {
+						break
+					}
+				}
+				what := fmt.Sprintf("%v stopped after %d actions, posted %v", k, actions, posted)
+				if !done && !posted {
+					switch a := c.op.Next(); a {
+					case index.Post:
+						c.op.NotPosted()
+					default:
+						c.noWait()
+						done = a == index.Done
+					}
+				}
+				if !done {
+					if a := c.op.Fail(fatal); a != index.Done || !errors.Is(c.op.Err, fatal) {
+						t.Fatalf("%s: action %d, %v", what, a, c.op.Err)
+					}
+					c.noWait()
+				}
+				for g := range layout.ClusterGroups + 1 {
+					if l := w.groupAt(0, shardOff+uint64(g)*layout.GroupSize).Lock(); l != 0 {
+						t.Fatalf("%s: group %d is locked: %x", what, g, l)
+					}
+				}
+				w.client(10).job(t, k, work)
+				if k == index.Abandon {
+					w.child = nil
+				}
+				w.check(t, what, want)
+				w.linkedPlaces(t, what, shardOff)
+				if done {
+					break
+				}
+			}
+		}
 	}
 }

@@ -325,6 +325,31 @@ func (s *State) beginRecall(pg, extent uint32) {
 	h.Watermark = max(h.Watermark, to)
 }
 
+// CanRecall reports whether what an extent holds, by the last scrub if that saw it,
+// fits into memory that may be granted elsewhere in the placement group. Without
+// room a recall would take memory away and never end.
+func (s *State) CanRecall(pg, extent uint32) bool {
+	h := s.heaps[pg]
+	if h == nil {
+		return false
+	}
+	from, to := extentBounds(h, extent)
+	need := max(from, min(to, h.Watermark)) - from
+	if l := h.LastScrub.GetLinkedUnits(); int(extent) < len(l) {
+		need = uint64(l[extent])
+	}
+	room := h.End - max(h.Watermark, to)
+	if h.Watermark < from {
+		room = h.End - h.Watermark - (to - from)
+	}
+	for _, r := range h.Free {
+		if r.Returned == 0 && r.Unit/extentUnits != extent {
+			room += uint64(r.Units)
+		}
+	}
+	return room >= need
+}
+
 // endScan notes that no slot names the extent any more.
 func (s *State) endScan(pg, extent uint32, epoch uint64) {
 	h := s.editHeap(pg)

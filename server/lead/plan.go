@@ -420,6 +420,9 @@ func (p *plan) start(q *fsmpb.StartJob, pgs ...uint32) {
 // whole, without a job and without a change under way, and every session is to have
 // acknowledged their last one.
 func (l *Leader) Busy(s *fsm.State, q *fsmpb.StartJob, now time.Duration) string {
+	if q.Kind == dirpb.JobKind_JOB_RECALL && !s.CanRecall(q.PgId, q.Extent) {
+		return fmt.Sprintf("placement group %d has no room for what extent %d holds", q.PgId, q.Extent)
+	}
 	v := l.look(s, now)
 	for _, id := range v.occupies(q) {
 		pg := s.PG(id)
@@ -473,7 +476,8 @@ func (v *view) occupies(q *fsmpb.StartJob) []uint32 {
 // asked begins what was queued and may begin now, and drops what has no object any more.
 func (p *plan) asked() {
 	p.l.queue = slices.DeleteFunc(p.l.queue, func(q *fsmpb.StartJob) bool {
-		if q.Kind == dirpb.JobKind_JOB_MOVE && p.s.Shard(q.ShardId).GetMove() != nil {
+		if q.Kind == dirpb.JobKind_JOB_MOVE && p.s.Shard(q.ShardId).GetMove() != nil ||
+			q.Kind == dirpb.JobKind_JOB_RECALL && !p.s.CanRecall(q.PgId, q.Extent) {
 			return true
 		}
 		pgs := p.occupies(q)
