@@ -64,12 +64,16 @@ bench: ## speed beside sync.Map, Redis and memcached (as root it installs those 
 bench-growth: ## latencies while shards split, a memory node drains, and one dies
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run 'TestGrowth|TestDisturbance' ./bench
 
-SIM_RUNS ?= 13000
+SIM_RUNS ?= 40000
 SIM_STATES ?= 60000
 
 .PHONY: sim
-sim: ## the client under the seeded simulator: SIM_RUNS schedules and SIM_STATES states a scope
-	$(GO) test -count 1 -timeout 60m ./internal/simtest -runs $(SIM_RUNS) -states $(SIM_STATES)
+sim: ## the whole store under the seeded simulator: SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in all
+	$(GO) test -count 1 -v -timeout 120m -run 'TestScenarios|TestExhaustive|TestRandom' ./internal/simtest -runs $(SIM_RUNS) -states $(SIM_STATES)
+
+.PHONY: sim-long
+sim-long: ## ten times as many schedules, for an hour or so
+	$(MAKE) sim SIM_RUNS=400000 SIM_STATES=600000
 
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
@@ -80,7 +84,17 @@ NEMESIS_FLAGS ?=
 
 .PHONY: nemesis
 nemesis: ## faults over real processes in network namespaces for NEMESIS (2m), as root; NEMESIS_FLAGS="-kills 50"
+	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
 	KVD_NEMESIS=$(NEMESIS) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run TestNemesis ./internal/nemesis $(NEMESIS_FLAGS)
+
+.PHONY: nemesis-ci
+nemesis-ci: ## a few minutes of every kind of nemesis
+	$(MAKE) nemesis NEMESIS=75s
+	$(MAKE) nemesis NEMESIS=45s NEMESIS_FLAGS="-provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-kills 8"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 80 -provider tcp"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 80 -provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 400 -provider shm -no-fence"
 
 .PHONY: image-context
 image-context: build

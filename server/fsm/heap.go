@@ -325,17 +325,17 @@ func (s *State) beginRecall(pg, extent uint32) {
 	h.Watermark = max(h.Watermark, to)
 }
 
-// CanRecall reports whether what an extent holds, by the last scrub if that saw it,
-// fits into memory that may be granted elsewhere in the placement group. Without
+// CanRecall reports whether what an extent holds, by the last scrub, fits into memory that
+// may be granted elsewhere in the placement group; true before the first scrub. Without
 // room a recall would take memory away and never end.
 func (s *State) CanRecall(pg, extent uint32) bool {
 	h := s.heaps[pg]
-	if h == nil {
-		return false
+	if h == nil || h.LastScrub == nil {
+		return h != nil
 	}
 	from, to := extentBounds(h, extent)
-	need := max(from, min(to, h.Watermark)) - from
-	if l := h.LastScrub.GetLinkedUnits(); int(extent) < len(l) {
+	need := uint64(0)
+	if l := h.LastScrub.LinkedUnits; int(extent) < len(l) {
 		need = uint64(l[extent])
 	}
 	room := h.End - max(h.Watermark, to)
