@@ -6,11 +6,8 @@ import (
 	"strings"
 
 	"github.com/anishathalye/porcupine"
-
-	"github.com/kvd-project/kvd/index"
+	"github.com/zeebo/xxh3"
 )
-
-const waitAlloc = index.Alloc
 
 // Outcome is an operation's answer.
 type Outcome uint8
@@ -55,6 +52,20 @@ func (e *Event) String() string {
 }
 
 func (e *Event) sum() string { return e.String() }
+
+// scanned is a scan that reached its end.
+type scanned struct {
+	client    int
+	call, end int64
+	found     map[int]bool
+}
+
+// record adds an operation to the history.
+func (w *World) record(e *Event) {
+	w.hist = append(w.hist, *e)
+	w.histSum = (w.histSum ^ xxh3.HashString(e.sum())) * 0x9e3779b97f4a7c15
+	w.note("      => %v", e)
+}
 
 // model is one key: the value, "" when absent.
 var model = porcupine.Model{

@@ -1,173 +1,63 @@
 package simtest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
-	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
 
-const retryExc = driver.RetryExcErr
+// unlinked is a place whose record no slot names any more.
+type unlinked struct {
+	units   uint32
+	step    int // of the last slot's change
+	word    layout.Word
+	version uint64 // of the record
+	key     string
+}
 
-// before checks what a verb is about to do: I4 (a record's bytes do not change
-// from link until its place leaves limbo) and I8 (nothing of a fenced session
-// takes effect).
-func (w *World) before(c *cl, ev sim.Event) {
-	if ev.Kind == sim.Deliver {
-		return
+// where is what a verb is aimed at: a region and an offset in it; nil if that is gone.
+func (w *World) where(ev sim.Event) (*region, uint64) {
+	r := w.byKey[ev.RKey]
+	if r == nil {
+		return nil, 0
 	}
-	if c.life == fenced {
-		w.fail(fmt.Errorf("I8: %v of client %d after its fence", ev, c.i))
+	off := ev.Addr - r.mrs[0].Base()
+	if ev.RKey == r.mrs[1].RKey() {
+		off = ev.Addr - r.mrs[1].Base() + w.indexBytes
 	}
-	if ev.Op != rdma.OpWrite {
-		return
+	if off+uint64(ev.Len) > uint64(len(r.bytes)) {
+		return nil, 0
 	}
+	return r, off
+}
+
+// target is the remote memory that a verb touches.
+func (w *World) target(ev sim.Event) []byte {
 	r, off := w.where(ev)
-	if r < 0 {
-		return
+	if r == nil {
+		return nil
 	}
-	if off < indexBytes {
-		w.fail(fmt.Errorf("I1: %v of client %d into the index", ev, c.i))
-		return
-	}
-	lo := uint32(off / layout.UnitSize)
-	hi := lo + uint32((ev.Len+layout.UnitSize-1)/layout.UnitSize)
-	for at, word := range w.words {
-		if int(at.replica) == r && word.Readable() && word.Unit() < hi && lo < word.Unit()+word.Units() {
-			w.failI4(c, ev, word, "is linked")
-		}
-	}
-	for unit, u := range w.unlinked {
-		if !(unit < hi && lo < unit+u.units) {
-			continue
-		}
-		for _, o := range w.cls {
-			if o.life == fenced {
-				continue
-			}
-			if o.task != nil && o.curStart <= u.step && o.task.Waiting() != waitAlloc {
-				w.failI4(c, ev, u.word, fmt.Sprintf("was unlinked while %v of client %d, still under way, had begun", o.cur, o.i))
-			}
-			for _, z := range o.orphans {
-				if z.start <= u.step {
-					w.failI4(c, ev, u.word, fmt.Sprintf("was unlinked while %v of client %d, answered but still under way, had begun", z.cur, o.i))
-				}
-			}
-		}
-		// Past limbo: the place lives again.
-		if w.err == nil && ev.Piece == ev.Pieces-1 {
-			delete(w.unlinked, unit)
-		}
-	}
+	return r.bytes[off : off+uint64(ev.Len)]
 }
 
-func (w *World) failI4(c *cl, ev sim.Event, word layout.Word, why string) {
-	// Copying a record to a replica that lacks it (sync) rewrites equal bytes.
-	if w.cfg.Replicas > 1 {
-		if w.copying(ev) {
-			return
-		}
-	}
-	w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which %s", ev, c.i, word, why))
-}
-
-// copying reports whether a WRITE's target on the arbiter already holds a good
-// record: sync and repeated WRITEs of one record are such.
-func (w *World) copying(ev sim.Event) bool {
-	r, off := w.where(ev)
-	if r == 0 {
-		return false
-	}
-	_, err := layout.ParseRecord(w.region[0][off:])
-	return err == nil
-}
-
-// after checks what an atomic has done to the index.
-func (w *World) after(ev sim.Event) {
-	if ev.Kind == sim.Deliver || !ev.Op.IsAtomic() {
+// observe folds what a verb is about to find into its client's sum.
+func (w *World) observe(c *cl, ev sim.Event) {
+	if !w.reduce {
 		return
 	}
-	r, off := w.where(ev)
-	if r < 0 || off >= indexBytes {
-		return
+	c.tell(uint64(ev.Op), ev.Addr, ev.Index, uint64(ev.Piece), uint64(ev.Kind))
+	if b := w.target(ev); b != nil {
+		c.tell(xxh3.Hash(b))
 	}
-	in := (off - shardOff) % layout.GroupSize
-	if in < layout.GroupSlotsOff {
-		return
-	}
-	at := wordAt{uint8(r), off}
-	now := layout.Group(w.region[r][off-in:][:layout.GroupSize]).Slot(int(in-layout.GroupSlotsOff) / 8)
-	old := w.words[at]
-	if now == old {
-		return
-	}
-	w.words[at] = now
-	// I2: a replica's history is an in-order subsequence of its predecessor's.
-	w.past[at] = append(w.past[at], now)
-	if r > 0 {
-		before := w.past[wordAt{uint8(r - 1), off}]
-		i := w.taken[at]
-		for i < len(before) && before[i] != now {
-			i++
-		}
-		if i == len(before) {
-			w.fail(fmt.Errorf("I2: slot %#x of replica %d takes %v, which replica %d has not held since", off, r, now, r-1))
-		}
-		w.taken[at] = i + 1
-	}
-	// I5.
-	s := w.seen[at]
-	if s == nil {
-		s = map[layout.Word]bool{0: true}
-		w.seen[at] = s
-	}
-	if s[now] {
-		w.fail(fmt.Errorf("I5: slot %#x of replica %d holds %v again", off, r, now))
-	}
-	s[now] = true
-	// The place that the word at the publisher named is on its way to limbo.
-	if r == w.cfg.Replicas-1 && old.Readable() {
-		w.unlinked[old.Unit()] = unlinked{old.Units(), w.step, old}
-	}
-	if !now.Readable() {
-		return
-	}
-	delete(w.unlinked, now.Unit())
-	key, err := w.recordAt(r, now)
-	if err != nil {
-		w.fail(fmt.Errorf("I3: replica %d links %v: %w", r, now, err))
-		return
-	}
-	// I3: complete on every replica once the publisher holds it.
-	if r == w.cfg.Replicas-1 {
-		for k := range r {
-			if _, err := w.recordAt(k, now); err != nil {
-				w.fail(fmt.Errorf("I3: publisher links %v, replica %d: %w", now, k, err))
-			}
-		}
-	}
-	// I6: one readable slot a key, at A.
-	if r == 0 {
-		for other, word := range w.words {
-			if other.replica == 0 && other != at && word.Readable() {
-				if k, err := w.recordAt(0, word); err == nil && k == key {
-					w.fail(fmt.Errorf("I6: %s is live in slots %#x and %#x", key, other.off, at.off))
-				}
-			}
-		}
-	}
-}
-
-func (w *World) recordAt(r int, word layout.Word) (string, error) {
-	off := word.Off()
-	if off+uint64(word.ReadLen()) > uint64(len(w.region[r])) {
-		return "", fmt.Errorf("%v lies outside the region", word)
-	}
-	rec, err := layout.ParseRecord(w.region[r][off:][:word.ReadLen()])
-	return string(rec.Key), err
 }
 
 // wordOf is the word that an atomic is aimed at.
@@ -179,12 +69,291 @@ func (w *World) wordOf(ev sim.Event) uint64 {
 	return binary.LittleEndian.Uint64(b)
 }
 
+// before checks what a verb is about to do: I4 (a record's bytes do not change
+// from link until its place leaves limbo) and I8 (nothing of a fenced session
+// takes effect). Memory that is given up is of no interest.
+func (w *World) before(c *cl, ev sim.Event) {
+	r, off := w.where(ev)
+	if ev.Kind == sim.Deliver || r == nil || !r.used || r.node.crashed {
+		return
+	}
+	if w.fenced(c) {
+		w.fail(fmt.Errorf("I8: %v of client %d after its fence", ev, c.i))
+	}
+	if ev.Op != rdma.OpWrite {
+		return
+	}
+	if off < w.indexBytes {
+		w.fail(fmt.Errorf("I1: %v of client %d into the index", ev, c.i))
+		return
+	}
+	data := w.fab.Payload(ev)
+	lo := uint32(off / layout.UnitSize)
+	hi := lo + uint32((ev.Len+layout.UnitSize-1)/layout.UnitSize)
+	for _, s := range r.slots {
+		if x := s.now; x.Readable() && x.Unit() < hi && lo < x.Unit()+x.Units() && !bytes.Equal(data, r.bytes[off:off+uint64(ev.Len)]) {
+			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which slot %#x of m%d links", ev, c.i, x, s.off, r.node.i))
+		}
+	}
+	rec, err := layout.ParseRecord(data)
+	for p, u := range w.unlinked {
+		if p.pg != r.pg || !(p.unit < hi && lo < p.unit+u.units) {
+			continue
+		}
+		if err == nil && rec.Version == u.version && string(rec.Key) == u.key {
+			continue // sync copies it to a replica that lacks it
+		}
+		if o, x := w.begunBefore(u.step); o != nil {
+			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which was unlinked while %v of client %d, still under way, had begun", ev, c.i, u.word, x, o.i))
+			return
+		}
+		delete(w.unlinked, p) // past limbo: the place lives again
+	}
+}
+
+// begunBefore finds an operation still under way that began before a step.
+func (w *World) begunBefore(step int) (*cl, *running) {
+	for _, o := range w.cls {
+		if w.fenced(o) {
+			continue
+		}
+		for _, x := range o.run {
+			if x.start <= step && x.t.Waiting() != index.Alloc {
+				return o, x
+			}
+		}
+		for _, x := range o.orphans {
+			if x.start <= step {
+				return o, x
+			}
+		}
+	}
+	return nil, nil
+}
+
+// after checks what an atomic has done to a slot.
+func (w *World) after(ev sim.Event) {
+	if ev.Kind == sim.Deliver || !ev.Op.IsAtomic() {
+		return
+	}
+	r, off := w.where(ev)
+	if r == nil || off >= w.indexBytes || off < layout.RegionPageSize || r.node.crashed {
+		return
+	}
+	in := (off - layout.RegionPageSize) % layout.GroupSize
+	if in < layout.GroupSlotsOff {
+		return
+	}
+	now := layout.Word(binary.LittleEndian.Uint64(r.bytes[off:]))
+	s := r.slot(off)
+	old := s.now
+	if now == old {
+		return
+	}
+	if s.left == nil {
+		s.left = map[layout.Word]uint64{}
+	}
+	epoch, _ := w.ld.Epochs()
+	s.left[old] = epoch
+	s.now, s.past = now, append(s.past, now)
+	if !r.used {
+		return
+	}
+	// I5. The zeroes of an array that is wiped are no words.
+	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && w.inUse(r.pg, off) {
+		w.fail(fmt.Errorf("I5: slot %#x of m%d holds %v again", off, r.node.i, now))
+	}
+	chain := w.chain(r.pg)
+	k := slices.Index(chain, r)
+	w.checkOrder(chain, k, s)
+	if old.Readable() && !w.links(r.pg, old) {
+		u := &unlinked{units: old.Units(), step: w.step, word: old}
+		if rec, err := w.recordAt(r, old); err == nil {
+			u.version, u.key = rec.Version, string(rec.Key)
+		}
+		w.unlinked[place{r.pg, old.Unit()}] = u
+	}
+	if !now.Readable() {
+		return
+	}
+	delete(w.unlinked, place{r.pg, now.Unit()})
+	rec, err := w.recordAt(r, now)
+	if err != nil {
+		w.fail(fmt.Errorf("I3: m%d links %v: %w", r.node.i, now, err))
+		return
+	}
+	copies := w.copies(r.pg)
+	if r == copies[len(copies)-1] {
+		w.checkComplete(copies, now)
+	}
+	if k == 0 {
+		w.checkUnique(string(rec.Key), now.FP())
+	}
+}
+
+// checkOrder checks I2: a replica's history is an in-order subsequence of its
+// predecessor's.
+func (w *World) checkOrder(chain []*region, k int, s *slot) {
+	if k <= 0 {
+		return
+	}
+	prev := chain[k-1].find(s.off)
+	i := 0
+	for _, x := range s.past {
+		for ; prev != nil && i < len(prev.past) && prev.past[i] != x; i++ {
+		}
+		if prev == nil || i == len(prev.past) {
+			w.fail(fmt.Errorf("I2: slot %#x of m%d takes %v, which m%d has not held since", s.off, chain[k].node.i, s.now, chain[k-1].node.i))
+			return
+		}
+		i++
+	}
+}
+
+// links reports whether some slot of a placement group names a word's place.
+func (w *World) links(pg uint32, x layout.Word) bool {
+	for _, r := range w.chain(pg) {
+		for _, s := range r.slots {
+			if s.now.Readable() && s.now.Unit() == x.Unit() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// checkComplete checks I3: what the publisher holds is complete on every copy.
+func (w *World) checkComplete(copies []*region, x layout.Word) {
+	for _, r := range copies {
+		if r.node.crashed {
+			continue
+		}
+		if _, err := w.recordAt(r, x); err != nil {
+			w.fail(fmt.Errorf("I3: the publisher m%d holds %v, m%d: %w", copies[len(copies)-1].node.i, x, r.node.i, err))
+		}
+	}
+}
+
+// checkChains checks I2 and I3 where a chain may have another head or tail.
+func (w *World) checkChains() {
+	for _, pg := range w.st.PGs(0) {
+		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
+			continue
+		}
+		copies := w.copies(pg.Id)
+		if len(copies) == 0 {
+			w.fail(fmt.Errorf("I10: placement group %d has no copy left", pg.Id))
+			return
+		}
+		for _, s := range copies[len(copies)-1].slots {
+			if s.now.Readable() && !copies[len(copies)-1].node.crashed {
+				w.checkComplete(copies, s.now)
+			}
+		}
+		for k := range copies {
+			for _, s := range copies[k].slots {
+				w.checkOrder(copies, k, s)
+			}
+		}
+	}
+}
+
+func (w *World) recordAt(r *region, x layout.Word) (layout.Record, error) {
+	off := x.Off()
+	if off < w.indexBytes || off+uint64(x.ReadLen()) > uint64(len(r.bytes)) {
+		return layout.Record{}, fmt.Errorf("%v lies outside the heap", x)
+	}
+	return layout.ParseRecord(r.bytes[off:][:x.ReadLen()])
+}
+
+// inUse reports whether an index offset lies in the array of a shard, or of a child.
+func (w *World) inUse(pg uint32, off uint64) bool {
+	in := func(at uint64, clusters uint32) bool {
+		return off >= at && off < at+uint64(clusters)*layout.ClusterSize
+	}
+	for _, sh := range w.st.Shards(0) {
+		if sh.PgId == pg && in(sh.Offset, sh.Clusters) {
+			return true
+		}
+		if mv := sh.Move; mv != nil && !mv.Abandoned && mv.PgId == pg && in(mv.Offset, sh.Clusters) {
+			return true
+		}
+	}
+	return false
+}
+
+// at is where a key is readable at an arbiter.
+type at struct {
+	pg     uint32
+	off    uint64
+	word   layout.Word
+	child  bool
+	strays bool
+}
+
+// checkUnique checks I6: at the arbiters a key has one readable slot, in its group or
+// stash. While its shard moves it may have a second one in the child, hidden behind the
+// first, which is FROZEN.
+func (w *World) checkUnique(key string, fp uint16) {
+	hash := hashOfKey([]byte(key))
+	var found []at
+	for _, pg := range w.st.PGs(0) {
+		chain := w.chain(pg.Id)
+		if len(chain) == 0 || chain[0].node.crashed {
+			continue
+		}
+		for _, s := range chain[0].slots {
+			if !s.now.Readable() || s.now.FP() != fp {
+				continue
+			}
+			rec, err := w.recordAt(chain[0], s.now)
+			if err != nil || string(rec.Key) != key {
+				continue
+			}
+			x := at{pg: pg.Id, off: s.off, word: s.now, strays: true}
+			for _, sh := range w.st.Shards(0) {
+				if layout.ShardPrefix(hash, uint8(sh.Depth)) != sh.Prefix {
+					continue
+				}
+				home, stash := layout.GroupOff(hash, sh.Clusters)
+				g := homeOf(s.off)
+				if sh.PgId == pg.Id && (g == sh.Offset+home || g == sh.Offset+stash) {
+					x.strays = false
+				}
+				if mv := sh.Move; mv != nil && mv.PgId == pg.Id && (!mv.Split || layout.HashBit(hash, uint8(sh.Depth))) &&
+					(g == mv.Offset+home || g == mv.Offset+stash) {
+					x.child, x.strays = true, false
+				}
+			}
+			found = append(found, x)
+		}
+	}
+	n, children, live := 0, 0, 0
+	for _, x := range found {
+		if x.strays {
+			w.fail(fmt.Errorf("I6: %s is readable in slot %#x of pg %d, where nobody looks for it", key, x.off, x.pg))
+		}
+		switch {
+		case x.child:
+			children++
+		default:
+			n++
+			if x.word.State() == layout.Live {
+				live++
+			}
+		}
+	}
+	if n > 1 || children > 1 || live > 0 && children > 0 {
+		w.fail(fmt.Errorf("I6: %s is readable in several slots: %+v", key, found))
+	}
+}
+
 // lockChanged checks I9 when a word has changed from old: an insert lock passes
 // from one owner to another only if the first is fenced, and nobody who is
 // fenced takes one.
 func (w *World) lockChanged(ev sim.Event, old layout.Lock) {
 	r, off := w.where(ev)
-	if r < 0 || off < shardOff || off >= indexBytes || (off-shardOff)%layout.GroupSize != layout.GroupLockOff {
+	if r == nil || !r.used || off < layout.RegionPageSize || off >= w.indexBytes || (off-layout.RegionPageSize)%layout.GroupSize != layout.GroupLockOff {
 		return
 	}
 	now := layout.Lock(w.wordOf(ev))
@@ -193,10 +362,128 @@ func (w *World) lockChanged(ev sim.Event, old layout.Lock) {
 	}
 	for _, c := range w.cls {
 		switch {
-		case c.id == now.Session() && c.life == fenced:
+		case c.id == now.Session() && w.fenced(c):
 			w.fail(fmt.Errorf("I9: client %d, which is fenced, takes the lock at %#x", c.i, off))
-		case c.id == old.Session() && old != 0 && c.life != fenced:
+		case c.id == old.Session() && old != 0 && !w.fenced(c):
 			w.fail(fmt.Errorf("I9: the lock at %#x is broken before the fence of client %d is confirmed", off, c.i))
 		}
 	}
+}
+
+// checkRecalled checks, as an extent becomes free, that nothing names it and nobody is
+// left who may have seen something in it (I4, I7).
+func (w *World) checkRecalled(pg, extent uint32) {
+	for _, r := range w.chain(pg) {
+		for _, s := range r.slots {
+			if s.now.Readable() && s.now.Unit()/layout.ExtentUnits == extent {
+				w.fail(fmt.Errorf("I7: extent %d of pg %d is free, but slot %#x of m%d holds %v", extent, pg, s.off, r.node.i, s.now))
+			}
+		}
+	}
+	if o, x := w.begunBefore(w.scannedAt[place{pg, extent}]); o != nil {
+		w.fail(fmt.Errorf("I4: extent %d of pg %d is free while %v of client %d, begun before its scan was done, is under way", extent, pg, x, o.i))
+	}
+	for p := range w.unlinked {
+		if p.pg == pg && p.unit/layout.ExtentUnits == extent {
+			delete(w.unlinked, p)
+		}
+	}
+}
+
+// version checks that no two writes share a version.
+func (w *World) version(key int, version uint64, value string) {
+	if w.versions == nil {
+		w.versions = map[uint64]string{}
+	}
+	x := fmt.Sprintf("%d=%s", key, value)
+	if old, ok := w.versions[version]; ok && old != x {
+		w.fail(fmt.Errorf("I13: version %#x is of %s and of %s", version, old, x))
+	}
+	w.versions[version] = x
+}
+
+// checkUnits checks I7 when nothing is under way: no unit is two things at once. Live
+// clients hand over what they hold.
+func (w *World) checkUnits() {
+	for _, pg := range w.st.PGs(0) {
+		chain := w.chain(pg.Id)
+		if len(chain) == 0 {
+			continue
+		}
+		type claim struct {
+			lo, hi uint32
+			who    string
+		}
+		var all []claim
+		seen := map[uint32]bool{}
+		for _, s := range chain[0].slots {
+			x := s.now
+			if x.Readable() {
+				if !seen[x.Unit()] {
+					all = append(all, claim{x.Unit(), x.Unit() + x.Units(), fmt.Sprintf("%v in slot %#x", x, s.off)})
+				}
+				seen[x.Unit()] = true
+			}
+		}
+		for _, f := range w.st.Heap(pg.Id).Free {
+			all = append(all, claim{f.Unit, f.Unit + f.Units, "free with the directory"})
+		}
+		for _, c := range w.cls {
+			if c.life != live || w.fenced(c) {
+				continue
+			}
+			for _, l := range c.lanes {
+				l.GiveBack(true)
+			}
+			for _, h := range c.core.Heaps() {
+				if h.PG != pg.Id || h.Generation != pg.Generation {
+					continue
+				}
+				if w.histSum%16 != 0 {
+					// It is costly; a sample will do.
+				} else if err := h.Heap.Check(); err != nil {
+					w.fail(fmt.Errorf("I7: client %d: %w", c.i, err))
+				}
+				if n := h.Heap.Stats().RefusedPlaces; n > 0 {
+					w.fail(fmt.Errorf("I7: client %d was given %d places of pg %d that it had already", c.i, n, pg.Id))
+				}
+				for _, x := range h.Heap.Drain() {
+					all = append(all, claim{x.Unit, x.Unit + x.Units, fmt.Sprintf("free with client %d", c.i)})
+				}
+			}
+		}
+		slices.SortFunc(all, func(a, b claim) int { return int(int64(a.lo) - int64(b.lo)) })
+		for i := 1; i < len(all); i++ {
+			if all[i-1].hi > all[i].lo {
+				w.fail(fmt.Errorf("I7: units [%d,%d) of pg %d are %s, [%d,%d) are %s", all[i-1].lo, all[i-1].hi, pg.Id, all[i-1].who, all[i].lo, all[i].hi, all[i].who))
+			}
+		}
+	}
+}
+
+// checkScans checks I12: a scan finds every key that was present throughout.
+func (w *World) checkScans() error {
+	for _, s := range w.scans {
+		present := map[int]bool{}
+		for i := range w.hist {
+			e := &w.hist[i]
+			switch e.Verb {
+			case Put, Add, Incr, CAS:
+				if e.Out == OK && e.Return < s.call {
+					present[e.Key] = true
+				}
+			}
+		}
+		for i := range w.hist {
+			if e := &w.hist[i]; (e.Verb == Del || e.Verb == DelIf) && e.Call < s.end {
+				delete(present, e.Key)
+			}
+		}
+		for k := range present {
+			if !s.found[k] {
+				return fmt.Errorf("I12: the scan [%d,%d] of client %d misses key%d", s.call, s.end, s.client, k)
+			}
+		}
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ package simtest
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,21 +35,19 @@ func TestMutants(t *testing.T) {
 
 // kill searches until something fails or a minute has passed.
 func kill() (by string, err error) {
-	for name, s := range scenarios {
-		if err := Directed(s.cfg, s.steps); err != nil {
-			return "scenario " + name, err
-		}
-	}
 	end := time.Now().Add(time.Minute)
-	for limit := 500; limit <= 8_000; limit *= 4 {
-		for name, cfg := range scopes {
-			if _, err := Exhaust(cfg, limit); err != nil {
+	if by, err := killDirected(); err != nil {
+		return by, err
+	}
+	for limit := 250; time.Now().Before(end); limit *= 4 {
+		for _, name := range sorted(scopes) {
+			if _, err := Exhaust(scopes[name], limit); err != nil {
 				return "exhaustive " + name, err
 			}
 		}
 		for seed := range uint64(limit) {
-			for name, cfg := range wide {
-				if err := Random(cfg, seed); err != nil {
+			for _, name := range sorted(wide) {
+				if err := Random(wide[name], seed); err != nil {
 					return "random " + name, err
 				}
 			}
@@ -58,4 +57,21 @@ func kill() (by string, err error) {
 		}
 	}
 	return "", nil
+}
+
+func killDirected() (by string, err error) {
+	for _, name := range sorted(scenarios) {
+		if err := Directed(scenarios[name].cfg, scenarios[name].steps); err != nil {
+			return "scenario " + name, err
+		}
+	}
+	return "", nil
+}
+
+func sorted[V any](m map[string]V) (names []string) {
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
 }

@@ -1,9 +1,11 @@
 package simtest
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -24,6 +26,7 @@ func Replay(cfg Config, schedule []int, reduced bool) error {
 	if err != nil {
 		return err
 	}
+	defer w.Close()
 	w.reduce = reduced
 	for _, k := range schedule {
 		e := w.enabled()
@@ -70,9 +73,11 @@ func Random(cfg Config, seed uint64) error {
 	if err != nil {
 		return err
 	}
+	defer w.Close()
 	rng := rand.New(rand.NewPCG(seed, 0x6b7664))
-	prio := rng.Perm(len(cfg.Scripts) + 1)
-	slow, now := uint32(0), uint32(0) // the queue pair that is slow, if any
+	prio := rng.Perm(len(w.cls) + 1)
+	prioOf := func(ch choice) int { return prio[min(ch.c+1, len(w.cls))] } // the directory is one of them
+	slow, now := uint32(0), uint32(0)                                      // the queue pairs that are slow, if any
 	schedule := make([]int, 0, 128)
 	for n := 0; n < w.cfg.MaxSteps && w.err == nil; n++ {
 		e := w.enabled()
@@ -80,6 +85,9 @@ func Random(cfg Config, seed uint64) error {
 			break
 		}
 		k := rng.IntN(len(e))
+		if e[k].kind > faults {
+			k = rng.IntN(len(e)) // faults are few, and not all at the start
+		}
 		switch seed % 3 {
 		case 1:
 			if rng.IntN(12) == 0 {
@@ -88,13 +96,13 @@ func Random(cfg Config, seed uint64) error {
 			}
 			// The best of three draws by its client's priority.
 			for range 2 {
-				if o := rng.IntN(len(e)); prio[e[o].c] < prio[e[k].c] {
+				if o := rng.IntN(len(e)); prioOf(e[o]) < prioOf(e[k]) {
 					k = o
 				}
 			}
 		case 2:
 			if rng.IntN(24) == 0 {
-				slow, now = now, uint32(rng.IntN(12))
+				slow, now = now, 1+uint32(rng.IntN(max(1, len(w.owners)-1)))
 			}
 			for try := 0; try < 12 && e[k].kind == chFire && (e[k].ev.QP == slow || e[k].ev.QP == now); try++ {
 				k = rng.IntN(len(e))
@@ -147,12 +155,15 @@ func Exhaust(cfg Config, maxStates int) (Result, error) {
 			visited[w.Sum()] = struct{}{}
 			if w.err != nil || n == 0 || len(schedule) >= cfg.MaxSteps && cfg.MaxSteps > 0 {
 				res.Schedules++
-				if err := w.Finish(); err != nil {
+				err := w.Finish()
+				w.Close()
+				if err != nil {
 					return res, traced(cfg, err, schedule, true)
 				}
 				w = nil
 				stack = append(stack, frame{0, 0})
 			} else if seen {
+				w.Close()
 				w = nil
 				stack = append(stack, frame{0, 0})
 			} else {
@@ -187,35 +198,128 @@ func Exhaust(cfg Config, maxStates int) (Result, error) {
 	}
 }
 
-// Directed runs a schedule written down step by step: each step names the choice
-// to make by the beginning of its text ("c0 begins"), or "c0*" for all that
-// client 0's queue pairs and wake-ups allow. A step that is not possible now is
-// left out: what is possible differs with the mistake that is switched on.
+// Directed runs a schedule written down step by step. A step names the choice to make
+// by the beginning of its text ("c0 begins", "c1 m0 CAS"), or several:
+//
+//	c0*            all that client 0's queue pairs, wake-ups, grants and its job allow
+//	c0* -m1        the same but for verbs at m1
+//	c0>publish     as c0*, until an operation of it is in that step
+//	c0|m1 CAS|2    as c0*, until the second verb that would be "m1 CAS…" could take effect
+//	c0 renews      a renewal is sent, served and answered
+//	c1 is done     nothing: client 1 has nothing under way
+//	freed          nothing: an extent has been recalled and is free again
+//	directory*     all that is due with the directory and the memory nodes
+//	all*           everything that is no fault, no wish and begins no script step
+//	all* -c1       the same without client 1
+//
+// A step that is not possible now is left out: what is possible differs with the mistake
+// that is switched on.
 func Directed(cfg Config, steps []string) error {
 	w, err := NewWorld(cfg, true)
 	if err != nil {
 		return err
 	}
+	defer w.Close()
 	for _, s := range steps {
-		name, all := strings.CutSuffix(s, "*")
-		for n := 0; n < 1000 && w.err == nil; n++ {
-			i := slices.IndexFunc(w.enabled(), func(ch choice) bool {
-				if all {
-					return fmt.Sprintf("c%d", ch.c) == name && (ch.kind == chFire || ch.kind == chWake || ch.kind == chConnect || ch.kind == chGrant)
-				}
-				return strings.HasPrefix(ch.String(), name)
-			})
-			if i < 0 {
-				break
-			}
-			w.do(w.choices[i])
-			if !all {
-				break
-			}
-		}
+		w.note("-- %s", s)
+		w.direct(s)
 	}
+	w.note("-- finish")
 	if err := w.Finish(); err != nil {
 		return &Failure{Err: err, Trace: w.Trace}
 	}
 	return nil
+}
+
+func (w *World) direct(s string) {
+	name, except, _ := strings.Cut(s, " -")
+	own := func(ch choice, who string) bool {
+		if fmt.Sprintf("c%d", ch.c) != who || ch.kind >= chBegin && ch.kind != chAskSplit {
+			return false
+		}
+		return except == "" || ch.kind != chFire || !strings.HasPrefix(ch.String(), who+" "+except)
+	}
+	switch {
+	case s == "freed":
+		if w.freed == 0 {
+			w.fail(errors.New("no extent was recalled"))
+		}
+	case s == "directory*":
+		w.repeat(func(ch choice) bool { return ch.kind == chDirectory || ch.kind == chChore })
+	case name == "all*":
+		w.repeat(func(ch choice) bool {
+			return fmt.Sprintf("c%d", ch.c) != except && ch.kind < faults && ch.kind != chBegin && ch.kind != chAct && ch.kind != chAdvance && ch.kind != chResume &&
+				ch.kind != chHear && ch.kind != chNodeBack
+		})
+	case strings.HasSuffix(name, "*"):
+		w.repeat(func(ch choice) bool { return own(ch, name[:len(name)-1]) })
+	case strings.Contains(s, "|"):
+		part := strings.Split(s, "|")
+		n, _ := strconv.Atoi(part[2])
+		is := func(ch choice) bool {
+			return ch.kind == chFire && strings.HasPrefix(ch.String(), part[0]+" "+part[1])
+		}
+		for w.err == nil {
+			w.repeat(func(ch choice) bool { return own(ch, part[0]) && !is(ch) })
+			i := slices.IndexFunc(w.enabled(), is)
+			if n--; i < 0 || n == 0 {
+				return
+			}
+			w.do(w.choices[i])
+		}
+	case strings.Contains(name, ">"):
+		who, step, _ := strings.Cut(name, ">")
+		there := func() bool {
+			for _, c := range w.cls {
+				if fmt.Sprintf("c%d", c.i) == who {
+					for _, r := range c.run {
+						if r.t.Op.Step().String() == step {
+							return true
+						}
+					}
+				}
+			}
+			return false
+		}
+		w.repeat(func(ch choice) bool { return !there() && own(ch, who) })
+	case strings.HasSuffix(s, " is done"):
+		for _, c := range w.cls {
+			if fmt.Sprintf("c%d", c.i) == strings.TrimSuffix(s, " is done") && len(c.run) > 0 {
+				w.fail(fmt.Errorf("client %d waits: %s", c.i, c.underWay()))
+			}
+		}
+	case strings.HasSuffix(s, " renews"):
+		for _, what := range []string{"sends renewal", "renewal served", "renewal answered"} {
+			w.one(strings.TrimSuffix(s, "renews") + what)
+		}
+	default:
+		w.one(s)
+	}
+}
+
+// repeat makes the first choice that is allowed, again and again; but whoever waits looks
+// again a few times only.
+func (w *World) repeat(allowed func(choice) bool) {
+	wakes := 0
+	for n := 0; n < 3000 && w.err == nil; n++ {
+		i := slices.IndexFunc(w.enabled(), func(ch choice) bool { return (ch.kind != chWake || wakes < 20) && allowed(ch) })
+		if i < 0 {
+			return
+		}
+		if w.choices[i].kind == chWake {
+			wakes++
+		}
+		w.do(w.choices[i])
+	}
+}
+
+func (w *World) one(text string) {
+	if w.err != nil {
+		return
+	}
+	if i := slices.IndexFunc(w.enabled(), func(ch choice) bool { return strings.HasPrefix(ch.String(), text) }); i >= 0 {
+		w.do(w.choices[i])
+		return
+	}
+	w.note("      (not possible)")
 }

@@ -3,7 +3,7 @@ package simtest
 import (
 	"flag"
 	"fmt"
-	"slices"
+	"runtime/debug"
 	"testing"
 	"time"
 )
@@ -14,6 +14,9 @@ var (
 	flagStates = flag.Int("states", 0, "states of each exhaustive scope at most; 0: the default")
 	flagRuns   = flag.Int("runs", 0, "random schedules of each scope; 0: the default")
 )
+
+// Worlds are built and dropped by the hundred thousand.
+func init() { debug.SetGCPercent(400) }
 
 func k(v Verb, key int) Step { return Step{v, key} }
 
@@ -38,7 +41,20 @@ var scopes = map[string]Config{
 	"r2-update-get":   {Replicas: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
 	"r2-insert":       {Replicas: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Add, 0), k(Get, 0)}}},
 	"r2-cas-get":      {Replicas: 2, Scripts: [][]Step{{k(Put, 0)}, {k(CAS, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-loss":         {Replicas: 2, NodeCrashes: 1, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-silence":      {Replicas: 2, NodePauses: 1, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-join":         {Replicas: 2, Missing: 1, Janitors: 1, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-join-delete":  {Replicas: 2, Missing: 1, Janitors: 1, Scripts: [][]Step{{k(Del, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"split-update":    {Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 10)}, {k(Get, 10)}}, Setup: []Step{k(Put, 10)}, Warm: true},
+	"split-insert":    {Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 12)}, {k(Get, 12)}}, Setup: []Step{k(Put, 10)}},
+	"r2-split-update": {Replicas: 2, Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 10)}, {k(Get, 10)}}, Setup: []Step{k(Put, 10)}, Warm: true},
+	"r2-split-insert": {Replicas: 2, Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 12)}, {k(Get, 12)}}, Setup: []Step{k(Put, 10)}},
+	"recall-update":   {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 3, Epochs: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-recall-write": {Replicas: 2, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 3, Scripts: [][]Step{{k(Put, 0)}, {k(Del, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
 }
+
+// heavy scopes are searched by so much less.
+var heavy = map[string]int{"everything": 8, "r3-everything": 8, "r2-migrate": 4, "r3-loss": 4}
 
 // wide scopes are searched at random.
 var wide = map[string]Config{
@@ -80,44 +96,87 @@ var wide = map[string]Config{
 		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0)},
 		{k(Get, 0), k(Put, 0), k(Get, 0), k(Put, 0)}},
 		Setup: []Step{k(Put, 0)}, Warm: true, Units: 3, Epochs: 10, WritePieces: 2},
-}
-
-// renewals is one round of the reclaim epoch: E advances and every client of two
-// learns of it and reports.
-var renewals = []string{"c0 E advances", "c0 sends renewal", "c0 renewal served", "c0 renewal answered",
-	"c1 sends renewal", "c1 renewal served", "c1 renewal answered"}
-
-type scenario struct {
-	cfg   Config
-	steps []string
-}
-
-// scenarios are schedules that random search rarely meets.
-var scenarios = map[string]scenario{
-	// c1's read has answered at its deadline but its READs are still queued;
-	// the place that it reads must not be reused.
-	"answered-read-still-queued": {
-		Config{Scripts: [][]Step{{k(Put, 0), k(Put, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true, Units: 2, Epochs: 6, Deadlines: 1},
-		slices.Concat([]string{"c1 begins", "c1 reaches", "c0 begins", "c0*", "c0 begins", "c0*"},
-			renewals, []string{"c0*"}, renewals, []string{"c0*"}, renewals, []string{"c0*"}, renewals, []string{"c0*"})},
-	// c0's insert took effect, the completion says otherwise, and somebody has
-	// deleted the key before c0 looks: its word must not be linked again.
-	"insert-resolved-after-delete": {
-		Config{Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0), k(Del, 0), k(Get, 0)}}, Failures: 1},
-		[]string{"c0 begins", "c0 is granted", "c0 connects", "c0 qp", "c0 qp", "c0 qp", "c0 fails after", "c0 qp",
-			"c1 begins", "c1*", "c1 begins", "c1*", "c0 connects", "c0*", "c1 begins", "c1*"}},
-	// A deleter dies between A and P: P still shows the key in slot 1. The insert
-	// that follows takes slot 0 and must first bring slot 1 up to date.
-	"r2-insert-beside-a-half-deleted-key": {
-		Config{Replicas: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Del, 0)}, {k(Get, 0)}},
-			Setup: []Step{k(Put, 2), k(Put, 0), k(Del, 2)}, Warm: true, Crashes: 1},
-		[]string{"c1 begins", "c1 connects", "c1 qp", "c1 crashes", "c1 lease", "c1 is fenced", "c0 begins", "c0*", "c2 begins", "c2*"}},
-	// The lock's owner is dead but not fenced: its queued CAS must not land in
-	// the group of a later owner.
-	"lock-owner-not-fenced": {
-		Config{Scripts: [][]Step{{k(Put, 0)}, {k(Put, 0), k(Get, 0), k(Get, 0)}}, Crashes: 1},
-		[]string{"c0 begins", "c0 is granted", "c0 connects", "c0 qp", "c0 qp", "c0 qp", "c0 crashes", "c0 lease",
-			"c1 begins", "c1 is granted", "c1 connects", "c1*", "c1 wakes", "c1*", "c0 qp", "c0 qp", "c0 is fenced", "c1*"}},
+	// Copies are lost and made again.
+	"r2-loss": {Replicas: 2, Nodes: 3, Janitors: 1, NodeCrashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Get, 0), k(Del, 0), k(Put, 0), k(Get, 0)},
+		{k(Get, 0), k(Put, 0), k(CAS, 0), k(Get, 0), k(Add, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-loss-faults": {Replicas: 2, Nodes: 3, Janitors: 2, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Pauses: 1, Deadlines: 1, Failures: 1, Leaders: 1,
+		Scripts: [][]Step{
+			{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 0), k(Get, 1)},
+			{k(Get, 0), k(Put, 0), k(Get, 0), k(Add, 1), k(Get, 0)},
+			{k(Del, 1), k(Get, 0), k(Put, 1), k(Get, 1), k(Incr, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true, Units: 6, Epochs: 6, WritePieces: 2},
+	"r3-loss": {Replicas: 3, Nodes: 4, Janitors: 2, NodeCrashes: 2, NodePauses: 1, Pauses: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 0)},
+		{k(Get, 0), k(Put, 0), k(Get, 0), k(Add, 1)},
+		{k(Get, 1), k(CAS, 0), k(Get, 1), k(Get, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-drain": {Replicas: 2, Nodes: 3, Janitors: 1, Acts: []Act{{Drain, 0, 0}}, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Get, 0), k(Del, 0), k(Put, 0), k(Get, 0)},
+		{k(Get, 0), k(Put, 0), k(CAS, 0), k(Get, 0), k(Add, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	// Shards move.
+	"split": {Janitors: 1, Children: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{
+		{k(Put, 10), k(Get, 0), k(Del, 10), k(Put, 0), k(Put, 10)},
+		{k(Get, 10), k(Put, 11), k(CAS, 10), k(Get, 10), k(Add, 10)}},
+		Setup: []Step{k(Put, 10), k(Put, 0)}, Warm: true},
+	"r2-split": {Replicas: 2, Janitors: 2, Children: 1, Acts: []Act{{Split, 1, 0}}, Crashes: 1, Pauses: 1, Leaders: 1, Deadlines: 1, Scripts: [][]Step{
+		{k(Put, 10), k(Get, 10), k(Del, 10), k(Put, 12)},
+		{k(Get, 10), k(Put, 11), k(Put, 10), k(Get, 12)},
+		{k(Add, 10), k(CAS, 10), k(Get, 11), k(Get, 10)}},
+		Setup: []Step{k(Put, 10), k(Put, 0)}, Warm: true},
+	"migrate": {Nodes: 2, PGs: 2, Janitors: 2, Children: 1, Acts: []Act{{Migrate, 1, 2}}, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Get, 0), k(Del, 0), k(Put, 2)},
+		{k(Get, 0), k(Put, 1), k(Put, 0), k(Get, 2)}},
+		Setup: []Step{k(Put, 0), k(Put, 10)}, Warm: true},
+	"r2-migrate": {Replicas: 2, PGs: 2, Janitors: 2, Children: 1, Acts: []Act{{Migrate, 1, 2}, {Split, 1, 0}}, Crashes: 1, Pauses: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Get, 0), k(Del, 0), k(Put, 2)},
+		{k(Get, 0), k(Put, 1), k(Put, 0), k(Get, 2)}},
+		Setup: []Step{k(Put, 0), k(Put, 10)}, Warm: true},
+	"recall": {Janitors: 2, TwoExtents: true, Acts: []Act{{Recall, 1, 0}}, Crashes: 1, Pauses: 1, Leaders: 1, Epochs: 6, Units: 4, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0), k(Put, 2)},
+		{k(Get, 0), k(Put, 0), k(Get, 0), k(Put, 0), k(Get, 2)}},
+		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
+	"r2-recall": {Replicas: 2, Janitors: 2, TwoExtents: true, Acts: []Act{{Recall, 1, 0}}, Crashes: 1, Epochs: 6, Units: 4, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0), k(Put, 2)},
+		{k(Get, 0), k(Put, 0), k(Get, 0), k(Put, 0), k(Get, 2)}},
+		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
+	"scrub": {Replicas: 2, Janitors: 1, TwoExtents: true, Acts: []Act{{Scrub, 1, 0}}, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Del, 0), k(Put, 0)}, {k(Get, 0), k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	// The stash.
+	"stash": {Replicas: 2, Fill: 29, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 2), k(Del, 0), k(Get, 3)},
+		{k(Put, 3), k(Get, 0), k(Put, 0), k(Del, 2)},
+		{k(Get, 2), k(Add, 2), k(Del, 3), k(Get, 0)}}},
+	"stash-split": {Replicas: 2, Fill: 28, Janitors: 2, Children: 1, Acts: []Act{{Split, 1, 0}}, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 10), k(Put, 12), k(Del, 10), k(Get, 13)},
+		{k(Put, 13), k(Get, 10), k(Put, 10), k(Del, 2)}},
+		Setup: []Step{k(Put, 10), k(Put, 0), k(Put, 11)}, Warm: true},
+	"scan-split": {Janitors: 1, Children: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{
+		{k(Scan, 0), k(Scan, 0)}, {k(Put, 10), k(Put, 12), k(Put, 0), k(Put, 32)}},
+		Setup: []Step{k(Put, 10), k(Put, 0), k(Put, 30)}, Warm: true},
+	"lanes": {Replicas: 2, Lanes: 2, Window: 2, Deadlines: 2, Failures: 1, Pauses: 1, Epochs: 6, Units: 96, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 1), k(Get, 0)},
+		{k(Get, 1), k(Put, 0), k(CAS, 1), k(Get, 0), k(Add, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true, WritePieces: 2},
+	"close": {Epochs: 4, Leaders: 2, Units: 3, Scripts: [][]Step{
+		{k(Put, 0), k(Del, 0), k(Close, 0)},
+		{k(Get, 0), k(Put, 0), k(Get, 0)},
+		{k(Put, 1), k(Put, 0), k(Del, 1), k(Put, 1)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	"everything": {Replicas: 2, Nodes: 3, PGs: 2, TwoExtents: true, Lanes: 2, Janitors: 2, Children: 2, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Pauses: 1, Deadlines: 1, Failures: 1,
+		Leaders: 1, Epochs: 4, Units: 12, WritePieces: 2, Acts: []Act{{Split, 1, 0}, {Migrate, 1, 2}, {Drain, 0, 0}, {Scrub, 1, 0}}, Scripts: [][]Step{
+			{k(Put, 0), k(Put, 10), k(Del, 0), k(Put, 1), k(Get, 11)},
+			{k(Get, 10), k(Put, 11), k(CAS, 10), k(Get, 0), k(Add, 0)},
+			{k(Scan, 0), k(Put, 30), k(Del, 30), k(Incr, 10), k(Get, 30)}},
+		Setup: []Step{k(Put, 0), k(Put, 10), k(Put, 30)}, Warm: true},
+	"r3-everything": {Replicas: 3, Nodes: 4, PGs: 2, Janitors: 2, Children: 2, NodeCrashes: 2, NodePauses: 1, Crashes: 1, Pauses: 1, Deadlines: 1, Failures: 1,
+		Leaders: 1, Units: 12, Acts: []Act{{Split, 1, 0}, {Migrate, 1, 2}, {Drain, 0, 0}}, Scripts: [][]Step{
+			{k(Put, 0), k(Put, 10), k(Del, 0), k(Put, 1)},
+			{k(Get, 10), k(Put, 11), k(CAS, 10), k(Get, 0)},
+			{k(Add, 0), k(Get, 10), k(Put, 10), k(Get, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 10)}, Warm: true},
 }
 
 // TestScenarios runs the directed schedules.
@@ -138,9 +197,9 @@ func replayHint(scope string, seed uint64) string {
 func TestExhaustive(t *testing.T) {
 	limit := *flagStates
 	if limit == 0 {
-		limit = 30_000
+		limit = 8_000
 		if testing.Short() {
-			limit = 2_000
+			limit = 1_000
 		}
 	}
 	for name, cfg := range scopes {
@@ -151,7 +210,7 @@ func TestExhaustive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if cfg.Replicas <= 1 && cfg.Crashes+cfg.Deadlines+cfg.Failures+cfg.Epochs == 0 && limit >= 30_000 && !res.Complete {
+			if cfg.Replicas <= 1 && cfg.Crashes+cfg.Deadlines+cfg.Failures+cfg.Epochs == 0 && !cfg.changes() && limit >= 30_000 && !res.Complete {
 				t.Errorf("not exhausted within %d states", limit)
 			}
 			t.Logf("%d states, %d ends, complete %v, %v", res.States, res.Schedules, res.Complete, time.Since(began).Round(time.Millisecond))
@@ -162,15 +221,15 @@ func TestExhaustive(t *testing.T) {
 func TestRandom(t *testing.T) {
 	runs := *flagRuns
 	if runs == 0 {
-		runs = 4_000
+		runs = 1_000
 		if testing.Short() {
-			runs = 400
+			runs = 100
 		}
 	}
 	for name, cfg := range wide {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(runs) {
+			for seed := range uint64(max(1, runs/max(1, heavy[name]))) {
 				if err := Random(cfg, seed); err != nil {
 					t.Fatalf("%s\n%v", replayHint(name, seed), err)
 				}

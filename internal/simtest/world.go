@@ -1,12 +1,19 @@
-// Package simtest runs the real client code (internal/session over index) against
-// the simulated fabric (rdma/sim) under one scheduler that chooses what happens
-// next: which verb takes effect, when an operation begins, when a renewal is
-// sent, served and answered, who crashes, when a fence is confirmed. Histories
-// are checked for linearizability, remote memory for the numbered invariants of
-// docs/protocol.md after every effect.
+// Package simtest runs the real code of clients, janitors and the directory under one
+// scheduler: internal/session over index, internal/janitor's plans, server/lead over
+// server/fsm, against the simulated fabric (rdma/sim). The scheduler chooses what
+// happens next: which verb takes effect, when an operation begins, when a renewal is
+// sent, served and answered, who learns of a map, what the directory does, who crashes or
+// falls silent, when a fence is confirmed. Histories are checked for linearizability,
+// remote memory and the directory's accounts for the numbered invariants of
+// docs/protocol.md, after every effect.
 //
-// Two searches share a [World]: exhaustive with state hashing for small scopes,
-// and seeded random. A schedule is the list of choices made; it replays exactly.
+// Three searches share a [World]: schedules written down, exhaustive with state hashing
+// for small scopes, and seeded random. A schedule is the list of choices made; it
+// replays exactly.
+//
+// What the simulator plays itself, as choices, are the blocking client (package client),
+// the memory node (package memnode) and the RPCs between them and the directory
+// (package server).
 //
 // Start with [Config] and [World]. Nothing here is concurrent.
 //
@@ -16,19 +23,22 @@
 package simtest
 
 import (
-	"bytes"
-	"context"
-	"errors"
+	"encoding/binary"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/zeebo/xxh3"
+	"google.golang.org/protobuf/proto"
 
-	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
-	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
 )
 
 // Verb is what a script step does. The zero value is invalid.
@@ -45,9 +55,13 @@ const (
 	CAS
 	// DelIf is the conditional Delete, likewise.
 	DelIf
+	// Scan reads everything, page by page; its key is of no interest.
+	Scan
+	// Close ends the session in good order and gives its memory back.
+	Close
 )
 
-var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif"}
+var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -57,754 +71,418 @@ type Step struct {
 	Key  int
 }
 
+// Act is what an operator asks of the directory.
+type Act struct {
+	Kind ActKind
+	// Split, Migrate: the shard. Recall, Scrub: the placement group. Drain: the memory
+	// node, from 0.
+	ID uint32
+	// Migrate, Split: the target placement group, or 0. Recall: the extent.
+	To uint32
+}
+
+// ActKind is the kind of an Act.
+type ActKind uint8
+
+const (
+	Split ActKind = 1 + iota
+	Migrate
+	Drain
+	Recall
+	Scrub
+)
+
+func (a Act) String() string {
+	switch a.Kind {
+	case Split:
+		return fmt.Sprintf("split of shard %d", a.ID)
+	case Migrate:
+		return fmt.Sprintf("shard %d to migrate to pg %d", a.ID, a.To)
+	case Drain:
+		return fmt.Sprintf("drain of m%d", a.ID)
+	case Recall:
+		return fmt.Sprintf("recall of extent %d of pg %d", a.To, a.ID)
+	}
+	return fmt.Sprintf("scrub of pg %d", a.ID)
+}
+
 // Config is one scope: who does what, and what may go wrong.
 type Config struct {
-	Replicas int
-	Scripts  [][]Step
+	// Replicas of each placement group, default 1; Nodes lend memory, default as many; the
+	// chain of the i-th of PGs (default 1) begins at the i-th of them. The one shard is
+	// in the first.
+	Replicas, Nodes, PGs int
+	// Missing copies of each chain: the directory makes them anew.
+	Missing int
+	// Clusters of the shard, default 1. Children is for how many more arrays like it
+	// each index has room.
+	Clusters, Children int
+	// Full: no memory node has room for another region.
+	Full bool
+	// TwoExtents lets the heap reach into a second extent, for recalls of the first.
+	TwoExtents bool
+	Scripts    [][]Step
+	// Lanes of each client, default 1, and operations under way at once on each.
+	Lanes, Window int
+	Janitors      int
 	// Setup runs to its end before the schedule begins, by client 0.
 	Setup []Step
 	// Warm makes every client read every key of Setup first, so that it starts
 	// with hints.
 	Warm bool
-	// Units is what each client may take of the heap.
-	Units uint32
+	// Fill is how many slots of the keys' home group are taken by other keys, all of
+	// which stay where they are when the shard splits.
+	Fill int
+	// OVF: the keys' groups overflowed to the stash once.
+	OVF bool
+	// Units is what each client may take of the heap, HeapUnits how large that is, if it
+	// is to be tight; then one client takes from another what the directory has back.
+	Units     uint32
+	HeapUnits int
 	// Budgets: how often each fault may be chosen.
-	Crashes, Deadlines, Failures int
-	// Epochs is how often E may advance; 0 leaves out renewals.
+	Crashes, Pauses, Deadlines, Failures int
+	NodeCrashes, NodePauses              int // memory lost; not heard by the directory for a while
+	Leaders                              int // directory crashes
+	// Epochs is how often E may advance; 0 leaves out renewals that nothing else needs.
 	Epochs int
+	// Acts are begun in any order, each once.
+	Acts []Act
 	// ReadPieces and WritePieces tear messages.
 	ReadPieces, WritePieces int
-	// MaxSteps ends a schedule; what is under way counts as unknown.
+	// MaxSteps ends a schedule; the rest runs without faults.
 	MaxSteps int
 }
 
+// changes reports whether the map may change.
+func (c *Config) changes() bool {
+	return len(c.Acts)+c.NodeCrashes+c.NodePauses+c.Children+c.Missing > 0
+}
+
+func (c *Config) ensureDefaults() {
+	c.Replicas = max(c.Replicas, 1)
+	c.Nodes = max(c.Nodes, c.Replicas)
+	c.PGs = max(c.PGs, 1)
+	c.Clusters = max(c.Clusters, 1)
+	c.Lanes = max(c.Lanes, 1)
+	c.Window = max(c.Window, 1)
+	if c.MaxSteps == 0 {
+		c.MaxSteps = 3000
+	}
+	if c.Units == 0 {
+		c.Units = 32
+	}
+}
+
 const (
-	clusters    = 1
-	shardOff    = layout.RegionPageSize
-	indexBytes  = 12 << 10 // header page and one cluster, rounded up
-	maxReplicas = 3
+	// lease is so long that what a wait adds to a client's clock never matters.
+	lease    = int64(1 << 50)
+	fillUnit = 1 // units of a filler's record
+	// extraUnits are for clients that come when the schedule is over.
+	extraUnits = 64
 )
 
 // World is one run of a Config.
 type World struct {
-	cfg     Config
-	fab     *sim.Fabric
-	pd      [maxReplicas]*rdma.PD
-	region  [maxReplicas][]byte
-	mrs     [maxReplicas][2]*rdma.MR
-	ls      [maxReplicas]rdma.Listener
-	devs    [maxReplicas]*rdma.Device
-	cls     []*cl
-	heapEnd uint32
+	cfg   Config
+	fab   *sim.Fabric
+	nodes []*node
+	incs  uint64
+	cls   []*cl // scripts first, then janitors, then those that come at the end
 
-	epoch   uint64
-	epochs  int
-	crashes int
-	dead    int // deadlines used
-	fails   int
+	// The directory: the replicated state, its present leader, what that has planned
+	// and not done.
+	st        *fsm.State
+	ld        *lead.Leader
+	now       int64
+	due       []lead.Step
+	stale     bool // plan again
+	stamp     int  // of what look finds, which it found at looked
+	looked    int
+	freed     int  // extents recalled and free again
+	recalls   bool // some extent is being recalled
+	epoch     uint64
+	least     uint64
+	chores    []chore
+	claims    []*dirpb.Job // by client
+	may       []bool       // by act
+	errs      []lead.Step  // of a directory that makes mistakes
+	views     []*session.View
+	acts      []bool // begun
+	scannedAt map[place]int
+	chains    map[uint32][]*region // of the present state
+	dirSum    uint64
+	dirSumOK  bool
+
+	regions []*region
+	byKey   map[uint64]*region // both rkeys
+	heapLo  uint64             // units: where records may be, in every region
+	indexBytes,
+	regionBytes uint64
+	capacity uint64          // bytes that a memory node lends
+	relevant map[[2]int]bool // cluster and group that a key of the scope may be in
+
+	epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, leaders int
+
 	step    int
 	effects int // changes of words, and of what else may end a wait
 	hist    []Event
+	scans   []scanned
 	histSum uint64
 	Trace   []string
 	tracing bool
 	reduce  bool // leave out choices whose order cannot matter
+	setup   bool
 
 	events  []sim.Event
 	choices []choice
+	owners  []*conn // by queue pair
 
-	// Mirrors of the index, and places unlinked, for the invariants.
-	words    map[wordAt]layout.Word
-	seen     map[wordAt]map[layout.Word]bool
-	unlinked map[uint32]unlinked
-	past     map[wordAt][]layout.Word // words a slot has held, in order
-	taken    map[wordAt]int           // how many of its predecessor's this one has passed
+	unlinked map[place]*unlinked
+	versions map[uint64]string
 	err      error
 }
 
-type wordAt struct {
-	replica uint8
-	off     uint64
+// place is the start of a record's place; with an extent's number instead of a unit, an extent.
+type place struct {
+	pg, unit uint32
 }
 
-type unlinked struct {
-	units uint32
-	step  int
-	word  layout.Word
-}
-
-// cl is one client: a session of the real code with one lane.
-type cl struct {
-	w        *World
-	i        int
-	id       uint32
-	core     *session.Core
-	lane     *session.Lane
-	dev      *rdma.Device
-	script   []Step
-	pos      int
-	task     *session.Task
-	cur      *Event
-	curStart int // World.step at which the operation under way counts as begun
-	orphans  []orphan
-	seen     map[int]ref
-	values   int
-	qps      map[uint32]*rdma.QP // by node
-	nums     []uint32
-	wantConn map[uint32]bool
-	wantMem  uint32
-	granted  uint32
-	nanos    int64
-	woken    int // World.effects at the last wake: waking earlier would find the same
-
-	life  life
-	sum   uint64 // of everything it was told
-	renew struct {
-		stage    int
-		seq      uint64
-		report   uint64
-		epoch    uint64
-		min      uint64
-		reported uint64 // what the directory has of it
-	}
-}
-
-type orphan struct {
-	t     *session.Task
-	start int
-	cur   *Event
-}
-
-type ref struct {
-	version uint64
-	value   string
-}
-
-type life uint8
-
-const (
-	live life = iota
-	crashed
-	expired
-	fenced
-)
-
-// Keys: their hashes are chosen, not computed, so that they meet in one group.
-// Keys 0 and 1 also share the fingerprint.
+// Keys: their hashes are chosen, not computed. Keys below 10 meet in one group and do not
+// move when the shard splits. For those from 10 on the tens count: 1 moves with a split, 2
+// lies in another group, 4 moves with a second split. Keys whose last digit is 0 or 1
+// share the fingerprint.
 func keyOf(i int) []byte { return fmt.Appendf(nil, "key%d", i) }
 
 func hashOf(i int) (hash, check uint64) {
 	fp := uint64(7)
-	if i >= 2 {
-		fp = uint64(i)
+	if i%10 >= 2 {
+		fp = uint64(i % 10)
 	}
-	return 3<<12 | fp, uint64(i+1) * 0x9e3779b97f4a7c15
+	hash = 3<<12 | fp
+	t := i / 10
+	if t&1 != 0 {
+		hash |= 1 << 63
+	}
+	if t&2 != 0 {
+		hash ^= 6 << 12 // group 5
+	}
+	if t&4 != 0 {
+		hash |= 1 << 62
+	}
+	return hash, uint64(i+1) * 0x9e3779b97f4a7c15
+}
+
+// hashOfKey is the namespace's hash for janitors: of keys and of fillers.
+func hashOfKey(key []byte) uint64 {
+	n := 0
+	for _, c := range key {
+		if c >= '0' && c <= '9' {
+			n = n*10 + int(c-'0')
+		}
+	}
+	if key[0] == 'f' {
+		return 3<<12 | uint64(100+n)
+	}
+	h, _ := hashOf(n)
+	return h
 }
 
 // NewWorld builds the store and runs the Config's setup.
 func NewWorld(cfg Config, trace bool) (*World, error) {
-	if cfg.Replicas == 0 {
-		cfg.Replicas = 1
-	}
-	if cfg.MaxSteps == 0 {
-		cfg.MaxSteps = 2000
-	}
-	if cfg.Units == 0 {
-		cfg.Units = 64
-	}
-	w := &World{cfg: cfg, epoch: 1, tracing: trace, words: map[wordAt]layout.Word{},
-		seen: map[wordAt]map[layout.Word]bool{}, unlinked: map[uint32]unlinked{},
-		past: map[wordAt][]layout.Word{}, taken: map[wordAt]int{}}
+	cfg.ensureDefaults()
+	w := &World{cfg: cfg, tracing: trace, byKey: map[uint64]*region{}, unlinked: map[place]*unlinked{},
+		scannedAt: map[place]int{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces})
-	size := int64(indexBytes) + int64(cfg.Units)*int64(len(cfg.Scripts)+1)*layout.UnitSize
-	w.heapEnd = uint32(size / layout.UnitSize)
-	pg := &session.PG{PG: index.PG{ID: 1, Epoch: 1, Replicas: uint8(cfg.Replicas)}, Active: true,
-		RegionBytes: uint64(size), IndexBytes: indexBytes}
-	for r := range cfg.Replicas {
-		name := fmt.Sprintf("m%d", r)
-		d := rdma.NewDevice("sim", w.fab.Device(name))
-		w.devs[r] = d
-		mem, err := d.Alloc(size, rdma.AllocOptions{Name: name})
-		if err != nil {
-			return nil, err
+	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
+		for _, x := range s {
+			h, _ := hashOf(x.Key)
+			home, _ := layout.GroupOff(h, uint32(cfg.Clusters))
+			c := int(home / layout.ClusterSize)
+			w.relevant[[2]int{c, int(home%layout.ClusterSize) / layout.GroupSize}] = true
+			w.relevant[[2]int{c, layout.StashGroup}] = true
 		}
-		layout.InitRegion(mem.Bytes, layout.RegionHeader{PG: 1, Namespace: 1, Epoch: 1,
-			RegionBytes: uint64(size), IndexBytes: indexBytes, Incarnation: 1})
-		w.region[r] = mem.Bytes
-		if w.pd[r], err = d.AllocPD(); err != nil {
-			return nil, err
-		}
-		if w.mrs[r][0], err = w.pd[r].RegMR(mem, 0, indexBytes, rdma.AccessRemoteRead|rdma.AccessRemoteAtomic); err != nil {
-			return nil, err
-		}
-		if w.mrs[r][1], err = w.pd[r].RegMR(mem, indexBytes, size-indexBytes, rdma.AccessRemoteRead|rdma.AccessRemoteWrite); err != nil {
-			return nil, err
-		}
-		pd := w.pd[r]
-		w.ls[r], err = d.Listen(name, rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
-			return pd, rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic, nil
-		}})
-		if err != nil {
-			return nil, err
-		}
-		pg.Members = append(pg.Members, session.Member{Node: uint32(r + 1), Incarnation: 1, Keys: map[string]session.Keys{
-			"sim": {IndexRKey: w.mrs[r][0].RKey(), IndexBase: w.mrs[r][0].Base(), HeapRKey: w.mrs[r][1].RKey(), HeapBase: w.mrs[r][1].Base()}}})
 	}
-	for i, s := range cfg.Scripts {
-		c, err := w.addClient(i, s, pg)
-		if err != nil {
+	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Clusters)*layout.ClusterSize
+	own := uint64(cfg.Units)*uint64(len(cfg.Scripts)+cfg.Janitors) + extraUnits
+	start := w.indexBytes / layout.UnitSize
+	w.heapLo = start
+	end := start + own + uint64(cfg.Fill*fillUnit)
+	if cfg.HeapUnits > 0 {
+		end = start + uint64(cfg.HeapUnits)
+	}
+	if cfg.TwoExtents {
+		// The heap begins near the end of the first one: a recall needs room for it.
+		w.heapLo = layout.ExtentUnits - own
+		start, end = w.heapLo, layout.ExtentUnits+2*own
+	}
+	w.regionBytes = end * layout.UnitSize
+	for i := range cfg.Nodes {
+		if err := w.addNode(i); err != nil {
 			return nil, err
 		}
-		w.cls = append(w.cls, c)
 	}
+	if err := w.found(start, end); err != nil {
+		return nil, err
+	}
+	w.fill()
+	for i := range len(cfg.Scripts) + cfg.Janitors {
+		if err := w.addClient(i >= len(cfg.Scripts)); err != nil {
+			return nil, err
+		}
+	}
+	w.setup = true
 	if len(cfg.Setup) > 0 {
 		w.runScript(w.cls[0], cfg.Setup)
 	}
 	if cfg.Warm {
 		keys := map[int]bool{}
+		var reads []Step
 		for _, s := range cfg.Setup {
+			if !keys[s.Key] {
+				reads = append(reads, Step{Get, s.Key})
+			}
 			keys[s.Key] = true
 		}
-		for _, c := range w.cls {
-			for k := range 8 {
-				if keys[k] {
-					w.runScript(c, []Step{{Get, k}})
-				}
-			}
+		for _, c := range w.cls[:len(cfg.Scripts)] {
+			w.runScript(c, reads)
 		}
 	}
+	w.setup = false
 	if w.err != nil {
 		return nil, w.err
 	}
 	w.Trace = nil
-	for i, c := range w.cls {
-		c.script, c.pos = cfg.Scripts[i], 0
+	for i, s := range cfg.Scripts {
+		w.cls[i].script, w.cls[i].pos = s, 0
 	}
 	return w, nil
 }
 
-func (w *World) addClient(i int, script []Step, pg *session.PG) (*cl, error) {
-	c := &cl{w: w, i: i, id: uint32(i + 1), script: script, seen: map[int]ref{}, qps: map[uint32]*rdma.QP{},
-		wantConn: map[uint32]bool{}}
-	c.dev = rdma.NewDevice("sim", w.fab.Device(fmt.Sprintf("c%d", i)))
+// found makes the directory's first state: one namespace that is in use.
+func (w *World) found(start, end uint64) error {
+	cfg := &w.cfg
+	var rows []fsm.Row
+	var errs error
+	add := func(kind byte, id uint32, m proto.Message) {
+		key := []byte{kind}
+		if id != 0 {
+			key = binary.BigEndian.AppendUint32(key, id)
+		}
+		v, err := proto.Marshal(m)
+		if err != nil {
+			errs = err
+		}
+		rows = append(rows, fsm.Row{Key: key, Value: v})
+	}
+	add('m', 0, &fsmpb.Meta{ClusterId: "sim", ClusterKey: []byte("k"), MapVersion: 1, NodeId: uint32(cfg.Nodes), NamespaceId: 1,
+		PgId: uint32(cfg.PGs), ShardId: 1, EpochCeiling: 1})
+	add('w', 1, &dirpb.Namespace{Id: 1, Name: "sim", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: uint32(cfg.Replicas)})
+	used := make([]uint64, cfg.Nodes)
+	for i := range cfg.PGs {
+		pg := &dirpb.PlacementGroup{Id: uint32(i + 1), NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE,
+			RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, Generation: 1, ChangedVersion: 1}
+		for k := range cfg.Replicas - cfg.Missing {
+			n := w.nodes[(i+k)%cfg.Nodes]
+			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: pg.Id})
+			if err != nil {
+				return err
+			}
+			used[n.i] += w.regionBytes
+			pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.inc, Keys: r.keys()})
+		}
+		add('p', pg.Id, pg)
+		h := &fsmpb.Heap{PgId: pg.Id, Start: start, Watermark: w.heapLo, End: end, IndexNext: layout.RegionPageSize}
+		if i == 0 {
+			h.IndexNext += uint64(cfg.Clusters) * layout.ClusterSize
+			h.Watermark += uint64(cfg.Fill * fillUnit)
+		}
+		add('h', pg.Id, h)
+	}
+	add('x', 1, &dirpb.Shard{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: uint32(cfg.Clusters)})
+	for _, n := range w.nodes {
+		if cfg.Full {
+			w.capacity = used[n.i]
+		}
+		add('n', n.id, &dirpb.Node{Id: n.id, Name: n.name(), Incarnation: n.inc, State: dirpb.NodeState_NODE_UP, Domain: n.name(),
+			Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}, CapacityBytes: w.capacity, UsedBytes: used[n.i]})
+	}
+	if errs != nil {
+		return errs
+	}
 	var err error
-	c.core, err = session.NewCore(session.Options{Session: c.id, Discriminator: c.id, Lanes: 1, CacheBytes: 4096,
-		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 4,
-		Nanos: func() int64 { return c.nanos }, Millis: func() uint64 { return 1_700_000_000_000 }})
-	if err != nil {
-		return nil, err
+	if w.st, err = fsm.Load(rows); err != nil {
+		return err
 	}
-	c.lane = c.core.Lanes()[0]
-	c.core.SetEpoch(w.epoch)
-	c.core.EndRenew(c.core.BeginRenew(), w.epoch, 0, 1<<62)
-	c.renew.reported = w.epoch
-	p := *pg
-	v, err := session.NewView(1, []*session.PG{&p}, []session.Shard{{ID: 1, PG: &p, Off: shardOff, Clusters: clusters}})
-	if err != nil {
-		return nil, err
+	w.newLeader()
+	// The first reclaim epochs.
+	for _, s := range w.ld.Plan(w.st, time.Duration(w.now)) {
+		w.apply(s.Do)
 	}
-	c.core.InstallView(v)
-	return c, nil
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: epochBlock}}})
+	w.directoryChanged()
+	return w.err
 }
 
-// Close frees what the world made.
-func (w *World) Close() {}
-
-// ---- Control -----------------------------------------------------------------
-
-func (c *cl) WantMemory(_ uint32, units uint32)     { c.wantMem = units }
-func (c *cl) WantMap(uint64)                        {}
-func (c *cl) WantFenced(uint32)                     {}
-func (c *cl) WantConn(_ *session.Lane, node uint32) { c.wantConn[node] = true }
-
-// connect replaces the queue pair to node. The memory node fences the old one
-// before it accepts the new one.
-func (c *cl) connect(node uint32) {
-	if old := c.lane.Detach(node); old != nil {
-		_ = c.w.fab.Fence(old.Num())
-		_ = old.Close()
-		c.lane.Closed(node)
-	}
-	qp, err := c.dev.Dial(context.Background(), c.core.PD(0), c.lane.CQ(0), fmt.Sprintf("m%d", node-1), nil)
-	if err != nil {
-		c.w.fail(fmt.Errorf("dial: %w", err))
-		return
-	}
-	delete(c.wantConn, node)
-	c.qps[node] = qp
-	c.nums = append(c.nums, qp.Num())
-	c.lane.Attach(node, 1, 0, qp)
-}
-
-// ---- choices -----------------------------------------------------------------
-
-type choiceKind uint8
-
-const (
-	chFire choiceKind = 1 + iota
-	chBegin
-	chWake
-	chConnect
-	chGrant
-	chAdvance
-	chRenewSend
-	chRenewServe
-	chRenewReply
-	chDeadline
-	chCrash
-	chExpire
-	chFence
-	chFailBefore
-	chFailAfter
-)
-
-type choice struct {
-	kind choiceKind
-	c    int
-	ev   sim.Event
-	node uint32
-}
-
-func (ch choice) String() string {
-	switch ch.kind {
-	case chFire:
-		return fmt.Sprintf("c%d %v", ch.c, ch.ev)
-	case chConnect:
-		return fmt.Sprintf("c%d connects to m%d", ch.c, ch.node-1)
-	}
-	return fmt.Sprintf("c%d %s", ch.c, [...]string{"", "", "begins", "wakes", "", "is granted memory", "E advances",
-		"sends renewal", "renewal served", "renewal answered", "reaches its deadline", "crashes", "lease expires",
-		"is fenced", "fails before", "fails after"}[ch.kind])
-}
-
-// enabled lists what may happen next, in a fixed order.
-func (w *World) enabled() []choice {
-	w.choices = w.choices[:0]
-	add := func(k choiceKind, c int) { w.choices = append(w.choices, choice{kind: k, c: c}) }
-	w.events = w.fab.AppendEvents(w.events[:0])
-	for _, ev := range w.events {
-		w.choices = append(w.choices, choice{kind: chFire, c: w.ownerOf(ev.QP), ev: ev})
-	}
-	for i, c := range w.cls {
-		switch c.life {
-		case crashed:
-			add(chExpire, i)
-			continue
-		case expired:
-			add(chFence, i)
-			continue
-		case fenced:
-			continue
-		}
-		if c.task == nil && c.pos < len(c.script) {
-			add(chBegin, i)
-		}
-		if at := c.lane.NextWake(); at != 0 && c.woken != w.effects {
-			add(chWake, i)
-		}
-		for n := range uint32(w.cfg.Replicas) {
-			if c.wantConn[n+1] {
-				w.choices = append(w.choices, choice{kind: chConnect, c: i, node: n + 1})
+// fill takes slots of the keys' home group with other keys.
+func (w *World) fill() {
+	const off = layout.RegionPageSize + 3*layout.GroupSize
+	for _, r := range w.chain(1) {
+		if w.cfg.OVF {
+			for _, g := range []uint64{3, 5} {
+				binary.LittleEndian.PutUint64(r.bytes[layout.RegionPageSize+g*layout.GroupSize:], uint64(layout.FlagOVF))
 			}
 		}
-		if c.wantMem > 0 {
-			add(chGrant, i)
-		}
-		if w.cfg.Epochs > 0 {
-			switch c.renew.stage {
-			case 0:
-				// Only a renewal that can tell or bring something new.
-				if c.core.Epoch() < w.epoch || w.report(c) > c.renew.reported || w.minEpoch() > c.core.MinEpoch() {
-					add(chRenewSend, i)
-				}
-			case 1:
-				add(chRenewServe, i)
-			case 2:
-				add(chRenewReply, i)
-			}
-		}
-		if c.task != nil && w.dead < w.cfg.Deadlines {
-			add(chDeadline, i)
-		}
-		if w.crashes < w.cfg.Crashes && c.task != nil {
-			add(chCrash, i)
-		}
-		if w.fails < w.cfg.Failures && c.task != nil && len(w.events) > 0 {
-			add(chFailBefore, i)
-			add(chFailAfter, i)
-		}
-	}
-	if w.epochs < w.cfg.Epochs {
-		add(chAdvance, 0)
-	}
-	if w.reduce {
-		for i, ch := range w.choices {
-			if w.invisible(ch) {
-				w.choices = append(w.choices[:0], w.choices[i])
-				break
-			}
-		}
-	}
-	return w.choices
-}
-
-// invisible reports that nobody can tell when ch happens, so that only one order
-// need be tried: nothing fails and no place is reused in this scope, so a
-// record is written before any word names it and never changes after.
-func (w *World) invisible(ch choice) bool {
-	if w.cfg.Crashes+w.cfg.Deadlines+w.cfg.Failures+w.cfg.Epochs > 0 {
-		return false
-	}
-	switch ch.kind {
-	case chGrant, chConnect:
-		return true
-	case chFire:
-		r, off := w.where(ch.ev)
-		return r >= 0 && off >= indexBytes
-	}
-	return false
-}
-
-func (w *World) ownerOf(qp uint32) int {
-	for _, c := range w.cls {
-		for _, n := range c.nums {
-			if n == qp {
-				return c.i
-			}
-		}
-	}
-	return 0
-}
-
-// report is what the client's next renewal says.
-func (w *World) report(c *cl) uint64 {
-	e := c.core.Epoch()
-	if o, ok := c.lane.Oldest(); ok && o < e {
-		e = o
-	}
-	return e
-}
-
-func (w *World) minEpoch() uint64 {
-	m := w.epoch
-	for _, c := range w.cls {
-		if c.life != fenced && c.renew.reported < m {
-			m = c.renew.reported
-		}
-	}
-	return m
-}
-
-// do makes one choice happen.
-func (w *World) do(ch choice) {
-	c := w.cls[ch.c]
-	if w.tracing {
-		w.Trace = append(w.Trace, w.describe(ch))
-	}
-	w.step++
-	for _, o := range w.cls {
-		if o.task != nil && o.task.Waiting() == waitAlloc {
-			o.curStart = w.step // begins when there is memory
-		}
-	}
-	switch ch.kind {
-	case chFire:
-		w.observe(c, ch.ev)
-		w.before(c, ch.ev)
-		var old uint64
-		atomic := ch.ev.Op.IsAtomic() && ch.ev.Kind != sim.Deliver
-		if atomic {
-			old = w.wordOf(ch.ev)
-		}
-		if err := w.fab.Fire(ch.ev); err != nil {
-			w.fail(err)
-			return
-		}
-		if atomic && w.wordOf(ch.ev) != old {
-			w.effects++
-			w.lockChanged(ch.ev, layout.Lock(old))
-		}
-		w.after(ch.ev)
-	case chBegin:
-		w.begin(c)
-	case chWake:
-		c.nanos = c.lane.NextWake()
-		c.woken = w.effects
-	case chConnect:
-		c.connect(ch.node)
-		w.effects++
-	case chGrant:
-		w.grant(c)
-	case chAdvance:
-		w.epoch++
-		w.epochs++
-	case chRenewSend:
-		c.renew.report = w.report(c)
-		c.renew.seq = c.core.BeginRenew()
-		c.renew.stage = 1
-	case chRenewServe:
-		c.renew.reported = max(c.renew.reported, c.renew.report)
-		c.renew.epoch, c.renew.min = w.epoch, w.minEpoch()
-		c.renew.stage = 2
-	case chRenewReply:
-		c.core.EndRenew(c.renew.seq, c.renew.epoch, c.renew.min, 1<<62)
-		c.renew.stage = 0
-		c.tell(c.renew.epoch, c.renew.min)
-		c.lane.Deliver(func(*session.Lane) {})
-	case chDeadline:
-		w.dead++
-		w.deadline(c)
-	case chCrash:
-		w.crashes++
-		c.life = crashed
-		for _, q := range c.qps {
-			_ = w.fab.Kill(q.Num())
-		}
-		w.unknown(c)
-	case chExpire:
-		c.life = expired
-	case chFence:
-		for _, n := range c.nums {
-			_ = w.fab.Fence(n)
-		}
-		c.life = fenced
-		for _, o := range w.cls {
-			o.core.SetFenced(c.id)
-		}
-		w.effects++
-	case chFailBefore, chFailAfter:
-		w.fails++
-		when := sim.BeforeEffect
-		if ch.kind == chFailAfter {
-			when = sim.AfterEffect
-		}
-		for n := range uint32(w.cfg.Replicas) {
-			if q := c.qps[n+1]; q != nil {
-				_ = w.fab.FailNext(q.Num(), retryExc, when)
-				break
-			}
-		}
-	}
-	if c.life == live {
-		c.tell(uint64(ch.kind), uint64(ch.node))
-		c.lane.Pump()
-	}
-	if w.cfg.Epochs > 0 && ch.kind == chFence {
-		for _, o := range w.cls {
-			if o.life == live {
-				o.lane.Deliver(func(*session.Lane) {})
-			}
+		for i := range w.cfg.Fill {
+			key := fmt.Appendf(nil, "fill%d", i)
+			unit := uint32(w.heapLo) + uint32(i*fillUnit)
+			layout.EncodeRecord(r.bytes[uint64(unit)*layout.UnitSize:], layout.RecordHeader{Version: 1, Writer: 1}, key, nil)
+			word := layout.MakeLive(0, layout.FP(hashOfKey(key)), 0, unit)
+			at := off + layout.SlotOff(i)
+			binary.LittleEndian.PutUint64(r.bytes[at:], uint64(word))
+			s := r.slot(at)
+			s.now, s.past = word, append(s.past, word)
 		}
 	}
 }
 
-func (w *World) describe(ch choice) string {
-	c := w.cls[ch.c]
-	s := ch.String()
-	if c.task != nil && c.cur != nil {
-		s += fmt.Sprintf("   [%v %v]", c.cur, c.task.Op.Step())
-	}
-	return s
+// ---- regions ---------------------------------------------------------------
+
+// memories keep regions' bytes for the next World; they are zero.
+var memories struct {
+	sync.Mutex
+	free map[int][][]byte
 }
 
-// tell folds something the client learnt into its sum.
-func (c *cl) tell(v ...uint64) {
-	for _, x := range v {
-		c.sum = (c.sum ^ x) * 0x9e3779b97f4a7c15
-		c.sum ^= c.sum >> 29
+func takeMemory(n int) []byte {
+	memories.Lock()
+	defer memories.Unlock()
+	if l := memories.free[n]; len(l) > 0 {
+		b := l[len(l)-1]
+		memories.free[n] = l[:len(l)-1]
+		return b
 	}
+	return make([]byte, n)
 }
 
-// observe folds what a verb is about to find.
-func (w *World) observe(c *cl, ev sim.Event) {
-	c.tell(uint64(ev.Op), ev.Addr, ev.Index, uint64(ev.Piece), uint64(ev.Kind))
-	if b := w.target(ev); b != nil {
-		c.tell(xxh3.Hash(b))
-	}
-}
-
-// target is the remote memory a verb touches, and where it is.
-func (w *World) target(ev sim.Event) []byte {
-	r, off := w.where(ev)
-	if r < 0 {
-		return nil
-	}
-	return w.region[r][off : off+uint64(ev.Len)]
-}
-
-func (w *World) where(ev sim.Event) (replica int, off uint64) {
-	for r := range w.cfg.Replicas {
-		for k, mr := range w.mrs[r] {
-			if mr.RKey() == ev.RKey {
-				off = ev.Addr - mr.Base()
-				if k == 1 {
-					off += indexBytes
-				}
-				return r, off
-			}
+// Close gives back the memory that the world used.
+func (w *World) Close() {
+	for _, r := range w.regions {
+		clear(r.bytes[:w.indexBytes])
+		clear(r.bytes[w.heapLo*layout.UnitSize:])
+		memories.Lock()
+		if memories.free == nil {
+			memories.free = map[int][][]byte{}
 		}
+		memories.free[len(r.bytes)] = append(memories.free[len(r.bytes)], r.bytes)
+		memories.Unlock()
+		r.bytes = nil
 	}
-	return -1, 0
+	w.regions = nil
 }
 
-func (w *World) grant(c *cl) {
-	need := max(c.wantMem, w.cfg.Units)
-	c.wantMem = 0
-	if c.granted+need > w.cfg.Units {
-		c.core.SetExhausted(1)
-		return
-	}
-	base := uint32(indexBytes/layout.UnitSize) + uint32(c.i)*w.cfg.Units + c.granted
-	c.granted += need
-	if err := c.core.AddRun(1, 1, base, need); err != nil {
-		w.fail(err)
-	}
-	c.lane.Deliver(func(*session.Lane) {})
-}
-
-// begin starts the client's next script step.
-func (w *World) begin(c *cl) {
-	s := c.script[c.pos]
-	c.pos++
-	e := &Event{Client: c.i, Verb: s.Verb, Key: s.Key, Call: w.tick()}
-	t, err := c.lane.NewTask()
-	if err != nil {
-		w.fail(err)
-		return
-	}
-	o := &t.Op
-	o.Key = keyOf(s.Key)
-	o.Hash, o.Check = hashOf(s.Key)
-	c.values++
-	e.Value = fmt.Sprintf("%d.%d", c.i, c.values)
-	switch s.Verb {
-	case Get:
-		o.Kind = index.Get
-	case Put:
-		o.Kind, o.Value = index.Put, []byte(e.Value)
-	case Add:
-		o.Kind, o.Cond, o.Value = index.Put, index.IfAbsent, []byte(e.Value)
-	case Del:
-		o.Kind = index.Delete
-	case CAS, DelIf:
-		ref, ok := c.seen[s.Key]
-		if !ok {
-			c.lane.Recycle(t)
-			return
-		}
-		e.Old = ref.value
-		o.IfVersion, o.Cond = ref.version, index.IfVersion
-		o.Kind, o.Value = index.Put, []byte(e.Value)
-		if s.Verb == DelIf {
-			o.Kind, o.Value = index.Delete, nil
-		}
-	case Incr:
-		o.Kind = index.Modify
-		o.Modify = func(cur *layout.Record) ([]byte, uint64, error) {
-			old := ""
-			if cur != nil {
-				old = string(cur.Value)
-			}
-			e.Value = old + "+"
-			return []byte(e.Value), 0, nil
-		}
-	}
-	c.task, c.cur, c.curStart = t, e, w.step
-	t.Done = func(t *session.Task) { w.done(c, t, e) }
-	c.lane.Start(t)
-}
+// ---- running ---------------------------------------------------------------
 
 func (w *World) tick() int64 { w.step++; return int64(w.step) }
-
-// done records an operation's answer.
-func (w *World) done(c *cl, t *session.Task, e *Event) {
-	if c.task != t { // answered before, by its deadline
-		for i := range c.orphans {
-			if c.orphans[i].t == t {
-				c.orphans = append(c.orphans[:i], c.orphans[i+1:]...)
-				break
-			}
-		}
-		c.lane.Recycle(t)
-		return
-	}
-	err := t.Op.Err
-	switch {
-	case err == nil:
-		e.Out = OK
-		if e.Verb == Get {
-			e.Got = string(t.Op.Record.Value)
-			if !bytes.Equal(t.Op.Record.Key, keyOf(e.Key)) {
-				w.fail(fmt.Errorf("I14: get of %s answered a record of %q", keyOf(e.Key), t.Op.Record.Key))
-			}
-		}
-		switch e.Verb {
-		case Get:
-			c.seen[e.Key] = ref{t.Op.Version, e.Got}
-		case Put, Add, CAS, Incr:
-			c.seen[e.Key] = ref{t.Op.Version, e.Value}
-		}
-	case errors.Is(err, index.ErrUnknown):
-		e.Out = Unknown
-	case errors.Is(err, index.ErrNotFound):
-		e.Out = NotFound
-	case errors.Is(err, index.ErrExists):
-		e.Out = Exists
-	case errors.Is(err, index.ErrConflict):
-		e.Out = Conflict
-	case errors.Is(err, index.ErrFull), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrNoConn):
-		e.Out = NotDone
-	default:
-		w.fail(fmt.Errorf("%v: %w", e, err))
-	}
-	e.Return = w.tick()
-	w.record(e)
-	c.tell(uint64(e.Out), xxh3.HashString(e.Got))
-	c.task, c.cur = nil, nil
-	c.lane.Recycle(t)
-}
-
-// deadline answers the operation under way as the blocking client does; its
-// verbs stay in flight.
-func (w *World) deadline(c *cl) {
-	t, e := c.task, c.cur
-	posted := t.Op.Posted()
-	start := c.curStart
-	c.orphans = append(c.orphans, orphan{t, start, e})
-	c.task, c.cur = nil, nil
-	n := len(c.orphans)
-	c.lane.Orphan(t, session.ErrTimeout)
-	e.Out = NotDone
-	switch {
-	case len(c.orphans) < n: // it ended at once
-		if posted {
-			e.Out = Unknown
-		}
-	case posted:
-		e.Out = Unknown
-	}
-	e.Return = w.tick()
-	w.record(e)
-}
-
-// unknown records a crashed client's operation as pending.
-func (w *World) unknown(c *cl) {
-	if c.cur != nil {
-		e := *c.cur
-		e.Out = Unknown
-		e.Return = w.tick()
-		w.record(&e)
-		c.cur = nil
-	}
-}
-
-func (w *World) record(e *Event) {
-	w.hist = append(w.hist, *e)
-	w.histSum = (w.histSum ^ xxh3.HashString(e.sum())) * 0x9e3779b97f4a7c15
-	if w.tracing {
-		w.Trace = append(w.Trace, "      => "+e.String())
-	}
-}
 
 func (w *World) fail(err error) {
 	if w.err == nil {
@@ -814,96 +492,177 @@ func (w *World) fail(err error) {
 
 // runScript runs steps of one client alone, to their end.
 func (w *World) runScript(c *cl, steps []Step) {
-	save := c.script
+	save, at := c.script, c.pos
 	c.script, c.pos = steps, 0
-	w.settle(func(ch choice) bool { return ch.c == c.i && ch.kind != chDeadline && ch.kind < chCrash })
-	if c.task != nil {
-		w.fail(fmt.Errorf("setup of client %d does not end: step %v waits for %v, %v enabled\n%s", c.i, c.task.Op.Step(), c.task.Waiting(),
-			w.enabled(), strings.Join(w.Trace, "\n")))
+	w.settle(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
+	if len(c.run) > 0 || c.pos < len(c.script) {
+		w.fail(fmt.Errorf("client %d alone does not end: %v, %v enabled\n%s", c.i, c.underWay(), w.enabled(), strings.Join(w.Trace, "\n")))
 	}
-	c.script = save
+	c.script, c.pos = save, at
 }
 
-// settle makes the first allowed choice again and again until there is none.
+// settle makes allowed choices, those of whoever had none for longest first, until
+// there are none, or nobody gets on but those who look again and again in vain.
 func (w *World) settle(allowed func(choice) bool) {
-	for n := 0; n < 10_000 && w.err == nil; n++ {
-		found := false
-		for _, ch := range w.enabled() {
-			if allowed(ch) && ch.kind != chAdvance && ch.kind != chRenewSend {
-				w.do(ch)
-				found = true
-				break
+	served := make([]int, len(w.cls)+2)
+	wakes := make([]int, len(w.cls)+2)
+	for n := 1; w.err == nil; n++ {
+		best := -1
+		var at int
+		for i, ch := range w.enabled() {
+			if !allowed(ch) || ch.kind == chWake && wakes[ch.c+1] > 12 {
+				continue
+			}
+			t := served[ch.c+1]
+			if ch.kind == chWake {
+				t += 1 << 30
+			}
+			if best < 0 || t < at {
+				best, at = i, t
 			}
 		}
-		if !found {
+		if best < 0 {
 			return
 		}
+		ch := w.choices[best]
+		served[ch.c+1] = n
+		if ch.kind == chWake {
+			wakes[ch.c+1]++
+		}
+		w.do(ch)
+		if n > 20_000 {
+			w.fail(fmt.Errorf("no end of it:\n%s", strings.Join(w.Trace[max(0, len(w.Trace)-40):], "\n")))
+		}
 	}
+}
+
+// rounds is how many times everything may get on, and all renew, until all is done.
+const rounds = 400
+
+// finish lets everything go on without faults until nothing is left to do: no operation
+// under way, no job, every placement group whole.
+func (w *World) finish() {
+	w.reduce = false
+	for _, n := range w.nodes {
+		n.deaf = false
+		if n.crashed {
+			w.do(choice{kind: chNodeBack, c: -1, node: uint32(n.i)})
+		}
+	}
+	for _, c := range w.cls {
+		if c.paused {
+			w.do(choice{kind: chResume, c: c.i})
+		}
+	}
+	for round := 0; w.err == nil; round++ {
+		w.settle(func(ch choice) bool {
+			return ch.kind < faults && ch.kind != chRenewSend && ch.kind != chAdvance && ch.kind != chAct
+		})
+		why := w.unfinished()
+		if why == "" || w.err != nil {
+			return
+		}
+		if round == rounds {
+			w.fail(fmt.Errorf("no end: %s", why))
+			return
+		}
+		if len(w.st.Jobs()) > 0 && !w.anyJanitor() {
+			if err := w.addClient(true); err != nil {
+				w.fail(err)
+				return
+			}
+		}
+		// Somebody waits for memory, for a fence, for the others: let time pass.
+		if w.silent() {
+			w.do(choice{kind: chTick, c: -1})
+		}
+		w.now++
+		w.ld.Advance(w.st, time.Duration(w.now))
+		w.touch()
+		for _, c := range w.cls {
+			if c.able() {
+				c.drift += 1 << 20
+				c.woken = -1
+				if c.renew.stage == 0 {
+					w.do(choice{kind: chRenewSend, c: c.i})
+				}
+			}
+		}
+	}
+}
+
+func (w *World) anyJanitor() bool {
+	for _, c := range w.cls {
+		if c.janitor && c.able() {
+			return true
+		}
+	}
+	return false
+}
+
+// unfinished says what is left to do, "" if nothing.
+func (w *World) unfinished() string {
+	for _, c := range w.cls {
+		if c.able() && (len(c.run) > 0 || len(c.orphans) > 0 || c.pos < len(c.script) || c.job != nil) {
+			return fmt.Sprintf("client %d: %v", c.i, c.underWay())
+		}
+		if c.life != live && w.st.Session(c.id) != nil {
+			return fmt.Sprintf("client %d is not fenced", c.i)
+		}
+	}
+	if jobs := w.st.Jobs(); len(jobs) > 0 {
+		return fmt.Sprintf("job %v", jobs[0])
+	}
+	for _, pg := range w.st.PGs(0) {
+		if pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil || len(pg.Recalled) > 0 {
+			return fmt.Sprintf("placement group %v", pg)
+		}
+	}
+	return ""
 }
 
 // Finish runs what is left without faults, then reads every key with a client
-// that knows nothing, and checks the history.
+// that knows nothing, also after all copies but one are lost, and checks the history
+// and the accounts.
 func (w *World) Finish() error {
-	for round := 0; round < 200 && w.err == nil; round++ {
-		w.settle(func(ch choice) bool {
-			return ch.kind != chDeadline && ch.kind != chCrash && ch.kind != chFailBefore && ch.kind != chFailAfter
-		})
-		busy := false
-		for _, c := range w.cls {
-			busy = busy || c.life == live && (c.task != nil || c.pos < len(c.script))
-		}
-		if !busy {
-			break
-		}
-		// Somebody waits for memory or for a fence: let epochs pass.
-		w.epoch++
-		for _, c := range w.cls {
-			c.nanos += 1 << 20
-			c.woken = -1
-			if c.life == live && c.renew.stage == 0 {
-				w.do(choice{kind: chRenewSend, c: c.i})
-			}
-		}
+	w.finish()
+	if w.err != nil {
+		return w.err
 	}
-	for _, c := range w.cls {
-		if w.err == nil && c.life == live && c.task != nil {
-			w.fail(fmt.Errorf("client %d does not finish: %v in step %v waits for %v", c.i, c.cur, c.task.Op.Step(), c.task.Waiting()))
-		}
+	w.checkUnits()
+	w.readAll()
+	if w.cfg.Replicas > 1 && w.err == nil && w.histSum%4 == 0 {
+		w.loseCopies()
+		w.finish()
+		w.readAll()
 	}
 	if w.err != nil {
 		return w.err
 	}
-	keys := map[int]bool{}
-	for i := range w.hist {
-		keys[w.hist[i].Key] = true
+	if err := w.checkScans(); err != nil {
+		return err
 	}
+	return CheckHistory(w.hist)
+}
+
+// readAll reads every key by a new client.
+func (w *World) readAll() {
+	keys := map[int]bool{}
 	var reads []Step
-	for k := range 8 {
-		if keys[k] {
+	for i := range w.hist {
+		if k := w.hist[i].Key; !keys[k] {
+			keys[k] = true
 			reads = append(reads, Step{Get, k})
 		}
 	}
-	v := w.cls[0].core.View()
-	c, err := w.addClient(len(w.cls), reads, v.PGs[1])
-	if err != nil {
-		return err
+	if len(reads) == 0 || w.err != nil {
+		return
 	}
-	w.cls = append(w.cls, c)
-	w.runScript(c, reads)
-	if w.err != nil {
-		return w.err
+	if err := w.addClient(false); err != nil {
+		w.fail(err)
+		return
 	}
-	for _, c := range w.cls {
-		if w.histSum%16 != 0 {
-			break // costly; a sample will do
-		}
-		for _, h := range c.core.Heaps() {
-			if err := h.Heap.Check(); err != nil {
-				return fmt.Errorf("I7: client %d: %w", c.i, err)
-			}
-		}
-	}
-	return CheckHistory(w.hist)
+	w.runScript(w.cls[len(w.cls)-1], reads)
 }
 
 // Sum identifies the state for the visited set.
@@ -913,18 +672,56 @@ func (w *World) Sum() uint64 {
 		h = (h ^ x) * 0x9e3779b97f4a7c15
 		h ^= h >> 31
 	}
-	for r := range w.cfg.Replicas {
-		mix(xxh3.Hash(w.region[r]))
+	for _, r := range w.regions {
+		mix(xxh3.Hash(r.bytes[:w.indexBytes]))
+		mix(xxh3.Hash(r.bytes[w.heapLo*layout.UnitSize:]))
 	}
 	mix(w.fab.QPHash())
-	mix(w.epoch)
-	mix(uint64(w.crashes)<<40 | uint64(w.dead)<<20 | uint64(w.fails))
+	if !w.dirSumOK {
+		w.dirSumOK = true
+		w.dirSum = 0
+		for _, r := range w.st.Rows() {
+			w.dirSum = xxh3.HashSeed(r.Value, w.dirSum+uint64(r.Key[0]))
+		}
+	}
+	mix(w.dirSum)
+	e, least := w.ld.Epochs()
+	mix(e)
+	mix(least)
+	mix(uint64(len(w.due)))
+	mix(uint64(w.crashes)<<56 | uint64(w.dead)<<48 | uint64(w.fails)<<40 | uint64(w.pauses)<<32 |
+		uint64(w.nodeCrashes)<<24 | uint64(w.nodePauses)<<16 | uint64(w.leaders)<<8)
+	for i, b := range w.acts {
+		if b {
+			mix(uint64(i))
+		}
+	}
+	for _, n := range w.nodes {
+		x := n.inc << 2
+		if n.crashed {
+			x |= 1
+		}
+		if n.deaf {
+			x |= 2
+		}
+		if n.ranOut {
+			x |= 1 << 40
+		}
+		mix(x)
+	}
 	for _, c := range w.cls {
 		mix(c.sum)
 		mix(uint64(c.pos)<<8 | uint64(c.life))
-		mix(uint64(c.renew.stage) | c.renew.report<<4 | c.renew.reported<<24 | c.renew.min<<44)
+		mix(uint64(c.renew.stage) | c.renew.report<<4 | c.reported()<<24 | c.renew.min<<44)
+		mix(c.dirAcked<<32 | c.dirQuiesced)
 		if c.woken == w.effects {
 			mix(1)
+		}
+		if c.paused {
+			mix(2)
+		}
+		if c.ranOut {
+			mix(3)
 		}
 	}
 	return h

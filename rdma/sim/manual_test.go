@@ -333,6 +333,29 @@ func TestManualKillLeavesWorkInTheNetwork(t *testing.T) {
 	}
 }
 
+// Payload is what a WRITE will put at the target, also when its buffer is returned.
+func TestManualPayload(t *testing.T) {
+	w := newWorld(t, sim.Options{Manual: true}, 1)
+	l := w.lanes[0]
+	payload := func() []byte { return w.fab.Payload(w.fab.Events()[0]) }
+	setWord(l.local, 0, 5)
+	w.post(0, w.wr(0, 1, rdma.OpRead, 32, 8), w.wr(0, 2, rdma.OpWrite, 0, 8))
+	if got := payload(); got != nil {
+		t.Fatalf("a READ carries %v", got)
+	}
+	w.fire("READ")
+	if got := binary.LittleEndian.Uint64(payload()); got != 5 {
+		t.Fatalf("the WRITE carries %d, want 5", got)
+	}
+	if err := w.fab.Kill(l.qp.Num()); err != nil {
+		t.Fatal(err)
+	}
+	clear(l.local.Bytes())
+	if got := binary.LittleEndian.Uint64(payload()); got != 5 {
+		t.Fatalf("late, the WRITE carries %d, want 5", got)
+	}
+}
+
 func TestManualFailNextBefore(t *testing.T) {
 	w := newWorld(t, sim.Options{Manual: true, WritePieces: 2}, 1)
 	qp := w.lanes[0].qp.Num()

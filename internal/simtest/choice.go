@@ -1,0 +1,497 @@
+package simtest
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma/driver"
+	"github.com/kvd-project/kvd/rdma/sim"
+)
+
+type choiceKind uint8
+
+const (
+	chFire choiceKind = 1 + iota
+	chWake
+	chConnect
+	chGrant
+	chGranted
+	chAskSplit
+	chClaim
+	chWork
+	chGone
+	chBegin
+	chLearn
+	chRenewSend
+	chRenewServe
+	chRenewReply
+	chDirectory
+	chMistake
+	chChore
+	chAdvance
+	chAct
+	chResume
+	chHear
+	chNodeBack
+	// Those from here on are faults, or happen for the sake of one.
+	faults
+	chTick
+	chDeadline
+	chCrash
+	chPause
+	chFailBefore
+	chFailAfter
+	chNodeCrash
+	chDeaf
+	chLeader
+)
+
+// choice is something that may happen next; c is a client, or -1.
+type choice struct {
+	kind choiceKind
+	c    int
+	lane int
+	node uint32 // a memory node: its number for the directory's, its id for a client's
+	n    uint32 // a placement group, a shard, an act
+	ev   sim.Event
+	w    *World
+}
+
+func (ch choice) String() string {
+	switch ch.kind {
+	case chFire:
+		return ch.w.describeEvent(ch)
+	case chConnect:
+		return fmt.Sprintf("c%d connects to m%d", ch.c, ch.node-1)
+	case chGrant, chGranted, chAskSplit:
+		return fmt.Sprintf("c%d %s %d", ch.c, [...]string{"asks memory of pg", "is granted memory of pg", "asks to split shard"}[ch.kind-chGrant], ch.n)
+	case chDirectory:
+		return "directory: " + ch.w.due[0].Why
+	case chMistake:
+		return "directory " + ch.w.errs[ch.n].Why
+	case chChore:
+		return ch.w.describeChore(ch.node)
+	case chAct:
+		return "begin " + ch.w.cfg.Acts[ch.n].String()
+	case chHear, chNodeBack, chNodeCrash, chDeaf:
+		return fmt.Sprintf("m%d %s", ch.node, map[choiceKind]string{chHear: "hears the directory again", chNodeBack: "comes back empty",
+			chNodeCrash: "crashes", chDeaf: "falls silent"}[ch.kind])
+	case chAdvance:
+		return "E advances"
+	case chTick:
+		return "time passes"
+	case chLeader:
+		return "another directory node leads"
+	}
+	return fmt.Sprintf("c%d %s", ch.c, names[ch.kind])
+}
+
+var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job", chBegin: "begins",
+	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served", chRenewReply: "renewal answered",
+	chResume: "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses", chFailBefore: "fails before", chFailAfter: "fails after"}
+
+func (w *World) describeEvent(ch choice) string {
+	ev := ch.ev
+	q := w.owners[ev.QP]
+	s := fmt.Sprintf("c%d m%d ", ch.c, q.n.i)
+	if len(q.c.lanes) > 1 {
+		s = fmt.Sprintf("c%d m%d lane %d ", ch.c, q.n.i, q.lane)
+	}
+	verb := map[driver.Opcode]string{driver.OpRead: "READ", driver.OpWrite: "WRITE", driver.OpCmpAndSwp: "CAS"}[ev.Op]
+	r, off := w.where(ev)
+	if r == nil {
+		return s + verb + " gone"
+	}
+	s += fmt.Sprintf("%s p%d ", verb, r.pg)
+	switch {
+	case off >= w.indexBytes:
+		s += fmt.Sprintf("u%d", off/layout.UnitSize)
+	case off < layout.RegionPageSize:
+		s += fmt.Sprintf("%#x", off)
+	default:
+		g := (off - layout.RegionPageSize) / layout.GroupSize
+		s += fmt.Sprintf("a%d g%d", g/(layout.ClusterGroups+1), g%(layout.ClusterGroups+1))
+		switch in := (off - layout.RegionPageSize) % layout.GroupSize; {
+		case ev.Len > 8:
+		case in == 0:
+			s += " header"
+		case in == layout.GroupLockOff:
+			s += " lock"
+		default:
+			s += fmt.Sprintf(" s%d", (in-layout.GroupSlotsOff)/8)
+		}
+	}
+	if ev.Pieces > 1 {
+		s += fmt.Sprintf(" piece %d/%d", ev.Piece+1, ev.Pieces)
+	}
+	if ev.Kind == sim.Late {
+		s += " late"
+	}
+	if !r.used {
+		s += " (given up)"
+	}
+	return s + fmt.Sprintf(" #%d.%d", ev.QP, ev.Index)
+}
+
+func (w *World) describeChore(i uint32) string {
+	n := w.nodes[i]
+	c, _ := w.choreOf(n)
+	s := fmt.Sprintf("m%d ", i)
+	switch {
+	case c.enlist:
+		return s + "registers"
+	case c.reset:
+		return s + "resets"
+	case c.fence != 0:
+		return s + fmt.Sprintf("fences c%d", w.clientOf(c.fence))
+	case c.drop != nil:
+		return s + fmt.Sprintf("drops its region of pg %d", c.drop.pg)
+	case c.make != nil:
+		return s + fmt.Sprintf("makes a region of pg %d", c.make.PgId)
+	}
+	return s + "has nothing to do"
+}
+
+func (w *World) clientOf(session uint32) int {
+	for _, c := range w.cls {
+		if c.id == session {
+			return c.i
+		}
+	}
+	return -1
+}
+
+// enabled lists what may happen next, in a fixed order.
+func (w *World) enabled() []choice {
+	cfg := &w.cfg
+	w.choices = w.choices[:0]
+	put := func(ch choice) {
+		ch.w = w
+		w.choices = append(w.choices, ch)
+	}
+	w.plan()
+	w.look()
+	w.epoch, w.least = w.ld.Epochs()
+	w.events = w.fab.AppendEvents(w.events[:0])
+	for _, ev := range w.events {
+		put(choice{kind: chFire, c: w.owners[ev.QP].c.i, lane: w.owners[ev.QP].lane, ev: ev})
+	}
+	for i, c := range w.cls {
+		if c.life != live {
+			continue
+		}
+		if c.paused {
+			if c.renew.stage == 1 {
+				put(choice{kind: chRenewServe, c: i}) // it is on its way
+			}
+			put(choice{kind: chResume, c: i})
+			continue
+		}
+		if c.canBegin() {
+			put(choice{kind: chBegin, c: i})
+		}
+		if c.woken != w.effects && c.nextWake() != 0 {
+			put(choice{kind: chWake, c: i})
+		}
+		for _, x := range c.wantConn {
+			if c.canConnect(x) {
+				put(choice{kind: chConnect, c: i, lane: int(x.lane), node: x.node})
+			}
+		}
+		if len(c.wantMem) > 0 {
+			for pg := uint32(1); int(pg) <= cfg.PGs; pg++ {
+				if c.wantMem[pg] > 0 {
+					put(choice{kind: chGrant, c: i, n: pg})
+				}
+			}
+		}
+		if len(c.grants) > 0 {
+			put(choice{kind: chGranted, c: i, n: c.grants[0].pg})
+		}
+		for s := uint32(1); len(c.split) > 0 && s < 16; s++ {
+			if at, ok := c.split[s]; ok && at != w.st.MapVersion() {
+				put(choice{kind: chAskSplit, c: i, n: s})
+			}
+		}
+		if c.core.View().Version < w.st.MapVersion() {
+			put(choice{kind: chLearn, c: i})
+		}
+		switch {
+		case !c.janitor:
+		case c.gone():
+			put(choice{kind: chGone, c: i})
+		case c.job != nil && len(c.run) < max(1, cfg.Window) && (len(c.todo) > 0 || len(c.run)+len(c.orphans) == 0):
+			put(choice{kind: chWork, c: i})
+		case c.job == nil && c.canClaim() != nil:
+			put(choice{kind: chClaim, c: i})
+		}
+		switch c.renew.stage {
+		case 0:
+			if c.newsToTell() {
+				put(choice{kind: chRenewSend, c: i})
+			}
+		case 1:
+			put(choice{kind: chRenewServe, c: i})
+		case 2:
+			put(choice{kind: chRenewReply, c: i})
+		}
+		if len(c.run) > 0 {
+			if w.dead < cfg.Deadlines {
+				put(choice{kind: chDeadline, c: i})
+			}
+			if w.crashes < cfg.Crashes {
+				put(choice{kind: chCrash, c: i})
+			}
+			if w.pauses < cfg.Pauses {
+				put(choice{kind: chPause, c: i})
+			}
+			if w.fails < cfg.Failures && len(w.events) > 0 {
+				put(choice{kind: chFailBefore, c: i})
+				put(choice{kind: chFailAfter, c: i})
+			}
+		}
+	}
+	if len(w.due) > 0 {
+		put(choice{kind: chDirectory, c: -1})
+	}
+	for i := range w.errs {
+		put(choice{kind: chMistake, c: -1, n: uint32(i)})
+	}
+	for i, n := range w.nodes {
+		if w.chores[i].any {
+			put(choice{kind: chChore, c: -1, node: uint32(i)})
+		}
+		switch {
+		case n.deaf:
+			put(choice{kind: chHear, c: -1, node: uint32(i)})
+		case n.crashed:
+			put(choice{kind: chNodeBack, c: -1, node: uint32(i)})
+		default:
+			if w.nodeCrashes < cfg.NodeCrashes && w.mayLose(n) {
+				put(choice{kind: chNodeCrash, c: -1, node: uint32(i)})
+			}
+			if w.nodePauses < cfg.NodePauses && w.mayLose(n) {
+				put(choice{kind: chDeaf, c: -1, node: uint32(i)})
+			}
+		}
+	}
+	if w.epochs < cfg.Epochs {
+		put(choice{kind: chAdvance, c: -1})
+	}
+	for i := range cfg.Acts {
+		if w.may[i] && !w.setup {
+			put(choice{kind: chAct, c: -1, n: uint32(i)})
+		}
+	}
+	if w.leaders < cfg.Leaders {
+		put(choice{kind: chLeader, c: -1})
+	}
+	if w.silent() {
+		put(choice{kind: chTick, c: -1})
+	}
+	if w.reduce {
+		for i, ch := range w.choices {
+			if w.invisible(ch) {
+				w.choices = append(w.choices[:0], w.choices[i])
+				break
+			}
+		}
+	}
+	return w.choices
+}
+
+// invisible reports that nobody can tell when ch happens, so that only one order
+// need be tried. Where nothing fails and no place is reused a record is written before
+// any word names it and never changes after.
+func (w *World) invisible(ch choice) bool {
+	cfg := &w.cfg
+	switch ch.kind {
+	case chGrant, chConnect, chFire:
+		if cfg.Crashes+cfg.Pauses+cfg.Deadlines+cfg.Failures+cfg.Epochs > 0 || cfg.changes() {
+			return false
+		}
+		if ch.kind == chFire {
+			r, off := w.where(ch.ev)
+			return r != nil && off >= w.indexBytes
+		}
+		return true
+	case chChore:
+		return w.chores[ch.node].make != nil // nothing waits for it but what it brings about
+	}
+	return false
+}
+
+// do makes one choice happen.
+func (w *World) do(ch choice) {
+	ch.w = w
+	var c *cl
+	if ch.c >= 0 {
+		c = w.cls[ch.c]
+	}
+	if w.tracing {
+		w.Trace = append(w.Trace, w.describe(ch))
+	}
+	w.step++
+	for _, o := range w.cls {
+		for _, r := range o.run {
+			if r.t.Waiting() == index.Alloc {
+				r.start = w.step // begins when there is memory
+			}
+		}
+	}
+	switch ch.kind {
+	case chFire:
+		w.fire(c, ch.ev)
+	case chBegin:
+		c.begin()
+	case chWake:
+		c.drift = max(c.drift, c.nextWake()-w.now)
+		c.woken = w.effects
+	case chConnect:
+		c.connect(want{uint32(ch.lane), ch.node})
+		w.effects++
+	case chGrant:
+		c.askMemory(ch.n)
+	case chGranted:
+		c.takeGrant()
+	case chAskSplit:
+		c.askSplit(ch.n)
+	case chClaim:
+		c.claim()
+	case chWork:
+		c.work()
+	case chGone:
+		c.dropJob()
+	case chLearn:
+		c.core.InstallView(w.view())
+		w.effects++
+	case chAdvance:
+		w.now++
+		w.ld.Advance(w.st, time.Duration(w.now))
+		w.touch()
+		w.epochs++
+	case chRenewSend:
+		c.sendRenewal()
+	case chRenewServe:
+		c.serveRenewal()
+	case chRenewReply:
+		c.takeRenewal()
+	case chDirectory:
+		w.act()
+	case chMistake:
+		s := w.errs[ch.n]
+		if f := s.Do.GetFinishRecall(); f != nil {
+			w.finishRecall(f)
+		} else {
+			w.apply(s.Do)
+		}
+	case chChore:
+		w.doChore(w.nodes[ch.node])
+	case chAct:
+		w.acts[ch.n] = true
+		w.touch()
+		w.apply(w.command(w.cfg.Acts[ch.n]))
+	case chResume:
+		c.paused = false
+		w.touch()
+		c.woken = -1
+	case chHear:
+		n := w.nodes[ch.node]
+		n.deaf = false
+		w.touch()
+		if w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil) {
+			n.ranOut = false
+			w.touch()
+		}
+	case chNodeBack:
+		if err := w.boot(w.nodes[ch.node]); err != nil {
+			w.fail(err)
+		}
+	case chTick:
+		w.passTime()
+	case chDeadline:
+		w.dead++
+		c.abandon(c.run[0], session.ErrTimeout)
+	case chCrash:
+		w.crashes++
+		c.crash()
+	case chPause:
+		w.pauses++
+		c.paused = true
+		w.touch()
+	case chFailBefore, chFailAfter:
+		w.fails++
+		when := sim.BeforeEffect
+		if ch.kind == chFailAfter {
+			when = sim.AfterEffect
+		}
+		for _, q := range c.conns {
+			if q.open {
+				_ = w.fab.FailNext(q.num, driver.RetryExcErr, when)
+				break
+			}
+		}
+	case chNodeCrash:
+		w.nodeCrashes++
+		w.crashNode(w.nodes[ch.node])
+	case chDeaf:
+		w.nodePauses++
+		w.nodes[ch.node].deaf = true
+		w.touch()
+	case chLeader:
+		w.leaders++
+		w.newLeader()
+	}
+	if c != nil && c.able() {
+		c.tell(uint64(ch.kind), uint64(ch.node))
+		c.pump()
+	}
+}
+
+// fire lets a verb take effect.
+func (w *World) fire(c *cl, ev sim.Event) {
+	w.observe(c, ev)
+	w.before(c, ev)
+	var old uint64
+	atomic := ev.Op.IsAtomic() && ev.Kind != sim.Deliver
+	if atomic {
+		old = w.wordOf(ev)
+	}
+	if err := w.fab.Fire(ev); err != nil {
+		w.fail(err)
+		return
+	}
+	if atomic && w.wordOf(ev) != old {
+		w.effects++
+		w.lockChanged(ev, layout.Lock(old))
+	}
+	w.after(ev)
+}
+
+func (w *World) describe(ch choice) string {
+	s := ch.String()
+	if ch.c >= 0 && w.tracing {
+		c := w.cls[ch.c]
+		if len(c.run)+len(c.orphans) > 0 {
+			s += "   ["
+			for _, r := range c.run {
+				s += r.String() + "; "
+			}
+			for _, r := range c.orphans {
+				s += "answered " + r.String() + "; "
+			}
+			s = s[:len(s)-2] + "]"
+		}
+	}
+	return s
+}
+
+// note adds a line to the trace.
+func (w *World) note(format string, args ...any) {
+	if w.tracing {
+		w.Trace = append(w.Trace, fmt.Sprintf(format, args...))
+	}
+}

@@ -1,0 +1,411 @@
+package simtest
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
+)
+
+// epochBlock is what a new leader skips of the reclaim epochs at most: enough for every
+// hint to be too old and for returned memory to be granted again.
+const epochBlock = 4096
+
+// newLeader begins a leadership: all that is not replicated is forgotten.
+func (w *World) newLeader() {
+	w.ld = lead.New(lead.Options{Lease: time.Duration(lease), LastCopyLeases: 1, EpochBlock: epochBlock}, w.st, time.Duration(w.now))
+	w.due = nil
+	w.touch()
+	for _, c := range w.cls {
+		c.dirAcked, c.dirQuiesced, c.ranOut = 0, 0, false
+	}
+	for _, n := range w.nodes {
+		n.ranOut = false
+	}
+}
+
+// apply carries out a command of the directory's.
+func (w *World) apply(c *fsmpb.Command) fsm.Result {
+	before := w.st.MapVersion()
+	fences := w.st.SessionCount()
+	res := fsm.Apply(w.st, c)
+	if res.Err != nil {
+		w.note("      => refused: %v", res.Err)
+		return res
+	}
+	w.dirSumOK = false
+	if c.GetGrantExtent() == nil { // which nothing depends on
+		w.touch()
+	}
+	if w.st.MapVersion() != before {
+		w.directoryChanged()
+	}
+	if w.st.SessionCount() < fences {
+		w.sessionsEnded()
+	}
+	return res
+}
+
+// sessionsEnded tells everybody who is fenced; that they learn it late is no different
+// from their not looking.
+func (w *World) sessionsEnded() {
+	w.effects++
+	ids := w.fencedIDs()
+	for _, c := range w.cls {
+		if c.life != live {
+			continue
+		}
+		for _, id := range ids {
+			c.core.SetFenced(id)
+		}
+		c.wakeAll()
+		if !c.paused {
+			c.pump()
+		}
+	}
+}
+
+func (w *World) fencedIDs() (ids []uint32) {
+	for _, c := range w.cls {
+		if w.fenced(c) {
+			ids = append(ids, c.id)
+		}
+	}
+	return ids
+}
+
+// fenced reports whether the directory calls c's session fenced.
+func (w *World) fenced(c *cl) bool { return w.st.Life(c.id) == dirpb.SessionLife_SESSION_FENCED }
+
+// view is the newest map, as a session would check it.
+func (w *World) view() *session.View {
+	if n := len(w.views); n > 0 && w.views[n-1].Version == w.st.MapVersion() {
+		return w.views[n-1]
+	}
+	v, err := session.ViewOf(w.st.Map(&fsmpb.Session{NamespaceId: 1}), 1)
+	if err != nil {
+		w.fail(fmt.Errorf("map: %w", err))
+		return w.views[len(w.views)-1]
+	}
+	w.views = append(w.views, v)
+	return v
+}
+
+// touch notes that the directory, or a memory node, may judge differently now.
+func (w *World) touch() {
+	w.stale = true
+	w.stamp++
+}
+
+// look works out what the directory would let happen now, once for each state of it.
+func (w *World) look() {
+	if w.looked == w.stamp {
+		return
+	}
+	w.looked = w.stamp
+	w.chores = w.chores[:0]
+	for _, n := range w.nodes {
+		c, ok := w.choreOf(n)
+		c.any = ok
+		w.chores = append(w.chores, c)
+	}
+	w.claims = w.claims[:0]
+	for _, c := range w.cls {
+		var j *dirpb.Job
+		if c.janitor && c.able() {
+			j = w.claimable(c)
+		}
+		w.claims = append(w.claims, j)
+	}
+	w.may = w.may[:0]
+	for i, a := range w.cfg.Acts {
+		w.may = append(w.may, !w.acts[i] && w.command(a) != nil)
+	}
+	w.errs = w.mistakes()
+}
+
+// plan asks the leader what is due if anything may have changed.
+func (w *World) plan() {
+	if len(w.due) == 0 && w.stale {
+		w.stale = false
+		w.due = w.ld.Plan(w.st, time.Duration(w.now))
+	}
+}
+
+// act carries out the first step that is due.
+func (w *World) act() {
+	s := w.due[0]
+	w.due = w.due[1:]
+	w.touch()
+	if f := s.Do.GetFinishRecall(); f != nil {
+		w.finishRecall(f)
+		return
+	}
+	if res := w.apply(s.Do); res.Err != nil {
+		w.ld.Refused(w.st, s, time.Duration(w.now))
+	}
+}
+
+func (w *World) finishRecall(f *fsmpb.FinishRecall) {
+	w.checkRecalled(f.PgId, f.Extent)
+	w.freed++
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: f}})
+}
+
+// command is what an operator's wish asks for, nil if it cannot begin now.
+func (w *World) command(a Act) *fsmpb.Command {
+	q := &fsmpb.StartJob{Reason: "an operator asked for it"}
+	switch a.Kind {
+	case Drain:
+		return &fsmpb.Command{Op: &fsmpb.Command_DrainNode{DrainNode: &fsmpb.DrainNode{NodeId: a.ID + 1}}}
+	case Split, Migrate:
+		q.Kind, q.ShardId, q.TargetPgId, q.Split = dirpb.JobKind_JOB_MOVE, a.ID, a.To, a.Kind == Split
+		if w.st.Shard(a.ID) == nil {
+			return nil
+		}
+	case Recall:
+		q.Kind, q.PgId, q.Extent = dirpb.JobKind_JOB_RECALL, a.ID, a.To
+	case Scrub:
+		q.Kind, q.PgId, q.Repair, q.Reason = dirpb.JobKind_JOB_SCRUB, a.ID, true, lead.ReasonRepair
+	}
+	if w.ld.Busy(w.st, q, time.Duration(w.now)) != "" {
+		return nil
+	}
+	return &fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}
+}
+
+// claimable is the job that a janitor may take. Some mistakes of the protocol are the
+// directory's: it does not wait for those who have to know first.
+func (w *World) claimable(c *cl) *dirpb.Job {
+	if j := w.ld.Claimable(w.st, c.id, time.Duration(w.now)); j != nil {
+		return j
+	}
+	for _, j := range w.st.Jobs() {
+		early := j.Kind == dirpb.JobKind_JOB_JOIN && index.Mutation(index.MutJoinNoAck) ||
+			j.Kind == dirpb.JobKind_JOB_CLEAN && index.Mutation(index.MutCleanEarly) ||
+			j.Kind == dirpb.JobKind_JOB_RECALL && index.Mutation(index.MutRecallNoAck) ||
+			index.Mutation(index.MutSilentAcked) && w.silentAcked(j.Barrier)
+		if early && j.Owner == 0 && w.st.PG(j.PgId).GetState() == dirpb.PGState_PG_ACTIVE {
+			return j
+		}
+	}
+	return nil
+}
+
+// silentAcked reports whether all have acknowledged a map version, those being fenced not
+// asked.
+func (w *World) silentAcked(version uint64) bool {
+	for _, c := range w.cls {
+		if w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE && c.dirAcked < version {
+			return false
+		}
+	}
+	return true
+}
+
+// mistakes lists what a directory that errs would do now.
+func (w *World) mistakes() (out []lead.Step) {
+	early := index.Mutation(index.MutThawEarly)
+	silent := index.Mutation(index.MutSilentAcked)
+	scanOnly := index.Mutation(index.MutRecallNoWait)
+	if !early && !silent && !scanOnly {
+		return nil
+	}
+	for _, pg := range w.st.PGs(0) {
+		recover := slices.ContainsFunc(w.st.JobsOf(pg.Id), func(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_RECOVER })
+		if pg.State == dirpb.PGState_PG_FROZEN && !recover && (early || silent && w.silentAcked(w.st.FrozenVersion(pg.Id))) {
+			out = append(out, lead.Step{Why: fmt.Sprintf("thaws pg %d by mistake", pg.Id),
+				Do: &fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg.Id, Epoch: pg.Epoch}}}})
+		}
+		for _, x := range w.st.Heap(pg.Id).GetRecalls() {
+			if scanOnly && x.Scanned {
+				out = append(out, lead.Step{Why: fmt.Sprintf("frees extent %d of pg %d by mistake", x.Extent, pg.Id),
+					Do: &fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{PgId: pg.Id, Extent: x.Extent,
+						Epoch: x.Epoch, MinEpoch: x.Epoch + 1}}}})
+			}
+		}
+	}
+	return out
+}
+
+// ---- time --------------------------------------------------------------------------
+
+// silent reports whether somebody's lease would run out if time passed.
+func (w *World) silent() bool {
+	for _, c := range w.cls {
+		if (c.life != live || c.paused) && !c.ranOut && w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE {
+			return true
+		}
+	}
+	for _, n := range w.nodes {
+		if m := w.st.Node(n.id); (n.crashed || n.deaf) && !n.ranOut && m != nil && m.State == dirpb.NodeState_NODE_UP && m.Incarnation == n.inc {
+			return true
+		}
+	}
+	return false
+}
+
+// passTime lets a lease pass, in steps that no leader takes for a time in which it stood
+// still itself. All that are well renew theirs meanwhile, without any news.
+func (w *World) passTime() {
+	var kept []lead.Step // that a leader would not give again
+	for range 5 {
+		w.now += lease / 100 * 23
+		for _, c := range w.cls {
+			switch {
+			case !c.able():
+				c.ranOut = true
+			case w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE:
+				_, _, _, _ = w.ld.Renew(w.st, time.Duration(w.now), lead.Renewal{Session: c.id, Report: c.reported()})
+			}
+		}
+		for _, n := range w.nodes {
+			if n.crashed || n.deaf {
+				n.ranOut = true
+			} else {
+				w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil)
+			}
+		}
+		w.due = w.ld.Plan(w.st, time.Duration(w.now))
+		for _, s := range w.due {
+			if s.Do.GetStartJob() != nil {
+				kept = append(kept, s)
+			}
+		}
+	}
+	for _, c := range w.cls {
+		if c.able() && w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE {
+			c.core.EndRenew(0, 0, 0, w.now+lease)
+		}
+	}
+	w.due = slices.DeleteFunc(w.due, func(s lead.Step) bool { return s.Do.GetStartJob() != nil })
+	w.due = append(w.due, kept...)
+	w.touch()
+	w.stale = len(w.due) == 0
+}
+
+// ---- what changed ------------------------------------------------------------------
+
+// directoryChanged looks at the chains anew.
+func (w *World) directoryChanged() {
+	w.effects++
+	old := w.chains
+	w.chains = map[uint32][]*region{}
+	for _, r := range w.regions {
+		r.used = false
+	}
+	w.recalls = false
+	for _, pg := range w.st.PGs(0) {
+		w.recalls = w.recalls || len(pg.Recalled) > 0
+		for _, m := range pg.Members {
+			r := w.nodes[m.NodeId-1].regions[pg.Id]
+			if r == nil || r.inc != m.Incarnation || r.since != m.Since {
+				if pg.State == dirpb.PGState_PG_ACTIVE || pg.State == dirpb.PGState_PG_FROZEN {
+					// Its memory is gone, and the directory does not know yet.
+					r = w.lostRegion(pg.Id, m)
+				}
+			}
+			if r != nil {
+				r.used = true
+				w.chains[pg.Id] = append(w.chains[pg.Id], r)
+			}
+		}
+		if o := old[pg.Id]; len(o) > 0 && len(w.chains[pg.Id]) > 0 && !slices.Contains(o, w.chains[pg.Id][0]) {
+			// Empty again: places have no past.
+			for p := range w.unlinked {
+				if p.pg == pg.Id {
+					delete(w.unlinked, p)
+				}
+			}
+		}
+	}
+	w.checkChains()
+}
+
+// lostRegion finds the region of a member whose memory is gone.
+func (w *World) lostRegion(pg uint32, m *dirpb.Member) *region {
+	for _, r := range w.regions {
+		if r.pg == pg && r.node.id == m.NodeId && r.inc == m.Incarnation && r.since == m.Since {
+			return r
+		}
+	}
+	return nil
+}
+
+// chain is a placement group's regions, arbiter first, a joiner last.
+func (w *World) chain(pg uint32) []*region { return w.chains[pg] }
+
+// copies is the chain without a joiner.
+func (w *World) copies(pg uint32) []*region {
+	c := w.chains[pg]
+	if w.st.PG(pg).GetJoining() && len(c) > 0 {
+		return c[:len(c)-1]
+	}
+	return c
+}
+
+// ---- losses that the protocol bears ---------------------------------------------------
+
+// mayLose reports whether every placement group keeps a copy if a memory node is lost.
+func (w *World) mayLose(n *node) bool {
+	for _, pg := range w.st.PGs(0) {
+		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
+			return false
+		}
+		has, left := false, 0
+		members := pg.Members
+		if pg.Joining {
+			members = members[:len(members)-1]
+		}
+		for _, m := range members {
+			o := w.nodes[m.NodeId-1]
+			switch {
+			case o == n:
+				has = true
+			case !o.crashed && !o.deaf && !o.ranOut && o.inc == m.Incarnation && !w.aboutToFall(o):
+				left++
+			}
+		}
+		if has && left == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// aboutToFall reports whether the directory has decided that a memory node is down.
+func (w *World) aboutToFall(n *node) bool {
+	return slices.ContainsFunc(w.due, func(s lead.Step) bool { return s.Do.GetNodeDown().GetNodeId() == n.id })
+}
+
+// loseCopies loses all memory nodes but so many that each placement group keeps one copy.
+func (w *World) loseCopies() {
+	w.note("      all copies but one are lost")
+	at := int(w.histSum>>8) % len(w.nodes)
+	for i := range w.nodes {
+		if n := w.nodes[(at+i)%len(w.nodes)]; w.mayLose(n) {
+			w.do(choice{kind: chNodeCrash, c: -1, node: uint32(n.i)})
+		}
+	}
+	for range 3 {
+		w.do(choice{kind: chTick, c: -1})
+		w.settle(func(ch choice) bool {
+			return ch.kind < faults && ch.kind != chRenewSend && ch.kind != chAct && ch.kind != chAdvance
+		})
+	}
+}
+
+// scannedExtent notes that the scan of a recall is done.
+func (w *World) scannedExtent(j *dirpb.Job) { w.scannedAt[place{j.PgId, j.Extent}] = w.step }
+
+// homeOf is the group of a region that an index offset lies in, from the region's start.
+func homeOf(off uint64) uint64 {
+	return layout.RegionPageSize + (off-layout.RegionPageSize)/layout.GroupSize*layout.GroupSize
+}

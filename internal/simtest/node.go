@@ -1,0 +1,253 @@
+package simtest
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// node is one memory node: what package memnode does, by choices.
+type node struct {
+	i    int
+	id   uint32
+	inc  uint64
+	life int // of the process: a new device each
+	dev  *rdma.Device
+	pd   *rdma.PD
+	l    rdma.Listener
+
+	regions map[uint32]*region // by placement group
+	barred  map[uint32]bool    // sessions fenced here
+	crashed bool
+	deaf    bool // does not hear the directory, nor is it heard
+	ranOut  bool // its lease
+}
+
+// region is the memory of one placement group on one memory node, and what it has held.
+type region struct {
+	pg         uint32
+	node       *node
+	inc, since uint64
+	bytes      []byte
+	mrs        [2]*rdma.MR // index, heap
+	used       bool        // it is a member's of its placement group now
+
+	slots []*slot
+}
+
+// slot is the past of one slot.
+type slot struct {
+	off  uint64
+	now  layout.Word
+	past []layout.Word          // what it has held but the first word, in order
+	left map[layout.Word]uint64 // E when it held the word last
+}
+
+func (r *region) slot(off uint64) *slot {
+	for _, s := range r.slots {
+		if s.off == off {
+			return s
+		}
+	}
+	s := &slot{off: off}
+	r.slots = append(r.slots, s)
+	return s
+}
+
+// find is slot for readers: nil if nothing was ever there.
+func (r *region) find(off uint64) *slot {
+	for _, s := range r.slots {
+		if s.off == off {
+			return s
+		}
+	}
+	return nil
+}
+
+func (n *node) name() string   { return fmt.Sprintf("m%d", n.i) }
+func (n *node) addr() string   { return fmt.Sprintf("m%d.%d", n.i, n.inc) }
+func (n *node) device() string { return fmt.Sprintf("m%d/%d", n.i, n.life) }
+
+func (w *World) addNode(i int) error {
+	n := &node{i: i, id: uint32(i + 1), regions: map[uint32]*region{}, barred: map[uint32]bool{}}
+	w.nodes = append(w.nodes, n)
+	return w.boot(n)
+}
+
+// boot begins a process of the memory node, which listens.
+func (w *World) boot(n *node) (err error) {
+	n.life++
+	w.incs++
+	n.inc = w.incs // no two processes share one
+	n.crashed, n.ranOut = false, false
+	w.touch()
+	n.dev = rdma.NewDevice("sim", w.fab.Device(n.device()))
+	if n.pd, err = n.dev.AllocPD(); err != nil {
+		return err
+	}
+	return w.listen(n)
+}
+
+func (w *World) listen(n *node) (err error) {
+	pd := n.pd
+	n.l, err = n.dev.Listen(n.addr(), rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+		return pd, rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic, nil
+	}})
+	return err
+}
+
+// dialable reports whether a client that knows of an incarnation would be accepted.
+func (n *node) dialable(c *cl, inc uint64) bool {
+	return !n.crashed && n.inc == inc && !n.barred[c.id]
+}
+
+// makeRegion makes a region, zeroed.
+func (w *World) makeRegion(n *node, x *dirpb.WantRegion) (*region, error) {
+	r := &region{pg: x.PgId, node: n, inc: n.inc, since: x.Since, bytes: takeMemory(int(w.regionBytes))}
+	layout.InitRegion(r.bytes, layout.RegionHeader{PG: x.PgId, Namespace: 1, Epoch: x.Epoch,
+		RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, Incarnation: n.inc})
+	m := driver.NewMemory(r.bytes, -1, driver.AllocOptions{}, nil)
+	var e1, e2 error
+	r.mrs[0], e1 = n.pd.RegMR(m, 0, int64(w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteAtomic)
+	r.mrs[1], e2 = n.pd.RegMR(m, int64(w.indexBytes), int64(w.regionBytes-w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	if err := errors.Join(e1, e2); err != nil {
+		return nil, err
+	}
+	for _, mr := range r.mrs {
+		w.byKey[mr.RKey()] = r
+	}
+	n.regions[r.pg] = r
+	w.touch()
+	w.regions = append(w.regions, r)
+	return r, nil
+}
+
+func (r *region) keys() []*dirpb.RegionKeys {
+	return []*dirpb.RegionKeys{{Provider: "sim", IndexRkey: r.mrs[0].RKey(), IndexBase: r.mrs[0].Base(),
+		HeapRkey: r.mrs[1].RKey(), HeapBase: r.mrs[1].Base()}}
+}
+
+// chore is the next thing that the directory wants of a memory node.
+type chore struct {
+	any    bool
+	make   *dirpb.WantRegion
+	drop   *region
+	reset  bool   // the directory disowns it
+	fence  uint32 // session
+	enlist bool   // a new process registers
+}
+
+func (w *World) choreOf(n *node) (c chore, ok bool) {
+	if n.crashed || n.deaf {
+		return c, false
+	}
+	m := w.st.Node(n.id)
+	if m == nil {
+		return c, false
+	}
+	if m.Incarnation != n.inc {
+		return chore{enlist: true}, true
+	}
+	if m.State != dirpb.NodeState_NODE_UP {
+		return chore{reset: true}, true
+	}
+	for _, id := range w.st.FenceWork(n.id, n.inc) {
+		return chore{fence: id}, true
+	}
+	wanted := w.st.WantRegions(n.id, n.inc)
+	for pg := uint32(1); int(pg) <= w.cfg.PGs+2; pg++ {
+		r := n.regions[pg]
+		var x *dirpb.WantRegion
+		for _, y := range wanted {
+			if y.PgId == pg {
+				x = y
+			}
+		}
+		if r != nil && (x == nil || x.Since != r.since) {
+			return chore{drop: r}, true
+		}
+		if x != nil && (r == nil || !x.Published) {
+			return chore{make: x}, true
+		}
+	}
+	return c, false
+}
+
+// doChore does what the directory wants of a memory node.
+func (w *World) doChore(n *node) {
+	c, ok := w.choreOf(n)
+	switch {
+	case !ok:
+	case c.enlist:
+		w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+			Name: n.name(), Incarnation: n.inc, Domain: n.name(), CapacityBytes: w.capacity,
+			Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}})
+		w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil)
+	case c.reset:
+		w.fenceAll(n, 0)
+		for _, r := range n.regions {
+			w.drop(r)
+		}
+		w.incs++
+		n.inc = w.incs
+		n.ranOut = false
+		w.touch()
+		if err := w.listen(n); err != nil {
+			w.fail(err)
+		}
+	case c.fence != 0:
+		w.fenceAll(n, c.fence)
+		n.barred[c.fence] = true
+		w.touch()
+		w.apply(&fsmpb.Command{Op: &fsmpb.Command_ConfirmFence{ConfirmFence: &fsmpb.ConfirmFence{NodeId: n.id, Incarnation: n.inc,
+			SessionIds: []uint32{c.fence}}}})
+	case c.drop != nil:
+		w.drop(c.drop)
+	default:
+		r := n.regions[c.make.PgId]
+		if r == nil {
+			var err error
+			if r, err = w.makeRegion(n, c.make); err != nil {
+				w.fail(err)
+				return
+			}
+		}
+		w.apply(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: n.id, Incarnation: n.inc,
+			PgId: r.pg, Keys: r.keys(), Since: r.since}}})
+	}
+}
+
+// fenceAll ends the connections of a session, or of all for 0.
+func (w *World) fenceAll(n *node, session uint32) {
+	for _, q := range w.owners {
+		if q != nil && q.n == n && (session == 0 || q.c.id == session) {
+			_ = w.fab.Fence(q.num) // those that are closed are gone anyway
+		}
+	}
+}
+
+func (w *World) drop(r *region) {
+	for _, mr := range r.mrs {
+		_ = mr.Deregister()
+	}
+	delete(r.node.regions, r.pg)
+	w.touch()
+	w.effects++
+}
+
+// crashNode takes a memory node's memory away.
+func (w *World) crashNode(n *node) {
+	n.crashed = true
+	if err := w.fab.CrashDevice(n.device()); err != nil {
+		w.fail(err)
+	}
+	n.regions = map[uint32]*region{}
+	w.touch()
+	w.effects++
+}
