@@ -64,16 +64,16 @@ bench: ## speed beside sync.Map, Redis and memcached (as root it installs those 
 bench-growth: ## latencies while shards split, a memory node drains, and one dies
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run 'TestGrowth|TestDisturbance' ./bench
 
-SIM_RUNS ?= 40000
+SIM_RUNS ?= 44000
 SIM_STATES ?= 60000
 
 .PHONY: sim
-sim: ## the whole store under the seeded simulator: SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in all
+sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in all
 	$(GO) test -count 1 -v -timeout 120m -run 'TestScenarios|TestExhaustive|TestRandom' ./internal/simtest -runs $(SIM_RUNS) -states $(SIM_STATES)
 
 .PHONY: sim-long
 sim-long: ## ten times as many schedules, for an hour or so
-	$(MAKE) sim SIM_RUNS=400000 SIM_STATES=600000
+	$(MAKE) sim SIM_RUNS=440000 SIM_STATES=600000
 
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
@@ -89,12 +89,12 @@ nemesis: ## faults over real processes in network namespaces for NEMESIS (2m), a
 
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
-	$(MAKE) nemesis NEMESIS=75s
-	$(MAKE) nemesis NEMESIS=45s NEMESIS_FLAGS="-provider shm"
-	$(MAKE) nemesis NEMESIS_FLAGS="-kills 8"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 80 -provider tcp"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 80 -provider shm"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 400 -provider shm -no-fence"
+	$(MAKE) nemesis NEMESIS=60s
+	$(MAKE) nemesis NEMESIS=30s NEMESIS_FLAGS="-provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-kills 5"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 60 -provider tcp"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 60 -provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 400 -provider tcp -no-fence"
 
 .PHONY: image-context
 image-context: build
