@@ -19,6 +19,7 @@ type Keys struct {
 type Member struct {
 	Node        uint32
 	Incarnation uint64
+	Since       uint64          // tells two regions of one incarnation apart
 	Keys        map[string]Keys // by provider
 }
 
@@ -95,7 +96,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, Frozen: p.GetState() == dirpb.PGState_PG_FROZEN,
 			RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes()}
 		for _, mb := range p.GetMembers() {
-			mem := Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Keys: map[string]Keys{}}
+			mem := Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Since: mb.GetSince(), Keys: map[string]Keys{}}
 			if mb.GetNodeId() > MaxID {
 				return nil, fmt.Errorf("map %d: placement group %d: node id %d, at most %d", m.GetVersion(), p.GetId(), mb.GetNodeId(), MaxID)
 			}
@@ -150,7 +151,7 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 		}
 		p.HeapLo = uint32((p.IndexBytes + layout.UnitSize - 1) / layout.UnitSize)
 		p.HeapHi = uint32(min(p.RegionBytes/layout.UnitSize, 1<<32-1))
-		p.Head = p.Members[0].Incarnation
+		p.Head = p.Members[0].Incarnation ^ p.Members[0].Since<<32 // incarnations are random
 		v.add(p)
 	}
 	if len(shards) == 0 {

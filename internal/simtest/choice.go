@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -216,8 +217,8 @@ func (w *World) enabled() []choice {
 				put(choice{kind: chAskSplit, c: i, n: s})
 			}
 		}
-		if c.core.View().Version < w.st.MapVersion() {
-			put(choice{kind: chLearn, c: i})
+		if c.core.View().Version < w.st.MapVersion() && w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE {
+			put(choice{kind: chLearn, c: i}) // nobody else is shown rkeys
 		}
 		switch {
 		case !c.janitor:

@@ -823,7 +823,23 @@ func (c *cl) gone() bool {
 		return false
 	}
 	j := c.w.st.Job(c.job.Id)
-	return j == nil || j.Owner != c.id
+	return j == nil || j.Owner != c.id || c.stuck()
+}
+
+// stuck reports whether the job waits for a frozen placement group that nobody brings
+// back. A janitor (internal/janitor) works on several jobs at once; this one gives up one
+// for the other.
+func (c *cl) stuck() bool {
+	for _, r := range c.run {
+		if r.t.Waiting() != index.Refresh {
+			return false
+		}
+	}
+	if len(c.run) == 0 {
+		return false
+	}
+	j := c.w.ld.Claimable(c.w.st, c.id, time.Duration(c.w.now), c.job.Id)
+	return j != nil && (j.Kind == dirpb.JobKind_JOB_RECOVER || j.Kind == dirpb.JobKind_JOB_JOIN)
 }
 
 // work begins the next operation of the job, or ends it.
@@ -884,6 +900,9 @@ func (c *cl) giveBack(j *dirpb.Job, why string) {
 
 // dropJob gives up what is not the janitor's any more.
 func (c *cl) dropJob() {
+	if j := c.w.st.Job(c.job.Id); j != nil && j.Owner == c.id {
+		c.w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
+	}
 	c.job = nil
 	for len(c.run) > 0 {
 		c.abandon(c.run[0], session.ErrTimeout)
