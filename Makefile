@@ -65,7 +65,7 @@ bench-growth: ## latencies while shards split, a memory node drains, and one die
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run 'TestGrowth|TestDisturbance' ./bench
 
 SIM_RUNS ?= 44000
-SIM_STATES ?= 60000
+SIM_STATES ?= 30000
 
 .PHONY: sim
 sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in all
