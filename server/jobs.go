@@ -98,6 +98,9 @@ func (n *Node) ClaimJob(ctx context.Context, q *dirpb.ClaimJobRequest) (*dirpb.C
 	if err != nil {
 		return nil, err
 	}
+	if len(q.Working) > maxWorking {
+		return nil, status.Errorf(codes.InvalidArgument, "session %d works on %d jobs, want at most %d", q.SessionId, len(q.Working), maxWorking)
+	}
 	// Others may claim at the same time.
 	for range claimTries {
 		var job *dirpb.Job
@@ -126,6 +129,9 @@ func (n *Node) ClaimJob(ctx context.Context, q *dirpb.ClaimJobRequest) (*dirpb.C
 	}
 	return &dirpb.ClaimJobReply{}, nil
 }
+
+// maxWorking bounds the jobs that a claim may name.
+const maxWorking = 1024
 
 // ReportJob notes how far a janitor got, ends the job, or, with trouble, gives it
 // back.

@@ -170,6 +170,8 @@ func TestSplit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, err = c.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: ro.SessionId, Working: make([]uint32, maxWorking+1)})
+	wantCode(t, err, codes.InvalidArgument, "at most 1024")
 	_, err = c.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: ro.SessionId})
 	wantCode(t, err, codes.FailedPrecondition, "read-only")
 }
