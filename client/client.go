@@ -190,5 +190,8 @@ type Stats struct {
 	LimboUnits, FreeUnits, LiveUnits, GrantedUnits uint64
 	Session                                        uint32
 	Epoch, MinEpoch                                uint64
-	Connections                                    map[string]string // memory node → provider
+	// Connections are by memory node: the provider, and who executes atomics where
+	// that is neither this client nor the memory node's own device: "shm",
+	// "tcp (CAS proxied to the adapter)", "verbs (CAS by the memory node's agent)".
+	Connections map[string]string
 }

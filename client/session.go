@@ -44,8 +44,8 @@ type sess struct {
 		grow     map[uint32]uint32 // units to ask for next
 		asked    map[uint32]bool   // sessions with a fence question under way
 		connErr  map[uint32]error
-		splits   map[uint32]bool // shards with a split request under way
-		provider map[uint32]string
+		splits   map[uint32]bool   // shards with a split request under way
+		provider map[uint32]string // as in Stats.Connections
 	}
 	installed chan struct{} // capacity 1: a new map
 	ready     chan struct{} // closed with the first map
@@ -313,12 +313,17 @@ func (s *sess) connect(l *session.Lane, node uint32) {
 			s.kick(l)
 			return
 		}
-		qp, dev, inc, err := s.dial(l, node)
+		qp, dev, how, inc, err := s.dial(l, node)
 		s.mu.Lock()
+		news := false
 		if s.mu.connErr[node] = err; err == nil {
-			s.mu.provider[node] = s.c.o.Devices[dev].Name()
+			news = s.mu.provider[node] != how && how != s.c.o.Devices[dev].Name()
+			s.mu.provider[node] = how
 		}
 		s.mu.Unlock()
+		if news {
+			s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", node, "via", how)
+		}
 		if err == nil {
 			l.Deliver(func(l *session.Lane) { l.Attach(node, inc, dev, qp) })
 			s.kick(l)
@@ -398,13 +403,25 @@ func (s *sess) onLane(l *session.Lane, f func(*session.Lane)) bool {
 
 var errNoProvider = errors.New("no provider in common")
 
-// dial connects to the node with the best provider that both ends have.
-func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, inc uint64, err error) {
+// via says by what way verbs go; see Stats.Connections.
+func via(provider string, by dirpb.AtomicsBy, agent bool) string {
+	switch {
+	case agent || by == dirpb.AtomicsBy_ATOMICS_BY_AGENT:
+		return provider + " (CAS by the memory node's agent)"
+	case by == dirpb.AtomicsBy_ATOMICS_BY_PROXY:
+		return provider + " (CAS proxied to the adapter)"
+	}
+	return provider
+}
+
+// dial connects to the node with the best provider that both ends have and the
+// node admits.
+func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
 	s.mu.Lock()
 	n := s.mu.nodes[id]
 	s.mu.Unlock()
 	if n == nil {
-		return nil, 0, 0, fmt.Errorf("memory node %d is not in the map", id)
+		return nil, 0, "", 0, fmt.Errorf("memory node %d is not in the map", id)
 	}
 	private := append(slices.Clone(s.token), byte(l.ID()), 0, 0, 0)
 	var errs []error
@@ -426,7 +443,7 @@ func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, inc uint6
 			qp, err := d.Dial(ctx, s.core.PD(i), l.CQ(i), e.GetAddr(), private)
 			cancel()
 			if err == nil {
-				return qp, i, n.GetIncarnation(), nil
+				return qp, i, via(d.Name(), e.GetAtomics(), qp.AtomicsByAgent()), n.GetIncarnation(), nil
 			}
 			errs = append(errs, err)
 		}
@@ -440,7 +457,7 @@ func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, inc uint6
 		err = fmt.Errorf("%w: memory node %q does not offer %s (%w)", errNoProvider, n.GetName(), want,
 			cmp.Or(err, errors.New("none tried")))
 	}
-	return nil, 0, 0, err
+	return nil, 0, "", 0, err
 }
 
 // ---- memory ------------------------------------------------------------------

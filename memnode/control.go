@@ -180,7 +180,8 @@ func (n *Node) beat(reg *registration) (*dirpb.HeartbeatReply, error) {
 }
 
 // reset ends a life: nobody may connect, every peer is fenced, then every region
-// is dropped. It returns false when the node is closed first.
+// is dropped and the connections to the adapter, which nobody uses any more, end. It
+// returns false when the node is closed first.
 func (n *Node) reset() bool {
 	n.mu.Lock()
 	n.mu.reg = nil
@@ -198,7 +199,11 @@ func (n *Node) reset() bool {
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if n.dropUnwanted(nil) == 0 {
-			break
+			err := n.closeLoops(n.ctx)
+			if err == nil {
+				break
+			}
+			n.log.Error("cannot close the connections to the adapter; trying again", "err", err)
 		}
 		if !n.wait(pause, nil) {
 			return false

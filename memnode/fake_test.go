@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/sim"
 )
 
 var _ Directory = (*dirclient.Client)(nil)
@@ -53,10 +54,15 @@ type directory struct {
 	last         *dirpb.HeartbeatRequest
 	published    map[uint32]*dirpb.PublishRegionRequest
 	publications int
+
+	// fabric is the network that sim devices of the test are on.
+	fabric  *sim.Fabric
+	devices int // of it, so far
 }
 
 func newDirectory(t *testing.T) *directory {
-	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1"}
+	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1",
+		fabric: sim.New(sim.Options{})}
 }
 
 // change runs fn under the lock.
@@ -219,10 +225,13 @@ func open(t *testing.T, dir *directory, capacity int64, names ...string) (*Node,
 	}
 	for _, name := range names {
 		addr := "127.0.0.1:0"
-		if name == "shm" {
+		switch name {
+		case "shm":
 			addr = fmt.Sprintf("@%s-%d", strings.ReplaceAll(t.Name(), "/", "-"), os.Getpid())
+		case "sim":
+			addr = "" // the fabric's choice
 		}
-		o.Devices = append(o.Devices, DeviceListen{Device: openDevice(t, name), Addr: addr})
+		o.Devices = append(o.Devices, DeviceListen{Device: dir.device(name), Addr: addr})
 	}
 	n, err := Open(t.Context(), o)
 	if err != nil {
@@ -246,13 +255,29 @@ func open(t *testing.T, dir *directory, capacity int64, names ...string) (*Node,
 	return n, log
 }
 
-// openDevice opens a provider's device that must have nothing left at the end.
+// device opens a provider's device that must have nothing left at the end.
+func (d *directory) device(name string) *rdma.Device {
+	d.t.Helper()
+	if name == "sim" {
+		d.mu.Lock()
+		d.devices++
+		dev := rdma.NewDevice("sim", d.fabric.Device(fmt.Sprint("d", d.devices)))
+		d.mu.Unlock()
+		return atEnd(d.t, dev)
+	}
+	return openDevice(d.t, name)
+}
+
 func openDevice(t *testing.T, name string) *rdma.Device {
 	t.Helper()
 	d, err := providers.Open(name, providers.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return atEnd(t, d)
+}
+
+func atEnd(t *testing.T, d *rdma.Device) *rdma.Device {
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -277,7 +302,7 @@ func private(g token.Grant, lane uint32) []byte {
 // dial connects; everything is closed at the test's end, before the node is.
 func dial(t *testing.T, dir *directory, provider string, priv []byte) (*lane, error) {
 	t.Helper()
-	dev := openDevice(t, provider)
+	dev := dir.device(provider)
 	pd, err := dev.AllocPD()
 	if err != nil {
 		t.Fatal(err)

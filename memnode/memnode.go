@@ -17,6 +17,7 @@
 package memnode
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -66,8 +67,9 @@ type Options struct {
 	HugePageBytes int
 	// Lock pins the regions in memory.
 	Lock bool
-	// Devices serve the regions, each at its own address. At least one, each of
-	// another provider, and all with atomics that are atomic with each other's.
+	// Devices serve the regions, each at its own address: at least one, each of
+	// another provider. One whose adapter executes atomics goes with tcp alone,
+	// which then leaves its atomics to that adapter.
 	Devices []DeviceListen
 	// Directory is asked for work. Required.
 	Directory Directory
@@ -129,6 +131,7 @@ func (o *Options) Validate() error {
 	if len(o.Devices) == 0 {
 		bad("Devices is empty")
 	}
+	adapter := o.adapter()
 	seen := map[string]bool{}
 	for i, d := range o.Devices {
 		if d.Device == nil {
@@ -142,18 +145,36 @@ func (o *Options) Validate() error {
 		switch s := d.Device.Caps().AtomicScope; {
 		case s == driver.AtomicNone:
 			bad("Devices[%d]: %s has no atomics", i, d.Device.Name())
-		case len(o.Devices) > 1 && s != driver.AtomicCPU:
-			bad("Devices[%d]: atomics of %s (scope %v) are not atomic with those of another provider", i, d.Device.Name(), s)
+		case adapter == nil || d.Device == adapter || d.Device.Name() == "tcp":
+		case s == driver.AtomicHCA:
+			bad("Devices[%d]: %s and %s each have an adapter execute atomics, and those of one are not atomic with the other's: leave one out",
+				i, adapter.Name(), d.Device.Name())
+		default:
+			bad("Devices[%d]: atomics of %s are CPU instructions, which lose updates beside atomics of %s's adapter: leave %s out, or have %s leave atomics to its agent",
+				i, d.Device.Name(), adapter.Name(), d.Device.Name(), adapter.Name())
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// adapter is the first device whose adapter executes atomics, or nil.
+func (o *Options) adapter() *rdma.Device {
+	for _, d := range o.Devices {
+		if d.Device != nil && d.Device.Caps().AtomicScope == driver.AtomicHCA {
+			return d.Device
+		}
+	}
+	return nil
 }
 
 // Node is a running memory node.
 type Node struct {
 	o       Options
 	log     *slog.Logger
-	devices []*device
+	devices []*device // hca first, so that what leans on it ends before it
+	// hca executes the atomics of every device; nil: CPUs do.
+	hca     *device
+	loopKey [loopKeySize]byte
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -175,7 +196,8 @@ type Node struct {
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
 		failures  map[uint32]*failure
-		used      int64 // bytes of regions, made or being made
+		loops     map[uint32]*loop // by namespace
+		used      int64            // bytes of regions, made or being made
 		heartbeat time.Time
 		err       error // of the last exchange with the directory
 		clusterID string
@@ -218,8 +240,14 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	n.mu.fencing = map[uint32]*fence{}
 	n.mu.regions = map[uint32]*region{}
 	n.mu.failures = map[uint32]*failure{}
+	n.mu.loops = map[uint32]*loop{}
+	_, _ = rand.Read(n.loopKey[:]) // never fails
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	for _, dl := range o.Devices {
+	devices := slices.Clone(o.Devices)
+	slices.SortStableFunc(devices, func(a, b DeviceListen) int {
+		return cmp.Compare(a.Device.Caps().AtomicScope, b.Device.Caps().AtomicScope) // HCA before CPU
+	})
+	for _, dl := range devices {
 		err := ctx.Err()
 		if err == nil {
 			err = n.listen(dl)
@@ -234,6 +262,9 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 
 func (n *Node) listen(dl DeviceListen) error {
 	d := &device{dev: dl.Device, pds: map[uint32]*rdma.PD{}}
+	if dl.Device.Caps().AtomicScope == driver.AtomicHCA {
+		n.hca = d
+	}
 	l, err := dl.Device.Listen(dl.Addr, rdma.ListenOptions{
 		Accept: func(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) { return n.accept(d, r) },
 		Closed: n.gone,
@@ -247,8 +278,8 @@ func (n *Node) listen(dl DeviceListen) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", dl.Device.Name(), err)
 	}
-	d.endpoint = &dirpb.Endpoint{Provider: dl.Device.Name(), Addr: addr}
-	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr)
+	d.endpoint = &dirpb.Endpoint{Provider: dl.Device.Name(), Addr: addr, Atomics: n.atomicsBy(dl.Device)}
+	n.log.Info("memory node listens", "provider", dl.Device.Name(), "addr", l.Addr(), "advertise", addr, "atomics", d.endpoint.Atomics)
 	return nil
 }
 
@@ -302,7 +333,12 @@ func (n *Node) Close() error {
 		n.cancel()
 		n.wg.Wait()
 		var errs []error
-		for _, d := range n.devices {
+		for _, d := range slices.Backward(n.devices) {
+			if d == n.hca { // no other listener is left
+				if err := n.closeLoops(context.Background()); err != nil {
+					errs = append(errs, err)
+				}
+			}
 			if err := d.listener.Close(); err != nil {
 				errs = append(errs, fmt.Errorf("%s: close listener: %w", d.dev.Name(), err))
 			}

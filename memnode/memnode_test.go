@@ -15,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
 
@@ -453,6 +454,8 @@ func TestOptions(t *testing.T) {
 	dir := newDirectory(t)
 	tcp, shm := openDevice(t, "tcp"), openDevice(t, "shm")
 	simulated := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("m"))
+	another := rdma.NewDevice("another", sim.New(sim.Options{}).Device("m"))
+	none := rdma.NewDevice("none", atomicless{simulated.Driver()})
 	good := Options{Name: "m", CapacityBytes: 1, Directory: dir, Devices: []DeviceListen{{Device: tcp, Addr: "127.0.0.1:0"}}}
 	for want, change := range map[string]func(*Options){
 		"Name":                  func(o *Options) { o.Name = "" },
@@ -462,9 +465,15 @@ func TestOptions(t *testing.T) {
 		"Devices is empty":      func(o *Options) { o.Devices = nil },
 		"Device is missing":     func(o *Options) { o.Devices = []DeviceListen{{}} },
 		"a second tcp device":   func(o *Options) { o.Devices = append(slices.Clone(o.Devices), o.Devices[0]) },
-		"not atomic with":       func(o *Options) { o.Devices = append(slices.Clone(o.Devices), DeviceListen{Device: simulated}) },
-		"FenceTimeout":          func(o *Options) { o.FenceTimeout = -1 },
-		"cannot dial":           func(o *Options) { o.Devices = []DeviceListen{{Device: tcp, Addr: "0.0.0.0:0"}} },
+		"none has no atomics":   func(o *Options) { o.Devices = []DeviceListen{{Device: none}} },
+		"leave shm out, or have sim leave atomics to its agent": func(o *Options) {
+			o.Devices = []DeviceListen{{Device: shm}, {Device: tcp}, {Device: simulated}}
+		},
+		"sim and another each have an adapter": func(o *Options) {
+			o.Devices = []DeviceListen{{Device: tcp}, {Device: simulated}, {Device: another}}
+		},
+		"FenceTimeout": func(o *Options) { o.FenceTimeout = -1 },
+		"cannot dial":  func(o *Options) { o.Devices = []DeviceListen{{Device: tcp, Addr: "0.0.0.0:0"}} },
 		"listen": func(o *Options) {
 			o.Devices = append(slices.Clone(o.Devices), DeviceListen{Device: shm, Addr: "/nonexistent/dir/socket"})
 		},
@@ -480,6 +489,11 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+// atomicless is a device without atomics.
+type atomicless struct{ driver.Device }
+
+func (atomicless) Caps() driver.Caps { return driver.Caps{AtomicScope: driver.AtomicNone} }
 
 func TestAdvertised(t *testing.T) {
 	for _, c := range [][3]string{

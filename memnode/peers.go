@@ -52,6 +52,9 @@ func (n *Node) accept(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, err
 }
 
 func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+	if d == n.hca && len(r.Private) == loopPrivateSize {
+		return n.admitLoop(r)
+	}
 	if len(r.Private) != privateSize {
 		return nil, 0, fmt.Errorf("private data of %d bytes, want %d", len(r.Private), privateSize)
 	}

@@ -170,9 +170,13 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 			break
 		}
 	}
+	var l *loop
+	if err == nil {
+		l, err = n.loopLocked(w.GetNamespaceId())
+	}
 	n.mu.Unlock()
 	if err == nil {
-		err = n.fill(r, reg, pds)
+		err = n.fill(r, reg, pds, l)
 	}
 	n.mu.Lock()
 	n.mu.regions[w.GetPgId()] = r
@@ -184,8 +188,9 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 	return r, nil
 }
 
-// fill gives r its memory, header, MRs and keys.
-func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD) (err error) {
+// fill gives r its memory, header, MRs and keys. Atomics of devices other than the
+// adapter's go by l.
+func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err error) {
 	w := r.want
 	alloc, shared := n.devices[0].dev, false
 	for _, d := range n.devices {
@@ -210,6 +215,11 @@ func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD) (err error) {
 		IndexBytes:  w.GetIndexBytes(),
 		Incarnation: reg.incarnation,
 	})
+	if l != nil {
+		if err := l.ready(); err != nil {
+			return err
+		}
+	}
 	index, size := int64(w.GetIndexBytes()), int64(w.GetRegionBytes())
 	for i, d := range n.devices {
 		im, err := pds[i].RegMR(r.mem, 0, index, rdma.AccessRemoteRead|rdma.AccessRemoteAtomic)
@@ -217,6 +227,11 @@ func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD) (err error) {
 			return fmt.Errorf("index: %w", err)
 		}
 		r.mrs = append(r.mrs, im)
+		if l != nil && d != n.hca {
+			if err := im.ProxyAtomics(l.on(r.mrs[0])); err != nil { // the adapter's index
+				return fmt.Errorf("leave atomics of %s to the adapter of %s: %w", d.dev.Name(), n.hca.dev.Name(), err)
+			}
+		}
 		hm, err := pds[i].RegMR(r.mem, index, size-index, rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
 		if err != nil {
 			return fmt.Errorf("heap: %w", err)

@@ -36,6 +36,7 @@ type (
 	Memory       = driver.Memory
 	AllocOptions = driver.AllocOptions
 	QPState      = driver.QPState
+	AtomicFunc   = driver.AtomicFunc
 )
 
 const (
@@ -239,6 +240,17 @@ func (m *MR) RKey() uint64 { return m.d.RKey() }
 // Base is the remote address of the first byte.
 func (m *MR) Base() uint64 { return m.d.Base() }
 
+// ProxyAtomics has f execute the atomics on the MR; see driver.AtomicProxier. It is
+// ErrNotSupport where the device executes them.
+func (m *MR) ProxyAtomics(f AtomicFunc) error {
+	p, ok := m.d.(driver.AtomicProxier)
+	if !ok {
+		return driver.ErrNotSupport
+	}
+	p.ProxyAtomics(f)
+	return nil
+}
+
 // Bytes is the registered memory itself.
 func (m *MR) Bytes() []byte { return m.bytes }
 
@@ -312,6 +324,13 @@ func (q *QP) Abort() error {
 		return a.Abort()
 	}
 	return q.d.Close()
+}
+
+// AtomicsByAgent tells whether this connection's atomics are messages that the
+// memory node's CPU answers.
+func (q *QP) AtomicsByAgent() bool {
+	a, ok := q.d.(driver.AgentAtomics)
+	return ok && a.AtomicsByAgent()
 }
 
 // PostSend posts wrs behind one doorbell and returns how many were taken; see

@@ -60,13 +60,15 @@ type app struct {
 	directory []string
 	namespace string
 	provider  string
-	timeout   time.Duration
-	output    string
-	hex       bool
-	tlsCA     string
-	tlsCert   string
-	tlsKey    string
-	insecure  bool
+	// rdmaDevice is verbs.Options.Device.
+	rdmaDevice string
+	timeout    time.Duration
+	output     string
+	hex        bool
+	tlsCA      string
+	tlsCert    string
+	tlsKey     string
+	insecure   bool
 
 	// backend reaches the store; tests put another in its place.
 	backend func(*app) (backend, error)
@@ -201,7 +203,7 @@ func exitCode(err error) int {
 		return exitNo
 	case is(client.ErrInvalid, client.ErrNoNamespace, providers.ErrUnknown):
 		return exitUsage
-	case is(client.ErrUnavailable, client.ErrFull, client.ErrClosed, dirclient.ErrUnavailable, dirclient.ErrClosed,
+	case is(client.ErrUnavailable, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
 		context.Canceled, context.DeadlineExceeded):
 		return exitUnavailable
 	case is(fs.ErrNotExist, fs.ErrPermission, fs.ErrExist):
@@ -234,6 +236,7 @@ func (a *app) root() *cobra.Command {
 	f.StringSliceVar(&a.directory, "directory", []string{"127.0.0.1:7400"}, "gRPC addresses of directory nodes")
 	f.StringVar(&a.namespace, "namespace", "default", "namespace to work in")
 	f.StringVar(&a.provider, "provider", "", "force a provider: "+strings.Join(providers.Names(), ", ")+", or sim for a private in-process store (default: the best that both ends have)")
+	f.StringVar(&a.rdmaDevice, "rdma-device", "", "RDMA adapter to use: NAME, NAME/PORT or NAME/PORT/GIDINDEX (default: the best)")
 	f.DurationVar(&a.timeout, "timeout", 5*time.Second, "limit of one operation, and of finding the store")
 	f.StringVarP(&a.output, "output", "o", "table", "output format: table or json")
 	f.BoolVar(&a.hex, "hex", false, "keys are given and shown in hexadecimal")
@@ -250,7 +253,7 @@ func (a *app) root() *cobra.Command {
 	a.addKeyCommands(root)
 	a.addTreeCommands(root)
 	a.addClusterCommands(root)
-	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.dumpCommand(), a.checkCommand())
+	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.dumpCommand(), a.checkCommand(), a.doctorCommand())
 	return root
 }
 

@@ -230,7 +230,7 @@ func mapTo[T, U any](in []T, f func(T) U) []U {
 // short drops the prefix of an enum's name: "NODE_UP" is "up".
 func short(e fmt.Stringer) string {
 	s := e.String()
-	for _, p := range []string{"NODE_STATE_", "NODE_", "PG_STATE_", "PG_", "NAMESPACE_MODE_", "NAMESPACE_", "SESSION_LIFE_", "SESSION_", "JOB_KIND_", "JOB_"} {
+	for _, p := range []string{"NODE_STATE_", "NODE_", "PG_STATE_", "PG_", "NAMESPACE_MODE_", "NAMESPACE_", "SESSION_LIFE_", "SESSION_", "JOB_KIND_", "JOB_", "ATOMICS_BY_"} {
 		if rest, ok := strings.CutPrefix(s, p); ok {
 			return strings.ToLower(rest)
 		}
@@ -255,13 +255,22 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 	for _, n := range nodes {
 		var ends []string
 		for _, e := range n.GetEndpoints() {
-			ends = append(ends, e.GetProvider()+" "+e.GetAddr())
+			ends = append(ends, endpointText(e))
 		}
 		rows = append(rows, row{n.GetId(), n.GetName(), short(n.GetState()), yesNo(n.GetDraining()), regionsOn(st.GetMap(), n.GetId()), bytesText(n.GetCapacityBytes()), bytesText(n.GetUsedBytes()),
 			n.GetDomain(), strings.Join(ends, ", ")})
 	}
 	a.printTable(row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Domain", "Endpoints"}, rows)
 	return nil
+}
+
+// endpointText says who executes atomics where a CPU alone does not go without saying.
+func endpointText(e *dirpb.Endpoint) string {
+	s := e.GetProvider() + " " + e.GetAddr()
+	if by := e.GetAtomics(); by > dirpb.AtomicsBy_ATOMICS_BY_CPU {
+		s += " atomics=" + short(by)
+	}
+	return s
 }
 
 // printProtos prints one line of JSON a message.

@@ -9,8 +9,10 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -20,23 +22,22 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
+	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 // perfRegion is how much memory the passive side lends, and so the longest
 // message.
 const perfRegion = 4 << 20
 
-// perfPrivate opens a connection's private data.
-const perfPrivate = "kvctl perf 1"
-
 type perfOptions struct {
-	verbs   []string
-	sizes   []string
-	iters   int
-	depth   int
-	server  bool
-	listen  string
-	connect string
+	verbs         []string
+	sizes         []string
+	iters         int
+	depth         int
+	server        bool
+	listen        string
+	connect       string
+	passiveDevice string
 }
 
 func (a *app) perfCommand() *cobra.Command {
@@ -46,38 +47,54 @@ func (a *app) perfCommand() *cobra.Command {
 		Short: "Measure latency and bandwidth of each verb, without the store",
 		Long: "Measure READ, WRITE, CMP_AND_SWP and FETCH_ADD of one provider between two\n" +
 			"processes of this machine, as perftest's ib_read_lat and ib_read_bw do: latency\nwith one verb at a time, bandwidth with chains of --depth. No store is needed.\n\n" +
+			"Latency is the time from one post to the next, the completion being waited for by\npolling, as perftest does; after " + perfSpin.String() + " without one (over tcp at once) the wait sleeps\nuntil there is a completion.\n\n" +
+			"--verbs PINGPONG measures WRITE as ib_write_lat does (WRITE_PINGPONG): half the\ntime of a WRITE there and one back, each seen by polling memory. It keeps a\nprocessor busy on either side, and the passive side connects back.\n\n" +
 			"Between two machines: kvctl perf --server --provider tcp --listen HOST:PORT\nprints what to pass to kvctl perf --connect on the other.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			provider := cmp.Or(a.provider, "shm")
-			if o.server {
+			switch {
+			case o.passiveDevice != "" && (o.server || o.connect != ""):
+				return usagef("--passive-device: is for the passive side that this command starts; give the other --rdma-device")
+			case o.passiveDevice != "" && provider != "verbs":
+				return usagef("--passive-device: provider %s has no adapters", provider)
+			case o.server:
 				return a.perfServe(cmd.Context(), provider, o.listen)
 			}
 			p, err := o.plan()
 			if err != nil {
 				return err
 			}
-			return a.perfRun(cmd.Context(), provider, o.connect, p)
+			return a.perfRun(cmd.Context(), provider, o, p)
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.verbs, "verbs", []string{"READ", "WRITE", "CMP_AND_SWP", "FETCH_ADD"}, "verbs to measure")
+	f.StringSliceVar(&o.verbs, "verbs", []string{"READ", "WRITE", "CMP_AND_SWP", "FETCH_ADD"}, "verbs to measure; also PINGPONG")
 	f.StringSliceVar(&o.sizes, "sizes", []string{"8", "64", "256", "4KiB", "64KiB", "1MiB"}, "message sizes of READ and WRITE")
 	f.IntVar(&o.iters, "iters", 5000, "verbs a measurement")
 	f.IntVar(&o.depth, "depth", 32, "verbs behind one doorbell when measuring bandwidth")
 	f.BoolVar(&o.server, "server", false, "be the passive side until stdin ends")
 	f.StringVar(&o.listen, "listen", "", "passive side's address (default: a private one)")
 	f.StringVar(&o.connect, "connect", "", "what a passive side printed")
+	f.StringVar(&o.passiveDevice, "passive-device", "", "RDMA adapter of the passive side that is started (default: as --rdma-device)")
 	return c
 }
 
 // perfCase is one line of the result.
 type perfCase struct {
-	op    rdma.Opcode
-	bytes int
-	iters int
-	depth int
+	op       rdma.Opcode
+	pingpong bool // WRITEs back and forth
+	bytes    int
+	iters    int
+	depth    int
+}
+
+func (c perfCase) String() string {
+	if c.pingpong {
+		return "WRITE_PINGPONG"
+	}
+	return c.op.String()
 }
 
 func (o *perfOptions) plan() (cases []perfCase, err error) {
@@ -96,19 +113,35 @@ func (o *perfOptions) plan() (cases []perfCase, err error) {
 		sizes = append(sizes, int(n))
 	}
 	for _, v := range o.verbs {
-		op, ok := map[string]rdma.Opcode{"READ": rdma.OpRead, "WRITE": rdma.OpWrite, "CAS": rdma.OpCmpAndSwp,
-			"CMP_AND_SWP": rdma.OpCmpAndSwp, "FETCH_ADD": rdma.OpFetchAdd}[strings.ToUpper(v)]
-		switch {
-		case !ok:
-			return nil, usagef("--verbs %q: want READ, WRITE, CMP_AND_SWP or FETCH_ADD", v)
-		case op.IsAtomic():
-			cases = append(cases, perfCase{op, 8, o.iters, o.depth})
+		c := perfCase{bytes: 8, iters: o.iters, depth: o.depth}
+		switch strings.ToUpper(v) {
+		case "READ":
+			c.op = rdma.OpRead
+		case "WRITE":
+			c.op = rdma.OpWrite
+		case "PINGPONG", "WRITE_PINGPONG":
+			c.op, c.pingpong, c.depth = rdma.OpWrite, true, 1
+		case "CAS", "CMP_AND_SWP":
+			c.op = rdma.OpCmpAndSwp
+		case "FETCH_ADD":
+			c.op = rdma.OpFetchAdd
 		default:
-			for _, n := range sizes {
-				// Long messages: as many bytes, not as many messages.
-				iters := min(o.iters, max(o.iters*4096/max(n, 4096), 20))
-				cases = append(cases, perfCase{op, n, iters, max(min(o.depth, perfRegion/n), 1)})
+			return nil, usagef("--verbs %q: want READ, WRITE, CMP_AND_SWP, FETCH_ADD or PINGPONG", v)
+		}
+		if c.op.IsAtomic() {
+			cases = append(cases, c)
+			continue
+		}
+		for _, n := range sizes {
+			if c.pingpong && n < 8 {
+				return nil, usagef("--sizes %d: PINGPONG wants at least 8 bytes, for a counter", n)
 			}
+			// Long messages: as many bytes, not as many messages.
+			c.bytes, c.iters = n, min(o.iters, max(o.iters*4096/max(n, 4096), 20))
+			if !c.pingpong {
+				c.depth = max(min(o.depth, perfRegion/n), 1)
+			}
+			cases = append(cases, c)
 		}
 	}
 	return cases, nil
@@ -128,26 +161,29 @@ type perfResult struct {
 	Depth       int     `json:"depth"`
 }
 
-func (a *app) perfRun(ctx context.Context, provider, connect string, cases []perfCase) (err error) {
+func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases []perfCase) (err error) {
 	var dev *rdma.Device
-	var to string
+	to := o.connect
+	pingpong := slices.ContainsFunc(cases, func(c perfCase) bool { return c.pingpong })
 	switch {
 	case provider == "sim":
-		if connect != "" {
+		if to != "" {
 			return usagef("--connect: provider sim lives in one process")
 		}
+		if pingpong {
+			return usagef("--verbs PINGPONG: provider sim moves bytes only while somebody polls for completions, so polling memory would see nothing")
+		}
 		f := sim.New(sim.Options{Seed: 1})
-		passive := rdma.NewDevice("sim", f.Device("passive"))
-		l, stop, err := perfListen(passive, "sim", "")
+		s, err := perfListen(rdma.NewDevice("sim", f.Device("passive")), "")
 		if err != nil {
 			return err
 		}
-		defer a.closed("passive side", stop)
-		to, dev = l, rdma.NewDevice("sim", f.Device("active"))
-	case connect != "":
-		to, provider = connect, strings.SplitN(connect, ",", 2)[0]
+		defer a.closed("passive side", s.close)
+		to, dev = s.to(), rdma.NewDevice("sim", f.Device("active"))
+	case to != "":
+		provider, _, _ = strings.Cut(to, ",")
 	default:
-		child, line, err := a.perfFork(ctx, provider)
+		child, line, err := a.perfFork(ctx, provider, o.passiveDevice)
 		if err != nil {
 			return err
 		}
@@ -155,12 +191,8 @@ func (a *app) perfRun(ctx context.Context, provider, connect string, cases []per
 		to = line
 	}
 	if dev == nil {
-		cfg, err := a.tlsConfig()
-		if err != nil {
+		if dev, err = a.perfOpen(provider); err != nil {
 			return err
-		}
-		if dev, err = providers.Open(provider, providers.Options{TLSClient: cfg}); err != nil {
-			return fmt.Errorf("--provider: %w", err)
 		}
 	}
 	defer a.closed("device", dev.Close)
@@ -171,12 +203,21 @@ func (a *app) perfRun(ctx context.Context, provider, connect string, cases []per
 		return err
 	}
 	defer a.closed("connection", p.close)
+	if pingpong {
+		if p.home, err = a.perfHome(provider, p.addr); err != nil {
+			return err
+		}
+	}
 
 	var results []perfResult
 	for _, c := range cases {
-		r, err := p.measure(ctx, c, a.timeout)
+		measure := p.measure
+		if c.pingpong {
+			measure = p.pingpong
+		}
+		r, err := measure(ctx, c, a.timeout)
 		if err != nil {
-			return fmt.Errorf("%v of %d bytes: %w", c.op, c.bytes, err)
+			return fmt.Errorf("%v of %d bytes: %w", c, c.bytes, err)
 		}
 		results = append(results, r)
 	}
@@ -195,74 +236,117 @@ func (a *app) perfRun(ctx context.Context, provider, connect string, cases []per
 
 // ---- the passive side ------------------------------------------------------
 
-// perfListen lends perfRegion bytes to whoever connects and knows their key. It
-// returns what the active side needs.
-func perfListen(dev *rdma.Device, provider, addr string) (to string, stop func() error, err error) {
-	var undo []func() error
-	stop = func() error {
-		var errs []error
-		for i := len(undo) - 1; i >= 0; i-- {
-			errs = append(errs, undo[i]())
-		}
-		return errors.Join(errs...)
+// perfOpen opens the device of either side; both connect and listen.
+func (a *app) perfOpen(provider string) (*rdma.Device, error) {
+	cfg, err := a.tlsConfig()
+	if err != nil {
+		return nil, err
 	}
+	dev, err := providers.Open(provider, providers.Options{TLSServer: cfg, TLSClient: cfg, Verbs: verbs.Options{Device: a.rdmaDevice}})
+	if err != nil {
+		return nil, fmt.Errorf("--provider: %w", err)
+	}
+	return dev, nil
+}
+
+// perfPassive lends perfRegion bytes to whoever connects and knows their key, and
+// answers one ping-pong at a time.
+type perfPassive struct {
+	dev *rdma.Device
+	mem *rdma.Memory
+	pd  *rdma.PD
+	mr  *rdma.MR
+	l   rdma.Listener
+
+	// limit bounds the silence between two messages of a ping-pong.
+	limit time.Duration
+	// failed hears why a ping-pong ended before the active side closed it.
+	failed func(error)
+	echoes sync.WaitGroup
+	mu     struct {
+		sync.Mutex
+		peer   rdma.Peer          // of the ping-pong that is under way
+		stop   context.CancelFunc // of the same; nil while there is none
+		closed bool
+	}
+}
+
+const perfRights = rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic
+
+// perfListen owns dev also when it fails.
+func perfListen(dev *rdma.Device, addr string) (s *perfPassive, err error) {
+	s = &perfPassive{dev: dev, limit: 5 * time.Second, failed: func(error) {}}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, stop())
+			err = errors.Join(err, s.close())
 		}
 	}()
-	undo = append(undo, dev.Close)
-	m, err := dev.Alloc(perfRegion, rdma.AllocOptions{Name: "kvctl-perf", Shared: true})
-	if err != nil {
-		return "", nil, err
+	if s.mem, err = dev.Alloc(perfRegion, rdma.AllocOptions{Name: "kvctl-perf", Shared: true}); err != nil {
+		return s, err
 	}
-	undo = append(undo, m.Free)
-	pd, err := dev.AllocPD()
-	if err != nil {
-		return "", nil, err
+	if s.pd, err = dev.AllocPD(); err != nil {
+		return s, err
 	}
-	undo = append(undo, pd.Dealloc)
-	const rights = rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic
-	mr, err := pd.RegMR(m, 0, perfRegion, rights)
-	if err != nil {
-		return "", nil, err
+	if s.mr, err = s.pd.RegMR(s.mem, 0, perfRegion, perfRights); err != nil {
+		return s, err
 	}
-	undo = append(undo, mr.Deregister)
-	if addr == "" {
-		addr = map[string]string{"tcp": "127.0.0.1:0", "shm": fmt.Sprintf("@kvctl-perf-%d", os.Getpid())}[provider]
-		addr = cmp.Or(addr, "perf")
+	switch {
+	case addr != "":
+	case dev.Name() == "shm":
+		addr = fmt.Sprintf("@kvctl-perf-%d", os.Getpid())
+	case dev.Name() == "sim":
+		addr = "perf"
+	default:
+		addr = "127.0.0.1:0"
 	}
-	l, err := dev.Listen(addr, rdma.ListenOptions{Accept: func(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
-		if string(r.Private) != perfPrivate {
-			return nil, 0, errors.New("not kvctl perf of this version")
-		}
-		return pd, rights, nil
-	}})
-	if err != nil {
-		return "", nil, err
+	s.l, err = dev.Listen(addr, rdma.ListenOptions{Accept: s.accept, Closed: s.gone})
+	return s, err
+}
+
+// to is what the active side needs.
+func (s *perfPassive) to() string {
+	return fmt.Sprintf("%s,%s,%#x,%#x", s.dev.Name(), s.l.Addr(), s.mr.RKey(), s.mr.Base())
+}
+
+func (s *perfPassive) close() error {
+	var errs []error
+	if s.l != nil {
+		errs = append(errs, s.l.Close())
 	}
-	undo = append(undo, l.Close)
-	return fmt.Sprintf("%s,%s,%#x,%#x", provider, l.Addr(), mr.RKey(), mr.Base()), stop, nil
+	s.mu.Lock()
+	s.mu.closed = true
+	if s.mu.stop != nil {
+		s.mu.stop()
+	}
+	s.mu.Unlock()
+	s.echoes.Wait()
+	if s.mr != nil {
+		errs = append(errs, s.mr.Deregister())
+	}
+	if s.pd != nil {
+		errs = append(errs, s.pd.Dealloc())
+	}
+	if s.mem != nil {
+		errs = append(errs, s.mem.Free())
+	}
+	return errors.Join(append(errs, s.dev.Close())...)
 }
 
 func (a *app) perfServe(ctx context.Context, provider, addr string) error {
-	cfg, err := a.tlsConfig()
-	if err != nil {
-		return err
-	}
-	if provider == "tcp" && addr != "" && cfg == nil && !a.insecure && !isLoopback(addr) {
+	if provider != "shm" && addr != "" && a.tlsCA == "" && !a.insecure && !isLoopback(addr) {
 		return usagef("--listen %s is not a loopback address: want TLS flags, or --insecure", addr)
 	}
-	dev, err := providers.Open(provider, providers.Options{TLSServer: cfg, TLSClient: cfg})
-	if err != nil {
-		return fmt.Errorf("--provider: %w", err)
-	}
-	to, stop, err := perfListen(dev, provider, addr)
+	dev, err := a.perfOpen(provider)
 	if err != nil {
 		return err
 	}
-	defer a.closed("passive side", stop)
-	fmt.Fprintln(a.stdout, to)
+	s, err := perfListen(dev, addr)
+	if err != nil {
+		return err
+	}
+	defer a.closed("passive side", s.close)
+	s.limit, s.failed = a.timeout, func(err error) { a.say("kvctl perf --server: %s", oneLine(err.Error())) }
+	fmt.Fprintln(a.stdout, s.to())
 	if err := a.flush(); err != nil {
 		return err
 	}
@@ -280,13 +364,13 @@ func (a *app) perfServe(ctx context.Context, provider, addr string) error {
 }
 
 // perfFork starts the passive side in a process of its own.
-func (a *app) perfFork(ctx context.Context, provider string) (stop func() error, to string, err error) {
+func (a *app) perfFork(ctx context.Context, provider, device string) (stop func() error, to string, err error) {
 	self, err := a.self()
 	if err != nil {
 		return nil, "", err
 	}
-	args := append(self[1:], "perf", "--server", "--provider", provider)
-	for _, f := range [][2]string{{"--tls-ca", a.tlsCA}, {"--tls-cert", a.tlsCert}, {"--tls-key", a.tlsKey}} {
+	args := append(self[1:], "perf", "--server", "--provider", provider, "--timeout", a.timeout.String())
+	for _, f := range [][2]string{{"--rdma-device", cmp.Or(device, a.rdmaDevice)}, {"--tls-ca", a.tlsCA}, {"--tls-cert", a.tlsCert}, {"--tls-key", a.tlsKey}} {
 		if f[1] != "" {
 			args = append(args, f[0], f[1])
 		}
@@ -323,14 +407,20 @@ func (a *app) perfFork(ctx context.Context, provider string) (stop func() error,
 // perfConn is one connection with its registered buffer.
 type perfConn struct {
 	dev        *rdma.Device
+	addr, home string // the passive side's; where this side listens for ping-pongs
 	mem        *rdma.Memory
 	pd         *rdma.PD
 	mr         *rdma.MR
 	cq         *rdma.CQ
 	qp         *rdma.QP
 	rkey, base uint64
-	wrs        []rdma.WR
-	wcs        []rdma.WC
+	wcs        [1]rdma.WC
+	// spin is how long a wait polls before it sleeps.
+	spin  time.Duration
+	timer *time.Timer // of a wait that sleeps
+	begin time.Time   // what stamps count from
+	// stamps are one batch's; the histogram is filled between batches.
+	stamps [4096]int64
 }
 
 // perfBuffer holds two chains of the longest kind.
@@ -341,7 +431,11 @@ func perfDial(ctx context.Context, dev *rdma.Device, to string) (_ *perfConn, er
 	if len(f) != 4 || f[0] != dev.Name() {
 		return nil, usagef("--connect %q: want provider,address,rkey,base of a passive side", to)
 	}
-	p := &perfConn{dev: dev, wcs: make([]rdma.WC, 16)}
+	p := &perfConn{dev: dev, addr: f[1], spin: perfSpin, timer: time.NewTimer(time.Hour), begin: time.Now()}
+	if dev.Name() == "tcp" {
+		// Completions come through goroutines that a busy one would keep from running.
+		p.spin = 0
+	}
 	if p.rkey, err = strconv.ParseUint(f[2], 0, 64); err != nil {
 		return nil, usagef("--connect: rkey %q", f[2])
 	}
@@ -365,7 +459,7 @@ func perfDial(ctx context.Context, dev *rdma.Device, to string) (_ *perfConn, er
 	if p.cq, err = dev.CreateCQ(256); err != nil {
 		return nil, err
 	}
-	if p.qp, err = dev.Dial(ctx, p.pd, p.cq, f[1], []byte(perfPrivate)); err != nil {
+	if p.qp, err = dev.Dial(ctx, p.pd, p.cq, p.addr, []byte(perfPlain)); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -373,6 +467,7 @@ func perfDial(ctx context.Context, dev *rdma.Device, to string) (_ *perfConn, er
 
 func (p *perfConn) close() error {
 	var errs []error
+	p.timer.Stop()
 	if p.qp != nil {
 		errs = append(errs, p.qp.Close())
 	}
@@ -391,47 +486,96 @@ func (p *perfConn) close() error {
 	return errors.Join(errs...)
 }
 
-// post rings one doorbell for n verbs; only the last is signaled. half chooses
-// the half of the buffer, so that two chains can be under way.
-func (p *perfConn) post(c perfCase, n, half int) error {
-	p.wrs = p.wrs[:0]
-	for i := range n {
+// chain makes the WRs of one doorbell with n verbs; only the last is signaled.
+// half chooses the half of the buffer, so that two chains can be under way.
+func (p *perfConn) chain(c perfCase, n, half int) []rdma.WR {
+	wrs := make([]rdma.WR, n)
+	for i := range wrs {
 		off := half*perfRegion + i*((c.bytes+63)&^63)%perfRegion
 		if off+c.bytes > (half+1)*perfRegion {
 			off = half * perfRegion
 		}
-		w := rdma.WR{ID: uint64(half), Op: c.op, Local: p.mr.Bytes()[off : off+c.bytes : off+c.bytes], LKey: p.mr.LKey(),
+		w := &wrs[i]
+		*w = rdma.WR{ID: uint64(half), Op: c.op, Local: p.mr.Bytes()[off : off+c.bytes : off+c.bytes], LKey: p.mr.LKey(),
 			RemoteAddr: p.base + uint64(off-half*perfRegion), RKey: p.rkey, Swap: 1}
 		if c.op.IsAtomic() {
 			w.RemoteAddr = p.base
 		}
-		if i == n-1 {
-			w.Flags = rdma.Signaled
-		}
-		p.wrs = append(p.wrs, w)
 	}
-	_, err := p.qp.PostSend(p.wrs)
-	return err
+	wrs[n-1].Flags = rdma.Signaled
+	return wrs
 }
 
-// wait takes one completion.
-func (p *perfConn) wait(ctx context.Context, limit *time.Timer) error {
-	for {
-		n := p.cq.Poll(p.wcs[:1])
-		if n == 1 {
+// perfSpin is long against any adapter's latency.
+const perfSpin = time.Millisecond
+
+// wait takes one completion. It polls for p.spin, and then sleeps until there may
+// be one; the clock is read now and then only.
+func (p *perfConn) wait(ctx context.Context, limit time.Duration) error {
+	var began time.Duration
+	for polls := 0; ; polls++ {
+		if p.cq.Poll(p.wcs[:]) == 1 {
 			if p.wcs[0].Status != driver.Success {
 				return &rdma.WCError{WC: p.wcs[0]}
 			}
 			return nil
 		}
+		if p.spin > 0 {
+			if polls%32 != 0 {
+				continue
+			}
+			now := time.Since(p.begin)
+			if polls == 0 {
+				began = now
+			}
+			if now-began < p.spin {
+				continue
+			}
+		}
+		p.timer.Reset(limit)
 		select {
 		case <-p.cq.Ready():
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-limit.C:
+		case <-p.timer.C:
 			return fmt.Errorf("no completion: %w", context.DeadlineExceeded)
 		}
 	}
+}
+
+// latency times iters runs of f behind a tenth as many to warm up. A run lasts
+// from the end of the one before to its own: the clock is read once a run, as
+// perftest does, and nothing else happens in between.
+func (p *perfConn) latency(iters int, f func() error) (*hdrhistogram.Histogram, error) {
+	h := hdrhistogram.New(1, int64(time.Minute), 3)
+	for i := -iters / 10; i < iters; {
+		until := iters
+		if i < 0 {
+			until = 0
+		}
+		batch := p.stamps[:min(until-i, len(p.stamps))]
+		last := int64(time.Since(p.begin))
+		for j := range batch {
+			if err := f(); err != nil {
+				return nil, err
+			}
+			batch[j] = int64(time.Since(p.begin))
+		}
+		for _, stamp := range batch {
+			if i >= 0 {
+				_ = h.RecordValue(stamp - last)
+			}
+			last = stamp
+			i++
+		}
+	}
+	return h, nil
+}
+
+// take copies the latencies; each is the time of per verbs.
+func (r *perfResult) take(h *hdrhistogram.Histogram, per int64) {
+	r.MinNanos, r.MedianNanos, r.P99Nanos = h.Min()/per, h.ValueAtQuantile(50)/per, h.ValueAtQuantile(99)/per
+	r.AvgNanos = h.Mean() / float64(per)
 }
 
 // minBandwidthTime is how long bandwidth is measured at least; the iterations
@@ -440,43 +584,37 @@ const minBandwidthTime = 100 * time.Millisecond
 
 // measure runs one case; limit is for a single wait.
 func (p *perfConn) measure(ctx context.Context, c perfCase, limit time.Duration) (perfResult, error) {
-	t := time.NewTimer(limit)
-	defer t.Stop()
-	r := perfResult{Verb: c.op.String(), Bytes: c.bytes, Iterations: c.iters, Depth: c.depth}
-	h := hdrhistogram.New(1, int64(time.Minute), 3)
-	for i := range c.iters + c.iters/10 {
-		t.Reset(limit)
-		begin := time.Now()
-		if err := p.post(c, 1, 0); err != nil {
-			return r, err
+	r := perfResult{Verb: c.String(), Bytes: c.bytes, Iterations: c.iters, Depth: c.depth}
+	one := p.chain(c, 1, 0)
+	h, err := p.latency(c.iters, func() error {
+		if _, err := p.qp.PostSend(one); err != nil {
+			return err
 		}
-		if err := p.wait(ctx, t); err != nil {
-			return r, err
-		}
-		if i >= c.iters/10 { // behind the warm-up
-			_ = h.RecordValue(int64(time.Since(begin)))
-		}
+		return p.wait(ctx, limit)
+	})
+	if err != nil {
+		return r, err
 	}
-	r.MinNanos, r.MedianNanos, r.AvgNanos, r.P99Nanos = h.Min(), h.ValueAtQuantile(50), h.Mean(), h.ValueAtQuantile(99)
+	r.take(h, 1)
 
 	// Two chains are under way, so that the wire does not idle between doorbells.
+	chains := [2][]rdma.WR{p.chain(c, c.depth, 0), p.chain(c, c.depth, 1)}
 	begin, posted, done := time.Now(), 0, 0
-	var chain [2]int
+	var busy [2]bool
 	for half := 0; posted == 0 || done < posted; half ^= 1 {
-		t.Reset(limit)
-		if n := chain[half]; n > 0 {
-			if err := p.wait(ctx, t); err != nil {
+		if busy[half] {
+			if err := p.wait(ctx, limit); err != nil {
 				return r, err
 			}
-			done += n
-			chain[half] = 0
+			done += c.depth
+			busy[half] = false
 		}
 		if posted < c.iters || time.Since(begin) < minBandwidthTime {
-			if err := p.post(c, c.depth, half); err != nil {
+			if _, err := p.qp.PostSend(chains[half]); err != nil {
 				return r, err
 			}
 			posted += c.depth
-			chain[half] = c.depth
+			busy[half] = true
 		}
 	}
 	sec := time.Since(begin).Seconds()

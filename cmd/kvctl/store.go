@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 // store is what commands use of a *client.Client.
@@ -61,7 +62,7 @@ type remote struct {
 	dir     *dirclient.Client
 }
 
-func openRemote(a *app) (_ backend, err error) {
+func openRemote(a *app) (backend, error) {
 	cfg, err := a.tlsConfig()
 	if err != nil {
 		return nil, err
@@ -73,34 +74,42 @@ func openRemote(a *app) (_ backend, err error) {
 			}
 		}
 	}
-	names := providers.Names()
-	if a.provider != "" {
-		names = []string{a.provider}
-	}
 	var devices []*rdma.Device
-	defer func() {
-		if err != nil {
-			for _, d := range devices {
-				err = errors.Join(err, d.Close())
-			}
-		}
-	}()
-	for _, n := range names {
-		d, err := providers.Open(n, providers.Options{TLSClient: cfg})
-		if err != nil {
-			return nil, fmt.Errorf("--provider: %w", err)
-		}
-		devices = append(devices, d)
+	if a.provider == "" {
+		devices, err = providers.OpenAll(a.providerOptions(cfg))
+	} else {
+		var d *rdma.Device
+		d, err = providers.Open(a.provider, a.providerOptions(cfg))
+		devices = []*rdma.Device{d}
 	}
-	return newRemote(a, a.directory, cfg, devices)
+	if err != nil {
+		return nil, fmt.Errorf("--provider: %w", err)
+	}
+	b, err := newRemote(a, a.directory, cfg, devices)
+	if err != nil {
+		for _, d := range devices {
+			err = errors.Join(err, d.Close())
+		}
+	}
+	return b, err
+}
+
+// providerOptions are what the flags say of providers.
+func (a *app) providerOptions(cfg *tls.Config) providers.Options {
+	return providers.Options{TLSClient: cfg, Verbs: verbs.Options{Device: a.rdmaDevice, Logger: a.debugLog()}}
+}
+
+// debugLog is for what nobody waits for, on stderr with KVD_DEBUG.
+func (a *app) debugLog() *slog.Logger {
+	if os.Getenv("KVD_DEBUG") == "" {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 // newRemote takes over devices unless it fails.
 func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
-	log := slog.New(slog.DiscardHandler)
-	if os.Getenv("KVD_DEBUG") != "" {
-		log = slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	}
+	log := a.debugLog()
 	dir, err := dirclient.Open(dirclient.Options{Addrs: directory, TLS: cfg, Logger: log,
 		AttemptTimeout: min(a.timeout, 2*time.Second)})
 	if err != nil {

@@ -112,6 +112,21 @@ func TestPerf(t *testing.T) {
 	if out := e.must("", "--provider", "tcp", "perf", "--iters", "10", "--verbs", "CAS", "--depth", "1"); !strings.Contains(out, "CMP_AND_SWP") {
 		t.Error(out)
 	}
+	for _, p := range []string{"shm", "tcp"} {
+		// One size behind the other: a ping-pong that is over makes room for the next.
+		// The sizes are inline, not a multiple of 8, and too long to be inline.
+		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--verbs", "PINGPONG,READ", "--sizes", "8,61,64KiB")
+		got := decode[struct{ Results []perfResult }](t, out)
+		if len(got.Results) != 6 {
+			t.Fatalf("%s: %s", p, out)
+		}
+		for i, r := range got.Results[:3] {
+			if r.Verb != "WRITE_PINGPONG" || r.Bytes != []int{8, 61, 64 << 10}[i] || r.MinNanos <= 0 || r.MinNanos > r.MedianNanos ||
+				r.MedianNanos > r.P99Nanos || r.AvgNanos < float64(r.MinNanos) || r.VerbsPerSec <= 0 {
+				t.Errorf("%s: %+v", p, r)
+			}
+		}
+	}
 }
 
 func TestPerfConnect(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/janitor"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 func (a *app) janitorRole() role {
@@ -51,7 +52,7 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err := errors.Join(err, dir.Close()); err != nil {
 		return err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, tls: creds, poll: c.Poll, window: c.Window, log: log})
+	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, poll: c.Poll, window: c.Window, log: log})
 	if err != nil {
 		if errors.Is(err, providers.ErrUnknown) {
 			err = usageError{fmt.Errorf("provider: %w", err)}
@@ -73,10 +74,12 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 type janitorOptions struct {
 	directory []string
 	provider  string // empty: any
-	tls       *tls.Config
-	poll      time.Duration // 0: the janitor's own default
-	window    int           // 0: the janitor's own default
-	log       *slog.Logger
+	// rdmaDevice is verbs.Options.Device.
+	rdmaDevice string
+	tls        *tls.Config
+	poll       time.Duration // 0: the janitor's own default
+	window     int           // 0: the janitor's own default
+	log        *slog.Logger
 }
 
 // runningJanitor is a janitor of this process, with devices of its own.
@@ -88,17 +91,17 @@ type runningJanitor struct {
 }
 
 func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
-	names := providers.Names()
-	if o.provider != "" {
-		names = []string{o.provider}
-	}
 	j = &runningJanitor{done: make(chan struct{})}
-	for _, n := range names {
-		d, err := providers.Open(n, providers.Options{TLSClient: o.tls})
-		if err != nil {
-			return nil, errors.Join(err, j.release())
-		}
-		j.devices = append(j.devices, d)
+	po := providers.Options{TLSClient: o.tls, Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}
+	if o.provider == "" {
+		j.devices, err = providers.OpenAll(po)
+	} else {
+		var d *rdma.Device
+		d, err = providers.Open(o.provider, po)
+		j.devices = []*rdma.Device{d}
+	}
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	j.cancel = cancel

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,6 +17,8 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/memnode"
+	"github.com/kvd-project/kvd/rdma/driver"
+	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 func (a *app) memnodeRole() role {
@@ -62,8 +65,9 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		Name:          c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Logger: log,
 	}
+	po := providers.Options{TLSServer: creds, TLSClient: creds}
 	open := func(name, addr, advertise string) error {
-		d, err := providers.Open(name, providers.Options{TLSServer: creds, TLSClient: creds})
+		d, err := providers.Open(name, po)
 		if err != nil {
 			return err
 		}
@@ -75,7 +79,29 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 			closing(d.Device.Name(), d.Device.Close)
 		}
 	}()
-	if c.ShmSocket != config.Off {
+	if c.ListenVerbs != config.Off {
+		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
+		if err == nil {
+			po.Verbs = vo
+			err = open("verbs", at, c.AdvertiseVerbs)
+		}
+		switch {
+		case err == nil:
+			if err := checkLimits(int64(c.Memory), 0, true); err != nil {
+				return fmt.Errorf("memory %v, which RDMA pins: %w", c.Memory, err)
+			}
+		case c.ListenVerbs == config.Auto && errors.Is(err, providers.ErrUnavailable):
+			log.Warn("RDMA is left out", "reason", err)
+		default:
+			return fmt.Errorf("listen-verbs: %w", err)
+		}
+	}
+	shm := c.ShmSocket != config.Off
+	if shm && c.ShmSocket == config.Auto && len(o.Devices) > 0 && o.Devices[0].Device.Caps().AtomicScope == driver.AtomicHCA {
+		log.Info("shm is left out: its clients' CPUs and the RDMA adapter cannot both do atomics on one memory (rdma-atomics agent lets them)")
+		shm = false
+	}
+	if shm {
 		socket, remove, err := shmSocket(c.ShmSocket)
 		if err != nil {
 			return err
@@ -111,7 +137,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}
 	if c.Janitor {
 		// A janitor that fails is logged and missed by nobody: others do its work.
-		j, err := startJanitor(janitorOptions{directory: c.Directory, tls: creds, log: log})
+		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: po.Verbs.Device, tls: creds, log: log})
 		if err != nil {
 			return err
 		}
@@ -122,7 +148,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	if err := a.announce(log, "memnode", "name", c.Name, "directory", strings.Join(c.Directory, ","),
-		"shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "memory", c.Memory.String()); err != nil {
+		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "memory", c.Memory.String()); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -148,6 +174,38 @@ func published(ctx context.Context, dir *dirclient.Client, name string, devices 
 		case <-tick.C:
 		}
 	}
+}
+
+// verbsListen gives where to set up RDMA connections, and which adapter to use.
+func verbsListen(c *config.MemNode, open bool, log *slog.Logger) (addr string, o verbs.Options, err error) {
+	o = verbs.Options{Device: c.RDMADevice, Logger: log}
+	switch c.RDMAAtomics {
+	case "nic":
+		o.Atomics = verbs.AtomicsNIC
+	case "agent":
+		o.Atomics = verbs.AtomicsAgent
+	}
+	if c.ListenVerbs != config.Auto {
+		host, _, err := net.SplitHostPort(c.ListenVerbs)
+		if ip := net.ParseIP(host); err == nil && ip != nil && !ip.IsUnspecified() && !ip.IsLoopback() {
+			o.Near = host
+		}
+		return c.ListenVerbs, o, err
+	}
+	devices, err := verbs.Devices()
+	if err != nil {
+		return "", o, err
+	}
+	best, err := verbs.Choose(devices, &o)
+	if err != nil {
+		return "", o, fmt.Errorf("%w: %w", providers.ErrUnavailable, err)
+	}
+	host := "127.0.0.1"
+	if a := best.Addr; open && a.IsValid() && (a.Is4() || devices[best.Device].Ports[best.Port].LinkLayer == "Ethernet" && !a.IsLinkLocalUnicast()) {
+		host = a.String()
+	}
+	o.Device = fmt.Sprintf("%s/%d/%d", devices[best.Device].Name, devices[best.Device].Ports[best.Port].Number, best.GID)
+	return net.JoinHostPort(host, "0"), o, nil
 }
 
 // shmSocket gives the socket's address, and what removes the folder that was

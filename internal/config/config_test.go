@@ -218,7 +218,7 @@ func TestRefusals(t *testing.T) {
 		{name: "scrub interval", s: DefaultDirectoryNode(), args: []string{"--id=a", "--data-dir=d", "--scrub-interval=-1s"}, want: []string{"scrub-interval is -1s (from --scrub-interval): want at least 10ms"}},
 		{name: "switch", s: DefaultMemNode(), args: []string{"--name=a"}, env: map[string]string{"KVD_JANITOR": "maybe"}, want: []string{`janitor is "maybe" (from KVD_JANITOR): want true or false`}},
 		{name: "log level", s: DefaultMemNode(), env: map[string]string{"KVD_LOG_LEVEL": "loud"}, args: []string{"--name=a"}, want: []string{`log.level is "loud" (from KVD_LOG_LEVEL): want debug`}},
-		{name: "no way in", s: DefaultMemNode(), args: []string{"--name=a", "--listen-tcp=off", "--shm-socket=off"}, want: []string{`listen-tcp is "off" (from --listen-tcp): shm-socket is off too`}},
+		{name: "no way in", s: DefaultMemNode(), args: []string{"--name=a", "--listen-tcp=off", "--shm-socket=off"}, want: []string{`listen-tcp is "off" (from --listen-tcp): shm-socket and listen-verbs are off too`}},
 		{name: "no directory", s: DefaultMemNode(), args: []string{"--name=a", "--directory="}, want: []string{"directory is missing (from --directory): give"}},
 		{name: "huge page", s: DefaultMemNode(), args: []string{"--name=a", "--huge-pages=1GiB", "--memory=512MiB"}, want: []string{"memory is 512MiB (from --memory): want at least one huge page of 1GiB"}},
 		{name: "half of TLS", s: DefaultMemNode(), args: []string{"--name=a", "--tls-cert=c"}, want: []string{"tls.ca is missing", "tls.key is missing"}},

@@ -60,31 +60,36 @@ type Directory struct {
 
 // MemNode are the settings of `kvd memnode`.
 type MemNode struct {
-	Name         string   `mapstructure:"name" usage:"this memory node's name, stable across restarts"`
-	Directory    []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Memory       Size     `mapstructure:"memory" usage:"memory to lend; taken when it is first used, unless locked"`
-	HugePages    string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
-	Lock         bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
-	ListenTCP    string   `mapstructure:"listen-tcp" usage:"where the tcp provider listens, host:port, or off"`
-	AdvertiseTCP string   `mapstructure:"advertise-tcp" usage:"what clients dial instead of listen-tcp: a host, or host:port"`
-	ShmSocket    string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
-	HealthListen string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
-	Domain       string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
-	Janitor      bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
-	TLS          TLS      `mapstructure:"tls"`
-	Insecure     bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
-	Log          Log      `mapstructure:"log"`
+	Name           string   `mapstructure:"name" usage:"this memory node's name, stable across restarts"`
+	Directory      []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Memory         Size     `mapstructure:"memory" usage:"memory to lend; taken when it is first used, unless locked"`
+	HugePages      string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
+	Lock           bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
+	ListenTCP      string   `mapstructure:"listen-tcp" usage:"where the tcp provider listens, host:port, or off"`
+	AdvertiseTCP   string   `mapstructure:"advertise-tcp" usage:"what clients dial instead of listen-tcp: a host, or host:port"`
+	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off"`
+	AdvertiseVerbs string   `mapstructure:"advertise-verbs" usage:"what clients dial instead of listen-verbs: a host, or host:port"`
+	RDMADevice     string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the one with listen-verbs's address, or the best"`
+	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"who executes atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
+	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
+	HealthListen   string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
+	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
+	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
+	TLS            TLS      `mapstructure:"tls"`
+	Insecure       bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log            Log      `mapstructure:"log"`
 }
 
 // Janitor are the settings of `kvd janitor`.
 type Janitor struct {
-	Directory []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Provider  string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
-	Poll      time.Duration `mapstructure:"poll" usage:"how often to ask for work"`
-	Window    int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
-	TLS       TLS           `mapstructure:"tls"`
-	Insecure  bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
-	Log       Log           `mapstructure:"log"`
+	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work"`
+	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
+	TLS        TLS           `mapstructure:"tls"`
+	Insecure   bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log        Log           `mapstructure:"log"`
 }
 
 // Health are the settings of `kvd health`.
@@ -129,7 +134,7 @@ func DefaultDirectoryNode() *Directory {
 func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
-		ListenTCP: "127.0.0.1:0", ShmSocket: Auto, HealthListen: Off, Janitor: true, Log: defaultLog,
+		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, Janitor: true, Log: defaultLog,
 	}
 }
 
@@ -304,8 +309,14 @@ func (m *MemNode) Validate() error {
 	case page != 0 && int64(m.Memory) < int64(page):
 		c.bad("memory", m.Memory, "want at least one huge page of %s", m.HugePages)
 	}
-	if m.ListenTCP == Off && m.ShmSocket == Off {
-		c.bad("listen-tcp", m.ListenTCP, "shm-socket is off too: want at least one way in")
+	if m.ListenTCP == Off && m.ShmSocket == Off && m.ListenVerbs == Off {
+		c.bad("listen-tcp", m.ListenTCP, "shm-socket and listen-verbs are off too: want at least one way in")
+	}
+	if m.ListenVerbs != Off && m.ListenVerbs != Auto {
+		c.listen("listen-verbs", m.ListenVerbs, "advertise-verbs", m.AdvertiseVerbs, clear)
+	}
+	if m.RDMAAtomics != Auto && m.RDMAAtomics != "nic" && m.RDMAAtomics != "agent" {
+		c.bad("rdma-atomics", m.RDMAAtomics, "want auto, nic or agent")
 	}
 	if m.ListenTCP != Off {
 		c.listen("listen-tcp", m.ListenTCP, "advertise-tcp", m.AdvertiseTCP, clear)

@@ -52,8 +52,8 @@ type Options struct {
 	// CapacityBytes is what each memory node lends. It is mapped when it is first
 	// used. Default 1 GiB.
 	CapacityBytes int64
-	// Providers serve the memory: some of shm and tcp, or sim alone. Default all
-	// of internal/providers.
+	// Providers serve the memory: some of shm and tcp, or sim alone. Default shm
+	// and tcp.
 	Providers []string
 	// Directories is how many directory nodes there are. Default 1.
 	Directories int
@@ -81,7 +81,7 @@ func (o *Options) ensureDefaults() {
 		o.CapacityBytes = 1 << 30
 	}
 	if len(o.Providers) == 0 {
-		o.Providers = providers.Names()
+		o.Providers = []string{"shm", "tcp"}
 	}
 	if o.Directories == 0 {
 		o.Directories = 1

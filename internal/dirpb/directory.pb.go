@@ -76,6 +76,64 @@ func (NodeState) EnumDescriptor() ([]byte, []int) {
 	return file_directory_proto_rawDescGZIP(), []int{0}
 }
 
+// AtomicsBy says who executes the atomics that come in by an endpoint. All
+// endpoints of a memory node share one atomic domain: either its CPUs' (CPU,
+// AGENT) or its adapter's (NIC, PROXY).
+type AtomicsBy int32
+
+const (
+	AtomicsBy_ATOMICS_BY_UNSPECIFIED AtomicsBy = 0
+	AtomicsBy_ATOMICS_BY_CPU         AtomicsBy = 1 // CPU instructions: the client's own, or of an agent that executes every verb
+	AtomicsBy_ATOMICS_BY_NIC         AtomicsBy = 2 // the adapter
+	AtomicsBy_ATOMICS_BY_AGENT       AtomicsBy = 3 // READ and WRITE are the adapter's, atomics messages to an agent
+	AtomicsBy_ATOMICS_BY_PROXY       AtomicsBy = 4 // an agent has the adapter do them
+)
+
+// Enum value maps for AtomicsBy.
+var (
+	AtomicsBy_name = map[int32]string{
+		0: "ATOMICS_BY_UNSPECIFIED",
+		1: "ATOMICS_BY_CPU",
+		2: "ATOMICS_BY_NIC",
+		3: "ATOMICS_BY_AGENT",
+		4: "ATOMICS_BY_PROXY",
+	}
+	AtomicsBy_value = map[string]int32{
+		"ATOMICS_BY_UNSPECIFIED": 0,
+		"ATOMICS_BY_CPU":         1,
+		"ATOMICS_BY_NIC":         2,
+		"ATOMICS_BY_AGENT":       3,
+		"ATOMICS_BY_PROXY":       4,
+	}
+)
+
+func (x AtomicsBy) Enum() *AtomicsBy {
+	p := new(AtomicsBy)
+	*p = x
+	return p
+}
+
+func (x AtomicsBy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AtomicsBy) Descriptor() protoreflect.EnumDescriptor {
+	return file_directory_proto_enumTypes[1].Descriptor()
+}
+
+func (AtomicsBy) Type() protoreflect.EnumType {
+	return &file_directory_proto_enumTypes[1]
+}
+
+func (x AtomicsBy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AtomicsBy.Descriptor instead.
+func (AtomicsBy) EnumDescriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{1}
+}
+
 type NamespaceMode int32
 
 const (
@@ -109,11 +167,11 @@ func (x NamespaceMode) String() string {
 }
 
 func (NamespaceMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[1].Descriptor()
+	return file_directory_proto_enumTypes[2].Descriptor()
 }
 
 func (NamespaceMode) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[1]
+	return &file_directory_proto_enumTypes[2]
 }
 
 func (x NamespaceMode) Number() protoreflect.EnumNumber {
@@ -122,7 +180,7 @@ func (x NamespaceMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NamespaceMode.Descriptor instead.
 func (NamespaceMode) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{1}
+	return file_directory_proto_rawDescGZIP(), []int{2}
 }
 
 type PGState int32
@@ -164,11 +222,11 @@ func (x PGState) String() string {
 }
 
 func (PGState) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[2].Descriptor()
+	return file_directory_proto_enumTypes[3].Descriptor()
 }
 
 func (PGState) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[2]
+	return &file_directory_proto_enumTypes[3]
 }
 
 func (x PGState) Number() protoreflect.EnumNumber {
@@ -177,7 +235,7 @@ func (x PGState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PGState.Descriptor instead.
 func (PGState) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{2}
+	return file_directory_proto_rawDescGZIP(), []int{3}
 }
 
 type JobKind int32
@@ -228,11 +286,11 @@ func (x JobKind) String() string {
 }
 
 func (JobKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[3].Descriptor()
+	return file_directory_proto_enumTypes[4].Descriptor()
 }
 
 func (JobKind) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[3]
+	return &file_directory_proto_enumTypes[4]
 }
 
 func (x JobKind) Number() protoreflect.EnumNumber {
@@ -241,7 +299,7 @@ func (x JobKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use JobKind.Descriptor instead.
 func (JobKind) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{3}
+	return file_directory_proto_rawDescGZIP(), []int{4}
 }
 
 type SessionLife int32
@@ -280,11 +338,11 @@ func (x SessionLife) String() string {
 }
 
 func (SessionLife) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[4].Descriptor()
+	return file_directory_proto_enumTypes[5].Descriptor()
 }
 
 func (SessionLife) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[4]
+	return &file_directory_proto_enumTypes[5]
 }
 
 func (x SessionLife) Number() protoreflect.EnumNumber {
@@ -293,7 +351,7 @@ func (x SessionLife) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionLife.Descriptor instead.
 func (SessionLife) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{4}
+	return file_directory_proto_rawDescGZIP(), []int{5}
 }
 
 // NotLeader is the status detail of a call that only the leader answers.
@@ -547,6 +605,7 @@ type Endpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"` // "shm", "tcp", "verbs"
 	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
+	Atomics       AtomicsBy              `protobuf:"varint,3,opt,name=atomics,proto3,enum=kvd.directory.v1.AtomicsBy" json:"atomics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -593,6 +652,13 @@ func (x *Endpoint) GetAddr() string {
 		return x.Addr
 	}
 	return ""
+}
+
+func (x *Endpoint) GetAtomics() AtomicsBy {
+	if x != nil {
+		return x.Atomics
+	}
+	return AtomicsBy_ATOMICS_BY_UNSPECIFIED
 }
 
 type Namespace struct {
@@ -4373,10 +4439,11 @@ const file_directory_proto_rawDesc = "" +
 	"used_bytes\x18\b \x01(\x04R\tusedBytes\x12\x16\n" +
 	"\x06domain\x18\t \x01(\tR\x06domain\x12\x1a\n" +
 	"\bdraining\x18\n" +
-	" \x01(\bR\bdraining\":\n" +
+	" \x01(\bR\bdraining\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
-	"\x04addr\x18\x02 \x01(\tR\x04addr\"\xdb\x01\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xdb\x01\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -4690,7 +4757,13 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aNODE_UP\x10\x01\x12\r\n" +
-	"\tNODE_DOWN\x10\x02*Y\n" +
+	"\tNODE_DOWN\x10\x02*{\n" +
+	"\tAtomicsBy\x12\x1a\n" +
+	"\x16ATOMICS_BY_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eATOMICS_BY_CPU\x10\x01\x12\x12\n" +
+	"\x0eATOMICS_BY_NIC\x10\x02\x12\x14\n" +
+	"\x10ATOMICS_BY_AGENT\x10\x03\x12\x14\n" +
+	"\x10ATOMICS_BY_PROXY\x10\x04*Y\n" +
 	"\rNamespaceMode\x12\x1e\n" +
 	"\x1aNAMESPACE_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fNAMESPACE_STORE\x10\x01\x12\x13\n" +
@@ -4752,158 +4825,160 @@ func file_directory_proto_rawDescGZIP() []byte {
 	return file_directory_proto_rawDescData
 }
 
-var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
 var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
-	(NamespaceMode)(0),             // 1: kvd.directory.v1.NamespaceMode
-	(PGState)(0),                   // 2: kvd.directory.v1.PGState
-	(JobKind)(0),                   // 3: kvd.directory.v1.JobKind
-	(SessionLife)(0),               // 4: kvd.directory.v1.SessionLife
-	(*NotLeader)(nil),              // 5: kvd.directory.v1.NotLeader
-	(*Map)(nil),                    // 6: kvd.directory.v1.Map
-	(*Node)(nil),                   // 7: kvd.directory.v1.Node
-	(*Endpoint)(nil),               // 8: kvd.directory.v1.Endpoint
-	(*Namespace)(nil),              // 9: kvd.directory.v1.Namespace
-	(*PlacementGroup)(nil),         // 10: kvd.directory.v1.PlacementGroup
-	(*Member)(nil),                 // 11: kvd.directory.v1.Member
-	(*RegionKeys)(nil),             // 12: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 13: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 14: kvd.directory.v1.Move
-	(*Job)(nil),                    // 15: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 16: kvd.directory.v1.JobReport
-	(*FindWorkRequest)(nil),        // 17: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 18: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 19: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 20: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 21: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 22: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 23: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 24: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 25: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 26: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 27: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 28: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 29: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 30: kvd.directory.v1.RemoveNodeReply
-	(*RebalanceRequest)(nil),       // 31: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 32: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 33: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 34: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 35: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 36: kvd.directory.v1.RenewReply
-	(*CloseSessionRequest)(nil),    // 37: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 38: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 39: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 40: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 41: kvd.directory.v1.GrantExtentReply
-	(*SessionStateRequest)(nil),    // 42: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 43: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 44: kvd.directory.v1.WatchMapRequest
-	(*RegisterNodeRequest)(nil),    // 45: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 46: kvd.directory.v1.RegisterNodeReply
-	(*HeartbeatRequest)(nil),       // 47: kvd.directory.v1.HeartbeatRequest
-	(*NodeStats)(nil),              // 48: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 49: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 50: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 51: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 52: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 53: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 54: kvd.directory.v1.CreateNamespaceReply
-	(*StatusRequest)(nil),          // 55: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 56: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 57: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 58: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 59: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 60: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 61: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 62: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 63: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 64: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
+	(NamespaceMode)(0),             // 2: kvd.directory.v1.NamespaceMode
+	(PGState)(0),                   // 3: kvd.directory.v1.PGState
+	(JobKind)(0),                   // 4: kvd.directory.v1.JobKind
+	(SessionLife)(0),               // 5: kvd.directory.v1.SessionLife
+	(*NotLeader)(nil),              // 6: kvd.directory.v1.NotLeader
+	(*Map)(nil),                    // 7: kvd.directory.v1.Map
+	(*Node)(nil),                   // 8: kvd.directory.v1.Node
+	(*Endpoint)(nil),               // 9: kvd.directory.v1.Endpoint
+	(*Namespace)(nil),              // 10: kvd.directory.v1.Namespace
+	(*PlacementGroup)(nil),         // 11: kvd.directory.v1.PlacementGroup
+	(*Member)(nil),                 // 12: kvd.directory.v1.Member
+	(*RegionKeys)(nil),             // 13: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 14: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 15: kvd.directory.v1.Move
+	(*Job)(nil),                    // 16: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 17: kvd.directory.v1.JobReport
+	(*FindWorkRequest)(nil),        // 18: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 19: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 20: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 21: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 22: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 23: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 24: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 25: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 26: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 27: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 28: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 29: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 30: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 31: kvd.directory.v1.RemoveNodeReply
+	(*RebalanceRequest)(nil),       // 32: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 33: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 34: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 35: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 36: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 37: kvd.directory.v1.RenewReply
+	(*CloseSessionRequest)(nil),    // 38: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 39: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 40: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 41: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 42: kvd.directory.v1.GrantExtentReply
+	(*SessionStateRequest)(nil),    // 43: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 44: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 45: kvd.directory.v1.WatchMapRequest
+	(*RegisterNodeRequest)(nil),    // 46: kvd.directory.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),      // 47: kvd.directory.v1.RegisterNodeReply
+	(*HeartbeatRequest)(nil),       // 48: kvd.directory.v1.HeartbeatRequest
+	(*NodeStats)(nil),              // 49: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 50: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 51: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 52: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 53: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 54: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 55: kvd.directory.v1.CreateNamespaceReply
+	(*StatusRequest)(nil),          // 56: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 57: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 58: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 59: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 60: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 61: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 62: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 63: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 64: kvd.directory.v1.RemoveDirectoryReply
+	nil,                            // 65: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
-	7,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
-	9,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	10, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	13, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
-	8,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
+	8,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
+	10, // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
+	11, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	14, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	9,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,  // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
-	1,  // 6: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
-	2,  // 7: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	11, // 8: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	11, // 9: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
-	11, // 10: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
-	12, // 11: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	14, // 12: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	3,  // 13: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	15, // 14: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	16, // 15: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	3,  // 16: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	38, // 17: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	38, // 18: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	4,  // 19: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	8,  // 20: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	48, // 21: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	50, // 22: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	12, // 23: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	1,  // 24: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	9,  // 25: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	57, // 26: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	6,  // 27: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	58, // 28: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	59, // 29: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	64, // 30: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	15, // 31: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	4,  // 32: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	16, // 33: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	48, // 34: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	33, // 35: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	35, // 36: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	37, // 37: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	44, // 38: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	40, // 39: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	42, // 40: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	23, // 41: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	45, // 42: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	47, // 43: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	51, // 44: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	17, // 45: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	19, // 46: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	21, // 47: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	25, // 48: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	27, // 49: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	29, // 50: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	31, // 51: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	53, // 52: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	55, // 53: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	60, // 54: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	62, // 55: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	34, // 56: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	36, // 57: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	39, // 58: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	6,  // 59: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	41, // 60: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	43, // 61: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	24, // 62: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	46, // 63: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	49, // 64: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	52, // 65: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	18, // 66: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	20, // 67: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	22, // 68: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	26, // 69: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	28, // 70: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	30, // 71: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	32, // 72: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	54, // 73: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	56, // 74: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	61, // 75: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	63, // 76: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	56, // [56:77] is the sub-list for method output_type
-	35, // [35:56] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	1,  // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
+	2,  // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
+	3,  // 8: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
+	12, // 9: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	12, // 10: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	12, // 11: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	13, // 12: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	15, // 13: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	4,  // 14: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	16, // 15: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	17, // 16: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	4,  // 17: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	39, // 18: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	39, // 19: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	5,  // 20: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	9,  // 21: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	49, // 22: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	51, // 23: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	13, // 24: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,  // 25: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	10, // 26: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	58, // 27: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	7,  // 28: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	59, // 29: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	60, // 30: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	65, // 31: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	16, // 32: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	5,  // 33: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	17, // 34: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	49, // 35: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	34, // 36: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	36, // 37: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	38, // 38: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	45, // 39: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	41, // 40: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	43, // 41: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	24, // 42: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	46, // 43: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	48, // 44: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	52, // 45: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	18, // 46: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	20, // 47: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	22, // 48: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	26, // 49: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	28, // 50: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	30, // 51: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	32, // 52: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	54, // 53: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	56, // 54: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	61, // 55: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	63, // 56: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	35, // 57: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	37, // 58: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	40, // 59: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	7,  // 60: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	42, // 61: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	44, // 62: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	25, // 63: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	47, // 64: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	50, // 65: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	53, // 66: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	19, // 67: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	21, // 68: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	23, // 69: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	27, // 70: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	29, // 71: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	31, // 72: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	33, // 73: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	55, // 74: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	57, // 75: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	62, // 76: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	64, // 77: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	57, // [57:78] is the sub-list for method output_type
+	36, // [36:57] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -4916,7 +4991,7 @@ func file_directory_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
-			NumEnums:      5,
+			NumEnums:      6,
 			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -51,6 +51,7 @@ var imports = []row{
 	{"internal/dirclient", "internal/dirpb", "it finds the leader and does not know what is asked"},
 	{"internal/token", "", "tokens are bytes"},
 	{"internal/hostid", "", "it asks the kernel only"},
+	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
@@ -60,6 +61,7 @@ var imports = []row{
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/nemesis", "", "it has only tests"},
+	{"internal/verbstest", "", "it has only tests"},
 	{"internal/lint", "", "it only looks"},
 	{"deploy", "", "it has only tests"},
 	{"bench", "*", "it measures whatever there is"},

@@ -2,8 +2,9 @@
 // configuration files spell it, to its opener. Commands import it, and tests;
 // libraries are handed opened devices.
 //
-// It leaves what a provider is to package driver. [Open] and [Names] are all of
-// it; both may be called concurrently. The caller owns the device and closes it.
+// It leaves what a provider is to package driver. [Open], [OpenAll] and [Names] are
+// all of it; they may be called concurrently. The caller owns a device and closes
+// it.
 // The shape follows database/sql, without a registry to fill at run time.
 package providers
 
@@ -17,16 +18,23 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/shm"
 	"github.com/kvd-project/kvd/rdma/tcp"
+	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 // ErrUnknown means that no provider has the name.
 var ErrUnknown = errors.New("unknown provider")
+
+// ErrUnavailable means that this machine, or this binary, cannot use the provider.
+var ErrUnavailable = verbs.ErrUnavailable
 
 // Options are what commands know about a provider's surroundings.
 type Options struct {
 	// TLSServer and TLSClient are for providers that talk over a network; nil
 	// means in clear.
 	TLSServer, TLSClient *tls.Config
+	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
+	// provider OpenAll leaves out.
+	Verbs verbs.Options
 }
 
 // openers is ordered from the provider a client likes best.
@@ -34,6 +42,14 @@ var openers = []struct {
 	name string
 	open func(Options) (*rdma.Device, error)
 }{
+	{"verbs", func(o Options) (*rdma.Device, error) {
+		o.Verbs.TLSServer, o.Verbs.TLSClient = o.TLSServer, o.TLSClient
+		d, err := verbs.Open(o.Verbs)
+		if err != nil {
+			return nil, err
+		}
+		return rdma.NewDevice("verbs", d), nil
+	}},
 	{"shm", func(Options) (*rdma.Device, error) {
 		d, err := shm.Open(shm.Options{})
 		if err != nil {
@@ -58,6 +74,28 @@ func Open(name string, o Options) (*rdma.Device, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w %q, want one of %s", ErrUnknown, name, strings.Join(Names(), ", "))
+}
+
+// OpenAll opens every provider that this machine can use, the one that a client
+// prefers first.
+func OpenAll(o Options) (devices []*rdma.Device, err error) {
+	for _, p := range openers {
+		d, err := p.open(o)
+		switch {
+		case err == nil:
+			devices = append(devices, d)
+		case errors.Is(err, ErrUnavailable) && (verbs.Built || o.Verbs.Device == ""):
+			if l := o.Verbs.Logger; l != nil && verbs.Built {
+				l.Info("provider left out", "provider", p.name, "reason", err)
+			}
+		default:
+			for _, d := range devices {
+				err = errors.Join(err, d.Close())
+			}
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return devices, nil
 }
 
 // Names lists the providers, the one that a client prefers first.

@@ -169,6 +169,9 @@ type Caps struct {
 	// EnforcesRights: the target, not the initiator, checks rkey, bounds and
 	// rights.
 	EnforcesRights bool
+	// AtomicsByAgent: READ and WRITE are the device's, atomics are messages that
+	// the target's CPU answers.
+	AtomicsByAgent bool
 }
 
 // AllocOptions say how registered memory is mapped.
@@ -254,13 +257,26 @@ type MR interface {
 	Deregister() error
 }
 
+// AtomicFunc executes one atomic on the word at byte off of an MR and returns the
+// word found. Any status but Success says, as in a WC, whether it took effect.
+type AtomicFunc func(op Opcode, off, compare, swap uint64) (found uint64, s Status)
+
+// AtomicProxier is an MR whose atomics, executed by a CPU of the target, can be
+// left to another device: the one in whose atomic domain the memory is.
+type AtomicProxier interface {
+	// ProxyAtomics makes f, which may be called concurrently, execute every atomic
+	// on the MR from now on. It is called before the rkey is handed out.
+	ProxyAtomics(f AtomicFunc)
+}
+
 // CQ collects the WCs of the QPs attached to it.
 type CQ interface {
-	// Poll fills wcs with finished work and never blocks. WCs of one QP come in
+	// Poll fills wcs with finished work. It may spin for some microseconds while
+	// work is outstanding, and does not block otherwise. WCs of one QP come in
 	// posting order.
 	Poll(wcs []WC) int
-	// Ready is a channel of capacity 1 that receives when Poll may find
-	// something new. A receive may be spurious; none is lost.
+	// Ready is a channel of capacity 1 that receives when, after a Poll that found
+	// nothing, another may find something. A receive may be spurious; none is lost.
 	Ready() <-chan struct{}
 	Close() error
 }
@@ -278,9 +294,12 @@ const (
 
 // QP is one reliable connection (RC) to a memory node.
 //
-// WRs take effect at the target in posting order. An unsignaled WR that
-// succeeds produces no WC; one that fails always does, and every WR behind it
-// completes with WRFlushErr, signaled or not.
+// WRs take effect at the target in posting order, with two exceptions that
+// adapters are allowed (InfiniBand Architecture vol. 1, "Work Request Operation
+// Ordering") and Fence on the later WR takes away: a READ may see a WRITE or an
+// atomic that is behind it and, without Caps.AtomicThenRead, miss an atomic in
+// front of it. An unsignaled WR that succeeds produces no WC; one that fails
+// always does, and every WR behind it completes with WRFlushErr, signaled or not.
 type QP interface {
 	Num() uint32
 	// PostSend queues wrs in order behind one doorbell and returns how many it
@@ -301,6 +320,13 @@ type Aborter interface {
 	// Abort is Close, at once: what was posted may still land, which is of no
 	// interest where the peer's memory has been given up.
 	Abort() error
+}
+
+// AgentAtomics is a QP that may differ from its device in who executes atomics:
+// the target decides.
+type AgentAtomics interface {
+	// AtomicsByAgent: see Caps.AtomicsByAgent.
+	AtomicsByAgent() bool
 }
 
 // DialRequest describes the active side's connection.

@@ -11,7 +11,8 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// One chain whose every WR depends on those before it.
+// One chain whose every WR depends on those before it. Fence stands where the
+// contract lets a READ change places.
 func chainOrder(t *testing.T, e *Env) {
 	mr := e.Memory(64, All)
 	l := e.Dial()
@@ -19,12 +20,13 @@ func chainOrder(t *testing.T, e *Env) {
 	for i := uint64(1); i <= 50; i++ {
 		PutLe(a, i)
 		PutLe(b, 10*i)
-		fencedRead := l.Read(mr, 0, r2)
+		fencedWrite, fencedRead := l.Write(mr, 0, b), l.Read(mr, 0, r2)
+		fencedWrite.Flags |= rdma.Fence
 		fencedRead.Flags |= rdma.Fence
 		e.Must(l.OK(
 			l.Write(mr, 0, a),
 			l.Read(mr, 0, r1),
-			l.Write(mr, 0, b),
+			fencedWrite,
 			l.CAS(mr, 0, f1, 10*i, 10*i+1),
 			l.Add(mr, 0, f2, 1),
 			fencedRead,

@@ -312,11 +312,14 @@ func (a *agent) execute(r request) (driver.Status, error) {
 	if m.dead.Load() { // waiting for the operands let go of exec
 		return driver.RemAccessErr, nil
 	}
-	var found uint64
+	var compare uint64
+	swap := word(operands)
 	if r.op == driver.OpCmpAndSwp {
-		found = compareAndSwap(m.word(r.addr), word(operands), word(operands[8:]))
-	} else {
-		found = fetchAdd(m.word(r.addr), word(operands))
+		compare, swap = swap, word(operands[8:])
+	}
+	found, status := m.atomic(r.op, r.addr, compare, swap)
+	if status != driver.Success {
+		return status, nil
 	}
 	ok.length = 8
 	a.out = appendWord(appendReply(a.out, ok), found)

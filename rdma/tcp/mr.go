@@ -33,11 +33,14 @@ type mr struct {
 	lkey   uint64
 	rkey   uint64
 	dead   atomic.Bool
+	// proxy executes atomics in this CPU's place; nil: nobody does.
+	proxy atomic.Pointer[driver.AtomicFunc]
 }
 
 var (
-	_ driver.PD = (*pd)(nil)
-	_ driver.MR = (*mr)(nil)
+	_ driver.PD            = (*pd)(nil)
+	_ driver.MR            = (*mr)(nil)
+	_ driver.AtomicProxier = (*mr)(nil)
 )
 
 func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
@@ -84,6 +87,11 @@ func (r *mr) LKey() uint64 { return r.lkey }
 func (r *mr) RKey() uint64 { return r.rkey }
 func (r *mr) Base() uint64 { return 0 }
 
+// ProxyAtomics leaves atomics to f. READ and WRITE stay this CPU's: it and an
+// adapter both move aligned words whole, and only a read-modify-write can lose
+// the other's.
+func (r *mr) ProxyAtomics(f driver.AtomicFunc) { r.proxy.Store(&f) }
+
 // Deregister returns when no agent touches the region any more, so the memory
 // may be freed. A transfer it interrupts loses its connection.
 func (r *mr) Deregister() error {
@@ -119,6 +127,24 @@ func (r *mr) covers(b []byte) bool {
 // word is the aligned word at addr, which the caller has checked.
 func (r *mr) word(addr uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&r.bytes[addr]))
+}
+
+// atomic does op on the word at addr and returns the word found. It holds up
+// Deregister and Peer.Fence until a proxy has answered, as they must wait for what
+// that may still do to the region.
+func (r *mr) atomic(op driver.Opcode, addr, compare, swap uint64) (found uint64, s driver.Status) {
+	if f := r.proxy.Load(); f != nil {
+		found, s = (*f)(op, addr, compare, swap)
+		switch s {
+		case driver.Success, driver.RemInvReqErr, driver.RemAccessErr:
+			return found, s
+		}
+		return 0, driver.RemOpErr // the one reply that says: effect unknown
+	}
+	if op == driver.OpCmpAndSwp {
+		return compareAndSwap(r.word(addr), compare, swap), driver.Success
+	}
+	return fetchAdd(r.word(addr), swap), driver.Success
 }
 
 // loadWords copies region memory to a private buffer. Every aligned 8-byte word

@@ -929,3 +929,104 @@ func TestSharedCQGrows(t *testing.T) {
 		t.Error("a CQ with QPs closed")
 	}
 }
+
+// TestProxyAtomics has somebody else execute the atomics of an MR: the agent
+// touches the word no more, and passes on what it is told.
+func TestProxyAtomics(t *testing.T) {
+	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
+	proxied, own := e.Memory(64, rdmatest.All), e.Memory(64, rdmatest.All)
+	type call struct {
+		op                 rdma.Opcode
+		off, compare, swap uint64
+	}
+	var calls []call
+	answer := driver.Success
+	e.Must(proxied.ProxyAtomics(func(op rdma.Opcode, off, compare, swap uint64) (uint64, rdma.Status) {
+		calls = append(calls, call{op, off, compare, swap})
+		return 77, answer
+	}))
+
+	l := e.Dial()
+	found := l.Word()
+	e.Must(l.OK(l.CAS(proxied, 8, found, 0, 5)))
+	if v := rdmatest.Le(found); v != 77 {
+		t.Errorf("CMP_AND_SWP found %d, want the proxy's 77", v)
+	}
+	e.Must(l.OK(l.Add(proxied, 16, found, 6)))
+	if v := rdmatest.Le(found); v != 77 {
+		t.Errorf("FETCH_ADD found %d, want the proxy's 77", v)
+	}
+	if want := []call{{rdma.OpCmpAndSwp, 8, 0, 5}, {rdma.OpFetchAdd, 16, 0, 6}}; !slices.Equal(calls, want) {
+		t.Errorf("the proxy was asked %v, want %v", calls, want)
+	}
+	if !bytes.Equal(proxied.Bytes(), make([]byte, len(proxied.Bytes()))) {
+		t.Errorf("the agent touched the memory: % x", proxied.Bytes())
+	}
+	// READ, WRITE and other MRs are the agent's own.
+	e.Must(l.OK(l.Write(proxied, 0, l.Buf(8))))
+	e.Must(l.OK(l.Read(proxied, 0, l.Buf(8))))
+	e.Must(l.OK(l.CAS(own, 8, found, 0, 5)))
+	if rdmatest.Le(found) != 0 || rdmatest.Le(own.Bytes()[8:]) != 5 || len(calls) != 2 {
+		t.Errorf("another MR's word %d, found %d, %d calls", rdmatest.Le(own.Bytes()[8:]), rdmatest.Le(found), len(calls))
+	}
+
+	for status, told := range map[rdma.Status]struct {
+		status  rdma.Status
+		applied rdma.Outcome
+	}{
+		driver.RemAccessErr: {driver.RemAccessErr, rdma.No},
+		driver.RemInvReqErr: {driver.RemInvReqErr, rdma.No},
+		driver.RemOpErr:     {driver.RemOpErr, rdma.Unknown},
+		driver.GeneralErr:   {driver.RemOpErr, rdma.Unknown},
+		driver.RetryExcErr:  {driver.RemOpErr, rdma.Unknown},
+		driver.LocProtErr:   {driver.RemOpErr, rdma.Unknown},
+		0:                   {driver.RemOpErr, rdma.Unknown},
+	} {
+		answer = status
+		l := e.Dial()
+		err := l.OK(l.CAS(proxied, 8, l.Word(), 0, 5))
+		wc, ok := errors.AsType[*rdma.WCError](err)
+		if !ok || wc.WC.Status != told.status || wc.Applied() != told.applied {
+			t.Errorf("%v: the dialer is told %v, want %v", status, err, told.status)
+		}
+	}
+}
+
+// TestProxyHoldsDeregister: what a proxy may still do to the memory is waited for.
+func TestProxyHoldsDeregister(t *testing.T) {
+	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
+	mr, revoke := e.Region(e.PD, 64, rdmatest.All)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	e.Must(mr.ProxyAtomics(func(rdma.Opcode, uint64, uint64, uint64) (uint64, rdma.Status) {
+		close(entered)
+		<-leave
+		return 0, driver.Success
+	}))
+	l := e.Dial()
+	w := l.CAS(mr, 0, l.Word(), 0, 1)
+	if n, err := l.QP.PostSend([]rdma.WR{w}); n != 1 {
+		t.Fatal(err)
+	}
+	receive(t, entered, "the proxy")
+	fence, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := e.Peers()[0].Fence(fence); err == nil {
+		t.Error("a fence was confirmed while a proxy was at work")
+	}
+	revoked := make(chan error, 1)
+	go func() { revoked <- revoke() }()
+	for end := time.Now().Add(rdmatest.Patience); time.Now().Before(end); { // until Deregister has made the rkey unknown
+		l := e.Dial()
+		if err := l.OK(l.Read(mr, 0, l.Word())); err != nil {
+			break
+		}
+	}
+	select {
+	case <-revoked:
+		t.Error("Deregister returned while a proxy was at work")
+	default:
+	}
+	close(leave)
+	e.Must(receive(t, revoked, "Deregister"))
+	e.Must(e.Peers()[0].Fence(e.Ctx()))
+}

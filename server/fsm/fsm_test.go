@@ -276,6 +276,16 @@ func TestRegisterNode(t *testing.T) {
 	q := registerWith(&dirpb.RegisterNodeRequest{Name: "m9", Incarnation: 1})
 	q.GetRegisterNode().Node.Endpoints = nil
 	h.refuse(q, ErrInvalid, "endpoints")
+	for by, ok := range map[dirpb.AtomicsBy]bool{-1: false, 0: true, dirpb.AtomicsBy_ATOMICS_BY_CPU: true,
+		dirpb.AtomicsBy_ATOMICS_BY_NIC: true, dirpb.AtomicsBy_ATOMICS_BY_AGENT: true, dirpb.AtomicsBy_ATOMICS_BY_PROXY: true, 5: false} {
+		q := register("m10", 1)
+		q.GetRegisterNode().Node.Endpoints[0].Atomics = by
+		if !ok {
+			h.refuse(q, ErrInvalid, `"m10"`, `"tcp"`, fmt.Sprintf("atomics by %d", by))
+		} else if h.do(q); h.s.Node(3).Endpoints[0].Atomics != by {
+			t.Errorf("atomics by %v: kept %v", by, h.s.Node(3).Endpoints[0].Atomics)
+		}
+	}
 	h.checkCopies()
 }
 

@@ -26,6 +26,10 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 		if e.Provider == "" || len(e.Provider) > MaxNameLen || len(e.Addr) > MaxLabelLen {
 			return fmt.Errorf("%w: memory node %q: endpoint %.64q at %.64q", ErrInvalid, c.Name, e.Provider, e.Addr)
 		}
+		// Memory nodes that do not say are of a version that knew CPU alone.
+		if _, ok := dirpb.AtomicsBy_name[int32(e.Atomics)]; !ok {
+			return fmt.Errorf("%w: memory node %q: endpoint %q: atomics by %d, which is unknown", ErrInvalid, c.Name, e.Provider, e.Atomics)
+		}
 	}
 	return nil
 }

@@ -1,0 +1,97 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/sim"
+)
+
+func TestVia(t *testing.T) {
+	for _, c := range []struct {
+		by    dirpb.AtomicsBy
+		agent bool
+		want  string
+	}{
+		{dirpb.AtomicsBy_ATOMICS_BY_UNSPECIFIED, false, "p"},
+		{dirpb.AtomicsBy_ATOMICS_BY_CPU, false, "p"},
+		{dirpb.AtomicsBy_ATOMICS_BY_NIC, false, "p"},
+		{dirpb.AtomicsBy_ATOMICS_BY_NIC, true, "p (CAS by the memory node's agent)"},
+		{dirpb.AtomicsBy_ATOMICS_BY_AGENT, false, "p (CAS by the memory node's agent)"},
+		{dirpb.AtomicsBy_ATOMICS_BY_PROXY, false, "p (CAS proxied to the adapter)"},
+		{99, false, "p"},
+	} {
+		if got := via("p", c.by, c.agent); got != c.want {
+			t.Errorf("via(%v, %v) = %q, want %q", c.by, c.agent, got, c.want)
+		}
+	}
+}
+
+// A memory node that refuses the best provider is dialed by the next.
+func TestDialRefused(t *testing.T) {
+	f := sim.New(sim.Options{})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	end := func(what string, c func() error) {
+		t.Cleanup(func() {
+			if err := c(); err != nil {
+				t.Errorf("close %s: %v", what, err)
+			}
+		})
+	}
+	mem := rdma.NewDevice("m", f.Device("m"))
+	pd, err := mem.AllocPD()
+	must(err)
+	refusal := errors.New("no device of that kind any more")
+	admit := true
+	listen := func(accept func() error) string {
+		l, err := mem.Listen("", rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+			return pd, rdma.AccessRemoteRead, accept()
+		}})
+		must(err)
+		end("listener", l.Close)
+		return l.Addr()
+	}
+	node := &dirpb.Node{Id: 1, Name: "m1", Incarnation: 7, Endpoints: []*dirpb.Endpoint{
+		{Provider: "tcp", Atomics: dirpb.AtomicsBy_ATOMICS_BY_PROXY, Addr: listen(func() error {
+			if admit {
+				return nil
+			}
+			return refusal
+		})},
+		{Provider: "verbs", Atomics: dirpb.AtomicsBy_ATOMICS_BY_NIC, Addr: listen(func() error { return refusal })},
+	}}
+
+	devices := []*rdma.Device{rdma.NewDevice("verbs", f.Device("c1")), rdma.NewDevice("tcp", f.Device("c2"))}
+	for _, d := range devices {
+		end(d.Name(), d.Close)
+	}
+	core, err := session.NewCore(session.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: devices,
+		Nanos: session.Nanos, Millis: session.Millis})
+	must(err)
+	end("session", core.Close)
+	s := &sess{c: &Client{o: Options{Devices: devices}}, core: core}
+	s.ctx, s.cancel = context.WithCancelCause(t.Context())
+	s.mu.nodes = map[uint32]*dirpb.Node{1: node}
+
+	qp, dev, how, inc, err := s.dial(core.Lanes()[0], 1)
+	must(err)
+	end("QP", qp.Close)
+	if dev != 1 || how != "tcp (CAS proxied to the adapter)" || inc != 7 {
+		t.Errorf("dialed device %d, %q, incarnation %d", dev, how, inc)
+	}
+	admit = false
+	_, _, _, _, err = s.dial(core.Lanes()[0], 1)
+	if !errors.Is(err, rdma.ErrRefused) || errors.Is(err, errNoProvider) || strings.Count(err.Error(), refusal.Error()) != 2 {
+		t.Errorf("refused by both: %v", err)
+	}
+}

@@ -1,0 +1,127 @@
+package verbs
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Choice is the adapter, port and GID that a device uses, and why.
+type Choice struct {
+	Device, Port int // index into the devices and into their ports
+	GID          int // index of the adapter's GID table; -1 on InfiniBand
+	Addr         netip.Addr
+	// Reason is for the log.
+	Reason string
+}
+
+// Choose picks what o leaves open: an active port before all else, the address
+// that the user wants to be near, then RoCE v2 with an IPv4 address, RoCE v2
+// with another routable address, InfiniBand, RoCE v1, and link-local addresses
+// last, because nobody beyond the link, or with several links nobody at all, can
+// reach them.
+func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
+	sel, err := parseSelector(o.Device)
+	if err != nil {
+		return Choice{}, err
+	}
+	var near netip.Addr
+	if sel.name == "" && o.Near != "" {
+		near, _ = netip.ParseAddr(o.Near)
+		near = near.Unmap()
+	}
+	type candidate struct {
+		Choice
+		rank int
+	}
+	var all []candidate
+	var against []string
+	reject := func(format string, a ...any) { against = append(against, fmt.Sprintf(format, a...)) }
+	for di, d := range devices {
+		if sel.name != "" && d.Name != sel.name {
+			continue
+		}
+		if d.Err != nil {
+			reject("%s: %v", d.Name, d.Err)
+			continue
+		}
+		if d.Transport == "iWARP" {
+			reject("%s is an iWARP adapter, whose connections only the RDMA connection manager can make, which this provider does not use", d.Name)
+			continue
+		}
+		for pi, p := range d.Ports {
+			if sel.port != 0 && p.Number != sel.port {
+				continue
+			}
+			if p.State != "ACTIVE" {
+				reject("%s port %d is %s", d.Name, p.Number, p.State)
+				continue
+			}
+			if len(p.GIDs) == 0 {
+				reject("%s port %d has no GID: give its network interface an address", d.Name, p.Number)
+			}
+			for _, g := range p.GIDs {
+				if sel.gid >= 0 && g.Index != sel.gid {
+					continue
+				}
+				c := candidate{Choice: Choice{Device: di, Port: pi, GID: g.Index, Addr: g.GID.Unmap()}}
+				var why []string
+				switch {
+				case sel.name != "":
+					why = append(why, "asked for")
+				case near.IsValid() && c.Addr == near:
+					c.rank += 100
+					why = append(why, "it has the address "+near.String())
+				}
+				r, what := rankGID(p, g)
+				c.rank += r
+				c.Reason = strings.Join(append(why, what), ", ")
+				all = append(all, c)
+			}
+		}
+	}
+	if len(all) == 0 {
+		switch {
+		case sel.name != "" && len(against) == 0:
+			return Choice{}, fmt.Errorf("no adapter %q; there are: %s", o.Device, cmp.Or(strings.Join(names(devices), ", "), "none"))
+		case len(against) == 0:
+			return Choice{}, errors.New("no RDMA adapter")
+		}
+		return Choice{}, fmt.Errorf("no usable port: %s", strings.Join(against, "; "))
+	}
+	best := slices.MaxFunc(all, func(a, b candidate) int {
+		return cmp.Or(a.rank-b.rank, b.Device-a.Device, b.Port-a.Port, b.GID-a.GID)
+	})
+	if n := len(all) - 1; n > 0 && sel.gid < 0 {
+		best.Reason += fmt.Sprintf("; %d other choices", n)
+	}
+	return best.Choice, nil
+}
+
+func rankGID(p PortInfo, g GIDInfo) (rank int, what string) {
+	a := g.GID
+	local := a.IsLinkLocalUnicast()
+	switch {
+	case g.Type == GIDRoCEv2 && a.Is4In6():
+		return 50, "RoCE v2 over IPv4"
+	case g.Type == GIDRoCEv2 && !local:
+		return 40, "RoCE v2 over IPv6"
+	case p.LinkLayer == "InfiniBand":
+		return 45, "InfiniBand"
+	case g.Type == GIDRoCEv1 && !local:
+		return 20, "RoCE v1: not routable"
+	case g.Type == GIDRoCEv2:
+		return 10, "RoCE v2 with a link-local address: reaches this link only"
+	}
+	return 5, "RoCE v1 with a link-local address: reaches this link only"
+}
+
+func names(devices []DeviceInfo) (ns []string) {
+	for _, d := range devices {
+		ns = append(ns, d.Name)
+	}
+	return ns
+}

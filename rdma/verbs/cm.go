@@ -1,0 +1,479 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #include "shim.h"
+import "C"
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// keepAlive finds a peer whose machine has gone while nothing is under way.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3}
+
+// Dial connects the control channel, exchanges what the queue pairs need to know
+// of each other, and moves ours to RTS.
+func (d *device) Dial(ctx context.Context, r driver.DialRequest) (driver.QP, error) {
+	p, ok := r.PD.(*pd)
+	if !ok || p.d != d {
+		return nil, errors.New("the PD is not of this device")
+	}
+	c, ok := r.CQ.(*cq)
+	if !ok || c.d != d {
+		return nil, errors.New("the CQ is not of this device")
+	}
+	if len(r.Private) > driver.MaxPrivate {
+		return nil, fmt.Errorf("private data %d bytes, at most %d", len(r.Private), driver.MaxPrivate)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	dialer := net.Dialer{Timeout: d.o.HandshakeTimeout, KeepAliveConfig: keepAlive}
+	raw, err := dialer.DialContext(ctx, "tcp", r.Addr)
+	if err != nil {
+		return nil, err
+	}
+	q, err := d.greet(ctx, raw, p, c, r)
+	if err != nil {
+		_ = raw.Close()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w (%w)", ctx.Err(), err)
+		}
+		return nil, err
+	}
+	return q, nil
+}
+
+func (d *device) greet(ctx context.Context, conn net.Conn, p *pd, c *cq, r driver.DialRequest) (_ *qp, err error) {
+	_ = conn.SetDeadline(time.Now().Add(d.o.HandshakeTimeout))
+	raw := conn
+	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if conn, err = d.secure(ctx, conn, r.Addr); err != nil {
+		return nil, err
+	}
+	q, err := newQP(d, p, c, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			q.ctl = nil
+			err = errors.Join(err, q.Close())
+		}
+	}()
+	h := hello{domain: domainAgent, ep: d.endpoint(q.num), private: r.Private}
+	if d.canCAS {
+		h.domain = domainNIC
+	}
+	if _, err := conn.Write(h.append(nil)); err != nil {
+		return nil, err
+	}
+	var head [headSize + maxRefusal]byte
+	if _, err := io.ReadFull(conn, head[:headSize]); err != nil {
+		return nil, fmt.Errorf("welcome: %w", err)
+	}
+	w, err := parseWelcome(head[:headSize])
+	if err != nil {
+		return nil, fmt.Errorf("welcome: %w", err)
+	}
+	if w.refused {
+		text := head[headSize:][:w.textLen]
+		if _, err := io.ReadFull(conn, text); err != nil {
+			return nil, fmt.Errorf("welcome: %w", err)
+		}
+		return nil, fmt.Errorf("%w: %s", driver.ErrRefused, printable(string(text)))
+	}
+	if w.domain == domainNIC && !d.canCAS {
+		return nil, fmt.Errorf("the memory node's atomics are its adapter's, and ours (%s) has none", d.info.Name)
+	}
+	if w.domain == domainAgent {
+		if q.agent, err = newAgentQueue(q); err != nil {
+			return nil, err
+		}
+	}
+	if err := q.connect(h.ep, w.ep); err != nil {
+		return nil, err
+	}
+	if !stop() {
+		return nil, ctx.Err()
+	}
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	q.ctl, q.ctlDone, q.goodbye = conn, make(chan struct{}), make(chan struct{})
+	go q.watchPeer()
+	return q, nil
+}
+
+// secure adds TLS to the control channel if it is configured.
+func (d *device) secure(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
+	if d.o.TLSClient == nil {
+		return conn, nil
+	}
+	cfg := d.o.TLSClient.Clone()
+	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
+	if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		cfg.ServerName = host
+	}
+	t := tls.Client(conn, cfg)
+	return t, t.HandshakeContext(ctx)
+}
+
+// printable makes a stranger's text fit for a log line.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// listener is the passive side's control channel.
+type listener struct {
+	d   *device
+	o   driver.ListenOptions
+	ln  *net.TCPListener
+	cq  *C.struct_ibv_cq // of queue pairs that post nothing
+	ch  *C.struct_ibv_comp_channel
+	cpu atomic.Int64
+	wg  sync.WaitGroup // every peer
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		peers  map[*peer]struct{}
+	}
+	closing  sync.Once
+	closeErr error
+	stop     chan struct{}
+	stopped  chan struct{} // closed when the accept loop has ended
+}
+
+var _ driver.Listener = (*listener)(nil)
+
+// Listen accepts connections at addr, "host:port"; port 0 picks one.
+func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, error) {
+	if o.Accept == nil {
+		return nil, errors.New("ListenOptions.Accept is nil")
+	}
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	l := &listener{d: d, o: o, ln: ln.(*net.TCPListener), stop: make(chan struct{}), stopped: make(chan struct{})}
+	l.mu.peers = make(map[*peer]struct{})
+	if rc := C.kvd_create_cq(d.ctx, 16, &l.cq, &l.ch); rc != 0 {
+		_ = ln.Close()
+		return nil, limited("create CQ", 4096, rc)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		_ = ln.Close()
+		_ = C.kvd_destroy_cq(l.cq, l.ch)
+		return nil, driver.ErrClosed
+	}
+	d.mu.listeners++
+	go l.accept()
+	return l, nil
+}
+
+func (l *listener) Addr() string { return l.ln.Addr().String() }
+
+// CPUNanos is the time spent executing atomics by agents; 0 where the adapter
+// executes them.
+func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
+
+func (l *listener) accept() {
+	defer close(l.stopped)
+	for {
+		c, err := l.ln.AcceptTCP()
+		if err == nil {
+			l.start(c)
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		// Out of descriptors or memory: others may still come.
+		t := time.NewTimer(50 * time.Millisecond)
+		select {
+		case <-l.stop:
+			t.Stop()
+			return
+		case <-t.C:
+		}
+	}
+}
+
+func (l *listener) start(c net.Conn) {
+	p := &peer{l: l, remote: c.RemoteAddr().String(), conn: c, done: make(chan struct{})}
+	if l.d.o.TLSServer != nil {
+		cfg := l.d.o.TLSServer.Clone()
+		cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
+		p.conn = tls.Server(c, cfg)
+	}
+	l.mu.Lock()
+	l.mu.peers[p] = struct{}{}
+	l.mu.Unlock()
+	l.wg.Add(1)
+	go p.serve()
+}
+
+// Close fences every peer and returns when all of them are gone.
+func (l *listener) Close() error {
+	l.closing.Do(func() { l.closeErr = l.end() })
+	return l.closeErr
+}
+
+func (l *listener) end() error {
+	close(l.stop)
+	err := l.ln.Close()
+	<-l.stopped // no peer comes any more
+	l.mu.Lock()
+	var errs []error
+	for p := range l.mu.peers {
+		errs = append(errs, p.fence())
+	}
+	l.mu.Unlock()
+	l.wg.Wait()
+	if rc := C.kvd_destroy_cq(l.cq, l.ch); rc != 0 {
+		errs = append(errs, fmt.Errorf("verbs: close listener: destroy CQ: %w", syscall.Errno(rc)))
+	}
+	l.d.mu.Lock()
+	l.d.mu.listeners--
+	l.d.mu.Unlock()
+	return errors.Join(append(errs, err)...)
+}
+
+// peer is one connection's passive side: a queue pair that, unless an agent
+// executes atomics, posts nothing and completes nothing, and the control channel.
+type peer struct {
+	l        *listener
+	remote   string
+	conn     net.Conn
+	pd       *pd
+	access   driver.Access
+	accepted bool
+	done     chan struct{} // closed when serve has ended
+
+	mu    sync.Mutex
+	dead  bool // no queue pair, or none any more
+	err   error
+	qp    *C.struct_ibv_qp
+	agent *agent
+}
+
+var _ driver.Peer = (*peer)(nil)
+
+func (p *peer) Remote() string { return p.remote }
+
+// Fence destroys the queue pair: when that has returned the adapter executes
+// nothing of the peer any more.
+func (p *peer) Fence(ctx context.Context) error {
+	err := p.fence()
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return errors.Join(err, ctx.Err())
+	}
+	return err
+}
+
+func (p *peer) fence() error {
+	err := p.kill()
+	p.wake()
+	return err
+}
+
+// wake ends serve's waiting; it still says goodbye.
+func (p *peer) wake() { _ = p.conn.SetReadDeadline(time.Unix(1, 0)) }
+
+// kill moves the queue pair to the error state and destroys it, once.
+func (p *peer) kill() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead {
+		return p.err
+	}
+	p.dead = true
+	if p.qp == nil {
+		return nil
+	}
+	begin := time.Now()
+	rc := C.kvd_err(p.qp)
+	if p.agent != nil {
+		p.agent.stop()
+	}
+	if rc2 := C.kvd_destroy_qp(p.qp); rc2 != 0 {
+		p.err = fmt.Errorf("verbs: fence %s: destroy QP: %w", p.remote, syscall.Errno(rc2))
+		if rc != 0 {
+			return p.err // it may still be at work
+		}
+	}
+	p.l.d.o.Logger.Debug("QP destroyed", "remote", p.remote, "took", time.Since(begin))
+	p.qp = nil
+	if p.agent != nil {
+		p.err = errors.Join(p.err, p.agent.free())
+	}
+	return p.err
+}
+
+func (p *peer) serve() {
+	defer p.l.wg.Done()
+	err := p.handshake()
+	if err == nil {
+		_ = p.conn.SetDeadline(time.Time{})
+		p.mu.Lock()
+		if p.dead { // fenced meanwhile
+			p.wake()
+		}
+		p.mu.Unlock()
+		var b [1]byte
+		_, _ = p.conn.Read(b[:]) // bye, the end, or a fence
+	} else {
+		p.l.d.o.Logger.Debug("RDMA connection not made", "remote", p.remote, "err", err)
+	}
+	if kerr := p.kill(); kerr != nil {
+		p.l.d.o.Logger.Error("QP not destroyed", "remote", p.remote, "err", kerr)
+	} else if err == nil {
+		_ = p.conn.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = p.conn.Write([]byte{wireGoodbye})
+	}
+	_ = p.conn.Close()
+	p.l.mu.Lock()
+	delete(p.l.mu.peers, p)
+	p.l.mu.Unlock()
+	if p.pd != nil {
+		p.pd.leave()
+	}
+	if p.accepted && p.l.o.Closed != nil {
+		p.l.o.Closed(p)
+	}
+	close(p.done)
+}
+
+// handshake ends with a welcome or a refusal.
+func (p *peer) handshake() error {
+	d := p.l.d
+	_ = p.conn.SetDeadline(time.Now().Add(d.o.HandshakeTimeout))
+	var b [headSize + driver.MaxPrivate]byte
+	if _, err := io.ReadFull(p.conn, b[:headSize]); err != nil {
+		return err
+	}
+	h, n, err := parseHello(b[:headSize])
+	if err != nil {
+		return err
+	}
+	h.private = b[headSize:][:n]
+	if _, err := io.ReadFull(p.conn, h.private); err != nil {
+		return err
+	}
+	w, err := p.admit(&h)
+	var text string
+	if err != nil {
+		w, text = welcome{refused: true}, err.Error()
+	}
+	_ = p.conn.SetWriteDeadline(time.Now().Add(d.o.HandshakeTimeout)) // Accept may have taken its time
+	_, werr := p.conn.Write(w.append(nil, text))
+	return errors.Join(err, werr)
+}
+
+// admit asks the user and makes the queue pair.
+func (p *peer) admit(h *hello) (w welcome, err error) {
+	d := p.l.d
+	w.domain = domainAgent
+	if d.native {
+		w.domain = domainNIC
+		if h.domain != domainNIC {
+			return w, errors.New("this side's atomics are its adapter's, and the dialer's adapter has none")
+		}
+	}
+	dpd, access, err := p.l.o.Accept(driver.ConnRequest{Private: h.private, Remote: p.remote, Peer: p})
+	if err != nil {
+		return w, err
+	}
+	p.accepted = true
+	own, ok := dpd.(*pd)
+	if !ok || own.d != d {
+		return w, errors.New("the PD that was chosen is not of this device")
+	}
+	if err := own.enter(); err != nil {
+		return w, err
+	}
+	p.pd, p.access = own, access
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead {
+		return w, errors.New("fenced while connecting")
+	}
+	cq := p.l.cq
+	var a *agent
+	if !d.native {
+		if a, err = newAgent(p); err != nil {
+			return w, err
+		}
+		cq = a.cq
+	}
+	undo := func(err error) error {
+		if p.qp != nil {
+			_ = C.kvd_destroy_qp(p.qp)
+			p.qp = nil
+		}
+		if a != nil {
+			err = errors.Join(err, a.free())
+		}
+		return err
+	}
+	var inline C.int
+	if rc := C.kvd_create_qp(own.c, cq, recvBuffers, recvBuffers, 0, &p.qp, &inline); rc != 0 {
+		p.qp = nil
+		return w, undo(limited("create QP", 4096, rc))
+	}
+	if rc := C.kvd_init_qp(p.qp, C.int(d.port.Number), accessFlags(access&^driver.AccessLocal, d.native)); rc != 0 {
+		return w, undo(fmt.Errorf("QP to INIT: %w", syscall.Errno(rc)))
+	}
+	w.ep = d.endpoint(uint32(p.qp.qp_num))
+	w.ep.rdAtomic = min(h.ep.rdAtomic, d.destDepth)
+	path, err := d.path(&w.ep, &h.ep)
+	if err != nil {
+		return w, undo(err)
+	}
+	if a != nil {
+		if err := a.prepare(p.qp); err != nil {
+			return w, undo(err)
+		}
+	}
+	if rc := C.kvd_rtr(p.qp, &path); rc != 0 {
+		return w, undo(fmt.Errorf("QP to RTR, towards %v: %w", &h.ep, syscall.Errno(rc)))
+	}
+	if a != nil {
+		if rc := C.kvd_rts(p.qp, &path); rc != 0 {
+			return w, undo(fmt.Errorf("QP to RTS: %w", syscall.Errno(rc)))
+		}
+		p.agent = a
+		a.start()
+	}
+	return w, nil
+}

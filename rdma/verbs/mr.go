@@ -1,0 +1,185 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #include "shim.h"
+import "C"
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// pd is a protection domain of the adapter.
+type pd struct {
+	d  *device
+	c  *C.struct_ibv_pd
+	mu struct {
+		sync.Mutex
+		dead  bool
+		qps   int
+		mrs   map[uint32]*mr // by rkey, for the agent
+		local map[uint64]*mr // by lkey
+	}
+}
+
+// mr is a memory region of the adapter. Its keys are the adapter's, of 32 bits.
+type mr struct {
+	pd     *pd
+	c      *C.struct_ibv_mr
+	bytes  []byte
+	access driver.Access
+	lkey   uint32
+	rkey   uint32
+	// use is held for reading by an agent's atomic, for writing to deregister.
+	use  sync.RWMutex
+	dead atomic.Bool // set under use
+}
+
+var (
+	_ driver.PD = (*pd)(nil)
+	_ driver.MR = (*mr)(nil)
+)
+
+func (d *device) AllocPD() (driver.PD, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil, driver.ErrClosed
+	}
+	p := &pd{d: d}
+	p.mu.mrs, p.mu.local = make(map[uint32]*mr), make(map[uint64]*mr)
+	if rc := C.kvd_alloc_pd(d.ctx, &p.c); rc != 0 {
+		return nil, syscall.Errno(rc)
+	}
+	d.mu.pds++
+	return p, nil
+}
+
+// Dealloc fails while MRs or QPs of p remain.
+func (p *pd) Dealloc() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.dead {
+		return fmt.Errorf("verbs: dealloc pd: %w", driver.ErrClosed)
+	}
+	if len(p.mu.mrs)+p.mu.qps > 0 {
+		return fmt.Errorf("verbs: dealloc pd: %d MRs and %d QPs remain", len(p.mu.mrs), p.mu.qps)
+	}
+	if rc := C.kvd_dealloc_pd(p.c); rc != 0 {
+		return fmt.Errorf("verbs: dealloc pd: %w", syscall.Errno(rc))
+	}
+	p.mu.dead = true
+	p.d.mu.Lock()
+	p.d.mu.pds--
+	p.d.mu.Unlock()
+	return nil
+}
+
+// enter counts a QP.
+func (p *pd) enter() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.dead {
+		return fmt.Errorf("PD: %w", driver.ErrClosed)
+	}
+	p.mu.qps++
+	return nil
+}
+
+func (p *pd) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.qps--
+}
+
+// RegMR pins the memory. A right that is not given is refused by the adapter.
+func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	if off < 0 || n <= 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
+		return nil, fmt.Errorf("bytes [%d,+%d) of %d", off, n, len(m.Bytes))
+	}
+	r := &mr{pd: p, bytes: m.Bytes[off : off+n : off+n], access: a}
+	if r.Base()%8 != 0 {
+		return nil, fmt.Errorf("memory at offset %d is not 8-byte aligned", off)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.dead {
+		return nil, fmt.Errorf("PD: %w", driver.ErrClosed)
+	}
+	rc := C.kvd_reg_mr(p.c, C.uint64_t(r.Base()), C.size_t(n), accessFlags(a, p.d.native), &r.c)
+	if rc != 0 {
+		return nil, limited("register memory", n, rc)
+	}
+	r.lkey, r.rkey = uint32(r.c.lkey), uint32(r.c.rkey)
+	p.mu.mrs[r.rkey], p.mu.local[r.LKey()] = r, r
+	return r, nil
+}
+
+// accessFlags are the adapter's rights of an MR or of a queue pair. An MR that
+// others may change must be writable to its owner, too (ibv_reg_mr(3)).
+func accessFlags(a driver.Access, native bool) C.int {
+	var f C.int
+	if a&driver.AccessLocal != 0 {
+		f |= C.IBV_ACCESS_LOCAL_WRITE
+	}
+	if a&driver.AccessRemoteRead != 0 {
+		f |= C.IBV_ACCESS_REMOTE_READ
+	}
+	if a&driver.AccessRemoteWrite != 0 {
+		f |= C.IBV_ACCESS_REMOTE_WRITE | C.IBV_ACCESS_LOCAL_WRITE
+	}
+	if a&driver.AccessRemoteAtomic != 0 && native {
+		f |= C.IBV_ACCESS_REMOTE_ATOMIC | C.IBV_ACCESS_LOCAL_WRITE
+	}
+	return f
+}
+
+func (r *mr) LKey() uint64 { return uint64(r.lkey) }
+
+// RKey is the adapter's: 32 bits, of which few are random. What keeps strangers
+// out is the PD and the handshake, not the key.
+func (r *mr) RKey() uint64 { return uint64(r.rkey) }
+
+// Base is the mapping's virtual address.
+func (r *mr) Base() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.bytes)))) }
+
+// Deregister returns when neither the adapter nor an agent touches the region
+// any more.
+func (r *mr) Deregister() error {
+	r.use.Lock()
+	defer r.use.Unlock()
+	if r.dead.Load() {
+		return fmt.Errorf("verbs: deregister mr: %w", driver.ErrClosed)
+	}
+	// Out of the table first: once the adapter has let go of the key another
+	// region may get it.
+	r.pd.mu.Lock()
+	delete(r.pd.mu.mrs, r.rkey)
+	delete(r.pd.mu.local, r.LKey())
+	r.pd.mu.Unlock()
+	if rc := C.kvd_dereg_mr(r.c); rc != 0 {
+		r.pd.mu.Lock()
+		r.pd.mu.mrs[r.rkey], r.pd.mu.local[r.LKey()] = r, r
+		r.pd.mu.Unlock()
+		return fmt.Errorf("verbs: deregister mr: %w", syscall.Errno(rc))
+	}
+	r.dead.Store(true)
+	return nil
+}
+
+func random24() uint32 {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.LittleEndian.Uint32(b[:]) & (1<<24 - 1)
+}
+
+func getWord(b []byte) uint64    { return binary.NativeEndian.Uint64(b) }
+func putWord(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }

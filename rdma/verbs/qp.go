@@ -1,0 +1,496 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #cgo noescape kvd_post
+// #cgo nocallback kvd_post
+// #include <stdlib.h>
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+// ErrUnconfirmed means that a QP is closed on this side but its peer did not say
+// that it has destroyed its own: what was posted may still land there.
+var ErrUnconfirmed = errors.New("the peer did not confirm")
+
+// qp is the initiator's side of a connection. Everything below mu is guarded by
+// the CQ's lock.
+type qp struct {
+	d      *device
+	pd     *pd
+	cq     *cq
+	num    uint32
+	id     wrID
+	inline int
+	c      *C.struct_ibv_qp
+	state  atomic.Uint32 // driver.QPState
+	failed atomic.Bool   // it was in error before it was closed
+
+	// posted WRs are numbered from 0; those below retired have left the queue.
+	ring            []entry // length a power of two, at least depth
+	depth           int
+	posted, retired uint64
+	wrs             []C.struct_kvd_wr // in C's memory, depth of them
+	local           *mr               // the MR of the last LKey
+	scratch         unsafe.Pointer
+	agent           *agentQueue // atomics are messages
+
+	ctl     net.Conn
+	ctlDone chan struct{} // closed when nobody reads ctl any more
+	goodbye chan struct{} // closed when the peer has said so
+	closing struct {
+		sync.Once
+		err error
+	}
+	aborted atomic.Bool
+}
+
+// entry is one WR under way.
+type entry struct {
+	id     uint64
+	op     driver.Opcode
+	signal bool
+	// foul: Local lies outside the MR of LKey. The adapter has got a WR instead
+	// that the target refuses.
+	foul bool
+}
+
+var (
+	_ driver.QP           = (*qp)(nil)
+	_ driver.Aborter      = (*qp)(nil)
+	_ driver.AgentAtomics = (*qp)(nil)
+)
+
+// recvBuffers is how many messages a peer may send us unasked: one reply to an
+// atomic, as only one is under way, and some to spare.
+const recvBuffers = 4
+
+// newQP makes a queue pair in state INIT.
+func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
+	q := &qp{d: d, pd: p, cq: c, depth: d.caps.MaxSendWR}
+	d.mu.Lock()
+	closed := d.mu.closed
+	if !closed {
+		d.mu.qps++
+	}
+	d.mu.Unlock()
+	if closed {
+		return nil, driver.ErrClosed
+	}
+	if err := p.enter(); err != nil {
+		d.leave()
+		return nil, err
+	}
+	if err := c.attach(q); err != nil {
+		p.leave()
+		d.leave()
+		return nil, err
+	}
+	// Adapters differ in how much they take inline, and say so by refusing.
+	var got, rc C.int
+	for want := wantInline; ; want /= 2 {
+		if want < 32 {
+			want = 0
+		}
+		if rc = C.kvd_create_qp(p.c, c.c, C.int(q.depth), recvBuffers, C.int(want), &q.c, &got); rc == 0 || want == 0 {
+			q.inline = min(int(got), want)
+			break
+		}
+	}
+	if rc == 0 {
+		q.num = uint32(q.c.qp_num)
+		if rc = C.kvd_init_qp(q.c, C.int(d.port.Number), accessFlags(rights, true)); rc != 0 {
+			_ = C.kvd_destroy_qp(q.c)
+		}
+	}
+	if rc != 0 {
+		c.mu.Lock()
+		c.detachLocked(q)
+		c.mu.Unlock()
+		p.leave()
+		d.leave()
+		return nil, limited("create QP", int64(q.depth)*256, rc)
+	}
+	size := 1
+	for size < q.depth {
+		size *= 2
+	}
+	q.ring = make([]entry, size)
+	q.wrs = unsafe.Slice((*C.struct_kvd_wr)(C.calloc(C.size_t(q.depth), C.sizeof_struct_kvd_wr)), q.depth)
+	q.scratch = C.calloc(1, C.kvd_scratch_size(C.int(q.depth)))
+	q.state.Store(uint32(driver.StateRTS))
+	return q, nil
+}
+
+func (d *device) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.qps--
+}
+
+// path is how our queue pair, local, reaches remote.
+func (d *device) path(local, remote *endpoint) (C.struct_kvd_path, error) {
+	var p C.struct_kvd_path
+	if d.global != remote.global {
+		return p, fmt.Errorf("ours is %v, the peer's %v: one is addressed by GID and the other is not", local, remote)
+	}
+	for i, b := range remote.gid {
+		p.gid[i] = C.uint8_t(b)
+	}
+	p.qpn, p.send_psn, p.recv_psn = C.uint32_t(remote.qpn), C.uint32_t(local.psn), C.uint32_t(remote.psn)
+	p.flow_label, p.lid, p.port = C.uint32_t(local.flow), C.uint16_t(remote.lid), C.uint8_t(d.port.Number)
+	p.gid_index = C.uint8_t(max(d.choice.GID, 0))
+	p.global = C.uint8_t(byte01(remote.global))
+	p.mtu = C.uint8_t(min(d.mtu, remote.mtu))
+	p.initiator_depth = C.uint8_t(min(d.initDepth, remote.rdAtomic))
+	p.responder_depth = C.uint8_t(d.destDepth)
+	p.timeout, p.retry = C.uint8_t(d.timeout), retryCount
+	return p, nil
+}
+
+// connect moves q from INIT to RTS.
+func (q *qp) connect(local, remote endpoint) error {
+	p, err := q.d.path(&local, &remote)
+	if err != nil {
+		return err
+	}
+	if rc := C.kvd_rtr(q.c, &p); rc != 0 {
+		return fmt.Errorf("QP to RTR, towards %v: %w", &remote, syscall.Errno(rc))
+	}
+	if rc := C.kvd_rts(q.c, &p); rc != 0 {
+		return fmt.Errorf("QP to RTS: %w", syscall.Errno(rc))
+	}
+	return nil
+}
+
+func (q *qp) Num() uint32           { return q.num }
+func (q *qp) State() driver.QPState { return driver.QPState(q.state.Load()) }
+func (q *qp) AtomicsByAgent() bool  { return q.agent != nil }
+
+// PostSend hands a chain to the adapter with one call.
+func (q *qp) PostSend(wrs []driver.WR) (int, error) {
+	c := q.cq
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch q.State() {
+	case driver.StateClosed:
+		return 0, driver.ErrClosed
+	case driver.StateErr:
+		return 0, driver.ErrQPError
+	}
+	n := min(len(wrs), q.depth-int(q.posted-q.retired), c.roomLocked())
+	var err error
+	if n < len(wrs) {
+		err = driver.ErrQueueFull
+	}
+	if n == 0 {
+		return 0, err
+	}
+	if q.agent != nil {
+		return q.agent.post(wrs[:n], err)
+	}
+	done, perr := q.postLocked(wrs[:n])
+	if perr != nil {
+		return done, perr
+	}
+	return done, err
+}
+
+// postLocked posts wrs, for which there is room.
+func (q *qp) postLocked(wrs []driver.WR) (int, error) {
+	for i := range wrs {
+		q.fill(i, &wrs[i], q.note(&wrs[i]))
+	}
+	var done C.int
+	rc := C.kvd_post(q.c, &q.wrs[0], C.int(len(wrs)), q.scratch, &done)
+	if rc == 0 {
+		return int(done), nil
+	}
+	q.posted -= uint64(len(wrs) - int(done))
+	q.cq.outstanding -= len(wrs) - int(done)
+	if syscall.Errno(rc) == syscall.ENOMEM {
+		return int(done), driver.ErrQueueFull
+	}
+	q.d.o.Logger.Error("the adapter refused a work request", "device", q.d.info.Name, "qp", q.num, "op", wrs[done].Op,
+		"bytes", len(wrs[done].Local), "err", syscall.Errno(rc))
+	q.failLocked()
+	return int(done), driver.ErrQPError
+}
+
+// note counts a WR that the adapter, or the agent's queue, takes, and returns its
+// number.
+func (q *qp) note(w *driver.WR) uint64 {
+	n := q.posted
+	q.ring[n&uint64(len(q.ring)-1)] = entry{id: w.ID, op: w.Op, signal: w.Flags&driver.Signaled != 0, foul: !q.covers(w)}
+	q.posted++
+	q.cq.outstanding++
+	return n
+}
+
+// covers tells whether w's buffer lies inside the MR of its LKey. Adapters check
+// that too, but while they execute: what is in front may be flushed and what is
+// behind may happen.
+func (q *qp) covers(w *driver.WR) bool {
+	m := q.local
+	if m == nil || uint64(m.lkey) != w.LKey || m.dead.Load() {
+		q.pd.mu.Lock()
+		m = q.pd.mu.local[w.LKey]
+		q.pd.mu.Unlock()
+		if m == nil {
+			return false
+		}
+		q.local = m
+	}
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))) - uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes))) // wraps for what is below
+	return at <= uintptr(len(m.bytes)) && uintptr(len(w.Local)) <= uintptr(len(m.bytes))-at
+}
+
+var opcodes = [driver.NumOpcodes]C.uint8_t{
+	driver.OpRead:      C.IBV_WR_RDMA_READ,
+	driver.OpWrite:     C.IBV_WR_RDMA_WRITE,
+	driver.OpCmpAndSwp: C.IBV_WR_ATOMIC_CMP_AND_SWP,
+	driver.OpFetchAdd:  C.IBV_WR_ATOMIC_FETCH_AND_ADD,
+}
+
+// fill describes WR number, the i-th of a chain, to the shim.
+func (q *qp) fill(i int, w *driver.WR, number uint64) {
+	x := &q.wrs[i]
+	id := q.id
+	id.seq = uint32(number)
+	x.id = C.uint64_t(id.pack())
+	x.op = opcodes[w.Op]
+	x.flags = 0
+	if w.Flags&driver.Signaled != 0 {
+		x.flags |= C.IBV_SEND_SIGNALED
+	}
+	if w.Flags&driver.Fence != 0 {
+		x.flags |= C.IBV_SEND_FENCE
+	}
+	if w.Flags&driver.Inline != 0 {
+		x.flags |= C.IBV_SEND_INLINE
+	}
+	x.local = C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(w.Local))))
+	x.len = C.uint32_t(len(w.Local))
+	x.remote, x.compare, x.swap = C.uint64_t(w.RemoteAddr), C.uint64_t(w.Compare), C.uint64_t(w.Swap)
+	x.lkey, x.rkey = C.uint32_t(w.LKey), C.uint32_t(w.RKey)
+	// Keys have 32 bits. What is longer names nothing, and the target shall say
+	// so in its turn: no region reaches to the last word.
+	if w.RKey>>32 != 0 {
+		x.rkey, x.remote = 0, ^C.uint64_t(7)
+	}
+	if q.ring[number&uint64(len(q.ring)-1)].foul {
+		if q.inline == 0 {
+			x.lkey = 0
+			return
+		}
+		x.op, x.flags, x.len = C.IBV_WR_RDMA_WRITE, C.IBV_SEND_INLINE, 1
+		x.local = C.uint64_t(uintptr(q.scratch))
+		x.rkey, x.remote = 0, ^C.uint64_t(7)
+	}
+}
+
+// sent takes the completion of WR seq.
+func (q *qp) sent(seq, status, vendor uint32) {
+	if q.agent != nil {
+		q.agent.sent(seq, status, vendor)
+		return
+	}
+	at := q.retired + uint64(seq-uint32(q.retired))
+	if at >= q.posted {
+		return
+	}
+	q.complete(at, q.statusOf(status, vendor))
+}
+
+func (q *qp) received(seq, status uint32) {
+	if q.agent != nil {
+		q.agent.received(seq, status)
+	}
+}
+
+// complete retires the WRs up to number at, which ended with s; those before it
+// succeeded.
+func (q *qp) complete(at uint64, s driver.Status) {
+	e := &q.ring[at&uint64(len(q.ring)-1)]
+	if e.foul && s == driver.RemAccessErr {
+		s = driver.LocProtErr
+	}
+	if s != driver.Success || e.signal {
+		q.cq.soft = append(q.cq.soft, driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: s})
+	}
+	q.cq.outstanding -= int(at + 1 - q.retired)
+	q.retired = at + 1
+	if s != driver.Success {
+		q.failLocked()
+	}
+}
+
+// failLocked moves a working queue pair to the error state, on both sides of the
+// shim.
+func (q *qp) failLocked() {
+	if q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr)) {
+		q.failed.Store(true)
+		_ = C.kvd_err(q.c)
+	}
+}
+
+// statusOf translates an ibv_wc_status.
+func (q *qp) statusOf(s, vendor uint32) driver.Status {
+	switch s {
+	case C.IBV_WC_SUCCESS:
+		return driver.Success
+	case C.IBV_WC_WR_FLUSH_ERR:
+		return driver.WRFlushErr
+	}
+	if q.State() == driver.StateRTS {
+		q.d.o.Logger.Debug("work completion with error", "qp", q.num, "status", s, "vendor", vendor)
+	}
+	switch s {
+	case C.IBV_WC_LOC_LEN_ERR:
+		return driver.LocLenErr
+	case C.IBV_WC_LOC_QP_OP_ERR:
+		return driver.LocQPOpErr
+	case C.IBV_WC_LOC_PROT_ERR:
+		return driver.LocProtErr
+	case C.IBV_WC_REM_INV_REQ_ERR:
+		return driver.RemInvReqErr
+	case C.IBV_WC_REM_ACCESS_ERR:
+		return driver.RemAccessErr
+	case C.IBV_WC_REM_OP_ERR:
+		return driver.RemOpErr
+	case C.IBV_WC_RETRY_EXC_ERR, C.IBV_WC_RNR_RETRY_EXC_ERR, C.IBV_WC_RESP_TIMEOUT_ERR:
+		return driver.RetryExcErr
+	}
+	return driver.GeneralErr
+}
+
+// watchPeer reads the control channel until it ends or the peer says goodbye:
+// either way the peer's queue pair is gone.
+func (q *qp) watchPeer() {
+	defer close(q.ctlDone)
+	var b [1]byte
+	if n, _ := q.ctl.Read(b[:]); n == 1 && b[0] == wireGoodbye {
+		close(q.goodbye)
+	}
+	q.cq.mu.Lock()
+	defer q.cq.mu.Unlock()
+	q.failLocked()
+	q.cq.signal()
+}
+
+// Close waits for the adapter to flush the queue, so that it touches no buffer any
+// more, and, unless all that was posted has completed, for the peer to confirm
+// that nothing of it can land any more.
+func (q *qp) Close() error {
+	q.closing.Do(func() { q.closing.err = q.end() })
+	return q.closing.err
+}
+
+// Abort is Close without the peer.
+func (q *qp) Abort() error {
+	q.aborted.Store(true)
+	if q.ctl != nil {
+		_ = q.ctl.Close()
+	}
+	_ = q.Close()
+	return nil
+}
+
+func (q *qp) end() error {
+	c := q.cq
+	c.mu.Lock()
+	clean := q.posted == q.retired && !q.failed.Load()
+	q.state.Store(uint32(driver.StateClosed))
+	rc := C.kvd_err(q.c)
+	c.mu.Unlock()
+	for deadline := time.Now().Add(drainBudget); ; {
+		c.mu.Lock()
+		for q.posted > q.retired && c.takeLocked(pollBatch, 0) > 0 {
+		}
+		if q.posted == q.retired || rc != 0 || time.Now().After(deadline) {
+			break // with the lock held
+		}
+		c.mu.Unlock()
+		time.Sleep(50 * time.Microsecond)
+	}
+	var errs []error
+	if rc := C.kvd_destroy_qp(q.c); rc != 0 {
+		errs = append(errs, fmt.Errorf("verbs: destroy QP %d: %w", q.num, syscall.Errno(rc)))
+	}
+	// A queue pair that is gone touches nothing: whatever the adapter has not
+	// reported was flushed.
+	for q.posted > q.retired {
+		q.complete(q.retired, driver.WRFlushErr)
+	}
+	c.detachLocked(q)
+	if len(c.soft) > 0 {
+		c.signal()
+	}
+	c.mu.Unlock()
+	C.free(unsafe.Pointer(&q.wrs[0]))
+	C.free(q.scratch)
+	if q.agent != nil {
+		errs = append(errs, q.agent.free())
+	}
+	if q.ctl != nil {
+		if err := q.part(clean); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	q.pd.leave()
+	q.d.leave()
+	return errors.Join(errs...)
+}
+
+// part takes leave of the peer.
+func (q *qp) part(clean bool) (err error) {
+	defer func() {
+		_ = q.ctl.Close()
+		<-q.ctlDone
+	}()
+	if q.aborted.Load() {
+		return nil
+	}
+	_ = q.ctl.SetWriteDeadline(time.Now().Add(partBudget))
+	if _, werr := q.ctl.Write([]byte{wireBye}); werr != nil || clean {
+		if clean {
+			return nil
+		}
+		// The channel may have broken because the peer is done with us, or not.
+		select {
+		case <-q.goodbye:
+			return nil
+		default:
+		}
+		return fmt.Errorf("verbs: close QP %d: %w: %w", q.num, ErrUnconfirmed, werr)
+	}
+	t := time.NewTimer(partBudget)
+	defer t.Stop()
+	select {
+	case <-q.goodbye:
+		return nil
+	case <-q.ctlDone:
+		select {
+		case <-q.goodbye:
+			return nil
+		default:
+		}
+	case <-t.C:
+	}
+	return fmt.Errorf("verbs: close QP %d: %w", q.num, ErrUnconfirmed)
+}
+
+// partBudget is how long a peer may take to confirm.
+const partBudget = 2 * time.Second

@@ -1,0 +1,67 @@
+package verbs
+
+import (
+	"io/fs"
+	"net/netip"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// sysfs is where the kernel shows adapters.
+const sysfs = "/sys/class/infiniband"
+
+// readGIDs lists the entries in use of a port's GID table, from root, which is
+// like sysfs. What cannot be read is left out.
+func readGIDs(root fs.FS, device string, port int) (gids []GIDInfo) {
+	dir := path.Join(device, "ports", strconv.Itoa(port))
+	files, err := fs.ReadDir(root, path.Join(dir, "gids"))
+	if err != nil {
+		return nil
+	}
+	text := func(name string) string {
+		b, err := fs.ReadFile(root, path.Join(dir, name))
+		if err != nil {
+			return "" // an entry that is not in use has no type
+		}
+		return strings.TrimSpace(string(b))
+	}
+	for _, f := range files {
+		i, err := strconv.Atoi(f.Name())
+		if err != nil || i < 0 {
+			continue
+		}
+		a, err := netip.ParseAddr(text(path.Join("gids", f.Name())))
+		if err != nil || a.IsUnspecified() {
+			continue
+		}
+		g := GIDInfo{Index: i, GID: netip.AddrFrom16(a.As16()), Netdev: text(path.Join("gid_attrs", "ndevs", f.Name()))}
+		switch t := text(path.Join("gid_attrs", "types", f.Name())); t {
+		case "RoCE v2":
+			g.Type = GIDRoCEv2
+		case "IB/RoCE v1":
+			g.Type = GIDRoCEv1
+			if text("link_layer") == "InfiniBand" {
+				g.Type = GIDInfiniBand
+			}
+		default:
+			continue
+		}
+		gids = append(gids, g)
+	}
+	slices.SortFunc(gids, func(a, b GIDInfo) int { return a.Index - b.Index })
+	return gids
+}
+
+// portRate is the port's speed in the kernel's words, or "".
+func portRate(root fs.FS, device string, port int) string {
+	b, err := fs.ReadFile(root, path.Join(device, "ports", strconv.Itoa(port), "rate"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func sysfsRoot() fs.FS { return os.DirFS(sysfs) }

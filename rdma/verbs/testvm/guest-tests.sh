@@ -1,0 +1,43 @@
+#!/bin/sh
+# usage, in the guest: sh guest-tests.sh SUITE...
+#
+# Runs suites of the test binaries in the share, all of them, and fails if one did
+# or had nothing to run.
+#
+#   provider    package rdma/verbs over the devices
+#   store       package internal/verbstest: kvd and kvctl over the devices
+#   nohardware  the part of it for a machine without devices
+set -o pipefail
+cd /share || exit 2
+export KVD_BIN=/share
+KVD_VERBS_KERNEL=$(uname -r | cut -d. -f1-2)
+export KVD_VERBS_KERNEL
+
+suite() {
+	case $1 in
+	provider) set -- provider 1 ./verbs.test ;;
+	store) set -- store 1 ./verbstest.test ;;
+	nohardware) set -- nohardware none ./verbstest.test -test.run TestNoHardware ;;
+	*)
+		echo "guest-tests.sh: no suite $1"
+		return 1
+		;;
+	esac
+	name=$1 KVD_VERBS=$2
+	export KVD_VERBS
+	shift 2
+	echo "== $name, Linux $KVD_VERBS_KERNEL: KVD_VERBS=$KVD_VERBS $*"
+	start=$(cut -d. -f1 /proc/uptime)
+	"$@" -test.v -test.timeout 10m 2>&1 | tee /tmp/output
+	rc=$?
+	if [ $rc = 0 ] && ! grep -q '^--- PASS' /tmp/output; then
+		echo "guest-tests.sh: every test was skipped"
+		rc=1
+	fi
+	echo "== $name, Linux $KVD_VERBS_KERNEL: status $rc after $(($(cut -d. -f1 /proc/uptime) - start)) s"
+	return $rc
+}
+
+failed=0
+for s; do suite "$s" || failed=1; done
+exit $failed
