@@ -217,6 +217,14 @@ func TestUnitsVerify(t *testing.T) {
 		}
 		args = append(args, file)
 	}
+	// systemd does not parse a drop-in that it does not find beside its unit.
+	dropIn := filepath.Join(dir, "kvd-memnode.service.d")
+	if err := os.Mkdir(dropIn, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dropIn, "rdma.conf"), []byte(read(t, "kvd-memnode-rdma.conf")), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	// It warns about a misspelt setting, and goes on.
 	if out := output(t, os.Environ(), args...); strings.Contains(out, dir) || strings.Contains(out, "Unknown") {
 		t.Error(out)
