@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,6 +129,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
 		{"memory nodes", nodes},
 		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
+		{"atomics", atomicsText(m.GetNodes())},
 		{"namespaces", strings.Join(mapTo(m.GetNamespaces(), (*dirpb.Namespace).GetName), ", ")},
 		{"shards", len(m.GetShards())},
 		{"jobs", fmt.Sprintf("%d, of which %d are worked on and %d in trouble", len(st.GetJobs()), owned, troubled)},
@@ -271,6 +273,36 @@ func endpointText(e *dirpb.Endpoint) string {
 		s += " atomics=" + short(by)
 	}
 	return s
+}
+
+// atomicsText says who executes atomics on the memory of the nodes that are up.
+func atomicsText(nodes []*dirpb.Node) string {
+	by := map[string][]string{}
+	for _, n := range nodes {
+		if n.GetState() != dirpb.NodeState_NODE_UP {
+			continue
+		}
+		who := "CPUs"
+		for _, e := range n.GetEndpoints() {
+			switch e.GetAtomics() {
+			case dirpb.AtomicsBy_ATOMICS_BY_NIC, dirpb.AtomicsBy_ATOMICS_BY_PROXY:
+				who = "RDMA adapter"
+			case dirpb.AtomicsBy_ATOMICS_BY_AGENT:
+				who = "CPUs, an agent's for verbs clients"
+			}
+		}
+		by[who] = append(by[who], n.GetName())
+	}
+	if len(by) == 1 {
+		for who := range by {
+			return who
+		}
+	}
+	var all []string
+	for _, who := range slices.Sorted(maps.Keys(by)) {
+		all = append(all, who+" ("+strings.Join(by[who], ", ")+")")
+	}
+	return strings.Join(all, "; ")
 }
 
 // printProtos prints one line of JSON a message.
