@@ -65,7 +65,7 @@ bench-growth: ## latencies while shards split, a memory node drains, and one die
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run 'TestGrowth|TestDisturbance' ./bench
 
 SIM_RUNS ?= 44000
-SIM_STATES ?= 30000
+SIM_STATES ?= 15000
 
 .PHONY: sim
 sim: ## the whole store under the seeded simulator: about SIM_RUNS schedules and SIM_STATES states a scope, 10^6 schedules in all
@@ -89,11 +89,11 @@ nemesis: ## faults over real processes in network namespaces for NEMESIS (2m), a
 
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
-	$(MAKE) nemesis NEMESIS=60s
-	$(MAKE) nemesis NEMESIS=30s NEMESIS_FLAGS="-provider shm"
-	$(MAKE) nemesis NEMESIS_FLAGS="-kills 5"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 60 -provider tcp"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 60 -provider shm"
+	$(MAKE) nemesis NEMESIS=40s
+	$(MAKE) nemesis NEMESIS=20s NEMESIS_FLAGS="-provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider tcp"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 400 -provider tcp -no-fence"
 
 .PHONY: image-context

@@ -592,32 +592,35 @@ func (s *sess) multi(ctx context.Context, byLane [][]*call) {
 		}
 	}
 	// A lane that is led must be driven: operations of one lane may wait for an
-	// insert lock that one of another lane holds. So each lane that is not done
-	// gets a goroutine of its own, the last one this.
+	// insert lock that one of another lane holds, or for a view that comes only when
+	// the other has quiesced. A waiter may be made the leader at any moment. So each
+	// lane that is not done gets a goroutine of its own, the last one this.
+	finish := func(i int) {
+		if led[i] {
+			s.lanes[i].drive(ctx, ws[i])
+		} else {
+			s.lanes[i].join(ctx, ws[i])
+		}
+	}
 	last := -1
 	for i, w := range ws {
 		switch {
-		case w == nil || !led[i]:
-		case w.left == 0:
+		case w == nil:
+		case led[i] && w.left == 0:
 			s.lanes[i].handOver()
 		default:
 			if last >= 0 {
 				wg.Add(1)
 				go func(i int) {
 					defer wg.Done()
-					s.lanes[i].drive(ctx, ws[i])
+					finish(i)
 				}(last)
 			}
 			last = i
 		}
 	}
 	if last >= 0 {
-		s.lanes[last].drive(ctx, ws[last])
-	}
-	for i, w := range ws {
-		if w != nil && !led[i] {
-			s.lanes[i].join(ctx, w)
-		}
+		finish(last)
 	}
 	wg.Wait()
 }

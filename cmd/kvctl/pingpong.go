@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -145,7 +146,7 @@ func (v *volley) write(ctx context.Context, i uint64, limit time.Duration) error
 // await looks at memory until message i is there. Now and then it looks for failures
 // too, and seldom, because while it polls for completions it sees no message.
 func (v *volley) await(ctx context.Context, i uint64, limit time.Duration) error {
-	return v.until(ctx, limit, "message", func() bool {
+	return v.until(ctx, limit, "sign of it", func() bool {
 		for began := (time.Time{}); ; {
 			for range 4096 {
 				if atomic.LoadUint64(v.seen) == i {
@@ -281,12 +282,16 @@ func (s *perfPassive) echo(ctx context.Context, g ping, over func()) (err error)
 	}
 	undo = append(undo, qp.Close, func() error { over(); return nil })
 	v := newVolley(s.dev, qp, cq, local, s.mem, g.bytes, g.rkey, g.base)
-	for i := uint64(1); ; i++ {
+	for i, rested := uint64(1), time.Now(); ; i++ {
 		if err := v.await(ctx, i, s.limit); err != nil {
-			return fmt.Errorf("ping-pong, message %d: %w", i, err)
+			return fmt.Errorf("ping-pong, message %d (the last seen is %d): %w", i, atomic.LoadUint64(v.seen), err)
 		}
 		if err := v.write(ctx, i, s.limit); err != nil {
 			return fmt.Errorf("ping-pong, answer %d: %w", i, err)
+		}
+		if i%16 == 0 && time.Since(rested) > perfSlice {
+			runtime.Gosched()
+			rested = time.Now()
 		}
 	}
 }
@@ -391,9 +396,12 @@ func (p *perfConn) pingpong(ctx context.Context, c perfCase, limit time.Duration
 	h, err := p.latency(c.iters, func() error {
 		i++
 		if err := v.write(ctx, i, limit); err != nil {
-			return err
+			return fmt.Errorf("message %d: %w", i, err)
 		}
-		return v.await(ctx, i, limit)
+		if err := v.await(ctx, i, limit); err != nil {
+			return fmt.Errorf("answer %d (the last seen is %d): %w", i, atomic.LoadUint64(v.seen), err)
+		}
+		return nil
 	})
 	if err != nil {
 		return r, err

@@ -118,7 +118,7 @@ func TestAgentAtomics(t *testing.T) {
 		clients[fmt.Sprintf("verbs %s", nic(2+i))] = s.client("verbs", 2+i, client.Options{})
 	}
 	clients["tcp"] = s.client("tcp", 0, client.Options{})
-	contend(t, s, clients, 60)
+	contend(t, s, clients, 30)
 	for name, c := range clients {
 		for node, by := range c.Stats().Connections {
 			if strings.HasPrefix(by, "verbs") && !strings.Contains(by, "agent") {
@@ -142,7 +142,7 @@ func TestAtomicProxy(t *testing.T) {
 	if log := s.nodes["m1"].log.String(); !strings.Contains(log, "shm") {
 		t.Errorf("m1 does not log that it leaves shm out:\n%s", log)
 	}
-	contend(t, s, map[string]*client.Client{"verbs": s.client("verbs", 2, client.Options{}), "tcp": s.client("tcp", 0, client.Options{})}, 60)
+	contend(t, s, map[string]*client.Client{"verbs": s.client("verbs", 2, client.Options{}), "tcp": s.client("tcp", 0, client.Options{})}, 40)
 
 	m3 := spawn(t, "m3", environ(), s.memnode(node{"m3", 3, []string{"--rdma-atomics", "nic", "--shm-socket", filepath.Join(t.TempDir(), "m3")}})...)
 	if status := m3.wait(); status == 0 {

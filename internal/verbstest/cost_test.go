@@ -26,7 +26,7 @@ func TestCost(t *testing.T) {
 	for r := 1; r <= 2; r++ {
 		name := fmt.Sprintf("copies%d", r)
 		s.must("namespace", "create", name, "--replicas", itoa(r), "--bytes", "40MiB")
-		out := s.must("--namespace", name, "cost", "--trials", "8", "--batch", "16", "-o", "json")
+		out := s.must("--namespace", name, "cost", "--trials", "4", "--batch", "16", "-o", "json")
 		var rep struct {
 			Replicas   int        `json:"replicas"`
 			OK         bool       `json:"ok"`

@@ -165,12 +165,11 @@ func (g *guesser) connect(name string) (*qp, error) {
 	defer cancel()
 	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token), g.lanes.Add(1)))
 	g.s.t.Cleanup(func() {
-		var errs []error
 		if err == nil {
 			// That the peer of a killed or fenced connection confirms nothing is no news.
 			_ = q.Abort()
 		}
-		if err := errors.Join(append(errs, cq.Close())...); err != nil {
+		if err := cq.Close(); err != nil {
 			g.s.t.Error(err)
 		}
 	})
@@ -195,16 +194,22 @@ func (q *qp) do(w rdma.WR) string {
 	if n, err := q.qp.PostSend([]rdma.WR{w}); n != 1 {
 		return "not posted: " + err.Error()
 	}
+	return q.wait().Status.String()
+}
+
+// wait is the next completion.
+func (q *qp) wait() rdma.WC {
+	q.g.s.t.Helper()
 	deadline := time.After(patience)
 	for {
 		var wcs [1]rdma.WC
 		if q.cq.Poll(wcs[:]) == 1 {
-			return wcs[0].Status.String()
+			return wcs[0]
 		}
 		select {
 		case <-q.cq.Ready():
 		case <-deadline:
-			q.g.s.t.Fatalf("%v of %d bytes at %#x: no completion within %v", w.Op, len(w.Local), w.RemoteAddr, patience)
+			q.g.s.t.Fatalf("no completion within %v", patience)
 		}
 	}
 }

@@ -57,6 +57,7 @@ var cases = []struct {
 	{"reads-of-a-chain-are-in-order", readsInOrder, nil},
 	{"read-sees-earlier-cas", readAfterCAS, []capability{atomics, atomicThenRead}},
 	{"fenced-read-sees-earlier-cas", fencedReadAfterCAS, []capability{atomics}},
+	{"fence-behind-work-that-has-no-wc", fenceBehindUnsignaled, []capability{atomics}},
 	{"wcs-come-in-posting-order", wcOrder, nil},
 	{"qps-share-a-cq", sharedCQ, nil},
 	{"synchronous-wcs-are-there-after-post", synchronousWCs, []capability{synchronous}},

@@ -125,6 +125,30 @@ func readsInOrder(t *testing.T, e *Env) {
 	}))
 }
 
+// A fence waits for WRs of earlier doorbells that will never have a WC, too, and so
+// does what is behind it.
+func fenceBehindUnsignaled(t *testing.T, e *Env) {
+	mr := e.Memory(64, All)
+	l := e.Dial()
+	found, word, other := l.Word(), l.Word(), l.Word()
+	for i := range uint64(50) {
+		cas := l.CAS(mr, 0, found, i, i+1)
+		cas.Flags = 0
+		_, err := l.Post(cas)
+		e.Must(err)
+		fenced := l.Read(mr, 0, word)
+		fenced.Flags = rdma.Fence
+		_, err = l.Post(fenced)
+		e.Must(err)
+		again := l.Read(mr, 0, other)
+		again.Flags |= rdma.Fence
+		e.Must(l.OK(again))
+		if Le(found) != i || Le(word) != i+1 || Le(other) != i+1 {
+			t.Fatalf("CAS %d found %d; fenced READs behind it gave %d and %d", i, Le(found), Le(word), Le(other))
+		}
+	}
+}
+
 func readAfterCAS(t *testing.T, e *Env)       { readBehindCAS(t, e, 0) }
 func fencedReadAfterCAS(t *testing.T, e *Env) { readBehindCAS(t, e, rdma.Fence) }
 

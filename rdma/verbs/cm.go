@@ -102,7 +102,7 @@ func (d *device) greet(ctx context.Context, conn net.Conn, p *pd, c *cq, r drive
 		return nil, fmt.Errorf("the memory node's atomics are its adapter's, and ours (%s) has none", d.info.Name)
 	}
 	if w.domain == domainAgent {
-		if q.agent, err = newAgentQueue(q); err != nil {
+		if q.hold, err = newAgentQueue(q); err != nil {
 			return nil, err
 		}
 	}

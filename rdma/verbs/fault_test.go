@@ -28,7 +28,7 @@ func median(d []time.Duration) time.Duration {
 // region, by deregistering it.
 func TestRevocation(t *testing.T) {
 	e := twoSides(t)
-	const rounds = 20
+	const rounds = 9
 	mr := e.Memory(64<<10, rdmatest.All)
 	var fences, regions []time.Duration
 	for i := range rounds {

@@ -175,11 +175,13 @@ func (r *mr) Deregister() error {
 	return nil
 }
 
-func random24() uint32 {
-	var b [4]byte
+func random64() uint64 {
+	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
-	return binary.LittleEndian.Uint32(b[:]) & (1<<24 - 1)
+	return binary.LittleEndian.Uint64(b[:])
 }
+
+func random24() uint32 { return uint32(random64()) & (1<<24 - 1) }
 
 func getWord(b []byte) uint64    { return binary.NativeEndian.Uint64(b) }
 func putWord(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }

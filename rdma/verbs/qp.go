@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -45,7 +46,10 @@ type qp struct {
 	wrs             []C.struct_kvd_wr // in C's memory, depth of them
 	local           *mr               // the MR of the last LKey
 	scratch         unsafe.Pointer
-	agent           *agentQueue // atomics are messages
+	reported        uint64 // WRs below it that the adapter will report, or a later one
+	secret          uint64 // see mark
+	broken          bool   // a WR failed: what is behind it is flushed
+	hold            *holdQueue
 
 	ctl     net.Conn
 	ctlDone chan struct{} // closed when nobody reads ctl any more
@@ -65,6 +69,9 @@ type entry struct {
 	// foul: Local lies outside the MR of LKey. The adapter has got a WR instead
 	// that the target refuses.
 	foul bool
+	// word is where the last 8 bytes of an answer go; it holds the WR's mark until
+	// then. Nil: there is no answer, or a shorter one.
+	word *uint64
 }
 
 var (
@@ -79,7 +86,7 @@ const recvBuffers = 4
 
 // newQP makes a queue pair in state INIT.
 func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
-	q := &qp{d: d, pd: p, cq: c, depth: d.caps.MaxSendWR}
+	q := &qp{d: d, pd: p, cq: c, depth: d.caps.MaxSendWR, secret: random64()}
 	d.mu.Lock()
 	closed := d.mu.closed
 	if !closed {
@@ -104,7 +111,7 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 		if want < 32 {
 			want = 0
 		}
-		if rc = C.kvd_create_qp(p.c, c.c, C.int(q.depth), recvBuffers, C.int(want), &q.c, &got); rc == 0 || want == 0 {
+		if rc = C.kvd_create_qp(p.c, c.c, C.int(min(q.depth+1, d.info.MaxQPWR)), recvBuffers, C.int(want), &q.c, &got); rc == 0 || want == 0 {
 			q.inline = min(int(got), want)
 			break
 		}
@@ -177,7 +184,7 @@ func (q *qp) connect(local, remote endpoint) error {
 
 func (q *qp) Num() uint32           { return q.num }
 func (q *qp) State() driver.QPState { return driver.QPState(q.state.Load()) }
-func (q *qp) AtomicsByAgent() bool  { return q.agent != nil }
+func (q *qp) AtomicsByAgent() bool  { return q.hold != nil && q.hold.byAgent }
 
 // PostSend hands a chain to the adapter with one call.
 func (q *qp) PostSend(wrs []driver.WR) (int, error) {
@@ -198,14 +205,21 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 	if n == 0 {
 		return 0, err
 	}
-	if q.agent != nil {
-		return q.agent.post(wrs[:n], err)
+	if q.hold == nil && fenced(wrs[:n]) {
+		q.hold = newHoldQueue(q)
+	}
+	if q.hold != nil {
+		return q.hold.post(wrs[:n], err)
 	}
 	done, perr := q.postLocked(wrs[:n])
 	if perr != nil {
 		return done, perr
 	}
 	return done, err
+}
+
+func fenced(wrs []driver.WR) bool {
+	return slices.ContainsFunc(wrs, func(w driver.WR) bool { return w.Flags&driver.Fence != 0 })
 }
 
 // postLocked posts wrs, for which there is room.
@@ -233,11 +247,27 @@ func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 // number.
 func (q *qp) note(w *driver.WR) uint64 {
 	n := q.posted
-	q.ring[n&uint64(len(q.ring)-1)] = entry{id: w.ID, op: w.Op, signal: w.Flags&driver.Signaled != 0, foul: !q.covers(w)}
+	e := entry{id: w.ID, op: w.Op, signal: w.Flags&driver.Signaled != 0, foul: !q.covers(w)}
+	if w.Op != driver.OpWrite && len(w.Local) >= 8 && !e.foul {
+		e.word = (*uint64)(unsafe.Pointer(&w.Local[len(w.Local)-8]))
+		*e.word = q.mark(n)
+	}
+	q.ring[n&uint64(len(q.ring)-1)] = e
 	q.posted++
 	q.cq.outstanding++
 	return n
 }
+
+// mark is what the end of WR n's buffer holds until the answer comes. That the
+// answer is the same is as likely as any other 64 bits.
+func (q *qp) mark(n uint64) uint64 { return q.secret + n*0x9e3779b97f4a7c15 }
+
+// unanswered tells whether the adapter calls WR n done without having brought its
+// answer. Soft-RoCE does: where packets are lost, the target acknowledges a repeated
+// WRITE with the number of the last request that it has executed, which the
+// initiator takes for the answer to an atomic with that number. What is behind e.word
+// is as it was, and would be taken for the word that was found.
+func (q *qp) unanswered(n uint64, e *entry) bool { return e.word != nil && *e.word == q.mark(n) }
 
 // covers tells whether w's buffer lies inside the MR of its LKey. Adapters check
 // that too, but while they execute: what is in front may be flushed and what is
@@ -274,9 +304,7 @@ func (q *qp) fill(i int, w *driver.WR, number uint64) {
 	x.flags = 0
 	if w.Flags&driver.Signaled != 0 {
 		x.flags |= C.IBV_SEND_SIGNALED
-	}
-	if w.Flags&driver.Fence != 0 {
-		x.flags |= C.IBV_SEND_FENCE
+		q.reported = number + 1
 	}
 	if w.Flags&driver.Inline != 0 {
 		x.flags |= C.IBV_SEND_INLINE
@@ -303,38 +331,53 @@ func (q *qp) fill(i int, w *driver.WR, number uint64) {
 
 // sent takes the completion of WR seq.
 func (q *qp) sent(seq, status, vendor uint32) {
-	if q.agent != nil {
-		q.agent.sent(seq, status, vendor)
-		return
-	}
 	at := q.retired + uint64(seq-uint32(q.retired))
 	if at >= q.posted {
+		return // it is over: what was in front of it failed
+	}
+	s := q.statusOf(status, vendor)
+	if q.hold != nil {
+		q.hold.sent(at, s)
 		return
 	}
-	q.complete(at, q.statusOf(status, vendor))
+	q.complete(at, s)
 }
 
 func (q *qp) received(seq, status uint32) {
-	if q.agent != nil {
-		q.agent.received(seq, status)
+	if q.hold != nil && q.hold.byAgent {
+		q.hold.received(seq, status)
 	}
 }
 
 // complete retires the WRs up to number at, which ended with s; those before it
-// succeeded.
+// succeeded, unless they have no answer.
 func (q *qp) complete(at uint64, s driver.Status) {
-	e := &q.ring[at&uint64(len(q.ring)-1)]
-	if e.foul && s == driver.RemAccessErr {
-		s = driver.LocProtErr
-	}
-	if s != driver.Success || e.signal {
-		q.cq.soft = append(q.cq.soft, driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: s})
+	for n := q.retired; n <= at; n++ {
+		e := &q.ring[n&uint64(len(q.ring)-1)]
+		st := driver.Success
+		if n == at {
+			st = s
+		}
+		switch {
+		case q.broken && st == driver.Success:
+			st = driver.WRFlushErr
+		case st == driver.Success && q.unanswered(n, e):
+			q.d.o.Logger.Warn("the adapter completed a work request without its answer", "device", q.d.info.Name, "qp", q.num, "op", e.op)
+			st = driver.GeneralErr
+		case e.foul && st == driver.RemAccessErr:
+			st = driver.LocProtErr
+		}
+		if st != driver.Success {
+			q.broken = true
+			q.failLocked()
+		}
+		if st != driver.Success || e.signal {
+			q.cq.soft = append(q.cq.soft, driver.WC{ID: e.id, QPNum: q.num, Op: e.op, Status: st})
+		}
+		e.word = nil
 	}
 	q.cq.outstanding -= int(at + 1 - q.retired)
 	q.retired = at + 1
-	if s != driver.Success {
-		q.failLocked()
-	}
 }
 
 // failLocked moves a working queue pair to the error state, on both sides of the
@@ -441,8 +484,8 @@ func (q *qp) end() error {
 	c.mu.Unlock()
 	C.free(unsafe.Pointer(&q.wrs[0]))
 	C.free(q.scratch)
-	if q.agent != nil {
-		errs = append(errs, q.agent.free())
+	if q.hold != nil {
+		errs = append(errs, q.hold.free())
 	}
 	if q.ctl != nil {
 		if err := q.part(clean); err != nil {

@@ -3,6 +3,7 @@
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 VM_DIR=${KVD_VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/kvd-vm}
 SYSROOT=$VM_DIR/sysroot
+LIB_PATH=$SYSROOT/lib/x86_64-linux-gnu:$SYSROOT/usr/lib/x86_64-linux-gnu
 
 die() {
 	printf '%s: %s\n' "${0##*/}" "$*" >&2
@@ -42,4 +43,3 @@ find_sys() {
 	[[ -n $f ]] || die "$SYSROOT has no $1; remove it and run fetch.sh"
 	printf '%s\n' "$f"
 }
-LIB_PATH=$SYSROOT/lib/x86_64-linux-gnu:$SYSROOT/usr/lib/x86_64-linux-gnu

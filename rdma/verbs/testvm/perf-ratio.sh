@@ -4,8 +4,6 @@
 # of the medians and a verdict for each verb. Exits 1 if a number is missing, and 0
 # whatever the ratios are.
 #   env: ITERS (2000), ROUNDS (3), LIMIT (1.3), PASSIVE (rxe0), ACTIVE (rxe1)
-# Both run at nice 19: they poll busily, and the adapter of such a guest is threads
-# of its kernel, which would wait behind them for a tick now and then.
 # KVCTL is a binary built with the tag verbs; without it only perftest is run.
 KVCTL=${1:-}
 ITERS=${ITERS:-2000} ROUNDS=${ROUNDS:-3} LIMIT=${LIMIT:-1.3}
@@ -37,7 +35,7 @@ listening() {
 perftest() {
 	tool=$1 bytes=$2
 	shift 2
-	nice -n 19 timeout 150 "$tool" -d "$PASSIVE" -x "$gp" -p $PORT -n "$ITERS" -F "$@" >"$dir/server" 2>&1 </dev/null &
+	timeout 150 "$tool" -d "$PASSIVE" -x "$gp" -p $PORT -n "$ITERS" -F "$@" >"$dir/server" 2>&1 </dev/null &
 	server=$!
 	tries=0
 	until listening; do
@@ -45,7 +43,7 @@ perftest() {
 		[ $tries -gt 200 ] && break
 		usleep 50000
 	done
-	nice -n 19 timeout 120 "$tool" -d "$ACTIVE" -x "$ga" -p $PORT -n "$ITERS" -F "$@" 127.0.0.1 >"$dir/client" 2>&1 </dev/null ||
+	timeout 120 "$tool" -d "$ACTIVE" -x "$ga" -p $PORT -n "$ITERS" -F "$@" 127.0.0.1 >"$dir/client" 2>&1 </dev/null ||
 		{ kill $server 2>/dev/null; cat "$dir/server" "$dir/client" >&2; }
 	wait $server
 	awk -v b="$bytes" -v n="$ITERS" '$1 == b && $2 == n { print $5, $3 }' "$dir/client"
@@ -53,7 +51,7 @@ perftest() {
 
 # kvctl VERB BYTES prints the median and the minimum in µs.
 kvctl() {
-	nice -n 19 timeout 120 "$KVCTL" --provider verbs --rdma-device "$ACTIVE" -o json \
+	timeout 120 "$KVCTL" --provider verbs --rdma-device "$ACTIVE" -o json \
 		perf --passive-device "$PASSIVE" --verbs "$1" --sizes "$2" --iters "$ITERS" >"$dir/kvctl" 2>"$dir/stderr" </dev/null ||
 		cat "$dir/stderr" >&2
 	sed -n 's/.*"min_ns":\([0-9]*\),"median_ns":\([0-9]*\).*/\2 \1/p' "$dir/kvctl" |
