@@ -63,19 +63,22 @@ func (p *proc) usage() (u usage) {
 	return u
 }
 
-// Memory nodes' processors take no part in gets and puts.
+// Memory nodes' processors take no part in gets and puts: these go on while the
+// processes are stopped, and use nothing of them. The same over tcp, whose agents
+// execute every verb, shows what would be seen.
 func TestMemoryNodeCPU(t *testing.T) {
 	needs(t, "1")
-	const keys, batch, ops, singles = 500, 50, 10_000, 1000
+	needsVerbs(t, "nothing works while memory nodes are stopped")
+	const keys, batch, ops = 500, 50, 10_000
 	flags := []string{"--listen-tcp", "127.0.0.1:0"} // for comparison
-	s := newStore(t, 2*patience, node{"m1", 0, flags}, node{"m2", 1, flags})
+	s := newStore(t, 6*patience, node{"m1", 0, flags}, node{"m2", 1, flags})
 	c := s.client(provider, 2, client.Options{Lanes: 2})
 	var names [][]byte
 	for i := range keys {
 		names = append(names, fmt.Appendf(nil, "key%d", i))
 	}
 	value := bytes.Repeat([]byte("v"), 64)
-	get := func(t *testing.T, c *client.Client, n int) {
+	get := func(c *client.Client, n int) {
 		t.Helper()
 		for done := 0; done < n; done += batch {
 			for i, r := range c.MultiGet(t.Context(), names[done%keys:done%keys+batch]) {
@@ -85,7 +88,7 @@ func TestMemoryNodeCPU(t *testing.T) {
 			}
 		}
 	}
-	put := func(t *testing.T, c *client.Client, n int) {
+	put := func(c *client.Client, n int) {
 		t.Helper()
 		for done := 0; done < n; done += batch {
 			var pairs []client.KV
@@ -99,20 +102,11 @@ func TestMemoryNodeCPU(t *testing.T) {
 			}
 		}
 	}
-	// Each by itself, because who has to wake for an operation may wake once for a batch.
-	single := func(c *client.Client) {
-		t.Helper()
-		for i := range singles {
-			if it, err := c.Get(t.Context(), names[i%keys]); err != nil || !bytes.Equal(it.Value, value) {
-				t.Fatalf("get of %q: %q, %v", names[i%keys], it.Value, err)
-			}
-		}
-	}
-	put(t, c, keys)
-	get(t, c, keys)
+	put(c, keys)
+	get(c, keys)
 
 	var rows [][]string
-	measure := func(what string, load func()) (sum usage, took time.Duration) {
+	measure := func(what string, load func()) (sum usage) {
 		names := []string{"m1", "m2"}
 		before := map[string]usage{}
 		for _, n := range names {
@@ -120,7 +114,7 @@ func TestMemoryNodeCPU(t *testing.T) {
 		}
 		verbs, began := c.Stats().Verbs, time.Now()
 		load()
-		took = time.Since(began)
+		took := time.Since(began)
 		after := c.Stats().Verbs
 		for _, n := range names {
 			u := s.nodes[n].usage().sub(before[n])
@@ -129,12 +123,24 @@ func TestMemoryNodeCPU(t *testing.T) {
 				itoa(after.Verbs[rdma.OpCmpAndSwp] - verbs.Verbs[rdma.OpCmpAndSwp])})
 			sum = usage{sum.user + u.user, sum.system + u.system, sum.run + u.run, sum.wakes + u.wakes}
 		}
-		return sum, took
+		return sum
 	}
 	began := c.Stats().Ops
-	_, took := measure(fmt.Sprintf("%d gets", ops), func() { get(t, c, ops) })
-	measure(fmt.Sprintf("%d puts", ops), func() { put(t, c, ops) })
-	idle, idleTime := measure("at rest", func() { time.Sleep(took) })
+	for _, n := range []string{"m1", "m2"} {
+		s.nodes[n].stop()
+	}
+	used := []usage{
+		measure(fmt.Sprintf("%d gets, stopped (SIGSTOP)", ops), func() { get(c, ops) }),
+		measure(fmt.Sprintf("%d puts, stopped", ops), func() { put(c, ops) }),
+	}
+	for _, n := range []string{"m1", "m2"} {
+		s.nodes[n].signal(syscall.SIGCONT)
+	}
+	for _, u := range used {
+		if u != (usage{}) {
+			t.Errorf("stopped memory nodes used %+v", u)
+		}
+	}
 	ended := c.Stats().Ops
 	if g, p := ended["get"]-began["get"], ended["put"]-began["put"]; g != ops || p != ops {
 		t.Errorf("the client counts %d gets and %d puts, want %d of each", g, p, ops)
@@ -167,45 +173,17 @@ func TestMemoryNodeCPU(t *testing.T) {
 		}
 		return nanos
 	}
-	// busy tells whether memory nodes woke for what they were asked. How long their
-	// heartbeats, five a second, take depends on who else wants the processors; how
-	// often they wake does not.
-	busy := func(u usage, took time.Duration) bool {
-		return float64(u.wakes) > 1.5*float64(idle.wakes)*float64(took)/float64(idleTime)+singles/4
-	}
-	oneByOne := fmt.Sprintf("%d gets, one by one", singles)
 	counted := dataPath()
-	if provider == "verbs" {
-		if counted != 0 {
-			t.Errorf("memory nodes count %v on the data path, want 0", time.Duration(counted))
-		}
-		if u, took := measure(oneByOne, func() { single(c) }); busy(u, took) {
-			t.Errorf("memory nodes were awake %d times in %v of gets, one by one, and %d times in %v of rest", u.wakes, took, idle.wakes, idleTime)
-		}
-
-		// Processes that are stopped execute nothing, and the store serves on.
-		for _, n := range []string{"m1", "m2"} {
-			s.nodes[n].stop()
-		}
-		stopped, _ := measure(fmt.Sprintf("%d gets and %d puts while the memory nodes are stopped (SIGSTOP)", ops/5, ops/5), func() { get(t, c, ops/5); put(t, c, ops/5) })
-		for _, n := range []string{"m1", "m2"} {
-			s.nodes[n].signal(syscall.SIGCONT)
-		}
-		if stopped != (usage{}) {
-			t.Errorf("stopped memory nodes used %+v", stopped)
-		}
+	if counted != 0 {
+		t.Errorf("memory nodes count %v on the data path, want 0", time.Duration(counted))
 	}
-
-	// The same over tcp, whose agents execute every verb, to see that it would be seen.
 	other := s.client("tcp", 2, client.Options{})
-	if u, took := measure(oneByOne+" over tcp", func() { single(other) }); !busy(u, took) {
-		t.Errorf("memory nodes were awake %d times in %v of gets over tcp, and %d times in %v of rest: the measurement is blind", u.wakes, took, idle.wakes, idleTime)
-	}
+	measure(fmt.Sprintf("%d gets and %d puts over tcp, running", ops/10, ops/10), func() { get(other, ops/10); put(other, ops/10) })
 	after := dataPath()
-	if after <= counted {
-		t.Errorf("memory nodes count %v on the data path before gets over tcp, %v after", time.Duration(counted), time.Duration(after))
+	if after == 0 {
+		t.Error("memory nodes count nothing on the data path after gets and puts over tcp, either")
 	}
-	printTable("Processor time of memory nodes, over "+provider+" (ticks of 10 ms; the verbs are those that the client over "+provider+" posted)",
+	printTable("Processor time of memory nodes (ticks of 10 ms; the verbs are those that the client over "+provider+" posted)",
 		[]string{"load", "memory node", "took", "user ticks", "system ticks", "run time", "times awake", "READ", "WRITE", "CAS"}, rows)
-	fmt.Printf("data_path_cpu_nanos: %d before the gets over tcp, %d after\n\n", counted, after)
+	fmt.Printf("data_path_cpu_nanos: %d before the gets and puts over tcp, %d after\n\n", counted, after)
 }
