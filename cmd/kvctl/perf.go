@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -554,29 +553,24 @@ func (p *perfConn) latency(iters int, f func() error) (*hdrhistogram.Histogram, 
 		if i < 0 {
 			until = 0
 		}
-		n, last := 0, int64(time.Since(p.begin))
-		for end := last + int64(perfSlice); n < min(until-i, len(p.stamps)) && (n == 0 || p.stamps[n-1] < end); n++ {
+		batch := p.stamps[:min(until-i, len(p.stamps))]
+		last := int64(time.Since(p.begin))
+		for j := range batch {
 			if err := f(); err != nil {
 				return nil, err
 			}
-			p.stamps[n] = int64(time.Since(p.begin))
+			batch[j] = int64(time.Since(p.begin))
 		}
-		for _, stamp := range p.stamps[:n] {
+		for _, stamp := range batch {
 			if i >= 0 {
 				_ = h.RecordValue(stamp - last)
 			}
 			last = stamp
 			i++
 		}
-		runtime.Gosched()
 	}
 	return h, nil
 }
-
-// perfSlice is how long a goroutine that does nothing but poll runs before it yields.
-// After 10 ms in calls to C the runtime's monitor would take its processor away, and
-// then look after it every 20 µs, at the expense of what is measured.
-const perfSlice = 3 * time.Millisecond
 
 // take copies the latencies; each is the time of per verbs.
 func (r *perfResult) take(h *hdrhistogram.Histogram, per int64) {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -282,16 +281,12 @@ func (s *perfPassive) echo(ctx context.Context, g ping, over func()) (err error)
 	}
 	undo = append(undo, qp.Close, func() error { over(); return nil })
 	v := newVolley(s.dev, qp, cq, local, s.mem, g.bytes, g.rkey, g.base)
-	for i, rested := uint64(1), time.Now(); ; i++ {
+	for i := uint64(1); ; i++ {
 		if err := v.await(ctx, i, s.limit); err != nil {
 			return fmt.Errorf("ping-pong, message %d (the last seen is %d): %w", i, atomic.LoadUint64(v.seen), err)
 		}
 		if err := v.write(ctx, i, s.limit); err != nil {
 			return fmt.Errorf("ping-pong, answer %d: %w", i, err)
-		}
-		if i%16 == 0 && time.Since(rested) > perfSlice {
-			runtime.Gosched()
-			rested = time.Now()
 		}
 	}
 }

@@ -12,11 +12,16 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"path"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -528,4 +533,28 @@ func (d *device) endpoint(qpn uint32) endpoint {
 
 func (e *endpoint) String() string {
 	return fmt.Sprintf("gid %v lid %d qpn %d", netip.AddrFrom16(e.gid).Unmap(), e.lid, e.qpn)
+}
+
+// portRate is the port's speed in the kernel's words, or "".
+func portRate(root fs.FS, device string, port int) string {
+	b, err := fs.ReadFile(root, path.Join(device, "ports", strconv.Itoa(port), "rate"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// sysfsRoot is where the kernel shows adapters.
+func sysfsRoot() fs.FS { return os.DirFS("/sys/class/infiniband") }
+
+func (o *Options) ensureDefaults() {
+	if o.PeerTimeout == 0 {
+		o.PeerTimeout = 500 * time.Millisecond
+	}
+	if o.HandshakeTimeout == 0 {
+		o.HandshakeTimeout = 5 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
 }

@@ -3,18 +3,14 @@ package verbs
 import (
 	"io/fs"
 	"net/netip"
-	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// sysfs is where the kernel shows adapters.
-const sysfs = "/sys/class/infiniband"
-
 // readGIDs lists the entries in use of a port's GID table, from root, which is
-// like sysfs. What cannot be read is left out.
+// like /sys/class/infiniband. What cannot be read is left out.
 func readGIDs(root fs.FS, device string, port int) (gids []GIDInfo) {
 	dir := path.Join(device, "ports", strconv.Itoa(port))
 	files, err := fs.ReadDir(root, path.Join(dir, "gids"))
@@ -54,14 +50,3 @@ func readGIDs(root fs.FS, device string, port int) (gids []GIDInfo) {
 	slices.SortFunc(gids, func(a, b GIDInfo) int { return a.Index - b.Index })
 	return gids
 }
-
-// portRate is the port's speed in the kernel's words, or "".
-func portRate(root fs.FS, device string, port int) string {
-	b, err := fs.ReadFile(root, path.Join(device, "ports", strconv.Itoa(port), "rate"))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-}
-
-func sysfsRoot() fs.FS { return os.DirFS(sysfs) }

@@ -85,18 +85,6 @@ func (a Atomics) String() string {
 	return [...]string{"auto", "nic", "agent", "invalid"}[min(int(a), 3)]
 }
 
-func (o *Options) ensureDefaults() {
-	if o.PeerTimeout == 0 {
-		o.PeerTimeout = 500 * time.Millisecond
-	}
-	if o.HandshakeTimeout == 0 {
-		o.HandshakeTimeout = 5 * time.Second
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-}
-
 // Validate joins every problem.
 func (o *Options) Validate() error {
 	var errs []error
