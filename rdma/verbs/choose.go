@@ -96,7 +96,7 @@ func Choose(devices []DeviceInfo, o *Options) (Choice, error) {
 		return cmp.Or(a.rank-b.rank, b.Device-a.Device, b.Port-a.Port, b.GID-a.GID)
 	})
 	if n := len(all) - 1; n > 0 && sel.gid < 0 {
-		best.Reason += fmt.Sprintf("; %d other choices", n)
+		best.Reason += fmt.Sprintf(", first of %d", n+1)
 	}
 	return best.Choice, nil
 }

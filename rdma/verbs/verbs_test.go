@@ -40,14 +40,14 @@ func TestChoose(t *testing.T) {
 		gid     int
 		reason  string // or of the error
 	}{
-		{"RoCE v2 over IPv4 first", Options{}, machine, "mlx5_1", 3, "RoCE v2 over IPv4; 7 other choices"},
-		{"near an address", Options{Near: "10.0.2.1"}, machine, "rxe1", 1, "it has the address 10.0.2.1, RoCE v2 over IPv4; 7 other choices"},
-		{"near an address nobody has", Options{Near: "10.9.9.9"}, machine, "mlx5_1", 3, "RoCE v2 over IPv4; 7 other choices"},
+		{"RoCE v2 over IPv4 first", Options{}, machine, "mlx5_1", 3, "RoCE v2 over IPv4, first of 8"},
+		{"near an address", Options{Near: "10.0.2.1"}, machine, "rxe1", 1, "it has the address 10.0.2.1, RoCE v2 over IPv4, first of 8"},
+		{"near an address nobody has", Options{Near: "10.9.9.9"}, machine, "mlx5_1", 3, "RoCE v2 over IPv4, first of 8"},
 		{"by name", Options{Device: "mlx5_2"}, machine, "mlx5_2", 0, "asked for, InfiniBand"},
 		{"by name, not near", Options{Device: "rxe0", Near: "10.0.0.1"}, machine, "rxe0", 0, "asked for, RoCE v2 with a link-local address: reaches this link only"},
 		{"by GID", Options{Device: "mlx5_1/1/2"}, machine, "mlx5_1", 2, "asked for, RoCE v1: not routable"},
 		{"IPv6 before RoCE v1", Options{}, []DeviceInfo{{Name: "a", Ports: []PortInfo{port(1, "ACTIVE", "Ethernet",
-			gid(0, "10.0.0.1", GIDRoCEv1), gid(1, "2001:db8::1", GIDRoCEv2))}}}, "a", 1, "RoCE v2 over IPv6; 1 other choices"},
+			gid(0, "10.0.0.1", GIDRoCEv1), gid(1, "2001:db8::1", GIDRoCEv2))}}}, "a", 1, "RoCE v2 over IPv6, first of 2"},
 		{"a port that is down", Options{Device: "mlx5_0"}, machine, "", 0, "mlx5_0 port 1 is DOWN"},
 		{"iWARP", Options{Device: "cxgb4_0"}, machine, "", 0, "iWARP adapter"},
 		{"one that cannot be opened", Options{Device: "dead"}, machine, "", 0, "permission denied"},
