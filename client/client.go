@@ -102,6 +102,9 @@ type Options struct {
 	TLS *tls.Config
 	// Logger receives what nobody waits for. Default: discard.
 	Logger *slog.Logger
+	// NoEviction leaves it to other sessions to evict from a cache and to take back what
+	// has expired.
+	NoEviction bool
 	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
 	// what leases and fences prevent would be noticed.
 	UnsafeNoLease bool
@@ -115,12 +118,17 @@ type Item struct {
 	Version uint64
 	// Expires is zero for a key that does not expire.
 	Expires time.Time
+	// Flags are the user's: the store keeps them with the value and gives them no
+	// meaning. Other than 0, they cost four bytes.
+	Flags uint32
 }
 
 // PutOptions qualify a Put.
 type PutOptions struct {
 	// TTL, if not 0, makes the key expire so long from now; millisecond grain.
 	TTL time.Duration
+	// Flags are as in Item.
+	Flags uint32
 }
 
 // KV is one pair of a MultiPut, or of a Scan's answer.
@@ -130,6 +138,7 @@ type KV struct {
 	// Version and Expires are filled in by Scan.
 	Version uint64
 	Expires time.Time
+	Flags   uint32        // as in Item
 	TTL     time.Duration // MultiPut only
 }
 
@@ -174,6 +183,10 @@ type API interface {
 	MultiPut(ctx context.Context, pairs []KV) []Result
 	MultiDelete(ctx context.Context, keys [][]byte) []Result
 	Scan(ctx context.Context, c Cursor, o ScanOptions) ([]KV, Cursor, error)
+	Update(ctx context.Context, key []byte, f UpdateFunc) (version uint64, err error)
+	Do(ctx context.Context, ops []Op)
+	GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error)
+	Count(ctx context.Context) (keys uint64, err error)
 }
 
 var _ API = (*Client)(nil)
@@ -190,6 +203,10 @@ type Stats struct {
 	LimboUnits, FreeUnits, LiveUnits, GrantedUnits uint64
 	Session                                        uint32
 	Epoch, MinEpoch                                uint64
+	// Records that this Client removed, of all its sessions: evicted from a cache, or taken
+	// back because they had expired; and the bytes of both.
+	Evicted, Expired, EvictedBytes uint64
+	Notes                          uint64 // access words written
 	// Connections are by memory node: the provider, and who executes atomics where
 	// that is neither this client nor the memory node's own device: "shm",
 	// "tcp (CAS proxied to the adapter)", "verbs (CAS by the memory node's agent)".

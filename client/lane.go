@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
 )
 
@@ -25,7 +26,9 @@ type call struct {
 	check     uint64
 	ifVersion uint64
 	expiry    uint64
+	flags     layout.RecordFlags
 	modify    modifyFunc
+	update    UpdateFunc
 	prep      func(*index.Op) // anything else
 	// take extracts the answer while the Op's buffers are still its own; it is
 	// not called once the caller has gone.
@@ -149,7 +152,10 @@ func (d *laneDriver) start(c *call) {
 	}
 	o := &t.Op
 	o.Kind, o.Cond, o.Key, o.Value, o.Hash, o.Check = c.kind, c.cond, c.key, c.value, c.hash, c.check
-	o.IfVersion, o.Expiry, o.Modify = c.ifVersion, c.expiry, c.modify
+	o.IfVersion, o.Expiry, o.Flags, o.Modify = c.ifVersion, c.expiry, c.flags, c.modify
+	if c.update != nil {
+		o.Modify = modifyOf(c, o)
+	}
 	if c.prep != nil {
 		c.prep(o)
 	}
@@ -165,6 +171,9 @@ func (d *laneDriver) taskDone(t *session.Task) {
 		c.err, c.version = t.Op.Err, t.Op.Version
 		if c.take != nil && c.err == nil {
 			c.take(c, &t.Op)
+		}
+		if c.expiry != 0 {
+			d.s.c.stats.expires.Store(true)
 		}
 		d.callDone(c)
 	}

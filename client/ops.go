@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"runtime"
 	"strconv"
 	"sync"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
 )
@@ -31,6 +33,9 @@ type Client struct {
 	o    Options
 	dir  *dirclient.Client
 	sess atomic.Pointer[sess]
+
+	policy *evict.Policy
+	stats  counts
 
 	mu struct {
 		sync.Mutex
@@ -95,7 +100,7 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{o: o, dir: dir}
+	c := &Client{o: o, dir: dir, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghostEntries})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	s, err := c.openSession(ctx)
 	if err != nil {
@@ -270,7 +275,7 @@ func (c *Client) public(s *sess, req *call) error {
 	err := req.err
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
-		errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
+		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
@@ -298,30 +303,37 @@ func shortKey(k []byte) []byte {
 // ---- answers -----------------------------------------------------------------
 
 func takeItem(c *call, o *index.Op) {
-	c.item = Item{Version: o.Record.Version, Expires: expires(o.Record.Expiry)}
-	if o.Parts == nil {
-		c.item.Value = append(make([]byte, 0, len(o.Record.Value)), o.Record.Value...)
+	if o.Kind == index.Modify {
 		return
 	}
-	c.item.Value = bytes.Join(o.Parts, nil)
+	r := &o.Record
+	if o.Parts != nil {
+		whole := *r
+		whole.Value = bytes.Join(o.Parts, nil)
+		r = &whole
+	}
+	c.item = itemOf(r, c.dst)
 }
 
 func takeInto(c *call, o *index.Op) {
 	if o.Parts == nil {
-		c.n = len(o.Record.Value)
-		if copy(c.dst, o.Record.Value) < c.n {
+		v, _ := splitFlags(o.Record.Value, o.Record.Flags)
+		c.n = len(v)
+		if copy(c.dst, v) < c.n {
 			c.err = io.ErrShortBuffer
 		}
 		return
 	}
 	c.n = 0
 	for _, p := range o.Parts {
-		if c.n+len(p) <= len(c.dst) {
-			copy(c.dst[c.n:], p)
-		} else {
-			c.err = io.ErrShortBuffer
-		}
+		copy(c.dst[min(c.n, len(c.dst)):], p)
 		c.n += len(p)
+	}
+	if o.Record.Flags&layout.FlagUser != 0 {
+		c.n -= 4
+	}
+	if c.n > len(c.dst) {
+		c.err = io.ErrShortBuffer
 	}
 }
 
@@ -353,7 +365,7 @@ func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
 		return Item{}, err
 	}
 	if d, r, ok := c.peek(ctx, key); ok {
-		it := Item{Value: append(make([]byte, 0, len(r.Value)), r.Value...), Version: r.Version}
+		it := itemOf(&r, nil)
 		d.handOver()
 		return it, nil
 	}
@@ -370,8 +382,9 @@ func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 		return 0, err
 	}
 	if d, r, ok := c.peek(ctx, key); ok {
-		n := len(r.Value)
-		copied := copy(dst, r.Value)
+		v, _ := splitFlags(r.Value, r.Flags)
+		n := len(v)
+		copied := copy(dst, v)
 		d.handOver()
 		if copied < n {
 			return n, io.ErrShortBuffer
@@ -428,7 +441,8 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	if c.o.ReadOnly {
 		return 0, errReadOnly
 	}
-	req := call{kind: index.Put, cond: cond, key: key, value: value, ifVersion: version, expiry: exp}
+	req := call{kind: index.Put, cond: cond, key: key, ifVersion: version, expiry: exp}
+	req.value, req.flags = withFlags(value, o.Flags)
 	if err := c.do(ctx, &req); err != nil {
 		return 0, err
 	}
@@ -462,22 +476,20 @@ func (c *Client) delete(ctx context.Context, req call) error {
 func (c *Client) Incr(ctx context.Context, key []byte, delta int64) (int64, error) {
 	var sum int64
 	buf := make([]byte, 0, 20)
-	err := c.modify(ctx, key, func(cur *layout.Record) ([]byte, uint64, error) {
+	_, err := c.Update(ctx, key, func(cur Item, present bool) (Change, error) {
 		var old int64
-		var exp uint64
-		if cur != nil {
+		if present {
 			var err error
 			if old, err = strconv.ParseInt(string(cur.Value), 10, 64); err != nil {
-				return nil, 0, ErrNotInteger
+				return Change{}, ErrNotInteger
 			}
-			exp = cur.Expiry
 		}
 		if delta > 0 && old > math.MaxInt64-delta || delta < 0 && old < math.MinInt64-delta {
-			return nil, 0, ErrOverflow
+			return Change{}, ErrOverflow
 		}
 		sum = old + delta
 		buf = strconv.AppendInt(buf[:0], sum, 10)
-		return buf, exp, nil
+		return Change{Value: buf, Expires: cur.Expires, Flags: cur.Flags}, nil
 	})
 	return sum, err
 }
@@ -489,24 +501,13 @@ func (c *Client) Touch(ctx context.Context, key []byte, ttl time.Duration) error
 	if err != nil {
 		return err
 	}
-	var keep []byte
-	return c.modify(ctx, key, func(cur *layout.Record) ([]byte, uint64, error) {
-		if cur == nil {
-			return nil, 0, ErrNotFound
+	_, err = c.Update(ctx, key, func(cur Item, present bool) (Change, error) {
+		if !present {
+			return Change{}, ErrNotFound
 		}
-		keep = append(keep[:0], cur.Value...)
-		return keep, exp, nil
+		return Change{Value: cur.Value, Expires: expires(exp), Flags: cur.Flags}, nil
 	})
-}
-
-func (c *Client) modify(ctx context.Context, key []byte, f modifyFunc) error {
-	if err := checkKey(key); err != nil {
-		return err
-	}
-	if c.o.ReadOnly {
-		return errReadOnly
-	}
-	return c.do(ctx, &call{kind: index.Modify, key: key, modify: f})
+	return err
 }
 
 // ---- several keys ----------------------------------------------------------------
@@ -643,7 +644,8 @@ func (c *Client) MultiPut(ctx context.Context, pairs []KV) []Result {
 			return call{}, errReadOnly
 		}
 		exp, err := expiry(pairs[i].TTL)
-		return call{kind: index.Put, key: pairs[i].Key, value: pairs[i].Value, expiry: exp},
+		value, flags := withFlags(pairs[i].Value, pairs[i].Flags)
+		return call{kind: index.Put, key: pairs[i].Key, value: value, flags: flags, expiry: exp},
 			cmp.Or(checkValue(pairs[i].Key, pairs[i].Value), err)
 	})
 }
@@ -742,7 +744,8 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 				long = append(long, kv.Key)
 				continue
 			default:
-				kv.Value = append(make([]byte, 0, len(r.Value)), r.Value...)
+				it := itemOf(r, nil)
+				kv.Value, kv.Flags = it.Value, it.Flags
 			}
 			kvs = append(kvs, kv)
 		}
@@ -772,7 +775,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 		if err != nil {
 			return cur, err
 		}
-		*out = append(*out, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires})
+		*out = append(*out, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags})
 	}
 	return next, nil
 }
@@ -786,6 +789,39 @@ func (s *sess) nextShard(prefix uint64) uint64 {
 		return 0
 	}
 	return uint64(sh.Prefix+1) << (64 - sh.Depth)
+}
+
+// Count is how many keys there are, from the index alone: keys that change or move
+// meanwhile may count twice or not at all, and those that expired count until their
+// memory is taken back.
+func (c *Client) Count(ctx context.Context) (uint64, error) {
+	v, err := c.ViewAtLeast(ctx, 0)
+	if err != nil {
+		return 0, err
+	}
+	n := uint64(0)
+	const step = 256 // clusters
+	for i := range v.Shards {
+		sh := &v.Shards[i]
+		tail := int(sh.PG.Replicas) - 1
+		if sh.PG.Joining {
+			tail--
+		}
+		for at := uint32(0); at < sh.Clusters; at += step {
+			b, err := c.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.ClusterSize, int(min(step, sh.Clusters-at))*layout.ClusterSize)
+			if err != nil {
+				return 0, err
+			}
+			for ; len(b) >= layout.GroupSize; b = b[layout.GroupSize:] {
+				for k := range layout.GroupSlots {
+					if layout.Group(b[:layout.GroupSize]).Slot(k).Readable() {
+						n++
+					}
+				}
+			}
+		}
+	}
+	return n, nil
 }
 
 // ---- tools -------------------------------------------------------------------
@@ -885,30 +921,15 @@ func (c *Client) ViewAtLeast(ctx context.Context, version uint64) (*session.View
 // Work performs a janitor's operations of one kind, several at a time, and leaves
 // what they found in each. Errors stand in the order of works.
 func (c *Client) Work(ctx context.Context, kind index.Kind, works []*index.Work) []error {
-	errs := make([]error, len(works))
 	s, err := c.live(ctx)
 	if err != nil {
+		errs := make([]error, len(works))
 		for i := range errs {
 			errs[i] = err
 		}
 		return errs
 	}
-	store := make([]call, len(works))
-	byLane := make([][]*call, len(s.lanes))
-	for i, w := range works {
-		q := &store[i]
-		q.kind = kind
-		q.prep = func(o *index.Op) { o.Work = *w }
-		q.take = func(_ *call, o *index.Op) { *w = o.Work }
-		byLane[i%len(s.lanes)] = append(byLane[i%len(s.lanes)], q)
-	}
-	s.multi(ctx, byLane)
-	for i := range store {
-		if store[i].err != nil {
-			errs[i] = c.public(s, &store[i])
-		}
-	}
-	return errs
+	return c.work(ctx, s, kind, works)
 }
 
 // Stats returns a snapshot of this Client's counters since its present session
@@ -916,7 +937,8 @@ func (c *Client) Work(ctx context.Context, kind index.Kind, works []*index.Work)
 func (c *Client) Stats() Stats {
 	s := c.sess.Load()
 	st := Stats{Ops: map[string]uint64{}, Rounds: map[string]uint64{}, Session: s.id,
-		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch()}
+		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch(), Evicted: c.stats.evicted.Load(),
+		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize}
 	if s.dead.Load() {
 		return st
 	}
@@ -932,6 +954,7 @@ func (c *Client) Stats() Stats {
 			st.CacheHits += l.Stats.CacheHits
 			st.CASLosses += l.Stats.CASLosses
 			st.Unknown += l.Stats.Unknown
+			st.Notes += l.Stats.Notes
 			st.LimboUnits += l.LimboUnits()
 			cached += l.CachedUnits()
 		})

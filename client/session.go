@@ -48,11 +48,13 @@ type sess struct {
 		provider map[uint32]string // as in Stats.Connections
 	}
 	installed chan struct{} // capacity 1: a new map
+	hurry     chan struct{} // capacity 1: renew soon, memory in limbo is waited for
 	ready     chan struct{} // closed with the first map
 	once      sync.Once
 	dead      atomic.Bool
 	shut      atomic.Bool // no operation begins any more
 	closing   sync.Once
+	evictor   *evictor      // nil: this session evicts nothing
 	replaced  chan struct{} // closed when the Client has another session, or none for good
 }
 
@@ -72,7 +74,7 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		}
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, err)
 	}
-	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, installed: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{})}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, installed: make(chan struct{}, 1), hurry: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond
@@ -86,7 +88,7 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		lanes = m
 	}
 	s.core, err = session.NewCore(session.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
-		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, ReadOnly: c.o.ReadOnly, Hash: s.hash, UnsafeNoLease: c.o.UnsafeNoLease,
+		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c}, UnsafeNoLease: c.o.UnsafeNoLease,
 		Nanos: session.Nanos, Millis: session.Millis})
 	if err != nil {
 		return nil, err
@@ -98,6 +100,11 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		s.lanes = append(s.lanes, newLaneDriver(s, l, len(c.o.Devices)))
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	if !c.o.ReadOnly && !c.o.NoEviction {
+		s.evictor = newEvictor(s)
+		s.wg.Add(1)
+		go s.evictor.run()
+	}
 	s.wg.Add(2)
 	go s.watch()
 	go s.renewLoop()
@@ -178,6 +185,8 @@ func (s *sess) renewLoop() {
 		case <-s.ctx.Done():
 			return
 		case <-t.C:
+			due = true
+		case <-s.hurry:
 			due = true
 		case <-s.installed:
 			pause = ackPause
@@ -495,6 +504,9 @@ func (s *sess) WantMemory(pg, units uint32) {
 		}
 		if got == 0 {
 			s.core.SetExhausted(pg)
+			if s.evictor != nil {
+				s.evictor.starves(pg, units)
+			}
 			return
 		}
 		for _, d := range s.lanes {

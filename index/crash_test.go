@@ -35,6 +35,10 @@ var crashScripts = []struct {
 	{"if-present", "put k old", false, 0, "put k new if-present", "old", "new"},
 	{"modify", "put k old", true, 0, "append k +", "old", "old+"},
 	{"modify-absent", "", false, 0, "append k +", "", "+"},
+	{"cache-insert", "", false, 0, "put k new", "", "new"},
+	{"cache-update", "put k old", true, 0, "put k new", "old", "new"},
+	{"cache-evict", "put k old", false, 0, "evict k", "old", ""},
+	{"cache-evict-again", "put k older;evict k;put k old", false, 0, "evict k", "old", ""},
 }
 
 // TestCrashAtEveryStep stops a client after every single access of an operation,
@@ -51,6 +55,9 @@ func TestCrashAtEveryStep(t *testing.T) {
 					name := fmt.Sprintf("%s r=%d, crash after %d accesses, then %s", s.name, r, accesses, next)
 					w := newWorld(r, 256)
 					w.fill(home(), s.full)
+					if strings.HasPrefix(s.name, "cache") {
+						w.asCache()
+					}
 					reader := w.client(3)
 					crasher := w.client(1)
 					if s.warm && strings.Contains(s.name, "lost") {

@@ -52,6 +52,21 @@ func newWorld(replicas uint8, heapUnits uint32) *world {
 	return w
 }
 
+// asCache gives w access words. They lie behind the heap here, so that nothing else
+// moves.
+func (w *world) asCache() *world {
+	w.pg.AccessOff = uint64(len(w.region[0]))
+	for r := range w.pg.Replicas {
+		w.region[r] = append(w.region[r], make([]byte, indexBytes)...)
+	}
+	return w
+}
+
+// access is the access word of a slot of the home group, at the publisher.
+func (w *world) access(slot int) layout.AccessWord {
+	return layout.AccessWord(binary.LittleEndian.Uint64(w.region[w.pg.Replicas-1][w.pg.AccessOff+home()+layout.SlotOff(slot):]))
+}
+
 // client is one session with one operation at a time; it is the operation's Env.
 type client struct {
 	w        *world
@@ -132,6 +147,15 @@ func (c *client) Crowded(uint32)                      {}
 func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
 func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
 func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }
+func (c *client) NoteDue(*index.Op) bool              { return true }
+
+// Note writes at once: nobody waits for it.
+func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
+	a := layout.MakeAccess(w, c.w.millis, old.Count()+1, expiry)
+	w2 := c.w.of(o.Route.PG.ID)
+	binary.LittleEndian.PutUint64(w2.region[w2.pg.Replicas-1][w2.pg.AccessOff+off:], uint64(a))
+}
+
 func (c *client) Buf(_ *index.Op, n int) []byte       { return make([]byte, n, (n+7)&^7) }
 
 func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, bool) {
@@ -255,6 +279,20 @@ func (c *client) start(words []string) error {
 		if o.Kind == index.Sync || o.Kind == index.Scrub {
 			o.Work.Off = shardOff
 		}
+	case "evict": // the key, or with "expired" what has expired
+		o.Kind, o.Work = index.Evict, index.Work{PG: 1, Off: home()}
+		fp := layout.FP(o.Hash)
+		if words[1] != "expired" {
+			o.Work.Choose = func(list []index.Candidate) (picked []int) {
+				for i, x := range list {
+					if x.Word.FP() == fp {
+						picked = append(picked, i)
+					}
+				}
+				return picked
+			}
+		}
+		o.Key, o.Hash = nil, 0
 	case "raw":
 		o.Kind, o.RawPG, o.RawSpace, o.RawLen = index.Raw, 1, index.Index, 64
 		o.RawReplica = c.w.pg.Replicas - 1
@@ -534,6 +572,9 @@ func (w *world) checkBounds(a *index.Access) {
 	lo, hi := uint64(0), uint64(indexBytes)
 	if a.Space == index.Heap {
 		lo, hi = uint64(w.pg.HeapLo)*layout.UnitSize, uint64(w.pg.HeapHi)*layout.UnitSize
+	}
+	if a.Space == index.Heap && w.pg.AccessOff != 0 && a.Off >= w.pg.AccessOff {
+		lo, hi = w.pg.AccessOff, w.pg.AccessOff+indexBytes
 	}
 	if a.Replica >= w.pg.Replicas || a.Off < lo || a.Off+n > hi || a.Off%8 != 0 ||
 		a.Space == index.Heap && a.Verb == index.CAS || a.Space == index.Index && a.Verb == index.Write {

@@ -127,14 +127,17 @@ const (
 	Relocate
 	// Scrub checks and repairs the records of a cluster on every replica.
 	Scrub
+	// Evict removes records of one group: those that have expired, and in a cache
+	// those that Work.Choose picks.
+	Evict
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 13
+const NumKinds = 14
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw",
-		"sync", "move", "clean", "abandon", "relocate", "scrub"}[min(k, 12)]
+		"sync", "move", "clean", "abandon", "relocate", "scrub", "evict"}[min(k, 13)]
 }
 
 // isWork reports whether k is a janitor's.
@@ -146,7 +149,7 @@ type Cond uint8
 const (
 	Always    Cond = iota // the zero value: unconditional
 	IfAbsent              // Put: only if there is no such key
-	IfVersion             // Put, Delete: only if the record's version is Op.Version
+	IfVersion             // Put, Delete: only if the record's version is Op.IfVersion; Get: only if it is not
 	IfPresent             // Put: only if there is such a key
 )
 
@@ -156,6 +159,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	ErrExists   = errors.New("key exists")
 	ErrConflict = errors.New("version conflict")
+	// ErrUnchanged: the record is the one that the caller of a Get has.
+	ErrUnchanged = errors.New("unchanged")
 	// ErrFull: no memory, or no slot in the key's cluster; nothing changed.
 	ErrFull = errors.New("full")
 	// ErrUnknown: the operation may have happened.
@@ -168,6 +173,7 @@ type Step uint8
 
 const (
 	stepStart Step = 1 + iota
+	stepCheckSlot
 	stepGetCached
 	stepReadGroup
 	stepReadRecords
@@ -197,7 +203,7 @@ const (
 	stepDone
 )
 
-var stepNames = [...]string{"invalid", "start", "get-cached", "read-group", "read-records", "read-stash",
+var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "read-group", "read-records", "read-stash",
 	"read-stash-records", "read-chunks", "write-chunks", "cas-slot", "read-lost", "lock-group", "sync-group",
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
 	"resolve", "read-cluster", "scan-records", "read-raw", "sync-chunk", "split-seen", "work", "done"}
@@ -225,6 +231,9 @@ type PG struct {
 	Generation uint32
 	// Head identifies the arbiter's memory: the same in two epochs, it is the same.
 	Head uint64
+	// AccessOff is where the access words begin, IndexBytes from the region's start; the
+	// word of what is at index offset x is at AccessOff + x. 0: there are none.
+	AccessOff uint64
 	// The heap, in units: records lie in [HeapLo, HeapHi).
 	HeapLo, HeapHi uint32
 	// Recalled are the extents in which no place is taken or reused.
@@ -325,6 +334,15 @@ type Env interface {
 	Hint(o *Op) (Hint, bool)
 	Remember(o *Op, h Hint)
 	Forget(o *Op)
+
+	// NoteDue asks, at most once for each look at a record, whether this access to the
+	// Op's key is worth noting: then the Op reads the slot's access word on the way, and
+	// calls Note when it has succeeded. Only where PG.AccessOff is not 0.
+	NoteDue(o *Op) bool
+	// Note writes the access word of the slot at off in the index, of whose record w is
+	// the word: off the path, and with no harm if it is lost. old is what was there, as
+	// far as it is known; born: the record is a new key's.
+	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool)
 
 	// Buf returns n bytes of registered, 8-byte aligned memory that stays with
 	// the Op until it is recycled.

@@ -18,8 +18,10 @@ type Op struct {
 	Value     []byte
 	Hash      uint64 // of Key, seeded by the namespace
 	Check     uint64 // more hash bits of Key, for Env.Hint
-	IfVersion uint64 // for Cond IfVersion
+	IfVersion uint64 // for Cond IfVersion; a Get with it ends with ErrUnchanged if that is the record's
 	Expiry    uint64 // Put: Unix ms, 0 = none
+	// Flags of the record written: layout.FlagUser or none. Modify may set it.
+	Flags layout.RecordFlags
 	// Modify computes the new value and expiry from the present record (nil if
 	// there is none). An error ends the Op with it, nothing changed. It may be
 	// called several times; the last call counts. The value it returns must stay
@@ -98,6 +100,8 @@ type Op struct {
 	retries    int
 	expired    bool
 	rebase     bool   // the placement group has another epoch now
+	noting     bool   // this access is to be noted; words[2] has the access word, if it was read
+	noteRead   bool
 	child      uint32 // shard id of the child that the key was followed to, or 0
 	sureChild  bool   // its group's move is complete: the child may take inserts
 
@@ -227,6 +231,8 @@ func (o *Op) next() Action {
 	switch o.step {
 	case stepStart:
 		return o.start()
+	case stepCheckSlot:
+		return o.checkedSlot()
 	case stepGetCached:
 		return o.gotCached()
 	case stepReadGroup:
@@ -341,7 +347,7 @@ func (o *Op) start() Action {
 	if after == stepResolve || after == stepPublish {
 		return o.resume(after)
 	}
-	o.after, o.adrift, o.syncBase = 0, false, 0
+	o.after, o.adrift, o.syncBase, o.noting = 0, false, 0, false
 	o.toParent()
 	r, ok := o.route()
 	if !ok {
@@ -506,7 +512,10 @@ func (o *Op) dispatch() Action {
 	}
 	switch o.Kind {
 	case Get:
-		if hinted {
+		switch {
+		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && !o.Route.PG.Joining:
+			return o.checkSlot(h)
+		case hinted:
 			return o.getCached(h)
 		}
 		return o.readGroup()
@@ -646,7 +655,40 @@ func (o *Op) getCached(h Hint) Action {
 	if o.Route.PG.Joining {
 		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
 	}
+	o.noteAccess(h.Slot, o.noteDue())
 	return o.post(stepGetCached)
+}
+
+// noteDue reports whether the access is to be noted.
+func (o *Op) noteDue() bool {
+	return o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining && !o.env.ReadOnly() && o.env.NoteDue(o)
+}
+
+// noteAccess adds, if the access at slot is to be noted, a READ of its access word to
+// the round.
+func (o *Op) noteAccess(slot uint8, due bool) {
+	o.noting, o.noteRead = due, due
+	if due {
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.tail(), Off: o.Route.PG.AccessOff + o.slotOff(slot), Buf: o.word(2)})
+	}
+}
+
+// note writes the access word of the record that the Op found or wrote.
+func (o *Op) note() {
+	o.syncBase = 0
+	w, expiry := o.n, o.expiry
+	switch o.Kind {
+	case Get:
+		w, expiry = o.x, o.Record.Expiry
+	case Put, Modify:
+	default:
+		return
+	}
+	var old layout.AccessWord
+	if o.noteRead {
+		old = layout.AccessWord(wordAt(o.words[2]))
+	}
+	o.env.Note(o, o.slotOff(o.slot), w, old, expiry, !o.noteRead)
 }
 
 // joinerBehind brings a slot up that a joiner shows in another state than the
@@ -688,6 +730,30 @@ func Hit(found, w layout.Word, rec, key []byte) (r layout.Record, ok bool) {
 	return r, err == nil && bytes.Equal(r.Key, key)
 }
 
+// checkSlot reads the slot alone: while it holds the word of the version that the
+// caller has, the record is that one.
+func (o *Op) checkSlot(h Hint) Action {
+	o.take(h)
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
+	return o.post(stepCheckSlot)
+}
+
+func (o *Op) checkedSlot() Action {
+	h := Hint{Word: wordAt(o.words[0]), Shard: o.Route.Shard, Slot: o.slot}
+	switch {
+	case h.Word == o.x && h.Word.Readable():
+		h.Version, h.Flags = o.xVersion, o.xFlags
+		o.env.Remember(o, h)
+		o.Version = o.xVersion
+		return o.finish(ErrUnchanged)
+	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash) && layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
+		return o.getCached(h)
+	}
+	o.env.Forget(o)
+	return o.readGroup()
+}
+
 func (o *Op) gotCached() Action {
 	w := wordAt(o.words[0])
 	if o.Route.PG.Joining && wordAt(o.words[2]) != w {
@@ -715,6 +781,7 @@ func (o *Op) gotCached() Action {
 }
 
 func (o *Op) readGroup() Action {
+	o.noting = false
 	o.begin()
 	o.readGroupAt(o.home(), 0)
 	return o.post(stepReadGroup)
@@ -794,6 +861,9 @@ func (o *Op) gotGroup() Action {
 	if len(o.cand) > 0 {
 		o.begin()
 		o.readCandidates(o.Route.PG.tail())
+		if len(o.cand) == 1 && o.Kind == Get {
+			o.noteAccess(o.cand[0], o.noteDue())
+		}
 		return o.post(stepReadRecords)
 	}
 	return o.notHome(g)
@@ -801,6 +871,7 @@ func (o *Op) gotGroup() Action {
 
 // notHome goes on where the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
+	o.noting = false
 	h := g.Header()
 	if done := o.splitDone(h); done || o.anyMoved(g) {
 		return o.goChild(done)
@@ -879,6 +950,7 @@ func (o *Op) notStashed() Action {
 
 // suspect looks again before it calls bytes corrupt.
 func (o *Op) suspect(err error) Action {
+	o.noting = false
 	o.retries++
 	if o.retries > 3 {
 		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
@@ -893,8 +965,11 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	o.Version, o.atA = r.Version, false
 	switch o.Kind {
 	case Get:
-		if o.expired {
+		switch {
+		case o.expired:
 			return o.finish(ErrNotFound)
+		case o.Cond == IfVersion && r.Version == o.IfVersion:
+			return o.finish(ErrUnchanged)
 		}
 		o.Record = r
 		if r.Flags&layout.FlagManifest != 0 {
@@ -1028,12 +1103,12 @@ func (o *Op) prepare(least uint64) Action {
 		o.written = false
 		return 0
 	}
-	value, flags := o.value, layout.RecordFlags(0)
+	value, flags := o.value, o.Flags&layout.FlagUser
 	if layout.RecordLen(len(o.Key), len(value)) > layout.MaxRecordSize {
 		if a := o.prepareChunks(); a != 0 {
 			return a
 		}
-		flags = layout.FlagManifest
+		flags |= layout.FlagManifest
 		m := make([]byte, layout.ManifestLen(len(o.chunks)))
 		layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(value)), ID: o.chunkID, Chunks: o.chunks})
 		value = m
@@ -1155,6 +1230,16 @@ func (o *Op) isFrozen() Action {
 // that cannot be seen too early.
 func (o *Op) casSlot() Action {
 	o.add(Access{Verb: CAS, Space: Index, Off: o.slotOff(o.slot), Expect: uint64(o.x), New: uint64(o.n)})
+	switch {
+	case o.Kind == Delete:
+		o.noting = false
+	case o.x.State() == layout.Empty:
+		o.noting, o.noteRead = o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining, false
+	default:
+		// Its expiry is part of the access word.
+		expires := o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining && (o.expiry != 0 || o.xFlags&HintExpires != 0)
+		o.noteAccess(o.slot, o.noteDue() || expires)
+	}
 	if o.locked && (o.Route.PG.Replicas == 1 || o.x.State() != layout.Empty) {
 		o.addUnlock()
 	}
@@ -1913,6 +1998,9 @@ func (o *Op) finish(err error) Action {
 	o.begin()
 	if o.lock != 0 {
 		o.addUnlock()
+	}
+	if o.noting && err == nil {
+		o.note()
 	}
 	o.dropPlace()
 	o.Err = err

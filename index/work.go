@@ -13,7 +13,7 @@ import (
 //
 // Sync, Scrub: the cluster at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
-// Extent. Move, Abandon: home group Group (cluster*16 + group) of shard Shard, with what
+// Extent. Evict: the group at Off. Move, Abandon: home group Group (cluster*16 + group) of shard Shard, with what
 // of its keys is in the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
@@ -30,6 +30,13 @@ type Work struct {
 	// readable in it. Without it a readable word stays, and is a finding.
 	Drop   bool
 	Target uint32 // Clean: the child's placement group; places elsewhere are freed
+	// Choose, of Evict, picks from what the group holds, as positions in c. nil: only
+	// what has expired goes.
+	Choose func(c []Candidate) []int
+	// What has expired where Mine is false is left to others until it has been expired
+	// since Late (Unix ms). nil: none is left. Evict without Choose.
+	Mine func(unit uint32) bool
+	Late uint64
 
 	// Answer.
 	Records  uint64            // linked, at the arbiter
@@ -40,6 +47,22 @@ type Work struct {
 	Lost     uint64            // records without a good copy, or that went with a child
 	Linked   map[uint32]uint32 // Scrub: linked units by extent
 	Findings []string          // at most 8, for people
+	Evicted  []Evicted         // Evict
+	Expiring uint64            // Evict: records of the group with an expiry, as far as was looked
+}
+
+// Candidate is a record that an Evict may remove.
+type Candidate struct {
+	Word   layout.Word
+	Access layout.AccessWord // 0 if what is noted is about another key
+	Units  uint32
+}
+
+// Evicted is a record that an Evict has removed.
+type Evicted struct {
+	Candidate
+	Hash    uint64 // of its key; 0 if that was not read
+	Expired bool
 }
 
 const (
@@ -119,6 +142,8 @@ type item struct {
 	copied    int // chunks
 	written   bool
 	fresh     []int // in workState.places
+
+	evicted Evicted
 }
 
 // placeState says whose a place is, as far as this Op knows.
@@ -190,6 +215,8 @@ func (o *Op) startWork() Action {
 		return o.startScrub()
 	case Clean:
 		return o.startClean()
+	case Evict:
+		return o.startEvict()
 	default:
 		return o.relocate()
 	}
@@ -197,7 +224,11 @@ func (o *Op) startWork() Action {
 
 // checkIndex reports whether n bytes at off are groups of pg's index area.
 func checkIndex(pg *PG, off, n uint64) error {
-	if end := uint64(pg.HeapLo) * layout.UnitSize; off < layout.RegionPageSize || off%layout.GroupSize != 0 || off > end || n > end-off {
+	end := uint64(pg.HeapLo) * layout.UnitSize
+	if pg.AccessOff != 0 {
+		end = pg.AccessOff
+	}
+	if off < layout.RegionPageSize || off%layout.GroupSize != 0 || off > end || n > end-off {
 		return fmt.Errorf("pg %d: no group at offset %#x of its index", pg.ID, off)
 	}
 	return nil
@@ -1260,21 +1291,7 @@ func (o *Op) clearSplit() Action {
 // emptyWords takes the words of list to what n says, at A. free: their places, which
 // nothing else names, are ours then; unlinkFreed hands them over.
 func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word, then func() Action) Action {
-	w := o.work
-	swingAll := func() Action {
-		w.swings = w.swings[:0]
-		for _, it := range list {
-			s := swing{wordRef: it.wordRef, x: it.x, n: n(it.x), it: it}
-			if free && it.mine {
-				s.old = append(s.old, o.addPlace(o.Route.PG, it.x.WithState(layout.Live), placeDone))
-				for _, c := range it.oldParts {
-					s.old = append(s.old, o.addPlace(o.Route.PG, chunkWord(c), placeDone))
-				}
-			}
-			w.swings = append(w.swings, s)
-		}
-		return o.swingA(then)
-	}
+	swingAll := func() Action { return o.emptyNow(list, n, then) }
 	if !free {
 		return swingAll()
 	}
@@ -1288,6 +1305,23 @@ func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word
 		named = append(named, it)
 	}
 	return o.readManifests(named, &manifests, false, swingAll)
+}
+
+// emptyNow is emptyWords where it is known which items are ours, and their chunks.
+func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func() Action) Action {
+	w := o.work
+	w.swings = w.swings[:0]
+	for _, it := range list {
+		s := swing{wordRef: it.wordRef, x: it.x, n: n(it.x), it: it}
+		if it.mine {
+			s.old = append(s.old, o.addPlace(o.Route.PG, it.x.WithState(layout.Live), placeDone))
+			for _, c := range it.oldParts {
+				s.old = append(s.old, o.addPlace(o.Route.PG, chunkWord(c), placeDone))
+			}
+		}
+		w.swings = append(w.swings, s)
+	}
+	return o.swingA(then)
 }
 
 // readManifests finds the manifests among the items' records at A, and their chunks.

@@ -662,14 +662,17 @@ func (x *Endpoint) GetAtomics() AtomicsBy {
 }
 
 type Namespace struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Mode          NamespaceMode          `protobuf:"varint,3,opt,name=mode,proto3,enum=kvd.directory.v1.NamespaceMode" json:"mode,omitempty"`
-	Replicas      uint32                 `protobuf:"varint,4,opt,name=replicas,proto3" json:"replicas,omitempty"`
-	HashSeed      uint64                 `protobuf:"fixed64,5,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
-	Format        uint32                 `protobuf:"varint,6,opt,name=format,proto3" json:"format,omitempty"`                                   // layout format version
-	BytesPerNode  uint64                 `protobuf:"varint,7,opt,name=bytes_per_node,json=bytesPerNode,proto3" json:"bytes_per_node,omitempty"` // region size
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Id           uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name         string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Mode         NamespaceMode          `protobuf:"varint,3,opt,name=mode,proto3,enum=kvd.directory.v1.NamespaceMode" json:"mode,omitempty"`
+	Replicas     uint32                 `protobuf:"varint,4,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	HashSeed     uint64                 `protobuf:"fixed64,5,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
+	Format       uint32                 `protobuf:"varint,6,opt,name=format,proto3" json:"format,omitempty"`                                   // layout format version
+	BytesPerNode uint64                 `protobuf:"varint,7,opt,name=bytes_per_node,json=bytesPerNode,proto3" json:"bytes_per_node,omitempty"` // region size
+	// Memory that sessions may hold in it, all of its placement groups together and
+	// each copy counted once; 0: all there is.
+	LimitBytes    uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -753,6 +756,13 @@ func (x *Namespace) GetBytesPerNode() uint64 {
 	return 0
 }
 
+func (x *Namespace) GetLimitBytes() uint64 {
+	if x != nil {
+		return x.LimitBytes
+	}
+	return 0
+}
+
 // PlacementGroup lists its replicas from arbiter (first) to publisher (last).
 type PlacementGroup struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -775,8 +785,11 @@ type PlacementGroup struct {
 	// Directory only, not shown to sessions: a member whose region is being made
 	// so that it may join, and one that has left but whose region must outlive
 	// the freeze.
-	Planned       *Member `protobuf:"bytes,12,opt,name=planned,proto3" json:"planned,omitempty"`
-	Leaving       *Member `protobuf:"bytes,13,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	Planned *Member `protobuf:"bytes,12,opt,name=planned,proto3" json:"planned,omitempty"`
+	Leaving *Member `protobuf:"bytes,13,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	// Access words, one for every word of the index, at the start of the heap:
+	// index_bytes of them, or 0 for none.
+	AccessBytes   uint64 `protobuf:"varint,14,opt,name=access_bytes,json=accessBytes,proto3" json:"access_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -900,6 +913,13 @@ func (x *PlacementGroup) GetLeaving() *Member {
 		return x.Leaving
 	}
 	return nil
+}
+
+func (x *PlacementGroup) GetAccessBytes() uint64 {
+	if x != nil {
+		return x.AccessBytes
+	}
+	return 0
 }
 
 type Member struct {
@@ -3685,6 +3705,7 @@ type CreateNamespaceRequest struct {
 	// Clusters that each shard begins with; 0: an eighth of the index in all. Shards
 	// split as they fill, until the index has no room.
 	Clusters      uint32 `protobuf:"varint,7,opt,name=clusters,proto3" json:"clusters,omitempty"`
+	LimitBytes    uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3764,6 +3785,13 @@ func (x *CreateNamespaceRequest) GetIndexPercent() uint32 {
 func (x *CreateNamespaceRequest) GetClusters() uint32 {
 	if x != nil {
 		return x.Clusters
+	}
+	return 0
+}
+
+func (x *CreateNamespaceRequest) GetLimitBytes() uint64 {
+	if x != nil {
+		return x.LimitBytes
 	}
 	return 0
 }
@@ -4443,7 +4471,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xdb\x01\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xfc\x01\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -4451,7 +4479,9 @@ const file_directory_proto_rawDesc = "" +
 	"\breplicas\x18\x04 \x01(\rR\breplicas\x12\x1b\n" +
 	"\thash_seed\x18\x05 \x01(\x06R\bhashSeed\x12\x16\n" +
 	"\x06format\x18\x06 \x01(\rR\x06format\x12$\n" +
-	"\x0ebytes_per_node\x18\a \x01(\x04R\fbytesPerNode\"\xe9\x03\n" +
+	"\x0ebytes_per_node\x18\a \x01(\x04R\fbytesPerNode\x12\x1f\n" +
+	"\vlimit_bytes\x18\b \x01(\x04R\n" +
+	"limitBytes\"\x8c\x04\n" +
 	"\x0ePlacementGroup\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fnamespace_id\x18\x02 \x01(\rR\vnamespaceId\x12\x14\n" +
@@ -4469,7 +4499,8 @@ const file_directory_proto_rawDesc = "" +
 	" \x03(\rR\brecalled\x12'\n" +
 	"\x0fchanged_version\x18\v \x01(\x04R\x0echangedVersion\x122\n" +
 	"\aplanned\x18\f \x01(\v2\x18.kvd.directory.v1.MemberR\aplanned\x122\n" +
-	"\aleaving\x18\r \x01(\v2\x18.kvd.directory.v1.MemberR\aleaving\"\x8b\x01\n" +
+	"\aleaving\x18\r \x01(\v2\x18.kvd.directory.v1.MemberR\aleaving\x12!\n" +
+	"\faccess_bytes\x18\x0e \x01(\x04R\vaccessBytes\"\x8b\x01\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x120\n" +
@@ -4691,7 +4722,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x05pg_id\x18\x03 \x01(\rR\x04pgId\x120\n" +
 	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x05 \x01(\x04R\x05since\"\x14\n" +
-	"\x12PublishRegionReply\"\xfc\x01\n" +
+	"\x12PublishRegionReply\"\x9d\x02\n" +
 	"\x16CreateNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12\x1a\n" +
@@ -4699,7 +4730,9 @@ const file_directory_proto_rawDesc = "" +
 	"\x0ebytes_per_node\x18\x04 \x01(\x04R\fbytesPerNode\x12\x16\n" +
 	"\x06shards\x18\x05 \x01(\rR\x06shards\x12#\n" +
 	"\rindex_percent\x18\x06 \x01(\rR\findexPercent\x12\x1a\n" +
-	"\bclusters\x18\a \x01(\rR\bclusters\"Q\n" +
+	"\bclusters\x18\a \x01(\rR\bclusters\x12\x1f\n" +
+	"\vlimit_bytes\x18\b \x01(\x04R\n" +
+	"limitBytes\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
 	"\rStatusRequest\"\xa9\x04\n" +

@@ -314,7 +314,9 @@ const (
 	// FlagChunk: part of a long value; the key is empty and Expiry holds the
 	// chunk's index. No slot names a chunk.
 	FlagChunk
-	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk)
+	// FlagUser: the value ends with four bytes that are the user's flags.
+	FlagUser
+	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagUser)
 )
 
 // RecordHeader is the fixed part of a record.

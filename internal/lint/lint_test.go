@@ -31,7 +31,8 @@ var imports = []row{
 	{"index", "internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so that simulators can drive it"},
 	{"internal/heap", "", "carving memory is arithmetic, without I/O and without the protocol"},
 	{"internal/session", "index internal/dirpb internal/heap internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
-	{"client", "index internal/dirclient internal/dirpb internal/hostid internal/layout internal/session rdma", "a service that links the library gets neither the store's processes nor the providers it did not ask for"},
+	{"internal/evict", "internal/layout", "what to forget is arithmetic over access words, so that traces can judge it"},
+	{"client", "index internal/dirclient internal/dirpb internal/evict internal/hostid internal/layout internal/session rdma", "a service that links the library gets neither the store's processes nor the providers it did not ask for"},
 
 	{"rdma/driver", "", "the contract stands by itself"},
 	{"rdma", "rdma/driver", "the portable layer knows no provider"},

@@ -50,6 +50,8 @@ type Options struct {
 	UnsafeNoLease bool
 	// Hash is the namespace's hash of a key; needed for a janitor's work only.
 	Hash func(key []byte) uint64
+	// Frequency is needed where there are access words. nil: counts add up.
+	Frequency Frequency
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
 	Nanos  func() int64
 	Millis func() uint64
@@ -73,6 +75,9 @@ type Control interface {
 	WantFenced(session uint32)
 	// WantSplit: the shard fills up. If it cannot grow, Core.SetNoGrowth answers.
 	WantSplit(shard uint32)
+	// WantRoom: no slot is left in two groups of a cache, by their offsets in the index;
+	// something is to be evicted from either.
+	WantRoom(pg uint32, home, stash uint64)
 }
 
 // Core is what the lanes of a session share.
@@ -86,7 +91,8 @@ type Core struct {
 	sendSeq    atomic.Uint64 // renewals sent
 	releasable atomic.Uint64 // limbo tags below it may leave
 	leaseEnd   atomic.Int64  // Options.Nanos
-	millis     atomic.Uint64 // Options.Millis at the last renewal, for versions
+	millis     atomic.Uint64 // Options.Millis at the last renewal or Tick, for versions and access words
+	noteTicks  atomic.Uint32 // see SetNoteInterval
 
 	mu struct {
 		sync.Mutex
@@ -106,6 +112,7 @@ type Core struct {
 type pgHeap struct {
 	generation uint32
 	heap       *heap.Heap
+	flow       Flow
 }
 
 type reply struct{ seq, epoch uint64 }
@@ -124,6 +131,7 @@ func NewCore(o Options) (*Core, error) {
 	}
 	c := &Core{opts: o}
 	c.millis.Store(o.Millis())
+	c.SetNoteInterval(1000)
 	c.mu.heaps = make(map[uint32]*pgHeap)
 	c.mu.exhausted = make(map[uint32]uint64)
 	c.mu.noGrowth = make(map[uint32]uint64)
@@ -291,7 +299,11 @@ func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 			return nil
 		}
 	}
-	return c.heapOf(pg, generation).AddRun(unit, units)
+	if err := c.heapOf(pg, generation).AddRun(unit, units); err != nil {
+		return err
+	}
+	c.flowOf(pg, generation).give(units)
+	return nil
 }
 
 // SetNoGrowth says that the directory cannot split a shard just now.

@@ -145,6 +145,7 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, ok bool
 	case index.Mutation(index.MutVerIsEpoch):
 		p.Ver = uint16(t.lane.core.epoch.Load() % 4)
 	}
+	m.flow.take(p.Units)
 	return p.Unit, p.Ver, true
 }
 
@@ -155,6 +156,7 @@ func place(w layout.Word) heap.Place {
 func (t *Task) Unuse(pg *index.PG, w layout.Word) {
 	if m := t.lane.memOf(pg); m != nil && !t.lane.recalled(pg, w) {
 		m.cache.Unuse(place(w))
+		m.flow.give(w.Units())
 	}
 }
 
@@ -168,6 +170,7 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 		return
 	}
 	m.limbo.Add(place(w), t.lane.core.sendSeq.Load())
+	m.flow.give(w.Units())
 }
 
 func (t *Task) Retire(pg *index.PG, w layout.Word) { t.Unlinked(pg, w) }

@@ -51,6 +51,10 @@ type Lane struct {
 
 	peekWRs [2]rdma.WR
 
+	notes     *noteTable // nil until there are access words
+	noteWords *Task      // set aside: a ring of access words on their way
+	noteN     int
+
 	lastVersion uint64
 	stamp       uint32
 	disc        uint64
@@ -76,6 +80,7 @@ type LaneStats struct {
 	CASLosses   uint64
 	Unknown     uint64
 	Leaked      uint64        // units left to recall
+	Notes       uint64        // access words written
 	Closed      rdma.Counters // of queue pairs that are gone
 }
 
@@ -121,6 +126,7 @@ type laneMem struct {
 	generation uint32
 	cache      *heap.Cache
 	limbo      heap.Limbo
+	flow       *Flow
 }
 
 const (
@@ -535,7 +541,7 @@ func (l *Lane) advance(t *Task) {
 			pg, _ := t.Op.Wanted()
 			if t.starved == 0 {
 				t.starved = sent + 1
-			} else if l.core.exhausted(pg) >= t.starved && released > t.starved+1 {
+			} else if l.core.exhausted(pg) >= t.starved && released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
 				// The directory had nothing, and all that was in limbo has
 				// come back: there is no memory.
 				l.finish(t, fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, pg))
@@ -547,10 +553,15 @@ func (l *Lane) advance(t *Task) {
 			return
 		case index.Grow:
 			shard := t.Op.Route.Shard
+			cache := t.Op.Route.PG.AccessOff != 0
+			if cache {
+				home, stash := layout.GroupOff(t.Op.Hash, t.Op.Route.Clusters)
+				l.core.opts.Control.WantRoom(t.Op.Route.PG.ID, t.Op.Route.ShardOff+home, t.Op.Route.ShardOff+stash)
+			}
 			sent, _ := l.core.Renewals()
 			if t.starved == 0 {
 				t.starved = sent + 1
-			} else if l.core.noGrowth(shard) >= t.starved {
+			} else if l.core.noGrowth(shard) >= t.starved && !cache {
 				l.finish(t, fmt.Errorf("%w: shard %d cannot be split", index.ErrFull, shard))
 				return
 			}
@@ -1173,7 +1184,7 @@ func (l *Lane) memOf(pg *index.PG) *laneMem {
 		if m != nil && m.generation > pg.Generation {
 			return nil // an Op that outlived its memory
 		}
-		m = &laneMem{generation: pg.Generation, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Generation))}
+		m = &laneMem{generation: pg.Generation, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Generation)), flow: l.core.flowOf(pg.ID, pg.Generation)}
 		l.mem[pg.ID] = m
 	}
 	return m

@@ -34,6 +34,9 @@ func (l *Lane) Peek(key []byte, hash, check uint64) (r layout.Record, ok bool) {
 		return r, false
 	}
 	pg := s.PG
+	if pg.AccessOff != 0 && l.noteDue(check) {
+		return r, false // a Task notes it
+	}
 	p := pg.Replicas - 1 // the publisher
 	m := &pg.Members[p]
 	if int(m.Node) >= len(l.conns) {

@@ -30,6 +30,7 @@ type PG struct {
 	Frozen                  bool // active again soon
 	Members                 []Member
 	RegionBytes, IndexBytes uint64
+	AccessBytes             uint64 // IndexBytes, or 0: no access words
 }
 
 // Shard is a range of the hash space.
@@ -94,7 +95,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 		pg := &PG{PG: index.PG{ID: p.GetId(), Epoch: p.GetEpoch(), Replicas: uint8(n), Joining: p.GetJoining() && !index.Mutation(index.MutReadJoiner),
 			Generation: p.GetGeneration(), Recalled: p.GetRecalled()},
 			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, Frozen: p.GetState() == dirpb.PGState_PG_FROZEN,
-			RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes()}
+			RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes(), AccessBytes: p.GetAccessBytes()}
 		for _, mb := range p.GetMembers() {
 			mem := Member{Node: mb.GetNodeId(), Incarnation: mb.GetIncarnation(), Since: mb.GetSince(), Keys: map[string]Keys{}}
 			if mb.GetNodeId() > MaxID {
@@ -149,7 +150,13 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 		if p.IndexBytes < layout.RegionPageSize || p.IndexBytes > p.RegionBytes || p.RegionBytes > 1<<38 {
 			return nil, fmt.Errorf("map %d: pg %d: index of %d bytes in a region of %d", version, p.ID, p.IndexBytes, p.RegionBytes)
 		}
-		p.HeapLo = uint32((p.IndexBytes + layout.UnitSize - 1) / layout.UnitSize)
+		if p.AccessBytes != 0 && (p.AccessBytes != p.IndexBytes || p.AccessBytes > p.RegionBytes-p.IndexBytes) {
+			return nil, fmt.Errorf("map %d: pg %d: access words of %d bytes for an index of %d in a region of %d", version, p.ID, p.AccessBytes, p.IndexBytes, p.RegionBytes)
+		}
+		if p.AccessBytes != 0 {
+			p.AccessOff = p.IndexBytes
+		}
+		p.HeapLo = uint32((p.IndexBytes + p.AccessBytes + layout.UnitSize - 1) / layout.UnitSize)
 		p.HeapHi = uint32(min(p.RegionBytes/layout.UnitSize, 1<<32-1))
 		p.Head = p.Members[0].Incarnation ^ p.Members[0].Since<<32 // incarnations are random
 		v.add(p)

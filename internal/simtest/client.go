@@ -196,6 +196,8 @@ func (c *cl) WantMemory(pg, units uint32) { c.wantMem[pg] = max(c.wantMem[pg], u
 func (c *cl) WantMap(uint64)              {}
 func (c *cl) WantFenced(uint32)           {}
 
+func (c *cl) WantRoom(uint32, uint64, uint64) {}
+
 func (c *cl) WantSplit(shard uint32) {
 	if _, ok := c.split[shard]; !ok {
 		c.split[shard] = 0

@@ -162,7 +162,10 @@ func (s *State) grantExtent(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, erro
 	}
 	g := granter{h: withFree(h, free), left: min(uint64(max(c.WantUnits, c.PlaceUnits)), extentUnits)}
 	g.free = g.h.Free
-	if !g.place(uint64(max(c.PlaceUnits, 1))) {
+	if limit := s.namespaces[x.NamespaceId].LimitBytes / layout.UnitSize; limit != 0 {
+		g.left = min(g.left, limit-min(limit, s.grantedUnits(x.NamespaceId)))
+	}
+	if n := uint64(max(c.PlaceUnits, 1)); g.left < n || !g.place(n) {
 		return reply, nil
 	}
 	for g.left > 0 && len(g.grant) < MaxGrantRuns && (g.bump(1) || g.reuse(1)) {
@@ -230,6 +233,21 @@ func (g *granter) reuse(n uint64) bool {
 func (g *granter) add(unit, n uint64) {
 	g.left -= n
 	g.grant = append(g.grant, &fsmpb.Run{Unit: uint32(unit), Units: uint32(n)})
+}
+
+// grantedUnits is what the sessions of a namespace hold or have linked, or lost.
+func (s *State) grantedUnits(namespace uint32) (units uint64) {
+	for _, pg := range s.PGs(namespace) {
+		h := s.heaps[pg.Id]
+		if h == nil {
+			continue
+		}
+		units += h.Watermark - h.Start
+		for _, r := range h.Free {
+			units -= uint64(r.Units)
+		}
+	}
+	return units
 }
 
 func insertRun(free []*fsmpb.Run, r *fsmpb.Run) []*fsmpb.Run {

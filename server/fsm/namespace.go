@@ -55,8 +55,12 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	if percent == 0 {
 		percent = defaultIndexPercent
 	}
-	if percent > maxIndexPercent {
-		return nil, fmt.Errorf("%w: index of %d percent, want 1..%d", ErrInvalid, percent, maxIndexPercent)
+	most := uint64(maxIndexPercent)
+	if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
+		most /= 2 // its access words are as large as the index
+	}
+	if percent > most {
+		return nil, fmt.Errorf("%w: index of %d percent, want 1..%d", ErrInvalid, percent, most)
 	}
 	ring := s.ring()
 	replicas := int(q.Replicas)
@@ -104,9 +108,14 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		pg.RegionBytes = region &^ (layout.RegionPageSize - 1)
 		own := uint64((shards - i + len(ring) - 1) / len(ring)) // prefixes p < shards with p mod len(ring) = i
 		var err error
-		if pg.IndexBytes, clusters[i], err = regionLayout(pg.RegionBytes, percent, own, q.Clusters); err != nil {
+		perIndex := uint64(1) // bytes of index and access words for each byte of index
+		if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
+			perIndex = 2
+		}
+		if pg.IndexBytes, clusters[i], err = regionLayout(pg.RegionBytes, percent, perIndex, own, q.Clusters); err != nil {
 			return nil, err
 		}
+		pg.AccessBytes = (perIndex - 1) * pg.IndexBytes
 		pgs[i] = pg
 	}
 
@@ -114,7 +123,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	m.NamespaceId++
 	w := &dirpb.Namespace{
 		Id: m.NamespaceId, Name: q.Name, Mode: mode, Replicas: uint32(replicas),
-		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least,
+		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least, LimitBytes: q.LimitBytes,
 	}
 	s.namespaces[w.Id] = w
 	s.mark(idKey(rowNamespace, w.Id), w)
@@ -172,18 +181,21 @@ func (s *State) ring() []*dirpb.Node {
 // regionLayout divides a region: a header page, then clusters, percent of it in
 // all but at least one for each of its first shards, then whole pages of heap.
 //
-//	0      4096                                         index            region
-//	+--------+---------+---------+-----+------------------+----------------+
-//	| header | shard 0 | shard 1 |  …  | room for others  | heap           |
-//	+--------+---------+---------+-----+------------------+----------------+
+//	0      4096                                         index              region
+//	+--------+---------+---------+-----+------------------+--------+---------+
+//	| header | shard 0 | shard 1 |  …  | room for others  | access | heap    |
+//	+--------+---------+---------+-----+------------------+--------+---------+
+//
+// Access words, which a namespace of mode cache has, are as many bytes as the index:
+// perIndex is 2 then, else 1.
 //
 // A shard is clusters × layout.ClusterSize bytes: as many as asked, or so many for
 // 0 that the first shards fill an eighth of the index.
-func regionLayout(region, percent, shards uint64, asked uint32) (index uint64, clusters uint32, err error) {
+func regionLayout(region, percent, perIndex, shards uint64, asked uint32) (index uint64, clusters uint32, err error) {
 	const page = layout.RegionPageSize
 	least := (page + shards*layout.ClusterSize + page - 1) / page * page
 	index = max(least, region/100*percent/page*page)
-	if need := index + minHeapUnits*layout.UnitSize; region < need {
+	if need := perIndex*index + minHeapUnits*layout.UnitSize; region < need {
 		return 0, 0, fmt.Errorf("%w: a region of %d bytes is too small for %d shards, want at least %d", ErrInvalid, region, shards, need)
 	}
 	if shards == 0 {

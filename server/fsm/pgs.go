@@ -95,7 +95,7 @@ func (s *State) addPG(pg *dirpb.PlacementGroup, namespace uint32) {
 		mem.Since = s.nextVersion()
 	}
 	s.putPG(pg)
-	start := pg.IndexBytes / layout.UnitSize
+	start := (pg.IndexBytes + pg.AccessBytes) / layout.UnitSize
 	s.putHeap(&fsmpb.Heap{
 		PgId: pg.Id, Start: start, Watermark: start, End: pg.RegionBytes / layout.UnitSize, IndexNext: layout.RegionPageSize,
 	})
@@ -112,7 +112,7 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 		return nil, fmt.Errorf("%w: a chain of %d memory nodes, want %d", ErrInvalid, len(c.NodeIds), w.Replicas)
 	}
 	like := s.PGs(w.Id)[0] // one has the namespace's shards, so it is never empty
-	pg := &dirpb.PlacementGroup{RegionBytes: like.RegionBytes, IndexBytes: like.IndexBytes}
+	pg := &dirpb.PlacementGroup{RegionBytes: like.RegionBytes, IndexBytes: like.IndexBytes, AccessBytes: like.AccessBytes}
 	for i, id := range c.NodeIds {
 		if err := s.checkPlace(id, pg.RegionBytes); err != nil {
 			return nil, err

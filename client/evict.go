@@ -1,0 +1,455 @@
+package client
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/evict"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+)
+
+// evictor keeps memory at hand where the directory has none left to grant: in a cache
+// it evicts, by samples, ahead of need; everywhere it takes back what has expired. What
+// it unlinks goes to the session's limbo, as after any delete. It works on the
+// session's lanes, between and beside its operations, in one goroutine.
+type evictor struct {
+	s      *sess
+	policy *evict.Policy // the Client's
+	kick   chan struct{} // capacity 1
+
+	mu struct {
+		sync.Mutex
+		rooms map[room]bool     // groups without a slot
+		needs map[uint32]uint32 // by placement group: the largest place that could not be had
+	}
+	pgs map[uint32]*pressure
+
+	// The sweep for what has expired.
+	sweepAt  sweepPos
+	expiring bool // there was something that expires in the last pass, or we put it
+	found    bool // in this pass
+}
+
+// room is two groups of which one is to give up a slot.
+type room struct {
+	pg          uint32
+	home, stash uint64
+}
+
+// pressure is what the evictor knows of one placement group.
+type pressure struct {
+	generation uint32
+	taken      uint64 // Flow.Taken when last looked at
+	looked     time.Time
+	rate       float64 // units taken a second
+	perVictim  float64 // units
+	held       uint64  // units granted to the session
+	short      bool    // the directory had no more to grant, the last time
+	settled    time.Time
+	want       uint32    // units of a place that could not be had, since needy; 0: none
+	needy      time.Time
+}
+
+// sweepPos is a group in a shard's array.
+type sweepPos struct {
+	shard int
+	group uint32
+}
+
+const (
+	evictBusy = 4 * time.Millisecond   // between two looks while memory is short
+	evictIdle = 100 * time.Millisecond // otherwise
+	// A batch is evicted together, at most.
+	evictGroups = 64
+	// Groups looked at for what has expired, each evictIdle.
+	sweepGroups = 64
+	sweepSlow   = 4  // where nothing expires, as far as is known
+	sweepDear   = 16 // without access words: each record's header is read
+	// A place that another session was granted is left to it for so long.
+	sweepForeign = 10 * time.Second
+	// ghostEntries is how many evicted keys a Client remembers, 8 bytes each.
+	ghostEntries = 128 << 10
+	// minSupply is the least memory kept at hand, units.
+	minSupply = 256
+	// supplyShare of the memory held is kept at hand.
+	supplyShare = 1.0 / 32
+)
+
+// frequency is session.Frequency over the Client's policy.
+type frequency struct{ c *Client }
+
+func (f frequency) Born(hash uint64) uint32 { return f.c.policy.Born(session.Millis(), hash) }
+
+func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
+	return f.c.policy.Touched(session.Millis(), old, hits)
+}
+
+func newEvictor(s *sess) *evictor {
+	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}}
+	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]uint32{}
+	return e
+}
+
+func (e *evictor) wake() {
+	select {
+	case e.kick <- struct{}{}:
+	default:
+	}
+}
+
+// WantRoom implements session.Control.
+func (s *sess) WantRoom(pg uint32, home, stash uint64) {
+	e := s.evictor
+	if e == nil {
+		return
+	}
+	e.mu.Lock()
+	e.mu.rooms[room{pg, home, stash}] = true
+	e.mu.Unlock()
+	e.wake()
+}
+
+// starves says that no place of so many units could be had.
+func (e *evictor) starves(pg, units uint32) {
+	e.mu.Lock()
+	e.mu.needs[pg] = max(e.mu.needs[pg], units)
+	e.mu.Unlock()
+	e.wake()
+}
+
+func (e *evictor) run() {
+	defer e.s.wg.Done()
+	t := time.NewTimer(evictIdle)
+	defer t.Stop()
+	swept := time.Now()
+	for {
+		select {
+		case <-e.s.ctx.Done():
+			return
+		case <-e.kick:
+		case <-t.C:
+		}
+		v := e.s.core.View()
+		if v == nil {
+			t.Reset(evictIdle)
+			continue
+		}
+		busy := e.makeRoom()
+		for _, pg := range v.PGs {
+			if pg.Active && pg.AccessOff != 0 {
+				busy = e.relieve(v, pg) || busy
+			}
+		}
+		if time.Since(swept) >= evictIdle {
+			e.sweep(v)
+			swept = time.Now()
+		}
+		if busy {
+			e.s.core.Tick()
+			t.Reset(evictBusy)
+		} else {
+			t.Reset(evictIdle)
+		}
+	}
+}
+
+// work evicts, and keeps accounts.
+func (e *evictor) work(works []*index.Work) (records int, units uint64) {
+	errs := e.s.c.work(e.s.ctx, e.s, index.Evict, works)
+	now := session.Millis()
+	for i, w := range works {
+		if errs[i] != nil && e.s.ctx.Err() == nil {
+			e.s.c.o.Logger.Debug("not evicted", "pg", w.PG, "group", w.Off, "err", errs[i])
+		}
+		for _, f := range w.Findings {
+			e.s.c.o.Logger.Warn("while evicting", "finding", f)
+		}
+		e.found = e.found || w.Expiring > 0
+		for _, x := range w.Evicted {
+			records++
+			units += uint64(x.Units)
+			if x.Expired {
+				e.s.c.stats.expired.Add(1)
+				continue
+			}
+			e.s.c.stats.evicted.Add(1)
+			e.policy.Evicted(now, x.Hash, candidateOf(x.Candidate))
+		}
+		e.s.c.stats.evictedUnits.Add(units)
+	}
+	return records, units
+}
+
+func candidateOf(c index.Candidate) evict.Candidate {
+	return evict.Candidate{Word: c.Access, Known: c.Access != 0, Units: c.Units}
+}
+
+// chooser picks n records of each group that it is asked about. Policies choose for one
+// goroutine at a time, lanes ask from several.
+func (e *evictor) chooser(mu *sync.Mutex, n int) func([]index.Candidate) []int {
+	return func(list []index.Candidate) []int {
+		mu.Lock()
+		defer mu.Unlock()
+		c := make([]evict.Candidate, len(list))
+		for i := range list {
+			c[i] = candidateOf(list[i])
+		}
+		return e.policy.Choose(session.Millis(), c, nil, n)
+	}
+}
+
+// makeRoom frees a slot in groups that have none.
+func (e *evictor) makeRoom() bool {
+	e.mu.Lock()
+	rooms := e.mu.rooms
+	if len(rooms) > 0 {
+		e.mu.rooms = map[room]bool{}
+	}
+	e.mu.Unlock()
+	if len(rooms) == 0 {
+		return false
+	}
+	var mu sync.Mutex
+	works := make([]*index.Work, 0, 2*len(rooms))
+	for r := range rooms {
+		works = append(works, &index.Work{PG: r.pg, Off: r.home, Choose: e.chooser(&mu, 1)},
+			&index.Work{PG: r.pg, Off: r.stash, Choose: e.chooser(&mu, 1)})
+	}
+	e.work(works)
+	return true
+}
+
+// relieve evicts from one placement group until what is at hand will last until more
+// comes out of limbo. It reports whether memory is short at all.
+func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
+	e.mu.Lock()
+	need := e.mu.needs[pg.ID]
+	delete(e.mu.needs, pg.ID)
+	e.mu.Unlock()
+	p := e.pgs[pg.ID]
+	if p == nil || p.generation != pg.Generation {
+		p = &pressure{generation: pg.Generation, perVictim: 4, settled: time.Now()}
+		e.pgs[pg.ID] = p
+	}
+	supply, held := int64(0), uint64(0)
+	now := time.Now()
+	f := e.s.core.Flow(pg.ID, pg.Generation)
+	if f != nil {
+		if dt := now.Sub(p.looked); dt > 20*time.Millisecond {
+			taken := f.Taken()
+			p.rate += min(1, dt.Seconds()/0.2) * (float64(taken-p.taken)/dt.Seconds() - p.rate)
+			p.taken, p.looked = taken, now
+		}
+		held = e.s.core.HeapOf(&pg.PG).Stats().Granted
+	}
+	refused := e.s.core.Exhausted(pg.ID)
+	switch {
+	case refused || need > 0:
+		p.short = true
+		if need > p.want {
+			p.want, p.needy = need, time.Now()
+		}
+	case held > p.held:
+		p.short = false // there was more
+	}
+	p.held = held
+	if !p.short {
+		return false
+	}
+	if f != nil {
+		if now.Sub(p.settled) > time.Second {
+			e.settle(pg)
+			p.settled = now
+		}
+		supply = f.Supply()
+	}
+	sent, released := e.s.core.Renewals()
+	limbo := time.Duration(sent-released+1) * e.s.renew
+	target := max(minSupply, int64(float64(held)*supplyShare), int64(1.25*p.rate*limbo.Seconds()), 2*int64(need))
+	lack := target - supply
+	if lack > 0 && !refused {
+		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
+	}
+	if p.want > 0 {
+		// An operation waits for what is in limbo: every renewal brings its end nearer.
+		select {
+		case e.s.hurry <- struct{}{}:
+		default:
+		}
+		h := e.s.core.HeapOf(&pg.PG)
+		if pl, ok := h.Alloc(p.want); ok {
+			h.Unuse(pl) // a lane will find it
+			p.want = 0
+		} else if st := h.Stats(); st.Free+st.ForeignFree >= 8*uint64(p.want) || now.Sub(p.needy) > 2*limbo {
+			// There is enough, but not in one piece, or of other sizes, in which other
+			// sessions were granted it.
+			e.clear(v, pg, p.want)
+			p.needy = now
+			lack = max(lack, int64(p.want))
+		}
+	}
+	for lack > 0 && e.s.ctx.Err() == nil {
+		victims := int(float64(lack)/p.perVictim) + 1
+		groups := min(victims, evictGroups)
+		each := min((victims+groups-1)/groups, 4)
+		var mu sync.Mutex
+		works := make([]*index.Work, 0, groups)
+		for range groups {
+			if off, ok := randomGroup(v, pg); ok {
+				works = append(works, &index.Work{PG: pg.ID, Off: off, Choose: e.chooser(&mu, each)})
+			}
+		}
+		records, units := e.work(works)
+		if records == 0 {
+			break
+		}
+		p.perVictim += 0.2 * (float64(units)/float64(records) - p.perVictim)
+		lack -= int64(units)
+	}
+	e.s.core.SetNoteInterval(e.policy.NoteIntervalMillis())
+	return true
+}
+
+// settle counts afresh what the session holds in pg.
+func (e *evictor) settle(pg *session.PG) {
+	held := uint64(0)
+	for _, d := range e.s.lanes {
+		if !e.s.onLane(d.l, func(l *session.Lane) { held += l.Held(pg.ID) }) {
+			return
+		}
+	}
+	e.s.core.Settle(pg.ID, pg.Generation, held)
+}
+
+// randomGroup is a group of one of pg's arrays, each as likely.
+func randomGroup(v *session.View, pg *session.PG) (off uint64, ok bool) {
+	total := uint64(0)
+	for i := range v.Shards {
+		if v.Shards[i].PG == pg {
+			total += uint64(v.Shards[i].Clusters)
+		}
+	}
+	if total == 0 {
+		return 0, false
+	}
+	n := rand.Uint64N(total * (layout.ClusterGroups + 1))
+	for i := range v.Shards {
+		if sh := &v.Shards[i]; sh.PG == pg {
+			in := uint64(sh.Clusters) * (layout.ClusterGroups + 1)
+			if n < in {
+				return sh.Off + n*layout.GroupSize, true
+			}
+			n -= in
+		}
+	}
+	return 0, false
+}
+
+// clear evicts everything that lies in one stretch of own memory, for a place as large, or
+// one record in each cluster whose place is as large. It looks at the whole index of the
+// placement group.
+func (e *evictor) clear(v *session.View, pg *session.PG, units uint32) {
+	from, ok := e.s.core.HeapOf(&pg.PG).Window(units)
+	choose := func(list []index.Candidate) (picked []int) {
+		for i, c := range list {
+			switch u := c.Word.Unit(); {
+			case ok && u < from+units && from < u+c.Units:
+				picked = append(picked, i)
+			case !ok && c.Units == units:
+				return []int{i}
+			}
+		}
+		return picked
+	}
+	for i := range v.Shards {
+		sh := &v.Shards[i]
+		if sh.PG != pg {
+			continue
+		}
+		for g := uint64(0); g < uint64(sh.Clusters)*(layout.ClusterGroups+1) && e.s.ctx.Err() == nil; g += evictGroups {
+			var works []*index.Work
+			for k := g; k < min(g+evictGroups, uint64(sh.Clusters)*(layout.ClusterGroups+1)); k++ {
+				works = append(works, &index.Work{PG: pg.ID, Off: sh.Off + k*layout.GroupSize, Choose: choose})
+			}
+			e.work(works)
+		}
+	}
+}
+
+// sweep takes back what has expired in the next few groups, at a pace that depends on
+// whether anything expires at all.
+func (e *evictor) sweep(v *session.View) {
+	if e.s.c.stats.expires.Swap(false) {
+		e.expiring = true
+	}
+	late := session.Millis() - uint64(sweepForeign/time.Millisecond)
+	for budget := sweepGroups; budget > 0 && e.s.ctx.Err() == nil; {
+		if e.sweepAt.shard >= len(v.Shards) {
+			e.sweepAt = sweepPos{}
+			e.expiring, e.found = e.found, false
+			return
+		}
+		sh := &v.Shards[e.sweepAt.shard]
+		dear := sh.PG.AccessOff == 0
+		if !sh.PG.Active || dear && !e.expiring {
+			e.sweepAt = sweepPos{shard: e.sweepAt.shard + 1}
+			continue
+		}
+		n := uint32(budget)
+		switch {
+		case dear:
+			n = min(n, sweepDear)
+		case !e.expiring:
+			n = min(n, sweepSlow)
+		}
+		n = min(n, sh.Clusters*(layout.ClusterGroups+1)-e.sweepAt.group)
+		works := make([]*index.Work, n)
+		for i := range works {
+			works[i] = &index.Work{PG: sh.PG.ID, Off: sh.Off + uint64(e.sweepAt.group)*layout.GroupSize,
+				Mine: func(unit uint32) bool { return e.s.core.Owns(&sh.PG.PG, unit) }, Late: late}
+			e.sweepAt.group++
+		}
+		if e.sweepAt.group >= sh.Clusters*(layout.ClusterGroups+1) {
+			e.sweepAt = sweepPos{shard: e.sweepAt.shard + 1}
+		}
+		records, _ := e.work(works)
+		if dear || !e.expiring {
+			return
+		}
+		if budget -= int(n); records > int(n) {
+			budget += int(n) // there is much of it: go on, as Redis's cycle does
+		}
+	}
+}
+
+// counts are a Client's of all its sessions.
+type counts struct {
+	evicted, expired, evictedUnits atomic.Uint64
+	expires                        atomic.Bool // something with an expiry was put since the sweep looked
+}
+
+// work performs operations of one of a janitor's kinds on a session's lanes.
+func (c *Client) work(ctx context.Context, s *sess, kind index.Kind, works []*index.Work) []error {
+	errs := make([]error, len(works))
+	store := make([]call, len(works))
+	byLane := make([][]*call, len(s.lanes))
+	for i, w := range works {
+		q := &store[i]
+		q.kind = kind
+		q.prep = func(o *index.Op) { o.Work = *w }
+		q.take = func(_ *call, o *index.Op) { *w = o.Work }
+		byLane[i%len(s.lanes)] = append(byLane[i%len(s.lanes)], q)
+	}
+	s.multi(ctx, byLane)
+	for i := range store {
+		if store[i].err != nil {
+			errs[i] = c.public(s, &store[i])
+		}
+	}
+	return errs
+}

@@ -1,0 +1,179 @@
+package index
+
+import (
+	"encoding/binary"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// evictBytes is how much of a candidate's record is read: its header and, mostly, its
+// key.
+const evictBytes = 256
+
+// startEvict reads the group where words are decided, and its access words.
+//
+// An eviction is a delete that nobody waits for: LIVE words go to EMPTY at A, then
+// down the chain, by the rules of any delete (docs/protocol.md). It takes no lock, and
+// a word that somebody else changes meanwhile is left to him. Clients evict by
+// sampling, as in Ditto (SOSP'23).
+func (o *Op) startEvict() Action {
+	o.setGroups(o.Work.Off)
+	o.Work.Evicted, o.Work.Expiring = nil, 0
+	pg := o.Route.PG
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Off: o.Work.Off, Buf: o.image(0, 0)})
+	if pg.AccessOff == 0 {
+		return o.await(o.evictExpired)
+	}
+	o.add(Access{Verb: Read, Space: Heap, Replica: pg.tail(), Off: pg.AccessOff + o.Work.Off, Buf: o.image(1, 0)})
+	return o.await(o.evictChosen)
+}
+
+// evictable lists the records of the group just read.
+func (o *Op) evictable() (list []*item) {
+	g := o.image(0, 0)
+	for j := range layout.GroupSlots {
+		x, ref := g.Slot(j), wordRef{o.Work.Off, uint8(j)}
+		if x.State() != layout.Live {
+			continue
+		}
+		if err := o.inHeap(ref, x); err != nil {
+			o.finding("%v", err)
+			continue
+		}
+		list = append(list, &item{wordRef: ref, x: x, mine: true})
+	}
+	return list
+}
+
+// accessOf is the access word of a slot of the group, if it is about x.
+func (o *Op) accessOf(it *item) layout.AccessWord {
+	a := layout.AccessWord(o.image(1, 0).Slot(int(it.slot)))
+	if !a.Of(it.x) {
+		return 0
+	}
+	return a
+}
+
+// mine reports whether a record that has expired is this session's to remove.
+func (o *Op) mine(it *item) bool { return o.Work.Mine == nil || o.Work.Mine(it.x.Unit()) }
+
+// evictChosen asks which records are to go.
+func (o *Op) evictChosen() Action {
+	all := o.evictable()
+	now := o.env.NowMillis()
+	var list []*item
+	if o.Work.Choose == nil {
+		for _, it := range all {
+			a := o.accessOf(it)
+			if a.Expires() {
+				o.Work.Expiring++
+			}
+			if a.Expired(now) && (o.mine(it) || a.Expired(o.Work.Late)) {
+				list = append(list, it)
+			}
+		}
+	} else {
+		c := make([]Candidate, len(all))
+		for i, it := range all {
+			c[i] = Candidate{Word: it.x, Access: o.accessOf(it), Units: it.x.Units()}
+		}
+		seen := make([]bool, len(all))
+		for _, i := range o.Work.Choose(c) {
+			if i >= 0 && i < len(all) && !seen[i] {
+				seen[i] = true
+				list = append(list, all[i])
+			}
+		}
+	}
+	if len(list) == 0 {
+		return o.finishWork()
+	}
+	n := o.readBatch(list, func(it *item) int { return min(it.x.ReadLen(), evictBytes) })
+	list = list[:n]
+	return o.await(func() Action {
+		var gone, manifests []*item
+		for i, it := range list {
+			b := o.Accesses[i].Buf
+			e := Evicted{Candidate: Candidate{Word: it.x, Access: o.accessOf(it), Units: it.x.Units()}}
+			expiry := binary.LittleEndian.Uint64(b[16:])
+			e.Expired = expiry != 0 && expiry <= now
+			if k := layout.RecordHeaderSize + int(binary.LittleEndian.Uint16(b[8:])); k <= len(b) {
+				e.Hash = o.env.HashOf(b[layout.RecordHeaderSize:k])
+			}
+			// What is noted of its expiry is coarse, or about what was there before.
+			if e.Access.Expired(now) && !e.Expired {
+				o.env.Note(o, it.off(), it.x, e.Access, expiry, false)
+				continue
+			}
+			if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
+				manifests = append(manifests, it)
+			}
+			it.evicted = e
+			gone = append(gone, it)
+		}
+		return o.evict(gone, manifests)
+	})
+}
+
+// evictExpired looks for records that have expired where no access words say so, which
+// takes a READ of every header, and proves it by all of the record.
+func (o *Op) evictExpired() Action {
+	now := o.env.NowMillis()
+	var list []*item
+	return o.fetch(o.evictable(), layout.RecordHeaderSize, func(it *item, b []byte) error {
+		e := binary.LittleEndian.Uint64(b[16:])
+		if e != 0 {
+			o.Work.Expiring++
+		}
+		if e != 0 && e <= now && (o.mine(it) || e <= o.Work.Late) {
+			list = append(list, it)
+		}
+		return nil
+	}, func() Action {
+		var gone, manifests []*item
+		return o.fetch(list, 0, func(it *item, b []byte) error {
+			r, err := o.parseOf(it, b)
+			if err != nil || !r.Expired(now) {
+				return nil // replaced meanwhile
+			}
+			it.evicted = Evicted{Candidate: Candidate{Word: it.x, Units: it.x.Units()}, Hash: o.env.HashOf(r.Key), Expired: true}
+			if r.Flags&layout.FlagManifest != 0 {
+				manifests = append(manifests, it)
+			}
+			gone = append(gone, it)
+			return nil
+		}, func() Action { return o.evict(gone, manifests) })
+	})
+}
+
+// evict removes the records of list.
+func (o *Op) evict(list, manifests []*item) Action {
+	if len(list) == 0 {
+		return o.finishWork()
+	}
+	got := func(it *item, b []byte) error {
+		if r, err := o.parseOf(it, b); err == nil && r.Flags&layout.FlagManifest != 0 {
+			if m, err := o.partsOf(it, &r); err == nil {
+				it.oldParts = m.Chunks
+			}
+		}
+		return nil
+	}
+	return o.fetch(manifests, 0, got, func() Action {
+		return o.emptyNow(list, o.deleted, func() Action {
+			return o.publishSwings(func() Action {
+				o.unlinkFreed()
+				for i := range o.work.swings {
+					if s := &o.work.swings[i]; s.won {
+						o.Work.Evicted = append(o.Work.Evicted, s.it.evicted)
+						for _, c := range s.it.oldParts {
+							o.Work.Evicted[len(o.Work.Evicted)-1].Units += layout.UnitsOf(c.Code)
+						}
+					}
+				}
+				return o.finishWork()
+			})
+		})
+	})
+}

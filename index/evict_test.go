@@ -1,0 +1,161 @@
+package index_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Access words cost a READ in the chain where they are due, and no round trip.
+func TestCacheCosts(t *testing.T) {
+	for _, c := range []struct {
+		op   string
+		warm bool
+		want [3][2]int // rounds, verbs; by replicas
+	}{
+		{"get k", true, [3][2]int{{1, 3}, {1, 3}, {1, 3}}},
+		{"get k", false, [3][2]int{{2, 3}, {2, 3}, {2, 3}}},
+		{"put k v2", true, [3][2]int{{1, 3}, {2, 5}, {3, 7}}},
+		{"put other v2", false, [3][2]int{{2, 5}, {3, 8}, {4, 10}}},
+		{"del k", true, [3][2]int{{1, 1}, {2, 2}, {3, 3}}},
+		{"evict k", false, [3][2]int{{3, 4}, {4, 5}, {5, 6}}},
+	} {
+		for r := 1; r <= 3; r++ {
+			w := newWorld(uint8(r), 64).asCache()
+			must(t, w.client(1).do(t, "put", "k", "v1"))
+			cl := w.client(2)
+			if c.warm {
+				must(t, cl.do(t, "get", "k"))
+			}
+			must(t, cl.do(t, fields(c.op)...))
+			if got := [2]int{cl.op.Rounds, cl.verbs}; got != c.want[r-1] {
+				t.Errorf("%s r=%d: rounds, verbs %v, want %v (steps %v)", c.op, r, got, c.want[r-1], cl.steps)
+			}
+		}
+	}
+}
+
+// slotOfK is where k is in the home group at the publisher.
+func slotOfK(t *testing.T, w *world) int {
+	t.Helper()
+	g := w.groupAt(w.pg.Replicas-1, home())
+	for i := range layout.GroupSlots {
+		if x := g.Slot(i); x.Readable() && x.FP() == layout.FP(hashOf("k")) {
+			return i
+		}
+	}
+	t.Fatal("k is not there")
+	return 0
+}
+
+func TestAccessWords(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		w := newWorld(r, 64).asCache()
+		c := w.client(1)
+		must(t, c.do(t, "put", "k", "v"))
+		i := slotOfK(t, w)
+		if a := w.access(i); a.Count() != 1 || a.Expired(1<<40) {
+			t.Fatalf("after the insert: %x", uint64(a))
+		}
+		must(t, c.do(t, "get", "k"))
+		must(t, w.client(2).do(t, "get", "k"))
+		if a := w.access(i); a.Count() != 3 {
+			t.Fatalf("after two gets: count %d", a.Count())
+		}
+		must(t, c.do(t, "put", "k", "v2", "expiry=5000"))
+		if a := w.access(i); a.Count() != 4 || a.Expired(4000) || !a.Expired(5000) {
+			t.Fatalf("after a put with expiry: %x", uint64(a))
+		}
+		must(t, c.do(t, "put", "k", "v3"))
+		if a := w.access(i); a.Expired(1 << 40) {
+			t.Fatalf("after a put without: %x", uint64(a))
+		}
+	}
+}
+
+// What has expired goes, with access words and without; what has not stays, whatever
+// its access word says.
+func TestEvictExpired(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		for _, cache := range []bool{false, true} {
+			t.Run(fmt.Sprintf("r=%d cache=%v", r, cache), func(t *testing.T) {
+				w := newWorld(r, 4<<20/64)
+				if cache {
+					w.asCache()
+				}
+				c := w.client(1)
+				must(t, c.do(t, "put", "stays", "v"))
+				must(t, c.do(t, "put", "later", "v", "expiry=9000000000"))
+				must(t, c.do(t, "put", "k", "v", "expiry=2000"))
+				evict := func(want int) []index.Evicted {
+					must(t, w.client(3).do(t, "evict", "expired"))
+					got := w.client(3).op.Work.Evicted
+					if len(got) != want {
+						t.Fatalf("at %d ms: evicted %+v, want %d", w.millis, got, want)
+					}
+					return got
+				}
+				evict(0)
+				w.millis = 2000
+				if e := evict(1)[0]; !e.Expired || e.Hash != hashOf("k") {
+					t.Fatalf("evicted %+v", e)
+				}
+				evict(0)
+				// Beyond what an access word can say.
+				w.millis = 1000 * (layout.MaxAccessExpiry + 100)
+				evict(0)
+				must(t, c.do(t, "get", "stays"))
+				must(t, c.do(t, "get", "later"))
+				if err := w.client(4).do(t, "get", "k"); !errors.Is(err, index.ErrNotFound) {
+					t.Fatalf("get k: %v", err)
+				}
+				for w.millis < 9000000000-500000000 {
+					w.millis += 500000000 // somebody looks again in time
+					evict(0)
+				}
+				w.millis = 9000000000
+				evict(1)
+			})
+		}
+	}
+}
+
+// A word that somebody changes while it is being evicted stays his.
+func TestEvictLoses(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		for n := 1; ; n++ { // from when it has seen the word
+			w := newWorld(r, 64).asCache()
+			must(t, w.client(2).do(t, "put", "k", "old"))
+			c := w.client(1)
+			must(t, c.start(fields("evict k")))
+			_, done := c.advance(n, noFault)
+			must(t, w.client(2).do(t, "put", "k", "new"))
+			if !done {
+				if _, err := c.run(300); err != nil {
+					t.Fatalf("r=%d, after %d accesses: %v", r, n, err)
+				}
+			}
+			err := w.client(3).do(t, "get", "k")
+			if got := string(w.client(3).op.Record.Value); err != nil || got != "new" {
+				t.Fatalf("r=%d, put after %d accesses: %q, %v", r, n, got, err)
+			}
+			if n > 12 {
+				break
+			}
+		}
+	}
+}
+
+func TestEvictLongValue(t *testing.T) {
+	w := newWorld(2, 12<<20/64).asCache()
+	must(t, w.client(2).do(t, "put", "k", "long5"))
+	must(t, w.client(1).do(t, "evict", "k"))
+	e := w.client(1).op.Work.Evicted
+	if len(e) != 1 || e[0].Units < layout.MaxRecordSize/layout.UnitSize {
+		t.Fatalf("evicted %+v", e)
+	}
+	w.linkedPlaces(t, "after the eviction", shardOff)
+}

@@ -1,0 +1,85 @@
+package layout
+
+// AccessWord is what is known of the use of one slot's record, for whoever chooses
+// what to evict. It is a hint: written by plain 8-byte WRITEs, by whoever thinks of it,
+// and lost or wrong without harm.
+//
+//	63               38 37        26 25               6 5     0
+//	+------------------+------------+------------------+-------+
+//	| time (26)        | count (12) | expiry (20)      | tag(6)|
+//	+------------------+------------+------------------+-------+
+//
+//	time    of the last noted access, in units of 4 ms since the Unix epoch, modulo 2^26 (3.1 days)
+//	count   frequency, as the writer counts it
+//	expiry  Unix seconds, rounded up, modulo 2^20 (12.1 days); 0 = none
+//	tag     low bits of the slot word's fingerprint: a word of another tag is about another key
+//
+// The access words of a group lie where its slots lie, in an array as large as the
+// index, at the start of the heap: the word of the slot at index offset x is at offset
+// IndexBytes + x of the region. Zero: nothing is known.
+type AccessWord uint64
+
+// AccessTick is the unit of an access word's time.
+const AccessTickMillis = 4
+
+const (
+	accessTimeBits   = 26
+	accessCountBits  = 12
+	accessExpiryBits = 20
+	accessTagBits    = 6
+
+	// MaxAccessCount is the largest count.
+	MaxAccessCount = 1<<accessCountBits - 1
+	// MaxAccessExpiry bounds how far ahead an expiry can be noted, in seconds. What
+	// expires later is noted as expiring then, and looked at again.
+	MaxAccessExpiry = 1<<(accessExpiryBits-1) - 1
+)
+
+const _ = uint(accessTimeBits + accessCountBits + accessExpiryBits + accessTagBits - 64)
+const _ = uint(64 - accessTimeBits - accessCountBits - accessExpiryBits - accessTagBits)
+
+// MakeAccess notes an access at nowMillis of the record that w names, which expires
+// at expiryMillis (Unix; 0 = never).
+func MakeAccess(w Word, nowMillis uint64, count uint32, expiryMillis uint64) AccessWord {
+	a := nowMillis / AccessTickMillis & (1<<accessTimeBits - 1)
+	a = a<<accessCountBits | uint64(min(count, MaxAccessCount))
+	a = a<<accessExpiryBits | accessExpiry(nowMillis, expiryMillis)
+	return AccessWord(a<<accessTagBits | uint64(w.FP())&(1<<accessTagBits-1))
+}
+
+func accessExpiry(now, expiry uint64) uint64 {
+	if expiry == 0 {
+		return 0
+	}
+	s := min((expiry+999)/1000, now/1000+MaxAccessExpiry)
+	if s &= 1<<accessExpiryBits - 1; s == 0 {
+		s = 1 // a second late
+	}
+	return s
+}
+
+// Of reports whether a is about the key whose record w names.
+func (a AccessWord) Of(w Word) bool {
+	return a != 0 && uint64(a)&(1<<accessTagBits-1) == uint64(w.FP())&(1<<accessTagBits-1)
+}
+
+// Count is the frequency.
+func (a AccessWord) Count() uint32 {
+	return uint32(a>>(accessExpiryBits+accessTagBits)) & MaxAccessCount
+}
+
+// AgeTicks is how long ago the last access was, modulo 2^26 ticks of 4 ms.
+func (a AccessWord) AgeTicks(nowMillis uint64) uint32 {
+	then := uint64(a >> (accessCountBits + accessExpiryBits + accessTagBits))
+	return uint32((nowMillis/AccessTickMillis - then) & (1<<accessTimeBits - 1))
+}
+
+// Expires reports whether the record expires at all.
+func (a AccessWord) Expires() bool { return a>>accessTagBits&(1<<accessExpiryBits-1) != 0 }
+
+// Expired reports whether the record may have expired at nowMillis.
+func (a AccessWord) Expired(nowMillis uint64) bool {
+	e := uint64(a>>accessTagBits) & (1<<accessExpiryBits - 1)
+	// Half of the circle is the past.
+	return e != 0 && (nowMillis/1000-e)&(1<<accessExpiryBits-1) < 1<<(accessExpiryBits-1)
+}

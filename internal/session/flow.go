@@ -1,0 +1,85 @@
+package session
+
+import (
+	"sync/atomic"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/heap"
+)
+
+// Flow is the account of a session's memory in one placement group: what its lanes can
+// still draw on. It may be read while they work.
+type Flow struct {
+	// supply is what is free or in limbo, units. It can drift (recalled extents, damaged
+	// words), so Core.Settle counts afresh.
+	supply atomic.Int64
+	taken  atomic.Uint64 // units ever taken
+}
+
+// Supply is about how many units are free or wait in limbo.
+func (f *Flow) Supply() int64 { return f.supply.Load() }
+
+// Taken is how many units were ever allocated.
+func (f *Flow) Taken() uint64 { return f.taken.Load() }
+
+func (f *Flow) take(units uint32) {
+	f.supply.Add(-int64(units))
+	f.taken.Add(uint64(units))
+}
+
+func (f *Flow) give(units uint32) { f.supply.Add(int64(units)) }
+
+// Flow is the account of a placement group, nil before its memory is known.
+func (c *Core) Flow(pg, generation uint32) *Flow {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h := c.mu.heaps[pg]; h != nil && h.generation == generation {
+		return &h.flow
+	}
+	return nil
+}
+
+// Settle counts the account of a placement group afresh: held is what the lanes have in
+// their stocks and limbos.
+func (c *Core) Settle(pg, generation uint32, held uint64) {
+	c.mu.Lock()
+	h := c.mu.heaps[pg]
+	c.mu.Unlock()
+	if h == nil || h.generation != generation {
+		return
+	}
+	s := h.heap.Stats()
+	h.flow.supply.Store(int64(s.Free + s.ForeignFree + held))
+}
+
+// Held is what the lane has of a placement group in its stock and in limbo, units.
+func (l *Lane) Held(pg uint32) uint64 {
+	if int(pg) >= len(l.mem) || l.mem[pg] == nil {
+		return 0
+	}
+	return l.mem[pg].cache.Units() + l.mem[pg].limbo.Units()
+}
+
+// Exhausted reports whether the directory had no memory of pg to grant lately.
+func (c *Core) Exhausted(pg uint32) bool {
+	at := c.exhausted(pg)
+	return at != 0 && c.sendSeq.Load() < at+exhaustedRenewals
+}
+
+// exhaustedRenewals is for how many renewals it is taken for granted that the directory
+// still has no memory.
+const exhaustedRenewals = 50
+
+func (c *Core) flowOf(pg, generation uint32) *Flow {
+	c.heapOf(pg, generation)
+	if f := c.Flow(pg, generation); f != nil {
+		return f
+	}
+	return new(Flow)
+}
+
+// Owns reports whether the session was granted the memory at unit.
+func (c *Core) Owns(pg *index.PG, unit uint32) bool { return c.heapOf(pg.ID, pg.Generation).Owns(unit) }
+
+// HeapOf is the session's heap in a placement group.
+func (c *Core) HeapOf(pg *index.PG) *heap.Heap { return c.heapOf(pg.ID, pg.Generation) }

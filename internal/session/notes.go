@@ -1,0 +1,156 @@
+package session
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// Frequency gives the counts of access words their meaning. Its methods may be called
+// concurrently and do not block.
+type Frequency interface {
+	// Born is the count of a key that is new, by its hash.
+	Born(hash uint64) uint32
+	// Touched is the count after so many accesses more to a record whose access word
+	// was old, 0 if that is not known.
+	Touched(old layout.AccessWord, hits uint32) uint32
+}
+
+// noteTable remembers, of keys used lately, when the session last noted an access and
+// how many there were since. It is direct-mapped: two keys that share a cell are noted more
+// often. One goroutine at a time.
+//
+// A cell: tag (6 bits) | hits (6 bits) | time of the last note in ticks (20 bits, 70 minutes).
+type noteTable struct {
+	cells []uint32
+	shift uint8
+}
+
+const (
+	noteTickBits = 20
+	noteTickMask = 1<<noteTickBits - 1
+	noteHitBits  = 6
+	maxNoteHits  = 1<<noteHitBits - 1
+)
+
+// newNoteTable makes a table of at most maxBytes.
+func newNoteTable(maxBytes int) *noteTable {
+	n := max(10, bits.Len(uint(maxBytes/4))-1)
+	return &noteTable{cells: make([]uint32, 1<<n), shift: uint8(64 - n)}
+}
+
+func (t *noteTable) cell(check uint64) (c *uint32, tag uint32) {
+	h := check * 0x9E3779B97F4A7C15
+	return &t.cells[h>>t.shift], uint32(h) & (1<<6 - 1) << (noteTickBits + noteHitBits)
+}
+
+// hit counts an access at tick now and reports whether it is to be noted: interval
+// ticks after the last one, when hits overflow, or when nothing is known.
+func (t *noteTable) hit(check uint64, now, interval uint32) bool {
+	c, tag := t.cell(check)
+	v := *c
+	if v&^(1<<(noteTickBits+noteHitBits)-1) != tag || v == 0 {
+		*c = tag | 1<<noteTickBits | (now-interval)&noteTickMask
+		return true
+	}
+	hits := v >> noteTickBits & maxNoteHits
+	if hits < maxNoteHits {
+		*c = v + 1<<noteTickBits
+	}
+	return hits+1 >= maxNoteHits || (now-v)&noteTickMask >= interval
+}
+
+// noted says that the key's accesses have been noted at tick now, and how many.
+func (t *noteTable) noted(check uint64, now uint32) (hits uint32) {
+	c, tag := t.cell(check)
+	if *c&^(1<<(noteTickBits+noteHitBits)-1) == tag {
+		hits = *c >> noteTickBits & maxNoteHits
+	}
+	*c = tag | now&noteTickMask
+	return max(hits, 1)
+}
+
+// SetNoteInterval says how long, in milliseconds, accesses to a key are counted before
+// they are noted.
+func (c *Core) SetNoteInterval(millis uint64) {
+	c.noteTicks.Store(uint32(min(max(millis/layout.AccessTickMillis, 1), noteTickMask/2)))
+}
+
+// Tick brings the clock of access words up to date; renewals do it, too.
+func (c *Core) Tick() { c.millis.Store(c.opts.Millis()) }
+
+func (c *Core) ticks() uint32 { return uint32(c.millis.Load() / layout.AccessTickMillis) }
+
+// noteDue counts an access to the key.
+func (l *Lane) noteDue(check uint64) bool {
+	if l.notes == nil {
+		l.notes = newNoteTable(l.core.opts.CacheBytes / l.core.opts.Lanes / 16)
+	}
+	return l.notes.hit(check, l.core.ticks(), l.core.noteTicks.Load())
+}
+
+func (t *Task) NoteDue(o *index.Op) bool { return t.lane.noteDue(o.Check) }
+
+func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
+	l := t.lane
+	hits := uint32(1)
+	if o.Key != nil && l.notes != nil {
+		hits = l.notes.noted(o.Check, l.core.ticks())
+	}
+	if !old.Of(w) {
+		old = 0
+	}
+	count := hits
+	switch f := l.core.opts.Frequency; {
+	case o.Key == nil:
+		count = old.Count() // a correction, no access
+	case f == nil:
+		count += old.Count()
+	case born:
+		count = f.Born(o.Hash)
+	default:
+		count = f.Touched(old, hits)
+	}
+	l.note(o.Route.PG, off, layout.MakeAccess(w, l.core.millis.Load(), count, expiry))
+}
+
+// note posts the WRITE of an access word, of which nobody hears again.
+func (l *Lane) note(p *index.PG, off uint64, a layout.AccessWord) {
+	if l.view == nil {
+		return
+	}
+	pg := l.view.pg(p.ID)
+	if pg == nil || pg.Epoch != p.Epoch || !pg.Active || pg.Joining || pg.AccessOff == 0 || !l.valid() {
+		return
+	}
+	r := pg.Replicas - 1
+	c := l.connTo(pg.Members[r].Node)
+	if !c.up || c.incarnation != pg.Members[r].Incarnation {
+		return
+	}
+	if l.noteWords == nil {
+		t, err := l.NewTask()
+		if err != nil {
+			return
+		}
+		l.noteWords = t
+	}
+	// The ring is longer than what is mostly under way; a word overwritten before it left
+	// is one more hint that is wrong.
+	at := l.noteN % (taskSlot / 8) * 8
+	l.noteN++
+	b := l.noteWords.stash[at : at+8 : at+8]
+	binary.LittleEndian.PutUint64(b, uint64(a))
+	k := l.keysOf(c, pg, r)
+	c.seq++
+	wr := rdma.WR{ID: noWaitID, Op: rdma.OpWrite, RemoteAddr: k.HeapBase + pg.AccessOff + off - pg.IndexBytes, RKey: k.HeapRKey,
+		Local: b, LKey: l.noteWords.lkeys[c.dev]}
+	if l.noteN%signalEvery == 0 {
+		wr.Flags = rdma.Signaled // only a WC makes room in the send queue
+	}
+	l.Stats.Notes++
+	l.enqueue(c, wr)
+}
