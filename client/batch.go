@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kvd-project/kvd/index"
@@ -96,38 +97,89 @@ func (c *Client) Do(ctx context.Context, ops []Op) {
 	}
 }
 
+// batch is what a doSome needs, kept for the next.
+type batch struct {
+	store []call
+	calls []*call
+	of    []int // positions in ops
+}
+
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
 func (c *Client) doSome(ctx context.Context, ops []Op) {
-	store := make([]call, len(ops))
-	calls := make([]*call, 0, len(ops))
+	var b *batch
 	for i := range ops {
 		o := &ops[i]
 		o.Item, o.Err = Item{}, nil
-		if o.Kind == OpGet && checkKey(o.Key) == nil {
+		if o.Kind == OpGet && len(o.Key) > 0 {
 			if d, r, ok := c.peek(ctx, o.Key); ok {
 				o.Item = itemOf(&r, o.Into)
 				d.handOver()
 				continue
 			}
 		}
-		if store[i], o.Err = c.callOf(o); o.Err == nil {
-			calls = append(calls, &store[i])
-		}
-	}
-	c.multi(ctx, calls)
-	for i := range ops {
-		q, o := &store[i], &ops[i]
-		if q.kind == 0 || o.Err != nil {
+		q, err := c.callOf(o)
+		if err != nil {
+			o.Err = err
 			continue
 		}
-		o.Item, o.Err = q.item, q.err
-		if o.Kind != OpGet {
-			o.Item = Item{Version: q.version}
+		if len(ops) == 1 || c.synchronous(o.Key) {
+			// There are no round trips to share.
+			o.Err = c.do(ctx, &q)
+			c.answer(ctx, o, &q)
+			continue
 		}
-		if errors.Is(o.Err, errDelete) {
-			o.Item.Version = 0
-			if o.Err = c.DeleteVersion(ctx, o.Key, q.item.Version); errors.Is(o.Err, ErrConflict) || errors.Is(o.Err, ErrNotFound) {
-				o.Item.Version, o.Err = c.Update(ctx, o.Key, o.Update)
+		if b == nil {
+			b = batches.Get().(*batch)
+			if cap(b.store) < len(ops) {
+				b.store = make([]call, 0, len(ops)) // the calls in it do not move
 			}
+		}
+		b.store = append(b.store, q)
+		b.of = append(b.of, i)
+	}
+	if b == nil {
+		return
+	}
+	for i := range b.store {
+		b.calls = append(b.calls, &b.store[i])
+	}
+	c.multi(ctx, b.calls)
+	whole := true
+	for i := range b.store {
+		o, q := &ops[b.of[i]], &b.store[i]
+		o.Err = q.err
+		whole = whole && q.finished
+		c.answer(ctx, o, q)
+	}
+	if !whole {
+		return // its lane still has some of them
+	}
+	clear(b.store)
+	clear(b.calls)
+	b.store, b.calls, b.of = b.store[:0], b.calls[:0], b.of[:0]
+	batches.Put(b)
+}
+
+// synchronous reports whether key's lane reaches all memory by providers that execute
+// within PostSend.
+func (c *Client) synchronous(key []byte) bool {
+	s := c.sess.Load()
+	d, _, _ := s.place(key)
+	return d.l.Synchronous()
+}
+
+// answer fills in what a call of an Op has brought.
+func (c *Client) answer(ctx context.Context, o *Op, q *call) {
+	if o.Kind == OpGet {
+		o.Item = q.item
+		return
+	}
+	o.Item.Version = q.version
+	if errors.Is(o.Err, errDelete) {
+		o.Item.Version = 0
+		if o.Err = c.DeleteVersion(ctx, o.Key, q.item.Version); errors.Is(o.Err, ErrConflict) || errors.Is(o.Err, ErrNotFound) {
+			o.Item.Version, o.Err = c.Update(ctx, o.Key, o.Update)
 		}
 	}
 }

@@ -51,7 +51,7 @@ type pressure struct {
 	held       uint64  // units granted to the session
 	short      bool    // the directory had no more to grant, the last time
 	settled    time.Time
-	want       uint32    // units of a place that could not be had, since needy; 0: none
+	want       uint32 // units of a place that could not be had, since needy; 0: none
 	needy      time.Time
 }
 

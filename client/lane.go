@@ -109,11 +109,6 @@ func newLaneDriver(s *sess, l *session.Lane, devices int) *laneDriver {
 	if runtime.GOMAXPROCS(0) > 1 {
 		d.spins = 256
 	}
-	for _, dev := range s.c.o.Devices {
-		if !dev.Caps().Synchronous {
-			d.spins = 0
-		}
-	}
 	d.selfcs[0] = &d.selfc
 	d.done = d.taskDone
 	return d
@@ -129,7 +124,7 @@ func (d *laneDriver) tryLead() bool {
 func (d *laneDriver) tryLeadSoon() bool {
 	for i := 0; !d.tryLead(); i++ {
 		for d.lead.Load() != 0 {
-			if i++; i >= d.spins {
+			if i++; i >= d.spins || !d.l.Synchronous() {
 				return false
 			}
 		}

@@ -71,6 +71,7 @@ type Lane struct {
 	kick  chan struct{}
 
 	acked, quiesced atomic.Uint64 // see Core.Acked
+	synchronous     atomic.Bool
 }
 
 // LaneStats counts what a lane did.
@@ -1038,6 +1039,7 @@ func (l *Lane) Closed(node uint32) {
 	cnt := c.qp.Counters()
 	l.Stats.Closed.Add(&cnt)
 	c.qp = nil
+	l.setSynchronous()
 	l.refused(c, c.wrs)
 	c.wrs = c.wrs[:0]
 	if c.queued {
@@ -1061,12 +1063,27 @@ func (l *Lane) Closed(node uint32) {
 	}
 }
 
+// Synchronous reports whether all of the lane's connections execute within PostSend. Any
+// goroutine may call it.
+func (l *Lane) Synchronous() bool { return l.synchronous.Load() }
+
+func (l *Lane) setSynchronous() {
+	some, all := false, true
+	for _, c := range l.conns {
+		if c != nil && c.qp != nil {
+			some, all = true, all && c.caps.Synchronous
+		}
+	}
+	l.synchronous.Store(some && all)
+}
+
 // Attach installs a connected queue pair on the dev-th device. Nothing that the
 // lane posted to the node before can land any more.
 func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	c := l.connTo(node)
 	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
 	c.caps = l.core.opts.Devices[dev].Caps()
+	l.setSynchronous()
 	c.keys = nil
 	at := node % (taskSlot / 8) * 8
 	c.sink = l.sinks.stash[at : at+8 : at+8]

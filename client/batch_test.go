@@ -1,0 +1,141 @@
+package client_test
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+func TestDo(t *testing.T) {
+	for _, p := range []string{"shm", "tcp"} {
+		r := newRig(t, p, 1, 5*time.Second)
+		c := r.client(r.options())
+		ctx := t.Context()
+		expires := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+		count := func(cur client.Item, present bool) (client.Change, error) {
+			n, _ := strconv.Atoi(string(cur.Value))
+			return client.Change{Value: strconv.AppendInt(nil, int64(n+1), 10), Expires: cur.Expires, Flags: cur.Flags + 1}, nil
+		}
+		gone := func(cur client.Item, present bool) (client.Change, error) { return client.Change{Delete: true}, nil }
+		ops := []client.Op{
+			{Kind: client.OpPut, Key: []byte("a"), Value: []byte("1"), Expires: expires, Flags: 7},
+			{Kind: client.OpPut, Key: []byte("b"), Value: []byte("2"), Cond: client.IfAbsent},
+			{Kind: client.OpPut, Key: []byte("c"), Value: []byte("3"), Cond: client.IfPresent},
+			{Kind: client.OpUpdate, Key: []byte("n"), Update: count},
+			{Kind: client.OpUpdate, Key: []byte("none"), Update: gone},
+			{Kind: client.OpGet, Key: []byte("absent")},
+			{Kind: client.OpDelete, Key: []byte("absent2")},
+			{Kind: client.OpGet, Key: nil},
+			{Key: []byte("x")},
+		}
+		c.Do(ctx, ops)
+		for i, want := range []error{nil, nil, client.ErrNotFound, nil, client.ErrNotFound, client.ErrNotFound, client.ErrNotFound, client.ErrInvalid, client.ErrInvalid} {
+			if !errors.Is(ops[i].Err, want) {
+				t.Errorf("%s: op %d: %v, want %v", p, i, ops[i].Err, want)
+			}
+		}
+		if ops[0].Item.Version == 0 || ops[3].Item.Version == 0 {
+			t.Error("no version")
+		}
+		into := make([]byte, 0, 64)
+		for range 2 { // the second time by hint
+			ops = []client.Op{
+				{Kind: client.OpGet, Key: []byte("a"), Into: into},
+				{Kind: client.OpGet, Key: []byte("n")},
+				{Kind: client.OpPut, Key: []byte("b"), Value: []byte("4"), Cond: client.IfAbsent},
+			}
+			c.Do(ctx, ops)
+			a := ops[0].Item
+			if string(a.Value) != "1" || !a.Expires.Equal(expires) || a.Flags != 7 || &a.Value[0] != &into[:1][0] {
+				t.Errorf("%s: a is %+v, %v", p, a, ops[0].Err)
+			}
+			if n := ops[1].Item; string(n.Value) != "1" || n.Flags != 1 {
+				t.Errorf("%s: n is %+v, %v", p, n, ops[1].Err)
+			}
+			if !errors.Is(ops[2].Err, client.ErrExists) {
+				t.Errorf("%s: b: %v", p, ops[2].Err)
+			}
+		}
+		// An Update that deletes; flags of long values; a version that has not changed.
+		if v, err := c.Update(ctx, []byte("n"), gone); err != nil || v != 0 {
+			t.Errorf("update that deletes: %d, %v", v, err)
+		}
+		if _, err := c.Get(ctx, []byte("n")); !errors.Is(err, client.ErrNotFound) {
+			t.Errorf("get of what an update deleted: %v", err)
+		}
+		long := make([]byte, 5<<20)
+		long[len(long)-1] = 9
+		v, err := c.Put(ctx, []byte("long"), long, client.PutOptions{Flags: 99})
+		if err != nil {
+			t.Fatal(err)
+		}
+		it, err := c.Get(ctx, []byte("long"))
+		if err != nil || it.Flags != 99 || len(it.Value) != len(long) || it.Value[len(long)-1] != 9 {
+			t.Errorf("long value: %d bytes, flags %d, %v", len(it.Value), it.Flags, err)
+		}
+		if n, err := c.GetInto(ctx, []byte("long"), make([]byte, len(long))); n != len(long) || err != nil {
+			t.Errorf("GetInto of a long value: %d, %v", n, err)
+		}
+		for _, key := range []string{"long", "a"} {
+			if key == "a" {
+				if it, err = c.Get(ctx, []byte(key)); err != nil {
+					t.Fatal(err)
+				}
+				v = it.Version
+			}
+			if it, changed, err := c.GetIfChanged(ctx, []byte(key), v); err != nil || changed || it.Version != v {
+				t.Errorf("%s: GetIfChanged: %v, %v", key, changed, err)
+			}
+			if it, changed, err := c.GetIfChanged(ctx, []byte(key), v-1); err != nil || !changed || it.Version != v {
+				t.Errorf("%s: GetIfChanged with another version: %v, %v", key, changed, err)
+			}
+		}
+		if n, err := c.Count(ctx); err != nil || n != 3 {
+			t.Errorf("count: %d, %v", n, err)
+		}
+	}
+}
+
+// BenchmarkDo is what one operation of a batch costs.
+func BenchmarkDo(b *testing.B) {
+	r := newRig(b, "shm", 1, 5*time.Second)
+	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 24 << 20})
+	c := r.client(r.options())
+	keys := make([][]byte, 10000)
+	for i := range keys {
+		keys[i] = fmt.Appendf(nil, "key:%012d", i)
+		if _, err := c.Put(b.Context(), keys[i], []byte("xxx"), client.PutOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, kind := range []client.OpKind{client.OpGet, client.OpPut} {
+		for _, n := range []int{1, 16, 64} {
+			b.Run(fmt.Sprintf("%d/%d", kind, n), func(b *testing.B) {
+				b.ReportAllocs()
+				ops := make([]client.Op, n)
+				into := make([][]byte, n)
+				for i := range into {
+					into[i] = make([]byte, 0, 16)
+				}
+				k := 0
+				for i := 0; i < b.N; i += n {
+					for j := range ops {
+						k = (k + 7919) % len(keys)
+						ops[j] = client.Op{Kind: kind, Key: keys[k], Value: []byte("yyy"), Into: into[j]}
+					}
+					c.Do(b.Context(), ops)
+					for j := range ops {
+						if ops[j].Err != nil {
+							b.Fatal(ops[j].Err)
+						}
+					}
+				}
+			})
+		}
+	}
+}
