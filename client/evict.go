@@ -64,8 +64,11 @@ type sweepPos struct {
 const (
 	evictBusy = 4 * time.Millisecond   // between two looks while memory is short
 	evictIdle = 100 * time.Millisecond // otherwise
-	// A batch is evicted together, at most.
-	evictGroups = 64
+	// A sample is so many groups, and loses as many records: looking at several at once
+	// keeps what is worth keeping, as internal/evict measured.
+	evictSample = 4
+	// evictWorks samples are worked on together, at most.
+	evictWorks = 16
 	// Groups looked at for what has expired, each evictIdle.
 	sweepGroups = 64
 	sweepSlow   = 4  // where nothing expires, as far as is known
@@ -270,7 +273,10 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 	}
 	sent, released := e.s.core.Renewals()
 	limbo := time.Duration(sent-released+1) * e.s.renew
-	target := max(minSupply, int64(float64(held)*supplyShare), int64(1.25*p.rate*limbo.Seconds()), 2*int64(need))
+	// No more than a third of all: where records come faster than limbo gives places back,
+	// writers wait, but what they wrote stays a while.
+	target := min(int64(1.25*p.rate*limbo.Seconds()), int64(held)/3)
+	target = max(target, minSupply, int64(float64(held)*supplyShare), 2*int64(need))
 	lack := target - supply
 	if lack > 0 && !refused {
 		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
@@ -295,13 +301,19 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 	}
 	for lack > 0 && e.s.ctx.Err() == nil {
 		victims := int(float64(lack)/p.perVictim) + 1
-		groups := min(victims, evictGroups)
-		each := min((victims+groups-1)/groups, 4)
 		var mu sync.Mutex
-		works := make([]*index.Work, 0, groups)
-		for range groups {
-			if off, ok := randomGroup(v, pg); ok {
-				works = append(works, &index.Work{PG: pg.ID, Off: off, Choose: e.chooser(&mu, each)})
+		works := make([]*index.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
+		for range cap(works) {
+			w := &index.Work{PG: pg.ID, Choose: e.chooser(&mu, min(victims, evictSample))}
+			for range evictSample {
+				if off, ok := randomGroup(v, pg); ok && w.Off == 0 {
+					w.Off = off
+				} else if ok {
+					w.More = append(w.More, off)
+				}
+			}
+			if w.Off != 0 {
+				works = append(works, w)
 			}
 		}
 		records, units := e.work(works)
@@ -371,9 +383,9 @@ func (e *evictor) clear(v *session.View, pg *session.PG, units uint32) {
 		if sh.PG != pg {
 			continue
 		}
-		for g := uint64(0); g < uint64(sh.Clusters)*(layout.ClusterGroups+1) && e.s.ctx.Err() == nil; g += evictGroups {
+		for g := uint64(0); g < uint64(sh.Clusters)*(layout.ClusterGroups+1) && e.s.ctx.Err() == nil; g += sweepGroups {
 			var works []*index.Work
-			for k := g; k < min(g+evictGroups, uint64(sh.Clusters)*(layout.ClusterGroups+1)); k++ {
+			for k := g; k < min(g+sweepGroups, uint64(sh.Clusters)*(layout.ClusterGroups+1)); k++ {
 				works = append(works, &index.Work{PG: pg.ID, Off: sh.Off + k*layout.GroupSize, Choose: choose})
 			}
 			e.work(works)

@@ -10,49 +10,75 @@ import (
 // key.
 const evictBytes = 256
 
-// startEvict reads the group where words are decided, and its access words.
+// maxEvictGroups bounds the groups that one Evict looks at.
+const maxEvictGroups = 8
+
+// evictGroup is a group that an Evict looks at.
+type evictGroup struct {
+	off           uint64
+	words, access []byte // at A; at the tail, if there are access words
+}
+
+// startEvict reads groups where words are decided, and their access words.
 //
 // An eviction is a delete that nobody waits for: LIVE words go to EMPTY at A, then
 // down the chain, by the rules of any delete (docs/protocol.md). It takes no lock, and
 // a word that somebody else changes meanwhile is left to him. Clients evict by
 // sampling, as in Ditto (SOSP'23).
 func (o *Op) startEvict() Action {
-	o.setGroups(o.Work.Off)
 	o.Work.Evicted, o.Work.Expiring = nil, 0
-	pg := o.Route.PG
+	pg, w := o.Route.PG, o.work
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Off: o.Work.Off, Buf: o.image(0, 0)})
+	for i := range min(1+len(o.Work.More), maxEvictGroups) {
+		off := o.Work.Off
+		if i > 0 {
+			off = o.Work.More[i-1]
+			if err := checkIndex(pg, off, layout.GroupSize); err != nil {
+				return o.finish(err)
+			}
+		}
+		if i == len(w.evicts) {
+			w.evicts = append(w.evicts, evictGroup{words: o.env.Buf(o, layout.GroupSize)})
+		}
+		g := &w.evicts[i]
+		g.off = off
+		o.add(Access{Verb: Read, Space: Index, Off: off, Buf: g.words})
+		if pg.AccessOff != 0 {
+			if g.access == nil {
+				g.access = o.env.Buf(o, layout.GroupSize)
+			}
+			o.add(Access{Verb: Read, Space: Heap, Replica: pg.tail(), Off: pg.AccessOff + off, Buf: g.access})
+		}
+	}
 	if pg.AccessOff == 0 {
 		return o.await(o.evictExpired)
 	}
-	o.add(Access{Verb: Read, Space: Heap, Replica: pg.tail(), Off: pg.AccessOff + o.Work.Off, Buf: o.image(1, 0)})
 	return o.await(o.evictChosen)
 }
 
-// evictable lists the records of the group just read.
+// evictable lists the records of the groups just read.
 func (o *Op) evictable() (list []*item) {
-	g := o.image(0, 0)
-	for j := range layout.GroupSlots {
-		x, ref := g.Slot(j), wordRef{o.Work.Off, uint8(j)}
-		if x.State() != layout.Live {
-			continue
+	for _, g := range o.work.evicts {
+		for j := range layout.GroupSlots {
+			x, ref := layout.Group(g.words).Slot(j), wordRef{g.off, uint8(j)}
+			if x.State() != layout.Live {
+				continue
+			}
+			if err := o.inHeap(ref, x); err != nil {
+				o.finding("%v", err)
+				continue
+			}
+			it := &item{wordRef: ref, x: x, mine: true}
+			if o.Route.PG.AccessOff != 0 {
+				if a := layout.AccessWord(layout.Group(g.access).Slot(j)); a.Of(x) {
+					it.evicted.Access = a
+				}
+			}
+			it.evicted.Word, it.evicted.Units = x, x.Units()
+			list = append(list, it)
 		}
-		if err := o.inHeap(ref, x); err != nil {
-			o.finding("%v", err)
-			continue
-		}
-		list = append(list, &item{wordRef: ref, x: x, mine: true})
 	}
 	return list
-}
-
-// accessOf is the access word of a slot of the group, if it is about x.
-func (o *Op) accessOf(it *item) layout.AccessWord {
-	a := layout.AccessWord(o.image(1, 0).Slot(int(it.slot)))
-	if !a.Of(it.x) {
-		return 0
-	}
-	return a
 }
 
 // mine reports whether a record that has expired is this session's to remove.
@@ -65,7 +91,7 @@ func (o *Op) evictChosen() Action {
 	var list []*item
 	if o.Work.Choose == nil {
 		for _, it := range all {
-			a := o.accessOf(it)
+			a := it.evicted.Access
 			if a.Expires() {
 				o.Work.Expiring++
 			}
@@ -76,7 +102,7 @@ func (o *Op) evictChosen() Action {
 	} else {
 		c := make([]Candidate, len(all))
 		for i, it := range all {
-			c[i] = Candidate{Word: it.x, Access: o.accessOf(it), Units: it.x.Units()}
+			c[i] = it.evicted.Candidate
 		}
 		seen := make([]bool, len(all))
 		for _, i := range o.Work.Choose(c) {
@@ -95,7 +121,7 @@ func (o *Op) evictChosen() Action {
 		var gone, manifests []*item
 		for i, it := range list {
 			b := o.Accesses[i].Buf
-			e := Evicted{Candidate: Candidate{Word: it.x, Access: o.accessOf(it), Units: it.x.Units()}}
+			e := &it.evicted
 			expiry := binary.LittleEndian.Uint64(b[16:])
 			e.Expired = expiry != 0 && expiry <= now
 			if k := layout.RecordHeaderSize + int(binary.LittleEndian.Uint16(b[8:])); k <= len(b) {
@@ -109,7 +135,6 @@ func (o *Op) evictChosen() Action {
 			if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
 				manifests = append(manifests, it)
 			}
-			it.evicted = e
 			gone = append(gone, it)
 		}
 		return o.evict(gone, manifests)
@@ -137,7 +162,7 @@ func (o *Op) evictExpired() Action {
 			if err != nil || !r.Expired(now) {
 				return nil // replaced meanwhile
 			}
-			it.evicted = Evicted{Candidate: Candidate{Word: it.x, Units: it.x.Units()}, Hash: o.env.HashOf(r.Key), Expired: true}
+			it.evicted.Hash, it.evicted.Expired = o.env.HashOf(r.Key), true
 			if r.Flags&layout.FlagManifest != 0 {
 				manifests = append(manifests, it)
 			}

@@ -13,7 +13,7 @@ import (
 //
 // Sync, Scrub: the cluster at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
-// Extent. Evict: the group at Off. Move, Abandon: home group Group (cluster*16 + group) of shard Shard, with what
+// Extent. Evict: the groups at Off and More. Move, Abandon: home group Group (cluster*16 + group) of shard Shard, with what
 // of its keys is in the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
@@ -30,7 +30,9 @@ type Work struct {
 	// readable in it. Without it a readable word stays, and is a finding.
 	Drop   bool
 	Target uint32 // Clean: the child's placement group; places elsewhere are freed
-	// Choose, of Evict, picks from what the group holds, as positions in c. nil: only
+	// More are other groups of the placement group that an Evict looks at besides Off.
+	More []uint64
+	// Choose, of Evict, picks from what the groups hold, as positions in c. nil: only
 	// what has expired goes.
 	Choose func(c []Candidate) []int
 	// What has expired where Mine is false is left to others until it has been expired
@@ -102,6 +104,8 @@ type workState struct {
 
 	wantPG   uint32
 	wantCode uint8
+
+	evicts []evictGroup
 
 	keys map[keyHash]wordRef
 	same [][2]wordRef // slots that seem to name the same key
