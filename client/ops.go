@@ -23,6 +23,7 @@ import (
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 type modifyFunc = func(cur *layout.Record) (value []byte, expiry uint64, err error)
@@ -41,6 +42,7 @@ type Client struct {
 		sync.Mutex
 		closed bool
 		wg     sync.WaitGroup // reopening and closing of lost sessions
+		past   laneTotals     // of sessions that have ended
 	}
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -831,6 +833,7 @@ type Location struct {
 	PG, ShardID             uint32
 	Home, Stash             uint64 // region offsets of its home and stash group
 	RegionBytes, IndexBytes uint64
+	AccessBytes             uint64 // IndexBytes, or 0: no access words
 	Hash                    uint64
 	Replicas                int
 }
@@ -853,7 +856,7 @@ func (c *Client) Locate(key []byte) (Location, error) {
 	}
 	home, stash := layout.GroupOff(q.hash, sh.Clusters)
 	return Location{PG: sh.PG.ID, ShardID: sh.ID, Home: sh.Off + home, Stash: sh.Off + stash, Hash: q.hash,
-		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, Replicas: int(sh.PG.Replicas)}, nil
+		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
 }
 
 // ReadRaw reads n bytes at offset off of one replica's region, for tools. They
@@ -932,33 +935,29 @@ func (c *Client) Work(ctx context.Context, kind index.Kind, works []*index.Work)
 	return c.work(ctx, s, kind, works)
 }
 
-// Stats returns a snapshot of this Client's counters since its present session
-// began.
+// Stats returns a snapshot of this Client's counters since it was opened, and of what its
+// present session holds.
 func (c *Client) Stats() Stats {
 	s := c.sess.Load()
 	st := Stats{Ops: map[string]uint64{}, Rounds: map[string]uint64{}, Session: s.id,
 		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch(), Evicted: c.stats.evicted.Load(),
 		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize}
+	c.mu.Lock()
+	past := c.mu.past
+	c.mu.Unlock()
 	if s.dead.Load() {
+		past.into(&st)
 		return st
 	}
 	var cached, inUse uint64
 	for _, d := range s.lanes {
 		s.onLane(d.l, func(l *session.Lane) {
-			for k := index.Get; k < index.NumKinds; k++ {
-				st.Ops[k.String()] += l.Stats.Ops[k]
-				st.Rounds[k.String()] += l.Stats.Rounds[k]
-			}
-			n := l.Counters()
-			st.Verbs.Add(&n)
-			st.CacheHits += l.Stats.CacheHits
-			st.CASLosses += l.Stats.CASLosses
-			st.Unknown += l.Stats.Unknown
-			st.Notes += l.Stats.Notes
+			past.add(l)
 			st.LimboUnits += l.LimboUnits()
 			cached += l.CachedUnits()
 		})
 	}
+	past.into(&st)
 	for _, h := range s.core.Heaps() {
 		hs := h.Heap.Stats()
 		st.GrantedUnits += uint64(hs.Granted)
@@ -976,4 +975,31 @@ func (c *Client) Stats() Stats {
 	}
 	s.mu.Unlock()
 	return st
+}
+
+// laneTotals sums what lanes counted.
+type laneTotals struct {
+	ops, rounds                          [index.NumKinds]uint64
+	verbs                                rdma.Counters
+	cacheHits, casLosses, unknown, notes uint64
+}
+
+func (t *laneTotals) add(l *session.Lane) {
+	for k := range t.ops {
+		t.ops[k] += l.Stats.Ops[k]
+		t.rounds[k] += l.Stats.Rounds[k]
+	}
+	n := l.Counters()
+	t.verbs.Add(&n)
+	t.cacheHits += l.Stats.CacheHits
+	t.casLosses += l.Stats.CASLosses
+	t.unknown += l.Stats.Unknown
+	t.notes += l.Stats.Notes
+}
+
+func (t *laneTotals) into(st *Stats) {
+	for k := index.Get; k < index.NumKinds; k++ {
+		st.Ops[k.String()], st.Rounds[k.String()] = t.ops[k], t.rounds[k]
+	}
+	st.Verbs, st.CacheHits, st.CASLosses, st.Unknown, st.Notes = t.verbs, t.cacheHits, t.casLosses, t.unknown, t.notes
 }

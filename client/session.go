@@ -654,6 +654,9 @@ func (s *sess) end(ctx context.Context) {
 			clean = false
 		}
 		d.l.Conns(func(_ uint32, _ int, qp *rdma.QP) { _ = qp.Close() })
+		s.c.mu.Lock()
+		s.c.mu.past.add(d.l)
+		s.c.mu.Unlock()
 		d.l.GiveBack(true)
 	}
 	if clean {

@@ -152,8 +152,15 @@ func TestSampleSettings(t *testing.T) {
 	if m.Name != "m1" || m.HugePages != config.Off || m.Memory != 1<<30 {
 		t.Errorf("memnode.yaml gives %+v", m)
 	}
+	g := config.DefaultGateway()
+	if err := config.Load(g, "gateway.yaml", nil); err != nil {
+		t.Error(err)
+	}
+	if !slices.Equal(g.Databases, []string{"cache"}) || d.HTTPListen == config.Off || m.HTTPListen == config.Off || g.HTTPListen == config.Off {
+		t.Errorf("gateway.yaml gives %+v", g)
+	}
 	// What is commented out is right as well, once the comment signs are gone.
-	for name, s := range map[string]config.Settings{"directory.yaml": config.DefaultDirectoryNode(), "memnode.yaml": config.DefaultMemNode()} {
+	for name, s := range map[string]config.Settings{"directory.yaml": config.DefaultDirectoryNode(), "memnode.yaml": config.DefaultMemNode(), "gateway.yaml": config.DefaultGateway()} {
 		file := filepath.Join(t.TempDir(), name)
 		var lines []string
 		setting := regexp.MustCompile(`^#(?: ([a-z-]+: \S.*)|(  [a-z-]+: \S.*))$`)
@@ -201,7 +208,7 @@ func unit(t *testing.T, file, section string) map[string][]string {
 	return settings
 }
 
-var units = []string{"kvd-directory.service", "kvd-memnode.service"}
+var units = []string{"kvd-directory.service", "kvd-memnode.service", "kvd-gateway.service"}
 
 func TestUnitsVerify(t *testing.T) {
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
@@ -240,7 +247,7 @@ func TestUnitsStart(t *testing.T) {
 	if err := os.Mkdir(root+"/etc", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"directory.yaml", "memnode.yaml"} {
+	for _, name := range []string{"directory.yaml", "memnode.yaml", "gateway.yaml"} {
 		if err := os.WriteFile(root+"/etc/"+name, []byte(sub.Replace(read(t, name))), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +259,11 @@ func TestUnitsStart(t *testing.T) {
 	}
 	defer conn.Close()
 	var started []*process
+	kvctl := []string{"KVD_DIRECTORY=" + at + ":7400"}
 	for _, file := range units {
+		if file == "kvd-gateway.service" { // it makes no namespace
+			output(t, kvctl, binDir+"/kvctl", "namespace", "create", "cache", "--mode", "cache", "--bytes", "256MiB")
+		}
 		u := unit(t, file, "Service")
 		if got := u["Type"]; !slices.Equal(got, []string{"notify"}) {
 			t.Fatalf("%s: Type=%q", file, got)
@@ -279,15 +290,52 @@ func TestUnitsStart(t *testing.T) {
 	if len(started) != len(units) {
 		t.Fatalf("%d commands in %d units", len(started), len(units))
 	}
-	env := []string{"KVD_DIRECTORY=" + at + ":7400"}
 	for _, provider := range []string{"shm", "tcp"} {
-		output(t, env, binDir+"/kvctl", "--provider="+provider, "put", provider, "value")
-		if got := output(t, env, binDir+"/kvctl", "--provider="+provider, "get", provider); strings.TrimSpace(got) != "value" {
+		output(t, kvctl, binDir+"/kvctl", "--provider="+provider, "put", provider, "value")
+		if got := output(t, kvctl, binDir+"/kvctl", "--provider="+provider, "get", provider); strings.TrimSpace(got) != "value" {
 			t.Errorf("get over %s: %q", provider, got)
 		}
 	}
+	for _, port := range []string{"7480", "7481", "7483"} {
+		output(t, nil, binDir+"/kvd", "health", "http://"+at+":"+port)
+	}
+	throughGateway(t, at)
 	for _, p := range slices.Backward(started) {
 		p.stop()
+	}
+}
+
+// throughGateway writes by Redis's protocol and reads by memcached's.
+func throughGateway(t *testing.T, at string) {
+	t.Helper()
+	say := func(port, text string, lines int) (got string) {
+		t.Helper()
+		conn, err := net.DialTimeout("tcp", at+":"+port, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		r := bufio.NewReader(conn)
+		for range lines {
+			l, err := r.ReadString('\n')
+			if err != nil {
+				t.Fatalf("%s: %v", port, err)
+			}
+			got += strings.TrimSpace(l) + " "
+		}
+		return got
+	}
+	if got := say("6379", "SET key value\r\nGET key\r\n", 3); got != "+OK $5 value " {
+		t.Errorf("Redis's protocol: %q", got)
+	}
+	if got := say("11211", "get key\r\n", 3); got != "VALUE key 0 5 value END " {
+		t.Errorf("memcached's protocol: %q", got)
 	}
 }
 
@@ -386,7 +434,8 @@ func TestComposeStarts(t *testing.T) {
 		return env
 	}
 	var started []*process
-	for _, n := range names {
+	serve := func(n string) {
+		t.Helper()
 		s := c.Services[n]
 		args := []string{binDir + "/kvd"}
 		for _, a := range s.Command {
@@ -408,6 +457,9 @@ func TestComposeStarts(t *testing.T) {
 			t.Errorf("%s: health check says %q", n, got)
 		}
 	}
+	for _, n := range names {
+		serve(n)
+	}
 	tool := c.Services["kvctl"]
 	if !slices.Equal(tool.Entrypoint, []string{"/kvctl"}) || !slices.Equal(tool.Profiles, []string{"tools"}) {
 		t.Errorf("service kvctl is %+v", tool)
@@ -417,6 +469,9 @@ func TestComposeStarts(t *testing.T) {
 	if got := output(t, toolEnv, binDir+"/kvctl", "get", "hello"); strings.TrimSpace(got) != "world" {
 		t.Errorf("get: %q", got)
 	}
+	output(t, toolEnv, binDir+"/kvctl", "namespace", "create", "cache", "--mode", "cache", "--bytes", "64MiB")
+	serve("g1")
+	throughGateway(t, byName.Replace("g1"))
 	for _, p := range slices.Backward(started) {
 		p.stop()
 	}

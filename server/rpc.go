@@ -415,6 +415,19 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	return &dirpb.CreateNamespaceReply{Namespace: res.Namespace}, nil
 }
 
+// SetNamespace changes a namespace's limit.
+func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}})
+	if err != nil {
+		return nil, err
+	}
+	return &dirpb.SetNamespaceReply{Namespace: res.Namespace}, nil
+}
+
 // Status shows what this node knows; epochs, reports, node statistics and the progress of
 // jobs are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {

@@ -26,6 +26,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -224,6 +225,21 @@ func (s stable) SetUint64(key []byte, val uint64) error {
 		return nil
 	}
 	return err
+}
+
+// RaftState is where a directory node's Raft stands.
+type RaftState struct {
+	Term                           uint64
+	LastIndex, Commit, Applied     uint64 // of the log
+	SnapshotIndex, SnapshotEntries uint64 // of the last snapshot; entries since
+}
+
+// Raft tells where this node's Raft stands.
+func (n *Node) Raft() RaftState {
+	last, applied := n.raft.LastIndex(), n.raft.AppliedIndex()
+	snap, _ := strconv.ParseUint(n.raft.Stats()["last_snapshot_index"], 10, 64)
+	return RaftState{Term: n.raft.CurrentTerm(), LastIndex: last, Commit: n.raft.CommitIndex(), Applied: applied,
+		SnapshotIndex: snap, SnapshotEntries: last - min(last, snap)}
 }
 
 // Addr is the gRPC address told to others.

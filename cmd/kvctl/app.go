@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,10 +78,16 @@ type app struct {
 	// started is set once the command line has been understood.
 	started bool
 	now     func() time.Time
+	// ctx ends with the process, but not when the user interrupts a command.
+	ctx  context.Context
+	stop func() // listening for interrupts
+	// shell is the one that this command was typed into, if any.
+	shell *shell
 }
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
-	return &app{stdin: stdin, stdout: stdout, stderr: stderr, backend: openStore, now: time.Now,
+	return &app{stdin: stdin, stdout: stdout, stderr: stderr, backend: openStore, now: time.Now, stop: func() {},
+		directory: []string{"127.0.0.1:7400"}, namespace: "default", timeout: 5 * time.Second, output: "table",
 		self: func() ([]string, error) {
 			p, err := os.Executable()
 			return []string{p}, err
@@ -94,6 +101,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 	out := bufio.NewWriterSize(a.stdout, 64<<10)
 	tty := isTerminal(a.stdout)
 	a.stdout = &output{Writer: out, terminal: tty}
+	a.ctx = ctx
+	defer func() { a.stop() }()
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(a.stdin)
@@ -129,7 +138,12 @@ type output struct {
 // flush sends on what was printed so far, for a command that goes on for long.
 func (a *app) flush() error {
 	if o, ok := a.stdout.(*output); ok {
-		return o.Flush()
+		if err := o.Flush(); err != nil {
+			return err
+		}
+	}
+	if a.shell != nil {
+		return a.shell.a.flush()
 	}
 	return nil
 }
@@ -223,27 +237,44 @@ func exitCode(err error) int {
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:               "kvctl",
-		Short:             "Use and inspect a kvd store",
-		Long:              longHelp,
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		PersistentPreRunE: a.start,
-		Args:              cobra.NoArgs,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:           "kvctl",
+		Short:         "Use and inspect a kvd store",
+		Long:          longHelp,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if err := a.start(cmd, args); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt)
+			context.AfterFunc(ctx, stop) // a second one ends the process at once
+			cmd.SetContext(ctx)
+			a.stop = stop
+			if f, ok := a.stdin.(*os.File); ok && a.shell != nil {
+				a.stdin = &terminalInput{f, ctx}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if a.shell == nil && isTerminal(a.stdin) && isTerminal(a.stdout) {
+				return a.runShell(cmd.Context())
+			}
+			return cmd.Help()
+		},
 	}
 	f := root.PersistentFlags()
-	f.StringSliceVar(&a.directory, "directory", []string{"127.0.0.1:7400"}, "gRPC addresses of directory nodes")
-	f.StringVar(&a.namespace, "namespace", "default", "namespace to work in")
-	f.StringVar(&a.provider, "provider", "", "force a provider: "+strings.Join(providers.Names(), ", ")+", or sim for a private in-process store (default: the best that both ends have)")
-	f.StringVar(&a.rdmaDevice, "rdma-device", "", "RDMA adapter to use: NAME, NAME/PORT or NAME/PORT/GIDINDEX (default: the best)")
-	f.DurationVar(&a.timeout, "timeout", 5*time.Second, "limit of one operation, and of finding the store")
-	f.StringVarP(&a.output, "output", "o", "table", "output format: table or json")
-	f.BoolVar(&a.hex, "hex", false, "keys are given and shown in hexadecimal")
-	f.StringVar(&a.tlsCA, "tls-ca", "", "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
-	f.StringVar(&a.tlsCert, "tls-cert", "", "file of this client's certificate (PEM)")
-	f.StringVar(&a.tlsKey, "tls-key", "", "file of this client's key (PEM)")
-	f.BoolVar(&a.insecure, "insecure", false, "allow an address that is not loopback without TLS")
+	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
+	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
+	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+", or sim for a private in-process store (default: the best that both ends have)")
+	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or NAME/PORT/GIDINDEX (default: the best)")
+	f.DurationVar(&a.timeout, "timeout", a.timeout, "limit of one operation, and of finding the store")
+	f.StringVarP(&a.output, "output", "o", a.output, "output format: table or json")
+	f.BoolVar(&a.hex, "hex", a.hex, "keys are given and shown in hexadecimal")
+	f.StringVar(&a.tlsCA, "tls-ca", a.tlsCA, "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
+	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
+	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
+	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(append(providers.Names(), "sim"), cobra.ShellCompDirectiveNoFileComp))
 
@@ -253,7 +284,13 @@ func (a *app) root() *cobra.Command {
 	a.addKeyCommands(root)
 	a.addTreeCommands(root)
 	a.addClusterCommands(root)
-	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.dumpCommand(), a.checkCommand(), a.doctorCommand())
+	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.hotkeysCommand(),
+		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
+	if a.shell == nil {
+		root.AddCommand(a.shellCommand())
+	} else {
+		root.AddCommand(a.shell.commands(a)...)
+	}
 	return root
 }
 
@@ -262,7 +299,7 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 	var bad error
 	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
 		name := "KVD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		if v, ok := os.LookupEnv(name); ok && v != "" && !f.Changed {
+		if v, ok := os.LookupEnv(name); ok && v != "" && !f.Changed && a.shell == nil {
 			if err := f.Value.Set(v); err != nil && bad == nil {
 				bad = fmt.Errorf("%s=%q: %w", name, v, err)
 			}

@@ -25,6 +25,7 @@ func (a *app) addClusterCommands(root *cobra.Command) {
 		a.nodesCommand(),
 		a.shardsCommand(),
 		a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
+		a.statCommand(),
 		a.namespaceCommand(), a.directoryCommand(),
 	) {
 		c.GroupID = "cluster"
@@ -447,7 +448,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	c := &cobra.Command{Use: "namespace", Short: "Create and list namespaces", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	req := &dirpb.CreateNamespaceRequest{}
-	var mode, size string
+	var mode, size, limit, newLimit string
 	create := changes(&cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a namespace",
@@ -466,6 +467,9 @@ func (a *app) namespaceCommand() *cobra.Command {
 			if req.BytesPerNode, err = parseBytes(size); err != nil {
 				return usagef("--bytes: %w", err)
 			}
+			if req.LimitBytes, err = parseBytes(limit); err != nil {
+				return usagef("--limit: %w", err)
+			}
 			return a.withBackend(func(b backend) error {
 				var rep *dirpb.CreateNamespaceReply
 				err := b.Directory(cmd.Context(), false, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
@@ -483,11 +487,38 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 where two memory nodes exist, else 1")
 	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
+	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
 	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
 	f.Uint32Var(&req.Clusters, "clusters", 0, "clusters that each shard begins with; 0: an eighth of the index in all")
 	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards split as they fill; 0: chosen")
 	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"}, cobra.ShellCompDirectiveNoFileComp))
-	c.AddCommand(create, a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
+	set := changes(&cobra.Command{
+		Use:   "set NAME",
+		Short: "Change a namespace's limit",
+		Long: `Change a namespace's limit. One below what sessions hold already takes nothing
+back at once: they get no more.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n, err := parseBytes(newLimit)
+			if err != nil {
+				return usagef("--limit: %w", err)
+			}
+			return a.withBackend(func(b backend) error {
+				var rep *dirpb.SetNamespaceReply
+				err := b.Directory(cmd.Context(), false, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+					rep, err = d.SetNamespace(ctx, &dirpb.SetNamespaceRequest{Name: args[0], LimitBytes: n})
+					return err
+				})
+				if err != nil {
+					return fmt.Errorf("%q: %w", args[0], err)
+				}
+				return a.printNamespaces([]*dirpb.Namespace{rep.GetNamespace()})
+			})
+		},
+	})
+	set.Flags().StringVar(&newLimit, "limit", "", "as in namespace create")
+	_ = set.MarkFlagRequired("limit")
+	c.AddCommand(create, set, a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
 		return a.printNamespaces(st.GetMap().GetNamespaces())
 	}))
 	return c
@@ -497,8 +528,12 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 	if a.json() {
 		return printProtos(a, ns)
 	}
-	a.printTable(row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Format"}, mapTo(ns, func(n *dirpb.Namespace) row {
-		return row{n.GetId(), n.GetName(), short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), n.GetFormat()}
+	a.printTable(row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format"}, mapTo(ns, func(n *dirpb.Namespace) row {
+		limit := "-"
+		if n.GetLimitBytes() != 0 {
+			limit = bytesText(n.GetLimitBytes())
+		}
+		return row{n.GetId(), n.GetName(), short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat()}
 	}))
 	return nil
 }

@@ -70,14 +70,14 @@ type dumper struct {
 	geometry
 }
 
-// geometry is a region's division into index and heap.
+// geometry is a region's division into index, access words and heap.
 type geometry struct {
 	regionBytes, indexBytes uint64
 	heapLo, heapHi          uint32 // units
 }
 
-func geometryOf(regionBytes, indexBytes uint64) geometry {
-	return geometry{regionBytes, indexBytes, uint32((indexBytes + layout.UnitSize - 1) / layout.UnitSize),
+func geometryOf(regionBytes, indexBytes, accessBytes uint64) geometry {
+	return geometry{regionBytes, indexBytes, uint32((indexBytes + accessBytes + layout.UnitSize - 1) / layout.UnitSize),
 		uint32(min(regionBytes/layout.UnitSize, 1<<32-1))}
 }
 
@@ -128,7 +128,7 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 	if err != nil {
 		return err
 	}
-	d := &dumper{a: a, ctx: ctx, s: s, pg: loc.PG, replica: o.replica, geometry: geometryOf(loc.RegionBytes, loc.IndexBytes)}
+	d := &dumper{a: a, ctx: ctx, s: s, pg: loc.PG, replica: o.replica, geometry: geometryOf(loc.RegionBytes, loc.IndexBytes, loc.AccessBytes)}
 	if d.replica < 0 {
 		d.replica = loc.Replicas - 1
 	}
@@ -193,7 +193,7 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 		replicas := 0
 		for _, p := range pgsOf(st.GetMap(), ns.GetId()) {
 			if p.GetId() == o.pg {
-				geo, replicas = geometryOf(p.GetRegionBytes(), p.GetIndexBytes()), len(p.GetMembers())
+				geo, replicas = geometryOf(p.GetRegionBytes(), p.GetIndexBytes(), p.GetAccessBytes()), len(p.GetMembers())
 			}
 		}
 		if replicas == 0 {

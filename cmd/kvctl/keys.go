@@ -3,9 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +24,8 @@ func changes(c *cobra.Command) *cobra.Command {
 
 func (a *app) addKeyCommands(root *cobra.Command) {
 	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()),
-		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand()} {
+		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(),
+		changes(a.pipeCommand())} {
 		c.GroupID = "keys"
 		root.AddCommand(c)
 	}
@@ -48,9 +53,10 @@ func (a *app) putCommand() *cobra.Command {
 	var o client.PutOptions
 	var ifAbsent bool
 	c := &cobra.Command{
-		Use:   "put KEY [VALUE|-]",
-		Short: "Set a key; the value comes from stdin if it is - or missing",
-		Args:  cobra.RangeArgs(1, 2),
+		Use:               "put KEY [VALUE|-]",
+		Short:             "Set a key; the value comes from stdin if it is - or missing",
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := a.key(args[0])
 			if err != nil {
@@ -83,9 +89,10 @@ func (a *app) putCommand() *cobra.Command {
 
 func (a *app) getCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "get KEY",
-		Short: "Print a key's value, byte for byte",
-		Args:  cobra.ExactArgs(1),
+		Use:               "get KEY",
+		Short:             "Print a key's value, byte for byte",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := a.key(args[0])
 			if err != nil {
@@ -102,7 +109,7 @@ func (a *app) getCommand() *cobra.Command {
 				if _, err := a.stdout.Write(it.Value); err != nil {
 					return err
 				}
-				if isTerminal(a.stdout) && !bytes.HasSuffix(it.Value, []byte("\n")) {
+				if (isTerminal(a.stdout) || a.shell != nil) && !bytes.HasSuffix(it.Value, []byte("\n")) {
 					fmt.Fprintln(a.stdout)
 				}
 				return nil
@@ -116,6 +123,9 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 	m := map[string]any{"version": it.Version}
 	a.setKey(m, "key", k)
 	setBytes(m, "value", it.Value)
+	if it.Flags != 0 {
+		m["flags"] = it.Flags
+	}
 	if !it.Expires.IsZero() {
 		m["expires"] = when(it.Expires)
 	}
@@ -125,8 +135,9 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 func (a *app) delCommand() *cobra.Command {
 	var version uint64
 	c := &cobra.Command{
-		Use:   "del [KEY...]",
-		Short: "Delete keys; without arguments, those on stdin, one a line",
+		Use:               "del [KEY...]",
+		Short:             "Delete keys; without arguments, those on stdin, one a line",
+		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ks, err := a.keys(args)
 			if err != nil {
@@ -182,9 +193,10 @@ func (a *app) delCommand() *cobra.Command {
 func (a *app) casCommand() *cobra.Command {
 	var o client.PutOptions
 	c := &cobra.Command{
-		Use:   "cas KEY VERSION [VALUE|-]",
-		Short: "Set a key if it still has a version, as put, get and mget print it",
-		Args:  cobra.RangeArgs(2, 3),
+		Use:               "cas KEY VERSION [VALUE|-]",
+		Short:             "Set a key if it still has a version, as put, get and mget print it",
+		Args:              cobra.RangeArgs(2, 3),
+		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := a.key(args[0])
 			if err != nil {
@@ -216,10 +228,11 @@ func (a *app) casCommand() *cobra.Command {
 
 func (a *app) incrCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "incr KEY [DELTA]",
-		Short: "Add to the decimal number that a key holds, and print the sum",
-		Long:  "Add DELTA (default 1; after -- it may be negative) to the decimal number that\na key holds, and print the sum. A missing key counts as 0.",
-		Args:  cobra.RangeArgs(1, 2),
+		Use:               "incr KEY [DELTA]",
+		Short:             "Add to the decimal number that a key holds, and print the sum",
+		Long:              "Add DELTA (default 1; after -- it may be negative) to the decimal number that\na key holds, and print the sum. A missing key counts as 0.",
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := a.key(args[0])
 			if err != nil {
@@ -250,9 +263,10 @@ func (a *app) incrCommand() *cobra.Command {
 
 func (a *app) ttlCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "ttl KEY [DURATION|none]",
-		Short: "Print a key's time to live, or set it",
-		Args:  cobra.RangeArgs(1, 2),
+		Use:               "ttl KEY [DURATION|none]",
+		Short:             "Print a key's time to live, or set it",
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := a.key(args[0])
 			if err != nil {
@@ -300,9 +314,10 @@ func (a *app) printTTL(k []byte, it client.Item) error {
 
 func (a *app) mgetCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "mget [KEY...]",
-		Short: "Print several keys; without arguments, those on stdin, one a line",
-		Long:  "Print several keys, fetched together. With -o json one object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any is\nmissing.",
+		Use:               "mget [KEY...]",
+		Short:             "Print several keys; without arguments, those on stdin, one a line",
+		Long:              "Print several keys, fetched together. With -o json one object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any is\nmissing.",
+		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ks, err := a.keys(args)
 			if err != nil {
@@ -357,7 +372,7 @@ func clip(v []byte) string {
 }
 
 func (a *app) scanCommand() *cobra.Command {
-	var prefix string
+	var prefix, pattern string
 	var limit int
 	var long bool
 	c := &cobra.Command{
@@ -377,12 +392,12 @@ func (a *app) scanCommand() *cobra.Command {
 			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
 				var rows []row
 				left := limit
-				err := eachKey(cmd.Context(), s, p, !long, func(kv client.KV) (bool, error) {
+				err := eachKey(cmd.Context(), s, matcher(p, pattern), !long, func(kv client.KV) (bool, error) {
 					switch {
 					case a.json():
 						m := map[string]any{"version": kv.Version}
 						if long {
-							m = a.item(kv.Key, client.Item{Value: kv.Value, Version: kv.Version, Expires: kv.Expires})
+							m = a.item(kv.Key, client.Item{Value: kv.Value, Version: kv.Version, Expires: kv.Expires, Flags: kv.Flags})
 						} else {
 							a.setKey(m, "key", kv.Key)
 						}
@@ -410,6 +425,7 @@ func (a *app) scanCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
+	c.Flags().StringVar(&pattern, "pattern", "", `only keys that match this as Redis has it: * ? [a-z] [^a] \x`)
 	c.Flags().IntVar(&limit, "limit", 100, "list at most so many keys; 0 for all")
 	c.Flags().BoolVarP(&long, "long", "l", false, "with values, versions and expiry")
 	return c
@@ -423,13 +439,23 @@ func (a *app) prefix(s string) ([]byte, error) {
 	return a.key(s)
 }
 
-// eachKey calls fn with every key that begins with prefix, until fn returns
-// false or fails.
-func eachKey(ctx context.Context, s store, prefix []byte, keysOnly bool, fn func(client.KV) (bool, error)) error {
-	o := client.ScanOptions{KeysOnly: keysOnly}
-	if len(prefix) > 0 {
-		o.Match = func(k []byte) bool { return bytes.HasPrefix(k, prefix) }
+// matcher selects keys that begin with prefix and match pattern; an empty one is
+// matched by all. nil selects every key.
+func matcher(prefix []byte, pattern string) func([]byte) bool {
+	switch {
+	case pattern != "":
+		p := []byte(pattern)
+		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) && globMatch(p, k) }
+	case len(prefix) > 0:
+		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) }
 	}
+	return nil
+}
+
+// eachKey calls fn with every key that match selects, until fn returns false or
+// fails.
+func eachKey(ctx context.Context, s store, match func([]byte) bool, keysOnly bool, fn func(client.KV) (bool, error)) error {
+	o := client.ScanOptions{KeysOnly: keysOnly, Match: match}
 	for cur := (client.Cursor{}); !cur.Done; {
 		var kvs []client.KV
 		err := persist(ctx, func() (err error) {
@@ -449,4 +475,52 @@ func eachKey(ctx context.Context, s store, prefix []byte, keysOnly bool, fn func
 		}
 	}
 	return nil
+}
+
+// Bounds of what a completion of keys looks at, and offers.
+const (
+	completeFor  = 500 * time.Millisecond
+	completeMost = 100
+)
+
+// completeKey suggests keys that begin with the word typed so far: those that are
+// found in the time that it takes to wait for. Keys that a line of text cannot hold
+// are left out.
+func (a *app) completeKey(several bool) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		const directive = cobra.ShellCompDirectiveNoFileComp
+		if len(args) > 0 && !several || a.start(cmd, nil) != nil {
+			return nil, directive
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), completeFor)
+		defer cancel()
+		found := make(map[string]bool)
+		_ = a.withBackend(func(b backend) error {
+			// To open a session would make a default namespace where there is none.
+			st, err := clusterStatus(ctx, b)
+			if err != nil {
+				return err
+			}
+			if _, err := namespaceOf(st.GetMap(), a.namespace); err != nil {
+				return err
+			}
+			return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
+				// Match sees the keys one by one, also those before a time-out.
+				_, _, err := s.Scan(ctx, client.Cursor{}, client.ScanOptions{KeysOnly: true, Match: func(k []byte) bool {
+					text := string(k)
+					if a.hex {
+						text = hex.EncodeToString(k)
+					}
+					if strings.HasPrefix(text, typed) && printable([]byte(text)) == text && len(found) < completeMost {
+						if found[text] = true; len(found) == completeMost {
+							cancel()
+						}
+					}
+					return false
+				}})
+				return err
+			})
+		})
+		return slices.Sorted(maps.Keys(found)), directive
+	}
 }

@@ -5,12 +5,13 @@
 // It leaves the data path to package client, membership to the directory, the
 // meaning of remote bytes to internal/layout, and generating load to
 // internal/ycsb. Read app.go first (flags, output, exit status), then store.go
-// for how a command reaches the store; every other file is one group of
-// commands.
+// for how a command reaches the store, then shell.go for many of them in one
+// process; every other file is one group of commands.
 //
-// One command runs in one process; nothing here is called concurrently except
-// the workers of import, export and bench, which share a client. Data goes to
-// stdout and nothing else does; progress and errors go to stderr.
+// One command runs in one process, or one after the other in a shell; nothing here
+// is called concurrently except the workers of import, export and bench, which share
+// a client. Data goes to stdout and nothing else does; progress and errors go to
+// stderr.
 package main
 
 import (
@@ -21,7 +22,8 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// Interrupts end a command, or what runs in a shell; see app.root.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)

@@ -181,9 +181,17 @@ func isLoopback(addr string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// with opens a session, runs fn and closes both, whatever happens.
+// with opens a session, runs fn and closes both, whatever happens. In a shell the
+// commands that want one lane share a session.
 func (a *app) with(ctx context.Context, o sessionOptions, fn func(store) error) error {
 	return a.withBackend(func(b backend) error {
+		if k, ok := b.(*kept); ok && o.Lanes == 1 {
+			s, err := k.session(ctx)
+			if err != nil {
+				return err
+			}
+			return fn(s)
+		}
 		s, err := b.Open(ctx, o)
 		if err != nil {
 			return err

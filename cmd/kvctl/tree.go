@@ -389,7 +389,7 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 		c := newCrew(ctx)
 		c.run(1, func(ctx context.Context) error {
 			defer close(keys)
-			return eachKey(ctx, s, prefix, true, func(kv client.KV) (bool, error) {
+			return eachKey(ctx, s, matcher(prefix, ""), true, func(kv client.KV) (bool, error) {
 				if err := safePath(string(kv.Key[len(prefix):])); err != nil {
 					t.refuse("key %s: %v", a.showKey(kv.Key), err)
 					return true, nil

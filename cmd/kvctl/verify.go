@@ -158,7 +158,7 @@ func (k *checker) group(id uint32) error {
 
 // read reads and checks all copies of pg.
 func (k *checker) read(pg *dirpb.PlacementGroup, st *dirpb.StatusReply) error {
-	k.pg, k.geometry = pg, geometryOf(pg.GetRegionBytes(), pg.GetIndexBytes())
+	k.pg, k.geometry = pg, geometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())
 	k.places, k.suspects, k.strange, k.linked = k.places[:0], k.suspects[:0], k.strange[:0], 0
 	copies := copiesOf(pg)
 	for k.repl = range copies {
@@ -352,7 +352,8 @@ func (k *checker) cluster(r array, off uint64, b []byte) ([]slot, error) {
 		k.rep.Unused += n.Unused
 		k.rep.Empty += n.Empty
 	}
-	if err := k.fetch(slots); err != nil {
+	err := fetch(slots, layout.MaxRecordSize, func(off uint64, n int) ([]byte, error) { return k.bytes(k.repl, off, n) })
+	if err != nil {
 		return nil, err
 	}
 	keys := make(map[string]slot, len(slots))
@@ -380,32 +381,35 @@ const (
 	spanGap   = 16 << 10
 )
 
-// fetch reads the records of slots.
-func (k *checker) fetch(slots []slot) error {
+// fetch reads the records of slots, of each at most so many bytes, with read.
+func fetch(slots []slot, most int, read func(off uint64, n int) ([]byte, error)) error {
 	order := make([]int, len(slots))
 	for i := range order {
 		order[i] = i
 	}
+	span := func(i int) (lo, hi uint64) {
+		w := slots[order[i]].word
+		return w.Off(), w.Off() + uint64(min(w.ReadLen(), most))
+	}
 	sort.Slice(order, func(i, j int) bool { return slots[order[i]].word.Unit() < slots[order[j]].word.Unit() })
 	for i := 0; i < len(order); {
-		w := slots[order[i]].word
-		lo, hi := w.Off(), w.Off()+uint64(w.ReadLen())
+		lo, hi := span(i)
 		j := i + 1
 		for ; j < len(order); j++ {
-			w := slots[order[j]].word
-			end := max(hi, w.Off()+uint64(w.ReadLen()))
-			if w.Off() > hi+spanGap || end-lo > spanBytes {
+			off, end := span(j)
+			end = max(hi, end)
+			if off > hi+spanGap || end-lo > spanBytes {
 				break
 			}
 			hi = end
 		}
-		b, err := k.bytes(k.repl, lo, int(hi-lo))
+		b, err := read(lo, int(hi-lo))
 		if err != nil {
 			return err
 		}
 		for ; i < j; i++ {
-			s := &slots[order[i]]
-			s.rec = b[s.word.Off()-lo:][:s.word.ReadLen()]
+			off, end := span(i)
+			slots[order[i]].rec = b[off-lo : end-lo]
 		}
 	}
 	return nil

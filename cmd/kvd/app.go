@@ -26,6 +26,8 @@ const (
 // app is one run of the command.
 type app struct {
 	stdout, stderr io.Writer
+	// given tells whether the user set a setting of the role that runs.
+	given func(key string) bool
 }
 
 // usageError is the user's to mend.
@@ -63,9 +65,9 @@ func newRoot(a *app) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
-	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole()}
+	roles := []role{a.devRole(), a.directoryRole(), a.memnodeRole(), a.janitorRole(), a.gatewayRole()}
 	for _, r := range roles {
-		root.AddCommand(r.command())
+		root.AddCommand(a.roleCommand(r))
 	}
 	root.AddCommand(a.configCommand(roles...), a.healthCommand(), a.versionCommand())
 	return root
@@ -88,15 +90,16 @@ type role struct {
 	defaults func() (config.Settings, func(context.Context) error)
 }
 
-func (r role) command() *cobra.Command {
+func (a *app) roleCommand(r role) *cobra.Command {
 	s, serve := r.defaults()
 	cmd := &cobra.Command{Use: r.name, Short: r.short, Long: r.long, Example: r.example, Args: usageArgs(cobra.NoArgs)}
 	file := settingFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := config.Load(s, *file, cmd.Flags()); err != nil {
+		var err error
+		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
-		err := serve(cmd.Context())
+		err = serve(cmd.Context())
 		if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
 			return nil // stopped while it started
 		}

@@ -3,27 +3,39 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/httpd"
+	"github.com/kvd-project/kvd/internal/metrics"
 )
 
 func (a *app) devRole() role {
 	return role{
 		name:  "dev",
 		short: "Run a whole store in one process",
-		long: `Run a whole store in one process: a directory node, memory nodes and a janitor, for
-clients of this machine. It needs no configuration, keeps everything in memory, and
-forgets it when it stops.`,
+		long: `Run a whole store in one process: a directory node, memory nodes, a janitor and a
+gateway, for clients of this machine. It needs no configuration, keeps everything in
+memory, and forgets it when it stops.
+
+There are two namespaces: default, for what must stay, and cache, which evicts. Clients of
+Redis find cache in their database 0 and default in 1; those of memcached use cache.
+Where another process has one of the gateway's default ports, a free one is taken; the
+ready line says which.`,
 		example: `  kvd dev
-  kvd dev --memnodes 3 --memory 4GiB`,
+  kvd dev --memnodes 3 --memory 4GiB --memcached off`,
 		defaults: func() (config.Settings, func(context.Context) error) {
 			c := config.DefaultDev()
 			return c, func(ctx context.Context) error { return a.dev(ctx, c) }
@@ -33,25 +45,99 @@ forgets it when it stops.`,
 
 func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	log := c.Log.Logger(a.stderr)
+	closing := func(fn func() error) { err = errors.Join(err, fn()) }
+	// What is taken is refused before anything starts.
+	web, err := a.devHTTP(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer closing(web.Close)
+	l := make(listeners)
+	defer closing(func() error { return l.close() }) // the gateway did, unless it never began
+	for _, x := range []struct{ name, addr string }{{"redis", c.Redis}, {"memcached", c.Memcached}} {
+		if x.addr == config.Off {
+			continue
+		}
+		if l[x.name], err = a.devListen(ctx, x.name, x.addr, log); err != nil {
+			delete(l, x.name)
+			return err
+		}
+	}
+	raft := metrics.Raft() // before raft has begun
 	s, err := devstore.Start(ctx, devstore.Options{
 		Addr: c.Listen, Nodes: c.Memnodes, CapacityBytes: int64(c.Memory),
+		Namespaces: []devstore.Namespace{
+			{Name: "default", Mode: dirpb.NamespaceMode_NAMESPACE_STORE},
+			{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1},
+		},
 		Lease: c.Lease, EpochInterval: c.EpochInterval, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer closing(s.Close)
+	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), log: log})
+	if err != nil {
+		return err
+	}
+	defer closing(g.close)
 	defer notify(log, daemon.SdNotifyStopping)
+	g.serve(l)
+	d := s.DirectoryNodes()[0]
+	cs := append(g.collectors(), raft, metrics.Directory("d1", d))
+	for i, n := range s.Nodes() {
+		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
+	}
+	if err := web.Register(cs...); err != nil {
+		return err
+	}
+	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), directoryTables(d))
 	addrs, err := devEndpoints(ctx, s)
 	if err != nil {
 		return err
 	}
 	if err := a.announce(log, "dev", "directory", strings.Join(s.Directory(), ","),
 		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
-		"shm", addrs["shm"], "tcp", addrs["tcp"]); err != nil {
+		"shm", addrs["shm"], "tcp", addrs["tcp"],
+		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "http", web.Addr()); err != nil {
 		return err
 	}
-	return s.Wait(ctx)
+	wait, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g.onFail(cancel) // close says why
+	return s.Wait(wait)
+}
+
+// devHTTP is http, at another port if the usual one is taken.
+func (a *app) devHTTP(ctx context.Context, c *config.Dev, log *slog.Logger) (*httpd.Server, error) {
+	s, err := a.http(ctx, "dev", "http", c.HTTP, nil, log)
+	if a.spare("http", err, log) {
+		s, err = a.http(ctx, "dev", "http", anyPort, nil, log)
+	}
+	return s, err
+}
+
+func (a *app) devListen(ctx context.Context, key, addr string, log *slog.Logger) (net.Listener, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if a.spare(key, err, log) {
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp", anyPort)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	return l, nil
+}
+
+const anyPort = "127.0.0.1:0"
+
+// spare tells whether another port will do: the default one is taken, and nobody asked
+// for it.
+func (a *app) spare(key string, err error, log *slog.Logger) bool {
+	if !errors.Is(err, syscall.EADDRINUSE) || a.given(key) {
+		return false
+	}
+	log.Warn("the default port is taken; another is used, see the ready line", "setting", key, "err", err)
+	return true
 }
 
 // devEndpoints joins the memory nodes' addresses by provider.

@@ -7,6 +7,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/server"
 )
 
@@ -38,6 +39,12 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
+	web, err := a.http(ctx, "directory", "http-listen", c.HTTPListen, creds, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, web.Close()) }()
+	raft := metrics.Raft() // before raft has begun
 	n, err := server.Open(ctx, server.Options{
 		ID: c.ID, DataDir: c.DataDir,
 		GRPCAddr: c.Listen, GRPCAdvertise: c.Advertise, RaftAddr: c.RaftListen, RaftAdvertise: c.RaftAdvertise,
@@ -50,10 +57,14 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
 	defer notify(log, daemon.SdNotifyStopping)
+	if err := web.Register(raft, metrics.Directory(c.ID, n)); err != nil {
+		return err
+	}
+	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryTables(n))
 	if err := n.Ready(ctx); err != nil {
 		return err
 	}
-	if err := a.announce(log, "directory", "id", c.ID, "directory", n.Addr(), "data-dir", c.DataDir); err != nil {
+	if err := a.announce(log, "directory", "id", c.ID, "directory", n.Addr(), "http", web.Addr(), "data-dir", c.DataDir); err != nil {
 		return err
 	}
 	select {

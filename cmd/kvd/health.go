@@ -4,7 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -55,20 +58,29 @@ func (a *app) healthCommand() *cobra.Command {
 	h := config.DefaultHealth()
 	cmd := &cobra.Command{
 		Use:   "health ADDR",
-		Short: "Ask a directory node, or a memory node's health-listen address, how it is",
-		Long: `Ask the gRPC health service at ADDR, host:port. Exit status 0 says that it serves,
-1 that it does not, or does not answer. It is what a container without a shell
-runs as its health check.`,
-		Example: `  kvd health 127.0.0.1:7400`,
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Short: "Ask a process how it is",
+		Long: `Ask the gRPC health service at ADDR, host:port, of a directory node or a memory node's
+health-listen; or, where ADDR begins with http:// or https://, /readyz of any role's
+http-listen. Exit status 0 says that it serves, 1 that it does not, or does not answer. It
+is what a container without a shell runs as its health check.`,
+		Example: `  kvd health 127.0.0.1:7400
+  kvd health http://127.0.0.1:7483`,
+		Args: usageArgs(cobra.ExactArgs(1)),
 	}
 	file := settingFlags(cmd, h)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := config.Load(h, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
-		if _, _, err := net.SplitHostPort(args[0]); err != nil {
-			return usageError{fmt.Errorf("address %q: want host:port", args[0])}
+		scheme, addr, web := strings.Cut(args[0], "://")
+		if !web {
+			addr = args[0]
+		}
+		if _, _, err := net.SplitHostPort(addr); err != nil || web && scheme != "http" && scheme != "https" {
+			return usageError{fmt.Errorf("address %q: want host:port, or that after http:// or https://", args[0])}
+		}
+		if web {
+			return a.healthHTTP(cmd.Context(), args[0], h)
 		}
 		return a.health(cmd.Context(), args[0], h)
 	}
@@ -97,5 +109,33 @@ func (a *app) health(ctx context.Context, addr string, h *config.Health) error {
 		return fmt.Errorf("%s: %v", addr, r.GetStatus())
 	}
 	_, err = fmt.Fprintln(a.stdout, r.GetStatus())
+	return err
+}
+
+func (a *app) healthHTTP(ctx context.Context, base string, h *config.Health) error {
+	cfg, err := h.TLS.Load()
+	if err != nil {
+		return usageError{err}
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
+	defer cancel()
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/readyz", nil)
+	if err != nil {
+		return usageError{err}
+	}
+	c := http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
+	r, err := c.Do(q)
+	if err != nil {
+		return err // it names the address
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(r.Body, 4<<10))
+	if err != nil {
+		return fmt.Errorf("%s: %w", base, err)
+	}
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", base, r.Status, strings.TrimSpace(string(body)))
+	}
+	_, err = fmt.Fprintln(a.stdout, healthpb.HealthCheckResponse_SERVING)
 	return err
 }

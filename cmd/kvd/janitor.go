@@ -44,6 +44,11 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
+	web, err := a.http(ctx, "janitor", "http-listen", c.HTTPListen, creds, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, web.Close()) }()
 	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
 	if err != nil {
 		return err
@@ -54,14 +59,19 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	}
 	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, poll: c.Poll, window: c.Window, log: log})
 	if err != nil {
-		if errors.Is(err, providers.ErrUnknown) {
-			err = usageError{fmt.Errorf("provider: %w", err)}
-		}
 		return err
 	}
 	defer func() { err = errors.Join(err, j.stop()) }()
 	defer notify(log, daemon.SdNotifyStopping)
-	if err := a.announce(log, "janitor", "directory", strings.Join(c.Directory, ",")); err != nil {
+	web.Serving(stopping(ctx, func() error {
+		select {
+		case <-j.done:
+			return errors.New("the janitor stopped")
+		default:
+			return nil
+		}
+	}), nil)
+	if err := a.announce(log, "janitor", "directory", strings.Join(c.Directory, ","), "http", web.Addr()); err != nil {
 		return err
 	}
 	select {
@@ -92,15 +102,7 @@ type runningJanitor struct {
 
 func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	j = &runningJanitor{done: make(chan struct{})}
-	po := providers.Options{TLSClient: o.tls, Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}
-	if o.provider == "" {
-		j.devices, err = providers.OpenAll(po)
-	} else {
-		var d *rdma.Device
-		d, err = providers.Open(o.provider, po)
-		j.devices = []*rdma.Device{d}
-	}
-	if err != nil {
+	if j.devices, err = openDevices(o.provider, providers.Options{TLSClient: o.tls, Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -120,12 +122,28 @@ func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 func (j *runningJanitor) stop() error {
 	j.cancel()
 	<-j.done
-	return errors.Join(j.err, j.release())
+	return errors.Join(j.err, closeDevices(j.devices))
 }
 
-func (j *runningJanitor) release() error {
+// openDevices opens what clients of this process reach memory nodes by: one provider,
+// or, if it is empty, all.
+func openDevices(provider string, o providers.Options) ([]*rdma.Device, error) {
+	if provider == "" {
+		return providers.OpenAll(o)
+	}
+	d, err := providers.Open(provider, o)
+	switch {
+	case errors.Is(err, providers.ErrUnknown):
+		return nil, usageError{fmt.Errorf("provider: %w", err)}
+	case err != nil:
+		return nil, err
+	}
+	return []*rdma.Device{d}, nil
+}
+
+func closeDevices(devices []*rdma.Device) error {
 	var errs []error
-	for _, d := range j.devices {
+	for _, d := range devices {
 		errs = append(errs, d.Close())
 	}
 	return errors.Join(errs...)

@@ -14,6 +14,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -222,6 +223,16 @@ func TestDev(t *testing.T) {
 					t.Error(err)
 				}
 			}
+			if got := redis(t, "tcp", p.kv["redis"], nil, "SET greeting hello", "GET greeting", "SELECT 1", "GET greeting"); got != "+OK $5 hello +OK $-1" {
+				t.Errorf("Redis's protocol: %q", got)
+			}
+			if p.kv["memcached"] == "" {
+				t.Errorf("ready line holds %v", p.kv)
+			}
+			wantPage(t, p.kv["http"], "/readyz", http.StatusOK, "ok\n")
+			wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>m2</td><td>up</td>", "<td>cache</td><td>cache</td><td>1</td>", "<td>default</td><td>store</td><td>2</td>")
+			wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} 1`,
+				`kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_registered{node="m2"} 1`, "kvd_directory_leader 1", "kvd_raft_proposals_total ", `kvd_build_info{goversion="`)
 			if code := p.stop(sig); code != 0 {
 				t.Errorf("exit status %d, want 0", code)
 			}
@@ -390,6 +401,7 @@ func TestStopWhileStarting(t *testing.T) {
 	for _, args := range [][]string{
 		{"memnode", "--name=m", "--directory=" + nobody.Addr().String()},
 		{"janitor", "--directory=" + nobody.Addr().String()},
+		{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--directory=" + nobody.Addr().String()},
 		{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--join=" + nobody.Addr().String()},
 	} {
 		p := spawn(t, env, args...)
@@ -440,9 +452,19 @@ func TestRefusals(t *testing.T) {
 		{"unknown flag", []string{"dev", "--nodes=3"}, exitUsage, "unknown flag: --nodes"},
 		{"unknown command", []string{"serve"}, exitUsage, `unknown command "serve"`},
 		{"argument", []string{"dev", "x"}, exitUsage, `unknown command "x" for "kvd dev"`},
-		{"config without role", []string{"config"}, exitUsage, "want a role: dev, directory, memnode, janitor"},
-		{"config of no role", []string{"config", "gateway"}, exitUsage, `no role "gateway"`},
+		{"config without role", []string{"config"}, exitUsage, "want a role: dev, directory, memnode, janitor, gateway"},
+		{"config of no role", []string{"config", "server"}, exitUsage, `no role "server"`},
+		{"redis port", []string{"dev", "--listen=127.0.0.1:0", "--redis=" + addr}, exitFailure, "redis: listen tcp " + addr + ": bind: address already in use: another process has that address"},
+		{"memcached port", []string{"dev", "--listen=127.0.0.1:0", "--memcached=" + addr}, exitFailure, "memcached: listen tcp " + addr},
+		{"http port", []string{"dev", "--listen=127.0.0.1:0", "--http=" + addr}, exitFailure, "http: listen tcp " + addr},
+		{"gateway port", []string{"gateway", "--listen=" + addr}, exitFailure, "listen: listen tcp " + addr},
+		{"gateway memcached port", []string{"gateway", "--listen=off", "--listen-memcached=" + addr}, exitFailure, "listen-memcached: listen tcp " + addr},
+		{"gateway http port", []string{"gateway", "--http-listen=" + addr}, exitFailure, "http-listen: listen tcp " + addr},
+		{"gateway socket", []string{"gateway", "--listen=off", "--listen-memcached=off", "--listen-unix=" + file}, exitFailure, "listen-unix: "},
+		{"gateway provider", []string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--provider=ib"}, exitUsage, `provider: unknown provider "ib"`},
+		{"gateway open to others", []string{"gateway", "--listen=0.0.0.0:6379", "--password=secret"}, exitUsage, "others can reach it, and it is in clear"},
 		{"health without address", []string{"health"}, exitUsage, "accepts 1 arg"},
+		{"health of another scheme", []string{"health", "ftp://127.0.0.1:1"}, exitUsage, "or that after http:// or https://"},
 		{"health of no address", []string{"health", "7400"}, exitUsage, "want host:port"},
 	}
 	for _, tc := range cases {
@@ -513,10 +535,11 @@ func TestConfigPrints(t *testing.T) {
 		want []string
 		code int
 	}{
-		{[]string{"dev", "--memnodes=3"}, []string{"memnodes: 3\n", "memory: 1GiB\n", "format: json\n"}, 0},
+		{[]string{"dev", "--memnodes=3"}, []string{"memnodes: 3\n", "memory: 1GiB\n", "redis: 127.0.0.1:6379\n", "http: 127.0.0.1:7480\n", "format: json\n"}, 0},
 		{[]string{"directory", "--id=d", "--data-dir=x", "--join=127.0.0.1:1,127.0.0.1:2"}, []string{"- 127.0.0.1:2\n", "lease: 1s\n", "scrub-interval: 30s\n"}, 0},
 		{[]string{"memnode", "--name=m", "--huge-pages=2MiB", "--memory=1.5GiB"}, []string{"memory: 1536MiB\n", "huge-pages: 2MiB\n"}, 0},
 		{[]string{"memnode"}, []string{`name: ""`, "janitor: true\n"}, exitUsage},
+		{[]string{"gateway", "--databases=a,b", "--listen-unix=/run/kvd/redis.sock", "--password=p: #"}, []string{"- b\n", "listen: 127.0.0.1:6379\n", "listen-memcached: 127.0.0.1:11211\n", "password: 'p: #'\n"}, 0},
 		{[]string{"janitor", "--window=4"}, []string{"window: 4\n", "poll: 100ms\n"}, 0},
 	} {
 		var out, errs bytes.Buffer

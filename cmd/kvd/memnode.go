@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -54,6 +55,11 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	if err := checkLimits(int64(c.Memory), c.HugePageBytes(), c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
+	web, err := a.http(ctx, "memnode", "http-listen", c.HTTPListen, creds, log)
+	if err != nil {
+		return err
+	}
+	defer closing("HTTP endpoints", web.Close)
 	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
 	if err != nil {
 		return err
@@ -123,6 +129,11 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	defer closing("memory node", n.Close)
 	defer notify(log, daemon.SdNotifyStopping)
 
+	if err := web.Register(metrics.MemNode(c.Name, n)); err != nil {
+		return err
+	}
+	web.Serving(stopping(ctx, func() error { return memnodeReady(n) }), nil)
+
 	healthAddr := ""
 	if c.HealthListen != config.Off {
 		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", c.HealthListen)
@@ -148,7 +159,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	if err := a.announce(log, "memnode", "name", c.Name, "directory", strings.Join(c.Directory, ","),
-		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "memory", c.Memory.String()); err != nil {
+		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "http", web.Addr(), "memory", c.Memory.String()); err != nil {
 		return err
 	}
 	<-ctx.Done()

@@ -143,27 +143,33 @@ func format(v reflect.Value) string {
 // environment, and the flags of fs, unless that is nil. An error that IsInvalid
 // says that s was read and failed only to validate.
 func Load(s Settings, file string, fs *pflag.FlagSet) error {
+	_, err := LoadGiven(s, file, fs)
+	return err
+}
+
+// LoadGiven is Load, and its first result tells of a key whether anything set it; it is
+// nil where s was not read.
+func LoadGiven(s Settings, file string, fs *pflag.FlagSet) (given func(key string) bool, err error) {
 	v := viper.New()
 	known := fields(s)
 	for _, f := range known {
 		v.SetDefault(f.key, f.value.Interface())
 		if err := v.BindEnv(f.key, f.env()); err != nil {
-			return err
+			return nil, err
 		}
 		if fs == nil {
 			continue
 		}
 		if fl := fs.Lookup(f.flag()); fl != nil {
 			if err := v.BindPFlag(f.key, fl); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	inFile := make(map[string]bool)
 	if file != "" {
-		var err error
 		if inFile, err = readFile(v, file, known); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	// source says what set a key.
@@ -183,17 +189,18 @@ func Load(s Settings, file string, fs *pflag.FlagSet) error {
 		}
 		return ""
 	}
-	err := v.UnmarshalExact(s, viper.DecodeHook(mapstructure.DecodeHookFuncValue(decode)), func(c *mapstructure.DecoderConfig) {
+	err = v.UnmarshalExact(s, viper.DecodeHook(mapstructure.DecodeHookFuncValue(decode)), func(c *mapstructure.DecoderConfig) {
 		c.WeaklyTypedInput = false
 		c.ZeroFields = true // a list replaces the default, it does not overlay it
 	})
 	if err != nil {
-		return attribute(err, source)
+		return nil, attribute(err, source)
 	}
+	given = func(key string) bool { return source(key) != "" }
 	if err := s.Validate(); err != nil {
-		return &invalid{attribute(err, source)}
+		return given, &invalid{attribute(err, source)}
 	}
-	return nil
+	return given, nil
 }
 
 type invalid struct{ error }

@@ -38,7 +38,7 @@ func flags(t *testing.T, s Settings, args ...string) *pflag.FlagSet {
 }
 
 func defaults() map[string]Settings {
-	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(), "janitor": DefaultJanitor(), "health": DefaultHealth()}
+	return map[string]Settings{"dev": DefaultDev(), "directory": DefaultDirectoryNode(), "memnode": DefaultMemNode(), "janitor": DefaultJanitor(), "gateway": DefaultGateway(), "health": DefaultHealth()}
 }
 
 func TestPrecedence(t *testing.T) {
@@ -156,8 +156,11 @@ func TestRefusals(t *testing.T) {
 		{name: "size beyond", s: DefaultMemNode(), args: []string{"--name=a", "--memory=9000000TiB"}, want: []string{`memory is "9000000TiB" (from --memory): want less than`}},
 		{name: "count", s: DefaultDev(), args: []string{"--memnodes=two"}, want: []string{`memnodes is "two" (from --memnodes): want a whole number`}},
 		{
-			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--memnodes=0", "--lease=1ms", "--epoch-interval=-1s"},
+			name: "dev", s: DefaultDev(), args: []string{"--listen=0.0.0.0:7400", "--memnodes=0", "--lease=1ms", "--epoch-interval=-1s", "--redis=:6379", "--memcached=11211", "--http=192.0.2.1:80"},
 			want: []string{
+				`redis is ":6379" (from --redis): kvd dev serves its own machine: want 127.0.0.1 or off`,
+				`memcached is "11211" (from --memcached): want host:port`,
+				`http is "192.0.2.1:80" (from --http): kvd dev serves its own machine`,
 				`listen is "0.0.0.0:7400" (from --listen): kvd dev serves its own machine`,
 				"memnodes is 0 (from --memnodes): want 1 to 64",
 				"lease is 1ms (from --lease): want at least 50ms",
@@ -214,6 +217,39 @@ func TestRefusals(t *testing.T) {
 				"window is 0 (from --window): want 1 to 1024",
 			},
 		},
+		{
+			name: "gateway", s: DefaultGateway(), file: "databases: [a, b, a, '']\npassword: secret\n",
+			args: []string{
+				"--directory=192.0.2.1:7400", "--listen=0.0.0.0:6379", "--listen-unix=", "--listen-tls=0.0.0.0:6380",
+				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80", "--max-connections=0",
+			},
+			want: []string{
+				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
+				"databases is [a b a ] (from FILE): a is there twice",
+				"databases is [a b a ] (from FILE): number 3 has no name",
+				`listen is "0.0.0.0:6379" (from --listen): others can reach it, and it is in clear, a password too: use listen-tls, or set insecure`,
+				`listen-memcached is "192.0.2.1:11211" (from --listen-memcached): others can reach it`,
+				`listen-unix is "" (from --listen-unix): want a path or off`,
+				`listen-tls is "0.0.0.0:6380" (from --listen-tls): set tls.ca, tls.cert and tls.key`,
+				`tls-clients is "none" (from --tls-clients): want certified or any`,
+				"max-connections is 0 (from --max-connections): want 1 to",
+				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,
+			},
+		},
+		{
+			name: "gateway in clear beside TLS", s: DefaultGateway(), args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen=0.0.0.0:6379"},
+			want: []string{`listen is "0.0.0.0:6379" (from --listen): others can reach it, and it is in clear`},
+		},
+		{
+			name: "gateway for anyone", s: DefaultGateway(),
+			args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen-tls=0.0.0.0:6380", "--tls-clients=any"},
+			want: []string{`tls-clients is "any" (from --tls-clients): others can reach listen-tls: set a password`},
+		},
+		{
+			name: "gateway without a way in", s: DefaultGateway(), args: []string{"--listen=off", "--listen-memcached=off", "--databases="},
+			want: []string{`listen is "off" (from --listen): listen-unix, listen-tls and listen-memcached are off too`, "databases is [] (from --databases): want 1 to 64 namespaces"},
+		},
+		{name: "http-listen", s: DefaultMemNode(), args: []string{"--name=a", "--http-listen=0.0.0.0:7481"}, want: []string{`http-listen is "0.0.0.0:7481" (from --http-listen): others can reach it`}},
 		{name: "janitor without TLS", s: DefaultJanitor(), args: []string{"--directory=192.0.2.1:7400"}, want: []string{`directory is "192.0.2.1:7400" (from --directory): it is on another machine`}},
 		{name: "scrub interval", s: DefaultDirectoryNode(), args: []string{"--id=a", "--data-dir=d", "--scrub-interval=-1s"}, want: []string{"scrub-interval is -1s (from --scrub-interval): want at least 10ms"}},
 		{name: "switch", s: DefaultMemNode(), args: []string{"--name=a"}, env: map[string]string{"KVD_JANITOR": "maybe"}, want: []string{`janitor is "maybe" (from KVD_JANITOR): want true or false`}},
@@ -302,6 +338,41 @@ func TestLimits(t *testing.T) {
 	}
 	if err := Load(m, "", flags(t, m, "--name=a", "--janitor=false")); err != nil || m.Janitor {
 		t.Errorf("janitor %v: %v", m.Janitor, err)
+	}
+}
+
+// What the user set can be told from a default of the same value.
+func TestGiven(t *testing.T) {
+	t.Setenv("KVD_MEMCACHED", DefaultMemcached)
+	d := DefaultDev()
+	given, err := LoadGiven(d, write(t, "d.yaml", "http: '"+DefaultHTTP+"'\n"), flags(t, d, "--redis="+DefaultRedis))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]bool{"redis": true, "memcached": true, "http": true, "listen": false, "log.level": false} {
+		if given(key) != want {
+			t.Errorf("given(%q) = %v", key, !want)
+		}
+	}
+	if given, err := LoadGiven(d, "/none.yaml", nil); err == nil || given != nil {
+		t.Errorf("not read: %v", err)
+	}
+}
+
+// A gateway for others needs no more than what keeps them out.
+func TestGatewayListens(t *testing.T) {
+	creds := []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k"}
+	for _, args := range [][]string{
+		{"--insecure", "--listen=0.0.0.0:6379", "--listen-memcached=0.0.0.0:11211"},
+		append(creds, "--listen=off", "--listen-memcached=off", "--listen-tls=0.0.0.0:6380"),
+		append(creds, "--listen-tls=0.0.0.0:6380", "--tls-clients=any", "--password=p"),
+		append(creds, "--listen-tls=127.0.0.1:6380", "--tls-clients=any"),
+		{"--listen=off", "--listen-memcached=off", "--listen-unix=/run/x/redis.sock"},
+	} {
+		g := DefaultGateway()
+		if err := Load(g, "", flags(t, g, args...)); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
 	}
 }
 

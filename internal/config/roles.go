@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,9 @@ import (
 const (
 	DefaultDirectory = "127.0.0.1:7400"
 	DefaultRaft      = "127.0.0.1:7401"
+	DefaultHTTP      = "127.0.0.1:7480" // of `kvd dev`; elsewhere it is off
+	DefaultRedis     = "127.0.0.1:6379"
+	DefaultMemcached = "127.0.0.1:11211"
 	Off              = "off"
 	Auto             = "auto"
 )
@@ -36,6 +40,9 @@ type Dev struct {
 	Memory        Size          `mapstructure:"memory" usage:"memory that each memory node lends; taken when it is first used"`
 	Lease         time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
+	Redis         string        `mapstructure:"redis" usage:"where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
+	Memcached     string        `mapstructure:"memcached" usage:"where the gateway speaks memcached's protocol, likewise"`
+	HTTP          string        `mapstructure:"http" usage:"where metrics, health and a page for people are served, likewise"`
 	Log           Log           `mapstructure:"log"`
 }
 
@@ -53,6 +60,7 @@ type Directory struct {
 	EpochInterval   time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	ElectionTimeout time.Duration `mapstructure:"election-timeout" usage:"how long a node waits for its leader before it stands for election"`
 	ScrubInterval   time.Duration `mapstructure:"scrub-interval" usage:"least time between two scrubs of memory that a session left behind uncleanly; 0: only when asked"`
+	HTTPListen      string        `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
 	TLS             TLS           `mapstructure:"tls"`
 	Insecure        bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log             Log           `mapstructure:"log"`
@@ -73,6 +81,7 @@ type MemNode struct {
 	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"who executes atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
+	HTTPListen     string   `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
@@ -87,9 +96,31 @@ type Janitor struct {
 	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
+	HTTPListen string        `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
 	TLS        TLS           `mapstructure:"tls"`
 	Insecure   bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log        Log           `mapstructure:"log"`
+}
+
+// Gateway are the settings of `kvd gateway`.
+type Gateway struct {
+	Directory         []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Databases         []string `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0"`
+	Listen            string   `mapstructure:"listen" usage:"where Redis's protocol is spoken in clear, host:port, or off"`
+	ListenUnix        string   `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
+	ListenTLS         string   `mapstructure:"listen-tls" usage:"where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
+	TLSClients        string   `mapstructure:"tls-clients" usage:"who may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
+	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"where memcached's protocol is spoken in clear, host:port, or off"`
+	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
+	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line"`
+	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
+	ExecPerKey        bool     `mapstructure:"exec-per-key" usage:"let EXEC change several keys, atomically for each of them alone; false: refuse that"`
+	Provider          string   `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	RDMADevice        string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+	HTTPListen        string   `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
+	TLS               TLS      `mapstructure:"tls"`
+	Insecure          bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log               Log      `mapstructure:"log"`
 }
 
 // Health are the settings of `kvd health`.
@@ -117,7 +148,8 @@ var defaultLog = Log{Level: "info", Format: "text"}
 func DefaultDev() *Dev {
 	return &Dev{
 		Listen: DefaultDirectory, Memnodes: 2, Memory: 1 << 30,
-		Lease: 5 * time.Second, EpochInterval: 100 * time.Millisecond, Log: defaultLog,
+		Lease: 5 * time.Second, EpochInterval: 100 * time.Millisecond,
+		Redis: DefaultRedis, Memcached: DefaultMemcached, HTTP: DefaultHTTP, Log: defaultLog,
 	}
 }
 
@@ -126,7 +158,7 @@ func DefaultDirectoryNode() *Directory {
 	return &Directory{
 		Listen: DefaultDirectory, RaftListen: DefaultRaft, Join: []string{},
 		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond,
-		ScrubInterval: 30 * time.Second, Log: defaultLog,
+		ScrubInterval: 30 * time.Second, HTTPListen: Off, Log: defaultLog,
 	}
 }
 
@@ -134,13 +166,24 @@ func DefaultDirectoryNode() *Directory {
 func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
-		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, Janitor: true, Log: defaultLog,
+		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
+		Janitor: true, Log: defaultLog,
 	}
 }
 
 // DefaultJanitor gives `kvd janitor` without any settings.
 func DefaultJanitor() *Janitor {
-	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, Log: defaultLog}
+	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, HTTPListen: Off, Log: defaultLog}
+}
+
+// DefaultGateway gives `kvd gateway` without any settings.
+func DefaultGateway() *Gateway {
+	return &Gateway{
+		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
+		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached,
+		MaxConnections: 10_000,
+		HTTPListen:     Off, Log: defaultLog,
+	}
 }
 
 // DefaultHealth gives `kvd health` without any settings.
@@ -199,6 +242,18 @@ func (c *checker) listen(key, value, advertiseKey, advertise string, clear bool)
 	}
 	if advertiseKey != "" && advertise == "" && wildcard(host) {
 		c.bad(key, value, "set %s to the address that others shall call", advertiseKey)
+	}
+}
+
+func (c *checker) socket(key, value string) {
+	if len(value) > maxSocket {
+		c.bad(key, value, "want at most %d bytes, which is what a socket's path holds", maxSocket)
+	}
+}
+
+func (c *checker) http(value string, clear bool) {
+	if value != Off {
+		c.listen("http-listen", value, "", "", clear)
 	}
 }
 
@@ -263,6 +318,14 @@ func (d *Dev) Validate() error {
 	c.memory(d.Memory)
 	c.least("lease", d.Lease, 50*time.Millisecond)
 	c.least("epoch-interval", d.EpochInterval, 10*time.Millisecond)
+	for _, l := range []struct{ key, addr string }{{"redis", d.Redis}, {"memcached", d.Memcached}, {"http", d.HTTP}} {
+		if l.addr == Off {
+			continue
+		}
+		if host, ok := c.addr(l.key, l.addr, 0); ok && !loopback(host) {
+			c.bad(l.key, l.addr, "kvd dev serves its own machine: want 127.0.0.1 or off")
+		}
+	}
 	c.log(d.Log)
 	return c.err()
 }
@@ -291,6 +354,7 @@ func (d *Directory) Validate() error {
 	if d.ScrubInterval != 0 {
 		c.least("scrub-interval", d.ScrubInterval, 10*time.Millisecond)
 	}
+	c.http(d.HTTPListen, clear)
 	c.tls(d.TLS)
 	c.log(d.Log)
 	return c.err()
@@ -324,12 +388,11 @@ func (m *MemNode) Validate() error {
 	if m.HealthListen != Off {
 		c.listen("health-listen", m.HealthListen, "", "", clear)
 	}
-	switch s := m.ShmSocket; {
-	case s == "" || s == "@":
+	c.http(m.HTTPListen, clear)
+	if s := m.ShmSocket; s == "" || s == "@" {
 		c.bad("shm-socket", s, "want a path, @name, auto or off")
-	case len(s) > maxSocket:
-		c.bad("shm-socket", s, "want at most %d bytes, which is what a socket's path holds", maxSocket)
 	}
+	c.socket("shm-socket", m.ShmSocket)
 	c.tls(m.TLS)
 	c.log(m.Log)
 	return c.err()
@@ -341,7 +404,9 @@ const maxWindow = 1024
 // Validate implements [Settings].
 func (j *Janitor) Validate() error {
 	var c checker
-	c.directory(j.Directory, j.Insecure || j.TLS != (TLS{}))
+	clear := j.Insecure || j.TLS != (TLS{})
+	c.directory(j.Directory, clear)
+	c.http(j.HTTPListen, clear)
 	c.least("poll", j.Poll, 10*time.Millisecond)
 	if j.Window < 1 || j.Window > maxWindow {
 		c.bad("window", j.Window, "want 1 to %d", maxWindow)
@@ -349,6 +414,74 @@ func (j *Janitor) Validate() error {
 	c.tls(j.TLS)
 	c.log(j.Log)
 	return c.err()
+}
+
+const (
+	maxDatabases   = 64 // each is a session
+	maxConnections = 1 << 20
+)
+
+// Validate implements [Settings].
+func (g *Gateway) Validate() error {
+	var c checker
+	clear := g.Insecure || g.TLS != (TLS{})
+	c.directory(g.Directory, clear)
+	if n := len(g.Databases); n < 1 || n > maxDatabases {
+		c.bad("databases", g.Databases, "want 1 to %d namespaces", maxDatabases)
+	}
+	for i, d := range g.Databases {
+		switch {
+		case d == "":
+			c.bad("databases", g.Databases, "number %d has no name", i)
+		case slices.Contains(g.Databases[:i], d):
+			c.bad("databases", g.Databases, "%s is there twice", d)
+		}
+	}
+	// TLS towards the directory is no protection for what clients say in clear.
+	for _, l := range []struct{ key, addr string }{{"listen", g.Listen}, {"listen-memcached", g.ListenMemcached}} {
+		if l.addr == Off {
+			continue
+		}
+		if host, ok := c.addr(l.key, l.addr, 0); ok && !g.Insecure && !loopback(host) {
+			c.bad(l.key, l.addr, "others can reach it, and it is in clear, a password too: use listen-tls, or set insecure to do without")
+		}
+	}
+	if g.ListenUnix == "" {
+		c.bad("listen-unix", g.ListenUnix, "want a path or off")
+	}
+	c.socket("listen-unix", g.ListenUnix)
+	if g.TLSClients != "certified" && g.TLSClients != "any" {
+		c.bad("tls-clients", g.TLSClients, "want certified or any")
+	}
+	if g.ListenTLS != Off {
+		host, ok := c.addr("listen-tls", g.ListenTLS, 0)
+		switch {
+		case ok && g.TLS == (TLS{}):
+			c.bad("listen-tls", g.ListenTLS, "set tls.ca, tls.cert and tls.key")
+		case ok && g.TLSClients == "any" && g.Password == "" && !g.Insecure && !loopback(host):
+			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password, or insecure to do without")
+		}
+	}
+	if g.Listen == Off && g.ListenUnix == Off && g.ListenTLS == Off && g.ListenMemcached == Off {
+		c.bad("listen", g.Listen, "listen-unix, listen-tls and listen-memcached are off too: want at least one way in")
+	}
+	if g.MaxConnections < 1 || g.MaxConnections > maxConnections {
+		c.bad("max-connections", g.MaxConnections, "want 1 to %d", maxConnections)
+	}
+	c.http(g.HTTPListen, clear)
+	c.tls(g.TLS)
+	c.log(g.Log)
+	return c.err()
+}
+
+// LoadListenTLS is like Load, for listen-tls: who need not show a certificate is not
+// asked for one.
+func (g *Gateway) LoadListenTLS() (*tls.Config, error) {
+	cfg, err := g.TLS.Load()
+	if cfg != nil && g.TLSClients == "any" {
+		cfg.ClientAuth, cfg.ClientCAs = tls.NoClientCert, nil
+	}
+	return cfg, err
 }
 
 // Validate implements [Settings].

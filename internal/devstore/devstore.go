@@ -49,6 +49,8 @@ type Options struct {
 	// Replicas makes the namespace "default" at the start, with so many copies. 0
 	// leaves it to the directory, which makes it when the first session asks for it.
 	Replicas int
+	// Namespaces are made at the start, in this order, unless the directory remembers them.
+	Namespaces []Namespace
 	// CapacityBytes is what each memory node lends. It is mapped when it is first
 	// used. Default 1 GiB.
 	CapacityBytes int64
@@ -71,6 +73,17 @@ type Options struct {
 	Seed uint64
 	// Logger hears of all parts. Default: discards.
 	Logger *slog.Logger
+}
+
+// Namespace is one to make at the start.
+type Namespace struct {
+	Name string
+	// Mode is store unless it says cache.
+	Mode dirpb.NamespaceMode
+	// Replicas is the number of copies; 0: two, or one where there is one memory node.
+	Replicas int
+	// BytesPerNode is what each memory node lends to it; 0: half of what is free then.
+	BytesPerNode int64
 }
 
 func (o *Options) ensureDefaults() {
@@ -103,6 +116,11 @@ func (o *Options) Validate() error {
 	}
 	if o.Replicas < 0 || o.Replicas > max(o.Nodes, 0) {
 		bad("Replicas is %d, want 0 to the number of memory nodes, %d", o.Replicas, o.Nodes)
+	}
+	for _, n := range o.Namespaces {
+		if n.Replicas < 0 || n.Replicas > max(o.Nodes, 0) || n.BytesPerNode < 0 {
+			bad("Namespaces: %q with %d copies and %d bytes a memory node, want 0 to the number of memory nodes, %d, and no less than 0", n.Name, n.Replicas, n.BytesPerNode, o.Nodes)
+		}
 	}
 	if o.Directories < 0 {
 		bad("Directories is %d, want at least 1", o.Directories)
@@ -200,7 +218,10 @@ func Start(ctx context.Context, o Options) (_ *Store, err error) {
 		}
 	}
 	if o.Replicas > 0 {
-		if err := s.createDefault(ctx); err != nil {
+		o.Namespaces = append([]Namespace{{Name: "default", Replicas: o.Replicas}}, o.Namespaces...)
+	}
+	for _, n := range o.Namespaces {
+		if err := s.create(ctx, n); err != nil {
 			return nil, err
 		}
 	}
@@ -212,14 +233,16 @@ func Start(ctx context.Context, o Options) (_ *Store, err error) {
 	return s, nil
 }
 
-// createDefault makes the namespace "default", unless the directory remembers it.
-func (s *Store) createDefault(ctx context.Context) error {
+// create makes a namespace, unless the directory remembers it.
+func (s *Store) create(ctx context.Context, n Namespace) error {
 	err := s.dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
-		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "default", Replicas: uint32(s.o.Replicas)})
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{
+			Name: n.Name, Mode: n.Mode, Replicas: uint32(n.Replicas), BytesPerNode: uint64(n.BytesPerNode),
+		})
 		return err
 	})
 	if err != nil && status.Code(err) != codes.AlreadyExists {
-		return fmt.Errorf("namespace \"default\" with %d copies: %w", s.o.Replicas, err)
+		return fmt.Errorf("namespace %q with %d copies: %w", n.Name, n.Replicas, err)
 	}
 	return nil
 }
@@ -361,6 +384,19 @@ func (s *Store) Directory() []string {
 		addrs = append(addrs, d.o.GRPCAddr)
 	}
 	return addrs
+}
+
+// DirectoryNodes are the directory nodes that run.
+func (s *Store) DirectoryNodes() []*server.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var nodes []*server.Node
+	for _, d := range s.mu.directories {
+		if d.node != nil {
+			nodes = append(nodes, d.node)
+		}
+	}
+	return nodes
 }
 
 // Devices are for clients of this process, one for each provider in the order of

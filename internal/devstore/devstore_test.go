@@ -3,6 +3,7 @@ package devstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -86,6 +87,28 @@ func TestProviders(t *testing.T) {
 				t.Errorf("%d memory nodes in the map, want 2", n)
 			}
 		})
+	}
+}
+
+func TestNamespaces(t *testing.T) {
+	s := start(t, Options{Nodes: 2, CapacityBytes: 64 << 20, Replicas: 2, Namespaces: []Namespace{
+		{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 8 << 20},
+		{Name: "rest"},
+	}})
+	st, err := s.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, n := range st.GetMap().GetNamespaces() {
+		got = append(got, fmt.Sprintf("%s %v %d %dMiB", n.GetName(), n.GetMode(), n.GetReplicas(), n.GetBytesPerNode()>>20))
+	}
+	want := []string{"default NAMESPACE_STORE 2 32MiB", "cache NAMESPACE_CACHE 1 8MiB", "rest NAMESPACE_STORE 2 12MiB"}
+	if !slices.Equal(got, want) {
+		t.Errorf("namespaces %q, want %q", got, want)
+	}
+	if n := s.DirectoryNodes(); len(n) != 1 || n[0].Addr() != s.Directory()[0] {
+		t.Errorf("directory nodes %v", n)
 	}
 }
 

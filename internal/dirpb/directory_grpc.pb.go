@@ -43,6 +43,7 @@ const (
 	Directory_RemoveNode_FullMethodName      = "/kvd.directory.v1.Directory/RemoveNode"
 	Directory_Rebalance_FullMethodName       = "/kvd.directory.v1.Directory/Rebalance"
 	Directory_CreateNamespace_FullMethodName = "/kvd.directory.v1.Directory/CreateNamespace"
+	Directory_SetNamespace_FullMethodName    = "/kvd.directory.v1.Directory/SetNamespace"
 	Directory_Status_FullMethodName          = "/kvd.directory.v1.Directory/Status"
 	Directory_JoinDirectory_FullMethodName   = "/kvd.directory.v1.Directory/JoinDirectory"
 	Directory_RemoveDirectory_FullMethodName = "/kvd.directory.v1.Directory/RemoveDirectory"
@@ -78,6 +79,7 @@ type DirectoryClient interface {
 	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeReply, error)
 	Rebalance(ctx context.Context, in *RebalanceRequest, opts ...grpc.CallOption) (*RebalanceReply, error)
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceReply, error)
+	SetNamespace(ctx context.Context, in *SetNamespaceRequest, opts ...grpc.CallOption) (*SetNamespaceReply, error)
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	JoinDirectory(ctx context.Context, in *JoinDirectoryRequest, opts ...grpc.CallOption) (*JoinDirectoryReply, error)
 	RemoveDirectory(ctx context.Context, in *RemoveDirectoryRequest, opts ...grpc.CallOption) (*RemoveDirectoryReply, error)
@@ -280,6 +282,16 @@ func (c *directoryClient) CreateNamespace(ctx context.Context, in *CreateNamespa
 	return out, nil
 }
 
+func (c *directoryClient) SetNamespace(ctx context.Context, in *SetNamespaceRequest, opts ...grpc.CallOption) (*SetNamespaceReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetNamespaceReply)
+	err := c.cc.Invoke(ctx, Directory_SetNamespace_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *directoryClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusReply)
@@ -340,6 +352,7 @@ type DirectoryServer interface {
 	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeReply, error)
 	Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error)
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error)
+	SetNamespace(context.Context, *SetNamespaceRequest) (*SetNamespaceReply, error)
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	JoinDirectory(context.Context, *JoinDirectoryRequest) (*JoinDirectoryReply, error)
 	RemoveDirectory(context.Context, *RemoveDirectoryRequest) (*RemoveDirectoryReply, error)
@@ -406,6 +419,9 @@ func (UnimplementedDirectoryServer) Rebalance(context.Context, *RebalanceRequest
 }
 func (UnimplementedDirectoryServer) CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateNamespace not implemented")
+}
+func (UnimplementedDirectoryServer) SetNamespace(context.Context, *SetNamespaceRequest) (*SetNamespaceReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetNamespace not implemented")
 }
 func (UnimplementedDirectoryServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -754,6 +770,24 @@ func _Directory_CreateNamespace_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_SetNamespace_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetNamespaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).SetNamespace(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_SetNamespace_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).SetNamespace(ctx, req.(*SetNamespaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Directory_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
@@ -882,6 +916,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateNamespace",
 			Handler:    _Directory_CreateNamespace_Handler,
+		},
+		{
+			MethodName: "SetNamespace",
+			Handler:    _Directory_SetNamespace_Handler,
 		},
 		{
 			MethodName: "Status",

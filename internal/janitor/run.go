@@ -32,6 +32,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Poll is how often to ask for work. Default 100 ms.
 	Poll time.Duration
+	// Done, if not nil, is told of every job that ended here, how long it took, and how. It may
+	// be called concurrently.
+	Done func(kind dirpb.JobKind, took time.Duration, err error)
 	// Window is how many operations of a job are under way at once. Default 8.
 	Window int
 }
@@ -182,6 +185,9 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 	err := r.run(ctx, c, session, job, report, tell)
 	if err == nil {
 		err = tell(&dirpb.ReportJobRequest{Finished: true, Report: report})
+	}
+	if r.o.Done != nil {
+		r.o.Done(job.GetKind(), time.Since(began), err)
 	}
 	switch {
 	case err == nil:

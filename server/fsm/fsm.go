@@ -89,7 +89,7 @@ type Result struct {
 	Changes []Row
 
 	NodeID    uint32                  // RegisterNode
-	Namespace *dirpb.Namespace        // CreateNamespace
+	Namespace *dirpb.Namespace        // CreateNamespace, SetNamespace
 	Session   *fsmpb.Session          // OpenSession
 	Grant     *dirpb.GrantExtentReply // GrantExtent
 	PG        *dirpb.PlacementGroup   // CreatePG
@@ -149,6 +149,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.publishRegion(op.PublishRegion)
 	case *fsmpb.Command_CreateNamespace:
 		r.Namespace, r.Err = s.createNamespace(op.CreateNamespace)
+	case *fsmpb.Command_SetNamespace:
+		r.Namespace, r.Err = s.setNamespace(op.SetNamespace)
 	case *fsmpb.Command_OpenSession:
 		r.Session, r.Err = s.openSession(op.OpenSession)
 	case *fsmpb.Command_CloseSession:

@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -142,6 +144,19 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		})
 	}
 	s.refreshUsed()
+	return w, nil
+}
+
+// setNamespace changes a namespace's limit.
+func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, error) {
+	w := s.NamespaceNamed(q.GetName())
+	if w == nil {
+		return nil, fmt.Errorf("namespace %q: %w", q.GetName(), ErrNotFound)
+	}
+	w = proto.CloneOf(w)
+	w.LimitBytes = q.GetLimitBytes()
+	s.namespaces[w.Id] = w
+	s.mark(idKey(rowNamespace, w.Id), w)
 	return w, nil
 }
 

@@ -59,6 +59,7 @@ type Command struct {
 	//	*Command_DrainNode
 	//	*Command_RemoveNode
 	//	*Command_CreatePg
+	//	*Command_SetNamespace
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -315,6 +316,15 @@ func (x *Command) GetCreatePg() *CreatePG {
 	return nil
 }
 
+func (x *Command) GetSetNamespace() *dirpb.SetNamespaceRequest {
+	if x != nil {
+		if x, ok := x.Op.(*Command_SetNamespace); ok {
+			return x.SetNamespace
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -411,6 +421,10 @@ type Command_CreatePg struct {
 	CreatePg *CreatePG `protobuf:"bytes,24,opt,name=create_pg,json=createPg,proto3,oneof"`
 }
 
+type Command_SetNamespace struct {
+	SetNamespace *dirpb.SetNamespaceRequest `protobuf:"bytes,25,opt,name=set_namespace,json=setNamespace,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -456,6 +470,8 @@ func (*Command_DrainNode) isCommand_Op() {}
 func (*Command_RemoveNode) isCommand_Op() {}
 
 func (*Command_CreatePg) isCommand_Op() {}
+
+func (*Command_SetNamespace) isCommand_Op() {}
 
 // Init names the cluster; only the first one counts.
 type Init struct {
@@ -2670,7 +2686,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\x94\v\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xe2\v\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -2700,7 +2716,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"drain_node\x18\x16 \x01(\v2\x15.kvd.fsm.v1.DrainNodeH\x00R\tdrainNode\x129\n" +
 	"\vremove_node\x18\x17 \x01(\v2\x16.kvd.fsm.v1.RemoveNodeH\x00R\n" +
 	"removeNode\x123\n" +
-	"\tcreate_pg\x18\x18 \x01(\v2\x14.kvd.fsm.v1.CreatePGH\x00R\bcreatePgB\x04\n" +
+	"\tcreate_pg\x18\x18 \x01(\v2\x14.kvd.fsm.v1.CreatePGH\x00R\bcreatePg\x12L\n" +
+	"\rset_namespace\x18\x19 \x01(\v2%.kvd.directory.v1.SetNamespaceRequestH\x00R\fsetNamespaceB\x04\n" +
 	"\x02op\"F\n" +
 	"\x04Init\x12\x1d\n" +
 	"\n" +
@@ -2933,13 +2950,14 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Row)(nil),                          // 33: kvd.fsm.v1.Row
 	(*Snapshot)(nil),                     // 34: kvd.fsm.v1.Snapshot
 	(*dirpb.PublishRegionRequest)(nil),   // 35: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.RegisterNodeRequest)(nil),    // 36: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 37: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 38: kvd.directory.v1.ReturnedRun
-	(dirpb.JobKind)(0),                   // 39: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 40: kvd.directory.v1.JobReport
-	(*dirpb.Job)(nil),                    // 41: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 42: kvd.directory.v1.SessionLife
+	(*dirpb.SetNamespaceRequest)(nil),    // 36: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.RegisterNodeRequest)(nil),    // 37: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 38: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 39: kvd.directory.v1.ReturnedRun
+	(dirpb.JobKind)(0),                   // 40: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 41: kvd.directory.v1.JobReport
+	(*dirpb.Job)(nil),                    // 42: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 43: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	1,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -2965,26 +2983,27 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	20, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
 	21, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
 	22, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	24, // 23: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	36, // 24: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	37, // 25: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	38, // 26: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	39, // 27: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	40, // 28: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	30, // 29: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	26, // 30: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	27, // 31: kvd.fsm.v1.Heap.holders:type_name -> kvd.fsm.v1.Holder
-	28, // 32: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	40, // 33: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	41, // 34: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	42, // 35: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	32, // 36: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	33, // 37: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	36, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	24, // 24: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	37, // 25: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	38, // 26: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	39, // 27: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	40, // 28: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	41, // 29: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	30, // 30: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	26, // 31: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	27, // 32: kvd.fsm.v1.Heap.holders:type_name -> kvd.fsm.v1.Holder
+	28, // 33: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	41, // 34: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	42, // 35: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	43, // 36: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	32, // 37: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	33, // 38: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	39, // [39:39] is the sub-list for method output_type
+	39, // [39:39] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -3016,6 +3035,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_DrainNode)(nil),
 		(*Command_RemoveNode)(nil),
 		(*Command_CreatePg)(nil),
+		(*Command_SetNamespace)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

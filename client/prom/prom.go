@@ -1,0 +1,114 @@
+// Package prom shows what a client counts to Prometheus.
+//
+// It leaves counting to package client and serving to its user, who registers a
+// [NewCollector] and serves the registry. A collector may be scraped concurrently, and
+// before and after the client is closed; a scrape asks every lane, so it takes as
+// long as the lanes are busy with what they do at the moment, microseconds.
+//
+// Metrics carry no labels of the client's own. Where a process has several clients,
+// tell them apart with prometheus.WrapCollectorWith:
+//
+//	reg.MustRegister(prometheus.WrapCollectorWith(prometheus.Labels{"namespace": "cache"}, prom.NewCollector(c)))
+//
+// A client that loses its session opens another and counts from 0 again, which
+// rate and increase understand.
+package prom
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("kvd_client_"+name, help, labels, nil)
+}
+
+var (
+	operations  = desc("operations_total", "Operations that ended, by kind.", "op")
+	roundTrips  = desc("round_trips_total", "Round trips of operations to memory nodes, by kind of operation.", "op")
+	verbs       = desc("verbs_total", "Verbs posted, by kind.", "verb")
+	doorbells   = desc("doorbells_total", "Calls that posted one or more verbs.")
+	readBytes   = desc("read_bytes_total", "Bytes asked for by READs.")
+	written     = desc("written_bytes_total", "Bytes sent by WRITEs.")
+	hintHits    = desc("hint_hits_total", "Operations that began with a remembered slot word.")
+	casLosses   = desc("cas_losses_total", "Compare-and-swaps that found another word than expected.")
+	unknown     = desc("unknown_outcomes_total", "Operations that ended without knowing whether they happened.")
+	evicted     = desc("evicted_records_total", "Records that the client evicted from a cache to make room.")
+	evictedB    = desc("evicted_bytes_total", "Memory of the records that the client evicted, or found expired while it looked for some.")
+	expired     = desc("expired_records_total", "Records that the client removed while it looked for some to evict, since their time was over.")
+	notes       = desc("access_notes_total", "Access words written, by which a cache knows what was used.")
+	granted     = desc("granted_bytes", "Memory that the directory granted to the session.")
+	memory      = desc("memory_bytes", "Granted memory by what it holds: live records, limbo (replaced ones that somebody may still read) or nothing (free).", "state")
+	epochLag    = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may still work in.")
+	connections = desc("connections", "Memory nodes that the session is connected to, by provider.", "provider")
+)
+
+// usual are the operations of every client. Those of janitors and evictors are shown
+// where there were some.
+var usual = []string{"get", "put", "delete", "modify", "scan"}
+
+// NewCollector gives the metrics of c. It does not own c.
+func NewCollector(c *client.Client) prometheus.Collector { return collector{c} }
+
+type collector struct{ c *client.Client }
+
+// Describe implements [prometheus.Collector].
+func (x collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
+		evicted, evictedB, expired, notes, granted, memory, epochLag, connections,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (x collector) Collect(ch chan<- prometheus.Metric) {
+	s := x.c.Stats()
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	for op, n := range s.Ops {
+		if n > 0 || slices.Contains(usual, op) {
+			count(operations, n, op)
+			count(roundTrips, s.Rounds[op], op)
+		}
+	}
+	for i, n := range s.Verbs.Verbs {
+		if i > 0 { // 0 is no verb
+			count(verbs, n, rdma.Opcode(i).String())
+		}
+	}
+	count(doorbells, s.Verbs.Doorbells)
+	count(readBytes, s.Verbs.ReadBytes)
+	count(written, s.Verbs.WriteBytes)
+	count(hintHits, s.CacheHits)
+	count(casLosses, s.CASLosses)
+	count(unknown, s.Unknown)
+	count(evicted, s.Evicted)
+	count(evictedB, s.EvictedBytes)
+	count(expired, s.Expired)
+	count(notes, s.Notes)
+	gauge(granted, s.GrantedUnits*layout.UnitSize)
+	gauge(memory, s.LiveUnits*layout.UnitSize, "live")
+	gauge(memory, s.LimboUnits*layout.UnitSize, "limbo")
+	gauge(memory, s.FreeUnits*layout.UnitSize, "free")
+	gauge(epochLag, s.Epoch-min(s.Epoch, s.MinEpoch))
+	by := make(map[string]uint64)
+	for _, how := range s.Connections { // "tcp (CAS proxied to the adapter)"
+		provider, _, _ := strings.Cut(how, " ")
+		by[provider]++
+	}
+	for provider, n := range by {
+		gauge(connections, n, provider)
+	}
+}

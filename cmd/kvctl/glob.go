@@ -1,0 +1,73 @@
+package main
+
+// globMatch reports whether s matches a pattern as Redis has them (stringmatchlen in
+// its util.c), byte by byte: * is any bytes, ? any one, [a-z] one of a class, [^a]
+// one not of it, and \x is x. A class that is not closed ends with the pattern. It
+// takes at most len(pattern) times len(s) steps.
+func globMatch(pattern, s []byte) bool {
+	p, i := 0, 0
+	star, from := -1, 0 // behind the last *, and where in s it has ended so far
+	for i < len(s) {
+		if p < len(pattern) && pattern[p] == '*' {
+			p++
+			star, from = p, i
+			continue
+		}
+		if p < len(pattern) {
+			if n, ok := globOne(pattern[p:], s[i]); ok {
+				p, i = p+n, i+1
+				continue
+			}
+		}
+		if star < 0 {
+			return false
+		}
+		from++
+		p, i = star, from
+	}
+	for p < len(pattern) && pattern[p] == '*' {
+		p++
+	}
+	return p == len(pattern)
+}
+
+// globOne matches c with what p, which is not empty, begins with, and returns that
+// element's length.
+func globOne(p []byte, c byte) (n int, ok bool) {
+	switch p[0] {
+	case '?':
+		return 1, true
+	case '\\':
+		if len(p) > 1 {
+			return 2, p[1] == c
+		}
+	case '[':
+		return globClass(p, c)
+	}
+	return 1, p[0] == c
+}
+
+func globClass(p []byte, c byte) (n int, ok bool) {
+	n = 1
+	not := len(p) > 1 && p[1] == '^'
+	if not {
+		n++
+	}
+	for n < len(p) {
+		switch {
+		case p[n] == '\\' && n+1 < len(p):
+			ok = ok || p[n+1] == c
+			n += 2
+		case p[n] == ']':
+			return n + 1, ok != not
+		case n+2 < len(p) && p[n+1] == '-':
+			lo, hi := min(p[n], p[n+2]), max(p[n], p[n+2])
+			ok = ok || lo <= c && c <= hi
+			n += 3
+		default:
+			ok = ok || p[n] == c
+			n++
+		}
+	}
+	return n, ok != not
+}

@@ -1,0 +1,353 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/peterh/liner"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/kvd-project/kvd/internal/devstore"
+)
+
+func TestWords(t *testing.T) {
+	for line, want := range map[string][]string{
+		"":                         nil,
+		" \t ":                     nil,
+		`get a`:                    {"get", "a"},
+		`  put  "a b"	'c d' `:      {"put", "a b", "c d"},
+		`"\x00\xfF\n\r\t\b\a\"\\"`: {"\x00\xff\n\r\t\b\a\"\\"},
+		`"\xg0\q"`:                 {"xg0q"},
+		`"\x4"`:                    {"x4"},
+		`'\x00\n' '\''`:            {`\x00\n`, "'"},
+		`a\x00 b"c d"`:             {`a\x00`, "bc d"},
+		`""  ''`:                   {"", ""},
+		`ключ "ключ"`:              {"ключ", "ключ"},
+	} {
+		if got, err := words(line); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %q %v, want %q", line, got, err, want)
+		}
+	}
+	for _, line := range []string{`"`, `'`, `a "b`, `"a"b`, `'a''b'`, `"a\"`, `"\`} {
+		if got, err := words(line); err == nil {
+			t.Errorf("%s: %q, want an error", line, got)
+		}
+	}
+}
+
+func TestQuoteWord(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		args := rapid.SliceOf(rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "args")
+		quoted := make([]string, len(args))
+		for i, a := range args {
+			quoted[i] = quoteWord(a)
+		}
+		line := strings.Join(quoted, " ")
+		if got, err := words(line); err != nil || !slices.Equal(got, args) {
+			t.Errorf("%s: %q %v, want %q", line, got, err, args)
+		}
+	})
+}
+
+// The cases are what Redis 7's stringmatchlen answers.
+func TestGlob(t *testing.T) {
+	for _, c := range []struct {
+		pattern, s string
+		want       bool
+	}{
+		{"", "", true}, {"", "a", false}, {"*", "", true}, {"*", "abc", true}, {"a", "", false}, {"?", "", false},
+		{"h?llo", "hello", true}, {"h?llo", "hllo", false}, {"h*llo", "heeello", true}, {"h*llo", "heeell", false},
+		{"h[ae]llo", "hallo", true}, {"h[ae]llo", "hillo", false}, {"h[^e]llo", "hallo", true}, {"h[^e]llo", "hello", false},
+		{"h[a-b]llo", "hbllo", true}, {"h[b-a]llo", "hallo", true}, {"h[a-b]llo", "hcllo", false},
+		{`h\*llo`, "h*llo", true}, {`h\*llo`, "hello", false}, {`[\]]`, "]", true}, {`[\-a]`, "-", true}, {"[a-]", "-", false}, {"[a-]", "_", true},
+		{"[]", "]", false}, {"[^]", "x", true}, {"[!a]", "a", true}, {"[abc", "c", true}, {"[a-", "a", true}, {"[", "[", false},
+		{`\`, `\`, true}, {`a\`, `a\`, true}, {"a**b*", "axbyb", true}, {"*a*b", "aab", true}, {"*a*b", "aabc", false},
+		{"{a,b}", "a", false}, {"??", "é", true}, {"[a-]]", "b", false}, {"[a-]]", "_", true},
+	} {
+		if got := globMatch([]byte(c.pattern), []byte(c.s)); got != c.want {
+			t.Errorf("%q on %q: %v", c.pattern, c.s, got)
+		}
+	}
+	// What takes a backtracking matcher for ever.
+	if globMatch([]byte(strings.Repeat("a*", 60)+"b"), bytes.Repeat([]byte("a"), 5000)) {
+		t.Error("a match without b")
+	}
+}
+
+func FuzzGlob(f *testing.F) {
+	f.Add([]byte("a*[^b-d]?\\x"), []byte("aqx"))
+	f.Fuzz(func(t *testing.T, pattern, s []byte) {
+		if globMatch(pattern, s) && !globMatch(append([]byte("*"), pattern...), append([]byte("more"), s...)) {
+			t.Errorf("%q matches %q, but not with * and more before", pattern, s)
+		}
+	})
+}
+
+// terminal is a shell as a user sees it.
+type terminal struct {
+	t    *testing.T
+	tty  *os.File
+	cmd  *exec.Cmd
+	mu   sync.Mutex
+	seen strings.Builder
+	at   int // how much of it has been expected
+}
+
+func (e *env) terminal(state string, args ...string) *terminal {
+	e.t.Helper()
+	cmd := exec.Command(os.Args[0], append(slices.Clone(e.flags), args...)...)
+	cmd.Env = append(os.Environ(), asMain+"=1", "XDG_STATE_HOME="+state, "TERM=xterm", "COLUMNS=100")
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 100})
+	if err != nil {
+		e.t.Skipf("no pseudo-terminal: %v", err)
+	}
+	x := &terminal{t: e.t, tty: tty, cmd: cmd}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		b := make([]byte, 4096)
+		for {
+			n, err := tty.Read(b)
+			x.mu.Lock()
+			x.seen.Write(b[:n])
+			x.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	})
+	e.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = tty.Close()
+		wg.Wait()
+	})
+	return x
+}
+
+func (x *terminal) text() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.seen.String()
+}
+
+// expect waits until the terminal shows s behind what was expected before.
+func (x *terminal) expect(s string) {
+	x.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if i := strings.Index(x.text()[x.at:], s); i >= 0 {
+			x.at += i + len(s)
+			return
+		}
+		if time.Now().After(end) {
+			x.t.Fatalf("no %q in %q", s, x.text()[x.at:])
+		}
+	}
+}
+
+func (x *terminal) types(keys string) {
+	x.t.Helper()
+	if _, err := io.WriteString(x.tty, keys); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// cooked waits until a command has the terminal: what is typed before is for the
+// shell.
+func (x *terminal) cooked() {
+	x.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		m, err := unix.IoctlGetTermios(int(x.tty.Fd()), unix.TCGETS)
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		if m.Lflag&unix.ICANON != 0 {
+			return
+		}
+		if time.Now().After(end) {
+			x.t.Fatalf("the terminal is the shell's: %q", x.text())
+		}
+	}
+}
+
+// ends waits until the shell has ended, and wants status 0.
+func (x *terminal) ends() {
+	x.t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- x.cmd.Wait() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			x.t.Fatalf("%v: %s", err, x.text())
+		}
+	case <-time.After(20 * time.Second):
+		_ = x.cmd.Process.Kill()
+		<-done
+		x.t.Fatalf("does not end: %q", x.text())
+	}
+}
+
+func TestShellOnTerminal(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	e.must("", "put", "greeting:long one", "hello")
+	e.must("", "namespace", "create", "other", "--bytes", "1MiB")
+	state := t.TempDir()
+	x := e.terminal(state)
+	x.expect("default> ")
+
+	// Commands, flags and keys are completed.
+	x.types("bigk\t")
+	x.expect("bigkeys ")
+	x.types("--to\t")
+	x.expect("--top")
+	x.types("\x15") // Ctrl-U
+	x.types("get greet\t")
+	x.expect(`get "greeting:long one" `)
+	x.types("\r")
+	x.expect("\r\nhello\r\n")
+	x.expect("default> ")
+
+	// An error does not end it; history goes back to what was typed.
+	x.types("get nothing\r")
+	x.expect("kvctl get: \"nothing\": not found\r\n")
+	x.expect("default> ")
+	x.types("\x1b[A\x1b[A")
+	x.expect(`get "greeting:long one" `)
+	x.types("\r")
+	x.expect("\r\nhello\r\n")
+
+	// A value is typed in, with the terminal as it was before.
+	x.expect("default> ")
+	x.types("put typed\r")
+	x.expect("put typed\r\n")
+	x.cooked()
+	x.types("one\rtwo\r\x04")
+	x.expect("version ")
+	x.expect("default> ")
+	if got := e.must("", "get", "typed"); got != "one\ntwo\n" {
+		t.Errorf("typed %q", got)
+	}
+
+	x.types("put dropped\r")
+	x.expect("put dropped\r\n")
+	x.cooked()
+	x.types("one\r\x03")
+	x.expect("kvctl put: read value from stdin: ")
+	x.expect("(it did not happen)")
+	x.expect("default> ")
+
+	// Ctrl-C drops a line, and ends what runs but not the shell.
+	x.types("get some\x03")
+	x.expect("default> ")
+	x.types("latency --history --interval 20ms\r")
+	x.expect("Missing")
+	x.expect("µs")
+	x.types("\x03")
+	x.expect("default> ")
+	x.types("bench --duration 10m --records 100\r")
+	x.expect("run")
+	x.types("\x03")
+	x.expect("kvctl bench: ")
+	x.expect("default> ")
+
+	x.types("use oth\t")
+	x.expect("use other ")
+	x.types("\r")
+	x.expect("other> ")
+	x.types(`put "a\x00" 1` + "\r")
+	x.expect("version ")
+	x.expect("other> ")
+	if got := e.must("", "--namespace", "other", "get", "a\x00"); got != "1" {
+		t.Errorf("value %q", got)
+	}
+	x.types("\x04") // Ctrl-D
+	x.ends()
+
+	// The history outlives it, for this user alone.
+	file := filepath.Join(state, "kvctl", "history")
+	st, err := os.Stat(file)
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Fatalf("%v %v", st, err)
+	}
+	y := e.terminal(state, "shell")
+	y.expect("default> ")
+	y.types("\x1b[A")
+	y.expect(`put "a\x00" 1`)
+	y.types("\x15exit\r")
+	y.ends()
+}
+
+// A signal that ends the process ends the shell, while it waits for a line.
+func TestShellTerminated(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	x := e.terminal(t.TempDir())
+	x.expect("default> ")
+	if err := x.cmd.Process.Signal(os.Interrupt); err != nil { // as Ctrl-C is no signal now, it is nothing
+		t.Fatal(err)
+	}
+	x.types("incr n\r")
+	x.expect("\r\n1\r\n")
+	x.expect("default> ")
+	if err := x.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.cmd.Wait(); err == nil || x.cmd.ProcessState.ExitCode() != exitUnavailable {
+		t.Errorf("%v: %s", err, x.text())
+	}
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_STATE_HOME", dir)
+	h := openHistory()
+	l := liner.NewLiner() // stdin is no terminal
+	defer l.Close()
+	for i := range liner.HistoryLimit + 10 {
+		h.add(l, fmt.Sprintf("get %d", i), t.Logf)
+	}
+	h.add(l, "put k "+strings.Repeat("x", maxRemembered), t.Logf)
+	b, err := os.ReadFile(filepath.Join(dir, "kvctl", "history"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(b, []byte("\n")); n != liner.HistoryLimit || !bytes.HasSuffix(b, []byte("get 1009\n")) {
+		t.Errorf("%d lines, the last %q", n, b[max(0, len(b)-20):])
+	}
+	// Where it cannot be kept, that is said once.
+	t.Setenv("XDG_STATE_HOME", "/dev/null")
+	h = openHistory()
+	said := 0
+	for range 3 {
+		h.add(l, "get x", func(string, ...any) { said++ })
+	}
+	if said != 1 {
+		t.Errorf("said %d times", said)
+	}
+}
+
+// Commands of a shell share a session, except those that measure sessions.
+func TestShellSharesSession(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	n := 0
+	e.wrap(func(s store) store { n++; return s })
+	out := e.must("put a b\nget a\nttl a 1h\nincr n\nscan\nmget a n\n", "shell")
+	if n != 1 || !strings.Contains(out, "1.0") && !strings.Contains(out, "b\n") {
+		t.Errorf("%d sessions: %s", n, out)
+	}
+	if out := e.must("get a\ncost --trials 4 --batch 8\n", "shell"); strings.Count(out, " ok\n") != 8 {
+		t.Errorf("cost: %s", out)
+	}
+	if r := e.run("get a\nfrobnicate\nget none\n"+strings.Repeat("x", maxLine+1), "shell"); r.code != exitUsage || !strings.Contains(r.stderr, "line 4: longer") {
+		t.Errorf("%+v", r)
+	}
+}

@@ -1,0 +1,415 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// walker reads the index of a namespace, each placement group at its last copy, the
+// publisher. What changes meanwhile may be seen twice or not at all.
+type walker struct {
+	ctx context.Context
+	s   store
+	m   *dirpb.Map
+	ns  *dirpb.Namespace
+	bar *progressbar.ProgressBar // nil without a terminal
+}
+
+// walk runs fn with a walker of the namespace and what the directory says.
+func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) error {
+	return a.withBackend(func(b backend) error {
+		st, err := clusterStatus(ctx, b)
+		if err != nil {
+			return err
+		}
+		ns, err := namespaceOf(st.GetMap(), a.namespace)
+		if err != nil {
+			return err
+		}
+		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+		if err != nil {
+			return err
+		}
+		defer a.closed("session", s.Close)
+		w := &walker{ctx: ctx, s: s, m: st.GetMap(), ns: ns}
+		if isTerminal(a.stderr) {
+			w.bar = progressbar.NewOptions64(w.clusters(), progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(what),
+				progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+			defer func() { _ = w.bar.Finish() }()
+		}
+		return fn(w)
+	})
+}
+
+func (w *walker) clusters() (n int64) {
+	for _, p := range pgsOf(w.m, w.ns.GetId()) {
+		for _, r := range arraysOf(w.m, p.GetId()) {
+			n += int64(r.clusters)
+		}
+	}
+	return n
+}
+
+// part is some clusters of an array.
+type part struct {
+	w   *walker
+	pg  *dirpb.PlacementGroup
+	off uint64
+	b   []byte
+	geometry
+	child bool
+}
+
+// read reads n bytes at off of the part's placement group.
+func (p *part) read(off uint64, n int) (b []byte, err error) {
+	err = persist(p.w.ctx, func() (err error) {
+		b, err = p.w.s.ReadRaw(p.w.ctx, p.pg.GetId(), copiesOf(p.pg)-1, off, n)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("placement group %d, offset %#x: %w", p.pg.GetId(), off, err)
+	}
+	return b, err
+}
+
+// each calls fn with every part of the index.
+func (w *walker) each(fn func(*part) error) error {
+	const most = (256 << 10) / layout.ClusterSize
+	for _, pg := range pgsOf(w.m, w.ns.GetId()) {
+		if copiesOf(pg) == 0 {
+			continue // it is being made
+		}
+		for _, r := range arraysOf(w.m, pg.GetId()) {
+			for c := uint32(0); c < r.clusters; c += most {
+				n := min(most, r.clusters-c)
+				p := &part{w: w, pg: pg, off: r.off + uint64(c)*layout.ClusterSize, child: r.child,
+					geometry: geometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())}
+				var err error
+				if p.b, err = p.read(p.off, int(n)*layout.ClusterSize); err != nil {
+					return err
+				}
+				if err := fn(p); err != nil {
+					return err
+				}
+				step(w.bar, int(n))
+			}
+		}
+	}
+	return nil
+}
+
+// slots lists the words that name records. While a shard moves, its FROZEN words
+// are copied to the child, where they are LIVE.
+func (p *part) slots() (out []slot) {
+	for g := 0; g < len(p.b); g += layout.GroupSize {
+		group := layout.Group(p.b[g:][:layout.GroupSize])
+		for j := range layout.GroupSlots {
+			if w := group.Slot(j); w.Readable() && layout.InHeap(w, p.heapLo, p.heapHi) {
+				out = append(out, slot{off: p.off + uint64(g) + layout.SlotOff(j), word: w})
+			}
+		}
+	}
+	return out
+}
+
+// top keeps the n largest of what is added.
+type top[T any] struct {
+	n     int
+	less  func(a, b T) int
+	items []T // largest first
+}
+
+func (t *top[T]) wants(v T) bool { return len(t.items) < t.n || t.less(t.items[t.n-1], v) < 0 }
+
+func (t *top[T]) add(v T) {
+	if !t.wants(v) {
+		return
+	}
+	i, _ := slices.BinarySearchFunc(t.items, v, func(a, b T) int { return t.less(b, a) })
+	t.items = slices.Insert(t.items, i, v)
+	t.items = t.items[:min(len(t.items), t.n)]
+}
+
+// maxTop bounds what bigkeys and hotkeys list.
+const maxTop = 10_000
+
+func topFlag(c *cobra.Command, n *int) { c.Flags().IntVar(n, "top", 10, "list so many keys") }
+
+func checkTop(n int) error {
+	if n < 1 || n > maxTop {
+		return usagef("--top %d: want 1 to %d", n, maxTop)
+	}
+	return nil
+}
+
+// ---- bigkeys ---------------------------------------------------------------
+
+func (a *app) bigkeysCommand() *cobra.Command {
+	var n int
+	c := &cobra.Command{
+		Use:   "bigkeys",
+		Short: "Find the largest keys of the namespace",
+		Long: "Read the index and the heads of all records, and list the largest records, how many\n" +
+			"there are of which size, and their sum. A record is key, value and 32 bytes; the\n" +
+			"place that it has is at most a sixteenth longer. Records that changed while they\n" +
+			"were looked at are only counted.",
+		Args:    cobra.NoArgs,
+		GroupID: "tools",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkTop(n); err != nil {
+				return err
+			}
+			return a.bigkeys(cmd.Context(), n)
+		},
+	}
+	topFlag(c, &n)
+	return c
+}
+
+// bigKey is a record; bytes are those of key, value and header.
+type bigKey struct {
+	key          []byte
+	bytes, value uint64
+}
+
+// sizeClass counts the records of more than half of UpTo bytes, and at most that.
+type sizeClass struct {
+	UpTo  uint64 `json:"up_to"`
+	Keys  uint64 `json:"keys"`
+	Bytes uint64 `json:"bytes"`
+}
+
+// headBytes are read of every record: a key of any length, and a manifest.
+const headBytes = layout.RecordHeaderSize + client.MaxKeyLen + 1<<10
+
+func (a *app) bigkeys(ctx context.Context, n int) error {
+	largest := top[bigKey]{n: n, less: func(a, b bigKey) int { return cmp.Compare(a.bytes, b.bytes) }}
+	var classes [65]sizeClass
+	var keys, total, changed uint64
+	err := a.walk(ctx, "bigkeys", func(w *walker) error {
+		return w.each(func(p *part) error {
+			slots := p.slots()
+			for len(slots) > 0 { // some at a time, for what they hold in memory
+				some := slots[:min(len(slots), 256)]
+				slots = slots[len(some):]
+				if err := fetch(some, headBytes, p.read); err != nil {
+					return err
+				}
+				for _, s := range some {
+					k, ok := p.measure(s)
+					if !ok {
+						changed++
+						continue
+					}
+					c := &classes[bits.Len64(k.bytes-1)]
+					c.Keys++
+					c.Bytes += k.bytes
+					keys++
+					total += k.bytes
+					if largest.wants(k) {
+						k.key = slices.Clone(k.key)
+						largest.add(k)
+					}
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	used := []sizeClass{}
+	for i, c := range classes {
+		if c.UpTo = 1 << i; c.Keys > 0 {
+			used = append(used, c)
+		}
+	}
+	if a.json() {
+		list := make([]map[string]any, len(largest.items))
+		for i, k := range largest.items {
+			list[i] = map[string]any{"bytes": k.bytes, "value_bytes": k.value}
+			a.setKey(list[i], "key", k.key)
+		}
+		return a.printJSON(map[string]any{"keys": keys, "bytes": total, "changed": changed, "largest": list, "sizes": used})
+	}
+	a.printTable(row{"Key", "Bytes", "Of value"}, mapTo(largest.items, func(k bigKey) row { return row{a.showShort(k.key), k.bytes, k.value} }))
+	fmt.Fprintln(a.stdout)
+	var most uint64
+	for _, c := range used {
+		most = max(most, c.Keys)
+	}
+	a.printTable(row{"Up to", "Keys", "Bytes", "% of bytes", ""}, mapTo(used, func(c sizeClass) row {
+		return row{bytesText(c.UpTo), c.Keys, c.Bytes, percent(c.Bytes, total), strings.Repeat("█", int((c.Keys*40+most-1)/most))}
+	}))
+	fmt.Fprintf(a.stdout, "\n%d keys, %s", keys, bytesText(total))
+	if changed > 0 {
+		fmt.Fprintf(a.stdout, "; %d changed meanwhile", changed)
+	}
+	fmt.Fprintln(a.stdout)
+	return nil
+}
+
+// showShort is show for a cell of a table.
+func (a *app) showShort(k []byte) string {
+	if len(k) > 64 {
+		return a.showKey(k)
+	}
+	return a.show(k)
+}
+
+// measure reads the size of a record off its head; ok is false if s does not name it
+// any more. The key is the part's memory.
+func (p *part) measure(s slot) (k bigKey, ok bool) {
+	if len(s.rec) < layout.RecordHeaderSize {
+		return k, false
+	}
+	keyLen := int(binary.LittleEndian.Uint16(s.rec[8:]))
+	valueLen := uint64(binary.LittleEndian.Uint32(s.rec[12:]))
+	if valueLen > layout.MaxRecordSize || keyLen == 0 || layout.RecordHeaderSize+keyLen > len(s.rec) {
+		return k, false
+	}
+	if c, ok := layout.CodeFor(layout.RecordLen(keyLen, int(valueLen))); !ok || c != s.word.Code() {
+		return k, false
+	}
+	k.key = s.rec[layout.RecordHeaderSize:][:keyLen]
+	if loc, err := p.w.s.Locate(k.key); err != nil || layout.FP(loc.Hash) != s.word.FP() {
+		return k, false
+	}
+	flags := layout.RecordFlags(s.rec[10])
+	if flags&layout.FlagManifest != 0 {
+		r, err := layout.ParseRecord(s.rec)
+		if err != nil {
+			return k, false
+		}
+		m, err := layout.ParseManifest(r.Value, p.heapLo, p.heapHi)
+		if err != nil {
+			return k, false
+		}
+		valueLen = m.Len
+	}
+	k.bytes = layout.RecordHeaderSize + uint64(keyLen) + valueLen
+	if k.value = valueLen; flags&layout.FlagUser != 0 && valueLen >= 4 {
+		k.value -= 4 // the user's flags
+	}
+	return k, true
+}
+
+// ---- hotkeys ---------------------------------------------------------------
+
+func (a *app) hotkeysCommand() *cobra.Command {
+	var n int
+	c := &cobra.Command{
+		Use:   "hotkeys",
+		Short: "Find the most used keys of a namespace of mode cache",
+		Long: "Read what clients note of the use of keys, to know what to evict, and list the\n" +
+			"keys of the highest counts. A count grows by the same with every use, up to 4095,\n" +
+			"and fades with time: it stands as of the last use that was noted, Idle ago. A client notes\n" +
+			"uses late, several at once. Only namespaces of mode cache have counts.",
+		Args:    cobra.NoArgs,
+		GroupID: "tools",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkTop(n); err != nil {
+				return err
+			}
+			return a.hotkeys(cmd.Context(), n)
+		},
+	}
+	topFlag(c, &n)
+	return c
+}
+
+type hotKey struct {
+	key   []byte
+	count uint32
+	idle  time.Duration
+	part  *part // where slot is; without the part's bytes
+	slot  slot
+}
+
+func (a *app) hotkeys(ctx context.Context, n int) error {
+	var keys, known uint64
+	// More than are asked for, since some may be gone when they are looked at.
+	hot := top[hotKey]{n: n + n/2 + 8, less: func(a, b hotKey) int {
+		return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(b.idle, a.idle))
+	}}
+	now := uint64(a.now().UnixMilli())
+	err := a.walk(ctx, "hotkeys", func(w *walker) error {
+		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
+			return usagef("namespace %q is of mode %s: the use of keys is noted only where keys are evicted, in mode cache",
+				w.ns.GetName(), short(w.ns.GetMode()))
+		}
+		err := w.each(func(p *part) error {
+			slots := p.slots()
+			keys += uint64(len(slots))
+			if p.pg.GetAccessBytes() < p.off+uint64(len(p.b)) || len(slots) == 0 {
+				return nil // it was made without them
+			}
+			b, err := p.read(p.pg.GetIndexBytes()+p.off, len(p.b))
+			if err != nil {
+				return err
+			}
+			at := *p
+			at.b = nil
+			for _, s := range slots {
+				acc := layout.AccessWord(binary.LittleEndian.Uint64(b[s.off-p.off:]))
+				if !acc.Of(s.word) {
+					continue
+				}
+				known++
+				hot.add(hotKey{count: acc.Count(), idle: time.Duration(acc.AgeTicks(now)) * layout.AccessTickMillis * time.Millisecond, part: &at, slot: s})
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return nameHot(&hot, n)
+	})
+	if err != nil {
+		return err
+	}
+	if a.json() {
+		list := make([]map[string]any, len(hot.items))
+		for i, k := range hot.items {
+			list[i] = map[string]any{"count": k.count, "idle_seconds": k.idle.Seconds()}
+			a.setKey(list[i], "key", k.key)
+		}
+		return a.printJSON(map[string]any{"keys": keys, "known": known, "hottest": list})
+	}
+	a.printTable(row{"Key", "Count", "Idle"}, mapTo(hot.items, func(k hotKey) row { return row{a.showShort(k.key), k.count, k.idle.Round(time.Millisecond)} }))
+	fmt.Fprintf(a.stdout, "\n%d keys, the use of %d of them is known\n", keys, known)
+	return nil
+}
+
+// nameHot reads the keys of the first n that are still there.
+func nameHot(hot *top[hotKey], n int) error {
+	var named []hotKey
+	for _, k := range hot.items {
+		if len(named) == n {
+			break
+		}
+		one := []slot{k.slot}
+		if err := fetch(one, headBytes, k.part.read); err != nil {
+			return err
+		}
+		if m, ok := k.part.measure(one[0]); ok {
+			k.key = m.key
+			named = append(named, k)
+		}
+	}
+	hot.items = named
+	return nil
+}

@@ -1,0 +1,346 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/gateway"
+	"github.com/kvd-project/kvd/internal/memcached"
+	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/verbs"
+)
+
+func (a *app) gatewayRole() role {
+	return role{
+		name:  "gateway",
+		short: "Run a gateway for clients of Redis and memcached",
+		long: `Run a gateway. It speaks the protocols of Redis and memcached to programs that know
+no other, and is a client of the store on their behalf. It holds nothing: any number of
+them may run on the same namespaces, best one on every machine with such programs.
+
+It makes no namespace: kvctl namespace create cache --mode cache does.
+
+listen and listen-memcached are in clear, so they are for this machine unless insecure
+says otherwise, password or not; listen-tls is for others.`,
+		example: `  kvd gateway
+  kvd gateway --databases cache,sessions --listen-unix /run/kvd/redis.sock --listen-memcached off
+  kvd gateway --listen off --listen-tls 0.0.0.0:6380 --config /etc/kvd/gateway.yaml`,
+		defaults: func() (config.Settings, func(context.Context) error) {
+			c := config.DefaultGateway()
+			return c, func(ctx context.Context) error { return a.gateway(ctx, c) }
+		},
+	}
+}
+
+func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
+	log := c.Log.Logger(a.stderr)
+	closing := func(fn func() error) { err = errors.Join(err, fn()) }
+	creds, err := c.TLS.Load()
+	if err != nil {
+		return usageError{err}
+	}
+	web, err := a.http(ctx, "gateway", "http-listen", c.HTTPListen, creds, log)
+	if err != nil {
+		return err
+	}
+	defer closing(web.Close)
+	// What is taken is refused before anything is asked of the store.
+	l, err := listenGateway(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer closing(l.close) // the gateway did, unless it never began
+	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+	if err != nil {
+		return err
+	}
+	defer closing(func() error { return closeDevices(devices) })
+	g, err := openGateway(ctx, gatewayOptions{
+		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password,
+		maxConns: c.MaxConnections, execMany: c.ExecPerKey,
+		devices: devices, provider: c.Provider, tls: creds, log: log,
+	})
+	if err != nil {
+		return err
+	}
+	defer closing(g.close)
+	defer notify(log, daemon.SdNotifyStopping)
+	if err := web.Register(g.collectors()...); err != nil {
+		return err
+	}
+	g.serve(l)
+	web.Serving(stopping(ctx, g.ready), nil)
+	if err := a.announce(log, "gateway", "directory", strings.Join(c.Directory, ","), "databases", strings.Join(c.Databases, ","),
+		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"), "http", web.Addr()); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-g.failed: // close says why
+	}
+	return nil
+}
+
+// listeners are a gateway's, by what is spoken there: redis, unix and tls, which are
+// all Redis's protocol, and memcached.
+type listeners map[string]net.Listener
+
+func (l listeners) addr(name string) string {
+	if l[name] == nil {
+		return ""
+	}
+	return l[name].Addr().String()
+}
+
+func (l listeners) close() error {
+	var errs []error
+	for _, x := range l {
+		if err := x.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func listenGateway(ctx context.Context, c *config.Gateway) (l listeners, err error) {
+	l = make(listeners)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	for _, x := range []struct{ name, key, addr string }{
+		{"redis", "listen", c.Listen}, {"tls", "listen-tls", c.ListenTLS}, {"memcached", "listen-memcached", c.ListenMemcached},
+	} {
+		if x.addr == config.Off {
+			continue
+		}
+		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", x.addr)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", x.key, err)
+		}
+		l[x.name] = lis
+	}
+	if l["tls"] != nil {
+		creds, err := c.LoadListenTLS()
+		if err != nil {
+			return nil, usageError{err}
+		}
+		l["tls"] = tls.NewListener(l["tls"], creds)
+	}
+	if c.ListenUnix != config.Off {
+		lis, err := listenUnix(ctx, c.ListenUnix)
+		if err != nil {
+			return nil, fmt.Errorf("listen-unix: %w", err)
+		}
+		l["unix"] = lis
+	}
+	return l, nil
+}
+
+// listenUnix makes a socket for this user and group, mode 0660, and its folder, mode
+// 0700, if there is none. A socket that nobody serves any more is replaced.
+func listenUnix(ctx context.Context, path string) (net.Listener, error) {
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode().Type() == fs.ModeSocket {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		switch {
+		case err == nil:
+			return nil, errors.Join(fmt.Errorf("%s: %w", path, syscall.EADDRINUSE), conn.Close())
+		case errors.Is(err, syscall.ECONNREFUSED):
+			if err := os.Remove(path); err != nil {
+				return nil, err
+			}
+		}
+	}
+	// A mode given afterwards would leave a moment for others to connect. The mask is the
+	// process's, which makes no other file meanwhile.
+	was := syscall.Umask(0o117)
+	defer syscall.Umask(was)
+	return new(net.ListenConfig).Listen(ctx, "unix", path)
+}
+
+type gatewayOptions struct {
+	directory []string
+	databases []string
+	memcached string // namespace; empty: the first of databases
+	password  string
+	maxConns  int  // 0: the servers' own default
+	execMany  bool // gateway.Options.ExecPerKey
+	devices   []*rdma.Device
+	provider  string // empty: any
+	tls       *tls.Config
+	log       *slog.Logger
+}
+
+// runningGateway serves the protocols of others, each with a client for every database.
+type runningGateway struct {
+	o         gatewayOptions
+	names     []string // of the clients' namespaces
+	clients   []*client.Client
+	redis     *gateway.Gateway
+	memcached *memcached.Server
+	wg        sync.WaitGroup
+	done      chan struct{} // closed by close
+	failed    chan struct{} // closed when a listener is gone
+	fail      sync.Once
+	err       error // after failed
+}
+
+// openGateway waits until every database can be used.
+func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err error) {
+	g = &runningGateway{o: o, done: make(chan struct{}), failed: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close())
+			g = nil
+		}
+	}()
+	for _, name := range o.databases {
+		if _, err := g.open(ctx, name); err != nil {
+			return g, err
+		}
+	}
+	var dbs []gateway.Database
+	for i, name := range g.names {
+		dbs = append(dbs, gateway.Database{Name: name, Client: g.clients[i]})
+	}
+	mc := g.clients[0]
+	if o.memcached != "" {
+		if mc, err = g.open(ctx, o.memcached); err != nil {
+			return g, err
+		}
+	}
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+		return g, err
+	}
+	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, Logger: o.log})
+	return g, err
+}
+
+// open gives the client of a namespace.
+func (g *runningGateway) open(ctx context.Context, name string) (*client.Client, error) {
+	if i := slices.Index(g.names, name); i >= 0 {
+		return g.clients[i], nil
+	}
+	for {
+		c, err := client.Open(ctx, client.Options{
+			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
+			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Logger: g.o.log,
+		})
+		switch {
+		case err == nil:
+			g.names, g.clients = append(g.names, name), append(g.clients, c)
+			return c, nil
+		case errors.Is(err, client.ErrNoNamespace):
+			return nil, fmt.Errorf("database %q: %w: make it with kvctl namespace create %s --mode cache", name, err, name)
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case !errors.Is(err, client.ErrUnavailable):
+			return nil, fmt.Errorf("database %q: %w", name, err)
+		}
+		g.o.log.Warn("waiting for the store", "database", name, "err", err)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// serve hands over the listeners.
+func (g *runningGateway) serve(l listeners) {
+	for name, lis := range l {
+		serve := g.redis.Serve
+		if name == "memcached" {
+			serve = g.memcached.Serve
+		}
+		g.wg.Go(func() {
+			err := serve(lis)
+			select {
+			case <-g.done:
+			default:
+				g.fail.Do(func() { g.err = fmt.Errorf("%s: %w", name, err); close(g.failed) })
+			}
+		})
+	}
+}
+
+// onFail has fn called when a listener is gone, or when all are closed.
+func (g *runningGateway) onFail(fn func()) {
+	g.wg.Go(func() {
+		select {
+		case <-g.failed:
+		case <-g.done:
+		}
+		fn()
+	})
+}
+
+// ready tells whether every database has a session.
+func (g *runningGateway) ready() error {
+	select {
+	case <-g.failed:
+		return g.err
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for i, c := range g.clients {
+		if _, err := c.Session(ctx); err != nil {
+			return fmt.Errorf("database %q: %w", g.names[i], err)
+		}
+	}
+	return nil
+}
+
+func (g *runningGateway) collectors() []prometheus.Collector {
+	cs := slices.Concat(g.redis.Collectors(), g.memcached.Collectors())
+	for i, c := range g.clients {
+		cs = append(cs, metrics.Client(g.names[i], c))
+	}
+	return cs
+}
+
+// close ends what openGateway began, also half of it, and says why a listener was gone.
+func (g *runningGateway) close() error {
+	close(g.done)
+	var errs []error
+	if g.redis != nil {
+		errs = append(errs, g.redis.Close())
+	}
+	if g.memcached != nil {
+		errs = append(errs, g.memcached.Close())
+	}
+	g.wg.Wait()
+	for _, c := range g.clients {
+		errs = append(errs, c.Close())
+	}
+	select {
+	case <-g.failed:
+		errs = append(errs, g.err)
+	default:
+	}
+	return errors.Join(errs...)
+}

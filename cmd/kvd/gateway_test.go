@@ -1,0 +1,323 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// redis sends commands to a server of Redis's protocol and gives the replies' lines,
+// with blanks between them. A nil cfg means in clear.
+func redis(t *testing.T, network, addr string, cfg *tls.Config, commands ...string) string {
+	t.Helper()
+	conn, err := net.DialTimeout(network, addr, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg != nil {
+		conn = tls.Client(conn, cfg)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	r := bufio.NewReader(conn)
+	next := func() string {
+		l, err := r.ReadString('\n')
+		if err != nil {
+			return err.Error()
+		}
+		return strings.TrimSuffix(l, "\r\n")
+	}
+	for _, c := range commands {
+		words := strings.Fields(c)
+		var b strings.Builder
+		fmt.Fprintf(&b, "*%d\r\n", len(words))
+		for _, w := range words {
+			fmt.Fprintf(&b, "$%d\r\n%s\r\n", len(w), w)
+		}
+		if _, err := io.WriteString(conn, b.String()); err != nil {
+			lines = append(lines, err.Error())
+			break
+		}
+		l := next()
+		lines = append(lines, l)
+		if strings.HasPrefix(l, "$") && l != "$-1" {
+			lines = append(lines, next())
+		}
+	}
+	return strings.Join(lines, " ")
+}
+
+// memcachedSay sends text to a server of memcached's protocol and gives n lines.
+func memcachedSay(t *testing.T, addr, text string, n int) string {
+	t.Helper()
+	conn, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(conn, text); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(conn)
+	var lines []string
+	for range n {
+		l, err := r.ReadString('\n')
+		if err != nil {
+			t.Fatalf("after %q: %v", lines, err)
+		}
+		lines = append(lines, strings.TrimSuffix(l, "\r\n"))
+	}
+	return strings.Join(lines, " ")
+}
+
+func wantPage(t *testing.T, addr, path string, code int, want ...string) {
+	t.Helper()
+	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := c.Get("http://" + addr + path)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != code {
+		t.Errorf("%s: %d, %v", path, r.StatusCode, err)
+	}
+	for _, w := range want {
+		if !strings.Contains(string(b), w) {
+			t.Errorf("%s lacks %q:\n%s", path, w, b[max(0, len(b)-8<<10):])
+		}
+	}
+}
+
+func createNamespace(t *testing.T, directory, name string, cfg *tls.Config) {
+	t.Helper()
+	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{directory}, TLS: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err = dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 24 << 20})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A gateway serves several namespaces by several protocols at several addresses.
+func TestGateway(t *testing.T) {
+	env, dir := runtimeDir(t)
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
+	addr := d.kv["directory"]
+	start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--shm-socket=off")
+	createNamespace(t, addr, "cache", nil)
+
+	var out, errs bytes.Buffer
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	args := []string{"gateway", "--directory=" + addr, "--databases=cache,sessions", "--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0", "--http-listen=127.0.0.1:0"}
+	if code := run(ctx, args, &out, &errs); code != exitFailure || out.Len() > 0 ||
+		!strings.Contains(errs.String(), `kvd: database "sessions": unknown namespace "sessions": make it with kvctl namespace create sessions --mode cache`) {
+		t.Errorf("a database that is not there: exit status %d, %q, %q", code, &out, &errs)
+	}
+
+	createNamespace(t, addr, "sessions", nil)
+	socket := filepath.Join(dir, "gateway", "redis.sock")
+	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret")...)
+	if p.kv["role"] != "gateway" || p.kv["databases"] != "cache,sessions" || p.kv["unix"] != socket || p.kv["tls"] != "" {
+		t.Errorf("ready line holds %v", p.kv)
+	}
+	if strings.Contains(p.stderr.String(), "secret") || strings.Contains(fmt.Sprint(p.kv), "secret") {
+		t.Errorf("it tells its password: %v, %s", p.kv, p.stderr)
+	}
+	if got := redis(t, "tcp", p.kv["redis"], nil, "GET k"); !strings.HasPrefix(got, "-NOAUTH") {
+		t.Errorf("without a password: %q", got)
+	}
+	if got := redis(t, "tcp", p.kv["redis"], nil, "AUTH secret", "SET k v", "SELECT 1", "GET k", "SET s t"); got != "+OK +OK +OK $-1 +OK" {
+		t.Errorf("over tcp: %q", got)
+	}
+	if got := redis(t, "unix", socket, nil, "AUTH secret", "GET k"); got != "+OK $1 v" {
+		t.Errorf("over the unix socket: %q", got)
+	}
+	if got := memcachedSay(t, p.kv["memcached"], "get s\r\nget k\r\n", 4); got != "VALUE s 0 1 t END END" {
+		t.Errorf("memcached's protocol: %q", got)
+	}
+	for name, want := range map[string]fs.FileMode{socket: fs.ModeSocket | 0o660, filepath.Dir(socket): fs.ModeDir | 0o700} {
+		if st, err := os.Stat(name); err != nil || st.Mode() != want {
+			t.Errorf("%s: mode %v, %v, want %v", name, st.Mode(), err, want)
+		}
+	}
+	wantPage(t, p.kv["http"], "/readyz", http.StatusOK, "ok\n")
+	wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} 1`,
+		`kvd_client_operations_total{namespace="sessions",op="put"} 1`, `kvd_gateway_commands_total{command="set",result="ok"} 2`, `role="gateway"`)
+	wantPage(t, p.kv["http"], "/debug/pprof/cmdline", http.StatusNotFound)
+
+	second := spawn(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+socket)
+	if code := second.wait(); code != exitFailure || !strings.Contains(second.stderr.String(), "another process has that address") {
+		t.Errorf("a second one at the same socket: exit status %d, %s", code, second.stderr)
+	}
+	if code := p.stop(syscall.SIGKILL); code == 0 {
+		t.Error("SIGKILL did not end it")
+	}
+	// What it left of the socket is in nobody's way.
+	p = start(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+socket)
+	if got := redis(t, "unix", socket, nil, "GET k"); got != "$1 v" {
+		t.Errorf("another gateway: %q", got)
+	}
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d, want 0", code)
+	}
+	wantEmpty(t, filepath.Dir(socket))
+}
+
+// listen-tls asks for a certificate, unless anyone may come.
+func TestGatewayTLS(t *testing.T) {
+	env, _ := runtimeDir(t)
+	files := certificates(t)
+	creds := []string{"--tls-ca=" + files.CA, "--tls-cert=" + files.Cert, "--tls-key=" + files.Key}
+	cfg, err := files.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, creds...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, creds...)...)
+	createNamespace(t, d.kv["directory"], "cache", cfg)
+	bare := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, ServerName: "127.0.0.1"}
+	full := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates, ServerName: "127.0.0.1"}
+	stranger := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"}
+	for _, clients := range []string{"certified", "any"} {
+		p := start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off",
+			"--listen-tls=127.0.0.1:0", "--tls-clients=" + clients, "--http-listen=127.0.0.1:0"}, creds...)...)
+		if got := redis(t, "tcp", p.kv["tls"], full, "PING"); got != "+PONG" {
+			t.Errorf("%s: with a certificate: %q", clients, got)
+		}
+		want := map[string]string{"certified": "certificate required", "any": "+PONG"}[clients]
+		if got := redis(t, "tcp", p.kv["tls"], bare, "PING"); !strings.Contains(got, want) {
+			t.Errorf("%s: without a certificate: %q, want %q", clients, got, want)
+		}
+		if got := redis(t, "tcp", p.kv["tls"], stranger, "PING"); !strings.Contains(got, "unknown authority") {
+			t.Errorf("%s: a client that trusts others: %q", clients, got)
+		}
+		c := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: bare, DisableKeepAlives: true}}
+		if r, err := c.Get("https://" + p.kv["http"] + "/metrics"); err == nil {
+			_ = r.Body.Close()
+			t.Errorf("metrics without a certificate: %s", r.Status)
+		}
+		c.Transport = &http.Transport{TLSClientConfig: full, DisableKeepAlives: true}
+		if r, err := c.Get("https://" + p.kv["http"] + "/metrics"); err != nil {
+			t.Error(err)
+		} else if _ = r.Body.Close(); r.StatusCode != http.StatusOK {
+			t.Errorf("metrics: %s", r.Status)
+		}
+		if code := p.stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("exit status %d, want 0", code)
+		}
+	}
+}
+
+// kvd dev starts although something else has its usual ports, and says where it is.
+func TestDevTakesOtherPorts(t *testing.T) {
+	usual := map[string]string{"redis": "127.0.0.1:6379", "memcached": "127.0.0.1:11211", "http": "127.0.0.1:7480"}
+	for _, addr := range usual {
+		if l, err := net.Listen("tcp", addr); err == nil { // otherwise somebody has it
+			defer l.Close()
+		}
+	}
+	env, _ := runtimeDir(t)
+	p := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1")
+	for key, addr := range usual {
+		if got := p.kv[key]; got == addr || !strings.HasPrefix(got, "127.0.0.1:") {
+			t.Errorf("%s at %q although it is taken", key, got)
+		}
+		if !strings.Contains(p.stderr.String(), "setting="+key) {
+			t.Errorf("no word about %s: %s", key, p.stderr)
+		}
+	}
+	if got := redis(t, "tcp", p.kv["redis"], nil, "PING"); got != "+PONG" {
+		t.Errorf("ping: %q", got)
+	}
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d, want 0", code)
+	}
+	p = start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--redis=off", "--memcached=off", "--http=off")
+	if p.kv["redis"] != "" || p.kv["memcached"] != "" || p.kv["http"] != "" {
+		t.Errorf("ready line holds %v", p.kv)
+	}
+}
+
+// A role's endpoints are there while it still starts, and say so; what they say
+// afterwards is how it is.
+func TestHTTP(t *testing.T) {
+	env, _ := runtimeDir(t)
+	nobody, err := net.Listen("tcp", "127.0.0.1:0") // answers nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nobody.Close()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p := spawn(t, env, "memnode", "--name=m", "--directory="+nobody.Addr().String(), "--http-listen="+at)
+	if _, err := nobody.Accept(); err != nil { // so it has started
+		t.Fatal(err)
+	}
+	wantPage(t, at, "/readyz", http.StatusServiceUnavailable)
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), []string{"health", "http://" + at}, &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "503 Service Unavailable: ") {
+		t.Errorf("kvd health: exit status %d, %s%s", code, &out, &errs)
+	}
+	wantPage(t, at, "/healthz", http.StatusOK, "ok")
+	wantPage(t, at, "/metrics", http.StatusOK, "kvd_ready 0")
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+
+	d := start(t, env, "directory", "--id=d7", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--http-listen=127.0.0.1:0")
+	m := start(t, env, "memnode", "--name=m9", "--directory="+d.kv["directory"], "--memory=64MiB", "--http-listen=127.0.0.1:0")
+	j := start(t, env, "janitor", "--directory="+d.kv["directory"], "--http-listen=127.0.0.1:0")
+	for role, x := range map[string]struct {
+		p    *process
+		want []string
+	}{
+		"directory": {d, []string{`id="d7"`, `kvd_directory_node_up{node="m9"} 1`, "kvd_directory_leader_known 1", "kvd_raft_commit_seconds_count"}},
+		"memnode":   {m, []string{`kvd_memnode_registered{node="m9"} 1`, `kvd_memnode_capacity_bytes{node="m9"} 6.7108864e+07`}},
+		"janitor":   {j, nil},
+	} {
+		wantPage(t, x.p.kv["http"], "/readyz", http.StatusOK, "ok")
+		wantPage(t, x.p.kv["http"], "/metrics", http.StatusOK, append(x.want, "kvd_ready 1", `role="`+role+`"`, "go_goroutines")...)
+		healthy(t, "http://"+x.p.kv["http"])
+		wantPage(t, x.p.kv["http"], "/", http.StatusOK, "<h1>kvd "+role+"</h1>")
+	}
+	wantPage(t, d.kv["http"], "/", http.StatusOK, "<td>m9</td><td>up</td><td>64MiB</td>", "<td>d7</td>")
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/httpd"
+	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/memnode"
+	"github.com/kvd-project/kvd/server"
+)
+
+// http serves a role's HTTP endpoints at addr, which the setting key holds; nil if they are
+// off. It is not ready before the role says so.
+func (a *app) http(ctx context.Context, role, key, addr string, creds *tls.Config, log *slog.Logger) (*httpd.Server, error) {
+	if addr == config.Off {
+		return nil, nil
+	}
+	s, err := httpd.Start(ctx, httpd.Options{Addr: addr, TLS: creds, Role: role, Version: versionText(), Logger: log})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	return s, nil
+}
+
+var errStopping = errors.New("stopping")
+
+// stopping makes ready say so once ctx has ended.
+func stopping(ctx context.Context, ready func() error) func() error {
+	return func() error {
+		if ctx.Err() != nil {
+			return errStopping
+		}
+		return ready()
+	}
+}
+
+// done is a context that has ended, for questions that shall not wait.
+func done() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+var errNoLeader = errors.New("no directory node is known to lead")
+
+func directoryReady(n *server.Node) error {
+	if n.Ready(done()) != nil {
+		return errNoLeader
+	}
+	return nil
+}
+
+func memnodeReady(n *memnode.Node) error {
+	s := n.Stats()
+	if s.Registered {
+		return nil
+	}
+	if s.DirectoryErr != nil {
+		return fmt.Errorf("not registered with the directory: %w", s.DirectoryErr)
+	}
+	return memnode.ErrNotRegistered
+}
+
+// directoryTables is what a directory knows, for people.
+func directoryTables(d metrics.Status) func(context.Context) ([]httpd.Table, error) {
+	return func(ctx context.Context) ([]httpd.Table, error) {
+		st, err := d.Status(ctx, &dirpb.StatusRequest{})
+		if err != nil {
+			return nil, err
+		}
+		return []httpd.Table{membersTable(st), nodesTable(st), namespacesTable(st), jobsTable(st)}, nil
+	}
+}
+
+func membersTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Directory nodes", Header: []string{"id", "address", "leads", "votes"}}
+	for _, d := range st.GetDirectory() {
+		t.Rows = append(t.Rows, []string{d.GetId(), d.GetGrpcAddr(), yes(d.GetLeader()), yes(d.GetVoter())})
+	}
+	return t
+}
+
+func nodesTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Memory nodes", Header: []string{"name", "state", "lent", "in regions", "domain", "addresses"}}
+	for _, n := range st.GetMap().GetNodes() {
+		state := "down"
+		switch {
+		case n.GetState() != dirpb.NodeState_NODE_UP:
+		case n.GetDraining():
+			state = "draining"
+		default:
+			state = "up"
+		}
+		at := ""
+		for _, e := range n.GetEndpoints() {
+			at += e.GetProvider() + " " + e.GetAddr() + " "
+		}
+		t.Rows = append(t.Rows, []string{n.GetName(), state, size(n.GetCapacityBytes()), size(n.GetUsedBytes()), n.GetDomain(), at})
+	}
+	return t
+}
+
+func namespacesTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving", "placement groups", "active", "sessions", "heap", "granted"}}
+	for _, ns := range metrics.Namespaces(st) {
+		t.Rows = append(t.Rows, []string{ns.Name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards), strconv.Itoa(ns.Moving),
+			strconv.Itoa(ns.PGs), strconv.Itoa(ns.PGState[dirpb.PGState_PG_ACTIVE]), strconv.Itoa(ns.Live), size(ns.HeapBytes), size(ns.GrantedBytes)})
+	}
+	return t
+}
+
+func jobsTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "placement group", "done", "of", "trouble"}}
+	jobs := slices.SortedFunc(slices.Values(st.GetJobs()), func(a, b *dirpb.Job) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	for _, j := range jobs {
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), metrics.JobKind(j.GetKind()), strconv.Itoa(int(j.GetPgId())),
+			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), j.GetTrouble()})
+	}
+	return t
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// size shows bytes, whole MiB where there are some.
+func size(n uint64) string {
+	if n > 1<<20 {
+		n &^= 1<<20 - 1
+	}
+	return config.Size(n).String()
+}

@@ -1,0 +1,247 @@
+// Package httpd serves what operators and their tools ask a process over HTTP:
+// /metrics, /healthz, /readyz, /debug/pprof and a page to read.
+//
+// It leaves what is measured to internal/metrics and what there is to say to the
+// role: it is handed collectors, a question whether the role is ready, and tables for
+// the page. Start with [Start] and [Server]. A Server's methods may be called
+// concurrently. A Server owns its listener and connections from Start until Close.
+//
+// It changes nothing, whatever it is asked. /debug/pprof/cmdline is left out, since a
+// command line may hold a password.
+package httpd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"html/template"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
+)
+
+const (
+	// Requests have no body and little in their headers.
+	headerBytes   = 16 << 10
+	headerTimeout = 5 * time.Second
+	idleTimeout   = 2 * time.Minute
+	// writeTimeout is longer than a profile of 60 s.
+	writeTimeout = 90 * time.Second
+	// scrapes bounds the requests for metrics that are answered at once.
+	scrapes = 4
+	// maxConns bounds connections; more wait to be accepted.
+	maxConns = 64
+)
+
+// errStarting is why a role is not ready before [Server.Serving].
+var errStarting = errors.New("starting")
+
+// Options configure a Server.
+type Options struct {
+	// Addr to listen on, host:port. Required.
+	Addr string
+	// TLS, if not nil, is used for every connection.
+	TLS *tls.Config
+	// Role and Version are for people. Required.
+	Role, Version string
+	// Logger hears of requests that made trouble. Default: discards.
+	Logger *slog.Logger
+}
+
+// Table is a part of the page.
+type Table struct {
+	Title  string
+	Header []string
+	Rows   [][]string
+}
+
+// Server serves one process's endpoints. A nil one serves nothing, and its methods
+// may be called too.
+type Server struct {
+	o     Options
+	lis   net.Listener
+	http  *http.Server
+	reg   *prometheus.Registry
+	began time.Time
+	done  chan struct{}
+	state atomic.Pointer[state]
+}
+
+// state is what Serving was given.
+type state struct {
+	ready  func() error
+	tables func(context.Context) ([]Table, error)
+}
+
+// Start listens and serves; the role counts as not ready. ctx bounds Start alone.
+func Start(ctx context.Context, o Options) (*Server, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Addr)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{o: o, lis: lis, reg: prometheus.NewRegistry(), began: time.Now(), done: make(chan struct{})}
+	s.Serving(func() error { return errStarting }, nil)
+	s.reg.MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "kvd_build_info", Help: "1, with the role, its version and Go's.",
+			ConstLabels: prometheus.Labels{"role": o.Role, "version": o.Version, "goversion": runtime.Version()},
+		}, func() float64 { return 1 }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvd_ready", Help: "1 while /readyz says that the role serves, else 0."}, func() float64 {
+			if s.state.Load().ready() != nil {
+				return 0
+			}
+			return 1
+		}),
+	)
+	errs := slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn)
+	s.http = &http.Server{
+		Handler: s.handler(errs), ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
+		IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes, ErrorLog: errs,
+	}
+	bounded := netutil.LimitListener(lis, maxConns)
+	go func() {
+		defer close(s.done)
+		var err error
+		if o.TLS != nil {
+			s.http.TLSConfig = o.TLS.Clone()
+			err = s.http.ServeTLS(bounded, "", "")
+		} else {
+			err = s.http.Serve(bounded)
+		}
+		if !errors.Is(err, http.ErrServerClosed) {
+			o.Logger.Error("the HTTP endpoints are gone", "addr", s.Addr(), "err", err)
+		}
+	}()
+	return s, nil
+}
+
+// Addr is where the Server listens; empty for a nil one.
+func (s *Server) Addr() string {
+	if s == nil {
+		return ""
+	}
+	return s.lis.Addr().String()
+}
+
+// Register adds metrics.
+func (s *Server) Register(cs ...prometheus.Collector) error {
+	if s == nil {
+		return nil
+	}
+	for _, c := range cs {
+		if err := s.reg.Register(c); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+// Serving says how the role is from now on: ready tells why it does not serve, or nil.
+// tables, unless nil, gives the page's parts. Both may be called concurrently.
+func (s *Server) Serving(ready func() error, tables func(context.Context) ([]Table, error)) {
+	if s != nil {
+		s.state.Store(&state{ready, tables})
+	}
+}
+
+// Close ends every connection and waits for the listener's goroutine. It is
+// idempotent.
+func (s *Server) Close() error {
+	if s == nil {
+		return nil
+	}
+	err := s.http.Close()
+	<-s.done
+	return err
+}
+
+func (s *Server) handler(errs *log.Logger) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{
+		ErrorLog: errs, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: scrapes, Registry: s.reg,
+	}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.state.Load().ready(); err != nil {
+			say(w, http.StatusServiceUnavailable, err.Error())
+			return
+		}
+		say(w, http.StatusOK, "ok")
+	})
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /{$}", s.page)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+		h.Set("Cache-Control", "no-store")
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func say(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	fmt.Fprintln(w, text)
+}
+
+var pageTemplate = template.Must(template.New("page").Parse(`<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>kvd {{.Role}}</title>
+<style>body{font-family:sans-serif;margin:2em}table{border-collapse:collapse}td,th{padding:.2em .8em .2em 0;text-align:left}</style>
+<h1>kvd {{.Role}}</h1>
+<p>Version {{.Version}}, up {{.Up}}, {{if .NotReady}}not ready: {{.NotReady}}{{else}}ready{{end}}.</p>
+<p><a href="/metrics">metrics</a> <a href="/healthz">healthz</a> <a href="/readyz">readyz</a> <a href="/debug/pprof/">pprof</a></p>
+{{range .Tables}}<h2>{{.Title}}</h2>
+<table>
+<tr>{{range .Header}}<th>{{.}}</th>{{end}}</tr>
+{{range .Rows}}<tr>{{range .}}<td>{{.}}</td>{{end}}</tr>
+{{else}}<tr><td>none</td></tr>
+{{end}}</table>
+{{end}}{{with .Trouble}}<p>{{.}}</p>
+{{end}}</html>
+`))
+
+func (s *Server) page(w http.ResponseWriter, r *http.Request) {
+	st := s.state.Load()
+	data := struct {
+		Options
+		Up                time.Duration
+		NotReady, Trouble error
+		Tables            []Table
+	}{Options: s.o, Up: time.Since(s.began).Round(time.Second), NotReady: st.ready()}
+	if st.tables != nil {
+		ctx, cancel := context.WithTimeout(r.Context(), headerTimeout)
+		defer cancel()
+		data.Tables, data.Trouble = st.tables(ctx)
+	}
+	var b strings.Builder
+	if err := pageTemplate.Execute(&b, data); err != nil {
+		s.o.Logger.Error("page", "err", err)
+		say(w, http.StatusInternalServerError, "the page cannot be made")
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write([]byte(b.String())) // the reader has gone
+}

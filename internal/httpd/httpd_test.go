@@ -1,0 +1,192 @@
+package httpd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func start(t *testing.T, o Options) *Server {
+	t.Helper()
+	o.Addr, o.Role, o.Version = "127.0.0.1:0", "gateway", "v1 <test>"
+	s, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		if err := errors.Join(s.Close(), s.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func get(t *testing.T, s *Server, path string) (code int, body string, h http.Header) {
+	t.Helper()
+	r, err := http.Get("http://" + s.Addr() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(b), r.Header
+}
+
+func TestReady(t *testing.T) {
+	s := start(t, Options{})
+	want := func(code int, text, metric string) {
+		t.Helper()
+		if c, b, _ := get(t, s, "/readyz"); c != code || b != text+"\n" {
+			t.Errorf("readyz: %d %q, want %d %q", c, b, code, text)
+		}
+		if _, b, _ := get(t, s, "/metrics"); !strings.Contains(b, "\n"+metric+"\n") {
+			t.Errorf("metrics lack %q", metric)
+		}
+		if c, b, _ := get(t, s, "/healthz"); c != 200 || b != "ok\n" {
+			t.Errorf("healthz: %d %q", c, b)
+		}
+	}
+	want(503, "starting", "kvd_ready 0")
+	s.Serving(func() error { return nil }, nil)
+	want(200, "ok", "kvd_ready 1")
+	s.Serving(func() error { return errors.New("no leader") }, nil)
+	want(503, "no leader", "kvd_ready 0")
+}
+
+func TestMetrics(t *testing.T) {
+	s := start(t, Options{})
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: "kvd_test_total", Help: "Test."})
+	if err := s.Register(c); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Register(c); err == nil {
+		t.Error("registered twice")
+	}
+	c.Add(3)
+	_, b, _ := get(t, s, "/metrics")
+	for _, w := range []string{"kvd_test_total 3\n", `kvd_build_info{goversion="go1.`, `role="gateway"`, "go_goroutines ", "process_resident_memory_bytes "} {
+		if !strings.Contains(b, w) {
+			t.Errorf("metrics lack %q", w)
+		}
+	}
+}
+
+func TestPage(t *testing.T) {
+	s := start(t, Options{})
+	fail := false
+	s.Serving(func() error { return nil }, func(context.Context) ([]Table, error) {
+		if fail {
+			return nil, errors.New("no answer from <d1>")
+		}
+		return []Table{{"Nodes", []string{"name"}, [][]string{{"<script>m1"}}}, {"Jobs", []string{"kind"}, nil}}, nil
+	})
+	code, b, h := get(t, s, "/")
+	if code != 200 || !strings.HasPrefix(h.Get("Content-Type"), "text/html") || !strings.Contains(h.Get("Content-Security-Policy"), "default-src 'none'") {
+		t.Errorf("%d, %v", code, h)
+	}
+	for _, w := range []string{"<h1>kvd gateway</h1>", "Version v1 &lt;test&gt;, up 0s, ready.", "<td>&lt;script&gt;m1</td>", "<td>none</td>"} {
+		if !strings.Contains(b, w) {
+			t.Errorf("page lacks %q:\n%s", w, b)
+		}
+	}
+	if strings.Contains(b, "<script") {
+		t.Error("the page has a script")
+	}
+	fail = true
+	if _, b, _ := get(t, s, "/"); !strings.Contains(b, "no answer from &lt;d1&gt;") {
+		t.Errorf("page hides its trouble:\n%s", b)
+	}
+}
+
+func TestPaths(t *testing.T) {
+	s := start(t, Options{})
+	for path, want := range map[string]int{
+		"/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/heap": 200, "/debug/pprof/profile?seconds=1": 200,
+		"/debug/pprof/cmdline": 404, "/none": 404, "/metrics/x": 404,
+	} {
+		if code, _, _ := get(t, s, path); code != want {
+			t.Errorf("GET %s: %d, want %d", path, code, want)
+		}
+	}
+	for _, method := range []string{"POST", "PUT", "DELETE"} {
+		q, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.Addr()+"/metrics", strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Body.Close()
+		if r.StatusCode != http.StatusMethodNotAllowed {
+			t.Errorf("%s: %d", method, r.StatusCode)
+		}
+	}
+}
+
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+// Requests that are not, or too long, get an answer or are hung up on.
+func TestHostile(t *testing.T) {
+	s := start(t, Options{Logger: slog.New(slog.NewTextHandler(new(buffer), nil))})
+	for _, q := range []string{
+		"\x00\x01\x02\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "*1\r\n$4\r\nPING\r\n",
+		"GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("x", headerBytes+8<<10) + "\r\n\r\n",
+		"GET /" + strings.Repeat("x", headerBytes+8<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n",
+	} {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(c, q) // it may be hung up on
+		b, _ := io.ReadAll(c)       // a reset is an answer too
+		if strings.HasPrefix(string(b), "HTTP/1.1 2") {
+			t.Errorf("%.20q: answered %.40q", q, b)
+		}
+		_ = c.Close()
+	}
+	if code, _, _ := get(t, s, "/healthz"); code != 200 {
+		t.Errorf("afterwards: %d", code)
+	}
+}
+
+func TestNone(t *testing.T) {
+	var s *Server
+	s.Serving(nil, nil)
+	if err := errors.Join(s.Register(nil), s.Close()); err != nil || s.Addr() != "" {
+		t.Error(err, s.Addr())
+	}
+	taken := start(t, Options{})
+	if _, err := Start(t.Context(), Options{Addr: taken.Addr()}); err == nil {
+		t.Error("two servers at one address")
+	}
+}

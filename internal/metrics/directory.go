@@ -1,0 +1,216 @@
+package metrics
+
+import (
+	"context"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+var dirFamily = &family{prefix: "kvd_directory_"}
+
+var (
+	dirInfo        = dirFamily.desc("info", "1, with this directory node's id and the cluster's.", "id", "cluster")
+	dirLeader      = dirFamily.desc("leader", "1 on the directory node that leads, else 0.")
+	dirLeaderKnown = dirFamily.desc("leader_known", "1 while this directory node leads or knows who does, else 0.")
+	dirVoters      = dirFamily.desc("voters", "Directory nodes with a vote.")
+	dirNodeUp      = dirFamily.desc("node_up", "1 for a memory node that is heard, 0 for one that counts as lost.", "node")
+	dirNodeDrain   = dirFamily.desc("node_draining", "1 for a memory node that is being emptied, else 0.", "node")
+	dirNodeBytes   = dirFamily.desc("node_capacity_bytes", "Memory that a memory node lends at most.", "node")
+	dirNodeUsed    = dirFamily.desc("node_used_bytes", "Memory of a memory node that is given to regions.", "node")
+	dirSessions    = dirFamily.desc("sessions", "Sessions by namespace and state: live, or fencing (lost, and some memory node has not confirmed).", "namespace", "state")
+	dirPGs         = dirFamily.desc("placement_groups", "Placement groups by namespace and state: creating, active, frozen or lost.", "namespace", "state")
+	dirShards      = dirFamily.desc("shards", "Shards of a namespace.", "namespace")
+	dirMoving      = dirFamily.desc("shards_moving", "Shards that split or migrate.", "namespace")
+	dirJobs        = dirFamily.desc("jobs", "Background jobs that are not finished, by kind.", "kind")
+	dirTroubled    = dirFamily.desc("jobs_in_trouble", "Background jobs that do not get on; on the leader only.")
+	dirRecalls     = dirFamily.desc("extents_recalled", "Extents that nobody may allocate from, since they are recalled.", "namespace")
+	dirMapVersion  = dirFamily.desc("map_version", "Version of the map.")
+	dirEpoch       = dirFamily.desc("reclaim_epoch", "Reclaim epoch; on the leader only.")
+	dirMinEpoch    = dirFamily.desc("reclaim_epoch_min", "Oldest reclaim epoch that a session may still work in; on the leader only.")
+	dirNSInfo      = dirFamily.desc("namespace_info", "1, with a namespace's mode, store or cache, and its number of copies.", "namespace", "mode", "replicas")
+	dirNSHeap      = dirFamily.desc("namespace_heap_bytes", "Memory for records in a namespace, each copy counted once.", "namespace")
+	dirNSLimit     = dirFamily.desc("namespace_limit_bytes", "Memory that sessions may hold in a namespace at most; all of the heap where there is no limit.", "namespace")
+	dirNSGranted   = dirFamily.desc("namespace_granted_bytes", "Memory that sessions hold, for records or to allocate from.", "namespace")
+	dirNSReturned  = dirFamily.desc("namespace_returned_bytes", "Memory that was handed back and waits, or is ready, to be granted.", "namespace")
+	dirNSLeaked    = dirFamily.desc("namespace_leaked_bytes", "Memory that nobody holds and no slot names, by the last scrub.", "namespace")
+	dirNSIndex     = dirFamily.desc("namespace_index_used_bytes", "Index that shards occupy.", "namespace")
+	dirNSIndexAll  = dirFamily.desc("namespace_index_bytes", "Index that shards can occupy.", "namespace")
+	dirNSLost      = dirFamily.desc("scrub_lost_records", "Records of which the last scrub of each placement group found no good copy.", "namespace")
+	dirNSRepaired  = dirFamily.desc("scrub_repaired_records", "Copies that the last scrub of each placement group repaired.", "namespace")
+	dirApplied     = dirFamily.desc("applied_index", "Last entry of raft's log that this directory node has applied.")
+)
+
+// Status is what [Directory] asks; *server.Node answers it about itself, without the network.
+type Status interface {
+	Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error)
+}
+
+// Directory shows the directory as the directory node named id knows it.
+func Directory(id string, d Status) prometheus.Collector { return directory{dirFamily, id, d} }
+
+type directory struct {
+	*family
+	id string
+	d  Status
+}
+
+// Namespace is what the directory says of one, put together.
+type Namespace struct {
+	Name, Mode string // mode: store or cache
+	Replicas   int
+	// Memory for records, each copy counted once.
+	HeapBytes, LimitBytes, GrantedBytes, ReturnedBytes, LeakedBytes uint64
+	// IndexBytes is what shards can occupy, IndexUsedBytes what they do.
+	IndexBytes, IndexUsedBytes uint64
+	// Of the last scrub of each placement group.
+	LostRecords, RepairedRecords uint64
+	Shards, Moving               int
+	PGs, Recalled                int // placement groups; extents
+	PGState                      map[dirpb.PGState]int
+	Live, Fencing                int // sessions
+}
+
+// Namespaces puts together what st says of each namespace, in its order.
+func Namespaces(st *dirpb.StatusReply) []*Namespace {
+	var all []*Namespace
+	byID, byName := make(map[uint32]*Namespace), make(map[string]*Namespace)
+	for _, n := range st.GetMap().GetNamespaces() {
+		ns := &Namespace{
+			Name: n.GetName(), Mode: lower(n.GetMode().String(), "NAMESPACE_"), Replicas: int(n.GetReplicas()),
+			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int),
+		}
+		all = append(all, ns)
+		byID[n.GetId()], byName[ns.Name] = ns, ns
+	}
+	byPG := make(map[uint32]*Namespace)
+	for _, p := range st.GetMap().GetPgs() {
+		if ns := byID[p.GetNamespaceId()]; ns != nil {
+			byPG[p.GetId()] = ns
+			ns.PGs++
+			ns.PGState[p.GetState()]++
+			ns.Recalled += len(p.GetRecalled())
+			ns.IndexBytes += p.GetIndexBytes() - min(p.GetIndexBytes(), layout.RegionPageSize)
+		}
+	}
+	for _, p := range st.GetUsage() {
+		if ns := byPG[p.GetPgId()]; ns != nil {
+			ns.HeapBytes += p.GetHeapUnits() * layout.UnitSize
+			ns.GrantedBytes += p.GetGrantedUnits() * layout.UnitSize
+			ns.ReturnedBytes += p.GetReturnedUnits() * layout.UnitSize
+			ns.LeakedBytes += p.GetLeakedUnits() * layout.UnitSize
+			ns.IndexUsedBytes += p.GetIndexBytesUsed()
+			ns.LostRecords += p.GetLastScrub().GetLostRecords()
+			ns.RepairedRecords += p.GetLastScrub().GetRepairedRecords()
+		}
+	}
+	for _, s := range st.GetMap().GetShards() {
+		if ns := byID[s.GetNamespaceId()]; ns != nil {
+			ns.Shards++
+			if s.GetMove() != nil {
+				ns.Moving++
+			}
+		}
+	}
+	for _, s := range st.GetSessions() {
+		if ns := byName[s.GetNamespace()]; ns != nil {
+			switch s.GetLife() {
+			case dirpb.SessionLife_SESSION_LIVE:
+				ns.Live++
+			case dirpb.SessionLife_SESSION_FENCING:
+				ns.Fencing++
+			}
+		}
+	}
+	for _, ns := range all {
+		if ns.LimitBytes == 0 || ns.LimitBytes > ns.HeapBytes {
+			ns.LimitBytes = ns.HeapBytes
+		}
+	}
+	return all
+}
+
+// Collect implements [prometheus.Collector].
+func (d directory) Collect(ch chan<- prometheus.Metric) {
+	st, err := d.d.Status(context.Background(), &dirpb.StatusRequest{})
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(dirInfo, err)
+		return
+	}
+	out := sink(ch)
+	out.gauge(dirInfo, 1, d.id, st.GetClusterId())
+	var leads, known bool
+	voters := 0
+	for _, n := range st.GetDirectory() {
+		known = known || n.GetLeader()
+		leads = leads || n.GetLeader() && n.GetId() == d.id
+		if n.GetVoter() {
+			voters++
+		}
+	}
+	out.gauge(dirLeader, truth(leads))
+	out.gauge(dirLeaderKnown, truth(known))
+	out.gauge(dirVoters, float64(voters))
+	out.gauge(dirMapVersion, float64(st.GetMap().GetVersion()))
+	out.gauge(dirApplied, float64(st.GetRaftApplied()))
+	for _, n := range st.GetMap().GetNodes() {
+		out.gauge(dirNodeUp, truth(n.GetState() == dirpb.NodeState_NODE_UP), n.GetName())
+		out.gauge(dirNodeDrain, truth(n.GetDraining()), n.GetName())
+		out.gauge(dirNodeBytes, float64(n.GetCapacityBytes()), n.GetName())
+		out.gauge(dirNodeUsed, float64(n.GetUsedBytes()), n.GetName())
+	}
+	d.jobs(out, st, leads)
+	if leads {
+		out.gauge(dirEpoch, float64(st.GetEpoch()))
+		out.gauge(dirMinEpoch, float64(st.GetMinEpoch()))
+	}
+	d.namespaces(out, st)
+}
+
+func (directory) jobs(out sink, st *dirpb.StatusReply, leads bool) {
+	by := make(map[dirpb.JobKind]int)
+	troubled := 0
+	for _, j := range st.GetJobs() {
+		by[j.GetKind()]++
+		if j.GetTrouble() != "" {
+			troubled++
+		}
+	}
+	for k := dirpb.JobKind_JOB_RECOVER; k <= dirpb.JobKind_JOB_SCRUB; k++ {
+		out.gauge(dirJobs, float64(by[k]), JobKind(k))
+	}
+	if leads {
+		out.gauge(dirTroubled, float64(troubled))
+	}
+}
+
+func (directory) namespaces(out sink, st *dirpb.StatusReply) {
+	for _, ns := range Namespaces(st) {
+		out.gauge(dirNSInfo, 1, ns.Name, ns.Mode, strconv.Itoa(ns.Replicas))
+		for d, v := range map[*prometheus.Desc]uint64{
+			dirNSHeap: ns.HeapBytes, dirNSLimit: ns.LimitBytes, dirNSGranted: ns.GrantedBytes, dirNSReturned: ns.ReturnedBytes,
+			dirNSLeaked: ns.LeakedBytes, dirNSIndex: ns.IndexUsedBytes, dirNSIndexAll: ns.IndexBytes,
+			dirNSLost: ns.LostRecords, dirNSRepaired: ns.RepairedRecords,
+			dirShards: uint64(ns.Shards), dirMoving: uint64(ns.Moving), dirRecalls: uint64(ns.Recalled),
+		} {
+			out.gauge(d, float64(v), ns.Name)
+		}
+		for s := range dirpb.PGState_name {
+			if s := dirpb.PGState(s); s != dirpb.PGState_PG_STATE_UNSPECIFIED {
+				out.gauge(dirPGs, float64(ns.PGState[s]), ns.Name, lower(s.String(), "PG_"))
+			}
+		}
+		out.gauge(dirSessions, float64(ns.Live), ns.Name, "live")
+		out.gauge(dirSessions, float64(ns.Fencing), ns.Name, "fencing")
+	}
+}
+
+// JobKind is a kind of job as in labels: recover.
+func JobKind(k dirpb.JobKind) string { return lower(k.String(), "JOB_") }
+
+// lower makes a label of an enum's name.
+func lower(name, prefix string) string { return strings.ToLower(strings.TrimPrefix(name, prefix)) }

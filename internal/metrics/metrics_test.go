@@ -1,0 +1,197 @@
+package metrics
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	gometrics "github.com/hashicorp/go-metrics"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// scrape gives what c serves, in Prometheus's text format.
+func scrape(t *testing.T, c prometheus.Collector) string {
+	t.Helper()
+	reg := prometheus.NewPedanticRegistry()
+	if err := reg.Register(c); err != nil {
+		t.Fatal(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(&b, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if problems, err := testutil.CollectAndLint(c); err != nil || len(problems) > 0 {
+		t.Errorf("promlint: %v, %v", problems, err)
+	}
+	return b.String()
+}
+
+func wantLines(t *testing.T, got string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if !strings.Contains("\n"+got, "\n"+w+"\n") {
+			t.Errorf("lacks %s", w)
+		}
+	}
+	if t.Failed() {
+		t.Log(got)
+	}
+}
+
+type fakeStatus struct {
+	st  *dirpb.StatusReply
+	err error
+}
+
+func (f fakeStatus) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
+	return f.st, f.err
+}
+
+func TestDirectory(t *testing.T) {
+	st := &dirpb.StatusReply{
+		ClusterId: "c", RaftApplied: 9, Epoch: 70, MinEpoch: 60,
+		Directory: []*dirpb.DirectoryNode{{Id: "d1", Leader: true, Voter: true}, {Id: "d2", Voter: true}, {Id: "d3"}},
+		Sessions: []*dirpb.SessionInfo{
+			{Namespace: "a", Life: dirpb.SessionLife_SESSION_LIVE}, {Namespace: "a", Life: dirpb.SessionLife_SESSION_FENCING},
+			{Namespace: "gone", Life: dirpb.SessionLife_SESSION_LIVE},
+		},
+		Jobs: []*dirpb.Job{{Kind: dirpb.JobKind_JOB_MOVE}, {Kind: dirpb.JobKind_JOB_MOVE, Trouble: "no room"}},
+		Usage: []*dirpb.PGUsage{
+			{PgId: 1, HeapUnits: 100, GrantedUnits: 50, ReturnedUnits: 10, LeakedUnits: 1, IndexBytesUsed: 64, LastScrub: &dirpb.JobReport{LostRecords: 2, RepairedRecords: 3}},
+			{PgId: 2, HeapUnits: 100}, {PgId: 9, HeapUnits: 1},
+		},
+		Map: &dirpb.Map{
+			Version: 5,
+			Nodes: []*dirpb.Node{
+				{Name: "m1", State: dirpb.NodeState_NODE_UP, CapacityBytes: 1000, UsedBytes: 500, Draining: true},
+				{Name: "m2", State: dirpb.NodeState_NODE_DOWN},
+			},
+			Namespaces: []*dirpb.Namespace{
+				{Id: 1, Name: "a", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 2, LimitBytes: 4096},
+				{Id: 2, Name: "b", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: 1, LimitBytes: 1 << 40},
+			},
+			Pgs: []*dirpb.PlacementGroup{
+				{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, IndexBytes: 4096 + 640, Recalled: []uint32{3, 4}},
+				{Id: 2, NamespaceId: 2, State: dirpb.PGState_PG_LOST},
+			},
+			Shards: []*dirpb.Shard{{NamespaceId: 1, Move: &dirpb.Move{}}, {NamespaceId: 1}},
+		},
+	}
+	got := scrape(t, Directory("d1", fakeStatus{st: st}))
+	wantLines(t, got,
+		`kvd_directory_info{cluster="c",id="d1"} 1`, "kvd_directory_leader 1", "kvd_directory_leader_known 1", "kvd_directory_voters 2",
+		"kvd_directory_map_version 5", "kvd_directory_applied_index 9", "kvd_directory_reclaim_epoch 70", "kvd_directory_reclaim_epoch_min 60",
+		`kvd_directory_node_up{node="m1"} 1`, `kvd_directory_node_up{node="m2"} 0`, `kvd_directory_node_draining{node="m1"} 1`,
+		`kvd_directory_node_capacity_bytes{node="m1"} 1000`, `kvd_directory_node_used_bytes{node="m1"} 500`,
+		`kvd_directory_sessions{namespace="a",state="live"} 1`, `kvd_directory_sessions{namespace="a",state="fencing"} 1`, `kvd_directory_sessions{namespace="b",state="live"} 0`,
+		`kvd_directory_jobs{kind="move"} 2`, `kvd_directory_jobs{kind="scrub"} 0`, "kvd_directory_jobs_in_trouble 1",
+		`kvd_directory_placement_groups{namespace="a",state="active"} 1`, `kvd_directory_placement_groups{namespace="b",state="lost"} 1`,
+		`kvd_directory_shards{namespace="a"} 2`, `kvd_directory_shards_moving{namespace="a"} 1`, `kvd_directory_extents_recalled{namespace="a"} 2`,
+		`kvd_directory_namespace_info{mode="cache",namespace="a",replicas="2"} 1`,
+		`kvd_directory_namespace_heap_bytes{namespace="a"} 6400`, `kvd_directory_namespace_limit_bytes{namespace="a"} 4096`,
+		`kvd_directory_namespace_limit_bytes{namespace="b"} 6400`, `kvd_directory_namespace_granted_bytes{namespace="a"} 3200`,
+		`kvd_directory_namespace_returned_bytes{namespace="a"} 640`, `kvd_directory_namespace_leaked_bytes{namespace="a"} 64`,
+		`kvd_directory_namespace_index_bytes{namespace="a"} 640`, `kvd_directory_namespace_index_used_bytes{namespace="a"} 64`,
+		`kvd_directory_scrub_lost_records{namespace="a"} 2`, `kvd_directory_scrub_repaired_records{namespace="a"} 3`,
+	)
+	// One that follows leaves out what only a leader knows.
+	got = scrape(t, Directory("d2", fakeStatus{st: st}))
+	wantLines(t, got, "kvd_directory_leader 0", "kvd_directory_leader_known 1", `kvd_directory_jobs{kind="move"} 2`)
+	for _, name := range []string{"kvd_directory_reclaim_epoch", "kvd_directory_jobs_in_trouble"} {
+		if strings.Contains(got, name) {
+			t.Errorf("a follower shows %s", name)
+		}
+	}
+	if err := testutil.CollectAndCompare(Directory("d1", fakeStatus{err: errors.New("closed")}), strings.NewReader("")); err == nil || !strings.Contains(err.Error(), "closed") {
+		t.Errorf("no status: %v", err)
+	}
+}
+
+// Raft's own are in seconds, without those that are not asked for.
+func TestRaft(t *testing.T) {
+	if Raft() != Raft() {
+		t.Error("two sinks")
+	}
+	gometrics.MeasureSince([]string{"raft", "commitTime"}, time.Now().Add(-20*time.Millisecond))
+	gometrics.AddSampleWithLabels([]string{"raft", "replication", "appendEntries", "rpc"}, 2, []gometrics.Label{{Name: "peer_id", Value: "d2"}})
+	gometrics.IncrCounter([]string{"raft", "state", "leader"}, 1)
+	gometrics.IncrCounter([]string{"raft", "apply"}, 3)
+	gometrics.IncrCounter([]string{"raft", "apply"}, -1) // would panic
+	gometrics.SetGauge([]string{"raft", "peers"}, 3)
+	gometrics.EmitKey([]string{"raft", "k"}, 1)
+	got := scrape(t, Raft())
+	wantLines(t, got, `kvd_raft_commit_seconds_bucket{le="0.01"} 0`, `kvd_raft_commit_seconds_count 1`,
+		`kvd_raft_append_rpc_seconds_bucket{le="0.003"} 1`, `kvd_raft_append_rpc_seconds_bucket{le="0.001"} 0`,
+		`kvd_raft_transitions_total{to="leader"} 1`, `kvd_raft_transitions_total{to="follower"} 0`, "kvd_raft_proposals_total 3")
+	if strings.Contains(got, "peer") {
+		t.Error("a series for each peer")
+	}
+}
+
+// What a store's parts tell agrees with what was done.
+func TestParts(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s, err := devstore.Start(ctx, devstore.Options{Nodes: 1, CapacityBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	open := func(provider string) *client.Client {
+		c, err := client.Open(ctx, client.Options{Directory: s.Directory(), Devices: s.Devices(), Provider: provider})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	one, two := open("tcp"), open("shm")
+	defer two.Close()
+	for range 5 {
+		if _, err := one.Put(ctx, []byte("k"), make([]byte, 1000), client.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := scrape(t, Client("n", one))
+	wantLines(t, got, `kvd_client_operations_total{namespace="n",op="put"} 5`, `kvd_client_operations_total{namespace="n",op="get"} 0`,
+		`kvd_client_hint_hits_total{namespace="n"} 4`, `kvd_client_connections{namespace="n",provider="tcp"} 1`,
+		`kvd_client_unknown_outcomes_total{namespace="n"} 0`, `kvd_client_memory_bytes{namespace="n",state="live"} 1088`)
+	// Two clients in one registry.
+	reg := prometheus.NewPedanticRegistry()
+	for name, c := range map[string]*client.Client{"n": one, "o": two} {
+		if err := reg.Register(Client(name, c)); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := reg.Gather(); err != nil {
+		t.Error(err)
+	}
+	got = scrape(t, MemNode("m1", s.Nodes()[0]))
+	wantLines(t, got, `kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_capacity_bytes{node="m1"} 6.7108864e+07`,
+		`kvd_memnode_regions{node="m1",state="published"} 1`, `kvd_memnode_fences_pending{node="m1"} 0`, `kvd_memnode_sessions{node="m1"} 1`)
+	if strings.Contains(got, `cpu_seconds_total{node="m1"} 0`+"\n") {
+		t.Error("verbs over tcp took no CPU time")
+	}
+	got = scrape(t, Directory("d1", s.DirectoryNodes()[0]))
+	wantLines(t, got, `kvd_directory_sessions{namespace="default",state="live"} 2`, `kvd_directory_node_up{node="m1"} 1`, "kvd_directory_leader 1")
+	// A client that is closed can still be scraped.
+	if err := one.Close(); err != nil {
+		t.Error(err)
+	}
+	scrape(t, Client("n", one))
+}
