@@ -1,9 +1,13 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -98,6 +102,49 @@ func TestDo(t *testing.T) {
 		if n, err := c.Count(ctx); err != nil || n != 3 {
 			t.Errorf("count: %d, %v", n, err)
 		}
+	}
+}
+
+// Events sees every operation, also those of batches and scans, with its round trips.
+func TestEvents(t *testing.T) {
+	r := newRig(t, "shm", 1, 5*time.Second)
+	type mark struct{}
+	var mu sync.Mutex
+	var seen []string
+	o := r.options()
+	o.Events = &client.Events{
+		Begin: func(ctx context.Context, op client.OpEvent) context.Context {
+			return context.WithValue(ctx, mark{}, op.Kind)
+		},
+		End: func(ctx context.Context, op client.OpEvent) {
+			mu.Lock()
+			defer mu.Unlock()
+			if ctx.Value(mark{}) != op.Kind || op.Took <= 0 {
+				t.Errorf("%+v with context of %v", op, ctx.Value(mark{}))
+			}
+			seen = append(seen, fmt.Sprintf("%s %s %d %v", op.Kind, op.Key, op.Rounds, op.Err))
+		},
+	}
+	c := r.client(o)
+	ctx := t.Context()
+	if _, err := c.Put(ctx, []byte("a"), []byte("1"), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Get(ctx, []byte("a")); err != nil {
+		t.Fatal(err)
+	}
+	c.MultiGet(ctx, [][]byte{[]byte("a"), []byte("none")})
+	if _, _, err := c.Scan(ctx, client.Cursor{}, client.ScanOptions{Count: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"put a 2 <nil>", "get a 1 <nil>", "get a 1 <nil>", "get none 1 not found"}
+	for i, w := range want {
+		if i >= len(seen) || !slices.Contains(seen[:min(len(seen), len(want))], w) {
+			t.Fatalf("saw %q, want %q", seen, want)
+		}
+	}
+	if len(seen) <= len(want) || !strings.HasPrefix(seen[len(seen)-1], "scan ") {
+		t.Errorf("no scan among %q", seen)
 	}
 }
 

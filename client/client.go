@@ -105,6 +105,8 @@ type Options struct {
 	// NoEviction leaves it to other sessions to evict from a cache and to take back what
 	// has expired.
 	NoEviction bool
+	// Events, if not nil, tells of operations.
+	Events *Events
 	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
 	// what leases and fences prevent would be noticed.
 	UnsafeNoLease bool

@@ -40,6 +40,7 @@ type call struct {
 	version uint64
 	item    Item
 	n       int
+	rounds  int
 
 	w        *waiter
 	task     *session.Task
@@ -163,7 +164,7 @@ func (d *laneDriver) start(c *call) {
 func (d *laneDriver) taskDone(t *session.Task) {
 	c, _ := t.Tag.(*call)
 	if c != nil {
-		c.err, c.version = t.Op.Err, t.Op.Version
+		c.err, c.version, c.rounds = t.Op.Err, t.Op.Version, t.Op.Rounds
 		if c.take != nil && c.err == nil {
 			c.take(c, &t.Op)
 		}
@@ -387,7 +388,7 @@ func (d *laneDriver) exec(ctx context.Context, req *call) {
 		d.self = waiter{calls: d.selfcs[:], left: 1, leading: true}
 		d.start(c)
 		d.work(ctx, &d.self)
-		req.err, req.version, req.item, req.n = c.err, c.version, c.item, c.n
+		req.err, req.version, req.item, req.n, req.rounds = c.err, c.version, c.item, c.n, c.rounds
 		*c = call{}
 		d.handOver()
 		return
@@ -397,7 +398,7 @@ func (d *laneDriver) exec(ctx context.Context, req *call) {
 	w := newWaiter([]*call{c}, session.Nanos()+int64(d.s.c.o.OpTimeout))
 	d.enqueue(w)
 	d.join(ctx, w)
-	req.err, req.version, req.item, req.n = c.err, c.version, c.item, c.n
+	req.err, req.version, req.item, req.n, req.rounds = c.err, c.version, c.item, c.n, c.rounds
 }
 
 // join leads the lane or waits for whoever does, until w, which has been

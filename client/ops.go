@@ -227,6 +227,16 @@ func retryable(err error) bool {
 
 // do performs one call.
 func (c *Client) do(ctx context.Context, req *call) error {
+	if c.o.Events != nil {
+		ctx, end := c.begin(ctx, req)
+		req.err = c.doOnce(ctx, req)
+		end()
+		return req.err
+	}
+	return c.doOnce(ctx, req)
+}
+
+func (c *Client) doOnce(ctx context.Context, req *call) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
@@ -402,7 +412,7 @@ func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 // allows. Then the caller leads the lane and hands it over when it is done with r.
 func (c *Client) peek(ctx context.Context, key []byte) (d *laneDriver, r layout.Record, ok bool) {
 	s := c.sess.Load()
-	if s.dead.Load() || ctx.Err() != nil {
+	if s.dead.Load() || ctx.Err() != nil || c.o.Events != nil {
 		return nil, r, false
 	}
 	d, hash, check := s.place(key)
@@ -517,6 +527,12 @@ func (c *Client) Touch(ctx context.Context, key []byte, ttl time.Duration) error
 // multi performs calls together: one doorbell a lane and memory node for each
 // round trip of all of them.
 func (c *Client) multi(ctx context.Context, calls []*call) {
+	if c.o.Events != nil {
+		for _, q := range calls {
+			_, end := c.begin(ctx, q) // one context is for all of them
+			defer end()
+		}
+	}
 	todo := calls
 	for until := int64(0); len(todo) > 0; {
 		s, err := c.live(ctx)
@@ -764,9 +780,16 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 	if err := ctx.Err(); err != nil {
 		return cur, context.Cause(ctx)
 	}
+	end := func() {}
+	if c.o.Events != nil {
+		ctx, end = c.begin(ctx, &req)
+	}
 	s.lanes[0].exec(ctx, &req)
 	if req.err != nil {
-		return cur, c.public(s, &req)
+		req.err = c.public(s, &req)
+	}
+	if end(); req.err != nil {
+		return cur, req.err
 	}
 	*out = append(*out, kvs...)
 	for _, k := range long { // values in chunks come by Get
