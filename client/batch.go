@@ -292,7 +292,7 @@ func expiryAt(t time.Time) (uint64, error) {
 
 // GetIfChanged is Get if key has another version than the one given, and changed is
 // false if it has that one: where the key's word is remembered, that costs a READ of
-// 8 bytes. An absent key is ErrNotFound.
+// 8 bytes, unless the key expires. An absent key is ErrNotFound.
 func (c *Client) GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error) {
 	if err := checkKey(key); err != nil {
 		return Item{}, false, err

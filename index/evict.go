@@ -61,7 +61,7 @@ func (o *Op) evictable() (list []*item) {
 	for _, g := range o.work.evicts {
 		for j := range layout.GroupSlots {
 			x, ref := layout.Group(g.words).Slot(j), wordRef{g.off, uint8(j)}
-			if x.State() != layout.Live {
+			if x.State() != layout.Live && !(Mutation(MutEvictFrozen) && x.Readable()) {
 				continue
 			}
 			if err := o.inHeap(ref, x); err != nil {
@@ -128,7 +128,7 @@ func (o *Op) evictChosen() Action {
 				e.Hash = o.env.HashOf(b[layout.RecordHeaderSize:k])
 			}
 			// What is noted of its expiry is coarse, or about what was there before.
-			if e.Access.Expired(now) && !e.Expired {
+			if e.Access.Expired(now) && !e.Expired && !Mutation(MutEvictUnproven) {
 				o.env.Note(o, it.off(), it.x, e.Access, expiry, false)
 				continue
 			}
@@ -172,6 +172,16 @@ func (o *Op) evictExpired() Action {
 	})
 }
 
+// evicted is the EMPTY word that an eviction leaves. It is not the one that a delete by the
+// same session leaves: if that has to look up what became of its CAS, it must not take the
+// place for its own.
+func (o *Op) evicted(x layout.Word) layout.Word {
+	if Mutation(MutEvictAsDelete) {
+		return o.deleted(x)
+	}
+	return x.Delete(^o.env.Session())
+}
+
 // evict removes the records of list.
 func (o *Op) evict(list, manifests []*item) Action {
 	if len(list) == 0 {
@@ -186,8 +196,15 @@ func (o *Op) evict(list, manifests []*item) Action {
 		return nil
 	}
 	return o.fetch(manifests, 0, got, func() Action {
-		return o.emptyNow(list, o.deleted, func() Action {
-			return o.publishSwings(func() Action {
+		publish := o.publishSwings
+		if Mutation(MutEvictUnpublished) {
+			publish = func(then func() Action) Action { return then() }
+		}
+		a := o.emptyNow(list, o.evicted, func() Action {
+			if Mutation(MutEvictFreesFirst) {
+				o.unlinkFreed()
+			}
+			return publish(func() Action {
 				o.unlinkFreed()
 				for i := range o.work.swings {
 					if s := &o.work.swings[i]; s.won {
@@ -200,5 +217,11 @@ func (o *Op) evict(list, manifests []*item) Action {
 				return o.finishWork()
 			})
 		})
+		if Mutation(MutEvictAtPublisher) {
+			for i := range o.Accesses {
+				o.Accesses[i].Replica = o.Route.PG.publisher()
+			}
+		}
+		return a
 	})
 }

@@ -147,6 +147,7 @@ func (c *client) Crowded(uint32)                      {}
 func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
 func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
 func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }
+func (c *client) Deleting(*index.Op) bool             { return false }
 func (c *client) NoteDue(*index.Op) bool              { return true }
 
 // Note writes at once: nobody waits for it.
@@ -156,7 +157,7 @@ func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessW
 	binary.LittleEndian.PutUint64(w2.region[w2.pg.Replicas-1][w2.pg.AccessOff+off:], uint64(a))
 }
 
-func (c *client) Buf(_ *index.Op, n int) []byte       { return make([]byte, n, (n+7)&^7) }
+func (c *client) Buf(_ *index.Op, n int) []byte { return make([]byte, n, (n+7)&^7) }
 
 func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, bool) {
 	n := layout.UnitsOf(code)

@@ -344,6 +344,10 @@ type Env interface {
 	// far as it is known; born: the record is a new key's.
 	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool)
 
+	// Deleting reports whether another Delete of the Op's key by this session is posted and
+	// not decided.
+	Deleting(o *Op) bool
+
 	// Buf returns n bytes of registered, 8-byte aligned memory that stays with
 	// the Op until it is recycled.
 	Buf(o *Op, n int) []byte

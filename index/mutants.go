@@ -108,6 +108,18 @@ const (
 	MutSilentAcked
 	// MutVersionClash: versions carry no discriminator.
 	MutVersionClash
+	// MutEvictUnpublished: an eviction ends when A has it (r >= 2).
+	MutEvictUnpublished
+	// MutEvictFreesFirst: an evicted place goes to limbo before its publish (r >= 2).
+	MutEvictFreesFirst
+	// MutEvictAtPublisher: the publisher decides evictions (r >= 2).
+	MutEvictAtPublisher
+	// MutEvictFrozen: FROZEN words are evicted.
+	MutEvictFrozen
+	// MutEvictUnproven: what an access word says of an expiry is believed.
+	MutEvictUnproven
+	// MutEvictAsDelete: an eviction leaves the word that a delete of its session leaves.
+	MutEvictAsDelete
 	NumMutants
 )
 
@@ -119,6 +131,7 @@ var mutantNames = [...]string{"none", "empty-is-zero", "negative-from-cache", "f
 	"retry-same-word", "join-no-ack", "thaw-early", "join-skips-empty", "read-joiner", "follow-moved-at-a",
 	"follow-split-at-a", "insert-half-moved", "insert-in-child", "copy-before-frozen", "moved-before-copy",
 	"child-only-at-a", "clean-early", "resume-publish", "parked-keeps-lock", "resumed-is-new", "hints-survive",
-	"recall-a-only", "recall-p-only", "recall-no-wait", "recall-no-ack", "silent-acked", "version-clash"}
+	"recall-a-only", "recall-p-only", "recall-no-wait", "recall-no-ack", "silent-acked", "version-clash",
+	"evict-unpublished", "evict-frees-first", "evict-at-publisher", "evict-frozen", "evict-unproven", "evict-as-delete"}
 
 func (m Mutant) String() string { return mutantNames[min(int(m), len(mutantNames)-1)] }

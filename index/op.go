@@ -513,7 +513,7 @@ func (o *Op) dispatch() Action {
 	switch o.Kind {
 	case Get:
 		switch {
-		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && !o.Route.PG.Joining:
+		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o.Route.PG.Joining:
 			return o.checkSlot(h)
 		case hinted:
 			return o.getCached(h)
@@ -1207,6 +1207,11 @@ func (o *Op) update() Action {
 func (o *Op) casDelete() Action {
 	if o.x.State() == layout.Frozen {
 		return o.isFrozen()
+	}
+	if o.env.Deleting(o) {
+		// The EMPTY word tells sessions apart, not the operations of one: if both lost
+		// their completions, both would take it for their own.
+		return o.again(Backoff)
 	}
 	o.n = o.x.Delete(o.env.Session())
 	if Mutation(MutEmptyShared) {

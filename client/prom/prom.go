@@ -10,8 +10,8 @@
 //
 //	reg.MustRegister(prometheus.WrapCollectorWith(prometheus.Labels{"namespace": "cache"}, prom.NewCollector(c)))
 //
-// A client that loses its session opens another and counts from 0 again, which
-// rate and increase understand.
+// A client that loses its session opens another. Counters go on from what they were;
+// memory and connections are those of the present session.
 package prom
 
 import (

@@ -107,6 +107,15 @@ func (t *Task) Remember(o *index.Op, h index.Hint) {
 	t.lane.cache.put(o.Check, h, uint32(t.epoch))
 }
 
+func (t *Task) Deleting(o *index.Op) bool {
+	for _, x := range t.lane.active { // a key's operations are all on one lane
+		if p := &x.Op; x != t && p.Kind == index.Delete && p.Check == o.Check && p.Posted() {
+			return true
+		}
+	}
+	return false
+}
+
 func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check) }
 
 func (t *Task) Buf(_ *index.Op, n int) []byte {

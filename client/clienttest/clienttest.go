@@ -1,0 +1,584 @@
+// Package clienttest is a store in the memory of one process, for the tests of
+// programs that use package client: a [Store] gives the answers that a
+// [client.Client] gives, takes its time from the test, and fails when it is told to.
+//
+// It leaves out what has no answers: sessions, leases, memory nodes, statistics.
+// Where the library promises nothing, it picks what a careless caller does not
+// expect: a batch is carried out back to front, and the value that an UpdateFunc was
+// shown is overwritten when it has returned.
+//
+// Start with [New] and [Store.Fail]. A Store's methods may be called concurrently.
+// Keys and values passed in stay the caller's; what is returned is the caller's.
+package clienttest
+
+import (
+	"bytes"
+	"cmp"
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// Options configure a Store. The zero value is usable.
+type Options struct {
+	// Now is the Store's clock. Default time.Now.
+	Now func() time.Time
+	// MaxKeys and MaxBytes (of keys and values) bound what is kept. 0: no bound.
+	MaxKeys, MaxBytes int
+	// Evict makes room by dropping what was not used for longest, as a namespace in
+	// cache mode does. Without it, an operation that finds no room is answered with
+	// client.ErrFull.
+	Evict bool
+}
+
+// Fault is what happens to an operation instead of its answer. The zero Fault lets
+// it be.
+type Fault struct {
+	// Err is the answer. Unless it wraps client.ErrUnknownOutcome or Applied is set,
+	// it must be one of which client.Outcome says No.
+	Err error
+	// Applied carries the operation out before it fails; the error is made to wrap
+	// client.ErrUnknownOutcome.
+	Applied bool
+}
+
+// Store is a store. It implements client.API.
+type Store struct {
+	o Options
+
+	mu struct {
+		sync.Mutex
+		fail    func(context.Context, *client.Op) Fault
+		buckets [numBuckets]map[string]*entry
+		lru     list.List // of *entry; the one used last in front
+		bytes   int
+		version uint64
+	}
+}
+
+var _ client.API = (*Store)(nil)
+
+// A bucket holds the keys whose hashes begin alike: a Scan returns whole buckets, so
+// that no key is missed when others come and go.
+const (
+	bucketBits = 10
+	numBuckets = 1 << bucketBits
+)
+
+type entry struct {
+	key     string
+	value   []byte // never changed
+	version uint64
+	expiry  int64 // Unix ms; 0: never
+	flags   uint32
+	used    *list.Element
+}
+
+func (e *entry) size() int { return len(e.key) + len(e.value) }
+
+func (e *entry) expires() time.Time { return timeOf(e.expiry) }
+
+// New makes an empty Store.
+func New(o Options) *Store {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	s := &Store{o: o}
+	for i := range s.mu.buckets {
+		s.mu.buckets[i] = make(map[string]*entry)
+	}
+	return s
+}
+
+// Fail asks hook about every operation from now on; nil ends that. Incr and Touch are
+// shown as OpUpdate, those of a MultiGet, MultiPut or MultiDelete one by one, and
+// Scan and Count as an Op without kind and key. hook runs before the operation, in
+// its goroutine: it may wait, and use the Store if it copes with being asked again.
+// It may be called concurrently, and must not change or keep the Op.
+func (s *Store) Fail(hook func(context.Context, *client.Op) Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.fail = hook
+}
+
+// ask lets the hook decide: err, if not nil, is the answer, and the operation is to be
+// carried out all the same if applied is set.
+func (s *Store) ask(ctx context.Context, op *client.Op) (applied bool, err error) {
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	s.mu.Lock()
+	hook := s.mu.fail
+	s.mu.Unlock()
+	if hook == nil {
+		return false, nil
+	}
+	f := hook(ctx, op)
+	if f.Applied && !errors.Is(f.Err, client.ErrUnknownOutcome) {
+		f.Err = errors.Join(client.ErrUnknownOutcome, f.Err)
+	}
+	return f.Applied, f.Err
+}
+
+func checkKey(key []byte) error {
+	if len(key) == 0 || len(key) > client.MaxKeyLen {
+		return fmt.Errorf("%w: key of %d bytes, want 1..%d", client.ErrInvalid, len(key), client.MaxKeyLen)
+	}
+	return nil
+}
+
+func checkValue(value []byte) error {
+	if len(value) > client.MaxValueLen {
+		return fmt.Errorf("%w: value of %d bytes, at most %d", client.ErrInvalid, len(value), client.MaxValueLen)
+	}
+	return nil
+}
+
+// expiresIn is the time that a TTL ends at.
+func (s *Store) expiresIn(ttl time.Duration) (time.Time, error) {
+	switch {
+	case ttl < 0:
+		return time.Time{}, fmt.Errorf("%w: TTL %v, want >= 0", client.ErrInvalid, ttl)
+	case ttl == 0:
+		return time.Time{}, nil
+	}
+	return s.o.Now().Add(ttl), nil
+}
+
+func millis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return max(t.UnixMilli(), 1)
+}
+
+func timeOf(ms int64) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms)
+}
+
+func bucketOf(key []byte) int { return int(xxh3.Hash(key) >> (64 - bucketBits)) }
+
+// findLocked returns the entry of key, or nil. One that has expired goes.
+func (s *Store) findLocked(key []byte) *entry {
+	e := s.mu.buckets[bucketOf(key)][string(key)]
+	if e != nil && s.expiredLocked(e) {
+		s.dropLocked(e)
+		return nil
+	}
+	return e
+}
+
+func (s *Store) expiredLocked(e *entry) bool {
+	return e.expiry != 0 && e.expiry <= s.o.Now().UnixMilli()
+}
+
+func (s *Store) dropLocked(e *entry) {
+	delete(s.mu.buckets[bucketOf([]byte(e.key))], e.key)
+	s.mu.lru.Remove(e.used)
+	s.mu.bytes -= e.size()
+}
+
+// putLocked writes key and returns its new version.
+func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32) (uint64, error) {
+	e := s.findLocked(key)
+	if err := s.makeRoomLocked(e, len(key)+len(value)); err != nil {
+		return 0, err
+	}
+	if e == nil {
+		e = &entry{key: string(key)}
+		e.used = s.mu.lru.PushFront(e)
+		s.mu.buckets[bucketOf(key)][e.key] = e
+		s.mu.bytes += len(key)
+	}
+	s.mu.bytes += len(value) - len(e.value)
+	s.mu.lru.MoveToFront(e.used)
+	s.mu.version++
+	e.value, e.version, e.expiry, e.flags = bytes.Clone(value), s.mu.version, millis(expires), flags
+	return e.version, nil
+}
+
+// makeRoomLocked makes room for size bytes that replace old, which may be nil.
+func (s *Store) makeRoomLocked(old *entry, size int) error {
+	fits := func() bool {
+		n, bytes := s.mu.lru.Len()+1, s.mu.bytes+size
+		if old != nil {
+			n, bytes = n-1, bytes-old.size()
+		}
+		return (s.o.MaxKeys <= 0 || n <= s.o.MaxKeys) && (s.o.MaxBytes <= 0 || bytes <= s.o.MaxBytes)
+	}
+	if fits() {
+		return nil
+	}
+	if s.o.MaxBytes > 0 && size > s.o.MaxBytes {
+		return client.ErrFull
+	}
+	if !s.o.Evict {
+		s.sweepLocked()
+		if fits() {
+			return nil
+		}
+		return client.ErrFull
+	}
+	if old != nil {
+		s.mu.lru.MoveToFront(old.used)
+	}
+	for !fits() {
+		s.dropLocked(s.mu.lru.Back().Value.(*entry))
+	}
+	return nil
+}
+
+func (s *Store) sweepLocked() {
+	for el := s.mu.lru.Front(); el != nil; {
+		e := el.Value.(*entry)
+		el = el.Next()
+		if s.expiredLocked(e) {
+			s.dropLocked(e)
+		}
+	}
+}
+
+// ---- one operation -----------------------------------------------------------
+
+// do performs one Op and leaves its answer in it.
+func (s *Store) do(ctx context.Context, o *client.Op) {
+	o.Item = client.Item{}
+	if o.Err = check(o); o.Err != nil {
+		return
+	}
+	applied, fault := s.ask(ctx, o)
+	if fault == nil || applied {
+		s.apply(ctx, o)
+	}
+	if fault != nil {
+		o.Item, o.Err = client.Item{}, fault
+	}
+}
+
+func check(o *client.Op) error {
+	switch o.Kind {
+	case client.OpGet, client.OpDelete:
+	case client.OpPut:
+		if err := checkValue(o.Value); err != nil {
+			return err
+		}
+	case client.OpUpdate:
+		if o.Update == nil {
+			return fmt.Errorf("%w: Update: nil", client.ErrInvalid)
+		}
+	default:
+		return fmt.Errorf("%w: Kind: %d", client.ErrInvalid, o.Kind)
+	}
+	return checkKey(o.Key)
+}
+
+func (s *Store) apply(ctx context.Context, o *client.Op) {
+	if o.Kind == client.OpUpdate {
+		o.Item.Version, o.Err = s.update(ctx, o.Key, o.Update)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.findLocked(o.Key)
+	switch {
+	case e == nil && (o.Kind != client.OpPut || o.Cond == client.IfVersion || o.Cond == client.IfPresent):
+		o.Err = client.ErrNotFound
+	case o.Kind == client.OpGet:
+		s.mu.lru.MoveToFront(e.used)
+		o.Item = itemOf(e, o.Into)
+	case e != nil && o.Cond == client.IfVersion && e.version != o.Version:
+		o.Err = client.ErrConflict
+	case o.Kind == client.OpDelete:
+		s.dropLocked(e)
+	case e != nil && o.Cond == client.IfAbsent:
+		o.Err = client.ErrExists
+	default:
+		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags)
+	}
+}
+
+func itemOf(e *entry, into []byte) client.Item {
+	if into == nil {
+		into = make([]byte, 0, len(e.value))
+	}
+	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags}
+}
+
+// update asks f without the lock, like the real one: others may change the key
+// meanwhile, and f is asked again.
+func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (uint64, error) {
+	for {
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		var cur client.Item
+		s.mu.Lock()
+		present := false
+		if e := s.findLocked(key); e != nil {
+			cur, present = itemOf(e, nil), true
+		}
+		s.mu.Unlock()
+		shown := slices.Clip(cur.Value)
+		ch, err := f(cur, present)
+		if err != nil {
+			return 0, err
+		}
+		if ch.Delete && !present {
+			return 0, client.ErrNotFound
+		}
+		if err := checkValue(ch.Value); err != nil {
+			return 0, err
+		}
+		value := bytes.Clone(ch.Value)
+		for i := range shown {
+			shown[i] = 0xdb
+		}
+		v, done, err := s.commit(key, cur.Version, ch, value)
+		if done {
+			return v, err
+		}
+	}
+}
+
+// commit makes a change if key still has the version given; 0: if it is absent.
+func (s *Store) commit(key []byte, version uint64, ch client.Change, value []byte) (v uint64, done bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.findLocked(key)
+	switch {
+	case (e == nil) != (version == 0), e != nil && e.version != version:
+		return 0, false, nil
+	case ch.Delete:
+		s.dropLocked(e)
+		return 0, true, nil
+	}
+	v, err = s.putLocked(key, value, ch.Expires, ch.Flags)
+	return v, true, err
+}
+
+// Get is as in client.API.
+func (s *Store) Get(ctx context.Context, key []byte) (client.Item, error) {
+	o := client.Op{Kind: client.OpGet, Key: key}
+	s.do(ctx, &o)
+	return o.Item, o.Err
+}
+
+// GetInto is as in client.API.
+func (s *Store) GetInto(ctx context.Context, key, dst []byte) (int, error) {
+	it, err := s.Get(ctx, key)
+	if err != nil {
+		return 0, err
+	}
+	if copy(dst, it.Value) < len(it.Value) {
+		err = io.ErrShortBuffer
+	}
+	return len(it.Value), err
+}
+
+// GetIfChanged is as in client.API.
+func (s *Store) GetIfChanged(ctx context.Context, key []byte, version uint64) (client.Item, bool, error) {
+	it, err := s.Get(ctx, key)
+	if err == nil && it.Version == version {
+		return client.Item{Version: version}, false, nil
+	}
+	return it, err == nil, err
+}
+
+// Put is as in client.API.
+func (s *Store) Put(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error) {
+	return s.put(ctx, client.Op{Key: key, Value: value}, o)
+}
+
+// PutIfAbsent is as in client.API.
+func (s *Store) PutIfAbsent(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error) {
+	return s.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfAbsent}, o)
+}
+
+// CompareAndSwap is as in client.API.
+func (s *Store) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o client.PutOptions) (uint64, error) {
+	return s.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfVersion, Version: version}, o)
+}
+
+func (s *Store) put(ctx context.Context, o client.Op, p client.PutOptions) (_ uint64, err error) {
+	o.Kind, o.Flags = client.OpPut, p.Flags
+	if o.Expires, err = s.expiresIn(p.TTL); err != nil {
+		return 0, err
+	}
+	s.do(ctx, &o)
+	return o.Item.Version, o.Err
+}
+
+// Delete is as in client.API.
+func (s *Store) Delete(ctx context.Context, key []byte) error {
+	return s.delete(ctx, client.Op{Key: key})
+}
+
+// DeleteVersion is as in client.API.
+func (s *Store) DeleteVersion(ctx context.Context, key []byte, version uint64) error {
+	return s.delete(ctx, client.Op{Key: key, Cond: client.IfVersion, Version: version})
+}
+
+func (s *Store) delete(ctx context.Context, o client.Op) error {
+	o.Kind = client.OpDelete
+	s.do(ctx, &o)
+	return o.Err
+}
+
+// Update is as in client.API.
+func (s *Store) Update(ctx context.Context, key []byte, f client.UpdateFunc) (uint64, error) {
+	o := client.Op{Kind: client.OpUpdate, Key: key, Update: f}
+	s.do(ctx, &o)
+	return o.Item.Version, o.Err
+}
+
+// Incr is as in client.API.
+func (s *Store) Incr(ctx context.Context, key []byte, delta int64) (sum int64, err error) {
+	_, err = s.Update(ctx, key, func(cur client.Item, present bool) (client.Change, error) {
+		old := int64(0)
+		if present {
+			var err error
+			if old, err = strconv.ParseInt(string(cur.Value), 10, 64); err != nil {
+				return client.Change{}, client.ErrNotInteger
+			}
+		}
+		if delta > 0 && old > math.MaxInt64-delta || delta < 0 && old < math.MinInt64-delta {
+			return client.Change{}, client.ErrOverflow
+		}
+		sum = old + delta
+		return client.Change{Value: strconv.AppendInt(nil, sum, 10), Expires: cur.Expires, Flags: cur.Flags}, nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return sum, nil
+}
+
+// Touch is as in client.API.
+func (s *Store) Touch(ctx context.Context, key []byte, ttl time.Duration) error {
+	exp, err := s.expiresIn(ttl)
+	if err != nil {
+		return err
+	}
+	_, err = s.Update(ctx, key, func(cur client.Item, present bool) (client.Change, error) {
+		if !present {
+			return client.Change{}, client.ErrNotFound
+		}
+		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags}, nil
+	})
+	return err
+}
+
+// ---- several keys ------------------------------------------------------------
+
+// Do is as in client.API. It begins with the last of ops.
+func (s *Store) Do(ctx context.Context, ops []client.Op) {
+	for i := range slices.Backward(ops) {
+		s.do(ctx, &ops[i])
+	}
+}
+
+// MultiGet is as in client.API.
+func (s *Store) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
+	return s.multi(ctx, len(keys), func(i int) (client.Op, error) {
+		return client.Op{Kind: client.OpGet, Key: keys[i]}, nil
+	})
+}
+
+// MultiPut is as in client.API.
+func (s *Store) MultiPut(ctx context.Context, pairs []client.KV) []client.Result {
+	return s.multi(ctx, len(pairs), func(i int) (client.Op, error) {
+		p := &pairs[i]
+		exp, err := s.expiresIn(p.TTL)
+		return client.Op{Kind: client.OpPut, Key: p.Key, Value: p.Value, Flags: p.Flags, Expires: exp}, err
+	})
+}
+
+// MultiDelete is as in client.API.
+func (s *Store) MultiDelete(ctx context.Context, keys [][]byte) []client.Result {
+	return s.multi(ctx, len(keys), func(i int) (client.Op, error) {
+		return client.Op{Kind: client.OpDelete, Key: keys[i]}, nil
+	})
+}
+
+func (s *Store) multi(ctx context.Context, n int, get func(int) (client.Op, error)) []client.Result {
+	res := make([]client.Result, n)
+	for i := range slices.Backward(res) {
+		o, err := get(i)
+		if err == nil {
+			s.do(ctx, &o)
+			err = o.Err
+		}
+		res[i] = client.Result{Item: o.Item, Err: err}
+	}
+	return res
+}
+
+// Scan is as in client.API.
+func (s *Store) Scan(ctx context.Context, cur client.Cursor, o client.ScanOptions) ([]client.KV, client.Cursor, error) {
+	o.Count = cmp.Or(o.Count, 256)
+	if o.Count < 0 {
+		return nil, cur, fmt.Errorf("%w: Count %d, want > 0", client.ErrInvalid, o.Count)
+	}
+	applied, fault := s.ask(ctx, &client.Op{})
+	if fault != nil && !applied {
+		return nil, cur, fault
+	}
+	var out []client.KV
+	from := cur
+	for !cur.Done && len(out) < o.Count {
+		b := int(cur.Prefix >> (64 - bucketBits))
+		out = append(out, s.scanBucket(b, o)...)
+		cur = client.Cursor{Prefix: uint64(b+1) << (64 - bucketBits), Done: b+1 == numBuckets}
+	}
+	if fault != nil {
+		return nil, from, fault
+	}
+	return out, cur, nil
+}
+
+func (s *Store) scanBucket(b int, o client.ScanOptions) []client.KV {
+	s.mu.Lock()
+	var out []client.KV
+	for k, e := range s.mu.buckets[b] {
+		if s.expiredLocked(e) {
+			continue
+		}
+		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires()}
+		if !o.KeysOnly {
+			it := itemOf(e, nil)
+			kv.Value, kv.Flags = it.Value, it.Flags
+		}
+		out = append(out, kv)
+	}
+	s.mu.Unlock()
+	if o.Match != nil {
+		out = slices.DeleteFunc(out, func(kv client.KV) bool { return !o.Match(kv.Key) })
+	}
+	slices.SortFunc(out, func(a, b client.KV) int { return bytes.Compare(a.Key, b.Key) })
+	return out
+}
+
+// Count is as in client.API. Keys that expired do not count.
+func (s *Store) Count(ctx context.Context) (uint64, error) {
+	if _, err := s.ask(ctx, &client.Op{}); err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweepLocked()
+	return uint64(s.mu.lru.Len()), nil
+}
