@@ -147,17 +147,24 @@ func startRole(tb testing.TB, role string, env ...string) (p *process, addr stri
 	}
 	cmd := exec.Command(self)
 	cmd.Env = append(append(os.Environ(), envRole+"="+role), env...)
+	return startReady(tb, cmd)
+}
+
+// startReady starts a command that says on its first line that it is ready, and returns
+// what with.
+func startReady(tb testing.TB, cmd *exec.Cmd) (p *process, with string) {
+	tb.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	p = start(tb, cmd)
 	line, err := bufio.NewReader(out).ReadString('\n')
-	addr, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
+	with, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
 	if !ok {
-		tb.Fatalf("%s said %q: %v", role, line, err)
+		tb.Fatalf("%s said %q: %v", cmd, line, err)
 	}
-	return p, addr
+	return p, with
 }
 
 // store is a directory node and a memory node, each a process.

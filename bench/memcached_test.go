@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"net"
 	"os/exec"
@@ -13,24 +14,84 @@ import (
 
 type memcachedServer struct {
 	*process
-	conn net.Conn
-	r    *bufio.Reader
+	addr string
+	*memcachedConn
 }
 
 func startMemcached(tb testing.TB) *memcachedServer {
 	tb.Helper()
 	addr := freeAddr(tb)
 	_, port, _ := strings.Cut(addr, ":")
-	m := &memcachedServer{process: start(tb, exec.Command("memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0", "-m", "1024"))}
-	until(tb, func() (err error) { m.conn, err = net.Dial("tcp", addr); return err })
-	tb.Cleanup(func() { m.conn.Close() })
-	m.r = bufio.NewReader(m.conn)
-	return m
+	p := start(tb, exec.Command("memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0", "-m", "1024"))
+	return &memcachedServer{p, addr, dialMemcached(tb, addr)}
+}
+
+// memcachedConn speaks memcached's text protocol, to whatever serves it. It belongs to
+// one goroutine.
+type memcachedConn struct {
+	net.Conn
+	r   *bufio.Reader
+	req []byte
+}
+
+// dialMemcached connects as soon as somebody listens.
+func dialMemcached(tb testing.TB, addr string) *memcachedConn {
+	tb.Helper()
+	c := &memcachedConn{}
+	until(tb, func() (err error) { c.Conn, err = net.Dial("tcp", addr); return err })
+	tb.Cleanup(func() { c.Close() })
+	c.r = bufio.NewReaderSize(c.Conn, 64<<10)
+	return c
+}
+
+// set stores a value and waits for the answer.
+func (c *memcachedConn) set(key, value []byte) error {
+	c.req = append(append(c.req[:0], "set "...), key...)
+	c.req = strconv.AppendInt(append(c.req, " 0 0 "...), int64(len(value)), 10)
+	c.req = append(append(append(c.req, "\r\n"...), value...), "\r\n"...)
+	if _, err := c.Write(c.req); err != nil {
+		return err
+	}
+	line, err := c.r.ReadSlice('\n')
+	if err == nil && string(line) != "STORED\r\n" {
+		err = fmt.Errorf("set %q: %q", key, line)
+	}
+	return err
+}
+
+// get reads keys in one request and returns how many were there.
+func (c *memcachedConn) get(keys ...[]byte) (hits int, err error) {
+	c.req = append(c.req[:0], "get"...)
+	for _, k := range keys {
+		c.req = append(append(c.req, ' '), k...)
+	}
+	if _, err := c.Write(append(c.req, "\r\n"...)); err != nil {
+		return 0, err
+	}
+	for {
+		line, err := c.r.ReadSlice('\n')
+		switch {
+		case err != nil:
+			return hits, err
+		case string(line) == "END\r\n":
+			return hits, nil
+		case !bytes.HasPrefix(line, []byte("VALUE ")):
+			return hits, fmt.Errorf("get: %q", line)
+		}
+		n, err := strconv.Atoi(string(bytes.TrimSpace(line[bytes.LastIndexByte(line, ' '):])))
+		if err != nil {
+			return hits, err
+		}
+		if _, err := c.r.Discard(n + len("\r\n")); err != nil {
+			return hits, err
+		}
+		hits++
+	}
 }
 
 func (m *memcachedServer) load(tb testing.TB, s *keySet) {
 	tb.Helper()
-	w := bufio.NewWriterSize(m.conn, 256<<10)
+	w := bufio.NewWriterSize(m.Conn, 256<<10)
 	for i := range s.len() {
 		fmt.Fprintf(w, "set %s 0 0 %d noreply\r\n", s.key(i), valueLen)
 		_, _ = w.Write(value(i))
@@ -49,14 +110,14 @@ func (m *memcachedServer) load(tb testing.TB, s *keySet) {
 }
 
 // stats asks for numbers; others are left out.
-func (m *memcachedServer) stats(tb testing.TB, command string) map[string]int64 {
+func (c *memcachedConn) stats(tb testing.TB, command string) map[string]int64 {
 	tb.Helper()
-	if _, err := fmt.Fprintf(m.conn, "%s\r\n", command); err != nil {
+	if _, err := fmt.Fprintf(c, "%s\r\n", command); err != nil {
 		tb.Fatal(err)
 	}
 	got := map[string]int64{}
 	for {
-		line, err := m.r.ReadString('\n')
+		line, err := c.r.ReadString('\n')
 		if err != nil {
 			tb.Fatal(err)
 		}

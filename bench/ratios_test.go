@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"bytes"
 	"context"
+	"encoding/csv"
 	"fmt"
 	"os"
 	"os/exec"
@@ -200,27 +202,43 @@ func together(g int, d time.Duration, f func(g, i int)) float64 {
 	return float64(total.Load()) / time.Since(start).Seconds()
 }
 
-// redisBenchmark returns requests a second of one redis-benchmark run.
-func redisBenchmark(tb testing.TB, sock, test string, n int) float64 {
+// benchmarked is what one redis-benchmark run says.
+type benchmarked struct {
+	rps      float64
+	p50, p99 float64 // nanoseconds
+}
+
+// redisBenchmark runs redis-benchmark: n requests of test, on 100,000 keys.
+func redisBenchmark(tb testing.TB, test string, n int, args ...string) (b benchmarked) {
 	tb.Helper()
-	out, err := exec.Command("redis-benchmark", "-s", sock, "-P", "16", "-n", strconv.Itoa(n), "-r", "100000",
-		"-d", strconv.Itoa(valueLen), "-t", test, "--csv").Output()
+	args = append([]string{"-t", test, "-n", strconv.Itoa(n), "-r", "100000", "--csv"}, args...)
+	out, err := exec.Command("redis-benchmark", args...).Output()
 	if err != nil {
 		tb.Fatalf("redis-benchmark: %v\n%s", err, out)
 	}
-	for line := range strings.Lines(string(out)) {
-		f := strings.Split(strings.TrimSpace(line), ",")
-		if len(f) > 1 && strings.EqualFold(strings.Trim(f[0], `"`), test) {
-			rps, err := strconv.ParseFloat(strings.Trim(f[1], `"`), 64)
-			if err != nil {
-				tb.Fatal(err)
-			}
-			return rps
-		}
+	table, err := csv.NewReader(bytes.NewReader(out)).ReadAll()
+	if err != nil || len(table) != 2 || !strings.EqualFold(table[1][0], test) {
+		tb.Fatalf("redis-benchmark said %q: %v", out, err)
 	}
-	tb.Fatalf("redis-benchmark said %q", out)
-	return 0
+	for _, x := range []struct {
+		name string
+		to   *float64
+		unit float64
+	}{{"rps", &b.rps, 1}, {"p50_latency_ms", &b.p50, 1e6}, {"p99_latency_ms", &b.p99, 1e6}} {
+		i := slices.Index(table[0], x.name)
+		if i < 0 {
+			tb.Fatalf("redis-benchmark said %q, nothing of %s", out, x.name)
+		}
+		v, err := strconv.ParseFloat(table[1][i], 64)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		*x.to = v * x.unit
+	}
+	return b
 }
+
+func us(v float64) string { return fmt.Sprintf("%.1f µs", v/1e3) }
 
 func mops(v float64) string { return fmt.Sprintf("%.2f M/s", v/1e6) }
 
@@ -230,7 +248,10 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 	c := st.open(t, "shm", "throughput", 16)
 	s := newKeySet(100_000)
 	load(t, c, s)
-	redisBenchmark(t, rd.sock, "set", 500_000)
+	rival := func(test string, n int) float64 {
+		return redisBenchmark(t, test, n, "-s", rd.sock, "-P", "16", "-d", strconv.Itoa(valueLen)).rps
+	}
+	rival("set", 500_000)
 	g := runtime.GOMAXPROCS(0)
 	bufs := make([][]byte, g)
 	for i := range bufs {
@@ -240,7 +261,7 @@ func compareThroughput(t *testing.T, r *report, st *store) {
 	row := func(what string, f func(g, i int)) {
 		a, b, ratio := duel(
 			func() float64 { return together(g, 500*time.Millisecond, f) },
-			func() float64 { return redisBenchmark(t, rd.sock, what, 300_000) })
+			func() float64 { return rival(what, 300_000) })
 		r.add(fmt.Sprintf("shm %s, %d goroutines, 100k keys, against redis-benchmark -P 16 on a unix socket", strings.ToUpper(what), g),
 			mops(a), mops(b), ratio, ">=", 10)
 	}
@@ -293,7 +314,6 @@ func compareLatency(t *testing.T, r *report, st *store) {
 		a50, a99, b50, b99 = append(a50, x50), append(a99, x99), append(b50, y50), append(b99, y99)
 		r50, r99 = append(r50, x50/y50), append(r99, x99/y99)
 	}
-	us := func(v float64) string { return fmt.Sprintf("%.1f µs", v/1e3) }
 	r.add("tcp Get, cached word, p50, against go-redis Get", us(median(a50)), us(median(b50)), median(r50), "<=", 1.2)
 	r.add("tcp Get, cached word, p99, against go-redis Get", us(median(a99)), us(median(b99)), median(r99), "<=", 1.2)
 

@@ -469,7 +469,14 @@ func TestComposeStarts(t *testing.T) {
 	if got := output(t, toolEnv, binDir+"/kvctl", "get", "hello"); strings.TrimSpace(got) != "world" {
 		t.Errorf("get: %q", got)
 	}
-	output(t, toolEnv, binDir+"/kvctl", "namespace", "create", "cache", "--mode", "cache", "--bytes", "64MiB")
+	once := c.Services["namespaces"]
+	if !slices.Equal(once.Entrypoint, []string{"/kvctl"}) || once.Restart != "no" || !slices.Equal(once.Profiles, c.Services["g1"].Profiles) ||
+		c.Services["g1"].DependsOn["namespaces"].Condition != "service_completed_successfully" {
+		t.Errorf("service namespaces is %+v", once)
+	}
+	for range 2 { // it runs whenever the gateway is brought up
+		output(t, env("namespaces"), append([]string{binDir + "/kvctl"}, once.Command...)...)
+	}
 	serve("g1")
 	throughGateway(t, byName.Replace("g1"))
 	for _, p := range slices.Backward(started) {

@@ -91,7 +91,11 @@ func expressions(t *testing.T) map[string]string {
 		}
 		ids[p.ID] = true
 		for _, x := range p.Targets {
-			all[fmt.Sprintf("panel %q %s", p.Title, x.RefID)] = strings.ReplaceAll(x.Expr, "$__rate_interval", "5m")
+			where := fmt.Sprintf("panel %q %s", p.Title, x.RefID)
+			if all[where] != "" {
+				t.Errorf("%s: twice", where)
+			}
+			all[where] = strings.ReplaceAll(x.Expr, "$__rate_interval", "5m")
 		}
 	}
 	for _, v := range b.Templating.List {

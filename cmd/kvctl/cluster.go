@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -449,6 +451,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	req := &dirpb.CreateNamespaceRequest{}
 	var mode, size, limit, newLimit string
+	var ifNotExists bool
 	create := changes(&cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a namespace",
@@ -472,10 +475,17 @@ func (a *app) namespaceCommand() *cobra.Command {
 			}
 			return a.withBackend(func(b backend) error {
 				var rep *dirpb.CreateNamespaceReply
-				err := b.Directory(cmd.Context(), false, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+				err := b.Directory(cmd.Context(), ifNotExists, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 					rep, err = d.CreateNamespace(ctx, req)
 					return err
 				})
+				if ifNotExists && status.Code(err) == codes.AlreadyExists {
+					ns, err := existing(cmd.Context(), b, req)
+					if err != nil {
+						return err
+					}
+					return a.printNamespaces([]*dirpb.Namespace{ns})
+				}
 				if err != nil {
 					return fmt.Errorf("%q: %w", req.Name, err)
 				}
@@ -484,6 +494,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 		},
 	})
 	f := create.Flags()
+	f.BoolVar(&ifNotExists, "if-not-exists", false, "leave a namespace as it is that exists with this mode, and this number of copies if one is given")
 	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 where two memory nodes exist, else 1")
 	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
@@ -522,6 +533,27 @@ back at once: they get no more.`,
 		return a.printNamespaces(st.GetMap().GetNamespaces())
 	}))
 	return c
+}
+
+// existing gives the namespace that req asks for, if it is of the kind that req asks for:
+// what cannot be changed later.
+func existing(ctx context.Context, b backend, req *dirpb.CreateNamespaceRequest) (*dirpb.Namespace, error) {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := namespaceOf(st.GetMap(), req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	if ns.GetMode() != req.GetMode() || req.GetReplicas() != 0 && ns.GetReplicas() != req.GetReplicas() {
+		want := fmt.Sprintf("mode %s", short(req.GetMode()))
+		if req.GetReplicas() != 0 {
+			want += fmt.Sprintf(" and %d copies", req.GetReplicas())
+		}
+		return nil, &exitError{exitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(), short(ns.GetMode()), ns.GetReplicas(), want)}
+	}
+	return ns, nil
 }
 
 func (a *app) printNamespaces(ns []*dirpb.Namespace) error {

@@ -71,11 +71,18 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 			{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1},
 		},
 		Lease: c.Lease, EpochInterval: c.EpochInterval, Logger: log,
+		NoJanitor: true, // one that counts its jobs follows
 	})
 	if err != nil {
 		return err
 	}
 	defer closing(s.Close)
+	jobs := metrics.NewJanitor()
+	j, err := startJanitor(janitorOptions{directory: s.Directory(), jobs: jobs, log: log})
+	if err != nil {
+		return err
+	}
+	defer closing(j.stop)
 	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), log: log})
 	if err != nil {
 		return err
@@ -84,7 +91,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	defer notify(log, daemon.SdNotifyStopping)
 	g.serve(l)
 	d := s.DirectoryNodes()[0]
-	cs := append(g.collectors(), raft, metrics.Directory("d1", d))
+	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
 	}

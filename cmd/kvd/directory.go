@@ -57,7 +57,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
 	defer notify(log, daemon.SdNotifyStopping)
-	if err := web.Register(raft, metrics.Directory(c.ID, n)); err != nil {
+	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n)); err != nil {
 		return err
 	}
 	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryTables(n))

@@ -310,9 +310,9 @@ func TestHTTP(t *testing.T) {
 		p    *process
 		want []string
 	}{
-		"directory": {d, []string{`id="d7"`, `kvd_directory_node_up{node="m9"} 1`, "kvd_directory_leader_known 1", "kvd_raft_commit_seconds_count"}},
-		"memnode":   {m, []string{`kvd_memnode_registered{node="m9"} 1`, `kvd_memnode_capacity_bytes{node="m9"} 6.7108864e+07`}},
-		"janitor":   {j, nil},
+		"directory": {d, []string{`id="d7"`, `kvd_directory_node_up{node="m9"} 1`, "kvd_directory_leader_known 1", "kvd_raft_commit_seconds_count", "kvd_raft_term "}},
+		"memnode":   {m, []string{`kvd_memnode_registered{node="m9"} 1`, `kvd_memnode_capacity_bytes{node="m9"} 6.7108864e+07`, `kvd_janitor_jobs_total{kind="scrub",result="failed"} 0`}},
+		"janitor":   {j, []string{`kvd_janitor_jobs_total{kind="scrub",result="failed"} 0`}},
 	} {
 		wantPage(t, x.p.kv["http"], "/readyz", http.StatusOK, "ok")
 		wantPage(t, x.p.kv["http"], "/metrics", http.StatusOK, append(x.want, "kvd_ready 1", `role="`+role+`"`, "go_goroutines")...)

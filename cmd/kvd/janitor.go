@@ -13,7 +13,9 @@ import (
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/janitor"
+	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -57,7 +59,11 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err := errors.Join(err, dir.Close()); err != nil {
 		return err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, poll: c.Poll, window: c.Window, log: log})
+	jobs := metrics.NewJanitor()
+	if err := web.Register(jobs); err != nil {
+		return err
+	}
+	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
 	if err != nil {
 		return err
 	}
@@ -89,6 +95,7 @@ type janitorOptions struct {
 	tls        *tls.Config
 	poll       time.Duration // 0: the janitor's own default
 	window     int           // 0: the janitor's own default
+	jobs       *metrics.Janitor
 	log        *slog.Logger
 }
 
@@ -110,13 +117,29 @@ func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	go func() {
 		defer close(j.done)
 		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider, TLS: o.tls,
-			Logger: o.log, Poll: o.poll, Window: o.window})
+			Logger: o.log, Poll: o.poll, Window: o.window,
+			Done: func(kind dirpb.JobKind, took time.Duration, err error) { o.jobs.Count(kind, jobResult(ctx, err), took) }})
 		if j.err != nil {
 			o.log.Error("the janitor stopped: background jobs are left to others", "err", j.err)
 		}
 	}()
 	return j, nil
 }
+
+// jobResult tells how a job ended with err; ctx is the janitor's.
+func jobResult(ctx context.Context, err error) metrics.JobResult {
+	switch {
+	case err == nil:
+		return metrics.JobDone
+	case ctx.Err() != nil, err.Error() == jobIsGone:
+		return metrics.JobGivenUp
+	default:
+		return metrics.JobFailed
+	}
+}
+
+// jobIsGone is what janitor.Options.Done hears of a job that is somebody else's by now.
+const jobIsGone = "the job is somebody else's by now"
 
 // stop ends the janitor and says why it had stopped by itself, if it had.
 func (j *runningJanitor) stop() error {

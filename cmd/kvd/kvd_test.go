@@ -11,6 +11,8 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -18,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -30,6 +33,9 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -232,7 +238,9 @@ func TestDev(t *testing.T) {
 			wantPage(t, p.kv["http"], "/readyz", http.StatusOK, "ok\n")
 			wantPage(t, p.kv["http"], "/", http.StatusOK, "<td>m2</td><td>up</td>", "<td>cache</td><td>cache</td><td>1</td>", "<td>default</td><td>store</td><td>2</td>")
 			wantPage(t, p.kv["http"], "/metrics", http.StatusOK, `kvd_client_operations_total{namespace="cache",op="put"} 1`,
-				`kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_registered{node="m2"} 1`, "kvd_directory_leader 1", "kvd_raft_proposals_total ", `kvd_build_info{goversion="`)
+				`kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_registered{node="m2"} 1`, "kvd_directory_leader 1", "kvd_raft_proposals_total ", "kvd_raft_term ", `kvd_build_info{goversion="`)
+			scrub(t, p.kv["directory"], "default")
+			wantMetric(t, p.kv["http"], `kvd_janitor_jobs_total{kind="scrub",result="done"} [1-9]`)
 			if code := p.stop(sig); code != 0 {
 				t.Errorf("exit status %d, want 0", code)
 			}
@@ -370,11 +378,14 @@ func TestJanitor(t *testing.T) {
 	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
 	addr := d.kv["directory"]
 	m := start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--janitor=false")
-	j := start(t, env, "janitor", "--directory="+addr)
+	j := start(t, env, "janitor", "--directory="+addr, "--http-listen=127.0.0.1:0")
 	if j.kv["role"] != "janitor" || j.kv["directory"] != addr {
 		t.Errorf("ready line holds %v", j.kv)
 	}
 	roundTrip(t, open(t, addr, "shm", nil), "k")
+	scrub(t, addr, "default")
+	wantMetric(t, j.kv["http"], `kvd_janitor_jobs_total{kind="scrub",result="done"} [1-9]`)
+	wantMetric(t, j.kv["http"], `kvd_janitor_job_seconds_total{kind="scrub"} .*[1-9]`)
 	for _, p := range []*process{j, m, d} {
 		if code := p.stop(syscall.SIGTERM); code != 0 {
 			t.Errorf("exit status %d, want 0", code)
@@ -387,6 +398,76 @@ func TestJanitor(t *testing.T) {
 	if code := run(ctx, []string{"janitor", "--directory=" + start(t, env, "dev", "--listen=127.0.0.1:0").kv["directory"], "--provider=ib"}, &out, &errs); code != exitUsage ||
 		!strings.Contains(errs.String(), `provider: unknown provider "ib"`) {
 		t.Errorf("unknown provider: exit status %d, %s", code, &errs)
+	}
+}
+
+// scrub asks for a scrub of a namespace.
+func scrub(t *testing.T, directory, namespace string) {
+	t.Helper()
+	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{directory}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err = dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: namespace})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantMetric waits until a line that matches is served.
+func wantMetric(t *testing.T, addr, line string) {
+	t.Helper()
+	want := regexp.MustCompile("(?m)^" + line)
+	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	for deadline := time.Now().Add(patience); ; {
+		r, err := c.Get("http://" + addr + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r.Body)
+		_ = r.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want.Match(b) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s:\n%s", line, b)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestJobResult(t *testing.T) {
+	gone := errors.New(jobIsGone)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, tc := range []struct {
+		ctx  context.Context
+		err  error
+		want metrics.JobResult
+	}{
+		{t.Context(), nil, metrics.JobDone},
+		{ended, nil, metrics.JobDone},
+		{t.Context(), gone, metrics.JobGivenUp},
+		{ended, context.Canceled, metrics.JobGivenUp},
+		{t.Context(), context.DeadlineExceeded, metrics.JobFailed},
+	} {
+		if got := jobResult(tc.ctx, tc.err); got != tc.want {
+			t.Errorf("%v: %s, want %s", tc.err, got, tc.want)
+		}
+	}
+	// The text is the janitor's.
+	b, err := os.ReadFile("../../internal/janitor/run.go")
+	if err != nil || !strings.Contains(string(b), fmt.Sprintf("errors.New(%q)", jobIsGone)) {
+		t.Errorf("internal/janitor has another text for a job that is gone: %v", err)
 	}
 }
 

@@ -148,7 +148,11 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}
 	if c.Janitor {
 		// A janitor that fails is logged and missed by nobody: others do its work.
-		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: po.Verbs.Device, tls: creds, log: log})
+		jobs := metrics.NewJanitor()
+		if err := web.Register(jobs); err != nil {
+			return err
+		}
+		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: po.Verbs.Device, tls: creds, jobs: jobs, log: log})
 		if err != nil {
 			return err
 		}

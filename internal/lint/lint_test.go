@@ -32,7 +32,11 @@ var imports = []row{
 	{"internal/heap", "", "carving memory is arithmetic, without I/O and without the protocol"},
 	{"internal/session", "index internal/dirpb internal/heap internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
 	{"internal/evict", "internal/layout", "what to forget is arithmetic over access words, so that traces can judge it"},
+	{"internal/evict/evicttest", "", "what judges a policy knows none"},
 	{"client", "index internal/dirclient internal/dirpb internal/evict internal/hostid internal/layout internal/session rdma", "a service that links the library gets neither the store's processes nor the providers it did not ask for"},
+	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against that alone"},
+	{"client/clienttest", "client", "a fake that shared code with the store would share its mistakes"},
+	{"client/prom", "client internal/layout rdma", "it shows what a client counts, and counts nothing"},
 
 	{"rdma/driver", "", "the contract stands by itself"},
 	{"rdma", "rdma/driver", "the portable layer knows no provider"},
@@ -53,7 +57,14 @@ var imports = []row{
 	{"internal/token", "", "tokens are bytes"},
 	{"internal/hostid", "", "it asks the kernel only"},
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
+	{"internal/httpd", "", "it serves what it is handed, whatever the process is"},
+	{"internal/metrics", "client client/prom internal/dirpb internal/layout memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},
+
+	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
+	{"internal/resp", "", "the codec knows bytes, not commands"},
+	{"internal/gateway", "client internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/memcached", "client internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index internal/dirclient internal/dirpb internal/layout internal/session rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
@@ -61,6 +72,7 @@ var imports = []row{
 	{"internal/simtest", "client index internal/... rdma rdma/... server/fsm server/fsm/fsmpb server/lead", "the harness runs the data path without the store's processes"},
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
+	{"internal/compat", "", "it has only tests"},
 	{"internal/nemesis", "", "it has only tests"},
 	{"internal/verbstest", "", "it has only tests"},
 	{"internal/lint", "", "it only looks"},
@@ -80,6 +92,11 @@ var only = []row{
 	{"github.com/cockroachdb/pebble", "server server/raftstore", "only the directory keeps anything on disk"},
 	{"github.com/coreos/go-systemd", "cmd/...", "only a process tells systemd about itself"},
 	{"github.com/redis/go-redis", "bench", "Redis is what we compare with"},
+	{"github.com/maypok86/otter", "client/near", "a service without a near cache does not carry one"},
+	{"github.com/prometheus/client_golang", "client/prom internal/metrics internal/httpd internal/gateway internal/memcached cmd/...", "a service that links the client chooses what it exports by"},
+	{"github.com/hashicorp/go-metrics", "internal/metrics", "it has one sink for the whole process, and raft reports there"},
+	{module + "/internal/metrics", "cmd/...", "the parts count, and only a process shows it to others"},
+	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
 	{module + "/internal/providers", "cmd/... internal/devstore internal/e2e bench", "libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/... internal/e2e bench", "it is a whole store, for commands and tests"},
@@ -90,7 +107,8 @@ var only = []row{
 // never are dependencies, however indirect, that the library must not bring
 // along.
 var never = []row{
-	{"client", "github.com/hashicorp github.com/cockroachdb github.com/spf13 " + module + "/server " + module + "/memnode " + module + "/rdma/tcp " + module + "/rdma/shm", "every service that links the client would carry it"},
+	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 github.com/prometheus " + module + "/server " + module + "/memnode " + module + "/rdma/tcp " + module + "/rdma/shm", "every service that links the client would carry it"},
+	{"client", "github.com/maypok86", "a service without a near cache does not carry one"},
 	{"index", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
 	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb", "it is tested, and reasoned about, without raft and disk"},
 }
@@ -101,6 +119,7 @@ var pure = []row{
 	{"server/fsm", "time math/rand crypto/rand os net log log/slog sync", "applying a command again must give the same state; a leader puts time and random choices into the command"},
 	{"server/lead", "math/rand crypto/rand os net log log/slog sync", "the simulator drives it under virtual time; its host has the lock and the log"},
 	{"index", "time math/rand crypto/rand os net log log/slog sync", "a step machine never waits and reads no clock; its driver does"},
+	{"internal/evict", "time math/rand crypto/rand os net log log/slog", "whoever evicts hands it time, and seeds its choices"},
 	{"internal/layout", "math/rand crypto/rand os net log log/slog sync unsafe", "bytes are encoded explicitly"},
 }
 
@@ -251,10 +270,14 @@ func TestRefusals(t *testing.T) {
 		{imp("memnode", "+internal/providers"), "libraries are handed opened devices"},
 		{imp("memnode", "github.com/spf13/viper"), "memnode imports github.com/spf13/viper, which is for internal/config"},
 		{imp("internal/new"), "internal/new has no row"},
+		{imp("client", "github.com/prometheus/client_golang/prometheus"), "client imports github.com/prometheus/client_golang/prometheus, which is for client/prom"},
+		{imp("client/near", "+client", "+internal/session"), "client/near imports internal/session, but may import only client: a near cache"},
+		{imp("internal/gateway", "+internal/metrics"), "internal/gateway imports " + module + "/internal/metrics, which is for cmd/..."},
 		{imp("rdma/verbs", "C"), "rdma/verbs imports C, which is for nobody"},
 		{imp("server/raftstore", "github.com/cockroachdb/pebble/v2/vfs", "github.com/hashicorp/raft"), ""},
 		{imp("server/fsm", "math/rand/v2"), "server/fsm imports math/rand/v2, which makes it impure: applying"},
 		{imp("cmd/kvd", "+server", "+internal/config", "github.com/spf13/cobra"), ""},
+		{pkg{ImportPath: module + "/client/near", Deps: []string{"github.com/prometheus/common/model"}}, "client/near depends on github.com/prometheus/common/model, directly or not"},
 		{pkg{ImportPath: module + "/client", Deps: []string{module + "/server/fsm"}}, "client depends on " + module + "/server/fsm, directly or not"},
 	} {
 		got := strings.Join(refusals([]pkg{tc.p}), "\n")

@@ -180,7 +180,7 @@ func (directory) jobs(out sink, st *dirpb.StatusReply, leads bool) {
 			troubled++
 		}
 	}
-	for k := dirpb.JobKind_JOB_RECOVER; k <= dirpb.JobKind_JOB_SCRUB; k++ {
+	for k := range jobKinds {
 		out.gauge(dirJobs, float64(by[k]), JobKind(k))
 	}
 	if leads {
@@ -206,6 +206,15 @@ func (directory) namespaces(out sink, st *dirpb.StatusReply) {
 		}
 		out.gauge(dirSessions, float64(ns.Live), ns.Name, "live")
 		out.gauge(dirSessions, float64(ns.Fencing), ns.Name, "fencing")
+	}
+}
+
+// jobKinds goes through the kinds of jobs.
+func jobKinds(yield func(dirpb.JobKind) bool) {
+	for k := range dirpb.JobKind_name {
+		if k := dirpb.JobKind(k); k != dirpb.JobKind_JOB_KIND_UNSPECIFIED && !yield(k) {
+			return
+		}
 	}
 }
 

@@ -1,8 +1,8 @@
 // Package metrics shows what the store's parts already tell about themselves to
-// Prometheus: memory nodes, the directory, raft, and, by package client/prom, clients.
+// Prometheus: memory nodes, the directory, raft, janitors, and, by package client/prom, clients.
 //
 // It leaves counting to the parts and serving to internal/httpd; commands alone put
-// them together. Start with [MemNode], [Directory] and [Raft]. All collectors may be
+// them together. Start with [MemNode], [Directory], [Raft] and [Janitor]. All collectors may be
 // scraped concurrently; none of them owns what it shows.
 //
 // Names are kvd_PART_WHAT_UNIT, in seconds and bytes, _total for what only grows.

@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server"
 )
 
 // scrape gives what c serves, in Prometheus's text format.
@@ -143,6 +144,27 @@ func TestRaft(t *testing.T) {
 	}
 }
 
+type fakeRaft server.RaftState
+
+func (f fakeRaft) Raft() server.RaftState { return server.RaftState(f) }
+
+func TestRaftLog(t *testing.T) {
+	wantLines(t, scrape(t, RaftLog(fakeRaft{Term: 3, LastIndex: 12, Commit: 11, Applied: 10, SnapshotIndex: 8, SnapshotEntries: 4})),
+		"kvd_raft_term 3", "kvd_raft_last_index 12", "kvd_raft_commit_index 11", "kvd_raft_snapshot_index 8")
+}
+
+func TestJanitor(t *testing.T) {
+	j := NewJanitor()
+	j.Count(dirpb.JobKind_JOB_SCRUB, JobDone, 250*time.Millisecond)
+	j.Count(dirpb.JobKind_JOB_SCRUB, JobDone, 500*time.Millisecond)
+	j.Count(dirpb.JobKind_JOB_SCRUB, JobFailed, 250*time.Millisecond)
+	j.Count(dirpb.JobKind_JOB_MOVE, JobGivenUp, time.Second)
+	// Kinds of which there were none are there as well: rate needs their first 0.
+	wantLines(t, scrape(t, j), `kvd_janitor_jobs_total{kind="scrub",result="done"} 2`, `kvd_janitor_jobs_total{kind="scrub",result="failed"} 1`,
+		`kvd_janitor_jobs_total{kind="move",result="given_up"} 1`, `kvd_janitor_jobs_total{kind="recover",result="done"} 0`,
+		`kvd_janitor_job_seconds_total{kind="scrub"} 1`, `kvd_janitor_job_seconds_total{kind="move"} 1`, `kvd_janitor_job_seconds_total{kind="join"} 0`)
+}
+
 // What a store's parts tell agrees with what was done.
 func TestParts(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
@@ -186,6 +208,12 @@ func TestParts(t *testing.T) {
 		`kvd_memnode_regions{node="m1",state="published"} 1`, `kvd_memnode_fences_pending{node="m1"} 0`, `kvd_memnode_sessions{node="m1"} 1`)
 	if strings.Contains(got, `cpu_seconds_total{node="m1"} 0`+"\n") {
 		t.Error("verbs over tcp took no CPU time")
+	}
+	got = scrape(t, RaftLog(s.DirectoryNodes()[0]))
+	for _, name := range []string{"term", "last_index", "commit_index"} {
+		if !strings.Contains(got, "\nkvd_raft_"+name+" ") || strings.Contains(got, "\nkvd_raft_"+name+" 0\n") {
+			t.Errorf("kvd_raft_%s is 0 or missing:\n%s", name, got)
+		}
 	}
 	got = scrape(t, Directory("d1", s.DirectoryNodes()[0]))
 	wantLines(t, got, `kvd_directory_sessions{namespace="default",state="live"} 2`, `kvd_directory_node_up{node="m1"} 1`, "kvd_directory_leader 1")

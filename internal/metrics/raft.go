@@ -6,6 +6,8 @@ import (
 
 	gometrics "github.com/hashicorp/go-metrics"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/server"
 )
 
 // Raft shows what hashicorp/raft measures in this process. The library reports to a
@@ -114,3 +116,31 @@ func (s *raftSink) IncrCounterWithLabels(key []string, val float32, _ []gometric
 func (*raftSink) SetGauge([]string, float32)                              {}
 func (*raftSink) SetGaugeWithLabels([]string, float32, []gometrics.Label) {}
 func (*raftSink) EmitKey([]string, float32)                               {}
+
+var logFamily = &family{prefix: "kvd_raft_"}
+
+var (
+	raftTerm     = logFamily.desc("term", "Raft's term, as this directory node knows it.")
+	raftLast     = logFamily.desc("last_index", "Last entry of raft's log on this directory node.")
+	raftCommit   = logFamily.desc("commit_index", "Last entry of raft's log that this directory node knows to be committed.")
+	raftSnapshot = logFamily.desc("snapshot_index", "Last entry of raft's log that this directory node's snapshot covers; 0 without one.")
+)
+
+// RaftLog shows where n's log stands. What n has applied is kvd_directory_applied_index.
+func RaftLog(n interface{ Raft() server.RaftState }) prometheus.Collector {
+	return raftLog{logFamily, n}
+}
+
+type raftLog struct {
+	*family
+	n interface{ Raft() server.RaftState }
+}
+
+// Collect implements [prometheus.Collector].
+func (r raftLog) Collect(ch chan<- prometheus.Metric) {
+	s, out := r.n.Raft(), sink(ch)
+	out.gauge(raftTerm, float64(s.Term))
+	out.gauge(raftLast, float64(s.LastIndex))
+	out.gauge(raftCommit, float64(s.Commit))
+	out.gauge(raftSnapshot, float64(s.SnapshotIndex))
+}

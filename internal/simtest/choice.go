@@ -24,6 +24,7 @@ const (
 	chClaim
 	chWork
 	chGone
+	chEvict
 	chBegin
 	chLearn
 	chRenewSend
@@ -48,6 +49,7 @@ const (
 	chNodeCrash
 	chDeaf
 	chLeader
+	chClock
 )
 
 // choice is something that may happen next; c is a client, or -1.
@@ -86,11 +88,13 @@ func (ch choice) String() string {
 		return "time passes"
 	case chLeader:
 		return "another directory node leads"
+	case chClock:
+		return "the clock moves on"
 	}
 	return fmt.Sprintf("c%d %s", ch.c, names[ch.kind])
 }
 
-var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job", chBegin: "begins",
+var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job", chEvict: "evicts", chBegin: "begins",
 	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served", chRenewReply: "renewal answered",
 	chResume: "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses", chFailBefore: "fails before", chFailAfter: "fails after"}
 
@@ -107,6 +111,10 @@ func (w *World) describeEvent(ch choice) string {
 		return s + verb + " gone"
 	}
 	s += fmt.Sprintf("%s p%d ", verb, r.pg)
+	if w.isAccess(off) {
+		s += "access "
+		off -= w.accessBytes
+	}
 	switch {
 	case off >= w.indexBytes:
 		s += fmt.Sprintf("u%d", off/layout.UnitSize)
@@ -193,6 +201,9 @@ func (w *World) enabled() []choice {
 		}
 		if c.canBegin() {
 			put(choice{kind: chBegin, c: i})
+		}
+		if cfg.Cache && c.mustEvict() {
+			put(choice{kind: chEvict, c: i})
 		}
 		if c.woken != w.effects && c.nextWake() != 0 {
 			put(choice{kind: chWake, c: i})
@@ -290,6 +301,9 @@ func (w *World) enabled() []choice {
 	if w.leaders < cfg.Leaders {
 		put(choice{kind: chLeader, c: -1})
 	}
+	if w.clocks < cfg.Clock && !w.setup && w.mayExpire() {
+		put(choice{kind: chClock, c: -1})
+	}
 	if w.silent() {
 		put(choice{kind: chTick, c: -1})
 	}
@@ -311,7 +325,7 @@ func (w *World) invisible(ch choice) bool {
 	cfg := &w.cfg
 	switch ch.kind {
 	case chGrant, chConnect, chFire:
-		if cfg.Crashes+cfg.Pauses+cfg.Deadlines+cfg.Failures+cfg.Epochs > 0 || cfg.changes() {
+		if cfg.Crashes+cfg.Pauses+cfg.Deadlines+cfg.Failures+cfg.Epochs+cfg.Clock > 0 || cfg.changes() {
 			return false
 		}
 		if ch.kind == chFire {
@@ -348,6 +362,10 @@ func (w *World) do(ch choice) {
 		w.fire(c, ch.ev)
 	case chBegin:
 		c.begin()
+	case chEvict:
+		c.evictForNeed()
+	case chClock:
+		w.passExpiry()
 	case chWake:
 		c.drift = max(c.drift, c.nextWake()-w.now)
 		c.woken = w.effects

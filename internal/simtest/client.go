@@ -34,6 +34,10 @@ type cl struct {
 	run     []*running // under way and not answered
 	orphans []*running // answered and under way
 	scan    *scanning
+	rooms   []uint64 // groups of which one is to give up a slot, by their offset
+	evicts  int      // begun for want of memory or slots
+	vain    int      // of them since World.effects was vainAt
+	vainAt  int
 	seen    map[int]ref
 	values  int
 
@@ -75,8 +79,9 @@ type running struct {
 	t     *session.Task
 	lane  int
 	start int    // World.step at which it counts as begun
-	e     *Event // of scripts; nil for scans and janitors
-	work  int    // of janitors: which of the plan
+	e     *Event // of scripts; nil for scans, evictions and janitors
+	evict *evicting
+	work  int // of janitors: which of the plan
 	step  Step
 	over  bool  // the Op is done
 	err   error // its error
@@ -170,7 +175,7 @@ func (w *World) addClient(janitor bool) error {
 	c.dev = rdma.NewDevice("sim", w.fab.Device(fmt.Sprintf("c%d", i)))
 	c.core, err = session.NewCore(session.Options{Session: c.id, Discriminator: res.Session.Discriminator, Lanes: w.cfg.Lanes, CacheBytes: 1024,
 		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 3, Hash: hashOfKey,
-		Nanos: c.nanos, Millis: func() uint64 { return 1_700_000_000_000 }})
+		Nanos: c.nanos, Millis: func() uint64 { return w.millis }})
 	if err != nil {
 		return err
 	}
@@ -196,7 +201,7 @@ func (c *cl) WantMemory(pg, units uint32) { c.wantMem[pg] = max(c.wantMem[pg], u
 func (c *cl) WantMap(uint64)              {}
 func (c *cl) WantFenced(uint32)           {}
 
-func (c *cl) WantRoom(uint32, uint64, uint64) {}
+func (c *cl) WantRoom(_ uint32, home, stash uint64) { c.rooms = append(c.rooms[:0], home, stash) }
 
 func (c *cl) WantSplit(shard uint32) {
 	if _, ok := c.split[shard]; !ok {
@@ -479,6 +484,9 @@ func (c *cl) crash() {
 			e.Out, e.Return = Unknown, c.w.tick()
 			c.w.record(&e)
 		}
+		if r.evict != nil {
+			c.evictedMaybe(r, nil)
+		}
 	}
 }
 
@@ -555,6 +563,9 @@ func (c *cl) begin() {
 		c.scan = &scanning{call: w.tick(), found: map[int]bool{}}
 		c.scanPage()
 		return
+	case Evict, Expire:
+		c.beginEvict(s)
+		return
 	}
 	e := &Event{Client: c.i, Verb: s.Verb, Key: s.Key, Call: w.tick()}
 	r := c.newRun(c.laneFor(s.Key))
@@ -570,8 +581,17 @@ func (c *cl) begin() {
 	switch s.Verb {
 	case Get:
 		o.Kind = index.Get
+	case GetIf:
+		o.Kind = index.Get
+		if ref, ok := c.seen[s.Key]; ok {
+			e.Old = ref.value
+			o.IfVersion, o.Cond = ref.version, index.IfVersion
+		}
 	case Put:
 		o.Kind, o.Value = index.Put, []byte(e.Value)
+	case PutEx:
+		o.Kind, o.Value, o.Expiry = index.Put, []byte(e.Value), w.millis+ttlMillis
+		w.expiring = append(w.expiring, &expiring{e, o.Expiry})
 	case Add:
 		o.Kind, o.Cond, o.Value = index.Put, index.IfAbsent, []byte(e.Value)
 	case Del:
@@ -638,6 +658,8 @@ func (c *cl) done(r *running) {
 		switch {
 		case r.work >= 0:
 			c.worked(r)
+		case r.evict != nil:
+			c.evicted(r)
 		case r.e == nil:
 			c.scanned(r)
 		default:
@@ -654,19 +676,21 @@ func (c *cl) answer(r *running) {
 	switch {
 	case err == nil:
 		e.Out = OK
-		if e.Verb == Get {
+		if e.Verb.reads() {
 			e.Got = string(op.Record.Value)
 			if !bytes.Equal(op.Record.Key, keyOf(e.Key)) {
 				w.fail(fmt.Errorf("I14: get of %s answered a record of %q", keyOf(e.Key), op.Record.Key))
 			}
 		}
 		switch e.Verb {
-		case Get:
+		case Get, GetIf:
 			c.seen[e.Key] = ref{op.Version, e.Got}
-		case Put, Add, CAS, Incr:
+		case Put, PutEx, Add, CAS, Incr:
 			c.seen[e.Key] = ref{op.Version, e.Value}
 			w.version(e.Key, op.Version, e.Value)
 		}
+	case errors.Is(err, index.ErrUnchanged) && e.Verb == GetIf:
+		e.Out, e.Got = OK, e.Old
 	case errors.Is(err, index.ErrUnknown):
 		e.Out = Unknown
 	case errors.Is(err, index.ErrNotFound):
@@ -695,6 +719,9 @@ func (c *cl) abandon(r *running, err error) {
 	switch {
 	case r.work >= 0:
 		c.todo = append(c.todo, r.work)
+		return
+	case r.evict != nil:
+		c.evictedMaybe(r, nil)
 		return
 	case r.e == nil:
 		return // the page is read again

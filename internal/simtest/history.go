@@ -25,24 +25,34 @@ func (o Outcome) String() string {
 	return [...]string{"under way", "ok", "not found", "exists", "conflict", "not done", "unknown"}[o]
 }
 
+// reads reports whether v changes nothing.
+func (v Verb) reads() bool { return v == Get || v == GetIf }
+
+// writes reports whether v leaves a value.
+func (v Verb) writes() bool { return v == Put || v == PutEx || v == Add || v == Incr || v == CAS }
+
 // Event is one operation of a history.
 type Event struct {
 	Client       int
 	Verb         Verb
 	Key          int
 	Value        string // written
-	Old          string // CAS, DelIf: the value whose version is expected
-	Got          string // Get
+	Old          string // CAS, DelIf, GetIf: the value whose version is expected; Evict, expired: the one removed
+	Got          string // Get, GetIf
 	Out          Outcome
+	Expired      bool // Evict: the record had expired
 	Call, Return int64
 }
 
 func (e *Event) String() string {
 	s := fmt.Sprintf("c%d %v key%d", e.Client, e.Verb, e.Key)
-	if e.Verb != Get && e.Verb != Del && e.Verb != DelIf {
+	if e.Verb.writes() {
 		s += " " + e.Value
 	}
-	if e.Verb == CAS || e.Verb == DelIf {
+	switch {
+	case e.Verb == Evict || e.Verb == expired:
+		s += " of " + e.Old
+	case e.Old != "":
 		s += " if " + e.Old
 	}
 	if e.Out != 0 {
@@ -74,7 +84,7 @@ var model = porcupine.Model{
 		v, e := state.(string), in.(*Event)
 		unknown := e.Out == Unknown
 		switch e.Verb {
-		case Get:
+		case Get, GetIf:
 			if unknown {
 				return true, v
 			}
@@ -82,8 +92,19 @@ var model = porcupine.Model{
 				return v == "", v
 			}
 			return v != "" && v == e.Got, v
-		case Put:
+		case Put, PutEx:
 			return true, e.Value
+		case Evict:
+			// It knows which record it removes.
+			if v == e.Old {
+				return true, ""
+			}
+			return unknown || e.Expired && v == "", v
+		case expired:
+			if v == e.Old {
+				return true, ""
+			}
+			return true, v
 		case Add:
 			if v != "" {
 				return unknown || e.Out == Exists, v
@@ -124,7 +145,7 @@ func CheckHistory(h []Event) error {
 	byKey := map[int][]porcupine.Operation{}
 	for i := range h {
 		e := &h[i]
-		if e.Out == NotDone || e.Verb == Get && e.Out == Unknown {
+		if e.Out == NotDone || e.Verb.reads() && e.Out == Unknown {
 			continue
 		}
 		op := porcupine.Operation{ClientId: len(byKey[e.Key]), Input: e, Call: e.Call, Return: e.Return}

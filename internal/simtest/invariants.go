@@ -55,6 +55,9 @@ func (w *World) observe(c *cl, ev sim.Event) {
 		return
 	}
 	c.tell(uint64(ev.Op), ev.Addr, ev.Index, uint64(ev.Piece), uint64(ev.Kind))
+	if r, off := w.where(ev); r != nil && w.isAccess(off) && w.cfg.Clock == 0 {
+		return // nothing depends on it
+	}
 	if b := w.target(ev); b != nil {
 		c.tell(xxh3.Hash(b))
 	}
@@ -85,6 +88,13 @@ func (w *World) before(c *cl, ev sim.Event) {
 	}
 	if off < w.indexBytes {
 		w.fail(fmt.Errorf("I1: %v of client %d into the index", ev, c.i))
+		return
+	}
+	if w.isAccess(off) {
+		if at := off - w.accessBytes; ev.Len != 8 || off%8 != 0 || at < layout.RegionPageSize ||
+			(at-layout.RegionPageSize)%layout.GroupSize < layout.GroupSlotsOff {
+			w.fail(fmt.Errorf("I1: %v of client %d is of no slot's access word", ev, c.i))
+		}
 		return
 	}
 	data := w.fab.Payload(ev)
@@ -159,6 +169,9 @@ func (w *World) after(ev sim.Event) {
 	if !r.used {
 		return
 	}
+	if old.Readable() && now.State() == layout.Empty {
+		w.emptied(ev, r, off, old)
+	}
 	// I5. The zeroes of an array that is wiped are no words.
 	if at, ok := s.left[now]; ok && now != 0 && epoch < at+layout.WordLifeEpochs || now == 0 && w.inUse(r.pg, off) {
 		w.fail(fmt.Errorf("I5: slot %#x of m%d holds %v again", off, r.node.i, now))
@@ -178,6 +191,7 @@ func (w *World) after(ev sim.Event) {
 	}
 	delete(w.unlinked, place{r.pg, now.Unit()})
 	rec, err := w.recordAt(r, now)
+	w.linked[named{r.pg, now.WithState(layout.Live)}] = linked{string(rec.Key), string(rec.Value)}
 	if err != nil {
 		w.fail(fmt.Errorf("I3: m%d links %v: %w", r.node.i, now, err))
 		return
@@ -260,7 +274,7 @@ func (w *World) checkChains() {
 
 func (w *World) recordAt(r *region, x layout.Word) (layout.Record, error) {
 	off := x.Off()
-	if off < w.indexBytes || off+uint64(x.ReadLen()) > uint64(len(r.bytes)) {
+	if off < w.indexBytes+w.accessBytes || off+uint64(x.ReadLen()) > uint64(len(r.bytes)) {
 		return layout.Record{}, fmt.Errorf("%v lies outside the heap", x)
 	}
 	return layout.ParseRecord(r.bytes[off:][:x.ReadLen()])
@@ -468,14 +482,14 @@ func (w *World) checkScans() error {
 		for i := range w.hist {
 			e := &w.hist[i]
 			switch e.Verb {
-			case Put, Add, Incr, CAS:
+			case Put, PutEx, Add, Incr, CAS:
 				if e.Out == OK && e.Return < s.call {
 					present[e.Key] = true
 				}
 			}
 		}
 		for i := range w.hist {
-			if e := &w.hist[i]; (e.Verb == Del || e.Verb == DelIf) && e.Call < s.end {
+			if e := &w.hist[i]; !e.Verb.reads() && !e.Verb.writes() && e.Call < s.end {
 				delete(present, e.Key)
 			}
 		}

@@ -51,6 +51,12 @@ var scopes = map[string]Config{
 	"r2-split-insert": {Replicas: 2, Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 12)}, {k(Get, 12)}}, Setup: []Step{k(Put, 10)}},
 	"recall-update":   {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 3, Epochs: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
 	"r2-recall-write": {Replicas: 2, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 3, Scripts: [][]Step{{k(Put, 0)}, {k(Del, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"evict-put":       {Cache: true, Scripts: [][]Step{{k(Evict, 0), k(Get, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"evict-delete":    {Cache: true, Scripts: [][]Step{{k(Evict, 0), k(Add, 0)}, {k(Del, 0), k(GetIf, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"evict-fail":      {Cache: true, Scripts: [][]Step{{k(Evict, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true, Failures: 1},
+	"r2-evict-put":    {Cache: true, Replicas: 2, Scripts: [][]Step{{k(Evict, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-evict-get":    {Cache: true, Replicas: 2, Scripts: [][]Step{{k(Evict, 0), k(Put, 0)}, {k(Get, 0), k(GetIf, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-evict-crash":  {Cache: true, Replicas: 2, Scripts: [][]Step{{k(Evict, 0)}, {k(DelIf, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true, Crashes: 1},
 }
 
 // heavy scopes are searched by so much less.
@@ -144,6 +150,61 @@ var wide = map[string]Config{
 		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
 	"scrub": {Replicas: 2, Janitors: 1, TwoExtents: true, Acts: []Act{{Scrub, 1, 0}}, Crashes: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Del, 0), k(Put, 0)}, {k(Get, 0), k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	// Caches.
+	"evict": {Cache: true, Scripts: [][]Step{
+		{k(Put, 0), k(Evict, 0), k(Put, 1), k(GetIf, 0), k(Add, 0)},
+		{k(Get, 0), k(Put, 0), k(Evict, 0), k(GetIf, 0), k(CAS, 0)},
+		{k(Del, 0), k(Put, 0), k(GetIf, 0), k(Get, 1), k(Evict, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true, Crashes: 1, Deadlines: 1, Failures: 1, Pauses: 1, Epochs: 6, Units: 6, WritePieces: 2},
+	"r2-evict": {Cache: true, Replicas: 2, Scripts: [][]Step{
+		{k(Put, 0), k(Evict, 0), k(Put, 0), k(Get, 0)},
+		{k(GetIf, 0), k(Put, 0), k(Evict, 0), k(Add, 0)},
+		{k(CAS, 0), k(GetIf, 0), k(Incr, 0), k(Del, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true, Crashes: 1, Deadlines: 1, Failures: 1, Epochs: 6, Units: 6, WritePieces: 2},
+	"r2-evict-loss": {Cache: true, Replicas: 2, Nodes: 3, Janitors: 2, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Pauses: 1, Failures: 1, Leaders: 1, Scripts: [][]Step{
+		{k(Evict, 0), k(Put, 0), k(Evict, 0), k(Get, 0)},
+		{k(Get, 0), k(Put, 0), k(GetIf, 0), k(Add, 1)},
+		{k(Put, 1), k(CAS, 0), k(Evict, 1), k(GetIf, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	"r3-evict": {Cache: true, Replicas: 3, Nodes: 4, Janitors: 1, NodeCrashes: 1, Crashes: 1, Failures: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Evict, 0), k(Put, 0)},
+		{k(Get, 0), k(CAS, 0), k(Evict, 0), k(GetIf, 0)},
+		{k(Put, 0), k(Get, 0), k(Del, 0), k(GetIf, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	"r2-evict-split": {Cache: true, Replicas: 2, PGs: 2, Janitors: 2, Children: 2, Acts: []Act{{Split, 1, 0}, {Migrate, 1, 2}}, Crashes: 1, Pauses: 1, Epochs: 4, Units: 6, Scripts: [][]Step{
+		{k(Evict, 10), k(Put, 10), k(Evict, 10), k(GetIf, 10)},
+		{k(Get, 10), k(Put, 10), k(Evict, 0), k(Add, 10)},
+		{k(Put, 11), k(Evict, 11), k(Get, 0), k(Put, 0)}},
+		Setup: []Step{k(Put, 10), k(Put, 0)}, Warm: true},
+	"r2-evict-recall": {Cache: true, Replicas: 2, Janitors: 2, TwoExtents: true, Acts: []Act{{Recall, 1, 0}}, Crashes: 1, Epochs: 6, Units: 4, Scripts: [][]Step{
+		{k(Put, 0), k(Evict, 0), k(Put, 0), k(Put, 2)},
+		{k(Get, 0), k(Put, 0), k(Evict, 2), k(GetIf, 2)}},
+		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
+	// Memory is short: who lacks it evicts by itself.
+	"evict-reuse": {Cache: true, Replicas: 2, HeapUnits: 6, Units: 3, Epochs: 12, Crashes: 1, Deadlines: 1, WritePieces: 2, ReadPieces: 2, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 2), k(GetIf, 0), k(Put, 3), k(Put, 0)},
+		{k(Put, 1), k(Get, 0), k(Put, 4), k(GetIf, 0), k(Get, 3)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	"evict-lanes": {Cache: true, Lanes: 2, Window: 2, Failures: 1, Deadlines: 1, Epochs: 6, Units: 64, Scripts: [][]Step{
+		{k(Put, 0), k(Evict, 0), k(Del, 0), k(Put, 1), k(Get, 0), k(Evict, 0), k(Put, 0)},
+		{k(Get, 0), k(Put, 0), k(Evict, 0), k(GetIf, 0), k(Add, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
+	// Slots are short.
+	"evict-stash": {Cache: true, Replicas: 2, Fill: 29, FillStash: 29, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 2), k(Evict, 0), k(GetIf, 3)},
+		{k(Put, 3), k(Get, 0), k(Put, 0), k(Put, 4)},
+		{k(Get, 2), k(Add, 2), k(Evict, 2), k(Get, 0)}}},
+	"expire": {Cache: true, Replicas: 2, Clock: 2, Crashes: 1, Failures: 1, Epochs: 4, Units: 6, Scripts: [][]Step{
+		{k(PutEx, 0), k(Expire, 0), k(Put, 1), k(Expire, 0), k(Get, 0)},
+		{k(GetIf, 0), k(PutEx, 0), k(GetIf, 0), k(CAS, 0), k(GetIf, 0)},
+		{k(PutEx, 1), k(Get, 0), k(Expire, 0), k(Add, 0), k(Evict, 0)}},
+		Setup: []Step{k(PutEx, 0), k(Put, 1)}, Warm: true},
+	// Without access words every header is read.
+	"expire-store": {Replicas: 2, Clock: 2, Crashes: 1, Epochs: 4, Units: 6, Scripts: [][]Step{
+		{k(PutEx, 0), k(Expire, 0), k(Put, 1), k(Expire, 0)},
+		{k(Get, 0), k(PutEx, 0), k(Incr, 0), k(GetIf, 1)},
+		{k(PutEx, 1), k(Expire, 0), k(Add, 0), k(Get, 1)}},
+		Setup: []Step{k(PutEx, 0), k(Put, 1)}, Warm: true},
 	// The stash.
 	"stash": {Replicas: 2, Fill: 29, Crashes: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 2), k(Del, 0), k(Get, 3)},

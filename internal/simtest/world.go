@@ -32,6 +32,7 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
@@ -59,9 +60,20 @@ const (
 	Scan
 	// Close ends the session in good order and gives its memory back.
 	Close
+	// GetIf is a Get unless the key's version is the one that this client saw last.
+	GetIf
+	// PutEx is a Put that expires when the clock moves on.
+	PutEx
+	// Evict removes every key that it finds in the group of its key and in the stash.
+	// What it has removed is in the history key by key, what it may have removed with an
+	// unknown outcome.
+	Evict
+	// Expire removes what has expired there, and is in no history.
+	Expire
+	expired // in histories only: what the clock did to a PutEx
 )
 
-var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close"}
+var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -133,8 +145,13 @@ type Config struct {
 	// Fill is how many slots of the keys' home group are taken by other keys, all of
 	// which stay where they are when the shard splits.
 	Fill int
+	// FillStash is how many slots of the stash are.
+	FillStash int
 	// OVF: the keys' groups overflowed to the stash once.
 	OVF bool
+	// Cache: there are access words, clients note what they use, and they evict when they
+	// lack memory or a slot.
+	Cache bool
 	// Units is what each client may take of the heap, HeapUnits how large that is, if it
 	// is to be tight; then one client takes from another what the directory has back.
 	Units     uint32
@@ -145,6 +162,8 @@ type Config struct {
 	Leaders                              int // directory crashes
 	// Epochs is how often E may advance; 0 leaves out renewals that nothing else needs.
 	Epochs int
+	// Clock is how often the clock may move on, by more than any PutEx lives.
+	Clock int
 	// Acts are begun in any order, each once.
 	Acts []Act
 	// ReadPieces and WritePieces tear messages.
@@ -179,6 +198,9 @@ const (
 	fillUnit = 1 // units of a filler's record
 	// extraUnits are for clients that come when the schedule is over.
 	extraUnits = 64
+	// What is put to expire lives for so long, and the clock moves in such steps.
+	ttlMillis  = 2000
+	stepMillis = 4000
 )
 
 // World is one run of a Config.
@@ -216,12 +238,16 @@ type World struct {
 	regions []*region
 	byKey   map[uint64]*region // both rkeys
 	heapLo  uint64             // units: where records may be, in every region
-	indexBytes,
-	regionBytes uint64
-	capacity uint64          // bytes that a memory node lends
-	relevant map[[2]int]bool // cluster and group that a key of the scope may be in
+	// Of every region: the index, and the access words behind it, if any.
+	indexBytes, accessBytes uint64
+	regionBytes             uint64
+	capacity                uint64          // bytes that a memory node lends
+	relevant                map[[2]int]bool // cluster and group that a key of the scope may be in
 
-	epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, leaders int
+	epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, leaders, clocks int
+
+	millis   uint64 // the Unix time of all clients
+	expiring []*expiring
 
 	step    int
 	effects int // changes of words, and of what else may end a wait
@@ -238,6 +264,7 @@ type World struct {
 	owners  []*conn // by queue pair
 
 	unlinked map[place]*unlinked
+	linked   map[named]linked
 	versions map[uint64]string
 	err      error
 }
@@ -291,6 +318,7 @@ func hashOfKey(key []byte) uint64 {
 func NewWorld(cfg Config, trace bool) (*World, error) {
 	cfg.ensureDefaults()
 	w := &World{cfg: cfg, tracing: trace, byKey: map[uint64]*region{}, unlinked: map[place]*unlinked{},
+		linked: map[named]linked{}, millis: 1_700_000_000_000,
 		scannedAt: map[place]int{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
@@ -303,10 +331,13 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		}
 	}
 	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Clusters)*layout.ClusterSize
+	if cfg.Cache {
+		w.accessBytes = w.indexBytes
+	}
 	own := uint64(cfg.Units)*uint64(len(cfg.Scripts)+cfg.Janitors) + extraUnits
-	start := w.indexBytes / layout.UnitSize
+	start := (w.indexBytes + w.accessBytes) / layout.UnitSize
 	w.heapLo = start
-	end := start + own + uint64(cfg.Fill*fillUnit)
+	end := start + own + uint64((cfg.Fill+cfg.FillStash)*fillUnit)
 	if cfg.HeapUnits > 0 {
 		end = start + uint64(cfg.HeapUnits)
 	}
@@ -376,11 +407,15 @@ func (w *World) found(start, end uint64) error {
 	}
 	add('m', 0, &fsmpb.Meta{ClusterId: "sim", ClusterKey: []byte("k"), MapVersion: 1, NodeId: uint32(cfg.Nodes), NamespaceId: 1,
 		PgId: uint32(cfg.PGs), ShardId: 1, EpochCeiling: 1})
-	add('w', 1, &dirpb.Namespace{Id: 1, Name: "sim", Mode: dirpb.NamespaceMode_NAMESPACE_STORE, Replicas: uint32(cfg.Replicas)})
+	mode := dirpb.NamespaceMode_NAMESPACE_STORE
+	if cfg.Cache {
+		mode = dirpb.NamespaceMode_NAMESPACE_CACHE
+	}
+	add('w', 1, &dirpb.Namespace{Id: 1, Name: "sim", Mode: mode, Replicas: uint32(cfg.Replicas)})
 	used := make([]uint64, cfg.Nodes)
 	for i := range cfg.PGs {
 		pg := &dirpb.PlacementGroup{Id: uint32(i + 1), NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE,
-			RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, Generation: 1, ChangedVersion: 1}
+			RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, AccessBytes: w.accessBytes, Generation: 1, ChangedVersion: 1}
 		for k := range cfg.Replicas - cfg.Missing {
 			n := w.nodes[(i+k)%cfg.Nodes]
 			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: pg.Id})
@@ -394,7 +429,7 @@ func (w *World) found(start, end uint64) error {
 		h := &fsmpb.Heap{PgId: pg.Id, Start: start, Watermark: w.heapLo, End: end, IndexNext: layout.RegionPageSize}
 		if i == 0 {
 			h.IndexNext += uint64(cfg.Clusters) * layout.ClusterSize
-			h.Watermark += uint64(cfg.Fill * fillUnit)
+			h.Watermark += uint64((cfg.Fill + cfg.FillStash) * fillUnit)
 		}
 		add('h', pg.Id, h)
 	}
@@ -423,21 +458,24 @@ func (w *World) found(start, end uint64) error {
 	return w.err
 }
 
-// fill takes slots of the keys' home group with other keys.
+// fill takes slots of the keys' home group, and of its stash, with other keys.
 func (w *World) fill() {
-	const off = layout.RegionPageSize + 3*layout.GroupSize
+	const home, stash = layout.RegionPageSize + 3*layout.GroupSize, layout.RegionPageSize + layout.StashGroup*layout.GroupSize
 	for _, r := range w.chain(1) {
 		if w.cfg.OVF {
 			for _, g := range []uint64{3, 5} {
 				binary.LittleEndian.PutUint64(r.bytes[layout.RegionPageSize+g*layout.GroupSize:], uint64(layout.FlagOVF))
 			}
 		}
-		for i := range w.cfg.Fill {
+		for i := range w.cfg.Fill + w.cfg.FillStash {
 			key := fmt.Appendf(nil, "fill%d", i)
 			unit := uint32(w.heapLo) + uint32(i*fillUnit)
 			layout.EncodeRecord(r.bytes[uint64(unit)*layout.UnitSize:], layout.RecordHeader{Version: 1, Writer: 1}, key, nil)
 			word := layout.MakeLive(0, layout.FP(hashOfKey(key)), 0, unit)
-			at := off + layout.SlotOff(i)
+			at := home + layout.SlotOff(i)
+			if i >= w.cfg.Fill {
+				at = stash + layout.SlotOff(i-w.cfg.Fill)
+			}
 			binary.LittleEndian.PutUint64(r.bytes[at:], uint64(word))
 			s := r.slot(at)
 			s.now, s.past = word, append(s.past, word)
@@ -467,7 +505,7 @@ func takeMemory(n int) []byte {
 // Close gives back the memory that the world used.
 func (w *World) Close() {
 	for _, r := range w.regions {
-		clear(r.bytes[:w.indexBytes])
+		clear(r.bytes[:w.indexBytes+w.accessBytes])
 		clear(r.bytes[w.heapLo*layout.UnitSize:])
 		memories.Lock()
 		if memories.free == nil {
@@ -572,6 +610,9 @@ func (w *World) finish() {
 				return
 			}
 		}
+		if round > patience {
+			w.giveUp()
+		}
 		// Somebody waits for memory, for a fence, for the others: let time pass.
 		if w.silent() {
 			w.do(choice{kind: chTick, c: -1})
@@ -586,6 +627,24 @@ func (w *World) finish() {
 				if c.renew.stage == 0 {
 					w.do(choice{kind: chRenewSend, c: c.i})
 				}
+			}
+		}
+	}
+}
+
+// patience is for how many rounds an operation waits for memory, or for a slot, in a cache,
+// which says of neither that there is none.
+const patience = 20
+
+// giveUp ends what waits for memory or a slot of a cache: perhaps all is with other clients.
+func (w *World) giveUp() {
+	for _, c := range w.cls {
+		if !w.cfg.Cache || !c.able() {
+			continue
+		}
+		for i := len(c.run) - 1; i >= 0; i-- {
+			if r := c.run[i]; r.e != nil && (r.t.Waiting() == index.Alloc || r.t.Waiting() == index.Grow) {
+				c.abandon(r, session.ErrTimeout)
 			}
 		}
 	}
@@ -673,6 +732,9 @@ func (w *World) Sum() uint64 {
 		h ^= h >> 31
 	}
 	for _, r := range w.regions {
+		if w.cfg.Clock > 0 { // otherwise nothing depends on access words
+			mix(xxh3.Hash(r.bytes[w.indexBytes:][:w.accessBytes]))
+		}
 		mix(xxh3.Hash(r.bytes[:w.indexBytes]))
 		mix(xxh3.Hash(r.bytes[w.heapLo*layout.UnitSize:]))
 	}
@@ -690,7 +752,7 @@ func (w *World) Sum() uint64 {
 	mix(least)
 	mix(uint64(len(w.due)))
 	mix(uint64(w.crashes)<<56 | uint64(w.dead)<<48 | uint64(w.fails)<<40 | uint64(w.pauses)<<32 |
-		uint64(w.nodeCrashes)<<24 | uint64(w.nodePauses)<<16 | uint64(w.leaders)<<8)
+		uint64(w.nodeCrashes)<<24 | uint64(w.nodePauses)<<16 | uint64(w.leaders)<<8 | uint64(w.clocks))
 	for i, b := range w.acts {
 		if b {
 			mix(uint64(i))
