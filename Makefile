@@ -60,9 +60,25 @@ bench: ## speed beside sync.Map, Redis and memcached (as root it installs those 
 		{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; }
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestRatios ./bench
 
+.PHONY: hit-ratio
+hit-ratio: ## hit ratio of a cache beside exact LRU and LFU and a real Redis (as root it installs that)
+	internal/compat/install.sh
+	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestHitRatio ./bench
+
+FULL ?= 10m
+
+.PHONY: bench-full
+bench-full: ## a full cache under YCSB-B and churn for FULL (10m)
+	KVD_FULL=$(FULL) KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 60m -run TestFullCache ./bench
+
 .PHONY: bench-growth
 bench-growth: ## latencies while shards split, a memory node drains, and one dies
 	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run 'TestGrowth|TestDisturbance' ./bench
+
+.PHONY: test-compat
+test-compat: ## real clients and other people's suites against the gateway (Debian; as root it installs them)
+	internal/compat/install.sh
+	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/compat ./internal/gateway ./internal/memcached
 
 SIM_RUNS ?= 44000
 SIM_STATES ?= 15000
