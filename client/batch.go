@@ -104,7 +104,11 @@ type batch struct {
 	of    []int // positions in ops
 }
 
-var batches = sync.Pool{New: func() any { return new(batch) }}
+var (
+	batches = sync.Pool{New: func() any { return new(batch) }}
+	// exec copies a call that outlives it.
+	loneCalls = sync.Pool{New: func() any { return new(call) }}
+)
 
 func (c *Client) doSome(ctx context.Context, ops []Op) {
 	var b *batch
@@ -125,8 +129,12 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 		}
 		if len(ops) == 1 || c.synchronous(o.Key) {
 			// There are no round trips to share.
-			o.Err = c.do(ctx, &q)
-			c.answer(ctx, o, &q)
+			p := loneCalls.Get().(*call)
+			*p = q
+			o.Err = c.do(ctx, p)
+			c.answer(ctx, o, p)
+			*p = call{}
+			loneCalls.Put(p)
 			continue
 		}
 		if b == nil {

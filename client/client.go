@@ -168,6 +168,9 @@ type ScanOptions struct {
 	Match func(key []byte) bool
 	// KeysOnly leaves Value nil.
 	KeysOnly bool
+	// Expired includes keys that have expired and whose memory was not taken back yet: a
+	// Delete of one does that, and answers ErrNotFound.
+	Expired bool
 }
 
 // API lists the operations, for users who want to substitute a fake.

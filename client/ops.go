@@ -746,6 +746,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 	var long [][]byte
 	next := cur
 	req := call{kind: index.Scan, prep: func(op *index.Op) {
+		op.ScanExpired = o.Expired
 		op.Hash, op.ScanCluster, op.ScanShard, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Shard, cur.Slot, scanPageBytes
 	}}
 	var kvs []KV

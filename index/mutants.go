@@ -120,6 +120,14 @@ const (
 	MutEvictUnproven
 	// MutEvictAsDelete: an eviction leaves the word that a delete of its session leaves.
 	MutEvictAsDelete
+	// MutDeletesTogether: two deletes of a key by one session are under way at once.
+	MutDeletesTogether
+	// MutUnchangedByPlace: "unchanged" goes by the place that the slot names, whatever its state.
+	MutUnchangedByPlace
+	// MutGoneFromCheck: an EMPTY in the slot that held the caller's version answers "not found".
+	MutGoneFromCheck
+	// MutUnchangedForEver: "unchanged" is answered of a record that expires, by its slot alone.
+	MutUnchangedForEver
 	NumMutants
 )
 
@@ -132,6 +140,7 @@ var mutantNames = [...]string{"none", "empty-is-zero", "negative-from-cache", "f
 	"follow-split-at-a", "insert-half-moved", "insert-in-child", "copy-before-frozen", "moved-before-copy",
 	"child-only-at-a", "clean-early", "resume-publish", "parked-keeps-lock", "resumed-is-new", "hints-survive",
 	"recall-a-only", "recall-p-only", "recall-no-wait", "recall-no-ack", "silent-acked", "version-clash",
-	"evict-unpublished", "evict-frees-first", "evict-at-publisher", "evict-frozen", "evict-unproven", "evict-as-delete"}
+	"evict-unpublished", "evict-frees-first", "evict-at-publisher", "evict-frozen", "evict-unproven", "evict-as-delete",
+	"deletes-together", "unchanged-by-place", "gone-from-check", "unchanged-for-ever"}
 
 func (m Mutant) String() string { return mutantNames[min(int(m), len(mutantNames)-1)] }

@@ -35,7 +35,8 @@ type Op struct {
 	ScanCluster uint32
 	ScanShard   uint32
 	ScanFrom    uint16
-	ScanBytes   int // stop after about so many bytes of records
+	ScanBytes   int  // stop after about so many bytes of records
+	ScanExpired bool // include what has expired and is still there
 	// Work says what a janitor's kinds work on; see work.go.
 	Work Work
 	// Raw reads RawLen bytes at RawOff of one replica of placement group RawPG,
@@ -99,8 +100,8 @@ type Op struct {
 	answer     error // what to answer after a sync
 	retries    int
 	expired    bool
-	rebase     bool   // the placement group has another epoch now
-	noting     bool   // this access is to be noted; words[2] has the access word, if it was read
+	rebase     bool // the placement group has another epoch now
+	noting     bool // this access is to be noted; words[2] has the access word, if it was read
 	noteRead   bool
 	child      uint32 // shard id of the child that the key was followed to, or 0
 	sureChild  bool   // its group's move is complete: the child may take inserts
@@ -513,7 +514,7 @@ func (o *Op) dispatch() Action {
 	switch o.Kind {
 	case Get:
 		switch {
-		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o.Route.PG.Joining:
+		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && (h.Flags&HintExpires == 0 || Mutation(MutUnchangedForEver)) && !o.Route.PG.Joining:
 			return o.checkSlot(h)
 		case hinted:
 			return o.getCached(h)
@@ -742,13 +743,16 @@ func (o *Op) checkSlot(h Hint) Action {
 func (o *Op) checkedSlot() Action {
 	h := Hint{Word: wordAt(o.words[0]), Shard: o.Route.Shard, Slot: o.slot}
 	switch {
-	case h.Word == o.x && h.Word.Readable():
+	case h.Word == o.x && h.Word.Readable(), Mutation(MutUnchangedByPlace) && h.Word.Unit() == o.x.Unit() && h.Word.Ver() == o.x.Ver():
 		h.Version, h.Flags = o.xVersion, o.xFlags
 		o.env.Remember(o, h)
 		o.Version = o.xVersion
 		return o.finish(ErrUnchanged)
 	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash) && layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
 		return o.getCached(h)
+	}
+	if Mutation(MutGoneFromCheck) && h.Word.State() == layout.Empty {
+		return o.absent()
 	}
 	o.env.Forget(o)
 	return o.readGroup()
@@ -1208,7 +1212,7 @@ func (o *Op) casDelete() Action {
 	if o.x.State() == layout.Frozen {
 		return o.isFrozen()
 	}
-	if o.env.Deleting(o) {
+	if o.env.Deleting(o) && !Mutation(MutDeletesTogether) {
 		// The EMPTY word tells sessions apart, not the operations of one: if both lost
 		// their completions, both would take it for their own.
 		return o.again(Backoff)
@@ -2112,7 +2116,7 @@ func (o *Op) gotScanRecords() Action {
 			}
 			return o.readCluster()
 		}
-		if !o.isExpired(&r.RecordHeader) {
+		if o.ScanExpired || !o.isExpired(&r.RecordHeader) {
 			o.Found = append(o.Found, r)
 		}
 	}

@@ -131,7 +131,7 @@ func NewCore(o Options) (*Core, error) {
 	}
 	c := &Core{opts: o}
 	c.millis.Store(o.Millis())
-	c.SetNoteInterval(1000)
+	c.SetNoteInterval(10_000) // until memory is short
 	c.mu.heaps = make(map[uint32]*pgHeap)
 	c.mu.exhausted = make(map[uint32]uint64)
 	c.mu.noGrowth = make(map[uint32]uint64)

@@ -60,7 +60,9 @@ var scopes = map[string]Config{
 }
 
 // heavy scopes are searched by so much less.
-var heavy = map[string]int{"everything": 8, "r3-everything": 8, "r2-migrate": 4, "r3-loss": 4}
+var heavy = map[string]int{"everything": 8, "r3-everything": 8, "r2-migrate": 4, "r3-loss": 4, "deletes": 4,
+	"evict": 4, "r2-evict": 2, "r2-evict-loss": 8, "r3-evict": 4, "r2-evict-split": 16, "r2-evict-recall": 8, "evict-reuse": 4, "evict-lanes": 8,
+	"evict-stash": 4, "expire": 4, "expire-store": 4}
 
 // wide scopes are searched at random.
 var wide = map[string]Config{
@@ -150,6 +152,9 @@ var wide = map[string]Config{
 		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
 	"scrub": {Replicas: 2, Janitors: 1, TwoExtents: true, Acts: []Act{{Scrub, 1, 0}}, Crashes: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Del, 0), k(Put, 0)}, {k(Get, 0), k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
+	"deletes": {Window: 2, Failures: 1, Epochs: 6, Units: 6, Scripts: [][]Step{
+		{k(Put, 0), k(Del, 0), k(Del, 0), k(Put, 0), k(Del, 0), k(DelIf, 0)}, {k(Get, 0), k(Put, 0), k(DelIf, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
 	// Caches.
 	"evict": {Cache: true, Scripts: [][]Step{
 		{k(Put, 0), k(Evict, 0), k(Put, 1), k(GetIf, 0), k(Add, 0)},

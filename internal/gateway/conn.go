@@ -1,0 +1,456 @@
+package gateway
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// conn is one connection. Its goroutine owns all but what says otherwise.
+type conn struct {
+	g      *Gateway
+	id     int64
+	nc     net.Conn
+	rd     *resp.Reader
+	out    output
+	since  time.Time
+	proto  int
+	authed bool
+	// api is db's.
+	db  int
+	api client.API
+	// window is how many keys a batch may have.
+	window int
+
+	tx      transaction
+	reply   replyMode
+	closing bool // after this reply
+
+	// For CLIENT LIST, from other goroutines.
+	last   atomic.Pointer[command]
+	active atomic.Int64 // Unix ms
+	seenDB atomic.Int32
+	seenP3 atomic.Bool
+	inTx   atomic.Int32 // commands queued, -1: none
+	mu     struct {
+		sync.Mutex
+		name, libName, libVer string
+	}
+}
+
+type replyMode uint8
+
+const (
+	replyOn replyMode = iota
+	replyOff
+	replySkip     // this command
+	replySkipNext // and this one, CLIENT REPLY SKIP, too
+)
+
+var errClosing = errors.New("closing")
+
+type counted struct{ c *conn }
+
+// Read counts, and sets the idle timeout.
+func (r counted) Read(p []byte) (int, error) {
+	c := r.c
+	if idle := c.g.idle.Load(); idle > 0 {
+		c.nc.SetReadDeadline(time.Now().Add(time.Duration(idle)))
+	}
+	n, err := c.nc.Read(p)
+	c.g.m.read.Add(uint64(n))
+	return n, err
+}
+
+func (g *Gateway) handle(nc net.Conn) {
+	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow}
+	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
+	c.rd.Reserve = g.reserve
+	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, queued: &g.m.queued, queuedBound: g.o.BufferBytes, written: &g.m.written}
+	c.out.init(nc)
+	c.fresh()
+	c.active.Store(c.since.UnixMilli())
+	g.add(c)
+	defer func() {
+		g.remove(c)
+		c.rd.Release()
+		c.out.finish()
+	}()
+	for {
+		if err := c.rd.Fill(); err != nil {
+			c.lost(err)
+			return
+		}
+		if err := c.serve(); err != nil {
+			return
+		}
+	}
+}
+
+// lost says last words to a client whose input cannot be taken.
+func (c *conn) lost(err error) {
+	var p *resp.ProtocolError
+	var w resp.Writer
+	switch {
+	case errors.As(err, &p):
+		c.g.m.protocolErrors.Add(1)
+		w.Error("ERR " + p.Error())
+	case errors.Is(err, resp.ErrNoMemory):
+		c.g.o.Logger.Warn("connection closed: out of buffer memory", "peer", c.nc.RemoteAddr())
+		w.Error("ERR kvd: the gateway is out of buffer memory")
+	default:
+		return
+	}
+	c.out.send(w.Bytes())
+}
+
+// fresh is the state of a new connection, and after RESET.
+func (c *conn) fresh() {
+	c.proto, c.reply = 2, replyOn
+	c.seenP3.Store(false)
+	c.use(0)
+	c.tx.end(c)
+	c.tx.watched = nil
+}
+
+func (c *conn) use(db int) {
+	c.db, c.api = db, c.g.o.Databases[db].Client
+	c.seenDB.Store(int32(db))
+}
+
+// serve performs what has been read. An error ends the connection.
+func (c *conn) serve() error {
+	b := newBatch(c)
+	defer b.free()
+	for {
+		args, err := c.rd.Next()
+		if err == resp.ErrIncomplete {
+			break
+		}
+		if err != nil {
+			if err := b.run(); err != nil {
+				return err
+			}
+			c.push(&b.w)
+			c.lost(err)
+			return err
+		}
+		if err := c.dispatch(b, args); err != nil {
+			c.push(&b.w)
+			return err
+		}
+	}
+	if err := b.run(); err != nil {
+		return err
+	}
+	c.active.Store(b.now)
+	return c.push(&b.w)
+}
+
+// push sends what has been written.
+func (c *conn) push(w *resp.Writer) error {
+	err := c.out.send(w.Bytes())
+	w.Reset(keepReply)
+	return err
+}
+
+// replied ends a command whose reply starts at byte start of w.
+func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
+	switch c.reply {
+	case replyOff:
+		if !streamed {
+			w.Truncate(start)
+		}
+	case replySkip:
+		if !streamed {
+			w.Truncate(start)
+		}
+		c.reply = replyOn
+	case replySkipNext:
+		c.reply = replySkip
+	}
+	if w.Len() >= keepReply {
+		return c.push(w)
+	}
+	return nil
+}
+
+// dispatch performs a command or adds it to the batch.
+func (c *conn) dispatch(b *batch, args [][]byte) error {
+	cmd, bad := c.lookup(args)
+	if cmd != c.last.Load() {
+		c.last.Store(cmd)
+	}
+	switch {
+	case bad != "" || c.tx.queueing && !cmd.noQueue:
+		return c.queue(b, cmd, args, bad)
+	case cmd.key != nil:
+		return b.admit(cmd, args)
+	}
+	if err := b.run(); err != nil {
+		return err
+	}
+	b.tick()
+	w := &b.w
+	w.Proto = c.proto
+	start, errs := w.Len(), w.Errors
+	switch {
+	case cmd.batch != nil:
+		if err := cmd.batch(c, b, args); err != nil {
+			return err
+		}
+	default:
+		cmd.conn(c, w, args)
+	}
+	w.Proto = c.proto
+	c.g.m.note(cmd, 1, w.Errors != errs, time.Since(b.start))
+	if err := c.replied(w, start, false); err != nil {
+		return err
+	}
+	if c.closing {
+		return errClosing
+	}
+	return nil
+}
+
+// queue is for commands that are not performed now: MULTI has been said, or they
+// are wrong.
+func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
+	if bad == "" && cmd.noTx {
+		bad = "ERR kvd: '" + cmd.name + "' is not allowed in a transaction"
+	}
+	if bad == "" && !c.tx.push(c, cmd, args) {
+		bad = "ERR kvd: transaction of more than " + fmt.Sprint(c.g.queryBytes()) + " bytes"
+	}
+	if bad != "" {
+		if c.tx.queueing {
+			c.tx.broken = true
+		}
+		b.fail(cmd, bad)
+		return nil
+	}
+	if err := b.run(); err != nil {
+		return err
+	}
+	start := b.w.Len()
+	b.w.Simple("QUEUED")
+	return c.replied(&b.w, start, false)
+}
+
+// lookup finds the command, or says why it is refused. cmd is never nil.
+func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
+	cmd = find(args[0])
+	switch {
+	case cmd == nil:
+		cmd, bad = unknown, unknownCommand(args)
+	case cmd.sub != nil:
+		if len(args) < 2 {
+			if cmd.conn == nil {
+				return cmd, wrongArgs(cmd)
+			}
+			break
+		}
+		sub := cmd.subcommand(args[1])
+		if sub == nil {
+			bad = "ERR unknown subcommand '" + clip(args[1], 128) + "'. Try " + strings.ToUpper(cmd.name) + " HELP."
+			break
+		}
+		cmd = sub
+	}
+	if bad == "" && (cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity) {
+		bad = wrongArgs(cmd)
+	}
+	if bad == "" && !c.authed && !cmd.noAuth {
+		bad = "NOAUTH Authentication required."
+	}
+	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil {
+		bad = "ERR kvd does not support '" + cmd.name + "'"
+		if cmd.otherType {
+			bad = "ERR kvd serves strings only: '" + cmd.name + "' is not supported"
+		}
+	}
+	return cmd, bad
+}
+
+func wrongArgs(cmd *command) string {
+	return "ERR wrong number of arguments for '" + cmd.name + "' command"
+}
+
+// clip is what Redis prints of b with "%.*s": n bytes at most, none from NUL on.
+func clip(b []byte, n int) string {
+	b = b[:min(len(b), max(n, 0))]
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return string(b)
+}
+
+func unknownCommand(args [][]byte) string {
+	var s strings.Builder
+	for _, a := range args[1:] {
+		if s.Len() >= 128 {
+			break
+		}
+		s.WriteString("'" + clip(a, 128-s.Len()) + "' ")
+	}
+	return "ERR unknown command '" + clip(args[0], 128) + "', with args beginning with: " + s.String()
+}
+
+// ---- AUTH, HELLO and other commands about the connection ----------------------
+
+func (c *conn) auth(user, password []byte) (bad string) {
+	if c.g.o.Password == "" {
+		if string(user) == "default" {
+			return ""
+		}
+	}
+	want, got := sha256.Sum256([]byte(c.g.o.Password)), sha256.Sum256(password)
+	ok := subtle.ConstantTimeCompare(want[:], got[:]) == 1
+	if !ok || string(user) != "default" {
+		c.g.m.authFails.Add(1)
+		return "WRONGPASS invalid username-password pair or user is disabled."
+	}
+	c.authed = true
+	c.rd.Limits = c.g.limits(true)
+	return ""
+}
+
+func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {
+	user, password := []byte("default"), args[1]
+	switch {
+	case len(args) > 3:
+		w.Error(errSyntax)
+		return
+	case len(args) == 3:
+		user, password = args[1], args[2]
+	case c.g.o.Password == "":
+		w.Error("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?")
+		return
+	}
+	if bad := c.auth(user, password); bad != "" {
+		w.Error(bad)
+		return
+	}
+	w.OK()
+}
+
+func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
+	proto := c.proto
+	if len(args) > 1 {
+		v, ok := resp.ParseInt(args[1])
+		if !ok {
+			w.Error("ERR Protocol version is not an integer or out of range")
+			return
+		}
+		if v < 2 || v > 3 {
+			w.Error("NOPROTO unsupported protocol version")
+			return
+		}
+		proto = int(v)
+	}
+	var name []byte
+	for i := 2; i < len(args); {
+		more := len(args) - 1 - i
+		switch {
+		case fold(args[i], "auth") && more >= 2:
+			if bad := c.auth(args[i+1], args[i+2]); bad != "" {
+				w.Error(bad)
+				return
+			}
+			i += 3
+		case fold(args[i], "setname") && more >= 1:
+			name = args[i+1]
+			if !validName(name) {
+				w.Error(errClientName)
+				return
+			}
+			i += 2
+		default:
+			w.Error("ERR Syntax error in HELLO option '" + string(args[i]) + "'")
+			return
+		}
+	}
+	if !c.authed {
+		w.Error("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time")
+		return
+	}
+	if name != nil {
+		c.setName(name)
+	}
+	c.proto = proto
+	c.seenP3.Store(proto == 3)
+	w.Proto = proto
+	w.Map(7)
+	w.BulkString("server")
+	w.BulkString("redis")
+	w.BulkString("version")
+	w.BulkString(redisVersion)
+	w.BulkString("proto")
+	w.Int(int64(proto))
+	w.BulkString("id")
+	w.Int(c.id)
+	w.BulkString("mode")
+	w.BulkString("standalone")
+	w.BulkString("role")
+	w.BulkString("master")
+	w.BulkString("modules")
+	w.Array(0)
+}
+
+func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
+	c.fresh()
+	c.setName(nil)
+	c.authed = c.g.o.Password == ""
+	c.rd.Limits = c.g.limits(c.authed)
+	w.Simple("RESET")
+}
+
+func cmdQuit(c *conn, w *resp.Writer, _ [][]byte) {
+	c.closing = true
+	w.OK()
+}
+
+func cmdPing(_ *conn, w *resp.Writer, args [][]byte) {
+	switch len(args) {
+	case 1:
+		w.Simple("PONG")
+	case 2:
+		w.Bulk(args[1])
+	default:
+		w.Error("ERR wrong number of arguments for 'ping' command")
+	}
+}
+
+func cmdEcho(_ *conn, w *resp.Writer, args [][]byte) { w.Bulk(args[1]) }
+
+// dbIndex reads the number of a database.
+func (c *conn) dbIndex(b []byte) (db int, bad string) {
+	n, ok := resp.ParseInt(b)
+	switch {
+	case !ok || n != int64(int32(n)):
+		return 0, errNotInt
+	case n < 0 || n >= int64(len(c.g.o.Databases)):
+		return 0, "ERR DB index is out of range"
+	}
+	return int(n), ""
+}
+
+func cmdSelect(c *conn, w *resp.Writer, args [][]byte) {
+	db, bad := c.dbIndex(args[1])
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	c.use(db)
+	w.OK()
+}

@@ -1,0 +1,237 @@
+// Package gateway serves the store to Redis clients: strings and what goes with
+// them (expiry, SCAN, transactions on one key), over RESP2 and RESP3.
+//
+// A [Gateway] keeps no data: any number of them serve the same namespaces, and each
+// command is as linearizable as the client.API operation that it becomes. Commands
+// that a connection has pipelined go to the store together; those on one key take
+// effect in order and at once, those on different keys in any order. A command on
+// several keys (MGET, MSET, DEL) is atomic for each of them alone. What cannot be
+// atomic is refused: MSETNX of several keys, and EXEC of writes to several keys unless
+// Options.ExecPerKey allows it. RENAME and COPY take several steps, so that others may
+// see both names for a moment; never neither.
+//
+// The protocol is left to internal/resp, connections to internal/netsrv. Start with
+// [Options] and [New]; in the code, a command is a keyFunc (strings.go), pipelined
+// ones make a batch (batch.go). A Gateway's methods may be called concurrently. The
+// clients in Options.Databases are the caller's, who closes them after the Gateway.
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Database is what SELECT chooses.
+type Database struct {
+	Name   string // of the namespace, for INFO
+	Client client.API
+}
+
+// Options configure a Gateway. The zero value of every optional field is usable.
+type Options struct {
+	// Databases are numbered from 0. Required.
+	Databases []Database
+	// Password, if not empty, must be given with AUTH before anything else.
+	Password string
+	// MaxConns is how many connections may be open at a time. Default 10,000.
+	MaxConns int
+	// MaxValueBytes bounds a value, and any argument. Default and at most
+	// client.MaxValueLen.
+	MaxValueBytes int
+	// IdleTimeout disconnects who sends nothing for so long. 0: never.
+	IdleTimeout time.Duration
+	// WriteTimeout disconnects who has replies to read and reads nothing for so
+	// long. Default 60 s.
+	WriteTimeout time.Duration
+	// OutputBytes is how much a connection may have to read before the Gateway stops
+	// taking commands from it. Default 16 MiB.
+	OutputBytes int
+	// BufferBytes bounds what all connections together keep of unread replies and
+	// unfinished commands beyond 64 KiB each. A connection that needs more is closed.
+	// Default 1 GiB.
+	BufferBytes int64
+	// ExecPerKey lets EXEC write to several keys, atomically for each of them alone.
+	ExecPerKey bool
+	// Debug allows DEBUG SLEEP.
+	Debug bool
+	// Version is shown by INFO. Default "devel".
+	Version string
+	// Logger receives what nobody waits for. Default: discard.
+	Logger *slog.Logger
+}
+
+func (o *Options) ensureDefaults() {
+	o.MaxConns = cmp.Or(o.MaxConns, 10_000)
+	o.MaxValueBytes = cmp.Or(o.MaxValueBytes, client.MaxValueLen)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, 60*time.Second)
+	o.OutputBytes = cmp.Or(o.OutputBytes, 16<<20)
+	o.BufferBytes = cmp.Or(o.BufferBytes, 1<<30)
+	o.Version = cmp.Or(o.Version, "devel")
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate reports every bad field.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(f string, a ...any) { errs = append(errs, fmt.Errorf(f, a...)) }
+	if len(o.Databases) == 0 {
+		bad("Databases: none")
+	}
+	for i, d := range o.Databases {
+		if d.Client == nil {
+			bad("Databases[%d].Client: missing", i)
+		}
+	}
+	if o.MaxConns < 0 {
+		bad("MaxConns: %d, want > 0", o.MaxConns)
+	}
+	if o.MaxValueBytes < 0 || o.MaxValueBytes > client.MaxValueLen {
+		bad("MaxValueBytes: %d, want 1..%d", o.MaxValueBytes, client.MaxValueLen)
+	}
+	if o.IdleTimeout < 0 {
+		bad("IdleTimeout: %v, want >= 0", o.IdleTimeout)
+	}
+	if o.WriteTimeout < 0 {
+		bad("WriteTimeout: %v, want > 0", o.WriteTimeout)
+	}
+	if o.OutputBytes < 0 {
+		bad("OutputBytes: %d, want > 0", o.OutputBytes)
+	}
+	if o.BufferBytes < 0 {
+		bad("BufferBytes: %d, want > 0", o.BufferBytes)
+	}
+	return errors.Join(errs...)
+}
+
+// Gateway is a RESP server.
+type Gateway struct {
+	o       Options
+	srv     *netsrv.Server
+	ctx     context.Context
+	cancel  context.CancelFunc
+	m       metrics
+	started time.Time
+	runID   string
+	lastID  atomic.Int64
+	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
+	counts  []count      // by database
+
+	mu struct {
+		sync.Mutex
+		conns map[int64]*conn
+	}
+}
+
+// count remembers how many keys a database has, for INFO: counting reads the index.
+type count struct {
+	sync.Mutex
+	n  uint64
+	at time.Time
+}
+
+// New makes a Gateway that listens nowhere yet.
+func New(o Options) (*Gateway, error) {
+	o.ensureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases))}
+	var id [20]byte
+	rand.Read(id[:])
+	g.runID = hex.EncodeToString(id[:])
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.m.commands = make([]commandStats, len(commandsByID))
+	g.idle.Store(int64(o.IdleTimeout))
+	g.mu.conns = make(map[int64]*conn)
+	var err error
+	g.srv, err = netsrv.New(netsrv.Options{MaxConns: o.MaxConns, Handle: g.handle, Logger: o.Logger, Refuse: func(c net.Conn) {
+		c.Write([]byte("-ERR max number of clients reached\r\n"))
+	}})
+	return g, err
+}
+
+// Serve accepts connections from l, which it closes, until Close (nil) or until
+// accepting fails. It may run for several listeners at once.
+func (g *Gateway) Serve(l net.Listener) error { return g.srv.Serve(l) }
+
+// Close closes listeners and connections and waits for what they were doing.
+func (g *Gateway) Close() error {
+	g.cancel()
+	return g.srv.Close()
+}
+
+// Collectors are for a Prometheus registry.
+func (g *Gateway) Collectors() []prometheus.Collector { return []prometheus.Collector{collector{g}} }
+
+// reserve is resp.Reader.Reserve for all connections.
+func (g *Gateway) reserve(n int) bool {
+	if g.m.reserved.Add(int64(n)) > g.o.BufferBytes && n > 0 {
+		g.m.reserved.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+// storeError words an error of the store as Redis clients understand it best.
+func (g *Gateway) storeError(err error) string {
+	switch {
+	case errors.Is(err, client.ErrUnknownOutcome):
+		return "ERR unknown outcome: " + brief(err)
+	case errors.Is(err, client.ErrFull):
+		return "OOM command not allowed when used memory > 'maxmemory'."
+	case errors.Is(err, client.ErrInvalid), errors.Is(err, client.ErrNoNamespace):
+		return "ERR kvd: " + brief(err)
+	case errors.Is(err, client.ErrUnavailable), errors.Is(err, client.ErrClosed), errors.Is(err, context.Canceled):
+		// It did not happen, and clients try again after LOADING.
+		return "LOADING kvd: " + brief(err)
+	}
+	g.o.Logger.Error("store failed", "err", err)
+	return "ERR kvd: " + brief(err)
+}
+
+func brief(err error) string {
+	s := err.Error()
+	if len(s) > 256 {
+		s = s[:253] + "..."
+	}
+	return s
+}
+
+func (g *Gateway) add(c *conn) {
+	g.mu.Lock()
+	g.mu.conns[c.id] = c
+	g.mu.Unlock()
+}
+
+func (g *Gateway) remove(c *conn) {
+	g.mu.Lock()
+	delete(g.mu.conns, c.id)
+	g.mu.Unlock()
+}
+
+// queryBytes bounds a command: a value, its key, and some more of both.
+func (g *Gateway) queryBytes() int { return 2*g.o.MaxValueBytes + 1<<20 }
+
+func (g *Gateway) limits(authenticated bool) resp.Limits {
+	if !authenticated {
+		return resp.Limits{Args: 10, Bulk: 16 << 10, Query: 256 << 10, Unauthenticated: true}
+	}
+	return resp.Limits{Args: 1 << 20, Bulk: max(g.o.MaxValueBytes, client.MaxKeyLen+1), Query: g.queryBytes()}
+}

@@ -1,0 +1,847 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/client/clienttest"
+)
+
+func fake() []Database {
+	return []Database{{"cache", clienttest.New(clienttest.Options{})}, {"default", clienttest.New(clienttest.Options{})}}
+}
+
+func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
+
+// eventually polls what other goroutines do.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for until := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+func TestCommands(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
+	for _, c := range []struct{ cmd, reply string }{
+		{"SET a 1", "+OK\r\n"},
+		{"GET a", bulk("1")},
+		{"INCRBY a 41", ":42\r\n"},
+		{"APPEND a x", ":3\r\n"},
+		{"INCR a", "-ERR value is not an integer or out of range\r\n"},
+		{"SELECT 1", "+OK\r\n"},
+		{"GET a", "$-1\r\n"},
+		{"SELECT 2", "-ERR DB index is out of range\r\n"},
+		{"SELECT 0", "+OK\r\n"},
+		{"COPY a b DB 1", ":1\r\n"},
+		{"LPUSH a b", "-ERR kvd serves strings only: 'lpush' is not supported\r\n"},
+		{"LPUSH a", "-ERR wrong number of arguments for 'lpush' command\r\n"},
+		{"SUBSCRIBE a", "-ERR kvd does not support 'subscribe'\r\n"},
+		{"MSETNX a 1 b 2", "-ERR kvd: MSETNX of several keys cannot be atomic; nothing was set\r\n"},
+		{"CLUSTER INFO", "-ERR This instance has cluster support disabled\r\n"},
+		{"CONFIG FOO", "-ERR unknown subcommand 'FOO'. Try CONFIG HELP.\r\n"},
+		{"CONFIG GET", "-ERR wrong number of arguments for 'config|get' command\r\n"},
+		{"OBJECT ENCODING a", bulk("embstr")},
+		{"DEBUG SLEEP 0", "-ERR DEBUG command not allowed.\r\n"},
+		{"COMMAND GETKEYS MSET a 1 b 2", "*2\r\n" + bulk("a") + bulk("b")},
+		{"COMMAND INFO mset", "*1\r\n*10\r\n" + bulk("mset") + ":-3\r\n*3\r\n+write\r\n+denyoom\r\n+fast\r\n:1\r\n:-1\r\n:2\r\n*1\r\n+@write\r\n*0\r\n*0\r\n*0\r\n"},
+		{"COMMAND INFO get", "*1\r\n*10\r\n" + bulk("get") + ":2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*1\r\n+@read\r\n*0\r\n*0\r\n*0\r\n"},
+		{"COMMAND LIST FILTERBY MODULE x", "*0\r\n"},
+		{"COMMAND LIST FILTERBY PATTERN p?ng", "*1\r\n" + bulk("ping")},
+		{"CLIENT REPLY SKIP", ""},
+		{"SET skipped 1", ""},
+		{"EXISTS skipped skipped", ":2\r\n"},
+		{"CLIENT REPLY OFF", ""},
+		{"PING", ""},
+		{"CLIENT REPLY ON", "+OK\r\n"},
+		{"MULTI", "+OK\r\n"},
+		{"SELECT 1", "-ERR kvd: 'select' is not allowed in a transaction\r\n"},
+		{"EXEC", "-EXECABORT Transaction discarded because of previous errors.\r\n"},
+		{"RESET", "+RESET\r\n"},
+		{"QUIT", "+OK\r\n"},
+	} {
+		p.send(t, strings.Fields(c.cmd))
+		if c.reply == "" {
+			continue
+		}
+		if got := string(p.reply(t)); got != c.reply {
+			t.Errorf("%s: got %q, want %q", c.cmd, got, c.reply)
+		}
+	}
+	p.closed(t)
+}
+
+// TestEveryCommand gives each command that is served too few and some arguments:
+// there is one reply and the connection goes on.
+func TestEveryCommand(t *testing.T) {
+	addr := serve(t, Options{Databases: fake(), Debug: true})
+	p := dial(t, "tcp", addr)
+	for _, cmd := range commandsByID {
+		for n := range 5 {
+			args := strings.Split(cmd.name, "|")
+			if cmd.name == "quit" || strings.HasPrefix(cmd.name, "client|reply") || cmd.name == "client|kill" || cmd == unknown {
+				continue
+			}
+			for range n {
+				args = append(args, "1")
+			}
+			reply := p.do(t, args...)
+			if cmd.arity > 0 && len(args) != cmd.arity && !strings.HasPrefix(reply, "-") {
+				t.Errorf("%q: %q", args, reply)
+			}
+			p.do(t, "DISCARD")
+			p.want(t, bulk("still here"), "ECHO", "still here")
+			p.do(t, "HELLO", "2")
+		}
+	}
+}
+
+// TestPipelines compares what pipelines of every length and connections of their own
+// do with a map.
+func TestPipelines(t *testing.T) {
+	for name, db := range map[string]func() client.API{
+		"fake":  func() client.API { return clienttest.New(clienttest.Options{}) },
+		"store": func() client.API { return newStore(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := serve(t, Options{Databases: []Database{{"default", db()}}})
+			var wg sync.WaitGroup
+			for w := range 4 {
+				wg.Go(func() {
+					p := dial(t, "tcp", addr)
+					rng := rand.New(rand.NewPCG(uint64(w), 1))
+					model := map[string]string{}
+					for range 60 {
+						var cmds [][]string
+						var want []string
+						for range 1 + rng.IntN(3000)*rng.IntN(2) {
+							k := fmt.Sprintf("%d:%d", w, rng.IntN(200))
+							v := strings.Repeat("v", rng.IntN(100)) + strconv.Itoa(rng.IntN(1e6))
+							switch rng.IntN(5) {
+							case 0:
+								cmds, want = append(cmds, []string{"SET", k, v}), append(want, "+OK\r\n")
+								model[k] = v
+							case 1:
+								cmds = append(cmds, []string{"GET", k})
+								if v, ok := model[k]; ok {
+									want = append(want, bulk(v))
+								} else {
+									want = append(want, "$-1\r\n")
+								}
+							case 2:
+								_, ok := model[k]
+								cmds, want = append(cmds, []string{"DEL", k}), append(want, fmt.Sprintf(":%d\r\n", bit(ok)))
+								delete(model, k)
+							case 3:
+								model[k] += v
+								cmds, want = append(cmds, []string{"APPEND", k, v}), append(want, fmt.Sprintf(":%d\r\n", len(model[k])))
+							case 4:
+								k2 := fmt.Sprintf("%d:%d", w, rng.IntN(200))
+								n := 0
+								for _, x := range []string{k, k2} {
+									if _, ok := model[x]; ok {
+										n++
+									}
+								}
+								cmds, want = append(cmds, []string{"EXISTS", k, k2}), append(want, fmt.Sprintf(":%d\r\n", n))
+							}
+						}
+						sent := make(chan struct{})
+						go func() { defer close(sent); p.send(t, cmds...) }()
+						for i, r := range want {
+							if got := string(p.reply(t)); got != r {
+								t.Errorf("%.100q: got %.100q, want %.100q", cmds[i], got, r)
+								return
+							}
+						}
+						<-sent
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// TestIncrFromMany: no increment is lost, pipelined or not.
+func TestIncrFromMany(t *testing.T) {
+	addr := serve(t, Options{Databases: []Database{{"default", newStore(t)}}})
+	const conns, each, depth = 8, 20, 10
+	var wg sync.WaitGroup
+	for range conns {
+		wg.Go(func() {
+			p := dial(t, "tcp", addr)
+			for range each {
+				for range depth {
+					p.send(t, []string{"INCR", "n"})
+				}
+				p.send(t, []string{"MULTI"}, []string{"INCR", "n"}, []string{"INCRBY", "n", "-1"}, []string{"EXEC"})
+				for range depth + 4 {
+					p.reply(t)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	dial(t, "tcp", addr).want(t, bulk(strconv.Itoa(conns*each*depth)), "GET", "n")
+}
+
+func TestTransactions(t *testing.T) {
+	addr := serve(t, Options{Databases: fake()})
+	p, q := dial(t, "tcp", addr), dial(t, "tcp", addr)
+	tx := func(reply string, cmds ...string) {
+		t.Helper()
+		p.want(t, "+OK\r\n", "MULTI")
+		for _, c := range cmds {
+			p.want(t, "+QUEUED\r\n", strings.Fields(c)...)
+		}
+		p.want(t, reply, "EXEC")
+	}
+	tx("*0\r\n")
+	tx("*4\r\n+OK\r\n:6\r\n+PONG\r\n"+bulk("6"), "SET a 5", "INCR a", "PING", "GET a")
+	tx("-ERR kvd: EXEC over several keys cannot be atomic (keys a, b); nothing was done\r\n", "SET a 1", "SET b 1")
+	tx("-ERR kvd: EXEC cannot make a command on several keys atomic; nothing was done\r\n", "RENAME a b")
+	tx("*2\r\n"+bulk("6")+"*2\r\n"+bulk("6")+"$-1\r\n", "GET a", "MGET a b")
+
+	p.want(t, "+OK\r\n", "WATCH", "a")
+	tx("*1\r\n:7\r\n", "INCR a")
+	p.want(t, "+OK\r\n", "WATCH", "a")
+	q.want(t, "+OK\r\n", "SET", "a", "7")
+	tx("*-1\r\n", "INCR a")
+	tx("*1\r\n:8\r\n", "INCR a") // nothing is watched any more
+	p.want(t, "+OK\r\n", "WATCH", "none")
+	q.want(t, "+OK\r\n", "SET", "none", "1")
+	tx("*-1\r\n", "PING")
+	p.want(t, "+OK\r\n", "WATCH", "a")
+	q.want(t, "+OK\r\n", "SET", "a", "1")
+	tx("*-1\r\n", "SET a 2") // a SET alone must not go around the version
+	p.want(t, "+OK\r\n", "WATCH", "b")
+	tx("-ERR kvd: EXEC over several keys cannot be atomic (keys a, b); nothing was done\r\n", "SET a 2")
+	q.want(t, bulk("1"), "GET", "a")
+
+	p = dial(t, "tcp", serve(t, Options{Databases: fake(), ExecPerKey: true}))
+	tx("*3\r\n+OK\r\n+OK\r\n*2\r\n"+bulk("1")+bulk("2")+"", "SET a 1", "SET b 2", "MGET a b")
+	p.want(t, "+OK\r\n", "WATCH", "a", "b")
+	p.want(t, "+OK\r\n", "SET", "b", "3")
+	tx("*-1\r\n", "SET a 9")
+	p.want(t, bulk("1"), "GET", "a")
+}
+
+// TestSnapshot: an EXEC that reads two keys sees both as they were at one time.
+func TestSnapshot(t *testing.T) {
+	addr := serve(t, Options{Databases: fake(), ExecPerKey: true})
+	w := dial(t, "tcp", addr)
+	w.do(t, "MSET", "x", "0", "y", "0")
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { // x is never behind y
+		for i := 1; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			w.do(t, "SET", "x", strconv.Itoa(i))
+			w.do(t, "SET", "y", strconv.Itoa(i))
+		}
+	})
+	p := dial(t, "tcp", addr)
+	ok := 0
+	for range 300 {
+		p.send(t, []string{"MULTI"}, []string{"GET", "x"}, []string{"GET", "y"}, []string{"EXEC"})
+		for range 3 {
+			p.reply(t)
+		}
+		r := string(p.reply(t))
+		if strings.HasPrefix(r, "-") {
+			continue // x and y never stood still
+		}
+		n := regexp.MustCompile(`(?m)^\d+`).FindAllString(r, -1)
+		x, _ := strconv.Atoi(n[0])
+		y, _ := strconv.Atoi(n[1])
+		if len(n) != 2 || x < y || x > y+1 {
+			t.Fatalf("%q", r)
+		}
+		ok++
+	}
+	close(stop)
+	wg.Wait()
+	if ok == 0 {
+		t.Error("no EXEC found its keys at rest")
+	}
+}
+
+// TestScan: what is there throughout is returned, over two gateways.
+func TestScan(t *testing.T) {
+	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
+		t.Run(name, func(t *testing.T) {
+			db := []Database{{"default", api}}
+			ps := []*peer{dial(t, "tcp", serve(t, Options{Databases: db})), dial(t, "tcp", serve(t, Options{Databases: db}))}
+			const n = 3000
+			for i := range n {
+				ps[0].send(t, []string{"SET", fmt.Sprintf("stays:%d", i), "v"})
+			}
+			for range n {
+				ps[0].reply(t)
+			}
+			seen := map[string]bool{}
+			cursor, pages := "0", 0
+			for {
+				p := ps[pages%2]
+				p.do(t, "SET", fmt.Sprintf("comes:%d", pages), "v")
+				p.do(t, "DEL", fmt.Sprintf("comes:%d", pages-5))
+				r := p.do(t, "SCAN", cursor, "MATCH", "stays:*", "COUNT", "20")
+				f := strings.Split(r, "\r\n")
+				cursor = f[2]
+				for _, s := range f[3:] {
+					if strings.HasPrefix(s, "stays:") {
+						seen[s] = true
+					}
+				}
+				if pages++; cursor == "0" {
+					break
+				}
+			}
+			if len(seen) != n {
+				t.Errorf("%d of %d keys in %d pages", len(seen), n, pages)
+			}
+			if pages < 2 {
+				t.Errorf("all in %d page", pages)
+			}
+			ps[0].want(t, "*2\r\n"+bulk("0")+"*0\r\n", "SCAN", "0", "TYPE", "hash", "COUNT", "10000")
+			for _, bad := range []string{"x", "-1", "99999999999999999999", "18446744073709551615"} {
+				ps[0].want(t, "-ERR invalid cursor\r\n", "SCAN", bad)
+			}
+			if r := ps[0].do(t, "RANDOMKEY"); !strings.HasPrefix(r, "$") || strings.HasPrefix(r, "$-1") {
+				t.Errorf("RANDOMKEY: %q", r)
+			}
+			ps[0].want(t, "+OK\r\n", "FLUSHALL")
+			ps[1].want(t, ":0\r\n", "DBSIZE")
+			ps[1].want(t, "$-1\r\n", "RANDOMKEY")
+			ps[1].want(t, "*0\r\n", "KEYS", "*")
+		})
+	}
+}
+
+func TestAuth(t *testing.T) {
+	addr := serve(t, Options{Databases: fake(), Password: "secret"})
+	p := dial(t, "tcp", addr)
+	p.want(t, "-NOAUTH Authentication required.\r\n", "GET", "a")
+	p.want(t, "-NOAUTH Authentication required.\r\n", "PING")
+	p.want(t, "-WRONGPASS invalid username-password pair or user is disabled.\r\n", "AUTH", "wrong")
+	p.want(t, "-WRONGPASS invalid username-password pair or user is disabled.\r\n", "AUTH", "other", "secret")
+	if r := p.do(t, "HELLO", "3"); !strings.HasPrefix(r, "-NOAUTH HELLO must be called") {
+		t.Errorf("HELLO: %q", r)
+	}
+	p.want(t, "-NOAUTH Authentication required.\r\n", "MULTI")
+	p.want(t, "+OK\r\n", "AUTH", "default", "secret")
+	p.want(t, "$-1\r\n", "GET", "a")
+	p.want(t, "+RESET\r\n", "RESET")
+	p.want(t, "-NOAUTH Authentication required.\r\n", "GET", "a")
+	if r := p.do(t, "HELLO", "3", "AUTH", "default", "secret", "SETNAME", "me"); !strings.HasPrefix(r, "%7") {
+		t.Errorf("HELLO: %q", r)
+	}
+	p.want(t, bulk("me"), "CLIENT", "GETNAME")
+
+	for in, reply := range map[string]string{
+		"*11\r\n":                    "-ERR Protocol error: unauthenticated multibulk length\r\n",
+		"*2\r\n$4\r\nAUTH\r\n$16385": "-ERR Protocol error: unauthenticated bulk length\r\n",
+	} {
+		p := dial(t, "tcp", addr)
+		fmt.Fprint(p, in+"\r\n")
+		if got := string(p.reply(t)); got != reply {
+			t.Errorf("%q: %q", in, got)
+		}
+		p.closed(t)
+	}
+	q := dial(t, "tcp", serve(t, Options{Databases: fake()}))
+	if r := q.do(t, "AUTH", "x"); !strings.HasPrefix(r, "-ERR AUTH <password> called without any password configured") {
+		t.Errorf("AUTH: %q", r)
+	}
+}
+
+// TestStoreErrors: clients learn whether it happened.
+func TestStoreErrors(t *testing.T) {
+	s := clienttest.New(clienttest.Options{MaxKeys: 3})
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"cache", s}}}))
+	fail := func(f clienttest.Fault) {
+		s.Fail(func(context.Context, *client.Op) clienttest.Fault { return f })
+	}
+	p.want(t, "+OK\r\n", "MSET", "a", "1", "b", "2", "c", "3")
+	p.want(t, "-OOM command not allowed when used memory > 'maxmemory'.\r\n", "SET", "d", "4")
+	fail(clienttest.Fault{Err: client.ErrUnavailable})
+	for _, cmd := range []string{"GET a", "SET a 1", "INCR a", "DEL a", "MGET a b c", "MSET a 1 b 2", "SETNX z 1", "EXISTS a b", "SCAN 0", "KEYS *", "DBSIZE", "FLUSHALL", "RENAME a b", "COPY a z", "WATCH a", "RANDOMKEY"} {
+		if r := p.do(t, strings.Fields(cmd)...); !strings.HasPrefix(r, "-LOADING kvd: ") {
+			t.Errorf("%s: %q", cmd, r)
+		}
+	}
+	fail(clienttest.Fault{Err: errors.New("late"), Applied: true})
+	if r := p.do(t, "INCR", "a"); !strings.HasPrefix(r, "-ERR unknown outcome: ") {
+		t.Errorf("INCR: %q", r)
+	}
+	p.do(t, "MULTI")
+	p.do(t, "INCR", "a")
+	if r := p.do(t, "EXEC"); !strings.HasPrefix(r, "-ERR unknown outcome: ") {
+		t.Errorf("EXEC: %q", r)
+	}
+	s.Fail(nil)
+	p.want(t, bulk("3"), "GET", "a")
+}
+
+func TestLongKeysAndValues(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", newStore(t)}}}))
+	k := strings.Repeat("k", client.MaxKeyLen)
+	p.want(t, "+OK\r\n", "SET", k, "v")
+	p.want(t, bulk("v"), "GET", k)
+	p.want(t, "-ERR kvd: key of 65536 bytes: keys have 1 to 65535\r\n", "SET", k+"k", "v")
+	p.want(t, "-ERR kvd: key of 0 bytes: keys have 1 to 65535\r\n", "MGET", "a", "")
+	for _, n := range []int{511, 513, 100_000, 5 << 20} {
+		v := strings.Repeat("0123456789", n/10+1)[:n]
+		p.want(t, "+OK\r\n", "SET", "v", v)
+		p.want(t, fmt.Sprintf(":%d\r\n", n), "STRLEN", "v")
+		for range 2 {
+			if got := p.do(t, "GET", "v"); got != bulk(v) {
+				t.Errorf("a value of %d bytes comes back as %d", n, len(got))
+			}
+		}
+		if got := p.do(t, "MGET", "v", k); got != "*2\r\n"+bulk(v)+bulk("v") {
+			t.Errorf("a value of %d bytes comes back as %d", n, len(got))
+		}
+	}
+	fmt.Fprintf(p, "*3\r\n$3\r\nSET\r\n$1\r\nv\r\n$%d\r\n", client.MaxValueLen+1)
+	if got := string(p.reply(t)); got != "-ERR Protocol error: invalid bulk length\r\n" {
+		t.Errorf("a value too long: %q", got)
+	}
+	p.closed(t)
+}
+
+func TestMetrics(t *testing.T) {
+	addr, g := start(t, Options{Databases: fake(), MaxConns: 1})
+	p := dial(t, "tcp", addr)
+	p.do(t, "SET", "a", "1")
+	p.send(t, []string{"GET", "a"}, []string{"GET", "b"}, []string{"INCR", "x", "y"})
+	for range 3 {
+		p.reply(t)
+	}
+	if r := string(dial(t, "tcp", addr).reply(t)); r != "-ERR max number of clients reached\r\n" {
+		t.Errorf("%q", r)
+	}
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(g.Collectors()...)
+	fams, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, f := range fams {
+		for _, m := range f.Metric {
+			name := f.GetName()
+			for _, l := range m.Label {
+				name += " " + l.GetValue()
+			}
+			switch {
+			case m.Counter != nil:
+				got[name] = fmt.Sprint(m.Counter.GetValue())
+			case m.Gauge != nil:
+				got[name] = fmt.Sprint(m.Gauge.GetValue())
+			default:
+				got[name] = fmt.Sprint(m.Histogram.GetSampleCount())
+			}
+		}
+	}
+	for name, want := range map[string]string{
+		"kvd_gateway_commands_total get ok":     "2",
+		"kvd_gateway_commands_total set ok":     "1",
+		"kvd_gateway_commands_total incr error": "1",
+		"kvd_gateway_command_seconds get":       "2",
+		"kvd_gateway_hits_total":                "1",
+		"kvd_gateway_misses_total":              "1",
+		"kvd_gateway_connections":               "1",
+		"kvd_gateway_connections_total":         "1",
+		"kvd_gateway_connections_refused_total": "1",
+		"kvd_gateway_protocol_errors_total":     "0",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %s", name, got[name], want)
+		}
+	}
+	if got["kvd_gateway_bytes_read_total"] == "0" || got["kvd_gateway_bytes_written_total"] == "0" || got["kvd_gateway_batch_commands"] == "0" {
+		t.Errorf("%v", got)
+	}
+	if r := p.do(t, "INFO"); !strings.Contains(r, "keyspace_hits:1\r\n") || !strings.Contains(r, "db0:keys=1,") {
+		t.Errorf("INFO: %s", r)
+	}
+}
+
+func TestClientKillAndList(t *testing.T) {
+	addr := serve(t, Options{Databases: fake()})
+	a, b := dial(t, "tcp", addr), dial(t, "tcp", addr)
+	a.want(t, "+OK\r\n", "CLIENT", "SETNAME", "anna")
+	id := strings.TrimSpace(b.do(t, "CLIENT", "ID"))[1:]
+	if r := a.do(t, "CLIENT", "LIST"); !strings.Contains(r, "name=anna") || !strings.Contains(r, "id="+id+" ") {
+		t.Errorf("%s", r)
+	}
+	a.want(t, ":1\r\n", "CLIENT", "KILL", "ID", id)
+	b.closed(t)
+	a.want(t, "+OK\r\n", "CLIENT", "KILL", a.LocalAddr().String())
+	a.closed(t)
+}
+
+func TestCloseAnswersNobody(t *testing.T) {
+	g, err := New(Options{Databases: fake()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sock := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(l) }()
+	p := dial(t, "unix", sock)
+	p.want(t, "+PONG\r\n", "PING")
+	g.Close()
+	g.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	p.closed(t)
+}
+
+// ---- hostile clients ------------------------------------------------------------
+
+// heap is what is alive.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what pools kept
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// bounded runs f, and checks that the connections that it leaves open cost at most
+// max bytes, and that another client is served meanwhile.
+func bounded(t *testing.T, o Options, max int64, f func(addr string)) {
+	t.Helper()
+	addr := serve(t, o)
+	p := dial(t, "tcp", addr)
+	p.want(t, "+OK\r\n", "SET", "a", "1")
+	before := heap()
+	f(addr)
+	p.want(t, bulk("1"), "GET", "a")
+	if grown := heap() - before; grown > max {
+		t.Errorf("%d bytes more, at most %d are due", grown, max)
+	}
+}
+
+func TestFloods(t *testing.T) {
+	const conns = 200
+	each := func(b string) func(addr string) {
+		return func(addr string) {
+			for range conns {
+				fmt.Fprint(dial(t, "tcp", addr), b)
+			}
+		}
+	}
+	t.Run("half-open", func(t *testing.T) { bounded(t, Options{Databases: fake()}, conns*40<<10, each("")) })
+	t.Run("slow-loris", func(t *testing.T) {
+		bounded(t, Options{Databases: fake()}, conns*60<<10, each("*3\r\n$3\r\nSET\r\n$1\r\na\r\n$10\r\nabc"))
+	})
+	t.Run("giant lengths", func(t *testing.T) {
+		bounded(t, Options{Databases: fake()}, conns*60<<10, each("*1048576\r\n$67108864\r\nabc"))
+	})
+	t.Run("too long a line", func(t *testing.T) {
+		bounded(t, Options{Databases: fake()}, conns*60<<10, each(strings.Repeat("x", 70_000)))
+	})
+	t.Run("nested arrays", func(t *testing.T) {
+		bounded(t, Options{Databases: fake()}, conns*60<<10, each(strings.Repeat("*1\r\n", 10_000)))
+	})
+	t.Run("unauthenticated", func(t *testing.T) {
+		addr := serve(t, Options{Databases: fake(), Password: "x"})
+		before := heap()
+		each("*10\r\n" + strings.Repeat("$16384\r\n"+strings.Repeat("x", 16384)+"\r\n", 9))(addr)
+		if grown := heap() - before; grown > conns*400<<10 {
+			t.Errorf("%d bytes more", grown)
+		}
+	})
+	// Values that never end share the budget; who is over it is told so.
+	t.Run("unfinished values", func(t *testing.T) {
+		const budget = 16 << 20
+		var refused atomic.Int32
+		bounded(t, Options{Databases: fake(), BufferBytes: budget}, 2*budget+conns*80<<10, func(addr string) {
+			head := fmt.Sprintf("*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$%d\r\n", 32<<20)
+			body := bytes.Repeat([]byte("x"), 1<<20)
+			var wg sync.WaitGroup
+			for range 40 {
+				p := dial(t, "tcp", addr)
+				wg.Go(func() {
+					fmt.Fprint(p, head)
+					for range 2 {
+						if _, err := p.Write(body); err != nil {
+							break
+						}
+					}
+					p.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+					if b, err := p.r.ReadString('\n'); err == nil && strings.Contains(b, "out of buffer memory") {
+						refused.Add(1)
+					} else if n, ok := err.(net.Error); !ok || !n.Timeout() {
+						refused.Add(1) // reset before it was read
+					}
+				})
+			}
+			wg.Wait()
+		})
+		if refused.Load() == 0 {
+			t.Error("nobody was refused")
+		}
+	})
+}
+
+// TestReaderStops: a client that asks and does not read costs its share, is
+// disconnected after the write timeout, and takes nothing from others.
+func TestReaderStops(t *testing.T) {
+	const limit = 1 << 20
+	addr, g := start(t, Options{Databases: fake(), OutputBytes: limit, WriteTimeout: 300 * time.Millisecond})
+	p := dial(t, "tcp", addr)
+	p.want(t, "+OK\r\n", "SET", "a", strings.Repeat("x", 100_000))
+	bad := dial(t, "tcp", addr)
+	req := bytes.Repeat(encode("GET", "a"), 1000)
+	var most int64
+	gone := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := bad.Write(req); err != nil {
+				gone <- err
+				return
+			}
+		}
+	}()
+	for done := false; !done; {
+		select {
+		case <-gone:
+			done = true
+		default:
+			most = max(most, g.m.queued.Load())
+			if r := p.do(t, "STRLEN", "a"); r != ":100000\r\n" {
+				t.Fatalf("%q", r)
+			}
+		}
+	}
+	if most > 4*limit {
+		t.Errorf("%d bytes were queued", most)
+	}
+	if most == 0 {
+		t.Error("nothing was queued")
+	}
+	eventually(t, "the queue is gone", func() bool { return g.m.queued.Load() == 0 })
+}
+
+// TestWriteBeforeRead: a client may send a long pipeline before it reads anything.
+func TestWriteBeforeRead(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
+	p.want(t, "+OK\r\n", "SET", "a", strings.Repeat("x", 1000))
+	const n = 10_000 // 10 MB of replies: more than sockets hold
+	if _, err := p.Write(bytes.Repeat(encode("GET", "a"), n)); err != nil {
+		t.Fatal(err)
+	}
+	want := bulk(strings.Repeat("x", 1000))
+	for i := range n {
+		if got := string(p.reply(t)); got != want {
+			t.Fatalf("reply %d: %.100q", i, got)
+		}
+	}
+}
+
+func TestIdleTimeout(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: fake(), IdleTimeout: 50 * time.Millisecond}))
+	p.want(t, "+PONG\r\n", "PING")
+	p.closed(t)
+}
+
+func TestKeysBound(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: fake(), OutputBytes: 100_000}))
+	for i := range 2000 {
+		p.send(t, []string{"SET", fmt.Sprintf("%0200d", i), ""})
+	}
+	for range 2000 {
+		p.reply(t)
+	}
+	if r := p.do(t, "KEYS", "*"); !strings.Contains(r, "use SCAN") {
+		t.Errorf("%.100q", r)
+	}
+}
+
+// ---- pieces ---------------------------------------------------------------------
+
+// slowMatch is match in the plainest way.
+func slowMatch(p, s string) bool {
+	if p == "" {
+		return s == ""
+	}
+	switch p[0] {
+	case '*':
+		return slowMatch(p[1:], s) || s != "" && slowMatch(p, s[1:])
+	case '?':
+		return s != "" && slowMatch(p[1:], s[1:])
+	}
+	return s != "" && p[0] == s[0] && slowMatch(p[1:], s[1:])
+}
+
+func TestMatch(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 20_000 {
+		var p, s []byte
+		for range rng.IntN(8) {
+			p = append(p, "ab*?*"[rng.IntN(5)])
+		}
+		for range rng.IntN(8) {
+			s = append(s, "ab"[rng.IntN(2)])
+		}
+		if got, want := match(p, s, 0), slowMatch(string(p), string(s)); got != want {
+			t.Fatalf("%q %q: %v", p, s, got)
+		}
+	}
+	for _, c := range []struct {
+		p, s string
+		ok   bool
+	}{
+		{"[a-c]x", "bx", true}, {"[^a-c]x", "bx", false}, {"[c-a]", "b", true}, {"[\\]]", "]", true}, {"\\*", "*", true},
+		{"\\*", "x", false}, {"*[a]*", "xxaxx", true}, {"*\\[x", "a[x", true}, {"h[ae]llo*", "hallo!", true}, {"", "", true}, {"a", "", false},
+	} {
+		if match([]byte(c.p), []byte(c.s), 0) != c.ok {
+			t.Errorf("%q %q: want %v", c.p, c.s, c.ok)
+		}
+	}
+	// Hostile patterns end soon.
+	match([]byte(strings.Repeat("*a", 900)+"b"), bytes.Repeat([]byte("a"), 20_000), 0)
+}
+
+func FuzzMatch(f *testing.F) {
+	f.Add([]byte("*[a-"), []byte("b"))
+	f.Add([]byte("*\\"), []byte("\\"))
+	f.Fuzz(func(t *testing.T, p, s []byte) { match(p, s, 0) })
+}
+
+func FuzzParseLongDouble(f *testing.F) {
+	f.Add([]byte("1e16383"), []byte("0x1p4"))
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		k := key{present: true, value: a, maxValue: 1 << 20}
+		var w = newWriter()
+		cmdIncrByFloat(&k, [][]byte{nil, nil, b}, w)
+		if w.Len() > 20_000 {
+			t.Fatalf("%d bytes", w.Len())
+		}
+	})
+}
+
+func TestTable(t *testing.T) {
+	seen := map[string]bool{}
+	for i, c := range commandsByID {
+		if c.id != i || seen[c.name] {
+			t.Errorf("%s: twice, or id %d at %d", c.name, c.id, i)
+		}
+		seen[c.name] = true
+		if len(c.name) > maxName+16 {
+			t.Errorf("%s: name too long to be found", c.name)
+		}
+		if c.served() && c.summary == "" {
+			t.Errorf("%s: no summary", c.name)
+		}
+		if c.key != nil && (c.kind == 0 || c.first == 0) {
+			t.Errorf("%s: no kind or key", c.name)
+		}
+	}
+	names := slices.Collect(func(yield func(string) bool) {
+		for n := range commands {
+			if !yield(n) {
+				return
+			}
+		}
+	})
+	for _, n := range names {
+		if find([]byte(strings.ToUpper(n))) != commands[n] {
+			t.Errorf("%s is not found", n)
+		}
+	}
+}
+
+// TestAllocations: in the steady state commands allocate nothing but what the client
+// does: an object for a write, a handful for a batch of them.
+func TestAllocations(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", newStore(t)}}}))
+	for _, c := range []struct {
+		name string
+		wire []byte
+		max  float64
+	}{
+		{"SET", encode("SET", "a", "0123456789"), 3.5},
+		{"GET", encode("GET", "a"), 1.5},
+		{"DEL", encode("DEL", "b"), 4.5},
+		{"SET x 16", pipeline("SET", 16), 40},
+		{"GET x 16", pipeline("GET", 16), 20},
+	} {
+		buf := make([]byte, 4096)
+		n := 0
+		for i := range 200 {
+			if _, err := p.Write(c.wire); err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 { // how long the reply is
+				for range max(1, bytes.Count(c.wire, []byte("*"))) {
+					n += len(p.reply(t))
+				}
+				continue
+			}
+			readN(t, p, buf[:n])
+		}
+		got := testing.AllocsPerRun(500, func() {
+			p.Write(c.wire)
+			readN(t, p, buf[:n])
+		})
+		t.Logf("%s: %v allocations", c.name, got)
+		if got > c.max {
+			t.Errorf("%s: %v allocations, at most %v", c.name, got, c.max)
+		}
+	}
+}
+
+func pipeline(cmd string, n int) (b []byte) {
+	for i := range n {
+		c := []string{cmd, fmt.Sprintf("k%d", i), "v"}
+		if cmd == "GET" {
+			c = c[:2]
+		}
+		b = append(b, encode(c...)...)
+	}
+	return b
+}
+
+func readN(t testing.TB, p *peer, b []byte) {
+	for len(b) > 0 {
+		n, err := p.r.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = b[n:]
+	}
+}

@@ -1,0 +1,491 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// ---- SCAN --------------------------------------------------------------------
+
+// SCAN's cursor is a client.Cursor between two clusters, so that any gateway can go
+// on with it: the shard's prefix (at most 20 bits) above the cluster (32 bits). No
+// such cursor but the first is 0.
+const (
+	cursorPrefixShift  = 44 // of a left-aligned prefix, to make it 20 bits
+	cursorClusterShift = 32
+)
+
+func decodeCursor(n uint64) client.Cursor {
+	return client.Cursor{Prefix: n >> cursorClusterShift << cursorPrefixShift, Cluster: uint32(n)}
+}
+
+func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
+	if cur.Done {
+		return 0, true
+	}
+	n = cur.Prefix>>cursorPrefixShift<<cursorClusterShift | uint64(cur.Cluster)
+	return n, cur.Slot == 0 && n != 0 && decodeCursor(n).Prefix == cur.Prefix
+}
+
+// pages calls f with pages of keys from cur on, until it says stop. The
+// keys are f's.
+func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
+	for !cur.Done {
+		kvs, next, err := api.Scan(c.g.ctx, cur, o)
+		if err != nil {
+			return err
+		}
+		more, err := f(kvs, next)
+		if err != nil || !more {
+			return err
+		}
+		cur = next
+	}
+	return nil
+}
+
+const maxScanCount = 10_000
+
+func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
+	n, err := strconv.ParseUint(string(args[1]), 10, 64)
+	if err != nil || n>>(cursorClusterShift+20) != 0 {
+		w.Error("ERR invalid cursor")
+		return
+	}
+	count, pattern, all := int64(10), []byte(nil), true
+	for i := 2; i < len(args); i += 2 {
+		switch {
+		case i+1 == len(args):
+			w.Error(errSyntax)
+			return
+		case fold(args[i], "count"):
+			var ok bool
+			if count, ok = resp.ParseInt(args[i+1]); !ok {
+				w.Error(errNotInt)
+				return
+			}
+			if count < 1 {
+				w.Error(errSyntax)
+				return
+			}
+		case fold(args[i], "match"):
+			pattern = args[i+1]
+		case fold(args[i], "type"):
+			all = fold(args[i+1], "string")
+		default:
+			w.Error(errSyntax)
+			return
+		}
+	}
+	var found [][]byte
+	var next uint64
+	err = c.pages(c.api, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
+		for _, kv := range kvs {
+			if all && (pattern == nil || match(pattern, kv.Key, 0)) {
+				found = append(found, kv.Key)
+			}
+		}
+		var ok bool
+		next, ok = encodeCursor(cur)
+		return !ok, nil // within a cluster: it has some more
+	})
+	if err != nil {
+		w.Error(c.g.storeError(err))
+		return
+	}
+	w.Array(2)
+	w.BulkString(strconv.FormatUint(next, 10))
+	w.Array(len(found))
+	for _, k := range found {
+		w.Bulk(k)
+	}
+}
+
+const scanPage = 1000
+
+func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
+	var found [][]byte
+	seen := make(map[string]struct{}) // Scan may return a key twice
+	size := 0
+	var errTooMany = fmt.Errorf("%w: KEYS: more than %d bytes of keys; use SCAN", client.ErrInvalid, c.g.o.OutputBytes)
+	err := c.pages(c.api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+		for _, kv := range kvs {
+			if !match(args[1], kv.Key, 0) {
+				continue
+			}
+			if _, ok := seen[string(kv.Key)]; ok {
+				continue
+			}
+			seen[string(kv.Key)] = struct{}{}
+			found = append(found, kv.Key)
+			if size += len(kv.Key) + 64; size > c.g.o.OutputBytes {
+				return false, errTooMany
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		w.Error(c.g.storeError(err))
+		return
+	}
+	w.Array(len(found))
+	for _, k := range found {
+		w.Bulk(k)
+	}
+}
+
+// cmdRandomKey looks at the keys behind a random place, and before it if there are
+// none: not every key is equally likely.
+func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
+	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Cluster: rand.Uint32N(4096)}
+	var found []byte
+	for _, cur := range []client.Cursor{from, {Prefix: from.Prefix}, {}} {
+		err := c.pages(c.api, cur, client.ScanOptions{Count: 64, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+			if len(kvs) > 0 {
+				found = kvs[rand.IntN(len(kvs))].Key
+			}
+			return found == nil, nil
+		})
+		if err != nil {
+			w.Error(c.g.storeError(err))
+			return
+		}
+		if found != nil {
+			w.Bulk(found)
+			return
+		}
+	}
+	w.Null()
+}
+
+func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
+	n, err := c.api.Count(c.g.ctx)
+	if err != nil {
+		w.Error(c.g.storeError(err))
+		return
+	}
+	w.Int(int64(n))
+}
+
+func cmdFlushDB(c *conn, w *resp.Writer, args [][]byte) { c.flush(w, args, c.db, c.db) }
+func cmdFlushAll(c *conn, w *resp.Writer, args [][]byte) {
+	c.flush(w, args, 0, len(c.g.o.Databases)-1)
+}
+
+// flush deletes every key that is there when it starts, a page at a time.
+func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
+	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
+		w.Error(errSyntax)
+		return
+	}
+	for db := from; db <= to; db++ {
+		api := c.g.o.Databases[db].Client
+		var names [][]byte
+		// What has expired counts until it is gone.
+		err := c.pages(api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
+			names = names[:0]
+			for _, kv := range kvs {
+				names = append(names, kv.Key)
+			}
+			for _, r := range api.MultiDelete(c.g.ctx, names) {
+				if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
+					return false, r.Err
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			w.Error(c.g.storeError(err))
+			return
+		}
+	}
+	w.OK()
+}
+
+// match is Redis's glob (util.c, stringmatchlen): * ? [a-z] [^a] and backslashes.
+// depth bounds the recursion of many stars.
+func match(p, s []byte, depth int) bool {
+	if depth > 1000 {
+		return false
+	}
+	for len(p) > 0 && len(s) > 0 {
+		switch p[0] {
+		case '*':
+			for len(p) > 1 && p[1] == '*' {
+				p = p[1:]
+			}
+			if len(p) == 1 {
+				return true
+			}
+			return matchStar(p[1:], s, depth)
+		case '?':
+			s = s[1:]
+		case '[':
+			var ok bool
+			if ok, p = matchClass(p[1:], s[0]); !ok {
+				return false
+			}
+			s = s[1:]
+			if len(p) == 0 {
+				return len(s) == 0
+			}
+			p = p[1:]
+			continue
+		case '\\':
+			if len(p) >= 2 {
+				p = p[1:]
+			}
+			fallthrough
+		default:
+			if p[0] != s[0] {
+				return false
+			}
+			s = s[1:]
+		}
+		p = p[1:]
+	}
+	if len(s) == 0 {
+		for len(p) > 0 && p[0] == '*' {
+			p = p[1:]
+		}
+	}
+	return len(p) == 0 && len(s) == 0
+}
+
+// matchStar matches p somewhere in s. Only the last star is tried again: what an
+// earlier one could do, it can do too, so that the work is at most quadratic.
+func matchStar(p, s []byte, depth int) bool {
+	// The part up to the next star, at its first place.
+	end := 0
+	for end < len(p) && p[end] != '*' {
+		switch p[end] {
+		case '\\':
+			end++
+		case '[':
+			_, rest := matchClass(p[end+1:], 0)
+			end = len(p) - len(rest)
+		}
+		end++
+	}
+	end = min(end, len(p))
+	part, rest := p[:end], p[end:]
+	n := width(part)
+	if len(rest) == 0 {
+		return len(s) >= n && match(part, s[len(s)-n:], depth+1)
+	}
+	for i := 0; i+n <= len(s); i++ {
+		if match(part, s[i:i+n], depth+1) {
+			return match(rest, s[i+n:], depth+1)
+		}
+	}
+	return false
+}
+
+// width is how many bytes a pattern without stars matches.
+func width(p []byte) (n int) {
+	for i := 0; i < len(p); i++ {
+		n++
+		switch p[i] {
+		case '\\':
+			if i+1 < len(p) {
+				i++
+			}
+		case '[':
+			_, rest := matchClass(p[i+1:], 0)
+			i = len(p) - len(rest)
+		}
+	}
+	return n
+}
+
+// matchClass matches what follows '['; rest begins at the closing bracket, and is
+// empty if there is none.
+func matchClass(p []byte, c byte) (ok bool, rest []byte) {
+	not := len(p) > 0 && p[0] == '^'
+	if not {
+		p = p[1:]
+	}
+	for ; len(p) > 0 && p[0] != ']'; p = p[1:] {
+		switch {
+		case p[0] == '\\' && len(p) >= 2:
+			p = p[1:]
+			ok = ok || p[0] == c
+		case len(p) >= 3 && p[1] == '-':
+			lo, hi := min(p[0], p[2]), max(p[0], p[2])
+			ok = ok || lo <= c && c <= hi
+			p = p[2:]
+		default:
+			ok = ok || p[0] == c
+		}
+	}
+	return ok != not, p
+}
+
+// ---- several keys --------------------------------------------------------------
+
+// cmdMSetNX can be atomic for one key only.
+func cmdMSetNX(c *conn, w *resp.Writer, args [][]byte) {
+	switch {
+	case len(args)%2 == 0:
+		w.Error("ERR wrong number of arguments for 'msetnx' command")
+		return
+	case len(args) > 3:
+		w.Error("ERR kvd: MSETNX of several keys cannot be atomic; nothing was set")
+		return
+	}
+	if bad := badKey(args[1]); bad != "" {
+		w.Error(bad)
+		return
+	}
+	_, err := c.api.PutIfAbsent(c.g.ctx, args[1], args[2], client.PutOptions{})
+	switch {
+	case err == nil:
+		w.Int(1)
+	case errors.Is(err, client.ErrExists):
+		w.Int(0)
+	default:
+		w.Error(c.g.storeError(err))
+	}
+}
+
+func cmdRename(c *conn, w *resp.Writer, args [][]byte)   { c.rename(w, args, false) }
+func cmdRenameNX(c *conn, w *resp.Writer, args [][]byte) { c.rename(w, args, true) }
+
+// rename writes the new key, then deletes the old one if it is still what was
+// copied; if not, it copies again.
+func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
+	from, to := args[1], args[2]
+	for _, k := range args[1:] {
+		if bad := badKey(k); bad != "" {
+			w.Error(bad)
+			return
+		}
+	}
+	ctx, api := c.g.ctx, c.api
+	wrote := uint64(0) // the version of to that this command wrote
+	for {
+		it, err := api.Get(ctx, from)
+		if err != nil {
+			if errors.Is(err, client.ErrNotFound) {
+				if wrote != 0 { // somebody else deleted it first
+					_ = api.DeleteVersion(ctx, to, wrote)
+				}
+				w.Error(errNoKey)
+				return
+			}
+			w.Error(c.g.storeError(err))
+			return
+		}
+		if string(from) == string(to) {
+			if nx {
+				w.Int(0)
+			} else {
+				w.OK()
+			}
+			return
+		}
+		put := client.Op{Kind: client.OpPut, Key: to, Value: it.Value, Expires: it.Expires, Flags: it.Flags}
+		if nx {
+			if put.Cond = client.IfAbsent; wrote != 0 {
+				put.Cond, put.Version = client.IfVersion, wrote
+			}
+		}
+		ops := []client.Op{put}
+		api.Do(ctx, ops)
+		switch err = ops[0].Err; {
+		case errors.Is(err, client.ErrExists):
+			w.Int(0)
+			return
+		case nx && (errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound)):
+			w.Int(0) // to is somebody else's by now
+			return
+		case err != nil:
+			w.Error(c.g.storeError(err))
+			return
+		}
+		wrote = ops[0].Item.Version
+		err = api.DeleteVersion(ctx, from, it.Version)
+		switch {
+		case err == nil:
+			if nx {
+				w.Int(1)
+			} else {
+				w.OK()
+			}
+			return
+		case errors.Is(err, client.ErrConflict), errors.Is(err, client.ErrNotFound):
+		default:
+			w.Error(c.g.storeError(err))
+			return
+		}
+	}
+}
+
+func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
+	db, replace := c.db, false
+	for i := 3; i < len(args); i++ {
+		switch {
+		case fold(args[i], "replace"):
+			replace = true
+		case fold(args[i], "db") && i+1 < len(args):
+			var bad string
+			if db, bad = c.dbIndex(args[i+1]); bad != "" {
+				w.Error(bad)
+				return
+			}
+			i++
+		default:
+			w.Error(errSyntax)
+			return
+		}
+	}
+	for _, k := range args[1:3] {
+		if bad := badKey(k); bad != "" {
+			w.Error(bad)
+			return
+		}
+	}
+	if db == c.db && string(args[1]) == string(args[2]) {
+		w.Error("ERR source and destination objects are the same")
+		return
+	}
+	it, err := c.api.Get(c.g.ctx, args[1])
+	if err == nil {
+		op := client.Op{Kind: client.OpPut, Key: args[2], Value: it.Value, Expires: it.Expires, Flags: it.Flags, Cond: client.IfAbsent}
+		if replace {
+			op.Cond = client.Always
+		}
+		ops := []client.Op{op}
+		c.g.o.Databases[db].Client.Do(c.g.ctx, ops)
+		err = ops[0].Err
+	}
+	switch {
+	case err == nil:
+		w.Int(1)
+	case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrExists):
+		w.Int(0)
+	default:
+		w.Error(c.g.storeError(err))
+	}
+}
+
+// keyCount is how many keys a database has, up to a second old.
+func (g *Gateway) keyCount(db int) (uint64, error) {
+	n := &g.counts[db]
+	n.Lock()
+	defer n.Unlock()
+	if time.Since(n.at) > time.Second {
+		v, err := g.o.Databases[db].Client.Count(g.ctx)
+		if err != nil {
+			return 0, err
+		}
+		n.n, n.at = v, time.Now()
+	}
+	return n.n, nil
+}

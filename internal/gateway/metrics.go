@@ -1,0 +1,127 @@
+package gateway
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Histograms have buckets of powers of two: of 1 µs, of 1 command.
+const (
+	timeBuckets  = 22 // 1 µs ... 2 s
+	batchBuckets = 13 // 1 ... 4096
+)
+
+// commandStats are padded: connections on different processors count different
+// commands.
+type commandStats struct {
+	ok, failed, nanos atomic.Uint64
+	buckets           [timeBuckets + 1]atomic.Uint64
+	_                 [64]byte
+}
+
+type metrics struct {
+	commands          []commandStats // by command.id
+	hits, misses      atomic.Uint64
+	read, written     atomic.Uint64 // bytes
+	protocolErrors    atomic.Uint64
+	batches, batchSum atomic.Uint64
+	batchBuckets      [batchBuckets + 1]atomic.Uint64
+	queued, reserved  atomic.Int64 // bytes; see Options.BufferBytes
+	authFails         atomic.Uint64
+}
+
+// note counts n commands that took so long each.
+func (m *metrics) note(c *command, n uint64, failed bool, took time.Duration) {
+	if c == nil || n == 0 {
+		return
+	}
+	s := &m.commands[c.id]
+	if failed {
+		s.failed.Add(n)
+	} else {
+		s.ok.Add(n)
+	}
+	s.nanos.Add(n * uint64(took))
+	s.buckets[bucket(uint64(took)/1000, timeBuckets)].Add(n)
+}
+
+// bucket is the first i with v <= 2^i, n if there is none.
+func bucket(v uint64, n int) int {
+	if v <= 1 {
+		return 0
+	}
+	return min(bits.Len64(v-1), n)
+}
+
+func (m *metrics) batch(n int) {
+	m.batches.Add(1)
+	m.batchSum.Add(uint64(n))
+	m.batchBuckets[bucket(uint64(n), batchBuckets)].Add(1)
+}
+
+var (
+	descCommands = prometheus.NewDesc("kvd_gateway_commands_total", "Commands answered.", []string{"command", "result"}, nil)
+	descSeconds  = prometheus.NewDesc("kvd_gateway_command_seconds", "Time from a command's arrival to its reply; pipelined commands share it.", []string{"command"}, nil)
+	descConns    = prometheus.NewDesc("kvd_gateway_connections", "Open connections.", nil, nil)
+	descAccepted = prometheus.NewDesc("kvd_gateway_connections_total", "Connections accepted.", nil, nil)
+	descRefused  = prometheus.NewDesc("kvd_gateway_connections_refused_total", "Connections over the limit.", nil, nil)
+	descHits     = prometheus.NewDesc("kvd_gateway_hits_total", "Lookups that found their key.", nil, nil)
+	descMisses   = prometheus.NewDesc("kvd_gateway_misses_total", "Lookups that did not find their key.", nil, nil)
+	descRead     = prometheus.NewDesc("kvd_gateway_bytes_read_total", "Bytes received.", nil, nil)
+	descWritten  = prometheus.NewDesc("kvd_gateway_bytes_written_total", "Bytes sent.", nil, nil)
+	descBatch    = prometheus.NewDesc("kvd_gateway_batch_commands", "Commands that went to the store together.", nil, nil)
+	descProtocol = prometheus.NewDesc("kvd_gateway_protocol_errors_total", "Connections closed because they sent no RESP.", nil, nil)
+)
+
+// collector gives the counters to Prometheus when it asks.
+type collector struct{ g *Gateway }
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
+		descMisses, descRead, descWritten, descBatch, descProtocol} {
+		ch <- d
+	}
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	m := &c.g.m
+	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	for _, cmd := range commandsByID {
+		s := &m.commands[cmd.id]
+		ok, failed := s.ok.Load(), s.failed.Load()
+		if ok+failed == 0 {
+			continue
+		}
+		counter(descCommands, ok, cmd.name, "ok")
+		counter(descCommands, failed, cmd.name, "error")
+		n, b := cumulative(s.buckets[:], 1e-6)
+		ch <- prometheus.MustNewConstHistogram(descSeconds, n, float64(s.nanos.Load())/1e9, b, cmd.name)
+	}
+	ch <- prometheus.MustNewConstMetric(descConns, prometheus.GaugeValue, float64(c.g.srv.Conns()))
+	counter(descAccepted, c.g.srv.Accepted())
+	counter(descRefused, c.g.srv.Refused())
+	counter(descHits, m.hits.Load())
+	counter(descMisses, m.misses.Load())
+	counter(descRead, m.read.Load())
+	counter(descWritten, m.written.Load())
+	counter(descProtocol, m.protocolErrors.Load())
+	n, b := cumulative(m.batchBuckets[:], 1)
+	ch <- prometheus.MustNewConstHistogram(descBatch, n, float64(m.batchSum.Load()), b)
+}
+
+// cumulative turns counters into Prometheus's buckets; the last one is +Inf.
+func cumulative(counts []atomic.Uint64, scale float64) (n uint64, buckets map[float64]uint64) {
+	buckets = make(map[float64]uint64, len(counts))
+	for i := range counts {
+		n += counts[i].Load()
+		if i < len(counts)-1 {
+			buckets[float64(uint64(1)<<i)*scale] = n
+		}
+	}
+	return n, buckets
+}

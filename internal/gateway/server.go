@@ -1,0 +1,754 @@
+package gateway
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// redisVersion is the one whose strings these are; clients choose commands by it.
+const redisVersion = "7.0.15"
+
+func cmdTime(_ *conn, w *resp.Writer, _ [][]byte) {
+	now := time.Now()
+	w.Array(2)
+	w.BulkString(strconv.FormatInt(now.Unix(), 10))
+	w.BulkString(strconv.Itoa(now.Nanosecond() / 1000))
+}
+
+func cmdWait(_ *conn, w *resp.Writer, args [][]byte) {
+	_, ok1 := resp.ParseInt(args[1])
+	ms, ok2 := resp.ParseInt(args[2])
+	switch {
+	case !ok1:
+		w.Error(errNotInt)
+	case !ok2:
+		w.Error("ERR timeout is not an integer or out of range")
+	case ms < 0:
+		w.Error("ERR timeout is negative")
+	default:
+		w.Int(0)
+	}
+}
+
+func cmdLolwut(c *conn, w *resp.Writer, _ [][]byte) {
+	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
+}
+
+func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
+	if !c.g.o.Debug {
+		w.Error("ERR DEBUG command not allowed.")
+		return
+	}
+	s, err := strconv.ParseFloat(string(args[2]), 64)
+	if err != nil || s < 0 || s > 1e6 {
+		w.Error(errNotFloat)
+		return
+	}
+	select {
+	case <-time.After(time.Duration(s * float64(time.Second))):
+	case <-c.g.ctx.Done():
+	}
+	w.OK()
+}
+
+// ---- INFO ----------------------------------------------------------------------
+
+// statser is a database's client that counts, as *client.Client does.
+type statser interface{ Stats() client.Stats }
+
+var infoSections = []struct {
+	name  string
+	extra bool // only if asked for
+	write func(g *Gateway, line func(key string, value any))
+}{
+	{"Server", false, func(g *Gateway, line func(string, any)) {
+		up := time.Since(g.started)
+		line("redis_version", redisVersion)
+		line("redis_mode", "standalone")
+		line("kvd_version", g.o.Version)
+		line("os", runtime.GOOS+" "+runtime.GOARCH)
+		line("arch_bits", strconv.IntSize)
+		line("process_id", os.Getpid())
+		line("run_id", g.runID)
+		line("server_time_usec", time.Now().UnixMicro())
+		line("uptime_in_seconds", int64(up.Seconds()))
+		line("uptime_in_days", int64(up.Hours()/24))
+	}},
+	{"Clients", false, func(g *Gateway, line func(string, any)) {
+		line("connected_clients", g.srv.Conns())
+		line("maxclients", g.o.MaxConns)
+		line("blocked_clients", 0)
+	}},
+	{"Memory", false, func(g *Gateway, line func(string, any)) {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		var live, granted uint64
+		for _, d := range g.o.Databases {
+			if s, ok := d.Client.(statser); ok {
+				st := s.Stats()
+				live += st.LiveUnits * recordUnit
+				granted += st.GrantedUnits * recordUnit
+			}
+		}
+		line("used_memory", m.HeapAlloc)
+		line("used_memory_human", human(m.HeapAlloc))
+		line("used_memory_rss", m.Sys-m.HeapReleased)
+		line("used_memory_peak", m.HeapSys)
+		line("kvd_session_live_bytes", live)
+		line("kvd_session_granted_bytes", granted)
+		line("kvd_queued_reply_bytes", g.m.queued.Load())
+		line("kvd_reserved_buffer_bytes", g.m.reserved.Load())
+		line("maxmemory", 0)
+		line("maxmemory_human", "0B")
+		line("maxmemory_policy", "noeviction")
+		line("mem_allocator", "go")
+	}},
+	{"Persistence", false, func(g *Gateway, line func(string, any)) {
+		line("loading", 0)
+		line("rdb_changes_since_last_save", 0)
+		line("rdb_bgsave_in_progress", 0)
+		line("rdb_last_save_time", g.started.Unix())
+		line("rdb_last_bgsave_status", "ok")
+		line("aof_enabled", 0)
+	}},
+	{"Stats", false, func(g *Gateway, line func(string, any)) {
+		var n, failed uint64
+		for i := range g.m.commands {
+			ok, bad := g.m.commands[i].ok.Load(), g.m.commands[i].failed.Load()
+			n += ok + bad
+			failed += bad
+		}
+		line("total_connections_received", g.srv.Accepted()+g.srv.Refused())
+		line("total_commands_processed", n)
+		line("total_net_input_bytes", g.m.read.Load())
+		line("total_net_output_bytes", g.m.written.Load())
+		line("rejected_connections", g.srv.Refused())
+		line("expired_keys", 0)
+		line("evicted_keys", 0)
+		line("keyspace_hits", g.m.hits.Load())
+		line("keyspace_misses", g.m.misses.Load())
+		line("total_error_replies", failed)
+		line("acl_access_denied_auth", g.m.authFails.Load())
+		line("kvd_batches", g.m.batches.Load())
+	}},
+	{"Replication", false, func(g *Gateway, line func(string, any)) {
+		line("role", "master")
+		line("connected_slaves", 0)
+		line("master_replid", g.runID)
+		line("master_repl_offset", 0)
+	}},
+	{"CPU", false, func(_ *Gateway, line func(string, any)) {
+		var u syscall.Rusage
+		if syscall.Getrusage(syscall.RUSAGE_SELF, &u) == nil {
+			line("used_cpu_sys", fmt.Sprintf("%d.%06d", u.Stime.Sec, u.Stime.Usec))
+			line("used_cpu_user", fmt.Sprintf("%d.%06d", u.Utime.Sec, u.Utime.Usec))
+		}
+	}},
+	{"Modules", false, func(*Gateway, func(string, any)) {}},
+	{"Commandstats", true, func(g *Gateway, line func(string, any)) {
+		for _, cmd := range commandsByID {
+			s := &g.m.commands[cmd.id]
+			ok, failed := s.ok.Load(), s.failed.Load()
+			if n := ok + failed; n > 0 {
+				us := s.nanos.Load() / 1000
+				line("cmdstat_"+cmd.name, fmt.Sprintf("calls=%d,usec=%d,usec_per_call=%.2f,rejected_calls=0,failed_calls=%d",
+					n, us, float64(us)/float64(n), failed))
+			}
+		}
+	}},
+	{"Cluster", false, func(_ *Gateway, line func(string, any)) { line("cluster_enabled", 0) }},
+	{"Keyspace", false, func(g *Gateway, line func(string, any)) {
+		for i := range g.o.Databases {
+			if n, err := g.keyCount(i); err == nil && n > 0 {
+				line("db"+strconv.Itoa(i), fmt.Sprintf("keys=%d,expires=0,avg_ttl=0", n))
+			}
+		}
+	}},
+}
+
+func human(n uint64) string {
+	f, units := float64(n), "BKMGT"
+	for f >= 1024 && len(units) > 1 {
+		f, units = f/1024, units[1:]
+	}
+	if units[0] == 'B' {
+		return strconv.FormatUint(n, 10) + "B"
+	}
+	return fmt.Sprintf("%.2f%c", f, units[0])
+}
+
+func cmdInfo(c *conn, w *resp.Writer, args [][]byte) {
+	var s strings.Builder
+	for _, sec := range infoSections {
+		want := len(args) == 1 && !sec.extra
+		for _, a := range args[1:] {
+			want = want || fold(a, strings.ToLower(sec.name)) || fold(a, "all") || fold(a, "everything") || fold(a, "default") && !sec.extra
+		}
+		if !want {
+			continue
+		}
+		if s.Len() > 0 {
+			s.WriteString("\r\n")
+		}
+		s.WriteString("# " + sec.name + "\r\n")
+		sec.write(c.g, func(key string, value any) { fmt.Fprintf(&s, "%s:%v\r\n", key, value) })
+	}
+	w.Verbatim("txt", s.String())
+}
+
+// ---- CONFIG --------------------------------------------------------------------
+
+// setting is a parameter of Redis's as far as clients ask for it.
+type setting struct {
+	name string
+	get  func(g *Gateway) string
+	set  func(g *Gateway, v []byte) bool // nil: cannot be changed
+}
+
+func fixed(name, value string) setting {
+	return setting{name: name, get: func(*Gateway) string { return value }}
+}
+
+// same is a setting that may be set to what it is.
+func same(name, value string) setting {
+	return setting{name: name, get: func(*Gateway) string { return value }, set: func(_ *Gateway, v []byte) bool { return string(v) == value }}
+}
+
+// accepted is a setting that has nothing to act on here, so that any number will do.
+func accepted(name, value string) setting {
+	return setting{name: name, get: func(*Gateway) string { return value }, set: func(_ *Gateway, v []byte) bool {
+		_, ok := resp.ParseInt(v)
+		return ok
+	}}
+}
+
+var settings = []setting{
+	same("appendonly", "no"),
+	fixed("bind", ""),
+	{name: "databases", get: func(g *Gateway) string { return strconv.Itoa(len(g.o.Databases)) }},
+	fixed("dir", ""),
+	accepted("hz", "10"),
+	accepted("latency-monitor-threshold", "0"),
+	{name: "maxclients", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxConns) }},
+	same("maxmemory", "0"),
+	same("maxmemory-policy", "noeviction"),
+	same("notify-keyspace-events", ""),
+	{name: "proto-max-bulk-len", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxValueBytes) }},
+	{name: "requirepass", get: func(*Gateway) string { return "" }},
+	same("save", ""),
+	accepted("slowlog-log-slower-than", "-1"),
+	accepted("slowlog-max-len", "0"),
+	fixed("tcp-keepalive", "30"),
+	{name: "timeout", get: func(g *Gateway) string { return strconv.FormatInt(g.idle.Load()/int64(time.Second), 10) },
+		set: func(g *Gateway, v []byte) bool {
+			n, ok := resp.ParseInt(v)
+			if ok = ok && n >= 0 && n < 1<<31; ok {
+				g.idle.Store(n * int64(time.Second))
+			}
+			return ok
+		}},
+}
+
+func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) {
+	var found []setting
+	for _, s := range settings {
+		for _, p := range args[2:] {
+			if match(lower(nil, p), []byte(s.name), 0) {
+				found = append(found, s)
+				break
+			}
+		}
+	}
+	w.Map(len(found))
+	for _, s := range found {
+		w.BulkString(s.name)
+		w.BulkString(s.get(c.g))
+	}
+}
+
+func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
+	if len(args)%2 != 0 {
+		w.Error("ERR wrong number of arguments for 'config|set' command")
+		return
+	}
+	for i := 2; i < len(args); i += 2 {
+		at := slices.IndexFunc(settings, func(s setting) bool { return fold(args[i], s.name) })
+		switch {
+		case at < 0:
+			w.Error("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(args[i], 128) + "'")
+			return
+		case settings[at].set == nil:
+			w.Error("ERR CONFIG SET failed (possibly related to argument '" + clip(args[i], 128) + "') - can't set immutable config")
+			return
+		case !settings[at].set(c.g, args[i+1]):
+			w.Error("ERR CONFIG SET failed (possibly related to argument '" + clip(args[i], 128) + "') - kvd cannot change it to that")
+			return
+		}
+	}
+	w.OK()
+}
+
+func cmdConfigResetStat(_ *conn, w *resp.Writer, _ [][]byte) { w.OK() }
+
+// ---- COMMAND -------------------------------------------------------------------
+
+func servedCommands() []*command {
+	var out []*command
+	for _, c := range commands {
+		if c.served() {
+			out = append(out, c)
+		}
+	}
+	slices.SortFunc(out, func(a, b *command) int { return strings.Compare(a.name, b.name) })
+	return out
+}
+
+func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) {
+	all := servedCommands()
+	w.Array(len(all))
+	for _, c := range all {
+		describe(w, c)
+	}
+}
+
+func cmdCommandCount(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(int64(len(servedCommands()))) }
+
+// named finds "get" and "config|get".
+func named(b []byte) *command {
+	name, sub, is := strings.Cut(string(b), "|")
+	c := find([]byte(name))
+	if c != nil && is {
+		c = c.subcommand([]byte(sub))
+	}
+	if c == nil || !c.served() {
+		return nil
+	}
+	return c
+}
+
+func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) {
+	if len(args) == 2 {
+		cmdCommand(c, w, args)
+		return
+	}
+	w.Array(len(args) - 2)
+	for _, a := range args[2:] {
+		if cmd := named(a); cmd != nil {
+			describe(w, cmd)
+		} else {
+			w.NullArray()
+		}
+	}
+}
+
+func describe(w *resp.Writer, c *command) {
+	w.Array(10)
+	w.BulkString(c.name)
+	w.Int(int64(c.arity))
+	var flags []string
+	if c.write {
+		flags = append(flags, "write", "denyoom")
+	} else if c.key != nil {
+		flags = append(flags, "readonly")
+	}
+	if c.noAuth {
+		flags = append(flags, "no_auth")
+	}
+	if c.key != nil {
+		flags = append(flags, "fast")
+	}
+	w.Set(len(flags))
+	for _, f := range flags {
+		w.Simple(f)
+	}
+	w.Int(int64(c.first))
+	w.Int(int64(c.last))
+	w.Int(int64(c.step))
+	if cat := c.category(); cat != "" {
+		w.Set(1)
+		w.Simple("@" + cat)
+	} else {
+		w.Set(0)
+	}
+	w.Array(0)
+	w.Array(0)
+	subs := sortedSubs(c)
+	w.Array(len(subs))
+	for _, s := range subs {
+		describe(w, s)
+	}
+}
+
+// category is Redis's ACL category, of those that concern keys.
+func (cmd *command) category() string {
+	switch {
+	case cmd.write:
+		return "write"
+	case cmd.key != nil:
+		return "read"
+	}
+	return ""
+}
+
+func cmdCommandDocs(_ *conn, w *resp.Writer, args [][]byte) {
+	var list []*command
+	if len(args) == 2 {
+		list = servedCommands()
+	}
+	for _, a := range args[2:] {
+		if c := named(a); c != nil {
+			list = append(list, c)
+		}
+	}
+	w.Map(len(list))
+	for _, c := range list {
+		document(w, c)
+	}
+}
+
+func document(w *resp.Writer, c *command) {
+	subs := sortedSubs(c)
+	w.BulkString(c.name)
+	n := 2
+	if len(subs) > 0 {
+		n++
+	}
+	w.Map(n)
+	w.BulkString("summary")
+	w.BulkString(c.summary)
+	w.BulkString("group")
+	w.BulkString(c.group)
+	if len(subs) > 0 {
+		w.BulkString("subcommands")
+		w.Map(len(subs))
+		for _, s := range subs {
+			document(w, s)
+		}
+	}
+}
+
+func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
+	list := servedCommands()
+	if len(args) > 2 {
+		var want func(c *command) bool
+		switch by := lower(nil, args[len(args)-1]); {
+		case len(args) != 5 || !fold(args[2], "filterby"):
+		case fold(args[3], "pattern"):
+			want = func(c *command) bool { return match(by, []byte(c.name), 0) }
+		case fold(args[3], "aclcat"):
+			want = func(c *command) bool { return c.category() == string(by) }
+		case fold(args[3], "module"):
+			want = func(*command) bool { return false }
+		}
+		if want == nil {
+			w.Error(errSyntax)
+			return
+		}
+		list = slices.DeleteFunc(list, func(c *command) bool { return !want(c) })
+	}
+	w.Array(len(list))
+	for _, c := range list {
+		w.BulkString(c.name)
+	}
+}
+
+func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
+	args = args[2:]
+	cmd := find(args[0])
+	if cmd != nil && cmd.sub != nil && len(args) > 1 {
+		cmd = cmd.subcommand(args[1])
+	}
+	switch {
+	case cmd == nil:
+		w.Error("ERR Invalid command specified")
+		return
+	case cmd.first == 0:
+		w.Error("ERR The command has no key arguments")
+		return
+	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
+		w.Error("ERR Invalid number of arguments specified for command")
+		return
+	}
+	last := cmd.last
+	if last < 0 {
+		last += len(args)
+	}
+	w.Array((last-cmd.first)/cmd.step + 1)
+	for i := cmd.first; i <= last; i += cmd.step {
+		w.Bulk(args[i])
+	}
+}
+
+// ---- CLIENT --------------------------------------------------------------------
+
+const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
+
+func validName(b []byte) bool {
+	for _, c := range b {
+		if c < '!' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *conn) setName(b []byte) {
+	c.mu.Lock()
+	c.mu.name = string(b)
+	c.mu.Unlock()
+}
+
+func clientCommands() *command {
+	tracking := "ERR kvd: client-side caching is not supported"
+	return container("client", "connection", "Commands about connections.", nil,
+		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.id) }, "Returns the connection's number."),
+		onConn("client|info", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.Verbatim("txt", c.line()+"\n") }, "Describes the connection."),
+		onConn("client|list", -2, "", cmdClientList, "Describes the connections to this gateway."),
+		onConn("client|setname", 3, "", func(c *conn, w *resp.Writer, args [][]byte) {
+			if !validName(args[2]) {
+				w.Error(errClientName)
+				return
+			}
+			c.setName(args[2])
+			w.OK()
+		}, "Names the connection."),
+		onConn("client|getname", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+			if c.mu.name == "" {
+				w.Null()
+			} else {
+				w.BulkString(c.mu.name)
+			}
+		}, "Returns the connection's name."),
+		onConn("client|setinfo", 4, "", cmdClientSetInfo, "Names the client's library."),
+		onConn("client|no-evict", 3, "", onOff, "Is accepted."),
+		onConn("client|no-touch", 3, "", onOff, "Is accepted."),
+		onConn("client|reply", 3, "", cmdClientReply, "Turns replies off and on."),
+		onConn("client|kill", -3, "", cmdClientKill, "Closes connections."),
+		onConn("client|pause", -3, "", refuse("ERR kvd: CLIENT PAUSE is not supported: other gateways would go on"), "Is refused."),
+		onConn("client|unpause", 2, "", replyOK, "Does nothing."),
+		onConn("client|unblock", -3, "", replyZero, "Returns 0: nothing blocks."),
+		onConn("client|getredir", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(-1) }, "Returns -1: there is no tracking."),
+		onConn("client|tracking", -3, "", func(_ *conn, w *resp.Writer, args [][]byte) {
+			if len(args) == 3 && fold(args[2], "off") {
+				w.OK()
+				return
+			}
+			w.Error(tracking)
+		}, "Is refused, unless OFF."),
+		onConn("client|caching", 3, "", refuse(tracking), "Is refused."),
+		onConn("client|trackinginfo", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+			w.Map(3)
+			w.BulkString("flags")
+			w.Set(1)
+			w.BulkString("off")
+			w.BulkString("redirect")
+			w.Int(-1)
+			w.BulkString("prefixes")
+			w.Array(0)
+		}, "Says that there is no tracking."),
+		helpOf("client", "GETNAME", "    Return the name of the current connection.", "ID", "    Return the ID of the current connection.",
+			"INFO", "    Return information about the current client connection.", "KILL <option> ...", "    Kill connection(s).",
+			"LIST [options ...]", "    Return information about client connections.", "REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
+			"SETNAME <name>", "    Assign the name <name> to the current connection."))
+}
+
+func onOff(_ *conn, w *resp.Writer, args [][]byte) {
+	if !fold(args[2], "on") && !fold(args[2], "off") {
+		w.Error(errSyntax)
+		return
+	}
+	w.OK()
+}
+
+func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch v := args[3]; {
+	case len(v) > 256 || !validName(v):
+		w.Error("ERR " + strings.ToLower(clip(args[2], 32)) + " cannot contain spaces, newlines or special characters.")
+		return
+	case fold(args[2], "lib-name"):
+		c.mu.libName = string(v)
+	case fold(args[2], "lib-ver"):
+		c.mu.libVer = string(v)
+	default:
+		w.Error("ERR Unrecognized option '" + clip(args[2], 128) + "'")
+		return
+	}
+	w.OK()
+}
+
+func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
+	switch {
+	case fold(args[2], "on"):
+		c.reply = replyOn
+		w.OK()
+	case fold(args[2], "off"):
+		c.reply = replyOff
+	case fold(args[2], "skip"):
+		if c.reply == replyOn {
+			c.reply = replySkipNext
+		}
+	default:
+		w.Error(errSyntax)
+	}
+}
+
+// line is the connection as CLIENT LIST shows it; any goroutine may ask.
+func (c *conn) line() string {
+	c.mu.Lock()
+	name, lib, ver := c.mu.name, c.mu.libName, c.mu.libVer
+	c.mu.Unlock()
+	cmd := "NULL"
+	if l := c.last.Load(); l != nil {
+		cmd = l.name
+	}
+	proto := 2
+	if c.seenP3.Load() {
+		proto = 3
+	}
+	flags := "N"
+	if c.inTx.Load() >= 0 {
+		flags = "x"
+	}
+	now := time.Now()
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=0 psub=0 ssub=0 multi=%d cmd=%s user=default redir=-1 resp=%d lib-name=%s lib-ver=%s",
+		c.id, c.nc.RemoteAddr(), c.nc.LocalAddr(), name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-c.active.Load())/1000, flags,
+		c.seenDB.Load(), c.inTx.Load(), cmd, proto, lib, ver)
+}
+
+// each calls f for the connections in the order of their numbers.
+func (g *Gateway) each(f func(c *conn)) {
+	g.mu.Lock()
+	all := make([]*conn, 0, len(g.mu.conns))
+	for _, c := range g.mu.conns {
+		all = append(all, c)
+	}
+	g.mu.Unlock()
+	slices.SortFunc(all, func(a, b *conn) int { return int(a.id - b.id) })
+	for _, c := range all {
+		f(c)
+	}
+}
+
+func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
+	want := func(*conn) bool { return true }
+	switch {
+	case len(args) == 4 && fold(args[2], "type"):
+		switch {
+		case fold(args[3], "normal"):
+		case fold(args[3], "master"), fold(args[3], "replica"), fold(args[3], "slave"), fold(args[3], "pubsub"):
+			want = func(*conn) bool { return false }
+		default:
+			w.Error("ERR Unknown client type '" + clip(args[3], 128) + "'")
+			return
+		}
+	case len(args) > 3 && fold(args[2], "id"):
+		ids := make(map[int64]bool)
+		for _, a := range args[3:] {
+			id, ok := resp.ParseInt(a)
+			if !ok || id < 1 {
+				w.Error("ERR Invalid client ID")
+				return
+			}
+			ids[id] = true
+		}
+		want = func(c *conn) bool { return ids[c.id] }
+	case len(args) != 2:
+		w.Error(errSyntax)
+		return
+	}
+	var s strings.Builder
+	c.g.each(func(c *conn) {
+		if want(c) {
+			s.WriteString(c.line() + "\n")
+		}
+	})
+	w.Verbatim("txt", s.String())
+}
+
+func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
+	var tests []func(x *conn) bool
+	skipMe := true
+	addr := func(a []byte) func(*conn) bool {
+		s := string(a)
+		return func(x *conn) bool { return x.nc.RemoteAddr().String() == s }
+	}
+	old := len(args) == 3
+	if old {
+		tests, skipMe = append(tests, addr(args[2])), false
+	} else {
+		if len(args)%2 != 0 {
+			w.Error(errSyntax)
+			return
+		}
+		for i := 2; i < len(args); i += 2 {
+			v := args[i+1]
+			switch o := args[i]; {
+			case fold(o, "id"):
+				id, ok := resp.ParseInt(v)
+				if !ok || id < 1 {
+					w.Error("ERR client-id should be greater than 0")
+					return
+				}
+				tests = append(tests, func(x *conn) bool { return x.id == id })
+			case fold(o, "addr"):
+				tests = append(tests, addr(v))
+			case fold(o, "laddr"):
+				s := string(v)
+				tests = append(tests, func(x *conn) bool { return x.nc.LocalAddr().String() == s })
+			case fold(o, "user"):
+				def := fold(v, "default")
+				tests = append(tests, func(*conn) bool { return def })
+			case fold(o, "type"):
+				normal := fold(v, "normal")
+				if !normal && !fold(v, "master") && !fold(v, "replica") && !fold(v, "slave") && !fold(v, "pubsub") {
+					w.Error("ERR Unknown client type '" + clip(v, 128) + "'")
+					return
+				}
+				tests = append(tests, func(*conn) bool { return normal })
+			case fold(o, "skipme") && fold(v, "yes"):
+				skipMe = true
+			case fold(o, "skipme") && fold(v, "no"):
+				skipMe = false
+			default:
+				w.Error(errSyntax)
+				return
+			}
+		}
+	}
+	n := 0
+	c.g.each(func(x *conn) {
+		for _, t := range tests {
+			if !t(x) {
+				return
+			}
+		}
+		if x == c && skipMe {
+			return
+		}
+		n++
+		if x == c {
+			c.closing = true // after the reply
+		} else {
+			x.nc.Close()
+		}
+	})
+	switch {
+	case !old:
+		w.Int(int64(n))
+	case n == 0:
+		w.Error("ERR No such client")
+	default:
+		w.OK()
+	}
+}

@@ -1,0 +1,615 @@
+package gateway
+
+import (
+	"bytes"
+	"math"
+	"math/big"
+	"strconv"
+
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// key is one key's state while the commands of a unit run on it, one after the
+// other.
+type key struct {
+	now      int64 // Unix ms, the same for all of them
+	maxValue int
+
+	present bool
+	value   []byte // not to be written to, unless mutable made it
+	expires int64  // Unix ms; 0: never
+	flags   uint32
+	changed bool
+
+	own   []byte // what mutable uses; kept from unit to unit
+	count int64  // what a command that sums over its keys adds
+}
+
+func (k *key) set(value []byte, expires int64) {
+	k.value, k.expires, k.present, k.changed = value, expires, true, true
+	if expires != 0 && expires <= k.now {
+		k.delete()
+	}
+}
+
+func (k *key) delete() {
+	k.present, k.value, k.expires, k.flags, k.changed = false, nil, 0, 0, true
+}
+
+// mutable is the value in a buffer that may be written to, with room for n bytes.
+func (k *key) mutable(n int) []byte {
+	if cap(k.own) < n {
+		b := make([]byte, len(k.value), max(n, 2*cap(k.own)))
+		copy(b, k.value)
+		k.own = b
+		return b
+	}
+	k.own = append(k.own[:0], k.value...)
+	return k.own
+}
+
+// setInt stores n and keeps expiry and flags.
+func (k *key) setInt(n int64) {
+	k.own = strconv.AppendInt(k.own[:0], n, 10)
+	k.set(k.own, k.expires)
+}
+
+// A keyFunc is a command on one key: it appends its one reply and changes the key.
+// It depends on nothing else, and may run several times.
+type keyFunc func(k *key, args [][]byte, w *resp.Writer)
+
+const (
+	errSyntax   = "ERR syntax error"
+	errNotInt   = "ERR value is not an integer or out of range"
+	errNotFloat = "ERR value is not a valid float"
+	errNoKey    = "ERR no such key"
+	errTooLong  = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
+	errOffset   = "ERR offset is out of range"
+	errOverflow = "ERR increment or decrement would overflow"
+)
+
+// fold compares with a lower-case word.
+func fold(b []byte, word string) bool {
+	if len(b) != len(word) {
+		return false
+	}
+	for i, c := range b {
+		if c >= 'A' && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		if c != word[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// setArgs are the options of SET and GETEX.
+type setArgs struct {
+	nx, xx, get, keepTTL, persist bool
+	expires                       int64 // Unix ms; 0: none given
+}
+
+// parseSet reads options, and returns the error reply otherwise.
+func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, bad string) {
+	var num, unit []byte
+	isUnit := func(o []byte) bool {
+		if unit != nil { // given again, the same one is fine
+			return len(o) == len(unit) && o[0]|0x20 == unit[0]|0x20 && fold(o[1:], string(lower(nil, unit[1:])))
+		}
+		return fold(o, "ex") || fold(o, "px") || fold(o, "exat") || fold(o, "pxat")
+	}
+	for i := 0; i < len(opts); i++ {
+		o := opts[i]
+		switch {
+		case !getex && fold(o, "nx") && !a.xx:
+			a.nx = true
+		case !getex && fold(o, "xx") && !a.nx:
+			a.xx = true
+		case !getex && fold(o, "get"):
+			a.get = true
+		case !getex && fold(o, "keepttl") && num == nil:
+			a.keepTTL = true
+		case getex && fold(o, "persist") && num == nil:
+			a.persist = true
+		case !a.keepTTL && !a.persist && i+1 < len(opts) && isUnit(o):
+			unit = o
+			i++
+			num = opts[i]
+		default:
+			return a, errSyntax
+		}
+	}
+	if num == nil {
+		return a, ""
+	}
+	a.expires, bad = expireAt(name, num, unit[0]|0x20 == 'e', len(unit) == 4, now)
+	return a, bad
+}
+
+// expireAt is the time in Unix ms that num, which must be positive, asks for.
+func expireAt(name string, num []byte, seconds, absolute bool, now int64) (at int64, bad string) {
+	at, ok := resp.ParseInt(num)
+	if !ok {
+		return 0, errNotInt
+	}
+	if at <= 0 || seconds && at > math.MaxInt64/1000 {
+		return 0, badExpire(name)
+	}
+	if seconds {
+		at *= 1000
+	}
+	if !absolute {
+		if at > math.MaxInt64-now {
+			return 0, badExpire(name)
+		}
+		at += now
+	}
+	return at, ""
+}
+
+func badExpire(name string) string { return "ERR invalid expire time in '" + name + "' command" }
+
+func bulkOrNull(k *key, w *resp.Writer) {
+	if k.present {
+		w.Bulk(k.value)
+	} else {
+		w.Null()
+	}
+}
+
+func bit(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func cmdGet(k *key, _ [][]byte, w *resp.Writer) { bulkOrNull(k, w) }
+
+func cmdSet(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseSet("set", args[3:], k.now, false)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if a.get {
+		bulkOrNull(k, w)
+	}
+	if a.nx && k.present || a.xx && !k.present {
+		if !a.get {
+			w.Null()
+		}
+		return
+	}
+	at := a.expires
+	if a.keepTTL {
+		at = k.expires
+	}
+	k.flags = 0
+	k.set(args[2], at)
+	if !a.get {
+		w.OK()
+	}
+}
+
+func cmdSetNX(k *key, args [][]byte, w *resp.Writer) {
+	w.Int(bit(!k.present))
+	if !k.present {
+		k.set(args[2], 0)
+	}
+}
+
+func cmdSetEX(k *key, args [][]byte, w *resp.Writer) { setFor(k, args, w, "setex", true) }
+
+func cmdPSetEX(k *key, args [][]byte, w *resp.Writer) { setFor(k, args, w, "psetex", false) }
+
+func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) {
+	at, bad := expireAt(name, args[2], seconds, false, k.now)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	k.flags = 0
+	k.set(args[3], at)
+	w.OK()
+}
+
+func cmdGetSet(k *key, args [][]byte, w *resp.Writer) {
+	bulkOrNull(k, w)
+	k.flags = 0
+	k.set(args[2], 0)
+}
+
+func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) {
+	bulkOrNull(k, w)
+	if k.present {
+		k.delete()
+	}
+}
+
+func cmdGetEX(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseSet("getex", args[2:], k.now, true)
+	if bad != errSyntax && !k.present {
+		w.Null()
+		return
+	}
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	bulkOrNull(k, w)
+	if k.present && (a.persist && k.expires != 0 || a.expires != 0) {
+		k.set(k.value, a.expires)
+	}
+}
+
+func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
+	n := len(k.value) + len(args[2])
+	if n > k.maxValue {
+		w.Error(errTooLong)
+		return
+	}
+	k.own = append(k.mutable(n), args[2]...)
+	k.set(k.own, k.expires)
+	w.Int(int64(n))
+}
+
+func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) { w.Int(int64(len(k.value))) }
+
+func cmdGetRange(k *key, args [][]byte, w *resp.Writer) {
+	start, ok1 := resp.ParseInt(args[2])
+	end, ok2 := resp.ParseInt(args[3])
+	if !ok1 || !ok2 {
+		w.Error(errNotInt)
+		return
+	}
+	n := int64(len(k.value))
+	if start < 0 && end < 0 && start > end {
+		w.Bulk(nil)
+		return
+	}
+	if start < 0 {
+		start = max(start+n, 0)
+	}
+	if end < 0 {
+		end = max(end+n, 0)
+	}
+	end = min(end, n-1)
+	if start > end {
+		w.Bulk(nil)
+		return
+	}
+	w.Bulk(k.value[start : end+1])
+}
+
+func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
+	off, ok := resp.ParseInt(args[2])
+	switch {
+	case !ok:
+		w.Error(errNotInt)
+		return
+	case off < 0:
+		w.Error(errOffset)
+		return
+	case len(args[3]) == 0:
+		w.Int(int64(len(k.value)))
+		return
+	case off > int64(k.maxValue) || int(off)+len(args[3]) > k.maxValue:
+		w.Error(errTooLong)
+		return
+	}
+	at := int(off)
+	n := max(len(k.value), at+len(args[3]))
+	had := len(k.value)
+	b := k.mutable(n)[:n]
+	if at > had {
+		clear(b[had:at])
+	}
+	copy(b[at:], args[3])
+	k.own = b
+	k.set(b, k.expires)
+	w.Int(int64(n))
+}
+
+func cmdIncr(k *key, _ [][]byte, w *resp.Writer) { incr(k, 1, w) }
+func cmdDecr(k *key, _ [][]byte, w *resp.Writer) { incr(k, -1, w) }
+
+func cmdIncrBy(k *key, args [][]byte, w *resp.Writer) {
+	n, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	incr(k, n, w)
+}
+
+func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) {
+	n, ok := resp.ParseInt(args[2])
+	switch {
+	case !ok:
+		w.Error(errNotInt)
+	case n == math.MinInt64:
+		w.Error("ERR decrement would overflow")
+	default:
+		incr(k, -n, w)
+	}
+}
+
+func incr(k *key, by int64, w *resp.Writer) {
+	old := int64(0)
+	if k.present {
+		var ok bool
+		if old, ok = resp.ParseInt(k.value); !ok {
+			w.Error(errNotInt)
+			return
+		}
+	}
+	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
+		w.Error(errOverflow)
+		return
+	}
+	k.setInt(old + by)
+	w.Int(old + by)
+}
+
+// Redis counts in x87's long double: 64 bits of mantissa.
+const (
+	longDoublePrec = 64
+	longDoubleExp  = 16384
+)
+
+func parseLongDouble(b []byte) (*big.Float, bool) {
+	s := string(b)
+	if s == "" || len(s) > 5<<10 || isSpace(s[0]) {
+		return nil, false
+	}
+	base := 10
+	if t := bytes.TrimLeft(b, "+-"); len(t) > 1 && t[0] == '0' && t[1]|0x20 == 'x' {
+		base = 0
+	}
+	for _, c := range b {
+		if c == '_' {
+			return nil, false
+		}
+	}
+	f, _, err := big.ParseFloat(s, base, longDoublePrec, big.ToNearestEven)
+	if err != nil {
+		switch t := string(bytes.ToLower(bytes.TrimLeft(b, "+-"))); t {
+		case "inf", "infinity":
+			return new(big.Float).SetInf(b[0] == '-'), true
+		}
+		return nil, false
+	}
+	if e := f.MantExp(nil); !f.IsInf() && (e > longDoubleExp || e < -longDoubleExp) {
+		return nil, false
+	}
+	return f, true
+}
+
+func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
+
+func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
+	old := new(big.Float).SetPrec(longDoublePrec)
+	if k.present {
+		var ok bool
+		if old, ok = parseLongDouble(k.value); !ok {
+			w.Error(errNotFloat)
+			return
+		}
+	}
+	by, ok := parseLongDouble(args[2])
+	if !ok {
+		w.Error(errNotFloat)
+		return
+	}
+	const bad = "ERR increment would produce NaN or Infinity"
+	if old.IsInf() || by.IsInf() {
+		w.Error(bad)
+		return
+	}
+	sum := new(big.Float).SetPrec(longDoublePrec).Add(old, by)
+	if sum.MantExp(nil) > longDoubleExp {
+		w.Error(bad)
+		return
+	}
+	k.own = sum.Append(k.own[:0], 'f', 17)
+	k.own = bytes.TrimRight(k.own, "0")
+	k.own = bytes.TrimSuffix(k.own, []byte("."))
+	if string(k.own) == "-0" {
+		k.own = append(k.own[:0], '0')
+	}
+	k.set(k.own, k.expires)
+	w.Bulk(k.own)
+}
+
+// ---- commands over several keys, one key's share of them ---------------------
+
+func cmdExists(k *key, _ [][]byte, _ *resp.Writer) { k.count = bit(k.present) }
+
+func cmdDel(k *key, _ [][]byte, _ *resp.Writer) {
+	if k.count = bit(k.present); k.present {
+		k.delete()
+	}
+}
+
+func cmdMSet(k *key, args [][]byte, _ *resp.Writer) {
+	k.flags = 0
+	k.set(args[1], 0)
+}
+
+// ---- expiry and the like ------------------------------------------------------
+
+func cmdType(k *key, _ [][]byte, w *resp.Writer) {
+	if k.present {
+		w.Simple("string")
+	} else {
+		w.Simple("none")
+	}
+}
+
+func ttl(k *key, w *resp.Writer, absolute, millis bool) {
+	switch at := k.expires; {
+	case !k.present:
+		w.Int(-2)
+	case at == 0:
+		w.Int(-1)
+	default:
+		if !absolute {
+			at = max(at-k.now, 0)
+		}
+		if !millis {
+			at = at/1000 + bit(at%1000 >= 500)
+		}
+		w.Int(at)
+	}
+}
+
+func cmdTTL(k *key, _ [][]byte, w *resp.Writer)         { ttl(k, w, false, false) }
+func cmdPTTL(k *key, _ [][]byte, w *resp.Writer)        { ttl(k, w, false, true) }
+func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer)  { ttl(k, w, true, false) }
+func cmdPExpireTime(k *key, _ [][]byte, w *resp.Writer) { ttl(k, w, true, true) }
+
+func cmdPersist(k *key, _ [][]byte, w *resp.Writer) {
+	yes := k.present && k.expires != 0
+	if yes {
+		k.set(k.value, 0)
+	}
+	w.Int(bit(yes))
+}
+
+func cmdExpire(k *key, args [][]byte, w *resp.Writer)  { expire(k, args, w, "expire", true, false) }
+func cmdPExpire(k *key, args [][]byte, w *resp.Writer) { expire(k, args, w, "pexpire", false, false) }
+func cmdExpireAt(k *key, args [][]byte, w *resp.Writer) {
+	expire(k, args, w, "expireat", true, true)
+}
+func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) {
+	expire(k, args, w, "pexpireat", false, true)
+}
+
+func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) {
+	var nx, xx, gt, lt bool
+	for _, o := range args[3:] {
+		switch {
+		case fold(o, "nx"):
+			nx = true
+		case fold(o, "xx"):
+			xx = true
+		case fold(o, "gt"):
+			gt = true
+		case fold(o, "lt"):
+			lt = true
+		default:
+			w.Error("ERR Unsupported option " + string(o))
+			return
+		}
+	}
+	switch {
+	case nx && (xx || gt || lt):
+		w.Error("ERR NX and XX, GT or LT options at the same time are not compatible")
+		return
+	case gt && lt:
+		w.Error("ERR GT and LT options at the same time are not compatible")
+		return
+	}
+	at, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	if seconds {
+		if at > math.MaxInt64/1000 || at < math.MinInt64/1000 {
+			w.Error(badExpire(name))
+			return
+		}
+		at *= 1000
+	}
+	if !absolute {
+		if at > math.MaxInt64-k.now {
+			w.Error(badExpire(name))
+			return
+		}
+		at += k.now
+	}
+	has := k.expires != 0
+	if !k.present || nx && has || xx && !has || gt && (!has || at <= k.expires) || lt && has && at >= k.expires {
+		w.Int(0)
+		return
+	}
+	if at <= k.now {
+		k.delete()
+	} else {
+		k.set(k.value, at)
+	}
+	w.Int(1)
+}
+
+func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
+	_, isInt := resp.ParseInt(k.value)
+	switch {
+	case !k.present:
+		w.Null()
+	case isInt:
+		w.BulkString("int")
+	case len(k.value) <= 44:
+		w.BulkString("embstr")
+	default:
+		w.BulkString("raw")
+	}
+}
+
+func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {
+	if k.present {
+		w.Int(1)
+	} else {
+		w.Null()
+	}
+}
+
+const adjust = " Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust."
+
+// Who used a key when is not for clients to see: both errors are Redis's.
+func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
+	if !k.present {
+		w.Null()
+		return
+	}
+	w.Error("ERR An LFU maxmemory policy is not selected, access frequency not tracked." + adjust)
+}
+
+func cmdIdleTime(k *key, _ [][]byte, w *resp.Writer) {
+	if !k.present {
+		w.Null()
+		return
+	}
+	w.Error("ERR An LFU maxmemory policy is selected, idle time not tracked." + adjust)
+}
+
+// recordOverhead is what a record and its slot take beside key and value, and
+// recordUnit what its length is rounded up to, in bytes; see internal/layout.
+const (
+	recordOverhead = 48
+	recordUnit     = 64
+)
+
+func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) {
+	if rest := args[3:]; len(rest) > 0 {
+		if len(rest) != 2 || !fold(rest[0], "samples") {
+			w.Error(errSyntax)
+			return
+		}
+		if n, ok := resp.ParseInt(rest[1]); !ok {
+			w.Error(errNotInt)
+			return
+		} else if n < 0 {
+			w.Error(errSyntax)
+			return
+		}
+	}
+	if !k.present {
+		w.Null()
+		return
+	}
+	n := recordOverhead + len(args[2]) + len(k.value)
+	w.Int(int64((n + recordUnit - 1) / recordUnit * recordUnit))
+}

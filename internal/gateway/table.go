@@ -1,0 +1,364 @@
+package gateway
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// foldOf says how a command's replies for its keys make one.
+type foldOf uint8
+
+const (
+	single foldOf = iota // one key
+	list                 // an array of them
+	sum                  // the sum of what was counted
+	setAll               // OK
+)
+
+type specialOf uint8
+
+const (
+	plainSet specialOf = 1 + iota
+	setNX
+	setFor1    // PSETEX
+	setFor1000 // SETEX
+)
+
+// command is what there is to know of a command, or a subcommand ("config|get").
+type command struct {
+	name  string
+	id    int
+	arity int // with the name, as in COMMAND: negative is "at least"
+	// first, last and step say which arguments are keys, as in COMMAND.
+	first, last, step int
+	group, summary    string
+
+	otherType bool // not served, being about lists, hashes and the like
+
+	// One of these performs it; with none, kvd does not serve it.
+	key   keyFunc // on one key; then kind, fold and special say how to batch it
+	conn  func(c *conn, w *resp.Writer, args [][]byte)
+	batch func(c *conn, b *batch, args [][]byte) error
+
+	kind    kind
+	fold    foldOf
+	special specialOf
+	lookup  bool // counts as hit or miss
+	write   bool
+	several bool // changes several keys: not for EXEC
+	noTx    bool // not between MULTI and EXEC
+	noQueue bool // performed at once after MULTI too
+	noAuth  bool // allowed before AUTH
+
+	sub map[string]*command
+}
+
+func (cmd *command) served() bool {
+	return cmd.key != nil || cmd.conn != nil || cmd.batch != nil || cmd.sub != nil
+}
+
+func (cmd *command) subcommand(name []byte) *command {
+	var a [maxName]byte
+	if len(name) > len(a) {
+		return nil
+	}
+	return cmd.sub[string(lower(a[:0], name))]
+}
+
+const maxName = 32
+
+func lower(dst, b []byte) []byte {
+	for _, c := range b {
+		if c >= 'A' && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		dst = append(dst, c)
+	}
+	return dst
+}
+
+var (
+	commands     = make(map[string]*command)
+	commandsByID []*command
+	// unknown stands for every name that is none.
+	unknown = &command{name: "unknown", noAuth: false}
+)
+
+// find returns nil for an unknown command.
+func find(name []byte) *command {
+	var a [maxName]byte
+	if len(name) > len(a) {
+		return nil
+	}
+	return commands[string(lower(a[:0], name))]
+}
+
+func register(c *command) {
+	c.id = len(commandsByID)
+	commandsByID = append(commandsByID, c)
+}
+
+// keyed makes a command on the key that is its argument at.
+func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *command {
+	group := "string"
+	switch {
+	case strings.Contains(name, "expire"), strings.Contains(name, "ttl"), strings.Contains(name, "|"), name == "persist", name == "type":
+		group = "generic"
+	}
+	return &command{name: name, arity: arity, first: at, last: at, step: 1, group: group, summary: summary,
+		key: f, kind: k, lookup: k <= read, write: k > read}
+}
+
+func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, summary string) *command {
+	last := -1
+	return &command{name: name, arity: arity, first: 1, last: last, step: step, group: group, summary: summary,
+		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
+}
+
+func (cmd *command) with(s specialOf) *command {
+	cmd.special = s
+	return cmd
+}
+
+func onConn(name string, arity int, group string, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
+	return &command{name: name, arity: arity, group: group, summary: summary, conn: f}
+}
+
+// container is a command of subcommands; f, if not nil, serves it alone.
+func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte), subs ...*command) *command {
+	c := &command{name: name, arity: -2, group: group, summary: summary, conn: f, sub: make(map[string]*command)}
+	if f != nil {
+		c.arity = -1
+	}
+	for _, s := range subs {
+		s.group = group
+		c.sub[s.name[len(name)+1:]] = s
+	}
+	return c
+}
+
+func helpOf(name string, lines ...string) *command {
+	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+		up := strings.ToUpper(name)
+		w.Array(len(lines) + 3)
+		w.Simple(up + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:")
+		for _, l := range lines {
+			w.Simple(l)
+		}
+		w.Simple("HELP")
+		w.Simple("    Print this help.")
+	}, "Lists the subcommands.")
+}
+
+func refuse(text string) func(*conn, *resp.Writer, [][]byte) {
+	return func(_ *conn, w *resp.Writer, _ [][]byte) { w.Error(text) }
+}
+
+func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
+func replyZero(_ *conn, w *resp.Writer, _ [][]byte)  { w.Int(0) }
+func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
+
+func init() {
+	all := []*command{
+		keyed("get", 2, 1, readValue, cmdGet, "Returns the value of a key."),
+		keyed("set", -3, 1, update, cmdSet, "Sets the value of a key, its expiry with it.").with(plainSet),
+		keyed("setnx", 3, 1, putIf, cmdSetNX, "Sets a key that does not exist.").with(setNX),
+		keyed("setex", 4, 1, put, cmdSetEX, "Sets a value and its expiry in seconds.").with(setFor1000),
+		keyed("psetex", 4, 1, put, cmdPSetEX, "Sets a value and its expiry in milliseconds.").with(setFor1),
+		keyed("getset", 3, 1, update, cmdGetSet, "Returns the value before setting another."),
+		keyed("getdel", 2, 1, update, cmdGetDel, "Returns the value before deleting the key."),
+		keyed("getex", -2, 1, update, cmdGetEX, "Returns the value and sets the expiry."),
+		keyed("append", 3, 1, update, cmdAppend, "Appends to the value."),
+		keyed("strlen", 2, 1, readValue, cmdStrlen, "Returns the length of the value."),
+		keyed("getrange", 4, 1, readValue, cmdGetRange, "Returns a part of the value."),
+		keyed("substr", 4, 1, readValue, cmdGetRange, "Returns a part of the value."),
+		keyed("setrange", 4, 1, update, cmdSetRange, "Overwrites a part of the value."),
+		keyed("incr", 2, 1, update, cmdIncr, "Adds one to an integer."),
+		keyed("decr", 2, 1, update, cmdDecr, "Takes one from an integer."),
+		keyed("incrby", 3, 1, update, cmdIncrBy, "Adds to an integer."),
+		keyed("decrby", 3, 1, update, cmdDecrBy, "Takes from an integer."),
+		keyed("incrbyfloat", 3, 1, update, cmdIncrByFloat, "Adds to a floating-point number."),
+		folded("mget", -2, 1, readValue, list, cmdGet, "string", "Returns the values of several keys; each read is atomic alone."),
+		folded("mset", -3, 2, put, setAll, cmdMSet, "string", "Sets several keys; each write is atomic alone."),
+		folded("del", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
+		folded("unlink", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
+		folded("exists", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist."),
+		folded("touch", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist, and uses them."),
+		keyed("type", 2, 1, readValue, cmdType, "Returns the type of the value: string or none."),
+		keyed("ttl", 2, 1, read, cmdTTL, "Returns the time to live in seconds."),
+		keyed("pttl", 2, 1, read, cmdPTTL, "Returns the time to live in milliseconds."),
+		keyed("expiretime", 2, 1, read, cmdExpireTime, "Returns the expiry as a Unix time in seconds."),
+		keyed("pexpiretime", 2, 1, read, cmdPExpireTime, "Returns the expiry as a Unix time in milliseconds."),
+		keyed("persist", 2, 1, update, cmdPersist, "Removes the expiry."),
+		keyed("expire", -3, 1, update, cmdExpire, "Sets the time to live in seconds."),
+		keyed("pexpire", -3, 1, update, cmdPExpire, "Sets the time to live in milliseconds."),
+		keyed("expireat", -3, 1, update, cmdExpireAt, "Sets the expiry as a Unix time in seconds."),
+		keyed("pexpireat", -3, 1, update, cmdPExpireAt, "Sets the expiry as a Unix time in milliseconds."),
+		container("object", "generic", "What is known of how a value is kept.", nil,
+			keyed("object|encoding", 3, 2, readValue, cmdEncoding, "Returns the encoding that Redis would choose."),
+			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
+			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error."),
+			keyed("object|idletime", 3, 2, readValue, cmdIdleTime, "Is not known: an error."),
+			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to store the value",
+				"REFCOUNT <key>", "    Return 1.")),
+		container("memory", "server", "Memory that keys take.", nil,
+			keyed("memory|usage", -3, 2, readValue, cmdMemoryUsage, "Estimates the bytes that a key takes."),
+			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+				w.Verbatim("txt", "Values are in the memory nodes: see kvctl.")
+			}, "Refers to kvctl."),
+			onConn("memory|malloc-stats", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+				w.BulkString("Stats not supported for the current allocator")
+			}, "Is not known."),
+			onConn("memory|purge", 2, "", replyOK, "Does nothing."),
+			helpOf("memory", "USAGE <key> [SAMPLES <count>]", "    Estimate the bytes that a key takes.")),
+
+		onConn("scan", -2, "generic", cmdScan, "Iterates over the keys."),
+		onConn("keys", 2, "generic", cmdKeys, "Returns the keys that match a pattern."),
+		onConn("randomkey", 1, "generic", cmdRandomKey, "Returns some key."),
+		onConn("dbsize", 1, "server", cmdDBSize, "Counts the keys."),
+		several(onConn("flushdb", -1, "server", cmdFlushDB, "Deletes the keys of this database."), 0, 0, 0),
+		several(onConn("flushall", -1, "server", cmdFlushAll, "Deletes the keys of all databases."), 0, 0, 0),
+		several(onConn("rename", 3, "generic", cmdRename, "Renames a key, in two steps."), 1, 2, 1),
+		several(onConn("renamenx", 3, "generic", cmdRenameNX, "Renames a key to one that does not exist, in two steps."), 1, 2, 1),
+		several(onConn("copy", -3, "generic", cmdCopy, "Copies a key, in two steps."), 1, 2, 1),
+		several(onConn("msetnx", -3, "string", cmdMSetNX, "Sets a key that does not exist; several are refused."), 1, -1, 2),
+		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
+
+		atOnce(onConn("multi", 1, "transactions", cmdMulti, "Begins a transaction.")),
+		atOnce(&command{name: "exec", arity: 1, group: "transactions", batch: cmdExec, summary: "Performs a transaction on one key, or one that only reads."}),
+		atOnce(onConn("discard", 1, "transactions", cmdDiscard, "Ends a transaction without performing it.")),
+		atOnce(keysOf(onConn("watch", -2, "transactions", cmdWatch, "Makes EXEC fail if a key changes."), 1, -1, 1)),
+		onConn("unwatch", 1, "transactions", cmdUnwatch, "Forgets the watched keys."),
+
+		onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument."),
+		onConn("echo", 2, "connection", cmdEcho, "Returns its argument."),
+		beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection."))),
+		beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new."))),
+		beforeAuth(notInTx(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection."))),
+		beforeAuth(notInTx(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version."))),
+		notInTx(onConn("select", 2, "connection", cmdSelect, "Chooses the database.")),
+		clientCommands(),
+
+		container("command", "server", "Describes commands.", cmdCommand,
+			onConn("command|count", 2, "", cmdCommandCount, "Counts commands."),
+			onConn("command|info", -2, "", cmdCommandInfo, "Describes commands."),
+			onConn("command|docs", -2, "", cmdCommandDocs, "Documents commands."),
+			onConn("command|list", -2, "", cmdCommandList, "Lists commands."),
+			onConn("command|getkeys", -3, "", cmdCommandGetKeys, "Returns the keys among arguments."),
+			helpOf("command", "(no subcommand)", "    Return details about all commands.", "COUNT", "    Return the total number of commands.",
+				"LIST", "    Return a list of all commands.", "INFO [<command-name> ...]", "    Return details about multiple commands.",
+				"DOCS [<command-name> ...]", "    Return documentation details about multiple commands.",
+				"GETKEYS <full-command>", "    Return the keys from a full command.")),
+		onConn("info", -1, "server", cmdInfo, "Describes the gateway and its databases."),
+		container("config", "server", "Settings as Redis names them.", nil,
+			onConn("config|get", -3, "", cmdConfigGet, "Returns settings."),
+			onConn("config|set", -4, "", cmdConfigSet, "Changes settings that do no harm."),
+			onConn("config|resetstat", 2, "", cmdConfigResetStat, "Is accepted; Prometheus's counters only grow."),
+			onConn("config|rewrite", 2, "", refuse("ERR The server is running without a config file"), "Is refused."),
+			helpOf("config", "GET <pattern>", "    Return parameters matching the glob-like <pattern> and their values.",
+				"SET <directive> <value>", "    Set the configuration <directive> to <value>.", "RESETSTAT", "    Reset statistics reported by the INFO command.")),
+		container("slowlog", "server", "There is no slow log: it is empty.", nil,
+			onConn("slowlog|get", -2, "", replyEmpty, "Is empty."),
+			onConn("slowlog|len", 2, "", replyZero, "Is 0."),
+			onConn("slowlog|reset", 2, "", replyOK, "Does nothing."),
+			helpOf("slowlog", "GET [<count>]", "    Return an empty list.")),
+		container("latency", "server", "There is no latency monitor: see the metrics.", nil,
+			onConn("latency|latest", 2, "", replyEmpty, "Is empty."),
+			onConn("latency|history", 3, "", replyEmpty, "Is empty."),
+			onConn("latency|reset", -2, "", replyZero, "Does nothing."),
+			onConn("latency|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
+				w.Verbatim("txt", "Latencies are in the metric kvd_gateway_command_seconds.\n")
+			}, "Refers to the metrics."),
+			helpOf("latency", "LATEST", "    Return an empty list.")),
+		container("debug", "server", "Sleeps, where that is allowed.", nil,
+			onConn("debug|sleep", 3, "", cmdDebugSleep, "Lets this connection wait."),
+			helpOf("debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")),
+		container("acl", "server", "Who the user is: always default.", nil,
+			onConn("acl|whoami", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.BulkString("default") }, "Returns default."),
+			onConn("acl|users", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(1); w.BulkString("default") }, "Returns default."),
+			helpOf("acl", "WHOAMI", "    Return the current connection username.")),
+		container("module", "server", "There are no modules.", nil,
+			onConn("module|list", 2, "", replyEmpty, "Is empty."),
+			helpOf("module", "LIST", "    Return a list of loaded modules.")),
+		onConn("cluster", -2, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused: any gateway serves any key."),
+		onConn("readonly", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
+		onConn("readwrite", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
+		onConn("asking", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
+		onConn("time", 1, "server", cmdTime, "Returns the gateway's time."),
+		onConn("wait", 3, "generic", cmdWait, "Returns 0 at once: a write is on all replicas before its reply."),
+		onConn("role", 1, "server", func(_ *conn, w *resp.Writer, _ [][]byte) {
+			w.Array(3)
+			w.BulkString("master")
+			w.Int(0)
+			w.Array(0)
+		}, "Returns master: every gateway takes writes."),
+		onConn("lolwut", -1, "server", cmdLolwut, "Says who is here."),
+		onConn("lastsave", 1, "server", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.g.started.Unix()) }, "Returns the gateway's start: nothing is saved."),
+	}
+	for _, c := range all {
+		commands[c.name] = c
+		register(c)
+		for _, s := range sortedSubs(c) {
+			register(s)
+		}
+	}
+	for i, list := range []string{otherTypes, otherThings} {
+		for _, f := range strings.Fields(list) {
+			name, arity, _ := strings.Cut(f, ":")
+			n, _ := resp.ParseInt([]byte(arity))
+			c := &command{name: name, arity: int(n), otherType: i == 0}
+			commands[name] = c
+			register(c)
+		}
+	}
+	register(unknown)
+}
+
+func sortedSubs(c *command) []*command {
+	var subs []*command
+	for _, s := range c.sub {
+		subs = append(subs, s)
+	}
+	slices.SortFunc(subs, func(a, b *command) int { return strings.Compare(a.name, b.name) })
+	return subs
+}
+
+func keysOf(c *command, first, last, step int) *command {
+	c.first, c.last, c.step = first, last, step
+	return c
+}
+
+func several(c *command, first, last, step int) *command {
+	c.several, c.write = true, true
+	return keysOf(c, first, last, step)
+}
+
+func atOnce(c *command) *command     { c.noQueue = true; return c }
+func notInTx(c *command) *command    { c.noTx = true; return c }
+func beforeAuth(c *command) *command { c.noAuth = true; return c }
+
+// What Redis has and kvd has not: name and arity, as of Redis 7.
+const otherTypes = `
+lpush:-3 rpush:-3 lpushx:-3 rpushx:-3 linsert:5 rpop:-2 lpop:-2 lmpop:-4 brpop:-3 brpoplpush:4 blmove:6 blpop:-3 blmpop:-5 llen:2 lindex:3
+lset:4 lrange:4 ltrim:4 lpos:-3 lrem:4 rpoplpush:3 lmove:5
+sadd:-3 srem:-3 smove:4 sismember:3 smismember:-3 scard:2 spop:-2 srandmember:-2 sinter:-2 sintercard:-3 sinterstore:-3 sunion:-2
+sunionstore:-3 sdiff:-2 sdiffstore:-3 smembers:2 sscan:-3
+zadd:-4 zincrby:4 zrem:-3 zremrangebyscore:4 zremrangebyrank:4 zremrangebylex:4 zunionstore:-4 zinterstore:-4 zdiffstore:-4 zunion:-3
+zinter:-3 zintercard:-3 zdiff:-3 zrange:-4 zrangestore:-5 zrangebyscore:-4 zrevrangebyscore:-4 zrangebylex:-4 zrevrangebylex:-4 zcount:4
+zlexcount:4 zrevrange:-4 zcard:2 zscore:3 zmscore:-3 zrank:-3 zrevrank:-3 zscan:-3 zpopmin:-2 zpopmax:-2 zmpop:-4 bzpopmin:-3 bzpopmax:-3
+bzmpop:-5 zrandmember:-2
+hset:-4 hsetnx:4 hget:3 hmset:-4 hmget:-3 hincrby:4 hincrbyfloat:4 hdel:-3 hlen:2 hstrlen:3 hkeys:2 hvals:2 hgetall:2 hexists:3
+hrandfield:-2 hscan:-3
+xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
+xdel:-3 xtrim:-4
+setbit:4 getbit:3 bitfield:-2 bitfield_ro:-2 bitop:-4 bitcount:-2 bitpos:-3 lcs:-3
+geoadd:-5 georadius:-6 georadius_ro:-6 georadiusbymember:-5 georadiusbymember_ro:-5 geosearch:-7 geosearchstore:-8 geohash:-2 geopos:-2 geodist:-4
+pfadd:-2 pfcount:-2 pfmerge:-2 pfselftest:1 pfdebug:3`
+
+const otherThings = `
+subscribe:-2 unsubscribe:-1 psubscribe:-2 punsubscribe:-1 publish:3 pubsub:-2 ssubscribe:-2 sunsubscribe:-1 spublish:3
+eval:-3 evalsha:-3 eval_ro:-3 evalsha_ro:-3 fcall:-3 fcall_ro:-3 script:-2 function:-2
+sort:-2 sort_ro:-2 move:3 dump:2 restore:-4 migrate:-6
+save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`

@@ -1,0 +1,715 @@
+package memcached
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// conn is one connection; its goroutine alone uses it.
+type conn struct {
+	s    *Server
+	net  net.Conn
+	r    *bufio.Reader
+	w    *bufio.Writer
+	long []byte   // a line longer than r's buffer
+	toks [][]byte // of the line at hand
+	// Lookups wait here for more of them, until something else is to be done: pend
+	// and ops belong together, and arena has their keys.
+	pend  []lookup
+	ops   []client.Op
+	arena []byte
+	// midway: a part of a command has come, so the rest may not take for ever.
+	midway bool
+	broken error // of w
+	num    [24]byte
+}
+
+// lookup is how one key's answer is told.
+type lookup struct {
+	cmd   command
+	began time.Time
+	meta  *meta // mg
+	last  bool  // of a get's keys: END
+}
+
+var errQuit = errors.New("quit")
+
+func (s *Server) handle(nc net.Conn) {
+	c := &conn{s: s, net: nc}
+	c.r = bufio.NewReaderSize(input{c}, 16<<10)
+	c.w = bufio.NewWriterSize(output{c}, 16<<10)
+	for {
+		line, err := c.readLine()
+		if err != nil {
+			break
+		}
+		c.midway = true
+		if err := c.command(line); err != nil {
+			break
+		}
+		c.midway = false
+	}
+	c.settle()
+}
+
+// input is what r reads: before it waits for the peer, the peer gets all answers.
+type input struct{ c *conn }
+
+func (in input) Read(p []byte) (int, error) {
+	c := in.c
+	if err := c.settle(); err != nil {
+		return 0, err
+	}
+	limit := time.Time{}
+	if c.midway || len(c.long) > 0 || c.r.Buffered() > 0 {
+		limit = time.Now().Add(c.s.o.IOTimeout)
+	}
+	if err := c.net.SetReadDeadline(limit); err != nil {
+		return 0, err
+	}
+	n, err := c.net.Read(p)
+	c.s.stats.bytesRead.Add(uint64(n))
+	return n, err
+}
+
+type output struct{ c *conn }
+
+func (out output) Write(p []byte) (int, error) {
+	c := out.c
+	if err := c.net.SetWriteDeadline(time.Now().Add(c.s.o.IOTimeout)); err != nil {
+		return 0, err
+	}
+	n, err := c.net.Write(p)
+	c.s.stats.bytesWrote.Add(uint64(n))
+	return n, err
+}
+
+// settle performs what waits and sends all answers.
+func (c *conn) settle() error {
+	c.look()
+	return c.w.Flush()
+}
+
+// readLine returns the next line without its end; it is valid until r is used.
+func (c *conn) readLine() ([]byte, error) {
+	c.long = c.long[:0]
+	for {
+		b, err := c.r.ReadSlice('\n')
+		if len(c.long) == 0 && len(b) > 0 && b[0] == 0x80 {
+			return nil, fmt.Errorf("binary protocol") // nobody could read an answer
+		}
+		if err == bufio.ErrBufferFull || err == nil && len(c.long) > 0 {
+			c.long = append(c.long, b...)
+			b = c.long
+		}
+		if len(b) > maxLineLen {
+			c.look()
+			c.w.WriteString("CLIENT_ERROR line too long\r\n")
+			c.s.stats.done(cmdUnknown, resBad, time.Now())
+			return nil, bufio.ErrTooLong
+		}
+		switch err {
+		case bufio.ErrBufferFull:
+			continue
+		case nil:
+			if cap(c.long) > keepBuffer {
+				c.long = nil // b has it
+			}
+			b = b[:len(b)-1]
+			return bytes.TrimSuffix(b, []byte("\r")), nil
+		}
+		return nil, err
+	}
+}
+
+// tokens cuts a line at its spaces.
+func (c *conn) tokens(line []byte) [][]byte {
+	c.toks = c.toks[:0]
+	for len(line) > 0 {
+		i := bytes.IndexByte(line, ' ')
+		if i < 0 {
+			i = len(line)
+		}
+		if i > 0 {
+			c.toks = append(c.toks, line[:i])
+		}
+		line = line[min(i+1, len(line)):]
+	}
+	return c.toks
+}
+
+// reply is what to say and how to count it.
+type reply struct {
+	text string
+	res  result
+}
+
+var (
+	ok          = reply{"OK", resOK}
+	stored      = reply{"STORED", resOK}
+	notStored   = reply{"NOT_STORED", resRefused}
+	exists      = reply{"EXISTS", resRefused}
+	notFound    = reply{"NOT_FOUND", resMiss}
+	deleted     = reply{"DELETED", resOK}
+	touched     = reply{"TOUCHED", resOK}
+	badCommand  = reply{"ERROR", resBad}
+	badFormat   = reply{"CLIENT_ERROR bad command line format", resBad}
+	badChunk    = reply{"CLIENT_ERROR bad data chunk", resBad}
+	badExptime  = reply{"CLIENT_ERROR invalid exptime argument", resBad}
+	badDelta    = reply{"CLIENT_ERROR invalid numeric delta argument", resBad}
+	badDelete   = reply{"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]", resBad}
+	notNumeric  = reply{"CLIENT_ERROR cannot increment or decrement non-numeric value", resBad}
+	tooLarge    = reply{"SERVER_ERROR object too large for cache", resTrouble}
+	noDelay     = reply{"SERVER_ERROR flush_all with a delay is not supported", resTrouble}
+	outOfMemory = reply{"SERVER_ERROR out of memory storing object", resTrouble}
+	unknown     = reply{"SERVER_ERROR outcome unknown: it may have happened", resTrouble}
+	unavailable = reply{"SERVER_ERROR store unavailable", resTrouble}
+	said        = reply{"", resOK} // the command has written its answer
+)
+
+var (
+	errNotNumeric = errors.New("not a number")
+	errTooLarge   = errors.New("too large")
+)
+
+// trouble is the reply to an error that the command has no word of its own for.
+func (c *conn) trouble(err error) reply {
+	switch {
+	case errors.Is(err, errNotNumeric):
+		return notNumeric
+	case errors.Is(err, errTooLarge):
+		return tooLarge
+	case errors.Is(err, client.ErrFull):
+		return outOfMemory
+	case errors.Is(err, client.ErrUnknownOutcome):
+		c.s.o.Logger.Warn("outcome unknown", "err", err)
+		return unknown
+	}
+	c.s.o.Logger.Warn("command failed", "err", err)
+	return unavailable
+}
+
+// command performs one command. An error ends the connection.
+func (c *conn) command(line []byte) error {
+	began := time.Now()
+	toks := c.tokens(line)
+	cmd := cmdUnknown
+	if len(toks) > 0 {
+		if k, ok := commandOf[string(toks[0])]; ok {
+			cmd = k
+		}
+	}
+	if cmd == cmdGet || cmd == cmdGets {
+		if r, bad := c.get(cmd, toks, began); bad {
+			c.look()
+			c.say(r)
+			c.s.stats.done(cmd, r.res, began)
+		}
+		return nil
+	}
+	if cmd >= cmdMg && cmd < cmdUnknown {
+		return c.metaCommand(cmd, toks, began)
+	}
+	c.look()
+	quiet := len(toks) > 1 && string(toks[len(toks)-1]) == "noreply"
+	switch cmd {
+	case cmdGat, cmdGats, cmdVersion, cmdStats, cmdQuit:
+		quiet = false // these answer in any case
+	}
+	if quiet {
+		toks = toks[:len(toks)-1]
+	}
+	r, err := c.text(cmd, toks)
+	if err != nil {
+		return err
+	}
+	if r.text != "" && !quiet {
+		c.say(r)
+	}
+	c.s.stats.done(cmd, r.res, began)
+	return nil
+}
+
+func (c *conn) say(r reply) {
+	c.w.WriteString(r.text)
+	c.w.WriteString("\r\n")
+}
+
+// text performs a text command other than get and gets.
+func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
+	switch cmd {
+	case cmdSet, cmdAdd, cmdReplace, cmdAppend, cmdPrepend, cmdCas:
+		return c.store(cmd, toks)
+	case cmdGat, cmdGats:
+		return c.getAndTouch(cmd, toks), nil
+	case cmdDelete:
+		switch {
+		case len(toks) < 2:
+			return badCommand, nil
+		case len(toks) > 3 || len(toks) == 3 && string(toks[2]) != "0":
+			return badDelete, nil
+		case !goodKey(toks[1]):
+			return badFormat, nil
+		}
+		return c.outcome(c.s.o.Client.Delete(c.s.ctx, toks[1]), deleted, notFound), nil
+	case cmdIncr, cmdDecr:
+		return c.incr(cmd, toks), nil
+	case cmdTouch:
+		switch {
+		case len(toks) != 3:
+			return badCommand, nil
+		case !goodKey(toks[1]):
+			return badFormat, nil
+		}
+		exp, ok := c.expiry(toks[2])
+		if !ok {
+			return badExptime, nil
+		}
+		_, err := c.touch(toks[1], exp, nil)
+		return c.outcome(err, touched, notFound), nil
+	case cmdFlushAll:
+		switch {
+		case len(toks) > 2:
+			return badCommand, nil
+		case len(toks) == 2:
+			n, ok := parseInt(toks[1])
+			if !ok {
+				return badExptime, nil
+			}
+			if n > 0 {
+				return noDelay, nil
+			}
+		}
+		return c.outcome(c.flushAll(), reply{"OK", resOK}, ok), nil
+	case cmdVersion:
+		return reply{"VERSION " + version, resOK}, nil
+	case cmdVerbosity:
+		if len(toks) != 2 {
+			return badCommand, nil
+		}
+		if _, err := strconv.ParseUint(string(toks[1]), 10, 32); err != nil {
+			return badFormat, nil
+		}
+		return ok, nil
+	case cmdStats:
+		return c.showStats(toks), nil
+	case cmdQuit:
+		c.s.stats.done(cmd, resOK, time.Now())
+		return said, errQuit
+	}
+	return badCommand, nil
+}
+
+// outcome is yes without an error, none if there is no such key.
+func (c *conn) outcome(err error, yes, none reply) reply {
+	switch {
+	case err == nil:
+		return yes
+	case errors.Is(err, client.ErrNotFound):
+		return none
+	}
+	return c.trouble(err)
+}
+
+// goodKey reports whether key can be a text command's.
+func goodKey(key []byte) bool {
+	if len(key) == 0 || len(key) > maxKeyLen {
+		return false
+	}
+	for _, b := range key {
+		if b <= ' ' || b == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// parseInt reads what an exptime may be, and more than a length.
+func parseInt(b []byte) (int64, bool) {
+	n, err := strconv.ParseInt(string(b), 10, 64)
+	return n, err == nil && n < 1<<40 && n > -1<<40
+}
+
+// expiry reads an exptime: 0 is never, up to 30 days counts from now, more is a Unix
+// time, and what is negative has passed.
+func (c *conn) expiry(b []byte) (time.Time, bool) {
+	n, ok := parseInt(b)
+	switch {
+	case !ok:
+		return time.Time{}, false
+	case n == 0:
+		return time.Time{}, true
+	case n < 0:
+		return time.UnixMilli(1), true
+	case n > 30*24*60*60:
+		return time.Unix(n, 0), true
+	}
+	return c.s.o.Now().Add(time.Duration(n) * time.Second), true
+}
+
+// readValue reads n bytes and the line's end.
+func (c *conn) readValue(n int) (value []byte, ok bool, err error) {
+	// A peer that has not sent them shall not make us reserve them.
+	const step = 64 << 10
+	need := n + 2
+	buf := make([]byte, 0, min(need, step))
+	for len(buf) < need {
+		k := min(need-len(buf), step)
+		if cap(buf)-len(buf) < k {
+			buf = append(make([]byte, 0, min(need, 2*cap(buf)+k)), buf...)
+		}
+		m, err := io.ReadFull(c.r, buf[len(buf):len(buf)+k])
+		buf = buf[:len(buf)+m]
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	return buf[:n], string(buf[n:]) == "\r\n", nil
+}
+
+// skipValue reads past n bytes and the line's end.
+func (c *conn) skipValue(n int) error {
+	_, err := io.CopyN(io.Discard, c.r, int64(n)+2)
+	return err
+}
+
+// valueLen reads a value's announced length.
+func valueLen(b []byte) (int, bool) {
+	n, ok := parseInt(b)
+	return int(n), ok && n >= 0 && n < 1<<31-2
+}
+
+func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
+	if n := 5; cmd == cmdCas && len(toks) != n+1 || cmd != cmdCas && len(toks) != n {
+		return badCommand, nil
+	}
+	flags, err := strconv.ParseUint(string(toks[2]), 10, 32)
+	exp, okExp := c.expiry(toks[3])
+	n, okLen := valueLen(toks[4])
+	if err != nil || !okExp || !okLen || !goodKey(toks[1]) {
+		return badFormat, nil
+	}
+	op := client.Op{Kind: client.OpPut, Expires: exp, Flags: uint32(flags)}
+	if cmd == cmdCas {
+		op.Cond = client.IfVersion
+		if op.Version, err = strconv.ParseUint(string(toks[5]), 10, 64); err != nil {
+			return badFormat, nil
+		}
+	}
+	op.Key = bytes.Clone(toks[1]) // the line goes when the value is read
+	if n > c.s.o.MaxValueBytes {
+		if err := c.skipValue(n); err != nil {
+			return tooLarge, err
+		}
+		if cmd == cmdSet {
+			// Who sets a key does not want to find what was there before.
+			if err := c.s.o.Client.Delete(c.s.ctx, op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
+				return c.trouble(err), nil
+			}
+		}
+		return tooLarge, nil
+	}
+	value, whole, err := c.readValue(n)
+	if err != nil {
+		return badChunk, err
+	}
+	if !whole {
+		return badChunk, nil
+	}
+	op.Value = value
+	none := notStored
+	switch cmd {
+	case cmdAdd:
+		op.Cond = client.IfAbsent
+	case cmdReplace:
+		op.Cond = client.IfPresent
+	case cmdCas:
+		none = notFound
+	case cmdAppend, cmdPrepend:
+		c.join(&op, cmd == cmdAppend, nil)
+	}
+	ops := [1]client.Op{op}
+	c.s.o.Client.Do(c.s.ctx, ops[:])
+	switch err := ops[0].Err; {
+	case errors.Is(err, client.ErrExists):
+		return notStored, nil
+	case errors.Is(err, client.ErrConflict):
+		return exists, nil
+	default:
+		return c.outcome(err, stored, none), nil
+	}
+}
+
+// join makes op, a Put, add its value to the one there is. The Put's condition on the
+// version stays. vivify, if not nil, tells when a new item expires.
+func (c *conn) join(op *client.Op, behind bool, vivify *time.Time) {
+	put := *op
+	op.Kind, op.Update = client.OpUpdate, func(cur client.Item, present bool) (client.Change, error) {
+		switch {
+		case !present && vivify != nil:
+			return client.Change{Value: put.Value, Expires: *vivify, Flags: put.Flags}, nil
+		case !present:
+			return client.Change{}, client.ErrNotFound
+		case put.Cond == client.IfVersion && cur.Version != put.Version:
+			return client.Change{}, client.ErrConflict
+		case len(cur.Value)+len(put.Value) > c.s.o.MaxValueBytes:
+			return client.Change{}, errTooLarge
+		}
+		a, b := cur.Value, put.Value
+		if !behind {
+			a, b = b, a
+		}
+		return client.Change{Value: append(append(make([]byte, 0, len(a)+len(b)), a...), b...), Expires: cur.Expires, Flags: cur.Flags}, nil
+	}
+}
+
+// touch gives key another expiry and, if it is not nil, fills it in.
+func (c *conn) touch(key []byte, exp time.Time, it *client.Item) (version uint64, err error) {
+	return c.s.o.Client.Update(c.s.ctx, key, func(cur client.Item, present bool) (client.Change, error) {
+		if !present {
+			return client.Change{}, client.ErrNotFound
+		}
+		if it != nil {
+			*it = cur
+			it.Value, it.Expires = bytes.Clone(cur.Value), exp
+		}
+		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags}, nil
+	})
+}
+
+// number is the sum that incr and decr make of a value: 64 bits that wrap upwards, and
+// stop at 0 downwards.
+func number(value []byte, delta uint64, down bool) (uint64, error) {
+	// memcached itself pads a number that lost digits.
+	v, err := strconv.ParseUint(string(bytes.TrimRight(value, " ")), 10, 64)
+	switch {
+	case err != nil:
+		return 0, errNotNumeric
+	case !down:
+		return v + delta, nil
+	case delta > v:
+		return 0, nil
+	}
+	return v - delta, nil
+}
+
+func (c *conn) incr(cmd command, toks [][]byte) reply {
+	if len(toks) != 3 {
+		return badCommand
+	}
+	if !goodKey(toks[1]) {
+		return badFormat
+	}
+	delta, err := strconv.ParseUint(string(toks[2]), 10, 64)
+	if err != nil {
+		return badDelta
+	}
+	var sum []byte
+	_, err = c.s.o.Client.Update(c.s.ctx, toks[1], func(cur client.Item, present bool) (client.Change, error) {
+		if !present {
+			return client.Change{}, client.ErrNotFound
+		}
+		n, err := number(cur.Value, delta, cmd == cmdDecr)
+		sum = strconv.AppendUint(sum[:0], n, 10)
+		return client.Change{Value: sum, Expires: cur.Expires, Flags: cur.Flags}, err
+	})
+	return c.outcome(err, reply{string(sum), resOK}, notFound)
+}
+
+func (c *conn) flushAll() error {
+	for at := (client.Cursor{}); !at.Done; {
+		kvs, next, err := c.s.o.Client.Scan(c.s.ctx, at, client.ScanOptions{KeysOnly: true, Expired: true})
+		if err != nil {
+			return err
+		}
+		keys := make([][]byte, len(kvs))
+		for i := range kvs {
+			keys[i] = kvs[i].Key
+		}
+		for _, r := range c.s.o.Client.MultiDelete(c.s.ctx, keys) {
+			if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
+				return r.Err
+			}
+		}
+		at = next
+	}
+	return nil
+}
+
+func (c *conn) showStats(toks [][]byte) reply {
+	var stats []stat
+	what := ""
+	if len(toks) > 1 {
+		what = string(toks[1])
+	}
+	switch what {
+	case "":
+		stats = c.s.generalStats()
+	case "settings":
+		stats = c.s.settingStats()
+	case "items", "slabs", "sizes", "conns":
+		// There are none here.
+	case "reset":
+		c.s.resetStats()
+		return reply{"RESET", resOK}
+	default:
+		return badCommand
+	}
+	for _, s := range stats {
+		fmt.Fprintf(c.w, "STAT %s %v\r\n", s.name, s.value)
+	}
+	return reply{"END", resOK}
+}
+
+// ---- lookups -----------------------------------------------------------------
+
+// get queues the keys of a get or gets.
+func (c *conn) get(cmd command, toks [][]byte, began time.Time) (r reply, bad bool) {
+	if len(toks) < 2 {
+		return badCommand, true
+	}
+	for _, k := range toks[1:] {
+		if !goodKey(k) {
+			return badFormat, true
+		}
+	}
+	for i, k := range toks[1:] {
+		c.queue(k, lookup{cmd: cmd, began: began, last: i == len(toks)-2})
+	}
+	return said, false
+}
+
+// queue adds a lookup. Two of one key are not performed together: the second could
+// find an older value than the first.
+func (c *conn) queue(key []byte, l lookup) {
+	if len(c.pend) == batchKeys {
+		c.look()
+	}
+	for i := range c.pend {
+		if bytes.Equal(c.ops[i].Key, key) {
+			c.look()
+			break
+		}
+	}
+	n := len(c.arena)
+	c.arena = append(c.arena, key...)
+	if len(c.ops) == len(c.pend) {
+		c.ops = append(c.ops, client.Op{Into: make([]byte, 0, 64)})
+	}
+	op := &c.ops[len(c.pend)]
+	op.Kind, op.Key = client.OpGet, c.arena[n:len(c.arena):len(c.arena)]
+	c.pend = append(c.pend, l)
+}
+
+// look performs the lookups that wait and writes their answers.
+func (c *conn) look() {
+	if len(c.pend) == 0 {
+		return
+	}
+	ops := c.ops[:len(c.pend)]
+	c.s.o.Client.Do(c.s.ctx, ops)
+	for i := range ops {
+		op, l := &ops[i], &c.pend[i]
+		c.answer(op, l)
+		// The buffer may serve again; a long one goes.
+		if v := op.Item.Value; cap(v) > cap(op.Into) && cap(v) <= keepBuffer {
+			op.Into = v[:0]
+		}
+		op.Item, op.Key = client.Item{}, nil
+	}
+	c.pend, c.arena = c.pend[:0], c.arena[:0]
+}
+
+func (c *conn) found(err error) {
+	switch {
+	case err == nil:
+		c.s.stats.hits.Add(1)
+	case errors.Is(err, client.ErrNotFound):
+		c.s.stats.misses.Add(1)
+	}
+}
+
+func (c *conn) answer(op *client.Op, l *lookup) {
+	c.found(op.Err)
+	if l.meta != nil {
+		c.s.stats.done(l.cmd, c.metaGot(l.meta, &op.Item, op.Err), l.began)
+		return
+	}
+	// One key's trouble is the whole command's, and comes instead of END.
+	if c.broken == nil && op.Err != nil && !errors.Is(op.Err, client.ErrNotFound) {
+		c.broken = op.Err
+	}
+	if op.Err == nil {
+		c.value(op.Key, &op.Item, l.cmd == cmdGets)
+	}
+	if l.last {
+		r := c.end()
+		c.s.stats.done(l.cmd, r.res, l.began)
+	}
+}
+
+// end ends the answer to a command with several keys.
+func (c *conn) end() reply {
+	r := reply{"END", resOK}
+	if c.broken != nil {
+		r = c.trouble(c.broken)
+		c.broken = nil
+	}
+	c.say(r)
+	return r
+}
+
+func (c *conn) value(key []byte, it *client.Item, cas bool) {
+	c.w.WriteString("VALUE ")
+	c.w.Write(key)
+	c.uint(' ', uint64(it.Flags))
+	c.uint(' ', uint64(len(it.Value)))
+	if cas {
+		c.uint(' ', it.Version)
+	}
+	c.w.WriteString("\r\n")
+	c.w.Write(it.Value)
+	c.w.WriteString("\r\n")
+}
+
+func (c *conn) uint(before byte, n uint64) {
+	c.w.Write(strconv.AppendUint(append(c.num[:0], before), n, 10))
+}
+
+func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {
+	if len(toks) < 3 {
+		return badCommand
+	}
+	exp, ok := c.expiry(toks[1])
+	if !ok {
+		return badExptime
+	}
+	for _, k := range toks[2:] {
+		if !goodKey(k) {
+			return badFormat
+		}
+	}
+	for _, k := range toks[2:] {
+		var it client.Item
+		var err error
+		it.Version, err = c.touch(k, exp, &it)
+		c.found(err)
+		switch {
+		case err == nil:
+			c.value(k, &it, cmd == cmdGats)
+		case c.broken == nil && !errors.Is(err, client.ErrNotFound):
+			c.broken = err
+		}
+	}
+	r := c.end()
+	r.text = ""
+	return r
+}

@@ -1,0 +1,333 @@
+// Package memcached serves the memcached protocol, text and meta commands, from a
+// namespace of the store. The cas unique of an item is its version, the flags are
+// its flags.
+//
+// It leaves connections to internal/netsrv and everything that outlives a command
+// to [client.API]: any number of Servers may serve one namespace. The words and the
+// rules are those of memcached 1.6.18, but for these:
+//
+//   - flush_all deletes the keys one by one, those written meanwhile perhaps too; a
+//     delay is refused.
+//   - meta commands know no win tokens and stale items (flags I, N of mg, R), no
+//     access times (h, l) and no versions of the caller's (E).
+//   - stats has no items and slabs, because there are none here.
+//   - touch, gat, gats and T change an item's cas unique, as every write does.
+//   - a number that loses digits in decr is not padded with spaces.
+//   - a lookup that failed is SERVER_ERROR, not a miss.
+//
+// Start with [Options] and [Server]; its methods may be called concurrently. Buffers
+// belong to their connection.
+package memcached
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/netsrv"
+)
+
+// Limits, in bytes.
+const (
+	maxKeyLen = 250
+	// A line that long names 1,000 keys.
+	maxLineLen = 256 << 10
+	maxOpaque  = 32
+	// batchKeys bounds the lookups that go to the store together, and so the values
+	// that a connection holds.
+	batchKeys = 64
+	// keepBuffer is the longest value buffer that a connection keeps.
+	keepBuffer = 16 << 10
+)
+
+// version is what clients are told: the commands are those of that memcached.
+const version = "1.6.18-kvd"
+
+// Options configure a Server. The zero value of every optional field is usable.
+type Options struct {
+	// Client is the namespace to serve. Required. The Server does not close it.
+	Client client.API
+	// MaxConns is how many connections may be open. Default: netsrv's.
+	MaxConns int
+	// MaxValueBytes bounds a value that is stored. Default 1 MiB, at most 64 MiB.
+	MaxValueBytes int
+	// IOTimeout bounds the wait for the rest of a command or value of which a part has
+	// come, and for a peer that does not read. Default 30 s.
+	IOTimeout time.Duration
+	// Now is the clock that expiry times are counted from. Default time.Now.
+	Now func() time.Time
+	// Logger receives what nobody waits for. Default: discard.
+	Logger *slog.Logger
+}
+
+func (o *Options) ensureDefaults() {
+	o.MaxValueBytes = cmp.Or(o.MaxValueBytes, 1<<20)
+	o.IOTimeout = cmp.Or(o.IOTimeout, 30*time.Second)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate joins every problem.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.Client == nil {
+		errs = append(errs, errors.New("no Client"))
+	}
+	if o.MaxValueBytes < 0 || o.MaxValueBytes > client.MaxValueLen {
+		errs = append(errs, fmt.Errorf("MaxValueBytes: %d bytes, want 1..%d", o.MaxValueBytes, client.MaxValueLen))
+	}
+	if o.IOTimeout < 0 {
+		errs = append(errs, fmt.Errorf("IOTimeout: %v, want > 0", o.IOTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Server serves any number of listeners.
+type Server struct {
+	o      Options
+	net    *netsrv.Server
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	start  time.Time
+	stats  counters
+	base   struct { // what `stats reset` subtracts
+		sync.Mutex
+		tally tally
+	}
+}
+
+// New makes a Server without listeners.
+func New(o Options) (*Server, error) {
+	o.ensureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("memcached options: %w", err)
+	}
+	s := &Server{o: o, start: o.Now()}
+	var err error
+	s.net, err = netsrv.New(netsrv.Options{MaxConns: o.MaxConns, Handle: s.handle, Logger: o.Logger,
+		Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }})
+	if err != nil {
+		return nil, fmt.Errorf("memcached options: %w", err)
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.stats.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "kvd_memcached_command_seconds",
+		Help:    "Time from a command's arrival to its reply; pipelined lookups share it.",
+		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 13),
+	}, []string{"command"})
+	for i, name := range commandNames {
+		s.stats.observe[i] = s.stats.seconds.WithLabelValues(name)
+	}
+	return s, nil
+}
+
+// Serve accepts from l, which it closes, until the Server is closed (nil) or
+// accepting fails for good.
+func (s *Server) Serve(l net.Listener) error { return s.net.Serve(l) }
+
+// Close ends all connections and waits until they are gone. It is idempotent.
+func (s *Server) Close() error {
+	s.cancel()
+	return s.net.Close()
+}
+
+// Collectors are the Server's metrics, kvd_memcached_*.
+func (s *Server) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{s.stats.seconds, collector{s}}
+}
+
+// ---- counting ----------------------------------------------------------------
+
+type command uint8
+
+const (
+	cmdGet command = iota
+	cmdGets
+	cmdGat
+	cmdGats
+	cmdSet
+	cmdAdd
+	cmdReplace
+	cmdAppend
+	cmdPrepend
+	cmdCas
+	cmdDelete
+	cmdIncr
+	cmdDecr
+	cmdTouch
+	cmdFlushAll
+	cmdVersion
+	cmdVerbosity
+	cmdStats
+	cmdQuit
+	cmdMg
+	cmdMs
+	cmdMd
+	cmdMa
+	cmdMn
+	cmdMe
+	cmdUnknown
+	numCommands
+)
+
+var commandNames = [numCommands]string{"get", "gets", "gat", "gats", "set", "add", "replace", "append", "prepend", "cas", "delete",
+	"incr", "decr", "touch", "flush_all", "version", "verbosity", "stats", "quit", "mg", "ms", "md", "ma", "mn", "me", "unknown"}
+
+var commandOf = func() map[string]command {
+	m := map[string]command{}
+	for i, n := range commandNames[:cmdUnknown] {
+		m[n] = command(i)
+	}
+	return m
+}()
+
+// result is how a command ended.
+type result uint8
+
+const (
+	resOK      result = iota
+	resMiss           // there is no such key
+	resRefused        // NOT_STORED, EXISTS
+	resBad            // ERROR, CLIENT_ERROR
+	resTrouble        // SERVER_ERROR
+	numResults
+)
+
+var resultNames = [numResults]string{"ok", "miss", "refused", "client_error", "server_error"}
+
+// tally is what has been counted.
+type tally struct {
+	commands              [numCommands][numResults]uint64
+	hits, misses          uint64
+	bytesRead, bytesWrote uint64
+}
+
+type counters struct {
+	commands              [numCommands][numResults]atomic.Uint64
+	hits, misses          atomic.Uint64
+	bytesRead, bytesWrote atomic.Uint64
+	seconds               *prometheus.HistogramVec
+	observe               [numCommands]prometheus.Observer
+}
+
+func (c *counters) done(cmd command, r result, began time.Time) {
+	c.commands[cmd][r].Add(1)
+	c.observe[cmd].Observe(time.Since(began).Seconds())
+}
+
+func (c *counters) load() (t tally) {
+	for i := range c.commands {
+		for j := range c.commands[i] {
+			t.commands[i][j] = c.commands[i][j].Load()
+		}
+	}
+	t.hits, t.misses = c.hits.Load(), c.misses.Load()
+	t.bytesRead, t.bytesWrote = c.bytesRead.Load(), c.bytesWrote.Load()
+	return t
+}
+
+var (
+	descCommands = prometheus.NewDesc("kvd_memcached_commands_total", "Commands answered.", []string{"command", "result"}, nil)
+	descConns    = prometheus.NewDesc("kvd_memcached_connections", "Open connections.", nil, nil)
+	descAccepted = prometheus.NewDesc("kvd_memcached_connections_total", "Connections accepted.", nil, nil)
+	descRefused  = prometheus.NewDesc("kvd_memcached_connections_refused_total", "Connections over the limit.", nil, nil)
+	descHits     = prometheus.NewDesc("kvd_memcached_hits_total", "Lookups that found their key.", nil, nil)
+	descMisses   = prometheus.NewDesc("kvd_memcached_misses_total", "Lookups that did not find their key.", nil, nil)
+	descRead     = prometheus.NewDesc("kvd_memcached_bytes_read_total", "Bytes received.", nil, nil)
+	descWritten  = prometheus.NewDesc("kvd_memcached_bytes_written_total", "Bytes sent.", nil, nil)
+)
+
+// collector gives the counters to Prometheus when it asks.
+type collector struct{ s *Server }
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	count := func(d *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	t := c.s.stats.load()
+	for i := range t.commands {
+		for j, n := range t.commands[i] {
+			if n > 0 {
+				count(descCommands, n, commandNames[i], resultNames[j])
+			}
+		}
+	}
+	ch <- prometheus.MustNewConstMetric(descConns, prometheus.GaugeValue, float64(c.s.net.Conns()))
+	count(descAccepted, c.s.net.Accepted())
+	count(descRefused, c.s.net.Refused())
+	count(descHits, t.hits)
+	count(descMisses, t.misses)
+	count(descRead, t.bytesRead)
+	count(descWritten, t.bytesWrote)
+}
+
+// stat is one line of `stats`.
+type stat struct {
+	name  string
+	value any
+}
+
+func (s *Server) generalStats() []stat {
+	s.base.Lock()
+	b := s.base.tally
+	s.base.Unlock()
+	t := s.stats.load()
+	sum := func(r result, cmds ...command) (n uint64) {
+		for _, c := range cmds {
+			n += t.commands[c][r] - b.commands[c][r]
+		}
+		return n
+	}
+	all := func(cmds ...command) (n uint64) {
+		for r := range numResults {
+			n += sum(r, cmds...)
+		}
+		return n
+	}
+	now := s.o.Now()
+	return []stat{
+		{"pid", os.Getpid()}, {"uptime", int64(now.Sub(s.start).Seconds())}, {"time", now.Unix()}, {"version", version}, {"pointer_size", 64},
+		{"max_connections", s.maxConns()}, {"curr_connections", s.net.Conns()}, {"total_connections", s.net.Accepted()},
+		{"rejected_connections", s.net.Refused()},
+		{"cmd_get", t.hits - b.hits + t.misses - b.misses},
+		{"cmd_set", all(cmdSet, cmdAdd, cmdReplace, cmdAppend, cmdPrepend, cmdCas, cmdMs)},
+		{"cmd_flush", all(cmdFlushAll)}, {"cmd_touch", all(cmdTouch, cmdGat, cmdGats)}, {"cmd_meta", all(cmdMg, cmdMs, cmdMd, cmdMa, cmdMn, cmdMe)},
+		{"get_hits", t.hits - b.hits}, {"get_misses", t.misses - b.misses},
+		{"delete_hits", sum(resOK, cmdDelete, cmdMd)}, {"delete_misses", sum(resMiss, cmdDelete, cmdMd)},
+		{"incr_hits", sum(resOK, cmdIncr)}, {"incr_misses", sum(resMiss, cmdIncr)},
+		{"decr_hits", sum(resOK, cmdDecr)}, {"decr_misses", sum(resMiss, cmdDecr)},
+		{"cas_hits", sum(resOK, cmdCas)}, {"cas_misses", sum(resMiss, cmdCas)}, {"cas_badval", sum(resRefused, cmdCas)},
+		{"touch_hits", sum(resOK, cmdTouch)}, {"touch_misses", sum(resMiss, cmdTouch)},
+		{"bytes_read", t.bytesRead - b.bytesRead}, {"bytes_written", t.bytesWrote - b.bytesWrote},
+	}
+}
+
+// maxConns is what netsrv makes of 0, too.
+func (s *Server) maxConns() int { return cmp.Or(s.o.MaxConns, 10_000) }
+
+func (s *Server) settingStats() []stat {
+	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"binding_protocol", "ascii"}}
+}
+
+func (s *Server) resetStats() {
+	t := s.stats.load()
+	s.base.Lock()
+	s.base.tally = t
+	s.base.Unlock()
+}

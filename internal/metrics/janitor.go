@@ -1,0 +1,61 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// JobResult is how a job ended at a janitor.
+type JobResult string
+
+// Results of jobs. A job that was given up is another janitor's by now, or will be, since
+// this one stops; one that failed went back to the directory with its trouble.
+const (
+	JobDone    JobResult = "done"
+	JobGivenUp JobResult = "given_up"
+	JobFailed  JobResult = "failed"
+)
+
+// Janitor counts the jobs that ended at a janitor of this process. Its methods may be
+// called concurrently.
+type Janitor struct {
+	jobs, seconds *prometheus.CounterVec
+}
+
+// NewJanitor makes a Janitor that has counted nothing.
+func NewJanitor() *Janitor {
+	j := &Janitor{
+		jobs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_jobs_total",
+			Help: "Background jobs that ended here, by how: done, given_up (somebody else's by now) or failed (handed back, to be tried again)."}, []string{"kind", "result"}),
+		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvd_janitor_job_seconds_total",
+			Help: "Time that background jobs took here, however they ended."}, []string{"kind"}),
+	}
+	for k := range jobKinds {
+		j.seconds.WithLabelValues(JobKind(k))
+		for _, r := range []JobResult{JobDone, JobGivenUp, JobFailed} {
+			j.jobs.WithLabelValues(JobKind(k), string(r))
+		}
+	}
+	return j
+}
+
+// Count counts a job.
+func (j *Janitor) Count(kind dirpb.JobKind, r JobResult, took time.Duration) {
+	j.jobs.WithLabelValues(JobKind(kind), string(r)).Inc()
+	j.seconds.WithLabelValues(JobKind(kind)).Add(took.Seconds())
+}
+
+// Describe implements [prometheus.Collector].
+func (j *Janitor) Describe(ch chan<- *prometheus.Desc) {
+	j.jobs.Describe(ch)
+	j.seconds.Describe(ch)
+}
+
+// Collect implements [prometheus.Collector].
+func (j *Janitor) Collect(ch chan<- prometheus.Metric) {
+	j.jobs.Collect(ch)
+	j.seconds.Collect(ch)
+}
