@@ -43,6 +43,7 @@ type Client struct {
 		closed bool
 		wg     sync.WaitGroup // reopening and closing of lost sessions
 		past   laneTotals     // of sessions that have ended
+		last   laneTotals     // as Stats saw it last
 	}
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -967,21 +968,38 @@ func (c *Client) Stats() Stats {
 		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch(), Evicted: c.stats.evicted.Load(),
 		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize}
 	c.mu.Lock()
-	past := c.mu.past
+	total, counted := c.mu.past, s.counted
 	c.mu.Unlock()
-	if s.dead.Load() {
-		past.into(&st)
-		return st
-	}
 	var cached, inUse uint64
 	for _, d := range s.lanes {
-		s.onLane(d.l, func(l *session.Lane) {
-			past.add(l)
-			st.LimboUnits += l.LimboUnits()
-			cached += l.CachedUnits()
+		if counted {
+			break
+		}
+		x := new(struct { // its own: the session may end, and the lane come to it later
+			laneTotals
+			limbo, cached uint64
 		})
+		if !s.onLane(d.l, func(l *session.Lane) {
+			x.laneTotals.add(l)
+			x.limbo, x.cached = l.LimboUnits(), l.CachedUnits()
+		}) {
+			c.mu.Lock()
+			total = c.mu.last
+			c.mu.Unlock()
+			counted = true
+			break
+		}
+		total.sum(&x.laneTotals)
+		st.LimboUnits += x.limbo
+		cached += x.cached
 	}
-	past.into(&st)
+	total.into(&st)
+	if counted {
+		return st
+	}
+	c.mu.Lock()
+	c.mu.last = total
+	c.mu.Unlock()
 	for _, h := range s.core.Heaps() {
 		hs := h.Heap.Stats()
 		st.GrantedUnits += uint64(hs.Granted)
@@ -1019,6 +1037,18 @@ func (t *laneTotals) add(l *session.Lane) {
 	t.casLosses += l.Stats.CASLosses
 	t.unknown += l.Stats.Unknown
 	t.notes += l.Stats.Notes
+}
+
+func (t *laneTotals) sum(x *laneTotals) {
+	for k := range t.ops {
+		t.ops[k] += x.ops[k]
+		t.rounds[k] += x.rounds[k]
+	}
+	t.verbs.Add(&x.verbs)
+	t.cacheHits += x.cacheHits
+	t.casLosses += x.casLosses
+	t.unknown += x.unknown
+	t.notes += x.notes
 }
 
 func (t *laneTotals) into(st *Stats) {

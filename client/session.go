@@ -55,6 +55,7 @@ type sess struct {
 	shut      atomic.Bool // no operation begins any more
 	closing   sync.Once
 	evictor   *evictor      // nil: this session evicts nothing
+	counted   bool          // its lanes are in Client.mu.past; guarded by Client.mu
 	replaced  chan struct{} // closed when the Client has another session, or none for good
 }
 
@@ -656,6 +657,7 @@ func (s *sess) end(ctx context.Context) {
 		d.l.Conns(func(_ uint32, _ int, qp *rdma.QP) { _ = qp.Close() })
 		s.c.mu.Lock()
 		s.c.mu.past.add(d.l)
+		s.counted = d == s.lanes[len(s.lanes)-1]
 		s.c.mu.Unlock()
 		d.l.GiveBack(true)
 	}

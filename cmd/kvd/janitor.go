@@ -131,15 +131,12 @@ func jobResult(ctx context.Context, err error) metrics.JobResult {
 	switch {
 	case err == nil:
 		return metrics.JobDone
-	case ctx.Err() != nil, err.Error() == jobIsGone:
+	case ctx.Err() != nil, errors.Is(err, janitor.ErrGone):
 		return metrics.JobGivenUp
 	default:
 		return metrics.JobFailed
 	}
 }
-
-// jobIsGone is what janitor.Options.Done hears of a job that is somebody else's by now.
-const jobIsGone = "the job is somebody else's by now"
 
 // stop ends the janitor and says why it had stopped by itself, if it had.
 func (j *runningJanitor) stop() error {

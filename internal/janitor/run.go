@@ -163,7 +163,8 @@ func (r *runner) claim(ctx context.Context, c *client.Client, working []uint32) 
 	return rep.GetJob(), session, err
 }
 
-var errGone = errors.New("the job is somebody else's by now")
+// ErrGone ends a job that another janitor has by now.
+var ErrGone = errors.New("the job is somebody else's by now")
 
 // do performs one job and reports how it went.
 func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *dirpb.Job) {
@@ -178,7 +179,7 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 			return err
 		})
 		if err == nil && rep.GetGone() {
-			err = errGone
+			err = ErrGone
 		}
 		return err
 	}
@@ -194,7 +195,7 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 		log.Info("janitor: done", "groups", report.GetGroups(), "synced", report.GetSyncedWords(), "repaired", report.GetRepairedRecords(),
 			"lost", report.GetLostRecords(), "took", time.Since(began).Round(time.Millisecond))
 		return
-	case errors.Is(err, errGone), ctx.Err() != nil:
+	case errors.Is(err, ErrGone), ctx.Err() != nil:
 		log.Info("janitor: given up", "err", err)
 		return
 	}
@@ -227,7 +228,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 		}
 		for try := 1; len(works) > 0; try++ {
 			if id, err := c.Session(ctx); err != nil || id != session {
-				return cmp.Or(err, errGone) // the claim went with the session
+				return cmp.Or(err, ErrGone) // the claim went with the session
 			}
 			var again []*index.Work
 			for i, err := range c.Work(ctx, plan.Kind, works) {
