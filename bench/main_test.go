@@ -206,14 +206,21 @@ func (s *store) namespace(tb testing.TB, req *dirpb.CreateNamespaceRequest) {
 // open opens a client, with lanes if they are given; it is closed with the test.
 func (s *store) open(tb testing.TB, provider, namespace string, lanes ...int) *client.Client {
 	tb.Helper()
+	o := client.Options{Namespace: namespace}
+	for _, n := range lanes {
+		o.Lanes = n
+	}
+	return s.openWith(tb, provider, o)
+}
+
+// openWith is open with more options.
+func (s *store) openWith(tb testing.TB, provider string, o client.Options) *client.Client {
+	tb.Helper()
 	d, err := providers.Open(provider, providers.Options{})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	o := client.Options{Directory: []string{s.directory}, Namespace: namespace, Provider: provider, Devices: []*rdma.Device{d}}
-	for _, n := range lanes {
-		o.Lanes = n
-	}
+	o.Directory, o.Provider, o.Devices = []string{s.directory}, provider, []*rdma.Device{d}
 	c, err := client.Open(tb.Context(), o)
 	if err != nil {
 		tb.Fatal(err)
