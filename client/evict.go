@@ -53,6 +53,7 @@ type pressure struct {
 	settled    time.Time
 	want       uint32 // units of a place that could not be had, since needy; 0: none
 	needy      time.Time
+	cleared    time.Time
 }
 
 // sweepPos is a group in a shard's array.
@@ -183,8 +184,8 @@ func (e *evictor) work(works []*index.Work) (records int, units uint64) {
 			e.s.c.stats.evicted.Add(1)
 			e.policy.Evicted(now, x.Hash, candidateOf(x.Candidate))
 		}
-		e.s.c.stats.evictedUnits.Add(units)
 	}
+	e.s.c.stats.evictedUnits.Add(units)
 	return records, units
 }
 
@@ -291,11 +292,11 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		if pl, ok := h.Alloc(p.want); ok {
 			h.Unuse(pl) // a lane will find it
 			p.want = 0
-		} else if st := h.Stats(); st.Free+st.ForeignFree >= 8*uint64(p.want) || now.Sub(p.needy) > 2*limbo {
+		} else if st := h.Stats(); now.Sub(p.needy) > 2*limbo || st.Free+st.ForeignFree >= 8*uint64(p.want) && now.Sub(p.cleared) > 2*limbo {
 			// There is enough, but not in one piece, or of other sizes, in which other
 			// sessions were granted it.
 			e.clear(v, pg, p.want)
-			p.needy = now
+			p.needy, p.cleared = now, now
 			lack = max(lack, int64(p.want))
 		}
 	}

@@ -159,11 +159,11 @@ func (c *client) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessW
 
 func (c *client) Buf(_ *index.Op, n int) []byte { return make([]byte, n, (n+7)&^7) }
 
-func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, bool) {
+func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, uint8, bool) {
 	n := layout.UnitsOf(code)
 	w := c.w.of(pg.ID)
 	if c.memory == 0 || w.nextUnit+n > pg.HeapHi {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
 	for pg.IsRecalled(w.nextUnit) {
 		w.nextUnit++
@@ -171,7 +171,7 @@ func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, bool) {
 	c.memory--
 	u := w.nextUnit
 	w.nextUnit += n
-	return u, 0, true
+	return u, 0, code, true
 }
 
 func (c *client) place(what string, pg *index.PG, w layout.Word) {

@@ -352,9 +352,9 @@ type Env interface {
 	// the Op until it is recycled.
 	Buf(o *Op, n int) []byte
 
-	// Alloc takes a place for a record of size code; ver is what its slot word
-	// must carry.
-	Alloc(pg *PG, code uint8) (unit uint32, ver uint16, ok bool)
+	// Alloc takes a place for a record of size code; ver and size are what its slot word
+	// must carry. size may be larger than code: a READ of the record brings more than it.
+	Alloc(pg *PG, code uint8) (unit uint32, ver uint16, size uint8, ok bool)
 	// Unuse returns a place that no word ever named; nothing is under way to it.
 	Unuse(pg *PG, w layout.Word)
 	// Unlinked hands over the place of w, which this Op has replaced and

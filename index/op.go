@@ -1123,7 +1123,7 @@ func (o *Op) prepare(least uint64) Action {
 		return o.finish(fmt.Errorf("%w: record of %d bytes, at most %d", ErrFull, n, layout.MaxRecordSize))
 	}
 	if !o.havePlace {
-		unit, ver, ok := o.env.Alloc(o.Route.PG, code)
+		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
 		if !ok {
 			return Alloc
 		}
@@ -1151,7 +1151,7 @@ func (o *Op) prepareChunks() Action {
 	for i := len(o.chunks); i < want; i++ {
 		p := o.value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.value))]
 		code, _ := layout.CodeFor(layout.RecordLen(0, len(p)))
-		unit, ver, ok := o.env.Alloc(o.Route.PG, code)
+		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
 		if !ok {
 			return Alloc
 		}

@@ -347,13 +347,13 @@ func chunkWord(c layout.Chunk) layout.Word { return layout.MakeLive(c.Ver, 0, c.
 // they are to be copied. It is all or none.
 func (o *Op) takePlaces(pg *PG, it *item) bool {
 	take := func(code uint8) (layout.Chunk, bool) {
-		unit, ver, ok := o.env.Alloc(pg, code)
+		unit, ver, size, ok := o.env.Alloc(pg, code)
 		if !ok {
 			o.work.wantPG, o.work.wantCode = pg.ID, code
 			o.givePlaces(it)
 			return layout.Chunk{}, false
 		}
-		c := layout.Chunk{Unit: unit, Code: code, Ver: ver}
+		c := layout.Chunk{Unit: unit, Code: size, Ver: ver}
 		it.fresh = append(it.fresh, o.addPlace(pg, chunkWord(c), placeOwn))
 		return c, true
 	}

@@ -53,3 +53,30 @@ func (h *Heap) Window(units uint32) (unit uint32, ok bool) {
 	}
 	return unit, best >= 0
 }
+
+// AllocForeign returns the smallest foreign place of least to most units.
+func (h *Heap) AllocForeign(least, most uint32) (Place, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.mu.foreignFree == 0 {
+		return Place{}, false
+	}
+	best := uint32(0)
+	if most-least < uint32(len(h.mu.foreign)) {
+		for u := least; u <= most && best == 0; u++ {
+			if len(h.mu.foreign[u]) > 0 {
+				best = u
+			}
+		}
+	} else {
+		for u := range h.mu.foreign {
+			if u >= least && u <= most && (best == 0 || u < best) {
+				best = u
+			}
+		}
+	}
+	if best == 0 {
+		return Place{}, false
+	}
+	return h.mu.alloc(best)
+}

@@ -42,3 +42,22 @@ func TestWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestAllocForeign(t *testing.T) {
+	h := New()
+	if err := h.AddRun(0, 64); err != nil {
+		t.Fatal(err)
+	}
+	for i, units := range []uint32{3, 9, 12, 30} {
+		h.Free(Place{Unit: 1000 + 100*uint32(i), Units: units, Ver: 7})
+	}
+	for _, c := range []struct{ least, most, want uint32 }{{4, 8, 0}, {4, 9, 9}, {4, 40, 12}, {31, 100, 0}, {20, 100_000, 30}, {1, 3, 3}, {1, 100, 0}} {
+		p, ok := h.AllocForeign(c.least, c.most)
+		if p.Units != c.want || ok != (c.want != 0) || ok && (p.Unit < 1000 || p.Ver != 8) {
+			t.Errorf("%d to %d units: %v, %v; want %d", c.least, c.most, p, ok, c.want)
+		}
+	}
+	if err := h.Check(); err != nil {
+		t.Fatal(err)
+	}
+}

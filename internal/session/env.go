@@ -133,20 +133,27 @@ func (t *Task) Buf(_ *index.Op, n int) []byte {
 	return g.b[:n]
 }
 
-func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, ok bool) {
+func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size uint8, ok bool) {
 	m := t.lane.memOf(pg)
 	if m == nil {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
-	p, ok := m.cache.Alloc(layout.UnitsOf(code))
+	units := layout.UnitsOf(code)
+	p, ok := m.cache.Alloc(units)
 	if !ok {
 		if r := t.lane.core.releasable.Load(); r != t.lane.released {
 			t.lane.release(r)
-			p, ok = m.cache.Alloc(layout.UnitsOf(code))
+			p, ok = m.cache.Alloc(units)
+		}
+	}
+	if !ok && pg.AccessOff != 0 && t.lane.core.Exhausted(pg.ID) {
+		// What other sessions were granted is reused whole, if need be for less.
+		if p, ok = t.lane.core.heapOf(pg.ID, pg.Generation).AllocForeign(units, 2*units); ok {
+			code, ok = layout.CodeFor(int(p.Units) * layout.UnitSize)
 		}
 	}
 	if !ok {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
 	switch {
 	case index.Mutation(index.MutVerStays):
@@ -155,7 +162,7 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, ok bool
 		p.Ver = uint16(t.lane.core.epoch.Load() % 4)
 	}
 	m.flow.take(p.Units)
-	return p.Unit, p.Ver, true
+	return p.Unit, p.Ver, code, true
 }
 
 func place(w layout.Word) heap.Place {
