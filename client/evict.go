@@ -29,6 +29,9 @@ type evictor struct {
 	}
 	pgs map[uint32]*pressure
 
+	seen     atomic.Int64 // candidates, of the works under way
+	perGroup float64      // of them in a group, on average
+
 	// The sweep for what has expired.
 	sweepAt  sweepPos
 	expiring bool // there was something that expires in the last pass, or we put it
@@ -68,6 +71,8 @@ const (
 	// A sample is so many groups, and loses as many records: looking at several at once
 	// keeps what is worth keeping, as internal/evict measured.
 	evictSample = 4
+	// evictSeen is how many candidates a sample should have.
+	evictSeen = 60
 	// evictWorks samples are worked on together, at most.
 	evictWorks = 16
 	// Groups looked at for what has expired, each evictIdle.
@@ -94,7 +99,7 @@ func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
 }
 
 func newEvictor(s *sess) *evictor {
-	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}}
+	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
 	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]uint32{}
 	return e
 }
@@ -199,6 +204,7 @@ func (e *evictor) chooser(mu *sync.Mutex, n int) func([]index.Candidate) []int {
 	return func(list []index.Candidate) []int {
 		mu.Lock()
 		defer mu.Unlock()
+		e.seen.Add(int64(len(list)))
 		c := make([]evict.Candidate, len(list))
 		for i := range list {
 			c[i] = candidateOf(list[i])
@@ -302,11 +308,13 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 	}
 	for lack > 0 && e.s.ctx.Err() == nil {
 		victims := int(float64(lack)/p.perVictim) + 1
+		// Where the index is nearly empty, more groups make a sample.
+		groups := max(evictSample, min(int(evictSeen/max(e.perGroup, 1)), index.MaxEvictGroups))
 		var mu sync.Mutex
 		works := make([]*index.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
 			w := &index.Work{PG: pg.ID, Choose: e.chooser(&mu, min(victims, evictSample))}
-			for range evictSample {
+			for range groups {
 				if off, ok := randomGroup(v, pg); ok && w.Off == 0 {
 					w.Off = off
 				} else if ok {
@@ -317,7 +325,9 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 				works = append(works, w)
 			}
 		}
+		e.seen.Store(0)
 		records, units := e.work(works)
+		e.perGroup += 0.1 * (float64(e.seen.Load())/float64(max(groups*len(works), 1)) - e.perGroup)
 		if records == 0 {
 			break
 		}

@@ -10,8 +10,8 @@ import (
 // key.
 const evictBytes = 256
 
-// maxEvictGroups bounds the groups that one Evict looks at.
-const maxEvictGroups = 8
+// MaxEvictGroups bounds the groups that one Evict looks at.
+const MaxEvictGroups = 32
 
 // evictGroup is a group that an Evict looks at.
 type evictGroup struct {
@@ -29,7 +29,7 @@ func (o *Op) startEvict() Action {
 	o.Work.Evicted, o.Work.Expiring = nil, 0
 	pg, w := o.Route.PG, o.work
 	o.begin()
-	for i := range min(1+len(o.Work.More), maxEvictGroups) {
+	for i := range min(1+len(o.Work.More), MaxEvictGroups) {
 		off := o.Work.Off
 		if i > 0 {
 			off = o.Work.More[i-1]
