@@ -24,8 +24,8 @@ type evictor struct {
 
 	mu struct {
 		sync.Mutex
-		rooms map[room]bool     // groups without a slot
-		needs map[uint32]uint32 // by placement group: the largest place that could not be had
+		rooms map[room]bool              // groups without a slot
+		needs map[uint32]map[uint32]bool // by placement group: sizes of places that could not be had, units
 	}
 	pgs map[uint32]*pressure
 
@@ -54,9 +54,21 @@ type pressure struct {
 	held       uint64  // units granted to the session
 	short      bool    // the directory had no more to grant, the last time
 	settled    time.Time
-	want       uint32 // units of a place that could not be had, since needy; 0: none
-	needy      time.Time
-	cleared    time.Time
+	wants      map[uint32]*wanted // sizes of places that could not be had, units
+	clearing   *clearing          // nil: nothing is being cleared
+}
+
+// wanted is a place that operations wait for.
+type wanted struct {
+	since, asked time.Time // first and last
+	hunted       time.Time // when records of its size were evicted last
+}
+
+// clearing is a stretch of own memory out of which everything goes, and how far the search
+// for what lies there has come.
+type clearing struct {
+	from, units uint32
+	at          sweepPos
 }
 
 // sweepPos is a group in a shard's array.
@@ -100,7 +112,7 @@ func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
 
 func newEvictor(s *sess) *evictor {
 	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
-	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]uint32{}
+	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]map[uint32]bool{}
 	return e
 }
 
@@ -126,7 +138,10 @@ func (s *sess) WantRoom(pg uint32, home, stash uint64) {
 // starves says that no place of so many units could be had.
 func (e *evictor) starves(pg, units uint32) {
 	e.mu.Lock()
-	e.mu.needs[pg] = max(e.mu.needs[pg], units)
+	if e.mu.needs[pg] == nil {
+		e.mu.needs[pg] = map[uint32]bool{}
+	}
+	e.mu.needs[pg][units] = true
 	e.mu.Unlock()
 	e.wake()
 }
@@ -238,16 +253,25 @@ func (e *evictor) makeRoom() bool {
 // comes out of limbo. It reports whether memory is short at all.
 func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 	e.mu.Lock()
-	need := e.mu.needs[pg.ID]
+	needs := e.mu.needs[pg.ID]
 	delete(e.mu.needs, pg.ID)
 	e.mu.Unlock()
 	p := e.pgs[pg.ID]
 	if p == nil || p.generation != pg.Generation {
-		p = &pressure{generation: pg.Generation, perVictim: 4, settled: time.Now()}
+		p = &pressure{generation: pg.Generation, perVictim: 4, settled: time.Now(), wants: map[uint32]*wanted{}}
 		e.pgs[pg.ID] = p
 	}
 	supply, held := int64(0), uint64(0)
 	now := time.Now()
+	need := uint32(0) // the largest
+	for units := range needs {
+		need = max(need, units)
+		if w := p.wants[units]; w != nil {
+			w.asked = now
+		} else {
+			p.wants[units] = &wanted{since: now, asked: now}
+		}
+	}
 	f := e.s.core.Flow(pg.ID, pg.Generation)
 	if f != nil {
 		if dt := now.Sub(p.looked); dt > 20*time.Millisecond {
@@ -261,9 +285,6 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 	switch {
 	case refused || need > 0:
 		p.short = true
-		if need > p.want {
-			p.want, p.needy = need, time.Now()
-		}
 	case held > p.held:
 		p.short = false // there was more
 	}
@@ -288,40 +309,21 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 	if lack > 0 && !refused {
 		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
 	}
-	if p.want > 0 {
+	if e.fit(v, pg, p, now, limbo) {
 		// An operation waits for what is in limbo: every renewal brings its end nearer.
 		select {
 		case e.s.hurry <- struct{}{}:
 		default:
 		}
-		h := e.s.core.HeapOf(&pg.PG)
-		if pl, ok := h.Alloc(p.want); ok {
-			h.Unuse(pl) // a lane will find it
-			p.want = 0
-		} else if st := h.Stats(); now.Sub(p.needy) > 2*limbo || st.Free+st.ForeignFree >= 8*uint64(p.want) && now.Sub(p.cleared) > 2*limbo {
-			// There is enough, but not in one piece, or of other sizes, in which other
-			// sessions were granted it.
-			e.clear(v, pg, p.want)
-			p.needy, p.cleared = now, now
-			lack = max(lack, int64(p.want))
-		}
 	}
 	for lack > 0 && e.s.ctx.Err() == nil {
 		victims := int(float64(lack)/p.perVictim) + 1
-		// Where the index is nearly empty, more groups make a sample.
-		groups := max(evictSample, min(int(evictSeen/max(e.perGroup, 1)), index.MaxEvictGroups))
+		groups := e.groups()
 		var mu sync.Mutex
 		works := make([]*index.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
-			w := &index.Work{PG: pg.ID, Choose: e.chooser(&mu, min(victims, evictSample))}
-			for range groups {
-				if off, ok := randomGroup(v, pg); ok && w.Off == 0 {
-					w.Off = off
-				} else if ok {
-					w.More = append(w.More, off)
-				}
-			}
-			if w.Off != 0 {
+			if w := e.sample(v, pg, groups); w != nil {
+				w.Choose = e.chooser(&mu, min(victims, evictSample))
 				works = append(works, w)
 			}
 		}
@@ -373,35 +375,124 @@ func randomGroup(v *session.View, pg *session.PG) (off uint64, ok bool) {
 	return 0, false
 }
 
-// clear evicts everything that lies in one stretch of own memory, for a place as large, or
-// one record in each cluster whose place is as large. It looks at the whole index of the
-// placement group.
-func (e *evictor) clear(v *session.View, pg *session.PG, units uint32) {
-	from, ok := e.s.core.HeapOf(&pg.PG).Window(units)
-	choose := func(list []index.Candidate) (picked []int) {
+// fit sees to places that could not be had though as much is at hand: it is not in one
+// piece, or of other sizes, in which other sessions were granted it. First some records of
+// such a size go; where there are none, everything in one stretch of own memory. It reports whether
+// anything is waited for.
+func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Time, limbo time.Duration) bool {
+	h := e.s.core.HeapOf(&pg.PG)
+	for units, w := range p.wants {
+		if now.Sub(w.asked) > time.Second {
+			delete(p.wants, units) // nobody waits any more
+			continue
+		}
+		pl, ok := h.Alloc(units)
+		if !ok {
+			pl, ok = h.AllocForeign(units, 2*units)
+		}
+		if ok {
+			h.Unuse(pl) // a lane will find it
+			delete(p.wants, units)
+			continue
+		}
+		if now.Sub(w.since) < limbo || now.Sub(w.hunted) < limbo {
+			continue // what has been evicted is on its way
+		}
+		w.hunted = now
+		var mu sync.Mutex
+		groups := e.groups()
+		works := make([]*index.Work, 0, evictWorks)
+		for range cap(works) {
+			if x := e.sample(v, pg, groups); x != nil {
+				x.Choose = e.chooserOf(&mu, units, 2*units)
+				works = append(works, x)
+			}
+		}
+		if records, _ := e.work(works); records == 0 && p.clearing == nil {
+			if from, ok := h.Window(units); ok {
+				p.clearing = &clearing{from: from, units: units}
+			}
+		}
+	}
+	if p.clearing != nil && !e.clear(v, pg, p.clearing) {
+		p.clearing = nil
+	}
+	return len(p.wants) > 0
+}
+
+// chooserOf picks one record of those whose places have so many units.
+func (e *evictor) chooserOf(mu *sync.Mutex, least, most uint32) func([]index.Candidate) []int {
+	choose := e.chooser(mu, 1)
+	return func(list []index.Candidate) []int {
+		var fits []index.Candidate
+		var at []int
 		for i, c := range list {
-			switch u := c.Word.Unit(); {
-			case ok && u < from+units && from < u+c.Units:
+			if c.Units >= least && c.Units <= most {
+				fits, at = append(fits, c), append(at, i)
+			}
+		}
+		picked := choose(fits)
+		for i := range picked {
+			picked[i] = at[picked[i]]
+		}
+		return picked
+	}
+}
+
+// clear evicts what lies in a stretch of own memory, a thousand groups of the index at a
+// time. It reports whether there is more to look at.
+func (e *evictor) clear(v *session.View, pg *session.PG, c *clearing) (more bool) {
+	choose := func(list []index.Candidate) (picked []int) {
+		for i, x := range list {
+			if u := x.Word.Unit(); u < c.from+c.units && c.from < u+x.Units {
 				picked = append(picked, i)
-			case !ok && c.Units == units:
-				return []int{i}
 			}
 		}
 		return picked
 	}
-	for i := range v.Shards {
-		sh := &v.Shards[i]
-		if sh.PG != pg {
+	for budget := 1024; budget > 0 && e.s.ctx.Err() == nil; {
+		if c.at.shard >= len(v.Shards) {
+			return false
+		}
+		sh := &v.Shards[c.at.shard]
+		all := sh.Clusters * (layout.ClusterGroups + 1)
+		if sh.PG != pg || c.at.group >= all {
+			c.at = sweepPos{shard: c.at.shard + 1}
 			continue
 		}
-		for g := uint64(0); g < uint64(sh.Clusters)*(layout.ClusterGroups+1) && e.s.ctx.Err() == nil; g += sweepGroups {
-			var works []*index.Work
-			for k := g; k < min(g+sweepGroups, uint64(sh.Clusters)*(layout.ClusterGroups+1)); k++ {
-				works = append(works, &index.Work{PG: pg.ID, Off: sh.Off + k*layout.GroupSize, Choose: choose})
+		var works []*index.Work
+		for len(works) < evictWorks && c.at.group < all {
+			w := &index.Work{PG: pg.ID, Off: sh.Off + uint64(c.at.group)*layout.GroupSize, Choose: choose}
+			for c.at.group++; c.at.group < all && len(w.More) < index.MaxEvictGroups-1; c.at.group++ {
+				w.More = append(w.More, sh.Off+uint64(c.at.group)*layout.GroupSize)
 			}
-			e.work(works)
+			budget -= 1 + len(w.More)
+			works = append(works, w)
+		}
+		e.work(works)
+	}
+	return true
+}
+
+// groups is how many groups make a sample: more where the index is nearly empty.
+func (e *evictor) groups() int {
+	return max(evictSample, min(int(evictSeen/max(e.perGroup, 1)), index.MaxEvictGroups))
+}
+
+// sample is a look at so many groups, nil if there are none.
+func (e *evictor) sample(v *session.View, pg *session.PG, groups int) *index.Work {
+	w := &index.Work{PG: pg.ID}
+	for range groups {
+		if off, ok := randomGroup(v, pg); ok && w.Off == 0 {
+			w.Off = off
+		} else if ok {
+			w.More = append(w.More, off)
 		}
 	}
+	if w.Off == 0 {
+		return nil
+	}
+	return w
 }
 
 // sweep takes back what has expired in the next few groups, at a pace that depends on

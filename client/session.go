@@ -480,6 +480,10 @@ const (
 // WantMemory asks the directory for a run, one call a placement group at a time,
 // for more each time.
 func (s *sess) WantMemory(pg, units uint32) {
+	if v := s.core.View(); s.evictor != nil && s.core.Exhausted(pg) && v != nil && v.PGs[pg] != nil && v.PGs[pg].AccessOff != 0 {
+		s.evictor.starves(pg, units) // which asks the directory again now and then
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.wanted[pg] || s.ctx.Err() != nil {

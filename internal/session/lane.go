@@ -457,7 +457,7 @@ func (l *Lane) failWaiting(t *Task) {
 	switch t.want {
 	case index.Alloc:
 		pg, _ := t.Op.Wanted()
-		if t.starved == 0 || l.core.exhausted(pg) < t.starved {
+		if !l.core.Exhausted(pg) && (t.starved == 0 || l.core.exhausted(pg) < t.starved) {
 			// Nobody said that there is none.
 			l.finish(t, fmt.Errorf("%w: no memory of placement group %d was granted", ErrTimeout, pg))
 			return
