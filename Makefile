@@ -55,10 +55,10 @@ demo: build ## a file tree in and out: one process, several, and a directory nod
 	deploy/demo.sh bin
 
 .PHONY: bench
-bench: ## speed beside sync.Map, Redis and memcached (as root it installs those two)
+bench: ## speed beside sync.Map, Redis and memcached, the gateway included, and hit ratios (as root it installs those two)
 	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v memcached >/dev/null || \
 		{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; }
-	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestRatios ./bench
+	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 60m -run 'TestRatios|TestGatewayRatios|TestHitRatio' ./bench
 
 .PHONY: hit-ratio
 hit-ratio: ## hit ratio of a cache beside exact LRU and LFU and a real Redis (as root it installs that)

@@ -295,6 +295,8 @@ func TestShellTerminated(t *testing.T) {
 	if err := x.cmd.Process.Signal(os.Interrupt); err != nil { // as Ctrl-C is no signal now, it is nothing
 		t.Fatal(err)
 	}
+	x.types("\r") // it is dealt with before the next command
+	x.expect("default> ")
 	x.types("incr n\r")
 	x.expect("\r\n1\r\n")
 	x.expect("default> ")

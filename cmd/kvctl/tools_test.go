@@ -337,7 +337,7 @@ func TestCheckFinds(t *testing.T) {
 		{"reserved header bits", flip(loc.Home, 20), []string{"reserved header bits"}},
 		{"a record's byte", flip(word.Off()+24, 40), []string{"CRC-32C"}},
 		{"fingerprint", flip(at, 41), []string{"fingerprint"}},
-		{"size code", flip(at, 32), []string{"size code"}},
+		{"size code", flip(at, 38), []string{"size code"}},
 		{"outside the heap", set(at, layout.MakeLive(word.Ver(), word.FP(), word.Code(), 1)), []string{"outside the heap"}},
 		{"key twice", set(free, word), []string{"is in the slot at", "overlap"}},
 		{"another group's key", set(at2, word), []string{"belongs to group", "overlap"}},

@@ -460,9 +460,10 @@ func (k *checker) judge(a array, cluster uint64, s slot, overflow *[layout.Clust
 	if r.Flags&layout.FlagChunk != 0 {
 		return nil, "names a chunk of a long value", nil
 	}
-	// A place that another session was granted serves smaller records, too.
-	if c, ok := layout.CodeFor(layout.RecordLen(len(r.Key), len(r.Value))); !ok || c > s.word.Code() {
-		return nil, fmt.Sprintf("size code %d (%d bytes) for a record of %d bytes, want code %d or more",
+	// A place that another session was granted serves records down to half its size, too.
+	if c, ok := layout.CodeFor(layout.RecordLen(len(r.Key), len(r.Value))); !ok || c > s.word.Code() ||
+		layout.UnitsOf(s.word.Code()) > 2*layout.UnitsOf(c) {
+		return nil, fmt.Sprintf("size code %d (%d bytes) for a record of %d bytes, want code %d, or up to twice the size",
 			s.word.Code(), s.word.ReadLen(), layout.RecordLen(len(r.Key), len(r.Value)), c), nil
 	}
 	loc, err := k.s.Locate(r.Key)
