@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"os"
@@ -26,6 +27,26 @@ import (
 const patience = 60 * time.Second
 
 var binDir string
+
+// commands is the folder of kvd and kvctl. It looks at what they are made of: that is not
+// among the packages that this test is known to depend on, but a remembered result is
+// void when files change that a test has looked at.
+func commands(t *testing.T) string {
+	t.Helper()
+	if err := sources(); err != nil {
+		t.Fatal(err)
+	}
+	return binDir
+}
+
+var sources = sync.OnceValue(func() error {
+	return filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && d.Name() == ".git" {
+			return fs.SkipDir
+		}
+		return err
+	})
+})
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "kvd-deploy-")
@@ -217,7 +238,7 @@ func TestUnitsVerify(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"systemd-analyze", "verify"}
 	for _, u := range units {
-		text := strings.ReplaceAll(read(t, u), "/usr/local/bin/kvd", filepath.Join(binDir, "kvd"))
+		text := strings.ReplaceAll(read(t, u), "/usr/local/bin/kvd", filepath.Join(commands(t), "kvd"))
 		file := filepath.Join(dir, u)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -243,7 +264,7 @@ func TestUnitsVerify(t *testing.T) {
 func TestUnitsStart(t *testing.T) {
 	root := t.TempDir() // stands for /
 	at := host(1)
-	sub := strings.NewReplacer("/usr/local/bin/", binDir+"/", "/etc/kvd/", root+"/etc/", "/var/lib/", root+"/lib/", "127.0.0.1", at)
+	sub := strings.NewReplacer("/usr/local/bin/", commands(t)+"/", "/etc/kvd/", root+"/etc/", "/var/lib/", root+"/lib/", "127.0.0.1", at)
 	if err := os.Mkdir(root+"/etc", 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +283,7 @@ func TestUnitsStart(t *testing.T) {
 	kvctl := []string{"KVD_DIRECTORY=" + at + ":7400"}
 	for _, file := range units {
 		if file == "kvd-gateway.service" { // it makes no namespace
-			output(t, kvctl, binDir+"/kvctl", "namespace", "create", "cache", "--mode", "cache", "--bytes", "256MiB")
+			output(t, kvctl, commands(t)+"/kvctl", "namespace", "create", "cache", "--mode", "cache", "--bytes", "256MiB")
 		}
 		u := unit(t, file, "Service")
 		if got := u["Type"]; !slices.Equal(got, []string{"notify"}) {
@@ -291,13 +312,13 @@ func TestUnitsStart(t *testing.T) {
 		t.Fatalf("%d commands in %d units", len(started), len(units))
 	}
 	for _, provider := range []string{"shm", "tcp"} {
-		output(t, kvctl, binDir+"/kvctl", "--provider="+provider, "put", provider, "value")
-		if got := output(t, kvctl, binDir+"/kvctl", "--provider="+provider, "get", provider); strings.TrimSpace(got) != "value" {
+		output(t, kvctl, commands(t)+"/kvctl", "--provider="+provider, "put", provider, "value")
+		if got := output(t, kvctl, commands(t)+"/kvctl", "--provider="+provider, "get", provider); strings.TrimSpace(got) != "value" {
 			t.Errorf("get over %s: %q", provider, got)
 		}
 	}
 	for _, port := range []string{"7480", "7481", "7483"} {
-		output(t, nil, binDir+"/kvd", "health", "http://"+at+":"+port)
+		output(t, nil, commands(t)+"/kvd", "health", "http://"+at+":"+port)
 	}
 	throughGateway(t, at)
 	for _, p := range slices.Backward(started) {
@@ -437,7 +458,7 @@ func TestComposeStarts(t *testing.T) {
 	serve := func(n string) {
 		t.Helper()
 		s := c.Services[n]
-		args := []string{binDir + "/kvd"}
+		args := []string{commands(t) + "/kvd"}
 		for _, a := range s.Command {
 			if !strings.HasPrefix(a, "--id=") && !strings.HasPrefix(a, "--name=") {
 				a = sub(n, a)
@@ -449,7 +470,7 @@ func TestComposeStarts(t *testing.T) {
 		if len(check) < 2 || check[0] != "CMD" || check[1] != "/kvd" {
 			t.Fatalf("%s: health check %q: the image has nothing but kvd to run", n, check)
 		}
-		args = []string{binDir + "/kvd"}
+		args = []string{commands(t) + "/kvd"}
 		for _, a := range check[2:] {
 			args = append(args, sub(n, a))
 		}
@@ -465,8 +486,8 @@ func TestComposeStarts(t *testing.T) {
 		t.Errorf("service kvctl is %+v", tool)
 	}
 	toolEnv := env("kvctl")
-	output(t, toolEnv, binDir+"/kvctl", "put", "hello", "world")
-	if got := output(t, toolEnv, binDir+"/kvctl", "get", "hello"); strings.TrimSpace(got) != "world" {
+	output(t, toolEnv, commands(t)+"/kvctl", "put", "hello", "world")
+	if got := output(t, toolEnv, commands(t)+"/kvctl", "get", "hello"); strings.TrimSpace(got) != "world" {
 		t.Errorf("get: %q", got)
 	}
 	once := c.Services["namespaces"]
@@ -475,7 +496,7 @@ func TestComposeStarts(t *testing.T) {
 		t.Errorf("service namespaces is %+v", once)
 	}
 	for range 2 { // it runs whenever the gateway is brought up
-		output(t, env("namespaces"), append([]string{binDir + "/kvctl"}, once.Command...)...)
+		output(t, env("namespaces"), append([]string{commands(t) + "/kvctl"}, once.Command...)...)
 	}
 	serve("g1")
 	throughGateway(t, byName.Replace("g1"))

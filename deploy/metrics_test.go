@@ -154,7 +154,7 @@ func served(t *testing.T) map[string]*dto.MetricFamily {
 	t.Helper()
 	at := host(40)
 	web := at + ":7480"
-	start(t, []string{"XDG_RUNTIME_DIR=" + t.TempDir()}, binDir+"/kvd", "dev", "--memory=64MiB", "--listen="+at+":7400",
+	start(t, []string{"XDG_RUNTIME_DIR=" + t.TempDir()}, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen="+at+":7400",
 		"--redis="+at+":6379", "--memcached="+at+":11211", "--http="+web)
 	throughGateway(t, at)
 	conn, err := net.DialTimeout("tcp", at+":6379", patience)

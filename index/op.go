@@ -82,8 +82,9 @@ type Op struct {
 	xFlags     HintFlags
 	n          layout.Word
 	havePlace  bool
-	written    bool // n's record is on every replica
-	deciding   bool // the CAS x→n at A is under way
+	wantCode   uint8 // of the place it takes, or waits for; see Wanted
+	written    bool  // n's record is on every replica
+	deciding   bool  // the CAS x→n at A is under way
 	won        bool
 	adrift     bool // a failed WRITE to the Op's place may still land
 	atA        bool // what is under change was read at A, P need not show it
@@ -1123,6 +1124,7 @@ func (o *Op) prepare(least uint64) Action {
 		return o.finish(fmt.Errorf("%w: record of %d bytes, at most %d", ErrFull, n, layout.MaxRecordSize))
 	}
 	if !o.havePlace {
+		o.wantCode = code
 		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
 		if !ok {
 			return Alloc
@@ -1151,6 +1153,7 @@ func (o *Op) prepareChunks() Action {
 	for i := len(o.chunks); i < want; i++ {
 		p := o.value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.value))]
 		code, _ := layout.CodeFor(layout.RecordLen(0, len(p)))
+		o.wantCode = code
 		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
 		if !ok {
 			return Alloc

@@ -183,8 +183,7 @@ func (o *Op) Wanted() (pg uint32, units uint32) {
 	if w := o.work; w != nil {
 		return w.wantPG, layout.UnitsOf(w.wantCode)
 	}
-	code, _ := layout.CodeFor(min(layout.RecordLen(len(o.Key), len(o.Value)), layout.MaxRecordSize))
-	return o.Route.PG.ID, layout.UnitsOf(code)
+	return o.Route.PG.ID, layout.UnitsOf(o.wantCode)
 }
 
 // ---- the machine -----------------------------------------------------------

@@ -1188,3 +1188,38 @@ func TestWorkFails(t *testing.T) {
 		}
 	}
 }
+
+// TestWanted: what an Op waits for is the place that it needs next, not all of a long
+// value, nor what a Modify was given.
+func TestWanted(t *testing.T) {
+	chunk, _ := layout.CodeFor(layout.RecordLen(0, layout.ChunkSize))
+	long := make([]byte, 2*layout.ChunkSize)
+	half := long[:layout.ChunkSize/2]
+	modified, _ := layout.CodeFor(layout.RecordLen(1, len(half)))
+	small, _ := layout.CodeFor(layout.RecordLen(1, 1))
+	for name, x := range map[string]struct {
+		op     index.Op
+		memory int
+		code   uint8
+	}{
+		"first chunk":  {index.Op{Kind: index.Put, Value: long}, 0, chunk},
+		"second chunk": {index.Op{Kind: index.Put, Value: long}, 1, chunk},
+		"small":        {index.Op{Kind: index.Put, Value: long[:1]}, 0, small},
+		"modify": {index.Op{Kind: index.Modify, Modify: func(*layout.Record) ([]byte, uint64, error) { return half, 0, nil }},
+			0, modified},
+	} {
+		w := newWorld(1, 1<<18)
+		c := w.client(1)
+		c.memory = x.memory
+		x.op.Key = []byte("k")
+		c.begin(&x.op)
+		for c.action != index.Alloc {
+			if _, done := c.advance(1<<30, noFault); done {
+				t.Fatalf("%s: done without memory: %v", name, c.op.Err)
+			}
+		}
+		if pg, units := c.op.Wanted(); pg != w.pg.ID || units != layout.UnitsOf(x.code) {
+			t.Errorf("%s: wants %d units of placement group %d, not %d", name, units, pg, layout.UnitsOf(x.code))
+		}
+	}
+}

@@ -240,10 +240,14 @@ func (sh *shell) prompt(ctx context.Context) error {
 		if len(args) == 0 {
 			continue
 		}
+		// From here on Ctrl-C is an interrupt, also before the command listens.
+		running, stop := signal.NotifyContext(ctx, os.Interrupt)
 		if err := cooked.ApplyMode(); err != nil {
+			stop()
 			return fmt.Errorf("terminal: %w", err)
 		}
-		sh.run(ctx, sh.a.stdin, sh.a.stdout, sh.a.stderr, args)
+		sh.run(running, sh.a.stdin, sh.a.stdout, sh.a.stderr, args)
+		stop()
 		if err := sh.a.flush(); err != nil {
 			return err
 		}
