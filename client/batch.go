@@ -5,12 +5,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
 )
 
 // Cond restricts a Put or Delete of an [Op].
@@ -102,7 +104,23 @@ type batch struct {
 	store []call
 	calls []*call
 	of    []int // positions in ops
+
+	placed []placed
+	quick  []session.Quick // by lane
+	at     []int           // positions in ops
+	done   []bool          // by position in ops
+	lanes  []laneShare
 }
+
+// placed is an Op that may be quick.
+type placed struct {
+	hash, check uint64
+	at          int // position in ops
+	lane        int
+}
+
+// laneShare is a lane's part of batch.quick.
+type laneShare struct{ from, to int }
 
 var (
 	batches = sync.Pool{New: func() any { return new(batch) }}
@@ -111,17 +129,21 @@ var (
 )
 
 func (c *Client) doSome(ctx context.Context, ops []Op) {
-	var b *batch
 	for i := range ops {
-		o := &ops[i]
-		o.Item, o.Err = Item{}, nil
-		if o.Kind == OpGet && len(o.Key) > 0 {
-			if d, r, ok := c.peek(ctx, o.Key); ok {
-				o.Item = itemOf(&r, o.Into)
-				d.handOver()
-				continue
-			}
+		ops[i].Item, ops[i].Err = Item{}, nil
+	}
+	b := batches.Get().(*batch)
+	b.done = slices.Grow(b.done[:0], len(ops))[:len(ops)]
+	clear(b.done)
+	if s := c.sess.Load(); c.mayBeQuick(ctx, s) {
+		b.quickly(c, s, ops)
+	}
+	b.store = slices.Grow(b.store, len(ops)) // the calls in it do not move
+	for i := range ops {
+		if b.done[i] {
+			continue
 		}
+		o := &ops[i]
 		q, err := c.callOf(o)
 		if err != nil {
 			o.Err = err
@@ -137,28 +159,21 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 			loneCalls.Put(p)
 			continue
 		}
-		if b == nil {
-			b = batches.Get().(*batch)
-			if cap(b.store) < len(ops) {
-				b.store = make([]call, 0, len(ops)) // the calls in it do not move
-			}
-		}
 		b.store = append(b.store, q)
 		b.of = append(b.of, i)
 	}
-	if b == nil {
-		return
-	}
-	for i := range b.store {
-		b.calls = append(b.calls, &b.store[i])
-	}
-	c.multi(ctx, b.calls)
 	whole := true
-	for i := range b.store {
-		o, q := &ops[b.of[i]], &b.store[i]
-		o.Err = q.err
-		whole = whole && q.finished
-		c.answer(ctx, o, q)
+	if len(b.store) > 0 {
+		for i := range b.store {
+			b.calls = append(b.calls, &b.store[i])
+		}
+		c.multi(ctx, b.calls)
+		for i := range b.store {
+			o, q := &ops[b.of[i]], &b.store[i]
+			o.Err = q.err
+			whole = whole && q.finished
+			c.answer(ctx, o, q)
+		}
 	}
 	if !whole {
 		return // its lane still has some of them
@@ -167,6 +182,101 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 	clear(b.calls)
 	b.store, b.calls, b.of = b.store[:0], b.calls[:0], b.of[:0]
 	batches.Put(b)
+}
+
+// quickly performs what needs no task, a lane at a time.
+func (b *batch) quickly(c *Client, s *sess, ops []Op) {
+	n := len(s.lanes)
+	b.lanes = slices.Grow(b.lanes[:0], n)[:n]
+	clear(b.lanes)
+	b.placed = b.placed[:0]
+	for i := range ops {
+		o := &ops[i]
+		switch {
+		case len(o.Key) == 0 || len(o.Key) > MaxKeyLen:
+			continue
+		case o.Kind == OpGet:
+		case o.Kind == OpPut && o.Cond == Always && len(o.Value) <= layout.MaxRecordSize && !c.o.ReadOnly:
+		default:
+			continue
+		}
+		_, hash, check := s.place(o.Key)
+		l := s.laneNumber(check)
+		b.placed = append(b.placed, placed{hash, check, i, l})
+		b.lanes[l].to++
+	}
+	if len(b.placed) == 0 {
+		return
+	}
+	at := 0
+	for l := range b.lanes {
+		at, b.lanes[l] = at+b.lanes[l].to, laneShare{at, at}
+	}
+	b.quick = slices.Grow(b.quick[:0], at)[:at]
+	b.at = slices.Grow(b.at[:0], at)[:at]
+	for _, p := range b.placed {
+		o, l := &ops[p.at], &b.lanes[p.lane]
+		q := &b.quick[l.to]
+		q.Put, q.Key, q.Hash, q.Check = o.Kind == OpPut, o.Key, p.hash, p.check
+		if q.Put {
+			q.Value, q.Flags = withFlags(o.Value, o.Flags)
+			q.Expiry = expiryAt(o.Expires)
+		}
+		b.at[l.to] = p.at
+		l.to++
+	}
+	defer clear(b.quick)
+
+	// Not all begin with the same lane; one that somebody leads at the moment may be free
+	// when the others are done, or when somebody else has had the processor.
+	left := len(b.placed)
+	for round := 0; left > 0 && round < quickRounds; round++ {
+		if round > 1 {
+			runtime.Gosched()
+		}
+		for i := range b.lanes {
+			l := b.placed[0].lane + i
+			if l >= n {
+				l -= n
+			}
+			share, d := &b.lanes[l], s.lanes[l]
+			switch {
+			case share.from == share.to:
+				continue
+			case !d.l.Synchronous():
+				left -= share.to - share.from
+				share.from = share.to
+				continue
+			case round == 0 && !d.tryLead() || round > 0 && !d.tryLeadSoon():
+				continue
+			}
+			left -= share.to - share.from
+			for share.from < share.to {
+				some := b.quick[share.from:share.to]
+				some = some[:d.l.Quick(some)]
+				for j := range some {
+					if q := &some[j]; q.OK {
+						b.settle(c, ops, b.at[share.from+j], q)
+					}
+				}
+				share.from += len(some)
+			}
+			d.handOver()
+		}
+	}
+}
+
+// quickRounds is how often a batch asks for the lanes it needs before it waits for them.
+const quickRounds = 4
+
+// settle gives ops[i] the answer of a Quick.
+func (b *batch) settle(c *Client, ops []Op, i int, q *session.Quick) {
+	o := &ops[i]
+	if b.done[i] = true; q.Put {
+		o.Item.Version, o.Err = c.quickPut(q)
+	} else {
+		o.Item = itemOf(&q.Record, o.Into)
+	}
 }
 
 // synchronous reports whether key's lane reaches all memory by providers that execute
@@ -201,13 +311,9 @@ func (c *Client) callOf(o *Op) (q call, err error) {
 	case OpGet:
 		return call{kind: index.Get, key: o.Key, dst: o.Into, take: takeItem}, checkKey(o.Key)
 	case OpPut:
-		exp, err := expiryAt(o.Expires)
-		if err == nil {
-			err = checkValue(o.Key, o.Value)
-		}
-		q = call{kind: index.Put, cond: o.Cond, key: o.Key, value: o.Value, ifVersion: o.Version, expiry: exp}
+		q = call{kind: index.Put, cond: o.Cond, key: o.Key, ifVersion: o.Version, expiry: expiryAt(o.Expires)}
 		q.value, q.flags = withFlags(o.Value, o.Flags)
-		return q, err
+		return q, checkValue(o.Key, o.Value)
 	case OpDelete:
 		return call{kind: index.Delete, cond: o.Cond, key: o.Key, ifVersion: o.Version}, checkKey(o.Key)
 	case OpUpdate:
@@ -241,19 +347,15 @@ func modifyOf(c *call, op *index.Op) modifyFunc {
 			}
 			return nil, 0, errDelete
 		}
-		exp, err := expiryAt(ch.Expires)
-		if err == nil {
-			err = checkValue(c.key, ch.Value)
-		}
-		if err != nil {
+		if err := checkValue(c.key, ch.Value); err != nil {
 			return nil, 0, err
 		}
-		c.expiry = exp // for the sweep
+		c.expiry = expiryAt(ch.Expires) // for the sweep
 		// cur is the Op's buffer, which goes on to other uses.
 		buf = append(buf[:0], ch.Value...)
 		var v []byte
 		v, op.Flags = withFlags(buf, ch.Flags)
-		return v, exp, nil
+		return v, c.expiry, nil
 	}
 }
 
@@ -287,15 +389,11 @@ func itemOf(r *layout.Record, into []byte) Item {
 	return it
 }
 
-func expiryAt(t time.Time) (uint64, error) {
+func expiryAt(t time.Time) uint64 {
 	if t.IsZero() {
-		return 0, nil
+		return 0
 	}
-	ms := t.UnixMilli()
-	if ms <= 0 {
-		ms = 1 // long ago
-	}
-	return uint64(ms), nil
+	return uint64(max(t.UnixMilli(), 1)) // 1: long ago
 }
 
 // GetIfChanged is Get if key has another version than the one given, and changed is

@@ -96,6 +96,7 @@ type laneDriver struct {
 	self    waiter // a lone caller's, so that it allocates nothing
 	selfc   call
 	selfcs  [1]*call
+	quick   [1]session.Quick
 	ready   [3]<-chan struct{}
 	done    func(*session.Task)
 	spins   int // see tryLeadSoon

@@ -212,8 +212,12 @@ func (s *sess) hash(key []byte) uint64 { return xxh3.Hash128Seed(key, s.seed.Loa
 // place hashes a key and returns its lane.
 func (s *sess) place(key []byte) (d *laneDriver, hash, check uint64) {
 	h := xxh3.Hash128Seed(key, s.seed.Load())
-	return s.lanes[(h.Hi>>32)*uint64(len(s.lanes))>>32], h.Lo, h.Hi
+	return s.laneOf(h.Hi), h.Lo, h.Hi
 }
+
+func (s *sess) laneOf(check uint64) *laneDriver { return s.lanes[s.laneNumber(check)] }
+
+func (s *sess) laneNumber(check uint64) int { return int((check >> 32) * uint64(len(s.lanes)) >> 32) }
 
 // hashKey fills in the hashes and returns the key's lane.
 func (s *sess) hashKey(c *call) (d *laneDriver) {
@@ -377,8 +381,8 @@ func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
 	if err := checkKey(key); err != nil {
 		return Item{}, err
 	}
-	if d, r, ok := c.peek(ctx, key); ok {
-		it := itemOf(&r, nil)
+	if d, q := c.quick(ctx, false, key, nil, 0, 0); q != nil {
+		it := itemOf(&q.Record, nil)
 		d.handOver()
 		return it, nil
 	}
@@ -394,8 +398,8 @@ func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	if err := checkKey(key); err != nil {
 		return 0, err
 	}
-	if d, r, ok := c.peek(ctx, key); ok {
-		v, _ := splitFlags(r.Value, r.Flags)
+	if d, q := c.quick(ctx, false, key, nil, 0, 0); q != nil {
+		v, _ := splitFlags(q.Record.Value, q.Record.Flags)
 		n := len(v)
 		copied := copy(dst, v)
 		d.handOver()
@@ -409,22 +413,31 @@ func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	return req.n, err
 }
 
-// peek answers a cached GET at once if the key's lane is free and its provider
-// allows. Then the caller leads the lane and hands it over when it is done with r.
-func (c *Client) peek(ctx context.Context, key []byte) (d *laneDriver, r layout.Record, ok bool) {
+// quick performs a cached GET or PUT at once if the key's lane is free and its provider
+// allows. Unless q is nil the caller then leads the lane, and hands it over when it is
+// done with q.
+func (c *Client) quick(ctx context.Context, put bool, key, value []byte, flags layout.RecordFlags, expiry uint64) (d *laneDriver, q *session.Quick) {
 	s := c.sess.Load()
-	if s.dead.Load() || ctx.Err() != nil || c.o.Events != nil {
-		return nil, r, false
+	if !c.mayBeQuick(ctx, s) {
+		return nil, nil
 	}
 	d, hash, check := s.place(key)
 	if !d.tryLeadSoon() {
-		return nil, r, false
+		return nil, nil
 	}
-	if r, ok = d.l.Peek(key, hash, check); !ok {
+	q = &d.quick[0]
+	q.Put, q.Key, q.Value, q.Flags, q.Expiry, q.Hash, q.Check = put, key, value, flags, expiry, hash, check
+	d.l.Quick(d.quick[:])
+	if !q.OK {
 		d.handOver()
-		return nil, r, false
+		return nil, nil
 	}
-	return d, r, true
+	return d, q
+}
+
+// mayBeQuick reports whether s takes operations that nobody is told of.
+func (c *Client) mayBeQuick(ctx context.Context, s *sess) bool {
+	return !s.dead.Load() && !s.shut.Load() && ctx.Err() == nil && c.o.Events == nil
 }
 
 // Put sets key to value and returns the new version.
@@ -454,12 +467,30 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	if c.o.ReadOnly {
 		return 0, errReadOnly
 	}
-	req := call{kind: index.Put, cond: cond, key: key, ifVersion: version, expiry: exp}
-	req.value, req.flags = withFlags(value, o.Flags)
+	value, flags := withFlags(value, o.Flags)
+	if cond == index.Always {
+		if d, q := c.quick(ctx, true, key, value, flags, exp); q != nil {
+			version, err := c.quickPut(q)
+			d.handOver()
+			return version, err
+		}
+	}
+	req := call{kind: index.Put, cond: cond, key: key, value: value, flags: flags, ifVersion: version, expiry: exp}
 	if err := c.do(ctx, &req); err != nil {
 		return 0, err
 	}
 	return req.version, nil
+}
+
+// quickPut is the answer of a Quick.
+func (c *Client) quickPut(q *session.Quick) (version uint64, err error) {
+	if q.Expiry != 0 {
+		c.stats.expires.Store(true)
+	}
+	if q.Err != nil {
+		return 0, fmt.Errorf("%v %q: %w", index.Put, shortKey(q.Key), q.Err)
+	}
+	return q.Version, nil
 }
 
 var errReadOnly = fmt.Errorf("%w: the session is read-only", ErrInvalid)
@@ -651,59 +682,37 @@ const batchLimit = 1024
 // MultiGet gets every key; the phases of all of them share round trips: one or
 // two in all. Results stand in the order of keys, each with its own error.
 func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
-	return c.batch(ctx, len(keys), func(i int) (call, error) {
-		return call{kind: index.Get, key: keys[i], take: takeItem}, checkKey(keys[i])
-	})
+	return c.batch(ctx, len(keys), func(o *Op, i int) { o.Kind, o.Key = OpGet, keys[i] })
 }
 
 // MultiPut puts every pair; each has its own outcome.
 func (c *Client) MultiPut(ctx context.Context, pairs []KV) []Result {
-	return c.batch(ctx, len(pairs), func(i int) (call, error) {
-		if c.o.ReadOnly {
-			return call{}, errReadOnly
-		}
-		exp, err := expiry(pairs[i].TTL)
-		value, flags := withFlags(pairs[i].Value, pairs[i].Flags)
-		return call{kind: index.Put, key: pairs[i].Key, value: value, flags: flags, expiry: exp},
-			cmp.Or(checkValue(pairs[i].Key, pairs[i].Value), err)
+	return c.batch(ctx, len(pairs), func(o *Op, i int) {
+		p := &pairs[i]
+		exp, err := expiry(p.TTL)
+		o.Kind, o.Key, o.Value, o.Expires, o.Flags, o.Err = OpPut, p.Key, p.Value, expires(exp), p.Flags, err
 	})
 }
 
 // MultiDelete deletes every key; each has its own outcome.
 func (c *Client) MultiDelete(ctx context.Context, keys [][]byte) []Result {
-	return c.batch(ctx, len(keys), func(i int) (call, error) {
-		if c.o.ReadOnly {
-			return call{}, errReadOnly
-		}
-		return call{kind: index.Delete, key: keys[i]}, checkKey(keys[i])
-	})
+	return c.batch(ctx, len(keys), func(o *Op, i int) { o.Kind, o.Key = OpDelete, keys[i] })
 }
 
-func (c *Client) batch(ctx context.Context, n int, get func(int) (call, error)) []Result {
-	res := make([]Result, n)
-	for lo := 0; lo < n; lo += batchLimit {
-		hi := min(lo+batchLimit, n)
-		store := make([]call, hi-lo)
-		calls := make([]*call, 0, hi-lo)
-		for i := range store {
-			q, err := get(lo + i)
-			if err != nil {
-				res[lo+i].Err = err
-				continue
-			}
-			store[i] = q
-			calls = append(calls, &store[i])
+// batch performs n Ops that fill makes. One whose Err it sets is not performed.
+func (c *Client) batch(ctx context.Context, n int, fill func(*Op, int)) []Result {
+	ops, of, res := make([]Op, 0, n), make([]int, 0, n), make([]Result, n)
+	for i := range n {
+		var o Op
+		if fill(&o, i); o.Err != nil {
+			res[i].Err = o.Err
+			continue
 		}
-		c.multi(ctx, calls)
-		for i := range store {
-			if store[i].kind != 0 {
-				r := &res[lo+i]
-				r.Item, r.Err = store[i].item, store[i].err
-				if r.Err == nil && r.Version == 0 {
-					r.Version = store[i].version
-				}
-			}
-		}
+		ops, of = append(ops, o), append(of, i)
+	}
+	c.Do(ctx, ops)
+	for j := range ops {
+		res[of[j]] = Result{Item: ops[j].Item, Err: ops[j].Err}
 	}
 	return res
 }

@@ -250,7 +250,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Logger: g.o.log,
 			// More than processors: whoever is interrupted while it leads a lane holds up
 			// only those whose keys share it.
-			Lanes: 16,
+			Lanes: 8,
 		})
 		switch {
 		case err == nil:

@@ -18,7 +18,7 @@ type waiting struct {
 
 const (
 	limboMin  = 64
-	limboKeep = 1024 // a larger ring is dropped when it runs empty
+	limboKeep = 16 << 10 // a larger ring is dropped when it runs empty
 )
 
 // Add appends p.
@@ -42,20 +42,35 @@ func (l *Limbo) Add(p Place, tag uint64) {
 // hands each to f and returns their number. f may call Add.
 func (l *Limbo) Release(before uint64, f func(Place)) int {
 	n := 0
-	for l.head != l.tail {
-		w := l.ring[int(l.head)&(len(l.ring)-1)]
-		if w.tag >= before {
-			return n
+	for {
+		p, ok := l.take(before)
+		if !ok {
+			break
 		}
-		l.head++
-		l.units -= uint64(w.place.Units)
 		n++
-		f(w.place)
+		f(p)
+	}
+	if l.head != l.tail {
+		return n
 	}
 	if len(l.ring) > limboKeep {
 		*l = Limbo{}
 	}
 	return n
+}
+
+// take removes the place at the front if its tag is below before.
+func (l *Limbo) take(before uint64) (Place, bool) {
+	if l.head == l.tail {
+		return Place{}, false
+	}
+	w := l.ring[int(l.head)&(len(l.ring)-1)]
+	if w.tag >= before {
+		return Place{}, false
+	}
+	l.head++
+	l.units -= uint64(w.place.Units)
+	return w.place, true
 }
 
 // Forget removes the places of an extent that is being recalled.

@@ -302,7 +302,7 @@ func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 	if err := c.heapOf(pg, generation).AddRun(unit, units); err != nil {
 		return err
 	}
-	c.flowOf(pg, generation).give(units)
+	c.flowOf(pg, generation).add(int64(units), 0)
 	return nil
 }
 

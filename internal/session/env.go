@@ -139,11 +139,11 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size ui
 		return 0, 0, 0, false
 	}
 	units := layout.UnitsOf(code)
-	p, ok := m.cache.Alloc(units)
+	p, ok := m.cache.AllocReusing(&m.limbo, m.ready, units)
 	if !ok {
 		if r := t.lane.core.releasable.Load(); r != t.lane.released {
 			t.lane.release(r)
-			p, ok = m.cache.Alloc(units)
+			p, ok = m.cache.AllocReusing(&m.limbo, m.ready, units)
 		}
 	}
 	if !ok && pg.AccessOff != 0 && t.lane.core.Exhausted(pg.ID) {
@@ -161,7 +161,7 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size ui
 	case index.Mutation(index.MutVerIsEpoch):
 		p.Ver = uint16(t.lane.core.epoch.Load() % 4)
 	}
-	m.flow.take(p.Units)
+	m.take(p.Units)
 	return p.Unit, p.Ver, code, true
 }
 
@@ -172,7 +172,7 @@ func place(w layout.Word) heap.Place {
 func (t *Task) Unuse(pg *index.PG, w layout.Word) {
 	if m := t.lane.memOf(pg); m != nil && !t.lane.recalled(pg, w) {
 		m.cache.Unuse(place(w))
-		m.flow.give(w.Units())
+		m.give(w.Units())
 	}
 }
 
@@ -186,7 +186,7 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 		return
 	}
 	m.limbo.Add(place(w), t.lane.core.sendSeq.Load())
-	m.flow.give(w.Units())
+	m.give(w.Units())
 }
 
 func (t *Task) Retire(pg *index.PG, w layout.Word) { t.Unlinked(pg, w) }

@@ -22,12 +22,10 @@ func (f *Flow) Supply() int64 { return f.supply.Load() }
 // Taken is how many units were ever allocated.
 func (f *Flow) Taken() uint64 { return f.taken.Load() }
 
-func (f *Flow) take(units uint32) {
-	f.supply.Add(-int64(units))
-	f.taken.Add(uint64(units))
+func (f *Flow) add(supply, taken int64) {
+	f.supply.Add(supply)
+	f.taken.Add(uint64(taken))
 }
-
-func (f *Flow) give(units uint32) { f.supply.Add(int64(units)) }
 
 // Flow is the account of a placement group, nil before its memory is known.
 func (c *Core) Flow(pg, generation uint32) *Flow {

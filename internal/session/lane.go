@@ -46,10 +46,11 @@ type Lane struct {
 	dirty  []*conn // with WRs not yet posted
 	slabs  []*buffer
 	sinks  *Task // set aside: its registered words take results of no interest
-	peek   *Task // set aside: its registered slot is Peek's
+	quick  *Task // set aside: its registered slot is Quick's
 	wcs    [64]rdma.WC
 
-	peekWRs [2]rdma.WR
+	quickWRs [3 * quickOps]rdma.WR
+	touched  uint64 // so that touching is not optimized away
 
 	notes     *noteTable // nil until there are access words
 	noteWords *Task      // set aside: a ring of access words on their way
@@ -127,8 +128,38 @@ type laneMem struct {
 	generation uint32
 	cache      *heap.Cache
 	limbo      heap.Limbo
-	flow       *Flow
+	// ready is the tag below which places have left limbo: until the next renewal they are
+	// the lane's own, if it is one that needs places (used).
+	ready uint64
+	used  bool
+	flow  *Flow
+	due   struct{ supply, taken int64 } // not in flow yet, units
 }
+
+// take and give keep flow's account, not at every step.
+
+func (m *laneMem) take(units uint32) {
+	m.used = true
+	m.due.taken += int64(units)
+	m.due.supply -= int64(units)
+	if m.due.taken >= flowStep {
+		m.settle()
+	}
+}
+
+func (m *laneMem) give(units uint32) {
+	if m.due.supply += int64(units); m.due.supply >= flowStep {
+		m.settle()
+	}
+}
+
+func (m *laneMem) settle() {
+	m.flow.add(m.due.supply, m.due.taken)
+	m.due.supply, m.due.taken = 0, 0
+}
+
+// flowStep is how much a lane takes or gives before the account shows it, units.
+const flowStep = 32
 
 const (
 	taskSlot   = 8 << 10 // bytes of registered buffer each task starts with
@@ -180,7 +211,10 @@ type Task struct {
 
 func newLane(c *Core, id int) (*Lane, error) {
 	l := &Lane{core: c, id: id, kick: make(chan struct{}, 1),
-		disc: uint64(c.opts.Discriminator)<<4 | uint64(id), peekWRs: peekWRs}
+		disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}
+	for i := range l.quickWRs {
+		l.quickWRs[i].ID = noWaitID
+	}
 	if index.Mutation(index.MutVersionClash) {
 		l.disc = 0
 	}
@@ -194,7 +228,7 @@ func newLane(c *Core, id int) (*Lane, error) {
 	}
 	var err error
 	if l.sinks, err = l.NewTask(); err == nil {
-		l.peek, err = l.NewTask()
+		l.quick, err = l.NewTask()
 	}
 	return l, err
 }
@@ -1222,30 +1256,45 @@ func (l *Lane) wantMemory(t *Task) {
 	l.core.opts.Control.WantMemory(t.Op.Wanted())
 }
 
-// release frees what has waited long enough in limbo.
+// release frees what has waited long enough in limbo, and the lane has not used again
+// since the last release.
 func (l *Lane) release(before uint64) {
 	l.released = before
 	for _, m := range l.mem {
-		if m != nil {
-			m.limbo.Release(before, m.cache.Free)
+		if m == nil {
+			continue
 		}
+		free := m.ready
+		if m.ready = before; m.cache.Starved() {
+			free = before
+		}
+		m.limbo.Release(free, m.cache.Free)
+		m.settle()
 	}
 	l.events++
 }
 
 // GiveBack returns the lane's idle places to the session's heaps, for other
-// lanes, and limbo places too if all is set (the session is closing).
+// lanes, unless it uses them itself and no other lacks them; if all is set (the session
+// is closing) all of them, and limbo places too.
 func (l *Lane) GiveBack(all bool) {
 	if r := l.core.releasable.Load(); r != l.released {
 		l.release(r)
 	}
 	for _, m := range l.mem {
-		if m != nil {
-			if all {
-				m.limbo.Release(^uint64(0), m.cache.Free)
-			}
-			m.cache.Flush()
+		if m == nil {
+			continue
 		}
+		switch {
+		case all:
+			m.limbo.Release(^uint64(0), m.cache.Free)
+		case !m.used || m.cache.Starved():
+			m.limbo.Release(m.ready, m.cache.Free)
+		default:
+			m.used = false
+			continue
+		}
+		m.cache.Flush()
 	}
 }
 

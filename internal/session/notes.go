@@ -47,6 +47,15 @@ func (t *noteTable) cell(check uint64) (c *uint32, tag uint32) {
 	return &t.cells[h>>t.shift], uint32(h) & (1<<6 - 1) << (noteTickBits + noteHitBits)
 }
 
+// touch loads what hit will look at. t may be nil.
+func (t *noteTable) touch(check uint64) uint32 {
+	if t == nil {
+		return 0
+	}
+	c, _ := t.cell(check)
+	return *c
+}
+
 // hit counts an access at tick now and reports whether it is to be noted: interval
 // ticks after the last one, when hits overflow, or when nothing is known.
 func (t *noteTable) hit(check uint64, now, interval uint32) bool {
@@ -95,26 +104,37 @@ func (l *Lane) noteDue(check uint64) bool {
 func (t *Task) NoteDue(o *index.Op) bool { return t.lane.noteDue(o.Check) }
 
 func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
-	l := t.lane
+	if o.Key != nil {
+		t.lane.noteAccess(o.Route.PG, off, o.Hash, o.Check, w, old, expiry, born)
+		return
+	}
+	if !old.Of(w) {
+		old = 0
+	}
+	// A correction, no access.
+	t.lane.note(o.Route.PG, off, layout.MakeAccess(w, t.lane.core.millis.Load(), old.Count(), expiry))
+}
+
+// noteAccess notes what has been counted of a key whose record is w's and whose access
+// word was old, if it was read; off is that of the slot.
+func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
 	hits := uint32(1)
-	if o.Key != nil && l.notes != nil {
-		hits = l.notes.noted(o.Check, l.core.ticks())
+	if l.notes != nil {
+		hits = l.notes.noted(check, l.core.ticks())
 	}
 	if !old.Of(w) {
 		old = 0
 	}
 	count := hits
 	switch f := l.core.opts.Frequency; {
-	case o.Key == nil:
-		count = old.Count() // a correction, no access
 	case f == nil:
 		count += old.Count()
 	case born:
-		count = f.Born(o.Hash)
+		count = f.Born(hash)
 	default:
 		count = f.Touched(old, hits)
 	}
-	l.note(o.Route.PG, off, layout.MakeAccess(w, l.core.millis.Load(), count, expiry))
+	l.note(pg, off, layout.MakeAccess(w, l.core.millis.Load(), count, expiry))
 }
 
 // note posts the WRITE of an access word, of which nobody hears again.

@@ -54,6 +54,9 @@ func (c *wordCache) find(check uint64) *cacheEntry {
 	return nil
 }
 
+// touch loads where find will look.
+func (c *wordCache) touch(check uint64) uint64 { return c.sets[check&c.mask][0].check }
+
 // get returns the hint for a key last seen less than maxAge epochs before now;
 // of its array's id only the low 16 bits.
 func (c *wordCache) get(check uint64, now, maxAge uint32) (index.Hint, bool) {

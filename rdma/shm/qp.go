@@ -147,6 +147,7 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 				}
 			default:
 				status = atomically(w, remote)
+				wrote = false // an atomic instruction drains the store buffer; without tso there are barriers
 			}
 		}
 		if w.Flags&driver.Signaled == 0 && status == driver.Success {
