@@ -110,7 +110,6 @@ nemesis-ci: ## a few minutes of every kind of nemesis
 	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider tcp"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider shm"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 400 -provider tcp -no-fence"
 
 .PHONY: image-context
 image-context: build
