@@ -32,6 +32,11 @@ type evictor struct {
 	seen     atomic.Int64 // candidates, of the works under way
 	perGroup float64      // of them in a group, on average
 
+	sent    uint64 // renewals, when last looked at
+	sentAt  time.Time
+	renewal time.Duration // between two, lately
+	hurried time.Time     // when another was asked for
+
 	// The sweep for what has expired.
 	sweepAt  sweepPos
 	expiring bool // there was something that expires in the last pass, or we put it
@@ -56,6 +61,10 @@ type pressure struct {
 	settled    time.Time
 	wants      map[uint32]*wanted // sizes of places that could not be had, units
 	clearing   *clearing          // nil: nothing is being cleared
+	// slack is the share of held that is kept free so that some of it is in one piece. It
+	// grows while places are wanted that memory in pieces does not give, and fades.
+	slack  float64
+	raised time.Time // slack
 }
 
 // wanted is a place that operations wait for.
@@ -97,8 +106,11 @@ const (
 	ghostEntries = 128 << 10
 	// minSupply is the least memory kept at hand, units.
 	minSupply = 256
-	// supplyShare of the memory held is kept at hand.
+	// supplyShare of the memory held is kept at hand, up to slackMost where that is in
+	// pieces too small.
 	supplyShare = 1.0 / 32
+	slackMost   = 1.0 / 4
+	slackFades  = 30 * time.Second
 )
 
 // frequency is session.Frequency over the Client's policy.
@@ -278,6 +290,7 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 			taken := f.Taken()
 			p.rate += min(1, dt.Seconds()/0.2) * (float64(taken-p.taken)/dt.Seconds() - p.rate)
 			p.taken, p.looked = taken, now
+			p.slack -= p.slack * min(1, dt.Seconds()/slackFades.Seconds())
 		}
 		held = e.s.core.HeapOf(&pg.PG).Stats().Granted
 	}
@@ -299,18 +312,20 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		}
 		supply = f.Supply()
 	}
-	sent, released := e.s.core.Renewals()
-	limbo := time.Duration(sent-released+1) * e.s.renew
+	limbo := e.limbo(now)
 	// No more than a third of all: where records come faster than limbo gives places back,
 	// writers wait, but what they wrote stays a while.
 	target := min(int64(1.25*p.rate*limbo.Seconds()), int64(held)/3)
-	target = max(target, minSupply, int64(float64(held)*supplyShare), 2*int64(need))
+	// Fewer operations want less memory at hand, and find less of it in one piece, which
+	// makes them fewer still: slack leads out of that.
+	target = max(target, minSupply, int64(float64(held)*max(supplyShare, p.slack)), 2*int64(need))
 	lack := target - supply
 	if lack > 0 && !refused {
 		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
 	}
-	if e.fit(v, pg, p, now, limbo) {
+	if e.fit(v, pg, p, now, limbo) && now.Sub(e.hurried) >= e.s.renew/10 {
 		// An operation waits for what is in limbo: every renewal brings its end nearer.
+		e.hurried = now
 		select {
 		case e.s.hurry <- struct{}{}:
 		default:
@@ -338,6 +353,21 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 	}
 	e.s.core.SetNoteInterval(e.policy.NoteIntervalMillis())
 	return true
+}
+
+// limbo is about how long what is unlinked now will be in limbo. Renewals are not sent at
+// equal intervals: operations that wait make them more frequent.
+func (e *evictor) limbo(now time.Time) time.Duration {
+	sent, released := e.s.core.Renewals()
+	if n := sent - e.sent; n > 0 {
+		if e.sentAt.IsZero() {
+			e.renewal = e.s.renew
+		} else {
+			e.renewal += (now.Sub(e.sentAt)/time.Duration(n) - e.renewal) / 4
+		}
+		e.sent, e.sentAt = sent, now
+	}
+	return time.Duration(sent-released+1) * min(e.renewal, e.s.renew)
 }
 
 // settle counts afresh what the session holds in pg.
@@ -381,19 +411,21 @@ func randomGroup(v *session.View, pg *session.PG) (off uint64, ok bool) {
 // anything is waited for.
 func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Time, limbo time.Duration) bool {
 	h := e.s.core.HeapOf(&pg.PG)
+	found := false
 	for units, w := range p.wants {
 		if now.Sub(w.asked) > time.Second {
 			delete(p.wants, units) // nobody waits any more
 			continue
 		}
-		pl, ok := h.Alloc(units)
-		if !ok {
-			pl, ok = h.AllocForeign(units, 2*units)
-		}
+		pl, ok := session.Fit(h, units)
 		if ok {
-			h.Unuse(pl) // a lane will find it
+			h.Unuse(pl) // the lane that looks first finds it
 			delete(p.wants, units)
+			found = true
 			continue
+		}
+		if now.Sub(p.raised) >= limbo {
+			p.slack, p.raised = min(1.5*max(p.slack, supplyShare), slackMost), now
 		}
 		if now.Sub(w.since) < limbo || now.Sub(w.hunted) < limbo {
 			continue // what has been evicted is on its way
@@ -412,6 +444,12 @@ func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Tim
 			if from, ok := h.Window(units); ok {
 				p.clearing = &clearing{from: from, units: units}
 			}
+		}
+	}
+	if found {
+		for _, d := range e.s.lanes { // those that wait look again
+			d.l.Deliver(func(*session.Lane) {})
+			e.s.kick(d.l)
 		}
 	}
 	if p.clearing != nil && !e.clear(v, pg, p.clearing) {

@@ -44,7 +44,24 @@ func (c *Cache) Alloc(units uint32) (Place, bool) {
 // AllocReusing is Alloc for a lane with places in limbo whose tag is below before:
 // those at the front of l go before what the Heap has, at a fraction of the cost.
 func (c *Cache) AllocReusing(l *Limbo, before uint64, units uint32) (Place, bool) {
-	if i := units - 1; i < cacheUnits && !c.Starved() {
+	p, ok := c.AllocStocked(l, before, units)
+	if !ok {
+		p, ok = c.Alloc(units)
+	}
+	if !ok && l.Release(before, c.Free) > 0 {
+		p, ok = c.Alloc(units)
+	}
+	return p, ok
+}
+
+// AllocStocked is AllocReusing without what the Heap has.
+func (c *Cache) AllocStocked(l *Limbo, before uint64, units uint32) (Place, bool) {
+	if c.Starved() {
+		l.Release(before, c.Free)
+		c.Flush()
+		return Place{}, false
+	}
+	if i := units - 1; i < cacheUnits {
 		if b := c.bins[i]; len(b) > 0 {
 			return c.Alloc(units)
 		}
@@ -59,14 +76,8 @@ func (c *Cache) AllocReusing(l *Limbo, before uint64, units uint32) (Place, bool
 			}
 			c.Free(p)
 		}
-	} else {
-		l.Release(before, c.Free)
 	}
-	p, ok := c.Alloc(units)
-	if !ok && l.Release(before, c.Free) > 0 {
-		p, ok = c.Alloc(units)
-	}
-	return p, ok
+	return Place{}, false
 }
 
 // reuseTries is how many places of other sizes AllocReusing sorts out.

@@ -54,29 +54,59 @@ func (h *Heap) Window(units uint32) (unit uint32, ok bool) {
 	return unit, best >= 0
 }
 
-// AllocForeign returns the smallest foreign place of least to most units.
-func (h *Heap) AllocForeign(least, most uint32) (Place, bool) {
+// AllocFit returns a place of at least so many units for a heap that is always nearly
+// full: a free block, or a foreign place, that is not longer than whole rather than a piece
+// of a longer block, for what is left of blocks serves fewer and fewer; a foreign place
+// of up to most when there is nothing else. Finding none has the effect that a failed
+// Alloc has.
+func (h *Heap) AllocFit(units, whole, most uint32) (Place, bool) {
+	if units-1 >= MaxUnits {
+		return Place{}, false
+	}
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.mu.foreignFree == 0 {
-		return Place{}, false
+	size := uint32(0) // of the own block that fits best
+	if unit, ok := h.mu.bins.find(units); ok {
+		size = h.mu.bins.blocks.get(unit).size
 	}
-	best := uint32(0)
-	if most-least < uint32(len(h.mu.foreign)) {
-		for u := least; u <= most && best == 0; u++ {
-			if len(h.mu.foreign[u]) > 0 {
-				best = u
+	take := h.mu.foreignOf(units, whole)
+	switch {
+	case size != 0 && size <= whole:
+		take = leastOf(size) // which a slot word can express
+	case take != 0:
+	case size != 0:
+		take = units
+	default:
+		take = h.mu.foreignOf(units, most)
+	}
+	p, ok := Place{}, false
+	if take != 0 {
+		p, ok = h.mu.alloc(take)
+	}
+	h.mu.Unlock()
+	if !ok {
+		h.starved.Add(1)
+	}
+	return p, ok
+}
+
+// foreignOf is the size of the smallest foreign place of least to most units, 0 if there
+// is none.
+func (s *space) foreignOf(least, most uint32) (best uint32) {
+	if s.foreignFree == 0 {
+		return 0
+	}
+	if most-least < uint32(len(s.foreign)) {
+		for u := least; u <= most; u++ {
+			if len(s.foreign[u]) > 0 {
+				return u
 			}
 		}
-	} else {
-		for u := range h.mu.foreign {
-			if u >= least && u <= most && (best == 0 || u < best) {
-				best = u
-			}
+		return 0
+	}
+	for u := range s.foreign {
+		if u >= least && u <= most && (best == 0 || u < best) {
+			best = u
 		}
 	}
-	if best == 0 {
-		return Place{}, false
-	}
-	return h.mu.alloc(best)
+	return best
 }

@@ -43,18 +43,38 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-func TestAllocForeign(t *testing.T) {
+func TestAllocFit(t *testing.T) {
 	h := New()
 	if err := h.AddRun(0, 64); err != nil {
 		t.Fatal(err)
 	}
-	for i, units := range []uint32{3, 9, 12, 30} {
+	// Own free blocks of 6 and 40 units, foreign places of 9, 12 and 30.
+	var own [4]Place
+	for i, units := range []uint32{6, 8, 40, 10} {
+		own[i], _ = h.Alloc(units)
+	}
+	h.Free(own[0])
+	h.Free(own[2])
+	for i, units := range []uint32{9, 12, 30} {
 		h.Free(Place{Unit: 1000 + 100*uint32(i), Units: units, Ver: 7})
 	}
-	for _, c := range []struct{ least, most, want uint32 }{{4, 8, 0}, {4, 9, 9}, {4, 40, 12}, {31, 100, 0}, {20, 100_000, 30}, {1, 3, 3}, {1, 100, 0}} {
-		p, ok := h.AllocForeign(c.least, c.most)
-		if p.Units != c.want || ok != (c.want != 0) || ok && (p.Unit < 1000 || p.Ver != 8) {
-			t.Errorf("%d to %d units: %v, %v; want %d", c.least, c.most, p, ok, c.want)
+	for _, c := range []struct {
+		units, whole, most, want uint32
+		foreign                  bool
+	}{
+		{5, 6, 10, 6, false},    // whole
+		{8, 10, 16, 9, true},    // rather than a piece of 40
+		{10, 11, 20, 10, false}, // a piece of it; 12 is longer than whole
+		{29, 33, 58, 30, true},  // as good as what is left of it
+		{25, 28, 50, 25, false},
+		{20, 25, 40, 0, false},
+		{4, 5, 8, 5, false},
+		{1, 2, 12, 12, true}, // nothing else
+		{1, 2, 100, 0, false},
+	} {
+		p, ok := h.AllocFit(c.units, c.whole, c.most)
+		if p.Units != c.want || ok != (c.want != 0) || ok && (p.Unit >= 1000) != c.foreign {
+			t.Errorf("%d units: %v, %v; want %d", c.units, p, ok, c.want)
 		}
 	}
 	if err := h.Check(); err != nil {

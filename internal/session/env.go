@@ -139,18 +139,15 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size ui
 		return 0, 0, 0, false
 	}
 	units := layout.UnitsOf(code)
-	p, ok := m.cache.AllocReusing(&m.limbo, m.ready, units)
+	p, ok := t.lane.alloc(m, pg, units)
 	if !ok {
 		if r := t.lane.core.releasable.Load(); r != t.lane.released {
 			t.lane.release(r)
-			p, ok = m.cache.AllocReusing(&m.limbo, m.ready, units)
+			p, ok = t.lane.alloc(m, pg, units)
 		}
 	}
-	if !ok && pg.AccessOff != 0 && t.lane.core.Exhausted(pg.ID) {
-		// What other sessions were granted is reused whole, if need be for less.
-		if p, ok = t.lane.core.heapOf(pg.ID, pg.Generation).AllocForeign(units, 2*units); ok {
-			code, ok = layout.CodeFor(int(p.Units) * layout.UnitSize)
-		}
+	if ok && p.Units != units {
+		code, ok = layout.CodeFor(int(p.Units) * layout.UnitSize)
 	}
 	if !ok {
 		return 0, 0, 0, false
@@ -163,6 +160,28 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size ui
 	}
 	m.take(p.Units)
 	return p.Unit, p.Ver, code, true
+}
+
+// alloc takes a place of so many units, or, from a cache that gets no more memory, a
+// larger one.
+func (l *Lane) alloc(m *laneMem, pg *index.PG, units uint32) (heap.Place, bool) {
+	if pg.AccessOff == 0 || !l.core.Exhausted(pg.ID) {
+		return m.cache.AllocReusing(&m.limbo, m.ready, units)
+	}
+	p, ok := m.cache.AllocStocked(&m.limbo, m.ready, units)
+	if !ok {
+		p, ok = Fit(l.core.heapOf(pg.ID, pg.Generation), units)
+	}
+	if !ok && m.limbo.Release(m.ready, m.cache.Free) > 0 {
+		m.cache.Flush()
+		p, ok = Fit(l.core.heapOf(pg.ID, pg.Generation), units)
+	}
+	return p, ok
+}
+
+// Fit takes a place of so many units or more out of the heap of a full cache.
+func Fit(h *heap.Heap, units uint32) (heap.Place, bool) {
+	return h.AllocFit(units, units+max(units/4, 1), 2*units)
 }
 
 func place(w layout.Word) heap.Place {
