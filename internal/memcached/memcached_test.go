@@ -466,7 +466,9 @@ func TestSameAsMemcached(t *testing.T) {
 }
 
 // sentence is a command, mostly a good one. Numbers have keys of their own, since
-// memcached pads them.
+// memcached pads them, and stay below 2⁶³: it looks for a minus behind a number that
+// large, past the end of the item, and refuses the number if chance has put one into
+// the memory there. testdata/text has what larger ones do here.
 func sentence(rng *rand.Rand) string {
 	pick := func(s ...string) string { return s[rng.IntN(len(s))] }
 	key := func() string {
@@ -517,9 +519,11 @@ func sentence(rng *rand.Rand) string {
 	case 8:
 		return "delete " + key() + pick("", "", " 0", " 5") + noreply() + "\r\n"
 	case 9:
-		return numberSet(num(), pick("1", "99", "18446744073709551610", "text"))
-	case 10, 11:
-		return pick("incr", "decr") + " " + num() + " " + pick("1", "5", "100", "18446744073709551615", "-1", "x") + noreply() + "\r\n"
+		return numberSet(num(), pick("1", "99", "9000000000000000000", "text"))
+	case 10:
+		return "incr " + num() + " " + pick("1", "5", "100", "-1", "x") + noreply() + "\r\n"
+	case 11:
+		return "decr " + num() + " " + pick("1", "5", "100", "18446744073709551615", "-1", "x") + noreply() + "\r\n"
 	case 12:
 		return "touch " + key() + " " + exp() + noreply() + "\r\n"
 	case 13:
