@@ -112,6 +112,9 @@ func fullCache(t *testing.T, provider string, took time.Duration) {
 	for i, c := range f.clients {
 		s := c.Stats()
 		evicted += s.Evicted
+		if s.RefusedPlaces != 0 {
+			t.Errorf("client %d was refused %d places that it gave back", i+1, s.RefusedPlaces)
+		}
 		fmt.Printf("client %d: %d operations, %d evicted, %d unknown outcomes, %.1f MiB granted, %.1f live\n", i+1, done[i], s.Evicted, s.Unknown,
 			float64(s.GrantedUnits*layout.UnitSize)/(1<<20), float64(s.LiveUnits*layout.UnitSize)/(1<<20))
 	}

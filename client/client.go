@@ -212,6 +212,10 @@ type Stats struct {
 	// back because they had expired; and the bytes of both.
 	Evicted, Expired, EvictedBytes uint64
 	Notes                          uint64 // access words written
+	// RefusedPlaces counts places that this session unlinked and could not take back,
+	// since what the slot word told of them cannot be: index memory is damaged. They
+	// are lost until their extent is recalled.
+	RefusedPlaces uint64
 	// Connections are by memory node: the provider, and who executes atomics where
 	// that is neither this client nor the memory node's own device: "shm",
 	// "tcp (CAS proxied to the adapter)", "verbs (CAS by the memory node's agent)".

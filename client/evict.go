@@ -111,6 +111,9 @@ const (
 	supplyShare = 1.0 / 32
 	slackMost   = 1.0 / 4
 	slackFades  = 30 * time.Second
+	// foreignShare of the memory held, one in so many, may be free places of one length that
+	// others were granted, before no more of these are evicted.
+	foreignShare = 2048
 )
 
 // frequency is session.Frequency over the Client's policy.
@@ -331,6 +334,7 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		default:
 		}
 	}
+	h, stock := e.s.core.HeapOf(&pg.PG), max(held/foreignShare, minSupply)
 	for lack > 0 && e.s.ctx.Err() == nil {
 		victims := int(float64(lack)/p.perVictim) + 1
 		groups := e.groups()
@@ -338,7 +342,9 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		works := make([]*index.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
 			if w := e.sample(v, pg, groups); w != nil {
-				w.Choose = e.chooser(&mu, min(victims, evictSample))
+				w.Choose = chooserAmong(e.chooser(&mu, min(victims, evictSample)), func(list []index.Candidate) []int {
+					return session.Welcome(h, list, stock)
+				})
 				works = append(works, w)
 			}
 		}
@@ -436,7 +442,14 @@ func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Tim
 		works := make([]*index.Work, 0, evictWorks)
 		for range cap(works) {
 			if x := e.sample(v, pg, groups); x != nil {
-				x.Choose = e.chooserOf(&mu, units, 2*units)
+				x.Choose = chooserAmong(e.chooser(&mu, 1), func(list []index.Candidate) (at []int) {
+					for i, c := range list {
+						if c.Units >= units && c.Units <= 2*units {
+							at = append(at, i)
+						}
+					}
+					return at
+				})
 				works = append(works, x)
 			}
 		}
@@ -458,18 +471,15 @@ func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Tim
 	return len(p.wants) > 0
 }
 
-// chooserOf picks one record of those whose places have so many units.
-func (e *evictor) chooserOf(mu *sync.Mutex, least, most uint32) func([]index.Candidate) []int {
-	choose := e.chooser(mu, 1)
+// chooserAmong chooses among those candidates that some may be.
+func chooserAmong(choose func([]index.Candidate) []int, some func([]index.Candidate) []int) func([]index.Candidate) []int {
 	return func(list []index.Candidate) []int {
-		var fits []index.Candidate
-		var at []int
-		for i, c := range list {
-			if c.Units >= least && c.Units <= most {
-				fits, at = append(fits, c), append(at, i)
-			}
+		at := some(list)
+		fit := make([]index.Candidate, len(at))
+		for i, j := range at {
+			fit[i] = list[j]
 		}
-		picked := choose(fits)
+		picked := choose(fit)
 		for i := range picked {
 			picked[i] = at[picked[i]]
 		}

@@ -24,12 +24,12 @@ func TestCacheTakesMore(t *testing.T) {
 				c := r.client(r.options())
 				ctx := t.Context()
 				rng := rand.New(rand.NewPCG(1, 2))
-				value := make([]byte, 900)
+				value := make([]byte, 2600)
 				key := func(i int) []byte { return fmt.Appendf(nil, "key%d", i) }
 				keys := 8000 * copies // more than fits
 				hot := 0
 				for i := range keys {
-					n := 200 + rng.IntN(700)
+					n := 200 + rng.IntN(len(value)-200)
 					if _, err := c.Put(ctx, key(i), value[:n], client.PutOptions{}); err != nil {
 						t.Fatalf("put %d: %v", i, err)
 					}
@@ -66,8 +66,8 @@ func TestCacheTakesMore(t *testing.T) {
 				if hot < keys*9/10 {
 					t.Errorf("keys in constant use hit %d times of %d", hot, keys)
 				}
-				if st.Unknown != 0 {
-					t.Errorf("%d unknown outcomes", st.Unknown)
+				if st.Unknown != 0 || st.RefusedPlaces != 0 {
+					t.Errorf("%d unknown outcomes, %d refused places", st.Unknown, st.RefusedPlaces)
 				}
 			})
 		}

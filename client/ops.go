@@ -1014,6 +1014,7 @@ func (c *Client) Stats() Stats {
 		st.GrantedUnits += uint64(hs.Granted)
 		st.FreeUnits += uint64(hs.Free)
 		inUse += uint64(hs.InUse)
+		st.RefusedPlaces += hs.RefusedPlaces
 	}
 	st.FreeUnits += cached
 	st.LiveUnits = inUse - min(inUse, st.LimboUnits+cached)

@@ -42,6 +42,7 @@ var (
 	evicted     = desc("evicted_records_total", "Records that the client evicted from a cache to make room.")
 	evictedB    = desc("evicted_bytes_total", "Memory of the records that the client evicted, or found expired while it looked for some.")
 	expired     = desc("expired_records_total", "Records that the client removed while it looked for some to evict, since their time was over.")
+	refused     = desc("refused_places_total", "Unlinked places that could not be taken back, because slot words are damaged.")
 	notes       = desc("access_notes_total", "Access words written, by which a cache knows what was used.")
 	granted     = desc("granted_bytes", "Memory that the directory granted to the session.")
 	memory      = desc("memory_bytes", "Granted memory by what it holds: live records, limbo (replaced ones that somebody may still read) or nothing (free).", "state")
@@ -62,7 +63,7 @@ type collector struct{ c *client.Client }
 func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
-		evicted, evictedB, expired, notes, granted, memory, epochLag, connections,
+		evicted, evictedB, expired, refused, notes, granted, memory, epochLag, connections,
 	} {
 		ch <- d
 	}
@@ -97,6 +98,7 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	count(evicted, s.Evicted)
 	count(evictedB, s.EvictedBytes)
 	count(expired, s.Expired)
+	count(refused, s.RefusedPlaces)
 	count(notes, s.Notes)
 	gauge(granted, s.GrantedUnits*layout.UnitSize)
 	gauge(memory, s.LiveUnits*layout.UnitSize, "live")

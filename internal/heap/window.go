@@ -1,15 +1,36 @@
 package heap
 
+import "math/bits"
+
 // Owns reports whether unit is own memory, granted to this session.
 func (h *Heap) Owns(unit uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.mu.owns(unit)
+}
+
+func (s *space) owns(unit uint32) bool {
 	num, off := split(unit)
-	if int(num) >= len(h.mu.extents) || h.mu.extents[num] == nil || h.mu.extents[num].tiles == nil {
+	if int(num) >= len(s.extents) || s.extents[num] == nil || s.extents[num].tiles == nil {
 		return false
 	}
-	t := h.mu.extents[num].tiles
+	t := s.extents[num].tiles
 	return t.isOwn(t.starts.prev(off))
+}
+
+// Welcome appends to dst the indexes of the places that are worth having back in a heap
+// that is always nearly full: own memory, which merges with its neighbours, and foreign
+// places of lengths of which fewer than stock units are free. More of those would lie
+// there unused, and what others were granted of them stay in pieces.
+func (h *Heap) Welcome(ps []Place, stock uint64, dst []int) []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, p := range ps {
+		if uint64(len(h.mu.foreign[p.Units]))*uint64(p.Units) < stock || h.mu.owns(p.Unit) {
+			dst = append(dst, i)
+		}
+	}
+	return dst
 }
 
 // Window is the stretch of so many units of own memory of which most is free: what else
@@ -54,7 +75,8 @@ func (h *Heap) Window(units uint32) (unit uint32, ok bool) {
 	return unit, best >= 0
 }
 
-// AllocFit returns a place of at least so many units for a heap that is always nearly
+// AllocFit returns a place of at least so many units, and of a length that a slot word can
+// tell, as units must be, for a heap that is always nearly
 // full: a free block, or a foreign place, that is not longer than whole rather than a piece
 // of a longer block, for what is left of blocks serves fewer and fewer; a foreign place
 // of up to most when there is nothing else. Finding none has the effect that a failed
@@ -71,7 +93,7 @@ func (h *Heap) AllocFit(units, whole, most uint32) (Place, bool) {
 	take := h.mu.foreignOf(units, whole)
 	switch {
 	case size != 0 && size <= whole:
-		take = leastOf(size) // which a slot word can express
+		take = expressible(size)
 	case take != 0:
 	case size != 0:
 		take = units
@@ -87,6 +109,14 @@ func (h *Heap) AllocFit(units, whole, most uint32) (Place, bool) {
 		h.starved.Add(1)
 	}
 	return p, ok
+}
+
+// expressible is the longest place of at most so many units whose length a slot word can
+// tell: from 16 units on there are 16 lengths an octave (layout.CodeFor). A longer one
+// would be given back longer than it was taken.
+func expressible(units uint32) uint32 {
+	shift := max(bits.Len32(units), 5) - 5
+	return units >> shift << shift
 }
 
 // foreignOf is the size of the smallest foreign place of least to most units, 0 if there

@@ -1,6 +1,9 @@
 package heap
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 func TestWindow(t *testing.T) {
 	h := New()
@@ -77,7 +80,34 @@ func TestAllocFit(t *testing.T) {
 			t.Errorf("%d units: %v, %v; want %d", c.units, p, ok, c.want)
 		}
 	}
+	// Of lengths that no slot word can tell, less is taken.
+	for size, want := range map[uint32]uint32{31: 31, 33: 32, 35: 34, 62: 62, 63: 62, 64: 64, 67: 64, 1100: 1088} {
+		h := New()
+		if err := h.AddRun(0, size); err != nil {
+			t.Fatal(err)
+		}
+		if p, ok := h.AllocFit(want, size, size); !ok || p.Units != want {
+			t.Errorf("a block of %d units: %v, %v", size, p, ok)
+		}
+	}
 	if err := h.Check(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What is given back need be neither own nor of a length that there is enough of.
+func TestWelcome(t *testing.T) {
+	h := New()
+	if err := h.AddRun(0, 64); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint32(3) {
+		h.Free(Place{Unit: 1000 + 10*i, Units: 8})
+	}
+	ps := []Place{{Unit: 10, Units: 8}, {Unit: 2000, Units: 8}, {Unit: 2100, Units: 9}, {Unit: 70, Units: 8}, {Unit: 63, Units: 1}, {Unit: 1 << 30, Units: 8}}
+	for stock, want := range map[uint64][]int{0: {0, 4}, 24: {0, 2, 4}, 25: {0, 1, 2, 3, 4, 5}} {
+		if got := h.Welcome(ps, stock, nil); !slices.Equal(got, want) {
+			t.Errorf("stock of %d: %v are welcome, want %v", stock, got, want)
+		}
 	}
 }

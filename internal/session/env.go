@@ -184,6 +184,16 @@ func Fit(h *heap.Heap, units uint32) (heap.Place, bool) {
 	return h.AllocFit(units, units+max(units/4, 1), 2*units)
 }
 
+// Welcome is the indexes of the records whose places a full cache can use: its own, and
+// others' if it has less than stock units free of their length.
+func Welcome(h *heap.Heap, list []index.Candidate, stock uint64) []int {
+	ps := make([]heap.Place, len(list))
+	for i, c := range list {
+		ps[i] = place(c.Word)
+	}
+	return h.Welcome(ps, stock, make([]int, 0, len(ps)))
+}
+
 func place(w layout.Word) heap.Place {
 	return heap.Place{Unit: w.Unit(), Units: w.Units(), Ver: w.Ver()}
 }
