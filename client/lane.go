@@ -326,6 +326,7 @@ func (d *laneDriver) sleep(ctx context.Context) bool {
 		d.timer.Reset(left)
 		wake = d.timer.C
 	}
+	WillWait(ctx)
 	ok := true
 	select {
 	case <-d.ready[0]:
@@ -417,6 +418,7 @@ func (d *laneDriver) join(ctx context.Context, w *waiter) {
 
 // wait blocks until w is done, leading the lane if asked to.
 func (d *laneDriver) wait(ctx context.Context, w *waiter) {
+	WillWait(ctx)
 	select {
 	case s := <-w.ch:
 		if s == sigLead {

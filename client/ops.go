@@ -170,6 +170,7 @@ func (c *Client) live(ctx context.Context) (*sess, error) {
 	if !s.dead.Load() {
 		return s, nil
 	}
+	WillWait(ctx)
 	t := time.NewTimer(c.o.OpTimeout)
 	defer t.Stop()
 	for s.dead.Load() {
@@ -276,6 +277,7 @@ func (c *Client) patient(until *int64) bool {
 
 // pause waits a moment before an operation is tried again.
 func (c *Client) pause(ctx context.Context) error {
+	WillWait(ctx)
 	select {
 	case <-time.After(2 * time.Millisecond):
 		return nil
@@ -661,6 +663,7 @@ func (s *sess) multi(ctx context.Context, byLane [][]*call) {
 			s.lanes[i].handOver()
 		default:
 			if last >= 0 {
+				WillWait(ctx)
 				wg.Add(1)
 				go func(i int) {
 					defer wg.Done()

@@ -1,12 +1,15 @@
 package client_test
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
@@ -168,5 +171,42 @@ func TestQuickOrder(t *testing.T) {
 	}
 	if lost == 0 || unknown != 0 {
 		t.Errorf("%d CAS lost, %d outcomes unknown", lost, unknown)
+	}
+}
+
+// TestOnWait: who waits says so before, who need not wait does not.
+func TestOnWait(t *testing.T) {
+	for provider, wants := range map[string]bool{"shm": false, "tcp": true} {
+		t.Run(provider, func(t *testing.T) {
+			_, c := open(t, provider, devstore.Options{}, client.Options{Lanes: 1})
+			type key struct{}
+			var waits atomic.Int64
+			ctx := client.OnWait(context.WithValue(t.Context(), key{}, 7), func() { waits.Add(1) })
+			if ctx.Value(key{}) != 7 {
+				t.Error("what the context had is gone")
+			}
+			mustPut(t, c, []byte("a"), "1")
+			for name, f := range map[string]func() error{
+				"Get": func() error { _, err := c.Get(ctx, []byte("a")); return err },
+				"Put": func() error { _, err := c.Put(ctx, []byte("a"), []byte("2"), client.PutOptions{}); return err },
+				"Do": func() error {
+					ops := []client.Op{{Kind: client.OpGet, Key: []byte("a")}, {Kind: client.OpPut, Key: []byte("b"), Value: []byte("3")}}
+					c.Do(ctx, ops)
+					return errors.Join(ops[0].Err, ops[1].Err)
+				},
+			} {
+				// In the background a lane is busy now and then, and an answer may be there at once.
+				eventually(t, 20*time.Second, func() string {
+					before := waits.Load()
+					if err := f(); err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					if waited := waits.Load() > before; waited != wants {
+						return fmt.Sprintf("%s: waited %v, want %v", name, waited, wants)
+					}
+					return ""
+				})
+			}
+		})
 	}
 }

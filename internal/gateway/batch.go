@@ -388,6 +388,9 @@ func (b *batch) run() error {
 }
 
 func (b *batch) perform() {
+	if len(b.units) > calmUnits {
+		b.c.waits()
+	}
 	if len(b.units) == 1 && !b.hold {
 		b.performOne(b.units[0])
 	} else if len(b.units) > 0 {
@@ -414,7 +417,7 @@ func (c *conn) adapt(b *batch) {
 
 // performOne is performAll for one unit, by the methods that cost least.
 func (b *batch) performOne(u *unit) {
-	ctx, api := b.c.g.ctx, b.c.api
+	ctx, api := b.c.ctx, b.c.api
 	switch {
 	case u.kind == readValue:
 		n, err := getInto(ctx, api, u.name, &u.into)
@@ -476,7 +479,7 @@ func (b *batch) performAll() {
 			o.Kind, o.Update = client.OpUpdate, u.apply
 		}
 	}
-	b.c.api.Do(b.c.g.ctx, b.ops[:len(b.units)])
+	b.c.api.Do(b.c.ctx, b.ops[:len(b.units)])
 	for i, u := range b.units {
 		o := &b.ops[i]
 		if o.Kind == client.OpGet && cap(o.Item.Value) > cap(u.into) {

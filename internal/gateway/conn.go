@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
@@ -20,7 +21,8 @@ import (
 type conn struct {
 	g      *Gateway
 	id     int64
-	nc     net.Conn
+	nc     net.Conn // not while it is in a loop
+	ctx    context.Context
 	rd     *resp.Reader
 	out    output
 	since  time.Time
@@ -35,6 +37,17 @@ type conn struct {
 	tx      transaction
 	reply   replyMode
 	closing bool // after this reply
+
+	// See loop. What serves the connection at the moment owns these, too.
+	calm, calmed int // times that the client is to say little, and did so far
+	said         int // commands in one read
+	stayed       int // reads in the loop
+	deposed      bool
+	back         chan loopEnd // capacity 1
+	waiting      sync.Mutex
+	link         link
+
+	remote, local net.Addr
 
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
@@ -62,22 +75,31 @@ var errClosing = errors.New("closing")
 type counted struct{ c *conn }
 
 // Read counts, and sets the idle timeout.
-func (r counted) Read(p []byte) (int, error) {
+func (r counted) Read(p []byte) (n int, err error) {
 	c := r.c
+	if c.looped() {
+		n, err = c.read(p)
+		c.g.m.read.Add(uint64(n))
+		return n, err
+	}
 	if idle := c.g.idle.Load(); idle > 0 {
 		c.nc.SetReadDeadline(time.Now().Add(time.Duration(idle)))
 	}
-	n, err := c.nc.Read(p)
+	n, err = c.nc.Read(p)
 	c.g.m.read.Add(uint64(n))
 	return n, err
 }
 
 func (g *Gateway) handle(nc net.Conn) {
-	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow}
+	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
+		calm: g.calm, back: make(chan loopEnd, 1), remote: nc.RemoteAddr(), local: nc.LocalAddr()}
+	c.link.nc, c.link.fd = nc, -1
+	c.ctx = client.OnWait(g.ctx, c.waits)
 	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
 	c.rd.Reserve = g.reserve
-	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, queued: &g.m.queued, queuedBound: g.o.BufferBytes, written: &g.m.written}
-	c.out.init(nc)
+	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, queued: &g.m.queued, queuedBound: g.o.BufferBytes, written: &g.m.written, waits: c.waits}
+	c.out.init()
+	c.out.over(nc)
 	c.fresh()
 	c.active.Store(c.since.UnixMilli())
 	g.add(c)
@@ -85,6 +107,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		g.remove(c)
 		c.rd.Release()
 		c.out.finish()
+		c.kill()
 	}()
 	for {
 		if err := c.rd.Fill(); err != nil {
@@ -92,6 +115,20 @@ func (g *Gateway) handle(nc net.Conn) {
 			return
 		}
 		if err := c.serve(); err != nil {
+			return
+		}
+		if c.calmed++; c.said > calmCommands {
+			c.calmed = 0
+		}
+		if c.calmed < c.calm {
+			continue
+		}
+		c.calmed = 0
+		switch end := c.enter(); {
+		case end.filled != nil:
+			c.lost(end.filled)
+			return
+		case end.served != nil:
 			return
 		}
 	}
@@ -106,7 +143,7 @@ func (c *conn) lost(err error) {
 		c.g.m.protocolErrors.Add(1)
 		w.Error("ERR " + p.Error())
 	case errors.Is(err, resp.ErrNoMemory):
-		c.g.o.Logger.Warn("connection closed: out of buffer memory", "peer", c.nc.RemoteAddr())
+		c.g.o.Logger.Warn("connection closed: out of buffer memory", "peer", c.remote)
 		w.Error("ERR kvd: the gateway is out of buffer memory")
 	default:
 		return
@@ -132,11 +169,13 @@ func (c *conn) use(db int) {
 func (c *conn) serve() error {
 	b := newBatch(c)
 	defer b.free()
+	c.said = 0
 	for {
 		args, err := c.rd.Next()
 		if err == resp.ErrIncomplete {
 			break
 		}
+		c.said++
 		if err != nil {
 			if err := b.run(); err != nil {
 				return err
@@ -201,6 +240,9 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		return err
 	}
 	b.tick()
+	if !cmd.swift {
+		c.waits()
+	}
 	w := &b.w
 	w.Proto = c.proto
 	start, errs := w.Len(), w.Errors

@@ -12,8 +12,9 @@
 //
 // The protocol is left to internal/resp, connections to internal/netsrv. Start with
 // [Options] and [New]; in the code, a command is a keyFunc (strings.go), pipelined
-// ones make a batch (batch.go). A Gateway's methods may be called concurrently. The
-// clients in Options.Databases are the caller's, who closes them after the Gateway.
+// ones make a batch (batch.go), and who says little at a time is served by a loop
+// (loop.go). A Gateway's methods may be called concurrently. The clients in
+// Options.Databases are the caller's, who closes them after the Gateway.
 package gateway
 
 import (
@@ -38,7 +39,9 @@ import (
 
 // Database is what SELECT chooses.
 type Database struct {
-	Name   string // of the namespace, for INFO
+	Name string // of the namespace, for INFO
+	// Client calls client.WillWait before an operation waits, as a client.Client does:
+	// until then it may hold up other connections.
 	Client client.API
 }
 
@@ -132,6 +135,11 @@ type Gateway struct {
 	lastID  atomic.Int64
 	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
 	counts  []count      // by database
+	calm    int          // see loop
+	loops   struct {
+		once sync.Once
+		all  []*loop
+	}
 
 	mu struct {
 		sync.Mutex
@@ -152,7 +160,7 @@ func New(o Options) (*Gateway, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases))}
+	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases)), calm: calm}
 	var id [20]byte
 	rand.Read(id[:])
 	g.runID = hex.EncodeToString(id[:])
@@ -174,7 +182,14 @@ func (g *Gateway) Serve(l net.Listener) error { return g.srv.Serve(l) }
 // Close closes listeners and connections and waits for what they were doing.
 func (g *Gateway) Close() error {
 	g.cancel()
-	return g.srv.Close()
+	g.each((*conn).kill)
+	err := g.srv.Close()
+	g.loops.once.Do(func() {}) // there will be none any more
+	for _, l := range g.loops.all {
+		l.close()
+	}
+	g.loops.all = nil
+	return err
 }
 
 // Collectors are for a Prometheus registry.

@@ -31,6 +31,7 @@ func start(t testing.TB, o Options) (string, *Gateway) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.calm = testCalm
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 // keys are f's.
 func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	for !cur.Done {
-		kvs, next, err := api.Scan(c.g.ctx, cur, o)
+		kvs, next, err := api.Scan(c.ctx, cur, o)
 		if err != nil {
 			return err
 		}
@@ -165,7 +165,7 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 }
 
 func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
-	n, err := c.api.Count(c.g.ctx)
+	n, err := c.api.Count(c.ctx)
 	if err != nil {
 		w.Error(c.g.storeError(err))
 		return
@@ -193,7 +193,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 			for _, kv := range kvs {
 				names = append(names, kv.Key)
 			}
-			for _, r := range api.MultiDelete(c.g.ctx, names) {
+			for _, r := range api.MultiDelete(c.ctx, names) {
 				if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
 					return false, r.Err
 				}
@@ -343,7 +343,7 @@ func cmdMSetNX(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error(bad)
 		return
 	}
-	_, err := c.api.PutIfAbsent(c.g.ctx, args[1], args[2], client.PutOptions{})
+	_, err := c.api.PutIfAbsent(c.ctx, args[1], args[2], client.PutOptions{})
 	switch {
 	case err == nil:
 		w.Int(1)
@@ -367,7 +367,7 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 			return
 		}
 	}
-	ctx, api := c.g.ctx, c.api
+	ctx, api := c.ctx, c.api
 	wrote := uint64(0) // the version of to that this command wrote
 	for {
 		it, err := api.Get(ctx, from)
@@ -455,14 +455,14 @@ func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error("ERR source and destination objects are the same")
 		return
 	}
-	it, err := c.api.Get(c.g.ctx, args[1])
+	it, err := c.api.Get(c.ctx, args[1])
 	if err == nil {
 		op := client.Op{Kind: client.OpPut, Key: args[2], Value: it.Value, Expires: it.Expires, Flags: it.Flags, Cond: client.IfAbsent}
 		if replace {
 			op.Cond = client.Always
 		}
 		ops := []client.Op{op}
-		c.g.o.Databases[db].Client.Do(c.g.ctx, ops)
+		c.g.o.Databases[db].Client.Do(c.ctx, ops)
 		err = ops[0].Err
 	}
 	switch {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 // output is what a connection has still to send. Replies go to the socket at once if
@@ -16,6 +17,8 @@ import (
 type output struct {
 	nc      net.Conn
 	raw     syscall.RawConn // nil: only the goroutine writes
+	fd      int             // instead of both, in a loop; else -1
+	waits   func()          // in a loop: makes the connection an ordinary one
 	write   func(fd uintptr) bool
 	timeout time.Duration
 	limit   int // bytes queued before the connection waits
@@ -41,25 +44,48 @@ type output struct {
 
 const smallOutput = 64 << 10
 
-func (o *output) init(nc net.Conn) {
-	o.nc = nc
+func (o *output) init() {
+	o.fd = -1
 	o.room.L = &o.mu
-	switch nc.(type) {
-	case *net.TCPConn, *net.UnixConn:
-		if raw, err := nc.(syscall.Conn).SyscallConn(); err == nil {
-			o.raw = raw
-		}
-	}
 	o.write = func(fd uintptr) bool {
 		o.n, o.werr = syscall.Write(int(fd), o.p)
 		return true // never waits
 	}
 }
 
+// over says where to send to. Nothing may be queued.
+func (o *output) over(nc net.Conn) {
+	o.nc, o.raw = nc, nil
+	switch nc.(type) {
+	case *net.TCPConn, *net.UnixConn:
+		if raw, err := nc.(syscall.Conn).SyscallConn(); err == nil {
+			o.raw = raw
+		}
+	}
+}
+
+// idle reports whether all has been sent.
+func (o *output) idle() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.mu.draining && o.mu.err == nil
+}
+
 // send sends or queues p, which it does not keep. It waits while too much is queued.
 func (o *output) send(p []byte) error {
 	if len(p) == 0 {
 		return nil
+	}
+	if o.fd >= 0 { // nothing is queued
+		n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, uintptr(o.fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		if errno != 0 {
+			n = 0 // if it is more than a full socket, what follows meets it too
+		}
+		o.written.Add(uint64(n))
+		if p = p[n:]; len(p) == 0 {
+			return nil
+		}
+		o.waits()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -55,7 +55,7 @@ func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	select {
 	case <-time.After(time.Duration(s * float64(time.Second))):
-	case <-c.g.ctx.Done():
+	case <-c.ctx.Done():
 	}
 	w.OK()
 }
@@ -622,7 +622,7 @@ func (c *conn) line() string {
 	}
 	now := time.Now()
 	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=0 psub=0 ssub=0 multi=%d cmd=%s user=default redir=-1 resp=%d lib-name=%s lib-ver=%s",
-		c.id, c.nc.RemoteAddr(), c.nc.LocalAddr(), name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-c.active.Load())/1000, flags,
+		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-c.active.Load())/1000, flags,
 		c.seenDB.Load(), c.inTx.Load(), cmd, proto, lib, ver)
 }
 
@@ -681,7 +681,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 	skipMe := true
 	addr := func(a []byte) func(*conn) bool {
 		s := string(a)
-		return func(x *conn) bool { return x.nc.RemoteAddr().String() == s }
+		return func(x *conn) bool { return x.remote.String() == s }
 	}
 	old := len(args) == 3
 	if old {
@@ -705,7 +705,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 				tests = append(tests, addr(v))
 			case fold(o, "laddr"):
 				s := string(v)
-				tests = append(tests, func(x *conn) bool { return x.nc.LocalAddr().String() == s })
+				tests = append(tests, func(x *conn) bool { return x.local.String() == s })
 			case fold(o, "user"):
 				def := fold(v, "default")
 				tests = append(tests, func(*conn) bool { return def })
@@ -740,7 +740,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 		if x == c {
 			c.closing = true // after the reply
 		} else {
-			x.nc.Close()
+			x.kill()
 		}
 	})
 	switch {

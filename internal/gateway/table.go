@@ -51,6 +51,7 @@ type command struct {
 	noTx    bool // not between MULTI and EXEC
 	noQueue bool // performed at once after MULTI too
 	noAuth  bool // allowed before AUTH
+	swift   bool // not on keys, and still done in no time
 
 	sub map[string]*command
 }
@@ -115,6 +116,11 @@ func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, 
 	last := -1
 	return &command{name: name, arity: arity, first: 1, last: last, step: step, group: group, summary: summary,
 		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
+}
+
+func (cmd *command) swiftly() *command {
+	cmd.swift = true
+	return cmd
 }
 
 func (cmd *command) with(s specialOf) *command {
@@ -232,8 +238,8 @@ func init() {
 		atOnce(keysOf(onConn("watch", -2, "transactions", cmdWatch, "Makes EXEC fail if a key changes."), 1, -1, 1)),
 		onConn("unwatch", 1, "transactions", cmdUnwatch, "Forgets the watched keys."),
 
-		onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument."),
-		onConn("echo", 2, "connection", cmdEcho, "Returns its argument."),
+		onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument.").swiftly(),
+		onConn("echo", 2, "connection", cmdEcho, "Returns its argument.").swiftly(),
 		beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection."))),
 		beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new."))),
 		beforeAuth(notInTx(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection."))),

@@ -116,7 +116,7 @@ next:
 }
 
 func versionOf(c *conn, api client.API, name []byte) (uint64, error) {
-	it, err := api.Get(c.g.ctx, name)
+	it, err := api.Get(c.ctx, name)
 	if errors.Is(err, client.ErrNotFound) {
 		return 0, nil
 	}

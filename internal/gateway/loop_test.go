@@ -1,0 +1,238 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/client/clienttest"
+)
+
+// testCalm is Gateway.calm in these tests, where connections are in loops as soon as they can be.
+var testCalm = 1
+
+// TestWithoutLoops: connections that stay with their goroutines do the same.
+func TestWithoutLoops(t *testing.T) {
+	testCalm = math.MaxInt
+	defer func() { testCalm = 1 }()
+	for name, f := range map[string]func(*testing.T){
+		"commands": TestCommands, "every command": TestEveryCommand, "pipelines": TestPipelines, "incr": TestIncrFromMany,
+		"transactions": TestTransactions, "auth": TestAuth, "kill": TestClientKillAndList, "close": TestCloseAnswersNobody,
+		"floods": TestFloods, "reader stops": TestReaderStops, "write before read": TestWriteBeforeRead, "idle": TestIdleTimeout,
+		"allocations": TestAllocations,
+	} {
+		t.Run(name, f)
+	}
+}
+
+// inLoops is how many connections are in loops.
+func inLoops(g *Gateway) (n int) {
+	for _, l := range g.loops.all {
+		l.mu.Lock()
+		n += len(l.mu.conns)
+		l.mu.Unlock()
+	}
+	return n
+}
+
+// looped makes n connections that are in loops.
+func looped(t *testing.T, g *Gateway, addr string, n int) (ps []*peer) {
+	t.Helper()
+	if g.loopOf(0) == nil {
+		t.Skip("one processor: there are no loops")
+	}
+	before := inLoops(g)
+	for range n {
+		p := dial(t, "tcp", addr)
+		p.want(t, "+PONG\r\n", "PING")
+		ps = append(ps, p)
+	}
+	eventually(t, "the connections are in loops", func() bool { return inLoops(g) == before+n })
+	return ps
+}
+
+// TestLoopGoesOn: an operation that waits keeps no other connection from being served.
+func TestLoopGoesOn(t *testing.T) {
+	s := clienttest.New(clienttest.Options{})
+	release, waits := make(chan struct{}), make(chan struct{}, 100)
+	s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
+		if bytes.HasPrefix(o.Key, []byte("slow")) {
+			client.WillWait(ctx)
+			client.WillWait(ctx) // again changes nothing
+			waits <- struct{}{}
+			<-release
+		}
+		return clienttest.Fault{}
+	})
+	addr, g := start(t, Options{Databases: []Database{{"default", s}}})
+	ps := looped(t, g, addr, 10)
+	for i, p := range ps[:5] {
+		p.send(t, []string{"SET", fmt.Sprint("slow", i), "1"})
+		<-waits
+		for j, q := range ps[5:] {
+			q.want(t, "+OK\r\n", "SET", fmt.Sprint("k", j), fmt.Sprint(i))
+			q.want(t, bulk(fmt.Sprint(i)), "GET", fmt.Sprint("k", j))
+		}
+	}
+	// Two of those that wait go away, one is ended.
+	ps[0].Close()
+	ps[1].Close()
+	ps[5].want(t, ":1\r\n", "CLIENT", "KILL", "ADDR", ps[2].LocalAddr().String())
+	close(release)
+	ps[2].closed(t)
+	for i, p := range ps[3:5] {
+		if got := string(p.reply(t)); got != "+OK\r\n" {
+			t.Errorf("%q", got)
+		}
+		p.want(t, bulk("1"), "GET", fmt.Sprint("slow", 3+i))
+	}
+	eventually(t, "the others are in loops again", func() bool {
+		for _, p := range ps[3:] {
+			p.want(t, "+PONG\r\n", "PING")
+		}
+		return inLoops(g) == 7 && g.srv.Conns() == 7
+	})
+}
+
+// TestLoopLeft: what does not fit a loop leaves it, and comes back.
+func TestLoopLeft(t *testing.T) {
+	addr, g := start(t, Options{Databases: fake(), Debug: true})
+	for name, f := range map[string]func(p *peer){
+		"a pipeline": func(p *peer) {
+			p.Write(bytes.Repeat(encode("PING"), 20))
+			for range 20 {
+				p.reply(t)
+			}
+		},
+		"a command that takes its time": func(p *peer) { p.do(t, "DEBUG", "SLEEP", "0.01") },
+		"many keys":                     func(p *peer) { p.do(t, append([]string{"DEL"}, strings.Fields(strings.Repeat("a b c d ", 20))...)...) },
+		"more replies than the socket takes": func(p *peer) {
+			v := strings.Repeat("x", 1_000_000)
+			p.want(t, "+OK\r\n", "SET", "big", v)
+			for range 20 {
+				p.send(t, []string{"GET", "big"})
+				time.Sleep(time.Millisecond) // one at a time
+			}
+			for range 20 {
+				if got := string(p.reply(t)); got != bulk(v) {
+					t.Fatalf("%d bytes", len(got))
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := looped(t, g, addr, 1)[0]
+			f(p)
+			eventually(t, "it comes back", func() bool { p.want(t, "+PONG\r\n", "PING"); return inLoops(g) == 1 })
+			p.Close()
+			eventually(t, "it is forgotten", func() bool { return inLoops(g) == 0 && g.srv.Conns() == 0 })
+		})
+	}
+}
+
+// TestLoopEnds: however a connection in a loop ends, it gets what it is due, and is forgotten.
+func TestLoopEnds(t *testing.T) {
+	s := clienttest.New(clienttest.Options{})
+	s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
+		switch string(o.Key) {
+		case "panic":
+			panic("of a test")
+		case "late":
+			client.WillWait(ctx)
+			panic("of a test, late")
+		}
+		return clienttest.Fault{}
+	})
+	addr, g := start(t, Options{Databases: []Database{{"default", s}}})
+	other := looped(t, g, addr, 1)[0]
+	for name, f := range map[string]func(p *peer){
+		"half closed": func(p *peer) {
+			p.Write(bytes.Repeat(encode("PING"), 3))
+			p.Conn.(*net.TCPConn).CloseWrite()
+			if b, err := io.ReadAll(p.r); string(b) != "+PONG\r\n+PONG\r\n+PONG\r\n" || err != nil {
+				t.Errorf("%q, %v", b, err)
+			}
+		},
+		"in the middle of a command": func(p *peer) { p.Write([]byte("*2\r\n$3\r\nGE")); p.Close() },
+		"reset":                      func(p *peer) { p.Conn.(*net.TCPConn).SetLinger(0); p.Close() },
+		"reset before the reply": func(p *peer) {
+			p.Write(bytes.Repeat(encode("ECHO", strings.Repeat("x", 10_000)), 3))
+			p.Conn.(*net.TCPConn).SetLinger(0)
+			p.Close()
+		},
+		"QUIT":           func(p *peer) { p.want(t, "+OK\r\n", "QUIT"); p.closed(t) },
+		"protocol error": func(p *peer) { p.Write([]byte("*1\r\n:1\r\n")); p.reply(t); p.closed(t) },
+		"killed": func(p *peer) {
+			other.want(t, ":1\r\n", "CLIENT", "KILL", "ADDR", p.LocalAddr().String())
+			p.closed(t)
+		},
+		"idle": func(p *peer) {
+			other.want(t, "+OK\r\n", "CONFIG", "SET", "timeout", "1")
+			p.closed(t)
+			other.closed(t)
+			other = looped(t, g, addr, 1)[0]
+			other.want(t, "+OK\r\n", "CONFIG", "SET", "timeout", "0")
+		},
+		"panic":      func(p *peer) { p.send(t, []string{"GET", "panic"}); p.closed(t) },
+		"late panic": func(p *peer) { p.send(t, []string{"GET", "late"}); p.closed(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f(looped(t, g, addr, 1)[0])
+			eventually(t, "it is forgotten", func() bool { return g.srv.Conns() == 1 })
+			eventually(t, "the other is served", func() bool { other.want(t, "+PONG\r\n", "PING"); return inLoops(g) == 1 })
+		})
+	}
+}
+
+// TestLoopClose: a Gateway ends though connections enter and leave loops.
+func TestLoopClose(t *testing.T) {
+	for round := range 20 {
+		g, err := New(Options{Databases: fake()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.calm = 1
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- g.Serve(l) }()
+		var wg sync.WaitGroup
+		for i := range 20 {
+			c, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() {
+				defer c.Close()
+				b := make([]byte, 1000)
+				for n := 0; ; n++ {
+					if _, err := c.Write(bytes.Repeat(encode("PING"), 1+n%3*i)); err != nil {
+						return
+					}
+					if _, err := c.Read(b); err != nil {
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(time.Duration(round) * time.Millisecond)
+		g.Close()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		if n := g.srv.Conns(); n != 0 {
+			t.Errorf("%d connections are left", n)
+		}
+	}
+}
