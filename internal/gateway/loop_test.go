@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -33,6 +34,14 @@ func TestWithoutLoops(t *testing.T) {
 	}
 }
 
+// twoProcessors: on one there are no loops.
+func twoProcessors(t *testing.T) {
+	if n := runtime.GOMAXPROCS(0); n < 2 {
+		runtime.GOMAXPROCS(2)
+		t.Cleanup(func() { runtime.GOMAXPROCS(n) })
+	}
+}
+
 // inLoops is how many connections are in loops.
 func inLoops(g *Gateway) (n int) {
 	for _, l := range g.loops.all {
@@ -46,9 +55,6 @@ func inLoops(g *Gateway) (n int) {
 // looped makes n connections that are in loops.
 func looped(t *testing.T, g *Gateway, addr string, n int) (ps []*peer) {
 	t.Helper()
-	if g.loopOf(0) == nil {
-		t.Skip("one processor: there are no loops")
-	}
 	before := inLoops(g)
 	for range n {
 		p := dial(t, "tcp", addr)
@@ -61,6 +67,7 @@ func looped(t *testing.T, g *Gateway, addr string, n int) (ps []*peer) {
 
 // TestLoopGoesOn: an operation that waits keeps no other connection from being served.
 func TestLoopGoesOn(t *testing.T) {
+	twoProcessors(t)
 	s := clienttest.New(clienttest.Options{})
 	release, waits := make(chan struct{}), make(chan struct{}, 100)
 	s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
@@ -104,6 +111,7 @@ func TestLoopGoesOn(t *testing.T) {
 
 // TestLoopLeft: what does not fit a loop leaves it, and comes back.
 func TestLoopLeft(t *testing.T) {
+	twoProcessors(t)
 	addr, g := start(t, Options{Databases: fake(), Debug: true})
 	for name, f := range map[string]func(p *peer){
 		"a pipeline": func(p *peer) {
@@ -140,6 +148,7 @@ func TestLoopLeft(t *testing.T) {
 
 // TestLoopEnds: however a connection in a loop ends, it gets what it is due, and is forgotten.
 func TestLoopEnds(t *testing.T) {
+	twoProcessors(t)
 	s := clienttest.New(clienttest.Options{})
 	s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
 		switch string(o.Key) {
@@ -194,6 +203,7 @@ func TestLoopEnds(t *testing.T) {
 
 // TestLoopClose: a Gateway ends though connections enter and leave loops.
 func TestLoopClose(t *testing.T) {
+	twoProcessors(t)
 	for round := range 20 {
 		g, err := New(Options{Databases: fake()})
 		if err != nil {
