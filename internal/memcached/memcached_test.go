@@ -546,8 +546,8 @@ func sentence(rng *rand.Rand) string {
 	case 24:
 		return fmt.Sprintf("set %s 0 0 %d\r\n%s\r\n", key(), 3, pick("abcd", "abcdef", "abc"))
 	}
-	if rng.IntN(50) == 0 {
-		return "set " + key() + " 0 0 2000000\r\n" + strings.Repeat("x", 2_000_000) + "\r\n"
+	if rng.IntN(50) == 0 { // with too long a key, too, memcached hangs up
+		return "set a 0 0 2000000\r\n" + strings.Repeat("x", 2_000_000) + "\r\n"
 	}
 	return pick("mg a Z\r\n", "ms a x\r\n", "ms a\r\n", "mg a v v\r\n", "ma n1 Dx\r\n", "mg %% b\r\n", "set a 0 0 -1\r\n", "set a 0 0\r\n")
 }
