@@ -34,15 +34,6 @@ func binOf(size uint32) (row, col uint32) {
 	return shift + 1, size>>shift - cols
 }
 
-// leastOf is the least size of size's bin.
-func leastOf(size uint32) uint32 {
-	if size < cols {
-		return size
-	}
-	shift := uint32(bits.Len32(size)) - 1 - colBits
-	return size >> shift << shift
-}
-
 func (b *bins) insert(unit, size uint32) {
 	row, col := binOf(size)
 	h := &b.heaps[row*cols+col]
