@@ -270,11 +270,24 @@ type terminalInput struct {
 
 func (t *terminalInput) Read(p []byte) (int, error) {
 	const wait = 50 // ms
+	// An interrupt drops what has been typed, perhaps between poll and read: a read must not
+	// wait. The terminal is opened once more, since not waiting is for all who share an open file.
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", t.f.Fd()), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("terminal: %w", err)
+	}
+	defer unix.Close(fd)
 	for t.ctx.Err() == nil {
-		fds := []unix.PollFd{{Fd: int32(t.f.Fd()), Events: unix.POLLIN}}
-		if n, err := unix.Poll(fds, wait); n > 0 {
-			return t.f.Read(p)
-		} else if err != nil && !errors.Is(err, unix.EINTR) {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, wait)
+		if n > 0 {
+			if n, err = unix.Read(fd, p); n == 0 && err == nil && len(p) > 0 {
+				return 0, io.EOF
+			} else if err == nil {
+				return n, nil
+			}
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			return 0, err
 		}
 	}
