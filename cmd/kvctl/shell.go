@@ -273,10 +273,11 @@ func (t *terminalInput) Read(p []byte) (int, error) {
 	// An interrupt drops what has been typed, perhaps between poll and read: a read must not
 	// wait. The terminal is opened once more, since not waiting is for all who share an open file.
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", t.f.Fd()), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("terminal: %w", err)
+	if err == nil {
+		defer unix.Close(fd)
+	} else { // another user's, as after su: then it may wait
+		fd = int(t.f.Fd())
 	}
-	defer unix.Close(fd)
 	for t.ctx.Err() == nil {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, wait)
