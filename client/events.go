@@ -41,11 +41,12 @@ func (c *Client) begin(ctx context.Context, q *call) (context.Context, func()) {
 	}
 }
 
-// OnWait makes a context that tells of waiting: f is called by an operation, perhaps several
-// times, before it waits for the network, for other goroutines or for time. Where all memory is reached by
-// providers that execute in the caller (shm) most operations never do, and whoever serves
-// many with one goroutine learns here that the others need another. Several goroutines of one operation may
-// call f at a time; the operation goes on when it returns.
+// OnWait makes a context that tells of waiting: f is called by an operation, perhaps
+// several times, before it waits for the network, for other goroutines or for time. Where
+// all memory is reached by providers that execute in the caller (shm) most operations
+// never do, and whoever serves many with one goroutine learns here that the others need
+// another. Several goroutines of one operation may call f at a time; the operation goes
+// on when it returns.
 func OnWait(ctx context.Context, f func()) context.Context { return &waitContext{ctx, f} }
 
 type waitContext struct {
@@ -62,7 +63,8 @@ func (w *waitContext) Value(key any) any {
 	return w.Context.Value(key)
 }
 
-// willWait is called before an operation with this context waits.
+// WillWait is for implementations of API: an operation calls it before it waits, for what
+// OnWait put into its context.
 func WillWait(ctx context.Context) {
 	if w, ok := ctx.Value(waitKey{}).(*waitContext); ok {
 		w.f()

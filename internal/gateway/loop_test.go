@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
@@ -126,8 +125,9 @@ func TestLoopLeft(t *testing.T) {
 			v := strings.Repeat("x", 1_000_000)
 			p.want(t, "+OK\r\n", "SET", "big", v)
 			for range 20 {
+				before := g.m.read.Load()
 				p.send(t, []string{"GET", "big"})
-				time.Sleep(time.Millisecond) // one at a time
+				eventually(t, "it is read by itself", func() bool { return g.m.read.Load() > before })
 			}
 			for range 20 {
 				if got := string(p.reply(t)); got != bulk(v) {
@@ -235,7 +235,7 @@ func TestLoopClose(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(time.Duration(round) * time.Millisecond)
+		eventually(t, "they have said something", func() bool { return g.m.read.Load() >= uint64(round)*2000 })
 		g.Close()
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -118,11 +118,6 @@ func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, 
 		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
-func (cmd *command) swiftly() *command {
-	cmd.swift = true
-	return cmd
-}
-
 func (cmd *command) with(s specialOf) *command {
 	cmd.special = s
 	return cmd
@@ -238,8 +233,8 @@ func init() {
 		atOnce(keysOf(onConn("watch", -2, "transactions", cmdWatch, "Makes EXEC fail if a key changes."), 1, -1, 1)),
 		onConn("unwatch", 1, "transactions", cmdUnwatch, "Forgets the watched keys."),
 
-		onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument.").swiftly(),
-		onConn("echo", 2, "connection", cmdEcho, "Returns its argument.").swiftly(),
+		swiftly(onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument.")),
+		swiftly(onConn("echo", 2, "connection", cmdEcho, "Returns its argument.")),
 		beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection."))),
 		beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new."))),
 		beforeAuth(notInTx(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection."))),
@@ -344,6 +339,7 @@ func several(c *command, first, last, step int) *command {
 func atOnce(c *command) *command     { c.noQueue = true; return c }
 func notInTx(c *command) *command    { c.noTx = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
+func swiftly(c *command) *command    { c.swift = true; return c }
 
 // What Redis has and kvd has not: name and arity, as of Redis 7.
 const otherTypes = `
