@@ -80,6 +80,10 @@ test-compat: ## real clients and other people's suites against the gateway (Debi
 	internal/compat/install.sh
 	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/compat ./internal/gateway ./internal/memcached
 
+.PHONY: test-memory
+test-memory: ## memory comes back, whoever wrote, deleted or died: ten times what a store has, in each case
+	KVD_MEMORY=full CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/memtest
+
 SIM_RUNS ?= 44000
 SIM_STATES ?= 15000
 
@@ -93,7 +97,7 @@ sim-long: ## ten times as many schedules, for an hour or so
 
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
-	$(GO) test -count 1 -v -timeout 60m -tags kvdmutants -run TestMutants ./internal/simtest
+	$(GO) test -count 1 -v -timeout 60m -tags kvdmutants -run 'TestMutants|TestPatches' ./internal/simtest
 
 NEMESIS ?= 2m
 NEMESIS_FLAGS ?=
@@ -101,7 +105,14 @@ NEMESIS_FLAGS ?=
 .PHONY: nemesis
 nemesis: ## faults over real processes in network namespaces for NEMESIS (2m), as root; NEMESIS_FLAGS="-kills 50"
 	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
-	KVD_NEMESIS=$(NEMESIS) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run TestNemesis ./internal/nemesis $(NEMESIS_FLAGS)
+	KVD_NEMESIS=$(NEMESIS) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesis$$' ./internal/nemesis $(NEMESIS_FLAGS)
+
+NEMESIS_MEMORY ?= 10m
+
+.PHONY: nemesis-memory
+nemesis-memory: ## writers, deleters and kills for NEMESIS_MEMORY (10m), as root: memory comes back
+	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
+	KVD_NEMESIS_MEMORY=$(NEMESIS_MEMORY) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesisMemory$$' ./internal/nemesis $(NEMESIS_FLAGS)
 
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
@@ -110,6 +121,7 @@ nemesis-ci: ## a few minutes of every kind of nemesis
 	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider tcp"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider shm"
+	$(MAKE) nemesis-memory NEMESIS_MEMORY=40s
 
 .PHONY: image-context
 image-context: build

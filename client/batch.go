@@ -256,7 +256,7 @@ func (b *batch) quickly(c *Client, s *sess, ops []Op) {
 				some = some[:d.l.Quick(some)]
 				for j := range some {
 					if q := &some[j]; q.OK {
-						b.settle(c, ops, b.at[share.from+j], q)
+						b.settle(d, ops, b.at[share.from+j], q)
 					}
 				}
 				share.from += len(some)
@@ -270,10 +270,10 @@ func (b *batch) quickly(c *Client, s *sess, ops []Op) {
 const quickRounds = 4
 
 // settle gives ops[i] the answer of a Quick.
-func (b *batch) settle(c *Client, ops []Op, i int, q *session.Quick) {
+func (b *batch) settle(d *laneDriver, ops []Op, i int, q *session.Quick) {
 	o := &ops[i]
 	if b.done[i] = true; q.Put {
-		o.Item.Version, o.Err = c.quickPut(q)
+		o.Item.Version, o.Err = d.quickPut(q)
 	} else {
 		o.Item = itemOf(&q.Record, o.Into)
 	}

@@ -199,19 +199,42 @@ var _ API = (*Client)(nil)
 // Stats counts what a Client did. Doorbells, verbs and bytes are per verb as
 // posted; Rounds counts round trips of operations.
 type Stats struct {
-	Ops                                            map[string]uint64 // by kind: get, put, delete, modify, scan
-	Rounds                                         map[string]uint64
-	Verbs                                          rdma.Counters
-	CacheHits                                      uint64 // operations that began with a cached word
-	CASLosses                                      uint64
-	Unknown                                        uint64
+	Ops       map[string]uint64 // by kind: get, put, delete, modify, scan
+	Rounds    map[string]uint64
+	Verbs     rdma.Counters
+	CacheHits uint64 // operations that began with a cached word
+	CASLosses uint64
+	Unknown   uint64
+	// Memory of the present session, in units of 64 bytes: GrantedUnits were granted to it, and
+	// of these FreeUnits hold nothing; LimboUnits held records that were replaced or deleted, which
+	// somebody may still read; LiveUnits are the rest, which holds records, or places that other
+	// sessions unlinked and have not handed back yet.
 	LimboUnits, FreeUnits, LiveUnits, GrantedUnits uint64
-	Session                                        uint32
-	Epoch, MinEpoch                                uint64
+	// ForeignUnits are free places, in units of 64 bytes, that other sessions were granted and this
+	// one unlinked. They are not among GrantedUnits; the session uses them, or hands them back.
+	ForeignUnits    uint64
+	Session         uint32
+	Epoch, MinEpoch uint64
+	// Memory that went from session to session, in units of 64 bytes, of all sessions of this
+	// Client. HandedBackUnits are free places that others were granted and that went home;
+	// ReturnedUnits is granted memory that was given back to be granted to anybody;
+	// ReceivedUnits is granted memory that others had unlinked and that came home.
+	HandedBackUnits, ReturnedUnits, ReceivedUnits uint64
+	// RefusedUnits came home, or were granted, and were not taken in: what the message told of them
+	// did not agree with what the session knows. LostUnits were given up after an unknown
+	// outcome, since a verb that may still land could write to them. Both are lost until their
+	// extent is recalled; both are in units of 64 bytes, of all sessions of this Client.
+	RefusedUnits, LostUnits uint64
+	// MemoryWaits counts operations, of all sessions of this Client, that found no free place and
+	// waited for memory.
+	MemoryWaits uint64
 	// Records that this Client removed, of all its sessions: evicted from a cache, or taken
 	// back because they had expired; and the bytes of both.
 	Evicted, Expired, EvictedBytes uint64
 	Notes                          uint64 // access words written
+	// SweepBytes is memory in which the session remembers when what it put expires, and
+	// SweepForgotten counts what there was no room for: that is found later.
+	SweepBytes, SweepForgotten uint64
 	// RefusedPlaces counts places that this session unlinked and could not take back,
 	// since what the slot word told of them cannot be: index memory is damaged. They
 	// are lost until their extent is recalled.

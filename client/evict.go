@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,10 +38,7 @@ type evictor struct {
 	renewal time.Duration // between two, lately
 	hurried time.Time     // when another was asked for
 
-	// The sweep for what has expired.
-	sweepAt  sweepPos
-	expiring bool // there was something that expires in the last pass, or we put it
-	found    bool // in this pass
+	sweep sweep // for what has expired
 }
 
 // room is two groups of which one is to give up a slot.
@@ -65,6 +63,24 @@ type pressure struct {
 	// grows while places are wanted that memory in pieces does not give, and fades.
 	slack  float64
 	raised time.Time // slack
+	given  []given   // lately
+}
+
+// given is own memory that was evicted for others.
+type given struct {
+	at    time.Time
+	units uint64
+}
+
+// owed is how much of what others ask for is not on its way yet: that which was evicted for
+// them since a time is.
+func (p *pressure) owed(give uint64, since time.Time) int64 {
+	p.given = slices.DeleteFunc(p.given, func(g given) bool { return g.at.Before(since) })
+	owed := int64(give)
+	for _, g := range p.given {
+		owed -= int64(g.units)
+	}
+	return max(owed, 0)
 }
 
 // wanted is a place that operations wait for.
@@ -96,21 +112,13 @@ const (
 	evictSeen = 60
 	// evictWorks samples are worked on together, at most.
 	evictWorks = 16
-	// Groups looked at for what has expired, each evictIdle.
-	sweepGroups = 64
-	sweepSlow   = 4  // where nothing expires, as far as is known
-	sweepDear   = 16 // without access words: each record's header is read
-	// A place that another session was granted is left to it for so long.
-	sweepForeign = 10 * time.Second
+	// evictSpell bounds the time for which one placement group is seen to and others are not.
+	evictSpell = 50 * time.Millisecond
 	// ghostEntries is how many evicted keys a Client remembers, 8 bytes each.
 	ghostEntries = 128 << 10
-	// minSupply is the least memory kept at hand, units.
-	minSupply = 256
-	// supplyShare of the memory held is kept at hand, up to slackMost where that is in
-	// pieces too small.
-	supplyShare = 1.0 / 32
-	slackMost   = 1.0 / 4
-	slackFades  = 30 * time.Second
+	// Up to slackMost of the memory held is kept at hand where that is in pieces too small.
+	slackMost  = 1.0 / 4
+	slackFades = 30 * time.Second
 	// foreignShare of the memory held, one in so many, may be free places of one length that
 	// others were granted, before no more of these are evicted.
 	foreignShare = 2048
@@ -127,6 +135,7 @@ func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
 
 func newEvictor(s *sess) *evictor {
 	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
+	e.sweep.wheel = evict.NewWheel(session.Millis(), wheelBytes)
 	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]map[uint32]bool{}
 	return e
 }
@@ -165,7 +174,6 @@ func (e *evictor) run() {
 	defer e.s.wg.Done()
 	t := time.NewTimer(evictIdle)
 	defer t.Stop()
-	swept := time.Now()
 	for {
 		select {
 		case <-e.s.ctx.Done():
@@ -184,16 +192,12 @@ func (e *evictor) run() {
 				busy = e.relieve(v, pg) || busy
 			}
 		}
-		if time.Since(swept) >= evictIdle {
-			e.sweep(v)
-			swept = time.Now()
-		}
+		pause := min(e.sweepSome(v), evictIdle)
 		if busy {
 			e.s.core.Tick()
-			t.Reset(evictBusy)
-		} else {
-			t.Reset(evictIdle)
+			pause = min(pause, evictBusy)
 		}
+		t.Reset(pause)
 	}
 }
 
@@ -208,7 +212,7 @@ func (e *evictor) work(works []*index.Work) (records int, units uint64) {
 		for _, f := range w.Findings {
 			e.s.c.o.Logger.Warn("while evicting", "finding", f)
 		}
-		e.found = e.found || w.Expiring > 0
+		e.sweep.found = e.sweep.found || w.Expiring > 0
 		for _, x := range w.Evicted {
 			records++
 			units += uint64(x.Units)
@@ -297,7 +301,7 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		}
 		held = e.s.core.HeapOf(&pg.PG).Stats().Granted
 	}
-	refused := e.s.core.Exhausted(pg.ID)
+	refused, give := e.s.core.Exhausted(pg.ID), e.s.core.Give(pg.ID)
 	switch {
 	case refused || need > 0:
 		p.short = true
@@ -305,7 +309,7 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		p.short = false // there was more
 	}
 	p.held = held
-	if !p.short {
+	if !p.short && (give == 0 || held == 0) {
 		return false
 	}
 	if f != nil {
@@ -316,26 +320,32 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		supply = f.Supply()
 	}
 	limbo := e.limbo(now)
-	// No more than a third of all: where records come faster than limbo gives places back,
-	// writers wait, but what they wrote stays a while.
-	target := min(int64(1.25*p.rate*limbo.Seconds()), int64(held)/3)
-	// Fewer operations want less memory at hand, and find less of it in one piece, which
-	// makes them fewer still: slack leads out of that.
-	target = max(target, minSupply, int64(float64(held)*max(supplyShare, p.slack)), 2*int64(need))
-	lack := target - supply
+	demand := evict.Demand{Held: held, Share: e.s.core.Share(pg.ID), Rate: p.rate, LimboSeconds: limbo.Seconds(), Slack: p.slack, Need: need, Starving: need > 0 || len(p.wants) > 0}
+	target := demand.Supply()
+	lack := int64(0)
+	if p.short {
+		lack = max(target-supply, 0)
+	}
 	if lack > 0 && !refused {
 		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
 	}
+	// What others are to have comes on top, of own memory, which is free in one piece again.
+	// Less what lies about: more than the session will use in the next few seconds.
+	owed := p.owed(give, now.Add(-limbo-time.Second))
+	owed = max(owed-max(supply-max(target, int64(4*p.rate)), 0), 0)
+	lack += owed
 	if e.fit(v, pg, p, now, limbo) && now.Sub(e.hurried) >= e.s.renew/10 {
 		// An operation waits for what is in limbo: every renewal brings its end nearer.
 		e.hurried = now
-		select {
-		case e.s.hurry <- struct{}{}:
-		default:
-		}
+		e.s.agenda.Hurry()
+		e.s.wake()
 	}
-	h, stock := e.s.core.HeapOf(&pg.PG), max(held/foreignShare, minSupply)
-	for lack > 0 && e.s.ctx.Err() == nil {
+	h := e.s.core.HeapOf(&pg.PG)
+	for lack > 0 && e.s.ctx.Err() == nil && time.Since(now) < evictSpell {
+		stock := uint64(0) // own memory only
+		if lack > owed {
+			stock = demand.Foreign(foreignShare)
+		}
 		victims := int(float64(lack)/p.perVictim) + 1
 		groups := e.groups()
 		var mu sync.Mutex
@@ -355,7 +365,10 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 			break
 		}
 		p.perVictim += 0.2 * (float64(units)/float64(records) - p.perVictim)
-		lack -= int64(units)
+		if lack -= int64(units); stock == 0 {
+			owed -= int64(units)
+			p.given = append(p.given, given{now, units})
+		}
 	}
 	e.s.core.SetNoteInterval(e.policy.NoteIntervalMillis())
 	return true
@@ -431,7 +444,7 @@ func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Tim
 			continue
 		}
 		if now.Sub(p.raised) >= limbo {
-			p.slack, p.raised = min(1.5*max(p.slack, supplyShare), slackMost), now
+			p.slack, p.raised = min(1.5*max(p.slack, evict.SupplyShare), slackMost), now
 		}
 		if now.Sub(w.since) < limbo || now.Sub(w.hunted) < limbo {
 			continue // what has been evicted is on its way
@@ -543,55 +556,10 @@ func (e *evictor) sample(v *session.View, pg *session.PG, groups int) *index.Wor
 	return w
 }
 
-// sweep takes back what has expired in the next few groups, at a pace that depends on
-// whether anything expires at all.
-func (e *evictor) sweep(v *session.View) {
-	if e.s.c.stats.expires.Swap(false) {
-		e.expiring = true
-	}
-	late := session.Millis() - uint64(sweepForeign/time.Millisecond)
-	for budget := sweepGroups; budget > 0 && e.s.ctx.Err() == nil; {
-		if e.sweepAt.shard >= len(v.Shards) {
-			e.sweepAt = sweepPos{}
-			e.expiring, e.found = e.found, false
-			return
-		}
-		sh := &v.Shards[e.sweepAt.shard]
-		dear := sh.PG.AccessOff == 0
-		if !sh.PG.Active || dear && !e.expiring {
-			e.sweepAt = sweepPos{shard: e.sweepAt.shard + 1}
-			continue
-		}
-		n := uint32(budget)
-		switch {
-		case dear:
-			n = min(n, sweepDear)
-		case !e.expiring:
-			n = min(n, sweepSlow)
-		}
-		n = min(n, sh.Clusters*(layout.ClusterGroups+1)-e.sweepAt.group)
-		works := make([]*index.Work, n)
-		for i := range works {
-			works[i] = &index.Work{PG: sh.PG.ID, Off: sh.Off + uint64(e.sweepAt.group)*layout.GroupSize,
-				Mine: func(unit uint32) bool { return e.s.core.Owns(&sh.PG.PG, unit) }, Late: late}
-			e.sweepAt.group++
-		}
-		if e.sweepAt.group >= sh.Clusters*(layout.ClusterGroups+1) {
-			e.sweepAt = sweepPos{shard: e.sweepAt.shard + 1}
-		}
-		records, _ := e.work(works)
-		if dear || !e.expiring {
-			return
-		}
-		if budget -= int(n); records > int(n) {
-			budget += int(n) // there is much of it: go on, as Redis's cycle does
-		}
-	}
-}
-
 // counts are a Client's of all its sessions.
 type counts struct {
 	evicted, expired, evictedUnits atomic.Uint64
+	sweepBytes, sweepForgotten     atomic.Uint64
 	expires                        atomic.Bool // something with an expiry was put since the sweep looked
 }
 

@@ -100,6 +100,8 @@ type laneDriver struct {
 	ready   [3]<-chan struct{}
 	done    func(*session.Task)
 	spins   int // see tryLeadSoon
+
+	expiries expiries // what the leaders put, for the sweep
 }
 
 func newLaneDriver(s *sess, l *session.Lane, devices int) *laneDriver {
@@ -169,8 +171,8 @@ func (d *laneDriver) taskDone(t *session.Task) {
 		if c.take != nil && c.err == nil {
 			c.take(c, &t.Op)
 		}
-		if c.expiry != 0 {
-			d.s.c.stats.expires.Store(true)
+		if c.expiry != 0 && (c.err == nil || errors.Is(c.err, index.ErrUnknown)) {
+			d.expires(c.expiry, c.hash)
 		}
 		d.callDone(c)
 	}

@@ -472,7 +472,7 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	value, flags := withFlags(value, o.Flags)
 	if cond == index.Always {
 		if d, q := c.quick(ctx, true, key, value, flags, exp); q != nil {
-			version, err := c.quickPut(q)
+			version, err := d.quickPut(q)
 			d.handOver()
 			return version, err
 		}
@@ -484,10 +484,10 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	return req.version, nil
 }
 
-// quickPut is the answer of a Quick.
-func (c *Client) quickPut(q *session.Quick) (version uint64, err error) {
+// quickPut is the answer of a Quick; the leader's.
+func (d *laneDriver) quickPut(q *session.Quick) (version uint64, err error) {
 	if q.Expiry != 0 {
-		c.stats.expires.Store(true)
+		d.expires(q.Expiry, q.Hash)
 	}
 	if q.Err != nil {
 		return 0, fmt.Errorf("%v %q: %w", index.Put, shortKey(q.Key), q.Err)
@@ -978,10 +978,14 @@ func (c *Client) Stats() Stats {
 	s := c.sess.Load()
 	st := Stats{Ops: map[string]uint64{}, Rounds: map[string]uint64{}, Session: s.id,
 		Epoch: s.core.Epoch(), MinEpoch: s.core.MinEpoch(), Evicted: c.stats.evicted.Load(),
-		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize}
+		Expired: c.stats.expired.Load(), EvictedBytes: c.stats.evictedUnits.Load() * layout.UnitSize,
+		SweepBytes: c.stats.sweepBytes.Load(), SweepForgotten: c.stats.sweepForgotten.Load()}
 	c.mu.Lock()
 	total, counted := c.mu.past, s.counted
 	c.mu.Unlock()
+	if !counted {
+		total.wentBy(s.agenda.Counts(), session.Counts{})
+	}
 	var cached, inUse uint64
 	for _, d := range s.lanes {
 		if counted {
@@ -1016,6 +1020,7 @@ func (c *Client) Stats() Stats {
 		hs := h.Heap.Stats()
 		st.GrantedUnits += uint64(hs.Granted)
 		st.FreeUnits += uint64(hs.Free)
+		st.ForeignUnits += hs.ForeignFree
 		inUse += uint64(hs.InUse)
 		st.RefusedPlaces += hs.RefusedPlaces
 	}
@@ -1032,11 +1037,21 @@ func (c *Client) Stats() Stats {
 	return st
 }
 
-// laneTotals sums what lanes counted.
+// laneTotals sums what lanes counted, and the agendas of their sessions.
 type laneTotals struct {
 	ops, rounds                          [index.NumKinds]uint64
 	verbs                                rdma.Counters
 	cacheHits, casLosses, unknown, notes uint64
+	memoryWaits, leaked                  uint64
+	went                                 session.Counts
+}
+
+// wentBy adds what an agenda counted since it had counted before.
+func (t *laneTotals) wentBy(n, before session.Counts) {
+	t.went.HandedBack += n.HandedBack - before.HandedBack
+	t.went.Returned += n.Returned - before.Returned
+	t.went.Received += n.Received - before.Received
+	t.went.Refused += n.Refused - before.Refused
 }
 
 func (t *laneTotals) add(l *session.Lane) {
@@ -1050,6 +1065,8 @@ func (t *laneTotals) add(l *session.Lane) {
 	t.casLosses += l.Stats.CASLosses
 	t.unknown += l.Stats.Unknown
 	t.notes += l.Stats.Notes
+	t.memoryWaits += l.Stats.MemoryWaits
+	t.leaked += l.Stats.Leaked
 }
 
 func (t *laneTotals) sum(x *laneTotals) {
@@ -1062,6 +1079,9 @@ func (t *laneTotals) sum(x *laneTotals) {
 	t.casLosses += x.casLosses
 	t.unknown += x.unknown
 	t.notes += x.notes
+	t.memoryWaits += x.memoryWaits
+	t.leaked += x.leaked
+	t.wentBy(x.went, session.Counts{})
 }
 
 func (t *laneTotals) into(st *Stats) {
@@ -1069,4 +1089,6 @@ func (t *laneTotals) into(st *Stats) {
 		st.Ops[k.String()], st.Rounds[k.String()] = t.ops[k], t.rounds[k]
 	}
 	st.Verbs, st.CacheHits, st.CASLosses, st.Unknown, st.Notes = t.verbs, t.cacheHits, t.casLosses, t.unknown, t.notes
+	st.HandedBackUnits, st.ReturnedUnits, st.ReceivedUnits, st.RefusedUnits = t.went.HandedBack, t.went.Returned, t.went.Received, t.went.Refused
+	st.LostUnits, st.MemoryWaits = t.leaked, t.memoryWaits
 }

@@ -40,23 +40,21 @@ type sess struct {
 	mu struct {
 		sync.Mutex
 		nodes    map[uint32]*dirpb.Node
-		wanted   map[uint32]bool   // placement groups with a grant call under way
-		grow     map[uint32]uint32 // units to ask for next
-		asked    map[uint32]bool   // sessions with a fence question under way
+		asked    map[uint32]bool // sessions with a fence question under way
 		connErr  map[uint32]error
 		splits   map[uint32]bool   // shards with a split request under way
 		provider map[uint32]string // as in Stats.Connections
 	}
-	installed chan struct{} // capacity 1: a new map
-	hurry     chan struct{} // capacity 1: renew soon, memory in limbo is waited for
-	ready     chan struct{} // closed with the first map
-	once      sync.Once
-	dead      atomic.Bool
-	shut      atomic.Bool // no operation begins any more
-	closing   sync.Once
-	evictor   *evictor      // nil: this session evicts nothing
-	counted   bool          // its lanes are in Client.mu.past; guarded by Client.mu
-	replaced  chan struct{} // closed when the Client has another session, or none for good
+	agenda   *session.Agenda
+	due      chan struct{} // capacity 1: the agenda has something new
+	ready    chan struct{} // closed with the first map
+	once     sync.Once
+	dead     atomic.Bool
+	shut     atomic.Bool // no operation begins any more
+	closing  sync.Once
+	evictor  *evictor      // nil: this session evicts nothing
+	counted  bool          // its lanes are in Client.mu.past; guarded by Client.mu
+	replaced chan struct{} // closed when the Client has another session, or none for good
 }
 
 // openSession opens a session and waits for its first map.
@@ -75,13 +73,13 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		}
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, err)
 	}
-	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, installed: make(chan struct{}, 1), hurry: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{})}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond
 	}
 	s.mu.nodes = map[uint32]*dirpb.Node{}
-	s.mu.wanted, s.mu.grow, s.mu.asked = map[uint32]bool{}, map[uint32]uint32{}, map[uint32]bool{}
+	s.mu.asked = map[uint32]bool{}
 	s.mu.splits = map[uint32]bool{}
 	s.mu.connErr, s.mu.provider = map[uint32]error{}, map[uint32]string{}
 	lanes := c.o.Lanes
@@ -89,7 +87,10 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		lanes = m
 	}
 	s.core, err = session.NewCore(session.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
-		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c}, UnsafeNoLease: c.o.UnsafeNoLease,
+		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c}, UnsafeNoLease: c.o.UnsafeNoLease,
+		Broken: func(err error) {
+			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
+		},
 		Nanos: session.Nanos, Millis: session.Millis})
 	if err != nil {
 		return nil, err
@@ -97,6 +98,7 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 	s.core.SetEpoch(rep.Epoch)
 	seq := s.core.BeginRenew()
 	s.core.EndRenew(seq, rep.Epoch, rep.MinEpoch, sent+int64(rep.LeaseMillis)*int64(time.Millisecond))
+	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), RefusedPause: int64(50 * time.Millisecond), Term: rep.Term, ReadOnly: c.o.ReadOnly})
 	for _, l := range s.core.Lanes() {
 		s.lanes = append(s.lanes, newLaneDriver(s, l, len(c.o.Devices)))
 	}
@@ -108,7 +110,7 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 	}
 	s.wg.Add(2)
 	go s.watch()
-	go s.renewLoop()
+	go s.control()
 	select {
 	case <-s.ready:
 		return s, nil
@@ -155,10 +157,8 @@ func (s *sess) install(m *dirpb.Map) error {
 	for _, d := range s.lanes {
 		s.kick(d.l)
 	}
-	select {
-	case s.installed <- struct{}{}:
-	default:
-	}
+	s.agenda.NewMap()
+	s.wake()
 	if len(v.Shards) > 0 {
 		s.once.Do(func() { close(s.ready) })
 	}
@@ -168,100 +168,95 @@ func (s *sess) install(m *dirpb.Map) error {
 // WantMap: the watch brings every version by itself; waiting tasks try again.
 func (s *sess) WantMap(uint64) {}
 
-// ---- lease and reclaim epoch -------------------------------------------------
+// ---- lease, reclaim epoch, memory ------------------------------------------------
 
-func (s *sess) renewLoop() {
+// control performs the session's agenda, until the session ends.
+func (s *sess) control() {
 	defer s.wg.Done()
-	t := time.NewTicker(s.renew)
+	t := time.NewTimer(0)
 	defer t.Stop()
-	// A map change waits for every session, so a new map is acknowledged at once.
-	acking := time.NewTimer(time.Hour)
-	acking.Stop()
-	defer acking.Stop()
-	pause := ackPause
-	told := acks{}
 	for {
-		due := false
+		s.pumpIdle()
+		for _, ask := range s.agenda.Due(s.oldest) {
+			s.wg.Go(func() { s.perform(ask) })
+		}
+		t.Reset(max(time.Duration(s.agenda.Next()-session.Nanos()), 0))
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-t.C:
-			due = true
-		case <-s.hurry:
-			due = true
-		case <-s.installed:
-			pause = ackPause
-		case <-acking.C:
-		}
-		now := s.acks()
-		if v := s.core.View(); v != nil && (now.acked < v.Version || now.quiesced < v.Version) {
-			acking.Reset(pause)
-			pause = min(2*pause, s.renew)
-		}
-		if !due && now == told {
-			continue
-		}
-		err := s.renewOnce(now)
-		if err == nil {
-			told = now
-		} else if s.ctx.Err() == nil {
-			switch status.Code(err) {
-			case codes.NotFound, codes.PermissionDenied:
-				s.lost(err)
-				return
-			}
-			s.c.o.Logger.Warn("lease not renewed", "session", s.id, "err", err)
+		case <-s.due:
 		}
 	}
 }
 
-// ackPause is how soon operations of an older map are looked at again, at first.
-const ackPause = 500 * time.Microsecond
+// wake has control look at the agenda.
+func (s *sess) wake() {
+	select {
+	case s.due <- struct{}{}:
+	default:
+	}
+}
 
-// acks is what a renewal says of map versions.
-type acks struct{ acked, quiesced uint64 }
-
-func (s *sess) acks() (a acks) {
+// pumpIdle has idle lanes look at the map.
+func (s *sess) pumpIdle() {
 	for _, d := range s.lanes {
-		if d.tryLead() { // an idle lane looks at the map when it is pumped
+		if d.tryLead() {
 			d.pump()
 			d.handOver()
 		}
 	}
-	a.acked, a.quiesced = s.core.Acked()
-	return a
 }
 
-func (s *sess) renewOnce(a acks) error {
+// perform asks the directory and tells the agenda what came of it.
+func (s *sess) perform(ask session.Ask) {
+	switch ask.Kind {
+	case session.AskRenew:
+		s.renewOnce(ask)
+	case session.AskGrant:
+		s.grantOnce(ask)
+	}
+	s.wake()
+}
+
+func (s *sess) renewOnce(ask session.Ask) {
 	ctx, cancel := context.WithTimeout(s.ctx, max(s.renew*5, time.Second))
 	defer cancel()
-	report := s.report()
-	return s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) error {
-		// Each try is a renewal of its own: its reply covers only what was
-		// unlinked before it was sent.
-		seq, sent := s.core.BeginRenew(), session.Nanos()
-		rep, err := dc.Renew(ctx, &dirpb.RenewRequest{SessionId: s.id, ReportEpoch: report, AckedMapVersion: a.acked, QuiescedMapVersion: a.quiesced})
-		if err != nil {
-			return err
+	var r session.Reply
+	tries := 0
+	r.Err = s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+		if tries++; tries > 1 {
+			ask = s.agenda.Again(ask)
 		}
-		s.core.EndRenew(seq, rep.GetEpoch(), rep.GetMinEpoch(), sent+int64(rep.GetLeaseMillis())*int64(time.Millisecond))
+		r.Sent = session.Nanos()
+		r.Renew, err = dc.Renew(ctx, ask.Renew)
+		return err
+	})
+	s.agenda.Answer(ask, r)
+	if r.Err == nil {
 		for _, d := range s.lanes {
 			s.sweep(d)
 		}
-		return nil
-	})
+		return
+	}
+	if s.ctx.Err() == nil {
+		switch status.Code(r.Err) {
+		case codes.NotFound, codes.PermissionDenied:
+			s.lost(r.Err)
+			return
+		}
+		s.c.o.Logger.Warn("lease not renewed", "session", s.id, "err", r.Err)
+	}
 }
 
-// report is the least of: E at the start of any operation in flight, E of the
-// last reply processed.
-func (s *sess) report() uint64 {
-	e := s.core.Epoch()
+// oldest is the least reclaim epoch at the start of any operation in flight.
+func (s *sess) oldest() (epoch uint64, ok bool) {
 	for _, d := range s.lanes {
-		if l := d.lead.Load(); l != 0 && l-1 < e {
-			e = l - 1
+		if l := d.lead.Load(); l != 0 && (!ok || l-1 < epoch) {
+			epoch, ok = l-1, true
 		}
 	}
-	return e
+	return epoch, ok
 }
 
 // sweep lets an idle lane release its limbo and give places back to lanes that
@@ -472,84 +467,41 @@ func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, how strin
 
 // ---- memory ------------------------------------------------------------------
 
-const (
-	firstGrant = 1 << 14 // units: 1 MiB
-	maxGrant   = 1 << 18 // units: one extent
-)
-
-// WantMemory asks the directory for a run, one call a placement group at a time,
-// for more each time.
+// WantMemory has the agenda ask the directory for a run.
 func (s *sess) WantMemory(pg, units uint32) {
 	if v := s.core.View(); s.evictor != nil && s.core.Exhausted(pg) && v != nil && v.PGs[pg] != nil && v.PGs[pg].AccessOff != 0 {
 		s.evictor.starves(pg, units) // which asks the directory again now and then
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.wanted[pg] || s.ctx.Err() != nil {
-		return
-	}
-	s.mu.wanted[pg] = true
-	want := max(s.mu.grow[pg], firstGrant, units)
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		got, err := s.grant(pg, want, units)
-		s.mu.Lock()
-		s.mu.wanted[pg] = false
-		if got > 0 {
-			s.mu.grow[pg] = min(want*2, maxGrant)
-		} else {
-			s.mu.grow[pg] = units
-		}
-		s.mu.Unlock()
-		if err != nil {
-			s.c.o.Logger.Warn("no memory granted", "pg", pg, "err", err)
-			return // renewals make the waiting ask again
-		}
-		if got == 0 {
-			s.core.SetExhausted(pg)
-			if s.evictor != nil {
-				s.evictor.starves(pg, units)
-			}
-			return
-		}
-		for _, d := range s.lanes {
-			d.l.Deliver(func(*session.Lane) {})
-			s.kick(d.l)
-		}
-	}()
+	s.agenda.WantMemory(pg, units)
+	s.wake()
 }
 
-func (s *sess) grant(pg, want, place uint32) (got uint32, err error) {
+// grantOnce asks for memory. A reply that is lost leaks its run to recall, so a call whose
+// fate is unknown is not repeated blindly; the task that waits asks anew.
+func (s *sess) grantOnce(ask session.Ask) {
 	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
 	defer cancel()
-	view := s.core.View()
-	if view == nil || view.PGs[pg] == nil {
-		return 0, fmt.Errorf("placement group %d is not in the map", pg)
-	}
-	generation := view.PGs[pg].Generation
-	var rep *dirpb.GrantExtentReply
-	// A reply that is lost leaks its run to recall, so a call whose fate is
-	// unknown is not repeated blindly; the task that waits asks anew.
-	err = s.c.dir.CallOnce(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
-		rep, err = dc.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: s.id, PgId: pg, WantUnits: want, PlaceUnits: place})
+	pg, units := ask.Grant.GetPgId(), ask.Grant.GetPlaceUnits()
+	var r session.Reply
+	r.Err = s.c.dir.CallOnce(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+		r.Grant, err = dc.GrantExtent(ctx, ask.Grant)
 		return err
 	})
-	if err != nil {
-		return 0, err
-	}
-	p := view.PGs[pg]
-	for _, r := range rep.GetRuns() {
-		if r.GetPgId() != pg || r.GetUnit() < p.HeapLo || r.GetUnits() > p.HeapHi-r.GetUnit() {
-			return got, fmt.Errorf("grant of units [%d,+%d) of pg %d lies outside its heap [%d,%d)", r.GetUnit(), r.GetUnits(), r.GetPgId(), p.HeapLo, p.HeapHi)
+	s.agenda.Answer(ask, r)
+	switch {
+	case r.Err != nil:
+		if s.ctx.Err() == nil {
+			s.c.o.Logger.Warn("no memory granted", "pg", pg, "err", r.Err)
 		}
-		if err := s.core.AddRun(pg, generation, r.GetUnit(), r.GetUnits()); err != nil {
-			return got, err
-		}
-		got += r.GetUnits()
+		return // renewals make the waiting ask again
+	case len(r.Grant.GetRuns()) == 0 && s.evictor != nil && !s.core.Idle(pg, r.Grant.GetComingUnits()):
+		s.evictor.starves(pg, units)
 	}
-	return got, nil
+	for _, d := range s.lanes {
+		d.l.Deliver(func(*session.Lane) {})
+		s.kick(d.l)
+	}
 }
 
 // WantFenced asks whether a lock's owner is confirmed fenced.
@@ -644,6 +596,10 @@ func (s *sess) end(ctx context.Context) {
 	for graceful && held < len(s.lanes) && ctx.Err() == nil {
 		hold()
 	}
+	// What a grant under way brings is to go back with the rest.
+	for end := time.Now().Add(endGrants); graceful && !s.agenda.Ending() && ctx.Err() == nil && s.ctx.Err() == nil && time.Now().Before(end); {
+		time.Sleep(200 * time.Microsecond)
+	}
 	// Whoever leads a lane still gives up now; its buffers must not go before it.
 	s.dead.Store(true)
 	s.cancel(ErrClosed)
@@ -662,33 +618,32 @@ func (s *sess) end(ctx context.Context) {
 		s.c.mu.Lock()
 		s.c.mu.past.add(d.l)
 		s.counted = d == s.lanes[len(s.lanes)-1]
+		if s.counted {
+			s.c.mu.past.wentBy(s.agenda.Counts(), session.Counts{})
+		}
 		s.c.mu.Unlock()
 		d.l.GiveBack(true)
 	}
 	if clean {
+		before := s.agenda.Counts()
 		s.giveBack(ctx)
+		s.c.mu.Lock()
+		s.c.mu.past.wentBy(s.agenda.Counts(), before)
+		s.c.mu.Unlock()
 	}
 	if err := s.core.Close(); err != nil {
 		s.c.o.Logger.Warn("closing session buffers", "err", err)
 	}
 }
 
+// endGrants is how long the end of a session waits for a grant under way.
+const endGrants = time.Second
+
 // giveBack closes the session at the directory with the memory it holds.
 func (s *sess) giveBack(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	req := &dirpb.CloseSessionRequest{SessionId: s.id, Leaked: s.core.Leaked()}
-	view := s.core.View()
-	for _, h := range s.core.Heaps() {
-		if view == nil || view.PGs[h.PG] == nil || view.PGs[h.PG].Generation != h.Generation {
-			continue
-		}
-		for _, r := range h.Heap.Drain() {
-			if len(req.Runs) < maxReturned {
-				req.Runs = append(req.Runs, &dirpb.ReturnedRun{PgId: h.PG, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh, Foreign: r.Foreign})
-			}
-		}
-	}
+	req := s.agenda.Close()
 	err := s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) error {
 		_, err := dc.CloseSession(ctx, req)
 		return err
@@ -697,9 +652,6 @@ func (s *sess) giveBack(ctx context.Context) {
 		s.c.o.Logger.Info("session not closed; it will be fenced", "session", s.id, "err", err)
 	}
 }
-
-// maxReturned bounds the runs one session hands back; recall finds the rest.
-const maxReturned = 1 << 16
 
 func defaultName() string {
 	return fmt.Sprintf("%s pid %d", filepath.Base(os.Args[0]), os.Getpid())

@@ -2,6 +2,7 @@ package index
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -26,7 +27,7 @@ type evictGroup struct {
 // a word that somebody else changes meanwhile is left to him. Clients evict by
 // sampling, as in Ditto (SOSP'23).
 func (o *Op) startEvict() Action {
-	o.Work.Evicted, o.Work.Expiring = nil, 0
+	o.Work.Evicted, o.Work.Overflow, o.Work.Expiring = nil, nil, 0
 	pg, w := o.Route.PG, o.work
 	o.begin()
 	for i := range min(1+len(o.Work.More), MaxEvictGroups) {
@@ -43,7 +44,7 @@ func (o *Op) startEvict() Action {
 		g := &w.evicts[i]
 		g.off = off
 		o.add(Access{Verb: Read, Space: Index, Off: off, Buf: g.words})
-		if pg.AccessOff != 0 {
+		if pg.AccessOff != 0 && o.Work.Only == nil {
 			if g.access == nil {
 				g.access = o.env.Buf(o, layout.GroupSize)
 			}
@@ -58,10 +59,22 @@ func (o *Op) startEvict() Action {
 
 // evictable lists the records of the groups just read.
 func (o *Op) evictable() (list []*item) {
-	for _, g := range o.work.evicts {
+	for i, g := range o.work.evicts {
+		var only []uint16
+		if o.Work.Only != nil {
+			if i < len(o.Work.Only) {
+				only = o.Work.Only[i]
+			}
+			if layout.Group(g.words).Header().OVF() {
+				o.Work.Overflow = append(o.Work.Overflow, g.off)
+			}
+		}
 		for j := range layout.GroupSlots {
 			x, ref := layout.Group(g.words).Slot(j), wordRef{g.off, uint8(j)}
 			if x.State() != layout.Live && !(Mutation(MutEvictFrozen) && x.Readable()) {
+				continue
+			}
+			if o.Work.Only != nil && !slices.Contains(only, x.FP()) {
 				continue
 			}
 			if err := o.inHeap(ref, x); err != nil {
@@ -69,7 +82,7 @@ func (o *Op) evictable() (list []*item) {
 				continue
 			}
 			it := &item{wordRef: ref, x: x, mine: true}
-			if o.Route.PG.AccessOff != 0 {
+			if o.Route.PG.AccessOff != 0 && o.Work.Only == nil {
 				if a := layout.AccessWord(layout.Group(g.access).Slot(j)); a.Of(x) {
 					it.evicted.Access = a
 				}
@@ -89,7 +102,10 @@ func (o *Op) evictChosen() Action {
 	all := o.evictable()
 	now := o.env.NowMillis()
 	var list []*item
-	if o.Work.Choose == nil {
+	switch {
+	case o.Work.Only != nil:
+		list = all // access words tell seconds only
+	case o.Work.Choose == nil:
 		for _, it := range all {
 			a := it.evicted.Access
 			if a.Expires() {
@@ -99,7 +115,7 @@ func (o *Op) evictChosen() Action {
 				list = append(list, it)
 			}
 		}
-	} else {
+	default:
 		c := make([]Candidate, len(all))
 		for i, it := range all {
 			c[i] = it.evicted.Candidate
@@ -124,6 +140,14 @@ func (o *Op) evictChosen() Action {
 			e := &it.evicted
 			expiry := binary.LittleEndian.Uint64(b[16:])
 			e.Expired = expiry != 0 && expiry <= now
+			if o.Work.Only != nil {
+				if expiry != 0 {
+					o.Work.Expiring++
+				}
+				if !e.Expired {
+					continue // replaced, or another with the same fingerprint
+				}
+			}
 			if k := layout.RecordHeaderSize + int(binary.LittleEndian.Uint16(b[8:])); k <= len(b) {
 				e.Hash = o.env.HashOf(b[layout.RecordHeaderSize:k])
 			}

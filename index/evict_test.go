@@ -123,6 +123,60 @@ func TestEvictExpired(t *testing.T) {
 	}
 }
 
+// Of the records asked for those go that have expired, to the millisecond, and no others;
+// and one learns if some of the group's keys are in the stash.
+func TestEvictOnly(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		for _, cache := range []bool{false, true} {
+			t.Run(fmt.Sprintf("r=%d cache=%v", r, cache), func(t *testing.T) {
+				w := newWorld(r, 4<<20/64)
+				if cache {
+					w.asCache()
+				}
+				c := w.client(1)
+				must(t, c.do(t, "put", "a", "v", "expiry=2001"))
+				must(t, c.do(t, "put", "b", "v", "expiry=2002"))
+				must(t, c.do(t, "put", "c", "v", "expiry=2001"))
+				must(t, c.do(t, "put", "d", "v"))
+				evict := func(over bool, want ...string) {
+					t.Helper()
+					must(t, w.client(3).do(t, "evict", "only:a+b+d"))
+					got := &w.client(3).op.Work
+					if len(got.Evicted) != len(want) || (len(got.Overflow) == 1) != over {
+						t.Fatalf("at %d ms: evicted %+v, overflow %x", w.millis, got.Evicted, got.Overflow)
+					}
+					for i, e := range got.Evicted {
+						if !e.Expired || e.Hash != hashOf(want[i]) {
+							t.Fatalf("at %d ms: evicted %+v", w.millis, got.Evicted)
+						}
+					}
+				}
+				w.millis = 2000
+				evict(false)
+				w.millis = 2001
+				evict(false, "a")
+				for i := range layout.GroupSlots - 3 + 1 {
+					must(t, c.do(t, "put", fmt.Sprintf("f%02d", i), "v"))
+				}
+				evict(true)
+				w.millis = 2002
+				evict(true, "b")
+				must(t, c.do(t, "get", "d"))
+				must(t, c.do(t, "get", "f00"))
+				left := 0
+				for i := range layout.GroupSlots {
+					if w.groupAt(0, home()).Slot(i).Readable() {
+						left++
+					}
+				}
+				if left != layout.GroupSlots-1 {
+					t.Errorf("%d records are left, not all but b: c was not asked for", left)
+				}
+			})
+		}
+	}
+}
+
 // A word that somebody changes while it is being evicted stays his.
 func TestEvictLoses(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {

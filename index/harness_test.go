@@ -280,10 +280,15 @@ func (c *client) start(words []string) error {
 		if o.Kind == index.Sync || o.Kind == index.Scrub {
 			o.Work.Off = shardOff
 		}
-	case "evict": // the key, or with "expired" what has expired
+	case "evict": // the key, or with "expired" what has expired, or with "only:a+b" which of these
 		o.Kind, o.Work = index.Evict, index.Work{PG: 1, Off: home()}
 		fp := layout.FP(o.Hash)
-		if words[1] != "expired" {
+		if keys, ok := strings.CutPrefix(words[1], "only:"); ok {
+			o.Work.Only = [][]uint16{nil}
+			for k := range strings.SplitSeq(keys, "+") {
+				o.Work.Only[0] = append(o.Work.Only[0], layout.FP(hashOf(k)))
+			}
+		} else if words[1] != "expired" {
 			o.Work.Choose = func(list []index.Candidate) (picked []int) {
 				for i, x := range list {
 					if x.Word.FP() == fp {

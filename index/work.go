@@ -13,19 +13,24 @@ import (
 //
 // Sync, Scrub: the cluster at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
-// Extent. Evict: the groups at Off and More. Move, Abandon: home group Group (cluster*16 + group) of shard Shard, with what
+// Extents, or, with Count, moving what lies in Window alone, counting what is linked and
+// listing what lies in Extents. Evict: the groups at Off and More. Move, Abandon: home group Group (cluster*16 + group) of shard Shard, with what
 // of its keys is in the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
 // beginning; what it had done already it finds done.
 type Work struct {
-	PG     uint32
-	Off    uint64
-	Frozen bool // the placement group is frozen, which is as it should be
-	Shard  uint32
-	Group  uint32
-	Extent uint32
-	Wipe   bool
+	PG      uint32
+	Off     uint64
+	Frozen  bool // the placement group is frozen, which is as it should be
+	Shard   uint32
+	Group   uint32
+	Extents []uint32
+	Count   bool
+	Window  UnitRun
+	// WindowMost is the length from which on places in Window stay where they are, 0: none.
+	WindowMost uint32
+	Wipe       bool
 	// Drop, with Wipe: nobody ever reaches the array again, not even what is
 	// readable in it. Without it a readable word stays, and is a finding.
 	Drop   bool
@@ -39,6 +44,10 @@ type Work struct {
 	// since Late (Unix ms). nil: none is left. Evict without Choose.
 	Mine func(unit uint32) bool
 	Late uint64
+	// Only, of Evict without Choose, are the fingerprints of the records to look at in the
+	// group at Off and in those at More, in that order. Of these the header alone says
+	// whether they have expired. nil: every record is looked at.
+	Only [][]uint16
 
 	// Answer.
 	Records  uint64            // linked, at the arbiter
@@ -47,10 +56,19 @@ type Work struct {
 	Moved    uint64            // records moved or relocated
 	Repaired uint64            // copies rewritten from a good one
 	Lost     uint64            // records without a good copy, or that went with a child
-	Linked   map[uint32]uint32 // Scrub: linked units by extent
+	Linked   map[uint32]uint32 // Scrub, Relocate with Count: linked units by extent
+	Kept     []UnitRun         // Relocate with Count: the places in Extents
 	Findings []string          // at most 8, for people
 	Evicted  []Evicted         // Evict
 	Expiring uint64            // Evict: records of the group with an expiry, as far as was looked
+	Overflow []uint64          // Evict with Only: groups of which some keys are in the stash
+}
+
+// UnitRun is the place of a record, or of a chunk of one.
+type UnitRun struct{ Unit, Units uint32 }
+
+func (r UnitRun) meets(unit, units uint32) bool {
+	return r.Units > 0 && unit < r.Unit+r.Units && r.Unit < unit+units
 }
 
 // Candidate is a record that an Evict may remove.
@@ -1482,34 +1500,74 @@ func (o *Op) relocate() Action {
 			g = o.image(0, o.Route.PG.publisher())
 		}
 		w.items = nil
+		count := o.Work.Count
 		for j := range layout.GroupSlots {
 			x, ref := g.Slot(j), wordRef{o.Work.Off, uint8(j)}
 			if !x.Readable() {
 				continue
 			}
 			if err := o.inHeap(ref, x); err != nil {
+				if count {
+					// It names no memory of the heap's, so it keeps none.
+					o.Work.Lost++
+					o.finding("%v", err)
+					continue
+				}
 				return o.finish(err)
 			}
 			w.items = append(w.items, &item{wordRef: ref, x: x})
 		}
 		var manifests []*item
-		return o.readManifests(w.items, &manifests, true, o.relocateFound)
+		// Without its manifest nobody knows the chunks of a long value, which a recall must not
+		// free.
+		must := !count || len(o.Work.Extents) > 0
+		if count && o.Work.Window.Units == 0 {
+			return o.readManifests(w.items, &manifests, must, o.countFound)
+		}
+		return o.readManifests(w.items, &manifests, must, o.relocateFound)
 	})
 }
 
+// countFound counts what the group links. What a replica still shows that is gone at A is
+// synced: it may lie in an extent of which all the rest becomes free.
+func (o *Op) countFound() Action {
+	o.Work.Records, o.Work.Units, o.Work.Linked, o.Work.Kept = 0, 0, map[uint32]uint32{}, nil
+	kept := func(unit uint32, code uint8) {
+		o.linked(unit, code)
+		if slices.Contains(o.Work.Extents, unit/layout.ExtentUnits) {
+			o.Work.Kept = append(o.Work.Kept, UnitRun{unit, layout.UnitsOf(code)})
+		}
+	}
+	for _, it := range o.work.items {
+		o.Work.Records++
+		kept(it.x.Unit(), it.x.Code())
+		for _, c := range it.oldParts {
+			kept(c.Unit, c.Code)
+		}
+	}
+	late := differing(nil, o.Route.PG.Replicas, o.Work.Off, func(k uint8) layout.Group { return o.image(0, k) })
+	o.Work.Synced += uint64(len(late))
+	return o.syncWords(late, o.finishWork)
+}
+
 func (o *Op) relocateFound() Action {
-	in := func(unit uint32) bool { return unit/layout.ExtentUnits == o.Work.Extent }
+	in := func(unit uint32, code uint8) bool {
+		if units := layout.UnitsOf(code); o.Work.Count {
+			return o.Work.Window.meets(unit, units) && (o.Work.WindowMost == 0 || units < o.Work.WindowMost)
+		}
+		return slices.Contains(o.Work.Extents, unit/layout.ExtentUnits)
+	}
 	var list []*item
 	for _, it := range o.work.items {
-		if slices.ContainsFunc(it.oldParts, func(c layout.Chunk) bool { return in(c.Unit) }) {
+		if slices.ContainsFunc(it.oldParts, func(c layout.Chunk) bool { return in(c.Unit, c.Code) }) {
 			it.chunks = it.oldParts // all of them: they carry the manifest's id
-		} else if !in(it.x.Unit()) {
+		} else if !in(it.x.Unit(), it.x.Code()) {
 			continue
 		}
 		if it.x.State() == layout.Frozen {
 			// Its mover copies it, or the one after.
 			if o.work.frozen++; o.work.frozen > maxFrozen {
-				return o.finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, o.Work.Extent))
+				return o.finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, it.x.Unit()/layout.ExtentUnits))
 			}
 			return o.leave(Backoff)
 		}
@@ -1517,6 +1575,9 @@ func (o *Op) relocateFound() Action {
 	}
 	if len(list) > 0 {
 		return o.replace(list, o.relocate) // whoever won a word instead of us put it elsewhere
+	}
+	if o.Work.Count {
+		return o.countFound()
 	}
 	if Mutation(MutRecallAOnly) {
 		return o.finishWork()

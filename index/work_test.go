@@ -960,10 +960,10 @@ func TestRelocateCrash(t *testing.T) {
 		crashes(t, fmt.Sprintf("r=%d", r), 1, func() (*world, index.Kind, index.Work) {
 			var w *world
 			w, want = recallWorld(t, r)
-			return w, index.Relocate, index.Work{PG: 1, Off: home(), Extent: 0}
+			return w, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}}
 		}, func(t testing.TB, what string, w *world, n int) {
 			next := w.client(10)
-			next.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extent: 0}})
+			next.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extents: []uint32{0}}})
 			runAll(t, what, rand.New(rand.NewPCG(uint64(n), 5)), writers(t, w, want, n), next, nil)
 			if in := w.inExtent(0); len(in) > 0 {
 				t.Errorf("%s: left in the extent: %v", what, in)
@@ -997,7 +997,7 @@ func TestRelocateLong(t *testing.T) {
 	}
 	w.fenced[3] = true
 	w.left = map[string]string{}
-	o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extent: 0})
+	o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}})
 	if in := w.inExtent(0); len(in) > 0 || o.Work.Moved != 1 || o.Work.Synced != 1 {
 		t.Errorf("moved %d, synced %d, left in the extent: %v", o.Work.Moved, o.Work.Synced, in)
 	}
@@ -1011,9 +1011,101 @@ func TestRelocateLong(t *testing.T) {
 		w.setSlot(r, home(), i, x.WithState(layout.Frozen))
 	}
 	c := w.client(1)
-	c.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extent: 1}})
+	c.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extents: []uint32{1}}})
 	if _, err := c.run(2000); err != nil || c.op.Err == nil {
 		t.Errorf("of a FROZEN word: %v, %v", err, c.op.Err)
+	}
+}
+
+// TestRelocateCount: a recall in place leaves records where they are, tells what they keep and
+// what is linked, and moves those alone that meet its window, a long value as a whole.
+func TestRelocateCount(t *testing.T) {
+	where := func(w *world) map[string]layout.Word {
+		at := map[string]layout.Word{}
+		for _, k := range []string{"a", "c", "d", "e", "l", "x"} {
+			if _, _, x, ok := w.find(0, k); ok {
+				at[k] = x
+			}
+		}
+		return at
+	}
+	for r := uint8(1); r <= 3; r++ {
+		for _, c := range []struct {
+			name   string
+			window func(at map[string]layout.Word, chunk index.UnitRun) index.UnitRun
+			moves  []string
+		}{
+			{"no window", func(map[string]layout.Word, index.UnitRun) index.UnitRun { return index.UnitRun{} }, nil},
+			{"one record's last unit", func(at map[string]layout.Word, _ index.UnitRun) index.UnitRun {
+				return index.UnitRun{Unit: at["c"].Unit() + layout.UnitsOf(at["c"].Code()) - 1, Units: 1}
+			}, []string{"c"}},
+			{"from one to another", func(at map[string]layout.Word, _ index.UnitRun) index.UnitRun {
+				return index.UnitRun{Unit: at["c"].Unit(), Units: at["d"].Unit() + 1 - at["c"].Unit()}
+			}, []string{"c", "d"}},
+			{"a chunk", func(_ map[string]layout.Word, chunk index.UnitRun) index.UnitRun {
+				return index.UnitRun{Unit: chunk.Unit + 7, Units: 1}
+			}, []string{"l"}},
+			{"just before a chunk", func(_ map[string]layout.Word, chunk index.UnitRun) index.UnitRun {
+				return index.UnitRun{Unit: chunk.Unit - 1, Units: 1}
+			}, nil},
+		} {
+			name := fmt.Sprintf("%s r=%d", c.name, r)
+			w := newWorld(r, layout.ExtentUnits+200_000)
+			w.quiet = true
+			want := map[string]string{}
+			for _, k := range []string{"a", "b", "c", "d", "e"} {
+				must(t, w.client(2).do(t, "put", k, "v-"+k))
+				want[k] = "v-" + k
+			}
+			must(t, w.client(2).do(t, "del", "b"))
+			delete(want, "b")
+			code, _ := layout.CodeFor(layout.RecordLen(0, layout.ChunkSize))
+			chunk := index.UnitRun{Unit: layout.ExtentUnits - layout.UnitsOf(code), Units: layout.UnitsOf(code)}
+			w.nextUnit = chunk.Unit
+			must(t, w.client(2).do(t, "put", "l", "long7"))
+			want["l"] = string(longValue(7))
+			w.pg.Recalled = []uint32{0}
+			must(t, w.client(2).do(t, "put", "x", "elsewhere"))
+			want["x"] = "elsewhere"
+			before := where(w)
+			if before["c"].Unit()/layout.ExtentUnits != 0 || before["x"].Unit()/layout.ExtentUnits != 1 {
+				t.Fatalf("%s: the test proves nothing: %v", name, before)
+			}
+			window := c.window(before, chunk)
+			o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true, Window: window})
+			after := where(w)
+			units := uint32(0)
+			for k, x := range before {
+				moved := after[k] != x
+				if moved != slices.Contains(c.moves, k) {
+					t.Errorf("%s: %q was at %v, is at %v", name, k, x, after[k])
+				}
+				if moved && k != "l" && after[k].Unit()/layout.ExtentUnits == 0 {
+					t.Errorf("%s: %q moved inside the extent: %v", name, k, after[k])
+				}
+				if x := after[k]; x.Unit()/layout.ExtentUnits == 0 {
+					units += layout.UnitsOf(x.Code())
+					if !slices.Contains(o.Work.Kept, index.UnitRun{Unit: x.Unit(), Units: layout.UnitsOf(x.Code())}) {
+						t.Errorf("%s: %q at %v is not kept: %v", name, k, x, o.Work.Kept)
+					}
+				}
+			}
+			if kept := slices.Contains(o.Work.Kept, chunk); kept == slices.Contains(c.moves, "l") {
+				t.Errorf("%s: a chunk is kept: %v", name, kept)
+			} else if kept {
+				units += chunk.Units
+			}
+			sum := uint32(0)
+			for _, k := range o.Work.Kept {
+				if sum += k.Units; window.Units > 0 && k.Unit < window.Unit+window.Units && window.Unit < k.Unit+k.Units {
+					t.Errorf("%s: %v is kept in the window %v", name, k, window)
+				}
+			}
+			if sum != units || o.Work.Linked[0] != units || o.Work.Linked[1] == 0 || int(o.Work.Moved) != len(c.moves) || int(o.Work.Records) != len(want) {
+				t.Errorf("%s: kept %d units, linked %v, want %d; moved %d of %d records", name, sum, o.Work.Linked, units, o.Work.Moved, o.Work.Records)
+			}
+			w.check(t, name, want)
+		}
 	}
 }
 

@@ -144,7 +144,7 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 		return nil, status.Errorf(codes.InvalidArgument, "job %d is finished, and in trouble: %.64q", q.JobId, q.Trouble)
 	}
 	var job *dirpb.Job
-	var epoch uint64
+	var epoch, least uint64
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		if s.Life(q.SessionId) != dirpb.SessionLife_SESSION_LIVE {
 			err = sessionGone(q.SessionId)
@@ -153,7 +153,7 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 		if j := s.Job(q.JobId); j != nil && j.Owner == q.SessionId {
 			job = j
 			x.Progress(j.Id, q.Done, q.Total, label(strings.ToValidUTF8(q.Trouble, "?")), now)
-			epoch, _ = x.Epochs()
+			epoch, least = x.Epochs()
 		}
 	})
 	if err != nil {
@@ -167,7 +167,7 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 	}
 	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{
 		SessionId: q.SessionId, JobId: q.JobId, GiveBack: !q.Finished, Report: q.Report,
-		Epoch: epoch, UnixMillis: time.Now().UnixMilli(),
+		Epoch: epoch, MinEpoch: least, UnixMillis: time.Now().UnixMilli(),
 	}}})
 	if status.Code(err) == codes.NotFound {
 		return &dirpb.ReportJobReply{Gone: true}, nil
@@ -177,7 +177,7 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 	}
 	if q.Finished {
 		n.log.Info("directory: a job is done", "job", job.Id, "kind", job.Kind, "pg", job.PgId)
-		n.judge(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) { x.Scrubbed(s, job) })
+		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Scrubbed(s, job, now) })
 		l.wake()
 	} else {
 		n.log.Warn("directory: a job was given back and is tried again later", "job", job.Id, "kind", job.Kind, "pg", job.PgId, "trouble", label(q.Trouble))
@@ -267,9 +267,9 @@ func (n *Node) jobsFor(q *dirpb.StartJobRequest) (jobs []*fsmpb.StartJob, many b
 			}
 		case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB:
 			many = q.PgId == 0
-			job := &fsmpb.StartJob{Kind: q.Kind, Extent: q.Extent, Reason: "an operator asked for it"}
+			job := &fsmpb.StartJob{Kind: q.Kind, Extents: []uint32{q.Extent}, Reason: "an operator asked for it"}
 			if q.Kind == dirpb.JobKind_JOB_SCRUB {
-				job.Extent, job.Repair, job.Reason = 0, q.Repair, lead.ReasonLook
+				job.Extents, job.Repair, job.Reason = nil, q.Repair, lead.ReasonLook
 				if q.Repair {
 					job.Reason = lead.ReasonRepair
 				}
@@ -279,7 +279,7 @@ func (n *Node) jobsFor(q *dirpb.StartJobRequest) (jobs []*fsmpb.StartJob, many b
 					continue
 				}
 				jobs = append(jobs, &fsmpb.StartJob{
-					Kind: job.Kind, PgId: pg.Id, Extent: job.Extent, Repair: job.Repair, Reason: job.Reason,
+					Kind: job.Kind, PgId: pg.Id, Extents: job.Extents, Repair: job.Repair, Reason: job.Reason,
 				})
 			}
 			if !many && len(jobs) == 0 {

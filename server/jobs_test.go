@@ -42,7 +42,7 @@ func openIn(t testing.TB, c dirpb.DirectoryClient, namespace string) *dirpb.Open
 func ack(t testing.TB, c dirpb.DirectoryClient, id uint32) {
 	t.Helper()
 	r := renew(t, c, id, 0)
-	if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, ReportEpoch: r.Epoch, AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion}); err != nil {
+	if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, ReportEpoch: r.Epoch, AckedMapVersion: r.MapVersion, QuiescedMapVersion: r.MapVersion, Number: numbers.Add(1)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -317,7 +317,7 @@ func TestFreezeWaitsForQuiesced(t *testing.T) {
 	state := func() dirpb.PGState { return statusOf(t, c).Map.Pgs[0].State }
 	quiesce := func(id uint32, v uint64) {
 		t.Helper()
-		if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, QuiescedMapVersion: v}); err != nil {
+		if _, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: id, QuiescedMapVersion: v, Number: numbers.Add(1)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -383,7 +383,7 @@ func TestRebalance(t *testing.T) {
 	wantCode(t, err, codes.NotFound, `"m"`)
 	m3 := newMemnode(t, "m3", 1, just(n))
 	r, err := c.Rebalance(ctx, &dirpb.RebalanceRequest{Namespace: "n"})
-	if err != nil || len(r.Steps) != 2 {
+	if err != nil || len(r.Steps) != 3 {
 		t.Fatalf("steps %v, %v", r, err)
 	}
 	until(t, "the third placement group to have a shard", func() bool {

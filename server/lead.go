@@ -174,7 +174,7 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	n.machine.view(func(s *fsm.State) {
 		l.mu.Leader = lead.New(lead.Options{
 			Lease: n.opts.Lease, LastCopyLeases: n.opts.LastCopyLeases, EpochInterval: n.opts.EpochInterval,
-			EpochBlock: epochBlock, ScrubInterval: max(n.opts.ScrubInterval, 0),
+			EpochBlock: epochBlock, ScrubInterval: max(n.opts.ScrubInterval, 0), Term: l.term,
 		}, s, 0)
 	})
 	return l, nil
@@ -187,13 +187,16 @@ func (n *Node) plan(ctx context.Context, l *leadership) {
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		x.Advance(s, now)
 		steps = x.Plan(s, now)
+		if c := x.TakeBack(s, now); c != nil {
+			steps = append(steps, lead.Step{Do: c, Why: fmt.Sprintf("%d runs of memory that came back are free", len(c.GetTakeBack().Runs))})
+		}
 	})
 	for _, step := range steps {
 		level := slog.LevelInfo
 		switch step.Do.Op.(type) {
 		case *fsmpb.Command_NodeDown:
 			level = slog.LevelWarn
-		case *fsmpb.Command_ReserveEpoch:
+		case *fsmpb.Command_ReserveEpoch, *fsmpb.Command_TakeBack:
 			level = slog.LevelDebug
 		}
 		n.log.Log(ctx, level, "directory: "+step.Why)

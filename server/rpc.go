@@ -108,7 +108,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	x := res.Session
 	reply := &dirpb.OpenSessionReply{
 		SessionId: x.Id, Discriminator: x.Discriminator, NamespaceId: w.Id,
-		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), MaxLanes: maxLanes,
+		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), MaxLanes: maxLanes, Term: l.term,
 	}
 	n.judge(l, func(j *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.MapVersion = s.MapVersion()
@@ -205,18 +205,20 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 	if err != nil {
 		return nil, err
 	}
-	reply := &dirpb.RenewReply{LeaseMillis: uint64(n.opts.Lease.Milliseconds())}
-	var moved bool
+	reply := &dirpb.RenewReply{LeaseMillis: uint64(n.opts.Lease.Milliseconds()), Term: l.term}
+	var a lead.Answer
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.MapVersion = s.MapVersion()
-		reply.Epoch, reply.MinEpoch, moved, err = x.Renew(s, now, lead.Renewal{
+		a, err = x.Renew(s, now, lead.Renewal{
 			Session: q.SessionId, Report: q.ReportEpoch, Acked: q.AckedMapVersion, Quiesced: q.QuiescedMapVersion,
+			Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held,
 		})
 	})
 	if err != nil {
 		return nil, refusal(err)
 	}
-	if moved {
+	reply.Epoch, reply.MinEpoch, reply.Deliveries, reply.Supply = a.Epoch, a.Least, a.Deliveries, a.Supply
+	if a.Moved {
 		l.wake()
 	}
 	return reply, nil
@@ -235,26 +237,44 @@ func (n *Node) CloseSession(ctx context.Context, q *dirpb.CloseSessionRequest) (
 	if err != nil {
 		return nil, err
 	}
-	l.mu.Lock()
-	l.mu.Closed(q.SessionId)
-	l.mu.Unlock()
+	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		x.Closed(s, now, q.SessionId, q.HandBacks, q.Held)
+	})
 	return &dirpb.CloseSessionReply{}, nil
 }
 
-// GrantExtent gives a session memory.
+// GrantExtent gives a session memory, or tells how much is on its way.
 func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*dirpb.GrantExtentReply, error) {
 	l, err := n.leader()
 	if err != nil {
 		return nil, err
 	}
-	_, least := l.epochs()
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
-		SessionId: q.SessionId, PgId: q.PgId, WantUnits: q.WantUnits, PlaceUnits: q.PlaceUnits, MinEpoch: least,
-	}}})
+	c := &fsmpb.GrantExtent{SessionId: q.SessionId, PgId: q.PgId, WantUnits: q.WantUnits, PlaceUnits: q.PlaceUnits}
+	var reply *dirpb.GrantExtentReply
+	// Most that find nothing, of which there may be many, need no entry in the log.
+	n.judge(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) {
+		_, c.MinEpoch = x.Epochs()
+		reply, err = s.CanGrant(c)
+	})
 	if err != nil {
-		return nil, err
+		return nil, refusal(err)
 	}
-	return res.Grant, nil
+	if len(reply.Runs) > 0 {
+		res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: c}})
+		if err != nil {
+			return nil, err
+		}
+		reply = res.Grant
+		n.judge(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) { x.Granted(s, q.PgId) })
+	}
+	reply.Term = l.term
+	if len(reply.Runs) == 0 {
+		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+			x.Short(s, q.PgId, q.PlaceUnits, now)
+			reply.ComingUnits = x.Coming(s, s.PG(q.PgId).GetNamespaceId(), q.PgId, q.PlaceUnits, now)
+		})
+	}
+	return reply, nil
 }
 
 // SessionState tells whether a session is fenced. Breaking the locks of a session that
@@ -444,6 +464,11 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			reply.Epoch, reply.MinEpoch = x.Epochs()
 			reply.NodeStats = x.Stats()
 			reply.Jobs = x.Jobs(s, uptime)
+			for _, u := range reply.Usage {
+				a := x.Account(s, u.PgId, uptime)
+				u.LiveUnits, u.FreeUnits, u.ForeignUnits, u.LimboUnits = a.Live, a.Free, a.Foreign, a.Limbo
+				u.WaitingUnits, u.ComingUnits, u.LostUnits, u.Short, u.Estimated = a.Waiting, a.Coming, a.Lost, a.Short, true
+			}
 		}
 		for _, d := range s.Directory() {
 			if m, ok := members[d.Id]; ok {

@@ -40,12 +40,20 @@ var (
 	casLosses   = desc("cas_losses_total", "Compare-and-swaps that found another word than expected.")
 	unknown     = desc("unknown_outcomes_total", "Operations that ended without knowing whether they happened.")
 	evicted     = desc("evicted_records_total", "Records that the client evicted from a cache to make room.")
-	evictedB    = desc("evicted_bytes_total", "Memory of the records that the client evicted, or found expired while it looked for some.")
-	expired     = desc("expired_records_total", "Records that the client removed while it looked for some to evict, since their time was over.")
+	evictedB    = desc("evicted_bytes_total", "Memory of the records that the client evicted, or removed since they had expired.")
+	expired     = desc("expired_records_total", "Records that the client removed since they had expired.")
+	sweepMemory = desc("sweep_memory_bytes", "The client's own memory in which it remembers when what it put expires.")
+	sweepLost   = desc("sweep_forgotten_total", "Puts with an expiry that the client had no room to remember; what they put is removed later.")
 	refused     = desc("refused_places_total", "Unlinked places that could not be taken back, because slot words are damaged.")
 	notes       = desc("access_notes_total", "Access words written, by which a cache knows what was used.")
 	granted     = desc("granted_bytes", "Memory that the directory granted to the session.")
-	memory      = desc("memory_bytes", "Granted memory by what it holds: live records, limbo (replaced ones that somebody may still read) or nothing (free).", "state")
+	memory      = desc("memory_bytes", "Memory of the session by what it holds: live records, limbo (replaced ones that somebody may still read) or nothing: free of what it was granted, foreign of what others were granted and it unlinked.", "state")
+	handedBack  = desc("memory_handed_back_bytes_total", "Free memory that others were granted, and that the client handed back to go home to them.")
+	returned    = desc("memory_returned_bytes_total", "Granted memory that the client gave back, to be granted to anybody.")
+	received    = desc("memory_received_bytes_total", "Granted memory that others had unlinked and that came home to the client.")
+	refusedB    = desc("memory_refused_bytes_total", "Memory that came home, or was granted, and that the client did not take in, since what was said of it cannot be.")
+	lost        = desc("memory_lost_bytes_total", "Memory that the client gave up after an unknown outcome; a recall finds it.")
+	waits       = desc("memory_waits_total", "Operations that found no free memory and waited for some.")
 	epochLag    = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may still work in.")
 	connections = desc("connections", "Memory nodes that the session is connected to, by provider.", "provider")
 )
@@ -63,7 +71,8 @@ type collector struct{ c *client.Client }
 func (x collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		operations, roundTrips, verbs, doorbells, readBytes, written, hintHits, casLosses, unknown,
-		evicted, evictedB, expired, refused, notes, granted, memory, epochLag, connections,
+		evicted, evictedB, expired, sweepMemory, sweepLost, refused, notes, granted, memory, handedBack, returned, received, refusedB, lost, waits,
+		epochLag, connections,
 	} {
 		ch <- d
 	}
@@ -98,12 +107,21 @@ func (x collector) Collect(ch chan<- prometheus.Metric) {
 	count(evicted, s.Evicted)
 	count(evictedB, s.EvictedBytes)
 	count(expired, s.Expired)
+	count(sweepLost, s.SweepForgotten)
 	count(refused, s.RefusedPlaces)
 	count(notes, s.Notes)
+	gauge(sweepMemory, s.SweepBytes)
 	gauge(granted, s.GrantedUnits*layout.UnitSize)
 	gauge(memory, s.LiveUnits*layout.UnitSize, "live")
 	gauge(memory, s.LimboUnits*layout.UnitSize, "limbo")
 	gauge(memory, s.FreeUnits*layout.UnitSize, "free")
+	gauge(memory, s.ForeignUnits*layout.UnitSize, "foreign")
+	count(handedBack, s.HandedBackUnits*layout.UnitSize)
+	count(returned, s.ReturnedUnits*layout.UnitSize)
+	count(received, s.ReceivedUnits*layout.UnitSize)
+	count(refusedB, s.RefusedUnits*layout.UnitSize)
+	count(lost, s.LostUnits*layout.UnitSize)
+	count(waits, s.MemoryWaits)
 	gauge(epochLag, s.Epoch-min(s.Epoch, s.MinEpoch))
 	by := make(map[string]uint64)
 	for _, how := range s.Connections { // "tcp (CAS proxied to the adapter)"

@@ -196,7 +196,13 @@ type scrubbing struct {
 	done   bool
 	why    string // it could not be started
 	vain   int    // how often it ended without a report
+	// recalled is when a recall that followed it was seen last.
+	recalled time.Time
 }
+
+// recallPause is longer than from the end of one recall to the begin of the next that
+// follows the same scrub.
+const recallPause = 2 * time.Second
 
 // scrub has janitors scrub every placement group that can be, and waits until they
 // and the recalls that they cause are done.
@@ -225,7 +231,7 @@ func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient
 			case g.ended: // what leaks is counted with the rest
 				for _, j := range last.GetJobs() {
 					if j.GetPgId() == id && j.GetKind() == dirpb.JobKind_JOB_RECALL {
-						rep.problem(id, "recall of extent %d did not end: %s", j.GetExtent(), unfinished(j.GetId(), last))
+						rep.problem(id, "recall of extent %s did not end: %s", extentsText(j), unfinished(j.GetId(), last))
 					}
 				}
 			case g.job != 0:
@@ -351,7 +357,15 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 			}
 		}
 		leaking += len(pg.GetRecalled())
-		g.done = g.done || g.ended && len(busy[id]) == 0 && len(pg.GetRecalled()) == 0 && u.GetLeakedExtents() == 0
+		switch {
+		case g.done || !g.ended:
+		case len(busy[id]) > 0 || len(pg.GetRecalled()) > 0:
+			g.recalled = time.Now()
+		default:
+			// A recall that moves records makes what the scrub counted old. What leaks then, if
+			// anything, the next scrub tells.
+			g.done = u.GetLeakedExtents() == 0 || !g.recalled.IsZero() && time.Since(g.recalled) >= recallPause
+		}
 		if g.done {
 			finished++
 		}

@@ -461,7 +461,7 @@ func (j *janitorOf) start(q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error
 	})
 	for i := range leaks {
 		show(func(st *dirpb.StatusReply) {
-			st.Jobs = []*dirpb.Job{{Id: id + uint32(i) + 1, Kind: dirpb.JobKind_JOB_RECALL, NamespaceId: 1, PgId: 1, Extent: uint32(i)}}
+			st.Jobs = []*dirpb.Job{{Id: id + uint32(i) + 1, Kind: dirpb.JobKind_JOB_RECALL, NamespaceId: 1, PgId: 1, Extents: []uint32{uint32(i)}}}
 			st.Map.Pgs[0].Recalled = []uint32{uint32(i)}
 			st.Usage[0].LeakedExtents--
 		})

@@ -19,14 +19,17 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/metrics"
 )
 
 func (a *app) addClusterCommands(root *cobra.Command) {
 	for _, c := range append(a.operateCommands(),
-		a.viewCommand("status", "Show the state of the store at a glance", a.printStatus),
+		explained(a.viewCommand("status", "Show the state of the store at a glance", a.printStatus),
+			"Show the state of the store: its parts, the memory of each namespace, placement groups, jobs.\n\n"+memoryHelp),
 		a.nodesCommand(),
 		a.shardsCommand(),
-		a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
+		explained(a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
+			"Show what the directory counts: the memory of each placement group, sessions, memory nodes.\n\n"+memoryHelp),
 		a.statCommand(),
 		a.namespaceCommand(), a.directoryCommand(),
 	) {
@@ -49,6 +52,12 @@ func (a *app) viewCommand(name, short string, print func(*dirpb.StatusReply) err
 			})
 		},
 	}
+}
+
+// explained is c with a long description.
+func explained(c *cobra.Command, long string) *cobra.Command {
+	c.Long = long
+	return c
 }
 
 // protoJSON gives a message as one line of JSON, with the field names of
@@ -77,7 +86,7 @@ func (a *app) printProto(m proto.Message) error {
 
 func (a *app) printStatus(st *dirpb.StatusReply) error {
 	if a.json() {
-		return a.printProto(st)
+		return a.printStateJSON(st, st)
 	}
 	m := st.GetMap()
 	leader := "none"
@@ -106,11 +115,16 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	v := newView(m)
 	whole := 0
 	var pgs []row
+	memories := metrics.Memories(st)
+	of := make(map[uint32]*metrics.Memory)
+	for _, x := range memories {
+		of[x.PG] = x
+	}
 	for _, p := range m.GetPgs() {
 		if v.lacks(p) == "" {
 			whole++
 		}
-		pgs = append(pgs, row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p)})
+		pgs = append(pgs, append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p)}, fullness(of[p.GetId()])...))
 	}
 	owned, troubled := 0, 0
 	for _, j := range st.GetJobs() {
@@ -140,9 +154,13 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"map version", m.GetVersion()},
 		{"reclaim epoch", fmt.Sprintf("%d, minimum %d", st.GetEpoch(), st.GetMinEpoch())},
 	})
+	if sums := metrics.Sums(memories); len(sums) > 0 {
+		fmt.Fprintln(a.stdout)
+		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *metrics.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
+	}
 	if len(pgs) > 0 {
 		fmt.Fprintln(a.stdout)
-		a.printTable(row{"PG", "Namespace", "State", "Epoch", "Copies", "Members"}, pgs)
+		a.printTable(row{"PG", "Namespace", "State", "Epoch", "Copies", "Members", "Live %", "Lost", "Short"}, pgs)
 	}
 	if len(st.GetJobs()) > 0 {
 		fmt.Fprintln(a.stdout)
@@ -393,21 +411,22 @@ func (a *app) printStats(st *dirpb.StatusReply) error {
 		// The map is what status prints.
 		rest := proto.Clone(st).(*dirpb.StatusReply)
 		rest.Map = nil
-		return a.printProto(rest)
+		return a.printStateJSON(st, rest)
 	}
 	fmt.Fprintf(a.stdout, "raft applied %d, reclaim epoch %d, minimum %d\n\n", st.GetRaftApplied(), st.GetEpoch(), st.GetMinEpoch())
+	a.printMemory(st)
+	fmt.Fprintln(a.stdout)
 	var rows []row
 	for _, u := range st.GetUsage() {
-		h := u.GetHeapUnits() * layout.UnitSize
 		scrubbed := "never"
 		if ms := u.GetLastScrubUnixMillis(); ms != 0 {
 			scrubbed = a.now().Sub(time.UnixMilli(ms)).Round(time.Second).String() + " ago"
 		}
-		rows = append(rows, row{u.GetPgId(), bytesText(h), bytesText(u.GetGrantedUnits() * layout.UnitSize),
+		rows = append(rows, row{u.GetPgId(), bytesText(u.GetGrantedUnits() * layout.UnitSize),
 			bytesText(u.GetReturnedUnits() * layout.UnitSize), percent(u.GetGrantedUnits(), u.GetHeapUnits()),
 			bytesText(u.GetIndexBytesUsed()), bytesText(u.GetLeakedUnits() * layout.UnitSize), u.GetLeakedExtents(), scrubbed})
 	}
-	a.printTable(row{"PG", "Heap", "Granted", "Returned", "Granted %", "Index used", "Leaked", "Leaking extents", "Scrubbed"}, rows)
+	a.printTable(row{"PG", "Granted", "Returned", "Granted %", "Index used", "Leaked", "Leaking extents", "Scrubbed"}, rows)
 	fmt.Fprintln(a.stdout)
 
 	rows = nil

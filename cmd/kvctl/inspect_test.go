@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -322,14 +323,14 @@ func TestStat(t *testing.T) {
 		if err := d.Decode(&l); err != nil {
 			t.Fatal(err)
 		}
-		if l.Keys != 20 || l.Change != 0 || l.Live < 20*64 || l.Live > 20*128 || l.Free == 0 || l.Sessions < 1 || l.Counted < 0 || l.CPU < 0 {
+		if l.Keys != 20 || l.Change != 0 || l.Live < 20*64 || l.Live > 20*128 || l.Free == 0 || l.Lost == nil || l.Short == nil || *l.Short || l.Sessions < 1 || l.Counted < 0 || l.CPU < 0 {
 			t.Errorf("%+v", l)
 		}
 	}
 	if d.More() {
 		t.Errorf("a fourth line: %s", out)
 	}
-	if out := e.must("", "stat", "--count", "1"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "Sessions") {
+	if out := e.must("", "stat", "--count", "1"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "Sessions") || !strings.Contains(out, "Lost") {
 		t.Error(out)
 	}
 	// The end of a command that watches is no failure.
@@ -337,6 +338,27 @@ func TestStat(t *testing.T) {
 	e.wrap(func(s store) store { return &overlay{s, func(int, uint64, []byte) { cancel() }} })
 	if r := e.runContext(ctx, "", "stat", "--interval", "1h"); r.code != exitOK {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A directory node that does not lead does not know what is lost, so it counts as held; zero
+// would say that nothing is.
+func TestStatOfAFollower(t *testing.T) {
+	ns := &dirpb.Namespace{Id: 1, Name: "default", LimitBytes: 50 * layout.UnitSize}
+	u := &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40, LostUnits: 3, LiveUnits: 20, Short: true, Estimated: true}
+	st := &dirpb.StatusReply{Map: &dirpb.Map{Namespaces: []*dirpb.Namespace{ns}, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}}}, Usage: []*dirpb.PGUsage{u}}
+	l := statLine{Live: 20 * layout.UnitSize}
+	l.usage(st, ns)
+	if l.Held != 17*layout.UnitSize || l.Lost == nil || *l.Lost != 3*layout.UnitSize || l.Short == nil || !*l.Short || l.Free != 10*layout.UnitSize {
+		t.Errorf("a leader: %+v", l)
+	}
+	st.Usage[0] = &dirpb.PGUsage{PgId: 1, HeapUnits: 100, GrantedUnits: 40}
+	l.usage(st, ns)
+	if l.Held != 20*layout.UnitSize || l.Lost != nil || l.Short != nil || l.Free != 10*layout.UnitSize {
+		t.Errorf("a follower: %+v", l)
+	}
+	if b, err := json.Marshal(l); err != nil || !strings.Contains(string(b), `"lost_bytes":null`) || !strings.Contains(string(b), `"short":null`) {
+		t.Errorf("%s, %v", b, err)
 	}
 }
 

@@ -471,9 +471,26 @@ func jobName(j *dirpb.Job) string {
 	case dirpb.JobKind_JOB_MOVE, dirpb.JobKind_JOB_ABANDON:
 		return fmt.Sprintf("%s of shard %d", s, j.GetShardId())
 	case dirpb.JobKind_JOB_RECALL:
-		return fmt.Sprintf("%s of extent %d of placement group %d", s, j.GetExtent(), j.GetPgId())
+		return fmt.Sprintf("%s of extent %s of placement group %d", s, extentsText(j), j.GetPgId())
 	default:
 		return fmt.Sprintf("%s of placement group %d", s, j.GetPgId())
+	}
+}
+
+// extentsText lists the extents that a job recalls.
+func extentsText(j *dirpb.Job) string {
+	return strings.Join(mapTo(j.GetExtents(), func(x uint32) string { return strconv.FormatUint(uint64(x), 10) }), ",")
+}
+
+// kindText is the kind of a job, and how it goes about it.
+func kindText(j *dirpb.Job) string {
+	switch s := short(j.GetKind()); {
+	case j.GetInPlace():
+		return s + " in place"
+	case j.GetCount():
+		return s + ", count only"
+	default:
+		return s
 	}
 }
 
@@ -518,14 +535,14 @@ func (a *app) printJobs(st *dirpb.StatusReply) error {
 		}
 		return strconv.FormatUint(uint64(n), 10)
 	}
-	a.printTable(row{"ID", "Kind", "Namespace", "PG", "Shard", "Extent", "Owner", "Done", "Total", "Because", "Trouble"},
+	a.printTable(row{"ID", "Kind", "Namespace", "PG", "Shard", "Extents", "Owner", "Done", "Total", "Because", "Trouble"},
 		mapTo(jobs, func(j *dirpb.Job) row {
 			pg, extent, owner, trouble := number(j.GetPgId()), "-", number(j.GetOwner()), j.GetTrouble()
 			if t := j.GetTargetPgId(); t != 0 && t != j.GetPgId() {
 				pg += " → " + number(t)
 			}
 			if j.GetKind() == dirpb.JobKind_JOB_RECALL {
-				extent = strconv.FormatUint(uint64(j.GetExtent()), 10)
+				extent = extentsText(j)
 			}
 			if c := owners[j.GetOwner()]; c != "" {
 				owner += " " + c
@@ -533,7 +550,7 @@ func (a *app) printJobs(st *dirpb.StatusReply) error {
 			if trouble == "" && j.GetWaiting() {
 				trouble = "waits until every session has heard of it"
 			}
-			return row{j.GetId(), short(j.GetKind()), namespaces[j.GetNamespaceId()], pg, number(j.GetShardId()), extent, owner,
+			return row{j.GetId(), kindText(j), namespaces[j.GetNamespaceId()], pg, number(j.GetShardId()), extent, owner,
 				j.GetDone(), j.GetTotal(), j.GetReason(), trouble}
 		}))
 	return nil

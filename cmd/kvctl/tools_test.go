@@ -491,10 +491,10 @@ func TestStatusCommands(t *testing.T) {
 	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 128 << 20})
 	e.must("", "put", "k", "v")
 	for cmd, want := range map[string][]string{
-		"status":              {"1 nodes, leader d1", "2 up, 0 down", "256.0 MiB lent", "default"},
+		"status":              {"1 nodes, leader d1", "2 up, 0 down", "256.0 MiB lent", "default", "At sessions", "Live %"},
 		"nodes":               {"m1", "m2", "up", "128.0 MiB", "tcp 127.0.0.1:"},
 		"shards":              {"active", "m1", "m2", "Clusters"},
-		"stats":               {"reclaim epoch", "Granted", "Memory node"},
+		"stats":               {"reclaim epoch", "At sessions", "Lost", "Short", "Granted", "Memory node"},
 		"namespace list":      {"default", "store"},
 		"directory join-info": {"cluster ", "join     127.0.0.1:"},
 	} {

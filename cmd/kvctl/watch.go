@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/metrics"
 )
 
 // pause waits for d; false means that ctx has ended, which is how a command that
@@ -43,10 +44,14 @@ func (a *app) statCommand() *cobra.Command {
 			"  Keys      slots of the index that hold one\n" +
 			"  Change    how many more these are than in the line before\n" +
 			"  Live      memory of their records; values beyond 3.9 MiB count only with their lists of chunks\n" +
-			"  Held      memory that sessions have and no such record is in: free, or waiting\n" +
-			"            until nobody can look at it any more\n" +
-			"  Free      memory that is granted to nobody, within the namespace's limit\n" +
-			"  Used %    of the memory for records, by Live and Held\n" +
+			"  Held      memory that sessions have and no such record is in: free, on its way home,\n" +
+			"            or waiting until nobody can look at it any more\n" +
+			"  Lost      memory that nobody holds, such as a killed client's, until it is recalled;\n" +
+			"            - where no leader answered: then it is part of Held\n" +
+			"  Free      memory that is granted to nobody, within the namespace's limit; some of it may\n" +
+			"            wait for reclaim epochs (kvctl stats)\n" +
+			"  Used %    of the memory for records, by Live, Held and Lost\n" +
+			"  Short     yes: a session found too little memory lately; - where no leader answered\n" +
 			"  Sessions  of the namespace, this one included\n" +
 			"  Conns     connections of memory nodes, for any namespace\n" +
 			"  CPU %     of one CPU, what memory nodes spend on the data path: 0 over RDMA\n\n" +
@@ -83,7 +88,9 @@ type statLine struct {
 	Change   int64   `json:"change"`
 	Live     uint64  `json:"live_bytes"`
 	Held     uint64  `json:"held_bytes"`
+	Lost     *uint64 `json:"lost_bytes"` // nil: not known
 	Free     uint64  `json:"free_bytes"`
+	Short    *bool   `json:"short"` // nil: not known
 	Sessions int     `json:"sessions"`
 	Conns    uint64  `json:"connections"`
 	CPU      float64 `json:"cpu_percent"`
@@ -92,7 +99,7 @@ type statLine struct {
 }
 
 func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration, count int) error {
-	const layoutText = "%12s %10s %11s %11s %11s %7s %8s %6s %6s\n"
+	const layoutText = "%12s %10s %11s %11s %11s %11s %7s %5s %8s %6s %6s\n"
 	var l statLine
 	var counted, asked time.Time
 	var cost time.Duration // of the last count
@@ -144,10 +151,14 @@ func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration,
 			err = a.printJSON(l)
 		} else {
 			if n%20 == 0 && (n == 0 || isTerminal(a.stdout)) {
-				fmt.Fprintf(a.stdout, layoutText, "Keys", "Change", "Live", "Held", "Free", "Used %", "Sessions", "Conns", "CPU %")
+				fmt.Fprintf(a.stdout, layoutText, "Keys", "Change", "Live", "Held", "Lost", "Free", "Used %", "Short", "Sessions", "Conns", "CPU %")
 			}
-			_, err = fmt.Fprintf(a.stdout, layoutText, fmt.Sprint(l.Keys), fmt.Sprintf("%+d", l.Change), bytesText(l.Live), bytesText(l.Held), bytesText(l.Free),
-				percent(l.Live+l.Held, l.Live+l.Held+l.Free), fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns), fmt.Sprintf("%.1f", l.CPU))
+			used, lost, short := l.Live+l.Held, "-", "-"
+			if l.Lost != nil {
+				used, lost, short = used+*l.Lost, bytesText(*l.Lost), yesNo(*l.Short)
+			}
+			_, err = fmt.Fprintf(a.stdout, layoutText, fmt.Sprint(l.Keys), fmt.Sprintf("%+d", l.Change), bytesText(l.Live), bytesText(l.Held), lost, bytesText(l.Free),
+				percent(used, used+l.Free), short, fmt.Sprint(l.Sessions), fmt.Sprint(l.Conns), fmt.Sprintf("%.1f", l.CPU))
 		}
 		if err != nil {
 			return err
@@ -167,22 +178,23 @@ func (l *statLine) usage(st *dirpb.StatusReply, ns *dirpb.Namespace) {
 			l.Sessions++
 		}
 	}
-	ours := make(map[uint32]bool)
-	for _, p := range pgsOf(st.GetMap(), ns.GetId()) {
-		ours[p.GetId()] = true
-	}
-	var heap, granted uint64
-	for _, u := range st.GetUsage() {
-		if ours[u.GetPgId()] {
-			heap += u.GetHeapUnits() * layout.UnitSize
-			granted += u.GetGrantedUnits() * layout.UnitSize
+	var m metrics.Memory // of the namespace
+	for _, x := range metrics.Sums(metrics.Memories(st)) {
+		if x.Namespace == ns.GetName() {
+			m = *x
 		}
 	}
-	l.Held = granted - min(granted, l.Live)
+	l.Held, l.Lost, l.Short = m.Granted-min(m.Granted, l.Live), nil, nil
+	if m.Known {
+		lost := min(m.Lost, l.Held) // Live is counted at another moment
+		l.Held -= lost
+		l.Lost, l.Short = &lost, &m.Short
+	}
+	heap := m.Heap
 	if limit := ns.GetLimitBytes(); limit > 0 {
 		heap = min(heap, limit)
 	}
-	l.Free = heap - min(heap, granted)
+	l.Free = heap - min(heap, m.Granted)
 }
 
 // countKeys counts the slots that name records, and their places' bytes.

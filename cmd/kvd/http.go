@@ -77,7 +77,7 @@ func directoryTables(d metrics.Status) func(context.Context) ([]httpd.Table, err
 		if err != nil {
 			return nil, err
 		}
-		return []httpd.Table{membersTable(st), nodesTable(st), namespacesTable(st), jobsTable(st)}, nil
+		return []httpd.Table{membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), jobsTable(st)}, nil
 	}
 }
 
@@ -114,6 +114,34 @@ func namespacesTable(st *dirpb.StatusReply) httpd.Table {
 	for _, ns := range metrics.Namespaces(st) {
 		t.Rows = append(t.Rows, []string{ns.Name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards), strconv.Itoa(ns.Moving),
 			strconv.Itoa(ns.PGs), strconv.Itoa(ns.PGState[dirpb.PGState_PG_ACTIVE]), strconv.Itoa(ns.Live), size(ns.HeapBytes), size(ns.GrantedBytes)})
+	}
+	return t
+}
+
+// memoryTable has a row for each placement group, and one for all of a namespace. What a
+// directory node that does not lead cannot know is shown as -.
+func memoryTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Memory", Header: []string{"namespace", "placement group", "heap", "live", "live %", "free with sessions", "limbo",
+		"coming", "waiting", "recalled", "lost", "room", "short"}}
+	all := metrics.Memories(st)
+	rows := slices.Concat(metrics.Sums(all), all)
+	slices.SortStableFunc(rows, func(a, b *metrics.Memory) int { return cmp.Compare(a.Namespace, b.Namespace) })
+	for _, m := range rows {
+		known := func(s string) string {
+			if !m.Known {
+				return "-"
+			}
+			return s
+		}
+		pg, full := "all", "-"
+		if m.PG != 0 {
+			pg = strconv.Itoa(int(m.PG))
+		}
+		if m.Heap > 0 {
+			full = fmt.Sprintf("%.1f", float64(m.Live)/float64(m.Heap)*100)
+		}
+		t.Rows = append(t.Rows, []string{m.Namespace, pg, size(m.Heap), known(size(m.Live)), known(full), known(size(m.Free + m.Foreign)),
+			known(size(m.Limbo)), known(size(m.Coming)), size(m.Waiting), size(m.Recalled), known(size(m.Lost)), size(m.Room), known(yes(m.Short))})
 	}
 	return t
 }

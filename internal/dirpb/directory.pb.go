@@ -1261,12 +1261,23 @@ type Job struct {
 	PgId        uint32                 `protobuf:"varint,4,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	TargetPgId  uint32                 `protobuf:"varint,5,opt,name=target_pg_id,json=targetPgId,proto3" json:"target_pg_id,omitempty"` // MOVE: the child's
 	ShardId     uint32                 `protobuf:"varint,6,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`            // MOVE, ABANDON
-	Extent      uint32                 `protobuf:"varint,7,opt,name=extent,proto3" json:"extent,omitempty"`                             // RECALL
 	// CLEAN: the array to clear, and whether it is left as zeroes (migrate) or keeps
 	// nonces (split).
 	Offset   uint64 `protobuf:"varint,8,opt,name=offset,proto3" json:"offset,omitempty"`
 	Clusters uint32 `protobuf:"varint,9,opt,name=clusters,proto3" json:"clusters,omitempty"`
 	Wipe     bool   `protobuf:"varint,10,opt,name=wipe,proto3" json:"wipe,omitempty"`
+	// RECALL: the extents. in_place: what is linked there stays, and only what lies
+	// between becomes free; nothing is copied and no room is needed.
+	Extents []uint32 `protobuf:"varint,20,rep,packed,name=extents,proto3" json:"extents,omitempty"`
+	InPlace bool     `protobuf:"varint,21,opt,name=in_place,json=inPlace,proto3" json:"in_place,omitempty"`
+	// SCRUB: only count what is linked, without reading records.
+	Count bool `protobuf:"varint,22,opt,name=count,proto3" json:"count,omitempty"`
+	// RECALL in place: what lies here, in one of the extents, is moved elsewhere after all,
+	// so that one long run becomes free.
+	WindowUnit  uint32 `protobuf:"varint,23,opt,name=window_unit,json=windowUnit,proto3" json:"window_unit,omitempty"`
+	WindowUnits uint32 `protobuf:"varint,24,opt,name=window_units,json=windowUnits,proto3" json:"window_units,omitempty"` // 0: none
+	// Of what lies there, places that are as long or longer stay: nobody has another for them.
+	WindowMost uint32 `protobuf:"varint,25,opt,name=window_most,json=windowMost,proto3" json:"window_most,omitempty"`
 	// CLEAN: where its records went, whose places here are free if that is elsewhere;
 	// and, with wipe, that what is readable in the array goes, too.
 	ChildPgId uint32 `protobuf:"varint,18,opt,name=child_pg_id,json=childPgId,proto3" json:"child_pg_id,omitempty"`
@@ -1356,13 +1367,6 @@ func (x *Job) GetShardId() uint32 {
 	return 0
 }
 
-func (x *Job) GetExtent() uint32 {
-	if x != nil {
-		return x.Extent
-	}
-	return 0
-}
-
 func (x *Job) GetOffset() uint64 {
 	if x != nil {
 		return x.Offset
@@ -1382,6 +1386,48 @@ func (x *Job) GetWipe() bool {
 		return x.Wipe
 	}
 	return false
+}
+
+func (x *Job) GetExtents() []uint32 {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
+func (x *Job) GetInPlace() bool {
+	if x != nil {
+		return x.InPlace
+	}
+	return false
+}
+
+func (x *Job) GetCount() bool {
+	if x != nil {
+		return x.Count
+	}
+	return false
+}
+
+func (x *Job) GetWindowUnit() uint32 {
+	if x != nil {
+		return x.WindowUnit
+	}
+	return 0
+}
+
+func (x *Job) GetWindowUnits() uint32 {
+	if x != nil {
+		return x.WindowUnits
+	}
+	return 0
+}
+
+func (x *Job) GetWindowMost() uint32 {
+	if x != nil {
+		return x.WindowMost
+	}
+	return 0
 }
 
 func (x *Job) GetChildPgId() uint32 {
@@ -1457,9 +1503,11 @@ type JobReport struct {
 	RepairedRecords uint64                 `protobuf:"varint,5,opt,name=repaired_records,json=repairedRecords,proto3" json:"repaired_records,omitempty"` // copies that differed from a good one
 	LostRecords     uint64                 `protobuf:"varint,6,opt,name=lost_records,json=lostRecords,proto3" json:"lost_records,omitempty"`             // no replica held a good copy
 	BrokenLocks     uint64                 `protobuf:"varint,7,opt,name=broken_locks,json=brokenLocks,proto3" json:"broken_locks,omitempty"`             // of fenced sessions
-	// SCRUB: linked units, by extent of the placement group.
-	LinkedUnits   []uint32 `protobuf:"varint,8,rep,packed,name=linked_units,json=linkedUnits,proto3" json:"linked_units,omitempty"`
-	Findings      []string `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"` // the first few, for people
+	// SCRUB, RECALL: linked units, by extent of the placement group.
+	LinkedUnits []uint32 `protobuf:"varint,8,rep,packed,name=linked_units,json=linkedUnits,proto3" json:"linked_units,omitempty"`
+	Findings    []string `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"` // the first few, for people
+	// RECALL in place: what is linked in the extents being recalled.
+	Kept          []*UnitRuns `protobuf:"bytes,10,rep,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1557,6 +1605,67 @@ func (x *JobReport) GetFindings() []string {
 	return nil
 }
 
+func (x *JobReport) GetKept() []*UnitRuns {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+// UnitRuns are runs of units of one extent, ascending and disjoint.
+type UnitRuns struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Extent uint32                 `protobuf:"varint,1,opt,name=extent,proto3" json:"extent,omitempty"`
+	// In turn: units to skip, units of the run.
+	SkipTake      []uint32 `protobuf:"varint,2,rep,packed,name=skip_take,json=skipTake,proto3" json:"skip_take,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnitRuns) Reset() {
+	*x = UnitRuns{}
+	mi := &file_directory_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnitRuns) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnitRuns) ProtoMessage() {}
+
+func (x *UnitRuns) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnitRuns.ProtoReflect.Descriptor instead.
+func (*UnitRuns) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *UnitRuns) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *UnitRuns) GetSkipTake() []uint32 {
+	if x != nil {
+		return x.SkipTake
+	}
+	return nil
+}
+
 type FindWorkRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1565,7 +1674,7 @@ type FindWorkRequest struct {
 
 func (x *FindWorkRequest) Reset() {
 	*x = FindWorkRequest{}
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1686,7 @@ func (x *FindWorkRequest) String() string {
 func (*FindWorkRequest) ProtoMessage() {}
 
 func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1699,7 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{12}
+	return file_directory_proto_rawDescGZIP(), []int{13}
 }
 
 type FindWorkReply struct {
@@ -1602,7 +1711,7 @@ type FindWorkReply struct {
 
 func (x *FindWorkReply) Reset() {
 	*x = FindWorkReply{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1723,7 @@ func (x *FindWorkReply) String() string {
 func (*FindWorkReply) ProtoMessage() {}
 
 func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1736,7 @@ func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
 func (*FindWorkReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FindWorkReply) GetNamespaces() []string {
@@ -1647,7 +1756,7 @@ type ClaimJobRequest struct {
 
 func (x *ClaimJobRequest) Reset() {
 	*x = ClaimJobRequest{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +1768,7 @@ func (x *ClaimJobRequest) String() string {
 func (*ClaimJobRequest) ProtoMessage() {}
 
 func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +1781,7 @@ func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
 func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ClaimJobRequest) GetSessionId() uint32 {
@@ -1698,7 +1807,7 @@ type ClaimJobReply struct {
 
 func (x *ClaimJobReply) Reset() {
 	*x = ClaimJobReply{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1819,7 @@ func (x *ClaimJobReply) String() string {
 func (*ClaimJobReply) ProtoMessage() {}
 
 func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1832,7 @@ func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
 func (*ClaimJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClaimJobReply) GetJob() *Job {
@@ -1748,7 +1857,7 @@ type ReportJobRequest struct {
 
 func (x *ReportJobRequest) Reset() {
 	*x = ReportJobRequest{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1869,7 @@ func (x *ReportJobRequest) String() string {
 func (*ReportJobRequest) ProtoMessage() {}
 
 func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1882,7 @@ func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
 func (*ReportJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReportJobRequest) GetSessionId() uint32 {
@@ -1834,7 +1943,7 @@ type ReportJobReply struct {
 
 func (x *ReportJobReply) Reset() {
 	*x = ReportJobReply{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +1955,7 @@ func (x *ReportJobReply) String() string {
 func (*ReportJobReply) ProtoMessage() {}
 
 func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +1968,7 @@ func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
 func (*ReportJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReportJobReply) GetGone() bool {
@@ -1879,7 +1988,7 @@ type RequestSplitRequest struct {
 
 func (x *RequestSplitRequest) Reset() {
 	*x = RequestSplitRequest{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +2000,7 @@ func (x *RequestSplitRequest) String() string {
 func (*RequestSplitRequest) ProtoMessage() {}
 
 func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2013,7 @@ func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
 func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RequestSplitRequest) GetSessionId() uint32 {
@@ -1931,7 +2040,7 @@ type RequestSplitReply struct {
 
 func (x *RequestSplitReply) Reset() {
 	*x = RequestSplitReply{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2052,7 @@ func (x *RequestSplitReply) String() string {
 func (*RequestSplitReply) ProtoMessage() {}
 
 func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2065,7 @@ func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
 func (*RequestSplitReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RequestSplitReply) GetGrowing() bool {
@@ -1988,7 +2097,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2109,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2122,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StartJobRequest) GetKind() JobKind {
@@ -2074,7 +2183,7 @@ type StartJobReply struct {
 
 func (x *StartJobReply) Reset() {
 	*x = StartJobReply{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2195,7 @@ func (x *StartJobReply) String() string {
 func (*StartJobReply) ProtoMessage() {}
 
 func (x *StartJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2208,7 @@ func (x *StartJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
 func (*StartJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StartJobReply) GetJobIds() []uint32 {
@@ -2119,7 +2228,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2240,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2253,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -2170,7 +2279,7 @@ type DrainNodeReply struct {
 
 func (x *DrainNodeReply) Reset() {
 	*x = DrainNodeReply{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2182,7 +2291,7 @@ func (x *DrainNodeReply) String() string {
 func (*DrainNodeReply) ProtoMessage() {}
 
 func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2195,7 +2304,7 @@ func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
 func (*DrainNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainNodeReply) GetRegions() uint32 {
@@ -2215,7 +2324,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2336,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2349,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -2265,7 +2374,7 @@ type RemoveNodeReply struct {
 
 func (x *RemoveNodeReply) Reset() {
 	*x = RemoveNodeReply{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +2386,7 @@ func (x *RemoveNodeReply) String() string {
 func (*RemoveNodeReply) ProtoMessage() {}
 
 func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +2399,7 @@ func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
 func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{26}
 }
 
 type RebalanceRequest struct {
@@ -2302,7 +2411,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2423,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2436,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RebalanceRequest) GetNamespace() string {
@@ -2346,7 +2455,7 @@ type RebalanceReply struct {
 
 func (x *RebalanceReply) Reset() {
 	*x = RebalanceReply{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2467,7 @@ func (x *RebalanceReply) String() string {
 func (*RebalanceReply) ProtoMessage() {}
 
 func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2480,7 @@ func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
 func (*RebalanceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RebalanceReply) GetSteps() []string {
@@ -2393,7 +2502,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2514,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2527,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -2461,13 +2570,14 @@ type OpenSessionReply struct {
 	MapVersion    uint64                 `protobuf:"varint,8,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
 	NamespaceId   uint32                 `protobuf:"varint,9,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
 	MaxLanes      uint32                 `protobuf:"varint,10,opt,name=max_lanes,json=maxLanes,proto3" json:"max_lanes,omitempty"` // lanes are numbered below it
+	Term          uint64                 `protobuf:"varint,11,opt,name=term,proto3" json:"term,omitempty"`                         // the directory's, as in RenewReply
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2589,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2602,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -2565,6 +2675,13 @@ func (x *OpenSessionReply) GetMaxLanes() uint32 {
 	return 0
 }
 
+func (x *OpenSessionReply) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
 type RenewRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -2577,13 +2694,25 @@ type RenewRequest struct {
 	// No verb posted under an older map is under way; operations that are decided
 	// may be waiting to go on.
 	QuiescedMapVersion uint64 `protobuf:"varint,4,opt,name=quiesced_map_version,json=quiescedMapVersion,proto3" json:"quiesced_map_version,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Grows with every renewal that the session sends. The directory heeds nothing but
+	// the lease of one that arrives behind a later one.
+	Number uint64 `protobuf:"varint,5,opt,name=number,proto3" json:"number,omitempty"`
+	// The directory's term that the session saw last. Hand-backs and returns of
+	// another one are not taken.
+	Term uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
+	// Free places of memory that others were granted, past limbo. The session has
+	// forgotten them.
+	HandBacks []*FreePlaces `protobuf:"bytes,7,rep,name=hand_backs,json=handBacks,proto3" json:"hand_backs,omitempty"`
+	// Free memory of its own that it has no use for, and has forgotten.
+	Returns       []*ReturnedRun `protobuf:"bytes,8,rep,name=returns,proto3" json:"returns,omitempty"`
+	Held          []*Held        `protobuf:"bytes,9,rep,name=held,proto3" json:"held,omitempty"` // now and then; empty: nothing new
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2595,7 +2724,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2608,7 +2737,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -2639,19 +2768,59 @@ func (x *RenewRequest) GetQuiescedMapVersion() uint64 {
 	return 0
 }
 
+func (x *RenewRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *RenewRequest) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *RenewRequest) GetHandBacks() []*FreePlaces {
+	if x != nil {
+		return x.HandBacks
+	}
+	return nil
+}
+
+func (x *RenewRequest) GetReturns() []*ReturnedRun {
+	if x != nil {
+		return x.Returns
+	}
+	return nil
+}
+
+func (x *RenewRequest) GetHeld() []*Held {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
 type RenewReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LeaseMillis   uint64                 `protobuf:"varint,1,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // from when the request was sent
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	MinEpoch      uint64                 `protobuf:"varint,3,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
-	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	LeaseMillis uint64                 `protobuf:"varint,1,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // from when the request was sent
+	Epoch       uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	MinEpoch    uint64                 `protobuf:"varint,3,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
+	MapVersion  uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Term        uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"` // of the leadership that answers
+	// Free places of memory that the session was granted, which others handed back.
+	// Heeded in the reply to the session's latest renewal only, and once.
+	Deliveries    []*FreePlaces `protobuf:"bytes,6,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	Supply        []*Supply     `protobuf:"bytes,7,rep,name=supply,proto3" json:"supply,omitempty"` // of each placement group of the namespace
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2832,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2845,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -2707,18 +2876,283 @@ func (x *RenewReply) GetMapVersion() uint64 {
 	return 0
 }
 
+func (x *RenewReply) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *RenewReply) GetDeliveries() []*FreePlaces {
+	if x != nil {
+		return x.Deliveries
+	}
+	return nil
+}
+
+func (x *RenewReply) GetSupply() []*Supply {
+	if x != nil {
+		return x.Supply
+	}
+	return nil
+}
+
+// FreePlaces are free places that adjoin, inside one extent of a placement group.
+type FreePlaces struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	PgId       uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Generation uint32                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // of the placement group
+	Unit       uint32                 `protobuf:"varint,3,opt,name=unit,proto3" json:"unit,omitempty"`             // where the first one begins
+	// One after the other: units << 10 | ver of its next life.
+	Places        []uint32 `protobuf:"varint,4,rep,packed,name=places,proto3" json:"places,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreePlaces) Reset() {
+	*x = FreePlaces{}
+	mi := &file_directory_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreePlaces) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreePlaces) ProtoMessage() {}
+
+func (x *FreePlaces) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
+func (*FreePlaces) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *FreePlaces) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *FreePlaces) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *FreePlaces) GetUnit() uint32 {
+	if x != nil {
+		return x.Unit
+	}
+	return 0
+}
+
+func (x *FreePlaces) GetPlaces() []uint32 {
+	if x != nil {
+		return x.Places
+	}
+	return nil
+}
+
+// Held is what a session holds of a placement group, by its own account, in units.
+type Held struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	PgId         uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Generation   uint32                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	OwnUnits     uint64                 `protobuf:"varint,3,opt,name=own_units,json=ownUnits,proto3" json:"own_units,omitempty"`             // granted to it
+	FreeUnits    uint64                 `protobuf:"varint,4,opt,name=free_units,json=freeUnits,proto3" json:"free_units,omitempty"`          // of these, free
+	ForeignUnits uint64                 `protobuf:"varint,5,opt,name=foreign_units,json=foreignUnits,proto3" json:"foreign_units,omitempty"` // free places that others were granted
+	LimboUnits   uint64                 `protobuf:"varint,6,opt,name=limbo_units,json=limboUnits,proto3" json:"limbo_units,omitempty"`
+	// Units of records that it has linked, less those that it has unlinked, since it
+	// was opened.
+	NetUnits      int64 `protobuf:"zigzag64,7,opt,name=net_units,json=netUnits,proto3" json:"net_units,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Held) Reset() {
+	*x = Held{}
+	mi := &file_directory_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Held) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Held) ProtoMessage() {}
+
+func (x *Held) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Held.ProtoReflect.Descriptor instead.
+func (*Held) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Held) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *Held) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Held) GetOwnUnits() uint64 {
+	if x != nil {
+		return x.OwnUnits
+	}
+	return 0
+}
+
+func (x *Held) GetFreeUnits() uint64 {
+	if x != nil {
+		return x.FreeUnits
+	}
+	return 0
+}
+
+func (x *Held) GetForeignUnits() uint64 {
+	if x != nil {
+		return x.ForeignUnits
+	}
+	return 0
+}
+
+func (x *Held) GetLimboUnits() uint64 {
+	if x != nil {
+		return x.LimboUnits
+	}
+	return 0
+}
+
+func (x *Held) GetNetUnits() int64 {
+	if x != nil {
+		return x.NetUnits
+	}
+	return 0
+}
+
+// Supply is how a placement group stands with memory.
+type Supply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Short         bool                   `protobuf:"varint,2,opt,name=short,proto3" json:"short,omitempty"`                             // somebody finds too little
+	FloorUnits    uint64                 `protobuf:"varint,3,opt,name=floor_units,json=floorUnits,proto3" json:"floor_units,omitempty"` // a session may keep so much free in any case
+	ShareUnits    uint64                 `protobuf:"varint,4,opt,name=share_units,json=shareUnits,proto3" json:"share_units,omitempty"` // its part if all sessions had equally much
+	GiveUnits     uint64                 `protobuf:"varint,5,opt,name=give_units,json=giveUnits,proto3" json:"give_units,omitempty"`    // a cache: to be evicted and returned for those that have nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Supply) Reset() {
+	*x = Supply{}
+	mi := &file_directory_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Supply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Supply) ProtoMessage() {}
+
+func (x *Supply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Supply.ProtoReflect.Descriptor instead.
+func (*Supply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Supply) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *Supply) GetShort() bool {
+	if x != nil {
+		return x.Short
+	}
+	return false
+}
+
+func (x *Supply) GetFloorUnits() uint64 {
+	if x != nil {
+		return x.FloorUnits
+	}
+	return 0
+}
+
+func (x *Supply) GetShareUnits() uint64 {
+	if x != nil {
+		return x.ShareUnits
+	}
+	return 0
+}
+
+func (x *Supply) GetGiveUnits() uint64 {
+	if x != nil {
+		return x.GiveUnits
+	}
+	return 0
+}
+
 type CloseSessionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Runs          []*ReturnedRun         `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`      // memory the session hands back
-	Leaked        bool                   `protobuf:"varint,3,opt,name=leaked,proto3" json:"leaked,omitempty"` // it lost track of some
+	Runs          []*ReturnedRun         `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`                            // memory of its own that the session hands back
+	Leaked        bool                   `protobuf:"varint,3,opt,name=leaked,proto3" json:"leaked,omitempty"`                       // it lost track of some
+	HandBacks     []*FreePlaces          `protobuf:"bytes,4,rep,name=hand_backs,json=handBacks,proto3" json:"hand_backs,omitempty"` // as in RenewRequest
+	Held          []*Held                `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +3164,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +3177,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -2767,8 +3201,22 @@ func (x *CloseSessionRequest) GetLeaked() bool {
 	return false
 }
 
+func (x *CloseSessionRequest) GetHandBacks() []*FreePlaces {
+	if x != nil {
+		return x.HandBacks
+	}
+	return nil
+}
+
+func (x *CloseSessionRequest) GetHeld() []*Held {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
 // ReturnedRun is memory of one placement group, inside one extent, that no slot
-// names.
+// names and that is the session's own.
 type ReturnedRun struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	PgId  uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
@@ -2777,18 +3225,15 @@ type ReturnedRun struct {
 	// fresh: never linked since it was last granted as fresh, so every unit's ver
 	// is 0 and it may be granted again at once. Otherwise its vers are unknown to
 	// anyone else and it waits 1,024 reclaim epochs.
-	Fresh bool `protobuf:"varint,4,opt,name=fresh,proto3" json:"fresh,omitempty"`
-	// foreign: granted to another session, whose record was unlinked here. It
-	// waits besides until no session is left that was open at its return, since
-	// the grantee counts on knowing the vers of its memory.
-	Foreign       bool `protobuf:"varint,5,opt,name=foreign,proto3" json:"foreign,omitempty"`
+	Fresh         bool   `protobuf:"varint,4,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	Generation    uint32 `protobuf:"varint,6,opt,name=generation,proto3" json:"generation,omitempty"` // of the placement group
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +3245,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +3258,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -2844,11 +3289,11 @@ func (x *ReturnedRun) GetFresh() bool {
 	return false
 }
 
-func (x *ReturnedRun) GetForeign() bool {
+func (x *ReturnedRun) GetGeneration() uint32 {
 	if x != nil {
-		return x.Foreign
+		return x.Generation
 	}
-	return false
+	return 0
 }
 
 type CloseSessionReply struct {
@@ -2859,7 +3304,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3316,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3329,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 type GrantExtentRequest struct {
@@ -2899,7 +3344,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3356,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3369,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -2959,14 +3404,20 @@ type GrantExtentReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Runs  []*ReturnedRun         `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"` // all fresh; empty: nothing to grant now
 	// Units that were handed back and still wait for the reclaim epoch.
-	WaitingUnits  uint64 `protobuf:"varint,2,opt,name=waiting_units,json=waitingUnits,proto3" json:"waiting_units,omitempty"`
+	WaitingUnits uint64 `protobuf:"varint,2,opt,name=waiting_units,json=waitingUnits,proto3" json:"waiting_units,omitempty"`
+	// Nothing was granted, but about so much is on its way: to be granted, or to those
+	// it was granted to. 0: the memory is in use.
+	ComingUnits uint64 `protobuf:"varint,3,opt,name=coming_units,json=comingUnits,proto3" json:"coming_units,omitempty"`
+	// The map that the grant belongs to: the session takes no run before it knows it.
+	MapVersion    uint64 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Term          uint64 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"` // of the leadership that answers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3429,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3442,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -3008,6 +3459,27 @@ func (x *GrantExtentReply) GetWaitingUnits() uint64 {
 	return 0
 }
 
+func (x *GrantExtentReply) GetComingUnits() uint64 {
+	if x != nil {
+		return x.ComingUnits
+	}
+	return 0
+}
+
+func (x *GrantExtentReply) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
+func (x *GrantExtentReply) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
 type SessionStateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -3017,7 +3489,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3501,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3514,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -3061,7 +3533,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3545,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3558,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -3106,7 +3578,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3590,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3603,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -3162,7 +3634,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3646,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3659,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{40}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -3244,7 +3716,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +3728,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3741,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{41}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -3312,7 +3784,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3796,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3809,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{42}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -3379,7 +3851,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3863,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3876,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{43}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -3441,7 +3913,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3453,7 +3925,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3466,7 +3938,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -3505,7 +3977,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +3989,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +4002,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -3595,7 +4067,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +4079,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +4092,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -3666,7 +4138,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +4150,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +4163,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 type CreateNamespaceRequest struct {
@@ -3712,7 +4184,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +4196,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +4209,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -3805,7 +4277,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3817,7 +4289,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3830,7 +4302,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -3852,7 +4324,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3864,7 +4336,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3877,7 +4349,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -3903,7 +4375,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3915,7 +4387,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3928,7 +4400,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -3946,7 +4418,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4430,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4443,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 type StatusReply struct {
@@ -3992,7 +4464,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4004,7 +4476,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4017,7 +4489,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -4103,7 +4575,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4115,7 +4587,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4128,7 +4600,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -4180,7 +4652,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +4664,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +4677,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -4263,13 +4735,25 @@ type PGUsage struct {
 	LeakedExtents       uint32     `protobuf:"varint,7,opt,name=leaked_extents,json=leakedExtents,proto3" json:"leaked_extents,omitempty"`
 	LastScrub           *JobReport `protobuf:"bytes,8,opt,name=last_scrub,json=lastScrub,proto3" json:"last_scrub,omitempty"`
 	LastScrubUnixMillis int64      `protobuf:"varint,9,opt,name=last_scrub_unix_millis,json=lastScrubUnixMillis,proto3" json:"last_scrub_unix_millis,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// By the leader's account, which sessions keep up to date within about a second.
+	// Granted memory is live, with sessions (free, limbo or foreign), on its way, or lost.
+	LiveUnits     uint64 `protobuf:"varint,10,opt,name=live_units,json=liveUnits,proto3" json:"live_units,omitempty"`
+	FreeUnits     uint64 `protobuf:"varint,11,opt,name=free_units,json=freeUnits,proto3" json:"free_units,omitempty"`          // free with the sessions that it was granted to
+	ForeignUnits  uint64 `protobuf:"varint,12,opt,name=foreign_units,json=foreignUnits,proto3" json:"foreign_units,omitempty"` // free with sessions that unlinked what was there
+	LimboUnits    uint64 `protobuf:"varint,13,opt,name=limbo_units,json=limboUnits,proto3" json:"limbo_units,omitempty"`
+	ComingUnits   uint64 `protobuf:"varint,14,opt,name=coming_units,json=comingUnits,proto3" json:"coming_units,omitempty"`       // handed back, for those that it was granted to
+	LostUnits     uint64 `protobuf:"varint,15,opt,name=lost_units,json=lostUnits,proto3" json:"lost_units,omitempty"`             // nobody's
+	WaitingUnits  uint64 `protobuf:"varint,16,opt,name=waiting_units,json=waitingUnits,proto3" json:"waiting_units,omitempty"`    // of returned_units: not to be granted yet
+	RecalledUnits uint64 `protobuf:"varint,17,opt,name=recalled_units,json=recalledUnits,proto3" json:"recalled_units,omitempty"` // of granted_units: in extents that are being recalled
+	Short         bool   `protobuf:"varint,18,opt,name=short,proto3" json:"short,omitempty"`                                      // somebody found too little lately
+	Estimated     bool   `protobuf:"varint,19,opt,name=estimated,proto3" json:"estimated,omitempty"`                              // false: this directory node does not lead and does not know 10 to 15
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4281,7 +4765,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4294,7 +4778,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -4360,6 +4844,76 @@ func (x *PGUsage) GetLastScrubUnixMillis() int64 {
 	return 0
 }
 
+func (x *PGUsage) GetLiveUnits() uint64 {
+	if x != nil {
+		return x.LiveUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetFreeUnits() uint64 {
+	if x != nil {
+		return x.FreeUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetForeignUnits() uint64 {
+	if x != nil {
+		return x.ForeignUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetLimboUnits() uint64 {
+	if x != nil {
+		return x.LimboUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetComingUnits() uint64 {
+	if x != nil {
+		return x.ComingUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetLostUnits() uint64 {
+	if x != nil {
+		return x.LostUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetWaitingUnits() uint64 {
+	if x != nil {
+		return x.WaitingUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetRecalledUnits() uint64 {
+	if x != nil {
+		return x.RecalledUnits
+	}
+	return 0
+}
+
+func (x *PGUsage) GetShort() bool {
+	if x != nil {
+		return x.Short
+	}
+	return false
+}
+
+func (x *PGUsage) GetEstimated() bool {
+	if x != nil {
+		return x.Estimated
+	}
+	return false
+}
+
 type JoinDirectoryRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -4371,7 +4925,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4383,7 +4937,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4396,7 +4950,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -4428,7 +4982,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4440,7 +4994,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4453,7 +5007,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 type RemoveDirectoryRequest struct {
@@ -4465,7 +5019,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4477,7 +5031,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4490,7 +5044,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -4508,7 +5062,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4520,7 +5074,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4533,7 +5087,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 var File_directory_proto protoreflect.FileDescriptor
@@ -4627,7 +5181,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05split\x18\x04 \x01(\bR\x05split\x12\x1c\n" +
-	"\tabandoned\x18\x05 \x01(\bR\tabandoned\"\xf3\x03\n" +
+	"\tabandoned\x18\x05 \x01(\bR\tabandoned\"\x91\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12-\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12!\n" +
@@ -4636,11 +5190,18 @@ const file_directory_proto_rawDesc = "" +
 	"\ftarget_pg_id\x18\x05 \x01(\rR\n" +
 	"targetPgId\x12\x19\n" +
 	"\bshard_id\x18\x06 \x01(\rR\ashardId\x12\x16\n" +
-	"\x06extent\x18\a \x01(\rR\x06extent\x12\x16\n" +
 	"\x06offset\x18\b \x01(\x04R\x06offset\x12\x1a\n" +
 	"\bclusters\x18\t \x01(\rR\bclusters\x12\x12\n" +
 	"\x04wipe\x18\n" +
-	" \x01(\bR\x04wipe\x12\x1e\n" +
+	" \x01(\bR\x04wipe\x12\x18\n" +
+	"\aextents\x18\x14 \x03(\rR\aextents\x12\x19\n" +
+	"\bin_place\x18\x15 \x01(\bR\ainPlace\x12\x14\n" +
+	"\x05count\x18\x16 \x01(\bR\x05count\x12\x1f\n" +
+	"\vwindow_unit\x18\x17 \x01(\rR\n" +
+	"windowUnit\x12!\n" +
+	"\fwindow_units\x18\x18 \x01(\rR\vwindowUnits\x12\x1f\n" +
+	"\vwindow_most\x18\x19 \x01(\rR\n" +
+	"windowMost\x12\x1e\n" +
 	"\vchild_pg_id\x18\x12 \x01(\rR\tchildPgId\x12\x12\n" +
 	"\x04drop\x18\x13 \x01(\bR\x04drop\x12\x18\n" +
 	"\abarrier\x18\v \x01(\x04R\abarrier\x12\x14\n" +
@@ -4649,7 +5210,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04done\x18\x0e \x01(\x04R\x04done\x12\x14\n" +
 	"\x05total\x18\x0f \x01(\x04R\x05total\x12\x18\n" +
 	"\atrouble\x18\x10 \x01(\tR\atrouble\x12\x18\n" +
-	"\awaiting\x18\x11 \x01(\bR\awaiting\"\xa6\x02\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaitingJ\x04\b\a\x10\b\"\xd6\x02\n" +
 	"\tJobReport\x12\x16\n" +
 	"\x06groups\x18\x01 \x01(\x04R\x06groups\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\x04R\arecords\x12\x14\n" +
@@ -4659,7 +5220,12 @@ const file_directory_proto_rawDesc = "" +
 	"\flost_records\x18\x06 \x01(\x04R\vlostRecords\x12!\n" +
 	"\fbroken_locks\x18\a \x01(\x04R\vbrokenLocks\x12!\n" +
 	"\flinked_units\x18\b \x03(\rR\vlinkedUnits\x12\x1a\n" +
-	"\bfindings\x18\t \x03(\tR\bfindings\"\x11\n" +
+	"\bfindings\x18\t \x03(\tR\bfindings\x12.\n" +
+	"\x04kept\x18\n" +
+	" \x03(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\"?\n" +
+	"\bUnitRuns\x12\x16\n" +
+	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x1b\n" +
+	"\tskip_take\x18\x02 \x03(\rR\bskipTake\"\x11\n" +
 	"\x0fFindWorkRequest\"/\n" +
 	"\rFindWorkReply\x12\x1e\n" +
 	"\n" +
@@ -4717,7 +5283,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x12\x1b\n" +
-	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xc7\x02\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xdb\x02\n" +
 	"\x10OpenSessionReply\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12$\n" +
@@ -4731,31 +5297,77 @@ const file_directory_proto_rawDesc = "" +
 	"mapVersion\x12!\n" +
 	"\fnamespace_id\x18\t \x01(\rR\vnamespaceId\x12\x1b\n" +
 	"\tmax_lanes\x18\n" +
-	" \x01(\rR\bmaxLanes\"\xae\x01\n" +
+	" \x01(\rR\bmaxLanes\x12\x12\n" +
+	"\x04term\x18\v \x01(\x04R\x04term\"\xfc\x02\n" +
 	"\fRenewRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12!\n" +
 	"\freport_epoch\x18\x02 \x01(\x04R\vreportEpoch\x12*\n" +
 	"\x11acked_map_version\x18\x03 \x01(\x04R\x0fackedMapVersion\x120\n" +
-	"\x14quiesced_map_version\x18\x04 \x01(\x04R\x12quiescedMapVersion\"\x83\x01\n" +
+	"\x14quiesced_map_version\x18\x04 \x01(\x04R\x12quiescedMapVersion\x12\x16\n" +
+	"\x06number\x18\x05 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\x12;\n" +
+	"\n" +
+	"hand_backs\x18\a \x03(\v2\x1c.kvd.directory.v1.FreePlacesR\thandBacks\x127\n" +
+	"\areturns\x18\b \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\areturns\x12*\n" +
+	"\x04held\x18\t \x03(\v2\x16.kvd.directory.v1.HeldR\x04held\"\x87\x02\n" +
 	"\n" +
 	"RenewReply\x12!\n" +
 	"\flease_millis\x18\x01 \x01(\x04R\vleaseMillis\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tmin_epoch\x18\x03 \x01(\x04R\bminEpoch\x12\x1f\n" +
 	"\vmap_version\x18\x04 \x01(\x04R\n" +
-	"mapVersion\"\x7f\n" +
+	"mapVersion\x12\x12\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\x12<\n" +
+	"\n" +
+	"deliveries\x18\x06 \x03(\v2\x1c.kvd.directory.v1.FreePlacesR\n" +
+	"deliveries\x120\n" +
+	"\x06supply\x18\a \x03(\v2\x18.kvd.directory.v1.SupplyR\x06supply\"m\n" +
+	"\n" +
+	"FreePlaces\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\rR\n" +
+	"generation\x12\x12\n" +
+	"\x04unit\x18\x03 \x01(\rR\x04unit\x12\x16\n" +
+	"\x06places\x18\x04 \x03(\rR\x06places\"\xda\x01\n" +
+	"\x04Held\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\rR\n" +
+	"generation\x12\x1b\n" +
+	"\town_units\x18\x03 \x01(\x04R\bownUnits\x12\x1d\n" +
+	"\n" +
+	"free_units\x18\x04 \x01(\x04R\tfreeUnits\x12#\n" +
+	"\rforeign_units\x18\x05 \x01(\x04R\fforeignUnits\x12\x1f\n" +
+	"\vlimbo_units\x18\x06 \x01(\x04R\n" +
+	"limboUnits\x12\x1b\n" +
+	"\tnet_units\x18\a \x01(\x12R\bnetUnits\"\x94\x01\n" +
+	"\x06Supply\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
+	"\x05short\x18\x02 \x01(\bR\x05short\x12\x1f\n" +
+	"\vfloor_units\x18\x03 \x01(\x04R\n" +
+	"floorUnits\x12\x1f\n" +
+	"\vshare_units\x18\x04 \x01(\x04R\n" +
+	"shareUnits\x12\x1d\n" +
+	"\n" +
+	"give_units\x18\x05 \x01(\x04R\tgiveUnits\"\xe8\x01\n" +
 	"\x13CloseSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
 	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12\x16\n" +
-	"\x06leaked\x18\x03 \x01(\bR\x06leaked\"|\n" +
+	"\x06leaked\x18\x03 \x01(\bR\x06leaked\x12;\n" +
+	"\n" +
+	"hand_backs\x18\x04 \x03(\v2\x1c.kvd.directory.v1.FreePlacesR\thandBacks\x12*\n" +
+	"\x04held\x18\x05 \x03(\v2\x16.kvd.directory.v1.HeldR\x04held\"\x88\x01\n" +
 	"\vReturnedRun\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x03 \x01(\rR\x05units\x12\x14\n" +
-	"\x05fresh\x18\x04 \x01(\bR\x05fresh\x12\x18\n" +
-	"\aforeign\x18\x05 \x01(\bR\aforeign\"\x13\n" +
+	"\x05fresh\x18\x04 \x01(\bR\x05fresh\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x06 \x01(\rR\n" +
+	"generationJ\x04\b\x05\x10\x06\"\x13\n" +
 	"\x11CloseSessionReply\"\x88\x01\n" +
 	"\x12GrantExtentRequest\x12\x1d\n" +
 	"\n" +
@@ -4764,10 +5376,14 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"want_units\x18\x03 \x01(\rR\twantUnits\x12\x1f\n" +
 	"\vplace_units\x18\x04 \x01(\rR\n" +
-	"placeUnits\"j\n" +
+	"placeUnits\"\xc2\x01\n" +
 	"\x10GrantExtentReply\x121\n" +
 	"\x04runs\x18\x01 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12#\n" +
-	"\rwaiting_units\x18\x02 \x01(\x04R\fwaitingUnits\"4\n" +
+	"\rwaiting_units\x18\x02 \x01(\x04R\fwaitingUnits\x12!\n" +
+	"\fcoming_units\x18\x03 \x01(\x04R\vcomingUnits\x12\x1f\n" +
+	"\vmap_version\x18\x04 \x01(\x04R\n" +
+	"mapVersion\x12\x12\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"4\n" +
 	"\x13SessionStateRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\"F\n" +
@@ -4870,7 +5486,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04life\x18\x04 \x01(\x0e2\x1d.kvd.directory.v1.SessionLifeR\x04life\x12\x1d\n" +
 	"\n" +
 	"age_millis\x18\x05 \x01(\x04R\tageMillis\x12!\n" +
-	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\"\xee\x02\n" +
+	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\"\xb4\x05\n" +
 	"\aPGUsage\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1d\n" +
 	"\n" +
@@ -4882,7 +5498,22 @@ const file_directory_proto_rawDesc = "" +
 	"\x0eleaked_extents\x18\a \x01(\rR\rleakedExtents\x12:\n" +
 	"\n" +
 	"last_scrub\x18\b \x01(\v2\x1b.kvd.directory.v1.JobReportR\tlastScrub\x123\n" +
-	"\x16last_scrub_unix_millis\x18\t \x01(\x03R\x13lastScrubUnixMillis\"`\n" +
+	"\x16last_scrub_unix_millis\x18\t \x01(\x03R\x13lastScrubUnixMillis\x12\x1d\n" +
+	"\n" +
+	"live_units\x18\n" +
+	" \x01(\x04R\tliveUnits\x12\x1d\n" +
+	"\n" +
+	"free_units\x18\v \x01(\x04R\tfreeUnits\x12#\n" +
+	"\rforeign_units\x18\f \x01(\x04R\fforeignUnits\x12\x1f\n" +
+	"\vlimbo_units\x18\r \x01(\x04R\n" +
+	"limboUnits\x12!\n" +
+	"\fcoming_units\x18\x0e \x01(\x04R\vcomingUnits\x12\x1d\n" +
+	"\n" +
+	"lost_units\x18\x0f \x01(\x04R\tlostUnits\x12#\n" +
+	"\rwaiting_units\x18\x10 \x01(\x04R\fwaitingUnits\x12%\n" +
+	"\x0erecalled_units\x18\x11 \x01(\x04R\rrecalledUnits\x12\x14\n" +
+	"\x05short\x18\x12 \x01(\bR\x05short\x12\x1c\n" +
+	"\testimated\x18\x13 \x01(\bR\testimated\"`\n" +
 	"\x14JoinDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
@@ -4964,7 +5595,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -4984,56 +5615,60 @@ var file_directory_proto_goTypes = []any{
 	(*Move)(nil),                   // 15: kvd.directory.v1.Move
 	(*Job)(nil),                    // 16: kvd.directory.v1.Job
 	(*JobReport)(nil),              // 17: kvd.directory.v1.JobReport
-	(*FindWorkRequest)(nil),        // 18: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 19: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 20: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 21: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 22: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 23: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 24: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 25: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 26: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 27: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 28: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 29: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 30: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 31: kvd.directory.v1.RemoveNodeReply
-	(*RebalanceRequest)(nil),       // 32: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 33: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 34: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 35: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 36: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 37: kvd.directory.v1.RenewReply
-	(*CloseSessionRequest)(nil),    // 38: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 39: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 40: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 41: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 42: kvd.directory.v1.GrantExtentReply
-	(*SessionStateRequest)(nil),    // 43: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 44: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 45: kvd.directory.v1.WatchMapRequest
-	(*RegisterNodeRequest)(nil),    // 46: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 47: kvd.directory.v1.RegisterNodeReply
-	(*HeartbeatRequest)(nil),       // 48: kvd.directory.v1.HeartbeatRequest
-	(*NodeStats)(nil),              // 49: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 50: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 51: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 52: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 53: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 54: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 55: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 56: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 57: kvd.directory.v1.SetNamespaceReply
-	(*StatusRequest)(nil),          // 58: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 59: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 60: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 61: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 62: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 63: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 64: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 65: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 66: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 67: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*UnitRuns)(nil),               // 18: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 19: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 20: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 21: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 22: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 23: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 24: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 25: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 26: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 27: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 28: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 29: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 30: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 31: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 32: kvd.directory.v1.RemoveNodeReply
+	(*RebalanceRequest)(nil),       // 33: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 34: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 35: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 36: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 37: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 38: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 39: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 40: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 41: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 42: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 43: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 44: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 45: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 46: kvd.directory.v1.GrantExtentReply
+	(*SessionStateRequest)(nil),    // 47: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 48: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 49: kvd.directory.v1.WatchMapRequest
+	(*RegisterNodeRequest)(nil),    // 50: kvd.directory.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),      // 51: kvd.directory.v1.RegisterNodeReply
+	(*HeartbeatRequest)(nil),       // 52: kvd.directory.v1.HeartbeatRequest
+	(*NodeStats)(nil),              // 53: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 54: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 55: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 56: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 57: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 58: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 59: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 60: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 61: kvd.directory.v1.SetNamespaceReply
+	(*StatusRequest)(nil),          // 62: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 63: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 64: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 65: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 66: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 67: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 68: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 69: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 70: kvd.directory.v1.RemoveDirectoryReply
+	nil,                            // 71: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	8,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -5051,77 +5686,85 @@ var file_directory_proto_depIdxs = []int32{
 	13, // 12: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
 	15, // 13: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
 	4,  // 14: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	16, // 15: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	17, // 16: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	4,  // 17: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	39, // 18: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	39, // 19: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	5,  // 20: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	9,  // 21: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	49, // 22: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	51, // 23: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	13, // 24: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,  // 25: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	10, // 26: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	10, // 27: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	60, // 28: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	7,  // 29: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	61, // 30: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	62, // 31: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	67, // 32: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	16, // 33: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	5,  // 34: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	17, // 35: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	49, // 36: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	34, // 37: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	36, // 38: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	38, // 39: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	45, // 40: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	41, // 41: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	43, // 42: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	24, // 43: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	46, // 44: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	48, // 45: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	52, // 46: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	18, // 47: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	20, // 48: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	22, // 49: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	26, // 50: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	28, // 51: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	30, // 52: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	32, // 53: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	54, // 54: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	56, // 55: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	58, // 56: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	63, // 57: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	65, // 58: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	35, // 59: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	37, // 60: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	40, // 61: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	7,  // 62: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	42, // 63: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	44, // 64: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	25, // 65: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	47, // 66: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	50, // 67: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	53, // 68: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	19, // 69: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	21, // 70: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	23, // 71: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	27, // 72: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	29, // 73: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	31, // 74: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	33, // 75: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	55, // 76: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	57, // 77: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	59, // 78: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	64, // 79: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	66, // 80: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	59, // [59:81] is the sub-list for method output_type
-	37, // [37:59] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	18, // 15: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	16, // 16: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	17, // 17: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	4,  // 18: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	39, // 19: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	43, // 20: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	40, // 21: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	39, // 22: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	41, // 23: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	43, // 24: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	39, // 25: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	40, // 26: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	43, // 27: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	5,  // 28: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	9,  // 29: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	53, // 30: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	55, // 31: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	13, // 32: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,  // 33: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	10, // 34: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	10, // 35: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	64, // 36: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	7,  // 37: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	65, // 38: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	66, // 39: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	71, // 40: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	16, // 41: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	5,  // 42: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	17, // 43: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	53, // 44: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	35, // 45: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	37, // 46: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	42, // 47: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	49, // 48: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	45, // 49: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	47, // 50: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	25, // 51: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	50, // 52: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	52, // 53: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	56, // 54: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	19, // 55: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	21, // 56: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	23, // 57: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	27, // 58: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	29, // 59: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	31, // 60: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	33, // 61: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	58, // 62: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	60, // 63: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	62, // 64: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	67, // 65: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	69, // 66: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	36, // 67: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	38, // 68: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	44, // 69: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	7,  // 70: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	46, // 71: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	48, // 72: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	26, // 73: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	51, // 74: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	54, // 75: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	57, // 76: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	20, // 77: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	22, // 78: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	24, // 79: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	28, // 80: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	30, // 81: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	32, // 82: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	34, // 83: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	59, // 84: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	61, // 85: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	63, // 86: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	68, // 87: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	70, // 88: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	67, // [67:89] is the sub-list for method output_type
+	45, // [45:67] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -5135,7 +5778,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   62,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

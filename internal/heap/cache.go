@@ -124,8 +124,9 @@ func (c *Cache) Flush() {
 	}
 }
 
-// Forget drops what the Cache holds in an extent that is being recalled.
-func (c *Cache) Forget(extent uint32) {
+// Forget drops what the Cache holds in an extent that is being recalled, and returns how
+// many units that is.
+func (c *Cache) Forget(extent uint32) (units uint64) {
 	for i, b := range c.bins {
 		n := 0
 		for _, p := range b {
@@ -134,8 +135,10 @@ func (c *Cache) Forget(extent uint32) {
 				n++
 			}
 		}
+		units += uint64(len(b)-n) * uint64(i+1)
 		c.bins[i] = b[:n]
 	}
+	return units
 }
 
 // Units returns how much the Cache holds.

@@ -123,7 +123,11 @@ func TestCacheModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		at := uint32(0)
-		for _, r := range h.Drain() {
+		runs, foreign := h.Drain()
+		if len(foreign) > 0 {
+			t.Fatalf("foreign %v", foreign)
+		}
+		for _, r := range runs {
 			if r.Unit != at {
 				t.Fatalf("%+v follows unit %d", r, at)
 			}

@@ -18,7 +18,9 @@
 //     directory grants no part of the run to anyone else, not even a part that
 //     another session hands back, before this session has closed.
 //   - A foreign place lies elsewhere: this session unlinked its record. Only its
-//     start unit's ver is known, so it is reused whole or not at all.
+//     start unit's ver is known, so it is reused whole or not at all, or goes home:
+//     TakeForeign gives it up and, in the session that it was granted to, Receive takes
+//     it in.
 //
 // The algorithm is two-level segregated fit with immediate coalescing (Masmano et
 // al., "TLSF: a New Dynamic Memory Allocator for Real-Time Systems", ECRTS 2004),
@@ -67,9 +69,6 @@ type Run struct {
 	Unit, Units uint32
 	// Fresh memory has not been linked since it was granted: all its vers are 0.
 	Fresh bool
-	// Foreign memory was not granted to this session, but to one that may still
-	// be carving its surroundings.
-	Foreign bool
 }
 
 // Stats counts units, except where the name says otherwise.
@@ -86,7 +85,8 @@ type Stats struct {
 	RefusedPlaces uint64
 }
 
-// Heap is the remote memory of one session in one placement group.
+// Heap is the remote memory of one session in one placement group. While others have
+// unlinked records in its own memory, their places count as in use here.
 type Heap struct {
 	// starved changes whenever the memory does not satisfy an Alloc; Caches that
 	// see it change give back what they hold. It is read on every Cache.Alloc and
@@ -174,22 +174,60 @@ func (h *Heap) Unuse(p Place) {
 	h.mu.Unlock()
 }
 
-// Drain removes all that is free from the Heap and returns it, merged within
-// extents, own memory before foreign, each in ascending order. Places in Caches
+// Drain removes all that is free from the Heap and returns it in ascending order: own
+// memory, merged within extents, and foreign places, as TakeForeign does. Places in Caches
 // must have been flushed to be included. What is in use stays, and may be given
 // back and drained later.
-func (h *Heap) Drain() []Run {
+func (h *Heap) Drain() ([]Run, []Place) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.mu.drain()
+	return h.mu.takeOwn(^uint64(0), 1, ExtentUnits+1, 1<<31), h.mu.takeForeign(1<<31, ^uint64(0))
+}
+
+// TakeForeign removes free foreign places, the largest first, until at least so many units
+// are removed or so many places, and returns them in ascending order. Ver is the ver of
+// their next life.
+func (h *Heap) TakeForeign(places int, units uint64) []Place {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.takeForeign(places, units)
+}
+
+// TakeOwn removes free own memory of at least so many units, in at most so many runs, and
+// returns it in ascending order: the longest blocks first, and none shorter than least.
+// It is not this session's own any more.
+func (h *Heap) TakeOwn(units uint64, least uint32, runs int) []Run {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.takeOwn(units, least, ExtentUnits+1, runs)
+}
+
+// TakeShort is TakeOwn of blocks that are shorter than under alone, which are of no use to
+// who needs places of that length.
+func (h *Heap) TakeShort(units uint64, under uint32, runs int) []Run {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.takeOwn(units, 1, under, runs)
+}
+
+// Receive takes back a place of own memory that comes home: another session unlinked its
+// record, and p.Ver is the ver of its next life. A place that this Heap does not have in
+// use, with that start and length, is refused and counted.
+func (h *Heap) Receive(p Place) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.receive(p)
 }
 
 // Forget drops all that the Heap holds in an extent, in use or free: it is being
-// recalled. The caller gives nothing of it back any more.
-func (h *Heap) Forget(extent uint32) {
+// recalled. The caller gives nothing of it back any more. It returns how many units were
+// free.
+func (h *Heap) Forget(extent uint32) (free uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	free = h.mu.free + h.mu.foreignFree
 	h.mu.forget(extent)
+	return free - h.mu.free - h.mu.foreignFree
 }
 
 // Stats returns the current counts. What Caches hold counts as in use.

@@ -205,28 +205,26 @@ func TestDrain(t *testing.T) {
 	h.Free(Place{Unit: 9, Units: 3})
 	h.Free(Place{Unit: 12, Units: 1})
 	h.Free(Place{Unit: 2*ExtentUnits - 1, Units: 1})
-	h.Free(Place{Unit: 2 * ExtentUnits, Units: 1})
+	h.Free(Place{Unit: 2 * ExtentUnits, Units: 1, Ver: 1023})
 	base := held[0].Unit
 	want := []Run{
 		{Unit: ExtentUnits - 100, Units: 10},
 		{Unit: ExtentUnits - 80, Units: 80, Fresh: true},
 		{Unit: ExtentUnits, Units: 100, Fresh: true},
-		{Unit: 9, Units: 4, Foreign: true},
-		{Unit: 2*ExtentUnits - 1, Units: 1, Foreign: true},
-		{Unit: 2 * ExtentUnits, Units: 1, Foreign: true},
 	}
+	wantForeign := []Place{{9, 3, 1}, {12, 1, 1}, {2*ExtentUnits - 1, 1, 1}, {2 * ExtentUnits, 1, 0}}
 	if base != ExtentUnits-100 {
 		t.Fatalf("the test expects the lowest run to be cut first, not %d", base)
 	}
-	if got := h.Drain(); !slices.Equal(got, want) {
-		t.Errorf("got  %v\nwant %v", got, want)
+	if got, foreign := h.Drain(); !slices.Equal(got, want) || !slices.Equal(foreign, wantForeign) {
+		t.Errorf("got  %v, foreign %v\nwant %v, foreign %v", got, foreign, want, wantForeign)
 	}
 	mustCheck(t, h)
 	if s := h.Stats(); s != (Stats{Granted: 10, InUse: 10}) {
 		t.Errorf("%+v", s)
 	}
-	if got := h.Drain(); got != nil {
-		t.Errorf("drained twice: %v", got)
+	if got, foreign := h.Drain(); got != nil || foreign != nil {
+		t.Errorf("drained twice: %v, foreign %v", got, foreign)
 	}
 	// What was in use comes back later, and drained memory may be granted anew.
 	mustAdd(t, h, base, 10)
@@ -234,10 +232,87 @@ func TestDrain(t *testing.T) {
 		t.Errorf("a fresh grant remembers %v", p)
 	}
 	h.Free(held[1])
-	if got, want := h.Drain(), []Run{{Unit: held[1].Unit, Units: 10}}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	if got, foreign := h.Drain(); !slices.Equal(got, []Run{{Unit: held[1].Unit, Units: 10}}) || foreign != nil {
+		t.Errorf("got %v, foreign %v, want %v", got, foreign, held[1])
 	}
 	mustCheck(t, h)
+}
+
+// What comes home must be in use, with that start and length; it is told by its ver which
+// life comes next.
+func TestReceive(t *testing.T) {
+	h := New()
+	mustAdd(t, h, 100, 100)
+	p, q := mustAlloc(t, h, 10), mustAlloc(t, h, 10)
+	foreign := Place{Unit: 500, Units: 10, Ver: 3}
+	h.Free(foreign)
+	if f := mustAlloc(t, h, 10); f.Unit != foreign.Unit {
+		t.Fatalf("got %v, want the foreign place", f)
+	}
+	for _, bad := range []Place{
+		{Unit: p.Unit, Units: 9},
+		{Unit: p.Unit, Units: 11},
+		{Unit: p.Unit, Units: 20}, // two places
+		{Unit: p.Unit + 1, Units: 9},
+		{Unit: p.Unit + 1, Units: 10},
+		{Unit: p.Unit, Units: 10, Ver: 1024},
+		{Unit: p.Unit},
+		{Unit: 150, Units: 10},            // free
+		{Unit: 120, Units: 80},            // all that is free
+		{Unit: 500, Units: 10},            // another's, in use here
+		{Unit: 300, Units: 10},            // between
+		{Unit: 0, Units: 100},             // before
+		{Unit: ExtentUnits, Units: 10},    // of an extent not known
+		{Unit: math.MaxUint32, Units: 10}, // wraps
+		{Unit: 5, Units: math.MaxUint32},
+	} {
+		before := h.Stats()
+		before.RefusedPlaces++
+		if h.Receive(bad) || h.Stats() != before {
+			t.Errorf("%v: received, or %+v, want %+v", bad, h.Stats(), before)
+		}
+	}
+	mustCheck(t, h)
+	if p.Ver = 700; !h.Receive(p) || h.Receive(p) {
+		t.Fatalf("%v is not received once", p)
+	}
+	mustCheck(t, h)
+	if s := h.Stats(); s.Free != 90 || s.InUse != 10 {
+		t.Fatalf("%+v", s)
+	}
+	if got := mustAlloc(t, h, 10); got != p {
+		t.Fatalf("the next life of %v is %v", p, got)
+	}
+	h.Free(p)
+	h.Free(q)
+	if own, _ := h.Drain(); !slices.Equal(own, []Run{{Unit: 100, Units: 20}, {Unit: 120, Units: 80, Fresh: true}}) {
+		t.Fatalf("drained %v: what came home was linked", own)
+	}
+}
+
+// A heap is never asked for more runs than it gives: what is beyond is kept, not lost.
+func TestTakeOwnRuns(t *testing.T) {
+	h := New()
+	mustAdd(t, h, 0, 100)
+	var held []Place
+	for range 10 {
+		held = append(held, mustAlloc(t, h, 10))
+	}
+	for i, p := range held {
+		if i%2 == 0 {
+			h.Free(p)
+		} else {
+			h.Unuse(p)
+		}
+	}
+	got := h.TakeOwn(1000, 1, 3)
+	if want := []Run{{70, 10, true}, {80, 10, false}, {90, 10, true}}; !slices.Equal(got, want) {
+		t.Fatalf("took %v, want %v", got, want)
+	}
+	mustCheck(t, h)
+	if s := h.Stats(); s.Granted != 70 || s.Free != 70 {
+		t.Fatalf("%+v", s)
+	}
 }
 
 // model is the heap as its documentation describes it, a unit at a time.
@@ -399,45 +474,139 @@ func (m *model) giveBack(p Place, linked bool) {
 	}
 }
 
-// drained checks that runs are all that is free, once, as long as can be.
-func (m *model) drained(runs []Run) error {
+// tookOwn checks that runs are free own memory, as long as can be, and takes them away.
+func (m *model) tookOwn(runs []Run) error {
 	for i, r := range runs {
 		if r.Units == 0 || crosses(Place{Unit: r.Unit, Units: r.Units}) {
 			return fmt.Errorf("%+v crosses", r)
 		}
 		if i > 0 {
 			q := runs[i-1]
-			switch end := q.Unit + q.Units; {
-			case q.Foreign == r.Foreign && r.Unit < end, q.Foreign && !r.Foreign:
+			switch end := uint64(q.Unit) + uint64(q.Units); {
+			case uint64(r.Unit) < end:
 				return fmt.Errorf("%+v before %+v", q, r)
-			case q.Foreign == r.Foreign && q.Fresh == r.Fresh && r.Unit == end && r.Unit%ExtentUnits != 0:
+			case q.Fresh == r.Fresh && uint64(r.Unit) == end && r.Unit%ExtentUnits != 0:
 				return fmt.Errorf("%+v and %+v are not merged", q, r)
 			}
 		}
-		for u := r.Unit; u != r.Unit+r.Units; {
-			if r.Foreign {
-				f, ok := m.away[u]
-				if !ok || r.Fresh {
-					return fmt.Errorf("%+v: nothing foreign is free at %d", r, u)
-				}
-				delete(m.away, u)
-				m.stats.ForeignFree -= uint64(f.Units)
-				u += f.Units
-				continue
-			}
+		for u := r.Unit; u != r.Unit+r.Units; u++ {
 			if w, ok := m.units[u]; !ok || !w.free || w.linked == r.Fresh {
 				return fmt.Errorf("%+v: unit %d is %+v", r, u, w)
 			}
 			delete(m.units, u)
 			m.stats.Free--
 			m.stats.Granted--
-			u++
 		}
+	}
+	return nil
+}
+
+// tookForeign checks that list is free foreign places, ascending, and takes them away.
+func (m *model) tookForeign(list []Place) error {
+	for i, p := range list {
+		if f, ok := m.away[p.Unit]; !ok || f != p || i > 0 && list[i-1].Unit >= p.Unit {
+			return fmt.Errorf("%v: free at %d is %v, %v", list, p.Unit, f, ok)
+		}
+		delete(m.away, p.Unit)
+		m.stats.ForeignFree -= uint64(p.Units)
+	}
+	return nil
+}
+
+// drained checks that what was drained is all that is free, once, as long as can be.
+func (m *model) drained(runs []Run, foreign []Place) error {
+	if err := errors.Join(m.tookOwn(runs), m.tookForeign(foreign)); err != nil {
+		return err
 	}
 	if m.stats.Free != 0 || m.stats.ForeignFree != 0 {
 		return fmt.Errorf("not drained: %+v", m.stats)
 	}
 	return nil
+}
+
+// freeBlocks are the stretches of free own memory inside extents, the longest first.
+func (m *model) freeBlocks() (out []Run) {
+	for _, u := range slices.Sorted(maps.Keys(m.units)) {
+		if !m.units[u].free {
+			continue
+		}
+		if n := len(out); n > 0 && out[n-1].Unit+out[n-1].Units == u && u%ExtentUnits != 0 {
+			out[n-1].Units++
+		} else {
+			out = append(out, Run{Unit: u, Units: 1})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Run) int { return int(b.Units) - int(a.Units) })
+	return out
+}
+
+// takeOwn are the units that TakeOwn is to remove, and in how many runs.
+func (m *model) takeOwn(units uint64, least uint32, most int) (want map[uint32]bool, runs int) {
+	want = map[uint32]bool{}
+	for _, x := range m.freeBlocks() {
+		if x.Units < least || units == 0 || runs >= most {
+			break
+		}
+		n := x.Units
+		if uint64(n) > units { // its end is enough
+			n = max(uint32(units), least)
+		}
+		taken := uint64(0)
+		for i := range n {
+			u := x.Unit + x.Units - 1 - i
+			if i == 0 || m.units[u].linked != m.units[u+1].linked {
+				if runs == most {
+					break
+				}
+				runs++
+			}
+			want[u] = true
+			taken++
+		}
+		units -= min(units, taken)
+	}
+	return want, runs
+}
+
+// receive mirrors Receive.
+func (m *model) receive(p Place) bool {
+	at := slices.IndexFunc(m.held, func(q Place) bool { return q.Unit == p.Unit && q.Units == p.Units })
+	if at < 0 || m.own(m.held[at]) == 0 || p.Ver > 1023 {
+		m.stats.RefusedPlaces++
+		return false
+	}
+	for i := range p.Units {
+		m.units[p.Unit+i] = modelUnit{free: true, linked: true, next: m.units[p.Unit+i].next}
+	}
+	first := m.units[p.Unit]
+	first.next = p.Ver
+	m.units[p.Unit] = first
+	m.stats.Free += uint64(p.Units)
+	m.held = slices.Delete(m.held, at, at+1)
+	return true
+}
+
+// forget mirrors Forget.
+func (m *model) forget(extent uint32) (free uint64) {
+	for u, x := range m.units {
+		if u/ExtentUnits == extent {
+			if x.free {
+				m.stats.Free--
+				free++
+			}
+			m.stats.Granted--
+			delete(m.units, u)
+		}
+	}
+	for u, p := range m.away {
+		if u/ExtentUnits == extent {
+			m.stats.ForeignFree -= uint64(p.Units)
+			free += uint64(p.Units)
+			delete(m.away, u)
+		}
+	}
+	m.held = slices.DeleteFunc(m.held, func(p Place) bool { return p.Unit/ExtentUnits == extent })
+	return free
 }
 
 // The units the property tests use: around a boundary, and the very last.
@@ -533,6 +702,84 @@ func TestHeapModel(t *testing.T) {
 					fail(m.drained(h.Drain()))
 				}
 			},
+			"takeOwn": func(t *rapid.T) {
+				units := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Just(uint64(math.MaxUint64))).Draw(t, "units")
+				least, most := rapid.Uint32Range(1, 40).Draw(t, "least"), rapid.IntRange(0, 4).Draw(t, "runs")
+				want, n := m.takeOwn(units, least, most)
+				got := h.TakeOwn(units, least, most)
+				for _, r := range got {
+					for u := r.Unit; u != r.Unit+r.Units; u++ {
+						if !want[u] {
+							t.Fatalf("%d units in at most %d runs, none shorter than %d: took %v of %v", units, most, least, got, m.freeBlocks())
+						}
+						delete(want, u)
+					}
+				}
+				if len(want) > 0 || len(got) != n {
+					t.Fatalf("%d units in at most %d runs, none shorter than %d: took %v of %v, not %v", units, most, least, got, m.freeBlocks(), want)
+				}
+				fail(m.tookOwn(got))
+			},
+			"takeForeign": func(t *rapid.T) {
+				places, units := rapid.IntRange(0, 4).Draw(t, "places"), rapid.Uint64Range(0, 40).Draw(t, "units")
+				var sizes, got []uint32
+				for _, p := range m.away {
+					sizes = append(sizes, p.Units)
+				}
+				slices.Sort(sizes)
+				slices.Reverse(sizes)
+				n, sum := 0, uint64(0)
+				for n < min(len(sizes), places) && sum < units {
+					sum += uint64(sizes[n])
+					n++
+				}
+				list := h.TakeForeign(places, units)
+				for _, p := range list {
+					got = append(got, p.Units)
+				}
+				slices.Sort(got)
+				slices.Reverse(got)
+				if !slices.Equal(got, sizes[:n]) {
+					t.Fatalf("%d units in at most %d places: took %v of lengths %v", units, places, list, sizes)
+				}
+				fail(m.tookForeign(list))
+			},
+			// Another session unlinked the record, perhaps after many lives.
+			"receive": func(t *rapid.T) {
+				p := pick(t)
+				p.Ver = rapid.Uint16Range(0, 1023).Draw(t, "ver")
+				if got, want := h.Receive(p), m.receive(p); got != want {
+					t.Fatalf("received %v: %v, want %v", p, got, want)
+				}
+			},
+			"receiveDamaged": func(t *rapid.T) {
+				p := Place{drawUnit(t), rapid.OneOf(rapid.Uint32Range(0, 6), rapid.Uint32()).Draw(t, "units"), rapid.Uint16().Draw(t, "ver")}
+				if len(m.held) > 0 && rapid.Bool().Draw(t, "near") {
+					p = rapid.SampledFrom(m.held).Draw(t, "place")
+					switch rapid.IntRange(0, 3).Draw(t, "damage") {
+					case 0:
+						p.Unit++
+					case 1:
+						p.Units++
+					case 2:
+						p.Units--
+					case 3:
+						p.Ver |= 1 << 10
+					}
+				}
+				if got, want := h.Receive(p), m.receive(p); got != want {
+					t.Fatalf("received %v: %v, want %v", p, got, want)
+				}
+			},
+			"forget": func(t *rapid.T) {
+				if rapid.IntRange(0, 9).Draw(t, "rarely") > 0 {
+					return
+				}
+				extent := rapid.SampledFrom([]uint32{0, 1, 5, math.MaxUint32 / ExtentUnits}).Draw(t, "extent")
+				if got, want := h.Forget(extent), m.forget(extent); got != want {
+					t.Fatalf("forgot %d free units of extent %d, want %d", got, extent, want)
+				}
+			},
 			"": func(t *rapid.T) {
 				m.stats.InUse = m.stats.Granted - m.stats.Free
 				if got := h.Stats(); got != m.stats {
@@ -575,7 +822,11 @@ func TestCoalesce(t *testing.T) {
 		}
 		h.Unuse(p)
 		sum := uint32(0)
-		for i, r := range h.Drain() {
+		runs, foreign := h.Drain()
+		if len(foreign) > 0 {
+			t.Fatalf("foreign %v", foreign)
+		}
+		for i, r := range runs {
 			if r.Unit != 64+sum {
 				t.Fatalf("run %d starts at %d", i, r.Unit)
 			}

@@ -73,15 +73,17 @@ func (l *Limbo) take(before uint64) (Place, bool) {
 	return w.place, true
 }
 
-// Forget removes the places of an extent that is being recalled.
-func (l *Limbo) Forget(extent uint32) {
+// Forget removes the places of an extent that is being recalled, and returns their units.
+func (l *Limbo) Forget(extent uint32) (units uint64) {
 	var keep Limbo
+	units = l.units
 	for ; l.head != l.tail; l.head++ {
 		if w := l.ring[int(l.head)&(len(l.ring)-1)]; w.place.Unit/ExtentUnits != extent {
 			keep.Add(w.place, w.tag)
 		}
 	}
 	*l = keep
+	return units - l.units
 }
 
 // Len returns how many places wait.

@@ -229,54 +229,125 @@ func (t *tiles) drop(off uint32) {
 	clearBit(t.free[:], off)
 }
 
-func (s *space) drain() []Run {
-	var runs []Run
+// takeOwn removes free own blocks, see Heap.TakeOwn.
+func (s *space) takeOwn(units uint64, least, under uint32, most int) []Run {
+	type block struct{ num, off, size uint32 }
+	var blocks []block
 	for num, e := range s.extents {
 		if e == nil || e.tiles == nil {
 			continue
 		}
-		t, base := e.tiles, uint32(num)*ExtentUnits
-		strange, own := false, false // what the block before is; whether any is own
+		t := e.tiles
 		for off := uint32(0); off < ExtentUnits; {
 			end := t.end(off)
-			if t.isFree(off) {
-				for lo := off; lo < end; {
-					hi := sameUntil(t.linked[:], lo, end)
-					runs = append(runs, Run{Unit: base + lo, Units: hi - lo, Fresh: !hasBit(t.linked[:], lo)})
-					lo = hi
-				}
-				s.bins.remove(base + off)
-				clearBit(t.free[:], off)
-				clearBit(t.own[:], off)
-				s.granted -= uint64(end - off)
-				s.free -= uint64(end - off)
-			}
-			own = own || t.isOwn(off)
-			if t.isOwn(off) {
-				strange = false
-			} else {
-				if strange {
-					t.drop(off)
-				}
-				strange = true
+			if t.isFree(off) && end-off >= least && end-off < under {
+				blocks = append(blocks, block{uint32(num), off, end - off})
 			}
 			off = end
 		}
-		if !own {
-			e.tiles = nil
-		}
 	}
-	first := len(runs)
-	for _, f := range s.foreign {
-		for _, p := range f {
-			runs = append(runs, Run{Unit: p.Unit, Units: p.Units, Foreign: true})
+	slices.SortStableFunc(blocks, func(a, b block) int { return cmp.Compare(b.size, a.size) })
+	var runs []Run
+	for _, x := range blocks {
+		if units == 0 || len(runs) >= most {
+			break
+		}
+		t, base := s.extents[x.num].tiles, x.num*ExtentUnits
+		// The end of the last one is enough.
+		lo, hi := x.off, x.off+x.size
+		if uint64(x.size) > units {
+			lo = hi - max(uint32(units), least)
+		}
+		var part []Run
+		for at := lo; at < hi; {
+			next := sameUntil(t.linked[:], at, hi)
+			part = append(part, Run{Unit: base + at, Units: next - at, Fresh: !hasBit(t.linked[:], at)})
+			at = next
+		}
+		if over := len(part) - (most - len(runs)); over > 0 { // the rest of it stays
+			part = part[over:]
+			lo = part[0].Unit - base
+		}
+		runs = append(runs, part...)
+		s.disown(x.num, x.off, lo, hi)
+		units -= min(units, uint64(hi-lo))
+	}
+	slices.SortFunc(runs, func(a, b Run) int { return cmp.Compare(a.Unit, b.Unit) })
+	return runs
+}
+
+// disown makes [lo, hi), the end of the free own block at off, what is not own.
+func (s *space) disown(num, off, lo, hi uint32) {
+	e := s.extents[num]
+	t, base := e.tiles, num*ExtentUnits
+	s.bins.remove(base + off)
+	if lo > off {
+		t.starts.add(lo)
+		s.bins.insert(base+off, lo-off)
+	}
+	clearBit(t.own[:], lo)
+	clearBit(t.free[:], lo)
+	s.granted -= uint64(hi - lo)
+	s.free -= uint64(hi - lo)
+	if hi < ExtentUnits && !t.isOwn(hi) {
+		t.drop(hi)
+	}
+	if lo > 0 && !t.isOwn(t.starts.prev(lo-1)) {
+		t.drop(lo)
+	}
+	if !t.isOwn(0) && t.end(0) == ExtentUnits {
+		e.tiles = nil
+	}
+}
+
+// takeForeign removes free foreign places, see Heap.TakeForeign.
+func (s *space) takeForeign(places int, units uint64) []Place {
+	var out []Place
+	sizes := make([]uint32, 0, len(s.foreign))
+	for size := range s.foreign {
+		sizes = append(sizes, size)
+	}
+	slices.SortFunc(sizes, func(a, b uint32) int { return cmp.Compare(b, a) })
+	for _, size := range sizes {
+		f := s.foreign[size]
+		n := 0 // those that have been free for longest
+		for n < len(f) && len(out) < places && units > 0 {
+			p := f[n]
+			n++
 			num, off := split(p.Unit)
-			s.extents[num].markAway(off, off+p.Units, false)
+			s.extents[num].markAway(off, off+size, false)
+			s.foreignFree -= uint64(size)
+			units -= min(units, uint64(size))
+			out = append(out, p)
+		}
+		if n == len(f) {
+			delete(s.foreign, size)
+		} else {
+			s.foreign[size] = slices.Delete(f, 0, n)
 		}
 	}
-	clear(s.foreign)
-	s.foreignFree = 0
-	return slices.Concat(runs[:first], merge(runs[first:]))
+	slices.SortFunc(out, func(a, b Place) int { return cmp.Compare(a.Unit, b.Unit) })
+	return out
+}
+
+// receive takes in a place that comes home, see Heap.Receive.
+func (s *space) receive(p Place) bool {
+	num, off := split(p.Unit)
+	end := off + p.Units
+	if p.Units-1 >= MaxUnits || end > ExtentUnits || p.Ver > verMask || int(num) >= len(s.extents) ||
+		s.extents[num] == nil || s.extents[num].tiles == nil {
+		s.refused++
+		return false
+	}
+	t := s.extents[num].tiles
+	if b := t.starts.prev(off); b != off || !t.isOwn(b) || t.isFree(b) || t.end(b) != end {
+		s.refused++
+		return false
+	}
+	setRange(t.linked[:], off, end)
+	t.setVer(off, p.Ver)
+	s.release(t, num, off, end)
+	return true
 }
 
 func (s *space) forget(num uint32) {
@@ -303,21 +374,6 @@ func (s *space) forget(num uint32) {
 		}
 	}
 	s.extents[num] = nil
-}
-
-// merge sorts foreign runs and joins neighbours, in place.
-func merge(runs []Run) []Run {
-	slices.SortFunc(runs, func(a, b Run) int { return cmp.Compare(a.Unit, b.Unit) })
-	n := 0
-	for _, r := range runs {
-		if n > 0 && runs[n-1].Unit+runs[n-1].Units == r.Unit && r.Unit%ExtentUnits != 0 {
-			runs[n-1].Units += r.Units
-			continue
-		}
-		runs[n] = r
-		n++
-	}
-	return runs[:n]
 }
 
 // eachPage calls f with the pages that [lo, hi) touches and the range in each.

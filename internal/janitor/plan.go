@@ -10,7 +10,9 @@
 package janitor
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -53,13 +55,16 @@ func NewPlan(v *session.View, job *dirpb.Job) (*Plan, error) {
 	if pg == nil {
 		return nil, fmt.Errorf("job %d: no placement group %d", job.GetId(), job.GetPgId())
 	}
-	base := index.Work{PG: job.GetPgId(), Extent: job.GetExtent(), Shard: job.GetShardId()}
+	base := index.Work{PG: job.GetPgId(), Extents: job.GetExtents(), Count: job.GetInPlace() || job.GetCount(),
+		Window: index.UnitRun{Unit: job.GetWindowUnit(), Units: job.GetWindowUnits()}, WindowMost: job.GetWindowMost(), Shard: job.GetShardId()}
 	switch job.GetKind() {
 	case dirpb.JobKind_JOB_RECOVER, dirpb.JobKind_JOB_JOIN, dirpb.JobKind_JOB_SCRUB:
 		base.Frozen = job.GetKind() == dirpb.JobKind_JOB_RECOVER
 		kind := index.Sync
 		if job.GetKind() == dirpb.JobKind_JOB_SCRUB {
-			kind = index.Scrub
+			if kind = index.Scrub; job.GetCount() {
+				return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
+			}
 		}
 		return overArrays(kind, base, arraysOf(v, pg), 1, layout.ClusterSize), nil
 	case dirpb.JobKind_JOB_RECALL:
@@ -151,6 +156,13 @@ func Add(r *dirpb.JobReport, w *index.Work) {
 		}
 		r.LinkedUnits[x] += n
 	}
+	for _, k := range w.Kept {
+		for i := range r.Kept { // of one extent, unsorted until Finish
+			if r.Kept[i].Extent == k.Unit/layout.ExtentUnits {
+				r.Kept[i].SkipTake = append(r.Kept[i].SkipTake, k.Unit%layout.ExtentUnits, k.Units)
+			}
+		}
+	}
 	for _, f := range w.Findings {
 		if len(r.Findings) < maxFindings {
 			r.Findings = append(r.Findings, f)
@@ -159,3 +171,46 @@ func Add(r *dirpb.JobReport, w *index.Work) {
 }
 
 const maxFindings = 32
+
+// Begin is the report of a job before its first operation.
+func Begin(job *dirpb.Job) *dirpb.JobReport {
+	r := &dirpb.JobReport{}
+	if job.GetInPlace() {
+		for _, x := range job.GetExtents() {
+			r.Kept = append(r.Kept, &dirpb.UnitRuns{Extent: x})
+		}
+	}
+	return r
+}
+
+// Finish completes the report of a job whose operations are all done.
+func Finish(r *dirpb.JobReport) {
+	for _, k := range r.Kept {
+		k.SkipTake = runsOf(k.SkipTake)
+	}
+}
+
+// runsOf turns pairs of offset and units, in any order, into runs that ascend, as in
+// dirpb.UnitRuns: units to skip, units of the run. Runs that meet become one.
+func runsOf(pairs []uint32) (out []uint32) {
+	type run struct{ from, to uint32 }
+	runs := make([]run, 0, len(pairs)/2)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		runs = append(runs, run{pairs[i], min(pairs[i]+pairs[i+1], layout.ExtentUnits)})
+	}
+	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.from, b.from) })
+	at := uint32(0)
+	for _, r := range runs {
+		switch n := len(out); {
+		case r.to <= at:
+		case n > 0 && r.from <= at:
+			out[n-1] += r.to - at
+			at = r.to
+		default:
+			from := max(r.from, at)
+			out = append(out, from-at, r.to-from)
+			at = r.to
+		}
+	}
+	return out
+}

@@ -170,7 +170,7 @@ var ErrGone = errors.New("the job is somebody else's by now")
 func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *dirpb.Job) {
 	log := r.o.Logger.With("job", job.GetId(), "kind", job.GetKind(), "pg", job.GetPgId())
 	began := time.Now()
-	report := &dirpb.JobReport{}
+	report := Begin(job)
 	tell := func(q *dirpb.ReportJobRequest) error {
 		q.SessionId, q.JobId = session, job.GetId()
 		var rep *dirpb.ReportJobReply
@@ -185,6 +185,7 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 	}
 	err := r.run(ctx, c, session, job, report, tell)
 	if err == nil {
+		Finish(report)
 		err = tell(&dirpb.ReportJobRequest{Finished: true, Report: report})
 	}
 	if r.o.Done != nil {
@@ -217,13 +218,16 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 	if err != nil {
 		return err
 	}
-	told := time.Now()
+	told, stay := time.Now(), false
 	const tries = 4
 	for lo, hi := 0, 0; lo < plan.Len; lo = hi {
 		works := make([]*index.Work, 0, r.o.Window)
 		hi = plan.Batch(lo, r.o.Window)
 		for i := lo; i < hi; i++ {
 			w := plan.At(i)
+			if stay {
+				w.Window = index.UnitRun{}
+			}
 			works = append(works, &w)
 		}
 		for try := 1; len(works) > 0; try++ {
@@ -231,10 +235,16 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 				return cmp.Or(err, ErrGone) // the claim went with the session
 			}
 			var again []*index.Work
-			for i, err := range c.Work(ctx, plan.Kind, works) {
+			for i, err := range r.perform(ctx, c, plan.Kind, works) {
 				switch {
 				case err == nil:
 					Add(report, works[i])
+				case works[i].Window.Units > 0 && ctx.Err() == nil:
+					// What lies in the window stays where it is from now on: better some pieces that are free
+					// than an extent that nobody may use.
+					stay = true
+					works[i].Window = index.UnitRun{}
+					again = append(again, works[i])
 				case try == tries || ctx.Err() != nil:
 					return fmt.Errorf("%v at %#x (group %d): %w", plan.Kind, works[i].Off, works[i].Group, err)
 				default:
@@ -252,3 +262,17 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 	}
 	return nil
 }
+
+// perform does some operations. Those that empty a window have little time: whoever waits
+// for it, waits for memory.
+func (r *runner) perform(ctx context.Context, c *client.Client, kind index.Kind, works []*index.Work) []error {
+	if works[0].Window.Units > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, windowTime)
+		defer cancel()
+	}
+	return c.Work(ctx, kind, works)
+}
+
+// windowTime is how long records of a few groups may take to find another place.
+const windowTime = 500 * time.Millisecond

@@ -42,6 +42,9 @@ var (
 	dirNSIndexAll  = dirFamily.desc("namespace_index_bytes", "Index that shards can occupy.", "namespace")
 	dirNSLost      = dirFamily.desc("scrub_lost_records", "Records of which the last scrub of each placement group found no good copy.", "namespace")
 	dirNSRepaired  = dirFamily.desc("scrub_repaired_records", "Copies that the last scrub of each placement group repaired.", "namespace")
+	dirPGHeap      = dirFamily.desc("pg_heap_bytes", "Memory for records in a placement group, each copy counted once.", "namespace", "pg")
+	dirPGMemory    = dirFamily.desc("pg_memory_bytes", "Memory of a placement group by state. Granted memory is live (records), free or foreign (with sessions, of what they or others were granted), limbo, coming (on its way home) or lost; these on the leader only. The rest is waiting (for reclaim epochs) or room (to be granted now). Memory that is recalled is one of the former, too.", "namespace", "pg", "state")
+	dirPGShort     = dirFamily.desc("pg_short", "1 while sessions find too little memory in a placement group, else 0; on the leader only.", "namespace", "pg")
 	dirApplied     = dirFamily.desc("applied_index", "Last entry of raft's log that this directory node has applied.")
 )
 
@@ -169,6 +172,7 @@ func (d directory) Collect(ch chan<- prometheus.Metric) {
 		out.gauge(dirMinEpoch, float64(st.GetMinEpoch()))
 	}
 	d.namespaces(out, st)
+	d.memory(out, st)
 }
 
 func (directory) jobs(out sink, st *dirpb.StatusReply, leads bool) {
@@ -217,6 +221,9 @@ func jobKinds(yield func(dirpb.JobKind) bool) {
 		}
 	}
 }
+
+// number makes a label of an id.
+func number(id uint32) string { return strconv.FormatUint(uint64(id), 10) }
 
 // JobKind is a kind of job as in labels: recover.
 func JobKind(k dirpb.JobKind) string { return lower(k.String(), "JOB_") }

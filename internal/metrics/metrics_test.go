@@ -73,8 +73,9 @@ func TestDirectory(t *testing.T) {
 		},
 		Jobs: []*dirpb.Job{{Kind: dirpb.JobKind_JOB_MOVE}, {Kind: dirpb.JobKind_JOB_MOVE, Trouble: "no room"}},
 		Usage: []*dirpb.PGUsage{
-			{PgId: 1, HeapUnits: 100, GrantedUnits: 50, ReturnedUnits: 10, LeakedUnits: 1, IndexBytesUsed: 64, LastScrub: &dirpb.JobReport{LostRecords: 2, RepairedRecords: 3}},
-			{PgId: 2, HeapUnits: 100}, {PgId: 9, HeapUnits: 1},
+			{PgId: 1, HeapUnits: 100, GrantedUnits: 50, ReturnedUnits: 10, LeakedUnits: 1, IndexBytesUsed: 64, LastScrub: &dirpb.JobReport{LostRecords: 2, RepairedRecords: 3},
+				WaitingUnits: 4, RecalledUnits: 16, LiveUnits: 30, FreeUnits: 8, ForeignUnits: 5, LimboUnits: 3, ComingUnits: 2, LostUnits: 2, Short: true, Estimated: true},
+			{PgId: 2, HeapUnits: 100, Estimated: true}, {PgId: 9, HeapUnits: 1, Estimated: true},
 		},
 		Map: &dirpb.Map{
 			Version: 5,
@@ -109,17 +110,45 @@ func TestDirectory(t *testing.T) {
 		`kvd_directory_namespace_returned_bytes{namespace="a"} 640`, `kvd_directory_namespace_leaked_bytes{namespace="a"} 64`,
 		`kvd_directory_namespace_index_bytes{namespace="a"} 640`, `kvd_directory_namespace_index_used_bytes{namespace="a"} 64`,
 		`kvd_directory_scrub_lost_records{namespace="a"} 2`, `kvd_directory_scrub_repaired_records{namespace="a"} 3`,
+		`kvd_directory_pg_heap_bytes{namespace="a",pg="1"} 6400`, `kvd_directory_pg_short{namespace="a",pg="1"} 1`, `kvd_directory_pg_short{namespace="b",pg="2"} 0`,
+		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="live"} 1920`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="free"} 512`,
+		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="foreign"} 320`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="limbo"} 192`,
+		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="coming"} 128`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="lost"} 128`,
+		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="waiting"} 256`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="recalled"} 1024`,
+		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="room"} 2944`, `kvd_directory_pg_memory_bytes{namespace="b",pg="2",state="lost"} 0`,
 	)
+	if strings.Contains(got, `pg="9"`) {
+		t.Error("a placement group of no namespace is shown")
+	}
 	// One that follows leaves out what only a leader knows.
+	for _, u := range st.Usage {
+		u.LiveUnits, u.FreeUnits, u.ForeignUnits, u.LimboUnits, u.ComingUnits, u.LostUnits, u.Short, u.Estimated = 0, 0, 0, 0, 0, 0, false, false
+	}
 	got = scrape(t, Directory("d2", fakeStatus{st: st}))
-	wantLines(t, got, "kvd_directory_leader 0", "kvd_directory_leader_known 1", `kvd_directory_jobs{kind="move"} 2`)
-	for _, name := range []string{"kvd_directory_reclaim_epoch", "kvd_directory_jobs_in_trouble"} {
+	wantLines(t, got, "kvd_directory_leader 0", "kvd_directory_leader_known 1", `kvd_directory_jobs{kind="move"} 2`,
+		`kvd_directory_pg_heap_bytes{namespace="a",pg="1"} 6400`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="waiting"} 256`,
+		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="recalled"} 1024`)
+	for _, name := range []string{"kvd_directory_reclaim_epoch", "kvd_directory_jobs_in_trouble", "kvd_directory_pg_short",
+		`pg="1",state="live"`, `pg="1",state="free"`, `pg="1",state="foreign"`, `pg="1",state="limbo"`, `pg="1",state="coming"`, `pg="1",state="lost"`} {
 		if strings.Contains(got, name) {
 			t.Errorf("a follower shows %s", name)
 		}
 	}
 	if err := testutil.CollectAndCompare(Directory("d1", fakeStatus{err: errors.New("closed")}), strings.NewReader("")); err == nil || !strings.Contains(err.Error(), "closed") {
 		t.Errorf("no status: %v", err)
+	}
+}
+
+// A namespace's memory is the sum of its placement groups', and unknown if some of it is.
+func TestSums(t *testing.T) {
+	sums := Sums([]*Memory{
+		{Namespace: "a", PG: 1, Heap: 10, Granted: 5, Live: 3, Lost: 1, Known: true},
+		{Namespace: "a", PG: 2, Heap: 20, Granted: 6, Live: 4, Waiting: 2, Known: true, Short: true},
+		{Namespace: "b", PG: 3, Heap: 7, Known: true}, {Namespace: "b", PG: 4, Heap: 8},
+	})
+	if len(sums) != 2 || *sums[0] != (Memory{Namespace: "a", Heap: 30, Granted: 11, Live: 7, Lost: 1, Waiting: 2, Known: true, Short: true}) ||
+		*sums[1] != (Memory{Namespace: "b", Heap: 15}) {
+		t.Errorf("%+v", sums)
 	}
 }
 
@@ -192,7 +221,9 @@ func TestParts(t *testing.T) {
 	got := scrape(t, Client("n", one))
 	wantLines(t, got, `kvd_client_operations_total{namespace="n",op="put"} 5`, `kvd_client_operations_total{namespace="n",op="get"} 0`,
 		`kvd_client_hint_hits_total{namespace="n"} 4`, `kvd_client_connections{namespace="n",provider="tcp"} 1`,
-		`kvd_client_unknown_outcomes_total{namespace="n"} 0`, `kvd_client_memory_bytes{namespace="n",state="live"} 1088`)
+		`kvd_client_unknown_outcomes_total{namespace="n"} 0`, `kvd_client_memory_bytes{namespace="n",state="live"} 1088`,
+		`kvd_client_memory_bytes{namespace="n",state="foreign"} 0`, `kvd_client_memory_handed_back_bytes_total{namespace="n"} 0`,
+		`kvd_client_memory_lost_bytes_total{namespace="n"} 0`, `kvd_client_memory_refused_bytes_total{namespace="n"} 0`)
 	// Two clients in one registry.
 	reg := prometheus.NewPedanticRegistry()
 	for name, c := range map[string]*client.Client{"n": one, "o": two} {
@@ -216,7 +247,13 @@ func TestParts(t *testing.T) {
 		}
 	}
 	got = scrape(t, Directory("d1", s.DirectoryNodes()[0]))
-	wantLines(t, got, `kvd_directory_sessions{namespace="default",state="live"} 2`, `kvd_directory_node_up{node="m1"} 1`, "kvd_directory_leader 1")
+	wantLines(t, got, `kvd_directory_sessions{namespace="default",state="live"} 2`, `kvd_directory_node_up{node="m1"} 1`, "kvd_directory_leader 1",
+		`kvd_directory_pg_short{namespace="default",pg="1"} 0`)
+	for _, state := range []string{"live", "free", "foreign", "limbo", "coming", "lost", "waiting", "recalled", "room"} {
+		if !strings.Contains(got, `kvd_directory_pg_memory_bytes{namespace="default",pg="1",state="`+state+`"}`) {
+			t.Errorf("a leader does not show state %s:\n%s", state, got)
+		}
+	}
 	// A client that is closed can still be scraped.
 	if err := one.Close(); err != nil {
 		t.Error(err)

@@ -7,7 +7,8 @@
 // It holds tests alone and leaves what a simulator can choose to internal/simtest:
 // here are the kernel's sockets, real clocks and real deaths. Start with
 // TestNemesis, which runs when KVD_NEMESIS gives a duration (`make nemesis`), and
-// with harness. The test binary is also the programs that run inside the
+// with harness. TestNemesisMemory asks instead where the memory of killed clients
+// goes (`make nemesis-memory`). The test binary is also the programs that run inside the
 // namespaces (see TestMain). The harness is one goroutine; watcher, probes and
 // checker guard themselves. Values read from the store belong to whoever read
 // them.

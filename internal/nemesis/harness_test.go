@@ -46,6 +46,8 @@ type settings struct {
 	zombies       int
 	noFence       bool
 	only          []string
+	// soak: clients are soakers, and only they are killed; see soak_test.go.
+	soak bool
 }
 
 // harness is a run: the network, the processes on it, and what watches them.
@@ -69,6 +71,7 @@ type harness struct {
 	lost    int    // sessions that clients lost
 	// elections are terms of the directory's leaders.
 	elections int
+	soaked    soakBook
 
 	mu struct {
 		sync.Mutex
@@ -219,6 +222,9 @@ func (h *harness) up() error {
 		defer close(h.checked)
 		h.checker.run(ctx)
 	}()
+	if h.soak {
+		return h.soaking(now())
+	}
 	return h.serving(now())
 }
 
@@ -262,6 +268,9 @@ func (h *harness) launch(name string, ready func()) error {
 	case 'o':
 		env := environ("KVD_NEMESIS_PROGRAM=watch", "KVD_NEMESIS_DIRECTORY="+strings.Join(h.directories(), ","))
 		return p.start(h.net, env, []string{self}, h.status.line)
+	}
+	if h.soak {
+		return h.launchSoaker(p, self)
 	}
 	return h.launchClient(p, self)
 }
@@ -605,6 +614,11 @@ func (h *harness) finish() error {
 	if h.lost < h.zombies/2 && !h.noFence {
 		h.fail(fmt.Sprintf("%d zombies lost %d sessions: their leases did not end", h.zombies, h.lost))
 	}
+	return h.sound()
+}
+
+// sound lets `kvctl check` look at the memory.
+func (h *harness) sound() error {
 	// Sessions of dead clients are fenced, and what they held is found, in the background.
 	var out string
 	tries := 0
@@ -675,7 +689,9 @@ func (h *harness) summary() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed       %d, provider %s, %d replicas, lease %v, %v\n", h.seed, h.provider, h.replicas, h.lease,
 		time.Duration(now()-h.began).Round(time.Second))
-	if h.checker != nil {
+	if h.soak {
+		b.WriteString(h.soaked.summary())
+	} else if h.checker != nil {
 		b.WriteString(h.checker.summary())
 	}
 	b.WriteString("faults    ")

@@ -41,8 +41,15 @@ func TestMain(m *testing.M) {
 		}
 	case "watch":
 		err = watchMain(strings.Split(os.Getenv("KVD_NEMESIS_DIRECTORY"), ","))
+	case "soak", "measure":
+		var cfg soakConfig
+		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil && p == "soak" {
+			err = soakMain(cfg)
+		} else if err == nil {
+			err = measureMain(cfg)
+		}
 	default:
-		err = fmt.Errorf("KVD_NEMESIS_PROGRAM=%q: want load or watch", p)
+		err = fmt.Errorf("KVD_NEMESIS_PROGRAM=%q: want load, watch, soak or measure", p)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -52,13 +59,34 @@ func TestMain(m *testing.M) {
 
 // TestNemesis runs for as long as KVD_NEMESIS says, such as 2m.
 func TestNemesis(t *testing.T) {
-	want := os.Getenv("KVD_NEMESIS")
+	s := flagged(t, "KVD_NEMESIS", "make nemesis")
+	nemesis(t, s, func(h *harness) error {
+		var err error
+		switch {
+		case s.zombies > 0:
+			err = h.undead()
+		case s.kills > 0:
+			err = h.onlyKills()
+		default:
+			err = h.mixed()
+		}
+		if err != nil {
+			return err
+		}
+		return h.finish()
+	})
+}
+
+// flagged are the settings that the flags say, of a run for as long as a variable of the
+// environment says.
+func flagged(t *testing.T, variable, target string) settings {
+	want := os.Getenv(variable)
 	if want == "" {
-		t.Skip("KVD_NEMESIS gives no duration (make nemesis)")
+		t.Skipf("%s gives no duration (%s)", variable, target)
 	}
 	duration, err := time.ParseDuration(want)
 	if err != nil {
-		t.Fatalf("KVD_NEMESIS: %v", err)
+		t.Fatalf("%s: %v", variable, err)
 	}
 	s := settings{duration: duration, seed: *seed, provider: *provider, replicas: *replicas, lease: *lease,
 		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, zombies: *zombies, noFence: *noFence}
@@ -68,6 +96,12 @@ func TestNemesis(t *testing.T) {
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// nemesis brings a store up, lets run break it, and judges.
+func nemesis(t *testing.T, s settings, run func(*harness) error) {
+	var err error
 	if os.Getuid() != 0 {
 		err = errors.New("only root makes network namespaces")
 	} else {
@@ -91,17 +125,7 @@ func TestNemesis(t *testing.T) {
 		h.judge(t)
 	}()
 	if err == nil {
-		switch {
-		case s.zombies > 0:
-			err = h.undead()
-		case s.kills > 0:
-			err = h.onlyKills()
-		default:
-			err = h.mixed()
-		}
-	}
-	if err == nil {
-		err = h.finish()
+		err = run(h)
 	}
 	if err != nil && len(h.mu.failures) == 0 {
 		h.fail(err.Error())

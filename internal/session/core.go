@@ -43,6 +43,9 @@ type Options struct {
 	// SlabTasks is how many tasks' buffers, of 8 KiB each, are registered at a
 	// time. Default 32.
 	SlabTasks int
+	// FullFor is for how long the directory must have said that all memory is in use before
+	// operations fail: what sessions have told it is a little old.
+	FullFor int64
 	// ReadOnly: the session may not CAS or WRITE.
 	ReadOnly bool
 	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
@@ -52,6 +55,9 @@ type Options struct {
 	Hash func(key []byte) uint64
 	// Frequency is needed where there are access words. nil: counts add up.
 	Frequency Frequency
+	// Broken, if not nil, is told of what the directory should not have sent. It must not
+	// block.
+	Broken func(error)
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
 	Nanos  func() int64
 	Millis func() uint64
@@ -86,6 +92,9 @@ type Core struct {
 	lanes []*Lane
 
 	view atomic.Pointer[View]
+	// taking is held while memory is taken in under the view, which must not change then:
+	// lanes that see a recall in the next one forget what they have by then.
+	taking sync.Mutex
 
 	epoch      atomic.Uint64 // E of the last reply processed
 	sendSeq    atomic.Uint64 // renewals sent
@@ -100,10 +109,16 @@ type Core struct {
 		// exhausted is, by placement group, the number of renewals sent when the
 		// directory last had no memory to grant.
 		exhausted map[uint32]uint64
-		noGrowth  map[uint32]uint64 // likewise, by shard
-		fenced    map[uint32]bool
-		replies   []reply
-		minSeen   uint64
+		// full is likewise when it last said that none is on its way either, and vain until when
+		// (Options.Nanos) no operation waits since others waited in vain.
+		full     map[uint32]uint64
+		fullAt   map[uint32]int64 // since when it has said so (Options.Nanos), 0: it has not
+		vain     map[uint32]int64
+		noGrowth map[uint32]uint64 // likewise, by shard
+		supply   map[uint32]Supply // by placement group
+		fenced   map[uint32]bool
+		replies  []reply
+		minSeen  uint64
 	}
 	leaked atomic.Bool // memory was lost track of
 	bufs   bufPool
@@ -134,6 +149,8 @@ func NewCore(o Options) (*Core, error) {
 	c.SetNoteInterval(10_000) // until memory is short
 	c.mu.heaps = make(map[uint32]*pgHeap)
 	c.mu.exhausted = make(map[uint32]uint64)
+	c.mu.full, c.mu.fullAt, c.mu.vain = make(map[uint32]uint64), make(map[uint32]int64), make(map[uint32]int64)
+	c.mu.supply = make(map[uint32]Supply)
 	c.mu.noGrowth = make(map[uint32]uint64)
 	c.mu.fenced = make(map[uint32]bool)
 	if err := c.bufs.open(o.Devices); err != nil {
@@ -175,6 +192,8 @@ func (c *Core) Close() error {
 // InstallView makes v the map in force, unless it is older. Lanes notice when they
 // are pumped.
 func (c *Core) InstallView(v *View) {
+	c.taking.Lock()
+	defer c.taking.Unlock()
 	for {
 		old := c.view.Load()
 		if old != nil && old.Version >= v.Version {
@@ -294,6 +313,8 @@ func (c *Core) heapOf(pg, generation uint32) *heap.Heap {
 // AddRun adds memory granted in a generation of a placement group. What lies in an
 // extent that is being recalled was granted before and is left alone.
 func (c *Core) AddRun(pg, generation, unit, units uint32) error {
+	c.taking.Lock()
+	defer c.taking.Unlock()
 	if v := c.view.Load(); v != nil {
 		if p := v.pg(pg); p != nil && p.IsRecalled(unit) {
 			return nil
@@ -302,8 +323,23 @@ func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 	if err := c.heapOf(pg, generation).AddRun(unit, units); err != nil {
 		return err
 	}
-	c.flowOf(pg, generation).add(int64(units), 0)
+	c.flowOf(pg, generation).add(int64(units), 0, 0)
 	return nil
+}
+
+// Receive takes in a place of the session's own that comes home; see heap.Heap.Receive.
+func (c *Core) Receive(pg, generation uint32, p heap.Place) bool {
+	c.taking.Lock()
+	defer c.taking.Unlock()
+	v := c.view.Load()
+	if v == nil || v.pg(pg) == nil || v.pg(pg).Generation != generation || v.pg(pg).IsRecalled(p.Unit) {
+		return false
+	}
+	if !c.heapOf(pg, generation).Receive(p) {
+		return false
+	}
+	c.flowOf(pg, generation).add(int64(p.Units), 0, 0)
+	return true
 }
 
 // SetNoGrowth says that the directory cannot split a shard just now.
@@ -324,6 +360,90 @@ func (c *Core) SetExhausted(pg uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.exhausted[pg] = c.sendSeq.Load() + 1
+}
+
+// SetFull says besides that none is on its way, or that some is.
+func (c *Core) SetFull(pg uint32, full bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !full {
+		delete(c.mu.full, pg)
+		delete(c.mu.fullAt, pg)
+		return
+	}
+	c.mu.full[pg] = c.sendSeq.Load() + 1
+	if c.mu.fullAt[pg] == 0 {
+		c.mu.fullAt[pg] = max(c.opts.Nanos(), 1)
+	}
+}
+
+func (c *Core) setVain(pg uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.vain[pg] = c.opts.Nanos() + vainFor
+}
+
+// noMemory says that an operation has missed memory of pg since a renewal and a moment,
+// and that there is none, or that what is on its way takes too long; nil: wait.
+func (c *Core) noMemory(pg uint32, starved uint64, missed int64) error {
+	now := c.opts.Nanos()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.mu.full[pg] >= starved && now-c.mu.fullAt[pg] >= c.opts.FullFor:
+		return fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, pg)
+	case c.mu.exhausted[pg] < starved:
+		return nil // nobody has said so
+	case now-missed >= memoryWait:
+		c.mu.vain[pg] = now + vainFor
+		return fmt.Errorf("%w: placement group %d has no memory left, and what was on its way did not come in %v", index.ErrFull, pg, time.Duration(memoryWait))
+	case now < c.mu.vain[pg]:
+		return fmt.Errorf("%w: placement group %d has no memory left; others waited for it in vain", index.ErrFull, pg)
+	}
+	return nil
+}
+
+const (
+	// memoryWait is how long an operation waits for memory that is on its way, if its
+	// deadline is not earlier.
+	memoryWait = int64(8 * time.Second)
+	// vainFor is how long others do not wait after one waited in vain.
+	vainFor = int64(2 * time.Second)
+)
+
+// Supply is what the directory says of the memory of a placement group; units.
+type Supply struct {
+	Known       bool   // it has said something
+	Short       bool   // somebody finds too little
+	Floor       uint64 // the session may keep so much free in any case
+	Share, Give uint64 // see Core.Share and Core.Give
+}
+
+func (c *Core) supplyOf(pg uint32) Supply {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.supply[pg]
+}
+
+// Short reports whether somebody finds too little memory of pg.
+func (c *Core) Short(pg uint32) bool { return c.supplyOf(pg).Short }
+
+// Share is the session's part of pg's memory if all had equally much, units; 0: unknown.
+func (c *Core) Share(pg uint32) uint64 { return c.supplyOf(pg).Share }
+
+// Give is how much own memory of pg the directory asks the session to hand over to those
+// who have nearly none, units.
+func (c *Core) Give(pg uint32) uint64 { return c.supplyOf(pg).Give }
+
+// Idle reports whether memory of a cache is on its way that is at least half of all that
+// pg has: what is live may stay.
+func (c *Core) Idle(pg uint32, coming uint64) bool {
+	v := c.view.Load()
+	if v == nil || v.pg(pg) == nil {
+		return false
+	}
+	p := v.pg(pg)
+	return p.AccessOff != 0 && coming >= uint64(p.HeapHi-p.HeapLo)/2
 }
 
 func (c *Core) exhausted(pg uint32) uint64 {

@@ -14,6 +14,9 @@ type Flow struct {
 	// words), so Core.Settle counts afresh.
 	supply atomic.Int64
 	taken  atomic.Uint64 // units ever taken
+	given  atomic.Uint64 // of these and of others' records, units given back or unlinked
+	// What lanes have, as of the last renewal, units.
+	limbo, cached atomic.Int64
 }
 
 // Supply is about how many units are free or wait in limbo.
@@ -22,9 +25,17 @@ func (f *Flow) Supply() int64 { return f.supply.Load() }
 // Taken is how many units were ever allocated.
 func (f *Flow) Taken() uint64 { return f.taken.Load() }
 
-func (f *Flow) add(supply, taken int64) {
+// Net is how many units the session has linked, less those that it has unlinked.
+func (f *Flow) Net() int64 { return int64(f.taken.Load() - f.given.Load()) }
+
+// Limbo and Cached are what lanes have in limbo and in their stocks, units.
+func (f *Flow) Limbo() uint64  { return uint64(max(f.limbo.Load(), 0)) }
+func (f *Flow) Cached() uint64 { return uint64(max(f.cached.Load(), 0)) }
+
+func (f *Flow) add(supply, taken, given int64) {
 	f.supply.Add(supply)
 	f.taken.Add(uint64(taken))
+	f.given.Add(uint64(given))
 }
 
 // Flow is the account of a placement group, nil before its memory is known.

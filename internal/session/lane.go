@@ -82,6 +82,7 @@ type LaneStats struct {
 	CASLosses   uint64
 	Unknown     uint64
 	Leaked      uint64        // units left to recall
+	MemoryWaits uint64        // operations that had to wait for memory
 	Notes       uint64        // access words written
 	Closed      rdma.Counters // of queue pairs that are gone
 }
@@ -133,7 +134,8 @@ type laneMem struct {
 	ready uint64
 	used  bool
 	flow  *Flow
-	due   struct{ supply, taken int64 } // not in flow yet, units
+	due   struct{ supply, taken, given int64 } // not in flow yet, units
+	shown struct{ limbo, cached int64 }        // in flow
 }
 
 // take and give keep flow's account, not at every step.
@@ -148,14 +150,24 @@ func (m *laneMem) take(units uint32) {
 }
 
 func (m *laneMem) give(units uint32) {
+	m.due.given += int64(units)
 	if m.due.supply += int64(units); m.due.supply >= flowStep {
 		m.settle()
 	}
 }
 
 func (m *laneMem) settle() {
-	m.flow.add(m.due.supply, m.due.taken)
-	m.due.supply, m.due.taken = 0, 0
+	m.flow.add(m.due.supply, m.due.taken, m.due.given)
+	m.due.supply, m.due.taken, m.due.given = 0, 0, 0
+}
+
+// show brings what the lane has in limbo and in stock into the account.
+func (m *laneMem) show() {
+	m.settle()
+	limbo, cached := int64(m.limbo.Units()), int64(m.cache.Units())
+	m.flow.limbo.Add(limbo - m.shown.limbo)
+	m.flow.cached.Add(cached - m.shown.cached)
+	m.shown.limbo, m.shown.cached = limbo, cached
 }
 
 // flowStep is how much a lane takes or gives before the account shows it, units.
@@ -206,6 +218,7 @@ type Task struct {
 	big      []*buffer
 	bufErr   error
 	starved  uint64 // first renewal after memory, or a split, was first missed
+	missed   int64  // when memory was (Options.Nanos)
 	activeAt int
 }
 
@@ -307,7 +320,7 @@ func (l *Lane) Recycle(t *Task) {
 	t.big = t.big[:0]
 	t.Op.Reset()
 	t.gen++
-	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.pg, t.bufErr, t.want, t.starved = taskIdle, nil, nil, nil, 0, nil, nil, 0, 0
+	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.pg, t.bufErr, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, nil, nil, 0, 0, 0
 	l.idle = append(l.idle, t)
 }
 
@@ -496,7 +509,8 @@ func (l *Lane) failWaiting(t *Task) {
 			l.finish(t, fmt.Errorf("%w: no memory of placement group %d was granted", ErrTimeout, pg))
 			return
 		}
-		l.finish(t, index.ErrFull)
+		l.core.setVain(pg)
+		l.finish(t, fmt.Errorf("%w: placement group %d has no memory left, and what was on its way did not come in time", index.ErrFull, pg))
 	case index.Refresh:
 		l.finish(t, fmt.Errorf("%w: no active view of its placement group", ErrTimeout))
 	case index.Grow:
@@ -575,12 +589,14 @@ func (l *Lane) advance(t *Task) {
 			sent, released := l.core.Renewals()
 			pg, _ := t.Op.Wanted()
 			if t.starved == 0 {
-				t.starved = sent + 1
-			} else if l.core.exhausted(pg) >= t.starved && released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
-				// The directory had nothing, and all that was in limbo has
-				// come back: there is no memory.
-				l.finish(t, fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, pg))
-				return
+				t.starved, t.missed = sent+1, l.core.opts.Nanos()
+				l.Stats.MemoryWaits++
+			} else if released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
+				// All that was in limbo has come back.
+				if err := l.core.noMemory(pg, t.starved, t.missed); err != nil {
+					l.finish(t, err)
+					return
+				}
 			}
 			l.postNoWait(t)
 			l.wantMemory(t)
@@ -1269,7 +1285,7 @@ func (l *Lane) release(before uint64) {
 			free = before
 		}
 		m.limbo.Release(free, m.cache.Free)
-		m.settle()
+		m.show()
 	}
 	l.events++
 }
@@ -1292,9 +1308,11 @@ func (l *Lane) GiveBack(all bool) {
 			m.limbo.Release(m.ready, m.cache.Free)
 		default:
 			m.used = false
+			m.show()
 			continue
 		}
 		m.cache.Flush()
+		m.show()
 	}
 }
 
@@ -1331,9 +1349,9 @@ func (l *Lane) refreshView() {
 	for _, pg := range v.PGs {
 		for _, x := range pg.Recalled {
 			if m := l.memOf(&pg.PG); m != nil {
-				m.limbo.Forget(x)
-				m.cache.Forget(x)
-				l.core.heapOf(pg.ID, pg.Generation).Forget(x)
+				dropped := m.limbo.Forget(x) + m.cache.Forget(x) + l.core.heapOf(pg.ID, pg.Generation).Forget(x)
+				m.flow.add(-int64(dropped), 0, 0)
+				m.show()
 			}
 		}
 	}

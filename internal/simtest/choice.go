@@ -31,6 +31,8 @@ const (
 	chRenewServe
 	chRenewReply
 	chDirectory
+	chTakeBack
+	chApplyBack
 	chMistake
 	chChore
 	chAdvance
@@ -50,6 +52,9 @@ const (
 	chDeaf
 	chLeader
 	chClock
+	chLose
+	chLate
+	chLateReply
 )
 
 // choice is something that may happen next; c is a client, or -1.
@@ -73,6 +78,14 @@ func (ch choice) String() string {
 		return fmt.Sprintf("c%d %s %d", ch.c, [...]string{"asks memory of pg", "is granted memory of pg", "asks to split shard"}[ch.kind-chGrant], ch.n)
 	case chDirectory:
 		return "directory: " + ch.w.due[0].Why
+	case chTakeBack:
+		return "directory proposes what came back"
+	case chApplyBack:
+		return "directory has back " + fmt.Sprint(ch.w.backs[0].GetTakeBack().GetRuns())
+	case chLate:
+		return fmt.Sprintf("c%d late renewal %d served", ch.c, ch.w.cls[ch.c].late[ch.n].ask.Renew.GetNumber())
+	case chLateReply:
+		return fmt.Sprintf("c%d late renewal %d answered", ch.c, ch.w.cls[ch.c].late[ch.n].ask.Renew.GetNumber())
 	case chMistake:
 		return "directory " + ch.w.errs[ch.n].Why
 	case chChore:
@@ -96,7 +109,8 @@ func (ch choice) String() string {
 
 var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job", chEvict: "evicts", chBegin: "begins",
 	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served", chRenewReply: "renewal answered",
-	chResume: "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses", chFailBefore: "fails before", chFailAfter: "fails after"}
+	chResume: "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses", chFailBefore: "fails before", chFailAfter: "fails after",
+	chLose: "gives up its renewal"}
 
 func (w *World) describeEvent(ch choice) string {
 	ev := ch.ev
@@ -189,6 +203,14 @@ func (w *World) enabled() []choice {
 		put(choice{kind: chFire, c: w.owners[ev.QP].c.i, lane: w.owners[ev.QP].lane, ev: ev})
 	}
 	for i, c := range w.cls {
+		for k, r := range c.late {
+			if r.served < 2 {
+				put(choice{kind: chLate, c: i, n: uint32(k)})
+			}
+			if r.stage == 2 && r.reply != nil && c.able() {
+				put(choice{kind: chLateReply, c: i, n: uint32(k)})
+			}
+		}
 		if c.life != live {
 			continue
 		}
@@ -221,7 +243,7 @@ func (w *World) enabled() []choice {
 			}
 		}
 		if len(c.grants) > 0 {
-			put(choice{kind: chGranted, c: i, n: c.grants[0].pg})
+			put(choice{kind: chGranted, c: i, n: c.grants[0].ask.Grant.PgId})
 		}
 		for s := uint32(1); len(c.split) > 0 && s < 16; s++ {
 			if at, ok := c.split[s]; ok && at != w.st.MapVersion() {
@@ -247,7 +269,13 @@ func (w *World) enabled() []choice {
 			}
 		case 1:
 			put(choice{kind: chRenewServe, c: i})
+			fallthrough
 		case 2:
+			if w.losses < cfg.Losses && !w.setup {
+				put(choice{kind: chLose, c: i})
+			}
+		}
+		if c.renew.stage == 2 {
 			put(choice{kind: chRenewReply, c: i})
 		}
 		if len(c.run) > 0 {
@@ -268,6 +296,12 @@ func (w *World) enabled() []choice {
 	}
 	if len(w.due) > 0 {
 		put(choice{kind: chDirectory, c: -1})
+	}
+	if w.ld.Pending() {
+		put(choice{kind: chTakeBack, c: -1})
+	}
+	if len(w.backs) > 0 {
+		put(choice{kind: chApplyBack, c: -1})
 	}
 	for i := range w.errs {
 		put(choice{kind: chMistake, c: -1, n: uint32(i)})
@@ -389,7 +423,7 @@ func (w *World) do(ch choice) {
 		w.effects++
 	case chAdvance:
 		w.now++
-		w.ld.Advance(w.st, time.Duration(w.now))
+		w.ld.Run(w.st, w.cfg.Leap)
 		w.touch()
 		w.epochs++
 	case chRenewSend:
@@ -400,6 +434,19 @@ func (w *World) do(ch choice) {
 		c.takeRenewal()
 	case chDirectory:
 		w.act()
+	case chTakeBack:
+		w.takeBack()
+	case chApplyBack:
+		w.applyBack()
+	case chLose:
+		w.losses++
+		c.loseRenewal()
+	case chLate:
+		c.serve(c.late[ch.n])
+	case chLateReply:
+		r := c.late[ch.n]
+		c.late = append(c.late[:ch.n:ch.n], c.late[ch.n+1:]...)
+		c.answered(r)
 	case chMistake:
 		s := w.errs[ch.n]
 		if f := s.Do.GetFinishRecall(); f != nil {

@@ -43,6 +43,7 @@ type cl struct {
 
 	conns    []*conn
 	wantConn []want
+	agenda   *session.Agenda
 	wantMem  map[uint32]uint32 // units, by placement group
 	grants   []grant           // on their way
 	granted  map[uint32]uint32 // units, by placement group
@@ -60,18 +61,11 @@ type cl struct {
 	ranOut bool // its lease, with the present leader
 	life   life
 
-	sum   uint64 // of everything it was told
-	renew struct {
-		stage           int
-		seq             uint64
-		sent            int64
-		report          uint64
-		acked, quiesced uint64
-		epoch, min      uint64
-		limbo           uint64 // what was in it when it was sent
-		lost            bool
-	}
-	dirAcked, dirQuiesced uint64 // what the present leader has of it
+	sum                   uint64     // of everything it was told
+	renew                 renewal    // the latest
+	late                  []*renewal // whose sender has given up: on their way, or answered
+	limbo                 uint64     // what was in it when a renewal was sent last
+	dirAcked, dirQuiesced uint64     // what the present leader has of it
 }
 
 // running is one operation of a client.
@@ -100,8 +94,19 @@ func (r *running) String() string {
 type want struct{ lane, node uint32 }
 
 type grant struct {
-	pg, generation uint32
-	reply          *dirpb.GrantExtentReply
+	ask   session.Ask
+	reply *dirpb.GrantExtentReply
+}
+
+// renewal is a message to the directory and what became of it: sent (1), answered (2), or
+// nothing (0).
+type renewal struct {
+	stage  int
+	served int // times
+	ask    session.Ask
+	sent   int64
+	reply  *dirpb.RenewReply
+	lost   bool // the directory says that the session is
 }
 
 // conn is one queue pair that a client ever had.
@@ -180,6 +185,7 @@ func (w *World) addClient(janitor bool) error {
 		return err
 	}
 	c.lanes = c.core.Lanes()
+	c.agenda = session.NewAgenda(c.core, session.AgendaOptions{Renew: lease / 4, Term: w.term})
 	c.core.SetEpoch(epoch)
 	c.core.EndRenew(c.core.BeginRenew(), epoch, least, w.now+lease)
 	c.dirAcked, c.dirQuiesced = w.st.MapVersion(), w.st.MapVersion()
@@ -197,9 +203,12 @@ func (c *cl) nanos() int64 { return c.w.now + c.drift }
 
 // ---- session.Control -----------------------------------------------------------
 
-func (c *cl) WantMemory(pg, units uint32) { c.wantMem[pg] = max(c.wantMem[pg], units) }
-func (c *cl) WantMap(uint64)              {}
-func (c *cl) WantFenced(uint32)           {}
+func (c *cl) WantMemory(pg, units uint32) {
+	c.wantMem[pg] = max(c.wantMem[pg], units)
+	c.agenda.WantMemory(pg, units)
+}
+func (c *cl) WantMap(uint64)    {}
+func (c *cl) WantFenced(uint32) {}
 
 func (c *cl) WantRoom(_ uint32, home, stash uint64) { c.rooms = append(c.rooms[:0], home, stash) }
 
@@ -306,35 +315,45 @@ func (c *cl) connect(x want) {
 
 // ---- memory ----------------------------------------------------------------------
 
-// askMemory asks the directory for a run.
+// askMemory asks the directory for a run of each placement group that one is missed of.
 func (c *cl) askMemory(pg uint32) {
-	w, units := c.w, c.wantMem[pg]
+	w := c.w
 	delete(c.wantMem, pg)
-	if c.granted[pg]+units > w.cfg.Units && w.cfg.HeapUnits == 0 && c.i < len(w.cfg.Scripts)+w.cfg.Janitors {
-		c.core.SetExhausted(pg) // renewals make it ask again
-		return
-	}
-	v := c.core.View().PGs[pg]
-	if v == nil {
-		return
-	}
-	wantUnits := max(units, w.cfg.Units-min(w.cfg.Units, c.granted[pg]))
-	if c.i >= len(w.cfg.Scripts)+w.cfg.Janitors {
-		wantUnits = units
-	}
-	_, least := w.ld.Epochs()
-	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
-		SessionId: c.id, PgId: pg, WantUnits: wantUnits, PlaceUnits: units, MinEpoch: least}}})
-	if res.Err != nil {
-		return // asked again by and by
-	}
-	g := grant{pg: pg, generation: v.Generation, reply: res.Grant}
-	for _, r := range res.Grant.Runs {
-		c.granted[pg] += r.Units
-	}
-	c.grants = append(c.grants, g)
-	if !w.cfg.changes() {
-		c.takeGrant() // nobody can tell when it arrives
+	for _, ask := range c.agenda.DueGrants() {
+		q := ask.Grant
+		delete(c.wantMem, q.PgId)
+		late := c.i >= len(w.cfg.Scripts) // whoever came to work, or at the end, is granted what it needs
+		reply := &dirpb.GrantExtentReply{Term: w.term}
+		if c.granted[q.PgId]+q.PlaceUnits <= w.cfg.Units || w.cfg.HeapUnits > 0 || late {
+			q.WantUnits = max(q.PlaceUnits, w.cfg.Units-min(w.cfg.Units, c.granted[q.PgId]))
+			if late || w.cfg.Stingy {
+				q.WantUnits = q.PlaceUnits
+			}
+			_, least := w.ld.Epochs()
+			res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
+				SessionId: c.id, PgId: q.PgId, WantUnits: q.WantUnits, PlaceUnits: q.PlaceUnits, MinEpoch: least}}})
+			if res.Err != nil {
+				c.agenda.Answer(ask, session.Reply{Err: res.Err}) // asked again by and by
+				continue
+			}
+			reply = res.Grant
+			reply.Term = w.term
+			if len(reply.Runs) == 0 && w.cfg.Waits {
+				reply.ComingUnits = w.ld.Coming(w.st, 1, q.PgId, q.PlaceUnits, time.Duration(w.now))
+			}
+		}
+		for _, r := range reply.Runs {
+			c.w.note("      => is granted %v", r)
+			c.granted[q.PgId] += r.Units
+		}
+		if len(reply.Runs) == 0 {
+			w.ld.Short(w.st, q.PgId, q.PlaceUnits, time.Duration(w.now))
+			w.touch()
+		}
+		c.grants = append(c.grants, grant{ask, reply})
+		if !w.cfg.changes() {
+			c.takeGrant() // nobody can tell when it arrives
+		}
 	}
 }
 
@@ -342,16 +361,10 @@ func (c *cl) askMemory(pg uint32) {
 func (c *cl) takeGrant() {
 	g := c.grants[0]
 	c.grants = c.grants[1:]
-	if len(g.reply.Runs) == 0 {
-		c.core.SetExhausted(g.pg)
-		return
+	c.agenda.Answer(g.ask, session.Reply{Grant: g.reply})
+	if len(g.reply.Runs) > 0 {
+		c.wakeAll()
 	}
-	for _, r := range g.reply.Runs {
-		if err := c.core.AddRun(g.pg, g.generation, r.Unit, r.Units); err != nil {
-			c.w.fail(fmt.Errorf("I7: client %d is granted %d+%d of pg %d: %w", c.i, r.Unit, r.Units, g.pg, err))
-		}
-	}
-	c.wakeAll()
 }
 
 // askSplit asks the directory to split a shard.
@@ -382,13 +395,21 @@ func (c *cl) reported() uint64 {
 	return e
 }
 
+// oldest is the least reclaim epoch at the start of an operation under way.
+func (c *cl) oldest() (epoch uint64, ok bool) {
+	for _, l := range c.lanes {
+		if o, some := l.Oldest(); some && (!ok || o < epoch) {
+			epoch, ok = o, true
+		}
+	}
+	return epoch, ok
+}
+
 // reportNow is what the client's next renewal says.
 func (c *cl) reportNow() uint64 {
 	e := c.core.Epoch()
-	for _, l := range c.lanes {
-		if o, ok := l.Oldest(); ok && o < e {
-			e = o
-		}
+	if o, ok := c.oldest(); ok && o < e {
+		e = o
 	}
 	return e
 }
@@ -396,15 +417,15 @@ func (c *cl) reportNow() uint64 {
 // newsToTell reports whether a renewal could tell or bring something new.
 func (c *cl) newsToTell() bool {
 	e, least := c.w.epoch, c.w.least
-	if c.w.cfg.Epochs > 0 && (c.limbo() != c.renew.limbo || c.core.Epoch() < e || c.reportNow() > c.reported() || least > c.core.MinEpoch()) {
+	if c.w.cfg.Epochs > 0 && (c.inLimbo() != c.limbo || c.core.Epoch() < e || c.reportNow() > c.reported() || least > c.core.MinEpoch()) {
 		return true
 	}
 	acked, quiesced := c.core.Acked()
 	return acked > c.dirAcked || quiesced > c.dirQuiesced || !c.core.LeaseValid()
 }
 
-// limbo is what waits for a renewal that is yet to be sent.
-func (c *cl) limbo() (n uint64) {
+// inLimbo is what waits for a renewal that is yet to be sent.
+func (c *cl) inLimbo() (n uint64) {
 	for _, l := range c.lanes {
 		n += l.LimboUnits()
 	}
@@ -412,43 +433,82 @@ func (c *cl) limbo() (n uint64) {
 }
 
 func (c *cl) sendRenewal() {
-	r := &c.renew
-	r.report, r.sent = c.reportNow(), c.w.now
-	r.acked, r.quiesced = c.core.Acked()
-	r.seq = c.core.BeginRenew()
-	r.limbo = c.limbo()
-	r.stage = 1
+	c.agenda.Hurry()
+	ask, ok := c.agenda.DueRenewal(c.oldest)
+	if !ok {
+		c.w.fail(errors.New("no renewal is due, but one was hurried"))
+		return
+	}
+	c.renew = renewal{stage: 1, ask: ask, sent: c.w.now}
+	c.limbo = c.inLimbo()
+	c.tellAsk(ask)
 }
 
-func (c *cl) serveRenewal() {
-	r := &c.renew
-	e, least, moved, err := c.w.ld.Renew(c.w.st, time.Duration(c.w.now), lead.Renewal{Session: c.id, Report: r.report, Acked: r.acked, Quiesced: r.quiesced})
-	r.epoch, r.min, r.lost = e, least, err != nil
-	if err == nil {
+// tellAsk folds what a renewal hands back into the client's sum.
+func (c *cl) tellAsk(ask session.Ask) {
+	for _, f := range ask.Renew.HandBacks {
+		c.w.note("      => hands back %v", f)
+		c.tell(uint64(f.PgId)<<32|uint64(f.Unit), uint64(len(f.Places)))
+	}
+	for _, r := range ask.Renew.Returns {
+		c.w.note("      => returns %v", r)
+		c.tell(uint64(r.PgId)<<32|uint64(r.Unit), uint64(r.Units))
+	}
+}
+
+// serve has the directory serve a renewal that it has got.
+func (c *cl) serve(r *renewal) {
+	w, q := c.w, r.ask.Renew
+	a, err := w.ld.Renew(w.st, time.Duration(w.now), lead.Renewal{Session: c.id, Report: q.ReportEpoch, Acked: q.AckedMapVersion,
+		Quiesced: q.QuiescedMapVersion, Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held})
+	if r.lost = err != nil; err == nil {
+		r.reply = &dirpb.RenewReply{Epoch: a.Epoch, MinEpoch: a.Least, MapVersion: w.st.MapVersion(), Term: w.term,
+			Deliveries: a.Deliveries, Supply: a.Supply, LeaseMillis: uint64(lease / int64(time.Millisecond))}
 		c.ranOut = false
-		c.dirAcked, c.dirQuiesced = max(c.dirAcked, r.acked), max(c.dirQuiesced, r.quiesced, r.acked)
-		if moved || c.w.recalls {
-			c.w.touch()
+		c.dirAcked, c.dirQuiesced, _ = w.ld.Acknowledged(c.id)
+		if a.Moved || a.Returned || w.recalls {
+			w.touch()
 		}
 	}
 	r.stage = 2
+	r.served++
 }
 
+func (c *cl) serveRenewal() { c.serve(&c.renew) }
+
 func (c *cl) takeRenewal() {
-	r := &c.renew
-	r.stage = 0
+	r := c.renew
+	c.renew = renewal{}
 	if r.lost {
 		c.sessionLost()
 		return
 	}
-	c.core.EndRenew(r.seq, r.epoch, r.min, r.sent+lease)
-	c.tell(r.epoch, r.min)
+	c.answered(&r)
+}
+
+func (c *cl) answered(r *renewal) {
+	c.agenda.Answer(r.ask, session.Reply{Renew: r.reply, Sent: r.sent})
+	c.tell(r.reply.Epoch, r.reply.MinEpoch)
+	for _, f := range r.reply.Deliveries {
+		c.w.note("      => gets home %v", f)
+		c.tell(uint64(f.PgId)<<32|uint64(f.Unit), uint64(len(f.Places)))
+	}
 	for _, l := range c.lanes {
 		if l.Active() == 0 {
 			l.GiveBack(false)
 		}
 	}
 	c.wakeAll()
+}
+
+// loseRenewal has the client give up waiting for a reply: what it sent is still on its way,
+// or the reply is. It may reach the directory, twice even, and the client, which has sent
+// another one by then, or never.
+func (c *cl) loseRenewal() {
+	r := c.renew
+	c.renew = renewal{}
+	c.late = append(c.late, &r)
+	c.agenda.Answer(r.ask, session.Reply{Err: errors.New("timed out")})
 }
 
 // sessionLost ends what is under way, as the blocking client does. Its queue pairs are
@@ -470,7 +530,7 @@ func (c *cl) quit() {
 		}
 	}
 	c.grants, c.job, c.todo = nil, nil, nil
-	c.renew.stage = 0
+	c.renew = renewal{}
 }
 
 // crash ends the client without a word; what it has posted may still land.
@@ -500,24 +560,16 @@ func (c *cl) close() {
 			q.open = false
 		}
 	}
-	q := &fsmpb.CloseSession{SessionId: c.id, Leaked: c.core.Leaked()}
-	q.Epoch, _ = w.ld.Epochs()
 	for _, l := range c.lanes {
 		l.GiveBack(true)
 	}
-	view := c.core.View()
-	for _, h := range c.core.Heaps() {
-		if pg := view.PGs[h.PG]; pg == nil || pg.Generation != h.Generation {
-			continue
-		}
-		for _, r := range h.Heap.Drain() {
-			q.Runs = append(q.Runs, &dirpb.ReturnedRun{PgId: h.PG, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh, Foreign: r.Foreign})
-		}
-	}
-	if res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: q}}); res.Err != nil {
+	q := c.agenda.Close()
+	epoch, _ := w.ld.Epochs()
+	if res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{
+		SessionId: c.id, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked}}}); res.Err != nil {
 		w.fail(fmt.Errorf("I7: session %d cannot give its memory back: %w", c.id, res.Err))
 	}
-	w.ld.Closed(c.id)
+	w.ld.Closed(w.st, time.Duration(w.now), c.id, q.HandBacks, q.Held)
 	c.life = ended
 }
 
@@ -824,9 +876,9 @@ func (c *cl) claim() {
 		c.giveBack(j, err.Error())
 		return
 	}
-	c.job, c.plan, c.report, c.todo, c.tries = j, p, &dirpb.JobReport{}, c.todo[:0], 0
+	c.job, c.plan, c.report, c.todo, c.tries = j, p, janitor.Begin(j), c.todo[:0], 0
 	for i := p.Len - 1; i >= 0; i-- {
-		if c.w.isRelevant(p.Kind, p.At(i)) {
+		if p.At(i).Count || c.w.isRelevant(p.Kind, p.At(i)) {
 			c.todo = append(c.todo, i)
 		}
 	}
@@ -886,16 +938,17 @@ func (c *cl) work() {
 		return
 	}
 	w := c.w
-	epoch, _ := w.ld.Epochs()
+	epoch, least := w.ld.Epochs()
 	j := c.job
 	c.job = nil
+	janitor.Finish(c.report)
 	w.ld.Progress(j.Id, 1, 1, "", time.Duration(w.now))
 	if j.Kind == dirpb.JobKind_JOB_RECALL {
 		w.scannedExtent(j)
 	}
-	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, Report: c.report, Epoch: epoch}}})
+	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, Report: c.report, Epoch: epoch, MinEpoch: least}}})
 	if res.Err == nil {
-		w.ld.Scrubbed(w.st, j)
+		w.ld.Scrubbed(w.st, j, time.Duration(w.now))
 	}
 }
 

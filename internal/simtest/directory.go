@@ -20,8 +20,13 @@ const epochBlock = 4096
 
 // newLeader begins a leadership: all that is not replicated is forgotten.
 func (w *World) newLeader() {
-	w.ld = lead.New(lead.Options{Lease: time.Duration(lease), LastCopyLeases: 1, EpochBlock: epochBlock}, w.st, time.Duration(w.now))
-	w.due = nil
+	w.term++
+	o := lead.Options{Lease: time.Duration(lease), LastCopyLeases: 1, EpochBlock: epochBlock, Term: w.term}
+	if w.cfg.Reclaims {
+		o.ScrubInterval = 1
+	}
+	w.ld = lead.New(o, w.st, time.Duration(w.now))
+	w.due, w.backs = nil, nil
 	w.touch()
 	for _, c := range w.cls {
 		c.dirAcked, c.dirQuiesced, c.ranOut = 0, 0, false
@@ -154,9 +159,24 @@ func (w *World) act() {
 }
 
 func (w *World) finishRecall(f *fsmpb.FinishRecall) {
-	w.checkRecalled(f.PgId, f.Extent)
 	w.freed++
-	w.apply(&fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: f}})
+	if res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: f}}); res.Err == nil {
+		w.checkRecalled(f.PgId, f.Extent)
+	}
+}
+
+// takeBack proposes what came back; it is logged behind what others propose meanwhile.
+func (w *World) takeBack() {
+	if c := w.ld.TakeBack(w.st, time.Duration(w.now)); c != nil {
+		w.backs = append(w.backs, c)
+	}
+}
+
+// applyBack carries out the first of what takeBack proposed.
+func (w *World) applyBack() {
+	c := w.backs[0]
+	w.backs = w.backs[1:]
+	w.apply(c)
 }
 
 // command is what an operator's wish asks for, nil if it cannot begin now.
@@ -171,7 +191,10 @@ func (w *World) command(a Act) *fsmpb.Command {
 			return nil
 		}
 	case Recall:
-		q.Kind, q.PgId, q.Extent = dirpb.JobKind_JOB_RECALL, a.ID, a.To
+		q.Kind, q.PgId, q.Extents, q.InPlace = dirpb.JobKind_JOB_RECALL, a.ID, []uint32{a.To}, w.cfg.InPlace
+		if w.cfg.Emptied > 0 {
+			q.WindowUnit, q.WindowUnits = uint32(w.heapLo), w.cfg.Emptied
+		}
 	case Scrub:
 		q.Kind, q.PgId, q.Repair, q.Reason = dirpb.JobKind_JOB_SCRUB, a.ID, true, lead.ReasonRepair
 	}
@@ -263,7 +286,7 @@ func (w *World) passTime() {
 			case !c.able():
 				c.ranOut = true
 			case w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE:
-				_, _, _, _ = w.ld.Renew(w.st, time.Duration(w.now), lead.Renewal{Session: c.id, Report: c.reported()})
+				w.ld.Heard(w.st, time.Duration(w.now), c.id)
 			}
 		}
 		for _, n := range w.nodes {
@@ -373,7 +396,7 @@ func (w *World) mayLose(n *node) bool {
 				left++
 			}
 		}
-		if has && left == 0 {
+		if has && left == 0 && !w.cfg.LastCopy {
 			return false
 		}
 	}
@@ -403,7 +426,11 @@ func (w *World) loseCopies() {
 }
 
 // scannedExtent notes that the scan of a recall is done.
-func (w *World) scannedExtent(j *dirpb.Job) { w.scannedAt[place{j.PgId, j.Extent}] = w.step }
+func (w *World) scannedExtent(j *dirpb.Job) {
+	for _, x := range j.Extents {
+		w.scannedAt[place{j.PgId, x}] = w.step
+	}
+}
 
 // homeOf is the group of a region that an index offset lies in, from the region's start.
 func homeOf(off uint64) uint64 {

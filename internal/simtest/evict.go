@@ -179,7 +179,7 @@ func (c *cl) mustEvict() bool {
 		switch r.t.Waiting() {
 		case index.Alloc:
 			pg, _ := r.t.Op.Wanted()
-			waits = waits || c.core.Exhausted(pg) && c.limbo() == 0
+			waits = waits || c.core.Exhausted(pg) && c.inLimbo() == 0
 		case index.Grow:
 			waits = waits || len(c.rooms) > 0
 		}

@@ -384,13 +384,18 @@ func (w *World) lockChanged(ev sim.Event, old layout.Lock) {
 	}
 }
 
-// checkRecalled checks, as an extent becomes free, that nothing names it and nobody is
-// left who may have seen something in it (I4, I7).
+// checkRecalled checks, as an extent becomes free, or what lies between its records, that
+// nothing names that and nobody is left who may have seen something in it (I4, I7).
 func (w *World) checkRecalled(pg, extent uint32) {
-	for _, r := range w.chain(pg) {
-		for _, s := range r.slots {
-			if s.now.Readable() && s.now.Unit()/layout.ExtentUnits == extent {
-				w.fail(fmt.Errorf("I7: extent %d of pg %d is free, but slot %#x of m%d holds %v", extent, pg, s.off, r.node.i, s.now))
+	for _, f := range w.st.Heap(pg).Free {
+		if f.Unit/layout.ExtentUnits != extent {
+			continue
+		}
+		for _, r := range w.chain(pg) {
+			for _, s := range r.slots {
+				if x := s.now; x.Readable() && x.Unit() < f.Unit+f.Units && f.Unit < x.Unit()+x.Units() {
+					w.fail(fmt.Errorf("I7: units [%d,+%d) of extent %d of pg %d are free, but slot %#x of m%d holds %v", f.Unit, f.Units, extent, pg, s.off, r.node.i, x))
+				}
 			}
 		}
 	}
@@ -402,6 +407,17 @@ func (w *World) checkRecalled(pg, extent uint32) {
 			delete(w.unlinked, p)
 		}
 	}
+}
+
+// purged reports whether the extent of a unit was ever recalled: what waited before that
+// for its home is still listed, and goes nowhere.
+func (w *World) purged(pg, unit uint32) bool {
+	for _, m := range w.st.Heap(pg).RecallMarks {
+		if m.Extent == unit/layout.ExtentUnits {
+			return true
+		}
+	}
+	return false
 }
 
 // version checks that no two writes share a version.
@@ -441,6 +457,9 @@ func (w *World) checkUnits() {
 		}
 		for _, f := range w.st.Heap(pg.Id).Free {
 			all = append(all, claim{f.Unit, f.Unit + f.Units, "free with the directory"})
+			if _, any := w.st.HomeOf(pg.Id, f.Unit, f.Units); any {
+				w.fail(fmt.Errorf("I7: units [%d,+%d) of pg %d are free with the directory, and some are a session's own", f.Unit, f.Units, pg.Id))
+			}
 		}
 		for _, c := range w.cls {
 			if c.life != live || w.fenced(c) {
@@ -461,11 +480,24 @@ func (w *World) checkUnits() {
 				if n := h.Heap.Stats().RefusedPlaces; n > 0 {
 					w.fail(fmt.Errorf("I7: client %d was given %d places of pg %d that it had already", c.i, n, pg.Id))
 				}
-				for _, x := range h.Heap.Drain() {
+				own, foreign := h.Heap.Drain()
+				for _, x := range own {
 					all = append(all, claim{x.Unit, x.Unit + x.Units, fmt.Sprintf("free with client %d", c.i)})
+					if home, _ := w.st.HomeOf(pg.Id, x.Unit, x.Units); home != c.id {
+						w.fail(fmt.Errorf("I7: client %d has units [%d,+%d) of pg %d as its own, which the directory says are session %d's", c.i, x.Unit, x.Units, pg.Id, home))
+					}
+				}
+				for _, x := range foreign {
+					all = append(all, claim{x.Unit, x.Unit + x.Units, fmt.Sprintf("free with client %d, which others were granted", c.i)})
 				}
 			}
 		}
+		w.ld.OnTheWay(func(id, unit, units uint32) {
+			// What was on its way when its extent was recalled goes nowhere.
+			if id == pg.Id && w.st.Settled(id, pg.Generation, unit, units, w.st.Heap(id).RecallSeq) && !w.purged(id, unit) {
+				all = append(all, claim{unit, unit + units, "on the way"})
+			}
+		})
 		slices.SortFunc(all, func(a, b claim) int { return int(int64(a.lo) - int64(b.lo)) })
 		for i := 1; i < len(all); i++ {
 			if all[i-1].hi > all[i].lo {

@@ -61,7 +61,7 @@ func kill() (by string, err error) {
 
 func killDirected() (by string, err error) {
 	for _, name := range sorted(scenarios) {
-		if err := Directed(scenarios[name].cfg, scenarios[name].steps); err != nil {
+		if err := Directed(scenarios[name].cfg, scenarios[name].steps); err != nil && !errors.Is(err, errIdle) {
 			return "scenario " + name, err
 		}
 	}

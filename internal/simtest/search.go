@@ -20,6 +20,12 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("%v\nschedule %v\n%s", f.Err, f.Schedule, strings.Join(f.Trace, "\n"))
 }
 
+func (f *Failure) Unwrap() error { return f.Err }
+
+// errIdle is of a schedule written down that does not come to what it is about. With a
+// mistake in the code that says nothing.
+var errIdle = errors.New("the schedule misses its point")
+
 // Replay runs a schedule again, with a trace; reduced if Exhaust made it.
 func Replay(cfg Config, schedule []int, reduced bool) error {
 	w, err := NewWorld(cfg, true)
@@ -199,13 +205,15 @@ func Exhaust(cfg Config, maxStates int) (Result, error) {
 }
 
 // Directed runs a schedule written down step by step. A step names the choice to make
-// by the beginning of its text ("c0 begins", "c1 m0 CAS"), or several:
+// by the beginning of its text ("c0 begins", "c1 m0 CAS"), or by that and its end ("c0 late *
+// answered"), or several:
 //
 //	c0*            all that client 0's queue pairs, wake-ups, grants and its job allow
 //	c0* -m1        the same but for verbs at m1
 //	c0>publish     as c0*, until an operation of it is in that step
 //	c0|m1 CAS|2    as c0*, until the second verb that would be "m1 CAS…" could take effect
 //	c0 renews      a renewal is sent, served and answered
+//	c0 hands back  it renews until a renewal hands memory back, which is sent and not served
 //	c1 is done     nothing: client 1 has nothing under way
 //	freed          nothing: an extent has been recalled and is free again
 //	directory*     all that is due with the directory and the memory nodes
@@ -242,7 +250,7 @@ func (w *World) direct(s string) {
 	switch {
 	case s == "freed":
 		if w.freed == 0 {
-			w.fail(errors.New("no extent was recalled"))
+			w.fail(fmt.Errorf("%w: no extent was recalled", errIdle))
 		}
 	case s == "directory*":
 		w.repeat(func(ch choice) bool { return ch.kind == chDirectory || ch.kind == chChore })
@@ -288,6 +296,8 @@ func (w *World) direct(s string) {
 				w.fail(fmt.Errorf("client %d waits: %s", c.i, c.underWay()))
 			}
 		}
+	case strings.HasSuffix(s, " hands back"):
+		w.handsBack(strings.TrimSuffix(s, "hands back"))
 	case strings.HasSuffix(s, " renews"):
 		for _, what := range []string{"sends renewal", "renewal served", "renewal answered"} {
 			w.one(strings.TrimSuffix(s, "renews") + what)
@@ -295,6 +305,21 @@ func (w *World) direct(s string) {
 	default:
 		w.one(s)
 	}
+}
+
+func (w *World) handsBack(who string) {
+	for range 8 {
+		w.one(who + "sends renewal")
+		for _, c := range w.cls {
+			q := c.renew.ask.Renew
+			if c.renew.stage == 1 && fmt.Sprintf("c%d ", c.i) == who && len(q.HandBacks)+len(q.Returns) > 0 {
+				return
+			}
+		}
+		w.one(who + "renewal served")
+		w.one(who + "renewal answered")
+	}
+	w.fail(fmt.Errorf("%w: %shands nothing back", errIdle, who))
 }
 
 // repeat makes the first choice that is allowed, again and again; but whoever waits looks
@@ -317,7 +342,11 @@ func (w *World) one(text string) {
 	if w.err != nil {
 		return
 	}
-	if i := slices.IndexFunc(w.enabled(), func(ch choice) bool { return strings.HasPrefix(ch.String(), text) }); i >= 0 {
+	from, to, _ := strings.Cut(text, " * ")
+	is := func(ch choice) bool {
+		return strings.HasPrefix(ch.String(), from) && strings.HasSuffix(ch.String(), to)
+	}
+	if i := slices.IndexFunc(w.enabled(), is); i >= 0 {
 		w.do(w.choices[i])
 		return
 	}

@@ -62,7 +62,8 @@ var scopes = map[string]Config{
 // heavy scopes are searched by so much less.
 var heavy = map[string]int{"everything": 8, "r3-everything": 8, "r2-migrate": 4, "r3-loss": 4, "deletes": 4,
 	"evict": 4, "r2-evict": 2, "r2-evict-loss": 8, "r3-evict": 4, "r2-evict-split": 16, "r2-evict-recall": 8, "evict-reuse": 4, "evict-lanes": 8,
-	"evict-stash": 4, "expire": 4, "expire-store": 4}
+	"evict-stash": 4, "expire": 4, "expire-store": 4,
+	"home": 2, "home-r2": 4, "home-close": 4, "home-tight": 4, "home-slow": 4, "home-recall": 4, "home-recall-r2": 8, "home-reclaim": 8}
 
 // wide scopes are searched at random.
 var wide = map[string]Config{
@@ -226,6 +227,47 @@ var wide = map[string]Config{
 		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 1), k(Get, 0)},
 		{k(Get, 1), k(Put, 0), k(CAS, 1), k(Get, 0), k(Add, 0)}},
 		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true, WritePieces: 2},
+	// Memory goes home: one client writes what another unlinks, and all of it goes round.
+	"home": {HeapUnits: 6, Units: 6, Stingy: true, Waits: true, Epochs: 16, Losses: 2, Leaders: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Put, 2), k(Put, 0), k(Put, 1)},
+		{k(Del, 0), k(Del, 1), k(Put, 3), k(Del, 2), k(Get, 0), k(Del, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	"home-r2": {Replicas: 2, Lanes: 2, HeapUnits: 8, Units: 8, Stingy: true, Waits: true, Epochs: 14, Losses: 2, Crashes: 1, WritePieces: 2, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Put, 2), k(Put, 0), k(Put, 1)},
+		{k(Del, 0), k(Put, 1), k(Put, 3), k(Del, 2), k(Put, 0)},
+		{k(Get, 0), k(Del, 1), k(Get, 2), k(Put, 2), k(Get, 1)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	// Homes end: in good order, and by a crash.
+	"home-close": {HeapUnits: 8, Units: 8, Stingy: true, Waits: true, Epochs: 12, Leap: 1100, Losses: 2, Leaders: 1, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Close, 0)},
+		{k(Del, 0), k(Put, 2), k(Del, 1), k(Put, 0), k(Close, 0)},
+		{k(Get, 0), k(Put, 1), k(Del, 2), k(Put, 3), k(Put, 2), k(Get, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	// What came back is soon granted again.
+	"home-tight": {HeapUnits: 3, Units: 3, Stingy: true, Waits: true, Epochs: 14, Leap: 1100, Losses: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 0), k(Put, 1), k(Put, 0), k(Put, 0), k(Get, 1)},
+		{k(Del, 0), k(Put, 0), k(Del, 1), k(Put, 1), k(Del, 0), k(Put, 0)}},
+		Setup: []Step{k(Put, 0)}, Warm: true},
+	// As before, with epochs that pass slowly: what comes back must wait for all of them.
+	"home-slow": {HeapUnits: 6, Units: 6, Stingy: true, Waits: true, Epochs: 16, Leap: 2, Losses: 1, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Close, 0)},
+		{k(Get, 0), k(Del, 0), k(Put, 2), k(Del, 1), k(Put, 0), k(Put, 0)},
+		{k(Get, 0), k(Put, 1), k(Get, 1), k(Put, 0), k(CAS, 0), k(Get, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
+	// An extent is recalled while places of it are on their way.
+	"home-recall": {TwoExtents: true, InPlace: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 4, Waits: true, Epochs: 10, Leap: 600, Losses: 2, Leaders: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Put, 0), k(Put, 2), k(Put, 1)},
+		{k(Del, 0), k(Put, 1), k(Del, 1), k(Get, 0), k(Put, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
+	"home-recall-r2": {Replicas: 2, TwoExtents: true, InPlace: true, Emptied: 2, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 6, Waits: true, Epochs: 8, Leap: 1100, Losses: 1, Crashes: 1, Failures: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 2)},
+		{k(Del, 0), k(Put, 1), k(Del, 1), k(Put, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
+	// What a killed client leaves comes back without anybody asking.
+	"home-reclaim": {Reclaims: true, TwoExtents: true, Janitors: 1, Units: 3, Waits: true, Stingy: true, Epochs: 10, Leap: 1100, Losses: 1, Crashes: 1, Leaders: 1, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 2)},
+		{k(Del, 0), k(Put, 1), k(Del, 1), k(Put, 0), k(Put, 3)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
 	"close": {Epochs: 4, Leaders: 2, Units: 3, Scripts: [][]Step{
 		{k(Put, 0), k(Del, 0), k(Close, 0)},
 		{k(Get, 0), k(Put, 0), k(Get, 0)},

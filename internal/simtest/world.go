@@ -160,8 +160,22 @@ type Config struct {
 	Crashes, Pauses, Deadlines, Failures int
 	NodeCrashes, NodePauses              int // memory lost; not heard by the directory for a while
 	Leaders                              int // directory crashes
-	// Epochs is how often E may advance; 0 leaves out renewals that nothing else needs.
+	// LastCopy: a memory node may be lost with the only copy. The schedule sees to it that no
+	// key is lost with it.
+	LastCopy bool
+	// Epochs is how often E may advance; 0 leaves out renewals that nothing else needs. Leap
+	// is by how much, default 1.
 	Epochs int
+	Leap   uint64
+	// Losses is how many renewals' replies do not come in time: the message, or its reply, comes
+	// later, twice, or never.
+	Losses int
+	// Waits: operations wait for memory that is on its way. Stingy: what is granted is as
+	// small as can be, so that others soon lack it. Reclaims: the directory begins counts and
+	// recalls by itself. InPlace: a recall leaves what is linked where it is.
+	Waits, Stingy, Reclaims, InPlace bool
+	// Emptied is how many units at the heap's start such a recall empties after all.
+	Emptied uint32
 	// Clock is how often the clock may move on, by more than any PutEx lives.
 	Clock int
 	// Acts are begun in any order, each once.
@@ -174,7 +188,7 @@ type Config struct {
 
 // changes reports whether the map may change.
 func (c *Config) changes() bool {
-	return len(c.Acts)+c.NodeCrashes+c.NodePauses+c.Children+c.Missing > 0
+	return len(c.Acts)+c.NodeCrashes+c.NodePauses+c.Children+c.Missing > 0 || c.Reclaims
 }
 
 func (c *Config) ensureDefaults() {
@@ -184,6 +198,7 @@ func (c *Config) ensureDefaults() {
 	c.Clusters = max(c.Clusters, 1)
 	c.Lanes = max(c.Lanes, 1)
 	c.Window = max(c.Window, 1)
+	c.Leap = max(c.Leap, 1)
 	if c.MaxSteps == 0 {
 		c.MaxSteps = 3000
 	}
@@ -215,6 +230,8 @@ type World struct {
 	// and not done.
 	st        *fsm.State
 	ld        *lead.Leader
+	term      uint64
+	backs     []*fsmpb.Command // proposed and not applied
 	now       int64
 	due       []lead.Step
 	stale     bool // plan again
@@ -244,7 +261,7 @@ type World struct {
 	capacity                uint64          // bytes that a memory node lends
 	relevant                map[[2]int]bool // cluster and group that a key of the scope may be in
 
-	epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, leaders, clocks int
+	losses, epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, leaders, clocks int
 
 	millis   uint64 // the Unix time of all clients
 	expiring []*expiring
@@ -618,7 +635,7 @@ func (w *World) finish() {
 			w.do(choice{kind: chTick, c: -1})
 		}
 		w.now++
-		w.ld.Advance(w.st, time.Duration(w.now))
+		w.ld.Run(w.st, w.cfg.Leap)
 		w.touch()
 		for _, c := range w.cls {
 			if c.able() {
@@ -751,6 +768,8 @@ func (w *World) Sum() uint64 {
 	mix(e)
 	mix(least)
 	mix(uint64(len(w.due)))
+	mix(uint64(len(w.backs))<<8 | uint64(w.losses)<<32)
+	w.ld.OnTheWay(func(pg, unit, units uint32) { h += xxh3.HashString(fmt.Sprint(pg, unit, units)) })
 	mix(uint64(w.crashes)<<56 | uint64(w.dead)<<48 | uint64(w.fails)<<40 | uint64(w.pauses)<<32 |
 		uint64(w.nodeCrashes)<<24 | uint64(w.nodePauses)<<16 | uint64(w.leaders)<<8 | uint64(w.clocks))
 	for i, b := range w.acts {
@@ -774,7 +793,10 @@ func (w *World) Sum() uint64 {
 	for _, c := range w.cls {
 		mix(c.sum)
 		mix(uint64(c.pos)<<8 | uint64(c.life))
-		mix(uint64(c.renew.stage) | c.renew.report<<4 | c.reported()<<24 | c.renew.min<<44)
+		mix(uint64(c.renew.stage) | c.renew.ask.Renew.GetReportEpoch()<<4 | c.reported()<<24 | c.renew.reply.GetMinEpoch()<<44)
+		for _, r := range c.late {
+			mix(uint64(r.stage)<<8 | uint64(r.served)<<4 | r.ask.Renew.GetNumber()<<16)
+		}
 		mix(c.dirAcked<<32 | c.dirQuiesced)
 		if c.woken == w.effects {
 			mix(1)

@@ -49,15 +49,17 @@ const (
 	MaxNameLen     = 64
 	MaxLabelLen    = 256 // addresses, host ids, client names
 	MaxEndpoints   = 16
-	MaxRuns        = 1 << 16 // runs in one CloseSession
+	MaxRuns        = 1 << 16 // runs in one CloseSession or TakeBack
 	MaxFreeRuns    = 1 << 16 // free runs kept for one placement group
+	MaxHomes       = 1 << 16 // runs of one placement group that sessions own, beyond which none is granted
+	MaxRecalls     = 8       // extents that one job recalls
 	MaxGrantRuns   = 256
-	MaxShards      = 1 << maxShardDepth
+	MaxShardDepth  = 12 // what a session's map takes
+	MaxShards      = 1 << MaxShardDepth
 	MaxReplicas    = 3    // a placement group has one member more while it is replacing one
 	ReuseEpochs    = 1024 // how long returned memory that is not fresh waits
 	maxRegionBytes = 1 << 38
 	minHeapUnits   = 1 << 10
-	maxShardDepth  = 12 // what a session's map takes
 	maxFindings    = 32 // kept of a scrub
 	maxFindingLen  = 200
 )
@@ -181,6 +183,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.drainNode(op.DrainNode)
 	case *fsmpb.Command_RemoveNode:
 		r.Err = s.removeNode(op.RemoveNode)
+	case *fsmpb.Command_TakeBack:
+		r.Err = s.takeBackRuns(op.TakeBack)
 	case *fsmpb.Command_CreatePg:
 		r.PG, r.Err = s.createPG(op.CreatePg)
 	default:
@@ -418,7 +422,15 @@ func (s *State) loadRow(r Row) error {
 		case rowPG:
 			s.pgs[id], err = decode(r.Value, &dirpb.PlacementGroup{})
 		case rowHeap:
-			s.heaps[id], err = decode(r.Value, &fsmpb.Heap{})
+			var h *fsmpb.Heap
+			if h, err = decode(r.Value, &fsmpb.Heap{}); err == nil {
+				// An earlier version knew no homes, without which memory of sessions that live would be
+				// granted again.
+				if n := len(h.ProtoReflect().GetUnknown()); n > 0 {
+					return fmt.Errorf("placement group %d: %d bytes of another version's fields: this version cannot take over that directory", id, n)
+				}
+				s.heaps[id] = h
+			}
 		case rowShard:
 			s.shards[id], err = decode(r.Value, &dirpb.Shard{})
 		case rowJob:
@@ -541,9 +553,16 @@ func (s *State) Usage() []*dirpb.PGUsage {
 	heaps := make([]*dirpb.PGUsage, 0, len(s.heaps))
 	for _, id := range slices.Sorted(maps.Keys(s.heaps)) {
 		h := s.heaps[id]
-		var free uint64
+		var free, waiting, recalled uint64
 		for _, r := range h.Free {
 			free += uint64(r.Units)
+			if r.Returned != 0 {
+				waiting += uint64(r.Units)
+			}
+		}
+		for _, r := range h.Recalls {
+			from, to := extentBounds(h, r.Extent)
+			recalled += to - from
 		}
 		index := h.IndexNext
 		for _, a := range h.IndexFree {
@@ -552,6 +571,7 @@ func (s *State) Usage() []*dirpb.PGUsage {
 		leaked, extents := s.Leaks(id)
 		heaps = append(heaps, &dirpb.PGUsage{
 			PgId: id, HeapUnits: h.End - h.Start, GrantedUnits: h.Watermark - h.Start - free, ReturnedUnits: free,
+			WaitingUnits: waiting, RecalledUnits: recalled,
 			IndexBytesUsed: index, LeakedUnits: leaked, LeakedExtents: uint32(len(extents)),
 			LastScrub: h.LastScrub, LastScrubUnixMillis: h.LastScrubUnixMillis,
 		})

@@ -562,40 +562,100 @@ func TestGrant(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20})
 	h.do(openIn(1, 0))
 	start := uint32(h.pg(1).IndexBytes / 64)
-	want := func(c *fsmpb.Command, waiting uint64, runs ...string) {
+	want := func(c *fsmpb.Command, runs ...string) {
 		t.Helper()
 		g := h.do(c).Grant
-		if got := units(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != waiting {
-			t.Fatalf("%v: granted %v, waiting %d; want %v, %d", c, got, g.WaitingUnits, runs, waiting)
+		if got := units(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != 0 || g.MapVersion != h.s.MapVersion() {
+			t.Fatalf("%v: granted %v, waiting %d, by map %d; want %v", c, got, g.WaitingUnits, g.MapVersion, runs)
 		}
 		for _, r := range g.Runs {
-			if !r.Fresh || r.PgId != 1 {
+			if !r.Fresh || r.PgId != 1 || r.Generation != 1 {
 				t.Fatalf("granted %v", r)
+			}
+			if home, _ := h.s.HomeOf(1, r.Unit, r.Units); home != c.GetGrantExtent().SessionId {
+				t.Fatalf("granted %v, whose home is %d", r, home)
 			}
 		}
 	}
 	run := func(unit, n uint32) string { return fmt.Sprintf("%d+%d", unit, n) }
-	want(grant(1, 1, 100, 50, 0), 0, run(start, 100))
-	want(grant(1, 1, 7, 0, 0), 0, run(start+100, 7))
-	// A place that no longer fits in extent 0 comes from extent 1; more stays inside it.
-	want(grant(1, 1, e, e-1000, 0), 0, run(e, e))
-	want(grant(1, 1, e+1, e+1, 0), 0)
+	reserve := uint32(MoveReserve(h.s.Heap(1).End - h.s.Heap(1).Start))
+	room := 5*e/2 - start - reserve // may be granted
+	want(grant(1, 1, 100, 50, 0), run(start, 100))
+	want(grant(1, 1, 7, 0, 0), run(start+100, 7))
+	room -= 107
+	// A place that no longer fits in extent 0 comes from extent 1; no more than a quarter
+	// of the room, but the place.
+	want(grant(1, 1, e, e-1000, 0), run(e, e-1000))
+	room -= e - 1000
+	want(grant(1, 1, e+1, e+1, 0))
+	// Inside an extent.
+	want(grant(1, 1, 1500, 0, 0), run(2*e-1000, 1000), run(2*e, 500))
+	room -= 1500
+	want(grant(1, 1, 1<<31, 0, 0), run(2*e+500, room/4))
+	room -= room / 4
 	// What was passed over is not lost.
-	want(grant(1, 1, 1<<31, e/2, 0), 0, run(2*e, e/2), run(start+107, e/2)) // one extent at most
-	want(grant(1, 1, 1<<31, 0, 0), 0, run(start+107+e/2, e/2-start-107))
-	want(grant(1, 1, 1, 1, 0), 0)
-
-	ret := func(unit, n uint32, fresh bool) *dirpb.ReturnedRun {
-		return &dirpb.ReturnedRun{PgId: 1, Unit: unit, Units: n, Fresh: fresh}
+	rest := e - start - 107
+	want(grant(1, 1, 1, rest, 0), run(start+107, rest))
+	room -= rest
+	// All goes round but the reserve for moves.
+	sum := uint32(0)
+	for room > 0 {
+		g := h.do(grant(1, 1, 1<<31, 0, 0)).Grant
+		n := uint32(0)
+		for _, r := range g.Runs {
+			n += r.Units
+		}
+		if n != max(room/4, 1) {
+			t.Fatalf("granted %v of %d units", g, room)
+		}
+		room -= n
+		sum += n
 	}
+	if sum == 0 {
+		t.Fatal("the test proves nothing")
+	}
+	u := h.s.Usage()[0]
+	if left := u.HeapUnits - u.GrantedUnits; left != uint64(reserve) || reserve < 1000 {
+		t.Fatalf("%d units are left, want the reserve of %d", left, reserve)
+	}
+	want(grant(1, 1, 1, 1, 0))
+	// The reserve is for those who move records out of an extent of this placement group.
 	h.do(openIn(1, 0))
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 1, Extents: []uint32{1}}))
+	h.do(claim(2, 1))
+	want(grant(1, 1, 1, 1, 0))
+	// A little at a time, or a place.
+	want(grant(2, 1, 1<<31, 10, 0), run(5*e/2-reserve, moveGrant))
+	want(grant(2, 1, 1<<31, moveGrant+100, 0), run(5*e/2-reserve+moveGrant, moveGrant+100))
+	want(grant(2, 1, 20, 10, 0), run(5*e/2-reserve+2*moveGrant+100, 20))
+
+	h.refuse(grant(1, 1, 0, 0, 0), ErrInvalid)
+	h.refuse(grant(1, 7, 1, 1, 0), ErrNotFound)
+	h.refuse(grant(9, 1, 1, 1, 0), ErrNotFound)
+	ro := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
+	h.refuse(grant(ro, 1, 1, 1, 0), ErrRefused, "read-only")
+	h.checkCopies()
+}
+
+// What a closed session returned is granted again: at once what is fresh, after 1,024 epochs
+// the rest.
+func TestReturn(t *testing.T) {
+	const e = layout.ExtentUnits
+	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20})
+	h.do(openIn(1, 0))
+	start := uint32(h.pg(1).IndexBytes / 64)
+	for len(h.do(grant(1, 1, 1<<31, 0, 0)).Grant.Runs) > 0 {
+	}
+	reserve := h.s.Heap(1).End - h.s.Heap(1).Watermark // what is granted to nobody; nothing was passed over
+	ret := func(unit, n uint32, fresh bool) *dirpb.ReturnedRun {
+		return &dirpb.ReturnedRun{PgId: 1, Unit: unit, Units: n, Fresh: fresh, Generation: 1}
+	}
 	for name, bad := range map[string]*dirpb.ReturnedRun{
-		"index":        ret(start-1, 2, true),
-		"empty":        ret(start, 0, true),
-		"beyond":       ret(5*e/2, 1, true),
-		"two extents":  ret(e-1, 2, true),
-		"overflow":     ret(1<<32-1, 1<<32-1, true),
-		"overlap self": ret(start, 1, false),
+		"index":       ret(start-1, 2, true),
+		"empty":       ret(start, 0, true),
+		"beyond":      ret(5*e/2-1, 1, true),
+		"two extents": ret(e-1, 2, true),
+		"overflow":    ret(1<<32-1, 1<<32-1, true),
 	} {
 		if r := h.try(closeS(1, 10, ret(start, 5, true), bad)); !errors.Is(r.Err, ErrInvalid) {
 			t.Errorf("%s: %v", name, r.Err)
@@ -603,44 +663,48 @@ func TestGrant(t *testing.T) {
 	}
 	h.refuse(closeS(1, 10, &dirpb.ReturnedRun{PgId: 5, Unit: start, Units: 1}), ErrNotFound)
 	h.refuse(closeS(1, 10, make([]*dirpb.ReturnedRun, MaxRuns+1)...), ErrInvalid)
+
 	// Two fresh neighbours merge; used ones wait 1,024 epochs beyond E; runs of two
-	// extents stay apart.
-	h.do(closeS(1, 10, ret(start+5, 5, true), ret(start, 5, true), ret(e-3, 3, true), ret(e, 4, true), ret(2*e, 10, false)))
+	// extents stay apart. What comes back twice does so once.
+	h.do(openIn(1, 0))
+	h.do(closeS(1, 10, ret(start+5, 5, true), ret(start, 5, true), ret(e-3, 3, true), ret(e, 4, true), ret(2*e, 10, false), ret(2*e+3, 2, true)))
 	u := h.s.Usage()[0]
-	if u.ReturnedUnits != 27 || u.GrantedUnits != 5*e/2-uint64(start)-27 || u.HeapUnits != 5*e/2-uint64(start) {
+	if u.ReturnedUnits != 27 || u.WaitingUnits != 10 || u.GrantedUnits != 5*e/2-uint64(start)-reserve-27 || u.HeapUnits != 5*e/2-uint64(start) {
 		t.Fatalf("usage %v", u)
 	}
-	h.refuse(closeS(2, 10, ret(start+9, 2, true)), ErrInvalid, "overlaps")
+	want := func(c *fsmpb.Command, waiting uint64, runs ...string) {
+		t.Helper()
+		g := h.do(c).Grant
+		if got := units(g.Runs); !slices.Equal(got, runs) || g.WaitingUnits != waiting {
+			t.Fatalf("%v: granted %v, waiting %d; want %v, %d", c, got, g.WaitingUnits, runs, waiting)
+		}
+	}
+	run := func(unit, n uint32) string { return fmt.Sprintf("%d+%d", unit, n) }
+	end := uint32(5*e/2 - reserve)
+	// A session that may take the reserve, so that what follows is about pieces only.
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1}))
+	h.do(claim(2, 1))
+	want(grant(2, 1, 1, uint32(reserve), 1034), 10, run(end, uint32(reserve)))
+	h.do(endJob(&fsmpb.EndJob{SessionId: 2, JobId: 1, Report: &dirpb.JobReport{}}))
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1}))
+	want(grant(2, 1, 8, 8, 1034), 10) // is a reserve again
+	h.do(claim(2, 2))
 	want(grant(2, 1, 8, 8, 1034), 10, run(start, 8))
-	want(grant(2, 1, 7, 7, 1034), 10)
-	want(grant(2, 1, 100, 0, 1034), 10, run(start+8, 2), run(e-3, 3), run(e, 4))
+	want(grant(2, 1, 7, 7, 1034), 10) // not in one piece
+	want(grant(2, 1, 4, 4, 1034), 10, run(e, 4))
+	want(grant(2, 1, 3, 3, 1034), 10, run(e-3, 3))
+	want(grant(2, 1, 2, 2, 1034), 10, run(start+8, 2))
 	want(grant(2, 1, 100, 0, 1034), 10)
 	want(grant(2, 1, 100, 10, 1035), 0, run(2*e, 10))
-	// A foreign place waits besides for every session that was open when it came
-	// back: one of them may be its grantee (2 here).
-	h.do(openIn(1, 0))
-	foreign := ret(start, 2, false)
-	foreign.Foreign = true
-	h.do(closeS(3, 10, foreign))
-	want(grant(2, 1, 1, 1, 9999), 2)
-	h.do(openIn(1, 0))
-	h.do(closeS(2, 10))
-	want(grant(4, 1, 2, 2, 9999), 0, run(start, 2))
-	h.do(closeS(4, 10, ret(start, 2, true), ret(start+2, 6, true)))
-	h.do(openIn(1, 0))
-
-	h.refuse(grant(5, 1, 0, 0, 0), ErrInvalid)
-	h.refuse(grant(5, 7, 1, 1, 0), ErrNotFound)
-	h.refuse(grant(9, 1, 1, 1, 0), ErrNotFound)
-	ro := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id
-	h.refuse(grant(ro, 1, 1, 1, 0), ErrRefused, "read-only")
+	h.do(closeS(2, 10, ret(start, 8, true)))
 
 	// Memory of an earlier life of the regions is not taken back.
+	h.do(openIn(1, 0))
 	h.do(register("m1", 101))
-	h.refuse(grant(5, 1, 1, 1, 0), ErrUnavailable, "CREATING")
+	h.refuse(grant(3, 1, 1, 1, 0), ErrUnavailable, "CREATING")
 	h.activate()
-	want(grant(5, 1, 4, 4, 0), 0, run(start, 4))
-	h.do(closeS(5, 20, ret(start, 4, true), ret(2*e, 10, true)))
+	want(grant(3, 1, 4, 4, 0), 0, run(start, 4))
+	h.do(closeS(3, 20, ret(start, 4, true), ret(2*e, 10, true)))
 	if u := h.s.Usage()[0]; u.ReturnedUnits != 0 || u.GrantedUnits != 4 {
 		t.Fatalf("usage after a stale return %v", u)
 	}
@@ -818,7 +882,8 @@ func TestProperties(t *testing.T) {
 				c = confirm(n.Id, n.Incarnation, session(), session())
 			case "grant":
 				floor = max(floor, min(epoch, uint64(pick("min", 5000))))
-				c = grant(session(), uint32(1+pick("pg", 3)), rapid.SampledFrom([]uint32{1 << 14, 5000, 300, 1}).Draw(rt, "want"), uint32(pick("place", 1<<12)), floor)
+				c = grant(session(), uint32(1+pick("pg", 3)), rapid.SampledFrom([]uint32{1 << 14, 5000, 300, 1}).Draw(rt, "want"),
+					rapid.SampledFrom([]uint32{1 << 13, 1 << 14, 300, 0}).Draw(rt, "place"), floor)
 			case "thaw":
 				pg := uint32(pick("pg", 6))
 				c = activate(pg, h.pg(pg).GetEpoch())
@@ -868,7 +933,7 @@ func TestProperties(t *testing.T) {
 			case kind == "close":
 				for _, g := range c.GetCloseSession().Runs {
 					returned = append(returned, g)
-					if gives >= h.s.heaps[g.PgId].FirstSession {
+					if g.Generation == h.pg(g.PgId).GetGeneration() {
 						held[g.PgId] = slices.DeleteFunc(held[g.PgId], func(o *dirpb.ReturnedRun) bool { return o == g })
 					}
 				}

@@ -3,8 +3,9 @@ package fsm
 import (
 	"cmp"
 	"fmt"
-	"math"
+	"maps"
 	"slices"
+	"sort"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -22,63 +23,124 @@ func runEnd(r *fsmpb.Run) uint64 { return uint64(r.Unit) + uint64(r.Units) }
 func copyHeap(h *fsmpb.Heap) *fsmpb.Heap {
 	return &fsmpb.Heap{
 		PgId: h.PgId, Start: h.Start, Watermark: h.Watermark, End: h.End, Free: h.Free,
-		FirstSession: h.FirstSession, FrozenVersion: h.FrozenVersion, IndexNext: h.IndexNext, IndexFree: h.IndexFree,
-		Holders: h.Holders, Recalls: h.Recalls, Dirty: h.Dirty,
+		FrozenVersion: h.FrozenVersion, IndexNext: h.IndexNext, IndexFree: h.IndexFree,
+		Homes: h.Homes, Recalls: h.Recalls, RecallSeq: h.RecallSeq, RecallMarks: h.RecallMarks, Dirty: h.Dirty,
 		LastScrub: h.LastScrub, LastScrubUnixMillis: h.LastScrubUnixMillis,
 	}
 }
 
-// takeBack adds the runs that session x hands back to the free runs of their
-// placement groups, all or none. What lies in an extent that is being recalled, or
-// in a placement group that is gone, is nobody's concern any more.
-func (s *State) takeBack(x *fsmpb.Session, runs []*dirpb.ReturnedRun, epoch uint64) error {
+// ---- memory that comes back --------------------------------------------------
+
+// back is a run that comes back: free from now on, for the epoch of its return.
+type back struct {
+	pg, generation, unit, units uint32
+	home                        uint32 // whose own it must be; 0: nobody's
+	fresh                       bool
+	mark                        uint64 // Heap.RecallSeq of when it was accepted
+}
+
+// closedRuns are the runs that a closing session hands back.
+func (s *State) closedRuns(x *fsmpb.Session, runs []*dirpb.ReturnedRun) ([]back, error) {
 	if len(runs) > MaxRuns {
-		return fmt.Errorf("%w: %d returned runs, want at most %d", ErrInvalid, len(runs), MaxRuns)
+		return nil, fmt.Errorf("%w: %d returned runs, want at most %d", ErrInvalid, len(runs), MaxRuns)
 	}
-	byPG := make(map[uint32][]*fsmpb.Run)
+	out := make([]back, 0, len(runs))
 	for _, r := range runs {
 		h := s.heaps[r.PgId]
 		if h == nil && r.PgId != 0 && r.PgId <= s.meta.PgId {
 			continue // removed
 		}
 		if h == nil || s.pgs[r.PgId].NamespaceId != x.NamespaceId {
-			return fmt.Errorf("returned run: placement group %d of the session's namespace: %w", r.PgId, ErrNotFound)
+			return nil, fmt.Errorf("returned run: placement group %d of the session's namespace: %w", r.PgId, ErrNotFound)
 		}
-		if x.Id < h.FirstSession {
-			continue // perhaps of regions that are gone
+		if r.Generation != s.pgs[r.PgId].Generation {
+			continue // of regions that are gone
 		}
-		from, to := uint64(r.Unit), uint64(r.Unit)+uint64(r.Units)
-		if r.Units == 0 || from < h.Start || to > h.Watermark || to > extentEnd(from) {
-			return fmt.Errorf("%w: returned run %d+%d of placement group %d, want a run of granted units inside one extent",
+		if !granted(h, r.Unit, r.Units) {
+			return nil, fmt.Errorf("%w: returned run %d+%d of placement group %d, want a run of granted units inside one extent",
 				ErrInvalid, r.Unit, r.Units, r.PgId)
 		}
-		if recallOf(h, uint32(from/extentUnits)) != nil {
+		out = append(out, back{pg: r.PgId, generation: r.Generation, unit: r.Unit, units: r.Units, home: x.Id, fresh: r.Fresh, mark: h.RecallSeq})
+	}
+	return out, nil
+}
+
+// granted reports whether a run lies below the watermark and inside one extent.
+func granted(h *fsmpb.Heap, unit, units uint32) bool {
+	from, to := uint64(unit), uint64(unit)+uint64(units)
+	return units > 0 && from >= h.Start && to <= h.Watermark && to <= extentEnd(from)
+}
+
+// takeBack adds runs that come back to the free runs of their placement groups, but for
+// those that do not qualify (any more): of memory that is gone or was recalled since
+// they were accepted, that have another home than they say, or that are free already.
+func (s *State) takeBack(runs []back, epoch uint64) {
+	byPG := make(map[uint32][]back)
+	for _, r := range runs {
+		byPG[r.pg] = append(byPG[r.pg], r)
+	}
+	for _, pg := range slices.Sorted(maps.Keys(byPG)) {
+		h, list := s.heaps[pg], byPG[pg]
+		if h == nil {
 			continue
 		}
-		run := &fsmpb.Run{Unit: r.Unit, Units: r.Units}
-		if !r.Fresh {
-			run.Returned = epoch + 1
-		}
-		if r.Foreign {
-			run.Until = s.meta.SessionId + 1
-		}
-		byPG[r.PgId] = append(byPG[r.PgId], run)
-	}
-	var heaps []*fsmpb.Heap
-	for pg, back := range byPG {
-		h := s.heaps[pg]
-		all := append(slices.Clone(h.Free), back...)
-		slices.SortFunc(all, func(a, b *fsmpb.Run) int { return int(int64(a.Unit) - int64(b.Unit)) })
-		for i := 1; i < len(all); i++ {
-			if runEnd(all[i-1]) > uint64(all[i].Unit) {
-				return fmt.Errorf("%w: returned run of placement group %d overlaps free unit %d", ErrInvalid, pg, all[i].Unit)
+		slices.SortFunc(list, func(a, b back) int { return cmp.Compare(a.unit, b.unit) })
+		free := make([]*fsmpb.Run, 0, len(h.Free)+len(list))
+		var given []*fsmpb.Run // own runs that have no home any more
+		at, end := 0, uint64(0)
+		for _, r := range list {
+			for at < len(h.Free) && h.Free[at].Unit <= r.unit {
+				free = append(free, h.Free[at])
+				at++
 			}
+			if n := len(free); n > 0 {
+				end = max(end, runEnd(free[n-1]))
+			}
+			if !s.qualifies(h, r) || end > uint64(r.unit) || at < len(h.Free) && uint64(h.Free[at].Unit) < uint64(r.unit)+uint64(r.units) {
+				continue
+			}
+			run := &fsmpb.Run{Unit: r.unit, Units: r.units}
+			if r.home != 0 {
+				given = append(given, run)
+			}
+			if !r.fresh || r.home == 0 {
+				run = &fsmpb.Run{Unit: r.unit, Units: r.units, Returned: epoch + 1}
+			}
+			free = append(free, run)
 		}
-		heaps = append(heaps, withFree(h, all))
-	}
-	for _, h := range heaps {
+		free = append(free, h.Free[at:]...)
+		h = withFree(h, free)
+		h.Homes = withoutHomes(h.Homes, given)
 		s.putHeap(h)
 	}
+}
+
+func (s *State) qualifies(h *fsmpb.Heap, r back) bool {
+	if s.pgs[r.pg].GetGeneration() != r.generation || !granted(h, r.unit, r.units) {
+		return false
+	}
+	extent := r.unit / extentUnits
+	if recallOf(h, extent) != nil || recalledSince(h, extent, r.mark) {
+		return false
+	}
+	if r.home == 0 {
+		return !anyHome(h, r.unit, r.units)
+	}
+	return homeOf(h, r.unit, r.units) == r.home
+}
+
+func (s *State) takeBackRuns(c *fsmpb.TakeBack) error {
+	if len(c.GetRuns()) > MaxRuns {
+		return fmt.Errorf("%w: %d runs, want at most %d", ErrInvalid, len(c.GetRuns()), MaxRuns)
+	}
+	runs := make([]back, 0, len(c.GetRuns()))
+	for _, r := range c.GetRuns() {
+		if r.SessionId != 0 && s.Life(r.SessionId) != dirpb.SessionLife_SESSION_LIVE {
+			continue // what it owns is lost with it
+		}
+		runs = append(runs, back{r.PgId, r.Generation, r.Unit, r.Units, r.SessionId, r.Fresh, r.Mark})
+	}
+	s.takeBack(runs, c.Epoch)
 	return nil
 }
 
@@ -89,8 +151,8 @@ func withFree(h *fsmpb.Heap, free []*fsmpb.Run) *fsmpb.Heap {
 	var merged []*fsmpb.Run
 	for _, r := range free {
 		if n := len(merged); n > 0 {
-			if l := merged[n-1]; runEnd(l) == uint64(r.Unit) && l.Returned == r.Returned && l.Until == r.Until && r.Unit%extentUnits != 0 {
-				merged[n-1] = &fsmpb.Run{Unit: l.Unit, Units: l.Units + r.Units, Returned: l.Returned, Until: l.Until}
+			if l := merged[n-1]; runEnd(l) == uint64(r.Unit) && l.Returned == r.Returned && r.Unit%extentUnits != 0 {
+				merged[n-1] = &fsmpb.Run{Unit: l.Unit, Units: l.Units + r.Units, Returned: l.Returned}
 				continue
 			}
 		}
@@ -110,10 +172,100 @@ func withFree(h *fsmpb.Heap, free []*fsmpb.Run) *fsmpb.Heap {
 	return h
 }
 
+// ---- homes -------------------------------------------------------------------
+
+// homeAt is the position of the home that holds unit, or of the next one, and whether
+// it holds it.
+func homeAt(h *fsmpb.Heap, unit uint32) (int, bool) {
+	i := sort.Search(len(h.Homes), func(i int) bool { return uint64(h.Homes[i].Unit)+uint64(h.Homes[i].Units) > uint64(unit) })
+	return i, i < len(h.Homes) && h.Homes[i].Unit <= unit
+}
+
+// homeOf is the session that a whole run is the own memory of, 0 if there is none.
+func homeOf(h *fsmpb.Heap, unit, units uint32) uint32 {
+	i, ok := homeAt(h, unit)
+	if !ok || uint64(h.Homes[i].Unit)+uint64(h.Homes[i].Units) < uint64(unit)+uint64(units) {
+		return 0
+	}
+	return h.Homes[i].SessionId
+}
+
+// anyHome reports whether any unit of a run has a home.
+func anyHome(h *fsmpb.Heap, unit, units uint32) bool {
+	i, ok := homeAt(h, unit)
+	return ok || i < len(h.Homes) && uint64(h.Homes[i].Unit) < uint64(unit)+uint64(units)
+}
+
+// HomeOf is the session that a whole run of a placement group was granted to and that
+// lives, or is being fenced, 0 if there is none; any says whether a unit of it has one.
+func (s *State) HomeOf(pg, unit, units uint32) (session uint32, any bool) {
+	h := s.heaps[pg]
+	if h == nil {
+		return 0, false
+	}
+	return homeOf(h, unit, units), anyHome(h, unit, units)
+}
+
+// Settled reports whether a run may still come back: it is granted memory of a generation
+// of its placement group, of no extent that is being recalled or was since mark.
+func (s *State) Settled(pg, generation, unit, units uint32, mark uint64) bool {
+	h := s.heaps[pg]
+	return h != nil && s.pgs[pg].Generation == generation && granted(h, unit, units) &&
+		recallOf(h, unit/extentUnits) == nil && !recalledSince(h, unit/extentUnits, mark)
+}
+
+// withHomes adds runs, which nobody has, to a session's own.
+func withHomes(homes []*fsmpb.Home, runs []*fsmpb.Run, session uint32) []*fsmpb.Home {
+	all := slices.Clone(homes)
+	for _, r := range runs {
+		all = append(all, &fsmpb.Home{Unit: r.Unit, Units: r.Units, SessionId: session})
+	}
+	slices.SortFunc(all, func(a, b *fsmpb.Home) int { return cmp.Compare(a.Unit, b.Unit) })
+	merged := all[:0]
+	for _, x := range all {
+		if n := len(merged); n > 0 {
+			if l := merged[n-1]; l.Unit+l.Units == x.Unit && l.SessionId == x.SessionId && x.Unit%extentUnits != 0 {
+				merged[n-1] = &fsmpb.Home{Unit: l.Unit, Units: l.Units + x.Units, SessionId: l.SessionId}
+				continue
+			}
+		}
+		merged = append(merged, x)
+	}
+	return merged
+}
+
+// withoutHomes takes runs, ascending and disjoint, out of the homes that hold them whole.
+func withoutHomes(homes []*fsmpb.Home, runs []*fsmpb.Run) []*fsmpb.Home {
+	if len(runs) == 0 {
+		return homes
+	}
+	out := make([]*fsmpb.Home, 0, len(homes)+len(runs))
+	for _, x := range homes {
+		from, to := x.Unit, uint64(x.Unit)+uint64(x.Units)
+		for len(runs) > 0 && uint64(runs[0].Unit) < to {
+			r := runs[0]
+			runs = runs[1:]
+			if r.Unit > from {
+				out = append(out, &fsmpb.Home{Unit: from, Units: r.Unit - from, SessionId: x.SessionId})
+			}
+			from = r.Unit + r.Units
+		}
+		switch {
+		case from == x.Unit:
+			out = append(out, x)
+		case uint64(from) < to:
+			out = append(out, &fsmpb.Home{Unit: from, Units: uint32(to - uint64(from)), SessionId: x.SessionId})
+		}
+	}
+	return out
+}
+
+// ---- grants ------------------------------------------------------------------
+
 // granter works out one grant on a private copy of a heap.
 type granter struct {
 	h     *fsmpb.Heap
-	free  []*fsmpb.Run // of h; matured ones have become fresh
+	free  []*fsmpb.Run // of h, in a list of its own; matured ones have become fresh
 	left  uint64       // units still wanted
 	grant []*fsmpb.Run
 }
@@ -122,64 +274,108 @@ type granter struct {
 // place_units, then more up to want_units. Units never granted go first, then
 // returned ones that are fresh or have waited long enough to count as fresh.
 func (s *State) grantExtent(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, error) {
+	h, reply, err := s.planGrant(c)
+	if err != nil || h == nil {
+		return reply, err
+	}
+	s.putHeap(h)
+	return reply, nil
+}
+
+// CanGrant is what a grant would give now; nothing changes.
+func (s *State) CanGrant(c *fsmpb.GrantExtent) (*dirpb.GrantExtentReply, error) {
+	_, reply, err := s.planGrant(c)
+	return reply, err
+}
+
+// planGrant works out a grant and the heap after it; no heap: nothing is granted.
+func (s *State) planGrant(c *fsmpb.GrantExtent) (*fsmpb.Heap, *dirpb.GrantExtentReply, error) {
 	x := s.sessions[c.GetSessionId()]
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
-		return nil, fmt.Errorf("session %d, live: %w", c.GetSessionId(), ErrNotFound)
+		return nil, nil, fmt.Errorf("session %d, live: %w", c.GetSessionId(), ErrNotFound)
 	}
 	if x.ReadOnly {
-		return nil, fmt.Errorf("%w: session %d is read-only", ErrRefused, x.Id)
+		return nil, nil, fmt.Errorf("%w: session %d is read-only", ErrRefused, x.Id)
 	}
 	pg := s.pgs[c.PgId]
 	if pg == nil || pg.NamespaceId != x.NamespaceId {
-		return nil, fmt.Errorf("placement group %d of the session's namespace: %w", c.PgId, ErrNotFound)
+		return nil, nil, fmt.Errorf("placement group %d of the session's namespace: %w", c.PgId, ErrNotFound)
 	}
 	if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
-		return nil, fmt.Errorf("%w: placement group %d is %s", ErrUnavailable, pg.Id, pg.State)
+		return nil, nil, fmt.Errorf("%w: placement group %d is %s", ErrUnavailable, pg.Id, pg.State)
 	}
 	if c.WantUnits == 0 && c.PlaceUnits == 0 {
-		return nil, fmt.Errorf("%w: no units wanted", ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: no units wanted", ErrInvalid)
 	}
 
 	h := s.heaps[pg.Id]
-	reply := &dirpb.GrantExtentReply{}
-	oldest := uint32(math.MaxUint32) // session not yet fenced
-	for id := range s.sessions {
-		oldest = min(oldest, id)
-	}
+	reply := &dirpb.GrantExtentReply{MapVersion: s.meta.MapVersion}
 	free := make([]*fsmpb.Run, 0, len(h.Free))
+	room := h.End - h.Watermark
 	for _, r := range h.Free {
-		switch {
-		case r.Returned == 0:
-		case c.MinEpoch > r.Returned-1+ReuseEpochs && oldest >= r.Until:
+		if r.Returned != 0 && c.MinEpoch > r.Returned-1+ReuseEpochs {
 			r = &fsmpb.Run{Unit: r.Unit, Units: r.Units}
-		default:
+		}
+		if r.Returned != 0 {
 			reply.WaitingUnits += uint64(r.Units)
+		} else {
+			room += uint64(r.Units)
 		}
 		free = append(free, r)
 	}
-	if c.PlaceUnits > extentUnits {
-		return reply, nil // no run can hold it
+	if c.PlaceUnits > extentUnits || len(h.Homes) >= MaxHomes {
+		return nil, reply, nil // no run can hold it; or too many pieces, until some extents are recalled
 	}
-	g := granter{h: withFree(h, free), left: min(uint64(max(c.WantUnits, c.PlaceUnits)), extentUnits)}
+	reserve := uint64(0)
+	moves := s.recalls(x.Id, pg.Id)
+	if !moves {
+		reserve = MoveReserve(h.End - h.Start)
+	}
+	room -= min(room, reserve)
+	want := uint64(max(c.WantUnits, c.PlaceUnits))
+	// What is left goes round: no session takes more than a part of it at a time.
+	if want = max(min(want, room/grantShare), uint64(c.PlaceUnits), 1); moves {
+		want = max(uint64(c.PlaceUnits), min(want, moveGrant)) // it clears room, and takes no more than it needs
+	}
+	g := granter{h: withFree(h, free), left: min(want, extentUnits, room)}
 	g.free = g.h.Free
-	if limit := s.namespaces[x.NamespaceId].LimitBytes / layout.UnitSize; limit != 0 {
+	// Who moves records gives back as much, but only later.
+	if limit := s.namespaces[x.NamespaceId].LimitBytes / layout.UnitSize; limit != 0 && !moves {
 		g.left = min(g.left, limit-min(limit, s.grantedUnits(x.NamespaceId)))
 	}
 	if n := uint64(max(c.PlaceUnits, 1)); g.left < n || !g.place(n) {
-		return reply, nil
+		return nil, reply, nil
 	}
-	for g.left > 0 && len(g.grant) < MaxGrantRuns && (g.bump(1) || g.reuse(1)) {
+	// More, but nothing shorter than was asked for, which would be of no use.
+	for least := uint64(max(c.PlaceUnits, 1)); g.left > 0 && len(g.grant) < MaxGrantRuns && (g.bump(1) || g.reuse(least)); {
 	}
 	h = withFree(g.h, g.free)
 	h.IndexFree = matured(h.IndexFree, c.MinEpoch)
+	h.Homes = withHomes(h.Homes, g.grant, x.Id)
 	for _, r := range g.grant {
-		h.Holders = withHolder(h.Holders, r.Unit/extentUnits, x.Id)
+		reply.Runs = append(reply.Runs, &dirpb.ReturnedRun{PgId: pg.Id, Unit: r.Unit, Units: r.Units, Fresh: true, Generation: pg.Generation})
 	}
-	s.putHeap(h)
-	for _, r := range g.grant {
-		reply.Runs = append(reply.Runs, &dirpb.ReturnedRun{PgId: pg.Id, Unit: r.Unit, Units: r.Units, Fresh: true})
+	return h, reply, nil
+}
+
+// grantShare is the part of what may be granted that one grant takes at most.
+const grantShare = 4
+
+// moveGrant is how many units one who moves records is granted at a time, or one place.
+const moveGrant = 1 << 10
+
+// MoveReserve is how much of a heap of so many units is granted to those alone who move
+// records out of an extent.
+func MoveReserve(units uint64) uint64 { return min(units/64, extentUnits) }
+
+// recalls reports whether a session works on a recall, or another job, of a placement group.
+func (s *State) recalls(session, pg uint32) bool {
+	for _, j := range s.jobs {
+		if j.Job.Owner == session && (j.Job.PgId == pg || j.Job.TargetPgId == pg) {
+			return true
+		}
 	}
-	return reply, nil
+	return false
 }
 
 // place grants a first run of at least n units.
@@ -211,23 +407,27 @@ func (g *granter) bump(n uint64) bool {
 	return true
 }
 
-// reuse grants from the first fresh free run of at least n units.
+// reuse grants from the shortest fresh free run of at least n units: long ones are for
+// places that need them.
 func (g *granter) reuse(n uint64) bool {
+	best := -1
 	for i, r := range g.free {
-		if r.Returned != 0 || uint64(r.Units) < n {
-			continue
+		if r.Returned == 0 && uint64(r.Units) >= n && (best < 0 || r.Units < g.free[best].Units) {
+			best = i
 		}
-		take := min(uint64(r.Units), g.left)
-		g.add(uint64(r.Unit), take)
-		g.free = slices.Clone(g.free)
-		if take == uint64(r.Units) {
-			g.free = slices.Delete(g.free, i, i+1)
-		} else {
-			g.free[i] = &fsmpb.Run{Unit: r.Unit + uint32(take), Units: r.Units - uint32(take)}
-		}
-		return true
 	}
-	return false
+	if best < 0 {
+		return false
+	}
+	r := g.free[best]
+	take := min(uint64(r.Units), g.left)
+	g.add(uint64(r.Unit), take)
+	if take == uint64(r.Units) {
+		g.free = slices.Delete(g.free, best, best+1)
+	} else {
+		g.free[best] = &fsmpb.Run{Unit: r.Unit + uint32(take), Units: r.Units - uint32(take)}
+	}
+	return true
 }
 
 func (g *granter) add(unit, n uint64) {
@@ -255,19 +455,9 @@ func insertRun(free []*fsmpb.Run, r *fsmpb.Run) []*fsmpb.Run {
 	return slices.Insert(slices.Clone(free), i, r)
 }
 
-// withHolder is holders, ascending by extent and session, with one more.
-func withHolder(holders []*fsmpb.Holder, extent, session uint32) []*fsmpb.Holder {
-	x := &fsmpb.Holder{Extent: extent, SessionId: session}
-	i, ok := slices.BinarySearchFunc(holders, x, func(a, b *fsmpb.Holder) int {
-		return cmp.Or(cmp.Compare(a.Extent, b.Extent), cmp.Compare(a.SessionId, b.SessionId))
-	})
-	if ok {
-		return holders
-	}
-	return slices.Insert(slices.Clone(holders), i, x)
-}
-
 // ---- the index -------------------------------------------------------------
+
+const _ = uint(layout.MaxDepth - MaxShardDepth) // a group's header can tell every depth
 
 func arrayBytes(clusters uint32) uint64 { return uint64(clusters) * layout.ClusterSize }
 
@@ -322,6 +512,17 @@ func recallOf(h *fsmpb.Heap, extent uint32) *fsmpb.Recall {
 	return nil
 }
 
+func markAt(h *fsmpb.Heap, extent uint32) (int, bool) {
+	return slices.BinarySearchFunc(h.RecallMarks, extent, func(m *fsmpb.RecallMark, x uint32) int { return cmp.Compare(m.Extent, x) })
+}
+
+// recalledSince reports whether a recall of an extent began after the heap's RecallSeq
+// was mark.
+func recalledSince(h *fsmpb.Heap, extent uint32, mark uint64) bool {
+	i, ok := markAt(h, extent)
+	return ok && h.RecallMarks[i].Seq > mark
+}
+
 // extentBounds are the units of an extent that lie in the heap.
 func extentBounds(h *fsmpb.Heap, extent uint32) (from, to uint64) {
 	from = max(uint64(extent)*extentUnits, h.Start)
@@ -341,11 +542,19 @@ func (s *State) beginRecall(pg, extent uint32) {
 	h.Free = slices.DeleteFunc(slices.Clone(h.Free), func(r *fsmpb.Run) bool { return r.Unit/extentUnits == extent })
 	_, to := extentBounds(h, extent)
 	h.Watermark = max(h.Watermark, to)
+	h.RecallSeq++
+	mark := &fsmpb.RecallMark{Extent: extent, Seq: h.RecallSeq}
+	h.RecallMarks = slices.Clone(h.RecallMarks)
+	if i, ok := markAt(h, extent); ok {
+		h.RecallMarks[i] = mark
+	} else {
+		h.RecallMarks = slices.Insert(h.RecallMarks, i, mark)
+	}
 }
 
 // CanRecall reports whether what an extent holds, by the last scrub, fits into memory that
 // may be granted elsewhere in the placement group; true before the first scrub. Without
-// room a recall would take memory away and never end.
+// room a recall that moves records would take memory away and never end.
 func (s *State) CanRecall(pg, extent uint32) bool {
 	h := s.heaps[pg]
 	if h == nil || h.LastScrub == nil {
@@ -368,19 +577,78 @@ func (s *State) CanRecall(pg, extent uint32) bool {
 	return room >= need
 }
 
-// endScan notes that no slot names the extent any more.
-func (s *State) endScan(pg, extent uint32, epoch uint64) {
-	h := s.editHeap(pg)
+// endScan notes that no slot names the extents any more, or, of a recall in place, what
+// in them is named.
+func (s *State) endScan(j *dirpb.Job, c *fsmpb.EndJob) {
+	h := s.editHeap(j.PgId)
 	h.Recalls = slices.Clone(h.Recalls)
 	for i, r := range h.Recalls {
-		if r.Extent == extent {
-			h.Recalls[i] = &fsmpb.Recall{Extent: extent, Scanned: true, Epoch: epoch}
+		if !slices.Contains(j.Extents, r.Extent) {
+			continue
 		}
+		r = &fsmpb.Recall{Extent: r.Extent, Scanned: true, Epoch: c.Epoch}
+		for _, k := range c.Report.GetKept() {
+			if j.InPlace && k.Extent == r.Extent {
+				r.Kept = k
+			}
+		}
+		h.Recalls[i] = r
 	}
 }
 
-// finishRecall frees an extent as a whole, once no operation is left that began
-// before its scan was done.
+// checkKept checks what a scan in place reports: for each extent, runs that ascend inside
+// it.
+func checkKept(j *dirpb.Job, report *dirpb.JobReport) error {
+	if report == nil {
+		return fmt.Errorf("%w: recall %d in place without a report", ErrInvalid, j.Id)
+	}
+	for _, x := range j.Extents {
+		n := 0
+		for _, k := range report.Kept {
+			if k.Extent != x {
+				continue
+			}
+			n++
+			if sum := total(k.SkipTake); len(k.SkipTake)%2 != 0 || sum > extentUnits {
+				return fmt.Errorf("%w: recall %d in place reports %d numbers and %d units of extent %d, want pairs and at most %d",
+					ErrInvalid, j.Id, len(k.SkipTake), sum, x, extentUnits)
+			}
+		}
+		if n != 1 {
+			return fmt.Errorf("%w: recall %d in place reports extent %d %d times, want once", ErrInvalid, j.Id, x, n)
+		}
+	}
+	return nil
+}
+
+func total(list []uint32) (n uint64) {
+	for _, x := range list {
+		n += uint64(x)
+	}
+	return n
+}
+
+// between are the runs of an extent that lie between those kept.
+func between(h *fsmpb.Heap, extent uint32, kept *dirpb.UnitRuns, returned uint64) (runs []*fsmpb.Run) {
+	from, to := extentBounds(h, extent)
+	add := func(lo, hi uint64) {
+		if lo, hi = max(lo, from), min(hi, to); lo < hi {
+			runs = append(runs, &fsmpb.Run{Unit: uint32(lo), Units: uint32(hi - lo), Returned: returned})
+		}
+	}
+	at := uint64(extent) * extentUnits
+	for i := 0; i+1 < len(kept.GetSkipTake()); i += 2 {
+		skip, take := uint64(kept.SkipTake[i]), uint64(kept.SkipTake[i+1])
+		add(at, at+skip)
+		at += skip + take
+	}
+	add(at, to)
+	return runs
+}
+
+// finishRecall frees an extent, once no operation is left that began before its scan was
+// done: as a whole, or what lies between the records that stay in it. Those have no home
+// from now on.
 func (s *State) finishRecall(c *fsmpb.FinishRecall) error {
 	h := s.heaps[c.GetPgId()]
 	if h == nil {
@@ -398,53 +666,83 @@ func (s *State) finishRecall(c *fsmpb.FinishRecall) error {
 	}
 	pg := s.editPG(c.PgId)
 	pg.Recalled = slices.DeleteFunc(pg.Recalled, func(x uint32) bool { return x == c.Extent })
-	from, to := extentBounds(h, c.Extent)
-	run := &fsmpb.Run{Unit: uint32(from), Units: uint32(to - from), Returned: c.Epoch + 1}
-	h = withFree(h, insertRun(h.Free, run))
+	free := slices.Concat(h.Free, between(h, c.Extent, r.Kept, c.Epoch+1))
+	slices.SortFunc(free, func(a, b *fsmpb.Run) int { return cmp.Compare(a.Unit, b.Unit) })
+	h = withFree(h, free)
 	h.Recalls = slices.DeleteFunc(slices.Clone(h.Recalls), func(r *fsmpb.Recall) bool { return r.Extent == c.Extent })
-	h.Holders = slices.DeleteFunc(slices.Clone(h.Holders), func(x *fsmpb.Holder) bool { return x.Extent == c.Extent })
+	h.Homes = slices.DeleteFunc(slices.Clone(h.Homes), func(x *fsmpb.Home) bool { return x.Unit/extentUnits == c.Extent })
 	h.IndexFree = matured(h.IndexFree, c.MinEpoch)
 	s.putHeap(h)
 	return nil
 }
 
-// Leaks are the extents of a placement group, ascending, that hold leaked memory by its
-// last scrub, and how many units of it: granted, not linked, and with no session
-// left to which anything of the extent was granted. It is an estimate: memory
-// linked since that scrub by sessions that have ended counts as leaked, and so does a
-// place that another session than its grantee unlinked and holds. Recalling an extent
-// that does not leak costs work, no data.
-func (s *State) Leaks(pg uint32) (units uint64, extents []uint32) {
+// Extent is what the directory knows of one extent of a heap, in units.
+type Extent struct {
+	Number  uint32
+	Units   uint64 // in the heap
+	Granted uint64 // ever, and not handed back
+	Linked  uint64 // by the last scrub
+	// Homes is how much of it each session was granted that lives or is being fenced.
+	Homes    map[uint32]uint64
+	Recalled bool
+}
+
+// Extents describes a placement group's extents of which anything was ever granted.
+func (s *State) Extents(pg uint32) []Extent {
 	h := s.heaps[pg]
 	if h == nil {
-		return 0, nil
+		return nil
 	}
-	linked := h.LastScrub.GetLinkedUnits()
-	granted := make([]uint64, len(linked))
-	for i := range linked {
-		from, to := extentBounds(h, uint32(i))
-		granted[i] = max(from, min(to, h.Watermark)) - from
+	first := uint32(h.Start / extentUnits)
+	var out []Extent
+	for x := first; uint64(x)*extentUnits < h.Watermark; x++ {
+		from, to := extentBounds(h, x)
+		e := Extent{Number: x, Units: to - from, Granted: max(from, min(to, h.Watermark)) - from, Recalled: recallOf(h, x) != nil}
+		if l := h.LastScrub.GetLinkedUnits(); int(x) < len(l) {
+			e.Linked = uint64(l[x])
+		}
+		out = append(out, e)
 	}
 	for _, r := range h.Free {
-		if e := r.Unit / extentUnits; int(e) < len(linked) {
-			granted[e] -= min(granted[e], uint64(r.Units))
-		}
+		e := &out[r.Unit/extentUnits-first]
+		e.Granted -= min(e.Granted, uint64(r.Units))
 	}
-	for _, x := range h.Holders {
-		if int(x.Extent) < len(linked) {
-			granted[x.Extent] = 0
+	for _, x := range h.Homes {
+		e := &out[x.Unit/extentUnits-first]
+		if e.Homes == nil {
+			e.Homes = make(map[uint32]uint64)
 		}
+		e.Homes[x.SessionId] += uint64(x.Units)
 	}
-	for _, r := range h.Recalls {
-		if int(r.Extent) < len(linked) {
-			granted[r.Extent] = 0
-		}
+	return out
+}
+
+// Leaks are the extents of a placement group, ascending, that hold leaked memory by its
+// last scrub, and how many units of it: granted, not linked, and without a home. Memory
+// linked since that scrub by sessions that have ended counts as leaked.
+func (s *State) Leaks(pg uint32) (units uint64, extents []uint32) {
+	if s.heaps[pg].GetLastScrub() == nil {
+		return 0, nil
 	}
-	for i, n := range granted {
-		if n > uint64(linked[i]) {
-			units += n - uint64(linked[i])
-			extents = append(extents, uint32(i))
+	for _, e := range s.Extents(pg) {
+		if n := e.Leaked(); n > 0 {
+			units += n
+			extents = append(extents, e.Number)
 		}
 	}
 	return units, extents
+}
+
+// Leaked is how much of the extent is granted, not linked, and without a home; 0 while
+// it is being recalled.
+func (e *Extent) Leaked() uint64 {
+	n := e.Granted
+	for _, held := range e.Homes {
+		n -= min(n, held)
+	}
+	if e.Recalled || n == 0 {
+		return 0
+	}
+	// What is linked may lie where there are homes.
+	return n - min(n, e.Linked)
 }

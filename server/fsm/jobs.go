@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -97,16 +96,31 @@ func (s *State) startJob(c *fsmpb.StartJob) (*dirpb.Job, error) {
 		return nil, err
 	}
 	j := &dirpb.Job{Kind: c.Kind, NamespaceId: pg.NamespaceId, PgId: pg.Id, Reason: c.Reason}
+	if c.Kind == dirpb.JobKind_JOB_SCRUB {
+		j.Count = c.Count
+	}
 	if c.Kind == dirpb.JobKind_JOB_RECALL {
 		h := s.heaps[pg.Id]
-		if lo, hi := h.Start/extentUnits, h.Watermark; uint64(c.Extent) < lo || uint64(c.Extent)*extentUnits >= hi || h.Watermark == h.Start {
-			return nil, fmt.Errorf("%w: nothing of extent %d of placement group %d was ever granted", ErrInvalid, c.Extent, pg.Id)
+		if len(c.Extents) == 0 || len(c.Extents) > MaxRecalls {
+			return nil, fmt.Errorf("%w: recall of %d extents, want 1 to %d", ErrInvalid, len(c.Extents), MaxRecalls)
 		}
-		if recallOf(h, c.Extent) != nil {
-			return nil, fmt.Errorf("recall of extent %d of placement group %d: %w", c.Extent, pg.Id, ErrExists)
+		for i, x := range c.Extents {
+			if lo, hi := h.Start/extentUnits, h.Watermark; uint64(x) < lo || uint64(x)*extentUnits >= hi || h.Watermark == h.Start {
+				return nil, fmt.Errorf("%w: nothing of extent %d of placement group %d was ever granted", ErrInvalid, x, pg.Id)
+			}
+			if recallOf(h, x) != nil || slices.Contains(c.Extents[:i], x) {
+				return nil, fmt.Errorf("recall of extent %d of placement group %d: %w", x, pg.Id, ErrExists)
+			}
 		}
-		s.beginRecall(pg.Id, c.Extent)
-		j.Extent, j.Barrier = c.Extent, s.nextVersion()
+		if c.WindowUnits > 0 && (!c.InPlace || uint64(c.WindowUnit)+uint64(c.WindowUnits) > extentEnd(uint64(c.WindowUnit)) ||
+			!slices.Contains(c.Extents, c.WindowUnit/extentUnits)) {
+			return nil, fmt.Errorf("%w: window %d+%d, want one inside an extent that is recalled in place", ErrInvalid, c.WindowUnit, c.WindowUnits)
+		}
+		for _, x := range c.Extents {
+			s.beginRecall(pg.Id, x)
+		}
+		j.Extents, j.InPlace, j.Barrier = slices.Clone(c.Extents), c.InPlace, s.nextVersion()
+		j.WindowUnit, j.WindowUnits, j.WindowMost = c.WindowUnit, c.WindowUnits, c.WindowMost
 	}
 	s.addJob(j)
 	if c.Kind == dirpb.JobKind_JOB_SCRUB && c.Repair {
@@ -134,7 +148,7 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 		return nil, fmt.Errorf("%w: shard %d is in placement group %d already", ErrInvalid, sh.Id, to)
 	case sh.Move != nil:
 		return nil, fmt.Errorf("%w: shard %d is moving already", ErrRefused, sh.Id)
-	case c.Split && sh.Depth >= min(maxShardDepth, layout.MaxDepth):
+	case c.Split && sh.Depth >= MaxShardDepth:
 		return nil, fmt.Errorf("%w: shard %d has depth %d, the greatest there is", ErrRefused, sh.Id, sh.Depth)
 	}
 	for _, pg := range []*dirpb.PlacementGroup{s.pgs[sh.PgId], target} {
@@ -208,13 +222,18 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 	if j.Kind == dirpb.JobKind_JOB_SCRUB && c.Report == nil {
 		return nil, fmt.Errorf("%w: scrub %d without a report", ErrInvalid, j.Id)
 	}
+	if j.Kind == dirpb.JobKind_JOB_RECALL && j.InPlace {
+		if err := checkKept(j, c.Report); err != nil {
+			return nil, err
+		}
+	}
 	touched := []uint32{j.PgId}
 	if j.TargetPgId != 0 && j.TargetPgId != j.PgId {
 		touched = append(touched, j.TargetPgId)
 	}
 	for _, pg := range touched {
 		h := s.editHeap(pg)
-		h.IndexFree = matured(h.IndexFree, c.Epoch)
+		h.IndexFree = matured(h.IndexFree, c.MinEpoch)
 	}
 	s.dropJob(j.Id)
 	var leaks []uint32
@@ -234,10 +253,14 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		touched = append(touched, sh.Move.GetPgId())
 		sh.Move = nil
 	case dirpb.JobKind_JOB_RECALL:
-		s.endScan(j.PgId, j.Extent, c.Epoch)
+		s.endScan(j, c)
 	case dirpb.JobKind_JOB_SCRUB:
 		h := s.editHeap(j.PgId)
-		h.LastScrub, h.LastScrubUnixMillis, h.Dirty = bounded(c.Report, h.End), c.UnixMillis, false
+		report := bounded(c.Report, h.End)
+		if j.Count && h.LastScrub != nil { // it looked at no record
+			report.RepairedRecords, report.LostRecords, report.Findings = h.LastScrub.RepairedRecords, h.LastScrub.LostRecords, h.LastScrub.Findings
+		}
+		h.LastScrub, h.LastScrubUnixMillis, h.Dirty = report, c.UnixMillis, false
 		if row.Repair {
 			_, leaks = s.Leaks(j.PgId)
 		}
@@ -279,6 +302,7 @@ func (s *State) endMove(j *dirpb.Job) {
 // unit.
 func bounded(r *dirpb.JobReport, end uint64) *dirpb.JobReport {
 	r = proto.CloneOf(r)
+	r.Kept = nil
 	extents := int((end + extentUnits - 1) / extentUnits)
 	r.LinkedUnits = r.LinkedUnits[:min(len(r.LinkedUnits), extents)]
 	r.Findings = r.Findings[:min(len(r.Findings), maxFindings)]

@@ -270,7 +270,11 @@ func TestViewProperties(t *testing.T) {
 			case "split", "migrate":
 				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shard.Id, TargetPgId: pg.Id, Split: kind == "split"})
 			case "recall":
-				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg.Id, Extent: extent})
+				extents := []uint32{extent}
+				if pick("both", 3) == 0 {
+					extents = append(extents, extent^1)
+				}
+				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg.Id, Extents: extents, InPlace: pick("in place", 2) == 0})
 			case "scrub":
 				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: pick("repair", 2) == 0})
 			case "claim":
@@ -283,6 +287,15 @@ func TestViewProperties(t *testing.T) {
 					SessionId: x.Id, JobId: job.Id, GiveBack: kind == "giveback", Epoch: epoch,
 					Report: &dirpb.JobReport{LinkedUnits: []uint32{uint32(pick("linked", 1000)), 3}},
 				})
+				if job.InPlace {
+					for _, x := range job.Extents {
+						k := &dirpb.UnitRuns{Extent: x}
+						for range pick("kept", 4) {
+							k.SkipTake = append(k.SkipTake, uint32(pick("skip", 1<<16)), uint32(1+pick("take", 300)))
+						}
+						c.GetEndJob().Report.Kept = append(c.GetEndJob().Report.Kept, k)
+					}
+				}
 			case "finish":
 				if len(pg.Recalled) > 0 {
 					extent = pg.Recalled[0]
@@ -349,8 +362,12 @@ func TestViewProperties(t *testing.T) {
 					rt.Fatalf("activated %v", pg)
 				}
 			case "recall", "finish": // its sessions forget what they had there
+				extents := []uint32{extent}
+				if kind == "recall" {
+					extents = r.Job.Extents
+				}
 				held = slices.DeleteFunc(held, func(o hold) bool {
-					return o.run.PgId == pg.Id && o.run.Unit/layout.ExtentUnits == extent
+					return o.run.PgId == pg.Id && slices.Contains(extents, o.run.Unit/layout.ExtentUnits)
 				})
 			case "close":
 				held = slices.DeleteFunc(held, func(o hold) bool { return o.session == x.Id })
@@ -364,10 +381,8 @@ func TestViewProperties(t *testing.T) {
 							rt.Fatalf("granted %v while session %d holds %v", g, o.session, o.run)
 						}
 					}
-					if !slices.ContainsFunc(h.s.Heap(pg.Id).Holders, func(o *fsmpb.Holder) bool {
-						return o.SessionId == x.Id && o.Extent == g.Unit/layout.ExtentUnits
-					}) {
-						rt.Fatalf("session %d was granted %v and holds %v", x.Id, g, h.s.Heap(pg.Id).Holders)
+					if home, _ := h.s.HomeOf(pg.Id, g.Unit, g.Units); home != x.Id || g.Generation != pg.Generation {
+						rt.Fatalf("session %d was granted %v, whose home is %d", x.Id, g, home)
 					}
 					held = append(held, hold{pg.Generation, g, x.Id})
 				}

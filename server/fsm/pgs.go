@@ -207,7 +207,7 @@ func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node 
 	old := s.heaps[pg.Id]
 	h := &fsmpb.Heap{
 		PgId: old.PgId, Start: old.Start, Watermark: old.Start, End: old.End,
-		FirstSession: s.meta.SessionId + 1, IndexNext: old.IndexNext,
+		IndexNext: old.IndexNext,
 	}
 	for _, a := range old.IndexFree {
 		h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: a.Offset, Clusters: a.Clusters})

@@ -135,16 +135,16 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return &fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: arg(0), Epoch: epoch, NodeId: arg(1)}}}
 	case "split", "migrate": // shard, target
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: arg(0), TargetPgId: arg(1), Split: f[0] == "split"})
-	case "recall": // pg, extent
-		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: arg(0), Extent: arg(1)})
+	case "recall": // pg, extents
+		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: arg(0), Extents: at[1:], InPlace: has("inplace")})
 	case "scrub": // pg
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: arg(0), Repair: has("repair")})
 	case "claim": // session, job
 		return claim(arg(0), arg(1))
 	case "giveback":
 		return endJob(&fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), GiveBack: true})
-	case "end": // session, job, epoch, linked units by extent
-		e := &fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), Epoch: uint64(arg(2)), UnixMillis: 5}
+	case "end": // session, job, epoch and minimum, linked units by extent
+		e := &fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), Epoch: uint64(arg(2)), MinEpoch: uint64(arg(2)), UnixMillis: 5}
 		if len(at) > 3 {
 			e.Report = &dirpb.JobReport{LinkedUnits: at[3:]}
 		}
@@ -164,7 +164,11 @@ func (s *script) command(f []string) *fsmpb.Command {
 	case "close": // session, epoch, pg, unit, units
 		var runs []*dirpb.ReturnedRun
 		if len(at) > 2 {
-			runs = append(runs, &dirpb.ReturnedRun{PgId: arg(2), Unit: arg(3), Units: arg(4)})
+			generation := s.h.pg(arg(2)).GetGeneration()
+			if arg(5) != 0 {
+				generation = arg(5)
+			}
+			runs = append(runs, &dirpb.ReturnedRun{PgId: arg(2), Unit: arg(3), Units: arg(4), Generation: generation})
 		}
 		c := closeS(arg(0), uint64(arg(1)), runs...)
 		c.GetCloseSession().Leaked = has("leaked")
@@ -173,8 +177,8 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return expire(arg(0))
 	case "confirm": // node, session
 		return confirm(arg(0), node.GetIncarnation(), arg(1))
-	case "grant": // session, pg, units, minimum epoch
-		return grant(arg(0), arg(1), arg(2), 1, uint64(arg(3)))
+	case "grant": // session, pg, units, minimum epoch, of a place
+		return grant(arg(0), arg(1), arg(2), max(arg(4), 1), uint64(arg(3)))
 	}
 	s.h.t.Fatalf("command %q", f)
 	return nil
@@ -244,8 +248,8 @@ func (s *script) changes() string {
 				line += fmt.Sprintf(" scanned at %d", r.Epoch)
 			}
 		}
-		for _, x := range h.Holders {
-			line += fmt.Sprintf(" s%d holds %d", x.SessionId, x.Extent)
+		for _, x := range h.Homes {
+			line += fmt.Sprintf(" s%d has %d+%d", x.SessionId, x.Unit, x.Units)
 		}
 		if h.Dirty {
 			line += " dirty"
@@ -286,7 +290,10 @@ func (s *script) changes() string {
 			line += fmt.Sprint(" shard", j.ShardId)
 		}
 		if j.Kind == dirpb.JobKind_JOB_RECALL {
-			line += fmt.Sprint(" extent ", j.Extent)
+			line += fmt.Sprint(" extents ", j.Extents)
+			if j.InPlace {
+				line += " in place"
+			}
 		}
 		if j.Clusters != 0 {
 			line += fmt.Sprintf(" %d×%d", j.Offset, j.Clusters)
@@ -409,9 +416,15 @@ func checkStructure(s *State) error {
 		if !slices.Equal(recalled, pg.Recalled) || !slices.IsSorted(recalled) {
 			bad("pg %d: recalls %v, recalled %v", pg.Id, recalled, pg.Recalled)
 		}
-		for i, x := range h.Holders {
-			if s.Session(x.SessionId).GetNamespaceId() != pg.NamespaceId || i > 0 && proto.Equal(h.Holders[i-1], x) {
-				bad("pg %d: holder %v", pg.Id, x)
+		checkHomes(s, pg, bad)
+		for i, m := range h.RecallMarks {
+			if m.Seq == 0 || m.Seq > h.RecallSeq || i > 0 && h.RecallMarks[i-1].Extent >= m.Extent {
+				bad("pg %d: marks %v, %d recalls began", pg.Id, h.RecallMarks, h.RecallSeq)
+			}
+		}
+		for _, r := range h.Recalls {
+			if !recalledSince(h, r.Extent, 0) {
+				bad("pg %d: recall of extent %d left no mark: %v", pg.Id, r.Extent, h.RecallMarks)
 			}
 		}
 		count := make(map[dirpb.JobKind]int)
@@ -422,7 +435,7 @@ func checkStructure(s *State) error {
 				voluntary++
 			}
 			if j.Kind == dirpb.JobKind_JOB_RECALL {
-				scanning = slices.DeleteFunc(scanning, func(e uint32) bool { return e == j.Extent })
+				scanning = slices.DeleteFunc(scanning, func(e uint32) bool { return slices.Contains(j.Extents, e) })
 			}
 		}
 		join := 0
@@ -458,7 +471,7 @@ func checkStructure(s *State) error {
 		next := uint32(0)
 		for _, sh := range shards {
 			moving := slices.ContainsFunc(s.Jobs(), func(j *dirpb.Job) bool { return j.ShardId == sh.Id })
-			if sh.Prefix<<(31-sh.Depth) != next || sh.Depth > maxShardDepth || s.PG(sh.PgId).GetNamespaceId() != w.Id || moving != (sh.Move != nil) {
+			if sh.Prefix<<(31-sh.Depth) != next || sh.Depth > MaxShardDepth || s.PG(sh.PgId).GetNamespaceId() != w.Id || moving != (sh.Move != nil) {
 				bad("shard %v at %#x", sh, next)
 			}
 			next += 1 << (31 - sh.Depth)
@@ -468,6 +481,32 @@ func checkStructure(s *State) error {
 		}
 	}
 	return errors.Join(wrong...)
+}
+
+// checkHomes checks that the homes of a placement group's memory ascend, are as long as can
+// be inside their extents, belong to sessions of its namespace, and are not free.
+func checkHomes(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
+	h := s.Heap(pg.Id)
+	end, last := h.Start, uint32(0)
+	free := h.Free
+	for _, x := range h.Homes {
+		from, to := uint64(x.Unit), uint64(x.Unit)+uint64(x.Units)
+		switch {
+		case x.Units == 0 || from < end || to > h.Watermark || to > extentEnd(from):
+			bad("pg %d: home %v after %d, watermark %d", pg.Id, x, end, h.Watermark)
+		case from == end && last == x.SessionId && from%extentUnits != 0:
+			bad("pg %d: home %v is not merged with the one before", pg.Id, x)
+		case s.Session(x.SessionId).GetNamespaceId() != pg.NamespaceId:
+			bad("pg %d: home %v of no session of its namespace", pg.Id, x)
+		}
+		for len(free) > 0 && runEnd(free[0]) <= from {
+			free = free[1:]
+		}
+		if len(free) > 0 && uint64(free[0].Unit) < to {
+			bad("pg %d: free run %v in home %v", pg.Id, free[0], x)
+		}
+		end, last = to, x.SessionId
+	}
 }
 
 // checkIndex checks that the arrays of a placement group's index, in use or free, fill
@@ -510,8 +549,9 @@ func checkIndex(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 // A heap's copy has every field of it.
 func TestCopyHeap(t *testing.T) {
 	h := &fsmpb.Heap{
-		PgId: 1, Start: 2, Watermark: 3, End: 4, Free: []*fsmpb.Run{{Unit: 1}}, FirstSession: 5, FrozenVersion: 6, IndexNext: 7,
-		IndexFree: []*fsmpb.Array{{Offset: 1}}, Holders: []*fsmpb.Holder{{Extent: 1}}, Recalls: []*fsmpb.Recall{{Extent: 1}},
+		PgId: 1, Start: 2, Watermark: 3, End: 4, Free: []*fsmpb.Run{{Unit: 1}}, FrozenVersion: 6, IndexNext: 7,
+		IndexFree: []*fsmpb.Array{{Offset: 1}}, Homes: []*fsmpb.Home{{Unit: 1}}, Recalls: []*fsmpb.Recall{{Extent: 1}},
+		RecallSeq: 9, RecallMarks: []*fsmpb.RecallMark{{Extent: 1}},
 		Dirty: true, LastScrub: &dirpb.JobReport{Groups: 1}, LastScrubUnixMillis: 8,
 	}
 	fields := h.ProtoReflect().Descriptor().Fields()

@@ -47,9 +47,11 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 	if x == nil {
 		return fmt.Errorf("session %d: %w", c.GetSessionId(), ErrNotFound)
 	}
-	if err := s.takeBack(x, c.Runs, c.Epoch); err != nil {
+	runs, err := s.closedRuns(x, c.Runs)
+	if err != nil {
 		return err
 	}
+	s.takeBack(runs, c.Epoch)
 	s.dropSession(x, c.Leaked)
 	return nil
 }
@@ -67,17 +69,17 @@ func (s *State) dropSession(x *fsmpb.Session, leaked bool) {
 		}
 	}
 	leaked = leaked && !x.ReadOnly
-	holds := func(h *fsmpb.Holder) bool { return h.SessionId == x.Id }
+	holds := func(h *fsmpb.Home) bool { return h.SessionId == x.Id }
 	for _, pg := range s.PGs(x.NamespaceId) {
 		h := s.heaps[pg.Id]
-		held := slices.ContainsFunc(h.Holders, holds)
+		held := slices.ContainsFunc(h.Homes, holds)
 		if !held && (h.Dirty || !leaked) {
 			continue
 		}
 		h = s.editHeap(pg.Id)
 		h.Dirty = h.Dirty || leaked
 		if held {
-			h.Holders = slices.DeleteFunc(slices.Clone(h.Holders), holds)
+			h.Homes = slices.DeleteFunc(slices.Clone(h.Homes), holds)
 		}
 	}
 }

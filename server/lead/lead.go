@@ -27,7 +27,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -37,7 +36,7 @@ import (
 const maxPause = time.Second
 
 // Options of a Leader. All are required, except that a ScrubInterval of 0 means
-// that nothing is scrubbed unless an operator asks.
+// that nothing is scrubbed unless an operator asks, and that BalanceUnits has a default.
 type Options struct {
 	// Lease is how long a session or a memory node lives without being heard.
 	Lease time.Duration
@@ -49,9 +48,15 @@ type Options struct {
 	// EpochBlock is how many reclaim epochs are reserved at once. The next block is
 	// asked for when half of one is left.
 	EpochBlock uint64
-	// ScrubInterval is the least time between two automatic scrubs of one placement
-	// group.
+	// ScrubInterval is the least time between two automatic counts of what is linked in
+	// one placement group where nobody lacks memory.
 	ScrubInterval time.Duration
+	// Term is the leadership's, which is the only one that renewals with it are for.
+	Term uint64
+	// BalanceUnits is the smallest heap, in units, of a placement group that shards leave by
+	// themselves when it is fuller than others. Default 16 MiB: in less, one record is
+	// too large a part of the whole.
+	BalanceUnits uint64
 }
 
 // Leader is the judgement of one leadership.
@@ -82,13 +87,23 @@ type Leader struct {
 	sessions map[uint32]*session
 	jobs     map[uint32]*job
 
-	paused   map[uint32]time.Duration // by placement group: no voluntary change before
-	scrubbed map[uint32]time.Duration // by placement group: when a scrub was last begun
+	paused map[uint32]time.Duration // by placement group: no voluntary change before
 
 	// What operators and scrubs asked for and has not begun. The next leader does not
 	// know of it.
 	queue    []*fsmpb.StartJob
 	leveling map[uint32]bool // namespaces being rebalanced
+
+	memories   map[uint32]*memory // by placement group
+	accounted  time.Duration      // when they were worked out last
+	shortUntil time.Duration      // no placement group is short any more then, unless somebody says so
+	hasty      bool               // E runs, since somebody waits for memory that waits for it
+	// By placement group. The next leader knows none of it, and waits a lease before it
+	// balances.
+	worked    map[uint32]time.Duration // when something last worked on it
+	took      map[uint32]took
+	liveUnits map[uint32]uint64
+	eased     time.Duration // when Plan last looked for moves
 }
 
 type node struct {
@@ -103,6 +118,13 @@ type session struct {
 	report   uint64
 	acked    uint64 // map version
 	quiesced uint64 // map version, at least acked
+
+	number uint64 // of the last renewal that was heeded
+	heard  time.Duration
+	queue  []place                // on their way to it, which is their home
+	held   map[uint32]*dirpb.Held // as it said last, by placement group
+	told   time.Duration          // when it said so
+	give   map[uint32]uint64      // units that it is asked to hand over
 }
 
 // job is what janitors said about a background job.
@@ -119,15 +141,20 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	l := &Leader{
 		opts: o, began: now, planned: now, epoch: s.Meta().EpochCeiling, advanced: now,
 		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
-		paused: make(map[uint32]time.Duration), scrubbed: make(map[uint32]time.Duration),
-		leveling: make(map[uint32]bool),
+		paused:   make(map[uint32]time.Duration),
+		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
+		worked: make(map[uint32]time.Duration), took: make(map[uint32]took),
+	}
+	if o.BalanceUnits == 0 {
+		l.opts.BalanceUnits = defaultBalanceUnits
 	}
 	for _, m := range s.Nodes() {
 		l.nodes[m.Id] = &node{incarnation: m.Incarnation, expires: now + o.Lease}
 	}
 	for _, x := range s.Sessions() {
-		l.sessions[x.Id] = &session{expires: now + o.Lease, report: x.Epoch}
+		l.sessions[x.Id] = &session{expires: now + o.Lease, report: x.Epoch, heard: now}
 	}
+	l.inherit(s)
 	return l
 }
 
@@ -148,7 +175,7 @@ func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, leas
 		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable, id)
 	}
 	v := s.MapVersion()
-	l.sessions[id] = &session{expires: now + l.opts.Lease, report: l.epoch, acked: v, quiesced: v}
+	l.sessions[id] = &session{expires: now + l.opts.Lease, report: l.epoch, acked: v, quiesced: v, heard: now}
 	epoch, least = l.Epochs()
 	return epoch, least, nil
 }
@@ -158,32 +185,85 @@ type Renewal struct {
 	Session         uint32
 	Report          uint64
 	Acked, Quiesced uint64 // map versions
+	Number, Term    uint64
+	HandBacks       []*dirpb.FreePlaces
+	Returns         []*dirpb.ReturnedRun
+	Held            []*dirpb.Held
 }
 
-// Renew extends a session's lease. moved says that it acknowledged, or quiesced, more than
-// before, so that Plan may find something to do.
-func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (epoch, least uint64, moved bool, err error) {
+// Answer is the reply to a Renewal.
+type Answer struct {
+	Epoch, Least uint64
+	// Moved says that the session acknowledged, or quiesced, more than before, so that Plan
+	// may find something to do; Returned that it handed memory back that TakeBack may
+	// propose.
+	Moved, Returned bool
+	Deliveries      []*dirpb.FreePlaces
+	Supply          []*dirpb.Supply
+}
+
+// Renew extends a session's lease and heeds the rest of its latest renewal. One that
+// arrives behind a later one extends the lease and nothing else.
+func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, err error) {
 	x := l.sessions[r.Session]
 	if x == nil || x.expired || s.Life(r.Session) != dirpb.SessionLife_SESSION_LIVE {
-		return 0, 0, false, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
+		return a, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
 	}
 	if r.Report > l.epoch {
-		return 0, 0, false, fmt.Errorf("%w: session %d reports epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
+		return a, fmt.Errorf("%w: session %d reports epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
 	}
-	x.expires = now + l.opts.Lease
-	// Renewals may arrive out of order; what a session reports never decreases.
+	x.expires, x.heard = now+l.opts.Lease, now
+	if r.Number <= x.number {
+		a.Epoch, a.Least = l.Epochs()
+		return a, nil
+	}
+	x.number = r.Number
 	x.report = max(x.report, r.Report)
 	// A follower may have shown a version before this node applied it.
 	acked := max(x.acked, min(r.Acked, s.MapVersion()))
 	quiesced := max(x.quiesced, acked, min(r.Quiesced, s.MapVersion()))
-	moved = acked > x.acked || quiesced > x.quiesced
+	a.Moved = acked > x.acked || quiesced > x.quiesced
 	x.acked, x.quiesced = acked, quiesced
-	epoch, least = l.Epochs()
-	return epoch, least, moved, nil
+	if r.Term == l.opts.Term {
+		l.handBack(s, now, r.Session, r.HandBacks, 0)
+		l.giveUp(s, now, r.Session, r.Returns)
+		a.Returned = len(r.HandBacks)+len(r.Returns) > 0
+	}
+	if x.hold(s, r.Held); len(r.Held) > 0 {
+		x.told = now
+	}
+	a.Epoch, a.Least = l.Epochs()
+	a.Deliveries = x.deliver(s, r.Session, a.Least)
+	a.Supply = l.supply(s, now, x, s.Session(r.Session).NamespaceId, len(r.Held) > 0)
+	return a, nil
 }
 
-// Closed forgets a session that has ended by itself.
-func (l *Leader) Closed(id uint32) { delete(l.sessions, id) }
+// Heard extends a session's lease as a renewal does that says nothing new.
+func (l *Leader) Heard(s *fsm.State, now time.Duration, id uint32) {
+	if x := l.sessions[id]; x != nil && !x.expired && s.Life(id) == dirpb.SessionLife_SESSION_LIVE {
+		x.expires, x.heard = now+l.opts.Lease, now
+	}
+}
+
+// Closed forgets a session that has ended by itself, once that is part of the state, and
+// takes what it handed back of others' memory.
+func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32, back []*dirpb.FreePlaces, held []*dirpb.Held) {
+	if x := l.sessions[id]; x != nil {
+		x.hold(s, held)
+	}
+	l.ended(s, id)
+	// It does not wait for its limbo.
+	l.handBack(s, now, id, back, l.epoch+1)
+}
+
+// Acknowledged is what a session has acknowledged and quiesced, as this leader knows.
+func (l *Leader) Acknowledged(id uint32) (acked, quiesced uint64, ok bool) {
+	x := l.sessions[id]
+	if x == nil {
+		return 0, 0, false
+	}
+	return x.acked, x.quiesced, true
+}
 
 // Report is the epoch that a session counts with, if this leader knows it.
 func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
@@ -196,12 +276,32 @@ func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 
 // Advance moves the reclaim epoch on while anybody has use for it: a session, or
 // an extent whose recall waits for an epoch to pass.
+//
+// While somebody waits for memory that was handed back and waits for epochs to pass, E
+// runs: reuseHaste for all the epochs of a reuse. That is safe, since nothing counts epochs
+// but by what every session has reported, and costs remembered words, which grow too old.
 func (l *Leader) Advance(s *fsm.State, now time.Duration) {
-	if l.epoch < s.Meta().EpochCeiling && now-l.advanced >= l.opts.EpochInterval && l.needsEpochs(s) {
-		l.epoch++
+	left, n := s.Meta().EpochCeiling-min(l.epoch, s.Meta().EpochCeiling), uint64(0)
+	since := now - l.advanced
+	if l.hasty && l.opts.EpochInterval > 0 {
+		n = uint64(fsm.ReuseEpochs * since / reuseHaste)
+	}
+	if n == 0 && since >= l.opts.EpochInterval {
+		n = 1
+	}
+	if n = min(n, fsm.ReuseEpochs); n > 0 && left > 0 && l.needsEpochs(s) {
+		l.Run(s, n)
 		l.advanced = now
 	}
 }
+
+// Run moves the reclaim epoch on by up to n, as far as epochs are reserved.
+func (l *Leader) Run(s *fsm.State, n uint64) {
+	l.epoch = max(l.epoch, min(l.epoch+n, s.Meta().EpochCeiling))
+}
+
+// reuseHaste is how long memory waits that somebody waits for.
+const reuseHaste = time.Second
 
 func (l *Leader) needsEpochs(s *fsm.State) bool {
 	return len(l.sessions) > 0 || slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
@@ -328,6 +428,9 @@ func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 	switch op := step.Do.GetOp().(type) {
 	case *fsmpb.Command_PlanJoin:
 		l.paused[op.PlanJoin.PgId] = pause
+		if step.balances {
+			delete(l.leveling, s.PG(op.PlanJoin.PgId).GetNamespaceId())
+		}
 	case *fsmpb.Command_StartLeave:
 		l.paused[op.StartLeave.PgId] = pause
 	case *fsmpb.Command_CreatePg:
@@ -341,6 +444,7 @@ func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 			if q.Reason == reasonBalance {
 				delete(l.leveling, sh.GetNamespaceId())
 			}
+			delete(l.took, q.TargetPgId)
 		}
 		if step.asked && l.Busy(s, q, now) != "" {
 			l.enqueue(q)
@@ -353,42 +457,6 @@ func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 
 // pause is until when a placement group is left alone.
 func (l *Leader) pause(now time.Duration) time.Duration { return now + min(l.opts.Lease, maxPause) }
-
-// Scrubbed queues the recalls that follow a scrub which was to repair: of the extents in
-// which at least an eighth leaked, or, if an operator asked, of all that leak. Call it
-// once the job's end is part of the state, with the job as it was.
-func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job) {
-	least := uint64(leakUnits)
-	switch {
-	case j.Kind != dirpb.JobKind_JOB_SCRUB:
-		return
-	case j.Reason == ReasonDirty:
-	case j.Reason == ReasonRepair:
-		least = 1
-	default:
-		return
-	}
-	_, extents := s.Leaks(j.PgId)
-	for _, x := range extents {
-		if n := leaked(s.Heap(j.PgId), x); n >= least {
-			l.enqueue(&fsmpb.StartJob{
-				Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId, Extent: x, Reason: fmt.Sprintf("%d units leaked", n),
-			})
-		}
-	}
-}
-
-// leaked is how many units of an extent that is in fsm.State.Leaks leaked.
-func leaked(h *fsmpb.Heap, extent uint32) uint64 {
-	from := max(uint64(extent)*layout.ExtentUnits, h.Start)
-	n := max(from, min(uint64(extent+1)*layout.ExtentUnits, h.Watermark)) - from
-	for _, r := range h.Free {
-		if r.Unit/layout.ExtentUnits == extent {
-			n -= min(n, uint64(r.Units))
-		}
-	}
-	return n - min(n, uint64(h.LastScrub.GetLinkedUnits()[extent]))
-}
 
 // sorted gives a map's values in the order of their keys.
 func sorted[K cmp.Ordered, V any](m map[K]V) func(func(K, V) bool) {

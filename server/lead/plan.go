@@ -3,6 +3,7 @@ package lead
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"slices"
@@ -14,13 +15,13 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// leakUnits in one extent are worth a recall of it.
-const leakUnits = layout.ExtentUnits / 8
-
 // Reasons of scrubs, part of the job. They tell what follows the scrub; see
 // [Leader.Scrubbed].
 const (
 	ReasonDirty  = "sessions ended uncleanly"
+	ReasonLost   = "memory is lost, by estimate"
+	ReasonShort  = "memory is short"
+	ReasonTerm   = "another directory node leads"
 	ReasonRepair = "an operator asked for a scrub and repair"
 	ReasonLook   = "an operator asked for a scrub"
 )
@@ -33,7 +34,8 @@ type Step struct {
 	Do  *fsmpb.Command
 	Why string
 
-	asked bool // out of the queue
+	asked    bool // out of the queue
+	balances bool // a join that is part of a rebalance
 }
 
 // plan collects steps against one view. They are all judged by the same state, so no two
@@ -66,7 +68,9 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //     at a time, to placement groups that stay;
 //   - jobs that were asked for and had to wait;
 //   - rebalancing, one change of a namespace at a time;
-//   - scrubs of heaps where sessions ended uncleanly.
+//   - moves from placement groups that fill up to emptier ones;
+//   - where memory is lost, or short: a count of what is linked. What follows it is
+//     queued by Scrubbed.
 //
 // From the members on, a change of a placement group is voluntary: it waits until the
 // group is active, whole, without a job, and every session acknowledged its last change.
@@ -81,6 +85,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 		p.finishRecalls(pg)
 	}
 	p.forget()
+	p.note()
 	for _, pg := range p.pgs {
 		p.members(pg)
 	}
@@ -88,8 +93,10 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	for ns := range sorted(l.leveling) {
 		p.level(ns)
 	}
+	p.account()
+	p.ease()
 	for _, pg := range p.pgs {
-		p.scrub(pg)
+		p.reclaim(pg)
 	}
 	return p.steps
 }
@@ -190,7 +197,7 @@ func (p *plan) expireSessions() {
 	for id, x := range sorted(p.l.sessions) {
 		switch p.s.Life(id) {
 		case dirpb.SessionLife_SESSION_FENCED:
-			delete(p.l.sessions, id)
+			p.l.ended(p.s, id)
 		case dirpb.SessionLife_SESSION_LIVE:
 			if x.expired = x.expired || p.now > x.expires; x.expired {
 				ids = append(ids, id)
@@ -224,6 +231,7 @@ func (p *plan) finishRecalls(pg *dirpb.PlacementGroup) {
 	epoch, least := p.l.Epochs()
 	for _, x := range p.s.Heap(pg.Id).GetRecalls() {
 		if x.Scanned && least > x.Epoch {
+			p.l.accounted = 0
 			p.add(&fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{
 				PgId: pg.Id, Extent: x.Extent, Epoch: epoch, MinEpoch: least,
 			}}}, "placement group %d: extent %d is free", pg.Id, x.Extent)
@@ -243,11 +251,9 @@ func (p *plan) forget() {
 			delete(p.l.paused, id)
 		}
 	}
-	for id := range p.l.scrubbed {
-		if p.s.PG(id) == nil {
-			delete(p.l.scrubbed, id)
-		}
-	}
+	gone := func(id uint32) bool { return p.s.PG(id) == nil }
+	maps.DeleteFunc(p.l.worked, func(id uint32, _ time.Duration) bool { return gone(id) })
+	maps.DeleteFunc(p.l.took, func(id uint32, _ took) bool { return gone(id) })
 }
 
 // ---- voluntary changes -----------------------------------------------------
@@ -329,19 +335,24 @@ func (p *plan) usable(n *dirpb.Node, region uint64) bool {
 }
 
 // fuller compares the used shares of two memory nodes, exactly.
-func (p *plan) fuller(a, b *dirpb.Node) int {
-	ahi, alo := bits.Mul64(a.UsedBytes+p.given[a.Id], max(b.CapacityBytes, 1))
-	bhi, blo := bits.Mul64(b.UsedBytes+p.given[b.Id], max(a.CapacityBytes, 1))
+func (p *plan) fuller(a, b *dirpb.Node) int { return fullerBy(a, p.used(a), b, p.used(b)) }
+
+func (p *plan) used(n *dirpb.Node) uint64 { return n.UsedBytes + p.given[n.Id] }
+
+// fullerBy compares the shares that two memory nodes have in use if that is so many bytes.
+func fullerBy(a *dirpb.Node, usedA uint64, b *dirpb.Node, usedB uint64) int {
+	ahi, alo := bits.Mul64(usedA, max(b.CapacityBytes, 1))
+	bhi, blo := bits.Mul64(usedB, max(a.CapacityBytes, 1))
 	return cmp.Or(cmp.Compare(ahi, bhi), cmp.Compare(alo, blo))
 }
 
-// leave takes one member out of pg: one that drains, else one whose failure domain
+// surplus is the member that a chain gives up: one that drains, else one whose failure domain
 // another member is in, else the one on the fullest memory node; of equals the last,
-// which is the least change for writers.
-func (p *plan) leave(pg *dirpb.PlacementGroup) {
+// which is the least change for writers. A nil member is none.
+func surplus(chain []*dirpb.Node, used func(*dirpb.Node) uint64) (out *dirpb.Node) {
 	domains := make(map[string]int)
-	for _, m := range pg.Members {
-		domains[p.s.Node(m.NodeId).GetDomain()]++
+	for _, n := range chain {
+		domains[n.GetDomain()]++
 	}
 	rank := func(n *dirpb.Node) int {
 		switch {
@@ -352,13 +363,21 @@ func (p *plan) leave(pg *dirpb.PlacementGroup) {
 		}
 		return 0
 	}
-	var out *dirpb.Node
-	for _, m := range pg.Members {
-		n := p.s.Node(m.NodeId)
-		if n != nil && (out == nil || cmp.Or(cmp.Compare(rank(n), rank(out)), p.fuller(n, out)) >= 0) {
+	for _, n := range chain {
+		if n != nil && (out == nil || cmp.Or(cmp.Compare(rank(n), rank(out)), fullerBy(n, used(n), out, used(out))) >= 0) {
 			out = n
 		}
 	}
+	return out
+}
+
+// leave takes the member out of pg that surplus names.
+func (p *plan) leave(pg *dirpb.PlacementGroup) {
+	chain := make([]*dirpb.Node, len(pg.Members))
+	for i, m := range pg.Members {
+		chain[i] = p.s.Node(m.NodeId)
+	}
+	out := surplus(chain, p.used)
 	if out == nil || len(pg.Members) < 2 {
 		return
 	}
@@ -420,8 +439,8 @@ func (p *plan) start(q *fsmpb.StartJob, pgs ...uint32) {
 // whole, without a job and without a change under way, and every session is to have
 // acknowledged their last one.
 func (l *Leader) Busy(s *fsm.State, q *fsmpb.StartJob, now time.Duration) string {
-	if q.Kind == dirpb.JobKind_JOB_RECALL && !s.CanRecall(q.PgId, q.Extent) {
-		return fmt.Sprintf("placement group %d has no room for what extent %d holds", q.PgId, q.Extent)
+	if x, ok := unmovable(s, q); ok {
+		return fmt.Sprintf("placement group %d has no room for what extent %d holds", q.PgId, x)
 	}
 	v := l.look(s, now)
 	for _, id := range v.occupies(q) {
@@ -457,9 +476,22 @@ func (l *Leader) Offer(s *fsm.State, jobs []*fsmpb.StartJob, now time.Duration) 
 	return ready
 }
 
+// unmovable is an extent that q wants emptied and whose records have nowhere to go.
+func unmovable(s *fsm.State, q *fsmpb.StartJob) (extent uint32, ok bool) {
+	if q.Kind != dirpb.JobKind_JOB_RECALL || q.InPlace {
+		return 0, false
+	}
+	for _, x := range q.Extents {
+		if !s.CanRecall(q.PgId, x) {
+			return x, true
+		}
+	}
+	return 0, false
+}
+
 func (l *Leader) enqueue(q *fsmpb.StartJob) {
 	if !slices.ContainsFunc(l.queue, func(o *fsmpb.StartJob) bool {
-		return o.Kind == q.Kind && o.PgId == q.PgId && o.ShardId == q.ShardId && o.TargetPgId == q.TargetPgId && o.Extent == q.Extent
+		return o.Kind == q.Kind && o.PgId == q.PgId && o.ShardId == q.ShardId && o.TargetPgId == q.TargetPgId && slices.Equal(o.Extents, q.Extents)
 	}) {
 		l.queue = append(l.queue, q)
 	}
@@ -476,14 +508,13 @@ func (v *view) occupies(q *fsmpb.StartJob) []uint32 {
 // asked begins what was queued and may begin now, and drops what has no object any more.
 func (p *plan) asked() {
 	p.l.queue = slices.DeleteFunc(p.l.queue, func(q *fsmpb.StartJob) bool {
-		if q.Kind == dirpb.JobKind_JOB_MOVE && p.s.Shard(q.ShardId).GetMove() != nil ||
-			q.Kind == dirpb.JobKind_JOB_RECALL && !p.s.CanRecall(q.PgId, q.Extent) {
+		if _, stuck := unmovable(p.s, q); stuck || q.Kind == dirpb.JobKind_JOB_MOVE && p.s.Shard(q.ShardId).GetMove() != nil {
 			return true
 		}
 		pgs := p.occupies(q)
 		for _, id := range pgs {
 			pg := p.s.PG(id)
-			if pg == nil || pg.State == dirpb.PGState_PG_LOST || q.Kind == dirpb.JobKind_JOB_RECALL && slices.Contains(pg.Recalled, q.Extent) {
+			if pg == nil || pg.State == dirpb.PGState_PG_LOST || q.Kind == dirpb.JobKind_JOB_RECALL && p.outlived(pg, q.Extents) {
 				return true
 			}
 			if !p.free(pg) {
@@ -496,32 +527,28 @@ func (p *plan) asked() {
 	})
 }
 
-func (p *plan) scrub(pg *dirpb.PlacementGroup) {
-	every := p.l.opts.ScrubInterval
-	if every <= 0 {
-		return
-	}
-	last, ok := p.l.scrubbed[pg.Id]
-	if !ok {
-		last = p.l.began
-	}
-	if p.now-last < every || !p.free(pg) || !p.s.Heap(pg.Id).GetDirty() {
-		return
-	}
-	p.l.scrubbed[pg.Id] = p.now
-	p.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: true, Reason: ReasonDirty}, pg.Id)
+// outlived reports whether a recall that was queued is to be dropped: an extent of it is being
+// recalled, or nothing of it was granted since its placement group began anew.
+func (p *plan) outlived(pg *dirpb.PlacementGroup, extents []uint32) bool {
+	h := p.s.Heap(pg.Id)
+	return slices.ContainsFunc(extents, func(x uint32) bool {
+		return slices.Contains(pg.Recalled, x) || uint64(x)*layout.ExtentUnits >= h.GetWatermark() || h.GetWatermark() == h.GetStart()
+	})
 }
 
 // ---- rebalancing -----------------------------------------------------------
 
-// Rebalance spreads a namespace: a placement group for every memory node that arbitrates
-// none and has room, then shards from placement groups with many to those with few, until
-// no two differ by more than one. It says what will be done if nothing else changes; Plan
-// does it, one step at a time. The next leader does not know of it.
+// Rebalance spreads a namespace: a placement group for every memory node that arbitrates none
+// and has room; then regions from fuller memory nodes to emptier ones, a member of a placement group
+// at a time, until none would make a difference smaller; then memory from fuller placement
+// groups to emptier ones, until they differ by a few percent of a heap. In a cache, and in a store
+// that is nearly empty, shards of equal depth count as equal in place of their memory. It says what
+// will be done if nothing else changes; Plan does it, one step at a time. The next leader
+// does not know of it.
 func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []string {
 	p := l.plan(s, now)
 	var out []string
-	counts, names := p.shardCounts(namespace), make(map[uint32]string)
+	b := p.balance(namespace)
 	skip := make(map[uint32]bool)
 	for next := uint32(math.MaxUint32); ; next-- {
 		chain := p.missing(namespace, skip)
@@ -533,23 +560,17 @@ func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []
 			p.given[id] += p.regionBytes(namespace)
 		}
 		// Ids that are not given out stand for placement groups to come.
-		counts[next], names[next] = 0, fmt.Sprintf("the new placement group of memory node %q", s.Node(chain[0]).GetName())
+		b.create(p.first(namespace), next, fmt.Sprintf("the new placement group of memory node %q", s.Node(chain[0]).GetName()), len(chain))
 		out = append(out, fmt.Sprintf("create a placement group on memory nodes %s", p.nodeNames(chain)))
 	}
-	name := func(id uint32) string {
-		if n := names[id]; n != "" {
-			return n
-		}
-		return fmt.Sprintf("placement group %d", id)
+	regions := p.regions(namespace)
+	for w := regions.next(p); w != nil && len(out) < maxSteps; w = regions.next(p) {
+		regions.apply(p, w)
+		out = append(out, w.String())
 	}
-	for {
-		from, to := extremes(counts)
-		if counts[from] <= counts[to]+1 {
-			break
-		}
-		counts[from]--
-		counts[to]++
-		out = append(out, fmt.Sprintf("move a shard from %s to %s", name(from), name(to)))
+	for m := b.ask(); m != nil && len(out) < maxSteps; m = b.next(b.rule, nil, nil) {
+		b.apply(m)
+		out = append(out, m.String())
 	}
 	if len(out) > 0 {
 		l.leveling[namespace] = true
@@ -559,15 +580,17 @@ func (l *Leader) Rebalance(s *fsm.State, namespace uint32, now time.Duration) []
 
 // level takes a namespace's next step, or ends its rebalancing.
 func (p *plan) level(ns uint32) {
-	var waiting bool
+	replicas := p.s.Namespace(ns).GetReplicas()
 	for _, pg := range p.pgs {
-		waiting = waiting || pg.NamespaceId == ns && (pg.State == dirpb.PGState_PG_CREATING || p.taken[pg.Id])
+		if pg.NamespaceId == ns && (pg.State == dirpb.PGState_PG_CREATING || p.taken[pg.Id] ||
+			pg.Planned != nil || pg.Joining || pg.Leaving != nil || uint32(len(pg.Members)) > replicas) {
+			return
+		}
 	}
 	for _, j := range p.all {
-		waiting = waiting || j.NamespaceId == ns && (j.Kind == dirpb.JobKind_JOB_MOVE || j.Kind == dirpb.JobKind_JOB_CLEAN)
-	}
-	if waiting {
-		return
+		if j.NamespaceId == ns && (j.Kind == dirpb.JobKind_JOB_MOVE || j.Kind == dirpb.JobKind_JOB_CLEAN) {
+			return
+		}
 	}
 	if chain := p.missing(ns, nil); chain != nil {
 		for _, id := range chain {
@@ -577,24 +600,31 @@ func (p *plan) level(ns uint32) {
 			"namespace %q: a placement group on memory nodes %s", p.s.Namespace(ns).GetName(), p.nodeNames(chain))
 		return
 	}
-	counts := p.shardCounts(ns)
-	from, to := extremes(counts)
-	if counts[from] <= counts[to]+1 {
+	if w := p.regions(ns).next(p); w != nil {
+		pg := p.s.PG(w.pg)
+		if !p.free(pg) {
+			return
+		}
+		p.taken[pg.Id] = true
+		p.given[w.in.Id] += pg.RegionBytes
+		p.add(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: pg.Id, Epoch: pg.Epoch, NodeId: w.in.Id}}},
+			"placement group %d: memory node %q is to join: it is to take the place of %q", pg.Id, w.in.Name, w.out.Name)
+		p.steps[len(p.steps)-1].balances = true
+		return
+	}
+	b := p.balance(ns)
+	m := b.ask()
+	if m == nil {
 		delete(p.l.leveling, ns)
 		return
 	}
-	if !p.free(p.s.PG(from)) || !p.free(p.s.PG(to)) {
-		return
-	}
-	for _, sh := range p.shards(ns) {
-		if sh.PgId == from && sh.Move == nil && fits(p.s.Heap(to), p.s.PG(to), sh) {
-			p.start(&fsmpb.StartJob{
-				Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, TargetPgId: to, Reason: reasonBalance,
-			}, from, to)
+	for _, g := range []*group{m.from, m.to} {
+		// What groups hold is old while somebody works on them; hashes never are.
+		if !p.free(g.pg) || b.rule.room && !p.settled(g.id) {
 			return
 		}
 	}
-	delete(p.l.leveling, ns) // no index has room
+	p.shift(b, m, reasonBalance)
 }
 
 // missing is the chain of a placement group that would give some memory node its
@@ -633,47 +663,17 @@ func (p *plan) missing(ns uint32, skip map[uint32]bool) []uint32 {
 
 // regionBytes is the size of a namespace's regions, by its first placement group.
 func (p *plan) regionBytes(ns uint32) uint64 {
+	return p.first(ns).GetRegionBytes()
+}
+
+// first is a namespace's first placement group, after which others are made, or nil.
+func (p *plan) first(ns uint32) *dirpb.PlacementGroup {
 	for _, pg := range p.pgs {
 		if pg.NamespaceId == ns {
-			return pg.RegionBytes
+			return pg
 		}
 	}
-	return 0
-}
-
-// shardCounts are the shards by placement group, of those that hold any or may: not
-// lost, and with no member that drains. A shard that migrates counts where it goes.
-func (p *plan) shardCounts(ns uint32) map[uint32]int {
-	counts := make(map[uint32]int)
-	for _, pg := range p.pgs {
-		if pg.NamespaceId == ns && pg.State != dirpb.PGState_PG_LOST && !p.draining(pg) {
-			counts[pg.Id] = 0
-		}
-	}
-	for _, sh := range p.shards(ns) {
-		at := sh.PgId
-		if sh.Move != nil && !sh.Move.Split && !sh.Move.Abandoned {
-			at = sh.Move.PgId
-		}
-		if _, ok := counts[at]; ok {
-			counts[at]++
-		}
-	}
-	return counts
-}
-
-// extremes are the placement groups with the most and the fewest shards, of the lowest
-// ids; 0, 0 if there are none.
-func extremes(counts map[uint32]int) (most, fewest uint32) {
-	for id, n := range sorted(counts) {
-		if most == 0 || n > counts[most] {
-			most = id
-		}
-		if fewest == 0 || n < counts[fewest] {
-			fewest = id
-		}
-	}
-	return most, fewest
+	return nil
 }
 
 func (p *plan) nodeNames(ids []uint32) string {

@@ -60,6 +60,7 @@ type Command struct {
 	//	*Command_RemoveNode
 	//	*Command_CreatePg
 	//	*Command_SetNamespace
+	//	*Command_TakeBack
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -325,6 +326,15 @@ func (x *Command) GetSetNamespace() *dirpb.SetNamespaceRequest {
 	return nil
 }
 
+func (x *Command) GetTakeBack() *TakeBack {
+	if x != nil {
+		if x, ok := x.Op.(*Command_TakeBack); ok {
+			return x.TakeBack
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -425,6 +435,10 @@ type Command_SetNamespace struct {
 	SetNamespace *dirpb.SetNamespaceRequest `protobuf:"bytes,25,opt,name=set_namespace,json=setNamespace,proto3,oneof"`
 }
 
+type Command_TakeBack struct {
+	TakeBack *TakeBack `protobuf:"bytes,26,opt,name=take_back,json=takeBack,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -472,6 +486,8 @@ func (*Command_RemoveNode) isCommand_Op() {}
 func (*Command_CreatePg) isCommand_Op() {}
 
 func (*Command_SetNamespace) isCommand_Op() {}
+
+func (*Command_TakeBack) isCommand_Op() {}
 
 // Init names the cluster; only the first one counts.
 type Init struct {
@@ -914,6 +930,153 @@ func (x *CloseSession) GetLeaked() bool {
 	return false
 }
 
+// TakeBack makes free what sessions handed back: memory of a session that lives and
+// returns it, and places whose home has ended. Runs that do not qualify any more are
+// left out.
+type TakeBack struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runs          []*Back                `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // E when the leader proposes it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeBack) Reset() {
+	*x = TakeBack{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeBack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeBack) ProtoMessage() {}
+
+func (x *TakeBack) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeBack.ProtoReflect.Descriptor instead.
+func (*TakeBack) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TakeBack) GetRuns() []*Back {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
+func (x *TakeBack) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type Back struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Generation    uint32                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Unit          uint32                 `protobuf:"varint,3,opt,name=unit,proto3" json:"unit,omitempty"`
+	Units         uint32                 `protobuf:"varint,4,opt,name=units,proto3" json:"units,omitempty"`
+	SessionId     uint32                 `protobuf:"varint,5,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // who returns it, whose own it is; 0: it has no home
+	Fresh         bool                   `protobuf:"varint,6,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	Mark          uint64                 `protobuf:"varint,7,opt,name=mark,proto3" json:"mark,omitempty"` // Heap.recall_seq when the leader accepted it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Back) Reset() {
+	*x = Back{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Back) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Back) ProtoMessage() {}
+
+func (x *Back) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Back.ProtoReflect.Descriptor instead.
+func (*Back) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Back) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *Back) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Back) GetUnit() uint32 {
+	if x != nil {
+		return x.Unit
+	}
+	return 0
+}
+
+func (x *Back) GetUnits() uint32 {
+	if x != nil {
+		return x.Units
+	}
+	return 0
+}
+
+func (x *Back) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+func (x *Back) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
+}
+
+func (x *Back) GetMark() uint64 {
+	if x != nil {
+		return x.Mark
+	}
+	return 0
+}
+
 type ExpireSessions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionIds    []uint32               `protobuf:"varint,1,rep,packed,name=session_ids,json=sessionIds,proto3" json:"session_ids,omitempty"`
@@ -923,7 +1086,7 @@ type ExpireSessions struct {
 
 func (x *ExpireSessions) Reset() {
 	*x = ExpireSessions{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1098,7 @@ func (x *ExpireSessions) String() string {
 func (*ExpireSessions) ProtoMessage() {}
 
 func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1111,7 @@ func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireSessions.ProtoReflect.Descriptor instead.
 func (*ExpireSessions) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExpireSessions) GetSessionIds() []uint32 {
@@ -969,7 +1132,7 @@ type ConfirmFence struct {
 
 func (x *ConfirmFence) Reset() {
 	*x = ConfirmFence{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1144,7 @@ func (x *ConfirmFence) String() string {
 func (*ConfirmFence) ProtoMessage() {}
 
 func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1157,7 @@ func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmFence.ProtoReflect.Descriptor instead.
 func (*ConfirmFence) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ConfirmFence) GetNodeId() uint32 {
@@ -1027,7 +1190,7 @@ type ReserveEpoch struct {
 
 func (x *ReserveEpoch) Reset() {
 	*x = ReserveEpoch{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1202,7 @@ func (x *ReserveEpoch) String() string {
 func (*ReserveEpoch) ProtoMessage() {}
 
 func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1215,7 @@ func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveEpoch.ProtoReflect.Descriptor instead.
 func (*ReserveEpoch) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReserveEpoch) GetCeiling() uint64 {
@@ -1075,7 +1238,7 @@ type GrantExtent struct {
 
 func (x *GrantExtent) Reset() {
 	*x = GrantExtent{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1250,7 @@ func (x *GrantExtent) String() string {
 func (*GrantExtent) ProtoMessage() {}
 
 func (x *GrantExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1263,7 @@ func (x *GrantExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtent.ProtoReflect.Descriptor instead.
 func (*GrantExtent) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GrantExtent) GetSessionId() uint32 {
@@ -1149,7 +1312,7 @@ type ActivatePG struct {
 
 func (x *ActivatePG) Reset() {
 	*x = ActivatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1324,7 @@ func (x *ActivatePG) String() string {
 func (*ActivatePG) ProtoMessage() {}
 
 func (x *ActivatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1337,7 @@ func (x *ActivatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivatePG.ProtoReflect.Descriptor instead.
 func (*ActivatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ActivatePG) GetPgId() uint32 {
@@ -1204,7 +1367,7 @@ type PlanJoin struct {
 
 func (x *PlanJoin) Reset() {
 	*x = PlanJoin{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1379,7 @@ func (x *PlanJoin) String() string {
 func (*PlanJoin) ProtoMessage() {}
 
 func (x *PlanJoin) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1392,7 @@ func (x *PlanJoin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanJoin.ProtoReflect.Descriptor instead.
 func (*PlanJoin) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PlanJoin) GetPgId() uint32 {
@@ -1265,7 +1428,7 @@ type StartLeave struct {
 
 func (x *StartLeave) Reset() {
 	*x = StartLeave{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1440,7 @@ func (x *StartLeave) String() string {
 func (*StartLeave) ProtoMessage() {}
 
 func (x *StartLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1453,7 @@ func (x *StartLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartLeave.ProtoReflect.Descriptor instead.
 func (*StartLeave) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartLeave) GetPgId() uint32 {
@@ -1322,16 +1485,21 @@ type StartJob struct {
 	ShardId       uint32                 `protobuf:"varint,3,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`            // MOVE
 	TargetPgId    uint32                 `protobuf:"varint,4,opt,name=target_pg_id,json=targetPgId,proto3" json:"target_pg_id,omitempty"` // MOVE; 0: the shard's own
 	Split         bool                   `protobuf:"varint,5,opt,name=split,proto3" json:"split,omitempty"`                               // MOVE
-	Extent        uint32                 `protobuf:"varint,6,opt,name=extent,proto3" json:"extent,omitempty"`                             // RECALL
 	Repair        bool                   `protobuf:"varint,7,opt,name=repair,proto3" json:"repair,omitempty"`                             // SCRUB
 	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	Extents       []uint32               `protobuf:"varint,9,rep,packed,name=extents,proto3" json:"extents,omitempty"`                   // RECALL
+	InPlace       bool                   `protobuf:"varint,10,opt,name=in_place,json=inPlace,proto3" json:"in_place,omitempty"`          // RECALL
+	Count         bool                   `protobuf:"varint,11,opt,name=count,proto3" json:"count,omitempty"`                             // SCRUB
+	WindowUnit    uint32                 `protobuf:"varint,12,opt,name=window_unit,json=windowUnit,proto3" json:"window_unit,omitempty"` // RECALL in place, as in Job
+	WindowUnits   uint32                 `protobuf:"varint,13,opt,name=window_units,json=windowUnits,proto3" json:"window_units,omitempty"`
+	WindowMost    uint32                 `protobuf:"varint,14,opt,name=window_most,json=windowMost,proto3" json:"window_most,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartJob) Reset() {
 	*x = StartJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1511,7 @@ func (x *StartJob) String() string {
 func (*StartJob) ProtoMessage() {}
 
 func (x *StartJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1524,7 @@ func (x *StartJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJob.ProtoReflect.Descriptor instead.
 func (*StartJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StartJob) GetKind() dirpb.JobKind {
@@ -1394,13 +1562,6 @@ func (x *StartJob) GetSplit() bool {
 	return false
 }
 
-func (x *StartJob) GetExtent() uint32 {
-	if x != nil {
-		return x.Extent
-	}
-	return 0
-}
-
 func (x *StartJob) GetRepair() bool {
 	if x != nil {
 		return x.Repair
@@ -1415,6 +1576,48 @@ func (x *StartJob) GetReason() string {
 	return ""
 }
 
+func (x *StartJob) GetExtents() []uint32 {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
+func (x *StartJob) GetInPlace() bool {
+	if x != nil {
+		return x.InPlace
+	}
+	return false
+}
+
+func (x *StartJob) GetCount() bool {
+	if x != nil {
+		return x.Count
+	}
+	return false
+}
+
+func (x *StartJob) GetWindowUnit() uint32 {
+	if x != nil {
+		return x.WindowUnit
+	}
+	return 0
+}
+
+func (x *StartJob) GetWindowUnits() uint32 {
+	if x != nil {
+		return x.WindowUnits
+	}
+	return 0
+}
+
+func (x *StartJob) GetWindowMost() uint32 {
+	if x != nil {
+		return x.WindowMost
+	}
+	return 0
+}
+
 type ClaimJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -1425,7 +1628,7 @@ type ClaimJob struct {
 
 func (x *ClaimJob) Reset() {
 	*x = ClaimJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1640,7 @@ func (x *ClaimJob) String() string {
 func (*ClaimJob) ProtoMessage() {}
 
 func (x *ClaimJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1653,7 @@ func (x *ClaimJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJob.ProtoReflect.Descriptor instead.
 func (*ClaimJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClaimJob) GetSessionId() uint32 {
@@ -1475,13 +1678,14 @@ type EndJob struct {
 	Report        *dirpb.JobReport       `protobuf:"bytes,4,opt,name=report,proto3" json:"report,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // E
 	UnixMillis    int64                  `protobuf:"varint,6,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	MinEpoch      uint64                 `protobuf:"varint,7,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"` // no session's report is less
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EndJob) Reset() {
 	*x = EndJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1697,7 @@ func (x *EndJob) String() string {
 func (*EndJob) ProtoMessage() {}
 
 func (x *EndJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1710,7 @@ func (x *EndJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJob.ProtoReflect.Descriptor instead.
 func (*EndJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EndJob) GetSessionId() uint32 {
@@ -1551,6 +1755,13 @@ func (x *EndJob) GetUnixMillis() int64 {
 	return 0
 }
 
+func (x *EndJob) GetMinEpoch() uint64 {
+	if x != nil {
+		return x.MinEpoch
+	}
+	return 0
+}
+
 // FinishRecall frees an extent whose scan is done once a reclaim epoch passed.
 type FinishRecall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1564,7 +1775,7 @@ type FinishRecall struct {
 
 func (x *FinishRecall) Reset() {
 	*x = FinishRecall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1787,7 @@ func (x *FinishRecall) String() string {
 func (*FinishRecall) ProtoMessage() {}
 
 func (x *FinishRecall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1800,7 @@ func (x *FinishRecall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishRecall.ProtoReflect.Descriptor instead.
 func (*FinishRecall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FinishRecall) GetPgId() uint32 {
@@ -1630,7 +1841,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +1853,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +1866,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainNode) GetNodeId() uint32 {
@@ -1682,7 +1893,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1905,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1918,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -1735,7 +1946,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1958,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1971,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -1797,7 +2008,7 @@ type Meta struct {
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +2020,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +2033,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -1906,7 +2117,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2129,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2142,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Directory) GetId() string {
@@ -1964,29 +2175,30 @@ type Heap struct {
 	Watermark uint64                 `protobuf:"varint,3,opt,name=watermark,proto3" json:"watermark,omitempty"`
 	End       uint64                 `protobuf:"varint,4,opt,name=end,proto3" json:"end,omitempty"`
 	Free      []*Run                 `protobuf:"bytes,5,rep,name=free,proto3" json:"free,omitempty"` // ascending, disjoint, each inside one extent
-	// Sessions opened before this id may hold memory of an earlier life of the
-	// regions; what they hand back is ignored.
-	FirstSession uint32 `protobuf:"varint,6,opt,name=first_session,json=firstSession,proto3" json:"first_session,omitempty"`
 	// Map version of the freeze, while the placement group is frozen.
 	FrozenVersion uint64 `protobuf:"varint,7,opt,name=frozen_version,json=frozenVersion,proto3" json:"frozen_version,omitempty"`
 	// The index: [layout.RegionPageSize, index_next) was given to shards at some
 	// time, of which index_free came back as zeroes.
-	IndexNext uint64   `protobuf:"varint,8,opt,name=index_next,json=indexNext,proto3" json:"index_next,omitempty"` // bytes
-	IndexFree []*Array `protobuf:"bytes,9,rep,name=index_free,json=indexFree,proto3" json:"index_free,omitempty"`
-	// Who was granted memory of an extent and is not fenced or closed.
-	Holders []*Holder `protobuf:"bytes,10,rep,name=holders,proto3" json:"holders,omitempty"`
-	Recalls []*Recall `protobuf:"bytes,11,rep,name=recalls,proto3" json:"recalls,omitempty"` // by extent
+	IndexNext uint64    `protobuf:"varint,8,opt,name=index_next,json=indexNext,proto3" json:"index_next,omitempty"` // bytes
+	IndexFree []*Array  `protobuf:"bytes,9,rep,name=index_free,json=indexFree,proto3" json:"index_free,omitempty"`
+	Recalls   []*Recall `protobuf:"bytes,11,rep,name=recalls,proto3" json:"recalls,omitempty"` // by extent
 	// Memory of sessions that ended uncleanly may have leaked since the last scrub.
 	Dirty               bool             `protobuf:"varint,12,opt,name=dirty,proto3" json:"dirty,omitempty"`
 	LastScrub           *dirpb.JobReport `protobuf:"bytes,13,opt,name=last_scrub,json=lastScrub,proto3" json:"last_scrub,omitempty"`
 	LastScrubUnixMillis int64            `protobuf:"varint,14,opt,name=last_scrub_unix_millis,json=lastScrubUnixMillis,proto3" json:"last_scrub_unix_millis,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The sessions that memory was granted to and that are not fenced or closed:
+	// ascending, disjoint, each inside one extent, merged where they adjoin.
+	Homes []*Home `protobuf:"bytes,15,rep,name=homes,proto3" json:"homes,omitempty"`
+	// Recalls that ever began, and the number of the last one of each extent.
+	RecallSeq     uint64        `protobuf:"varint,16,opt,name=recall_seq,json=recallSeq,proto3" json:"recall_seq,omitempty"`
+	RecallMarks   []*RecallMark `protobuf:"bytes,17,rep,name=recall_marks,json=recallMarks,proto3" json:"recall_marks,omitempty"` // by extent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2210,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2223,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -2049,13 +2261,6 @@ func (x *Heap) GetFree() []*Run {
 	return nil
 }
 
-func (x *Heap) GetFirstSession() uint32 {
-	if x != nil {
-		return x.FirstSession
-	}
-	return 0
-}
-
 func (x *Heap) GetFrozenVersion() uint64 {
 	if x != nil {
 		return x.FrozenVersion
@@ -2073,13 +2278,6 @@ func (x *Heap) GetIndexNext() uint64 {
 func (x *Heap) GetIndexFree() []*Array {
 	if x != nil {
 		return x.IndexFree
-	}
-	return nil
-}
-
-func (x *Heap) GetHolders() []*Holder {
-	if x != nil {
-		return x.Holders
 	}
 	return nil
 }
@@ -2112,6 +2310,27 @@ func (x *Heap) GetLastScrubUnixMillis() int64 {
 	return 0
 }
 
+func (x *Heap) GetHomes() []*Home {
+	if x != nil {
+		return x.Homes
+	}
+	return nil
+}
+
+func (x *Heap) GetRecallSeq() uint64 {
+	if x != nil {
+		return x.RecallSeq
+	}
+	return 0
+}
+
+func (x *Heap) GetRecallMarks() []*RecallMark {
+	if x != nil {
+		return x.RecallMarks
+	}
+	return nil
+}
+
 // Array is a part of the index.
 type Array struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2124,7 +2343,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2355,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2368,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -2173,29 +2392,31 @@ func (x *Array) GetReturned() uint64 {
 	return 0
 }
 
-type Holder struct {
+// Home says that a run is a session's own.
+type Home struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Extent        uint32                 `protobuf:"varint,1,opt,name=extent,proto3" json:"extent,omitempty"`
-	SessionId     uint32                 `protobuf:"varint,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Unit          uint32                 `protobuf:"varint,1,opt,name=unit,proto3" json:"unit,omitempty"`
+	Units         uint32                 `protobuf:"varint,2,opt,name=units,proto3" json:"units,omitempty"`
+	SessionId     uint32                 `protobuf:"varint,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Holder) Reset() {
-	*x = Holder{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+func (x *Home) Reset() {
+	*x = Home{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Holder) String() string {
+func (x *Home) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Holder) ProtoMessage() {}
+func (*Home) ProtoMessage() {}
 
-func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+func (x *Home) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,38 +2427,99 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Holder.ProtoReflect.Descriptor instead.
-func (*Holder) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+// Deprecated: Use Home.ProtoReflect.Descriptor instead.
+func (*Home) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
-func (x *Holder) GetExtent() uint32 {
+func (x *Home) GetUnit() uint32 {
 	if x != nil {
-		return x.Extent
+		return x.Unit
 	}
 	return 0
 }
 
-func (x *Holder) GetSessionId() uint32 {
+func (x *Home) GetUnits() uint32 {
+	if x != nil {
+		return x.Units
+	}
+	return 0
+}
+
+func (x *Home) GetSessionId() uint32 {
 	if x != nil {
 		return x.SessionId
 	}
 	return 0
 }
 
-// Recall is an extent on its way to being free as a whole.
-type Recall struct {
+type RecallMark struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Extent        uint32                 `protobuf:"varint,1,opt,name=extent,proto3" json:"extent,omitempty"`
-	Scanned       bool                   `protobuf:"varint,2,opt,name=scanned,proto3" json:"scanned,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // E when the scan was done
+	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecallMark) Reset() {
+	*x = RecallMark{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecallMark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecallMark) ProtoMessage() {}
+
+func (x *RecallMark) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
+func (*RecallMark) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RecallMark) GetExtent() uint32 {
+	if x != nil {
+		return x.Extent
+	}
+	return 0
+}
+
+func (x *RecallMark) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+// Recall is an extent on its way to being free as a whole.
+type Recall struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Extent  uint32                 `protobuf:"varint,1,opt,name=extent,proto3" json:"extent,omitempty"`
+	Scanned bool                   `protobuf:"varint,2,opt,name=scanned,proto3" json:"scanned,omitempty"`
+	Epoch   uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // E when the scan was done
+	// In place: what was linked when it was scanned, and stays.
+	Kept          *dirpb.UnitRuns `protobuf:"bytes,4,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2531,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2544,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -2286,6 +2568,13 @@ func (x *Recall) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *Recall) GetKept() *dirpb.UnitRuns {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
 // Job is the row of a background job.
 type Job struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2297,7 +2586,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2598,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2611,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -2344,16 +2633,14 @@ type Run struct {
 	Unit  uint32                 `protobuf:"varint,1,opt,name=unit,proto3" json:"unit,omitempty"`
 	Units uint32                 `protobuf:"varint,2,opt,name=units,proto3" json:"units,omitempty"`
 	// 0: fresh. Otherwise E + 1 of the return.
-	Returned uint64 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"`
-	// Not 0: stays until no session with a smaller id is left.
-	Until         uint32 `protobuf:"varint,4,opt,name=until,proto3" json:"until,omitempty"`
+	Returned      uint64 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2652,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2665,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -2402,13 +2689,6 @@ func (x *Run) GetReturned() uint64 {
 	return 0
 }
 
-func (x *Run) GetUntil() uint32 {
-	if x != nil {
-		return x.Until
-	}
-	return 0
-}
-
 type Session struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Id               uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2427,7 +2707,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2719,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2732,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Session) GetId() uint32 {
@@ -2535,7 +2815,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2827,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2840,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -2587,7 +2867,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2599,7 +2879,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2612,7 +2892,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Row) GetKey() []byte {
@@ -2639,7 +2919,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2931,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2944,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -2686,7 +2966,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xe2\v\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\x97\f\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -2717,7 +2997,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\vremove_node\x18\x17 \x01(\v2\x16.kvd.fsm.v1.RemoveNodeH\x00R\n" +
 	"removeNode\x123\n" +
 	"\tcreate_pg\x18\x18 \x01(\v2\x14.kvd.fsm.v1.CreatePGH\x00R\bcreatePg\x12L\n" +
-	"\rset_namespace\x18\x19 \x01(\v2%.kvd.directory.v1.SetNamespaceRequestH\x00R\fsetNamespaceB\x04\n" +
+	"\rset_namespace\x18\x19 \x01(\v2%.kvd.directory.v1.SetNamespaceRequestH\x00R\fsetNamespace\x123\n" +
+	"\ttake_back\x18\x1a \x01(\v2\x14.kvd.fsm.v1.TakeBackH\x00R\btakeBackB\x04\n" +
 	"\x02op\"F\n" +
 	"\x04Init\x12\x1d\n" +
 	"\n" +
@@ -2748,7 +3029,21 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
 	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06leaked\x18\x04 \x01(\bR\x06leaked\"1\n" +
+	"\x06leaked\x18\x04 \x01(\bR\x06leaked\"F\n" +
+	"\bTakeBack\x12$\n" +
+	"\x04runs\x18\x01 \x03(\v2\x10.kvd.fsm.v1.BackR\x04runs\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\xae\x01\n" +
+	"\x04Back\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\rR\n" +
+	"generation\x12\x12\n" +
+	"\x04unit\x18\x03 \x01(\rR\x04unit\x12\x14\n" +
+	"\x05units\x18\x04 \x01(\rR\x05units\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x05 \x01(\rR\tsessionId\x12\x14\n" +
+	"\x05fresh\x18\x06 \x01(\bR\x05fresh\x12\x12\n" +
+	"\x04mark\x18\a \x01(\x04R\x04mark\"1\n" +
 	"\x0eExpireSessions\x12\x1f\n" +
 	"\vsession_ids\x18\x01 \x03(\rR\n" +
 	"sessionIds\"j\n" +
@@ -2780,7 +3075,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"StartLeave\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x17\n" +
-	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"\xe9\x01\n" +
+	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"\x87\x03\n" +
 	"\bStartJob\x12-\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12\x13\n" +
 	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x19\n" +
@@ -2788,13 +3083,21 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\ftarget_pg_id\x18\x04 \x01(\rR\n" +
 	"targetPgId\x12\x14\n" +
 	"\x05split\x18\x05 \x01(\bR\x05split\x12\x16\n" +
-	"\x06extent\x18\x06 \x01(\rR\x06extent\x12\x16\n" +
 	"\x06repair\x18\a \x01(\bR\x06repair\x12\x16\n" +
-	"\x06reason\x18\b \x01(\tR\x06reason\"@\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12\x18\n" +
+	"\aextents\x18\t \x03(\rR\aextents\x12\x19\n" +
+	"\bin_place\x18\n" +
+	" \x01(\bR\ainPlace\x12\x14\n" +
+	"\x05count\x18\v \x01(\bR\x05count\x12\x1f\n" +
+	"\vwindow_unit\x18\f \x01(\rR\n" +
+	"windowUnit\x12!\n" +
+	"\fwindow_units\x18\r \x01(\rR\vwindowUnits\x12\x1f\n" +
+	"\vwindow_most\x18\x0e \x01(\rR\n" +
+	"windowMostJ\x04\b\x06\x10\a\"@\n" +
 	"\bClaimJob\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x15\n" +
-	"\x06job_id\x18\x02 \x01(\rR\x05jobId\"\xc7\x01\n" +
+	"\x06job_id\x18\x02 \x01(\rR\x05jobId\"\xe4\x01\n" +
 	"\x06EndJob\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x15\n" +
@@ -2803,7 +3106,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x06report\x18\x04 \x01(\v2\x1b.kvd.directory.v1.JobReportR\x06report\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x1f\n" +
 	"\vunix_millis\x18\x06 \x01(\x03R\n" +
-	"unixMillis\"n\n" +
+	"unixMillis\x12\x1b\n" +
+	"\tmin_epoch\x18\a \x01(\x04R\bminEpoch\"n\n" +
 	"\fFinishRecall\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06extent\x18\x02 \x01(\rR\x06extent\x12\x14\n" +
@@ -2838,46 +3142,53 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
-	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\"\x86\x04\n" +
+	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\"\xc1\x04\n" +
 	"\x04Heap\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\x04R\x05start\x12\x1c\n" +
 	"\twatermark\x18\x03 \x01(\x04R\twatermark\x12\x10\n" +
 	"\x03end\x18\x04 \x01(\x04R\x03end\x12#\n" +
-	"\x04free\x18\x05 \x03(\v2\x0f.kvd.fsm.v1.RunR\x04free\x12#\n" +
-	"\rfirst_session\x18\x06 \x01(\rR\ffirstSession\x12%\n" +
+	"\x04free\x18\x05 \x03(\v2\x0f.kvd.fsm.v1.RunR\x04free\x12%\n" +
 	"\x0efrozen_version\x18\a \x01(\x04R\rfrozenVersion\x12\x1d\n" +
 	"\n" +
 	"index_next\x18\b \x01(\x04R\tindexNext\x120\n" +
 	"\n" +
 	"index_free\x18\t \x03(\v2\x11.kvd.fsm.v1.ArrayR\tindexFree\x12,\n" +
-	"\aholders\x18\n" +
-	" \x03(\v2\x12.kvd.fsm.v1.HolderR\aholders\x12,\n" +
 	"\arecalls\x18\v \x03(\v2\x12.kvd.fsm.v1.RecallR\arecalls\x12\x14\n" +
 	"\x05dirty\x18\f \x01(\bR\x05dirty\x12:\n" +
 	"\n" +
 	"last_scrub\x18\r \x01(\v2\x1b.kvd.directory.v1.JobReportR\tlastScrub\x123\n" +
-	"\x16last_scrub_unix_millis\x18\x0e \x01(\x03R\x13lastScrubUnixMillis\"W\n" +
+	"\x16last_scrub_unix_millis\x18\x0e \x01(\x03R\x13lastScrubUnixMillis\x12&\n" +
+	"\x05homes\x18\x0f \x03(\v2\x10.kvd.fsm.v1.HomeR\x05homes\x12\x1d\n" +
+	"\n" +
+	"recall_seq\x18\x10 \x01(\x04R\trecallSeq\x129\n" +
+	"\frecall_marks\x18\x11 \x03(\v2\x16.kvd.fsm.v1.RecallMarkR\vrecallMarksJ\x04\b\x06\x10\aJ\x04\b\n" +
+	"\x10\v\"W\n" +
 	"\x05Array\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1a\n" +
 	"\bclusters\x18\x02 \x01(\rR\bclusters\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturned\"?\n" +
-	"\x06Holder\x12\x16\n" +
-	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x1d\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturned\"O\n" +
+	"\x04Home\x12\x12\n" +
+	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
+	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x02 \x01(\rR\tsessionId\"P\n" +
+	"session_id\x18\x03 \x01(\rR\tsessionId\"6\n" +
+	"\n" +
+	"RecallMark\x12\x16\n" +
+	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\"\x80\x01\n" +
 	"\x06Recall\x12\x16\n" +
 	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x18\n" +
 	"\ascanned\x18\x02 \x01(\bR\ascanned\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"F\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12.\n" +
+	"\x04kept\x18\x04 \x01(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\"F\n" +
 	"\x03Job\x12'\n" +
 	"\x03job\x18\x01 \x01(\v2\x15.kvd.directory.v1.JobR\x03job\x12\x16\n" +
-	"\x06repair\x18\x02 \x01(\bR\x06repair\"a\n" +
+	"\x06repair\x18\x02 \x01(\bR\x06repair\"Q\n" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturned\x12\x14\n" +
-	"\x05until\x18\x04 \x01(\rR\x05until\"\xda\x02\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xda\x02\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +
@@ -2912,7 +3223,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*Init)(nil),                         // 1: kvd.fsm.v1.Init
@@ -2923,41 +3234,45 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*CreateNamespace)(nil),              // 6: kvd.fsm.v1.CreateNamespace
 	(*OpenSession)(nil),                  // 7: kvd.fsm.v1.OpenSession
 	(*CloseSession)(nil),                 // 8: kvd.fsm.v1.CloseSession
-	(*ExpireSessions)(nil),               // 9: kvd.fsm.v1.ExpireSessions
-	(*ConfirmFence)(nil),                 // 10: kvd.fsm.v1.ConfirmFence
-	(*ReserveEpoch)(nil),                 // 11: kvd.fsm.v1.ReserveEpoch
-	(*GrantExtent)(nil),                  // 12: kvd.fsm.v1.GrantExtent
-	(*ActivatePG)(nil),                   // 13: kvd.fsm.v1.ActivatePG
-	(*PlanJoin)(nil),                     // 14: kvd.fsm.v1.PlanJoin
-	(*StartLeave)(nil),                   // 15: kvd.fsm.v1.StartLeave
-	(*StartJob)(nil),                     // 16: kvd.fsm.v1.StartJob
-	(*ClaimJob)(nil),                     // 17: kvd.fsm.v1.ClaimJob
-	(*EndJob)(nil),                       // 18: kvd.fsm.v1.EndJob
-	(*FinishRecall)(nil),                 // 19: kvd.fsm.v1.FinishRecall
-	(*DrainNode)(nil),                    // 20: kvd.fsm.v1.DrainNode
-	(*RemoveNode)(nil),                   // 21: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 22: kvd.fsm.v1.CreatePG
-	(*Meta)(nil),                         // 23: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 24: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 25: kvd.fsm.v1.Heap
-	(*Array)(nil),                        // 26: kvd.fsm.v1.Array
-	(*Holder)(nil),                       // 27: kvd.fsm.v1.Holder
-	(*Recall)(nil),                       // 28: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 29: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 30: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 31: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 32: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 33: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 34: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 35: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 36: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.RegisterNodeRequest)(nil),    // 37: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 38: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 39: kvd.directory.v1.ReturnedRun
-	(dirpb.JobKind)(0),                   // 40: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 41: kvd.directory.v1.JobReport
-	(*dirpb.Job)(nil),                    // 42: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 43: kvd.directory.v1.SessionLife
+	(*TakeBack)(nil),                     // 9: kvd.fsm.v1.TakeBack
+	(*Back)(nil),                         // 10: kvd.fsm.v1.Back
+	(*ExpireSessions)(nil),               // 11: kvd.fsm.v1.ExpireSessions
+	(*ConfirmFence)(nil),                 // 12: kvd.fsm.v1.ConfirmFence
+	(*ReserveEpoch)(nil),                 // 13: kvd.fsm.v1.ReserveEpoch
+	(*GrantExtent)(nil),                  // 14: kvd.fsm.v1.GrantExtent
+	(*ActivatePG)(nil),                   // 15: kvd.fsm.v1.ActivatePG
+	(*PlanJoin)(nil),                     // 16: kvd.fsm.v1.PlanJoin
+	(*StartLeave)(nil),                   // 17: kvd.fsm.v1.StartLeave
+	(*StartJob)(nil),                     // 18: kvd.fsm.v1.StartJob
+	(*ClaimJob)(nil),                     // 19: kvd.fsm.v1.ClaimJob
+	(*EndJob)(nil),                       // 20: kvd.fsm.v1.EndJob
+	(*FinishRecall)(nil),                 // 21: kvd.fsm.v1.FinishRecall
+	(*DrainNode)(nil),                    // 22: kvd.fsm.v1.DrainNode
+	(*RemoveNode)(nil),                   // 23: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 24: kvd.fsm.v1.CreatePG
+	(*Meta)(nil),                         // 25: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 26: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 27: kvd.fsm.v1.Heap
+	(*Array)(nil),                        // 28: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 29: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 30: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 31: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 32: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 33: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 34: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 35: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 36: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 37: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 38: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 39: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.RegisterNodeRequest)(nil),    // 40: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 41: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 42: kvd.directory.v1.ReturnedRun
+	(dirpb.JobKind)(0),                   // 43: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 44: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 45: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 46: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 47: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	1,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -2965,45 +3280,49 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	4,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	5,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	35, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	38, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
 	6,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
 	7,  // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
 	8,  // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
-	9,  // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
-	10, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
-	11, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
-	12, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
-	13, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
-	14, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
-	15, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
-	16, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
-	17, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
-	18, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
-	19, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
-	20, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	21, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	22, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	36, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
-	24, // 24: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	37, // 25: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	38, // 26: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	39, // 27: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	40, // 28: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	41, // 29: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	30, // 30: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	26, // 31: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	27, // 32: kvd.fsm.v1.Heap.holders:type_name -> kvd.fsm.v1.Holder
-	28, // 33: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	41, // 34: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	42, // 35: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	43, // 36: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	32, // 37: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	33, // 38: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	39, // [39:39] is the sub-list for method output_type
-	39, // [39:39] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	11, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
+	12, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
+	13, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
+	14, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
+	15, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
+	16, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
+	17, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
+	18, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
+	19, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
+	20, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
+	21, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
+	22, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	23, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	24, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	39, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	9,  // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
+	26, // 25: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	40, // 26: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	41, // 27: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	42, // 28: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	10, // 29: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	43, // 30: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	44, // 31: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	33, // 32: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	28, // 33: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	31, // 34: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	44, // 35: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	29, // 36: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	30, // 37: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	45, // 38: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	46, // 39: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	47, // 40: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	35, // 41: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	36, // 42: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	43, // [43:43] is the sub-list for method output_type
+	43, // [43:43] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -3036,6 +3355,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_RemoveNode)(nil),
 		(*Command_CreatePg)(nil),
 		(*Command_SetNamespace)(nil),
+		(*Command_TakeBack)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3043,7 +3363,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,84 @@
+package janitor
+
+import (
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Runs cover the same units as the pairs that they were made of, ascend and do not meet.
+func TestRunsOf(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		from := rapid.OneOf(rapid.Uint32Range(0, 60), rapid.Uint32Range(layout.ExtentUnits-60, layout.ExtentUnits-1))
+		want := map[uint32]bool{}
+		var pairs []uint32
+		for range rapid.IntRange(0, 30).Draw(t, "places") {
+			lo, n := from.Draw(t, "from"), rapid.Uint32Range(1, 9).Draw(t, "units")
+			pairs = append(pairs, lo, n)
+			for u := lo; u < min(lo+n, layout.ExtentUnits); u++ { // a place ends with its extent
+				want[u] = true
+			}
+		}
+		given := slices.Clone(pairs)
+		got := runsOf(pairs)
+		if !slices.Equal(given, pairs) {
+			t.Fatalf("changed its argument %v to %v", given, pairs)
+		}
+		at := uint32(0)
+		for i := 0; i < len(got); i += 2 {
+			skip, take := got[i], got[i+1]
+			if take == 0 || skip == 0 && i > 0 {
+				t.Fatalf("%v of %v: run %d is empty or meets the one before", got, pairs, i/2)
+			}
+			at += skip
+			for range take {
+				if !want[at] {
+					t.Fatalf("%v of %v: unit %d was in no place", got, pairs, at)
+				}
+				delete(want, at)
+				at++
+			}
+		}
+		if len(want) > 0 || at > layout.ExtentUnits || len(got)%2 != 0 {
+			t.Fatalf("%v of %v: left out %v", got, pairs, want)
+		}
+	})
+}
+
+// The report of a recall in place lists what stays in its extents, of each once, whatever
+// the order in which it was found; that of another job lists nothing.
+func TestReport(t *testing.T) {
+	const e = layout.ExtentUnits
+	job := &dirpb.Job{Kind: dirpb.JobKind_JOB_RECALL, Extents: []uint32{3, 1, 7}, InPlace: true}
+	found := []*index.Work{
+		{Records: 2, Units: 30, Synced: 1, Linked: map[uint32]uint32{1: 10, 3: 20}, Kept: []index.UnitRun{{Unit: e + 100, Units: 10}, {Unit: 3*e + 50, Units: 20}}},
+		{Records: 1, Units: 5, Lost: 1, Linked: map[uint32]uint32{1: 5}, Kept: []index.UnitRun{{Unit: e + 95, Units: 5}, {Unit: 9 * e, Units: 1}}},
+		{Linked: map[uint32]uint32{1: 4}, Kept: []index.UnitRun{{Unit: 2*e - 4, Units: 4}, {Unit: e, Units: 4}}},
+	}
+	want := &dirpb.JobReport{Groups: 3, Records: 3, Bytes: 35 * layout.UnitSize, SyncedWords: 1, LostRecords: 1, LinkedUnits: []uint32{0, 19, 0, 20},
+		Kept: []*dirpb.UnitRuns{{Extent: 3, SkipTake: []uint32{50, 20}}, {Extent: 1, SkipTake: []uint32{0, 4, 91, 15, e - 4 - 110, 4}}, {Extent: 7}}}
+	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
+		r := Begin(job)
+		for _, i := range order {
+			Add(r, found[i])
+		}
+		Finish(r)
+		if !proto.Equal(r, want) {
+			t.Errorf("in order %v: %v, want %v", order, r, want)
+		}
+	}
+	for _, job := range []*dirpb.Job{{Kind: dirpb.JobKind_JOB_RECALL, Extents: []uint32{1}}, {Kind: dirpb.JobKind_JOB_SCRUB, Count: true}} {
+		r := Begin(job)
+		Add(r, found[0])
+		Finish(r)
+		if len(r.Kept) != 0 || r.Records != 2 {
+			t.Errorf("%v: reports %v", job, r)
+		}
+	}
+}

@@ -1,0 +1,684 @@
+package session
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Agenda is what a session must ask of its directory, and when: renewals of its lease,
+// with which it acknowledges maps and hands memory back, and grants of memory. It is a
+// machine without I/O, clocks or goroutines, in the manner of server/lead: [Agenda.Due]
+// gives what is to be asked now, whoever performs it calls [Agenda.Answer] once with what
+// came of it, and [Agenda.Next] is when to look again. The client performs it with
+// goroutines, the simulator as choices.
+//
+// Memory goes home by these rules (docs/protocol.md, "Memory goes home"): what a request
+// hands back is forgotten before it is sent and never put back, whatever becomes of the
+// request; renewals are numbered, and only the reply to the latest one brings places, once;
+// a map is acknowledged by a renewal and nowhere else, and not while a grant is under way
+// that was asked for under an older one.
+//
+// Its methods may be called concurrently.
+type Agenda struct {
+	core *Core
+	o    AgendaOptions
+
+	mu struct {
+		sync.Mutex
+		term uint64 // the greatest that the directory has shown
+
+		renewing bool   // one is under way
+		number   uint64 // of the latest renewal, also Core's count of them
+		next     int64  // when one is due anyway
+		hurry    bool
+		told     acks
+		ackAt    int64 // when what is not acknowledged is looked at again, 0: never
+		ackPause int64
+		backlog  bool // the last one could not take all that is to go
+
+		wants  map[uint32]uint32 // units of the largest place that is missed, by placement group
+		grants map[uint32]*grant // under way, by placement group
+		early  []*dirpb.GrantExtentReply
+		ending bool // no more grants are asked for
+		unsure bool // more may have been granted than was taken in
+		pgs    map[uint32]*agendaPG
+		held   int64 // when it was told what the session holds
+	}
+	handedBack, returned, received, refused atomic.Uint64
+}
+
+// AgendaOptions configure an Agenda; durations in nanoseconds.
+type AgendaOptions struct {
+	// Renew is the time between two renewals.
+	Renew int64
+	// Term is the directory's at the opening of the session.
+	Term uint64
+	// RefusedPause is how soon a grant is asked for again that found nothing.
+	RefusedPause int64
+	// ReadOnly: it needs no memory.
+	ReadOnly bool
+}
+
+// AskKind is what an Ask is about.
+type AskKind uint8
+
+const (
+	AskRenew AskKind = 1 + iota
+	AskGrant
+)
+
+// Ask is one request to the directory.
+type Ask struct {
+	Kind  AskKind
+	Renew *dirpb.RenewRequest       // AskRenew
+	Grant *dirpb.GrantExtentRequest // AskGrant
+	grant *grant
+}
+
+// Reply is what came of an Ask: of its kind, or Err.
+type Reply struct {
+	Renew *dirpb.RenewReply
+	Grant *dirpb.GrantExtentReply
+	Err   error
+	// Sent is when the request that was answered was sent (Options.Nanos).
+	Sent int64
+}
+
+// acks is what a renewal says of map versions.
+type acks struct{ acked, quiesced uint64 }
+
+// grant is a call under way.
+type grant struct {
+	view  uint64 // map version under which it was asked for
+	units uint32 // of a place
+}
+
+// agendaPG is what the Agenda knows of a placement group.
+type agendaPG struct {
+	grow     uint32 // units to ask for next
+	notUntil int64  // no grant is asked for before
+	samples  [4]sample
+	own      int64  // when own memory was last looked at for what is too much
+	lacked   uint32 // units of the largest place that was missed lately, and when
+	lackedAt int64
+	told     *dirpb.Held
+}
+
+// sample is Flow.Taken at a time.
+type sample struct {
+	at    int64
+	taken uint64
+}
+
+const (
+	firstGrant = 1 << 14 // units: 1 MiB
+	maxGrant   = layout.ExtentUnits
+
+	// A renewal hands back so many places at most, and more where memory is short.
+	handBacks, handBacksShort = 1 << 14, 1 << 15
+	// It returns so many own runs at most, none shorter than leastReturn units unless memory
+	// is short.
+	returnsMost, leastReturn = 1 << 10, 64
+
+	// lackedFor is how long a session that missed memory keeps what it could have used.
+	lackedFor = int64(3 * time.Second)
+
+	sampleEvery = int64(time.Second)
+	heldEvery   = int64(time.Second)
+	heldShort   = int64(200 * time.Millisecond)
+	// ackPause is how soon operations of an older map are looked at again, at first.
+	ackPause = int64(500 * time.Microsecond)
+)
+
+// NewAgenda makes the agenda of a session that was just opened.
+func NewAgenda(c *Core, o AgendaOptions) *Agenda {
+	a := &Agenda{core: c, o: o}
+	a.mu.term = o.Term
+	a.mu.ackPause = ackPause
+	a.mu.wants, a.mu.grants, a.mu.pgs = map[uint32]uint32{}, map[uint32]*grant{}, map[uint32]*agendaPG{}
+	a.mu.next = c.opts.Nanos() + o.Renew
+	return a
+}
+
+// WantMemory notes that an operation misses a place of so many units.
+func (a *Agenda) WantMemory(pg, units uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.wants[pg] = max(a.mu.wants[pg], units)
+}
+
+// Ending has no grant asked for any more, and reports whether none is under way: what
+// comes of it is lost to a session that closes before.
+func (a *Agenda) Ending() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.ending = true
+	return len(a.mu.grants) == 0
+}
+
+// Hurry makes a renewal due: what is in limbo is waited for.
+func (a *Agenda) Hurry() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.hurry = true
+}
+
+// NewMap notes that a map was installed.
+func (a *Agenda) NewMap() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.ackPause = ackPause
+}
+
+// Due gives what is to be asked now, each to be answered once; see DueGrants and
+// DueRenewal.
+func (a *Agenda) Due(oldest func() (epoch uint64, ok bool)) []Ask {
+	asks := a.DueGrants()
+	if q, ok := a.DueRenewal(oldest); ok {
+		asks = append(asks, q)
+	}
+	return asks
+}
+
+// DueGrants gives the grants that are to be asked for now, one of a placement group at a
+// time.
+func (a *Agenda) DueGrants() (asks []Ask) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.core.opts.Nanos()
+	a.takeEarly()
+	for _, pg := range slices.Sorted(maps.Keys(a.mu.wants)) {
+		if q, ok := a.grantDue(pg, now); ok {
+			asks = append(asks, q)
+		}
+	}
+	return asks
+}
+
+// DueRenewal gives the renewal that is to be sent now, one at a time. oldest is the least
+// reclaim epoch at the start of an operation under way, if there is one; lanes have been
+// pumped.
+func (a *Agenda) DueRenewal(oldest func() (epoch uint64, ok bool)) (Ask, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.core.opts.Nanos()
+	if !a.renewalDue(now) {
+		return Ask{}, false
+	}
+	return a.renewal(now, oldest), true
+}
+
+// Next is when something is due if nothing happens before (Options.Nanos).
+func (a *Agenda) Next() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := int64(math.MaxInt64)
+	if !a.mu.renewing {
+		next = a.mu.next
+		if at := a.mu.ackAt; at != 0 {
+			next = min(next, at)
+		}
+	}
+	for pg := range a.mu.wants {
+		if p := a.mu.pgs[pg]; p != nil && a.askable(pg) {
+			next = min(next, p.notUntil)
+		}
+	}
+	return next
+}
+
+// acked is what may be acknowledged now: no operation of an older map is under way, nor
+// a grant.
+func (a *Agenda) acked() acks {
+	acked, quiesced := a.core.Acked()
+	for _, g := range a.mu.grants {
+		acked = min(acked, g.view)
+	}
+	return acks{acked, quiesced}
+}
+
+// renewalDue reports whether a renewal is to be sent now.
+func (a *Agenda) renewalDue(now int64) bool {
+	if a.mu.renewing {
+		return false
+	}
+	k := a.acked()
+	a.mu.ackAt = 0
+	if v := a.core.View(); v != nil && (k.acked < v.Version || k.quiesced < v.Version) {
+		a.mu.ackAt = now + a.mu.ackPause
+		a.mu.ackPause = min(2*a.mu.ackPause, max(a.o.Renew, 1))
+	}
+	// A map change waits for every session, so a new map is acknowledged at once.
+	return a.mu.hurry || now >= a.mu.next || k != a.mu.told
+}
+
+// renewal makes a renewal, which begins here: what it hands back is forgotten.
+func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
+	k := a.acked()
+	q := &dirpb.RenewRequest{SessionId: a.core.opts.Session, ReportEpoch: a.core.Epoch(),
+		AckedMapVersion: k.acked, QuiescedMapVersion: k.quiesced, Term: a.mu.term}
+	if e, ok := oldest(); ok && e < q.ReportEpoch {
+		q.ReportEpoch = e
+	}
+	if !a.o.ReadOnly {
+		a.handBack(q, now)
+	}
+	a.mu.told, a.mu.hurry, a.mu.renewing = k, false, true
+	a.mu.number = a.core.BeginRenew()
+	q.Number = a.mu.number
+	return Ask{Kind: AskRenew, Renew: q}
+}
+
+// Again makes another try of a renewal whose fate is not known: a renewal of its own,
+// whose reply covers what was unlinked before it is sent, and without what the first one
+// handed back. It does not answer the first.
+func (a *Agenda) Again(first Ask) Ask {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q := first.Renew
+	a.untold()
+	a.mu.number = a.core.BeginRenew()
+	return Ask{Kind: AskRenew, Renew: &dirpb.RenewRequest{SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
+		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number}}
+}
+
+// Answer takes what came of an Ask.
+func (a *Agenda) Answer(q Ask, r Reply) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.core.opts.Nanos()
+	if q.Kind == AskGrant {
+		a.granted(q, r, now)
+		return
+	}
+	latest := q.Renew.Number == a.mu.number
+	if latest {
+		a.mu.renewing = false
+		a.mu.next = now + a.o.Renew
+	}
+	if r.Err != nil {
+		a.mu.told = acks{} // said again with the next one
+		a.untold()
+		return
+	}
+	p := r.Renew
+	a.core.EndRenew(q.Renew.Number, p.GetEpoch(), p.GetMinEpoch(), r.Sent+int64(p.GetLeaseMillis())*int64(time.Millisecond))
+	if !latest || p.GetTerm() < a.mu.term {
+		return // another one was sent since, or a leadership answers that has ended
+	}
+	a.mu.next = max(r.Sent+a.o.Renew, now)
+	if a.mu.backlog {
+		a.mu.next = now + a.o.Renew/4
+	}
+	a.mu.term = p.GetTerm()
+	a.supplied(p.GetSupply(), len(q.Renew.Held) > 0)
+	for _, f := range p.GetDeliveries() {
+		unit := uint64(f.GetUnit())
+		for _, x := range f.GetPlaces() {
+			pl := heap.Place{Unit: uint32(unit), Units: x >> 10, Ver: uint16(x & (1<<10 - 1))}
+			if unit += uint64(pl.Units); unit > math.MaxUint32 {
+				break
+			}
+			if a.core.Receive(f.GetPgId(), f.GetGeneration(), pl) {
+				a.received.Add(uint64(pl.Units))
+			} else {
+				a.refused.Add(uint64(pl.Units))
+			}
+		}
+	}
+}
+
+// untold makes the next renewal say what the session holds: the last one may be lost.
+func (a *Agenda) untold() {
+	a.mu.held = 0
+	for _, p := range a.mu.pgs {
+		p.told = nil
+	}
+}
+
+// supplied notes how the placement groups stand; all says whether those that are not named
+// are gone.
+func (a *Agenda) supplied(list []*dirpb.Supply, all bool) {
+	c := a.core
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if all {
+		clear(c.mu.supply)
+	}
+	for pg, s := range c.mu.supply { // not named: it has room again
+		s.Short, s.Give = false, 0
+		c.mu.supply[pg] = s
+	}
+	for _, s := range list {
+		c.mu.supply[s.GetPgId()] = Supply{Known: true, Short: s.GetShort(), Floor: s.GetFloorUnits(), Share: s.GetShareUnits(), Give: s.GetGiveUnits()}
+	}
+}
+
+// Counts are units, over the session's life.
+type Counts struct {
+	HandedBack uint64 // of others' memory, to go home
+	Returned   uint64 // of own memory
+	Received   uint64 // of own memory, come home
+	Refused    uint64 // come home, and not known there
+}
+
+// Counts tells how much memory went which way.
+func (a *Agenda) Counts() Counts {
+	return Counts{a.handedBack.Load(), a.returned.Load(), a.received.Load(), a.refused.Load()}
+}
+
+// Term is the greatest that the directory has shown.
+func (a *Agenda) Term() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.term
+}
+
+// ---- grants ----------------------------------------------------------------
+
+func (a *Agenda) pg(id uint32) *agendaPG {
+	p := a.mu.pgs[id]
+	if p == nil {
+		p = &agendaPG{}
+		a.mu.pgs[id] = p
+	}
+	return p
+}
+
+// grantDue makes a grant that is wanted, if none is under way for the placement group.
+func (a *Agenda) grantDue(pg uint32, now int64) (Ask, bool) {
+	p, units := a.pg(pg), a.mu.wants[pg]
+	if now < p.notUntil || !a.askable(pg) {
+		return Ask{}, false
+	}
+	delete(a.mu.wants, pg)
+	g := &grant{view: a.core.View().Version, units: units}
+	a.mu.grants[pg] = g
+	return Ask{Kind: AskGrant, grant: g, Grant: &dirpb.GrantExtentRequest{SessionId: a.core.opts.Session, PgId: pg,
+		WantUnits: max(p.grow, firstGrant, units), PlaceUnits: units}}, true
+}
+
+// askable reports whether a grant may be asked for: none is under way or waits for the
+// session's map, the session does not end, which has the placement group. Only an answer or a map changes that.
+func (a *Agenda) askable(pg uint32) bool {
+	v := a.core.View()
+	return !a.mu.ending && a.mu.grants[pg] == nil && v != nil && v.pg(pg) != nil && !a.isEarly(pg)
+}
+
+func (a *Agenda) granted(q Ask, r Reply, now int64) {
+	pg := q.Grant.GetPgId()
+	p := a.pg(pg)
+	delete(a.mu.grants, pg)
+	if r.Err != nil {
+		a.mu.unsure = true
+		p.notUntil = now + a.o.RefusedPause
+		return // renewals make those who wait ask again
+	}
+	if r.Grant.GetTerm() < a.mu.term {
+		a.mu.unsure = true
+		return // of a leadership that has ended
+	}
+	if len(r.Grant.GetRuns()) == 0 {
+		p.grow, p.notUntil = q.grant.units, now+a.o.RefusedPause
+		if now-p.lackedAt >= lackedFor {
+			p.lacked = 0
+		}
+		p.lacked, p.lackedAt = max(p.lacked, q.grant.units), max(now, 1)
+		if a.core.Idle(pg, r.Grant.GetComingUnits()) {
+			return // a cache waits rather than evict
+		}
+		a.core.SetExhausted(pg)
+		a.core.SetFull(pg, r.Grant.GetComingUnits() == 0)
+		return
+	}
+	a.core.SetFull(pg, false)
+	p.grow = min(2*q.Grant.GetWantUnits(), maxGrant)
+	a.mu.early = append(a.mu.early, r.Grant)
+	a.takeEarly()
+}
+
+// isEarly reports whether a grant of a placement group waits for the session's map.
+func (a *Agenda) isEarly(pg uint32) bool {
+	return slices.ContainsFunc(a.mu.early, func(r *dirpb.GrantExtentReply) bool { return r.Runs[0].GetPgId() == pg })
+}
+
+// isAhead reports whether a run was granted under a newer map than v, in which its
+// placement group began anew or its extent is not being recalled any more.
+func isAhead(v *View, r *dirpb.GrantExtentReply, x *dirpb.ReturnedRun) bool {
+	if v == nil || v.Version >= r.GetMapVersion() {
+		return v == nil
+	}
+	pg := v.pg(x.GetPgId())
+	return pg == nil || pg.Generation < x.GetGeneration() || pg.IsRecalled(x.GetUnit())
+}
+
+// takeEarly takes in what was granted, but for what the session's map is too old for.
+func (a *Agenda) takeEarly() {
+	v := a.core.View()
+	a.mu.early = slices.DeleteFunc(a.mu.early, func(r *dirpb.GrantExtentReply) bool {
+		if slices.ContainsFunc(r.GetRuns(), func(x *dirpb.ReturnedRun) bool { return isAhead(v, r, x) }) {
+			return false
+		}
+		for _, x := range r.GetRuns() {
+			pg := v.pg(x.GetPgId())
+			if pg == nil || pg.Generation != x.GetGeneration() {
+				continue
+			}
+			if x.GetUnit() < pg.HeapLo || x.GetUnits() > pg.HeapHi-x.GetUnit() {
+				a.refused.Add(uint64(x.GetUnits()))
+				continue
+			}
+			if err := a.core.AddRun(x.GetPgId(), x.GetGeneration(), x.GetUnit(), x.GetUnits()); err != nil {
+				a.refused.Add(uint64(x.GetUnits()))
+				if a.core.opts.Broken != nil {
+					a.core.opts.Broken(fmt.Errorf("grant of placement group %d: %w", x.GetPgId(), err))
+				}
+			}
+		}
+		return true
+	})
+}
+
+// ---- what goes back ----------------------------------------------------------
+
+// handBack puts into a renewal what the session has no use for: free places of others'
+// memory, then own runs. It keeps what it used in the last seconds, and a floor.
+func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
+	v := a.core.View()
+	a.mu.backlog = false
+	tell, news := a.mu.held == 0 || now-a.mu.held >= heldEvery, false
+	for _, m := range a.core.Heaps() {
+		// Where memory is short the directory must know soon who has how much.
+		if short := a.core.supplyOf(m.PG).Short; short && now-a.mu.held >= heldShort || a.pg(m.PG).told == nil {
+			tell, news = true, true
+		}
+	}
+	if tell {
+		a.mu.held = max(now, 1)
+	}
+	places := handBacks
+	var held []*dirpb.Held
+	for _, m := range a.core.Heaps() {
+		if v == nil || v.pg(m.PG) == nil || v.pg(m.PG).Generation != m.Generation {
+			continue
+		}
+		p, f, s := a.pg(m.PG), a.core.Flow(m.PG, m.Generation), a.core.supplyOf(m.PG)
+		if f == nil {
+			continue
+		}
+		p.sample(now, f.Taken())
+		if s.Short {
+			places = max(places, handBacksShort)
+		}
+		a.foreign(q, m, p, f, s, &places, now)
+		a.surplus(q, m, p, f, s, now)
+		if tell {
+			h := heldOf(m, f)
+			news = news || !sameHeld(p.told, h)
+			p.told = h
+			held = append(held, h)
+		}
+	}
+	if news {
+		q.Held = held
+	}
+}
+
+func heldOf(m Memory, f *Flow) *dirpb.Held {
+	st := m.Heap.Stats()
+	// What is free or in limbo, and what is linked, is counted by one account; how much of the
+	// former is which is as of the last renewal.
+	net, supply := f.Net(), uint64(max(f.Supply(), 0))
+	limbo := min(f.Limbo(), supply)
+	foreign := min(st.ForeignFree, supply-limbo)
+	return &dirpb.Held{PgId: m.PG, Generation: m.Generation, OwnUnits: st.Granted, FreeUnits: supply - limbo - foreign,
+		ForeignUnits: foreign, LimboUnits: limbo, NetUnits: net}
+}
+
+func sameHeld(a, b *dirpb.Held) bool {
+	return a != nil && a.Generation == b.Generation && a.OwnUnits == b.OwnUnits && a.FreeUnits == b.FreeUnits &&
+		a.ForeignUnits == b.ForeignUnits && a.LimboUnits == b.LimboUnits && a.NetUnits == b.NetUnits
+}
+
+// foreign hands back free places that others were granted, but for as many as the session
+// used lately.
+func (a *Agenda) foreign(q *dirpb.RenewRequest, m Memory, p *agendaPG, f *Flow, s Supply, places *int, now int64) {
+	free, keep := m.Heap.Stats().ForeignFree, p.used(now, f.Taken(), s.Short)
+	if free <= keep || *places <= 0 {
+		a.mu.backlog = a.mu.backlog || free > keep
+		return
+	}
+	list := m.Heap.TakeForeign(*places, free-keep)
+	*places -= len(list)
+	a.mu.backlog = a.mu.backlog || *places <= 0
+	q.HandBacks = append(q.HandBacks, freePlaces(m, list)...)
+	n := uint64(0)
+	for _, x := range list {
+		n += uint64(x.Units)
+	}
+	a.handedBack.Add(n)
+	f.add(-int64(n), 0, 0)
+}
+
+// freePlaces makes messages of places, ascending.
+func freePlaces(m Memory, list []heap.Place) (out []*dirpb.FreePlaces) {
+	end := uint32(0)
+	for _, x := range list {
+		k := len(out) - 1
+		if k < 0 || x.Unit != end || x.Unit%layout.ExtentUnits == 0 {
+			out = append(out, &dirpb.FreePlaces{PgId: m.PG, Generation: m.Generation, Unit: x.Unit})
+			k++
+		}
+		out[k].Places = append(out[k].Places, x.Units<<10|uint32(x.Ver))
+		end = x.Unit + x.Units
+	}
+	return out
+}
+
+// surplus returns own memory that the session has no use for.
+func (a *Agenda) surplus(q *dirpb.RenewRequest, m Memory, p *agendaPG, f *Flow, s Supply, now int64) {
+	if !s.Known || !s.Short && (a.mu.wants[m.PG] > 0 || a.mu.grants[m.PG] != nil) {
+		return // the session lacks memory itself
+	}
+	free := m.Heap.Stats().Free
+	lacks := s.Short && p.lackedAt != 0 && now-p.lackedAt < lackedFor
+	used := p.used(now, f.Taken(), s.Short && !lacks)
+	keep, least := max(s.Floor, used), uint32(leastReturn)
+	switch {
+	case lacks:
+		// What it has free and does not use is too short for its records, and has to be put
+		// together with what others have.
+	case s.Short:
+		// Others lack memory: what is used goes round faster then.
+		keep, least = max(s.Floor, min(used, free/2)), 1
+	case free < keep+max(keep/2, firstGrant) || now-p.own < sampleEvery:
+		return
+	}
+	keep -= min(keep, s.Give)
+	if free <= keep || len(q.Returns) >= returnsMost {
+		return
+	}
+	p.own = now
+	n := uint64(0)
+	var runs []heap.Run
+	if most := returnsMost - len(q.Returns); lacks {
+		runs = m.Heap.TakeShort(free-keep, p.lacked, most)
+	} else {
+		runs = m.Heap.TakeOwn(free-keep, least, most)
+	}
+	for _, r := range runs {
+		q.Returns = append(q.Returns, &dirpb.ReturnedRun{PgId: m.PG, Generation: m.Generation, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh})
+		n += uint64(r.Units)
+	}
+	a.returned.Add(n)
+	f.add(-int64(n), 0, 0)
+}
+
+// sample notes what was taken, about once a second.
+func (p *agendaPG) sample(now int64, taken uint64) {
+	if now-p.samples[0].at < sampleEvery && p.samples[0].at != 0 {
+		return
+	}
+	copy(p.samples[1:], p.samples[:])
+	p.samples[0] = sample{max(now, 1), taken}
+}
+
+// used is how many units were taken in the last three or four seconds, or, in haste, in
+// the last one or two.
+func (p *agendaPG) used(now int64, taken uint64, haste bool) uint64 {
+	i := len(p.samples) - 1
+	if haste {
+		i = 1
+	}
+	for i > 0 && p.samples[i].at == 0 {
+		i--
+	}
+	return taken - min(taken, p.samples[i].taken)
+}
+
+// Close gives what a session that closes hands back, once its lanes have given back all
+// that they had: the request is complete but for the session's and its leak.
+func (a *Agenda) Close() *dirpb.CloseSessionRequest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q := &dirpb.CloseSessionRequest{SessionId: a.core.opts.Session, Leaked: a.core.Leaked() || a.mu.unsure || len(a.mu.grants) > 0}
+	v := a.core.View()
+	a.takeEarly()
+	for _, r := range a.mu.early {
+		q.Runs = append(q.Runs, r.GetRuns()...) // of a map that the session has not seen
+	}
+	a.mu.early = nil
+	for _, m := range a.core.Heaps() {
+		if v == nil || v.pg(m.PG) == nil || v.pg(m.PG).Generation != m.Generation {
+			continue
+		}
+		own, foreign := m.Heap.Drain()
+		for _, r := range own {
+			if len(q.Runs) < maxReturned {
+				q.Runs = append(q.Runs, &dirpb.ReturnedRun{PgId: m.PG, Generation: m.Generation, Unit: r.Unit, Units: r.Units, Fresh: r.Fresh})
+				a.returned.Add(uint64(r.Units))
+			}
+		}
+		foreign = foreign[:min(len(foreign), maxReturned)]
+		q.HandBacks = append(q.HandBacks, freePlaces(m, foreign)...)
+		for _, x := range foreign {
+			a.handedBack.Add(uint64(x.Units))
+		}
+		if f := a.core.Flow(m.PG, m.Generation); f != nil {
+			q.Held = append(q.Held, &dirpb.Held{PgId: m.PG, Generation: m.Generation, NetUnits: f.Net()})
+		}
+	}
+	return q
+}
+
+// maxReturned bounds what one session hands back as it closes; recall finds the rest.
+const maxReturned = 1 << 16

@@ -1,0 +1,633 @@
+package session_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/sim"
+)
+
+const (
+	second     = int64(1e9)
+	renewEvery = second / 4
+	pause      = second / 100
+	heapLo     = layout.RegionPageSize / layout.UnitSize
+)
+
+var errLost = errors.New("lost")
+
+// agenda is a session with one lane that has nothing to do, its agenda, and a clock.
+type agenda struct {
+	*session.Agenda
+	t    *testing.T
+	core *session.Core
+	now  int64
+}
+
+func newAgenda(t *testing.T) *agenda {
+	a := &agenda{t: t, now: second}
+	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
+	core, err := session.NewCore(session.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
+		Nanos: func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(core.Close(), d.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	a.core = core
+	a.Agenda = session.NewAgenda(core, session.AgendaOptions{Renew: renewEvery, Term: 4, RefusedPause: pause})
+	return a
+}
+
+// view installs a map with placement group 1, and its lane sees it.
+func (a *agenda) view(version uint64, generation uint32, recalled ...uint32) {
+	a.t.Helper()
+	v, err := session.ViewOf(&dirpb.Map{Version: version, Pgs: []*dirpb.PlacementGroup{{
+		Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
+		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize, Generation: generation, Recalled: recalled,
+	}}}, 1)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.core.InstallView(v)
+	a.NewMap()
+	a.core.Lanes()[0].Pump()
+}
+
+func (a *agenda) heap() *heap.Heap { return a.core.HeapOf(&a.core.View().PGs[1].PG) }
+
+func none() (uint64, bool) { return 0, false }
+
+// renewal is the renewal that is due.
+func (a *agenda) renewal() session.Ask {
+	a.t.Helper()
+	q, ok := a.DueRenewal(none)
+	if !ok {
+		a.t.Fatal("no renewal is due")
+	}
+	return q
+}
+
+func (a *agenda) idle() {
+	a.t.Helper()
+	if asks := a.Due(none); len(asks) > 0 {
+		a.t.Fatalf("due is %v", asks)
+	}
+}
+
+// answer answers a renewal.
+func (a *agenda) answer(q session.Ask, p *dirpb.RenewReply) {
+	if p.Term == 0 {
+		p.Term = 4
+	}
+	a.Answer(q, session.Reply{Renew: p, Sent: a.now})
+}
+
+// renew has one renewal sent and answered, after the time between two.
+func (a *agenda) renew(p *dirpb.RenewReply) *dirpb.RenewRequest {
+	a.t.Helper()
+	a.now += renewEvery
+	q := a.renewal()
+	a.answer(q, p)
+	return q.Renew
+}
+
+// wants is the grant that is due.
+func (a *agenda) wants(units uint32) session.Ask {
+	a.t.Helper()
+	a.WantMemory(1, units)
+	asks := a.DueGrants()
+	if len(asks) != 1 || asks[0].Kind != session.AskGrant {
+		a.t.Fatalf("due is %v, want a grant", asks)
+	}
+	return asks[0]
+}
+
+func (a *agenda) grant(q session.Ask, term, mapVersion uint64, runs ...*dirpb.ReturnedRun) {
+	a.Answer(q, session.Reply{Grant: &dirpb.GrantExtentReply{Runs: runs, Term: term, MapVersion: mapVersion}, Sent: a.now})
+}
+
+func (a *agenda) granted(want uint64) {
+	a.t.Helper()
+	if got := a.heap().Stats().Granted; got != want {
+		a.t.Fatalf("the session has %d units, want %d", got, want)
+	}
+}
+
+func fresh(generation, unit, units uint32) *dirpb.ReturnedRun {
+	return &dirpb.ReturnedRun{PgId: 1, Unit: unit, Units: units, Fresh: true, Generation: generation}
+}
+
+func delivery(ps ...heap.Place) (out []*dirpb.FreePlaces) {
+	for _, p := range ps {
+		out = append(out, &dirpb.FreePlaces{PgId: 1, Generation: 1, Unit: p.Unit, Places: []uint32{p.Units<<10 | uint32(p.Ver)}})
+	}
+	return out
+}
+
+// Renewals are sent one at a time, in time, at once for a new map or a hurry, with numbers
+// that rise.
+func TestAgendaRenews(t *testing.T) {
+	a := newAgenda(t)
+	a.idle()
+	if at := a.Next(); at != a.now+renewEvery {
+		t.Fatalf("next at %d, want %d", at, a.now+renewEvery)
+	}
+	a.view(3, 1)
+	q := a.renewal()
+	if want := (&dirpb.RenewRequest{SessionId: 7, AckedMapVersion: 3, QuiescedMapVersion: 3, Number: 1, Term: 4}); !proto.Equal(q.Renew, want) {
+		t.Fatalf("asked %v, want %v", q.Renew, want)
+	}
+	a.view(4, 1)
+	a.Hurry()
+	a.now += 10 * second
+	a.idle() // one at a time
+	a.answer(q, &dirpb.RenewReply{Epoch: 9, MinEpoch: 8, Term: 5, LeaseMillis: 2000})
+	if a.core.Epoch() != 9 || !a.core.LeaseValid() || a.Term() != 5 {
+		t.Fatalf("epoch %d, lease %v, term %d", a.core.Epoch(), a.core.LeaseValid(), a.Term())
+	}
+	q, ok := a.DueRenewal(func() (uint64, bool) { return 6, true })
+	if want := (&dirpb.RenewRequest{SessionId: 7, ReportEpoch: 6, AckedMapVersion: 4, QuiescedMapVersion: 4, Number: 2, Term: 5}); !ok || !proto.Equal(q.Renew, want) {
+		t.Fatalf("asked %v, want %v", q.Renew, want)
+	}
+	a.answer(q, &dirpb.RenewReply{Term: 5})
+	a.idle()
+	a.Hurry()
+	if q = a.renewal(); q.Renew.Number != 3 {
+		t.Fatalf("asked %v", q.Renew)
+	}
+	// One that is lost is followed by the next, in time, which says the same again.
+	a.Answer(q, session.Reply{Err: errLost})
+	if q = a.renewal(); q.Renew.Number != 4 || q.Renew.AckedMapVersion != 4 {
+		t.Fatalf("asked %v", q.Renew)
+	}
+}
+
+// A grant is asked for one at a time, and again at once by one who still misses memory, but
+// after a pause where there was none.
+func TestAgendaWantsMemory(t *testing.T) {
+	a := newAgenda(t)
+	a.WantMemory(1, 10)
+	if len(a.DueGrants()) > 0 {
+		t.Fatal("a grant without a map")
+	}
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
+	a.WantMemory(2, 10) // not in the map
+	q := a.wants(5)
+	if want := (&dirpb.GrantExtentRequest{SessionId: 7, PgId: 1, WantUnits: 1 << 14, PlaceUnits: 10}); !proto.Equal(q.Grant, want) {
+		t.Fatalf("asked %v, want %v", q.Grant, want)
+	}
+	a.WantMemory(1, 20000)
+	a.idle()
+	a.grant(q, 4, 3, fresh(1, heapLo, 1<<14))
+	a.granted(1 << 14)
+	if q = a.wants(1); q.Grant.WantUnits != 1<<15 || q.Grant.PlaceUnits != 20000 {
+		t.Fatalf("asked %v", q.Grant)
+	}
+	for i, r := range []session.Reply{{Err: errLost}, {Grant: &dirpb.GrantExtentReply{Term: 4, ComingUnits: 1}}, {Grant: &dirpb.GrantExtentReply{Term: 4}}} {
+		a.Answer(q, r)
+		if got := a.core.Exhausted(1); got != (i > 0) {
+			t.Fatalf("%v: exhausted %v", r, got)
+		}
+		a.WantMemory(1, 20000)
+		a.idle()
+		if at := a.Next(); at != a.now+pause {
+			t.Fatalf("%v: next at %d, want %d", r, at, a.now+pause)
+		}
+		a.now += pause
+		q = a.wants(1)
+	}
+	// The session asks for little again where there was little.
+	if q.Grant.WantUnits != 20000 {
+		t.Fatalf("asked %v", q.Grant)
+	}
+	// What cannot be memory of the placement group is not taken.
+	a.grant(q, 4, 3, fresh(1, heapLo-1, 2), fresh(1, 1<<20-1, 2), fresh(1, heapLo, 5), fresh(2, heapLo+1<<14, 5), fresh(1, heapLo+1<<14, 5))
+	a.granted(1<<14 + 5)
+	if n := a.Counts().Refused; n != 2+2+5 {
+		t.Fatalf("refused %d units", n)
+	}
+}
+
+// A grant of a leadership that has ended, as the session knows by then, is not taken.
+func TestAgendaLateGrant(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	q := a.wants(10)
+	a.answer(a.renewal(), &dirpb.RenewReply{Term: 5})
+	a.grant(q, 4, 3, fresh(1, heapLo, 100))
+	a.granted(0)
+	a.grant(a.wants(10), 5, 3, fresh(1, heapLo, 100))
+	a.granted(100)
+	if a.core.Exhausted(1) {
+		t.Fatal("exhausted")
+	}
+}
+
+// A map is not acknowledged while a grant is under way that was asked for under an older
+// one: its runs may be of an extent that the new one recalls.
+func TestAgendaGrantHoldsAcks(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
+	q := a.wants(10)
+	a.view(4, 1, 0)
+	if r := a.renewal(); r.Renew.AckedMapVersion != 3 || r.Renew.QuiescedMapVersion != 4 {
+		t.Fatalf("asked %v, with a grant under way", r.Renew)
+	} else {
+		a.answer(r, &dirpb.RenewReply{})
+	}
+	a.grant(q, 4, 3, fresh(1, heapLo, 100), fresh(1, layout.ExtentUnits, 50))
+	a.granted(50) // extent 0 is being recalled
+	if r := a.renewal(); r.Renew.AckedMapVersion != 4 {
+		t.Fatalf("asked %v, with none under way", r.Renew)
+	}
+}
+
+// Runs that the session's map is too old for wait for the newer one.
+func TestAgendaEarlyRuns(t *testing.T) {
+	for name, tc := range map[string]struct {
+		recalled []uint32           // in the session's map, which is 4, of generation 1
+		run      *dirpb.ReturnedRun // granted under map 5
+		waits    bool               // for it
+		then     func(a *agenda)    // map 5
+		want     uint64             // units in the end
+	}{
+		"same":            {nil, fresh(1, heapLo, 100), false, func(a *agenda) { a.view(5, 1) }, 100},
+		"began anew":      {nil, fresh(2, heapLo, 100), true, func(a *agenda) { a.view(5, 2) }, 100},
+		"twice":           {nil, fresh(2, heapLo, 100), true, func(a *agenda) { a.view(5, 3) }, 0},
+		"recalled":        {[]uint32{0}, fresh(1, heapLo, 100), true, func(a *agenda) { a.view(5, 1) }, 100},
+		"recalled, again": {[]uint32{0}, fresh(1, heapLo, 100), true, func(a *agenda) { a.view(6, 1, 0) }, 0},
+		"another extent":  {[]uint32{1}, fresh(1, heapLo, 100), false, func(a *agenda) { a.view(5, 1) }, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAgenda(t)
+			a.view(4, 1, tc.recalled...)
+			a.answer(a.renewal(), &dirpb.RenewReply{})
+			a.grant(a.wants(10), 4, 5, tc.run)
+			if tc.waits {
+				a.granted(0)
+				a.WantMemory(1, 10)
+				a.idle() // it has been granted already
+			} else {
+				a.granted(100)
+			}
+			tc.then(a)
+			a.DueGrants()
+			a.granted(tc.want)
+		})
+	}
+}
+
+// What a renewal hands back is forgotten before it is sent, and not handed back again,
+// whatever becomes of it.
+func TestAgendaHandsBackOnce(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
+	h := a.heap()
+	for _, p := range []heap.Place{{Unit: 1000, Units: 3, Ver: 1023}, {Unit: 1003, Units: 5, Ver: 7}, {Unit: 2000, Units: 1}} {
+		h.Free(p)
+	}
+	a.core.Settle(1, 1, 0)
+	a.now += second
+	q := a.renewal()
+	want := []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: 1000, Places: []uint32{3 << 10, 5<<10 | 8}}, {PgId: 1, Generation: 1, Unit: 2000, Places: []uint32{1<<10 | 1}}}
+	if !slices.EqualFunc(q.Renew.HandBacks, want, func(x, y *dirpb.FreePlaces) bool { return proto.Equal(x, y) }) {
+		t.Fatalf("handed back %v, want %v", q.Renew.HandBacks, want)
+	}
+	if s := h.Stats(); s.ForeignFree != 0 || a.Counts().HandedBack != 9 || a.core.Flow(1, 1).Supply() != 0 {
+		t.Fatalf("%+v, counts %+v, supply %d", s, a.Counts(), a.core.Flow(1, 1).Supply())
+	}
+	if len(q.Renew.Held) != 1 {
+		t.Fatalf("tells of %v", q.Renew.Held)
+	}
+	// Its fate is not known: another try, of its own number.
+	h.Free(heap.Place{Unit: 3000, Units: 2})
+	again := a.Again(q)
+	if r := again.Renew; len(r.HandBacks)+len(r.Returns)+len(r.Held) > 0 || r.Number != q.Renew.Number+1 || r.AckedMapVersion != 3 || r.SessionId != 7 || r.Term != 4 {
+		t.Fatalf("asked again %v after %v", r, q.Renew)
+	}
+	a.Answer(again, session.Reply{Err: errLost})
+	if s := h.Stats(); s.ForeignFree != 2 {
+		t.Fatalf("%+v: put back", s)
+	}
+	// The next one hands back what was freed since, and tells what the session holds.
+	r := a.renewal().Renew
+	if len(r.HandBacks) != 1 || r.HandBacks[0].Unit != 3000 || len(r.Held) != 1 {
+		t.Fatalf("asked %v", r)
+	}
+}
+
+// Places that come home are taken in from the reply to the latest renewal, of no ended
+// leadership, and once.
+func TestAgendaDeliveries(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
+	a.grant(a.wants(10), 4, 3, fresh(1, heapLo, 100))
+	var ps []heap.Place
+	for range 10 {
+		p, _ := a.heap().Alloc(10)
+		p.Ver = 500
+		ps = append(ps, p)
+	}
+	free := func(want uint64) {
+		t.Helper()
+		if got := a.heap().Stats().Free; got != want {
+			t.Fatalf("%d units are free, want %d", got, want)
+		}
+	}
+	a.renew(&dirpb.RenewReply{Deliveries: delivery(ps[0])})
+	free(10)
+	if p, _ := a.heap().Alloc(10); p != ps[0] {
+		t.Fatalf("the next life is %v, want %v", p, ps[0])
+	}
+	// Overtaken by another try: its reply brings nothing.
+	a.now += renewEvery
+	first := a.renewal()
+	second := a.Again(first)
+	a.answer(first, &dirpb.RenewReply{Deliveries: delivery(ps[1])})
+	free(0)
+	a.idle() // the other is under way
+	a.answer(second, &dirpb.RenewReply{Deliveries: delivery(ps[2])})
+	free(10)
+	// Too late after a newer one.
+	a.answer(first, &dirpb.RenewReply{Deliveries: delivery(ps[3])})
+	free(10)
+	// A leadership that has ended.
+	a.renew(&dirpb.RenewReply{Term: 6})
+	a.renew(&dirpb.RenewReply{Term: 5, Deliveries: delivery(ps[4])})
+	free(10)
+	if a.Term() != 6 {
+		t.Fatalf("term %d", a.Term())
+	}
+	before := a.Counts()
+	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: delivery(ps[2], heap.Place{Unit: ps[5].Unit, Units: 9}, heap.Place{Unit: 1<<20 + 5, Units: 3})})
+	free(10)
+	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: []*dirpb.FreePlaces{{PgId: 1, Generation: 2, Unit: ps[5].Unit, Places: []uint32{10 << 10}}, {PgId: 9, Generation: 1, Unit: ps[5].Unit, Places: []uint32{10 << 10}}}})
+	free(10)
+	if n := a.Counts(); n.Refused != before.Refused+10+9+3+10+10 || n.Received != 20 {
+		t.Fatalf("counts %+v, before %+v", n, before)
+	}
+	// Places that adjoin, and of an extent that is being recalled.
+	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: ps[6].Unit, Places: []uint32{10<<10 | 3, 10<<10 | 4}}}})
+	free(30)
+	a.view(4, 1, 0)
+	a.renew(&dirpb.RenewReply{Term: 6, Deliveries: delivery(ps[9])})
+	if s := a.heap().Stats(); s.Free > 30 {
+		t.Fatalf("%+v: taken in while its extent is being recalled", s)
+	}
+}
+
+// A session keeps what it used lately, and a floor, which is lower where memory is short;
+// own memory beyond that goes back.
+func TestAgendaSurplus(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
+	a.grant(a.wants(10), 4, 3, fresh(1, heapLo, 200_000))
+	free := func(want uint64) {
+		t.Helper()
+		if got := a.heap().Stats().Free; got != want {
+			t.Fatalf("%d units are free, want %d", got, want)
+		}
+	}
+	returned := func(r *dirpb.RenewRequest) (n uint64) {
+		for _, x := range r.Returns {
+			if x.PgId != 1 || x.Generation != 1 || !x.Fresh {
+				t.Fatalf("returned %v", x)
+			}
+			n += uint64(x.Units)
+		}
+		return n
+	}
+	supply := func(s *dirpb.Supply) *dirpb.RenewReply {
+		s.PgId = 1
+		return &dirpb.RenewReply{Supply: []*dirpb.Supply{s}}
+	}
+	a.now += 10 * second
+	if n := returned(a.renew(supply(&dirpb.Supply{FloorUnits: 20_000, ShareUnits: 77}))); n != 0 {
+		t.Fatalf("returned %d units, with nothing said of a floor", n)
+	}
+	if a.core.Share(1) != 77 || a.core.Short(1) {
+		t.Fatalf("share %d, short %v", a.core.Share(1), a.core.Short(1))
+	}
+	if n := returned(a.renew(&dirpb.RenewReply{})); n != 180_000 || a.Counts().Returned != n {
+		t.Fatalf("returned %d units, counts %+v", n, a.Counts())
+	}
+	free(20_000)
+	// Once a second at most.
+	a.grant(a.wants(10), 4, 3, fresh(1, 2<<18, 100_000))
+	if n := returned(a.renew(supply(&dirpb.Supply{FloorUnits: 20_000}))); n != 0 {
+		t.Fatalf("returned %d units a moment later", n)
+	}
+	a.now += second
+	if n := returned(a.renew(supply(&dirpb.Supply{FloorUnits: 20_000}))); n != 100_000 {
+		t.Fatalf("returned %d units", n)
+	}
+	// One that waits for more keeps all where memory is not short.
+	a.now += 10 * second
+	a.grant(a.wants(10), 4, 3, fresh(1, 3<<18, 90_000))
+	q := a.wants(300_000)
+	if n := returned(a.renew(supply(&dirpb.Supply{FloorUnits: 20_000}))); n != 0 {
+		t.Fatalf("returned %d units while it asks for more", n)
+	}
+	a.grant(q, 4, 3)
+	a.now += second
+	if n := returned(a.renew(supply(&dirpb.Supply{FloorUnits: 20_000}))); n != 90_000 {
+		t.Fatalf("returned %d units once it does not", n)
+	}
+	// A little more than the floor is left alone.
+	a.grant(a.wants(10), 4, 3, fresh(1, 1<<18, 16_000))
+	a.now += 10 * second
+	if n := returned(a.renew(supply(&dirpb.Supply{Short: true, FloorUnits: 1_000}))); n != 0 {
+		t.Fatalf("returned %d units", n)
+	}
+	free(36_000)
+	// Where memory is short one that lacks some itself returns it all the same: what it has
+	// free is too short for its record, and has to be put together.
+	q = a.wants(300_000)
+	if n := returned(a.renew(supply(&dirpb.Supply{Short: true, FloorUnits: 1_000, GiveUnits: 400}))); n != 35_000 {
+		t.Fatalf("returned %d units where memory is short", n)
+	}
+	a.grant(q, 4, 3)
+	free(1_000)
+	if n := returned(a.renew(supply(&dirpb.Supply{Short: true, FloorUnits: 1_000}))); n != 400 {
+		t.Fatalf("returned %d units that others were to have", n)
+	}
+	free(600)
+	// Not named in a reply: it has room again, and the same floor unless all were to be named.
+	a.now += second
+	if r := a.renew(supply(&dirpb.Supply{Short: true, FloorUnits: 600, GiveUnits: 0, ShareUnits: 5})); len(r.Held) != 1 {
+		t.Fatalf("asked %v", r)
+	}
+	a.Hurry()
+	r := a.renewal()
+	a.answer(r, &dirpb.RenewReply{})
+	if len(r.Renew.Held) != 0 || a.core.Short(1) || a.core.Share(1) != 5 {
+		t.Fatalf("asked %v, short %v, share %d", r, a.core.Short(1), a.core.Share(1))
+	}
+}
+
+// What was used in the last seconds is kept, foreign places too.
+func TestAgendaKeepsWhatItUses(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{Supply: []*dirpb.Supply{{PgId: 1, FloorUnits: 100}}})
+	a.grant(a.wants(10), 4, 3, fresh(1, heapLo, 200_000))
+	h, f := a.heap(), a.core.Flow(1, 1)
+	a.renew(&dirpb.RenewReply{Supply: []*dirpb.Supply{{PgId: 1, FloorUnits: 100}}})
+	before := h.Stats().Free
+	if before == 200_000 || before > 30_000 {
+		t.Fatalf("kept %d units of which none was used", before)
+	}
+	a.grant(a.wants(10), 4, 3, fresh(1, 1<<18, 200_000))
+	// 90,000 units are taken and given back in a second, as Flow counts.
+	f.Use(90_000)
+	for i := range uint32(100) {
+		h.Free(heap.Place{Unit: 3<<18 + 1000*i, Units: 1000})
+	}
+	a.now += second
+	floor := &dirpb.RenewReply{Supply: []*dirpb.Supply{{PgId: 1, FloorUnits: 100}}}
+	r := a.renew(floor)
+	if n := h.Stats(); n.Free < 90_000 || n.Free > 91_000 || n.ForeignFree < 90_000 || n.ForeignFree > 91_000 || len(r.HandBacks) == 0 {
+		t.Fatalf("kept %+v of which 90,000 were used: %d returned, %d handed back, taken %d", n, len(r.Returns), len(r.HandBacks), f.Taken())
+	}
+	// A few seconds later they are not used any more.
+	for range 6 {
+		a.now += second
+		a.renew(floor)
+	}
+	if n := h.Stats(); n.Free > 30_000 || n.ForeignFree != 0 {
+		t.Fatalf("kept %+v", n)
+	}
+}
+
+// A session that closes hands back all: own runs, others' places, and what it has linked.
+func TestAgendaClose(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
+	a.grant(a.wants(10), 4, 3, fresh(1, heapLo, 100))
+	p, _ := a.heap().Alloc(10)
+	a.heap().Free(heap.Place{Unit: 5000, Units: 4, Ver: 9})
+	want := &dirpb.CloseSessionRequest{SessionId: 7,
+		Runs:      []*dirpb.ReturnedRun{fresh(1, p.Unit+10, 90)},
+		HandBacks: delivery(heap.Place{Unit: 5000, Units: 4, Ver: 10}),
+		Held:      []*dirpb.Held{{PgId: 1, Generation: 1}}}
+	if q := a.Close(); !proto.Equal(q, want) {
+		t.Fatalf("closed with %v, want %v", q, want)
+	}
+	// A grant under way may be lost, and so may one without an answer.
+	a.WantMemory(1, 10)
+	if a.now += second; len(a.DueGrants()) != 1 || a.Ending() || !a.Close().Leaked {
+		t.Fatal("a grant under way is forgotten")
+	}
+	// Of an older generation nothing.
+	b := newAgenda(t)
+	b.view(3, 1)
+	b.grant(b.wants(10), 4, 3, fresh(1, heapLo, 100))
+	b.view(4, 2)
+	if q := b.Close(); len(q.Runs)+len(q.HandBacks)+len(q.Held) > 0 {
+		t.Fatalf("closed with %v", q)
+	}
+}
+
+// A session that ends asks for no memory any more, and hands back what it was granted under
+// a map that it never saw.
+func TestAgendaEnding(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	a.answer(a.renewal(), &dirpb.RenewReply{})
+	q := a.wants(10)
+	if a.Ending() {
+		t.Fatal("no grant is under way")
+	}
+	a.WantMemory(1, 20)
+	a.grant(q, 4, 9, fresh(2, heapLo, 100))
+	if !a.Ending() || a.Next() < a.now {
+		t.Fatal("a grant is under way, or due")
+	}
+	a.idle()
+	if c := a.Close(); len(c.Runs) != 1 || !proto.Equal(c.Runs[0], fresh(2, heapLo, 100)) || len(a.Close().Runs) != 0 {
+		t.Fatalf("closed with %v", c)
+	}
+}
+
+// An operation that misses memory fails once the directory has said for some time that none
+// is on its way; waits for what is, so long; and not at all for a while after others did in
+// vain.
+func TestNoMemory(t *testing.T) {
+	const fullFor, wait, vain = 300_000_000, 8 * second, 2 * second
+	a := newAgenda(t)
+	a.core.SetFullFor(fullFor)
+	starved := uint64(1)
+	missed := a.now
+	check := func(what, want string) {
+		t.Helper()
+		switch err := a.core.NoMemory(1, starved, missed); {
+		case want == "" && err != nil:
+			t.Fatalf("%s: %v", what, err)
+		case want != "" && (!errors.Is(err, index.ErrFull) || !strings.Contains(err.Error(), want)):
+			t.Fatalf("%s: %v, want %q", what, err, want)
+		}
+	}
+	a.now += 2 * wait
+	check("nobody has said anything", "")
+	missed = a.now
+	a.core.SetExhausted(1)
+	a.core.SetFull(1, true)
+	check("just said", "")
+	a.now += fullFor - 1
+	a.core.SetFull(1, true) // again; it counts from the first
+	check("a moment early", "")
+	a.now++
+	check("full", "has no memory left")
+	if err := a.core.NoMemory(2, starved, missed); err != nil {
+		t.Fatalf("of another placement group: %v", err)
+	}
+	starved = 2
+	check("said before it was missed", "")
+	starved = 1
+	a.core.SetFull(1, false)
+	check("some is on its way", "")
+	a.core.SetFull(1, true)
+	check("full anew", "")
+	a.core.SetFull(1, false)
+	// On its way, and it does not come.
+	missed = a.now
+	a.now += wait - 1
+	check("a moment early", "")
+	a.now++
+	check("waited", "did not come in 8s")
+	missed = a.now
+	check("the next one", "in vain")
+	a.now += vain - 1
+	check("still", "in vain")
+	a.now++
+	check("waits again", "")
+	// Nothing is said of memory that was missed since.
+	starved = 9
+	a.now += 2 * wait
+	check("said before", "")
+	a.core.SetVain(1)
+	check("said before, waited for in vain", "")
+	starved = 1
+	missed = a.now
+	check("others waited", "in vain")
+}

@@ -1,0 +1,842 @@
+package lead
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// Memory goes home. A session that unlinks a record in memory that another one was granted
+// hands the place back in a renewal; it waits here, in the queue of its home, for that
+// one's next renewal, with the ver of its next life. The queues are the leader's alone:
+// they die with its term, and what was in them is lost until it is counted. A place
+// without a home, and own memory that a session gives up, become free runs by a command
+// (TakeBack). docs/protocol.md, "Memory goes home", has the rules H1 to H8.
+
+const (
+	// shortFor is how long a placement group counts as short after a grant found too little.
+	shortFor = 3 * time.Second
+	// gather is how long what comes back is collected before a command makes it free, where
+	// nobody waits for it.
+	gather = 250 * time.Millisecond
+	// accountEvery is the least time between two looks at all accounts.
+	accountEvery = 250 * time.Millisecond
+	// lostWindow is how long memory must count as lost without a break before it is
+	// believed: sessions' reports are up to a second old.
+	lostWindow = 4 * time.Second
+
+	maxDelivered = 1 << 15 // places in one reply
+	maxHandBacks = 1 << 16 // places taken of one renewal
+	maxReturns   = 1 << 12 // runs taken of one renewal
+	maxQueue     = 1 << 20 // places that wait for one home
+	maxBacks     = 1 << 13 // runs in one TakeBack
+
+	// floorUnits is what a session may always keep free of a placement group where there is
+	// room (16 MiB), floorShort where there is not (1 MiB); both are cut to a part of it.
+	floorUnits = 1 << 18
+	floorShort = 1 << 14
+
+	// A recall is worth it from so many units of one extent on: where nobody lacks memory,
+	// and where somebody does.
+	gainUnits      = layout.ExtentUnits / 8
+	gainUnitsShort = layout.ExtentUnits / 64
+
+	// retryShort is how soon a count that found nothing is repeated while memory is short,
+	// at first and at last.
+	retryShort, retryShortMost = time.Second, time.Minute
+	// retryPieces is the most where enough is free, in pieces.
+	retryPieces = 4 * time.Second
+)
+
+// place is a free place, past limbo.
+type place struct {
+	pg, generation, unit, units uint32
+	ver                         uint16 // of its next life
+	mark                        uint64 // fsm.Heap.RecallSeq when it was accepted
+	after                       uint64 // it is in limbo until the least epoch in use is as great
+}
+
+// memory is what the leader knows of a placement group's memory.
+type memory struct {
+	generation uint32
+	backs      []*fsmpb.Back // to be proposed
+	since      time.Duration // of the oldest
+
+	// Linked units are base + what the sessions that are open say they have linked, net.
+	base  int64
+	known bool // base is counted, not guessed
+
+	shortAt    time.Duration // 0: never
+	shortSince time.Duration // when it began
+	need       uint32        // the largest place that was not had while short
+
+	window   uint64        // units of the stretch that was to be emptied last
+	windowIn int64         // in this extent
+	windowAt time.Duration // when
+	piecesAt time.Duration // since when enough has been free, in pieces; 0: it is not
+	counted  time.Duration // when a count was begun last
+	retry    time.Duration // between two while memory is short
+
+	dropped uint64 // places that were not taken
+	account Account
+	low     [2]uint64     // least lost of this window and of the one before
+	lowAt   time.Duration // when this window began
+}
+
+// Account is how a placement group's memory is used, in units; see dirpb.PGUsage.
+type Account struct {
+	Heap, Granted, Recalled                  uint64
+	Room, Waiting                            uint64 // not granted: may be now, and after some reclaim epochs
+	Live, Free, Foreign, Limbo, Coming, Lost uint64
+	Short                                    bool
+}
+
+// inherit notes what an earlier leader knew and this one does not.
+func (l *Leader) inherit(s *fsm.State) {
+	for _, u := range s.Usage() {
+		if u.GrantedUnits > 0 {
+			l.memory(s, u.PgId).known = false
+		}
+	}
+}
+
+func (l *Leader) memory(s *fsm.State, pg uint32) *memory {
+	m, g := l.memories[pg], s.PG(pg).GetGeneration()
+	if m == nil || m.generation != g {
+		m = &memory{generation: g, known: true, retry: retryShort}
+		l.memories[pg] = m
+	}
+	return m
+}
+
+// ---- hand-backs ------------------------------------------------------------
+
+// handBack takes free places that session from, which lives or has closed in good order,
+// hands back. What may still be in limbo is so until an epoch has passed.
+func (l *Leader) handBack(s *fsm.State, now time.Duration, from uint32, runs []*dirpb.FreePlaces, after uint64) {
+	left := maxHandBacks
+	for _, r := range runs {
+		pg := s.PG(r.PgId)
+		if pg == nil {
+			continue
+		}
+		mark := s.Heap(r.PgId).GetRecallSeq()
+		unit := uint64(r.Unit)
+		for _, x := range r.Places {
+			p := place{pg: r.PgId, generation: r.Generation, unit: uint32(unit), units: x >> 10, ver: uint16(x & (1<<10 - 1)), mark: mark, after: after}
+			unit += uint64(p.units)
+			if left--; left < 0 || p.units == 0 || unit > 1<<32-1 {
+				break
+			}
+			l.route(s, now, from, p)
+		}
+	}
+}
+
+// route brings a place on its way: to its home, or, without one, back to all.
+func (l *Leader) route(s *fsm.State, now time.Duration, from uint32, p place) {
+	if !s.Settled(p.pg, p.generation, p.unit, p.units, p.mark) {
+		return
+	}
+	m := l.memory(s, p.pg)
+	home, any := s.HomeOf(p.pg, p.unit, p.units)
+	switch x := l.sessions[home]; {
+	case home == 0 && !any:
+		m.back(now, &fsmpb.Back{PgId: p.pg, Generation: p.generation, Unit: p.unit, Units: p.units, Mark: p.mark})
+	case home == 0 || home == from || x == nil || len(x.queue) >= maxQueue || s.Session(home).GetNamespaceId() != s.PG(p.pg).NamespaceId:
+		m.dropped++ // damaged, or too many; lost until it is counted
+	default:
+		x.queue = append(x.queue, p)
+	}
+}
+
+// giveUp takes own memory that a session returns.
+func (l *Leader) giveUp(s *fsm.State, now time.Duration, from uint32, runs []*dirpb.ReturnedRun) {
+	for i, r := range runs {
+		h := s.Heap(r.PgId)
+		if i == maxReturns {
+			return
+		}
+		if h == nil || !s.Settled(r.PgId, r.Generation, r.Unit, r.Units, h.RecallSeq) {
+			continue
+		}
+		if home, _ := s.HomeOf(r.PgId, r.Unit, r.Units); home == from {
+			l.memory(s, r.PgId).back(now, &fsmpb.Back{PgId: r.PgId, Generation: r.Generation, Unit: r.Unit, Units: r.Units,
+				SessionId: from, Fresh: r.Fresh, Mark: h.RecallSeq})
+		}
+	}
+}
+
+func (m *memory) back(now time.Duration, b *fsmpb.Back) {
+	if len(m.backs) == 0 {
+		m.since = now
+	}
+	m.backs = append(m.backs, b)
+}
+
+// TakeBack is the command that makes free what came back, nil if there is nothing, or
+// little and nobody waits. A run is in one command only: if that does not succeed the
+// memory is lost until it is counted.
+func (l *Leader) TakeBack(s *fsm.State, now time.Duration) *fsmpb.Command {
+	c := &fsmpb.TakeBack{Epoch: l.epoch}
+	for _, m := range sorted(l.memories) {
+		if len(m.backs) == 0 || now-m.since < gather && len(m.backs) < maxBacks && !m.short(now) && l.opts.EpochInterval > 0 {
+			continue
+		}
+		n := min(len(m.backs), maxBacks-len(c.Runs))
+		c.Runs = append(c.Runs, joined(m.backs[:n])...)
+		m.backs = m.backs[n:]
+		if len(m.backs) == 0 {
+			m.backs = nil
+		}
+	}
+	if len(c.Runs) == 0 {
+		return nil
+	}
+	return &fsmpb.Command{Op: &fsmpb.Command_TakeBack{TakeBack: c}}
+}
+
+// Pending reports whether TakeBack has something to propose, now or soon.
+func (l *Leader) Pending() bool {
+	for _, m := range l.memories {
+		if len(m.backs) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// OnTheWay lists the places that wait for their home, and what is to be made free, for
+// tests that add up all memory.
+func (l *Leader) OnTheWay(f func(pg, unit, units uint32)) {
+	for _, x := range l.sessions {
+		for _, p := range x.queue {
+			f(p.pg, p.unit, p.units)
+		}
+	}
+	for _, m := range l.memories {
+		for _, b := range m.backs {
+			f(b.PgId, b.Unit, b.Units)
+		}
+	}
+}
+
+// joined is list with runs made one that adjoin inside an extent and are alike.
+func joined(list []*fsmpb.Back) (out []*fsmpb.Back) {
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b *fsmpb.Back) int { return cmp.Compare(a.Unit, b.Unit) })
+	for _, b := range list {
+		if n := len(out); n > 0 {
+			if a := out[n-1]; a.Unit+a.Units == b.Unit && b.Unit%layout.ExtentUnits != 0 && a.Generation == b.Generation &&
+				a.SessionId == b.SessionId && a.Fresh == b.Fresh && a.Mark == b.Mark {
+				out[n-1] = &fsmpb.Back{PgId: a.PgId, Generation: a.Generation, Unit: a.Unit, Units: a.Units + b.Units, SessionId: a.SessionId, Fresh: a.Fresh, Mark: a.Mark}
+				continue
+			}
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// deliver pops what waits for x, as session id: each place into one reply.
+func (x *session) deliver(s *fsm.State, id uint32, least uint64) (out []*dirpb.FreePlaces) {
+	var list, left []place
+	n := 0
+	for ; n < len(x.queue) && len(list) < maxDelivered; n++ {
+		if p := x.queue[n]; least >= p.after {
+			list = append(list, p)
+		} else {
+			left = append(left, p)
+		}
+	}
+	if x.queue = x.queue[n:]; len(left) > 0 || len(x.queue) == 0 {
+		x.queue = append(left, x.queue...)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	slices.SortFunc(list, func(a, b place) int { return cmp.Or(cmp.Compare(a.pg, b.pg), cmp.Compare(a.unit, b.unit)) })
+	end := uint32(0) // of the last place
+	for _, p := range list {
+		if home, _ := s.HomeOf(p.pg, p.unit, p.units); home != id || !s.Settled(p.pg, p.generation, p.unit, p.units, p.mark) {
+			continue
+		}
+		k := len(out) - 1
+		if k < 0 || out[k].PgId != p.pg || end != p.unit || p.unit%layout.ExtentUnits == 0 {
+			out = append(out, &dirpb.FreePlaces{PgId: p.pg, Generation: p.generation, Unit: p.unit})
+			k++
+		}
+		out[k].Places = append(out[k].Places, p.units<<10|uint32(p.ver))
+		end = p.unit + p.units
+	}
+	return out
+}
+
+// ended forgets a session that is closed or fenced. What it linked stays linked, and what
+// waited for it has no home any more.
+func (l *Leader) ended(s *fsm.State, id uint32) {
+	x := l.sessions[id]
+	if x == nil {
+		return
+	}
+	delete(l.sessions, id)
+	for pg, h := range sorted(x.held) {
+		if m := l.memories[pg]; m != nil && m.generation == h.Generation {
+			m.base += h.NetUnits
+		}
+	}
+	for _, p := range x.queue {
+		l.route(s, l.planned, id, p)
+	}
+}
+
+// ---- accounts --------------------------------------------------------------
+
+// hold notes what a session says that it holds.
+func (x *session) hold(s *fsm.State, held []*dirpb.Held) {
+	for i, h := range held {
+		pg := s.PG(h.PgId)
+		if i == maxReturns || pg == nil || pg.Generation != h.Generation {
+			continue
+		}
+		if x.held == nil {
+			x.held = make(map[uint32]*dirpb.Held)
+		}
+		x.held[h.PgId] = h
+	}
+}
+
+// Short notes that a grant of a place of so many units found too little.
+func (l *Leader) Short(s *fsm.State, pg, units uint32, now time.Duration) {
+	if s.PG(pg) == nil {
+		return
+	}
+	m := l.memory(s, pg)
+	if !m.short(now) {
+		m.need, m.retry, m.shortSince = 0, retryShort, now
+	}
+	m.shortAt, m.need = max(now, 1), max(m.need, units)
+	l.shortUntil = max(l.shortUntil, m.shortAt+shortFor)
+}
+
+// Granted notes that a grant was made.
+func (l *Leader) Granted(s *fsm.State, pg uint32) {
+	if s.PG(pg) != nil {
+		l.memory(s, pg).window = 0
+	}
+}
+
+func (m *memory) short(now time.Duration) bool { return m.shortAt != 0 && now-m.shortAt < shortFor }
+
+// Account is how a placement group's memory is used, as of a moment ago.
+func (l *Leader) Account(s *fsm.State, pg uint32, now time.Duration) Account {
+	if m := l.memories[pg]; m != nil && now-l.accounted >= accountEvery {
+		l.plan(s, now).account()
+	}
+	a := l.memory(s, pg).account
+	a.Short = l.memory(s, pg).short(now)
+	return a
+}
+
+// account works out all accounts, unless that was just done.
+func (p *plan) account() {
+	l := p.l
+	if l.opts.EpochInterval == 0 && l.opts.ScrubInterval == 0 {
+		return // nothing would follow
+	}
+	if l.accounted != 0 && p.now-l.accounted < accountEvery && l.opts.EpochInterval > 0 {
+		return
+	}
+	l.accounted = max(p.now, 1)
+	l.hasty = false
+	sums := make(map[uint32]*Account)
+	net := make(map[uint32]int64)
+	used := make(map[uint32]uint64) // granted, by namespace
+	for _, pg := range p.pgs {
+		used[pg.NamespaceId] += p.usage(pg.Id).GetGrantedUnits()
+	}
+	for _, pg := range p.pgs {
+		u := p.usage(pg.Id)
+		x := p.supply(p.s.Heap(pg.Id))
+		if limit := p.s.Namespace(pg.NamespaceId).GetLimitBytes() / layout.UnitSize; limit != 0 {
+			x.room = min(x.room, limit-min(limit, used[pg.NamespaceId]))
+		}
+		sums[pg.Id] = &Account{Heap: u.GetHeapUnits(), Granted: u.GetGrantedUnits(), Room: x.room, Waiting: x.waits, Recalled: u.GetRecalledUnits()}
+	}
+	for _, x := range l.sessions {
+		for pg, h := range x.held {
+			if a := sums[pg]; a != nil && h.Generation == p.s.PG(pg).Generation {
+				a.Free += h.FreeUnits
+				a.Foreign += h.ForeignUnits
+				a.Limbo += h.LimboUnits
+				net[pg] += h.NetUnits
+			}
+		}
+		for _, q := range x.queue {
+			if a := sums[q.pg]; a != nil {
+				a.Coming += uint64(q.units)
+			}
+		}
+	}
+	for id := range l.memories {
+		if sums[id] == nil {
+			delete(l.memories, id)
+		}
+	}
+	for id, a := range sorted(sums) {
+		m := l.memory(p.s, id)
+		// What sessions were granted that have not said yet how they use it is in use.
+		unsaid := int64(0)
+		for _, h := range p.s.Heap(id).GetHomes() {
+			if x := l.sessions[h.SessionId]; x == nil || x.held[id] == nil {
+				unsaid += int64(h.Units)
+			}
+		}
+		for _, b := range m.backs {
+			a.Coming += uint64(b.Units)
+		}
+		named := a.Free + a.Foreign + a.Limbo + a.Coming
+		if m.known {
+			a.Live = uint64(min(max(m.base+net[id]+unsaid, 0), int64(a.Granted)))
+		} else {
+			a.Live = a.Granted - min(a.Granted, named)
+		}
+		a.Lost = a.Granted - min(a.Granted, named+a.Live)
+		if a.Recalled > 0 {
+			a.Lost = min(a.Lost, m.account.Lost) // what sessions have forgotten is not lost
+		}
+		a.Short = m.short(p.now)
+		m.account = *a
+		m.notePieces(p.now)
+		if p.now-m.lowAt >= lostWindow {
+			m.low[1], m.low[0], m.lowAt = m.low[0], a.Lost, p.now
+		}
+		m.low[0] = min(m.low[0], a.Lost)
+		store := p.s.Namespace(p.s.PG(id).NamespaceId).GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE
+		l.hasty = l.hasty || a.Short && a.Waiting > 0 && (store || l.anyPoor(p.s, id))
+	}
+	l.share(p)
+}
+
+// lost is how much counts as lost for some time now.
+func (m *memory) lost() uint64 { return min(m.low[0], m.low[1]) }
+
+// supply is what a session is told of its namespace's placement groups: of all, or of
+// those where something is to be done.
+func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace uint32, all bool) (out []*dirpb.Supply) {
+	if !all && now >= l.shortUntil && len(x.give) == 0 {
+		return nil // as nearly always
+	}
+	var sessions uint64
+	for _, pg := range s.PGs(namespace) {
+		m := l.memory(s, pg.Id)
+		short := m.short(now)
+		if !all && !short && x.give[pg.Id] == 0 {
+			continue
+		}
+		if sessions == 0 {
+			for id := range l.sessions {
+				if y := s.Session(id); y != nil && y.NamespaceId == namespace {
+					sessions++
+				}
+			}
+		}
+		h := s.Heap(pg.Id)
+		units := h.End - h.Start
+		if w := s.Namespace(namespace); w.LimitBytes != 0 {
+			units = min(units, w.LimitBytes/layout.UnitSize/uint64(max(1, len(s.PGs(namespace)))))
+		}
+		q := &dirpb.Supply{PgId: pg.Id, Short: short, ShareUnits: units / max(1, sessions), GiveUnits: x.give[pg.Id]}
+		if q.FloorUnits = min(floorUnits, units/(4*max(1, sessions))); short {
+			q.FloorUnits = min(floorShort, units/(32*max(1, sessions)))
+		}
+		out = append(out, q)
+	}
+	return out
+}
+
+// Coming is about how much memory is on its way where a grant of a place of so many units
+// found too little, 0 if all of it is in use. What a session has not said since memory
+// became short is not known, and may be anything.
+func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Duration) (coming uint64) {
+	v := l.look(s, now)
+	pgs := []uint32{pg}
+	if w := s.Namespace(namespace); w.GetLimitBytes() != 0 {
+		pgs = pgs[:0]
+		for _, o := range s.PGs(namespace) {
+			pgs = append(pgs, o.Id)
+		}
+	}
+	least := uint64(units)
+	for _, id := range pgs {
+		a := l.Account(s, id, now)
+		coming += a.Waiting + a.Recalled + a.Free + a.Foreign + a.Limbo + a.Coming + a.Lost
+		least = max(least, a.Heap/256)
+		h := s.Heap(id)
+		m := l.memory(s, id)
+		if l.opts.ScrubInterval > 0 && (h.GetDirty() || !m.known || l.silent(s, namespace, m.shortSince, now)) {
+			coming += least // perhaps
+		}
+		for _, j := range v.jobs[id] {
+			if j.Kind != dirpb.JobKind_JOB_JOIN {
+				coming += least
+			}
+		}
+		if l.relieving(s, id) || a.inPieces(units) {
+			coming += least
+		}
+	}
+	if coming < least {
+		return 0
+	}
+	return coming
+}
+
+// silent reports whether a session of a namespace that may hold memory is being fenced,
+// has not been heard for so long that it may be, or has not said since a moment what it
+// holds.
+func (l *Leader) silent(s *fsm.State, namespace uint32, since, now time.Duration) bool {
+	for id, x := range l.sessions {
+		y := s.Session(id)
+		if y == nil || y.NamespaceId != namespace || y.ReadOnly {
+			continue
+		}
+		if y.Life != dirpb.SessionLife_SESSION_LIVE || now-x.heard > min(l.opts.Lease/2, silentAfter) || len(x.held) > 0 && x.told <= since {
+			return true
+		}
+	}
+	return false
+}
+
+// silentAfter is several times as long as sessions are silent between two renewals.
+const silentAfter = 500 * time.Millisecond
+
+// ---- shares of a cache -------------------------------------------------------
+
+// poor reports whether a session that puts into a cache holds so little of a placement
+// group that others are to hand some over.
+func (x *session) poor(pg uint32, share uint64) bool {
+	h := x.held[pg]
+	return h != nil && h.OwnUnits+h.ForeignUnits < share/2 && h.NetUnits > 0
+}
+
+func (l *Leader) anyPoor(s *fsm.State, pg uint32) bool {
+	share, _ := l.shareOf(s, pg)
+	for _, x := range l.sessions {
+		if x.poor(pg, share) {
+			return true
+		}
+	}
+	return false
+}
+
+// shareOf is an equal part of a placement group for each session that holds some of it, or
+// links in it.
+func (l *Leader) shareOf(s *fsm.State, pg uint32) (share, sessions uint64) {
+	for _, x := range l.sessions {
+		if h := x.held[pg]; h != nil && (h.OwnUnits > 0 || h.NetUnits > 0) {
+			sessions++
+		}
+	}
+	h := s.Heap(pg)
+	units := h.GetEnd() - h.GetStart()
+	w := s.Namespace(s.PG(pg).GetNamespaceId())
+	if w.GetLimitBytes() != 0 {
+		units = min(units, w.LimitBytes/layout.UnitSize/uint64(max(1, len(s.PGs(w.Id)))))
+	}
+	return units / max(1, sessions), sessions
+}
+
+// share asks those who have much of a full cache for what those lack who have nearly
+// nothing.
+func (l *Leader) share(p *plan) {
+	for _, x := range l.sessions {
+		clear(x.give)
+	}
+	for _, pg := range p.pgs {
+		m := l.memory(p.s, pg.Id)
+		if !m.short(p.now) || p.s.Namespace(pg.NamespaceId).GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
+			continue
+		}
+		share, n := l.shareOf(p.s, pg.Id)
+		if n < 2 {
+			continue
+		}
+		var need, excess uint64
+		for _, x := range l.sessions {
+			h := x.held[pg.Id]
+			if h == nil {
+				continue
+			}
+			if x.poor(pg.Id, share) {
+				need += share/2 - (h.OwnUnits + h.ForeignUnits)
+			} else if h.OwnUnits > share {
+				excess += h.OwnUnits - share
+			}
+		}
+		need -= min(need, m.account.Waiting) // is on its way
+		if need == 0 || excess == 0 {
+			continue
+		}
+		for _, x := range l.sessions {
+			h := x.held[pg.Id]
+			if h == nil || h.OwnUnits <= share {
+				continue
+			}
+			part := h.OwnUnits - share
+			if x.give == nil {
+				x.give = make(map[uint32]uint64)
+			}
+			x.give[pg.Id] = min(uint64(float64(need)*float64(part)/float64(excess)), part/4)
+		}
+	}
+}
+
+// ---- recall by itself --------------------------------------------------------
+
+// reclaim begins a count of what is linked where memory is lost, or may be and somebody
+// lacks it. What to recall follows from it; see Scrubbed.
+func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
+	every := p.l.opts.ScrubInterval
+	if every <= 0 || !p.free(pg) {
+		return
+	}
+	m := p.l.memory(p.s, pg.Id)
+	u := p.usage(pg.Id)
+	last := max(m.counted, p.l.began)
+	short, dirty := m.short(p.now), p.s.Heap(pg.Id).GetDirty()
+	why := ""
+	switch lost := m.lost(); {
+	case u.GetGrantedUnits() == 0:
+	case dirty && (short || lost > u.GetHeapUnits()/20 && p.now-last >= retryShort || p.now-last >= every):
+		why, m.retry = ReasonDirty, retryShort
+	case !m.known && (short || p.now-last >= every):
+		why = ReasonTerm
+	case short && p.now-last >= m.retry && m.account.Lost > max(uint64(m.need), u.GetHeapUnits()/32),
+		short && p.now-last >= min(m.retry, retryPieces) && p.toCompact(m):
+		why = ReasonShort
+		m.retry = min(2*m.retry, retryShortMost)
+	case lost > u.GetHeapUnits()/20 && p.now-last >= every:
+		why = ReasonLost
+	}
+	if why == "" {
+		return
+	}
+	m.counted = p.now
+	p.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: true, Count: true, Reason: why}, pg.Id)
+}
+
+// toCompact reports whether memory has been short for a while though enough is free, and
+// nothing to speak of is on its way: compacting what waits for epochs would have it wait anew.
+func (p *plan) toCompact(m *memory) bool {
+	return m.piecesAt != 0 && p.now-m.piecesAt >= piecesFor
+}
+
+// notePieces notes since when every account has been one of memory in pieces.
+func (m *memory) notePieces(now time.Duration) {
+	a := &m.account
+	switch least := max(uint64(m.need), a.Heap/16); {
+	case !a.Short || !a.inPieces(m.need) || a.Limbo+a.Coming+a.Waiting >= least:
+		m.piecesAt = 0
+	case m.piecesAt == 0:
+		m.piecesAt = max(now, 1)
+	}
+}
+
+// piecesFor is longer than what a session has told is old.
+const piecesFor = time.Second
+
+// inPieces reports whether a place of so many units could be had if all that is free were
+// in one piece.
+func (a *Account) inPieces(need uint32) bool {
+	return need > 1 && a.Room+a.Free+a.Foreign >= 4*uint64(need)+fsm.MoveReserve(a.Heap)
+}
+
+// gain is an extent, and about how much would be free after a recall of it that is not at
+// anybody's hand now.
+type gain struct {
+	extent uint32
+	units  uint64
+	linked uint64
+}
+
+// gains are a placement group's extents by what recalling them in place would give, most
+// first.
+func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
+	for _, e := range s.Extents(pg) {
+		if e.Recalled || e.Granted == 0 {
+			continue
+		}
+		// What sessions have free, or in limbo, there is theirs to use, or to hand back.
+		held := 0.0
+		for id, units := range e.Homes {
+			free := 1.0 // of one that has said nothing yet
+			if x := l.sessions[id]; x != nil {
+				if h := x.held[pg]; h != nil && h.OwnUnits > 0 {
+					free = min(1, float64(h.FreeUnits+h.LimboUnits)/float64(h.OwnUnits))
+				}
+			}
+			held += float64(units) * free
+		}
+		used := e.Linked + uint64(held)
+		out = append(out, gain{e.Number, e.Granted - min(e.Granted, used), e.Linked})
+	}
+	slices.SortStableFunc(out, func(a, b gain) int { return cmp.Compare(b.units, a.units) })
+	return out
+}
+
+// Scrubbed notes what a scrub or a count found, and queues the recalls that follow it: in
+// place, of the extents that give most, as many as are needed. Where memory is short
+// because what is free lies in pieces, an extent is emptied that takes little to move. Call
+// it once the job's end is part of the state, with the job as it was.
+func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
+	if j.Kind != dirpb.JobKind_JOB_SCRUB || s.PG(j.PgId) == nil {
+		return
+	}
+	m := l.memory(s, j.PgId)
+	linked, net := int64(0), int64(0)
+	for _, n := range s.Heap(j.PgId).GetLastScrub().GetLinkedUnits() {
+		linked += int64(n)
+	}
+	for _, x := range l.sessions {
+		net += x.held[j.PgId].GetNetUnits()
+	}
+	m.base, m.known, m.low = linked-net, true, [2]uint64{}
+	l.accounted = 0
+	least := uint64(gainUnits)
+	short := m.short(now)
+	switch j.Reason {
+	case ReasonRepair:
+		least = 1
+	case ReasonDirty, ReasonLost, ReasonTerm, ReasonShort:
+		if short {
+			least = max(gainUnitsShort, min(uint64(m.need), gainUnits))
+		}
+	default:
+		return
+	}
+	need := uint64(1) << 63
+	if j.Reason != ReasonRepair {
+		l.plan(s, now).account()
+		need = m.account.Lost
+	}
+	// In place a recall takes no room and no copy, and leaves pieces. Where there is time and
+	// room, an extent of which little is linked is emptied, so that it is free as a whole.
+	stay := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId, InPlace: true}
+	empty := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId}
+	h := s.Heap(j.PgId)
+	room, sum, moved := l.look(s, now).supply(h).room, uint64(0), uint64(0)
+	for _, g := range l.gains(s, j.PgId) {
+		if g.units < least || sum >= need || need < least || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
+			break
+		}
+		// What may be granted in an extent that is recalled takes nothing in.
+		room -= min(room, grantable(h, g.extent))
+		q := stay
+		if !short && g.linked <= layout.ExtentUnits/4 && moved+g.linked <= room/8 && s.CanRecall(j.PgId, g.extent) {
+			q = empty
+			moved += g.linked
+		}
+		q.Extents = append(q.Extents, g.extent)
+		sum += g.units
+	}
+	for _, q := range []*fsmpb.StartJob{stay, empty} {
+		if len(q.Extents) > 0 {
+			slices.Sort(q.Extents)
+			q.Reason = fmt.Sprintf("%d units are nobody's", sum)
+			l.enqueue(q)
+		}
+	}
+	if sum > 0 {
+		m.retry = retryShort
+		return
+	}
+	if !short || j.Reason != ReasonShort {
+		return
+	}
+	l.compact(s, m, j.PgId)
+}
+
+// grantable is how much of an extent is granted to nobody.
+func grantable(h *fsmpb.Heap, extent uint32) (units uint64) {
+	if end := min((uint64(extent)+1)*layout.ExtentUnits, h.End); h.Watermark/layout.ExtentUnits == uint64(extent) {
+		units = end - min(end, h.Watermark)
+	}
+	for _, r := range h.Free {
+		if r.Unit/layout.ExtentUnits == extent {
+			units += uint64(r.Units)
+		}
+	}
+	return units
+}
+
+// compact has what lies in a stretch of an extent moved elsewhere, where most is free
+// already, so that it is free in one piece: as long as the free memory elsewhere can take
+// what lies there.
+func (l *Leader) compact(s *fsm.State, m *memory, pg uint32) {
+	h := s.Heap(pg)
+	room := l.look(s, 0).supply(h).room // anywhere
+	// The last one was in vain if nothing was granted since: it may not have been emptied.
+	most, last := uint64(windowMost), int64(-1)
+	if m.window > 0 && l.planned-m.windowAt < shortFor+4*reuseHaste {
+		most, last = max(m.window/2, uint64(m.need)), m.windowIn
+	}
+	for size := most; size >= uint64(m.need); size /= 2 {
+		unit, free, here, ok := emptiest(h, size, last)
+		if !ok || size-free == 0 || size-free > (room-min(room, here))/2 {
+			continue
+		}
+		l.enqueue(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg, Extents: []uint32{unit / layout.ExtentUnits}, InPlace: true,
+			WindowUnit: unit, WindowUnits: uint32(size), WindowMost: m.need, Reason: fmt.Sprintf("no %d units in one piece are free", m.need)})
+		m.retry, m.window, m.windowAt, m.windowIn = retryShort, size, l.planned, int64(unit/layout.ExtentUnits)
+		return
+	}
+}
+
+// windowMost is the longest stretch that is emptied at a time, units: 8 MiB.
+const windowMost = layout.ExtentUnits / 2
+
+// emptiest is the stretch of so many units, inside one extent but a certain one that is not
+// being recalled, of which most is free; here is how much of that extent may be granted, which a recall
+// of it takes away.
+func emptiest(h *fsmpb.Heap, size uint64, not int64) (unit uint32, free, here uint64, ok bool) {
+	recalled := func(x uint32) bool {
+		return int64(x) == not || slices.ContainsFunc(h.Recalls, func(r *fsmpb.Recall) bool { return r.Extent == x })
+	}
+	hi, sum := 0, uint64(0) // the runs from lo on that lie in the stretch as a whole end before hi
+	for lo, r := range h.Free {
+		// Stretches begin where a run begins.
+		if hi < lo {
+			hi, sum = lo, 0
+		}
+		x, to := r.Unit/layout.ExtentUnits, uint64(r.Unit)+size
+		n := uint64(0)
+		for ; hi < len(h.Free) && h.Free[hi].Unit/layout.ExtentUnits == x; hi++ {
+			at, units := uint64(h.Free[hi].Unit), uint64(h.Free[hi].Units)
+			if at+units > to {
+				n = to - min(to, at) // sticks out
+				break
+			}
+			sum += units
+		}
+		n += sum
+		if hi > lo {
+			sum -= uint64(r.Units)
+		}
+		if n > free && to <= min((uint64(x)+1)*layout.ExtentUnits, h.End) && !recalled(x) {
+			unit, free, ok = r.Unit, n, true
+		}
+	}
+	for _, r := range h.Free {
+		if ok && r.Unit/layout.ExtentUnits == unit/layout.ExtentUnits {
+			here += uint64(r.Units)
+		}
+	}
+	return unit, free, here, ok
+}

@@ -1,0 +1,78 @@
+package server
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// Memory goes home over the wire: a place handed back by one session is delivered to
+// another, a run given up becomes free by itself, and a grant that finds nothing takes no
+// room in the log.
+func TestMemoryGoesHome(t *testing.T) {
+	n := single(t, vfs.NewMem(), forever)
+	c := dial(t, n)
+	newMemnode(t, "m1", 1, just(n))
+	a, b := open(t, c), open(t, c)
+	if a.Term == 0 {
+		t.Fatalf("opened %v, of no term", a)
+	}
+	ask := func(q *dirpb.RenewRequest) *dirpb.RenewReply {
+		t.Helper()
+		q.Number, q.Term = numbers.Add(1), a.Term
+		r, err := c.Renew(testCtx(t), q)
+		if err != nil || r.Term != a.Term {
+			t.Fatalf("renewed %v, %v; want term %d", r, err, a.Term)
+		}
+		return r
+	}
+	grant := func() *dirpb.GrantExtentReply {
+		t.Helper()
+		r, err := c.GrantExtent(testCtx(t), &dirpb.GrantExtentRequest{SessionId: a.SessionId, PgId: 1, WantUnits: 1 << 31, PlaceUnits: 10})
+		if err != nil || r.Term != a.Term || r.MapVersion == 0 {
+			t.Fatalf("granted %v, %v; want term %d", r, err, a.Term)
+		}
+		return r
+	}
+	var runs []*dirpb.ReturnedRun
+	var all uint64
+	for {
+		r := grant()
+		if len(r.Runs) == 0 {
+			break
+		}
+		for _, x := range r.Runs {
+			runs, all = append(runs, x), all+uint64(x.Units)
+		}
+	}
+	ask(&dirpb.RenewRequest{SessionId: a.SessionId, Held: []*dirpb.Held{{PgId: 1, Generation: 1, OwnUnits: all, NetUnits: int64(all)}}})
+	until(t, "the directory to know that all memory is in use", func() bool { return grant().ComingUnits == 0 })
+	before := statusOf(t, c).RaftApplied
+	const tries = 100
+	for range tries {
+		grant()
+	}
+	if after := statusOf(t, c).RaftApplied; after-before > tries/2 {
+		t.Fatalf("%d entries in the log for %d grants of nothing", after-before, tries)
+	}
+
+	const much = 100_000
+	i := slices.IndexFunc(runs, func(r *dirpb.ReturnedRun) bool { return r.Units >= much })
+	unit := runs[i].Unit
+	ask(&dirpb.RenewRequest{SessionId: b.SessionId, HandBacks: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: unit, Places: []uint32{10<<10 | 7}}}})
+	if d := ask(&dirpb.RenewRequest{SessionId: a.SessionId}).Deliveries; len(d) != 1 || d[0].Unit != unit || len(d[0].Places) != 1 || d[0].Places[0] != 10<<10|7 {
+		t.Fatalf("delivered %v", d)
+	}
+	ask(&dirpb.RenewRequest{SessionId: a.SessionId, Returns: []*dirpb.ReturnedRun{{PgId: 1, Generation: 1, Unit: unit, Units: much}}})
+	until(t, "what was given up to be free", func() bool { return statusOf(t, c).Usage[0].WaitingUnits == much })
+	if r := grant(); len(r.Runs) > 0 || r.WaitingUnits != much || r.ComingUnits < much {
+		t.Fatalf("granted %v", r)
+	}
+	u := statusOf(t, c).Usage[0]
+	if !u.Estimated || !u.Short || u.GrantedUnits != all-much {
+		t.Fatalf("usage %v", u)
+	}
+}
