@@ -36,8 +36,8 @@ import (
 // its target as much as it brings.
 
 const (
-	// spareUnits of a heap, or an eighth of it if that is less, do not count as room: the
-	// longest record finds a place there.
+	// spareUnits of a heap, or a 32nd of it if that is less, do not count as room: the
+	// longest record finds a place there, in heaps of 128 MiB and more.
 	spareUnits = 4 << 20 / layout.UnitSize
 	// defaultBalanceUnits is Options.BalanceUnits where that is 0.
 	defaultBalanceUnits = 16 << 20 / layout.UnitSize
@@ -153,7 +153,7 @@ func (g *group) take(clusters uint32) {
 }
 
 // spared is a heap of so many units less what does not count as room.
-func spared(units uint64) uint64 { return units - min(spareUnits, units/8) }
+func spared(units uint64) uint64 { return units - min(spareUnits, units/32) }
 
 // balance looks at a namespace's placement groups: not lost, and with no member that drains.
 func (v *view) balance(ns uint32) *balance {
