@@ -389,11 +389,17 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 		c := newCrew(ctx)
 		c.run(1, func(ctx context.Context) error {
 			defer close(keys)
+			// A scan may give a key twice whose shard moves meanwhile; its file is written once.
+			seen := make(map[string]struct{})
 			return eachKey(ctx, s, matcher(prefix, ""), true, func(kv client.KV) (bool, error) {
 				if err := safePath(string(kv.Key[len(prefix):])); err != nil {
 					t.refuse("key %s: %v", a.showKey(kv.Key), err)
 					return true, nil
 				}
+				if _, ok := seen[string(kv.Key)]; ok {
+					return true, nil
+				}
+				seen[string(kv.Key)] = struct{}{}
 				select {
 				case keys <- kv.Key:
 					return true, nil
