@@ -95,6 +95,7 @@ func (g *guesser) renew(ctx context.Context, every time.Duration) {
 	req := &dirpb.RenewRequest{SessionId: g.id}
 	for {
 		err := g.s.rpc.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+			req.Number++ // the directory heeds the latest one alone
 			rep, err := d.Renew(ctx, req)
 			req.ReportEpoch, req.AckedMapVersion, req.QuiescedMapVersion = rep.GetEpoch(), rep.GetMapVersion(), rep.GetMapVersion()
 			return err
