@@ -76,9 +76,8 @@ func TestAccessWords(t *testing.T) {
 	}
 }
 
-// What has expired goes, with access words and without; what has not stays, whatever
-// its access word says.
-func TestEvictExpired(t *testing.T) {
+// everyForm runs a test on each number of copies, with access words and without.
+func everyForm(t *testing.T, run func(t *testing.T, w *world)) {
 	for r := uint8(1); r <= 3; r++ {
 		for _, cache := range []bool{false, true} {
 			t.Run(fmt.Sprintf("r=%d cache=%v", r, cache), func(t *testing.T) {
@@ -86,95 +85,95 @@ func TestEvictExpired(t *testing.T) {
 				if cache {
 					w.asCache()
 				}
-				c := w.client(1)
-				must(t, c.do(t, "put", "stays", "v"))
-				must(t, c.do(t, "put", "later", "v", "expiry=9000000000"))
-				must(t, c.do(t, "put", "k", "v", "expiry=2000"))
-				evict := func(want int) []index.Evicted {
-					must(t, w.client(3).do(t, "evict", "expired"))
-					got := w.client(3).op.Work.Evicted
-					if len(got) != want {
-						t.Fatalf("at %d ms: evicted %+v, want %d", w.millis, got, want)
-					}
-					return got
-				}
-				evict(0)
-				w.millis = 2000
-				if e := evict(1)[0]; !e.Expired || e.Hash != hashOf("k") {
-					t.Fatalf("evicted %+v", e)
-				}
-				evict(0)
-				// Beyond what an access word can say.
-				w.millis = 1000 * (layout.MaxAccessExpiry + 100)
-				evict(0)
-				must(t, c.do(t, "get", "stays"))
-				must(t, c.do(t, "get", "later"))
-				if err := w.client(4).do(t, "get", "k"); !errors.Is(err, index.ErrNotFound) {
-					t.Fatalf("get k: %v", err)
-				}
-				for w.millis < 9000000000-500000000 {
-					w.millis += 500000000 // somebody looks again in time
-					evict(0)
-				}
-				w.millis = 9000000000
-				evict(1)
+				run(t, w)
 			})
 		}
 	}
 }
 
+// What has expired goes, with access words and without; what has not stays, whatever
+// its access word says.
+func TestEvictExpired(t *testing.T) {
+	everyForm(t, func(t *testing.T, w *world) {
+		c := w.client(1)
+		must(t, c.do(t, "put", "stays", "v"))
+		must(t, c.do(t, "put", "later", "v", "expiry=9000000000"))
+		must(t, c.do(t, "put", "k", "v", "expiry=2000"))
+		evict := func(want int) []index.Evicted {
+			must(t, w.client(3).do(t, "evict", "expired"))
+			got := w.client(3).op.Work.Evicted
+			if len(got) != want {
+				t.Fatalf("at %d ms: evicted %+v, want %d", w.millis, got, want)
+			}
+			return got
+		}
+		evict(0)
+		w.millis = 2000
+		if e := evict(1)[0]; !e.Expired || e.Hash != hashOf("k") {
+			t.Fatalf("evicted %+v", e)
+		}
+		evict(0)
+		// Beyond what an access word can say.
+		w.millis = 1000 * (layout.MaxAccessExpiry + 100)
+		evict(0)
+		must(t, c.do(t, "get", "stays"))
+		must(t, c.do(t, "get", "later"))
+		if err := w.client(4).do(t, "get", "k"); !errors.Is(err, index.ErrNotFound) {
+			t.Fatalf("get k: %v", err)
+		}
+		for w.millis < 9000000000-500000000 {
+			w.millis += 500000000 // somebody looks again in time
+			evict(0)
+		}
+		w.millis = 9000000000
+		evict(1)
+	})
+}
+
 // Of the records asked for those go that have expired, to the millisecond, and no others;
 // and one learns if some of the group's keys are in the stash.
 func TestEvictOnly(t *testing.T) {
-	for r := uint8(1); r <= 3; r++ {
-		for _, cache := range []bool{false, true} {
-			t.Run(fmt.Sprintf("r=%d cache=%v", r, cache), func(t *testing.T) {
-				w := newWorld(r, 4<<20/64)
-				if cache {
-					w.asCache()
+	everyForm(t, func(t *testing.T, w *world) {
+		c := w.client(1)
+		must(t, c.do(t, "put", "a", "v", "expiry=2001"))
+		must(t, c.do(t, "put", "b", "v", "expiry=2002"))
+		must(t, c.do(t, "put", "c", "v", "expiry=2001"))
+		must(t, c.do(t, "put", "d", "v"))
+		evict := func(over bool, want ...string) {
+			t.Helper()
+			must(t, w.client(3).do(t, "evict", "only:a+b+d"))
+			got := &w.client(3).op.Work
+			if len(got.Evicted) != len(want) || (len(got.Overflow) == 1) != over {
+				t.Fatalf("at %d ms: evicted %+v, overflow %x", w.millis, got.Evicted, got.Overflow)
+			}
+			for i, e := range got.Evicted {
+				if !e.Expired || e.Hash != hashOf(want[i]) {
+					t.Fatalf("at %d ms: evicted %+v", w.millis, got.Evicted)
 				}
-				c := w.client(1)
-				must(t, c.do(t, "put", "a", "v", "expiry=2001"))
-				must(t, c.do(t, "put", "b", "v", "expiry=2002"))
-				must(t, c.do(t, "put", "c", "v", "expiry=2001"))
-				must(t, c.do(t, "put", "d", "v"))
-				evict := func(over bool, want ...string) {
-					t.Helper()
-					must(t, w.client(3).do(t, "evict", "only:a+b+d"))
-					got := &w.client(3).op.Work
-					if len(got.Evicted) != len(want) || (len(got.Overflow) == 1) != over {
-						t.Fatalf("at %d ms: evicted %+v, overflow %x", w.millis, got.Evicted, got.Overflow)
-					}
-					for i, e := range got.Evicted {
-						if !e.Expired || e.Hash != hashOf(want[i]) {
-							t.Fatalf("at %d ms: evicted %+v", w.millis, got.Evicted)
-						}
-					}
-				}
-				w.millis = 2000
-				evict(false)
-				w.millis = 2001
-				evict(false, "a")
-				for i := range layout.GroupSlots - 3 + 1 {
-					must(t, c.do(t, "put", fmt.Sprintf("f%02d", i), "v"))
-				}
-				evict(true)
-				w.millis = 2002
-				evict(true, "b")
-				must(t, c.do(t, "get", "d"))
-				must(t, c.do(t, "get", "f00"))
-				left := 0
-				for i := range layout.GroupSlots {
-					if w.groupAt(0, home()).Slot(i).Readable() {
-						left++
-					}
-				}
-				if left != layout.GroupSlots-1 {
-					t.Errorf("%d records are left, not all but b: c was not asked for", left)
-				}
-			})
+			}
 		}
-	}
+		w.millis = 2000
+		evict(false)
+		w.millis = 2001
+		evict(false, "a")
+		for i := range layout.GroupSlots - 3 + 1 {
+			must(t, c.do(t, "put", fmt.Sprintf("f%02d", i), "v"))
+		}
+		evict(true)
+		w.millis = 2002
+		evict(true, "b")
+		must(t, c.do(t, "get", "d"))
+		must(t, c.do(t, "get", "f00"))
+		left := 0
+		for i := range layout.GroupSlots {
+			if w.groupAt(0, home()).Slot(i).Readable() {
+				left++
+			}
+		}
+		if left != layout.GroupSlots-1 {
+			t.Errorf("%d records are left, not all but b: c was not asked for", left)
+		}
+	})
 }
 
 // A word that somebody changes while it is being evicted stays his.

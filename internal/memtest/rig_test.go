@@ -206,6 +206,20 @@ func (r *rig) until(what string, limit time.Duration, missing func() string) {
 	}
 }
 
+// wait waits for a condition, false: the case has ended before. Any goroutine may call it.
+func (r *rig) wait(is func() bool) bool {
+	t := time.NewTicker(time.Millisecond)
+	defer t.Stop()
+	for !is() {
+		select {
+		case <-r.ctx.Done():
+			return false
+		case <-t.C:
+		}
+	}
+	return true
+}
+
 // fail ends the case; the first call counts. Any goroutine may call it.
 func (r *rig) fail(format string, a ...any) {
 	r.t.Helper()
@@ -490,11 +504,11 @@ func (r *rig) refused(u *user, err error, part float64) {
 	}
 }
 
-// drop deletes a key, which must be there unless it may have expired.
-func (u *user) drop(key string, mayExpire bool) error {
+// drop deletes a key, which must be there unless it may have expired or been evicted.
+func (u *user) drop(key string, mayBeGone bool) error {
 	u.r.t.Helper()
 	err := u.c.Delete(u.r.ctx, []byte(key))
-	if err == nil || mayExpire && errors.Is(err, client.ErrNotFound) {
+	if err == nil || mayBeGone && errors.Is(err, client.ErrNotFound) {
 		u.r.live.drop(key)
 		return nil
 	}
@@ -503,10 +517,10 @@ func (u *user) drop(key string, mayExpire bool) error {
 }
 
 // look reads a key and checks that the value is its own.
-func (u *user) look(key string, size int, mayExpire bool) error {
+func (u *user) look(key string, size int, mayBeGone bool) error {
 	u.r.t.Helper()
 	it, err := u.c.Get(u.r.ctx, []byte(key))
-	if mayExpire && errors.Is(err, client.ErrNotFound) {
+	if mayBeGone && errors.Is(err, client.ErrNotFound) {
 		return nil
 	}
 	if err == nil && !bytes.Equal(it.Value, stamp(nil, key, size)) {

@@ -70,15 +70,20 @@ type loader struct {
 	}
 }
 
-// loadMain uses the store until SIGTERM, then closes its session.
-func loadMain(cfg loadConfig) error {
+// untilTerm runs a client process's part with a device, in a context that SIGTERM ends.
+func untilTerm(provider string, run func(context.Context, *rdma.Device) error) error {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
-	device, err := providers.Open(cfg.Provider, providers.Options{})
+	device, err := providers.Open(provider, providers.Options{})
 	if err != nil {
 		return err
 	}
 	defer device.Close()
+	return run(ctx, device)
+}
+
+// loadMain uses the store until SIGTERM, then closes its session.
+func loadMain(ctx context.Context, device *rdma.Device, cfg loadConfig) (err error) {
 	l := &loader{loadConfig: cfg, ctx: ctx, files: recorder{cfg: cfg, files: map[int64]*os.File{}}}
 	l.names.of = map[[2]int64][]string{}
 	for l.c == nil {

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/rdma"
 )
 
 var (
@@ -37,14 +39,14 @@ func TestMain(m *testing.M) {
 	case "load":
 		var cfg loadConfig
 		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil {
-			err = loadMain(cfg)
+			err = untilTerm(cfg.Provider, func(ctx context.Context, d *rdma.Device) error { return loadMain(ctx, d, cfg) })
 		}
 	case "watch":
 		err = watchMain(strings.Split(os.Getenv("KVD_NEMESIS_DIRECTORY"), ","))
 	case "soak", "measure":
 		var cfg soakConfig
 		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil && p == "soak" {
-			err = soakMain(cfg)
+			err = untilTerm(cfg.Provider, func(ctx context.Context, d *rdma.Device) error { return soakMain(ctx, d, cfg) })
 		} else if err == nil {
 			err = measureMain(cfg)
 		}
@@ -82,7 +84,7 @@ func TestNemesis(t *testing.T) {
 func flagged(t *testing.T, variable, target string) settings {
 	want := os.Getenv(variable)
 	if want == "" {
-		t.Skipf("%s gives no duration (%s)", variable, target)
+		t.Skipf("it breaks a store in network namespaces for as long as %s says, as root: %s", variable, target)
 	}
 	duration, err := time.ParseDuration(want)
 	if err != nil {

@@ -10,12 +10,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -127,14 +125,7 @@ type soaker struct {
 }
 
 // soakMain uses the store until SIGTERM, then closes its session.
-func soakMain(cfg soakConfig) error {
-	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer cancel()
-	device, err := providers.Open(cfg.Provider, providers.Options{})
-	if err != nil {
-		return err
-	}
-	defer device.Close()
+func soakMain(ctx context.Context, device *rdma.Device, cfg soakConfig) (err error) {
 	s := &soaker{soakConfig: cfg}
 	if s.c, err = openSoak(ctx, cfg, device, nil); err != nil {
 		if ctx.Err() != nil {

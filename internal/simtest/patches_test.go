@@ -32,7 +32,7 @@ var patches = []patch{
 	// A recalled extent has no homes, which a delivery looks at, too: a guard that repeats the
 	// other.
 	{"queue-survives-recall", "H3", []edit{{"server/lead/memory.go", "home != id || !s.Settled(p.pg, p.generation, p.unit, p.units, p.mark) {", "home > 1<<31 {"}}},
-	{"closed-out-of-limbo", "H8", []edit{{"server/lead/lead.go", "l.handBack(s, now, id, back, l.epoch+1)", "l.handBack(s, now, id, back, 0)"}}},
+	{"closed-out-of-limbo", "H8", []edit{{"server/lead/lead.go", "l.handBack(s, now, id, x, back, l.epoch+1)", "l.handBack(s, now, id, x, back, 0)"}}},
 	{"older-reply-applied", "H3", []edit{{"internal/session/agenda.go", "if !latest || p.GetTerm() < a.mu.term {", "if p.GetTerm() < a.mu.term {"}}},
 	{"reply-applied-twice", "H3", []edit{{"internal/session/agenda.go", "for _, f := range p.GetDeliveries() {", "for _, f := range append(p.GetDeliveries(), p.GetDeliveries()...) {"}}},
 	{"pop-keeps-the-entry", "H3", []edit{{"server/lead/memory.go", "if x.queue = x.queue[n:]; len(left) > 0", "if x.queue = slices.Clone(x.queue); len(left) > 0"}}},

@@ -483,7 +483,7 @@ func (p *plan) ease() {
 // what is lost is recalled first.
 func (p *plan) accounted(pg *dirpb.PlacementGroup) bool {
 	m := p.l.memory(p.s, pg.Id)
-	return p.l.liveUnits != nil || m.known && !p.s.Heap(pg.Id).GetDirty() && len(pg.Recalled) == 0 && m.account.Lost <= m.account.Heap/32
+	return m.known && !p.s.Heap(pg.Id).GetDirty() && len(pg.Recalled) == 0 && m.account.Lost <= m.account.Heap/32
 }
 
 // balances reports whether a group is large enough to be balanced without being asked.

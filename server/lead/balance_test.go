@@ -68,7 +68,6 @@ func newFilling(t *testing.T, n int, shards uint32, bytes uint64, mode dirpb.Nam
 		copies: 4 << 20, matures: 103 * time.Second,
 	}
 	f.janitor = w.open(f.ns)
-	w.l.liveUnits = make(map[uint32]uint64)
 	f.l.opts.ScrubInterval = 0
 	return f
 }
@@ -100,7 +99,6 @@ func (f *filling) room(pg uint32) float64 {
 func (f *filling) tell() {
 	e, _ := f.l.Epochs()
 	for _, pg := range f.s.PGs(f.ns) {
-		f.l.liveUnits[pg.Id] = uint64(max(0, (f.live(pg.Id)+f.dirty[pg.Id])*(1+f.noise*(2*f.rng.Float64()-1))))
 		h := f.s.Heap(pg.Id)
 		waits := 0.0
 		for _, x := range f.freed {
@@ -113,7 +111,23 @@ func (f *filling) tell() {
 			h.Free = []*fsmpb.Run{{Unit: uint32(h.Start), Units: n, Returned: e + 1}}
 		}
 		h.Watermark = min(h.End, h.Start+uint64(f.heap(pg.Id)-f.room(pg.Id)))
+		f.holds(f.janitor, pg.Id, uint64(max(0, (f.live(pg.Id)+f.dirty[pg.Id])*(1+f.noise*(2*f.rng.Float64()-1)))))
 	}
+}
+
+// holds has a session say that so many of a placement group's units are live, and that it holds
+// the rest of what is granted.
+func (w *world) holds(x, pg uint32, live uint64) {
+	m, granted := w.l.memory(w.s, pg), uint64(0)
+	for _, u := range w.s.Usage() {
+		if u.PgId == pg {
+			granted = u.GrantedUnits
+		}
+	}
+	m.base, m.known = 0, true
+	w.l.sessions[x].hold(w.s, []*dirpb.Held{{PgId: pg, Generation: m.generation, OwnUnits: granted, FreeUnits: granted - min(granted, live), NetUnits: int64(live)}})
+	w.l.accounted = 0
+	w.l.plan(w.s, w.now).account()
 }
 
 // going is what a move takes along: small records, half of them in a split, and the large key,
@@ -487,7 +501,8 @@ func TestRelieving(t *testing.T) {
 	}
 	is(true, false)
 	j := f.s.Jobs()[0]
-	f.l.liveUnits = map[uint32]uint64{1: 1, 2: 1}
+	f.holds(f.janitor, 1, 1)
+	f.holds(f.janitor, 2, 1)
 	is(true, false) // under way
 	f.l.Progress(j.Id, 1, 2, "no memory", f.now)
 	is(false, false)
@@ -495,12 +510,14 @@ func TestRelieving(t *testing.T) {
 	for f.s.Job(j.Id) != nil {
 		f.tick()
 	}
-	f.l.liveUnits = map[uint32]uint64{1: 1, 2: 1}
+	f.holds(f.janitor, 1, 1)
+	f.holds(f.janitor, 2, 1)
 	is(true, false) // being cleaned
 	for len(f.freed) == 0 {
 		f.tick()
 	}
-	f.l.liveUnits = map[uint32]uint64{1: 1, 2: 1}
+	f.holds(f.janitor, 1, 1)
+	f.holds(f.janitor, 2, 1)
 	is(true, false) // waits for epochs
 	for len(f.freed) > 0 {
 		f.tick()
@@ -541,7 +558,7 @@ func TestBalanceRoom(t *testing.T) {
 				r := &fsmpb.Run{Unit: uint32(h.Start), Units: uint32(rng.Uint64N(granted)), Returned: uint64(rng.IntN(2))}
 				h.Free = []*fsmpb.Run{r}
 			}
-			f.l.liveUnits[pg.Id] = uint64(rng.Float64() * float64(granted))
+			f.holds(f.janitor, pg.Id, uint64(rng.Float64()*float64(granted)))
 			switch rng.IntN(4) {
 			case 0:
 				h.IndexNext = pg.IndexBytes - min(pg.IndexBytes, uint64(rng.IntN(1<<20)))
@@ -585,7 +602,7 @@ func TestBalanceRoom(t *testing.T) {
 			}
 			busy[from], busy[to] = true, true
 			if from != to {
-				part := float64(f.l.liveUnits[from]) * weight(sh.Depth) / depths[from]
+				part := float64(f.l.live(f.s, from)) * weight(sh.Depth) / depths[from]
 				if q.Split {
 					part /= 2
 				}
@@ -593,10 +610,10 @@ func TestBalanceRoom(t *testing.T) {
 					t.Fatalf("seed %d: %s: moves %.0f units, room is %d, limit %d", seed, s.Why, part, room[to], limit)
 				}
 				heap := float64(spared(uint64(f.heap(from))))
-				if q.Split && part < 0.99*leastMove*heap || float64(f.l.liveUnits[from]) < 0.87*heap && 2*part > float64(room[to])+1 {
+				if q.Split && part < 0.99*leastMove*heap || float64(f.l.live(f.s, from)) < 0.87*heap && 2*part > float64(room[to])+1 {
 					t.Fatalf("seed %d: %s: moves %.0f units of %.0f where %d are free", seed, s.Why, part, heap, room[to])
 				}
-				a, b := float64(f.l.liveUnits[from])/f.heap(from), float64(f.l.liveUnits[to])/f.heap(to)
+				a, b := float64(f.l.live(f.s, from))/f.heap(from), float64(f.l.live(f.s, to))/f.heap(to)
 				if after := math.Abs(a - part/f.heap(from) - b - part/f.heap(to)); after >= a-b {
 					t.Fatalf("seed %d: %s: the difference grows from %.3f to %.3f", seed, s.Why, a-b, after)
 				}
@@ -740,7 +757,14 @@ func TestBalanceCopies(t *testing.T) {
 	w.on(2, dirpb.PGState_PG_ACTIVE, 2)
 	h := w.s.Heap(1)
 	for pg := range uint32(2) {
-		w.l.liveUnits = map[uint32]uint64{pg + 1: 9 * (h.End - h.Start) / 10}
+		for i := range uint32(2) {
+			live := uint64(0)
+			if i == pg {
+				live = 9 * (h.End - h.Start) / 10
+			}
+			w.s.Heap(i + 1).Watermark = h.Start + live
+			w.holds(x, i+1, live)
+		}
 		w.wait(2 * lease)
 		w.ack()
 		var moves []uint32

@@ -100,10 +100,9 @@ type Leader struct {
 	hasty      bool               // E runs, since somebody waits for memory that waits for it
 	// By placement group. The next leader knows none of it, and waits a lease before it
 	// balances.
-	worked    map[uint32]time.Duration // when something last worked on it
-	took      map[uint32]took
-	liveUnits map[uint32]uint64
-	eased     time.Duration // when Plan last looked for moves
+	worked map[uint32]time.Duration // when something last worked on it
+	took   map[uint32]took
+	eased  time.Duration // when Plan last looked for moves
 }
 
 type node struct {
@@ -119,12 +118,19 @@ type session struct {
 	acked    uint64 // map version
 	quiesced uint64 // map version, at least acked
 
+	namespace uint32 // whose memory it may hand back
+	readOnly  bool   // none
+
 	number uint64 // of the last renewal that was heeded
 	heard  time.Duration
 	queue  []place                // on their way to it, which is their home
 	held   map[uint32]*dirpb.Held // as it said last, by placement group
 	told   time.Duration          // when it said so
 	give   map[uint32]uint64      // units that it is asked to hand over
+}
+
+func newSession(x *fsmpb.Session, expires time.Duration, report uint64) *session {
+	return &session{expires: expires, report: report, namespace: x.GetNamespaceId(), readOnly: x.GetReadOnly()}
 }
 
 // job is what janitors said about a background job.
@@ -152,7 +158,8 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		l.nodes[m.Id] = &node{incarnation: m.Incarnation, expires: now + o.Lease}
 	}
 	for _, x := range s.Sessions() {
-		l.sessions[x.Id] = &session{expires: now + o.Lease, report: x.Epoch, heard: now}
+		l.sessions[x.Id] = newSession(x, now+o.Lease, x.Epoch)
+		l.sessions[x.Id].heard = now
 	}
 	l.inherit(s)
 	return l
@@ -175,7 +182,9 @@ func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, leas
 		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable, id)
 	}
 	v := s.MapVersion()
-	l.sessions[id] = &session{expires: now + l.opts.Lease, report: l.epoch, acked: v, quiesced: v, heard: now}
+	x := newSession(s.Session(id), now+l.opts.Lease, l.epoch)
+	x.acked, x.quiesced, x.heard = v, v, now
+	l.sessions[id] = x
 	epoch, least = l.Epochs()
 	return epoch, least, nil
 }
@@ -225,7 +234,7 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	a.Moved = acked > x.acked || quiesced > x.quiesced
 	x.acked, x.quiesced = acked, quiesced
 	if r.Term == l.opts.Term {
-		l.handBack(s, now, r.Session, r.HandBacks, 0)
+		l.handBack(s, now, r.Session, x, r.HandBacks, 0)
 		l.giveUp(s, now, r.Session, r.Returns)
 		a.Returned = len(r.HandBacks)+len(r.Returns) > 0
 	}
@@ -248,12 +257,14 @@ func (l *Leader) Heard(s *fsm.State, now time.Duration, id uint32) {
 // Closed forgets a session that has ended by itself, once that is part of the state, and
 // takes what it handed back of others' memory.
 func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32, back []*dirpb.FreePlaces, held []*dirpb.Held) {
-	if x := l.sessions[id]; x != nil {
-		x.hold(s, held)
+	x := l.sessions[id]
+	if x == nil {
+		return // nobody knows whose memory it may hand back: lost until it is counted
 	}
+	x.hold(s, held)
 	l.ended(s, id)
 	// It does not wait for its limbo.
-	l.handBack(s, now, id, back, l.epoch+1)
+	l.handBack(s, now, id, x, back, l.epoch+1)
 }
 
 // Acknowledged is what a session has acknowledged and quiesced, as this leader knows.

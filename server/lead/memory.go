@@ -34,7 +34,8 @@ const (
 	maxDelivered = 1 << 15 // places in one reply
 	maxHandBacks = 1 << 16 // places taken of one renewal
 	maxReturns   = 1 << 12 // runs taken of one renewal
-	maxQueue     = 1 << 20 // places that wait for one home
+	maxQueue     = 1 << 20 // places that wait for one home, and runs of one placement group for a TakeBack
+	maxNet       = 1 << 48 // units that a session may say it has linked, net
 	maxBacks     = 1 << 13 // runs in one TakeBack
 
 	// floorUnits is what a session may always keep free of a placement group where there is
@@ -82,8 +83,9 @@ type memory struct {
 	piecesAt time.Duration // since when enough has been free, in pieces; 0: it is not
 	counted  time.Duration // when a count was begun last
 	retry    time.Duration // between two while memory is short
+	relief   uint64        // Leader.relief, as of
+	reliefAt time.Duration // 0: never looked
 
-	dropped uint64 // places that were not taken
 	account Account
 	low     [2]uint64     // least lost of this window and of the one before
 	lowAt   time.Duration // when this window began
@@ -117,13 +119,14 @@ func (l *Leader) memory(s *fsm.State, pg uint32) *memory {
 
 // ---- hand-backs ------------------------------------------------------------
 
-// handBack takes free places that session from, which lives or has closed in good order,
-// hands back. What may still be in limbo is so until an epoch has passed.
-func (l *Leader) handBack(s *fsm.State, now time.Duration, from uint32, runs []*dirpb.FreePlaces, after uint64) {
+// handBack takes free places of its own namespace that session x, whose id is from and which
+// lives or has closed in good order, hands back. What may still be in limbo is so until an epoch
+// has passed.
+func (l *Leader) handBack(s *fsm.State, now time.Duration, from uint32, x *session, runs []*dirpb.FreePlaces, after uint64) {
 	left := maxHandBacks
 	for _, r := range runs {
 		pg := s.PG(r.PgId)
-		if pg == nil {
+		if pg == nil || pg.NamespaceId != x.namespace || x.readOnly {
 			continue
 		}
 		mark := s.Heap(r.PgId).GetRecallSeq()
@@ -149,8 +152,8 @@ func (l *Leader) route(s *fsm.State, now time.Duration, from uint32, p place) {
 	switch x := l.sessions[home]; {
 	case home == 0 && !any:
 		m.back(now, &fsmpb.Back{PgId: p.pg, Generation: p.generation, Unit: p.unit, Units: p.units, Mark: p.mark})
-	case home == 0 || home == from || x == nil || len(x.queue) >= maxQueue || s.Session(home).GetNamespaceId() != s.PG(p.pg).NamespaceId:
-		m.dropped++ // damaged, or too many; lost until it is counted
+	case home == 0 || home == from || x == nil || len(x.queue) >= maxQueue || x.namespace != s.PG(p.pg).NamespaceId:
+		// damaged, or too many; lost until it is counted
 	default:
 		x.queue = append(x.queue, p)
 	}
@@ -174,6 +177,9 @@ func (l *Leader) giveUp(s *fsm.State, now time.Duration, from uint32, runs []*di
 }
 
 func (m *memory) back(now time.Duration, b *fsmpb.Back) {
+	if len(m.backs) == maxQueue {
+		return // lost until it is counted
+	}
 	if len(m.backs) == 0 {
 		m.since = now
 	}
@@ -298,11 +304,18 @@ func (l *Leader) ended(s *fsm.State, id uint32) {
 
 // ---- accounts --------------------------------------------------------------
 
-// hold notes what a session says that it holds.
+// hold notes what a session says that it holds, of its own namespace and not more than there is.
 func (x *session) hold(s *fsm.State, held []*dirpb.Held) {
 	for i, h := range held {
 		pg := s.PG(h.PgId)
-		if i == maxReturns || pg == nil || pg.Generation != h.Generation {
+		if i == maxReturns {
+			return
+		}
+		if pg == nil || pg.Generation != h.Generation || pg.NamespaceId != x.namespace {
+			continue
+		}
+		if heap := s.Heap(h.PgId); max(h.OwnUnits, h.FreeUnits, h.ForeignUnits, h.LimboUnits) > heap.End-heap.Start ||
+			h.NetUnits > maxNet || h.NetUnits < -maxNet {
 			continue
 		}
 		if x.held == nil {
@@ -330,6 +343,14 @@ func (l *Leader) Granted(s *fsm.State, pg uint32) {
 	if s.PG(pg) != nil {
 		l.memory(s, pg).window = 0
 	}
+}
+
+// live is how many units of a placement group hold records, by the last account.
+func (l *Leader) live(s *fsm.State, pg uint32) (units uint64) {
+	if m := l.memories[pg]; m != nil && m.generation == s.PG(pg).GetGeneration() {
+		units = m.account.Live
+	}
+	return units
 }
 
 func (m *memory) short(now time.Duration) bool { return m.shortAt != 0 && now-m.shortAt < shortFor }
@@ -447,11 +468,7 @@ func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace u
 				}
 			}
 		}
-		h := s.Heap(pg.Id)
-		units := h.End - h.Start
-		if w := s.Namespace(namespace); w.LimitBytes != 0 {
-			units = min(units, w.LimitBytes/layout.UnitSize/uint64(max(1, len(s.PGs(namespace)))))
-		}
+		units := shareable(s, pg)
 		q := &dirpb.Supply{PgId: pg.Id, Short: short, ShareUnits: units / max(1, sessions), GiveUnits: x.give[pg.Id]}
 		if q.FloorUnits = min(floorUnits, units/(4*max(1, sessions))); short {
 			q.FloorUnits = min(floorShort, units/(32*max(1, sessions)))
@@ -465,7 +482,6 @@ func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace u
 // found too little, 0 if all of it is in use. What a session has not said since memory
 // became short is not known, and may be anything.
 func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Duration) (coming uint64) {
-	v := l.look(s, now)
 	pgs := []uint32{pg}
 	if w := s.Namespace(namespace); w.GetLimitBytes() != 0 {
 		pgs = pgs[:0]
@@ -483,12 +499,10 @@ func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Dura
 		if l.opts.ScrubInterval > 0 && (h.GetDirty() || !m.known || l.silent(s, namespace, m.shortSince, now)) {
 			coming += least // perhaps
 		}
-		for _, j := range v.jobs[id] {
-			if j.Kind != dirpb.JobKind_JOB_JOIN {
-				coming += least
-			}
+		if m.reliefAt == 0 || now-m.reliefAt >= reliefEvery {
+			m.relief, m.reliefAt = l.relief(s, id), max(now, 1)
 		}
-		if l.relieving(s, id) || a.inPieces(units) {
+		if coming += m.relief * least; a.inPieces(units) {
 			coming += least
 		}
 	}
@@ -497,6 +511,23 @@ func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Dura
 	}
 	return coming
 }
+
+// relief is how many things are under way that may give a placement group memory back.
+func (l *Leader) relief(s *fsm.State, pg uint32) (n uint64) {
+	for _, j := range s.Jobs() {
+		if (j.PgId == pg || j.TargetPgId == pg) && j.Kind != dirpb.JobKind_JOB_JOIN {
+			n++
+		}
+	}
+	if l.relieving(s, pg) {
+		n++
+	}
+	return n
+}
+
+// reliefEvery is the least time between two looks at what relieves a placement group: every
+// writer that starves asks several times a second, and a heap may be in many pieces.
+const reliefEvery = 50 * time.Millisecond
 
 // silent reports whether a session of a namespace that may hold memory is being fenced,
 // has not been heard for so long that it may be, or has not said since a moment what it
@@ -544,13 +575,21 @@ func (l *Leader) shareOf(s *fsm.State, pg uint32) (share, sessions uint64) {
 			sessions++
 		}
 	}
-	h := s.Heap(pg)
-	units := h.GetEnd() - h.GetStart()
-	w := s.Namespace(s.PG(pg).GetNamespaceId())
-	if w.GetLimitBytes() != 0 {
-		units = min(units, w.LimitBytes/layout.UnitSize/uint64(max(1, len(s.PGs(w.Id)))))
+	if g := s.PG(pg); g != nil {
+		share = shareable(s, g) / max(1, sessions)
 	}
-	return units / max(1, sessions), sessions
+	return share, sessions
+}
+
+// shareable is how much of a placement group's memory sessions may have, units: all, or its
+// part of the namespace's limit.
+func shareable(s *fsm.State, pg *dirpb.PlacementGroup) uint64 {
+	h, w := s.Heap(pg.Id), s.Namespace(pg.NamespaceId)
+	units := h.GetEnd() - h.GetStart()
+	if limit := w.GetLimitBytes(); limit != 0 {
+		units = min(units, limit/layout.UnitSize/uint64(max(1, len(s.PGs(w.Id)))))
+	}
+	return units
 }
 
 // share asks those who have much of a full cache for what those lack who have nearly

@@ -105,11 +105,47 @@ func TestHandBack(t *testing.T) {
 	if w.way() != 0 || w.l.Pending() || len(r.Deliveries) > 0 || len(w.say(Renewal{Session: b}).Deliveries) > 0 {
 		t.Fatalf("%d units are on their way, delivered %v", w.way(), r.Deliveries)
 	}
+	// A session of another namespace, one that only reads, and what no heap can have.
+	other := w.open(w.create("other", 1, 1))
+	reader := w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: w.pg(1).NamespaceId, ReadOnly: true}}}).Session.Id
+	if _, _, err := w.l.Opened(w.s, reader, w.now); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []uint32{other, reader} {
+		w.say(Renewal{Session: x, HandBacks: list})
+		w.l.Closed(w.s, w.now, x, list, nil)
+		if w.l.Closed(w.s, w.now, x, list, nil); w.way() != 0 { // nor one that is forgotten
+			t.Fatalf("%d units that session %d may not hand back are on their way", w.way(), x)
+		}
+	}
+	whole := w.s.Heap(1).End - w.s.Heap(1).Start
+	for _, h := range []*dirpb.Held{{OwnUnits: whole + 1}, {FreeUnits: 1 << 63}, {ForeignUnits: whole + 1}, {LimboUnits: whole + 1}, {NetUnits: 1<<48 + 1}, {NetUnits: -1 << 63}} {
+		h.PgId, h.Generation = 1, 1
+		if w.say(Renewal{Session: b, Held: []*dirpb.Held{h}}); w.l.sessions[b].held[1] != nil {
+			t.Fatalf("a session holds %v of %d units", h, whole)
+		}
+	}
+	third := w.open(w.pg(2).NamespaceId)
+	if w.say(Renewal{Session: third, Held: []*dirpb.Held{{PgId: 1, Generation: 1, FreeUnits: 9}}}); w.l.sessions[third].held[1] != nil {
+		t.Fatal("a session holds memory of another namespace")
+	}
 	// The queues are one leadership's.
 	w.say(Renewal{Session: b, HandBacks: list})
 	w.elect()
 	w.numbers = map[uint32]uint64{}
 	sameText(t, "by the next leader", w.say(Renewal{Session: a}).Deliveries, nil)
+}
+
+// What waits for a TakeBack is bounded: a session may hand the same place back again and again
+// whose home is gone.
+func TestBacksBounded(t *testing.T) {
+	m := memory{backs: make([]*fsmpb.Back, maxQueue-1)}
+	for range 3 {
+		m.back(1, &fsmpb.Back{})
+	}
+	if len(m.backs) != maxQueue {
+		t.Fatalf("%d runs wait, want %d", len(m.backs), maxQueue)
+	}
 }
 
 // A renewal that arrives behind a later one extends the lease, and is not heeded.

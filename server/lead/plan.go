@@ -190,7 +190,7 @@ func (p *plan) expireSessions() {
 	for _, x := range p.s.Sessions() {
 		if p.l.sessions[x.Id] == nil {
 			// Opened, but not answered yet, perhaps never.
-			p.l.sessions[x.Id] = &session{expires: p.now + p.l.opts.Lease, report: p.l.epoch}
+			p.l.sessions[x.Id] = newSession(x, p.now+p.l.opts.Lease, p.l.epoch)
 		}
 	}
 	var ids []uint32
