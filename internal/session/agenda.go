@@ -72,8 +72,8 @@ type AgendaOptions struct {
 type AskKind uint8
 
 const (
-	AskRenew AskKind = 1 + iota
-	AskGrant
+	AskRenew AskKind = 1 + iota // a renewal of the lease
+	AskGrant                    // memory
 )
 
 // Ask is one request to the directory.
@@ -368,19 +368,12 @@ type Counts struct {
 	HandedBack uint64 // of others' memory, to go home
 	Returned   uint64 // of own memory
 	Received   uint64 // of own memory, come home
-	Refused    uint64 // come home, and not known there
+	Refused    uint64 // come home or granted, and not taken in
 }
 
 // Counts tells how much memory went which way.
 func (a *Agenda) Counts() Counts {
 	return Counts{a.handedBack.Load(), a.returned.Load(), a.received.Load(), a.refused.Load()}
-}
-
-// Term is the greatest that the directory has shown.
-func (a *Agenda) Term() uint64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.mu.term
 }
 
 // ---- grants ----------------------------------------------------------------
@@ -440,6 +433,13 @@ func (a *Agenda) granted(q Ask, r Reply, now int64) {
 		a.core.SetFull(pg, r.Grant.GetComingUnits() == 0)
 		return
 	}
+	for _, x := range r.Grant.GetRuns() {
+		if x.GetPgId() != pg {
+			a.mu.unsure, p.notUntil = true, now+a.o.RefusedPause
+			a.refuse(x, fmt.Errorf("it is of placement group %d", x.GetPgId()), pg)
+			return
+		}
+	}
 	a.core.SetFull(pg, false)
 	p.grow = min(2*q.Grant.GetWantUnits(), maxGrant)
 	a.mu.early = append(a.mu.early, r.Grant)
@@ -473,19 +473,24 @@ func (a *Agenda) takeEarly() {
 			if pg == nil || pg.Generation != x.GetGeneration() {
 				continue
 			}
-			if x.GetUnit() < pg.HeapLo || x.GetUnits() > pg.HeapHi-x.GetUnit() {
-				a.refused.Add(uint64(x.GetUnits()))
+			if x.GetUnit() < pg.HeapLo || uint64(x.GetUnit())+uint64(x.GetUnits()) > uint64(pg.HeapHi) {
+				a.refuse(x, fmt.Errorf("it lies outside its heap [%d,%d)", pg.HeapLo, pg.HeapHi), pg.ID)
 				continue
 			}
 			if err := a.core.AddRun(x.GetPgId(), x.GetGeneration(), x.GetUnit(), x.GetUnits()); err != nil {
-				a.refused.Add(uint64(x.GetUnits()))
-				if a.core.opts.Broken != nil {
-					a.core.opts.Broken(fmt.Errorf("grant of placement group %d: %w", x.GetPgId(), err))
-				}
+				a.refuse(x, err, pg.ID)
 			}
 		}
 		return true
 	})
+}
+
+// refuse notes that a run was granted, for placement group pg, that cannot be.
+func (a *Agenda) refuse(x *dirpb.ReturnedRun, why error, pg uint32) {
+	a.refused.Add(uint64(x.GetUnits()))
+	if a.core.opts.Broken != nil {
+		a.core.opts.Broken(fmt.Errorf("grant of units [%d,+%d) of placement group %d: %w", x.GetUnit(), x.GetUnits(), pg, why))
+	}
 }
 
 // ---- what goes back ----------------------------------------------------------

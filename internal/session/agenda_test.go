@@ -32,13 +32,16 @@ type agenda struct {
 	t    *testing.T
 	core *session.Core
 	now  int64
+	// broken is what the directory should not have sent.
+	broken []error
 }
 
 func newAgenda(t *testing.T) *agenda {
 	a := &agenda{t: t, now: second}
 	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
 	core, err := session.NewCore(session.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
-		Nanos: func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
+		Broken: func(err error) { a.broken = append(a.broken, err) },
+		Nanos:  func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,6 +223,37 @@ func TestAgendaWantsMemory(t *testing.T) {
 	a.granted(1<<14 + 5)
 	if n := a.Counts().Refused; n != 2+2+5 {
 		t.Fatalf("refused %d units", n)
+	}
+}
+
+// Runs that lie outside the heap, or in another placement group than was asked for, are not
+// taken, and are told of; the session asks again.
+func TestAgendaBadGrant(t *testing.T) {
+	const heapHi = 64 << 20 / layout.UnitSize
+	for name, tc := range map[string]struct {
+		version uint64 // of the map that it was granted under
+		run     *dirpb.ReturnedRun
+		want    string
+	}{
+		"before the heap":  {3, fresh(1, heapLo-1, 2), "outside its heap"},
+		"across its end":   {3, fresh(1, heapHi-1, 2), "outside its heap"},
+		"behind it":        {3, fresh(1, heapHi+1, 2), "outside its heap"},
+		"at the last unit": {3, fresh(1, 1<<32-1, 2), "outside its heap"},
+		"another's":        {3, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2, Generation: 1}, "of placement group 2"},
+		"a later map's":    {4, &dirpb.ReturnedRun{PgId: 2, Unit: heapLo, Units: 2, Generation: 1}, "of placement group 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAgenda(t)
+			a.view(3, 1)
+			a.grant(a.wants(10), 4, tc.version, tc.run)
+			a.granted(0)
+			if n := a.Counts().Refused; n != 2 || len(a.broken) != 1 || !strings.Contains(a.broken[0].Error(), tc.want) {
+				t.Fatalf("refused %d units: %v", n, a.broken)
+			}
+			a.now += pause
+			a.grant(a.wants(10), 4, 3, fresh(1, heapLo, 100))
+			a.granted(100)
+		})
 	}
 }
 
@@ -630,4 +664,10 @@ func TestNoMemory(t *testing.T) {
 	starved = 1
 	missed = a.now
 	check("others waited", "in vain")
+	// An operation with little time says nothing of others.
+	a.now += vain
+	a.core.GaveUp(1, a.now-vain+1)
+	check("another had little time", "")
+	a.core.GaveUp(1, a.now-vain)
+	check("another had time", "in vain")
 }

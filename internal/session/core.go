@@ -377,10 +377,16 @@ func (c *Core) SetFull(pg uint32, full bool) {
 	}
 }
 
-func (c *Core) setVain(pg uint32) {
+// gaveUp notes that an operation's time was over which had missed memory of pg since a moment
+// (Options.Nanos). One that had little time says nothing of others.
+func (c *Core) gaveUp(pg uint32, missed int64) {
+	now := c.opts.Nanos()
+	if now-missed < vainFor {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.vain[pg] = c.opts.Nanos() + vainFor
+	c.mu.vain[pg] = now + vainFor
 }
 
 // noMemory says that an operation has missed memory of pg since a renewal and a moment,
@@ -407,7 +413,7 @@ const (
 	// memoryWait is how long an operation waits for memory that is on its way, if its
 	// deadline is not earlier.
 	memoryWait = int64(8 * time.Second)
-	// vainFor is how long others do not wait after one waited in vain.
+	// vainFor is how long others do not wait after one waited in vain, as long at least.
 	vainFor = int64(2 * time.Second)
 )
 

@@ -7,6 +7,15 @@ func (c *Core) NoMemory(pg uint32, starved uint64, missed int64) error {
 	return c.noMemory(pg, starved, missed)
 }
 
-func (c *Core) SetVain(pg uint32) { c.setVain(pg) }
+func (c *Core) GaveUp(pg uint32, missed int64) { c.gaveUp(pg, missed) }
+
+func (c *Core) SetVain(pg uint32) { c.gaveUp(pg, c.opts.Nanos()-vainFor) }
 
 func (c *Core) SetFullFor(nanos int64) { c.opts.FullFor = nanos }
+
+// Term is the greatest that the directory has shown.
+func (a *Agenda) Term() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.term
+}

@@ -15,8 +15,7 @@ type Flow struct {
 	supply atomic.Int64
 	taken  atomic.Uint64 // units ever taken
 	given  atomic.Uint64 // of these and of others' records, units given back or unlinked
-	// What lanes have, as of the last renewal, units.
-	limbo, cached atomic.Int64
+	limbo  atomic.Int64  // what lanes have in limbo, as of the last renewal, units
 }
 
 // Supply is about how many units are free or wait in limbo.
@@ -28,9 +27,8 @@ func (f *Flow) Taken() uint64 { return f.taken.Load() }
 // Net is how many units the session has linked, less those that it has unlinked.
 func (f *Flow) Net() int64 { return int64(f.taken.Load() - f.given.Load()) }
 
-// Limbo and Cached are what lanes have in limbo and in their stocks, units.
-func (f *Flow) Limbo() uint64  { return uint64(max(f.limbo.Load(), 0)) }
-func (f *Flow) Cached() uint64 { return uint64(max(f.cached.Load(), 0)) }
+// Limbo is what lanes have in limbo, units.
+func (f *Flow) Limbo() uint64 { return uint64(max(f.limbo.Load(), 0)) }
 
 func (f *Flow) add(supply, taken, given int64) {
 	f.supply.Add(supply)

@@ -135,7 +135,7 @@ type laneMem struct {
 	used  bool
 	flow  *Flow
 	due   struct{ supply, taken, given int64 } // not in flow yet, units
-	shown struct{ limbo, cached int64 }        // in flow
+	shown int64                                // of limbo, in flow, units
 }
 
 // take and give keep flow's account, not at every step.
@@ -161,13 +161,12 @@ func (m *laneMem) settle() {
 	m.due.supply, m.due.taken, m.due.given = 0, 0, 0
 }
 
-// show brings what the lane has in limbo and in stock into the account.
+// show brings what the lane has in limbo into the account.
 func (m *laneMem) show() {
 	m.settle()
-	limbo, cached := int64(m.limbo.Units()), int64(m.cache.Units())
-	m.flow.limbo.Add(limbo - m.shown.limbo)
-	m.flow.cached.Add(cached - m.shown.cached)
-	m.shown.limbo, m.shown.cached = limbo, cached
+	limbo := int64(m.limbo.Units())
+	m.flow.limbo.Add(limbo - m.shown)
+	m.shown = limbo
 }
 
 // flowStep is how much a lane takes or gives before the account shows it, units.
@@ -509,7 +508,7 @@ func (l *Lane) failWaiting(t *Task) {
 			l.finish(t, fmt.Errorf("%w: no memory of placement group %d was granted", ErrTimeout, pg))
 			return
 		}
-		l.core.setVain(pg)
+		l.core.gaveUp(pg, t.missed)
 		l.finish(t, fmt.Errorf("%w: placement group %d has no memory left, and what was on its way did not come in time", index.ErrFull, pg))
 	case index.Refresh:
 		l.finish(t, fmt.Errorf("%w: no active view of its placement group", ErrTimeout))
