@@ -14,8 +14,8 @@ import (
 // Sync, Scrub: the cluster at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
 // Extents, or, with Count, moving what lies in Window alone, counting what is linked and
-// listing what lies in Extents. Evict: the groups at Off and More. Move, Abandon: home group Group (cluster*16 + group) of shard Shard, with what
-// of its keys is in the stash.
+// listing what lies in Extents. Evict: the groups at Off and More. Move, Abandon: home group
+// Group (cluster*16 + group) of shard Shard, with what of its keys is in the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
 // beginning; what it had done already it finds done.
@@ -1501,6 +1501,9 @@ func (o *Op) relocate() Action {
 		}
 		w.items = nil
 		count := o.Work.Count
+		if count {
+			o.Work.Lost = 0
+		}
 		for j := range layout.GroupSlots {
 			x, ref := g.Slot(j), wordRef{o.Work.Off, uint8(j)}
 			if !x.Readable() {

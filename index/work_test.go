@@ -1142,6 +1142,28 @@ func TestSyncJoiner(t *testing.T) {
 	})
 }
 
+// TestRelocateCountDamaged: a word that names no memory of the heap counts once, however often
+// the group is looked at.
+func TestRelocateCountDamaged(t *testing.T) {
+	w := newWorld(1, layout.ExtentUnits+200_000)
+	w.quiet = true
+	must(t, w.client(2).do(t, "put", "c", "v"))
+	_, _, x, _ := w.find(0, "c")
+	var free int
+	for free = range layout.GroupSlots {
+		if w.groupAt(0, home()).Slot(free) == 0 {
+			break
+		}
+	}
+	w.setSlot(0, home(), free, layout.MakeLive(0, 1, 0, w.pg.HeapHi))
+	w.nextUnit = layout.ExtentUnits // c moves there
+	o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true,
+		Window: index.UnitRun{Unit: x.Unit(), Units: 1}})
+	if o.Work.Moved != 1 || o.Work.Records != 1 || o.Work.Lost != 1 || len(o.Work.Findings) != 1 {
+		t.Errorf("moved %d of %d records, lost %d, findings %q", o.Work.Moved, o.Work.Records, o.Work.Lost, o.Work.Findings)
+	}
+}
+
 // TestScrub plants damage and counts exactly what is linked.
 func TestScrub(t *testing.T) {
 	w := newWorld(3, 200_000)
