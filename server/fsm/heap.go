@@ -597,7 +597,7 @@ func (s *State) endScan(j *dirpb.Job, c *fsmpb.EndJob) {
 }
 
 // checkKept checks what a scan in place reports: for each extent, runs that ascend inside
-// it.
+// it, none of them empty, which bounds how many there are.
 func checkKept(j *dirpb.Job, report *dirpb.JobReport) error {
 	if report == nil {
 		return fmt.Errorf("%w: recall %d in place without a report", ErrInvalid, j.Id)
@@ -612,6 +612,11 @@ func checkKept(j *dirpb.Job, report *dirpb.JobReport) error {
 			if sum := total(k.SkipTake); len(k.SkipTake)%2 != 0 || sum > extentUnits {
 				return fmt.Errorf("%w: recall %d in place reports %d numbers and %d units of extent %d, want pairs and at most %d",
 					ErrInvalid, j.Id, len(k.SkipTake), sum, x, extentUnits)
+			}
+			for i := 1; i < len(k.SkipTake); i += 2 {
+				if k.SkipTake[i] == 0 {
+					return fmt.Errorf("%w: recall %d in place reports an empty run of extent %d", ErrInvalid, j.Id, x)
+				}
 			}
 		}
 		if n != 1 {
