@@ -14,7 +14,6 @@ type Wheel struct {
 	spare     int
 	blocks    int // in buckets
 	max       int
-	n         int
 	horizon   uint64 // while there is no room: what is due then or later is forgotten; 0: none
 	forgotten uint64
 }
@@ -76,7 +75,6 @@ func (w *Wheel) Add(expiryMillis, hash uint64) {
 		(*at).hashes[(*at).n] = hash
 		(*at).n++
 		l.n++
-		w.n++
 		return
 	}
 	w.forgotten++
@@ -95,7 +93,6 @@ func (w *Wheel) block(due uint64) *wheelBlock {
 		x := l.buckets[b]
 		w.forgotten += uint64(x.n)
 		l.n -= x.n
-		w.n -= x.n
 		l.buckets[b] = x.next
 		*x = wheelBlock{}
 		return x
@@ -145,7 +142,6 @@ func (w *Wheel) Take(nowMillis uint64, dst []uint64) []uint64 {
 				dst = append(dst, x.hashes[x.n-n:x.n]...)
 				x.n -= n
 				l.n -= n
-				w.n -= n
 				if x.n == 0 {
 					*at = x.next
 					w.release(x)
@@ -185,10 +181,16 @@ func (w *Wheel) Next() (millis uint64, ok bool) {
 	return millis, ok
 }
 
-// Len is how many entries there are, Forgotten how many there ever was no room for, and
-// Bytes what they take.
-func (w *Wheel) Len() int { return w.n }
+// Len is how many entries there are.
+func (w *Wheel) Len() (n int) {
+	for i := range w.levels {
+		n += w.levels[i].n
+	}
+	return n
+}
 
+// Forgotten is how many entries there ever was no room for.
 func (w *Wheel) Forgotten() uint64 { return w.forgotten }
 
+// Bytes is what the entries take.
 func (w *Wheel) Bytes() int { return (w.blocks + w.spare) * wheelBlockBytes }
