@@ -411,3 +411,41 @@ func TestCompleteKeys(t *testing.T) {
 		t.Errorf("%d keys", strings.Count(out, "many"))
 	}
 }
+
+// Whatever directory node is asked first, the state is the leader's, who alone knows how
+// memory is used; while none leads, it is that of one that answers.
+func TestStatusOfTheLeader(t *testing.T) {
+	e := newEnv(t, devstore.Options{Directories: 3, Dir: t.TempDir(), Replicas: 1, CapacityBytes: 64 << 20})
+	e.must("", "put", "k", "v")
+	dirs := e.store.Directory()
+	known := func(first int) bool {
+		t.Helper()
+		e.flags = []string{"--timeout", "20s", "--directory", strings.Join(append(dirs[first:len(dirs):len(dirs)], dirs[:first]...), ",")}
+		var st struct {
+			Memory struct {
+				PGs []struct {
+					Lost *uint64 `json:"lost_bytes"`
+				} `json:"placement_groups"`
+			} `json:"memory"`
+		}
+		if err := json.Unmarshal([]byte(e.must("", "-o", "json", "status")), &st); err != nil {
+			t.Fatal(err)
+		}
+		return len(st.Memory.PGs) == 1 && st.Memory.PGs[0].Lost != nil
+	}
+	for first := range dirs {
+		if !known(first) {
+			t.Errorf("asked directory node %d first: it does not know how memory is used", first)
+		}
+	}
+	for i := range 2 { // no majority is left
+		if err := e.store.KillDirectory(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for first := range dirs {
+		if known(first) {
+			t.Error("how memory is used is known without a leader")
+		}
+	}
+}

@@ -12,6 +12,9 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -218,12 +221,25 @@ func (a *app) withBackend(fn func(backend) error) error {
 	return fn(b)
 }
 
-// clusterStatus asks the directory for everything.
+// clusterStatus is what the leader of the directory knows, who alone knows how memory is
+// used; or, after as many answers as there are directory nodes, what the last one knows.
 func clusterStatus(ctx context.Context, b backend) (rep *dirpb.StatusReply, err error) {
-	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
-		rep, err = d.Status(ctx, &dirpb.StatusRequest{})
-		return err
+	answers := 0
+	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		got, err := d.Status(ctx, &dirpb.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		rep = got
+		u := got.GetUsage()
+		if answers++; answers < len(got.GetDirectory()) && len(u) > 0 && !u[0].GetEstimated() {
+			return status.Error(codes.Unavailable, "it does not lead") // the next one, please
+		}
+		return nil
 	})
+	if rep != nil {
+		err = nil
+	}
 	return rep, err
 }
 
