@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
-
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -376,13 +374,14 @@ func (h *harness) soaking(since int64) error {
 // usage is what the directory knows of the namespace's memory, in units.
 type usage struct {
 	heap, granted, returned uint64
-	// live and lost are the directory's own estimate; known tells whether it has one.
+	// live and lost are the leader's own estimate; known tells whether a leader answered.
 	live, lost uint64
 	known      bool
 }
 
 func usageOf(st *dirpb.StatusReply) (u usage) {
 	ns := namespaceOf(st.GetMap(), namespace)
+	u.known = len(st.GetUsage()) > 0
 	for _, p := range st.GetMap().GetPgs() {
 		for _, g := range st.GetUsage() {
 			if p.GetNamespaceId() != ns.GetId() || g.GetPgId() != p.GetId() {
@@ -391,13 +390,9 @@ func usageOf(st *dirpb.StatusReply) (u usage) {
 			u.heap += g.GetHeapUnits()
 			u.granted += g.GetGrantedUnits()
 			u.returned += g.GetReturnedUnits()
-			// By name: a directory may tell it or not.
-			for name, sum := range map[protoreflect.Name]*uint64{"live_units": &u.live, "lost_units": &u.lost} {
-				if f := g.ProtoReflect().Descriptor().Fields().ByName(name); f != nil {
-					*sum += g.ProtoReflect().Get(f).Uint()
-					u.known = true
-				}
-			}
+			u.live += g.GetLiveUnits()
+			u.lost += g.GetLostUnits()
+			u.known = u.known && g.GetEstimated()
 		}
 	}
 	return u
@@ -516,29 +511,27 @@ func (h *harness) leak() error {
 	}
 	killed := time.Now()
 	limit := uint64(lostLimit * float64(before.heap))
-	if before.known {
-		since := now() + int64(2*h.lease) // nobody can know before that
-		var u usage
-		good := int64(0) // since when
-		err := h.until("what a killed client held is found", leakLimit, func() string {
-			st, at := h.status.get()
-			if u = usageOf(st); at < since || !u.known || u.lost > limit {
-				good = 0
-				return u.String()
-			}
-			if good == 0 {
-				good = at
-			}
-			if at < good+int64(3*h.lease) {
-				return "not for long: " + u.String()
-			}
-			return ""
-		})
-		if err != nil {
-			return err
+	since := now() + int64(2*h.lease) // nobody can know before that
+	var u usage
+	good := int64(0) // since when
+	err := h.until("what a killed client held is found", leakLimit, func() string {
+		st, at := h.status.get()
+		if u = usageOf(st); at < since || !u.known || u.lost > limit {
+			good = 0
+			return u.String()
 		}
-		h.logf("%s", h.soaked.fact("leak       %.1f MiB by the directory's account, as for 3 leases, %v after the last kill", inMiB(u.lost), time.Since(killed).Round(100*time.Millisecond)))
+		if good == 0 {
+			good = at
+		}
+		if at < good+int64(3*h.lease) {
+			return "not for long: " + u.String()
+		}
+		return ""
+	})
+	if err != nil {
+		return err
 	}
+	h.logf("%s", h.soaked.fact("leak       %.1f MiB by the directory's account, as for 3 leases, %v after the last kill", inMiB(u.lost), time.Since(killed).Round(100*time.Millisecond)))
 	for _, c := range h.scope.clients {
 		if err := h.procs[c].end(endLimit); err != nil {
 			return err

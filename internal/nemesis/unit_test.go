@@ -1,6 +1,8 @@
 package nemesis
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -11,11 +13,73 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 var testScope = scope{directories: []string{"d1", "d2", "d3"}, memnodes: []string{"m1", "m2", "m3"}, clients: []string{"c0", "c1"},
 	lease: time.Second, replicas: 2}
+
+// statusNode is a directory node that knows a status, or none.
+type statusNode struct {
+	dirpb.DirectoryClient
+	st *dirpb.StatusReply
+}
+
+func (n statusNode) Status(context.Context, *dirpb.StatusRequest, ...grpc.CallOption) (*dirpb.StatusReply, error) {
+	if n.st == nil {
+		return nil, errors.New("dead")
+	}
+	return n.st, nil
+}
+
+// The watcher tells what the leader says, who knows where memory is, and what another
+// directory node says where none leads.
+func TestLeaderStatus(t *testing.T) {
+	says := func(version uint64, leads bool) statusNode {
+		return statusNode{st: &dirpb.StatusReply{RaftApplied: version, Usage: []*dirpb.PGUsage{{Estimated: leads}}}}
+	}
+	for name, c := range map[string]struct {
+		nodes []statusNode
+		want  uint64 // 0: an error
+	}{
+		"the first leads": {[]statusNode{says(1, true), says(2, false), says(3, false)}, 1},
+		"the last leads":  {[]statusNode{says(1, false), {}, says(3, true)}, 3},
+		"nobody leads":    {[]statusNode{says(1, false), says(2, false), says(3, false)}, 3},
+		"one is left":     {[]statusNode{{}, says(2, false), {}}, 2},
+		"nobody is left":  {[]statusNode{{}, {}, {}}, 0},
+		"no memory yet":   {[]statusNode{{st: &dirpb.StatusReply{RaftApplied: 1}}, says(2, true)}, 1},
+	} {
+		call := func(ctx context.Context, ask func(context.Context, dirpb.DirectoryClient) error) (err error) {
+			for _, n := range c.nodes {
+				if err = ask(ctx, n); err == nil {
+					return nil
+				}
+			}
+			return err
+		}
+		st, err := leaderStatus(t.Context(), call, len(c.nodes))
+		if (err != nil) != (c.want == 0) || st.GetRaftApplied() != c.want {
+			t.Errorf("%s: %v, %v", name, st, err)
+		}
+	}
+}
+
+// A follower's status is no account of memory.
+func TestUsageOfFollower(t *testing.T) {
+	st := &dirpb.StatusReply{
+		Map:   &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: namespace}}, Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1}}},
+		Usage: []*dirpb.PGUsage{{PgId: 1, HeapUnits: 10, GrantedUnits: 5}},
+	}
+	if u := usageOf(st); u.known || u.heap != 10 {
+		t.Errorf("of a follower: %+v", u)
+	}
+	st.Usage[0].LiveUnits, st.Usage[0].LostUnits, st.Usage[0].Estimated = 3, 1, true
+	if u := usageOf(st); !u.known || u.live != 3 || u.lost != 1 {
+		t.Errorf("of the leader: %+v", u)
+	}
+}
 
 // What the store is asked to survive is what it promises to survive.
 func TestScheduleEndangersOneMemnode(t *testing.T) {

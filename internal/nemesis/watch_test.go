@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/kvd-project/kvd/internal/dirclient"
@@ -25,6 +27,27 @@ import (
 )
 
 const watchEvery = 100 * time.Millisecond
+
+// leaderStatus asks for the status, by a Call of a directory of so many nodes, until the
+// leader tells it, who alone knows where memory is; or, after as many answers, whoever does.
+func leaderStatus(ctx context.Context, call func(context.Context, func(context.Context, dirpb.DirectoryClient) error) error, nodes int) (st *dirpb.StatusReply, err error) {
+	answers := 0
+	err = call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		got, err := d.Status(ctx, &dirpb.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		st = got
+		if answers++; answers < nodes && len(got.GetUsage()) > 0 && !got.GetUsage()[0].GetEstimated() {
+			return status.Error(codes.Unavailable, "it does not lead") // the next one, please
+		}
+		return nil
+	})
+	if st != nil {
+		err = nil
+	}
+	return st, err
+}
 
 // watchMain prints the store's status over and over, as lines of
 //
@@ -42,12 +65,8 @@ func watchMain(directory []string) error {
 	defer tick.Stop()
 	for {
 		at := now()
-		var st *dirpb.StatusReply
 		call, end := context.WithTimeout(ctx, 2*time.Second)
-		err := c.Call(call, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
-			st, err = d.Status(ctx, &dirpb.StatusRequest{})
-			return err
-		})
+		st, err := leaderStatus(call, c.Call, len(directory))
 		end()
 		line := "error\t" + strconv.Quote(fmt.Sprint(err))
 		if err == nil {
