@@ -1,0 +1,12 @@
+package client
+
+// ExpiriesWaiting is how many puts with an expiry the session's sweep has not heard of yet.
+func (c *Client) ExpiriesWaiting() (n uint32) {
+	for _, d := range c.sess.Load().lanes {
+		n += d.expiries.put.Load() - d.expiries.got.Load()
+	}
+	return n
+}
+
+// ExpiriesMost is how many of them there is room for.
+const ExpiriesMost = expiriesLen
