@@ -1,13 +1,12 @@
 package memtest
 
 import (
-	"log/slog"
-
 	"bytes"
 	"container/heap"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strconv"
