@@ -171,7 +171,7 @@ func TestSetReplicas(t *testing.T) {
 	createOn(t, c, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 8 << 20, LimitBytes: 1 << 20})
 	d := dial(t, leaderOf(t, c.all()...))
 	_, err := d.SetNamespace(ctx, &dirpb.SetNamespaceRequest{Name: "n", Replicas: 3, KeepLimit: true})
-	wantCode(t, err, codes.Unavailable, "2 are up", "nothing was done")
+	wantCode(t, err, codes.FailedPrecondition, "2 are up")
 	set := func() (w *dirpb.Namespace) {
 		t.Helper()
 		retry(t, "set", c.all(), func(d dirpb.DirectoryClient) error {

@@ -206,7 +206,7 @@ func TestReplicasRefused(t *testing.T) {
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 60 << 20}))
 	h.activate()
 	h.refuse(setNS("a", 4), ErrInvalid, "4 copies", "1..3")
-	h.refuse(setNS("a", 3), ErrUnavailable, "3 copies", "2 are up")
+	h.refuse(setNS("a", 3), ErrRefused, "3 copies", "2 are up")
 	h.refuse(setNS("a", 2), ErrFull, "62914560 bytes", "41943040 at \"m1\"")
 	register(h, "m3", "", 100)
 	h.refuse(setNS("a", 2), ErrFull) // one has room, for one of two
@@ -221,7 +221,7 @@ func TestReplicasRefused(t *testing.T) {
 	register(h, "m2", "r1", 100)
 	h.do(create(&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 20 << 20}))
 	h.activate()
-	h.refuse(setNS("a", 2), ErrUnavailable, "as many failure domains", "in 1")
+	h.refuse(setNS("a", 2), ErrRefused, "as many failure domains", "in 1")
 	register(h, "m3", "r2", 20)
 	h.refuse(setNS("a", 2), ErrFull, "in one failure domain")
 	register(h, "m4", "r2", 20)

@@ -244,9 +244,9 @@ func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	}
 	switch {
 	case up < int(replicas):
-		return fmt.Errorf("%w: %d copies of namespace %q need as many memory nodes; %d are up and not draining", ErrUnavailable, replicas, w.Name, up)
+		return fmt.Errorf("%w: %d copies of namespace %q need as many memory nodes; %d are up and not draining", ErrRefused, replicas, w.Name, up)
 	case labelled && len(domains) < int(replicas):
-		return fmt.Errorf("%w: %d copies of namespace %q need as many failure domains; memory nodes that are up and not draining are in %d", ErrUnavailable, replicas, w.Name, len(domains))
+		return fmt.Errorf("%w: %d copies of namespace %q need as many failure domains; memory nodes that are up and not draining are in %d", ErrRefused, replicas, w.Name, len(domains))
 	}
 	sp := s.Spread(w.Id, int(replicas), SpreadOptions{})
 	switch {
