@@ -37,7 +37,7 @@ func TestNamespaceDeleted(t *testing.T) {
 	each(t, func(t *testing.T, p string) {
 		spec := devstore.Namespace{Name: "n", Replicas: 2, BytesPerNode: 32 << 20}
 		st, c := open(t, p, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20, Namespaces: []devstore.Namespace{spec}},
-			client.Options{Namespace: "n", Lanes: 2})
+			client.Options{Namespace: "n", Lanes: 2, OpTimeout: time.Minute})
 		ctx := t.Context()
 		dir := st.DirectoryNodes()[0]
 		if _, err := c.Put(ctx, []byte("old"), []byte("value"), client.PutOptions{}); err != nil {
@@ -180,7 +180,7 @@ func TestReplicasUnderLoad(t *testing.T) {
 		// one region more.
 		spec := devstore.Namespace{Name: "n", Replicas: 1, BytesPerNode: 24 << 20}
 		st, c := open(t, p, devstore.Options{Nodes: 3, CapacityBytes: 48 << 20, Namespaces: []devstore.Namespace{spec}},
-			client.Options{Namespace: "n", Lanes: 2})
+			client.Options{Namespace: "n", Lanes: 2, OpTimeout: time.Minute})
 		ctx := t.Context()
 		dir := st.DirectoryNodes()[0]
 

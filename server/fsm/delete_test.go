@@ -156,6 +156,16 @@ func TestDeleteNamespace(t *testing.T) {
 	h.checkCopies()
 }
 
+// Ids that sessions would not take are not given out.
+func TestPGIDsEnd(t *testing.T) {
+	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20})
+	h.s.editMeta().PgId = MaxPGID - 1
+	h.s.takeChanges()
+	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b", Replicas: 1, BytesPerNode: 8 << 20}), ErrFull, "65535 placement groups")
+	h.do(createPG(1, 2))
+	h.refuse(createPG(1, 2), ErrFull, "65536 placement groups")
+}
+
 // Without a memory node that is up nobody has to confirm anything.
 func TestDeleteNamespaceAlone(t *testing.T) {
 	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, BytesPerNode: 64 << 20})

@@ -56,8 +56,9 @@ const (
 	MaxGrantRuns   = 256
 	MaxShardDepth  = 12 // what a session's map takes
 	MaxShards      = 1 << MaxShardDepth
-	MaxReplicas    = 3    // a placement group has one member more while it is replacing one
-	ReuseEpochs    = 1024 // how long returned memory that is not fresh waits
+	MaxPGID        = 1 << 16 // what a session's map takes; ids are not given out again
+	MaxReplicas    = 3       // a placement group has one member more while it is replacing one
+	ReuseEpochs    = 1024    // how long returned memory that is not fresh waits
 	maxRegionBytes = 1 << 38
 	minHeapUnits   = 1 << 10
 	maxFindings    = 32 // kept of a scrub

@@ -76,6 +76,9 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	case len(ring) < replicas:
 		return nil, fmt.Errorf("%w: %d replicas need as many memory nodes; %d up and not draining", ErrUnavailable, replicas, len(ring))
 	}
+	if err := s.checkPGs(len(ring)); err != nil {
+		return nil, err
+	}
 	shards := int(q.Shards)
 	if shards == 0 {
 		shards = min(1<<bits.Len(uint(len(ring)*shardsPerPG-1)), MaxShards)

@@ -83,6 +83,14 @@ func (s *State) checkPlace(node uint32, bytes uint64) error {
 	return nil
 }
 
+// checkPGs returns why n placement groups cannot be added.
+func (s *State) checkPGs(n int) error {
+	if uint64(s.meta.PgId)+uint64(n) > MaxPGID {
+		return fmt.Errorf("%w: %d placement groups were made, those of deleted namespaces included, and there are ids for %d", ErrFull, s.meta.PgId, MaxPGID)
+	}
+	return nil
+}
+
 // addPG puts pg, which has members and sizes, into the state.
 func (s *State) addPG(pg *dirpb.PlacementGroup, namespace uint32) {
 	m := s.editMeta()
@@ -109,6 +117,9 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 		return nil, fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
 	}
 	if err := s.checkStays(w.Id); err != nil {
+		return nil, err
+	}
+	if err := s.checkPGs(1); err != nil {
 		return nil, err
 	}
 	if len(c.NodeIds) != int(w.Replicas) {
