@@ -558,7 +558,11 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 		if n.GetLimitBytes() != 0 {
 			limit = bytesText(n.GetLimitBytes())
 		}
-		return row{n.GetId(), n.GetName(), short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat()}
+		name := n.GetName()
+		if n.GetDeleting() {
+			name += " (being deleted)"
+		}
+		return row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat()}
 	}))
 	return nil
 }
