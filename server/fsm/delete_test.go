@@ -1,8 +1,10 @@
 package fsm
 
 import (
+	"encoding/hex"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -164,6 +166,61 @@ func TestPGIDsEnd(t *testing.T) {
 	h.refuse(create(&dirpb.CreateNamespaceRequest{Name: "b", Replicas: 1, BytesPerNode: 8 << 20}), ErrFull, "65535 placement groups")
 	h.do(createPG(1, 2))
 	h.refuse(createPG(1, 2), ErrFull, "65536 placement groups")
+}
+
+// earlierRows are a state that a version without deletion wrote: key and value.
+const earlierRows = `
+6800000001 080110806618e466208080084080ae067a0708806610641801
+6800000002 0802108066188066208080084080ae06
+6a00000001 0a080801100718012001
+6d 1805200228013002380240025001
+6e00000001 080112026d3118642a120a03746370120b3132372e302e302e313a3130013880808080044080808004
+6e00000002 080212026d3218642a120a03746370120b3132372e302e302e313a3130013880808080044080808004
+7000000001 08011001180120022a16080110641a0e0a03746370110101000000000000200330808080043880803340015803
+7000000002 08021001180120022a16080210641a0e0a03746370110202000000000000200330808080043880803340015803
+7300000001 0801100118013801
+7300000002 0802100218013802520408011064520408021064
+7700000001 0801120161180120012907000000000000003001388080800440808040
+7800000001 08011001200128013080203817
+7800000002 080210011801200128023080203817
+`
+
+// A state of an earlier version goes on: no namespace of it is being deleted, every session is
+// a user's, and its namespace can be changed and deleted.
+func TestEarlierRows(t *testing.T) {
+	var rows []Row
+	for line := range strings.Lines(strings.TrimSpace(earlierRows)) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), " ")
+		key, err := hex.DecodeString(k)
+		value, verr := hex.DecodeString(v)
+		if err != nil || verr != nil {
+			t.Fatal(err, verr)
+		}
+		rows = append(rows, Row{key, value})
+	}
+	s, err := Load(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &harness{t: t, s: s, disk: make(map[string][]byte)}
+	for _, r := range rows {
+		h.disk[string(r.Key)] = r.Value
+	}
+	h.checkCopies()
+	if w := s.Namespace(1); w.Deleting || w.Replicas != 1 || w.LimitBytes != 1<<20 || len(s.Sessions()) != 2 || s.Session(1).Background {
+		t.Fatalf("loaded namespace %v and sessions %v", w, s.Sessions())
+	}
+	h.do(setNS("a", 2))
+	h.refuse(deleteNS("a", 1, false), ErrRefused, "1 sessions that live")
+	if r := h.do(deleteNS("a", 1, true)).Deleted; r.Fencing != 2 {
+		t.Fatalf("deleted %v", r)
+	}
+	h.do(confirm(1, 100, 1, 2))
+	h.do(confirm(2, 100, 1, 2))
+	if s.Namespace(1) != nil || left(s, 1) != "0" || s.Node(1).UsedBytes+s.Node(2).UsedBytes != 0 {
+		t.Fatalf("left %s, memory nodes %v", left(s, 1), s.Nodes())
+	}
+	h.checkCopies()
 }
 
 // Without a memory node that is up nobody has to confirm anything.
