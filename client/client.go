@@ -51,7 +51,9 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrClosed: the Client is closed.
 	ErrClosed = errors.New("client closed")
-	// ErrNoNamespace: the directory knows no such namespace.
+	// ErrNoNamespace: the directory knows no such namespace, or no longer. A Client whose
+	// namespace was deleted answers with it at once, and goes on by itself when there is one
+	// of the name again. The operation did not happen.
 	ErrNoNamespace = errors.New("unknown namespace")
 )
 
@@ -102,6 +104,9 @@ type Options struct {
 	TLS *tls.Config
 	// Logger receives what nobody waits for. Default: discard.
 	Logger *slog.Logger
+	// Background says that the session works for the store, not for a user: it does not keep
+	// its namespace from being deleted.
+	Background bool
 	// NoEviction leaves it to other sessions to evict from a cache and to take back what
 	// has expired.
 	NoEviction bool

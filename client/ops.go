@@ -105,7 +105,7 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	}
 	c := &Client{o: o, dir: dir, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghostEntries})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	s, err := c.openSession(ctx)
+	s, err := c.openSession(ctx, 0)
 	if err != nil {
 		c.cancel()
 		dir.Close()
@@ -149,13 +149,23 @@ func (c *Client) reopen(old *sess) {
 	go func() {
 		defer c.mu.wg.Done()
 		defer close(old.replaced)
+		missing := false
 		for wait := 10 * time.Millisecond; c.ctx.Err() == nil; wait = min(2*wait, time.Second) {
-			s, err := c.openSession(c.ctx)
-			if err == nil {
-				c.sess.Store(s)
+			s, err := c.openSession(c.ctx, old.nsID)
+			switch {
+			case err == nil:
+				if c.sess.Store(s); missing {
+					c.o.Logger.Info("there is a namespace of the name again", "namespace", c.o.Namespace, "id", s.nsID)
+				}
 				return
+			case missing && errors.Is(err, ErrNoNamespace):
+			case errors.Is(err, ErrNoNamespace):
+				missing = true
+				close(old.missing)
+				c.o.Logger.Warn("the namespace was deleted: operations fail until there is one of the name again", "namespace", c.o.Namespace, "id", old.nsID)
+			default:
+				c.o.Logger.Warn("session not reopened yet", "err", err)
 			}
-			c.o.Logger.Warn("session not reopened yet", "err", err)
 			select {
 			case <-time.After(wait):
 			case <-c.ctx.Done():
@@ -179,6 +189,10 @@ func (c *Client) live(ctx context.Context) (*sess, error) {
 		}
 		select {
 		case <-s.replaced:
+		case <-s.missing:
+			if s == c.sess.Load() {
+				return nil, fmt.Errorf("%w %q: it was deleted", ErrNoNamespace, c.o.Namespace)
+			}
 		case <-c.ctx.Done():
 			return nil, ErrClosed
 		case <-ctx.Done():

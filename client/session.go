@@ -55,16 +55,18 @@ type sess struct {
 	evictor  *evictor      // nil: this session evicts nothing
 	counted  bool          // its lanes are in Client.mu.past; guarded by Client.mu
 	replaced chan struct{} // closed when the Client has another session, or none for good
+	missing  chan struct{} // closed when there is none, since the namespace was deleted
 }
 
-// openSession opens a session and waits for its first map.
-func (c *Client) openSession(ctx context.Context) (*sess, error) {
+// openSession opens a session and waits for its first map. was is the namespace of the
+// session that it replaces, 0 if there is none.
+func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	var rep *dirpb.OpenSessionReply
 	sent := session.Nanos()
 	err := c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
 		sent = session.Nanos()
 		rep, err = dc.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: c.o.Namespace, Client: c.o.Name,
-			HostId: hostid.ID(), ReadOnly: c.o.ReadOnly})
+			HostId: hostid.ID(), ReadOnly: c.o.ReadOnly, Background: c.o.Background, WasNamespaceId: was})
 		return err
 	})
 	if err != nil {
@@ -73,7 +75,7 @@ func (c *Client) openSession(ctx context.Context) (*sess, error) {
 		}
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, err)
 	}
-	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{})}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond

@@ -83,6 +83,43 @@ func TestPublish(t *testing.T) {
 	refused(t, "READ of a dropped region", err)
 }
 
+// A namespace that is deleted leaves nothing behind, and the next one finds all it needs.
+func TestNamespaceGone(t *testing.T) {
+	for _, order := range [][]string{{"tcp", "shm"}, {"sim", "tcp"}} {
+		t.Run(strings.Join(order, "+"), func(t *testing.T) {
+			dir := newDirectory(t)
+			n, _ := open(t, dir, 1<<20, order...)
+			domains := func() (left int) {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				for _, d := range n.devices {
+					left += len(d.pds)
+				}
+				return left + len(n.mu.loops)
+			}
+			for ns := range uint32(3) {
+				pg, g := 9+ns, token.Grant{Session: 7 + ns, Namespace: 1 + ns}
+				dir.want(pg, g.Namespace)
+				for i, p := range order {
+					k := dir.keys(pg, p)
+					if err := mustDial(t, dir, p, g, uint32(i)).cas(k.IndexRkey, k.IndexBase+word, uint64(i), uint64(i+1)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				dir.change(func() { dir.regions = nil })
+				dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
+				dir.beats(2)
+				if got := domains(); got != len(order) {
+					t.Errorf("%d protection domains while sessions are connected, want %d", got, len(order))
+				}
+				dir.change(func() { dir.fence = []uint32{g.Session} })
+				until(t, func() bool { dir.beats(1); return domains() == 0 })
+				dir.change(func() { dir.fence = nil })
+			}
+		})
+	}
+}
+
 func TestCapacity(t *testing.T) {
 	dir := newDirectory(t)
 	n, log := open(t, dir, regionBytes+4096, "tcp")

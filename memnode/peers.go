@@ -24,8 +24,8 @@ const maxLanes = 4096
 
 // peer is one connection. A session has at most one per lane.
 type peer struct {
-	session, lane uint32
-	p             rdma.Peer
+	session, lane, namespace uint32
+	p                        rdma.Peer
 }
 
 // fence is a session that the directory wants fenced. Guarded by Node.mu.
@@ -113,13 +113,13 @@ func (n *Node) enter(d *device, reg *registration, g token.Grant, lane uint32, p
 		lanes = map[uint32]*peer{}
 		n.mu.peers[g.Session] = lanes
 	}
-	c := &peer{session: g.Session, lane: lane, p: p}
+	c := &peer{session: g.Session, lane: lane, namespace: g.Namespace, p: p}
 	lanes[lane], n.mu.byPeer[p] = c, c
 	return pd, nil, nil
 }
 
 // pdLocked gives the namespace's PD. Tokens are signed, so their namespaces
-// bound how many there are.
+// bound how many there are, and forgetNamespaces releases those of deleted ones.
 func (d *device) pdLocked(namespace uint32) (*rdma.PD, error) {
 	if pd := d.pds[namespace]; pd != nil {
 		return pd, nil

@@ -60,6 +60,7 @@ func (n *Node) keepRegions(ctx context.Context, reg *registration, wants <-chan 
 				want[r.GetPgId()] = r
 			}
 			n.dropUnwanted(want)
+			n.forgetNamespaces(ctx)
 			for _, r := range w.regions {
 				if ctx.Err() != nil {
 					return
@@ -98,6 +99,43 @@ func (n *Node) dropUnwanted(want map[uint32]*dirpb.WantRegion) (left int) {
 		n.retryNow()
 	}
 	return left
+}
+
+// forgetNamespaces releases the PDs of namespaces that have neither a region nor a connection
+// here any more, as those that were deleted, and their connections to the adapter. The
+// goroutine that makes and drops regions calls it, so nobody is about to make one.
+func (n *Node) forgetNamespaces(ctx context.Context) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	used := make(map[uint32]bool)
+	for _, r := range n.mu.regions {
+		used[r.want.GetNamespaceId()] = true
+	}
+	for ns, l := range n.mu.loops {
+		if used[ns] {
+			continue
+		}
+		n.mu.Unlock() // no agent is inside a region that is gone
+		err := l.close(ctx)
+		n.mu.Lock()
+		if err != nil {
+			n.log.Debug("cannot close a connection to the adapter; trying again", "namespace", ns, "err", err)
+			used[ns] = true
+			continue
+		}
+		delete(n.mu.loops, ns)
+	}
+	for _, p := range n.mu.byPeer {
+		used[p.namespace] = true
+	}
+	for _, d := range n.devices {
+		for ns, pd := range d.pds {
+			// It fails while the last connection is being torn down; then the next call does it.
+			if !used[ns] && pd.Dealloc() == nil {
+				delete(d.pds, ns)
+			}
+		}
+	}
 }
 
 func sameLayout(a, b *dirpb.WantRegion) bool {

@@ -90,7 +90,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	if name == "" {
 		name = n.opts.DefaultNamespace
 	}
-	w, err := n.namespace(ctx, l, name)
+	w, err := n.namespace(ctx, l, name, q.WasNamespaceId != 0)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	}
 	epoch, _ := l.epochs()
 	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{
-		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly,
+		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly, Background: q.Background,
 		Epoch: epoch, OpenedUnixMillis: time.Now().UnixMilli(),
 	}}})
 	if err != nil {
@@ -121,14 +121,19 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	return reply, nil
 }
 
-// namespace finds a namespace, and creates the default one on first use.
-func (n *Node) namespace(ctx context.Context, l *leadership, name string) (*dirpb.Namespace, error) {
+// namespace finds a namespace, and creates the default one on first use; again is a use
+// that is not the first.
+func (n *Node) namespace(ctx context.Context, l *leadership, name string, again bool) (*dirpb.Namespace, error) {
 	var w *dirpb.Namespace
 	find := func() { n.machine.view(func(s *fsm.State) { w = s.NamespaceNamed(name) }) }
-	if find(); w != nil {
+	switch find(); {
+	case w.GetDeleting():
+		return nil, status.Errorf(codes.NotFound, "namespace %q is being deleted", name)
+	case w != nil:
 		return w, nil
-	}
-	if name != n.opts.DefaultNamespace {
+	case again:
+		return nil, status.Errorf(codes.NotFound, "namespace %.64q was deleted", name)
+	case name != n.opts.DefaultNamespace:
 		return nil, status.Errorf(codes.NotFound, "namespace %.64q does not exist", name)
 	}
 	_, err := n.do(ctx, l, createNamespace(&dirpb.CreateNamespaceRequest{Name: name}))
@@ -157,7 +162,9 @@ func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
 	for {
 		changed := n.machine.change()
 		var creating, usable, all int
+		gone := false
 		n.machine.view(func(s *fsm.State) {
+			gone = s.Namespace(w.Id) == nil
 			for _, pg := range s.PGs(w.Id) {
 				all++
 				switch pg.State {
@@ -169,7 +176,10 @@ func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
 				}
 			}
 		})
-		if creating == 0 && usable > 0 {
+		switch {
+		case gone:
+			return status.Errorf(codes.NotFound, "namespace %q was deleted", w.Name)
+		case creating == 0 && usable > 0:
 			return nil
 		}
 		late := status.Errorf(codes.Unavailable, "namespace %q: %d of %d placement groups are active; no session was opened", w.Name, usable, all)
@@ -435,7 +445,8 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	return &dirpb.CreateNamespaceReply{Namespace: res.Namespace}, nil
 }
 
-// SetNamespace changes a namespace's limit.
+// SetNamespace changes a namespace's limit and number of copies. The reply does not wait
+// for copies that are made, or given up, from then on.
 func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply, error) {
 	l, err := n.leader()
 	if err != nil {
@@ -446,6 +457,23 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 		return nil, err
 	}
 	return &dirpb.SetNamespaceReply{Namespace: res.Namespace}, nil
+}
+
+// DeleteNamespace takes a namespace away with all its keys. The reply does not wait for
+// the sessions that are fenced, with the last of which it goes.
+func (n *Node) DeleteNamespace(ctx context.Context, q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteNamespaceReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_DeleteNamespace{DeleteNamespace: q}})
+	if err != nil {
+		return nil, err
+	}
+	if len(res.Changes) > 0 {
+		n.log.Info("directory: namespace deleted", "namespace", q.Name, "id", res.Deleted.Id, "sessions_to_fence", res.Deleted.Fencing)
+	}
+	return res.Deleted, nil
 }
 
 // Status shows what this node knows; epochs, reports, node statistics and the progress of

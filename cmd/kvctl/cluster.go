@@ -147,7 +147,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"memory nodes", nodes},
 		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
 		{"atomics", atomicsText(m.GetNodes())},
-		{"namespaces", strings.Join(mapTo(m.GetNamespaces(), (*dirpb.Namespace).GetName), ", ")},
+		{"namespaces", namespacesText(st)},
 		{"shards", len(m.GetShards())},
 		{"jobs", fmt.Sprintf("%d, of which %d are worked on and %d in trouble", len(st.GetJobs()), owned, troubled)},
 		{"sessions", fmt.Sprintf("%d live, %d being fenced", live, len(st.GetSessions())-live)},
@@ -466,10 +466,10 @@ func percent(n, of uint64) string {
 // ---- namespaces ------------------------------------------------------------
 
 func (a *app) namespaceCommand() *cobra.Command {
-	c := &cobra.Command{Use: "namespace", Short: "Create and list namespaces", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "namespace", Short: "Create, change, delete and list namespaces", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	req := &dirpb.CreateNamespaceRequest{}
-	var mode, size, limit, newLimit string
+	var mode, size, limit string
 	var ifNotExists bool
 	create := changes(&cobra.Command{
 		Use:   "create NAME",
@@ -522,33 +522,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.Uint32Var(&req.Clusters, "clusters", 0, "clusters that each shard begins with; 0: an eighth of the index in all")
 	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards split as they fill; 0: chosen")
 	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"}, cobra.ShellCompDirectiveNoFileComp))
-	set := changes(&cobra.Command{
-		Use:   "set NAME",
-		Short: "Change a namespace's limit",
-		Long: `Change a namespace's limit. One below what sessions hold already takes nothing
-back at once: they get no more.`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			n, err := parseBytes(newLimit)
-			if err != nil {
-				return usagef("--limit: %w", err)
-			}
-			return a.withBackend(func(b backend) error {
-				var rep *dirpb.SetNamespaceReply
-				err := b.Directory(cmd.Context(), false, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
-					rep, err = d.SetNamespace(ctx, &dirpb.SetNamespaceRequest{Name: args[0], LimitBytes: n})
-					return err
-				})
-				if err != nil {
-					return fmt.Errorf("%q: %w", args[0], err)
-				}
-				return a.printNamespaces([]*dirpb.Namespace{rep.GetNamespace()})
-			})
-		},
-	})
-	set.Flags().StringVar(&newLimit, "limit", "", "as in namespace create")
-	_ = set.MarkFlagRequired("limit")
-	c.AddCommand(create, set, a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
+	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceDeleteCommand(), a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
 		return a.printNamespaces(st.GetMap().GetNamespaces())
 	}))
 	return c
@@ -584,7 +558,11 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 		if n.GetLimitBytes() != 0 {
 			limit = bytesText(n.GetLimitBytes())
 		}
-		return row{n.GetId(), n.GetName(), short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat()}
+		name := n.GetName()
+		if n.GetDeleting() {
+			name += " (being deleted)"
+		}
+		return row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat()}
 	}))
 	return nil
 }

@@ -107,6 +107,18 @@ func (f *fakeDirectory) CreateNamespace(_ context.Context, q *dirpb.CreateNamesp
 		f.called("CreateNamespace", q)
 }
 
+func (f *fakeDirectory) SetNamespace(_ context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply, error) {
+	return &dirpb.SetNamespaceReply{Namespace: &dirpb.Namespace{Id: 1, Name: q.Name, Replicas: max(q.Replicas, 1), LimitBytes: q.LimitBytes}}, f.called("SetNamespace", q)
+}
+
+func (f *fakeDirectory) DeleteNamespace(_ context.Context, q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteNamespaceReply, error) {
+	rep := &dirpb.DeleteNamespaceReply{Id: q.Id}
+	if q.EndSessions {
+		rep.Fencing = 2
+	}
+	return rep, f.called("DeleteNamespace", q)
+}
+
 // Scripts of operating commands against a directory that shows what the script
 // says:
 //
@@ -114,7 +126,8 @@ func (f *fakeDirectory) CreateNamespace(_ context.Context, q *dirpb.CreateNamesp
 //	next             another one, which follows when the one before was shown
 //	steps            what the next rebalance answers, one step a line
 //	refuse CODE      the next call that changes something is refused
-//	kvctl            a command line; the calls that changed something are printed
+//	kvctl            a command line, and below it what is typed; the calls that changed
+//	                 something are printed
 func TestOperate(t *testing.T) {
 	datadriven.Walk(t, "testdata/operate", func(t *testing.T, path string) {
 		f := &fakeDirectory{now: &dirpb.StatusReply{}}
@@ -147,7 +160,8 @@ func TestOperate(t *testing.T) {
 			if d.Cmd != "kvctl" {
 				return ""
 			}
-			r := e.run("", split(t, d.Input)...)
+			line, stdin, _ := strings.Cut(d.Input, "\n")
+			r := e.run(stdin, split(t, line)...)
 			var out strings.Builder
 			f.mu.Lock()
 			for _, c := range f.calls {

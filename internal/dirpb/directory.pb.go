@@ -672,7 +672,9 @@ type Namespace struct {
 	BytesPerNode uint64                 `protobuf:"varint,7,opt,name=bytes_per_node,json=bytesPerNode,proto3" json:"bytes_per_node,omitempty"` // region size
 	// Memory that sessions may hold in it, all of its placement groups together and
 	// each copy counted once; 0: all there is.
-	LimitBytes    uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`
+	LimitBytes uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`
+	// No session opens in it any more, and it goes with the last one that is being fenced.
+	Deleting      bool `protobuf:"varint,20,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -761,6 +763,13 @@ func (x *Namespace) GetLimitBytes() uint64 {
 		return x.LimitBytes
 	}
 	return 0
+}
+
+func (x *Namespace) GetDeleting() bool {
+	if x != nil {
+		return x.Deleting
+	}
+	return false
 }
 
 // PlacementGroup lists its replicas from arbiter (first) to publisher (last).
@@ -2491,11 +2500,16 @@ func (x *RebalanceReply) GetSteps() []string {
 }
 
 type OpenSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // created on first use when it is the default one
-	Client        string                 `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`       // for people: "kvctl pid 12"
-	HostId        string                 `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
-	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // created on first use when it is the default one
+	Client    string                 `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`       // for people: "kvctl pid 12"
+	HostId    string                 `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	ReadOnly  bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Of the session that this one replaces: the default namespace is not created once
+	// more after it was deleted.
+	WasNamespaceId uint32 `protobuf:"varint,20,opt,name=was_namespace_id,json=wasNamespaceId,proto3" json:"was_namespace_id,omitempty"`
+	// A janitor's: it does not keep its namespace from being deleted.
+	Background    bool `protobuf:"varint,21,opt,name=background,proto3" json:"background,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2554,6 +2568,20 @@ func (x *OpenSessionRequest) GetHostId() string {
 func (x *OpenSessionRequest) GetReadOnly() bool {
 	if x != nil {
 		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *OpenSessionRequest) GetWasNamespaceId() uint32 {
+	if x != nil {
+		return x.WasNamespaceId
+	}
+	return 0
+}
+
+func (x *OpenSessionRequest) GetBackground() bool {
+	if x != nil {
+		return x.Background
 	}
 	return false
 }
@@ -4313,11 +4341,14 @@ func (x *CreateNamespaceReply) GetNamespace() *Namespace {
 }
 
 // SetNamespaceRequest changes what may change of a namespace. A limit below what is
-// granted takes nothing back: it is met as caches evict and sessions end.
+// granted takes nothing back: it is met as caches evict and sessions end. Copies are
+// made, or given up, one placement group after the other.
 type SetNamespaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	LimitBytes    uint64                 `protobuf:"varint,2,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
+	Replicas      uint32                 `protobuf:"varint,20,opt,name=replicas,proto3" json:"replicas,omitempty"`                      // 0: as it is
+	KeepLimit     bool                   `protobuf:"varint,21,opt,name=keep_limit,json=keepLimit,proto3" json:"keep_limit,omitempty"`   // limit_bytes means nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4366,6 +4397,20 @@ func (x *SetNamespaceRequest) GetLimitBytes() uint64 {
 	return 0
 }
 
+func (x *SetNamespaceRequest) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *SetNamespaceRequest) GetKeepLimit() bool {
+	if x != nil {
+		return x.KeepLimit
+	}
+	return false
+}
+
 type SetNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -4410,6 +4455,123 @@ func (x *SetNamespaceReply) GetNamespace() *Namespace {
 	return nil
 }
 
+// DeleteNamespaceRequest takes a namespace away with all its keys. It is idempotent
+// with an id, also when the namespace is gone.
+type DeleteNamespaceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id    uint32                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"` // 0: whichever has the name
+	// Fence the sessions that live; otherwise they are a reason to refuse. A janitor's is
+	// fenced in any case.
+	EndSessions   bool `protobuf:"varint,3,opt,name=end_sessions,json=endSessions,proto3" json:"end_sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteNamespaceRequest) Reset() {
+	*x = DeleteNamespaceRequest{}
+	mi := &file_directory_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteNamespaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteNamespaceRequest) ProtoMessage() {}
+
+func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
+func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *DeleteNamespaceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteNamespaceRequest) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *DeleteNamespaceRequest) GetEndSessions() bool {
+	if x != nil {
+		return x.EndSessions
+	}
+	return false
+}
+
+type DeleteNamespaceReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Sessions that are being fenced. The namespace is gone with the last one.
+	Fencing       uint32 `protobuf:"varint,2,opt,name=fencing,proto3" json:"fencing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteNamespaceReply) Reset() {
+	*x = DeleteNamespaceReply{}
+	mi := &file_directory_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteNamespaceReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteNamespaceReply) ProtoMessage() {}
+
+func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
+func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *DeleteNamespaceReply) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *DeleteNamespaceReply) GetFencing() uint32 {
+	if x != nil {
+		return x.Fencing
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4418,7 +4580,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4430,7 +4592,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4443,7 +4605,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 type StatusReply struct {
@@ -4464,7 +4626,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4476,7 +4638,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4489,7 +4651,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -4575,7 +4737,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4587,7 +4749,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4600,7 +4762,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -4652,7 +4814,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4664,7 +4826,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4677,7 +4839,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -4753,7 +4915,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4765,7 +4927,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4778,7 +4940,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -4925,7 +5087,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4937,7 +5099,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4950,7 +5112,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -4982,7 +5144,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5156,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5169,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 type RemoveDirectoryRequest struct {
@@ -5019,7 +5181,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5031,7 +5193,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5044,7 +5206,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -5062,7 +5224,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5074,7 +5236,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5087,7 +5249,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 var File_directory_proto protoreflect.FileDescriptor
@@ -5123,7 +5285,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xfc\x01\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\x98\x02\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -5133,7 +5295,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x06format\x18\x06 \x01(\rR\x06format\x12$\n" +
 	"\x0ebytes_per_node\x18\a \x01(\x04R\fbytesPerNode\x12\x1f\n" +
 	"\vlimit_bytes\x18\b \x01(\x04R\n" +
-	"limitBytes\"\x8c\x04\n" +
+	"limitBytes\x12\x1a\n" +
+	"\bdeleting\x18\x14 \x01(\bR\bdeleting\"\x8c\x04\n" +
 	"\x0ePlacementGroup\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fnamespace_id\x18\x02 \x01(\rR\vnamespaceId\x12\x14\n" +
@@ -5278,12 +5441,16 @@ const file_directory_proto_rawDesc = "" +
 	"\x10RebalanceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"&\n" +
 	"\x0eRebalanceReply\x12\x14\n" +
-	"\x05steps\x18\x01 \x03(\tR\x05steps\"\x80\x01\n" +
+	"\x05steps\x18\x01 \x03(\tR\x05steps\"\xca\x01\n" +
 	"\x12OpenSessionRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x12\x1b\n" +
-	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xdb\x02\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\x12(\n" +
+	"\x10was_namespace_id\x18\x14 \x01(\rR\x0ewasNamespaceId\x12\x1e\n" +
+	"\n" +
+	"background\x18\x15 \x01(\bR\n" +
+	"background\"\xdb\x02\n" +
 	"\x10OpenSessionReply\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12$\n" +
@@ -5448,13 +5615,23 @@ const file_directory_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\b \x01(\x04R\n" +
 	"limitBytes\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"J\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x85\x01\n" +
 	"\x13SetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlimit_bytes\x18\x02 \x01(\x04R\n" +
-	"limitBytes\"N\n" +
+	"limitBytes\x12\x1a\n" +
+	"\breplicas\x18\x14 \x01(\rR\breplicas\x12\x1d\n" +
+	"\n" +
+	"keep_limit\x18\x15 \x01(\bR\tkeepLimit\"N\n" +
 	"\x11SetNamespaceReply\x129\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"_\n" +
+	"\x16DeleteNamespaceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\x12!\n" +
+	"\fend_sessions\x18\x03 \x01(\bR\vendSessions\"@\n" +
+	"\x14DeleteNamespaceReply\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x18\n" +
+	"\afencing\x18\x02 \x01(\rR\afencing\"\x0f\n" +
 	"\rStatusRequest\"\xa9\x04\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
@@ -5556,7 +5733,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x18SESSION_LIFE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSESSION_LIVE\x10\x01\x12\x13\n" +
 	"\x0fSESSION_FENCING\x10\x02\x12\x12\n" +
-	"\x0eSESSION_FENCED\x10\x032\xfc\x0e\n" +
+	"\x0eSESSION_FENCED\x10\x032\xe1\x0f\n" +
 	"\tDirectory\x12W\n" +
 	"\vOpenSession\x12$.kvd.directory.v1.OpenSessionRequest\x1a\".kvd.directory.v1.OpenSessionReply\x12E\n" +
 	"\x05Renew\x12\x1e.kvd.directory.v1.RenewRequest\x1a\x1c.kvd.directory.v1.RenewReply\x12Z\n" +
@@ -5577,7 +5754,8 @@ const file_directory_proto_rawDesc = "" +
 	"RemoveNode\x12#.kvd.directory.v1.RemoveNodeRequest\x1a!.kvd.directory.v1.RemoveNodeReply\x12Q\n" +
 	"\tRebalance\x12\".kvd.directory.v1.RebalanceRequest\x1a .kvd.directory.v1.RebalanceReply\x12c\n" +
 	"\x0fCreateNamespace\x12(.kvd.directory.v1.CreateNamespaceRequest\x1a&.kvd.directory.v1.CreateNamespaceReply\x12Z\n" +
-	"\fSetNamespace\x12%.kvd.directory.v1.SetNamespaceRequest\x1a#.kvd.directory.v1.SetNamespaceReply\x12H\n" +
+	"\fSetNamespace\x12%.kvd.directory.v1.SetNamespaceRequest\x1a#.kvd.directory.v1.SetNamespaceReply\x12c\n" +
+	"\x0fDeleteNamespace\x12(.kvd.directory.v1.DeleteNamespaceRequest\x1a&.kvd.directory.v1.DeleteNamespaceReply\x12H\n" +
 	"\x06Status\x12\x1f.kvd.directory.v1.StatusRequest\x1a\x1d.kvd.directory.v1.StatusReply\x12]\n" +
 	"\rJoinDirectory\x12&.kvd.directory.v1.JoinDirectoryRequest\x1a$.kvd.directory.v1.JoinDirectoryReply\x12c\n" +
 	"\x0fRemoveDirectory\x12(.kvd.directory.v1.RemoveDirectoryRequest\x1a&.kvd.directory.v1.RemoveDirectoryReplyB+Z)github.com/kvd-project/kvd/internal/dirpbb\x06proto3"
@@ -5595,7 +5773,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -5659,16 +5837,18 @@ var file_directory_proto_goTypes = []any{
 	(*CreateNamespaceReply)(nil),   // 59: kvd.directory.v1.CreateNamespaceReply
 	(*SetNamespaceRequest)(nil),    // 60: kvd.directory.v1.SetNamespaceRequest
 	(*SetNamespaceReply)(nil),      // 61: kvd.directory.v1.SetNamespaceReply
-	(*StatusRequest)(nil),          // 62: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 63: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 64: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 65: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 66: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 67: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 68: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 69: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 70: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 71: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*DeleteNamespaceRequest)(nil), // 62: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 63: kvd.directory.v1.DeleteNamespaceReply
+	(*StatusRequest)(nil),          // 64: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 65: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 66: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 67: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 68: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 69: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 70: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 71: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 72: kvd.directory.v1.RemoveDirectoryReply
+	nil,                            // 73: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	8,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -5707,11 +5887,11 @@ var file_directory_proto_depIdxs = []int32{
 	2,  // 33: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
 	10, // 34: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
 	10, // 35: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	64, // 36: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	66, // 36: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
 	7,  // 37: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	65, // 38: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	66, // 39: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	71, // 40: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	67, // 38: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	68, // 39: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	73, // 40: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
 	16, // 41: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
 	5,  // 42: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
 	17, // 43: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
@@ -5735,33 +5915,35 @@ var file_directory_proto_depIdxs = []int32{
 	33, // 61: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
 	58, // 62: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
 	60, // 63: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	62, // 64: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	67, // 65: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	69, // 66: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	36, // 67: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	38, // 68: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	44, // 69: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	7,  // 70: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	46, // 71: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	48, // 72: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	26, // 73: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	51, // 74: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	54, // 75: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	57, // 76: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	20, // 77: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	22, // 78: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	24, // 79: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	28, // 80: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	30, // 81: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	32, // 82: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	34, // 83: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	59, // 84: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	61, // 85: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	63, // 86: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	68, // 87: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	70, // 88: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	67, // [67:89] is the sub-list for method output_type
-	45, // [45:67] is the sub-list for method input_type
+	62, // 64: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	64, // 65: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	69, // 66: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	71, // 67: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	36, // 68: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	38, // 69: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	44, // 70: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	7,  // 71: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	46, // 72: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	48, // 73: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	26, // 74: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	51, // 75: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	54, // 76: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	57, // 77: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	20, // 78: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	22, // 79: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	24, // 80: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	28, // 81: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	30, // 82: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	32, // 83: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	34, // 84: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	59, // 85: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	61, // 86: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	63, // 87: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	65, // 88: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	70, // 89: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	72, // 90: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	68, // [68:91] is the sub-list for method output_type
+	45, // [45:68] is the sub-list for method input_type
 	45, // [45:45] is the sub-list for extension type_name
 	45, // [45:45] is the sub-list for extension extendee
 	0,  // [0:45] is the sub-list for field type_name
@@ -5778,7 +5960,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   66,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -109,7 +109,7 @@ func (r *runner) serve(ctx context.Context, namespace string) {
 // work does a namespace's jobs until there have been none for a while.
 func (r *runner) work(ctx context.Context, namespace string) error {
 	c, err := client.Open(ctx, client.Options{Directory: r.o.Directory, Namespace: namespace, Provider: r.o.Provider,
-		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Logger: r.o.Logger, OpTimeout: 5 * time.Second, NoEviction: true})
+		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Logger: r.o.Logger, OpTimeout: 5 * time.Second, NoEviction: true, Background: true})
 	if err != nil {
 		return err
 	}

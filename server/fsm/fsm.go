@@ -56,8 +56,9 @@ const (
 	MaxGrantRuns   = 256
 	MaxShardDepth  = 12 // what a session's map takes
 	MaxShards      = 1 << MaxShardDepth
-	MaxReplicas    = 3    // a placement group has one member more while it is replacing one
-	ReuseEpochs    = 1024 // how long returned memory that is not fresh waits
+	MaxPGID        = 1 << 16 // what a session's map takes; ids are not given out again
+	MaxReplicas    = 3       // a placement group has one member more while it is replacing one
+	ReuseEpochs    = 1024    // how long returned memory that is not fresh waits
 	maxRegionBytes = 1 << 38
 	minHeapUnits   = 1 << 10
 	maxFindings    = 32 // kept of a scrub
@@ -90,13 +91,14 @@ type Result struct {
 	// Changes are the rows that the command wrote or deleted, in key order.
 	Changes []Row
 
-	NodeID    uint32                  // RegisterNode
-	Namespace *dirpb.Namespace        // CreateNamespace, SetNamespace
-	Session   *fsmpb.Session          // OpenSession
-	Grant     *dirpb.GrantExtentReply // GrantExtent
-	PG        *dirpb.PlacementGroup   // CreatePG
-	Job       *dirpb.Job              // StartJob, ClaimJob
-	Leaks     []uint32                // EndJob of a SCRUB that repairs: extents to recall
+	NodeID    uint32                      // RegisterNode
+	Namespace *dirpb.Namespace            // CreateNamespace, SetNamespace
+	Deleted   *dirpb.DeleteNamespaceReply // DeleteNamespace
+	Session   *fsmpb.Session              // OpenSession
+	Grant     *dirpb.GrantExtentReply     // GrantExtent
+	PG        *dirpb.PlacementGroup       // CreatePG
+	Job       *dirpb.Job                  // StartJob, ClaimJob
+	Leaks     []uint32                    // EndJob of a SCRUB that repairs: extents to recall
 }
 
 // State is the directory's replicated state. Use New or Load.
@@ -153,12 +155,14 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Namespace, r.Err = s.createNamespace(op.CreateNamespace)
 	case *fsmpb.Command_SetNamespace:
 		r.Namespace, r.Err = s.setNamespace(op.SetNamespace)
+	case *fsmpb.Command_DeleteNamespace:
+		r.Deleted, r.Err = s.deleteNamespace(op.DeleteNamespace)
 	case *fsmpb.Command_OpenSession:
 		r.Session, r.Err = s.openSession(op.OpenSession)
 	case *fsmpb.Command_CloseSession:
 		r.Err = s.closeSession(op.CloseSession)
 	case *fsmpb.Command_ExpireSessions:
-		s.expireSessions(op.ExpireSessions)
+		s.fence(op.ExpireSessions.GetSessionIds())
 	case *fsmpb.Command_ConfirmFence:
 		r.Err = s.confirmFence(op.ConfirmFence)
 	case *fsmpb.Command_ReserveEpoch:

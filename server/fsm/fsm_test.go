@@ -843,7 +843,7 @@ func TestProperties(t *testing.T) {
 			var c *fsmpb.Command
 			var gives uint32
 			kind := rapid.SampledFrom([]string{"grant", "grant", "grant", "grant", "close", "close",
-				"grant", "grant", "open", "open", "publish", "publish", "expire", "confirm", "epoch", "thaw", "create", "register", "down"}).Draw(rt, "kind")
+				"grant", "grant", "grant", "grant", "close", "close", "open", "open", "publish", "publish", "expire", "confirm", "confirm", "epoch", "thaw", "create", "register", "down", "delete", "replicas"}).Draw(rt, "kind")
 			switch kind {
 			case "register":
 				incarnation++
@@ -863,6 +863,10 @@ func TestProperties(t *testing.T) {
 					Name: fmt.Sprint("w", pick("namespace", 2)), Replicas: uint32(pick("replicas", 3)),
 					BytesPerNode: uint64(pick("mib", 3)) * 6 << 20,
 				})
+			case "delete":
+				c = deleteNS(fmt.Sprint("w", min(pick("namespace", 9), 2)), uint32(pick("id", 3)), pick("end", 2) > 0)
+			case "replicas":
+				c = setNS(fmt.Sprint("w", pick("namespace", 2)), uint32(pick("replicas", 3)))
 			case "open":
 				c = openIn(uint32(1+pick("in", 1)), epoch)
 			case "close":

@@ -5,8 +5,6 @@ import (
 	"math/bits"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -39,7 +37,10 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	if err := checkName("namespace", q.GetName()); err != nil {
 		return nil, err
 	}
-	if s.NamespaceNamed(q.Name) != nil {
+	if w := s.NamespaceNamed(q.Name); w != nil {
+		if err := s.checkStays(w.Id); err != nil {
+			return nil, err
+		}
 		return nil, fmt.Errorf("namespace %q: %w", q.Name, ErrExists)
 	}
 	mode := q.Mode
@@ -74,6 +75,9 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		return nil, fmt.Errorf("%w: no memory node is up that is not draining", ErrUnavailable)
 	case len(ring) < replicas:
 		return nil, fmt.Errorf("%w: %d replicas need as many memory nodes; %d up and not draining", ErrUnavailable, replicas, len(ring))
+	}
+	if err := s.checkPGs(len(ring)); err != nil {
+		return nil, err
 	}
 	shards := int(q.Shards)
 	if shards == 0 {
@@ -144,19 +148,6 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		})
 	}
 	s.refreshUsed()
-	return w, nil
-}
-
-// setNamespace changes a namespace's limit.
-func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, error) {
-	w := s.NamespaceNamed(q.GetName())
-	if w == nil {
-		return nil, fmt.Errorf("namespace %q: %w", q.GetName(), ErrNotFound)
-	}
-	w = proto.CloneOf(w)
-	w.LimitBytes = q.GetLimitBytes()
-	s.namespaces[w.Id] = w
-	s.mark(idKey(rowNamespace, w.Id), w)
 	return w, nil
 }
 

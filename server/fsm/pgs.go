@@ -83,6 +83,14 @@ func (s *State) checkPlace(node uint32, bytes uint64) error {
 	return nil
 }
 
+// checkPGs returns why n placement groups cannot be added.
+func (s *State) checkPGs(n int) error {
+	if uint64(s.meta.PgId)+uint64(n) > MaxPGID {
+		return fmt.Errorf("%w: %d placement groups were made, those of deleted namespaces included, and there are ids for %d", ErrFull, s.meta.PgId, MaxPGID)
+	}
+	return nil
+}
+
 // addPG puts pg, which has members and sizes, into the state.
 func (s *State) addPG(pg *dirpb.PlacementGroup, namespace uint32) {
 	m := s.editMeta()
@@ -107,6 +115,12 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 	w := s.namespaces[c.GetNamespaceId()]
 	if w == nil {
 		return nil, fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
+	}
+	if err := s.checkStays(w.Id); err != nil {
+		return nil, err
+	}
+	if err := s.checkPGs(1); err != nil {
+		return nil, err
 	}
 	if len(c.NodeIds) != int(w.Replicas) {
 		return nil, fmt.Errorf("%w: a chain of %d memory nodes, want %d", ErrInvalid, len(c.NodeIds), w.Replicas)
@@ -311,6 +325,9 @@ func (s *State) planJoin(c *fsmpb.PlanJoin) error {
 	case regionOn(pg, c.NodeId) != nil:
 		return fmt.Errorf("%w: memory node %d is a member of placement group %d", ErrRefused, c.NodeId, pg.Id)
 	}
+	if err := s.checkStays(pg.NamespaceId); err != nil {
+		return err
+	}
 	if err := s.checkPlace(c.NodeId, pg.RegionBytes); err != nil {
 		return err
 	}
@@ -362,6 +379,9 @@ func (s *State) checkIdle(pg *dirpb.PlacementGroup) error {
 	if pg.Joining {
 		return fmt.Errorf("%w: placement group %d has a joiner", ErrRefused, pg.Id)
 	}
+	if err := s.checkStays(pg.NamespaceId); err != nil {
+		return err
+	}
 	if jobs := s.JobsOf(pg.Id); len(jobs) > 0 {
 		return fmt.Errorf("%w: placement group %d has job %d, %s", ErrRefused, pg.Id, jobs[0].Id, jobs[0].Kind)
 	}
@@ -377,10 +397,7 @@ func (s *State) settle(id uint32) {
 		return
 	}
 	if s.spent(pg) {
-		delete(s.pgs, id)
-		delete(s.heaps, id)
-		s.mark(idKey(rowPG, id), nil)
-		s.mark(idKey(rowHeap, id), nil)
+		s.dropPG(id)
 		return
 	}
 	if pg.State == dirpb.PGState_PG_ACTIVE && len(pg.Planned.GetKeys()) > 0 {
@@ -390,6 +407,14 @@ func (s *State) settle(id uint32) {
 		s.newEpoch(pg)
 		s.addJoin(pg)
 	}
+}
+
+// dropPG forgets a placement group.
+func (s *State) dropPG(id uint32) {
+	delete(s.pgs, id)
+	delete(s.heaps, id)
+	s.mark(idKey(rowPG, id), nil)
+	s.mark(idKey(rowHeap, id), nil)
 }
 
 // spent reports whether nothing is left of pg that anybody could want.

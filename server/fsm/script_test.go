@@ -465,7 +465,23 @@ func checkStructure(s *State) error {
 			bad("job %v of shard %v", j, sh)
 		}
 	}
+	fencing := make(map[uint32]int) // by namespace
+	for _, x := range s.Sessions() {
+		w := s.Namespace(x.NamespaceId)
+		if w == nil || w.Deleting && x.Life == dirpb.SessionLife_SESSION_LIVE {
+			bad("session %v in namespace %v", x, w)
+		}
+		fencing[x.NamespaceId]++
+	}
+	for _, pg := range s.PGs(0) {
+		if s.Namespace(pg.NamespaceId) == nil || s.Heap(pg.Id) == nil {
+			bad("pg %v is of no namespace, or has no heap", pg)
+		}
+	}
 	for _, w := range s.namespaces {
+		if w.Deleting && fencing[w.Id] == 0 {
+			bad("nothing keeps namespace %v", w)
+		}
 		shards := s.Shards(w.Id)
 		slices.SortFunc(shards, func(a, b *dirpb.Shard) int { return int(a.Prefix<<(31-a.Depth)) - int(b.Prefix<<(31-b.Depth)) })
 		next := uint32(0)

@@ -12,8 +12,11 @@ import (
 )
 
 func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
-	if s.namespaces[c.GetNamespaceId()] == nil {
+	switch w := s.namespaces[c.GetNamespaceId()]; {
+	case w == nil:
 		return nil, fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
+	case w.Deleting:
+		return nil, fmt.Errorf("namespace %q is being deleted: %w", w.Name, ErrNotFound)
 	}
 	if len(c.Client) > MaxLabelLen || len(c.HostId) > MaxLabelLen {
 		return nil, fmt.Errorf("%w: client or host id is longer than %d bytes", ErrInvalid, MaxLabelLen)
@@ -33,7 +36,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	}
 	x := &fsmpb.Session{
 		Id: m.SessionId, Discriminator: d, NamespaceId: c.NamespaceId, Client: c.Client, HostId: c.HostId,
-		ReadOnly: c.ReadOnly, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch, OpenedUnixMillis: c.OpenedUnixMillis,
+		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch, OpenedUnixMillis: c.OpenedUnixMillis,
 	}
 	s.putSession(x)
 	return x, nil
@@ -58,7 +61,8 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 
 // dropSession ends a session that is closed or fenced: it owns no job and holds no
 // memory any more. When it leaked, memory that nobody accounts for may be left in
-// the placement groups of its namespace.
+// the placement groups of its namespace. A namespace that is being deleted goes with
+// the last one.
 func (s *State) dropSession(x *fsmpb.Session, leaked bool) {
 	delete(s.sessions, x.Id)
 	delete(s.discriminators, x.Discriminator)
@@ -82,18 +86,18 @@ func (s *State) dropSession(x *fsmpb.Session, leaked bool) {
 			h.Homes = slices.DeleteFunc(slices.Clone(h.Homes), holds)
 		}
 	}
+	s.endNamespace(x.NamespaceId)
 }
 
-// expireSessions begins to fence sessions whose lease ran out. Ids that are not
-// live are skipped.
-func (s *State) expireSessions(c *fsmpb.ExpireSessions) {
+// fence begins to fence sessions. Ids that are not live are skipped.
+func (s *State) fence(ids []uint32) {
 	var pending []*fsmpb.Incarnation
 	for _, n := range byID(s.nodes) {
 		if n.State == dirpb.NodeState_NODE_UP {
 			pending = append(pending, &fsmpb.Incarnation{NodeId: n.Id, Incarnation: n.Incarnation})
 		}
 	}
-	for _, id := range c.GetSessionIds() {
+	for _, id := range ids {
 		x := s.sessions[id]
 		if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE {
 			continue

@@ -1223,7 +1223,7 @@ func chaos(t *testing.T, seed uint64) []string {
 	}
 	w.nodes(5, room)
 	ns := w.create("n", 1+uint32(seed%3), 8)
-	boots := uint64(1)
+	boots, passing := uint64(1), uint32(0) // the id of a namespace that comes and goes
 	open := func() {
 		if r := w.try(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: ns}}}); r.Err == nil {
 			if _, _, err := w.l.Opened(w.s, r.Session.Id, w.now); err != nil {
@@ -1268,7 +1268,7 @@ func chaos(t *testing.T, seed uint64) []string {
 	for range 400 {
 		w.pass(time.Duration(rng.IntN(100)) * time.Millisecond)
 		node := 1 + uint32(rng.IntN(5))
-		switch rng.IntN(24) {
+		switch rng.IntN(27) {
 		case 0:
 			w.mute[node] = true
 		case 1, 2:
@@ -1311,6 +1311,19 @@ func chaos(t *testing.T, seed uint64) []string {
 			w.publish()
 		case 14, 15:
 			w.fence()
+		case 24:
+			w.replicas("n", 1+uint32(rng.IntN(3)))
+		case 25:
+			if r := w.try(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{
+				Namespace: &dirpb.CreateNamespaceRequest{Name: "m", Replicas: 1, BytesPerNode: region, Shards: 8},
+			}}}); r.Err == nil {
+				passing = r.Namespace.Id
+			}
+			if passing != 0 {
+				w.try(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: passing}}})
+			}
+		case 26:
+			w.remove("m")
 		case 16, 17, 18:
 			if ids := live(); len(ids) > 0 {
 				work(ids[rng.IntN(len(ids))])
@@ -1329,6 +1342,7 @@ func chaos(t *testing.T, seed uint64) []string {
 	}
 
 	well = true
+	w.remove("m")
 	clear(w.mute)
 	clear(w.quiet)
 	for _, n := range w.s.Nodes() {
@@ -1369,6 +1383,9 @@ func chaos(t *testing.T, seed uint64) []string {
 		} else {
 			calm = 0
 		}
+	}
+	if len(w.s.PGs(0)) != len(w.s.PGs(ns)) {
+		t.Fatalf("seed %d: in the end %v", seed, w.s.PGs(0))
 	}
 	for _, pg := range w.s.PGs(ns) {
 		if !roomy {

@@ -45,10 +45,11 @@ type plan struct {
 	steps []Step
 	taken map[uint32]bool   // placement groups that a step changes
 	given map[uint32]uint64 // bytes that steps take, by memory node
+	joins map[uint32]uint32 // memory nodes that steps have join, by placement group
 }
 
 func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
-	return &plan{view: l.look(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64)}
+	return &plan{view: l.look(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64), joins: make(map[uint32]uint32)}
 }
 
 // Plan gives the commands that time and state have brought about, in the order in which
@@ -251,6 +252,7 @@ func (p *plan) forget() {
 			delete(p.l.paused, id)
 		}
 	}
+	maps.DeleteFunc(p.l.leveling, func(id uint32, _ bool) bool { return p.s.Namespace(id) == nil || p.s.Namespace(id).Deleting })
 	gone := func(id uint32) bool { return p.s.PG(id) == nil }
 	maps.DeleteFunc(p.l.worked, func(id uint32, _ time.Duration) bool { return gone(id) })
 	maps.DeleteFunc(p.l.took, func(id uint32, _ took) bool { return gone(id) })
@@ -276,6 +278,7 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 	if n := p.candidate(pg); n != nil {
 		p.taken[pg.Id] = true
 		p.given[n.Id] += pg.RegionBytes
+		p.joins[pg.Id] = n.Id
 		why := fmt.Sprintf("it has %d members of %d", len(pg.Members), want)
 		if len(pg.Members) == want {
 			why = "a member drains"
@@ -290,7 +293,8 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 }
 
 // candidate is the memory node that pg should get a region on, or nil: best one in a
-// failure domain of its own, then the one that is least full.
+// failure domain of its own, then the one that is least full; but another one where that
+// would take the only place from another placement group of the namespace.
 func (p *plan) candidate(pg *dirpb.PlacementGroup) *dirpb.Node {
 	taken := make(map[string]bool) // domains of members that stay
 	has := make(map[uint32]bool)
@@ -300,7 +304,27 @@ func (p *plan) candidate(pg *dirpb.PlacementGroup) *dirpb.Node {
 			taken[n.Domain] = true
 		}
 	}
-	return p.roomiest(pg.RegionBytes, taken, has)
+	n := p.roomiest(pg.RegionBytes, taken, has)
+	if n == nil {
+		return nil
+	}
+	where := p.spread(pg.NamespaceId)
+	p.given[n.Id] += pg.RegionBytes
+	p.joins[pg.Id] = n.Id
+	with := p.spread(pg.NamespaceId)
+	p.given[n.Id] -= pg.RegionBytes
+	delete(p.joins, pg.Id)
+	if with.Places()+1 >= where.Places() || len(where.Where[pg.Id]) == 0 {
+		return n
+	}
+	return p.s.Node(where.Where[pg.Id][0])
+}
+
+// spread is where a namespace's copies can go that are lacking.
+func (p *plan) spread(ns uint32) *fsm.Spread {
+	return p.s.Spread(ns, int(p.s.Namespace(ns).GetReplicas()), fsm.SpreadOptions{
+		Usable: func(n *dirpb.Node) bool { return p.usable(n, 0) }, Given: p.given, Joins: p.joins,
+	})
 }
 
 // roomiest is the memory node for a region of so many bytes, or nil: up, heard of, not

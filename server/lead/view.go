@@ -19,7 +19,7 @@ type view struct {
 	s      *fsm.State
 	now    time.Duration
 	floors map[uint32]floor          // of namespaces with sessions
-	pgs    []*dirpb.PlacementGroup   // by id
+	pgs    []*dirpb.PlacementGroup   // by id, without those of namespaces that are being deleted
 	all    []*dirpb.Job              // by id
 	jobs   map[uint32][]*dirpb.Job   // by placement group that they occupy
 	held   map[uint32]*dirpb.PGUsage // by placement group, once asked for
@@ -30,7 +30,8 @@ type view struct {
 type floor struct{ acked, quiesced uint64 }
 
 func (l *Leader) look(s *fsm.State, now time.Duration) *view {
-	v := &view{l: l, s: s, now: now, pgs: s.PGs(0), floors: make(map[uint32]floor), parts: make(map[uint32][]*dirpb.Shard)}
+	v := &view{l: l, s: s, now: now, floors: make(map[uint32]floor), parts: make(map[uint32][]*dirpb.Shard)}
+	v.pgs = slices.DeleteFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return s.Namespace(pg.NamespaceId).GetDeleting() })
 	v.all, v.jobs = s.Jobs(), make(map[uint32][]*dirpb.Job)
 	for _, j := range v.all {
 		for _, id := range places(j.PgId, j.TargetPgId) {
@@ -100,6 +101,8 @@ func (v *view) busy(pg *dirpb.PlacementGroup) string {
 	switch {
 	case pg.State != dirpb.PGState_PG_ACTIVE:
 		return "is " + pg.State.String()
+	case v.s.Namespace(pg.NamespaceId).GetDeleting():
+		return "is of a namespace that is being deleted"
 	case pg.Joining || pg.Planned != nil || pg.Leaving != nil:
 		return "is changing its members"
 	}
@@ -123,7 +126,7 @@ func (v *view) waiting(j *dirpb.Job) bool {
 
 // startable reports whether somebody who works on nothing else may begin j.
 func (v *view) startable(j *dirpb.Job) bool {
-	if j.Owner != 0 && v.s.Life(j.Owner) != dirpb.SessionLife_SESSION_FENCED || v.waiting(j) {
+	if j.Owner != 0 && v.s.Life(j.Owner) != dirpb.SessionLife_SESSION_FENCED || v.waiting(j) || v.s.Namespace(j.NamespaceId).GetDeleting() {
 		return false
 	}
 	if k := v.l.jobs[j.Id]; k != nil && v.now < k.retry {

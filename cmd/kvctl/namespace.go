@@ -1,0 +1,243 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/metrics"
+)
+
+func (a *app) completeNamespace() cobra.CompletionFunc {
+	return a.complete(func(st *dirpb.StatusReply) []string {
+		return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+	})
+}
+
+// ---- set -------------------------------------------------------------------
+
+func (a *app) namespaceSetCommand() *cobra.Command {
+	var limit string
+	var replicas uint32
+	var wait bool
+	c := changes(&cobra.Command{
+		Use:   "set NAME",
+		Short: "Change a namespace's limit or number of copies",
+		Long: `Change a namespace's limit or number of copies, while it is used.
+
+A limit below what sessions hold already takes nothing back at once: they get no
+more. Copies are made, or given up, one placement group after the other; kvctl
+status shows how many have theirs. More copies than there are memory nodes with
+room for them, in failure domains of their own where memory nodes have such a
+label, are refused.`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeNamespace(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q := &dirpb.SetNamespaceRequest{Name: args[0], Replicas: replicas, KeepLimit: !cmd.Flags().Changed("limit")}
+			given := cmd.Flags().Changed("replicas")
+			switch {
+			case q.KeepLimit && !given:
+				return usagef("want --limit or --replicas")
+			case given && replicas == 0:
+				return usagef("--replicas 0: want at least 1")
+			case wait && !given:
+				return usagef("--wait: want --replicas, a limit needs no waiting")
+			}
+			var err error
+			if !q.KeepLimit {
+				if q.LimitBytes, err = parseBytes(limit); err != nil {
+					return usagef("--limit: %w", err)
+				}
+			}
+			return a.withBackend(func(b backend) error {
+				var rep *dirpb.SetNamespaceReply
+				// Asked again it changes nothing.
+				err := b.Directory(cmd.Context(), true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+					rep, err = d.SetNamespace(ctx, q)
+					return err
+				})
+				if err != nil {
+					return fmt.Errorf("%q: %w", args[0], err)
+				}
+				if wait {
+					if err := a.awaitCopies(cmd.Context(), b, rep.GetNamespace()); err != nil {
+						return err
+					}
+				}
+				return a.printNamespaces([]*dirpb.Namespace{rep.GetNamespace()})
+			})
+		},
+	})
+	c.Flags().StringVar(&limit, "limit", "", "as in namespace create")
+	c.Flags().Uint32Var(&replicas, "replicas", 0, "copies of every record, 1 to 3")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until there are so many copies of everything, and show how far it is")
+	return c
+}
+
+// awaitCopies waits until every placement group of ns has as many copies as ns asks for.
+func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) error {
+	err := a.await(ctx, b, "namespace set", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
+		i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetId() == ns.GetId() })
+		switch {
+		case i < 0:
+			return progress{}, false, &exitError{exitNo, fmt.Errorf("%q: it was deleted", ns.GetName())}
+		case st.GetMap().GetNamespaces()[i].GetReplicas() != ns.GetReplicas():
+			return progress{}, false, &exitError{exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(), st.GetMap().GetNamespaces()[i].GetReplicas())}
+		}
+		done, pgs := 0, pgsOf(st.GetMap(), ns.GetId())
+		for _, p := range pgs {
+			if p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && copiesOf(p) == int(ns.GetReplicas()) {
+				done++
+			}
+		}
+		return progress{done: uint64(done), total: uint64(len(pgs)), detail: jobsText(st),
+			left: fmt.Sprintf("%d of %d placement groups have %d copies%s", done, len(pgs), ns.GetReplicas(), troubles(st))}, done == len(pgs), nil
+	})
+	if errors.Is(err, errStalled) {
+		err = &exitError{exitUnavailable, fmt.Errorf("%q: not every placement group has %d copies, and %w (kvctl status, kvctl jobs)", ns.GetName(), ns.GetReplicas(), err)}
+	}
+	return waited(err)
+}
+
+// ---- delete ----------------------------------------------------------------
+
+func (a *app) namespaceDeleteCommand() *cobra.Command {
+	var yes string
+	var end bool
+	c := changes(&cobra.Command{
+		Use:   "delete NAME",
+		Short: "Delete a namespace with all its keys",
+		Long: `Delete a namespace with all its keys. Its name has to be typed, or given once more
+with --yes. Sessions that live in it, a gateway's for example, are a reason to
+refuse; with --end-sessions they are ended, and their operations fail from then on.
+It waits until the namespace is gone. Memory nodes have its memory back at once,
+one that is down when it comes back.`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeNamespace(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if yes != "" && yes != args[0] {
+				return usagef("--yes %q: want %q, the namespace's name", yes, args[0])
+			}
+			return a.withBackend(func(b backend) error { return a.deleteNamespace(cmd.Context(), b, args[0], yes != "", end) })
+		},
+	})
+	c.Flags().StringVar(&yes, "yes", "", "the namespace's name, instead of typing it")
+	c.Flags().BoolVar(&end, "end-sessions", false, "end sessions that live in it")
+	return c
+}
+
+func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure, end bool) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(st.GetMap().GetNamespaces(), func(n *dirpb.Namespace) bool { return n.GetName() == name })
+	if i < 0 {
+		return &exitError{exitNo, fmt.Errorf("unknown namespace %q (kvctl namespace list)", name)}
+	}
+	ns := st.GetMap().GetNamespaces()[i]
+	if !sure {
+		if err := a.confirm(ctx, st, ns); err != nil {
+			return err
+		}
+	}
+	var rep *dirpb.DeleteNamespaceReply
+	// Asked again, the id tells it from another one of the name.
+	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+		rep, err = d.DeleteNamespace(ctx, &dirpb.DeleteNamespaceRequest{Name: name, Id: ns.GetId(), EndSessions: end})
+		return err
+	})
+	switch {
+	case status.Code(err) == codes.FailedPrecondition && !end:
+		return fmt.Errorf("%w: --end-sessions ends them", err)
+	case err != nil:
+		return err
+	}
+	if rep.GetFencing() > 0 {
+		err := a.await(ctx, b, "namespace delete", 0, func(st *dirpb.StatusReply) (progress, bool, error) {
+			left := deletingText(st, ns.GetId())
+			return progress{left: left}, left == "", nil
+		})
+		if err != nil {
+			return waited(err)
+		}
+	}
+	if a.json() {
+		return a.printJSON(map[string]any{"namespace": name, "id": ns.GetId(), "deleted": true})
+	}
+	a.printTable(row{"Namespace", "ID", "Deleted"}, []row{{name, ns.GetId(), "yes"}})
+	return nil
+}
+
+// confirm has the user type the name of a namespace.
+func (a *app) confirm(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+	var live uint64
+	for _, m := range metrics.Memories(st) {
+		if m.Namespace == ns.GetName() {
+			live += m.Live
+		}
+	}
+	sessions := 0
+	for _, s := range st.GetSessions() {
+		if s.GetNamespace() == ns.GetName() && s.GetLife() == dirpb.SessionLife_SESSION_LIVE {
+			sessions++
+		}
+	}
+	fmt.Fprintf(a.stderr, "This deletes namespace %q with all its keys: %s of records, %d sessions. Type its name to go on: ",
+		ns.GetName(), bytesText(live), sessions)
+	in := a.stdin
+	if f, ok := in.(*os.File); ok && isTerminal(f) {
+		in = &terminalInput{f, ctx} // which an interrupt ends
+	}
+	line, err := bufio.NewReader(in).ReadString('\n')
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil && !errors.Is(err, io.EOF):
+		return fmt.Errorf("read the name from stdin: %w", err)
+	}
+	if err != nil {
+		fmt.Fprintln(a.stderr)
+	}
+	if typed := strings.TrimSpace(line); typed != ns.GetName() {
+		return usagef("%q was typed, want %q; scripts give --yes %s", typed, ns.GetName(), ns.GetName())
+	}
+	return nil
+}
+
+// deletingText says what a namespace that is being deleted waits for, "" if it is gone.
+func deletingText(st *dirpb.StatusReply, id uint32) string {
+	for _, ns := range st.GetMap().GetNamespaces() {
+		if ns.GetId() != id {
+			continue
+		}
+		fencing := 0
+		for _, s := range st.GetSessions() {
+			if s.GetNamespace() == ns.GetName() {
+				fencing++
+			}
+		}
+		return fmt.Sprintf("%s waits for %d sessions to be fenced", ns.GetName(), fencing)
+	}
+	return ""
+}
+
+// namespacesText lists the namespaces, and what those wait for that are being deleted.
+func namespacesText(st *dirpb.StatusReply) string {
+	return strings.Join(mapTo(st.GetMap().GetNamespaces(), func(ns *dirpb.Namespace) string {
+		if ns.GetDeleting() {
+			return fmt.Sprintf("%s (being deleted: %s)", ns.GetName(), strings.TrimPrefix(deletingText(st, ns.GetId()), ns.GetName()+" "))
+		}
+		return ns.GetName()
+	}), ", ")
+}
