@@ -249,7 +249,7 @@ func (a *app) addNode(ctx context.Context, b backend, name string, patient time.
 	case errors.Is(err, late):
 		return &exitError{exitUnavailable, fmt.Errorf("memory node %q is down; is `kvd memnode --name %s` running?", name, name)}
 	case err != nil:
-		return err
+		return &exitError{exitCode(err), fmt.Errorf("while waiting for %q to be up, nothing was rebalanced: %w", name, err)}
 	}
 	for _, ns := range namespaces {
 		if err := a.rebalance(ctx, b, ns, wait); err != nil {

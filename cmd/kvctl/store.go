@@ -74,6 +74,10 @@ func openRemote(a *app) (backend, error) {
 			}
 		}
 	}
+	vo := verbs.Options{Device: a.rdmaDevice}
+	if err := vo.Validate(); err != nil {
+		return nil, usagef("--rdma-device: %w", err)
+	}
 	var devices []*rdma.Device
 	if a.provider == "" {
 		devices, err = providers.OpenAll(a.providerOptions(cfg))
@@ -224,7 +228,7 @@ func clusterStatus(ctx context.Context, b backend) (rep *dirpb.StatusReply, err 
 		rep, err = d.Status(ctx, &dirpb.StatusRequest{})
 		return err
 	})
-	return rep, err
+	return rep, dirclient.NoEffect(err)
 }
 
 // namespaceOf finds a namespace by name in a map.
