@@ -308,6 +308,7 @@ func (a *app) root() *cobra.Command {
 	} else {
 		root.AddCommand(a.shell.commands(a)...)
 	}
+	root.SetVersionTemplate(buildinfo.Line("kvctl", version) + "\n")
 	root.SetHelpCommand(a.helpCommand())
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout) // the completion command keeps it

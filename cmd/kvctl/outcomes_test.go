@@ -35,7 +35,7 @@ func TestUsage(t *testing.T) {
 			t.Errorf("kvctl %s: %+v", line, r)
 		}
 	}
-	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash"} {
+	for _, line := range []string{"help", "help namespace create", "namespace", "completion", "completion bash", "version", "--version", "-o json version"} {
 		if r := e.run("", strings.Fields(line)...); r.code != exitOK || r.stdout == "" {
 			t.Errorf("kvctl %s: exit %d, %q", line, r.code, r.stderr)
 		}
