@@ -163,15 +163,17 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 		if o.cleanup {
 			err = errors.Join(err, b.cleanup(context.WithoutCancel(ctx)))
 		}
-		interrupted := err != nil && ctx.Err() != nil
-		if err != nil && !interrupted {
-			return err
-		}
 		rep.Seconds, rep.Providers = seconds, after.Connections
 		rep.Operations = report(threads, seconds)
 		total := 0.0
 		for _, r := range rep.Operations {
 			total += float64(r.Count)
+		}
+		if err != nil {
+			err = partly(total > 0, err, "after %.0f operations", total)
+			if ctx.Err() == nil {
+				return err
+			}
 		}
 		rep.PerSecond = total / seconds
 		var rounds uint64
@@ -185,8 +187,8 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 		if e := a.printBench(&rep); e != nil {
 			return e
 		}
-		if interrupted {
-			return partly(true, err, "after %.0f operations", total)
+		if err != nil { // it was interrupted
+			return err
 		}
 		return b.failure()
 	})
@@ -246,7 +248,7 @@ func (b *bench) failure() error {
 	if b.fail.n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d operations failed, the first: %w", b.fail.n, b.fail.first)
+	return &exitError{exitCode(b.fail.first), fmt.Errorf("%d operations failed, the first: %w", b.fail.n, b.fail.first)}
 }
 
 func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b.o.prefix...), n) }
