@@ -213,15 +213,11 @@ func (l *ledger) verify(tb testing.TB, w *world) {
 func scan(tb testing.TB, c *client.Client) map[string]int {
 	tb.Helper()
 	found := make(map[string]int)
-	for cur := (client.Cursor{}); !cur.Done; {
-		var kvs []client.KV
-		var err error
-		if kvs, cur, err = c.Scan(tb.Context(), cur, client.ScanOptions{Count: 1024, KeysOnly: true}); err != nil {
+	for kv, err := range c.Scan(tb.Context(), client.ScanOptions{KeysOnly: true}) {
+		if err != nil {
 			tb.Fatal(err)
 		}
-		for _, kv := range kvs {
-			found[string(kv.Key)]++
-		}
+		found[string(kv.Key)]++
 	}
 	return found
 }

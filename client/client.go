@@ -19,6 +19,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"iter"
 	"log/slog"
 	"time"
 
@@ -138,7 +139,7 @@ type PutOptions struct {
 	Flags uint32
 }
 
-// KV is one pair of a MultiPut, or of a Scan's answer.
+// KV is one pair of a MultiPut, or of a Scan.
 type KV struct {
 	Key   []byte
 	Value []byte
@@ -165,9 +166,15 @@ type Cursor struct {
 	Done    bool
 }
 
-// ScanOptions qualify a Scan page.
+// ScanOptions qualify a Scan.
 type ScanOptions struct {
-	// Count is about how many pairs to return. Default 256.
+	// Cursor, if not nil, is where the scan begins. The scan moves it on: once the loop
+	// has ended, by itself, with an error or by a break, the next scan from there gives
+	// everything that this one did not, and perhaps some pairs again. Default: a cursor
+	// of the scan's own, at the start.
+	Cursor *Cursor
+	// Count, if not 0, ends the scan after about so many pairs, at a place that a cursor
+	// can name.
 	Count int
 	// Match, if not nil, selects keys.
 	Match func(key []byte) bool
@@ -192,7 +199,7 @@ type API interface {
 	MultiGet(ctx context.Context, keys [][]byte) []Result
 	MultiPut(ctx context.Context, pairs []KV) []Result
 	MultiDelete(ctx context.Context, keys [][]byte) []Result
-	Scan(ctx context.Context, c Cursor, o ScanOptions) ([]KV, Cursor, error)
+	Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error]
 	Update(ctx context.Context, key []byte, f UpdateFunc) (version uint64, err error)
 	Do(ctx context.Context, ops []Op)
 	GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error)

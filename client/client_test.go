@@ -191,16 +191,32 @@ func TestManyKeysAndScan(t *testing.T) {
 			}
 		}
 		seen := map[string]int{}
-		var cur client.Cursor
-		for !cur.Done {
-			page, next, err := c.Scan(ctx, cur, client.ScanOptions{})
+		for kv, err := range c.Scan(ctx, client.ScanOptions{}) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, kv := range page {
-				seen[string(kv.Key)]++
+			seen[string(kv.Key)]++
+		}
+		// A scan that is left goes on from its cursor, and leaves out nothing.
+		var cur client.Cursor
+		resumed := map[string]bool{}
+		for loops := 0; !cur.Done; loops++ {
+			at, left := cur, len(resumed)
+			for kv, err := range c.Scan(ctx, client.ScanOptions{Cursor: &cur, KeysOnly: true}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if cur != at && len(resumed) > left {
+					break // behind the first page that has any
+				}
+				resumed[string(kv.Key)] = true
 			}
-			cur = next
+			if loops > n {
+				t.Fatalf("a scan does not get on from %+v", cur)
+			}
+		}
+		if len(resumed) != n {
+			t.Fatalf("a scan that was left again and again gave %d keys, want %d", len(resumed), n)
 		}
 		for _, kv := range kvs {
 			if seen[string(kv.Key)] != 1 {
@@ -215,8 +231,12 @@ func TestManyKeysAndScan(t *testing.T) {
 				t.Fatalf("multi-delete %s: %v", keys[i], r.Err)
 			}
 		}
-		if page, cur, err := c.Scan(ctx, client.Cursor{}, client.ScanOptions{Count: 10}); err != nil || len(page) != 0 || !cur.Done {
-			t.Fatalf("scan of nothing: %d pairs, %+v, %v", len(page), cur, err)
+		cur = client.Cursor{}
+		for kv, err := range c.Scan(ctx, client.ScanOptions{Cursor: &cur, Count: 10}) {
+			t.Fatalf("scan of nothing: %+v, %v", kv, err)
+		}
+		if !cur.Done {
+			t.Fatalf("scan of nothing ends at %+v", cur)
 		}
 	})
 }

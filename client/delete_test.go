@@ -131,8 +131,10 @@ func TestNamespaceDeleted(t *testing.T) {
 				t.Errorf("one of many: %v", r.Err)
 			}
 		}
-		if _, _, err := c.Scan(short, client.Cursor{}, client.ScanOptions{}); !errors.Is(err, client.ErrNoNamespace) {
-			t.Errorf("scan: %v", err)
+		for kv, err := range c.Scan(short, client.ScanOptions{}) {
+			if !errors.Is(err, client.ErrNoNamespace) {
+				t.Errorf("scan: %q, %v", kv.Key, err)
+			}
 		}
 
 		if _, err := dir.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, BytesPerNode: 32 << 20}); err != nil {

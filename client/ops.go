@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -736,39 +737,51 @@ func (c *Client) batch(ctx context.Context, n int, fill func(*Op, int)) []Result
 
 // ---- scan --------------------------------------------------------------------
 
-// Scan returns about o.Count pairs from cur on and where to go on. Every key
-// that is present throughout a scan (from the zero Cursor to Done) is returned
-// at least once; a key that changes or moves meanwhile may be returned twice. Order is
-// that of hashes.
-func (c *Client) Scan(ctx context.Context, cur Cursor, o ScanOptions) ([]KV, Cursor, error) {
-	o.Count = cmp.Or(o.Count, 256)
-	if o.Count < 0 {
-		return nil, cur, fmt.Errorf("%w: Count %d, want > 0", ErrInvalid, o.Count)
+// Scan gives every pair from o.Cursor on. Every key that is present throughout a scan
+// from the zero Cursor to its end is given at least once; a key that changes or moves
+// meanwhile may be given twice. Order is that of hashes. An error is the last that it
+// gives, with a zero KV. Pairs are read about 200 at a time, while the loop asks for them;
+// each stays the caller's.
+func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
+	return func(yield func(KV, error) bool) {
+		if o.Count < 0 {
+			yield(KV{}, fmt.Errorf("%w: Count %d, want >= 0", ErrInvalid, o.Count))
+			return
+		}
+		cur := o.Cursor
+		if cur == nil {
+			cur = new(Cursor)
+		}
+		given, until := 0, int64(0)
+		for !cur.Done && (o.Count == 0 || given < o.Count) {
+			page, next, err := c.scanPage(ctx, *cur, o)
+			if err != nil && retryable(err) && c.patient(&until) {
+				if err = c.pause(ctx); err == nil {
+					continue
+				}
+			}
+			if err != nil {
+				yield(KV{}, err)
+				return
+			}
+			for _, kv := range page {
+				if !yield(kv, nil) {
+					return
+				}
+			}
+			given += len(page)
+			*cur, until = next, 0
+		}
 	}
-	var out []KV
-	for until := int64(0); !cur.Done && len(out) < o.Count; {
-		next, err := c.scanPage(ctx, cur, o, &out)
-		if err != nil && retryable(err) && c.patient(&until) {
-			err = c.pause(ctx)
-			next = cur
-		}
-		if err != nil {
-			return out, cur, err
-		}
-		if next != cur {
-			until = 0
-		}
-		cur = next
-	}
-	return out, cur, nil
 }
 
 const scanPageBytes = 1 << 20
 
-func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[]KV) (Cursor, error) {
+// scanPage gives what stands at cur, and what is behind it.
+func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs []KV, _ Cursor, _ error) {
 	s, err := c.live(ctx)
 	if err != nil {
-		return cur, err
+		return nil, cur, err
 	}
 	var long [][]byte
 	next := cur
@@ -776,7 +789,6 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 		op.ScanExpired = o.Expired
 		op.Hash, op.ScanCluster, op.ScanShard, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Shard, cur.Slot, scanPageBytes
 	}}
-	var kvs []KV
 	req.take = func(_ *call, op *index.Op) {
 		for i := range op.Found {
 			r := &op.Found[i]
@@ -805,8 +817,8 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 			next.Cluster, next.Shard, next.Slot = cur.Cluster+1, 0, 0
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return cur, context.Cause(ctx)
+	if ctx.Err() != nil {
+		return nil, cur, context.Cause(ctx)
 	}
 	end := func() {}
 	if c.o.Events != nil {
@@ -817,20 +829,19 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 		req.err = c.public(s, &req)
 	}
 	if end(); req.err != nil {
-		return cur, req.err
+		return nil, cur, req.err
 	}
-	*out = append(*out, kvs...)
 	for _, k := range long { // values in chunks come by Get
 		it, err := c.Get(ctx, k)
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
 		if err != nil {
-			return cur, err
+			return nil, cur, err
 		}
-		*out = append(*out, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags})
+		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags})
 	}
-	return next, nil
+	return kvs, next, nil
 }
 
 // nextShard is the left-aligned prefix behind the shard that covers prefix; 0

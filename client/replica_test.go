@@ -154,15 +154,11 @@ func TestGrow(t *testing.T) {
 				}
 			}
 			found := map[string]bool{}
-			for cur := (client.Cursor{}); !cur.Done; {
-				page, next, err := fresh.Scan(ctx, cur, client.ScanOptions{})
+			for kv, err := range fresh.Scan(ctx, client.ScanOptions{}) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, kv := range page {
-					found[string(kv.Key)] = true
-				}
-				cur = next
+				found[string(kv.Key)] = true
 			}
 			for i := range keys {
 				if k := fmt.Sprintf("k%d", i); !found[k] {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -782,7 +783,7 @@ func TestDirectoryOutage(t *testing.T) {
 		"delete": func() error { return c.Delete(ctx, []byte("k")) },
 		"incr":   func() error { _, err := c.Incr(ctx, []byte("n"), 1); return err },
 		"multi":  func() error { return c.MultiGet(ctx, [][]byte{[]byte("k")})[0].Err },
-		"scan":   func() error { _, _, err := c.Scan(ctx, client.Cursor{}, client.ScanOptions{}); return err },
+		"scan":   func() error { return scanned(c.Scan(ctx, client.ScanOptions{})) },
 	} {
 		begin := time.Now()
 		err := op()
@@ -1202,7 +1203,7 @@ func TestCorruptBytes(t *testing.T) {
 				if err == nil && strings.HasPrefix(what, "record") {
 					t.Errorf("%s, %s: not noticed", k, what)
 				}
-				if _, _, err := c.Scan(ctx, client.Cursor{}, client.ScanOptions{KeysOnly: true}); err != nil && !errors.As(err, &bad) {
+				if err := scanned(c.Scan(ctx, client.ScanOptions{Count: 256, KeysOnly: true})); err != nil && !errors.As(err, &bad) {
 					t.Errorf("scan, %s, %s: %v", k, what, err)
 				}
 			}
@@ -1285,16 +1286,13 @@ func TestGarbageIndex(t *testing.T) {
 			x.set(loc.PG, loc.Home+off, w)
 		}
 		for what, op := range map[string]func() error{
-			"get": func() error { _, err := c.Get(ctx, k); return err },
-			"put": func() error { _, err := c.Put(ctx, k, k, client.PutOptions{}); return err },
-			"add": func() error { _, err := c.PutIfAbsent(ctx, k, k, client.PutOptions{}); return err },
-			"cas": func() error { _, err := c.CompareAndSwap(ctx, k, 1, k, client.PutOptions{}); return err },
-			"del": func() error { return c.Delete(ctx, k) },
-			"inc": func() error { _, err := c.Incr(ctx, k, 1); return err },
-			"scan": func() error {
-				_, _, err := c.Scan(ctx, client.Cursor{Prefix: 0}, client.ScanOptions{Count: 1 << 20})
-				return err
-			},
+			"get":  func() error { _, err := c.Get(ctx, k); return err },
+			"put":  func() error { _, err := c.Put(ctx, k, k, client.PutOptions{}); return err },
+			"add":  func() error { _, err := c.PutIfAbsent(ctx, k, k, client.PutOptions{}); return err },
+			"cas":  func() error { _, err := c.CompareAndSwap(ctx, k, 1, k, client.PutOptions{}); return err },
+			"del":  func() error { return c.Delete(ctx, k) },
+			"inc":  func() error { _, err := c.Incr(ctx, k, 1); return err },
+			"scan": func() error { return scanned(c.Scan(ctx, client.ScanOptions{})) },
 		} {
 			begin := time.Now()
 			err := op()
@@ -1423,4 +1421,14 @@ func TestCloseUnderLoad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// scanned is the error that ends a scan.
+func scanned(kvs iter.Seq2[client.KV, error]) error {
+	for _, err := range kvs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/session"
@@ -73,7 +74,8 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		if status.Code(err) == codes.NotFound {
 			return nil, fmt.Errorf("%w %q", ErrNoNamespace, c.o.Namespace)
 		}
-		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, err)
+		// A session that was opened unheard dies by itself; no operation has begun.
+		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, dirclient.NoEffect(err))
 	}
 	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)

@@ -13,12 +13,12 @@ package clienttest
 
 import (
 	"bytes"
-	"cmp"
 	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -527,27 +527,36 @@ func (s *Store) multi(ctx context.Context, n int, get func(int) (client.Op, erro
 	return res
 }
 
-// Scan is as in client.API.
-func (s *Store) Scan(ctx context.Context, cur client.Cursor, o client.ScanOptions) ([]client.KV, client.Cursor, error) {
-	o.Count = cmp.Or(o.Count, 256)
-	if o.Count < 0 {
-		return nil, cur, fmt.Errorf("%w: Count %d, want > 0", client.ErrInvalid, o.Count)
+// Scan is as in client.API. The hook hears of a scan once, when its loop begins.
+func (s *Store) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[client.KV, error] {
+	return func(yield func(client.KV, error) bool) {
+		if o.Count < 0 {
+			yield(client.KV{}, fmt.Errorf("%w: Count %d, want >= 0", client.ErrInvalid, o.Count))
+			return
+		}
+		if _, fault := s.ask(ctx, &client.Op{}); fault != nil {
+			yield(client.KV{}, fault)
+			return
+		}
+		cur := o.Cursor
+		if cur == nil {
+			cur = new(client.Cursor)
+		}
+		for given := 0; !cur.Done && (o.Count == 0 || given < o.Count); {
+			if ctx.Err() != nil {
+				yield(client.KV{}, context.Cause(ctx))
+				return
+			}
+			b := int(cur.Prefix >> (64 - bucketBits))
+			for _, kv := range s.scanBucket(b, o) {
+				if !yield(kv, nil) {
+					return
+				}
+				given++
+			}
+			*cur = client.Cursor{Prefix: uint64(b+1) << (64 - bucketBits), Done: b+1 == numBuckets}
+		}
 	}
-	applied, fault := s.ask(ctx, &client.Op{})
-	if fault != nil && !applied {
-		return nil, cur, fault
-	}
-	var out []client.KV
-	from := cur
-	for !cur.Done && len(out) < o.Count {
-		b := int(cur.Prefix >> (64 - bucketBits))
-		out = append(out, s.scanBucket(b, o)...)
-		cur = client.Cursor{Prefix: uint64(b+1) << (64 - bucketBits), Done: b+1 == numBuckets}
-	}
-	if fault != nil {
-		return nil, from, fault
-	}
-	return out, cur, nil
 }
 
 func (s *Store) scanBucket(b int, o client.ScanOptions) []client.KV {

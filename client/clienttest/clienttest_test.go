@@ -142,8 +142,9 @@ func TestFail(t *testing.T) {
 	for _, r := range s.MultiDelete(ctx, [][]byte{[]byte("x"), []byte("y")}) {
 		wantErr(t, r.Err, client.ErrUnknownOutcome)
 	}
-	_, _, err = s.Scan(ctx, client.Cursor{}, client.ScanOptions{})
-	wantErr(t, err, boom)
+	for _, err := range s.Scan(ctx, client.ScanOptions{}) {
+		wantErr(t, err, boom)
+	}
 	_, err = s.Count(ctx)
 	wantErr(t, err, boom)
 	s.Fail(nil)
@@ -197,8 +198,10 @@ func TestConcurrent(t *testing.T) {
 				if _, err := s.PutIfAbsent(ctx, fmt.Appendf(nil, "k%d", i), nil, client.PutOptions{}); err == nil {
 					won.Add(1)
 				}
-				if _, _, err := s.Scan(ctx, client.Cursor{}, client.ScanOptions{}); err != nil {
-					t.Error(err)
+				for _, err := range s.Scan(ctx, client.ScanOptions{}) {
+					if err != nil {
+						t.Error(err)
+					}
 				}
 			}
 		})
@@ -222,11 +225,10 @@ func TestScan(t *testing.T) {
 	seen := map[string]bool{}
 	pages := 0
 	for c := (client.Cursor{}); !c.Done; pages++ {
-		kvs, next, err := s.Scan(ctx, c, client.ScanOptions{Count: 100, Match: func(k []byte) bool { return k[0] == 's' }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, kv := range kvs {
+		for kv, err := range s.Scan(ctx, client.ScanOptions{Cursor: &c, Count: 100, Match: func(k []byte) bool { return k[0] == 's' }}) {
+			if err != nil {
+				t.Fatal(err)
+			}
 			seen[string(kv.Key)] = true
 			if "stay"+string(kv.Value) != string(kv.Key) || kv.Flags != 3 || kv.Version == 0 {
 				t.Fatalf("%+v", kv)
@@ -239,7 +241,6 @@ func TestScan(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c = next
 	}
 	if len(seen) != n || pages < n/200 {
 		t.Fatalf("%d of %d keys in %d pages", len(seen), n, pages)
@@ -470,14 +471,13 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 	// Order and pages are the store's own.
 	found := map[string]answer{}
 	for c := (client.Cursor{}); !c.Done; {
-		kvs, next, err := p.api.Scan(ctx, c, o)
-		if err != nil {
-			return "scan", []answer{{class: classOf(err)}}
-		}
-		for _, kv := range kvs {
+		o.Cursor = &c
+		for kv, err := range p.api.Scan(ctx, o) {
+			if err != nil {
+				return "scan", []answer{{class: classOf(err)}}
+			}
 			found[string(kv.Key)] = answer{class: string(kv.Key), value: string(kv.Value), flags: kv.Flags, expires: kv.Expires, version: kv.Version}
 		}
-		c = next
 	}
 	for i := range 24 {
 		if a, ok := found[fmt.Sprintf("key%d", i)]; ok {

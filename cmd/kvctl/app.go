@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/providers"
 )
@@ -40,13 +42,15 @@ const (
 	exitUnavailable = 3
 	exitUnknown     = 4 // it may have happened
 	exitOther       = 5 // a local file, corrupt bytes
+	exitInterrupted = 130
 )
 
 const longHelp = `kvctl reads, writes and inspects a kvd store.
 
 Exit status: 0 done or found; 1 not found, a condition failed, or a check found
 something; 2 wrong usage; 3 the store is unavailable or full; 4 unknown outcome:
-it may have happened; 5 anything else, such as a local file.
+it may have happened; 5 anything else, such as a local file; 130 interrupted, by
+Ctrl-C or SIGTERM.
 
 Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
 KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs on stderr what nobody waits for.`
@@ -75,9 +79,12 @@ type app struct {
 	backend func(*app) (backend, error)
 	// self is the command line that starts this program again.
 	self func() ([]string, error)
-	// started is set once the command line has been understood.
+	// started is set once the command line has been understood: what fails before that is
+	// wrong usage.
 	started bool
-	now     func() time.Time
+	// verb is the command that runs, without kvctl.
+	verb string
+	now  func() time.Time
 	// ctx ends with the process, but not when the user interrupts a command.
 	ctx  context.Context
 	stop func() // listening for interrupts
@@ -105,9 +112,6 @@ func (a *app) run(ctx context.Context, args []string) int {
 	defer func() { a.stop() }()
 	root := a.root()
 	root.SetArgs(args)
-	root.SetIn(a.stdin)
-	root.SetOut(a.stdout)
-	root.SetErr(a.stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if e := out.Flush(); e != nil && err == nil {
 		err = fmt.Errorf("write stdout: %w", e)
@@ -118,15 +122,19 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if !a.started && !errors.As(err, new(*exitError)) {
 		err = usageError(err)
 	}
+	code := exitCode(err)
+	if code == exitUnavailable && cmd.Context() != nil && cmd.Context().Err() != nil {
+		code = exitInterrupted // it is the user who did not wait, not the store that is away
+	}
 	if msg := err.Error(); msg != "" {
 		name := strings.TrimPrefix(cmd.CommandPath(), "kvctl ")
 		if cmd == root {
 			fmt.Fprintf(a.stderr, "kvctl: %s\n", oneLine(msg))
 		} else {
-			fmt.Fprintf(a.stderr, "kvctl %s: %s%s\n", name, oneLine(msg), happened(cmd, err))
+			fmt.Fprintf(a.stderr, "kvctl %s: %s%s\n", name, oneLine(msg), happened(cmd, err, code))
 		}
 	}
-	return exitCode(err)
+	return code
 }
 
 // output is stdout; commands that print raw bytes ask whether it is a terminal.
@@ -161,17 +169,27 @@ func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), 
 // writes marks the commands whose errors must tell whether they happened.
 const writes = "writes"
 
-// happened says what an error leaves open to somebody who ran cmd.
-func happened(cmd *cobra.Command, err error) string {
-	switch exitCode(err) {
+// happened says what an error leaves open to somebody who ran cmd. One that has a status
+// of its own has told what was done.
+func happened(cmd *cobra.Command, err error, code int) string {
+	switch code {
 	case exitUnknown:
 		return " (it may have happened)"
-	case exitUnavailable, exitOther:
+	case exitUnavailable, exitOther, exitInterrupted:
 		if _, ok := cmd.Annotations[writes]; ok && !errors.As(err, new(*exitError)) {
 			return " (it did not happen)"
 		}
 	}
 	return ""
+}
+
+// partly is the error of a command that had done some of its work, which format tells.
+// Where that is nothing, err is as it is.
+func partly(done bool, err error, format string, args ...any) error {
+	if !done {
+		return err
+	}
+	return &exitError{exitCode(err), fmt.Errorf(format+": %w", append(args, err)...)}
 }
 
 // exitError carries an exit status; with an empty text nothing is printed.
@@ -238,6 +256,7 @@ func exitCode(err error) int {
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kvctl",
+		Version:       buildinfo.Version(version),
 		Short:         "Use and inspect a kvd store",
 		Long:          longHelp,
 		SilenceErrors: true,
@@ -250,10 +269,7 @@ func (a *app) root() *cobra.Command {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt)
 			context.AfterFunc(ctx, stop) // a second one ends the process at once
 			cmd.SetContext(ctx)
-			a.stop = stop
-			if f, ok := a.stdin.(*os.File); ok && a.shell != nil {
-				a.stdin = &terminalInput{f, ctx}
-			}
+			a.stop, a.verb = stop, strings.TrimPrefix(cmd.CommandPath(), "kvctl ")
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -286,13 +302,79 @@ func (a *app) root() *cobra.Command {
 	a.addClusterCommands(root)
 	root.AddCommand(a.costCommand(), a.perfCommand(), a.benchCommand(), a.latencyCommand(), a.bigkeysCommand(), a.hotkeysCommand(),
 		a.dumpCommand(), a.checkCommand(), a.doctorCommand())
+	root.AddCommand(a.versionCommand())
 	if a.shell == nil {
 		root.AddCommand(a.shellCommand())
 	} else {
 		root.AddCommand(a.shell.commands(a)...)
 	}
+	root.SetVersionTemplate(buildinfo.Line("kvctl", version) + "\n")
+	root.SetHelpCommand(a.helpCommand())
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout) // the completion command keeps it
+	root.SetErr(a.stderr)
+	root.InitDefaultCompletionCmd()
+	a.checked(root)
 	return root
 }
+
+// checked has every command below c start only when cobra has nothing more to say about
+// its command line. A group of commands takes no arguments.
+func (a *app) checked(c *cobra.Command) {
+	if run := c.RunE; run != nil {
+		c.RunE = func(cmd *cobra.Command, args []string) error {
+			a.started = true
+			return run(cmd, args)
+		}
+	} else if c.Run == nil && c.HasParent() {
+		c.Args = cobra.NoArgs
+		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
+	for _, sub := range c.Commands() {
+		a.checked(sub)
+	}
+}
+
+func (a *app) helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Explain a command",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			c, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return mapTo(c.Commands(), (*cobra.Command).Name), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return usagef("no command %q (kvctl help lists them)", strings.Join(args, " "))
+			}
+			c.InitDefaultHelpFlag()
+			return c.Help()
+		},
+	}
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version of kvctl",
+		Args:    cobra.NoArgs,
+		GroupID: "tools",
+		RunE: func(*cobra.Command, []string) error {
+			if a.json() {
+				return a.printJSON(map[string]any{"version": buildinfo.Version(version), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
+			}
+			_, err := fmt.Fprintln(a.stdout, buildinfo.Line("kvctl", version))
+			return err
+		},
+	}
+}
+
+// version is set when a release is linked.
+var version = ""
 
 // start completes the flags from the environment and checks them.
 func (a *app) start(cmd *cobra.Command, _ []string) error {
@@ -317,7 +399,6 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 	case a.tlsCert != "" && a.tlsCA == "":
 		return usagef("--tls-cert: want --tls-ca as well")
 	}
-	a.started = true
 	return nil
 }
 
@@ -338,8 +419,9 @@ func (a *app) key(s string) ([]byte, error) {
 	return k, nil
 }
 
-// keys decodes args, or lines of stdin if there are none.
-func (a *app) keys(args []string) ([][]byte, error) {
+// keys decodes args, or lines of stdin if there are none: those that scan prints, so one
+// that begins with a quote is quoted.
+func (a *app) keys(ctx context.Context, args []string) ([][]byte, error) {
 	var out [][]byte
 	for _, s := range args {
 		k, err := a.key(s)
@@ -351,15 +433,23 @@ func (a *app) keys(args []string) ([][]byte, error) {
 	if len(args) > 0 {
 		return out, nil
 	}
-	sc := bufio.NewScanner(a.stdin)
-	sc.Buffer(nil, 2*client.MaxKeyLen+2)
-	for sc.Scan() {
-		if sc.Text() == "" {
+	sc := bufio.NewScanner(a.input(ctx, "keys, one a line,"))
+	sc.Buffer(nil, maxQuoted+2)
+	for n := 1; sc.Scan(); n++ {
+		line := sc.Text()
+		if line == "" {
 			continue
 		}
-		k, err := a.key(sc.Text())
+		if !a.hex && line[0] == '"' {
+			q, err := strconv.Unquote(line)
+			if err != nil {
+				return nil, usagef("line %d: %.80s: it begins with a quote, so it must be quoted as scan does", n, line)
+			}
+			line = q
+		}
+		k, err := a.key(line)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
 		out = append(out, k)
 	}
@@ -369,12 +459,15 @@ func (a *app) keys(args []string) ([][]byte, error) {
 	return out, nil
 }
 
+// maxQuoted bounds a key as scan prints it: every byte may be quoted \xHH.
+const maxQuoted = 4*client.MaxKeyLen + 2
+
 // value takes the value at args[i]; "-" or none reads stdin.
-func (a *app) value(args []string, i int) ([]byte, error) {
+func (a *app) value(ctx context.Context, args []string, i int) ([]byte, error) {
 	if i < len(args) && args[i] != "-" {
 		return []byte(args[i]), nil
 	}
-	b, err := io.ReadAll(io.LimitReader(a.stdin, client.MaxValueLen+1))
+	b, err := io.ReadAll(io.LimitReader(a.input(ctx, "the value"), client.MaxValueLen+1))
 	if err != nil {
 		return nil, fmt.Errorf("read value from stdin: %w", err)
 	}
@@ -384,7 +477,7 @@ func (a *app) value(args []string, i int) ([]byte, error) {
 	return b, nil
 }
 
-// show prints a key or value for people: itself if printable, else quoted.
+// show prints a key for people and for keys: itself if printable, else quoted.
 func (a *app) show(b []byte) string {
 	if a.hex {
 		return hex.EncodeToString(b)
@@ -394,7 +487,7 @@ func (a *app) show(b []byte) string {
 
 func printable(b []byte) string {
 	s := string(b)
-	if s != "" && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
+	if s != "" && s[0] != '"' && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
 		return s
 	}
 	return strconv.Quote(s)

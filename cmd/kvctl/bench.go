@@ -147,8 +147,12 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 		}
 		if !o.noLoad {
 			begin := time.Now()
-			if err := b.load(ctx); err != nil {
-				return fmt.Errorf("load: %w", err)
+			if loaded, err := b.load(ctx); err != nil {
+				err = fmt.Errorf("load: %w", partly(loaded > 0, err, "after %d of %d records", loaded, o.records))
+				if o.cleanup {
+					err = errors.Join(err, b.cleanup(context.WithoutCancel(ctx)))
+				}
+				return err
 			}
 			rep.LoadSeconds = time.Since(begin).Seconds()
 			rep.LoadPerSec = float64(o.records) / rep.LoadSeconds
@@ -159,14 +163,17 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 		if o.cleanup {
 			err = errors.Join(err, b.cleanup(context.WithoutCancel(ctx)))
 		}
-		if err != nil {
-			return err
-		}
 		rep.Seconds, rep.Providers = seconds, after.Connections
 		rep.Operations = report(threads, seconds)
 		total := 0.0
 		for _, r := range rep.Operations {
 			total += float64(r.Count)
+		}
+		if err != nil {
+			err = partly(total > 0, err, "after %.0f operations", total)
+			if ctx.Err() == nil {
+				return err
+			}
 		}
 		rep.PerSecond = total / seconds
 		var rounds uint64
@@ -177,7 +184,10 @@ func (a *app) bench(ctx context.Context, o *benchOptions) error {
 			rep.RTTPerOp = float64(rounds) / total
 			rep.VerbsPerOp = float64(after.Verbs.Total()-before.Verbs.Total()) / total
 		}
-		if err := a.printBench(&rep); err != nil {
+		if e := a.printBench(&rep); e != nil {
+			return e
+		}
+		if err != nil { // it was interrupted
 			return err
 		}
 		return b.failure()
@@ -238,7 +248,7 @@ func (b *bench) failure() error {
 	if b.fail.n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d operations failed, the first: %w", b.fail.n, b.fail.first)
+	return &exitError{exitCode(b.fail.first), fmt.Errorf("%d operations failed, the first: %w", b.fail.n, b.fail.first)}
 }
 
 func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b.o.prefix...), n) }
@@ -258,10 +268,11 @@ func step(bar *progressbar.ProgressBar, n int) {
 	}
 }
 
-// ranges gives every thread consecutive blocks of the records.
-func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx context.Context, lo, hi uint64) error) error {
+// ranges gives every thread consecutive blocks of the records, and returns how many were
+// done.
+func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx context.Context, lo, hi uint64) error) (uint64, error) {
 	bar := b.progress(what, int64(b.o.records))
-	var next atomic.Uint64
+	var next, done atomic.Uint64
 	c := newCrew(ctx)
 	c.run(b.o.threads, func(ctx context.Context) error {
 		for {
@@ -276,6 +287,7 @@ func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx 
 			if err := fn(ctx, lo, hi); err != nil {
 				return err
 			}
+			done.Add(hi - lo)
 			step(bar, int(hi-lo))
 		}
 	})
@@ -283,13 +295,13 @@ func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx 
 	if bar != nil {
 		_ = bar.Finish()
 	}
-	return err
+	return done.Load(), err
 }
 
 // block is how many records go into one call outside the measured run.
 func (b *bench) block() int { return min(max(4<<20/max(b.o.valueSize, 1), 1), 256) }
 
-func (b *bench) load(ctx context.Context) error {
+func (b *bench) load(ctx context.Context) (records uint64, err error) {
 	return b.ranges(ctx, "load", b.block(), func(ctx context.Context, lo, hi uint64) error {
 		pairs := make([]client.KV, 0, hi-lo)
 		for n := lo; n < hi; n++ {
@@ -308,7 +320,7 @@ func (b *bench) load(ctx context.Context) error {
 
 func (b *bench) cleanup(ctx context.Context) error {
 	b.o.records = max(b.o.records, b.keys.End())
-	return b.ranges(ctx, "cleanup", 256, func(ctx context.Context, lo, hi uint64) error {
+	_, err := b.ranges(ctx, "cleanup", 256, func(ctx context.Context, lo, hi uint64) error {
 		var ks [][]byte
 		for n := lo; n < hi; n++ {
 			ks = append(ks, b.key(nil, n))
@@ -320,6 +332,7 @@ func (b *bench) cleanup(ctx context.Context) error {
 		}
 		return nil
 	})
+	return err
 }
 
 // randomValue is n bytes that do not compress.
@@ -478,7 +491,11 @@ func (t *benchThread) one(ctx context.Context, r ycsb.Request) error {
 			_, err = s.Put(ctx, t.key, t.newValue(), client.PutOptions{})
 		}
 	case ycsb.Scan:
-		_, t.cursor, err = s.Scan(ctx, t.cursor, client.ScanOptions{Count: r.ScanLen})
+		for _, err = range s.Scan(ctx, client.ScanOptions{Cursor: &t.cursor, Count: r.ScanLen}) {
+			if err != nil {
+				break
+			}
+		}
 		if t.cursor.Done {
 			t.cursor = client.Cursor{}
 		}

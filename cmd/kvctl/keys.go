@@ -24,7 +24,7 @@ func changes(c *cobra.Command) *cobra.Command {
 
 func (a *app) addKeyCommands(root *cobra.Command) {
 	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()),
-		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(),
+		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.flushCommand(),
 		changes(a.pipeCommand())} {
 		c.GroupID = "keys"
 		root.AddCommand(c)
@@ -41,7 +41,7 @@ func (a *app) about(k []byte, err error) error {
 
 func (a *app) printVersion(k []byte, version uint64) error {
 	if a.json() {
-		m := map[string]any{"version": version}
+		m := map[string]any{"version": versionText(version)}
 		a.setKey(m, "key", k)
 		return a.printJSON(m)
 	}
@@ -65,7 +65,7 @@ func (a *app) putCommand() *cobra.Command {
 			if o.TTL < 0 {
 				return usagef("--ttl %v: want > 0", o.TTL)
 			}
-			v, err := a.value(args, 1)
+			v, err := a.value(cmd.Context(), args, 1)
 			if err != nil {
 				return err
 			}
@@ -118,9 +118,13 @@ func (a *app) getCommand() *cobra.Command {
 	}
 }
 
+// versionText is a version in JSON: a string, since a number above 2^53 does not survive
+// most readers.
+func versionText(v uint64) string { return strconv.FormatUint(v, 10) }
+
 // item is a key's JSON object.
 func (a *app) item(k []byte, it client.Item) map[string]any {
-	m := map[string]any{"version": it.Version}
+	m := map[string]any{"version": versionText(it.Version)}
 	a.setKey(m, "key", k)
 	setBytes(m, "value", it.Value)
 	if it.Flags != 0 {
@@ -134,16 +138,33 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 
 func (a *app) delCommand() *cobra.Command {
 	var version uint64
+	var prefix string
 	c := &cobra.Command{
-		Use:               "del [KEY...]",
-		Short:             "Delete keys; without arguments, those on stdin, one a line",
+		Use:   "del [KEY...]",
+		Short: "Delete keys: those named, those on stdin, or all with a prefix",
+		Long: "Delete keys. Without arguments and --prefix, those on stdin, one a line, as scan prints\n" +
+			"them: kvctl scan --limit 0 | kvctl del deletes what scan lists, whatever is in a key.\n" +
+			"A line that begins with a quote is quoted as in Go. --prefix deletes every key that\n" +
+			"begins so, and prints how many they were.",
 		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ks, err := a.keys(args)
+			byVersion := cmd.Flags().Changed("version")
+			if cmd.Flags().Changed("prefix") {
+				p, err := a.key(prefix)
+				switch {
+				case err != nil:
+					return usagef("--prefix: %w", err)
+				case len(args) > 0, byVersion:
+					return usagef("--prefix: want no keys and no --version with it")
+				}
+				return a.with(cmd.Context(), sessionOptions{}, func(s store) error {
+					return a.erase(cmd.Context(), s, "del", matcher(p, ""))
+				})
+			}
+			ks, err := a.keys(cmd.Context(), args)
 			if err != nil {
 				return err
 			}
-			byVersion := cmd.Flags().Changed("version")
 			if byVersion && len(ks) != 1 {
 				return usagef("--version: want one key, not %d", len(ks))
 			}
@@ -173,10 +194,8 @@ func (a *app) delCommand() *cobra.Command {
 					}
 				}
 				switch {
-				case failed != nil && len(ks) > 1:
-					return fmt.Errorf("%d of %d keys deleted, then %w", deleted, len(ks), failed)
 				case failed != nil:
-					return failed
+					return partly(deleted > 0, failed, "after %d of %d keys were deleted", deleted, len(ks))
 				case missing == 1:
 					return a.about(firstMissing, client.ErrNotFound)
 				case missing > 1:
@@ -187,6 +206,7 @@ func (a *app) delCommand() *cobra.Command {
 		},
 	}
 	c.Flags().Uint64Var(&version, "version", 0, "only if the key has this version")
+	c.Flags().StringVar(&prefix, "prefix", "", "delete every key that begins with this")
 	return c
 }
 
@@ -209,7 +229,7 @@ func (a *app) casCommand() *cobra.Command {
 			if o.TTL < 0 {
 				return usagef("--ttl %v: want > 0", o.TTL)
 			}
-			v, err := a.value(args, 2)
+			v, err := a.value(cmd.Context(), args, 2)
 			if err != nil {
 				return err
 			}
@@ -316,10 +336,10 @@ func (a *app) mgetCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "mget [KEY...]",
 		Short:             "Print several keys; without arguments, those on stdin, one a line",
-		Long:              "Print several keys, fetched together. With -o json one object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any is\nmissing.",
+		Long:              "Print several keys, fetched together; stdin is as scan prints it. With -o json one object a line, in the\norder of the keys; a missing key has \"found\": false. Exit status 1 if any is\nmissing.",
 		ValidArgsFunction: a.completeKey(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ks, err := a.keys(args)
+			ks, err := a.keys(cmd.Context(), args)
 			if err != nil {
 				return err
 			}
@@ -378,7 +398,8 @@ func (a *app) scanCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "scan",
 		Short: "List keys, in no particular order",
-		Long: "List keys, in the order of their hashes: one a line, quoted if not printable.\n" +
+		Long: "List keys, in the order of their hashes: one a line, quoted as in Go if it is not\n" +
+			"printable or begins with a quote, so that del and mget read what scan prints.\n" +
 			"A key that is there all the time is listed; one that changes meanwhile may be\nlisted twice. With -o json one object a line.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -392,10 +413,10 @@ func (a *app) scanCommand() *cobra.Command {
 			return a.with(cmd.Context(), sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
 				var rows []row
 				left := limit
-				err := eachKey(cmd.Context(), s, matcher(p, pattern), !long, func(kv client.KV) (bool, error) {
+				err := eachKey(cmd.Context(), s, client.ScanOptions{KeysOnly: !long, Match: matcher(p, pattern)}, func(kv client.KV) (bool, error) {
 					switch {
 					case a.json():
-						m := map[string]any{"version": kv.Version}
+						m := map[string]any{"version": versionText(kv.Version)}
 						if long {
 							m = a.item(kv.Key, client.Item{Value: kv.Value, Version: kv.Version, Expires: kv.Expires, Flags: kv.Flags})
 						} else {
@@ -452,18 +473,21 @@ func matcher(prefix []byte, pattern string) func([]byte) bool {
 	return nil
 }
 
-// eachKey calls fn with every key that match selects, until fn returns false or
-// fails.
-func eachKey(ctx context.Context, s store, match func([]byte) bool, keysOnly bool, fn func(client.KV) (bool, error)) error {
-	o := client.ScanOptions{KeysOnly: keysOnly, Match: match}
-	for cur := (client.Cursor{}); !cur.Done; {
+// eachKey calls fn with every key that o selects, until fn returns false or fails.
+func eachKey(ctx context.Context, s store, o client.ScanOptions, fn func(client.KV) (bool, error)) error {
+	cur := client.Cursor{}
+	o.Cursor, o.Count = &cur, 256
+	for !cur.Done {
 		var kvs []client.KV
-		err := persist(ctx, func() (err error) {
-			var next client.Cursor
-			if kvs, next, err = s.Scan(ctx, cur, o); err == nil {
-				cur = next
+		// What fails is tried again from where the cursor stands.
+		err := persist(ctx, func() error {
+			for kv, err := range s.Scan(ctx, o) {
+				if err != nil {
+					return err
+				}
+				kvs = append(kvs, kv)
 			}
-			return err
+			return nil
 		})
 		if err != nil {
 			return fmt.Errorf("scan: %w", err)
@@ -506,7 +530,7 @@ func (a *app) completeKey(several bool) cobra.CompletionFunc {
 			}
 			return a.with(ctx, sessionOptions{Lanes: 1, ReadOnly: true}, func(s store) error {
 				// Match sees the keys one by one, also those before a time-out.
-				_, _, err := s.Scan(ctx, client.Cursor{}, client.ScanOptions{KeysOnly: true, Match: func(k []byte) bool {
+				for _, err := range s.Scan(ctx, client.ScanOptions{KeysOnly: true, Match: func(k []byte) bool {
 					text := string(k)
 					if a.hex {
 						text = hex.EncodeToString(k)
@@ -517,8 +541,10 @@ func (a *app) completeKey(several bool) cobra.CompletionFunc {
 						}
 					}
 					return false
-				}})
-				return err
+				}}) {
+					return err
+				}
+				return nil
 			})
 		})
 		return slices.Sorted(maps.Keys(found)), directive

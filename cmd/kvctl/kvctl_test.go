@@ -115,7 +115,7 @@ var volatile = []struct {
 }{
 	{regexp.MustCompile(`\b\d{18,20}\b`), "<version>"},
 	{regexp.MustCompile(`version \d+`), "version <version>"},
-	{regexp.MustCompile(`"version":\d+`), `"version":<version>`},
+	{regexp.MustCompile(`"version":"\d+"`), `"version":"<version>"`},
 	{regexp.MustCompile(`127\.0\.0\.1:\d\d+`), "<addr>"},
 	{regexp.MustCompile(`kvd-\d+`), "kvd-<n>"},
 	{regexp.MustCompile(`"seconds":[0-9.e-]+`), `"seconds":<s>`},

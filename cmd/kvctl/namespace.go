@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -147,7 +144,7 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 	}
 	ns := st.GetMap().GetNamespaces()[i]
 	if !sure {
-		if err := a.confirm(ctx, st, ns); err != nil {
+		if err := a.confirmDelete(ctx, st, ns); err != nil {
 			return err
 		}
 	}
@@ -179,8 +176,8 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 	return nil
 }
 
-// confirm has the user type the name of a namespace.
-func (a *app) confirm(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+// confirmDelete has the user type the name of a namespace.
+func (a *app) confirmDelete(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 	var live uint64
 	for _, m := range metrics.Memories(st) {
 		if m.Namespace == ns.GetName() {
@@ -193,26 +190,7 @@ func (a *app) confirm(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Name
 			sessions++
 		}
 	}
-	fmt.Fprintf(a.stderr, "This deletes namespace %q with all its keys: %s of records, %d sessions. Type its name to go on: ",
-		ns.GetName(), bytesText(live), sessions)
-	in := a.stdin
-	if f, ok := in.(*os.File); ok && isTerminal(f) {
-		in = &terminalInput{f, ctx} // which an interrupt ends
-	}
-	line, err := bufio.NewReader(in).ReadString('\n')
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case err != nil && !errors.Is(err, io.EOF):
-		return fmt.Errorf("read the name from stdin: %w", err)
-	}
-	if err != nil {
-		fmt.Fprintln(a.stderr)
-	}
-	if typed := strings.TrimSpace(line); typed != ns.GetName() {
-		return usagef("%q was typed, want %q; scripts give --yes %s", typed, ns.GetName(), ns.GetName())
-	}
-	return nil
+	return a.typed(ctx, ns.GetName(), fmt.Sprintf("This deletes namespace %q with all its keys: %s of records, %d sessions.", ns.GetName(), bytesText(live), sessions))
 }
 
 // deletingText says what a namespace that is being deleted waits for, "" if it is gone.

@@ -135,7 +135,11 @@ func (a *app) node(ctx context.Context, b backend, name string) (*dirpb.Node, er
 	if err != nil {
 		return nil, err
 	}
-	n := nodeNamed(st.GetMap(), name)
+	return nodeIn(st.GetMap(), name)
+}
+
+func nodeIn(m *dirpb.Map, name string) (*dirpb.Node, error) {
+	n := nodeNamed(m, name)
 	if n == nil {
 		return nil, &exitError{exitNo, fmt.Errorf("unknown memory node %q (kvctl nodes lists them)", name)}
 	}
@@ -180,14 +184,16 @@ func (a *app) nodesCommand() *cobra.Command {
 		Long: "A memory node adds itself when `kvd memnode --name NODE` is started, and takes new\n" +
 			"namespaces and lost copies from then on. What add does is to undo a drain of it, if\n" +
 			"there is one, to wait until it is up, and to rebalance every namespace, so that\n" +
-			"it gets its share of what is there already.",
+			"it gets its share of what is there already. A node that was never started is\n" +
+			"refused, unless --for says how long to wait for it.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if patient <= 0 {
 				return usagef("--for %v: want > 0", patient)
 			}
-			return a.withBackend(func(b backend) error { return a.addNode(cmd.Context(), b, args[0], patient, wait) })
+			known := !cmd.Flags().Changed("for")
+			return a.withBackend(func(b backend) error { return a.addNode(cmd.Context(), b, args[0], known, patient, wait) })
 		},
 	})
 	add.Flags().BoolVar(&wait, "wait", false, "wait until everything is where it should be")
@@ -222,7 +228,9 @@ func (a *app) nodesCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) addNode(ctx context.Context, b backend, name string, patient time.Duration, wait bool) error {
+// addNode takes a memory node into use; known refuses a name that the directory has never
+// heard.
+func (a *app) addNode(ctx context.Context, b backend, name string, known bool, patient time.Duration, wait bool) error {
 	var node *dirpb.Node
 	var namespaces []string
 	look := func(st *dirpb.StatusReply) (progress, bool, error) {
@@ -234,7 +242,11 @@ func (a *app) addNode(ctx context.Context, b backend, name string, patient time.
 	if err != nil {
 		return err
 	}
-	if look(st); node.GetDraining() {
+	look(st)
+	if _, err := nodeIn(st.GetMap(), name); err != nil && known {
+		return &exitError{exitNo, fmt.Errorf("%w; it adds itself when `kvd memnode --name %s` is started, and --for %v waits for that", err, name, patient)}
+	}
+	if node.GetDraining() {
 		if _, err := a.setDrain(ctx, b, name, true); err != nil {
 			return err
 		}
@@ -249,7 +261,7 @@ func (a *app) addNode(ctx context.Context, b backend, name string, patient time.
 	case errors.Is(err, late):
 		return &exitError{exitUnavailable, fmt.Errorf("memory node %q is down; is `kvd memnode --name %s` running?", name, name)}
 	case err != nil:
-		return err
+		return &exitError{exitCode(err), fmt.Errorf("while waiting for %q to be up, nothing was rebalanced: %w", name, err)}
 	}
 	for _, ns := range namespaces {
 		if err := a.rebalance(ctx, b, ns, wait); err != nil {
@@ -262,13 +274,18 @@ func (a *app) addNode(ctx context.Context, b backend, name string, patient time.
 // regionsOn counts the placement groups that have node as a member, or soon will.
 func regionsOn(m *dirpb.Map, node uint32) (n int) {
 	for _, p := range m.GetPgs() {
-		if slices.ContainsFunc(append(slices.Clone(p.GetMembers()), p.GetPlanned(), p.GetLeaving()), func(mb *dirpb.Member) bool {
-			return mb.GetNodeId() == node && node != 0
-		}) {
+		if isOn(p, node) {
 			n++
 		}
 	}
 	return n
+}
+
+// isOn reports whether p has node as a member, or soon will.
+func isOn(p *dirpb.PlacementGroup, node uint32) bool {
+	return slices.ContainsFunc(append(slices.Clone(p.GetMembers()), p.GetPlanned(), p.GetLeaving()), func(mb *dirpb.Member) bool {
+		return mb.GetNodeId() == node && node != 0
+	})
 }
 
 func (a *app) drainCommand() *cobra.Command {
@@ -278,7 +295,8 @@ func (a *app) drainCommand() *cobra.Command {
 		Short: "Move everything away from a memory node",
 		Long: "Tell the store to move everything away from a memory node, one region at a time,\n" +
 			"and to put nothing new there. No copy is given up before its replacement is whole;\n" +
-			"where no other node has room for one, the keys move to other placement groups.\n" +
+			"where no other node has room for one, the keys move to other placement groups. It is\n" +
+			"refused where fewer memory nodes would be left than a namespace keeps copies.\n" +
 			"Afterwards the node can be stopped, and forgotten with kvctl nodes remove.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
@@ -304,10 +322,42 @@ func (a *app) setDrain(ctx context.Context, b backend, name string, cancel bool)
 	return rep.GetRegions(), nil
 }
 
+// nowhere says why what a memory node holds can go nowhere, or "": a namespace needs as many
+// memory nodes as it keeps copies, whatever room they have.
+func nowhere(m *dirpb.Map, n *dirpb.Node) string {
+	var left []string
+	for _, o := range m.GetNodes() {
+		if o.GetId() != n.GetId() && o.GetState() == dirpb.NodeState_NODE_UP && !o.GetDraining() {
+			left = append(left, o.GetName())
+		}
+	}
+	slices.Sort(left)
+	for _, ns := range m.GetNamespaces() {
+		copies := int(ns.GetReplicas())
+		if copies <= len(left) || !slices.ContainsFunc(pgsOf(m, ns.GetId()), func(p *dirpb.PlacementGroup) bool { return isOn(p, n.GetId()) }) {
+			continue
+		}
+		others := "no other is up and stays"
+		if len(left) > 0 {
+			others = fmt.Sprintf("without it only %s would be left", strings.Join(left, ", "))
+		}
+		return fmt.Sprintf("namespace %q (replicas %d) has copies there, and %s: start another first (kvd memnode)",
+			ns.GetName(), copies, others)
+	}
+	return ""
+}
+
 func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bool) error {
-	n, err := a.node(ctx, b, name)
+	st, err := clusterStatus(ctx, b)
 	if err != nil {
 		return err
+	}
+	n, err := nodeIn(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	if why := nowhere(st.GetMap(), n); why != "" && !cancel {
+		return &exitError{exitNo, fmt.Errorf("%q is not drained: %s", name, why)}
 	}
 	regions, err := a.setDrain(ctx, b, name, cancel)
 	if err != nil {
@@ -316,7 +366,7 @@ func (a *app) drain(ctx context.Context, b backend, name string, cancel, wait bo
 	if wait {
 		var total int
 		seen, changed := "", time.Now()
-		err := a.await(ctx, b, "drain", 0, func(st *dirpb.StatusReply) (progress, bool, error) {
+		err := a.await(ctx, b, "drain", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
 			now := nodeNamed(st.GetMap(), name)
 			if now == nil {
 				return progress{}, true, nil // somebody removed it
@@ -385,7 +435,7 @@ func (a *app) rebalanceCommand() *cobra.Command {
 // nothing of what was planned.
 const askAgain = 5 * time.Second
 
-// stuck is how long nothing may happen before a wait for a rebalance gives up.
+// stuck is how long nothing may happen before a wait for a drain or a rebalance gives up.
 const stuck = time.Minute
 
 // rebalance asks for it, prints the steps and waits, if it is to.

@@ -51,8 +51,11 @@ func (a *app) pipeCommand() *cobra.Command {
 			default:
 				return usagef("--format %q: want resp, tsv or jsonl", format)
 			}
-			in, size := a.stdin, int64(-1)
-			if len(args) > 0 && args[0] != "-" {
+			var in io.Reader
+			size := int64(-1)
+			if len(args) == 0 || args[0] == "-" {
+				in = a.input(cmd.Context(), "commands")
+			} else {
 				f, err := os.Open(args[0])
 				if err != nil {
 					return err
@@ -170,7 +173,7 @@ func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, forma
 	switch {
 	case err != nil:
 		// What has failed before, and what is done, has been told.
-		return &exitError{exitCode(err), err}
+		return partly(l.rep.OK+l.rep.NoEffect+l.rep.Failed > 0, err, "after %d operations", l.rep.OK+l.rep.NoEffect)
 	case l.first != nil:
 		return fail(exitCode(l.first))
 	}
@@ -334,8 +337,8 @@ type pipeLine struct {
 	TTL         *float64   `json:"ttl_seconds"`
 	Flags       uint32     `json:"flags"`
 	// Of mget, and not used.
-	Version uint64 `json:"version"`
-	Found   *bool  `json:"found"`
+	Version any   `json:"version"`
+	Found   *bool `json:"found"`
 }
 
 func (l *loader) jsonl(line []byte) (op client.Op, err error) {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/peterh/liner"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -259,40 +258,6 @@ func (sh *shell) prompt(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// terminalInput is what a command of a shell reads from the terminal. An interrupt
-// ends the wait for it, so that what is typed next is for the shell.
-type terminalInput struct {
-	f   *os.File
-	ctx context.Context
-}
-
-func (t *terminalInput) Read(p []byte) (int, error) {
-	const wait = 50 // ms
-	// An interrupt drops what has been typed, perhaps between poll and read: a read must not
-	// wait. The terminal is opened once more, since not waiting is for all who share an open file.
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", t.f.Fd()), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err == nil {
-		defer unix.Close(fd)
-	} else { // another user's, as after su: then it may wait
-		fd = int(t.f.Fd())
-	}
-	for t.ctx.Err() == nil {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, wait)
-		if n > 0 {
-			if n, err = unix.Read(fd, p); n == 0 && err == nil && len(p) > 0 {
-				return 0, io.EOF
-			} else if err == nil {
-				return n, nil
-			}
-		}
-		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			return 0, err
-		}
-	}
-	return 0, context.Cause(t.ctx)
 }
 
 // ask reads a line. When ctx ends, the read goes on until the process ends.

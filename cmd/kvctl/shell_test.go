@@ -306,7 +306,7 @@ func TestShellTerminated(t *testing.T) {
 	if err := x.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.cmd.Wait(); err == nil || x.cmd.ProcessState.ExitCode() != exitUnavailable {
+	if err := x.cmd.Wait(); err == nil || x.cmd.ProcessState.ExitCode() != exitInterrupted {
 		t.Errorf("%v: %s", err, x.text())
 	}
 }

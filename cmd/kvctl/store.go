@@ -77,6 +77,10 @@ func openRemote(a *app) (backend, error) {
 			}
 		}
 	}
+	vo := verbs.Options{Device: a.rdmaDevice}
+	if err := vo.Validate(); err != nil {
+		return nil, usagef("--rdma-device: %w", err)
+	}
 	var devices []*rdma.Device
 	if a.provider == "" {
 		devices, err = providers.OpenAll(a.providerOptions(cfg))
@@ -238,9 +242,9 @@ func clusterStatus(ctx context.Context, b backend) (rep *dirpb.StatusReply, err 
 		return nil
 	})
 	if rep != nil {
-		err = nil
+		return rep, nil
 	}
-	return rep, err
+	return nil, dirclient.NoEffect(err)
 }
 
 // namespaceOf finds a namespace by name in a map.

@@ -136,7 +136,7 @@ func (t *tree) finish(err error) error {
 	r := treeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
 		Seconds: time.Since(t.start).Seconds()}
 	if err != nil {
-		return fmt.Errorf("after %d files (%s): %w", r.Files, bytesText(r.Bytes), err)
+		return partly(r.Files > 0, err, "after %d files (%s)", r.Files, bytesText(r.Bytes))
 	}
 	if t.a.json() {
 		err = t.a.printJSON(r)
@@ -391,7 +391,7 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 			defer close(keys)
 			// A scan may give a key twice whose shard moves meanwhile; its file is written once.
 			seen := make(map[string]struct{})
-			return eachKey(ctx, s, matcher(prefix, ""), true, func(kv client.KV) (bool, error) {
+			return eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")}, func(kv client.KV) (bool, error) {
 				if err := safePath(string(kv.Key[len(prefix):])); err != nil {
 					t.refuse("key %s: %v", a.showKey(kv.Key), err)
 					return true, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
+	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -40,7 +41,6 @@ func (e usageError) Unwrap() error { return e.error }
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(&app{stdout: stdout, stderr: stderr})
 	root.SetArgs(args)
-	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -56,6 +56,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kvd",
+		Version:       versionText(),
 		Short:         "A key-value store in the memory of other machines",
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -70,6 +71,27 @@ func newRoot(a *app) *cobra.Command {
 		root.AddCommand(a.roleCommand(r))
 	}
 	root.AddCommand(a.configCommand(roles...), a.healthCommand(), a.versionCommand())
+	root.SetVersionTemplate(buildinfo.Line("kvd", version) + "\n")
+	root.SetHelpCommand(&cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Explain a command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return usageError{fmt.Errorf("no command %q (see kvd --help)", strings.Join(args, " "))}
+			}
+			c.InitDefaultHelpFlag()
+			return c.Help()
+		},
+	})
+	root.SetOut(a.stdout) // the completion command keeps it
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" { // cobra's own, which takes any argument for a question
+			c.Args = usageArgs(cobra.NoArgs)
+			c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
 	return root
 }
 
@@ -132,6 +154,11 @@ func explain(err error) error {
 // a notification for systemd. Keys and values alternate in kv; empty values are
 // left out.
 func (a *app) announce(log *slog.Logger, role string, kv ...string) error {
+	return a.announceNext(log, "", role, kv...)
+}
+
+// announceNext is announce with lines for people behind the line.
+func (a *app) announceNext(log *slog.Logger, next, role string, kv ...string) error {
 	var b strings.Builder
 	b.WriteString("ready role=" + role)
 	for i := 0; i < len(kv); i += 2 {
@@ -142,7 +169,8 @@ func (a *app) announce(log *slog.Logger, role string, kv ...string) error {
 			b.WriteString(" " + kv[i] + "=" + v)
 		}
 	}
-	if _, err := fmt.Fprintln(a.stdout, b.String()); err != nil {
+	// In one write: who reads the first line may be gone for the second.
+	if _, err := fmt.Fprint(a.stdout, b.String()+"\n"+next); err != nil {
 		return fmt.Errorf("announce on stdout: %w", err)
 	}
 	notify(log, daemon.SdNotifyReady)

@@ -33,7 +33,7 @@ memory, and forgets it when it stops.
 There are two namespaces: default, for what must stay, and cache, which evicts. Clients of
 Redis find cache in their database 0 and default in 1; those of memcached use cache.
 Where another process has one of the gateway's default ports, a free one is taken; the
-ready line says which.`,
+ready line says which, and the lines behind it what to type next.`,
 		example: `  kvd dev
   kvd dev --memnodes 3 --memory 4GiB --memcached off`,
 		defaults: func() (config.Settings, func(context.Context) error) {
@@ -103,7 +103,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := a.announce(log, "dev", "directory", strings.Join(s.Directory(), ","),
+	if err := a.announceNext(log, devNext(s.Directory()[0], l, web.Addr()), "dev", "directory", strings.Join(s.Directory(), ","),
 		"memnodes", strconv.Itoa(c.Memnodes), "memory", c.Memory.String(),
 		"shm", addrs["shm"], "tcp", addrs["tcp"],
 		"redis", l.addr("redis"), "memcached", l.addr("memcached"), "http", web.Addr()); err != nil {
@@ -113,6 +113,33 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	defer cancel()
 	g.onFail(cancel) // close says why
 	return s.Wait(wait)
+}
+
+// devNext says what to type next: addresses only where they are not the ones that the
+// commands use by themselves.
+func devNext(directory string, l listeners, web string) string {
+	var b strings.Builder
+	kvctl := "kvctl"
+	if directory != config.DefaultDirectory {
+		kvctl += " --directory " + directory
+	}
+	line := func(command, what string) { fmt.Fprintf(&b, "  %-40s  # %s\n", command, what) }
+	b.WriteString("In another terminal:\n")
+	line(kvctl+" put greeting hello", "then: "+kvctl+" get greeting")
+	line(kvctl+" status", "what there is; kvctl help lists what can be done")
+	if addr := l.addr("redis"); addr != "" {
+		cli := "redis-cli"
+		if addr != config.DefaultRedis {
+			_, port, _ := net.SplitHostPort(addr)
+			cli += " -p " + port
+		}
+		line(cli+" set greeting hello", "namespace cache")
+	}
+	if web != "" {
+		line("http://"+web+"/", "a page to read")
+	}
+	b.WriteString("Ctrl-C stops it, and everything is forgotten.\n")
+	return b.String()
 }
 
 // devHTTP is http, at another port if the usual one is taken.

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -59,6 +60,7 @@ type process struct {
 	stdout *bufio.Reader
 	stderr *buffer
 	kv     map[string]string // of the ready line
+	next   string            // what kvd dev prints behind it
 	exited chan struct{}
 }
 
@@ -140,6 +142,17 @@ func (p *process) ready() {
 		k, v, _ := strings.Cut(w, "=")
 		p.kv[k] = v
 	}
+	if p.kv["role"] != "dev" {
+		return
+	}
+	timer.Reset(patience)
+	for !strings.Contains(line, "Ctrl-C") { // its last line
+		if line, err = p.stdout.ReadString('\n'); err != nil {
+			p.t.Fatalf("behind the ready line: %v, %q", err, p.next)
+		}
+		p.next += line
+	}
+	timer.Stop()
 }
 
 // stop sends sig and returns the exit status.
@@ -539,6 +552,8 @@ func TestRefusals(t *testing.T) {
 		{"gateway socket", []string{"gateway", "--listen=off", "--listen-memcached=off", "--listen-unix=" + file}, exitFailure, "listen-unix: "},
 		{"gateway provider", []string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--provider=ib"}, exitUsage, `provider: unknown provider "ib"`},
 		{"gateway open to others", []string{"gateway", "--listen=0.0.0.0:6379", "--password=secret"}, exitUsage, "others can reach it, and it is in clear"},
+		{"help of nothing", []string{"help", "bogus"}, exitUsage, `no command "bogus"`},
+		{"completion for nobody", []string{"completion", "tcsh"}, exitUsage, `unknown command "tcsh"`},
 		{"health without address", []string{"health"}, exitUsage, "accepts 1 arg"},
 		{"health of another scheme", []string{"health", "ftp://127.0.0.1:1"}, exitUsage, "or that after http:// or https://"},
 		{"health of no address", []string{"health", "7400"}, exitUsage, "want host:port"},
@@ -642,9 +657,66 @@ func TestConfigPrints(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	var out, errs bytes.Buffer
-	if code := run(t.Context(), []string{"version"}, &out, &errs); code != 0 || !strings.HasPrefix(out.String(), "kvd ") {
-		t.Errorf("exit status %d, %q, %q", code, &out, &errs)
+	for _, arg := range []string{"version", "--version"} {
+		var out, errs bytes.Buffer
+		if code := run(t.Context(), []string{arg}, &out, &errs); code != 0 || out.String() != buildinfo.Line("kvd", version)+"\n" {
+			t.Errorf("%s: exit status %d, %q, %q", arg, code, &out, &errs)
+		}
+	}
+}
+
+// What kvd dev prints last says what to type next, with the addresses that it has, and what
+// it names can be typed.
+func TestDevSaysWhatNext(t *testing.T) {
+	env, _ := runtimeDir(t)
+	p := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--redis=127.0.0.1:0", "--memcached=off", "--http=127.0.0.1:0")
+	_, port, _ := strings.Cut(p.kv["redis"], ":")
+	for _, want := range []string{"kvctl --directory " + p.kv["directory"] + " put greeting hello", "redis-cli -p " + port + " set ", "http://" + p.kv["http"] + "/", "Ctrl-C"} {
+		if !strings.Contains(p.next, want) {
+			t.Errorf("no %q in\n%s", want, p.next)
+		}
+	}
+	if n := strings.Count(p.next, "\n"); n > 6 || strings.Contains(p.next, "11211") {
+		t.Errorf("%d lines:\n%s", n, p.next)
+	}
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d, want 0", code)
+	}
+}
+
+// A certificate with which no client would talk is refused before anything is served.
+func TestListenTLSRefuses(t *testing.T) {
+	other := certificates(t)
+	for name, tc := range map[string]struct {
+		change func(*x509.Certificate)
+		want   string
+	}{
+		"expired": {func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = c.NotBefore.Add(-48*time.Hour), time.Now().Add(-time.Hour)
+		}, "it expired on "},
+		"not yet valid":  {func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) }, "it is not valid before "},
+		"of a client":    {func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, "serverAuth"},
+		"without a name": {func(c *x509.Certificate) { c.IPAddresses = nil }, "it names no host"},
+		"cannot sign":    {func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }, "digitalSignature"},
+		"key of another": {nil, "private key does not match"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.change == nil {
+				tc.change = func(*x509.Certificate) {}
+			}
+			files := certificates(t, tc.change)
+			if name == "key of another" {
+				files.Key = other.Key
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var out, errs bytes.Buffer
+			code := run(ctx, []string{"gateway", "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--directory=127.0.0.1:1",
+				"--tls-ca=" + files.CA, "--tls-cert=" + files.Cert, "--tls-key=" + files.Key}, &out, &errs)
+			if code != exitUsage || !strings.Contains(errs.String(), tc.want) || !strings.Contains(errs.String(), files.Cert) {
+				t.Errorf("exit status %d, %q", code, &errs)
+			}
+		})
 	}
 }
 
@@ -684,8 +756,9 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// certificates makes an authority and a certificate for 127.0.0.1.
-func certificates(t *testing.T) config.TLS {
+// certificates makes an authority and a certificate for 127.0.0.1, which change changes
+// before it is signed.
+func certificates(t *testing.T, change ...func(*x509.Certificate)) config.TLS {
 	t.Helper()
 	dir := t.TempDir()
 	write := func(name, kind string, der []byte) string {
@@ -704,6 +777,9 @@ func certificates(t *testing.T) config.TLS {
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "test"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	for _, f := range change {
+		f(leaf)
 	}
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -5,8 +5,8 @@
 // here they are started, announced and stopped. Read app.go first, then
 // directory.go for how a role looks.
 //
-// On stdout a role prints one line, `ready` with its addresses, when it serves;
-// logs go to stderr. SIGTERM and SIGINT stop it with exit status 0; a second
+// On stdout a role prints one line, `ready` with its addresses, when it serves, and kvd dev
+// a few more, for people, that say what to type next; logs go to stderr. SIGTERM and SIGINT stop it with exit status 0; a second
 // one ends the process at once. Exit status 1 is a failure, 2 a mistake in
 // the command line or the configuration.
 package main

@@ -475,13 +475,41 @@ func (g *Gateway) Validate() error {
 }
 
 // LoadListenTLS is like Load, for listen-tls: who need not show a certificate is not
-// asked for one.
+// asked for one, and a certificate with which no client would talk is refused.
 func (g *Gateway) LoadListenTLS() (*tls.Config, error) {
 	cfg, err := g.TLS.Load()
-	if cfg != nil && g.TLSClients == "any" {
+	if cfg == nil || err != nil {
+		return nil, err
+	}
+	if g.TLSClients == "any" {
 		cfg.ClientAuth, cfg.ClientCAs = tls.NoClientCert, nil
 	}
-	return cfg, err
+	if err := servable(cfg.Certificates[0].Leaf, time.Now()); err != nil {
+		return nil, fmt.Errorf("listen-tls: tls.cert %s: %w", g.TLS.Cert, err)
+	}
+	return cfg, nil
+}
+
+// servable reports why clients would refuse a server's certificate, whoever signed it.
+func servable(c *x509.Certificate, now time.Time) error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if now.Before(c.NotBefore) {
+		bad("it is not valid before %v", c.NotBefore)
+	}
+	if now.After(c.NotAfter) {
+		bad("it expired on %v", c.NotAfter)
+	}
+	if len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) > 0 && !slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth) && !slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+		bad("its extended key usage lacks serverAuth")
+	}
+	if c.KeyUsage != 0 && c.KeyUsage&x509.KeyUsageDigitalSignature == 0 {
+		bad("its key usage lacks digitalSignature, which TLS 1.3 needs")
+	}
+	if len(c.DNSNames)+len(c.IPAddresses) == 0 {
+		bad("it names no host: clients look for a DNS name or an IP address among its subject alternative names")
+	}
+	return errors.Join(errs...)
 }
 
 // Validate implements [Settings].

@@ -92,6 +92,17 @@ func (e *Error) Is(target error) bool {
 	return target == ErrUnavailable || target == ErrUnknownOutcome && e.Sent
 }
 
+// NoEffect is err for a request that only asks, or whose effect nobody waits for: what an
+// [Error] says stays, but not that the request may have taken effect.
+func NoEffect(err error) error {
+	if e := (*Error)(nil); errors.As(err, &e) && e.Sent {
+		asked := *e
+		asked.Sent = false
+		return &asked
+	}
+	return err
+}
+
 // Unwrap gives what ended the call and each node's error.
 func (e *Error) Unwrap() []error {
 	var errs []error

@@ -37,15 +37,17 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 // keys are f's.
 func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	for !cur.Done {
-		kvs, next, err := api.Scan(c.ctx, cur, o)
-		if err != nil {
+		var kvs []client.KV
+		o.Cursor = &cur
+		for kv, err := range api.Scan(c.ctx, o) {
+			if err != nil {
+				return err
+			}
+			kvs = append(kvs, kv)
+		}
+		if more, err := f(kvs, cur); err != nil || !more {
 			return err
 		}
-		more, err := f(kvs, next)
-		if err != nil || !more {
-			return err
-		}
-		cur = next
 	}
 	return nil
 }

@@ -57,6 +57,7 @@ var imports = []row{
 	{"internal/token", "", "tokens are bytes"},
 	{"internal/hostid", "", "it asks the kernel only"},
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
+	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/httpd", "", "it serves what it is handed, whatever the process is"},
 	{"internal/metrics", "client client/prom internal/dirpb internal/layout memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},

@@ -529,20 +529,18 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 
 func (c *conn) flushAll() error {
 	for at := (client.Cursor{}); !at.Done; {
-		kvs, next, err := c.s.o.Client.Scan(c.s.ctx, at, client.ScanOptions{KeysOnly: true, Expired: true})
-		if err != nil {
-			return err
-		}
-		keys := make([][]byte, len(kvs))
-		for i := range kvs {
-			keys[i] = kvs[i].Key
+		var keys [][]byte
+		for kv, err := range c.s.o.Client.Scan(c.s.ctx, client.ScanOptions{Cursor: &at, Count: 256, KeysOnly: true, Expired: true}) {
+			if err != nil {
+				return err
+			}
+			keys = append(keys, kv.Key)
 		}
 		for _, r := range c.s.o.Client.MultiDelete(c.s.ctx, keys) {
 			if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
 				return r.Err
 			}
 		}
-		at = next
 	}
 	return nil
 }

@@ -535,14 +535,12 @@ func (u *user) look(key string, size int, mayBeGone bool) error {
 func (u *user) flush(only func(key []byte) bool) (n int) {
 	u.r.t.Helper()
 	for cur := (client.Cursor{}); !cur.Done; {
-		kvs, next, err := u.c.Scan(u.r.ctx, cur, client.ScanOptions{Count: 1000, KeysOnly: true, Expired: true, Match: only})
-		if err != nil {
-			u.r.fail("client %s: scan: %v", u.name, err)
-			break
-		}
-		cur = next
 		var names [][]byte
-		for _, kv := range kvs {
+		for kv, err := range u.c.Scan(u.r.ctx, client.ScanOptions{Cursor: &cur, Count: 1000, KeysOnly: true, Expired: true, Match: only}) {
+			if err != nil {
+				u.r.fail("client %s: scan: %v", u.name, err)
+				return n
+			}
 			names = append(names, kv.Key)
 		}
 		for i, res := range u.c.MultiDelete(u.r.ctx, names) {

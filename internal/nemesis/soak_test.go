@@ -261,15 +261,12 @@ func measureMain(cfg soakConfig) error {
 		return err
 	}
 	units := uint64(0)
-	for cur := (client.Cursor{}); !cur.Done; {
-		var kvs []client.KV
-		if kvs, cur, err = c.Scan(ctx, cur, client.ScanOptions{Expired: true}); err != nil {
+	for kv, err := range c.Scan(ctx, client.ScanOptions{Expired: true}) {
+		if err != nil {
 			return errors.Join(err, c.Close())
 		}
-		for _, kv := range kvs {
-			code, _ := layout.CodeFor(layout.RecordLen(len(kv.Key), len(kv.Value))) // none is too long
-			units += uint64(layout.UnitsOf(code))
-		}
+		code, _ := layout.CodeFor(layout.RecordLen(len(kv.Key), len(kv.Value))) // none is too long
+		units += uint64(layout.UnitsOf(code))
 	}
 	fmt.Println(units)
 	return c.Close()

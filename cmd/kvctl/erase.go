@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// eraseKeys is how many keys are deleted in one call.
+const eraseKeys = 512
+
+func (a *app) flushCommand() *cobra.Command {
+	var yes bool
+	c := changes(&cobra.Command{
+		Use:   "flush",
+		Short: "Delete every key of the namespace",
+		Long: "Delete every key of the namespace that is there when it begins, also what has expired.\n" +
+			"The namespace stays, with its memory. On a terminal the namespace's name has to be\n" +
+			"typed; elsewhere --yes has to be given. What is interrupted has deleted some keys.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			if !yes {
+				if err := a.confirm(ctx); err != nil {
+					return err
+				}
+			}
+			return a.with(ctx, sessionOptions{}, func(s store) error { return a.erase(ctx, s, "flush", nil) })
+		},
+	})
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return c
+}
+
+// confirm has the user type the namespace's name.
+func (a *app) confirm(ctx context.Context) error {
+	if !isTerminal(a.stdin) {
+		return usagef("every key of namespace %q would be deleted: want --yes", a.namespace)
+	}
+	return a.typed(ctx, a.namespace, fmt.Sprintf("This deletes every key of namespace %q.", a.namespace))
+}
+
+// typed warns, and has the user type a name. Nothing has happened if it is not that one.
+func (a *app) typed(ctx context.Context, name, warning string) error {
+	fmt.Fprintf(a.stderr, "%s Type its name to go on: ", warning)
+	sc := bufio.NewScanner(a.quiet(ctx))
+	more := sc.Scan()
+	if !more || !isTerminal(a.stdin) { // which shows the end of the line
+		fmt.Fprintln(a.stderr)
+	}
+	if !more {
+		if err := sc.Err(); err != nil {
+			return err
+		}
+	}
+	if got := strings.TrimSpace(sc.Text()); got != name {
+		return &exitError{exitNo, fmt.Errorf("%q was typed, want %q: nothing was deleted", got, name)}
+	}
+	return nil
+}
+
+// erase deletes the keys that match selects, nil: all, and says how many they were.
+func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte) bool) error {
+	var bar *progressbar.ProgressBar
+	if isTerminal(a.stderr) {
+		total := int64(-1)
+		if n, err := s.Count(ctx); err == nil {
+			total = int64(n) // about: others write meanwhile
+		}
+		bar = progressbar.NewOptions64(total, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(verb),
+			progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString("keys"),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	}
+	start := time.Now()
+	deleted, looked := 0, 0
+	var batch [][]byte
+	flush := func() error {
+		err := persist(ctx, func() error {
+			var again [][]byte
+			var first error
+			for i, r := range s.MultiDelete(ctx, batch) {
+				switch {
+				case r.Err == nil:
+					deleted++
+				case errors.Is(r.Err, client.ErrNotFound): // expired, or somebody else's
+				default:
+					again = append(again, batch[i])
+					if first == nil {
+						first = a.about(batch[i], r.Err)
+					}
+				}
+			}
+			batch = again
+			return first
+		})
+		batch = nil
+		step(bar, looked)
+		looked = 0
+		return err
+	}
+	o := client.ScanOptions{KeysOnly: true, Expired: true, Match: func(k []byte) bool {
+		looked++
+		return match == nil || match(k)
+	}}
+	err := eachKey(ctx, s, o, func(kv client.KV) (bool, error) {
+		if batch = append(batch, kv.Key); len(batch) == eraseKeys {
+			return true, flush()
+		}
+		return true, nil
+	})
+	if err == nil && len(batch) > 0 {
+		err = flush()
+	}
+	if bar != nil {
+		_ = bar.Finish()
+	}
+	if err != nil {
+		return partly(deleted > 0, err, "after %d deleted keys", deleted)
+	}
+	seconds := time.Since(start).Seconds()
+	if a.json() {
+		return a.printJSON(map[string]any{"deleted": deleted, "seconds": seconds})
+	}
+	a.printTable(row{"Deleted", "Seconds", "Keys/s"}, []row{{deleted, fmt.Sprintf("%.3f", seconds), fmt.Sprintf("%.0f", float64(deleted)/seconds)}})
+	return nil
+}

@@ -1,0 +1,339 @@
+package deploy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// notRun are the commands of the documents that the tour leaves out, and why.
+var notRun = map[string]string{
+	"make build-verbs":                                 "builds with cgo; make test-verbs runs what it makes",
+	"kvctl doctor --provider verbs":                    "wants an RDMA adapter",
+	"kvctl perf --provider verbs --rdma-device mlx5_0": "wants an RDMA adapter",
+	"kvd memnode --name m1 --memory 64GiB --listen-verbs 10.0.0.1:7403 --shm-socket off --config /etc/kvd/memnode.yaml": "wants an RDMA adapter with that address",
+}
+
+// said is a command of a document and what the document says that it prints.
+type said struct {
+	where   string // file:line
+	command string
+	output  []string // nil: nothing is said
+}
+
+// tour lists the commands of a document: each line of a block of kind sh, and in one of
+// kind console each line behind "$ ", with the lines that follow it as its output.
+func tour(t *testing.T, file string) (all []said) {
+	t.Helper()
+	kind := ""
+	for i, line := range strings.Split(read(t, file), "\n") {
+		where := fmt.Sprintf("%s:%d", filepath.Base(file), i+1)
+		command, isCommand := strings.CutPrefix(line, "$ ")
+		switch {
+		case kind == "" && strings.HasPrefix(line, "```"):
+			if kind = strings.TrimPrefix(line, "```"); kind == "" {
+				kind = "text"
+			}
+		case strings.HasPrefix(line, "```"):
+			kind = ""
+		case kind == "sh" && strings.TrimSpace(line) != "":
+			all = append(all, said{where: where, command: line})
+		case kind == "console" && isCommand:
+			all = append(all, said{where: where, command: command})
+		case kind == "console" && len(all) == 0:
+			t.Fatalf("%s: output without a command", where)
+		case kind == "console":
+			all[len(all)-1].output = append(all[len(all)-1].output, line)
+		}
+	}
+	return all
+}
+
+// bare is a command without its comment, and with single spaces.
+func bare(command string) string {
+	if i := strings.Index(command, " # "); i >= 0 {
+		command = command[:i]
+	}
+	return strings.Join(strings.Fields(command), " ")
+}
+
+var (
+	serves   = regexp.MustCompile(`^(go run \./cmd/)?kvd (dev|directory|memnode|janitor|gateway)\b`)
+	refusal  = regexp.MustCompile(`^kvctl [a-z ]+: `)
+	quantity = regexp.MustCompile(`^(\d[\d.]*)((?:[a-zA-Zµ%/]+)?)$`)
+	moment   = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z$`)
+)
+
+// sameText compares what is printed with what is said, field by field. The rule for what
+// differs between two runs: a number with a point, a unit, or more than two digits stands
+// for any number with that unit, a time for any time, and a line of a table may be as long
+// as it likes. Everything else is word for word.
+func sameText(want, got string) bool {
+	w, g := strings.Fields(want), strings.Fields(got)
+	if len(w) != len(g) {
+		return false
+	}
+	for i := range w {
+		a, b := quantity.FindStringSubmatch(w[i]), quantity.FindStringSubmatch(g[i])
+		switch {
+		case w[i] == g[i]:
+		case strings.Trim(w[i]+g[i], "─") == "":
+		case moment.MatchString(w[i]) && moment.MatchString(g[i]):
+		case a != nil && b != nil && a[2] == b[2] && (a[2] != "" || strings.Contains(a[1], ".") || len(a[1]) > 2):
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func TestSameText(t *testing.T) {
+	for _, c := range []struct {
+		want, got string
+		same      bool
+	}{
+		{"hello", "hello", true}, {"hello", "hullo", false}, {"2", "3", false}, {"version 1764148823961337857", "version 12", true},
+		{"29.97s", "30s", true}, {"29.97s", "30ms", false}, {" a  ─── 0.3", "a ───── 17.0", true}, {"a b", "a", false},
+		{"2025-11-26T09:20:53.971Z", "2026-01-01T00:00:00.000Z", true}, {"kvd_ready 1", "kvd_ready 0", false},
+	} {
+		if got := sameText(c.want, c.got); got != c.same {
+			t.Errorf("%q, %q: %v", c.want, c.got, got)
+		}
+	}
+}
+
+// Every command of the README and of docs/operations.md does what it says: they are run one
+// after the other, word for word and with the ports that they name, in a network, file
+// system and process space of their own. What serves is left running and waited for; any
+// other ends with status 0, or, where the document shows a refusal, without.
+func TestTour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	private := []string{"unshare", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child"}
+	if out, err := exec.Command(private[0], append(private[1:], "sh", "-c", "ip link set lo up && mount -t tmpfs none /var/lib")...).CombinedOutput(); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("no network of its own: %v: %s", err, out)
+		}
+		t.Skipf("no network of its own to be had here: %v: %s", err, out)
+	}
+	bin := commands(t)
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unused := make(map[string]bool)
+	for c := range notRun {
+		unused[c] = true
+	}
+	for _, file := range []string{"README.md", "docs/operations.md"} {
+		t.Run(file, func(t *testing.T) {
+			home := t.TempDir()
+			for name, text := range map[string]string{"todo": strings.Repeat("call somebody\n", 80), "more/ideas": "x\n"} {
+				if err := os.MkdirAll(filepath.Join(home, "notes", filepath.Dir(name)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(home, "notes", name), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var run []said
+			for _, s := range tour(t, filepath.Join(root, file)) {
+				c := bare(s.command)
+				missing := missingTool(c)
+				switch {
+				case notRun[c] != "":
+					delete(unused, c)
+				case missing != "" && os.Getenv("CI") != "":
+					t.Errorf("%s: %s is not installed", s.where, missing)
+				case missing != "":
+					t.Logf("%s: left out, %s is not installed here: %s", s.where, missing, s.command)
+				default:
+					run = append(run, s)
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, private[0], append(private[1:], "bash", "-c", script(run, home))...)
+			cmd.Dir = root
+			cmd.Env = append(os.Environ(), "HOME="+home, "XDG_RUNTIME_DIR="+home, "RUNTIME_DIRECTORY=", "GOPROXY=off", "GOFLAGS=", "GOBIN="+filepath.Join(home, "bin"),
+				"PATH="+filepath.Join(home, "bin")+":"+bin+":"+os.Getenv("PATH"), "KVD_DIRECTORY=")
+			for _, v := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} {
+				out, err := exec.Command("go", "env", v).Output()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cmd.Env = append(cmd.Env, v+"="+strings.TrimSpace(string(out)))
+			}
+			var errs bytes.Buffer
+			cmd.Stderr = &errs
+			out, err := cmd.Output()
+			if err != nil {
+				t.Errorf("%v: %s", err, &errs)
+			}
+			compare(t, run, string(out))
+		})
+	}
+	for c := range unused {
+		t.Errorf("no document has the command that is not run: %s", c)
+	}
+}
+
+// missingTool names the first command of a pipeline that is not installed.
+func missingTool(command string) string {
+	for _, part := range regexp.MustCompile(`[|&;]+`).Split(command, -1) {
+		f := strings.Fields(part)
+		if len(f) == 0 || f[0] == "kvctl" || f[0] == "kvd" || f[0] == "export" {
+			continue
+		}
+		if _, err := exec.LookPath(f[0]); err != nil {
+			return f[0]
+		}
+	}
+	return ""
+}
+
+// Before and behind the output of command n stand separator n and separator n with its
+// status.
+const separator = "\x1e"
+
+// script runs commands in one shell, and those that serve beside it.
+func script(run []said, dir string) string {
+	var b strings.Builder
+	b.WriteString("ip link set lo up && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
+	for i, s := range run {
+		fmt.Fprintf(&b, "printf '%s%d\\n'\n", separator, i)
+		if serves.MatchString(s.command) {
+			log := filepath.Join(dir, fmt.Sprint("served.", i))
+			fmt.Fprintf(&b, "{ %s\n} >%s 2>&1 &\n", s.command, log)
+			// The process may take a while to build, or to find a leader.
+			fmt.Fprintf(&b, "p=$!; for _ in $(seq 600); do grep -q '^ready role=' %[1]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
+				"grep -q '^ready role=' %[1]s || { cat %[1]s; false; }\n", log)
+		} else {
+			fmt.Fprintf(&b, "{ %s\n} 2>&1\n", s.command)
+		}
+		fmt.Fprintf(&b, "printf '%s%d %%d\\n' $?\n", separator, i)
+	}
+	return b.String()
+}
+
+// compare judges what a script printed.
+func compare(t *testing.T, run []said, out string) {
+	t.Helper()
+	for i, s := range run {
+		_, rest, ok := strings.Cut(out, fmt.Sprintf("%s%d\n", separator, i))
+		text, rest, ended := strings.Cut(rest, fmt.Sprintf("%s%d ", separator, i))
+		if !ok || !ended {
+			t.Errorf("%s: did not end: %s\n%s", s.where, s.command, text)
+			return
+		}
+		line, _, _ := strings.Cut(rest, "\n")
+		status, err := strconv.Atoi(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused := len(s.output) > 0 && refusal.MatchString(s.output[len(s.output)-1])
+		if (status != 0) != refused {
+			t.Errorf("%s: status %d: %s\n%s", s.where, status, s.command, text)
+			continue
+		}
+		if s.output == nil {
+			continue
+		}
+		got := strings.Split(strings.TrimRight(text, "\r\n"), "\n")
+		if !slices.EqualFunc(s.output, got, sameText) {
+			t.Errorf("%s: %s\nprints\n%s\nbut the document says\n%s", s.where, s.command, text, strings.Join(s.output, "\n"))
+		}
+	}
+}
+
+// ---- commands that are only named --------------------------------------------
+
+// named matches kvctl or kvd with the words and flags behind it.
+var named = regexp.MustCompile(`\b(kvctl|kvd)((?: +(?:[a-z][a-z-]*|--[a-z-]+|-[a-z]))*)`)
+
+// understood reports whether there is a command that begins with words, and has the flags
+// among them. Words behind a command are its arguments.
+func understood(bin, program string, words []string) error {
+	help := ""
+	flags := slices.DeleteFunc(slices.Clone(words), func(w string) bool { return !strings.HasPrefix(w, "-") })
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return strings.HasPrefix(w, "-") })
+	for n := len(words); help == ""; n-- {
+		if n == 0 && len(words) > 0 {
+			return fmt.Errorf("%s has no command %s", program, words[0])
+		}
+		out, err := exec.Command(filepath.Join(bin, program), append([]string{"help"}, words[:n]...)...).Output()
+		if err == nil {
+			help = string(out)
+		}
+	}
+	for _, f := range flags {
+		if !regexp.MustCompile(`(?m)(^|[ ,])` + f + `\b`).MatchString(help) {
+			return fmt.Errorf("%s %s has no flag %s", program, strings.Join(words, " "), f)
+		}
+	}
+	return nil
+}
+
+// Commands that the documents name in a sentence or a table exist, with their flags.
+func TestNamedCommands(t *testing.T) {
+	bin := commands(t)
+	span := regexp.MustCompile("`([^`\n]+)`")
+	for _, file := range []string{"../README.md", "../docs/operations.md", "../docs/compatibility.md", "../docs/performance.md"} {
+		for _, m := range span.FindAllStringSubmatch(read(t, file), -1) {
+			c := named.FindStringSubmatch(m[1])
+			if c == nil || !strings.HasPrefix(m[1], c[1]+" ") {
+				continue
+			}
+			if err := understood(bin, c[1], strings.Fields(c[2])); err != nil {
+				t.Errorf("%s: `%s`: %v", file, m[1], err)
+			}
+		}
+	}
+}
+
+// Every alert names a command that shows its condition.
+func TestAlertsNameCommands(t *testing.T) {
+	bin := commands(t)
+	var f struct {
+		Groups []struct {
+			Rules []struct {
+				Alert       string
+				Annotations map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "alerts.yaml")), &f); err != nil {
+		t.Fatal(err)
+	}
+	info := regexp.MustCompile(`\bredis-cli( -h \S+)? info \w+`)
+	for _, g := range f.Groups {
+		for _, r := range g.Rules {
+			text := r.Annotations["summary"] + " " + r.Annotations["description"]
+			found := info.MatchString(text)
+			for _, m := range named.FindAllStringSubmatch(text, -1) {
+				if m[2] == "" {
+					continue
+				}
+				found = true
+				if err := understood(bin, m[1], strings.Fields(m[2])[:1]); err != nil {
+					t.Errorf("%s: %v", r.Alert, err)
+				}
+			}
+			if !found {
+				t.Errorf("%s names no command that shows its condition", r.Alert)
+			}
+		}
+	}
+}
