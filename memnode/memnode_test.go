@@ -406,6 +406,56 @@ func TestPublishAgain(t *testing.T) {
 	}
 }
 
+// A region that the directory wants since another time is another region, however alike: the
+// keys of the earlier one are not published for it.
+func TestRegionWantedAnew(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, regionBytes, "tcp") // there is no room for both at once
+	dir.wantSince(1, 1, 5)
+	k := dir.keysSince(1, 5)
+	l := mustDial(t, dir, "tcp", rw, 0)
+	if err := l.write(k.HeapRkey, k.HeapBase, "old"); err != nil {
+		t.Fatal(err)
+	}
+	dir.change(func() { dir.regions[0].Since = 6 })
+	k2 := dir.keysSince(1, 6)
+	if k2.IndexRkey == k.IndexRkey || k2.HeapRkey == k.HeapRkey {
+		t.Fatalf("published again: %v, before %v", k2, k)
+	}
+	if b, err := l.read(k2.HeapRkey, k2.HeapBase, 3); err != nil || string(b) != "\x00\x00\x00" {
+		t.Fatalf("the region made anew holds %q, %v", b, err)
+	}
+	_, err := l.read(k.HeapRkey, k.HeapBase, 3)
+	refused(t, "READ with the earlier region's key", err)
+
+	// Dropped and wanted again: the directory takes the earlier keys for good until it is told.
+	dir.change(func() { dir.regions = nil })
+	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	dir.change(func() { dir.publishErr = errors.New("no") })
+	dir.wantSince(1, 1, 6)
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	dir.change(func() { dir.publishErr = nil })
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Published })
+	k3 := dir.keysSince(1, 6)
+	if b, err := mustDial(t, dir, "tcp", rw, 0).read(k3.HeapRkey, k3.HeapBase, 3); err != nil || string(b) != "\x00\x00\x00" {
+		t.Fatalf("the region made last holds %q, %v", b, err)
+	}
+}
+
+// keysSince waits for the publication of a region at tcp that was wanted since then.
+func (d *directory) keysSince(pg uint32, since uint64) (k *dirpb.RegionKeys) {
+	d.t.Helper()
+	d.until("publication of the region wanted anew", func() bool {
+		p := d.published[pg]
+		if p == nil || p.Since != since {
+			return false
+		}
+		k = p.Keys[0]
+		return true
+	})
+	return k
+}
+
 func TestRefusals(t *testing.T) {
 	dir := newDirectory(t)
 	n, _ := open(t, dir, 1<<20, "tcp")
