@@ -159,6 +159,43 @@ func TestPlacesOfLostGeneration(t *testing.T) {
 	}
 }
 
+// Of an extent that is being recalled nothing is taken, wherever the session has it, and what
+// it unlinks there is nobody's.
+func TestRecalledExtent(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	r.put("a", "2") // its first place is in limbo
+	if r.l.LimboUnits() == 0 || r.l.CachedUnits() == 0 {
+		t.Fatalf("%d units in limbo, %d in stock", r.l.LimboUnits(), r.l.CachedUnits())
+	}
+	r.install(func(p *dirpb.PlacementGroup) { p.Recalled = []uint32{0} })
+	none := func(when string) {
+		t.Helper()
+		free := r.core.HeapOf(&r.core.View().PGs[1].PG).Stats().Free
+		if l, c := r.l.LimboUnits(), r.l.CachedUnits(); l != 0 || c != 0 || free != 0 {
+			t.Fatalf("%s: %d units in limbo, %d in stock, %d free", when, l, c, free)
+		}
+	}
+	none("recalled")
+	if _, err := r.do(index.Delete, "a", ""); err != nil {
+		t.Fatal(err)
+	}
+	none("unlinked since")
+	x := r.request(index.Put, "a", "3")
+	r.l.Start(x)
+	r.settle()
+	if x.Waiting() != index.Alloc {
+		t.Fatalf("waits for %v", x.Waiting())
+	}
+	r.install(nil) // the recall is over
+	r.grant(rigLo+4000, 100)
+	r.l.Deliver(func(*session.Lane) {})
+	r.settle()
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // ---- frozen and joining placement groups
 
 // Without a Task nothing is done in a placement group that is frozen, where no verb may be
@@ -197,6 +234,142 @@ func TestQuickNotInEveryView(t *testing.T) {
 			r.offer(change)
 			quick(false, false)
 		})
+	}
+}
+
+// Everything else that leaves an operation to a Task; nothing is posted then.
+func TestQuickDeclines(t *testing.T) {
+	synchronous := func(c *driver.Caps) { c.Synchronous, c.SelfFencing = true, true }
+	for name, tc := range map[string]struct {
+		caps     func(*driver.Caps)
+		do       func(r *rig)
+		get, put bool // may be done without
+	}{
+		"nothing":           {synchronous, func(*rig) {}, true, true},
+		"it does not fence": {func(c *driver.Caps) { c.Synchronous = true }, func(*rig) {}, false, false},
+		"another is under way": {synchronous, func(r *rig) {
+			x := r.request(index.Put, "b", "1")
+			r.l.Start(x)
+			r.t.Cleanup(func() { r.settle() })
+		}, false, false},
+		"mail":                 {synchronous, func(r *rig) { r.l.Deliver(func(*session.Lane) {}) }, false, false},
+		"memory has come back": {synchronous, func(r *rig) { r.renew(rigLease); r.renew(rigLease) }, false, false},
+		"the word is old": {synchronous, func(r *rig) {
+			r.core.SetEpoch(r.core.Epoch() + layout.WordLifeEpochs)
+		}, false, false},
+		"the array is another": {synchronous, func(r *rig) { r.shard = 9; r.install(nil) }, false, false},
+		"the word is frozen": {synchronous, func(r *rig) {
+			off, w := r.slot(1, "a")
+			putWord(r.nodes[0].mem[off:], uint64(w.WithState(layout.Frozen)))
+			r.get("a", "1") // and remembers it
+		}, true, false},
+		"no lease":       {synchronous, func(r *rig) { r.now += rigLease }, true, false},
+		"no connection":  {synchronous, func(r *rig) { r.disconnect(1) }, false, false},
+		"another key":    {synchronous, func(r *rig) { r.put("a other", "1"); r.l.Pump() }, true, true},
+		"no memory left": {synchronous, func(r *rig) { r.useUp() }, true, false},
+	} {
+		for _, put := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, put %v", name, put), func(t *testing.T) {
+				r := newRigOf(t, 1, tc.caps)
+				r.put("a", "1")
+				tc.do(r)
+				before := r.l.Counters()
+				want := put && tc.put || !put && tc.get
+				if q := r.quickly(put, "a", "2"); q.OK != want || q.Err != nil {
+					t.Fatalf("dealt with %v, %v; want %v", q.OK, q.Err, want)
+				}
+				if posted := r.l.Counters() != before; posted != want {
+					t.Fatalf("posted %v, want %v", posted, want)
+				}
+			})
+		}
+	}
+}
+
+// useUp takes all places that there are.
+func (r *rig) useUp() {
+	r.t.Helper()
+	for range 3000 {
+		if q := r.quickly(true, "a", "2"); !q.OK {
+			return
+		}
+	}
+	r.t.Fatal("there is no end of memory")
+}
+
+// What a chain that was not executed left in its buffers is no answer, and what was not
+// linked is free again.
+func TestQuickNotExecuted(t *testing.T) {
+	r := newRig(t, 1, true)
+	r.put("a", "1")
+	if q := r.quickly(false, "a", ""); !q.OK || string(q.Record.Value) != "1" {
+		t.Fatalf("dealt with %v, %q", q.OK, q.Record.Value)
+	}
+	for _, put := range []bool{false, true} {
+		r.wire.post = func(driver.QP, []driver.WR) (int, error) { return 0, driver.ErrQPError }
+		if q := r.quickly(put, "a", "2"); q.OK {
+			t.Fatalf("put %v was not executed, and is done", put)
+		}
+	}
+	r.wire.post = nil
+	r.get("a", "1")
+	// One that loses its CAS takes no memory.
+	off, w := r.slot(1, "a")
+	other := layout.MakeLive(w.Ver()+1, w.FP(), w.Code(), w.Unit()+1)
+	for range 3000 {
+		putWord(r.nodes[0].mem[off:], uint64(other))
+		if q := r.quickly(true, "a", "2"); q.OK {
+			t.Fatal("done, over a word that it does not know")
+		}
+		if now := layout.Word(r.nodes[0].word(off)); now != other {
+			t.Fatalf("the slot holds %v, want %v", now, other)
+		}
+	}
+	if r.l.Stats.CASLosses != 3000 {
+		t.Fatalf("%d CAS lost: there was no place for the others", r.l.Stats.CASLosses)
+	}
+}
+
+// What is replaced without a Task goes through limbo, and comes back.
+func TestQuickLimbo(t *testing.T) {
+	r := newRig(t, 1, true)
+	r.startOver()
+	r.grant(rigLo, 3)
+	r.put("a", "1")
+	for round := range 5 {
+		for i := range 2 {
+			if q := r.quickly(true, "a", "2"); !q.OK {
+				t.Fatalf("round %d: no place for put %d", round, i)
+			}
+		}
+		if q := r.quickly(true, "a", "3"); q.OK {
+			t.Fatalf("round %d: took a place that others may look at", round)
+		}
+		for range 2 { // their own renewal, and one that shows that all are past it
+			r.renew(rigLease)
+			r.l.Pump()
+		}
+	}
+}
+
+// An expired record is not there.
+func TestQuickExpired(t *testing.T) {
+	r := newRig(t, 1, true)
+	x := r.request(index.Put, "a", "1")
+	x.Op.Expiry = 1000
+	r.l.Start(x)
+	r.settle()
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		millis uint64
+		want   bool
+	}{{999, true}, {1000, false}} {
+		r.millis = tc.millis
+		if q := r.quickly(false, "a", ""); q.OK != tc.want {
+			t.Fatalf("at %d dealt with %v, want %v", tc.millis, q.OK, tc.want)
+		}
 	}
 }
 
@@ -289,7 +462,7 @@ func TestPostedInPart(t *testing.T) {
 			}
 			r.settle()
 			for i, k := range []string{"a", "b"} {
-				posted := tasks[i].Op.Check == rigCheck(k) && happened(r, k, taken[1])
+				posted := happened(r, k, taken[1])
 				_, err := r.answer(tasks[i])
 				switch {
 				case !lost && err != nil:
@@ -641,6 +814,154 @@ func TestQueueFull(t *testing.T) {
 	}
 	r.get("a", "2")
 	r.get("b", "2")
+}
+
+// Where a READ could miss what an atomic in front of it did, it is fenced.
+func TestFencedReads(t *testing.T) {
+	for _, sees := range []bool{false, true} {
+		r := newRigOf(t, 1, func(c *driver.Caps) { c.AtomicThenRead = sees })
+		atomics, reads := 0, 0
+		r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+			for i := range wrs {
+				switch w := &wrs[i]; {
+				case w.Op.IsAtomic():
+					atomics++
+				case w.Op == rdma.OpRead && atomics > 0:
+					if reads++; (w.Flags&rdma.Fence != 0) == sees {
+						t.Errorf("READ behind an atomic with flags %v, on a device where it sees that: %v", w.Flags, sees)
+					}
+				}
+			}
+			return q.PostSend(wrs)
+		}
+		r.put("a", "1")
+		r.get("a", "1")
+		if reads == 0 {
+			t.Error("no READ behind an atomic")
+		}
+	}
+}
+
+// A region that was made anew has other keys, which a lane takes from the next map.
+func TestNewKeys(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	n := r.nodes[0]
+	if err := errors.Join(n.mrs[0].Deregister(), n.mrs[1].Deregister()); err != nil {
+		t.Fatal(err)
+	}
+	n.register(n.region)
+	r.epoch++
+	r.install(nil)
+	r.get("a", "1")
+	r.put("a", "2")
+	r.get("a", "2")
+}
+
+// An older map does not replace a newer one, however late it comes.
+func TestOlderMap(t *testing.T) {
+	r := newRig(t, 1, false)
+	old := r.core.View()
+	r.install(nil)
+	r.core.InstallView(old)
+	r.l.Pump()
+	if v := r.core.View().Version; v != r.version {
+		t.Fatalf("map %d is in force, after %d", v, r.version)
+	}
+}
+
+// ---- versions and epochs
+
+// A version is greater than any before on its lane and than what it replaces, whatever the
+// clock does, and no other lane's.
+func TestVersions(t *testing.T) {
+	r := newRig(t, 1, false)
+	x := r.request(index.Get, "a", "")
+	last, lanes := uint64(0), x.Version(0)&(1<<16-1)
+	next := func(what string, after uint64) {
+		t.Helper()
+		v := x.Version(after)
+		if v <= last || v <= after || v&(1<<16-1) != lanes {
+			t.Fatalf("%s: version %#x after %#x and %#x", what, v, last, after)
+		}
+		last = v
+	}
+	next("first", 0)
+	next("again", 0)
+	r.millis = 1 << 40
+	r.core.Tick()
+	next("the clock goes on", 0)
+	if low := r.millis * 1_000_000 >> 14 << 16; last < low {
+		t.Fatalf("version %#x is behind the clock's %#x", last, low)
+	}
+	r.millis = 1
+	r.core.Tick()
+	next("the clock goes back", 0)
+	next("over a greater one", last+1<<40)
+	next("and on", 0)
+	r.l.Recycle(r.started(x))
+	if lanes != 1<<4|0 {
+		t.Fatalf("discriminator %#x of session 1, lane 0", lanes)
+	}
+}
+
+// started performs a request, so that it can be recycled.
+func (r *rig) started(x *session.Task) *session.Task {
+	r.t.Helper()
+	r.l.Start(x)
+	r.settle()
+	if !x.IsDone() {
+		r.t.Fatalf("waits for %v", x.Waiting())
+	}
+	return x
+}
+
+// The oldest operation under way holds the reclaim epoch back, but for one that waits for
+// memory and has seen nothing.
+func TestOldest(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	oldest := func(what string, want uint64, some bool) {
+		t.Helper()
+		if e, ok := r.l.Oldest(); e != want || ok != some {
+			t.Fatalf("%s: %d, %v; want %d, %v", what, e, ok, want, some)
+		}
+	}
+	oldest("idle", 0, false)
+	var xs []*session.Task
+	for e := uint64(100); e < 103; e++ {
+		r.core.SetEpoch(e)
+		x := r.request(index.Get, "a", "")
+		xs = append(xs, x)
+		r.l.Start(x)
+		r.l.Pump()
+	}
+	oldest("three", 100, true)
+	r.l.Orphan(xs[0], errGone) // what it posted is under way all the same
+	oldest("answered", 100, true)
+	r.settle()
+	oldest("over", 0, false)
+	for _, x := range xs {
+		r.l.Recycle(x)
+	}
+	r.startOver()
+	x := r.request(index.Put, "a", "1")
+	r.l.Start(x)
+	oldest("begun", 102, true)
+	r.settle()
+	if x.Waiting() != index.Alloc {
+		t.Fatalf("waits for %v", x.Waiting())
+	}
+	oldest("waits for memory", 0, false)
+	r.core.SetEpoch(200)
+	r.grant(rigLo, 100)
+	r.l.Deliver(func(*session.Lane) {})
+	r.l.Pump()
+	oldest("has memory", 200, true)
+	r.settle()
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // ---- limbo

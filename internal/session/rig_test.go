@@ -27,21 +27,20 @@ const (
 // rig is a session with one lane, and memory nodes 1 to n that hold placement group 1,
 // which has one shard of one cluster. What the lane posts takes effect when the test says.
 type rig struct {
-	t     *testing.T
-	fab   *sim.Fabric
-	wire  *wire
-	dev   *rdma.Device
-	core  *session.Core
-	l     *session.Lane
-	nodes []*rigNode
-	now   int64
+	t      *testing.T
+	fab    *sim.Fabric
+	wire   *wire
+	dev    *rdma.Device
+	core   *session.Core
+	l      *session.Lane
+	nodes  []*rigNode
+	now    int64
+	millis uint64
 
-	version                  uint64
-	epoch, generation        uint32
-	wantConn                 []uint32 // memory nodes that the lane wants a connection to
-	wantFenced               []uint32
-	wantMemory, wantSplit    int
-	wantMap, wantRoom, moved int
+	version                  uint64 // of the map
+	epoch, generation, shard uint32 // in it
+	wantConn, wantFenced     []uint32
+	wantMemory               int
 }
 
 type rigNode struct {
@@ -49,6 +48,7 @@ type rigNode struct {
 	incarnation uint64
 	dev         *rdma.Device
 	mem         []byte
+	region      *rdma.Memory
 	mrs         [2]*rdma.MR // index, heap
 	pd          *rdma.PD
 	l           rdma.Listener
@@ -58,15 +58,18 @@ type rigNode struct {
 type wire struct {
 	driver.Device
 	fab *sim.Fabric
-	// synchronous: PostSend executes, as on shm.
-	synchronous bool
+	// caps, if not nil, changes what the device can do. Where it is synchronous PostSend
+	// executes, as on shm.
+	caps func(*driver.Caps)
 	// post, if not nil, stands between the lane and the queue pair.
 	post func(q driver.QP, wrs []driver.WR) (int, error)
 }
 
 func (w *wire) Caps() driver.Caps {
 	c := w.Device.Caps()
-	c.Synchronous, c.SelfFencing = w.synchronous, w.synchronous
+	if w.caps != nil {
+		w.caps(&c)
+	}
 	return c
 }
 
@@ -86,7 +89,7 @@ func (q *wireQP) PostSend(wrs []driver.WR) (n int, err error) {
 	} else {
 		n, err = q.QP.PostSend(wrs)
 	}
-	if q.w.synchronous {
+	if q.w.Caps().Synchronous {
 		fire(q.w.fab)
 	}
 	return n, err
@@ -104,13 +107,19 @@ func fire(f *sim.Fabric) (any bool) {
 	}
 }
 
+// newRig makes a rig with so many copies; synchronous: over a provider as shm is.
 func newRig(t *testing.T, replicas int, synchronous bool) *rig {
 	t.Helper()
-	r := &rig{t: t, fab: sim.New(sim.Options{Manual: true}), now: second, epoch: 1, generation: 1}
-	r.wire = &wire{Device: r.fab.Device("c"), fab: r.fab, synchronous: synchronous}
+	return newRigOf(t, replicas, func(c *driver.Caps) { c.Synchronous, c.SelfFencing = synchronous, synchronous })
+}
+
+func newRigOf(t *testing.T, replicas int, caps func(*driver.Caps)) *rig {
+	t.Helper()
+	r := &rig{t: t, fab: sim.New(sim.Options{Manual: true, MaxSendWR: 1 << 20}), now: second, millis: 1, epoch: 1, generation: 1, shard: 1}
+	r.wire = &wire{Device: r.fab.Device("c"), fab: r.fab, caps: caps}
 	r.dev = rdma.NewDevice("sim", r.wire)
 	core, err := session.NewCore(session.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{r.dev},
-		Control: r, SlabTasks: 8, Nanos: func() int64 { return r.now }, Millis: func() uint64 { return 1 }})
+		Control: r, SlabTasks: 8, Nanos: func() int64 { return r.now }, Millis: func() uint64 { return r.millis }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,12 +150,18 @@ func (r *rig) node(id uint32) *rigNode {
 	n.pd = must(n.dev.AllocPD())
 	m := must(n.dev.Alloc(rigRegion, rdma.AllocOptions{}))
 	n.mem = m.Bytes
-	n.mrs[0] = must(n.pd.RegMR(m, 0, rigIndex, rdma.AccessRemoteRead|rdma.AccessRemoteAtomic))
-	n.mrs[1] = must(n.pd.RegMR(m, rigIndex, rigRegion-rigIndex, rdma.AccessRemoteRead|rdma.AccessRemoteWrite))
+	n.register(m)
 	n.l = must(n.dev.Listen(fmt.Sprint("m", id), rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 		return n.pd, rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic, nil
 	}}))
 	return n
+}
+
+// register gives the region keys.
+func (n *rigNode) register(m *rdma.Memory) {
+	n.region = m
+	n.mrs[0] = must(n.pd.RegMR(m, 0, rigIndex, rdma.AccessRemoteRead|rdma.AccessRemoteAtomic))
+	n.mrs[1] = must(n.pd.RegMR(m, rigIndex, rigRegion-rigIndex, rdma.AccessRemoteRead|rdma.AccessRemoteWrite))
 }
 
 func (r *rig) close() {
@@ -168,11 +183,11 @@ func (r *rig) close() {
 // ---- session.Control
 
 func (r *rig) WantMemory(uint32, uint32)          { r.wantMemory++ }
-func (r *rig) WantMap(uint64)                     { r.wantMap++ }
 func (r *rig) WantConn(_ *session.Lane, n uint32) { r.wantConn = append(r.wantConn, n) }
 func (r *rig) WantFenced(id uint32)               { r.wantFenced = append(r.wantFenced, id) }
-func (r *rig) WantSplit(uint32)                   { r.wantSplit++ }
-func (r *rig) WantRoom(_ uint32, _, _ uint64)     { r.wantRoom++ }
+func (r *rig) WantMap(uint64)                     {}
+func (r *rig) WantSplit(uint32)                   {}
+func (r *rig) WantRoom(uint32, uint64, uint64)    {}
 
 // ---- what the directory does
 
@@ -190,7 +205,7 @@ func (r *rig) offer(change func(*dirpb.PlacementGroup)) {
 	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: r.epoch, Generation: r.generation, State: dirpb.PGState_PG_ACTIVE,
 		RegionBytes: rigRegion, IndexBytes: rigIndex}
 	m := &dirpb.Map{Version: r.version, Pgs: []*dirpb.PlacementGroup{pg},
-		Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: 1}}}
+		Shards: []*dirpb.Shard{{Id: r.shard, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: 1}}}
 	for _, n := range r.nodes {
 		m.Nodes = append(m.Nodes, &dirpb.Node{Id: n.id, Incarnation: n.incarnation, State: dirpb.NodeState_NODE_UP})
 		pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim",
@@ -266,8 +281,7 @@ func (r *rig) qp(node uint32) (num uint32) {
 
 // ---- operations
 
-// request is an operation on a key whose hash is a byte alone, so that tests choose where
-// it goes: to group hash%16, with a fingerprint of its own.
+// request is an operation on a key; see rigHash.
 func (r *rig) request(kind index.Kind, key, value string) *session.Task {
 	r.t.Helper()
 	t, err := r.l.NewTask()
@@ -280,7 +294,8 @@ func (r *rig) request(kind index.Kind, key, value string) *session.Task {
 	return t
 }
 
-// rigHash is the same for keys that begin alike.
+// rigHash is the same for keys that begin alike, so that tests choose what shares a group and
+// a fingerprint.
 func rigHash(key string) uint64 { return uint64(key[0]) * 0x9e3779b97f4a7c15 }
 
 func rigCheck(key string) (c uint64) {
