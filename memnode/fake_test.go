@@ -219,6 +219,12 @@ func (l *logged) count(s string) int {
 // leaves nothing behind, neither error nor open object.
 func open(t *testing.T, dir *directory, capacity int64, names ...string) (*Node, *logged) {
 	t.Helper()
+	return openWith(t, dir, capacity, func(*Options) {}, names...)
+}
+
+// openWith is open with other options.
+func openWith(t *testing.T, dir *directory, capacity int64, change func(*Options), names ...string) (*Node, *logged) {
+	t.Helper()
 	log := &logged{}
 	o := Options{
 		Name: "m1", CapacityBytes: capacity, Directory: dir, Domain: "rack1", HostID: "host1",
@@ -235,6 +241,7 @@ func open(t *testing.T, dir *directory, capacity int64, names ...string) (*Node,
 		}
 		o.Devices = append(o.Devices, DeviceListen{Device: dir.device(name), Addr: addr})
 	}
+	change(&o)
 	n, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

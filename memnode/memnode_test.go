@@ -122,6 +122,89 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
+// What a region takes is whole pages, and counts as such.
+func TestCapacityOfPages(t *testing.T) {
+	const page = 2 << 20
+	dir := newDirectory(t)
+	n, _ := openWith(t, dir, 2*page-1, func(o *Options) { o.HugePageBytes = page }, "sim") // which has none, and takes any
+	dir.want(1, 1)
+	dir.keys(1, "sim")
+	dir.want(2, 1)
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 2 && s.Regions[1].Err != nil })
+	if s := n.Stats(); s.RegisteredBytes != page || !errors.Is(s.Regions[1].Err, ErrCapacity) {
+		t.Fatalf("stats %+v", s)
+	}
+	dir.change(func() { dir.regions = dir.regions[:1] })
+	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+}
+
+// busy is a device of which somebody is inside a region.
+type busy struct {
+	driver.Device
+	inside atomic.Bool
+	freed  atomic.Int32 // regions
+}
+
+func (b *busy) Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
+	m, err := b.Device.Alloc(size, o)
+	if err != nil {
+		return nil, err
+	}
+	return driver.NewMemory(m.Bytes, m.FD, o, func() error { b.freed.Add(1); return m.Free() }), nil
+}
+
+func (b *busy) AllocPD() (driver.PD, error) {
+	pd, err := b.Device.AllocPD()
+	return busyPD{pd, b}, err
+}
+
+type busyPD struct {
+	driver.PD
+	b *busy
+}
+
+func (p busyPD) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	mr, err := p.PD.RegMR(m, off, n, a)
+	return busyMR{mr, p.b}, err
+}
+
+type busyMR struct {
+	driver.MR
+	b *busy
+}
+
+func (m busyMR) Deregister() error {
+	if m.b.inside.Load() {
+		return errors.New("somebody is inside")
+	}
+	return m.MR.Deregister()
+}
+
+// The memory of a region that a provider cannot take back yet is not freed: whoever is inside
+// would find another's.
+func TestRegionInUse(t *testing.T) {
+	dir := newDirectory(t)
+	var b *busy
+	n, _ := openWith(t, dir, 1<<20, func(o *Options) {
+		b = &busy{Device: o.Devices[0].Device.Driver()}
+		o.Devices[0].Device = rdma.NewDevice("sim", b)
+	}, "sim")
+	dir.want(1, 1)
+	dir.keys(1, "sim")
+	b.inside.Store(true)
+	dir.change(func() { dir.regions = nil })
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	dir.beats(3)
+	if s := n.Stats(); b.freed.Load() != 0 || s.RegisteredBytes != regionBytes || s.Regions[0].Published {
+		t.Fatalf("freed %d regions with somebody inside; stats %+v", b.freed.Load(), s)
+	}
+	b.inside.Store(false)
+	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	if s := n.Stats(); b.freed.Load() != 1 || s.RegisteredBytes != 0 {
+		t.Fatalf("freed %d regions; stats %+v", b.freed.Load(), s)
+	}
+}
+
 func TestForeignNamespace(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {

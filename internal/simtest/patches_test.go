@@ -87,6 +87,7 @@ var byTest = []tested{
 	{"unlock-proven-unposted", "internal/session", "TestUnlockNeverPosted", []edit{{"internal/session/lane.go", "o.seq = math.MaxUint64 // no WC", "o.seq = 0 // no WC"}, {"internal/session/lane.go", "\t\"math\"\n", ""}}},
 	{"mail-wakes-nobody", "internal/session", "TestMailWakes", []edit{{"internal/session/lane.go", "if len(fns) > 0 {\n\t\tl.events++\n\t}\n", ""}}},
 	{"keys-of-an-earlier-region-published", "memnode", "TestRegionWantedAnew", []edit{{"memnode/region.go", "return a.GetSince() == b.GetSince() && a.Get", "return a.Get"}}},
+	{"region-freed-with-somebody-inside", "memnode", "TestRegionInUse", []edit{{"memnode/region.go", "err != nil && !errors.Is(err, rdma.ErrClosed) {", "false {"}}},
 	{"keys-of-an-earlier-region-taken", "server/fsm", "TestRegionOfAnEarlierPlan", []edit{{"server/fsm/pgs.go", "m.Incarnation != c.Incarnation || c.Since != 0 && m.Since != c.Since {", "m.Incarnation != c.Incarnation {"}}},
 	{"near-keeps-what-a-write-overtook", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 {", "if s.writing == 0 {"}}},
 	{"near-keeps-what-a-write-overtakes", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 {", "if f.writes == s.writes {"}}},
