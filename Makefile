@@ -84,6 +84,11 @@ test-compat: ## real clients and other people's suites against the gateway (Debi
 test-memory: ## memory comes back, whoever wrote, deleted or died: ten times what a store has, in each case
 	KVD_MEMORY=full CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/memtest
 
+# Two memory nodes of 32 pages, and some to spare. -p 1: the tests count the machine's pages.
+.PHONY: test-pages
+test-pages: ## a store on huge pages, reserved as root while it runs, and one that locks its memory
+	internal/e2e/pages.sh 80 env CGO_ENABLED=0 $(GO) test -count 1 -p 1 -v -run 'Huge|Lock' ./internal/mem ./internal/e2e
+
 SIM_RUNS ?= 44000
 SIM_STATES ?= 15000
 

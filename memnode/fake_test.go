@@ -133,9 +133,9 @@ func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ..
 			return
 		}
 		for _, w := range d.regions {
-			_, ok := d.published[w.PgId]
+			p := d.published[w.PgId]
 			rep.Regions = append(rep.Regions, &dirpb.WantRegion{PgId: w.PgId, NamespaceId: w.NamespaceId,
-				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: ok})
+				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
 		rep.FenceSessions = slices.Clone(d.fence)
 	})
@@ -154,9 +154,11 @@ func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionReque
 }
 
 // want adds a region of 64 KiB with 16 KiB of index.
-func (d *directory) want(pg, namespace uint32) {
+func (d *directory) want(pg, namespace uint32) { d.wantSince(pg, namespace, 0) }
+
+func (d *directory) wantSince(pg, namespace uint32, since uint64) {
 	d.change(func() {
-		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: namespace, RegionBytes: regionBytes, IndexBytes: indexBytes, Epoch: 3})
+		d.regions = append(d.regions, &dirpb.WantRegion{PgId: pg, NamespaceId: namespace, RegionBytes: regionBytes, IndexBytes: indexBytes, Epoch: 3, Since: since})
 	})
 }
 
@@ -217,6 +219,12 @@ func (l *logged) count(s string) int {
 // leaves nothing behind, neither error nor open object.
 func open(t *testing.T, dir *directory, capacity int64, names ...string) (*Node, *logged) {
 	t.Helper()
+	return openWith(t, dir, capacity, func(*Options) {}, names...)
+}
+
+// openWith is open with other options.
+func openWith(t *testing.T, dir *directory, capacity int64, change func(*Options), names ...string) (*Node, *logged) {
+	t.Helper()
 	log := &logged{}
 	o := Options{
 		Name: "m1", CapacityBytes: capacity, Directory: dir, Domain: "rack1", HostID: "host1",
@@ -233,6 +241,7 @@ func open(t *testing.T, dir *directory, capacity int64, names ...string) (*Node,
 		}
 		o.Devices = append(o.Devices, DeviceListen{Device: dir.device(name), Addr: addr})
 	}
+	change(&o)
 	n, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -159,6 +159,89 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
+// What a region takes is whole pages, and counts as such.
+func TestCapacityOfPages(t *testing.T) {
+	const page = 2 << 20
+	dir := newDirectory(t)
+	n, _ := openWith(t, dir, 2*page-1, func(o *Options) { o.HugePageBytes = page }, "sim") // which has none, and takes any
+	dir.want(1, 1)
+	dir.keys(1, "sim")
+	dir.want(2, 1)
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 2 && s.Regions[1].Err != nil })
+	if s := n.Stats(); s.RegisteredBytes != page || !errors.Is(s.Regions[1].Err, ErrCapacity) {
+		t.Fatalf("stats %+v", s)
+	}
+	dir.change(func() { dir.regions = dir.regions[:1] })
+	until(t, func() bool { return len(n.Stats().Regions) == 1 })
+}
+
+// busy is a device of which somebody is inside a region.
+type busy struct {
+	driver.Device
+	inside atomic.Bool
+	freed  atomic.Int32 // regions
+}
+
+func (b *busy) Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
+	m, err := b.Device.Alloc(size, o)
+	if err != nil {
+		return nil, err
+	}
+	return driver.NewMemory(m.Bytes, m.FD, o, func() error { b.freed.Add(1); return m.Free() }), nil
+}
+
+func (b *busy) AllocPD() (driver.PD, error) {
+	pd, err := b.Device.AllocPD()
+	return busyPD{pd, b}, err
+}
+
+type busyPD struct {
+	driver.PD
+	b *busy
+}
+
+func (p busyPD) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	mr, err := p.PD.RegMR(m, off, n, a)
+	return busyMR{mr, p.b}, err
+}
+
+type busyMR struct {
+	driver.MR
+	b *busy
+}
+
+func (m busyMR) Deregister() error {
+	if m.b.inside.Load() {
+		return errors.New("somebody is inside")
+	}
+	return m.MR.Deregister()
+}
+
+// The memory of a region that a provider cannot take back yet is not freed: whoever is inside
+// would find another's.
+func TestRegionInUse(t *testing.T) {
+	dir := newDirectory(t)
+	var b *busy
+	n, _ := openWith(t, dir, 1<<20, func(o *Options) {
+		b = &busy{Device: o.Devices[0].Device.Driver()}
+		o.Devices[0].Device = rdma.NewDevice("sim", b)
+	}, "sim")
+	dir.want(1, 1)
+	dir.keys(1, "sim")
+	b.inside.Store(true)
+	dir.change(func() { dir.regions = nil })
+	until(t, func() bool { s := n.Stats(); return b.freed.Load() > 0 || len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	dir.beats(3)
+	if s := n.Stats(); b.freed.Load() != 0 || s.RegisteredBytes != regionBytes || len(s.Regions) != 1 || s.Regions[0].Published {
+		t.Fatalf("freed %d regions with somebody inside; stats %+v", b.freed.Load(), s)
+	}
+	b.inside.Store(false)
+	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	if s := n.Stats(); b.freed.Load() != 1 || s.RegisteredBytes != 0 {
+		t.Fatalf("freed %d regions; stats %+v", b.freed.Load(), s)
+	}
+}
+
 func TestForeignNamespace(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {
@@ -441,6 +524,56 @@ func TestPublishAgain(t *testing.T) {
 	if dir.publications != count {
 		t.Fatal("a published region is published on and on")
 	}
+}
+
+// A region that the directory wants since another time is another region, however alike: the
+// keys of the earlier one are not published for it.
+func TestRegionWantedAnew(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, regionBytes, "tcp") // there is no room for both at once
+	dir.wantSince(1, 1, 5)
+	k := dir.keysSince(1, 5)
+	l := mustDial(t, dir, "tcp", rw, 0)
+	if err := l.write(k.HeapRkey, k.HeapBase, "old"); err != nil {
+		t.Fatal(err)
+	}
+	dir.change(func() { dir.regions[0].Since = 6 })
+	k2 := dir.keysSince(1, 6)
+	if k2.IndexRkey == k.IndexRkey || k2.HeapRkey == k.HeapRkey {
+		t.Fatalf("published again: %v, before %v", k2, k)
+	}
+	if b, err := l.read(k2.HeapRkey, k2.HeapBase, 3); err != nil || string(b) != "\x00\x00\x00" {
+		t.Fatalf("the region made anew holds %q, %v", b, err)
+	}
+	_, err := l.read(k.HeapRkey, k.HeapBase, 3)
+	refused(t, "READ with the earlier region's key", err)
+
+	// Dropped and wanted again: the directory takes the earlier keys for good until it is told.
+	dir.change(func() { dir.regions = nil })
+	until(t, func() bool { return len(n.Stats().Regions) == 0 })
+	dir.change(func() { dir.publishErr = errors.New("no") })
+	dir.wantSince(1, 1, 6)
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	dir.change(func() { dir.publishErr = nil })
+	until(t, func() bool { s := n.Stats(); return len(s.Regions) == 1 && s.Regions[0].Published })
+	k3 := dir.keysSince(1, 6)
+	if b, err := mustDial(t, dir, "tcp", rw, 0).read(k3.HeapRkey, k3.HeapBase, 3); err != nil || string(b) != "\x00\x00\x00" {
+		t.Fatalf("the region made last holds %q, %v", b, err)
+	}
+}
+
+// keysSince waits for the publication of a region at tcp that was wanted since then.
+func (d *directory) keysSince(pg uint32, since uint64) (k *dirpb.RegionKeys) {
+	d.t.Helper()
+	d.until("publication of the region wanted anew", func() bool {
+		p := d.published[pg]
+		if p == nil || p.Since != since {
+			return false
+		}
+		k = p.Keys[0]
+		return true
+	})
+	return k
 }
 
 func TestRefusals(t *testing.T) {

@@ -380,6 +380,132 @@ func TestOvertaken(t *testing.T) {
 	want(t, c, "k", "new")
 }
 
+// around has a test do something before or after the store performs an operation.
+type around struct {
+	client.API
+	before, after func()
+}
+
+// call performs f, and the test's part of it once.
+func (a *around) call(f func()) {
+	before, after := a.before, a.after
+	a.before, a.after = nil, nil
+	if before != nil {
+		before()
+	}
+	f()
+	if after != nil {
+		after()
+	}
+}
+
+func (a *around) Get(ctx context.Context, key []byte) (it client.Item, err error) {
+	a.call(func() { it, err = a.API.Get(ctx, key) })
+	return it, err
+}
+
+func (a *around) GetIfChanged(ctx context.Context, key []byte, version uint64) (it client.Item, changed bool, err error) {
+	a.call(func() { it, changed, err = a.API.GetIfChanged(ctx, key, version) })
+	return it, changed, err
+}
+
+func (a *around) MultiGet(ctx context.Context, keys [][]byte) (rs []client.Result) {
+	a.call(func() { rs = a.API.MultiGet(ctx, keys) })
+	return rs
+}
+
+func (a *around) Do(ctx context.Context, ops []client.Op) { a.call(func() { a.API.Do(ctx, ops) }) }
+
+func (a *around) Delete(ctx context.Context, key []byte) (err error) {
+	a.call(func() { err = a.API.Delete(ctx, key) })
+	return err
+}
+
+// Whatever overlaps, and in whatever order it ends, what the Cache keeps of a key is what
+// the store has: a read keeps nothing that a write overtook, and of two writes at once
+// neither knows which of them was the last.
+func TestOverlaps(t *testing.T) {
+	k := []byte("k")
+	calls := map[string]func(ctx context.Context, c *near.Cache) error{
+		"get":      func(ctx context.Context, c *near.Cache) error { _, err := c.Get(ctx, k); return err },
+		"multiget": func(ctx context.Context, c *near.Cache) error { return c.MultiGet(ctx, [][]byte{k})[0].Err },
+		"put": func(ctx context.Context, c *near.Cache) error {
+			_, err := c.Put(ctx, k, []byte("put"), client.PutOptions{})
+			return err
+		},
+		"do": func(ctx context.Context, c *near.Cache) error {
+			ops := []client.Op{{Kind: client.OpPut, Key: k, Value: []byte("do")}}
+			c.Do(ctx, ops)
+			return ops[0].Err
+		},
+		"delete": func(ctx context.Context, c *near.Cache) error { return c.Delete(ctx, k) },
+	}
+	now := newClock() // stands still: of two moments none need be later
+	for outer, out := range calls {
+		for inner, in := range calls {
+			if outer == "get" && inner == "get" {
+				continue // the second waits for the first; see TestSharing
+			}
+			for _, when := range []string{"before", "after"} {
+				for _, stale := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s with %s %s, stale %v", outer, inner, when, stale), func(t *testing.T) {
+						store := clienttest.New(clienttest.Options{Now: now.now})
+						api := &around{API: store}
+						c := open(t, api, near.Options{MaxBytes: 1 << 20, TTL: time.Hour, Validate: true, Now: now.now})
+						put(t, store, "k", "old", client.PutOptions{})
+						if stale { // an entry, which a read compares
+							want(t, c, "k", "old")
+							now.pass(time.Hour)
+						}
+						f := func() {
+							if err := in(t.Context(), c); err != nil && !errors.Is(err, client.ErrNotFound) {
+								t.Error(err)
+							}
+						}
+						if when == "before" {
+							api.before = f
+						} else {
+							api.after = f
+						}
+						if err := out(t.Context(), c); err != nil && !errors.Is(err, client.ErrNotFound) {
+							t.Fatal(err)
+						}
+						if it, err := store.Get(t.Context(), k); err == nil {
+							want(t, c, "k", value(it))
+						} else {
+							wantNone(t, c, "k")
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// A read that comes after a write through the Cache does not share one that began before.
+func TestSharingAfterWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := clienttest.New(clienttest.Options{})
+		put(t, store, "k", "old", client.PutOptions{})
+		api := &slow{API: store, reading: make(chan struct{}), release: make(chan struct{})}
+		c := open(t, api, near.Options{MaxBytes: 1 << 20, TTL: time.Hour})
+		read := make(chan struct{})
+		go func() { defer close(read); c.Get(t.Context(), []byte("k")) }()
+		<-api.reading // it has read "old"
+		if err := c.Delete(t.Context(), []byte("k")); err != nil {
+			t.Fatal(err)
+		}
+		late := make(chan error, 1)
+		go func() { _, err := c.Get(t.Context(), []byte("k")); late <- err }()
+		synctest.Wait()
+		close(api.release)
+		<-read
+		if err := <-late; !errors.Is(err, client.ErrNotFound) {
+			t.Fatalf("read what was deleted before it came: %v", err)
+		}
+	})
+}
+
 // Writers through the Cache and beside it: a counter never goes back where every read
 // asks, and one's own writes are always seen.
 func TestConcurrent(t *testing.T) {

@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -22,12 +19,11 @@ var errTooLow = errors.New("not all of the memory could be lent")
 func checkLimits(memory int64, hugePageBytes int, lock bool) error {
 	var errs []error
 	if hugePageBytes != 0 {
-		dir := fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/", hugePageBytes>>10)
 		want := (memory + int64(hugePageBytes) - 1) / int64(hugePageBytes)
-		if free := readInt(dir + "free_hugepages"); free < want {
+		if free := mem.FreeHugePages(hugePageBytes); free < want {
 			errs = append(errs, &mem.LimitError{
 				Limit: fmt.Sprintf("HugePages_Free (%d MiB pages)", hugePageBytes>>20), Want: want, Have: free, Unit: "pages",
-				Hint: fmt.Sprintf("reserve them through %snr_hugepages", dir), Err: errTooLow,
+				Hint: fmt.Sprintf("reserve them through /sys/kernel/mm/hugepages/hugepages-%dkB/nr_hugepages", hugePageBytes>>10), Err: errTooLow,
 			})
 		}
 	}
@@ -41,19 +37,6 @@ func checkLimits(memory int64, hugePageBytes int, lock bool) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// readInt reads a number from a file of /sys, or -1.
-func readInt(path string) int64 {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return -1
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-	if err != nil {
-		return -1
-	}
-	return n
 }
 
 // hasIPCLock tells whether the process may lock memory beyond its limit.

@@ -68,7 +68,8 @@ const thpBytes = 2 << 20
 // Alloc maps size bytes, zeroed, rounded up to the page size that o asks for.
 // With o.Shared the memory is a memfd (Memory.FD) of fixed size that only this
 // user may open again. Free unmaps it and gives a memfd's pages back even while
-// another process still maps them.
+// another process still maps them; huge pages that nobody has touched stay promised
+// to the memfd until then.
 func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	m, err := alloc(size, o, seals, true)
 	if err != nil {
@@ -251,19 +252,29 @@ func lockLimit(size int64, err error) error {
 	}
 }
 
-func hugeLimit(size int64, pageBytes int, err error) error {
-	dir := fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/", pageBytes>>10)
-	free := readInt(dir + "free_hugepages")
-	if resv := readInt(dir + "resv_hugepages"); free >= 0 && resv >= 0 {
-		free = max(0, free-resv)
+// FreeHugePages is how many huge pages of a size the machine has reserved that nobody has or
+// was promised, -1 if that cannot be known.
+func FreeHugePages(pageBytes int) int64 {
+	dir := hugePagesDir(pageBytes)
+	free, promised := readInt(dir+"free_hugepages"), readInt(dir+"resv_hugepages")
+	if free < 0 || promised < 0 {
+		return -1
 	}
+	return max(0, free-promised)
+}
+
+func hugePagesDir(pageBytes int) string {
+	return fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/", pageBytes>>10)
+}
+
+func hugeLimit(size int64, pageBytes int, err error) error {
 	hint := "reserve them with sysctl vm.nr_hugepages="
 	if pageBytes != 2<<20 {
-		hint = "reserve them through " + dir + "nr_hugepages or at boot with hugepagesz=1G hugepages="
+		hint = "reserve them through " + hugePagesDir(pageBytes) + "nr_hugepages or at boot with hugepagesz=1G hugepages="
 	}
 	return &LimitError{
 		Limit: fmt.Sprintf("HugePages_Free (%d MiB pages)", pageBytes>>20),
-		Want:  size / int64(pageBytes), Have: free, Unit: "pages", Hint: hint, Err: fmt.Errorf("mmap: %w", err),
+		Want:  size / int64(pageBytes), Have: FreeHugePages(pageBytes), Unit: "pages", Hint: hint, Err: fmt.Errorf("mmap: %w", err),
 	}
 }
 

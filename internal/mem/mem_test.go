@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -227,6 +228,119 @@ func TestLockLimit(t *testing.T) {
 	for _, s := range []string{"RLIMIT_MEMLOCK is 65536 bytes", "LimitMEMLOCK=", "ulimit -l", "CAP_IPC_LOCK"} {
 		if !strings.Contains(err.Error(), s) {
 			t.Errorf("%q lacks %q", err, s)
+		}
+	}
+}
+
+// kB is a number of /proc/self/status.
+func kB(t *testing.T, name string) (n int) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, name+":"); ok {
+			if _, err := fmt.Sscan(v, &n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no %s in\n%s", name, b)
+	return 0
+}
+
+// Locked memory is all there at once, and unlocked by Free, even while somebody else maps it.
+func TestLocked(t *testing.T) {
+	const size = 1 << 20
+	for _, shared := range []bool{false, true} {
+		before := kB(t, "VmLck")
+		m, err := Alloc(size, driver.AllocOptions{Name: "t", Lock: true, Shared: shared})
+		if l := (*LimitError)(nil); errors.As(err, &l) && l.Have < size {
+			t.Skipf("this process may not lock a mebibyte: %v", err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := kB(t, "VmLck") - before; n != size>>10 {
+			t.Errorf("shared=%v: %d kB locked, want %d", shared, n, size>>10)
+		}
+		there := make([]byte, size/os.Getpagesize())
+		if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&m.Bytes[0])), size, uintptr(unsafe.Pointer(&there[0]))); e != 0 {
+			t.Fatal(e)
+		}
+		if i := bytes.IndexByte(there, 0); i >= 0 {
+			t.Errorf("shared=%v: page %d is not there", shared, i)
+		}
+		if shared {
+			v, err := Map(m.FD, size, unix.PROT_READ)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer Unmap(v)
+		}
+		if err := m.Free(); err != nil {
+			t.Error(err)
+		}
+		if n := kB(t, "VmLck"); n != before {
+			t.Errorf("shared=%v: %d kB locked after Free, before %d", shared, n, before)
+		}
+	}
+}
+
+// Memory of huge pages is whole pages, zeroed, and shared like any. Free gives back those that
+// were touched even while somebody else maps them, and the promise of the others then.
+func TestHugePages(t *testing.T) {
+	const page, pages, touched = 2 << 20, 4, 3
+	if os.Getenv("KVD_PAGES") != "1" {
+		t.Skip("it takes huge pages, and counts the machine's: make test-pages, as root")
+	}
+	before := FreeHugePages(page)
+	if before < pages {
+		t.Fatalf("%d huge pages of 2 MiB are free, want %d", before, pages)
+	}
+	for _, shared := range []bool{false, true} {
+		for _, lock := range []bool{false, true} {
+			taken := func(when string, want int64) {
+				t.Helper()
+				if n := before - FreeHugePages(page); n != want {
+					t.Errorf("shared=%v, lock=%v: %d huge pages are taken %s, want %d", shared, lock, n, when, want)
+				}
+			}
+			m, err := Alloc((pages-1)*page+1, driver.AllocOptions{Name: "t", HugePageBytes: page, Shared: shared, Lock: lock})
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken("at once", pages)
+			if len(m.Bytes) != pages*page || !bytes.Equal(m.Bytes[:touched*page], make([]byte, touched*page)) {
+				t.Errorf("shared=%v, lock=%v: %d bytes, want %d zeroes", shared, lock, len(m.Bytes), pages*page)
+			}
+			var v []byte
+			if shared {
+				if v, err = Map(m.FD, pages*page, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+					t.Fatal(err)
+				}
+				m.Bytes[page+1] = 42
+				v[2*page] = 43
+				if v[page+1] != 42 || m.Bytes[2*page] != 43 {
+					t.Errorf("lock=%v: the two mappings do not share bytes", lock)
+				}
+			}
+			if err := m.Free(); err != nil {
+				t.Error(err)
+			}
+			if shared && !lock {
+				taken("while somebody maps them", pages-touched)
+			} else {
+				taken("after Free", 0)
+			}
+			if shared {
+				if err := Unmap(v); err != nil {
+					t.Error(err)
+				}
+			}
+			taken("in the end", 0)
 		}
 	}
 }

@@ -179,6 +179,44 @@ func TestAgendaRenews(t *testing.T) {
 	}
 }
 
+// A lease counts from when the renewal was sent that was answered: the directory counts from
+// no earlier moment. Another try counts for itself, and the first one's answer when it comes.
+func TestAgendaLease(t *testing.T) {
+	a := newAgenda(t)
+	a.view(3, 1)
+	lease := func(end int64) {
+		t.Helper()
+		now := a.now
+		defer func() { a.now = now }()
+		if a.now = end - 1; !a.core.LeaseValid() {
+			t.Fatal("the lease ends early")
+		}
+		if a.now = end; a.core.LeaseValid() {
+			t.Fatal("the lease ends late")
+		}
+	}
+	answer := func(q session.Ask, sent int64) {
+		a.Answer(q, session.Reply{Renew: &dirpb.RenewReply{Term: 4, LeaseMillis: 2000}, Sent: sent})
+	}
+	first, sent := a.renewal(), a.now
+	a.now += second
+	answer(first, sent)
+	lease(sent + 2*second)
+	if at := a.Next(); at != a.now { // the next one is in time from there, too
+		t.Fatalf("next at %d, want %d", at, a.now)
+	}
+	first, sent = a.renewal(), a.now
+	a.now += second
+	again, later := a.Again(first), a.now
+	a.now += second / 2
+	answer(again, later)
+	lease(later + 2*second)
+	answer(first, sent)
+	lease(later + 2*second)
+	a.Answer(a.renewal(), session.Reply{Err: errLost, Sent: a.now})
+	lease(later + 2*second)
+}
+
 // A grant is asked for one at a time, and again at once by one who still misses memory, but
 // after a pause where there was none.
 func TestAgendaWantsMemory(t *testing.T) {

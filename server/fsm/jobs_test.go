@@ -61,6 +61,45 @@ func TestHiddenMembers(t *testing.T) {
 	h.checkCopies()
 }
 
+// A memory node that is to have a region again, in the same process, publishes the keys of the
+// one that it made for this: not of one that it had before.
+func TestRegionOfAnEarlierPlan(t *testing.T) {
+	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 1})
+	plan := func() uint64 {
+		t.Helper()
+		h.do(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: 1, NodeId: 3}}})
+		for _, w := range h.s.WantRegions(3, 100) {
+			if w.PgId == 1 && !w.Published {
+				return w.Since
+			}
+		}
+		t.Fatalf("memory node 3 is to have %v", h.s.WantRegions(3, 100))
+		return 0
+	}
+	tell := func(since uint64) *fsmpb.Command {
+		c := publish(3, 100, 1, 77)
+		c.GetPublishRegion().Since = since
+		return c
+	}
+	first := plan()
+	h.do(drain(3, false)) // which gives up the plan
+	h.do(drain(3, true))
+	h.refuse(tell(first), ErrNotFound)
+	again := plan()
+	if again == first || first == 0 {
+		t.Fatalf("planned at %d, then at %d", first, again)
+	}
+	h.refuse(tell(first), ErrNotFound)
+	if m := h.pg(1).Planned; len(m.GetKeys()) != 0 {
+		t.Fatalf("planned is %v", m)
+	}
+	h.do(tell(again))
+	if pg := h.pg(1); !pg.Joining || pg.Members[2].NodeId != 3 || len(pg.Members[2].Keys) == 0 {
+		t.Fatalf("not joining: %v", pg)
+	}
+	h.checkCopies()
+}
+
 func TestNoRoom(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib / 2})
 	h.do(registerWith(&dirpb.RegisterNodeRequest{Name: "m2", Incarnation: 1, CapacityBytes: gib/2 - 1}))

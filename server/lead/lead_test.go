@@ -547,6 +547,24 @@ func TestThaw(t *testing.T) {
 	w.want("group 3: every session has quiesced")
 }
 
+// A map that does not exist yet is not acknowledged, whatever a session says: when it does
+// exist, everybody waits for the session as for any other.
+func TestAcksOfTheFuture(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(3, 4)
+	x := w.open(w.create("n", 2, 4))
+	v := w.s.MapVersion()
+	w.renew(x, v+100, v+200)
+	if acked, quiesced, ok := w.l.Acknowledged(x); acked != v || quiesced != v || !ok {
+		t.Fatalf("acknowledged %d, quiesced %d, of maps up to %d", acked, quiesced, v)
+	}
+	w.down(2)
+	w.on(1, dirpb.PGState_PG_FROZEN, 1)
+	w.want() // not before it has quiesced
+	w.renew(x, 0, w.s.FrozenVersion(1))
+	w.want("group 1: every session has quiesced", "group 2: every session has quiesced")
+}
+
 // Of three copies one is lost: the others are brought in step before anyone goes on.
 func TestRecover(t *testing.T) {
 	w := newWorld(t)

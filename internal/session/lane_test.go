@@ -1,0 +1,1003 @@
+package session_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
+)
+
+var errGone = errors.New("the caller has gone")
+
+// ---- leases
+
+// What completes after the lease has ended is worth nothing: others may have been given the
+// memory that was read. A write may have happened; one that was not posted did not.
+func TestLeaseEndsUnderWay(t *testing.T) {
+	for _, kind := range []index.Kind{index.Get, index.Put, index.Delete} {
+		t.Run(kind.String(), func(t *testing.T) {
+			r := newRig(t, 1, false)
+			r.put("a", "1")
+			task := r.request(kind, "a", "2")
+			r.l.Start(task)
+			r.l.Pump()
+			if task.IsDone() || len(r.fab.Events()) == 0 {
+				t.Fatal("nothing was posted")
+			}
+			r.now += rigLease
+			r.settle()
+			v, err := r.answer(task)
+			if !errors.Is(err, session.ErrLease) || v != "" || errors.Is(err, index.ErrUnknown) != (kind != index.Get) {
+				t.Fatalf("ended with %q, %v", v, err)
+			}
+			before := r.l.Counters()
+			if _, err := r.do(kind, "a", "3"); !errors.Is(err, session.ErrLease) || errors.Is(err, index.ErrUnknown) {
+				t.Fatalf("begun without a lease: %v", err)
+			}
+			if after := r.l.Counters(); after != before {
+				t.Fatalf("posted without a lease: %+v, before %+v", after, before)
+			}
+			r.renew(rigLease)
+			r.put("a", "4")
+			r.get("a", "4")
+		})
+	}
+}
+
+// The same of what is executed within PostSend: a read of the only copy, on a provider that
+// fences by itself, needs no lease.
+func TestLeaseEndsWithinPost(t *testing.T) {
+	for _, tc := range []struct {
+		replicas    int
+		put         bool
+		ok, unknown bool
+	}{{1, false, true, false}, {2, false, false, false}, {1, true, true, true}} {
+		t.Run(fmt.Sprintf("%d copies, put %v", tc.replicas, tc.put), func(t *testing.T) {
+			r := newRig(t, tc.replicas, true)
+			r.put("a", "1")
+			if q := r.quickly(tc.put, "a", "2"); !q.OK || q.Err != nil {
+				t.Fatalf("with a lease: %v, %v", q.OK, q.Err)
+			}
+			r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+				r.now += rigLease
+				return q.PostSend(wrs)
+			}
+			q := r.quickly(tc.put, "a", "3")
+			if q.OK != tc.ok || errors.Is(q.Err, index.ErrUnknown) != tc.unknown || errors.Is(q.Err, session.ErrLease) != tc.unknown {
+				t.Fatalf("dealt with %v, %v; want %v, unknown %v", q.OK, q.Err, tc.ok, tc.unknown)
+			}
+		})
+	}
+}
+
+// Replies come in any order; each says what held when its renewal was sent.
+func TestLateReply(t *testing.T) {
+	r := newRig(t, 1, false)
+	first, second := r.core.BeginRenew(), r.core.BeginRenew()
+	end := r.now + 2*rigLease
+	r.core.EndRenew(second, 9, 8, end)
+	r.core.EndRenew(first, 7, 6, end-rigLease)
+	if r.core.Epoch() != 9 || r.core.MinEpoch() != 8 {
+		t.Fatalf("epoch %d, minimum %d went back", r.core.Epoch(), r.core.MinEpoch())
+	}
+	if r.now = end - 1; !r.core.LeaseValid() {
+		t.Fatal("a late reply shortened the lease")
+	}
+	if r.now = end; r.core.LeaseValid() {
+		t.Fatal("the lease goes on for ever")
+	}
+}
+
+// ---- what a lost placement group leaves behind
+
+// A word that was remembered of lost memory may come back in the new one, where it is another
+// key's.
+func TestHintsOfLostGeneration(t *testing.T) {
+	for _, quick := range []bool{false, true} {
+		t.Run(fmt.Sprintf("quick %v", quick), func(t *testing.T) {
+			r := newRig(t, 1, quick)
+			r.put("a mine", "1111")
+			off, w := r.slot(1, "a mine")
+			r.startOver()
+			r.grant(rigLo+4000, 1000)
+			mem := r.nodes[0].mem
+			layout.EncodeRecord(mem[w.Off():], layout.RecordHeader{Version: 1 << 20, Writer: 9}, []byte("a hers"), []byte("2222"))
+			putWord(mem[off:], uint64(w))
+			for range 2 { // before the lane has seen the map, and after
+				if quick {
+					if q := r.quickly(true, "a mine", "3333"); q.OK {
+						t.Error("wrote by a hint of lost memory")
+					}
+					if q := r.quickly(false, "a mine", ""); q.OK {
+						t.Error("read by a hint of lost memory")
+					}
+				}
+				r.l.Pump()
+			}
+			r.put("a mine", "3333")
+			r.get("a hers", "2222")
+			r.get("a mine", "3333")
+		})
+	}
+}
+
+// No place of lost memory is used again, wherever it was: with the session, in a lane's
+// stock, in limbo. What is granted of the new memory stays the session's, whatever an
+// operation of the old still asks for.
+func TestPlacesOfLostGeneration(t *testing.T) {
+	r := newRig(t, 1, false)
+	for i := range 20 {
+		r.put(fmt.Sprint("k", i%10), fmt.Sprint(i)) // half of them replace others
+	}
+	old := r.core.View().PGs[1].PG
+	r.startOver()
+	const lo, units = rigLo + 8000, 40
+	r.grant(lo, units)
+	r.core.HeapOf(&old)
+	for range 3 {
+		r.renew(rigLease)
+		r.l.Pump()
+	}
+	if n := r.core.HeapOf(&r.core.View().PGs[1].PG).Stats().Granted; n != units {
+		t.Fatalf("the session has %d units of the new memory, want %d", n, units)
+	}
+	for i := range 10 {
+		k := fmt.Sprintf("%c", 'a'+i)
+		r.put(k, "new")
+		if _, w := r.slot(1, k); w.Unit() < lo || w.Unit() >= lo+units {
+			t.Fatalf("key %q lies at unit %d, granted are %d to %d", k, w.Unit(), lo, lo+units)
+		}
+	}
+}
+
+// Of an extent that is being recalled nothing is taken, wherever the session has it, and what
+// it unlinks there is nobody's.
+func TestRecalledExtent(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	r.put("a", "2") // its first place is in limbo
+	if r.l.LimboUnits() == 0 || r.l.CachedUnits() == 0 {
+		t.Fatalf("%d units in limbo, %d in stock", r.l.LimboUnits(), r.l.CachedUnits())
+	}
+	r.install(func(p *dirpb.PlacementGroup) { p.Recalled = []uint32{0} })
+	none := func(when string) {
+		t.Helper()
+		free := r.core.HeapOf(&r.core.View().PGs[1].PG).Stats().Free
+		if l, c := r.l.LimboUnits(), r.l.CachedUnits(); l != 0 || c != 0 || free != 0 {
+			t.Fatalf("%s: %d units in limbo, %d in stock, %d free", when, l, c, free)
+		}
+	}
+	none("recalled")
+	if _, err := r.do(index.Delete, "a", ""); err != nil {
+		t.Fatal(err)
+	}
+	none("unlinked since")
+	x := r.request(index.Put, "a", "3")
+	r.l.Start(x)
+	r.settle()
+	if x.Waiting() != index.Alloc {
+		t.Fatalf("waits for %v", x.Waiting())
+	}
+	r.install(nil) // the recall is over
+	r.grant(rigLo+4000, 100)
+	r.l.Deliver(func(*session.Lane) {})
+	r.settle()
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ---- frozen and joining placement groups
+
+// Without a Task nothing is done in a placement group that is frozen, where no verb may be
+// posted, nor in one that a replica joins, where readers look at two.
+func TestQuickNotInEveryView(t *testing.T) {
+	for name, change := range map[string]func(*dirpb.PlacementGroup){
+		"frozen":  func(p *dirpb.PlacementGroup) { p.State = dirpb.PGState_PG_FROZEN },
+		"joining": func(p *dirpb.PlacementGroup) { p.Joining = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 2, true)
+			if name == "frozen" {
+				r = newRig(t, 1, true) // where puts are quick, too
+			}
+			r.put("a", "1")
+			quick := func(put, want bool) {
+				t.Helper()
+				before := r.l.Counters()
+				if q := r.quickly(put, "a", "2"); q.OK != want {
+					t.Fatalf("put %v dealt with: %v, want %v", put, q.OK, want)
+				}
+				if posted := r.l.Counters() != before; posted != want {
+					t.Fatalf("put %v posted: %v, want %v", put, posted, want)
+				}
+			}
+			quick(false, true)
+			quick(true, len(r.nodes) == 1)
+			r.epoch++
+			r.install(change)
+			quick(false, false)
+			quick(true, false)
+			r.epoch++
+			r.install(nil)
+			quick(false, true)
+			// A map that the lane has not seen may say anything.
+			r.offer(change)
+			quick(false, false)
+		})
+	}
+}
+
+// Everything else that leaves an operation to a Task; nothing is posted then.
+func TestQuickDeclines(t *testing.T) {
+	synchronous := func(c *driver.Caps) { c.Synchronous, c.SelfFencing = true, true }
+	for name, tc := range map[string]struct {
+		caps     func(*driver.Caps)
+		do       func(r *rig)
+		get, put bool // may be done without
+	}{
+		"nothing":           {synchronous, func(*rig) {}, true, true},
+		"it does not fence": {func(c *driver.Caps) { c.Synchronous = true }, func(*rig) {}, false, false},
+		"another is under way": {synchronous, func(r *rig) {
+			x := r.request(index.Put, "b", "1")
+			r.l.Start(x)
+			r.t.Cleanup(func() { r.settle() })
+		}, false, false},
+		"mail":                 {synchronous, func(r *rig) { r.l.Deliver(func(*session.Lane) {}) }, false, false},
+		"memory has come back": {synchronous, func(r *rig) { r.renew(rigLease); r.renew(rigLease) }, false, false},
+		"the word is old": {synchronous, func(r *rig) {
+			r.core.SetEpoch(r.core.Epoch() + layout.WordLifeEpochs)
+		}, false, false},
+		"the array is another": {synchronous, func(r *rig) { r.shard = 9; r.install(nil) }, false, false},
+		"the word is frozen": {synchronous, func(r *rig) {
+			off, w := r.slot(1, "a")
+			putWord(r.nodes[0].mem[off:], uint64(w.WithState(layout.Frozen)))
+			r.get("a", "1") // and remembers it
+		}, true, false},
+		"no lease":       {synchronous, func(r *rig) { r.now += rigLease }, true, false},
+		"no connection":  {synchronous, func(r *rig) { r.disconnect(1) }, false, false},
+		"another key":    {synchronous, func(r *rig) { r.put("a other", "1"); r.l.Pump() }, true, true},
+		"no memory left": {synchronous, func(r *rig) { r.useUp() }, true, false},
+	} {
+		for _, put := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, put %v", name, put), func(t *testing.T) {
+				r := newRigOf(t, 1, tc.caps)
+				r.put("a", "1")
+				tc.do(r)
+				before := r.l.Counters()
+				want := put && tc.put || !put && tc.get
+				if q := r.quickly(put, "a", "2"); q.OK != want || q.Err != nil {
+					t.Fatalf("dealt with %v, %v; want %v", q.OK, q.Err, want)
+				}
+				if posted := r.l.Counters() != before; posted != want {
+					t.Fatalf("posted %v, want %v", posted, want)
+				}
+			})
+		}
+	}
+}
+
+// useUp takes all places that there are.
+func (r *rig) useUp() {
+	r.t.Helper()
+	for range 3000 {
+		if q := r.quickly(true, "a", "2"); !q.OK {
+			return
+		}
+	}
+	r.t.Fatal("there is no end of memory")
+}
+
+// What a chain that was not executed left in its buffers is no answer, and what was not
+// linked is free again.
+func TestQuickNotExecuted(t *testing.T) {
+	r := newRig(t, 1, true)
+	r.put("a", "1")
+	if q := r.quickly(false, "a", ""); !q.OK || string(q.Record.Value) != "1" {
+		t.Fatalf("dealt with %v, %q", q.OK, q.Record.Value)
+	}
+	for _, put := range []bool{false, true} {
+		r.wire.post = func(driver.QP, []driver.WR) (int, error) { return 0, driver.ErrQPError }
+		if q := r.quickly(put, "a", "2"); q.OK {
+			t.Fatalf("put %v was not executed, and is done", put)
+		}
+	}
+	r.wire.post = nil
+	r.get("a", "1")
+	// One that loses its CAS takes no memory.
+	off, w := r.slot(1, "a")
+	other := layout.MakeLive(w.Ver()+1, w.FP(), w.Code(), w.Unit()+1)
+	for range 3000 {
+		putWord(r.nodes[0].mem[off:], uint64(other))
+		if q := r.quickly(true, "a", "2"); q.OK {
+			t.Fatal("done, over a word that it does not know")
+		}
+		if now := layout.Word(r.nodes[0].word(off)); now != other {
+			t.Fatalf("the slot holds %v, want %v", now, other)
+		}
+	}
+	if r.l.Stats.CASLosses != 3000 {
+		t.Fatalf("%d CAS lost: there was no place for the others", r.l.Stats.CASLosses)
+	}
+}
+
+// What is replaced without a Task goes through limbo, and comes back.
+func TestQuickLimbo(t *testing.T) {
+	r := newRig(t, 1, true)
+	r.startOver()
+	r.grant(rigLo, 3)
+	r.put("a", "1")
+	for round := range 5 {
+		for i := range 2 {
+			if q := r.quickly(true, "a", "2"); !q.OK {
+				t.Fatalf("round %d: no place for put %d", round, i)
+			}
+		}
+		if q := r.quickly(true, "a", "3"); q.OK {
+			t.Fatalf("round %d: took a place that others may look at", round)
+		}
+		for range 2 { // their own renewal, and one that shows that all are past it
+			r.renew(rigLease)
+			r.l.Pump()
+		}
+	}
+}
+
+// An expired record is not there.
+func TestQuickExpired(t *testing.T) {
+	r := newRig(t, 1, true)
+	x := r.request(index.Put, "a", "1")
+	x.Op.Expiry = 1000
+	r.l.Start(x)
+	r.settle()
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		millis uint64
+		want   bool
+	}{{999, true}, {1000, false}} {
+		r.millis = tc.millis
+		if q := r.quickly(false, "a", ""); q.OK != tc.want {
+			t.Fatalf("at %d dealt with %v, want %v", tc.millis, q.OK, tc.want)
+		}
+	}
+}
+
+// ---- acknowledged maps
+
+// A lane acknowledges the map that it has seen and no other, and not while an operation that
+// began under an older one is under way.
+func TestAcks(t *testing.T) {
+	r := newRig(t, 1, false)
+	check := func(what string, acked, quiesced uint64) {
+		t.Helper()
+		if a, q := r.core.Acked(); a != acked || q != quiesced {
+			t.Fatalf("%s: acknowledged %d, quiesced %d, want %d, %d", what, a, q, acked, quiesced)
+		}
+	}
+	v := r.version
+	check("idle", v, v)
+	r.put("a", "1")
+	check("after an operation", v, v)
+	r.offer(nil)
+	check("not seen", v, v)
+	r.l.Pump()
+	check("seen", v+1, v+1)
+	task := r.request(index.Put, "a", "2")
+	r.l.Start(task)
+	r.l.Pump()
+	r.install(nil)
+	check("an operation is under way", v+1, v+1)
+	// In another epoch it is done with the old map once its verbs are.
+	r.epoch++
+	r.install(nil)
+	check("under way still", v+1, v+1)
+	r.settle()
+	check("over", v+3, v+3)
+	if _, err := r.answer(task); err != nil {
+		t.Fatal(err)
+	}
+	check("answered", v+3, v+3)
+}
+
+// ---- WRs that were not posted
+
+// Where a queue pair takes a part of what it is given, the CASes that it took may have
+// happened, and the others have not.
+func TestPostedInPart(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("connection lost for good %v", lost), func(t *testing.T) {
+			r := newRig(t, 1, false)
+			var tasks []*session.Task
+			for _, k := range []string{"a", "b"} {
+				r.put(k, "1")
+				x := r.request(index.Put, k, "2")
+				got := r.request(index.Get, k, "")
+				r.l.Start(got)
+				r.settle()
+				x.Op.Cond, x.Op.IfVersion = index.IfVersion, got.Op.Version
+				r.l.Recycle(got)
+				tasks = append(tasks, x)
+			}
+			var taken, refused []driver.WR
+			r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+				if len(wrs) != 4 {
+					t.Errorf("posted %d WRs, want two chains of two", len(wrs))
+				}
+				taken, refused = slices.Clone(wrs[:2]), slices.Clone(wrs[2:])
+				if n, err := q.PostSend(taken); n != 2 || err != nil {
+					t.Errorf("took %d, %v", n, err)
+				}
+				return 2, driver.ErrQPError
+			}
+			for _, x := range tasks {
+				r.l.Start(x)
+			}
+			r.l.Pump()
+			r.wire.post = nil
+			if lost { // what was taken lands all the same, and nobody is told
+				if err := r.fab.Kill(r.qp(1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			fire(r.fab)
+			if !slices.Equal(r.wantConn, []uint32{1}) || len(taken) != 2 || taken[1].Op != rdma.OpCmpAndSwp || refused[1].Op != rdma.OpCmpAndSwp {
+				t.Fatalf("connections wanted: %v; took %+v, refused %+v", r.wantConn, taken, refused)
+			}
+			if lost {
+				r.l.Pump()
+				r.l.ConnFailed(1, true, session.ErrNoConn)
+			} else {
+				r.connect(1)
+			}
+			r.settle()
+			for i, k := range []string{"a", "b"} {
+				posted := happened(r, k, taken[1])
+				_, err := r.answer(tasks[i])
+				switch {
+				case !lost && err != nil:
+					t.Errorf("%q, posted %v: %v", k, posted, err)
+				case lost && (!errors.Is(err, session.ErrNoConn) || errors.Is(err, index.ErrUnknown) != posted):
+					t.Errorf("%q, posted %v: %v", k, posted, err)
+				}
+			}
+			if lost {
+				return
+			}
+			r.get("a", "2")
+			r.get("b", "2")
+		})
+	}
+}
+
+// happened reports whether the slot of key holds what a CAS was to put there.
+func happened(r *rig, key string, cas driver.WR) bool {
+	_, w := r.slot(1, key)
+	return uint64(w) == cas.Swap
+}
+
+// ---- unlocks
+
+// holding is an insert that has its key's lock and has not been told.
+func (r *rig) holding(key string) *session.Task {
+	r.t.Helper()
+	x := r.request(index.Put, key, "1")
+	r.l.Start(x)
+	for range 10 {
+		r.l.Pump()
+		if fire(r.fab); r.lock(1, key) != 0 {
+			return x
+		}
+	}
+	r.t.Fatal("it takes no lock")
+	return nil
+}
+
+// An unlock that went down with its connection is repeated on the next one; one that is
+// known to be done is not.
+func TestUnlockAfterReconnection(t *testing.T) {
+	r := newRig(t, 1, false)
+	x := r.holding("a")
+	for !x.IsDone() { // the release goes with the CAS of the slot, behind it
+		if !r.l.Pump() {
+			_ = r.fab.Fire(r.fab.Events()[0])
+		}
+	}
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
+	if l := r.lock(1, "a"); l.Session() != rigSelf {
+		t.Fatalf("the lock is %v before its release took effect", l)
+	}
+	r.disconnect(1)
+	r.connect(1)
+	r.settle()
+	if l := r.lock(1, "a"); l != 0 {
+		t.Fatalf("the lock is %v after a reconnection", l)
+	}
+	r.get("a", "1") // whose WC proves the unlock
+	before := r.l.Counters()
+	r.connect(1)
+	r.settle()
+	if after := r.l.Counters(); after != before {
+		t.Fatalf("posted again: %+v, before %+v", after, before)
+	}
+}
+
+// An unlock that waits for a connection is not taken for done when an older WC comes.
+func TestUnlockNeverPosted(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("b", "2")
+	r.put("a other", "1") // which the insert has to read, so that its release does not go with that
+	x := r.holding("a")
+	x.Deadline = r.now + second/2
+	older := r.request(index.Get, "b", "")
+	r.l.Start(older)
+	// It is posted, and what the insert does next is not.
+	posts := 0
+	r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+		if posts++; posts > 1 {
+			return 0, driver.ErrQPError
+		}
+		return q.PostSend(wrs)
+	}
+	r.l.Pump()
+	r.wire.post = nil
+	if x.Waiting() != index.Reconnect || older.Waiting() != 0 || older.IsDone() {
+		t.Fatalf("the insert waits for %v, the get for %v", x.Waiting(), older.Waiting())
+	}
+	r.now = x.Deadline
+	r.l.Pump()
+	if _, err := r.answer(x); !errors.Is(err, session.ErrNoConn) || errors.Is(err, index.ErrUnknown) {
+		t.Fatalf("the insert ended with %v", err)
+	}
+	fire(r.fab)
+	r.l.Pump()
+	if v, err := r.answer(older); v != "2" || err != nil {
+		t.Fatalf("the get ended with %q, %v", v, err)
+	}
+	if l := r.lock(1, "a"); l.Session() != rigSelf {
+		t.Fatalf("the lock is %v, with no connection to release it", l)
+	}
+	r.connect(1)
+	r.settle()
+	if l := r.lock(1, "a"); l != 0 {
+		t.Fatalf("the lock is %v after a reconnection", l)
+	}
+}
+
+// A lock is waited for until its owner is fenced, and broken then.
+func TestLockOfFenced(t *testing.T) {
+	r := newRig(t, 1, false)
+	home, _ := layout.GroupOff(rigHash("a"), 1)
+	putWord(r.nodes[0].mem[layout.RegionPageSize+home+layout.GroupLockOff:], uint64(layout.MakeLock(9, 77)))
+	x := r.request(index.Put, "a", "1")
+	r.l.Start(x)
+	r.settleFor(second / 20)
+	if x.IsDone() || r.lock(1, "a").Session() != 9 || !slices.Contains(r.wantFenced, 9) {
+		t.Fatalf("done %v, lock %v, asked about %v", x.IsDone(), r.lock(1, "a"), r.wantFenced)
+	}
+	r.core.SetFenced(9)
+	r.settle()
+	if _, err := r.answer(x); err != nil || r.lock(1, "a") != 0 {
+		t.Fatalf("ended with %v, lock %v", err, r.lock(1, "a"))
+	}
+	r.get("a", "1")
+}
+
+// ---- unknown outcomes
+
+// After a lost connection a write looks up what became of its CAS.
+func TestResolve(t *testing.T) {
+	for _, landed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("landed %v", landed), func(t *testing.T) {
+			r := newRig(t, 1, false)
+			r.put("a", "1")
+			_, w := r.slot(1, "a")
+			x := r.request(index.Put, "a", "2")
+			r.l.Start(x)
+			r.l.Pump()
+			if err := r.fab.Kill(r.qp(1)); err != nil {
+				t.Fatal(err)
+			}
+			if landed {
+				fire(r.fab)
+			}
+			r.l.Pump()
+			if x.Waiting() != index.Reconnect || !slices.Equal(r.wantConn, []uint32{1}) {
+				t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
+			}
+			_, now := r.slot(1, "a")
+			if (now != w) != landed {
+				t.Fatalf("the slot holds %v, before %v", now, w)
+			}
+			r.connect(1)
+			r.settle()
+			if _, err := r.answer(x); err != nil {
+				t.Fatal(err)
+			}
+			r.get("a", "2")
+			// A word that may have been seen is not posted again.
+			if _, last := r.slot(1, "a"); landed != (last == now) {
+				t.Fatalf("the slot holds %v, then %v", now, last)
+			}
+		})
+	}
+}
+
+// A caller that goes leaves what is under way to end, and hears no more than that; what
+// only waits ends at once.
+func TestOrphan(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	x := r.request(index.Put, "a", "2")
+	done := 0
+	x.Done = func(*session.Task) { done++ }
+	x.Deadline = r.now + second/4
+	r.l.Start(x)
+	r.l.Pump()
+	if r.l.Overdue() != nil || r.l.NextWake() != x.Deadline {
+		t.Fatalf("overdue %v, next wake at %d, want %d", r.l.Overdue(), r.l.NextWake(), x.Deadline)
+	}
+	if r.now = x.Deadline; r.l.Overdue() != x {
+		t.Fatal("nothing is overdue at its deadline")
+	}
+	r.l.Orphan(x, errGone)
+	r.l.Pump()
+	if x.IsDone() || r.l.Active() != 1 || r.l.Overdue() != nil || r.l.NextWake() != 0 {
+		t.Fatalf("done %v, %d under way, overdue %v, next wake at %d", x.IsDone(), r.l.Active(), r.l.Overdue(), r.l.NextWake())
+	}
+	r.settle()
+	if _, err := r.answer(x); done != 1 || !errors.Is(err, errGone) || !errors.Is(err, index.ErrUnknown) {
+		t.Fatalf("ended with %v, told %d times", err, done)
+	}
+	r.get("a", "2") // it did happen
+
+	r.disconnect(1)
+	x = r.request(index.Get, "a", "")
+	r.l.Start(x)
+	r.settle()
+	if x.Waiting() != index.Post {
+		t.Fatalf("waits for %v", x.Waiting())
+	}
+	r.l.Orphan(x, errGone)
+	if _, err := r.answer(x); !errors.Is(err, errGone) || errors.Is(err, index.ErrUnknown) || r.l.Active() != 0 {
+		t.Fatalf("ended with %v, %d under way", err, r.l.Active())
+	}
+}
+
+// ---- mail
+
+// Mail runs on the lane's goroutine, at its next Pump, once and in order; whoever leaves it
+// wakes who waits for the lane.
+func TestMail(t *testing.T) {
+	r := newRig(t, 1, false)
+	var got []int
+	leave := func(n int) { r.l.Deliver(func(*session.Lane) { got = append(got, n) }) }
+	leave(1)
+	leave(2)
+	select {
+	case <-r.l.Kicked():
+	default:
+		t.Fatal("not kicked")
+	}
+	if len(got) > 0 {
+		t.Fatal("run by who left it")
+	}
+	r.l.Deliver(func(*session.Lane) { leave(3) }) // for the Pump after this one
+	if !r.l.Pump() || !slices.Equal(got, []int{1, 2}) {
+		t.Fatalf("ran %v", got)
+	}
+	if !r.l.Pump() || !slices.Equal(got, []int{1, 2, 3}) || r.l.Pump() {
+		t.Fatalf("ran %v", got)
+	}
+	// From anywhere, while the lane works.
+	const from, each = 4, 200
+	last := make([]int, from)
+	n := 0
+	var wg sync.WaitGroup
+	for g := range from {
+		wg.Go(func() {
+			for i := range each {
+				r.l.Deliver(func(*session.Lane) {
+					if last[g]++; last[g] != i+1 {
+						t.Errorf("mail %d of %d ran as number %d", i, g, last[g])
+					}
+					n++
+				})
+			}
+		})
+	}
+	all := make(chan struct{})
+	go func() { wg.Wait(); close(all) }()
+	for n < from*each {
+		select {
+		case <-r.l.Kicked():
+		case <-all:
+		}
+		r.l.Pump()
+	}
+	if n != from*each {
+		t.Fatalf("ran %d, left %d", n, from*each)
+	}
+}
+
+// An operation that waits looks again when there is mail, and not before.
+func TestMailWakes(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.startOver() // nothing is granted
+	x := r.request(index.Put, "a", "1")
+	r.l.Start(x)
+	r.settle()
+	if x.Waiting() != index.Alloc || r.wantMemory != 1 {
+		t.Fatalf("waits for %v, asked %d times for memory", x.Waiting(), r.wantMemory)
+	}
+	if r.settle(); r.wantMemory != 1 {
+		t.Fatalf("asked %d times for memory", r.wantMemory)
+	}
+	r.l.Deliver(func(*session.Lane) {})
+	if r.settle(); r.wantMemory != 2 {
+		t.Fatalf("asked %d times for memory after mail", r.wantMemory)
+	}
+	r.grant(rigLo, 100)
+	r.l.Deliver(func(*session.Lane) {})
+	r.settle()
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ---- connections
+
+// A connection to memory that is given up is closed as the lane sees the map, and asked for
+// once.
+func TestConnGivenUp(t *testing.T) {
+	r := newRig(t, 2, false)
+	r.put("a", "1")
+	r.nodes[1].incarnation++
+	r.epoch++
+	r.install(nil)
+	if !slices.Equal(r.wantConn, []uint32{2}) {
+		t.Fatalf("wants connections %v", r.wantConn)
+	}
+	x := r.request(index.Get, "a", "")
+	r.l.Start(x)
+	r.settle()
+	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2}) {
+		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
+	}
+	r.l.ConnFailed(2, false, session.ErrNoConn) // it may be had later
+	r.settle()
+	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2, 2}) {
+		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
+	}
+	r.connect(2)
+	r.settle()
+	if v, err := r.answer(x); v != "1" || err != nil {
+		t.Fatalf("%q, %v", v, err)
+	}
+}
+
+// A send queue that is full takes the rest later, in order.
+func TestQueueFull(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	r.put("b", "1")
+	r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+		n, err := q.PostSend(wrs[:1])
+		if err == nil && len(wrs) > 1 {
+			err = driver.ErrQueueFull
+		}
+		return n, err
+	}
+	a, b := r.request(index.Put, "a", "2"), r.request(index.Put, "b", "2")
+	r.l.Start(a)
+	r.l.Start(b)
+	r.settle()
+	for _, x := range []*session.Task{a, b} {
+		if _, err := r.answer(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(r.wantConn) > 0 {
+		t.Fatalf("wants connections %v", r.wantConn)
+	}
+	r.get("a", "2")
+	r.get("b", "2")
+}
+
+// Where a READ could miss what an atomic in front of it did, it is fenced.
+func TestFencedReads(t *testing.T) {
+	for _, sees := range []bool{false, true} {
+		r := newRigOf(t, 1, func(c *driver.Caps) { c.AtomicThenRead = sees })
+		atomics, reads := 0, 0
+		r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+			for i := range wrs {
+				switch w := &wrs[i]; {
+				case w.Op.IsAtomic():
+					atomics++
+				case w.Op == rdma.OpRead && atomics > 0:
+					if reads++; (w.Flags&rdma.Fence != 0) == sees {
+						t.Errorf("READ behind an atomic with flags %v, on a device where it sees that: %v", w.Flags, sees)
+					}
+				}
+			}
+			return q.PostSend(wrs)
+		}
+		r.put("a", "1")
+		r.get("a", "1")
+		if reads == 0 {
+			t.Error("no READ behind an atomic")
+		}
+	}
+}
+
+// A region that was made anew has other keys, which a lane takes from the next map.
+func TestNewKeys(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	n := r.nodes[0]
+	if err := errors.Join(n.mrs[0].Deregister(), n.mrs[1].Deregister()); err != nil {
+		t.Fatal(err)
+	}
+	n.register(n.region)
+	r.epoch++
+	r.install(nil)
+	r.get("a", "1")
+	r.put("a", "2")
+	r.get("a", "2")
+}
+
+// An older map does not replace a newer one, however late it comes.
+func TestOlderMap(t *testing.T) {
+	r := newRig(t, 1, false)
+	old := r.core.View()
+	r.install(nil)
+	r.core.InstallView(old)
+	r.l.Pump()
+	if v := r.core.View().Version; v != r.version {
+		t.Fatalf("map %d is in force, after %d", v, r.version)
+	}
+}
+
+// ---- versions and epochs
+
+// A version is greater than any before on its lane and than what it replaces, whatever the
+// clock does, and no other lane's.
+func TestVersions(t *testing.T) {
+	r := newRig(t, 1, false)
+	x := r.request(index.Get, "a", "")
+	last, lanes := uint64(0), x.Version(0)&(1<<16-1)
+	next := func(what string, after uint64) {
+		t.Helper()
+		v := x.Version(after)
+		if v <= last || v <= after || v&(1<<16-1) != lanes {
+			t.Fatalf("%s: version %#x after %#x and %#x", what, v, last, after)
+		}
+		last = v
+	}
+	next("first", 0)
+	next("again", 0)
+	r.millis = 1 << 40
+	r.core.Tick()
+	next("the clock goes on", 0)
+	if low := r.millis * 1_000_000 >> 14 << 16; last < low {
+		t.Fatalf("version %#x is behind the clock's %#x", last, low)
+	}
+	r.millis = 1
+	r.core.Tick()
+	next("the clock goes back", 0)
+	next("over a greater one", last+1<<40)
+	next("and on", 0)
+	r.l.Recycle(r.started(x))
+	if lanes != 1<<4 {
+		t.Fatalf("discriminator %#x of session 1, lane 0", lanes)
+	}
+}
+
+// started performs a request, so that it can be recycled.
+func (r *rig) started(x *session.Task) *session.Task {
+	r.t.Helper()
+	r.l.Start(x)
+	r.settle()
+	if !x.IsDone() {
+		r.t.Fatalf("waits for %v", x.Waiting())
+	}
+	return x
+}
+
+// The oldest operation under way holds the reclaim epoch back, but for one that waits for
+// memory and has seen nothing.
+func TestOldest(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	oldest := func(what string, want uint64, some bool) {
+		t.Helper()
+		if e, ok := r.l.Oldest(); e != want || ok != some {
+			t.Fatalf("%s: %d, %v; want %d, %v", what, e, ok, want, some)
+		}
+	}
+	oldest("idle", 0, false)
+	var xs []*session.Task
+	for e := uint64(100); e < 103; e++ {
+		r.core.SetEpoch(e)
+		x := r.request(index.Get, "a", "")
+		xs = append(xs, x)
+		r.l.Start(x)
+		r.l.Pump()
+	}
+	oldest("three", 100, true)
+	r.l.Orphan(xs[0], errGone) // what it posted is under way all the same
+	oldest("answered", 100, true)
+	r.settle()
+	oldest("over", 0, false)
+	for _, x := range xs {
+		r.l.Recycle(x)
+	}
+	r.startOver()
+	x := r.request(index.Put, "a", "1")
+	r.l.Start(x)
+	oldest("begun", 102, true)
+	r.settle()
+	if x.Waiting() != index.Alloc {
+		t.Fatalf("waits for %v", x.Waiting())
+	}
+	oldest("waits for memory", 0, false)
+	r.core.SetEpoch(200)
+	r.grant(rigLo, 100)
+	r.l.Deliver(func(*session.Lane) {})
+	r.l.Pump()
+	oldest("has memory", 200, true)
+	r.settle()
+	if _, err := r.answer(x); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ---- limbo
+
+// A replaced record's place is used again when the reply to a renewal that was sent after
+// says that everybody is past it.
+func TestLimbo(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.startOver()
+	r.grant(rigLo, 2) // two places of a unit
+	r.put("a", "1")
+	_, first := r.slot(1, "a")
+	sent := r.core.BeginRenew()
+	r.put("a", "2")
+	free := func(want bool) {
+		t.Helper()
+		r.l.Pump()
+		x := r.request(index.Put, "a", "3")
+		r.l.Start(x)
+		r.settle()
+		if x.IsDone() != want {
+			t.Fatalf("has a place: %v, want %v", x.IsDone(), want)
+		}
+		if !want {
+			r.l.Orphan(x, errGone)
+		}
+		_, _ = r.answer(x)
+	}
+	free(false)
+	r.core.EndRenew(sent, 10, 20, r.now+rigLease) // sent before
+	free(false)
+	r.core.EndRenew(r.core.BeginRenew(), 30, 30, r.now+rigLease) // somebody is not past it
+	free(false)
+	r.core.EndRenew(r.core.BeginRenew(), 31, 31, r.now+rigLease)
+	free(true)
+	if _, w := r.slot(1, "a"); w.Unit() != first.Unit() || w.Ver() == first.Ver() {
+		t.Fatalf("the record is at %v, the free place was %v", w, heap.Place{Unit: first.Unit(), Units: first.Units(), Ver: first.Ver()})
+	}
+}
