@@ -47,8 +47,8 @@ var (
 	// ErrNotRegistered refuses connections while the directory does not know
 	// this incarnation.
 	ErrNotRegistered = errors.New("memory node is not registered with the directory")
-	// ErrFenced refuses a session that the directory had fenced here.
-	ErrFenced = errors.New("session is fenced")
+	// ErrEnded refuses a session that has closed, is being fenced or was fenced.
+	ErrEnded = errors.New("the session has ended")
 )
 
 // Directory is what a node needs of the directory; *dirclient.Client is one.
@@ -192,7 +192,7 @@ type Node struct {
 		reg       *registration // nil: not registered, nobody may connect
 		peers     map[uint32]map[uint32]*peer
 		byPeer    map[rdma.Peer]*peer
-		barred    sessionSet
+		sessions  sessions
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
 		failures  map[uint32]*failure
@@ -236,7 +236,6 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	n.mu.peers = map[uint32]map[uint32]*peer{}
 	n.mu.byPeer = map[rdma.Peer]*peer{}
-	n.mu.barred = sessionSet{}
 	n.mu.fencing = map[uint32]*fence{}
 	n.mu.regions = map[uint32]*region{}
 	n.mu.failures = map[uint32]*failure{}
@@ -327,10 +326,10 @@ func (n *Node) Ready(ctx context.Context) error {
 // is reported and not freed.
 func (n *Node) Close() error {
 	n.closeOnce.Do(func() {
+		n.cancel() // first: a registration under way is not taken from here on
 		n.mu.Lock()
 		n.mu.reg = nil
 		n.mu.Unlock()
-		n.cancel()
 		n.wg.Wait()
 		var errs []error
 		for _, d := range slices.Backward(n.devices) {

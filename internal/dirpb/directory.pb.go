@@ -3710,6 +3710,7 @@ type RegisterNodeReply struct {
 	HeartbeatMillis uint64                 `protobuf:"varint,2,opt,name=heartbeat_millis,json=heartbeatMillis,proto3" json:"heartbeat_millis,omitempty"`
 	ClusterKey      []byte                 `protobuf:"bytes,3,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"` // verifies session tokens
 	ClusterId       string                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Sessions        *Sessions              `protobuf:"bytes,5,opt,name=sessions,proto3" json:"sessions,omitempty"` // always there
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -3772,6 +3773,67 @@ func (x *RegisterNodeReply) GetClusterId() string {
 	return ""
 }
 
+func (x *RegisterNodeReply) GetSessions() *Sessions {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// Sessions are those whose tokens a memory node takes: the live ones, and those that
+// were opened since. It fences every other session and bars it.
+type Sessions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Last          uint32                 `protobuf:"varint,1,opt,name=last,proto3" json:"last,omitempty"` // id of the latest that was opened; a greater one is younger than this
+	Live          []uint32               `protobuf:"varint,2,rep,packed,name=live,proto3" json:"live,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sessions) Reset() {
+	*x = Sessions{}
+	mi := &file_directory_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sessions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sessions) ProtoMessage() {}
+
+func (x *Sessions) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
+func (*Sessions) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Sessions) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Sessions) GetLive() []uint32 {
+	if x != nil {
+		return x.Live
+	}
+	return nil
+}
+
 type HeartbeatRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	NodeId         uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -3784,7 +3846,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +3858,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +3871,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -3851,7 +3913,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3863,7 +3925,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3876,7 +3938,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -3907,13 +3969,14 @@ type HeartbeatReply struct {
 	Regions       []*WantRegion `protobuf:"bytes,1,rep,name=regions,proto3" json:"regions,omitempty"`
 	FenceSessions []uint32      `protobuf:"varint,2,rep,packed,name=fence_sessions,json=fenceSessions,proto3" json:"fence_sessions,omitempty"` // to fence and confirm
 	UnknownNode   bool          `protobuf:"varint,3,opt,name=unknown_node,json=unknownNode,proto3" json:"unknown_node,omitempty"`              // register again
+	Sessions      *Sessions     `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`                                        // always there, but with unknown_node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +3988,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4001,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -3962,6 +4025,13 @@ func (x *HeartbeatReply) GetUnknownNode() bool {
 	return false
 }
 
+func (x *HeartbeatReply) GetSessions() *Sessions {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
 type WantRegion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
@@ -3977,7 +4047,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3989,7 +4059,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4002,7 +4072,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -4067,7 +4137,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4079,7 +4149,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4092,7 +4162,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -4138,7 +4208,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4220,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4233,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 type CreateNamespaceRequest struct {
@@ -4184,7 +4254,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4196,7 +4266,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4209,7 +4279,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -4277,7 +4347,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4359,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4372,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -4324,7 +4394,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4336,7 +4406,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4349,7 +4419,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -4375,7 +4445,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4387,7 +4457,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4400,7 +4470,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -4418,7 +4488,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4430,7 +4500,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4443,7 +4513,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 type StatusReply struct {
@@ -4464,7 +4534,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4476,7 +4546,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4489,7 +4559,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -4575,7 +4645,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4587,7 +4657,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4600,7 +4670,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -4652,7 +4722,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4664,7 +4734,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4677,7 +4747,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -4753,7 +4823,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4765,7 +4835,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4778,7 +4848,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -4925,7 +4995,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4937,7 +5007,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4950,7 +5020,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -4982,7 +5052,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5064,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5077,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 type RemoveDirectoryRequest struct {
@@ -5019,7 +5089,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5031,7 +5101,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5044,7 +5114,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -5062,7 +5132,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5074,7 +5144,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5087,7 +5157,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 var File_directory_proto protoreflect.FileDescriptor
@@ -5399,14 +5469,18 @@ const file_directory_proto_rawDesc = "" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x128\n" +
 	"\tendpoints\x18\x04 \x03(\v2\x1a.kvd.directory.v1.EndpointR\tendpoints\x12%\n" +
 	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytes\x12\x16\n" +
-	"\x06domain\x18\x06 \x01(\tR\x06domain\"\x97\x01\n" +
+	"\x06domain\x18\x06 \x01(\tR\x06domain\"\xcf\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1f\n" +
 	"\vcluster_key\x18\x03 \x01(\fR\n" +
 	"clusterKey\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x04 \x01(\tR\tclusterId\"\xa9\x01\n" +
+	"cluster_id\x18\x04 \x01(\tR\tclusterId\x126\n" +
+	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\"2\n" +
+	"\bSessions\x12\x12\n" +
+	"\x04last\x18\x01 \x01(\rR\x04last\x12\x12\n" +
+	"\x04live\x18\x02 \x03(\rR\x04live\"\xa9\x01\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12'\n" +
@@ -5415,11 +5489,12 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\x92\x01\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xca\x01\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
-	"\funknown_node\x18\x03 \x01(\bR\vunknownNode\"\xd2\x01\n" +
+	"\funknown_node\x18\x03 \x01(\bR\vunknownNode\x126\n" +
+	"\bsessions\x18\x04 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\"\xd2\x01\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -5595,7 +5670,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -5649,26 +5724,27 @@ var file_directory_proto_goTypes = []any{
 	(*WatchMapRequest)(nil),        // 49: kvd.directory.v1.WatchMapRequest
 	(*RegisterNodeRequest)(nil),    // 50: kvd.directory.v1.RegisterNodeRequest
 	(*RegisterNodeReply)(nil),      // 51: kvd.directory.v1.RegisterNodeReply
-	(*HeartbeatRequest)(nil),       // 52: kvd.directory.v1.HeartbeatRequest
-	(*NodeStats)(nil),              // 53: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 54: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 55: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 56: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 57: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 58: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 59: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 60: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 61: kvd.directory.v1.SetNamespaceReply
-	(*StatusRequest)(nil),          // 62: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 63: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 64: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 65: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 66: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 67: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 68: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 69: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 70: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 71: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*Sessions)(nil),               // 52: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 53: kvd.directory.v1.HeartbeatRequest
+	(*NodeStats)(nil),              // 54: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 55: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 56: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 57: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 58: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 59: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 60: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 61: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 62: kvd.directory.v1.SetNamespaceReply
+	(*StatusRequest)(nil),          // 63: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 64: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 65: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 66: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 67: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 68: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 69: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 70: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 71: kvd.directory.v1.RemoveDirectoryReply
+	nil,                            // 72: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	8,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
@@ -5701,70 +5777,72 @@ var file_directory_proto_depIdxs = []int32{
 	43, // 27: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
 	5,  // 28: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
 	9,  // 29: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	53, // 30: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	55, // 31: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	13, // 32: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,  // 33: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	10, // 34: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	10, // 35: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	64, // 36: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	7,  // 37: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	65, // 38: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	66, // 39: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	71, // 40: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	16, // 41: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	5,  // 42: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	17, // 43: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	53, // 44: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	35, // 45: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	37, // 46: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	42, // 47: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	49, // 48: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	45, // 49: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	47, // 50: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	25, // 51: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	50, // 52: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	52, // 53: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	56, // 54: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	19, // 55: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	21, // 56: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	23, // 57: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	27, // 58: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	29, // 59: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	31, // 60: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	33, // 61: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	58, // 62: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	60, // 63: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	62, // 64: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	67, // 65: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	69, // 66: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	36, // 67: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	38, // 68: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	44, // 69: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	7,  // 70: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	46, // 71: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	48, // 72: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	26, // 73: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	51, // 74: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	54, // 75: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	57, // 76: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	20, // 77: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	22, // 78: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	24, // 79: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	28, // 80: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	30, // 81: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	32, // 82: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	34, // 83: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	59, // 84: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	61, // 85: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	63, // 86: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	68, // 87: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	70, // 88: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	67, // [67:89] is the sub-list for method output_type
-	45, // [45:67] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	52, // 30: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	54, // 31: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	56, // 32: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	52, // 33: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	13, // 34: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,  // 35: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	10, // 36: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	10, // 37: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	65, // 38: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	7,  // 39: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	66, // 40: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	67, // 41: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	72, // 42: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	16, // 43: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	5,  // 44: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	17, // 45: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	54, // 46: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	35, // 47: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	37, // 48: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	42, // 49: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	49, // 50: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	45, // 51: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	47, // 52: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	25, // 53: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	50, // 54: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	53, // 55: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	57, // 56: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	19, // 57: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	21, // 58: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	23, // 59: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	27, // 60: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	29, // 61: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	31, // 62: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	33, // 63: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	59, // 64: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	61, // 65: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	63, // 66: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	68, // 67: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	70, // 68: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	36, // 69: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	38, // 70: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	44, // 71: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	7,  // 72: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	46, // 73: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	48, // 74: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	26, // 75: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	51, // 76: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	55, // 77: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	58, // 78: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	20, // 79: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	22, // 80: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	24, // 81: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	28, // 82: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	30, // 83: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	32, // 84: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	34, // 85: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	60, // 86: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	62, // 87: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	64, // 88: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	69, // 89: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	71, // 90: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	69, // [69:91] is the sub-list for method output_type
+	47, // [47:69] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -5778,7 +5856,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -633,6 +633,18 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 	return want
 }
 
+// Admitted are the sessions whose tokens memory nodes take. One that is being fenced is
+// not among them.
+func (s *State) Admitted() *dirpb.Sessions {
+	a := &dirpb.Sessions{Last: s.meta.SessionId}
+	for _, x := range byID(s.sessions) {
+		if x.Life == dirpb.SessionLife_SESSION_LIVE {
+			a.Live = append(a.Live, x.Id)
+		}
+	}
+	return a
+}
+
 // FenceWork are the sessions that one process of a memory node has yet to fence.
 func (s *State) FenceWork(node uint32, incarnation uint64) []uint32 {
 	var ids []uint32
