@@ -297,6 +297,8 @@ func (c *Client) public(s *sess, req *call) error {
 		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
+	case errors.As(err, new(*layout.CorruptError)):
+		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
 		errors.Is(err, session.ErrBuffer):
 		s.mu.Lock()
@@ -725,7 +727,8 @@ func (c *Client) batch(ctx context.Context, n int, fill func(*Op, int)) []Result
 // Scan returns about o.Count pairs from cur on and where to go on. Every key
 // that is present throughout a scan (from the zero Cursor to Done) is returned
 // at least once; a key that changes or moves meanwhile may be returned twice. Order is
-// that of hashes.
+// that of hashes. An error that is ErrCorrupt says what had to be left out: pairs and cursor
+// are good, and the cursor is behind it.
 func (c *Client) Scan(ctx context.Context, cur Cursor, o ScanOptions) ([]KV, Cursor, error) {
 	o.Count = cmp.Or(o.Count, 256)
 	if o.Count < 0 {
@@ -739,6 +742,9 @@ func (c *Client) Scan(ctx context.Context, cur Cursor, o ScanOptions) ([]KV, Cur
 			next = cur
 		}
 		if err != nil {
+			if errors.Is(err, ErrCorrupt) {
+				cur = next
+			}
 			return out, cur, err
 		}
 		if next != cur {
@@ -763,7 +769,11 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 		op.Hash, op.ScanCluster, op.ScanShard, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Shard, cur.Slot, scanPageBytes
 	}}
 	var kvs []KV
+	var left error // what could not be read
 	req.take = func(_ *call, op *index.Op) {
+		if op.Corrupt != nil {
+			left = fmt.Errorf("scan: %w: %w", ErrCorrupt, op.Corrupt)
+		}
 		for i := range op.Found {
 			r := &op.Found[i]
 			if o.Match != nil && !o.Match(r.Key) {
@@ -808,15 +818,18 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions, out *[
 	*out = append(*out, kvs...)
 	for _, k := range long { // values in chunks come by Get
 		it, err := c.Get(ctx, k)
-		if errors.Is(err, ErrNotFound) {
+		switch {
+		case errors.Is(err, ErrNotFound):
 			continue
-		}
-		if err != nil {
+		case errors.Is(err, ErrCorrupt):
+			left = errors.Join(left, err)
+			continue
+		case err != nil:
 			return cur, err
 		}
 		*out = append(*out, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags})
 	}
-	return next, nil
+	return next, left
 }
 
 // nextShard is the left-aligned prefix behind the shard that covers prefix; 0

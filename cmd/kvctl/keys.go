@@ -414,13 +414,13 @@ func (a *app) scanCommand() *cobra.Command {
 					left--
 					return left != 0, nil
 				})
-				if err != nil {
+				if err != nil && !errors.Is(err, client.ErrCorrupt) {
 					return err
 				}
 				if long && !a.json() {
 					a.printTable(row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
 				}
-				return nil
+				return err
 			})
 		},
 	}
@@ -453,28 +453,43 @@ func matcher(prefix []byte, pattern string) func([]byte) bool {
 }
 
 // eachKey calls fn with every key that match selects, until fn returns false or
-// fails.
+// fails. What memory holds corrupt is left out, and told by an error at the end.
 func eachKey(ctx context.Context, s store, match func([]byte) bool, keysOnly bool, fn func(client.KV) (bool, error)) error {
 	o := client.ScanOptions{KeysOnly: keysOnly, Match: match}
+	var left []error
 	for cur := (client.Cursor{}); !cur.Done; {
 		var kvs []client.KV
+		next := cur
 		err := persist(ctx, func() (err error) {
-			var next client.Cursor
-			if kvs, next, err = s.Scan(ctx, cur, o); err == nil {
-				cur = next
-			}
+			kvs, next, err = s.Scan(ctx, cur, o)
 			return err
 		})
-		if err != nil {
+		switch {
+		case errors.Is(err, client.ErrCorrupt) && next != cur:
+			left = append(left, err)
+		case err != nil:
 			return fmt.Errorf("scan: %w", err)
 		}
+		cur = next
 		for _, kv := range kvs {
 			if more, err := fn(kv); !more || err != nil {
-				return err
+				return errors.Join(err, leftOut(left))
 			}
 		}
 	}
-	return nil
+	return leftOut(left)
+}
+
+// leftOut is the error of a scan that is done but for what these say.
+func leftOut(left []error) error {
+	const most = 8
+	if n := len(left) - most; n > 0 {
+		left = append(left[:most:most], fmt.Errorf("and of %d more places", n))
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("what is here was left out: %w", errors.Join(left...))
 }
 
 // Bounds of what a completion of keys looks at, and offers.

@@ -172,6 +172,7 @@ var (
 	outOfMemory = reply{"SERVER_ERROR out of memory storing object", resTrouble}
 	unknown     = reply{"SERVER_ERROR outcome unknown: it may have happened", resTrouble}
 	unavailable = reply{"SERVER_ERROR store unavailable", resTrouble}
+	corrupt     = reply{"SERVER_ERROR corrupt memory; the log says where", resTrouble}
 	said        = reply{"", resOK} // the command has written its answer
 )
 
@@ -192,6 +193,9 @@ func (c *conn) trouble(err error) reply {
 	case errors.Is(err, client.ErrUnknownOutcome):
 		c.s.o.Logger.Warn("outcome unknown", "err", err)
 		return unknown
+	case errors.Is(err, client.ErrCorrupt):
+		c.s.o.Logger.Error("command failed", "err", err)
+		return corrupt
 	}
 	c.s.o.Logger.Warn("command failed", "err", err)
 	return unavailable
