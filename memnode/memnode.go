@@ -32,6 +32,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
@@ -116,11 +117,14 @@ func (o *Options) Validate() error {
 	if o.Name == "" {
 		bad("Name is empty")
 	}
-	if o.CapacityBytes <= 0 || o.CapacityBytes > 1<<62 {
-		bad("CapacityBytes is %d, want 1..2^62 bytes", o.CapacityBytes)
+	if o.CapacityBytes <= 0 || o.CapacityBytes > 1<<50 {
+		bad("CapacityBytes is %d, want 1..2^50 bytes", o.CapacityBytes)
 	}
 	if o.HugePageBytes != 0 && o.HugePageBytes != 2<<20 && o.HugePageBytes != 1<<30 {
 		bad("HugePageBytes is %d, want 0, 2 MiB or 1 GiB", o.HugePageBytes)
+	}
+	if i := strings.IndexFunc(o.Domain, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
+		bad("Domain %q holds what cannot be printed, at byte %d", o.Domain, i)
 	}
 	if o.Directory == nil {
 		bad("Directory is missing")

@@ -535,6 +535,7 @@ func TestOptions(t *testing.T) {
 		"Name":                  func(o *Options) { o.Name = "" },
 		"CapacityBytes is 0":    func(o *Options) { o.CapacityBytes = 0 },
 		"HugePageBytes is 4096": func(o *Options) { o.HugePageBytes = 4096 },
+		"Domain \"a\\x1b\"":     func(o *Options) { o.Domain = "a\x1b" },
 		"Directory is missing":  func(o *Options) { o.Directory = nil },
 		"Devices is empty":      func(o *Options) { o.Devices = nil },
 		"Device is missing":     func(o *Options) { o.Devices = []DeviceListen{{}} },

@@ -45,23 +45,26 @@ var (
 
 // Limits on what a command may hold.
 const (
-	MaxSessions    = 4096 // not yet fenced; a discriminator has 12 bits
-	MaxNameLen     = 64
-	MaxLabelLen    = 256 // addresses, host ids, client names
-	MaxEndpoints   = 16
-	MaxRuns        = 1 << 16 // runs in one CloseSession or TakeBack
-	MaxFreeRuns    = 1 << 16 // free runs kept for one placement group
-	MaxHomes       = 1 << 16 // runs of one placement group that sessions own, beyond which none is granted
-	MaxRecalls     = 8       // extents that one job recalls
-	MaxGrantRuns   = 256
-	MaxShardDepth  = 12 // what a session's map takes
-	MaxShards      = 1 << MaxShardDepth
-	MaxReplicas    = 3    // a placement group has one member more while it is replacing one
-	ReuseEpochs    = 1024 // how long returned memory that is not fresh waits
-	maxRegionBytes = 1 << 38
-	minHeapUnits   = 1 << 10
-	maxFindings    = 32 // kept of a scrub
-	maxFindingLen  = 200
+	MaxSessions  = 4096 // not yet fenced; a discriminator has 12 bits
+	MaxNameLen   = 64
+	MaxLabelLen  = 256 // addresses, host ids, client names
+	MaxEndpoints = 16
+	// MaxCapacityBytes is what one memory node lends at most: 1 PiB, so that sums over
+	// memory nodes do not wrap.
+	MaxCapacityBytes = 1 << 50
+	MaxRuns          = 1 << 16 // runs in one CloseSession or TakeBack
+	MaxFreeRuns      = 1 << 16 // free runs kept for one placement group
+	MaxHomes         = 1 << 16 // runs of one placement group that sessions own, beyond which none is granted
+	MaxRecalls       = 8       // extents that one job recalls
+	MaxGrantRuns     = 256
+	MaxShardDepth    = 12 // what a session's map takes
+	MaxShards        = 1 << MaxShardDepth
+	MaxReplicas      = 3    // a placement group has one member more while it is replacing one
+	ReuseEpochs      = 1024 // how long returned memory that is not fresh waits
+	maxRegionBytes   = 1 << 38
+	minHeapUnits     = 1 << 10
+	maxFindings      = 32 // kept of a scrub
+	maxFindingLen    = 200
 )
 
 // Row kinds, the first byte of a row's key. Ids follow big-endian.
@@ -213,6 +216,9 @@ func (s *State) putDirectory(d *fsmpb.Directory) error {
 	}
 	if len(d.Id) > MaxNameLen || len(d.RaftAddr) > MaxLabelLen || len(d.GrpcAddr) > MaxLabelLen {
 		return fmt.Errorf("%w: directory node %.64q: id or address is too long", ErrInvalid, d.Id)
+	}
+	if err := errors.Join(CheckText("id", d.Id), CheckText("Raft address", d.RaftAddr), CheckText("gRPC address", d.GrpcAddr)); err != nil {
+		return fmt.Errorf("directory node %.64q: %w", d.Id, err)
 	}
 	if !proto.Equal(s.directory[d.Id], d) {
 		s.directory[d.Id] = d
