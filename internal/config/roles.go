@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/loglimit"
 )
 
 // Defaults that several roles share.
@@ -521,13 +523,14 @@ func (t TLS) Load() (*tls.Config, error) {
 	}, nil
 }
 
-// Logger makes the logger that l describes, writing to out.
+// Logger makes the logger that l describes, writing to out: 30 lines of a kind at once, and
+// one a second after that (see package loglimit).
 func (l Log) Logger(out io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(l.Level))) // Validate did
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "json" {
-		return slog.New(slog.NewJSONHandler(out, o))
+		return slog.New(loglimit.New(slog.NewJSONHandler(out, o)))
 	}
-	return slog.New(slog.NewTextHandler(out, o))
+	return slog.New(loglimit.New(slog.NewTextHandler(out, o)))
 }
