@@ -394,13 +394,17 @@ func (s *State) Rows() []Row {
 	return rows
 }
 
-// Load rebuilds a state from rows, in any order.
+// Load rebuilds a state from rows, in any order. It refuses rows that do not make one: that
+// do not decode, or that lack what others of them count on.
 func Load(rows []Row) (*State, error) {
 	s := New()
 	for _, r := range rows {
 		if err := s.loadRow(r); err != nil {
 			return nil, fmt.Errorf("corrupt state row %q: %w", r.Key, err)
 		}
+	}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("corrupt state: %w", err)
 	}
 	return s, nil
 }

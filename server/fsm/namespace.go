@@ -169,6 +169,9 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	if w == nil {
 		return nil, fmt.Errorf("namespace %q: %w", q.GetName(), ErrNotFound)
 	}
+	if w.LimitBytes == q.GetLimitBytes() {
+		return w, nil
+	}
 	w = proto.CloneOf(w)
 	w.LimitBytes = q.GetLimitBytes()
 	s.namespaces[w.Id] = w
