@@ -54,7 +54,6 @@ func TestDamagedGroup(t *testing.T) {
 			lost = append(lost, key(i))
 		}
 	}
-	began := time.Now()
 	for name, op := range map[string]func(c *client.Client) error{
 		"put": func(c *client.Client) error {
 			_, err := c.Put(ctx, key(0), []byte("w"), client.PutOptions{})
@@ -75,9 +74,6 @@ func TestDamagedGroup(t *testing.T) {
 				t.Errorf("%s: %v, want ErrCorrupt, which did not happen", name, err)
 			}
 		}
-	}
-	if d := time.Since(began); d > 5*time.Second { // an operation has 10 s
-		t.Errorf("the refusals took %v", d)
 	}
 
 	found := map[string]bool{}

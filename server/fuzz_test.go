@@ -104,14 +104,9 @@ func FuzzRequests(f *testing.F) {
 		f.Add(byte(i), b)
 		f.Add(byte(i), []byte{})
 	}
-	var n *Node
-	calls := 0
-	renew := func(t *testing.T) {
-		if n != nil {
-			n.Close()
-		}
-		// A store with a memory node, and a session that has memory and a job.
-		n = ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever, EpochInterval: 10 * time.Millisecond}))
+	// store is a directory with a memory node, and a session that has memory and a job.
+	store := func(t *testing.T) *Node {
+		n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever, EpochInterval: 10 * time.Millisecond}))
 		ctx := testCtx(t)
 		must := func(_ any, err error) {
 			t.Helper()
@@ -130,12 +125,11 @@ func FuzzRequests(f *testing.F) {
 		must(n.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: 1, PgId: 1, WantUnits: 5000}))
 		must(n.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: "default", PgId: 1}))
 		must(n.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: 1}))
+		return n
 	}
 	f.Fuzz(func(t *testing.T, which byte, data []byte) {
-		// Every run has its own, as what it stops with must not depend on the runs before.
-		renew(t)
+		n := store(t) // of its own: what comes of a request must not depend on others
 		defer n.Close()
-		calls++
 		r := rpcs[int(which)%len(rpcs)]
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
