@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"math"
 	"os"
@@ -15,8 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"pgregory.net/rapid"
-
-	"github.com/kvd-project/kvd/internal/loglimit"
 )
 
 // write makes a configuration file and returns its name.
@@ -490,18 +487,4 @@ func FuzzParseSize(f *testing.F) {
 			t.Fatalf("%q is %d, printed %q, read %d, %v", in, s, s, again, err2)
 		}
 	})
-}
-
-// Whatever a role logs is limited, kind by kind, in either format.
-func TestLogFlood(t *testing.T) {
-	for _, format := range []string{"text", "json"} {
-		var b bytes.Buffer
-		l := Log{Level: "info", Format: format}.Logger(&b)
-		for i := range 5000 {
-			l.Warn("open session refused", "client", i)
-		}
-		if n := strings.Count(b.String(), "refused"); n < loglimit.Burst || n > loglimit.Burst+10 {
-			t.Errorf("%s: %d of 5000 lines of a kind, want %d and one a second", format, n, loglimit.Burst)
-		}
-	}
 }

@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/kvd-project/kvd/internal/loglimit"
 )
 
 // Defaults that several roles share.
@@ -523,14 +521,14 @@ func (t TLS) Load() (*tls.Config, error) {
 	}, nil
 }
 
-// Logger makes the logger that l describes, writing to out: 30 lines of a kind at once, and
-// one a second after that (see package loglimit).
+// Logger makes the logger that l describes, writing to out. Above level debug it leaves out
+// lines where there are too many of one message.
 func (l Log) Logger(out io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(l.Level))) // Validate did
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "json" {
-		return slog.New(loglimit.New(slog.NewJSONHandler(out, o)))
+		return slog.New(limitLog(slog.NewJSONHandler(out, o)))
 	}
-	return slog.New(loglimit.New(slog.NewTextHandler(out, o)))
+	return slog.New(limitLog(slog.NewTextHandler(out, o)))
 }

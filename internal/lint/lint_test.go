@@ -59,8 +59,7 @@ var imports = []row{
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/httpd", "", "it serves what it is handed, whatever the process is"},
 	{"internal/metrics", "client client/prom internal/dirpb internal/layout memnode server", "it shows what the parts tell, and starts none of them"},
-	{"internal/loglimit", "", "it counts lines, whoever writes them"},
-	{"internal/config", "internal/loglimit", "settings are plain values; roles fill Options from them"},
+	{"internal/config", "", "settings are plain values; roles fill Options from them"},
 
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
