@@ -79,7 +79,7 @@ func (s *State) checkPG(pg *dirpb.PlacementGroup) error {
 		return fmt.Errorf("%d has %d members, joining %v", pg.Id, len(pg.Members), pg.Joining)
 	case pg.RegionBytes > maxRegionBytes || h.IndexNext < layout.RegionPageSize || h.IndexNext > pg.IndexBytes ||
 		pg.IndexBytes > pg.RegionBytes || pg.AccessBytes > pg.RegionBytes-pg.IndexBytes ||
-		h.Start != (pg.IndexBytes+pg.AccessBytes)/layout.UnitSize || h.End != pg.RegionBytes/layout.UnitSize ||
+		h.Start < (pg.IndexBytes+pg.AccessBytes)/layout.UnitSize || h.End > pg.RegionBytes/layout.UnitSize ||
 		h.Start > h.Watermark || h.Watermark > h.End:
 		return fmt.Errorf("%d: an index of %d of %d bytes, access words of %d, and units %d to %d, granted below %d, do not divide a region of %d bytes",
 			pg.Id, h.IndexNext, pg.IndexBytes, pg.AccessBytes, h.Start, h.End, h.Watermark, pg.RegionBytes)
