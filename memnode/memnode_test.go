@@ -202,7 +202,7 @@ func TestFence(t *testing.T) {
 // open is fenced, though nobody asks for a confirmation; one that is younger than what the
 // directory said is not.
 func TestEndedSession(t *testing.T) {
-	for _, provider := range []string{"tcp", "shm"} {
+	for _, provider := range []string{"tcp", "shm", "sim"} {
 		t.Run(provider, func(t *testing.T) {
 			dir := newDirectory(t)
 			n, _ := open(t, dir, 1<<20, provider)
