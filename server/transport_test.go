@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -129,6 +131,32 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
+}
+
+// A flood of sessions that nobody renews makes no line of the log as long as the flood.
+func TestLogLines(t *testing.T) {
+	var log lockedBuffer
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: 2 * time.Second, EpochInterval: 2 * time.Second, LastCopyLeases: 1000,
+		Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+	newMemnode(t, "m1", 1, just(n))
+	c := dial(t, n)
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			for range 40 {
+				_, _ = c.OpenSession(testCtx(t), &dirpb.OpenSessionRequest{Client: "flood"})
+			}
+		})
+	}
+	wg.Wait()
+	until(t, "all are fenced", func() bool {
+		return strings.Contains(log.String(), "fencing sessions") && len(statusOf(t, c).Sessions) == 0
+	})
+	for line := range strings.Lines(log.String()) {
+		if len(line) > 2*fsm.MaxLabelLen {
+			t.Errorf("a line of %d bytes: %.200s", len(line), line)
+		}
+	}
 }
 
 // A flood from one host closes that host's connections, however fresh, before another's; and
