@@ -48,6 +48,9 @@ var (
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrUnknownOutcome: the operation may have happened.
 	ErrUnknownOutcome = index.ErrUnknown
+	// ErrCorrupt: memory holds what no client writes; the text says where. A Scan that returns it
+	// has left that out and is good otherwise, any other operation did not happen.
+	ErrCorrupt = errors.New("corrupt memory")
 	// ErrInvalid: an argument is out of range; nothing was sent.
 	ErrInvalid = errors.New("invalid argument")
 	// ErrClosed: the Client is closed.

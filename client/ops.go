@@ -312,6 +312,8 @@ func (c *Client) public(s *sess, req *call) error {
 		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
+	case errors.As(err, new(*layout.CorruptError)):
+		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
 		errors.Is(err, session.ErrBuffer):
 		s.mu.Lock()
@@ -739,9 +741,10 @@ func (c *Client) batch(ctx context.Context, n int, fill func(*Op, int)) []Result
 
 // Scan gives every pair from o.Cursor on. Every key that is present throughout a scan
 // from the zero Cursor to its end is given at least once; a key that changes or moves
-// meanwhile may be given twice. Order is that of hashes. An error is the last that it
-// gives, with a zero KV. Pairs are read about 200 at a time, while the loop asks for them;
-// each stays the caller's.
+// meanwhile may be given twice. Order is that of hashes. Pairs are read about 200 at a time,
+// while the loop asks for them; each stays the caller's. An error comes with a zero KV and is
+// the last that is given, but for one that is ErrCorrupt and finds the cursor moved on: it says
+// what had to be left out, and the rest follows.
 func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 	return func(yield func(KV, error) bool) {
 		if o.Count < 0 {
@@ -760,7 +763,7 @@ func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 					continue
 				}
 			}
-			if err != nil {
+			if err != nil && (!errors.Is(err, ErrCorrupt) || next == *cur) {
 				yield(KV{}, err)
 				return
 			}
@@ -771,6 +774,9 @@ func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 			}
 			given += len(page)
 			*cur, until = next, 0
+			if err != nil && !yield(KV{}, err) {
+				return
+			}
 		}
 	}
 }
@@ -789,7 +795,11 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 		op.ScanExpired = o.Expired
 		op.Hash, op.ScanCluster, op.ScanShard, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Shard, cur.Slot, scanPageBytes
 	}}
+	var left error // what could not be read
 	req.take = func(_ *call, op *index.Op) {
+		if op.Corrupt != nil {
+			left = fmt.Errorf("scan: %w: %w", ErrCorrupt, op.Corrupt)
+		}
 		for i := range op.Found {
 			r := &op.Found[i]
 			if o.Match != nil && !o.Match(r.Key) {
@@ -833,15 +843,18 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 	}
 	for _, k := range long { // values in chunks come by Get
 		it, err := c.Get(ctx, k)
-		if errors.Is(err, ErrNotFound) {
+		switch {
+		case errors.Is(err, ErrNotFound):
 			continue
-		}
-		if err != nil {
+		case errors.Is(err, ErrCorrupt):
+			left = errors.Join(left, err)
+			continue
+		case err != nil:
 			return nil, cur, err
 		}
 		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags})
 	}
-	return kvs, next, nil
+	return kvs, next, left
 }
 
 // nextShard is the left-aligned prefix behind the shard that covers prefix; 0

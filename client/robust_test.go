@@ -1071,6 +1071,14 @@ func (x *raw) state() dirpb.SessionLife {
 
 // do performs one verb at off of pg's region.
 func (x *raw) do(pg uint32, off uint64, wr rdma.WR) {
+	x.r.t.Helper()
+	if err := x.try(pg, off, wr); err != nil {
+		x.r.t.Fatalf("%v at %#x of pg %d: %v", wr.Op, off, pg, err)
+	}
+}
+
+// try is do for a verb that may be refused.
+func (x *raw) try(pg uint32, off uint64, wr rdma.WR) error {
 	t := x.r.t
 	t.Helper()
 	for _, p := range x.m.GetPgs() {
@@ -1083,7 +1091,7 @@ func (x *raw) do(pg uint32, off uint64, wr rdma.WR) {
 		}
 		wr.Flags, wr.LKey = rdma.Signaled, x.mr.LKey()
 		if n, err := x.qps[p.GetMembers()[0].GetNodeId()].PostSend([]rdma.WR{wr}); n != 1 || err != nil {
-			t.Fatalf("post: %d, %v", n, err)
+			return fmt.Errorf("post: %d, %w", n, err)
 		}
 		var wc [1]rdma.WC
 		eventually(t, 5*time.Second, func() string {
@@ -1093,11 +1101,12 @@ func (x *raw) do(pg uint32, off uint64, wr rdma.WR) {
 			return ""
 		})
 		if wc[0].Status != driver.Success {
-			t.Fatalf("%v at %#x of pg %d: %v", wr.Op, off, pg, wc[0].Status)
+			return &rdma.WCError{WC: wc[0]}
 		}
-		return
+		return nil
 	}
 	t.Fatalf("no placement group %d", pg)
+	return nil
 }
 
 func (x *raw) read(pg uint32, off uint64, n int) []byte {

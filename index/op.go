@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/kvd-project/kvd/internal/layout"
@@ -53,6 +54,9 @@ type Op struct {
 	Parts   [][]byte      // Get of a long value: its pieces in order
 	Version uint64        // of the record found or written
 	Found   []layout.Record
+	// Corrupt says what of a Scan's page could not be read, nil if nothing: Found is the
+	// rest.
+	Corrupt error
 	// ScanNext is the slot to go on from, or 0 when the cluster is done.
 	ScanNext uint16
 	ScanEnd  bool // that was the shard's last cluster and it is done
@@ -125,6 +129,7 @@ type Op struct {
 	unlinked bool
 	syncBase uint64 // region offset of the group that syncSlot is in; 0: the key's own
 	cluster  []byte
+	corrupts int    // of the Scan's page
 	joiners  []byte // the joiner's copy of cluster
 	chunk    int    // next chunk to copy
 	syncQ    layout.Word
@@ -802,8 +807,29 @@ func (o *Op) readGroupAt(off uint64, i int) {
 	}
 }
 
-// collect lists the slots of g that may hold the key.
-func (o *Op) collect(g layout.Group, base uint8) error {
+// damaged reports a group at off, as replica k showed it, that says what no group says.
+func (o *Op) damaged(g layout.Group, off uint64, k uint8) error {
+	err := g.CheckHeader()
+	if err == nil {
+		return nil
+	}
+	return o.groupError(off, k, err)
+}
+
+// groupError says where the group is that err is about.
+func (o *Op) groupError(off uint64, k uint8, err error) error {
+	return fmt.Errorf("pg %d replica %d: group at %#x: %w", o.Route.PG.ID, k, off, err)
+}
+
+// collect lists the slots of g, as replica k showed it, that may hold the key.
+func (o *Op) collect(g layout.Group, base uint8, k uint8) error {
+	off := o.home()
+	if base == StashSlot {
+		off = o.stash()
+	}
+	if err := o.damaged(g, off, k); err != nil {
+		return err
+	}
 	fp := layout.FP(o.Hash)
 	for i := range layout.GroupSlots {
 		w := g.Slot(i)
@@ -811,7 +837,7 @@ func (o *Op) collect(g layout.Group, base uint8) error {
 			continue
 		}
 		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
-			return g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+			return o.groupError(off, k, g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi))
 		}
 		o.cand = append(o.cand, base+uint8(i))
 	}
@@ -860,7 +886,7 @@ func (o *Op) gotGroup() Action {
 		// A writer of this epoch may have told the joiner first.
 		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
 	}
-	if err := o.collect(g, 0); err != nil {
+	if err := o.collect(g, 0, o.Route.PG.tail()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) > 0 {
@@ -918,7 +944,7 @@ func (o *Op) gotStash() Action {
 	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
 		return o.joinerBehind(StashSlot + s)
 	}
-	if err := o.collect(g, StashSlot); err != nil {
+	if err := o.collect(g, StashSlot, o.Route.PG.tail()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) == 0 {
@@ -1407,6 +1433,15 @@ func (o *Op) lockGroup() Action {
 
 func (o *Op) gotLock() Action {
 	o.written = true
+	// Before the lock, which is as damaged as the rest.
+	if err := o.damaged(o.groups[0], o.home(), 0); err != nil {
+		return o.finish(err)
+	}
+	if p := o.Route.PG.publisher(); p != 0 {
+		if err := o.damaged(o.groups[1], o.home(), p); err != nil {
+			return o.finish(err)
+		}
+	}
 	if !o.locked {
 		found := layout.Lock(o.Accesses[0].Found)
 		if found != o.lockExpect && found != o.lock {
@@ -1498,7 +1533,7 @@ func (o *Op) syncGroup() Action {
 	}
 	o.stashRead = false
 	o.cand = o.cand[:0]
-	if err := o.collect(o.groups[0], 0); err != nil {
+	if err := o.collect(o.groups[0], 0, 0); err != nil {
 		return o.finish(err)
 	}
 	o.begin()
@@ -1548,7 +1583,7 @@ func (o *Op) syncStash() Action {
 		return o.sync(s, 1, stepReadStash)
 	}
 	o.cand = o.cand[:0]
-	if err := o.collect(o.groups[2], StashSlot); err != nil {
+	if err := o.collect(o.groups[2], StashSlot, 0); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) == 0 {
@@ -1621,6 +1656,9 @@ func (o *Op) gotOVF() Action {
 		}
 	}
 	g := layout.Group(o.groups[2])
+	if err := o.damaged(g, o.stash(), 0); err != nil {
+		return o.finish(err)
+	}
 	used := 0
 	for i := range layout.GroupSlots {
 		if g.Slot(i).State() != layout.Empty {
@@ -2060,6 +2098,7 @@ func (o *Op) readCluster() Action {
 
 func (o *Op) gotCluster() Action {
 	o.ScanNext, o.ScanEnd = 0, false
+	o.Corrupt, o.corrupts = nil, 0
 	o.begin()
 	total := 0
 	base := 0
@@ -2068,7 +2107,15 @@ func (o *Op) gotCluster() Action {
 	}
 	for i := int(o.ScanFrom) - base; i < clusterSlots; i++ {
 		at := i / layout.GroupSlots * layout.GroupSize
+		off := o.Route.ShardOff + uint64(o.ScanCluster)*layout.ClusterSize + uint64(at)
 		g := layout.Group(o.cluster[at:][:layout.GroupSize])
+		if i%layout.GroupSlots == 0 || i == int(o.ScanFrom)-base {
+			if err := o.damaged(g, off, o.Route.PG.tail()); err != nil {
+				o.corrupted(err)
+				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1 // go on with the next group
+				continue
+			}
+		}
 		w := g.Slot(i % layout.GroupSlots)
 		if o.Route.PG.Joining && !o.env.ReadOnly() {
 			if j := layout.Group(o.joiners[at:][:layout.GroupSize]).Slot(i % layout.GroupSlots); j != w && (j.Readable() || w.Readable()) {
@@ -2076,7 +2123,7 @@ func (o *Op) gotCluster() Action {
 					o.ScanNext = uint16(base + i)
 					break
 				}
-				o.syncBase = o.Route.ShardOff + uint64(o.ScanCluster)*layout.ClusterSize + uint64(at)
+				o.syncBase = off
 				return o.sync(uint8(i%layout.GroupSlots), 1, stepReadCluster)
 			}
 		}
@@ -2093,7 +2140,8 @@ func (o *Op) gotCluster() Action {
 			continue
 		}
 		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
-			return o.finish(g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi))
+			o.corrupted(o.groupError(off, o.Route.PG.tail(), g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)))
+			continue
 		}
 		if n := len(o.Accesses); n > 0 && total+w.ReadLen() > o.ScanBytes {
 			o.ScanNext = uint16(base + i)
@@ -2114,10 +2162,11 @@ func (o *Op) gotScanRecords() Action {
 	for i := range o.Accesses {
 		r, err := layout.ParseRecord(o.recs[i])
 		if err != nil {
-			if o.retries++; o.retries > 3 {
-				return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
+			if o.retries++; o.retries <= 3 {
+				return o.readCluster()
 			}
-			return o.readCluster()
+			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.tail(), o.Accesses[i].Off, err))
+			continue
 		}
 		if o.ScanExpired || !o.isExpired(&r.RecordHeader) {
 			o.Found = append(o.Found, r)
@@ -2126,7 +2175,20 @@ func (o *Op) gotScanRecords() Action {
 	return o.scanned()
 }
 
+// corrupted notes what a Scan cannot read, and leaves out.
+func (o *Op) corrupted(err error) {
+	if o.corrupts++; o.corrupts <= maxCorrupts {
+		o.Corrupt = errors.Join(o.Corrupt, err)
+	}
+}
+
+// maxCorrupts is how many errors of one cluster are told one by one.
+const maxCorrupts = 4
+
 func (o *Op) scanned() Action {
+	if n := o.corrupts - maxCorrupts; n > 0 {
+		o.Corrupt = errors.Join(o.Corrupt, fmt.Errorf("and %d more in this cluster", n))
+	}
 	if o.ScanNext == 0 && o.child == 0 && o.Route.Child != nil && o.ScanCluster < o.Route.Clusters {
 		o.ScanNext = clusterSlots // the child's share of this cluster
 	}

@@ -2,6 +2,7 @@ package memnode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -20,6 +21,9 @@ const (
 	// is noticed and logged.
 	exchangeTimeout = 2 * time.Second
 )
+
+// errNoSessions refuses an answer by which every token would be good for ever.
+var errNoSessions = errors.New("the directory does not say which sessions live: it is of an earlier version")
 
 // run lives the node's lives in the directory's eyes, one registration each.
 func (n *Node) run() {
@@ -63,6 +67,9 @@ func (n *Node) register() *registration {
 		if err == nil && len(rep.GetClusterKey()) != token.KeySize {
 			err = fmt.Errorf("directory sent a cluster key of %d bytes, want %d", len(rep.GetClusterKey()), token.KeySize)
 		}
+		if err == nil && rep.GetSessions() == nil {
+			err = errNoSessions
+		}
 		if n.ctx.Err() != nil {
 			return nil
 		}
@@ -82,8 +89,9 @@ func (n *Node) register() *registration {
 		n.mu.Lock()
 		if n.mu.clusterID != rep.GetClusterId() {
 			// Another cluster numbers its sessions anew.
-			n.mu.clusterID, n.mu.barred = rep.GetClusterId(), sessionSet{}
+			n.mu.clusterID, n.mu.sessions = rep.GetClusterId(), sessions{}
 		}
+		n.learnLocked(rep.GetSessions(), nil) // before anybody may connect
 		if n.ctx.Err() == nil {
 			n.mu.reg = reg
 		}
@@ -147,7 +155,7 @@ func (n *Node) beat(reg *registration) (*dirpb.HeartbeatReply, error) {
 	n.mu.Lock()
 	req.Stats.Connections, req.Stats.RegisteredBytes = uint64(len(n.mu.byPeer)), uint64(n.mu.used)
 	for id, f := range n.mu.fencing {
-		if f.confirmed {
+		if f.confirmed && f.asked {
 			req.FencedSessions = append(req.FencedSessions, id)
 		}
 	}
@@ -162,6 +170,9 @@ func (n *Node) beat(reg *registration) (*dirpb.HeartbeatReply, error) {
 		rep, err = d.Heartbeat(ctx, req)
 		return err
 	})
+	if err == nil && !rep.GetUnknownNode() && rep.GetSessions() == nil {
+		err = errNoSessions
+	}
 	if err != nil || rep.GetUnknownNode() {
 		return rep, err
 	}
@@ -170,12 +181,10 @@ func (n *Node) beat(reg *registration) (*dirpb.HeartbeatReply, error) {
 	n.mu.heartbeat = time.Now()
 	for _, id := range req.FencedSessions {
 		if !slices.Contains(rep.GetFenceSessions(), id) {
-			delete(n.mu.fencing, id) // the directory has it; id stays barred
+			delete(n.mu.fencing, id) // the directory has it
 		}
 	}
-	for _, id := range rep.GetFenceSessions() {
-		n.fenceLocked(id)
-	}
+	n.learnLocked(rep.GetSessions(), rep.GetFenceSessions())
 	return rep, nil
 }
 

@@ -48,6 +48,8 @@ type directory struct {
 	fence      []uint32
 	forget     bool // answer the next heartbeat with unknown_node
 	clusterID  string
+	mute       bool     // says nothing of sessions
+	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
 	heartbeats   int
@@ -63,6 +65,28 @@ type directory struct {
 func newDirectory(t *testing.T) *directory {
 	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1",
 		fabric: sim.New(sim.Options{})}
+}
+
+// lastSession is the latest session that the fake directory tells of.
+const lastSession = 1000
+
+// sessions are those that live, all but what ended or was ever in fence.
+func (d *directory) sessions() *dirpb.Sessions {
+	if d.mute {
+		return nil
+	}
+	for _, id := range d.fence {
+		if !slices.Contains(d.ended, id) {
+			d.ended = append(d.ended, id)
+		}
+	}
+	s := &dirpb.Sessions{Last: lastSession}
+	for id := uint32(1); id <= lastSession; id++ {
+		if !slices.Contains(d.ended, id) {
+			s.Live = append(s.Live, id)
+		}
+	}
+	return s
 }
 
 // change runs fn under the lock.
@@ -115,6 +139,9 @@ func (d *directory) Call(ctx context.Context, fn func(context.Context, dirpb.Dir
 
 func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {
 	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: 5, ClusterKey: clusterKey}
+	d.mu.Lock()
+	rep.Sessions = d.sessions()
+	d.mu.Unlock()
 	d.change(func() {
 		d.registered = append(d.registered, r)
 		rep.NodeId, rep.ClusterId = uint32(len(d.registered)), d.clusterID
@@ -137,7 +164,7 @@ func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ..
 			rep.Regions = append(rep.Regions, &dirpb.WantRegion{PgId: w.PgId, NamespaceId: w.NamespaceId,
 				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
-		rep.FenceSessions = slices.Clone(d.fence)
+		rep.FenceSessions, rep.Sessions = slices.Clone(d.fence), d.sessions()
 	})
 	return rep, nil
 }

@@ -32,6 +32,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
@@ -47,8 +48,8 @@ var (
 	// ErrNotRegistered refuses connections while the directory does not know
 	// this incarnation.
 	ErrNotRegistered = errors.New("memory node is not registered with the directory")
-	// ErrFenced refuses a session that the directory had fenced here.
-	ErrFenced = errors.New("session is fenced")
+	// ErrEnded refuses a session that has closed, is being fenced or was fenced.
+	ErrEnded = errors.New("the session has ended")
 )
 
 // Directory is what a node needs of the directory; *dirclient.Client is one.
@@ -116,11 +117,14 @@ func (o *Options) Validate() error {
 	if o.Name == "" {
 		bad("Name is empty")
 	}
-	if o.CapacityBytes <= 0 || o.CapacityBytes > 1<<62 {
-		bad("CapacityBytes is %d, want 1..2^62 bytes", o.CapacityBytes)
+	if o.CapacityBytes <= 0 || o.CapacityBytes > 1<<50 {
+		bad("CapacityBytes is %d, want 1..2^50 bytes", o.CapacityBytes)
 	}
 	if o.HugePageBytes != 0 && o.HugePageBytes != 2<<20 && o.HugePageBytes != 1<<30 {
 		bad("HugePageBytes is %d, want 0, 2 MiB or 1 GiB", o.HugePageBytes)
+	}
+	if i := strings.IndexFunc(o.Domain, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
+		bad("Domain %q holds what cannot be printed, at byte %d", o.Domain, i)
 	}
 	if o.Directory == nil {
 		bad("Directory is missing")
@@ -192,7 +196,7 @@ type Node struct {
 		reg       *registration // nil: not registered, nobody may connect
 		peers     map[uint32]map[uint32]*peer
 		byPeer    map[rdma.Peer]*peer
-		barred    sessionSet
+		sessions  sessions
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
 		failures  map[uint32]*failure
@@ -236,7 +240,6 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	n.mu.peers = map[uint32]map[uint32]*peer{}
 	n.mu.byPeer = map[rdma.Peer]*peer{}
-	n.mu.barred = sessionSet{}
 	n.mu.fencing = map[uint32]*fence{}
 	n.mu.regions = map[uint32]*region{}
 	n.mu.failures = map[uint32]*failure{}
@@ -327,10 +330,10 @@ func (n *Node) Ready(ctx context.Context) error {
 // is reported and not freed.
 func (n *Node) Close() error {
 	n.closeOnce.Do(func() {
+		n.cancel() // first: a registration under way is not taken from here on
 		n.mu.Lock()
 		n.mu.reg = nil
 		n.mu.Unlock()
-		n.cancel()
 		n.wg.Wait()
 		var errs []error
 		for _, d := range slices.Backward(n.devices) {

@@ -230,7 +230,10 @@ func TestRegionInUse(t *testing.T) {
 	dir.keys(1, "sim")
 	b.inside.Store(true)
 	dir.change(func() { dir.regions = nil })
-	until(t, func() bool { s := n.Stats(); return b.freed.Load() > 0 || len(s.Regions) == 1 && s.Regions[0].Err != nil })
+	until(t, func() bool {
+		s := n.Stats()
+		return b.freed.Load() > 0 || len(s.Regions) == 1 && s.Regions[0].Err != nil
+	})
 	dir.beats(3)
 	if s := n.Stats(); b.freed.Load() != 0 || s.RegisteredBytes != regionBytes || len(s.Regions) != 1 || s.Regions[0].Published {
 		t.Fatalf("freed %d regions with somebody inside; stats %+v", b.freed.Load(), s)
@@ -307,7 +310,7 @@ func TestFence(t *testing.T) {
 			dir.until("the directory is told no more", func() bool { return len(dir.last.FencedSessions) == 0 })
 			for _, s := range []uint32{7, 1000} { // barred for good
 				_, err := dial(t, dir, provider, private(token.Grant{Session: s, Namespace: 1}, 2))
-				if !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "fenced") {
+				if !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session has ended") {
 					t.Fatalf("session %d dials: %v, want a refusal", s, err)
 				}
 			}
@@ -315,6 +318,80 @@ func TestFence(t *testing.T) {
 				t.Fatalf("stats %+v", s)
 			}
 		})
+	}
+}
+
+// A session that the directory does not call live any more is barred, and what it has
+// open is fenced, though nobody asks for a confirmation; one that is younger than what the
+// directory said is not.
+func TestEndedSession(t *testing.T) {
+	for _, provider := range []string{"tcp", "shm", "sim"} {
+		t.Run(provider, func(t *testing.T) {
+			dir := newDirectory(t)
+			n, _ := open(t, dir, 1<<20, provider)
+			dir.want(1, 1)
+			k := dir.keys(1, provider)
+			victim := mustDial(t, dir, provider, rw, 0)
+			young := mustDial(t, dir, provider, token.Grant{Session: lastSession + 1, Namespace: 1}, 0)
+			dir.change(func() { dir.ended = []uint32{7} })
+			until(t, func() bool { s := n.Stats(); return s.Connections == 1 && len(s.Fencing) == 0 })
+			if err := victim.write(k.HeapRkey, k.HeapBase, "x"); err == nil {
+				t.Fatal("a WRITE of a session that has ended succeeded")
+			}
+			if _, err := dial(t, dir, provider, private(rw, 1)); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session 7: the session has ended") {
+				t.Fatalf("got %v, want a refusal", err)
+			}
+			if err := young.write(k.HeapRkey, k.HeapBase, "y"); err != nil {
+				t.Fatal(err)
+			}
+			dir.beats(2)
+			dir.mu.Lock()
+			defer dir.mu.Unlock()
+			if len(dir.last.FencedSessions) != 0 {
+				t.Fatalf("the directory is told of %d, for which it did not ask", dir.last.FencedSessions)
+			}
+		})
+	}
+}
+
+// A memory node that comes up knows which sessions have ended before it admits any.
+func TestEndedBeforeRestart(t *testing.T) {
+	dir := newDirectory(t)
+	dir.ended = []uint32{7}
+	n, _ := open(t, dir, 1<<20, "tcp")
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrEnded) {
+		t.Fatalf("got %v, want ErrEnded", err)
+	}
+}
+
+// A directory that gives ids out again, since it lost what it knew, does not make old
+// tokens good by that.
+func TestSessionsForgotten(t *testing.T) {
+	var s sessions
+	s.learn(&dirpb.Sessions{Last: 9, Live: []uint32{4, 9}})
+	s.learn(&dirpb.Sessions{Last: 5, Live: []uint32{4, 5}})
+	for id, ended := range map[uint32]bool{3: true, 4: false, 5: false, 6: true, 9: true, 10: false} {
+		if s.ended(id) != ended {
+			t.Errorf("session %d: ended %v, want %v", id, !ended, ended)
+		}
+	}
+}
+
+// Nobody is admitted on the word of a directory that does not say which sessions live.
+func TestNoSessions(t *testing.T) {
+	dir := newDirectory(t)
+	dir.mute = true
+	n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1, Directory: dir,
+		Devices: []DeviceListen{{Device: openDevice(t, "tcp"), Addr: "127.0.0.1:0"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return errors.Is(n.Stats().DirectoryErr, errNoSessions) })
+	if n.Stats().Registered {
+		t.Error("registered")
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -358,8 +435,8 @@ func TestFenceUnconfirmed(t *testing.T) {
 		t.Fatalf("logged %d times, want once", c)
 	}
 	// Its lane cannot be taken over either, nor the session come back.
-	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrFenced) {
-		t.Fatalf("got %v, want ErrFenced", err)
+	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: &stubborn{}}); !errors.Is(err, ErrEnded) {
+		t.Fatalf("got %v, want ErrEnded", err)
 	}
 	p.yield.Store(true)
 	dir.until("confirmation", func() bool { return slices.Equal(dir.last.FencedSessions, []uint32{7}) })
@@ -445,7 +522,7 @@ func TestUnknownNode(t *testing.T) {
 	}
 
 	// Another cluster numbers its sessions anew.
-	dir.change(func() { dir.forget, dir.clusterID = true, "c2" })
+	dir.change(func() { dir.forget, dir.clusterID, dir.ended = true, "c2", nil })
 	dir.until("registration", func() bool { return len(dir.registered) == 3 })
 	dir.beats(1)
 	mustDial(t, dir, "tcp", token.Grant{Session: 9, Namespace: 1}, 0)
@@ -631,6 +708,7 @@ func TestOptions(t *testing.T) {
 		"Name":                  func(o *Options) { o.Name = "" },
 		"CapacityBytes is 0":    func(o *Options) { o.CapacityBytes = 0 },
 		"HugePageBytes is 4096": func(o *Options) { o.HugePageBytes = 4096 },
+		"Domain \"a\\x1b\"":     func(o *Options) { o.Domain = "a\x1b" },
 		"Directory is missing":  func(o *Options) { o.Directory = nil },
 		"Devices is empty":      func(o *Options) { o.Devices = nil },
 		"Device is missing":     func(o *Options) { o.Devices = []DeviceListen{{}} },

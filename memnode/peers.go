@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -28,17 +29,34 @@ type peer struct {
 	p                        rdma.Peer
 }
 
-// fence is a session that the directory wants fenced. Guarded by Node.mu.
+// fence is a session whose connections are being fenced. Guarded by Node.mu.
 type fence struct {
+	asked     bool // the directory waits for the confirmation; else the session has closed
 	confirmed bool // nothing of the session can land here
 }
 
-// sessionSet holds session ids, which the directory gives out in order, at a
-// bit each: sessions fenced here stay barred for the life of the process.
-type sessionSet map[uint32]uint64
+// sessions are those that the directory admits, as it said last. It gives ids out in order
+// and never again, so a session that it has told of and does not call live has ended,
+// and one with a greater id is younger than what it said. Guarded by Node.mu.
+type sessions struct {
+	last uint32 // greatest id that the directory has told of
+	live map[uint32]struct{}
+}
 
-func (s sessionSet) add(id uint32)      { s[id/64] |= 1 << (id % 64) }
-func (s sessionSet) has(id uint32) bool { return s[id/64]&(1<<(id%64)) != 0 }
+// learn takes in what the directory says. last does not fall: if the directory lost what it
+// knew of some sessions, their tokens do not become those of the next that get their ids.
+func (s *sessions) learn(r *dirpb.Sessions) {
+	s.last = max(s.last, r.GetLast())
+	s.live = make(map[uint32]struct{}, len(r.GetLive()))
+	for _, id := range r.GetLive() {
+		s.live[id] = struct{}{}
+	}
+}
+
+func (s *sessions) ended(id uint32) bool {
+	_, live := s.live[id]
+	return id <= s.last && !live
+}
 
 // accept decides on a connection from its private data. A connection of a lane
 // that has one already replaces it: the old one is fenced first, so a client
@@ -98,8 +116,8 @@ func (n *Node) enter(d *device, reg *registration, g token.Grant, lane uint32, p
 	if n.mu.reg != reg {
 		return nil, nil, ErrNotRegistered
 	}
-	if n.mu.barred.has(g.Session) {
-		return nil, nil, fmt.Errorf("%w: %d", ErrFenced, g.Session)
+	if n.endedLocked(g.Session) {
+		return nil, nil, fmt.Errorf("session %d: %w", g.Session, ErrEnded)
 	}
 	if old := n.mu.peers[g.Session][lane]; old != nil {
 		return nil, old, nil
@@ -159,19 +177,40 @@ func (n *Node) fencePeer(c *peer) error {
 	return nil
 }
 
-// fenceLocked bars a session and sees to it that its connections are fenced.
-func (n *Node) fenceLocked(session uint32) {
-	if n.mu.fencing[session] != nil {
+// endedLocked reports whether a session may not connect: it has closed, is being fenced or
+// was.
+func (n *Node) endedLocked(session uint32) bool {
+	return n.mu.sessions.ended(session) && !n.o.UnsafeNoFence
+}
+
+// learnLocked takes in which sessions live, and begins to fence the connections of those
+// that have ended. Those in asked are fenced for the directory, which waits until that is
+// confirmed.
+func (n *Node) learnLocked(s *dirpb.Sessions, asked []uint32) {
+	n.mu.sessions.learn(s)
+	for _, id := range asked {
+		n.fenceLocked(id, true)
+	}
+	for id := range n.mu.peers {
+		if n.endedLocked(id) {
+			n.fenceLocked(id, false)
+		}
+	}
+}
+
+// fenceLocked sees to it that the connections of a session, which has ended, are fenced.
+func (n *Node) fenceLocked(session uint32, asked bool) {
+	if f := n.mu.fencing[session]; f != nil {
+		f.asked = f.asked || asked
 		return
 	}
-	f := &fence{}
+	f := &fence{asked: asked}
 	n.mu.fencing[session] = f
 	if n.o.UnsafeNoFence {
 		f.confirmed = true
 		n.kickHeartbeat()
 		return
 	}
-	n.mu.barred.add(session)
 	if len(n.mu.peers[session]) == 0 {
 		f.confirmed = true
 		n.kickHeartbeat()
@@ -189,7 +228,9 @@ func (n *Node) fenceLocked(session uint32) {
 			return
 		}
 		n.mu.Lock()
-		f.confirmed = true
+		if f.confirmed = true; !f.asked && n.mu.fencing[session] == f {
+			delete(n.mu.fencing, session)
+		}
 		n.mu.Unlock()
 		n.log.Info("session fenced", "session", session)
 		n.kickHeartbeat()

@@ -193,7 +193,7 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 	}
 	page := uint64(max(os.Getpagesize(), n.o.HugePageBytes))
 	n.mu.Lock()
-	// CapacityBytes is at most 2^62, so the sums cannot wrap.
+	// CapacityBytes is at most 2^50, so the sums cannot wrap.
 	if size > uint64(n.o.CapacityBytes) || (size+page-1)/page*page > uint64(n.o.CapacityBytes-n.mu.used) {
 		err := fmt.Errorf("%w: region of %d bytes (pages of %d), %d of %d bytes in use", ErrCapacity, size, page, n.mu.used, n.o.CapacityBytes)
 		n.mu.Unlock()

@@ -199,7 +199,7 @@ func (n *Node) plan(ctx context.Context, l *leadership) {
 		case *fsmpb.Command_ReserveEpoch, *fsmpb.Command_TakeBack:
 			level = slog.LevelDebug
 		}
-		n.log.Log(ctx, level, "directory: "+step.Why)
+		n.log.Log(ctx, level, "directory: "+label(step.Why)) // which may name every session
 		res, err := n.propose(ctx, l, step.Do)
 		if ctx.Err() != nil {
 			return

@@ -153,6 +153,9 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 	if q.Id == "" || len(q.Id) > fsm.MaxNameLen {
 		return nil, status.Errorf(codes.InvalidArgument, "id %.64q, want 1..%d characters", q.Id, fsm.MaxNameLen)
 	}
+	if err := fsm.CheckText("id", q.Id); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	for _, a := range []string{q.RaftAddr, q.GrpcAddr} {
 		if err := checkAdvertised(a); err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "address %.256q of directory node %q: %v", a, q.Id, err)

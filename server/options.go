@@ -120,6 +120,8 @@ func (o *Options) Validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if o.ID == "" || len(o.ID) > fsm.MaxNameLen {
 		bad("ID is %q, want 1..%d characters", o.ID, fsm.MaxNameLen)
+	} else if err := fsm.CheckText("ID", o.ID); err != nil {
+		bad("%v", err)
 	}
 	if o.DataDir == "" && !o.InMemory {
 		bad("DataDir is required unless InMemory is set")
@@ -193,6 +195,9 @@ func splitAddr(addr string, low int) (string, error) {
 func checkAdvertised(addr string) error {
 	if len(addr) > fsm.MaxLabelLen {
 		return fmt.Errorf("%d bytes, want at most %d", len(addr), fsm.MaxLabelLen)
+	}
+	if err := fsm.CheckText("address", addr); err != nil {
+		return err
 	}
 	host, err := splitAddr(addr, 1)
 	if err != nil {

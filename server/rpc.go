@@ -368,14 +368,14 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	}
 	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: min(n.renewMillis(), maxHeartbeatMillis)}
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
-		reply.ClusterKey, reply.ClusterId = s.Meta().ClusterKey, s.Meta().ClusterId
+		reply.ClusterKey, reply.ClusterId, reply.Sessions = s.Meta().ClusterKey, s.Meta().ClusterId, s.Admitted()
 		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
 	})
 	return reply, nil
 }
 
-// Heartbeat extends a memory node's lease and tells it what to do. Its list of
-// regions is obeyed, so it must not come from a leader that was deposed.
+// Heartbeat extends a memory node's lease and tells it what to do. Its lists of
+// regions and sessions are obeyed, so they must not come from a leader that was deposed.
 func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb.HeartbeatReply, error) {
 	l, err := n.confirmed(ctx)
 	if err != nil {
@@ -413,7 +413,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	reply := &dirpb.HeartbeatReply{}
 	n.machine.view(func(s *fsm.State) {
 		reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
-		reply.FenceSessions = s.FenceWork(q.NodeId, q.Incarnation)
+		reply.FenceSessions, reply.Sessions = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted()
 	})
 	return reply, nil
 }

@@ -116,7 +116,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	if raftAddr == "" {
 		raftAddr = raftLis.Addr().String()
 	}
-	n.streams = newStreams(raftLis, raftAddr, opts.TLS)
+	n.streams = newStreams(raftLis, raftAddr, opts.TLS, n.log)
 	undo = append(undo, n.streams.Close)
 
 	n.store, err = raftstore.Open(raftstore.Options{

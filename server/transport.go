@@ -9,22 +9,42 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 )
 
-const handshakeTimeout = 10 * time.Second
+const (
+	// handshakeTimeout is also how long a caller may take to say something: raft's own
+	// nodes call when they have something to say.
+	handshakeTimeout = 10 * time.Second
+	// maxInbound bounds the connections that callers hold. Other directory nodes hold
+	// fewer than ten each.
+	maxInbound = 128
+	// inboundBytes is about what raft takes for one that has said something.
+	inboundBytes = 288 << 10
+)
 
 // streams is raft's stream layer over TCP or TLS. It closes every connection when
 // it is closed: raft's own transport leaves the handlers of accepted
 // connections reading until the peer hangs up.
+//
+// Whoever reaches the listener can connect, and raft takes a large buffer for every
+// connection that it is handed, for as long as it lives. So it is handed only those that
+// have shown a certificate, where there is TLS, and sent a byte, and there are at most
+// maxInbound: one more costs the host that has most of them one, a silent one if there
+// is any, else the one that was silent for longest.
 type streams struct {
 	net.Listener
 	advertise net.Addr
 	server    *tls.Config // nil: plain TCP
 	client    *tls.Config
+	log       *slog.Logger
+	ready     chan *streamConn // for Accept
+	stop      chan struct{}    // closed by Close
+	wg        sync.WaitGroup   // what accepts, and waits for first bytes
 
 	mu struct {
 		sync.Mutex
@@ -39,14 +59,15 @@ type raftAddr string
 func (a raftAddr) Network() string { return "tcp" }
 func (a raftAddr) String() string  { return string(a) }
 
-func newStreams(lis net.Listener, advertise string, conf *tls.Config) *streams {
-	s := &streams{Listener: lis, advertise: raftAddr(advertise)}
+func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.Logger) *streams {
+	s := &streams{Listener: lis, advertise: raftAddr(advertise), log: log, ready: make(chan *streamConn), stop: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
 		s.server = serverTLS(conf)
 		s.server.ClientAuth = tls.RequireAndVerifyClientCert
 		s.client = clientTLS(conf)
 	}
+	s.wg.Go(s.listen)
 	return s
 }
 
@@ -68,15 +89,116 @@ func clientTLS(conf *tls.Config) *tls.Config {
 
 func (s *streams) Addr() net.Addr { return s.advertise }
 
+// Accept gives the next caller that has said something.
 func (s *streams) Accept() (net.Conn, error) {
-	c, err := s.Listener.Accept()
-	if err != nil {
-		return nil, err
+	select {
+	case c := <-s.ready:
+		return c, nil
+	case <-s.stop:
+		return nil, net.ErrClosed
 	}
+}
+
+// listen accepts callers, and waits for each to say something.
+func (s *streams) listen() {
+	for {
+		c, err := s.Listener.Accept()
+		if err == nil {
+			s.welcome(c)
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		// Out of descriptors, or a connection that died in the queue: others may still come.
+		s.log.Warn("directory: cannot accept a connection of another directory node", "err", err)
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-s.stop:
+			return
+		}
+	}
+}
+
+func (s *streams) welcome(c net.Conn) {
+	host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 	if s.server != nil {
 		c = tls.Server(c, s.server)
 	}
-	return s.track(c)
+	s.makeRoom()
+	sc, err := s.track(c, host)
+	if err != nil {
+		return
+	}
+	s.wg.Go(func() {
+		if err := sc.hear(); err != nil {
+			_ = sc.Close() // it has said nothing that an answer could be to
+			return
+		}
+		select {
+		case s.ready <- sc:
+		case <-s.stop:
+			_ = sc.Close()
+		}
+	})
+}
+
+// makeRoom closes an accepted connection if there are too many, and waits until raft has
+// let go of it. Only listen calls it, which makes them.
+func (s *streams) makeRoom() {
+	worst, theirs := s.leastWelcome()
+	if worst == nil {
+		return
+	}
+	s.log.Warn("directory: too many connections to the Raft port: one is closed", "most", maxInbound, "remote", worst.from, "from_there", theirs)
+	conn := worst.Conn
+	if t, ok := conn.(*tls.Conn); ok {
+		conn = t.NetConn() // without a goodbye, which might have to wait
+	}
+	_ = conn.Close()
+	t := time.NewTimer(time.Second)
+	defer t.Stop()
+	select {
+	case <-worst.gone:
+	case <-t.C: // raft is at work on what it said
+	case <-s.stop:
+	}
+}
+
+// leastWelcome takes out the connection that has to go for another, or nil; theirs is how many
+// its host has.
+func (s *streams) leastWelcome() (worst *streamConn, theirs int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := make(map[string]int)
+	n := 0
+	for c := range s.mu.conns {
+		if c.from != "" {
+			of[c.from]++
+			n++
+		}
+	}
+	if n < maxInbound {
+		return nil, 0
+	}
+	for c := range s.mu.conns {
+		if c.from != "" && (worst == nil || c.lessWelcome(worst, of)) {
+			worst = c
+		}
+	}
+	delete(s.mu.conns, worst)
+	return worst, of[worst.from]
+}
+
+// lessWelcome reports whether c goes before d, given how many connections each host has.
+func (c *streamConn) lessWelcome(d *streamConn, of map[string]int) bool {
+	if of[c.from] != of[d.from] {
+		return of[c.from] > of[d.from]
+	}
+	if ch, dh := c.heard.Load(), d.heard.Load(); ch != dh {
+		return !ch
+	}
+	return c.last.Load() < d.last.Load()
 }
 
 func (s *streams) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
@@ -86,7 +208,7 @@ func (s *streams) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	return s.track(c)
+	return s.track(c, "")
 }
 
 func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
@@ -96,8 +218,10 @@ func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return (&tls.Dialer{Config: s.client}).DialContext(ctx, "tcp", addr)
 }
 
-func (s *streams) track(c net.Conn) (net.Conn, error) {
-	sc := &streamConn{Conn: c, s: s}
+// track keeps c until it is closed; from is the host of one that was accepted.
+func (s *streams) track(c net.Conn, from string) (*streamConn, error) {
+	sc := &streamConn{Conn: c, s: s, from: from, gone: make(chan struct{})}
+	sc.last.Store(time.Now().UnixNano())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
@@ -110,13 +234,18 @@ func (s *streams) track(c net.Conn) (net.Conn, error) {
 func (s *streams) Close() error {
 	err := s.Listener.Close()
 	s.mu.Lock()
+	was := s.mu.closed
 	s.mu.closed = true
 	conns := s.mu.conns
 	s.mu.conns = nil
 	s.mu.Unlock()
+	if !was {
+		close(s.stop)
+	}
 	for c := range conns {
 		_ = c.Conn.Close() // the peer sees the end of the stream either way
 	}
+	s.wg.Wait()
 	return err
 }
 
@@ -124,8 +253,32 @@ func (s *streams) Close() error {
 type streamConn struct {
 	net.Conn
 	s         *streams
+	from      string // host of a caller; empty: dialed
+	first     []byte // heard before raft reads
+	heard     atomic.Bool
+	last      atomic.Int64  // Unix nanoseconds of the last byte that came
+	gone      chan struct{} // closed by Close
+	closing   sync.Once
 	handshake sync.Once
 	err       error
+}
+
+// hear waits for a caller's first byte.
+func (c *streamConn) hear() error {
+	if err := c.ready(); err != nil {
+		return err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return err
+	}
+	var b [1]byte
+	if _, err := io.ReadFull(c.Conn, b[:]); err != nil {
+		return err
+	}
+	c.first = b[:]
+	c.heard.Store(true)
+	c.last.Store(time.Now().UnixNano())
+	return c.SetReadDeadline(time.Time{})
 }
 
 func (c *streamConn) ready() error {
@@ -143,7 +296,16 @@ func (c *streamConn) Read(b []byte) (int, error) {
 	if err := c.ready(); err != nil {
 		return 0, err
 	}
-	return c.Conn.Read(b)
+	if len(c.first) > 0 {
+		n := copy(b, c.first)
+		c.first = c.first[n:]
+		return n, nil
+	}
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.last.Store(time.Now().UnixNano())
+	}
+	return n, err
 }
 
 func (c *streamConn) Write(b []byte) (int, error) {
@@ -154,6 +316,7 @@ func (c *streamConn) Write(b []byte) (int, error) {
 }
 
 func (c *streamConn) Close() error {
+	defer c.closing.Do(func() { close(c.gone) })
 	c.s.mu.Lock()
 	delete(c.s.mu.conns, c)
 	c.s.mu.Unlock()

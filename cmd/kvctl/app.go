@@ -164,7 +164,30 @@ func isTerminal(w any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ") }
+func oneLine(s string) string {
+	return visible(strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
+}
+
+// visible is s with escapes in the place of what terminals obey, or show as nothing: the
+// store's names and messages are others' choice.
+func visible(s string) string {
+	bad := func(r rune) bool { return !unicode.IsPrint(r) }
+	if strings.IndexFunc(s, bad) < 0 && utf8.ValidString(s) {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		if c := s[:n]; bad(r) || r == utf8.RuneError {
+			q := strconv.Quote(c)
+			b.WriteString(q[1 : len(q)-1])
+		} else {
+			b.WriteString(c)
+		}
+		s = s[n:]
+	}
+	return b.String()
+}
 
 // writes marks the commands whose errors must tell whether they happened.
 const writes = "writes"
@@ -542,6 +565,13 @@ func (a *app) printTable(header row, rows []row) {
 	t.Style().Format.Header = text.FormatDefault
 	t.Style().Options.DrawBorder = false
 	t.Style().Options.SeparateColumns = false
+	for _, r := range append([]row{header}, rows...) {
+		for i := range r {
+			if s, ok := r[i].(string); ok {
+				r[i] = visible(s)
+			}
+		}
+	}
 	t.AppendHeader(header)
 	t.AppendRows(rows)
 	var right []table.ColumnConfig
@@ -563,7 +593,11 @@ func isNumber(s string) bool {
 }
 
 // say prints a line for people on stderr.
-func (a *app) say(format string, args ...any) { fmt.Fprintf(a.stderr, format+"\n", args...) }
+func (a *app) say(format string, args ...any) {
+	for line := range strings.SplitSeq(fmt.Sprintf(format, args...), "\n") {
+		fmt.Fprintln(a.stderr, visible(line))
+	}
+}
 
 // when prints a time of expiry.
 func when(t time.Time) string {

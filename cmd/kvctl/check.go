@@ -435,7 +435,7 @@ func (a *app) printCheck(r *checkReport) error {
 	if len(r.Problems) > 0 {
 		fmt.Fprintln(a.stdout)
 		for _, p := range r.Problems {
-			fmt.Fprintln(a.stdout, p)
+			fmt.Fprintln(a.stdout, visible(p))
 		}
 	}
 	if len(r.Findings) > 0 {

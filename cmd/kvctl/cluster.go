@@ -604,7 +604,7 @@ func (a *app) directoryCommand() *cobra.Command {
 		if a.json() {
 			return a.printJSON(map[string]any{"cluster_id": st.GetClusterId(), "join": addrs})
 		}
-		fmt.Fprintf(a.stdout, "cluster  %s\njoin     %s\n", st.GetClusterId(), strings.Join(addrs, ","))
+		fmt.Fprintf(a.stdout, "cluster  %s\njoin     %s\n", visible(st.GetClusterId()), visible(strings.Join(addrs, ",")))
 		return nil
 	}), changes(&cobra.Command{
 		Use:   "remove ID",

@@ -435,13 +435,13 @@ func (a *app) scanCommand() *cobra.Command {
 					left--
 					return left != 0, nil
 				})
-				if err != nil {
+				if err != nil && !errors.Is(err, client.ErrCorrupt) {
 					return err
 				}
 				if long && !a.json() {
 					a.printTable(row{"Key", "Version", "Expires", "Bytes", "Value"}, rows)
 				}
-				return nil
+				return err
 			})
 		},
 	}
@@ -473,19 +473,26 @@ func matcher(prefix []byte, pattern string) func([]byte) bool {
 	return nil
 }
 
-// eachKey calls fn with every key that o selects, until fn returns false or fails.
+// eachKey calls fn with every key that o selects, until fn returns false or fails. What
+// memory holds corrupt is left out, and told by an error at the end.
 func eachKey(ctx context.Context, s store, o client.ScanOptions, fn func(client.KV) (bool, error)) error {
 	cur := client.Cursor{}
 	o.Cursor, o.Count = &cur, 256
+	var left []error
 	for !cur.Done {
 		var kvs []client.KV
 		// What fails is tried again from where the cursor stands.
 		err := persist(ctx, func() error {
+			from := cur
 			for kv, err := range s.Scan(ctx, o) {
-				if err != nil {
+				switch {
+				case errors.Is(err, client.ErrCorrupt) && cur != from:
+					left = append(left, err)
+				case err != nil:
 					return err
+				default:
+					kvs = append(kvs, kv)
 				}
-				kvs = append(kvs, kv)
 			}
 			return nil
 		})
@@ -494,11 +501,23 @@ func eachKey(ctx context.Context, s store, o client.ScanOptions, fn func(client.
 		}
 		for _, kv := range kvs {
 			if more, err := fn(kv); !more || err != nil {
-				return err
+				return errors.Join(err, leftOut(left))
 			}
 		}
 	}
-	return nil
+	return leftOut(left)
+}
+
+// leftOut is the error of a scan that is done but for what these say.
+func leftOut(left []error) error {
+	const most = 8
+	if n := len(left) - most; n > 0 {
+		left = append(left[:most:most], fmt.Errorf("and of %d more places", n))
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("what is here was left out: %w", errors.Join(left...))
 }
 
 // Bounds of what a completion of keys looks at, and offers.

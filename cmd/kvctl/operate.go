@@ -497,7 +497,7 @@ func (a *app) printSteps(namespace string, steps []string) error {
 		steps = []string{"nothing to do"}
 	}
 	for _, s := range steps {
-		fmt.Fprintf(a.stdout, "%s: %s\n", namespace, s)
+		fmt.Fprintln(a.stdout, visible(namespace+": "+s))
 	}
 	return a.flush()
 }
@@ -560,7 +560,7 @@ func troubles(st *dirpb.StatusReply) string {
 	var out strings.Builder
 	for _, j := range st.GetJobs() {
 		if j.GetTrouble() != "" {
-			fmt.Fprintf(&out, "; %s: %s", jobName(j), j.GetTrouble())
+			fmt.Fprintf(&out, "; %s: %s", jobName(j), visible(j.GetTrouble()))
 		}
 	}
 	return out.String()

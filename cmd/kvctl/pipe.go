@@ -365,7 +365,10 @@ func (l *loader) jsonl(line []byte) (op client.Op, err error) {
 	case o.Expires != nil && o.TTL != nil:
 		return op, errors.New("expires and ttl_seconds: want at most one of them")
 	case o.Expires != nil:
-		op.Expires = *o.Expires
+		// The zero time would mean never.
+		if op.Expires = *o.Expires; op.Expires.UnixMilli() <= 0 {
+			return op, fmt.Errorf("expires %s: want a time after 1970", op.Expires.Format(time.RFC3339))
+		}
 	case o.TTL != nil:
 		if !(*o.TTL >= 0.001 && *o.TTL < maxTTL.Seconds()) {
 			return op, fmt.Errorf("ttl_seconds %v: want at least 0.001", *o.TTL)

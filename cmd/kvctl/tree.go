@@ -391,7 +391,7 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 			defer close(keys)
 			// A scan may give a key twice whose shard moves meanwhile; its file is written once.
 			seen := make(map[string]struct{})
-			return eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")}, func(kv client.KV) (bool, error) {
+			err := eachKey(ctx, s, client.ScanOptions{KeysOnly: true, Match: matcher(prefix, "")}, func(kv client.KV) (bool, error) {
 				if err := safePath(string(kv.Key[len(prefix):])); err != nil {
 					t.refuse("key %s: %v", a.showKey(kv.Key), err)
 					return true, nil
@@ -407,6 +407,11 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 					return false, context.Cause(ctx)
 				}
 			})
+			if errors.Is(err, client.ErrCorrupt) {
+				t.refuse("%v", err) // the rest is to be had
+				return nil
+			}
+			return err
 		})
 		made := &folders{seen: map[string]bool{".": true}}
 		c.run(treeWorkers, func(ctx context.Context) error { return t.fetch(ctx, s, root, made, len(prefix), keys) })

@@ -549,13 +549,14 @@ func (t TLS) Load() (*tls.Config, error) {
 	}, nil
 }
 
-// Logger makes the logger that l describes, writing to out.
+// Logger makes the logger that l describes, writing to out. Above level debug it leaves out
+// lines where there are too many of one message.
 func (l Log) Logger(out io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(l.Level))) // Validate did
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "json" {
-		return slog.New(slog.NewJSONHandler(out, o))
+		return slog.New(limitLog(slog.NewJSONHandler(out, o)))
 	}
-	return slog.New(slog.NewTextHandler(out, o))
+	return slog.New(limitLog(slog.NewTextHandler(out, o)))
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
@@ -405,6 +407,58 @@ func TestStoreErrors(t *testing.T) {
 	}
 	s.Fail(nil)
 	p.want(t, bulk("3"), "GET", "a")
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// damagedScan has memory behind some pages that cannot be read.
+type damagedScan struct {
+	client.API
+	damaged error
+}
+
+func (d damagedScan) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[client.KV, error] {
+	return func(yield func(client.KV, error) bool) {
+		for kv, err := range d.API.Scan(ctx, o) {
+			if !yield(kv, err) {
+				return
+			}
+		}
+		yield(client.KV{}, d.damaged)
+	}
+}
+
+// TestDamagedScan: one damaged group does not take a scan's other keys with it.
+func TestDamagedScan(t *testing.T) {
+	log := &lockedBuffer{}
+	s := damagedScan{clienttest.New(clienttest.Options{}), fmt.Errorf("%w: pg 1 replica 0: group at 0x5700", client.ErrCorrupt)}
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"cache", s}}, Logger: slog.New(slog.NewTextHandler(log, nil))}))
+	p.want(t, "+OK\r\n", "SET", "a", "1")
+	p.want(t, "*2\r\n$1\r\n0\r\n*1\r\n$1\r\na\r\n", "SCAN", "0")
+	p.want(t, "*1\r\n$1\r\na\r\n", "KEYS", "*")
+	p.want(t, bulk("a"), "RANDOMKEY")
+	if r := p.do(t, "FLUSHALL"); !strings.HasPrefix(r, "-ERR kvd: corrupt memory: pg 1 replica 0: group at 0x5700") {
+		t.Errorf("FLUSHALL, which cannot reach all: %q", r)
+	}
+	p.want(t, ":0\r\n", "DBSIZE")
+	if got := log.String(); !strings.Contains(got, "keys left out of a scan") || !strings.Contains(got, "group at 0x5700") {
+		t.Errorf("logged %q", got)
+	}
 }
 
 func TestLongKeysAndValues(t *testing.T) {

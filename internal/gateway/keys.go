@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -34,22 +35,43 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 }
 
 // pages calls f with pages of keys from cur on, until it says stop. The
-// keys are f's.
+// keys are f's. What memory holds corrupt is left out; an error at the end, which is
+// ErrCorrupt, says so.
 func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
+	var damaged error // of the first such page
 	for !cur.Done {
 		var kvs []client.KV
+		from := cur
 		o.Cursor = &cur
 		for kv, err := range api.Scan(c.ctx, o) {
-			if err != nil {
+			switch {
+			case errors.Is(err, client.ErrCorrupt) && cur != from:
+				damaged = cmp.Or(damaged, err)
+			case err != nil:
 				return err
+			default:
+				kvs = append(kvs, kv)
 			}
-			kvs = append(kvs, kv)
 		}
-		if more, err := f(kvs, cur); err != nil || !more {
+		more, err := f(kvs, cur)
+		if err != nil {
 			return err
 		}
+		if !more {
+			break
+		}
 	}
-	return nil
+	return damaged
+}
+
+// rest takes the error of pages for a reply that has no room for half an answer: what is
+// corrupt is logged.
+func (c *conn) rest(err error) error {
+	if errors.Is(err, client.ErrCorrupt) {
+		c.g.o.Logger.Error("keys left out of a scan", "err", err)
+		return nil
+	}
+	return err
 }
 
 const maxScanCount = 10_000
@@ -97,7 +119,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		next, ok = encodeCursor(cur)
 		return !ok, nil // within a cluster: it has some more
 	})
-	if err != nil {
+	if err := c.rest(err); err != nil {
 		w.Error(c.g.storeError(err))
 		return
 	}
@@ -132,7 +154,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 		}
 		return true, nil
 	})
-	if err != nil {
+	if err := c.rest(err); err != nil {
 		w.Error(c.g.storeError(err))
 		return
 	}
@@ -154,7 +176,7 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 			}
 			return found == nil, nil
 		})
-		if err != nil {
+		if err := c.rest(err); err != nil {
 			w.Error(c.g.storeError(err))
 			return
 		}

@@ -286,13 +286,27 @@ func (g Group) Check(heapLo, heapHi uint32) error {
 	if len(g) != GroupSize {
 		return corrupt("group", 0, "length", uint64(len(g)), GroupSize, g)
 	}
-	if g.Header()&headerRsv != 0 {
-		return corrupt("group", 0, "reserved header bits", uint64(g.Header()&headerRsv), 0, g)
+	if err := g.CheckHeader(); err != nil {
+		return err
 	}
 	for i := range GroupSlots {
 		if w := g.Slot(i); w.Readable() && !InHeap(w, heapLo, heapHi) {
 			return corrupt("group", SlotOff(i), "slot names units outside the heap", uint64(w), uint64(heapHi), g)
 		}
+	}
+	return nil
+}
+
+// CheckHeader reports a header that nobody writes. One that passes says what moved and
+// where else to look, so an operation that went by a damaged one would wait for a map that
+// never comes.
+func (g Group) CheckHeader() error {
+	h := g.Header()
+	if h&headerRsv != 0 {
+		return corrupt("group", 0, "reserved header bits", uint64(h&headerRsv), 0, g)
+	}
+	if d := h.Depth(); d > MaxDepth && d != MigratedDepth {
+		return corrupt("group", 0, "depth", uint64(d), MaxDepth, g)
 	}
 	return nil
 }

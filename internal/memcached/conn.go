@@ -3,6 +3,7 @@ package memcached
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -173,6 +174,7 @@ var (
 	unknown     = reply{"SERVER_ERROR outcome unknown: it may have happened", resTrouble}
 	unavailable = reply{"SERVER_ERROR store unavailable", resTrouble}
 	noNamespace = reply{"SERVER_ERROR the namespace was deleted", resTrouble}
+	corrupt     = reply{"SERVER_ERROR corrupt memory; the log says where", resTrouble}
 	said        = reply{"", resOK} // the command has written its answer
 )
 
@@ -195,6 +197,9 @@ func (c *conn) trouble(err error) reply {
 		return unknown
 	case errors.Is(err, client.ErrNoNamespace):
 		return noNamespace // the client has logged it, once
+	case errors.Is(err, client.ErrCorrupt):
+		c.s.o.Logger.Error("command failed", "err", err)
+		return corrupt
 	}
 	c.s.o.Logger.Warn("command failed", "err", err)
 	return unavailable
@@ -528,13 +533,19 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 }
 
 func (c *conn) flushAll() error {
+	var damaged error // of the first place whose keys are left
 	for at := (client.Cursor{}); !at.Done; {
 		var keys [][]byte
+		from := at
 		for kv, err := range c.s.o.Client.Scan(c.s.ctx, client.ScanOptions{Cursor: &at, Count: 256, KeysOnly: true, Expired: true}) {
-			if err != nil {
+			switch {
+			case errors.Is(err, client.ErrCorrupt) && at != from:
+				damaged = cmp.Or(damaged, err)
+			case err != nil:
 				return err
+			default:
+				keys = append(keys, kv.Key)
 			}
-			keys = append(keys, kv.Key)
 		}
 		for _, r := range c.s.o.Client.MultiDelete(c.s.ctx, keys) {
 			if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
@@ -542,7 +553,7 @@ func (c *conn) flushAll() error {
 			}
 		}
 	}
-	return nil
+	return damaged
 }
 
 func (c *conn) showStats(toks [][]byte) reply {

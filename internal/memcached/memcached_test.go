@@ -114,7 +114,8 @@ func TestTranscripts(t *testing.T) {
 				mu.Unlock()
 				return ""
 			case "fail":
-				errs := map[string]error{"full": client.ErrFull, "unavailable": client.ErrUnavailable, "unknown": client.ErrUnknownOutcome, "deleted": client.ErrNoNamespace}
+				errs := map[string]error{"full": client.ErrFull, "unavailable": client.ErrUnavailable, "unknown": client.ErrUnknownOutcome,
+					"deleted": client.ErrNoNamespace, "corrupt": client.ErrCorrupt}
 				err, key := errs[d.CmdArgs[0].Key], ""
 				d.MaybeScanArgs(t, "key", &key)
 				store.Fail(func(_ context.Context, o *client.Op) clienttest.Fault {

@@ -4,7 +4,8 @@
 // The directory signs what a session may do with the cluster key, which memory
 // nodes receive when they register; so a memory node can check a token without
 // calling anybody. A token proves what was granted, not that the session is
-// still live: fenced sessions are refused by the memory node's own list.
+// still live: which sessions are, the directory tells memory nodes when they register and
+// with every heartbeat.
 // All functions are pure and may be called concurrently.
 package token
 

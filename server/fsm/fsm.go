@@ -45,24 +45,27 @@ var (
 
 // Limits on what a command may hold.
 const (
-	MaxSessions    = 4096 // not yet fenced; a discriminator has 12 bits
-	MaxNameLen     = 64
-	MaxLabelLen    = 256 // addresses, host ids, client names
-	MaxEndpoints   = 16
-	MaxRuns        = 1 << 16 // runs in one CloseSession or TakeBack
-	MaxFreeRuns    = 1 << 16 // free runs kept for one placement group
-	MaxHomes       = 1 << 16 // runs of one placement group that sessions own, beyond which none is granted
-	MaxRecalls     = 8       // extents that one job recalls
-	MaxGrantRuns   = 256
-	MaxShardDepth  = 12 // what a session's map takes
-	MaxShards      = 1 << MaxShardDepth
-	MaxPGID        = 1 << 16 // what a session's map takes; ids are not given out again
-	MaxReplicas    = 3       // a placement group has one member more while it is replacing one
-	ReuseEpochs    = 1024    // how long returned memory that is not fresh waits
-	maxRegionBytes = 1 << 38
-	minHeapUnits   = 1 << 10
-	maxFindings    = 32 // kept of a scrub
-	maxFindingLen  = 200
+	MaxSessions  = 4096 // not yet fenced; a discriminator has 12 bits
+	MaxNameLen   = 64
+	MaxLabelLen  = 256 // addresses, host ids, client names
+	MaxEndpoints = 16
+	// MaxCapacityBytes is what one memory node lends at most: 1 PiB, so that sums over
+	// memory nodes do not wrap.
+	MaxCapacityBytes = 1 << 50
+	MaxRuns          = 1 << 16 // runs in one CloseSession or TakeBack
+	MaxFreeRuns      = 1 << 16 // free runs kept for one placement group
+	MaxHomes         = 1 << 16 // runs of one placement group that sessions own, beyond which none is granted
+	MaxRecalls       = 8       // extents that one job recalls
+	MaxGrantRuns     = 256
+	MaxShardDepth    = 12 // what a session's map takes
+	MaxShards        = 1 << MaxShardDepth
+	MaxPGID          = 1 << 16 // what a session's map takes; ids are not given out again
+	MaxReplicas      = 3       // a placement group has one member more while it is replacing one
+	ReuseEpochs      = 1024    // how long returned memory that is not fresh waits
+	maxRegionBytes   = 1 << 38
+	minHeapUnits     = 1 << 10
+	maxFindings      = 32 // kept of a scrub
+	maxFindingLen    = 200
 )
 
 // Row kinds, the first byte of a row's key. Ids follow big-endian.
@@ -217,6 +220,9 @@ func (s *State) putDirectory(d *fsmpb.Directory) error {
 	}
 	if len(d.Id) > MaxNameLen || len(d.RaftAddr) > MaxLabelLen || len(d.GrpcAddr) > MaxLabelLen {
 		return fmt.Errorf("%w: directory node %.64q: id or address is too long", ErrInvalid, d.Id)
+	}
+	if err := errors.Join(CheckText("id", d.Id), CheckText("Raft address", d.RaftAddr), CheckText("gRPC address", d.GrpcAddr)); err != nil {
+		return fmt.Errorf("directory node %.64q: %w", d.Id, err)
 	}
 	if !proto.Equal(s.directory[d.Id], d) {
 		s.directory[d.Id] = d
@@ -392,13 +398,17 @@ func (s *State) Rows() []Row {
 	return rows
 }
 
-// Load rebuilds a state from rows, in any order.
+// Load rebuilds a state from rows, in any order. It refuses rows that do not make one: that
+// do not decode, or that lack what others of them count on.
 func Load(rows []Row) (*State, error) {
 	s := New()
 	for _, r := range rows {
 		if err := s.loadRow(r); err != nil {
 			return nil, fmt.Errorf("corrupt state row %q: %w", r.Key, err)
 		}
+	}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("corrupt state: %w", err)
 	}
 	return s, nil
 }
@@ -635,6 +645,18 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 		}
 	}
 	return want
+}
+
+// Admitted are the sessions whose tokens memory nodes take. One that is being fenced is
+// not among them.
+func (s *State) Admitted() *dirpb.Sessions {
+	a := &dirpb.Sessions{Last: s.meta.SessionId}
+	for _, x := range byID(s.sessions) {
+		if x.Life == dirpb.SessionLife_SESSION_LIVE {
+			a.Live = append(a.Live, x.Id)
+		}
+	}
+	return a
 }
 
 // FenceWork are the sessions that one process of a memory node has yet to fence.

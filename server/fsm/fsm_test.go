@@ -31,7 +31,9 @@ func register(name string, incarnation uint64) *fsmpb.Command {
 }
 
 func registerWith(q *dirpb.RegisterNodeRequest) *fsmpb.Command {
-	q.Endpoints = []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:1"}}
+	if q.Endpoints == nil {
+		q.Endpoints = []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:1"}}
+	}
 	return &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: q}}}
 }
 
@@ -263,15 +265,24 @@ func TestRegisterNode(t *testing.T) {
 	}
 
 	for name, q := range map[string]*dirpb.RegisterNodeRequest{
-		"no name":        {Incarnation: 1},
-		"bad name":       {Name: "M1", Incarnation: 1},
-		"long name":      {Name: strings.Repeat("m", 65), Incarnation: 1},
-		"no incarnation": {Name: "m9"},
-		"long host id":   {Name: "m9", Incarnation: 1, HostId: strings.Repeat("h", 257)},
+		"no name":                   {Incarnation: 1},
+		"bad name":                  {Name: "M1", Incarnation: 1},
+		"long name":                 {Name: strings.Repeat("m", 65), Incarnation: 1},
+		"no incarnation":            {Name: "m9"},
+		"long host id":              {Name: "m9", Incarnation: 1, HostId: strings.Repeat("h", 257)},
+		"escape in the host id":     {Name: "m9", Incarnation: 1, HostId: "h\x1b[2J"},
+		"newline in the domain":     {Name: "m9", Incarnation: 1, Domain: "rack1\nm8 up"},
+		"escape in an address":      {Name: "m9", Incarnation: 1, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1\x1b[31m"}}},
+		"tab in a provider":         {Name: "m9", Incarnation: 1, Endpoints: []*dirpb.Endpoint{{Provider: "t\tp", Addr: "h:1"}}},
+		"right-to-left in a domain": {Name: "m9", Incarnation: 1, Domain: "\u202egnp"},
+		"capacity of 2^63":          {Name: "m9", Incarnation: 1, CapacityBytes: 1 << 63},
 	} {
 		if r := h.try(registerWith(q)); !errors.Is(r.Err, ErrInvalid) {
 			t.Errorf("%s: %v", name, r.Err)
 		}
+	}
+	for _, d := range []*fsmpb.Directory{{Id: "d\x1b1"}, {Id: "d1", RaftAddr: "h:1\n"}, {Id: "d1", GrpcAddr: "\x07h:1"}} {
+		h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: d}}}, ErrInvalid, "at byte")
 	}
 	q := registerWith(&dirpb.RegisterNodeRequest{Name: "m9", Incarnation: 1})
 	q.GetRegisterNode().Node.Endpoints = nil

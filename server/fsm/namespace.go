@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -24,6 +26,20 @@ func checkName(what, name string) error {
 	for _, c := range []byte(name) {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
 			return fmt.Errorf("%w: %s name %q holds %q, want only a-z 0-9 . _ -", ErrInvalid, what, name, c)
+		}
+	}
+	return nil
+}
+
+// CheckText accepts text that others choose and people read: at most MaxLabelLen bytes of
+// printable characters, without line breaks and what terminals obey. It may be empty.
+func CheckText(what, text string) error {
+	if len(text) > MaxLabelLen {
+		return fmt.Errorf("%w: %s is longer than %d bytes", ErrInvalid, what, MaxLabelLen)
+	}
+	for i, r := range text {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return fmt.Errorf("%w: %s %q holds %q at byte %d, want printable characters", ErrInvalid, what, text, r, i)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -16,8 +17,13 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	if c.Incarnation == 0 {
 		return fmt.Errorf("%w: memory node %q: incarnation 0", ErrInvalid, c.Name)
 	}
-	if len(c.HostId) > MaxLabelLen || len(c.Domain) > MaxLabelLen {
-		return fmt.Errorf("%w: memory node %q: host id or domain is longer than %d bytes", ErrInvalid, c.Name, MaxLabelLen)
+	if c.CapacityBytes > MaxCapacityBytes {
+		return fmt.Errorf("%w: memory node %q lends %d bytes, want at most 2^50", ErrInvalid, c.Name, c.CapacityBytes)
+	}
+	for _, text := range [][2]string{{"host id", c.HostId}, {"domain", c.Domain}} {
+		if err := CheckText(text[0], text[1]); err != nil {
+			return fmt.Errorf("memory node %q: %w", c.Name, err)
+		}
 	}
 	if len(c.Endpoints) == 0 || len(c.Endpoints) > MaxEndpoints {
 		return fmt.Errorf("%w: memory node %q: %d endpoints, want 1..%d", ErrInvalid, c.Name, len(c.Endpoints), MaxEndpoints)
@@ -25,6 +31,9 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	for _, e := range c.Endpoints {
 		if e.Provider == "" || len(e.Provider) > MaxNameLen || len(e.Addr) > MaxLabelLen {
 			return fmt.Errorf("%w: memory node %q: endpoint %.64q at %.64q", ErrInvalid, c.Name, e.Provider, e.Addr)
+		}
+		if err := errors.Join(CheckText("provider", e.Provider), CheckText("address", e.Addr)); err != nil {
+			return fmt.Errorf("memory node %q: %w", c.Name, err)
 		}
 		// Memory nodes that do not say are of a version that knew CPU alone.
 		if _, ok := dirpb.AtomicsBy_name[int32(e.Atomics)]; !ok {

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -18,8 +19,8 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	case w.Deleting:
 		return nil, fmt.Errorf("namespace %q is being deleted: %w", w.Name, ErrNotFound)
 	}
-	if len(c.Client) > MaxLabelLen || len(c.HostId) > MaxLabelLen {
-		return nil, fmt.Errorf("%w: client or host id is longer than %d bytes", ErrInvalid, MaxLabelLen)
+	if err := errors.Join(CheckText("client name", c.Client), CheckText("host id", c.HostId)); err != nil {
+		return nil, err
 	}
 	if len(s.sessions) >= MaxSessions {
 		return nil, fmt.Errorf("%w: %d sessions are open or being fenced", ErrFull, len(s.sessions))

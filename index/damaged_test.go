@@ -1,0 +1,101 @@
+package index_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// A group of ones says that its keys moved to where no map leads: every operation that
+// goes by it ends at once, with an error that says where, in whichever group and on
+// whichever replica it is.
+func TestDamagedGroup(t *testing.T) {
+	for replicas := uint8(1); replicas <= 3; replicas++ {
+		for name, damage := range map[string]int{"header": 8, "header and lock": 16, "group": layout.GroupSize} {
+			for where, off := range map[string]uint64{"home": home(), "stash": stash()} {
+				t.Run(fmt.Sprintf("r%d/%s/%s", replicas, where, name), func(t *testing.T) {
+					w := newWorld(replicas, 256)
+					c := w.client(1)
+					w.fill(home(), layout.GroupSlots) // so that there is business with the stash
+					for k := range replicas {
+						g := w.region[k][home():]
+						g[1] = 1 // OVF
+						copy(w.region[k][off:], bytes.Repeat([]byte{0xff}, damage))
+					}
+					for _, op := range []string{"get a", "put a v", "put a v if-absent", "put a v if-present", "put a v if=3", "del a", "del a if=3", "append a x"} {
+						err := c.do(t, strings.Fields(op)...)
+						var corrupt *layout.CorruptError
+						if !errors.As(err, &corrupt) || corrupt.What != "group" {
+							t.Errorf("%s: %v, want a corrupt group", op, err)
+							continue
+						}
+						if want := fmt.Sprintf("pg 1 replica %d: group at %#x: ", replicas-1, off); !strings.Contains(err.Error(), want) && !strings.Contains(err.Error(), strings.Replace(want, fmt.Sprint("replica ", replicas-1), "replica 0", 1)) {
+							t.Errorf("%s: %q does not say where: %q", op, err, want)
+						}
+						if errors.Is(err, index.ErrUnknown) {
+							t.Errorf("%s: %v: nothing was decided", op, err)
+						}
+						if c.op.Rounds > 4 {
+							t.Errorf("%s took %d rounds", op, c.op.Rounds)
+						}
+					}
+					if len(w.wrong) > 0 {
+						t.Error(w.wrong)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A Scan leaves out what is damaged, says so, and has all the rest.
+func TestScanDamaged(t *testing.T) {
+	for replicas := uint8(1); replicas <= 3; replicas++ {
+		w := newWorld(replicas, 256)
+		c := w.client(1)
+		for _, k := range []string{"a", "b", "c@5", "d@7", "e@9"} {
+			if err := c.do(t, "put", k, "v"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tail := w.region[replicas-1]
+		group5 := uint64(shardOff + 5*layout.GroupSize)
+		copy(tail[group5:], bytes.Repeat([]byte{0xff}, layout.GroupSize))
+		// A word that names units outside the heap, and a record that was overwritten.
+		const i = 0 // each is alone in its group
+		x := w.groupAt(replicas-1, shardOff+7*layout.GroupSize).Slot(i)
+		w.setSlot(replicas-1, shardOff+7*layout.GroupSize, i, x|0xffffffff)
+		x = w.groupAt(replicas-1, shardOff+9*layout.GroupSize).Slot(i)
+		copy(tail[x.Off():], "damaged!")
+		if err := c.do(t, "scan"); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.answer(); !strings.HasPrefix(got, "done: [a b] next 0 end true") {
+			t.Errorf("r=%d: %s", replicas, got)
+		}
+		for _, want := range []string{
+			fmt.Sprintf("pg 1 replica %d: group at %#x: corrupt group at +0: reserved header bits", replicas-1, group5),
+			fmt.Sprintf("group at %#x: corrupt group at +%d: slot names units outside the heap", shardOff+7*layout.GroupSize, layout.SlotOff(i)),
+			fmt.Sprintf("record at %#x: corrupt record at +24: CRC-32C", x.Off()),
+		} {
+			if err := c.op.Corrupt; err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("r=%d: %v\nlacks %q", replicas, err, want)
+			}
+		}
+		// A sound cluster says nothing.
+		clear(tail[group5:][:layout.GroupSize])
+		for g := range uint64(layout.ClusterGroups) {
+			if g != homeGroup {
+				clear(tail[shardOff+g*layout.GroupSize:][:layout.GroupSize])
+			}
+		}
+		if err := c.do(t, "scan"); err != nil || c.op.Corrupt != nil {
+			t.Errorf("r=%d: %v, %v", replicas, err, c.op.Corrupt)
+		}
+	}
+}

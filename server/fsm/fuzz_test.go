@@ -1,0 +1,236 @@
+package fsm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// worlds are states to begin a fuzz run in: empty; two copies on three memory nodes with
+// sessions that hold memory; the same with a move, a recall and a scrub under way; the
+// same with a member lost and a session being fenced.
+func worlds(t tester) (all [][]Row) {
+	add := func(h *harness) { all = append(all, h.s.Rows()) }
+	add(newHarness(t))
+	h := cluster(t, 3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4})
+	h.do(create(&dirpb.CreateNamespaceRequest{Name: "b", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, LimitBytes: 1 << 24}))
+	h.activate()
+	for range 3 {
+		h.do(openIn(1, 1))
+	}
+	h.do(openIn(2, 1))
+	for pg := range uint32(3) {
+		h.do(grant(1, pg+1, 5000, 300, 1))
+		h.do(grant(2, pg+1, 300, 1, 1))
+	}
+	add(h)
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, Split: true}))
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 2, InPlace: true, Extents: []uint32{h.s.heaps[2].Homes[0].Unit / extentUnits}}))
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 3, Repair: true}))
+	for job := range uint32(3) {
+		h.do(claim(1, job+1))
+	}
+	add(h)
+	h.do(expire(2))
+	h.do(nodeDown(2, 100))
+	add(h)
+	return all
+}
+
+// encode writes commands as a fuzz run takes them: each behind its length.
+func encode(t tester, cmds ...*fsmpb.Command) (b []byte) {
+	for _, c := range cmds {
+		m, err := proto.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = append(binary.AppendUvarint(b, uint64(len(m))), m...)
+	}
+	return b
+}
+
+// FuzzApply applies commands of any content. None may make the machine panic, break the
+// state's structure, change it when refused, or do two things in two copies of it.
+func FuzzApply(f *testing.F) {
+	all := worlds(f)
+	report := &dirpb.JobReport{LinkedUnits: []uint32{1, 2}, Findings: []string{"x"}, Kept: []*dirpb.UnitRuns{{Extent: 0, SkipTake: []uint32{1, 2, 3, 4}}}}
+	for i := range byte(len(all)) {
+		f.Add(i, encode(f, register("m1", 101), register("m9", 1), nodeDown(1, 100), publish(1, 100, 1, 9)))
+		f.Add(i, encode(f, create(&dirpb.CreateNamespaceRequest{Name: "c", Replicas: 2, BytesPerNode: 1 << 26, Shards: 8, IndexPercent: 20, Clusters: 3}),
+			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}},
+			// What it is: found by fuzzing to make a new map.
+			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}}, createPG(1, 1, 3)))
+		f.Add(i, encode(f, openIn(1, 2), expire(1, 3), confirm(1, 100, 1, 2, 3), confirm(3, 100, 1, 2, 3)))
+		f.Add(i, encode(f, closeS(1, 5, &dirpb.ReturnedRun{PgId: 1, Unit: 1 << 14, Units: 100, Generation: 1, Fresh: true}), grant(3, 1, 1<<20, 1<<14, 1<<12)))
+		f.Add(i, encode(f, takeBack(7, &fsmpb.Back{PgId: 1, Generation: 1, Unit: 1 << 14, Units: 5, SessionId: 1}, &fsmpb.Back{PgId: 2, Generation: 1, Unit: 9, Units: 1})))
+		f.Add(i, encode(f, endJob(&fsmpb.EndJob{SessionId: 1, JobId: 1, Report: report, Epoch: 9, MinEpoch: 8}),
+			endJob(&fsmpb.EndJob{SessionId: 1, JobId: 2, Report: report, Epoch: 9}), endJob(&fsmpb.EndJob{SessionId: 1, JobId: 3, Report: report}), finish(0, 1<<11)))
+		f.Add(i, encode(f, drain(3, false), remove(3, true), activate(1, 2), startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 2, TargetPgId: 3})))
+		f.Add(i, encode(f, &fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: 1, NodeId: 3}}},
+			&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 2, Epoch: 1, NodeId: 2}}}))
+		f.Add(i, encode(f, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k")}}},
+			&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d", RaftAddr: "h:1"}}}},
+			&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d"}}},
+			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}}))
+	}
+	f.Fuzz(func(t *testing.T, world byte, data []byte) {
+		rows := all[int(world)%len(all)]
+		s, err := Load(rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		twin, err := Load(rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := &harness{t: t, s: s, disk: map[string][]byte{}}
+		for range 16 {
+			n, k := binary.Uvarint(data)
+			if k <= 0 || n > uint64(len(data)-k) {
+				break
+			}
+			c := new(fsmpb.Command)
+			if proto.Unmarshal(data[k:][:n], c) != nil {
+				break
+			}
+			data = data[k+int(n):]
+			r := h.try(proto.CloneOf(c))
+			if again := Apply(twin, c); (again.Err == nil) != (r.Err == nil) || !sameRows(again.Changes, r.Changes) {
+				t.Fatalf("%v: two copies part: %v, %v", c, r.Err, again.Err)
+			}
+		}
+		if !sameRows(s.Rows(), twin.Rows()) {
+			t.Fatal("two copies differ")
+		}
+		look(s)
+		if again, err := Load(s.Rows()); err != nil || !sameRows(again.Rows(), s.Rows()) {
+			t.Fatalf("the state does not survive its snapshot: %v", err)
+		}
+	})
+}
+
+func sameRows(a, b []Row) bool {
+	return slices.EqualFunc(a, b, func(x, y Row) bool { return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value) })
+}
+
+// look reads all there is to read.
+func look(s *State) {
+	s.Usage()
+	s.Map(nil)
+	for _, x := range s.Sessions() {
+		s.Map(x)
+	}
+	s.Admitted()
+	for _, n := range s.Nodes() {
+		s.WantRegions(n.Id, n.Incarnation)
+		s.FenceWork(n.Id, n.Incarnation)
+	}
+	for _, pg := range s.PGs(0) {
+		s.Extents(pg.Id)
+		s.Leaks(pg.Id)
+		s.CanRecall(pg.Id, 0)
+		s.JobsOf(pg.Id)
+	}
+}
+
+// A snapshot that lacks a row of which others speak is refused, and one that holds a row
+// under another id.
+func TestLoadChecks(t *testing.T) {
+	for i, rows := range worlds(t) {
+		if _, err := Load(rows); err != nil {
+			t.Fatalf("state %d: %v", i, err)
+		}
+		for at, r := range rows {
+			kind := r.Key[0]
+			without := slices.Delete(slices.Clone(rows), at, at+1)
+			if _, err := Load(without); err == nil && len(rows) > 1 && (bytes.IndexByte([]byte{rowMeta, rowNamespace, rowPG, rowHeap, rowShard}, kind) >= 0 || kind == rowSession && r.Key[4] < 3 && i < 3) {
+				t.Errorf("state %d is taken without row %q", i, r.Key)
+			}
+			if kind == rowMeta {
+				continue
+			}
+			moved := slices.Clone(rows)
+			moved[at] = Row{append([]byte{kind}, 0, 0, 0, 77), r.Value}
+			if _, err := Load(moved); err == nil {
+				t.Errorf("state %d is taken with row %q under the id 77", i, r.Key)
+			}
+		}
+	}
+}
+
+// FuzzLoad restores snapshots of any content. One that is taken as a state must be one that
+// can be read, and that commands can be applied to.
+func FuzzLoad(f *testing.F) {
+	all := worlds(f)
+	for _, rows := range all {
+		snap := &fsmpb.Snapshot{Applied: 7}
+		for _, r := range rows {
+			snap.Rows = append(snap.Rows, &fsmpb.Row{Key: r.Key, Value: r.Value})
+		}
+		b, err := proto.Marshal(snap)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+		// Every row left out once: what others refer to is missing then.
+		for i := range snap.Rows {
+			less := &fsmpb.Snapshot{Applied: 7, Rows: slices.Delete(slices.Clone(snap.Rows), i, i+1)}
+			b, err := proto.Marshal(less)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(b)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		snap := new(fsmpb.Snapshot)
+		if proto.Unmarshal(data, snap) != nil {
+			return
+		}
+		var rows []Row
+		for _, r := range snap.Rows {
+			rows = append(rows, Row{r.Key, r.Value})
+		}
+		s, err := Load(rows)
+		if err != nil {
+			return
+		}
+		look(s)
+		for _, n := range s.Nodes() {
+			Apply(s, register(n.Name, n.Incarnation+1))
+			Apply(s, drain(n.Id, false))
+			Apply(s, nodeDown(n.Id, n.Incarnation+1))
+		}
+		for _, x := range s.Sessions() {
+			for _, pg := range s.PGs(0) {
+				Apply(s, grant(x.Id, pg.Id, 1, 1, 1<<20))
+			}
+			for _, j := range s.Jobs() {
+				Apply(s, claim(x.Id, j.Id))
+				Apply(s, endJob(&fsmpb.EndJob{SessionId: x.Id, JobId: j.Id, Report: &dirpb.JobReport{}}))
+			}
+			Apply(s, closeS(x.Id, 1))
+		}
+		for _, pg := range s.PGs(0) {
+			Apply(s, activate(pg.Id, pg.Epoch))
+			Apply(s, startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg.Id, Extents: []uint32{0}}))
+		}
+		for _, sh := range s.Shards(0) {
+			Apply(s, startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true}))
+		}
+		for _, w := range s.namespaces {
+			Apply(s, openIn(w.Id, 1))
+			Apply(s, createPG(w.Id, 1))
+		}
+		for _, n := range s.Nodes() {
+			Apply(s, remove(n.Id, true))
+		}
+		look(s)
+	})
+}

@@ -1,0 +1,251 @@
+package server
+
+import (
+	"bytes"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// inUse is the memory of this process, in bytes, after a collection.
+func inUse() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapInuse + m.StackInuse)
+}
+
+// Two thousand connections to the Raft port, whether they say nothing or the first byte of a
+// call, take what maxInbound of them may take; the directory works on beside them, and
+// its nodes find each other afterwards.
+func TestRaftPortBound(t *testing.T) {
+	for _, attack := range []struct {
+		name  string
+		say   []byte
+		bound int64
+	}{
+		{"silent", nil, maxInbound * (32 << 10)},
+		{"one byte", []byte{0}, maxInbound * inboundBytes},
+	} {
+		t.Run(attack.name, func(t *testing.T) {
+			c := newCluster(t, 3, forever)
+			leader := leaderOf(t, c.all()...)
+			victim := c.all()[0]
+			if victim == leader {
+				victim = c.all()[1]
+			}
+			addr := string(victim.transport.LocalAddr())
+			term := leader.raft.CurrentTerm()
+			before := inUse()
+			var conns []net.Conn
+			defer func() {
+				for _, c := range conns {
+					c.Close()
+				}
+			}()
+			var most int64
+			for i := range 2000 {
+				conn, err := net.Dial("tcp", addr)
+				if err != nil {
+					t.Fatalf("connection %d: %v", i, err)
+				}
+				conns = append(conns, conn)
+				if _, err := conn.Write(attack.say); err != nil && i == 0 {
+					t.Fatal(err)
+				}
+				if i%250 == 249 {
+					most = max(most, inUse()-before)
+				}
+			}
+			held := func() (n int) {
+				victim.streams.mu.Lock()
+				defer victim.streams.mu.Unlock()
+				for c := range victim.streams.mu.conns {
+					if c.from != "" {
+						n++
+					}
+				}
+				return n
+			}
+			until(t, "all are accepted or refused", func() bool {
+				most = max(most, inUse()-before)
+				return held() <= maxInbound
+			})
+			t.Logf("2000 connections take %.1f MB, bound %.1f MB", float64(most)/1e6, float64(attack.bound)/1e6)
+			if most > attack.bound*12/10 {
+				t.Errorf("2000 connections take %d bytes, want at most %d", most, attack.bound*12/10)
+			}
+			if n := held(); n > maxInbound {
+				t.Errorf("%d connections, want at most %d", n, maxInbound)
+			}
+			// The directory commits, its follower takes part.
+			l := leaderOf(t, c.all()...)
+			mark := &fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 1 << 40}}}
+			until(t, "a command is committed", func() bool {
+				l = leaderOf(t, c.all()...)
+				_, err := l.propose(testCtx(t), l.leading.Load(), mark)
+				return err == nil
+			})
+			until(t, "the follower under attack has it", func() bool { return victim.appliedBy(l) })
+			if now := l.raft.CurrentTerm(); now != term {
+				t.Logf("the term went from %d to %d", term, now)
+			}
+			// The listener lives: who calls now is heard.
+			conn, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write([]byte{0xff}); err != nil { // no call of raft's, which hangs up
+				t.Fatal(err)
+			}
+			_ = conn.SetReadDeadline(time.Now().Add(patience))
+			if _, err := conn.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
+				t.Errorf("raft does not look at a call: %v", err)
+			}
+		})
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// A flood of sessions that nobody renews makes no line of the log as long as the flood.
+func TestLogLines(t *testing.T) {
+	var log lockedBuffer
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: 2 * time.Second, EpochInterval: 2 * time.Second, LastCopyLeases: 1000,
+		Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+	newMemnode(t, "m1", 1, just(n))
+	c := dial(t, n)
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			for range 40 {
+				_, _ = c.OpenSession(testCtx(t), &dirpb.OpenSessionRequest{Client: "flood"})
+			}
+		})
+	}
+	wg.Wait()
+	until(t, "all are fenced", func() bool {
+		return strings.Contains(log.String(), "fencing sessions") && len(statusOf(t, c).Sessions) == 0
+	})
+	for line := range strings.Lines(log.String()) {
+		if len(line) > 2*fsm.MaxLabelLen {
+			t.Errorf("a line of %d bytes: %.200s", len(line), line)
+		}
+	}
+}
+
+// A flood from one host closes that host's connections, however fresh, before another's; and
+// silent ones before those that said something.
+func TestRaftPortFair(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log lockedBuffer
+	s := newStreams(lis, lis.Addr().String(), nil, slog.New(slog.NewTextHandler(&log, nil)))
+	defer s.Close()
+	call := func(from string, say string) net.Conn {
+		t.Helper()
+		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", lis.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if _, err := conn.Write([]byte(say)); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	heard := make(chan net.Conn)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := s.Accept()
+			if err != nil {
+				return
+			}
+			heard <- c
+		}
+	})
+	defer wg.Wait()
+	defer s.Close()
+	call("127.0.0.2", "honest")
+	honest := <-heard
+	call("127.0.0.3", "host of the attack, earlier")
+	early := <-heard
+	for range 3 * maxInbound {
+		call("127.0.0.3", "")
+	}
+	// The next ones are heard, and cost silent ones their place.
+	for range maxInbound / 2 {
+		call("127.0.0.3", "x")
+		<-heard
+	}
+	for name, c := range map[string]net.Conn{"honest": honest, "early": early} {
+		b := make([]byte, 6)
+		_ = c.SetReadDeadline(time.Now().Add(patience))
+		if _, err := c.Read(b); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if !strings.Contains(log.String(), "too many connections to the Raft port") {
+		t.Error("nothing is logged")
+	}
+}
+
+// Before TLS knows who calls, nothing of raft's is spent.
+func TestRaftPortStrangers(t *testing.T) {
+	conf := testTLS(t)
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, TLS: conf}))
+	addr := string(n.transport.LocalAddr())
+	before := inUse()
+	var conns []net.Conn
+	for i := range 1000 {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+		if i%2 == 0 {
+			_, _ = conn.Write([]byte{22, 3, 1}) // a handshake that does not go on
+		}
+	}
+	grown := inUse() - before
+	t.Logf("1000 half handshakes take %.1f MB", float64(grown)/1e6)
+	if bound := int64(maxInbound * (64 << 10)); grown > bound*12/10 {
+		t.Errorf("1000 half handshakes take %d bytes, want at most %d", grown, bound*12/10)
+	}
+	friend, err := tls.Dial("tcp", addr, clientTLS(conf))
+	if err != nil {
+		t.Fatalf("a node with a certificate is not served: %v", err)
+	}
+	friend.Close()
+	for _, c := range conns {
+		c.Close()
+	}
+}
