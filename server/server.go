@@ -72,6 +72,7 @@ type Node struct {
 	grpc      *grpc.Server
 
 	leading atomic.Pointer[leadership] // nil while another node leads
+	peers   peers
 
 	ctx    context.Context // ends when the node begins to stop
 	cancel context.CancelCauseFunc
@@ -210,6 +211,7 @@ func (n *Node) startRaft(addr string) error {
 	if err != nil {
 		return errors.Join(err, n.transport.Close())
 	}
+	n.raft.RegisterObserver(raft.NewObserver(nil, false, n.peers.observe))
 	return nil
 }
 
