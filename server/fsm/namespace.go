@@ -155,7 +155,8 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	}
 	w = proto.CloneOf(w)
 	w.LimitBytes = q.GetLimitBytes()
-	s.putNamespace(w)
+	s.namespaces[w.Id] = w
+	s.mark(idKey(rowNamespace, w.Id), w)
 	return w, nil
 }
 

@@ -238,10 +238,11 @@ func (s *State) noteLoss(pg *dirpb.PlacementGroup, n *dirpb.Node, unixMillis int
 	for _, r := range h.Free {
 		held -= uint64(r.Units) * layout.UnitSize
 	}
-	if held == 0 {
+	w := s.namespaces[pg.NamespaceId]
+	if held == 0 || w == nil {
 		return
 	}
-	w := proto.CloneOf(s.namespaces[pg.NamespaceId])
+	w = proto.CloneOf(w)
 	w.Lost++
 	i, found := slices.BinarySearchFunc(w.Losses, pg.Id, func(l *dirpb.Loss, id uint32) int { return cmp.Compare(l.PgId, id) })
 	if !found {
