@@ -474,12 +474,14 @@ func TestOpenSessionWaits(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	c := dial(t, n)
 	m := newMemnode(t, "m1", 1, just(n))
-	m.mute.Store(true)
+	m.silence()
+	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "default"}); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
 	defer cancel()
-	if _, err := n.OpenSession(ctx, &dirpb.OpenSessionRequest{}); err != nil {
-		wantCode(t, err, codes.Unavailable, "0 of 1")
-	} // else the last heartbeat before the mute published it
+	_, err := n.OpenSession(ctx, &dirpb.OpenSessionRequest{})
+	wantCode(t, err, codes.Unavailable, "0 of 1")
 	m.mute.Store(false)
 	open(t, c)
 }
