@@ -215,7 +215,8 @@ func (n *Node) startRaft(addr string) error {
 	return nil
 }
 
-// stable keeps raft from panicking when the disk has failed: raft cannot go on
+// stable keeps raft from panicking when the disk has failed, or when the store is closed and
+// the leader's last call is still under way: raft cannot go on
 // without storing its term, but this node stops in a moment anyway. Until then
 // raft is told that the term was stored. That is safe because votes and entries
 // are refused: it grants no vote, wins no election and acknowledges no entry.
@@ -223,7 +224,7 @@ type stable struct{ *raftstore.Store }
 
 func (s stable) SetUint64(key []byte, val uint64) error {
 	err := s.Store.SetUint64(key, val)
-	if err != nil && s.Err() != nil && string(key) == "CurrentTerm" {
+	if err != nil && (s.Err() != nil || errors.Is(err, raftstore.ErrClosed)) && string(key) == "CurrentTerm" {
 		return nil
 	}
 	return err

@@ -1410,6 +1410,17 @@ func TestFailedStableStore(t *testing.T) {
 			t.Fatalf("vote on a failed disk: %v", err)
 		}
 	}
+	// A leader may still call a node whose store is closed, for as long as its connections last.
+	_, store = newTestMachine(t, vfs.NewMem())
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := (stable{store}).SetUint64([]byte("CurrentTerm"), 4); err != nil {
+		t.Fatalf("term on a closed store: %v", err)
+	}
+	if err := (stable{store}).SetUint64([]byte("LastVoteTerm"), 4); !errors.Is(err, raftstore.ErrClosed) {
+		t.Fatalf("vote on a closed store: %v", err)
+	}
 }
 
 // What Apply's future says decides whether a caller may try again.
