@@ -221,6 +221,9 @@ func TestComingsAndGoingsAreLogged(t *testing.T) {
 	until(t, "a line for a new node", func() bool { return all("level=INFO", "is new", "node=m1") == 1 })
 	m.mute.Store(true)
 	until(t, "a line for a lost node", func() bool { return all("level=WARN", "m1", "is down") > 0 })
+	until(t, "m1 is down", func() bool { // the line comes first
+		return own(t, leaderOf(t, c.all()...)).Map.Nodes[0].State == dirpb.NodeState_NODE_DOWN
+	})
 	newMemnode(t, "m1", 2, c.all)
 	until(t, "a line for its return", func() bool { return all("level=INFO", "is back", "node=m1") == 1 })
 
