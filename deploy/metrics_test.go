@@ -119,8 +119,8 @@ type selected struct {
 	Labels []string
 }
 
-// parse has Prometheus's own parser, which has a module of its own, read expressions.
-func parse(t *testing.T, exprs []string) [][]selected {
+// buildPromQL builds the command promql, which has a module of its own.
+func buildPromQL(t *testing.T) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "promql")
 	build := exec.Command("go", "build", "-C", "promql", "-o", bin, ".")
@@ -128,8 +128,14 @@ func parse(t *testing.T, exprs []string) [][]selected {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build promql: %v\n%s", err, out)
 	}
+	return bin
+}
+
+// parse has Prometheus's own parser read expressions.
+func parse(t *testing.T, exprs []string) [][]selected {
+	t.Helper()
 	var errs bytes.Buffer
-	cmd := exec.Command(bin)
+	cmd := exec.Command(buildPromQL(t))
 	cmd.Stdin, cmd.Stderr = strings.NewReader(strings.Join(exprs, "\n")), &errs
 	out, err := cmd.Output()
 	if err != nil {

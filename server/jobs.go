@@ -344,7 +344,9 @@ func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dir
 	if err != nil {
 		return nil, err
 	}
-	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: id, Force: q.Force}}})
+	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{
+		NodeId: id, Force: q.Force, UnixMillis: time.Now().UnixMilli(),
+	}}})
 	if err != nil {
 		return nil, err
 	}

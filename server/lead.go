@@ -113,7 +113,20 @@ func (n *Node) reign(ctx context.Context) {
 	}
 	n.log.Info("directory: leading", "id", n.opts.ID, "term", l.term)
 	n.leading.Store(l)
-	defer n.leading.Store(nil)
+	defer func() {
+		n.leading.Store(nil)
+		if n.ctx.Err() == nil {
+			n.log.Warn("directory: leadership lost", "id", n.opts.ID, "term", l.term, "led", time.Since(l.began).Round(time.Millisecond))
+		}
+	}()
+	n.machine.view(func(s *fsm.State) {
+		for _, w := range s.Map(nil).Namespaces {
+			if len(w.Losses) > 0 {
+				n.log.Warn("directory: data was lost, and nobody has accepted it", "namespace", w.Name, "placement_groups", len(w.Losses),
+					"accept", "kvctl namespace accept-loss "+w.Name)
+			}
+		}
+	})
 
 	tick := time.NewTicker(max(min(n.opts.EpochInterval, n.opts.Lease/8)/2, 2*time.Millisecond))
 	defer tick.Stop()
@@ -193,9 +206,10 @@ func (n *Node) plan(ctx context.Context, l *leadership) {
 	})
 	for _, step := range steps {
 		level := slog.LevelInfo
-		switch step.Do.Op.(type) {
+		switch op := step.Do.Op.(type) {
 		case *fsmpb.Command_NodeDown:
 			level = slog.LevelWarn
+			op.NodeDown.UnixMillis = time.Now().UnixMilli()
 		case *fsmpb.Command_ReserveEpoch, *fsmpb.Command_TakeBack:
 			level = slog.LevelDebug
 		}

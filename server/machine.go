@@ -104,6 +104,7 @@ func (m *machine) Apply(l *raft.Log) any { return m.ApplyBatch([]*raft.Log{l})[0
 func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	out := make([]any, len(logs))
 	var rows []raftstore.Row
+	var lost []fsm.Lost
 	m.mu.Lock()
 	before := m.mu.applied
 	for i, l := range logs {
@@ -117,6 +118,7 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 		}
 		res := applyEntry(m.mu.state, l)
 		out[i] = res
+		lost = append(lost, res.Lost...)
 		for _, r := range res.Changes {
 			rows = append(rows, raftstore.Row(r))
 		}
@@ -124,6 +126,10 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	applied := m.mu.applied
 	m.wakeLocked()
 	m.mu.Unlock()
+	for _, x := range lost {
+		m.log.Warn("directory: data lost: a placement group lost its last copy", "namespace", x.Namespace, "pg", x.PG,
+			"node", x.Node, "held_bytes", x.HeldBytes, "accept", "kvctl namespace accept-loss "+x.Namespace)
+	}
 	if applied > before {
 		// The log has the entries, so rows that are not written cost a replay. A
 		// store that fails stops the node by itself.

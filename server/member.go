@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -19,7 +20,64 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-const joinTimeout = 10 * time.Second
+const (
+	joinTimeout = 10 * time.Second
+	// maxReplyBytes bounds an answer of another directory node; a Status is large.
+	maxReplyBytes = 64 << 20
+)
+
+// peers is which other directory nodes do not answer this one, while it leads. Raft calls
+// observe, from any goroutine; the zero value is ready.
+type peers struct {
+	mu struct {
+		sync.Mutex
+		silent map[string]silence
+	}
+}
+
+// silence is since when a directory node has not answered, and in which term.
+type silence struct {
+	term  uint64
+	since time.Time
+}
+
+// observe is a raft.FilterFn that keeps what it is shown and passes nothing on: unlike a
+// channel it misses nothing.
+func (p *peers) observe(o *raft.Observation) bool {
+	switch x := o.Data.(type) {
+	case raft.FailedHeartbeatObservation:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.mu.silent == nil {
+			p.mu.silent = make(map[string]silence)
+		}
+		p.mu.silent[string(x.PeerID)] = silence{o.Raft.CurrentTerm(), x.LastContact}
+	case raft.ResumedHeartbeatObservation:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.mu.silent, string(x.PeerID))
+	}
+	return false
+}
+
+// forget drops what is known of a directory node that is new, or new again.
+func (p *peers) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.mu.silent, id)
+}
+
+// silence is how long a directory node has not answered in term, 0 if it does or it has been
+// less than least.
+func (p *peers) silence(id string, term uint64, least time.Duration) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.mu.silent[id]
+	if d := time.Since(s.since); ok && s.term == term && d >= least {
+		return d
+	}
+	return 0
+}
 
 // mind watches over this node's membership: it joins, tells the leader of a
 // changed address, and stops a node that was removed or whose disk failed.
@@ -137,7 +195,8 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 	if n.opts.TLS != nil {
 		creds = credentials.NewTLS(clientTLS(n.opts.TLS))
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds))
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))
 	if err != nil {
 		return err
 	}
@@ -185,6 +244,7 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 		if err := wait(ctx, f); err != nil {
 			return nil, n.applyError(err)
 		}
+		n.peers.forget(q.Id)
 		n.log.Info("directory: node joined", "node", q.Id, "raft", q.RaftAddr, "grpc", q.GrpcAddr)
 	}
 	return &dirpb.JoinDirectoryReply{}, nil

@@ -23,9 +23,10 @@ import (
 const (
 	// maxLanes is the number of lanes that a session may number.
 	maxLanes = 256
-	// activationWait is how long OpenSession waits for memory nodes to make the
-	// namespace's regions.
+	// activationWait is how long OpenSession waits at most for memory nodes to make the
+	// first of the namespace's regions, and othersWait for the others once one is made.
 	activationWait = 5 * time.Second
+	othersWait     = time.Second
 	// renewsPerLease is how often a session or memory node should be heard within
 	// one lease.
 	renewsPerLease = 4
@@ -155,10 +156,18 @@ func createNamespace(q *dirpb.CreateNamespaceRequest) *fsmpb.Command {
 }
 
 // awaitActive waits until no placement group of w is being created. When that
-// takes too long, one active placement group is enough to begin.
+// takes too long, one active placement group is enough to begin. It ends before ctx does, so
+// that the caller hears why.
 func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
-	timer := time.NewTimer(activationWait)
+	patience := activationWait
+	if end, ok := ctx.Deadline(); ok {
+		patience = min(patience, time.Until(end)*3/4)
+	}
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
+	others := time.NewTimer(min(othersWait, patience))
+	defer others.Stop()
+	enough := false // waited for the others
 	for {
 		changed := n.machine.change()
 		var creating, usable, all int
@@ -179,7 +188,7 @@ func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
 		switch {
 		case gone:
 			return status.Errorf(codes.NotFound, "namespace %q was deleted", w.Name)
-		case creating == 0 && usable > 0:
+		case usable > 0 && (creating == 0 || enough):
 			return nil
 		}
 		late := status.Errorf(codes.Unavailable, "namespace %q: %d of %d placement groups are active; no session was opened", w.Name, usable, all)
@@ -188,6 +197,8 @@ func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
 		}
 		select {
 		case <-changed:
+		case <-others.C:
+			enough = true
 		case <-timer.C:
 			if usable > 0 {
 				return nil
@@ -362,9 +373,19 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: q}}})
+	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
+		Node: q, UnixMillis: time.Now().UnixMilli(),
+	}}})
 	if err != nil {
 		return nil, err
+	}
+	switch res.Arrival {
+	case fsm.ArrivalNew:
+		n.log.Info("directory: a memory node is new", "node", q.Name, "capacity_bytes", q.CapacityBytes)
+	case fsm.ArrivalRestarted:
+		n.log.Warn("directory: a memory node was restarted, and what it held is gone", "node", q.Name, "capacity_bytes", q.CapacityBytes)
+	case fsm.ArrivalBack:
+		n.log.Info("directory: a memory node that was down is back, empty", "node", q.Name, "capacity_bytes", q.CapacityBytes)
 	}
 	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: min(n.renewMillis(), maxHeartbeatMillis)}
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
@@ -476,10 +497,55 @@ func (n *Node) DeleteNamespace(ctx context.Context, q *dirpb.DeleteNamespaceRequ
 	return res.Deleted, nil
 }
 
-// Status shows what this node knows; epochs, reports, node statistics and the progress of
-// jobs are the leader's alone.
+// AcceptLoss notes that an operator knows what a namespace lost. It may be repeated.
+func (n *Node) AcceptLoss(ctx context.Context, q *dirpb.AcceptLossRequest) (*dirpb.AcceptLossReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: q}})
+	if err != nil {
+		return nil, err
+	}
+	n.log.Info("directory: a loss was accepted", "namespace", q.Name, "times", q.Lost)
+	return &dirpb.AcceptLossReply{Namespace: res.Namespace}, nil
+}
+
+// leaderStatusTimeout bounds how long ClusterStatus waits for the leader.
+const leaderStatusTimeout = 2 * time.Second
+
+// ClusterStatus is Status as the leader answers it, asked over the network if need be; where
+// no leader answers, this node's own answer, which says how old it is.
+func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
+	own, err := n.Status(ctx, q)
+	addr := n.leaderGRPC()
+	if err != nil || own.Leads || addr == "" {
+		return own, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaderStatusTimeout)
+	defer cancel()
+	var reply *dirpb.StatusReply
+	err = n.call(ctx, addr, func(c dirpb.DirectoryClient) (err error) {
+		reply, err = c.Status(ctx, q)
+		return err
+	})
+	if err != nil || !reply.GetLeads() {
+		return own, nil
+	}
+	return reply, nil
+}
+
+// Status shows what this node knows, and how old that is; epochs, reports, node statistics,
+// the progress of jobs and which directory nodes answer are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
-	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex()}
+	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID}
+	l, err := n.leader()
+	if reply.Leads = err == nil; !reply.Leads {
+		reply.AgeMillis = -1
+		if heard := n.raft.LastContact(); !heard.IsZero() {
+			reply.AgeMillis = max(0, time.Since(heard).Milliseconds())
+		}
+	}
 	members := n.members()
 	_, leader := n.raft.LeaderWithID()
 	now := time.Now().UnixMilli()
@@ -500,10 +566,14 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		}
 		for _, d := range s.Directory() {
 			if m, ok := members[d.Id]; ok {
-				reply.Directory = append(reply.Directory, &dirpb.DirectoryNode{
+				row := &dirpb.DirectoryNode{
 					Id: d.Id, RaftAddr: d.RaftAddr, GrpcAddr: d.GrpcAddr,
 					Leader: d.Id == string(leader), Voter: m.Suffrage == raft.Voter,
-				})
+				}
+				if reply.Leads {
+					row.SilentMillis = uint64(n.peers.silence(d.Id, l.term, n.opts.ElectionTimeout).Milliseconds())
+				}
+				reply.Directory = append(reply.Directory, row)
 			}
 		}
 		for _, y := range s.Sessions() {
@@ -519,7 +589,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 			reply.Sessions = append(reply.Sessions, info)
 		}
 	}
-	if l := n.leading.Load(); l != nil {
+	if reply.Leads {
 		n.judge(l, show)
 	} else {
 		n.machine.view(func(s *fsm.State) { show(nil, s, 0) })

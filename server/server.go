@@ -72,6 +72,7 @@ type Node struct {
 	grpc      *grpc.Server
 
 	leading atomic.Pointer[leadership] // nil while another node leads
+	peers   peers
 
 	ctx    context.Context // ends when the node begins to stop
 	cancel context.CancelCauseFunc
@@ -210,10 +211,12 @@ func (n *Node) startRaft(addr string) error {
 	if err != nil {
 		return errors.Join(err, n.transport.Close())
 	}
+	n.raft.RegisterObserver(raft.NewObserver(nil, false, n.peers.observe))
 	return nil
 }
 
-// stable keeps raft from panicking when the disk has failed: raft cannot go on
+// stable keeps raft from panicking when the disk has failed, or when the store is closed and
+// the leader's last call is still under way: raft cannot go on
 // without storing its term, but this node stops in a moment anyway. Until then
 // raft is told that the term was stored. That is safe because votes and entries
 // are refused: it grants no vote, wins no election and acknowledges no entry.
@@ -221,7 +224,7 @@ type stable struct{ *raftstore.Store }
 
 func (s stable) SetUint64(key []byte, val uint64) error {
 	err := s.Store.SetUint64(key, val)
-	if err != nil && s.Err() != nil && string(key) == "CurrentTerm" {
+	if err != nil && (s.Err() != nil || errors.Is(err, raftstore.ErrClosed)) && string(key) == "CurrentTerm" {
 		return nil
 	}
 	return err

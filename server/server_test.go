@@ -148,11 +148,12 @@ type memnode struct {
 	q     *dirpb.RegisterNodeRequest
 	id    uint32
 
-	mute   atomic.Bool // do not heartbeat
-	hold   atomic.Bool // do not confirm fences
-	mu     sync.Mutex
-	fenced map[uint32]bool
-	lost   bool // told to register again
+	mute    atomic.Bool // do not heartbeat
+	hold    atomic.Bool // do not confirm fences
+	mu      sync.Mutex
+	beating sync.Mutex // held while it heartbeats
+	fenced  map[uint32]bool
+	lost    bool // told to register again
 }
 
 func newMemnode(t testing.TB, name string, incarnation uint64, nodes func() []*Node) *memnode {
@@ -177,9 +178,7 @@ func newMemnode(t testing.TB, name string, incarnation uint64, nodes func() []*N
 				return
 			case <-tick.C:
 			}
-			if !m.mute.Load() {
-				m.beat(ctx)
-			}
+			m.beat(ctx)
 		}
 	}()
 	t.Cleanup(func() { close(stop); <-done })
@@ -188,6 +187,11 @@ func newMemnode(t testing.TB, name string, incarnation uint64, nodes func() []*N
 
 // beat calls the nodes' methods directly, without the network.
 func (m *memnode) beat(ctx context.Context) {
+	m.beating.Lock()
+	defer m.beating.Unlock()
+	if m.mute.Load() {
+		return
+	}
 	for _, n := range m.nodes() {
 		if n.leading.Load() == nil {
 			continue
@@ -220,6 +224,13 @@ func (m *memnode) beat(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// silence returns when no heartbeat is under way, nor will be.
+func (m *memnode) silence() {
+	m.mute.Store(true)
+	m.beating.Lock()
+	defer m.beating.Unlock()
 }
 
 func (m *memnode) told() bool {
@@ -463,12 +474,14 @@ func TestOpenSessionWaits(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	c := dial(t, n)
 	m := newMemnode(t, "m1", 1, just(n))
-	m.mute.Store(true)
+	m.silence()
+	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "default"}); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
 	defer cancel()
-	if _, err := n.OpenSession(ctx, &dirpb.OpenSessionRequest{}); err != nil {
-		wantCode(t, err, codes.Unavailable, "0 of 1")
-	} // else the last heartbeat before the mute published it
+	_, err := n.OpenSession(ctx, &dirpb.OpenSessionRequest{})
+	wantCode(t, err, codes.Unavailable, "0 of 1")
 	m.mute.Store(false)
 	open(t, c)
 }
@@ -768,6 +781,12 @@ type cluster struct {
 
 func newCluster(t testing.TB, size int, lease time.Duration) *cluster {
 	t.Helper()
+	return newClusterWith(t, size, lease, func(int, *Options) {})
+}
+
+// newClusterWith has more to say about the options of each node.
+func newClusterWith(t testing.TB, size int, lease time.Duration, more func(i int, o *Options)) *cluster {
+	t.Helper()
 	c := &cluster{t: t}
 	c.opts = func(i int) Options {
 		o := Options{ID: fmt.Sprint("d", i+1), DataDir: "data", fs: c.fs[i], Lease: lease, EpochInterval: 10 * time.Millisecond}
@@ -776,6 +795,7 @@ func newCluster(t testing.TB, size int, lease time.Duration) *cluster {
 		} else {
 			o.Join = []string{c.nodes[0].Addr()}
 		}
+		more(i, &o)
 		return o
 	}
 	for i := range size {
@@ -872,6 +892,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		"RemoveNode":      func() error { _, err := fc.RemoveNode(ctx, &dirpb.RemoveNodeRequest{}); return err },
 		"Rebalance":       func() error { _, err := fc.Rebalance(ctx, &dirpb.RebalanceRequest{}); return err },
 		"CreateNamespace": func() error { _, err := fc.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{}); return err },
+		"AcceptLoss":      func() error { _, err := fc.AcceptLoss(ctx, &dirpb.AcceptLossRequest{}); return err },
 		"JoinDirectory":   func() error { _, err := fc.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{}); return err },
 		"RemoveDirectory": func() error { _, err := fc.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{}); return err },
 	} {
@@ -883,10 +904,10 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		}
 	}
 	// Anyone shows status and map.
+	c.settle(3)
 	if s := statusOf(t, fc); len(s.Directory) != 3 || len(s.Map.Pgs) != 1 {
 		t.Fatalf("a follower's status %v", s)
 	}
-	c.settle(3)
 	w, err := fc.WatchMap(ctx, &dirpb.WatchMapRequest{SessionId: x.SessionId})
 	if err != nil {
 		t.Fatal(err)
@@ -1388,6 +1409,17 @@ func TestFailedStableStore(t *testing.T) {
 		if err := s.SetUint64([]byte("LastVoteTerm"), 4); !errors.Is(err, raftstore.ErrBroken) {
 			t.Fatalf("vote on a failed disk: %v", err)
 		}
+	}
+	// A leader may still call a node whose store is closed, for as long as its connections last.
+	_, store = newTestMachine(t, vfs.NewMem())
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := (stable{store}).SetUint64([]byte("CurrentTerm"), 4); err != nil {
+		t.Fatalf("term on a closed store: %v", err)
+	}
+	if err := (stable{store}).SetUint64([]byte("LastVoteTerm"), 4); !errors.Is(err, raftstore.ErrClosed) {
+		t.Fatalf("vote on a closed store: %v", err)
 	}
 }
 

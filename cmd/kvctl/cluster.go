@@ -44,9 +44,12 @@ func (a *app) viewCommand(name, short string, print func(*dirpb.StatusReply) err
 		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBackend(func(b backend) error {
-				st, err := clusterStatus(cmd.Context(), b)
+				st, err := clusterView(cmd.Context(), b)
 				if err != nil {
 					return err
+				}
+				if answer := metrics.Answer(st); answer != "" && name != "status" { // status lists it
+					a.say("kvctl: warning: %s", answer)
 				}
 				return print(st)
 			})
@@ -141,8 +144,15 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 			live++
 		}
 	}
+	problems := metrics.Problems(st)
+	health := fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))
+	if n := len(problems); n == 1 {
+		health += "; 1 problem, below"
+	} else if n > 1 {
+		health += fmt.Sprintf("; %d problems, below", n)
+	}
 	a.printTable(row{"Store", st.GetClusterId()}, []row{
-		{"health", fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))},
+		{"health", health},
 		{"directory", fmt.Sprintf("%d nodes, leader %s", len(st.GetDirectory()), leader)},
 		{"memory nodes", nodes},
 		{"memory", fmt.Sprintf("%s lent, %s in regions", bytesText(lent), bytesText(used))},
@@ -152,8 +162,11 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"jobs", fmt.Sprintf("%d, of which %d are worked on and %d in trouble", len(st.GetJobs()), owned, troubled)},
 		{"sessions", fmt.Sprintf("%d live, %d being fenced", live, len(st.GetSessions())-live)},
 		{"map version", m.GetVersion()},
-		{"reclaim epoch", fmt.Sprintf("%d, minimum %d", st.GetEpoch(), st.GetMinEpoch())},
+		{"reclaim epoch", epochText(st)},
 	})
+	for _, p := range problems {
+		fmt.Fprintf(a.stdout, "\n problem: %s\n    -> %s\n", p.What, p.Mend)
+	}
 	if sums := metrics.Sums(memories); len(sums) > 0 {
 		fmt.Fprintln(a.stdout)
 		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *metrics.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
@@ -167,6 +180,14 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		return a.printJobs(st)
 	}
 	return nil
+}
+
+// epochText tells the reclaim epoch, which only a leader knows.
+func epochText(st *dirpb.StatusReply) string {
+	if metrics.Answer(st) != "" {
+		return "-"
+	}
+	return fmt.Sprintf("%d, minimum %d", st.GetEpoch(), st.GetMinEpoch())
 }
 
 // view answers questions about a map.
@@ -186,22 +207,13 @@ func newView(m *dirpb.Map) view {
 	return v
 }
 
-// copiesOf is how many members hold everything: a joiner does not yet.
-func copiesOf(p *dirpb.PlacementGroup) int {
-	n := len(p.GetMembers())
-	if p.GetJoining() && n > 0 {
-		n--
-	}
-	return n
-}
-
 func (v view) want(p *dirpb.PlacementGroup) int {
 	return int(v.namespaces[p.GetNamespaceId()].GetReplicas())
 }
 
 // copies says how many copies there are of how many.
 func (v view) copies(p *dirpb.PlacementGroup) string {
-	return fmt.Sprintf("%d of %d", copiesOf(p), v.want(p))
+	return fmt.Sprintf("%d of %d", metrics.Copies(p), v.want(p))
 }
 
 // lacks says what keeps a placement group from being fully replicated, or "".
@@ -209,7 +221,7 @@ func (v view) lacks(p *dirpb.PlacementGroup) string {
 	switch {
 	case p.GetState() != dirpb.PGState_PG_ACTIVE || p.GetJoining():
 		return fmt.Sprintf("%s, %s copies", stateText(p), v.copies(p))
-	case copiesOf(p) < v.want(p):
+	case metrics.Copies(p) < v.want(p):
 		return v.copies(p) + " copies"
 	}
 	return ""
@@ -413,7 +425,7 @@ func (a *app) printStats(st *dirpb.StatusReply) error {
 		rest.Map = nil
 		return a.printStateJSON(st, rest)
 	}
-	fmt.Fprintf(a.stdout, "raft applied %d, reclaim epoch %d, minimum %d\n\n", st.GetRaftApplied(), st.GetEpoch(), st.GetMinEpoch())
+	fmt.Fprintf(a.stdout, "raft applied %d, reclaim epoch %s\n\n", st.GetRaftApplied(), epochText(st))
 	a.printMemory(st)
 	fmt.Fprintln(a.stdout)
 	var rows []row
@@ -522,10 +534,53 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.Uint32Var(&req.Clusters, "clusters", 0, "clusters that each shard begins with; 0: an eighth of the index in all")
 	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards split as they fill; 0: chosen")
 	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"}, cobra.ShellCompDirectiveNoFileComp))
-	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceDeleteCommand(), a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
+	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceDeleteCommand(), a.acceptLossCommand(), a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
 		return a.printNamespaces(st.GetMap().GetNamespaces())
 	}))
 	return c
+}
+
+func (a *app) acceptLossCommand() *cobra.Command {
+	return changes(&cobra.Command{
+		Use:   "accept-loss NAME",
+		Short: "Say that you know what a namespace lost",
+		Long: "A placement group that lost all its copies is empty once its memory node is back, and\n" +
+			"looks like any other. kvctl status, the page and an alert (KvdDataLost) say what was lost until this\n" +
+			"command accepts it. What it accepts is printed. kvd_directory_lost_total goes on counting.",
+		Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
+			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)
+		}),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withBackend(func(b backend) error { return a.acceptLoss(cmd.Context(), b, args[0]) })
+		},
+	})
+}
+
+func (a *app) acceptLoss(ctx context.Context, b backend, name string) error {
+	st, err := clusterStatus(ctx, b)
+	if err != nil {
+		return err
+	}
+	ns, err := namespaceOf(st.GetMap(), name)
+	if err != nil {
+		return err
+	}
+	// It names the count that is shown here, so it may be repeated.
+	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.AcceptLoss(ctx, &dirpb.AcceptLossRequest{Name: name, Lost: ns.GetLost()})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	if a.json() {
+		return printProtos(a, ns.GetLosses())
+	}
+	a.printTable(row{"PG", "Times", "Last", "Memory node", "Held"}, mapTo(ns.GetLosses(), func(l *dirpb.Loss) row {
+		return row{l.GetPgId(), l.GetTimes(), time.UnixMilli(l.GetUnixMillis()).UTC().Format(time.RFC3339), l.GetNode(), bytesText(l.GetHeldBytes())}
+	}))
+	return nil
 }
 
 // existing gives the namespace that req asks for, if it is of the kind that req asks for:

@@ -77,6 +77,10 @@ func (f *fakeDirectory) DrainNode(_ context.Context, q *dirpb.DrainNodeRequest) 
 	return &dirpb.DrainNodeReply{Regions: 2}, f.called("DrainNode", q)
 }
 
+func (f *fakeDirectory) AcceptLoss(_ context.Context, q *dirpb.AcceptLossRequest) (*dirpb.AcceptLossReply, error) {
+	return &dirpb.AcceptLossReply{Namespace: &dirpb.Namespace{Id: 9, Name: q.Name, Lost: q.Lost}}, f.called("AcceptLoss", q)
+}
+
 func (f *fakeDirectory) RemoveNode(_ context.Context, q *dirpb.RemoveNodeRequest) (*dirpb.RemoveNodeReply, error) {
 	return &dirpb.RemoveNodeReply{}, f.called("RemoveNode", q)
 }

@@ -121,7 +121,15 @@ func (a *app) printStateJSON(st, rest *dirpb.StatusReply) error {
 			break
 		}
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s,\"memory\":%s}\n", bytes.TrimSuffix(line, []byte("}")), memory)
+	problems := metrics.Problems(st)
+	if problems == nil {
+		problems = []metrics.Problem{}
+	}
+	wrong, err := json.Marshal(problems)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.stdout, "%s,\"memory\":%s,\"problems\":%s}\n", bytes.TrimSuffix(line, []byte("}")), memory, wrong)
 	return err
 }
 

@@ -93,7 +93,7 @@ func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) e
 		}
 		done, pgs := 0, pgsOf(st.GetMap(), ns.GetId())
 		for _, p := range pgs {
-			if p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && copiesOf(p) == int(ns.GetReplicas()) {
+			if p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && metrics.Copies(p) == int(ns.GetReplicas()) {
 				done++
 			}
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -225,26 +226,68 @@ func (a *app) withBackend(fn func(backend) error) error {
 	return fn(b)
 }
 
-// clusterStatus is what the leader of the directory knows, who alone knows how memory is
-// used; or, after as many answers as there are directory nodes, what the last one knows.
-func clusterStatus(ctx context.Context, b backend) (rep *dirpb.StatusReply, err error) {
-	answers := 0
-	err = b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
-		got, err := d.Status(ctx, &dirpb.StatusRequest{})
+// clusterStatus asks the directory's leader for everything.
+func clusterStatus(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
+	st, _, err := askStatus(ctx, b, 0)
+	return st, err
+}
+
+// electionPatience is how long clusterView looks for a leader once another directory node
+// has answered: an election takes less.
+const electionPatience = 2 * time.Second
+
+// clusterView is clusterStatus for people who look: where no leader answers it gives what
+// another directory node knows, which metrics.Answer tells.
+func clusterView(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
+	st, other, err := askStatus(ctx, b, electionPatience)
+	if err != nil && other != nil && ctx.Err() == nil {
+		return other, nil
+	}
+	return st, err
+}
+
+// askStatus asks for the leader's status; other is the newest answer of one that does not lead.
+// The search for the leader ends so long after the first of these; 0: it goes on.
+func askStatus(ctx context.Context, b backend, patience time.Duration) (st, other *dirpb.StatusReply, err error) {
+	search, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	err = b.Directory(search, true, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		rep, err := d.Status(ctx, &dirpb.StatusRequest{})
 		if err != nil {
 			return err
 		}
-		rep = got
-		u := got.GetUsage()
-		if answers++; answers < len(got.GetDirectory()) && len(u) > 0 && !u[0].GetEstimated() {
-			return status.Error(codes.Unavailable, "it does not lead") // the next one, please
+		if metrics.Answer(rep) == "" {
+			st = rep
+			return nil
 		}
-		return nil
+		if other == nil && patience > 0 {
+			late := time.AfterFunc(patience, func() { cancel(errNoLeader) })
+			context.AfterFunc(search, func() { late.Stop() })
+		}
+		if rep.GetRaftApplied() >= other.GetRaftApplied() {
+			other = rep
+		}
+		return notLeader(rep)
 	})
-	if rep != nil {
-		return rep, nil
+	return st, other, dirclient.NoEffect(err)
+}
+
+var errNoLeader = errors.New("no directory node that answers leads")
+
+// notLeader is what a directory node that does not lead answers to other requests: it has
+// the request go on to the leader.
+func notLeader(st *dirpb.StatusReply) error {
+	leader := &dirpb.NotLeader{}
+	for _, d := range st.GetDirectory() {
+		if d.GetLeader() && d.GetId() != st.GetAnsweredBy() {
+			leader.Leader = d.GetGrpcAddr()
+		}
 	}
-	return nil, dirclient.NoEffect(err)
+	s, err := status.New(codes.FailedPrecondition, "directory node "+st.GetAnsweredBy()+" does not lead").WithDetails(leader)
+	if err != nil {
+		return err
+	}
+	return s.Err()
 }
 
 // namespaceOf finds a namespace by name in a map.

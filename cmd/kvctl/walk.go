@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/metrics"
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
@@ -76,7 +77,7 @@ type part struct {
 // read reads n bytes at off of the part's placement group.
 func (p *part) read(off uint64, n int) (b []byte, err error) {
 	err = persist(p.w.ctx, func() (err error) {
-		b, err = p.w.s.ReadRaw(p.w.ctx, p.pg.GetId(), copiesOf(p.pg)-1, off, n)
+		b, err = p.w.s.ReadRaw(p.w.ctx, p.pg.GetId(), max(metrics.Copies(p.pg), 1)-1, off, n)
 		return err
 	})
 	if err != nil {
@@ -89,8 +90,8 @@ func (p *part) read(off uint64, n int) (b []byte, err error) {
 func (w *walker) each(fn func(*part) error) error {
 	const most = (256 << 10) / layout.ClusterSize
 	for _, pg := range pgsOf(w.m, w.ns.GetId()) {
-		if copiesOf(pg) == 0 {
-			continue // it is being made
+		if len(pg.GetMembers()) == 0 {
+			continue // it is lost, and nobody is about to make it anew
 		}
 		for _, r := range arraysOf(w.m, pg.GetId()) {
 			for c := uint32(0); c < r.clusters; c += most {

@@ -70,21 +70,35 @@ func memnodeReady(n *memnode.Node) error {
 	return memnode.ErrNotRegistered
 }
 
-// directoryTables is what a directory knows, for people.
-func directoryTables(d metrics.Status) func(context.Context) ([]httpd.Table, error) {
+// directoryTables is what the directory's leader knows, for people; where there is none, what
+// this node does.
+func directoryTables(d *server.Node) func(context.Context) ([]httpd.Table, error) {
 	return func(ctx context.Context) ([]httpd.Table, error) {
-		st, err := d.Status(ctx, &dirpb.StatusRequest{})
+		st, err := d.ClusterStatus(ctx, &dirpb.StatusRequest{})
 		if err != nil {
 			return nil, err
 		}
-		return []httpd.Table{membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), jobsTable(st)}, nil
+		return []httpd.Table{problemsTable(st), membersTable(st), nodesTable(st), namespacesTable(st), memoryTable(st), jobsTable(st)}, nil
 	}
 }
 
+func problemsTable(st *dirpb.StatusReply) httpd.Table {
+	t := httpd.Table{Title: "Problems", Header: []string{"problem", "what mends it"}}
+	for _, p := range metrics.Problems(st) {
+		t.Rows = append(t.Rows, []string{p.What, p.Mend})
+	}
+	return t
+}
+
+// membersTable says whether a directory node answers if a leader says it.
 func membersTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Directory nodes", Header: []string{"id", "address", "leads", "votes"}}
+	t := httpd.Table{Title: "Directory nodes", Header: []string{"id", "address", "leads", "votes", "answers"}}
 	for _, d := range st.GetDirectory() {
-		t.Rows = append(t.Rows, []string{d.GetId(), d.GetGrpcAddr(), yes(d.GetLeader()), yes(d.GetVoter())})
+		answers := "-"
+		if st.GetLeads() {
+			answers = yes(d.GetSilentMillis() == 0)
+		}
+		t.Rows = append(t.Rows, []string{d.GetId(), d.GetGrpcAddr(), yes(d.GetLeader()), yes(d.GetVoter()), answers})
 	}
 	return t
 }
@@ -110,10 +124,11 @@ func nodesTable(st *dirpb.StatusReply) httpd.Table {
 }
 
 func namespacesTable(st *dirpb.StatusReply) httpd.Table {
-	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving", "placement groups", "active", "sessions", "heap", "granted"}}
+	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving", "placement groups", "active", "lost", "copies missing", "sessions", "heap", "granted"}}
 	for _, ns := range metrics.Namespaces(st) {
 		t.Rows = append(t.Rows, []string{ns.Name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards), strconv.Itoa(ns.Moving),
-			strconv.Itoa(ns.PGs), strconv.Itoa(ns.PGState[dirpb.PGState_PG_ACTIVE]), strconv.Itoa(ns.Live), size(ns.HeapBytes), size(ns.GrantedBytes)})
+			strconv.Itoa(ns.PGs), strconv.Itoa(ns.PGState[dirpb.PGState_PG_ACTIVE]),
+			strconv.Itoa(ns.Losses), strconv.Itoa(ns.Missing), strconv.Itoa(ns.Live), size(ns.HeapBytes), size(ns.GrantedBytes)})
 	}
 	return t
 }

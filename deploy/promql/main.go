@@ -2,6 +2,9 @@
 // selects: a JSON list of metric names with the labels that they are matched or grouped
 // by. Its exit status is 1, with a message that quotes the expression, where one is not PromQL.
 //
+// With the argument eval it reads an [Evaluation], which is what targets served and when, and
+// prints the alerts that fire on it: a JSON list of [Firing].
+//
 // It is a module of its own so that the store's does not depend on Prometheus. The tests of
 // deploy run it.
 package main
@@ -11,6 +14,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
@@ -26,13 +30,16 @@ type Selected struct {
 }
 
 func main() {
-	if err := run(); err != nil {
+	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run() error {
+func run(args []string) error {
+	if slices.Equal(args, []string{"eval"}) {
+		return eval(os.Stdin, os.Stdout)
+	}
 	p := parser.NewParser(parser.Options{})
 	out := json.NewEncoder(os.Stdout)
 	in := bufio.NewScanner(os.Stdin)

@@ -674,7 +674,11 @@ type Namespace struct {
 	// each copy counted once; 0: all there is.
 	LimitBytes uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`
 	// No session opens in it any more, and it goes with the last one that is being fenced.
-	Deleting      bool `protobuf:"varint,20,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	Deleting bool `protobuf:"varint,20,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	// Operators' alone, not shown to sessions. How often one of its placement groups lost
+	// all copies, ever, and what of that nobody has accepted, by placement group.
+	Lost          uint64  `protobuf:"varint,16,opt,name=lost,proto3" json:"lost,omitempty"`
+	Losses        []*Loss `protobuf:"bytes,17,rep,name=losses,proto3" json:"losses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -772,6 +776,98 @@ func (x *Namespace) GetDeleting() bool {
 	return false
 }
 
+func (x *Namespace) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *Namespace) GetLosses() []*Loss {
+	if x != nil {
+		return x.Losses
+	}
+	return nil
+}
+
+// Loss says that a placement group lost all its copies while it may have held records.
+type Loss struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	PgId  uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Times uint64                 `protobuf:"varint,2,opt,name=times,proto3" json:"times,omitempty"` // since the last AcceptLoss
+	// Of the last time.
+	UnixMillis    int64  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`                             // the memory node that had the last copy
+	HeldBytes     uint64 `protobuf:"varint,5,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"` // granted to sessions, so at least what records took; the sum of all times
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Loss) Reset() {
+	*x = Loss{}
+	mi := &file_directory_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Loss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Loss) ProtoMessage() {}
+
+func (x *Loss) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Loss.ProtoReflect.Descriptor instead.
+func (*Loss) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Loss) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *Loss) GetTimes() uint64 {
+	if x != nil {
+		return x.Times
+	}
+	return 0
+}
+
+func (x *Loss) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
+func (x *Loss) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Loss) GetHeldBytes() uint64 {
+	if x != nil {
+		return x.HeldBytes
+	}
+	return 0
+}
+
 // PlacementGroup lists its replicas from arbiter (first) to publisher (last).
 type PlacementGroup struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -805,7 +901,7 @@ type PlacementGroup struct {
 
 func (x *PlacementGroup) Reset() {
 	*x = PlacementGroup{}
-	mi := &file_directory_proto_msgTypes[5]
+	mi := &file_directory_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +913,7 @@ func (x *PlacementGroup) String() string {
 func (*PlacementGroup) ProtoMessage() {}
 
 func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[5]
+	mi := &file_directory_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +926,7 @@ func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementGroup.ProtoReflect.Descriptor instead.
 func (*PlacementGroup) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{5}
+	return file_directory_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PlacementGroup) GetId() uint32 {
@@ -945,7 +1041,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1053,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1066,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{6}
+	return file_directory_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Member) GetNodeId() uint32 {
@@ -1015,7 +1111,7 @@ type RegionKeys struct {
 
 func (x *RegionKeys) Reset() {
 	*x = RegionKeys{}
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1123,7 @@ func (x *RegionKeys) String() string {
 func (*RegionKeys) ProtoMessage() {}
 
 func (x *RegionKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1136,7 @@ func (x *RegionKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionKeys.ProtoReflect.Descriptor instead.
 func (*RegionKeys) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{7}
+	return file_directory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RegionKeys) GetProvider() string {
@@ -1095,7 +1191,7 @@ type Shard struct {
 
 func (x *Shard) Reset() {
 	*x = Shard{}
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1203,7 @@ func (x *Shard) String() string {
 func (*Shard) ProtoMessage() {}
 
 func (x *Shard) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1216,7 @@ func (x *Shard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shard.ProtoReflect.Descriptor instead.
 func (*Shard) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{8}
+	return file_directory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Shard) GetId() uint32 {
@@ -1197,7 +1293,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1305,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1318,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{9}
+	return file_directory_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Move) GetChildId() uint32 {
@@ -1306,7 +1402,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1414,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1427,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{10}
+	return file_directory_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Job) GetId() uint32 {
@@ -1523,7 +1619,7 @@ type JobReport struct {
 
 func (x *JobReport) Reset() {
 	*x = JobReport{}
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +1631,7 @@ func (x *JobReport) String() string {
 func (*JobReport) ProtoMessage() {}
 
 func (x *JobReport) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +1644,7 @@ func (x *JobReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReport.ProtoReflect.Descriptor instead.
 func (*JobReport) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{11}
+	return file_directory_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *JobReport) GetGroups() uint64 {
@@ -1633,7 +1729,7 @@ type UnitRuns struct {
 
 func (x *UnitRuns) Reset() {
 	*x = UnitRuns{}
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +1741,7 @@ func (x *UnitRuns) String() string {
 func (*UnitRuns) ProtoMessage() {}
 
 func (x *UnitRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +1754,7 @@ func (x *UnitRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnitRuns.ProtoReflect.Descriptor instead.
 func (*UnitRuns) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{12}
+	return file_directory_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UnitRuns) GetExtent() uint32 {
@@ -1683,7 +1779,7 @@ type FindWorkRequest struct {
 
 func (x *FindWorkRequest) Reset() {
 	*x = FindWorkRequest{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1791,7 @@ func (x *FindWorkRequest) String() string {
 func (*FindWorkRequest) ProtoMessage() {}
 
 func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1804,7 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{14}
 }
 
 type FindWorkReply struct {
@@ -1720,7 +1816,7 @@ type FindWorkReply struct {
 
 func (x *FindWorkReply) Reset() {
 	*x = FindWorkReply{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1828,7 @@ func (x *FindWorkReply) String() string {
 func (*FindWorkReply) ProtoMessage() {}
 
 func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1841,7 @@ func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
 func (*FindWorkReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FindWorkReply) GetNamespaces() []string {
@@ -1765,7 +1861,7 @@ type ClaimJobRequest struct {
 
 func (x *ClaimJobRequest) Reset() {
 	*x = ClaimJobRequest{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +1873,7 @@ func (x *ClaimJobRequest) String() string {
 func (*ClaimJobRequest) ProtoMessage() {}
 
 func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +1886,7 @@ func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
 func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClaimJobRequest) GetSessionId() uint32 {
@@ -1816,7 +1912,7 @@ type ClaimJobReply struct {
 
 func (x *ClaimJobReply) Reset() {
 	*x = ClaimJobReply{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +1924,7 @@ func (x *ClaimJobReply) String() string {
 func (*ClaimJobReply) ProtoMessage() {}
 
 func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +1937,7 @@ func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
 func (*ClaimJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClaimJobReply) GetJob() *Job {
@@ -1866,7 +1962,7 @@ type ReportJobRequest struct {
 
 func (x *ReportJobRequest) Reset() {
 	*x = ReportJobRequest{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1974,7 @@ func (x *ReportJobRequest) String() string {
 func (*ReportJobRequest) ProtoMessage() {}
 
 func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1987,7 @@ func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
 func (*ReportJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReportJobRequest) GetSessionId() uint32 {
@@ -1952,7 +2048,7 @@ type ReportJobReply struct {
 
 func (x *ReportJobReply) Reset() {
 	*x = ReportJobReply{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2060,7 @@ func (x *ReportJobReply) String() string {
 func (*ReportJobReply) ProtoMessage() {}
 
 func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2073,7 @@ func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
 func (*ReportJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReportJobReply) GetGone() bool {
@@ -1997,7 +2093,7 @@ type RequestSplitRequest struct {
 
 func (x *RequestSplitRequest) Reset() {
 	*x = RequestSplitRequest{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2105,7 @@ func (x *RequestSplitRequest) String() string {
 func (*RequestSplitRequest) ProtoMessage() {}
 
 func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2118,7 @@ func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
 func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RequestSplitRequest) GetSessionId() uint32 {
@@ -2049,7 +2145,7 @@ type RequestSplitReply struct {
 
 func (x *RequestSplitReply) Reset() {
 	*x = RequestSplitReply{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2157,7 @@ func (x *RequestSplitReply) String() string {
 func (*RequestSplitReply) ProtoMessage() {}
 
 func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2170,7 @@ func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
 func (*RequestSplitReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RequestSplitReply) GetGrowing() bool {
@@ -2106,7 +2202,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2214,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2227,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StartJobRequest) GetKind() JobKind {
@@ -2192,7 +2288,7 @@ type StartJobReply struct {
 
 func (x *StartJobReply) Reset() {
 	*x = StartJobReply{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2300,7 @@ func (x *StartJobReply) String() string {
 func (*StartJobReply) ProtoMessage() {}
 
 func (x *StartJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2313,7 @@ func (x *StartJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
 func (*StartJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StartJobReply) GetJobIds() []uint32 {
@@ -2237,7 +2333,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2345,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2358,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -2288,7 +2384,7 @@ type DrainNodeReply struct {
 
 func (x *DrainNodeReply) Reset() {
 	*x = DrainNodeReply{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2396,7 @@ func (x *DrainNodeReply) String() string {
 func (*DrainNodeReply) ProtoMessage() {}
 
 func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2409,7 @@ func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
 func (*DrainNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DrainNodeReply) GetRegions() uint32 {
@@ -2333,7 +2429,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2441,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2454,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -2383,7 +2479,7 @@ type RemoveNodeReply struct {
 
 func (x *RemoveNodeReply) Reset() {
 	*x = RemoveNodeReply{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2491,7 @@ func (x *RemoveNodeReply) String() string {
 func (*RemoveNodeReply) ProtoMessage() {}
 
 func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2504,7 @@ func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
 func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{27}
 }
 
 type RebalanceRequest struct {
@@ -2420,7 +2516,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2528,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2541,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RebalanceRequest) GetNamespace() string {
@@ -2464,7 +2560,7 @@ type RebalanceReply struct {
 
 func (x *RebalanceReply) Reset() {
 	*x = RebalanceReply{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2476,7 +2572,7 @@ func (x *RebalanceReply) String() string {
 func (*RebalanceReply) ProtoMessage() {}
 
 func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2489,7 +2585,7 @@ func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
 func (*RebalanceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RebalanceReply) GetSteps() []string {
@@ -2516,7 +2612,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +2624,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +2637,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -2605,7 +2701,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2617,7 +2713,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2630,7 +2726,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -2740,7 +2836,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2752,7 +2848,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +2861,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -2848,7 +2944,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +2956,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +2969,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -2939,7 +3035,7 @@ type FreePlaces struct {
 
 func (x *FreePlaces) Reset() {
 	*x = FreePlaces{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3047,7 @@ func (x *FreePlaces) String() string {
 func (*FreePlaces) ProtoMessage() {}
 
 func (x *FreePlaces) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3060,7 @@ func (x *FreePlaces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
 func (*FreePlaces) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FreePlaces) GetPgId() uint32 {
@@ -3013,7 +3109,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3121,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3134,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Held) GetPgId() uint32 {
@@ -3104,7 +3200,7 @@ type Supply struct {
 
 func (x *Supply) Reset() {
 	*x = Supply{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3212,7 @@ func (x *Supply) String() string {
 func (*Supply) ProtoMessage() {}
 
 func (x *Supply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3225,7 @@ func (x *Supply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Supply.ProtoReflect.Descriptor instead.
 func (*Supply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Supply) GetPgId() uint32 {
@@ -3180,7 +3276,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3288,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3301,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -3261,7 +3357,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +3369,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +3382,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -3332,7 +3428,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3440,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3453,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{39}
 }
 
 type GrantExtentRequest struct {
@@ -3372,7 +3468,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3384,7 +3480,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3397,7 +3493,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -3445,7 +3541,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3457,7 +3553,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3470,7 +3566,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{40}
+	return file_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -3517,7 +3613,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3625,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3638,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{41}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -3561,7 +3657,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3573,7 +3669,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3586,7 +3682,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{42}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -3606,7 +3702,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3618,7 +3714,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3631,7 +3727,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{43}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -3662,7 +3758,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +3770,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +3783,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -3745,7 +3841,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3757,7 +3853,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +3866,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -3820,7 +3916,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3832,7 +3928,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3845,7 +3941,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -3874,7 +3970,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +3982,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +3995,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -3941,7 +4037,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3953,7 +4049,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3966,7 +4062,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -4004,7 +4100,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4112,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4125,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -4075,7 +4171,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4183,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4196,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -4165,7 +4261,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4177,7 +4273,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4190,7 +4286,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -4236,7 +4332,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4248,7 +4344,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4261,7 +4357,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 type CreateNamespaceRequest struct {
@@ -4282,7 +4378,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4390,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4403,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -4375,7 +4471,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4387,7 +4483,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4400,7 +4496,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -4425,7 +4521,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4437,7 +4533,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4450,7 +4546,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -4490,7 +4586,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4502,7 +4598,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4515,7 +4611,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -4540,7 +4636,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4552,7 +4648,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4565,7 +4661,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -4600,7 +4696,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4612,7 +4708,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4625,7 +4721,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -4642,6 +4738,103 @@ func (x *DeleteNamespaceReply) GetFencing() uint32 {
 	return 0
 }
 
+// AcceptLossRequest says that an operator knows what a namespace lost.
+type AcceptLossRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Lost          uint64                 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"` // Namespace.lost as the operator saw it: what is lost later is not accepted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptLossRequest) Reset() {
+	*x = AcceptLossRequest{}
+	mi := &file_directory_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptLossRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptLossRequest) ProtoMessage() {}
+
+func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
+func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *AcceptLossRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AcceptLossRequest) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+type AcceptLossReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptLossReply) Reset() {
+	*x = AcceptLossReply{}
+	mi := &file_directory_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptLossReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptLossReply) ProtoMessage() {}
+
+func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
+func (*AcceptLossReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *AcceptLossReply) GetNamespace() *Namespace {
+	if x != nil {
+		return x.Namespace
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4650,7 +4843,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4662,7 +4855,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4675,28 +4868,35 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 type StatusReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Directory     []*DirectoryNode       `protobuf:"bytes,2,rep,name=directory,proto3" json:"directory,omitempty"`
-	Map           *Map                   `protobuf:"bytes,3,opt,name=map,proto3" json:"map,omitempty"` // without rkeys
-	Sessions      []*SessionInfo         `protobuf:"bytes,4,rep,name=sessions,proto3" json:"sessions,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	MinEpoch      uint64                 `protobuf:"varint,6,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
-	RaftApplied   uint64                 `protobuf:"varint,7,opt,name=raft_applied,json=raftApplied,proto3" json:"raft_applied,omitempty"`
-	Usage         []*PGUsage             `protobuf:"bytes,8,rep,name=usage,proto3" json:"usage,omitempty"`
-	NodeStats     map[uint32]*NodeStats  `protobuf:"bytes,9,rep,name=node_stats,json=nodeStats,proto3" json:"node_stats,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Jobs          []*Job                 `protobuf:"bytes,10,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Directory   []*DirectoryNode       `protobuf:"bytes,2,rep,name=directory,proto3" json:"directory,omitempty"`
+	Map         *Map                   `protobuf:"bytes,3,opt,name=map,proto3" json:"map,omitempty"` // without rkeys
+	Sessions    []*SessionInfo         `protobuf:"bytes,4,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	Epoch       uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	MinEpoch    uint64                 `protobuf:"varint,6,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
+	RaftApplied uint64                 `protobuf:"varint,7,opt,name=raft_applied,json=raftApplied,proto3" json:"raft_applied,omitempty"`
+	Usage       []*PGUsage             `protobuf:"bytes,8,rep,name=usage,proto3" json:"usage,omitempty"`
+	NodeStats   map[uint32]*NodeStats  `protobuf:"bytes,9,rep,name=node_stats,json=nodeStats,proto3" json:"node_stats,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Jobs        []*Job                 `protobuf:"bytes,10,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	// Who answers, and whether it leads. Another node does not know what is marked as the
+	// leader's alone.
+	AnsweredBy string `protobuf:"bytes,11,opt,name=answered_by,json=answeredBy,proto3" json:"answered_by,omitempty"`
+	Leads      bool   `protobuf:"varint,12,opt,name=leads,proto3" json:"leads,omitempty"`
+	// Of a directory node that does not lead: how long ago it last heard the leader. -1: not
+	// since it was started.
+	AgeMillis     int64 `protobuf:"zigzag64,13,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +4908,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +4921,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -4794,20 +4994,43 @@ func (x *StatusReply) GetJobs() []*Job {
 	return nil
 }
 
+func (x *StatusReply) GetAnsweredBy() string {
+	if x != nil {
+		return x.AnsweredBy
+	}
+	return ""
+}
+
+func (x *StatusReply) GetLeads() bool {
+	if x != nil {
+		return x.Leads
+	}
+	return false
+}
+
+func (x *StatusReply) GetAgeMillis() int64 {
+	if x != nil {
+		return x.AgeMillis
+	}
+	return 0
+}
+
 type DirectoryNode struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	RaftAddr      string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
-	GrpcAddr      string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
-	Leader        bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
-	Voter         bool                   `protobuf:"varint,5,opt,name=voter,proto3" json:"voter,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	RaftAddr string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
+	GrpcAddr string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
+	Leader   bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
+	Voter    bool                   `protobuf:"varint,5,opt,name=voter,proto3" json:"voter,omitempty"`
+	// The leader's alone: how long it has not answered; 0: it does.
+	SilentMillis  uint64 `protobuf:"varint,6,opt,name=silent_millis,json=silentMillis,proto3" json:"silent_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4819,7 +5042,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4832,7 +5055,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -4870,6 +5093,13 @@ func (x *DirectoryNode) GetVoter() bool {
 	return false
 }
 
+func (x *DirectoryNode) GetSilentMillis() uint64 {
+	if x != nil {
+		return x.SilentMillis
+	}
+	return 0
+}
+
 type SessionInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -4884,7 +5114,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4896,7 +5126,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4909,7 +5139,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -4985,7 +5215,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4997,7 +5227,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5010,7 +5240,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -5157,7 +5387,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5169,7 +5399,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5182,7 +5412,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -5214,7 +5444,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5226,7 +5456,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5239,7 +5469,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 type RemoveDirectoryRequest struct {
@@ -5251,7 +5481,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5493,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5506,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -5294,7 +5524,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5306,7 +5536,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5319,7 +5549,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 var File_directory_proto protoreflect.FileDescriptor
@@ -5355,7 +5585,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\x98\x02\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xdc\x02\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -5366,7 +5596,17 @@ const file_directory_proto_rawDesc = "" +
 	"\x0ebytes_per_node\x18\a \x01(\x04R\fbytesPerNode\x12\x1f\n" +
 	"\vlimit_bytes\x18\b \x01(\x04R\n" +
 	"limitBytes\x12\x1a\n" +
-	"\bdeleting\x18\x14 \x01(\bR\bdeleting\"\x8c\x04\n" +
+	"\bdeleting\x18\x14 \x01(\bR\bdeleting\x12\x12\n" +
+	"\x04lost\x18\x10 \x01(\x04R\x04lost\x12.\n" +
+	"\x06losses\x18\x11 \x03(\v2\x16.kvd.directory.v1.LossR\x06losses\"\x85\x01\n" +
+	"\x04Loss\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
+	"\x05times\x18\x02 \x01(\x04R\x05times\x12\x1f\n" +
+	"\vunix_millis\x18\x03 \x01(\x03R\n" +
+	"unixMillis\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"held_bytes\x18\x05 \x01(\x04R\theldBytes\"\x8c\x04\n" +
 	"\x0ePlacementGroup\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fnamespace_id\x18\x02 \x01(\rR\vnamespaceId\x12\x14\n" +
@@ -5706,8 +5946,13 @@ const file_directory_proto_rawDesc = "" +
 	"\fend_sessions\x18\x03 \x01(\bR\vendSessions\"@\n" +
 	"\x14DeleteNamespaceReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x18\n" +
-	"\afencing\x18\x02 \x01(\rR\afencing\"\x0f\n" +
-	"\rStatusRequest\"\xa9\x04\n" +
+	"\afencing\x18\x02 \x01(\rR\afencing\";\n" +
+	"\x11AcceptLossRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\x04R\x04lost\"L\n" +
+	"\x0fAcceptLossReply\x129\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
+	"\rStatusRequest\"\xff\x04\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12=\n" +
@@ -5721,16 +5966,22 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"node_stats\x18\t \x03(\v2,.kvd.directory.v1.StatusReply.NodeStatsEntryR\tnodeStats\x12)\n" +
 	"\x04jobs\x18\n" +
-	" \x03(\v2\x15.kvd.directory.v1.JobR\x04jobs\x1aY\n" +
+	" \x03(\v2\x15.kvd.directory.v1.JobR\x04jobs\x12\x1f\n" +
+	"\vanswered_by\x18\v \x01(\tR\n" +
+	"answeredBy\x12\x14\n" +
+	"\x05leads\x18\f \x01(\bR\x05leads\x12\x1d\n" +
+	"\n" +
+	"age_millis\x18\r \x01(\x12R\tageMillis\x1aY\n" +
 	"\x0eNodeStatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x121\n" +
-	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\x87\x01\n" +
+	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\xac\x01\n" +
 	"\rDirectoryNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x16\n" +
 	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x14\n" +
-	"\x05voter\x18\x05 \x01(\bR\x05voter\"\xc8\x01\n" +
+	"\x05voter\x18\x05 \x01(\bR\x05voter\x12#\n" +
+	"\rsilent_millis\x18\x06 \x01(\x04R\fsilentMillis\"\xc8\x01\n" +
 	"\vSessionInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x1c\n" +
@@ -5808,7 +6059,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x18SESSION_LIFE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSESSION_LIVE\x10\x01\x12\x13\n" +
 	"\x0fSESSION_FENCING\x10\x02\x12\x12\n" +
-	"\x0eSESSION_FENCED\x10\x032\xe1\x0f\n" +
+	"\x0eSESSION_FENCED\x10\x032\xb7\x10\n" +
 	"\tDirectory\x12W\n" +
 	"\vOpenSession\x12$.kvd.directory.v1.OpenSessionRequest\x1a\".kvd.directory.v1.OpenSessionReply\x12E\n" +
 	"\x05Renew\x12\x1e.kvd.directory.v1.RenewRequest\x1a\x1c.kvd.directory.v1.RenewReply\x12Z\n" +
@@ -5830,7 +6081,9 @@ const file_directory_proto_rawDesc = "" +
 	"\tRebalance\x12\".kvd.directory.v1.RebalanceRequest\x1a .kvd.directory.v1.RebalanceReply\x12c\n" +
 	"\x0fCreateNamespace\x12(.kvd.directory.v1.CreateNamespaceRequest\x1a&.kvd.directory.v1.CreateNamespaceReply\x12Z\n" +
 	"\fSetNamespace\x12%.kvd.directory.v1.SetNamespaceRequest\x1a#.kvd.directory.v1.SetNamespaceReply\x12c\n" +
-	"\x0fDeleteNamespace\x12(.kvd.directory.v1.DeleteNamespaceRequest\x1a&.kvd.directory.v1.DeleteNamespaceReply\x12H\n" +
+	"\x0fDeleteNamespace\x12(.kvd.directory.v1.DeleteNamespaceRequest\x1a&.kvd.directory.v1.DeleteNamespaceReply\x12T\n" +
+	"\n" +
+	"AcceptLoss\x12#.kvd.directory.v1.AcceptLossRequest\x1a!.kvd.directory.v1.AcceptLossReply\x12H\n" +
 	"\x06Status\x12\x1f.kvd.directory.v1.StatusRequest\x1a\x1d.kvd.directory.v1.StatusReply\x12]\n" +
 	"\rJoinDirectory\x12&.kvd.directory.v1.JoinDirectoryRequest\x1a$.kvd.directory.v1.JoinDirectoryReply\x12c\n" +
 	"\x0fRemoveDirectory\x12(.kvd.directory.v1.RemoveDirectoryRequest\x1a&.kvd.directory.v1.RemoveDirectoryReplyB+Z)github.com/kvd-project/kvd/internal/dirpbb\x06proto3"
@@ -5848,7 +6101,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -5861,170 +6114,177 @@ var file_directory_proto_goTypes = []any{
 	(*Node)(nil),                   // 8: kvd.directory.v1.Node
 	(*Endpoint)(nil),               // 9: kvd.directory.v1.Endpoint
 	(*Namespace)(nil),              // 10: kvd.directory.v1.Namespace
-	(*PlacementGroup)(nil),         // 11: kvd.directory.v1.PlacementGroup
-	(*Member)(nil),                 // 12: kvd.directory.v1.Member
-	(*RegionKeys)(nil),             // 13: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 14: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 15: kvd.directory.v1.Move
-	(*Job)(nil),                    // 16: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 17: kvd.directory.v1.JobReport
-	(*UnitRuns)(nil),               // 18: kvd.directory.v1.UnitRuns
-	(*FindWorkRequest)(nil),        // 19: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 20: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 21: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 22: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 23: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 24: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 25: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 26: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 27: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 28: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 29: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 30: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 31: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 32: kvd.directory.v1.RemoveNodeReply
-	(*RebalanceRequest)(nil),       // 33: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 34: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 35: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 36: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 37: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 38: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 39: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 40: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 41: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 42: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 43: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 44: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 45: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 46: kvd.directory.v1.GrantExtentReply
-	(*SessionStateRequest)(nil),    // 47: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 48: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 49: kvd.directory.v1.WatchMapRequest
-	(*RegisterNodeRequest)(nil),    // 50: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 51: kvd.directory.v1.RegisterNodeReply
-	(*Sessions)(nil),               // 52: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 53: kvd.directory.v1.HeartbeatRequest
-	(*NodeStats)(nil),              // 54: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 55: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 56: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 57: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 58: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 59: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 60: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 61: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 62: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 63: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 64: kvd.directory.v1.DeleteNamespaceReply
-	(*StatusRequest)(nil),          // 65: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 66: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 67: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 68: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 69: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 70: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 71: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 72: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 73: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 74: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*Loss)(nil),                   // 11: kvd.directory.v1.Loss
+	(*PlacementGroup)(nil),         // 12: kvd.directory.v1.PlacementGroup
+	(*Member)(nil),                 // 13: kvd.directory.v1.Member
+	(*RegionKeys)(nil),             // 14: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 15: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 16: kvd.directory.v1.Move
+	(*Job)(nil),                    // 17: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 18: kvd.directory.v1.JobReport
+	(*UnitRuns)(nil),               // 19: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 20: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 21: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 22: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 23: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 24: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 25: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 26: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 27: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 28: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 29: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 30: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 31: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 32: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 33: kvd.directory.v1.RemoveNodeReply
+	(*RebalanceRequest)(nil),       // 34: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 35: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 36: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 37: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 38: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 39: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 40: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 41: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 42: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 43: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 44: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 45: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 46: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 47: kvd.directory.v1.GrantExtentReply
+	(*SessionStateRequest)(nil),    // 48: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 49: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 50: kvd.directory.v1.WatchMapRequest
+	(*RegisterNodeRequest)(nil),    // 51: kvd.directory.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),      // 52: kvd.directory.v1.RegisterNodeReply
+	(*Sessions)(nil),               // 53: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 54: kvd.directory.v1.HeartbeatRequest
+	(*NodeStats)(nil),              // 55: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 56: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 57: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 58: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 59: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 60: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 61: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 62: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 63: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 64: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 65: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 66: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 67: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 68: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 69: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 70: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 71: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 72: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 73: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 74: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 75: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 76: kvd.directory.v1.RemoveDirectoryReply
+	nil,                            // 77: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
 	8,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
 	10, // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	11, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	14, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	12, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	15, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
 	9,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,  // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
 	1,  // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
 	2,  // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
-	3,  // 8: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	12, // 9: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	12, // 10: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
-	12, // 11: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
-	13, // 12: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	15, // 13: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	4,  // 14: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	18, // 15: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	16, // 16: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	17, // 17: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	4,  // 18: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	39, // 19: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	43, // 20: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	40, // 21: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	39, // 22: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	41, // 23: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	43, // 24: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	39, // 25: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	40, // 26: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	43, // 27: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	5,  // 28: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	9,  // 29: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	52, // 30: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	54, // 31: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	56, // 32: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	52, // 33: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	13, // 34: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,  // 35: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	10, // 36: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	10, // 37: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	67, // 38: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	7,  // 39: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	68, // 40: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	69, // 41: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	74, // 42: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	16, // 43: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	5,  // 44: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	17, // 45: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	54, // 46: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	35, // 47: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	37, // 48: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	42, // 49: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	49, // 50: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	45, // 51: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	47, // 52: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	25, // 53: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	50, // 54: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	53, // 55: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	57, // 56: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	19, // 57: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	21, // 58: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	23, // 59: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	27, // 60: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	29, // 61: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	31, // 62: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	33, // 63: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	59, // 64: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	61, // 65: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	63, // 66: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	65, // 67: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	70, // 68: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	72, // 69: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	36, // 70: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	38, // 71: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	44, // 72: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	7,  // 73: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	46, // 74: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	48, // 75: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	26, // 76: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	51, // 77: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	55, // 78: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	58, // 79: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	20, // 80: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	22, // 81: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	24, // 82: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	28, // 83: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	30, // 84: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	32, // 85: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	34, // 86: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	60, // 87: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	62, // 88: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	64, // 89: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	66, // 90: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	71, // 91: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	73, // 92: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	70, // [70:93] is the sub-list for method output_type
-	47, // [47:70] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	11, // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
+	3,  // 9: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
+	13, // 10: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	13, // 11: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	13, // 12: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	14, // 13: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	16, // 14: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	4,  // 15: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	19, // 16: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	17, // 17: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	18, // 18: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	4,  // 19: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	40, // 20: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	44, // 21: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	41, // 22: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	40, // 23: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	42, // 24: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	44, // 25: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	40, // 26: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	41, // 27: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	44, // 28: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	5,  // 29: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	9,  // 30: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	53, // 31: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	55, // 32: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	57, // 33: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	53, // 34: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	14, // 35: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,  // 36: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	10, // 37: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	10, // 38: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	10, // 39: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	70, // 40: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	7,  // 41: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	71, // 42: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	72, // 43: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	77, // 44: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	17, // 45: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	5,  // 46: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	18, // 47: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	55, // 48: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	36, // 49: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	38, // 50: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	43, // 51: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	50, // 52: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	46, // 53: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	48, // 54: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	26, // 55: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	51, // 56: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	54, // 57: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	58, // 58: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	20, // 59: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	22, // 60: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	24, // 61: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	28, // 62: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	30, // 63: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	32, // 64: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	34, // 65: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	60, // 66: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	62, // 67: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	64, // 68: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	66, // 69: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	68, // 70: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	73, // 71: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	75, // 72: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	37, // 73: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	39, // 74: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	45, // 75: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	7,  // 76: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	47, // 77: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	49, // 78: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	27, // 79: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	52, // 80: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	56, // 81: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	59, // 82: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	21, // 83: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	23, // 84: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	25, // 85: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	29, // 86: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	31, // 87: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	33, // 88: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	35, // 89: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	61, // 90: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	63, // 91: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	65, // 92: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	67, // 93: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	69, // 94: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	74, // 95: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	76, // 96: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	73, // [73:97] is the sub-list for method output_type
+	49, // [49:73] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -6038,7 +6298,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   69,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

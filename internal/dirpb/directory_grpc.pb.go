@@ -45,6 +45,7 @@ const (
 	Directory_CreateNamespace_FullMethodName = "/kvd.directory.v1.Directory/CreateNamespace"
 	Directory_SetNamespace_FullMethodName    = "/kvd.directory.v1.Directory/SetNamespace"
 	Directory_DeleteNamespace_FullMethodName = "/kvd.directory.v1.Directory/DeleteNamespace"
+	Directory_AcceptLoss_FullMethodName      = "/kvd.directory.v1.Directory/AcceptLoss"
 	Directory_Status_FullMethodName          = "/kvd.directory.v1.Directory/Status"
 	Directory_JoinDirectory_FullMethodName   = "/kvd.directory.v1.Directory/JoinDirectory"
 	Directory_RemoveDirectory_FullMethodName = "/kvd.directory.v1.Directory/RemoveDirectory"
@@ -82,6 +83,7 @@ type DirectoryClient interface {
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceReply, error)
 	SetNamespace(ctx context.Context, in *SetNamespaceRequest, opts ...grpc.CallOption) (*SetNamespaceReply, error)
 	DeleteNamespace(ctx context.Context, in *DeleteNamespaceRequest, opts ...grpc.CallOption) (*DeleteNamespaceReply, error)
+	AcceptLoss(ctx context.Context, in *AcceptLossRequest, opts ...grpc.CallOption) (*AcceptLossReply, error)
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	JoinDirectory(ctx context.Context, in *JoinDirectoryRequest, opts ...grpc.CallOption) (*JoinDirectoryReply, error)
 	RemoveDirectory(ctx context.Context, in *RemoveDirectoryRequest, opts ...grpc.CallOption) (*RemoveDirectoryReply, error)
@@ -304,6 +306,16 @@ func (c *directoryClient) DeleteNamespace(ctx context.Context, in *DeleteNamespa
 	return out, nil
 }
 
+func (c *directoryClient) AcceptLoss(ctx context.Context, in *AcceptLossRequest, opts ...grpc.CallOption) (*AcceptLossReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcceptLossReply)
+	err := c.cc.Invoke(ctx, Directory_AcceptLoss_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *directoryClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusReply)
@@ -366,6 +378,7 @@ type DirectoryServer interface {
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error)
 	SetNamespace(context.Context, *SetNamespaceRequest) (*SetNamespaceReply, error)
 	DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceReply, error)
+	AcceptLoss(context.Context, *AcceptLossRequest) (*AcceptLossReply, error)
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	JoinDirectory(context.Context, *JoinDirectoryRequest) (*JoinDirectoryReply, error)
 	RemoveDirectory(context.Context, *RemoveDirectoryRequest) (*RemoveDirectoryReply, error)
@@ -438,6 +451,9 @@ func (UnimplementedDirectoryServer) SetNamespace(context.Context, *SetNamespaceR
 }
 func (UnimplementedDirectoryServer) DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteNamespace not implemented")
+}
+func (UnimplementedDirectoryServer) AcceptLoss(context.Context, *AcceptLossRequest) (*AcceptLossReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method AcceptLoss not implemented")
 }
 func (UnimplementedDirectoryServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -822,6 +838,24 @@ func _Directory_DeleteNamespace_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_AcceptLoss_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcceptLossRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).AcceptLoss(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_AcceptLoss_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).AcceptLoss(ctx, req.(*AcceptLossRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Directory_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
@@ -958,6 +992,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteNamespace",
 			Handler:    _Directory_DeleteNamespace_Handler,
+		},
+		{
+			MethodName: "AcceptLoss",
+			Handler:    _Directory_AcceptLoss_Handler,
 		},
 		{
 			MethodName: "Status",

@@ -45,6 +45,11 @@ var (
 	dirPGHeap      = dirFamily.desc("pg_heap_bytes", "Memory for records in a placement group, each copy counted once.", "namespace", "pg")
 	dirPGMemory    = dirFamily.desc("pg_memory_bytes", "Memory of a placement group by state. Granted memory is live (records), free or foreign (with sessions, of what they or others were granted), limbo, coming (on its way home) or lost; these on the leader only. The rest is waiting (for reclaim epochs) or room (to be granted now). Memory that is recalled is one of the former, too.", "namespace", "pg", "state")
 	dirPGShort     = dirFamily.desc("pg_short", "1 while sessions find too little memory in a placement group, else 0; on the leader only.", "namespace", "pg")
+	dirLost        = dirFamily.desc("lost_total", "Times that a placement group lost all its copies, and with them what it held.", "namespace")
+	dirLosses      = dirFamily.desc("losses", "Placement groups that lost all their copies, which nobody has accepted yet (kvctl namespace accept-loss).", "namespace")
+	dirMissing     = dirFamily.desc("copies_missing", "Copies that placement groups lack.", "namespace")
+	dirHomeless    = dirFamily.desc("copies_without_room", "Placement groups that lack a copy, or have none, and for which no memory node has room.", "namespace")
+	dirMemberUp    = dirFamily.desc("member_up", "1 for a directory node that answers the leader, 0 for one that does not; on the leader only.", "id")
 	dirApplied     = dirFamily.desc("applied_index", "Last entry of raft's log that this directory node has applied.")
 )
 
@@ -76,6 +81,13 @@ type Namespace struct {
 	PGs, Recalled                int // placement groups; extents
 	PGState                      map[dirpb.PGState]int
 	Live, Fencing                int // sessions
+	// Lost is how often a placement group lost all its copies, Losses how many of them did
+	// since somebody accepted that.
+	Lost   uint64
+	Losses int
+	// Missing is how many copies placement groups lack, Homeless how many of these have
+	// nowhere to get one.
+	Missing, Homeless int
 }
 
 // Namespaces puts together what st says of each namespace, in its order.
@@ -85,7 +97,7 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 	for _, n := range st.GetMap().GetNamespaces() {
 		ns := &Namespace{
 			Name: n.GetName(), Mode: lower(n.GetMode().String(), "NAMESPACE_"), Replicas: int(n.GetReplicas()),
-			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int),
+			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(), Losses: len(n.GetLosses()),
 		}
 		all = append(all, ns)
 		byID[n.GetId()], byName[ns.Name] = ns, ns
@@ -97,6 +109,12 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 			ns.PGs++
 			ns.PGState[p.GetState()]++
 			ns.Recalled += len(p.GetRecalled())
+			if lacks := ns.Replicas - Copies(p); lacks > 0 {
+				ns.Missing += lacks
+				if homeless(st.GetMap(), p, ns.Replicas) {
+					ns.Homeless++
+				}
+			}
 			ns.IndexBytes += p.GetIndexBytes() - min(p.GetIndexBytes(), layout.RegionPageSize)
 		}
 	}
@@ -154,6 +172,9 @@ func (d directory) Collect(ch chan<- prometheus.Metric) {
 		if n.GetVoter() {
 			voters++
 		}
+		if st.GetLeads() {
+			out.gauge(dirMemberUp, truth(n.GetSilentMillis() == 0), n.GetId())
+		}
 	}
 	out.gauge(dirLeader, truth(leads))
 	out.gauge(dirLeaderKnown, truth(known))
@@ -200,9 +221,11 @@ func (directory) namespaces(out sink, st *dirpb.StatusReply) {
 			dirNSLeaked: ns.LeakedBytes, dirNSIndex: ns.IndexUsedBytes, dirNSIndexAll: ns.IndexBytes,
 			dirNSLost: ns.LostRecords, dirNSRepaired: ns.RepairedRecords,
 			dirShards: uint64(ns.Shards), dirMoving: uint64(ns.Moving), dirRecalls: uint64(ns.Recalled),
+			dirLosses: uint64(ns.Losses), dirMissing: uint64(ns.Missing), dirHomeless: uint64(ns.Homeless),
 		} {
 			out.gauge(d, float64(v), ns.Name)
 		}
+		out.count(dirLost, float64(ns.Lost), ns.Name)
 		for s := range dirpb.PGState_name {
 			if s := dirpb.PGState(s); s != dirpb.PGState_PG_STATE_UNSPECIFIED {
 				out.gauge(dirPGs, float64(ns.PGState[s]), ns.Name, lower(s.String(), "PG_"))

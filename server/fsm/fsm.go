@@ -95,14 +95,40 @@ type Result struct {
 	Changes []Row
 
 	NodeID    uint32                      // RegisterNode
-	Namespace *dirpb.Namespace            // CreateNamespace, SetNamespace
+	Namespace *dirpb.Namespace            // CreateNamespace, SetNamespace, AcceptLoss
 	Deleted   *dirpb.DeleteNamespaceReply // DeleteNamespace
 	Session   *fsmpb.Session              // OpenSession
 	Grant     *dirpb.GrantExtentReply     // GrantExtent
 	PG        *dirpb.PlacementGroup       // CreatePG
 	Job       *dirpb.Job                  // StartJob, ClaimJob
 	Leaks     []uint32                    // EndJob of a SCRUB that repairs: extents to recall
+	Arrival   Arrival                     // RegisterNode
+
+	// Lost are the placement groups that lost all their copies with this command while
+	// they may have held records. Any command that takes memory away may set it.
+	Lost []Lost
 }
+
+// Lost says that a placement group lost all its copies, the last one with a memory node.
+type Lost struct {
+	Namespace string
+	PG        uint32
+	Node      string
+	// HeldBytes is what sessions had been granted there: at least what records took.
+	HeldBytes uint64
+}
+
+// Arrival says how a memory node that registered compares with what was known of it.
+type Arrival int
+
+// Arrivals.
+const (
+	ArrivalUnspecified Arrival = iota
+	ArrivalKnown               // the same process, told again
+	ArrivalNew                 // never seen
+	ArrivalRestarted           // another process took over before the last one counted as lost
+	ArrivalBack                // another process, after the last one had counted as lost
+)
 
 // State is the directory's replicated state. Use New or Load.
 type State struct {
@@ -118,7 +144,8 @@ type State struct {
 
 	discriminators map[uint32]bool // of the sessions
 	changed        map[string]proto.Message
-	mapChanged     bool // something that Map shows is in changed
+	mapChanged     bool   // something that Map shows is in changed
+	lost           []Lost // by the command being applied
 }
 
 // New returns the state before the first command.
@@ -149,7 +176,7 @@ func Apply(s *State, c *fsmpb.Command) Result {
 	case *fsmpb.Command_DropDirectory:
 		r.Err = s.dropDirectory(op.DropDirectory.GetId())
 	case *fsmpb.Command_RegisterNode:
-		r.NodeID, r.Err = s.registerNode(op.RegisterNode.GetNode())
+		r.NodeID, r.Arrival, r.Err = s.registerNode(op.RegisterNode)
 	case *fsmpb.Command_NodeDown:
 		r.Err = s.nodeDown(op.NodeDown)
 	case *fsmpb.Command_PublishRegion:
@@ -194,10 +221,15 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.takeBackRuns(op.TakeBack)
 	case *fsmpb.Command_CreatePg:
 		r.PG, r.Err = s.createPG(op.CreatePg)
+	case *fsmpb.Command_RemakePg:
+		r.Err = s.remakePG(op.RemakePg)
+	case *fsmpb.Command_AcceptLoss:
+		r.Namespace, r.Err = s.acceptLoss(op.AcceptLoss)
 	default:
 		r.Err = fmt.Errorf("%w: unknown command %T", ErrInvalid, op)
 	}
 	r.Changes = s.takeChanges()
+	r.Lost, s.lost = s.lost, nil
 	return r
 }
 
@@ -273,6 +305,11 @@ func (s *State) editMeta() *fsmpb.Meta {
 func (s *State) putNode(n *dirpb.Node) {
 	s.nodes[n.Id] = n
 	s.mark(idKey(rowNode, n.Id), n)
+}
+
+func (s *State) putNamespace(w *dirpb.Namespace) {
+	s.namespaces[w.Id] = w
+	s.mark(idKey(rowNamespace, w.Id), w)
 }
 
 func (s *State) putPG(pg *dirpb.PlacementGroup) {
@@ -594,8 +631,8 @@ func (s *State) Usage() []*dirpb.PGUsage {
 }
 
 // Map is the view of a session: all memory nodes, and its namespace with rkeys.
-// A nil session is an operator: all namespaces, planned and leaving members too,
-// no rkeys.
+// A nil session is an operator: all namespaces, with their losses, planned and leaving
+// members too, no rkeys.
 func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	m := &dirpb.Map{Version: s.meta.MapVersion, ClusterId: s.meta.ClusterId, Nodes: byID(s.nodes)}
 	var only uint32
@@ -604,6 +641,10 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	}
 	for _, w := range byID(s.namespaces) {
 		if only == 0 || w.Id == only {
+			if x != nil && w.Lost > 0 {
+				w = proto.CloneOf(w)
+				w.Lost, w.Losses = 0, nil
+			}
 			m.Namespaces = append(m.Namespaces, w)
 		}
 	}

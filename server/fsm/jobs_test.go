@@ -192,7 +192,7 @@ func TestViewProperties(t *testing.T) {
 			return
 		}
 		for _, k := range []string{"up", "down", "publish", "activate", "plan", "leave", "split", "migrate", "recall", "scrub", "claim", "end",
-			"giveback", "finish", "finish", "finish", "drain", "remove", "createpg", "open", "close", "expire", "confirm", "grant"} {
+			"giveback", "finish", "finish", "finish", "drain", "remove", "createpg", "remake", "accept", "open", "close", "expire", "confirm", "grant"} {
 			if done[k] < 2 {
 				t.Errorf("%s was accepted %d times: too few to prove anything", k, done[k])
 			}
@@ -246,7 +246,7 @@ func TestViewProperties(t *testing.T) {
 			epoch += uint64(rapid.SampledFrom([]int{1, 1, 5, 1100}).Draw(rt, "epochs"))
 			kind := rapid.SampledFrom([]string{ // rapid prefers the first ones
 				"end", "claim", "plan", "publish", "migrate", "recall", "end", "claim", "finish", "activate", "scrub", "split", "grant",
-				"end", "claim", "leave", "down", "open", "finish", "up", "giveback", "createpg", "close", "expire", "confirm", "grant",
+				"end", "claim", "leave", "down", "open", "finish", "up", "giveback", "createpg", "remake", "remake", "accept", "close", "expire", "confirm", "grant",
 				"drain", "undrain", "activate", "remove"}).Draw(rt, "kind")
 			pgs, nodes, sessions, jobs, shards := h.s.PGs(0), h.s.Nodes(), h.s.Sessions(), h.s.Jobs(), h.s.Shards(0)
 			// Mostly one for which the command makes sense.
@@ -354,6 +354,23 @@ func TestViewProperties(t *testing.T) {
 					}
 				}
 				c = createPG(1, chain...)
+			case "remake":
+				// Where there is one that can be, that one.
+				for _, g := range h.s.PGs(1) {
+					if g.State == dirpb.PGState_PG_CREATING || g.State == dirpb.PGState_PG_LOST {
+						pg = g
+					}
+				}
+				var chain []uint32
+				for range 1 + pick("members", 2) {
+					if len(nodes) > 0 {
+						chain = append(chain, nodes[pick("chain", len(nodes))].Id)
+					}
+				}
+				c = &fsmpb.Command{Op: &fsmpb.Command_RemakePg{RemakePg: &fsmpb.RemakePG{PgId: pg.Id, Epoch: pg.Epoch, NodeIds: chain}}}
+			case "accept":
+				w := h.s.Namespace(1)
+				c = &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: &dirpb.AcceptLossRequest{Name: w.Name, Lost: w.Lost - uint64(pick("less", 2))}}}
 			case "open":
 				c = openIn(1, epoch)
 			case "close":

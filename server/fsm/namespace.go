@@ -7,6 +7,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -164,6 +166,24 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		})
 	}
 	s.refreshUsed()
+	return w, nil
+}
+
+// acceptLoss forgets what a namespace lost, but not how often, if the operator knows all of
+// it. It may be repeated.
+func (s *State) acceptLoss(q *dirpb.AcceptLossRequest) (*dirpb.Namespace, error) {
+	w := s.NamespaceNamed(q.GetName())
+	switch {
+	case w == nil:
+		return nil, fmt.Errorf("namespace %q: %w", q.GetName(), ErrNotFound)
+	case w.Lost != q.Lost:
+		return nil, fmt.Errorf("%w: namespace %q has lost placement groups %d times, not %d; look again", ErrRefused, w.Name, w.Lost, q.Lost)
+	case len(w.Losses) == 0:
+		return w, nil
+	}
+	w = proto.CloneOf(w)
+	w.Losses = nil
+	s.putNamespace(w)
 	return w, nil
 }
 

@@ -45,9 +45,10 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 
 // registerNode admits a process of a memory node. A new incarnation says that
 // what the old process lent is gone.
-func (s *State) registerNode(c *dirpb.RegisterNodeRequest) (uint32, error) {
+func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
+	c := r.GetNode()
 	if err := checkRegistration(c); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	var old *dirpb.Node
 	for _, n := range s.nodes {
@@ -64,24 +65,29 @@ func (s *State) registerNode(c *dirpb.RegisterNodeRequest) (uint32, error) {
 		m.NodeId++
 		n.Id = m.NodeId
 		s.putNode(n)
-		return n.Id, nil
+		return n.Id, ArrivalNew, nil
 	}
 	n.Id, n.UsedBytes, n.Draining = old.Id, old.UsedBytes, old.Draining
 	if old.Incarnation == c.Incarnation && old.State == dirpb.NodeState_NODE_DOWN {
-		return 0, fmt.Errorf("%w: incarnation %d of memory node %q was declared lost; drop its regions and register a new incarnation",
+		return 0, 0, fmt.Errorf("%w: incarnation %d of memory node %q was declared lost; drop its regions and register a new incarnation",
 			ErrRefused, c.Incarnation, c.Name)
 	}
 	if c.CapacityBytes < n.UsedBytes {
-		return 0, fmt.Errorf("%w: memory node %q lends %d bytes but its regions take %d", ErrRefused, c.Name, c.CapacityBytes, n.UsedBytes)
+		return 0, 0, fmt.Errorf("%w: memory node %q lends %d bytes but its regions take %d", ErrRefused, c.Name, c.CapacityBytes, n.UsedBytes)
 	}
+	how := ArrivalKnown
 	if old.Incarnation != c.Incarnation {
-		s.loseMemory(old, c.Incarnation)
+		how = ArrivalRestarted
+		if old.State == dirpb.NodeState_NODE_DOWN {
+			how = ArrivalBack
+		}
+		s.loseMemory(old, c.Incarnation, r.UnixMillis)
 		n.UsedBytes = s.nodes[n.Id].UsedBytes
 	}
 	if !proto.Equal(s.nodes[n.Id], n) {
 		s.putNode(n)
 	}
-	return n.Id, nil
+	return n.Id, how, nil
 }
 
 func (s *State) nodeDown(c *fsmpb.NodeDown) error {
@@ -89,24 +95,24 @@ func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
 		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
 	}
-	s.takeDown(n)
+	s.takeDown(n, c.UnixMillis)
 	return nil
 }
 
-func (s *State) takeDown(n *dirpb.Node) {
+func (s *State) takeDown(n *dirpb.Node, unixMillis int64) {
 	down := proto.CloneOf(n)
 	down.State = dirpb.NodeState_NODE_DOWN
 	s.putNode(down)
-	s.loseMemory(down, 0)
+	s.loseMemory(down, 0, unixMillis)
 }
 
 // loseMemory takes away everything that n's current incarnation lent. next is
 // the incarnation that follows at once, 0 for none. Nothing of any session can
 // land in lost memory, so the fences it owed are confirmed.
-func (s *State) loseMemory(n *dirpb.Node, next uint64) {
+func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64) {
 	for _, pg := range byID(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
-			s.loseMember(pg.Id, n.Id, next)
+			s.loseMember(pg.Id, n, next, unixMillis)
 			s.settle(pg.Id)
 		}
 	}
@@ -157,7 +163,7 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 		return fmt.Errorf("%w: memory node %q has regions of %d placement groups; drain it first, or force it and lose them", ErrRefused, n.Name, regions)
 	}
 	if n.State == dirpb.NodeState_NODE_UP {
-		s.takeDown(n)
+		s.takeDown(n, c.UnixMillis)
 	}
 	delete(s.nodes, n.Id)
 	s.mark(idKey(rowNode, n.Id), nil)

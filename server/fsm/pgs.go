@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -19,6 +20,8 @@ import (
 //	          survivors are in step         → ACTIVE
 //	ACTIVE, FROZEN   the last copy is lost  → LOST; CREATING if the node is back
 //	LOST      its node's next process       → CREATING
+//	CREATING  a member is lost and others are not: it goes on without
+//	CREATING, LOST   no member is up, others can be → CREATING
 //
 // An ACTIVE or FROZEN one may have a joiner: its last member, no copy yet.
 
@@ -148,9 +151,11 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 // later one (I2), so where there are several a RECOVER job brings the others up to it.
 // A joiner is no copy and is never promoted; a member that was leaving when the
 // freeze began still is one. A placement group that was never active, or of which no copy
-// is left, starts over empty.
-func (s *State) loseMember(id, node uint32, next uint64) {
+// is left, starts over empty. One that was never active goes on without a member that is
+// not back already, as long as there is another.
+func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int64) {
 	pg := s.editPG(id)
+	node := n.Id
 	switch {
 	case pg.Planned.GetNodeId() == node:
 		pg.Planned = nil
@@ -176,7 +181,14 @@ func (s *State) loseMember(id, node uint32, next uint64) {
 		rest = []*dirpb.Member{pg.Leaving}
 		pg.Leaving = nil
 	}
+	if pg.State == dirpb.PGState_PG_CREATING && next == 0 && len(rest) > 0 {
+		s.forgetMember(id, node)
+		return
+	}
 	if !had || len(rest) == 0 {
+		if had {
+			s.noteLoss(pg, n, unixMillis)
+		}
 		s.startOver(pg, chain, node, next, had)
 		return
 	}
@@ -232,8 +244,68 @@ func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node 
 	}
 }
 
-// forgetMember takes a memory node that is removed out of a placement group that waits
-// for it.
+// noteLoss notes that pg, which had its last copy on n, lost it, unless no session has been
+// granted memory there, so that there was no record to lose.
+func (s *State) noteLoss(pg *dirpb.PlacementGroup, n *dirpb.Node, unixMillis int64) {
+	h := s.heaps[pg.Id]
+	held := (h.Watermark - h.Start) * layout.UnitSize
+	for _, r := range h.Free {
+		held -= uint64(r.Units) * layout.UnitSize
+	}
+	w := s.namespaces[pg.NamespaceId]
+	if held == 0 || w == nil {
+		return
+	}
+	w = proto.CloneOf(w)
+	w.Lost++
+	i, found := slices.BinarySearchFunc(w.Losses, pg.Id, func(l *dirpb.Loss, id uint32) int { return cmp.Compare(l.PgId, id) })
+	if !found {
+		w.Losses = slices.Insert(w.Losses, i, &dirpb.Loss{PgId: pg.Id})
+	}
+	l := w.Losses[i]
+	l.Times++
+	l.UnixMillis, l.Node, l.HeldBytes = unixMillis, n.Name, l.HeldBytes+held
+	s.putNamespace(w)
+	s.lost = append(s.lost, Lost{Namespace: w.Name, PG: pg.Id, Node: n.Name, HeldBytes: held})
+}
+
+// remakePG gives a placement group that holds nothing, and waits for memory nodes that are
+// not up, other members.
+func (s *State) remakePG(c *fsmpb.RemakePG) error {
+	pg, err := s.pgIn(c.GetPgId(), c.GetEpoch())
+	if err != nil {
+		return err
+	}
+	if pg.State != dirpb.PGState_PG_CREATING && pg.State != dirpb.PGState_PG_LOST {
+		return fmt.Errorf("%w: placement group %d is %s", ErrRefused, pg.Id, pg.State)
+	}
+	for _, m := range pg.Members {
+		if n := s.nodes[m.NodeId]; n.GetState() == dirpb.NodeState_NODE_UP {
+			return fmt.Errorf("%w: placement group %d has a member on memory node %q, which is up", ErrRefused, pg.Id, n.Name)
+		}
+	}
+	if want := int(s.namespaces[pg.NamespaceId].GetReplicas()); len(c.NodeIds) == 0 || len(c.NodeIds) > want {
+		return fmt.Errorf("%w: a chain of %d memory nodes, want 1..%d", ErrInvalid, len(c.NodeIds), want)
+	}
+	var members []*dirpb.Member
+	for i, id := range c.NodeIds {
+		if err := s.checkPlace(id, pg.RegionBytes); err != nil {
+			return err
+		}
+		if slices.Contains(c.NodeIds[:i], id) {
+			return fmt.Errorf("%w: memory node %d is in the chain twice", ErrInvalid, id)
+		}
+		members = append(members, &dirpb.Member{NodeId: id, Incarnation: s.nodes[id].Incarnation})
+	}
+	pg = s.editPG(pg.Id)
+	s.startOver(pg, members, 0, 0, false)
+	pg.State = dirpb.PGState_PG_CREATING
+	s.refreshUsed()
+	return nil
+}
+
+// forgetMember takes a memory node that is removed, or lost before anything was there, out
+// of a placement group that waits for it.
 func (s *State) forgetMember(id, node uint32) {
 	pg := s.editPG(id)
 	pg.Members = without(pg.Members, node)

@@ -49,6 +49,9 @@ func TestScripts(t *testing.T) {
 					if r.Leaks != nil {
 						fmt.Fprintf(&out, "  leaks in extents %v\n", r.Leaks)
 					}
+					for _, l := range r.Lost {
+						fmt.Fprintf(&out, "  namespace %s lost placement group %d with %s, %d bytes\n", l.Namespace, l.PG, l.Node, l.HeldBytes)
+					}
 					out.WriteString(s.changes())
 				}
 				s.h.checkCopies()
@@ -159,6 +162,10 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return remove(arg(0), has("force"))
 	case "create": // nodes
 		return createPG(1, at...)
+	case "remake": // pg, nodes
+		return &fsmpb.Command{Op: &fsmpb.Command_RemakePg{RemakePg: &fsmpb.RemakePG{PgId: arg(0), Epoch: epoch, NodeIds: at[1:]}}}
+	case "accept": // how many losses the operator knows of
+		return &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: &dirpb.AcceptLossRequest{Name: "w", Lost: uint64(arg(0))}}}
 	case "open":
 		return openIn(1, 0)
 	case "close": // session, epoch, pg, unit, units
@@ -195,6 +202,15 @@ func (s *script) changes() string {
 			line += " draining"
 		}
 		now[fmt.Sprint("node", n.Id)] = line
+	}
+	for _, w := range st.Map(nil).Namespaces {
+		if w.Lost > 0 {
+			line := fmt.Sprintf("lost %d:", w.Lost)
+			for _, l := range w.Losses {
+				line += fmt.Sprintf(" pg%d ×%d %s %d bytes", l.PgId, l.Times, l.Node, l.HeldBytes)
+			}
+			now[fmt.Sprint("namespace", w.Id)] = line
+		}
 	}
 	for _, pg := range st.PGs(0) {
 		if !shown(pg.Id) {

@@ -444,6 +444,8 @@ func (l *Leader) Refused(s *fsm.State, step Step, now time.Duration) {
 		}
 	case *fsmpb.Command_StartLeave:
 		l.paused[op.StartLeave.PgId] = pause
+	case *fsmpb.Command_RemakePg:
+		l.paused[op.RemakePg.PgId] = pause
 	case *fsmpb.Command_CreatePg:
 		delete(l.leveling, op.CreatePg.NamespaceId)
 	case *fsmpb.Command_StartJob:

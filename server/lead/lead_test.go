@@ -502,6 +502,63 @@ func TestNodeLeases(t *testing.T) {
 	w.on(1, dirpb.PGState_PG_LOST, 2)
 }
 
+// A placement group whose memory nodes die while it is made is made by others, or goes on
+// with those that are left; if there are none it waits. One that is lost waits for its memory
+// node until that is removed.
+func TestRemake(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(3, 4)
+	w.mute[2] = true
+	w.create("n", 1, 4) // placement groups on 1, 2 and 3
+	w.on(2, dirpb.PGState_PG_CREATING, 2)
+	w.pass(lease)
+	w.beat()
+	w.now++
+	w.want(`"m2" is down`)
+	w.want(`placement group 2: it is made anew on memory nodes ["m1"]`)
+	w.publish()
+	w.on(2, dirpb.PGState_PG_ACTIVE, 1)
+	w.want()
+
+	w.down(3)
+	w.on(3, dirpb.PGState_PG_LOST, 3)
+	w.want()
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: 3, Force: true}}})
+	w.on(3, dirpb.PGState_PG_LOST)
+	w.want(`placement group 3: it is made anew on memory nodes ["m1"]`)
+	w.publish()
+	w.on(3, dirpb.PGState_PG_ACTIVE, 1)
+
+	// Of two, one may die; the group gets a second copy when there is room again.
+	w = newWorld(t)
+	w.nodes(2, 4)
+	w.mute[1] = true
+	w.create("n", 2, 4) // placement groups on 1 2 and 2 1
+	w.down(1)
+	w.publish()
+	w.on(1, dirpb.PGState_PG_ACTIVE, 2)
+	w.on(2, dirpb.PGState_PG_ACTIVE, 2)
+	w.want()
+	w.mute[1] = false
+	w.boot("m1", "d1", 4, 2)
+	w.want(`group 1: memory node "m1" is to join`, `group 2: memory node "m1" is to join`)
+
+	// Both die: whichever is back first makes it.
+	w = newWorld(t)
+	w.nodes(2, 4)
+	w.mute[1], w.mute[2] = true, true
+	w.create("n", 2, 4)
+	w.down(1)
+	w.down(2)
+	w.want()
+	w.mute[1] = false
+	w.boot("m1", "d1", 4, 2)
+	w.want(`placement group 1: it is made anew on memory nodes ["m1"]`, `placement group 2: it is made anew on memory nodes ["m1"]`)
+	w.publish()
+	w.on(1, dirpb.PGState_PG_ACTIVE, 1)
+	w.on(2, dirpb.PGState_PG_ACTIVE, 1)
+}
+
 // ---- freezes ---------------------------------------------------------------
 
 // A freeze ends when every session has quiesced, or is fenced, and nothing is left to

@@ -62,6 +62,8 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //   - memory nodes and sessions whose leases ran out;
 //   - the end of a freeze, when every session quiesced and no survivor has to be synced;
 //   - recalled extents that are scanned, when a reclaim epoch has passed;
+//   - a placement group that holds nothing and waits for memory nodes that are down or
+//     forgotten gets others;
 //   - members: a placement group with too few, or with one on a memory node that
 //     drains, gets a joiner where there is room; one with more than it needs loses one,
 //     best one that drains;
@@ -88,6 +90,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	p.forget()
 	p.note()
 	for _, pg := range p.pgs {
+		p.remake(pg)
 		p.members(pg)
 	}
 	p.asked()
@@ -263,6 +266,47 @@ func (p *plan) forget() {
 // free reports whether a voluntary change of pg may begin.
 func (p *plan) free(pg *dirpb.PlacementGroup) bool {
 	return !p.taken[pg.Id] && p.l.paused[pg.Id] == 0 && p.busy(pg) == ""
+}
+
+// remake gives pg other members if it holds nothing and all it waits for is down: its memory
+// nodes died while it was made, or were removed. One that is lost waits for its memory
+// node, whose operator may be about to start it again, until that is removed.
+func (p *plan) remake(pg *dirpb.PlacementGroup) {
+	waits := pg.State == dirpb.PGState_PG_CREATING || pg.State == dirpb.PGState_PG_LOST && len(pg.Members) == 0
+	if !waits || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 {
+		return
+	}
+	if slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return p.s.Node(m.NodeId).GetState() == dirpb.NodeState_NODE_UP }) {
+		return
+	}
+	chain := p.chain(nil, pg.RegionBytes, p.s.Namespace(pg.NamespaceId).GetReplicas())
+	if len(chain) == 0 {
+		return
+	}
+	p.taken[pg.Id] = true
+	for _, id := range chain {
+		p.given[id] += pg.RegionBytes
+	}
+	p.add(&fsmpb.Command{Op: &fsmpb.Command_RemakePg{RemakePg: &fsmpb.RemakePG{PgId: pg.Id, Epoch: pg.Epoch, NodeIds: chain}}},
+		"placement group %d: it is made anew on memory nodes %s, since no member is up", pg.Id, p.nodeNames(chain))
+}
+
+// chain goes on with the chain that first begins, which may be none, to as many memory nodes
+// as there are with room for a region each, at most want: best in failure domains of their own.
+func (p *plan) chain(first *dirpb.Node, region uint64, want uint32) []uint32 {
+	var chain []uint32
+	has, domains := make(map[uint32]bool), make(map[string]bool)
+	for next := first; uint32(len(chain)) < want; next = nil {
+		if next == nil {
+			next = p.roomiest(region, domains, has)
+		}
+		if next == nil {
+			break
+		}
+		chain = append(chain, next.Id)
+		has[next.Id], domains[next.Domain] = true, true
+	}
+	return chain
 }
 
 func (p *plan) members(pg *dirpb.PlacementGroup) {
@@ -668,17 +712,8 @@ func (p *plan) missing(ns uint32, skip map[uint32]bool) []uint32 {
 		if arbitrates[n.Id] || skip[n.Id] || !p.usable(n, region) {
 			continue
 		}
-		chain := []uint32{n.Id}
-		has, domains := map[uint32]bool{n.Id: true}, map[string]bool{n.Domain: true}
-		for uint32(len(chain)) < p.s.Namespace(ns).GetReplicas() {
-			next := p.roomiest(region, domains, has)
-			if next == nil {
-				break
-			}
-			chain = append(chain, next.Id)
-			has[next.Id], domains[next.Domain] = true, true
-		}
-		if uint32(len(chain)) == p.s.Namespace(ns).GetReplicas() {
+		want := p.s.Namespace(ns).GetReplicas()
+		if chain := p.chain(n, region, want); uint32(len(chain)) == want {
 			return chain
 		}
 	}

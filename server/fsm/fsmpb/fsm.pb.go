@@ -62,6 +62,8 @@ type Command struct {
 	//	*Command_SetNamespace
 	//	*Command_TakeBack
 	//	*Command_DeleteNamespace
+	//	*Command_AcceptLoss
+	//	*Command_RemakePg
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -345,6 +347,24 @@ func (x *Command) GetDeleteNamespace() *dirpb.DeleteNamespaceRequest {
 	return nil
 }
 
+func (x *Command) GetAcceptLoss() *dirpb.AcceptLossRequest {
+	if x != nil {
+		if x, ok := x.Op.(*Command_AcceptLoss); ok {
+			return x.AcceptLoss
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemakePg() *RemakePG {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RemakePg); ok {
+			return x.RemakePg
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -453,6 +473,14 @@ type Command_DeleteNamespace struct {
 	DeleteNamespace *dirpb.DeleteNamespaceRequest `protobuf:"bytes,40,opt,name=delete_namespace,json=deleteNamespace,proto3,oneof"`
 }
 
+type Command_AcceptLoss struct {
+	AcceptLoss *dirpb.AcceptLossRequest `protobuf:"bytes,41,opt,name=accept_loss,json=acceptLoss,proto3,oneof"`
+}
+
+type Command_RemakePg struct {
+	RemakePg *RemakePG `protobuf:"bytes,42,opt,name=remake_pg,json=remakePg,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -504,6 +532,10 @@ func (*Command_SetNamespace) isCommand_Op() {}
 func (*Command_TakeBack) isCommand_Op() {}
 
 func (*Command_DeleteNamespace) isCommand_Op() {}
+
+func (*Command_AcceptLoss) isCommand_Op() {}
+
+func (*Command_RemakePg) isCommand_Op() {}
 
 // Init names the cluster; only the first one counts.
 type Init struct {
@@ -649,6 +681,7 @@ func (x *DropDirectory) GetId() string {
 type RegisterNode struct {
 	state         protoimpl.MessageState     `protogen:"open.v1"`
 	Node          *dirpb.RegisterNodeRequest `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	UnixMillis    int64                      `protobuf:"varint,2,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,10 +723,18 @@ func (x *RegisterNode) GetNode() *dirpb.RegisterNodeRequest {
 	return nil
 }
 
+func (x *RegisterNode) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
 type NodeDown struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	UnixMillis    int64                  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -738,6 +779,13 @@ func (x *NodeDown) GetNodeId() uint32 {
 func (x *NodeDown) GetIncarnation() uint64 {
 	if x != nil {
 		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *NodeDown) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
 	}
 	return 0
 }
@@ -1911,6 +1959,7 @@ type RemoveNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	UnixMillis    int64                  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1957,6 +2006,13 @@ func (x *RemoveNode) GetForce() bool {
 		return x.Force
 	}
 	return false
+}
+
+func (x *RemoveNode) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
 }
 
 // CreatePG adds a placement group to a namespace, for shards to migrate to.
@@ -2012,6 +2068,68 @@ func (x *CreatePG) GetNodeIds() []uint32 {
 	return nil
 }
 
+// RemakePG gives a placement group that holds nothing, and none of whose members is up,
+// other members.
+type RemakePG struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                           // of the placement group
+	NodeIds       []uint32               `protobuf:"varint,3,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, arbiter first; as many as the namespace wants, or fewer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemakePG) Reset() {
+	*x = RemakePG{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemakePG) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemakePG) ProtoMessage() {}
+
+func (x *RemakePG) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
+func (*RemakePG) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RemakePG) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *RemakePG) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *RemakePG) GetNodeIds() []uint32 {
+	if x != nil {
+		return x.NodeIds
+	}
+	return nil
+}
+
 type Meta struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId  string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -2032,7 +2150,7 @@ type Meta struct {
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2162,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2175,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -2141,7 +2259,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2271,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2284,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Directory) GetId() string {
@@ -2222,7 +2340,7 @@ type Heap struct {
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2352,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2365,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -2367,7 +2485,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2379,7 +2497,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2392,7 +2510,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -2428,7 +2546,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +2558,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +2571,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -2487,7 +2605,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2617,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2630,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -2543,7 +2661,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2673,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2686,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -2610,7 +2728,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2740,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2753,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -2664,7 +2782,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2794,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2807,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -2732,7 +2850,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +2862,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +2875,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Session) GetId() uint32 {
@@ -2847,7 +2965,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2977,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2990,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -2899,7 +3017,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3029,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3042,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Row) GetKey() []byte {
@@ -2951,7 +3069,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3081,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3094,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -2998,7 +3116,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xee\f\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xeb\r\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -3031,7 +3149,10 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\tcreate_pg\x18\x18 \x01(\v2\x14.kvd.fsm.v1.CreatePGH\x00R\bcreatePg\x12L\n" +
 	"\rset_namespace\x18\x19 \x01(\v2%.kvd.directory.v1.SetNamespaceRequestH\x00R\fsetNamespace\x123\n" +
 	"\ttake_back\x18\x1a \x01(\v2\x14.kvd.fsm.v1.TakeBackH\x00R\btakeBack\x12U\n" +
-	"\x10delete_namespace\x18( \x01(\v2(.kvd.directory.v1.DeleteNamespaceRequestH\x00R\x0fdeleteNamespaceB\x04\n" +
+	"\x10delete_namespace\x18( \x01(\v2(.kvd.directory.v1.DeleteNamespaceRequestH\x00R\x0fdeleteNamespace\x12F\n" +
+	"\vaccept_loss\x18) \x01(\v2#.kvd.directory.v1.AcceptLossRequestH\x00R\n" +
+	"acceptLoss\x123\n" +
+	"\tremake_pg\x18* \x01(\v2\x14.kvd.fsm.v1.RemakePGH\x00R\bremakePgB\x04\n" +
 	"\x02op\"F\n" +
 	"\x04Init\x12\x1d\n" +
 	"\n" +
@@ -3041,12 +3162,16 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\fPutDirectory\x123\n" +
 	"\tdirectory\x18\x01 \x01(\v2\x15.kvd.fsm.v1.DirectoryR\tdirectory\"\x1f\n" +
 	"\rDropDirectory\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"I\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"j\n" +
 	"\fRegisterNode\x129\n" +
-	"\x04node\x18\x01 \x01(\v2%.kvd.directory.v1.RegisterNodeRequestR\x04node\"E\n" +
+	"\x04node\x18\x01 \x01(\v2%.kvd.directory.v1.RegisterNodeRequestR\x04node\x12\x1f\n" +
+	"\vunix_millis\x18\x02 \x01(\x03R\n" +
+	"unixMillis\"f\n" +
 	"\bNodeDown\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"v\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x1f\n" +
+	"\vunix_millis\x18\x03 \x01(\x03R\n" +
+	"unixMillis\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
 	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xe2\x01\n" +
@@ -3151,14 +3276,20 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\tmin_epoch\x18\x04 \x01(\x04R\bminEpoch\"<\n" +
 	"\tDrainNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel\";\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"\\\n" +
 	"\n" +
 	"RemoveNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"H\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x1f\n" +
+	"\vunix_millis\x18\x03 \x01(\x03R\n" +
+	"unixMillis\"H\n" +
 	"\bCreatePG\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x19\n" +
-	"\bnode_ids\x18\x02 \x03(\rR\anodeIds\"\xae\x02\n" +
+	"\bnode_ids\x18\x02 \x03(\rR\anodeIds\"P\n" +
+	"\bRemakePG\x12\x13\n" +
+	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
+	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xae\x02\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -3262,7 +3393,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*Init)(nil),                         // 1: kvd.fsm.v1.Init
@@ -3289,30 +3420,32 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*DrainNode)(nil),                    // 22: kvd.fsm.v1.DrainNode
 	(*RemoveNode)(nil),                   // 23: kvd.fsm.v1.RemoveNode
 	(*CreatePG)(nil),                     // 24: kvd.fsm.v1.CreatePG
-	(*Meta)(nil),                         // 25: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 26: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 27: kvd.fsm.v1.Heap
-	(*Array)(nil),                        // 28: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 29: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 30: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 31: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 32: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 33: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 34: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 35: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 36: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 37: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 38: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 39: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 40: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.RegisterNodeRequest)(nil),    // 41: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 42: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 43: kvd.directory.v1.ReturnedRun
-	(dirpb.JobKind)(0),                   // 44: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 45: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 46: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 47: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 48: kvd.directory.v1.SessionLife
+	(*RemakePG)(nil),                     // 25: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 26: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 27: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 28: kvd.fsm.v1.Heap
+	(*Array)(nil),                        // 29: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 30: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 31: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 32: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 33: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 34: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 35: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 36: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 37: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 38: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 39: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 40: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 41: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 42: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.RegisterNodeRequest)(nil),    // 43: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 44: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 45: kvd.directory.v1.ReturnedRun
+	(dirpb.JobKind)(0),                   // 46: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 47: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 48: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 49: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 50: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	1,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -3320,7 +3453,7 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	4,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	5,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	38, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	39, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
 	6,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
 	7,  // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
 	8,  // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
@@ -3338,32 +3471,34 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	22, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
 	23, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
 	24, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	39, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	40, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
 	9,  // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	40, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	26, // 26: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	41, // 27: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	42, // 28: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	43, // 29: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	10, // 30: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	44, // 31: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	45, // 32: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	33, // 33: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	28, // 34: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	31, // 35: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	45, // 36: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	29, // 37: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	30, // 38: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	46, // 39: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	47, // 40: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	48, // 41: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	35, // 42: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	36, // 43: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	44, // [44:44] is the sub-list for method output_type
-	44, // [44:44] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	41, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	42, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	25, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	27, // 28: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	43, // 29: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	44, // 30: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	45, // 31: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	10, // 32: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	46, // 33: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	47, // 34: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	34, // 35: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	29, // 36: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	32, // 37: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	47, // 38: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	30, // 39: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	31, // 40: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	48, // 41: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	49, // 42: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	50, // 43: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	36, // 44: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	37, // 45: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -3398,6 +3533,8 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_SetNamespace)(nil),
 		(*Command_TakeBack)(nil),
 		(*Command_DeleteNamespace)(nil),
+		(*Command_AcceptLoss)(nil),
+		(*Command_RemakePg)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3405,7 +3542,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,152 @@
+package metrics
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// Problem is something about the store that an operator has to know, and what mends it:
+// a command, where there is one.
+type Problem struct {
+	What string `json:"what"`
+	Mend string `json:"mend"`
+}
+
+// Copies is how many members of p hold all that it holds. A joiner does not yet, and what is
+// lost or being made holds nothing.
+func Copies(p *dirpb.PlacementGroup) int {
+	switch n := len(p.GetMembers()); {
+	case p.GetState() == dirpb.PGState_PG_LOST || p.GetState() == dirpb.PGState_PG_CREATING:
+		return 0
+	case p.GetJoining() && n > 0:
+		return n - 1
+	default:
+		return n
+	}
+}
+
+// homeless reports whether p needs a region on one more memory node and there is none that
+// is up, stays, has no part of p and has room.
+func homeless(m *dirpb.Map, p *dirpb.PlacementGroup, want int) bool {
+	members := p.GetMembers()
+	if Copies(p) == 0 { // its members have nothing: they are waited for
+		members = slices.DeleteFunc(slices.Clone(members), func(x *dirpb.Member) bool { return !isUp(m, x.GetNodeId()) })
+	}
+	if len(members) >= want || p.GetPlanned() != nil {
+		return false
+	}
+	return !slices.ContainsFunc(m.GetNodes(), func(n *dirpb.Node) bool {
+		return n.GetState() == dirpb.NodeState_NODE_UP && !n.GetDraining() &&
+			n.GetCapacityBytes()-min(n.GetUsedBytes(), n.GetCapacityBytes()) >= p.GetRegionBytes() &&
+			!slices.ContainsFunc(members, func(x *dirpb.Member) bool { return x.GetNodeId() == n.GetId() })
+	})
+}
+
+func isUp(m *dirpb.Map, node uint32) bool {
+	return slices.ContainsFunc(m.GetNodes(), func(n *dirpb.Node) bool {
+		return n.GetId() == node && n.GetState() == dirpb.NodeState_NODE_UP
+	})
+}
+
+// Problems lists what is wrong with the store by st, the worst first.
+func Problems(st *dirpb.StatusReply) []Problem {
+	var all []Problem
+	add := func(mend, format string, args ...any) { all = append(all, Problem{fmt.Sprintf(format, args...), mend}) }
+
+	if answer := Answer(st); answer != "" {
+		add("ask again once a directory node leads that can be reached", "%s", answer)
+	}
+	leader := slices.ContainsFunc(st.GetDirectory(), (*dirpb.DirectoryNode).GetLeader)
+	if !leader && len(st.GetDirectory()) > 0 {
+		add("start those that are down: kvd directory --id ID --data-dir DIR",
+			"the directory has no leader: %d of its %d nodes must run and reach each other. Until then there are no new sessions and no new memory, and operations end as leases run out",
+			len(st.GetDirectory())/2+1, len(st.GetDirectory()))
+	}
+	for _, n := range st.GetMap().GetNamespaces() {
+		if len(n.GetLosses()) == 0 {
+			continue
+		}
+		var pgs []string
+		last := n.GetLosses()[0]
+		for _, l := range n.GetLosses() {
+			s := number(l.GetPgId())
+			if l.GetTimes() > 1 {
+				s += fmt.Sprintf(" (%d times)", l.GetTimes())
+			}
+			pgs = append(pgs, s)
+			if l.GetUnixMillis() > last.GetUnixMillis() {
+				last = l
+			}
+		}
+		add("kvctl namespace accept-loss "+n.GetName(), "namespace %s lost keys: all copies of placement group %s, the last one with memory node %s at %s",
+			n.GetName(), strings.Join(pgs, ", "), last.GetNode(), time.UnixMilli(last.GetUnixMillis()).UTC().Format(time.RFC3339))
+	}
+	all = append(all, copyProblems(st)...)
+	for _, n := range st.GetMap().GetNodes() {
+		if n.GetState() != dirpb.NodeState_NODE_UP {
+			add(fmt.Sprintf("kvd memnode --name %s; or, if it is gone for good: kvctl nodes remove %s --force", n.GetName(), n.GetName()),
+				"memory node %s is down", n.GetName())
+		}
+	}
+	for _, d := range st.GetDirectory() {
+		if d.GetSilentMillis() > 0 {
+			add(fmt.Sprintf("kvd directory --id %s --data-dir DIR; or, if it is gone for good: kvctl directory remove %s", d.GetId(), d.GetId()),
+				"directory node %s has not answered for %v", d.GetId(), (time.Duration(d.GetSilentMillis()) * time.Millisecond).Round(time.Second/10))
+		}
+	}
+	return all
+}
+
+// copyProblems are the placement groups that hold nothing or lack copies, by namespace.
+func copyProblems(st *dirpb.StatusReply) (all []Problem) {
+	for _, n := range st.GetMap().GetNamespaces() {
+		groups := make(map[Problem][]string)
+		for _, p := range st.GetMap().GetPgs() {
+			want := int(n.GetReplicas())
+			if p.GetNamespaceId() != n.GetId() || Copies(p) >= want {
+				continue
+			}
+			var k Problem
+			switch {
+			case Copies(p) == 0 && p.GetState() == dirpb.PGState_PG_LOST:
+				k = Problem{"no copy: their keys cannot be read or written", "start their memory nodes; if they are gone for good: kvctl nodes remove NODE --force"}
+			case Copies(p) == 0:
+				k = Problem{"no copy yet: memory nodes are making them", "kvctl nodes shows who is down"}
+			default:
+				k = Problem{fmt.Sprintf("%d of %d copies: new ones are being made", Copies(p), want), "kvctl jobs shows how far they are"}
+			}
+			if homeless(st.GetMap(), p, want) {
+				k.What, _, _ = strings.Cut(k.What, ":")
+				k.What += ", and no other memory node has room for one"
+				k.Mend = "start another memory node with room (kvd memnode --name NAME --memory SIZE), or one that is down"
+			}
+			groups[k] = append(groups[k], number(p.GetId()))
+		}
+		for _, k := range slices.SortedFunc(maps.Keys(groups), func(a, b Problem) int { return strings.Compare(a.What, b.What) }) {
+			what := "placement group"
+			if len(groups[k]) > 1 {
+				what += "s"
+			}
+			all = append(all, Problem{fmt.Sprintf("namespace %s: %s %s: %s", n.GetName(), what, strings.Join(groups[k], ", "), k.What), k.Mend})
+		}
+	}
+	return all
+}
+
+// Answer says whose answer st is and how old, "" if it is the leader's or an older version's,
+// which does not say.
+func Answer(st *dirpb.StatusReply) string {
+	if st.GetLeads() || st.GetAnsweredBy() == "" {
+		return ""
+	}
+	age := "of unknown age: it has heard no leader since it was started"
+	if ms := st.GetAgeMillis(); ms >= 0 {
+		age = fmt.Sprintf("%v old", (time.Duration(ms) * time.Millisecond).Round(time.Second/10))
+	}
+	return fmt.Sprintf("this is the answer of directory node %s, which does not lead: it is %s, and lacks what only a leader knows", st.GetAnsweredBy(), age)
+}
