@@ -24,6 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/gateway"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -76,7 +77,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	defer closing(func() error { return closeDevices(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password,
-		maxConns: c.MaxConnections, execMany: c.ExecPerKey,
+		maxConns: c.MaxConnections, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
 		devices: devices, provider: c.Provider, tls: creds, log: log,
 	})
 	if err != nil {
@@ -186,8 +187,9 @@ type gatewayOptions struct {
 	databases []string
 	memcached string // namespace; empty: the first of databases
 	password  string
-	maxConns  int  // 0: the servers' own default
-	execMany  bool // gateway.Options.ExecPerKey
+	maxConns  int   // 0: the servers' own default
+	buffers   int64 // bytes; of both servers together
+	execMany  bool  // gateway.Options.ExecPerKey
 	devices   []*rdma.Device
 	provider  string // empty: any
 	tls       *tls.Config
@@ -232,10 +234,11 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 			return g, err
 		}
 	}
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	budget := netsrv.NewBudget(o.buffers)
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, Logger: o.log})
+	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, Budget: budget, Logger: o.log})
 	return g, err
 }
 

@@ -8,26 +8,31 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // conn is one connection. Its goroutine owns all but what says otherwise.
 type conn struct {
-	g      *Gateway
-	id     int64
-	nc     net.Conn // not while it is in a loop
-	ctx    context.Context
-	rd     *resp.Reader
-	out    output
-	since  time.Time
-	proto  int
-	authed bool
+	g  *Gateway
+	id int64
+	nc net.Conn // not while it is in a loop
+	// ctx is for one operation, smallCtx for one of many: both limit what it may read without
+	// taking memory of the share first.
+	ctx, smallCtx context.Context
+	share         *netsrv.Share
+	rd            *resp.Reader
+	out           output
+	since         time.Time
+	proto         int
+	authed        bool
 	// api is db's.
 	db  int
 	api client.API
@@ -37,6 +42,8 @@ type conn struct {
 	tx      transaction
 	reply   replyMode
 	closing bool // after this reply
+	// deadline is whether reading has one.
+	deadline bool
 
 	// See loop. What serves the connection at the moment owns these, too.
 	calm, calmed int // times that the client is to say little, and did so far
@@ -52,6 +59,7 @@ type conn struct {
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
 	active atomic.Int64 // Unix ms
+	half   atomic.Int64 // Unix ms since when there has been half a command; 0: there is none
 	seenDB atomic.Int32
 	seenP3 atomic.Bool
 	inTx   atomic.Int32 // commands queued, -1: none
@@ -82,22 +90,84 @@ func (r counted) Read(p []byte) (n int, err error) {
 		c.g.m.read.Add(uint64(n))
 		return n, err
 	}
-	if idle := c.g.idle.Load(); idle > 0 {
+	idle, half := c.g.idle.Load(), c.half.Load()
+	switch {
+	case half != 0:
+		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered())))
+	case idle > 0:
 		c.nc.SetReadDeadline(time.Now().Add(time.Duration(idle)))
+	case c.deadline:
+		c.nc.SetReadDeadline(time.Time{})
 	}
+	c.deadline = half != 0 || idle > 0
 	n, err = c.nc.Read(p)
 	c.g.m.read.Add(uint64(n))
 	return n, err
+}
+
+// commandTime is how long a command of which so many bytes have arrived may take to arrive.
+func (g *Gateway) commandTime(bytes int) time.Duration {
+	return g.o.CommandTimeout + time.Duration(bytes)*time.Second>>20
+}
+
+// memoryPatience is how long a command waits for memory that others have.
+const memoryPatience = 10 * time.Second
+
+// take takes memory for the command at hand.
+func (c *conn) take(n int64) error {
+	if c.share.Try(n) {
+		return nil
+	}
+	c.waits()
+	return c.share.Take(c.g.ctx, n, memoryPatience)
+}
+
+// reserve is resp.Reader.Reserve.
+func (c *conn) reserve(n int) bool {
+	if n < 0 {
+		c.share.Drop(int64(-n))
+		return true
+	}
+	c.waits()
+	return c.share.Take(c.g.ctx, int64(n), memoryPatience) == nil
+}
+
+// evict closes the connection for the sake of others, who wait for memory.
+func (c *conn) evict(bytes int64) {
+	c.g.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.remote, "bytes", bytes)
+	c.kill()
+}
+
+// do performs an operation on one key, again with memory of the share if it needs that. give
+// is to be called when what it read is not needed any more.
+func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
+	held := int64(0)
+	err = op(c.ctx)
+	for range largeTries {
+		var large *client.TooLargeError
+		if !errors.As(err, &large) {
+			break
+		}
+		n := readCost * int64(large.Want)
+		if err = c.take(n - held); err != nil {
+			break
+		}
+		held = max(held, n)
+		err = op(client.LimitMemory(c.ctx, large.Want))
+	}
+	return func() { c.share.Drop(held) }, err
 }
 
 func (g *Gateway) handle(nc net.Conn) {
 	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
 		calm: g.calm, back: make(chan loopEnd, 1), remote: nc.RemoteAddr(), local: nc.LocalAddr()}
 	c.link.nc, c.link.fd = nc, -1
-	c.ctx = client.OnWait(g.ctx, c.waits)
+	c.ctx = client.OnWait(client.LimitMemory(g.ctx, oneLimit), c.waits)
+	c.smallCtx = client.OnWait(client.LimitMemory(g.ctx, eachLimit), c.waits)
+	c.share = g.o.Budget.Share(c.evict)
 	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
-	c.rd.Reserve = g.reserve
-	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, queued: &g.m.queued, queuedBound: g.o.BufferBytes, written: &g.m.written, waits: c.waits}
+	c.rd.Reserve = c.reserve
+	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, waits: c.waits, slow: c.slow}
 	c.out.init()
 	c.out.over(nc)
 	c.fresh()
@@ -106,8 +176,11 @@ func (g *Gateway) handle(nc net.Conn) {
 	defer func() {
 		g.remove(c)
 		c.rd.Release()
+		c.tx.end(c)
 		c.out.finish()
 		c.kill()
+		c.share.Drop(c.share.Held()) // of a command that panicked
+		c.share.Close()
 	}()
 	for {
 		if err := c.rd.Fill(); err != nil {
@@ -145,10 +218,18 @@ func (c *conn) lost(err error) {
 	case errors.Is(err, resp.ErrNoMemory):
 		c.g.o.Logger.Warn("connection closed: out of buffer memory", "peer", c.remote)
 		w.Error("ERR kvd: the gateway is out of buffer memory")
+	case errors.Is(err, os.ErrDeadlineExceeded) && c.half.Load() != 0:
+		c.g.o.Logger.Warn("connection closed: a command did not arrive in time", "peer", c.remote)
+		return
 	default:
 		return
 	}
-	c.out.send(w.Bytes())
+	c.out.send(w.Bytes(), 0)
+}
+
+// slow is told that the client read too slowly.
+func (c *conn) slow() {
+	c.g.o.Logger.Warn("connection closed: replies are not read", "peer", c.remote)
 }
 
 // fresh is the state of a new connection, and after RESET.
@@ -180,12 +261,12 @@ func (c *conn) serve() error {
 			if err := b.run(); err != nil {
 				return err
 			}
-			c.push(&b.w)
+			c.push(&b.w, 0)
 			c.lost(err)
 			return err
 		}
 		if err := c.dispatch(b, args); err != nil {
-			c.push(&b.w)
+			c.push(&b.w, 0)
 			return err
 		}
 	}
@@ -193,15 +274,29 @@ func (c *conn) serve() error {
 		return err
 	}
 	c.active.Store(b.now)
-	return c.push(&b.w)
+	switch half := c.half.Load(); {
+	case c.rd.Buffered() == 0 && half != 0:
+		c.half.Store(0)
+	case c.rd.Buffered() > 0 && (half == 0 || c.said > 0):
+		c.half.Store(b.now)
+	}
+	return c.push(&b.w, 0)
 }
 
-// push sends what has been written.
-func (c *conn) push(w *resp.Writer) error {
-	err := c.out.send(w.Bytes())
-	w.Reset(keepReply)
+// push sends what has been written. If paid is not 0, so many bytes of the share stand for
+// it, and it is the output's from now on.
+func (c *conn) push(w *resp.Writer, paid int64) error {
+	err := c.out.send(w.Bytes(), paid)
+	if paid > 0 {
+		w.Reset(0)
+	} else {
+		w.Reset(keepReply)
+	}
 	return err
 }
+
+// mute reports whether the reply to the command at hand is not to be sent.
+func (c *conn) mute() bool { return c.reply == replyOff || c.reply == replySkip }
 
 // replied ends a command whose reply starts at byte start of w.
 func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
@@ -219,7 +314,7 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 		c.reply = replySkip
 	}
 	if w.Len() >= keepReply {
-		return c.push(w)
+		return c.push(w, 0)
 	}
 	return nil
 }

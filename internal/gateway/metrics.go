@@ -29,7 +29,7 @@ type metrics struct {
 	protocolErrors    atomic.Uint64
 	batches, batchSum atomic.Uint64
 	batchBuckets      [batchBuckets + 1]atomic.Uint64
-	queued, reserved  atomic.Int64 // bytes; see Options.BufferBytes
+	queued            atomic.Int64 // bytes of replies that sockets did not take
 	authFails         atomic.Uint64
 }
 

@@ -106,7 +106,7 @@ var infoSections = []struct {
 		line("kvd_session_live_bytes", live)
 		line("kvd_session_granted_bytes", granted)
 		line("kvd_queued_reply_bytes", g.m.queued.Load())
-		line("kvd_reserved_buffer_bytes", g.m.reserved.Load())
+		line("kvd_reserved_buffer_bytes", g.o.Budget.Used())
 		line("maxmemory", 0)
 		line("maxmemory_human", "0B")
 		line("maxmemory_policy", "noeviction")
