@@ -174,3 +174,26 @@ func TestBuffersAreBounded(t *testing.T) {
 }
 
 func slicesConcat(b ...[]byte) []byte { return bytes.Join(b, nil) }
+
+// TestOpenFilesAreKept: connections that fill max-connections, or all that RLIMIT_NOFILE allows,
+// leave descriptors to the store's own sessions and to health.
+func TestOpenFilesAreKept(t *testing.T) {
+	env, _ := runtimeDir(t)
+	const files = 400
+	t.Setenv("KVD_TEST_FILES", strconv.Itoa(files))
+	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
+	if !strings.Contains(p.stderr.String(), "RLIMIT_NOFILE=400") {
+		t.Errorf("it does not tell of its limit: %s", p.stderr)
+	}
+	for _, addr := range []string{p.kv["redis"], p.kv["memcached"]} {
+		attack(t, addr, files, []byte("version\r\n"))
+	}
+	wantPage(t, p.kv["http"], "/readyz", 200)
+	wantPage(t, p.kv["http"], "/metrics", 200, "kvd_gateway_connections_refused_total")
+	for range 3 {
+		roundTrip(t, open(t, p.kv["directory"], "tcp", nil), "k")
+	}
+	if log := p.stderr.String(); strings.Contains(log, "accept failed") || strings.Contains(log, "too many open files") {
+		t.Errorf("%s", log)
+	}
+}

@@ -64,6 +64,14 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(web.Close)
+	if c.Password != "" && c.ListenMemcached != config.Off && !c.Insecure {
+		// memcached's protocol has no password, and would be a way around this one.
+		if a.given("listen-memcached") {
+			return usageError{fmt.Errorf("listen-memcached is %q: a password is set, and memcached's protocol has none: want off, or insecure to do without", c.ListenMemcached)}
+		}
+		c.ListenMemcached = config.Off
+		log.Info("memcached's protocol is off: a password is set, and it has none")
+	}
 	// What is taken is refused before anything is asked of the store.
 	l, err := listenGateway(ctx, c)
 	if err != nil {
@@ -187,7 +195,7 @@ type gatewayOptions struct {
 	databases []string
 	memcached string // namespace; empty: the first of databases
 	password  string
-	maxConns  int   // 0: the servers' own default
+	maxConns  int   // of each server
 	buffers   int64 // bytes; of both servers together
 	execMany  bool  // gateway.Options.ExecPerKey
 	devices   []*rdma.Device
@@ -235,6 +243,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 		}
 	}
 	budget := netsrv.NewBudget(o.buffers)
+	o.maxConns = connLimit(o.maxConns, 2, o.log)
 	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}

@@ -149,7 +149,14 @@ func TestGateway(t *testing.T) {
 
 	createNamespace(t, addr, "sessions", nil)
 	socket := filepath.Join(dir, "gateway", "redis.sock")
-	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret")...)
+	if code := run(ctx, append(args, "--password=secret"), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "listen-memcached is") {
+		t.Errorf("a password, and memcached without one: exit status %d, %q", code, &errs)
+	}
+	locked := start(t, env, "gateway", "--directory="+addr, "--listen=127.0.0.1:0", "--password=secret")
+	if locked.kv["memcached"] != "" || !strings.Contains(locked.stderr.String(), "memcached's protocol is off") {
+		t.Errorf("a password, and memcached at %q: %s", locked.kv["memcached"], locked.stderr)
+	}
+	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret", "--insecure")...)
 	if p.kv["role"] != "gateway" || p.kv["databases"] != "cache,sessions" || p.kv["unix"] != socket || p.kv["tls"] != "" {
 		t.Errorf("ready line holds %v", p.kv)
 	}

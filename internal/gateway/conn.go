@@ -134,6 +134,7 @@ func (c *conn) reserve(n int) bool {
 
 // evict closes the connection for the sake of others, who wait for memory.
 func (c *conn) evict(bytes int64) {
+	c.g.m.evicted.Add(1)
 	c.g.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.remote, "bytes", bytes)
 	c.kill()
 }
@@ -219,7 +220,7 @@ func (c *conn) lost(err error) {
 		c.g.o.Logger.Warn("connection closed: out of buffer memory", "peer", c.remote)
 		w.Error("ERR kvd: the gateway is out of buffer memory")
 	case errors.Is(err, os.ErrDeadlineExceeded) && c.half.Load() != 0:
-		c.g.o.Logger.Warn("connection closed: a command did not arrive in time", "peer", c.remote)
+		c.lateCommand()
 		return
 	default:
 		return
@@ -227,8 +228,15 @@ func (c *conn) lost(err error) {
 	c.out.send(w.Bytes(), 0)
 }
 
+// lateCommand tells of a command that did not arrive in time.
+func (c *conn) lateCommand() {
+	c.g.m.late.Add(1)
+	c.g.o.Logger.Warn("connection closed: a command did not arrive in time", "peer", c.remote)
+}
+
 // slow is told that the client read too slowly.
 func (c *conn) slow() {
+	c.g.m.late.Add(1)
 	c.g.o.Logger.Warn("connection closed: replies are not read", "peer", c.remote)
 }
 
@@ -322,6 +330,15 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 // dispatch performs a command or adds it to the batch.
 func (c *conn) dispatch(b *batch, args [][]byte) error {
 	cmd, bad := c.lookup(args)
+	if cmd == unknown && (fold(args[0], "post") || fold(args[0], "host:")) {
+		// As Redis does: a web page can make a browser send commands in the body of a request.
+		c.g.m.httpRequests.Add(1)
+		c.g.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.remote)
+		if err := b.run(); err != nil {
+			return err
+		}
+		return errClosing
+	}
 	if cmd != c.last.Load() {
 		c.last.Store(cmd)
 	}
@@ -451,15 +468,57 @@ func (c *conn) auth(user, password []byte) (bad string) {
 			return ""
 		}
 	}
+	c.g.guesses.wait(c)
 	want, got := sha256.Sum256([]byte(c.g.o.Password)), sha256.Sum256(password)
 	ok := subtle.ConstantTimeCompare(want[:], got[:]) == 1
 	if !ok || string(user) != "default" {
-		c.g.m.authFails.Add(1)
+		n := c.g.m.authFails.Add(1)
+		c.g.guesses.wrong()
+		c.g.o.Logger.Warn("wrong password", "peer", c.remote, "failures", n)
 		return "WRONGPASS invalid username-password pair or user is disabled."
 	}
 	c.authed = true
 	c.rd.Limits = c.g.limits(true)
 	return ""
+}
+
+// guesses slows down whoever tries passwords. The zero value is ready.
+type guesses struct {
+	// paid is when the wrong passwords so far will have been forgotten, in Unix ns: each counts
+	// for guessPause.
+	paid atomic.Int64
+}
+
+const (
+	// guessFree wrong passwords in a row cost nothing; after that each AUTH takes guessDelay, until
+	// they have been fewer than one each guessPause for a while, of at most guessFree + guessTail.
+	guessFree, guessTail = 10, 50
+	guessPause           = 100 * time.Millisecond
+	guessDelay           = time.Second
+)
+
+// wrong is told of a wrong password.
+func (g *guesses) wrong() {
+	for {
+		was, now := g.paid.Load(), time.Now().UnixNano()
+		paid := min(max(was, now)+int64(guessPause), now+(guessFree+guessTail)*int64(guessPause))
+		if g.paid.CompareAndSwap(was, paid) {
+			return
+		}
+	}
+}
+
+// wait waits before a password is looked at, right or wrong: who hangs up instead of waiting
+// has learnt nothing.
+func (g *guesses) wait(c *conn) {
+	if g.paid.Load()-time.Now().UnixNano() <= guessFree*int64(guessPause) {
+		return
+	}
+	c.waits()
+	select {
+	case <-time.After(guessDelay):
+	case <-c.ctx.Done():
+	}
 }
 
 func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {

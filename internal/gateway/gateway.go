@@ -142,6 +142,7 @@ type Gateway struct {
 	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
 	counts  []count      // by database
 	calm    int          // see loop
+	guesses guesses
 	loops   struct {
 		once sync.Once
 		all  []*loop

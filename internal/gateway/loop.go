@@ -131,15 +131,21 @@ func (l *loop) sweep(now time.Time) {
 	if idle := time.Duration(l.g.idle.Load()); idle > 0 {
 		said = now.Add(-idle).UnixMilli()
 	}
-	var late []*conn
+	var idle, late []*conn
 	l.mu.Lock()
 	for _, c := range l.mu.conns {
-		if half := c.half.Load(); c.active.Load() < said || half != 0 && half < began {
+		if half := c.half.Load(); half != 0 && half < began {
 			late = append(late, c)
+		} else if c.active.Load() < said {
+			idle = append(idle, c)
 		}
 	}
 	l.mu.Unlock()
+	for _, c := range idle {
+		c.kill()
+	}
 	for _, c := range late {
+		c.lateCommand()
 		c.kill()
 	}
 }

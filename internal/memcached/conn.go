@@ -287,6 +287,11 @@ func (c *conn) trouble(err error) reply {
 func (c *conn) command(line []byte) error {
 	began := time.Now()
 	toks := c.tokens(line)
+	if len(toks) > 0 && (bytes.EqualFold(toks[0], []byte("post")) || bytes.EqualFold(toks[0], []byte("host:"))) {
+		// A web page can make a browser send commands in the body of a request.
+		c.s.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.net.RemoteAddr())
+		return errQuit
+	}
 	cmd := cmdUnknown
 	if len(toks) > 0 {
 		if k, ok := commandOf[string(toks[0])]; ok {

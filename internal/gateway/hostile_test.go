@@ -1,0 +1,96 @@
+package gateway
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestBrowsers: a web page that makes a browser post commands here has none of them performed.
+func TestBrowsers(t *testing.T) {
+	var log syncBuffer
+	addr, g := start(t, Options{Databases: fake(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	honest := dial(t, "tcp", addr)
+	for _, request := range []string{
+		"POST / HTTP/1.1\r\nHost: 127.0.0.1:6379\r\nContent-Length: 20\r\n\r\nSET stolen 1\r\nQUIT\r\n",
+		"GET / HTTP/1.1\r\nhost: 127.0.0.1:6379\r\n\r\nSET stolen 1\r\n",
+		"PUT / HTTP/1.1\r\nHOST: x\r\n\r\nSET stolen 1\r\n",
+		"*1\r\n$4\r\npost\r\nSET stolen 1\r\n",
+	} {
+		p := dial(t, "tcp", addr)
+		fmt.Fprint(p, request)
+		got, _ := io.ReadAll(p.r) // or it is reset: there was more to read
+		if bytes.Contains(got, []byte("+OK")) {
+			t.Errorf("%q: %q", request, got)
+		}
+		honest.want(t, "$-1\r\n", "GET", "stolen")
+	}
+	if n := g.m.httpRequests.Load(); n != 4 || strings.Count(log.String(), "speaks HTTP") != 4 {
+		t.Errorf("%d were counted, and logged:\n%s", n, log.String())
+	}
+	honest.want(t, "-ERR wrong number of arguments for 'get' command\r\n", "GET", "/", "HTTP/1.1")
+}
+
+// syncBuffer may be read while others write.
+type syncBuffer struct {
+	sync.Mutex
+	b bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.Lock()
+	defer b.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.Lock()
+	defer b.Unlock()
+	return b.b.String()
+}
+
+// TestGuessing: passwords are tried slowly, are counted and logged, and a client that knows it
+// gets in beside those who guess; who has got in notices nothing.
+func TestGuessing(t *testing.T) {
+	var log syncBuffer
+	addr, g := start(t, Options{Databases: fake(), Password: "secret", Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	in := dial(t, "tcp", addr)
+	in.want(t, "+OK\r\n", "AUTH", "secret")
+	const conns = 20
+	var tried atomic.Int64
+	began := time.Now()
+	for range conns {
+		p := dial(t, "tcp", addr)
+		go func() {
+			for {
+				if _, err := p.Write(encode("AUTH", "default", "guess")); err != nil {
+					return
+				}
+				if _, err := p.r.ReadSlice('\n'); err != nil {
+					return
+				}
+				tried.Add(1)
+			}
+		}()
+	}
+	eventually(t, "they must wait", func() bool { return tried.Load() > conns })
+	late := dial(t, "tcp", addr)
+	late.want(t, "+OK\r\n", "AUTH", "secret")
+	for range 100 {
+		in.want(t, "+PONG\r\n", "PING")
+	}
+	// Each connection has one at a time, which takes guessDelay once there were too many.
+	seconds := int64(time.Since(began)/guessDelay) + 1
+	if n, most := tried.Load(), (seconds+2)*conns+guessFree; n > most {
+		t.Errorf("%d passwords were tried in %d seconds, at most %d are due", n, seconds, most)
+	}
+	if n := g.m.authFails.Load(); n < uint64(tried.Load()) || !strings.Contains(log.String(), `msg="wrong password" peer=127.0.0.1:`) {
+		t.Errorf("%d were counted, and logged:\n%s", n, log.String())
+	}
+}
