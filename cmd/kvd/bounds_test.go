@@ -10,6 +10,9 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -195,5 +198,60 @@ func TestOpenFilesAreKept(t *testing.T) {
 	}
 	if log := p.stderr.String(); strings.Contains(log, "accept failed") || strings.Contains(log, "too many open files") {
 		t.Errorf("%s", log)
+	}
+}
+
+// TestGatewayStops: clients that are busy when it is told to stop learn of every command whether it
+// happened; new ones are taken to the last.
+func TestGatewayStops(t *testing.T) {
+	env, _ := runtimeDir(t)
+	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
+	var wg sync.WaitGroup
+	var done, refused, cut atomic.Int64
+	for i := range 8 {
+		h := newHonest(t, p.kv["redis"])
+		wg.Go(func() {
+			for {
+				if _, err := h.c.Write(redisCommand("INCR", fmt.Sprint("n", i))); err != nil {
+					return
+				}
+				reply, err := h.r.ReadString('\n')
+				switch {
+				case err != nil:
+					cut.Add(1)
+					return
+				case reply[0] == ':':
+					done.Add(1)
+				case strings.HasPrefix(reply, "-LOADING "): // it did not happen
+					refused.Add(1)
+					return
+				default:
+					t.Errorf("%q", reply)
+					return
+				}
+			}
+		})
+	}
+	idle, text := newHonest(t, p.kv["redis"]), newHonest(t, p.kv["memcached"])
+	idle.want("+PONG\r\n", redisCommand("PING"))
+	text.want("MN\r\n", []byte("mn\r\n"))
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []*honest{idle, text} {
+		_ = h.c.SetReadDeadline(time.Now().Add(patience))
+		if b, err := io.ReadAll(h.r); err != nil || len(b) > 0 {
+			t.Errorf("a silent client: %q, %v", b, err)
+		}
+	}
+	newHonest(t, p.kv["redis"]).want("+PONG\r\n", redisCommand("PING"))
+	wantPage(t, p.kv["http"], "/readyz", 503, "stopping")
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	wg.Wait()
+	t.Logf("%d done, %d refused, %d cut off", done.Load(), refused.Load(), cut.Load())
+	if cut.Load() > 0 || refused.Load() == 0 {
+		t.Errorf("%d clients do not know whether their last command happened, %d do", cut.Load(), refused.Load())
 	}
 }

@@ -112,7 +112,11 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	wait, cancel := context.WithCancel(ctx)
 	defer cancel()
 	g.onFail(cancel) // close says why
-	return s.Wait(wait)
+	err = s.Wait(wait)
+	if ctx.Err() != nil {
+		g.drain()
+	}
+	return err
 }
 
 // devHTTP is http, at another port if the usual one is taken.

@@ -104,6 +104,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	select {
 	case <-ctx.Done():
+		g.drain()
 	case <-g.failed: // close says why
 	}
 	return nil
@@ -336,6 +337,19 @@ func (g *runningGateway) collectors() []prometheus.Collector {
 		cs = append(cs, metrics.Client(g.names[i], c))
 	}
 	return cs
+}
+
+// drainTime is how long a gateway that stops serves clients that go on talking.
+const drainTime = 5 * time.Second
+
+// drain lets clients finish, of both protocols. Those who come anew are refused last, by close.
+func (g *runningGateway) drain() {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { g.redis.Drain(ctx) })
+	wg.Go(func() { g.memcached.Drain(ctx) })
+	wg.Wait()
 }
 
 // close ends what openGateway began, also half of it, and says why a listener was gone.

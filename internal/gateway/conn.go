@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -58,12 +59,14 @@ type conn struct {
 
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
-	active atomic.Int64 // Unix ms
-	half   atomic.Int64 // Unix ms since when there has been half a command; 0: there is none
-	seenDB atomic.Int32
-	seenP3 atomic.Bool
-	inTx   atomic.Int32 // commands queued, -1: none
-	mu     struct {
+	active atomic.Int64 // Unix ms of the last command; negative while one is performed
+	// finishing is set when what has been received is to be the last; see Drain.
+	finishing atomic.Bool
+	half      atomic.Int64 // Unix ms since when there has been half a command; 0: there is none
+	seenDB    atomic.Int32
+	seenP3    atomic.Bool
+	inTx      atomic.Int32 // commands queued, -1: none
+	mu        struct {
 		sync.Mutex
 		name, libName, libVer string
 	}
@@ -92,6 +95,10 @@ func (r counted) Read(p []byte) (n int, err error) {
 	}
 	idle, half := c.g.idle.Load(), c.half.Load()
 	switch {
+	case c.finishing.Load(): // its reading end may still be open
+		if _, ok := c.nc.(readCloser); !ok {
+			return 0, io.EOF
+		}
 	case half != 0:
 		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered())))
 	case idle > 0:
@@ -258,6 +265,7 @@ func (c *conn) use(db int) {
 func (c *conn) serve() error {
 	b := newBatch(c)
 	defer b.free()
+	c.active.Store(-b.now)
 	c.said = 0
 	for {
 		args, err := c.rd.Next()
@@ -341,6 +349,9 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	}
 	if cmd != c.last.Load() {
 		c.last.Store(cmd)
+	}
+	if c.g.stopping.Load() {
+		bad = errStopping
 	}
 	switch {
 	case bad != "" || c.tx.queueing && !cmd.noQueue:

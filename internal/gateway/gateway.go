@@ -143,7 +143,9 @@ type Gateway struct {
 	counts  []count      // by database
 	calm    int          // see loop
 	guesses guesses
-	loops   struct {
+	// stopping refuses commands; see Drain.
+	stopping atomic.Bool
+	loops    struct {
 		once sync.Once
 		all  []*loop
 	}

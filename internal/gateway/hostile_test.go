@@ -2,14 +2,18 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/client/clienttest"
 )
 
 // TestBrowsers: a web page that makes a browser post commands here has none of them performed.
@@ -92,5 +96,82 @@ func TestGuessing(t *testing.T) {
 	}
 	if n := g.m.authFails.Load(); n < uint64(tried.Load()) || !strings.Contains(log.String(), `msg="wrong password" peer=127.0.0.1:`) {
 		t.Errorf("%d were counted, and logged:\n%s", n, log.String())
+	}
+}
+
+// TestDrain: a gateway that stops performs nothing that it does not answer, tells for certain of
+// what it does not perform, ends silent connections first, and takes new ones meanwhile.
+func TestDrain(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	g, err := New(Options{Databases: []Database{{"default", store}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.calm = testCalm
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(l) }()
+	addr := l.Addr().String()
+
+	const clients = 20
+	var wg sync.WaitGroup
+	var acked, refused [clients]atomic.Int64
+	for i := range clients {
+		p := dial(t, "tcp", addr)
+		wg.Go(func() {
+			for n := int64(1); ; n++ {
+				k := fmt.Sprint("k", i)
+				if _, err := p.Write(encode("SET", k, fmt.Sprint(n))); err != nil {
+					return
+				}
+				reply, err := p.r.ReadString('\n')
+				switch {
+				case err != nil:
+					return
+				case reply == "+OK\r\n":
+					acked[i].Store(n)
+				case strings.HasPrefix(reply, "-LOADING "):
+					refused[i].Add(1)
+					time.Sleep(2 * quietTime) // as clients do
+				default:
+					t.Errorf("client %d: %q", i, reply)
+					return
+				}
+			}
+		})
+	}
+	silent := dial(t, "tcp", addr)
+	silent.want(t, "+PONG\r\n", "PING")
+	eventually(t, "all are at it", func() bool {
+		for i := range acked {
+			if acked[i].Load() < 10 {
+				return false
+			}
+		}
+		return true
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	drained := make(chan struct{})
+	go func() { defer close(drained); g.Drain(ctx) }()
+	silent.closed(t)
+	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING")
+	cancel()
+	<-drained
+	if n := g.srv.Conns(); n != 0 {
+		t.Errorf("%d connections are left", n)
+	}
+	g.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	for i := range clients {
+		it, err := store.Get(t.Context(), fmt.Append(nil, "k", i))
+		if want := fmt.Sprint(acked[i].Load()); err != nil || string(it.Value) != want || refused[i].Load() == 0 {
+			t.Errorf("client %d: %q was performed and %s answered, %d were refused, %v", i, it.Value, want, refused[i].Load(), err)
+		}
 	}
 }

@@ -136,7 +136,7 @@ func (l *loop) sweep(now time.Time) {
 	for _, c := range l.mu.conns {
 		if half := c.half.Load(); half != 0 && half < began {
 			late = append(late, c)
-		} else if c.active.Load() < said {
+		} else if abs(c.active.Load()) < said {
 			idle = append(idle, c)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
@@ -39,7 +40,9 @@ type conn struct {
 	share         *netsrv.Share
 	lineHeld      int64 // bytes of the share that stand for long and toks
 	broken        error // of w
-	num           [24]byte
+	// idle is since when the connection waits for a command, in Unix ms; 0: it does not.
+	idle atomic.Int64
+	num  [24]byte
 }
 
 // lookup is how one key's answer is told.
@@ -58,7 +61,13 @@ func (s *Server) handle(nc net.Conn) {
 		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", nc.RemoteAddr(), "bytes", bytes)
 		nc.Close()
 	})
+	s.conns.Lock()
+	s.conns.all[c] = struct{}{}
+	s.conns.Unlock()
 	defer func() {
+		s.conns.Lock()
+		delete(s.conns.all, c)
+		s.conns.Unlock()
 		c.share.Drop(c.share.Held()) // of a command that did not come whole, or that panicked
 		c.share.Close()
 	}()
@@ -96,7 +105,11 @@ func (in input) Read(p []byte) (int, error) {
 	if err := c.net.SetReadDeadline(limit); err != nil {
 		return 0, err
 	}
+	if limit.IsZero() {
+		c.idle.Store(time.Now().UnixMilli())
+	}
 	n, err := c.net.Read(p)
+	c.idle.Store(0)
 	c.came += n
 	c.s.stats.bytesRead.Add(uint64(n))
 	return n, err

@@ -125,7 +125,11 @@ type Server struct {
 	cancel context.CancelFunc
 	start  time.Time
 	stats  counters
-	base   struct { // what `stats reset` subtracts
+	conns  struct {
+		sync.Mutex
+		all map[*conn]struct{}
+	}
+	base struct { // what `stats reset` subtracts
 		sync.Mutex
 		tally tally
 	}
@@ -144,6 +148,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("memcached options: %w", err)
 	}
+	s.conns.all = make(map[*conn]struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.stats.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "kvd_memcached_command_seconds",
@@ -164,6 +169,41 @@ func (s *Server) Serve(l net.Listener) error { return s.net.Serve(l) }
 func (s *Server) Close() error {
 	s.cancel()
 	return s.net.Close()
+}
+
+// quietTime is how long a connection must have been silent to be between two commands.
+const quietTime = 100 * time.Millisecond
+
+// Drain lets clients finish before Close. Connections end once their clients are silent for a
+// moment, between two commands; others, and new ones, are served as ever until ctx ends. Then
+// what has been received is the last. A command that has been performed is answered in any case.
+func (s *Server) Drain(ctx context.Context) {
+	tick := time.NewTicker(quietTime / 10)
+	defer tick.Stop()
+	done, end := ctx.Done(), (<-chan time.Time)(nil)
+	for s.net.Conns() > 0 {
+		s.finishQuiet(time.Now().Add(-quietTime).UnixMilli())
+		select {
+		case <-tick.C:
+		case <-done:
+			s.finishQuiet(0)
+			done, end = nil, time.After(time.Second)
+		case <-end:
+			return
+		}
+	}
+}
+
+// finishQuiet finishes the connections that have been silent since; 0: all.
+func (s *Server) finishQuiet(since int64) {
+	s.conns.Lock()
+	defer s.conns.Unlock()
+	for c := range s.conns.all {
+		idle := c.idle.Load()
+		if r, ok := c.net.(interface{ CloseRead() error }); ok && (since == 0 || idle > 0 && idle <= since) {
+			r.CloseRead()
+		}
+	}
 }
 
 // Collectors are the Server's metrics, kvd_memcached_*.
