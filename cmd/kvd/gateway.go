@@ -257,6 +257,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	if i := slices.Index(g.names, name); i >= 0 {
 		return g.clients[i], nil
 	}
+	defer g.tellOfWaiting(name)()
 	for {
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
@@ -281,6 +282,36 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(time.Second):
+		}
+	}
+}
+
+// waitTold is when a gateway first says that it waits for its directory, waitAgain how often after
+// that.
+const waitTold, waitAgain = time.Second, time.Minute
+
+// tellOfWaiting logs that a database cannot be opened, now and then until end is called: the client
+// itself waits in silence for a directory that does not answer.
+func (g *runningGateway) tellOfWaiting(database string) (end func()) {
+	began := time.Now()
+	told := false
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for pause := waitTold; ; pause = waitAgain {
+			select {
+			case <-time.After(pause):
+				told = true
+				g.o.log.Warn("waiting for the directory", "database", database, "directory", strings.Join(g.o.directory, ","), "for", time.Since(began).Round(time.Second))
+			case <-stop:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		if <-stopped; told {
+			g.o.log.Info("waits for the directory no longer", "database", database, "waited", time.Since(began).Round(time.Millisecond))
 		}
 	}
 }

@@ -328,3 +328,22 @@ func TestHTTP(t *testing.T) {
 	}
 	wantPage(t, d.kv["http"], "/", http.StatusOK, "<td>m9</td><td>up</td><td>64MiB</td>", "<td>d7</td>")
 }
+
+// TestGatewayWaits: a gateway without a directory says what it waits for.
+func TestGatewayWaits(t *testing.T) {
+	env, _ := runtimeDir(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := spawn(t, env, "gateway", "--directory="+l.Addr().String(), "--listen=127.0.0.1:0", "--listen-memcached=off")
+	for until := time.Now().Add(patience); !strings.Contains(p.stderr.String(), `msg="waiting for the directory" database=cache directory=`+l.Addr().String()); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("it says nothing: %q", p.stderr)
+		}
+	}
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+}
