@@ -34,6 +34,8 @@ type call struct {
 	// not called once the caller has gone.
 	take func(*call, *index.Op)
 	dst  []byte
+	// limit is LimitMemory's, 0 if there is none.
+	limit int
 
 	// answer
 	err     error
@@ -158,7 +160,7 @@ func (d *laneDriver) start(c *call) {
 	if c.prep != nil {
 		c.prep(o)
 	}
-	t.Tag, t.Done, t.Deadline = c, d.done, c.w.deadline
+	t.Tag, t.Done, t.Deadline, t.Limit = c, d.done, c.w.deadline, c.limit
 	c.task = t
 	d.l.Start(t)
 }

@@ -261,6 +261,7 @@ func (c *Client) doOnce(ctx context.Context, req *call) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
+	req.limit = MemoryLimit(ctx)
 	for until := int64(0); ; {
 		s, err := c.live(ctx)
 		if err != nil {
@@ -307,6 +308,7 @@ func (c *Client) pause(ctx context.Context) error {
 // key, why.
 func (c *Client) public(s *sess, req *call) error {
 	err := req.err
+	var tooLarge *session.LimitError
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
 		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
@@ -314,6 +316,8 @@ func (c *Client) public(s *sess, req *call) error {
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.As(err, new(*layout.CorruptError)):
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	case errors.As(err, &tooLarge):
+		return &TooLargeError{Want: tooLarge.Want}
 	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
 		errors.Is(err, session.ErrBuffer):
 		s.mu.Lock()
@@ -342,13 +346,23 @@ func takeItem(c *call, o *index.Op) {
 	if o.Kind == index.Modify {
 		return
 	}
-	r := &o.Record
-	if o.Parts != nil {
-		whole := *r
-		whole.Value = bytes.Join(o.Parts, nil)
-		r = &whole
+	if o.Parts == nil {
+		c.item = itemOf(&o.Record, c.dst)
+		return
 	}
-	c.item = itemOf(r, c.dst)
+	n := 0
+	for _, p := range o.Parts {
+		n += len(p)
+	}
+	whole := c.dst[:0]
+	if cap(whole) < n {
+		whole = make([]byte, 0, n)
+	}
+	for _, p := range o.Parts {
+		whole = append(whole, p...)
+	}
+	c.item = Item{Version: o.Record.Version, Expires: expires(o.Record.Expiry)}
+	c.item.Value, c.item.Flags = splitFlags(whole, o.Record.Flags)
 }
 
 func takeInto(c *call, o *index.Op) {
@@ -583,6 +597,10 @@ func (c *Client) multi(ctx context.Context, calls []*call) {
 			_, end := c.begin(ctx, q) // one context is for all of them
 			defer end()
 		}
+	}
+	limit := MemoryLimit(ctx)
+	for _, q := range calls {
+		q.limit = limit
 	}
 	todo := calls
 	for until := int64(0); len(todo) > 0; {

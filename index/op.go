@@ -184,6 +184,12 @@ func (o *Op) MapVersion() (v uint64, ok bool) {
 // result: the operation may have happened.
 func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) }
 
+// Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that
+// would: it may still end as if it had not begun.
+func (o *Op) Untouched() bool {
+	return !o.Posted() && o.lock == 0 && !o.havePlace && len(o.chunks) == 0
+}
+
 // ---- the machine -----------------------------------------------------------
 
 func (o *Op) begin() {

@@ -297,6 +297,8 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	switch {
 	case e == nil && (o.Kind != client.OpPut || o.Cond == client.IfVersion || o.Cond == client.IfPresent):
 		o.Err = client.ErrNotFound
+	case o.Kind == client.OpGet && tooLarge(ctx, e):
+		o.Err = &client.TooLargeError{Want: len(e.value)}
 	case o.Kind == client.OpGet:
 		s.mu.lru.MoveToFront(e.used)
 		o.Item = itemOf(e, o.Into)
@@ -309,6 +311,12 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	default:
 		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags)
 	}
+}
+
+// tooLarge reports whether client.LimitMemory forbids to read e.
+func tooLarge(ctx context.Context, e *entry) bool {
+	limit := client.MemoryLimit(ctx)
+	return limit > 0 && len(e.value) > limit
 }
 
 func itemOf(e *entry, into []byte) client.Item {
@@ -328,7 +336,10 @@ func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (ui
 		var cur client.Item
 		s.mu.Lock()
 		present := false
-		if e := s.findLocked(key); e != nil {
+		if e := s.findLocked(key); e != nil && tooLarge(ctx, e) {
+			s.mu.Unlock()
+			return 0, &client.TooLargeError{Want: len(e.value)}
+		} else if e != nil {
 			cur, present = itemOf(e, nil), true
 		}
 		s.mu.Unlock()

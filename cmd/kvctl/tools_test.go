@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -611,4 +612,19 @@ func TestPrintTable(t *testing.T) {
 	if out.String() != want {
 		t.Errorf("%q\nwant %q", out.String(), want)
 	}
+}
+
+func FuzzParseBytes(f *testing.F) {
+	for _, s := range []string{"1.5GiB", "4096", "1e3K", "NaN", "0x1p40", "4611686018427387904", "-0"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		n, err := parseBytes(in)
+		if err == nil && n >= 1<<62 || err != nil && n != 0 {
+			t.Fatalf("%q is %d, %v", in, n, err)
+		}
+		if again, err2 := parseBytes(strconv.FormatUint(n, 10)); err == nil && n < 1<<53 && (err2 != nil || again != n) {
+			t.Fatalf("%q is %d, read again %d, %v", in, n, again, err2)
+		}
+	})
 }

@@ -83,7 +83,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
-	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), log: log})
+	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, buffers: int64(c.BufferMemory), log: log})
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,11 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	wait, cancel := context.WithCancel(ctx)
 	defer cancel()
 	g.onFail(cancel) // close says why
-	return s.Wait(wait)
+	err = s.Wait(wait)
+	if ctx.Err() != nil {
+		g.drain()
+	}
+	return err
 }
 
 // devNext says what to type next: addresses only where they are not the ones that the

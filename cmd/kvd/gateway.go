@@ -24,6 +24,7 @@ import (
 	"github.com/kvd-project/kvd/internal/gateway"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -63,6 +64,14 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(web.Close)
+	if c.Password != "" && c.ListenMemcached != config.Off && !c.Insecure {
+		// memcached's protocol has no password, and would be a way around this one.
+		if a.given("listen-memcached") {
+			return usageError{fmt.Errorf("listen-memcached is %q: a password is set, and memcached's protocol has none: want off, or insecure to do without", c.ListenMemcached)}
+		}
+		c.ListenMemcached = config.Off
+		log.Info("memcached's protocol is off: a password is set, and it has none")
+	}
 	// What is taken is refused before anything is asked of the store.
 	l, err := listenGateway(ctx, c)
 	if err != nil {
@@ -76,7 +85,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	defer closing(func() error { return closeDevices(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password,
-		maxConns: c.MaxConnections, execMany: c.ExecPerKey,
+		maxConns: c.MaxConnections, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
 		devices: devices, provider: c.Provider, tls: creds, log: log,
 	})
 	if err != nil {
@@ -95,6 +104,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	select {
 	case <-ctx.Done():
+		g.drain()
 	case <-g.failed: // close says why
 	}
 	return nil
@@ -186,8 +196,9 @@ type gatewayOptions struct {
 	databases []string
 	memcached string // namespace; empty: the first of databases
 	password  string
-	maxConns  int  // 0: the servers' own default
-	execMany  bool // gateway.Options.ExecPerKey
+	maxConns  int   // of each server
+	buffers   int64 // bytes; of both servers together
+	execMany  bool  // gateway.Options.ExecPerKey
 	devices   []*rdma.Device
 	provider  string // empty: any
 	tls       *tls.Config
@@ -232,10 +243,12 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 			return g, err
 		}
 	}
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	budget := netsrv.NewBudget(o.buffers)
+	o.maxConns = connLimit(o.maxConns, 2, o.log)
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, Logger: o.log})
+	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, Budget: budget, Logger: o.log})
 	return g, err
 }
 
@@ -244,6 +257,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	if i := slices.Index(g.names, name); i >= 0 {
 		return g.clients[i], nil
 	}
+	defer g.tellOfWaiting(name)()
 	for {
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
@@ -268,6 +282,36 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(time.Second):
+		}
+	}
+}
+
+// waitTold is when a gateway first says that it waits for its directory, waitAgain how often after
+// that.
+const waitTold, waitAgain = time.Second, time.Minute
+
+// tellOfWaiting logs that a database cannot be opened, now and then until end is called: the client
+// itself waits in silence for a directory that does not answer.
+func (g *runningGateway) tellOfWaiting(database string) (end func()) {
+	began := time.Now()
+	told := false
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for pause := waitTold; ; pause = waitAgain {
+			select {
+			case <-time.After(pause):
+				told = true
+				g.o.log.Warn("waiting for the directory", "database", database, "directory", strings.Join(g.o.directory, ","), "for", time.Since(began).Round(time.Second))
+			case <-stop:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		if <-stopped; told {
+			g.o.log.Info("waits for the directory no longer", "database", database, "waited", time.Since(began).Round(time.Millisecond))
 		}
 	}
 }
@@ -324,6 +368,19 @@ func (g *runningGateway) collectors() []prometheus.Collector {
 		cs = append(cs, metrics.Client(g.names[i], c))
 	}
 	return cs
+}
+
+// drainTime is how long a gateway that stops serves clients that go on talking.
+const drainTime = 5 * time.Second
+
+// drain lets clients finish, of both protocols. Those who come anew are refused last, by close.
+func (g *runningGateway) drain() {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { g.redis.Drain(ctx) })
+	wg.Go(func() { g.memcached.Drain(ctx) })
+	wg.Wait()
 }
 
 // close ends what openGateway began, also half of it, and says why a listener was gone.

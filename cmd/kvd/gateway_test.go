@@ -149,7 +149,14 @@ func TestGateway(t *testing.T) {
 
 	createNamespace(t, addr, "sessions", nil)
 	socket := filepath.Join(dir, "gateway", "redis.sock")
-	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret")...)
+	if code := run(ctx, append(args, "--password=secret"), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "listen-memcached is") {
+		t.Errorf("a password, and memcached without one: exit status %d, %q", code, &errs)
+	}
+	locked := start(t, env, "gateway", "--directory="+addr, "--listen=127.0.0.1:0", "--password=secret")
+	if locked.kv["memcached"] != "" || !strings.Contains(locked.stderr.String(), "memcached's protocol is off") {
+		t.Errorf("a password, and memcached at %q: %s", locked.kv["memcached"], locked.stderr)
+	}
+	p := start(t, env, append(args, "--listen-unix="+socket, "--memcached-database=sessions", "--password=secret", "--insecure")...)
 	if p.kv["role"] != "gateway" || p.kv["databases"] != "cache,sessions" || p.kv["unix"] != socket || p.kv["tls"] != "" {
 		t.Errorf("ready line holds %v", p.kv)
 	}
@@ -320,4 +327,23 @@ func TestHTTP(t *testing.T) {
 		wantPage(t, x.p.kv["http"], "/", http.StatusOK, "<h1>kvd "+role+"</h1>")
 	}
 	wantPage(t, d.kv["http"], "/", http.StatusOK, "<td>m9</td><td>up</td><td>64MiB</td>", "<td>d7</td>")
+}
+
+// TestGatewayWaits: a gateway without a directory says what it waits for.
+func TestGatewayWaits(t *testing.T) {
+	env, _ := runtimeDir(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := spawn(t, env, "gateway", "--directory="+l.Addr().String(), "--listen=127.0.0.1:0", "--listen-memcached=off")
+	for until := time.Now().Add(patience); !strings.Contains(p.stderr.String(), `msg="waiting for the directory" database=cache directory=`+l.Addr().String()); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("it says nothing: %q", p.stderr)
+		}
+	}
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
 }

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -46,6 +47,11 @@ const beKvd = "KVD_TEST_BE_KVD"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(beKvd) != "" {
+		if n, err := strconv.ParseUint(os.Getenv("KVD_TEST_FILES"), 10, 64); err == nil {
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+				panic(err)
+			}
+		}
 		main()
 	}
 	goleak.VerifyTestMain(m)

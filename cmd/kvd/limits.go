@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,26 @@ func checkLimits(memory int64, hugePageBytes int, lock bool) error {
 	}
 	return errors.Join(errs...)
 }
+
+// connLimit is how many connections each of some servers may have where so many are wanted: their
+// descriptors must leave some for sessions with the store, which are the reason for the servers.
+func connLimit(want, servers int, log *slog.Logger) int {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return want
+	}
+	most := int(min(r.Cur-min(r.Cur/4, filesKept), math.MaxInt32)) / servers
+	if most = max(most, 1); want <= most {
+		return want
+	}
+	log.Warn("fewer connections are taken than max-connections allows: the process may not have that many open files",
+		"max_connections", want, "taken", most, "RLIMIT_NOFILE", r.Cur, "hint", "raise it with LimitNOFILE= in the systemd unit or ulimit -n")
+	return most
+}
+
+// filesKept of the open files that a process may have, but no more than a quarter, are not for the
+// connections of a gateway's clients.
+const filesKept = 4096
 
 // hasIPCLock tells whether the process may lock memory beyond its limit.
 func hasIPCLock() bool {

@@ -43,6 +43,7 @@ type Dev struct {
 	Redis         string        `mapstructure:"redis" usage:"where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
 	Memcached     string        `mapstructure:"memcached" usage:"where the gateway speaks memcached's protocol, likewise"`
 	HTTP          string        `mapstructure:"http" usage:"where metrics, health and a page for people are served, likewise"`
+	BufferMemory  Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
 	Log           Log           `mapstructure:"log"`
 }
 
@@ -114,6 +115,7 @@ type Gateway struct {
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
+	BufferMemory      Size     `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
 	ExecPerKey        bool     `mapstructure:"exec-per-key" usage:"let EXEC change several keys, atomically for each of them alone; false: refuse that"`
 	Provider          string   `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice        string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
@@ -149,7 +151,7 @@ func DefaultDev() *Dev {
 	return &Dev{
 		Listen: DefaultDirectory, Memnodes: 2, Memory: 1 << 30,
 		Lease: 5 * time.Second, EpochInterval: 100 * time.Millisecond,
-		Redis: DefaultRedis, Memcached: DefaultMemcached, HTTP: DefaultHTTP, Log: defaultLog,
+		Redis: DefaultRedis, Memcached: DefaultMemcached, HTTP: DefaultHTTP, BufferMemory: 512 << 20, Log: defaultLog,
 	}
 }
 
@@ -181,8 +183,8 @@ func DefaultGateway() *Gateway {
 	return &Gateway{
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
 		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached,
-		MaxConnections: 10_000,
-		HTTPListen:     Off, Log: defaultLog,
+		MaxConnections: 10_000, BufferMemory: 1 << 30,
+		HTTPListen: Off, Log: defaultLog,
 	}
 }
 
@@ -326,6 +328,7 @@ func (d *Dev) Validate() error {
 			c.bad(l.key, l.addr, "kvd dev serves its own machine: want 127.0.0.1 or off")
 		}
 	}
+	c.buffers(d.BufferMemory)
 	c.log(d.Log)
 	return c.err()
 }
@@ -468,10 +471,20 @@ func (g *Gateway) Validate() error {
 	if g.MaxConnections < 1 || g.MaxConnections > maxConnections {
 		c.bad("max-connections", g.MaxConnections, "want 1 to %d", maxConnections)
 	}
+	c.buffers(g.BufferMemory)
 	c.http(g.HTTPListen, clear)
 	c.tls(g.TLS)
 	c.log(g.Log)
 	return c.err()
+}
+
+// minBuffers serves some connections with values of a few MiB.
+const minBuffers Size = 64 << 20
+
+func (c *checker) buffers(size Size) {
+	if size < minBuffers {
+		c.bad("buffer-memory", size, "want at least %v", minBuffers)
+	}
 }
 
 // LoadListenTLS is like Load, for listen-tls: who need not show a certificate is not

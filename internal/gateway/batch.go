@@ -30,6 +30,9 @@ type batch struct {
 	seed    maphash.Seed
 	table   []int32   // unit + 1 by hash of the key; 0: none
 	hold    bool      // EXEC: nothing runs until all of it is here
+	heavy   int64     // bytes of long arguments of writes
+	held    int64     // bytes of the share that stand for what units keep and nobody uses again
+	pooled  int64     // and for what does
 	lookups [2]uint64 // misses and hits not counted yet
 
 	// The command whose replies are being written; it may have come in several
@@ -82,7 +85,9 @@ type unit struct {
 	got         uint64 // version read; 0: no such key
 	k           key
 	out         resp.Writer
+	outRoom     int // bytes that out may have
 	into        []byte
+	large       int               // of a read that is put off until its reply: bytes to read it to
 	apply       client.UpdateFunc // b's u.change
 	err         error
 	stored      bool
@@ -96,7 +101,20 @@ const (
 	batchBytes = 8 << 20
 	keepInto   = 4 << 10 // of a pooled unit's buffers
 	keepReply  = 64 << 10
-	streamFrom = 1 << 20
+	streamFrom = 256 << 10
+	// A lone operation may read so much, and each of several so much, without taking memory
+	// of the connection's share first. What several may read without taking any is what
+	// freeUnits do.
+	oneLimit, eachLimit = 64 << 10, 16 << 10
+	freeUnits           = 4
+	// readCost is how often an operation may have in memory what it reads, and writeCost what
+	// it writes: registered, as an item, changed, and as a reply.
+	readCost, writeCost = 3, 3
+	// putCost is the same for what is written without a look at what is there.
+	putCost = 1
+	// largeTries is how often an operation is tried again with more memory, while others make the
+	// value longer.
+	largeTries = 8
 	tableSize  = 4096 // power of two, over twice maxUnits
 )
 
@@ -145,7 +163,10 @@ func (b *batch) reset() {
 		if cap(u.k.own) > keepInto {
 			u.k.own = nil
 		}
+		u.large = 0
 	}
+	b.giveBack()
+	b.heavy = 0
 	clear(b.ops)
 	clear(b.entries)
 	b.units, b.entries, b.ops = b.units[:0], b.entries[:0], b.ops[:0]
@@ -209,6 +230,7 @@ func (b *batch) newUnit(name []byte) *unit {
 	u := b.all[n]
 	b.units = b.all[:n+1]
 	u.b, u.name, u.kind, u.first, u.last, u.slot = b, name, 0, -1, -1, 0
+	u.large = 0
 	u.k.now, u.k.maxValue = b.now, b.c.g.o.MaxValueBytes
 	return u
 }
@@ -237,6 +259,13 @@ func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
 		}
 	}
 	u.last = at
+	if want >= put {
+		for _, a := range e.args {
+			if len(a) > eachLimit {
+				b.heavy += int64(len(a))
+			}
+		}
+	}
 	return u, nil
 }
 
@@ -332,6 +361,8 @@ func badKey(name []byte) string {
 var (
 	errUnchanged = errors.New("unchanged")
 	errWatched   = errors.New("watched key has changed")
+	// errRoom: the unit needs memory that has to be taken first; nothing was done.
+	errRoom = errors.New("no room")
 )
 
 // load sets the key's state.
@@ -350,6 +381,7 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	}
 	u.load(cur, present)
 	k := &u.k
+	k.want = 0
 	u.out.Reset(keepInto)
 	u.out.Proto = u.b.w.Proto
 	for i := u.first; i >= 0; {
@@ -357,6 +389,9 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 		k.count = 0
 		e.lo = u.out.Len()
 		e.cmd.key(k, e.args, &u.out)
+		if k.want > 0 || u.out.Len() > u.outRoom {
+			return client.Change{}, errRoom
+		}
 		e.hi, e.count = u.out.Len(), k.count
 		i = e.next
 	}
@@ -388,16 +423,132 @@ func (b *batch) run() error {
 }
 
 func (b *batch) perform() {
-	if len(b.units) > calmUnits {
+	n := len(b.units)
+	if n > calmUnits {
 		b.c.waits()
 	}
-	if len(b.units) == 1 && !b.hold {
-		b.performOne(b.units[0])
-	} else if len(b.units) > 0 {
-		b.performAll()
+	if n == 0 {
+		return
 	}
-	if !b.hold && len(b.units) > 0 {
+	b.giveBack() // if it is performed again
+	ctx, limit := b.c.ctx, oneLimit
+	if n > freeUnits || b.heavy > 0 {
+		need := writeCost * b.heavy
+		for _, u := range b.units {
+			if (u.kind == put || u.kind == putIf) && len(u.value) > eachLimit {
+				need -= (writeCost - putCost) * int64(len(u.value)) // it is not copied
+			}
+		}
+		if n > freeUnits {
+			ctx, limit = b.c.smallCtx, eachLimit
+			need += int64(n) * 2 * eachLimit
+		}
+		if err := b.c.take(need); err != nil {
+			for _, u := range b.units {
+				u.settle(client.Item{}, err)
+			}
+			return
+		}
+		b.pooled = need
+	}
+	for _, u := range b.units {
+		u.k.room, u.outRoom = limit, limit
+	}
+	if n == 1 && !b.hold {
+		b.performOne(ctx, b.units[0])
+	} else {
+		b.performAll(ctx)
+	}
+	if !b.hold {
 		b.c.adapt(b)
+	}
+	for _, u := range b.units {
+		if u.err != nil {
+			b.performLarge(u)
+		}
+	}
+}
+
+// giveBack gives back what stands for the units' memory.
+func (b *batch) giveBack() {
+	b.c.share.Drop(b.held)
+	b.c.share.Give(b.pooled)
+	b.held, b.pooled = 0, 0
+}
+
+// performLarge performs a unit again that needs memory of the share. Reads are put off until
+// their replies are due, except in an EXEC, since many large values may not fit at a time.
+func (b *batch) performLarge(u *unit) {
+	c := b.c
+	held, reads := int64(0), oneLimit
+	for range largeTries {
+		var large *client.TooLargeError
+		switch {
+		case errors.As(u.err, &large):
+			if u.kind <= read && !b.hold {
+				u.large, u.err = large.Want, nil
+				return
+			}
+			reads = max(reads, large.Want)
+		case errors.Is(u.err, errRoom):
+			if u.k.room = max(u.k.room, u.k.want); u.k.want == 0 {
+				u.outRoom *= 8
+			}
+		default:
+			large = nil
+			c.share.Drop(held - b.keep(u, held))
+			return
+		}
+		n := readCost*int64(reads) + writeCost*int64(u.k.room) + 2*int64(u.outRoom)
+		if err := c.take(n - held); err != nil {
+			c.share.Drop(held)
+			u.settle(client.Item{}, err)
+			return
+		}
+		held = max(held, n)
+		clear(b.ops)
+		b.performOne(client.LimitMemory(c.ctx, reads), u)
+	}
+	c.share.Drop(held - b.keep(u, held))
+}
+
+// keep leaves of the held bytes of the share what stands for what a unit has for its
+// replies, and returns how many these are.
+func (b *batch) keep(u *unit, held int64) int64 {
+	u.k.own = nil
+	if u.kind > read {
+		u.into, u.k.value = nil, nil
+	}
+	n := min(held, int64(2*u.out.Len()+3*len(u.k.value)))
+	b.held += n
+	return n
+}
+
+// readLarge performs a read that was put off. give is to be called when its reply has been
+// written; until then paid bytes of the share stand for the reply.
+func (b *batch) readLarge(u *unit) (paid int64, give func()) {
+	c := b.c
+	held := int64(0)
+	for range largeTries {
+		n := 2 * int64(u.large)
+		if err := c.take(n - held); err != nil {
+			u.settle(client.Item{}, err)
+			break
+		}
+		held = max(held, n)
+		op := [1]client.Op{{Kind: client.OpGet, Key: u.name}}
+		c.api.Do(client.LimitMemory(c.ctx, u.large), op[:])
+		u.settle(op[0].Item, op[0].Err)
+		var large *client.TooLargeError
+		if !errors.As(u.err, &large) {
+			break
+		}
+		u.large = large.Want
+	}
+	// The value's memory is one half, that of the reply takes the place of what it was read to.
+	return held / 2, func() {
+		u.k.value = nil
+		c.share.Drop(held - held/2)
 	}
 }
 
@@ -416,8 +567,8 @@ func (c *conn) adapt(b *batch) {
 }
 
 // performOne is performAll for one unit, by the methods that cost least.
-func (b *batch) performOne(u *unit) {
-	ctx, api := b.c.ctx, b.c.api
+func (b *batch) performOne(ctx context.Context, u *unit) {
+	api := b.c.api
 	switch {
 	case u.kind == readValue:
 		n, err := getInto(ctx, api, u.name, &u.into)
@@ -431,7 +582,7 @@ func (b *batch) performOne(u *unit) {
 	case u.kind == remove:
 		u.settle(client.Item{}, api.Delete(ctx, u.name))
 	default:
-		b.performAll()
+		b.performUnits(ctx, []*unit{u})
 	}
 }
 
@@ -455,8 +606,10 @@ func getInto(ctx context.Context, api client.API, name []byte, buf *[]byte) (int
 }
 
 // performAll performs all units in one client.Do.
-func (b *batch) performAll() {
-	for i, u := range b.units {
+func (b *batch) performAll(ctx context.Context) { b.performUnits(ctx, b.units) }
+
+func (b *batch) performUnits(ctx context.Context, units []*unit) {
+	for i, u := range units {
 		if i == len(b.ops) {
 			b.ops = append(b.ops, client.Op{})
 		}
@@ -479,8 +632,8 @@ func (b *batch) performAll() {
 			o.Kind, o.Update = client.OpUpdate, u.apply
 		}
 	}
-	b.c.api.Do(b.c.ctx, b.ops[:len(b.units)])
-	for i, u := range b.units {
+	b.c.api.Do(ctx, b.ops[:len(units)])
+	for i, u := range units {
 		o := &b.ops[i]
 		if o.Kind == client.OpGet && cap(o.Item.Value) > cap(u.into) {
 			u.into = o.Item.Value
@@ -522,14 +675,19 @@ func (b *batch) replies() error {
 	n := uint64(0)
 	for i := range b.entries {
 		e := &b.entries[i]
-		b.reply(e)
-		if !e.last {
-			if b.w.Len() > streamFrom {
-				b.cur.streamed = true
-				if err := b.c.push(&b.w); err != nil {
-					return err
-				}
+		if err := b.reply(e); err != nil {
+			return err
+		}
+		switch mute := b.c.mute(); {
+		case mute && b.hold:
+			b.w.Truncate(b.cur.start) // EXEC's reply as a whole goes nowhere
+		case !mute && (b.w.Len() > streamFrom || b.hold && b.w.Len() > keepReply):
+			b.cur.streamed = true
+			if err := b.c.push(&b.w, 0); err != nil {
+				return err
 			}
+		}
+		if !e.last {
 			continue
 		}
 		if b.w.Errors != b.cur.errors {
@@ -555,7 +713,7 @@ func (b *batch) replies() error {
 	return nil
 }
 
-func (b *batch) reply(e *entry) {
+func (b *batch) reply(e *entry) error {
 	w, cur := &b.w, &b.cur
 	if e.first {
 		cur.start, cur.errors, cur.sum, cur.failed, cur.streamed = w.Len(), w.Errors, 0, false, false
@@ -569,12 +727,30 @@ func (b *batch) reply(e *entry) {
 		} else {
 			e.cmd.conn(b.c, w, e.args)
 		}
-		return
-	}
-	if cur.failed {
-		return
+		return nil
 	}
 	u := b.units[e.unit]
+	if cur.failed || u.large > 0 && b.c.mute() {
+		return nil
+	}
+	if u.large > 0 {
+		paid, give := b.readLarge(u)
+		defer give()
+		b.tell(e, u)
+		if w.Len() > keepReply {
+			cur.streamed = true
+			return b.c.push(w, paid)
+		}
+		b.c.share.Drop(paid)
+		return nil
+	}
+	b.tell(e, u)
+	return nil
+}
+
+// tell writes an entry's reply, or its part of one.
+func (b *batch) tell(e *entry, u *unit) {
+	w, cur := &b.w, &b.cur
 	if u.err != nil {
 		if !cur.streamed {
 			cur.failed = true

@@ -7,27 +7,33 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // conn is one connection. Its goroutine owns all but what says otherwise.
 type conn struct {
-	g      *Gateway
-	id     int64
-	nc     net.Conn // not while it is in a loop
-	ctx    context.Context
-	rd     *resp.Reader
-	out    output
-	since  time.Time
-	proto  int
-	authed bool
+	g  *Gateway
+	id int64
+	nc net.Conn // not while it is in a loop
+	// ctx is for one operation, smallCtx for one of many: both limit what it may read without
+	// taking memory of the share first.
+	ctx, smallCtx context.Context
+	share         *netsrv.Share
+	rd            *resp.Reader
+	out           output
+	since         time.Time
+	proto         int
+	authed        bool
 	// api is db's.
 	db  int
 	api client.API
@@ -37,6 +43,8 @@ type conn struct {
 	tx      transaction
 	reply   replyMode
 	closing bool // after this reply
+	// deadline is whether reading has one.
+	deadline bool
 
 	// See loop. What serves the connection at the moment owns these, too.
 	calm, calmed int // times that the client is to say little, and did so far
@@ -51,11 +59,14 @@ type conn struct {
 
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
-	active atomic.Int64 // Unix ms
-	seenDB atomic.Int32
-	seenP3 atomic.Bool
-	inTx   atomic.Int32 // commands queued, -1: none
-	mu     struct {
+	active atomic.Int64 // Unix ms of the last command; negative while one is performed
+	// finishing is set when what has been received is to be the last; see Drain.
+	finishing atomic.Bool
+	half      atomic.Int64 // Unix ms since when there has been half a command; 0: there is none
+	seenDB    atomic.Int32
+	seenP3    atomic.Bool
+	inTx      atomic.Int32 // commands queued, -1: none
+	mu        struct {
 		sync.Mutex
 		name, libName, libVer string
 	}
@@ -82,22 +93,89 @@ func (r counted) Read(p []byte) (n int, err error) {
 		c.g.m.read.Add(uint64(n))
 		return n, err
 	}
-	if idle := c.g.idle.Load(); idle > 0 {
+	idle, half := c.g.idle.Load(), c.half.Load()
+	switch {
+	case c.finishing.Load(): // its reading end may still be open
+		if _, ok := c.nc.(readCloser); !ok {
+			return 0, io.EOF
+		}
+	case half != 0:
+		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered())))
+	case idle > 0:
 		c.nc.SetReadDeadline(time.Now().Add(time.Duration(idle)))
+	case c.deadline:
+		c.nc.SetReadDeadline(time.Time{})
 	}
+	c.deadline = half != 0 || idle > 0
 	n, err = c.nc.Read(p)
 	c.g.m.read.Add(uint64(n))
 	return n, err
+}
+
+// commandTime is how long a command of which so many bytes have arrived may take to arrive.
+func (g *Gateway) commandTime(bytes int) time.Duration {
+	return g.o.CommandTimeout + time.Duration(bytes)*time.Second>>20
+}
+
+// memoryPatience is how long a command waits for memory that others have.
+const memoryPatience = 10 * time.Second
+
+// take takes memory for the command at hand.
+func (c *conn) take(n int64) error {
+	if c.share.Try(n) {
+		return nil
+	}
+	c.waits()
+	return c.share.Take(c.g.ctx, n, memoryPatience)
+}
+
+// reserve is resp.Reader.Reserve.
+func (c *conn) reserve(n int) bool {
+	if n < 0 {
+		c.share.Drop(int64(-n))
+		return true
+	}
+	c.waits()
+	return c.share.Take(c.g.ctx, int64(n), memoryPatience) == nil
+}
+
+// evict closes the connection for the sake of others, who wait for memory.
+func (c *conn) evict(bytes int64) {
+	c.g.m.evicted.Add(1)
+	c.g.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.remote, "bytes", bytes)
+	c.kill()
+}
+
+// do performs an operation on one key, again with memory of the share if it needs that. give
+// is to be called when what it read is not needed any more.
+func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
+	held := int64(0)
+	err = op(c.ctx)
+	for range largeTries {
+		var large *client.TooLargeError
+		if !errors.As(err, &large) {
+			break
+		}
+		n := readCost * int64(large.Want)
+		if err = c.take(n - held); err != nil {
+			break
+		}
+		held = max(held, n)
+		err = op(client.LimitMemory(c.ctx, large.Want))
+	}
+	return func() { c.share.Drop(held) }, err
 }
 
 func (g *Gateway) handle(nc net.Conn) {
 	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
 		calm: g.calm, back: make(chan loopEnd, 1), remote: nc.RemoteAddr(), local: nc.LocalAddr()}
 	c.link.nc, c.link.fd = nc, -1
-	c.ctx = client.OnWait(g.ctx, c.waits)
+	c.ctx = client.OnWait(client.LimitMemory(g.ctx, oneLimit), c.waits)
+	c.smallCtx = client.OnWait(client.LimitMemory(g.ctx, eachLimit), c.waits)
+	c.share = g.o.Budget.Share(c.evict)
 	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
-	c.rd.Reserve = g.reserve
-	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, queued: &g.m.queued, queuedBound: g.o.BufferBytes, written: &g.m.written, waits: c.waits}
+	c.rd.Reserve = c.reserve
+	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, waits: c.waits, slow: c.slow}
 	c.out.init()
 	c.out.over(nc)
 	c.fresh()
@@ -106,8 +184,11 @@ func (g *Gateway) handle(nc net.Conn) {
 	defer func() {
 		g.remove(c)
 		c.rd.Release()
+		c.tx.end(c)
 		c.out.finish()
 		c.kill()
+		c.share.Drop(c.share.Held()) // of a command that panicked
+		c.share.Close()
 	}()
 	for {
 		if err := c.rd.Fill(); err != nil {
@@ -145,10 +226,25 @@ func (c *conn) lost(err error) {
 	case errors.Is(err, resp.ErrNoMemory):
 		c.g.o.Logger.Warn("connection closed: out of buffer memory", "peer", c.remote)
 		w.Error("ERR kvd: the gateway is out of buffer memory")
+	case errors.Is(err, os.ErrDeadlineExceeded) && c.half.Load() != 0:
+		c.lateCommand()
+		return
 	default:
 		return
 	}
-	c.out.send(w.Bytes())
+	c.out.send(w.Bytes(), 0)
+}
+
+// lateCommand tells of a command that did not arrive in time.
+func (c *conn) lateCommand() {
+	c.g.m.late.Add(1)
+	c.g.o.Logger.Warn("connection closed: a command did not arrive in time", "peer", c.remote)
+}
+
+// slow is told that the client read too slowly.
+func (c *conn) slow() {
+	c.g.m.late.Add(1)
+	c.g.o.Logger.Warn("connection closed: replies are not read", "peer", c.remote)
 }
 
 // fresh is the state of a new connection, and after RESET.
@@ -169,6 +265,7 @@ func (c *conn) use(db int) {
 func (c *conn) serve() error {
 	b := newBatch(c)
 	defer b.free()
+	c.active.Store(-b.now)
 	c.said = 0
 	for {
 		args, err := c.rd.Next()
@@ -180,12 +277,12 @@ func (c *conn) serve() error {
 			if err := b.run(); err != nil {
 				return err
 			}
-			c.push(&b.w)
+			c.push(&b.w, 0)
 			c.lost(err)
 			return err
 		}
 		if err := c.dispatch(b, args); err != nil {
-			c.push(&b.w)
+			c.push(&b.w, 0)
 			return err
 		}
 	}
@@ -193,15 +290,29 @@ func (c *conn) serve() error {
 		return err
 	}
 	c.active.Store(b.now)
-	return c.push(&b.w)
+	switch half := c.half.Load(); {
+	case c.rd.Buffered() == 0 && half != 0:
+		c.half.Store(0)
+	case c.rd.Buffered() > 0 && (half == 0 || c.said > 0):
+		c.half.Store(b.now)
+	}
+	return c.push(&b.w, 0)
 }
 
-// push sends what has been written.
-func (c *conn) push(w *resp.Writer) error {
-	err := c.out.send(w.Bytes())
-	w.Reset(keepReply)
+// push sends what has been written. If paid is not 0, so many bytes of the share stand for
+// it, and it is the output's from now on.
+func (c *conn) push(w *resp.Writer, paid int64) error {
+	err := c.out.send(w.Bytes(), paid)
+	if paid > 0 {
+		w.Reset(0)
+	} else {
+		w.Reset(keepReply)
+	}
 	return err
 }
+
+// mute reports whether the reply to the command at hand is not to be sent.
+func (c *conn) mute() bool { return c.reply == replyOff || c.reply == replySkip }
 
 // replied ends a command whose reply starts at byte start of w.
 func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
@@ -219,7 +330,7 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 		c.reply = replySkip
 	}
 	if w.Len() >= keepReply {
-		return c.push(w)
+		return c.push(w, 0)
 	}
 	return nil
 }
@@ -227,8 +338,20 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 // dispatch performs a command or adds it to the batch.
 func (c *conn) dispatch(b *batch, args [][]byte) error {
 	cmd, bad := c.lookup(args)
+	if cmd == unknown && (fold(args[0], "post") || fold(args[0], "host:")) {
+		// As Redis does: a web page can make a browser send commands in the body of a request.
+		c.g.m.httpRequests.Add(1)
+		c.g.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.remote)
+		if err := b.run(); err != nil {
+			return err
+		}
+		return errClosing
+	}
 	if cmd != c.last.Load() {
 		c.last.Store(cmd)
+	}
+	if c.g.stopping.Load() {
+		bad = errStopping
 	}
 	switch {
 	case bad != "" || c.tx.queueing && !cmd.noQueue:
@@ -356,15 +479,57 @@ func (c *conn) auth(user, password []byte) (bad string) {
 			return ""
 		}
 	}
+	c.g.guesses.wait(c)
 	want, got := sha256.Sum256([]byte(c.g.o.Password)), sha256.Sum256(password)
 	ok := subtle.ConstantTimeCompare(want[:], got[:]) == 1
 	if !ok || string(user) != "default" {
-		c.g.m.authFails.Add(1)
+		n := c.g.m.authFails.Add(1)
+		c.g.guesses.wrong()
+		c.g.o.Logger.Warn("wrong password", "peer", c.remote, "failures", n)
 		return "WRONGPASS invalid username-password pair or user is disabled."
 	}
 	c.authed = true
 	c.rd.Limits = c.g.limits(true)
 	return ""
+}
+
+// guesses slows down whoever tries passwords. The zero value is ready.
+type guesses struct {
+	// paid is when the wrong passwords so far will have been forgotten, in Unix ns: each counts
+	// for guessPause.
+	paid atomic.Int64
+}
+
+const (
+	// guessFree wrong passwords in a row cost nothing; after that each AUTH takes guessDelay, until
+	// they have been fewer than one each guessPause for a while, of at most guessFree + guessTail.
+	guessFree, guessTail = 10, 50
+	guessPause           = 100 * time.Millisecond
+	guessDelay           = time.Second
+)
+
+// wrong is told of a wrong password.
+func (g *guesses) wrong() {
+	for {
+		was, now := g.paid.Load(), time.Now().UnixNano()
+		paid := min(max(was, now)+int64(guessPause), now+(guessFree+guessTail)*int64(guessPause))
+		if g.paid.CompareAndSwap(was, paid) {
+			return
+		}
+	}
+}
+
+// wait waits before a password is looked at, right or wrong: who hangs up instead of waiting
+// has learnt nothing.
+func (g *guesses) wait(c *conn) {
+	if g.paid.Load()-time.Now().UnixNano() <= guessFree*int64(guessPause) {
+		return
+	}
+	c.waits()
+	select {
+	case <-time.After(guessDelay):
+	case <-c.ctx.Done():
+	}
 }
 
 func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {

@@ -64,10 +64,13 @@ type Options struct {
 	// OutputBytes is how much a connection may have to read before the Gateway stops
 	// taking commands from it. Default 16 MiB.
 	OutputBytes int
-	// BufferBytes bounds what all connections together keep of unread replies and
-	// unfinished commands beyond 64 KiB each. A connection that needs more is closed.
-	// Default 1 GiB.
-	BufferBytes int64
+	// CommandTimeout disconnects a client whose command has not arrived whole so long after it
+	// began, and a second later for each MiB of it that has arrived. Default 30 s.
+	CommandTimeout time.Duration
+	// Budget bounds the memory, beyond some 64 KiB for each connection, in which unfinished
+	// commands, values on their way and unread replies are. It may be shared with other servers.
+	// Default: one of netsrv.DefaultBudget bytes.
+	Budget *netsrv.Budget
 	// ExecPerKey lets EXEC write to several keys, atomically for each of them alone.
 	ExecPerKey bool
 	// Debug allows DEBUG SLEEP.
@@ -83,7 +86,10 @@ func (o *Options) ensureDefaults() {
 	o.MaxValueBytes = cmp.Or(o.MaxValueBytes, client.MaxValueLen)
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 60*time.Second)
 	o.OutputBytes = cmp.Or(o.OutputBytes, 16<<20)
-	o.BufferBytes = cmp.Or(o.BufferBytes, 1<<30)
+	o.CommandTimeout = cmp.Or(o.CommandTimeout, 30*time.Second)
+	if o.Budget == nil {
+		o.Budget = netsrv.NewBudget(netsrv.DefaultBudget)
+	}
 	o.Version = cmp.Or(o.Version, "devel")
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -117,8 +123,8 @@ func (o *Options) Validate() error {
 	if o.OutputBytes < 0 {
 		bad("OutputBytes: %d, want > 0", o.OutputBytes)
 	}
-	if o.BufferBytes < 0 {
-		bad("BufferBytes: %d, want > 0", o.BufferBytes)
+	if o.CommandTimeout < 0 {
+		bad("CommandTimeout: %v, want > 0", o.CommandTimeout)
 	}
 	return errors.Join(errs...)
 }
@@ -136,7 +142,10 @@ type Gateway struct {
 	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
 	counts  []count      // by database
 	calm    int          // see loop
-	loops   struct {
+	guesses guesses
+	// stopping refuses commands; see Drain.
+	stopping atomic.Bool
+	loops    struct {
 		once sync.Once
 		all  []*loop
 	}
@@ -195,20 +204,16 @@ func (g *Gateway) Close() error {
 // Collectors are for a Prometheus registry.
 func (g *Gateway) Collectors() []prometheus.Collector { return []prometheus.Collector{collector{g}} }
 
-// reserve is resp.Reader.Reserve for all connections.
-func (g *Gateway) reserve(n int) bool {
-	if g.m.reserved.Add(int64(n)) > g.o.BufferBytes && n > 0 {
-		g.m.reserved.Add(-int64(n))
-		return false
-	}
-	return true
-}
+const errNoMemory = "ERR kvd: the gateway is out of buffer memory; nothing was done"
 
 // storeError words an error of the store as Redis clients understand it best.
 func (g *Gateway) storeError(err error) string {
 	switch {
 	case errors.Is(err, client.ErrUnknownOutcome):
 		return "ERR unknown outcome: " + brief(err)
+	case errors.Is(err, netsrv.ErrBudget):
+		g.o.Logger.Warn("command refused: out of buffer memory", "used", g.o.Budget.Used(), "of", g.o.Budget.Total())
+		return errNoMemory
 	case errors.Is(err, client.ErrFull):
 		return "OOM command not allowed when used memory > 'maxmemory'."
 	case errors.Is(err, client.ErrInvalid), errors.Is(err, client.ErrNoNamespace):

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -137,6 +138,12 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 	var found [][]byte
 	seen := make(map[string]struct{}) // Scan may return a key twice
 	size := 0
+	most := 3 * int64(c.g.o.OutputBytes) // the keys, twice, and the reply
+	if err := c.take(most); err != nil {
+		w.Error(c.g.storeError(err))
+		return
+	}
+	defer c.share.Drop(most)
 	var errTooMany = fmt.Errorf("%w: KEYS: more than %d bytes of keys; use SCAN", client.ErrInvalid, c.g.o.OutputBytes)
 	err := c.pages(c.api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 		for _, kv := range kvs {
@@ -217,9 +224,15 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 			for _, kv := range kvs {
 				names = append(names, kv.Key)
 			}
-			for _, r := range api.MultiDelete(c.ctx, names) {
-				if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
-					return false, r.Err
+			for i, r := range api.MultiDelete(c.smallCtx, names) {
+				err := r.Err
+				if errors.As(err, new(*client.TooLargeError)) {
+					var give func()
+					give, err = c.do(func(ctx context.Context) error { return api.Delete(ctx, names[i]) })
+					give()
+				}
+				if err != nil && !errors.Is(err, client.ErrNotFound) {
+					return false, err
 				}
 			}
 			return true, nil
@@ -367,7 +380,11 @@ func cmdMSetNX(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error(bad)
 		return
 	}
-	_, err := c.api.PutIfAbsent(c.ctx, args[1], args[2], client.PutOptions{})
+	give, err := c.do(func(ctx context.Context) error {
+		_, err := c.api.PutIfAbsent(ctx, args[1], args[2], client.PutOptions{})
+		return err
+	})
+	give()
 	switch {
 	case err == nil:
 		w.Int(1)
@@ -391,14 +408,27 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 			return
 		}
 	}
-	ctx, api := c.ctx, c.api
+	api := c.api
+	remove := func(name []byte, version uint64) error {
+		give, err := c.do(func(ctx context.Context) error { return api.DeleteVersion(ctx, name, version) })
+		give()
+		return err
+	}
+	give := func() {}
+	defer func() { give() }()
 	wrote := uint64(0) // the version of to that this command wrote
 	for {
-		it, err := api.Get(ctx, from)
+		give()
+		var it client.Item
+		var err error
+		give, err = c.do(func(ctx context.Context) (err error) {
+			it, err = api.Get(ctx, from)
+			return err
+		})
 		if err != nil {
 			if errors.Is(err, client.ErrNotFound) {
 				if wrote != 0 { // somebody else deleted it first
-					_ = api.DeleteVersion(ctx, to, wrote)
+					_ = remove(to, wrote)
 				}
 				w.Error(errNoKey)
 				return
@@ -420,9 +450,15 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 				put.Cond, put.Version = client.IfVersion, wrote
 			}
 		}
-		ops := []client.Op{put}
-		api.Do(ctx, ops)
-		switch err = ops[0].Err; {
+		version := uint64(0)
+		done, err := c.do(func(ctx context.Context) error {
+			ops := []client.Op{put}
+			api.Do(ctx, ops)
+			version = ops[0].Item.Version
+			return ops[0].Err
+		})
+		done()
+		switch {
 		case errors.Is(err, client.ErrExists):
 			w.Int(0)
 			return
@@ -433,8 +469,8 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 			w.Error(c.g.storeError(err))
 			return
 		}
-		wrote = ops[0].Item.Version
-		err = api.DeleteVersion(ctx, from, it.Version)
+		wrote = version
+		err = remove(from, it.Version)
 		switch {
 		case err == nil:
 			if nx {
@@ -479,15 +515,24 @@ func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error("ERR source and destination objects are the same")
 		return
 	}
-	it, err := c.api.Get(c.ctx, args[1])
+	var it client.Item
+	give, err := c.do(func(ctx context.Context) (err error) {
+		it, err = c.api.Get(ctx, args[1])
+		return err
+	})
+	defer func() { give() }()
 	if err == nil {
 		op := client.Op{Kind: client.OpPut, Key: args[2], Value: it.Value, Expires: it.Expires, Flags: it.Flags, Cond: client.IfAbsent}
 		if replace {
 			op.Cond = client.Always
 		}
-		ops := []client.Op{op}
-		c.g.o.Databases[db].Client.Do(c.ctx, ops)
-		err = ops[0].Err
+		var done func()
+		done, err = c.do(func(ctx context.Context) error {
+			ops := []client.Op{op}
+			c.g.o.Databases[db].Client.Do(ctx, ops)
+			return ops[0].Err
+		})
+		done()
 	}
 	switch {
 	case err == nil:

@@ -119,25 +119,33 @@ func (l *loop) wait() {
 		l.n, _ = unix.EpollWait(l.ep, l.events[:], int(loopTick/time.Millisecond))
 		l.n = max(l.n, 0) // interrupted
 	}
-	if idle := time.Duration(l.g.idle.Load()); idle > 0 {
-		if now := time.Now(); now.Sub(l.swept) >= loopTick {
-			l.swept = now
-			l.sweep(now.Add(-idle).UnixMilli())
-		}
+	if now := time.Now(); now.Sub(l.swept) >= loopTick {
+		l.swept = now
+		l.sweep(now)
 	}
 }
 
-// sweep ends connections that have said nothing since.
-func (l *loop) sweep(since int64) {
-	var idle []*conn
+// sweep ends connections that have said nothing, or half of a command, for too long.
+func (l *loop) sweep(now time.Time) {
+	said, began := int64(0), now.Add(-l.g.o.CommandTimeout).UnixMilli()
+	if idle := time.Duration(l.g.idle.Load()); idle > 0 {
+		said = now.Add(-idle).UnixMilli()
+	}
+	var idle, late []*conn
 	l.mu.Lock()
 	for _, c := range l.mu.conns {
-		if c.active.Load() < since {
+		if half := c.half.Load(); half != 0 && half < began {
+			late = append(late, c)
+		} else if abs(c.active.Load()) < said {
 			idle = append(idle, c)
 		}
 	}
 	l.mu.Unlock()
 	for _, c := range idle {
+		c.kill()
+	}
+	for _, c := range late {
+		c.lateCommand()
 		c.kill()
 	}
 }

@@ -43,6 +43,7 @@ func twoProcessors(t *testing.T) {
 
 // inLoops is how many connections are in loops.
 func inLoops(g *Gateway) (n int) {
+	g.loopOf(0) // makes them
 	for _, l := range g.loops.all {
 		l.mu.Lock()
 		n += len(l.mu.conns)

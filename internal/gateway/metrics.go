@@ -29,8 +29,11 @@ type metrics struct {
 	protocolErrors    atomic.Uint64
 	batches, batchSum atomic.Uint64
 	batchBuckets      [batchBuckets + 1]atomic.Uint64
-	queued, reserved  atomic.Int64 // bytes; see Options.BufferBytes
+	queued            atomic.Int64 // bytes of replies that sockets did not take
 	authFails         atomic.Uint64
+	httpRequests      atomic.Uint64
+	evicted           atomic.Uint64 // connections closed for others' memory
+	late              atomic.Uint64 // and since they were slow
 }
 
 // note counts n commands that took so long each.
@@ -73,6 +76,9 @@ var (
 	descRead     = prometheus.NewDesc("kvd_gateway_bytes_read_total", "Bytes received.", nil, nil)
 	descWritten  = prometheus.NewDesc("kvd_gateway_bytes_written_total", "Bytes sent.", nil, nil)
 	descBatch    = prometheus.NewDesc("kvd_gateway_batch_commands", "Commands that went to the store together.", nil, nil)
+	descAuth     = prometheus.NewDesc("kvd_gateway_auth_failures_total", "Wrong passwords.", nil, nil)
+	descClosed   = prometheus.NewDesc("kvd_gateway_connections_closed_total", "Connections that the gateway closed: http (a browser, perhaps of a web page that attacks), memory (others waited for what it had) or slow (it left a command half said, or its replies unread).", []string{"reason"}, nil)
+	descBuffers  = prometheus.NewDesc("kvd_gateway_buffer_bytes", "Memory that connections, of memcached's protocol too, have of buffer-memory.", nil, nil)
 	descProtocol = prometheus.NewDesc("kvd_gateway_protocol_errors_total", "Connections closed because they sent no RESP.", nil, nil)
 )
 
@@ -81,7 +87,7 @@ type collector struct{ g *Gateway }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
-		descMisses, descRead, descWritten, descBatch, descProtocol} {
+		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descClosed, descBuffers} {
 		ch <- d
 	}
 }
@@ -110,6 +116,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	counter(descRead, m.read.Load())
 	counter(descWritten, m.written.Load())
 	counter(descProtocol, m.protocolErrors.Load())
+	counter(descAuth, m.authFails.Load())
+	counter(descClosed, m.httpRequests.Load(), "http")
+	counter(descClosed, m.evicted.Load(), "memory")
+	counter(descClosed, m.late.Load(), "slow")
+	ch <- prometheus.MustNewConstMetric(descBuffers, prometheus.GaugeValue, float64(c.g.o.Budget.Used()))
 	n, b := cumulative(m.batchBuckets[:], 1)
 	ch <- prometheus.MustNewConstHistogram(descBatch, n, float64(m.batchSum.Load()), b)
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"sync"
@@ -8,12 +9,17 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
 // output is what a connection has still to send. Replies go to the socket at once if
 // it takes them; what it does not take a goroutine sends, so that a client may write
 // a long pipeline before it reads. A client that has too much to read waits, and one
-// that reads nothing for the write timeout is disconnected.
+// that reads too slowly is disconnected.
+//
+// What is queued beyond smallOutput comes out of the connection's share of the gateway's
+// memory; where that is used up the connection waits until its client has read.
 type output struct {
 	nc      net.Conn
 	raw     syscall.RawConn // nil: only the goroutine writes
@@ -22,11 +28,10 @@ type output struct {
 	write   func(fd uintptr) bool
 	timeout time.Duration
 	limit   int // bytes queued before the connection waits
-	// queued is the gateway's sum; while it is over its bound every connection's limit
-	// is smallOutput.
-	queued      *atomic.Int64
-	queuedBound int64
-	written     *atomic.Uint64
+	share   *netsrv.Share
+	queued  *atomic.Int64 // the gateway's sum
+	written *atomic.Uint64
+	slow    func() // told that the client was disconnected since it read too slowly
 
 	// write's argument and answers; the connection's goroutine's.
 	p    []byte
@@ -35,14 +40,28 @@ type output struct {
 
 	mu struct {
 		sync.Mutex
-		queue    []byte
+		queue    []chunk
+		size     int // bytes in queue
 		draining bool
 		err      error
 	}
 	room sync.Cond // signalled when the queue was taken, or err set
 }
 
-const smallOutput = 64 << 10
+// chunk is a part of the queue. held bytes of the share stand for it; without, it is among the
+// smallOutput bytes for which nothing does.
+type chunk struct {
+	b    []byte
+	held int64
+	lent bool // b is the sender's, who waits
+}
+
+const (
+	smallOutput = 64 << 10
+	// outputRate is how fast, in bytes a second, a client must read on the whole once it has
+	// been given the write timeout.
+	outputRate = 64 << 10
+)
 
 func (o *output) init() {
 	o.fd = -1
@@ -71,9 +90,11 @@ func (o *output) idle() bool {
 	return !o.mu.draining && o.mu.err == nil
 }
 
-// send sends or queues p, which it does not keep. It waits while too much is queued.
-func (o *output) send(p []byte) error {
+// send sends or queues p. It waits while too much is queued. If paid is 0 it does not keep
+// p. Else paid bytes of the share stand for p, and both are the output's from now on.
+func (o *output) send(p []byte, paid int64) error {
 	if len(p) == 0 {
+		o.share.Give(paid)
 		return nil
 	}
 	if o.fd >= 0 { // nothing is queued
@@ -83,91 +104,130 @@ func (o *output) send(p []byte) error {
 		}
 		o.written.Add(uint64(n))
 		if p = p[n:]; len(p) == 0 {
+			o.share.Drop(paid)
 			return nil
 		}
 		o.waits()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.mu.err == nil && o.mu.draining && len(o.mu.queue) > 0 && len(o.mu.queue)+len(p) > o.bound() {
+	for o.mu.err == nil && o.mu.draining {
+		if o.enqueue(p, paid) {
+			return nil
+		}
 		o.room.Wait()
 	}
-	if o.mu.err != nil {
-		return o.mu.err
-	}
-	if !o.mu.draining && o.raw != nil {
+	if o.mu.err == nil && o.raw != nil {
 		o.p, o.n, o.werr = p, 0, nil
 		err := o.raw.Write(o.write)
 		o.p = nil
 		if err == nil && o.werr != nil && !errors.Is(o.werr, syscall.EAGAIN) && !errors.Is(o.werr, syscall.EINTR) {
 			err = o.werr
 		}
-		if err != nil {
-			o.mu.err = err
-			return err
-		}
+		o.mu.err = err
 		o.n = max(o.n, 0)
 		o.written.Add(uint64(o.n))
-		if p = p[o.n:]; len(p) == 0 {
-			return nil
-		}
+		p = p[o.n:]
 	}
-	o.mu.queue = append(o.mu.queue, p...)
-	o.queued.Add(int64(len(p)))
-	if !o.mu.draining {
-		o.mu.draining = true
-		go o.drain()
+	if o.mu.err != nil || len(p) == 0 {
+		o.share.Drop(paid)
+		return o.mu.err
 	}
-	return nil
+	lent := !o.enqueue(p, paid)
+	if lent {
+		o.add(chunk{b: p, lent: true})
+	}
+	o.mu.draining = true
+	go o.drain()
+	for lent && o.mu.draining {
+		o.room.Wait()
+	}
+	return o.mu.err
 }
 
-func (o *output) bound() int {
-	if o.queued.Load() > o.queuedBound {
-		return smallOutput
+// enqueue adds p to the queue if the connection may have that much queued. The output is
+// locked.
+func (o *output) enqueue(p []byte, paid int64) bool {
+	var last *chunk
+	if n := len(o.mu.queue); n > 0 && !o.mu.queue[n-1].lent {
+		last = &o.mu.queue[n-1]
 	}
-	return o.limit
+	n := o.mu.size + len(p)
+	switch size := max(len(p), smallOutput); {
+	case n > o.limit && (paid == 0 || o.mu.size > 0):
+		return false
+	case paid > 0:
+		o.add(chunk{b: p, held: paid})
+	case last != nil && (last.held == 0 && n <= smallOutput || cap(last.b)-len(last.b) >= len(p)):
+		last.b = append(last.b, p...)
+		o.mu.size = n
+		o.queued.Add(int64(len(p)))
+	case n <= smallOutput:
+		o.add(chunk{b: bytes.Clone(p)})
+	case o.share.Try(int64(size)):
+		o.add(chunk{b: append(make([]byte, 0, size), p...), held: int64(size)})
+	default:
+		return false
+	}
+	return true
+}
+
+func (o *output) add(c chunk) {
+	o.mu.queue = append(o.mu.queue, c)
+	o.mu.size += len(c.b)
+	o.queued.Add(int64(len(c.b)))
 }
 
 // drain sends the queue and ends. It reports the first error to send and closes
 // the connection then.
 func (o *output) drain() {
-	var b []byte
 	o.mu.Lock()
-	for {
-		b, o.mu.queue = o.mu.queue, b[:0]
-		if cap(o.mu.queue) > smallOutput {
-			o.mu.queue = nil
-		}
-		if len(b) == 0 || o.mu.err != nil {
-			o.mu.draining = false
-			o.mu.queue = nil
-			o.room.Broadcast()
-			o.mu.Unlock()
-			return
-		}
+	for len(o.mu.queue) > 0 {
+		queue := o.mu.queue
+		o.mu.queue, o.mu.size = nil, 0
+		err := o.mu.err
 		o.room.Broadcast()
 		o.mu.Unlock()
-		var err error
-		for p := b; len(p) > 0 && err == nil; {
-			// In parts: the deadline is for some progress, not for all of it.
-			part := p[:min(len(p), smallOutput)]
-			o.nc.SetWriteDeadline(time.Now().Add(o.timeout))
-			if _, err = o.nc.Write(part); err == nil {
-				o.written.Add(uint64(len(part)))
+		for _, c := range queue {
+			if err == nil {
+				err = o.sendAll(c.b)
 			}
-			p = p[len(part):]
-		}
-		o.queued.Add(-int64(len(b)))
-		if err != nil {
-			o.nc.Close()
+			o.queued.Add(-int64(len(c.b)))
+			o.share.Drop(c.held)
 		}
 		o.mu.Lock()
-		if err != nil {
-			o.queued.Add(-int64(len(o.mu.queue)))
-			o.mu.queue = nil
+		if err != nil && o.mu.err == nil {
+			if t := net.Error(nil); errors.As(err, &t) && t.Timeout() {
+				o.slow()
+			}
+			o.nc.Close()
 			o.mu.err = err
 		}
 	}
+	o.mu.draining = false
+	o.room.Broadcast()
+	o.mu.Unlock()
+}
+
+// sendAll sends b in parts: there must be some progress within the timeout, and on the whole
+// outputRate beyond it.
+func (o *output) sendAll(b []byte) error {
+	last := time.Now().Add(o.timeout + time.Duration(len(b))*time.Second/outputRate)
+	for len(b) > 0 {
+		part := b[:min(len(b), smallOutput)]
+		limit := time.Now().Add(o.timeout)
+		if limit.After(last) {
+			limit = last
+		}
+		o.nc.SetWriteDeadline(limit)
+		n, err := o.nc.Write(part)
+		o.written.Add(uint64(n))
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
 }
 
 // finish waits until everything is sent or sending fails.

@@ -106,7 +106,7 @@ var infoSections = []struct {
 		line("kvd_session_live_bytes", live)
 		line("kvd_session_granted_bytes", granted)
 		line("kvd_queued_reply_bytes", g.m.queued.Load())
-		line("kvd_reserved_buffer_bytes", g.m.reserved.Load())
+		line("kvd_reserved_buffer_bytes", g.o.Budget.Used())
 		line("maxmemory", 0)
 		line("maxmemory_human", "0B")
 		line("maxmemory_policy", "noeviction")
@@ -622,7 +622,7 @@ func (c *conn) line() string {
 	}
 	now := time.Now()
 	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=0 psub=0 ssub=0 multi=%d cmd=%s user=default redir=-1 resp=%d lib-name=%s lib-ver=%s",
-		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-c.active.Load())/1000, flags,
+		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-abs(c.active.Load()))/1000, flags,
 		c.seenDB.Load(), c.inTx.Load(), cmd, proto, lib, ver)
 }
 

@@ -23,6 +23,8 @@ type key struct {
 
 	own   []byte // what mutable uses; kept from unit to unit
 	count int64  // what a command that sums over its keys adds
+	// room is how long a value mutable may make; want is how long the one is that it did not.
+	room, want int
 }
 
 func (k *key) set(value []byte, expires int64) {
@@ -36,16 +38,21 @@ func (k *key) delete() {
 	k.present, k.value, k.expires, k.flags, k.changed = false, nil, 0, 0, true
 }
 
-// mutable is the value in a buffer that may be written to, with room for n bytes.
-func (k *key) mutable(n int) []byte {
+// mutable is the value in a buffer that may be written to, with room for n bytes; ok is
+// false, and the command is to be given up, if that needs memory that has to be taken first.
+func (k *key) mutable(n int) (b []byte, ok bool) {
+	if n > k.room {
+		k.want = n
+		return nil, false
+	}
 	if cap(k.own) < n {
 		b := make([]byte, len(k.value), max(n, 2*cap(k.own)))
 		copy(b, k.value)
 		k.own = b
-		return b
+		return b, true
 	}
 	k.own = append(k.own[:0], k.value...)
-	return k.own
+	return k.own, true
 }
 
 // setInt stores n and keeps expiry and flags.
@@ -250,7 +257,11 @@ func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
 		w.Error(errTooLong)
 		return
 	}
-	k.own = append(k.mutable(n), args[2]...)
+	b, ok := k.mutable(n)
+	if !ok {
+		return
+	}
+	k.own = append(b, args[2]...)
 	k.set(k.own, k.expires)
 	w.Int(int64(n))
 }
@@ -302,7 +313,11 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 	at := int(off)
 	n := max(len(k.value), at+len(args[3]))
 	had := len(k.value)
-	b := k.mutable(n)[:n]
+	b, ok := k.mutable(n)
+	if !ok {
+		return
+	}
+	b = b[:n]
 	if at > had {
 		clear(b[had:at])
 	}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -42,7 +43,7 @@ func (t *transaction) push(c *conn, cmd *command, args [][]byte) bool {
 	for _, a := range args {
 		size += len(a)
 	}
-	if t.bytes+n+size > c.g.queryBytes() || !c.g.reserve(n+size) {
+	if t.bytes+n+size > c.g.queryBytes() || !c.reserve(n+size) {
 		return false
 	}
 	t.bytes += n + size
@@ -60,7 +61,7 @@ func (t *transaction) push(c *conn, cmd *command, args [][]byte) bool {
 
 // end forgets all but what is watched.
 func (t *transaction) end(c *conn) {
-	c.g.reserve(-t.bytes)
+	c.share.Drop(int64(t.bytes))
 	t.queueing, t.broken, t.queue, t.bytes = false, false, nil, 0
 	c.inTx.Store(-1)
 }
@@ -116,7 +117,12 @@ next:
 }
 
 func versionOf(c *conn, api client.API, name []byte) (uint64, error) {
-	it, err := api.Get(c.ctx, name)
+	var it client.Item
+	give, err := c.do(func(ctx context.Context) (err error) {
+		it, err = api.Get(ctx, name)
+		return err
+	})
+	give()
 	if errors.Is(err, client.ErrNotFound) {
 		return 0, nil
 	}
@@ -198,7 +204,7 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 		}
 	}
 	if len(b.units) > 0 {
-		b.performAll()
+		b.perform()
 	}
 	if !writes && len(b.units) > 1 {
 		if !b.settleSnapshot() {
@@ -243,7 +249,7 @@ func (b *batch) settleSnapshot() bool {
 				return true // and say so
 			}
 		}
-		b.performAll()
+		b.perform()
 		same := true
 		for i, u := range b.units {
 			same = same && (u.err != nil || u.got == before[i])

@@ -11,6 +11,7 @@
 package httpd
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -29,20 +30,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
 )
 
 const (
 	// Requests have no body and little in their headers.
 	headerBytes   = 16 << 10
 	headerTimeout = 5 * time.Second
-	idleTimeout   = 2 * time.Minute
+	idleTimeout   = 10 * time.Second
 	// writeTimeout is longer than a profile of 60 s.
 	writeTimeout = 90 * time.Second
 	// scrapes bounds the requests for metrics that are answered at once.
 	scrapes = 4
-	// maxConns bounds connections; more wait to be accepted.
-	maxConns = 64
 )
 
 // errStarting is why a role is not ready before [Server.Serving].
@@ -110,19 +108,19 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		}),
 	)
 	errs := slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn)
+	guests := newCrowd(lis)
 	s.http = &http.Server{
-		Handler: s.handler(errs), ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
+		Handler: guests.handler(s.handler(errs)), ConnContext: connContext, ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes, ErrorLog: errs,
 	}
-	bounded := netutil.LimitListener(lis, maxConns)
 	go func() {
 		defer close(s.done)
 		var err error
 		if o.TLS != nil {
 			s.http.TLSConfig = o.TLS.Clone()
-			err = s.http.ServeTLS(bounded, "", "")
+			err = s.http.ServeTLS(guests, "", "")
 		} else {
-			err = s.http.Serve(bounded)
+			err = s.http.Serve(guests)
 		}
 		if !errors.Is(err, http.ErrServerClosed) {
 			o.Logger.Error("the HTTP endpoints are gone", "addr", s.Addr(), "err", err)
@@ -173,9 +171,9 @@ func (s *Server) Close() error {
 
 func (s *Server) handler(errs *log.Logger) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{
+	mux.Handle("GET /metrics", s.whole(promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{
 		ErrorLog: errs, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: scrapes, Registry: s.reg,
-	}))
+	})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := s.state.Load().ready(); err != nil {
@@ -196,6 +194,30 @@ func (s *Server) handler(errs *log.Logger) http.Handler {
 		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
 		h.Set("Cache-Control", "no-store")
 		mux.ServeHTTP(w, r)
+	})
+}
+
+// answer is a response that is not sent yet.
+type answer struct {
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+func (a *answer) Header() http.Header         { return a.header }
+func (a *answer) WriteHeader(code int)        { a.code = code }
+func (a *answer) Write(p []byte) (int, error) { return a.body.Write(p) }
+
+// whole sends what h answers when it is complete, so that there is one line in the log, and
+// not one for each metric, if the client has gone.
+func (s *Server) whole(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := answer{header: w.Header(), code: http.StatusOK}
+		h.ServeHTTP(&a, r)
+		w.WriteHeader(a.code)
+		if _, err := w.Write(a.body.Bytes()); err != nil {
+			s.o.Logger.Warn("the client did not wait for the metrics", "peer", r.RemoteAddr, "err", err)
+		}
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -173,6 +174,86 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%.20q: answered %.40q", q, b)
 		}
 		_ = c.Close()
+	}
+	if code, _, _ := get(t, s, "/healthz"); code != 200 {
+		t.Errorf("afterwards: %d", code)
+	}
+}
+
+// TestCrowd: connections that do nothing, begin a request and do not end it, or do not read the
+// answer keep nobody from asking for health.
+func TestCrowd(t *testing.T) {
+	for name, say := range map[string]string{
+		"silent":     "",
+		"idle":       "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+		"half":       "GET /healthz HTTP/1.1\r\nHost: a\r\n",
+		"deaf":       strings.Repeat("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+		"long":       "GET /debug/pprof/trace?seconds=60 HTTP/1.1\r\nHost: a\r\n\r\n",
+		"deaf page":  strings.Repeat("GET /debug/pprof/goroutine?debug=2 HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+		"post":       "POST /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
+		"deaf probe": strings.Repeat("GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", 1000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, Options{})
+			s.Serving(func() error { return nil }, nil)
+			for range 3 * maxConns {
+				c, err := net.Dial("tcp", s.Addr())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				go io.WriteString(c, say)
+			}
+			probe := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+			for range 20 {
+				for _, path := range []string{"/healthz", "/readyz"} {
+					began := time.Now()
+					r, err := probe.Get("http://" + s.Addr() + path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					_ = r.Body.Close()
+					if took := time.Since(began); r.StatusCode != 200 || took > 10*time.Second {
+						t.Fatalf("%s: %d after %v", path, r.StatusCode, took)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestAbortedScrape: a client that goes while it is sent metrics is worth one line.
+func TestAbortedScrape(t *testing.T) {
+	var log buffer
+	s := start(t, Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for i := range 500 { // more than sockets hold
+		if err := s.Register(prometheus.NewCounter(prometheus.CounterOpts{Name: fmt.Sprint("kvd_test_", i, "_total"), Help: strings.Repeat("x", 20_000)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		log.mu.Lock()
+		text := log.b.String()
+		log.mu.Unlock()
+		if n := strings.Count(text, "\n"); n > 1 || n == 1 && !strings.Contains(text, "did not wait for the metrics") {
+			t.Fatalf("%d lines: %s", n, text)
+		} else if n == 1 {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal("it is not told at all")
+		}
 	}
 	if code, _, _ := get(t, s, "/healthz"); code != 200 {
 		t.Errorf("afterwards: %d", code)

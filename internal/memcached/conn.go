@@ -4,14 +4,17 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
 // conn is one connection; its goroutine alone uses it.
@@ -27,10 +30,20 @@ type conn struct {
 	pend  []lookup
 	ops   []client.Op
 	arena []byte
-	// midway: a part of a command has come, so the rest may not take for ever.
+	// midway: a part of a command has come, so the rest may not take for ever. It began then, and so
+	// many bytes have come since.
 	midway bool
-	broken error // of w
-	num    [24]byte
+	began  time.Time
+	came   int
+	// Both limit what an operation may read without taking memory of the share first: ctx one,
+	// smallCtx each of many.
+	ctx, smallCtx context.Context
+	share         *netsrv.Share
+	lineHeld      int64 // bytes of the share that stand for long and toks
+	broken        error // of w
+	// idle is since when the connection waits for a command, in Unix ms; 0: it does not.
+	idle atomic.Int64
+	num  [24]byte
 }
 
 // lookup is how one key's answer is told.
@@ -44,7 +57,21 @@ type lookup struct {
 var errQuit = errors.New("quit")
 
 func (s *Server) handle(nc net.Conn) {
-	c := &conn{s: s, net: nc}
+	c := &conn{s: s, net: nc, ctx: client.LimitMemory(s.ctx, oneLimit), smallCtx: client.LimitMemory(s.ctx, eachLimit)}
+	c.share = s.o.Budget.Share(func(bytes int64) {
+		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", nc.RemoteAddr(), "bytes", bytes)
+		nc.Close()
+	})
+	s.conns.Lock()
+	s.conns.all[c] = struct{}{}
+	s.conns.Unlock()
+	defer func() {
+		s.conns.Lock()
+		delete(s.conns.all, c)
+		s.conns.Unlock()
+		c.share.Drop(c.share.Held()) // of a command that did not come whole, or that panicked
+		c.share.Close()
+	}()
 	c.r = bufio.NewReaderSize(input{c}, 16<<10)
 	c.w = bufio.NewWriterSize(output{c}, 16<<10)
 	for {
@@ -56,7 +83,7 @@ func (s *Server) handle(nc net.Conn) {
 		if err := c.command(line); err != nil {
 			break
 		}
-		c.midway = false
+		c.midway, c.began = false, time.Time{}
 	}
 	c.settle()
 }
@@ -71,12 +98,20 @@ func (in input) Read(p []byte) (int, error) {
 	}
 	limit := time.Time{}
 	if c.midway || len(c.long) > 0 || c.r.Buffered() > 0 {
-		limit = time.Now().Add(c.s.o.IOTimeout)
+		if c.began.IsZero() {
+			c.began, c.came = time.Now(), 0
+		}
+		limit = c.began.Add(c.s.o.IOTimeout + time.Duration(c.came)*time.Second>>20)
 	}
 	if err := c.net.SetReadDeadline(limit); err != nil {
 		return 0, err
 	}
+	if limit.IsZero() {
+		c.idle.Store(time.Now().UnixMilli())
+	}
 	n, err := c.net.Read(p)
+	c.idle.Store(0)
+	c.came += n
 	c.s.stats.bytesRead.Add(uint64(n))
 	return n, err
 }
@@ -85,7 +120,7 @@ type output struct{ c *conn }
 
 func (out output) Write(p []byte) (int, error) {
 	c := out.c
-	if err := c.net.SetWriteDeadline(time.Now().Add(c.s.o.IOTimeout)); err != nil {
+	if err := c.net.SetWriteDeadline(time.Now().Add(c.s.o.IOTimeout + time.Duration(len(p))*time.Second>>16)); err != nil {
 		return 0, err
 	}
 	n, err := c.net.Write(p)
@@ -102,12 +137,24 @@ func (c *conn) settle() error {
 // readLine returns the next line without its end; it is valid until r is used.
 func (c *conn) readLine() ([]byte, error) {
 	c.long = c.long[:0]
+	if c.lineHeld > 0 {
+		c.toks = nil
+		c.share.Drop(c.lineHeld)
+		c.lineHeld = 0
+	}
 	for {
 		b, err := c.r.ReadSlice('\n')
 		if len(c.long) == 0 && len(b) > 0 && b[0] == 0x80 {
 			return nil, fmt.Errorf("binary protocol") // nobody could read an answer
 		}
 		if err == bufio.ErrBufferFull || err == nil && len(c.long) > 0 {
+			if c.lineHeld == 0 {
+				// For the line, while it grows, and its tokens.
+				if err := c.take(longLine); err != nil {
+					return nil, err
+				}
+				c.lineHeld = longLine
+			}
 			c.long = append(c.long, b...)
 			b = c.long
 		}
@@ -129,6 +176,54 @@ func (c *conn) readLine() ([]byte, error) {
 		}
 		return nil, err
 	}
+}
+
+// longLine is what a line longer than r's buffer takes, in bytes.
+const longLine = 8 * maxLineLen
+
+// take takes memory for the command at hand. Before it waits the peer gets all answers.
+func (c *conn) take(n int64) error {
+	if c.share.Try(n) {
+		return nil
+	}
+	return c.share.Take(c.s.ctx, n, memoryPatience)
+}
+
+// do performs an operation on one key that writes a value of so many bytes, again with memory
+// of the share if what is there needs that. give is to be called when what it read is not
+// needed any more.
+func (c *conn) do(value int, op func(ctx context.Context) error) (give func(), err error) {
+	held := int64(0)
+	give = func() { c.share.Drop(held) }
+	if value > eachLimit {
+		held = writeCost * int64(value)
+		if err = c.take(held); err != nil {
+			held = 0
+			return give, err
+		}
+	}
+	wrote := held
+	err = op(c.ctx)
+	for range largeTries {
+		var large *client.TooLargeError
+		if !errors.As(err, &large) {
+			break
+		}
+		n := wrote + readCost*int64(large.Want)
+		if err = c.take(n - held); err != nil {
+			break
+		}
+		held = max(held, n)
+		err = op(client.LimitMemory(c.s.ctx, large.Want))
+	}
+	return give, err
+}
+
+// remove deletes a key.
+func (c *conn) remove(key []byte) error {
+	give, err := c.do(0, func(ctx context.Context) error { return c.s.o.Client.Delete(ctx, key) })
+	give()
+	return err
 }
 
 // tokens cuts a line at its spaces.
@@ -170,6 +265,7 @@ var (
 	notNumeric  = reply{"CLIENT_ERROR cannot increment or decrement non-numeric value", resBad}
 	tooLarge    = reply{"SERVER_ERROR object too large for cache", resTrouble}
 	noDelay     = reply{"SERVER_ERROR flush_all with a delay is not supported", resTrouble}
+	noBuffers   = reply{"SERVER_ERROR out of buffer memory; nothing was done", resTrouble}
 	outOfMemory = reply{"SERVER_ERROR out of memory storing object", resTrouble}
 	unknown     = reply{"SERVER_ERROR outcome unknown: it may have happened", resTrouble}
 	unavailable = reply{"SERVER_ERROR store unavailable", resTrouble}
@@ -190,6 +286,9 @@ func (c *conn) trouble(err error) reply {
 		return notNumeric
 	case errors.Is(err, errTooLarge):
 		return tooLarge
+	case errors.Is(err, netsrv.ErrBudget):
+		c.s.o.Logger.Warn("command refused: out of buffer memory", "used", c.s.o.Budget.Used(), "of", c.s.o.Budget.Total())
+		return noBuffers
 	case errors.Is(err, client.ErrFull):
 		return outOfMemory
 	case errors.Is(err, client.ErrUnknownOutcome):
@@ -209,6 +308,11 @@ func (c *conn) trouble(err error) reply {
 func (c *conn) command(line []byte) error {
 	began := time.Now()
 	toks := c.tokens(line)
+	if len(toks) > 0 && (bytes.EqualFold(toks[0], []byte("post")) || bytes.EqualFold(toks[0], []byte("host:"))) {
+		// A web page can make a browser send commands in the body of a request.
+		c.s.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.net.RemoteAddr())
+		return errQuit
+	}
 	cmd := cmdUnknown
 	if len(toks) > 0 {
 		if k, ok := commandOf[string(toks[0])]; ok {
@@ -267,7 +371,7 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 		case !goodKey(toks[1]):
 			return badFormat, nil
 		}
-		return c.outcome(c.s.o.Client.Delete(c.s.ctx, toks[1]), deleted, notFound), nil
+		return c.outcome(c.remove(toks[1]), deleted, notFound), nil
 	case cmdIncr, cmdDecr:
 		return c.incr(cmd, toks), nil
 	case cmdTouch:
@@ -281,7 +385,8 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 		if !ok {
 			return badExptime, nil
 		}
-		_, err := c.touch(toks[1], exp, nil)
+		_, give, err := c.touch(toks[1], exp, nil)
+		give()
 		return c.outcome(err, touched, notFound), nil
 	case cmdFlushAll:
 		switch {
@@ -363,24 +468,32 @@ func (c *conn) expiry(b []byte) (time.Time, bool) {
 	return c.s.o.Now().Add(time.Duration(n) * time.Second), true
 }
 
-// readValue reads n bytes and the line's end.
-func (c *conn) readValue(n int) (value []byte, ok bool, err error) {
+// readValue reads n bytes and the line's end. give is to be called when they are not needed any more.
+func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) {
 	// A peer that has not sent them shall not make us reserve them.
 	const step = 64 << 10
 	need := n + 2
 	buf := make([]byte, 0, min(need, step))
+	held := int64(0)
+	give = func() { c.share.Drop(held) }
 	for len(buf) < need {
 		k := min(need-len(buf), step)
 		if cap(buf)-len(buf) < k {
-			buf = append(make([]byte, 0, min(need, 2*cap(buf)+k)), buf...)
+			size := min(need, 2*cap(buf)+k)
+			if err := c.take(int64(size)); err != nil {
+				return nil, false, give, err
+			}
+			buf = append(make([]byte, 0, size), buf...)
+			c.share.Drop(held)
+			held = int64(size)
 		}
 		m, err := io.ReadFull(c.r, buf[len(buf):len(buf)+k])
 		buf = buf[:len(buf)+m]
 		if err != nil {
-			return nil, false, err
+			return nil, false, give, err
 		}
 	}
-	return buf[:n], string(buf[n:]) == "\r\n", nil
+	return buf[:n], string(buf[n:]) == "\r\n", give, nil
 }
 
 // skipValue reads past n bytes and the line's end.
@@ -419,15 +532,16 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 		}
 		if cmd == cmdSet {
 			// Who sets a key does not want to find what was there before.
-			if err := c.s.o.Client.Delete(c.s.ctx, op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
+			if err := c.remove(op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
 				return c.trouble(err), nil
 			}
 		}
 		return tooLarge, nil
 	}
-	value, whole, err := c.readValue(n)
+	value, whole, give, err := c.readValue(n)
+	defer give()
 	if err != nil {
-		return badChunk, err
+		return c.unread(err), err
 	}
 	if !whole {
 		return badChunk, nil
@@ -444,9 +558,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	case cmdAppend, cmdPrepend:
 		c.join(&op, cmd == cmdAppend, nil)
 	}
-	ops := [1]client.Op{op}
-	c.s.o.Client.Do(c.s.ctx, ops[:])
-	switch err := ops[0].Err; {
+	switch _, err := c.write(op); {
 	case errors.Is(err, client.ErrExists):
 		return notStored, nil
 	case errors.Is(err, client.ErrConflict):
@@ -454,6 +566,37 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	default:
 		return c.outcome(err, stored, none), nil
 	}
+}
+
+// unread says why a value was not read, where the peer is still there.
+func (c *conn) unread(err error) reply {
+	if errors.Is(err, netsrv.ErrBudget) {
+		r := c.trouble(err)
+		c.say(r)
+		return r
+	}
+	return badChunk
+}
+
+// write performs an op that writes, and returns the new version.
+func (c *conn) write(op client.Op) (version uint64, err error) {
+	give, err := c.do(len(op.Value), func(ctx context.Context) error {
+		ops := [1]client.Op{op}
+		c.s.o.Client.Do(ctx, ops[:])
+		version = ops[0].Item.Version
+		return ops[0].Err
+	})
+	give()
+	return version, err
+}
+
+// update is client.API.Update. give is to be called when what f was shown is not needed any more.
+func (c *conn) update(key []byte, f client.UpdateFunc) (version uint64, give func(), err error) {
+	give, err = c.do(0, func(ctx context.Context) (err error) {
+		version, err = c.s.o.Client.Update(ctx, key, f)
+		return err
+	})
+	return version, give, err
 }
 
 // join makes op, a Put, add its value to the one there is. The Put's condition on the
@@ -479,9 +622,10 @@ func (c *conn) join(op *client.Op, behind bool, vivify *time.Time) {
 	}
 }
 
-// touch gives key another expiry and, if it is not nil, fills it in.
-func (c *conn) touch(key []byte, exp time.Time, it *client.Item) (version uint64, err error) {
-	return c.s.o.Client.Update(c.s.ctx, key, func(cur client.Item, present bool) (client.Change, error) {
+// touch gives key another expiry and, if it is not nil, fills it in. give is to be called when the
+// item is not needed any more.
+func (c *conn) touch(key []byte, exp time.Time, it *client.Item) (version uint64, give func(), err error) {
+	return c.update(key, func(cur client.Item, present bool) (client.Change, error) {
 		if !present {
 			return client.Change{}, client.ErrNotFound
 		}
@@ -521,7 +665,7 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 		return badDelta
 	}
 	var sum []byte
-	_, err = c.s.o.Client.Update(c.s.ctx, toks[1], func(cur client.Item, present bool) (client.Change, error) {
+	_, give, err := c.update(toks[1], func(cur client.Item, present bool) (client.Change, error) {
 		if !present {
 			return client.Change{}, client.ErrNotFound
 		}
@@ -529,6 +673,7 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 		sum = strconv.AppendUint(sum[:0], n, 10)
 		return client.Change{Value: sum, Expires: cur.Expires, Flags: cur.Flags}, err
 	})
+	give()
 	return c.outcome(err, reply{string(sum), resOK}, notFound)
 }
 
@@ -547,9 +692,13 @@ func (c *conn) flushAll() error {
 				keys = append(keys, kv.Key)
 			}
 		}
-		for _, r := range c.s.o.Client.MultiDelete(c.s.ctx, keys) {
-			if r.Err != nil && !errors.Is(r.Err, client.ErrNotFound) {
-				return r.Err
+		for i, r := range c.s.o.Client.MultiDelete(c.smallCtx, keys) {
+			err := r.Err
+			if errors.As(err, new(*client.TooLargeError)) {
+				err = c.remove(keys[i])
+			}
+			if err != nil && !errors.Is(err, client.ErrNotFound) {
+				return err
 			}
 		}
 	}
@@ -621,23 +770,54 @@ func (c *conn) queue(key []byte, l lookup) {
 	c.pend = append(c.pend, l)
 }
 
-// look performs the lookups that wait and writes their answers.
+// look performs the lookups that wait and writes their answers. Long values are read one at a
+// time, when their answer is due.
 func (c *conn) look() {
 	if len(c.pend) == 0 {
 		return
 	}
 	ops := c.ops[:len(c.pend)]
-	c.s.o.Client.Do(c.s.ctx, ops)
+	ctx, held := c.ctx, int64(0)
+	var err error
+	if n := len(ops); n > freeKeys {
+		ctx, held = c.smallCtx, int64(n)*2*eachLimit
+		err = c.take(held)
+	}
+	if err == nil {
+		c.s.o.Client.Do(ctx, ops)
+		defer c.share.Give(held)
+	}
 	for i := range ops {
 		op, l := &ops[i], &c.pend[i]
-		c.answer(op, l)
+		if err != nil {
+			op.Item, op.Err = client.Item{}, err
+		}
+		if errors.As(op.Err, new(*client.TooLargeError)) {
+			c.answerLarge(op, l)
+		} else {
+			c.answer(op, l)
+		}
 		// The buffer may serve again; a long one goes.
-		if v := op.Item.Value; cap(v) > cap(op.Into) && cap(v) <= keepBuffer {
+		if v := op.Item.Value; cap(v) > cap(op.Into) && cap(v) <= keepInto {
 			op.Into = v[:0]
 		}
 		op.Item, op.Key = client.Item{}, nil
 	}
 	c.pend, c.arena = c.pend[:0], c.arena[:0]
+}
+
+// answerLarge performs a lookup again, of a long value.
+func (c *conn) answerLarge(op *client.Op, l *lookup) {
+	var give func()
+	give, op.Err = c.do(0, func(ctx context.Context) error {
+		again := [1]client.Op{{Kind: client.OpGet, Key: op.Key}}
+		c.s.o.Client.Do(ctx, again[:])
+		op.Item = again[0].Item
+		return again[0].Err
+	})
+	c.answer(op, l)
+	op.Item = client.Item{}
+	give()
 }
 
 func (c *conn) found(err error) {
@@ -711,8 +891,8 @@ func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {
 	}
 	for _, k := range toks[2:] {
 		var it client.Item
-		var err error
-		it.Version, err = c.touch(k, exp, &it)
+		version, give, err := c.touch(k, exp, &it)
+		it.Version = version
 		c.found(err)
 		switch {
 		case err == nil:
@@ -720,6 +900,7 @@ func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {
 		case c.broken == nil && !errors.Is(err, client.ErrNotFound):
 			c.broken = err
 		}
+		give()
 	}
 	r := c.end()
 	r.text = ""

@@ -46,8 +46,22 @@ const (
 	// batchKeys bounds the lookups that go to the store together, and so the values
 	// that a connection holds.
 	batchKeys = 64
-	// keepBuffer is the longest value buffer that a connection keeps.
-	keepBuffer = 16 << 10
+	// keepBuffer is the longest buffer for lines that a connection keeps, keepInto the
+	// longest for the value of each of batchKeys lookups.
+	keepBuffer, keepInto = 16 << 10, 1 << 10
+	// A lone operation may read so much, and each of several so much, without taking memory
+	// of the connection's share first. What several may read without taking any is what
+	// freeKeys do.
+	oneLimit, eachLimit = 64 << 10, 16 << 10
+	freeKeys            = 4
+	// readCost is how often an operation may have in memory what it reads, and writeCost what
+	// it writes.
+	readCost, writeCost = 3, 3
+	// largeTries is how often an operation is tried again with more memory, while others make the
+	// value longer.
+	largeTries = 8
+	// memoryPatience is how long a command waits for memory that others have.
+	memoryPatience = 10 * time.Second
 )
 
 // version is what clients are told: the commands are those of that memcached.
@@ -61,9 +75,13 @@ type Options struct {
 	MaxConns int
 	// MaxValueBytes bounds a value that is stored. Default 1 MiB, at most 64 MiB.
 	MaxValueBytes int
-	// IOTimeout bounds the wait for the rest of a command or value of which a part has
-	// come, and for a peer that does not read. Default 30 s.
+	// IOTimeout bounds the time from the first byte of a command to its last, the value's
+	// included, and the wait for a peer that does not read. A second for each MiB that has come, and
+	// one for each 64 KiB that the peer is to read, are added. Default 30 s.
 	IOTimeout time.Duration
+	// Budget bounds the memory, beyond some 64 KiB for each connection, in which long lines and
+	// values are. It may be shared with other servers. Default: one of netsrv.DefaultBudget bytes.
+	Budget *netsrv.Budget
 	// Now is the clock that expiry times are counted from. Default time.Now.
 	Now func() time.Time
 	// Logger receives what nobody waits for. Default: discard.
@@ -73,6 +91,9 @@ type Options struct {
 func (o *Options) ensureDefaults() {
 	o.MaxValueBytes = cmp.Or(o.MaxValueBytes, 1<<20)
 	o.IOTimeout = cmp.Or(o.IOTimeout, 30*time.Second)
+	if o.Budget == nil {
+		o.Budget = netsrv.NewBudget(netsrv.DefaultBudget)
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -104,7 +125,11 @@ type Server struct {
 	cancel context.CancelFunc
 	start  time.Time
 	stats  counters
-	base   struct { // what `stats reset` subtracts
+	conns  struct {
+		sync.Mutex
+		all map[*conn]struct{}
+	}
+	base struct { // what `stats reset` subtracts
 		sync.Mutex
 		tally tally
 	}
@@ -123,6 +148,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("memcached options: %w", err)
 	}
+	s.conns.all = make(map[*conn]struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.stats.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "kvd_memcached_command_seconds",
@@ -143,6 +169,41 @@ func (s *Server) Serve(l net.Listener) error { return s.net.Serve(l) }
 func (s *Server) Close() error {
 	s.cancel()
 	return s.net.Close()
+}
+
+// quietTime is how long a connection must have been silent to be between two commands.
+const quietTime = 100 * time.Millisecond
+
+// Drain lets clients finish before Close. Connections end once their clients are silent for a
+// moment, between two commands; others, and new ones, are served as ever until ctx ends. Then
+// what has been received is the last. A command that has been performed is answered in any case.
+func (s *Server) Drain(ctx context.Context) {
+	tick := time.NewTicker(quietTime / 10)
+	defer tick.Stop()
+	done, end := ctx.Done(), (<-chan time.Time)(nil)
+	for s.net.Conns() > 0 {
+		s.finishQuiet(time.Now().Add(-quietTime).UnixMilli())
+		select {
+		case <-tick.C:
+		case <-done:
+			s.finishQuiet(0)
+			done, end = nil, time.After(time.Second)
+		case <-end:
+			return
+		}
+	}
+}
+
+// finishQuiet finishes the connections that have been silent since; 0: all.
+func (s *Server) finishQuiet(since int64) {
+	s.conns.Lock()
+	defer s.conns.Unlock()
+	for c := range s.conns.all {
+		idle := c.idle.Load()
+		if r, ok := c.net.(interface{ CloseRead() error }); ok && (since == 0 || idle > 0 && idle <= since) {
+			r.CloseRead()
+		}
+	}
 }
 
 // Collectors are the Server's metrics, kvd_memcached_*.

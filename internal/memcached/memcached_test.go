@@ -234,6 +234,11 @@ func TestHostile(t *testing.T) {
 	if got := talk(t, addr, "get "+strings.Repeat("k ", 200_000)+"\r\nversion\r\n"); got != "CLIENT_ERROR line too long\r\n" {
 		t.Errorf("a long line: %q", got)
 	}
+	for _, say := range []string{"POST / HTTP/1.1\r\nset stolen 0 0 1\r\n1\r\n", "GET / HTTP/1.1\r\nHost: x\r\nset stolen 0 0 1\r\n1\r\n"} {
+		if got := talk(t, addr, say) + talk(t, addr, "get stolen\r\n"); got != "END\r\n" && got != "ERROR\r\nEND\r\n" {
+			t.Errorf("a browser: %q", got)
+		}
+	}
 	if got := talk(t, addr, "\x80\x00\x00\x01\r\nversion\r\n"); got != "" {
 		t.Errorf("the binary protocol: %q", got)
 	}

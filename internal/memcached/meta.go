@@ -2,6 +2,7 @@ package memcached
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -283,8 +284,9 @@ func (c *conn) metaTouch(toks [][]byte) reply {
 		return r
 	}
 	var it client.Item
-	var err error
-	it.Version, err = c.touch(m.key, m.expires, &it)
+	version, give, err := c.touch(m.key, m.expires, &it)
+	defer give()
+	it.Version = version
 	c.found(err)
 	return reply{"", c.metaGot(m, &it, err)}
 }
@@ -317,9 +319,10 @@ func (c *conn) metaSet(toks [][]byte) (reply, error) {
 		// The line is understood so far that the value can be passed over.
 		return r, c.skipValue(n)
 	}
-	value, whole, err := c.readValue(n)
+	value, whole, give, err := c.readValue(n)
+	defer give()
 	if err != nil {
-		return badChunk, err
+		return c.unread(err), err
 	}
 	if !whole {
 		return badChunk, nil
@@ -328,10 +331,9 @@ func (c *conn) metaSet(toks [][]byte) (reply, error) {
 	if m.mode == 'A' || m.mode == 'P' {
 		c.join(&op, m.mode == 'A', m.vivify)
 	}
-	ops := [1]client.Op{op}
-	c.s.o.Client.Do(c.s.ctx, ops[:])
-	it := client.Item{Value: value, Version: ops[0].Item.Version, Flags: op.Flags, Expires: op.Expires}
-	return c.metaEnd(m, &it, ops[0].Err), nil
+	version, err := c.write(op)
+	it := client.Item{Value: value, Version: version, Flags: op.Flags, Expires: op.Expires}
+	return c.metaEnd(m, &it, err), nil
 }
 
 func (c *conn) metaDelete(toks [][]byte) reply {
@@ -340,9 +342,11 @@ func (c *conn) metaDelete(toks [][]byte) reply {
 		return r
 	}
 	if m.hasCas {
-		return c.metaEnd(m, nil, c.s.o.Client.DeleteVersion(c.s.ctx, m.key, m.compare))
+		give, err := c.do(0, func(ctx context.Context) error { return c.s.o.Client.DeleteVersion(ctx, m.key, m.compare) })
+		give()
+		return c.metaEnd(m, nil, err)
 	}
-	return c.metaEnd(m, nil, c.s.o.Client.Delete(c.s.ctx, m.key))
+	return c.metaEnd(m, nil, c.remove(m.key))
 }
 
 func (c *conn) metaArithmetic(toks [][]byte) reply {
@@ -355,7 +359,7 @@ func (c *conn) metaArithmetic(toks [][]byte) reply {
 		return badMaMode
 	}
 	var it client.Item
-	version, err := c.s.o.Client.Update(c.s.ctx, m.key, func(cur client.Item, present bool) (client.Change, error) {
+	version, give, err := c.update(m.key, func(cur client.Item, present bool) (client.Change, error) {
 		n, err := m.initial, error(nil)
 		switch {
 		case !present && m.vivify == nil:
@@ -374,6 +378,7 @@ func (c *conn) metaArithmetic(toks [][]byte) reply {
 		it.Value = strconv.AppendUint(nil, n, 10)
 		return client.Change{Value: it.Value, Expires: it.Expires, Flags: it.Flags}, err
 	})
+	give()
 	it.Version = version
 	if err == nil && m.value && !m.quiet {
 		c.item(m, &it)
@@ -388,7 +393,12 @@ func (c *conn) metaDebug(toks [][]byte) reply {
 	if r.text != "" {
 		return r
 	}
-	it, err := c.s.o.Client.Get(c.s.ctx, m.key)
+	var it client.Item
+	give, err := c.do(0, func(ctx context.Context) (err error) {
+		it, err = c.s.o.Client.Get(ctx, m.key)
+		return err
+	})
+	defer give()
 	if errors.Is(err, client.ErrNotFound) {
 		return reply{"EN", resMiss}
 	}

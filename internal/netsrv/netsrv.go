@@ -2,6 +2,8 @@
 // (RESP, memcached) and keeps the books: how many there are, that there are not
 // more than allowed, and that none outlives the server.
 //
+// A [Budget] bounds the memory that they have in flight, whichever of the servers they belong to.
+//
 // It leaves what is said on a connection to Options.Handle, which has it for
 // itself until it returns. Start with [Server]; its methods may be called
 // concurrently.

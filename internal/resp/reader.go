@@ -58,8 +58,8 @@ type span struct{ off, n uint32 }
 type Reader struct {
 	// Limits may be changed between two calls of Next.
 	Limits Limits
-	// Reserve, if not nil, is asked before the buffer grows beyond 64 KiB, and told,
-	// with a negative number of bytes, when it has shrunk.
+	// Reserve, if not nil, is asked before a buffer of more than 64 KiB is made, for the bytes
+	// beyond that, and told, with a negative number of bytes, when a buffer has gone.
 	Reserve func(bytes int) bool
 
 	src      io.Reader
@@ -87,7 +87,7 @@ func (d *Reader) Buffered() int { return d.w - d.r }
 
 // Release gives the buffer back; the Reader must not be used any more.
 func (d *Reader) Release() {
-	if d.reserved > 0 && d.Reserve != nil {
+	if d.reserved > 0 {
 		d.Reserve(-d.reserved)
 	}
 	d.reserved, d.buf, d.args, d.spans = 0, nil, nil, nil
@@ -123,15 +123,19 @@ func (d *Reader) Fill() error {
 				return protocol("command of more than %d bytes", d.Limits.Query)
 			}
 		}
-		if over := max(0, size-maxBuffer); over != d.reserved && d.Reserve != nil {
-			if !d.Reserve(over-d.reserved) && over > d.reserved {
-				return ErrNoMemory
-			}
-			d.reserved = over
+		over := max(0, size-maxBuffer)
+		if over > 0 && d.Reserve != nil && !d.Reserve(over) {
+			return ErrNoMemory
 		}
 		b := make([]byte, size)
 		copy(b, d.buf[d.r:d.w])
 		d.buf = b
+		if d.reserved > 0 { // for a moment there were both
+			d.Reserve(-d.reserved)
+		}
+		if d.reserved = over; d.Reserve == nil {
+			d.reserved = 0
+		}
 	} else if d.r > 0 {
 		copy(d.buf, d.buf[d.r:d.w])
 	}

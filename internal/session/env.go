@@ -118,11 +118,20 @@ func (t *Task) Deleting(o *index.Op) bool {
 
 func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check) }
 
-func (t *Task) Buf(_ *index.Op, n int) []byte {
+// nowhere stands for buffers that a Task may not have. Nobody writes to it.
+var nowhere [layout.MaxRecordSize]byte
+
+func (t *Task) Buf(o *index.Op, n int) []byte {
 	if r := (n + 7) &^ 7; t.used+r <= taskSlot {
 		b := t.stash[t.used : t.used+n : t.used+r]
 		t.used += r
 		return b
+	}
+	if t.Limit > 0 && o.Untouched() {
+		if t.wanted += n; t.wanted > t.Limit {
+			t.bufErr = &LimitError{Want: t.wanted, Limit: t.Limit}
+			return nowhere[:n:n] // the Op adds up what else it wants; nothing of it is posted
+		}
 	}
 	g, err := t.lane.core.bufs.get(n)
 	if err != nil {

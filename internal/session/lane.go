@@ -26,6 +26,16 @@ var (
 	ErrBuffer = errors.New("no registered buffer")
 )
 
+// LimitError ends an operation that would have to read more than Task.Limit allows. It did not happen.
+type LimitError struct {
+	Want  int // bytes of the buffers that it has and the ones that it wanted
+	Limit int // bytes
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("buffers of %d bytes are wanted, at most %d are allowed", e.Want, e.Limit)
+}
+
 // Lane is one queue pair to each memory node with the tasks under way on them,
 // part of the word cache and of the session's places. Keys hash to lanes.
 type Lane struct {
@@ -197,6 +207,9 @@ type Task struct {
 	Tag any
 	// Deadline, if not 0, ends the Op's waiting (Options.Nanos).
 	Deadline int64
+	// Limit, if not 0, bounds the bytes of large buffers for what the Op reads before it changes
+	// anything; see LimitError. What it writes is not counted.
+	Limit int
 
 	lane     *Lane
 	idx      uint32
@@ -216,6 +229,7 @@ type Task struct {
 	lkeys    []uint64
 	big      []*buffer
 	bufErr   error
+	wanted   int    // bytes of big, and of what was refused, while Limit is in force
 	starved  uint64 // first renewal after memory, or a split, was first missed
 	missed   int64  // when memory was (Options.Nanos)
 	activeAt int
@@ -319,7 +333,7 @@ func (l *Lane) Recycle(t *Task) {
 	t.big = t.big[:0]
 	t.Op.Reset()
 	t.gen++
-	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.pg, t.bufErr, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, nil, nil, 0, 0, 0
+	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
 	l.idle = append(l.idle, t)
 }
 

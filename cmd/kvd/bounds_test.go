@@ -1,0 +1,262 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// anonymous is how much memory of a process's own is in use, in bytes: its heap and its buffers, but
+// not what it lends, which is shared.
+func anonymous(t *testing.T, pid int) int64 {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`RssAnon:\s+(\d+) kB`).FindSubmatch(b)
+	if m == nil {
+		t.Skip("this kernel does not tell anonymous memory from shared")
+	}
+	n, _ := strconv.ParseInt(string(m[1]), 10, 64)
+	return n << 10
+}
+
+// attack has n connections to addr that say something and read nothing.
+func attack(t *testing.T, addr string, n int, say []byte) (conns []net.Conn) {
+	t.Helper()
+	for range n {
+		c, err := net.DialTimeout("tcp", addr, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if tc, ok := c.(*net.TCPConn); ok {
+			_ = tc.SetReadBuffer(4 << 10)
+		}
+		go c.Write(say) //nolint:errcheck // the gateway may hang up
+		conns = append(conns, c)
+	}
+	return conns
+}
+
+func redisCommand(args ...string) []byte {
+	b := fmt.Appendf(nil, "*%d\r\n", len(args))
+	for _, a := range args {
+		b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(a), a)
+	}
+	return b
+}
+
+// honest is a client that wants its answers.
+type honest struct {
+	t *testing.T
+	c net.Conn
+	r *bufio.Reader
+}
+
+func newHonest(t *testing.T, addr string) *honest {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return &honest{t, c, bufio.NewReader(c)}
+}
+
+func (h *honest) want(reply string, say []byte) {
+	h.t.Helper()
+	if err := h.c.SetDeadline(time.Now().Add(patience)); err != nil {
+		h.t.Fatal(err)
+	}
+	if _, err := h.c.Write(say); err != nil {
+		h.t.Fatal(err)
+	}
+	b := make([]byte, len(reply))
+	if n, err := io.ReadFull(h.r, b); err != nil || string(b) != reply {
+		h.t.Fatalf("%.60q: %.200q, %v, want %.60q", say, b[:n], err, reply)
+	}
+}
+
+// TestBuffersAreBounded makes the attacks with few bytes that took all memory: values that are asked
+// for and not read, and values that are sent by halves. The documented bound holds, a client
+// beside them is served, with values of 1 MiB too, and afterwards all is as it was.
+func TestBuffersAreBounded(t *testing.T) {
+	const (
+		buffers  = 128 << 20
+		valueLen = 16 << 20
+		attacker = 40
+		// Each connection has some buffers of its own, and a session keeps some for long values.
+		bound = buffers + attacker*(256<<10) + 2*(64<<20)
+	)
+	value := strings.Repeat("v", valueLen)
+	mib := strings.Repeat("m", 1<<20)
+	var many strings.Builder // 60 lookups of 1 MiB
+	many.WriteString("get")
+	for i := range 60 {
+		fmt.Fprintf(&many, " m%d", i)
+	}
+	many.WriteString("\r\n")
+	env, _ := runtimeDir(t)
+	for name, a := range map[string]struct {
+		protocol string
+		say      []byte
+	}{
+		"replies":         {"redis", bytes.Repeat(redisCommand("GET", "big"), 4)},
+		"replies of MGET": {"redis", redisCommand("MGET", "big", "big", "big", "m1", "m2", "big")},
+		"EXEC":            {"redis", slicesConcat(redisCommand("MULTI"), bytes.Repeat(redisCommand("GET", "big"), 4), redisCommand("EXEC"))},
+		"APPEND":          {"redis", bytes.Repeat(redisCommand("APPEND", "big2", "x"), 4)},
+		"SETRANGE":        {"redis", bytes.Repeat(redisCommand("SETRANGE", "big3", strconv.Itoa(valueLen-1), "x"), 4)},
+		"half of a SET":   {"redis", append(fmt.Appendf(nil, "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n", valueLen), value[:valueLen-1]...)},
+		"small replies":   {"redis", bytes.Repeat(redisCommand("GET", "m1"), 100)},
+		"lookups":         {"memcached", []byte(many.String())},
+		"gat":             {"memcached", []byte("gat 0 big2 big2 big2\r\n")},
+		"half of a set":   {"memcached", append([]byte("set k 0 0 1000000\r\n"), mib[:999_999]...)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, env, "dev", "--memnodes=1", "--memory=1GiB", "--buffer-memory=128MiB", "--lease=2s",
+				"--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=off")
+			h, m := newHonest(t, p.kv["redis"]), newHonest(t, p.kv["memcached"])
+			for _, k := range []string{"big", "big2"} {
+				h.want("+OK\r\n", redisCommand("SET", k, value))
+			}
+			for i := range 60 {
+				if a.protocol == "memcached" || i < 3 {
+					h.want("+OK\r\n", redisCommand("SET", fmt.Sprint("m", i), mib))
+				}
+			}
+			before := anonymous(t, p.cmd.Process.Pid)
+			most := before
+			sample := func() { most = max(most, anonymous(t, p.cmd.Process.Pid)) }
+
+			attackers := attack(t, p.kv[a.protocol], attacker, a.say)
+			serve := func() {
+				t.Helper()
+				h.want("+OK\r\n", redisCommand("SET", "small", "s"))
+				h.want("$1\r\ns\r\n", redisCommand("GET", "small"))
+				m.want("VALUE small 0 1\r\ns\r\nEND\r\n", []byte("get small\r\n"))
+				h.want("+OK\r\n", redisCommand("SET", "mine", mib))
+				h.want(fmt.Sprintf("$%d\r\n%s\r\n", len(mib), mib), redisCommand("GET", "mine"))
+				m.want(fmt.Sprintf("VALUE mine 0 %d\r\n%s\r\nEND\r\n", len(mib), mib), []byte("get mine\r\n"))
+				sample()
+			}
+			for range 8 {
+				serve()
+				time.Sleep(50 * time.Millisecond) // an attack has its time; nothing waits for it
+			}
+			t.Logf("%d MiB before, %d MiB more at most", before>>20, (most-before)>>20)
+			if grown := most - before; grown > bound*6/5 && !raceEnabled { // which has memory of its own for every byte
+				t.Errorf("%d MiB more, at most %d MiB are due", grown>>20, bound>>20)
+			}
+			for _, c := range attackers {
+				_ = c.Close()
+			}
+			// The long value was there all the time; what the attackers still had to be done may go first.
+			for until := time.Now().Add(2 * patience); ; {
+				if got := redis(t, "tcp", p.kv["redis"], nil, "STRLEN big"); got == fmt.Sprint(":", valueLen) {
+					break
+				} else if !strings.Contains(got, "out of buffer memory") || time.Now().After(until) {
+					t.Fatalf("afterwards: %q", got)
+				}
+			}
+			newHonest(t, p.kv["redis"]).want("$1\r\ns\r\n", redisCommand("GET", "small"))
+			newHonest(t, p.kv["memcached"]).want("VALUE small 0 1\r\ns\r\nEND\r\n", []byte("get small\r\n"))
+			serve()
+			if log := p.stderr.String(); strings.Contains(log, "bug") || strings.Contains(log, "lease") {
+				t.Errorf("%s", log)
+			}
+		})
+	}
+}
+
+func slicesConcat(b ...[]byte) []byte { return bytes.Join(b, nil) }
+
+// TestOpenFilesAreKept: connections that fill max-connections, or all that RLIMIT_NOFILE allows,
+// leave descriptors to the store's own sessions and to health.
+func TestOpenFilesAreKept(t *testing.T) {
+	env, _ := runtimeDir(t)
+	const files = 400
+	t.Setenv("KVD_TEST_FILES", strconv.Itoa(files))
+	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
+	if !strings.Contains(p.stderr.String(), "RLIMIT_NOFILE=400") {
+		t.Errorf("it does not tell of its limit: %s", p.stderr)
+	}
+	for _, addr := range []string{p.kv["redis"], p.kv["memcached"]} {
+		attack(t, addr, files, []byte("version\r\n"))
+	}
+	wantPage(t, p.kv["http"], "/readyz", 200)
+	wantPage(t, p.kv["http"], "/metrics", 200, "kvd_gateway_connections_refused_total")
+	for range 3 {
+		roundTrip(t, open(t, p.kv["directory"], "tcp", nil), "k")
+	}
+	if log := p.stderr.String(); strings.Contains(log, "accept failed") || strings.Contains(log, "too many open files") {
+		t.Errorf("%s", log)
+	}
+}
+
+// TestGatewayStops: clients that are busy when it is told to stop learn of every command whether it
+// happened; new ones are taken to the last.
+func TestGatewayStops(t *testing.T) {
+	env, _ := runtimeDir(t)
+	p := start(t, env, "dev", "--memnodes=1", "--memory=64MiB", "--listen=127.0.0.1:0", "--redis=127.0.0.1:0", "--memcached=127.0.0.1:0", "--http=127.0.0.1:0")
+	var wg sync.WaitGroup
+	var done, refused, cut atomic.Int64
+	for i := range 8 {
+		h := newHonest(t, p.kv["redis"])
+		wg.Go(func() {
+			for {
+				if _, err := h.c.Write(redisCommand("INCR", fmt.Sprint("n", i))); err != nil {
+					return
+				}
+				reply, err := h.r.ReadString('\n')
+				switch {
+				case err != nil:
+					cut.Add(1)
+					return
+				case reply[0] == ':':
+					done.Add(1)
+				case strings.HasPrefix(reply, "-LOADING "): // it did not happen
+					refused.Add(1)
+					return
+				default:
+					t.Errorf("%q", reply)
+					return
+				}
+			}
+		})
+	}
+	idle, text := newHonest(t, p.kv["redis"]), newHonest(t, p.kv["memcached"])
+	idle.want("+PONG\r\n", redisCommand("PING"))
+	text.want("MN\r\n", []byte("mn\r\n"))
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []*honest{idle, text} {
+		_ = h.c.SetReadDeadline(time.Now().Add(patience))
+		if b, err := io.ReadAll(h.r); err != nil || len(b) > 0 {
+			t.Errorf("a silent client: %q, %v", b, err)
+		}
+	}
+	newHonest(t, p.kv["redis"]).want("+PONG\r\n", redisCommand("PING"))
+	wantPage(t, p.kv["http"], "/readyz", 503, "stopping")
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	wg.Wait()
+	t.Logf("%d done, %d refused, %d cut off", done.Load(), refused.Load(), cut.Load())
+	if cut.Load() > 0 || refused.Load() == 0 {
+		t.Errorf("%d clients do not know whether their last command happened, %d do", cut.Load(), refused.Load())
+	}
+}

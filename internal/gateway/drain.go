@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	errStopping = "LOADING kvd: the gateway is stopping; nothing was done"
+	// A connection that has said nothing for quietTime is between two commands. While commands are
+	// refused, which is for refuseTime, half of that will do.
+	quietTime, refuseTime = 100 * time.Millisecond, time.Second
+	drainTick             = 10 * time.Millisecond
+)
+
+// Drain lets clients finish before Close. Connections end once their clients are silent for a
+// moment, between two commands; others, and new ones, are served as ever until ctx ends. Then
+// every command is refused, which tells clients for certain that nothing happened, for a second
+// or until nobody is left. A command that has been performed is answered in any case.
+func (g *Gateway) Drain(ctx context.Context) {
+	tick := time.NewTicker(drainTick)
+	defer tick.Stop()
+	quiet := quietTime
+	var refused <-chan time.Time
+	done := ctx.Done()
+	for g.srv.Conns() > 0 {
+		g.finishQuiet(quiet)
+		select {
+		case <-tick.C:
+		case <-done:
+			done = nil
+			g.stopping.Store(true)
+			quiet /= 2
+			refused = time.After(refuseTime)
+		case <-refused:
+			g.finishQuiet(-time.Hour)
+			g.waitGone(refuseTime)
+			return
+		}
+	}
+}
+
+// waitGone waits until there are no connections, for so long.
+func (g *Gateway) waitGone(patience time.Duration) {
+	for until := time.Now().Add(patience); g.srv.Conns() > 0 && time.Now().Before(until); {
+		time.Sleep(drainTick)
+	}
+}
+
+// finishQuiet finishes the connections that have been silent for so long; negative: all.
+func (g *Gateway) finishQuiet(quiet time.Duration) {
+	before := time.Now().Add(-quiet).UnixMilli()
+	g.each(func(c *conn) {
+		active := c.active.Load()
+		if quiet < 0 || active > 0 && active <= before && c.half.Load() == 0 {
+			c.finish()
+		}
+	})
+}
+
+// readCloser is what connections without TLS are.
+type readCloser interface{ CloseRead() error }
+
+// finish makes what has been received the last of the connection: it is performed and answered. Any
+// goroutine may call it.
+func (c *conn) finish() {
+	c.link.Lock()
+	defer c.link.Unlock()
+	if !c.finishing.CompareAndSwap(false, true) {
+		return
+	}
+	if c.link.fd >= 0 {
+		unix.Shutdown(c.link.fd, unix.SHUT_RD) // its loop sees the end behind the rest
+	} else if r, ok := c.link.nc.(readCloser); ok {
+		r.CloseRead()
+	} else {
+		c.link.nc.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+func abs(n int64) int64 { return max(n, -n) }

@@ -1,0 +1,177 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client/clienttest"
+)
+
+// TestBrowsers: a web page that makes a browser post commands here has none of them performed.
+func TestBrowsers(t *testing.T) {
+	var log syncBuffer
+	addr, g := start(t, Options{Databases: fake(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	honest := dial(t, "tcp", addr)
+	for _, request := range []string{
+		"POST / HTTP/1.1\r\nHost: 127.0.0.1:6379\r\nContent-Length: 20\r\n\r\nSET stolen 1\r\nQUIT\r\n",
+		"GET / HTTP/1.1\r\nhost: 127.0.0.1:6379\r\n\r\nSET stolen 1\r\n",
+		"PUT / HTTP/1.1\r\nHOST: x\r\n\r\nSET stolen 1\r\n",
+		"*1\r\n$4\r\npost\r\nSET stolen 1\r\n",
+	} {
+		p := dial(t, "tcp", addr)
+		fmt.Fprint(p, request)
+		got, _ := io.ReadAll(p.r) // or it is reset: there was more to read
+		if bytes.Contains(got, []byte("+OK")) {
+			t.Errorf("%q: %q", request, got)
+		}
+		honest.want(t, "$-1\r\n", "GET", "stolen")
+	}
+	if n := g.m.httpRequests.Load(); n != 4 || strings.Count(log.String(), "speaks HTTP") != 4 {
+		t.Errorf("%d were counted, and logged:\n%s", n, log.String())
+	}
+	honest.want(t, "-ERR wrong number of arguments for 'get' command\r\n", "GET", "/", "HTTP/1.1")
+}
+
+// syncBuffer may be read while others write.
+type syncBuffer struct {
+	sync.Mutex
+	b bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.Lock()
+	defer b.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.Lock()
+	defer b.Unlock()
+	return b.b.String()
+}
+
+// TestGuessing: passwords are tried slowly, are counted and logged, and a client that knows it
+// gets in beside those who guess; who has got in notices nothing.
+func TestGuessing(t *testing.T) {
+	var log syncBuffer
+	addr, g := start(t, Options{Databases: fake(), Password: "secret", Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	in := dial(t, "tcp", addr)
+	in.want(t, "+OK\r\n", "AUTH", "secret")
+	const conns = 20
+	var tried atomic.Int64
+	began := time.Now()
+	for range conns {
+		p := dial(t, "tcp", addr)
+		go func() {
+			for {
+				if _, err := p.Write(encode("AUTH", "default", "guess")); err != nil {
+					return
+				}
+				if _, err := p.r.ReadSlice('\n'); err != nil {
+					return
+				}
+				tried.Add(1)
+			}
+		}()
+	}
+	eventually(t, "they must wait", func() bool { return tried.Load() > conns })
+	late := dial(t, "tcp", addr)
+	late.want(t, "+OK\r\n", "AUTH", "secret")
+	for range 100 {
+		in.want(t, "+PONG\r\n", "PING")
+	}
+	// Each connection has one at a time, which takes guessDelay once there were too many.
+	seconds := int64(time.Since(began)/guessDelay) + 1
+	if n, most := tried.Load(), (seconds+2)*conns+guessFree; n > most {
+		t.Errorf("%d passwords were tried in %d seconds, at most %d are due", n, seconds, most)
+	}
+	if n := g.m.authFails.Load(); n < uint64(tried.Load()) || !strings.Contains(log.String(), `msg="wrong password" peer=127.0.0.1:`) {
+		t.Errorf("%d were counted, and logged:\n%s", n, log.String())
+	}
+}
+
+// TestDrain: a gateway that stops performs nothing that it does not answer, tells for certain of
+// what it does not perform, ends silent connections first, and takes new ones meanwhile.
+func TestDrain(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	g, err := New(Options{Databases: []Database{{"default", store}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.calm = testCalm
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(l) }()
+	addr := l.Addr().String()
+
+	const clients = 20
+	var wg sync.WaitGroup
+	var acked, refused [clients]atomic.Int64
+	for i := range clients {
+		p := dial(t, "tcp", addr)
+		wg.Go(func() {
+			for n := int64(1); ; n++ {
+				k := fmt.Sprint("k", i)
+				if _, err := p.Write(encode("SET", k, fmt.Sprint(n))); err != nil {
+					return
+				}
+				reply, err := p.r.ReadString('\n')
+				switch {
+				case err != nil:
+					return
+				case reply == "+OK\r\n":
+					acked[i].Store(n)
+				case strings.HasPrefix(reply, "-LOADING "):
+					refused[i].Add(1)
+					time.Sleep(2 * quietTime) // as clients do
+				default:
+					t.Errorf("client %d: %q", i, reply)
+					return
+				}
+			}
+		})
+	}
+	silent := dial(t, "tcp", addr)
+	silent.want(t, "+PONG\r\n", "PING")
+	eventually(t, "all are at it", func() bool {
+		for i := range acked {
+			if acked[i].Load() < 10 {
+				return false
+			}
+		}
+		return true
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	drained := make(chan struct{})
+	go func() { defer close(drained); g.Drain(ctx) }()
+	silent.closed(t)
+	dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING")
+	cancel()
+	<-drained
+	if n := g.srv.Conns(); n != 0 {
+		t.Errorf("%d connections are left", n)
+	}
+	g.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	for i := range clients {
+		it, err := store.Get(t.Context(), fmt.Append(nil, "k", i))
+		if want := fmt.Sprint(acked[i].Load()); err != nil || string(it.Value) != want || refused[i].Load() == 0 {
+			t.Errorf("client %d: %q was performed and %s answered, %d were refused, %v", i, it.Value, want, refused[i].Load(), err)
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package netsrv
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrBudget: the memory that connections may share is used up.
+var ErrBudget = errors.New("out of buffer memory")
+
+// Budget bounds the memory that connections use for what is large: half of a command,
+// values on their way, replies that nobody reads. What every connection has in any case
+// (some buffers of 64 KiB) is not its business.
+//
+// Whoever needs more takes it from the connection's [Share] before the memory is
+// allocated. A share may grow as long as it is no larger than what is left after it. A
+// connection that would still have a modest part only, and has waited for a second in vain, has
+// another one closed: the one that holds the most of those that have held something for longer.
+//
+// Memory that was dropped counts until the garbage collector has had it, and the
+// collector is made to run when it is needed. A Budget's methods may be called
+// concurrently.
+type Budget struct {
+	total   int64
+	used    atomic.Int64 // by shares
+	garbage atomic.Int64 // dropped, and perhaps not collected yet
+	collect sync.Mutex
+
+	waiters atomic.Int32
+	mu      struct {
+		sync.Mutex
+		freed  chan struct{} // closed when memory is given back; nil: nobody waits
+		shares map[*Share]struct{}
+		closed time.Time // when a connection was last closed for others
+	}
+}
+
+const (
+	// hogPatience is how long a connection waits before it has another closed; hogPause is
+	// between two of them.
+	hogPatience, hogPause = time.Second, 100 * time.Millisecond
+	// modest parts are an equal part, or one so-many-th if that is more.
+	modest = 32
+)
+
+// DefaultBudget is the bytes of a Budget whose size nobody chose.
+const DefaultBudget = 1 << 30
+
+// NewBudget makes a Budget of so many bytes; 0 means DefaultBudget.
+func NewBudget(bytes int64) *Budget {
+	if bytes <= 0 {
+		bytes = DefaultBudget
+	}
+	return &Budget{total: bytes}
+}
+
+// Total is the Budget's size in bytes.
+func (b *Budget) Total() int64 { return b.total }
+
+// Used is how many bytes connections have taken.
+func (b *Budget) Used() int64 { return b.used.Load() }
+
+// Share is what one connection has of a Budget. Its methods may be called concurrently.
+type Share struct {
+	b     *Budget
+	held  atomic.Int64
+	since atomic.Int64 // Unix ns when it came to hold something
+	gone  atomic.Bool  // its connection is being closed
+	evict func(bytes int64)
+}
+
+// Share makes the share of a connection, which holds nothing yet. evict is called, in a goroutine
+// of another connection, if this one, which holds so many bytes, is to be closed for others;
+// it must not block.
+func (b *Budget) Share(evict func(bytes int64)) *Share {
+	s := &Share{b: b, evict: evict}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.shares == nil {
+		b.mu.shares = make(map[*Share]struct{})
+	}
+	b.mu.shares[s] = struct{}{}
+	return s
+}
+
+// Close forgets the share, which must hold nothing.
+func (s *Share) Close() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	delete(s.b.mu.shares, s)
+}
+
+// makeRoom closes a connection for s, which wants n more bytes since a time, if that is due.
+func (s *Share) makeRoom(n int64, since time.Time) {
+	b := s.b
+	old := since.UnixNano()
+	if s.held.Load() > 0 {
+		old = min(old, s.since.Load())
+	}
+	b.mu.Lock()
+	var most *Share
+	holders, bytes := int64(1), int64(0)
+	for x := range b.mu.shares {
+		held := x.held.Load()
+		if held == 0 || x == s || x.gone.Load() {
+			continue
+		}
+		if holders++; held > bytes && x.since.Load() < old {
+			most, bytes = x, held
+		}
+	}
+	now := time.Now()
+	ok := most != nil && s.held.Load()+n <= max(b.total/holders, b.total/modest) && now.Sub(b.mu.closed) >= hogPause
+	if ok {
+		b.mu.closed = now
+		most.gone.Store(true)
+		b.wakeLocked() // it may wait itself
+	}
+	b.mu.Unlock()
+	if ok {
+		most.evict(bytes)
+	}
+}
+
+// Held is how many bytes the share has now.
+func (s *Share) Held() int64 { return s.held.Load() }
+
+// Try takes n bytes, or reports that it may not.
+func (s *Share) Try(n int64) bool {
+	b := s.b
+	if n <= 0 {
+		return true
+	}
+	for {
+		used := b.used.Load()
+		if s.held.Load()+n > b.total-used {
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+n) {
+			break
+		}
+	}
+	if s.held.Add(n) == n {
+		s.since.Store(time.Now().UnixNano())
+	}
+	b.sweep()
+	return true
+}
+
+// sweep runs the garbage collector if what is used and what is garbage would exceed the
+// Budget together.
+func (b *Budget) sweep() {
+	over := func() bool {
+		g := b.garbage.Load()
+		return g > 0 && b.used.Load()+g > b.total
+	}
+	if !over() {
+		return
+	}
+	b.collect.Lock() // once for all who wait for it
+	defer b.collect.Unlock()
+	if over() {
+		was := b.garbage.Load()
+		runtime.GC()
+		b.garbage.Add(-was)
+	}
+}
+
+// Take is Try, but waits for up to patience, or until ctx ends, while it may not. Its error
+// is ErrBudget or the context's.
+func (s *Share) Take(ctx context.Context, n int64, patience time.Duration) error {
+	if s.Try(n) {
+		return nil
+	}
+	b := s.b
+	b.waiters.Add(1)
+	defer b.waiters.Add(-1)
+	since := time.Now()
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	hog := time.NewTimer(hogPatience)
+	defer hog.Stop()
+	for {
+		b.mu.Lock()
+		if b.mu.freed == nil {
+			b.mu.freed = make(chan struct{})
+		}
+		freed := b.mu.freed
+		b.mu.Unlock()
+		switch {
+		case s.gone.Load():
+			return ErrBudget
+		case s.Try(n): // what was given back before the channel was made
+			return nil
+		}
+		select {
+		case <-freed:
+		case <-hog.C:
+			s.makeRoom(n, since)
+			hog.Reset(hogPause)
+		case <-t.C:
+			return ErrBudget
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// wakeLocked wakes all who wait.
+func (b *Budget) wakeLocked() {
+	if b.mu.freed != nil {
+		close(b.mu.freed)
+		b.mu.freed = nil
+	}
+}
+
+// Give gives back n bytes of memory that goes on to other uses, or that the garbage collector
+// has no part in.
+func (s *Share) Give(n int64) {
+	if n <= 0 {
+		return
+	}
+	b := s.b
+	s.held.Add(-n)
+	b.used.Add(-n)
+	if b.waiters.Load() == 0 {
+		return
+	}
+	b.mu.Lock()
+	b.wakeLocked()
+	b.mu.Unlock()
+}
+
+// Drop gives back n bytes of memory that is garbage from now on.
+func (s *Share) Drop(n int64) {
+	if n > 0 {
+		s.b.garbage.Add(n)
+		s.Give(n)
+	}
+}

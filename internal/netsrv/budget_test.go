@@ -1,0 +1,105 @@
+package netsrv
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestBudgetIsShared: whoever wants a modest part gets it, however many take all they can and give
+// nothing back.
+func TestBudgetIsShared(t *testing.T) {
+	const total, part = 1 << 20, 4 << 10
+	b := NewBudget(total)
+	closed := 0
+	for range 100 {
+		var s *Share
+		s = b.Share(func(bytes int64) {
+			if closed++; bytes != s.Held() || bytes <= part {
+				t.Errorf("one was closed that holds %d of %d bytes", s.Held(), bytes)
+			}
+			s.Drop(bytes)
+			s.Close()
+		})
+		for n := int64(total); n > 0; n /= 2 {
+			for s.Try(n) {
+			}
+		}
+	}
+	if used := b.Used(); used > total {
+		t.Errorf("%d bytes are used", used)
+	}
+	s := b.Share(func(int64) { t.Error("the modest one was closed") })
+	if err := s.Take(t.Context(), part, time.Minute); err != nil || closed == 0 {
+		t.Errorf("%v, %d were closed", err, closed)
+	}
+	if err := s.Take(t.Context(), total-part, 2*time.Second); !errors.Is(err, ErrBudget) {
+		t.Errorf("all of it for one: %v", err)
+	}
+	if s := NewBudget(total).Share(nil); !s.Try(total) || s.Try(1) {
+		t.Error("a lone connection may have all and no more")
+	}
+}
+
+// TestBudgetWaits: who may not have memory gets it when others give theirs back.
+func TestBudgetWaits(t *testing.T) {
+	b := NewBudget(100)
+	a := b.Share(nil)
+	if !a.Try(100) {
+		t.Fatal("refused")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan error)
+	go func() { stopped <- b.Share(nil).Take(ctx, 1, time.Hour) }()
+	cancel()
+	if err := <-stopped; !errors.Is(err, context.Canceled) {
+		t.Errorf("stopped: %v", err)
+	}
+	if err := b.Share(nil).Take(t.Context(), 1, time.Millisecond); !errors.Is(err, ErrBudget) {
+		t.Errorf("no patience: %v", err)
+	}
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			s := b.Share(nil)
+			if err := s.Take(t.Context(), 20, time.Minute); err != nil {
+				t.Error(err)
+			}
+			s.Drop(20)
+		})
+	}
+	a.Give(60)
+	a.Drop(40)
+	wg.Wait()
+	if b.Used() != 0 {
+		t.Errorf("%d bytes are used by nobody", b.Used())
+	}
+}
+
+// TestBudgetCollects: memory that was dropped is not had twice.
+func TestBudgetCollects(t *testing.T) {
+	const each, total = 8 << 20, 64 << 20
+	b := NewBudget(total)
+	s := b.Share(nil)
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	before, most := m.HeapAlloc, uint64(0)
+	for range 100 {
+		if !s.Try(each) {
+			t.Fatal("refused")
+		}
+		p := make([]byte, each)
+		p[0] = 1
+		runtime.ReadMemStats(&m)
+		most = max(most, m.HeapAlloc)
+		runtime.KeepAlive(p)
+		s.Drop(each)
+	}
+	if grown := int64(most - before); grown > total*6/5 {
+		t.Errorf("%d bytes, at most %d are due", grown, total)
+	}
+}
