@@ -119,7 +119,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	n.streams = newStreams(raftLis, raftAddr, opts.TLS)
 	undo = append(undo, n.streams.Close)
 
-	n.store, err = raftstore.Open(raftstore.Options{
+	n.store, err = raftstore.Open(ctx, raftstore.Options{
 		Dir: opts.DataDir, FS: opts.fs, StallTimeout: opts.stallTimeout, Logger: n.log,
 	})
 	if err != nil {

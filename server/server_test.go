@@ -1200,7 +1200,7 @@ func TestSnapshotInstall(t *testing.T) {
 	if err := late.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s, err := raftstore.Open(raftstore.Options{Dir: "data", FS: c.fs[1]})
+	s, err := raftstore.Open(t.Context(), raftstore.Options{Dir: "data", FS: c.fs[1]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1268,7 +1268,7 @@ func TestStalledLeaderGivesWay(t *testing.T) {
 
 func newTestMachine(t *testing.T, fs vfs.FS) (*machine, *raftstore.Store) {
 	t.Helper()
-	s, err := raftstore.Open(raftstore.Options{Dir: "data", FS: fs})
+	s, err := raftstore.Open(t.Context(), raftstore.Options{Dir: "data", FS: fs})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -124,6 +124,10 @@ func explain(err error) error {
 		return fmt.Errorf("%w: this machine has no such address", err)
 	case errors.Is(err, raftstore.ErrLocked):
 		return fmt.Errorf("%w: is another kvd running on it?", err)
+	case errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%w: make room on that disk and start again", err)
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w: mount it for writing and start again", err)
 	}
 	return err
 }
