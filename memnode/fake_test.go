@@ -47,6 +47,7 @@ type directory struct {
 	regions    []*dirpb.WantRegion
 	fence      []uint32
 	forget     bool // answer the next heartbeat with unknown_node
+	left       *dirpb.LeaveNodeRequest
 	clusterID  string
 
 	registered   []*dirpb.RegisterNodeRequest
@@ -128,6 +129,10 @@ func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ..
 	d.change(func() {
 		d.heartbeats++
 		d.last = r
+		if d.left != nil {
+			rep.UnknownNode = true
+			return
+		}
 		if d.forget {
 			d.forget, rep.UnknownNode = false, true
 			return
@@ -140,6 +145,12 @@ func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ..
 		rep.FenceSessions = slices.Clone(d.fence)
 	})
 	return rep, nil
+}
+
+func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ...grpc.CallOption) (*dirpb.LeaveNodeReply, error) {
+	d.change(func() { d.left = r })
+	d.beats(1) // it hears that it is unknown before it hears that nobody uses its memory
+	return &dirpb.LeaveNodeReply{}, nil
 }
 
 func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionRequest, _ ...grpc.CallOption) (*dirpb.PublishRegionReply, error) {

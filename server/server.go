@@ -280,7 +280,8 @@ func (n *Node) Ready(ctx context.Context) error {
 	}
 }
 
-// Close stops the node and waits for it. It is idempotent.
+// Close stops the node and waits for it. A node that leads hands the leadership over
+// first, so that no lease runs out for want of a leader. It is idempotent.
 func (n *Node) Close() error {
 	n.fail(errClosed)
 	<-n.done
@@ -299,6 +300,8 @@ func (n *Node) shutdown() {
 	defer close(n.done)
 	if err := n.Err(); err != nil {
 		n.log.Error("directory: stopping", "id", n.opts.ID, "err", err)
+	} else {
+		n.handOver()
 	}
 	// Answers under way get a moment; streams end with the node's context.
 	stopped := make(chan struct{})

@@ -61,6 +61,7 @@ type Command struct {
 	//	*Command_CreatePg
 	//	*Command_SetNamespace
 	//	*Command_TakeBack
+	//	*Command_LeaveNode
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -335,6 +336,15 @@ func (x *Command) GetTakeBack() *TakeBack {
 	return nil
 }
 
+func (x *Command) GetLeaveNode() *dirpb.LeaveNodeRequest {
+	if x != nil {
+		if x, ok := x.Op.(*Command_LeaveNode); ok {
+			return x.LeaveNode
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -439,6 +449,10 @@ type Command_TakeBack struct {
 	TakeBack *TakeBack `protobuf:"bytes,26,opt,name=take_back,json=takeBack,proto3,oneof"`
 }
 
+type Command_LeaveNode struct {
+	LeaveNode *dirpb.LeaveNodeRequest `protobuf:"bytes,60,opt,name=leave_node,json=leaveNode,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -488,6 +502,8 @@ func (*Command_CreatePg) isCommand_Op() {}
 func (*Command_SetNamespace) isCommand_Op() {}
 
 func (*Command_TakeBack) isCommand_Op() {}
+
+func (*Command_LeaveNode) isCommand_Op() {}
 
 // Init names the cluster; only the first one counts.
 type Init struct {
@@ -2966,7 +2982,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\x97\f\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xdc\f\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -2998,7 +3014,9 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"removeNode\x123\n" +
 	"\tcreate_pg\x18\x18 \x01(\v2\x14.kvd.fsm.v1.CreatePGH\x00R\bcreatePg\x12L\n" +
 	"\rset_namespace\x18\x19 \x01(\v2%.kvd.directory.v1.SetNamespaceRequestH\x00R\fsetNamespace\x123\n" +
-	"\ttake_back\x18\x1a \x01(\v2\x14.kvd.fsm.v1.TakeBackH\x00R\btakeBackB\x04\n" +
+	"\ttake_back\x18\x1a \x01(\v2\x14.kvd.fsm.v1.TakeBackH\x00R\btakeBack\x12C\n" +
+	"\n" +
+	"leave_node\x18< \x01(\v2\".kvd.directory.v1.LeaveNodeRequestH\x00R\tleaveNodeB\x04\n" +
 	"\x02op\"F\n" +
 	"\x04Init\x12\x1d\n" +
 	"\n" +
@@ -3265,14 +3283,15 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Snapshot)(nil),                     // 37: kvd.fsm.v1.Snapshot
 	(*dirpb.PublishRegionRequest)(nil),   // 38: kvd.directory.v1.PublishRegionRequest
 	(*dirpb.SetNamespaceRequest)(nil),    // 39: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.RegisterNodeRequest)(nil),    // 40: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 41: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 42: kvd.directory.v1.ReturnedRun
-	(dirpb.JobKind)(0),                   // 43: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 44: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 45: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 46: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 47: kvd.directory.v1.SessionLife
+	(*dirpb.LeaveNodeRequest)(nil),       // 40: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.RegisterNodeRequest)(nil),    // 41: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 42: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 43: kvd.directory.v1.ReturnedRun
+	(dirpb.JobKind)(0),                   // 44: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 45: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 46: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 47: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 48: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	1,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -3300,29 +3319,30 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	24, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
 	39, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
 	9,  // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	26, // 25: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	40, // 26: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	41, // 27: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	42, // 28: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	10, // 29: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	43, // 30: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	44, // 31: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	33, // 32: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	28, // 33: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	31, // 34: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	44, // 35: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	29, // 36: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	30, // 37: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	45, // 38: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	46, // 39: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	47, // 40: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	35, // 41: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	36, // 42: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	43, // [43:43] is the sub-list for method output_type
-	43, // [43:43] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	40, // 25: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	26, // 26: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	41, // 27: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	42, // 28: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	43, // 29: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	10, // 30: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	44, // 31: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	45, // 32: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	33, // 33: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	28, // 34: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	31, // 35: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	45, // 36: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	29, // 37: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	30, // 38: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	46, // 39: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	47, // 40: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	48, // 41: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	35, // 42: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	36, // 43: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	44, // [44:44] is the sub-list for method output_type
+	44, // [44:44] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -3356,6 +3376,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_CreatePg)(nil),
 		(*Command_SetNamespace)(nil),
 		(*Command_TakeBack)(nil),
+		(*Command_LeaveNode)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
