@@ -28,6 +28,7 @@ type app struct {
 	stdout, stderr io.Writer
 	// given tells whether the user set a setting of the role that runs.
 	given func(key string) bool
+	live  live
 }
 
 // usageError is the user's to mend.
@@ -99,6 +100,7 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
+		defer a.onHangup(s, loader(r, *file, cmd.Flags()))()
 		err = serve(cmd.Context())
 		if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
 			return nil // stopped while it started

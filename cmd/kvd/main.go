@@ -7,7 +7,7 @@
 //
 // On stdout a role prints one line, `ready` with its addresses, when it serves;
 // logs go to stderr. SIGTERM and SIGINT stop it with exit status 0; a second
-// one ends the process at once. Exit status 1 is a failure, 2 a mistake in
+// one ends the process at once. SIGHUP reloads (reload.go). Exit status 1 is a failure, 2 a mistake in
 // the command line or the configuration.
 package main
 
