@@ -119,11 +119,20 @@ nemesis-memory: ## writers, deleters and kills for NEMESIS_MEMORY (10m), as root
 	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
 	KVD_NEMESIS_MEMORY=$(NEMESIS_MEMORY) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesisMemory$$' ./internal/nemesis $(NEMESIS_FLAGS)
 
+NEMESIS_STATES ?= 30s
+
+.PHONY: nemesis-states
+nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a restart of everything, as root
+	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
+	KVD_NEMESIS_STATES=$(NEMESIS_STATES) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesisStates$$' ./internal/nemesis $(NEMESIS_FLAGS)
+
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
 	$(MAKE) nemesis NEMESIS=40s
 	$(MAKE) nemesis NEMESIS=20s NEMESIS_FLAGS="-provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
+	$(MAKE) nemesis NEMESIS_FLAGS="-stops 2"
+	$(MAKE) nemesis-states NEMESIS_STATES=7s
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider tcp"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider shm"
 	$(MAKE) nemesis-memory NEMESIS_MEMORY=40s

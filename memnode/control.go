@@ -124,6 +124,9 @@ func (n *Node) serve(reg *registration) bool {
 			return false
 		case err != nil:
 			n.exchanged("heartbeat", err)
+		case rep.GetUnknownNode() && n.leaving.Load():
+			<-n.ctx.Done() // sessions may still use the regions
+			return false
 		case rep.GetUnknownNode():
 			return true
 		default:

@@ -47,6 +47,7 @@ type directory struct {
 	regions    []*dirpb.WantRegion
 	fence      []uint32
 	forget     bool // answer the next heartbeat with unknown_node
+	left       *dirpb.LeaveNodeRequest
 	clusterID  string
 	mute       bool     // says nothing of sessions
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
@@ -155,6 +156,10 @@ func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ..
 	d.change(func() {
 		d.heartbeats++
 		d.last = r
+		if d.left != nil {
+			rep.UnknownNode = true
+			return
+		}
 		if d.forget {
 			d.forget, rep.UnknownNode = false, true
 			return
@@ -167,6 +172,12 @@ func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ..
 		rep.FenceSessions, rep.Sessions = slices.Clone(d.fence), d.sessions()
 	})
 	return rep, nil
+}
+
+func (d *directory) LeaveNode(_ context.Context, r *dirpb.LeaveNodeRequest, _ ...grpc.CallOption) (*dirpb.LeaveNodeReply, error) {
+	d.change(func() { d.left = r })
+	d.beats(1) // it hears that it is unknown before it hears that nobody uses its memory
+	return &dirpb.LeaveNodeReply{}, nil
 }
 
 func (d *directory) PublishRegion(_ context.Context, r *dirpb.PublishRegionRequest, _ ...grpc.CallOption) (*dirpb.PublishRegionReply, error) {

@@ -188,6 +188,7 @@ type Node struct {
 	// publication.
 	seq atomic.Uint64
 
+	leaving   atomic.Bool // Leave was called: the directory may disown this life
 	closeOnce sync.Once
 	closeErr  error
 
@@ -323,6 +324,35 @@ func (n *Node) Ready(ctx context.Context) error {
 		return fmt.Errorf("memory node %q is not ready: %w: %w", n.o.Name, context.Cause(ctx), n.mu.err)
 	}
 	return fmt.Errorf("memory node %q is not ready: %w", n.o.Name, context.Cause(ctx))
+}
+
+// leaveTimeout bounds a goodbye: a directory that does not answer must not keep a process
+// from ending.
+const leaveTimeout = 5 * time.Second
+
+// Leave says goodbye to the directory, which takes this process's memory out of use now
+// rather than when its lease has run out, and returns when no session uses it. Until Close
+// the regions are served as before. It gives up after 5 s, or when ctx ends; an error says
+// that sessions may still use the memory.
+func (n *Node) Leave(ctx context.Context) error {
+	n.leaving.Store(true)
+	n.mu.Lock()
+	reg := n.mu.reg
+	n.mu.Unlock()
+	if reg == nil {
+		return nil // nobody was told of any memory
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	err := n.o.Directory.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.LeaveNode(ctx, &dirpb.LeaveNodeRequest{NodeId: reg.nodeID, Incarnation: reg.incarnation})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("memory node %q: leave: %w", n.o.Name, err)
+	}
+	n.log.Info("memory node left the directory", "node_id", reg.nodeID, "incarnation", reg.incarnation)
+	return nil
 }
 
 // Close fences every peer, deregisters and frees every region and returns when

@@ -528,6 +528,43 @@ func TestUnknownNode(t *testing.T) {
 	mustDial(t, dir, "tcp", token.Grant{Session: 9, Namespace: 1}, 0)
 }
 
+// A node that has said goodbye serves its regions until it is closed, though the directory
+// does not know it any more.
+func TestLeave(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, 1<<20, "tcp")
+	dir.want(1, 1)
+	k := dir.keys(1, "tcp")
+	l := mustDial(t, dir, "tcp", rw, 0)
+	if err := n.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if dir.left.GetNodeId() != 1 || dir.left.GetIncarnation() != dir.registered[0].Incarnation {
+		t.Errorf("goodbye %v of %v", dir.left, dir.registered[0])
+	}
+	if err := l.write(k.HeapRkey, k.HeapBase, "late"); err != nil {
+		t.Errorf("a WRITE of a session that has not heard yet: %v", err)
+	}
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if len(dir.registered) != 1 {
+		t.Error("it registered again")
+	}
+}
+
+// Without a directory a goodbye takes a moment, not for ever, and says so.
+func TestLeaveUnheard(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := open(t, dir, 1<<20, "tcp")
+	dir.want(1, 1)
+	dir.keys(1, "tcp")
+	dir.change(func() { dir.down = true })
+	if err := n.Leave(t.Context()); !errors.Is(err, errDown) {
+		t.Errorf("goodbye to nobody: %v", err)
+	}
+}
+
 // Regions outlive the wait for a peer that cannot be fenced, and so does the
 // old life: the node does not register before.
 func TestUnknownNodeWaitsForFence(t *testing.T) {

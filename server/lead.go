@@ -227,6 +227,54 @@ func (n *Node) plan(ctx context.Context, l *leadership) {
 	}
 }
 
+// handOver makes another node the leader before this one stops, and returns when that is
+// known, for which callers need this node's answers: until then they are told that it does
+// not lead. It gives up after a few elections' time, when those who are left elect a leader
+// by themselves.
+func (n *Node) handOver() {
+	if n.raft.State() != raft.Leader {
+		return
+	}
+	var others []raft.Server
+	for id, m := range n.members() {
+		if id != n.opts.ID && m.Suffrage == raft.Voter {
+			others = append(others, m)
+		}
+	}
+	if len(others) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), handOverElections*n.opts.ElectionTimeout)
+	defer cancel()
+	// The node's context has ended, so nothing is proposed any more. A step down would give
+	// unknown outcomes to what was proposed and is not committed.
+	err := wait(ctx, n.raft.Barrier(enqueueTimeout))
+	// Raft prefers whoever has most of the log, which may be one that is dead.
+	if err == nil {
+		err = wait(ctx, n.raft.LeadershipTransfer())
+	}
+	for _, m := range others {
+		if ctx.Err() != nil || n.raft.State() != raft.Leader {
+			break
+		}
+		err = wait(ctx, n.raft.LeadershipTransferToServer(m.ID, m.Address))
+	}
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for n.leaderGRPC() == "" {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			n.log.Warn("directory: stopping, but no other node leads yet", "id", n.opts.ID, "err", errors.Join(err, ctx.Err()))
+			return
+		}
+	}
+	n.log.Info("directory: handed over", "id", n.opts.ID, "leader", n.leaderGRPC())
+}
+
+// handOverElections is how many election timeouts a hand-over may take.
+const handOverElections = 5
+
 // wait returns f's error, or ctx's while f goes on by itself. Raft settles every
 // future when it loses its leadership or shuts down, so the goroutine ends.
 func wait(ctx context.Context, f raft.Future) error {
@@ -244,7 +292,7 @@ func wait(ctx context.Context, f raft.Future) error {
 // status: not the leader and Unavailable with "nothing was done" mean that it did not
 // happen, any other that the outcome is unknown. What the state machine refused is in the Result.
 func (n *Node) propose(ctx context.Context, l *leadership, c *fsmpb.Command) (fsm.Result, error) {
-	if n.raft.CurrentTerm() != l.term {
+	if n.raft.CurrentTerm() != l.term || n.ctx.Err() != nil {
 		return fsm.Result{}, n.notLeader()
 	}
 	c.Term = l.term

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -437,6 +438,62 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		reply.FenceSessions, reply.Sessions = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted()
 	})
 	return reply, nil
+}
+
+// LeaveNode takes the memory of a process that is about to stop out of use, and waits until
+// nobody uses it.
+func (n *Node) LeaveNode(ctx context.Context, q *dirpb.LeaveNodeRequest) (*dirpb.LeaveNodeReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	c := &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: q}}
+	if !n.awaitIdle(ctx, l, q.NodeId) {
+		c = &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: q.NodeId, Incarnation: q.Incarnation}}}
+	}
+	_, err = n.do(ctx, l, c)
+	if err != nil && status.Code(err) != codes.NotFound { // it may be down already
+		return nil, err
+	}
+	for {
+		changed := n.machine.change()
+		var used bool
+		n.machine.view(func(s *fsm.State) {
+			m := s.Node(q.NodeId)
+			used = m.GetIncarnation() == q.Incarnation && m.GetState() == dirpb.NodeState_NODE_UP ||
+				slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return pg.State == dirpb.PGState_PG_FROZEN })
+		})
+		if !used {
+			return &dirpb.LeaveNodeReply{}, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case <-n.ctx.Done():
+			return nil, n.notLeader()
+		}
+		if n.raft.CurrentTerm() != l.term {
+			return nil, n.notLeader()
+		}
+	}
+}
+
+// awaitIdle waits until a memory node may leave its placement groups; false: they are busy
+// for too long.
+func (n *Node) awaitIdle(ctx context.Context, l *leadership, node uint32) bool {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); ; {
+		var idle, late bool
+		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+			idle, late = x.MayLeave(s, now, node), time.Since(began) > x.Patience()
+		})
+		if idle || late || ctx.Err() != nil || n.ctx.Err() != nil {
+			return idle
+		}
+		<-tick.C
+	}
 }
 
 // PublishRegion makes a region's keys part of the map.

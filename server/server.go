@@ -120,7 +120,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	n.streams = newStreams(raftLis, raftAddr, opts.TLS, n.log)
 	undo = append(undo, n.streams.Close)
 
-	n.store, err = raftstore.Open(raftstore.Options{
+	n.store, err = raftstore.Open(ctx, raftstore.Options{
 		Dir: opts.DataDir, FS: opts.fs, StallTimeout: opts.stallTimeout, Logger: n.log,
 	})
 	if err != nil {
@@ -283,7 +283,8 @@ func (n *Node) Ready(ctx context.Context) error {
 	}
 }
 
-// Close stops the node and waits for it. It is idempotent.
+// Close stops the node and waits for it. A node that leads hands the leadership over
+// first, so that no lease runs out for want of a leader. It is idempotent.
 func (n *Node) Close() error {
 	n.fail(errClosed)
 	<-n.done
@@ -302,6 +303,8 @@ func (n *Node) shutdown() {
 	defer close(n.done)
 	if err := n.Err(); err != nil {
 		n.log.Error("directory: stopping", "id", n.opts.ID, "err", err)
+	} else {
+		n.handOver()
 	}
 	// Answers under way get a moment; streams end with the node's context.
 	stopped := make(chan struct{})

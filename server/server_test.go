@@ -22,6 +22,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -883,6 +884,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 			_, err := fc.PublishRegion(ctx, &dirpb.PublishRegionRequest{})
 			return err
 		},
+		"LeaveNode":       func() error { _, err := fc.LeaveNode(ctx, &dirpb.LeaveNodeRequest{}); return err },
 		"RequestSplit":    func() error { _, err := fc.RequestSplit(ctx, &dirpb.RequestSplitRequest{}); return err },
 		"FindWork":        func() error { _, err := fc.FindWork(ctx, &dirpb.FindWorkRequest{}); return err },
 		"ClaimJob":        func() error { _, err := fc.ClaimJob(ctx, &dirpb.ClaimJobRequest{}); return err },
@@ -965,6 +967,126 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// A leader that is closed makes another one first, while it still tells callers that it does
+// not lead, and no command of that time has an unknown outcome.
+func TestLeaderHandsOver(t *testing.T) {
+	c := newCluster(t, 3, forever)
+	newMemnode(t, "m1", 1, c.all)
+	retry(t, "create", c.all(), func(d dirpb.DirectoryClient) error {
+		_, err := d.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "n"})
+		return err
+	})
+	for len(c.all()) > 1 {
+		leader := leaderOf(t, c.all()...)
+		i := c.index(leader)
+		var wg sync.WaitGroup
+		began := make(chan struct{}, 100)
+		for k := range 4 {
+			d := dial(t, leader)
+			wg.Go(func() {
+				for {
+					_, err := d.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", LimitBytes: uint64(k+1) << 20})
+					if status.Code(err) == codes.FailedPrecondition || err != nil && strings.Contains(err.Error(), "connection refused") {
+						return // told that another one leads, or too late
+					}
+					if err != nil {
+						t.Errorf("a command while the leadership is handed over: %v", err)
+						return
+					}
+					select {
+					case began <- struct{}{}:
+					default:
+					}
+				}
+			})
+		}
+		for range 20 {
+			<-began
+		}
+		if err := leader.Close(); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		rest := append(c.all()[:i:i], c.all()[i+1:]...)
+		if len(rest) == 2 && rest[0].raft.State() != raft.Leader && rest[1].raft.State() != raft.Leader {
+			t.Errorf("%s stopped, and nobody leads", leader.opts.ID)
+		}
+		if len(rest) < 2 {
+			return // one of two has no majority
+		}
+		c.mu.Lock()
+		c.nodes = rest
+		c.mu.Unlock()
+	}
+}
+
+// One whose followers are all dead does not wait for ever.
+func TestNobodyToHandOverTo(t *testing.T) {
+	c := newCluster(t, 3, forever)
+	leader := leaderOf(t, c.all()...)
+	for _, n := range c.all() {
+		if n != leader {
+			n.fail(errors.New("killed"))
+			<-n.Done()
+		}
+	}
+	if err := leader.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A memory node that says goodbye is out of use at once, and hears when nobody needs its
+// memory any more.
+func TestLeaveNode(t *testing.T) {
+	n := single(t, vfs.NewMem(), forever)
+	c := dial(t, n)
+	ctx := testCtx(t)
+	var nodes []*memnode
+	for i := range 2 {
+		nodes = append(nodes, newMemnode(t, fmt.Sprint("m", i), 1, just(n)))
+	}
+	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "r2", Replicas: 2}); err != nil {
+		t.Fatal(err)
+	}
+	x, err := c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "r2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes[1].mute.Store(true)
+	q := &dirpb.LeaveNodeRequest{NodeId: nodes[1].id, Incarnation: 1}
+	left := make(chan error, 1)
+	go func() { _, err := c.LeaveNode(ctx, q); left <- err }()
+	acknowledge := func() {
+		t.Helper()
+		q := &dirpb.RenewRequest{SessionId: x.SessionId, AckedMapVersion: statusOf(t, c).Map.Version, Number: numbers.Add(1)}
+		if _, err := c.Renew(ctx, q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "sessions to be told", func() bool { return statusOf(t, c).Map.Nodes[1].Leaving })
+	if state := statusOf(t, c).Map.Pgs[0].State; state != dirpb.PGState_PG_ACTIVE {
+		t.Errorf("%v, though operations may be under way", state)
+	}
+	acknowledge()
+	until(t, "the freeze", func() bool { return statusOf(t, c).Map.Pgs[0].State == dirpb.PGState_PG_FROZEN })
+	select {
+	case err := <-left:
+		t.Fatalf("told that nobody uses the memory: %v; a session does", err)
+	default:
+	}
+	acknowledge()
+	if err := <-left; err != nil {
+		t.Fatal(err)
+	}
+	st := statusOf(t, c).Map
+	if st.Pgs[0].State != dirpb.PGState_PG_ACTIVE || len(st.Pgs[0].Members) != 1 || st.Pgs[0].Members[0].NodeId != nodes[0].id {
+		t.Errorf("placement group %v", st.Pgs[0])
+	}
+	if _, err := c.LeaveNode(ctx, q); err != nil {
+		t.Errorf("a goodbye that is repeated: %v", err)
+	}
 }
 
 func TestRemove(t *testing.T) {
@@ -1221,7 +1343,7 @@ func TestSnapshotInstall(t *testing.T) {
 	if err := late.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s, err := raftstore.Open(raftstore.Options{Dir: "data", FS: c.fs[1]})
+	s, err := raftstore.Open(t.Context(), raftstore.Options{Dir: "data", FS: c.fs[1]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1289,7 +1411,7 @@ func TestStalledLeaderGivesWay(t *testing.T) {
 
 func newTestMachine(t *testing.T, fs vfs.FS) (*machine, *raftstore.Store) {
 	t.Helper()
-	s, err := raftstore.Open(raftstore.Options{Dir: "data", FS: fs})
+	s, err := raftstore.Open(t.Context(), raftstore.Options{Dir: "data", FS: fs})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1562,4 +1684,27 @@ func TestTLS(t *testing.T) {
 // appliedBy reports whether n has applied what leader has.
 func (n *Node) appliedBy(leader *Node) bool {
 	return n.machine.appliedIndex() >= leader.machine.appliedIndex()
+}
+
+// A node that is down makes raft complain many times a second.
+func TestRaftLogIsNoFlood(t *testing.T) {
+	var out bytes.Buffer
+	sink := &logSink{l: slog.New(slog.NewTextHandler(&out, nil)), said: make(map[string]*saying)}
+	for range 500 {
+		sink.Accept("raft", hclog.Error, "failed to heartbeat to", "peer", "d1")
+	}
+	sink.Accept("raft", hclog.Error, "failed to appendEntries to", "peer", "d1")
+	if n := strings.Count(out.String(), "failed to heartbeat to"); n > 2 {
+		t.Errorf("%d lines of one kind in a moment", n)
+	}
+	if n := strings.Count(out.String(), "failed to appendEntries to"); n != 1 {
+		t.Errorf("%d lines of another kind, want 1", n)
+	}
+	now := time.Now().Add(sayPause)
+	if skipped, ok := sink.due("failed to heartbeat to", now); !ok || skipped < 490 {
+		t.Errorf("a second later: %d skipped, %v", skipped, ok)
+	}
+	if _, ok := sink.due("failed to heartbeat to", now.Add(sayPause/2)); ok {
+		t.Error("half a second later it is said again")
+	}
 }

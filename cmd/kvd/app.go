@@ -29,6 +29,7 @@ type app struct {
 	stdout, stderr io.Writer
 	// given tells whether the user set a setting of the role that runs.
 	given func(key string) bool
+	live  live
 }
 
 // usageError is the user's to mend.
@@ -121,6 +122,7 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
+		defer a.onHangup(s, loader(r, *file, cmd.Flags()))()
 		err = serve(cmd.Context())
 		if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
 			return nil // stopped while it started
@@ -146,6 +148,10 @@ func explain(err error) error {
 		return fmt.Errorf("%w: this machine has no such address", err)
 	case errors.Is(err, raftstore.ErrLocked):
 		return fmt.Errorf("%w: is another kvd running on it?", err)
+	case errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%w: make room on that disk and start again", err)
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w: mount it for writing and start again", err)
 	}
 	return err
 }

@@ -44,7 +44,7 @@ ready line says which, and the lines behind it what to type next.`,
 }
 
 func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
-	log := c.Log.Logger(a.stderr)
+	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
 	// What is taken is refused before anything starts.
 	web, err := a.devHTTP(ctx, c, log)

@@ -30,12 +30,12 @@ again, a node remembers its cluster and needs neither.`,
 }
 
 func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
-	log := c.Log.Logger(a.stderr)
+	log := a.logger(c.Log)
 	scrub := c.ScrubInterval
 	if scrub == 0 {
 		scrub = -1 // never; 0 is the library's default
 	}
-	creds, err := c.TLS.Load()
+	creds, err := a.creds(c.TLS.Load)
 	if err != nil {
 		return usageError{err}
 	}

@@ -53,9 +53,9 @@ says otherwise, password or not; listen-tls is for others.`,
 }
 
 func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
-	log := c.Log.Logger(a.stderr)
+	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
-	creds, err := c.TLS.Load()
+	creds, err := a.creds(c.TLS.Load)
 	if err != nil {
 		return usageError{err}
 	}
@@ -73,7 +73,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		log.Info("memcached's protocol is off: a password is set, and it has none")
 	}
 	// What is taken is refused before anything is asked of the store.
-	l, err := listenGateway(ctx, c)
+	l, err := a.listenGateway(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (l listeners) close() error {
 	return errors.Join(errs...)
 }
 
-func listenGateway(ctx context.Context, c *config.Gateway) (l listeners, err error) {
+func (a *app) listenGateway(ctx context.Context, c *config.Gateway) (l listeners, err error) {
 	l = make(listeners)
 	defer func() {
 		if err != nil {
@@ -151,7 +151,7 @@ func listenGateway(ctx context.Context, c *config.Gateway) (l listeners, err err
 		l[x.name] = lis
 	}
 	if l["tls"] != nil {
-		creds, err := c.LoadListenTLS()
+		creds, err := a.creds(c.LoadListenTLS)
 		if err != nil {
 			return nil, usageError{err}
 		}

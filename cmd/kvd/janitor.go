@@ -41,8 +41,8 @@ Every memory node runs one of its own unless its setting janitor is false.`,
 }
 
 func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
-	log := c.Log.Logger(a.stderr)
-	creds, err := c.TLS.Load()
+	log := a.logger(c.Log)
+	creds, err := a.creds(c.TLS.Load)
 	if err != nil {
 		return usageError{err}
 	}

@@ -6,8 +6,9 @@
 // directory.go for how a role looks.
 //
 // On stdout a role prints one line, `ready` with its addresses, when it serves, and kvd dev
-// a few more, for people, that say what to type next; logs go to stderr. SIGTERM and SIGINT stop it with exit status 0; a second
-// one ends the process at once. Exit status 1 is a failure, 2 a mistake in
+// a few more, for people, that say what to type next; logs go to stderr. SIGTERM and SIGINT stop
+// it with exit status 0; a second one ends the process at once. SIGHUP reloads (reload.go). Exit
+// status 1 is a failure, 2 a mistake in
 // the command line or the configuration.
 package main
 

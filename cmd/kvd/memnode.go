@@ -42,13 +42,13 @@ such work, unless janitor is false.`,
 }
 
 func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
-	log := c.Log.Logger(a.stderr)
+	log := a.logger(c.Log)
 	closing := func(what string, fn func() error) {
 		if e := fn(); e != nil {
 			err = errors.Join(err, fmt.Errorf("close %s: %w", what, e))
 		}
 	}
-	creds, err := c.TLS.Load()
+	creds, err := a.creds(c.TLS.Load)
 	if err != nil {
 		return usageError{err}
 	}
@@ -127,6 +127,12 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	defer closing("memory node", n.Close)
+	defer func() {
+		// Operations would stall for a lease otherwise.
+		if err := n.Leave(context.Background()); err != nil {
+			log.Warn("stopping without a goodbye", "err", err)
+		}
+	}()
 	defer notify(log, daemon.SdNotifyStopping)
 
 	if err := web.Register(metrics.MemNode(c.Name, n)); err != nil {

@@ -19,6 +19,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -411,6 +412,27 @@ func attribute(err error, source func(key string) string) error {
 	}
 	walk(err, "")
 	return errors.Join(errs...)
+}
+
+// LogLevel is the setting log.level of s, a role's.
+func LogLevel(s Settings) slog.Level {
+	for _, f := range fields(s) {
+		if f.key == "log.level" {
+			return Log{Level: f.value.String()}.SlogLevel()
+		}
+	}
+	return slog.LevelInfo
+}
+
+// Differ lists the keys in which two settings of one role differ.
+func Differ(a, b Settings) (keys []string) {
+	other := fields(b)
+	for i, f := range fields(a) {
+		if format(f.value) != format(other[i].value) {
+			keys = append(keys, f.key)
+		}
+	}
+	return keys
 }
 
 // YAML writes s as a file that [Load] reads back to the same settings.

@@ -14,7 +14,7 @@ import (
 // says what it left out; other kinds do not suffer.
 func TestLogFloods(t *testing.T) {
 	var out bytes.Buffer
-	h := Log{Level: "info", Format: "text"}.Logger(&out).Handler()
+	h := Log{Level: "info", Format: "text"}.Logger(&out, slog.LevelInfo).Handler()
 	now := time.Unix(1_800_000_000, 0)
 	say := func(text string, attrs ...slog.Attr) {
 		t.Helper()

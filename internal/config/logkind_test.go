@@ -13,7 +13,7 @@ import (
 func TestLogKinds(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		var out bytes.Buffer
-		h := Log{Level: "info", Format: format}.Logger(&out).Handler()
+		h := Log{Level: "info", Format: format}.Logger(&out, slog.LevelInfo).Handler()
 		now := time.Unix(1_800_000_000, 0)
 		for i := range 5000 {
 			for _, text := range []string{fmt.Sprintf("session %d refused", i), fmt.Sprintf("memory node %q is gone", fmt.Sprint("m", i))} {

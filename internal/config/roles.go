@@ -562,11 +562,15 @@ func (t TLS) Load() (*tls.Config, error) {
 	}, nil
 }
 
-// Logger makes the logger that l describes, writing to out. Above level debug it leaves out
-// lines where there are too many of one message.
-func (l Log) Logger(out io.Writer) *slog.Logger {
-	var level slog.Level
+// SlogLevel is the level that l describes.
+func (l Log) SlogLevel() (level slog.Level) {
 	_ = level.UnmarshalText([]byte(strings.ToUpper(l.Level))) // Validate did
+	return level
+}
+
+// Logger makes the logger that l describes, writing to out; its level may change. Above level
+// debug it leaves out lines where there are too many of one message.
+func (l Log) Logger(out io.Writer, level slog.Leveler) *slog.Logger {
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "json" {
 		return slog.New(limitLog(slog.NewJSONHandler(out, o)))

@@ -35,6 +35,7 @@ const (
 	Directory_RegisterNode_FullMethodName    = "/kvd.directory.v1.Directory/RegisterNode"
 	Directory_Heartbeat_FullMethodName       = "/kvd.directory.v1.Directory/Heartbeat"
 	Directory_PublishRegion_FullMethodName   = "/kvd.directory.v1.Directory/PublishRegion"
+	Directory_LeaveNode_FullMethodName       = "/kvd.directory.v1.Directory/LeaveNode"
 	Directory_FindWork_FullMethodName        = "/kvd.directory.v1.Directory/FindWork"
 	Directory_ClaimJob_FullMethodName        = "/kvd.directory.v1.Directory/ClaimJob"
 	Directory_ReportJob_FullMethodName       = "/kvd.directory.v1.Directory/ReportJob"
@@ -71,6 +72,7 @@ type DirectoryClient interface {
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeReply, error)
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatReply, error)
 	PublishRegion(ctx context.Context, in *PublishRegionRequest, opts ...grpc.CallOption) (*PublishRegionReply, error)
+	LeaveNode(ctx context.Context, in *LeaveNodeRequest, opts ...grpc.CallOption) (*LeaveNodeReply, error)
 	// Janitors.
 	FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error)
 	ClaimJob(ctx context.Context, in *ClaimJobRequest, opts ...grpc.CallOption) (*ClaimJobReply, error)
@@ -200,6 +202,16 @@ func (c *directoryClient) PublishRegion(ctx context.Context, in *PublishRegionRe
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PublishRegionReply)
 	err := c.cc.Invoke(ctx, Directory_PublishRegion_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) LeaveNode(ctx context.Context, in *LeaveNodeRequest, opts ...grpc.CallOption) (*LeaveNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LeaveNodeReply)
+	err := c.cc.Invoke(ctx, Directory_LeaveNode_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -366,6 +378,7 @@ type DirectoryServer interface {
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeReply, error)
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatReply, error)
 	PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error)
+	LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error)
 	// Janitors.
 	FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error)
 	ClaimJob(context.Context, *ClaimJobRequest) (*ClaimJobReply, error)
@@ -421,6 +434,9 @@ func (UnimplementedDirectoryServer) Heartbeat(context.Context, *HeartbeatRequest
 }
 func (UnimplementedDirectoryServer) PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method PublishRegion not implemented")
+}
+func (UnimplementedDirectoryServer) LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method LeaveNode not implemented")
 }
 func (UnimplementedDirectoryServer) FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method FindWork not implemented")
@@ -654,6 +670,24 @@ func _Directory_PublishRegion_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).PublishRegion(ctx, req.(*PublishRegionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_LeaveNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LeaveNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).LeaveNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_LeaveNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).LeaveNode(ctx, req.(*LeaveNodeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -952,6 +986,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PublishRegion",
 			Handler:    _Directory_PublishRegion_Handler,
+		},
+		{
+			MethodName: "LeaveNode",
+			Handler:    _Directory_LeaveNode_Handler,
 		},
 		{
 			MethodName: "FindWork",

@@ -8,7 +8,8 @@
 // here are the kernel's sockets, real clocks and real deaths. Start with
 // TestNemesis, which runs when KVD_NEMESIS gives a duration (`make nemesis`), and
 // with harness. TestNemesisMemory asks instead where the memory of killed clients
-// goes (`make nemesis-memory`). The test binary is also the programs that run inside the
+// goes (`make nemesis-memory`), TestNemesisStates what becomes of frozen machines and full disks
+// (`make nemesis-states`). The test binary is also the programs that run inside the
 // namespaces (see TestMain). The harness is one goroutine; watcher, probes and
 // checker guard themselves. Values read from the store belong to whoever read
 // them.

@@ -43,9 +43,13 @@ type settings struct {
 	memory        string
 	clients       int
 	kills         int
-	zombies       int
-	noFence       bool
-	only          []string
+	stops         int
+	// disks gives each directory node a disk of its own, in memory: whose pauses are
+	// nobody's, and which can be full.
+	disks   bool
+	zombies int
+	noFence bool
+	only    []string
 	// soak: clients are soakers, and only they are killed; see soak_test.go.
 	soak bool
 }
@@ -58,6 +62,7 @@ type harness struct {
 	work    string // folder of this run
 	bin     string
 	net     *network
+	mounted []string
 	scope   scope
 	procs   map[string]*proc
 	status  watcher
@@ -138,6 +143,11 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 			}
 		}
 	}
+	for _, d := range h.scope.directories {
+		if err := h.disk(d); err != nil {
+			return h, err
+		}
+	}
 	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, []string{"op"})
 	h.net, err = newNetwork(hex.EncodeToString(id), hosts)
 	if err != nil {
@@ -151,7 +161,7 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 		}
 	}
 	for _, name := range hosts {
-		h.procs[name] = &proc{name: name, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
+		h.procs[name] = &proc{name: name, urgent: s.stops > 0, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
 			h.fail(fmt.Sprintf("%s ended by itself: %v\n%s", p.name, st, tail(p.log, 3000)))
 		}}
 	}
@@ -243,7 +253,7 @@ func (h *harness) launch(name string, ready func()) error {
 	ip := h.net.ip(name)
 	switch name[0] {
 	case 'd':
-		argv := []string{filepath.Join(h.bin, "kvd"), "directory", "--id", name, "--data-dir", filepath.Join(h.work, name),
+		argv := []string{filepath.Join(h.bin, "kvd"), "directory", "--id", name, "--data-dir", filepath.Join(h.work, name, "data"),
 			"--listen", ip + ":7400", "--raft-listen", ip + ":7401", "--lease", h.lease.String(),
 			"--epoch-interval", h.epochInterval.String(), "--scrub-interval", h.lease.String(), "--insecure"}
 		if name == h.scope.directories[0] {
@@ -670,10 +680,16 @@ func (h *harness) close() error {
 		h.endTime()
 		<-h.checked
 	}
+	for _, r := range h.probes.rude() {
+		h.fail(r)
+	}
 	if h.net != nil {
 		errs = append(errs, h.net.close())
 	}
 	h.count()
+	for _, d := range h.mounted {
+		errs = append(errs, run("umount", d))
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stop(nil)
@@ -706,6 +722,7 @@ func (h *harness) summary() string {
 		fmt.Fprintf(&b, ": median %.2f, p99 %.2f, max %.2f leases", leases(percentile(all, 50)), leases(percentile(all, 99)), leases(all[len(all)-1]))
 	}
 	fmt.Fprintf(&b, "\nothers     %d errors on keys that no kill concerns\n", len(h.probes.offends))
+	b.WriteString(h.probes.partingTable())
 	fmt.Fprintf(&b, "check      %s\n", h.result)
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -25,6 +25,7 @@ var (
 	lease    = flag.Duration("lease", 0, "of sessions and memory nodes; 0: 1s, with -zombies 200ms")
 	memory   = flag.String("memory", "256MiB", "that each memory node lends")
 	kills    = flag.Int("kills", 0, "nothing but so many kills of memory nodes")
+	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers and of a memory node, by SIGTERM and by SIGKILL each")
 	zombies  = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
 	noFence  = flag.Bool("no-fence", false, "with -zombies: memory nodes confirm fences that they did not make, and the run must notice within a minute")
 	only     = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
@@ -69,6 +70,8 @@ func TestNemesis(t *testing.T) {
 			err = h.undead()
 		case s.kills > 0:
 			err = h.onlyKills()
+		case s.stops > 0:
+			err = h.onlyStops()
 		default:
 			err = h.mixed()
 		}
@@ -91,7 +94,7 @@ func flagged(t *testing.T, variable, target string) settings {
 		t.Fatalf("%s: %v", variable, err)
 	}
 	s := settings{duration: duration, seed: *seed, provider: *provider, replicas: *replicas, lease: *lease,
-		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, zombies: *zombies, noFence: *noFence}
+		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies, noFence: *noFence}
 	if *only != "" {
 		s.only = strings.Split(*only, ",")
 	}
@@ -145,6 +148,7 @@ func (s *settings) check() error {
 			s.lease = 200 * time.Millisecond
 		}
 	}
+	s.disks = s.disks || s.stops > 0
 	if s.zombies > 0 {
 		s.clients, s.epochInterval = 6, 10*time.Millisecond
 	}
@@ -153,10 +157,10 @@ func (s *settings) check() error {
 		return fmt.Errorf("-provider %q: want tcp or shm", s.provider)
 	case s.replicas < 1 || s.replicas > 3:
 		return fmt.Errorf("-replicas %d: want 1 to 3", s.replicas)
-	case s.kills > 0 && s.zombies > 0:
-		return errors.New("-kills and -zombies: want one")
-	case s.kills > 0 && s.replicas < 2:
-		return errors.New("-kills: a memory node's death costs its data unless there are -replicas 2")
+	case min(s.kills, 1)+min(s.stops, 1)+min(s.zombies, 1) > 1:
+		return errors.New("-kills, -stops and -zombies: want one")
+	case s.kills+s.stops > 0 && s.replicas < 2:
+		return errors.New("-kills, -stops: a memory node's death costs its data unless there are -replicas 2")
 	case s.noFence && s.zombies == 0:
 		return errors.New("-no-fence: want -zombies")
 	}

@@ -27,6 +27,8 @@ type proc struct {
 	ended   chan struct{}
 	asked   *atomic.Bool // to end
 	stopped bool
+	// urgent goes before whatever else the machine does.
+	urgent bool
 }
 
 // start runs argv in the host's namespace. line gets each line of stdout.
@@ -42,6 +44,9 @@ func (p *proc) start(n *network, env, argv []string, line func(string)) error {
 	p.life++
 	fmt.Fprintf(log, "---- life %d of %s\n", p.life, p.name)
 	// ip becomes the program: the process id is the program's.
+	if p.urgent {
+		argv = append([]string{"nice", "-n", "-10"}, argv...)
+	}
 	cmd := exec.Command("ip", append([]string{"netns", "exec", n.ns(p.name)}, argv...)...)
 	cmd.Env, cmd.Stderr = env, log
 	// ^C is for the harness; its own death is everybody's.

@@ -61,6 +61,8 @@ type probes struct {
 	mu      sync.Mutex
 	kills   []*kill
 	offends []string // failures of keys that a kill should not have touched
+	// partings are ends of processes, see onlyStops.
+	partings []*parting
 	// written is the newest call of a Put that succeeded.
 	written map[where]int64
 	last    map[where]probe
@@ -92,6 +94,7 @@ func (s *probes) saw(p probe) {
 	defer s.mu.Unlock()
 	at := where{p.client, p.pg}
 	s.last[at] = p
+	s.partingLocked(p.call, p.retn, p.out, true, p.verb+" of a probe: "+p.errText)
 	if p.verb == verbPut && p.out == outOK {
 		s.written[at] = max(s.written[at], p.call)
 	}
@@ -123,6 +126,9 @@ func (s *probes) touched(h []event) {
 	defer s.mu.Unlock()
 	for i := range h {
 		e := &h[i]
+		if e.Return != 0 {
+			s.partingLocked(e.Call, e.Return, e.Out, false, e.Verb+": "+e.Err)
+		}
 		if e.Out != outNo && e.Out != outUnknown {
 			continue
 		}

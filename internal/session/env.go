@@ -44,7 +44,7 @@ func (t *Task) Route(hash uint64) (index.Route, bool) {
 		return index.Route{}, false
 	}
 	s := v.ShardOf(hash)
-	if s == nil || !s.PG.Active {
+	if s == nil || !s.PG.Active || s.PG.Leaving {
 		return index.Route{}, false
 	}
 	return s.route, true

@@ -28,6 +28,7 @@ type PG struct {
 	index.PG
 	Active                  bool // verbs may be posted
 	Frozen                  bool // active again soon
+	Leaving                 bool // new operations wait: its arbiter is about to stop
 	Members                 []Member
 	RegionBytes, IndexBytes uint64
 	AccessBytes             uint64 // IndexBytes, or 0: no access words
@@ -55,6 +56,7 @@ type Shard struct {
 type Node struct {
 	Incarnation uint64
 	Up          bool
+	Leaving     bool
 }
 
 // View is one version of the map, immutable once installed.
@@ -80,7 +82,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 		if n.GetId() > MaxID {
 			return nil, fmt.Errorf("map %d: node id %d, at most %d", m.GetVersion(), n.GetId(), MaxID)
 		}
-		nodes[n.GetId()] = Node{n.GetIncarnation(), n.GetState() == dirpb.NodeState_NODE_UP}
+		nodes[n.GetId()] = Node{n.GetIncarnation(), n.GetState() == dirpb.NodeState_NODE_UP, n.GetLeaving()}
 	}
 	pgs := make(map[uint32]*PG)
 	var list []*PG
@@ -107,6 +109,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			}
 			pg.Members = append(pg.Members, mem)
 		}
+		pg.Leaving = pg.Active && n > 1 && !p.GetJoining() && nodes[pg.Members[0].Node].Leaving
 		pgs[pg.ID] = pg
 		list = append(list, pg)
 	}

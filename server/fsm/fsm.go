@@ -215,6 +215,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.finishRecall(op.FinishRecall)
 	case *fsmpb.Command_DrainNode:
 		r.Err = s.drainNode(op.DrainNode)
+	case *fsmpb.Command_LeaveNode:
+		r.Err = s.leaveNode(op.LeaveNode)
 	case *fsmpb.Command_RemoveNode:
 		r.Err = s.removeNode(op.RemoveNode)
 	case *fsmpb.Command_TakeBack:

@@ -101,7 +101,7 @@ func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 
 func (s *State) takeDown(n *dirpb.Node, unixMillis int64) {
 	down := proto.CloneOf(n)
-	down.State = dirpb.NodeState_NODE_DOWN
+	down.State, down.Leaving = dirpb.NodeState_NODE_DOWN, false
 	s.putNode(down)
 	s.loseMemory(down, 0, unixMillis)
 }
@@ -120,6 +120,22 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64) {
 	for _, x := range byID(s.sessions) {
 		s.confirm(x, n.Id, n.Incarnation)
 	}
+}
+
+// leaveNode says that a process of a memory node is about to stop. It holds for this
+// incarnation.
+func (s *State) leaveNode(c *dirpb.LeaveNodeRequest) error {
+	n := s.nodes[c.GetNodeId()]
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
+		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
+	}
+	if n.Leaving {
+		return nil
+	}
+	n = proto.CloneOf(n)
+	n.Leaving = true
+	s.putNode(n)
+	return nil
 }
 
 // drainNode says that a memory node is to lose its regions and takes no new one, or that it

@@ -69,7 +69,7 @@ func published(members []*dirpb.Member) bool {
 
 // placeable reports whether a memory node takes new regions.
 func placeable(n *dirpb.Node) bool {
-	return n != nil && n.State == dirpb.NodeState_NODE_UP && !n.Draining
+	return n != nil && n.State == dirpb.NodeState_NODE_UP && !n.Draining && !n.Leaving
 }
 
 // checkPlace returns why a memory node cannot take a region of so many bytes.

@@ -156,6 +156,8 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return &fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{
 			PgId: arg(0), Extent: arg(1), Epoch: uint64(arg(2)), MinEpoch: uint64(arg(3)),
 		}}}
+	case "goodbye": // node
+		return &fsmpb.Command{Op: &fsmpb.Command_LeaveNode{LeaveNode: &dirpb.LeaveNodeRequest{NodeId: arg(0), Incarnation: node.GetIncarnation()}}}
 	case "drain", "undrain":
 		return drain(arg(0), f[0] == "undrain")
 	case "remove":
@@ -200,6 +202,9 @@ func (s *script) changes() string {
 		line := fmt.Sprintf("%s %d", n.State, n.Incarnation)
 		if n.Draining {
 			line += " draining"
+		}
+		if n.Leaving {
+			line += " leaving"
 		}
 		now[fmt.Sprint("node", n.Id)] = line
 	}

@@ -109,6 +109,9 @@ type node struct {
 	incarnation uint64
 	expires     time.Duration
 	stats       *dirpb.NodeStats
+	// When this leader saw that it leaves, and the map then; 0: it does not.
+	leaves  time.Duration
+	leavesV uint64
 }
 
 type session struct {

@@ -64,6 +64,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //   - recalled extents that are scanned, when a reclaim epoch has passed;
 //   - a placement group that holds nothing and waits for memory nodes that are down or
 //     forgotten gets others;
+//   - memory nodes that said goodbye leave their placement groups;
 //   - members: a placement group with too few, or with one on a memory node that
 //     drains, gets a joiner where there is room; one with more than it needs loses one,
 //     best one that drains;
@@ -79,6 +80,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 // group is active, whole, without a job, and every session acknowledged its last change.
 func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	l.awake(now)
+	l.noteLeaving(s, now)
 	p := l.plan(s, now)
 	p.reserve()
 	p.expireNodes()
@@ -91,6 +93,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	p.note()
 	for _, pg := range p.pgs {
 		p.remake(pg)
+		p.part(pg)
 		p.members(pg)
 	}
 	p.asked()
@@ -183,6 +186,12 @@ func (p *plan) expireNodes() {
 		p.add(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation}}},
 			"memory node %q is down: its lease ran out", m.Name)
 	}
+	for _, m := range p.s.Nodes() {
+		if p.gone(m) && !slices.Contains(silent, m) {
+			p.add(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation}}},
+				"memory node %q is down: it said goodbye", m.Name)
+		}
+	}
 	for id := range p.l.nodes {
 		if p.s.Node(id) == nil {
 			delete(p.l.nodes, id)
@@ -263,9 +272,10 @@ func (p *plan) forget() {
 
 // ---- voluntary changes -----------------------------------------------------
 
-// free reports whether a voluntary change of pg may begin.
+// free reports whether a voluntary change of pg may begin: none does before a member that is
+// about to stop has left.
 func (p *plan) free(pg *dirpb.PlacementGroup) bool {
-	return !p.taken[pg.Id] && p.l.paused[pg.Id] == 0 && p.busy(pg) == ""
+	return !p.taken[pg.Id] && p.l.paused[pg.Id] == 0 && p.busy(pg) == "" && !slices.ContainsFunc(pg.Members, p.stops)
 }
 
 // remake gives pg other members if it holds nothing and all it waits for is down: its memory
@@ -398,7 +408,7 @@ func (p *plan) better(a, b *dirpb.Node, taken map[string]bool) bool {
 func (p *plan) usable(n *dirpb.Node, region uint64) bool {
 	lease := p.l.nodes[n.Id]
 	used := n.UsedBytes + p.given[n.Id]
-	return n.State == dirpb.NodeState_NODE_UP && !n.Draining && lease != nil && p.now <= lease.expires &&
+	return n.State == dirpb.NodeState_NODE_UP && !n.Draining && lease != nil && !n.Leaving && p.now <= lease.expires &&
 		n.CapacityBytes >= used && n.CapacityBytes-used >= region
 }
 

@@ -8,11 +8,14 @@
 // may be called concurrently. Byte slices passed in are copied before a call
 // returns; slices handed out belong to the caller.
 //
-// Every write has a deadline. A disk that hangs, or that Pebble declares broken,
+// Every write has a deadline. A disk that hangs, is full, or that Pebble declares broken,
 // fails the store for good ([Store.Failed]), so that a leader on it steps down
 // instead of holding its followers with heartbeats (hashicorp/raft issue 503).
 // A failed store recovers only by being opened again, because what reached the
 // disk is then unknown and raft reads its log afresh.
+//
+// Among what it keeps is the key that signs session tokens, so its files are for their
+// owner alone (files.go).
 //
 // raft.CommitTrackingLogStore is left out on purpose: in raft v1.8.0 a start with
 // RestoreCommittedLogs skips the configuration entries among the committed
@@ -22,9 +25,11 @@
 package raftstore
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"runtime"
 	"sync"
@@ -78,19 +83,21 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("corrupt %s: %s", e.W
 
 // Options configure a Store.
 type Options struct {
-	// Dir is the data folder; it is created if absent. Required.
+	// Dir is the data folder; it is created, with mode 0700, if absent. Required.
 	Dir string
-	// FS is the filesystem. Default vfs.Default.
+	// FS is the filesystem. Default: the operating system's, on which files have mode
+	// 0600; those that others may read or write are given that mode by Open.
 	FS vfs.FS
-	// StallTimeout is the longest a write may take. Default 5 s.
+	// StallTimeout is the longest a write may take, not counting time in which the
+	// process itself stood still. Default 5 s.
 	StallTimeout time.Duration
-	// Logger receives Pebble's warnings and errors. Default: discarded.
+	// Logger receives Pebble's errors. Default: discarded.
 	Logger *slog.Logger
 }
 
 func (o *Options) ensureDefaults() {
 	if o.FS == nil {
-		o.FS = vfs.Default
+		o.FS = ownerOnly{vfs.Default}
 	}
 	if o.StallTimeout == 0 {
 		o.StallTimeout = 5 * time.Second
@@ -118,8 +125,9 @@ type Store struct {
 	db   *pebble.DB
 	lock *pebble.Lock
 
-	failed chan struct{} // closed by the first failure
-	mu     struct {
+	failed  chan struct{} // closed by the first failure
+	closing chan struct{} // closed when the database is
+	mu      struct {
 		sync.Mutex
 		err    error // why the store failed
 		closed bool
@@ -128,37 +136,106 @@ type Store struct {
 	}
 }
 
-// Open opens or creates the store in opts.Dir and locks it.
-func Open(opts Options) (*Store, error) {
+// Open opens or creates the store in opts.Dir and locks it. It does not wait for a disk
+// that Pebble cannot write to, nor beyond ctx: then the folder stays locked until the
+// disk has answered.
+func Open(ctx context.Context, opts Options) (*Store, error) {
 	opts.ensureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	if err := opts.FS.MkdirAll(opts.Dir, 0o700); err != nil {
+	s := &Store{opts: opts, failed: make(chan struct{}), closing: make(chan struct{})}
+	if err := s.own(); err != nil {
 		return nil, fmt.Errorf("data folder %s: %w", opts.Dir, err)
 	}
-	lock, err := pebble.LockDirectory(opts.Dir, opts.FS)
-	if err != nil {
-		return nil, fmt.Errorf("data folder %s: %w (%v)", opts.Dir, ErrLocked, err)
+	opened := make(chan error, 1)
+	go func() {
+		err := ErrBroken
+		defer func() { opened <- err }() // also when pebbleLogger.Fatalf ends the goroutine
+		err = s.load()
+	}()
+	var err error
+	select {
+	case err = <-opened:
+	case <-s.failed:
+	case <-ctx.Done():
+		err = fmt.Errorf("%w while it was being opened", context.Cause(ctx))
 	}
-	s := &Store{opts: opts, lock: lock, failed: make(chan struct{})}
+	if failure := s.Err(); failure != nil {
+		err = failure // the cause of whatever load returned
+	}
+	if err == nil {
+		return s, nil
+	}
+	go func() {
+		<-opened
+		if s.db == nil {
+			_ = s.lock.Close() // the failure is reported below
+			return
+		}
+		s.mu.writes.Wait()
+		_ = s.release()
+	}()
+	return nil, fmt.Errorf("data folder %s: %w", opts.Dir, err)
+}
+
+// own makes the folder, locks it and sees to its files' modes.
+func (s *Store) own() error {
+	if err := s.opts.FS.MkdirAll(s.opts.Dir, 0o700); err != nil {
+		return err
+	}
+	lock, err := pebble.LockDirectory(s.opts.Dir, s.opts.FS)
+	if pe := (*fs.PathError)(nil); errors.As(err, &pe) { // the lock's file cannot be made
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("%w (%v)", ErrLocked, err)
+	}
+	s.lock = lock
+	if o, ok := s.opts.FS.(ownerOnly); ok {
+		mended, err := o.mend(s.opts.Dir)
+		if err != nil {
+			return errors.Join(err, lock.Close())
+		}
+		if mended > 0 {
+			s.opts.Logger.Warn("files of the data folder, which holds the cluster's key, were open to others and are no more",
+				"dir", s.opts.Dir, "files", mended, "mode", fmt.Sprintf("%#o", fileMode))
+		}
+	}
+	return nil
+}
+
+// load opens the database in the folder.
+func (s *Store) load() (err error) {
 	cache := pebble.NewCache(4 << 20)
 	defer cache.Unref()
-	s.db, err = pebble.Open(opts.Dir, &pebble.Options{
-		FS:                 opts.FS,
-		Lock:               lock,
+	s.db, err = pebble.Open(s.opts.Dir, &pebble.Options{
+		FS:                 s.opts.FS,
+		Lock:               s.lock,
 		Cache:              cache,
 		MemTableSize:       4 << 20,
 		Logger:             pebbleLogger{s},
+		EventListener:      &pebble.EventListener{BackgroundError: s.backgroundError},
 		FormatMajorVersion: pebble.FormatNewest,
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("data folder %s: %w", opts.Dir, err), lock.Close())
+		return err
 	}
-	if err := s.dropOrphans(); err != nil {
-		return nil, errors.Join(fmt.Errorf("data folder %s: %w", opts.Dir, err), s.Close())
+	return s.dropOrphans()
+}
+
+// retryPause is how long Pebble waits before it tries again what failed in the
+// background.
+const retryPause = time.Second
+
+// backgroundError fails the store when Pebble cannot write a table. Pebble goes on
+// trying at once and for ever, so it is held up here, until the database is closed.
+func (s *Store) backgroundError(err error) {
+	s.fail(fmt.Errorf("%w: %w", ErrBroken, err))
+	select {
+	case <-s.closing:
+	case <-time.After(retryPause):
 	}
-	return s, nil
 }
 
 // Failed is closed when the store stops accepting writes; Err says why.
@@ -197,7 +274,10 @@ func (s *Store) Close() error {
 	return s.release()
 }
 
-func (s *Store) release() error { return errors.Join(s.db.Close(), s.lock.Close()) }
+func (s *Store) release() error {
+	close(s.closing)
+	return errors.Join(s.db.Close(), s.lock.Close())
+}
 
 func (s *Store) fail(err error) {
 	s.mu.Lock()
@@ -236,20 +316,28 @@ func (s *Store) write(b *pebble.Batch, sync *pebble.WriteOptions) error {
 			err = b.Close()
 		}
 	}()
-	timer := time.NewTimer(s.opts.StallTimeout)
-	defer timer.Stop()
-	select {
-	case err := <-done:
-		if err != nil {
-			s.fail(err)
-			return s.Err()
+	// A process that stood still, as in SIGSTOP or a machine that was suspended, finds
+	// its timer due before the disk had any time, so a slice of the timeout counts once
+	// however long it took.
+	slice := time.NewTicker(max(s.opts.StallTimeout/stallSlices, 1))
+	defer slice.Stop()
+	for range stallSlices {
+		select {
+		case err := <-done:
+			if err != nil {
+				s.fail(err)
+				return s.Err()
+			}
+			return nil
+		case <-slice.C:
 		}
-		return nil
-	case <-timer.C:
-		s.fail(fmt.Errorf("%w: a write to %s took more than %v", ErrStalled, s.opts.Dir, s.opts.StallTimeout))
-		return s.Err()
 	}
+	s.fail(fmt.Errorf("%w: a write to %s took more than %v", ErrStalled, s.opts.Dir, s.opts.StallTimeout))
+	return s.Err()
 }
+
+// stallSlices are the parts of Options.StallTimeout that are counted one by one.
+const stallSlices = 20
 
 // update builds and commits one batch.
 func (s *Store) update(sync *pebble.WriteOptions, build func(*pebble.Batch) error) error {
@@ -389,11 +477,28 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 	l.s.opts.Logger.Warn("pebble: " + fmt.Sprintf(format, args...))
 }
 
-// Fatalf must not return. It fails the store and ends the calling goroutine;
-// write reports that to its caller.
+// Fatalf must not return. It fails the store, which reports the first failure to its
+// owner, and ends the calling goroutine; write and Open report that to their callers.
 func (l pebbleLogger) Fatalf(format string, args ...any) {
-	err := fmt.Errorf("%w: %s", ErrBroken, fmt.Sprintf(format, args...))
-	l.s.opts.Logger.Error("pebble: " + err.Error())
+	err := fmt.Errorf("%w: %w", ErrBroken, fatal{fmt.Sprintf(format, args...), args})
+	l.s.opts.Logger.Debug("pebble: " + err.Error())
 	l.s.fail(err)
 	runtime.Goexit()
+}
+
+// fatal is what Pebble says when it gives up, with the errors of which it speaks.
+type fatal struct {
+	text string
+	args []any
+}
+
+func (f fatal) Error() string { return f.text }
+
+func (f fatal) Unwrap() (errs []error) {
+	for _, a := range f.args {
+		if err, ok := a.(error); ok {
+			errs = append(errs, err)
+		}
+	}
+	return errs
 }

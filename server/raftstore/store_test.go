@@ -1,16 +1,26 @@
 package raftstore
 
 import (
+	"bufio"
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"log/slog"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/google/go-cmp/cmp"
@@ -19,11 +29,16 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv("KVD_TEST_WRITER") != "" {
+		os.Exit(writer())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func open(t testing.TB, fs vfs.FS) *Store {
 	t.Helper()
-	s, err := Open(Options{Dir: "data", FS: fs})
+	s, err := Open(t.Context(), Options{Dir: "data", FS: fs})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,11 +309,11 @@ func TestSnapshots(t *testing.T) {
 
 func TestLocked(t *testing.T) {
 	dir := t.TempDir()
-	s, err := Open(Options{Dir: dir})
+	s, err := Open(t.Context(), Options{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(Options{Dir: dir}); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), dir) {
+	if _, err := Open(t.Context(), Options{Dir: dir}); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), dir) {
 		t.Fatalf("second Open = %v, want ErrLocked naming %s", err, dir)
 	}
 	if err := s.Close(); err != nil {
@@ -310,7 +325,7 @@ func TestLocked(t *testing.T) {
 	if err := s.StoreLog(entry(1, 1)); !errors.Is(err, ErrClosed) {
 		t.Fatalf("StoreLog after Close = %v", err)
 	}
-	s, err = Open(Options{Dir: dir})
+	s, err = Open(t.Context(), Options{Dir: dir})
 	if err != nil {
 		t.Fatalf("Open after Close: %v", err)
 	}
@@ -390,7 +405,7 @@ func TestStall(t *testing.T) {
 		}
 		return nil
 	}))
-	s, err := Open(Options{Dir: "data", FS: fs, StallTimeout: 50 * time.Millisecond})
+	s, err := Open(t.Context(), Options{Dir: "data", FS: fs, StallTimeout: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,11 +431,303 @@ func TestStall(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(Options{Dir: "data", FS: fs}); !errors.Is(err, ErrLocked) {
+	if _, err := Open(t.Context(), Options{Dir: "data", FS: fs}); !errors.Is(err, ErrLocked) {
 		t.Fatalf("Open while the write is out = %v, want ErrLocked", err)
 	}
 	stuck.Store(false)
 	close(release) // the leak check sees that the database closes now
+}
+
+// lines counts what is logged above the level debug.
+type lines struct{ n atomic.Int64 }
+
+func (l *lines) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) { l.n.Add(1); return len(p), nil }), nil))
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// A disk without room ends Open with what is wrong, whether the folder is new, or holds a
+// log that Pebble has to write to a table first, which it tries for ever. (Without room for a
+// MANIFEST of an old folder a goroutine of Pebble ends and another waits for it; the process
+// ends in internal/nemesis.)
+func TestFullDisk(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		files string // whose writes fail
+		used  bool
+	}{
+		{"new folder", "", false},
+		{"tables", ".sst", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var full atomic.Bool
+			tried := make(chan struct{}, 100)
+			disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if !full.Load() || op.Kind != errorfs.OpFileWrite || !strings.Contains(op.Path, tc.files) {
+					return nil
+				}
+				select {
+				case tried <- struct{}{}:
+				default:
+				}
+				return &fs.PathError{Op: "write", Path: op.Path, Err: syscall.ENOSPC}
+			}))
+			if tc.used {
+				s, err := Open(t.Context(), Options{Dir: "data", FS: disk})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(s.StoreLogs(entries(1, 9)), s.Close()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			full.Store(true)
+			var log lines
+			s, err := Open(t.Context(), Options{Dir: "data", FS: disk, Logger: log.logger()})
+			if err == nil {
+				t.Fatal("Open on a full disk succeeded", s.Close())
+			}
+			if !errors.Is(err, syscall.ENOSPC) || !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), "data folder data") {
+				t.Errorf("Open on a full disk = %v", err)
+			}
+			if n := log.n.Load(); n > 1 {
+				t.Errorf("Open on a full disk logged %d lines", n)
+			}
+			if n := len(tried); n > 2 {
+				t.Errorf("Open on a full disk tried %d times", n)
+			}
+			full.Store(false)
+			for { // what Pebble still does ends, and the folder is free
+				s, err := Open(t.Context(), Options{Dir: "data", FS: disk})
+				if errors.Is(err, ErrLocked) {
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tc.used {
+					wantEnds(t, s, 1, 9)
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+		})
+	}
+}
+
+// A disk that does not answer must not keep a process from being stopped while it starts.
+func TestOpenIsInterrupted(t *testing.T) {
+	release, hung := make(chan struct{}), make(chan struct{}, 1)
+	disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpFileSync {
+			select {
+			case hung <- struct{}{}:
+			default:
+			}
+			<-release
+		}
+		return nil
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-hung; cancel() }()
+	if _, err := Open(ctx, Options{Dir: "data", FS: disk}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Open on a hung disk = %v, want context.Canceled", err)
+	}
+	close(release) // the leak check sees that the database closes now
+}
+
+// A folder that cannot be written to is not one that is in use.
+func TestReadOnlyDisk(t *testing.T) {
+	disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpMkdirAll {
+			return &fs.PathError{Op: "open", Path: op.Path, Err: syscall.EROFS}
+		}
+		return nil
+	}))
+	if _, err := Open(t.Context(), Options{Dir: "data", FS: disk}); !errors.Is(err, syscall.EROFS) || errors.Is(err, ErrLocked) {
+		t.Errorf("Open on a read-only disk = %v", err)
+	}
+}
+
+// The log, the applied rows and snapshots hold the key that signs session tokens.
+func TestFilesAreTheOwners(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0)) // the worst that can be
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	modes := func() (open []string) {
+		t.Helper()
+		all, err := os.ReadDir(dir)
+		if err != nil || len(all) == 0 {
+			t.Fatal(all, err)
+		}
+		for _, e := range all {
+			st, err := e.Info()
+			if errors.Is(err, fs.ErrNotExist) { // Pebble removed it
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if st.Mode().Perm() != fileMode {
+				open = append(open, fmt.Sprint(e.Name(), " ", st.Mode()))
+			}
+		}
+		return open
+	}
+	for range 2 { // the second start flushes and rotates what the first wrote
+		s, err := Open(t.Context(), Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.StoreLogs(entries(1, 100)), s.db.Flush(), s.StoreLogs(entries(101, 200)), s.db.Compact(t.Context(), []byte{0}, []byte{255}, false)); err != nil {
+			t.Fatal(err)
+		}
+		if open := modes(); len(open) > 0 {
+			t.Errorf("files of a running store: %q", open)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if open := modes(); len(open) > 0 {
+		t.Errorf("files: %q", open)
+	}
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if err := os.Chmod(filepath.Join(dir, e.Name()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log lines
+	s, err := Open(t.Context(), Options{Dir: dir, Logger: log.logger()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if open := modes(); len(open) > 0 {
+		t.Errorf("files that were open to all stay so: %q", open)
+	}
+	if log.n.Load() != 1 {
+		t.Errorf("%d log lines about files that were open to all, want 1", log.n.Load())
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writer stores entries one by one on a disk that takes its time, so that a write is
+// under way most of the time, and prints the number of each.
+func writer() int {
+	disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData || op.Kind == errorfs.OpFileSyncTo {
+			time.Sleep(20 * time.Millisecond)
+		}
+		return nil
+	}))
+	s, err := Open(context.Background(), Options{Dir: "data", FS: disk, StallTimeout: frozenStall})
+	for i := uint64(1); err == nil; i++ {
+		if err = s.StoreLog(entry(i, 1)); err == nil {
+			_, err = fmt.Println(i)
+		}
+	}
+	fmt.Println(err)
+	return 1
+}
+
+const frozenStall = 400 * time.Millisecond
+
+// A process that stood still has not found its disk hanging.
+func TestFrozenProcess(t *testing.T) {
+	for range 3 {
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), "KVD_TEST_WRITER=1")
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewScanner(out)
+		next := func(n int) {
+			t.Helper()
+			for range n {
+				if !in.Scan() {
+					t.Fatal("the writer ended:", in.Err())
+				}
+				if strings.Contains(in.Text(), "disk") {
+					t.Fatal(in.Text())
+				}
+			}
+		}
+		next(5)
+		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * frozenStall)
+		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		next(10)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // killed
+	}
+}
+
+// A snapshot that lacks data, at its start, in the middle or at its end, is not one.
+func TestSnapshotWithMissingData(t *testing.T) {
+	for chunk := range uint32(3) {
+		s := open(t, vfs.NewMem())
+		writeSnapshot(t, s, 7, strings.Repeat("x", 2*snapshotChunk+100))
+		list, err := s.Snapshots().List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := binary.BigEndian.AppendUint32(dataPrefix(list[0].ID), chunk)
+		if err := s.update(pebble.Sync, func(b *pebble.Batch) error { return b.Delete(key, nil) }); err != nil {
+			t.Fatal(err)
+		}
+		_, r, err := s.Snapshots().Open(list[0].ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r)
+		if !errors.As(err, new(*CorruptError)) {
+			t.Errorf("without chunk %d the snapshot reads as %d bytes, %v; want a CorruptError", chunk, len(b), err)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// raft cuts off what another leader's log contradicts, and answers that leader at once: it
+// must not come back.
+func TestTruncationSurvivesCrash(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	s := open(t, disk)
+	if err := s.StoreLogs(entries(1, 20)); err != nil {
+		t.Fatal(err)
+	}
+	for _, cut := range []struct{ lo, hi, first, last uint64 }{{15, 20, 1, 14}, {1, 4, 5, 14}, {5, 14, 0, 0}} {
+		if err := s.DeleteRange(cut.lo, cut.hi); err != nil {
+			t.Fatal(err)
+		}
+		wantEnds(t, open(t, disk.CrashClone(vfs.CrashCloneCfg{})), cut.first, cut.last)
+	}
 }
 
 // Pebble calls Fatalf when a write fails; that must neither end the process nor
@@ -433,7 +740,7 @@ func TestBroken(t *testing.T) {
 		}
 		return nil
 	}))
-	s, err := Open(Options{Dir: "data", FS: fs})
+	s, err := Open(t.Context(), Options{Dir: "data", FS: fs})
 	if err != nil {
 		t.Fatal(err)
 	}

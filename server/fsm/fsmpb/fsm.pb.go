@@ -64,6 +64,7 @@ type Command struct {
 	//	*Command_DeleteNamespace
 	//	*Command_AcceptLoss
 	//	*Command_RemakePg
+	//	*Command_LeaveNode
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -365,6 +366,15 @@ func (x *Command) GetRemakePg() *RemakePG {
 	return nil
 }
 
+func (x *Command) GetLeaveNode() *dirpb.LeaveNodeRequest {
+	if x != nil {
+		if x, ok := x.Op.(*Command_LeaveNode); ok {
+			return x.LeaveNode
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -481,6 +491,10 @@ type Command_RemakePg struct {
 	RemakePg *RemakePG `protobuf:"bytes,42,opt,name=remake_pg,json=remakePg,proto3,oneof"`
 }
 
+type Command_LeaveNode struct {
+	LeaveNode *dirpb.LeaveNodeRequest `protobuf:"bytes,43,opt,name=leave_node,json=leaveNode,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -536,6 +550,8 @@ func (*Command_DeleteNamespace) isCommand_Op() {}
 func (*Command_AcceptLoss) isCommand_Op() {}
 
 func (*Command_RemakePg) isCommand_Op() {}
+
+func (*Command_LeaveNode) isCommand_Op() {}
 
 // Init names the cluster; only the first one counts.
 type Init struct {
@@ -3116,7 +3132,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xeb\r\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xb0\x0e\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -3152,7 +3168,9 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x10delete_namespace\x18( \x01(\v2(.kvd.directory.v1.DeleteNamespaceRequestH\x00R\x0fdeleteNamespace\x12F\n" +
 	"\vaccept_loss\x18) \x01(\v2#.kvd.directory.v1.AcceptLossRequestH\x00R\n" +
 	"acceptLoss\x123\n" +
-	"\tremake_pg\x18* \x01(\v2\x14.kvd.fsm.v1.RemakePGH\x00R\bremakePgB\x04\n" +
+	"\tremake_pg\x18* \x01(\v2\x14.kvd.fsm.v1.RemakePGH\x00R\bremakePg\x12C\n" +
+	"\n" +
+	"leave_node\x18+ \x01(\v2\".kvd.directory.v1.LeaveNodeRequestH\x00R\tleaveNodeB\x04\n" +
 	"\x02op\"F\n" +
 	"\x04Init\x12\x1d\n" +
 	"\n" +
@@ -3438,14 +3456,15 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*dirpb.SetNamespaceRequest)(nil),    // 40: kvd.directory.v1.SetNamespaceRequest
 	(*dirpb.DeleteNamespaceRequest)(nil), // 41: kvd.directory.v1.DeleteNamespaceRequest
 	(*dirpb.AcceptLossRequest)(nil),      // 42: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.RegisterNodeRequest)(nil),    // 43: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 44: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 45: kvd.directory.v1.ReturnedRun
-	(dirpb.JobKind)(0),                   // 46: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 47: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 48: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 49: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 50: kvd.directory.v1.SessionLife
+	(*dirpb.LeaveNodeRequest)(nil),       // 43: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.RegisterNodeRequest)(nil),    // 44: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 45: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 46: kvd.directory.v1.ReturnedRun
+	(dirpb.JobKind)(0),                   // 47: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 48: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 49: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 50: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 51: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	1,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -3476,29 +3495,30 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	41, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
 	42, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
 	25, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	27, // 28: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	43, // 29: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	44, // 30: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	45, // 31: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	10, // 32: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	46, // 33: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	47, // 34: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	34, // 35: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	29, // 36: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	32, // 37: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	47, // 38: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	30, // 39: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	31, // 40: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	48, // 41: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	49, // 42: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	50, // 43: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	36, // 44: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	37, // 45: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	46, // [46:46] is the sub-list for method output_type
-	46, // [46:46] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	43, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	27, // 29: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	44, // 30: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	45, // 31: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	46, // 32: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	10, // 33: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	47, // 34: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	48, // 35: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	34, // 36: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	29, // 37: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	32, // 38: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	48, // 39: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	30, // 40: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	31, // 41: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	49, // 42: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	50, // 43: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	51, // 44: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	36, // 45: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	37, // 46: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	47, // [47:47] is the sub-list for method output_type
+	47, // [47:47] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -3535,6 +3555,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_DeleteNamespace)(nil),
 		(*Command_AcceptLoss)(nil),
 		(*Command_RemakePg)(nil),
+		(*Command_LeaveNode)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

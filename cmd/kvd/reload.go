@@ -1,0 +1,129 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kvd-project/kvd/internal/config"
+)
+
+// live is what SIGHUP changes in a role that runs.
+type live struct {
+	level slog.LevelVar
+	mu    struct {
+		sync.Mutex
+		log   *slog.Logger // nil: the role has not begun
+		pairs []*pair
+	}
+}
+
+// pair is a certificate and its key, which can be read again while they are in use.
+type pair struct {
+	current atomic.Pointer[tls.Certificate]
+	read    func() (*tls.Config, error)
+}
+
+// logger makes the role's logger.
+func (a *app) logger(l config.Log) *slog.Logger {
+	a.live.level.Set(l.SlogLevel())
+	log := l.Logger(a.stderr, &a.live.level)
+	a.live.mu.Lock()
+	defer a.live.mu.Unlock()
+	a.live.mu.log = log
+	return log
+}
+
+// creds calls read, which loads the files of TLS settings, and has SIGHUP read the
+// certificate and its key again.
+func (a *app) creds(read func() (*tls.Config, error)) (*tls.Config, error) {
+	conf, err := read()
+	if conf == nil || err != nil {
+		return conf, err
+	}
+	p := &pair{read: read}
+	p.current.Store(&conf.Certificates[0])
+	conf.Certificates = nil
+	conf.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.current.Load(), nil }
+	conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return p.current.Load(), nil }
+	a.live.mu.Lock()
+	defer a.live.mu.Unlock()
+	a.live.mu.pairs = append(a.live.mu.pairs, p)
+	return conf, nil
+}
+
+// onHangup has SIGHUP, which would end the process, reload what can be reloaded, until stop
+// is called. load reads the settings anew.
+func (a *app) onHangup(running config.Settings, load func() (config.Settings, error)) (stop func()) {
+	hup, done, ended := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
+	signal.Notify(hup, syscall.SIGHUP)
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-hup:
+				a.reload(running, load)
+			case <-done:
+				return
+			}
+		}
+	}()
+	// The signal stays caught: the process is about to end as it was asked to.
+	return func() { close(done); <-ended }
+}
+
+// reload takes over the level of the log and certificates, and says what it took over, what
+// waits for the next start, and what is wrong. Certificates hold for new connections.
+func (a *app) reload(running config.Settings, load func() (config.Settings, error)) {
+	a.live.mu.Lock()
+	log, pairs := a.live.mu.log, slices.Clone(a.live.mu.pairs)
+	a.live.mu.Unlock()
+	if log == nil {
+		return // the role is about to read everything
+	}
+	fresh, err := load()
+	if err != nil {
+		log.Error("SIGHUP: the settings are kept as they were, since they cannot be read again", "err", err)
+		return
+	}
+	now := []any{"log.level", config.LogLevel(fresh).String()}
+	failed := false
+	for _, p := range pairs {
+		conf, err := p.read()
+		if err != nil {
+			failed = true
+			log.Error("SIGHUP: the certificate is kept as it was", "err", err)
+			continue
+		}
+		p.current.Store(&conf.Certificates[0])
+		now = append(now, "tls.cert", fmt.Sprintf("valid until %s", conf.Certificates[0].Leaf.NotAfter.UTC().Format(time.DateTime)))
+	}
+	if later := slices.DeleteFunc(config.Differ(running, fresh), func(key string) bool { return key == "log.level" }); len(later) > 0 {
+		log.Warn("SIGHUP: other settings take effect when the process is started again", "changed", strings.Join(later, ", "))
+	}
+	// Said while the lower of both levels holds.
+	old := a.live.level.Level()
+	a.live.level.Set(min(old, config.LogLevel(fresh)))
+	if !failed {
+		log.Info("SIGHUP: reloaded", now...)
+	}
+	a.live.level.Set(config.LogLevel(fresh))
+}
+
+// loader reads r's settings again, from where they came.
+func loader(r role, file string, flags *pflag.FlagSet) func() (config.Settings, error) {
+	return func() (config.Settings, error) {
+		s, _ := r.defaults()
+		return s, config.Load(s, file, flags)
+	}
+}

@@ -1,0 +1,317 @@
+package nemesis
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const diskBytes = "64m"
+
+// disk makes the folder of a directory node.
+func (h *harness) disk(name string) error {
+	at := filepath.Join(h.work, name)
+	if err := os.Mkdir(at, 0o755); err != nil || !h.disks {
+		return err
+	}
+	if err := run("mount", "-t", "tmpfs", "-o", "size="+diskBytes, "tmpfs", at); err != nil {
+		return err
+	}
+	h.mounted = append(h.mounted, at)
+	return nil
+}
+
+// fill leaves no room on a directory node's disk.
+func (h *harness) fill(name string) error {
+	f, err := os.Create(filepath.Join(h.work, name, "filling"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for page := make([]byte, 4096); ; {
+		if _, err := f.Write(page); errors.Is(err, syscall.ENOSPC) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+func (h *harness) unfill(name string) error {
+	return os.Remove(filepath.Join(h.work, name, "filling"))
+}
+
+// TestNemesisStates lets a whole machine stand still for as long as KVD_NEMESIS_STATES says,
+// restarts everything at once, and gives directory nodes disks that are full or read-only.
+// Each ends in a state that `kvctl status` describes, without a process that spins or that
+// floods its log.
+func TestNemesisStates(t *testing.T) {
+	s := flagged(t, "KVD_NEMESIS_STATES", "make nemesis-states")
+	s.disks = true
+	nemesis(t, s, func(h *harness) error {
+		for _, state := range []struct {
+			name string
+			do   func() error
+		}{
+			{"frozen machine", h.frozen},
+			{"follower starts on a full disk", h.fullDisk},
+			{"follower starts on a read-only disk", h.readOnlyDisk},
+		} {
+			if err := h.quietly(state.name, state.do); err != nil {
+				return err
+			}
+		}
+		if err := h.endClients(); err != nil {
+			return err
+		}
+		return h.quietly("restart of everything at once", h.restart)
+	})
+}
+
+// directory gives a directory node that leads, or one that follows.
+func (h *harness) directory(leads bool) (string, error) {
+	st, _ := h.status.get()
+	for _, d := range st.GetDirectory() {
+		if d.GetLeader() == leads {
+			return d.GetId(), nil
+		}
+	}
+	return "", errors.New("no such directory node")
+}
+
+func (h *harness) frozen() error {
+	h.logf("every directory node stands still for %v", h.duration)
+	for _, d := range h.scope.directories {
+		if err := h.procs[d].stop(); err != nil {
+			return err
+		}
+	}
+	if err := h.sleep(h.duration); err != nil {
+		return err
+	}
+	for _, d := range h.scope.directories {
+		if err := h.procs[d].resume(); err != nil {
+			return err
+		}
+	}
+	return h.settle()
+}
+
+// refused waits until a process has ended by itself, with that in its log.
+func (h *harness) refused(name string, want string) error {
+	p := h.procs[name]
+	select {
+	case <-p.ended:
+	case <-time.After(endLimit):
+		return fmt.Errorf("%s does not end\n%s", name, tail(p.log, 2000))
+	}
+	st := p.cmd.ProcessState
+	p.cmd = nil
+	if log := tail(p.log, 2000); st.ExitCode() != 1 || !strings.Contains(log, want) {
+		return fmt.Errorf("%s ended with %v, without a word about %q:\n%s", name, st, want, log)
+	}
+	h.logf("%s ended: %q", name, lastLine(h.procs[name].log))
+	return nil
+}
+
+func lastLine(file string) string {
+	all := strings.Split(strings.TrimSpace(tail(file, 4000)), "\n")
+	return all[len(all)-1]
+}
+
+// fullDisk has a follower, whose log is not flushed, start without room to do so, and
+// another time with a little room.
+func (h *harness) fullDisk() error {
+	for _, room := range []int64{0, 4096} {
+		d, err := h.directory(false)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(h.procs[d].kill(), h.fill(d)); err != nil {
+			return err
+		}
+		file := filepath.Join(h.work, d, "filling")
+		st, err := os.Stat(file)
+		if err == nil {
+			err = os.Truncate(file, st.Size()-room)
+		}
+		if err != nil {
+			return err
+		}
+		if err := h.launch(d, nil); err != nil {
+			return err
+		}
+		h.procs[d].asked.Store(true)
+		if err := errors.Join(h.refused(d, "no space left on device"), h.unfill(d), h.launch(d, nil)); err != nil {
+			return err
+		}
+		if err := h.settle(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *harness) readOnlyDisk() error {
+	d, err := h.directory(false)
+	if err != nil {
+		return err
+	}
+	at := filepath.Join(h.work, d)
+	if err := errors.Join(h.procs[d].kill(), run("mount", "-o", "remount,ro", at), h.launch(d, nil)); err != nil {
+		return err
+	}
+	h.procs[d].asked.Store(true)
+	if err := errors.Join(h.refused(d, "read-only file system"), run("mount", "-o", "remount,rw", at), h.launch(d, nil)); err != nil {
+		return err
+	}
+	return h.settle()
+}
+
+// restart asks all processes of the store to end, at once, and starts them again. What
+// memory nodes held is gone, so nobody uses it meanwhile.
+func (h *harness) restart() error {
+	all := slices.Concat(h.scope.directories, h.scope.memnodes)
+	var wg sync.WaitGroup
+	errs := make([]error, len(all))
+	for i, name := range all {
+		wg.Go(func() { errs[i] = h.procs[name].end(endLimit) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, name := range all {
+		if err := h.launch(name, nil); err != nil {
+			return err
+		}
+	}
+	if err := h.whole(wholeLimit); err != nil {
+		return err
+	}
+	if out, err := h.kvctl("put", "k", "v"); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	if out, err := h.kvctl("get", "k"); err != nil || strings.TrimSpace(out) != "v" {
+		return fmt.Errorf("get after the restart: %q, %w", out, err)
+	}
+	return nil
+}
+
+// endClients stops the load.
+func (h *harness) endClients() error {
+	for n, c := range h.scope.clients {
+		if err := h.procs[c].end(endLimit); err != nil {
+			return err
+		}
+		h.checker.died(n, h.procs[c].life)
+	}
+	return nil
+}
+
+// quietly runs do, and then wants `kvctl status` to show a store in order, no directory node
+// or memory node that is busy with nothing, and logs that people can read.
+func (h *harness) quietly(name string, do func() error) error {
+	if err := h.whole(wholeLimit); err != nil {
+		return err
+	}
+	hosts := slices.Concat(h.scope.directories, h.scope.memnodes)
+	began, sizes := time.Now(), map[string]int64{}
+	for _, host := range hosts {
+		if st, err := os.Stat(h.procs[host].log); err == nil {
+			sizes[host] = st.Size()
+		}
+	}
+	h.logf("%s", name)
+	h.faults[strings.ReplaceAll(name, " ", "-")]++
+	if err := do(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	out, err := h.kvctl("status", "-o", "json")
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", name, err, out)
+	}
+	took := time.Since(began)
+	for _, host := range hosts {
+		b, err := os.ReadFile(h.procs[host].log)
+		if err != nil {
+			return err
+		}
+		kinds := logKinds(b[sizes[host]:])
+		for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+			if n := kinds[kind]; float64(n) > took.Seconds()+logBurst {
+				h.fail(fmt.Sprintf("%s: %s logged %d times in %v: %s", name, host, n, took, kind))
+			}
+		}
+	}
+	busy, err := h.busy(hosts, 2*time.Second)
+	for host, part := range busy {
+		if part > 0.8 {
+			h.fail(fmt.Sprintf("%s: %s uses %.0f %% of a processor", name, host, 100*part))
+		}
+	}
+	return err
+}
+
+// logBurst is how many lines of one kind, such as one for each placement group or peer, may
+// come at once.
+const logBurst = 8
+
+// logKinds counts lines by what they say, without names and numbers.
+func logKinds(log []byte) map[string]int {
+	kinds := map[string]int{}
+	for line := range bytes.Lines(log) {
+		_, msg, ok := strings.Cut(string(line), "msg=")
+		if !ok {
+			continue
+		}
+		if q, err := strconv.QuotedPrefix(msg); err == nil {
+			msg, _ = strconv.Unquote(q) // it is one
+		}
+		kinds[plain(msg)]++
+	}
+	return kinds
+}
+
+// busy is how much of a processor each process takes for so long.
+func (h *harness) busy(hosts []string, d time.Duration) (map[string]float64, error) {
+	used := func() (map[string]float64, error) {
+		out := map[string]float64{}
+		for _, name := range hosts {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.procs[name].cmd.Process.Pid))
+			if err != nil {
+				return nil, err
+			}
+			for _, s := range strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))[11:13] { // utime, stime; proc(5)
+				n, err := strconv.Atoi(s)
+				if err != nil {
+					return nil, err
+				}
+				out[name] += float64(n) / 100 // USER_HZ
+			}
+		}
+		return out, nil
+	}
+	before, err := used()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.sleep(d); err != nil {
+		return nil, err
+	}
+	after, err := used()
+	for name := range after {
+		after[name] = (after[name] - before[name]) / d.Seconds()
+	}
+	return after, err
+}

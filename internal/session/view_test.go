@@ -1,0 +1,39 @@
+package session_test
+
+import (
+	"testing"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+)
+
+// New operations wait where the arbiter is about to stop and another member has a copy.
+func TestViewOfLeaving(t *testing.T) {
+	member := func(node uint32) *dirpb.Member { return &dirpb.Member{NodeId: node, Incarnation: uint64(node)} }
+	for _, tc := range []struct {
+		name    string
+		chain   []*dirpb.Member
+		state   dirpb.PGState
+		joining bool
+		want    bool
+	}{
+		{"arbiter", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_ACTIVE, false, true},
+		{"publisher", []*dirpb.Member{member(2), member(1)}, dirpb.PGState_PG_ACTIVE, false, false},
+		{"only copy", []*dirpb.Member{member(1)}, dirpb.PGState_PG_ACTIVE, false, false},
+		{"only copy with a joiner", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_ACTIVE, true, false},
+		{"frozen", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_FROZEN, false, false},
+	} {
+		v, err := session.ViewOf(&dirpb.Map{Version: 1,
+			Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP, Leaving: true}, {Id: 2, Incarnation: 2, State: dirpb.NodeState_NODE_UP}},
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, Epoch: 1, Generation: 1, State: tc.state, Members: tc.chain, Joining: tc.joining,
+				RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize}},
+		}, 1)
+		if err != nil {
+			t.Fatalf("%s: %v", tc.name, err)
+		}
+		if got := v.PGs[1].Leaving; got != tc.want {
+			t.Errorf("%s: operations wait: %v, want %v", tc.name, got, tc.want)
+		}
+	}
+}
