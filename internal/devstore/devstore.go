@@ -457,8 +457,8 @@ func (s *Store) AddNode(ctx context.Context, name string) error {
 	return nodes[len(nodes)-1].Ready(ctx)
 }
 
-// KillDirectory stops directory node i without a word to the others.
-func (s *Store) KillDirectory(i int) error {
+// StopDirectory stops directory node i, as SIGTERM does.
+func (s *Store) StopDirectory(i int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d := s.mu.directories[i]

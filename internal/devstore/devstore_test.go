@@ -130,7 +130,7 @@ func TestDirectoryRestarts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	for i := range 3 {
-		if err := s.KillDirectory(i); err != nil {
+		if err := s.StopDirectory(i); err != nil {
 			t.Fatal(err)
 		}
 		roundTrip(t, s, "shm")
@@ -141,10 +141,10 @@ func TestDirectoryRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.KillDirectory(0); err != nil {
+	if err := s.StopDirectory(0); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.KillDirectory(0); err == nil {
+	if err := s.StopDirectory(0); err == nil {
 		t.Error("a stopped directory node was stopped again")
 	}
 }
@@ -159,7 +159,7 @@ func TestOneDirectoryRestarts(t *testing.T) {
 	if err := s.RestartDirectory(t.Context(), 0); err == nil {
 		t.Fatal("a running directory node was started")
 	}
-	if err := s.KillDirectory(0); err != nil {
+	if err := s.StopDirectory(0); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.RestartDirectory(t.Context(), 0); err != nil {
@@ -235,7 +235,7 @@ func TestNodesComeAndGo(t *testing.T) {
 
 func TestInMemoryDirectoryIsForgotten(t *testing.T) {
 	s := start(t, Options{Providers: []string{"sim"}})
-	if err := s.KillDirectory(0); err != nil {
+	if err := s.StopDirectory(0); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.RestartDirectory(t.Context(), 0); !errors.Is(err, ErrInMemory) {
