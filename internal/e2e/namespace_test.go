@@ -121,7 +121,7 @@ func TestNamespace(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 
-	if _, stderr, status = w.ctl([]byte("m\n"), "namespace", "delete", "n"); status != 2 || !strings.Contains(stderr, "Type its name") {
+	if _, stderr, status = w.ctl([]byte("m\n"), "namespace", "delete", "n"); status != 1 || !strings.Contains(stderr, "Type its name") {
 		t.Errorf("delete without its name: exit status %d\n%s", status, stderr)
 	}
 	if _, stderr, status = w.ctl([]byte("n\n"), "namespace", "delete", "n"); status != 1 || !strings.Contains(stderr, "kvd gateway") || !strings.Contains(stderr, "--end-sessions") {
