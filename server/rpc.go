@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -54,15 +55,23 @@ func (n *Node) do(ctx context.Context, l *leadership, c *fsmpb.Command) (fsm.Res
 	return res, refusal(res.Err)
 }
 
+// nothingDone is the status of a call that is unavailable now and took no effect.
+func nothingDone(text string) error {
+	s := status.New(codes.Unavailable, text)
+	if d, err := s.WithDetails(&dirpb.NothingDone{}); err == nil {
+		s = d
+	}
+	return s.Err()
+}
+
 // refusal is the status of an error of package fsm's kinds, which changed nothing.
 func refusal(err error) error {
 	for _, e := range errorCodes {
 		if errors.Is(err, e.err) {
-			text := err.Error()
 			if e.code == codes.Unavailable {
-				text += "; nothing was done"
+				return nothingDone(err.Error() + "; nothing was done")
 			}
-			return status.Error(e.code, text)
+			return status.Error(e.code, err.Error())
 		}
 	}
 	return status.Error(codes.Internal, err.Error())
@@ -192,7 +201,7 @@ func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
 		case usable > 0 && (creating == 0 || enough):
 			return nil
 		}
-		late := status.Errorf(codes.Unavailable, "namespace %q: %d of %d placement groups are active; no session was opened", w.Name, usable, all)
+		late := nothingDone(fmt.Sprintf("namespace %q: %d of %d placement groups are active; no session was opened", w.Name, usable, all))
 		if creating == 0 {
 			return late
 		}
@@ -214,7 +223,7 @@ func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
 }
 
 func (n *Node) stopping() error {
-	return status.Error(codes.Unavailable, "this directory node is stopping; nothing was done")
+	return nothingDone("this directory node is stopping; nothing was done")
 }
 
 func sessionGone(id uint32) error {

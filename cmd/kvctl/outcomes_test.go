@@ -60,6 +60,15 @@ func (m *mute) Status(ctx context.Context, _ *dirpb.StatusRequest) (*dirpb.Statu
 	return nil, ctx.Err()
 }
 
+// What the directory refuses because it lacks memory nodes did not happen.
+func TestNothingWasDone(t *testing.T) {
+	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20})
+	r := e.run("", "namespace", "create", "three", "--replicas", "3")
+	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 up and not draining; nothing was done") || strings.Contains(r.stderr, "may have") {
+		t.Errorf("3 copies on 2 memory nodes: %+v", r)
+	}
+}
+
 // An operation whose session was never opened did not happen, although the directory
 // was asked; nor did a change of the cluster that was still to be asked for.
 func TestSessionNeverOpened(t *testing.T) {

@@ -210,7 +210,7 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 			}
 			c.forget(n.addr)
 			if sent.Load() {
-				e.Sent = true
+				e.Sent = e.Sent || !isNothingDone(err)
 				if !idempotent {
 					return struct{}{}, backoff.Permanent(error(e))
 				}

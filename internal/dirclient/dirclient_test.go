@@ -298,6 +298,36 @@ func TestSentOrNot(t *testing.T) {
 	}
 }
 
+// A node that answers that nothing was done leaves no doubt, and CallOnce leaves it at that; a
+// request that went out before may have taken effect all the same.
+func TestNothingDone(t *testing.T) {
+	c := newCluster(t)
+	s, err := status.New(codes.Unavailable, "no room; nothing was done").WithDetails(&dirpb.NothingDone{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var runs atomic.Int32
+	broken := false
+	c.set(func() {
+		c.mu.renew = func(context.Context, *fake) error {
+			if runs.Add(1) == 1 && broken {
+				return status.Error(codes.Unavailable, "stopping")
+			}
+			return s.Err()
+		}
+	})
+	d := c.open(c.addrs()...)
+	err = d.CallOnce(within(t, 10*time.Second), renew)
+	if errors.Is(err, ErrUnknownOutcome) || !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "nothing was done") || runs.Load() != 1 {
+		t.Errorf("after %d runs: %v", runs.Load(), err)
+	}
+	runs.Store(0)
+	broken = true
+	if err := d.Call(within(t, 300*time.Millisecond), renew); !errors.Is(err, ErrUnknownOutcome) || runs.Load() < 2 {
+		t.Errorf("after %d runs, of which one broke off: %v", runs.Load(), err)
+	}
+}
+
 // A node that takes requests and stays silent is left after AttemptTimeout.
 func TestSilentLeader(t *testing.T) {
 	c := newCluster(t)

@@ -169,6 +169,14 @@ func notLeaderDetail(s *status.Status) *dirpb.NotLeader {
 	return nil
 }
 
+// isNothingDone reports whether a node answered that the request took no effect.
+func isNothingDone(err error) bool {
+	return slices.ContainsFunc(status.Convert(err).Details(), func(d any) bool {
+		_, ok := d.(*dirpb.NothingDone)
+		return ok
+	})
+}
+
 // leaderOf is the address in err's NotLeader detail, or "".
 func leaderOf(err error) string {
 	return notLeaderDetail(status.Convert(err)).GetLeader()

@@ -399,6 +399,43 @@ func (x *NotLeader) GetLeader() string {
 	return ""
 }
 
+// NothingDone is the status detail of a call that is unavailable now and took no effect.
+type NothingDone struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NothingDone) Reset() {
+	*x = NothingDone{}
+	mi := &file_directory_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NothingDone) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NothingDone) ProtoMessage() {}
+
+func (x *NothingDone) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NothingDone.ProtoReflect.Descriptor instead.
+func (*NothingDone) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{1}
+}
+
 // Map is everything a client needs to reach data. A session sees only the
 // namespaces it may use, so only their rkeys.
 type Map struct {
@@ -415,7 +452,7 @@ type Map struct {
 
 func (x *Map) Reset() {
 	*x = Map{}
-	mi := &file_directory_proto_msgTypes[1]
+	mi := &file_directory_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +464,7 @@ func (x *Map) String() string {
 func (*Map) ProtoMessage() {}
 
 func (x *Map) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[1]
+	mi := &file_directory_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +477,7 @@ func (x *Map) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Map.ProtoReflect.Descriptor instead.
 func (*Map) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{1}
+	return file_directory_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Map) GetVersion() uint64 {
@@ -506,7 +543,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_directory_proto_msgTypes[2]
+	mi := &file_directory_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +555,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[2]
+	mi := &file_directory_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +568,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{2}
+	return file_directory_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Node) GetId() uint32 {
@@ -622,7 +659,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_directory_proto_msgTypes[3]
+	mi := &file_directory_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +671,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[3]
+	mi := &file_directory_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +684,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{3}
+	return file_directory_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Endpoint) GetProvider() string {
@@ -695,7 +732,7 @@ type Namespace struct {
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_directory_proto_msgTypes[4]
+	mi := &file_directory_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +744,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[4]
+	mi := &file_directory_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +757,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{4}
+	return file_directory_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Namespace) GetId() uint32 {
@@ -815,7 +852,7 @@ type Loss struct {
 
 func (x *Loss) Reset() {
 	*x = Loss{}
-	mi := &file_directory_proto_msgTypes[5]
+	mi := &file_directory_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +864,7 @@ func (x *Loss) String() string {
 func (*Loss) ProtoMessage() {}
 
 func (x *Loss) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[5]
+	mi := &file_directory_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +877,7 @@ func (x *Loss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loss.ProtoReflect.Descriptor instead.
 func (*Loss) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{5}
+	return file_directory_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Loss) GetPgId() uint32 {
@@ -911,7 +948,7 @@ type PlacementGroup struct {
 
 func (x *PlacementGroup) Reset() {
 	*x = PlacementGroup{}
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +960,7 @@ func (x *PlacementGroup) String() string {
 func (*PlacementGroup) ProtoMessage() {}
 
 func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +973,7 @@ func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementGroup.ProtoReflect.Descriptor instead.
 func (*PlacementGroup) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{6}
+	return file_directory_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PlacementGroup) GetId() uint32 {
@@ -1051,7 +1088,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1100,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1113,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{7}
+	return file_directory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Member) GetNodeId() uint32 {
@@ -1121,7 +1158,7 @@ type RegionKeys struct {
 
 func (x *RegionKeys) Reset() {
 	*x = RegionKeys{}
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1170,7 @@ func (x *RegionKeys) String() string {
 func (*RegionKeys) ProtoMessage() {}
 
 func (x *RegionKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1183,7 @@ func (x *RegionKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionKeys.ProtoReflect.Descriptor instead.
 func (*RegionKeys) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{8}
+	return file_directory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegionKeys) GetProvider() string {
@@ -1201,7 +1238,7 @@ type Shard struct {
 
 func (x *Shard) Reset() {
 	*x = Shard{}
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1250,7 @@ func (x *Shard) String() string {
 func (*Shard) ProtoMessage() {}
 
 func (x *Shard) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1263,7 @@ func (x *Shard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shard.ProtoReflect.Descriptor instead.
 func (*Shard) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{9}
+	return file_directory_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Shard) GetId() uint32 {
@@ -1303,7 +1340,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1352,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1365,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{10}
+	return file_directory_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Move) GetChildId() uint32 {
@@ -1412,7 +1449,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1461,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1474,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{11}
+	return file_directory_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Job) GetId() uint32 {
@@ -1629,7 +1666,7 @@ type JobReport struct {
 
 func (x *JobReport) Reset() {
 	*x = JobReport{}
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1678,7 @@ func (x *JobReport) String() string {
 func (*JobReport) ProtoMessage() {}
 
 func (x *JobReport) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1691,7 @@ func (x *JobReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReport.ProtoReflect.Descriptor instead.
 func (*JobReport) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{12}
+	return file_directory_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *JobReport) GetGroups() uint64 {
@@ -1739,7 +1776,7 @@ type UnitRuns struct {
 
 func (x *UnitRuns) Reset() {
 	*x = UnitRuns{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1788,7 @@ func (x *UnitRuns) String() string {
 func (*UnitRuns) ProtoMessage() {}
 
 func (x *UnitRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1801,7 @@ func (x *UnitRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnitRuns.ProtoReflect.Descriptor instead.
 func (*UnitRuns) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *UnitRuns) GetExtent() uint32 {
@@ -1789,7 +1826,7 @@ type FindWorkRequest struct {
 
 func (x *FindWorkRequest) Reset() {
 	*x = FindWorkRequest{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1838,7 @@ func (x *FindWorkRequest) String() string {
 func (*FindWorkRequest) ProtoMessage() {}
 
 func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +1851,7 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{15}
 }
 
 type FindWorkReply struct {
@@ -1826,7 +1863,7 @@ type FindWorkReply struct {
 
 func (x *FindWorkReply) Reset() {
 	*x = FindWorkReply{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1875,7 @@ func (x *FindWorkReply) String() string {
 func (*FindWorkReply) ProtoMessage() {}
 
 func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1888,7 @@ func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
 func (*FindWorkReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FindWorkReply) GetNamespaces() []string {
@@ -1871,7 +1908,7 @@ type ClaimJobRequest struct {
 
 func (x *ClaimJobRequest) Reset() {
 	*x = ClaimJobRequest{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +1920,7 @@ func (x *ClaimJobRequest) String() string {
 func (*ClaimJobRequest) ProtoMessage() {}
 
 func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +1933,7 @@ func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
 func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClaimJobRequest) GetSessionId() uint32 {
@@ -1922,7 +1959,7 @@ type ClaimJobReply struct {
 
 func (x *ClaimJobReply) Reset() {
 	*x = ClaimJobReply{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +1971,7 @@ func (x *ClaimJobReply) String() string {
 func (*ClaimJobReply) ProtoMessage() {}
 
 func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +1984,7 @@ func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
 func (*ClaimJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ClaimJobReply) GetJob() *Job {
@@ -1972,7 +2009,7 @@ type ReportJobRequest struct {
 
 func (x *ReportJobRequest) Reset() {
 	*x = ReportJobRequest{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2021,7 @@ func (x *ReportJobRequest) String() string {
 func (*ReportJobRequest) ProtoMessage() {}
 
 func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2034,7 @@ func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
 func (*ReportJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReportJobRequest) GetSessionId() uint32 {
@@ -2058,7 +2095,7 @@ type ReportJobReply struct {
 
 func (x *ReportJobReply) Reset() {
 	*x = ReportJobReply{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2107,7 @@ func (x *ReportJobReply) String() string {
 func (*ReportJobReply) ProtoMessage() {}
 
 func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2120,7 @@ func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
 func (*ReportJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReportJobReply) GetGone() bool {
@@ -2103,7 +2140,7 @@ type RequestSplitRequest struct {
 
 func (x *RequestSplitRequest) Reset() {
 	*x = RequestSplitRequest{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2152,7 @@ func (x *RequestSplitRequest) String() string {
 func (*RequestSplitRequest) ProtoMessage() {}
 
 func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2165,7 @@ func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
 func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RequestSplitRequest) GetSessionId() uint32 {
@@ -2155,7 +2192,7 @@ type RequestSplitReply struct {
 
 func (x *RequestSplitReply) Reset() {
 	*x = RequestSplitReply{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2204,7 @@ func (x *RequestSplitReply) String() string {
 func (*RequestSplitReply) ProtoMessage() {}
 
 func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2217,7 @@ func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
 func (*RequestSplitReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RequestSplitReply) GetGrowing() bool {
@@ -2212,7 +2249,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2261,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2274,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StartJobRequest) GetKind() JobKind {
@@ -2298,7 +2335,7 @@ type StartJobReply struct {
 
 func (x *StartJobReply) Reset() {
 	*x = StartJobReply{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2347,7 @@ func (x *StartJobReply) String() string {
 func (*StartJobReply) ProtoMessage() {}
 
 func (x *StartJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2360,7 @@ func (x *StartJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
 func (*StartJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StartJobReply) GetJobIds() []uint32 {
@@ -2343,7 +2380,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2392,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2405,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -2394,7 +2431,7 @@ type DrainNodeReply struct {
 
 func (x *DrainNodeReply) Reset() {
 	*x = DrainNodeReply{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2443,7 @@ func (x *DrainNodeReply) String() string {
 func (*DrainNodeReply) ProtoMessage() {}
 
 func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2456,7 @@ func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
 func (*DrainNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DrainNodeReply) GetRegions() uint32 {
@@ -2439,7 +2476,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2488,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2501,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -2489,7 +2526,7 @@ type RemoveNodeReply struct {
 
 func (x *RemoveNodeReply) Reset() {
 	*x = RemoveNodeReply{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2538,7 @@ func (x *RemoveNodeReply) String() string {
 func (*RemoveNodeReply) ProtoMessage() {}
 
 func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2551,7 @@ func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
 func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 type RebalanceRequest struct {
@@ -2526,7 +2563,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2575,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2588,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RebalanceRequest) GetNamespace() string {
@@ -2570,7 +2607,7 @@ type RebalanceReply struct {
 
 func (x *RebalanceReply) Reset() {
 	*x = RebalanceReply{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2619,7 @@ func (x *RebalanceReply) String() string {
 func (*RebalanceReply) ProtoMessage() {}
 
 func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2632,7 @@ func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
 func (*RebalanceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RebalanceReply) GetSteps() []string {
@@ -2622,7 +2659,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2671,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2684,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -2711,7 +2748,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +2760,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +2773,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -2846,7 +2883,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2895,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2908,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -2954,7 +2991,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3003,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3016,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -3045,7 +3082,7 @@ type FreePlaces struct {
 
 func (x *FreePlaces) Reset() {
 	*x = FreePlaces{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3094,7 @@ func (x *FreePlaces) String() string {
 func (*FreePlaces) ProtoMessage() {}
 
 func (x *FreePlaces) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3107,7 @@ func (x *FreePlaces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
 func (*FreePlaces) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FreePlaces) GetPgId() uint32 {
@@ -3119,7 +3156,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3168,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3181,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Held) GetPgId() uint32 {
@@ -3210,7 +3247,7 @@ type Supply struct {
 
 func (x *Supply) Reset() {
 	*x = Supply{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3222,7 +3259,7 @@ func (x *Supply) String() string {
 func (*Supply) ProtoMessage() {}
 
 func (x *Supply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3235,7 +3272,7 @@ func (x *Supply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Supply.ProtoReflect.Descriptor instead.
 func (*Supply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Supply) GetPgId() uint32 {
@@ -3286,7 +3323,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3335,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3348,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -3367,7 +3404,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3379,7 +3416,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3392,7 +3429,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -3438,7 +3475,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3450,7 +3487,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3463,7 +3500,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{40}
 }
 
 type GrantExtentRequest struct {
@@ -3478,7 +3515,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3527,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3540,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{40}
+	return file_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -3551,7 +3588,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3563,7 +3600,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3576,7 +3613,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{41}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -3623,7 +3660,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3635,7 +3672,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3648,7 +3685,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{42}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -3667,7 +3704,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3716,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3729,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{43}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -3712,7 +3749,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3761,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +3774,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -3768,7 +3805,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3780,7 +3817,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3793,7 +3830,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -3851,7 +3888,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3863,7 +3900,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3876,7 +3913,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -3926,7 +3963,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3938,7 +3975,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3951,7 +3988,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -3980,7 +4017,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3992,7 +4029,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4005,7 +4042,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -4050,7 +4087,7 @@ type LeaveNodeRequest struct {
 
 func (x *LeaveNodeRequest) Reset() {
 	*x = LeaveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4099,7 @@ func (x *LeaveNodeRequest) String() string {
 func (*LeaveNodeRequest) ProtoMessage() {}
 
 func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4112,7 @@ func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeRequest.ProtoReflect.Descriptor instead.
 func (*LeaveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LeaveNodeRequest) GetNodeId() uint32 {
@@ -4100,7 +4137,7 @@ type LeaveNodeReply struct {
 
 func (x *LeaveNodeReply) Reset() {
 	*x = LeaveNodeReply{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4112,7 +4149,7 @@ func (x *LeaveNodeReply) String() string {
 func (*LeaveNodeReply) ProtoMessage() {}
 
 func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4125,7 +4162,7 @@ func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeReply.ProtoReflect.Descriptor instead.
 func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{51}
 }
 
 type NodeStats struct {
@@ -4139,7 +4176,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4188,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4201,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -4202,7 +4239,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4251,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4264,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -4273,7 +4310,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4285,7 +4322,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4298,7 +4335,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -4363,7 +4400,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4375,7 +4412,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4388,7 +4425,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -4434,7 +4471,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4446,7 +4483,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4459,7 +4496,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 type CreateNamespaceRequest struct {
@@ -4480,7 +4517,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4492,7 +4529,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4505,7 +4542,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -4573,7 +4610,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4585,7 +4622,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4598,7 +4635,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -4623,7 +4660,7 @@ type SetNamespaceRequest struct {
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4672,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4685,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -4688,7 +4725,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +4737,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +4750,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -4738,7 +4775,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4750,7 +4787,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4763,7 +4800,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -4798,7 +4835,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4810,7 +4847,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4823,7 +4860,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -4851,7 +4888,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4863,7 +4900,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4876,7 +4913,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -4902,7 +4939,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4914,7 +4951,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4927,7 +4964,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -4945,7 +4982,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4957,7 +4994,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4970,7 +5007,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 type StatusReply struct {
@@ -4998,7 +5035,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5010,7 +5047,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5023,7 +5060,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -5132,7 +5169,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5144,7 +5181,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5157,7 +5194,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -5216,7 +5253,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5228,7 +5265,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5241,7 +5278,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -5317,7 +5354,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5329,7 +5366,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5342,7 +5379,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -5489,7 +5526,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5501,7 +5538,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5514,7 +5551,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -5546,7 +5583,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5558,7 +5595,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5571,7 +5608,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 type RemoveDirectoryRequest struct {
@@ -5583,7 +5620,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5595,7 +5632,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5608,7 +5645,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -5626,7 +5663,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5638,7 +5675,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5651,7 +5688,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 var File_directory_proto protoreflect.FileDescriptor
@@ -5660,7 +5697,8 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"\x0fdirectory.proto\x12\x10kvd.directory.v1\"#\n" +
 	"\tNotLeader\x12\x16\n" +
-	"\x06leader\x18\x01 \x01(\tR\x06leader\"\x8e\x02\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\"\r\n" +
+	"\vNothingDone\"\x8e\x02\n" +
 	"\x03Map\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1d\n" +
 	"\n" +
@@ -6209,7 +6247,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -6218,180 +6256,181 @@ var file_directory_proto_goTypes = []any{
 	(JobKind)(0),                   // 4: kvd.directory.v1.JobKind
 	(SessionLife)(0),               // 5: kvd.directory.v1.SessionLife
 	(*NotLeader)(nil),              // 6: kvd.directory.v1.NotLeader
-	(*Map)(nil),                    // 7: kvd.directory.v1.Map
-	(*Node)(nil),                   // 8: kvd.directory.v1.Node
-	(*Endpoint)(nil),               // 9: kvd.directory.v1.Endpoint
-	(*Namespace)(nil),              // 10: kvd.directory.v1.Namespace
-	(*Loss)(nil),                   // 11: kvd.directory.v1.Loss
-	(*PlacementGroup)(nil),         // 12: kvd.directory.v1.PlacementGroup
-	(*Member)(nil),                 // 13: kvd.directory.v1.Member
-	(*RegionKeys)(nil),             // 14: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 15: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 16: kvd.directory.v1.Move
-	(*Job)(nil),                    // 17: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 18: kvd.directory.v1.JobReport
-	(*UnitRuns)(nil),               // 19: kvd.directory.v1.UnitRuns
-	(*FindWorkRequest)(nil),        // 20: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 21: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 22: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 23: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 24: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 25: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 26: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 27: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 28: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 29: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 30: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 31: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 32: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 33: kvd.directory.v1.RemoveNodeReply
-	(*RebalanceRequest)(nil),       // 34: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 35: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 36: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 37: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 38: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 39: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 40: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 41: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 42: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 43: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 44: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 45: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 46: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 47: kvd.directory.v1.GrantExtentReply
-	(*SessionStateRequest)(nil),    // 48: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 49: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 50: kvd.directory.v1.WatchMapRequest
-	(*RegisterNodeRequest)(nil),    // 51: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 52: kvd.directory.v1.RegisterNodeReply
-	(*Sessions)(nil),               // 53: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 54: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 55: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 56: kvd.directory.v1.LeaveNodeReply
-	(*NodeStats)(nil),              // 57: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 58: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 59: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 60: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 61: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 62: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 63: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 64: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 65: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 66: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 67: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 68: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 69: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 70: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 71: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 72: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 73: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 74: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 75: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 76: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 77: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 78: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 79: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*NothingDone)(nil),            // 7: kvd.directory.v1.NothingDone
+	(*Map)(nil),                    // 8: kvd.directory.v1.Map
+	(*Node)(nil),                   // 9: kvd.directory.v1.Node
+	(*Endpoint)(nil),               // 10: kvd.directory.v1.Endpoint
+	(*Namespace)(nil),              // 11: kvd.directory.v1.Namespace
+	(*Loss)(nil),                   // 12: kvd.directory.v1.Loss
+	(*PlacementGroup)(nil),         // 13: kvd.directory.v1.PlacementGroup
+	(*Member)(nil),                 // 14: kvd.directory.v1.Member
+	(*RegionKeys)(nil),             // 15: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 16: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 17: kvd.directory.v1.Move
+	(*Job)(nil),                    // 18: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 19: kvd.directory.v1.JobReport
+	(*UnitRuns)(nil),               // 20: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 21: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 22: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 23: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 24: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 25: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 26: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 27: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 28: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 29: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 30: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 31: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 32: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 33: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 34: kvd.directory.v1.RemoveNodeReply
+	(*RebalanceRequest)(nil),       // 35: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 36: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 37: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 38: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 39: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 40: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 41: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 42: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 43: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 44: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 45: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 46: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 47: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 48: kvd.directory.v1.GrantExtentReply
+	(*SessionStateRequest)(nil),    // 49: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 50: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 51: kvd.directory.v1.WatchMapRequest
+	(*RegisterNodeRequest)(nil),    // 52: kvd.directory.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),      // 53: kvd.directory.v1.RegisterNodeReply
+	(*Sessions)(nil),               // 54: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 55: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 56: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 57: kvd.directory.v1.LeaveNodeReply
+	(*NodeStats)(nil),              // 58: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 59: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 60: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 61: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 62: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 63: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 64: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 65: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 66: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 67: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 68: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 69: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 70: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 71: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 72: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 73: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 74: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 75: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 76: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 77: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 78: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 79: kvd.directory.v1.RemoveDirectoryReply
+	nil,                            // 80: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
-	8,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
-	10, // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	12, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	15, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
-	9,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
+	9,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
+	11, // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
+	13, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	16, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	10, // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,  // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
 	1,  // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
 	2,  // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
-	11, // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
+	12, // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
 	3,  // 9: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	13, // 10: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	13, // 11: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
-	13, // 12: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
-	14, // 13: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	16, // 14: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	14, // 10: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	14, // 11: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	14, // 12: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	15, // 13: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	17, // 14: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
 	4,  // 15: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	19, // 16: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	17, // 17: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	18, // 18: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	20, // 16: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	18, // 17: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	19, // 18: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
 	4,  // 19: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	40, // 20: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	44, // 21: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	41, // 22: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	40, // 23: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	42, // 24: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	44, // 25: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	40, // 26: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	41, // 27: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	44, // 28: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	41, // 20: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	45, // 21: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	42, // 22: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	41, // 23: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	43, // 24: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	45, // 25: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	41, // 26: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	42, // 27: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	45, // 28: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
 	5,  // 29: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	9,  // 30: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	53, // 31: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	57, // 32: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	59, // 33: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	53, // 34: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	14, // 35: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	10, // 30: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	54, // 31: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	58, // 32: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	60, // 33: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	54, // 34: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	15, // 35: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
 	2,  // 36: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	10, // 37: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	10, // 38: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	10, // 39: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	72, // 40: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	7,  // 41: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	73, // 42: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	74, // 43: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	79, // 44: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	17, // 45: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	11, // 37: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	11, // 38: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	11, // 39: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	73, // 40: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	8,  // 41: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	74, // 42: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	75, // 43: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	80, // 44: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	18, // 45: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
 	5,  // 46: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	18, // 47: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	57, // 48: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	36, // 49: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	38, // 50: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	43, // 51: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	50, // 52: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	46, // 53: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	48, // 54: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	26, // 55: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	51, // 56: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	54, // 57: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	60, // 58: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	55, // 59: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	20, // 60: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	22, // 61: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	24, // 62: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	28, // 63: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	30, // 64: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	32, // 65: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	34, // 66: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	62, // 67: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	64, // 68: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	66, // 69: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	68, // 70: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	70, // 71: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	75, // 72: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	77, // 73: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	37, // 74: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	39, // 75: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	45, // 76: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	7,  // 77: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	47, // 78: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	49, // 79: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	27, // 80: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	52, // 81: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	58, // 82: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	61, // 83: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	56, // 84: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	21, // 85: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	23, // 86: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	25, // 87: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	29, // 88: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	31, // 89: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	33, // 90: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	35, // 91: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	63, // 92: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	65, // 93: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	67, // 94: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	69, // 95: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	71, // 96: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	76, // 97: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	78, // 98: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	19, // 47: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	58, // 48: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	37, // 49: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	39, // 50: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	44, // 51: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	51, // 52: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	47, // 53: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	49, // 54: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	27, // 55: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	52, // 56: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	55, // 57: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	61, // 58: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	56, // 59: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	21, // 60: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	23, // 61: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	25, // 62: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	29, // 63: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	31, // 64: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	33, // 65: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	35, // 66: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	63, // 67: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	65, // 68: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	67, // 69: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	69, // 70: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	71, // 71: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	76, // 72: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	78, // 73: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	38, // 74: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	40, // 75: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	46, // 76: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	8,  // 77: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	48, // 78: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	50, // 79: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	28, // 80: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	53, // 81: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	59, // 82: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	62, // 83: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	57, // 84: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	22, // 85: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	24, // 86: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	26, // 87: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	30, // 88: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	32, // 89: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	34, // 90: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	36, // 91: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	64, // 92: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	66, // 93: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	68, // 94: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	70, // 95: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	72, // 96: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	77, // 97: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	79, // 98: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
 	74, // [74:99] is the sub-list for method output_type
 	49, // [49:74] is the sub-list for method input_type
 	49, // [49:49] is the sub-list for extension type_name
@@ -6410,7 +6449,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   74,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
