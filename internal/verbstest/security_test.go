@@ -143,10 +143,10 @@ func TestSecurityMatrix(t *testing.T) {
 		}
 		q.broken()
 		_, err := g.connect("m1")
-		if !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "fenced") {
-			t.Errorf("connecting again: %v, want a refusal that says fenced", err)
+		if !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "the session has ended") {
+			t.Errorf("connecting again: %v, want a refusal that says that the session has ended", err)
 		}
-		rows = append(rows, []string{"connecting again", "refused: session is fenced"})
+		rows = append(rows, []string{"connecting again", "refused: the session has ended"})
 		if after := other.read(our.heapRKey, our.lastW, 8); !bytes.Equal(after, before) {
 			t.Errorf("the bytes changed from %x to %x", before, after)
 		}
