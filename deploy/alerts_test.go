@@ -147,14 +147,24 @@ func (w *watcher) until(what string, d time.Duration, ok func(map[string][]firin
 	w.t.Helper()
 	past, now := slices.Clip(w.past), w.now
 	var all map[string][]firing
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	await(w.t, func() string { return fmt.Sprintf("%s: fire %v", what, slices.Sorted(maps.Keys(all))) }, func() bool {
 		w.past, w.now = past, now
 		w.hold(w.look(), d)
-		if all = w.firing(); ok(all) {
-			return
+		all = w.firing()
+		return ok(all)
+	})
+}
+
+// await waits for a condition; else says what is missing.
+func await(t *testing.T, missing func() string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(patience); !cond(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatal(missing())
 		}
 	}
-	w.t.Fatalf("%s: fire %v", what, slices.Sorted(maps.Keys(all)))
 }
 
 // fires waits until alerts fire, if what is so stays so for as long as they ask.
@@ -290,16 +300,14 @@ func (s *tried) kvctl(directory string, args ...string) string {
 // leader is the number of the directory node that leads.
 func (s *tried) leader() (n int) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); n == 0 && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	await(s.t, func() string { return "no directory node leads" }, func() bool {
 		for i := 1; s.run[fmt.Sprint("d", i)] != nil; i++ {
 			if strings.Contains(s.get(fmt.Sprint("d", i), "/metrics"), "\nkvd_directory_leader 1\n") {
 				n = i
 			}
 		}
-	}
-	if n == 0 {
-		s.t.Fatal("no directory node leads")
-	}
+		return n != 0
+	})
 	return n
 }
 
@@ -361,14 +369,7 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 	for range 5 {
 		p := s.run[fmt.Sprint("d", s.leader())]
 		p.signal(syscall.SIGSTOP)
-		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-			if n := s.leader(); s.run[fmt.Sprint("d", n)] != p {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatal("nobody takes over")
-			}
-		}
+		await(t, func() string { return "nobody takes over" }, func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
 		p.signal(syscall.SIGCONT)
 		w.hold(w.look(), time.Minute)
 	}

@@ -119,14 +119,14 @@ func TestSameText(t *testing.T) {
 // other ends with status 0, or, where the document shows a refusal, without.
 func TestTour(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes half a minute")
+		t.Skip("it runs every command of two documents, for half a minute; run it without -short")
 	}
 	private := []string{"unshare", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child"}
 	if out, err := exec.Command(private[0], append(private[1:], "sh", "-c", "ip link set lo up && mount -t tmpfs none /var/lib")...).CombinedOutput(); err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("no network of its own: %v: %s", err, out)
 		}
-		t.Skipf("no network of its own to be had here: %v: %s", err, out)
+		t.Skipf("the commands need ports, files and processes of their own, for which this machine gives no namespaces (unshare, ip): %v: %s", err, out)
 	}
 	bin := commands(t)
 	root, err := filepath.Abs("..")

@@ -338,11 +338,7 @@ func TestGatewayWaits(t *testing.T) {
 	}
 	defer l.Close()
 	p := spawn(t, env, "gateway", "--directory="+l.Addr().String(), "--listen=127.0.0.1:0", "--listen-memcached=off")
-	for until := time.Now().Add(patience); !strings.Contains(p.stderr.String(), `msg="waiting for the directory" database=cache directory=`+l.Addr().String()); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatalf("it says nothing: %q", p.stderr)
-		}
-	}
+	p.says(`msg="waiting for the directory" database=cache directory=`+l.Addr().String(), 1)
 	if code := p.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit status %d", code)
 	}

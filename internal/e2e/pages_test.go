@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvd-project/kvd/internal/mem"
 )
@@ -123,11 +122,7 @@ func TestHugePages(t *testing.T) {
 		t.Errorf("exit status %d after SIGTERM\n%s", status, nodes[0].stderr)
 	}
 	nodes[1].signal(syscall.SIGKILL)
-	for deadline := time.Now().Add(patience); free() < before; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d huge pages are free, before %d", free(), before)
-		}
-	}
+	w.until(fmt.Sprintf("%d huge pages to be free again", before), func() bool { return free() >= before })
 }
 
 // A store that locks its memory: all of a region is in memory from the first moment.

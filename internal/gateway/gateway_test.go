@@ -410,23 +410,6 @@ func TestStoreErrors(t *testing.T) {
 	p.want(t, bulk("3"), "GET", "a")
 }
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // damagedScan has memory behind some pages that cannot be read.
 type damagedScan struct {
 	client.API
@@ -446,7 +429,7 @@ func (d damagedScan) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[c
 
 // TestDamagedScan: one damaged group does not take a scan's other keys with it.
 func TestDamagedScan(t *testing.T) {
-	log := &lockedBuffer{}
+	log := &syncBuffer{}
 	s := damagedScan{clienttest.New(clienttest.Options{}), fmt.Errorf("%w: pg 1 replica 0: group at 0x5700", client.ErrCorrupt)}
 	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"cache", s}}, Logger: slog.New(slog.NewTextHandler(log, nil))}))
 	p.want(t, "+OK\r\n", "SET", "a", "1")
