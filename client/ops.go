@@ -104,7 +104,11 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{o: o, dir: dir, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghostEntries})}
+	ghosts := ghostEntries
+	if o.ReadOnly {
+		ghosts = 1 // it neither evicts nor brings a key back
+	}
+	c := &Client{o: o, dir: dir, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghosts})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	s, err := c.openSession(ctx, 0)
 	if err != nil {

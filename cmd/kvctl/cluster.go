@@ -19,7 +19,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *app) addClusterCommands(root *cobra.Command) {
@@ -48,7 +48,7 @@ func (a *app) viewCommand(name, short string, print func(*dirpb.StatusReply) err
 				if err != nil {
 					return err
 				}
-				if answer := metrics.Answer(st); answer != "" && name != "status" { // status lists it
+				if answer := overview.Answer(st); answer != "" && name != "status" { // status lists it
 					a.say("kvctl: warning: %s", answer)
 				}
 				return print(st)
@@ -118,8 +118,8 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	v := newView(m)
 	whole := 0
 	var pgs []row
-	memories := metrics.Memories(st)
-	of := make(map[uint32]*metrics.Memory)
+	memories := overview.Memories(st)
+	of := make(map[uint32]*overview.Memory)
 	for _, x := range memories {
 		of[x.PG] = x
 	}
@@ -144,7 +144,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 			live++
 		}
 	}
-	problems := metrics.Problems(st)
+	problems := overview.Problems(st)
 	health := fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))
 	if n := len(problems); n == 1 {
 		health += "; 1 problem, below"
@@ -167,9 +167,9 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	for _, p := range problems {
 		fmt.Fprintf(a.stdout, "\n problem: %s\n    -> %s\n", p.What, p.Mend)
 	}
-	if sums := metrics.Sums(memories); len(sums) > 0 {
+	if sums := overview.Sums(memories); len(sums) > 0 {
 		fmt.Fprintln(a.stdout)
-		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *metrics.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
+		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
 	}
 	if len(pgs) > 0 {
 		fmt.Fprintln(a.stdout)
@@ -184,7 +184,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 
 // epochText tells the reclaim epoch, which only a leader knows.
 func epochText(st *dirpb.StatusReply) string {
-	if metrics.Answer(st) != "" {
+	if overview.Answer(st) != "" {
 		return "-"
 	}
 	return fmt.Sprintf("%d, minimum %d", st.GetEpoch(), st.GetMinEpoch())
@@ -213,7 +213,7 @@ func (v view) want(p *dirpb.PlacementGroup) int {
 
 // copies says how many copies there are of how many.
 func (v view) copies(p *dirpb.PlacementGroup) string {
-	return fmt.Sprintf("%d of %d", metrics.Copies(p), v.want(p))
+	return fmt.Sprintf("%d of %d", overview.Copies(p), v.want(p))
 }
 
 // lacks says what keeps a placement group from being fully replicated, or "".
@@ -221,7 +221,7 @@ func (v view) lacks(p *dirpb.PlacementGroup) string {
 	switch {
 	case p.GetState() != dirpb.PGState_PG_ACTIVE || p.GetJoining():
 		return fmt.Sprintf("%s, %s copies", stateText(p), v.copies(p))
-	case metrics.Copies(p) < v.want(p):
+	case overview.Copies(p) < v.want(p):
 		return v.copies(p) + " copies"
 	}
 	return ""

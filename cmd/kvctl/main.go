@@ -22,12 +22,18 @@ import (
 )
 
 func main() {
-	// Interrupts end a command, or what runs in a shell; see app.root.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	// A second signal ends the process at once.
-	context.AfterFunc(ctx, stop)
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)
-	code := a.run(ctx, os.Args[1:])
-	stop()
-	os.Exit(code)
+	// One registration, which the end of the process ends: each signal that is registered or given up
+	// costs two switches between threads.
+	a.signals = func(ctx context.Context) context.Context {
+		return endsWith(ctx, os.Interrupt, syscall.SIGTERM)
+	}
+	os.Exit(a.run(context.Background(), os.Args[1:]))
+}
+
+// endsWith is ctx that also ends with a signal. A second one ends the process at once.
+func endsWith(ctx context.Context, s ...os.Signal) context.Context {
+	ctx, stop := signal.NotifyContext(ctx, s...)
+	context.AfterFunc(ctx, stop)
+	return ctx
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
-	"github.com/kvd-project/kvd/rdma/sim"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
@@ -162,27 +161,11 @@ type perfResult struct {
 }
 
 func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases []perfCase) (err error) {
-	var dev *rdma.Device
 	to := o.connect
 	pingpong := slices.ContainsFunc(cases, func(c perfCase) bool { return c.pingpong })
-	switch {
-	case provider == "sim":
-		if to != "" {
-			return usagef("--connect: provider sim lives in one process")
-		}
-		if pingpong {
-			return usagef("--verbs PINGPONG: provider sim moves bytes only while somebody polls for completions, so polling memory would see nothing")
-		}
-		f := sim.New(sim.Options{Seed: 1})
-		s, err := perfListen(rdma.NewDevice("sim", f.Device("passive")), "")
-		if err != nil {
-			return err
-		}
-		defer a.closed("passive side", s.close)
-		to, dev = s.to(), rdma.NewDevice("sim", f.Device("active"))
-	case to != "":
+	if to != "" {
 		provider, _, _ = strings.Cut(to, ",")
-	default:
+	} else {
 		child, line, err := a.perfFork(ctx, provider, o.passiveDevice)
 		if err != nil {
 			return err
@@ -190,10 +173,9 @@ func (a *app) perfRun(ctx context.Context, provider string, o perfOptions, cases
 		defer a.closed("passive side", child)
 		to = line
 	}
-	if dev == nil {
-		if dev, err = a.perfOpen(provider); err != nil {
-			return err
-		}
+	dev, err := a.perfOpen(provider)
+	if err != nil {
+		return err
 	}
 	defer a.closed("device", dev.Close)
 	dctx, cancel := context.WithTimeout(ctx, a.timeout)
@@ -294,8 +276,6 @@ func perfListen(dev *rdma.Device, addr string) (s *perfPassive, err error) {
 	case addr != "":
 	case dev.Name() == "shm":
 		addr = fmt.Sprintf("@kvctl-perf-%d", os.Getpid())
-	case dev.Name() == "sim":
-		addr = "perf"
 	default:
 		addr = "127.0.0.1:0"
 	}

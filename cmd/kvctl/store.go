@@ -18,7 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -41,22 +41,13 @@ type sessionOptions struct {
 	ReadOnly bool
 }
 
-// backend is one store as kvctl reaches it: over its directory, or in this
-// process.
+// backend is one store as kvctl reaches it: over its directory.
 type backend interface {
 	// Open opens a session of its own.
 	Open(ctx context.Context, o sessionOptions) (store, error)
 	// Directory makes one request; see dirclient.Client.Call and CallOnce.
 	Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error
 	Close() error
-}
-
-// openStore makes the backend that the flags ask for. It does not connect yet.
-func openStore(a *app) (backend, error) {
-	if a.provider == "sim" {
-		return openSim(a)
-	}
-	return openRemote(a)
 }
 
 // remote is a store that runs elsewhere.
@@ -66,7 +57,8 @@ type remote struct {
 	dir     *dirclient.Client
 }
 
-func openRemote(a *app) (backend, error) {
+// openStore makes the backend that the flags ask for. It does not connect yet.
+func openStore(a *app) (backend, error) {
 	cfg, err := a.tlsConfig()
 	if err != nil {
 		return nil, err
@@ -237,7 +229,7 @@ func clusterStatus(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 const electionPatience = 2 * time.Second
 
 // clusterView is clusterStatus for people who look: where no leader answers it gives what
-// another directory node knows, which metrics.Answer tells.
+// another directory node knows, which overview.Answer tells.
 func clusterView(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 	st, other, err := askStatus(ctx, b, electionPatience)
 	if err != nil && other != nil && ctx.Err() == nil {
@@ -256,7 +248,7 @@ func askStatus(ctx context.Context, b backend, patience time.Duration) (st, othe
 		if err != nil {
 			return err
 		}
-		if metrics.Answer(rep) == "" {
+		if overview.Answer(rep) == "" {
 			st = rep
 			return nil
 		}

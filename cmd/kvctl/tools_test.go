@@ -30,7 +30,7 @@ func decode[T any](t *testing.T, s string) (v T) {
 
 func TestCost(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Nodes: 2})
-	for _, p := range []string{"shm", "tcp", "sim"} {
+	for _, p := range []string{"shm", "tcp"} {
 		type table struct {
 			OK         bool
 			Operations []cost.Row
@@ -93,7 +93,7 @@ func (w wrapped) Open(ctx context.Context, o sessionOptions) (store, error) {
 func TestPerf(t *testing.T) {
 	t.Setenv(asMain, "1")
 	e := &env{t: t, now: time.Now}
-	for _, p := range []string{"shm", "tcp", "sim"} {
+	for _, p := range []string{"shm", "tcp"} {
 		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--sizes", "64,64KiB")
 		type table struct {
 			Provider string

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // checker reads all replicas of a namespace.
@@ -161,7 +161,7 @@ func (k *checker) group(id uint32) error {
 func (k *checker) read(pg *dirpb.PlacementGroup, st *dirpb.StatusReply) error {
 	k.pg, k.geometry = pg, geometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())
 	k.places, k.suspects, k.strange, k.linked = k.places[:0], k.suspects[:0], k.strange[:0], 0
-	copies := metrics.Copies(pg)
+	copies := overview.Copies(pg)
 	for k.repl = range copies {
 		k.rep.Replicas++
 		if err := k.header(); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
@@ -77,7 +77,7 @@ type part struct {
 // read reads n bytes at off of the part's placement group.
 func (p *part) read(off uint64, n int) (b []byte, err error) {
 	err = persist(p.w.ctx, func() (err error) {
-		b, err = p.w.s.ReadRaw(p.w.ctx, p.pg.GetId(), max(metrics.Copies(p.pg), 1)-1, off, n)
+		b, err = p.w.s.ReadRaw(p.w.ctx, p.pg.GetId(), max(overview.Copies(p.pg), 1)-1, off, n)
 		return err
 	})
 	if err != nil {

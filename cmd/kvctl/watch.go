@@ -13,7 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // pause waits for d; false means that ctx has ended, which is how a command that
@@ -178,8 +178,8 @@ func (l *statLine) usage(st *dirpb.StatusReply, ns *dirpb.Namespace) {
 			l.Sessions++
 		}
 	}
-	var m metrics.Memory // of the namespace
-	for _, x := range metrics.Sums(metrics.Memories(st)) {
+	var m overview.Memory // of the namespace
+	for _, x := range overview.Sums(overview.Memories(st)) {
 		if x.Namespace == ns.GetName() {
 			m = *x
 		}

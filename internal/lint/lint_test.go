@@ -59,7 +59,8 @@ var imports = []row{
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/httpd", "", "it serves what it is handed, whatever the process is"},
-	{"internal/metrics", "client client/prom internal/dirpb internal/layout memnode server", "it shows what the parts tell, and starts none of them"},
+	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
+	{"internal/metrics", "client client/prom internal/dirpb internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},
 
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
@@ -101,7 +102,7 @@ var only = []row{
 	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
 	{module + "/internal/providers", "cmd/... internal/devstore internal/e2e bench", "libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
-	{module + "/internal/devstore", "cmd/... internal/e2e bench", "it is a whole store, for commands and tests"},
+	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
 	{"testing", "rdma/rdmatest", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
@@ -111,6 +112,7 @@ var only = []row{
 var never = []row{
 	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 github.com/prometheus " + module + "/server " + module + "/memnode " + module + "/rdma/tcp " + module + "/rdma/shm", "every service that links the client would carry it"},
 	{"client", "github.com/maypok86", "a service without a near cache does not carry one"},
+	{"cmd/kvctl", "github.com/hashicorp github.com/cockroachdb github.com/prometheus github.com/spf13/viper " + module + "/server " + module + "/memnode " + module + "/internal/devstore " + module + "/internal/metrics", "each of its runs is short, and begins with what every package prepares; a private store is kvd dev's"},
 	{"index", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
 	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb", "it is tested, and reasoned about, without raft and disk"},
 }
@@ -280,6 +282,7 @@ func TestRefusals(t *testing.T) {
 		{imp("server/fsm", "math/rand/v2"), "server/fsm imports math/rand/v2, which makes it impure: applying"},
 		{imp("cmd/kvd", "+server", "+internal/config", "github.com/spf13/cobra"), ""},
 		{pkg{ImportPath: module + "/client/near", Deps: []string{"github.com/prometheus/common/model"}}, "client/near depends on github.com/prometheus/common/model, directly or not"},
+		{pkg{ImportPath: module + "/cmd/kvctl", Deps: []string{"github.com/hashicorp/raft"}}, "cmd/kvctl depends on github.com/hashicorp/raft, directly or not: each of its runs is short"},
 		{pkg{ImportPath: module + "/client", Deps: []string{module + "/server/fsm"}}, "client depends on " + module + "/server/fsm, directly or not"},
 	} {
 		got := strings.Join(refusals([]pkg{tc.p}), "\n")
