@@ -30,6 +30,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/providers"
 )
 
@@ -86,8 +87,9 @@ type app struct {
 	now  func() time.Time
 	// ctx is what run was given: unlike a command's, it does not end when the user interrupts that.
 	ctx context.Context
-	// signals, if not nil, makes the context of a command from that of run: it ends with a signal, too.
-	signals func(context.Context) context.Context
+	// signals, if not nil, makes the context of a command from that of run: it ends with a signal, too;
+	// that of a brief command does not begin with it.
+	signals func(ctx context.Context, brief bool) context.Context
 	// shell is the one that this command was typed into, if any.
 	shell *shell
 }
@@ -188,8 +190,13 @@ func visible(s string) string {
 	return b.String()
 }
 
-// writes marks the commands whose errors must tell whether they happened.
-const writes = "writes"
+// Annotations of commands.
+const (
+	// writes marks those whose errors must tell whether they happened.
+	writes = "writes"
+	// brief marks those that read a key or a few, and so are over soon.
+	brief = "brief"
+)
 
 // happened says what an error leaves open to somebody who ran cmd. One that has a status
 // of its own has told what was done.
@@ -289,7 +296,8 @@ func (a *app) root() *cobra.Command {
 				return err
 			}
 			if a.signals != nil {
-				cmd.SetContext(a.signals(cmd.Context()))
+				_, short := cmd.Annotations[brief]
+				cmd.SetContext(a.signals(cmd.Context(), short))
 			}
 			a.verb = strings.TrimPrefix(cmd.CommandPath(), "kvctl ")
 			return nil
@@ -422,7 +430,7 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 	case a.output != "table" && a.output != "json":
 		return usagef("--output %q: want table or json", a.output)
 	case a.provider == "sim":
-		return usagef("--provider sim: kvctl has no store of its own; with a private one: kvd dev -- kvctl %s", strings.TrimPrefix(cmd.CommandPath(), "kvctl "))
+		return usagef("--provider sim: want one of %s; kvctl has no store of its own, but kvd dev -- kvctl COMMAND gives it one", strings.Join(doctor.Providers, ", "))
 	case a.timeout <= 0:
 		return usagef("--timeout %v: want > 0", a.timeout)
 	case (a.tlsCert == "") != (a.tlsKey == ""):

@@ -18,18 +18,30 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
+	"time"
 )
 
 func main() {
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)
-	// One registration, which the end of the process ends: each signal that is registered or given up
-	// costs two switches between threads.
-	a.signals = func(ctx context.Context) context.Context {
-		return endsWith(ctx, os.Interrupt, syscall.SIGTERM)
+	a.signals = func(ctx context.Context, brief bool) context.Context {
+		if !brief {
+			return endsWith(ctx, os.Interrupt, syscall.SIGTERM)
+		}
+		// Two of the things that a get would spend its time on: waking other processors, and threads
+		// that listen for signals.
+		runtime.GOMAXPROCS(1)
+		ctx, cancel := context.WithCancel(ctx)
+		time.AfterFunc(briefly, func() { context.AfterFunc(endsWith(ctx, os.Interrupt, syscall.SIGTERM), cancel) })
+		return ctx
 	}
 	os.Exit(a.run(context.Background(), os.Args[1:]))
 }
+
+// briefly is how long a command that only reads a key leaves signals to the system, which then ends it as
+// it ends a process that has just begun.
+const briefly = 100 * time.Millisecond
 
 // endsWith is ctx that also ends with a signal. A second one ends the process at once.
 func endsWith(ctx context.Context, s ...os.Signal) context.Context {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/dirclient"
@@ -42,12 +41,8 @@ type progress struct {
 // may change before it ends with errStalled; 0: for ever.
 func (a *app) await(ctx context.Context, b backend, what string, stall time.Duration,
 	step func(*dirpb.StatusReply) (p progress, done bool, err error)) error {
-	var bar *progressbar.ProgressBar
-	if isTerminal(a.stderr) {
-		bar = progressbar.NewOptions64(1, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(what),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-		defer func() { _ = bar.Finish() }()
-	}
+	bar := a.bar(what, "", func() int64 { return 1 })
+	defer bar.end()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	said, seen := "", ""
@@ -69,9 +64,8 @@ func (a *app) await(ctx context.Context, b backend, what string, stall time.Dura
 				return err
 			}
 			if bar != nil {
-				bar.Describe(strings.TrimSpace(what + ": " + p.left + " " + p.detail))
-				bar.ChangeMax64(int64(max(p.total, p.done) + 1)) // it ends when step says so
-				_ = bar.Set64(int64(p.done))
+				// It ends when step says so.
+				bar.set(strings.TrimSpace(what+": "+p.left+" "+p.detail), int64(p.done), int64(max(p.total, p.done)+1))
 			} else if p.left != said {
 				said = p.left
 				a.say("kvctl %s: %s", what, p.left)

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
@@ -25,7 +23,7 @@ type checker struct {
 	s   store
 	ns  *dirpb.Namespace
 	now uint64 // Unix ms
-	bar *progressbar.ProgressBar
+	bar *bar
 	rep *checkReport
 
 	// Of the placement group that is being read.
@@ -97,17 +95,8 @@ func (k *checker) verify() error {
 	if err != nil {
 		return err
 	}
-	if isTerminal(k.a.stderr) {
-		var clusters int64
-		for _, p := range pgsOf(st.GetMap(), k.ns.GetId()) {
-			for _, r := range arraysOf(st.GetMap(), p.GetId()) {
-				clusters += int64(r.clusters)
-			}
-		}
-		k.bar = progressbar.NewOptions64(clusters, progressbar.OptionSetWriter(k.a.stderr), progressbar.OptionSetDescription("check"),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-		defer func() { _ = k.bar.Finish() }()
-	}
+	k.bar = k.a.bar("check", "", func() int64 { return clustersOf(st.GetMap(), k.ns.GetId()) })
+	defer k.bar.end()
 	for _, p := range pgsOf(st.GetMap(), k.ns.GetId()) {
 		if err := k.group(p.GetId()); err != nil {
 			return fmt.Errorf("placement group %d: %w", p.GetId(), err)
@@ -278,7 +267,7 @@ func (k *checker) array(r array, copies int) error {
 				before = slots
 			}
 		}
-		step(k.bar, int(n))
+		k.bar.step(int(n))
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
@@ -26,7 +25,7 @@ type walker struct {
 	s   store
 	m   *dirpb.Map
 	ns  *dirpb.Namespace
-	bar *progressbar.ProgressBar // nil without a terminal
+	bar *bar
 }
 
 // walk runs fn with a walker of the namespace and what the directory says.
@@ -46,18 +45,16 @@ func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) err
 		}
 		defer a.closed("session", s.Close)
 		w := &walker{ctx: ctx, s: s, m: st.GetMap(), ns: ns}
-		if isTerminal(a.stderr) {
-			w.bar = progressbar.NewOptions64(w.clusters(), progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(what),
-				progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-			defer func() { _ = w.bar.Finish() }()
-		}
+		w.bar = a.bar(what, "", func() int64 { return clustersOf(w.m, w.ns.GetId()) })
+		defer w.bar.end()
 		return fn(w)
 	})
 }
 
-func (w *walker) clusters() (n int64) {
-	for _, p := range pgsOf(w.m, w.ns.GetId()) {
-		for _, r := range arraysOf(w.m, p.GetId()) {
+// clustersOf counts those of all arrays of a namespace.
+func clustersOf(m *dirpb.Map, ns uint32) (n int64) {
+	for _, p := range pgsOf(m, ns) {
+		for _, r := range arraysOf(m, p.GetId()) {
 			n += int64(r.clusters)
 		}
 	}
@@ -105,7 +102,7 @@ func (w *walker) each(fn func(*part) error) error {
 				if err := fn(p); err != nil {
 					return err
 				}
-				step(w.bar, int(n))
+				w.bar.step(int(n))
 			}
 		}
 	}

@@ -65,7 +65,8 @@ var imports = []row{
 
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
-	{"internal/gateway", "client internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/glob", "", "patterns and keys are bytes"},
+	{"internal/gateway", "client internal/glob internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/memcached", "client internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
