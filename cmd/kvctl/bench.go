@@ -277,7 +277,8 @@ func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx 
 			bar.step(int(hi - lo))
 		}
 	})
-	return done.Load(), c.wait()
+	err := c.wait()
+	return done.Load(), err
 }
 
 // block is how many records go into one call outside the measured run.

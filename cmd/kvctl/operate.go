@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *app) operateCommands() []*cobra.Command {
@@ -328,7 +329,7 @@ func nowhere(m *dirpb.Map, n *dirpb.Node) string {
 	slices.Sort(left)
 	for _, ns := range m.GetNamespaces() {
 		copies := int(ns.GetReplicas())
-		if copies <= len(left) || !slices.ContainsFunc(pgsOf(m, ns.GetId()), func(p *dirpb.PlacementGroup) bool { return isOn(p, n.GetId()) }) {
+		if copies <= len(left) || !slices.ContainsFunc(overview.Groups(m, ns.GetId()), func(p *dirpb.PlacementGroup) bool { return isOn(p, n.GetId()) }) {
 			continue
 		}
 		others := "no other is up and stays"
@@ -499,7 +500,7 @@ func (a *app) printSteps(namespace string, steps []string) error {
 // unsettled reports whether a placement group of ns is changing, or something of it
 // moves.
 func unsettled(st *dirpb.StatusReply, ns uint32) bool {
-	return slices.ContainsFunc(pgsOf(st.GetMap(), ns), func(p *dirpb.PlacementGroup) bool {
+	return slices.ContainsFunc(overview.Groups(st.GetMap(), ns), func(p *dirpb.PlacementGroup) bool {
 		return p.GetState() == dirpb.PGState_PG_CREATING || p.GetState() == dirpb.PGState_PG_FROZEN ||
 			p.GetJoining() || p.GetPlanned() != nil || p.GetLeaving() != nil
 	}) || slices.ContainsFunc(st.GetJobs(), func(j *dirpb.Job) bool {

@@ -122,7 +122,7 @@ func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration,
 		before := l.Keys
 		// At most a tenth of the time goes into counting.
 		if n == 0 || now.Sub(counted) >= 10*cost {
-			l.Keys, l.Live, err = countKeys(&walker{ctx: ctx, s: s, m: st.GetMap(), ns: ns})
+			l.Keys, l.Live, err = countKeys(&walker{raw: raw{b, s}, ctx: ctx, m: st.GetMap(), ns: ns})
 			if ctx.Err() != nil {
 				return nil
 			} else if err != nil {
@@ -202,7 +202,7 @@ func countKeys(w *walker) (keys, bytes uint64, err error) {
 	err = w.each(func(p *part) error {
 		for _, s := range p.slots() {
 			keys++
-			bytes += uint64(s.word.Units()) * layout.UnitSize
+			bytes += uint64(s.Word.Units()) * layout.UnitSize
 		}
 		return nil
 	})

@@ -60,6 +60,7 @@ var imports = []row{
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/httpd", "", "it serves what it is handed, whatever the process is"},
 	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
+	{"internal/check", "internal/dirpb internal/layout internal/overview", "it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/dirpb internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},
 

@@ -8,6 +8,9 @@
 package overview
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -101,6 +104,60 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 		}
 	}
 	return all
+}
+
+// Groups lists the placement groups of a namespace by id.
+func Groups(m *dirpb.Map, namespace uint32) []*dirpb.PlacementGroup {
+	var out []*dirpb.PlacementGroup
+	for _, p := range m.GetPgs() {
+		if p.GetNamespaceId() == namespace {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(x, y *dirpb.PlacementGroup) int { return cmp.Compare(x.GetId(), y.GetId()) })
+	return out
+}
+
+// Usage finds a placement group's usage; nil if st does not tell it.
+func Usage(st *dirpb.StatusReply, pg uint32) *dirpb.PGUsage {
+	i := slices.IndexFunc(st.GetUsage(), func(u *dirpb.PGUsage) bool { return u.GetPgId() == pg })
+	if i < 0 {
+		return nil
+	}
+	return st.GetUsage()[i]
+}
+
+// CopiesOf says how many copies of p there are of how many: 1 of 2.
+func CopiesOf(m *dirpb.Map, p *dirpb.PlacementGroup) string {
+	return fmt.Sprintf("%d of %d", Copies(p), replicas(m, p))
+}
+
+func replicas(m *dirpb.Map, p *dirpb.PlacementGroup) int {
+	for _, n := range m.GetNamespaces() {
+		if n.GetId() == p.GetNamespaceId() {
+			return int(n.GetReplicas())
+		}
+	}
+	return 0
+}
+
+// Lacks says what keeps a placement group from having all of its copies, or "".
+func Lacks(m *dirpb.Map, p *dirpb.PlacementGroup) string {
+	switch {
+	case p.GetState() != dirpb.PGState_PG_ACTIVE || p.GetJoining():
+		return fmt.Sprintf("%s, %s copies", StateText(p), CopiesOf(m, p))
+	case Copies(p) < replicas(m, p):
+		return CopiesOf(m, p) + " copies"
+	}
+	return ""
+}
+
+// StateText is a placement group's state for people.
+func StateText(p *dirpb.PlacementGroup) string {
+	if p.GetJoining() {
+		return PGState(p.GetState()) + ", joining"
+	}
+	return PGState(p.GetState())
 }
 
 // number names a placement group to people.
