@@ -72,6 +72,7 @@ var imports = []row{
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index internal/dirclient internal/dirpb internal/layout internal/session rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
+	{"internal/verbperf", "rdma rdma/driver", "it measures providers, which it is handed, and needs no store"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
 	{"internal/simtest", "client index internal/... rdma rdma/... server/fsm server/fsm/fsmpb server/lead", "the harness runs the data path without the store's processes"},
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
