@@ -40,7 +40,7 @@ func (a *app) checkCommand() *cobra.Command {
 			if patient <= 0 {
 				return usagef("--for %v: want > 0", patient)
 			}
-			return a.withBackend(func(b backend) error { return a.check(cmd.Context(), b, !noRepair, patient) })
+			return a.check(cmd.Context(), !noRepair, patient)
 		},
 	}
 	c.Flags().BoolVar(&noRepair, "no-repair", false, "only report: no scrub, no recall")
@@ -65,45 +65,40 @@ type checkReport struct {
 // differenceRest is how long a difference between copies must stand to be one.
 const differenceRest = 300 * time.Millisecond
 
-func (a *app) check(ctx context.Context, b backend, repair bool, patient time.Duration) error {
-	s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
-	if err != nil {
-		return err
-	}
-	defer a.closed("session", s.Close)
-	st, err := clusterStatus(ctx, b)
-	if err != nil {
-		return err
-	}
-	ns, err := namespaceOf(st.GetMap(), a.namespace)
-	if err != nil {
-		return err
-	}
+func (a *app) check(ctx context.Context, repair bool, patient time.Duration) error {
+	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+		rep, err := a.examine(ctx, b, s, st, ns, repair, patient)
+		if err != nil {
+			return err
+		}
+		if err := a.printCheck(rep); err != nil {
+			return err
+		}
+		if !rep.OK {
+			return fail(exitNo)
+		}
+		return nil
+	})
+}
+
+// examine repairs the namespace, if it is to, and checks it.
+func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace,
+	repair bool, patient time.Duration) (*checkReport, error) {
 	rep := &checkReport{Report: check.NewReport()}
 	if err := a.settle(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
-		return err
+		return nil, err
 	}
 	if repair {
 		if err := a.scrub(ctx, b, ns, patient, rep); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	bar := a.bar("check", "", func() int64 { return check.Clusters(st.GetMap(), ns.GetId()) })
 	defer bar.end()
-	err = check.Run(ctx, rep.Report, check.Options{Store: raw{b, s}, Namespace: ns, Session: s.Stats().Session,
+	err := check.Run(ctx, rep.Report, check.Options{Store: raw{b, s}, Namespace: ns, Session: s.Stats().Session,
 		NowMillis: uint64(a.now().UnixMilli()), Rest: differenceRest, Key: a.showKey, Progress: bar.step})
-	if err != nil {
-		return err
-	}
-	bar.end()
 	rep.OK = rep.Good() && rep.Lost == 0
-	if err := a.printCheck(rep); err != nil {
-		return err
-	}
-	if !rep.OK {
-		return fail(exitNo)
-	}
-	return nil
+	return rep, err
 }
 
 // settle waits until every placement group of ns has all of its copies, and what

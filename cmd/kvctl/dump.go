@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/check"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/overview"
 )
@@ -166,20 +167,7 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 }
 
 func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error {
-	return a.withBackend(func(b backend) error {
-		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
-		if err != nil {
-			return err
-		}
-		defer a.closed("session", s.Close)
-		st, err := clusterStatus(ctx, b)
-		if err != nil {
-			return err
-		}
-		ns, err := namespaceOf(st.GetMap(), a.namespace)
-		if err != nil {
-			return err
-		}
+	return a.inside(ctx, func(_ backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		var geo check.Geometry
 		replicas := 0
 		for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {

@@ -29,9 +29,15 @@ type walker struct {
 	bar *bar
 }
 
-// walk runs fn with a walker of the namespace and what the directory says.
-func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) error {
+// inside opens a session that looks into memory, and finds the namespace in what the directory says. The
+// default one comes into being with its first session.
+func (a *app) inside(ctx context.Context, fn func(backend, store, *dirpb.StatusReply, *dirpb.Namespace) error) error {
 	return a.withBackend(func(b backend) error {
+		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+		if err != nil {
+			return err
+		}
+		defer a.closed("session", s.Close)
 		st, err := clusterStatus(ctx, b)
 		if err != nil {
 			return err
@@ -40,11 +46,13 @@ func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) err
 		if err != nil {
 			return err
 		}
-		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
-		if err != nil {
-			return err
-		}
-		defer a.closed("session", s.Close)
+		return fn(b, s, st, ns)
+	})
+}
+
+// walk runs fn with a walker of the namespace and what the directory says.
+func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) error {
+	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		w := &walker{raw: raw{b, s}, ctx: ctx, m: st.GetMap(), ns: ns}
 		w.bar = a.bar(what, "", func() int64 { return check.Clusters(w.m, w.ns.GetId()) })
 		defer w.bar.end()
