@@ -41,7 +41,7 @@ type sessionOptions struct {
 	ReadOnly bool
 }
 
-// backend is one store as kvctl reaches it: over its directory.
+// backend is one store as kvctl reaches it: over its directory. Its methods are not called concurrently.
 type backend interface {
 	// Open opens a session of its own.
 	Open(ctx context.Context, o sessionOptions) (store, error)
@@ -54,7 +54,8 @@ type backend interface {
 type remote struct {
 	o       client.Options
 	devices []*rdma.Device
-	dir     *dirclient.Client
+	ask     dirclient.Options
+	dir     *dirclient.Client // nil until the first request; sessions have their own
 }
 
 // openStore makes the backend that the flags ask for. It does not connect yet.
@@ -110,12 +111,11 @@ func (a *app) debugLog() *slog.Logger {
 // newRemote takes over devices unless it fails.
 func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
 	log := a.debugLog()
-	dir, err := dirclient.Open(dirclient.Options{Addrs: directory, TLS: cfg, Logger: log,
-		AttemptTimeout: min(a.timeout, 2*time.Second)})
-	if err != nil {
-		return nil, usagef("--directory: %w", err)
+	ask := dirclient.Options{Addrs: directory, TLS: cfg, Logger: log, AttemptTimeout: min(a.timeout, 2*time.Second)}
+	if err := ask.Validate(); err != nil {
+		return nil, usagef("--directory: dirclient: %w", err)
 	}
-	return &remote{devices: devices, dir: dir, o: client.Options{Directory: directory, Namespace: a.namespace, Provider: a.provider,
+	return &remote{devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.namespace, Provider: a.provider,
 		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg, Logger: log}}, nil
 }
 
@@ -135,6 +135,12 @@ func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
 func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.o.OpTimeout)
 	defer cancel()
+	if r.dir == nil {
+		var err error
+		if r.dir, err = dirclient.Open(r.ask); err != nil {
+			return err
+		}
+	}
 	if idempotent {
 		return r.dir.Call(ctx, fn)
 	}
@@ -142,7 +148,10 @@ func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context
 }
 
 func (r *remote) Close() error {
-	errs := []error{r.dir.Close()}
+	var errs []error
+	if r.dir != nil {
+		errs = append(errs, r.dir.Close())
+	}
 	for _, d := range r.devices {
 		errs = append(errs, d.Close())
 	}
