@@ -28,6 +28,7 @@ type cl struct {
 	janitor bool
 	core    *session.Core
 	lanes   []*session.Lane
+	fibers  []*fiber // of the lanes, if the provider is synchronous
 	dev     *rdma.Device
 	script  []Step
 	pos     int
@@ -77,8 +78,10 @@ type running struct {
 	evict *evicting
 	work  int // of janitors: which of the plan
 	step  Step
-	over  bool  // the Op is done
-	err   error // its error
+	over  bool   // the Op is done
+	err   error  // its error
+	quick bool   // not started yet: it is tried without its task
+	epoch uint64 // of a quick one: the reclaim epoch at its beginning
 }
 
 func (r *running) String() string {
@@ -185,6 +188,11 @@ func (w *World) addClient(janitor bool) error {
 		return err
 	}
 	c.lanes = c.core.Lanes()
+	if w.cfg.Synchronous {
+		for _, l := range c.lanes {
+			c.fibers = append(c.fibers, w.newFiber(l))
+		}
+	}
 	c.agenda = session.NewAgenda(c.core, session.AgendaOptions{Renew: lease / 4, Term: w.term})
 	c.core.SetEpoch(epoch)
 	c.core.EndRenew(c.core.BeginRenew(), epoch, least, w.now+lease)
@@ -230,6 +238,12 @@ func (c *cl) WantConn(l *session.Lane, node uint32) {
 
 // pump moves every lane.
 func (c *cl) pump() {
+	for _, f := range c.fibers {
+		f.run()
+	}
+	if c.fibers != nil {
+		return
+	}
 	for _, l := range c.lanes {
 		l.Pump()
 	}
@@ -402,6 +416,11 @@ func (c *cl) oldest() (epoch uint64, ok bool) {
 			epoch, ok = o, true
 		}
 	}
+	for _, r := range c.run {
+		if r.quick && (!ok || r.epoch < epoch) {
+			epoch, ok = r.epoch, true
+		}
+	}
 	return epoch, ok
 }
 
@@ -493,8 +512,8 @@ func (c *cl) answered(r *renewal) {
 		c.w.note("      => gets home %v", f)
 		c.tell(uint64(f.PgId)<<32|uint64(f.Unit), uint64(len(f.Places)))
 	}
-	for _, l := range c.lanes {
-		if l.Active() == 0 {
+	for i, l := range c.lanes {
+		if l.Active() == 0 && !c.within(i) {
 			l.GiveBack(false)
 		}
 	}
@@ -514,6 +533,10 @@ func (c *cl) loseRenewal() {
 // sessionLost ends what is under way, as the blocking client does. Its queue pairs are
 // closed without waiting for anybody.
 func (c *cl) sessionLost() {
+	if c.within(-1) {
+		c.hangUp()
+		c.pump() // what they have posted is over
+	}
 	for len(c.run) > 0 {
 		c.abandon(c.run[0], session.ErrLease)
 	}
@@ -523,14 +546,19 @@ func (c *cl) sessionLost() {
 
 // quit leaves all queue pairs to themselves.
 func (c *cl) quit() {
+	c.hangUp()
+	c.stopFibers()
+	c.grants, c.job, c.todo = nil, nil, nil
+	c.renew = renewal{}
+}
+
+func (c *cl) hangUp() {
 	for _, q := range c.conns {
 		if q.open {
 			_ = c.w.fab.Kill(q.num)
 			q.open = false
 		}
 	}
-	c.grants, c.job, c.todo = nil, nil, nil
-	c.renew = renewal{}
 }
 
 // crash ends the client without a word; what it has posted may still land.
@@ -589,6 +617,13 @@ func (c *cl) canBegin() bool {
 	if s.Verb == Close || s.Verb == Scan {
 		return len(c.run)+len(c.orphans) == 0
 	}
+	lane := c.laneFor(s.Key)
+	if s.Verb == Evict || s.Verb == Expire {
+		lane = c.evictLane(s.Key)
+	}
+	if c.within(lane) {
+		return false
+	}
 	n := 0
 	for _, r := range c.run {
 		if r.lane == c.laneFor(s.Key) {
@@ -600,29 +635,47 @@ func (c *cl) canBegin() bool {
 
 // begin starts the client's next script step.
 func (c *cl) begin() {
+	switch r := c.next(); {
+	case r == nil:
+	case c.w.cfg.Synchronous && mayBeQuick(&r.t.Op):
+		c.beginQuickly(r)
+	default:
+		c.start(r)
+	}
+}
+
+// beginTwo starts two steps at once; see canBeginTwo.
+func (c *cl) beginTwo() {
+	a := c.next()
+	b := c.next()
+	c.beginQuickly(a, b)
+}
+
+// next takes the client's next script step: nil if it is under way or needs nothing more.
+func (c *cl) next() *running {
 	w := c.w
 	if c.scan != nil {
 		c.scanPage()
-		return
+		return nil
 	}
 	s := c.script[c.pos]
 	c.pos++
 	switch s.Verb {
 	case Close:
 		c.close()
-		return
+		return nil
 	case Scan:
 		c.scan = &scanning{call: w.tick(), found: map[int]bool{}}
 		c.scanPage()
-		return
+		return nil
 	case Evict, Expire:
 		c.beginEvict(s)
-		return
+		return nil
 	}
 	e := &Event{Client: c.i, Verb: s.Verb, Key: s.Key, Call: w.tick()}
 	r := c.newRun(c.laneFor(s.Key))
 	if r == nil {
-		return
+		return nil
 	}
 	r.e, r.step = e, s
 	o := &r.t.Op
@@ -653,7 +706,7 @@ func (c *cl) begin() {
 		if !ok {
 			r.t.Op.Reset()
 			c.lanes[r.lane].Recycle(r.t)
-			return
+			return nil
 		}
 		e.Old = ref.value
 		o.IfVersion, o.Cond = ref.version, index.IfVersion
@@ -672,7 +725,7 @@ func (c *cl) begin() {
 			return []byte(e.Value), 0, nil
 		}
 	}
-	c.start(r)
+	return r
 }
 
 func (c *cl) newRun(lane int) *running {
@@ -685,10 +738,15 @@ func (c *cl) newRun(lane int) *running {
 }
 
 func (c *cl) start(r *running) {
+	c.enter(r)
+	c.lanes[r.lane].Start(r.t)
+}
+
+// enter counts an operation among those under way.
+func (c *cl) enter(r *running) {
 	r.start = c.w.step
 	c.run = append(c.run, r)
 	r.t.Done = func(*session.Task) { c.done(r) }
-	c.lanes[r.lane].Start(r.t)
 }
 
 func remove(list *[]*running, r *running) bool {
@@ -921,6 +979,14 @@ func (c *cl) stuck() bool {
 	}
 	j := c.w.ld.Claimable(c.w.st, c.id, time.Duration(c.w.now), c.job.Id)
 	return j != nil && (j.Kind == dirpb.JobKind_JOB_RECOVER || j.Kind == dirpb.JobKind_JOB_JOIN)
+}
+
+// canWork reports whether the lane of the job's next operation is free.
+func (c *cl) canWork() bool {
+	if n := len(c.todo); n > 0 {
+		return !c.within(c.todo[n-1] % len(c.lanes))
+	}
+	return true
 }
 
 // work begins the next operation of the job, or ends it.
