@@ -102,7 +102,7 @@ sim-long: ## ten times as many schedules, for an hour or so
 
 .PHONY: mutants
 mutants: ## every deliberate mistake in the protocol is noticed
-	$(GO) test -count 1 -v -timeout 60m -tags kvdmutants -run 'TestMutants|TestPatches' ./internal/simtest
+	$(GO) test -count 1 -v -timeout 60m -run 'TestMutants$$|TestPatches$$' ./internal/simtest -mutants
 
 NEMESIS ?= 2m
 NEMESIS_FLAGS ?=

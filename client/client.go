@@ -116,9 +116,6 @@ type Options struct {
 	NoEviction bool
 	// Events, if not nil, tells of operations.
 	Events *Events
-	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
-	// what leases and fences prevent would be noticed.
-	UnsafeNoLease bool
 }
 
 // Item is a value with what the store knows of it.

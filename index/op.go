@@ -175,8 +175,7 @@ func (o *Op) Rebase() {
 // none: it will ask for its route before its next access, and nothing that it
 // posted can still land.
 func (o *Op) MapVersion() (v uint64, ok bool) {
-	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 ||
-		(o.deciding || o.won) && !Mutation(MutResumedIsNew)
+	bound := o.step > stepStart && o.step < stepDone || o.adrift || o.lock != 0 || o.deciding || o.won
 	return o.Route.MapVersion, bound && o.Route.PG != nil
 }
 
@@ -366,7 +365,7 @@ func (o *Op) start() Action {
 	if !ok {
 		return Refresh
 	}
-	if after != stepLockGroup || !o.OwnerFenced && !Mutation(MutBreakLockEarly) || !sameMemory(&o.Route, &r) {
+	if after != stepLockGroup || !o.OwnerFenced || !sameMemory(&o.Route, &r) {
 		o.lockExpect = 0 // what it knew of the lock's owner is over
 	}
 	if o.lock != 0 && !sameMemory(&o.Route, &r) {
@@ -436,11 +435,8 @@ func (o *Op) resume(after Step) Action {
 		o.deciding, o.won = true, false
 		after = stepResolve
 	}
-	switch {
-	case after == stepResolve:
+	if after == stepResolve {
 		return o.resolve()
-	case Mutation(MutResumePublish):
-		return o.publish()
 	}
 	return o.sync(o.slot, 1, stepPublish)
 }
@@ -526,7 +522,7 @@ func (o *Op) dispatch() Action {
 	switch o.Kind {
 	case Get:
 		switch {
-		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && (h.Flags&HintExpires == 0 || Mutation(MutUnchangedForEver)) && !o.Route.PG.Joining:
+		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o.Route.PG.Joining:
 			return o.checkSlot(h)
 		case hinted:
 			return o.getCached(h)
@@ -661,9 +657,6 @@ func (o *Op) getCached(h Hint) Action {
 	o.begin()
 	slot := Access{Verb: Read, Space: Index, Replica: p, Off: o.slotOff(h.Slot), Buf: o.word(0)}
 	rec := Access{Verb: Read, Space: Heap, Replica: p, Off: h.Word.Off(), Buf: o.recBuf(0, h.Word.ReadLen())}
-	if Mutation(MutRecordFirst) {
-		slot, rec = rec, slot
-	}
 	o.Accesses = append(o.Accesses, slot, rec)
 	if o.Route.PG.Joining {
 		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
@@ -755,16 +748,13 @@ func (o *Op) checkSlot(h Hint) Action {
 func (o *Op) checkedSlot() Action {
 	h := Hint{Word: wordAt(o.words[0]), Shard: o.Route.Shard, Slot: o.slot}
 	switch {
-	case h.Word == o.x && h.Word.Readable(), Mutation(MutUnchangedByPlace) && h.Word.Unit() == o.x.Unit() && h.Word.Ver() == o.x.Ver():
+	case h.Word == o.x && h.Word.Readable():
 		h.Version, h.Flags = o.xVersion, o.xFlags
 		o.env.Remember(o, h)
 		o.Version = o.xVersion
 		return o.finish(ErrUnchanged)
 	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash) && layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
 		return o.getCached(h)
-	}
-	if Mutation(MutGoneFromCheck) && h.Word.State() == layout.Empty {
-		return o.absent()
 	}
 	o.env.Forget(o)
 	return o.readGroup()
@@ -782,9 +772,6 @@ func (o *Op) gotCached() Action {
 		// Another key with this hash, or bytes that a lookup will judge.
 		o.env.Forget(o)
 		return o.readGroup()
-	}
-	if Mutation(MutNegativeFromCache) && w.State() == layout.Empty {
-		return o.absent()
 	}
 	// The word just read is the next hint; it proves nothing about absence.
 	if w.Readable() && w.FP() == layout.FP(o.Hash) && o.retries < 2 &&
@@ -875,7 +862,7 @@ func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, err e
 			err = e
 			continue
 		}
-		if bytes.Equal(rec.Key, o.Key) || Mutation(MutFPIsProof) {
+		if bytes.Equal(rec.Key, o.Key) {
 			return s, o.wordOf(s, 0), rec, true, nil
 		}
 	}
@@ -1247,18 +1234,12 @@ func (o *Op) casDelete() Action {
 	if o.x.State() == layout.Frozen {
 		return o.isFrozen()
 	}
-	if o.env.Deleting(o) && !Mutation(MutDeletesTogether) {
+	if o.env.Deleting(o) {
 		// The EMPTY word tells sessions apart, not the operations of one: if both lost
 		// their completions, both would take it for their own.
 		return o.again(Backoff)
 	}
 	o.n = o.x.Delete(o.env.Session())
-	if Mutation(MutEmptyShared) {
-		o.n = o.x.Delete(0)
-	}
-	if Mutation(MutEmptyIsZero) {
-		o.n = 0
-	}
 	o.begin()
 	return o.casSlot()
 }
@@ -1325,16 +1306,10 @@ func (o *Op) casDone() Action {
 // lost acts on a CAS at A that found c instead of x.
 func (o *Op) lost(c layout.Word) Action {
 	o.env.Forget(o)
-	if Mutation(MutLostPutIsDone) && o.Kind == Put && o.Cond == Always {
-		return o.finish(nil)
-	}
 	switch c.State() {
 	case layout.Frozen:
 		return o.again(Backoff)
 	case layout.Moved:
-		if Mutation(MutFollowMovedAtA) {
-			return o.goChild(true)
-		}
 		// Nobody follows it before the publisher shows it.
 		return o.sync(o.slot, 1, stepStart)
 	case layout.Empty:
@@ -1369,9 +1344,6 @@ func (o *Op) gotLost() Action {
 	}
 	o.takeRecord(o.slot, o.x, &r)
 	o.Version, o.atA = r.Version, true
-	if Mutation(MutRecordFirst) {
-		o.env.Remember(o, Hint{Word: o.x, Version: r.Version, Shard: o.Route.Shard, Slot: o.slot, Flags: flagsOf(&r)})
-	}
 	// Nobody learns of a state that the publisher does not show.
 	switch {
 	case o.Kind == Put && o.expired && (o.Cond == IfVersion || o.Cond == IfPresent):
@@ -1396,7 +1368,7 @@ func (o *Op) gotLost() Action {
 // record is written.
 func (o *Op) lockGroup() Action {
 	o.x, o.xVersion, o.xFlags = 0, 0, 0
-	if o.child != 0 && !o.sureChild && !Mutation(MutInsertInChild) {
+	if o.child != 0 && !o.sureChild {
 		// Only the parent's lock tells whether the child takes inserts yet.
 		o.child = 0
 		r, ok := o.env.Route(o.Hash)
@@ -1418,9 +1390,6 @@ func (o *Op) lockGroup() Action {
 	}
 	o.lockOff = o.home() + layout.GroupLockOff
 	o.begin()
-	if Mutation(MutNoInsertLock) {
-		o.locked = true
-	}
 	if !o.locked {
 		o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,
 			Expect: uint64(o.lockExpect), New: uint64(o.lock)})
@@ -1464,17 +1433,14 @@ func (o *Op) gotLock() Action {
 	}
 	g := layout.Group(o.groups[0])
 	if h := g.Header(); o.splitDone(h) {
-		if Mutation(MutFollowSplitAtA) {
-			return o.splitSeen()
-		}
 		// Nobody follows it before the publisher shows it.
 		return o.sync(headerSlot, 1, stepSplitSeen)
 	}
-	if o.moveUnfinished(g) && !Mutation(MutInsertHalfMoved) {
+	if o.moveUnfinished(g) {
 		return o.unlockAnd(Backoff)
 	}
 	o.diff = o.diff[:0]
-	if o.Route.PG.publisher() != 0 && !Mutation(MutNoSyncBeforeInsert) {
+	if o.Route.PG.publisher() != 0 {
 		p := layout.Group(o.groups[1])
 		for i := range layout.GroupSlots {
 			if g.Slot(i) != p.Slot(i) {
@@ -1516,7 +1482,7 @@ func (o *Op) askFenced() Action {
 func (o *Op) unlockAnd(a Action) Action {
 	o.step = stepStart
 	o.begin()
-	if o.lock != 0 && !(a == Refresh && Mutation(MutParkedKeepsLock)) {
+	if o.lock != 0 {
 		o.addUnlock()
 	}
 	return a
@@ -1529,12 +1495,6 @@ func (o *Op) syncGroup() Action {
 	if n := len(o.diff); n > 0 {
 		s := o.diff[n-1]
 		o.diff = o.diff[:n-1]
-		if Mutation(MutInsertPair) {
-			o.begin()
-			o.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(s),
-				Expect: uint64(layout.Group(o.groups[1]).Slot(int(s))), New: uint64(layout.Group(o.groups[0]).Slot(int(s)))})
-			return o.post(stepSyncGroup)
-		}
 		return o.sync(s, 1, stepSyncGroup)
 	}
 	o.stashRead = false
@@ -1569,7 +1529,7 @@ func (o *Op) gotLockedRecords() Action {
 	}
 	o.stashRead = false
 	o.diff = o.diff[:0]
-	if o.Route.PG.publisher() != 0 && !Mutation(MutNoSyncBeforeInsert) {
+	if o.Route.PG.publisher() != 0 {
 		a, p := layout.Group(o.groups[2]), layout.Group(o.groups[3])
 		for i := range layout.GroupSlots {
 			if a.Slot(i) != p.Slot(i) {
@@ -1616,9 +1576,6 @@ func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
 // answerAfterSync answers err once the publisher shows what it rests on.
 func (o *Op) answerAfterSync(err error) Action {
 	o.answer = err
-	if Mutation(MutAnswerBeforeSync) {
-		return o.finish(err)
-	}
 	return o.sync(o.slot, 1, stepDone)
 }
 
@@ -1694,13 +1651,7 @@ const stashCrowded = 12
 // while every earlier one took exactly that; from the first other finding on,
 // sync takes over.
 func (o *Op) publish() Action {
-	if Mutation(MutLimboBeforePublish) {
-		o.unlink()
-	}
 	if o.Route.PG.Replicas == 1 {
-		return o.published()
-	}
-	if Mutation(MutAckBeforePublish) {
 		return o.published()
 	}
 	o.pubK = 1
@@ -1715,7 +1666,7 @@ func (o *Op) publishStage() Action {
 }
 
 func (o *Op) gotPublish() Action {
-	if f := layout.Word(o.Accesses[0].Found); f != o.x && !Mutation(MutPublishGoesOn) {
+	if f := layout.Word(o.Accesses[0].Found); f != o.x {
 		return o.sync(o.slot, o.pubK, stepPublish)
 	}
 	if o.pubK++; o.pubK < o.Route.PG.Replicas {
@@ -1785,7 +1736,7 @@ func (o *Op) syncNext() Action {
 		case b == o.syncQ:
 			o.syncK++
 			return o.syncRead()
-		case !b.Readable(), Mutation(MutHelperBlind):
+		case !b.Readable():
 			return o.syncCAS(false)
 		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
 			return o.syncBroken(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
@@ -1808,10 +1759,6 @@ func (o *Op) syncNext() Action {
 		}
 		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
 		same := bytes.Equal(mine[:n], prev[:n])
-		if Mutation(MutCRCProves) {
-			_, err := layout.ParseRecord(mine)
-			same = err == nil
-		}
 		if !same && layout.RecordFlags(prev[10])&layout.FlagManifest != 0 {
 			o.chunk = 0
 			return o.syncChunks()
@@ -1975,9 +1922,7 @@ func (o *Op) resolved() Action {
 	case o.x:
 		// It did not happen. n may have been seen, so it is never posted again.
 		o.deciding, o.won = false, false
-		if !Mutation(MutRetrySameWord) {
-			o.retire()
-		}
+		o.retire()
 		o.written = false
 		return o.again(0)
 	}

@@ -704,12 +704,6 @@ func (o *Op) clusterDiffers() (list []wordRef) {
 
 func (o *Op) syncCluster() Action {
 	list := o.clusterDiffers()
-	if Mutation(MutJoinSkipsEmpty) {
-		list = slices.DeleteFunc(list, func(r wordRef) bool {
-			i := int((r.base - o.Work.Off) / layout.GroupSize)
-			return r.slot != headerSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty
-		})
-	}
 	o.Work.Synced += uint64(len(list))
 	return o.syncWords(list, o.finishWork)
 }
@@ -906,22 +900,15 @@ func (o *Op) freeze(again bool) Action {
 // on its way before there is another.
 func (o *Op) frozen() Action {
 	w := o.work
-	next := o.readChild
-	if Mutation(MutMovedBeforeCopy) {
-		next = func() Action { return o.setMoved(o.readChild) }
-	}
 	if len(w.mine()) == 0 {
 		return o.setMoved(o.setSplit)
-	}
-	if Mutation(MutCopyBeforeFrozen) {
-		return next()
 	}
 	w.swings = w.swings[:0]
 	for _, it := range w.mine() {
 		// Whoever froze it, A took exactly LIVE→FROZEN.
 		w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x.WithState(layout.Live), n: it.x, won: true, exact: true})
 	}
-	return o.publishSwings(next)
+	return o.publishSwings(o.readChild)
 }
 
 // readChild reads the child's groups.
@@ -985,9 +972,6 @@ func (o *Op) gotChild() Action {
 		return nil
 	}
 	return o.fetch(cands, 0, got, func() Action {
-		if Mutation(MutChildOnlyAtA) {
-			half = nil
-		}
 		return o.syncWords(half, o.linkChild)
 	})
 }
@@ -1071,12 +1055,7 @@ func (o *Op) swingChild() Action {
 		}
 		return o.setMoved(o.setSplit)
 	}
-	return o.swingA(func() Action {
-		if Mutation(MutChildOnlyAtA) {
-			return linked()
-		}
-		return o.publishSwings(linked)
-	})
+	return o.swingA(func() Action { return o.publishSwings(linked) })
 }
 
 // setMoved sends readers to the child, which has everything by now. The stash first: who
@@ -1496,9 +1475,6 @@ func (o *Op) relocate() Action {
 			return o.leave(Backoff)
 		}
 		g := o.image(0, 0)
-		if Mutation(MutRecallPOnly) {
-			g = o.image(0, o.Route.PG.publisher())
-		}
 		w.items = nil
 		count := o.Work.Count
 		if count {
@@ -1581,9 +1557,6 @@ func (o *Op) relocateFound() Action {
 	}
 	if o.Work.Count {
 		return o.countFound()
-	}
-	if Mutation(MutRecallAOnly) {
-		return o.finishWork()
 	}
 	// A replica may still show what is gone at A, and that lies in the extent.
 	late := differing(nil, o.Route.PG.Replicas, o.Work.Off, func(k uint8) layout.Group { return o.image(0, k) })

@@ -48,9 +48,6 @@ type Options struct {
 	FullFor int64
 	// ReadOnly: the session may not CAS or WRITE.
 	ReadOnly bool
-	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
-	// what leases and fences prevent would be noticed.
-	UnsafeNoLease bool
 	// Hash is the namespace's hash of a key; needed for a janitor's work only.
 	Hash func(key []byte) uint64
 	// Frequency is needed where there are access words. nil: counts add up.
@@ -242,9 +239,6 @@ func (c *Core) EndRenew(seq, epoch, minEpoch uint64, leaseEnd int64) {
 	if leaseEnd > c.leaseEnd.Load() {
 		c.leaseEnd.Store(leaseEnd)
 	}
-	if index.Mutation(index.MutReplyAfter) {
-		seq = c.sendSeq.Load() + 1
-	}
 	c.mu.replies = append(c.mu.replies, reply{seq, epoch})
 	if len(c.mu.replies) > maxReplies {
 		// Covered by any later reply, only later.
@@ -252,7 +246,7 @@ func (c *Core) EndRenew(seq, epoch, minEpoch uint64, leaseEnd int64) {
 	}
 	n := 0
 	for _, r := range c.mu.replies {
-		if r.epoch < minEpoch || index.Mutation(index.MutReuseAtMin) && r.epoch <= minEpoch {
+		if r.epoch < minEpoch {
 			if r.seq > c.releasable.Load() {
 				c.releasable.Store(r.seq)
 			}

@@ -241,9 +241,6 @@ func newLane(c *Core, id int) (*Lane, error) {
 	for i := range l.quickWRs {
 		l.quickWRs[i].ID = noWaitID
 	}
-	if index.Mutation(index.MutVersionClash) {
-		l.disc = 0
-	}
 	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
@@ -371,9 +368,6 @@ func (l *Lane) Oldest() (epoch uint64, ok bool) {
 	for _, t := range l.active {
 		if t.want == index.Alloc && t.state == taskWaiting {
 			continue // begins when there is memory
-		}
-		if index.Mutation(index.MutAnsweredNotInFlight) && t.orphan != nil {
-			continue
 		}
 		if !ok || t.epoch < epoch {
 			epoch, ok = t.epoch, true
@@ -1066,7 +1060,7 @@ func (l *Lane) roundOver(t *Task) {
 
 // valid checks the lease: before posting, so that nothing happens without one, and
 // after completion, which alone makes a READ's bytes worth anything.
-func (l *Lane) valid() bool { return l.core.LeaseValid() || l.core.opts.UnsafeNoLease }
+func (l *Lane) valid() bool { return l.core.LeaseValid() }
 
 // ---- connections -----------------------------------------------------------
 

@@ -34,7 +34,6 @@ const (
 	chDirectory
 	chTakeBack
 	chApplyBack
-	chMistake
 	chChore
 	chAdvance
 	chAct
@@ -87,8 +86,6 @@ func (ch choice) String() string {
 		return fmt.Sprintf("c%d late renewal %d served", ch.c, ch.w.cls[ch.c].late[ch.n].ask.Renew.GetNumber())
 	case chLateReply:
 		return fmt.Sprintf("c%d late renewal %d answered", ch.c, ch.w.cls[ch.c].late[ch.n].ask.Renew.GetNumber())
-	case chMistake:
-		return "directory " + ch.w.errs[ch.n].Why
 	case chChore:
 		return ch.w.describeChore(ch.node)
 	case chAct:
@@ -312,9 +309,6 @@ func (w *World) enabled() []choice {
 	if len(w.backs) > 0 {
 		put(choice{kind: chApplyBack, c: -1})
 	}
-	for i := range w.errs {
-		put(choice{kind: chMistake, c: -1, n: uint32(i)})
-	}
 	for i, n := range w.nodes {
 		if w.chores[i].any {
 			put(choice{kind: chChore, c: -1, node: uint32(i)})
@@ -458,13 +452,6 @@ func (w *World) do(ch choice) {
 		r := c.late[ch.n]
 		c.late = append(c.late[:ch.n:ch.n], c.late[ch.n+1:]...)
 		c.answered(r)
-	case chMistake:
-		s := w.errs[ch.n]
-		if f := s.Do.GetFinishRecall(); f != nil {
-			w.finishRecall(f)
-		} else {
-			w.apply(s.Do)
-		}
 	case chChore:
 		w.doChore(w.nodes[ch.node])
 	case chAct:

@@ -249,7 +249,6 @@ type World struct {
 	chores    []chore
 	claims    []*dirpb.Job // by client
 	may       []bool       // by act
-	errs      []lead.Step  // of a directory that makes mistakes
 	views     []*session.View
 	acts      []bool // begun
 	scannedAt map[place]int
