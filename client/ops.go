@@ -346,19 +346,19 @@ func takeItem(c *call, o *index.Op) {
 	if o.Kind == index.Modify {
 		return
 	}
-	if o.Parts == nil {
+	if o.Parts() == nil {
 		c.item = itemOf(&o.Record, c.dst)
 		return
 	}
 	n := 0
-	for _, p := range o.Parts {
+	for _, p := range o.Parts() {
 		n += len(p)
 	}
 	whole := c.dst[:0]
 	if cap(whole) < n {
 		whole = make([]byte, 0, n)
 	}
-	for _, p := range o.Parts {
+	for _, p := range o.Parts() {
 		whole = append(whole, p...)
 	}
 	c.item = Item{Version: o.Record.Version, Expires: expires(o.Record.Expiry)}
@@ -366,7 +366,7 @@ func takeItem(c *call, o *index.Op) {
 }
 
 func takeInto(c *call, o *index.Op) {
-	if o.Parts == nil {
+	if o.Parts() == nil {
 		v, _ := splitFlags(o.Record.Value, o.Record.Flags)
 		c.n = len(v)
 		if copy(c.dst, v) < c.n {
@@ -375,7 +375,7 @@ func takeInto(c *call, o *index.Op) {
 		return
 	}
 	c.n = 0
-	for _, p := range o.Parts {
+	for _, p := range o.Parts() {
 		copy(c.dst[min(c.n, len(c.dst)):], p)
 		c.n += len(p)
 	}
@@ -809,17 +809,15 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 	}
 	var long [][]byte
 	next := cur
-	req := call{kind: index.Scan, prep: func(op *index.Op) {
-		op.ScanExpired = o.Expired
-		op.Hash, op.ScanCluster, op.ScanShard, op.ScanFrom, op.ScanBytes = cur.Prefix, cur.Cluster, cur.Shard, cur.Slot, scanPageBytes
-	}}
+	p := &index.Page{Cluster: cur.Cluster, Shard: cur.Shard, From: cur.Slot, Bytes: scanPageBytes, Expired: o.Expired}
+	req := call{kind: index.Scan, prep: func(op *index.Op) { op.Hash, op.Scan = cur.Prefix, p }}
 	var left error // what could not be read
-	req.take = func(_ *call, op *index.Op) {
-		if op.Corrupt != nil {
-			left = fmt.Errorf("scan: %w: %w", ErrCorrupt, op.Corrupt)
+	req.take = func(*call, *index.Op) {
+		if p.Corrupt != nil {
+			left = fmt.Errorf("scan: %w: %w", ErrCorrupt, p.Corrupt)
 		}
-		for i := range op.Found {
-			r := &op.Found[i]
+		for i := range p.Found {
+			r := &p.Found[i]
 			if o.Match != nil && !o.Match(r.Key) {
 				continue
 			}
@@ -836,9 +834,9 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 			kvs = append(kvs, kv)
 		}
 		switch {
-		case op.ScanNext != 0:
-			next.Shard, next.Slot = op.ScanShard, op.ScanNext
-		case op.ScanEnd:
+		case p.Next != 0:
+			next.Shard, next.Slot = p.Shard, p.Next
+		case p.End:
 			next = Cursor{Prefix: s.nextShard(cur.Prefix)}
 			next.Done = next.Prefix == 0
 		default:
@@ -978,7 +976,7 @@ func (c *Client) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64
 		}
 		step := int(min(uint64(n-len(out)), end-at, 1<<20))
 		req := call{kind: index.Raw, take: takeRaw, prep: func(o *index.Op) {
-			o.RawPG, o.RawReplica, o.RawSpace, o.RawOff, o.RawLen = pg, uint8(replica), space, at, step
+			o.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}
 		}}
 		s.lanes[0].exec(ctx, &req)
 		if req.err != nil {

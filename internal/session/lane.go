@@ -676,7 +676,7 @@ func (l *Lane) posted(t *Task) (stale bool) {
 }
 
 // backoff grows from 1 µs to 1 ms.
-func backoff(n int) int64 { return 1000 << min(n/2, 10) }
+func backoff(n int32) int64 { return 1000 << min(n/2, 10) }
 
 func (l *Lane) park(t *Task, a index.Action, after int64) {
 	t.want, t.state, t.events = a, taskWaiting, l.events
@@ -713,7 +713,7 @@ func (l *Lane) end(t *Task, _ index.Action) {
 func (l *Lane) current(t *Task) bool {
 	v := l.view
 	pg := v.pg(t.Op.Route.PG.ID)
-	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch && (pg.Active || pg.Frozen && t.Op.Work.Frozen)
+	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch && (pg.Active || pg.Frozen && t.Op.OnFrozen())
 }
 
 // ---- posting ---------------------------------------------------------------

@@ -853,7 +853,8 @@ func (c *cl) scanPage() {
 	}
 	r.step = Step{Scan, 0}
 	o, at := &r.t.Op, c.scan.next
-	o.Kind, o.Hash, o.ScanCluster, o.ScanShard, o.ScanFrom, o.ScanBytes = index.Scan, at.prefix, at.cluster, at.shard, at.slot, 128
+	o.Kind, o.Hash = index.Scan, at.prefix
+	o.Scan = &index.Page{Cluster: at.cluster, Shard: at.shard, From: at.slot, Bytes: 128}
 	c.start(r)
 }
 
@@ -871,8 +872,8 @@ func (c *cl) scanned(r *running) {
 		c.w.fail(fmt.Errorf("scan: %w", op.Err))
 		return
 	}
-	for i := range op.Found {
-		if k := op.Found[i].Key; k[0] == 'k' {
+	for i := range op.Scan.Found {
+		if k := op.Scan.Found[i].Key; k[0] == 'k' {
 			n := 0
 			for _, d := range k[3:] {
 				n = n*10 + int(d-'0')
@@ -882,9 +883,9 @@ func (c *cl) scanned(r *running) {
 		}
 	}
 	switch {
-	case op.ScanNext != 0:
-		s.next.shard, s.next.slot = op.ScanShard, op.ScanNext
-	case op.ScanEnd:
+	case op.Scan.Next != 0:
+		s.next.shard, s.next.slot = op.Scan.Shard, op.Scan.Next
+	case op.Scan.End:
 		s.next = cursor{prefix: nextShard(c.core.View(), s.next.prefix)}
 		s.next.done = s.next.prefix == 0
 	default:
@@ -999,7 +1000,8 @@ func (c *cl) work() {
 			return
 		}
 		r.work = i
-		r.t.Op.Kind, r.t.Op.Work = c.plan.Kind, c.plan.At(i)
+		x := c.plan.At(i)
+		r.t.Op.Kind, r.t.Op.Work = c.plan.Kind, &x
 		c.start(r)
 		return
 	}
@@ -1023,10 +1025,10 @@ func (c *cl) worked(r *running) {
 		return
 	}
 	op := &r.t.Op
-	c.w.note("      => %v %+v: %v", op.Kind, op.Work, op.Err)
+	c.w.note("      => %v %+v: %v", op.Kind, *op.Work, op.Err)
 	switch {
 	case op.Err == nil:
-		janitor.Add(c.report, &op.Work)
+		janitor.Add(c.report, op.Work)
 	case errors.Is(op.Err, session.ErrLease):
 		// The claim went with the session; a renewal tells.
 		c.todo = append(c.todo, r.work)

@@ -83,7 +83,7 @@ func (c *cl) startEvict(s Step, lane int, x index.Work, pick func(l []index.Cand
 			return picked
 		}
 	}
-	r.t.Op.Kind, r.t.Op.Work = index.Evict, x
+	r.t.Op.Kind, r.t.Op.Work = index.Evict, &x
 	c.start(r)
 }
 

@@ -25,14 +25,23 @@ func TestHunt(t *testing.T) {
 			t.Fatalf("scenario %s\n%v", name, err)
 		}
 	}
+	fails := func(cfg Config, name string, seed uint64) {
+		if err := Random(cfg, seed); err != nil {
+			t.Fatalf("random %s\n%v", replayHint(name, cfg.Synchronous, seed), err)
+		}
+	}
 	seed := uint64(0)
 	for limit := 250; time.Now().Before(end); limit *= 4 {
 		for _, name := range sorted(scopes) {
 			if *flagHuntIn != "" {
 				break
 			}
-			if _, err := Exhaust(scopes[name], limit); err != nil {
-				t.Fatalf("exhaustive %s\n%v", name, err)
+			for _, sync := range []bool{false, true} {
+				cfg := scopes[name]
+				cfg.Synchronous = sync
+				if _, err := Exhaust(cfg, limit); err != nil {
+					t.Fatalf("exhaustive %s, synchronous: %t\n%v", name, sync, err)
+				}
 			}
 		}
 		for ; seed < uint64(limit) && time.Now().Before(end); seed++ {
@@ -40,9 +49,8 @@ func TestHunt(t *testing.T) {
 				if !strings.HasPrefix(name, *flagHuntIn) {
 					continue
 				}
-				if err := Random(wide[name], seed); err != nil {
-					t.Fatalf("random %s\n%v", replayHint(name, seed), err)
-				}
+				fails(wide[name], name, seed)
+				fails(inMode(wide[name], true), name, seed)
 			}
 		}
 	}

@@ -17,11 +17,11 @@ var (
 	flagPatience = flag.Duration("patience", time.Minute, "how long the searches look for each mistake")
 )
 
-// The files in which most mistakes are made.
+// The places in which most mistakes are made.
 const (
-	op    = "index/op.go"
+	op    = "index"
 	evict = "index/evict.go"
-	work  = "index/work.go"
+	work  = "index"
 	env   = "internal/session/env.go"
 	lane  = "internal/session/lane.go"
 	core  = "internal/session/core.go"
@@ -42,7 +42,7 @@ var mutants = []mutant{
 		"	if !o.locked {\n		o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,\n			Expect: uint64(o.lockExpect)",
 		"o.locked = true\nif !o.locked {\no.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,\nExpect: uint64(o.lockExpect)"}}},
 	{"break-lock-early", "a lock is broken only when its owner's fence is confirmed", []edit{{op,
-		"if after != stepLockGroup || !o.OwnerFenced || !sameMemory", "if after != stepLockGroup || !sameMemory"}}},
+		"(after != stepLockGroup || !o.OwnerFenced || !sameMemory", "(after != stepLockGroup || !sameMemory"}}},
 	{"ver-stays", "a place's next life has another ver", []edit{{env,
 		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, 0, code, true"}}},
 	{"reuse-now", "a place is reused only when the reclaim minimum has passed its unlink", []edit{{env,
@@ -56,7 +56,7 @@ var mutants = []mutant{
 		{op, "	if o.Route.PG.publisher() != 0 {\n		p := layout.Group(o.groups[1])\n", "if false {\np := layout.Group(o.groups[1])\n"},
 		{op, "	if o.Route.PG.publisher() != 0 {\n		a, p := layout.Group(o.groups[2])", "if false {\na, p := layout.Group(o.groups[2])"}}},
 	{"answer-before-sync", "\"conflict\" and \"exists\" wait for P", []edit{{op,
-		"	o.answer = err\n	return o.sync(o.slot, 1, stepDone)\n", "return o.finish(err)\n"}}},
+		"	o.need().answer = err\n	return o.sync(o.slot, 1, stepDone)\n", "return o.finish(err)\n"}}},
 	{"ack-before-publish", "a write is acknowledged when P has it", []edit{{op, "	o.pubK = 1\n	return o.publishStage()\n", "return o.published()\n"}}},
 	{"limbo-before-publish", "limbo starts when P has swung", []edit{{op,
 		"	if o.Route.PG.Replicas == 1 {\n		return o.published()\n", "o.unlink()\nif o.Route.PG.Replicas == 1 {\nreturn o.published()\n"}}},

@@ -24,7 +24,7 @@ type mutant struct {
 	edits      []edit
 }
 
-// edit replaces text inside one function of a file, which has it exactly once.
+// edit replaces text inside one function of a file, or of a package (a folder), which has it exactly once.
 type edit struct{ file, old, new string }
 
 // mutantEnv names the mutant that a program built by build has switched on; unset: none.
@@ -73,15 +73,20 @@ func overlay(root string, mutants []mutant) (map[string][]byte, error) {
 		}
 		names[m.name] = true
 		for _, e := range m.edits {
-			s, err := edited[e.file], error(nil)
+			file, err := fileOf(root, e)
+			if err != nil {
+				errs = errors.Join(errs, fmt.Errorf("mutant %s: %w", m.name, err))
+				continue
+			}
+			s := edited[file]
 			if s == nil {
-				if s, err = readSource(root, e.file); err != nil {
+				if s, err = readSource(root, file); err != nil {
 					return nil, err
 				}
-				edited[e.file] = s
+				edited[file] = s
 			}
 			if err := s.apply(m.name, e); err != nil {
-				errs = errors.Join(errs, fmt.Errorf("mutant %s: %s: %w", m.name, e.file, err))
+				errs = errors.Join(errs, fmt.Errorf("mutant %s: %s: %w", m.name, file, err))
 			}
 		}
 	}
@@ -98,6 +103,33 @@ func overlay(root string, mutants []mutant) (map[string][]byte, error) {
 		out[path.Join(path.Dir(file), "mutant_on.go")] = fmt.Appendf(nil, "package %s\n\nimport \"os\"\n\nvar mutantOn = os.Getenv(%q)\n", s.ast.Name, mutantEnv)
 	}
 	return out, nil
+}
+
+// fileOf finds the file that an edit is about.
+func fileOf(root string, e edit) (file string, err error) {
+	if strings.HasSuffix(e.file, ".go") {
+		return e.file, nil
+	}
+	list, err := filepath.Glob(filepath.Join(root, e.file, "*.go"))
+	if err != nil {
+		return "", err
+	}
+	for _, f := range list {
+		b, err := os.ReadFile(f)
+		switch {
+		case err != nil:
+			return "", err
+		case strings.HasSuffix(f, "_test.go") || !strings.Contains(string(b), e.old):
+		case file != "":
+			return "", fmt.Errorf("in %s and in %s, want it once:\n%s", file, filepath.Base(f), e.old)
+		default:
+			file = path.Join(e.file, filepath.Base(f))
+		}
+	}
+	if file == "" {
+		return "", fmt.Errorf("%s: in no file, want it once:\n%s", e.file, e.old)
+	}
+	return file, nil
 }
 
 // source is a file with the copies of its functions that mutants edit.

@@ -38,7 +38,7 @@ var patches = []mutant{
 	{"command-outlives-recall", "H5", []edit{{"server/fsm/heap.go", "if recallOf(h, extent) != nil || recalledSince(h, extent, r.mark) {", "if recallOf(h, extent) != nil {"}}},
 	{"recalled-places-kept", "H7", []edit{{"internal/session/lane.go", "dropped := m.limbo.Forget(x) + m.cache.Forget(x) + l.core.heapOf(pg.ID, pg.Generation).Forget(x)", "dropped := 0 * x"}}},
 	{"acknowledged-while-a-grant-is-under-way", "H7", []edit{{"internal/session/agenda.go", "acked = min(acked, g.view)", "_ = g"}}},
-	{"recalled-in-place-at-A-only", "H7", []edit{{"index/work.go", "\t\t\tkept(c.Unit, c.Code)\n\t\t}\n\t}\n", "kept(c.Unit, c.Code)\n}\n}\nif true {\nreturn o.finishWork()\n}\n"}}},
+	{"recalled-in-place-at-A-only", "H7", []edit{{"index", "\t\t\tkept(c.Unit, c.Code)\n\t\t}\n\t}\n", "kept(c.Unit, c.Code)\n}\n}\nif true {\nreturn o.finishWork()\n}\n"}}},
 	{"recalled-in-place-with-what-is-linked", "H7", []edit{{"server/fsm/heap.go", "if lo, hi = max(lo, from), min(hi, to); lo < hi {", "if lo, hi = max(lo, from), min(hi+1, to); lo < hi {"}}},
 	{"generation-not-checked", "H2", []edit{{"server/fsm/heap.go", "return h != nil && s.pgs[pg].Generation == generation && granted", "return h != nil && granted"},
 		{"server/fsm/heap.go", "if s.pgs[r.pg].GetGeneration() != r.generation || !granted", "if !granted"}}},
