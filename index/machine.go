@@ -440,7 +440,7 @@ func (o *Op) slotOff(slot uint8) uint64 {
 // word is the i-th of three cells for words that are read.
 func (o *Op) word(i int) []byte {
 	if o.cells == nil {
-		o.cells = o.env.Buf(o, 3*8)
+		o.cells = (*[3 * 8]byte)(o.env.Buf(o, 3*8))
 	}
 	return o.cells[8*i : 8*i+8 : 8*i+8]
 }

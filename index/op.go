@@ -78,9 +78,9 @@ type Op struct {
 	Route    Route
 
 	env   Env
-	own   []byte // encoded record
-	rec   []byte // the first record read
-	cells []byte // for words that are read
+	own   []byte       // encoded record
+	rec   []byte       // the first record read
+	cells *[3 * 8]byte // for words that are read
 
 	*far
 }
