@@ -188,6 +188,75 @@ func TestMutantsApply(t *testing.T) {
 	}
 }
 
+// TestOverlay builds mutants of a module of its own, whose functions have every kind of parameter.
+func TestOverlay(t *testing.T) {
+	root := t.TempDir()
+	for file, text := range map[string]string{
+		"go.mod": "module m\n\ngo 1.24\n",
+		"m.go": `package m
+
+type T[K comparable] struct{ n int }
+
+func (t *T[K]) Add(_ K, ns ...int) (sum int, err error) {
+	for _, n := range ns {
+		sum += n
+	}
+	return t.n + sum, nil
+}
+
+func pick[K, V any](k K, _ V) K { return k }
+
+func (T[K]) none() { set = 0 }
+
+var set int
+
+func do(n, m int, _ func(int) int) { set = n - m }
+`,
+		"m_test.go": `package m
+
+import "testing"
+
+func TestM(t *testing.T) {
+	T[string]{}.none()
+	do(3, 2, nil)
+	if n, _ := (&T[string]{1}).Add("", 1, 2); n != 4 || pick(5, "") != 5 || set != 1 {
+		t.Fatal("TestM notices", n, set)
+	}
+}
+`} {
+		if err := os.WriteFile(filepath.Join(root, file), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good := []mutant{
+		{"twice-edited", "r", []edit{{"m.go", "sum += n", "sum -= n"}, {"m.go", "t.n + sum", "sum"}}},
+		{"another-copy", "r", []edit{{"m.go", "sum += n", "sum += 2 * n"}}},
+		{"generic", "r", []edit{{"m.go", "{ return k }", "{\nvar zero K\nreturn zero\n}"}}},
+		{"nothing-returned", "r", []edit{{"m.go", "set = n - m", "set = m"}}},
+		{"panics", "r", []edit{{"m.go", "set = 0", "panic(0)"}}},
+	}
+	bin := build(t, root, ".", good)
+	if out, err := command(root, ".", bin, "", "TestM").CombinedOutput(); err != nil {
+		t.Fatalf("without a mistake: %v\n%s", err, out)
+	}
+	for _, m := range good {
+		hunt(t, m, root, ".", bin, "TestM")
+	}
+	for want, m := range map[string]mutant{
+		"0 times, want once":      {"m", "r", []edit{{"m.go", "sum *= n", ""}}},
+		"2 times, want once":      {"m", "r", []edit{{"m.go", "return t.n", "return 0"}, {"m.go", "return", ""}}},
+		"after the edits before":  {"m", "r", []edit{{"m.go", "sum += n", "sum++"}, {"m.go", "sum += n", "sum--"}}},
+		"not inside one function": {"m", "r", []edit{{"m.go", "var set int", "var set string"}}},
+		"no such file":            {"m", "r", []edit{{"n.go", "", ""}}},
+		"with its mutants":        {"m", "r", []edit{{"m.go", "sum += n", "sum +="}}},
+		"of its own":              {"panics", "r", []edit{{"m.go", "sum += n", ""}}},
+	} {
+		if _, err := overlay(root, append(good[4:5:5], m)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 func tree(t *testing.T) string {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -198,7 +267,7 @@ func tree(t *testing.T) string {
 
 // command runs a test of a program made by build, with a mistake.
 func command(root, pkg, bin, mutant, test string, args ...string) *exec.Cmd {
-	c := exec.Command(bin, append([]string{"-test.run", "^" + test + "$"}, args...)...)
+	c := exec.Command(bin, append([]string{"-test.run", "^(" + test + ")$"}, args...)...)
 	c.Dir, c.Env = filepath.Join(root, pkg), append(os.Environ(), mutantEnv+"="+mutant)
 	return c
 }

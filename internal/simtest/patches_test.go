@@ -70,6 +70,8 @@ var byTest = []tested{
 	{"unlock-proven-unposted", "internal/session", "TestUnlockNeverPosted", []edit{{"internal/session/lane.go", "o.seq = math.MaxUint64 // no WC", "o.seq = 0 // no WC"}}},
 	{"mail-wakes-nobody", "internal/session", "TestMailWakes", []edit{{"internal/session/lane.go", "if len(fns) > 0 {\n\t\tl.events++\n\t}\n", ""}}},
 	{"keys-of-an-earlier-region-published", "memnode", "TestRegionWantedAnew", []edit{{"memnode/region.go", "return a.GetSince() == b.GetSince() && a.Get", "return a.Get"}}},
+	{"fence-confirmed-and-not-made", "memnode", "TestFence", []edit{{"memnode/peers.go", "if len(n.mu.peers[session]) == 0 {", "if true {"}}},
+	{"ended-session-admitted", "memnode", "TestFence", []edit{{"memnode/peers.go", "return n.mu.sessions.ended(session)", "return false"}}},
 	{"region-freed-with-somebody-inside", "memnode", "TestRegionInUse", []edit{{"memnode/region.go", "err != nil && !errors.Is(err, rdma.ErrClosed) {", "false {"}}},
 	{"keys-of-an-earlier-region-taken", "server/fsm", "TestRegionOfAnEarlierPlan", []edit{{"server/fsm/pgs.go", "m.Incarnation != c.Incarnation || c.Since != 0 && m.Since != c.Since {", "m.Incarnation != c.Incarnation {"}}},
 	{"near-keeps-what-a-write-overtook", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 {", "if s.writing == 0 {"}}},
@@ -91,6 +93,13 @@ func TestPatches(t *testing.T) {
 			t.Parallel()
 			mutants := ofTests(list)
 			bin := build(t, root, pkg, mutants)
+			var tests []string
+			for _, p := range list {
+				tests = append(tests, p.test)
+			}
+			if out, err := command(root, pkg, bin, "", strings.Join(tests, "|"), "-test.timeout", "2m").CombinedOutput(); err != nil {
+				t.Fatalf("without a mistake: %v\n%s", err, out)
+			}
 			for i, m := range mutants {
 				hunt(t, m, root, pkg, bin, list[i].test, "-test.timeout", "2m")
 			}
