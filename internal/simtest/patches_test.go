@@ -46,7 +46,7 @@ var patches = []mutant{
 
 // byTest are the mistakes that tests of their packages have to notice.
 var byTest = []tested{
-	{"lease-not-checked-after-completion", "internal/session", "TestLeaseEndsUnderWay", []edit{{"internal/session/lane.go", "if t.pg != nil && !l.valid() {", "if false {"}}},
+	{"lease-not-checked-after-completion", "internal/session", "TestLeaseEndsUnderWay", []edit{{"internal/session/lane.go", "if t.pg != nil && t.leased && !l.valid() {", "if false {"}}},
 	{"lease-not-checked-after-post", "internal/session", "TestLeaseEndsWithinPost", []edit{{"internal/session/quick.go", "valid := !ch.lease || l.valid()", "valid := true"}}},
 	{"late-reply-shortens-lease", "internal/session", "TestLateReply", []edit{{"internal/session/core.go", "if leaseEnd > c.leaseEnd.Load() {", "if leaseEnd != 0 {"}}},
 	{"lease-counts-from-its-answer", "internal/session", "TestAgendaLease", []edit{{"internal/session/agenda.go", "p.GetMinEpoch(), r.Sent+int64(", "p.GetMinEpoch(), now+int64("}}},
