@@ -87,7 +87,7 @@ func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	if index.Mutation(index.MutNoAgeBound) {
 		age = math.MaxUint32
 	}
-	h, ok := l.cache.get(o.Check, uint32(l.core.epoch.Load()), age)
+	h, ok := l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), age)
 	switch c := o.Route.Child; {
 	case !ok:
 		return h, false
@@ -116,7 +116,7 @@ func (t *Task) Deleting(o *index.Op) bool {
 	return false
 }
 
-func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check) }
+func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check, layout.FP(o.Hash)) }
 
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.
 var nowhere [layout.MaxRecordSize]byte
