@@ -70,7 +70,7 @@ type Op struct {
 	// Waits counts Backoff, AskFenced and Refresh answers without progress in
 	// between; the caller waits longer each time.
 	Waits int
-	// Rounds counts round trips (§10 of docs/protocol.md).
+	// Rounds counts round trips ("Costs" in docs/protocol.md).
 	Rounds int
 
 	env   Env
@@ -866,8 +866,8 @@ func (o *Op) readCandidates(replica uint8) {
 }
 
 // match finds the key among the candidates' records. Records that a word named
-// when this Op read it cannot have been reused meanwhile (§6), so a bad one is
-// corrupt.
+// when this Op read it cannot have been reused meanwhile ("Allocation and reuse" in
+// docs/protocol.md), so a bad one is corrupt.
 func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, err error) {
 	for i, s := range o.cand {
 		rec, e := layout.ParseRecord(o.recs[i])
