@@ -12,7 +12,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,8 +25,10 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
 type modifyFunc = func(cur *layout.Record) (value []byte, expiry uint64, err error)
@@ -38,6 +42,7 @@ type Client struct {
 
 	policy *evict.Policy
 	stats  counts
+	opened []*rdma.Device // those of o.Devices that are the Client's own
 
 	mu struct {
 		sync.Mutex
@@ -70,8 +75,8 @@ func (o *Options) Validate() error {
 	if len(o.Directory) == 0 {
 		bad("Directory: no address")
 	}
-	if len(o.Devices) == 0 || len(o.Devices) > 3 {
-		bad("Devices: %d, want 1..3", len(o.Devices))
+	if len(o.Devices) > 3 {
+		bad("Devices: %d, want at most 3", len(o.Devices))
 	}
 	if o.Lanes < 1 || o.Lanes > session.MaxLanes {
 		bad("Lanes: %d, want 1..%d", o.Lanes, session.MaxLanes)
@@ -82,38 +87,68 @@ func (o *Options) Validate() error {
 	if o.OpTimeout < 0 {
 		bad("OpTimeout: %v, want > 0", o.OpTimeout)
 	}
-	if o.Provider != "" {
-		ok := false
-		for _, d := range o.Devices {
-			ok = ok || d.Name() == o.Provider
-		}
-		if !ok {
-			bad("Provider: %q is not among Devices", o.Provider)
-		}
+	named := func(d *rdma.Device) bool { return d.Name() == o.Provider }
+	switch {
+	case o.Provider == "":
+	case len(o.Devices) > 0 && !slices.ContainsFunc(o.Devices, named):
+		bad("Provider: %q is not among Devices", o.Provider)
+	case len(o.Devices) == 0 && !slices.Contains(providers.Names(), o.Provider):
+		bad("Provider: %q, want one of %s", o.Provider, strings.Join(providers.Names(), ", "))
 	}
 	return errors.Join(errs...)
 }
 
-// Open opens a session with the directory. ctx bounds the opening only.
-func Open(ctx context.Context, o Options) (*Client, error) {
+// Connect opens a Client of the namespace "default" with the defaults of all Options,
+// without TLS. addrs are gRPC addresses of directory nodes; one of a cluster is enough, if it
+// is up. ctx bounds the opening only, and so does the default OpTimeout.
+func Connect(ctx context.Context, addrs ...string) (*Client, error) {
+	o := Options{Directory: addrs}
+	o.ensureDefaults()
+	ctx, cancel := context.WithTimeout(ctx, o.OpTimeout)
+	defer cancel()
+	return Open(ctx, o)
+}
+
+// Open opens a session with the directory. ctx bounds the opening only; without a deadline,
+// Open waits for a directory that does not answer.
+func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	o.ensureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger, AttemptTimeout: 8 * time.Second})
-	if err != nil {
+	c := &Client{o: o, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghostEntries})}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			c.cancel()
+			err = errors.Join(err, c.release())
+		}
+	}()
+	if c.dir, err = dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger, AttemptTimeout: 8 * time.Second}); err != nil {
 		return nil, err
 	}
-	c := &Client{o: o, dir: dir, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghostEntries})}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if len(o.Devices) == 0 {
+		c.opened, err = providers.OpenFor(o.Provider, providers.Options{TLSClient: o.TLS, Verbs: verbs.Options{Logger: o.Logger}})
+		if err != nil {
+			return nil, fmt.Errorf("open provider: %w", err)
+		}
+		c.o.Devices = c.opened
+	}
 	s, err := c.openSession(ctx, 0)
 	if err != nil {
-		c.cancel()
-		dir.Close()
 		return nil, err
 	}
 	c.sess.Store(s)
 	return c, nil
+}
+
+// release gives back what Open took, when there is no session any more.
+func (c *Client) release() error {
+	var err error
+	if c.dir != nil {
+		err = c.dir.Close()
+	}
+	return errors.Join(err, providers.Close(c.opened))
 }
 
 // Close waits for operations under way (up to OpTimeout), gives memory back and
@@ -132,7 +167,7 @@ func (c *Client) Close() error {
 	// A reopening under way may still bring another session.
 	c.mu.wg.Wait()
 	c.sess.Load().close(ctx)
-	return c.dir.Close()
+	return c.release()
 }
 
 // reopen replaces a lost session in the background.

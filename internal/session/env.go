@@ -81,7 +81,7 @@ func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard)
 
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
-	h, ok := l.cache.get(o.Check, uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
+	h, ok := l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
 	switch c := o.Route.Child; {
 	case !ok:
 		return h, false
@@ -110,7 +110,7 @@ func (t *Task) Deleting(o *index.Op) bool {
 	return false
 }
 
-func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check) }
+func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check, layout.FP(o.Hash)) }
 
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.
 var nowhere [layout.MaxRecordSize]byte
