@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -42,6 +43,9 @@ func (o *Op) Next() Action {
 		if o.lock != 0 {
 			o.addUnlock()
 		}
+	}
+	if invariants.On {
+		o.checkAction(a)
 	}
 	return a
 }

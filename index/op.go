@@ -3,6 +3,7 @@ package index
 import (
 	"fmt"
 
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -157,6 +158,9 @@ func (o *Op) Reset() {
 
 // Start binds the Op to its session.
 func (o *Op) Start(env Env) {
+	if invariants.On {
+		o.checkRequest()
+	}
 	o.env = env
 	o.step = stepStart
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -321,6 +322,9 @@ func (l *Lane) NewTask() (*Task, error) {
 
 // Start begins the task's Op; Pump moves it on.
 func (l *Lane) Start(t *Task) {
+	if invariants.On {
+		t.check("start", taskIdle)
+	}
 	t.used = cellsBytes
 	t.epoch = l.core.epoch.Load()
 	t.activeAt = len(l.active)
@@ -333,6 +337,9 @@ func (l *Lane) Start(t *Task) {
 
 // Recycle takes back a done task; its Op's answer and buffers are void.
 func (l *Lane) Recycle(t *Task) {
+	if invariants.On {
+		t.check("be recycled", taskDone, taskIdle)
+	}
 	if t.state != taskDone && t.state != taskIdle {
 		panic("session: recycle of a task under way")
 	}
@@ -403,7 +410,6 @@ func (l *Lane) Pump() bool {
 	if len(l.wait) > 0 {
 		moved = l.wakeWaiting() || moved
 	}
-	defer l.ack()
 	for {
 		for len(l.ready) > 0 {
 			t := l.ready[len(l.ready)-1]
@@ -419,6 +425,10 @@ func (l *Lane) Pump() bool {
 		} else {
 			moved = true
 		}
+	}
+	l.ack()
+	if invariants.On {
+		l.check()
 	}
 	return moved
 }
