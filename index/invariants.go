@@ -23,7 +23,9 @@ func (o *Op) checkRequest() {
 
 // checkAction asserts what the caller of Next relies on.
 func (o *Op) checkAction(act Action) {
-	a := func(ok bool, what string) { invariants.Assert(ok, "%v in %v, action %d: %s", o.Kind, o.step, act, what) }
+	a := func(ok bool, what string) {
+		invariants.Assert(ok, "%v in %v, action %d: %s", o.Kind, o.step, act, what)
+	}
 	pg := o.Route.PG
 	for i := range o.Accesses {
 		x := &o.Accesses[i]
