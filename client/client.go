@@ -7,7 +7,7 @@
 // and renew its session, to learn of map changes and to get memory, never for an
 // operation.
 //
-// Start with [Open] and [Client]. A Client's methods may be called concurrently.
+// Start with [Connect], or [Open] for its [Options], and [Client]. A Client's methods may be called concurrently.
 // Keys and values passed in stay the caller's and are not changed; they may be
 // reused when the call returns, also with an error. Returned slices are the
 // caller's.
@@ -88,9 +88,9 @@ type Options struct {
 	// Provider forces one of "shm", "tcp", "verbs"; "" takes, for each memory
 	// node, the best that both ends have.
 	Provider string
-	// Devices are the opened providers to choose from, best first. Required;
-	// internal/providers opens them for commands. The Client does not close
-	// them.
+	// Devices are the opened providers to choose from, best first, which several
+	// Clients may share and the caller closes after them. Default: Provider, or all that
+	// this machine can use, opened with TLS and closed by the Client.
 	Devices []*rdma.Device
 	// Name is shown to operators. Default: program name and pid.
 	Name string
@@ -104,7 +104,8 @@ type Options struct {
 	// OpTimeout bounds every operation; its context may end it earlier. Default
 	// 10 s.
 	OpTimeout time.Duration
-	// TLS is used towards the directory; nil means plain text.
+	// TLS is used towards the directory, and towards memory nodes by the devices that the
+	// Client opens; nil means plain text.
 	TLS *tls.Config
 	// Logger receives what nobody waits for. Default: discard.
 	Logger *slog.Logger
@@ -116,9 +117,6 @@ type Options struct {
 	NoEviction bool
 	// Events, if not nil, tells of operations.
 	Events *Events
-	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
-	// what leases and fences prevent would be noticed.
-	UnsafeNoLease bool
 }
 
 // Item is a value with what the store knows of it.

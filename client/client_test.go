@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,10 +21,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open starts a store and a client on the provider.
+// open starts a store and a client on the provider, or on shm and tcp if that is empty.
 func open(t testing.TB, provider string, so devstore.Options, co client.Options) (*devstore.Store, *client.Client) {
 	t.Helper()
-	so.Providers = []string{provider}
+	if provider != "" {
+		so.Providers = []string{provider}
+	}
 	st, err := devstore.Start(t.Context(), so)
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +47,64 @@ func open(t testing.TB, provider string, so devstore.Options, co client.Options)
 		}
 	})
 	return st, c
+}
+
+// A client that names no device opens what this machine has, and closes it again.
+func TestConnect(t *testing.T) {
+	st, first := open(t, "", devstore.Options{CapacityBytes: 64 << 20, NoJanitor: true}, client.Options{})
+	if _, err := first.Put(t.Context(), []byte("k"), nil, client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	use := func(what, provider string, c *client.Client, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if _, err := c.Put(t.Context(), []byte("k"), []byte(what), client.PutOptions{}); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if it, err := c.Get(t.Context(), []byte("k")); err != nil || string(it.Value) != what {
+			t.Errorf("%s: got %q, %v", what, it.Value, err)
+		}
+		if got := c.Stats().Connections["m1"]; got != provider {
+			t.Errorf("%s: connected by %q, want %s", what, got, provider)
+		}
+		devices := c.Opened()
+		if err := c.Close(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		for _, d := range devices {
+			if _, err := d.AllocPD(); err == nil {
+				t.Errorf("%s: device %s is still open", what, d.Name())
+			}
+		}
+		if len(devices) == 0 {
+			t.Errorf("%s: no device was opened", what)
+		}
+	}
+	c, err := client.Connect(t.Context(), st.Directory()...)
+	use("Connect", "shm", c, err)
+	c, err = client.Open(t.Context(), client.Options{Directory: st.Directory(), Provider: "tcp"})
+	use("one provider", "tcp", c, err)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := client.Connect(ctx, "127.0.0.1:1"); !errors.Is(err, client.ErrUnavailable) {
+		t.Errorf("nobody listens: %v", err)
+	}
+	_, err = client.Open(t.Context(), client.Options{Directory: st.Directory(), Namespace: "none"})
+	if !errors.Is(err, client.ErrNoNamespace) {
+		t.Errorf("unknown namespace: %v", err)
+	}
+	for what, o := range map[string]client.Options{
+		`Provider: "rocket", want one of verbs, shm, tcp`: {Directory: st.Directory(), Provider: "rocket"},
+		`Provider: "tcp" is not among Devices`:            {Directory: st.Directory(), Provider: "tcp", Devices: st.Devices()[:1]},
+		"Directory: no address":                           {},
+	} {
+		if _, err := client.Open(t.Context(), o); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), what) {
+			t.Errorf("got %v, want ErrInvalid and %q", err, what)
+		}
+	}
 }
 
 var providers = []string{"shm", "tcp", "sim"}

@@ -95,3 +95,28 @@ func TestDialRefused(t *testing.T) {
 		t.Errorf("refused by both: %v", err)
 	}
 }
+
+// Two machines that cannot name themselves are not therefore one.
+func TestDialNamelessHost(t *testing.T) {
+	for _, c := range []struct {
+		here, there string
+		dialed      bool
+	}{{"a", "a", true}, {"a", "b", false}, {"a", "", false}, {"", "a", false}, {"", "", false}} {
+		device := rdma.NewDevice("shm", sim.New(sim.Options{}).Device("c"))
+		core, err := session.NewCore(session.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: []*rdma.Device{device},
+			Nanos: session.Nanos, Millis: session.Millis})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &sess{c: &Client{o: Options{Devices: []*rdma.Device{device}}}, core: core, host: c.here}
+		s.ctx, s.cancel = context.WithCancelCause(t.Context())
+		s.mu.nodes = map[uint32]*dirpb.Node{1: {Id: 1, Name: "m1", HostId: c.there, Endpoints: []*dirpb.Endpoint{{Provider: "shm", Addr: "nobody"}}}}
+		_, _, _, _, err = s.dial(core.Lanes()[0], 1)
+		if dialed := !errors.Is(err, errNoProvider); err == nil || dialed != c.dialed {
+			t.Errorf("from host %q to %q: %v, want dialed: %v", c.here, c.there, err, c.dialed)
+		}
+		if err := errors.Join(core.Close(), device.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -571,8 +571,9 @@ func (c *Client) work(ctx context.Context, s *sess, kind index.Kind, works []*in
 	for i, w := range works {
 		q := &store[i]
 		q.kind = kind
-		q.prep = func(o *index.Op) { o.Work = *w }
-		q.take = func(_ *call, o *index.Op) { *w = o.Work }
+		x := *w // the Op's, also when its caller has gone
+		q.prep = func(o *index.Op) { o.Work = &x }
+		q.take = func(*call, *index.Op) { *w = x }
 		byLane[i%len(s.lanes)] = append(byLane[i%len(s.lanes)], q)
 	}
 	s.multi(ctx, byLane)

@@ -1,5 +1,10 @@
 package client
 
+import "github.com/kvd-project/kvd/rdma"
+
+// Opened are the devices that the Client opened itself.
+func (c *Client) Opened() []*rdma.Device { return c.opened }
+
 // ExpiriesWaiting is how many puts with an expiry the session's sweep has not heard of yet.
 func (c *Client) ExpiriesWaiting() (n uint32) {
 	for _, d := range c.sess.Load().lanes {

@@ -169,7 +169,7 @@ func (d *laneDriver) start(c *call) {
 func (d *laneDriver) taskDone(t *session.Task) {
 	c, _ := t.Tag.(*call)
 	if c != nil {
-		c.err, c.version, c.rounds = t.Op.Err, t.Op.Version, t.Op.Rounds
+		c.err, c.version, c.rounds = t.Op.Err, t.Op.Version, int(t.Op.Rounds)
 		if c.take != nil && c.err == nil {
 			c.take(c, &t.Op)
 		}

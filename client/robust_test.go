@@ -1359,7 +1359,7 @@ func TestBadInput(t *testing.T) {
 	}
 	for _, bad := range []client.Options{
 		{Devices: r.devices},
-		{Directory: []string{"127.0.0.1:1"}},
+		{Directory: []string{"127.0.0.1:1"}, Provider: "rocket"},
 		{Directory: []string{"127.0.0.1:1"}, Devices: r.devices, Lanes: 99},
 		{Directory: []string{"127.0.0.1:1"}, Devices: r.devices, OpTimeout: -1},
 		{Directory: []string{"127.0.0.1:1"}, Devices: r.devices, Provider: "verbs"},

@@ -33,6 +33,7 @@ type sess struct {
 	nsID   uint32
 	seed   atomic.Uint64
 	token  []byte
+	host   string // hostid.ID()
 	renew  time.Duration
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -77,7 +78,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		// A session that was opened unheard dies by itself; no operation has begun.
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, dirclient.NoEffect(err))
 	}
-	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, host: hostid.ID(), due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond
@@ -91,7 +92,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		lanes = m
 	}
 	s.core, err = session.NewCore(session.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
-		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c}, UnsafeNoLease: c.o.UnsafeNoLease,
+		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c},
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
@@ -439,7 +440,7 @@ func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, how strin
 		if p := s.c.o.Provider; p != "" && p != d.Name() {
 			continue
 		}
-		if d.Name() == "shm" && n.GetHostId() != hostid.ID() {
+		if d.Name() == "shm" && !hostid.Same(n.GetHostId(), s.host) {
 			errs = append(errs, errors.New("shm: on another host"))
 			continue
 		}

@@ -722,3 +722,27 @@ func (l *lockedBuffer) String() string {
 	defer l.mu.Unlock()
 	return l.b.String()
 }
+
+// The workflow runs the gate and nothing else, with the Go that the module wants.
+func TestWorkflow(t *testing.T) {
+	var w struct {
+		Jobs map[string]struct {
+			Container struct{ Image string }
+			Steps     []struct{ Uses, Run string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "../.github/workflows/ci.yml")), &w); err != nil {
+		t.Fatal(err)
+	}
+	gate, ok := w.Jobs["gate"]
+	if !ok || len(w.Jobs) != 1 || len(gate.Steps) == 0 || !slices.Contains(strings.Split(gate.Steps[len(gate.Steps)-1].Run, "\n"), ".ci/run") {
+		t.Errorf("the last step of the only job, gate, does not call .ci/run: %+v", w.Jobs)
+	}
+	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(read(t, "../go.mod"))
+	if version == nil || gate.Container.Image != "golang:"+version[1]+"-bookworm" {
+		t.Errorf("the gate runs in %q, and go.mod says %q", gate.Container.Image, version)
+	}
+	if st, err := os.Stat("../.ci/run"); err != nil || st.Mode()&0o111 == 0 {
+		t.Errorf(".ci/run cannot be run: %v", err)
+	}
+}

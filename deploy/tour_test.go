@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"go/format"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,10 +31,12 @@ type said struct {
 	where   string // file:line
 	command string
 	output  []string // nil: nothing is said
+	program string   // a Go program, in place of a command
 }
 
 // tour lists the commands of a document: each line of a block of kind sh, and in one of
-// kind console each line behind "$ ", with the lines that follow it as its output.
+// kind console each line behind "$ ", with the lines that follow it as its output. A block of
+// kind go is a program.
 func tour(t *testing.T, file string) (all []said) {
 	t.Helper()
 	kind := ""
@@ -42,11 +45,16 @@ func tour(t *testing.T, file string) (all []said) {
 		command, isCommand := strings.CutPrefix(line, "$ ")
 		switch {
 		case kind == "" && strings.HasPrefix(line, "```"):
-			if kind = strings.TrimPrefix(line, "```"); kind == "" {
+			switch kind = strings.TrimPrefix(line, "```"); kind {
+			case "":
 				kind = "text"
+			case "go":
+				all = append(all, said{where: where})
 			}
 		case strings.HasPrefix(line, "```"):
 			kind = ""
+		case kind == "go":
+			all[len(all)-1].program += line + "\n"
 		case kind == "sh" && strings.TrimSpace(line) != "":
 			all = append(all, said{where: where, command: line})
 		case kind == "console" && isCommand:
@@ -149,7 +157,10 @@ func TestTour(t *testing.T) {
 				}
 			}
 			var run []said
-			for _, s := range tour(t, filepath.Join(root, file)) {
+			for i, s := range tour(t, filepath.Join(root, file)) {
+				if s.program != "" {
+					s.command = "go run " + writeProgram(t, home, i, s.program)
+				}
 				c := bare(s.command)
 				missing := missingTool(c)
 				switch {
@@ -187,6 +198,49 @@ func TestTour(t *testing.T) {
 	}
 	for c := range unused {
 		t.Errorf("no document has the command that is not run: %s", c)
+	}
+}
+
+// writeProgram puts a program into a folder of its own, and gives its file.
+func writeProgram(t *testing.T, dir string, i int, text string) string {
+	t.Helper()
+	file := filepath.Join(dir, fmt.Sprint("program.", i), "main.go")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// The Go programs of the documents compile, as gofmt would have them; the tour runs those that
+// it comes across.
+func TestPrograms(t *testing.T) {
+	found := 0
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/rfcs/*.md", "../rdma/*/README.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			for i, s := range tour(t, file) {
+				if s.program == "" {
+					continue
+				}
+				found++
+				if text, err := format.Source([]byte(s.program)); err != nil || string(text) != s.program {
+					t.Errorf("%s: not as gofmt has it (%v)", s.where, err)
+				}
+				name := writeProgram(t, t.TempDir(), i, s.program)
+				if out, err := exec.Command("go", "vet", name).CombinedOutput(); err != nil {
+					t.Errorf("%s: %v: %s", s.where, err, out)
+				}
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no document has a program")
 	}
 }
 

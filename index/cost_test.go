@@ -39,7 +39,7 @@ func TestCosts(t *testing.T) {
 					}
 				}
 				_ = cl.do(t, fields(c.op)...)
-				if got := (cost{cl.op.Rounds, cl.verbs}); got != c.want[r-1] {
+				if got := (cost{int(cl.op.Rounds), cl.verbs}); got != c.want[r-1] {
 					t.Errorf("%d rounds, %d verbs; want %d and %d (steps %v)", got.rounds, got.verbs,
 						c.want[r-1].rounds, c.want[r-1].verbs, cl.steps)
 				}

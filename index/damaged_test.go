@@ -83,7 +83,7 @@ func TestScanDamaged(t *testing.T) {
 			fmt.Sprintf("group at %#x: corrupt group at +%d: slot names units outside the heap", shardOff+7*layout.GroupSize, layout.SlotOff(i)),
 			fmt.Sprintf("record at %#x: corrupt record at +24: CRC-32C", x.Off()),
 		} {
-			if err := c.op.Corrupt; err == nil || !strings.Contains(err.Error(), want) {
+			if err := c.op.Scan.Corrupt; err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("r=%d: %v\nlacks %q", replicas, err, want)
 			}
 		}
@@ -94,8 +94,8 @@ func TestScanDamaged(t *testing.T) {
 				clear(tail[shardOff+g*layout.GroupSize:][:layout.GroupSize])
 			}
 		}
-		if err := c.do(t, "scan"); err != nil || c.op.Corrupt != nil {
-			t.Errorf("r=%d: %v, %v", replicas, err, c.op.Corrupt)
+		if err := c.do(t, "scan"); err != nil || c.op.Scan.Corrupt != nil {
+			t.Errorf("r=%d: %v, %v", replicas, err, c.op.Scan.Corrupt)
 		}
 	}
 }

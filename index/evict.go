@@ -71,7 +71,7 @@ func (o *Op) evictable() (list []*item) {
 		}
 		for j := range layout.GroupSlots {
 			x, ref := layout.Group(g.words).Slot(j), wordRef{g.off, uint8(j)}
-			if x.State() != layout.Live && !(Mutation(MutEvictFrozen) && x.Readable()) {
+			if x.State() != layout.Live {
 				continue
 			}
 			if o.Work.Only != nil && !slices.Contains(only, x.FP()) {
@@ -152,7 +152,7 @@ func (o *Op) evictChosen() Action {
 				e.Hash = o.env.HashOf(b[layout.RecordHeaderSize:k])
 			}
 			// What is noted of its expiry is coarse, or about what was there before.
-			if e.Access.Expired(now) && !e.Expired && !Mutation(MutEvictUnproven) {
+			if e.Access.Expired(now) && !e.Expired {
 				o.env.Note(o, it.off(), it.x, e.Access, expiry, false)
 				continue
 			}
@@ -200,9 +200,6 @@ func (o *Op) evictExpired() Action {
 // same session leaves: if that has to look up what became of its CAS, it must not take the
 // place for its own.
 func (o *Op) evicted(x layout.Word) layout.Word {
-	if Mutation(MutEvictAsDelete) {
-		return o.deleted(x)
-	}
 	return x.Delete(^o.env.Session())
 }
 
@@ -220,15 +217,8 @@ func (o *Op) evict(list, manifests []*item) Action {
 		return nil
 	}
 	return o.fetch(manifests, 0, got, func() Action {
-		publish := o.publishSwings
-		if Mutation(MutEvictUnpublished) {
-			publish = func(then func() Action) Action { return then() }
-		}
-		a := o.emptyNow(list, o.evicted, func() Action {
-			if Mutation(MutEvictFreesFirst) {
-				o.unlinkFreed()
-			}
-			return publish(func() Action {
+		return o.emptyNow(list, o.evicted, func() Action {
+			return o.publishSwings(func() Action {
 				o.unlinkFreed()
 				for i := range o.work.swings {
 					if s := &o.work.swings[i]; s.won {
@@ -241,11 +231,5 @@ func (o *Op) evict(list, manifests []*item) Action {
 				return o.finishWork()
 			})
 		})
-		if Mutation(MutEvictAtPublisher) {
-			for i := range o.Accesses {
-				o.Accesses[i].Replica = o.Route.PG.publisher()
-			}
-		}
-		return a
 	})
 }

@@ -31,7 +31,7 @@ func TestCacheCosts(t *testing.T) {
 				must(t, cl.do(t, "get", "k"))
 			}
 			must(t, cl.do(t, fields(c.op)...))
-			if got := [2]int{cl.op.Rounds, cl.verbs}; got != c.want[r-1] {
+			if got := [2]int{int(cl.op.Rounds), cl.verbs}; got != c.want[r-1] {
 				t.Errorf("%s r=%d: rounds, verbs %v, want %v (steps %v)", c.op, r, got, c.want[r-1], cl.steps)
 			}
 		}
@@ -142,7 +142,7 @@ func TestEvictOnly(t *testing.T) {
 		evict := func(over bool, want ...string) {
 			t.Helper()
 			must(t, w.client(3).do(t, "evict", "only:a+b+d"))
-			got := &w.client(3).op.Work
+			got := w.client(3).op.Work
 			if len(got.Evicted) != len(want) || (len(got.Overflow) == 1) != over {
 				t.Fatalf("at %d ms: evicted %+v, overflow %x", w.millis, got.Evicted, got.Overflow)
 			}

@@ -268,7 +268,7 @@ func (c *client) start(words []string) error {
 			return nil, 0, fmt.Errorf("refused %q", cur.Value)
 		}
 	case "scan":
-		o.Kind, o.ScanBytes = index.Scan, 1<<20
+		o.Kind, o.Scan = index.Scan, &index.Page{Bytes: 1 << 20}
 	case "move", "clean", "abandon", "relocate", "sync", "scrub":
 		for k := range index.Kind(index.NumKinds) {
 			if k.String() == words[0] {
@@ -276,12 +276,12 @@ func (c *client) start(words []string) error {
 			}
 		}
 		o.Key, o.Hash = nil, 0
-		o.Work = index.Work{PG: 1, Off: home(), Group: homeGroup}
+		o.Work = &index.Work{PG: 1, Off: home(), Group: homeGroup}
 		if o.Kind == index.Sync || o.Kind == index.Scrub {
 			o.Work.Off = shardOff
 		}
 	case "evict": // the key, or with "expired" what has expired, or with "only:a+b" which of these
-		o.Kind, o.Work = index.Evict, index.Work{PG: 1, Off: home()}
+		o.Kind, o.Work = index.Evict, &index.Work{PG: 1, Off: home()}
 		fp := layout.FP(o.Hash)
 		if keys, ok := strings.CutPrefix(words[1], "only:"); ok {
 			o.Work.Only = [][]uint16{nil}
@@ -300,8 +300,7 @@ func (c *client) start(words []string) error {
 		}
 		o.Key, o.Hash = nil, 0
 	case "raw":
-		o.Kind, o.RawPG, o.RawSpace, o.RawLen = index.Raw, 1, index.Index, 64
-		o.RawReplica = c.w.pg.Replicas - 1
+		o.Kind, o.Raw = index.Raw, &index.RawRead{PG: 1, Replica: c.w.pg.Replicas - 1, Space: index.Index, Len: 64}
 	default:
 		return fmt.Errorf("unknown operation %q", words[0])
 	}
@@ -319,9 +318,9 @@ func (c *client) start(words []string) error {
 		case "expiry":
 			o.Expiry = n
 		case "from":
-			o.ScanFrom = uint16(n)
+			o.Scan.From = uint16(n)
 		case "bytes":
-			o.ScanBytes = int(n)
+			o.Scan.Bytes = int(n)
 		default:
 			return fmt.Errorf("unknown option %q", x)
 		}
@@ -491,16 +490,16 @@ func (c *client) answer() string {
 	switch {
 	case o.Err != nil:
 		return fmt.Sprintf("done: %v %s", o.Err, at)
-	case o.Kind == index.Get && o.Parts != nil:
-		return fmt.Sprintf("done: %d bytes in %d parts, version %d %s", len(bytes.Join(o.Parts, nil)), len(o.Parts), o.Version, at)
+	case o.Kind == index.Get && o.Parts() != nil:
+		return fmt.Sprintf("done: %d bytes in %d parts, version %d %s", len(bytes.Join(o.Parts(), nil)), len(o.Parts()), o.Version, at)
 	case o.Kind == index.Get:
 		return fmt.Sprintf("done: %q version %d %s", short(o.Record.Value), o.Version, at)
 	case o.Kind == index.Scan:
 		var keys []string
-		for _, r := range o.Found {
+		for _, r := range o.Scan.Found {
 			keys = append(keys, string(r.Key))
 		}
-		return fmt.Sprintf("done: %v next %d end %v %s", keys, o.ScanNext, o.ScanEnd, at)
+		return fmt.Sprintf("done: %v next %d end %v %s", keys, o.Scan.Next, o.Scan.End, at)
 	case o.Kind == index.Raw:
 		return fmt.Sprintf("done: %d bytes %s", len(o.Record.Value), at)
 	case o.Kind >= index.Sync:

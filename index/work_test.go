@@ -93,7 +93,7 @@ var gone = []string{"C", "d", "Z1", "Y", "y"}
 // job runs a janitor's operation to its end.
 func (c *client) job(t testing.TB, k index.Kind, work index.Work) *index.Op {
 	t.Helper()
-	c.begin(&index.Op{Kind: k, Work: work})
+	c.begin(&index.Op{Kind: k, Work: &work})
 	if lines, err := c.run(2000); err != nil {
 		t.Fatalf("s%d %v: %v\n%s", c.id, k, err, strings.Join(lines[max(0, len(lines)-80):], "\n"))
 	}
@@ -115,8 +115,8 @@ func (w *world) check(t testing.TB, what string, want map[string]string) {
 			t.Fatalf("%s: get %s: %v", what, k, err)
 		}
 		got := string(c.op.Record.Value)
-		if c.op.Parts != nil {
-			got = string(bytes.Join(c.op.Parts, nil))
+		if c.op.Parts() != nil {
+			got = string(bytes.Join(c.op.Parts(), nil))
 		}
 		if got != want[k] {
 			t.Fatalf("%s: %s is %.60q, want %.60q", what, k, got, want[k])
@@ -419,7 +419,7 @@ func crashes(t *testing.T, what string, stride int, prepare func() (w *world, ki
 	for n := 0; ; n += stride {
 		w, kind, work := prepare()
 		c := w.client(1)
-		c.begin(&index.Op{Kind: kind, Work: work})
+		c.begin(&index.Op{Kind: kind, Work: &work})
 		done := false
 		for left := n; left > 0 && !done; {
 			was := c.verbs
@@ -477,7 +477,7 @@ func TestMoveCrash(t *testing.T) {
 				}
 				scripts, want["P"] = append(scripts, early), "early"
 				next := w.client(10)
-				next.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+				next.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 				runAll(t, what, rand.New(rand.NewPCG(uint64(n), 1)), scripts, next, nil)
 				w.check(t, what, want)
 				w.moveAll(t, next)
@@ -501,7 +501,7 @@ func TestMoveFaults(t *testing.T) {
 				want := fillMove(t, w)
 				m.begin(w)
 				c := w.client(1)
-				c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+				c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 				n, done := 0, false
 				for !done && n < 2000 {
 					n++
@@ -635,7 +635,7 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 			t.Errorf("%s: second janitor: %v", what, err)
 		}
 	}}
-	j1.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+	j1.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 	runAll(t, what, rng, append(scripts, two), j1, nil)
 	// Of what the dead have decided, some is not published.
 	w.syncAll(t, j1)
@@ -681,7 +681,7 @@ func TestMoveLong(t *testing.T) {
 	for round := 1; ; round++ {
 		w, want := world()
 		c := w.client(1)
-		c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+		c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 		n, done := 0, false
 		for !done && n < 500 {
 			n++
@@ -715,7 +715,7 @@ func TestMoveNoMemory(t *testing.T) {
 		c := w.client(1)
 		w.left = map[string]string{}
 		c.memory = memory
-		c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+		c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 		for c.action != index.Alloc {
 			if _, done := c.advance(1<<30, noFault); done {
 				t.Fatalf("done without memory: %v", c.op.Err)
@@ -753,7 +753,7 @@ func TestMoveChildFull(t *testing.T) {
 	w.fill(home()+layout.ClusterSize, layout.GroupSlots)
 	w.fill(stash()+layout.ClusterSize, layout.GroupSlots)
 	c := w.client(1)
-	c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+	c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 	for c.action != index.Grow {
 		if _, done := c.advance(1<<30, noFault); done {
 			t.Fatalf("done without room: %v", c.op.Err)
@@ -787,7 +787,7 @@ func TestAbandonCrash(t *testing.T) {
 			mover := func(w *world) *client {
 				m.begin(w)
 				c := w.client(11)
-				c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+				c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 				return c
 			}
 			// The stages at which most differs: before anything is FROZEN, while words become so,
@@ -827,7 +827,7 @@ func TestAbandonCrash(t *testing.T) {
 				}, func(t testing.TB, what string, w *world, n int) {
 					scripts := writers(t, w, want, n)
 					next := w.client(10)
-					next.begin(&index.Op{Kind: index.Abandon, Work: moveWork(homeGroup)})
+					next.begin(&index.Op{Kind: index.Abandon, Work: new(moveWork(homeGroup))})
 					runAll(t, what, rand.New(rand.NewPCG(uint64(n), 3)), scripts, next, func() { w.child, w.other = nil, nil })
 					if lost := w.client(1).op.Work.Lost + next.op.Work.Lost; lost > moved || n == 0 && lost != moved {
 						t.Errorf("%s: %d records lost, want %d", what, lost, moved)
@@ -963,7 +963,7 @@ func TestRelocateCrash(t *testing.T) {
 			return w, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}}
 		}, func(t testing.TB, what string, w *world, n int) {
 			next := w.client(10)
-			next.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extents: []uint32{0}}})
+			next.begin(&index.Op{Kind: index.Relocate, Work: &index.Work{PG: 1, Off: home(), Extents: []uint32{0}}})
 			runAll(t, what, rand.New(rand.NewPCG(uint64(n), 5)), writers(t, w, want, n), next, nil)
 			if in := w.inExtent(0); len(in) > 0 {
 				t.Errorf("%s: left in the extent: %v", what, in)
@@ -1011,7 +1011,7 @@ func TestRelocateLong(t *testing.T) {
 		w.setSlot(r, home(), i, x.WithState(layout.Frozen))
 	}
 	c := w.client(1)
-	c.begin(&index.Op{Kind: index.Relocate, Work: index.Work{PG: 1, Off: home(), Extents: []uint32{1}}})
+	c.begin(&index.Op{Kind: index.Relocate, Work: &index.Work{PG: 1, Off: home(), Extents: []uint32{1}}})
 	if _, err := c.run(2000); err != nil || c.op.Err == nil {
 		t.Errorf("of a FROZEN word: %v, %v", err, c.op.Err)
 	}
@@ -1261,7 +1261,7 @@ func TestWorkFails(t *testing.T) {
 					must(t, w.client(2).do(t, "put", "extra", "x"))
 				}
 				c := w.client(1)
-				c.begin(&index.Op{Kind: k, Work: work})
+				c.begin(&index.Op{Kind: k, Work: &work})
 				done := false
 				for range actions {
 					if _, done = c.advance(1<<30, noFault); done {

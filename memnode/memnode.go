@@ -83,9 +83,6 @@ type Options struct {
 	Logger *slog.Logger
 	// FenceTimeout bounds one attempt to fence one connection. Default 1 s.
 	FenceTimeout time.Duration
-	// UnsafeNoFence confirms fences without fencing. It exists so that a test can
-	// show that what fencing prevents would be noticed.
-	UnsafeNoFence bool
 }
 
 // DeviceListen is one provider's way in.

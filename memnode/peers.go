@@ -180,7 +180,7 @@ func (n *Node) fencePeer(c *peer) error {
 // endedLocked reports whether a session may not connect: it has closed, is being fenced or
 // was.
 func (n *Node) endedLocked(session uint32) bool {
-	return n.mu.sessions.ended(session) && !n.o.UnsafeNoFence
+	return n.mu.sessions.ended(session)
 }
 
 // learnLocked takes in which sessions live, and begins to fence the connections of those
@@ -206,11 +206,6 @@ func (n *Node) fenceLocked(session uint32, asked bool) {
 	}
 	f := &fence{asked: asked}
 	n.mu.fencing[session] = f
-	if n.o.UnsafeNoFence {
-		f.confirmed = true
-		n.kickHeartbeat()
-		return
-	}
 	if len(n.mu.peers[session]) == 0 {
 		f.confirmed = true
 		n.kickHeartbeat()

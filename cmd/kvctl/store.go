@@ -75,22 +75,13 @@ func openStore(a *app) (backend, error) {
 	if err := vo.Validate(); err != nil {
 		return nil, usagef("--rdma-device: %w", err)
 	}
-	var devices []*rdma.Device
-	if a.provider == "" {
-		devices, err = providers.OpenAll(a.providerOptions(cfg))
-	} else {
-		var d *rdma.Device
-		d, err = providers.Open(a.provider, a.providerOptions(cfg))
-		devices = []*rdma.Device{d}
-	}
+	devices, err := providers.OpenFor(a.provider, a.providerOptions(cfg))
 	if err != nil {
 		return nil, fmt.Errorf("--provider: %w", err)
 	}
 	b, err := newRemote(a, a.directory, cfg, devices)
 	if err != nil {
-		for _, d := range devices {
-			err = errors.Join(err, d.Close())
-		}
+		err = errors.Join(err, providers.Close(devices))
 	}
 	return b, err
 }
@@ -148,14 +139,11 @@ func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context
 }
 
 func (r *remote) Close() error {
-	var errs []error
+	var err error
 	if r.dir != nil {
-		errs = append(errs, r.dir.Close())
+		err = r.dir.Close()
 	}
-	for _, d := range r.devices {
-		errs = append(errs, d.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, providers.Close(r.devices))
 }
 
 // tlsConfig is nil when no TLS flag is set.

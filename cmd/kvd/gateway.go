@@ -82,7 +82,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(func() error { return closeDevices(devices) })
+	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password,
 		maxConns: c.MaxConnections, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,

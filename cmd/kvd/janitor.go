@@ -142,29 +142,15 @@ func jobResult(ctx context.Context, err error) metrics.JobResult {
 func (j *runningJanitor) stop() error {
 	j.cancel()
 	<-j.done
-	return errors.Join(j.err, closeDevices(j.devices))
+	return errors.Join(j.err, providers.Close(j.devices))
 }
 
 // openDevices opens what clients of this process reach memory nodes by: one provider,
 // or, if it is empty, all.
 func openDevices(provider string, o providers.Options) ([]*rdma.Device, error) {
-	if provider == "" {
-		return providers.OpenAll(o)
-	}
-	d, err := providers.Open(provider, o)
-	switch {
-	case errors.Is(err, providers.ErrUnknown):
+	devices, err := providers.OpenFor(provider, o)
+	if errors.Is(err, providers.ErrUnknown) {
 		return nil, usageError{fmt.Errorf("provider: %w", err)}
-	case err != nil:
-		return nil, err
 	}
-	return []*rdma.Device{d}, nil
-}
-
-func closeDevices(devices []*rdma.Device) error {
-	var errs []error
-	for _, d := range devices {
-		errs = append(errs, d.Close())
-	}
-	return errors.Join(errs...)
+	return devices, err
 }

@@ -67,8 +67,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	defer closing("directory client", dir.Close)
 
 	o := memnode.Options{
-		UnsafeNoFence: os.Getenv("KVD_TEST_NO_FENCE") == "1", // see internal/nemesis
-		Name:          c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
+		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Logger: log,
 	}
 	po := providers.Options{TLSServer: creds, TLSClient: creds}

@@ -800,6 +800,9 @@ func TestTable(t *testing.T) {
 // TestAllocations: in the steady state commands allocate nothing but what the client
 // does: an object for a write, a handful for a batch of them.
 func TestAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("under the race detector a sync.Pool forgets things at random")
+	}
 	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", newStore(t)}}}))
 	for _, c := range []struct {
 		name string

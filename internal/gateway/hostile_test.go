@@ -118,7 +118,8 @@ func TestDrain(t *testing.T) {
 
 	const clients = 20
 	var wg sync.WaitGroup
-	var acked, refused [clients]atomic.Int64
+	var acked [clients]atomic.Int64
+	var refused atomic.Int64
 	for i := range clients {
 		p := dial(t, "tcp", addr)
 		wg.Go(func() {
@@ -134,7 +135,7 @@ func TestDrain(t *testing.T) {
 				case reply == "+OK\r\n":
 					acked[i].Store(n)
 				case strings.HasPrefix(reply, "-LOADING "):
-					refused[i].Add(1)
+					refused.Add(1)
 					time.Sleep(2 * quietTime) // as clients do
 				default:
 					t.Errorf("client %d: %q", i, reply)
@@ -170,8 +171,12 @@ func TestDrain(t *testing.T) {
 	wg.Wait()
 	for i := range clients {
 		it, err := store.Get(t.Context(), fmt.Append(nil, "k", i))
-		if want := fmt.Sprint(acked[i].Load()); err != nil || string(it.Value) != want || refused[i].Load() == 0 {
-			t.Errorf("client %d: %q was performed and %s answered, %d were refused, %v", i, it.Value, want, refused[i].Load(), err)
+		if want := fmt.Sprint(acked[i].Load()); err != nil || string(it.Value) != want {
+			t.Errorf("client %d: %q was performed and %s answered, %v", i, it.Value, want, err)
 		}
+	}
+	// Not each of them: a client that stands still on a busy machine is ended as a silent one.
+	if refused.Load() == 0 {
+		t.Error("no client was refused anything")
 	}
 }

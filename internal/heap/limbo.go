@@ -1,5 +1,7 @@
 package heap
 
+import "github.com/kvd-project/kvd/internal/invariants"
+
 // Limbo holds places whose life has ended until no operation can meet them: a
 // queue of places, each with a tag (the reclaim epoch that has to pass, say) that
 // is no less than its predecessor's. It belongs to one goroutine. The zero value
@@ -32,6 +34,9 @@ func (l *Limbo) Add(p Place, tag uint64) {
 		l.tail -= l.head
 		l.head = 0
 		l.ring = ring
+	}
+	if invariants.On && l.Len() > 0 && l.ring[int(l.tail-1)&(len(l.ring)-1)].tag > tag {
+		invariants.Assert(false, "limbo: %v with tag %d behind a later one", p, tag)
 	}
 	l.ring[int(l.tail)&(len(l.ring)-1)] = waiting{p, tag}
 	l.tail++
@@ -69,6 +74,9 @@ func (l *Limbo) take(before uint64) (Place, bool) {
 		return Place{}, false
 	}
 	l.head++
+	if invariants.On && uint64(w.place.Units) > l.units {
+		invariants.Assert(false, "limbo: %v leaves, and there are %d units", w.place, l.units)
+	}
 	l.units -= uint64(w.place.Units)
 	return w.place, true
 }

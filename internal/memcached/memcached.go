@@ -24,6 +24,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"net"
 	"os"
@@ -124,6 +125,7 @@ type Server struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	start  time.Time
+	seed   maphash.Seed
 	stats  counters
 	conns  struct {
 		sync.Mutex
@@ -141,7 +143,7 @@ func New(o Options) (*Server, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("memcached options: %w", err)
 	}
-	s := &Server{o: o, start: o.Now()}
+	s := &Server{o: o, start: o.Now(), seed: maphash.MakeSeed()}
 	var err error
 	s.net, err = netsrv.New(netsrv.Options{MaxConns: o.MaxConns, Handle: s.handle, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }})

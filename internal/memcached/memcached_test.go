@@ -145,6 +145,60 @@ func (c *counting) Do(ctx context.Context, ops []client.Op) {
 	c.API.Do(ctx, ops)
 }
 
+// distinct fails if two lookups of one key go to the store together.
+type distinct struct {
+	client.API
+	t     *testing.T
+	calls int
+}
+
+func (d *distinct) Do(ctx context.Context, ops []client.Op) {
+	d.calls++
+	keys := make(map[string]bool)
+	for i := range ops {
+		if k := string(ops[i].Key); keys[k] {
+			d.t.Errorf("two lookups of %q in one batch of %d", k, len(ops))
+		} else {
+			keys[k] = true
+		}
+	}
+	d.API.Do(ctx, ops)
+}
+
+// Keys are looked up together unless one comes twice, whatever their hashes share.
+func TestRepeatedKeys(t *testing.T) {
+	d := &distinct{API: clienttest.New(clienttest.Options{}), t: t}
+	addr, _ := serve(t, memcached.Options{Client: d})
+	rng := rand.New(rand.NewPCG(1, 2))
+	var say, want strings.Builder
+	for i := range 50 {
+		key, v := fmt.Sprint("k", i), fmt.Sprint(i)
+		fmt.Fprintf(&say, "set %s 0 0 %d\r\n%s\r\n", key, len(v), v)
+		want.WriteString("STORED\r\n")
+	}
+	lookups := 0
+	for range 200 {
+		n := 1 + rng.IntN(100)
+		lookups += n
+		say.WriteString("get")
+		for range n {
+			i := rng.IntN(80)
+			fmt.Fprintf(&say, " k%d", i)
+			if v := fmt.Sprint(i); i < 50 {
+				fmt.Fprintf(&want, "VALUE k%d 0 %d\r\n%s\r\n", i, len(v), v)
+			}
+		}
+		say.WriteString("\r\n")
+		want.WriteString("END\r\n")
+	}
+	if got := talk(t, addr, say.String()); got != want.String() {
+		t.Errorf("%d bytes of answers, want %d", len(got), want.Len())
+	}
+	if d.calls > lookups/2 {
+		t.Errorf("%d batches for %d lookups", d.calls, lookups)
+	}
+}
+
 // Pipelined lookups of distinct keys go to the store together, and no others.
 func TestPipelining(t *testing.T) {
 	store := &counting{API: clienttest.New(clienttest.Options{})}

@@ -48,7 +48,6 @@ type settings struct {
 	// nobody's, and which can be full.
 	disks   bool
 	zombies int
-	noFence bool
 	only    []string
 	// soak: clients are soakers, and only they are killed; see soak_test.go.
 	soak bool
@@ -81,7 +80,6 @@ type harness struct {
 	mu struct {
 		sync.Mutex
 		failures []string
-		corrupt  int // failures that say that the store's answers or bytes are wrong
 	}
 	failed context.Context // ends with the first failure
 	stop   context.CancelCauseFunc
@@ -100,14 +98,6 @@ func (h *harness) fail(what string) {
 		h.logf("FAILED %s", what)
 	}
 	h.stop(errors.New(what))
-}
-
-// corrupt is fail for wrong answers and bytes.
-func (h *harness) corrupt(what string) {
-	h.mu.Lock()
-	h.mu.corrupt++
-	h.mu.Unlock()
-	h.fail(what)
 }
 
 // newHarness brings up a store with clients at work. ctx ends it early. The
@@ -170,7 +160,7 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 	if s.zombies > 0 {
 		round = 2 * time.Second
 	}
-	h.checker = newChecker(filepath.Join(h.work, "histories"), filepath.Join(h.work, "failed"), round, h.corrupt, h.probes.touched)
+	h.checker = newChecker(filepath.Join(h.work, "histories"), filepath.Join(h.work, "failed"), round, h.fail, h.probes.touched)
 	return h, h.up()
 }
 
@@ -270,11 +260,7 @@ func (h *harness) launch(name string, ready func()) error {
 		} else {
 			argv = append(argv, "--shm-socket", "off")
 		}
-		env := environ()
-		if h.noFence {
-			env = append(env, "KVD_TEST_NO_FENCE=1")
-		}
-		return p.start(h.net, env, argv, announced)
+		return p.start(h.net, environ(), argv, announced)
 	case 'o':
 		env := environ("KVD_NEMESIS_PROGRAM=watch", "KVD_NEMESIS_DIRECTORY="+strings.Join(h.directories(), ","))
 		return p.start(h.net, env, []string{self}, h.status.line)
@@ -311,9 +297,6 @@ func (h *harness) launchClient(p *proc, self string) error {
 	}
 	h.checker.born(n, cfg.Life)
 	env := environ("KVD_NEMESIS_PROGRAM=load", "KVD_NEMESIS_LOAD="+string(doc))
-	if h.noFence {
-		env = append(env, "KVD_TEST_NO_FENCE=1") // nor does a client stop itself
-	}
 	return p.start(h.net, env, []string{self},
 		func(l string) { h.heard(n, cfg.Life, l) })
 }
@@ -336,7 +319,7 @@ func (h *harness) heard(client, life int, line string) {
 	case "bad":
 		var text string
 		if text, err = strconv.Unquote(f[len(f)-1]); err == nil {
-			h.corrupt(text)
+			h.fail(text)
 		}
 	default:
 		err = fmt.Errorf("client %d said %q", client, line)
@@ -621,7 +604,7 @@ func (h *harness) finish() error {
 		h.checker.died(n, h.procs[c].life)
 	}
 	h.count()
-	if h.lost < h.zombies/2 && !h.noFence {
+	if h.lost < h.zombies/2 {
 		h.fail(fmt.Sprintf("%d zombies lost %d sessions: their leases did not end", h.zombies, h.lost))
 	}
 	return h.sound()
@@ -643,9 +626,6 @@ func (h *harness) sound() error {
 	h.result = fmt.Sprintf("ok at try %d", tries)
 	if err != nil {
 		h.result = "FAILED: " + err.Error()
-		h.mu.Lock()
-		h.mu.corrupt++ // until has told of the failure
-		h.mu.Unlock()
 	}
 	return err
 }

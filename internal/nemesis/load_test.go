@@ -90,8 +90,7 @@ func loadMain(ctx context.Context, device *rdma.Device, cfg loadConfig) (err err
 		open, end := context.WithTimeout(ctx, 5*time.Second)
 		l.c, err = client.Open(open, client.Options{Directory: cfg.Directory, Namespace: cfg.Namespace, Provider: cfg.Provider,
 			Devices: []*rdma.Device{device}, Name: fmt.Sprintf("nemesis c%d.%d", cfg.Client, cfg.Life), OpTimeout: cfg.OpTimeout,
-			UnsafeNoLease: os.Getenv("KVD_TEST_NO_FENCE") == "1",
-			Logger:        slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))})
+			Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))})
 		end()
 		if ctx.Err() != nil && l.c == nil {
 			return nil

@@ -27,7 +27,6 @@ var (
 	kills    = flag.Int("kills", 0, "nothing but so many kills of memory nodes")
 	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers and of a memory node, by SIGTERM and by SIGKILL each")
 	zombies  = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
-	noFence  = flag.Bool("no-fence", false, "with -zombies: memory nodes confirm fences that they did not make, and the run must notice within a minute")
 	only     = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
 )
 
@@ -94,7 +93,7 @@ func flagged(t *testing.T, variable, target string) settings {
 		t.Fatalf("%s: %v", variable, err)
 	}
 	s := settings{duration: duration, seed: *seed, provider: *provider, replicas: *replicas, lease: *lease,
-		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies, noFence: *noFence}
+		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies}
 	if *only != "" {
 		s.only = strings.Split(*only, ",")
 	}
@@ -161,8 +160,6 @@ func (s *settings) check() error {
 		return errors.New("-kills, -stops and -zombies: want one")
 	case s.kills+s.stops > 0 && s.replicas < 2:
 		return errors.New("-kills, -stops: a memory node's death costs its data unless there are -replicas 2")
-	case s.noFence && s.zombies == 0:
-		return errors.New("-no-fence: want -zombies")
 	}
 	for _, k := range s.only {
 		if !slices.Contains(kinds, k) {
@@ -176,12 +173,6 @@ func (s *settings) check() error {
 func (h *harness) judge(t *testing.T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.noFence {
-		if h.mu.corrupt == 0 {
-			t.Errorf("memory nodes fenced nobody, and no wrong answer or byte was noticed; other failures: %q", h.mu.failures)
-		}
-		return
-	}
 	for i, f := range h.mu.failures {
 		if i == 20 {
 			t.Errorf("and %d more", len(h.mu.failures)-i)

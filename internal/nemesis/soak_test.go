@@ -386,7 +386,7 @@ func (h *harness) soakHeard(client int, line string) {
 		}
 	case "bad":
 		if err == nil {
-			h.corrupt(text)
+			h.fail(text)
 		}
 	default:
 		h.fail(fmt.Sprintf("client %d said %q", client, line))

@@ -8,8 +8,6 @@ import (
 )
 
 const (
-	// noFenceLimit bounds how long a store without fences may look sound.
-	noFenceLimit = time.Minute
 	// longEpochs is more than the reclaim epochs that a dead session's memory waits
 	// for before it is granted again, and its recall.
 	longEpochs = 1800
@@ -37,21 +35,11 @@ func (h *harness) undead() error {
 	var asleep []*zombie
 	awake := slices.Clone(h.scope.clients) // the one that woke last comes last
 	begun, ended := 0, 0
-	limit := time.Now().Add(noFenceLimit)
-	longest := 1 // so many long ones at a time; the short ones take the memory up
-	if h.noFence {
-		longest = h.clients / 3
-	}
-	for ended < h.zombies && !(h.noFence && time.Now().After(limit)) {
+	for ended < h.zombies {
 		if begun < h.zombies && len(asleep) < 2*h.clients/3 {
 			z := &zombie{client: awake[0]}
-			longs := 0
-			for _, other := range asleep {
-				if other.long {
-					longs++
-				}
-			}
-			z.long = longs < longest
+			// One at a time; the short ones take the memory up.
+			z.long = !slices.ContainsFunc(asleep, func(other *zombie) bool { return other.long })
 			awake = awake[1:]
 			if err := h.bury(z); err != nil {
 				return err

@@ -1,9 +1,10 @@
 // Package providers is the map from a provider's name, as flags and
-// configuration files spell it, to its opener. Commands import it, and tests;
-// libraries are handed opened devices.
+// configuration files spell it, to its opener. Commands import it, tests, and
+// package client for those who name no device; other libraries are handed opened
+// devices.
 //
-// It leaves what a provider is to package driver. [Open], [OpenAll] and [Names] are
-// all of it; they may be called concurrently. The caller owns a device and closes
+// It leaves what a provider is to package driver. Start with [OpenFor], or with [Open] for one
+// device. All functions may be called concurrently. The caller owns a device and closes
 // it.
 // The shape follows database/sql, without a registry to fill at run time.
 package providers
@@ -33,7 +34,7 @@ type Options struct {
 	// means in clear.
 	TLSServer, TLSClient *tls.Config
 	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
-	// provider OpenAll leaves out.
+	// provider OpenFor leaves out.
 	Verbs verbs.Options
 }
 
@@ -76,9 +77,17 @@ func Open(name string, o Options) (*rdma.Device, error) {
 	return nil, fmt.Errorf("%w %q, want one of %s", ErrUnknown, name, strings.Join(Names(), ", "))
 }
 
-// OpenAll opens every provider that this machine can use, the one that a client
+// OpenFor opens the devices that a client reaches memory nodes by: the one provider of that
+// name, or, if it is empty, every provider that this machine can use, the one that a client
 // prefers first.
-func OpenAll(o Options) (devices []*rdma.Device, err error) {
+func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
+	if provider != "" {
+		d, err := Open(provider, o)
+		if err != nil {
+			return nil, err
+		}
+		return []*rdma.Device{d}, nil
+	}
 	for _, p := range openers {
 		d, err := p.open(o)
 		switch {
@@ -89,13 +98,19 @@ func OpenAll(o Options) (devices []*rdma.Device, err error) {
 				l.Info("provider left out", "provider", p.name, "reason", err)
 			}
 		default:
-			for _, d := range devices {
-				err = errors.Join(err, d.Close())
-			}
-			return nil, fmt.Errorf("%s: %w", p.name, err)
+			return nil, fmt.Errorf("%s: %w", p.name, errors.Join(err, Close(devices)))
 		}
 	}
 	return devices, nil
+}
+
+// Close closes all the devices.
+func Close(devices []*rdma.Device) error {
+	var errs []error
+	for _, d := range devices {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Names lists the providers, the one that a client prefers first.

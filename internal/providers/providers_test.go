@@ -30,26 +30,33 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-func TestOpenAll(t *testing.T) {
-	devices, err := OpenAll(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, d := range devices {
-		names = append(names, d.Name())
-		if err := d.Close(); err != nil {
+func TestOpenFor(t *testing.T) {
+	for provider, want := range map[string]string{"": "shm tcp", "tcp": "tcp"} {
+		devices, err := OpenFor(provider, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, d := range devices {
+			names = append(names, d.Name())
+		}
+		if err := Close(devices); err != nil {
 			t.Error(err)
 		}
-	}
-	if got := strings.Join(names, " "); !strings.HasSuffix(got, "shm tcp") {
-		t.Errorf("opened %s, want shm and tcp on any machine", got)
+		// verbs comes first where there is an adapter.
+		if got := strings.TrimPrefix(strings.Join(names, " "), "verbs "); got != want {
+			t.Errorf("OpenFor(%q) opened %q, want %q", provider, got, want)
+		}
 	}
 }
 
 func TestUnknown(t *testing.T) {
-	_, err := Open("rocket", Options{})
-	if !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "shm, tcp") {
-		t.Fatalf("got %v, want ErrUnknown that lists the names", err)
+	for what, err := range map[string]error{
+		"Open":    func() error { _, err := Open("rocket", Options{}); return err }(),
+		"OpenFor": func() error { _, err := OpenFor("rocket", Options{}); return err }(),
+	} {
+		if !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "shm, tcp") {
+			t.Errorf("%s: got %v, want ErrUnknown that lists the names", what, err)
+		}
 	}
 }

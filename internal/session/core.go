@@ -26,6 +26,7 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -48,9 +49,6 @@ type Options struct {
 	FullFor int64
 	// ReadOnly: the session may not CAS or WRITE.
 	ReadOnly bool
-	// UnsafeNoLease goes on without a lease. It exists so that a test can show that
-	// what leases and fences prevent would be noticed.
-	UnsafeNoLease bool
 	// Hash is the namespace's hash of a key; needed for a janitor's work only.
 	Hash func(key []byte) uint64
 	// Frequency is needed where there are access words. nil: counts add up.
@@ -199,6 +197,13 @@ func (c *Core) InstallView(v *View) {
 		if old != nil && old.Version >= v.Version {
 			return
 		}
+		if invariants.On && old != nil {
+			for id, p := range old.PGs {
+				n := v.PGs[id]
+				invariants.Assert(n == nil || n.Generation > p.Generation || n.Generation == p.Generation && n.Epoch >= p.Epoch,
+					"session %d: map %d has placement group %d of an earlier epoch than map %d", c.opts.Session, v.Version, id, old.Version)
+			}
+		}
 		if c.view.CompareAndSwap(old, v) {
 			return
 		}
@@ -242,17 +247,22 @@ func (c *Core) EndRenew(seq, epoch, minEpoch uint64, leaseEnd int64) {
 	if leaseEnd > c.leaseEnd.Load() {
 		c.leaseEnd.Store(leaseEnd)
 	}
-	if index.Mutation(index.MutReplyAfter) {
-		seq = c.sendSeq.Load() + 1
-	}
 	c.mu.replies = append(c.mu.replies, reply{seq, epoch})
 	if len(c.mu.replies) > maxReplies {
 		// Covered by any later reply, only later.
 		c.mu.replies = append(c.mu.replies[:0], c.mu.replies[maxReplies/2:]...)
 	}
+	if invariants.On {
+		a := func(ok bool, what string) {
+			invariants.Assert(ok, "session %d, renewal %d: %s", c.opts.Session, seq, what)
+		}
+		a(seq <= c.sendSeq.Load(), "answered and not sent")
+		a(epoch <= c.epoch.Load(), "an E that was not taken")
+		a(c.releasable.Load() <= c.sendSeq.Load(), "limbo of renewals to come may leave")
+	}
 	n := 0
 	for _, r := range c.mu.replies {
-		if r.epoch < minEpoch || index.Mutation(index.MutReuseAtMin) && r.epoch <= minEpoch {
+		if r.epoch < minEpoch {
 			if r.seq > c.releasable.Load() {
 				c.releasable.Store(r.seq)
 			}

@@ -1,8 +1,6 @@
 package session
 
 import (
-	"math"
-
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -83,15 +81,11 @@ func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard)
 
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
-	age := uint32(layout.WordLifeEpochs)
-	if index.Mutation(index.MutNoAgeBound) {
-		age = math.MaxUint32
-	}
-	h, ok := l.cache.get(o.Check, uint32(l.core.epoch.Load()), age)
+	h, ok := l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
 	switch c := o.Route.Child; {
 	case !ok:
 		return h, false
-	case uint16(h.Shard) == uint16(o.Route.Shard) || index.Mutation(index.MutHintsSurvive):
+	case uint16(h.Shard) == uint16(o.Route.Shard):
 		h.Shard = o.Route.Shard
 	case c != nil && uint16(h.Shard) == uint16(c.Shard):
 		h.Shard = c.Shard
@@ -116,7 +110,7 @@ func (t *Task) Deleting(o *index.Op) bool {
 	return false
 }
 
-func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check) }
+func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check, layout.FP(o.Hash)) }
 
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.
 var nowhere [layout.MaxRecordSize]byte
@@ -160,12 +154,6 @@ func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size ui
 	}
 	if !ok {
 		return 0, 0, 0, false
-	}
-	switch {
-	case index.Mutation(index.MutVerStays):
-		p.Ver = 0
-	case index.Mutation(index.MutVerIsEpoch):
-		p.Ver = uint16(t.lane.core.epoch.Load() % 4)
 	}
 	m.take(p.Units)
 	return p.Unit, p.Ver, code, true
@@ -217,10 +205,6 @@ func (t *Task) Unuse(pg *index.PG, w layout.Word) {
 func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 	m := t.lane.memOf(pg)
 	if m == nil || t.lane.recalled(pg, w) {
-		return
-	}
-	if index.Mutation(index.MutReuseNow) {
-		m.cache.Free(place(w))
 		return
 	}
 	m.limbo.Add(place(w), t.lane.core.sendSeq.Load())

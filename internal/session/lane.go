@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -48,16 +49,18 @@ type Lane struct {
 	mem   []*laneMem // by placement group id
 	view  *View      // the one the cache and mem belong to
 
-	tasks  []*Task // by index
-	idle   []*Task
-	active []*Task // started and not recycled
-	ready  []*Task
-	wait   []*Task
-	dirty  []*conn // with WRs not yet posted
-	slabs  []*buffer
-	sinks  *Task // set aside: its registered words take results of no interest
-	quick  *Task // set aside: its registered slot is Quick's
-	wcs    [64]rdma.WC
+	tasks   []*Task // by index
+	idle    []*Task
+	active  []*Task // started and not recycled
+	ready   []*Task
+	wait    []*Task
+	dirty   []*conn // with WRs not yet posted
+	flushed []*conn // dirty's memory, in turn
+	ran     []*conn // that have executed WRs whose rounds are not known to be over
+	slabs   []*buffer
+	sinks   *Task // set aside: its registered words take results of no interest
+	quick   *Task // set aside: its registered slot is Quick's
+	wcs     [64]rdma.WC
 
 	quickWRs [3 * quickOps]rdma.WR
 	touched  uint64 // so that touching is not optimized away
@@ -108,11 +111,21 @@ type conn struct {
 	caps        rdma.Caps
 	wrs         []rdma.WR
 	queued      bool // in Lane.dirty
+	// chains are those in wrs, and those executed since, of a connection that executes within
+	// PostSend: nothing of them is signaled.
+	chains []chainEnd
 	// noWait holds the accesses off the path that no later WC has proven done.
 	noWait []offPath
 	sink   []byte
 	seq    uint64     // WRs handed to the queue pair or waiting in wrs
 	keys   []connKeys // by placement group id
+}
+
+// chainEnd is a task whose accesses to one replica are a chain.
+type chainEnd struct {
+	t       *Task
+	gen     uint32
+	replica uint8
 }
 
 // connKeys remembers a member's keys at the connection's provider.
@@ -220,6 +233,7 @@ type Task struct {
 	pending  uint8 // bit per replica
 	seqs     [maxReplicas]uint64
 	pg       *PG
+	leased   bool   // its round is nothing without a lease
 	postView uint64 // map version under which it posted
 	wakeAt   int64
 	events   uint64
@@ -240,9 +254,6 @@ func newLane(c *Core, id int) (*Lane, error) {
 		disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}
 	for i := range l.quickWRs {
 		l.quickWRs[i].ID = noWaitID
-	}
-	if index.Mutation(index.MutVersionClash) {
-		l.disc = 0
 	}
 	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
 	for _, d := range c.opts.Devices {
@@ -311,6 +322,9 @@ func (l *Lane) NewTask() (*Task, error) {
 
 // Start begins the task's Op; Pump moves it on.
 func (l *Lane) Start(t *Task) {
+	if invariants.On {
+		t.check("start", taskIdle)
+	}
 	t.used = cellsBytes
 	t.epoch = l.core.epoch.Load()
 	t.activeAt = len(l.active)
@@ -323,6 +337,9 @@ func (l *Lane) Start(t *Task) {
 
 // Recycle takes back a done task; its Op's answer and buffers are void.
 func (l *Lane) Recycle(t *Task) {
+	if invariants.On {
+		t.check("be recycled", taskDone, taskIdle)
+	}
 	if t.state != taskDone && t.state != taskIdle {
 		panic("session: recycle of a task under way")
 	}
@@ -372,9 +389,6 @@ func (l *Lane) Oldest() (epoch uint64, ok bool) {
 		if t.want == index.Alloc && t.state == taskWaiting {
 			continue // begins when there is memory
 		}
-		if index.Mutation(index.MutAnsweredNotInFlight) && t.orphan != nil {
-			continue
-		}
 		if !ok || t.epoch < epoch {
 			epoch, ok = t.epoch, true
 		}
@@ -396,7 +410,6 @@ func (l *Lane) Pump() bool {
 	if len(l.wait) > 0 {
 		moved = l.wakeWaiting() || moved
 	}
-	defer l.ack()
 	for {
 		for len(l.ready) > 0 {
 			t := l.ready[len(l.ready)-1]
@@ -405,13 +418,17 @@ func (l *Lane) Pump() bool {
 			l.advance(t)
 		}
 		l.flush()
-		if !l.poll() {
+		if any := l.poll(); !l.executed() && !any {
 			if len(l.ready) == 0 {
 				break
 			}
 		} else {
 			moved = true
 		}
+	}
+	l.ack()
+	if invariants.On {
+		l.check()
 	}
 	return moved
 }
@@ -682,7 +699,7 @@ func (l *Lane) posted(t *Task) (stale bool) {
 }
 
 // backoff grows from 1 µs to 1 ms.
-func backoff(n int) int64 { return 1000 << min(n/2, 10) }
+func backoff(n int32) int64 { return 1000 << min(n/2, 10) }
 
 func (l *Lane) park(t *Task, a index.Action, after int64) {
 	t.want, t.state, t.events = a, taskWaiting, l.events
@@ -719,7 +736,7 @@ func (l *Lane) end(t *Task, _ index.Action) {
 func (l *Lane) current(t *Task) bool {
 	v := l.view
 	pg := v.pg(t.Op.Route.PG.ID)
-	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch && (pg.Active || pg.Frozen && t.Op.Work.Frozen)
+	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch && (pg.Active || pg.Frozen && t.Op.OnFrozen())
 }
 
 // ---- posting ---------------------------------------------------------------
@@ -771,24 +788,27 @@ func (l *Lane) post(t *Task) bool {
 	}
 	var conns [maxReplicas]*conn
 	var last [maxReplicas]int
+	leased := pg.Replicas > 1
 	for i := range t.Op.Accesses {
 		r := t.Op.Accesses[i].Replica
+		leased = leased || t.Op.Accesses[i].Verb != index.Read
 		if conns[r] == nil {
 			c := l.connOf(pg, r)
 			if c == nil {
 				return false
 			}
 			conns[r] = c
+			leased = leased || !c.caps.SelfFencing
 		}
 		if !t.Op.Accesses[i].NoWait {
 			last[r] = i
 		}
 	}
-	if !l.valid() {
+	if leased && !l.valid() {
 		l.finish(t, ErrLease)
 		return true
 	}
-	t.pg = pg
+	t.pg, t.leased = pg, leased
 	t.postView = v.Version
 	t.pending = 0
 	cells := 0
@@ -800,10 +820,14 @@ func (l *Lane) post(t *Task) bool {
 			l.addNoWait(c, pg, a.Replica, offPathOf(pg, a))
 			continue
 		}
-		wr := rdma.WR{ID: id | uint64(a.Replica)}
+		wr := c.next(l)
+		wr.ID = id | uint64(a.Replica)
 		if last[a.Replica] == i {
-			wr.Flags = rdma.Signaled
-			t.pending |= 1 << a.Replica
+			if t.pending |= 1 << a.Replica; c.caps.Synchronous {
+				c.chains = append(c.chains, chainEnd{t, t.gen, a.Replica})
+			} else {
+				wr.Flags = rdma.Signaled
+			}
 		}
 		k := l.keysOf(c, pg, a.Replica)
 		if a.Space == index.Index {
@@ -827,7 +851,6 @@ func (l *Lane) post(t *Task) bool {
 		wr.LKey = t.lkey(wr.Local, c.dev)
 		c.seq++
 		t.seqs[a.Replica] = c.seq
-		l.enqueue(c, wr)
 	}
 	t.state, t.want = taskPosted, 0
 	return true
@@ -860,12 +883,14 @@ func (t *Task) lkey(b []byte, dev int) uint64 {
 	return 0
 }
 
-func (l *Lane) enqueue(c *conn, wr rdma.WR) {
-	c.wrs = append(c.wrs, wr)
+// next is a WR, all zero, at the end of those that the connection is to post.
+func (c *conn) next(l *Lane) *rdma.WR {
+	c.wrs = append(c.wrs, rdma.WR{})
 	if !c.queued {
 		c.queued = true
 		l.dirty = append(l.dirty, c)
 	}
+	return &c.wrs[len(c.wrs)-1]
 }
 
 // addNoWait posts a CAS whose result nobody waits for. It is remembered until a
@@ -875,12 +900,12 @@ func (l *Lane) addNoWait(c *conn, pg *PG, replica uint8, o offPath) {
 	c.seq++
 	o.seq = c.seq
 	c.noWait = append(c.noWait, o)
-	wr := rdma.WR{ID: noWaitID, Op: rdma.OpCmpAndSwp, RemoteAddr: k.IndexBase + o.off, RKey: k.IndexRKey,
+	wr := c.next(l)
+	*wr = rdma.WR{ID: noWaitID, Op: rdma.OpCmpAndSwp, RemoteAddr: k.IndexBase + o.off, RKey: k.IndexRKey,
 		Compare: o.expect, Swap: o.new, Local: c.sink, LKey: l.sinks.lkeys[c.dev]}
 	if len(c.noWait)%signalEvery == 0 {
 		wr.Flags = rdma.Signaled // only a WC makes room in the send queue
 	}
-	l.enqueue(c, wr)
 }
 
 func offPathOf(pg *PG, a *index.Access) offPath {
@@ -931,25 +956,52 @@ func (l *Lane) flush() {
 	if len(l.dirty) == 0 {
 		return
 	}
-	keep := l.dirty[:0]
-	for _, c := range l.dirty {
-		n, err := c.qp.PostSend(c.wrs)
-		if n == len(c.wrs) {
-			c.wrs = c.wrs[:0]
-			c.queued = false
-			continue
+	list := l.dirty
+	l.dirty = l.flushed[:0] // a round that ends here may add to it
+	for _, c := range list {
+		if !l.ring(c) {
+			l.dirty = append(l.dirty, c)
 		}
-		if errors.Is(err, rdma.ErrQueueFull) && c.up {
-			c.wrs = c.wrs[:copy(c.wrs, c.wrs[n:])]
-			keep = append(keep, c)
-			continue
+	}
+	clear(list)
+	l.flushed = list
+}
+
+// ring posts what the connection is to post; false: its send queue has no room for the rest.
+func (l *Lane) ring(c *conn) bool {
+	n, err := c.qp.PostSend(c.wrs)
+	for ; n < len(c.wrs) && c.up && errors.Is(err, rdma.ErrQueueFull); n, err = c.qp.PostSend(c.wrs) {
+		c.wrs = c.wrs[:copy(c.wrs, c.wrs[n:])]
+		if n == 0 || !c.caps.Synchronous {
+			return false
 		}
+	}
+	if n < len(c.wrs) {
 		l.refused(c, c.wrs[n:])
-		c.wrs = c.wrs[:0]
-		c.queued = false
 		l.drop(c)
 	}
-	l.dirty = keep
+	c.wrs = c.wrs[:0]
+	c.queued = false
+	if len(c.chains) > 0 {
+		l.ran = append(l.ran, c)
+	}
+	return true
+}
+
+// executed ends the chains that PostSend has executed. Those that failed had a WC, which poll has taken.
+func (l *Lane) executed() (any bool) {
+	for len(l.ran) > 0 {
+		c := l.ran[len(l.ran)-1]
+		l.ran = l.ran[:len(l.ran)-1]
+		for i := range c.chains {
+			x := &c.chains[i]
+			l.chainOver(x.t, x.gen, x.replica, true)
+		}
+		clear(c.chains)
+		c.chains = c.chains[:0]
+		any = true
+	}
+	return any
 }
 
 // poll takes completions and makes tasks ready whose round is over.
@@ -964,7 +1016,7 @@ func (l *Lane) poll() (any bool) {
 				if !ok {
 					c = l.connByQP(wc.QPNum)
 				}
-				l.complete(c, wc.ID, ok)
+				l.complete(wc.ID, ok)
 				if c != nil && !ok {
 					l.drop(c)
 				}
@@ -1004,19 +1056,20 @@ func (l *Lane) refused(c *conn, wrs []rdma.WR) {
 		}
 	}
 	for i := range wrs {
-		l.complete(c, wrs[i].ID, false)
+		l.complete(wrs[i].ID, false)
 	}
 }
 
 // complete notes one chain's end.
-func (l *Lane) complete(c *conn, id uint64, ok bool) {
-	idx := uint32(id) >> 8
-	if id == noWaitID || int(idx) >= len(l.tasks) {
-		return
+func (l *Lane) complete(id uint64, ok bool) {
+	if idx := uint32(id) >> 8; id != noWaitID && int(idx) < len(l.tasks) {
+		l.chainOver(l.tasks[idx], uint32(id>>32), uint8(id), ok)
 	}
-	t := l.tasks[idx]
-	r := uint8(id)
-	if uint32(id>>32) != t.gen || t.state != taskPosted || t.pending&(1<<r) == 0 {
+}
+
+// chainOver notes the end of a task's chain to replica r, if that is still under way.
+func (l *Lane) chainOver(t *Task, gen uint32, r uint8, ok bool) {
+	if gen != t.gen || t.state != taskPosted || t.pending&(1<<r) == 0 {
 		return
 	}
 	t.pending &^= 1 << r
@@ -1057,7 +1110,7 @@ func (l *Lane) roundOver(t *Task) {
 		}
 	}
 	t.state = taskReady
-	if t.pg != nil && !l.valid() {
+	if t.pg != nil && t.leased && !l.valid() {
 		l.finish(t, ErrLease)
 		return
 	}
@@ -1066,7 +1119,7 @@ func (l *Lane) roundOver(t *Task) {
 
 // valid checks the lease: before posting, so that nothing happens without one, and
 // after completion, which alone makes a READ's bytes worth anything.
-func (l *Lane) valid() bool { return l.core.LeaseValid() || l.core.opts.UnsafeNoLease }
+func (l *Lane) valid() bool { return l.core.LeaseValid() }
 
 // ---- connections -----------------------------------------------------------
 
@@ -1105,6 +1158,8 @@ func (l *Lane) Closed(node uint32) {
 	l.setSynchronous()
 	l.refused(c, c.wrs)
 	c.wrs = c.wrs[:0]
+	clear(c.chains)
+	c.chains = c.chains[:0]
 	if c.queued {
 		c.queued = false
 		for i, d := range l.dirty {
@@ -1120,7 +1175,7 @@ func (l *Lane) Closed(node uint32) {
 		}
 		for r := range t.pg.Members {
 			if t.pg.Members[r].Node == node {
-				l.complete(c, uint64(t.gen)<<32|uint64(t.idx)<<8|uint64(r), false)
+				l.chainOver(t, t.gen, uint8(r), false)
 			}
 		}
 	}

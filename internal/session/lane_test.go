@@ -286,6 +286,40 @@ func TestQuickDeclines(t *testing.T) {
 	}
 }
 
+// A hint found by 64 bits of a key's hash can be another key's. A change by hint reads no key,
+// so the word's fingerprint is compared as well.
+func TestHintOfAnotherKey(t *testing.T) {
+	for name, do := range map[string]func(r *rig) bool{
+		"put":    func(r *rig) bool { return r.collide(index.Put) == nil },
+		"delete": func(r *rig) bool { return errors.Is(r.collide(index.Delete), index.ErrNotFound) },
+		"quick put": func(r *rig) bool {
+			q := []session.Quick{{Put: true, Key: []byte("b"), Value: []byte("2"), Hash: rigHash("a") ^ 1, Check: rigCheck("a")}}
+			r.l.Quick(q)
+			return !q[0].OK
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 1, true)
+			r.put("a", "1")
+			if !do(r) {
+				t.Error("the hint of another key was believed")
+			}
+			r.get("a", "1")
+		})
+	}
+}
+
+// collide performs an operation on key b, which shares with a the home group and the bits that
+// hints are found by, but not the fingerprint.
+func (r *rig) collide(kind index.Kind) error {
+	x := r.request(kind, "b", "2")
+	x.Op.Hash, x.Op.Check = rigHash("a")^1, rigCheck("a")
+	r.l.Start(x)
+	r.settle()
+	_, err := r.answer(x)
+	return err
+}
+
 // useUp takes all places that there are.
 func (r *rig) useUp() {
 	r.t.Helper()

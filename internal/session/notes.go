@@ -166,11 +166,11 @@ func (l *Lane) note(p *index.PG, off uint64, a layout.AccessWord) {
 	binary.LittleEndian.PutUint64(b, uint64(a))
 	k := l.keysOf(c, pg, r)
 	c.seq++
-	wr := rdma.WR{ID: noWaitID, Op: rdma.OpWrite, RemoteAddr: k.HeapBase + pg.AccessOff + off - pg.IndexBytes, RKey: k.HeapRKey,
+	wr := c.next(l)
+	*wr = rdma.WR{ID: noWaitID, Op: rdma.OpWrite, RemoteAddr: k.HeapBase + pg.AccessOff + off - pg.IndexBytes, RKey: k.HeapRKey,
 		Local: b, LKey: l.noteWords.lkeys[c.dev]}
 	if l.noteN%signalEvery == 0 {
 		wr.Flags = rdma.Signaled // only a WC makes room in the send queue
 	}
 	l.Stats.Notes++
-	l.enqueue(c, wr)
 }

@@ -89,7 +89,7 @@ func (l *Lane) Quick(ops []Quick) int {
 
 // quickly finds where the key is and the connection that reaches it, or nil.
 func (l *Lane) quickly(q *Quick, v *View, epoch uint32) *conn {
-	e := l.cache.find(q.Check)
+	e := l.cache.find(q.Check, layout.FP(q.Hash))
 	if e == nil || epoch-e.seen >= layout.WordLifeEpochs || index.HintFlags(e.flags)&index.HintManifest != 0 {
 		return nil
 	}

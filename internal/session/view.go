@@ -94,7 +94,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 		if p.GetId() > MaxID || n > maxReplicas || p.GetJoining() && n < 2 {
 			return nil, fmt.Errorf("map %d: placement group %d with %d members", m.GetVersion(), p.GetId(), n)
 		}
-		pg := &PG{PG: index.PG{ID: p.GetId(), Epoch: p.GetEpoch(), Replicas: uint8(n), Joining: p.GetJoining() && !index.Mutation(index.MutReadJoiner),
+		pg := &PG{PG: index.PG{ID: p.GetId(), Epoch: p.GetEpoch(), Replicas: uint8(n), Joining: p.GetJoining(),
 			Generation: p.GetGeneration(), Recalled: p.GetRecalled()},
 			Active: p.GetState() == dirpb.PGState_PG_ACTIVE, Frozen: p.GetState() == dirpb.PGState_PG_FROZEN,
 			RegionBytes: p.GetRegionBytes(), IndexBytes: p.GetIndexBytes(), AccessBytes: p.GetAccessBytes()}

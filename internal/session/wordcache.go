@@ -3,7 +3,8 @@ package session
 import "github.com/kvd-project/kvd/index"
 
 // wordCache remembers where keys were found: array, slot, slot word and version,
-// keyed by 64 hash bits of their own (Check). It is bounded, 4-way set-associative with round-robin replacement,
+// keyed by 64 hash bits of their own (Check). Of keys that share those it remembers one; the
+// fingerprint in its word tells most others apart. It is bounded, 4-way set-associative with round-robin replacement,
 // and grows by doubling until its bound. One goroutine at a time.
 type wordCache struct {
 	sets [][cacheWays]cacheEntry
@@ -43,11 +44,11 @@ func (c *wordCache) alloc(sets int) {
 	c.mask = uint64(sets - 1)
 }
 
-// find returns the entry of a key, or nil; it is void at the next put.
-func (c *wordCache) find(check uint64) *cacheEntry {
+// find returns the entry of a key with fingerprint fp, or nil; it is void at the next put.
+func (c *wordCache) find(check uint64, fp uint16) *cacheEntry {
 	set := &c.sets[check&c.mask]
 	for i := range set {
-		if e := &set[i]; e.check == check && e.word != 0 {
+		if e := &set[i]; e.check == check && e.word != 0 && layoutWord(e.word).FP() == fp {
 			return e
 		}
 	}
@@ -59,14 +60,15 @@ func (c *wordCache) touch(check uint64) uint64 { return c.sets[check&c.mask][0].
 
 // get returns the hint for a key last seen less than maxAge epochs before now;
 // of its array's id only the low 16 bits.
-func (c *wordCache) get(check uint64, now, maxAge uint32) (index.Hint, bool) {
-	e := c.find(check)
+func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (index.Hint, bool) {
+	e := c.find(check, fp)
 	if e == nil || now-e.seen >= maxAge {
 		return index.Hint{}, false
 	}
 	return index.Hint{Word: layoutWord(e.word), Version: e.version, Shard: uint32(e.shard), Slot: e.slot, Flags: index.HintFlags(e.flags)}, true
 }
 
+// put remembers a key by h.Word, which is LIVE or FROZEN and so has the key's fingerprint.
 func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 	set := &c.sets[check&c.mask]
 	n := cacheEntry{check: check, word: uint64(h.Word), version: h.Version, seen: now,
@@ -95,8 +97,8 @@ func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 	set[free] = n
 }
 
-func (c *wordCache) drop(check uint64) {
-	if e := c.find(check); e != nil {
+func (c *wordCache) drop(check uint64, fp uint16) {
+	if e := c.find(check, fp); e != nil {
 		*e = cacheEntry{}
 		c.used--
 	}

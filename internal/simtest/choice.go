@@ -26,6 +26,7 @@ const (
 	chGone
 	chEvict
 	chBegin
+	chBeginTwo
 	chLearn
 	chRenewSend
 	chRenewServe
@@ -33,7 +34,6 @@ const (
 	chDirectory
 	chTakeBack
 	chApplyBack
-	chMistake
 	chChore
 	chAdvance
 	chAct
@@ -86,8 +86,6 @@ func (ch choice) String() string {
 		return fmt.Sprintf("c%d late renewal %d served", ch.c, ch.w.cls[ch.c].late[ch.n].ask.Renew.GetNumber())
 	case chLateReply:
 		return fmt.Sprintf("c%d late renewal %d answered", ch.c, ch.w.cls[ch.c].late[ch.n].ask.Renew.GetNumber())
-	case chMistake:
-		return "directory " + ch.w.errs[ch.n].Why
 	case chChore:
 		return ch.w.describeChore(ch.node)
 	case chAct:
@@ -107,7 +105,7 @@ func (ch choice) String() string {
 	return fmt.Sprintf("c%d %s", ch.c, names[ch.kind])
 }
 
-var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job", chEvict: "evicts", chBegin: "begins",
+var names = map[choiceKind]string{chWake: "wakes", chClaim: "claims", chWork: "works", chGone: "drops its job", chEvict: "evicts", chBegin: "begins", chBeginTwo: "begins two",
 	chLearn: "learns the map", chRenewSend: "sends renewal", chRenewServe: "renewal served", chRenewReply: "renewal answered",
 	chResume: "resumes", chDeadline: "reaches its deadline", chCrash: "crashes", chPause: "pauses", chFailBefore: "fails before", chFailAfter: "fails after",
 	chLose: "gives up its renewal"}
@@ -200,6 +198,9 @@ func (w *World) enabled() []choice {
 	w.epoch, w.least = w.ld.Epochs()
 	w.events = w.fab.AppendEvents(w.events[:0])
 	for _, ev := range w.events {
+		if cfg.Synchronous && !w.owners[ev.QP].c.able() {
+			continue // it executes them itself
+		}
 		put(choice{kind: chFire, c: w.owners[ev.QP].c.i, lane: w.owners[ev.QP].lane, ev: ev})
 	}
 	for i, c := range w.cls {
@@ -224,6 +225,9 @@ func (w *World) enabled() []choice {
 		if c.canBegin() {
 			put(choice{kind: chBegin, c: i})
 		}
+		if c.canBeginTwo() {
+			put(choice{kind: chBeginTwo, c: i})
+		}
 		if cfg.Cache && c.mustEvict() {
 			put(choice{kind: chEvict, c: i})
 		}
@@ -231,7 +235,7 @@ func (w *World) enabled() []choice {
 			put(choice{kind: chWake, c: i})
 		}
 		for _, x := range c.wantConn {
-			if c.canConnect(x) {
+			if c.canConnect(x) && !c.within(int(x.lane)) {
 				put(choice{kind: chConnect, c: i, lane: int(x.lane), node: x.node})
 			}
 		}
@@ -255,9 +259,9 @@ func (w *World) enabled() []choice {
 		}
 		switch {
 		case !c.janitor:
-		case c.gone():
+		case c.gone() && !c.within(-1):
 			put(choice{kind: chGone, c: i})
-		case c.job != nil && len(c.run) < max(1, cfg.Window) && (len(c.todo) > 0 || len(c.run)+len(c.orphans) == 0):
+		case c.job != nil && len(c.run) < max(1, cfg.Window) && (len(c.todo) > 0 || len(c.run)+len(c.orphans) == 0) && c.canWork():
 			put(choice{kind: chWork, c: i})
 		case c.job == nil && c.canClaim() != nil:
 			put(choice{kind: chClaim, c: i})
@@ -279,7 +283,7 @@ func (w *World) enabled() []choice {
 			put(choice{kind: chRenewReply, c: i})
 		}
 		if len(c.run) > 0 {
-			if w.dead < cfg.Deadlines {
+			if w.dead < cfg.Deadlines && !c.within(c.run[0].lane) {
 				put(choice{kind: chDeadline, c: i})
 			}
 			if w.crashes < cfg.Crashes {
@@ -290,7 +294,9 @@ func (w *World) enabled() []choice {
 			}
 			if w.fails < cfg.Failures && len(w.events) > 0 {
 				put(choice{kind: chFailBefore, c: i})
-				put(choice{kind: chFailAfter, c: i})
+				if !cfg.Synchronous {
+					put(choice{kind: chFailAfter, c: i})
+				}
 			}
 		}
 	}
@@ -302,9 +308,6 @@ func (w *World) enabled() []choice {
 	}
 	if len(w.backs) > 0 {
 		put(choice{kind: chApplyBack, c: -1})
-	}
-	for i := range w.errs {
-		put(choice{kind: chMistake, c: -1, n: uint32(i)})
 	}
 	for i, n := range w.nodes {
 		if w.chores[i].any {
@@ -396,6 +399,8 @@ func (w *World) do(ch choice) {
 		w.fire(c, ch.ev)
 	case chBegin:
 		c.begin()
+	case chBeginTwo:
+		c.beginTwo()
 	case chEvict:
 		c.evictForNeed()
 	case chClock:
@@ -447,13 +452,6 @@ func (w *World) do(ch choice) {
 		r := c.late[ch.n]
 		c.late = append(c.late[:ch.n:ch.n], c.late[ch.n+1:]...)
 		c.answered(r)
-	case chMistake:
-		s := w.errs[ch.n]
-		if f := s.Do.GetFinishRecall(); f != nil {
-			w.finishRecall(f)
-		} else {
-			w.apply(s.Do)
-		}
 	case chChore:
 		w.doChore(w.nodes[ch.node])
 	case chAct:
@@ -514,6 +512,11 @@ func (w *World) do(ch choice) {
 	if c != nil && c.able() {
 		c.tell(uint64(ch.kind), uint64(ch.node))
 		c.pump()
+	}
+	for _, o := range w.cls {
+		if o != c && o.able() && o.within(-1) {
+			o.pump() // a fence, or a crash, may have ended what it waits for
+		}
 	}
 }
 

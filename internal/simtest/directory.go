@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
@@ -125,7 +124,7 @@ func (w *World) look() {
 	for _, c := range w.cls {
 		var j *dirpb.Job
 		if c.janitor && c.able() {
-			j = w.claimable(c)
+			j = w.ld.Claimable(w.st, c.id, time.Duration(w.now))
 		}
 		w.claims = append(w.claims, j)
 	}
@@ -133,7 +132,6 @@ func (w *World) look() {
 	for i, a := range w.cfg.Acts {
 		w.may = append(w.may, !w.acts[i] && w.command(a) != nil)
 	}
-	w.errs = w.mistakes()
 }
 
 // plan asks the leader what is due if anything may have changed.
@@ -202,60 +200,6 @@ func (w *World) command(a Act) *fsmpb.Command {
 		return nil
 	}
 	return &fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}
-}
-
-// claimable is the job that a janitor may take. Some mistakes of the protocol are the
-// directory's: it does not wait for those who have to know first.
-func (w *World) claimable(c *cl) *dirpb.Job {
-	if j := w.ld.Claimable(w.st, c.id, time.Duration(w.now)); j != nil {
-		return j
-	}
-	for _, j := range w.st.Jobs() {
-		early := j.Kind == dirpb.JobKind_JOB_JOIN && index.Mutation(index.MutJoinNoAck) ||
-			j.Kind == dirpb.JobKind_JOB_CLEAN && index.Mutation(index.MutCleanEarly) ||
-			j.Kind == dirpb.JobKind_JOB_RECALL && index.Mutation(index.MutRecallNoAck) ||
-			index.Mutation(index.MutSilentAcked) && w.silentAcked(j.Barrier)
-		if early && j.Owner == 0 && w.st.PG(j.PgId).GetState() == dirpb.PGState_PG_ACTIVE {
-			return j
-		}
-	}
-	return nil
-}
-
-// silentAcked reports whether all have acknowledged a map version, those being fenced not
-// asked.
-func (w *World) silentAcked(version uint64) bool {
-	for _, c := range w.cls {
-		if w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE && c.dirAcked < version {
-			return false
-		}
-	}
-	return true
-}
-
-// mistakes lists what a directory that errs would do now.
-func (w *World) mistakes() (out []lead.Step) {
-	early := index.Mutation(index.MutThawEarly)
-	silent := index.Mutation(index.MutSilentAcked)
-	scanOnly := index.Mutation(index.MutRecallNoWait)
-	if !early && !silent && !scanOnly {
-		return nil
-	}
-	for _, pg := range w.st.PGs(0) {
-		recover := slices.ContainsFunc(w.st.JobsOf(pg.Id), func(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_RECOVER })
-		if pg.State == dirpb.PGState_PG_FROZEN && !recover && (early || silent && w.silentAcked(w.st.FrozenVersion(pg.Id))) {
-			out = append(out, lead.Step{Why: fmt.Sprintf("thaws pg %d by mistake", pg.Id),
-				Do: &fsmpb.Command{Op: &fsmpb.Command_ActivatePg{ActivatePg: &fsmpb.ActivatePG{PgId: pg.Id, Epoch: pg.Epoch}}}})
-		}
-		for _, x := range w.st.Heap(pg.Id).GetRecalls() {
-			if scanOnly && x.Scanned {
-				out = append(out, lead.Step{Why: fmt.Sprintf("frees extent %d of pg %d by mistake", x.Extent, pg.Id),
-					Do: &fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{PgId: pg.Id, Extent: x.Extent,
-						Epoch: x.Epoch, MinEpoch: x.Epoch + 1}}}})
-			}
-		}
-	}
-	return out
 }
 
 // ---- time --------------------------------------------------------------------------

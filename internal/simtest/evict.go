@@ -52,7 +52,7 @@ func (c *cl) beginEvict(s Step) {
 	hash, _ := hashOf(s.Key)
 	sh := c.core.View().ShardOf(hash)
 	home, stash := layout.GroupOff(hash, sh.Clusters)
-	c.startEvict(s, (c.laneFor(s.Key)+1)%len(c.lanes), index.Work{PG: sh.PG.ID, Off: sh.Off + home, More: []uint64{sh.Off + stash}},
+	c.startEvict(s, c.evictLane(s.Key), index.Work{PG: sh.PG.ID, Off: sh.Off + home, More: []uint64{sh.Off + stash}},
 		func(l []index.Candidate) (picked []int) {
 			for i := range l {
 				if _, ok := c.w.linked[named{sh.PG.ID, l[i].Word.WithState(layout.Live)}].number(); ok {
@@ -62,6 +62,8 @@ func (c *cl) beginEvict(s Step) {
 			return picked
 		})
 }
+
+func (c *cl) evictLane(key int) int { return (c.laneFor(key) + 1) % len(c.lanes) }
 
 func (c *cl) startEvict(s Step, lane int, x index.Work, pick func(l []index.Candidate) []int) {
 	r := c.newRun(lane)
@@ -81,7 +83,7 @@ func (c *cl) startEvict(s Step, lane int, x index.Work, pick func(l []index.Cand
 			return picked
 		}
 	}
-	r.t.Op.Kind, r.t.Op.Work = index.Evict, x
+	r.t.Op.Kind, r.t.Op.Work = index.Evict, &x
 	c.start(r)
 }
 
@@ -166,6 +168,9 @@ func posted(o *index.Op, off uint64, old layout.Word) bool {
 // slot, and does nothing about it.
 func (c *cl) mustEvict() bool {
 	waits := false
+	if c.within(-1) {
+		return false
+	}
 	if c.vainAt != c.w.effects {
 		c.vainAt, c.vain = c.w.effects, 0
 	}

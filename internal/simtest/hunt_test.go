@@ -3,38 +3,54 @@ package simtest
 import (
 	"errors"
 	"flag"
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-var flagHunt = flag.Duration("hunt", 0, "search the scopes of memory that goes home for so long, or until something fails")
+var (
+	flagHunt   = flag.Duration("hunt", 0, "search for so long, or until something fails")
+	flagHuntIn = flag.String("hunt-in", "", "after the scenarios, search only the wide scopes whose names begin like this")
+)
 
-// TestHunt searches the scopes of memory that goes home, wide ones in turn, until something
-// fails. TestPatches runs it against code with a mistake in it.
+// TestHunt tries the scenarios and then searches, wide scopes in turn, until something fails.
+// TestMutants runs it against code with a mistake in it.
 func TestHunt(t *testing.T) {
 	if *flagHunt == 0 {
-		t.Skip("-hunt says for how long; TestRandom searches these scopes, too")
+		t.Skip("-hunt says for how long; TestExhaustive and TestRandom search these scopes, too")
 	}
 	end := time.Now().Add(*flagHunt)
-	var names []string
-	for name := range wide {
-		if strings.HasPrefix(name, "home") {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range slices.Sorted(maps.Keys(scenarios)) {
+	for _, name := range sorted(scenarios) {
 		if err := Directed(scenarios[name].cfg, scenarios[name].steps); err != nil && !errors.Is(err, errIdle) {
 			t.Fatalf("scenario %s\n%v", name, err)
 		}
 	}
-	for seed := uint64(0); time.Now().Before(end); seed++ {
-		for _, name := range names {
-			if err := Random(wide[name], seed); err != nil {
-				t.Fatalf("%s seed %d\n%v", name, seed, err)
+	fails := func(cfg Config, name string, seed uint64) {
+		if err := Random(cfg, seed); err != nil {
+			t.Fatalf("random %s\n%v", replayHint(name, cfg.Synchronous, seed), err)
+		}
+	}
+	seed := uint64(0)
+	for limit := 250; time.Now().Before(end); limit *= 4 {
+		for _, name := range sorted(scopes) {
+			if *flagHuntIn != "" {
+				break
+			}
+			for _, sync := range []bool{false, true} {
+				cfg := scopes[name]
+				cfg.Synchronous = sync
+				if _, err := Exhaust(cfg, limit); err != nil {
+					t.Fatalf("exhaustive %s, synchronous: %t\n%v", name, sync, err)
+				}
+			}
+		}
+		for ; seed < uint64(limit) && time.Now().Before(end); seed++ {
+			for _, name := range sorted(wide) {
+				if !strings.HasPrefix(name, *flagHuntIn) {
+					continue
+				}
+				fails(wide[name], name, seed)
+				fails(inMode(wide[name], true), name, seed)
 			}
 		}
 	}

@@ -1,77 +1,286 @@
-//go:build kvdmutants
-
 package simtest
 
 import (
-	"errors"
+	"bytes"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
-
-	"github.com/kvd-project/kvd/index"
 )
 
-// TestMutants switches on one protocol mistake at a time; the searches must
-// notice every one.
+var (
+	flagMutants  = flag.Bool("mutants", false, "run TestMutants and TestPatches: build with deliberate mistakes, which must be noticed")
+	flagPatience = flag.Duration("patience", time.Minute, "how long the searches look for each mistake")
+)
+
+// The places in which most mistakes are made.
+const (
+	op    = "index"
+	evict = "index/evict.go"
+	work  = "index"
+	env   = "internal/session/env.go"
+	lane  = "internal/session/lane.go"
+	core  = "internal/session/core.go"
+)
+
+// mutants are the mistakes in the protocol proper; those in how memory goes home are patches.
+var mutants = []mutant{
+	{"empty-is-zero", "EMPTY carries a nonce", []edit{{op, "o.n = o.x.Delete(o.env.Session())", "o.n = 0"}}},
+	{"negative-from-cache", "an EMPTY under a cached word proves no absence", []edit{{op,
+		"	// The word just read is the next hint; it proves nothing about absence.\n",
+		"if w.State() == layout.Empty {\nreturn o.absent()\n}\n"}}},
+	{"fp-is-proof", "a matching fingerprint is no matching key", []edit{{op,
+		"if bytes.Equal(rec.Key, o.Key) {\n\t\t\treturn s, o.wordOf(s, 0), rec, true, nil", "if true {\nreturn s, o.wordOf(s, 0), rec, true, nil"}}},
+	{"lost-put-is-done", "a blind PUT whose CAS lost is retried", []edit{{op,
+		"	o.env.Forget(o)\n	switch c.State() {\n",
+		"o.env.Forget(o)\nif o.Kind == Put && o.Cond == Always {\nreturn o.finish(nil)\n}\nswitch c.State() {\n"}}},
+	{"no-insert-lock", "an insert holds the group's lock", []edit{{op,
+		"	if !o.locked {\n		o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,\n			Expect: uint64(o.lockExpect)",
+		"o.locked = true\nif !o.locked {\no.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,\nExpect: uint64(o.lockExpect)"}}},
+	{"break-lock-early", "a lock is broken only when its owner's fence is confirmed", []edit{{op,
+		"(after != stepLockGroup || !o.OwnerFenced || !sameMemory", "(after != stepLockGroup || !sameMemory"}}},
+	{"ver-stays", "a place's next life has another ver", []edit{{env,
+		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, 0, code, true"}}},
+	{"reuse-now", "a place is reused only when the reclaim minimum has passed its unlink", []edit{{env,
+		"	m.limbo.Add(place(w), t.lane.core.sendSeq.Load())\n	m.give(w.Units())\n", "m.cache.Free(place(w))\n"}}},
+	{"reuse-at-min", "the minimum has to be greater, not equal", []edit{{core, "if r.epoch < minEpoch {", "if r.epoch <= minEpoch {"}}},
+	{"reply-after", "only the E of a reply to a renewal sent after the unlink counts", []edit{{core,
+		"	c.mu.replies = append(c.mu.replies, reply{seq, epoch})\n", "c.mu.replies = append(c.mu.replies, reply{c.sendSeq.Load() + 1, epoch})\n"}}},
+	{"answered-not-in-flight", "an operation that answered (deadline) holds back the reclaim minimum until its verbs are over", []edit{{lane,
+		"		if !ok || t.epoch < epoch {\n", "if t.orphan != nil {\ncontinue\n}\nif !ok || t.epoch < epoch {\n"}}},
+	{"no-sync-before-insert", "the group's other slots are synced before the insert's CAS", []edit{
+		{op, "	if o.Route.PG.publisher() != 0 {\n		p := layout.Group(o.groups[1])\n", "if false {\np := layout.Group(o.groups[1])\n"},
+		{op, "	if o.Route.PG.publisher() != 0 {\n		a, p := layout.Group(o.groups[2])", "if false {\na, p := layout.Group(o.groups[2])"}}},
+	{"answer-before-sync", "\"conflict\" and \"exists\" wait for P", []edit{{op,
+		"	o.need().answer = err\n	return o.sync(o.slot, 1, stepDone)\n", "return o.finish(err)\n"}}},
+	{"ack-before-publish", "a write is acknowledged when P has it", []edit{{op, "	o.pubK = 1\n	return o.publishStage()\n", "return o.published()\n"}}},
+	{"limbo-before-publish", "limbo starts when P has swung", []edit{{op,
+		"	if o.Route.PG.Replicas == 1 {\n		return o.published()\n", "o.unlink()\nif o.Route.PG.Replicas == 1 {\nreturn o.published()\n"}}},
+	{"crc-proves", "sync compares the record with its predecessor's copy", []edit{{op,
+		"		same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || n < 0\n"}}},
+	{"empty-shared", "EMPTY carries its deleter", []edit{{op, "o.n = o.x.Delete(o.env.Session())", "o.n = o.x.Delete(0)"}}},
+	{"insert-pair", "two READs of a group are no expectation and new word", []edit{{op, "		return o.sync(s, 1, stepSyncGroup)\n",
+		"o.begin()\no.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(s),\n" +
+			"Expect: uint64(layout.Group(o.groups[1]).Slot(int(s))), New: uint64(layout.Group(o.groups[0]).Slot(int(s)))})\n" +
+			"return o.post(stepSyncGroup)\n"}}},
+	{"helper-blind", "a helper's CAS follows a look at the record", []edit{{op,
+		"		case !b.Readable():\n			return o.syncCAS(false)\n", "case true:\nreturn o.syncCAS(false)\n"}}},
+	{"publish-goes-on", "publish goes on with x->n only while each stage took exactly that", []edit{{op,
+		"if f := layout.Word(o.Accesses[0].Found); f != o.x {", "if false {"}}},
+	{"record-first", "a cached GET reads the slot first, and words learnt at A are no hints", []edit{
+		{op, "o.Accesses = append(o.Accesses, slot, rec)", "o.Accesses = append(o.Accesses, rec, slot)"},
+		{op, "	o.Version, o.atA = r.Version, true\n	// Nobody learns",
+			"o.Version, o.atA = r.Version, true\no.env.Remember(o, Hint{Word: o.x, Version: r.Version, Shard: o.Route.Shard, Slot: o.slot, Flags: flagsOf(&r)})\n// Nobody learns"}}},
+	// Modulo 4, so that it repeats soon.
+	{"ver-is-epoch", "ver counts lives", []edit{{env,
+		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, uint16(t.lane.core.epoch.Load() % 4), code, true"}}},
+	{"no-age-bound", "a word is a hint for 1,000 epochs only", []edit{{env,
+		"uint32(l.core.epoch.Load()), layout.WordLifeEpochs)", "uint32(l.core.epoch.Load()), 1<<32-1)"}}},
+	{"retry-same-word", "a word that may have been seen is not posted again", []edit{{op,
+		"		o.retire()\n		o.written = false\n		return o.again(0)\n", "o.written = false\nreturn o.again(0)\n"}}},
+	{"join-no-ack", "a joiner is filled when every session knows of it", []edit{{"server/lead/view.go",
+		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_JOIN && f.acked < j.Barrier"}}},
+	{"thaw-early", "a frozen placement group waits until every session has quiesced", []edit{{"server/lead/plan.go",
+		" || p.floor(pg.NamespaceId).quiesced < v {", " {"}}},
+	{"join-skips-empty", "a joiner gets EMPTY words, too", []edit{{work,
+		"	list := o.clusterDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.clusterDiffers(), func(r wordRef) bool {\n" +
+			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
+			"return r.slot != headerSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty\n})\no.Work.Synced"}}},
+	{"read-joiner", "no reader believes a joiner alone", []edit{{"internal/session/view.go", "Joining: p.GetJoining(),", "Joining: false,"}}},
+	{"follow-moved-at-a", "MOVED is followed when P shows it", []edit{{op,
+		"		// Nobody follows it before the publisher shows it.\n		return o.sync(o.slot, 1, stepStart)\n", "return o.goChild(true)\n"}}},
+	{"follow-split-at-a", "SPLIT is followed when P shows it", []edit{{op,
+		"		// Nobody follows it before the publisher shows it.\n		return o.sync(headerSlot, 1, stepSplitSeen)\n", "return o.splitSeen()\n"}}},
+	{"insert-half-moved", "no insert into a group whose move is not over", []edit{{op, "if o.moveUnfinished(g) {\n		return o.unlockAnd(Backoff)\n", "if false {\nreturn 0\n"}}},
+	{"insert-in-child", "a child takes a key when the key's group has moved", []edit{{op, "if o.child != 0 && !o.sureChild {\n		// Only", "if false {\n		// Only"}}},
+	{"copy-before-frozen", "the child gets a word when P shows it FROZEN", []edit{{work,
+		"		return o.setMoved(o.setSplit)\n	}\n	w.swings = w.swings[:0]\n	for _, it := range w.mine() {\n		// Whoever froze it",
+		"return o.setMoved(o.setSplit)\n}\nif true {\nreturn o.readChild()\n}\nw.swings = w.swings[:0]\nfor _, it := range w.mine() {\n// Whoever froze it"}}},
+	{"moved-before-copy", "MOVED follows the copy", []edit{{work, "	return o.publishSwings(o.readChild)\n",
+		"return o.publishSwings(func() Action { return o.setMoved(o.readChild) })\n"}}},
+	{"child-only-at-a", "the child's word is set on every replica", []edit{
+		{work, "return o.syncWords(half, o.linkChild)", "return o.syncWords(half[:0], o.linkChild)"},
+		{work, "return o.swingA(func() Action { return o.publishSwings(linked) })", "return o.swingA(linked)"}}},
+	{"clean-early", "MOVED is cleared when every session has acknowledged", []edit{{"server/lead/view.go",
+		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_CLEAN && f.acked < j.Barrier"}}},
+	{"resume-publish", "no publish is carried over into a new view", []edit{{op,
+		"		return o.resolve()\n	}\n	return o.sync(o.slot, 1, stepPublish)\n", "return o.resolve()\n}\nreturn o.publish()\n"}}},
+	{"parked-keeps-lock", "an operation that waits for a map holds no lock", []edit{{op,
+		"	if o.lock != 0 {\n		o.addUnlock()\n	}\n	return a\n", "if o.lock != 0 && a != Refresh {\no.addUnlock()\n}\nreturn a\n"}}},
+	{"resumed-is-new", "a decided operation counts under the map that it was posted under", []edit{{op,
+		" || o.lock != 0 || o.deciding || o.won\n", " || o.lock != 0\n"}}},
+	{"hints-survive", "hints into what moved are void", []edit{{env, "case uint16(h.Shard) == uint16(o.Route.Shard):", "case true:"}}},
+	{"recall-a-only", "a recall syncs what replicas still show", []edit{{work,
+		"	// A replica may still show what is gone at A, and that lies in the extent.\n", "if true {\nreturn o.finishWork()\n}\n"}}},
+	{"recall-p-only", "a recall moves what A shows", []edit{{work,
+		"		g := o.image(0, 0)\n		w.items = nil\n", "g := o.image(0, o.Route.PG.publisher())\nw.items = nil\n"}}},
+	{"recall-no-wait", "a recalled extent is free one epoch after the scan", []edit{
+		{"server/lead/plan.go", "if x.Scanned && least > x.Epoch {", "if x.Scanned {"},
+		{"server/lead/plan.go", "Epoch: epoch, MinEpoch: least,", "Epoch: x.Epoch, MinEpoch: x.Epoch + 1,"},
+		{"server/lead/plan.go", "	epoch, least := p.l.Epochs()\n	for _, x := range p.s.Heap(pg.Id).GetRecalls() {", "for _, x := range p.s.Heap(pg.Id).GetRecalls() {"}}},
+	{"recall-no-ack", "a recall waits for acknowledgements", []edit{{"server/lead/view.go",
+		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_RECALL && f.acked < j.Barrier"}}},
+	{"silent-acked", "a silent session has acknowledged when it is fenced, not before", []edit{{"server/lead/view.go",
+		"	for _, x := range s.Sessions() {\n		f := v.floor", "for _, x := range s.Sessions() {\nif x.Life != dirpb.SessionLife_SESSION_LIVE {\ncontinue\n}\nf := v.floor"}}},
+	{"version-clash", "versions carry a discriminator", []edit{{lane, "disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}", "disc: 0}"}}},
+	{"evict-unpublished", "an eviction ends when P shows it", []edit{{evict, "			return o.publishSwings(func() Action {\n				o.unlinkFreed()\n",
+		"return func(then func() Action) Action { return then() }(func() Action {\no.unlinkFreed()\n"}}},
+	{"evict-frees-first", "an evicted place goes to limbo after its publish", []edit{{evict, "			return o.publishSwings(func() Action {\n				o.unlinkFreed()\n",
+		"o.unlinkFreed()\nreturn o.publishSwings(func() Action {\no.unlinkFreed()\n"}}},
+	{"evict-at-publisher", "A decides evictions", []edit{
+		{evict, "		return o.emptyNow(list, o.evicted, func() Action {\n", "a := o.emptyNow(list, o.evicted, func() Action {\n"},
+		{evict, "				return o.finishWork()\n			})\n		})\n	})\n",
+			"return o.finishWork()\n})\n})\nfor i := range o.Accesses {\no.Accesses[i].Replica = o.Route.PG.publisher()\n}\nreturn a\n})\n"}}},
+	{"evict-frozen", "FROZEN words are not evicted", []edit{{evict, "if x.State() != layout.Live {\n				continue\n			}\n			if o.Work.Only", "if !x.Readable() {\ncontinue\n}\nif o.Work.Only"}}},
+	{"evict-unproven", "an access word proves no expiry", []edit{{evict, "if e.Access.Expired(now) && !e.Expired {", "if false {"}}},
+	{"evict-as-delete", "an eviction's EMPTY is no delete's of its session", []edit{{evict, "return x.Delete(^o.env.Session())", "return o.deleted(x)"}}},
+	{"deletes-together", "a session's deletes of one key are decided one after the other", []edit{{op, "if o.env.Deleting(o) {", "if false {"}}},
+	{"unchanged-by-place", "\"unchanged\" goes by the whole word", []edit{{op, "case h.Word == o.x && h.Word.Readable():",
+		"case h.Word == o.x && h.Word.Readable(), h.Word.Unit() == o.x.Unit() && h.Word.Ver() == o.x.Ver():"}}},
+	{"gone-from-check", "an EMPTY in the slot that held the version proves no absence", []edit{{op,
+		"	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)", "case h.Word.State() == layout.Empty:\nreturn o.absent()\ncase h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)"}}},
+	{"unchanged-for-ever", "the slot says nothing of a record that expires", []edit{{op,
+		"h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o", "h.Version == o.IfVersion && !o"}}},
+	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node.go",
+		"		w.fenceAll(n, c.fence)\n		n.barred[c.fence] = true\n", ""}}},
+	{"no-lease", "nothing is answered without a lease", []edit{{lane, "return l.core.LeaseValid() }", "return true }"}}},
+}
+
+// TestMutants switches on one mistake in the protocol at a time; the searches must notice
+// every one.
 func TestMutants(t *testing.T) {
-	defer index.SetMutant(index.NoMutant)
-	for m := index.NoMutant + 1; m < index.NumMutants; m++ {
-		t.Run(m.String(), func(t *testing.T) {
-			index.SetMutant(m)
-			defer index.SetMutant(index.NoMutant)
-			began := time.Now()
-			by, err := kill()
-			if err == nil {
-				t.Fatalf("not noticed in %v", time.Since(began))
-			}
-			var f *Failure
-			if errors.As(err, &f) {
-				err = f.Err
-			}
-			t.Logf("noticed by %s after %v: %.200v", by, time.Since(began).Round(time.Millisecond), err)
-		})
+	if !*flagMutants {
+		t.Skip("builds a program and searches for minutes: make mutants")
+	}
+	root := tree(t)
+	all := slices.Concat(patches, mutants)
+	bin := build(t, root, "internal/simtest", all)
+	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
+		t.Fatalf("without a mistake: %v\n%s", err, out)
+	}
+	for _, m := range all {
+		args := []string{"-hunt", flagPatience.String()}
+		if strings.HasPrefix(m.rule, "H") {
+			args = append(args, "-hunt-in", "home")
+		}
+		hunt(t, m, root, "internal/simtest", bin, "TestHunt", args...)
+	}
+	t.Cleanup(func() {
+		t.Logf("%d mistakes in the protocol, of which %d are in how memory goes home", len(all), len(patches))
+	})
+}
+
+// TestMutantsApply: mutants whose text is not in the tree any more show nothing.
+func TestMutantsApply(t *testing.T) {
+	root := tree(t)
+	lists := [][]mutant{slices.Concat(patches, mutants)}
+	for _, list := range byPackage() {
+		lists = append(lists, ofTests(list))
+	}
+	for _, list := range lists {
+		if _, err := overlay(root, list); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
-// kill searches until something fails or a minute has passed.
-func kill() (by string, err error) {
-	end := time.Now().Add(time.Minute)
-	if by, err := killDirected(); err != nil {
-		return by, err
+// TestOverlay builds mutants of a module of its own, whose functions have every kind of parameter.
+func TestOverlay(t *testing.T) {
+	root := t.TempDir()
+	for file, text := range map[string]string{
+		"go.mod": "module m\n\ngo 1.24\n",
+		"m.go": `package m
+
+type T[K comparable] struct{ n int }
+
+func (t *T[K]) Add(_ K, ns ...int) (sum int, err error) {
+	for _, n := range ns {
+		sum += n
 	}
-	for limit := 250; time.Now().Before(end); limit *= 4 {
-		for _, name := range sorted(scopes) {
-			if _, err := Exhaust(scopes[name], limit); err != nil {
-				return "exhaustive " + name, err
-			}
-		}
-		for seed := range uint64(limit) {
-			for _, name := range sorted(wide) {
-				if err := Random(wide[name], seed); err != nil {
-					return "random " + name, err
-				}
-			}
-			if time.Now().After(end) {
-				return "", nil
-			}
-		}
-	}
-	return "", nil
+	return t.n + sum, nil
 }
 
-func killDirected() (by string, err error) {
-	for _, name := range sorted(scenarios) {
-		if err := Directed(scenarios[name].cfg, scenarios[name].steps); err != nil && !errors.Is(err, errIdle) {
-			return "scenario " + name, err
+func pick[K, V any](k K, _ V) K { return k }
+
+func (T[K]) none() { set = 0 }
+
+var set int
+
+func do(n, m int, _ func(int) int) { set = n - m }
+`,
+		"m_test.go": `package m
+
+import "testing"
+
+func TestM(t *testing.T) {
+	T[string]{}.none()
+	do(3, 2, nil)
+	if n, _ := (&T[string]{1}).Add("", 1, 2); n != 4 || pick(5, "") != 5 || set != 1 {
+		t.Fatal("TestM notices", n, set)
+	}
+}
+`} {
+		if err := os.WriteFile(filepath.Join(root, file), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
-	return "", nil
+	good := []mutant{
+		{"twice-edited", "r", []edit{{"m.go", "sum += n", "sum -= n"}, {"m.go", "t.n + sum", "sum"}}},
+		{"another-copy", "r", []edit{{"m.go", "sum += n", "sum += 2 * n"}}},
+		{"generic", "r", []edit{{"m.go", "{ return k }", "{\nvar zero K\nreturn zero\n}"}}},
+		{"nothing-returned", "r", []edit{{"m.go", "set = n - m", "set = m"}}},
+		{"panics", "r", []edit{{"m.go", "set = 0", "panic(0)"}}},
+	}
+	bin := build(t, root, ".", good)
+	if out, err := command(root, ".", bin, "", "TestM").CombinedOutput(); err != nil {
+		t.Fatalf("without a mistake: %v\n%s", err, out)
+	}
+	for _, m := range good {
+		hunt(t, m, root, ".", bin, "TestM")
+	}
+	for want, m := range map[string]mutant{
+		"0 times, want once":      {"m", "r", []edit{{"m.go", "sum *= n", ""}}},
+		"2 times, want once":      {"m", "r", []edit{{"m.go", "return t.n", "return 0"}, {"m.go", "return", ""}}},
+		"after the edits before":  {"m", "r", []edit{{"m.go", "sum += n", "sum++"}, {"m.go", "sum += n", "sum--"}}},
+		"not inside one function": {"m", "r", []edit{{"m.go", "var set int", "var set string"}}},
+		"no such file":            {"m", "r", []edit{{"n.go", "", ""}}},
+		"with its mutants":        {"m", "r", []edit{{"m.go", "sum += n", "sum +="}}},
+		"of its own":              {"panics", "r", []edit{{"m.go", "sum += n", ""}}},
+	} {
+		if _, err := overlay(root, append(good[4:5:5], m)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
 }
 
-func sorted[V any](m map[string]V) (names []string) {
-	for name := range m {
-		names = append(names, name)
+func tree(t *testing.T) string {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
 	}
-	slices.Sort(names)
-	return names
+	return root
+}
+
+// command runs a test of a program made by build, with a mistake.
+func command(root, pkg, bin, mutant, test string, args ...string) *exec.Cmd {
+	c := exec.Command(bin, append([]string{"-test.run", "^(" + test + ")$"}, args...)...)
+	c.Dir, c.Env = filepath.Join(root, pkg), append(os.Environ(), mutantEnv+"="+mutant)
+	return c
+}
+
+// hunt sees that a test fails with a mistake switched on.
+func hunt(t *testing.T, m mutant, root, pkg, bin, test string, args ...string) {
+	t.Run(m.name, func(t *testing.T) {
+		t.Parallel()
+		began := time.Now()
+		out, err := command(root, pkg, bin, m.name, test, args...).CombinedOutput()
+		if err == nil || !bytes.Contains(out, []byte(test)) {
+			t.Fatalf("%s: not noticed in %v: %v\n%.300s", m.rule, time.Since(began), err, out)
+		}
+		t.Logf("%s: noticed after %v: %.300s", m.rule, time.Since(began).Round(time.Millisecond), lines(out))
+	})
 }

@@ -1,26 +1,9 @@
-//go:build kvdmutants
-
 package simtest
 
 import (
-	"encoding/json"
-	"flag"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
-
-var flagPatience = flag.Duration("patience", time.Minute, "how long TestPatches searches for each mistake")
-
-// patch is a deliberate mistake: text of the tree that is replaced while the simulator is
-// built, with the rule of docs/protocol.md that it breaks. The tree itself has none.
-type patch struct {
-	name, rule string
-	edits      []edit
-}
 
 // tested is a mistake that the searches do not see: a test of the package has to.
 type tested struct {
@@ -28,9 +11,8 @@ type tested struct {
 	edits           []edit
 }
 
-type edit struct{ file, old, new string }
-
-var patches = []patch{
+// patches are the mistakes in how memory goes home.
+var patches = []mutant{
 	{"older-renewal-heeded", "H2", []edit{{"server/lead/lead.go", "if r.Number <= x.number {", "if r.Number == 0 {"}}},
 	{"only-hand-backs-count", "H2", []edit{{"server/lead/lead.go", "x.number = r.Number\n", "if len(r.HandBacks)+len(r.Returns) > 0 {\nx.number = r.Number\n}\n"}}},
 	{"any-term", "H2", []edit{{"server/lead/lead.go", "if r.Term == l.opts.Term {", "if r.Term <= l.opts.Term {"}}},
@@ -47,7 +29,7 @@ var patches = []patch{
 	{"ver-not-carried", "H4", []edit{{"internal/session/agenda.go", "Units: x >> 10, Ver: uint16(x & (1<<10 - 1))}", "Units: x >> 10}"}}},
 	{"received-though-recalled", "H4", []edit{{"internal/session/core.go", "v.pg(pg).Generation != generation || v.pg(pg).IsRecalled(p.Unit) {", "v.pg(pg).Generation != generation {"}}},
 	{"waits-for-operations-only", "H5", []edit{{"server/fsm/heap.go", "c.MinEpoch > r.Returned-1+ReuseEpochs {", "c.MinEpoch > r.Returned-1 {"}}},
-	{"waits-for-hints-only", "H5", []edit{{"internal/simtest/client.go", "_, least := w.ld.Epochs()\n\t\t\tres", "least, _ := w.ld.Epochs()\n\t\t\tres"}}},
+	{"waits-for-hints-only", "H5", []edit{{"internal/simtest", "_, least := w.ld.Epochs()\n\t\t\tres", "least, _ := w.ld.Epochs()\n\t\t\tres"}}},
 	{"waits-for-nobody", "H5", []edit{{"server/fsm/heap.go", "run = &fsmpb.Run{Unit: r.unit, Units: r.units, Returned: epoch + 1}", "run = &fsmpb.Run{Unit: r.unit, Units: r.units}"}}},
 	{"no-home-while-it-lives", "H5", []edit{{"server/lead/memory.go", "case home == 0 && !any:", "case home >= 0 && (any || !any):"},
 		{"server/fsm/heap.go", "return !anyHome(h, r.unit, r.units)", "return true"}}},
@@ -56,14 +38,15 @@ var patches = []patch{
 	{"command-outlives-recall", "H5", []edit{{"server/fsm/heap.go", "if recallOf(h, extent) != nil || recalledSince(h, extent, r.mark) {", "if recallOf(h, extent) != nil {"}}},
 	{"recalled-places-kept", "H7", []edit{{"internal/session/lane.go", "dropped := m.limbo.Forget(x) + m.cache.Forget(x) + l.core.heapOf(pg.ID, pg.Generation).Forget(x)", "dropped := 0 * x"}}},
 	{"acknowledged-while-a-grant-is-under-way", "H7", []edit{{"internal/session/agenda.go", "acked = min(acked, g.view)", "_ = g"}}},
-	{"recalled-in-place-at-A-only", "H7", []edit{{"index/work.go", "o.Work.Synced += uint64(len(late))\n\treturn o.syncWords(late, o.finishWork)\n}\n\nfunc (o *Op) relocateFound", "_ = late\n\treturn o.finishWork()\n}\n\nfunc (o *Op) relocateFound"}}},
+	{"recalled-in-place-at-A-only", "H7", []edit{{"index", "\t\t\tkept(c.Unit, c.Code)\n\t\t}\n\t}\n", "kept(c.Unit, c.Code)\n}\n}\nif true {\nreturn o.finishWork()\n}\n"}}},
 	{"recalled-in-place-with-what-is-linked", "H7", []edit{{"server/fsm/heap.go", "if lo, hi = max(lo, from), min(hi, to); lo < hi {", "if lo, hi = max(lo, from), min(hi+1, to); lo < hi {"}}},
 	{"generation-not-checked", "H2", []edit{{"server/fsm/heap.go", "return h != nil && s.pgs[pg].Generation == generation && granted", "return h != nil && granted"},
 		{"server/fsm/heap.go", "if s.pgs[r.pg].GetGeneration() != r.generation || !granted", "if !granted"}}},
 }
 
+// byTest are the mistakes that tests of their packages have to notice.
 var byTest = []tested{
-	{"lease-not-checked-after-completion", "internal/session", "TestLeaseEndsUnderWay", []edit{{"internal/session/lane.go", "if t.pg != nil && !l.valid() {", "if false {"}}},
+	{"lease-not-checked-after-completion", "internal/session", "TestLeaseEndsUnderWay", []edit{{"internal/session/lane.go", "if t.pg != nil && t.leased && !l.valid() {", "if false {"}}},
 	{"lease-not-checked-after-post", "internal/session", "TestLeaseEndsWithinPost", []edit{{"internal/session/quick.go", "valid := !ch.lease || l.valid()", "valid := true"}}},
 	{"late-reply-shortens-lease", "internal/session", "TestLateReply", []edit{{"internal/session/core.go", "if leaseEnd > c.leaseEnd.Load() {", "if leaseEnd != 0 {"}}},
 	{"lease-counts-from-its-answer", "internal/session", "TestAgendaLease", []edit{{"internal/session/agenda.go", "p.GetMinEpoch(), r.Sent+int64(", "p.GetMinEpoch(), now+int64("}}},
@@ -84,9 +67,11 @@ var byTest = []tested{
 	{"maps-to-come-acknowledged", "server/lead", "TestAcksOfTheFuture", []edit{{"server/lead/lead.go", "max(x.acked, min(r.Acked, s.MapVersion()))", "max(x.acked, r.Acked)"}}},
 	{"maps-to-come-quiesced", "server/lead", "TestAcksOfTheFuture", []edit{{"server/lead/lead.go", "max(x.quiesced, acked, min(r.Quiesced, s.MapVersion()))", "max(x.quiesced, acked, r.Quiesced)"}}},
 	{"unlock-not-repeated", "internal/session", "TestUnlockAfterReconnection", []edit{{"internal/session/lane.go", "l.addNoWait(c, pg, uint8(r), again[i])\n", ""}}},
-	{"unlock-proven-unposted", "internal/session", "TestUnlockNeverPosted", []edit{{"internal/session/lane.go", "o.seq = math.MaxUint64 // no WC", "o.seq = 0 // no WC"}, {"internal/session/lane.go", "\t\"math\"\n", ""}}},
+	{"unlock-proven-unposted", "internal/session", "TestUnlockNeverPosted", []edit{{"internal/session/lane.go", "o.seq = math.MaxUint64 // no WC", "o.seq = 0 // no WC"}}},
 	{"mail-wakes-nobody", "internal/session", "TestMailWakes", []edit{{"internal/session/lane.go", "if len(fns) > 0 {\n\t\tl.events++\n\t}\n", ""}}},
 	{"keys-of-an-earlier-region-published", "memnode", "TestRegionWantedAnew", []edit{{"memnode/region.go", "return a.GetSince() == b.GetSince() && a.Get", "return a.Get"}}},
+	{"fence-confirmed-and-not-made", "memnode", "TestFence", []edit{{"memnode/peers.go", "if len(n.mu.peers[session]) == 0 {", "if true {"}}},
+	{"ended-session-admitted", "memnode", "TestFence", []edit{{"memnode/peers.go", "return n.mu.sessions.ended(session)", "return false"}}},
 	{"region-freed-with-somebody-inside", "memnode", "TestRegionInUse", []edit{{"memnode/region.go", "err != nil && !errors.Is(err, rdma.ErrClosed) {", "false {"}}},
 	{"keys-of-an-earlier-region-taken", "server/fsm", "TestRegionOfAnEarlierPlan", []edit{{"server/fsm/pgs.go", "m.Incarnation != c.Incarnation || c.Since != 0 && m.Since != c.Since {", "m.Incarnation != c.Incarnation {"}}},
 	{"near-keeps-what-a-write-overtook", "client/near", "TestOverlaps", []edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 {", "if s.writing == 0 {"}}},
@@ -97,75 +82,45 @@ var byTest = []tested{
 	{"near-shares-a-read-from-before-a-write", "client/near", "TestSharingAfterWrite", []edit{{"client/near/near.go", "if f.writes == s.writes && s.writing == 0 && c.o.Now()", "if c.o.Now()"}}},
 }
 
-// TestPatches builds the searches with one mistake at a time, and the tests that are named for
-// the others; they must notice every one.
+// TestPatches switches on one mistake at a time; the test that is named for it must notice.
 func TestPatches(t *testing.T) {
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
+	if !*flagMutants {
+		t.Skip("builds the tests of other packages: make mutants")
 	}
-	slots := make(chan struct{}, 2)
-	try := func(name, what, pkg, by string, edits []edit, args ...string) {
-		t.Run(name, func(t *testing.T) {
+	root := tree(t)
+	for pkg, list := range byPackage() {
+		t.Run(pkg, func(t *testing.T) {
 			t.Parallel()
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			test := build(t, root, pkg, edits)
-			test.Args = append(append(test.Args, "-test.run", "^"+by+"$"), args...)
-			began := time.Now()
-			out, err := test.CombinedOutput()
-			if err == nil || !strings.Contains(string(out), by) {
-				t.Fatalf("%s: not noticed in %v: %.300s", what, time.Since(began), out)
+			mutants := ofTests(list)
+			bin := build(t, root, pkg, mutants)
+			var tests []string
+			for _, p := range list {
+				tests = append(tests, p.test)
 			}
-			t.Logf("%s: noticed after %v: %.300s", what, time.Since(began).Round(time.Millisecond), lines(out))
+			if out, err := command(root, pkg, bin, "", strings.Join(tests, "|"), "-test.timeout", "2m").CombinedOutput(); err != nil {
+				t.Fatalf("without a mistake: %v\n%s", err, out)
+			}
+			for i, m := range mutants {
+				hunt(t, m, root, pkg, bin, list[i].test, "-test.timeout", "2m")
+			}
 		})
 	}
-	for _, p := range patches {
-		try(p.name, "rule "+p.rule, "internal/simtest", "TestHunt", p.edits, "-hunt", flagPatience.String())
-	}
-	for _, p := range byTest {
-		try(p.name, p.pkg+" "+p.test, p.pkg, p.test, p.edits, "-test.timeout", "2m")
-	}
+	t.Cleanup(func() { t.Logf("%d mistakes that tests of their packages notice", len(byTest)) })
 }
 
-// build makes the command that runs a package's tests with a mistake in the tree.
-func build(t *testing.T, root, pkg string, edits []edit) *exec.Cmd {
-	dir := t.TempDir()
-	overlay := map[string]map[string]string{"Replace": {}}
-	for i, e := range edits {
-		path := filepath.Join(root, e.file)
-		if with := overlay["Replace"][path]; with != "" {
-			path = with
-		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := strings.Count(string(b), e.old); n != 1 {
-			t.Fatalf("%s has %d times, want once:\n%s", e.file, n, e.old)
-		}
-		with := filepath.Join(dir, string(rune('a'+i))+".go")
-		if err := os.WriteFile(with, []byte(strings.Replace(string(b), e.old, e.new, 1)), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		overlay["Replace"][filepath.Join(root, e.file)] = with
+func byPackage() map[string][]tested {
+	m := make(map[string][]tested)
+	for _, p := range byTest {
+		m[p.pkg] = append(m[p.pkg], p)
 	}
-	b, err := json.Marshal(overlay)
-	if err != nil {
-		t.Fatal(err)
+	return m
+}
+
+func ofTests(list []tested) (out []mutant) {
+	for _, p := range list {
+		out = append(out, mutant{p.name, p.pkg + " " + p.test, p.edits})
 	}
-	file, bin := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "patched.test")
-	if err := os.WriteFile(file, b, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	c := exec.Command("go", "test", "-c", "-overlay", file, "-o", bin, "./"+pkg)
-	c.Dir = root
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("does not build: %v\n%s", err, out)
-	}
-	c = exec.Command(bin)
-	c.Dir = filepath.Join(root, pkg)
-	return c
+	return out
 }
 
 // lines are the first two of a failure that say something.

@@ -137,7 +137,13 @@ var scenarios = map[string]scenario{
 
 	// m1, the publisher, is given up but can still be read. c0 does not know.
 	"r21-thaw-before-all-know": {Config{Replicas: 2, NodePauses: 1, Scripts: [][]Step{{k(Get, 0)}, one}, Setup: one, Warm: true},
-		[]string{"m1 falls silent", "time passes", "directory*", "c1 learns", "directory thaws", "c1 learns", "c1 begins", "c1*", "c0 begins", "c0*"}},
+		[]string{"m1 falls silent", "time passes", "directory*", "c1 learns", "directory*", "c1 learns", "c1 begins", "c1*", "c0 begins", "c0*"}},
+
+	// c0 stands still until its lease has run out. m1, the publisher, is given up but can still
+	// be read, and fences nobody any more: only c0 itself knows that it may not answer.
+	"r21-a-reader-without-a-lease": {Config{Replicas: 2, NodePauses: 1, Pauses: 1, Scripts: [][]Step{{k(Get, 0), k(Get, 0)}, one}, Setup: one, Warm: true},
+		[]string{"c0 begins", "c0 pauses", "m1 falls silent", "time passes", "directory*", "c1 learns", "c1 renews", "directory*", "c1 learns",
+			"c1 begins", "c1*", "c0 resumes", "c0*", "c0 begins", "c0*"}},
 
 	// c0 does not know of the joiner: nobody fills it before.
 	"r22-join-without-acknowledgement": {joining(Config{Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: one, Warm: true}, 1),

@@ -256,7 +256,7 @@ func (w *World) direct(s string) {
 		w.repeat(func(ch choice) bool { return ch.kind == chDirectory || ch.kind == chChore })
 	case name == "all*":
 		w.repeat(func(ch choice) bool {
-			return fmt.Sprintf("c%d", ch.c) != except && ch.kind < faults && ch.kind != chBegin && ch.kind != chAct && ch.kind != chAdvance && ch.kind != chResume &&
+			return fmt.Sprintf("c%d", ch.c) != except && ch.kind < faults && ch.kind != chBegin && ch.kind != chBeginTwo && ch.kind != chAct && ch.kind != chAdvance && ch.kind != chResume &&
 				ch.kind != chHear && ch.kind != chNodeBack
 		})
 	case strings.HasSuffix(name, "*"):

@@ -6,10 +6,13 @@ import (
 	"runtime/debug"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/index"
 )
 
 var (
 	flagScope  = flag.String("scope", "", "replay: the scope's name")
+	flagSync   = flag.Bool("sync", false, "replay: the provider is synchronous")
 	flagSeed   = flag.Uint64("seed", 0, "replay: the random schedule's seed")
 	flagStates = flag.Int("states", 0, "states of each exhaustive scope at most; 0: the default")
 	flagRuns   = flag.Int("runs", 0, "random schedules of each scope; 0: the default")
@@ -298,30 +301,53 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-func replayHint(scope string, seed uint64) string {
-	return fmt.Sprintf("replay: go test ./internal/simtest -run TestReplay -scope %s -seed %d", scope, seed)
+func replayHint(scope string, sync bool, seed uint64) string {
+	return fmt.Sprintf("replay: go test ./internal/simtest -run TestReplay -scope %s -sync=%t -seed %d", scope, sync, seed)
+}
+
+// eachMode runs a test of a scope for providers that execute WRs after PostSend, and for those that do so
+// within it.
+func eachMode(t *testing.T, cfg Config, test func(t *testing.T, cfg Config)) {
+	for _, sync := range []bool{false, true} {
+		t.Run(map[bool]string{false: "asynchronous", true: "synchronous"}[sync], func(t *testing.T) {
+			t.Parallel()
+			cfg := cfg
+			cfg.Synchronous = sync
+			test(t, cfg)
+		})
+	}
+}
+
+// inMode is a wide scope in one of the two modes: two operations are under way at once, so that some share a
+// chain.
+func inMode(cfg Config, sync bool) Config {
+	if cfg.Synchronous = sync; sync {
+		cfg.Window = max(cfg.Window, 2)
+	}
+	return cfg
 }
 
 func TestExhaustive(t *testing.T) {
 	limit := *flagStates
 	if limit == 0 {
-		limit = 8_000
+		limit = 5_000
 		if testing.Short() {
 			limit = 1_000
 		}
 	}
 	for name, cfg := range scopes {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			began := time.Now()
-			res, err := Exhaust(cfg, limit)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if cfg.Replicas <= 1 && cfg.Crashes+cfg.Deadlines+cfg.Failures+cfg.Epochs == 0 && !cfg.changes() && limit >= 30_000 && !res.Complete {
-				t.Errorf("not exhausted within %d states", limit)
-			}
-			t.Logf("%d states, %d ends, complete %v, %v", res.States, res.Schedules, res.Complete, time.Since(began).Round(time.Millisecond))
+			eachMode(t, cfg, func(t *testing.T, cfg Config) {
+				began := time.Now()
+				res, err := Exhaust(cfg, limit)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if cfg.Replicas <= 1 && cfg.Crashes+cfg.Deadlines+cfg.Failures+cfg.Epochs == 0 && !cfg.changes() && limit >= 30_000 && !res.Complete {
+					t.Errorf("not exhausted within %d states", limit)
+				}
+				t.Logf("%d states, %d ends, complete %v, %v", res.States, res.Schedules, res.Complete, time.Since(began).Round(time.Millisecond))
+			})
 		})
 	}
 }
@@ -329,20 +355,48 @@ func TestExhaustive(t *testing.T) {
 func TestRandom(t *testing.T) {
 	runs := *flagRuns
 	if runs == 0 {
-		runs = 1_000
+		runs = 600
 		if testing.Short() {
 			runs = 100
 		}
 	}
 	for name, cfg := range wide {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for seed := range uint64(max(1, runs/max(1, heavy[name]))) {
-				if err := Random(cfg, seed); err != nil {
-					t.Fatalf("%s\n%v", replayHint(name, seed), err)
+			eachMode(t, cfg, func(t *testing.T, cfg Config) {
+				for seed := range uint64(max(1, runs/max(1, heavy[name]))) {
+					if err := Random(inMode(cfg, cfg.Synchronous), seed); err != nil {
+						t.Fatalf("%s\n%v", replayHint(name, cfg.Synchronous, seed), err)
+					}
 				}
-			}
+			})
 		})
+	}
+}
+
+// TestQuick: with a synchronous provider operations that need no task are among what the searches see, gets
+// and puts, alone and in shared chains.
+func TestQuick(t *testing.T) {
+	w, err := NewWorld(inMode(wide["mixed"], true), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, c := range w.cls {
+		w.runScript(c, []Step{k(Put, 0), k(Put, 2), k(Get, 0), k(Put, 2), k(Get, 2), k(Get, 0)})
+	}
+	gets, puts := w.quick[index.Get], w.quick[index.Put]
+	c := w.cls[len(w.cls)-1] // the others' hints are old
+	c.script, c.pos = []Step{k(Get, 0), k(Put, 2)}, 0
+	if !c.canBeginTwo() {
+		t.Fatal("two steps cannot begin at once")
+	}
+	w.do(choice{kind: chBeginTwo, c: c.i})
+	if n := len(w.fab.Events()); n != 1 || len(c.run) != 2 {
+		t.Errorf("two operations under way: %d, with %d verbs next; want 2 in one chain", len(c.run), n)
+	}
+	w.runScript(c, nil)
+	if w.err != nil || gets < 3 || puts < 3 || w.quick[index.Get] == gets || w.quick[index.Put] == puts {
+		t.Errorf("without a task: %d gets and %d puts, then %v; %v", gets, puts, w.quick, w.err)
 	}
 }
 
@@ -355,7 +409,7 @@ func TestReplay(t *testing.T) {
 	if !ok {
 		t.Fatalf("no scope %q", *flagScope)
 	}
-	if err := Random(cfg, *flagSeed); err != nil {
+	if err := Random(inMode(cfg, *flagSync), *flagSeed); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -134,6 +134,9 @@ type Config struct {
 	// TwoExtents lets the heap reach into a second extent, for recalls of the first.
 	TwoExtents bool
 	Scripts    [][]Step
+	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
+	// no task first.
+	Synchronous bool
 	// Lanes of each client, default 1, and operations under way at once on each.
 	Lanes, Window int
 	Janitors      int
@@ -222,6 +225,8 @@ const (
 type World struct {
 	cfg   Config
 	fab   *sim.Fabric
+	fiber *fiber              // that runs
+	quick [index.NumKinds]int // operations that needed no task
 	nodes []*node
 	incs  uint64
 	cls   []*cl // scripts first, then janitors, then those that come at the end
@@ -244,7 +249,6 @@ type World struct {
 	chores    []chore
 	claims    []*dirpb.Job // by client
 	may       []bool       // by act
-	errs      []lead.Step  // of a directory that makes mistakes
 	views     []*session.View
 	acts      []bool // begun
 	scannedAt map[place]int
@@ -337,7 +341,8 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 	w := &World{cfg: cfg, tracing: trace, byKey: map[uint64]*region{}, unlinked: map[place]*unlinked{},
 		linked: map[named]linked{}, millis: 1_700_000_000_000,
 		scannedAt: map[place]int{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
-	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces})
+	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces,
+		Synchronous: cfg.Synchronous, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
 		for _, x := range s {
 			h, _ := hashOf(x.Key)
@@ -521,6 +526,9 @@ func takeMemory(n int) []byte {
 
 // Close gives back the memory that the world used.
 func (w *World) Close() {
+	for _, c := range w.cls {
+		c.stopFibers()
+	}
 	for _, r := range w.regions {
 		clear(r.bytes[:w.indexBytes+w.accessBytes])
 		clear(r.bytes[w.heapLo*layout.UnitSize:])
@@ -660,7 +668,7 @@ func (w *World) giveUp() {
 			continue
 		}
 		for i := len(c.run) - 1; i >= 0; i-- {
-			if r := c.run[i]; r.e != nil && (r.t.Waiting() == index.Alloc || r.t.Waiting() == index.Grow) {
+			if r := c.run[i]; r.e != nil && !c.within(r.lane) && (r.t.Waiting() == index.Alloc || r.t.Waiting() == index.Grow) {
 				c.abandon(r, session.ErrTimeout)
 			}
 		}

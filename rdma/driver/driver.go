@@ -163,8 +163,9 @@ type Caps struct {
 	// Synchronous: PostSend has executed the WRs when it returns; PollCQ finds
 	// their WCs at once and nobody ever needs to wait.
 	Synchronous bool
-	// SelfFencing: a WR can take effect, and a READ return bytes, only while
-	// the session is not fenced; needs no lease check after completion.
+	// SelfFencing: a WR can take effect, and a READ return bytes, only while the
+	// memory node has not fenced the session. A memory node that is declared lost while
+	// it lives on fences nobody, so with several copies a lease is checked all the same.
 	SelfFencing bool
 	// EnforcesRights: the target, not the initiator, checks rkey, bounds and
 	// rights.

@@ -17,12 +17,10 @@ func conformance(t *testing.T, o sim.Options) {
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
 		seed++
 		o.Seed = seed
+		h := rdmatest.Harness{Addr: "m1"}
+		o.Wait = func() { h.Drive() }
 		fab := sim.New(o)
-		h := rdmatest.Harness{
-			Passive: rdma.NewDevice("sim", fab.Device("m1")),
-			Active:  rdma.NewDevice("sim", fab.Device("c1")),
-			Addr:    "m1",
-		}
+		h.Passive, h.Active = rdma.NewDevice("sim", fab.Device("m1")), rdma.NewDevice("sim", fab.Device("c1"))
 		if o.Manual {
 			var mu sync.Mutex
 			rng := rand.New(rand.NewPCG(seed, 1))
@@ -52,4 +50,10 @@ func TestConformanceManual(t *testing.T) {
 
 func TestConformanceManualImmediate(t *testing.T) {
 	conformance(t, sim.Options{Manual: true, NoAtomicThenRead: true})
+}
+
+func TestConformanceSynchronous(t *testing.T) { conformance(t, sim.Options{Synchronous: true}) }
+
+func TestConformanceManualSynchronous(t *testing.T) {
+	conformance(t, sim.Options{Manual: true, Synchronous: true, ReadPieces: 3, WritePieces: 3})
 }

@@ -53,7 +53,7 @@ func (c *cq) Poll(wcs []driver.WC) (n int) {
 		wcs[n] = e.wc
 		// As with hardware, a send queue slot comes back when the WC of its WR,
 		// or of a later one, is polled.
-		e.q.reclaimed = e.index + 1
+		e.q.reclaimed = max(e.q.reclaimed, e.index+1)
 		c.head++
 		n++
 	}

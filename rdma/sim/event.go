@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -201,6 +202,9 @@ func (f *Fabric) FailNext(qp uint32, s driver.Status, when When) error {
 		return err
 	}
 	unknown := s == driver.WRFlushErr || s == driver.RemOpErr || s == driver.RetryExcErr || s == driver.GeneralErr
+	if when == AfterEffect && f.o.Synchronous {
+		return errors.New("sim: whoever executes a WR itself knows whether it took effect")
+	}
 	if s <= driver.Success || s > driver.GeneralErr || when != BeforeEffect && when != AfterEffect || when == AfterEffect && !unknown {
 		return fmt.Errorf("sim: no WR fails with %v on side %d of its effect", s, when)
 	}

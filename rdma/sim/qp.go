@@ -85,7 +85,10 @@ func (q *qp) PostSend(wrs []driver.WR) (n int, err error) {
 		q.count.Doorbells++
 		f.mu.total.Doorbells++
 	}
-	if !f.o.Manual {
+	switch {
+	case f.o.Synchronous:
+		q.executeLocked()
+	case !f.o.Manual:
 		q.markLocked()
 		f.advanceLocked(f.belowLocked(3))
 		if q.cq.busy > 0 {
@@ -93,6 +96,38 @@ func (q *qp) PostSend(wrs []driver.WR) (n int, err error) {
 		}
 	}
 	return n, err
+}
+
+func (f *Fabric) waitLocked() {
+	f.mu.Unlock()
+	defer f.mu.Lock() // also if Wait never returns
+	f.o.Wait()
+}
+
+// executeLocked returns when all that was posted is over; it unlocks meanwhile where the
+// steps are the caller's.
+func (q *qp) executeLocked() {
+	f := q.f
+	for q.eff < len(q.q) {
+		if f.o.Manual {
+			f.waitLocked()
+			continue
+		}
+		f.mu.scratch = q.eventsLocked(f.mu.scratch[:0])
+		i := slices.IndexFunc(f.mu.scratch, func(e Event) bool { return e.Kind == Effect })
+		last := len(f.mu.scratch) - i // pieces in any order
+		q.fireLocked(&f.mu.scratch[i+f.belowLocked(last)])
+	}
+	for q.head < q.eff {
+		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {
+			q.head++
+			continue
+		}
+		q.pushLocked()
+	}
+	q.compactLocked()
+	q.markLocked()
+	q.reclaimed = q.posted
 }
 
 func (q *qp) addLocked(wr *driver.WR) {
@@ -292,6 +327,7 @@ func (q *qp) failLocked(at int, st driver.Status, sent bool) {
 // sent.
 func (q *qp) flushLocked(from int, sent bool) {
 	q.state = driver.StateErr
+	sent = sent && !q.f.o.Synchronous
 	for i := from; i < len(q.q); i++ {
 		w := &q.q[i]
 		if sent && !w.over && w.wr.Op != driver.OpRead {

@@ -51,6 +51,12 @@ type Options struct {
 	// DeliverEvents makes the delivery of a WC an event of its own in manual
 	// mode; otherwise it comes with the effect. Auto mode always delays.
 	DeliverEvents bool
+	// Synchronous has PostSend return when its WRs are over, as a provider does that
+	// executes them itself: it announces Synchronous and SelfFencing, nothing lands once
+	// a QP is in error, and completions are not delayed. Where the steps are the caller's
+	// (Manual) PostSend calls Wait, which fires events or lets others do so, until then.
+	Synchronous bool
+	Wait        func()
 	// NoAtomicThenRead withdraws the capability: a READ may overtake atomics
 	// before it unless it sets Fence.
 	NoAtomicThenRead bool
@@ -66,6 +72,7 @@ func (o *Options) ensureDefaults() {
 	o.MaxInline = max(cmp.Or(o.MaxInline, 128), 0)
 	o.MaxMsg = cmp.Or(max(o.MaxMsg, 0), 4<<20)
 	o.MaxSendWR = cmp.Or(max(o.MaxSendWR, 0), 256)
+	o.DeliverEvents = o.DeliverEvents && !o.Synchronous
 }
 
 // Fabric is a network of devices in this process.
@@ -100,6 +107,8 @@ func New(o Options) *Fabric {
 		MaxMsg:         o.MaxMsg,
 		MaxSendWR:      o.MaxSendWR,
 		EnforcesRights: true,
+		Synchronous:    o.Synchronous,
+		SelfFencing:    o.Synchronous,
 	}}
 	f.mu.listeners = make(map[string]*listener)
 	f.mu.nextQP = 1

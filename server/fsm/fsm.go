@@ -15,7 +15,8 @@
 // The rows a command changes come back in its Result, and the rows of a whole
 // state are its snapshot, so disk and snapshot share one encoding. The split of
 // a pure machine from its raft host follows rqlite's store and TigerBeetle's
-// state machine; ids, fencing and extents follow docs/protocol.md §6 and §7.
+// state machine; ids, fencing and extents follow docs/protocol.md ("Allocation and reuse",
+// "Leases and fencing").
 package fsm
 
 import (

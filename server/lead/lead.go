@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -223,6 +224,10 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	}
 	if r.Report > l.epoch {
 		return a, fmt.Errorf("%w: session %d reports epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
+	}
+	if invariants.On {
+		l.check(s)
+		defer l.check(s)
 	}
 	x.expires, x.heard = now+l.opts.Lease, now
 	if r.Number <= x.number {

@@ -2,5 +2,3 @@
 // rows and snapshots; read fsm.proto. It holds no logic. Only server and
 // server/fsm import it.
 package fsmpb
-
-//go:generate protoc -I ../../.. -I ../../../internal/dirpb --go_out=../../.. --go_opt=paths=source_relative server/fsm/fsmpb/fsm.proto

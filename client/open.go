@@ -1,0 +1,235 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/evict"
+	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/verbs"
+)
+
+// Client is one session with the store, renewed and reopened by itself. Its
+// methods may be called concurrently.
+type Client struct {
+	o    Options
+	dir  *dirclient.Client
+	sess atomic.Pointer[sess]
+
+	policy *evict.Policy
+	stats  counts
+	opened []*rdma.Device // those of o.Devices that are the Client's own
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		wg     sync.WaitGroup // reopening and closing of lost sessions
+		past   laneTotals     // of sessions that have ended
+		last   laneTotals     // as Stats saw it last
+	}
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+func (o *Options) ensureDefaults() {
+	o.Namespace = cmp.Or(o.Namespace, "default")
+	o.Name = cmp.Or(o.Name, defaultName())
+	o.Lanes = cmp.Or(o.Lanes, min(runtime.GOMAXPROCS(0), session.MaxLanes))
+	o.CacheBytes = cmp.Or(o.CacheBytes, 64<<20)
+	o.OpTimeout = cmp.Or(o.OpTimeout, 10*time.Second)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate reports every bad field.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(f string, a ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+f, append([]any{ErrInvalid}, a...)...))
+	}
+	if len(o.Directory) == 0 {
+		bad("Directory: no address")
+	}
+	if len(o.Devices) > 3 {
+		bad("Devices: %d, want at most 3", len(o.Devices))
+	}
+	if o.Lanes < 1 || o.Lanes > session.MaxLanes {
+		bad("Lanes: %d, want 1..%d", o.Lanes, session.MaxLanes)
+	}
+	if o.CacheBytes < 0 {
+		bad("CacheBytes: %d, want >= 0 bytes", o.CacheBytes)
+	}
+	if o.OpTimeout < 0 {
+		bad("OpTimeout: %v, want > 0", o.OpTimeout)
+	}
+	named := func(d *rdma.Device) bool { return d.Name() == o.Provider }
+	switch {
+	case o.Provider == "":
+	case len(o.Devices) > 0 && !slices.ContainsFunc(o.Devices, named):
+		bad("Provider: %q is not among Devices", o.Provider)
+	case len(o.Devices) == 0 && !slices.Contains(providers.Names(), o.Provider):
+		bad("Provider: %q, want one of %s", o.Provider, strings.Join(providers.Names(), ", "))
+	}
+	return errors.Join(errs...)
+}
+
+// Connect opens a Client of the namespace "default" with the defaults of all Options,
+// without TLS. addrs are gRPC addresses of directory nodes; one of a cluster is enough, if it
+// is up. ctx bounds the opening only, and so does the default OpTimeout.
+func Connect(ctx context.Context, addrs ...string) (*Client, error) {
+	o := Options{Directory: addrs}
+	o.ensureDefaults()
+	ctx, cancel := context.WithTimeout(ctx, o.OpTimeout)
+	defer cancel()
+	return Open(ctx, o)
+}
+
+// Open opens a session with the directory. ctx bounds the opening only; without a deadline,
+// Open waits for a directory that does not answer.
+func Open(ctx context.Context, o Options) (_ *Client, err error) {
+	o.ensureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	ghosts := ghostEntries
+	if o.ReadOnly {
+		ghosts = 1 // it neither evicts nor brings a key back
+	}
+	c := &Client{o: o, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghosts})}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			c.cancel()
+			err = errors.Join(err, c.release())
+		}
+	}()
+	if c.dir, err = dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger, AttemptTimeout: 8 * time.Second}); err != nil {
+		return nil, err
+	}
+	if len(o.Devices) == 0 {
+		c.opened, err = providers.OpenFor(o.Provider, providers.Options{TLSClient: o.TLS, Verbs: verbs.Options{Logger: o.Logger}})
+		if err != nil {
+			return nil, fmt.Errorf("open provider: %w", err)
+		}
+		c.o.Devices = c.opened
+	}
+	s, err := c.openSession(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	c.sess.Store(s)
+	return c, nil
+}
+
+// release gives back what Open took, when there is no session any more.
+func (c *Client) release() error {
+	var err error
+	if c.dir != nil {
+		err = c.dir.Close()
+	}
+	return errors.Join(err, providers.Close(c.opened))
+}
+
+// Close waits for operations under way (up to OpTimeout), gives memory back and
+// closes the session. It is idempotent.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	was := c.mu.closed
+	c.mu.closed = true
+	c.mu.Unlock()
+	if was {
+		return nil
+	}
+	c.cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), c.o.OpTimeout)
+	defer cancel()
+	// A reopening under way may still bring another session.
+	c.mu.wg.Wait()
+	c.sess.Load().close(ctx)
+	return c.release()
+}
+
+// reopen replaces a lost session in the background.
+func (c *Client) reopen(old *sess) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return
+	}
+	c.mu.wg.Add(2)
+	go func() { // frees what is local; not under old's own goroutines
+		defer c.mu.wg.Done()
+		old.close(context.Background())
+	}()
+	go func() {
+		defer c.mu.wg.Done()
+		defer close(old.replaced)
+		missing := false
+		for wait := 10 * time.Millisecond; c.ctx.Err() == nil; wait = min(2*wait, time.Second) {
+			s, err := c.openSession(c.ctx, old.nsID)
+			switch {
+			case err == nil:
+				if c.sess.Store(s); missing {
+					c.o.Logger.Info("there is a namespace of the name again", "namespace", c.o.Namespace, "id", s.nsID)
+				}
+				return
+			case missing && errors.Is(err, ErrNoNamespace):
+			case errors.Is(err, ErrNoNamespace):
+				missing = true
+				close(old.missing)
+				c.o.Logger.Warn("the namespace was deleted: operations fail until there is one of the name again", "namespace", c.o.Namespace, "id", old.nsID)
+			default:
+				c.o.Logger.Warn("session not reopened yet", "err", err)
+			}
+			select {
+			case <-time.After(wait):
+			case <-c.ctx.Done():
+			}
+		}
+	}()
+}
+
+// live is the session in force; it waits while a lost one is being replaced.
+func (c *Client) live(ctx context.Context) (*sess, error) {
+	s := c.sess.Load()
+	if !s.dead.Load() {
+		return s, nil
+	}
+	WillWait(ctx)
+	t := time.NewTimer(c.o.OpTimeout)
+	defer t.Stop()
+	for s.dead.Load() {
+		if c.ctx.Err() != nil {
+			return nil, ErrClosed
+		}
+		select {
+		case <-s.replaced:
+		case <-s.missing:
+			if s == c.sess.Load() {
+				return nil, fmt.Errorf("%w %q: it was deleted", ErrNoNamespace, c.o.Namespace)
+			}
+		case <-c.ctx.Done():
+			return nil, ErrClosed
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-t.C:
+			return nil, fmt.Errorf("%w: session lost and not reopened within %v", ErrUnavailable, c.o.OpTimeout)
+		}
+		s = c.sess.Load()
+	}
+	return s, nil
+}

@@ -1,0 +1,172 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Scan gives every pair from o.Cursor on. Every key that is present throughout a scan
+// from the zero Cursor to its end is given at least once; a key that changes or moves
+// meanwhile may be given twice. Order is that of hashes. Pairs are read about 200 at a time,
+// while the loop asks for them; each stays the caller's. An error comes with a zero KV and is
+// the last that is given, but for one that is ErrCorrupt and finds the cursor moved on: it says
+// what had to be left out, and the rest follows.
+func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
+	return func(yield func(KV, error) bool) {
+		if o.Count < 0 {
+			yield(KV{}, fmt.Errorf("%w: Count %d, want >= 0", ErrInvalid, o.Count))
+			return
+		}
+		cur := o.Cursor
+		if cur == nil {
+			cur = new(Cursor)
+		}
+		given, until := 0, int64(0)
+		for !cur.Done && (o.Count == 0 || given < o.Count) {
+			page, next, err := c.scanPage(ctx, *cur, o)
+			if err != nil && retryable(err) && c.patient(&until) {
+				if err = c.pause(ctx); err == nil {
+					continue
+				}
+			}
+			if err != nil && (!errors.Is(err, ErrCorrupt) || next == *cur) {
+				yield(KV{}, err)
+				return
+			}
+			for _, kv := range page {
+				if !yield(kv, nil) {
+					return
+				}
+			}
+			given += len(page)
+			*cur, until = next, 0
+			if err != nil && !yield(KV{}, err) {
+				return
+			}
+		}
+	}
+}
+
+const scanPageBytes = 1 << 20
+
+// scanPage gives what stands at cur, and what is behind it.
+func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs []KV, _ Cursor, _ error) {
+	s, err := c.live(ctx)
+	if err != nil {
+		return nil, cur, err
+	}
+	var long [][]byte
+	next := cur
+	p := &index.Page{Cluster: cur.Cluster, Shard: cur.Shard, From: cur.Slot, Bytes: scanPageBytes, Expired: o.Expired}
+	req := call{kind: index.Scan, prep: func(op *index.Op) { op.Hash, op.Scan = cur.Prefix, p }}
+	var left error // what could not be read
+	req.take = func(*call, *index.Op) {
+		if p.Corrupt != nil {
+			left = fmt.Errorf("scan: %w: %w", ErrCorrupt, p.Corrupt)
+		}
+		for i := range p.Found {
+			r := &p.Found[i]
+			if o.Match != nil && !o.Match(r.Key) {
+				continue
+			}
+			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry)}
+			switch {
+			case o.KeysOnly:
+			case r.Flags&layout.FlagManifest != 0:
+				long = append(long, kv.Key)
+				continue
+			default:
+				it := itemOf(r, nil)
+				kv.Value, kv.Flags = it.Value, it.Flags
+			}
+			kvs = append(kvs, kv)
+		}
+		switch {
+		case p.Next != 0:
+			next.Shard, next.Slot = p.Shard, p.Next
+		case p.End:
+			next = Cursor{Prefix: s.nextShard(cur.Prefix)}
+			next.Done = next.Prefix == 0
+		default:
+			next.Cluster, next.Shard, next.Slot = cur.Cluster+1, 0, 0
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, cur, context.Cause(ctx)
+	}
+	end := func() {}
+	if c.o.Events != nil {
+		ctx, end = c.begin(ctx, &req)
+	}
+	s.lanes[0].exec(ctx, &req)
+	if req.err != nil {
+		req.err = c.public(s, &req)
+	}
+	if end(); req.err != nil {
+		return nil, cur, req.err
+	}
+	for _, k := range long { // values in chunks come by Get
+		it, err := c.Get(ctx, k)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			continue
+		case errors.Is(err, ErrCorrupt):
+			left = errors.Join(left, err)
+			continue
+		case err != nil:
+			return nil, cur, err
+		}
+		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags})
+	}
+	return kvs, next, left
+}
+
+// nextShard is the left-aligned prefix behind the shard that covers prefix; 0
+// behind the last.
+func (s *sess) nextShard(prefix uint64) uint64 {
+	v := s.core.View()
+	sh := v.ShardOf(prefix)
+	if sh == nil || sh.Depth == 0 {
+		return 0
+	}
+	return uint64(sh.Prefix+1) << (64 - sh.Depth)
+}
+
+// Count is how many keys there are, from the index alone: keys that change or move
+// meanwhile may count twice or not at all, and those that expired count until their
+// memory is taken back.
+func (c *Client) Count(ctx context.Context) (uint64, error) {
+	v, err := c.ViewAtLeast(ctx, 0)
+	if err != nil {
+		return 0, err
+	}
+	n := uint64(0)
+	const step = 256 // clusters
+	for i := range v.Shards {
+		sh := &v.Shards[i]
+		tail := int(sh.PG.Replicas) - 1
+		if sh.PG.Joining {
+			tail--
+		}
+		for at := uint32(0); at < sh.Clusters; at += step {
+			b, err := c.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.ClusterSize, int(min(step, sh.Clusters-at))*layout.ClusterSize)
+			if err != nil {
+				return 0, err
+			}
+			for ; len(b) >= layout.GroupSize; b = b[layout.GroupSize:] {
+				for k := range layout.GroupSlots {
+					if layout.Group(b[:layout.GroupSize]).Slot(k).Readable() {
+						n++
+					}
+				}
+			}
+		}
+	}
+	return n, nil
+}

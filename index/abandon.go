@@ -1,0 +1,53 @@
+package index
+
+import (
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// abandon undoes a move whose child was lost. What is MOVED went with it; what is
+// FROZEN was never changed there.
+func (o *Op) abandon() Action {
+	w := o.work
+	var frozen []*item
+	for i := range w.nGroup {
+		for j := range layout.GroupSlots {
+			x, ref := o.image(i, 0).Slot(j), wordRef{w.groups[i], uint8(j)}
+			if x.State() != layout.Frozen || i == 1 && !w.header.OVF() {
+				continue
+			}
+			if err := o.inHeap(ref, x); err != nil {
+				return o.finish(err)
+			}
+			frozen = append(frozen, &item{wordRef: ref, x: x})
+		}
+	}
+	w.items = frozen
+	return o.fetch(frozen, 0, o.gotMoving, func() Action {
+		// The same word LIVE again would be one that somebody may remember.
+		return o.replace(w.mine(), func() Action {
+			for _, it := range w.mine() {
+				if !it.done {
+					return o.finish(fmt.Errorf("%s: changed while it was FROZEN", o.where(it.wordRef)))
+				}
+			}
+			return o.abandonMoved()
+		})
+	})
+}
+
+func (o *Op) abandonMoved() Action {
+	w := o.work
+	return o.emptyWords(o.movedWords(), true, o.deleted, func() Action {
+		for i := range w.swings {
+			if w.swings[i].won {
+				o.Work.Lost++
+			}
+		}
+		return o.publishSwings(func() Action {
+			o.unlinkFreed()
+			return o.syncWords(w.behind, o.clearSplit)
+		})
+	})
+}

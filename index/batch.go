@@ -1,0 +1,188 @@
+package index
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// scratch is n bytes that the next call takes again.
+func (o *Op) scratch(n int) []byte {
+	w := o.work
+	if len(w.buf) < n {
+		size := 4096
+		for size < n {
+			size *= 2
+		}
+		w.buf = o.env.Buf(o, size)
+	}
+	return w.buf[:n]
+}
+
+func aligned(n int) int { return (n + 7) &^ 7 }
+
+// image is the i-th group at work as replica k showed it last.
+func (o *Op) image(i int, k uint8) layout.Group {
+	b := &o.work.images[i][k]
+	if *b == nil {
+		*b = o.env.Buf(o, layout.GroupSize)
+	}
+	return layout.Group(*b)
+}
+
+// addImages adds READs of the groups at work on every replica.
+func (o *Op) addImages() {
+	for k := range o.Route.PG.Replicas {
+		for i := range o.work.nGroup {
+			o.add(Access{Verb: Read, Space: Index, Replica: k, Off: o.work.groups[i], Buf: o.image(i, k)})
+		}
+	}
+}
+
+// setGroups says which groups are at work.
+func (o *Op) setGroups(off ...uint64) {
+	o.work.nGroup = copy(o.work.groups[:], off)
+}
+
+// differing lists the words in which a replica's group at base differs from that of the
+// replica before it; slots before the header, which speaks of them.
+func differing(list []wordRef, replicas uint8, base uint64, group func(k uint8) layout.Group) []wordRef {
+	for i := range layout.GroupSlots {
+		for k := uint8(1); k < replicas; k++ {
+			if group(k).Slot(i) != group(k-1).Slot(i) {
+				list = append(list, wordRef{base, uint8(i)})
+				break
+			}
+		}
+	}
+	for k := uint8(1); k < replicas; k++ {
+		if group(k).Header() != group(k-1).Header() {
+			return append(list, wordRef{base, headerSlot})
+		}
+	}
+	return list
+}
+
+// behind lists the slots of the groups at work that differ between replicas.
+func (o *Op) behind() (list []wordRef) {
+	for i := range o.work.nGroup {
+		list = differing(list, o.Route.PG.Replicas, o.work.groups[i], func(k uint8) layout.Group { return o.image(i, k) })
+	}
+	return slices.DeleteFunc(list, func(r wordRef) bool { return r.slot == headerSlot })
+}
+
+// fetch READs n bytes of each item's record at A (0: all of it), in batches, and lets
+// got judge them.
+func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then func() Action) Action {
+	size := func(it *item) int {
+		if n != 0 {
+			return n
+		}
+		return it.x.ReadLen()
+	}
+	if len(list) == 0 {
+		return then()
+	}
+	m := o.readBatch(list, size)
+	return o.await(func() Action {
+		for i, it := range list[:m] {
+			if err := got(it, o.Accesses[i].Buf); err != nil {
+				return o.finish(err)
+			}
+		}
+		return o.fetch(list[m:], n, got, then)
+	})
+}
+
+// readBatch adds a READ at A for as many of the items as one round may have.
+func (o *Op) readBatch(list []*item, size func(*item) int) (n int) {
+	total := 0
+	for n < len(list) && (n == 0 || total+aligned(size(list[n])) <= batchBytes) {
+		total += aligned(size(list[n]))
+		n++
+	}
+	buf := o.scratch(total)
+	o.begin()
+	for _, it := range list[:n] {
+		o.add(Access{Verb: Read, Space: Heap, Off: it.x.Off(), Buf: buf[:size(it):size(it)]})
+		buf = buf[aligned(size(it)):]
+	}
+	return n
+}
+
+// parseOf parses the record that it names, not a chunk.
+func (o *Op) parseOf(it *item, b []byte) (layout.Record, error) {
+	r, err := layout.ParseRecord(b)
+	if err == nil && r.Flags&layout.FlagChunk != 0 {
+		err = &layout.CorruptError{What: "record", Off: 10, Check: "chunk named by a slot", Got: uint64(r.Flags)}
+	}
+	if err != nil {
+		return r, fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
+	}
+	return r, nil
+}
+
+// partsOf parses the manifest r.
+func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) {
+	if m, err = layout.ParseManifest(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi); err != nil {
+		err = fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
+	}
+	return m, err
+}
+
+// inHeap checks a word's place.
+func (o *Op) inHeap(r wordRef, x layout.Word) error {
+	if layout.InHeap(x, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", o.where(r), &layout.CorruptError{What: "slot", Off: layout.SlotOff(int(r.slot)),
+		Check: "outside the heap", Got: uint64(x)})
+}
+
+// readManifests finds the manifests among the items' records at A, and their chunks.
+// A bad one is a finding, or ends the Op if it must not be skipped.
+func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then func() Action) Action {
+	got := func(it *item, b []byte) error {
+		if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
+			*manifests = append(*manifests, it)
+		}
+		return nil
+	}
+	return o.fetch(list, layout.RecordHeaderSize, got, func() Action {
+		return o.fetch(*manifests, 0, func(it *item, b []byte) error {
+			r, err := o.parseOf(it, b)
+			if err == nil {
+				if r.Flags&layout.FlagManifest == 0 {
+					return nil // half a look at something else
+				}
+				var m layout.Manifest
+				if m, err = o.partsOf(it, &r); err == nil {
+					it.id, it.oldParts = m.ID, m.Chunks
+					return nil
+				}
+			}
+			if !must {
+				o.finding("%v", err)
+				err = nil
+			}
+			return err
+		}, then)
+	})
+}
+
+// readWords READs one word on every replica and hands them over.
+func (o *Op) readWords(r wordRef, then func(words []layout.Word) Action) Action {
+	o.begin()
+	for k := range o.Route.PG.Replicas {
+		// Into an image: Scrub has no other use for them.
+		o.add(Access{Verb: Read, Space: Index, Replica: k, Off: r.off(), Buf: o.image(0, k)[:8:8]})
+	}
+	return o.await(func() Action {
+		var words []layout.Word
+		for i := range o.Accesses {
+			words = append(words, wordAt(o.Accesses[i].Buf))
+		}
+		return then(words)
+	})
+}

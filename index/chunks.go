@@ -1,0 +1,90 @@
+package index
+
+import (
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+func (o *Op) readChunks(manifest []byte) Action {
+	pg := o.Route.PG
+	m, err := layout.ParseManifest(manifest, pg.HeapLo, pg.HeapHi)
+	if err != nil {
+		return o.finish(err)
+	}
+	if len(m.Chunks) == 0 {
+		// Nothing would be posted; no writer makes one.
+		return o.finish(&layout.CorruptError{What: "manifest", Off: 8, Check: "chunk count", Want: 1})
+	}
+	o.need().readID = m.ID
+	o.parts = o.parts[:0]
+	o.begin()
+	for i, c := range m.Chunks {
+		b := o.recBuf(1+i, layout.SizeOf(c.Code))
+		o.add(Access{Verb: Read, Space: Heap, Replica: pg.tail(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+	}
+	return o.post(stepReadChunks)
+}
+
+func (o *Op) gotChunks() Action {
+	n := len(o.Accesses)
+	for i := range n {
+		r, err := layout.ParseRecord(o.recAt(1 + i))
+		if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != o.readID || r.Expiry != uint64(i) ||
+			i < n-1 && len(r.Value) != layout.ChunkSize) {
+			err = &layout.CorruptError{What: "chunk", Check: "manifest id", Got: r.Version, Want: o.readID}
+		}
+		if err != nil {
+			o.parts = nil
+			return o.suspect(err)
+		}
+		o.parts = append(o.parts, r.Value)
+	}
+	if o.Kind == Modify {
+		r := o.Record
+		return o.modify(&r)
+	}
+	return o.finish(nil)
+}
+
+// prepareChunks takes places for the chunks and writes them everywhere. The
+// Op comes back through start when Alloc or Post have been obeyed.
+func (o *Op) prepareChunks() Action {
+	if o.need().chunksWritten {
+		return 0
+	}
+	want := layout.ChunkCount(len(o.Value))
+	for i := len(o.chunks); i < want; i++ {
+		p := o.Value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.Value))]
+		code, _ := layout.CodeFor(layout.RecordLen(0, len(p)))
+		o.wantCode = code
+		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
+		if !ok {
+			return Alloc
+		}
+		o.chunks = append(o.chunks, layout.Chunk{Unit: unit, Code: code, Ver: ver})
+	}
+	o.chunkID = o.env.Version(0)
+	o.begin()
+	for i, c := range o.chunks {
+		p := o.Value[i*layout.ChunkSize : min((i+1)*layout.ChunkSize, len(o.Value))]
+		b := o.recBuf(1+i, layout.RecordLen(0, len(p)))
+		layout.EncodeRecord(b, layout.RecordHeader{Version: o.chunkID, Flags: layout.FlagChunk,
+			Expiry: uint64(i), Writer: o.env.Session()}, nil, p)
+		for r := range o.Route.PG.Replicas {
+			o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+		}
+	}
+	return o.post(stepWriteChunks)
+}
+
+func (o *Op) gotManifest() Action {
+	pg := o.Route.PG
+	if r, err := layout.ParseRecord(o.rec); err == nil && r.Flags&layout.FlagManifest != 0 {
+		if m, err := layout.ParseManifest(r.Value, pg.HeapLo, pg.HeapHi); err == nil {
+			for _, c := range m.Chunks {
+				o.env.Unlinked(pg, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+			}
+		}
+	}
+	o.unlink()
+	return o.decided()
+}

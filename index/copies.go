@@ -1,0 +1,179 @@
+package index
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// readCopies READs the cluster on every replica.
+func (o *Op) readCopies(then func() Action) Action {
+	o.begin()
+	for k := range o.Route.PG.Replicas {
+		b := &o.work.copies[k]
+		if *b == nil {
+			*b = o.env.Buf(o, layout.ClusterSize)
+		}
+		o.add(Access{Verb: Read, Space: Index, Replica: k, Off: o.Work.Off, Buf: *b})
+	}
+	return o.await(then)
+}
+
+// groupOf is group i of the cluster as replica k showed it.
+func (o *Op) groupOf(i int, k uint8) layout.Group {
+	return layout.Group(o.work.copies[k][i*layout.GroupSize:][:layout.GroupSize])
+}
+
+// clusterDiffers lists the words of the cluster that differ between replicas.
+func (o *Op) clusterDiffers() (list []wordRef) {
+	for i := range layout.ClusterGroups + 1 {
+		list = differing(list, o.Route.PG.Replicas, o.Work.Off+uint64(i)*layout.GroupSize,
+			func(k uint8) layout.Group { return o.groupOf(i, k) })
+	}
+	return list
+}
+
+func (o *Op) syncCluster() Action {
+	list := o.clusterDiffers()
+	o.Work.Synced += uint64(len(list))
+	return o.syncWords(list, o.finishWork)
+}
+
+// copyItems writes a copy of every item's record, which A names, to its fresh place on
+// all replicas, chunks first. A Move's go to the child.
+func (o *Op) copyItems(list []*item, then func() Action) Action {
+	list = slices.DeleteFunc(slices.Clone(list), func(it *item) bool { return it.written })
+	if len(list) == 0 {
+		return then()
+	}
+	o.toParent()
+	for _, it := range list {
+		if it.copied < len(it.newChunks) {
+			return o.copyChunk(it, func() Action { return o.copyItems(list, then) })
+		}
+	}
+	n := o.readBatch(list, func(it *item) int { return it.x.ReadLen() })
+	return o.await(func() Action {
+		bufs := make([][]byte, n)
+		for i, it := range list[:n] {
+			r, err := o.parseOf(it, o.Accesses[i].Buf)
+			if err == nil && it.key != nil && !bytes.Equal(r.Key, it.key) {
+				err = fmt.Errorf("%s: record at %#x has changed", o.where(it.wordRef), it.x.Off())
+			}
+			if err != nil {
+				return o.finish(err)
+			}
+			bufs[i] = o.Accesses[i].Buf[:layout.RecordLen(len(r.Key), len(r.Value))]
+			if len(it.newChunks) > 0 {
+				m, err := o.partsOf(it, &r)
+				if err == nil && (m.ID != it.id || len(m.Chunks) != len(it.newChunks)) {
+					err = fmt.Errorf("%s: manifest at %#x has changed", o.where(it.wordRef), it.x.Off())
+				}
+				if err != nil {
+					return o.finish(err)
+				}
+				layout.EncodeManifest(r.Value, layout.Manifest{Len: m.Len, ID: it.newID, Chunks: it.newChunks})
+				layout.SetVersion(bufs[i], r.Version) // and the CRC
+			}
+		}
+		if o.Kind == Move {
+			o.toChild()
+		}
+		o.begin()
+		for i, it := range list[:n] {
+			for k := range o.Route.PG.Replicas {
+				o.add(Access{Verb: Write, Space: Heap, Replica: k, Off: it.n.Off(), Buf: bufs[i]})
+			}
+		}
+		return o.await(func() Action {
+			for _, it := range list[:n] {
+				it.written = true
+			}
+			return o.copyItems(list[n:], then)
+		})
+	})
+}
+
+// copyChunk copies the next chunk of a manifest under the new manifest's id.
+func (o *Op) copyChunk(it *item, then func() Action) Action {
+	from, to := it.chunks[it.copied], it.newChunks[it.copied]
+	b := o.scratch(layout.SizeOf(from.Code))
+	o.begin()
+	o.add(Access{Verb: Read, Space: Heap, Off: uint64(from.Unit) * layout.UnitSize, Buf: b})
+	return o.await(func() Action {
+		r, err := parseChunk(b, it.id, it.copied)
+		if err != nil {
+			return o.finish(fmt.Errorf("%s: chunk %d at %#x: %w", o.where(it.wordRef), it.copied, uint64(from.Unit)*layout.UnitSize, err))
+		}
+		b := b[:layout.RecordLen(0, len(r.Value))]
+		layout.SetVersion(b, it.newID)
+		if o.Kind == Move {
+			o.toChild()
+		}
+		o.begin()
+		for k := range o.Route.PG.Replicas {
+			o.add(Access{Verb: Write, Space: Heap, Replica: k, Off: uint64(to.Unit) * layout.UnitSize, Buf: b})
+		}
+		return o.await(func() Action {
+			it.copied++
+			return then()
+		})
+	})
+}
+
+// parseChunk parses chunk i of the manifest with the id given.
+func parseChunk(b []byte, id uint64, i int) (layout.Record, error) {
+	r, err := layout.ParseRecord(b)
+	if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != id || r.Expiry != uint64(i)) {
+		err = &layout.CorruptError{What: "chunk", Check: "manifest id", Got: r.Version, Want: id}
+	}
+	return r, err
+}
+
+// replace gives every item's record a fresh place, a batch at a time; its old one is
+// handed over.
+func (o *Op) replace(list []*item, then func() Action) Action {
+	w := o.work
+	if len(list) == 0 {
+		return then()
+	}
+	n, total := 0, 0
+	for n < len(list) && (n == 0 || total+list[n].x.ReadLen() <= batchBytes) {
+		if total += list[n].x.ReadLen(); len(list[n].chunks) > 0 {
+			total += batchBytes
+		}
+		n++
+	}
+	for _, it := range list[:n] {
+		if !o.takePlaces(o.Route.PG, it) {
+			return o.noMemory()
+		}
+	}
+	return o.copyItems(list[:n], func() Action {
+		w.swings = w.swings[:0]
+		for _, it := range list[:n] {
+			s := swing{wordRef: it.wordRef, x: it.x, n: it.n, fresh: it.fresh, it: it}
+			s.old = append(s.old, o.addPlace(o.Route.PG, it.x.WithState(layout.Live), placeDone))
+			for _, c := range it.chunks {
+				s.old = append(s.old, o.addPlace(o.Route.PG, chunkWord(c), placeDone))
+			}
+			w.swings = append(w.swings, s)
+		}
+		return o.swingA(func() Action {
+			return o.publishSwings(func() Action {
+				for i := range w.swings {
+					if s := &w.swings[i]; s.won {
+						s.it.done = true
+						o.Work.Moved++
+					} else {
+						o.givePlaces(s.it)
+					}
+				}
+				o.unlinkFreed()
+				return o.replace(list[n:], then)
+			})
+		})
+	})
+}

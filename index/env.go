@@ -1,0 +1,154 @@
+package index
+
+import (
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Env is what an Op needs of its session. Calls happen inside Next, on its
+// goroutine, and do not block.
+type Env interface {
+	// Session is the session's id, never 0.
+	Session() uint32
+	// Stamp differs for every call of every lane of the session.
+	Stamp() uint32
+	// Version returns a version greater than after, unique in the cluster.
+	Version(after uint64) uint64
+	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
+	NowMillis() uint64
+	// Route finds a hash's placement group; ok is false while the map has none
+	// that is active.
+	Route(hash uint64) (r Route, ok bool)
+	// RouteShard is Route for a Scan: the shard whose hash prefix covers the one
+	// given (left-aligned).
+	RouteShard(prefix uint64) (r Route, ok bool)
+	// RoutePG finds a placement group; frozen: also one that is frozen.
+	RoutePG(id uint32, frozen bool) (r Route, ok bool)
+	// RouteMove finds a shard that splits or migrates by its id, for a janitor.
+	RouteMove(shard uint32) (r Route, ok bool)
+	// ReadOnly: the session may not CAS or WRITE.
+	ReadOnly() bool
+	// HashOf is the hash of a key in this namespace, for a janitor.
+	HashOf(key []byte) uint64
+	// Crowded: the shard fills up and should split before it is full.
+	Crowded(shard uint32)
+
+	// Hint returns what is remembered of the Op's key, if it was last seen less
+	// than layout.WordLifeEpochs ago.
+	Hint(o *Op) (Hint, bool)
+	Remember(o *Op, h Hint)
+	Forget(o *Op)
+
+	// NoteDue asks, at most once for each look at a record, whether this access to the
+	// Op's key is worth noting: then the Op reads the slot's access word on the way, and
+	// calls Note when it has succeeded. Only where PG.AccessOff is not 0.
+	NoteDue(o *Op) bool
+	// Note writes the access word of the slot at off in the index, of whose record w is
+	// the word: off the path, and with no harm if it is lost. old is what was there, as
+	// far as it is known; born: the record is a new key's.
+	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool)
+
+	// Deleting reports whether another Delete of the Op's key by this session is posted and
+	// not decided.
+	Deleting(o *Op) bool
+
+	// Buf returns n bytes of registered, 8-byte aligned memory that stays with
+	// the Op until it is recycled.
+	Buf(o *Op, n int) []byte
+
+	// Alloc takes a place for a record of size code; ver and size are what its slot word
+	// must carry. size may be larger than code: a READ of the record brings more than it.
+	Alloc(pg *PG, code uint8) (unit uint32, ver uint16, size uint8, ok bool)
+	// Unuse returns a place that no word ever named; nothing is under way to it.
+	Unuse(pg *PG, w layout.Word)
+	// Unlinked hands over the place of w, which this Op has replaced and
+	// published: it goes to limbo.
+	Unlinked(pg *PG, w layout.Word)
+	// Retire hands over the place of w, a word of this Op that did not take
+	// effect but may have been seen: limbo, and its ver is spent.
+	Retire(pg *PG, w layout.Word)
+	// Leak says that the place of w is lost to this session; recall finds it.
+	Leak(pg *PG, w layout.Word)
+}
+
+// PG is what an Op knows of a placement group in one epoch.
+type PG struct {
+	ID       uint32
+	Epoch    uint32
+	Replicas uint8
+	// Joining: the last replica is a joiner. Writers take it for the publisher;
+	// it is no copy yet, so readers compare it with the one before.
+	Joining bool
+	// Generation is the epoch in which the memory was made. Words and places of
+	// another generation mean nothing.
+	Generation uint32
+	// Head identifies the arbiter's memory: the same in two epochs, it is the same.
+	Head uint64
+	// AccessOff is where the access words begin, IndexBytes from the region's start; the
+	// word of what is at index offset x is at AccessOff + x. 0: there are none.
+	AccessOff uint64
+	// The heap, in units: records lie in [HeapLo, HeapHi).
+	HeapLo, HeapHi uint32
+	// Recalled are the extents in which no place is taken or reused.
+	Recalled []uint32
+}
+
+// publisher is where a write becomes visible.
+func (p *PG) publisher() uint8 { return p.Replicas - 1 }
+
+// tail is where records are read: the publisher, or the one before a joiner.
+func (p *PG) tail() uint8 {
+	if p.Joining {
+		return p.Replicas - 2
+	}
+	return p.Replicas - 1
+}
+
+// IsRecalled reports whether unit lies in an extent being recalled.
+func (p *PG) IsRecalled(unit uint32) bool {
+	for _, x := range p.Recalled {
+		if unit/layout.ExtentUnits == x {
+			return true
+		}
+	}
+	return false
+}
+
+// Route is where a hash lives under one map version.
+type Route struct {
+	PG         *PG
+	Shard      uint32 // id of its array of clusters, never used for another
+	Depth      uint8  // bits of hash prefix that the shard covers
+	ShardOff   uint64 // of the first cluster, bytes in the region
+	Clusters   uint32
+	MapVersion uint64
+	// Child is where keys of the moved set go while the shard splits or migrates,
+	// nil while it does neither. It has as many clusters.
+	Child *Route
+	// Split: the moved set is the hashes whose bit below the prefix is 1.
+	// Otherwise it is all of them.
+	Split bool
+}
+
+// moves reports whether hash belongs to the moved set.
+func (r *Route) moves(hash uint64) bool { return !r.Split || layout.HashBit(hash, r.Depth) }
+
+// Hint is what a session remembers of a key: the word that named its record,
+// and where. A hint is never an answer, only a guess that a READ or CAS proves.
+type Hint struct {
+	Word    layout.Word
+	Version uint64
+	Shard   uint32 // its array
+	Slot    uint8  // slot of the home group, or StashSlot + slot of the stash group
+	Flags   HintFlags
+}
+
+// StashSlot is added to the number of a slot in the stash group.
+const StashSlot = 32
+
+// HintFlags qualify a hint.
+type HintFlags uint8
+
+const (
+	HintManifest HintFlags = 1 << iota // the record is a manifest
+	HintExpires                        // the record has an expiry
+)

@@ -1,0 +1,114 @@
+package index
+
+import (
+	"bytes"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// getCached reads slot and record in one chain, slot first: the record read
+// behind an unchanged slot is of the word's life, wherever the word was learnt.
+func (o *Op) getCached(h Hint) Action {
+	o.take(h)
+	p := o.Route.PG.tail()
+	o.begin()
+	slot := Access{Verb: Read, Space: Index, Replica: p, Off: o.slotOff(h.Slot), Buf: o.word(0)}
+	rec := Access{Verb: Read, Space: Heap, Replica: p, Off: h.Word.Off(), Buf: o.recBuf(0, h.Word.ReadLen())}
+	o.Accesses = append(o.Accesses, slot, rec)
+	if o.Route.PG.Joining {
+		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
+	}
+	o.noteAccess(h.Slot, o.noteDue())
+	return o.post(stepGetCached)
+}
+
+func (o *Op) gotCached() Action {
+	w := wordAt(o.word(0))
+	if o.Route.PG.Joining && wordAt(o.word(2)) != w {
+		return o.joinerBehind(o.slot)
+	}
+	if r, ok := Hit(w, o.x, o.rec, o.Key); ok {
+		return o.present(o.slot, w, r)
+	}
+	if w == o.x && w.Readable() {
+		// Another key with this hash, or bytes that a lookup will judge.
+		o.env.Forget(o)
+		return o.readGroup()
+	}
+	// The word just read is the next hint; it proves nothing about absence.
+	if w.Readable() && w.FP() == layout.FP(o.Hash) && o.retries < 2 &&
+		layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+		o.retries++
+		return o.getCached(Hint{Word: w, Shard: o.Route.Shard, Slot: o.slot})
+	}
+	o.env.Forget(o)
+	return o.readGroup()
+}
+
+// Hit judges the two READs of a cached GET, slot first: rec answers for key if
+// the slot still held the cached word w and rec is whole. It aliases rec.
+func Hit(found, w layout.Word, rec, key []byte) (r layout.Record, ok bool) {
+	if found != w || !w.Readable() {
+		return r, false
+	}
+	r, err := layout.ParseRecord(rec)
+	return r, err == nil && bytes.Equal(r.Key, key)
+}
+
+// checkSlot reads the slot alone: while it holds the word of the version that the
+// caller has, the record is that one.
+func (o *Op) checkSlot(h Hint) Action {
+	o.take(h)
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
+	return o.post(stepCheckSlot)
+}
+
+func (o *Op) checkedSlot() Action {
+	h := Hint{Word: wordAt(o.word(0)), Shard: o.Route.Shard, Slot: o.slot}
+	switch {
+	case h.Word == o.x && h.Word.Readable():
+		h.Version, h.Flags = o.xVersion, o.xFlags
+		o.env.Remember(o, h)
+		o.Version = o.xVersion
+		return o.finish(ErrUnchanged)
+	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash) && layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
+		return o.getCached(h)
+	}
+	o.env.Forget(o)
+	return o.readGroup()
+}
+
+// noteDue reports whether the access is to be noted.
+func (o *Op) noteDue() bool {
+	return o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining && !o.env.ReadOnly() && o.env.NoteDue(o)
+}
+
+// noteAccess adds, if the access at slot is to be noted, a READ of its access word to
+// the round.
+func (o *Op) noteAccess(slot uint8, due bool) {
+	o.noting, o.noteRead = due, due
+	if due {
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.tail(), Off: o.Route.PG.AccessOff + o.slotOff(slot), Buf: o.word(2)})
+	}
+}
+
+// note writes the access word of the record that the Op found or wrote.
+func (o *Op) note() {
+	if o.far != nil {
+		o.syncBase = 0
+	}
+	w, expiry := o.n, o.Expiry
+	switch o.Kind {
+	case Get:
+		w, expiry = o.x, o.Record.Expiry
+	case Put, Modify:
+	default:
+		return
+	}
+	var old layout.AccessWord
+	if o.noteRead {
+		old = layout.AccessWord(wordAt(o.word(2)))
+	}
+	o.env.Note(o, o.slotOff(o.slot), w, old, expiry, !o.noteRead)
+}

@@ -1,0 +1,296 @@
+package index
+
+import (
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// lockGroup takes the home group's insert lock and reads the group, while the
+// record is written.
+func (o *Op) lockGroup() Action {
+	o.x, o.xVersion, o.xFlags = 0, 0, 0
+	if o.child != 0 && !o.sureChild {
+		// Only the parent's lock tells whether the child takes inserts yet.
+		o.child = 0
+		r, ok := o.env.Route(o.Hash)
+		if !ok {
+			return o.again(Refresh)
+		}
+		if !sameMemory(&o.Route, &r) {
+			if o.havePlace && !samePlaces(o.Route.PG, r.PG) {
+				o.dropPlace()
+			}
+			o.Route = r
+		}
+	}
+	if a := o.prepare(0); a != 0 {
+		return a
+	}
+	o.need()
+	if o.lock == 0 {
+		o.lock = layout.MakeLock(o.env.Session(), o.env.Stamp())
+	}
+	o.lockOff = o.home() + layout.GroupLockOff
+	o.begin()
+	if !o.locked {
+		o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,
+			Expect: uint64(o.lockExpect), New: uint64(o.lock)})
+	}
+	o.add(Access{Verb: Read, Space: Index, Off: o.home(), Buf: o.group(0)})
+	if p := o.Route.PG.publisher(); p != 0 {
+		o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.home(), Buf: o.group(1)})
+	}
+	if !o.written {
+		for r := range o.Route.PG.Replicas {
+			o.addRecord(r)
+		}
+	}
+	return o.post(stepLockGroup)
+}
+
+func (o *Op) gotLock() Action {
+	o.written = true
+	// Before the lock, which is as damaged as the rest.
+	if err := o.damaged(o.groups[0], o.home(), 0); err != nil {
+		return o.finish(err)
+	}
+	if p := o.Route.PG.publisher(); p != 0 {
+		if err := o.damaged(o.groups[1], o.home(), p); err != nil {
+			return o.finish(err)
+		}
+	}
+	if !o.locked {
+		found := layout.Lock(o.Accesses[0].Found)
+		if found != o.lockExpect && found != o.lock {
+			o.step = stepStart
+			o.lockExpect = 0
+			if found == 0 {
+				return o.lockGroup()
+			}
+			o.LockOwner, o.OwnerFenced = found.Session(), false
+			o.lockExpect = found
+			return o.askFenced()
+		}
+		o.locked, o.lockExpect, o.Waits = true, 0, 0
+	}
+	g := layout.Group(o.groups[0])
+	if h := g.Header(); o.splitDone(h) {
+		// Nobody follows it before the publisher shows it.
+		return o.sync(headerSlot, 1, stepSplitSeen)
+	}
+	if o.moveUnfinished(g) {
+		return o.unlockAnd(Backoff)
+	}
+	o.diff = o.diff[:0]
+	if o.Route.PG.publisher() != 0 {
+		p := layout.Group(o.groups[1])
+		for i := range layout.GroupSlots {
+			if g.Slot(i) != p.Slot(i) {
+				o.diff = append(o.diff, uint8(i))
+			}
+		}
+	}
+	return o.syncGroup()
+}
+
+// addUnlock releases the insert lock by CAS, off the path.
+func (o *Op) addUnlock() {
+	o.add(Access{Verb: CAS, Space: Index, NoWait: true, Off: o.lockOff,
+		Expect: uint64(o.lock), New: 0})
+	o.locked, o.lockTried, o.lock = false, false, 0
+}
+
+// unlockAnd releases the lock and starts over after a.
+func (o *Op) unlockAnd(a Action) Action {
+	o.step = stepStart
+	o.begin()
+	if o.lock != 0 {
+		o.addUnlock()
+	}
+	return a
+}
+
+// askFenced waits for a lock that somebody holds. It may be broken only after
+// its owner's fence is confirmed: until then a verb of the owner can still land.
+func (o *Op) askFenced() Action {
+	o.step = stepStart
+	o.after = stepLockGroup
+	return AskFenced
+}
+
+// moveUnfinished reports whether a move of the group has begun that may not be
+// over. What a complete one left behind is marked by SPLIT.
+func (o *Op) moveUnfinished(g layout.Group) bool {
+	for i := range layout.GroupSlots {
+		switch g.Slot(i).State() {
+		case layout.Frozen:
+			return true
+		case layout.Moved:
+			if !g.Header().Split() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// splitSeen: the publisher shows that the group's move is complete.
+func (o *Op) splitSeen() Action { return o.goChild(true) }
+
+// syncGroup brings every slot in which A and P differ up to date before the
+// insert's CAS; afterwards would be too late (an old copy of the key stays
+// visible).
+func (o *Op) syncGroup() Action {
+	if n := len(o.diff); n > 0 {
+		s := o.diff[n-1]
+		o.diff = o.diff[:n-1]
+		return o.sync(s, 1, stepSyncGroup)
+	}
+	o.stashRead = false
+	o.cand = o.cand[:0]
+	if err := o.collect(o.groups[0], 0, 0); err != nil {
+		return o.finish(err)
+	}
+	o.begin()
+	o.readCandidates(0)
+	if layout.Group(o.groups[0]).Header().OVF() {
+		o.add(Access{Verb: Read, Space: Index, Off: o.stash(), Buf: o.group(2)})
+		if p := o.Route.PG.publisher(); p != 0 {
+			o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.stash(), Buf: o.group(3)})
+		}
+		o.stashRead = true
+	}
+	if len(o.Accesses) == 0 {
+		return o.absentLocked()
+	}
+	return o.post(stepLockedRecords)
+}
+
+func (o *Op) gotLockedRecords() Action {
+	slot, w, r, ok, err := o.match()
+	switch {
+	case ok:
+		return o.presentLocked(slot, w, r)
+	case err != nil:
+		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
+	case !o.stashRead:
+		return o.absentLocked()
+	}
+	o.stashRead = false
+	o.diff = o.diff[:0]
+	if o.Route.PG.publisher() != 0 {
+		a, p := layout.Group(o.groups[2]), layout.Group(o.groups[3])
+		for i := range layout.GroupSlots {
+			if a.Slot(i) != p.Slot(i) {
+				o.diff = append(o.diff, StashSlot+uint8(i))
+			}
+		}
+	}
+	return o.syncStash()
+}
+
+// syncStash is syncGroup for the stash: an old copy of the key can be visible
+// there too.
+func (o *Op) syncStash() Action {
+	if n := len(o.diff); n > 0 {
+		s := o.diff[n-1]
+		o.diff = o.diff[:n-1]
+		return o.sync(s, 1, stepReadStash)
+	}
+	o.cand = o.cand[:0]
+	if err := o.collect(o.groups[2], StashSlot, 0); err != nil {
+		return o.finish(err)
+	}
+	if len(o.cand) == 0 {
+		return o.absentLocked()
+	}
+	o.begin()
+	o.readCandidates(0)
+	return o.post(stepLockedRecords)
+}
+
+// presentLocked: the key exists at A, so the write is an UPDATE.
+func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
+	o.takeRecord(slot, w, &r)
+	o.Version, o.atA = r.Version, true
+	switch {
+	case o.Kind == Modify:
+		return o.modify(&r)
+	case o.Cond == IfAbsent && !o.expired:
+		return o.answerAfterSync(ErrExists)
+	}
+	return o.update()
+}
+
+// answerAfterSync answers err once the publisher shows what it rests on.
+func (o *Op) answerAfterSync(err error) Action {
+	o.need().answer = err
+	return o.sync(o.slot, 1, stepDone)
+}
+
+func (o *Op) absentLocked() Action {
+	g := layout.Group(o.groups[0])
+	if g.Header().OVF() && o.movedIn(o.groups[2]) && !o.leftOver(g) {
+		return o.unlockAnd(Backoff) // a move of this group is unfinished, or not cleared yet
+	}
+	for i := range layout.GroupSlots {
+		if w := g.Slot(i); w.State() == layout.Empty {
+			o.slot, o.x, o.xVersion, o.xFlags, o.expired = uint8(i), w, 0, 0, false
+			o.begin()
+			return o.casSlot()
+		}
+	}
+	// Full: announce the overflow on every replica before anything is there. That
+	// A has the flag says nothing of the others: who set it may have died.
+	o.begin()
+	for r := range o.Route.PG.Replicas {
+		h := g.Header()
+		switch r {
+		case 0:
+		case o.Route.PG.publisher():
+			h = layout.Group(o.groups[1]).Header()
+		default:
+			h &^= layout.FlagOVF // not read
+		}
+		if !h.OVF() {
+			o.add(Access{Verb: CAS, Space: Index, Replica: r, Off: o.home(),
+				Expect: uint64(h), New: uint64(h | layout.FlagOVF)})
+		}
+	}
+	o.add(Access{Verb: Read, Space: Index, Off: o.stash(), Buf: o.group(2)})
+	return o.post(stepSetOVF)
+}
+
+func (o *Op) gotOVF() Action {
+	for i := range o.Accesses {
+		if a := &o.Accesses[i]; a.Verb == CAS && a.Found != a.Expect && !layout.Header(a.Found).OVF() {
+			return o.unlockAnd(Backoff)
+		}
+	}
+	g := layout.Group(o.groups[2])
+	if err := o.damaged(g, o.stash(), 0); err != nil {
+		return o.finish(err)
+	}
+	used := 0
+	for i := range layout.GroupSlots {
+		if g.Slot(i).State() != layout.Empty {
+			used++
+		}
+	}
+	if used >= stashCrowded {
+		o.env.Crowded(o.Route.Shard)
+	}
+	for i := range layout.GroupSlots {
+		if w := g.Slot(i); w.State() == layout.Empty {
+			o.slot, o.x, o.xVersion, o.xFlags, o.expired = StashSlot+uint8(i), w, 0, 0, false
+			o.begin()
+			return o.casSlot()
+		}
+	}
+	return o.unlockAnd(Grow)
+}
+
+// stashCrowded is how many slots of a stash are in use when a shard should split:
+// some 15 keys of its cluster's 480 are there at a load of about 0.7.
+const stashCrowded = 12

@@ -1,0 +1,84 @@
+package index
+
+import (
+	"github.com/kvd-project/kvd/internal/invariants"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// checkRequest asserts what an Op relies on when it starts.
+func (o *Op) checkRequest() {
+	a := func(ok bool, what string) { invariants.Assert(ok, "%v starts %s", o.Kind, what) }
+	a(o.step == 0, "twice")
+	a(o.Kind != 0 && o.Kind < NumKinds, "and there is no such kind")
+	a(o.lock == 0 && !o.locked, "with a lock")
+	a(!o.havePlace && !o.long(), "with places")
+	a(!o.deciding && !o.won && o.Err == nil, "decided")
+	a(len(o.Accesses) == 0, "with accesses under way")
+	a(o.Kind != Scan || o.Scan != nil, "without a page")
+	a(o.Kind != Raw || o.Raw != nil && o.Raw.Len > 0, "and reads nothing")
+	a(!o.Kind.isWork() || o.Work != nil, "without work")
+	a(o.Kind != Modify || o.Modify != nil, "without a function")
+	a(o.far == nil || o.work == nil && len(o.chunks) == 0 && o.parts == nil, "with what is left of another one")
+}
+
+// checkAction asserts what the caller of Next relies on.
+func (o *Op) checkAction(act Action) {
+	a := func(ok bool, what string) {
+		invariants.Assert(ok, "%v in %v, action %d: %s", o.Kind, o.step, act, what)
+	}
+	pg := o.Route.PG
+	for i := range o.Accesses {
+		x := &o.Accesses[i]
+		if act != Post && !x.NoWait {
+			continue // of the round before
+		}
+		a(pg != nil && (x.Replica < pg.Replicas || o.Kind == Raw), "an access to no replica")
+		a(!x.Failed && !x.Refused, "an access that failed before it was posted")
+		a(x.Off%8 == 0 || o.Kind == Raw, "an access across words")
+		a(x.Space == Index || x.Space == Heap, "an access to no space")
+		switch x.Verb {
+		case CAS:
+			a(x.Space == Index, "a CAS outside the index")
+			a(x.Expect != x.New || o.Kind.isWork(), "a CAS that changes nothing") // a header may be as it should be
+			a(!o.env.ReadOnly() || o.Kind.isWork(), "a CAS of a reader")
+		case Write:
+			a(x.Space == Heap, "a WRITE into the index")
+			a(len(x.Buf) > 0 && !x.NoWait, "a WRITE of nothing, or off the path")
+			a(x.Off >= uint64(pg.HeapLo)*layout.UnitSize && x.Off+uint64(len(x.Buf)) <= uint64(pg.HeapHi)*layout.UnitSize, "a WRITE outside the heap")
+			a(!o.env.ReadOnly(), "a WRITE of a reader")
+		default:
+			a(x.Verb == Read && len(x.Buf) > 0 && !x.NoWait, "no READ, or one of nothing")
+		}
+	}
+	if o.step == stepCASSlot && act == Post {
+		a(o.deciding && !o.won, "posts its decision and does not know")
+		a(o.x != o.n, "decides on what is there")
+		a(o.Kind == Delete == (o.n.State() == layout.Empty), "decides on a word of the wrong state")
+		a(o.Kind == Delete || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash), "decides on a record that is not its own")
+		a(o.Kind == Delete || layout.InHeap(o.n, pg.HeapLo, pg.HeapHi), "decides on a place outside the heap")
+	}
+	a(!o.locked || o.lock != 0, "holds a lock that has no word")
+	a(!(o.deciding && o.won), "decided twice")
+	switch act {
+	case Post:
+		a(len(o.Accesses) > 0, "nothing to post")
+		a(o.step > stepStart && o.step < stepDone, "posts in no step")
+		a(pg.Replicas > 0 && int(pg.Replicas) <= maxChain, "posts to no chain")
+		a(!pg.Joining || pg.Replicas > 1, "a joiner alone")
+	case Done:
+		a(o.step == stepDone, "done and not at the end")
+		a(!o.havePlace && !o.long(), "done and keeps places")
+		a(o.lock == 0, "done and keeps the lock")
+		a(!o.won, "done and not published")
+		a(o.far == nil || o.work == nil || len(o.work.places) == 0, "done and keeps a janitor's places")
+	case Alloc, Grow, Backoff:
+		a(o.Kind.isWork() || o.lock == 0, "waits with the lock")
+		a(!o.deciding, "waits undecided")
+	case Refresh: // also where the group is frozen, and whoever holds its lock waits with it
+		a(o.step == stepStart, "waits for a map in the middle")
+	case AskFenced:
+		a(o.LockOwner != 0 && !o.locked, "asks who holds its own lock")
+	case Reconnect:
+		a(o.step == stepStart, "reconnects in the middle")
+	}
+}

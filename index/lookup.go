@@ -1,0 +1,294 @@
+package index
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+func (o *Op) readGroup() Action {
+	o.need()
+	o.noting = false
+	o.begin()
+	o.readGroupAt(o.home(), 0)
+	return o.post(stepReadGroup)
+}
+
+// readGroupAt reads a group where readers look, into buffer i, and a joiner's
+// copy beside it.
+func (o *Op) readGroupAt(off uint64, i int) {
+	pg := o.Route.PG
+	o.add(Access{Verb: Read, Space: Index, Replica: pg.tail(), Off: off, Buf: o.group(i)})
+	if pg.Joining {
+		o.add(Access{Verb: Read, Space: Index, Replica: pg.publisher(), Off: off, Buf: o.group(4)})
+	}
+}
+
+func (o *Op) gotGroup() Action {
+	o.cand = o.cand[:0]
+	g := layout.Group(o.groups[0])
+	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
+		return o.joinerBehind(s)
+	}
+	if o.Route.PG.Joining && layout.Group(o.groups[4]).Header().OVF() {
+		// A writer of this epoch may have told the joiner first.
+		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
+	}
+	if err := o.collect(g, 0, o.Route.PG.tail()); err != nil {
+		return o.finish(err)
+	}
+	if len(o.cand) > 0 {
+		o.begin()
+		o.readCandidates(o.Route.PG.tail())
+		if len(o.cand) == 1 && o.Kind == Get {
+			o.noteAccess(o.cand[0], o.noteDue())
+		}
+		return o.post(stepReadRecords)
+	}
+	return o.notHome(g)
+}
+
+// collect lists the slots of g, as replica k showed it, that may hold the key.
+func (o *Op) collect(g layout.Group, base uint8, k uint8) error {
+	off := o.home()
+	if base == StashSlot {
+		off = o.stash()
+	}
+	if err := o.damaged(g, off, k); err != nil {
+		return err
+	}
+	fp := layout.FP(o.Hash)
+	for i := range layout.GroupSlots {
+		w := g.Slot(i)
+		if !w.Readable() || w.FP() != fp {
+			continue
+		}
+		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+			return o.groupError(off, k, g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi))
+		}
+		o.cand = append(o.cand, base+uint8(i))
+	}
+	return nil
+}
+
+// wordOf is the word of a candidate in the group it was collected from.
+func (o *Op) wordOf(slot uint8, home int) layout.Word {
+	if slot >= StashSlot {
+		return layout.Group(o.groups[2]).Slot(int(slot - StashSlot))
+	}
+	return layout.Group(o.groups[home]).Slot(int(slot))
+}
+
+func (o *Op) readCandidates(replica uint8) {
+	for i, s := range o.cand {
+		w := o.wordOf(s, 0)
+		o.add(Access{Verb: Read, Space: Heap, Replica: replica, Off: w.Off(), Buf: o.recBuf(i, w.ReadLen())})
+	}
+}
+
+// match finds the key among the candidates' records. Records that a word named
+// when this Op read it cannot have been reused meanwhile ("Allocation and reuse" in docs/protocol.md), so a bad one is
+// corrupt.
+func (o *Op) match() (slot uint8, w layout.Word, r layout.Record, ok bool, err error) {
+	for i, s := range o.cand {
+		rec, e := layout.ParseRecord(o.recAt(i))
+		if e != nil {
+			err = e
+			continue
+		}
+		if bytes.Equal(rec.Key, o.Key) {
+			return s, o.wordOf(s, 0), rec, true, nil
+		}
+	}
+	return 0, 0, layout.Record{}, false, err
+}
+
+func (o *Op) gotRecords() Action {
+	slot, w, r, ok, err := o.match()
+	switch {
+	case ok:
+		return o.present(slot, w, r)
+	case err != nil:
+		return o.suspect(err)
+	case o.step == stepReadRecords:
+		return o.notHome(o.groups[0])
+	default:
+		return o.notStashed()
+	}
+}
+
+// notHome goes on where the home group does not hold the key.
+func (o *Op) notHome(g layout.Group) Action {
+	o.noting = false
+	h := g.Header()
+	if done := o.splitDone(h); done || o.anyMoved(g) {
+		return o.goChild(done)
+	}
+	if !h.OVF() {
+		return o.absent()
+	}
+	o.begin()
+	o.readGroupAt(o.stash(), 2)
+	return o.post(stepReadStash)
+}
+
+// anyMoved reports whether the key may have left home group g.
+func (o *Op) anyMoved(g layout.Group) bool { return !o.leftOver(g) && o.movedIn(g) }
+
+// leftOver reports whether MOVED words of home group g are left over from a move
+// that the Op's map knows to be over.
+func (o *Op) leftOver(g layout.Group) bool {
+	return o.Route.Child == nil && g.Header().Split() && g.Header().Depth() <= o.Route.Depth
+}
+
+// movedIn reports whether a MOVED word of g may have been the key's.
+func (o *Op) movedIn(g layout.Group) bool {
+	if !o.Route.moves(o.Hash) {
+		return false
+	}
+	fp := layout.FP(o.Hash)
+	for i := range layout.GroupSlots {
+		if w := g.Slot(i); w.State() == layout.Moved && w.FP() == fp {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *Op) gotStash() Action {
+	o.cand = o.cand[:0]
+	g := layout.Group(o.groups[2])
+	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
+		return o.joinerBehind(StashSlot + s)
+	}
+	if err := o.collect(g, StashSlot, o.Route.PG.tail()); err != nil {
+		return o.finish(err)
+	}
+	if len(o.cand) == 0 {
+		return o.notStashed()
+	}
+	o.begin()
+	o.readCandidates(o.Route.PG.tail())
+	return o.post(stepReadStashRecords)
+}
+
+// notStashed goes on where the stash does not hold the key.
+func (o *Op) notStashed() Action {
+	// The stash's own header says nothing; its leftovers are cleared before the
+	// home group's.
+	if o.movedIn(o.groups[2]) && !o.leftOver(o.groups[0]) {
+		return o.goChild(false)
+	}
+	return o.absent()
+}
+
+// suspect looks again before it calls bytes corrupt.
+func (o *Op) suspect(err error) Action {
+	o.noting = false
+	o.retries++
+	if o.retries > 3 {
+		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
+	}
+	return o.readGroup()
+}
+
+// present acts on the key's record r, found at the publisher under w.
+func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
+	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot, Flags: flagsOf(&r)})
+	o.takeRecord(slot, w, &r)
+	o.Version, o.atA = r.Version, false
+	switch o.Kind {
+	case Get:
+		switch {
+		case o.expired:
+			return o.finish(ErrNotFound)
+		case o.Cond == IfVersion && r.Version == o.IfVersion:
+			return o.finish(ErrUnchanged)
+		}
+		o.Record = r
+		if r.Flags&layout.FlagManifest != 0 {
+			return o.readChunks(r.Value)
+		}
+		return o.finish(nil)
+	case Put:
+		switch {
+		case o.Cond == IfAbsent && !o.expired:
+			return o.finish(ErrExists)
+		case o.Cond == IfVersion && o.expired, o.Cond == IfPresent && o.expired:
+			return o.finish(ErrNotFound)
+		case o.Cond == IfVersion && r.Version != o.IfVersion:
+			return o.finish(ErrConflict)
+		}
+		return o.update()
+	case Delete:
+		if o.Cond == IfVersion && !o.expired && r.Version != o.IfVersion {
+			return o.finish(ErrConflict)
+		}
+		return o.casDelete()
+	default: // Modify
+		cur := r // so that r itself stays off the heap
+		return o.modify(&cur)
+	}
+}
+
+// absent acts on a key that the publisher does not hold.
+func (o *Op) absent() Action {
+	o.env.Forget(o)
+	o.x, o.xVersion, o.xFlags, o.expired, o.atA = 0, 0, 0, false, false
+	switch o.Kind {
+	case Get, Delete:
+		return o.finish(ErrNotFound)
+	case Put:
+		if o.Cond == IfVersion || o.Cond == IfPresent {
+			return o.finish(ErrNotFound)
+		}
+		return o.lockGroup()
+	default:
+		return o.modify(nil)
+	}
+}
+
+// joinerBehind brings a slot up that a joiner shows in another state than the
+// replica before it, and looks again. Both were read side by side.
+func (o *Op) joinerBehind(slot uint8) Action {
+	if o.env.ReadOnly() {
+		return o.again(Backoff) // somebody else will
+	}
+	if o.retries++; o.retries > maxRetries {
+		o.retries = 0
+		return o.unlockAnd(Backoff)
+	}
+	return o.sync(slot, 1, stepStart)
+}
+
+// joinerDiffers finds a slot in which the joiner's group j may hide or show the
+// key otherwise than g does.
+func (o *Op) joinerDiffers(g, j layout.Group) (slot uint8, differs bool) {
+	if !o.Route.PG.Joining {
+		return 0, false
+	}
+	fp := layout.FP(o.Hash)
+	for i := range layout.GroupSlots {
+		a, b := g.Slot(i), j.Slot(i)
+		if a != b && (a.State() != layout.Empty && a.FP() == fp || b.State() != layout.Empty && b.FP() == fp) {
+			return uint8(i), true
+		}
+	}
+	return 0, false
+}
+
+// damaged reports a group at off, as replica k showed it, that says what no group says.
+func (o *Op) damaged(g layout.Group, off uint64, k uint8) error {
+	err := g.CheckHeader()
+	if err == nil {
+		return nil
+	}
+	return o.groupError(off, k, err)
+}
+
+// groupError says where the group is that err is about.
+func (o *Op) groupError(off uint64, k uint8, err error) error {
+	return fmt.Errorf("pg %d replica %d: group at %#x: %w", o.Route.PG.ID, k, off, err)
+}

@@ -1,0 +1,484 @@
+package index
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/invariants"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+func (o *Op) begin() {
+	if o.Accesses == nil {
+		o.Accesses = make([]Access, 0, 6)
+	}
+	o.Accesses = o.Accesses[:0]
+}
+
+func (o *Op) add(a Access) *Access {
+	o.Accesses = append(o.Accesses, a)
+	return &o.Accesses[len(o.Accesses)-1]
+}
+
+func (o *Op) post(next Step) Action {
+	o.step = next
+	o.Rounds++
+	return Post
+}
+
+// Next consumes the results of the last action and says what to do next.
+func (o *Op) Next() Action {
+	a := o.next()
+	switch a {
+	case Backoff, AskFenced, Refresh:
+		o.Waits++
+	case Done:
+		o.Waits = 0
+	}
+	if a == Alloc && !o.Kind.isWork() {
+		// While it waits for memory the Op keeps nothing that it has seen, nor
+		// the lock: it would hold back the reclaim epoch that frees memory.
+		o.step = stepStart
+		o.begin()
+		if o.lock != 0 {
+			o.addUnlock()
+		}
+	}
+	if invariants.On {
+		o.checkAction(a)
+	}
+	return a
+}
+
+func (o *Op) next() Action {
+	if o.step == stepLockGroup || o.step == stepWork {
+		o.lockTried = true
+	}
+	if o.step > stepStart && o.anyFailed() {
+		return o.fault()
+	}
+	if o.rebase {
+		return o.rebased()
+	}
+	switch o.step {
+	case stepStart:
+		return o.start()
+	case stepCheckSlot:
+		return o.checkedSlot()
+	case stepGetCached:
+		return o.gotCached()
+	case stepReadGroup:
+		return o.gotGroup()
+	case stepReadRecords, stepReadStashRecords:
+		return o.gotRecords()
+	case stepReadStash:
+		return o.gotStash()
+	case stepReadChunks:
+		return o.gotChunks()
+	case stepWriteChunks:
+		o.chunksWritten = true
+		if o.x != 0 {
+			return o.update()
+		}
+		return o.lockGroup()
+	case stepCASSlot:
+		return o.casDone()
+	case stepReadLost:
+		return o.gotLost()
+	case stepLockGroup:
+		return o.gotLock()
+	case stepSyncGroup:
+		return o.syncGroup()
+	case stepLockedRecords:
+		return o.gotLockedRecords()
+	case stepSetOVF:
+		return o.gotOVF()
+	case stepPublish:
+		return o.gotPublish()
+	case stepSyncRead, stepSyncPrev, stepSyncVerify, stepSyncCAS:
+		return o.syncNext()
+	case stepReadManifest:
+		return o.gotManifest()
+	case stepResolve:
+		return o.resolved()
+	case stepReadCluster:
+		return o.gotCluster()
+	case stepScanRecords:
+		return o.gotScanRecords()
+	case stepReadRaw:
+		o.Record.Value = o.rec
+		return o.finish(nil)
+	case stepSyncChunk:
+		return o.gotSyncChunk()
+	case stepSplitSeen:
+		return o.splitSeen()
+	case stepWork:
+		return o.workNext()
+	}
+	panic(fmt.Sprintf("index: Next in step %v", o.step))
+}
+
+func (o *Op) anyFailed() bool {
+	for i := range o.Accesses {
+		if o.Accesses[i].Failed && !o.Accesses[i].NoWait {
+			return true
+		}
+	}
+	return false
+}
+
+// fault handles a failed access. After Reconnect nothing that was posted can
+// land any more, so what a READ then shows is final.
+func (o *Op) fault() Action {
+	if o.step == stepCASSlot && o.theCAS().Refused {
+		o.deciding = false
+	}
+	o.Accesses = o.Accesses[:0]
+	switch {
+	case o.deciding:
+		o.after = stepResolve
+	case o.won:
+		// Decided at A; sync brings the rest of the chain up.
+		o.after = stepPublish
+	default:
+		// The lock may have been taken: o.lock stays set, so that the next
+		// attempt knows its own word and the end clears it.
+		o.written, o.locked = false, false
+		o.adrift = true
+		if o.long() {
+			o.prepared, o.chunksWritten = false, false
+		}
+		o.after = 0
+	}
+	o.step = stepStart
+	return Reconnect
+}
+
+// rebased is fault without a failed access: the round trip is over, but the
+// view it belonged to is not in force any more.
+func (o *Op) rebased() Action {
+	if o.step > stepStart {
+		if o.step == stepCASSlot && o.deciding {
+			// It completed: what it found is known.
+			o.deciding = false
+			if layout.Word(o.theCAS().Found) == o.x {
+				o.won = true
+			}
+		}
+		adrift := o.adrift
+		o.fault()
+		o.adrift = adrift // every access completed
+	}
+	o.rebase = false
+	return o.start()
+}
+
+// start begins the Op, or goes on with it after a Reconnect.
+func (o *Op) start() Action {
+	after := o.after
+	if after == stepResolve || after == stepPublish {
+		return o.resume(after)
+	}
+	o.after, o.adrift, o.noting = 0, false, false
+	if o.far != nil {
+		o.syncBase = 0
+		o.toParent()
+	}
+	r, ok := o.route()
+	if !ok {
+		return Refresh
+	}
+	if o.far != nil && (after != stepLockGroup || !o.OwnerFenced || !sameMemory(&o.Route, &r)) {
+		o.lockExpect = 0 // what it knew of the lock's owner is over
+	}
+	if o.lock != 0 && !sameMemory(&o.Route, &r) {
+		// The lock of another group: nobody is to wait for it.
+		if o.Route.PG.ID != r.PG.ID || o.Route.PG.Head == r.PG.Head {
+			o.begin()
+			o.addUnlock()
+			return Backoff
+		}
+		o.lock, o.locked = 0, false // it went with the arbiter
+	}
+	if o.havePlace || o.long() {
+		switch {
+		case !samePlaces(o.Route.PG, r.PG), o.placeRecalled(r.PG):
+			o.dropPlace()
+		case o.Route.PG.Epoch != r.PG.Epoch:
+			o.written = false // not on every replica of this epoch
+			if o.long() {
+				o.prepared, o.chunksWritten = false, false
+			}
+		}
+	}
+	o.Route = r
+	return o.dispatch()
+}
+
+// resume goes on with an Op that A has decided, or may have, in the view now in
+// force and where it was decided: a shard that moved meanwhile is none of its
+// business.
+func (o *Op) resume(after Step) Action {
+	o.step = stepStart
+	old := o.Route.PG
+	r, ok := o.env.RoutePG(old.ID, o.OnFrozen())
+	if !ok {
+		return Refresh
+	}
+	o.after, o.adrift = 0, false
+	if !samePlaces(old, r.PG) {
+		o.leak()
+		o.won = false
+		return o.finish(fmt.Errorf("%w: placement group %d lost its memory", ErrUnknown, old.ID))
+	}
+	o.Route.PG = r.PG
+	if old.Head != r.PG.Head {
+		o.lock, o.locked = 0, false // it went with the arbiter
+		// What was won there need not be known here.
+		o.deciding, o.won = true, false
+		after = stepResolve
+	}
+	if after == stepResolve {
+		return o.resolve()
+	}
+	return o.sync(o.slot, 1, stepPublish)
+}
+
+func (o *Op) route() (r Route, ok bool) {
+	switch {
+	case o.Kind == Scan:
+		o.child = 0
+		return o.env.RouteShard(o.Hash)
+	case o.Kind == Raw:
+		return o.env.RoutePG(o.Raw.PG, false)
+	case o.Kind == Move, o.Kind == Abandon:
+		return o.env.RouteMove(o.Work.Shard)
+	case o.Kind.isWork():
+		return o.env.RoutePG(o.Work.PG, o.Work.Frozen)
+	}
+	if r, ok = o.env.Route(o.Hash); !ok || o.child == 0 {
+		return r, ok
+	}
+	if r.Child != nil && r.Child.Shard == o.child && r.moves(o.Hash) {
+		return *r.Child, r.Child.PG != nil
+	}
+	o.child, o.sureChild = 0, false
+	return r, true
+}
+
+// goChild follows the key to where its group moves; sure: the group's move is
+// complete. The publisher has shown it.
+func (o *Op) goChild(sure bool) Action {
+	r, ok := o.env.Route(o.Hash)
+	if !ok || r.Child == nil || r.Shard != o.Route.Shard {
+		return o.again(Refresh) // the map is older, or newer, than the move
+	}
+	o.child, o.sureChild = r.Child.Shard, sure
+	if o.lock != 0 {
+		return o.unlockAnd(Backoff)
+	}
+	return o.again(0)
+}
+
+// splitDone reports whether h says that the group's move is complete and the
+// Op's map does not know.
+func (o *Op) splitDone(h layout.Header) bool {
+	return h.Split() && h.Depth() > o.Route.Depth && o.Route.moves(o.Hash)
+}
+
+// again restarts the Op after something that took no effect; a is what to ask
+// of the caller first, 0 for nothing.
+func (o *Op) again(a Action) Action {
+	if o.retries++; a == 0 && o.retries > maxRetries {
+		o.retries, a = 0, Backoff
+	}
+	if a != 0 {
+		return o.unlockAnd(a) // nobody waits with a lock
+	}
+	o.step = stepStart
+	o.Accesses = o.Accesses[:0]
+	return o.start()
+}
+
+const maxRetries = 8
+
+// dispatch chooses the first round trip.
+func (o *Op) dispatch() Action {
+	if o.Kind.isWork() {
+		return o.startWork()
+	}
+	switch o.Kind {
+	case Scan:
+		return o.readCluster()
+	case Raw:
+		o.begin()
+		o.add(Access{Verb: Read, Space: o.Raw.Space, Replica: o.Raw.Replica, Off: o.Raw.Off, Buf: o.recBuf(0, o.Raw.Len)})
+		return o.post(stepReadRaw)
+	}
+	h, hinted := o.env.Hint(o)
+	if c := o.Route.Child; hinted && c != nil && h.Shard == c.Shard && o.Route.moves(o.Hash) && c.PG != nil {
+		o.Route, o.child = *c, c.Shard // it was found there before
+	}
+	if hinted && (h.Shard != o.Route.Shard || !layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi)) {
+		hinted = false
+	}
+	switch o.Kind {
+	case Get:
+		switch {
+		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o.Route.PG.Joining:
+			return o.checkSlot(h)
+		case hinted:
+			return o.getCached(h)
+		}
+		return o.readGroup()
+	case Modify:
+		if hinted {
+			return o.getCached(h)
+		}
+		return o.readGroup()
+	case Put:
+		switch {
+		case o.Cond == Always && !hinted:
+			return o.lockGroup()
+		case hinted && (o.Cond == Always || o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0):
+			o.take(h)
+			return o.update()
+		case hinted:
+			return o.getCached(h)
+		case o.Cond == IfAbsent:
+			return o.lockGroup()
+		}
+		return o.readGroup()
+	case Delete:
+		if hinted && h.Flags&HintExpires == 0 && (o.Cond == Always || h.Version == o.IfVersion) {
+			o.take(h)
+			return o.casDelete()
+		}
+		if hinted {
+			return o.getCached(h)
+		}
+		return o.readGroup()
+	}
+	panic(fmt.Sprintf("index: kind %v", o.Kind))
+}
+
+// take makes h's word the one under change.
+func (o *Op) take(h Hint) {
+	o.slot, o.x, o.xVersion, o.xFlags = h.Slot, h.Word, h.Version, h.Flags
+	o.expired = false
+}
+
+// takeRecord makes w at slot, read just now as r, the one under change.
+func (o *Op) takeRecord(slot uint8, w layout.Word, r *layout.Record) {
+	o.take(Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(r)})
+	o.expired = o.isExpired(&r.RecordHeader)
+}
+
+// isExpired asks for the time only of records that expire.
+func (o *Op) isExpired(h *layout.RecordHeader) bool {
+	return h.Expiry != 0 && h.Expired(o.env.NowMillis())
+}
+
+func flagsOf(r *layout.Record) (f HintFlags) {
+	if r.Flags&layout.FlagManifest != 0 {
+		f |= HintManifest
+	}
+	if r.Expiry != 0 {
+		f |= HintExpires
+	}
+	return f
+}
+
+func (o *Op) placeRecalled(pg *PG) bool {
+	if o.havePlace && pg.IsRecalled(o.n.Unit()) {
+		return true
+	}
+	if o.long() {
+		for _, c := range o.chunks {
+			if pg.IsRecalled(c.Unit) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sameMemory reports whether b's groups are those of a, in memory that lives on.
+func sameMemory(a, b *Route) bool {
+	return a.PG == nil || a.PG.ID == b.PG.ID && a.PG.Head == b.PG.Head && a.ShardOff == b.ShardOff
+}
+
+// samePlaces reports whether a place of a is one of b.
+func samePlaces(a, b *PG) bool { return a.ID == b.ID && a.Generation == b.Generation }
+
+func (o *Op) home() uint64 {
+	h, _ := layout.GroupOff(o.Hash, o.Route.Clusters)
+	return o.Route.ShardOff + h
+}
+
+func (o *Op) stash() uint64 {
+	_, s := layout.GroupOff(o.Hash, o.Route.Clusters)
+	return o.Route.ShardOff + s
+}
+
+// headerSlot, for sync, is the header of a group.
+const headerSlot = 0xff
+
+// slotOff is the region offset of a slot numbered as in Hint.
+func (o *Op) slotOff(slot uint8) uint64 {
+	if o.far != nil && o.syncBase != 0 {
+		if slot == headerSlot {
+			return o.syncBase
+		}
+		return o.syncBase + layout.SlotOff(int(slot))
+	}
+	if slot == headerSlot {
+		return o.home()
+	}
+	if slot >= StashSlot {
+		return o.stash() + layout.SlotOff(int(slot-StashSlot))
+	}
+	return o.home() + layout.SlotOff(int(slot))
+}
+
+// word is the i-th of three cells for words that are read.
+func (o *Op) word(i int) []byte {
+	if o.cells == nil {
+		o.cells = (*[3 * 8]byte)(o.env.Buf(o, 3*8))
+	}
+	return o.cells[8*i : 8*i+8 : 8*i+8]
+}
+
+func (o *Op) group(i int) []byte {
+	if o.groups[i] == nil {
+		o.groups[i] = o.env.Buf(o, layout.GroupSize)
+	}
+	return o.groups[i]
+}
+
+// recBuf is the i-th record buffer, n bytes long.
+func (o *Op) recBuf(i, n int) []byte {
+	b := &o.rec
+	if i > 0 {
+		f := o.need()
+		for len(f.recs) < i {
+			f.recs = append(f.recs, nil)
+		}
+		b = &f.recs[i-1]
+	}
+	if cap(*b) < n {
+		*b = o.env.Buf(o, n)
+	}
+	*b = (*b)[:n]
+	return *b
+}
+
+// recAt is what recBuf gave last.
+func (o *Op) recAt(i int) []byte {
+	if i == 0 {
+		return o.rec
+	}
+	return o.recs[i-1]
+}
+
+func wordAt(b []byte) layout.Word { return layout.Word(binary.LittleEndian.Uint64(b)) }

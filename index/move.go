@@ -1,0 +1,402 @@
+package index
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// startMove begins Move and Abandon.
+func (o *Op) startMove() Action {
+	r := &o.Route
+	if o.Kind == Move && (r.Child == nil || r.Child.PG == nil) {
+		return o.leave(Refresh)
+	}
+	if uint64(o.Work.Group) >= uint64(r.Clusters)*layout.ClusterGroups {
+		return o.finish(fmt.Errorf("shard %d has no group %d", r.Shard, o.Work.Group))
+	}
+	home, stash := o.groupAt(r)
+	if err := checkIndex(r.PG, stash, layout.GroupSize); err != nil {
+		return o.finish(err)
+	}
+	if o.Kind == Abandon {
+		o.setGroups(home, stash)
+		return o.lockWork(o.abandon)
+	}
+	if _, s := o.groupAt(r.Child); r.Child.Clusters != r.Clusters || checkIndex(r.Child.PG, s, layout.GroupSize) != nil ||
+		r.Child.PG.Replicas == 0 || r.Child.PG.Replicas > maxChain {
+		return o.finish(fmt.Errorf("shard %d: its child %d at %#x of pg %d is not its like", r.Shard, r.Child.Shard, r.Child.ShardOff, r.Child.PG.ID))
+	}
+	o.setGroups(home, stash)
+	return o.lockWork(o.moveLocked)
+}
+
+// groupAt gives the region offsets of home group Work.Group in r's array and of its
+// stash.
+func (o *Op) groupAt(r *Route) (home, stash uint64) {
+	cluster := r.ShardOff + uint64(o.Work.Group/layout.ClusterGroups)*layout.ClusterSize
+	return cluster + uint64(o.Work.Group%layout.ClusterGroups)*layout.GroupSize, cluster + layout.StashGroup*layout.GroupSize
+}
+
+func (o *Op) moveLocked() Action {
+	if h := o.work.header; h.Split() && h.Depth() > o.Route.Depth {
+		// All but the header was everywhere before A got it. The header still comes
+		// after whatever differs: readers go by it.
+		return o.syncWords(o.work.behind, func() Action {
+			return o.syncWords([]wordRef{{o.work.groups[0], headerSlot}}, o.finishWork)
+		})
+	}
+	return o.readMoving()
+}
+
+// readMoving finds the moved set in the groups just read at A. Under the lock
+// nothing is inserted; keys of the set may be updated and deleted.
+func (o *Op) readMoving() Action {
+	w := o.work
+	if w.looks++; w.looks > maxLooks {
+		return o.leave(Backoff)
+	}
+	old := w.items
+	w.items = nil
+	var unread []*item
+	for i := range w.nGroup {
+		if i == 1 && !o.image(0, 0).Header().OVF() {
+			break // none of its keys is in the stash
+		}
+		for j := range layout.GroupSlots {
+			x := o.image(i, 0).Slot(j)
+			if !x.Readable() {
+				continue
+			}
+			ref := wordRef{w.groups[i], uint8(j)}
+			if err := o.inHeap(ref, x); err != nil {
+				return o.finish(err)
+			}
+			at := slices.IndexFunc(old, func(it *item) bool {
+				return it.wordRef == ref && !it.stale && it.x.WithState(layout.Live) == x.WithState(layout.Live)
+			})
+			if at >= 0 {
+				old[at].x = x
+				w.items = append(w.items, old[at])
+				old = slices.Delete(old, at, at+1)
+				continue
+			}
+			it := &item{wordRef: ref, x: x}
+			w.items, unread = append(w.items, it), append(unread, it)
+		}
+	}
+	for _, it := range old {
+		o.givePlaces(it)
+	}
+	return o.fetch(unread, 0, o.gotMoving, o.placeMoving)
+}
+
+// gotMoving judges whether a record belongs to the moved set. One that cannot be
+// read might, and would be lost.
+func (o *Op) gotMoving(it *item, b []byte) error {
+	r, err := o.parseOf(it, b)
+	if err != nil {
+		return err
+	}
+	hash := o.env.HashOf(r.Key)
+	home, _ := layout.GroupOff(hash, o.Route.Clusters)
+	switch inHome := it.base == o.work.groups[0]; {
+	case o.Route.ShardOff+home != o.work.groups[0] && inHome:
+		return fmt.Errorf("%s: record at %#x: its key belongs into the group at %#x", o.where(it.wordRef), it.x.Off(), o.Route.ShardOff+home)
+	case o.Route.ShardOff+home != o.work.groups[0]:
+		return nil
+	case o.Kind == Move && !o.Route.moves(hash):
+		if it.x.State() == layout.Frozen {
+			o.finding("%s: FROZEN, but its key does not move", o.where(it.wordRef))
+		}
+		return nil
+	}
+	it.mine, it.hash, it.key = true, hash, bytes.Clone(r.Key)
+	if r.Flags&layout.FlagManifest != 0 && o.Kind == Move && o.Route.Child.PG.ID != o.Route.PG.ID {
+		m, err := o.partsOf(it, &r)
+		if err != nil {
+			return err
+		}
+		it.id, it.chunks = m.ID, m.Chunks
+	}
+	return nil
+}
+
+// mine are the items of the moved set.
+func (w *workState) mine() (list []*item) {
+	for _, it := range w.items {
+		if it.mine {
+			list = append(list, it)
+		}
+	}
+	return list
+}
+
+// placeMoving takes places for all records that go to another placement group, before
+// anything is frozen that would have to wait for memory.
+func (o *Op) placeMoving() Action {
+	if child := o.Route.Child.PG; child.ID != o.Route.PG.ID {
+		for _, it := range o.work.mine() {
+			if !it.havePlace && !o.takePlaces(child, it) {
+				return o.noMemory()
+			}
+		}
+	}
+	return o.freeze(false)
+}
+
+// noMemory starts over when there is memory.
+func (o *Op) noMemory() Action {
+	o.dropWork()
+	return o.leave(Alloc)
+}
+
+// freeze bars updates and deletes: LIVE→FROZEN at A. again: a word was not what was
+// read, so the group is read anew before anything is copied.
+func (o *Op) freeze(again bool) Action {
+	w := o.work
+	w.swings = w.swings[:0]
+	for _, it := range w.mine() {
+		if it.x.State() == layout.Live {
+			w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x, n: it.x.WithState(layout.Frozen), it: it})
+		}
+	}
+	if len(w.swings) == 0 {
+		if again {
+			o.begin()
+			o.addImages()
+			return o.await(o.readMoving)
+		}
+		return o.frozen()
+	}
+	if w.looks++; w.looks > maxLooks {
+		return o.leave(Backoff)
+	}
+	return o.swingA(func() Action {
+		for i := range w.swings {
+			s := &w.swings[i]
+			switch {
+			case s.won:
+				s.it.x = s.n
+				continue
+			case s.found.State() == layout.Live && s.base == w.groups[0] && layout.InHeap(s.found, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
+				// No insert happens here, so it is the same key: a busy one is
+				// frozen as it is found, and read afterwards.
+				s.it.x = s.found
+			default:
+				s.it.x = 0
+			}
+			s.it.stale, again = true, true
+		}
+		return o.freeze(again)
+	})
+}
+
+// frozen brings FROZEN down to P: a reader of P must know that the word may be
+// on its way before there is another.
+func (o *Op) frozen() Action {
+	w := o.work
+	if len(w.mine()) == 0 {
+		return o.setMoved(o.setSplit)
+	}
+	w.swings = w.swings[:0]
+	for _, it := range w.mine() {
+		// Whoever froze it, A took exactly LIVE→FROZEN.
+		w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x.WithState(layout.Live), n: it.x, won: true, exact: true})
+	}
+	return o.publishSwings(o.readChild)
+}
+
+// readChild reads the child's groups.
+func (o *Op) readChild() Action {
+	if o.work.looks++; o.work.looks > maxLooks {
+		return o.leave(Backoff)
+	}
+	o.toChild()
+	o.setGroups(o.groupAt(&o.Route))
+	o.begin()
+	o.addImages()
+	return o.await(o.gotChild)
+}
+
+// atParent comes back from the child, to the groups there.
+func (o *Op) atParent() {
+	o.toParent()
+	o.setGroups(o.groupAt(&o.Route))
+}
+
+// gotChild looks which of the keys the child has: a janitor before may have copied
+// some.
+func (o *Op) gotChild() Action {
+	w := o.work
+	child := o.Route.PG
+	same := child.ID == w.parent.PG.ID
+	late := o.behind()
+	var half []wordRef // copied, but not on every replica
+	var cands []*item
+	of := map[*item]*item{}
+	for _, it := range w.mine() {
+		it.done = false
+		for i := range w.nGroup {
+			for j := range layout.GroupSlots {
+				x, ref := o.image(i, 0).Slot(j), wordRef{w.groups[i], uint8(j)}
+				switch {
+				case !x.Readable() || x.FP() != layout.FP(it.hash):
+				case same && x.WithState(layout.Live) == it.x.WithState(layout.Live):
+					it.done = true
+					if slices.Contains(late, ref) {
+						half = append(half, ref)
+					}
+				case layout.InHeap(x, child.HeapLo, child.HeapHi):
+					c := &item{wordRef: ref, x: x}
+					cands, of[c] = append(cands, c), it
+				}
+			}
+		}
+	}
+	got := func(c *item, b []byte) error {
+		// What cannot be read is no key of this group: nobody but a janitor before
+		// wrote one, and its record was complete first.
+		if r, err := o.parseOf(c, b); err != nil {
+			o.finding("%v", err)
+		} else if bytes.Equal(r.Key, of[c].key) {
+			of[c].done = true
+			if slices.Contains(late, c.wordRef) {
+				half = append(half, c.wordRef)
+			}
+		}
+		return nil
+	}
+	return o.fetch(cands, 0, got, func() Action {
+		return o.syncWords(half, o.linkChild)
+	})
+}
+
+// linkChild chooses a slot of the child for every key that it lacks, and links it
+// there: the parent's slot if that is free, so that a hint stays right.
+func (o *Op) linkChild() Action {
+	w := o.work
+	var todo []*item
+	for _, it := range w.mine() {
+		if !it.done {
+			todo = append(todo, it)
+		}
+	}
+	if len(todo) == 0 {
+		return o.setMoved(o.setSplit)
+	}
+	w.swings = w.swings[:0]
+	var taken [2][layout.GroupSlots]bool
+	choose := func(it *item, i, j int) bool {
+		x := o.image(i, 0).Slot(j)
+		if x.State() != layout.Empty || taken[i][j] {
+			return false
+		}
+		taken[i][j] = true
+		w.swings = append(w.swings, swing{wordRef: wordRef{w.groups[i], uint8(j)}, x: x, it: it})
+		return true
+	}
+	first := func(it *item, i int) bool {
+		for j := range layout.GroupSlots {
+			if choose(it, i, j) {
+				return true
+			}
+		}
+		return false
+	}
+	parentHome, _ := o.groupAt(&w.parent)
+	var rest []*item
+	for _, it := range todo {
+		if it.base != parentHome || !choose(it, 0, int(it.slot)) {
+			rest = append(rest, it)
+		}
+	}
+	overflow := false
+	for _, it := range rest {
+		if first(it, 0) {
+			continue
+		}
+		if overflow = true; !first(it, 1) {
+			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[0], headerSlot}))
+			return o.leave(Grow)
+		}
+	}
+	copies := todo
+	if o.Route.PG.ID == w.parent.PG.ID {
+		copies = nil
+	}
+	return o.copyItems(copies, func() Action {
+		o.toChild()
+		if !overflow {
+			return o.swingChild()
+		}
+		return o.setHeaders(w.groups[0], 0, o.image(0, 0).Header(), func(h layout.Header) layout.Header { return h | layout.FlagOVF }, o.swingChild)
+	})
+}
+
+func (o *Op) swingChild() Action {
+	w := o.work
+	for i := range w.swings {
+		s := &w.swings[i]
+		if s.n = s.it.x.WithState(layout.Live); s.it.havePlace {
+			s.n, s.fresh = s.it.n, s.it.fresh
+		}
+	}
+	linked := func() Action {
+		for i := range w.swings {
+			if !w.swings[i].won {
+				return o.readChild() // taken meanwhile, in the stash
+			}
+			w.swings[i].it.done = true
+		}
+		return o.setMoved(o.setSplit)
+	}
+	return o.swingA(func() Action { return o.publishSwings(linked) })
+}
+
+// setMoved sends readers to the child, which has everything by now. The stash first: who
+// finds a MOVED word of a key's fingerprint in the home group looks for the key in
+// the child, wherever it was.
+func (o *Op) setMoved(then func() Action) Action {
+	w := o.work
+	o.atParent()
+	moved := func(i int, then func() Action) Action {
+		w.swings = w.swings[:0]
+		for _, it := range w.mine() {
+			if it.base == w.groups[i] && it.x.State() == layout.Frozen {
+				w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x, n: it.x.WithState(layout.Moved), it: it})
+			}
+		}
+		return o.swingA(func() Action {
+			for i := range w.swings {
+				s := &w.swings[i]
+				if !s.won {
+					return o.finish(fmt.Errorf("%s: holds %v instead of %v, which only its mover may change", o.where(s.wordRef), s.found, s.x))
+				}
+				s.it.x = s.n
+				o.Work.Moved++
+			}
+			return o.publishSwings(then)
+		})
+	}
+	// What somebody before has left between A and P comes first.
+	return o.syncWords(w.behind, func() Action {
+		return moved(1, func() Action { return moved(0, then) })
+	})
+}
+
+// setSplit says that the group's move is complete.
+func (o *Op) setSplit() Action {
+	depth := uint8(layout.MigratedDepth)
+	if o.Route.Split {
+		depth = o.Route.Depth + 1
+	}
+	return o.setHeaders(o.work.groups[0], 0, o.work.header, func(h layout.Header) layout.Header {
+		if h.Split() && h.Depth() >= depth {
+			return h
+		}
+		return h.WithSplit(depth)
+	}, o.finishWork)
+}

@@ -1,0 +1,117 @@
+package index
+
+import (
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// placeState says whose a place is, as far as this Op knows.
+type placeState uint8
+
+const (
+	placeDone   placeState = iota // none of this Op's business, or no longer
+	placeOwn                      // taken; no word ever named it
+	placePosted                   // a CAS is under way that links or unlinks it
+	placeFreed                    // A has unlinked it for us; not yet published
+)
+
+type place struct {
+	pg    *PG
+	w     layout.Word
+	state placeState
+}
+
+// addPlace notes a place and returns its number.
+func (o *Op) addPlace(pg *PG, w layout.Word, s placeState) int {
+	o.work.places = append(o.work.places, place{pg, w, s})
+	return len(o.work.places) - 1
+}
+
+func (w *workState) turn(places []int, s placeState) {
+	for _, i := range places {
+		w.places[i].state = s
+	}
+}
+
+// dropWork gives back the places that no word ever named, and leaves to recall those
+// of which that is not certain. Nothing is under way to them.
+func (o *Op) dropWork() {
+	for _, p := range o.work.places {
+		switch p.state {
+		case placeOwn:
+			o.env.Unuse(p.pg, p.w)
+		case placePosted, placeFreed:
+			o.env.Leak(p.pg, p.w)
+		}
+	}
+	o.work.places = o.work.places[:0]
+}
+
+// leakWork leaves every place to recall: a verb may still land there.
+func (o *Op) leakWork() {
+	if o.work == nil {
+		return
+	}
+	for _, p := range o.work.places {
+		if p.state != placeDone {
+			o.env.Leak(p.pg, p.w)
+		}
+	}
+	o.work.places = o.work.places[:0]
+}
+
+// unlinkFreed hands over what has been unlinked and published.
+func (o *Op) unlinkFreed() {
+	for i := range o.work.places {
+		if p := &o.work.places[i]; p.state == placeFreed {
+			p.state = placeDone
+			o.env.Unlinked(p.pg, p.w)
+		}
+	}
+}
+
+func chunkWord(c layout.Chunk) layout.Word { return layout.MakeLive(c.Ver, 0, c.Code, c.Unit) }
+
+// takePlaces takes a place in pg for a copy of it's record, and for its chunks if
+// they are to be copied. It is all or none.
+func (o *Op) takePlaces(pg *PG, it *item) bool {
+	take := func(code uint8) (layout.Chunk, bool) {
+		unit, ver, size, ok := o.env.Alloc(pg, code)
+		if !ok {
+			o.work.wantPG, o.work.wantCode = pg.ID, code
+			o.givePlaces(it)
+			return layout.Chunk{}, false
+		}
+		c := layout.Chunk{Unit: unit, Code: size, Ver: ver}
+		it.fresh = append(it.fresh, o.addPlace(pg, chunkWord(c), placeOwn))
+		return c, true
+	}
+	for _, c := range it.chunks {
+		n, ok := take(c.Code)
+		if !ok {
+			return false
+		}
+		it.newChunks = append(it.newChunks, n)
+	}
+	c, ok := take(it.x.Code())
+	if !ok {
+		return false
+	}
+	it.havePlace = true
+	it.n = layout.MakeLive(c.Ver, it.x.FP(), c.Code, c.Unit)
+	o.work.places[it.fresh[len(it.fresh)-1]].w = it.n
+	if len(it.chunks) > 0 {
+		it.newID = o.env.Version(0)
+	}
+	return true
+}
+
+// givePlaces gives back it's places, which no word named and nothing is under way to.
+func (o *Op) givePlaces(it *item) {
+	for _, i := range it.fresh {
+		if p := &o.work.places[i]; p.state == placeOwn {
+			p.state = placeDone
+			o.env.Unuse(p.pg, p.w)
+		}
+	}
+	it.havePlace, it.written, it.copied, it.fresh, it.newChunks = false, false, 0, nil, nil
+}

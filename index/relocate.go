@@ -1,0 +1,108 @@
+package index
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// relocate looks for what lies in the extent, until there is nothing.
+func (o *Op) relocate() Action {
+	o.setGroups(o.Work.Off)
+	o.begin()
+	o.addImages()
+	return o.await(func() Action {
+		w := o.work
+		if w.looks++; w.looks > maxLooks {
+			return o.leave(Backoff)
+		}
+		g := o.image(0, 0)
+		w.items = nil
+		count := o.Work.Count
+		if count {
+			o.Work.Lost = 0
+		}
+		for j := range layout.GroupSlots {
+			x, ref := g.Slot(j), wordRef{o.Work.Off, uint8(j)}
+			if !x.Readable() {
+				continue
+			}
+			if err := o.inHeap(ref, x); err != nil {
+				if count {
+					// It names no memory of the heap's, so it keeps none.
+					o.Work.Lost++
+					o.finding("%v", err)
+					continue
+				}
+				return o.finish(err)
+			}
+			w.items = append(w.items, &item{wordRef: ref, x: x})
+		}
+		var manifests []*item
+		// Without its manifest nobody knows the chunks of a long value, which a recall must not
+		// free.
+		must := !count || len(o.Work.Extents) > 0
+		if count && o.Work.Window.Units == 0 {
+			return o.readManifests(w.items, &manifests, must, o.countFound)
+		}
+		return o.readManifests(w.items, &manifests, must, o.relocateFound)
+	})
+}
+
+// countFound counts what the group links. What a replica still shows that is gone at A is
+// synced: it may lie in an extent of which all the rest becomes free.
+func (o *Op) countFound() Action {
+	o.Work.Records, o.Work.Units, o.Work.Linked, o.Work.Kept = 0, 0, map[uint32]uint32{}, nil
+	kept := func(unit uint32, code uint8) {
+		o.linked(unit, code)
+		if slices.Contains(o.Work.Extents, unit/layout.ExtentUnits) {
+			o.Work.Kept = append(o.Work.Kept, UnitRun{unit, layout.UnitsOf(code)})
+		}
+	}
+	for _, it := range o.work.items {
+		o.Work.Records++
+		kept(it.x.Unit(), it.x.Code())
+		for _, c := range it.oldParts {
+			kept(c.Unit, c.Code)
+		}
+	}
+	late := differing(nil, o.Route.PG.Replicas, o.Work.Off, func(k uint8) layout.Group { return o.image(0, k) })
+	o.Work.Synced += uint64(len(late))
+	return o.syncWords(late, o.finishWork)
+}
+
+func (o *Op) relocateFound() Action {
+	in := func(unit uint32, code uint8) bool {
+		if units := layout.UnitsOf(code); o.Work.Count {
+			return o.Work.Window.meets(unit, units) && (o.Work.WindowMost == 0 || units < o.Work.WindowMost)
+		}
+		return slices.Contains(o.Work.Extents, unit/layout.ExtentUnits)
+	}
+	var list []*item
+	for _, it := range o.work.items {
+		if slices.ContainsFunc(it.oldParts, func(c layout.Chunk) bool { return in(c.Unit, c.Code) }) {
+			it.chunks = it.oldParts // all of them: they carry the manifest's id
+		} else if !in(it.x.Unit(), it.x.Code()) {
+			continue
+		}
+		if it.x.State() == layout.Frozen {
+			// Its mover copies it, or the one after.
+			if o.work.frozen++; o.work.frozen > maxFrozen {
+				return o.finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, it.x.Unit()/layout.ExtentUnits))
+			}
+			return o.leave(Backoff)
+		}
+		list = append(list, it)
+	}
+	if len(list) > 0 {
+		return o.replace(list, o.relocate) // whoever won a word instead of us put it elsewhere
+	}
+	if o.Work.Count {
+		return o.countFound()
+	}
+	// A replica may still show what is gone at A, and that lies in the extent.
+	late := differing(nil, o.Route.PG.Replicas, o.Work.Off, func(k uint8) layout.Group { return o.image(0, k) })
+	o.Work.Synced += uint64(len(late))
+	return o.syncWords(late, o.finishWork)
+}

@@ -1,0 +1,62 @@
+package index
+
+import (
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// resolve asks A what became of the deciding CAS. Nothing of it can still land.
+func (o *Op) resolve() Action {
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: 0, Off: o.slotOff(o.slot), Buf: o.word(0)})
+	return o.post(stepResolve)
+}
+
+func (o *Op) resolved() Action {
+	switch s := wordAt(o.word(0)); s {
+	case o.n:
+		o.deciding, o.won = false, true
+		return o.sync(o.slot, 1, stepPublish)
+	case o.x:
+		// It did not happen. n may have been seen, so it is never posted again.
+		o.deciding, o.won = false, false
+		o.retire()
+		o.written = false
+		return o.again(0)
+	}
+	o.leak()
+	return o.finish(ErrUnknown)
+}
+
+// retire spends the place of a word that did not take effect.
+func (o *Op) retire() {
+	if o.havePlace {
+		o.env.Retire(o.Route.PG, o.n)
+		o.havePlace = false
+	}
+	o.dropPlace()
+}
+
+// leak leaves both places of an undecided Op to recall.
+func (o *Op) leak() {
+	o.leakOwn()
+	if o.x.Readable() {
+		o.env.Leak(o.Route.PG, o.x)
+	}
+	o.deciding = false
+}
+
+// leakOwn leaves the Op's own place to recall.
+func (o *Op) leakOwn() {
+	if o.havePlace {
+		o.env.Leak(o.Route.PG, o.n)
+	}
+	o.havePlace = false
+	if o.far == nil {
+		return
+	}
+	for _, c := range o.chunks {
+		o.env.Leak(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+	}
+	o.chunks = o.chunks[:0]
+	o.leakWork()
+}

@@ -1,0 +1,163 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+const clusterSlots = (layout.ClusterGroups + 1) * layout.GroupSlots
+
+// Page is the request of a Scan and its answer.
+type Page struct {
+	// The page starts at slot From (0..509, and 510..1019 for what has moved to a child) of cluster
+	// Cluster of the shard that covers hash prefix Op.Hash.
+	Cluster uint32
+	From    uint16
+	// Shard is the array in which From was found, 0 if it is 0; afterwards that of this page.
+	Shard   uint32
+	Bytes   int  // stop after about so many bytes of records
+	Expired bool // include what has expired and is still there
+
+	// Answer. Found aliases the Op's buffers.
+	Found []layout.Record
+	// Corrupt says what of the page could not be read, nil if nothing: Found is the rest.
+	Corrupt error
+	Next    uint16 // the slot to go on from, or 0 when the cluster is done
+	End     bool   // that was the shard's last cluster and it is done
+}
+
+func (o *Op) readCluster() Action {
+	o.need()
+	o.syncBase = 0
+	if o.child == 0 {
+		if o.Scan.Shard != 0 && o.Scan.Shard != o.Route.Shard {
+			o.Scan.From = 0 // in another array words sit elsewhere
+		}
+		o.Scan.Shard = o.Route.Shard
+	}
+	if o.Scan.From >= clusterSlots && o.Route.Child != nil {
+		if o.Route.Child.PG == nil {
+			return o.again(Refresh)
+		}
+		o.Route = *o.Route.Child // what has moved of this cluster
+		o.child = o.Route.Shard
+	}
+	if o.Scan.Cluster >= o.Route.Clusters || o.Scan.From >= clusterSlots && o.child == 0 {
+		return o.scanned()
+	}
+	if o.cluster == nil {
+		o.cluster = o.env.Buf(o, layout.ClusterSize)
+	}
+	off := o.Route.ShardOff + uint64(o.Scan.Cluster)*layout.ClusterSize
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: off, Buf: o.cluster})
+	if o.Route.PG.Joining {
+		if o.joiners == nil {
+			o.joiners = o.env.Buf(o, layout.ClusterSize)
+		}
+		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: off, Buf: o.joiners})
+	}
+	return o.post(stepReadCluster)
+}
+
+func (o *Op) gotCluster() Action {
+	o.Scan.Next, o.Scan.End = 0, false
+	o.Scan.Corrupt, o.corrupts = nil, 0
+	o.begin()
+	total := 0
+	base := 0
+	if o.child != 0 {
+		base = clusterSlots
+	}
+	for i := int(o.Scan.From) - base; i < clusterSlots; i++ {
+		at := i / layout.GroupSlots * layout.GroupSize
+		off := o.Route.ShardOff + uint64(o.Scan.Cluster)*layout.ClusterSize + uint64(at)
+		g := layout.Group(o.cluster[at:][:layout.GroupSize])
+		if i%layout.GroupSlots == 0 || i == int(o.Scan.From)-base {
+			if err := o.damaged(g, off, o.Route.PG.tail()); err != nil {
+				o.corrupted(err)
+				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1 // go on with the next group
+				continue
+			}
+		}
+		w := g.Slot(i % layout.GroupSlots)
+		if o.Route.PG.Joining && !o.env.ReadOnly() {
+			if j := layout.Group(o.joiners[at:][:layout.GroupSize]).Slot(i % layout.GroupSlots); j != w && (j.Readable() || w.Readable()) {
+				if len(o.Accesses) > 0 {
+					o.Scan.Next = uint16(base + i)
+					break
+				}
+				o.syncBase = off
+				return o.sync(uint8(i%layout.GroupSlots), 1, stepReadCluster)
+			}
+		}
+		if w.State() == layout.Moved && o.child == 0 && o.Route.Child == nil {
+			home := g
+			if i/layout.GroupSlots == layout.StashGroup {
+				home = o.cluster[:layout.GroupSize] // a stash is cleared before any home group
+			}
+			if !o.leftOver(home) {
+				return o.again(Refresh) // by a move that this map does not know
+			}
+		}
+		if !w.Readable() {
+			continue
+		}
+		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+			o.corrupted(o.groupError(off, o.Route.PG.tail(), g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)))
+			continue
+		}
+		if n := len(o.Accesses); n > 0 && total+w.ReadLen() > o.Scan.Bytes {
+			o.Scan.Next = uint16(base + i)
+			break
+		}
+		total += w.ReadLen()
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.tail(), Off: w.Off(),
+			Buf: o.recBuf(len(o.Accesses), w.ReadLen())})
+	}
+	if len(o.Accesses) == 0 {
+		return o.scanned()
+	}
+	return o.post(stepScanRecords)
+}
+
+func (o *Op) gotScanRecords() Action {
+	o.Scan.Found = o.Scan.Found[:0]
+	for i := range o.Accesses {
+		r, err := layout.ParseRecord(o.recAt(i))
+		if err != nil {
+			if o.retries++; o.retries <= 3 {
+				return o.readCluster()
+			}
+			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.tail(), o.Accesses[i].Off, err))
+			continue
+		}
+		if o.Scan.Expired || !o.isExpired(&r.RecordHeader) {
+			o.Scan.Found = append(o.Scan.Found, r)
+		}
+	}
+	return o.scanned()
+}
+
+// corrupted notes what a Scan cannot read, and leaves out.
+func (o *Op) corrupted(err error) {
+	if o.corrupts++; o.corrupts <= maxCorrupts {
+		o.Scan.Corrupt = errors.Join(o.Scan.Corrupt, err)
+	}
+}
+
+// maxCorrupts is how many errors of one cluster are told one by one.
+const maxCorrupts = 4
+
+func (o *Op) scanned() Action {
+	if n := o.corrupts - maxCorrupts; n > 0 {
+		o.Scan.Corrupt = errors.Join(o.Scan.Corrupt, fmt.Errorf("and %d more in this cluster", n))
+	}
+	if o.Scan.Next == 0 && o.child == 0 && o.Route.Child != nil && o.Scan.Cluster < o.Route.Clusters {
+		o.Scan.Next = clusterSlots // the child's share of this cluster
+	}
+	o.Scan.End = o.Scan.Next == 0 && o.Scan.Cluster+1 >= o.Route.Clusters
+	return o.finish(nil)
+}

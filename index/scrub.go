@@ -1,0 +1,282 @@
+package index
+
+import (
+	"bytes"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// keyHash tells keys apart well enough for a finding.
+type keyHash struct{ a, b uint64 }
+
+func (o *Op) startScrub() Action {
+	o.Work.Records, o.Work.Units, o.Work.Lost = 0, 0, 0
+	o.Work.Linked, o.Work.Findings = map[uint32]uint32{}, nil
+	o.work.keys, o.work.same = map[keyHash]wordRef{}, nil
+	return o.readCopies(func() Action {
+		list := o.clusterDiffers()
+		o.Work.Synced += uint64(len(list))
+		if len(list) == 0 {
+			return o.scrubRecords()
+		}
+		return o.syncWords(list, func() Action { return o.readCopies(o.scrubRecords) })
+	})
+}
+
+func (o *Op) scrubRecords() Action {
+	var list []*item
+	for i := range layout.ClusterGroups + 1 {
+		g := o.groupOf(i, 0)
+		base := o.Work.Off + uint64(i)*layout.GroupSize
+		if err := g.Check(0, 1<<32-1); err != nil {
+			o.finding("pg %d group %#x: %v", o.Route.PG.ID, base, err)
+		}
+		for j := range layout.GroupSlots {
+			x, ref := g.Slot(j), wordRef{base, uint8(j)}
+			if !x.Readable() {
+				continue
+			}
+			if err := o.inHeap(ref, x); err != nil {
+				o.Work.Lost++
+				o.finding("%v", err)
+				continue
+			}
+			list = append(list, &item{wordRef: ref, x: x})
+		}
+	}
+	return o.scrubBatch(list)
+}
+
+// linked counts the place of w.
+func (o *Op) linked(unit uint32, code uint8) {
+	o.Work.Units += uint64(layout.UnitsOf(code))
+	o.Work.Linked[unit/layout.ExtentUnits] += layout.UnitsOf(code)
+}
+
+// scrubBatch READs some of the records on every replica and judges them.
+func (o *Op) scrubBatch(list []*item) Action {
+	if len(list) == 0 {
+		return o.scrubSame()
+	}
+	r := int(o.Route.PG.Replicas)
+	n, total := 0, 0
+	for n < len(list) && (n == 0 || total+r*aligned(list[n].x.ReadLen()) <= batchBytes) {
+		total += r * aligned(list[n].x.ReadLen())
+		n++
+	}
+	buf := o.scratch(total)
+	o.begin()
+	for _, it := range list[:n] {
+		buf = o.addCopies(it.x.Off(), it.x.ReadLen(), buf)
+	}
+	return o.await(func() Action {
+		var bad, manifests []*item
+		copies := map[*item][][]byte{}
+		for i, it := range list[:n] {
+			o.Work.Records++
+			o.linked(it.x.Unit(), it.x.Code())
+			c := o.copiesAt(i)
+			good, ok := o.goodCopy(it, c)
+			if !ok || o.anyBad(c, good) != 0 {
+				bad, copies[it] = append(bad, it), c
+			}
+			if !ok {
+				continue
+			}
+			rec, _ := layout.ParseRecord(good)
+			o.noteKey(it.wordRef, rec.Key)
+			if rec.Flags&layout.FlagManifest == 0 {
+				continue
+			}
+			m, err := o.partsOf(it, &rec)
+			if err != nil {
+				o.Work.Lost++
+				o.finding("%v", err)
+				continue
+			}
+			it.id, it.oldParts = m.ID, m.Chunks
+			manifests = append(manifests, it)
+		}
+		return o.scrubBad(bad, copies, func() Action {
+			return o.scrubChunks(manifests, 0, func() Action { return o.scrubBatch(list[n:]) })
+		})
+	})
+}
+
+// addCopies adds a READ of n bytes of the heap on every replica, into b, and returns
+// the rest of b.
+func (o *Op) addCopies(off uint64, n int, b []byte) []byte {
+	for k := range o.Route.PG.Replicas {
+		o.add(Access{Verb: Read, Space: Heap, Replica: k, Off: off, Buf: b[:n:n]})
+		b = b[aligned(n):]
+	}
+	return b
+}
+
+// copiesAt is what the i-th addCopies of the round has read, by replica.
+func (o *Op) copiesAt(i int) (c [][]byte) {
+	r := int(o.Route.PG.Replicas)
+	for _, a := range o.Accesses[i*r:][:r] {
+		c = append(c, a.Buf)
+	}
+	return c
+}
+
+// goodCopy is the first copy that is whole and whose key belongs where the slot is.
+func (o *Op) goodCopy(it *item, copies [][]byte) (good []byte, ok bool) {
+	for _, b := range copies {
+		if r, err := o.parseOf(it, b); err == nil && o.belongs(r.Key, it.base) {
+			return b[:layout.RecordLen(len(r.Key), len(r.Value))], true
+		}
+	}
+	return nil, false
+}
+
+// anyBad has a bit for every replica whose copy is not good.
+func (o *Op) anyBad(copies [][]byte, good []byte) (bad uint8) {
+	for k, b := range copies {
+		if !bytes.Equal(b[:len(good)], good) {
+			bad |= 1 << k
+		}
+	}
+	return bad
+}
+
+// belongs reports whether a lookup of key would come to the group at base, or to the
+// cluster whose stash that is.
+func (o *Op) belongs(key []byte, base uint64) bool {
+	hash := o.env.HashOf(key)
+	r, ok := o.env.Route(hash)
+	if !ok {
+		return true // nobody can tell now
+	}
+	for c := &r; c != nil; c = c.Child {
+		if c.PG == nil || c.PG.ID != o.Route.PG.ID {
+			continue
+		}
+		if home, stash := layout.GroupOff(hash, c.Clusters); c.ShardOff+home == base || c.ShardOff+stash == base {
+			return true
+		}
+	}
+	return false
+}
+
+// noteKey looks whether another slot of the cluster names the same key.
+func (o *Op) noteKey(at wordRef, key []byte) {
+	f := fnv.New64a()
+	_, _ = f.Write(key)
+	h := keyHash{o.env.HashOf(key), f.Sum64()}
+	if other, ok := o.work.keys[h]; ok {
+		o.work.same = append(o.work.same, [2]wordRef{other, at})
+		return
+	}
+	o.work.keys[h] = at
+}
+
+// scrubBad repairs records of which a copy is not good, or says that none is.
+func (o *Op) scrubBad(list []*item, copies map[*item][][]byte, then func() Action) Action {
+	if len(list) == 0 {
+		return then()
+	}
+	it, next := list[0], func() Action { return o.scrubBad(list[1:], copies, then) }
+	good, ok := o.goodCopy(it, copies[it])
+	if !ok {
+		good = nil
+	}
+	return o.repair(it, it.x.Off(), copies[it], good, next)
+}
+
+// repair writes good over the copies at off that differ from it, if it is still
+// linked: then nobody else writes there.
+func (o *Op) repair(it *item, off uint64, copies [][]byte, good []byte, then func() Action) Action {
+	return o.readWords(it.wordRef, func(words []layout.Word) Action {
+		if words[0] != it.x {
+			return then() // replaced meanwhile
+		}
+		for _, x := range words {
+			if x != it.x {
+				// Its writer is still writing, or has died: sync compares the copies.
+				return o.syncWords([]wordRef{it.wordRef}, then)
+			}
+		}
+		if good == nil {
+			o.Work.Lost++
+			_, err := layout.ParseRecord(copies[0])
+			if err == nil {
+				err = fmt.Errorf("not what belongs there")
+			}
+			o.finding("%s: no good copy at %#x: %v", o.where(it.wordRef), off, err)
+			return then()
+		}
+		o.begin()
+		bad := o.anyBad(copies, good)
+		for k := range o.Route.PG.Replicas {
+			if bad&(1<<k) != 0 {
+				o.add(Access{Verb: Write, Space: Heap, Replica: k, Off: off, Buf: good})
+			}
+		}
+		n := uint64(len(o.Accesses))
+		return o.await(func() Action {
+			o.Work.Repaired += n
+			return then()
+		})
+	})
+}
+
+// scrubChunks does for the chunks of manifests, from the i-th of the first on, what
+// scrubBatch does for records.
+func (o *Op) scrubChunks(list []*item, i int, then func() Action) Action {
+	if len(list) == 0 {
+		return then()
+	}
+	it := list[0]
+	if i >= len(it.oldParts) {
+		return o.scrubChunks(list[1:], 0, then)
+	}
+	c := it.oldParts[i]
+	o.linked(c.Unit, c.Code)
+	off, n := uint64(c.Unit)*layout.UnitSize, layout.SizeOf(c.Code)
+	o.begin()
+	o.addCopies(off, n, o.scratch(int(o.Route.PG.Replicas)*aligned(n)))
+	return o.await(func() Action {
+		next := func() Action { return o.scrubChunks(list, i+1, then) }
+		copies := o.copiesAt(0)
+		var good []byte
+		for _, b := range copies {
+			if r, err := parseChunk(b, it.id, i); err == nil {
+				good = b[:layout.RecordLen(0, len(r.Value))]
+				break
+			}
+		}
+		if good != nil && o.anyBad(copies, good) == 0 {
+			return next()
+		}
+		return o.repair(it, off, copies, good, next)
+	})
+}
+
+// scrubSame looks at slots that seem to name one key: in this order, since words do not
+// come back, both did at once if neither has changed.
+func (o *Op) scrubSame() Action {
+	if len(o.work.same) == 0 {
+		return o.finishWork()
+	}
+	pair := o.work.same[0]
+	o.work.same = o.work.same[1:]
+	o.begin()
+	for i, r := range pair {
+		o.add(Access{Verb: Read, Space: Index, Off: r.off(), Buf: o.word(i)})
+	}
+	return o.await(func() Action {
+		both := true
+		for i, r := range pair {
+			both = both && wordAt(o.word(i)) == o.groupOf(int((r.base-o.Work.Off)/layout.GroupSize), 0).Slot(int(r.slot))
+		}
+		if both {
+			o.finding("%s and group %#x slot %d: the same key", o.where(pair[0]), pair[1].base, pair[1].slot)
+		}
+		return o.scrubSame()
+	})
+}

@@ -1,0 +1,17 @@
+package index
+
+import (
+	"testing"
+	"unsafe"
+)
+
+// What is neither request nor answer of a key operation takes 256 bytes at most: every operation of a session is such
+// an Op, and is cleared for its next use.
+func TestOpIsThin(t *testing.T) {
+	var o Op
+	request := unsafe.Offsetof(o.slot)
+	answer := unsafe.Sizeof(o.Err) + unsafe.Sizeof(o.Version) + unsafe.Sizeof(o.Record)
+	if state := unsafe.Sizeof(o) - request - answer; state > 256 {
+		t.Errorf("an Op's state: %d bytes of %d, want 256 at most", state, unsafe.Sizeof(o))
+	}
+}

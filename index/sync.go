@@ -1,0 +1,256 @@
+package index
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// publish carries x→n from A down the chain. A stage may swing x→n blindly only
+// while every earlier one took exactly that; from the first other finding on,
+// sync takes over.
+func (o *Op) publish() Action {
+	if o.Route.PG.Replicas == 1 {
+		return o.published()
+	}
+	o.pubK = 1
+	return o.publishStage()
+}
+
+func (o *Op) publishStage() Action {
+	o.begin()
+	o.add(Access{Verb: CAS, Space: Index, Replica: o.pubK, Off: o.slotOff(o.slot),
+		Expect: uint64(o.x), New: uint64(o.n)})
+	return o.post(stepPublish)
+}
+
+func (o *Op) gotPublish() Action {
+	if f := layout.Word(o.Accesses[0].Found); f != o.x {
+		return o.sync(o.slot, o.pubK, stepPublish)
+	}
+	if o.pubK++; o.pubK < o.Route.PG.Replicas {
+		return o.publishStage()
+	}
+	return o.published()
+}
+
+// published: n is visible at P. The replaced record's place is ours.
+func (o *Op) published() Action {
+	if o.Kind == Delete {
+		o.env.Forget(o)
+	} else {
+		o.Version = o.version
+		f := HintFlags(0)
+		if o.flags&layout.FlagManifest != 0 {
+			f |= HintManifest
+		}
+		if o.Expiry != 0 {
+			f |= HintExpires
+		}
+		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Shard: o.Route.Shard, Slot: o.slot, Flags: f})
+	}
+	o.havePlace = false
+	if o.far != nil {
+		o.chunks = o.chunks[:0]
+	}
+	if o.x.Readable() && o.xFlags&HintManifest != 0 {
+		// The chunks go with the manifest, which nobody reuses before us.
+		o.begin()
+		o.add(Access{Verb: Read, Space: Heap, Replica: 0, Off: o.x.Off(), Buf: o.recBuf(0, o.x.ReadLen())})
+		return o.post(stepReadManifest)
+	}
+	o.unlink()
+	return o.decided()
+}
+
+func (o *Op) decided() Action {
+	if o.Kind == Delete && o.expired {
+		return o.finish(ErrNotFound)
+	}
+	return o.finish(nil)
+}
+
+func (o *Op) unlink() {
+	if o.x.Readable() && !o.unlinked {
+		o.unlinked = true
+		o.env.Unlinked(o.Route.PG, o.x)
+	}
+}
+
+// sync brings slot on every replica from the k-th on up to its predecessor,
+// never past it. Then it goes on where then says.
+func (o *Op) sync(slot uint8, k uint8, then Step) Action {
+	o.need().syncThen = then
+	o.syncSlot, o.syncK = slot, k
+	return o.syncRead()
+}
+
+func (o *Op) syncRead() Action {
+	if o.syncK >= o.Route.PG.Replicas {
+		switch o.syncThen {
+		case stepPublish:
+			return o.published()
+		case stepSyncGroup:
+			return o.syncGroup()
+		case stepReadStash:
+			return o.syncStash()
+		case stepStart:
+			return o.again(0)
+		case stepSplitSeen:
+			return o.splitSeen()
+		case stepReadCluster:
+			return o.readCluster()
+		case stepWork:
+			return o.workNext()
+		}
+		return o.finish(o.answer)
+	}
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.syncK, Off: o.slotOff(o.syncSlot), Buf: o.word(0)})
+	return o.post(stepSyncRead)
+}
+
+// syncPrev reads the predecessor's word, after q was read: the other order
+// could move R[k] backward.
+func (o *Op) syncPrev() Action {
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Replica: o.syncK - 1, Off: o.slotOff(o.syncSlot), Buf: o.word(1)})
+	return o.post(stepSyncPrev)
+}
+
+func (o *Op) syncNext() Action {
+	switch o.step {
+	case stepSyncRead:
+		o.syncQ = wordAt(o.word(0))
+		return o.syncPrev()
+	case stepSyncPrev:
+		b := wordAt(o.word(1))
+		o.syncB = b
+		if o.syncSlot == headerSlot {
+			// Headers grow; an OVF that only a later replica has yet must stay.
+			o.syncB = layout.Word(layout.Header(o.syncQ).Merge(layout.Header(b)))
+			if o.syncB != o.syncQ {
+				return o.syncCAS(false)
+			}
+			b = o.syncQ
+		}
+		switch {
+		case b == o.syncQ:
+			o.syncK++
+			return o.syncRead()
+		case !b.Readable():
+			return o.syncCAS(false)
+		case !layout.InHeap(b, o.Route.PG.HeapLo, o.Route.PG.HeapHi):
+			return o.syncBroken(&layout.CorruptError{What: "slot", Off: o.slotOff(o.syncSlot), Check: "outside the heap", Got: uint64(b)})
+		}
+		// b's record must be complete on R[k]. A good CRC alone proves nothing:
+		// the place's previous life had one too.
+		o.begin()
+		for i := range uint8(2) {
+			o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - i, Off: b.Off(), Buf: o.syncBuf(i, b.ReadLen())})
+		}
+		return o.post(stepSyncVerify)
+	case stepSyncVerify:
+		mine, prev := o.syncRecs[0], o.syncRecs[1]
+		if _, err := layout.ParseRecord(prev); err != nil {
+			// b was replaced and its place is on its way out: look again.
+			if o.retries++; o.retries > 100 {
+				return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", o.Route.PG.ID, o.syncK-1, err))
+			}
+			return o.syncRead()
+		}
+		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+		same := bytes.Equal(mine[:n], prev[:n])
+		if !same && layout.RecordFlags(prev[10])&layout.FlagManifest != 0 {
+			o.chunk = 0
+			return o.syncChunks()
+		}
+		return o.syncCAS(!same)
+	default: // stepSyncCAS
+		a := &o.Accesses[len(o.Accesses)-1]
+		if layout.Word(a.Found) == o.syncQ {
+			o.syncK++
+			return o.syncRead()
+		}
+		o.syncQ = layout.Word(a.Found)
+		return o.syncPrev()
+	}
+}
+
+// syncChunks copies the chunks of the manifest under way before the manifest
+// itself: one by one, READ from the predecessor and WRITE.
+func (o *Op) syncChunks() Action {
+	pg := o.Route.PG
+	r, err := layout.ParseRecord(o.syncRecs[1])
+	if err != nil {
+		return o.syncRead()
+	}
+	m, err := layout.ParseManifest(r.Value, pg.HeapLo, pg.HeapHi)
+	if err != nil {
+		return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", pg.ID, o.syncK-1, err))
+	}
+	if o.chunk >= len(m.Chunks) {
+		return o.syncCAS(true)
+	}
+	c := m.Chunks[o.chunk]
+	o.begin()
+	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - 1, Off: uint64(c.Unit) * layout.UnitSize,
+		Buf: o.syncBuf(0, layout.SizeOf(c.Code))})
+	return o.post(stepSyncChunk)
+}
+
+func (o *Op) gotSyncChunk() Action {
+	if a := &o.Accesses[0]; a.Verb == Read {
+		b := a.Buf
+		r, err := layout.ParseRecord(b)
+		if err != nil || r.Flags&layout.FlagChunk == 0 {
+			// The manifest was replaced and its chunks are on their way out.
+			if o.retries++; o.retries > 100 {
+				return o.syncBroken(fmt.Errorf("pg %d replica %d: chunk: %w", o.Route.PG.ID, o.syncK-1, err))
+			}
+			return o.syncRead()
+		}
+		off := a.Off
+		o.begin()
+		o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: off, Buf: b[:layout.RecordLen(0, len(r.Value))]})
+		return o.post(stepSyncChunk)
+	}
+	o.chunk++
+	return o.syncChunks()
+}
+
+// syncBroken ends an Op that cannot bring the chain up. One that A decided may
+// yet be seen.
+func (o *Op) syncBroken(err error) Action {
+	if o.Kind == Sync || o.Kind == Scrub {
+		o.finding("%v", err)
+		return o.workNext()
+	}
+	if o.won {
+		o.leak()
+		err = fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return o.finish(err)
+}
+
+func (o *Op) syncBuf(i uint8, n int) []byte {
+	if cap(o.syncRecs[i]) < n {
+		o.syncRecs[i] = o.env.Buf(o, n)
+	}
+	o.syncRecs[i] = o.syncRecs[i][:n]
+	return o.syncRecs[i]
+}
+
+func (o *Op) syncCAS(copyRecord bool) Action {
+	o.begin()
+	if copyRecord {
+		prev := o.syncRecs[1]
+		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
+		o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: o.syncB.Off(), Buf: prev[:n]})
+	}
+	o.add(Access{Verb: CAS, Space: Index, Replica: o.syncK, Off: o.slotOff(o.syncSlot),
+		Expect: uint64(o.syncQ), New: uint64(o.syncB)})
+	return o.post(stepSyncCAS)
+}

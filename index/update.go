@@ -1,0 +1,203 @@
+package index
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// prepare takes a place and encodes the record, with a version above least. It
+// returns 0 when the record is ready to be written.
+func (o *Op) prepare(least uint64) Action {
+	if o.prepared && o.version > least {
+		return 0
+	}
+	o.version = o.env.Version(least)
+	if o.prepared {
+		layout.SetVersion(o.own, o.version)
+		o.written = false
+		return 0
+	}
+	value, flags := o.Value, o.Flags&layout.FlagUser
+	if layout.RecordLen(len(o.Key), len(value)) > layout.MaxRecordSize {
+		if a := o.prepareChunks(); a != 0 {
+			return a
+		}
+		flags |= layout.FlagManifest
+		m := make([]byte, layout.ManifestLen(len(o.chunks)))
+		layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(value)), ID: o.chunkID, Chunks: o.chunks})
+		value = m
+	}
+	n := layout.RecordLen(len(o.Key), len(value))
+	code, ok := layout.CodeFor(n)
+	if !ok {
+		return o.finish(fmt.Errorf("%w: record of %d bytes, at most %d", ErrFull, n, layout.MaxRecordSize))
+	}
+	if !o.havePlace {
+		o.wantCode = code
+		unit, ver, code, ok := o.env.Alloc(o.Route.PG, code)
+		if !ok {
+			return Alloc
+		}
+		o.n = layout.MakeLive(ver, layout.FP(o.Hash), code, unit)
+		o.havePlace = true
+	}
+	if cap(o.own) < n {
+		o.own = o.env.Buf(o, n)
+	}
+	o.own = o.own[:n]
+	o.flags = flags
+	layout.EncodeRecord(o.own, layout.RecordHeader{Version: o.version, Flags: flags,
+		Expiry: o.Expiry, Writer: o.env.Session()}, o.Key, value)
+	o.prepared, o.written = true, false
+	return 0
+}
+
+// dropPlace gives back the place of a record that no word ever named.
+func (o *Op) dropPlace() {
+	if o.havePlace {
+		o.env.Unuse(o.Route.PG, o.n)
+		o.havePlace = false
+	}
+	o.prepared, o.written = false, false
+	if o.far != nil {
+		for _, c := range o.chunks {
+			o.env.Unuse(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+		}
+		o.chunks, o.chunksWritten = o.chunks[:0], false
+	}
+}
+
+// addRecord adds the WRITE of the record on replica r.
+func (o *Op) addRecord(r uint8) {
+	o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: o.n.Off(), Buf: o.own})
+}
+
+// update writes the record everywhere and swings x to it at A, in one round.
+func (o *Op) update() Action {
+	if o.x.State() == layout.Frozen {
+		return o.isFrozen()
+	}
+	if a := o.prepare(o.xVersion); a != 0 {
+		return a
+	}
+	o.begin()
+	if !o.written {
+		for r := range o.Route.PG.Replicas {
+			o.addRecord(r)
+		}
+	}
+	return o.casSlot()
+}
+
+// isFrozen waits where the key's word may be read but not written: it is on its
+// way elsewhere.
+func (o *Op) isFrozen() Action {
+	o.env.Forget(o)
+	return o.again(Backoff)
+}
+
+// casSlot adds the deciding CAS and, while the lock is held, its release where
+// that cannot be seen too early.
+func (o *Op) casSlot() Action {
+	o.add(Access{Verb: CAS, Space: Index, Off: o.slotOff(o.slot), Expect: uint64(o.x), New: uint64(o.n)})
+	switch {
+	case o.Kind == Delete:
+		o.noting = false
+	case o.x.State() == layout.Empty:
+		o.noting, o.noteRead = o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining, false
+	default:
+		// Its expiry is part of the access word.
+		expires := o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining && (o.Expiry != 0 || o.xFlags&HintExpires != 0)
+		o.noteAccess(o.slot, o.noteDue() || expires)
+	}
+	if o.locked && (o.Route.PG.Replicas == 1 || o.x.State() != layout.Empty) {
+		o.addUnlock()
+	}
+	o.deciding = true
+	return o.post(stepCASSlot)
+}
+
+// theCAS is the deciding access of this round.
+func (o *Op) theCAS() *Access {
+	off := o.slotOff(o.slot)
+	for i := range o.Accesses {
+		if a := &o.Accesses[i]; a.Verb == CAS && a.Replica == 0 && a.Off == off {
+			return a
+		}
+	}
+	panic("index: no deciding access")
+}
+
+func (o *Op) casDone() Action {
+	found := layout.Word(o.theCAS().Found)
+	o.deciding = false
+	if o.Kind != Delete {
+		o.written = true // the WRITEs of this round completed
+	}
+	if found == o.x {
+		o.won = true
+		return o.publish()
+	}
+	return o.lost(found)
+}
+
+// lost acts on a CAS at A that found c instead of x.
+func (o *Op) lost(c layout.Word) Action {
+	o.env.Forget(o)
+	switch c.State() {
+	case layout.Frozen:
+		return o.again(Backoff)
+	case layout.Moved:
+		// Nobody follows it before the publisher shows it.
+		return o.sync(o.slot, 1, stepStart)
+	case layout.Empty:
+		// Gone from this slot; whether the key is elsewhere, a lookup tells.
+		return o.lookAgain()
+	}
+	if c.FP() != layout.FP(o.Hash) || !layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) || o.x.State() == layout.Empty {
+		return o.lookAgain()
+	}
+	// Perhaps the same key: its record is at A for certain, at P perhaps not yet.
+	o.x = c
+	o.begin()
+	o.add(Access{Verb: Read, Space: Heap, Replica: 0, Off: c.Off(), Buf: o.recBuf(0, c.ReadLen())})
+	return o.post(stepReadLost)
+}
+
+// lookAgain starts over without a hint. A Put keeps its place and record.
+func (o *Op) lookAgain() Action {
+	o.env.Forget(o)
+	if o.Kind == Put && (o.Cond == Always || o.Cond == IfAbsent) {
+		return o.lockGroup()
+	}
+	// A lookup reads the publisher, which may still show what is gone at A. If
+	// whoever replaced it died before its publish, it would do so for ever.
+	return o.sync(o.slot, 1, stepStart)
+}
+
+func (o *Op) gotLost() Action {
+	r, err := layout.ParseRecord(o.rec)
+	if err != nil || !bytes.Equal(r.Key, o.Key) {
+		return o.lookAgain()
+	}
+	o.takeRecord(o.slot, o.x, &r)
+	o.Version, o.atA = r.Version, true
+	// Nobody learns of a state that the publisher does not show.
+	switch {
+	case o.Kind == Put && o.expired && (o.Cond == IfVersion || o.Cond == IfPresent):
+		return o.answerAfterSync(ErrNotFound)
+	case o.Cond == IfVersion && !o.expired && r.Version != o.IfVersion:
+		return o.answerAfterSync(ErrConflict)
+	case o.Cond == IfAbsent && !o.expired:
+		return o.answerAfterSync(ErrExists)
+	}
+	switch o.Kind {
+	case Delete:
+		return o.casDelete()
+	case Modify:
+		return o.modify(&r)
+	}
+	return o.update()
+}

@@ -1,0 +1,6 @@
+//go:build !kvdinvariants
+
+package invariants
+
+// On reports whether assertions are checked.
+const On = false

@@ -1,0 +1,149 @@
+package simtest
+
+import (
+	"iter"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+)
+
+// fiber runs a lane whose provider executes WRs within PostSend (Config.Synchronous): it
+// stands still there until what it has posted is over, while the scheduler lets the verbs
+// take effect one by one, and whatever else may happen in between.
+type fiber struct {
+	w      *World
+	l      *session.Lane
+	next   func() (struct{}, bool)
+	stop   func()
+	yield  func(struct{}) bool
+	mail   []func() // for the lane's next turn
+	within bool     // PostSend
+}
+
+// stopped unwinds a fiber whose client is no more.
+type stopped struct{}
+
+func (w *World) newFiber(l *session.Lane) *fiber {
+	f := &fiber{w: w, l: l}
+	f.next, f.stop = iter.Pull(func(yield func(struct{}) bool) {
+		defer func() {
+			if x := recover(); x != nil && x != (stopped{}) {
+				panic(x)
+			}
+		}()
+		f.yield = yield
+		for more := true; more; more = yield(struct{}{}) {
+			for len(f.mail) > 0 {
+				do := f.mail[0]
+				f.mail = f.mail[1:]
+				do()
+			}
+			l.Pump()
+		}
+	})
+	return f
+}
+
+// run gives the lane a turn: to its end, or to where a PostSend waits.
+func (f *fiber) run() {
+	before := f.w.fiber
+	f.w.fiber = f
+	f.next()
+	f.w.fiber = before
+}
+
+// wait is sim.Options.Wait.
+func (w *World) wait() {
+	f := w.fiber
+	f.within = true
+	if !f.yield(struct{}{}) {
+		panic(stopped{})
+	}
+	f.within = false
+}
+
+// within reports whether a lane of the client waits within PostSend: nothing else that
+// belongs to its owner happens to it meanwhile. lane -1: any.
+func (c *cl) within(lane int) bool {
+	for i, f := range c.fibers {
+		if f.within && (lane < 0 || lane == i) {
+			return true
+		}
+	}
+	return false
+}
+
+// stopFibers ends the client's lanes where they stand.
+func (c *cl) stopFibers() {
+	for _, f := range c.fibers {
+		f.stop()
+		f.within = false
+	}
+	c.fibers = nil
+}
+
+// canBeginTwo reports whether the client's next two steps may share a chain.
+func (c *cl) canBeginTwo() bool {
+	if c.fibers == nil || c.w.cfg.Window < 2 || c.scan != nil || c.pos+1 >= len(c.script) || !c.canBegin() {
+		return false
+	}
+	a, b := c.script[c.pos], c.script[c.pos+1]
+	quick := func(v Verb) bool { return v == Get || v == Put || v == PutEx }
+	if lane := c.laneFor(a.Key); !quick(a.Verb) || !quick(b.Verb) || lane != c.laneFor(b.Key) {
+		return false
+	}
+	for _, r := range c.run {
+		if r.lane == c.laneFor(a.Key) {
+			return false // they are for tasks
+		}
+	}
+	return true
+}
+
+func (c *cl) beginQuickly(rs ...*running) {
+	for _, r := range rs {
+		c.enter(r)
+		r.quick, r.epoch = true, c.core.Epoch()
+	}
+	f := c.fibers[rs[0].lane]
+	f.mail = append(f.mail, func() { c.quickly(rs) })
+}
+
+// quickly performs what it can without a task, in shared chains, as the blocking client
+// does, and starts the others.
+func (c *cl) quickly(rs []*running) {
+	l := c.lanes[rs[0].lane]
+	qs := make([]session.Quick, len(rs))
+	for i, r := range rs {
+		o := &r.t.Op
+		qs[i] = session.Quick{Put: o.Kind == index.Put, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check}
+	}
+	for at := 0; at < len(qs); {
+		n := l.Quick(qs[at:])
+		for i := range qs[at : at+n] {
+			q, r := &qs[at+i], rs[at+i]
+			if q.OK {
+				o := &r.t.Op
+				o.Err, o.Record, o.Version = q.Err, q.Record, q.Version
+				if !q.Put {
+					o.Version = q.Record.Version
+				}
+				c.w.quick[o.Kind]++
+				c.done(r)
+			}
+		}
+		at += n
+	}
+	for i, r := range rs {
+		if r.quick = false; !qs[i].OK {
+			r.start = c.w.step // it begins anew
+			l.Start(r.t)
+		}
+	}
+}
+
+// mayBeQuick reports whether the blocking client tries an operation without a task.
+func mayBeQuick(o *index.Op) bool {
+	return o.Cond == index.Always && (o.Kind == index.Get || o.Kind == index.Put) && len(o.Value) <= layout.MaxRecordSize
+}

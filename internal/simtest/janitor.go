@@ -1,0 +1,165 @@
+package simtest
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/janitor"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+)
+
+// canClaim is the job that a janitor would get.
+func (c *cl) canClaim() *dirpb.Job {
+	if !c.janitor || c.job != nil || len(c.run)+len(c.orphans) > 0 {
+		return nil
+	}
+	if c.i >= len(c.w.claims) {
+		return nil
+	}
+	j := c.w.claims[c.i]
+	if j == nil || c.core.View().Version < j.Barrier {
+		return nil
+	}
+	return j
+}
+
+func (c *cl) claim() {
+	j := c.canClaim()
+	if res := c.w.apply(&fsmpb.Command{Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: c.id, JobId: j.Id}}}); res.Err != nil {
+		c.w.fail(fmt.Errorf("claim: %w", res.Err))
+		return
+	}
+	p, err := janitor.NewPlan(c.core.View(), j)
+	if err != nil {
+		c.giveBack(j, err.Error())
+		return
+	}
+	c.job, c.plan, c.report, c.todo, c.tries = j, p, janitor.Begin(j), c.todo[:0], 0
+	for i := p.Len - 1; i >= 0; i-- {
+		if p.At(i).Count || c.w.isRelevant(p.Kind, p.At(i)) {
+			c.todo = append(c.todo, i)
+		}
+	}
+}
+
+// isRelevant reports whether anybody could tell that a piece of a job was done: a key of
+// the scope may be in its group.
+func (w *World) isRelevant(k index.Kind, x index.Work) bool {
+	switch k {
+	case index.Move, index.Abandon:
+		return w.relevant[[2]int{int(x.Group) / layout.ClusterGroups, int(x.Group) % layout.ClusterGroups}]
+	case index.Clean, index.Relocate:
+		off := int(x.Off) - layout.RegionPageSize
+		g := off / layout.GroupSize
+		return w.relevant[[2]int{g / (layout.ClusterGroups + 1) % w.cfg.Clusters, g % (layout.ClusterGroups + 1)}]
+	}
+	return true
+}
+
+// gone reports whether the janitor's job is not its any more.
+func (c *cl) gone() bool {
+	if c.job == nil {
+		return false
+	}
+	j := c.w.st.Job(c.job.Id)
+	return j == nil || j.Owner != c.id || c.stuck()
+}
+
+// stuck reports whether the job waits for a frozen placement group that nobody brings
+// back. A janitor (internal/janitor) works on several jobs at once; this one gives up one
+// for the other.
+func (c *cl) stuck() bool {
+	for _, r := range c.run {
+		if r.t.Waiting() != index.Refresh {
+			return false
+		}
+	}
+	if len(c.run) == 0 {
+		return false
+	}
+	j := c.w.ld.Claimable(c.w.st, c.id, time.Duration(c.w.now), c.job.Id)
+	return j != nil && (j.Kind == dirpb.JobKind_JOB_RECOVER || j.Kind == dirpb.JobKind_JOB_JOIN)
+}
+
+// canWork reports whether the lane of the job's next operation is free.
+func (c *cl) canWork() bool {
+	if n := len(c.todo); n > 0 {
+		return !c.within(c.todo[n-1] % len(c.lanes))
+	}
+	return true
+}
+
+// work begins the next operation of the job, or ends it.
+func (c *cl) work() {
+	if n := len(c.todo); n > 0 {
+		i := c.todo[n-1]
+		c.todo = c.todo[:n-1]
+		r := c.newRun(i % len(c.lanes))
+		if r == nil {
+			return
+		}
+		r.work = i
+		x := c.plan.At(i)
+		r.t.Op.Kind, r.t.Op.Work = c.plan.Kind, &x
+		c.start(r)
+		return
+	}
+	w := c.w
+	epoch, least := w.ld.Epochs()
+	j := c.job
+	c.job = nil
+	janitor.Finish(c.report)
+	w.ld.Progress(j.Id, 1, 1, "", time.Duration(w.now))
+	if j.Kind == dirpb.JobKind_JOB_RECALL {
+		w.scannedExtent(j)
+	}
+	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, Report: c.report, Epoch: epoch, MinEpoch: least}}})
+	if res.Err == nil {
+		w.ld.Scrubbed(w.st, j, time.Duration(w.now))
+	}
+}
+
+func (c *cl) worked(r *running) {
+	if c.job == nil {
+		return
+	}
+	op := &r.t.Op
+	c.w.note("      => %v %+v: %v", op.Kind, *op.Work, op.Err)
+	switch {
+	case op.Err == nil:
+		janitor.Add(c.report, op.Work)
+	case errors.Is(op.Err, session.ErrLease):
+		// The claim went with the session; a renewal tells.
+		c.todo = append(c.todo, r.work)
+	default:
+		c.todo = append(c.todo, r.work)
+		if c.tries++; c.tries > 20 {
+			c.giveBack(c.job, op.Err.Error())
+			c.job, c.todo = nil, nil
+		}
+	}
+}
+
+func (c *cl) giveBack(j *dirpb.Job, why string) {
+	w := c.w
+	w.note("      => %v is given back: %s", j, why)
+	w.ld.Progress(j.Id, 0, 1, why, time.Duration(w.now))
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
+}
+
+// dropJob gives up what is not the janitor's any more.
+func (c *cl) dropJob() {
+	if j := c.w.st.Job(c.job.Id); j != nil && j.Owner == c.id {
+		c.w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
+	}
+	c.job = nil
+	for len(c.run) > 0 {
+		c.abandon(c.run[0], session.ErrTimeout)
+	}
+	c.todo = nil
+}
