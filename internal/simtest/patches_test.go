@@ -51,6 +51,7 @@ var byTest = []tested{
 	{"late-reply-shortens-lease", "internal/session", "TestLateReply", []edit{{"internal/session/core.go", "if leaseEnd > c.leaseEnd.Load() {", "if leaseEnd != 0 {"}}},
 	{"lease-counts-from-its-answer", "internal/session", "TestAgendaLease", []edit{{"internal/session/agenda.go", "p.GetMinEpoch(), r.Sent+int64(", "p.GetMinEpoch(), now+int64("}}},
 	{"hints-of-lost-generation", "internal/session", "TestHintsOfLostGeneration", []edit{{"internal/session/lane.go", "l.cache.clear() // its words mean nothing any more\n", ""}}},
+	{"hints-without-fingerprint", "internal/session", "TestHintOfAnotherKey", []edit{{"internal/session/wordcache.go", " && layoutWord(e.word).FP() == fp", ""}}},
 	{"hints-of-a-map-not-seen", "internal/session", "TestHintsOfLostGeneration", []edit{{"internal/session/quick.go", "if v == nil || v != l.view || len", "if v == nil || len"}}},
 	{"places-of-lost-generation-with-lane", "internal/session", "TestPlacesOfLostGeneration", []edit{{"internal/session/lane.go", "if m == nil || m.generation != pg.Generation {", "if m == nil {"}}},
 	{"places-of-lost-generation-with-session", "internal/session", "TestPlacesOfLostGeneration", []edit{{"internal/session/core.go", "if h == nil || h.generation != generation {", "if h == nil {"}}},
