@@ -29,8 +29,8 @@ func main() {
 		if !brief {
 			return endsWith(ctx, os.Interrupt, syscall.SIGTERM)
 		}
-		// Two of the things that a get would spend its time on: waking other processors, and threads
-		// that listen for signals.
+		// Otherwise a get spends a fifth of its time on waking other processors, and on threads that
+		// listen for signals.
 		runtime.GOMAXPROCS(1)
 		ctx, cancel := context.WithCancel(ctx)
 		time.AfterFunc(briefly, func() { context.AfterFunc(endsWith(ctx, os.Interrupt, syscall.SIGTERM), cancel) })
