@@ -53,6 +53,37 @@ func TestDamagedGroup(t *testing.T) {
 	}
 }
 
+// A move does not go by a damaged header, which may say that the group has moved: its keys
+// would be gone with the next map.
+func TestMoveDamaged(t *testing.T) {
+	for _, m := range moveCases() {
+		t.Run(m.String(), func(t *testing.T) {
+			w := m.world()
+			want := fillMove(t, w)
+			m.begin(w)
+			g := w.region[0][home():][:8]
+			sound := bytes.Clone(g)
+			copy(g, bytes.Repeat([]byte{0xff}, 8))
+			c := w.client(1)
+			c.begin(&index.Op{Kind: index.Move, Work: moveWork(homeGroup)})
+			for done := false; !done; {
+				_, done = c.advance(1<<30, noFault)
+			}
+			var corrupt *layout.CorruptError
+			if !errors.As(c.op.Err, &corrupt) || !strings.Contains(c.op.Err.Error(), fmt.Sprintf("pg 1 replica 0: group at %#x: ", home())) {
+				t.Errorf("%v, want the corrupt group at %#x", c.op.Err, home())
+			}
+			if l := w.groupAt(0, home()).Lock(); l != 0 {
+				t.Errorf("locked: %x", l)
+			}
+			copy(g, sound)
+			w.moveAll(t, w.client(2))
+			w.moved = true
+			w.check(t, "moved", want)
+		})
+	}
+}
+
 // A Scan leaves out what is damaged, says so, and has all the rest.
 func TestScanDamaged(t *testing.T) {
 	for replicas := uint8(1); replicas <= 3; replicas++ {
