@@ -67,6 +67,9 @@ type Op struct {
 	LockOwner   uint32
 	OwnerFenced bool
 	Route       Route
+	// MapCurrent, if not 0, is the version of a map that was the newest when the directory was asked,
+	// after the Op had been Astray in it several times: what keeps it astray there is damage.
+	MapCurrent uint64
 	// Waits counts Backoff, AskFenced and Refresh answers without progress in
 	// between; the caller waits longer each time.
 	Waits int
@@ -110,6 +113,7 @@ type Op struct {
 	noteRead   bool
 	child      uint32 // shard id of the child that the key was followed to, or 0
 	sureChild  bool   // its group's move is complete: the child may take inserts
+	astray     bool
 
 	ownLen int
 	own    []byte // encoded record
@@ -210,8 +214,24 @@ func (o *Op) post(next Step) Action {
 	return Post
 }
 
+// Astray reports whether the last action is Refresh or Backoff because of a group that says that
+// something moved, while the Op's map has no move: the map is late, or the group damaged. A move is
+// in the map before its first word is in memory, so the directory can tell; see MapCurrent.
+func (o *Op) Astray() bool { return o.astray }
+
+// stray waits, as action a, for the map of a move of which group g, at off as replica k showed it,
+// tells.
+func (o *Op) stray(a Action, g layout.Group, off uint64, k uint8) Action {
+	if o.MapCurrent != 0 && o.MapCurrent == o.Route.MapVersion {
+		return o.finish(o.groupError(off, k, g.MoveError()))
+	}
+	o.astray = true
+	return o.unlockAnd(a)
+}
+
 // Next consumes the results of the last action and says what to do next.
 func (o *Op) Next() Action {
+	o.astray = false
 	a := o.next()
 	switch a {
 	case Backoff, AskFenced, Refresh:
@@ -468,11 +488,14 @@ func (o *Op) route() (r Route, ok bool) {
 }
 
 // goChild follows the key to where its group moves; sure: the group's move is
-// complete. The publisher has shown it.
-func (o *Op) goChild(sure bool) Action {
+// complete. The publisher has shown it, in its copy of g, which is at off.
+func (o *Op) goChild(sure bool, g layout.Group, off uint64) Action {
 	r, ok := o.env.Route(o.Hash)
+	if ok && r.Child == nil && r.Shard == o.Route.Shard && r.MapVersion == o.Route.MapVersion {
+		return o.stray(Refresh, g, off, o.Route.PG.tail())
+	}
 	if !ok || r.Child == nil || r.Shard != o.Route.Shard {
-		return o.again(Refresh) // the map is older, or newer, than the move
+		return o.again(Refresh) // the map is newer than the move
 	}
 	o.child, o.sureChild = r.Child.Shard, sure
 	if o.lock != 0 {
@@ -911,7 +934,7 @@ func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
 	h := g.Header()
 	if done := o.splitDone(h); done || o.anyMoved(g) {
-		return o.goChild(done)
+		return o.goChild(done, g, o.home())
 	}
 	if !h.OVF() {
 		return o.absent()
@@ -980,7 +1003,7 @@ func (o *Op) notStashed() Action {
 	// The stash's own header says nothing; its leftovers are cleared before the
 	// home group's.
 	if o.movedIn(o.groups[2]) && !o.leftOver(o.groups[0]) {
-		return o.goChild(false)
+		return o.goChild(false, o.groups[2], o.stash())
 	}
 	return o.absent()
 }
@@ -1333,7 +1356,7 @@ func (o *Op) lost(c layout.Word) Action {
 		return o.again(Backoff)
 	case layout.Moved:
 		if Mutation(MutFollowMovedAtA) {
-			return o.goChild(true)
+			return o.goChild(true, o.groups[0], o.home())
 		}
 		// Nobody follows it before the publisher shows it.
 		return o.sync(o.slot, 1, stepStart)
@@ -1471,6 +1494,9 @@ func (o *Op) gotLock() Action {
 		return o.sync(headerSlot, 1, stepSplitSeen)
 	}
 	if o.moveUnfinished(g) && !Mutation(MutInsertHalfMoved) {
+		if o.Route.Child == nil {
+			return o.stray(Backoff, g, o.home(), 0)
+		}
 		return o.unlockAnd(Backoff)
 	}
 	o.diff = o.diff[:0]
@@ -1502,7 +1528,7 @@ func (o *Op) moveUnfinished(g layout.Group) bool {
 }
 
 // splitSeen: the publisher shows that the group's move is complete.
-func (o *Op) splitSeen() Action { return o.goChild(true) }
+func (o *Op) splitSeen() Action { return o.goChild(true, o.groups[0], o.home()) }
 
 // askFenced waits for a lock that somebody holds. It may be broken only after
 // its owner's fence is confirmed: until then a verb of the owner can still land.
@@ -1625,6 +1651,9 @@ func (o *Op) answerAfterSync(err error) Action {
 func (o *Op) absentLocked() Action {
 	g := layout.Group(o.groups[0])
 	if g.Header().OVF() && o.movedIn(o.groups[2]) && !o.leftOver(g) {
+		if o.Route.Child == nil {
+			return o.stray(Backoff, o.groups[2], o.stash(), 0)
+		}
 		return o.unlockAnd(Backoff) // a move of this group is unfinished, or not cleared yet
 	}
 	for i := range layout.GroupSlots {
@@ -2139,7 +2168,13 @@ func (o *Op) gotCluster() Action {
 				home = o.cluster[:layout.GroupSize] // a stash is cleared before any home group
 			}
 			if !o.leftOver(home) {
-				return o.again(Refresh) // by a move that this map does not know
+				if o.MapCurrent == 0 || o.MapCurrent != o.Route.MapVersion {
+					o.astray = true
+					return o.again(Refresh) // by a move that this map does not know
+				}
+				o.corrupted(o.groupError(off, o.Route.PG.tail(), g.MoveError()))
+				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1
+				continue
 			}
 		}
 		if !w.Readable() {
