@@ -70,6 +70,7 @@ type directory struct {
 // Namespace is what the directory says of one, put together.
 type Namespace struct {
 	Name, Mode string // mode: store or cache
+	Deleting   bool
 	Replicas   int
 	// Memory for records, each copy counted once.
 	HeapBytes, LimitBytes, GrantedBytes, ReturnedBytes, LeakedBytes uint64
@@ -96,7 +97,7 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 	byID, byName := make(map[uint32]*Namespace), make(map[string]*Namespace)
 	for _, n := range st.GetMap().GetNamespaces() {
 		ns := &Namespace{
-			Name: n.GetName(), Mode: lower(n.GetMode().String(), "NAMESPACE_"), Replicas: int(n.GetReplicas()),
+			Name: n.GetName(), Mode: lower(n.GetMode().String(), "NAMESPACE_"), Deleting: n.GetDeleting(), Replicas: int(n.GetReplicas()),
 			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(), Losses: len(n.GetLosses()),
 		}
 		all = append(all, ns)
