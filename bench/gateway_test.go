@@ -82,7 +82,7 @@ func compareRedis(t *testing.T, r *report, g *gatewayProcess) {
 		ours("set", fill, 64, 50)
 		theirs("set", fill, 64, 50)
 		for _, x := range []struct{ depth, clients, n int }{
-			{1, 1, scaled(10_000, 200)}, {1, 50, scaled(40_000, 500)}, {16, 50, scaled(200_000, 1_000)}, {64, 50, scaled(400_000, 4_000)},
+			{1, 1, scaled(10_000, 200)}, {1, 50, scaled(30_000, 500)}, {16, 50, scaled(150_000, 1_000)}, {64, 50, scaled(300_000, 4_000)},
 		} {
 			for _, test := range []string{"set", "get"} {
 				d := takeTurns(rounds(),

@@ -112,7 +112,7 @@ func (r *report) print(began time.Time) {
 }
 
 // rounds is how often rivals take turns.
-func rounds() int { return scaled(7, 1) }
+func rounds() int { return scaled(5, 1) }
 
 // duel is what two measured in turns: ours[i] and other[i] are neighbours in time, so that
 // what else the machine does hits both alike.
