@@ -134,7 +134,7 @@ func compareMemcached(t *testing.T, r *report, g *gatewayProcess) {
 				d := takeTurns(rounds(),
 					func() asked { return on(ours, g.pid, keys, do) },
 					func() asked { return on(theirs, mc.pid, keys, do) })
-				what = fmt.Sprintf("gateway %s of %d bytes over memcached's text protocol, %d connections, ", what, size, conns)
+				what = fmt.Sprintf("gateway %s of %d bytes over memcached's text protocol -c %d, ", what, size, conns)
 				d.row(r, what+"keys/s", kops, func(a asked) float64 { return a.rps }, atLeast(1))
 				d.row(r, what+"processor time a key", micros, func(a asked) float64 { return a.cpu }, nil)
 			}

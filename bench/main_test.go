@@ -177,18 +177,12 @@ func (s *store) namespace(tb testing.TB, req *dirpb.CreateNamespaceRequest) {
 	})
 }
 
-// sized creates a namespace whose index n keys of up to 80 bytes fill to about two thirds.
+// sized creates a namespace whose index n keys fill to about two thirds, and whose heap has
+// room for as many records of 128 bytes, and some to spare.
 func (s *store) sized(tb testing.TB, name string, n int) {
 	tb.Helper()
-	s.roomy(tb, name, n, 128)
-}
-
-// roomy creates a namespace whose index n keys fill to about two thirds, and whose
-// heap has room for as many records of so many bytes.
-func (s *store) roomy(tb testing.TB, name string, n, bytes int) {
-	tb.Helper()
 	clusters := uint64(n)*3/2/shardSlots + 1
-	region := uint64(n)*uint64(bytes)*3/2 + clusters*layout.ClusterSize + 64<<20
+	region := uint64(n)*128*3/2 + clusters*layout.ClusterSize + 64<<20
 	s.namespace(tb, &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: region, Shards: 1, Clusters: uint32(clusters),
 		IndexPercent: uint32(clusters*layout.ClusterSize*100/region + 2)})
 }

@@ -408,7 +408,7 @@ func compareCPU(t *testing.T, r *report, st *store) {
 				})
 			})) / float64(n)
 		}
-		r.contest(fmt.Sprintf("the store's processor time a tcp GET, %d goroutines, against redis-server's", x.g), micros, atMost(x.want),
+		r.contest(fmt.Sprintf("the store's processor time a tcp GET, %d at a time, against redis-server's", x.g), micros, atMost(x.want),
 			func() float64 { return of(st.pid, func(g, i int) error { _, err := c.Get(ctx, at(g, i)); return err }) },
 			func() float64 {
 				return of(rd.pid, func(g, i int) error { return rc.Get(ctx, string(at(g, i))).Err() })
