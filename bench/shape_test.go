@@ -197,8 +197,9 @@ func TestRecords(t *testing.T) {
 // records is what measureRecords found: figures a second, nanoseconds, and round trips.
 type records struct{ load, get, p50, p99, trips float64 }
 
+const recordLen, recordReaders = 100, 2
+
 func measureRecords(t *testing.T, n int) (x records) {
-	const goroutines, length, batch = 2, 100, 256
 	st := startStore(t, 16<<30)
 	// It begins with an eighth of its index, as namespaces do, and splits its shards while it is loaded.
 	slots := uint64(n) * 3 / shardSlots * layout.ClusterSize
@@ -207,18 +208,39 @@ func measureRecords(t *testing.T, n int) (x records) {
 	// Large shards of one placement group split one after the other, and a write into the last of them waits for
 	// all: longer than the 10 s of an operation, in the largest namespace.
 	c := st.openWith(t, "shm", client.Options{Namespace: "records", OpTimeout: 5 * time.Minute})
-	ctx, block := t.Context(), (n+goroutines-1)/goroutines
-	var wg sync.WaitGroup
 	began := time.Now()
-	for g := range goroutines {
+	loadRecords(t, c, n)
+	x.load = float64(n) / time.Since(began).Seconds()
+	runtime.GC()
+	turn := scaled(5*time.Second, 10*time.Millisecond)
+	getRecords(t, c, n, turn) // so that it knows where they are
+	before := c.Stats()
+	all, took := getRecords(t, c, n, turn)
+	after := c.Stats()
+	var trips uint64
+	for k, v := range after.Rounds {
+		trips += v - before.Rounds[k]
+	}
+	x.get, x.trips = float64(all.TotalCount())/took.Seconds(), float64(trips)/float64(all.TotalCount())
+	x.p50, x.p99 = float64(all.ValueAtQuantile(50)), float64(all.ValueAtQuantile(99))
+	return x
+}
+
+// loadRecords puts n records.
+func loadRecords(t *testing.T, c *client.Client, n int) {
+	t.Helper()
+	const batch = 256
+	v, block := make([]byte, recordLen), (n+recordReaders-1)/recordReaders
+	var wg sync.WaitGroup
+	for g := range recordReaders {
 		wg.Go(func() {
-			v, pairs := make([]byte, length), make([]client.KV, 0, batch)
+			pairs := make([]client.KV, 0, batch)
 			for lo, end := g*block, min((g+1)*block, n); lo < end; lo += batch {
 				pairs = pairs[:0]
 				for i := lo; i < min(lo+batch, end); i++ {
 					pairs = append(pairs, client.KV{Key: ycsb.Key(nil, uint64(i)), Value: v})
 				}
-				for _, p := range c.MultiPut(ctx, pairs) {
+				for _, p := range c.MultiPut(t.Context(), pairs) {
 					if p.Err != nil {
 						t.Error(p.Err)
 						return
@@ -227,59 +249,49 @@ func measureRecords(t *testing.T, n int) (x records) {
 			}
 		})
 	}
-	wg.Wait()
-	x.load = float64(n) / time.Since(began).Seconds()
-	if t.Failed() {
+	if wg.Wait(); t.Failed() {
 		t.FailNow()
 	}
+}
+
+// getRecords reads for about d, as YCSB's workload C does among n records.
+func getRecords(t *testing.T, c *client.Client, n int, d time.Duration) (all *hdrhistogram.Histogram, took time.Duration) {
+	t.Helper()
 	w, err := ycsb.ByName("C")
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := func(d time.Duration) (all *hdrhistogram.Histogram, took time.Duration) {
-		hists := make([]*hdrhistogram.Histogram, goroutines)
-		began := time.Now()
-		for g := range goroutines {
-			gen, err := ycsb.New(ycsb.Options{Workload: w, Keyspace: ycsb.NewKeyspace(uint64(n)), Seed: 1, Stream: uint64(g)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			hists[g] = newNanos()
-			wg.Go(func() {
-				key, dst := []byte(nil), make([]byte, length)
-				for time.Since(began) < d {
-					for range 64 {
-						key = ycsb.Key(key[:0], gen.Next().Record)
-						start := time.Now()
-						if _, err := c.GetInto(ctx, key, dst); err != nil {
-							t.Error(err)
-							return
-						}
-						_ = hists[g].RecordValue(nanos(time.Since(start)))
+	hists := make([]*hdrhistogram.Histogram, recordReaders)
+	var wg sync.WaitGroup
+	began := time.Now()
+	for g := range hists {
+		gen, err := ycsb.New(ycsb.Options{Workload: w, Keyspace: ycsb.NewKeyspace(uint64(n)), Seed: 1, Stream: uint64(g)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hists[g] = newNanos()
+		wg.Go(func() {
+			key, dst := []byte(nil), make([]byte, recordLen)
+			for time.Since(began) < d {
+				for range 64 {
+					key = ycsb.Key(key[:0], gen.Next().Record)
+					start := time.Now()
+					if _, err := c.GetInto(t.Context(), key, dst); err != nil {
+						t.Error(err)
+						return
 					}
+					_ = hists[g].RecordValue(nanos(time.Since(start)))
 				}
-			})
-		}
-		wg.Wait()
-		took, all = time.Since(began), newNanos()
-		for _, h := range hists {
-			all.Merge(h)
-		}
-		return all, took
+			}
+		})
 	}
-	runtime.GC()
-	run(scaled(5*time.Second, 10*time.Millisecond)) // so that it knows where they are
-	before := c.Stats()
-	all, took := run(scaled(5*time.Second, 10*time.Millisecond))
-	after := c.Stats()
+	wg.Wait()
+	took, all = time.Since(began), newNanos()
 	if t.Failed() {
 		t.FailNow()
 	}
-	var trips uint64
-	for k, v := range after.Rounds {
-		trips += v - before.Rounds[k]
+	for _, h := range hists {
+		all.Merge(h)
 	}
-	x.get, x.trips = float64(all.TotalCount())/took.Seconds(), float64(trips)/float64(all.TotalCount())
-	x.p50, x.p99 = float64(all.ValueAtQuantile(50)), float64(all.ValueAtQuantile(99))
-	return x
+	return all, took
 }
