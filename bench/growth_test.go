@@ -277,8 +277,8 @@ func TestGrowth(t *testing.T) {
 		clusters = 1
 		first    = clusters * shardSlots
 	)
-	shards := scaled(64, 4)
-	keys := scaled(100, 6) * first
+	shards := scaled(64, 2)
+	keys := scaled(100, 3) * first
 	for _, provider := range []string{"shm", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			began := time.Now()
