@@ -736,7 +736,7 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	s.kvctl("", "namespace", "create", "n", "--bytes", "32MiB")
 	w.only()
 	bench := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "--namespace", "n", "--provider", "tcp", "bench",
-		"--records", "1000", "--threads", "8", "--batch", "16", "--duration", "1h")
+		"--workload", "C", "--value-size", "16384", "--records", "1000", "--threads", "16", "--lanes", "8", "--batch", "16", "--duration", "1h")
 	if err := bench.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -749,7 +749,7 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	await(t, func() string { return fmt.Sprintf("the load does not matter: fire %v", slices.Sorted(maps.Keys(all))) }, func() bool {
 		w.past, w.now = past, now
 		before, began := w.look(), time.Now()
-		time.Sleep(time.Second) // what is asked is how much happens in a time
+		time.Sleep(time.Second / 2) // what is asked is how much happens in a time
 		after := w.look()
 		w.goOn(before, after, time.Since(began).Seconds(), 25*time.Minute)
 		all = w.firing()
