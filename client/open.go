@@ -105,7 +105,11 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	c := &Client{o: o, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghostEntries})}
+	ghosts := ghostEntries
+	if o.ReadOnly {
+		ghosts = 1 // it neither evicts nor brings a key back
+	}
+	c := &Client{o: o, policy: evict.New(evict.Options{Seed: rand.Uint64(), GhostEntries: ghosts})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

@@ -52,7 +52,8 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "kvd-deploy-")
 	if err == nil {
 		binDir = dir
-		build := exec.Command("go", "build", "-o", dir, "../cmd/kvd", "../cmd/kvctl")
+		// As make build has it, so that the sizes are those that ship.
+		build := exec.Command("go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", dir, "../cmd/kvd", "../cmd/kvctl")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		build.Stderr = os.Stderr
 		err = build.Run()
@@ -66,6 +67,26 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	os.Exit(code)
+}
+
+// The binaries stay small enough to be copied into every image: no debugging data, no paths of the
+// machine that built them, and in kvctl nothing of the store's processes.
+func TestSizes(t *testing.T) {
+	for _, flag := range []string{"-trimpath", "-s -w", "grpcnotrace"} {
+		if n := strings.Count(read(t, "../Makefile"), flag); n == 0 {
+			t.Errorf("make build lacks %s", flag)
+		}
+	}
+	for name, most := range map[string]int64{"kvctl": 20_000_000, "kvd": 30_000_000} {
+		st, err := os.Stat(filepath.Join(commands(t), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %.1f MB", name, float64(st.Size())/1e6)
+		if st.Size() > most {
+			t.Errorf("%s has %d bytes, want at most %d: go list -deps ./cmd/%s shows what came in; a use of text/template or reflect's MethodByName keeps all methods of all types", name, st.Size(), most, name)
+		}
+	}
 }
 
 // host is loopback address number n of this test process, so that what the

@@ -52,6 +52,7 @@ var (
 
 const (
 	maxMessageBytes = 8 << 20
+	window          = 1 << 20 // bytes that a client may send ahead of what was read
 	logCacheEntries = 512
 	raftPool        = 3 // idle connections kept to each node
 	raftTimeout     = 5 * time.Second
@@ -136,6 +137,8 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 
 	serve := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
+		// Windows of a fixed size: to find a better one, gRPC would answer each request with a ping.
+		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	}

@@ -11,7 +11,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/signal"
 	"runtime"
 	"slices"
 	"strconv"
@@ -31,6 +30,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/doctor"
 	"github.com/kvd-project/kvd/internal/providers"
 )
 
@@ -85,15 +85,17 @@ type app struct {
 	// verb is the command that runs, without kvctl.
 	verb string
 	now  func() time.Time
-	// ctx ends with the process, but not when the user interrupts a command.
-	ctx  context.Context
-	stop func() // listening for interrupts
+	// ctx is what run was given: unlike a command's, it does not end when the user interrupts that.
+	ctx context.Context
+	// signals, if not nil, makes the context of a command from that of run: it ends with a signal, too;
+	// that of a brief command does not begin with it.
+	signals func(ctx context.Context, brief bool) context.Context
 	// shell is the one that this command was typed into, if any.
 	shell *shell
 }
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
-	return &app{stdin: stdin, stdout: stdout, stderr: stderr, backend: openStore, now: time.Now, stop: func() {},
+	return &app{stdin: stdin, stdout: stdout, stderr: stderr, backend: openStore, now: time.Now,
 		directory: []string{"127.0.0.1:7400"}, namespace: "default", timeout: 5 * time.Second, output: "table",
 		self: func() ([]string, error) {
 			p, err := os.Executable()
@@ -109,7 +111,6 @@ func (a *app) run(ctx context.Context, args []string) int {
 	tty := isTerminal(a.stdout)
 	a.stdout = &output{Writer: out, terminal: tty}
 	a.ctx = ctx
-	defer func() { a.stop() }()
 	root := a.root()
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -189,8 +190,13 @@ func visible(s string) string {
 	return b.String()
 }
 
-// writes marks the commands whose errors must tell whether they happened.
-const writes = "writes"
+// Annotations of commands.
+const (
+	// writes marks those whose errors must tell whether they happened.
+	writes = "writes"
+	// brief marks those that read a key or a few, and so are over soon.
+	brief = "brief"
+)
 
 // happened says what an error leaves open to somebody who ran cmd. One that has a status
 // of its own has told what was done.
@@ -277,9 +283,9 @@ func exitCode(err error) int {
 }
 
 func (a *app) root() *cobra.Command {
+	var showVersion bool // not cobra's Version, which needs a template: the linker could leave out no method of any type
 	root := &cobra.Command{
 		Use:           "kvctl",
-		Version:       buildinfo.Version(version),
 		Short:         "Use and inspect a kvd store",
 		Long:          longHelp,
 		SilenceErrors: true,
@@ -289,23 +295,28 @@ func (a *app) root() *cobra.Command {
 			if err := a.start(cmd, args); err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt)
-			context.AfterFunc(ctx, stop) // a second one ends the process at once
-			cmd.SetContext(ctx)
-			a.stop, a.verb = stop, strings.TrimPrefix(cmd.CommandPath(), "kvctl ")
+			if a.signals != nil {
+				_, short := cmd.Annotations[brief]
+				cmd.SetContext(a.signals(cmd.Context(), short))
+			}
+			a.verb = strings.TrimPrefix(cmd.CommandPath(), "kvctl ")
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if showVersion {
+				return a.printRelease()
+			}
 			if a.shell == nil && isTerminal(a.stdin) && isTerminal(a.stdout) {
 				return a.runShell(cmd.Context())
 			}
 			return cmd.Help()
 		},
 	}
+	root.Flags().BoolVarP(&showVersion, "version", "v", false, "print the version")
 	f := root.PersistentFlags()
 	f.StringSliceVar(&a.directory, "directory", a.directory, "gRPC addresses of directory nodes")
 	f.StringVar(&a.namespace, "namespace", a.namespace, "namespace to work in")
-	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+", or sim for a private in-process store (default: the best that both ends have)")
+	f.StringVar(&a.provider, "provider", a.provider, "force a provider: "+strings.Join(providers.Names(), ", ")+" (default: the best that both ends have)")
 	f.StringVar(&a.rdmaDevice, "rdma-device", a.rdmaDevice, "RDMA adapter to use: NAME, NAME/PORT or NAME/PORT/GIDINDEX (default: the best)")
 	f.DurationVar(&a.timeout, "timeout", a.timeout, "limit of one operation, and of finding the store")
 	f.StringVarP(&a.output, "output", "o", a.output, "output format: table or json")
@@ -315,7 +326,7 @@ func (a *app) root() *cobra.Command {
 	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
 	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(append(providers.Names(), "sim"), cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(providers.Names(), cobra.ShellCompDirectiveNoFileComp))
 
 	root.AddGroup(&cobra.Group{ID: "keys", Title: "Keys and values:"},
 		&cobra.Group{ID: "cluster", Title: "Cluster:"},
@@ -331,7 +342,6 @@ func (a *app) root() *cobra.Command {
 	} else {
 		root.AddCommand(a.shell.commands(a)...)
 	}
-	root.SetVersionTemplate(buildinfo.Line("kvctl", version) + "\n")
 	root.SetHelpCommand(a.helpCommand())
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout) // the completion command keeps it
@@ -390,10 +400,14 @@ func (a *app) versionCommand() *cobra.Command {
 			if a.json() {
 				return a.printJSON(map[string]any{"version": buildinfo.Version(version), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
 			}
-			_, err := fmt.Fprintln(a.stdout, buildinfo.Line("kvctl", version))
-			return err
+			return a.printRelease()
 		},
 	}
+}
+
+func (a *app) printRelease() error {
+	_, err := fmt.Fprintln(a.stdout, buildinfo.Line("kvctl", version))
+	return err
 }
 
 // version is set when a release is linked.
@@ -415,6 +429,8 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 		return usageError(bad)
 	case a.output != "table" && a.output != "json":
 		return usagef("--output %q: want table or json", a.output)
+	case a.provider == "sim":
+		return usagef("--provider sim: want one of %s; kvctl has no store of its own, but kvd dev -- kvctl COMMAND gives it one", strings.Join(doctor.Providers, ", "))
 	case a.timeout <= 0:
 		return usagef("--timeout %v: want > 0", a.timeout)
 	case (a.tlsCert == "") != (a.tlsKey == ""):

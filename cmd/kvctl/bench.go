@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
@@ -253,25 +253,11 @@ func (b *bench) failure() error {
 
 func (b *bench) key(dst []byte, n uint64) []byte { return ycsb.Key(append(dst, b.o.prefix...), n) }
 
-func (b *bench) progress(what string, total int64) *progressbar.ProgressBar {
-	if !isTerminal(b.a.stderr) {
-		return nil
-	}
-	return progressbar.NewOptions64(total, progressbar.OptionSetWriter(b.a.stderr), progressbar.OptionSetDescription(what),
-		progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionClearOnFinish())
-}
-
-func step(bar *progressbar.ProgressBar, n int) {
-	if bar != nil {
-		_ = bar.Add(n)
-	}
-}
-
 // ranges gives every thread consecutive blocks of the records, and returns how many were
 // done.
 func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx context.Context, lo, hi uint64) error) (uint64, error) {
-	bar := b.progress(what, int64(b.o.records))
+	bar := b.a.bar(what, "records", func() int64 { return int64(b.o.records) })
+	defer bar.end()
 	var next, done atomic.Uint64
 	c := newCrew(ctx)
 	c.run(b.o.threads, func(ctx context.Context) error {
@@ -288,13 +274,10 @@ func (b *bench) ranges(ctx context.Context, what string, block int, fn func(ctx 
 				return err
 			}
 			done.Add(hi - lo)
-			step(bar, int(hi-lo))
+			bar.step(int(hi - lo))
 		}
 	})
 	err := c.wait()
-	if bar != nil {
-		_ = bar.Finish()
-	}
 	return done.Load(), err
 }
 
@@ -347,16 +330,13 @@ func randomValue(n int, seed uint64) []byte {
 
 // run drives the threads and returns them with the seconds they took.
 func (b *bench) run(ctx context.Context) ([]*benchThread, float64, error) {
-	var bar *progressbar.ProgressBar
 	stop := ctx
 	if b.o.ops == 0 {
 		var cancel context.CancelFunc
 		stop, cancel = context.WithTimeout(ctx, b.o.duration)
 		defer cancel()
-		bar = b.progress("run", -1)
-	} else {
-		bar = b.progress("run", int64(b.o.ops))
 	}
+	bar := b.a.bar("run", "operations", func() int64 { return cmp.Or(int64(b.o.ops), -1) })
 	threads := make([]*benchThread, b.o.threads)
 	for i := range threads {
 		g, err := ycsb.New(ycsb.Options{Workload: b.w, Distribution: b.dist, Keyspace: b.keys, Seed: b.o.seed, Stream: uint64(i)})
@@ -371,9 +351,7 @@ func (b *bench) run(ctx context.Context) ([]*benchThread, float64, error) {
 	c.run(b.o.threads, func(ctx context.Context) error { return threads[i.Add(1)-1].run(ctx, stop.Done()) })
 	err := c.wait()
 	seconds := time.Since(begin).Seconds()
-	if bar != nil {
-		_ = bar.Finish()
-	}
+	bar.end()
 	return threads, seconds, err
 }
 
@@ -399,7 +377,7 @@ type opStats struct {
 type benchThread struct {
 	b      *bench
 	gen    *ycsb.Generator
-	bar    *progressbar.ProgressBar
+	bar    *bar
 	stats  [ycsb.NumOps]opStats
 	key    []byte
 	dst    []byte
@@ -409,7 +387,7 @@ type benchThread struct {
 	reqs   [ycsb.NumOps][]ycsb.Request
 }
 
-func newBenchThread(b *bench, g *ycsb.Generator, id uint64, bar *progressbar.ProgressBar) *benchThread {
+func newBenchThread(b *bench, g *ycsb.Generator, id uint64, bar *bar) *benchThread {
 	return &benchThread{b: b, gen: g, bar: bar, dst: make([]byte, b.o.valueSize), value: randomValue(b.o.valueSize, b.o.seed+id),
 		serial: id << 40, cursor: client.Cursor{Prefix: rand.New(rand.NewPCG(b.o.seed, id)).Uint64()}}
 }
@@ -445,7 +423,7 @@ func (t *benchThread) run(ctx context.Context, stop <-chan struct{}) error {
 		if err != nil {
 			return err
 		}
-		step(t.bar, n)
+		t.bar.step(n)
 	}
 }
 

@@ -13,8 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/check"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *app) checkCommand() *cobra.Command {
@@ -39,7 +40,7 @@ func (a *app) checkCommand() *cobra.Command {
 			if patient <= 0 {
 				return usagef("--for %v: want > 0", patient)
 			}
-			return a.withBackend(func(b backend) error { return a.check(cmd.Context(), b, !noRepair, patient) })
+			return a.check(cmd.Context(), !noRepair, patient)
 		},
 	}
 	c.Flags().BoolVar(&noRepair, "no-repair", false, "only report: no scrub, no recall")
@@ -47,50 +48,11 @@ func (a *app) checkCommand() *cobra.Command {
 	return c
 }
 
-// finding is one thing that is wrong.
-type finding struct {
-	PG      uint32 `json:"placement_group"`
-	Replica int    `json:"replica"`
-	Off     uint64 `json:"offset"` // of the word, in the region
-	Slot    string `json:"slot,omitempty"`
-	What    string `json:"what"`
-}
-
-// checkReport counts words and records at the arbiters, and what is wrong at every
-// replica.
+// checkReport is what was found, and what janitors did before.
 type checkReport struct {
-	OK       bool   `json:"ok"`
-	PGs      int    `json:"placement_groups"`
-	Replicas int    `json:"replicas"`
-	Groups   uint64 `json:"groups"`
-	Overflow uint64 `json:"overflow_groups"`
-	Locks    uint64 `json:"locks_held"`
-	Unused   uint64 `json:"never_used_slots"`
-	Empty    uint64 `json:"empty_slots"`
-	Live     uint64 `json:"live_slots"`
-	Frozen   uint64 `json:"frozen_slots"`
-	Moved    uint64 `json:"moved_slots"`
-	Stashed  uint64 `json:"stashed_keys"`
-	Expired  uint64 `json:"expired"`
-	Chunks   uint64 `json:"chunks"`
-	Records  uint64 `json:"records"`      // good ones; both of a record that is being moved
-	Bytes    uint64 `json:"record_bytes"` // of their places
+	OK bool `json:"ok"`
+	*check.Report
 
-	// Unreachable is memory that was granted, and is neither linked nor held by any
-	// session; Held is what is not linked but may be held by one of Holders sessions,
-	// or is being recalled.
-	Unreachable   uint64 `json:"unreachable_bytes"`
-	Held          uint64 `json:"held_bytes"`
-	Holders       int    `json:"other_sessions"`
-	LeakedExtents uint64 `json:"leaked_extents"` // says the directory
-	// DifferingWords and DifferingRecords differ from the replica before; Differing is
-	// how many replicas hold any.
-	DifferingWords   uint64 `json:"differing_words"`
-	DifferingRecords uint64 `json:"differing_records"`
-	Differing        int    `json:"replicas_that_differ"`
-	Corrupt          uint64 `json:"corrupt_records"`
-
-	// What janitors did before.
 	Scrubbed        int    `json:"scrubbed"` // placement groups
 	SyncedWords     uint64 `json:"synced_words"`
 	RepairedRecords uint64 `json:"repaired_records"`
@@ -98,60 +60,45 @@ type checkReport struct {
 	Recalls         int    `json:"recalled_extents"`
 	// Lost had no good copy left.
 	Lost uint64 `json:"lost_records"`
-
-	Busy     uint64    `json:"busy"`
-	Problems []string  `json:"problems"` // with whole placement groups
-	Total    uint64    `json:"findings_total"`
-	Findings []finding `json:"findings"`
 }
 
-// maxFindings bounds what is listed; all are counted.
-const maxFindings = 1000
+// differenceRest is how long a difference between copies must stand to be one.
+const differenceRest = 300 * time.Millisecond
 
-// good reports whether nothing is wrong.
-func (r *checkReport) good() bool {
-	return r.Total == 0 && len(r.Problems) == 0 && r.Unreachable == 0 && r.LeakedExtents == 0 && r.Lost == 0
+func (a *app) check(ctx context.Context, repair bool, patient time.Duration) error {
+	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+		rep, err := a.examine(ctx, b, s, st, ns, repair, patient)
+		if err != nil {
+			return err
+		}
+		if err := a.printCheck(rep); err != nil {
+			return err
+		}
+		if !rep.OK {
+			return fail(exitNo)
+		}
+		return nil
+	})
 }
 
-func (r *checkReport) problem(pg uint32, format string, args ...any) {
-	r.Problems = append(r.Problems, fmt.Sprintf("placement group %d: %s", pg, fmt.Sprintf(format, args...)))
-}
-
-func (a *app) check(ctx context.Context, b backend, repair bool, patient time.Duration) error {
-	s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
-	if err != nil {
-		return err
-	}
-	defer a.closed("session", s.Close)
-	st, err := clusterStatus(ctx, b)
-	if err != nil {
-		return err
-	}
-	ns, err := namespaceOf(st.GetMap(), a.namespace)
-	if err != nil {
-		return err
-	}
-	rep := &checkReport{Findings: []finding{}, Problems: []string{}}
+// examine repairs the namespace, if it is to, and checks it.
+func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace,
+	repair bool, patient time.Duration) (*checkReport, error) {
+	rep := &checkReport{Report: check.NewReport()}
 	if err := a.settle(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
-		return err
+		return nil, err
 	}
 	if repair {
 		if err := a.scrub(ctx, b, ns, patient, rep); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	k := &checker{a: a, ctx: ctx, b: b, s: s, ns: ns, now: uint64(a.now().UnixMilli()), rep: rep}
-	if err := k.verify(); err != nil {
-		return err
-	}
-	rep.OK = rep.good()
-	if err := a.printCheck(rep); err != nil {
-		return err
-	}
-	if !rep.OK {
-		return fail(exitNo)
-	}
-	return nil
+	bar := a.bar("check", "", func() int64 { return check.Clusters(st.GetMap(), ns.GetId()) })
+	defer bar.end()
+	err := check.Run(ctx, rep.Report, check.Options{Store: raw{b, s}, Namespace: ns, Session: s.Stats().Session,
+		NowMillis: uint64(a.now().UnixMilli()), Rest: differenceRest, Key: a.showKey, Progress: bar.step})
+	rep.OK = rep.Good() && rep.Lost == 0
+	return rep, err
 }
 
 // settle waits until every placement group of ns has all of its copies, and what
@@ -159,10 +106,10 @@ func (a *app) check(ctx context.Context, b backend, repair bool, patient time.Du
 // changes any more is reported later.
 func (a *app) settle(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
 	return a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
-		v, pgs := newView(st.GetMap()), pgsOf(st.GetMap(), ns.GetId())
+		pgs := overview.Groups(st.GetMap(), ns.GetId())
 		var missing []string
 		for _, p := range pgs {
-			if lacks := v.lacks(p); lacks != "" {
+			if lacks := overview.Lacks(st.GetMap(), p); lacks != "" {
 				missing = append(missing, fmt.Sprintf("placement group %d: %s", p.GetId(), lacks))
 			}
 		}
@@ -231,13 +178,13 @@ func (a *app) scrub(ctx context.Context, b backend, ns *dirpb.Namespace, patient
 			case g.ended: // what leaks is counted with the rest
 				for _, j := range last.GetJobs() {
 					if j.GetPgId() == id && j.GetKind() == dirpb.JobKind_JOB_RECALL {
-						rep.problem(id, "recall of extent %s did not end: %s", extentsText(j), unfinished(j.GetId(), last))
+						rep.Problem(id, "recall of extent %s did not end: %s", extentsText(j), unfinished(j.GetId(), last))
 					}
 				}
 			case g.job != 0:
-				rep.problem(id, "scrub did not end: %s", unfinished(g.job, last))
+				rep.Problem(id, "scrub did not end: %s", unfinished(g.job, last))
 			case g.why != "":
-				rep.problem(id, "not scrubbed: %s", g.why)
+				rep.Problem(id, "not scrubbed: %s", g.why)
 			}
 		}
 		rep.Scrubbed, rep.Lost = max(rep.Scrubbed, done), max(rep.Lost, lost)
@@ -319,7 +266,7 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 		usage[u.GetPgId()] = u
 	}
 	finished, leaking := 0, 0
-	pgs := pgsOf(st.GetMap(), ns.GetId())
+	pgs := overview.Groups(st.GetMap(), ns.GetId())
 	for _, pg := range pgs {
 		id, u := pg.GetId(), usage[pg.GetId()]
 		g := groups[id]
@@ -345,11 +292,11 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 			case g.vain == scrubRounds:
 			case pg.GetState() != dirpb.PGState_PG_ACTIVE:
 				g.done = pg.GetState() == dirpb.PGState_PG_LOST
-				g.why = stateText(pg)
+				g.why = overview.StateText(pg)
 			case len(busy[id]) > 0:
 				g.why = jobName(busy[id][0]) + " is in the way"
 			case pg.GetJoining():
-				g.why = stateText(pg)
+				g.why = overview.StateText(pg)
 			default:
 				if err := a.startScrub(ctx, b, id, u, g); err != nil {
 					return p, false, err
@@ -440,59 +387,9 @@ func (a *app) printCheck(r *checkReport) error {
 	}
 	if len(r.Findings) > 0 {
 		fmt.Fprintln(a.stdout)
-		a.printTable(row{"PG", "Replica", "Offset", "Slot", "What"}, mapTo(r.Findings, func(f finding) row {
+		a.printTable(row{"PG", "Replica", "Offset", "Slot", "What"}, mapTo(r.Findings, func(f check.Finding) row {
 			return row{f.PG, f.Replica, fmt.Sprintf("%#x", f.Off), f.Slot, f.What}
 		}))
 	}
 	return nil
-}
-
-// usageOf finds a placement group's usage.
-func usageOf(st *dirpb.StatusReply, pg uint32) *dirpb.PGUsage {
-	i := slices.IndexFunc(st.GetUsage(), func(u *dirpb.PGUsage) bool { return u.GetPgId() == pg })
-	if i < 0 {
-		return nil
-	}
-	return st.GetUsage()[i]
-}
-
-// account compares what of a placement group was granted with what is linked.
-// before and after are the states around its reading.
-func (k *checker) account(pg *dirpb.PlacementGroup, before, after *dirpb.StatusReply) {
-	others := max(k.others(before), k.others(after))
-	k.rep.Holders = max(k.rep.Holders, others)
-	u := usageOf(after, pg.GetId())
-	granted, linked := u.GetGrantedUnits(), k.linked
-	rest := granted - min(granted, linked)
-	if rest > 0 {
-		// Where all of it is linked, the directory's count is of an old scrub.
-		k.rep.LeakedExtents += uint64(u.GetLeakedExtents())
-	}
-	quiet := others == 0 && len(pg.GetRecalled()) == 0
-	for _, st := range []*dirpb.StatusReply{before, after} {
-		quiet = quiet && !slices.ContainsFunc(st.GetJobs(), func(j *dirpb.Job) bool {
-			return j.GetPgId() == pg.GetId() || j.GetTargetPgId() == pg.GetId()
-		})
-	}
-	switch {
-	case !quiet:
-		// Only the directory can tell who holds what.
-		leaked := min(u.GetLeakedUnits(), rest)
-		k.rep.Unreachable += leaked * layout.UnitSize
-		k.rep.Held += (rest - leaked) * layout.UnitSize
-	case linked > granted:
-		k.rep.problem(pg.GetId(), "%d units are linked, but only %d are granted: what is linked may be granted again", linked, granted)
-	default:
-		k.rep.Unreachable += rest * layout.UnitSize
-	}
-}
-
-// others counts the sessions of the namespace beside this one.
-func (k *checker) others(st *dirpb.StatusReply) (n int) {
-	for _, s := range st.GetSessions() {
-		if s.GetNamespace() == k.ns.GetName() && s.GetId() != k.s.Stats().Session && s.GetLife() != dirpb.SessionLife_SESSION_FENCED {
-			n++
-		}
-	}
-	return n
 }

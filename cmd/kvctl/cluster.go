@@ -19,7 +19,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *app) addClusterCommands(root *cobra.Command) {
@@ -48,7 +48,7 @@ func (a *app) viewCommand(name, short string, print func(*dirpb.StatusReply) err
 				if err != nil {
 					return err
 				}
-				if answer := metrics.Answer(st); answer != "" && name != "status" { // status lists it
+				if answer := overview.Answer(st); answer != "" && name != "status" { // status lists it
 					a.say("kvctl: warning: %s", answer)
 				}
 				return print(st)
@@ -118,16 +118,16 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	v := newView(m)
 	whole := 0
 	var pgs []row
-	memories := metrics.Memories(st)
-	of := make(map[uint32]*metrics.Memory)
+	memories := overview.Memories(st)
+	of := make(map[uint32]*overview.Memory)
 	for _, x := range memories {
 		of[x.PG] = x
 	}
 	for _, p := range m.GetPgs() {
-		if v.lacks(p) == "" {
+		if overview.Lacks(m, p) == "" {
 			whole++
 		}
-		pgs = append(pgs, append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p)}, fullness(of[p.GetId()])...))
+		pgs = append(pgs, append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p)}, fullness(of[p.GetId()])...))
 	}
 	owned, troubled := 0, 0
 	for _, j := range st.GetJobs() {
@@ -144,7 +144,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 			live++
 		}
 	}
-	problems := metrics.Problems(st)
+	problems := overview.Problems(st)
 	health := fmt.Sprintf("%d of %d placement groups fully replicated", whole, len(m.GetPgs()))
 	if n := len(problems); n == 1 {
 		health += "; 1 problem, below"
@@ -167,9 +167,9 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	for _, p := range problems {
 		fmt.Fprintf(a.stdout, "\n problem: %s\n    -> %s\n", p.What, p.Mend)
 	}
-	if sums := metrics.Sums(memories); len(sums) > 0 {
+	if sums := overview.Sums(memories); len(sums) > 0 {
 		fmt.Fprintln(a.stdout)
-		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *metrics.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
+		a.printTable(append(row{"Namespace"}, memoryHeader...), mapTo(sums, func(x *overview.Memory) row { return append(row{x.Namespace}, memoryRow(x)...) }))
 	}
 	if len(pgs) > 0 {
 		fmt.Fprintln(a.stdout)
@@ -184,7 +184,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 
 // epochText tells the reclaim epoch, which only a leader knows.
 func epochText(st *dirpb.StatusReply) string {
-	if metrics.Answer(st) != "" {
+	if overview.Answer(st) != "" {
 		return "-"
 	}
 	return fmt.Sprintf("%d, minimum %d", st.GetEpoch(), st.GetMinEpoch())
@@ -205,33 +205,6 @@ func newView(m *dirpb.Map) view {
 		v.namespaces[ns.GetId()] = ns
 	}
 	return v
-}
-
-func (v view) want(p *dirpb.PlacementGroup) int {
-	return int(v.namespaces[p.GetNamespaceId()].GetReplicas())
-}
-
-// copies says how many copies there are of how many.
-func (v view) copies(p *dirpb.PlacementGroup) string {
-	return fmt.Sprintf("%d of %d", metrics.Copies(p), v.want(p))
-}
-
-// lacks says what keeps a placement group from being fully replicated, or "".
-func (v view) lacks(p *dirpb.PlacementGroup) string {
-	switch {
-	case p.GetState() != dirpb.PGState_PG_ACTIVE || p.GetJoining():
-		return fmt.Sprintf("%s, %s copies", stateText(p), v.copies(p))
-	case metrics.Copies(p) < v.want(p):
-		return v.copies(p) + " copies"
-	}
-	return ""
-}
-
-func stateText(p *dirpb.PlacementGroup) string {
-	if p.GetJoining() {
-		return short(p.GetState()) + ", joining"
-	}
-	return short(p.GetState())
 }
 
 // members lists the chain from arbiter to publisher, and who is about to enter or
@@ -359,18 +332,6 @@ func shardsOf(m *dirpb.Map, ns uint32) map[uint32][]*dirpb.Shard {
 	return out
 }
 
-// pgsOf lists the placement groups of a namespace by id.
-func pgsOf(m *dirpb.Map, ns uint32) []*dirpb.PlacementGroup {
-	var out []*dirpb.PlacementGroup
-	for _, p := range m.GetPgs() {
-		if p.GetNamespaceId() == ns {
-			out = append(out, p)
-		}
-	}
-	slices.SortFunc(out, func(x, y *dirpb.PlacementGroup) int { return int(x.GetId()) - int(y.GetId()) })
-	return out
-}
-
 func (a *app) printShards(st *dirpb.StatusReply) error {
 	m := st.GetMap()
 	ns, err := namespaceOf(m, a.namespace)
@@ -380,7 +341,7 @@ func (a *app) printShards(st *dirpb.StatusReply) error {
 	v := newView(m)
 	byPG := shardsOf(m, ns.GetId())
 	if a.json() {
-		for _, p := range pgsOf(m, ns.GetId()) {
+		for _, p := range overview.Groups(m, ns.GetId()) {
 			if err := a.printProto(&dirpb.Map{Pgs: []*dirpb.PlacementGroup{p}, Shards: byPG[p.GetId()]}); err != nil {
 				return err
 			}
@@ -388,16 +349,16 @@ func (a *app) printShards(st *dirpb.StatusReply) error {
 		return nil
 	}
 	var rows []row
-	for _, p := range pgsOf(m, ns.GetId()) {
+	for _, p := range overview.Groups(m, ns.GetId()) {
 		shards := byPG[p.GetId()]
 		slices.SortFunc(shards, func(x, y *dirpb.Shard) int { return int(x.GetPrefix()) - int(y.GetPrefix()) })
 		for _, s := range shards {
 			slots := uint64(s.GetClusters()) * (layout.ClusterGroups + 1) * layout.GroupSlots
-			rows = append(rows, row{p.GetId(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p), s.GetId(),
+			rows = append(rows, row{p.GetId(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), s.GetId(),
 				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetClusters(), slots, moveText(s)})
 		}
 		if len(shards) == 0 {
-			rows = append(rows, row{p.GetId(), stateText(p), p.GetEpoch(), v.copies(p), v.members(p), "-", "-", "-", "-", "-", ""})
+			rows = append(rows, row{p.GetId(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), "-", "-", "-", "-", "-", ""})
 		}
 	}
 	a.printTable(row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Clusters", "Slots", "Move"}, rows)

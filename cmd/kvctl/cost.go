@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/cost"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *app) costCommand() *cobra.Command {
@@ -69,8 +70,8 @@ func (a *app) replicas(ctx context.Context, b backend) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, p := range pgsOf(st.GetMap(), ns.GetId()) {
-		if lacks := newView(st.GetMap()).lacks(p); lacks != "" {
+	for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {
+		if lacks := overview.Lacks(st.GetMap(), p); lacks != "" {
 			return 0, &exitError{exitUnavailable, fmt.Errorf("placement group %d: %s: what is counted now is not what the table is about", p.GetId(), lacks)}
 		}
 	}

@@ -10,7 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/check"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 type dumpOptions struct {
@@ -67,24 +70,13 @@ type dumper struct {
 	s       store
 	pg      uint32
 	replica int
-	geometry
-}
-
-// geometry is a region's division into index, access words and heap.
-type geometry struct {
-	regionBytes, indexBytes uint64
-	heapLo, heapHi          uint32 // units
-}
-
-func geometryOf(regionBytes, indexBytes, accessBytes uint64) geometry {
-	return geometry{regionBytes, indexBytes, uint32((indexBytes + accessBytes + layout.UnitSize - 1) / layout.UnitSize),
-		uint32(min(regionBytes/layout.UnitSize, 1<<32-1))}
+	check.Geometry
 }
 
 func (d *dumper) read(off uint64, n int) ([]byte, error) {
-	n = int(min(uint64(n), d.regionBytes-min(off, d.regionBytes)))
+	n = int(min(uint64(n), d.RegionBytes-min(off, d.RegionBytes)))
 	if n == 0 {
-		return nil, usagef("offset %#x: the region has %#x bytes", off, d.regionBytes)
+		return nil, usagef("offset %#x: the region has %#x bytes", off, d.RegionBytes)
 	}
 	b, err := d.s.ReadRaw(d.ctx, d.pg, d.replica, off, n)
 	if err != nil {
@@ -101,9 +93,9 @@ func (d *dumper) print(kind string, off uint64, b []byte) error {
 	case "region":
 		err = layout.DumpRegion(&text, b)
 	case "group":
-		err = layout.DumpGroup(&text, off, b, d.heapLo, d.heapHi)
+		err = layout.DumpGroup(&text, off, b, d.HeapLo, d.HeapHi)
 	case "cluster":
-		err = layout.DumpCluster(&text, off, b, d.heapLo, d.heapHi)
+		err = layout.DumpCluster(&text, off, b, d.HeapLo, d.HeapHi)
 	case "record":
 		err = layout.DumpRecord(&text, off, b)
 	default:
@@ -128,7 +120,7 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 	if err != nil {
 		return err
 	}
-	d := &dumper{a: a, ctx: ctx, s: s, pg: loc.PG, replica: o.replica, geometry: geometryOf(loc.RegionBytes, loc.IndexBytes, loc.AccessBytes)}
+	d := &dumper{a: a, ctx: ctx, s: s, pg: loc.PG, replica: o.replica, Geometry: check.GeometryOf(loc.RegionBytes, loc.IndexBytes, loc.AccessBytes)}
 	if d.replica < 0 {
 		d.replica = loc.Replicas - 1
 	}
@@ -150,7 +142,7 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 		g := layout.Group(b)
 		for i := range layout.GroupSlots {
 			w := g.Slot(i)
-			if !w.Readable() || w.FP() != layout.FP(loc.Hash) || !layout.InHeap(w, d.heapLo, d.heapHi) {
+			if !w.Readable() || w.FP() != layout.FP(loc.Hash) || !layout.InHeap(w, d.HeapLo, d.HeapHi) {
 				continue
 			}
 			rec, err := d.read(w.Off(), w.ReadLen())
@@ -175,31 +167,18 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 }
 
 func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error {
-	return a.withBackend(func(b backend) error {
-		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
-		if err != nil {
-			return err
-		}
-		defer a.closed("session", s.Close)
-		st, err := clusterStatus(ctx, b)
-		if err != nil {
-			return err
-		}
-		ns, err := namespaceOf(st.GetMap(), a.namespace)
-		if err != nil {
-			return err
-		}
-		var geo geometry
+	return a.inside(ctx, func(_ backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+		var geo check.Geometry
 		replicas := 0
-		for _, p := range pgsOf(st.GetMap(), ns.GetId()) {
+		for _, p := range overview.Groups(st.GetMap(), ns.GetId()) {
 			if p.GetId() == o.pg {
-				geo, replicas = geometryOf(p.GetRegionBytes(), p.GetIndexBytes(), p.GetAccessBytes()), len(p.GetMembers())
+				geo, replicas = check.GeometryOf(p.GetRegionBytes(), p.GetIndexBytes(), p.GetAccessBytes()), len(p.GetMembers())
 			}
 		}
 		if replicas == 0 {
 			return usagef("--pg %d: namespace %q has no such placement group (kvctl shards lists them)", o.pg, a.namespace)
 		}
-		d := &dumper{a: a, ctx: ctx, s: s, pg: o.pg, replica: o.replica, geometry: geo}
+		d := &dumper{a: a, ctx: ctx, s: s, pg: o.pg, replica: o.replica, Geometry: geo}
 		if d.replica < 0 {
 			d.replica = replicas - 1
 		}
@@ -208,7 +187,7 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 			switch {
 			case off == 0:
 				kind = "region"
-			case off < geo.indexBytes:
+			case off < geo.IndexBytes:
 				kind = "group"
 			default:
 				kind = "record"
@@ -220,7 +199,7 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 			if err != nil {
 				return err
 			}
-			n = recordSpan(head)
+			n = check.RecordSpan(head)
 		}
 		p, err := d.read(off, max(n, 1))
 		if err != nil {
@@ -228,15 +207,4 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 		}
 		return d.print(kind, off, p)
 	})
-}
-
-// recordSpan is how many bytes the record that begins with head says it has, at
-// most what a record can have.
-func recordSpan(head []byte) int {
-	if len(head) < layout.RecordHeaderSize {
-		return len(head)
-	}
-	key := uint64(head[8]) | uint64(head[9])<<8
-	value := uint64(head[12]) | uint64(head[13])<<8 | uint64(head[14])<<16 | uint64(head[15])<<24
-	return int(min(layout.RecordHeaderSize+key+value, layout.MaxRecordSize))
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
@@ -69,16 +68,14 @@ func (a *app) typed(ctx context.Context, name, warning string) error {
 
 // erase deletes the keys that match selects, nil: all, and says how many they were.
 func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte) bool) error {
-	var bar *progressbar.ProgressBar
-	if isTerminal(a.stderr) {
-		total := int64(-1)
-		if n, err := s.Count(ctx); err == nil {
-			total = int64(n) // about: others write meanwhile
+	bar := a.bar(verb, "keys", func() int64 {
+		n, err := s.Count(ctx)
+		if err != nil {
+			return -1
 		}
-		bar = progressbar.NewOptions64(total, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(verb),
-			progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString("keys"),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-	}
+		return int64(n) // about: others write meanwhile
+	})
+	defer bar.end()
 	start := time.Now()
 	deleted, looked := 0, 0
 	var batch [][]byte
@@ -102,7 +99,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 			return first
 		})
 		batch = nil
-		step(bar, looked)
+		bar.step(looked)
 		looked = 0
 		return err
 	}
@@ -119,9 +116,7 @@ func (a *app) erase(ctx context.Context, s store, verb string, match func([]byte
 	if err == nil && len(batch) > 0 {
 		err = flush()
 	}
-	if bar != nil {
-		_ = bar.Finish()
-	}
+	bar.end()
 	if err != nil {
 		return partly(deleted > 0, err, "after %d deleted keys", deleted)
 	}

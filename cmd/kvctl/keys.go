@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/glob"
 )
 
 func changes(c *cobra.Command) *cobra.Command {
@@ -89,8 +90,10 @@ func (a *app) putCommand() *cobra.Command {
 
 func (a *app) getCommand() *cobra.Command {
 	return &cobra.Command{
+		Annotations:       map[string]string{brief: ""},
 		Use:               "get KEY",
 		Short:             "Print a key's value, byte for byte",
+		Long:              "Print a key's value, byte for byte.\n\nIn its first 100 ms a signal ends it as the system does, without a message.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeKey(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -466,7 +469,7 @@ func matcher(prefix []byte, pattern string) func([]byte) bool {
 	switch {
 	case pattern != "":
 		p := []byte(pattern)
-		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) && globMatch(p, k) }
+		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) && glob.Match(p, k) }
 	case len(prefix) > 0:
 		return func(k []byte) bool { return bytes.HasPrefix(k, prefix) }
 	}

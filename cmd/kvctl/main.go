@@ -18,16 +18,34 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
+	"time"
 )
 
 func main() {
-	// Interrupts end a command, or what runs in a shell; see app.root.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	// A second signal ends the process at once.
-	context.AfterFunc(ctx, stop)
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)
-	code := a.run(ctx, os.Args[1:])
-	stop()
-	os.Exit(code)
+	a.signals = func(ctx context.Context, brief bool) context.Context {
+		if !brief {
+			return endsWith(ctx, os.Interrupt, syscall.SIGTERM)
+		}
+		// Otherwise a get spends a fifth of its time on waking other processors, and on threads that
+		// listen for signals.
+		runtime.GOMAXPROCS(1)
+		ctx, cancel := context.WithCancel(ctx)
+		time.AfterFunc(briefly, func() { context.AfterFunc(endsWith(ctx, os.Interrupt, syscall.SIGTERM), cancel) })
+		return ctx
+	}
+	os.Exit(a.run(context.Background(), os.Args[1:]))
+}
+
+// briefly is how long a command that only reads a key leaves signals to the system, which then ends it as
+// it ends a process that has just begun.
+const briefly = 100 * time.Millisecond
+
+// endsWith is ctx that also ends with a signal. A second one ends the process at once.
+func endsWith(ctx context.Context, s ...os.Signal) context.Context {
+	ctx, stop := signal.NotifyContext(ctx, s...)
+	context.AfterFunc(ctx, stop)
+	return ctx
 }

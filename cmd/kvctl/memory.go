@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // memoryHelp says what the columns of memory mean.
@@ -30,7 +30,7 @@ const memoryHelp = "Memory is that of one copy, in these states:\n\n" +
 // memoryHeader heads the columns that memoryRow gives.
 var memoryHeader = row{"Heap", "Live", "Live %", "At sessions", "Limbo", "Coming", "Waiting", "Recalled", "Lost", "Room", "Short"}
 
-func memoryRow(m *metrics.Memory) row {
+func memoryRow(m *overview.Memory) row {
 	known := func(s string) string {
 		if !m.Known {
 			return "-"
@@ -43,7 +43,7 @@ func memoryRow(m *metrics.Memory) row {
 }
 
 // fullness tells in short how a placement group stands; nil: nothing is known of it.
-func fullness(m *metrics.Memory) row {
+func fullness(m *overview.Memory) row {
 	if m == nil || !m.Known {
 		return row{"-", "-", "-"}
 	}
@@ -53,8 +53,8 @@ func fullness(m *metrics.Memory) row {
 // printMemory prints a line for each placement group, and one for the whole of a namespace
 // that has several.
 func (a *app) printMemory(st *dirpb.StatusReply) {
-	all := metrics.Memories(st)
-	sums := metrics.Sums(all)
+	all := overview.Memories(st)
+	sums := overview.Sums(all)
 	var rows []row
 	of := 0 // placement groups of the namespace
 	for i, m := range all {
@@ -71,7 +71,7 @@ func (a *app) printMemory(st *dirpb.StatusReply) {
 	a.printTable(append(row{"Namespace", "PG"}, memoryHeader...), rows)
 }
 
-// memoryJSON is a metrics.Memory; null stands for what the directory node that answered
+// memoryJSON is a overview.Memory; null stands for what the directory node that answered
 // does not know.
 type memoryJSON struct {
 	Namespace string   `json:"namespace"`
@@ -91,7 +91,7 @@ type memoryJSON struct {
 	Short     *bool    `json:"short"`
 }
 
-func jsonOf(m *metrics.Memory) memoryJSON {
+func jsonOf(m *overview.Memory) memoryJSON {
 	j := memoryJSON{Namespace: m.Namespace, PG: m.PG, Heap: m.Heap, Granted: m.Granted, Waiting: m.Waiting, Recalled: m.Recalled, Room: m.Room}
 	if m.Known {
 		j.Live, j.Free, j.Foreign, j.Limbo, j.Coming, j.Lost, j.Short = &m.Live, &m.Free, &m.Foreign, &m.Limbo, &m.Coming, &m.Lost, &m.Short
@@ -110,8 +110,8 @@ func (a *app) printStateJSON(st, rest *dirpb.StatusReply) error {
 	if err != nil {
 		return err
 	}
-	all := metrics.Memories(st)
-	memory, err := json.Marshal(map[string][]memoryJSON{"namespaces": mapTo(metrics.Sums(all), jsonOf), "placement_groups": mapTo(all, jsonOf)})
+	all := overview.Memories(st)
+	memory, err := json.Marshal(map[string][]memoryJSON{"namespaces": mapTo(overview.Sums(all), jsonOf), "placement_groups": mapTo(all, jsonOf)})
 	if err != nil {
 		return err
 	}
@@ -121,9 +121,9 @@ func (a *app) printStateJSON(st, rest *dirpb.StatusReply) error {
 			break
 		}
 	}
-	problems := metrics.Problems(st)
+	problems := overview.Problems(st)
 	if problems == nil {
-		problems = []metrics.Problem{}
+		problems = []overview.Problem{}
 	}
 	wrong, err := json.Marshal(problems)
 	if err != nil {

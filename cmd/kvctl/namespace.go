@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *app) completeNamespace() cobra.CompletionFunc {
@@ -91,9 +91,9 @@ func (a *app) awaitCopies(ctx context.Context, b backend, ns *dirpb.Namespace) e
 		case st.GetMap().GetNamespaces()[i].GetReplicas() != ns.GetReplicas():
 			return progress{}, false, &exitError{exitNo, fmt.Errorf("%q: somebody set another number of copies, %d", ns.GetName(), st.GetMap().GetNamespaces()[i].GetReplicas())}
 		}
-		done, pgs := 0, pgsOf(st.GetMap(), ns.GetId())
+		done, pgs := 0, overview.Groups(st.GetMap(), ns.GetId())
 		for _, p := range pgs {
-			if p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && metrics.Copies(p) == int(ns.GetReplicas()) {
+			if p.GetState() == dirpb.PGState_PG_ACTIVE && !p.GetJoining() && p.GetPlanned() == nil && overview.Copies(p) == int(ns.GetReplicas()) {
 				done++
 			}
 		}
@@ -179,7 +179,7 @@ func (a *app) deleteNamespace(ctx context.Context, b backend, name string, sure,
 // confirmDelete has the user type the name of a namespace.
 func (a *app) confirmDelete(ctx context.Context, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 	var live uint64
-	for _, m := range metrics.Memories(st) {
+	for _, m := range overview.Memories(st) {
 		if m.Namespace == ns.GetName() {
 			live += m.Live
 		}

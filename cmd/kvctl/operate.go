@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 func (a *app) operateCommands() []*cobra.Command {
@@ -42,12 +42,8 @@ type progress struct {
 // may change before it ends with errStalled; 0: for ever.
 func (a *app) await(ctx context.Context, b backend, what string, stall time.Duration,
 	step func(*dirpb.StatusReply) (p progress, done bool, err error)) error {
-	var bar *progressbar.ProgressBar
-	if isTerminal(a.stderr) {
-		bar = progressbar.NewOptions64(1, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(what),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-		defer func() { _ = bar.Finish() }()
-	}
+	bar := a.bar(what, "", func() int64 { return 1 })
+	defer bar.end()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	said, seen := "", ""
@@ -69,9 +65,8 @@ func (a *app) await(ctx context.Context, b backend, what string, stall time.Dura
 				return err
 			}
 			if bar != nil {
-				bar.Describe(strings.TrimSpace(what + ": " + p.left + " " + p.detail))
-				bar.ChangeMax64(int64(max(p.total, p.done) + 1)) // it ends when step says so
-				_ = bar.Set64(int64(p.done))
+				// It ends when step says so.
+				bar.set(strings.TrimSpace(what+": "+p.left+" "+p.detail), int64(p.done), int64(max(p.total, p.done)+1))
 			} else if p.left != said {
 				said = p.left
 				a.say("kvctl %s: %s", what, p.left)
@@ -334,7 +329,7 @@ func nowhere(m *dirpb.Map, n *dirpb.Node) string {
 	slices.Sort(left)
 	for _, ns := range m.GetNamespaces() {
 		copies := int(ns.GetReplicas())
-		if copies <= len(left) || !slices.ContainsFunc(pgsOf(m, ns.GetId()), func(p *dirpb.PlacementGroup) bool { return isOn(p, n.GetId()) }) {
+		if copies <= len(left) || !slices.ContainsFunc(overview.Groups(m, ns.GetId()), func(p *dirpb.PlacementGroup) bool { return isOn(p, n.GetId()) }) {
 			continue
 		}
 		others := "no other is up and stays"
@@ -505,7 +500,7 @@ func (a *app) printSteps(namespace string, steps []string) error {
 // unsettled reports whether a placement group of ns is changing, or something of it
 // moves.
 func unsettled(st *dirpb.StatusReply, ns uint32) bool {
-	return slices.ContainsFunc(pgsOf(st.GetMap(), ns), func(p *dirpb.PlacementGroup) bool {
+	return slices.ContainsFunc(overview.Groups(st.GetMap(), ns), func(p *dirpb.PlacementGroup) bool {
 		return p.GetState() == dirpb.PGState_PG_CREATING || p.GetState() == dirpb.PGState_PG_FROZEN ||
 			p.GetJoining() || p.GetPlanned() != nil || p.GetLeaving() != nil
 	}) || slices.ContainsFunc(st.GetJobs(), func(j *dirpb.Job) bool {

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
@@ -94,7 +93,7 @@ type loader struct {
 	ctx   context.Context
 	s     store
 	in    *counter
-	bar   *progressbar.ProgressBar // nil without a terminal
+	bar   *bar
 	start time.Time
 	now   func() time.Time
 
@@ -121,22 +120,19 @@ type pipeReport struct {
 type counter struct {
 	r   io.Reader
 	n   int64
-	bar *progressbar.ProgressBar
+	bar *bar
 }
 
 func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
-	step(c.bar, n)
+	c.bar.step(n)
 	return n, err
 }
 
 func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, format string) error {
 	l := &loader{a: a, ctx: ctx, s: s, start: time.Now(), now: a.now, names: make(map[string]bool)}
-	if isTerminal(a.stderr) {
-		l.bar = progressbar.NewOptions64(size, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription("pipe"),
-			progressbar.OptionShowBytes(true), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-	}
+	l.bar = a.bar("pipe", "B", func() int64 { return size })
 	buffered := bufio.NewReaderSize(in, 64<<10)
 	l.in = &counter{r: buffered, bar: l.bar}
 	head, err := buffered.Peek(1)
@@ -163,9 +159,7 @@ func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, forma
 	if e := l.flush(); err == nil {
 		err = e
 	}
-	if l.bar != nil {
-		_ = l.bar.Finish()
-	}
+	l.bar.end()
 	l.rep.Bytes, l.rep.Seconds = l.in.n, time.Since(l.start).Seconds()
 	if e := l.print(); err == nil {
 		err = e

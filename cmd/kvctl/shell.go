@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 
 	"github.com/peterh/liner"
@@ -102,7 +103,7 @@ func (sh *shell) open(c *app) (backend, error) {
 func (sh *shell) run(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer, args []string) int {
 	c := *sh.a
 	c.stdin, c.stdout, c.stderr = stdin, stdout, stderr
-	c.backend, c.shell, c.started, c.stop = sh.open, sh, false, func() {}
+	c.backend, c.shell, c.started, c.signals = sh.open, sh, false, nil
 	return c.run(ctx, args)
 }
 
@@ -145,7 +146,7 @@ func (a *app) runShell(ctx context.Context) error {
 	sh := &shell{a: a}
 	defer sh.drop()
 	if isTerminal(a.stdin) && isTerminal(a.stdout) && liner.TerminalSupported() {
-		return sh.prompt(a.ctx)
+		return sh.prompt(endsWith(a.ctx, syscall.SIGTERM)) // interrupts end commands only
 	}
 	return sh.script(ctx)
 }

@@ -61,40 +61,6 @@ func TestQuoteWord(t *testing.T) {
 	})
 }
 
-// The cases are what Redis 7's stringmatchlen answers.
-func TestGlob(t *testing.T) {
-	for _, c := range []struct {
-		pattern, s string
-		want       bool
-	}{
-		{"", "", true}, {"", "a", false}, {"*", "", true}, {"*", "abc", true}, {"a", "", false}, {"?", "", false},
-		{"h?llo", "hello", true}, {"h?llo", "hllo", false}, {"h*llo", "heeello", true}, {"h*llo", "heeell", false},
-		{"h[ae]llo", "hallo", true}, {"h[ae]llo", "hillo", false}, {"h[^e]llo", "hallo", true}, {"h[^e]llo", "hello", false},
-		{"h[a-b]llo", "hbllo", true}, {"h[b-a]llo", "hallo", true}, {"h[a-b]llo", "hcllo", false},
-		{`h\*llo`, "h*llo", true}, {`h\*llo`, "hello", false}, {`[\]]`, "]", true}, {`[\-a]`, "-", true}, {"[a-]", "-", false}, {"[a-]", "_", true},
-		{"[]", "]", false}, {"[^]", "x", true}, {"[!a]", "a", true}, {"[abc", "c", true}, {"[a-", "a", true}, {"[", "[", false},
-		{`\`, `\`, true}, {`a\`, `a\`, true}, {"a**b*", "axbyb", true}, {"*a*b", "aab", true}, {"*a*b", "aabc", false},
-		{"{a,b}", "a", false}, {"??", "é", true}, {"[a-]]", "b", false}, {"[a-]]", "_", true},
-	} {
-		if got := globMatch([]byte(c.pattern), []byte(c.s)); got != c.want {
-			t.Errorf("%q on %q: %v", c.pattern, c.s, got)
-		}
-	}
-	// What takes a backtracking matcher for ever.
-	if globMatch([]byte(strings.Repeat("a*", 60)+"b"), bytes.Repeat([]byte("a"), 5000)) {
-		t.Error("a match without b")
-	}
-}
-
-func FuzzGlob(f *testing.F) {
-	f.Add([]byte("a*[^b-d]?\\x"), []byte("aqx"))
-	f.Fuzz(func(t *testing.T, pattern, s []byte) {
-		if globMatch(pattern, s) && !globMatch(append([]byte("*"), pattern...), append([]byte("more"), s...)) {
-			t.Errorf("%q matches %q, but not with * and more before", pattern, s)
-		}
-	})
-}
-
 // terminal is a shell as a user sees it.
 type terminal struct {
 	t    *testing.T

@@ -18,7 +18,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -41,8 +41,7 @@ type sessionOptions struct {
 	ReadOnly bool
 }
 
-// backend is one store as kvctl reaches it: over its directory, or in this
-// process.
+// backend is one store as kvctl reaches it: over its directory. Its methods are not called concurrently.
 type backend interface {
 	// Open opens a session of its own.
 	Open(ctx context.Context, o sessionOptions) (store, error)
@@ -51,22 +50,16 @@ type backend interface {
 	Close() error
 }
 
-// openStore makes the backend that the flags ask for. It does not connect yet.
-func openStore(a *app) (backend, error) {
-	if a.provider == "sim" {
-		return openSim(a)
-	}
-	return openRemote(a)
-}
-
 // remote is a store that runs elsewhere.
 type remote struct {
 	o       client.Options
 	devices []*rdma.Device
-	dir     *dirclient.Client
+	ask     dirclient.Options
+	dir     *dirclient.Client // nil until the first request; sessions have their own
 }
 
-func openRemote(a *app) (backend, error) {
+// openStore makes the backend that the flags ask for. It does not connect yet.
+func openStore(a *app) (backend, error) {
 	cfg, err := a.tlsConfig()
 	if err != nil {
 		return nil, err
@@ -109,12 +102,11 @@ func (a *app) debugLog() *slog.Logger {
 // newRemote takes over devices unless it fails.
 func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
 	log := a.debugLog()
-	dir, err := dirclient.Open(dirclient.Options{Addrs: directory, TLS: cfg, Logger: log,
-		AttemptTimeout: min(a.timeout, 2*time.Second)})
-	if err != nil {
-		return nil, usagef("--directory: %w", err)
+	ask := dirclient.Options{Addrs: directory, TLS: cfg, Logger: log, AttemptTimeout: min(a.timeout, 2*time.Second)}
+	if err := ask.Validate(); err != nil {
+		return nil, usagef("--directory: dirclient: %w", err)
 	}
-	return &remote{devices: devices, dir: dir, o: client.Options{Directory: directory, Namespace: a.namespace, Provider: a.provider,
+	return &remote{devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.namespace, Provider: a.provider,
 		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg, Logger: log}}, nil
 }
 
@@ -134,6 +126,12 @@ func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
 func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.o.OpTimeout)
 	defer cancel()
+	if r.dir == nil {
+		var err error
+		if r.dir, err = dirclient.Open(r.ask); err != nil {
+			return err
+		}
+	}
 	if idempotent {
 		return r.dir.Call(ctx, fn)
 	}
@@ -141,7 +139,11 @@ func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context
 }
 
 func (r *remote) Close() error {
-	return errors.Join(r.dir.Close(), providers.Close(r.devices))
+	var err error
+	if r.dir != nil {
+		err = r.dir.Close()
+	}
+	return errors.Join(err, providers.Close(r.devices))
 }
 
 // tlsConfig is nil when no TLS flag is set.
@@ -224,7 +226,7 @@ func clusterStatus(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 const electionPatience = 2 * time.Second
 
 // clusterView is clusterStatus for people who look: where no leader answers it gives what
-// another directory node knows, which metrics.Answer tells.
+// another directory node knows, which overview.Answer tells.
 func clusterView(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 	st, other, err := askStatus(ctx, b, electionPatience)
 	if err != nil && other != nil && ctx.Err() == nil {
@@ -243,7 +245,7 @@ func askStatus(ctx context.Context, b backend, patience time.Duration) (st, othe
 		if err != nil {
 			return err
 		}
-		if metrics.Answer(rep) == "" {
+		if overview.Answer(rep) == "" {
 			st = rep
 			return nil
 		}

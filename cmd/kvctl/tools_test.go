@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/internal/cost"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/verbperf"
 )
 
 func decode[T any](t *testing.T, s string) (v T) {
@@ -30,7 +31,7 @@ func decode[T any](t *testing.T, s string) (v T) {
 
 func TestCost(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Nodes: 2})
-	for _, p := range []string{"shm", "tcp", "sim"} {
+	for _, p := range []string{"shm", "tcp"} {
 		type table struct {
 			OK         bool
 			Operations []cost.Row
@@ -93,11 +94,11 @@ func (w wrapped) Open(ctx context.Context, o sessionOptions) (store, error) {
 func TestPerf(t *testing.T) {
 	t.Setenv(asMain, "1")
 	e := &env{t: t, now: time.Now}
-	for _, p := range []string{"shm", "tcp", "sim"} {
+	for _, p := range []string{"shm", "tcp"} {
 		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--sizes", "64,64KiB")
 		type table struct {
 			Provider string
-			Results  []perfResult
+			Results  []verbperf.Result
 		}
 		got := decode[table](t, out)
 		if got.Provider != p || len(got.Results) != 6 {
@@ -117,7 +118,7 @@ func TestPerf(t *testing.T) {
 		// One size behind the other: a ping-pong that is over makes room for the next.
 		// The sizes are inline, not a multiple of 8, and too long to be inline.
 		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--verbs", "PINGPONG,READ", "--sizes", "8,61,64KiB")
-		got := decode[struct{ Results []perfResult }](t, out)
+		got := decode[struct{ Results []verbperf.Result }](t, out)
 		if len(got.Results) != 6 {
 			t.Fatalf("%s: %s", p, out)
 		}
@@ -126,6 +127,27 @@ func TestPerf(t *testing.T) {
 				r.MedianNanos > r.P99Nanos || r.AvgNanos < float64(r.MinNanos) || r.VerbsPerSec <= 0 {
 				t.Errorf("%s: %+v", p, r)
 			}
+		}
+	}
+}
+
+// A ping-pong wants flags with which the passive side can connect back.
+func TestPerfHome(t *testing.T) {
+	for _, c := range []struct {
+		app  app
+		to   string
+		want string // "": an error
+	}{
+		{app{}, "shm,@x,1,0", "@"},
+		{app{}, "tcp,127.0.0.1:1,1,0", "127.0.0.1:0"},
+		{app{tlsCA: "ca"}, "tcp,127.0.0.1:1,1,0", ""},
+		{app{tlsCA: "ca", tlsCert: "cert"}, "tcp,127.0.0.1:1,1,0", "127.0.0.1:0"},
+		{app{}, "tcp,127.0.0.1,1,0", ""},
+	} {
+		provider, _, _ := strings.Cut(c.to, ",")
+		home, err := c.app.perfHome(provider, c.to)
+		if (c.want == "") != (err != nil) || !strings.HasPrefix(home, c.want) {
+			t.Errorf("%s: %q, %v; want %q", c.to, home, err, c.want)
 		}
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
@@ -93,27 +92,19 @@ type tree struct {
 	a                              *app
 	verb                           string
 	start                          time.Time
-	bar                            *progressbar.ProgressBar // nil without a terminal
+	bar                            *bar
 	files, bytes, skipped, refused atomic.Int64
 	warn                           sync.Mutex
 }
 
-func (a *app) newTree(verb string, files int64) *tree {
-	t := &tree{a: a, verb: verb, start: time.Now()}
-	if isTerminal(a.stderr) {
-		t.bar = progressbar.NewOptions64(files, progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(verb),
-			progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString("files"),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-	}
-	return t
+func (a *app) newTree(verb string, files func() int64) *tree {
+	return &tree{a: a, verb: verb, start: time.Now(), bar: a.bar(verb, "files", files)}
 }
 
 func (t *tree) done(n int) {
 	t.files.Add(1)
 	t.bytes.Add(int64(n))
-	if t.bar != nil {
-		_ = t.bar.Add(1)
-	}
+	t.bar.step(1)
 }
 
 // refuse reports a key or file that is left out; only the first ones by name.
@@ -130,9 +121,7 @@ func (t *tree) refuse(format string, args ...any) {
 }
 
 func (t *tree) finish(err error) error {
-	if t.bar != nil {
-		_ = t.bar.Finish()
-	}
+	t.bar.end()
 	r := treeReport{Files: t.files.Load(), Bytes: t.bytes.Load(), Skipped: t.skipped.Load(), Refused: t.refused.Load(),
 		Seconds: time.Since(t.start).Seconds()}
 	if err != nil {
@@ -213,12 +202,8 @@ func (a *app) importTree(ctx context.Context, dir string, prefix []byte) error {
 		return err
 	}
 	defer root.Close()
-	total := int64(-1)
-	if isTerminal(a.stderr) {
-		total = countFiles(real)
-	}
 	return a.with(ctx, sessionOptions{}, func(s store) error {
-		t := a.newTree("import", total)
+		t := a.newTree("import", func() int64 { return countFiles(real) })
 		paths := make(chan string, 4*batchKeys)
 		c := newCrew(ctx)
 		c.run(1, func(ctx context.Context) error {
@@ -384,7 +369,7 @@ func (a *app) exportTree(ctx context.Context, dir string, prefix []byte, overwri
 		}
 	}
 	return a.with(ctx, sessionOptions{ReadOnly: true}, func(s store) error {
-		t := a.newTree("export", -1)
+		t := a.newTree("export", func() int64 { return -1 })
 		keys := make(chan []byte, 4*exportKeys)
 		c := newCrew(ctx)
 		c.run(1, func(ctx context.Context) error {

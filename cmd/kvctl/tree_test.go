@@ -136,7 +136,10 @@ func TestImportExport(t *testing.T) {
 // lent is a remote whose devices are another's.
 type lent struct{ *remote }
 
-func (l lent) Close() error { return l.dir.Close() }
+func (l lent) Close() error {
+	l.devices = nil
+	return l.remote.Close()
+}
 
 func TestExportRefusesUnsafeKeys(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20})

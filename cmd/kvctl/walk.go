@@ -10,28 +10,34 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/check"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
 // publisher. What changes meanwhile may be seen twice or not at all.
 type walker struct {
+	raw
 	ctx context.Context
-	s   store
 	m   *dirpb.Map
 	ns  *dirpb.Namespace
-	bar *progressbar.ProgressBar // nil without a terminal
+	bar *bar
 }
 
-// walk runs fn with a walker of the namespace and what the directory says.
-func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) error {
+// inside opens a session that looks into memory, and finds the namespace in what the directory says. The
+// default one comes into being with its first session.
+func (a *app) inside(ctx context.Context, fn func(backend, store, *dirpb.StatusReply, *dirpb.Namespace) error) error {
 	return a.withBackend(func(b backend) error {
+		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+		if err != nil {
+			return err
+		}
+		defer a.closed("session", s.Close)
 		st, err := clusterStatus(ctx, b)
 		if err != nil {
 			return err
@@ -40,90 +46,83 @@ func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) err
 		if err != nil {
 			return err
 		}
-		s, err := b.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
-		if err != nil {
-			return err
-		}
-		defer a.closed("session", s.Close)
-		w := &walker{ctx: ctx, s: s, m: st.GetMap(), ns: ns}
-		if isTerminal(a.stderr) {
-			w.bar = progressbar.NewOptions64(w.clusters(), progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(what),
-				progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-			defer func() { _ = w.bar.Finish() }()
-		}
+		return fn(b, s, st, ns)
+	})
+}
+
+// walk runs fn with a walker of the namespace and what the directory says.
+func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) error {
+	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
+		w := &walker{raw: raw{b, s}, ctx: ctx, m: st.GetMap(), ns: ns}
+		w.bar = a.bar(what, "", func() int64 { return check.Clusters(w.m, w.ns.GetId()) })
+		defer w.bar.end()
 		return fn(w)
 	})
 }
 
-func (w *walker) clusters() (n int64) {
-	for _, p := range pgsOf(w.m, w.ns.GetId()) {
-		for _, r := range arraysOf(w.m, p.GetId()) {
-			n += int64(r.clusters)
-		}
-	}
-	return n
+// raw is a store as package check reaches it: it is patient.
+type raw struct {
+	b backend
+	s store
 }
 
-// part is some clusters of an array.
+func (r raw) Status(ctx context.Context) (*dirpb.StatusReply, error) { return clusterStatus(ctx, r.b) }
+
+func (r raw) Read(ctx context.Context, pg uint32, copy int, off uint64, n int) (b []byte, err error) {
+	err = persist(ctx, func() (err error) {
+		b, err = r.s.ReadRaw(ctx, pg, copy, off, n)
+		return err
+	})
+	return b, err
+}
+
+func (r raw) Hash(key []byte) (uint64, error) {
+	loc, err := r.s.Locate(key)
+	return loc.Hash, err
+}
+
+// part is some clusters of an array at the publisher.
 type part struct {
-	w   *walker
-	pg  *dirpb.PlacementGroup
-	off uint64
-	b   []byte
-	geometry
-	child bool
+	*check.Part
+	check.Geometry
+	w  *walker
+	pg *dirpb.PlacementGroup
 }
 
 // read reads n bytes at off of the part's placement group.
-func (p *part) read(off uint64, n int) (b []byte, err error) {
-	err = persist(p.w.ctx, func() (err error) {
-		b, err = p.w.s.ReadRaw(p.w.ctx, p.pg.GetId(), max(metrics.Copies(p.pg), 1)-1, off, n)
-		return err
-	})
+func (p *part) read(off uint64, n int) ([]byte, error) {
+	b, err := p.w.Read(p.w.ctx, p.pg.GetId(), max(overview.Copies(p.pg), 1)-1, off, n)
 	if err != nil {
 		err = fmt.Errorf("placement group %d, offset %#x: %w", p.pg.GetId(), off, err)
 	}
 	return b, err
 }
 
+// slots lists the words that name records.
+func (p *part) slots() []check.Slot { return p.Geometry.Slots(p.Off, p.Copies[0]) }
+
 // each calls fn with every part of the index.
 func (w *walker) each(fn func(*part) error) error {
-	const most = (256 << 10) / layout.ClusterSize
-	for _, pg := range pgsOf(w.m, w.ns.GetId()) {
+	for _, pg := range overview.Groups(w.m, w.ns.GetId()) {
 		if len(pg.GetMembers()) == 0 {
 			continue // it is lost, and nobody is about to make it anew
 		}
-		for _, r := range arraysOf(w.m, pg.GetId()) {
-			for c := uint32(0); c < r.clusters; c += most {
-				n := min(most, r.clusters-c)
-				p := &part{w: w, pg: pg, off: r.off + uint64(c)*layout.ClusterSize, child: r.child,
-					geometry: geometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())}
-				var err error
-				if p.b, err = p.read(p.off, int(n)*layout.ClusterSize); err != nil {
-					return err
-				}
-				if err := fn(p); err != nil {
-					return err
-				}
-				step(w.bar, int(n))
+		p := part{w: w, pg: pg, Geometry: check.GeometryOf(pg.GetRegionBytes(), pg.GetIndexBytes(), pg.GetAccessBytes())}
+		read := func(_ int, off uint64, n int) ([]byte, error) { return p.read(off, n) }
+		err := check.Walk(check.Arrays(w.m, pg.GetId()), []int{0}, read, func(x *check.Part) error {
+			at := p
+			at.Part = x
+			if err := fn(&at); err != nil {
+				return err
 			}
+			w.bar.step(len(x.Copies[0]) / layout.ClusterSize)
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// slots lists the words that name records. While a shard moves, its FROZEN words
-// are copied to the child, where they are LIVE.
-func (p *part) slots() (out []slot) {
-	for g := 0; g < len(p.b); g += layout.GroupSize {
-		group := layout.Group(p.b[g:][:layout.GroupSize])
-		for j := range layout.GroupSlots {
-			if w := group.Slot(j); w.Readable() && layout.InHeap(w, p.heapLo, p.heapHi) {
-				out = append(out, slot{off: p.off + uint64(g) + layout.SlotOff(j), word: w})
-			}
-		}
-	}
-	return out
 }
 
 // top keeps the n largest of what is added.
@@ -206,7 +205,7 @@ func (a *app) bigkeys(ctx context.Context, n int) error {
 			for len(slots) > 0 { // some at a time, for what they hold in memory
 				some := slots[:min(len(slots), 256)]
 				slots = slots[len(some):]
-				if err := fetch(some, headBytes, p.read); err != nil {
+				if err := check.Fetch(some, headBytes, p.read); err != nil {
 					return err
 				}
 				for _, s := range some {
@@ -273,29 +272,29 @@ func (a *app) showShort(k []byte) string {
 
 // measure reads the size of a record off its head; ok is false if s does not name it
 // any more. The key is the part's memory.
-func (p *part) measure(s slot) (k bigKey, ok bool) {
-	if len(s.rec) < layout.RecordHeaderSize {
+func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
+	if len(s.Rec) < layout.RecordHeaderSize {
 		return k, false
 	}
-	keyLen := int(binary.LittleEndian.Uint16(s.rec[8:]))
-	valueLen := uint64(binary.LittleEndian.Uint32(s.rec[12:]))
-	if valueLen > layout.MaxRecordSize || keyLen == 0 || layout.RecordHeaderSize+keyLen > len(s.rec) {
+	keyLen := int(binary.LittleEndian.Uint16(s.Rec[8:]))
+	valueLen := uint64(binary.LittleEndian.Uint32(s.Rec[12:]))
+	if valueLen > layout.MaxRecordSize || keyLen == 0 || layout.RecordHeaderSize+keyLen > len(s.Rec) {
 		return k, false
 	}
-	if c, ok := layout.CodeFor(layout.RecordLen(keyLen, int(valueLen))); !ok || c != s.word.Code() {
+	if c, ok := layout.CodeFor(layout.RecordLen(keyLen, int(valueLen))); !ok || c != s.Word.Code() {
 		return k, false
 	}
-	k.key = s.rec[layout.RecordHeaderSize:][:keyLen]
-	if loc, err := p.w.s.Locate(k.key); err != nil || layout.FP(loc.Hash) != s.word.FP() {
+	k.key = s.Rec[layout.RecordHeaderSize:][:keyLen]
+	if hash, err := p.w.Hash(k.key); err != nil || layout.FP(hash) != s.Word.FP() {
 		return k, false
 	}
-	flags := layout.RecordFlags(s.rec[10])
+	flags := layout.RecordFlags(s.Rec[10])
 	if flags&layout.FlagManifest != 0 {
-		r, err := layout.ParseRecord(s.rec)
+		r, err := layout.ParseRecord(s.Rec)
 		if err != nil {
 			return k, false
 		}
-		m, err := layout.ParseManifest(r.Value, p.heapLo, p.heapHi)
+		m, err := layout.ParseManifest(r.Value, p.HeapLo, p.HeapHi)
 		if err != nil {
 			return k, false
 		}
@@ -337,7 +336,7 @@ type hotKey struct {
 	count uint32
 	idle  time.Duration
 	part  *part // where slot is; without the part's bytes
-	slot  slot
+	slot  check.Slot
 }
 
 func (a *app) hotkeys(ctx context.Context, n int) error {
@@ -355,18 +354,18 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 		err := w.each(func(p *part) error {
 			slots := p.slots()
 			keys += uint64(len(slots))
-			if p.pg.GetAccessBytes() < p.off+uint64(len(p.b)) || len(slots) == 0 {
+			if p.pg.GetAccessBytes() < p.Off+uint64(len(p.Copies[0])) || len(slots) == 0 {
 				return nil // it was made without them
 			}
-			b, err := p.read(p.pg.GetIndexBytes()+p.off, len(p.b))
+			b, err := p.read(p.pg.GetIndexBytes()+p.Off, len(p.Copies[0]))
 			if err != nil {
 				return err
 			}
 			at := *p
-			at.b = nil
+			at.Part = nil
 			for _, s := range slots {
-				acc := layout.AccessWord(binary.LittleEndian.Uint64(b[s.off-p.off:]))
-				if !acc.Of(s.word) {
+				acc := layout.AccessWord(binary.LittleEndian.Uint64(b[s.Off-p.Off:]))
+				if !acc.Of(s.Word) {
 					continue
 				}
 				known++
@@ -402,8 +401,8 @@ func nameHot(hot *top[hotKey], n int) error {
 		if len(named) == n {
 			break
 		}
-		one := []slot{k.slot}
-		if err := fetch(one, headBytes, k.part.read); err != nil {
+		one := []check.Slot{k.slot}
+		if err := check.Fetch(one, headBytes, k.part.read); err != nil {
 			return err
 		}
 		if m, ok := k.part.measure(one[0]); ok {

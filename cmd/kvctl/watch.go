@@ -13,7 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // pause waits for d; false means that ctx has ended, which is how a command that
@@ -122,7 +122,7 @@ func (a *app) stat(ctx context.Context, b backend, s store, every time.Duration,
 		before := l.Keys
 		// At most a tenth of the time goes into counting.
 		if n == 0 || now.Sub(counted) >= 10*cost {
-			l.Keys, l.Live, err = countKeys(&walker{ctx: ctx, s: s, m: st.GetMap(), ns: ns})
+			l.Keys, l.Live, err = countKeys(&walker{raw: raw{b, s}, ctx: ctx, m: st.GetMap(), ns: ns})
 			if ctx.Err() != nil {
 				return nil
 			} else if err != nil {
@@ -178,8 +178,8 @@ func (l *statLine) usage(st *dirpb.StatusReply, ns *dirpb.Namespace) {
 			l.Sessions++
 		}
 	}
-	var m metrics.Memory // of the namespace
-	for _, x := range metrics.Sums(metrics.Memories(st)) {
+	var m overview.Memory // of the namespace
+	for _, x := range overview.Sums(overview.Memories(st)) {
 		if x.Namespace == ns.GetName() {
 			m = *x
 		}
@@ -202,7 +202,7 @@ func countKeys(w *walker) (keys, bytes uint64, err error) {
 	err = w.each(func(p *part) error {
 		for _, s := range p.slots() {
 			keys++
-			bytes += uint64(s.word.Units()) * layout.UnitSize
+			bytes += uint64(s.Word.Units()) * layout.UnitSize
 		}
 		return nil
 	})

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os/exec"
 	"strings"
 	"syscall"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
-	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -29,7 +29,9 @@ type app struct {
 	stdout, stderr io.Writer
 	// given tells whether the user set a setting of the role that runs.
 	given func(key string) bool
-	live  live
+	// command is what stands behind --, for a role that takes a command.
+	command []string
+	live    live
 }
 
 // usageError is the user's to mend.
@@ -47,23 +49,44 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
+	e := (*exec.ExitError)(nil) // the user's own command has said why
+	if errors.As(err, &e) && err.Error() == e.Error() {
+		return commandStatus(e)
+	}
 	fmt.Fprintln(stderr, "kvd: "+strings.ReplaceAll(err.Error(), "\n", "\nkvd: "))
-	if errors.As(err, new(usageError)) {
+	switch {
+	case errors.As(err, new(usageError)):
 		return exitUsage
+	case e != nil:
+		return commandStatus(e)
 	}
 	return exitFailure
 }
 
+// commandStatus is the exit status of a command that failed, as shells give it.
+func commandStatus(e *exec.ExitError) int {
+	if w, ok := e.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+		return 128 + int(w.Signal())
+	}
+	return e.ExitCode()
+}
+
 func newRoot(a *app) *cobra.Command {
+	var version bool // not cobra's Version, which needs a template; see internal/httpd's page
 	root := &cobra.Command{
 		Use:           "kvd",
-		Version:       versionText(),
 		Short:         "A key-value store in the memory of other machines",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          usageArgs(cobra.NoArgs),
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if version {
+				return a.printVersion()
+			}
+			return cmd.Help()
+		},
 	}
+	root.Flags().BoolVarP(&version, "version", "v", false, "print the version")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
@@ -72,7 +95,7 @@ func newRoot(a *app) *cobra.Command {
 		root.AddCommand(a.roleCommand(r))
 	}
 	root.AddCommand(a.configCommand(roles...), a.healthCommand(), a.versionCommand())
-	root.SetVersionTemplate(buildinfo.Line("kvd", version) + "\n")
+
 	root.SetHelpCommand(&cobra.Command{
 		Use:   "help [COMMAND]",
 		Short: "Explain a command",
@@ -109,6 +132,8 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 // role is a command that serves until it is stopped.
 type role struct {
 	name, short, long, example string
+	// takesCommand: a command may follow behind --.
+	takesCommand bool
 	// defaults makes the settings and what runs with them.
 	defaults func() (config.Settings, func(context.Context) error)
 }
@@ -116,8 +141,14 @@ type role struct {
 func (a *app) roleCommand(r role) *cobra.Command {
 	s, serve := r.defaults()
 	cmd := &cobra.Command{Use: r.name, Short: r.short, Long: r.long, Example: r.example, Args: usageArgs(cobra.NoArgs)}
+	if r.takesCommand {
+		cmd.Use += " [flags] [-- COMMAND [ARG]...]"
+		cmd.DisableFlagsInUseLine = true
+		cmd.Args = usageArgs(commandBehindDash)
+	}
 	file := settingFlags(cmd, s)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		a.command = args
 		var err error
 		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
@@ -130,6 +161,17 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		return explain(err)
 	}
 	return cmd
+}
+
+// commandBehindDash refuses arguments that are not a command behind --.
+func commandBehindDash(cmd *cobra.Command, args []string) error {
+	switch dash := cmd.ArgsLenAtDash(); {
+	case dash != 0:
+		return cobra.NoArgs(cmd, args)
+	case len(args) == 0:
+		return errors.New("want a command behind --")
+	}
+	return nil
 }
 
 // settingFlags defines --config and a flag for every setting.

@@ -7,10 +7,13 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
@@ -33,9 +36,15 @@ memory, and forgets it when it stops.
 There are two namespaces: default, for what must stay, and cache, which evicts. Clients of
 Redis find cache in their database 0 and default in 1; those of memcached use cache.
 Where another process has one of the gateway's default ports, a free one is taken; the
-ready line says which, and the lines behind it what to type next.`,
+ready line says which, and the lines behind it what to type next.
+
+With a command behind --, the store is that command's alone: it runs with the store's
+address in KVD_DIRECTORY, and the store ends with it, with its exit status. The directory
+then takes a free port, and what else would be served is off, unless flags say otherwise.`,
 		example: `  kvd dev
-  kvd dev --memnodes 3 --memory 4GiB --memcached off`,
+  kvd dev --memnodes 3 --memory 4GiB --memcached off
+  kvd dev -- kvctl bench -w B`,
+		takesCommand: true,
 		defaults: func() (config.Settings, func(context.Context) error) {
 			c := config.DefaultDev()
 			return c, func(ctx context.Context) error { return a.dev(ctx, c) }
@@ -44,6 +53,9 @@ ready line says which, and the lines behind it what to type next.`,
 }
 
 func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
+	if len(a.command) > 0 {
+		a.serveNothing(c)
+	}
 	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
 	// What is taken is refused before anything starts.
@@ -99,6 +111,9 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	web.Serving(stopping(ctx, func() error { return errors.Join(directoryReady(d), g.ready()) }), directoryTables(d))
+	if len(a.command) > 0 {
+		return a.runCommand(ctx, s.Directory())
+	}
 	addrs, err := devEndpoints(ctx, s)
 	if err != nil {
 		return err
@@ -117,6 +132,33 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		g.drain()
 	}
 	return err
+}
+
+// serveNothing changes the defaults for a store that is one command's alone: it takes nobody's port,
+// and logs errors only.
+func (a *app) serveNothing(c *config.Dev) {
+	for key, set := range map[string]func(){
+		"listen": func() { c.Listen = anyPort }, "redis": func() { c.Redis = config.Off }, "memcached": func() { c.Memcached = config.Off },
+		"http": func() { c.HTTP = config.Off }, "log.level": func() { c.Log.Level = "error" },
+	} {
+		if !a.given(key) {
+			set()
+		}
+	}
+}
+
+// commandPatience is how long a command may take to end when the store was told to.
+const commandPatience = 10 * time.Second
+
+// runCommand runs the command that the store is for, until it ends. Its failure is an *exec.ExitError,
+// which run makes the exit status.
+func (a *app) runCommand(ctx context.Context, directory []string) error {
+	cmd := exec.CommandContext(ctx, a.command[0], a.command[1:]...)
+	cmd.Env = append(os.Environ(), "KVD_DIRECTORY="+strings.Join(directory, ","))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, a.stdout, a.stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = commandPatience
+	return cmd.Run()
 }
 
 // devNext says what to type next: addresses only where they are not the ones that the

@@ -13,7 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
-	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/server"
 )
@@ -84,7 +84,7 @@ func directoryTables(d *server.Node) func(context.Context) ([]httpd.Table, error
 
 func problemsTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Problems", Header: []string{"problem", "what mends it"}}
-	for _, p := range metrics.Problems(st) {
+	for _, p := range overview.Problems(st) {
 		t.Rows = append(t.Rows, []string{p.What, p.Mend})
 	}
 	return t
@@ -125,7 +125,7 @@ func nodesTable(st *dirpb.StatusReply) httpd.Table {
 
 func namespacesTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving", "placement groups", "active", "lost", "copies missing", "sessions", "heap", "granted"}}
-	for _, ns := range metrics.Namespaces(st) {
+	for _, ns := range overview.Namespaces(st) {
 		name := ns.Name
 		if ns.Deleting {
 			name += " (being deleted)"
@@ -142,9 +142,9 @@ func namespacesTable(st *dirpb.StatusReply) httpd.Table {
 func memoryTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Memory", Header: []string{"namespace", "placement group", "heap", "live", "live %", "free with sessions", "limbo",
 		"coming", "waiting", "recalled", "lost", "room", "short"}}
-	all := metrics.Memories(st)
-	rows := slices.Concat(metrics.Sums(all), all)
-	slices.SortStableFunc(rows, func(a, b *metrics.Memory) int { return cmp.Compare(a.Namespace, b.Namespace) })
+	all := overview.Memories(st)
+	rows := slices.Concat(overview.Sums(all), all)
+	slices.SortStableFunc(rows, func(a, b *overview.Memory) int { return cmp.Compare(a.Namespace, b.Namespace) })
 	for _, m := range rows {
 		known := func(s string) string {
 			if !m.Known {
@@ -169,7 +169,7 @@ func jobsTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Jobs", Header: []string{"id", "kind", "placement group", "done", "of", "trouble"}}
 	jobs := slices.SortedFunc(slices.Values(st.GetJobs()), func(a, b *dirpb.Job) int { return cmp.Compare(a.GetId(), b.GetId()) })
 	for _, j := range jobs {
-		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), metrics.JobKind(j.GetKind()), strconv.Itoa(int(j.GetPgId())),
+		t.Rows = append(t.Rows, []string{strconv.Itoa(int(j.GetId())), overview.JobKind(j.GetKind()), strconv.Itoa(int(j.GetPgId())),
 			strconv.FormatUint(j.GetDone(), 10), strconv.FormatUint(j.GetTotal(), 10), j.GetTrouble()})
 	}
 	return t

@@ -671,6 +671,36 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// A command behind -- has a store of its own, at an address that nobody else uses, and its exit status
+// is that of kvd.
+func TestDevCommand(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	dev := func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), append([]string{"dev", "--memory=64MiB", "--memnodes=1"}, args...), &out, &errs)
+		return code, out.String(), errs.String()
+	}
+	code, out, errs := dev("--", "sh", "-c", "echo directory=$KVD_DIRECTORY; echo said >&2; exit 7")
+	addr, ok := strings.CutPrefix(strings.TrimSpace(out), "directory=127.0.0.1:")
+	if port, err := strconv.Atoi(addr); code != 7 || !ok || err != nil || port == 0 || port == 7400 || errs != "said\n" {
+		t.Errorf("exit status %d, %q, %q", code, out, errs)
+	}
+	if code, out, errs := dev("--", "true"); code != 0 || out != "" || errs != "" {
+		t.Errorf("true: exit status %d, %q, %q", code, out, errs)
+	}
+	if code, _, errs := dev("--", "sh", "-c", "kill -9 $$"); code != 128+9 || errs != "" {
+		t.Errorf("killed: exit status %d, %q", code, errs)
+	}
+	if code, _, errs := dev("--", "/no/such/command"); code != exitFailure || !strings.Contains(errs, "/no/such/command") {
+		t.Errorf("no such command: exit status %d, %q", code, errs)
+	}
+	for _, args := range [][]string{{"true"}, {"--"}, {"true", "--", "true"}} {
+		if code, _, _ := dev(args...); code != exitUsage {
+			t.Errorf("%q: exit status %d, want %d", args, code, exitUsage)
+		}
+	}
+}
+
 // What kvd dev prints last says what to type next, with the addresses that it has, and what
 // it names can be typed.
 func TestDevSaysWhatNext(t *testing.T) {

@@ -16,11 +16,13 @@ func (a *app) versionCommand() *cobra.Command {
 		Use:   "version",
 		Short: "Print the version",
 		Args:  usageArgs(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(a.stdout, buildinfo.Line("kvd", version))
-			return err
-		},
+		RunE:  func(*cobra.Command, []string) error { return a.printVersion() },
 	}
+}
+
+func (a *app) printVersion() error {
+	_, err := fmt.Fprintln(a.stdout, buildinfo.Line("kvd", version))
+	return err
 }
 
 func versionText() string { return buildinfo.Version(version) }

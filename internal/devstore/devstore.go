@@ -1,6 +1,6 @@
 // Package devstore runs a whole store in one process: directory nodes, memory
 // nodes, a janitor and the devices that clients of this process need. `kvd dev` is
-// built on it, and so are tests, examples and `kvctl cost --provider sim`.
+// built on it, and so are tests and examples.
 //
 // It leaves every part to its own package ([server], [memnode], the providers)
 // and only starts, connects and stops them. Start with [Options] and [Start]. A

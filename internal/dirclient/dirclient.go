@@ -53,6 +53,8 @@ const (
 	// the TCP user timeout, so a request to an unplugged machine fails that soon.
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 2 * time.Second
+	// window is how many bytes a directory node may send ahead of what was read.
+	window = 1 << 20
 	// maxMapBytes bounds one message of the directory.
 	maxMapBytes = 64 << 20
 	// maxNodes bounds the addresses learned from NotLeader details.
@@ -423,6 +425,8 @@ func (c *Client) node(addr string) (*node, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true,
 		}),
+		// Windows of a fixed size: to find a better one, gRPC would send a ping with every message.
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMapBytes)),
 	)
 	if err != nil {

@@ -754,64 +754,6 @@ func TestKeysBound(t *testing.T) {
 
 // ---- pieces ---------------------------------------------------------------------
 
-// slowMatch is match in the plainest way.
-func slowMatch(p, s string) bool {
-	if p == "" {
-		return s == ""
-	}
-	switch p[0] {
-	case '*':
-		return slowMatch(p[1:], s) || s != "" && slowMatch(p, s[1:])
-	case '?':
-		return s != "" && slowMatch(p[1:], s[1:])
-	}
-	return s != "" && p[0] == s[0] && slowMatch(p[1:], s[1:])
-}
-
-func TestMatch(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	for range 20_000 {
-		var p, s []byte
-		for range rng.IntN(8) {
-			p = append(p, "ab*?*"[rng.IntN(5)])
-		}
-		for range rng.IntN(8) {
-			s = append(s, "ab"[rng.IntN(2)])
-		}
-		if got, want := match(p, s, 0), slowMatch(string(p), string(s)); got != want {
-			t.Fatalf("%q %q: %v", p, s, got)
-		}
-	}
-	for _, c := range []struct {
-		p, s string
-		ok   bool
-	}{
-		{"[a-c]x", "bx", true}, {"[^a-c]x", "bx", false}, {"[c-a]", "b", true}, {"[\\]]", "]", true}, {"\\*", "*", true},
-		{"\\*", "x", false}, {"*[a]*", "xxaxx", true}, {"*\\[x", "a[x", true}, {"h[ae]llo*", "hallo!", true}, {"", "", true}, {"a", "", false},
-	} {
-		if match([]byte(c.p), []byte(c.s), 0) != c.ok {
-			t.Errorf("%q %q: want %v", c.p, c.s, c.ok)
-		}
-	}
-	// Hostile patterns end soon.
-	match([]byte(strings.Repeat("*a", 900)+"b"), bytes.Repeat([]byte("a"), 20_000), 0)
-}
-
-func FuzzMatch(f *testing.F) {
-	f.Add([]byte("*[a-"), []byte("b"))
-	f.Add([]byte("*\\"), []byte("\\"))
-	f.Add([]byte("a*b?*"), []byte("aabab"))
-	f.Fuzz(func(t *testing.T, p, s []byte) {
-		got := match(p, s, 0)
-		if len(p) > 12 || len(s) > 12 || bytes.ContainsAny(p, "[\\") {
-			return // slowMatch knows no more, and takes for ever
-		}
-		if want := slowMatch(string(p), string(s)); got != want {
-			t.Fatalf("%q %q: %v", p, s, got)
-		}
-	})
-}
-
 func FuzzParseLongDouble(f *testing.F) {
 	f.Add([]byte("1e16383"), []byte("0x1p4"))
 	f.Fuzz(func(t *testing.T, a, b []byte) {

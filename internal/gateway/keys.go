@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -112,7 +113,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	var next uint64
 	err = c.pages(c.api, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
 		for _, kv := range kvs {
-			if all && (pattern == nil || match(pattern, kv.Key, 0)) {
+			if all && (pattern == nil || glob.Match(pattern, kv.Key)) {
 				found = append(found, kv.Key)
 			}
 		}
@@ -147,7 +148,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 	var errTooMany = fmt.Errorf("%w: KEYS: more than %d bytes of keys; use SCAN", client.ErrInvalid, c.g.o.OutputBytes)
 	err := c.pages(c.api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 		for _, kv := range kvs {
-			if !match(args[1], kv.Key, 0) {
+			if !glob.Match(args[1], kv.Key) {
 				continue
 			}
 			if _, ok := seen[string(kv.Key)]; ok {
@@ -243,125 +244,6 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 		}
 	}
 	w.OK()
-}
-
-// match is Redis's glob (util.c, stringmatchlen): * ? [a-z] [^a] and backslashes.
-// depth bounds the recursion of many stars.
-func match(p, s []byte, depth int) bool {
-	if depth > 1000 {
-		return false
-	}
-	for len(p) > 0 && len(s) > 0 {
-		switch p[0] {
-		case '*':
-			for len(p) > 1 && p[1] == '*' {
-				p = p[1:]
-			}
-			if len(p) == 1 {
-				return true
-			}
-			return matchStar(p[1:], s, depth)
-		case '?':
-			s = s[1:]
-		case '[':
-			var ok bool
-			if ok, p = matchClass(p[1:], s[0]); !ok {
-				return false
-			}
-			s = s[1:]
-			if len(p) == 0 {
-				return len(s) == 0
-			}
-			p = p[1:]
-			continue
-		case '\\':
-			if len(p) >= 2 {
-				p = p[1:]
-			}
-			fallthrough
-		default:
-			if p[0] != s[0] {
-				return false
-			}
-			s = s[1:]
-		}
-		p = p[1:]
-	}
-	if len(s) == 0 {
-		for len(p) > 0 && p[0] == '*' {
-			p = p[1:]
-		}
-	}
-	return len(p) == 0 && len(s) == 0
-}
-
-// matchStar matches p somewhere in s. Only the last star is tried again: what an
-// earlier one could do, it can do too, so that the work is at most quadratic.
-func matchStar(p, s []byte, depth int) bool {
-	// The part up to the next star, at its first place.
-	end := 0
-	for end < len(p) && p[end] != '*' {
-		switch p[end] {
-		case '\\':
-			end++
-		case '[':
-			_, rest := matchClass(p[end+1:], 0)
-			end = len(p) - len(rest)
-		}
-		end++
-	}
-	end = min(end, len(p))
-	part, rest := p[:end], p[end:]
-	n := width(part)
-	if len(rest) == 0 {
-		return len(s) >= n && match(part, s[len(s)-n:], depth+1)
-	}
-	for i := 0; i+n <= len(s); i++ {
-		if match(part, s[i:i+n], depth+1) {
-			return match(rest, s[i+n:], depth+1)
-		}
-	}
-	return false
-}
-
-// width is how many bytes a pattern without stars matches.
-func width(p []byte) (n int) {
-	for i := 0; i < len(p); i++ {
-		n++
-		switch p[i] {
-		case '\\':
-			if i+1 < len(p) {
-				i++
-			}
-		case '[':
-			_, rest := matchClass(p[i+1:], 0)
-			i = len(p) - len(rest)
-		}
-	}
-	return n
-}
-
-// matchClass matches what follows '['; rest begins at the closing bracket, and is
-// empty if there is none.
-func matchClass(p []byte, c byte) (ok bool, rest []byte) {
-	not := len(p) > 0 && p[0] == '^'
-	if not {
-		p = p[1:]
-	}
-	for ; len(p) > 0 && p[0] != ']'; p = p[1:] {
-		switch {
-		case p[0] == '\\' && len(p) >= 2:
-			p = p[1:]
-			ok = ok || p[0] == c
-		case len(p) >= 3 && p[1] == '-':
-			lo, hi := min(p[0], p[2]), max(p[0], p[2])
-			ok = ok || lo <= c && c <= hi
-			p = p[2:]
-		default:
-			ok = ok || p[0] == c
-		}
-	}
-	return ok != not, p
 }
 
 // ---- several keys --------------------------------------------------------------

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -262,7 +263,7 @@ func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) {
 	var found []setting
 	for _, s := range settings {
 		for _, p := range args[2:] {
-			if match(lower(nil, p), []byte(s.name), 0) {
+			if glob.Match(lower(nil, p), []byte(s.name)) {
 				found = append(found, s)
 				break
 			}
@@ -443,7 +444,7 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 		switch by := lower(nil, args[len(args)-1]); {
 		case len(args) != 5 || !fold(args[2], "filterby"):
 		case fold(args[3], "pattern"):
-			want = func(c *command) bool { return match(by, []byte(c.name), 0) }
+			want = func(c *command) bool { return glob.Match(by, []byte(c.name)) }
 		case fold(args[3], "aclcat"):
 			want = func(c *command) bool { return c.category() == string(by) }
 		case fold(args[3], "module"):

@@ -60,16 +60,20 @@ var imports = []row{
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/httpd", "", "it serves what it is handed, whatever the process is"},
-	{"internal/metrics", "client client/prom internal/dirpb internal/layout memnode server", "it shows what the parts tell, and starts none of them"},
+	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
+	{"internal/check", "internal/dirpb internal/layout internal/overview", "it reads bytes wherever its caller gets them: from a store, or from the simulator"},
+	{"internal/metrics", "client client/prom internal/dirpb internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},
 
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
-	{"internal/gateway", "client internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/glob", "", "patterns and keys are bytes"},
+	{"internal/gateway", "client internal/glob internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/memcached", "client internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index internal/dirclient internal/dirpb internal/layout internal/session rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
+	{"internal/verbperf", "rdma rdma/driver", "it measures providers, which it is handed, and needs no store"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
 	{"internal/simtest", "client index internal/... rdma rdma/... server/fsm server/fsm/fsmpb server/lead", "the harness runs the data path without the store's processes"},
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
@@ -102,7 +106,7 @@ var only = []row{
 	{module + "/internal/httpd", "cmd/...", "only a process serves pages"},
 	{module + "/internal/providers", "client cmd/... internal/devstore internal/e2e bench", "a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
-	{module + "/internal/devstore", "cmd/... internal/e2e bench", "it is a whole store, for commands and tests"},
+	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
 	{"testing", "rdma/rdmatest", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
@@ -112,6 +116,7 @@ var only = []row{
 var never = []row{
 	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 github.com/prometheus " + module + "/server " + module + "/memnode", "every service that links the client would carry it"},
 	{"client", "github.com/maypok86", "a service without a near cache does not carry one"},
+	{"cmd/kvctl", "github.com/hashicorp github.com/cockroachdb github.com/prometheus github.com/spf13/viper " + module + "/server " + module + "/memnode " + module + "/internal/devstore " + module + "/internal/metrics", "each of its runs is short, and begins with what every package prepares; a private store is kvd dev's"},
 	{"index", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
 	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb", "it is tested, and reasoned about, without raft and disk"},
 }
@@ -281,6 +286,7 @@ func TestRefusals(t *testing.T) {
 		{imp("server/fsm", "math/rand/v2"), "server/fsm imports math/rand/v2, which makes it impure: applying"},
 		{imp("cmd/kvd", "+server", "+internal/config", "github.com/spf13/cobra"), ""},
 		{pkg{ImportPath: module + "/client/near", Deps: []string{"github.com/prometheus/common/model"}}, "client/near depends on github.com/prometheus/common/model, directly or not"},
+		{pkg{ImportPath: module + "/cmd/kvctl", Deps: []string{"github.com/hashicorp/raft"}}, "cmd/kvctl depends on github.com/hashicorp/raft, directly or not: each of its runs is short"},
 		{pkg{ImportPath: module + "/client", Deps: []string{module + "/server/fsm"}}, "client depends on " + module + "/server/fsm, directly or not"},
 	} {
 		got := strings.Join(refusals([]pkg{tc.p}), "\n")

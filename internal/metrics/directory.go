@@ -3,12 +3,11 @@ package metrics
 import (
 	"context"
 	"strconv"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 var dirFamily = &family{prefix: "kvd_directory_"}
@@ -67,95 +66,6 @@ type directory struct {
 	d  Status
 }
 
-// Namespace is what the directory says of one, put together.
-type Namespace struct {
-	Name, Mode string // mode: store or cache
-	Deleting   bool
-	Replicas   int
-	// Memory for records, each copy counted once.
-	HeapBytes, LimitBytes, GrantedBytes, ReturnedBytes, LeakedBytes uint64
-	// IndexBytes is what shards can occupy, IndexUsedBytes what they do.
-	IndexBytes, IndexUsedBytes uint64
-	// Of the last scrub of each placement group.
-	LostRecords, RepairedRecords uint64
-	Shards, Moving               int
-	PGs, Recalled                int // placement groups; extents
-	PGState                      map[dirpb.PGState]int
-	Live, Fencing                int // sessions
-	// Lost is how often a placement group lost all its copies, Losses how many of them did
-	// since somebody accepted that.
-	Lost   uint64
-	Losses int
-	// Missing is how many copies placement groups lack, Homeless how many of these have
-	// nowhere to get one.
-	Missing, Homeless int
-}
-
-// Namespaces puts together what st says of each namespace, in its order.
-func Namespaces(st *dirpb.StatusReply) []*Namespace {
-	var all []*Namespace
-	byID, byName := make(map[uint32]*Namespace), make(map[string]*Namespace)
-	for _, n := range st.GetMap().GetNamespaces() {
-		ns := &Namespace{
-			Name: n.GetName(), Mode: lower(n.GetMode().String(), "NAMESPACE_"), Deleting: n.GetDeleting(), Replicas: int(n.GetReplicas()),
-			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(), Losses: len(n.GetLosses()),
-		}
-		all = append(all, ns)
-		byID[n.GetId()], byName[ns.Name] = ns, ns
-	}
-	byPG := make(map[uint32]*Namespace)
-	for _, p := range st.GetMap().GetPgs() {
-		if ns := byID[p.GetNamespaceId()]; ns != nil {
-			byPG[p.GetId()] = ns
-			ns.PGs++
-			ns.PGState[p.GetState()]++
-			ns.Recalled += len(p.GetRecalled())
-			if lacks := ns.Replicas - Copies(p); lacks > 0 {
-				ns.Missing += lacks
-				if homeless(st.GetMap(), p, ns.Replicas) {
-					ns.Homeless++
-				}
-			}
-			ns.IndexBytes += p.GetIndexBytes() - min(p.GetIndexBytes(), layout.RegionPageSize)
-		}
-	}
-	for _, p := range st.GetUsage() {
-		if ns := byPG[p.GetPgId()]; ns != nil {
-			ns.HeapBytes += p.GetHeapUnits() * layout.UnitSize
-			ns.GrantedBytes += p.GetGrantedUnits() * layout.UnitSize
-			ns.ReturnedBytes += p.GetReturnedUnits() * layout.UnitSize
-			ns.LeakedBytes += p.GetLeakedUnits() * layout.UnitSize
-			ns.IndexUsedBytes += p.GetIndexBytesUsed()
-			ns.LostRecords += p.GetLastScrub().GetLostRecords()
-			ns.RepairedRecords += p.GetLastScrub().GetRepairedRecords()
-		}
-	}
-	for _, s := range st.GetMap().GetShards() {
-		if ns := byID[s.GetNamespaceId()]; ns != nil {
-			ns.Shards++
-			if s.GetMove() != nil {
-				ns.Moving++
-			}
-		}
-	}
-	for _, s := range st.GetSessions() {
-		if ns := byName[s.GetNamespace()]; ns != nil {
-			switch s.GetLife() {
-			case dirpb.SessionLife_SESSION_LIVE:
-				ns.Live++
-			case dirpb.SessionLife_SESSION_FENCING:
-				ns.Fencing++
-			}
-		}
-	}
-	for _, ns := range all {
-		if ns.LimitBytes == 0 || ns.LimitBytes > ns.HeapBytes {
-			ns.LimitBytes = ns.HeapBytes
-		}
-	}
-	return all
-}
-
 // Collect implements [prometheus.Collector].
 func (d directory) Collect(ch chan<- prometheus.Metric) {
 	st, err := d.d.Status(context.Background(), &dirpb.StatusRequest{})
@@ -207,7 +117,7 @@ func (directory) jobs(out sink, st *dirpb.StatusReply, leads bool) {
 		}
 	}
 	for k := range jobKinds {
-		out.gauge(dirJobs, float64(by[k]), JobKind(k))
+		out.gauge(dirJobs, float64(by[k]), overview.JobKind(k))
 	}
 	if leads {
 		out.gauge(dirTroubled, float64(troubled))
@@ -215,7 +125,7 @@ func (directory) jobs(out sink, st *dirpb.StatusReply, leads bool) {
 }
 
 func (directory) namespaces(out sink, st *dirpb.StatusReply) {
-	for _, ns := range Namespaces(st) {
+	for _, ns := range overview.Namespaces(st) {
 		out.gauge(dirNSInfo, 1, ns.Name, ns.Mode, strconv.Itoa(ns.Replicas))
 		for d, v := range map[*prometheus.Desc]uint64{
 			dirNSHeap: ns.HeapBytes, dirNSLimit: ns.LimitBytes, dirNSGranted: ns.GrantedBytes, dirNSReturned: ns.ReturnedBytes,
@@ -229,7 +139,7 @@ func (directory) namespaces(out sink, st *dirpb.StatusReply) {
 		out.count(dirLost, float64(ns.Lost), ns.Name)
 		for s := range dirpb.PGState_name {
 			if s := dirpb.PGState(s); s != dirpb.PGState_PG_STATE_UNSPECIFIED {
-				out.gauge(dirPGs, float64(ns.PGState[s]), ns.Name, lower(s.String(), "PG_"))
+				out.gauge(dirPGs, float64(ns.PGState[s]), ns.Name, overview.PGState(s))
 			}
 		}
 		out.gauge(dirSessions, float64(ns.Live), ns.Name, "live")
@@ -246,11 +156,24 @@ func jobKinds(yield func(dirpb.JobKind) bool) {
 	}
 }
 
-// number makes a label of an id.
-func number(id uint32) string { return strconv.FormatUint(uint64(id), 10) }
-
-// JobKind is a kind of job as in labels: recover.
-func JobKind(k dirpb.JobKind) string { return lower(k.String(), "JOB_") }
-
-// lower makes a label of an enum's name.
-func lower(name, prefix string) string { return strings.ToLower(strings.TrimPrefix(name, prefix)) }
+// memory shows each placement group.
+func (directory) memory(out sink, st *dirpb.StatusReply) {
+	for _, m := range overview.Memories(st) {
+		pg := strconv.FormatUint(uint64(m.PG), 10)
+		show := func(state string, v uint64) { out.gauge(dirPGMemory, float64(v), m.Namespace, pg, state) }
+		out.gauge(dirPGHeap, float64(m.Heap), m.Namespace, pg)
+		show("waiting", m.Waiting)
+		show("recalled", m.Recalled)
+		show("room", m.Room)
+		if !m.Known {
+			continue
+		}
+		show("live", m.Live)
+		show("free", m.Free)
+		show("foreign", m.Foreign)
+		show("limbo", m.Limbo)
+		show("coming", m.Coming)
+		show("lost", m.Lost)
+		out.gauge(dirPGShort, truth(m.Short), m.Namespace, pg)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/overview"
 )
 
 // JobResult is how a job ended at a janitor.
@@ -34,9 +35,9 @@ func NewJanitor() *Janitor {
 			Help: "Time that background jobs took here, however they ended."}, []string{"kind"}),
 	}
 	for k := range jobKinds {
-		j.seconds.WithLabelValues(JobKind(k))
+		j.seconds.WithLabelValues(overview.JobKind(k))
 		for _, r := range []JobResult{JobDone, JobGivenUp, JobFailed} {
-			j.jobs.WithLabelValues(JobKind(k), string(r))
+			j.jobs.WithLabelValues(overview.JobKind(k), string(r))
 		}
 	}
 	return j
@@ -44,8 +45,8 @@ func NewJanitor() *Janitor {
 
 // Count counts a job.
 func (j *Janitor) Count(kind dirpb.JobKind, r JobResult, took time.Duration) {
-	j.jobs.WithLabelValues(JobKind(kind), string(r)).Inc()
-	j.seconds.WithLabelValues(JobKind(kind)).Add(took.Seconds())
+	j.jobs.WithLabelValues(overview.JobKind(kind), string(r)).Inc()
+	j.seconds.WithLabelValues(overview.JobKind(kind)).Add(took.Seconds())
 }
 
 // Describe implements [prometheus.Collector].

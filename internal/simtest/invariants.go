@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/check"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
@@ -432,9 +434,48 @@ func (w *World) version(key int, version uint64, value string) {
 	w.versions[version] = x
 }
 
+// atRest is the World as package check reaches it when nothing is under way.
+type atRest struct {
+	w  *World
+	st *dirpb.StatusReply
+}
+
+func (r atRest) Status(context.Context) (*dirpb.StatusReply, error) { return r.st, nil }
+
+func (r atRest) Read(_ context.Context, pg uint32, copy int, off uint64, n int) ([]byte, error) {
+	b := r.w.chain(pg)[copy].bytes
+	if off+uint64(n) > uint64(len(b)) {
+		return nil, fmt.Errorf("[%#x,+%#x) is outside the region of %#x bytes", off, n, len(b))
+	}
+	return b[off:][:n], nil
+}
+
+func (r atRest) Hash(key []byte) (uint64, error) { return hashOfKey(key), nil }
+
+// checkBytes has the checker of kvctl check read all memory.
+func (w *World) checkBytes() {
+	r := atRest{w, &dirpb.StatusReply{Map: w.st.Map(nil), Usage: w.st.Usage()}}
+	for _, ns := range r.st.Map.Namespaces {
+		rep := check.NewReport()
+		if err := check.Run(context.Background(), rep, check.Options{Store: r, Namespace: ns, NowMillis: w.millis, Degraded: true}); err != nil {
+			w.fail(err)
+			return
+		}
+		bad := rep.Total
+		if slices.ContainsFunc(w.cls, func(c *cl) bool { return c.life != live || w.fenced(c) }) ||
+			slices.ContainsFunc(w.hist, func(e Event) bool { return e.Out == Unknown }) {
+			bad -= rep.DifferingWords // whoever meets a word that was left halfway publishes it
+		}
+		if bad > 0 || len(rep.Problems) > 0 {
+			w.fail(fmt.Errorf("check: %d findings %+v, problems %q", rep.Total, rep.Findings, rep.Problems))
+		}
+	}
+}
+
 // checkUnits checks I7 when nothing is under way: no unit is two things at once. Live
 // clients hand over what they hold.
 func (w *World) checkUnits() {
+	w.checkBytes()
 	for _, pg := range w.st.PGs(0) {
 		chain := w.chain(pg.Id)
 		if len(chain) == 0 {

@@ -21,7 +21,7 @@ type CQ struct {
 }
 
 func newCQ(d *Device, depth int) *CQ {
-	n := 1 << bits.Len(uint(min(max(depth, 16), 1<<20)-1))
+	n := 1 << bits.Len(uint(min(max(depth, 16), 256)-1))
 	return &CQ{d: d, ring: make([]driver.WC, n), ready: make(chan struct{}, 1)}
 }
 

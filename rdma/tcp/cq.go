@@ -37,7 +37,7 @@ var _ driver.CQ = (*cq)(nil)
 func newCQ(d *device, depth int) *cq {
 	c := &cq{d: d, ready: make(chan struct{}, 1)}
 	size := 16
-	for size < depth {
+	for size < min(depth, 256) { // push makes room
 		size *= 2
 	}
 	c.mu.ring = make([]completion, size)

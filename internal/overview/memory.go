@@ -1,4 +1,4 @@
-package metrics
+package overview
 
 import (
 	"cmp"
@@ -90,26 +90,4 @@ func Sums(all []*Memory) []*Memory {
 
 func (m *Memory) numbers() []*uint64 {
 	return []*uint64{&m.Heap, &m.Granted, &m.Waiting, &m.Recalled, &m.Room, &m.Live, &m.Free, &m.Foreign, &m.Limbo, &m.Coming, &m.Lost}
-}
-
-// memory shows each placement group.
-func (directory) memory(out sink, st *dirpb.StatusReply) {
-	for _, m := range Memories(st) {
-		pg := number(m.PG)
-		show := func(state string, v uint64) { out.gauge(dirPGMemory, float64(v), m.Namespace, pg, state) }
-		out.gauge(dirPGHeap, float64(m.Heap), m.Namespace, pg)
-		show("waiting", m.Waiting)
-		show("recalled", m.Recalled)
-		show("room", m.Room)
-		if !m.Known {
-			continue
-		}
-		show("live", m.Live)
-		show("free", m.Free)
-		show("foreign", m.Foreign)
-		show("limbo", m.Limbo)
-		show("coming", m.Coming)
-		show("lost", m.Lost)
-		out.gauge(dirPGShort, truth(m.Short), m.Namespace, pg)
-	}
 }

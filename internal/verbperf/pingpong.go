@@ -1,4 +1,4 @@
-package main
+package verbperf
 
 import (
 	"context"
@@ -34,10 +34,10 @@ import (
 // A message lies at the start of the lent memory, moved up so that its last
 // word is aligned.
 const (
-	perfPrivate = "kvctl perf "
-	perfPlain   = perfPrivate + "1"
-	perfPing    = perfPrivate + "2 ping "
-	perfPong    = perfPrivate + "2 pong "
+	preamble   = "kvctl perf "
+	plain      = preamble + "1"
+	pingPrefix = preamble + "2 ping "
+	pongPrefix = preamble + "2 pong "
 )
 
 // shmPingpong begins the names that a passive side of shm connects to.
@@ -52,19 +52,19 @@ type ping struct {
 }
 
 func (g ping) String() string {
-	return fmt.Sprintf("%s%d %s %#x %#x %s", perfPing, g.bytes, g.addr, g.rkey, g.base, g.secret)
+	return fmt.Sprintf("%s%d %s %#x %#x %s", pingPrefix, g.bytes, g.addr, g.rkey, g.base, g.secret)
 }
 
 // parsePing checks what a stranger asks for. remote is who asks, as the provider
 // knows it: the only host that this side would connect to.
 func parsePing(private, provider, remote string) (g ping, err error) {
-	f := strings.Split(strings.TrimPrefix(private, perfPing), " ")
+	f := strings.Split(strings.TrimPrefix(private, pingPrefix), " ")
 	if len(f) != 5 || f[4] == "" {
 		return g, errors.New("ping-pong: want BYTES ADDRESS RKEY BASE SECRET")
 	}
 	g.addr, g.secret = f[1], f[4]
-	if g.bytes, err = strconv.Atoi(f[0]); err != nil || g.bytes < 8 || g.bytes > perfRegion {
-		return g, fmt.Errorf("ping-pong: %.20q bytes, want 8 to %d", f[0], perfRegion)
+	if g.bytes, err = strconv.Atoi(f[0]); err != nil || g.bytes < 8 || g.bytes > Region {
+		return g, fmt.Errorf("ping-pong: %.20q bytes, want 8 to %d", f[0], Region)
 	}
 	if g.rkey, err = strconv.ParseUint(f[2], 0, 64); err != nil {
 		return g, fmt.Errorf("ping-pong: rkey %.20q", f[2])
@@ -186,12 +186,12 @@ func (v *volley) until(ctx context.Context, limit time.Duration, what string, do
 
 // ---- the passive side ------------------------------------------------------
 
-func (s *perfPassive) accept(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+func (s *Passive) accept(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 	private := string(r.Private)
 	switch {
-	case private == perfPlain:
-		return s.pd, perfRights, nil
-	case strings.HasPrefix(private, perfPing):
+	case private == plain:
+		return s.pd, rights, nil
+	case strings.HasPrefix(private, pingPrefix):
 		g, err := parsePing(private, s.dev.Name(), r.Remote)
 		if err != nil {
 			return nil, 0, err
@@ -199,15 +199,15 @@ func (s *perfPassive) accept(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) 
 		if err := s.start(g, r.Peer); err != nil {
 			return nil, 0, err
 		}
-		return s.pd, perfRights, nil
-	case strings.HasPrefix(private, perfPrivate):
+		return s.pd, rights, nil
+	case strings.HasPrefix(private, preamble):
 		return nil, 0, fmt.Errorf("this side knows versions 1 and 2 of kvctl perf, not %.40q", private)
 	}
 	return nil, 0, errors.New("not kvctl perf")
 }
 
 // start begins to answer a ping-pong of the connection that peer is.
-func (s *perfPassive) start(g ping, peer rdma.Peer) error {
+func (s *Passive) start(g ping, peer rdma.Peer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -225,14 +225,14 @@ func (s *perfPassive) start(g ping, peer rdma.Peer) error {
 		err := s.echo(ctx, g, func() { s.finish(peer) })
 		s.finish(peer)
 		if err != nil && ctx.Err() == nil {
-			s.failed(err)
+			s.Failed(err)
 		}
 		stop()
 	})
 	return nil
 }
 
-func (s *perfPassive) finish(peer rdma.Peer) {
+func (s *Passive) finish(peer rdma.Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.peer == peer {
@@ -241,7 +241,7 @@ func (s *perfPassive) finish(peer rdma.Peer) {
 }
 
 // gone is told of every connection that is no more.
-func (s *perfPassive) gone(peer rdma.Peer) {
+func (s *Passive) gone(peer rdma.Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.stop != nil && s.mu.peer == peer {
@@ -251,7 +251,7 @@ func (s *perfPassive) gone(peer rdma.Peer) {
 
 // echo answers until ctx ends or the active side is silent for too long; over is
 // called before the connection is closed.
-func (s *perfPassive) echo(ctx context.Context, g ping, over func()) (err error) {
+func (s *Passive) echo(ctx context.Context, g ping, over func()) (err error) {
 	var undo []func() error
 	defer func() {
 		for i := len(undo) - 1; i >= 0; i-- {
@@ -273,8 +273,8 @@ func (s *perfPassive) echo(ctx context.Context, g ping, over func()) (err error)
 		return err
 	}
 	undo = append(undo, cq.Close)
-	dctx, cancel := context.WithTimeout(ctx, s.limit)
-	qp, err := s.dev.Dial(dctx, s.pd, cq, g.addr, []byte(perfPong+g.secret))
+	dctx, cancel := context.WithTimeout(ctx, s.Limit)
+	qp, err := s.dev.Dial(dctx, s.pd, cq, g.addr, []byte(pongPrefix+g.secret))
 	cancel()
 	if err != nil {
 		return fmt.Errorf("ping-pong: connect back: %w", err)
@@ -282,10 +282,10 @@ func (s *perfPassive) echo(ctx context.Context, g ping, over func()) (err error)
 	undo = append(undo, qp.Close, func() error { over(); return nil })
 	v := newVolley(s.dev, qp, cq, local, s.mem, g.bytes, g.rkey, g.base)
 	for i := uint64(1); ; i++ {
-		if err := v.await(ctx, i, s.limit); err != nil {
+		if err := v.await(ctx, i, s.Limit); err != nil {
 			return fmt.Errorf("ping-pong, message %d (the last seen is %d): %w", i, atomic.LoadUint64(v.seen), err)
 		}
-		if err := v.write(ctx, i, s.limit); err != nil {
+		if err := v.write(ctx, i, s.Limit); err != nil {
 			return fmt.Errorf("ping-pong, answer %d: %w", i, err)
 		}
 	}
@@ -293,46 +293,37 @@ func (s *perfPassive) echo(ctx context.Context, g ping, over func()) (err error)
 
 // ---- the active side -------------------------------------------------------
 
-// perfHome is where the passive side at addr connects back to.
-func (a *app) perfHome(provider, addr string) (string, error) {
+// Home is where an active side listens for the passive side at addr, which connects back, and whether
+// that is an address of this machine alone.
+func Home(provider, addr string) (home string, local bool, err error) {
 	if provider == "shm" {
-		return shmPingpong + rand.Text(), nil
+		return shmPingpong + rand.Text(), true, nil
 	}
 	// Connecting a UDP socket sends nothing, and chooses the address of this
 	// machine that addr is reached from.
 	c, err := net.Dial("udp", addr)
 	if err != nil {
-		return "", fmt.Errorf("address for a ping-pong with %s: %w", addr, err)
+		return "", false, fmt.Errorf("address for a ping-pong with %s: %w", addr, err)
 	}
 	host := c.LocalAddr().(*net.UDPAddr).IP
-	if err := c.Close(); err != nil {
-		return "", err
-	}
-	home := net.JoinHostPort(host.String(), "0")
-	switch {
-	case a.tlsCA != "" && a.tlsCert == "":
-		return "", usagef("--verbs PINGPONG: the passive side connects back, want --tls-cert and --tls-key")
-	case a.tlsCA == "" && !a.insecure && !host.IsLoopback():
-		return "", usagef("--verbs PINGPONG: the passive side connects back to %s, which is not a loopback address: want TLS flags, or --insecure", host)
-	}
-	return home, nil
+	return net.JoinHostPort(host.String(), "0"), host.IsLoopback(), c.Close()
 }
 
 // pingpong measures half the time of a WRITE there and one back.
-func (p *perfConn) pingpong(ctx context.Context, c perfCase, limit time.Duration) (r perfResult, err error) {
-	r = perfResult{Verb: c.String(), Bytes: c.bytes, Iterations: c.iters, Depth: c.depth}
+func (p *Conn) pingpong(ctx context.Context, c Case, limit time.Duration) (r Result, err error) {
+	r = Result{Verb: c.String(), Bytes: c.Bytes, Iterations: c.Iters, Depth: c.Depth}
 	var undo []func() error
 	defer func() {
 		for i := len(undo) - 1; i >= 0; i-- {
 			err = errors.Join(err, undo[i]())
 		}
 	}()
-	m, err := p.dev.Alloc(int64(padded(c.bytes)), rdma.AllocOptions{Name: "kvctl-perf-ping", Shared: true})
+	m, err := p.dev.Alloc(int64(padded(c.Bytes)), rdma.AllocOptions{Name: "kvctl-perf-ping", Shared: true})
 	if err != nil {
 		return r, err
 	}
 	undo = append(undo, m.Free)
-	mr, err := p.pd.RegMR(m, 0, int64(padded(c.bytes)), rdma.AccessRemoteWrite)
+	mr, err := p.pd.RegMR(m, 0, int64(padded(c.Bytes)), rdma.AccessRemoteWrite)
 	if err != nil {
 		return r, err
 	}
@@ -346,9 +337,9 @@ func (p *perfConn) pingpong(ctx context.Context, c perfCase, limit time.Duration
 	secret := rand.Text()
 	var taken atomic.Bool
 	came, left := make(chan struct{}), make(chan struct{})
-	l, err := p.dev.Listen(p.home, rdma.ListenOptions{
+	l, err := p.dev.Listen(p.Home, rdma.ListenOptions{
 		Accept: func(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
-			got, ok := strings.CutPrefix(string(r.Private), perfPong)
+			got, ok := strings.CutPrefix(string(r.Private), pongPrefix)
 			if !ok || subtle.ConstantTimeCompare([]byte(got), []byte(secret)) != 1 || taken.Swap(true) {
 				return nil, 0, errors.New("not the passive side of this ping-pong")
 			}
@@ -365,7 +356,7 @@ func (p *perfConn) pingpong(ctx context.Context, c perfCase, limit time.Duration
 	dctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	qp, err := p.dev.Dial(dctx, p.pd, cq, p.addr,
-		[]byte(ping{c.bytes, l.Addr(), mr.RKey(), mr.Base(), secret}.String()))
+		[]byte(ping{c.Bytes, l.Addr(), mr.RKey(), mr.Base(), secret}.String()))
 	if err != nil {
 		return r, err
 	}
@@ -386,9 +377,9 @@ func (p *perfConn) pingpong(ctx context.Context, c perfCase, limit time.Duration
 		return r, fmt.Errorf("the passive side did not connect back to %s: %w", l.Addr(), context.Cause(dctx))
 	}
 
-	v := newVolley(p.dev, qp, cq, p.mr, m, c.bytes, p.rkey, p.base)
+	v := newVolley(p.dev, qp, cq, p.mr, m, c.Bytes, p.rkey, p.base)
 	i := uint64(0)
-	h, err := p.latency(c.iters, func() error {
+	h, err := p.latency(c.Iters, func() error {
 		i++
 		if err := v.write(ctx, i, limit); err != nil {
 			return fmt.Errorf("message %d: %w", i, err)
@@ -403,6 +394,6 @@ func (p *perfConn) pingpong(ctx context.Context, c perfCase, limit time.Duration
 	}
 	r.take(h, 2)
 	r.VerbsPerSec = 1e9 / r.AvgNanos
-	r.MiBPerSec = r.VerbsPerSec * float64(c.bytes) / (1 << 20)
+	r.MiBPerSec = r.VerbsPerSec * float64(c.Bytes) / (1 << 20)
 	return r, nil
 }

@@ -1,20 +1,21 @@
-package main
+package verbperf
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 )
 
 // perfPair is a passive side in this process and a connection to it.
-func perfPair(t *testing.T, provider string, limit time.Duration) (*perfPassive, *perfConn, <-chan error) {
+func pair(t *testing.T, provider string, limit time.Duration) (*Passive, *Conn, <-chan error) {
 	t.Helper()
 	open := func() *rdma.Device {
 		d, err := providers.Open(provider, providers.Options{})
@@ -23,24 +24,24 @@ func perfPair(t *testing.T, provider string, limit time.Duration) (*perfPassive,
 		}
 		return d
 	}
-	s, err := perfListen(open(), map[string]string{"shm": "@kvctl-perf-test-" + t.Name()}[provider])
+	s, err := Listen(open(), map[string]string{"shm": "@kvctl-perf-test-" + t.Name()}[provider])
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.close(); err != nil {
+		if err := s.Close(); err != nil {
 			t.Errorf("close passive side: %v", err)
 		}
 	})
 	failed := make(chan error, 1)
-	s.limit, s.failed = limit, func(err error) { failed <- err }
+	s.Limit, s.Failed = limit, func(err error) { failed <- err }
 	dev := open()
-	p, err := perfDial(t.Context(), dev, s.to())
+	p, err := Dial(t.Context(), dev, s.To())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(p.close(), dev.Close()); err != nil {
+		if err := errors.Join(p.Close(), dev.Close()); err != nil {
 			t.Errorf("close active side: %v", err)
 		}
 	})
@@ -69,7 +70,7 @@ func TestParsePing(t *testing.T) {
 		{"shm", "", "8 @kvctl-perf-x 0 0 secret more", "want BYTES"},
 		{"shm", "", "", "want BYTES"},
 	} {
-		g, err := parsePing(perfPing+c.private, c.provider, c.remote)
+		g, err := parsePing(pingPrefix+c.private, c.provider, c.remote)
 		switch {
 		case c.want == "" && (err != nil || g.String() != ping{g.bytes, g.addr, 1, 16, "secret"}.String()):
 			t.Errorf("%q: %+v, %v", c.private, g, err)
@@ -80,15 +81,15 @@ func TestParsePing(t *testing.T) {
 }
 
 // A passive side says what it cannot do, and which versions it knows.
-func TestPerfRefuses(t *testing.T) {
-	_, p, _ := perfPair(t, "shm", 10*time.Second)
+func TestRefuses(t *testing.T) {
+	_, p, _ := pair(t, "shm", 10*time.Second)
 	for private, want := range map[string]string{
-		"":                     "not kvctl perf",
-		"GET / HTTP/1.1":       "not kvctl perf",
-		"kvctl perf 3 ping":    "versions 1 and 2",
-		"kvctl perf 1 more":    "versions 1 and 2",
-		perfPing + "nonsense":  "want BYTES",
-		perfPong + "AAAAAAAAA": "versions 1 and 2",
+		"":                       "not kvctl perf",
+		"GET / HTTP/1.1":         "not kvctl perf",
+		"kvctl perf 3 ping":      "versions 1 and 2",
+		"kvctl perf 1 more":      "versions 1 and 2",
+		pingPrefix + "nonsense":  "want BYTES",
+		pongPrefix + "AAAAAAAAA": "versions 1 and 2",
 	} {
 		_, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.addr, []byte(private))
 		if !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), want) {
@@ -99,7 +100,7 @@ func TestPerfRefuses(t *testing.T) {
 
 // dialBack listens for the passive side of a ping-pong, lets it in and is then
 // silent. It returns what to ask the passive side for.
-func dialBack(t *testing.T, p *perfConn) ping {
+func dialBack(t *testing.T, p *Conn) ping {
 	t.Helper()
 	l, err := p.dev.Listen(shmPingpong+t.Name(), rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 		return p.pd, rdma.AccessRemoteWrite, nil
@@ -116,7 +117,7 @@ func dialBack(t *testing.T, p *perfConn) ping {
 }
 
 func TestPingpongAlone(t *testing.T) {
-	s, p, failed := perfPair(t, "shm", time.Minute)
+	s, p, failed := pair(t, "shm", time.Minute)
 	g := dialBack(t, p)
 	qp, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.addr, []byte(g.String()))
 	if err != nil {
@@ -140,7 +141,7 @@ func TestPingpongAlone(t *testing.T) {
 // An active side that falls silent does not keep a processor busy for ever, nor
 // one that cannot be reached.
 func TestPingpongGivesUp(t *testing.T) {
-	_, p, failed := perfPair(t, "shm", 50*time.Millisecond)
+	_, p, failed := pair(t, "shm", 50*time.Millisecond)
 	g := dialBack(t, p)
 	for addr, want := range map[string]string{g.addr: "message 1", shmPingpong + "nobody": "connect back"} {
 		g.addr = addr
@@ -164,12 +165,12 @@ func TestPingpongGivesUp(t *testing.T) {
 
 // Nobody but the passive side that was asked is let in, and the wait for it ends.
 func TestPingpongNobodyComes(t *testing.T) {
-	_, p, _ := perfPair(t, "tcp", 10*time.Second)
+	_, p, _ := pair(t, "tcp", 10*time.Second)
 	reserved, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.home = reserved.Addr().String()
+	p.Home = reserved.Addr().String()
 	if err := reserved.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +178,7 @@ func TestPingpongNobodyComes(t *testing.T) {
 	refused := make(chan error, 1)
 	mute, err := p.dev.Listen("127.0.0.1:0", rdma.ListenOptions{Accept: func(r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
 		go func() {
-			_, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.home, []byte(perfPong+"guess"))
+			_, err := p.dev.Dial(t.Context(), p.pd, p.cq, p.Home, []byte(pongPrefix+"guess"))
 			refused <- err
 		}()
 		return p.pd, 0, nil
@@ -186,7 +187,7 @@ func TestPingpongNobodyComes(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.addr = mute.Addr()
-	_, err = p.pingpong(t.Context(), perfCase{op: rdma.OpWrite, pingpong: true, bytes: 8, iters: 10, depth: 1}, 300*time.Millisecond)
+	_, err = p.pingpong(t.Context(), Case{Op: rdma.OpWrite, PingPong: true, Bytes: 8, Iters: 10, Depth: 1}, 300*time.Millisecond)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "did not connect back") {
 		t.Errorf("%v, want that it did not connect back", err)
 	}
@@ -198,8 +199,8 @@ func TestPingpongNobodyComes(t *testing.T) {
 	}
 }
 
-func TestPerfLatency(t *testing.T) {
-	_, p, _ := perfPair(t, "shm", 10*time.Second)
+func TestLatency(t *testing.T) {
+	_, p, _ := pair(t, "shm", 10*time.Second)
 	for _, iters := range []int{1, 10, len(p.stamps), 10_001} {
 		n := 0
 		h, err := p.latency(iters, func() error { n++; return nil })
@@ -211,7 +212,7 @@ func TestPerfLatency(t *testing.T) {
 	if _, err := p.latency(5, func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("got %v", err)
 	}
-	one := p.chain(perfCase{op: rdma.OpRead, bytes: 64}, 1, 0)
+	one := p.chain(Case{Op: rdma.OpRead, Bytes: 64}, 1, 0)
 	if n := testing.AllocsPerRun(100, func() {
 		if _, err := p.qp.PostSend(one); err != nil {
 			t.Error(err)
@@ -225,8 +226,8 @@ func TestPerfLatency(t *testing.T) {
 }
 
 // A wait for what never comes ends, both while it polls and while it sleeps.
-func TestPerfWaitEnds(t *testing.T) {
-	_, p, _ := perfPair(t, "shm", 10*time.Second)
+func TestWaitEnds(t *testing.T) {
+	_, p, _ := pair(t, "shm", 10*time.Second)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, spin := range []time.Duration{0, time.Millisecond} {
@@ -240,23 +241,15 @@ func TestPerfWaitEnds(t *testing.T) {
 	}
 }
 
-func TestPerfHome(t *testing.T) {
-	for _, c := range []struct {
-		app      app
-		provider string
-		addr     string
-		want     string // "": an error
-	}{
-		{app{}, "shm", "@x", shmPingpong},
-		{app{}, "tcp", "127.0.0.1:1", "127.0.0.1:0"},
-		{app{}, "verbs", "[::1]:1", "[::1]:0"},
-		{app{tlsCA: "ca"}, "tcp", "127.0.0.1:1", ""},
-		{app{tlsCA: "ca", tlsCert: "cert"}, "tcp", "127.0.0.1:1", "127.0.0.1:0"},
-		{app{}, "tcp", "127.0.0.1", ""},
+func TestHome(t *testing.T) {
+	for _, c := range []struct{ provider, addr, want string }{ // want "": an error
+		{"shm", "@x", shmPingpong}, {"tcp", "127.0.0.1:1", "127.0.0.1:0"}, {"verbs", "[::1]:1", "[::1]:0"}, {"tcp", "127.0.0.1", ""},
 	} {
-		home, err := c.app.perfHome(c.provider, c.addr)
-		if (c.want == "") != (err != nil) || !strings.HasPrefix(home, c.want) {
-			t.Errorf("%s: %q, %v; want %q", fmt.Sprint(c.provider, " ", c.addr), home, err, c.want)
+		home, local, err := Home(c.provider, c.addr)
+		if (c.want == "") != (err != nil) || !strings.HasPrefix(home, c.want) || local != (err == nil) {
+			t.Errorf("%s %s: %q, local %v, %v; want %q", c.provider, c.addr, home, local, err, c.want)
 		}
 	}
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,10 +1,14 @@
-package main
+// Package glob matches keys with the patterns that Redis has (stringmatchlen in its util.c), for
+// the gateway's commands and for kvctl alike.
+//
+// It leaves to its callers what is matched. [Match] is all of it; it may be called concurrently, keeps
+// nothing of its arguments, and a hostile pattern cannot make it slow.
+package glob
 
-// globMatch reports whether s matches a pattern as Redis has them (stringmatchlen in
-// its util.c), byte by byte: * is any bytes, ? any one, [a-z] one of a class, [^a]
+// Match reports whether s matches a pattern, byte by byte: * is any bytes, ? any one, [a-z] one of a class, [^a]
 // one not of it, and \x is x. A class that is not closed ends with the pattern. It
 // takes at most len(pattern) times len(s) steps.
-func globMatch(pattern, s []byte) bool {
+func Match(pattern, s []byte) bool {
 	p, i := 0, 0
 	star, from := -1, 0 // behind the last *, and where in s it has ended so far
 	for i < len(s) {
@@ -14,7 +18,7 @@ func globMatch(pattern, s []byte) bool {
 			continue
 		}
 		if p < len(pattern) {
-			if n, ok := globOne(pattern[p:], s[i]); ok {
+			if n, ok := one(pattern[p:], s[i]); ok {
 				p, i = p+n, i+1
 				continue
 			}
@@ -31,9 +35,9 @@ func globMatch(pattern, s []byte) bool {
 	return p == len(pattern)
 }
 
-// globOne matches c with what p, which is not empty, begins with, and returns that
+// one matches c with what p, which is not empty, begins with, and returns that
 // element's length.
-func globOne(p []byte, c byte) (n int, ok bool) {
+func one(p []byte, c byte) (n int, ok bool) {
 	switch p[0] {
 	case '?':
 		return 1, true
@@ -42,12 +46,12 @@ func globOne(p []byte, c byte) (n int, ok bool) {
 			return 2, p[1] == c
 		}
 	case '[':
-		return globClass(p, c)
+		return class(p, c)
 	}
 	return 1, p[0] == c
 }
 
-func globClass(p []byte, c byte) (n int, ok bool) {
+func class(p []byte, c byte) (n int, ok bool) {
 	n = 1
 	not := len(p) > 1 && p[1] == '^'
 	if not {
