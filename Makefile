@@ -56,26 +56,43 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 demo: build ## a file tree in and out: one process, several, and a directory node killed midway
 	deploy/demo.sh bin
 
+BENCH_TOOLS = @for tool in redis-server redis-benchmark memcached; do command -v $$tool >/dev/null || \
+	{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; break; }; done
+BENCH = KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 60m ./bench -run
+
 .PHONY: bench
-bench: ## speed beside sync.Map, Redis and memcached, the gateway included, and hit ratios (as root it installs those two)
-	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v memcached >/dev/null || \
-		{ apt-get update && apt-get install --yes --no-install-recommends redis-server memcached; }
-	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 60m -run 'TestRatios|TestGatewayRatios|TestHitRatio' ./bench
+bench: ## speed beside sync.Map, Redis and memcached, the gateway included, in one table (as root it installs those two)
+	$(BENCH_TOOLS)
+	$(BENCH) TestRatios
 
 .PHONY: hit-ratio
 hit-ratio: ## hit ratio of a cache beside exact LRU and LFU and a real Redis (as root it installs that)
-	internal/compat/install.sh
-	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestHitRatio ./bench
+	$(BENCH_TOOLS)
+	$(BENCH) TestHitRatio
 
 FULL ?= 10m
 
 .PHONY: bench-full
 bench-full: ## a full cache under YCSB-B and churn for FULL (10m)
-	KVD_FULL=$(FULL) KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 60m -run TestFullCache ./bench
+	KVD_FULL=$(FULL) $(BENCH) TestFullCache
 
 .PHONY: bench-growth
 bench-growth: ## latencies while shards split, a memory node drains, and one dies
-	KVD_BENCH=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run 'TestGrowth|TestDisturbance' ./bench
+	$(BENCH) 'TestGrowth|TestDisturbance'
+
+.PHONY: bench-records
+bench-records: ## GETs over shm among 100,000 to 15 million records (needs 8 GiB of memory)
+	$(BENCH) TestRecords
+
+# All that ./bench has, so that a benchmark cannot be forgotten, but one that make test runs.
+.PHONY: bench-smoke
+bench-smoke: ## every benchmark once, in small, to see that it works (as root it installs what make bench does)
+	$(BENCH_TOOLS)
+	@set -e; began=$$(date +%s); export CGO_ENABLED=0 KVD_BENCH=smoke; \
+	$(GO) test -count 1 -v -timeout 10m -skip TestMovesUnderLoad -bench . -benchtime 1x ./bench; \
+	$(GO) test -count 1 -timeout 10m -run '^$$' -bench . -benchtime 1x \
+		$$(grep -rl --include='*_test.go' '^func Benchmark' . | xargs -n 1 dirname | sort -u | grep -vx ./bench); \
+	echo "bench-smoke: all of it in $$(($$(date +%s) - began)) s"
 
 .PHONY: test-compat
 test-compat: ## real clients and other people's suites against the gateway (Debian; as root it installs them)

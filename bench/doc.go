@@ -2,19 +2,23 @@
 // same process, Redis and memcached on the same machine. And it compares the store
 // that grows, drains a memory node or has lost one with the same store at rest.
 //
-// It holds tests only. TestRatios (`make bench`, KVD_BENCH=1) starts a directory
-// node and a memory node as processes of their own, redis-server and memcached
-// beside them, and prints one table of ratios that were measured in one run; the
-// Benchmark functions take single paths apart, for profiles. Those processes are
-// this test binary again: TestMain reads which part to play from the environment.
-// TestGatewayRatios does the same for the gateway beside redis-server and memcached.
+// It holds tests only. TestRatios (`make bench`, KVD_BENCH=1) starts the store of `kvd dev` as
+// a process of its own, a gateway, redis-server and memcached beside it, and prints one
+// table of ratios that were measured in turns; the Benchmark functions take single paths
+// apart, for profiles. The store's process is this test binary again: TestMain reads which
+// part to play from the environment. A [report] is a table, and takes rows from duels; every
+// figure of it has to be a number above 0.
 //
-// Of caches, TestHitRatio compares what the store forgets with what LRU, LFU and
+// Of caches, TestHitRatio (`make hit-ratio`) compares what the store forgets with what LRU, LFU and
 // redis-server do, and TestFullCache (`make bench-full`) keeps one full for a while and looks
-// at errors, memory and latencies.
+// at errors, memory and latencies. TestRecords (`make bench-records`) reads from namespaces of
+// up to 15 million records.
 //
 // TestGrowth and TestDisturbance (`make bench-growth`) run a whole store in
 // this process, janitor included, and print latencies. TestMovesUnderLoad, which asks only
 // that nothing fails and nothing is lost, and TestGetIntoAllocatesNothing are ordinary
 // tests. Numbers and what they mean are in docs/performance.md.
+//
+// With KVD_BENCH=smoke (`make bench-smoke`) each of them is small and takes seconds, so that CI sees
+// whether it works.
 package bench

@@ -14,26 +14,13 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// TestGatewayRatios prints a table as TestRatios does: a gateway over shm beside
-// redis-server and memcached, each asked by the same program over loopback TCP, in turns.
-// It fails only if something does not work.
-func TestGatewayRatios(t *testing.T) {
-	if os.Getenv("KVD_BENCH") == "" {
-		t.Skip("KVD_BENCH is not set; run make bench")
-	}
-	for _, p := range []string{"redis-server", "redis-benchmark", "memcached"} {
-		if _, err := exec.LookPath(p); err != nil {
-			t.Fatalf("%v: make bench installs it", err)
-		}
-	}
-	r := &report{}
-	began := time.Now()
-	st := startStore(t, 1<<30)
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1})
+// compareGateway compares a gateway over shm with redis-server and memcached, each asked by the
+// same program over loopback TCP, in turns.
+func compareGateway(t *testing.T, r *report, st *store) {
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "cache", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 1 << 30})
 	g := startGateway(t, st, "cache")
-	t.Run("redis", func(t *testing.T) { compareRedis(t, r, g) })
-	t.Run("memcached", func(t *testing.T) { compareMemcached(t, r, g) })
-	r.print(time.Since(began))
+	r.part(t, "redis", func(t *testing.T) { compareRedis(t, r, g) })
+	r.part(t, "memcached", func(t *testing.T) { compareMemcached(t, r, g) })
 }
 
 // gatewayProcess is a `kvd gateway`.
@@ -72,49 +59,51 @@ func startGateway(tb testing.TB, st *store, namespace string) *gatewayProcess {
 	return g
 }
 
-func kops(v float64) string { return fmt.Sprintf("%.1f k/s", v/1e3) }
-
 func compareRedis(t *testing.T, r *report, g *gatewayProcess) {
 	rd := startRedis(t)
 	for _, size := range []int{3, 1024} {
-		at := func(addr, test string, n, depth, clients int) benchmarked {
+		at := func(addr string, pid int, test string, n, depth, clients int) benchmarked {
 			host, port, err := net.SplitHostPort(addr)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return redisBenchmark(t, test, n, "-h", host, "-p", port, "-d", strconv.Itoa(size), "-P", strconv.Itoa(depth), "-c", strconv.Itoa(clients))
+			before := cpu(t, pid)
+			b := redisBenchmark(t, test, n, "-h", host, "-p", port, "-d", strconv.Itoa(size), "-P", strconv.Itoa(depth), "-c", strconv.Itoa(clients))
+			b.cpu = float64(cpu(t, pid)-before) / float64(n)
+			return b
 		}
-		for _, addr := range []string{g.redis, rd.addr} {
-			at(addr, "set", 500_000, 64, 50) // nearly all keys are there then
+		ours := func(test string, n, depth, clients int) benchmarked {
+			return at(g.redis, g.pid, test, n, depth, clients)
 		}
-		for _, x := range []struct{ depth, clients, n int }{{1, 1, 10_000}, {1, 50, 40_000}, {16, 50, 200_000}, {64, 50, 400_000}} {
+		theirs := func(test string, n, depth, clients int) benchmarked {
+			return at(rd.addr, rd.pid, test, n, depth, clients)
+		}
+		fill := scaled(500_000, 2_000) // nearly all keys are there then
+		ours("set", fill, 64, 50)
+		theirs("set", fill, 64, 50)
+		for _, x := range []struct{ depth, clients, n int }{
+			{1, 1, scaled(10_000, 200)}, {1, 50, scaled(30_000, 500)}, {16, 50, scaled(150_000, 1_000)}, {64, 50, scaled(300_000, 4_000)},
+		} {
 			for _, test := range []string{"set", "get"} {
-				var ours, theirs []benchmarked
-				for range rounds {
-					ours = append(ours, at(g.redis, test, x.n, x.depth, x.clients))
-					theirs = append(theirs, at(rd.addr, test, x.n, x.depth, x.clients))
-				}
-				what := fmt.Sprintf("gateway %s of %d bytes, redis-benchmark -P %d -c %d", strings.ToUpper(test), size, x.depth, x.clients)
-				compare := func(name string, show func(float64) string, sign string, of func(benchmarked) float64) {
-					var a, b, ratio []float64
-					for i := range ours {
-						a, b, ratio = append(a, of(ours[i])), append(b, of(theirs[i])), append(ratio, of(ours[i])/of(theirs[i]))
-					}
-					r.add(what+", "+name, show(median(a)), show(median(b)), median(ratio), sign, 1)
-				}
-				compare("requests/s", kops, ">=", func(b benchmarked) float64 { return b.rps })
-				if x.depth == 1 {
-					compare("p50", us, "<=", func(b benchmarked) float64 { return b.p50 })
-					compare("p99", us, "<=", func(b benchmarked) float64 { return b.p99 })
-				}
+				d := takeTurns(rounds(),
+					func() benchmarked { return ours(test, x.n, x.depth, x.clients) },
+					func() benchmarked { return theirs(test, x.n, x.depth, x.clients) })
+				what := fmt.Sprintf("gateway %s of %d bytes, redis-benchmark -P %d -c %d, ", strings.ToUpper(test), size, x.depth, x.clients)
+				d.row(r, what+"requests/s", kops, func(b benchmarked) float64 { return b.rps }, atLeast(1))
+				d.row(r, what+"p50", micros, func(b benchmarked) float64 { return b.p50 }, nil)
+				d.row(r, what+"p99", micros, func(b benchmarked) float64 { return b.p99 }, atMost(1.1))
+				d.row(r, what+"processor time a request", micros, func(b benchmarked) float64 { return b.cpu }, atMost(1))
 			}
 		}
 	}
 }
 
+// asked is what some connections achieved.
+type asked struct{ rps, cpu float64 } // keys a second; nanoseconds of processor time a key
+
 func compareMemcached(t *testing.T, r *report, g *gatewayProcess) {
 	mc := startMemcached(t)
-	s := newKeySet(100_000)
+	s := newKeySet(scaled(100_000, 1_000))
 	const batch = 64
 	for _, size := range []int{3, 1024} {
 		value := make([]byte, size)
@@ -131,20 +120,23 @@ func compareMemcached(t *testing.T, r *report, g *gatewayProcess) {
 			for range conns {
 				ours, theirs = append(ours, dialMemcached(t, g.memcached)), append(theirs, dialMemcached(t, mc.addr))
 			}
-			// each runs do on every connection and returns how often a second.
-			each := func(cs []*memcachedConn, do func(c *memcachedConn, i int) error) float64 {
-				return together(len(cs), 400*time.Millisecond, func(g, i int) {
+			// on runs do, which is about some keys, on every connection.
+			on := func(cs []*memcachedConn, pid, keys int, do func(c *memcachedConn, i int) error) asked {
+				before, began := cpu(t, pid), time.Now()
+				rps := float64(keys) * together(len(cs), scaled(400*time.Millisecond, time.Millisecond), func(g, i int) {
 					if err := do(cs[g], i+g*1021); err != nil {
 						t.Error(err)
 					}
 				})
+				return asked{rps, float64(cpu(t, pid)-before) / (rps * time.Since(began).Seconds())}
 			}
-			row := func(what string, times float64, do func(c *memcachedConn, i int) error) {
-				a, b, ratio := duel(
-					func() float64 { return times * each(ours, do) },
-					func() float64 { return times * each(theirs, do) })
-				r.add(fmt.Sprintf("gateway %s of %d bytes over memcached's text protocol, %d connections, keys/s", what, size, conns),
-					kops(a), kops(b), ratio, ">=", 1)
+			row := func(what string, keys int, do func(c *memcachedConn, i int) error) {
+				d := takeTurns(rounds(),
+					func() asked { return on(ours, g.pid, keys, do) },
+					func() asked { return on(theirs, mc.pid, keys, do) })
+				what = fmt.Sprintf("gateway %s of %d bytes over memcached's text protocol -c %d, ", what, size, conns)
+				d.row(r, what+"keys/s", kops, func(a asked) float64 { return a.rps }, atLeast(1))
+				d.row(r, what+"processor time a key", micros, func(a asked) float64 { return a.cpu }, nil)
 			}
 			row("set", 1, func(c *memcachedConn, i int) error { return c.set(s.at(i), value) })
 			row("get", 1, func(c *memcachedConn, i int) error {

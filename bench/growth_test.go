@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -201,20 +200,14 @@ func TestMovesUnderLoad(t *testing.T) {
 
 // ---- the long ones ----------------------------------------------------------------
 
-func gated(t *testing.T) {
-	if os.Getenv("KVD_BENCH") == "" {
-		t.Skip("KVD_BENCH is not set; run make bench-growth")
-	}
-}
-
 // quietTime is how long latencies are taken while nothing moves.
-const quietTime = 10 * time.Second
+func quietTime() time.Duration { return scaled(10*time.Second, 200*time.Millisecond) }
 
 // quiet is traffic while nothing else happens, for a while.
 func (tr *traffic) quiet(t *testing.T) *flow {
 	t.Helper()
 	f := tr.start(t, nil)
-	time.Sleep(quietTime) // what is measured, not waited for
+	time.Sleep(quietTime()) // what is measured, not waited for
 	f.stop().check(t)
 	return f
 }
@@ -226,7 +219,7 @@ func (tr *traffic) pace(t *testing.T) (saturated float64) {
 	loaders := tr.loaders
 	tr.loaders, tr.rate = 0, 0
 	f := tr.start(t, nil)
-	time.Sleep(quietTime / 4)
+	time.Sleep(quietTime() / 4)
 	f.stop().check(t)
 	saturated = f.throughput()
 	tr.loaders, tr.rate = loaders, min(0.3*saturated, maxRate)
@@ -245,14 +238,6 @@ type printed struct {
 
 func newPrinted() *printed {
 	return &printed{Writer: tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)}
-}
-
-// machine says where the numbers are from. A busy machine is no place to measure: the
-// reader should know.
-func machine(began time.Time) string {
-	avg, _ := os.ReadFile("/proc/loadavg")
-	return fmt.Sprintf("%s, %d processors, GOMAXPROCS %d, %s, %.0f s in all, load average at the end %.14s",
-		cpuModel(), runtime.NumCPU(), runtime.GOMAXPROCS(0), runtime.Version(), time.Since(began).Seconds(), avg)
 }
 
 func (p *printed) head() {
@@ -287,13 +272,13 @@ func both(a, b *flow) *latencies {
 // those who use the store meanwhile. It fails if an operation does, if a write
 // is lost, or if the namespace does not grow.
 func TestGrowth(t *testing.T) {
-	gated(t)
+	gated(t, "bench-growth")
 	const (
 		clusters = 1
 		first    = clusters * shardSlots
-		shards   = 64
-		keys     = 100 * first
 	)
+	shards := scaled(64, 2)
+	keys := scaled(100, 3) * first
 	for _, provider := range []string{"shm", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			began := time.Now()
@@ -325,7 +310,7 @@ func TestGrowth(t *testing.T) {
 			}
 			w.until(t, fmt.Sprintf("%d shards and %d keys", shards, keys), func(st *dirpb.StatusReply) bool {
 				watch(st)
-				return n >= shards && tr.led.keys.End() >= keys
+				return n >= shards && tr.led.keys.End() >= uint64(keys)
 			})
 			grew = time.Since(moving)
 			grow.stop().check(t)
@@ -362,11 +347,9 @@ func TestGrowth(t *testing.T) {
 // an operation does during a drain, if one fails without saying whether it happened
 // after a loss, or if a write is lost.
 func TestDisturbance(t *testing.T) {
-	gated(t)
-	const (
-		keys  = 50_000
-		lease = 2 * time.Second // bounds how long a loss takes to be noticed
-	)
+	gated(t, "bench-growth")
+	const lease = 2 * time.Second // bounds how long a loss takes to be noticed
+	keys := scaled(50_000, 2_000)
 	for _, provider := range []string{"shm", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			began := time.Now()

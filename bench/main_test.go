@@ -16,20 +16,19 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/providers"
-	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
-	"github.com/kvd-project/kvd/server"
 )
 
 // What a child process is told.
 const (
-	envRole      = "KVD_BENCH_ROLE"
-	envDirectory = "KVD_BENCH_DIRECTORY"
-	envCapacity  = "KVD_BENCH_CAPACITY"
-	envRun       = "KVD_BENCH_RUN"
+	envRole     = "KVD_BENCH_ROLE"
+	envNodes    = "KVD_BENCH_NODES"
+	envCapacity = "KVD_BENCH_CAPACITY"
 )
 
 func TestMain(m *testing.M) {
@@ -37,10 +36,8 @@ func TestMain(m *testing.M) {
 	switch role := os.Getenv(envRole); role {
 	case "":
 		os.Exit(m.Run())
-	case "directory":
-		err = runDirectory()
-	case "memnode":
-		err = runMemoryNode()
+	case "store":
+		err = runStore()
 	default:
 		err = fmt.Errorf("%s is %q", envRole, role)
 	}
@@ -66,50 +63,22 @@ func serve(addr string) {
 // lease is long, as on any machine that is busy on purpose.
 const lease = 10 * time.Second
 
-func runDirectory() error {
-	n, err := server.Open(context.Background(), server.Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: lease})
+// runStore is the store that `kvd dev` runs, without its gateway.
+func runStore() error {
+	nodes, err := strconv.Atoi(os.Getenv(envNodes))
 	if err != nil {
 		return err
 	}
-	if err := n.Ready(context.Background()); err != nil {
-		return err
-	}
-	serve(n.Addr())
-	return n.Close()
-}
-
-func runMemoryNode() error {
-	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{os.Getenv(envDirectory)}})
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	capacity, err := strconv.ParseInt(os.Getenv(envCapacity), 10, 64)
 	if err != nil {
 		return err
 	}
-	o := memnode.Options{Name: "m1", CapacityBytes: capacity, Directory: dir}
-	for _, p := range []string{"shm", "tcp"} {
-		d, err := providers.Open(p, providers.Options{})
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		addr := "127.0.0.1:0"
-		if p == "shm" {
-			addr = filepath.Join(os.Getenv(envRun), "m1.sock")
-		}
-		o.Devices = append(o.Devices, memnode.DeviceListen{Device: d, Addr: addr})
-	}
-	n, err := memnode.Open(context.Background(), o)
+	s, err := devstore.Start(context.Background(), devstore.Options{Nodes: nodes, CapacityBytes: capacity, Lease: lease})
 	if err != nil {
 		return err
 	}
-	if err := n.Ready(context.Background()); err != nil {
-		return err
-	}
-	serve("m1")
-	return n.Close()
+	serve(s.Directory()[0])
+	return s.Close()
 }
 
 // process is a child that stops with the test.
@@ -167,40 +136,55 @@ func startReady(tb testing.TB, cmd *exec.Cmd) (p *process, with string) {
 	return p, with
 }
 
-// store is a directory node and a memory node, each a process.
+// store is a whole store in a process of its own, as `kvd dev` runs it: a directory node,
+// memory nodes and a janitor.
 type store struct {
+	*process
 	directory string
-	dir, mem  *process
 }
 
-func startStore(tb testing.TB, capacity int64) *store {
+// startStore starts a store with one memory node, or with nodes if they are given, each
+// of which lends capacity bytes.
+func startStore(tb testing.TB, capacity int64, nodes ...int) *store {
 	tb.Helper()
-	run, err := os.MkdirTemp("", "kvd-bench-") // not TempDir: its paths may be too long for a socket
-	if err != nil {
-		tb.Fatal(err)
+	n := 1
+	for _, n = range nodes {
 	}
-	tb.Cleanup(func() { os.RemoveAll(run) })
 	s := &store{}
-	s.dir, s.directory = startRole(tb, "directory")
-	s.mem, _ = startRole(tb, "memnode", envDirectory+"="+s.directory, envRun+"="+run,
-		envCapacity+"="+strconv.FormatInt(capacity, 10))
+	s.process, s.directory = startRole(tb, "store", envNodes+"="+strconv.Itoa(n), envCapacity+"="+strconv.FormatInt(capacity, 10))
 	return s
 }
 
-// namespace creates a namespace.
-func (s *store) namespace(tb testing.TB, req *dirpb.CreateNamespaceRequest) {
+// ask asks the directory for something.
+func (s *store) ask(tb testing.TB, f func(context.Context, dirpb.DirectoryClient) error) {
 	tb.Helper()
 	d, err := dirclient.Open(dirclient.Options{Addrs: []string{s.directory}})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer d.Close()
-	if err := d.Call(tb.Context(), func(ctx context.Context, c dirpb.DirectoryClient) error {
-		_, err := c.CreateNamespace(ctx, req)
-		return err
-	}); err != nil {
+	if err := d.Call(tb.Context(), f); err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// namespace creates a namespace.
+func (s *store) namespace(tb testing.TB, req *dirpb.CreateNamespaceRequest) {
+	tb.Helper()
+	s.ask(tb, func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.CreateNamespace(ctx, req)
+		return err
+	})
+}
+
+// sized creates a namespace whose index n keys fill to about two thirds, and whose heap has
+// room for as many records of 128 bytes, and some to spare.
+func (s *store) sized(tb testing.TB, name string, n int) {
+	tb.Helper()
+	clusters := uint64(n)*3/2/shardSlots + 1
+	region := uint64(n)*128*3/2 + clusters*layout.ClusterSize + 64<<20
+	s.namespace(tb, &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: region, Shards: 1, Clusters: uint32(clusters),
+		IndexPercent: uint32(clusters*layout.ClusterSize*100/region + 2)})
 }
 
 // open opens a client, with lanes if they are given; it is closed with the test.

@@ -97,3 +97,65 @@ func TestDamagedGroup(t *testing.T) {
 		}
 	}
 }
+
+// A word that was made to say that its key has moved, while nothing moves, is told as damage once
+// the directory knows of no newer map, well before the operation's time is over.
+func TestMovedNowhere(t *testing.T) {
+	r := newRig(t, "tcp", 1, time.Second)
+	c := r.client(r.options())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, k := range []string{"k", "other"} {
+		if _, err := c.Put(ctx, []byte(k), []byte("v"), client.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loc, err := c.Locate([]byte("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := r.raw()
+	group := x.mem.Bytes[:layout.GroupSize]
+	x.do(loc.PG, loc.Home, rdma.WR{Op: rdma.OpRead, Local: group})
+	for i := range layout.GroupSlots {
+		w := layout.Group(group).Slot(i)
+		if w.State() != layout.Live {
+			continue
+		}
+		x.do(loc.PG, loc.Home+layout.SlotOff(i), rdma.WR{Op: rdma.OpCmpAndSwp, Local: x.mem.Bytes[512:520],
+			Compare: uint64(w), Swap: uint64(w.WithState(layout.Moved))})
+	}
+	fresh := r.client(r.options()) // it has no hints
+	for name, op := range map[string]func(c *client.Client) error{
+		"get": func(c *client.Client) error { _, err := c.Get(ctx, []byte("k")); return err },
+		"put": func(c *client.Client) error {
+			_, err := c.Put(ctx, []byte("k"), []byte("w"), client.PutOptions{})
+			return err
+		},
+		"delete": func(c *client.Client) error { return c.Delete(ctx, []byte("k")) },
+		"incr":   func(c *client.Client) error { _, err := c.Incr(ctx, []byte("k"), 1); return err },
+	} {
+		for _, c := range []*client.Client{c, fresh} {
+			if err := op(c); !errors.Is(err, client.ErrCorrupt) || client.Outcome(err) != rdma.No {
+				t.Errorf("%s: %v, want ErrCorrupt, which did not happen", name, err)
+			}
+		}
+	}
+	if it, err := fresh.Get(ctx, []byte("other")); err != nil || string(it.Value) != "v" {
+		t.Errorf("another key: %q, %v", it.Value, err)
+	}
+	var found, said int
+	for kv, err := range fresh.Scan(ctx, client.ScanOptions{}) {
+		switch {
+		case errors.Is(err, client.ErrCorrupt):
+			said++
+		case err != nil:
+			t.Fatal(err)
+		case string(kv.Key) == "other":
+			found++
+		}
+	}
+	if said != 1 || found != 1 {
+		t.Errorf("a scan says %d times that something was left out, and finds the other key %d times", said, found)
+	}
+}

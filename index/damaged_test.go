@@ -53,6 +53,37 @@ func TestDamagedGroup(t *testing.T) {
 	}
 }
 
+// A move does not go by a damaged header, which may say that the group has moved: its keys
+// would be gone with the next map.
+func TestMoveDamaged(t *testing.T) {
+	for _, m := range moveCases() {
+		t.Run(m.String(), func(t *testing.T) {
+			w := m.world()
+			want := fillMove(t, w)
+			m.begin(w)
+			g := w.region[0][home():][:8]
+			sound := bytes.Clone(g)
+			copy(g, bytes.Repeat([]byte{0xff}, 8))
+			c := w.client(1)
+			c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+			for done := false; !done; {
+				_, done = c.advance(1<<30, noFault)
+			}
+			var corrupt *layout.CorruptError
+			if !errors.As(c.op.Err, &corrupt) || !strings.Contains(c.op.Err.Error(), fmt.Sprintf("pg 1 replica 0: group at %#x: ", home())) {
+				t.Errorf("%v, want the corrupt group at %#x", c.op.Err, home())
+			}
+			if l := w.groupAt(0, home()).Lock(); l != 0 {
+				t.Errorf("locked: %x", l)
+			}
+			copy(g, sound)
+			w.moveAll(t, w.client(2))
+			w.moved = true
+			w.check(t, "moved", want)
+		})
+	}
+}
+
 // A Scan leaves out what is damaged, says so, and has all the rest.
 func TestScanDamaged(t *testing.T) {
 	for replicas := uint8(1); replicas <= 3; replicas++ {
@@ -98,4 +129,86 @@ func TestScanDamaged(t *testing.T) {
 			t.Errorf("r=%d: %v, %v", replicas, err, c.op.Scan.Corrupt)
 		}
 	}
+}
+
+// Words that tell of a move which no map has: an operation waits for the map, as it may be late,
+// until the directory has said that there is no newer one.
+func TestMovedNowhere(t *testing.T) {
+	const fine, late, ends = "done", "waits", "corrupt"
+	for replicas := uint8(1); replicas <= 3; replicas++ {
+		for name, forge := range map[string]func(w *world, k uint8, of int){
+			"word": func(w *world, k uint8, i int) {
+				w.setSlot(k, home(), i, w.groupAt(k, home()).Slot(i).WithState(layout.Moved))
+			},
+			"header": func(w *world, k uint8, i int) {
+				w.setSlot(k, home(), i, 0)
+				copy(w.region[k][home():], []byte{3, 2}) // SPLIT, depth 3
+			},
+		} {
+			w := newWorld(replicas, 256)
+			c := w.client(1)
+			must(t, c.do(t, "put", "a", "v"))
+			i := 0
+			for ; w.groupAt(0, home()).Slot(i).State() != layout.Live; i++ {
+			}
+			for k := range replicas {
+				forge(w, k, i)
+			}
+			delete(c.hints, "a")
+			// Nothing but its outcome, after so many looks with this word of the directory's.
+			try := func(op string, current uint64) (string, error) {
+				if err := c.start(strings.Fields(op)); err != nil {
+					t.Fatal(err)
+				}
+				for range 20 {
+					for astray := false; !astray; {
+						if _, done := c.advance(1<<30, noFault); done {
+							var corrupt *layout.CorruptError
+							if errors.As(c.op.Err, &corrupt) || errors.As(scanCorrupt(c.op), &corrupt) {
+								return ends, errors.Join(c.op.Err, scanCorrupt(c.op))
+							}
+							return fine, c.op.Err
+						}
+						astray = c.op.Astray()
+					}
+					c.op.MapCurrent = current
+				}
+				c.op.Fail(errors.New("patience"))
+				c.noWait()
+				return late, nil
+			}
+			for _, op := range []string{"get a", "put a v", "put a v if-absent", "del a", "scan"} {
+				what := fmt.Sprintf("r%d %s: %s", replicas, name, op)
+				if op == "scan" && name == "header" {
+					continue // it goes by words
+				}
+				if got, err := try(op, 0); got != late {
+					t.Errorf("%s: %s, %v; want that it waits", what, got, err)
+				}
+				if got, err := try(op, 7); got != late { // of another map
+					t.Errorf("%s: %s, %v; want that it waits", what, got, err)
+				}
+				got, err := try(op, 1)
+				if got != ends || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("group at %#x: corrupt group at +", home())) || !strings.Contains(fmt.Sprint(err), "pg 1 replica ") {
+					t.Errorf("%s: %s, %v; want where it is corrupt", what, got, err)
+				}
+				if errors.Is(err, index.ErrUnknown) {
+					t.Errorf("%s: %v: nothing was decided", what, err)
+				}
+				for k := range replicas {
+					if l := w.groupAt(k, home()).Lock(); l != 0 {
+						t.Errorf("%s: locked: %x", what, l)
+					}
+				}
+			}
+		}
+	}
+}
+
+// scanCorrupt is what a Scan could not read.
+func scanCorrupt(o *index.Op) error {
+	if o.Scan == nil {
+		return nil
+	}
+	return o.Scan.Corrupt
 }

@@ -80,6 +80,9 @@ func (o *Op) gotLock() Action {
 		return o.sync(headerSlot, 1, stepSplitSeen)
 	}
 	if o.moveUnfinished(g) {
+		if o.Route.Child == nil {
+			return o.stray(Backoff, g, o.home(), 0)
+		}
 		return o.unlockAnd(Backoff)
 	}
 	o.diff = o.diff[:0]
@@ -136,7 +139,7 @@ func (o *Op) moveUnfinished(g layout.Group) bool {
 }
 
 // splitSeen: the publisher shows that the group's move is complete.
-func (o *Op) splitSeen() Action { return o.goChild(true) }
+func (o *Op) splitSeen() Action { return o.goChild(true, o.groups[0], o.home()) }
 
 // syncGroup brings every slot in which A and P differ up to date before the
 // insert's CAS; afterwards would be too late (an old copy of the key stays
@@ -232,6 +235,9 @@ func (o *Op) answerAfterSync(err error) Action {
 func (o *Op) absentLocked() Action {
 	g := layout.Group(o.groups[0])
 	if g.Header().OVF() && o.movedIn(o.groups[2]) && !o.leftOver(g) {
+		if o.Route.Child == nil {
+			return o.stray(Backoff, o.groups[2], o.stash(), 0)
+		}
 		return o.unlockAnd(Backoff) // a move of this group is unfinished, or not cleared yet
 	}
 	for i := range layout.GroupSlots {

@@ -124,7 +124,7 @@ func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
 	h := g.Header()
 	if done := o.splitDone(h); done || o.anyMoved(g) {
-		return o.goChild(done)
+		return o.goChild(done, g, o.home())
 	}
 	if !h.OVF() {
 		return o.absent()
@@ -179,7 +179,7 @@ func (o *Op) notStashed() Action {
 	// The stash's own header says nothing; its leftovers are cleared before the
 	// home group's.
 	if o.movedIn(o.groups[2]) && !o.leftOver(o.groups[0]) {
-		return o.goChild(false)
+		return o.goChild(false, o.groups[2], o.stash())
 	}
 	return o.absent()
 }

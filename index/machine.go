@@ -26,8 +26,24 @@ func (o *Op) post(next Step) Action {
 	return Post
 }
 
+// Astray reports whether the last action is Refresh or Backoff because of a group that says that
+// something moved, while the Op's map has no move: the map is late, or the group damaged. A move is
+// in the map before its first word is in memory, so the directory can tell; see MapCurrent.
+func (o *Op) Astray() bool { return o.astray }
+
+// stray waits, as action a, for the map of a move of which group g, at off as replica k showed it,
+// tells.
+func (o *Op) stray(a Action, g layout.Group, off uint64, k uint8) Action {
+	if o.MapCurrent != 0 && o.MapCurrent == o.Route.MapVersion {
+		return o.finish(o.groupError(off, k, g.MoveError()))
+	}
+	o.astray = true
+	return o.unlockAnd(a)
+}
+
 // Next consumes the results of the last action and says what to do next.
 func (o *Op) Next() Action {
+	o.astray = false
 	a := o.next()
 	switch a {
 	case Backoff, AskFenced, Refresh:
@@ -267,11 +283,14 @@ func (o *Op) route() (r Route, ok bool) {
 }
 
 // goChild follows the key to where its group moves; sure: the group's move is
-// complete. The publisher has shown it.
-func (o *Op) goChild(sure bool) Action {
+// complete. The publisher has shown it, in its copy of g, which is at off.
+func (o *Op) goChild(sure bool, g layout.Group, off uint64) Action {
 	r, ok := o.env.Route(o.Hash)
+	if ok && r.Child == nil && r.Shard == o.Route.Shard && r.MapVersion == o.Route.MapVersion {
+		return o.stray(Refresh, g, off, o.Route.PG.tail())
+	}
 	if !ok || r.Child == nil || r.Shard != o.Route.Shard {
-		return o.again(Refresh) // the map is older, or newer, than the move
+		return o.again(Refresh) // the map is newer than the move
 	}
 	o.child, o.sureChild = r.Child.Shard, sure
 	if o.lock != 0 {

@@ -41,6 +41,9 @@ func (o *Op) groupAt(r *Route) (home, stash uint64) {
 }
 
 func (o *Op) moveLocked() Action {
+	if err := o.damaged(o.image(0, 0), o.work.groups[0], 0); err != nil {
+		return o.finish(err)
+	}
 	if h := o.work.header; h.Split() && h.Depth() > o.Route.Depth {
 		// All but the header was everywhere before A got it. The header still comes
 		// after whatever differs: readers go by it.

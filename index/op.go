@@ -54,6 +54,7 @@ type Op struct {
 	rebase    bool // the placement group has another epoch now
 	noting    bool // this access is to be noted; word 2 has the access word, if it was read
 	noteRead  bool
+	astray    bool
 	unlinked  bool
 	sureChild bool // the move of child's group is complete: the child may take inserts
 	retries   int32
@@ -95,6 +96,9 @@ type far struct {
 	// LockOwner is the session that holds the lock that AskFenced is about.
 	LockOwner   uint32
 	OwnerFenced bool // the caller's answer
+	// MapCurrent, if not 0, is the version of a map that was the newest when the directory was asked, after the Op had
+	// been Astray in it several times: what keeps it astray there is damage.
+	MapCurrent uint64
 
 	lockOff    uint64 // of the group's lock in the region
 	lockExpect layout.Lock

@@ -99,7 +99,13 @@ func (o *Op) gotCluster() Action {
 				home = o.cluster[:layout.GroupSize] // a stash is cleared before any home group
 			}
 			if !o.leftOver(home) {
-				return o.again(Refresh) // by a move that this map does not know
+				if o.MapCurrent == 0 || o.MapCurrent != o.Route.MapVersion {
+					o.astray = true
+					return o.again(Refresh) // by a move that this map does not know
+				}
+				o.corrupted(o.groupError(off, o.Route.PG.tail(), g.MoveError()))
+				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1
+				continue
 			}
 		}
 		if !w.Readable() {

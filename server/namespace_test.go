@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -37,6 +38,37 @@ func createOn(t *testing.T, c *cluster, q *dirpb.CreateNamespaceRequest) {
 		}
 		return err
 	})
+}
+
+// More copies than there are failure domains are refused from the beginning, in the words of a
+// change to so many; a default is not.
+func TestCopiesNeedDomains(t *testing.T) {
+	n := single(t, vfs.NewMem(), forever)
+	c := dial(t, n)
+	for i := range 2 {
+		if _, err := c.RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", i), Incarnation: 1, CapacityBytes: 1 << 28, Domain: "rack",
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "h:1"}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create := func(name string, replicas uint32) error {
+		_, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: name, Replicas: replicas, BytesPerNode: 8 << 20})
+		return err
+	}
+	if err := create("n", 1); err != nil {
+		t.Fatal(err)
+	}
+	_, set := c.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", Replicas: 2})
+	wantCode(t, set, codes.FailedPrecondition, "as many failure domains", "in 1")
+	got, want := status.Convert(create("o", 2)), status.Convert(set)
+	if got.Code() != want.Code() || got.Message() != strings.ReplaceAll(want.Message(), `"n"`, `"o"`) {
+		t.Errorf("created: %v\nset: %v", got, want)
+	}
+	wantCode(t, create("n", 2), codes.AlreadyExists)
+	wantCode(t, create("o", 3), codes.Unavailable, `3 copies of namespace "o" need as many memory nodes; 2 are up and not draining`)
+	if err := create("o", 0); err != nil {
+		t.Error(err)
+	}
 }
 
 // A deletion that has begun goes on under another leader, may be asked for again there, and

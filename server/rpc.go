@@ -519,11 +519,22 @@ func (n *Node) PublishRegion(ctx context.Context, q *dirpb.PublishRegionRequest)
 
 // ---- operators -------------------------------------------------------------
 
-// CreateNamespace lays out a namespace over the memory nodes that are up.
+// CreateNamespace lays out a namespace over the memory nodes that are up. It refuses more copies
+// than there are failure domains; where there are too few memory nodes it is unavailable, as more
+// may be about to come.
 func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
 	l, err := n.leader()
 	if err != nil {
 		return nil, err
+	}
+	// Not by the state machine, which would refuse what earlier versions have committed.
+	n.machine.view(func(s *fsm.State) {
+		if s.NamespaceNamed(q.Name) == nil {
+			err = s.CheckDomains(q.Name, q.Replicas)
+		}
+	})
+	if err != nil {
+		return nil, refusal(err)
 	}
 	res, err := n.do(ctx, l, createNamespace(q))
 	if err != nil {

@@ -22,7 +22,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -1684,27 +1683,4 @@ func TestTLS(t *testing.T) {
 // appliedBy reports whether n has applied what leader has.
 func (n *Node) appliedBy(leader *Node) bool {
 	return n.machine.appliedIndex() >= leader.machine.appliedIndex()
-}
-
-// A node that is down makes raft complain many times a second.
-func TestRaftLogIsNoFlood(t *testing.T) {
-	var out bytes.Buffer
-	sink := &logSink{l: slog.New(slog.NewTextHandler(&out, nil)), said: make(map[string]*saying)}
-	for range 500 {
-		sink.Accept("raft", hclog.Error, "failed to heartbeat to", "peer", "d1")
-	}
-	sink.Accept("raft", hclog.Error, "failed to appendEntries to", "peer", "d1")
-	if n := strings.Count(out.String(), "failed to heartbeat to"); n > 2 {
-		t.Errorf("%d lines of one kind in a moment", n)
-	}
-	if n := strings.Count(out.String(), "failed to appendEntries to"); n != 1 {
-		t.Errorf("%d lines of another kind, want 1", n)
-	}
-	now := time.Now().Add(sayPause)
-	if skipped, ok := sink.due("failed to heartbeat to", now); !ok || skipped < 490 {
-		t.Errorf("a second later: %d skipped, %v", skipped, ok)
-	}
-	if _, ok := sink.due("failed to heartbeat to", now.Add(sayPause/2)); ok {
-		t.Error("half a second later it is said again")
-	}
 }

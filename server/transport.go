@@ -327,45 +327,15 @@ func (c *streamConn) Close() error {
 // thinks: an election is news to raft and routine to an operator.
 func newRaftLogger(l *slog.Logger) hclog.Logger {
 	il := hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: "raft", Level: hclog.Off, Output: io.Discard})
-	il.RegisterSink(&logSink{l: l, said: make(map[string]*saying)})
+	il.RegisterSink(logSink{l})
 	return il
 }
 
-// sayPause is the least time between two lines of raft that say the same: a node that is
-// down is called again many times a second, and each call that fails is a line.
-const sayPause = time.Second
+// logSink passes raft's messages on. A node that is down is called again many times a second,
+// and each call that fails is a line: the logger limits them, like those of others.
+type logSink struct{ l *slog.Logger }
 
-// logSink passes raft's messages on, and counts those that come too often.
-type logSink struct {
-	l    *slog.Logger
-	mu   sync.Mutex
-	said map[string]*saying // by message, of which raft has a few dozen
-}
-
-type saying struct {
-	at      time.Time
-	skipped int
-}
-
-// due tells whether msg may be passed on, and how many like it were not since the last.
-func (s *logSink) due(msg string, now time.Time) (skipped int, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	last := s.said[msg]
-	if last == nil {
-		s.said[msg] = &saying{at: now}
-		return 0, true
-	}
-	if now.Sub(last.at) < sayPause {
-		last.skipped++
-		return 0, false
-	}
-	skipped = last.skipped
-	*last = saying{at: now}
-	return skipped, true
-}
-
-func (s *logSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
+func (s logSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
 	to := slog.LevelDebug
 	switch level {
 	case hclog.Warn:
@@ -375,13 +345,6 @@ func (s *logSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
 	}
 	if !s.l.Enabled(context.Background(), to) {
 		return
-	}
-	skipped, ok := s.due(msg, time.Now())
-	if !ok {
-		return
-	}
-	if skipped > 0 {
-		args = append(args[:len(args):len(args)], "skipped", skipped)
 	}
 	for i, a := range args {
 		if f, ok := a.(hclog.Format); ok && len(f) > 0 {

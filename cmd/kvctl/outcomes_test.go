@@ -64,7 +64,7 @@ func (m *mute) Status(ctx context.Context, _ *dirpb.StatusRequest) (*dirpb.Statu
 func TestNothingWasDone(t *testing.T) {
 	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20})
 	r := e.run("", "namespace", "create", "three", "--replicas", "3")
-	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 up and not draining; nothing was done") || strings.Contains(r.stderr, "may have") {
+	if r.code != exitUnavailable || !strings.Contains(r.stderr, "2 are up and not draining; nothing was done") || strings.Contains(r.stderr, "may have") {
 		t.Errorf("3 copies on 2 memory nodes: %+v", r)
 	}
 }

@@ -126,7 +126,11 @@ func nodesTable(st *dirpb.StatusReply) httpd.Table {
 func namespacesTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Namespaces", Header: []string{"name", "mode", "copies", "shards", "moving", "placement groups", "active", "lost", "copies missing", "sessions", "heap", "granted"}}
 	for _, ns := range overview.Namespaces(st) {
-		t.Rows = append(t.Rows, []string{ns.Name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards), strconv.Itoa(ns.Moving),
+		name := ns.Name
+		if ns.Deleting {
+			name += " (being deleted)"
+		}
+		t.Rows = append(t.Rows, []string{name, ns.Mode, strconv.Itoa(ns.Replicas), strconv.Itoa(ns.Shards), strconv.Itoa(ns.Moving),
 			strconv.Itoa(ns.PGs), strconv.Itoa(ns.PGState[dirpb.PGState_PG_ACTIVE]),
 			strconv.Itoa(ns.Losses), strconv.Itoa(ns.Missing), strconv.Itoa(ns.Live), size(ns.HeapBytes), size(ns.GrantedBytes)})
 	}

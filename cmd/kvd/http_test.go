@@ -41,3 +41,15 @@ func TestMemoryTable(t *testing.T) {
 		t.Errorf("got  %q\nwant %q", got.Rows, want)
 	}
 }
+
+// A namespace that is being deleted says so.
+func TestNamespacesTable(t *testing.T) {
+	st := &dirpb.StatusReply{Map: &dirpb.Map{Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default"}, {Id: 2, Name: "old", Deleting: true}}}}
+	var got []string
+	for _, r := range namespacesTable(st).Rows {
+		got = append(got, r[0])
+	}
+	if want := []string{"default", "old (being deleted)"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"os"
@@ -32,6 +33,7 @@ type live struct {
 type pair struct {
 	current atomic.Pointer[tls.Certificate]
 	read    func() (*tls.Config, error)
+	ca      *x509.CertPool // as it is used until the process ends
 }
 
 // logger makes the role's logger.
@@ -51,7 +53,7 @@ func (a *app) creds(read func() (*tls.Config, error)) (*tls.Config, error) {
 	if conf == nil || err != nil {
 		return conf, err
 	}
-	p := &pair{read: read}
+	p := &pair{read: read, ca: conf.RootCAs}
 	p.current.Store(&conf.Certificates[0])
 	conf.Certificates = nil
 	conf.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.current.Load(), nil }
@@ -97,6 +99,7 @@ func (a *app) reload(running config.Settings, load func() (config.Settings, erro
 		return
 	}
 	now := []any{"log.level", config.LogLevel(fresh).String()}
+	later := slices.DeleteFunc(config.Differ(running, fresh), func(key string) bool { return key == "log.level" })
 	failed := false
 	for _, p := range pairs {
 		conf, err := p.read()
@@ -106,9 +109,12 @@ func (a *app) reload(running config.Settings, load func() (config.Settings, erro
 			continue
 		}
 		p.current.Store(&conf.Certificates[0])
+		if !p.ca.Equal(conf.RootCAs) && !slices.Contains(later, "tls.ca") {
+			later = append(later, "tls.ca") // the same file with others in it
+		}
 		now = append(now, "tls.cert", fmt.Sprintf("valid until %s", conf.Certificates[0].Leaf.NotAfter.UTC().Format(time.DateTime)))
 	}
-	if later := slices.DeleteFunc(config.Differ(running, fresh), func(key string) bool { return key == "log.level" }); len(later) > 0 {
+	if len(later) > 0 {
 		log.Warn("SIGHUP: other settings take effect when the process is started again", "changed", strings.Join(later, ", "))
 	}
 	// Said while the lower of both levels holds.

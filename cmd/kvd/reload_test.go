@@ -112,6 +112,18 @@ func TestReload(t *testing.T) {
 		t.Error("new connections do not get the new certificate")
 	}
 
+	// Whose certificates are accepted stays as it was, and it says so, though the setting is the same.
+	ca, err := os.ReadFile(renewed.CA)
+	if err == nil {
+		err = os.WriteFile(old.CA, ca, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.hangUp()
+	d.says(`msg="SIGHUP: other settings take effect when the process is started again" changed="lease, tls.ca"`, 1)
+	served()
+
 	if err := os.WriteFile(old.Key, []byte("half of a ke"), 0o600); err != nil {
 		t.Fatal(err)
 	}

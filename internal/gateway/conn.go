@@ -59,7 +59,7 @@ type conn struct {
 
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
-	active atomic.Int64 // Unix ms of the last command; negative while one is performed
+	active atomic.Int64 // Unix ms of the last reply; of the command, and negative, while one is performed
 	// finishing is set when what has been received is to be the last; see Drain.
 	finishing atomic.Bool
 	half      atomic.Int64 // Unix ms since when there has been half a command; 0: there is none
@@ -289,14 +289,16 @@ func (c *conn) serve() error {
 	if err := b.run(); err != nil {
 		return err
 	}
-	c.active.Store(b.now)
 	switch half := c.half.Load(); {
 	case c.rd.Buffered() == 0 && half != 0:
 		c.half.Store(0)
 	case c.rd.Buffered() > 0 && (half == 0 || c.said > 0):
 		c.half.Store(b.now)
 	}
-	return c.push(&b.w, 0)
+	err := c.push(&b.w, 0)
+	// Not b.now: its client was not silent while it waited for the reply.
+	c.active.Store(time.Now().UnixMilli())
+	return err
 }
 
 // push sends what has been written. If paid is not 0, so many bytes of the share stand for

@@ -99,6 +99,32 @@ func TestGuessing(t *testing.T) {
 	}
 }
 
+// TestSlowIsNotSilent: a client that waited for its reply has not been silent meanwhile, which
+// would end its connection under its next command while the gateway stops.
+func TestSlowIsNotSilent(t *testing.T) {
+	g, err := New(Options{Databases: fake(), Debug: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go g.Serve(l) //nolint:errcheck // Close ends it
+	p := dial(t, "tcp", l.Addr().String())
+	began := time.Now()
+	p.want(t, "+OK\r\n", "DEBUG", "SLEEP", "0.2")
+	var active int64
+	eventually(t, "the command is over", func() bool {
+		g.each(func(c *conn) { active = c.active.Load() })
+		return active > 0
+	})
+	if since := time.UnixMilli(active).Sub(began); since < 2*quietTime-time.Millisecond { // active is in whole ones
+		t.Errorf("it counts as silent since %v after it began", since)
+	}
+}
+
 // TestDrain: a gateway that stops performs nothing that it does not answer, tells for certain of
 // what it does not perform, ends silent connections first, and takes new ones meanwhile.
 func TestDrain(t *testing.T) {

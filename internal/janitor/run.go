@@ -120,11 +120,8 @@ func (r *runner) work(ctx context.Context, namespace string) error {
 	defer wg.Wait()
 	done := make(chan uint32, maxJobs)
 	working := make(map[uint32]bool)
+	pause := leastPause
 	for idle := time.Now(); ctx.Err() == nil && (len(working) > 0 || time.Since(idle) < idleSession); {
-		for len(done) > 0 {
-			delete(working, <-done)
-			idle = time.Now()
-		}
 		if len(working) < maxJobs {
 			job, session, err := r.claim(ctx, c, slices.Collect(maps.Keys(working)))
 			if err != nil {
@@ -136,16 +133,26 @@ func (r *runner) work(ctx context.Context, namespace string) error {
 					r.do(ctx, c, session, job)
 					done <- job.GetId()
 				})
+				pause = leastPause
 				continue
 			}
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(r.o.Poll / 4):
+		case id := <-done:
+			delete(working, id)
+			idle, pause = time.Now(), leastPause
+		case <-time.After(pause):
+			pause = min(2*pause, max(leastPause, r.o.Poll/4))
 		}
 	}
 	return nil
 }
+
+// leastPause is how long to wait before asking for work again where there was some: one job
+// brings about the next, as a move does its clean-up, and a namespace that grows from little splits its
+// shards a hundred times. The pause doubles up to a quarter of Options.Poll.
+const leastPause = time.Millisecond
 
 // maxJobs bounds the jobs that one session works on at once.
 const maxJobs = 8

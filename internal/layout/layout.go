@@ -311,6 +311,16 @@ func (g Group) CheckHeader() error {
 	return nil
 }
 
+// MoveError says of a group that tells of a move that there was none, and which word does.
+func (g Group) MoveError() error {
+	for i := range GroupSlots {
+		if w := g.Slot(i); w.State() == Moved || w.State() == Frozen {
+			return corrupt("group", SlotOff(i), "slot is "+w.State().String()+", but nothing moves", uint64(w), 0, g)
+		}
+	}
+	return corrupt("group", 0, "header tells of a move that is none", uint64(g.Header()), 0, g)
+}
+
 // InHeap reports whether w's place lies inside [lo, hi) units.
 func InHeap(w Word, lo, hi uint32) bool {
 	u := w.Unit()

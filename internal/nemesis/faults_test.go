@@ -48,6 +48,7 @@ func (f *fault) String() string {
 // scope is what a scheduler may break.
 type scope struct {
 	directories, memnodes, clients []string
+	gateways                       []string // only where processes are stopped, see onlyStops
 	lease                          time.Duration
 	replicas                       int
 	only                           []string // kinds; none: all

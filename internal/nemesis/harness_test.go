@@ -110,6 +110,9 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 	h.failed, h.stop = context.WithCancelCause(ctx)
 	h.scope = scope{directories: []string{"d1", "d2", "d3"}, memnodes: []string{"m1", "m2", "m3"}, lease: s.lease,
 		replicas: s.replicas, only: s.only}
+	if s.stops > 0 {
+		h.scope.gateways = []string{"g1", "g2"}
+	}
 	for c := range s.clients {
 		h.scope.clients = append(h.scope.clients, "c"+strconv.Itoa(c))
 	}
@@ -138,7 +141,7 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 			return h, err
 		}
 	}
-	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, []string{"op"})
+	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, h.scope.gateways, []string{"op", "redis"})
 	h.net, err = newNetwork(hex.EncodeToString(id), hosts)
 	if err != nil {
 		return h, err
@@ -186,16 +189,8 @@ func (h *harness) directories() []string {
 // up starts everything and waits until it serves.
 func (h *harness) up() error {
 	for _, name := range slices.Concat(h.scope.directories, h.scope.memnodes) {
-		ready := make(chan struct{})
-		if err := h.launch(name, sync.OnceFunc(func() { close(ready) })); err != nil {
+		if err := h.launchReady(name); err != nil {
 			return err
-		}
-		select {
-		case <-ready:
-		case <-h.failed.Done():
-			return context.Cause(h.failed)
-		case <-time.After(recoverLimit):
-			return fmt.Errorf("%s is not ready\n%s", name, tail(h.procs[name].log, 2000))
 		}
 	}
 	if err := h.launch("op", nil); err != nil {
@@ -211,8 +206,18 @@ func (h *harness) up() error {
 	if err := h.whole(wholeLimit); err != nil {
 		return err
 	}
+	for _, g := range h.scope.gateways {
+		if err := h.launchReady(g); err != nil {
+			return err
+		}
+	}
 	for _, c := range h.scope.clients {
 		if err := h.launch(c, nil); err != nil {
+			return err
+		}
+	}
+	if len(h.scope.gateways) > 0 {
+		if err := h.launch("redis", nil); err != nil {
 			return err
 		}
 	}
@@ -226,6 +231,23 @@ func (h *harness) up() error {
 		return h.soaking(now())
 	}
 	return h.serving(now())
+}
+
+// launchReady starts the process of that name, for the first time or again, and waits until it
+// says that it serves.
+func (h *harness) launchReady(name string) error {
+	ready := make(chan struct{})
+	if err := h.launch(name, sync.OnceFunc(func() { close(ready) })); err != nil {
+		return err
+	}
+	select {
+	case <-ready:
+		return nil
+	case <-h.failed.Done():
+		return context.Cause(h.failed)
+	case <-time.After(recoverLimit):
+		return fmt.Errorf("%s is not ready\n%s", name, tail(h.procs[name].log, 2000))
+	}
 }
 
 // launch starts the process of that name, for the first time or again.
@@ -261,6 +283,12 @@ func (h *harness) launch(name string, ready func()) error {
 			argv = append(argv, "--shm-socket", "off")
 		}
 		return p.start(h.net, environ(), argv, announced)
+	case 'g':
+		argv := []string{filepath.Join(h.bin, "kvd"), "gateway", "--directory", strings.Join(h.directories(), ","), "--databases", namespace,
+			"--listen", ip + ":6379", "--listen-memcached", "off", "--http-listen", "off", "--insecure"}
+		return p.start(h.net, environ(), argv, announced)
+	case 'r':
+		return h.launchRedis(p, self)
 	case 'o':
 		env := environ("KVD_NEMESIS_PROGRAM=watch", "KVD_NEMESIS_DIRECTORY="+strings.Join(h.directories(), ","))
 		return p.start(h.net, env, []string{self}, h.status.line)
@@ -316,6 +344,8 @@ func (h *harness) heard(client, life int, line string) {
 		if p, err = parseProbe(client, f[1:]); err == nil {
 			h.probes.saw(p)
 		}
+	case "redis":
+		err = h.probes.heardRedis(f[1:])
 	case "bad":
 		var text string
 		if text, err = strconv.Unquote(f[len(f)-1]); err == nil {
@@ -412,8 +442,12 @@ func (h *harness) serving(since int64) error {
 		for _, name := range append(slices.Clone(h.scope.memnodes), h.scope.clients[hungry]) {
 			h.procs[name].dump()
 		}
+		return err
 	}
-	return err
+	if len(h.scope.gateways) == 0 {
+		return nil
+	}
+	return h.until("every Redis client is served", recoverLimit, func() string { return h.probes.redisServed(since, redisClients) })
 }
 
 // ---- faults ----------------------------------------------------------------
@@ -602,6 +636,11 @@ func (h *harness) finish() error {
 			return err
 		}
 		h.checker.died(n, h.procs[c].life)
+	}
+	for _, name := range append([]string{"redis"}, h.scope.gateways...) {
+		if err := h.procs[name].end(endLimit); err != nil {
+			return err
+		}
 	}
 	h.count()
 	if h.lost < h.zombies/2 {

@@ -25,7 +25,7 @@ var (
 	lease    = flag.Duration("lease", 0, "of sessions and memory nodes; 0: 1s, with -zombies 200ms")
 	memory   = flag.String("memory", "256MiB", "that each memory node lends")
 	kills    = flag.Int("kills", 0, "nothing but so many kills of memory nodes")
-	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers and of a memory node, by SIGTERM and by SIGKILL each")
+	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers, of a memory node and of a gateway, by SIGTERM and by SIGKILL each")
 	zombies  = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
 	only     = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
 )
@@ -43,6 +43,11 @@ func TestMain(m *testing.M) {
 		}
 	case "watch":
 		err = watchMain(strings.Split(os.Getenv("KVD_NEMESIS_DIRECTORY"), ","))
+	case "redis":
+		var cfg redisConfig
+		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil {
+			err = redisMain(cfg)
+		}
 	case "soak", "measure":
 		var cfg soakConfig
 		if err = json.Unmarshal([]byte(os.Getenv("KVD_NEMESIS_LOAD")), &cfg); err == nil && p == "soak" {
@@ -51,7 +56,7 @@ func TestMain(m *testing.M) {
 			err = measureMain(cfg)
 		}
 	default:
-		err = fmt.Errorf("KVD_NEMESIS_PROGRAM=%q: want load, watch, soak or measure", p)
+		err = fmt.Errorf("KVD_NEMESIS_PROGRAM=%q: want load, watch, redis, soak or measure", p)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -66,9 +66,13 @@ type probes struct {
 	// written is the newest call of a Put that succeeded.
 	written map[where]int64
 	last    map[where]probe
+	// counted is the newest call of an INCR that succeeded, by Redis client.
+	counted map[int]int64
 }
 
-func newProbes() *probes { return &probes{written: map[where]int64{}, last: map[where]probe{}} }
+func newProbes() *probes {
+	return &probes{written: map[where]int64{}, last: map[where]probe{}, counted: map[int]int64{}}
+}
 
 // killed opens a kill's window; nil for a victim that held nothing.
 func (s *probes) killed(victim string, at int64, place *placement, clients []int) *kill {

@@ -263,9 +263,8 @@ func (h *harness) quietly(name string, do func() error) error {
 	return err
 }
 
-// logBurst is how many lines of one kind, such as one for each placement group or peer, may
-// come at once.
-const logBurst = 8
+// logBurst is how many lines of one kind may come at once, as docs/operations.md says.
+const logBurst = 10
 
 // logKinds counts lines by what they say, without names and numbers.
 func logKinds(log []byte) map[string]int {

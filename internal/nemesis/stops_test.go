@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -13,7 +12,7 @@ import (
 
 // parting is the end of a process that the others go on without, asked for or not.
 type parting struct {
-	who string // leader, follower or memory node
+	who string // leader, follower, memory node or gateway
 	how syscall.Signal
 	// From just before the signal until everybody was served again without the victim;
 	// end is 0 until then.
@@ -76,7 +75,7 @@ func (s *probes) partingTable() string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-12s %-8s %5s %8s %8s %8s %8s %13s %14s %12s\n", "stop of", "signal", "times", "unknown", "own keys", "refused", "sessions", "longest stall", "median longest", "longest stop")
-	for _, who := range []string{leaderNode, followerNode, memoryNode} {
+	for _, who := range []string{leaderNode, followerNode, memoryNode, gatewayNode} {
 		for _, how := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			sum, stalls, took := parting{}, []time.Duration{}, time.Duration(0)
 			for _, p := range s.partings {
@@ -120,13 +119,14 @@ const (
 	leaderNode   = "leader"
 	followerNode = "follower"
 	memoryNode   = "memory node"
+	gatewayNode  = "gateway"
 )
 
-// onlyStops ends the directory's leader, each of its followers and a memory node, by
-// SIGTERM and by SIGKILL, so many times.
+// onlyStops ends the directory's leader, each of its followers, a memory node and a gateway,
+// by SIGTERM and by SIGKILL, so many times.
 func (h *harness) onlyStops() error {
 	for range h.stops {
-		for _, who := range []string{leaderNode, followerNode, followerNode, memoryNode} {
+		for _, who := range []string{leaderNode, followerNode, followerNode, memoryNode, gatewayNode} {
 			for _, how := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 				if err := h.calm(0.1, 0.5); err != nil {
 					return err
@@ -144,8 +144,11 @@ func (h *harness) onlyStops() error {
 func (h *harness) part(who string, how syscall.Signal) error {
 	st, _ := h.status.get()
 	var from []string
-	if who == memoryNode {
+	switch who {
+	case memoryNode:
 		from = placementOf(st, namespace).holders()
+	case gatewayNode:
+		from = slices.Clone(h.scope.gateways)
 	}
 	for _, d := range st.GetDirectory() {
 		if who == leaderNode && d.GetLeader() || who == followerNode && !d.GetLeader() {
@@ -156,7 +159,7 @@ func (h *harness) part(who string, how syscall.Signal) error {
 		return fmt.Errorf("no %s to stop", who)
 	}
 	slices.Sort(from)
-	// Followers take turns.
+	// Followers and gateways take turns.
 	turn := h.faults[who+" "+how.String()]
 	victim := from[turn%len(from)]
 	h.faults[who+" "+how.String()]++
@@ -188,16 +191,5 @@ func (h *harness) part(who string, how syscall.Signal) error {
 	h.count()
 	p.lost = h.lost - lost
 	// One that has not begun yet would die of the next SIGTERM.
-	ready := make(chan struct{})
-	if err := h.launch(victim, sync.OnceFunc(func() { close(ready) })); err != nil {
-		return err
-	}
-	return h.until(victim+" is ready", recoverLimit, func() string {
-		select {
-		case <-ready:
-			return ""
-		default:
-			return "it is not"
-		}
-	})
+	return h.launchReady(victim)
 }

@@ -1,10 +1,13 @@
 package nemesis
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -545,4 +548,62 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
+}
+
+// A Redis client sends again what was refused and what it could not send; what has no reply it
+// does not know.
+func TestRedisClient(t *testing.T) {
+	const closed, silent, refuses, wrong = "", "silent", "-LOADING kvd: the gateway is stopping; nothing was done\r\n", "-ERR unknown outcome: x\r\n"
+	serve := func(reply string) string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				if reply != closed {
+					r := bufio.NewReader(c)
+					for n, err := 0, error(nil); err == nil; n++ {
+						if _, err = r.ReadString('\n'); n%5 == 4 && reply != silent {
+							_, err = io.WriteString(c, reply)
+						} else if n%5 == 4 {
+							break
+						}
+					}
+				}
+				c.Close()
+			}
+		}()
+		return l.Addr().String()
+	}
+	good := serve(":7\r\n")
+	for _, c := range []struct {
+		first  string
+		unsure bool
+	}{{":7\r\n", false}, {refuses, false}, {silent, true}, {wrong, true}} {
+		r := redisClient{cfg: redisConfig{Gateways: []string{serve(c.first), good}, Timeout: 10 * time.Second}, key: "k"}
+		got, err := r.add(t.Context(), 1)
+		var unsure *unsureError
+		if errors.As(err, &unsure) != c.unsure || !c.unsure && (got != 7 || err != nil) {
+			t.Errorf("%q first: %d, %v", c.first, got, err)
+		}
+		r.hangUp()
+	}
+	// It looks before it sends.
+	r := redisClient{cfg: redisConfig{Gateways: []string{serve(closed), good}, Timeout: 10 * time.Second}, key: "k"}
+	if err := r.connect(); err != nil {
+		t.Fatal(err)
+	}
+	for !r.closed() {
+		time.Sleep(time.Millisecond)
+	}
+	if got, err := r.add(t.Context(), 1); got != 7 || err != nil {
+		t.Errorf("closed by the gateway: %d, %v", got, err)
+	}
+	r.hangUp()
 }

@@ -21,6 +21,7 @@ import (
 // Namespace is what the directory says of one, put together.
 type Namespace struct {
 	Name, Mode string // mode: store or cache
+	Deleting   bool
 	Replicas   int
 	// Memory for records, each copy counted once.
 	HeapBytes, LimitBytes, GrantedBytes, ReturnedBytes, LeakedBytes uint64
@@ -47,7 +48,7 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 	byID, byName := make(map[uint32]*Namespace), make(map[string]*Namespace)
 	for _, n := range st.GetMap().GetNamespaces() {
 		ns := &Namespace{
-			Name: n.GetName(), Mode: Mode(n.GetMode()), Replicas: int(n.GetReplicas()),
+			Name: n.GetName(), Mode: Mode(n.GetMode()), Deleting: n.GetDeleting(), Replicas: int(n.GetReplicas()),
 			LimitBytes: n.GetLimitBytes(), PGState: make(map[dirpb.PGState]int), Lost: n.GetLost(), Losses: len(n.GetLosses()),
 		}
 		all = append(all, ns)

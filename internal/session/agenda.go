@@ -312,6 +312,7 @@ func (a *Agenda) Answer(q Ask, r Reply) {
 	}
 	p := r.Renew
 	a.core.EndRenew(q.Renew.Number, p.GetEpoch(), p.GetMinEpoch(), r.Sent+int64(p.GetLeaseMillis())*int64(time.Millisecond))
+	a.core.SetNewest(q.Renew.Number, p.GetMapVersion())
 	if !latest || p.GetTerm() < a.mu.term {
 		return // another one was sent since, or a leadership answers that has ended
 	}

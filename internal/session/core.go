@@ -113,10 +113,12 @@ type Core struct {
 		fullAt   map[uint32]int64 // since when it has said so (Options.Nanos), 0: it has not
 		vain     map[uint32]int64
 		noGrowth map[uint32]uint64 // likewise, by shard
-		supply   map[uint32]Supply // by placement group
-		fenced   map[uint32]bool
-		replies  []reply
-		minSeen  uint64
+		// newest is the directory's map, by its reply to renewal newestSeq.
+		newest, newestSeq uint64
+		supply            map[uint32]Supply // by placement group
+		fenced            map[uint32]bool
+		replies           []reply
+		minSeen           uint64
 	}
 	leaked atomic.Bool // memory was lost track of
 	bufs   bufPool
@@ -276,6 +278,24 @@ func (c *Core) EndRenew(seq, epoch, minEpoch uint64, leaseEnd int64) {
 }
 
 const maxReplies = 4096
+
+// SetNewest says that the directory, when it answered renewal seq, had no newer map than of
+// this version.
+func (c *Core) SetNewest(seq, version uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if seq >= c.mu.newestSeq {
+		c.mu.newestSeq, c.mu.newest = seq, version
+	}
+}
+
+// isNewest reports whether the directory has said, in reply to a renewal from seq on, that it
+// had no newer map than of this version.
+func (c *Core) isNewest(version, seq uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.newestSeq >= seq && c.mu.newest <= version
+}
 
 // MinEpoch is the largest minimum seen.
 func (c *Core) MinEpoch() uint64 {

@@ -246,7 +246,38 @@ type Task struct {
 	wanted   int    // bytes of big, and of what was refused, while Limit is in force
 	starved  uint64 // first renewal after memory, or a split, was first missed
 	missed   int64  // when memory was (Options.Nanos)
+	astray   astray
 	activeAt int
+}
+
+// astray is how often in a row an Op was astray in a map, see index.Op.Astray.
+type astray struct {
+	version uint64
+	looks   int
+	since   uint64 // first renewal after the last of astrayLooks; 0: not yet
+}
+
+// astrayLooks is how often a group must tell of a move that the map does not have before the
+// directory's word counts: a READ is no snapshot, and one that is cleared after a move may be seen
+// half.
+const astrayLooks = 3
+
+// wander notes that t's Op waits, and tells it whether a newer map can be what it waits for.
+func (l *Lane) wander(t *Task) {
+	if !t.Op.Astray() {
+		t.astray = astray{}
+		return
+	}
+	a := &t.astray
+	if v := t.Op.Route.MapVersion; a.version != v {
+		*a = astray{version: v}
+	}
+	if a.looks++; a.looks == astrayLooks {
+		a.since = l.core.sendSeq.Load() + 1
+	}
+	if a.since != 0 && l.core.isNewest(a.version, a.since) {
+		t.Op.MapCurrent = a.version
+	}
 }
 
 func newLane(c *Core, id int) (*Lane, error) {
@@ -351,6 +382,7 @@ func (l *Lane) Recycle(t *Task) {
 	t.Op.Reset()
 	t.gen++
 	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
+	t.astray = astray{}
 	l.idle = append(l.idle, t)
 }
 
@@ -656,10 +688,12 @@ func (l *Lane) advance(t *Task) {
 				v = view.Version
 			}
 			l.core.opts.Control.WantMap(v)
+			l.wander(t)
 			l.postNoWait(t)
 			l.park(t, a, backoff(t.Op.Waits))
 			return
 		case index.Backoff:
+			l.wander(t)
 			l.postNoWait(t)
 			l.park(t, a, backoff(t.Op.Waits))
 			return

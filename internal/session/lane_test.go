@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -1033,5 +1034,52 @@ func TestLimbo(t *testing.T) {
 	free(true)
 	if _, w := r.slot(1, "a"); w.Unit() != first.Unit() || w.Ver() == first.Ver() {
 		t.Fatalf("the record is at %v, the free place was %v", w, heap.Place{Unit: first.Unit(), Units: first.Units(), Ver: first.Ver()})
+	}
+}
+
+// ---- words of a move that is none
+
+// An operation that reads of a move which its map does not have waits for the map, until the
+// directory, asked after it had looked several times, says that there is no newer one.
+func TestMovedNowhere(t *testing.T) {
+	r := newRig(t, 1, false)
+	r.put("a", "1")
+	r.renew(rigLease)
+	off, w := r.slot(1, "a")
+	mem := r.nodes[0].mem
+	putWord(mem[off:], uint64(w.WithState(layout.Moved)))
+	asked := r.core.BeginRenew() // before anybody looked
+	t1 := r.request(index.Get, "a", "")
+	r.l.Start(t1)
+	look := func() {
+		t.Helper()
+		r.settleFor(second / 100)
+	}
+	look()
+	said := func(seq uint64) { r.core.SetNewest(seq, r.version); look() }
+	if said(asked); t1.IsDone() {
+		t.Fatalf("ended by what the directory said before it looked: %v", t1.Op.Err)
+	}
+	r.core.SetNewest(r.core.BeginRenew(), r.version+1)
+	if look(); t1.IsDone() {
+		t.Fatalf("ended while a newer map is on its way: %v", t1.Op.Err)
+	}
+	r.install(nil) // it tells nothing of a move either
+	if look(); t1.IsDone() {
+		t.Fatalf("ended although nobody was asked in the new map: %v", t1.Op.Err)
+	}
+	said(r.core.BeginRenew())
+	var corrupt *layout.CorruptError
+	if _, err := r.answer(t1); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), "slot is MOVED, but nothing moves") {
+		t.Fatalf("%v, want that the group is corrupt", err)
+	}
+	// Another one that finds the word well in time has its value.
+	t2 := r.request(index.Get, "a", "")
+	r.l.Start(t2)
+	look()
+	putWord(mem[off:], uint64(w))
+	look()
+	if v, err := r.answer(t2); v != "1" || err != nil {
+		t.Fatalf("%q, %v", v, err)
 	}
 }

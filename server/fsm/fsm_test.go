@@ -417,7 +417,7 @@ func TestNamespaceRefused(t *testing.T) {
 		{&dirpb.CreateNamespaceRequest{Name: "no spaces"}, ErrInvalid, "no spaces"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Mode: 9}, ErrInvalid, "mode"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 4}, ErrInvalid, "4 replicas"},
-		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3}, ErrUnavailable, "2 up"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3}, ErrUnavailable, "2 are up"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 6}, ErrInvalid, "6 shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 8192}, ErrInvalid, "1..4096"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, Clusters: 48}, ErrInvalid, "room for 47 in each of 4 shards"},

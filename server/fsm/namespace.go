@@ -92,7 +92,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	case len(ring) == 0:
 		return nil, fmt.Errorf("%w: no memory node is up that is not draining", ErrUnavailable)
 	case len(ring) < replicas:
-		return nil, fmt.Errorf("%w: %d replicas need as many memory nodes; %d up and not draining", ErrUnavailable, replicas, len(ring))
+		return nil, fmt.Errorf("%w: %s", ErrUnavailable, fewNodes(q.Name, replicas, len(ring)))
 	}
 	if err := s.checkPGs(len(ring)); err != nil {
 		return nil, err

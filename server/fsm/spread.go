@@ -224,6 +224,37 @@ func (s *State) setReplicas(w *dirpb.Namespace, replicas uint32) {
 	s.refreshUsed()
 }
 
+// homes counts the memory nodes that take new regions, and their failure domains: 0 if none
+// has a label.
+func (s *State) homes() (up, domains int) {
+	labels := make(map[string]bool)
+	labelled := false
+	for _, n := range s.nodes {
+		if placeable(n) {
+			up++
+			labels[n.Domain] = true
+			labelled = labelled || n.Domain != ""
+		}
+	}
+	if labelled {
+		domains = len(labels)
+	}
+	return up, domains
+}
+
+func fewNodes(namespace string, replicas, up int) string {
+	return fmt.Sprintf("%d copies of namespace %q need as many memory nodes; %d are up and not draining", replicas, namespace, up)
+}
+
+// CheckDomains returns why so many copies of a namespace, which may not exist yet, cannot be in
+// failure domains of their own, although there are memory nodes for them; else nil.
+func (s *State) CheckDomains(namespace string, replicas uint32) error {
+	if up, domains := s.homes(); up >= int(replicas) && domains > 0 && domains < int(replicas) {
+		return fmt.Errorf("%w: %d copies of namespace %q need as many failure domains; memory nodes that are up and not draining are in %d", ErrRefused, replicas, namespace, domains)
+	}
+	return nil
+}
+
 // checkReplicas returns why w cannot have so many copies.
 func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	if replicas > MaxReplicas {
@@ -232,22 +263,14 @@ func (s *State) checkReplicas(w *dirpb.Namespace, replicas uint32) error {
 	if replicas <= w.Replicas {
 		return nil
 	}
-	up := 0
-	labelled := false
-	domains := make(map[string]bool)
-	for _, n := range s.nodes {
-		if placeable(n) {
-			up++
-			domains[n.Domain] = true
-			labelled = labelled || n.Domain != ""
-		}
+	up, domains := s.homes()
+	if up < int(replicas) {
+		return fmt.Errorf("%w: %s", ErrRefused, fewNodes(w.Name, int(replicas), up))
 	}
-	switch {
-	case up < int(replicas):
-		return fmt.Errorf("%w: %d copies of namespace %q need as many memory nodes; %d are up and not draining", ErrRefused, replicas, w.Name, up)
-	case labelled && len(domains) < int(replicas):
-		return fmt.Errorf("%w: %d copies of namespace %q need as many failure domains; memory nodes that are up and not draining are in %d", ErrRefused, replicas, w.Name, len(domains))
+	if err := s.CheckDomains(w.Name, replicas); err != nil {
+		return err
 	}
+	labelled := domains > 0
 	sp := s.Spread(w.Id, int(replicas), SpreadOptions{})
 	switch {
 	case len(sp.Short) > 0:

@@ -1229,6 +1229,46 @@ func TestGrow(t *testing.T) {
 	grow(0, true, "moves already")
 }
 
+// Shards of a busy placement group that are full split one after the other, without being asked for again.
+func TestGrowWaits(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(1, 8)
+	ns := w.create("n", 1, 4)
+	x := w.open(ns)
+	grow := func(shard uint32, begins bool) *fsmpb.StartJob {
+		t.Helper()
+		q, growing, why := w.l.Grow(w.s, w.s.Shard(shard), w.now)
+		if !growing || (q != nil) != begins {
+			t.Fatalf("shard %d: %v, %v, %q", shard, q, growing, why)
+		}
+		return q
+	}
+	w.start(grow(1, true))
+	for range 2 {
+		grow(2, false)
+		grow(3, false)
+	}
+	const begins = "placement groups [1]: JOB_MOVE begins: it is full"
+	for _, shard := range []uint32{2, 3} {
+		w.do(x, dirpb.JobKind_JOB_MOVE)
+		w.ack()
+		w.want()
+		w.do(x, dirpb.JobKind_JOB_CLEAN)
+		w.ack()
+		w.want(begins)
+		if w.s.Shard(shard).Move == nil {
+			t.Fatalf("shard %d does not split", shard)
+		}
+	}
+	grow(4, false)
+	w.do(x, dirpb.JobKind_JOB_MOVE)
+	w.ack()
+	w.s.Heap(1).IndexNext = w.pg(1).IndexBytes // others took what was left
+	w.do(x, dirpb.JobKind_JOB_CLEAN)
+	w.ack()
+	w.want()
+}
+
 func TestRebalance(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(2, 4)

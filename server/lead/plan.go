@@ -599,6 +599,9 @@ func (p *plan) asked() {
 				return false
 			}
 		}
+		if sh := p.s.Shard(q.ShardId); q.Split && q.TargetPgId == 0 && !fits(p.s.Heap(sh.PgId), p.s.PG(sh.PgId), sh) {
+			return true // others took the last room while it waited
+		}
 		p.start(q, pgs...)
 		p.steps[len(p.steps)-1].asked = true
 		return true
@@ -756,7 +759,9 @@ func (p *plan) nodeNames(ids []uint32) string {
 // Grow is the split that gives a shard, which is full, more room: inside its
 // placement group, or, when the index there is full, into the one of its namespace whose
 // index has the most room. No command: the shard moves already, or the placement group is
-// busy and the caller may ask again (growing), or it cannot grow; why says which.
+// busy and the caller may ask again (growing), or it cannot grow; why says which. A split
+// inside a placement group that is busy is kept, and Plan begins it as soon as the group is free:
+// shards of one group split one after the other, and nobody has to ask at the right moment.
 func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmpb.StartJob, growing bool, why string) {
 	if sh.Move != nil {
 		return nil, true, "it moves already"
@@ -776,6 +781,9 @@ func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmp
 		return nil, false, "no index of the namespace has room for another shard of its size"
 	}
 	if why := v.busy(own); why != "" {
+		if to[0] == own {
+			l.enqueue(q)
+		}
 		return nil, true, fmt.Sprintf("placement group %d %s", own.Id, why)
 	}
 	for _, pg := range to {

@@ -1,0 +1,92 @@
+package janitor_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/janitor"
+)
+
+// A janitor that has work asks for more at once: a namespace that grows from one cluster
+// goes through a hundred jobs, each of which follows from the one before.
+func TestJobsFollowEachOther(t *testing.T) {
+	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, CapacityBytes: 64 << 20, NoJanitor: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: s.Directory()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	call := func(f func(context.Context, dirpb.DirectoryClient) error) {
+		t.Helper()
+		if err := dir.Call(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, Shards: 4, Clusters: 1, IndexPercent: 5})
+		return err
+	})
+	// All four shards are in one placement group, so they split one after the other. There is work
+	// before the janitor first looks for some.
+	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
+		_, err := c.StartJob(ctx, &dirpb.StartJobRequest{Namespace: "n", Kind: dirpb.JobKind_JOB_MOVE})
+		return err
+	})
+	for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
+		st, err := s.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(st.GetJobs()) > 0 {
+			break
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	// Poll is never over: who only waits for it goes from one job to the next every half hour.
+	ended, stopped := make(chan dirpb.JobKind, 100), make(chan error, 1)
+	go func() {
+		stopped <- janitor.Run(ctx, janitor.Options{Directory: s.Directory(), Devices: s.Devices(), Poll: 2 * time.Hour,
+			Done: func(kind dirpb.JobKind, _ time.Duration, err error) {
+				if err != nil {
+					t.Errorf("%v: %v", kind, err)
+				}
+				ended <- kind
+			}})
+	}()
+	c, err := client.Open(t.Context(), client.Options{Directory: s.Directory(), Namespace: "n", Devices: s.Devices()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	limit := time.After(time.Minute)
+	for i := range 4 {
+		for _, want := range []dirpb.JobKind{dirpb.JobKind_JOB_MOVE, dirpb.JobKind_JOB_CLEAN} {
+			select {
+			case kind := <-ended:
+				if kind != want {
+					t.Fatalf("after %d shards, %v ended, want %v", i, kind, want)
+				}
+			case <-limit:
+				t.Fatalf("after %d shards, no %v ended", i, want)
+			}
+		}
+	}
+	cancel()
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
