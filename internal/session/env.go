@@ -223,7 +223,7 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 		m.cache.Free(place(w))
 		return
 	}
-	m.limbo.Add(place(w), t.lane.core.sendSeq.Load())
+	m.limbo.Add(place(w), t.lane.core.unlinks())
 	m.give(w.Units())
 }
 
