@@ -148,8 +148,8 @@ func (n *Node) next(l *leadership, x *lead.Leader, s *fsm.State, now time.Durati
 		return max(min(n.opts.EpochInterval, n.opts.Lease/8)/2, 2*time.Millisecond)
 	}
 	pause := min(n.opts.Lease/4, calmTick)
-	if at, ok := x.Lapse(); ok {
-		pause = min(pause, max(at-now, 0)+time.Millisecond)
+	if at, ok := x.Lapse(now); ok {
+		pause = min(pause, at-now+time.Millisecond)
 	}
 	return max(pause, 2*time.Millisecond)
 }

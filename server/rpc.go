@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/token"
@@ -376,7 +377,7 @@ func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingSer
 		case <-changed:
 		case <-reigns:
 		case <-call:
-			if err := stream.Send(&dirpb.Map{Version: sent, Renew: true}); err != nil {
+			if err := stream.Send(&dirpb.Map{Version: sent, Renew: proto.Bool(true)}); err != nil {
 				return err
 			}
 		case <-stream.Context().Done():

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -156,7 +157,7 @@ func (f *fake) WatchMap(r *dirpb.WatchMapRequest, s grpc.ServerStreamingServer[d
 			}
 		}
 		if call {
-			if err := s.Send(&dirpb.Map{Version: after, ClusterId: f.addr, Renew: true}); err != nil {
+			if err := s.Send(&dirpb.Map{Version: after, ClusterId: f.addr, Renew: proto.Bool(true)}); err != nil {
 				return err
 			}
 		}
@@ -522,7 +523,7 @@ func TestWatchMapFollowsLeader(t *testing.T) {
 		next() // perhaps of the old stream still
 		c.set(func() { c.mu.called = true })
 		m := next()
-		if m.ClusterId != c.fakes[i].addr || m.Version != version || !m.Renew {
+		if m.ClusterId != c.fakes[i].addr || m.Version != version || !m.GetRenew() {
 			t.Fatalf("called with %v, want version %d of %s", m, version, c.fakes[i].addr)
 		}
 	}

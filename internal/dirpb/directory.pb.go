@@ -448,7 +448,7 @@ type Map struct {
 	Shards     []*Shard               `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
 	// Not a map, though it has a version: somebody waits for what the session that watches
 	// reports, so it is to renew its lease now. Only a session that RenewReply lets be quiet is called.
-	Renew         bool `protobuf:"varint,7,opt,name=renew,proto3" json:"renew,omitempty"`
+	Renew         *bool `protobuf:"varint,7,opt,name=renew,proto3,oneof" json:"renew,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -526,8 +526,8 @@ func (x *Map) GetShards() []*Shard {
 }
 
 func (x *Map) GetRenew() bool {
-	if x != nil {
-		return x.Renew
+	if x != nil && x.Renew != nil {
+		return *x.Renew
 	}
 	return false
 }
@@ -5763,7 +5763,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fdirectory.proto\x12\x10kvd.directory.v1\"#\n" +
 	"\tNotLeader\x12\x16\n" +
 	"\x06leader\x18\x01 \x01(\tR\x06leader\"\r\n" +
-	"\vNothingDone\"\xa4\x02\n" +
+	"\vNothingDone\"\xb3\x02\n" +
 	"\x03Map\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1d\n" +
 	"\n" +
@@ -5773,8 +5773,9 @@ const file_directory_proto_rawDesc = "" +
 	"namespaces\x18\x04 \x03(\v2\x1b.kvd.directory.v1.NamespaceR\n" +
 	"namespaces\x122\n" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
-	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x14\n" +
-	"\x05renew\x18\a \x01(\bR\x05renew\"\xe6\x02\n" +
+	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
+	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
+	"\x06_renew\"\xe6\x02\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -6518,6 +6519,7 @@ func file_directory_proto_init() {
 	if File_directory_proto != nil {
 		return
 	}
+	file_directory_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -76,10 +76,10 @@ func (l *Leader) Calm(s *fsm.State, now time.Duration) bool {
 	})
 }
 
-// Lapse is when the next lease ends of those that are known.
-func (l *Leader) Lapse() (at time.Duration, ok bool) {
+// Lapse is when the next lease ends of those that have not ended.
+func (l *Leader) Lapse(now time.Duration) (at time.Duration, ok bool) {
 	note := func(expires time.Duration) {
-		if !ok || expires < at {
+		if expires >= now && (!ok || expires < at) {
 			at, ok = expires, true
 		}
 	}
@@ -87,9 +87,7 @@ func (l *Leader) Lapse() (at time.Duration, ok bool) {
 		note(n.expires)
 	}
 	for _, x := range l.sessions {
-		if !x.expired {
-			note(x.expires)
-		}
+		note(x.expires)
 	}
 	return at, ok
 }

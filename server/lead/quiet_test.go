@@ -45,8 +45,11 @@ func TestQuiet(t *testing.T) {
 	if w.step(); !w.l.Calm(w.s, w.now) {
 		t.Fatal("no calm where nothing happens")
 	}
-	if at, ok := w.l.Lapse(); !ok || at != w.now+lease {
+	if at, ok := w.l.Lapse(w.now); !ok || at != w.now+lease {
 		t.Fatalf("leases lapse at %v, %v, want %v", at, ok, w.now+lease)
+	}
+	if at, ok := w.l.Lapse(w.now + lease + 1); ok {
+		t.Fatalf("leases that have ended lapse at %v", at)
 	}
 
 	// a has places in limbo: it and b are waited for until both report more than E is now.
