@@ -103,6 +103,12 @@ test-compat: ## real clients and other people's suites against the gateway (Debi
 test-memory: ## memory comes back, whoever wrote, deleted or died: ten times what a store has, in each case
 	KVD_MEMORY=full CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/memtest
 
+IDLE ?= 5s
+
+.PHONY: test-idle
+test-idle: ## how often idle processes wake up, and what that costs: a table
+	KVD_IDLE=$(IDLE) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -run TestIdle ./internal/e2e
+
 # Two memory nodes of 32 pages, and some to spare. -p 1: the tests count the machine's pages.
 .PHONY: test-pages
 test-pages: ## a store on huge pages, reserved as root while it runs, and one that locks its memory

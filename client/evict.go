@@ -33,6 +33,7 @@ type evictor struct {
 	seen     atomic.Int64 // candidates, of the works under way
 	perGroup float64      // of them in a group, on average
 
+	taken   uint64 // units, by the session, when last looked at
 	sent    uint64 // renewals, when last looked at
 	sentAt  time.Time
 	renewal time.Duration // between two, lately
@@ -104,7 +105,7 @@ type sweepPos struct {
 
 const (
 	evictBusy = 4 * time.Millisecond   // between two looks while memory is short
-	evictIdle = 100 * time.Millisecond // otherwise
+	evictIdle = 100 * time.Millisecond // otherwise, unless the session is calm
 	// A sample is so many groups, and loses as many records: looking at several at once
 	// keeps what is worth keeping, as internal/evict measured.
 	evictSample = 4
@@ -135,7 +136,7 @@ func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
 
 func newEvictor(s *sess) *evictor {
 	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
-	e.sweep.wheel = evict.NewWheel(session.Millis(), wheelBytes)
+	e.sweep.wheel, e.sweep.stretch = evict.NewWheel(session.Millis(), wheelBytes), 1
 	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]map[uint32]bool{}
 	return e
 }
@@ -149,6 +150,7 @@ func (e *evictor) wake() {
 
 // WantRoom implements session.Control.
 func (s *sess) WantRoom(pg uint32, home, stash uint64) {
+	s.stir()
 	e := s.evictor
 	if e == nil {
 		return
@@ -192,13 +194,30 @@ func (e *evictor) run() {
 				busy = e.relieve(v, pg) || busy
 			}
 		}
-		pause := min(e.sweepSome(v), evictIdle)
-		if busy {
+		calm := e.calm() && !busy
+		pause := e.sweepSome(v, calm)
+		switch {
+		case busy:
 			e.s.core.Tick()
 			pause = min(pause, evictBusy)
+		case !calm:
+			pause = min(pause, evictIdle)
 		}
 		t.Reset(pause)
 	}
+}
+
+// calm reports whether the session has taken no memory since it was asked last.
+func (e *evictor) calm() bool {
+	taken := uint64(0)
+	for _, m := range e.s.core.Heaps() {
+		if f := e.s.core.Flow(m.PG, m.Generation); f != nil {
+			taken += f.Taken()
+		}
+	}
+	calm := taken == e.taken
+	e.taken = taken
+	return calm
 }
 
 // work evicts, and keeps accounts.

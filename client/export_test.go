@@ -15,3 +15,11 @@ func (c *Client) ExpiriesWaiting() (n uint32) {
 
 // ExpiriesMost is how many of them there is room for.
 const ExpiriesMost = expiriesLen
+
+// Renewals are how many the session has sent, up to which one limbo has been released, and
+// whether it is quiet.
+func (c *Client) Renewals() (sent, released uint64, quiet bool) {
+	s := c.sess.Load()
+	sent, released = s.core.Renewals()
+	return sent, released, s.core.Quiet()
+}

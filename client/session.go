@@ -47,17 +47,19 @@ type sess struct {
 		splits   map[uint32]bool   // shards with a split request under way
 		provider map[uint32]string // as in Stats.Connections
 	}
-	agenda   *session.Agenda
-	due      chan struct{} // capacity 1: the agenda has something new
-	ready    chan struct{} // closed with the first map
-	once     sync.Once
-	dead     atomic.Bool
-	shut     atomic.Bool // no operation begins any more
-	closing  sync.Once
-	evictor  *evictor      // nil: this session evicts nothing
-	counted  bool          // its lanes are in Client.mu.past; guarded by Client.mu
-	replaced chan struct{} // closed when the Client has another session, or none for good
-	missing  chan struct{} // closed when there is none, since the namespace was deleted
+	agenda *session.Agenda
+	// performed is how many operations lanes had performed when control last looked.
+	performed uint64
+	due       chan struct{} // capacity 1: the agenda has something new
+	ready     chan struct{} // closed with the first map
+	once      sync.Once
+	dead      atomic.Bool
+	shut      atomic.Bool // no operation begins any more
+	closing   sync.Once
+	evictor   *evictor      // nil: this session evicts nothing
+	counted   bool          // its lanes are in Client.mu.past; guarded by Client.mu
+	replaced  chan struct{} // closed when the Client has another session, or none for good
+	missing   chan struct{} // closed when there is none, since the namespace was deleted
 }
 
 // openSession opens a session and waits for its first map. was is the namespace of the
@@ -96,7 +98,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		Nanos: session.Nanos, Millis: session.Millis})
+		Stirred: s.stir, Nanos: session.Nanos, Millis: session.Millis})
 	if err != nil {
 		return nil, err
 	}
@@ -130,6 +132,11 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 func (s *sess) watch() {
 	defer s.wg.Done()
 	err := s.c.dir.WatchMap(s.ctx, s.id, 0, func(m *dirpb.Map) error {
+		if m.GetRenew() {
+			s.agenda.Called()
+			s.wake()
+			return nil
+		}
 		if err := s.install(m); err != nil {
 			s.c.o.Logger.Error("map refused", "version", m.GetVersion(), "err", err)
 		}
@@ -171,7 +178,7 @@ func (s *sess) install(m *dirpb.Map) error {
 }
 
 // WantMap: the watch brings every version by itself; waiting tasks try again.
-func (s *sess) WantMap(uint64) {}
+func (s *sess) WantMap(uint64) { s.stir() }
 
 // ---- lease, reclaim epoch, memory ------------------------------------------------
 
@@ -203,13 +210,30 @@ func (s *sess) wake() {
 	}
 }
 
-// pumpIdle has idle lanes look at the map.
+// stir has a quiet session renew its lease as often as others: an operation waits, and
+// renewals make it look again.
+func (s *sess) stir() {
+	if s.agenda.Stir() {
+		s.wake()
+	}
+}
+
+// pumpIdle has idle lanes look at the map, and notes whether any is not idle.
 func (s *sess) pumpIdle() {
+	performed, busy := uint64(0), false
 	for _, d := range s.lanes {
-		if d.tryLead() {
-			d.pump()
-			d.handOver()
+		if !d.tryLead() {
+			busy = true
+			continue
 		}
+		d.pump()
+		busy = busy || d.l.Active() > 0
+		performed += d.l.Performed()
+		d.handOver()
+	}
+	if busy || performed != s.performed {
+		s.performed = performed
+		s.agenda.Busy()
 	}
 }
 
@@ -293,6 +317,7 @@ func (s *sess) WantConn(l *session.Lane, node uint32) {
 	if s.ctx.Err() != nil {
 		return
 	}
+	s.stir()
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
@@ -474,6 +499,7 @@ func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, how strin
 
 // WantMemory has the agenda ask the directory for a run.
 func (s *sess) WantMemory(pg, units uint32) {
+	s.stir()
 	if v := s.core.View(); s.evictor != nil && s.core.Exhausted(pg) && v != nil && v.PGs[pg] != nil && v.PGs[pg].AccessOff != 0 {
 		s.evictor.starves(pg, units) // which asks the directory again now and then
 		return
@@ -511,6 +537,7 @@ func (s *sess) grantOnce(ask session.Ask) {
 
 // WantFenced asks whether a lock's owner is confirmed fenced.
 func (s *sess) WantFenced(id uint32) {
+	s.stir()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.asked[id] || s.ctx.Err() != nil {
@@ -543,6 +570,7 @@ func (s *sess) WantFenced(id uint32) {
 
 // WantSplit asks the directory to split a shard that fills up, one call at a time.
 func (s *sess) WantSplit(shard uint32) {
+	s.stir()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.splits[shard] || s.ctx.Err() != nil || s.c.o.ReadOnly {

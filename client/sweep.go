@@ -34,6 +34,7 @@ type sweep struct {
 	at       sweepPos
 	scan     time.Time // when it goes on
 	pace     evict.Pace
+	stretch  int  // how many batches at rest are made one, with as long a pause, while the session is calm
 	expiring bool // there was something that expires in the last pass, or we put it
 	found    bool // in this pass
 
@@ -46,6 +47,8 @@ const (
 	sweepGroups = 64
 	sweepSlow   = 4  // where nothing expires, as far as is known
 	sweepDear   = 16 // without access words: each record's header is read
+	// sweepStretch bounds sweep.stretch: a calm session looks every eight seconds.
+	sweepStretch = 80
 	// sweepWork is how many groups one Work looks at.
 	sweepWork = 16
 	// sweepBatch is how many records that are due are looked for together.
@@ -119,16 +122,18 @@ func (q *expiries) collect(into *evict.Wheel) {
 
 // expires notes that a record was put that expires; the leader's.
 func (d *laneDriver) expires(expiryMillis, hash uint64) {
+	first := false // since the sweep looked
 	if e := &d.s.c.stats.expires; !e.Load() {
-		e.Store(true)
+		first = !e.Swap(true)
 	}
-	if e := d.s.evictor; e != nil && d.expiries.add(expiryMillis, hash) {
+	if e := d.s.evictor; e != nil && (d.expiries.add(expiryMillis, hash) || first) {
 		e.wake()
 	}
 }
 
-// sweepSome takes back some of what has expired, and returns when it wants to go on.
-func (e *evictor) sweepSome(v *session.View) time.Duration {
+// sweepSome takes back some of what has expired, and returns when it wants to go on. While the
+// session is calm it is as fast as ever at rest, but in larger batches.
+func (e *evictor) sweepSome(v *session.View, calm bool) time.Duration {
 	sw := &e.sweep
 	for _, d := range e.s.lanes {
 		d.expiries.collect(sw.wheel)
@@ -139,10 +144,19 @@ func (e *evictor) sweepSome(v *session.View) time.Duration {
 	}
 	short := e.short(v)
 	more := e.sweepDue(v)
+	if soon := begin.Add(evictIdle); (short || !calm) && sw.scan.After(soon) {
+		sw.scan = soon
+	}
 	if now := time.Now(); !now.Before(sw.scan) {
-		groups, records := e.sweepNext(v, short)
+		groups, records, rest := e.sweepNext(v, short)
 		end := time.Now()
-		sw.scan = end.Add(time.Duration(sw.pace.Done(groups, records, end.Sub(now).Microseconds(), short)) * time.Microsecond)
+		pause := time.Duration(sw.pace.Done(groups, records, end.Sub(now).Microseconds(), short)) * time.Microsecond
+		if short || !calm || pause < evictIdle {
+			sw.stretch = 1
+		} else {
+			sw.stretch = min(2*sw.stretch, evict.PaceMost/rest, sweepStretch)
+		}
+		sw.scan = end.Add(pause * time.Duration(sw.stretch))
 	}
 	now := time.Now()
 	if e.starving(v) {
@@ -289,14 +303,16 @@ func (e *evictor) visit(list []dueGroup) []*index.Work {
 	return works
 }
 
-// sweepNext looks for what has expired in the next groups of the index.
-func (e *evictor) sweepNext(v *session.View, short bool) (groups, records int) {
+// sweepNext looks for what has expired in the next groups of the index, of which rest are
+// enough at rest.
+func (e *evictor) sweepNext(v *session.View, short bool) (groups, records, rest int) {
 	sw := &e.sweep
 	if e.s.c.stats.expires.Swap(false) {
 		sw.expiring = true
 	}
 	late := session.Millis() - uint64(sweepForeign/time.Millisecond)
 	var works []*index.Work
+	rest = sweepSlow
 	for {
 		if sw.at.shard >= len(v.Shards) {
 			sw.at = sweepPos{}
@@ -309,14 +325,15 @@ func (e *evictor) sweepNext(v *session.View, short bool) (groups, records int) {
 			sw.at = sweepPos{shard: sw.at.shard + 1}
 			continue
 		}
-		rest := sweepGroups
 		switch {
 		case dear:
 			rest = sweepDear
 		case !sw.expiring:
 			rest = sweepSlow
+		default:
+			rest = sweepGroups
 		}
-		n := min(sw.pace.Batch(rest, short)-groups, int(all-sw.at.group))
+		n := min(sw.pace.Batch(rest*sw.stretch, short)-groups, int(all-sw.at.group))
 		if n <= 0 {
 			break
 		}
@@ -340,5 +357,5 @@ func (e *evictor) sweepNext(v *session.View, short bool) (groups, records int) {
 			sw.freed = time.Now()
 		}
 	}
-	return groups, records
+	return groups, records, rest
 }

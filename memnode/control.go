@@ -60,7 +60,7 @@ func (n *Node) register() *registration {
 	bo.InitialInterval, bo.MaxInterval = 20*time.Millisecond, time.Second
 	for {
 		var rep *dirpb.RegisterNodeReply
-		err := n.call(exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+		err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 			rep, err = d.RegisterNode(ctx, req)
 			return err
 		})
@@ -116,12 +116,17 @@ func (n *Node) serve(reg *registration) bool {
 		cancel()
 		<-done
 	}()
+	news := uint64(0)
 	for {
 		seq := n.seq.Add(1)
-		rep, err := n.beat(reg)
+		began := time.Now()
+		rep, err := n.beat(reg, news)
+		pause := reg.interval - time.Since(began) // which has passed if the directory had it wait for news
 		switch {
 		case n.ctx.Err() != nil:
 			return false
+		case errors.Is(err, errKicked):
+			continue // it has been heard
 		case err != nil:
 			n.exchanged("heartbeat", err)
 		case rep.GetUnknownNode() && n.leaving.Load():
@@ -131,6 +136,9 @@ func (n *Node) serve(reg *registration) bool {
 			return true
 		default:
 			n.exchanged("heartbeat", nil)
+			if rep.GetNews() != news {
+				news, pause = rep.GetNews(), minHeartbeat
+			}
 			select { // only the newest set matters
 			case <-wants:
 			default:
@@ -142,18 +150,32 @@ func (n *Node) serve(reg *registration) bool {
 				close(n.ready)
 			}
 		}
-		if !n.wait(reg.interval, n.kick) {
+		if pause > 0 && !n.wait(pause, n.kick) {
 			return false
 		}
 	}
 }
 
-// beat sends one heartbeat and takes the fences out of the reply.
-func (n *Node) beat(reg *registration) (*dirpb.HeartbeatReply, error) {
+// errKicked ends a heartbeat that waits for news while this node has some.
+var errKicked = errors.New("this memory node has news")
+
+// beat sends one heartbeat, which waits for other news than these, and takes the fences out
+// of the reply.
+func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, error) {
 	req := &dirpb.HeartbeatRequest{
 		NodeId:      reg.nodeID,
 		Incarnation: reg.incarnation,
 		Stats:       &dirpb.NodeStats{DataPathCpuNanos: uint64(n.dataPathCPU())},
+		News:        news,
+		WaitMillis:  uint64(reg.interval / time.Millisecond),
+	}
+	kicked, cancel := context.WithCancelCause(n.ctx)
+	defer cancel(nil)
+	interrupt := func() { cancel(errKicked) }
+	n.interrupt.Store(&interrupt)
+	select {
+	case <-n.kick: // what it was about is said now
+	default:
 	}
 	n.mu.Lock()
 	req.Stats.Connections, req.Stats.RegisteredBytes = uint64(len(n.mu.byPeer)), uint64(n.mu.used)
@@ -167,12 +189,15 @@ func (n *Node) beat(reg *registration) (*dirpb.HeartbeatReply, error) {
 	// A leader that takes longer is as good as gone; another may lead by now.
 	patience := min(max(4*reg.interval, exchangeTimeout/4), exchangeTimeout)
 	var rep *dirpb.HeartbeatReply
-	err := n.call(exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+	err := n.call(kicked, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		rep, err = d.Heartbeat(ctx, req)
 		return err
 	})
+	if n.interrupt.Store(nil); err != nil && errors.Is(context.Cause(kicked), errKicked) {
+		return nil, errKicked
+	}
 	if err == nil && !rep.GetUnknownNode() && rep.GetSessions() == nil {
 		err = errNoSessions
 	}
@@ -227,9 +252,9 @@ func (n *Node) reset() bool {
 	return true
 }
 
-// call is one exchange with the directory; the node's Close ends it.
-func (n *Node) call(timeout time.Duration, fn func(context.Context, dirpb.DirectoryClient) error) error {
-	ctx, cancel := context.WithTimeout(n.ctx, timeout)
+// call is one exchange with the directory; ctx, which ends with the node's Close, ends it.
+func (n *Node) call(ctx context.Context, timeout time.Duration, fn func(context.Context, dirpb.DirectoryClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return n.o.Directory.Call(ctx, fn)
 }
@@ -268,5 +293,8 @@ func (n *Node) kickHeartbeat() {
 	select {
 	case n.kick <- struct{}{}:
 	default:
+	}
+	if f := n.interrupt.Load(); f != nil {
+		(*f)()
 	}
 }

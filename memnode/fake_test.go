@@ -50,6 +50,9 @@ type directory struct {
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
 	mute       bool     // says nothing of sessions
+	holds      bool     // has heartbeats wait for news
+	held       int      // that wait
+	cancelled  int      // that the node gave up
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
@@ -141,6 +144,9 @@ func (d *directory) Call(ctx context.Context, fn func(context.Context, dirpb.Dir
 func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {
 	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: 5, ClusterKey: clusterKey}
 	d.mu.Lock()
+	if d.holds {
+		rep.HeartbeatMillis = 1500
+	}
 	rep.Sessions = d.sessions()
 	d.mu.Unlock()
 	d.change(func() {
@@ -151,8 +157,42 @@ func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest
 	return rep, nil
 }
 
-func (d *directory) Heartbeat(_ context.Context, r *dirpb.HeartbeatRequest, _ ...grpc.CallOption) (*dirpb.HeartbeatReply, error) {
+// hold waits until there is other news than the node has.
+func (d *directory) hold(ctx context.Context, r *dirpb.HeartbeatRequest) (news uint64, err error) {
+	d.change(func() { d.held, d.last = d.held+1, r })
+	defer d.change(func() { d.held-- })
+	over := time.After(time.Duration(r.WaitMillis) * time.Millisecond)
+	for {
+		d.mu.Lock()
+		changed := d.changed
+		news = uint64(1000*len(d.regions) + 100*len(d.published) + len(d.fence) + 1)
+		d.mu.Unlock()
+		if news != r.News {
+			return news, nil
+		}
+		select {
+		case <-changed:
+		case <-over:
+			return news, nil
+		case <-ctx.Done():
+			d.change(func() { d.cancelled++ })
+			return 0, ctx.Err()
+		}
+	}
+}
+
+func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ ...grpc.CallOption) (*dirpb.HeartbeatReply, error) {
 	rep := &dirpb.HeartbeatReply{}
+	d.mu.Lock()
+	holds := d.holds
+	d.mu.Unlock()
+	if holds {
+		news, err := d.hold(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		rep.News = news
+	}
 	d.change(func() {
 		d.heartbeats++
 		d.last = r

@@ -181,6 +181,8 @@ type Node struct {
 	wg      sync.WaitGroup
 	ready   chan struct{} // closed by the first answered heartbeat
 	kick    chan struct{} // capacity 1: heartbeat now
+	// interrupt ends the heartbeat that waits for news of the directory; nil: none does.
+	interrupt atomic.Pointer[func()]
 	// seq numbers heartbeats, so that a reply can be told to be older than a
 	// publication.
 	seq atomic.Uint64

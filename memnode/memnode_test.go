@@ -324,6 +324,28 @@ func TestFence(t *testing.T) {
 // A session that the directory does not call live any more is barred, and what it has
 // open is fenced, though nobody asks for a confirmation; one that is younger than what the
 // directory said is not.
+// A heartbeat that waits is answered by news, and given up for the node's own.
+func TestHeartbeatWaits(t *testing.T) {
+	d := newDirectory(t)
+	d.holds = true
+	n, _ := open(t, d, 1<<20, "tcp")
+	d.want(1, 1)
+	d.keys(1, "tcp")
+	d.want(2, 1)
+	d.keys(2, "tcp")
+	d.until("another heartbeat instead of one that waits", func() bool {
+		if d.cancelled == 0 && d.held > 0 {
+			n.kickHeartbeat()
+		}
+		return d.cancelled > 0 && d.held > 0
+	})
+	if err := n.Stats().DirectoryErr; err != nil {
+		t.Fatalf("giving up a heartbeat counts as trouble: %v", err)
+	}
+	d.change(func() { d.fence = append(d.fence, 7) })
+	d.until("the fence's confirmation", func() bool { return slices.Contains(d.last.GetFencedSessions(), 7) })
+}
+
 func TestEndedSession(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm", "sim"} {
 		t.Run(provider, func(t *testing.T) {

@@ -80,14 +80,18 @@ func (n *Node) RequestSplit(ctx context.Context, q *dirpb.RequestSplitRequest) (
 
 // ---- janitors --------------------------------------------------------------
 
-// FindWork names the namespaces that have a job which a janitor could claim now.
-func (n *Node) FindWork(ctx context.Context, _ *dirpb.FindWorkRequest) (*dirpb.FindWorkReply, error) {
+// FindWork names the namespaces that have a job which a janitor could claim now, and waits
+// for one if asked to.
+func (n *Node) FindWork(ctx context.Context, q *dirpb.FindWorkRequest) (*dirpb.FindWorkReply, error) {
 	l, err := n.leader()
 	if err != nil {
 		return nil, err
 	}
 	reply := &dirpb.FindWorkReply{}
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { reply.Namespaces = x.Work(s, now) })
+	n.await(ctx, l, q.WaitMillis, l.work.next, func() bool {
+		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { reply.Namespaces = x.Work(s, now) })
+		return len(reply.Namespaces) > 0
+	})
 	return reply, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -43,10 +44,15 @@ type leadership struct {
 	// kick has room for one word that there may be something to plan: a command
 	// changed the state, or a session acknowledged.
 	kick chan struct{}
+	calm atomic.Bool // the planner rests, since nothing happens
+
+	// work happens when there is some for janitors.
+	work event
 
 	mu struct {
 		sync.Mutex
 		*lead.Leader
+		watches map[uint32]map[chan struct{}]bool // through which sessions are called
 	}
 }
 
@@ -55,6 +61,13 @@ func (l *leadership) wake() {
 	select {
 	case l.kick <- struct{}{}:
 	default:
+	}
+}
+
+// rouse is wake for what the planner, unless it rests, would see soon enough by itself.
+func (l *leadership) rouse() {
+	if l.calm.CompareAndSwap(true, false) {
+		l.wake()
 	}
 }
 
@@ -113,8 +126,10 @@ func (n *Node) reign(ctx context.Context) {
 	}
 	n.log.Info("directory: leading", "id", n.opts.ID, "term", l.term)
 	n.leading.Store(l)
+	n.reigns.happens()
 	defer func() {
 		n.leading.Store(nil)
+		n.reigns.happens()
 		if n.ctx.Err() == nil {
 			n.log.Warn("directory: leadership lost", "id", n.opts.ID, "term", l.term, "led", time.Since(l.began).Round(time.Millisecond))
 		}
@@ -128,10 +143,10 @@ func (n *Node) reign(ctx context.Context) {
 		}
 	})
 
-	tick := time.NewTicker(max(min(n.opts.EpochInterval, n.opts.Lease/8)/2, 2*time.Millisecond))
+	tick := time.NewTimer(0)
 	defer tick.Stop()
 	for {
-		n.plan(ctx, l)
+		tick.Reset(n.plan(ctx, l))
 		select {
 		case <-ctx.Done():
 			return
@@ -193,17 +208,24 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	return l, nil
 }
 
-// plan proposes what time and state have brought about. A proposal that fails is made
-// again by a later call.
-func (n *Node) plan(ctx context.Context, l *leadership) {
+// plan proposes what time and state have brought about, and tells how long that may wait
+// next if nothing happens. A proposal that fails is made again by a later call.
+func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
 	var steps []lead.Step
+	work := false
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		x.Advance(s, now)
 		steps = x.Plan(s, now)
 		if c := x.TakeBack(s, now); c != nil {
 			steps = append(steps, lead.Step{Do: c, Why: fmt.Sprintf("%d runs of memory that came back are free", len(c.GetTakeBack().Runs))})
 		}
+		l.callLocked(now)
+		work = len(s.Jobs()) > 0 && len(x.Work(s, now)) > 0
+		pause = n.next(l, x, s, now)
 	})
+	if work {
+		l.work.happens()
+	}
 	for _, step := range steps {
 		level := slog.LevelInfo
 		switch op := step.Do.Op.(type) {
@@ -216,15 +238,17 @@ func (n *Node) plan(ctx context.Context, l *leadership) {
 		n.log.Log(ctx, level, "directory: "+label(step.Why)) // which may name every session
 		res, err := n.propose(ctx, l, step.Do)
 		if ctx.Err() != nil {
-			return
+			return pause
 		}
 		if res.Err != nil {
 			n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Refused(s, step, now) })
 		}
 		if err = errors.Join(err, res.Err); err != nil {
 			n.log.Info("directory: proposal failed and is repeated if need be", "err", err)
+			pause = min(pause, n.opts.EpochInterval)
 		}
 	}
+	return pause
 }
 
 // handOver makes another node the leader before this one stops, and returns when that is

@@ -83,7 +83,8 @@ func (p *peers) silence(id string, term uint64, least time.Duration) time.Durati
 // changed address, and stops a node that was removed or whose disk failed.
 func (n *Node) mind() {
 	n.hurry()
-	tick := time.NewTicker(max(n.opts.ElectionTimeout/4, 20*time.Millisecond))
+	often := max(n.opts.ElectionTimeout/4, 20*time.Millisecond)
+	tick := time.NewTimer(often)
 	defer tick.Stop()
 	// A removal is believed when no leader has called for this long since: the
 	// entry that removes a node may reach it without being committed, and then
@@ -112,6 +113,11 @@ func (n *Node) mind() {
 			if err := n.join(); err != nil && n.ctx.Err() == nil {
 				n.log.Info("directory: join is repeated", "id", n.opts.ID, "err", err)
 			}
+			tick.Reset(often)
+		} else if member {
+			tick.Reset(4 * often) // nothing but a removal is to be noticed
+		} else {
+			tick.Reset(often)
 		}
 	}
 }

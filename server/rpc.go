@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/token"
@@ -79,6 +80,11 @@ func refusal(err error) error {
 
 func (n *Node) renewMillis() uint64 {
 	return uint64(max(n.opts.Lease/renewsPerLease, time.Millisecond).Milliseconds())
+}
+
+// heartbeatMillis is how long a heartbeat waits for news.
+func (n *Node) heartbeatMillis() uint64 {
+	return uint64(max(min(n.opts.Lease/3, waitMost), time.Millisecond).Milliseconds())
 }
 
 // label makes s fit for the state: short, and UTF-8 after the cut.
@@ -239,18 +245,23 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 	reply := &dirpb.RenewReply{LeaseMillis: uint64(n.opts.Lease.Milliseconds()), Term: l.term}
 	var a lead.Answer
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		x.Advance(s, now)
 		reply.MapVersion = s.MapVersion()
 		a, err = x.Renew(s, now, lead.Renewal{
 			Session: q.SessionId, Report: q.ReportEpoch, Acked: q.AckedMapVersion, Quiesced: q.QuiescedMapVersion,
 			Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held,
+			InLimbo: q.InLimbo, Callable: len(l.mu.watches[q.SessionId]) > 0,
 		})
 	})
 	if err != nil {
 		return nil, refusal(err)
 	}
+	reply.QuietMillis = uint64(a.Quiet.Milliseconds())
 	reply.Epoch, reply.MinEpoch, reply.Deliveries, reply.Supply = a.Epoch, a.Least, a.Deliveries, a.Supply
 	if a.Moved {
 		l.wake()
+	} else if a.Returned || q.InLimbo {
+		l.rouse()
 	}
 	return reply, nil
 }
@@ -304,6 +315,7 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 			x.Short(s, q.PgId, q.PlaceUnits, now)
 			reply.ComingUnits = x.Coming(s, s.PG(q.PgId).GetNamespaceId(), q.PgId, q.PlaceUnits, now)
 		})
+		l.rouse()
 	}
 	return reply, nil
 }
@@ -321,14 +333,24 @@ func (n *Node) SessionState(ctx context.Context, q *dirpb.SessionStateRequest) (
 }
 
 // WatchMap streams the map as it changes. A watcher that falls behind skips to
-// the newest version.
+// the newest version. The leader calls sessions through it, too.
 func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingServer[dirpb.Map]) error {
 	sent := q.AfterVersion
 	if err := n.awaitSession(stream.Context(), q.SessionId); err != nil {
 		return err
 	}
+	var under *leadership
+	call, leave := (<-chan struct{})(nil), func() {}
+	defer func() { leave() }()
 	for {
-		changed := n.machine.change()
+		reigns, changed := n.reigns.next(), n.machine.change()
+		if l := n.leading.Load(); l != under && q.SessionId != 0 {
+			leave()
+			call, leave, under = nil, func() {}, l
+			if l != nil {
+				call, leave = l.callable(q.SessionId)
+			}
+		}
 		var m *dirpb.Map
 		var err error
 		n.machine.view(func(s *fsm.State) {
@@ -353,6 +375,11 @@ func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingSer
 		}
 		select {
 		case <-changed:
+		case <-reigns:
+		case <-call:
+			if err := stream.Send(&dirpb.Map{Version: sent, Renew: proto.Bool(true)}); err != nil {
+				return err
+			}
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-n.ctx.Done():
@@ -397,7 +424,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	case fsm.ArrivalBack:
 		n.log.Info("directory: a memory node that was down is back, empty", "node", q.Name, "capacity_bytes", q.CapacityBytes)
 	}
-	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: min(n.renewMillis(), maxHeartbeatMillis)}
+	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: n.heartbeatMillis()}
 	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.ClusterKey, reply.ClusterId, reply.Sessions = s.Meta().ClusterKey, s.Meta().ClusterId, s.Admitted()
 		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
@@ -442,10 +469,36 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		}
 	}
 	reply := &dirpb.HeartbeatReply{}
-	n.machine.view(func(s *fsm.State) {
-		reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
-		reply.FenceSessions, reply.Sessions = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted()
+	waited := false
+	n.await(ctx, l, q.WaitMillis, n.machine.change, func() bool {
+		n.machine.view(func(s *fsm.State) {
+			reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
+			reply.FenceSessions, reply.Sessions = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted()
+			m := s.Node(q.NodeId)
+			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP
+		})
+		reply.News = newsOf(reply)
+		if reply.UnknownNode || reply.News != q.News {
+			return true
+		}
+		waited = true
+		return false
 	})
+	if waited {
+		if n.ctx.Err() != nil || n.leading.Load() != l {
+			return nil, n.notLeader()
+		}
+		now, err := n.confirmed(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if now != l {
+			return nil, n.notLeader()
+		}
+	}
+	if reply.UnknownNode {
+		return &dirpb.HeartbeatReply{UnknownNode: true}, nil
+	}
 	return reply, nil
 }
 
@@ -675,7 +728,3 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 }
 
 var _ dirpb.DirectoryServer = (*Node)(nil)
-
-// maxHeartbeatMillis bounds how long a memory node takes to hear of a region that
-// it is to make or a session that it is to fence, however long the lease.
-const maxHeartbeatMillis = 200

@@ -73,6 +73,7 @@ type Node struct {
 	grpc      *grpc.Server
 
 	leading atomic.Pointer[leadership] // nil while another node leads
+	reigns  event                      // when that changes
 	peers   peers
 
 	ctx    context.Context // ends when the node begins to stop

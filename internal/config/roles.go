@@ -95,7 +95,7 @@ type Janitor struct {
 	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
-	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work"`
+	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work where there is some"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
 	HTTPListen string        `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
 	TLS        TLS           `mapstructure:"tls"`

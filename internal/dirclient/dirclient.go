@@ -112,8 +112,9 @@ type Client struct {
 
 	mu struct {
 		sync.Mutex
-		leader string // the node that answered last as leader, or that one named
-		nodes  []*node
+		leader  string // the node that answered last as leader, or that one named
+		nodes   []*node
+		watches map[*watch]bool
 	}
 }
 
@@ -197,6 +198,7 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 			cancel()
 			if err == nil {
 				c.lead(n.addr)
+				c.moveWatches(n.addr)
 				return struct{}{}, nil
 			}
 			v := judge(ctx, err)
@@ -210,7 +212,9 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 				c.follow(n.addr, leaderOf(err))
 				continue
 			}
-			c.forget(n.addr)
+			if !errors.Is(ctx.Err(), context.Canceled) { // which says nothing of the node
+				c.forget(n.addr)
+			}
 			if sent.Load() {
 				e.Sent = e.Sent || !isNothingDone(err)
 				if !idempotent {
@@ -238,8 +242,9 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 }
 
 // WatchMap calls fn with every map of the session that is newer than version
-// after, in order, until ctx ends or fn fails, and returns that error. When the
-// stream breaks it resumes at another node behind the last map that fn took.
+// after, in order, and when the session is called (Map.renew), until ctx ends or fn fails, and
+// returns that error. When the stream breaks it resumes at another node behind the last map that
+// fn took, and when another node answers a call as leader, at that one: only leaders call.
 // A refusal by the directory (an unknown session) is returned at once.
 func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, fn func(*dirpb.Map) error) error {
 	ctx, cancel := c.bound(ctx)
@@ -250,9 +255,15 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 		e := &Error{}
 		var tried []string
 		for n := c.next(tried); n != nil; n = c.next(tried) {
-			err := func() error {
-				sctx, cancel := context.WithCancel(ctx)
-				defer cancel() // releases the stream when fn fails
+			err := func() (err error) {
+				sctx, cancel := context.WithCancelCause(ctx)
+				defer cancel(nil) // releases the stream when fn fails
+				defer c.follows(n.addr, func() { cancel(errMoved) })()
+				defer func() {
+					if err != nil && context.Cause(sctx) == errMoved {
+						err = errMoved
+					}
+				}()
 				stream, err := n.rpc.WatchMap(sctx, &dirpb.WatchMapRequest{SessionId: sessionID, AfterVersion: after})
 				if err != nil {
 					return err
@@ -270,17 +281,21 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 						lost = false
 					}
 					bo.Reset()
-					if m.GetVersion() <= after {
+					if m.GetVersion() <= after && !m.GetRenew() {
 						continue
 					}
 					if err := fn(m); err != nil {
 						return &callbackError{err}
 					}
-					after = m.GetVersion()
+					after = max(after, m.GetVersion())
 				}
 			}()
 			if f := (*callbackError)(nil); errors.As(err, &f) {
 				return struct{}{}, backoff.Permanent(err)
+			}
+			if err == errMoved && ctx.Err() == nil {
+				tried = nil
+				continue
 			}
 			v := judge(ctx, err)
 			if v == final {
@@ -313,6 +328,41 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 		return ErrClosed
 	}
 	return context.Cause(ctx)
+}
+
+// watch is a stream of maps from one node.
+type watch struct {
+	addr string
+	move func() // to another node
+}
+
+var errMoved = errors.New("the watch follows the leader")
+
+// follows has move called, until stop, when another node than that at addr turns out to lead.
+func (c *Client) follows(addr string, move func()) (stop func()) {
+	w := &watch{addr, move}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.watches == nil {
+		c.mu.watches = make(map[*watch]bool)
+	}
+	c.mu.watches[w] = true
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.mu.watches, w)
+	}
+}
+
+// moveWatches moves the watches to the leader.
+func (c *Client) moveWatches(leader string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := range c.mu.watches {
+		if w.addr != leader {
+			w.move()
+		}
+	}
 }
 
 // callbackError carries fn's error through the retry loop, whatever its type.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -42,6 +43,7 @@ type cluster struct {
 		mute    bool // NotLeader details name nobody
 		version uint64
 		changed chan struct{}
+		called  bool                               // the leader is to call whoever watches, once
 		renew   func(context.Context, *fake) error // runs in Renew at the leader
 	}
 }
@@ -144,9 +146,18 @@ func (f *fake) WatchMap(r *dirpb.WatchMapRequest, s grpc.ServerStreamingServer[d
 	for {
 		f.cluster.mu.Lock()
 		v, changed := f.cluster.mu.version, f.cluster.mu.changed
+		call := f.cluster.mu.called && f.cluster.mu.leader == f.addr
+		if call {
+			f.cluster.mu.called = false
+		}
 		f.cluster.mu.Unlock()
 		for ; after < v; after++ {
 			if err := s.Send(&dirpb.Map{Version: after + 1, ClusterId: f.addr}); err != nil {
+				return err
+			}
+		}
+		if call {
+			if err := s.Send(&dirpb.Map{Version: after, ClusterId: f.addr, Renew: proto.Bool(true)}); err != nil {
 				return err
 			}
 		}
@@ -469,6 +480,51 @@ func TestWatchMapResumes(t *testing.T) {
 		if v < 3 {
 			byAddr[m.ClusterId].srv.Stop() // the stream breaks
 			c.set(func() { c.mu.version++ })
+		}
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want Canceled", err)
+	}
+}
+
+// A watch moves to the node that answers calls as leader, behind the last map that it brought,
+// and passes on calls, which have no new version.
+func TestWatchMapFollowsLeader(t *testing.T) {
+	c := newCluster(t)
+	d := c.open(c.addrs()...)
+	ctx, cancel := context.WithCancel(within(t, 10*time.Second))
+	got := make(chan *dirpb.Map)
+	done := make(chan error, 1)
+	go func() {
+		done <- d.WatchMap(ctx, 1, 0, func(m *dirpb.Map) error {
+			got <- m
+			return nil
+		})
+	}()
+	next := func() *dirpb.Map {
+		t.Helper()
+		select {
+		case m := <-got:
+			return m
+		case err := <-done:
+			t.Fatal(err)
+		}
+		return nil
+	}
+	next()
+	for v, i := range []int{2, 0, 1} {
+		c.set(func() { c.mu.leader = c.fakes[i].addr })
+		if err := d.Call(ctx, renew); err != nil {
+			t.Fatal(err)
+		}
+		version := uint64(v + 2)
+		c.set(func() { c.mu.version = version })
+		next() // perhaps of the old stream still
+		c.set(func() { c.mu.called = true })
+		m := next()
+		if m.ClusterId != c.fakes[i].addr || m.Version != version || !m.GetRenew() {
+			t.Fatalf("called with %v, want version %d of %s", m, version, c.fakes[i].addr)
 		}
 	}
 	cancel()

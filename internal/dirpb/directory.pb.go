@@ -438,13 +438,16 @@ func (*NothingDone) Descriptor() ([]byte, []int) {
 // Map is everything a client needs to reach data. A session sees only the
 // namespaces it may use, so only their rkeys.
 type Map struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // grows with every change
-	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Nodes         []*Node                `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	Namespaces    []*Namespace           `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	Pgs           []*PlacementGroup      `protobuf:"bytes,5,rep,name=pgs,proto3" json:"pgs,omitempty"`
-	Shards        []*Shard               `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Version    uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // grows with every change
+	ClusterId  string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Nodes      []*Node                `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Namespaces []*Namespace           `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	Pgs        []*PlacementGroup      `protobuf:"bytes,5,rep,name=pgs,proto3" json:"pgs,omitempty"`
+	Shards     []*Shard               `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`
+	// Not a map, though it has a version: somebody waits for what the session that watches
+	// reports, so it is to renew its lease now. Only a session that RenewReply lets be quiet is called.
+	Renew         *bool `protobuf:"varint,7,opt,name=renew,proto3,oneof" json:"renew,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -519,6 +522,13 @@ func (x *Map) GetShards() []*Shard {
 		return x.Shards
 	}
 	return nil
+}
+
+func (x *Map) GetRenew() bool {
+	if x != nil && x.Renew != nil {
+		return *x.Renew
+	}
+	return false
 }
 
 type Node struct {
@@ -1818,7 +1828,9 @@ func (x *UnitRuns) GetSkipTake() []uint32 {
 }
 
 type FindWorkRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without work the answer may wait so long for some.
+	WaitMillis    uint64 `protobuf:"varint,1,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1851,6 +1863,13 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
 	return file_directory_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *FindWorkRequest) GetWaitMillis() uint64 {
+	if x != nil {
+		return x.WaitMillis
+	}
+	return 0
 }
 
 type FindWorkReply struct {
@@ -2874,8 +2893,11 @@ type RenewRequest struct {
 	// forgotten them.
 	HandBacks []*FreePlaces `protobuf:"bytes,7,rep,name=hand_backs,json=handBacks,proto3" json:"hand_backs,omitempty"`
 	// Free memory of its own that it has no use for, and has forgotten.
-	Returns       []*ReturnedRun `protobuf:"bytes,8,rep,name=returns,proto3" json:"returns,omitempty"`
-	Held          []*Held        `protobuf:"bytes,9,rep,name=held,proto3" json:"held,omitempty"` // now and then; empty: nothing new
+	Returns []*ReturnedRun `protobuf:"bytes,8,rep,name=returns,proto3" json:"returns,omitempty"`
+	Held    []*Held        `protobuf:"bytes,9,rep,name=held,proto3" json:"held,omitempty"` // now and then; empty: nothing new
+	// Places that the session unlinked, since the renewal that said so last and was answered in
+	// this term, wait until every session has reported more than the epoch in the reply.
+	InLimbo       bool `protobuf:"varint,10,opt,name=in_limbo,json=inLimbo,proto3" json:"in_limbo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2973,6 +2995,13 @@ func (x *RenewRequest) GetHeld() []*Held {
 	return nil
 }
 
+func (x *RenewRequest) GetInLimbo() bool {
+	if x != nil {
+		return x.InLimbo
+	}
+	return false
+}
+
 type RenewReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	LeaseMillis uint64                 `protobuf:"varint,1,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // from when the request was sent
@@ -2982,8 +3011,12 @@ type RenewReply struct {
 	Term        uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"` // of the leadership that answers
 	// Free places of memory that the session was granted, which others handed back.
 	// Heeded in the reply to the session's latest renewal only, and once.
-	Deliveries    []*FreePlaces `protobuf:"bytes,6,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
-	Supply        []*Supply     `protobuf:"bytes,7,rep,name=supply,proto3" json:"supply,omitempty"` // of each placement group of the namespace
+	Deliveries []*FreePlaces `protobuf:"bytes,6,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	Supply     []*Supply     `protobuf:"bytes,7,rep,name=supply,proto3" json:"supply,omitempty"` // of each placement group of the namespace
+	// How long after this renewal was sent the next one is early enough for a session that
+	// has nothing to say: nobody waits for it, and it is called when somebody does (Map.renew). 0: it
+	// is not to be quiet.
+	QuietMillis   uint64 `protobuf:"varint,8,opt,name=quiet_millis,json=quietMillis,proto3" json:"quiet_millis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3065,6 +3098,13 @@ func (x *RenewReply) GetSupply() []*Supply {
 		return x.Supply
 	}
 	return nil
+}
+
+func (x *RenewReply) GetQuietMillis() uint64 {
+	if x != nil {
+		return x.QuietMillis
+	}
+	return 0
 }
 
 // FreePlaces are free places that adjoin, inside one extent of a placement group.
@@ -4010,8 +4050,11 @@ type HeartbeatRequest struct {
 	Incarnation    uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	FencedSessions []uint32               `protobuf:"varint,3,rep,packed,name=fenced_sessions,json=fencedSessions,proto3" json:"fenced_sessions,omitempty"` // confirmed: nothing of these can land
 	Stats          *NodeStats             `protobuf:"bytes,4,opt,name=stats,proto3" json:"stats,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// While the reply would have this news, it may wait so long for other news.
+	News          uint64 `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"` // of the reply processed last
+	WaitMillis    uint64 `protobuf:"varint,6,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
@@ -4070,6 +4113,20 @@ func (x *HeartbeatRequest) GetStats() *NodeStats {
 		return x.Stats
 	}
 	return nil
+}
+
+func (x *HeartbeatRequest) GetNews() uint64 {
+	if x != nil {
+		return x.News
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetWaitMillis() uint64 {
+	if x != nil {
+		return x.WaitMillis
+	}
+	return 0
 }
 
 // LeaveNode is what a process of a memory node says before it stops, and goes on with
@@ -4232,6 +4289,7 @@ type HeartbeatReply struct {
 	FenceSessions []uint32      `protobuf:"varint,2,rep,packed,name=fence_sessions,json=fenceSessions,proto3" json:"fence_sessions,omitempty"` // to fence and confirm
 	UnknownNode   bool          `protobuf:"varint,3,opt,name=unknown_node,json=unknownNode,proto3" json:"unknown_node,omitempty"`              // register again
 	Sessions      *Sessions     `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`                                        // always there, but with unknown_node
+	News          uint64        `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`                                               // differs where the above asks for something else
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4292,6 +4350,13 @@ func (x *HeartbeatReply) GetSessions() *Sessions {
 		return x.Sessions
 	}
 	return nil
+}
+
+func (x *HeartbeatReply) GetNews() uint64 {
+	if x != nil {
+		return x.News
+	}
+	return 0
 }
 
 type WantRegion struct {
@@ -5697,7 +5762,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x0fdirectory.proto\x12\x10kvd.directory.v1\"#\n" +
 	"\tNotLeader\x12\x16\n" +
 	"\x06leader\x18\x01 \x01(\tR\x06leader\"\r\n" +
-	"\vNothingDone\"\x8e\x02\n" +
+	"\vNothingDone\"\xb3\x02\n" +
 	"\x03Map\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1d\n" +
 	"\n" +
@@ -5707,7 +5772,9 @@ const file_directory_proto_rawDesc = "" +
 	"namespaces\x18\x04 \x03(\v2\x1b.kvd.directory.v1.NamespaceR\n" +
 	"namespaces\x122\n" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
-	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\"\xe6\x02\n" +
+	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
+	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
+	"\x06_renew\"\xe6\x02\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -5838,8 +5905,10 @@ const file_directory_proto_rawDesc = "" +
 	" \x03(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\"?\n" +
 	"\bUnitRuns\x12\x16\n" +
 	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x1b\n" +
-	"\tskip_take\x18\x02 \x03(\rR\bskipTake\"\x11\n" +
-	"\x0fFindWorkRequest\"/\n" +
+	"\tskip_take\x18\x02 \x03(\rR\bskipTake\"2\n" +
+	"\x0fFindWorkRequest\x12\x1f\n" +
+	"\vwait_millis\x18\x01 \x01(\x04R\n" +
+	"waitMillis\"/\n" +
 	"\rFindWorkReply\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\tR\n" +
@@ -5915,7 +5984,7 @@ const file_directory_proto_rawDesc = "" +
 	"\fnamespace_id\x18\t \x01(\rR\vnamespaceId\x12\x1b\n" +
 	"\tmax_lanes\x18\n" +
 	" \x01(\rR\bmaxLanes\x12\x12\n" +
-	"\x04term\x18\v \x01(\x04R\x04term\"\xfc\x02\n" +
+	"\x04term\x18\v \x01(\x04R\x04term\"\x97\x03\n" +
 	"\fRenewRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12!\n" +
@@ -5927,7 +5996,9 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"hand_backs\x18\a \x03(\v2\x1c.kvd.directory.v1.FreePlacesR\thandBacks\x127\n" +
 	"\areturns\x18\b \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\areturns\x12*\n" +
-	"\x04held\x18\t \x03(\v2\x16.kvd.directory.v1.HeldR\x04held\"\x87\x02\n" +
+	"\x04held\x18\t \x03(\v2\x16.kvd.directory.v1.HeldR\x04held\x12\x19\n" +
+	"\bin_limbo\x18\n" +
+	" \x01(\bR\ainLimbo\"\xaa\x02\n" +
 	"\n" +
 	"RenewReply\x12!\n" +
 	"\flease_millis\x18\x01 \x01(\x04R\vleaseMillis\x12\x14\n" +
@@ -5939,7 +6010,8 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"deliveries\x18\x06 \x03(\v2\x1c.kvd.directory.v1.FreePlacesR\n" +
 	"deliveries\x120\n" +
-	"\x06supply\x18\a \x03(\v2\x18.kvd.directory.v1.SupplyR\x06supply\"m\n" +
+	"\x06supply\x18\a \x03(\v2\x18.kvd.directory.v1.SupplyR\x06supply\x12!\n" +
+	"\fquiet_millis\x18\b \x01(\x04R\vquietMillis\"m\n" +
 	"\n" +
 	"FreePlaces\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1e\n" +
@@ -6027,12 +6099,15 @@ const file_directory_proto_rawDesc = "" +
 	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\"2\n" +
 	"\bSessions\x12\x12\n" +
 	"\x04last\x18\x01 \x01(\rR\x04last\x12\x12\n" +
-	"\x04live\x18\x02 \x03(\rR\x04live\"\xa9\x01\n" +
+	"\x04live\x18\x02 \x03(\rR\x04live\"\xde\x01\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12'\n" +
 	"\x0ffenced_sessions\x18\x03 \x03(\rR\x0efencedSessions\x121\n" +
-	"\x05stats\x18\x04 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05stats\"M\n" +
+	"\x05stats\x18\x04 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05stats\x12\x12\n" +
+	"\x04news\x18\x05 \x01(\x04R\x04news\x12\x1f\n" +
+	"\vwait_millis\x18\x06 \x01(\x04R\n" +
+	"waitMillis\"M\n" +
 	"\x10LeaveNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x10\n" +
@@ -6040,12 +6115,13 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xca\x01\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xde\x01\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
 	"\funknown_node\x18\x03 \x01(\bR\vunknownNode\x126\n" +
-	"\bsessions\x18\x04 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\"\xd2\x01\n" +
+	"\bsessions\x18\x04 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\x12\x12\n" +
+	"\x04news\x18\x05 \x01(\x04R\x04news\"\xd2\x01\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -6442,6 +6518,7 @@ func file_directory_proto_init() {
 	if File_directory_proto != nil {
 		return
 	}
+	file_directory_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

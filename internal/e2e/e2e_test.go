@@ -24,6 +24,13 @@ const patience = 30 * time.Second
 var bin string // folder of the commands
 
 func TestMain(m *testing.M) {
+	if n := os.Getenv(clientsEnv); n != "" {
+		if err := clients(n, os.Getenv(clientsDirEnv)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "kvd-e2e")
 		if err != nil {
@@ -82,6 +89,11 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Parallel()
+	return aloneWorld(t)
+}
+
+// aloneWorld is one whose test runs beside no other of this package.
+func aloneWorld(t *testing.T) *world {
 	if err := sources(); err != nil {
 		t.Fatal(err)
 	}
@@ -112,9 +124,16 @@ type daemon struct {
 // spawn starts kvd without waiting for it to serve.
 func (w *world) spawn(args ...string) *daemon {
 	w.t.Helper()
-	d := &daemon{w: w, cmd: exec.Command(filepath.Join(bin, "kvd"), args...), stderr: new(buffer),
-		exited: make(chan struct{}), ready: make(chan string, 1)}
-	d.cmd.Env, d.cmd.Stderr = w.env, d.stderr
+	cmd := exec.Command(filepath.Join(bin, "kvd"), args...)
+	cmd.Env = w.env
+	return w.run(cmd)
+}
+
+// run starts a command without waiting for it to serve.
+func (w *world) run(cmd *exec.Cmd) *daemon {
+	w.t.Helper()
+	d := &daemon{w: w, cmd: cmd, stderr: new(buffer), exited: make(chan struct{}), ready: make(chan string, 1)}
+	d.cmd.Stderr = d.stderr
 	out, err := d.cmd.StdoutPipe()
 	if err != nil {
 		w.t.Fatal(err)
@@ -135,7 +154,7 @@ func (w *world) spawn(args ...string) *daemon {
 		_ = d.cmd.Process.Kill() // most have exited
 		<-d.exited
 		if w.t.Failed() {
-			w.t.Logf("kvd %s: %v\n%s", strings.Join(args, " "), d.cmd.ProcessState, d.stderr)
+			w.t.Logf("%s: %v\n%s", strings.Join(cmd.Args, " "), d.cmd.ProcessState, d.stderr)
 		}
 	})
 	return d
@@ -145,17 +164,22 @@ func (w *world) spawn(args ...string) *daemon {
 func (w *world) start(args ...string) *daemon {
 	w.t.Helper()
 	d := w.spawn(args...)
+	d.awaitReady()
+	return d
+}
+
+func (d *daemon) awaitReady() {
+	d.w.t.Helper()
 	select {
 	case line := <-d.ready:
 		if !strings.HasPrefix(line, "ready ") {
-			w.t.Fatalf("kvd %v: first line is %q", args, line)
+			d.w.t.Fatalf("%v: first line is %q", d.cmd.Args, line)
 		}
 	case <-d.exited:
-		w.t.Fatalf("kvd %v: %v\n%s", args, d.cmd.ProcessState, d.stderr)
+		d.w.t.Fatalf("%v: %v\n%s", d.cmd.Args, d.cmd.ProcessState, d.stderr)
 	case <-time.After(patience):
-		w.t.Fatalf("kvd %v is not ready", args)
+		d.w.t.Fatalf("%v is not ready", d.cmd.Args)
 	}
-	return d
 }
 
 // wait returns the exit status.

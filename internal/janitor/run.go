@@ -30,7 +30,8 @@ type Options struct {
 	TLS *tls.Config
 	// Logger receives what an operator may want to know. Default: discard.
 	Logger *slog.Logger
-	// Poll is how often to ask for work. Default 100 ms.
+	// Poll is how often to ask for work where there is some, and where the directory does not
+	// have the question wait for it. Default 100 ms.
 	Poll time.Duration
 	// Done, if not nil, is told of every job that ended here, how long it took, and how. It may
 	// be called concurrently.
@@ -57,12 +58,11 @@ func Run(ctx context.Context, o Options) error {
 	defer dir.Close()
 	r := &runner{o: o, dir: dir, busy: make(map[string]bool)}
 	defer r.wg.Wait()
-	t := time.NewTicker(o.Poll)
-	defer t.Stop()
 	for {
 		var rep *dirpb.FindWorkReply
+		began := time.Now()
 		err := dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
-			rep, err = dc.FindWork(ctx, &dirpb.FindWorkRequest{})
+			rep, err = dc.FindWork(ctx, &dirpb.FindWorkRequest{WaitMillis: uint64(waitForWork / time.Millisecond)})
 			return err
 		})
 		if err == nil {
@@ -72,13 +72,26 @@ func Run(ctx context.Context, o Options) error {
 		} else if ctx.Err() == nil {
 			o.Logger.Debug("janitor: no answer from the directory", "err", err)
 		}
+		pause := o.Poll
+		if err == nil && len(rep.GetNamespaces()) == 0 {
+			pause -= time.Since(began) // it waited
+		}
+		if pause <= 0 {
+			if ctx.Err() != nil {
+				return nil
+			}
+			continue
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-t.C:
+		case <-time.After(pause):
 		}
 	}
 }
+
+// waitForWork is how long the directory may let a janitor wait that asks for work.
+const waitForWork = time.Second
 
 type runner struct {
 	o    Options

@@ -39,7 +39,12 @@ type Agenda struct {
 		renewing bool   // one is under way
 		number   uint64 // of the latest renewal, also Core's count of them
 		next     int64  // when one is due anyway
+		sent     int64  // when the one was sent that was answered last
+		busy     bool   // operations were performed since the last one
+		wasBusy  bool   // and before it
+		awaits   uint64 // number of the renewal that was answered and said last that places are in limbo
 		hurry    bool
+		called   bool // somebody waits for what the session reports
 		told     acks
 		ackAt    int64 // when what is not acknowledged is looked at again, 0: never
 		ackPause int64
@@ -172,6 +177,37 @@ func (a *Agenda) Hurry() {
 	a.mu.hurry = true
 }
 
+// Called makes a renewal due, and another one at once behind it if its reply brings a later
+// epoch, which is what somebody waits to hear of.
+func (a *Agenda) Called() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.hurry, a.mu.called = true, true
+}
+
+// Busy notes that operations are performed: the lease of such a session is not to become
+// short while no directory node leads.
+func (a *Agenda) Busy() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.busy = true
+}
+
+// Stir ends the quiet of a session that has something to ask for or to tell, and reports
+// whether it was quiet: then Next has changed. See [Options.Stirred].
+func (a *Agenda) Stir() bool {
+	if !a.core.quiet.Load() {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.core.quiet.Swap(false) {
+		return false
+	}
+	a.mu.next = min(a.mu.next, max(a.mu.sent+a.o.Renew, a.core.opts.Nanos()))
+	return true
+}
+
 // NewMap notes that a map was installed.
 func (a *Agenda) NewMap() {
 	a.mu.Lock()
@@ -273,8 +309,11 @@ func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 		a.handBack(q, now)
 	}
 	a.mu.told, a.mu.hurry, a.mu.renewing = k, false, true
+	a.mu.wasBusy, a.mu.busy = a.mu.busy, false
+	a.core.quiet.Store(false)
 	a.mu.number = a.core.BeginRenew()
 	q.Number = a.mu.number
+	q.InLimbo = a.core.inLimbo() && a.core.unlinked.Load() >= a.mu.awaits
 	return Ask{Kind: AskRenew, Renew: q}
 }
 
@@ -288,7 +327,7 @@ func (a *Agenda) Again(first Ask) Ask {
 	a.untold()
 	a.mu.number = a.core.BeginRenew()
 	return Ask{Kind: AskRenew, Renew: &dirpb.RenewRequest{SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
-		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number}}
+		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number, InLimbo: q.InLimbo}}
 }
 
 // Answer takes what came of an Ask.
@@ -320,6 +359,15 @@ func (a *Agenda) Answer(q Ask, r Reply) {
 	if a.mu.backlog {
 		a.mu.next = now + a.o.Renew/4
 	}
+	a.mu.sent = r.Sent
+	a.mu.hurry = a.mu.hurry || a.mu.called && p.GetEpoch() > q.Renew.ReportEpoch
+	a.mu.called = false
+	switch {
+	case p.GetTerm() != a.mu.term:
+		a.mu.awaits = 0 // this leader has not heard of it
+	case q.Renew.InLimbo:
+		a.mu.awaits = q.Renew.Number
+	}
 	a.mu.term = p.GetTerm()
 	a.supplied(p.GetSupply(), len(q.Renew.Held) > 0)
 	for _, f := range p.GetDeliveries() {
@@ -336,6 +384,46 @@ func (a *Agenda) Answer(q Ask, r Reply) {
 			}
 		}
 	}
+	a.rest(r.Sent, p.GetQuietMillis(), now)
+}
+
+// rest lets the session be quiet until so many milliseconds after its last renewal, if the
+// directory allows it and there is nothing that a renewal would bring on.
+func (a *Agenda) rest(sent int64, millis uint64, now int64) {
+	if millis == 0 {
+		return
+	}
+	a.core.quiet.Store(true) // before looking: what happens from here on stirs it
+	if !a.idle(now) {
+		a.core.quiet.Store(false)
+		return
+	}
+	a.mu.next = max(a.mu.next, sent+int64(min(millis, maxQuietMillis))*int64(time.Millisecond))
+}
+
+// maxQuietMillis bounds what a session takes from a directory.
+const maxQuietMillis = 10_000
+
+// idle reports whether the session waits for nothing and has nothing to tell: nobody works
+// on it, the map is acknowledged, no place is in limbo or about to be handed back, no memory is asked for
+// or has been used lately, and the directory knows what it holds.
+func (a *Agenda) idle(now int64) bool {
+	v := a.core.View()
+	switch k := a.acked(); {
+	case a.mu.wasBusy || a.mu.busy || a.mu.hurry || a.mu.backlog || v == nil || k.acked < v.Version || k.quiesced < v.Version,
+		a.core.inLimbo(), len(a.mu.wants)+len(a.mu.grants)+len(a.mu.early) > 0:
+		return false
+	}
+	for _, m := range a.core.Heaps() {
+		p, f := a.pg(m.PG), a.core.Flow(m.PG, m.Generation)
+		if f == nil || v.pg(m.PG) == nil || v.pg(m.PG).Generation != m.Generation {
+			continue
+		}
+		if a.core.Exhausted(m.PG) || m.Heap.Stats().ForeignFree > 0 || p.used(now, f.Taken(), false) > 0 || !sameHeld(p.told, heldOf(m, f)) {
+			return false
+		}
+	}
+	return true
 }
 
 // untold makes the next renewal say what the session holds: the last one may be lost.

@@ -179,6 +179,118 @@ func TestAgendaRenews(t *testing.T) {
 	}
 }
 
+// A session that the directory lets be quiet renews its lease so rarely only while there is
+// nothing to tell or to wait for, and at once as often as before when there is.
+func TestAgendaQuiet(t *testing.T) {
+	const quiet = 3 * second
+	a := newAgenda(t)
+	a.view(3, 1)
+	term := uint64(4)
+	reply := func(minEpoch uint64) *dirpb.RenewReply {
+		return &dirpb.RenewReply{Term: term, Epoch: minEpoch + 1, MinEpoch: minEpoch, QuietMillis: uint64(quiet / 1e6), LeaseMillis: 10_000}
+	}
+	next := func(what string, want int64) {
+		t.Helper()
+		if at := a.Next(); at != a.now+want {
+			t.Fatalf("%s: next in %d ms, want %d", what, (at-a.now)/1e6, want/1e6)
+		}
+	}
+	epoch := uint64(0)
+	renew := func() *dirpb.RenewRequest {
+		t.Helper()
+		epoch += 2
+		if a.now < a.Next() {
+			a.now = a.Next()
+		}
+		q := a.renewal()
+		a.answer(q, reply(epoch))
+		return q.Renew
+	}
+	renew()
+	next("nothing happens", quiet)
+	a.Busy()
+	renew()
+	next("operations were performed", renewEvery)
+	renew()
+	next("none since", quiet)
+
+	// What happens while it is quiet.
+	stirs := map[string]func(){
+		"an operation waits": func() { a.Stir() },
+		"a place comes into limbo": func() {
+			a.core.Unlinks()
+			a.Stir() // as Options.Stirred does
+		},
+	}
+	for what, f := range stirs {
+		a.now += 2 * renewEvery
+		f()
+		next(what, 0)
+		if a.Stir() {
+			t.Fatalf("%s: quiet again before the next renewal", what)
+		}
+		for range 3 { // until limbo has ended
+			renew()
+		}
+		next("afterwards", quiet)
+	}
+	a.Hurry()
+	renew()
+	a.view(4, 1)
+	if q := renew(); q.AckedMapVersion != 4 {
+		t.Fatalf("a new map is not acknowledged at once: %v", q)
+	}
+	next("the map is acknowledged", quiet)
+
+	// Who is called renews at once, and again with what it learns.
+	a.now += renewEvery
+	a.Called()
+	before := a.renewal()
+	a.answer(before, reply(epoch+2))
+	if q := renew(); q.ReportEpoch <= before.Renew.ReportEpoch || a.now != a.Next()-quiet {
+		t.Fatalf("reported %v, then %v", before.Renew, q)
+	}
+	next("it has been answered twice", quiet)
+
+	// Limbo is told, and not slept through.
+	a.core.Unlinks()
+	a.Stir()
+	a.now += renewEvery
+	q := a.renewal()
+	if !q.Renew.InLimbo {
+		t.Fatalf("asked %v, want it to say that a place is in limbo", q.Renew)
+	}
+	a.answer(q, &dirpb.RenewReply{Epoch: epoch + 10, MinEpoch: epoch, QuietMillis: 3000})
+	next("in limbo", renewEvery)
+	a.now += renewEvery
+	if q = a.renewal(); q.Renew.InLimbo {
+		t.Fatalf("asked %v, though the directory knows since when it waits", q.Renew)
+	}
+	a.answer(q, &dirpb.RenewReply{Epoch: epoch + 11, MinEpoch: epoch, Term: 5})
+	a.now += renewEvery
+	if q = a.renewal(); !q.Renew.InLimbo {
+		t.Fatalf("asked %v of a leader that does not know", q.Renew)
+	}
+	a.answer(q, &dirpb.RenewReply{Epoch: epoch + 12, MinEpoch: epoch, Term: 5})
+	next("still in limbo", renewEvery)
+
+	// Memory that has been used lately.
+	epoch, term = epoch+20, 5
+	for range 2 {
+		renew()
+	}
+	next("out of limbo", quiet)
+	a.grant(a.wants(10), 5, 4, fresh(1, heapLo, 100))
+	renew()
+	a.core.Flow(1, 1).Use(10)
+	renew()
+	next("memory is used", renewEvery)
+	for range 20 { // five seconds
+		renew()
+	}
+	next("memory is not used any more, and all is told", quiet)
+}
+
 // A lease counts from when the renewal was sent that was answered: the directory counts from
 // no earlier moment. Another try counts for itself, and the first one's answer when it comes.
 func TestAgendaLease(t *testing.T) {

@@ -56,6 +56,9 @@ type Options struct {
 	// Broken, if not nil, is told of what the directory should not have sent. It must not
 	// block.
 	Broken func(error)
+	// Stirred, if not nil, is told when a session that is quiet unlinks something, so that its
+	// agenda is to be stirred ([Agenda.Stir]). Lanes call it; it must not block.
+	Stirred func()
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
 	Nanos  func() int64
 	Millis func() uint64
@@ -100,6 +103,8 @@ type Core struct {
 	leaseEnd   atomic.Int64  // Options.Nanos
 	millis     atomic.Uint64 // Options.Millis at the last renewal or Tick, for versions and access words
 	noteTicks  atomic.Uint32 // see SetNoteInterval
+	unlinked   atomic.Uint64 // the greatest limbo tag given
+	quiet      atomic.Bool   // the session renews its lease rarely; see Agenda.rest
 
 	mu struct {
 		sync.Mutex
@@ -295,6 +300,28 @@ func (c *Core) isNewest(version, seq uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.newestSeq >= seq && c.mu.newest <= version
+}
+
+// Quiet reports whether the session renews its lease rarely, since nobody waits for it and
+// it has nothing to tell.
+func (c *Core) Quiet() bool { return c.quiet.Load() }
+
+// unlinks notes that a place comes into limbo, and gives its tag.
+func (c *Core) unlinks() (tag uint64) {
+	tag = c.sendSeq.Load()
+	for old := c.unlinked.Load(); old < tag && !c.unlinked.CompareAndSwap(old, tag); {
+		old = c.unlinked.Load()
+	}
+	if c.quiet.Load() && c.opts.Stirred != nil {
+		c.opts.Stirred()
+	}
+	return tag
+}
+
+// inLimbo reports whether a place may be in limbo.
+func (c *Core) inLimbo() bool {
+	tag := c.unlinked.Load()
+	return tag != 0 && tag >= c.releasable.Load()
 }
 
 // MinEpoch is the largest minimum seen.

@@ -207,7 +207,7 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 	if m == nil || t.lane.recalled(pg, w) {
 		return
 	}
-	m.limbo.Add(place(w), t.lane.core.sendSeq.Load())
+	m.limbo.Add(place(w), t.lane.core.unlinks())
 	m.give(w.Units())
 }
 

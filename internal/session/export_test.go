@@ -19,3 +19,6 @@ func (a *Agenda) Term() uint64 {
 	defer a.mu.Unlock()
 	return a.mu.term
 }
+
+// Unlinks has a place come into limbo, as far as the session's renewals are concerned.
+func (c *Core) Unlinks() { c.unlinks() }

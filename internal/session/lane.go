@@ -1418,6 +1418,16 @@ func (l *Lane) GiveBack(all bool) {
 	}
 }
 
+// Performed is how many operations of users the lane has ended.
+func (l *Lane) Performed() (n uint64) {
+	for kind, ops := range l.Stats.Ops {
+		if kind := index.Kind(kind); kind != index.Evict {
+			n += ops
+		}
+	}
+	return n
+}
+
 // LimboUnits is what waits in the lane's limbo.
 func (l *Lane) LimboUnits() (n uint64) {
 	for _, m := range l.mem {

@@ -46,7 +46,7 @@ var mutants = []mutant{
 	{"ver-stays", "a place's next life has another ver", []edit{{env,
 		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, 0, code, true"}}},
 	{"reuse-now", "a place is reused only when the reclaim minimum has passed its unlink", []edit{{env,
-		"	m.limbo.Add(place(w), t.lane.core.sendSeq.Load())\n	m.give(w.Units())\n", "m.cache.Free(place(w))\n"}}},
+		"	m.limbo.Add(place(w), t.lane.core.unlinks())\n	m.give(w.Units())\n", "m.cache.Free(place(w))\n"}}},
 	{"reuse-at-min", "the minimum has to be greater, not equal", []edit{{core, "if r.epoch < minEpoch {", "if r.epoch <= minEpoch {"}}},
 	{"reply-after", "only the E of a reply to a renewal sent after the unlink counts", []edit{{core,
 		"	c.mu.replies = append(c.mu.replies, reply{seq, epoch})\n", "c.mu.replies = append(c.mu.replies, reply{c.sendSeq.Load() + 1, epoch})\n"}}},

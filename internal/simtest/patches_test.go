@@ -24,7 +24,7 @@ var patches = []mutant{
 	{"older-reply-applied", "H3", []edit{{"internal/session/agenda.go", "if !latest || p.GetTerm() < a.mu.term {", "if p.GetTerm() < a.mu.term {"}}},
 	{"reply-applied-twice", "H3", []edit{{"internal/session/agenda.go", "for _, f := range p.GetDeliveries() {", "for _, f := range append(p.GetDeliveries(), p.GetDeliveries()...) {"}}},
 	{"pop-keeps-the-entry", "H3", []edit{{"server/lead/memory.go", "if x.queue = x.queue[n:]; len(left) > 0", "if x.queue = slices.Clone(x.queue); len(left) > 0"}}},
-	{"out-of-limbo", "H1", []edit{{"internal/session/env.go", "m.limbo.Add(place(w), t.lane.core.sendSeq.Load())", "if !t.lane.core.Owns(pg, w.Unit()) {\nt.lane.core.HeapOf(pg).Free(place(w))\nreturn\n}\nm.limbo.Add(place(w), t.lane.core.sendSeq.Load())"}}},
+	{"out-of-limbo", "H1", []edit{{"internal/session/env.go", "m.limbo.Add(place(w), t.lane.core.unlinks())", "if !t.lane.core.Owns(pg, w.Unit()) {\nt.lane.core.HeapOf(pg).Free(place(w))\nreturn\n}\nm.limbo.Add(place(w), t.lane.core.unlinks())"}}},
 	{"put-back-when-lost", "H2", []edit{{"internal/session/agenda.go", "a.mu.told = acks{} // said again with the next one\n", "a.mu.told = acks{}\nfor _, f := range q.Renew.GetHandBacks() {\nunit := f.Unit\nfor _, x := range f.Places {\na.core.heapOf(f.PgId, f.Generation).Unuse(heap.Place{Unit: unit, Units: x >> 10, Ver: uint16(x & (1<<10 - 1))})\nunit += x >> 10\n}\n}\n"}}},
 	{"ver-not-carried", "H4", []edit{{"internal/session/agenda.go", "Units: x >> 10, Ver: uint16(x & (1<<10 - 1))}", "Units: x >> 10}"}}},
 	{"received-though-recalled", "H4", []edit{{"internal/session/core.go", "v.pg(pg).Generation != generation || v.pg(pg).IsRecalled(p.Unit) {", "v.pg(pg).Generation != generation {"}}},

@@ -83,6 +83,8 @@ type Leader struct {
 	planned  time.Duration // the last Plan
 	epoch    uint64
 	advanced time.Duration // when epoch last grew
+	awaited  uint64        // somebody waits until every session reports more, or did
+	first    uint64        // the least that was awaited since everybody had reported enough
 
 	nodes    map[uint32]*node
 	sessions map[uint32]*session
@@ -125,6 +127,7 @@ type session struct {
 	namespace uint32 // whose memory it may hand back
 	readOnly  bool   // none
 
+	quiet  bool   // it was let be, and was not called since
 	number uint64 // of the last renewal that was heeded
 	heard  time.Duration
 	queue  []place                // on their way to it, which is their home
@@ -202,6 +205,9 @@ type Renewal struct {
 	HandBacks       []*dirpb.FreePlaces
 	Returns         []*dirpb.ReturnedRun
 	Held            []*dirpb.Held
+	InLimbo         bool
+	// Callable: the session hears when somebody waits for it, so it may be let be quiet.
+	Callable bool
 }
 
 // Answer is the reply to a Renewal.
@@ -213,6 +219,8 @@ type Answer struct {
 	Moved, Returned bool
 	Deliveries      []*dirpb.FreePlaces
 	Supply          []*dirpb.Supply
+	// Quiet is how long the session may be silent, 0: not longer than usual.
+	Quiet time.Duration
 }
 
 // Renew extends a session's lease and heeds the rest of its latest renewal. One that
@@ -252,6 +260,10 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 	a.Epoch, a.Least = l.Epochs()
 	a.Deliveries = x.deliver(s, r.Session, a.Least)
 	a.Supply = l.supply(s, now, x, s.Session(r.Session).NamespaceId, len(r.Held) > 0)
+	if r.InLimbo {
+		l.await(a.Epoch)
+	}
+	a.Quiet = l.quiet(now, x, r.Callable)
 	return a, nil
 }
 
@@ -272,6 +284,9 @@ func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32, back []*dirp
 	x.hold(s, held)
 	l.ended(s, id)
 	// It does not wait for its limbo.
+	if len(back) > 0 {
+		l.await(l.epoch)
+	}
 	l.handBack(s, now, id, x, back, l.epoch+1)
 }
 
@@ -294,21 +309,27 @@ func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 }
 
 // Advance moves the reclaim epoch on while anybody has use for it: a session, or
-// an extent whose recall waits for an epoch to pass.
+// an extent whose recall waits for an epoch to pass. It goes on by as many as the time since
+// it did so last is intervals: a leader looks rarely while nothing happens.
 //
 // While somebody waits for memory that was handed back and waits for epochs to pass, E
 // runs: reuseHaste for all the epochs of a reuse. That is safe, since nothing counts epochs
 // but by what every session has reported, and costs remembered words, which grow too old.
 func (l *Leader) Advance(s *fsm.State, now time.Duration) {
-	left, n := s.Meta().EpochCeiling-min(l.epoch, s.Meta().EpochCeiling), uint64(0)
-	since := now - l.advanced
-	if l.hasty && l.opts.EpochInterval > 0 {
-		n = uint64(fsm.ReuseEpochs * since / reuseHaste)
+	if !l.needsEpochs(s) || l.epoch >= s.Meta().EpochCeiling {
+		l.advanced = now
+		return
 	}
-	if n == 0 && since >= l.opts.EpochInterval {
+	n, since := uint64(0), now-l.advanced
+	switch every := l.opts.EpochInterval; {
+	case every == 0:
 		n = 1
+	case l.hasty:
+		n = uint64(max(fsm.ReuseEpochs*since/reuseHaste, since/every))
+	default:
+		n = uint64(since / every)
 	}
-	if n = min(n, fsm.ReuseEpochs); n > 0 && left > 0 && l.needsEpochs(s) {
+	if n = min(n, fsm.ReuseEpochs); n > 0 {
 		l.Run(s, n)
 		l.advanced = now
 	}

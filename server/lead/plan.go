@@ -243,6 +243,9 @@ func (p *plan) thaw(pg *dirpb.PlacementGroup) {
 func (p *plan) finishRecalls(pg *dirpb.PlacementGroup) {
 	epoch, least := p.l.Epochs()
 	for _, x := range p.s.Heap(pg.Id).GetRecalls() {
+		if x.Scanned {
+			p.l.await(x.Epoch)
+		}
 		if x.Scanned && least > x.Epoch {
 			p.l.accounted = 0
 			p.add(&fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{

@@ -1,0 +1,83 @@
+package client_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
+)
+
+// quietPatience bounds what takes seconds on a machine that is not busy.
+const quietPatience = time.Minute
+
+// Sessions that do nothing are quiet, and yet places that another one unlinks leave limbo: they
+// are called, renew their leases, and are quiet again.
+func TestQuietSessions(t *testing.T) {
+	if testing.Short() {
+		t.Skip("sessions are quiet after seconds in which nothing happens")
+	}
+	const idlers = 8
+	st, writer := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20, Lease: 30 * time.Second}, client.Options{})
+	idle := make([]*client.Client, idlers)
+	for i := range idle {
+		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		idle[i] = c
+	}
+	put := func() {
+		t.Helper()
+		if _, err := writer.Put(t.Context(), []byte("k"), []byte("v"), client.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until := func(what string, cond func() bool) time.Duration {
+		t.Helper()
+		began := time.Now()
+		for !cond() {
+			if time.Since(began) > quietPatience {
+				t.Fatalf("waited %v for %s", quietPatience, what)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return time.Since(began)
+	}
+	quiet := func() {
+		t.Helper()
+		until("quiet", func() bool {
+			for _, c := range append([]*client.Client{writer}, idle...) {
+				if _, _, quiet := c.Renewals(); !quiet {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	put()
+	for range 8 {
+		quiet()
+		before := make([]uint64, idlers)
+		for i, c := range idle {
+			before[i], _, _ = c.Renewals()
+		}
+		tag, _, _ := writer.Renewals()
+		put() // its place before is in limbo until every session has reported another epoch
+		took := until("the end of limbo", func() bool {
+			_, released, _ := writer.Renewals()
+			return released > tag
+		})
+		for i, c := range idle {
+			if sent, _, _ := c.Renewals(); sent == before[i] {
+				t.Errorf("limbo ended, but client %d has sent no renewal", i)
+			}
+		}
+		t.Logf("limbo ended after %v beside %d quiet sessions", took.Round(time.Millisecond), idlers)
+	}
+}

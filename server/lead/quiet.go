@@ -1,0 +1,93 @@
+package lead
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
+)
+
+// Sessions that nobody waits for are quiet: they renew their lease only as often as that
+// takes, and are called as soon as somebody waits for what they report. Somebody does where
+// places are in limbo, or an extent that was scanned is to be free, until the least reported
+// epoch is greater than the one noted for it; where a place is on its way home; and where
+// memory is short. docs/protocol.md, "Quiet sessions".
+
+// quietMost is the longest that a session is quiet, however long the lease: it is to notice
+// that it has ended.
+const quietMost = 2 * time.Second
+
+// quiet is how long a session may be silent whose renewal is being answered; 0: not longer
+// than usual.
+func (l *Leader) quiet(now time.Duration, x *session, callable bool) time.Duration {
+	if x.quiet = callable && l.opts.EpochInterval > 0 && !l.waitsFor(now, x); !x.quiet {
+		return 0
+	}
+	return min(l.opts.Lease/3, quietMost)
+}
+
+// waitsFor reports whether anybody waits for a renewal of x.
+func (l *Leader) waitsFor(now time.Duration, x *session) bool {
+	return x.report <= l.awaited || len(x.queue) > 0 || l.hasty || now < l.shortUntil
+}
+
+// await notes that somebody waits until every session reports an epoch greater than this.
+func (l *Leader) await(epoch uint64) {
+	if epoch <= l.awaited {
+		return
+	}
+	if _, least := l.Epochs(); least > l.awaited {
+		l.first = epoch
+	}
+	l.awaited = epoch
+}
+
+// Calls gives the sessions that were let be quiet and whose renewals somebody waits for by
+// now; each is given once. A renewal that comes before E is greater than the first epoch that is
+// awaited would bring nobody on.
+func (l *Leader) Calls(now time.Duration) (ids []uint32) {
+	for id, x := range l.sessions {
+		if x.quiet && l.waitsFor(now, x) && (x.report > l.awaited || l.epoch > l.first) {
+			x.quiet = false
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Calm reports whether nothing but the end of a lease, or what sessions, memory nodes,
+// janitors and operators say, can bring anything about soon.
+func (l *Leader) Calm(s *fsm.State, now time.Duration) bool {
+	if l.hasty || now < l.shortUntil || len(l.queue) > 0 || len(l.leveling) > 0 || len(l.paused) > 0 || l.Pending() || len(s.Jobs()) > 0 {
+		return false
+	}
+	if _, least := l.Epochs(); len(l.sessions) > 0 && least <= l.awaited {
+		return false
+	}
+	for _, n := range s.Nodes() {
+		if n.Leaving || n.Draining {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool {
+		return pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil || len(pg.Recalled) > 0
+	})
+}
+
+// Lapse is when the next lease ends of those that have not ended.
+func (l *Leader) Lapse(now time.Duration) (at time.Duration, ok bool) {
+	note := func(expires time.Duration) {
+		if expires >= now && (!ok || expires < at) {
+			at, ok = expires, true
+		}
+	}
+	for _, n := range l.nodes {
+		note(n.expires)
+	}
+	for _, x := range l.sessions {
+		note(x.expires)
+	}
+	return at, ok
+}
