@@ -127,11 +127,13 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 		}
 		c.o.Devices = c.opened
 	}
-	s, err := c.openSession(ctx, 0)
+	// A session may be lost before its first map, on a machine that stands still.
+	for _, err = c.openSession(ctx, 0); errors.Is(err, errSessionLost) && ctx.Err() == nil; {
+		_, err = c.openSession(ctx, 0)
+	}
 	if err != nil {
 		return nil, err
 	}
-	c.sess.Store(s)
 	return c, nil
 }
 
@@ -183,7 +185,7 @@ func (c *Client) reopen(old *sess) {
 			s, err := c.openSession(c.ctx, old.nsID)
 			switch {
 			case err == nil:
-				if c.sess.Store(s); missing {
+				if missing {
 					c.o.Logger.Info("there is a namespace of the name again", "namespace", c.o.Namespace, "id", s.nsID)
 				}
 				return

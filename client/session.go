@@ -54,7 +54,8 @@ type sess struct {
 	ready     chan struct{} // closed with the first map
 	once      sync.Once
 	dead      atomic.Bool
-	shut      atomic.Bool // no operation begins any more
+	opened    atomic.Int32 // 1: it had its first map; 2: it was lost before. Whoever comes first
+	shut      atomic.Bool  // no operation begins any more
 	closing   sync.Once
 	evictor   *evictor      // nil: this session evicts nothing
 	counted   bool          // its lanes are in Client.mu.past; guarded by Client.mu
@@ -62,7 +63,7 @@ type sess struct {
 	missing   chan struct{} // closed when there is none, since the namespace was deleted
 }
 
-// openSession opens a session and waits for its first map. was is the namespace of the
+// openSession opens a session, waits for its first map and puts it in force. was is the namespace of the
 // session that it replaces, 0 if there is none.
 func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	var rep *dirpb.OpenSessionReply
@@ -120,11 +121,20 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	go s.control()
 	select {
 	case <-s.ready:
-		return s, nil
+		old := c.sess.Swap(s) // before lost may replace it
+		if s.opened.CompareAndSwap(0, 1) {
+			return s, nil
+		}
+		c.sess.Store(old)
+		close(s.replaced)
+	case <-s.ctx.Done(): // see lost
+		s.opened.CompareAndSwap(0, 2)
 	case <-ctx.Done():
 		s.close(context.Background())
 		return nil, fmt.Errorf("%w: no map for namespace %q: %w", ErrUnavailable, c.o.Namespace, context.Cause(ctx))
 	}
+	s.close(context.Background())
+	return nil, fmt.Errorf("%w: no map for namespace %q: %w", ErrUnavailable, c.o.Namespace, context.Cause(s.ctx))
 }
 
 // ---- map -------------------------------------------------------------------
@@ -306,8 +316,11 @@ func (s *sess) lost(err error) {
 		return
 	}
 	s.c.o.Logger.Warn("session lost", "session", s.id, "err", err)
+	early := s.opened.CompareAndSwap(0, 2) // openSession says so
 	s.cancel(fmt.Errorf("%w: %w", errSessionLost, err))
-	s.c.reopen(s)
+	if !early && s.opened.Load() == 1 {
+		s.c.reopen(s)
+	}
 }
 
 // ---- connections -------------------------------------------------------------

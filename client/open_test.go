@@ -1,0 +1,61 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/sim"
+)
+
+// forgetful is a directory whose sessions end before they hear of a map.
+type forgetful struct {
+	dirpb.UnimplementedDirectoryServer
+	opened atomic.Int32
+}
+
+func (f *forgetful) OpenSession(context.Context, *dirpb.OpenSessionRequest) (*dirpb.OpenSessionReply, error) {
+	return &dirpb.OpenSessionReply{SessionId: uint32(f.opened.Add(1)), NamespaceId: 1, RenewMillis: 1, LeaseMillis: 1000}, nil
+}
+
+func (f *forgetful) Renew(context.Context, *dirpb.RenewRequest) (*dirpb.RenewReply, error) {
+	return nil, status.Error(codes.NotFound, "the session is fenced")
+}
+
+func (f *forgetful) WatchMap(_ *dirpb.WatchMapRequest, s grpc.ServerStreamingServer[dirpb.Map]) error {
+	<-s.Context().Done()
+	return nil
+}
+
+// A session that is lost before its first map is opened again as long as its caller waits.
+func TestOpenLost(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, s := &forgetful{}, grpc.NewServer()
+	dirpb.RegisterDirectoryServer(s, f)
+	go s.Serve(l)
+	defer s.Stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for f.opened.Load() < 3 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	c, err := client.Open(ctx, client.Options{Directory: []string{l.Addr().String()}, Devices: []*rdma.Device{rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))}})
+	if c != nil || !errors.Is(err, client.ErrUnavailable) || ctx.Err() == nil {
+		t.Errorf("%v, %v", c, err)
+	}
+}
