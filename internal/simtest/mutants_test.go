@@ -23,7 +23,7 @@ const (
 	evict = "index/evict.go"
 	work  = "index"
 	env   = "internal/session/env.go"
-	lane  = "internal/session/lane.go"
+	lane  = "internal/session"
 	core  = "internal/session/core.go"
 )
 

@@ -1,0 +1,149 @@
+package session
+
+import (
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/heap"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// laneMem is a lane's places in one placement group.
+type laneMem struct {
+	generation uint32
+	cache      *heap.Cache
+	limbo      heap.Limbo
+	// ready is the tag below which places have left limbo: until the next renewal they are
+	// the lane's own, if it is one that needs places (used).
+	ready uint64
+	used  bool
+	flow  *Flow
+	due   struct{ supply, taken, given int64 } // not in flow yet, units
+	shown int64                                // of limbo, in flow, units
+}
+
+// take and give keep flow's account, not at every step.
+
+func (m *laneMem) take(units uint32) {
+	m.used = true
+	m.due.taken += int64(units)
+	m.due.supply -= int64(units)
+	if m.due.taken >= flowStep {
+		m.settle()
+	}
+}
+
+func (m *laneMem) give(units uint32) {
+	m.due.given += int64(units)
+	if m.due.supply += int64(units); m.due.supply >= flowStep {
+		m.settle()
+	}
+}
+
+func (m *laneMem) settle() {
+	m.flow.add(m.due.supply, m.due.taken, m.due.given)
+	m.due.supply, m.due.taken, m.due.given = 0, 0, 0
+}
+
+// show brings what the lane has in limbo into the account.
+func (m *laneMem) show() {
+	m.settle()
+	limbo := int64(m.limbo.Units())
+	m.flow.limbo.Add(limbo - m.shown)
+	m.shown = limbo
+}
+
+// flowStep is how much a lane takes or gives before the account shows it, units.
+const flowStep = 32
+
+func (l *Lane) memOf(pg *index.PG) *laneMem {
+	for int(pg.ID) >= len(l.mem) {
+		l.mem = append(l.mem, nil)
+	}
+	m := l.mem[pg.ID]
+	if m == nil || m.generation != pg.Generation {
+		if m != nil && m.generation > pg.Generation {
+			return nil // an Op that outlived its memory
+		}
+		m = &laneMem{generation: pg.Generation, cache: heap.NewCache(l.core.heapOf(pg.ID, pg.Generation)), flow: l.core.flowOf(pg.ID, pg.Generation)}
+		l.mem[pg.ID] = m
+	}
+	return m
+}
+
+// recalled reports whether w's place lies in an extent being recalled: it is
+// nobody's any more.
+func (l *Lane) recalled(pg *index.PG, w layout.Word) bool {
+	if l.view != nil {
+		if p := l.view.pg(pg.ID); p != nil {
+			return p.IsRecalled(w.Unit())
+		}
+	}
+	return false
+}
+
+func (l *Lane) wantMemory(t *Task) {
+	l.core.opts.Control.WantMemory(t.Op.Wanted())
+}
+
+// release frees what has waited long enough in limbo, and the lane has not used again
+// since the last release.
+func (l *Lane) release(before uint64) {
+	l.released = before
+	for _, m := range l.mem {
+		if m == nil {
+			continue
+		}
+		free := m.ready
+		if m.ready = before; m.cache.Starved() {
+			free = before
+		}
+		m.limbo.Release(free, m.cache.Free)
+		m.show()
+	}
+	l.events++
+}
+
+// GiveBack returns the lane's idle places to the session's heaps, for other
+// lanes, unless it uses them itself and no other lacks them; if all is set (the session
+// is closing) all of them, and limbo places too.
+func (l *Lane) GiveBack(all bool) {
+	if r := l.core.releasable.Load(); r != l.released {
+		l.release(r)
+	}
+	for _, m := range l.mem {
+		if m == nil {
+			continue
+		}
+		switch {
+		case all:
+			m.limbo.Release(^uint64(0), m.cache.Free)
+		case !m.used || m.cache.Starved():
+			m.limbo.Release(m.ready, m.cache.Free)
+		default:
+			m.used = false
+			m.show()
+			continue
+		}
+		m.cache.Flush()
+		m.show()
+	}
+}
+
+// LimboUnits is what waits in the lane's limbo.
+func (l *Lane) LimboUnits() (n uint64) {
+	for _, m := range l.mem {
+		if m != nil {
+			n += m.limbo.Units()
+		}
+	}
+	return n
+}
+
+// CachedUnits is what the lane's magazines hold.
+func (l *Lane) CachedUnits() (n uint64) {
+	for _, m := range l.mem {
+		if m != nil {
+			n += m.cache.Units()
+		}
+	}
+	return n
+}
