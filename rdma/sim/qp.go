@@ -118,15 +118,7 @@ func (q *qp) executeLocked() {
 		last := len(f.mu.scratch) - i // pieces in any order
 		q.fireLocked(&f.mu.scratch[i+f.belowLocked(last)])
 	}
-	for q.head < q.eff {
-		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {
-			q.head++
-			continue
-		}
-		q.pushLocked()
-	}
-	q.compactLocked()
-	q.markLocked()
+	q.deliverLocked()
 	q.reclaimed = q.posted
 }
 
@@ -405,6 +397,19 @@ func (q *qp) retireLocked() {
 	q.compactLocked()
 }
 
+// deliverLocked delivers all that is over.
+func (q *qp) deliverLocked() {
+	for q.head < q.eff {
+		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {
+			q.head++
+			continue
+		}
+		q.pushLocked()
+	}
+	q.compactLocked()
+	q.markLocked()
+}
+
 // pushLocked puts the WC of q.q[head], which is over, in the CQ.
 func (q *qp) pushLocked() {
 	w := &q.q[q.head]
@@ -464,15 +469,7 @@ func (q *qp) Close() error {
 	}
 	q.killLocked()
 	q.settleLocked()
-	for q.head < q.eff {
-		if w := &q.q[q.head]; w.status == driver.Success && w.wr.Flags&driver.Signaled == 0 {
-			q.head++
-			continue
-		}
-		q.pushLocked()
-	}
-	q.compactLocked()
-	q.markLocked()
+	q.deliverLocked()
 	q.state = driver.StateClosed
 	gone := q.peer.fenceLocked()
 	if i := slices.Index(q.peer.l.peers, q.peer); i >= 0 {
