@@ -4,10 +4,10 @@ import "github.com/kvd-project/kvd/index"
 
 // wordCache remembers where keys were found: array, slot, slot word and version,
 // keyed by 64 hash bits of their own (Check). Of keys that share those it remembers one; the
-// fingerprint in its word tells most others apart. It is bounded, 4-way set-associative with round-robin replacement,
-// and grows by doubling until its bound. One goroutine at a time.
+// fingerprint in its word tells most others apart. It is bounded, 4-way set-associative, and grows by doubling until its
+// bound. From there on a key whose set is full has another one, and replacement is round-robin. One goroutine at a time.
 type wordCache struct {
-	sets [][cacheWays]cacheEntry
+	sets []cacheSet
 	mask uint64
 	max  int // sets
 	used int
@@ -30,6 +30,8 @@ type cacheEntry struct {
 	flags   uint8
 }
 
+type cacheSet [cacheWays]cacheEntry
+
 func newWordCache(maxBytes int) *wordCache {
 	c := &wordCache{max: 1}
 	for c.max*2*cacheWays*cacheEntryLen <= maxBytes {
@@ -40,19 +42,46 @@ func newWordCache(maxBytes int) *wordCache {
 }
 
 func (c *wordCache) alloc(sets int) {
-	c.sets = make([][cacheWays]cacheEntry, sets)
+	c.sets = make([]cacheSet, sets)
 	c.mask = uint64(sets - 1)
 }
 
 // find returns the entry of a key with fingerprint fp, or nil; it is void at the next put.
 func (c *wordCache) find(check uint64, fp uint16) *cacheEntry {
-	set := &c.sets[check&c.mask]
-	for i := range set {
-		if e := &set[i]; e.check == check && e.word != 0 && layoutWord(e.word).FP() == fp {
-			return e
+	e, full := c.sets[check&c.mask].find(check, fp)
+	if e == nil && full && len(c.sets) == c.max {
+		e, _ = c.second(check).find(check, fp)
+	}
+	return e
+}
+
+// second is the set of a key whose own is full.
+func (c *wordCache) second(check uint64) *cacheSet { return &c.sets[check>>40&c.mask] }
+
+// find returns a key's entry, or nil and whether others fill the set.
+func (s *cacheSet) find(check uint64, fp uint16) (e *cacheEntry, full bool) {
+	full = true
+	for i := range s {
+		switch e := &s[i]; {
+		case e.word == 0:
+			full = false
+		case e.check == check && layoutWord(e.word).FP() == fp:
+			return e, full
 		}
 	}
-	return nil
+	return nil, full
+}
+
+// room is where a key belongs in the set: its own entry, whatever its fingerprint, or an empty one, or nil.
+func (s *cacheSet) room(check uint64) (e *cacheEntry) {
+	for i := range s {
+		if s[i].word == 0 {
+			e = &s[i]
+		} else if s[i].check == check {
+			return &s[i]
+		}
+	}
+	return e
 }
 
 // touch loads where find will look.
@@ -71,36 +100,33 @@ func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (index.Hint
 // put remembers a key by h.Word, which is LIVE or FROZEN and so has the key's fingerprint.
 func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 	set := &c.sets[check&c.mask]
-	n := cacheEntry{check: check, word: uint64(h.Word), version: h.Version, seen: now,
-		shard: uint16(h.Shard), slot: h.Slot, flags: uint8(h.Flags)}
-	free := -1
-	for i := range set {
-		e := &set[i]
-		if e.word == 0 {
-			free = i
-		} else if e.check == check {
-			*e = n
-			return
-		}
+	e := set.room(check)
+	for e == nil && len(c.sets) < c.max && c.used*8 > len(c.sets)*cacheWays*3 {
+		c.grow()
+		set = &c.sets[check&c.mask]
+		e = set.room(check)
 	}
-	if free < 0 {
-		if len(c.sets) < c.max && c.used*8 > len(c.sets)*cacheWays*3 {
-			c.grow()
-			c.put(check, h, now)
-			return
-		}
+	if e == nil && len(c.sets) == c.max {
+		e = c.second(check).room(check)
+	}
+	if e == nil {
 		c.hand++
-		free = int(c.hand) % cacheWays
-	} else {
+		e = &set[c.hand%cacheWays]
+	}
+	if e.word == 0 {
 		c.used++
 	}
-	set[free] = n
+	*e = cacheEntry{check: check, word: uint64(h.Word), version: h.Version, seen: now,
+		shard: uint16(h.Shard), slot: h.Slot, flags: uint8(h.Flags)}
 }
 
 func (c *wordCache) drop(check uint64, fp uint16) {
-	if e := c.find(check, fp); e != nil {
-		*e = cacheEntry{}
-		c.used--
+	// Twice, if its own set was full and is not any more.
+	for _, set := range []*cacheSet{&c.sets[check&c.mask], c.second(check)} {
+		if e, _ := set.find(check, fp); e != nil {
+			*e = cacheEntry{}
+			c.used--
+		}
 	}
 }
 
@@ -120,13 +146,9 @@ func (c *wordCache) grow() {
 			if e.word == 0 {
 				continue
 			}
-			set := &c.sets[e.check&c.mask]
-			for k := range set {
-				if set[k].word == 0 {
-					set[k] = e
-					c.used++
-					break
-				}
+			if to := c.sets[e.check&c.mask].room(e.check); to != nil {
+				*to = e
+				c.used++
 			}
 		}
 	}
