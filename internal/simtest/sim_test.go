@@ -330,7 +330,7 @@ func inMode(cfg Config, sync bool) Config {
 func TestExhaustive(t *testing.T) {
 	limit := *flagStates
 	if limit == 0 {
-		limit = 5_000
+		limit = 2_500
 		if testing.Short() {
 			limit = 1_000
 		}
@@ -355,7 +355,7 @@ func TestExhaustive(t *testing.T) {
 func TestRandom(t *testing.T) {
 	runs := *flagRuns
 	if runs == 0 {
-		runs = 600
+		runs = 300
 		if testing.Short() {
 			runs = 100
 		}
