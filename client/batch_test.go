@@ -187,4 +187,20 @@ func BenchmarkDo(b *testing.B) {
 			})
 		}
 	}
+	b.Run("MultiGet/64", func(b *testing.B) {
+		b.ReportAllocs()
+		some := make([][]byte, 64)
+		k := 0
+		for i := 0; i < b.N; i += len(some) {
+			for j := range some {
+				k = (k + 7919) % len(keys)
+				some[j] = keys[k]
+			}
+			for _, x := range c.MultiGet(b.Context(), some) {
+				if x.Err != nil || string(x.Value) != "xxx" && string(x.Value) != "yyy" {
+					b.Fatal(x)
+				}
+			}
+		}
+	})
 }

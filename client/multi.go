@@ -8,10 +8,49 @@ import (
 )
 
 // MultiGet gets every key; the phases of all of them share round trips: one or
-// two in all. Results stand in the order of keys, each with its own error.
+// two in all. Results stand in the order of keys, each with its own error. Values of up to 4 KiB lie in
+// one piece of memory, which lives as long as any of them.
 func (c *Client) MultiGet(ctx context.Context, keys [][]byte) []Result {
-	return c.batch(ctx, len(keys), func(o *Op, i int) { o.Kind, o.Key = OpGet, keys[i] })
+	g := gets.Get().(*[]Op)
+	defer gets.Put(g)
+	if n := len(keys); n > cap(*g) {
+		*g = append((*g)[:cap(*g)], make([]Op, n-cap(*g))...)
+	}
+	ops := (*g)[:len(keys)]
+	for i := range ops {
+		if ops[i].Into == nil {
+			ops[i].Into = make([]byte, 0, 64)
+		}
+		ops[i].Kind, ops[i].Key = OpGet, keys[i]
+	}
+	c.Do(ctx, ops)
+	total := 0
+	for i := range ops {
+		if n := len(ops[i].Item.Value); n <= keptInto {
+			total += n
+		}
+	}
+	all := make([]byte, 0, total)
+	res := make([]Result, len(keys))
+	for i := range ops {
+		o := &ops[i]
+		if res[i] = (Result{Item: o.Item, Err: o.Err}); o.Err == nil && len(o.Item.Value) <= keptInto {
+			all = append(all, o.Item.Value...)
+			res[i].Value = all[len(all)-len(o.Item.Value) : len(all) : len(all)]
+			o.Into = o.Item.Value[:0]
+		}
+		if cap(o.Into) > keptInto {
+			o.Into = nil
+		}
+		o.Key, o.Item, o.Err = nil, Item{}, nil
+	}
+	return res
 }
+
+// gets are the Ops of a MultiGet, with their buffers, of at most keptInto bytes each.
+var gets = sync.Pool{New: func() any { return new([]Op) }}
+
+const keptInto = 4 << 10
 
 // MultiPut puts every pair; each has its own outcome.
 func (c *Client) MultiPut(ctx context.Context, pairs []KV) []Result {
