@@ -335,8 +335,12 @@ func (o *Op) dispatch() Action {
 		return o.post(stepReadRaw)
 	}
 	h, hinted := o.env.Hint(o)
-	if c := o.Route.Child; hinted && c != nil && h.Shard == c.Shard && o.Route.moves(o.Hash) && c.PG != nil {
-		o.Route, o.child = *c, c.Shard // it was found there before
+	if c := o.Route.Child; hinted && o.lock == 0 && c != nil && h.Shard == c.Shard && o.Route.moves(o.Hash) && c.PG != nil {
+		// It was found there before, perhaps by another operation since this one took its place.
+		if (o.havePlace || o.long()) && !samePlaces(o.Route.PG, c.PG) {
+			o.dropPlace()
+		}
+		o.Route, o.child = *c, c.Shard
 	}
 	if hinted && (h.Shard != o.Route.Shard || !layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi)) {
 		hinted = false

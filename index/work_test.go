@@ -1337,3 +1337,39 @@ func TestWanted(t *testing.T) {
 		}
 	}
 }
+
+// A PUT that has taken a place, and whose key has moved to another placement group meanwhile, takes another place there,
+// also if a hint of somebody else's leads it there.
+func TestHintAtChildWithPlace(t *testing.T) {
+	for _, m := range moveCases() {
+		t.Run(m.String(), func(t *testing.T) {
+			w := m.world()
+			want := fillMove(t, w)
+			c := w.client(3)
+			must(t, c.do(t, "get", "a"))
+			h := c.hints["a"]
+			if err := c.start([]string{"put", "a", "new"}); err != nil {
+				t.Fatal(err)
+			}
+			m.begin(w)
+			w.setSlot(0, home(), int(h.Slot), h.Word.WithState(layout.Frozen))
+			for c.op.Waits == 0 { // until it has lost its CAS and waits with its place
+				if _, done := c.advance(1, noFault); done {
+					t.Fatalf("done: %v", c.op.Err)
+				}
+			}
+			w.setSlot(0, home(), int(h.Slot), h.Word)
+			w.moveAll(t, w.client(1))
+			must(t, w.client(4).do(t, "get", "a"))
+			c.hints["a"] = w.client(4).hints["a"]
+			for done := false; !done; {
+				_, done = c.advance(1<<30, noFault)
+			}
+			must(t, c.op.Err)
+			c.noWait()
+			w.moved = true
+			want["a"] = "new"
+			w.check(t, "put", want)
+		})
+	}
+}
