@@ -64,7 +64,8 @@ func TestSilentPeer(t *testing.T) {
 	begin := time.Now()
 	wcs, err := l.Do(l.Write(mr, 0, l.Word()), l.Read(mr, 0, l.Word()))
 	e.Must(err)
-	if len(wcs) != 2 || wcs[0].Status != driver.RetryExcErr || wcs[1].Status != driver.WRFlushErr {
+	// Linux 6.1 was seen to flush the first one, too, once; neither status tells whether it took effect.
+	if len(wcs) != 2 || wcs[0].Status != driver.RetryExcErr && wcs[0].Status != driver.WRFlushErr || wcs[1].Status != driver.WRFlushErr {
 		t.Fatalf("a peer without a queue pair gave %+v", wcs)
 	}
 	t.Logf("noticed after %v", time.Since(begin))
