@@ -451,18 +451,23 @@ func TestErrors(t *testing.T) {
 	})
 }
 
-func TestWatchMapResumes(t *testing.T) {
-	c := newCluster(t)
-	d := c.open(c.addrs()...)
-	ctx, cancel := context.WithCancel(within(t, 10*time.Second))
-	got := make(chan *dirpb.Map)
-	done := make(chan error, 1)
+// watchMap gives what a watch brings, and how it ends.
+func watchMap(ctx context.Context, d *Client) (got chan *dirpb.Map, done chan error) {
+	got, done = make(chan *dirpb.Map), make(chan error, 1)
 	go func() {
 		done <- d.WatchMap(ctx, 1, 0, func(m *dirpb.Map) error {
 			got <- m
 			return nil
 		})
 	}()
+	return got, done
+}
+
+func TestWatchMapResumes(t *testing.T) {
+	c := newCluster(t)
+	d := c.open(c.addrs()...)
+	ctx, cancel := context.WithCancel(within(t, 10*time.Second))
+	got, done := watchMap(ctx, d)
 	byAddr := map[string]*fake{}
 	for _, f := range c.fakes {
 		byAddr[f.addr] = f
@@ -494,14 +499,7 @@ func TestWatchMapFollowsLeader(t *testing.T) {
 	c := newCluster(t)
 	d := c.open(c.addrs()...)
 	ctx, cancel := context.WithCancel(within(t, 10*time.Second))
-	got := make(chan *dirpb.Map)
-	done := make(chan error, 1)
-	go func() {
-		done <- d.WatchMap(ctx, 1, 0, func(m *dirpb.Map) error {
-			got <- m
-			return nil
-		})
-	}()
+	got, done := watchMap(ctx, d)
 	next := func() *dirpb.Map {
 		t.Helper()
 		select {
