@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // Cond restricts a Put or Delete of an [Op].
@@ -106,9 +106,9 @@ type batch struct {
 	of    []int // positions in ops
 
 	placed []placed
-	quick  []session.Quick // by lane
-	at     []int           // positions in ops
-	done   []bool          // by position in ops
+	quick  []engine.Quick // by lane
+	at     []int          // positions in ops
+	done   []bool         // by position in ops
 	lanes  []laneShare
 }
 
@@ -270,7 +270,7 @@ func (b *batch) quickly(c *Client, s *sess, ops []Op) {
 const quickRounds = 4
 
 // settle gives ops[i] the answer of a Quick.
-func (b *batch) settle(d *laneDriver, ops []Op, i int, q *session.Quick) {
+func (b *batch) settle(d *laneDriver, ops []Op, i int, q *engine.Quick) {
 	o := &ops[i]
 	if b.done[i] = true; q.Put {
 		o.Item.Version, o.Err = d.quickPut(q)

@@ -11,8 +11,8 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 func checkKey(key []byte) error {
@@ -52,7 +52,7 @@ func (s *sess) hashKey(c *call) (d *laneDriver) {
 
 // retryable reports that req did not happen and another session or map may do.
 func retryable(err error) bool {
-	return errors.Is(err, session.ErrLease) && !errors.Is(err, ErrUnknownOutcome)
+	return errors.Is(err, engine.ErrLease) && !errors.Is(err, ErrUnknownOutcome)
 }
 
 // do performs one call.
@@ -93,7 +93,7 @@ func (c *Client) doOnce(ctx context.Context, req *call) error {
 // patient reports whether an operation that did not happen may be tried again:
 // for OpTimeout from the first time. until is its memory, zero at first.
 func (c *Client) patient(until *int64) bool {
-	now := session.Nanos()
+	now := engine.Nanos()
 	if *until == 0 {
 		*until = now + int64(c.o.OpTimeout)
 	}
@@ -117,7 +117,7 @@ func (c *Client) pause(ctx context.Context) error {
 // key, why.
 func (c *Client) public(s *sess, req *call) error {
 	err := req.err
-	var tooLarge *session.LimitError
+	var tooLarge *engine.LimitError
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
 		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
@@ -127,8 +127,8 @@ func (c *Client) public(s *sess, req *call) error {
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	case errors.As(err, &tooLarge):
 		return &TooLargeError{Want: tooLarge.Want}
-	case errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrLease),
-		errors.Is(err, session.ErrBuffer):
+	case errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrLease),
+		errors.Is(err, engine.ErrBuffer):
 		s.mu.Lock()
 		for n, e := range s.mu.connErr {
 			if e != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
@@ -75,8 +75,8 @@ func TestDialRefused(t *testing.T) {
 	for _, d := range devices {
 		end(d.Name(), d.Close)
 	}
-	core, err := session.NewCore(session.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: devices,
-		Nanos: session.Nanos, Millis: session.Millis})
+	core, err := engine.NewCore(engine.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: devices,
+		Nanos: engine.Nanos, Millis: engine.Millis})
 	must(err)
 	end("session", core.Close)
 	s := &sess{c: &Client{o: Options{Devices: devices}}, core: core}
@@ -103,8 +103,8 @@ func TestDialNamelessHost(t *testing.T) {
 		dialed      bool
 	}{{"a", "a", true}, {"a", "b", false}, {"a", "", false}, {"", "a", false}, {"", "", false}} {
 		device := rdma.NewDevice("shm", sim.New(sim.Options{}).Device("c"))
-		core, err := session.NewCore(session.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: []*rdma.Device{device},
-			Nanos: session.Nanos, Millis: session.Millis})
+		core, err := engine.NewCore(engine.Options{Session: 1, Lanes: 1, CacheBytes: 1 << 20, Devices: []*rdma.Device{device},
+			Nanos: engine.Nanos, Millis: engine.Millis})
 		if err != nil {
 			t.Fatal(err)
 		}

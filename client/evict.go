@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // evictor keeps memory at hand where the directory has none left to grant: in a cache
@@ -125,18 +125,18 @@ const (
 	foreignShare = 2048
 )
 
-// frequency is session.Frequency over the Client's policy.
+// frequency is engine.Frequency over the Client's policy.
 type frequency struct{ c *Client }
 
-func (f frequency) Born(hash uint64) uint32 { return f.c.policy.Born(session.Millis(), hash) }
+func (f frequency) Born(hash uint64) uint32 { return f.c.policy.Born(engine.Millis(), hash) }
 
 func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
-	return f.c.policy.Touched(session.Millis(), old, hits)
+	return f.c.policy.Touched(engine.Millis(), old, hits)
 }
 
 func newEvictor(s *sess) *evictor {
 	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
-	e.sweep.wheel, e.sweep.stretch = evict.NewWheel(session.Millis(), wheelBytes), 1
+	e.sweep.wheel, e.sweep.stretch = evict.NewWheel(engine.Millis(), wheelBytes), 1
 	e.mu.rooms, e.mu.needs = map[room]bool{}, map[uint32]map[uint32]bool{}
 	return e
 }
@@ -148,7 +148,7 @@ func (e *evictor) wake() {
 	}
 }
 
-// WantRoom implements session.Control.
+// WantRoom implements engine.Control.
 func (s *sess) WantRoom(pg uint32, home, stash uint64) {
 	s.stir()
 	e := s.evictor
@@ -223,7 +223,7 @@ func (e *evictor) calm() bool {
 // work evicts, and keeps accounts.
 func (e *evictor) work(works []*index.Work) (records int, units uint64) {
 	errs := e.s.c.work(e.s.ctx, e.s, index.Evict, works)
-	now := session.Millis()
+	now := engine.Millis()
 	for i, w := range works {
 		if errs[i] != nil && e.s.ctx.Err() == nil {
 			e.s.c.o.Logger.Debug("not evicted", "pg", w.PG, "group", w.Off, "err", errs[i])
@@ -262,7 +262,7 @@ func (e *evictor) chooser(mu *sync.Mutex, n int) func([]index.Candidate) []int {
 		for i := range list {
 			c[i] = candidateOf(list[i])
 		}
-		return e.policy.Choose(session.Millis(), c, nil, n)
+		return e.policy.Choose(engine.Millis(), c, nil, n)
 	}
 }
 
@@ -289,7 +289,7 @@ func (e *evictor) makeRoom() bool {
 
 // relieve evicts from one placement group until what is at hand will last until more
 // comes out of limbo. It reports whether memory is short at all.
-func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
+func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	e.mu.Lock()
 	needs := e.mu.needs[pg.ID]
 	delete(e.mu.needs, pg.ID)
@@ -372,7 +372,7 @@ func (e *evictor) relieve(v *session.View, pg *session.PG) bool {
 		for range cap(works) {
 			if w := e.sample(v, pg, groups); w != nil {
 				w.Choose = chooserAmong(e.chooser(&mu, min(victims, evictSample)), func(list []index.Candidate) []int {
-					return session.Welcome(h, list, stock)
+					return engine.Welcome(h, list, stock)
 				})
 				works = append(works, w)
 			}
@@ -409,10 +409,10 @@ func (e *evictor) limbo(now time.Time) time.Duration {
 }
 
 // settle counts afresh what the session holds in pg.
-func (e *evictor) settle(pg *session.PG) {
+func (e *evictor) settle(pg *engine.PG) {
 	held := uint64(0)
 	for _, d := range e.s.lanes {
-		if !e.s.onLane(d.l, func(l *session.Lane) { held += l.Held(pg.ID) }) {
+		if !e.s.onLane(d.l, func(l *engine.Lane) { held += l.Held(pg.ID) }) {
 			return
 		}
 	}
@@ -420,7 +420,7 @@ func (e *evictor) settle(pg *session.PG) {
 }
 
 // randomGroup is a group of one of pg's arrays, each as likely.
-func randomGroup(v *session.View, pg *session.PG) (off uint64, ok bool) {
+func randomGroup(v *engine.View, pg *engine.PG) (off uint64, ok bool) {
 	total := uint64(0)
 	for i := range v.Shards {
 		if v.Shards[i].PG == pg {
@@ -447,7 +447,7 @@ func randomGroup(v *session.View, pg *session.PG) (off uint64, ok bool) {
 // piece, or of other sizes, in which other sessions were granted it. First some records of
 // such a size go; where there are none, everything in one stretch of own memory. It reports whether
 // anything is waited for.
-func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Time, limbo time.Duration) bool {
+func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time, limbo time.Duration) bool {
 	h := e.s.core.HeapOf(&pg.PG)
 	found := false
 	for units, w := range p.wants {
@@ -455,7 +455,7 @@ func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Tim
 			delete(p.wants, units) // nobody waits any more
 			continue
 		}
-		pl, ok := session.Fit(h, units)
+		pl, ok := engine.Fit(h, units)
 		if ok {
 			h.Unuse(pl) // the lane that looks first finds it
 			delete(p.wants, units)
@@ -493,7 +493,7 @@ func (e *evictor) fit(v *session.View, pg *session.PG, p *pressure, now time.Tim
 	}
 	if found {
 		for _, d := range e.s.lanes { // those that wait look again
-			d.l.Deliver(func(*session.Lane) {})
+			d.l.Deliver(func(*engine.Lane) {})
 			e.s.kick(d.l)
 		}
 	}
@@ -521,7 +521,7 @@ func chooserAmong(choose func([]index.Candidate) []int, some func([]index.Candid
 
 // clear evicts what lies in a stretch of own memory, a thousand groups of the index at a
 // time. It reports whether there is more to look at.
-func (e *evictor) clear(v *session.View, pg *session.PG, c *clearing) (more bool) {
+func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) {
 	choose := func(list []index.Candidate) (picked []int) {
 		for i, x := range list {
 			if u := x.Word.Unit(); u < c.from+c.units && c.from < u+x.Units {
@@ -560,7 +560,7 @@ func (e *evictor) groups() int {
 }
 
 // sample is a look at so many groups, nil if there are none.
-func (e *evictor) sample(v *session.View, pg *session.PG, groups int) *index.Work {
+func (e *evictor) sample(v *engine.View, pg *engine.PG, groups int) *index.Work {
 	w := &index.Work{PG: pg.ID}
 	for range groups {
 		if off, ok := randomGroup(v, pg); ok && w.Off == 0 {

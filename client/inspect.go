@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
@@ -88,7 +89,7 @@ func (c *Client) Session(ctx context.Context) (uint32, error) {
 }
 
 // ViewAtLeast waits for a map of at least the version given.
-func (c *Client) ViewAtLeast(ctx context.Context, version uint64) (*session.View, error) {
+func (c *Client) ViewAtLeast(ctx context.Context, version uint64) (*engine.View, error) {
 	for {
 		s, err := c.live(ctx)
 		if err != nil {
@@ -140,7 +141,7 @@ func (c *Client) Stats() Stats {
 			laneTotals
 			limbo, cached uint64
 		})
-		if !s.onLane(d.l, func(l *session.Lane) {
+		if !s.onLane(d.l, func(l *engine.Lane) {
 			x.laneTotals.add(l)
 			x.limbo, x.cached = l.LimboUnits(), l.CachedUnits()
 		}) {
@@ -199,7 +200,7 @@ func (t *laneTotals) wentBy(n, before session.Counts) {
 	t.went.Refused += n.Refused - before.Refused
 }
 
-func (t *laneTotals) add(l *session.Lane) {
+func (t *laneTotals) add(l *engine.Lane) {
 	for k := range t.ops {
 		t.ops[k] += l.Stats.Ops[k]
 		t.rounds[k] += l.Stats.Rounds[k]

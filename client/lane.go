@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // call is one operation as its caller sees it. Its fields belong to the caller
@@ -45,7 +45,7 @@ type call struct {
 	rounds  int
 
 	w        *waiter
-	task     *session.Task
+	task     *engine.Task
 	cancel   error // set when the caller went before the operation began
 	finished bool
 }
@@ -74,13 +74,13 @@ const (
 	sigLead        // the receiver leads the lane from now on
 )
 
-// laneDriver makes a session.Lane blocking. Whoever needs the lane and finds it
+// laneDriver makes a engine.Lane blocking. Whoever needs the lane and finds it
 // free leads it, with its own goroutine: no switch in the common case. Others
 // enqueue and wait, and their operations share the leader's doorbells. A leader
 // whose own calls are done hands over to somebody who still waits. (Combining,
 // after Hendler et al., "Flat Combining", SPAA 2010.)
 type laneDriver struct {
-	l *session.Lane
+	l *engine.Lane
 	s *sess
 	// lead is 0 while nobody leads and nothing is under way; else 1 + a lower
 	// bound of the reclaim epoch at the start of every operation under way.
@@ -98,15 +98,15 @@ type laneDriver struct {
 	self    waiter // a lone caller's, so that it allocates nothing
 	selfc   call
 	selfcs  [1]*call
-	quick   [1]session.Quick
+	quick   [1]engine.Quick
 	ready   [3]<-chan struct{}
-	done    func(*session.Task)
+	done    func(*engine.Task)
 	spins   int // see tryLeadSoon
 
 	expiries expiries // what the leaders put, for the sweep
 }
 
-func newLaneDriver(s *sess, l *session.Lane, devices int) *laneDriver {
+func newLaneDriver(s *sess, l *engine.Lane, devices int) *laneDriver {
 	d := &laneDriver{l: l, s: s, timer: time.NewTimer(time.Hour)}
 	d.timer.Stop()
 	for i := range min(devices, len(d.ready)) {
@@ -147,7 +147,7 @@ func (d *laneDriver) start(c *call) {
 	}
 	t, err := d.l.NewTask()
 	if err != nil {
-		c.err = fmt.Errorf("%w: %w", session.ErrBuffer, err)
+		c.err = fmt.Errorf("%w: %w", engine.ErrBuffer, err)
 		d.callDone(c)
 		return
 	}
@@ -166,7 +166,7 @@ func (d *laneDriver) start(c *call) {
 }
 
 // taskDone runs on the leader when an operation has ended.
-func (d *laneDriver) taskDone(t *session.Task) {
+func (d *laneDriver) taskDone(t *engine.Task) {
 	c, _ := t.Tag.(*call)
 	if c != nil {
 		c.err, c.version, c.rounds = t.Op.Err, t.Op.Version, int(t.Op.Rounds)
@@ -259,9 +259,9 @@ func (d *laneDriver) overdue() {
 			return
 		}
 		if c, ok := t.Tag.(*call); ok {
-			d.abandon(c, session.ErrTimeout)
+			d.abandon(c, engine.ErrTimeout)
 		} else {
-			d.l.Orphan(t, session.ErrTimeout)
+			d.l.Orphan(t, engine.ErrTimeout)
 		}
 	}
 }
@@ -271,7 +271,7 @@ func (d *laneDriver) overdue() {
 func (d *laneDriver) work(ctx context.Context, w *waiter) {
 	d.pump()
 	if w != nil && w.left > 0 && w.deadline == 0 {
-		w.deadline = session.Nanos() + int64(d.s.c.o.OpTimeout)
+		w.deadline = engine.Nanos() + int64(d.s.c.o.OpTimeout)
 		for _, c := range w.calls {
 			if c.task != nil {
 				c.task.Deadline = w.deadline
@@ -298,7 +298,7 @@ func (d *laneDriver) work(ctx context.Context, w *waiter) {
 func (d *laneDriver) abandonAll() {
 	for _, t := range d.l.Tasks() {
 		if c, ok := t.Tag.(*call); ok {
-			d.abandon(c, session.ErrLease)
+			d.abandon(c, engine.ErrLease)
 		}
 	}
 }
@@ -322,7 +322,7 @@ func (d *laneDriver) publishOldest() {
 func (d *laneDriver) sleep(ctx context.Context) bool {
 	var wake <-chan time.Time
 	if at := d.l.NextWake(); at != 0 {
-		left := time.Duration(at - session.Nanos())
+		left := time.Duration(at - engine.Nanos())
 		if left <= 20*time.Microsecond {
 			runtime.Gosched()
 			return ctx.Err() == nil
@@ -384,7 +384,7 @@ func (d *laneDriver) handOver() {
 // synchronous.
 func (d *laneDriver) exec(ctx context.Context, req *call) {
 	if d.s.dead.Load() || d.s.shut.Load() {
-		req.err = session.ErrLease
+		req.err = engine.ErrLease
 		return
 	}
 	if d.tryLeadSoon() {
@@ -401,7 +401,7 @@ func (d *laneDriver) exec(ctx context.Context, req *call) {
 	}
 	c := new(call)
 	*c = *req
-	w := newWaiter([]*call{c}, session.Nanos()+int64(d.s.c.o.OpTimeout))
+	w := newWaiter([]*call{c}, engine.Nanos()+int64(d.s.c.o.OpTimeout))
 	d.enqueue(w)
 	d.join(ctx, w)
 	req.err, req.version, req.item, req.n, req.rounds = c.err, c.version, c.item, c.n, c.rounds
@@ -430,7 +430,7 @@ func (d *laneDriver) wait(ctx context.Context, w *waiter) {
 		}
 		return
 	case <-d.s.ctx.Done():
-		if d.withdraw(w, session.ErrLease) {
+		if d.withdraw(w, engine.ErrLease) {
 			return
 		}
 		d.l.Kick()
@@ -440,7 +440,7 @@ func (d *laneDriver) wait(ctx context.Context, w *waiter) {
 		if d.withdraw(w, err) {
 			return
 		}
-		d.l.Deliver(func(*session.Lane) {
+		d.l.Deliver(func(*engine.Lane) {
 			for _, c := range w.calls {
 				if c.task != nil {
 					d.abandon(c, err)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/internal/engine"
 )
 
 // MultiGet gets every key; the phases of all of them share round trips: one or
@@ -145,7 +145,7 @@ func (s *sess) spread(calls []*call) [][]*call {
 }
 
 func (s *sess) multi(ctx context.Context, byLane [][]*call) {
-	deadline := session.Nanos() + int64(s.c.o.OpTimeout)
+	deadline := engine.Nanos() + int64(s.c.o.OpTimeout)
 	ws := make([]*waiter, len(s.lanes))
 	led := make([]bool, len(s.lanes))
 	var wg sync.WaitGroup
@@ -158,7 +158,7 @@ func (s *sess) multi(ctx context.Context, byLane [][]*call) {
 		ws[i] = newWaiter(qs, deadline)
 		if s.dead.Load() || s.shut.Load() {
 			for _, q := range qs {
-				q.err = session.ErrLease
+				q.err = engine.ErrLease
 			}
 			ws[i] = nil
 			continue

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/providers"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
@@ -47,7 +47,7 @@ type Client struct {
 func (o *Options) ensureDefaults() {
 	o.Namespace = cmp.Or(o.Namespace, "default")
 	o.Name = cmp.Or(o.Name, defaultName())
-	o.Lanes = cmp.Or(o.Lanes, min(runtime.GOMAXPROCS(0), session.MaxLanes))
+	o.Lanes = cmp.Or(o.Lanes, min(runtime.GOMAXPROCS(0), engine.MaxLanes))
 	o.CacheBytes = cmp.Or(o.CacheBytes, 64<<20)
 	o.OpTimeout = cmp.Or(o.OpTimeout, 10*time.Second)
 	if o.Logger == nil {
@@ -67,8 +67,8 @@ func (o *Options) Validate() error {
 	if len(o.Devices) > 3 {
 		bad("Devices: %d, want at most 3", len(o.Devices))
 	}
-	if o.Lanes < 1 || o.Lanes > session.MaxLanes {
-		bad("Lanes: %d, want 1..%d", o.Lanes, session.MaxLanes)
+	if o.Lanes < 1 || o.Lanes > engine.MaxLanes {
+		bad("Lanes: %d, want 1..%d", o.Lanes, engine.MaxLanes)
 	}
 	if o.CacheBytes < 0 {
 		bad("CacheBytes: %d, want >= 0 bytes", o.CacheBytes)

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 type modifyFunc = func(cur *layout.Record) (value []byte, expiry uint64, err error)
@@ -56,7 +56,7 @@ func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 // quick performs a cached GET or PUT at once if the key's lane is free and its provider
 // allows. Unless q is nil the caller then leads the lane, and hands it over when it is
 // done with q.
-func (c *Client) quick(ctx context.Context, put bool, key, value []byte, flags layout.RecordFlags, expiry uint64) (d *laneDriver, q *session.Quick) {
+func (c *Client) quick(ctx context.Context, put bool, key, value []byte, flags layout.RecordFlags, expiry uint64) (d *laneDriver, q *engine.Quick) {
 	s := c.sess.Load()
 	if !c.mayBeQuick(ctx, s) {
 		return nil, nil
@@ -123,7 +123,7 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 }
 
 // quickPut is the answer of a Quick; the leader's.
-func (d *laneDriver) quickPut(q *session.Quick) (version uint64, err error) {
+func (d *laneDriver) quickPut(q *engine.Quick) (version uint64, err error) {
 	if q.Expiry != 0 {
 		d.expires(q.Expiry, q.Hash)
 	}

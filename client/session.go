@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
@@ -27,7 +28,7 @@ import (
 // the session is lost the Client opens another.
 type sess struct {
 	c      *Client
-	core   *session.Core
+	core   *engine.Core
 	lanes  []*laneDriver
 	id     uint32
 	nsID   uint32
@@ -67,9 +68,9 @@ type sess struct {
 // session that it replaces, 0 if there is none.
 func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	var rep *dirpb.OpenSessionReply
-	sent := session.Nanos()
+	sent := engine.Nanos()
 	err := c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
-		sent = session.Nanos()
+		sent = engine.Nanos()
 		rep, err = dc.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: c.o.Namespace, Client: c.o.Name,
 			HostId: hostid.ID(), ReadOnly: c.o.ReadOnly, Background: c.o.Background, WasNamespaceId: was})
 		return err
@@ -94,12 +95,12 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	if m := int(rep.MaxLanes); m > 0 && lanes > m {
 		lanes = m
 	}
-	s.core, err = session.NewCore(session.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
+	s.core, err = engine.NewCore(engine.Options{Session: rep.SessionId, Discriminator: rep.Discriminator,
 		Lanes: lanes, CacheBytes: c.o.CacheBytes, Devices: c.o.Devices, Control: s, FullFor: int64(600 * time.Millisecond), ReadOnly: c.o.ReadOnly, Hash: s.hash, Frequency: frequency{c},
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		Stirred: s.stir, Nanos: session.Nanos, Millis: session.Millis})
+		Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +160,7 @@ func (s *sess) watch() {
 
 // install checks a map, which is hostile until then, and makes it the view.
 func (s *sess) install(m *dirpb.Map) error {
-	v, err := session.ViewOf(m, s.nsID)
+	v, err := engine.ViewOf(m, s.nsID)
 	if err != nil {
 		return err
 	}
@@ -202,7 +203,7 @@ func (s *sess) control() {
 		for _, ask := range s.agenda.Due(s.oldest) {
 			s.wg.Go(func() { s.perform(ask) })
 		}
-		t.Reset(max(time.Duration(s.agenda.Next()-session.Nanos()), 0))
+		t.Reset(max(time.Duration(s.agenda.Next()-engine.Nanos()), 0))
 		select {
 		case <-s.ctx.Done():
 			return
@@ -267,7 +268,7 @@ func (s *sess) renewOnce(ask session.Ask) {
 		if tries++; tries > 1 {
 			ask = s.agenda.Again(ask)
 		}
-		r.Sent = session.Nanos()
+		r.Sent = engine.Nanos()
 		r.Renew, err = dc.Renew(ctx, ask.Renew)
 		return err
 	})
@@ -307,7 +308,7 @@ func (s *sess) sweep(d *laneDriver) {
 		d.handOver()
 		return
 	}
-	d.l.Deliver(func(*session.Lane) {})
+	d.l.Deliver(func(*engine.Lane) {})
 }
 
 // lost ends the session from outside; the Client opens another.
@@ -326,7 +327,7 @@ func (s *sess) lost(err error) {
 // ---- connections -------------------------------------------------------------
 
 // WantConn dials in the background until it succeeds or cannot any more.
-func (s *sess) WantConn(l *session.Lane, node uint32) {
+func (s *sess) WantConn(l *engine.Lane, node uint32) {
 	if s.ctx.Err() != nil {
 		return
 	}
@@ -338,26 +339,26 @@ func (s *sess) WantConn(l *session.Lane, node uint32) {
 	}()
 }
 
-func (s *sess) connect(l *session.Lane, node uint32) {
+func (s *sess) connect(l *engine.Lane, node uint32) {
 	// What the old queue pair still holds must end before another one works,
 	// unless its memory is given up.
 	var old *rdma.QP
 	var inc uint64
-	if !s.onLane(l, func(l *session.Lane) { old, inc = l.Detach(node) }) {
+	if !s.onLane(l, func(l *engine.Lane) { old, inc = l.Detach(node) }) {
 		return
 	}
 	if old != nil {
 		s.closeQP(old, node, inc)
-		s.onLane(l, func(l *session.Lane) { l.Closed(node) })
+		s.onLane(l, func(l *engine.Lane) { l.Closed(node) })
 	}
 	for wait := time.Millisecond; s.ctx.Err() == nil; wait = min(wait*2, 250*time.Millisecond) {
 		if !s.up(node, 0) {
-			err := fmt.Errorf("%w: memory node %d is down", session.ErrNoConn, node)
+			err := fmt.Errorf("%w: memory node %d is down", engine.ErrNoConn, node)
 			select {
 			case <-s.ctx.Done():
 			case <-time.After(20 * time.Millisecond): // waiting operations ask again at once
 			}
-			l.Deliver(func(l *session.Lane) { l.ConnFailed(node, false, err) })
+			l.Deliver(func(l *engine.Lane) { l.ConnFailed(node, false, err) })
 			s.kick(l)
 			return
 		}
@@ -373,13 +374,13 @@ func (s *sess) connect(l *session.Lane, node uint32) {
 			s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", node, "via", how)
 		}
 		if err == nil {
-			l.Deliver(func(l *session.Lane) { l.Attach(node, inc, dev, qp) })
+			l.Deliver(func(l *engine.Lane) { l.Attach(node, inc, dev, qp) })
 			s.kick(l)
 			return
 		}
 		if errors.Is(err, errNoProvider) {
-			err := fmt.Errorf("%w: %w", session.ErrNoConn, err)
-			l.Deliver(func(l *session.Lane) { l.ConnFailed(node, true, err) })
+			err := fmt.Errorf("%w: %w", engine.ErrNoConn, err)
+			l.Deliver(func(l *engine.Lane) { l.ConnFailed(node, true, err) })
 			s.kick(l)
 			return
 		}
@@ -426,7 +427,7 @@ func (s *sess) closeQP(qp *rdma.QP, node uint32, inc uint64) {
 }
 
 // kick makes sure that somebody pumps the lane.
-func (s *sess) kick(l *session.Lane) {
+func (s *sess) kick(l *engine.Lane) {
 	d := s.lanes[l.ID()]
 	if d.tryLead() {
 		d.pump()
@@ -437,9 +438,9 @@ func (s *sess) kick(l *session.Lane) {
 }
 
 // onLane runs f on the lane and waits for it; false if the session ended first.
-func (s *sess) onLane(l *session.Lane, f func(*session.Lane)) bool {
+func (s *sess) onLane(l *engine.Lane, f func(*engine.Lane)) bool {
 	done := make(chan struct{})
-	l.Deliver(func(l *session.Lane) { f(l); close(done) })
+	l.Deliver(func(l *engine.Lane) { f(l); close(done) })
 	s.kick(l)
 	select {
 	case <-done:
@@ -464,7 +465,7 @@ func via(provider string, by dirpb.AtomicsBy, agent bool) string {
 
 // dial connects to the node with the best provider that both ends have and the
 // node admits.
-func (s *sess) dial(l *session.Lane, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
+func (s *sess) dial(l *engine.Lane, id uint32) (qp *rdma.QP, dev int, how string, inc uint64, err error) {
 	s.mu.Lock()
 	n := s.mu.nodes[id]
 	s.mu.Unlock()
@@ -543,7 +544,7 @@ func (s *sess) grantOnce(ask session.Ask) {
 		s.evictor.starves(pg, units)
 	}
 	for _, d := range s.lanes {
-		d.l.Deliver(func(*session.Lane) {})
+		d.l.Deliver(func(*engine.Lane) {})
 		s.kick(d.l)
 	}
 }

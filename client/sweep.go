@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // sweep takes back what has expired. It does so in two ways, both the evictor's:
@@ -133,7 +133,7 @@ func (d *laneDriver) expires(expiryMillis, hash uint64) {
 
 // sweepSome takes back some of what has expired, and returns when it wants to go on. While the
 // session is calm it is as fast as ever at rest, but in larger batches.
-func (e *evictor) sweepSome(v *session.View, calm bool) time.Duration {
+func (e *evictor) sweepSome(v *engine.View, calm bool) time.Duration {
 	sw := &e.sweep
 	for _, d := range e.s.lanes {
 		d.expiries.collect(sw.wheel)
@@ -198,7 +198,7 @@ func (e *evictor) account() {
 }
 
 // short reports whether memory is wanted of any placement group.
-func (e *evictor) short(v *session.View) bool {
+func (e *evictor) short(v *engine.View) bool {
 	for id, pg := range v.PGs {
 		if c := e.s.core; pg.Active && (c.Exhausted(id) || c.Short(id) || c.Give(id) > 0) {
 			return true
@@ -209,7 +209,7 @@ func (e *evictor) short(v *session.View) bool {
 
 // starving reports whether operations found no memory in a store since it was asked last;
 // relieve sees to those in a cache.
-func (e *evictor) starving(v *session.View) (yes bool) {
+func (e *evictor) starving(v *engine.View) (yes bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for id := range e.mu.needs {
@@ -230,11 +230,11 @@ type dueGroup struct {
 
 // sweepDue removes records that this session put and that have expired since. It reports
 // whether there are more.
-func (e *evictor) sweepDue(v *session.View) (more bool) {
+func (e *evictor) sweepDue(v *engine.View) (more bool) {
 	if e.sweep.hashes == nil {
 		e.sweep.hashes = make([]uint64, 0, sweepBatch)
 	}
-	now := session.Millis()
+	now := engine.Millis()
 	hashes := e.sweep.wheel.Take(now, e.sweep.hashes)
 	if len(hashes) == 0 {
 		return false
@@ -305,12 +305,12 @@ func (e *evictor) visit(list []dueGroup) []*index.Work {
 
 // sweepNext looks for what has expired in the next groups of the index, of which rest are
 // enough at rest.
-func (e *evictor) sweepNext(v *session.View, short bool) (groups, records, rest int) {
+func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest int) {
 	sw := &e.sweep
 	if e.s.c.stats.expires.Swap(false) {
 		sw.expiring = true
 	}
-	late := session.Millis() - uint64(sweepForeign/time.Millisecond)
+	late := engine.Millis() - uint64(sweepForeign/time.Millisecond)
 	var works []*index.Work
 	rest = sweepSlow
 	for {

@@ -16,8 +16,8 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // Plan is a job cut into operations.
@@ -50,7 +50,7 @@ type array struct {
 const groups = layout.ClusterGroups + 1
 
 // NewPlan works out what a job asks for under a view.
-func NewPlan(v *session.View, job *dirpb.Job) (*Plan, error) {
+func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 	pg := v.PGs[job.GetPgId()]
 	if pg == nil {
 		return nil, fmt.Errorf("job %d: no placement group %d", job.GetId(), job.GetPgId())
@@ -110,7 +110,7 @@ func NewPlan(v *session.View, job *dirpb.Job) (*Plan, error) {
 
 // arraysOf lists the arrays of a placement group, those of children that are
 // still being moved to among them.
-func arraysOf(v *session.View, pg *session.PG) (as []array) {
+func arraysOf(v *engine.View, pg *engine.PG) (as []array) {
 	for i := range v.Shards {
 		s := &v.Shards[i]
 		if s.PG == pg {

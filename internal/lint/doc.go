@@ -2,7 +2,7 @@
 // import which, and that each one says what it is for. It is only a test.
 //
 // The table in lint_test.go is the map of the project: data goes client →
-// internal/session → index → internal/layout and client → rdma → rdma/driver,
+// internal/engine → index → internal/layout and client → rdma → rdma/driver,
 // control through server and memnode. A refusal names both ends and the reason;
 // who needs an import that is refused either moves code, or changes the row and
 // its reason in the same commit.

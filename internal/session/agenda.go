@@ -1,3 +1,11 @@
+// Package session is one session's side of the control path: what it must ask of its
+// directory, and when. It is a pure machine, an [Agenda] above an engine.Core, which the
+// client performs with goroutines and the simulator as choices; the data path is
+// internal/engine.
+//
+// Start with [Agenda]. Its methods may be called concurrently; it owns no buffers, and a
+// request that it has given belongs to whoever performs it. The form is server/lead's, and
+// Ongaro's thesis on Raft (2014), whose leader is a machine driven from outside as well.
 package session
 
 import (
@@ -10,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -29,7 +38,7 @@ import (
 //
 // Its methods may be called concurrently.
 type Agenda struct {
-	core *Core
+	core *engine.Core
 	o    AgendaOptions
 
 	mu struct {
@@ -145,12 +154,12 @@ const (
 )
 
 // NewAgenda makes the agenda of a session that was just opened.
-func NewAgenda(c *Core, o AgendaOptions) *Agenda {
+func NewAgenda(c *engine.Core, o AgendaOptions) *Agenda {
 	a := &Agenda{core: c, o: o}
 	a.mu.term = o.Term
 	a.mu.ackPause = ackPause
 	a.mu.wants, a.mu.grants, a.mu.pgs = map[uint32]uint32{}, map[uint32]*grant{}, map[uint32]*agendaPG{}
-	a.mu.next = c.opts.Nanos() + o.Renew
+	a.mu.next = c.Nanos() + o.Renew
 	return a
 }
 
@@ -194,17 +203,17 @@ func (a *Agenda) Busy() {
 }
 
 // Stir ends the quiet of a session that has something to ask for or to tell, and reports
-// whether it was quiet: then Next has changed. See [Options.Stirred].
+// whether it was quiet: then Next has changed. See [engine.Options].Stirred.
 func (a *Agenda) Stir() bool {
-	if !a.core.quiet.Load() {
+	if !a.core.Quiet() {
 		return false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.core.quiet.Swap(false) {
+	if !a.core.SetQuiet(false) {
 		return false
 	}
-	a.mu.next = min(a.mu.next, max(a.mu.sent+a.o.Renew, a.core.opts.Nanos()))
+	a.mu.next = min(a.mu.next, max(a.mu.sent+a.o.Renew, a.core.Nanos()))
 	return true
 }
 
@@ -230,7 +239,7 @@ func (a *Agenda) Due(oldest func() (epoch uint64, ok bool)) []Ask {
 func (a *Agenda) DueGrants() (asks []Ask) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.core.opts.Nanos()
+	now := a.core.Nanos()
 	a.takeEarly()
 	for _, pg := range slices.Sorted(maps.Keys(a.mu.wants)) {
 		if q, ok := a.grantDue(pg, now); ok {
@@ -246,7 +255,7 @@ func (a *Agenda) DueGrants() (asks []Ask) {
 func (a *Agenda) DueRenewal(oldest func() (epoch uint64, ok bool)) (Ask, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.core.opts.Nanos()
+	now := a.core.Nanos()
 	if !a.renewalDue(now) {
 		return Ask{}, false
 	}
@@ -300,7 +309,7 @@ func (a *Agenda) renewalDue(now int64) bool {
 // renewal makes a renewal, which begins here: what it hands back is forgotten.
 func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	k := a.acked()
-	q := &dirpb.RenewRequest{SessionId: a.core.opts.Session, ReportEpoch: a.core.Epoch(),
+	q := &dirpb.RenewRequest{SessionId: a.core.Session(), ReportEpoch: a.core.Epoch(),
 		AckedMapVersion: k.acked, QuiescedMapVersion: k.quiesced, Term: a.mu.term}
 	if e, ok := oldest(); ok && e < q.ReportEpoch {
 		q.ReportEpoch = e
@@ -310,10 +319,10 @@ func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	}
 	a.mu.told, a.mu.hurry, a.mu.renewing = k, false, true
 	a.mu.wasBusy, a.mu.busy = a.mu.busy, false
-	a.core.quiet.Store(false)
+	a.core.SetQuiet(false)
 	a.mu.number = a.core.BeginRenew()
 	q.Number = a.mu.number
-	q.InLimbo = a.core.inLimbo() && a.core.unlinked.Load() >= a.mu.awaits
+	q.InLimbo = a.core.InLimbo() && a.core.LastUnlink() >= a.mu.awaits
 	return Ask{Kind: AskRenew, Renew: q}
 }
 
@@ -334,7 +343,7 @@ func (a *Agenda) Again(first Ask) Ask {
 func (a *Agenda) Answer(q Ask, r Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.core.opts.Nanos()
+	now := a.core.Nanos()
 	if q.Kind == AskGrant {
 		a.granted(q, r, now)
 		return
@@ -393,9 +402,9 @@ func (a *Agenda) rest(sent int64, millis uint64, now int64) {
 	if millis == 0 {
 		return
 	}
-	a.core.quiet.Store(true) // before looking: what happens from here on stirs it
+	a.core.SetQuiet(true) // before looking: what happens from here on stirs it
 	if !a.idle(now) {
-		a.core.quiet.Store(false)
+		a.core.SetQuiet(false)
 		return
 	}
 	a.mu.next = max(a.mu.next, sent+int64(min(millis, maxQuietMillis))*int64(time.Millisecond))
@@ -411,12 +420,12 @@ func (a *Agenda) idle(now int64) bool {
 	v := a.core.View()
 	switch k := a.acked(); {
 	case a.mu.wasBusy || a.mu.busy || a.mu.hurry || a.mu.backlog || v == nil || k.acked < v.Version || k.quiesced < v.Version,
-		a.core.inLimbo(), len(a.mu.wants)+len(a.mu.grants)+len(a.mu.early) > 0:
+		a.core.InLimbo(), len(a.mu.wants)+len(a.mu.grants)+len(a.mu.early) > 0:
 		return false
 	}
 	for _, m := range a.core.Heaps() {
 		p, f := a.pg(m.PG), a.core.Flow(m.PG, m.Generation)
-		if f == nil || v.pg(m.PG) == nil || v.pg(m.PG).Generation != m.Generation {
+		if f == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation {
 			continue
 		}
 		if a.core.Exhausted(m.PG) || m.Heap.Stats().ForeignFree > 0 || p.used(now, f.Taken(), false) > 0 || !sameHeld(p.told, heldOf(m, f)) {
@@ -437,19 +446,11 @@ func (a *Agenda) untold() {
 // supplied notes how the placement groups stand; all says whether those that are not named
 // are gone.
 func (a *Agenda) supplied(list []*dirpb.Supply, all bool) {
-	c := a.core
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if all {
-		clear(c.mu.supply)
+	told := make(map[uint32]engine.Supply, len(list))
+	for _, x := range list {
+		told[x.GetPgId()] = engine.Supply{Known: true, Short: x.GetShort(), Floor: x.GetFloorUnits(), Share: x.GetShareUnits(), Give: x.GetGiveUnits()}
 	}
-	for pg, s := range c.mu.supply { // not named: it has room again
-		s.Short, s.Give = false, 0
-		c.mu.supply[pg] = s
-	}
-	for _, s := range list {
-		c.mu.supply[s.GetPgId()] = Supply{Known: true, Short: s.GetShort(), Floor: s.GetFloorUnits(), Share: s.GetShareUnits(), Give: s.GetGiveUnits()}
-	}
+	a.core.SetSupply(told, all)
 }
 
 // Counts are units, over the session's life.
@@ -485,7 +486,7 @@ func (a *Agenda) grantDue(pg uint32, now int64) (Ask, bool) {
 	delete(a.mu.wants, pg)
 	g := &grant{view: a.core.View().Version, units: units}
 	a.mu.grants[pg] = g
-	return Ask{Kind: AskGrant, grant: g, Grant: &dirpb.GrantExtentRequest{SessionId: a.core.opts.Session, PgId: pg,
+	return Ask{Kind: AskGrant, grant: g, Grant: &dirpb.GrantExtentRequest{SessionId: a.core.Session(), PgId: pg,
 		WantUnits: max(p.grow, firstGrant, units), PlaceUnits: units}}, true
 }
 
@@ -493,7 +494,7 @@ func (a *Agenda) grantDue(pg uint32, now int64) (Ask, bool) {
 // session's map, the session does not end, which has the placement group. Only an answer or a map changes that.
 func (a *Agenda) askable(pg uint32) bool {
 	v := a.core.View()
-	return !a.mu.ending && a.mu.grants[pg] == nil && v != nil && v.pg(pg) != nil && !a.isEarly(pg)
+	return !a.mu.ending && a.mu.grants[pg] == nil && v != nil && v.PG(pg) != nil && !a.isEarly(pg)
 }
 
 func (a *Agenda) granted(q Ask, r Reply, now int64) {
@@ -542,11 +543,11 @@ func (a *Agenda) isEarly(pg uint32) bool {
 
 // isAhead reports whether a run was granted under a newer map than v, in which its
 // placement group began anew or its extent is not being recalled any more.
-func isAhead(v *View, r *dirpb.GrantExtentReply, x *dirpb.ReturnedRun) bool {
+func isAhead(v *engine.View, r *dirpb.GrantExtentReply, x *dirpb.ReturnedRun) bool {
 	if v == nil || v.Version >= r.GetMapVersion() {
 		return v == nil
 	}
-	pg := v.pg(x.GetPgId())
+	pg := v.PG(x.GetPgId())
 	return pg == nil || pg.Generation < x.GetGeneration() || pg.IsRecalled(x.GetUnit())
 }
 
@@ -558,7 +559,7 @@ func (a *Agenda) takeEarly() {
 			return false
 		}
 		for _, x := range r.GetRuns() {
-			pg := v.pg(x.GetPgId())
+			pg := v.PG(x.GetPgId())
 			if pg == nil || pg.Generation != x.GetGeneration() {
 				continue
 			}
@@ -577,9 +578,7 @@ func (a *Agenda) takeEarly() {
 // refuse notes that a run was granted, for placement group pg, that cannot be.
 func (a *Agenda) refuse(x *dirpb.ReturnedRun, why error, pg uint32) {
 	a.refused.Add(uint64(x.GetUnits()))
-	if a.core.opts.Broken != nil {
-		a.core.opts.Broken(fmt.Errorf("grant of units [%d,+%d) of placement group %d: %w", x.GetUnit(), x.GetUnits(), pg, why))
-	}
+	a.core.Broken(fmt.Errorf("grant of units [%d,+%d) of placement group %d: %w", x.GetUnit(), x.GetUnits(), pg, why))
 }
 
 // ---- what goes back ----------------------------------------------------------
@@ -592,7 +591,7 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 	tell, news := a.mu.held == 0 || now-a.mu.held >= heldEvery, false
 	for _, m := range a.core.Heaps() {
 		// Where memory is short the directory must know soon who has how much.
-		if short := a.core.supplyOf(m.PG).Short; short && now-a.mu.held >= heldShort || a.pg(m.PG).told == nil {
+		if short := a.core.Supply(m.PG).Short; short && now-a.mu.held >= heldShort || a.pg(m.PG).told == nil {
 			tell, news = true, true
 		}
 	}
@@ -602,10 +601,10 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 	places := handBacks
 	var held []*dirpb.Held
 	for _, m := range a.core.Heaps() {
-		if v == nil || v.pg(m.PG) == nil || v.pg(m.PG).Generation != m.Generation {
+		if v == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation {
 			continue
 		}
-		p, f, s := a.pg(m.PG), a.core.Flow(m.PG, m.Generation), a.core.supplyOf(m.PG)
+		p, f, s := a.pg(m.PG), a.core.Flow(m.PG, m.Generation), a.core.Supply(m.PG)
 		if f == nil {
 			continue
 		}
@@ -627,7 +626,7 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 	}
 }
 
-func heldOf(m Memory, f *Flow) *dirpb.Held {
+func heldOf(m engine.Memory, f *engine.Flow) *dirpb.Held {
 	st := m.Heap.Stats()
 	// What is free or in limbo, and what is linked, is counted by one account; how much of the
 	// former is which is as of the last renewal.
@@ -645,7 +644,7 @@ func sameHeld(a, b *dirpb.Held) bool {
 
 // foreign hands back free places that others were granted, but for as many as the session
 // used lately.
-func (a *Agenda) foreign(q *dirpb.RenewRequest, m Memory, p *agendaPG, f *Flow, s Supply, places *int, now int64) {
+func (a *Agenda) foreign(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f *engine.Flow, s engine.Supply, places *int, now int64) {
 	free, keep := m.Heap.Stats().ForeignFree, p.used(now, f.Taken(), s.Short)
 	if free <= keep || *places <= 0 {
 		a.mu.backlog = a.mu.backlog || free > keep
@@ -660,11 +659,11 @@ func (a *Agenda) foreign(q *dirpb.RenewRequest, m Memory, p *agendaPG, f *Flow, 
 		n += uint64(x.Units)
 	}
 	a.handedBack.Add(n)
-	f.add(-int64(n), 0, 0)
+	f.Add(-int64(n), 0, 0)
 }
 
 // freePlaces makes messages of places, ascending.
-func freePlaces(m Memory, list []heap.Place) (out []*dirpb.FreePlaces) {
+func freePlaces(m engine.Memory, list []heap.Place) (out []*dirpb.FreePlaces) {
 	end := uint32(0)
 	for _, x := range list {
 		k := len(out) - 1
@@ -679,7 +678,7 @@ func freePlaces(m Memory, list []heap.Place) (out []*dirpb.FreePlaces) {
 }
 
 // surplus returns own memory that the session has no use for.
-func (a *Agenda) surplus(q *dirpb.RenewRequest, m Memory, p *agendaPG, f *Flow, s Supply, now int64) {
+func (a *Agenda) surplus(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f *engine.Flow, s engine.Supply, now int64) {
 	if !s.Known || !s.Short && (a.mu.wants[m.PG] > 0 || a.mu.grants[m.PG] != nil) {
 		return // the session lacks memory itself
 	}
@@ -714,7 +713,7 @@ func (a *Agenda) surplus(q *dirpb.RenewRequest, m Memory, p *agendaPG, f *Flow, 
 		n += uint64(r.Units)
 	}
 	a.returned.Add(n)
-	f.add(-int64(n), 0, 0)
+	f.Add(-int64(n), 0, 0)
 }
 
 // sample notes what was taken, about once a second.
@@ -744,7 +743,7 @@ func (p *agendaPG) used(now int64, taken uint64, haste bool) uint64 {
 func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	q := &dirpb.CloseSessionRequest{SessionId: a.core.opts.Session, Leaked: a.core.Leaked() || a.mu.unsure || len(a.mu.grants) > 0}
+	q := &dirpb.CloseSessionRequest{SessionId: a.core.Session(), Leaked: a.core.Leaked() || a.mu.unsure || len(a.mu.grants) > 0}
 	v := a.core.View()
 	a.takeEarly()
 	for _, r := range a.mu.early {
@@ -752,7 +751,7 @@ func (a *Agenda) Close() *dirpb.CloseSessionRequest {
 	}
 	a.mu.early = nil
 	for _, m := range a.core.Heaps() {
-		if v == nil || v.pg(m.PG) == nil || v.pg(m.PG).Generation != m.Generation {
+		if v == nil || v.PG(m.PG) == nil || v.PG(m.PG).Generation != m.Generation {
 			continue
 		}
 		own, foreign := m.Heap.Drain()

@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
@@ -30,7 +30,7 @@ var errLost = errors.New("lost")
 type agenda struct {
 	*session.Agenda
 	t    *testing.T
-	core *session.Core
+	core *engine.Core
 	now  int64
 	// broken is what the directory should not have sent.
 	broken []error
@@ -39,7 +39,7 @@ type agenda struct {
 func newAgenda(t *testing.T) *agenda {
 	a := &agenda{t: t, now: second}
 	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
-	core, err := session.NewCore(session.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
+	core, err := engine.NewCore(engine.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
 		Broken: func(err error) { a.broken = append(a.broken, err) },
 		Nanos:  func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
 	if err != nil {
@@ -58,7 +58,7 @@ func newAgenda(t *testing.T) *agenda {
 // view installs a map with placement group 1, and its lane sees it.
 func (a *agenda) view(version uint64, generation uint32, recalled ...uint32) {
 	a.t.Helper()
-	v, err := session.ViewOf(&dirpb.Map{Version: version, Pgs: []*dirpb.PlacementGroup{{
+	v, err := engine.ViewOf(&dirpb.Map{Version: version, Pgs: []*dirpb.PlacementGroup{{
 		Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, Members: []*dirpb.Member{{NodeId: 1, Incarnation: 1}},
 		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize, Generation: generation, Recalled: recalled,
 	}}}, 1)
@@ -282,7 +282,7 @@ func TestAgendaQuiet(t *testing.T) {
 	next("out of limbo", quiet)
 	a.grant(a.wants(10), 5, 4, fresh(1, heapLo, 100))
 	renew()
-	a.core.Flow(1, 1).Use(10)
+	a.core.Flow(1, 1).Add(0, 10, 10)
 	renew()
 	next("memory is used", renewEvery)
 	for range 20 { // five seconds
@@ -682,7 +682,7 @@ func TestAgendaKeepsWhatItUses(t *testing.T) {
 	}
 	a.grant(a.wants(10), 4, 3, fresh(1, 1<<18, 200_000))
 	// 90,000 units are taken and given back in a second, as Flow counts.
-	f.Use(90_000)
+	f.Add(0, 90_000, 90_000)
 	for i := range uint32(100) {
 		h.Free(heap.Place{Unit: 3<<18 + 1000*i, Units: 1000})
 	}
@@ -751,73 +751,4 @@ func TestAgendaEnding(t *testing.T) {
 	if c := a.Close(); len(c.Runs) != 1 || !proto.Equal(c.Runs[0], fresh(2, heapLo, 100)) || len(a.Close().Runs) != 0 {
 		t.Fatalf("closed with %v", c)
 	}
-}
-
-// An operation that misses memory fails once the directory has said for some time that none
-// is on its way; waits for what is, so long; and not at all for a while after others did in
-// vain.
-func TestNoMemory(t *testing.T) {
-	const fullFor, wait, vain = 300_000_000, 8 * second, 2 * second
-	a := newAgenda(t)
-	a.core.SetFullFor(fullFor)
-	starved := uint64(1)
-	missed := a.now
-	check := func(what, want string) {
-		t.Helper()
-		switch err := a.core.NoMemory(1, starved, missed); {
-		case want == "" && err != nil:
-			t.Fatalf("%s: %v", what, err)
-		case want != "" && (!errors.Is(err, index.ErrFull) || !strings.Contains(err.Error(), want)):
-			t.Fatalf("%s: %v, want %q", what, err, want)
-		}
-	}
-	a.now += 2 * wait
-	check("nobody has said anything", "")
-	missed = a.now
-	a.core.SetExhausted(1)
-	a.core.SetFull(1, true)
-	check("just said", "")
-	a.now += fullFor - 1
-	a.core.SetFull(1, true) // again; it counts from the first
-	check("a moment early", "")
-	a.now++
-	check("full", "has no memory left")
-	if err := a.core.NoMemory(2, starved, missed); err != nil {
-		t.Fatalf("of another placement group: %v", err)
-	}
-	starved = 2
-	check("said before it was missed", "")
-	starved = 1
-	a.core.SetFull(1, false)
-	check("some is on its way", "")
-	a.core.SetFull(1, true)
-	check("full anew", "")
-	a.core.SetFull(1, false)
-	// On its way, and it does not come.
-	missed = a.now
-	a.now += wait - 1
-	check("a moment early", "")
-	a.now++
-	check("waited", "did not come in 8s")
-	missed = a.now
-	check("the next one", "in vain")
-	a.now += vain - 1
-	check("still", "in vain")
-	a.now++
-	check("waits again", "")
-	// Nothing is said of memory that was missed since.
-	starved = 9
-	a.now += 2 * wait
-	check("said before", "")
-	a.core.SetVain(1)
-	check("said before, waited for in vain", "")
-	starved = 1
-	missed = a.now
-	check("others waited", "in vain")
-	// An operation with little time says nothing of others.
-	a.now += vain
-	a.core.GaveUp(1, a.now-vain+1)
-	check("another had little time", "")
-	a.core.GaveUp(1, a.now-vain)
-	check("another had time", "in vain")
 }

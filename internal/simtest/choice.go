@@ -6,8 +6,8 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
@@ -478,7 +478,7 @@ func (w *World) do(ch choice) {
 		w.passTime()
 	case chDeadline:
 		w.dead++
-		c.abandon(c.run[0], session.ErrTimeout)
+		c.abandon(c.run[0], engine.ErrTimeout)
 	case chCrash:
 		w.crashes++
 		c.crash()

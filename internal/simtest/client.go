@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/janitor"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
@@ -19,8 +20,8 @@ type cl struct {
 	i       int
 	id      uint32
 	janitor bool
-	core    *session.Core
-	lanes   []*session.Lane
+	core    *engine.Core
+	lanes   []*engine.Lane
 	fibers  []*fiber // of the lanes, if the provider is synchronous
 	dev     *rdma.Device
 	script  []Step
@@ -64,7 +65,7 @@ type cl struct {
 
 // running is one operation of a client.
 type running struct {
-	t     *session.Task
+	t     *engine.Task
 	lane  int
 	start int    // World.step at which it counts as begun
 	e     *Event // of scripts; nil for scans, evictions and janitors
@@ -174,7 +175,7 @@ func (w *World) addClient(janitor bool) error {
 		return err
 	}
 	c.dev = rdma.NewDevice("sim", w.fab.Device(fmt.Sprintf("c%d", i)))
-	c.core, err = session.NewCore(session.Options{Session: c.id, Discriminator: res.Session.Discriminator, Lanes: w.cfg.Lanes, CacheBytes: 1024,
+	c.core, err = engine.NewCore(engine.Options{Session: c.id, Discriminator: res.Session.Discriminator, Lanes: w.cfg.Lanes, CacheBytes: 1024,
 		Devices: []*rdma.Device{c.dev}, Control: c, SlabTasks: 3, Hash: hashOfKey,
 		Nanos: c.nanos, Millis: func() uint64 { return w.millis }})
 	if err != nil {
@@ -219,7 +220,7 @@ func (c *cl) WantSplit(shard uint32) {
 	}
 }
 
-func (c *cl) WantConn(l *session.Lane, node uint32) {
+func (c *cl) WantConn(l *engine.Lane, node uint32) {
 	x := want{uint32(l.ID()), node}
 	for _, y := range c.wantConn {
 		if x == y {
@@ -245,7 +246,7 @@ func (c *cl) pump() {
 // wakeAll makes waiting operations look again.
 func (c *cl) wakeAll() {
 	for _, l := range c.lanes {
-		l.Deliver(func(*session.Lane) {})
+		l.Deliver(func(*engine.Lane) {})
 	}
 }
 

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -89,11 +89,11 @@ func (w *World) fencedIDs() (ids []uint32) {
 func (w *World) fenced(c *cl) bool { return w.st.Life(c.id) == dirpb.SessionLife_SESSION_FENCED }
 
 // view is the newest map, as a session would check it.
-func (w *World) view() *session.View {
+func (w *World) view() *engine.View {
 	if n := len(w.views); n > 0 && w.views[n-1].Version == w.st.MapVersion() {
 		return w.views[n-1]
 	}
-	v, err := session.ViewOf(w.st.Map(&fsmpb.Session{NamespaceId: 1}), 1)
+	v, err := engine.ViewOf(w.st.Map(&fsmpb.Session{NamespaceId: 1}), 1)
 	if err != nil {
 		w.fail(fmt.Errorf("map: %w", err))
 		return w.views[len(w.views)-1]

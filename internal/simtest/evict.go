@@ -9,8 +9,8 @@ import (
 	"strconv"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
 
@@ -91,7 +91,7 @@ func (c *cl) startEvict(s Step, lane int, x index.Work, pick func(l []index.Cand
 func (c *cl) evicted(r *running) {
 	w, op := c.w, &r.t.Op
 	switch err := op.Err; {
-	case err == nil, errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrLease):
+	case err == nil, errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrLease):
 	default:
 		w.fail(fmt.Errorf("eviction of client %d: %w", c.i, err))
 	}

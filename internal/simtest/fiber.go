@@ -4,8 +4,8 @@ import (
 	"iter"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // fiber runs a lane whose provider executes WRs within PostSend (Config.Synchronous): it
@@ -13,7 +13,7 @@ import (
 // take effect one by one, and whatever else may happen in between.
 type fiber struct {
 	w      *World
-	l      *session.Lane
+	l      *engine.Lane
 	next   func() (struct{}, bool)
 	stop   func()
 	yield  func(struct{}) bool
@@ -24,7 +24,7 @@ type fiber struct {
 // stopped unwinds a fiber whose client is no more.
 type stopped struct{}
 
-func (w *World) newFiber(l *session.Lane) *fiber {
+func (w *World) newFiber(l *engine.Lane) *fiber {
 	f := &fiber{w: w, l: l}
 	f.next, f.stop = iter.Pull(func(yield func(struct{}) bool) {
 		defer func() {
@@ -114,10 +114,10 @@ func (c *cl) beginQuickly(rs ...*running) {
 // does, and starts the others.
 func (c *cl) quickly(rs []*running) {
 	l := c.lanes[rs[0].lane]
-	qs := make([]session.Quick, len(rs))
+	qs := make([]engine.Quick, len(rs))
 	for i, r := range rs {
 		o := &r.t.Op
-		qs[i] = session.Quick{Put: o.Kind == index.Put, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check}
+		qs[i] = engine.Quick{Put: o.Kind == index.Put, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check}
 	}
 	for at := 0; at < len(qs); {
 		n := l.Quick(qs[at:])

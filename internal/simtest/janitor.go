@@ -7,9 +7,9 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/janitor"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -133,7 +133,7 @@ func (c *cl) worked(r *running) {
 	switch {
 	case op.Err == nil:
 		janitor.Add(c.report, op.Work)
-	case errors.Is(op.Err, session.ErrLease):
+	case errors.Is(op.Err, engine.ErrLease):
 		// The claim went with the session; a renewal tells.
 		c.todo = append(c.todo, r.work)
 	default:
@@ -159,7 +159,7 @@ func (c *cl) dropJob() {
 	}
 	c.job = nil
 	for len(c.run) > 0 {
-		c.abandon(c.run[0], session.ErrTimeout)
+		c.abandon(c.run[0], engine.ErrTimeout)
 	}
 	c.todo = nil
 }

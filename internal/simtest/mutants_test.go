@@ -22,9 +22,9 @@ const (
 	op    = "index"
 	evict = "index/evict.go"
 	work  = "index"
-	env   = "internal/session/env.go"
-	lane  = "internal/session"
-	core  = "internal/session/core.go"
+	env   = "internal/engine/env.go"
+	lane  = "internal/engine"
+	core  = "internal/engine/core.go"
 )
 
 // mutants are the mistakes in the protocol proper; those in how memory goes home are patches.
@@ -46,7 +46,7 @@ var mutants = []mutant{
 	{"ver-stays", "a place's next life has another ver", []edit{{env,
 		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, 0, code, true"}}},
 	{"reuse-now", "a place is reused only when the reclaim minimum has passed its unlink", []edit{{env,
-		"	m.limbo.Add(place(w), t.lane.core.unlinks())\n	m.give(w.Units())\n", "m.cache.Free(place(w))\n"}}},
+		"	m.limbo.Add(place(w), t.lane.core.Unlinks())\n	m.give(w.Units())\n", "m.cache.Free(place(w))\n"}}},
 	{"reuse-at-min", "the minimum has to be greater, not equal", []edit{{core, "if r.epoch < minEpoch {", "if r.epoch <= minEpoch {"}}},
 	{"reply-after", "only the E of a reply to a renewal sent after the unlink counts", []edit{{core,
 		"	c.mu.replies = append(c.mu.replies, reply{seq, epoch})\n", "c.mu.replies = append(c.mu.replies, reply{c.sendSeq.Load() + 1, epoch})\n"}}},
@@ -90,7 +90,7 @@ var mutants = []mutant{
 		"	list := o.clusterDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.clusterDiffers(), func(r wordRef) bool {\n" +
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
 			"return r.slot != headerSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty\n})\no.Work.Synced"}}},
-	{"read-joiner", "no reader believes a joiner alone", []edit{{"internal/session/view.go", "Joining: p.GetJoining(),", "Joining: false,"}}},
+	{"read-joiner", "no reader believes a joiner alone", []edit{{"internal/engine/view.go", "Joining: p.GetJoining(),", "Joining: false,"}}},
 	{"follow-moved-at-a", "MOVED is followed when P shows it", []edit{{op,
 		"		// Nobody follows it before the publisher shows it.\n		return o.sync(o.slot, 1, stepStart)\n", "o.need()\nreturn o.goChild(true, o.group(0), o.home())\n"}}},
 	{"follow-split-at-a", "SPLIT is followed when P shows it", []edit{{op,

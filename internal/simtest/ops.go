@@ -8,8 +8,8 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 func (c *cl) laneFor(key int) int { return key % len(c.lanes) }
@@ -155,7 +155,7 @@ func (c *cl) start(r *running) {
 func (c *cl) enter(r *running) {
 	r.start = c.w.step
 	c.run = append(c.run, r)
-	r.t.Done = func(*session.Task) { c.done(r) }
+	r.t.Done = func(*engine.Task) { c.done(r) }
 }
 
 func remove(list *[]*running, r *running) bool {
@@ -218,7 +218,7 @@ func (c *cl) answer(r *running) {
 		e.Out = Exists
 	case errors.Is(err, index.ErrConflict):
 		e.Out = Conflict
-	case errors.Is(err, index.ErrFull), errors.Is(err, session.ErrTimeout), errors.Is(err, session.ErrNoConn), errors.Is(err, session.ErrLease):
+	case errors.Is(err, index.ErrFull), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrLease):
 		e.Out = NotDone
 	default:
 		w.fail(fmt.Errorf("%v: %w", e, err))
@@ -270,9 +270,9 @@ func (c *cl) scanned(r *running) {
 	switch {
 	case s == nil:
 		return
-	case errors.Is(op.Err, session.ErrTimeout), errors.Is(op.Err, session.ErrNoConn), errors.Is(op.Err, index.ErrFull):
+	case errors.Is(op.Err, engine.ErrTimeout), errors.Is(op.Err, engine.ErrNoConn), errors.Is(op.Err, index.ErrFull):
 		return // the page is read again
-	case errors.Is(op.Err, session.ErrLease):
+	case errors.Is(op.Err, engine.ErrLease):
 		c.scan = nil
 		return
 	case op.Err != nil:
@@ -306,7 +306,7 @@ func (c *cl) scanned(r *running) {
 
 // nextShard is the left-aligned prefix behind the shard that covers prefix; 0
 // behind the last.
-func nextShard(v *session.View, prefix uint64) uint64 {
+func nextShard(v *engine.View, prefix uint64) uint64 {
 	sh := v.ShardOf(prefix)
 	if sh == nil || sh.Depth == 0 {
 		return 0

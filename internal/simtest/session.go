@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -218,7 +219,7 @@ func (c *cl) sessionLost() {
 		c.pump() // what they have posted is over
 	}
 	for len(c.run) > 0 {
-		c.abandon(c.run[0], session.ErrLease)
+		c.abandon(c.run[0], engine.ErrLease)
 	}
 	c.quit()
 	c.life = ended

@@ -34,8 +34,8 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma/sim"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -249,7 +249,7 @@ type World struct {
 	chores    []chore
 	claims    []*dirpb.Job // by client
 	may       []bool       // by act
-	views     []*session.View
+	views     []*engine.View
 	acts      []bool // begun
 	scannedAt map[place]int
 	chains    map[uint32][]*region // of the present state
@@ -669,7 +669,7 @@ func (w *World) giveUp() {
 		}
 		for i := len(c.run) - 1; i >= 0; i-- {
 			if r := c.run[i]; r.e != nil && !c.within(r.lane) && (r.t.Waiting() == index.Alloc || r.t.Waiting() == index.Grow) {
-				c.abandon(r, session.ErrTimeout)
+				c.abandon(r, engine.ErrTimeout)
 			}
 		}
 	}

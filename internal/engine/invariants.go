@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"slices"
@@ -63,14 +63,14 @@ func (l *Lane) check() {
 		}
 		a(m.ready <= l.core.releasable.Load(), "memory out of limbo too early")
 		a(m.flow != nil && m.cache != nil, "memory without an account")
-		if v := l.view; v != nil && v.pg(uint32(id)) != nil {
-			a(m.generation <= v.pg(uint32(id)).Generation || l.core.View() != v, "memory of a generation to come")
+		if v := l.view; v != nil && v.PG(uint32(id)) != nil {
+			a(m.generation <= v.PG(uint32(id)).Generation || l.core.View() != v, "memory of a generation to come")
 		}
 	}
 }
 
 // checkTask asserts what Recycle relies on.
 func (t *Task) check(what string, states ...taskState) {
-	invariants.Assert(slices.Contains(states, t.state), "session: a task in state %d is to %s", t.state, what)
-	invariants.Assert(t.state != taskIdle || t.pending == 0, "session: an idle task with verbs under way")
+	invariants.Assert(slices.Contains(states, t.state), "engine: a task in state %d is to %s", t.state, what)
+	invariants.Assert(t.state != taskIdle || t.pending == 0, "engine: an idle task with verbs under way")
 }

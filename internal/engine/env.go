@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"github.com/kvd-project/kvd/index"
@@ -55,7 +55,7 @@ func (t *Task) RoutePG(id uint32, frozen bool) (index.Route, bool) {
 	if v == nil {
 		return index.Route{}, false
 	}
-	p := v.pg(id)
+	p := v.PG(id)
 	if p == nil || !p.Active && !(frozen && p.Frozen) {
 		return index.Route{}, false
 	}
@@ -207,7 +207,7 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 	if m == nil || t.lane.recalled(pg, w) {
 		return
 	}
-	m.limbo.Add(place(w), t.lane.core.unlinks())
+	m.limbo.Add(place(w), t.lane.core.Unlinks())
 	m.give(w.Units())
 }
 

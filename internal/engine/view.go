@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"fmt"
@@ -241,8 +241,8 @@ func span(depth uint8) uint64 {
 	return 1 << (64 - depth)
 }
 
-// pg finds a placement group; nil if the view has none of that id.
-func (v *View) pg(id uint32) *PG {
+// PG finds a placement group; nil if the view has none of that id.
+func (v *View) PG(id uint32) *PG {
 	if int(id) >= len(v.byID) {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"errors"
@@ -140,7 +140,7 @@ func (l *Lane) Recycle(t *Task) {
 		t.check("be recycled", taskDone, taskIdle)
 	}
 	if t.state != taskDone && t.state != taskIdle {
-		panic("session: recycle of a task under way")
+		panic("engine: recycle of a task under way")
 	}
 	for _, b := range t.big {
 		l.core.bufs.put(b)
@@ -378,7 +378,7 @@ func (l *Lane) end(t *Task, _ index.Action) {
 // the same, and verbs may be posted.
 func (l *Lane) current(t *Task) bool {
 	v := l.view
-	pg := v.pg(t.Op.Route.PG.ID)
+	pg := v.PG(t.Op.Route.PG.ID)
 	return pg != nil && pg.Epoch == t.Op.Route.PG.Epoch && (pg.Active || pg.Frozen && t.Op.OnFrozen())
 }
 

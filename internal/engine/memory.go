@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"github.com/kvd-project/kvd/index"
@@ -39,7 +39,7 @@ func (m *laneMem) give(units uint32) {
 }
 
 func (m *laneMem) settle() {
-	m.flow.add(m.due.supply, m.due.taken, m.due.given)
+	m.flow.Add(m.due.supply, m.due.taken, m.due.given)
 	m.due.supply, m.due.taken, m.due.given = 0, 0, 0
 }
 
@@ -73,7 +73,7 @@ func (l *Lane) memOf(pg *index.PG) *laneMem {
 // nobody's any more.
 func (l *Lane) recalled(pg *index.PG, w layout.Word) bool {
 	if l.view != nil {
-		if p := l.view.pg(pg.ID); p != nil {
+		if p := l.view.PG(pg.ID); p != nil {
 			return p.IsRecalled(w.Unit())
 		}
 	}

@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"sync"
@@ -274,7 +274,7 @@ func (l *Lane) refreshView() {
 		for _, x := range pg.Recalled {
 			if m := l.memOf(&pg.PG); m != nil {
 				dropped := m.limbo.Forget(x) + m.cache.Forget(x) + l.core.heapOf(pg.ID, pg.Generation).Forget(x)
-				m.flow.add(-int64(dropped), 0, 0)
+				m.flow.Add(-int64(dropped), 0, 0)
 				m.show()
 			}
 		}

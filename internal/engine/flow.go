@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"sync/atomic"
@@ -30,7 +30,8 @@ func (f *Flow) Net() int64 { return int64(f.taken.Load() - f.given.Load()) }
 // Limbo is what lanes have in limbo, units.
 func (f *Flow) Limbo() uint64 { return uint64(max(f.limbo.Load(), 0)) }
 
-func (f *Flow) add(supply, taken, given int64) {
+// Add counts units: of the supply, more or less; taken; given back.
+func (f *Flow) Add(supply, taken, given int64) {
 	f.supply.Add(supply)
 	f.taken.Add(uint64(taken))
 	f.given.Add(uint64(given))

@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"encoding/binary"
@@ -37,7 +37,7 @@ func (l *Lane) posted(t *Task) (stale bool) {
 // nothing was posted, while a connection is down.
 func (l *Lane) post(t *Task) bool {
 	v := l.view
-	pg := v.pg(t.Op.Route.PG.ID)
+	pg := v.PG(t.Op.Route.PG.ID)
 	if pg == nil || pg.Epoch != t.Op.Route.PG.Epoch {
 		return false // the next try sees it
 	}
@@ -193,7 +193,7 @@ func (l *Lane) postNoWait(t *Task) {
 	}
 	// All are aimed at the arbiter. In another epoch the arbiter may be another
 	// replica, where they find nothing to change.
-	pg := v.pg(t.Op.Route.PG.ID)
+	pg := v.PG(t.Op.Route.PG.ID)
 	if pg == nil || pg.Generation != t.Op.Route.PG.Generation || !pg.Active && !pg.Frozen {
 		t.Op.Accesses = t.Op.Accesses[:0]
 		return

@@ -1,4 +1,4 @@
-package session_test
+package engine_test
 
 import (
 	"context"
@@ -9,14 +9,16 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
 
 const (
+	second = int64(1e9)
+
 	rigIndex  = layout.RegionPageSize + layout.ClusterSize
 	rigRegion = 1 << 20
 	rigLo     = (rigIndex + layout.UnitSize - 1) / layout.UnitSize // first unit of the heap
@@ -31,8 +33,8 @@ type rig struct {
 	fab    *sim.Fabric
 	wire   *wire
 	dev    *rdma.Device
-	core   *session.Core
-	l      *session.Lane
+	core   *engine.Core
+	l      *engine.Lane
 	nodes  []*rigNode
 	now    int64
 	millis uint64
@@ -118,7 +120,7 @@ func newRigOf(t *testing.T, replicas int, caps func(*driver.Caps)) *rig {
 	r := &rig{t: t, fab: sim.New(sim.Options{Manual: true, MaxSendWR: 1 << 20}), now: second, millis: 1, epoch: 1, generation: 1, shard: 1}
 	r.wire = &wire{Device: r.fab.Device("c"), fab: r.fab, caps: caps}
 	r.dev = rdma.NewDevice("sim", r.wire)
-	core, err := session.NewCore(session.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{r.dev},
+	core, err := engine.NewCore(engine.Options{Session: rigSelf, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{r.dev},
 		Control: r, SlabTasks: 8, Nanos: func() int64 { return r.now }, Millis: func() uint64 { return r.millis }})
 	if err != nil {
 		t.Fatal(err)
@@ -180,14 +182,14 @@ func (r *rig) close() {
 	}
 }
 
-// ---- session.Control
+// ---- engine.Control
 
-func (r *rig) WantMemory(uint32, uint32)          { r.wantMemory++ }
-func (r *rig) WantConn(_ *session.Lane, n uint32) { r.wantConn = append(r.wantConn, n) }
-func (r *rig) WantFenced(id uint32)               { r.wantFenced = append(r.wantFenced, id) }
-func (r *rig) WantMap(uint64)                     {}
-func (r *rig) WantSplit(uint32)                   {}
-func (r *rig) WantRoom(uint32, uint64, uint64)    {}
+func (r *rig) WantMemory(uint32, uint32)         { r.wantMemory++ }
+func (r *rig) WantConn(_ *engine.Lane, n uint32) { r.wantConn = append(r.wantConn, n) }
+func (r *rig) WantFenced(id uint32)              { r.wantFenced = append(r.wantFenced, id) }
+func (r *rig) WantMap(uint64)                    {}
+func (r *rig) WantSplit(uint32)                  {}
+func (r *rig) WantRoom(uint32, uint64, uint64)   {}
 
 // ---- what the directory does
 
@@ -214,7 +216,7 @@ func (r *rig) offer(change func(*dirpb.PlacementGroup)) {
 	if change != nil {
 		change(pg)
 	}
-	v, err := session.ViewOf(m, 1)
+	v, err := engine.ViewOf(m, 1)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -282,7 +284,7 @@ func (r *rig) qp(node uint32) (num uint32) {
 // ---- operations
 
 // request is an operation on a key; see rigHash.
-func (r *rig) request(kind index.Kind, key, value string) *session.Task {
+func (r *rig) request(kind index.Kind, key, value string) *engine.Task {
 	r.t.Helper()
 	t, err := r.l.NewTask()
 	if err != nil {
@@ -339,7 +341,7 @@ func (r *rig) do(kind index.Kind, key, value string) (string, error) {
 	return r.answer(t)
 }
 
-func (r *rig) answer(t *session.Task) (string, error) {
+func (r *rig) answer(t *engine.Task) (string, error) {
 	r.t.Helper()
 	if !t.IsDone() {
 		r.t.Fatalf("%v %q is in step %v and waits for %v", t.Op.Kind, t.Op.Key, t.Op.Step(), t.Waiting())
@@ -364,8 +366,8 @@ func (r *rig) get(key, want string) {
 }
 
 // quickly tries an operation without a Task; the lane is synchronous.
-func (r *rig) quickly(put bool, key, value string) session.Quick {
-	q := []session.Quick{{Put: put, Key: []byte(key), Value: []byte(value), Hash: rigHash(key), Check: rigCheck(key)}}
+func (r *rig) quickly(put bool, key, value string) engine.Quick {
+	q := []engine.Quick{{Put: put, Key: []byte(key), Value: []byte(value), Hash: rigHash(key), Check: rigCheck(key)}}
 	if n := r.l.Quick(q); n != 1 {
 		r.t.Fatalf("dealt with %d operations of 1", n)
 	}

@@ -1,11 +1,11 @@
-package session_test
+package engine_test
 
 import (
 	"testing"
 
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // A place that is longer than asked for is as long as its slot word will tell.
@@ -17,7 +17,7 @@ func TestFitExpressible(t *testing.T) {
 			if err := h.AddRun(0, size); err != nil {
 				t.Fatal(err)
 			}
-			p, ok := session.Fit(h, layout.UnitsOf(code))
+			p, ok := engine.Fit(h, layout.UnitsOf(code))
 			if told, _ := layout.CodeFor(int(p.Units) * layout.UnitSize); ok && layout.UnitsOf(told) != p.Units {
 				t.Fatalf("%v of %d units, for %d: the slot word says %d", p, size, layout.UnitsOf(code), layout.UnitsOf(told))
 			}

@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"encoding/binary"
@@ -142,7 +142,7 @@ func (l *Lane) note(p *index.PG, off uint64, a layout.AccessWord) {
 	if l.view == nil {
 		return
 	}
-	pg := l.view.pg(p.ID)
+	pg := l.view.PG(p.ID)
 	if pg == nil || pg.Epoch != p.Epoch || !pg.Active || pg.Joining || pg.AccessOff == 0 || !l.valid() {
 		return
 	}

@@ -1,4 +1,4 @@
-package session_test
+package engine_test
 
 import (
 	"errors"
@@ -10,9 +10,9 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -37,11 +37,11 @@ func TestLeaseEndsUnderWay(t *testing.T) {
 			r.now += rigLease
 			r.settle()
 			v, err := r.answer(task)
-			if !errors.Is(err, session.ErrLease) || v != "" || errors.Is(err, index.ErrUnknown) != (kind != index.Get) {
+			if !errors.Is(err, engine.ErrLease) || v != "" || errors.Is(err, index.ErrUnknown) != (kind != index.Get) {
 				t.Fatalf("ended with %q, %v", v, err)
 			}
 			before := r.l.Counters()
-			if _, err := r.do(kind, "a", "3"); !errors.Is(err, session.ErrLease) || errors.Is(err, index.ErrUnknown) {
+			if _, err := r.do(kind, "a", "3"); !errors.Is(err, engine.ErrLease) || errors.Is(err, index.ErrUnknown) {
 				t.Fatalf("begun without a lease: %v", err)
 			}
 			if after := r.l.Counters(); after != before {
@@ -73,7 +73,7 @@ func TestLeaseEndsWithinPost(t *testing.T) {
 				return q.PostSend(wrs)
 			}
 			q := r.quickly(tc.put, "a", "3")
-			if q.OK != tc.ok || errors.Is(q.Err, index.ErrUnknown) != tc.unknown || errors.Is(q.Err, session.ErrLease) != tc.unknown {
+			if q.OK != tc.ok || errors.Is(q.Err, index.ErrUnknown) != tc.unknown || errors.Is(q.Err, engine.ErrLease) != tc.unknown {
 				t.Fatalf("dealt with %v, %v; want %v, unknown %v", q.OK, q.Err, tc.ok, tc.unknown)
 			}
 		})
@@ -190,7 +190,7 @@ func TestRecalledExtent(t *testing.T) {
 	}
 	r.install(nil) // the recall is over
 	r.grant(rigLo+4000, 100)
-	r.l.Deliver(func(*session.Lane) {})
+	r.l.Deliver(func(*engine.Lane) {})
 	r.settle()
 	if _, err := r.answer(x); err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestQuickDeclines(t *testing.T) {
 			r.l.Start(x)
 			r.t.Cleanup(func() { r.settle() })
 		}, false, false},
-		"mail":                 {synchronous, func(r *rig) { r.l.Deliver(func(*session.Lane) {}) }, false, false},
+		"mail":                 {synchronous, func(r *rig) { r.l.Deliver(func(*engine.Lane) {}) }, false, false},
 		"memory has come back": {synchronous, func(r *rig) { r.renew(rigLease); r.renew(rigLease) }, false, false},
 		"the word is old": {synchronous, func(r *rig) {
 			r.core.SetEpoch(r.core.Epoch() + layout.WordLifeEpochs)
@@ -294,7 +294,7 @@ func TestHintOfAnotherKey(t *testing.T) {
 		"put":    func(r *rig) bool { return r.collide(index.Put) == nil },
 		"delete": func(r *rig) bool { return errors.Is(r.collide(index.Delete), index.ErrNotFound) },
 		"quick put": func(r *rig) bool {
-			q := []session.Quick{{Put: true, Key: []byte("b"), Value: []byte("2"), Hash: rigHash("a") ^ 1, Check: rigCheck("a")}}
+			q := []engine.Quick{{Put: true, Key: []byte("b"), Value: []byte("2"), Hash: rigHash("a") ^ 1, Check: rigCheck("a")}}
 			r.l.Quick(q)
 			return !q[0].OK
 		},
@@ -453,7 +453,7 @@ func TestPostedInPart(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprintf("connection lost for good %v", lost), func(t *testing.T) {
 			r := newRig(t, 1, false)
-			var tasks []*session.Task
+			var tasks []*engine.Task
 			for _, k := range []string{"a", "b"} {
 				r.put(k, "1")
 				x := r.request(index.Put, k, "2")
@@ -491,7 +491,7 @@ func TestPostedInPart(t *testing.T) {
 			}
 			if lost {
 				r.l.Pump()
-				r.l.ConnFailed(1, true, session.ErrNoConn)
+				r.l.ConnFailed(1, true, engine.ErrNoConn)
 			} else {
 				r.connect(1)
 			}
@@ -502,7 +502,7 @@ func TestPostedInPart(t *testing.T) {
 				switch {
 				case !lost && err != nil:
 					t.Errorf("%q, posted %v: %v", k, posted, err)
-				case lost && (!errors.Is(err, session.ErrNoConn) || errors.Is(err, index.ErrUnknown) != posted):
+				case lost && (!errors.Is(err, engine.ErrNoConn) || errors.Is(err, index.ErrUnknown) != posted):
 					t.Errorf("%q, posted %v: %v", k, posted, err)
 				}
 			}
@@ -524,7 +524,7 @@ func happened(r *rig, key string, cas driver.WR) bool {
 // ---- unlocks
 
 // holding is an insert that has its key's lock and has not been told.
-func (r *rig) holding(key string) *session.Task {
+func (r *rig) holding(key string) *engine.Task {
 	r.t.Helper()
 	x := r.request(index.Put, key, "1")
 	r.l.Start(x)
@@ -593,7 +593,7 @@ func TestUnlockNeverPosted(t *testing.T) {
 	}
 	r.now = x.Deadline
 	r.l.Pump()
-	if _, err := r.answer(x); !errors.Is(err, session.ErrNoConn) || errors.Is(err, index.ErrUnknown) {
+	if _, err := r.answer(x); !errors.Is(err, engine.ErrNoConn) || errors.Is(err, index.ErrUnknown) {
 		t.Fatalf("the insert ended with %v", err)
 	}
 	fire(r.fab)
@@ -677,7 +677,7 @@ func TestOrphan(t *testing.T) {
 	r.put("a", "1")
 	x := r.request(index.Put, "a", "2")
 	done := 0
-	x.Done = func(*session.Task) { done++ }
+	x.Done = func(*engine.Task) { done++ }
 	x.Deadline = r.now + second/4
 	r.l.Start(x)
 	r.l.Pump()
@@ -718,7 +718,7 @@ func TestOrphan(t *testing.T) {
 func TestMail(t *testing.T) {
 	r := newRig(t, 1, false)
 	var got []int
-	leave := func(n int) { r.l.Deliver(func(*session.Lane) { got = append(got, n) }) }
+	leave := func(n int) { r.l.Deliver(func(*engine.Lane) { got = append(got, n) }) }
 	leave(1)
 	leave(2)
 	select {
@@ -729,7 +729,7 @@ func TestMail(t *testing.T) {
 	if len(got) > 0 {
 		t.Fatal("run by who left it")
 	}
-	r.l.Deliver(func(*session.Lane) { leave(3) }) // for the Pump after this one
+	r.l.Deliver(func(*engine.Lane) { leave(3) }) // for the Pump after this one
 	if !r.l.Pump() || !slices.Equal(got, []int{1, 2}) {
 		t.Fatalf("ran %v", got)
 	}
@@ -744,7 +744,7 @@ func TestMail(t *testing.T) {
 	for g := range from {
 		wg.Go(func() {
 			for i := range each {
-				r.l.Deliver(func(*session.Lane) {
+				r.l.Deliver(func(*engine.Lane) {
 					if last[g]++; last[g] != i+1 {
 						t.Errorf("mail %d of %d ran as number %d", i, g, last[g])
 					}
@@ -780,12 +780,12 @@ func TestMailWakes(t *testing.T) {
 	if r.settle(); r.wantMemory != 1 {
 		t.Fatalf("asked %d times for memory", r.wantMemory)
 	}
-	r.l.Deliver(func(*session.Lane) {})
+	r.l.Deliver(func(*engine.Lane) {})
 	if r.settle(); r.wantMemory != 2 {
 		t.Fatalf("asked %d times for memory after mail", r.wantMemory)
 	}
 	r.grant(rigLo, 100)
-	r.l.Deliver(func(*session.Lane) {})
+	r.l.Deliver(func(*engine.Lane) {})
 	r.settle()
 	if _, err := r.answer(x); err != nil {
 		t.Fatal(err)
@@ -811,7 +811,7 @@ func TestConnGivenUp(t *testing.T) {
 	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2}) {
 		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
 	}
-	r.l.ConnFailed(2, false, session.ErrNoConn) // it may be had later
+	r.l.ConnFailed(2, false, engine.ErrNoConn) // it may be had later
 	r.settle()
 	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2, 2}) {
 		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
@@ -839,7 +839,7 @@ func TestQueueFull(t *testing.T) {
 	r.l.Start(a)
 	r.l.Start(b)
 	r.settle()
-	for _, x := range []*session.Task{a, b} {
+	for _, x := range []*engine.Task{a, b} {
 		if _, err := r.answer(x); err != nil {
 			t.Fatal(err)
 		}
@@ -941,7 +941,7 @@ func TestVersions(t *testing.T) {
 }
 
 // started performs a request, so that it can be recycled.
-func (r *rig) started(x *session.Task) *session.Task {
+func (r *rig) started(x *engine.Task) *engine.Task {
 	r.t.Helper()
 	r.l.Start(x)
 	r.settle()
@@ -963,7 +963,7 @@ func TestOldest(t *testing.T) {
 		}
 	}
 	oldest("idle", 0, false)
-	var xs []*session.Task
+	var xs []*engine.Task
 	for e := uint64(100); e < 103; e++ {
 		r.core.SetEpoch(e)
 		x := r.request(index.Get, "a", "")
@@ -990,7 +990,7 @@ func TestOldest(t *testing.T) {
 	oldest("waits for memory", 0, false)
 	r.core.SetEpoch(200)
 	r.grant(rigLo, 100)
-	r.l.Deliver(func(*session.Lane) {})
+	r.l.Deliver(func(*engine.Lane) {})
 	r.l.Pump()
 	oldest("has memory", 200, true)
 	r.settle()

@@ -1,11 +1,11 @@
-package session_test
+package engine_test
 
 import (
 	"testing"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/internal/session"
 )
 
 // New operations wait where the arbiter is about to stop and another member has a copy.
@@ -24,7 +24,7 @@ func TestViewOfLeaving(t *testing.T) {
 		{"only copy with a joiner", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_ACTIVE, true, false},
 		{"frozen", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_FROZEN, false, false},
 	} {
-		v, err := session.ViewOf(&dirpb.Map{Version: 1,
+		v, err := engine.ViewOf(&dirpb.Map{Version: 1,
 			Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP, Leaving: true}, {Id: 2, Incarnation: 2, State: dirpb.NodeState_NODE_UP}},
 			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, Epoch: 1, Generation: 1, State: tc.state, Members: tc.chain, Joining: tc.joining,
 				RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize}},

@@ -1,4 +1,4 @@
-package session
+package engine
 
 import (
 	"github.com/kvd-project/kvd/index"
@@ -163,7 +163,7 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 		if v == nil {
 			break
 		}
-		pg := v.pg(again[i].pg)
+		pg := v.PG(again[i].pg)
 		if pg == nil || !pg.Active && !pg.Frozen {
 			continue
 		}
@@ -212,7 +212,7 @@ func (l *Lane) reconnected(t *Task) bool {
 	if !l.current(t) {
 		return true // it goes on in another view
 	}
-	pg := l.view.pg(t.Op.Route.PG.ID)
+	pg := l.view.PG(t.Op.Route.PG.ID)
 	ok := true
 	for r := range pg.Members {
 		ok = l.connOf(pg, uint8(r)) != nil && ok

@@ -1,4 +1,4 @@
-// Package session is one session's side of the data path: it drives the step
+// Package engine is one session's side of the data path: it drives the step
 // machines of package index over queue pairs, keeps what the machines ask for
 // (routes, hints, places, versions) and the accounts that make reuse of memory
 // safe (reclaim epochs, limbo).
@@ -14,10 +14,11 @@
 //
 // Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule; the reclaim rule
 // is docs/protocol.md, "Reuse".
-package session
+package engine
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"sort"
 	"sync"
@@ -57,7 +58,7 @@ type Options struct {
 	// block.
 	Broken func(error)
 	// Stirred, if not nil, is told when a session that is quiet unlinks something, so that its
-	// agenda is to be stirred ([Agenda.Stir]). Lanes call it; it must not block.
+	// agenda is to be stirred (session.Agenda.Stir). Lanes call it; it must not block.
 	Stirred func()
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
 	Nanos  func() int64
@@ -104,7 +105,7 @@ type Core struct {
 	millis     atomic.Uint64 // Options.Millis at the last renewal or Tick, for versions and access words
 	noteTicks  atomic.Uint32 // see SetNoteInterval
 	unlinked   atomic.Uint64 // the greatest limbo tag given
-	quiet      atomic.Bool   // the session renews its lease rarely; see Agenda.rest
+	quiet      atomic.Bool   // the session renews its lease rarely; see session.Agenda
 
 	mu struct {
 		sync.Mutex
@@ -141,10 +142,10 @@ type reply struct{ seq, epoch uint64 }
 // closed.
 func NewCore(o Options) (*Core, error) {
 	if o.Lanes < 1 || o.Lanes > MaxLanes {
-		return nil, fmt.Errorf("session: %d lanes, want 1..%d", o.Lanes, MaxLanes)
+		return nil, fmt.Errorf("engine: %d lanes, want 1..%d", o.Lanes, MaxLanes)
 	}
 	if o.Session == 0 || o.Discriminator >= 4096 || len(o.Devices) == 0 {
-		return nil, fmt.Errorf("session: id %d discriminator %d with %d devices", o.Session, o.Discriminator, len(o.Devices))
+		return nil, fmt.Errorf("engine: id %d discriminator %d with %d devices", o.Session, o.Discriminator, len(o.Devices))
 	}
 	if o.SlabTasks <= 0 {
 		o.SlabTasks = 32
@@ -176,6 +177,16 @@ func NewCore(o Options) (*Core, error) {
 
 // Session is the session's id.
 func (c *Core) Session() uint32 { return c.opts.Session }
+
+// Nanos is the time by the session's clock (Options.Nanos).
+func (c *Core) Nanos() int64 { return c.opts.Nanos() }
+
+// Broken reports what the directory should not have sent (Options.Broken).
+func (c *Core) Broken(err error) {
+	if c.opts.Broken != nil {
+		c.opts.Broken(err)
+	}
+}
 
 // Lanes are the session's lanes, numbered from 0.
 func (c *Core) Lanes() []*Lane { return c.lanes }
@@ -306,8 +317,11 @@ func (c *Core) isNewest(version, seq uint64) bool {
 // it has nothing to tell.
 func (c *Core) Quiet() bool { return c.quiet.Load() }
 
-// unlinks notes that a place comes into limbo, and gives its tag.
-func (c *Core) unlinks() (tag uint64) {
+// SetQuiet says whether the session renews its lease rarely from now on; it returns what was so before.
+func (c *Core) SetQuiet(quiet bool) (was bool) { return c.quiet.Swap(quiet) }
+
+// Unlinks notes that a place comes into limbo, and gives its tag.
+func (c *Core) Unlinks() (tag uint64) {
 	tag = c.sendSeq.Load()
 	for old := c.unlinked.Load(); old < tag && !c.unlinked.CompareAndSwap(old, tag); {
 		old = c.unlinked.Load()
@@ -318,8 +332,11 @@ func (c *Core) unlinks() (tag uint64) {
 	return tag
 }
 
-// inLimbo reports whether a place may be in limbo.
-func (c *Core) inLimbo() bool {
+// LastUnlink is the number of the renewal that was the last one sent when a place came into limbo last.
+func (c *Core) LastUnlink() uint64 { return c.unlinked.Load() }
+
+// InLimbo reports whether a place may be in limbo.
+func (c *Core) InLimbo() bool {
 	tag := c.unlinked.Load()
 	return tag != 0 && tag >= c.releasable.Load()
 }
@@ -373,14 +390,14 @@ func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 	c.taking.Lock()
 	defer c.taking.Unlock()
 	if v := c.view.Load(); v != nil {
-		if p := v.pg(pg); p != nil && p.IsRecalled(unit) {
+		if p := v.PG(pg); p != nil && p.IsRecalled(unit) {
 			return nil
 		}
 	}
 	if err := c.heapOf(pg, generation).AddRun(unit, units); err != nil {
 		return err
 	}
-	c.flowOf(pg, generation).add(int64(units), 0, 0)
+	c.flowOf(pg, generation).Add(int64(units), 0, 0)
 	return nil
 }
 
@@ -389,13 +406,13 @@ func (c *Core) Receive(pg, generation uint32, p heap.Place) bool {
 	c.taking.Lock()
 	defer c.taking.Unlock()
 	v := c.view.Load()
-	if v == nil || v.pg(pg) == nil || v.pg(pg).Generation != generation || v.pg(pg).IsRecalled(p.Unit) {
+	if v == nil || v.PG(pg) == nil || v.PG(pg).Generation != generation || v.PG(pg).IsRecalled(p.Unit) {
 		return false
 	}
 	if !c.heapOf(pg, generation).Receive(p) {
 		return false
 	}
-	c.flowOf(pg, generation).add(int64(p.Units), 0, 0)
+	c.flowOf(pg, generation).Add(int64(p.Units), 0, 0)
 	return true
 }
 
@@ -482,30 +499,46 @@ type Supply struct {
 	Share, Give uint64 // see Core.Share and Core.Give
 }
 
-func (c *Core) supplyOf(pg uint32) Supply {
+// Supply is how the directory said last that pg stands.
+func (c *Core) Supply(pg uint32) Supply {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.supply[pg]
 }
 
+// SetSupply notes how placement groups stand, as a renewal's reply says; all: those that it does not name are
+// gone. Else they have room again.
+func (c *Core) SetSupply(told map[uint32]Supply, all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if all {
+		clear(c.mu.supply)
+	}
+	for pg, s := range c.mu.supply {
+		s.Short, s.Give = false, 0
+		c.mu.supply[pg] = s
+	}
+	maps.Copy(c.mu.supply, told)
+}
+
 // Short reports whether somebody finds too little memory of pg.
-func (c *Core) Short(pg uint32) bool { return c.supplyOf(pg).Short }
+func (c *Core) Short(pg uint32) bool { return c.Supply(pg).Short }
 
 // Share is the session's part of pg's memory if all had equally much, units; 0: unknown.
-func (c *Core) Share(pg uint32) uint64 { return c.supplyOf(pg).Share }
+func (c *Core) Share(pg uint32) uint64 { return c.Supply(pg).Share }
 
 // Give is how much own memory of pg the directory asks the session to hand over to those
 // who have nearly none, units.
-func (c *Core) Give(pg uint32) uint64 { return c.supplyOf(pg).Give }
+func (c *Core) Give(pg uint32) uint64 { return c.Supply(pg).Give }
 
 // Idle reports whether memory of a cache is on its way that is at least half of all that
 // pg has: what is live may stay.
 func (c *Core) Idle(pg uint32, coming uint64) bool {
 	v := c.view.Load()
-	if v == nil || v.pg(pg) == nil {
+	if v == nil || v.PG(pg) == nil {
 		return false
 	}
-	p := v.pg(pg)
+	p := v.PG(pg)
 	return p.AccessOff != 0 && coming >= uint64(p.HeapHi-p.HeapLo)/2
 }
 

@@ -1,0 +1,11 @@
+package engine
+
+func (c *Core) NoMemory(pg uint32, starved uint64, missed int64) error {
+	return c.noMemory(pg, starved, missed)
+}
+
+func (c *Core) GaveUp(pg uint32, missed int64) { c.gaveUp(pg, missed) }
+
+func (c *Core) SetVain(pg uint32) { c.gaveUp(pg, c.opts.Nanos()-vainFor) }
+
+func (c *Core) SetFullFor(nanos int64) { c.opts.FullFor = nanos }
