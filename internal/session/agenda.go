@@ -4,8 +4,8 @@
 // internal/engine.
 //
 // Start with [Agenda]. Its methods may be called concurrently; it owns no buffers, and a
-// request that it has given belongs to whoever performs it. The form is server/lead's, and
-// Ongaro's thesis on Raft (2014), whose leader is a machine driven from outside as well.
+// request that it has given belongs to whoever performs it. The form is that of server/lead: a
+// machine whose time and whose answers come from outside.
 package session
 
 import (
