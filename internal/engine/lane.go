@@ -34,8 +34,9 @@ type Lane struct {
 	quick   *Task // set aside: its registered slot is Quick's
 	wcs     [64]rdma.WC
 
-	quickWRs [3 * quickOps]rdma.WR
-	touched  uint64 // so that touching is not optimized away
+	quickWRs      [3 * quickOps]rdma.WR
+	quickAccesses [3]index.Access
+	touched       uint64 // so that touching is not optimized away
 
 	notes     *noteTable // nil until there are access words
 	noteWords *Task      // set aside: a ring of access words on their way

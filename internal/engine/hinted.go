@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
-	"github.com/kvd-project/kvd/rdma"
 )
 
 // Quick is a cached GET, or a cached PUT without condition, that needs no Task; see
@@ -28,12 +27,10 @@ type Quick struct {
 	Record  layout.Record
 	Version uint64 // Put
 
+	way    index.Hinted
 	e      *cacheEntry
 	pg     *PG
-	off    uint64 // of the slot, in the region
-	word   layout.Word
-	place  layout.Word // Put: the new word
-	rec    []byte      // registered
+	rec    []byte // registered
 	noting bool
 	cell   int // number in its chain
 }
@@ -49,8 +46,8 @@ const (
 
 // Quick performs those of ops that it can at once: on a provider that executes within
 // PostSend and fences by itself, with nothing else under way on the lane, for keys that
-// the lane remembers; a PUT where there is one copy. It posts the verbs that an Op would,
-// those of several ops in one chain, and judges them as Op does. Two of one key are in
+// the lane remembers; a PUT where there is one copy. What they post and how that is judged is
+// index.Hinted's, as for an Op; those of several ops are one chain. Two of one key are in
 // any order. It returns how many it has dealt with; the others are for another call, at
 // which the records of these are void.
 //
@@ -90,16 +87,15 @@ func (l *Lane) Quick(ops []Quick) int {
 // quickly finds where the key is and the connection that reaches it, or nil.
 func (l *Lane) quickly(q *Quick, v *View, epoch uint32) *conn {
 	e := l.cache.find(q.Check, layout.FP(q.Hash))
-	if e == nil || epoch-e.seen >= layout.WordLifeEpochs || index.HintFlags(e.flags)&index.HintManifest != 0 {
+	if e == nil || epoch-e.seen >= layout.WordLifeEpochs {
 		return nil
 	}
-	w := layout.Word(e.word)
 	s := v.ShardOf(q.Hash)
-	if s == nil || !s.PG.Active || s.PG.Joining || e.shard != uint16(s.ID) || !layout.InHeap(w, s.PG.HeapLo, s.PG.HeapHi) {
+	if s == nil || !s.PG.Active {
 		return nil
 	}
-	pg := s.PG
-	if q.Put && (pg.Replicas != 1 || w.State() != layout.Live) {
+	h, pg := e.hint(), s.PG
+	if !h.Fits(&s.route, q.Put) {
 		return nil
 	}
 	m := &pg.Members[pg.Replicas-1] // the publisher
@@ -110,12 +106,8 @@ func (l *Lane) quickly(q *Quick, v *View, epoch uint32) *conn {
 	if c == nil || !c.up || c.incarnation != m.Incarnation || !c.caps.Synchronous || !c.caps.SelfFencing {
 		return nil
 	}
-	off, stash := layout.GroupOff(q.Hash, s.Clusters)
-	slot := e.slot
-	if slot >= index.StashSlot {
-		off, slot = stash, slot-index.StashSlot
-	}
-	q.e, q.pg, q.word, q.off = e, pg, w, s.Off+off+layout.SlotOff(int(slot))
+	q.e, q.pg = e, pg
+	q.way = index.Hinted{PG: &pg.PG, Off: s.route.SlotOff(q.Hash, h.Slot), X: h.Word}
 	return c
 }
 
@@ -139,7 +131,7 @@ func (ch *quickChain) add(q *Quick, c *conn) bool {
 			return true // in chunks
 		}
 	} else {
-		n = q.word.ReadLen()
+		n = q.way.X.ReadLen()
 	}
 	switch {
 	case n > taskSlot-quickRecords:
@@ -169,27 +161,24 @@ func (ch *quickChain) add(q *Quick, c *conn) bool {
 	k := l.keysOf(c, pg, pg.Replicas-1)
 	lkey := t.lkeys[c.dev]
 
-	wrs := l.quickWRs[ch.wrs:]
-	a, b := &wrs[0], &wrs[1]
-	a.LKey, b.LKey = lkey, lkey
+	q.noting = pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(q.Check)
+	accs := l.quickAccesses[:0]
 	if q.Put {
 		layout.EncodeRecord(q.rec, layout.RecordHeader{Version: q.Version, Flags: q.Flags, Expiry: q.Expiry, Writer: l.core.opts.Session}, q.Key, q.Value)
-		a.Op, a.Local, a.RKey, a.RemoteAddr = rdma.OpWrite, q.rec, k.HeapRKey, k.HeapBase+q.place.Off()-pg.IndexBytes
-		b.Op, b.Local, b.RKey, b.RemoteAddr = rdma.OpCmpAndSwp, cells[:8:8], k.IndexRKey, k.IndexBase+q.off
-		b.Compare, b.Swap = uint64(q.word), uint64(q.place)
-		binary.LittleEndian.PutUint64(cells, ^b.Compare) // a CAS that is not executed leaves it
+		accs = q.way.Swing(q.way.Write(accs, q.rec))
+		binary.LittleEndian.PutUint64(cells, ^uint64(q.way.X)) // a CAS that is not executed leaves it
+		q.noting = q.noting || index.HintFlags(q.e.flags).NotesExpiry(&pg.PG, q.Expiry)
 	} else {
-		a.Op, a.Local, a.RKey, a.RemoteAddr = rdma.OpRead, cells[:8:8], k.IndexRKey, k.IndexBase+q.off
-		b.Op, b.Local, b.RKey, b.RemoteAddr = rdma.OpRead, q.rec, k.HeapRKey, k.HeapBase+q.word.Off()-pg.IndexBytes
-	}
-	ch.wrs += 2
-	q.noting = pg.AccessOff != 0 && !l.core.opts.ReadOnly && l.noteDue(q.Check)
-	if q.Put && pg.AccessOff != 0 && (q.Expiry != 0 || index.HintFlags(q.e.flags)&index.HintExpires != 0) {
-		q.noting = true // its expiry is part of the access word
+		accs = q.way.Look(accs, cells[:8:8], q.rec)
 	}
 	if q.noting {
-		a := &wrs[2]
-		a.Op, a.Local, a.LKey, a.RKey, a.RemoteAddr = rdma.OpRead, cells[8:], lkey, k.HeapRKey, k.HeapBase+pg.AccessOff+q.off-pg.IndexBytes
+		accs = q.way.Note(accs, cells[8:])
+	}
+	for i := range accs {
+		wr := &l.quickWRs[ch.wrs]
+		wr.Flags = 0
+		c.request(wr, k, pg.IndexBytes, &accs[i], cells[:8:8])
+		wr.LKey = lkey
 		ch.wrs++
 	}
 	return true
@@ -205,7 +194,7 @@ func (ch *quickChain) place(q *Quick, n int) bool {
 	if !ok {
 		return false
 	}
-	q.place = layout.MakeLive(ver, layout.FP(q.Hash), code, unit)
+	q.way.N = layout.MakeLive(ver, layout.FP(q.Hash), code, unit)
 	q.Version = ch.l.quick.Version(q.e.version)
 	return true
 }
@@ -231,41 +220,37 @@ func (ch *quickChain) post(ops []Quick) {
 	}
 }
 
-func (ch *quickChain) found(q *Quick) uint64 {
-	return binary.LittleEndian.Uint64(ch.l.quick.stash[q.cell*quickCell:])
-}
+// cell is what the slot held, and behind it what the access word was.
+func (ch *quickChain) cell(q *Quick) []byte { return ch.l.quick.stash[q.cell*quickCell:][:quickCell] }
 
 func (ch *quickChain) judgeGet(q *Quick) {
-	r, ok := index.Hit(layout.Word(ch.found(q)), q.word, q.rec, q.Key)
+	r, ok := q.way.Seen(ch.cell(q), q.rec, q.Key)
 	if !ok || r.Flags&layout.FlagManifest != 0 || r.Expiry != 0 && r.Expired(ch.l.core.opts.Millis()) {
 		return
 	}
 	q.OK, q.Record = true, r
-	ch.done(q, index.Get, q.word, r.Expiry)
+	ch.done(q, index.Get, q.way.X, r.Expiry)
 }
 
 func (ch *quickChain) judgePut(q *Quick, whole, valid bool) {
 	l, t := ch.l, ch.l.quick
-	if ch.found(q) != uint64(q.word) {
+	if binary.LittleEndian.Uint64(ch.cell(q)) != uint64(q.way.X) {
 		// The slot holds another word by now, or the chain broke before the CAS. Such a
 		// provider leaves nothing under way.
 		if whole {
 			l.Stats.CASLosses++
 		}
-		t.Unuse(&q.pg.PG, q.place)
+		t.Unuse(&q.pg.PG, q.way.N)
 		return
 	}
 	q.OK = true
-	q.e.word, q.e.version, q.e.flags = uint64(q.place), q.Version, 0
-	if q.Expiry != 0 {
-		q.e.flags = uint8(index.HintExpires)
-	}
-	t.Unlinked(&q.pg.PG, q.word)
+	q.e.word, q.e.version, q.e.flags = uint64(q.way.N), q.Version, uint8(index.HintFlagsOf(q.Flags, q.Expiry))
+	t.Unlinked(&q.pg.PG, q.way.X)
 	if !valid {
 		l.Stats.Unknown++
 		q.Err = fmt.Errorf("%w: %w", index.ErrUnknown, ErrLease)
 	}
-	ch.done(q, index.Put, q.place, q.Expiry)
+	ch.done(q, index.Put, q.way.N, q.Expiry)
 }
 
 // done notes an op that has been performed; w is its record's word.
@@ -276,7 +261,7 @@ func (ch *quickChain) done(q *Quick, kind index.Kind, w layout.Word, expiry uint
 	l.Stats.Rounds[kind]++
 	l.Stats.CacheHits++
 	if q.noting {
-		old := layout.AccessWord(binary.LittleEndian.Uint64(l.quick.stash[q.cell*quickCell+8:]))
-		l.noteAccess(&q.pg.PG, q.off, q.Hash, q.Check, w, old, expiry, false)
+		old := layout.AccessWord(binary.LittleEndian.Uint64(ch.cell(q)[8:]))
+		l.noteAccess(&q.pg.PG, q.way.Off, q.Hash, q.Check, w, old, expiry, false)
 	}
 }
