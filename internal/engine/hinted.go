@@ -8,94 +8,87 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Quick is a cached GET, or a cached PUT without condition, that needs no Task; see
-// [Lane.Quick]. The caller fills in the request.
-type Quick struct {
-	Put    bool
-	Key    []byte
-	Value  []byte             // Put
-	Flags  layout.RecordFlags // Put: layout.FlagUser or none
-	Expiry uint64             // Put: Unix ms, 0 = none
-	Hash   uint64
-	Check  uint64
-
-	// OK: it is done. Else nothing happened and it is for a Task.
-	OK  bool
-	Err error // of a Put that is done: it may have happened
-	// Record is what a GET found, whole and not expired. It aliases the lane's memory
-	// until the next call.
-	Record  layout.Record
-	Version uint64 // Put
-
+// hinted is an Op that is being performed as an index.Hinted, without a Task.
+type hinted struct {
+	op     *Op
 	way    index.Hinted
 	e      *cacheEntry
 	pg     *PG
+	ver    uint64 // of a PUT's record
 	rec    []byte // registered
 	noting bool
 	cell   int // number in its chain
 }
 
 const (
-	// quickOps is how many of them make a chain.
-	quickOps = 16
+	// hintedOps is how many of them make a chain.
+	hintedOps = 16
 	// What a slot and an access word held lies at the start of the registered memory, the
 	// records behind that.
-	quickCell    = 16
-	quickRecords = quickOps * quickCell
+	hintedCell    = 16
+	hintedRecords = hintedOps * hintedCell
 )
 
-// Quick performs those of ops that it can at once: on a provider that executes within
-// PostSend and fences by itself, with nothing else under way on the lane, for keys that
-// the lane remembers; a PUT where there is one copy. What they post and how that is judged is
-// index.Hinted's, as for an Op; those of several ops are one chain. Two of one key are in
-// any order. It returns how many it has dealt with; the others are for another call, at
-// which the records of these are void.
+// Hinted performs those of ops that it can at once: on a provider that executes within
+// PostSend and fences by itself, with nothing else under way on the lane, GETs and PUTs without
+// condition of keys that the lane remembers; a PUT where there is one copy. What they post and how that is judged is
+// index.Hinted's, as for a Task; those of several ops are one chain. Two of one key are in
+// any order. It returns how many are left, of which nothing has happened: they are for Tasks.
 //
-// The caller has published the reclaim epoch of this moment for the lane before
+// The lane's owner calls it, and has published the reclaim epoch of this moment for the lane before
 // the call, as for Start.
-func (l *Lane) Quick(ops []Quick) int {
+func (l *Lane) Hinted(ops []*Op) (left int) {
+	for len(ops) > 0 {
+		n, done := l.hintedChain(ops)
+		left += n - done
+		ops = ops[n:]
+	}
+	return left
+}
+
+// hintedChain deals with the first n of ops.
+func (l *Lane) hintedChain(ops []*Op) (n, done int) {
 	v := l.core.view.Load()
 	if v == nil || v != l.view || len(l.active) > 0 || len(l.dirty) > 0 || l.mailN.Load() != 0 ||
 		l.core.releasable.Load() != l.released {
-		for i := range ops {
-			ops[i].OK = false
-		}
-		return len(ops)
+		return len(ops), 0
 	}
 	if len(ops) > 1 {
-		for i := range ops[:min(len(ops), quickOps)] { // their cache misses side by side
-			l.touched += l.cache.touch(ops[i].Check) + uint64(l.notes.touch(ops[i].Check))
+		for _, op := range ops[:min(len(ops), hintedOps)] { // their cache misses side by side
+			l.touched += l.cache.touch(op.Check) + uint64(l.notes.touch(op.Check))
 		}
 	}
-	ch := quickChain{l: l, epoch: uint32(l.core.epoch.Load()), used: quickRecords}
-	n := 0
-	for ; n < len(ops); n++ {
-		q := &ops[n]
-		q.OK, q.Err, q.rec = false, nil, nil
-		if c := l.quickly(q, v, ch.epoch); c != nil && !ch.add(q, c) {
+	ch := hintedChain{l: l, epoch: uint32(l.core.epoch.Load()), used: hintedRecords}
+	for ; n < len(ops) && ch.n < hintedOps; n++ {
+		h := &l.hints[ch.n]
+		if c := l.hintOf(h, ops[n], v, ch.epoch); c != nil && !ch.add(h, c) {
 			break
 		}
 	}
-	ch.post(ops[:n])
+	done = ch.post()
 	if len(l.dirty) > 0 { // with notes
 		l.flush()
 		l.poll()
 	}
-	return n
+	return n, done
 }
 
-// quickly finds where the key is and the connection that reaches it, or nil.
-func (l *Lane) quickly(q *Quick, v *View, epoch uint32) *conn {
-	e := l.cache.find(q.Check, layout.FP(q.Hash))
+// hintOf finds where op's key is and the connection that reaches it, or nil.
+func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
+	put := op.Kind == index.Put
+	if op.Cond != index.Always || !put && op.Kind != index.Get {
+		return nil
+	}
+	e := l.cache.find(op.Check, layout.FP(op.Hash))
 	if e == nil || epoch-e.seen >= layout.WordLifeEpochs {
 		return nil
 	}
-	s := v.ShardOf(q.Hash)
+	s := v.ShardOf(op.Hash)
 	if s == nil || !s.PG.Active {
 		return nil
 	}
 	h, pg := e.hint(), s.PG
-	if !h.Fits(&s.route, q.Put) {
+	if !h.Fits(&s.route, put) {
 		return nil
 	}
 	m := &pg.Members[pg.Replicas-1] // the publisher
@@ -106,13 +99,13 @@ func (l *Lane) quickly(q *Quick, v *View, epoch uint32) *conn {
 	if c == nil || !c.up || c.incarnation != m.Incarnation || !c.caps.Synchronous || !c.caps.SelfFencing {
 		return nil
 	}
-	q.e, q.pg = e, pg
-	q.way = index.Hinted{PG: &pg.PG, Off: s.route.SlotOff(q.Hash, h.Slot), X: h.Word}
+	x.op, x.e, x.pg = op, e, pg
+	x.way = index.Hinted{PG: &pg.PG, Off: s.route.SlotOff(op.Hash, h.Slot), X: h.Word}
 	return c
 }
 
-// quickChain is a chain under construction, all for one connection.
-type quickChain struct {
+// hintedChain is a chain under construction, all for one connection.
+type hintedChain struct {
 	l     *Lane
 	c     *conn
 	epoch uint32
@@ -122,24 +115,25 @@ type quickChain struct {
 	used  int // of the registered memory
 }
 
-// add adds q's verbs, if it can; false: they have to wait for another chain.
-func (ch *quickChain) add(q *Quick, c *conn) bool {
-	l, pg := ch.l, q.pg
+// add adds x's verbs, if it can; false: they have to wait for another chain.
+func (ch *hintedChain) add(x *hinted, c *conn) bool {
+	l, op, pg := ch.l, x.op, x.pg
+	put := op.Kind == index.Put
 	var n int
-	if q.Put {
-		if n = layout.RecordLen(len(q.Key), len(q.Value)); n > layout.MaxRecordSize {
+	if put {
+		if n = layout.RecordLen(len(op.Key), len(op.Value)); n > layout.MaxRecordSize {
 			return true // in chunks
 		}
 	} else {
-		n = q.way.X.ReadLen()
+		n = x.way.X.ReadLen()
 	}
 	switch {
-	case n > taskSlot-quickRecords:
+	case n > taskSlot-hintedRecords:
 		return true
-	case ch.n > 0 && (c != ch.c || ch.n == quickOps || n > taskSlot-ch.used):
+	case ch.n > 0 && (c != ch.c || n > taskSlot-ch.used):
 		return false
 	}
-	if q.Put || pg.Replicas > 1 {
+	if put || pg.Replicas > 1 {
 		// For reading one copy of a provider that fences by itself needs no lease: a memory
 		// node that was declared lost while it lived on fences nobody, but then there is no
 		// other copy.
@@ -148,34 +142,32 @@ func (ch *quickChain) add(q *Quick, c *conn) bool {
 		}
 		ch.lease = true
 	}
-	if q.Put && !ch.place(q, n) {
+	if put && !ch.place(x, n) {
 		return true
 	}
-	q.cell = ch.n
+	x.cell = ch.n
 	ch.c = c
 	ch.n++
-	t := l.quick
-	q.rec = t.stash[ch.used:][:n:n]
+	t := l.hintTask
+	x.rec = t.stash[ch.used:][:n:n]
 	ch.used += (n + 63) &^ 63
-	cells := t.stash[q.cell*quickCell:][:quickCell]
-	k := l.keysOf(c, pg, pg.Replicas-1)
-	lkey := t.lkeys[c.dev]
-
-	q.noting = pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(q.Check)
-	accs := l.quickAccesses[:0]
-	if q.Put {
-		layout.EncodeRecord(q.rec, layout.RecordHeader{Version: q.Version, Flags: q.Flags, Expiry: q.Expiry, Writer: l.core.opts.Session}, q.Key, q.Value)
-		accs = q.way.Swing(q.way.Write(accs, q.rec))
-		binary.LittleEndian.PutUint64(cells, ^uint64(q.way.X)) // a CAS that is not executed leaves it
-		q.noting = q.noting || index.HintFlags(q.e.flags).NotesExpiry(&pg.PG, q.Expiry)
+	cells := t.stash[x.cell*hintedCell:][:hintedCell]
+	x.noting = pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
+	accs := l.hintAccesses[:0]
+	if put {
+		layout.EncodeRecord(x.rec, layout.RecordHeader{Version: x.ver, Flags: op.Flags, Expiry: op.Expiry, Writer: l.core.opts.Session}, op.Key, op.Value)
+		accs = x.way.Swing(x.way.Write(accs, x.rec))
+		binary.LittleEndian.PutUint64(cells, ^uint64(x.way.X)) // a CAS that is not executed leaves it
+		x.noting = x.noting || index.HintFlags(x.e.flags).NotesExpiry(&pg.PG, op.Expiry)
 	} else {
-		accs = q.way.Look(accs, cells[:8:8], q.rec)
+		accs = x.way.Look(accs, cells[:8:8], x.rec)
 	}
-	if q.noting {
-		accs = q.way.Note(accs, cells[8:])
+	if x.noting {
+		accs = x.way.Note(accs, cells[8:])
 	}
+	k, lkey := l.keysOf(c, pg, pg.Replicas-1), t.lkeys[c.dev]
 	for i := range accs {
-		wr := &l.quickWRs[ch.wrs]
+		wr := &l.hintWRs[ch.wrs]
 		wr.Flags = 0
 		c.request(wr, k, pg.IndexBytes, &accs[i], cells[:8:8])
 		wr.LKey = lkey
@@ -185,83 +177,99 @@ func (ch *quickChain) add(q *Quick, c *conn) bool {
 }
 
 // place takes a place for a PUT's record of n bytes.
-func (ch *quickChain) place(q *Quick, n int) bool {
+func (ch *hintedChain) place(x *hinted, n int) bool {
 	code, ok := layout.CodeFor(n)
 	if !ok {
 		return false
 	}
-	unit, ver, code, ok := ch.l.quick.Alloc(&q.pg.PG, code)
+	unit, ver, code, ok := ch.l.hintTask.Alloc(&x.pg.PG, code)
 	if !ok {
 		return false
 	}
-	q.way.N = layout.MakeLive(ver, layout.FP(q.Hash), code, unit)
-	q.Version = ch.l.quick.Version(q.e.version)
+	x.way.N = layout.MakeLive(ver, layout.FP(x.op.Hash), code, unit)
+	x.ver = ch.l.hintTask.Version(x.e.version)
 	return true
 }
 
-// post executes the chain and judges the ops in it, which are among these.
-func (ch *quickChain) post(ops []Quick) {
+// post executes the chain and judges the ops in it; it returns how many are done.
+func (ch *hintedChain) post() (done int) {
 	if ch.n == 0 {
-		return
+		return 0
 	}
 	l := ch.l
 	ch.c.seq += uint64(ch.wrs)
-	n, _ := ch.c.qp.PostSend(l.quickWRs[:ch.wrs]) // unsignaled: only a failure has a WC
+	n, _ := ch.c.qp.PostSend(l.hintWRs[:ch.wrs]) // unsignaled: only a failure has a WC
 	whole := n == ch.wrs && !l.poll()
 	valid := !ch.lease || l.valid()
-	for i := range ops {
-		if q := &ops[i]; q.rec == nil {
-			continue
-		} else if q.Put {
-			ch.judgePut(q, whole, valid)
-		} else if whole && (valid || q.pg.Replicas == 1) {
-			ch.judgeGet(q)
+	for i := range l.hints[:ch.n] {
+		x := &l.hints[i]
+		ok := false
+		if x.op.Kind == index.Put {
+			ok = ch.judgePut(x, whole, valid)
+		} else if whole && (valid || x.pg.Replicas == 1) {
+			ok = ch.judgeGet(x)
+		}
+		if ok {
+			done++
 		}
 	}
+	return done
 }
 
-// cell is what the slot held, and behind it what the access word was.
-func (ch *quickChain) cell(q *Quick) []byte { return ch.l.quick.stash[q.cell*quickCell:][:quickCell] }
+// cells is what the slot held, and behind it what the access word was.
+func (ch *hintedChain) cells(x *hinted) []byte {
+	return ch.l.hintTask.stash[x.cell*hintedCell:][:hintedCell]
+}
 
-func (ch *quickChain) judgeGet(q *Quick) {
-	r, ok := q.way.Seen(ch.cell(q), q.rec, q.Key)
+func (ch *hintedChain) judgeGet(x *hinted) bool {
+	r, ok := x.way.Seen(ch.cells(x), x.rec, x.op.Key)
 	if !ok || r.Flags&layout.FlagManifest != 0 || r.Expiry != 0 && r.Expired(ch.l.core.opts.Millis()) {
-		return
+		return false
 	}
-	q.OK, q.Record = true, r
-	ch.done(q, index.Get, q.way.X, r.Expiry)
+	ch.over(x, x.way.X, r.Expiry)
+	x.op.Version = r.Version
+	if x.op.Asker != nil {
+		ch.l.found = r // so that r stays off the heap
+		x.op.Asker.Take(&ch.l.found, nil)
+	}
+	ch.l.finished(x.op)
+	return true
 }
 
-func (ch *quickChain) judgePut(q *Quick, whole, valid bool) {
-	l, t := ch.l, ch.l.quick
-	if binary.LittleEndian.Uint64(ch.cell(q)) != uint64(q.way.X) {
+func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
+	l, t, op := ch.l, ch.l.hintTask, x.op
+	if binary.LittleEndian.Uint64(ch.cells(x)) != uint64(x.way.X) {
 		// The slot holds another word by now, or the chain broke before the CAS. Such a
 		// provider leaves nothing under way.
 		if whole {
 			l.Stats.CASLosses++
 		}
-		t.Unuse(&q.pg.PG, q.way.N)
-		return
+		t.Unuse(&x.pg.PG, x.way.N)
+		return false
 	}
-	q.OK = true
-	q.e.word, q.e.version, q.e.flags = uint64(q.way.N), q.Version, uint8(index.HintFlagsOf(q.Flags, q.Expiry))
-	t.Unlinked(&q.pg.PG, q.way.X)
+	x.e.word, x.e.version, x.e.flags = uint64(x.way.N), x.ver, uint8(index.HintFlagsOf(op.Flags, op.Expiry))
+	t.Unlinked(&x.pg.PG, x.way.X)
+	op.Version = x.ver
 	if !valid {
 		l.Stats.Unknown++
-		q.Err = fmt.Errorf("%w: %w", index.ErrUnknown, ErrLease)
+		op.Err = fmt.Errorf("%w: %w", index.ErrUnknown, ErrLease)
 	}
-	ch.done(q, index.Put, q.way.N, q.Expiry)
+	ch.over(x, x.way.N, op.Expiry)
+	l.expires(op.Expiry, op.Hash)
+	l.finished(op)
+	return true
 }
 
-// done notes an op that has been performed; w is its record's word.
-func (ch *quickChain) done(q *Quick, kind index.Kind, w layout.Word, expiry uint64) {
-	l := ch.l
-	q.e.seen = ch.epoch
-	l.Stats.Ops[kind]++
-	l.Stats.Rounds[kind]++
+// over notes an op that has been performed; w is its record's word.
+func (ch *hintedChain) over(x *hinted, w layout.Word, expiry uint64) {
+	l, op := ch.l, x.op
+	x.e.seen = ch.epoch
+	op.Rounds = 1
+	l.Stats.Ops[op.Kind]++
+	l.Stats.Rounds[op.Kind]++
 	l.Stats.CacheHits++
-	if q.noting {
-		old := layout.AccessWord(binary.LittleEndian.Uint64(ch.cell(q)[8:]))
-		l.noteAccess(&q.pg.PG, q.way.Off, q.Hash, q.Check, w, old, expiry, false)
+	if x.noting {
+		old := layout.AccessWord(binary.LittleEndian.Uint64(ch.cells(x)[8:]))
+		l.noteAccess(&x.pg.PG, x.way.Off, op.Hash, op.Check, w, old, expiry, false)
 	}
 }

@@ -53,8 +53,6 @@ type Task struct {
 	// Done is called when the Op is done, on the lane's goroutine; it may recycle
 	// the task. May be nil.
 	Done func(*Task)
-	// Tag is the caller's.
-	Tag any
 	// Deadline, if not 0, ends the Op's waiting (Options.Nanos).
 	Deadline int64
 	// Limit, if not 0, bounds the bytes of large buffers for what the Op reads before it changes
@@ -62,6 +60,7 @@ type Task struct {
 	Limit int
 
 	lane     *Lane
+	asked    *Op // nil: nobody waits for it, or not by Do
 	idx      uint32
 	gen      uint32
 	state    taskState
@@ -149,7 +148,7 @@ func (l *Lane) Recycle(t *Task) {
 	t.big = t.big[:0]
 	t.Op.Reset()
 	t.gen++
-	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
+	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
 	t.astray = astray{}
 	l.idle = append(l.idle, t)
 }
