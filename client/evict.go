@@ -287,21 +287,17 @@ func (e *evictor) makeRoom() bool {
 	return true
 }
 
-// relieve evicts from one placement group until what is at hand will last until more
-// comes out of limbo. It reports whether memory is short at all.
-func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
+// pressureOf is what is known of pg's memory, with what operations miss of it since, and the units of the largest place that
+// they do.
+func (e *evictor) pressureOf(pg *engine.PG, now time.Time) (p *pressure, need uint32) {
 	e.mu.Lock()
 	needs := e.mu.needs[pg.ID]
 	delete(e.mu.needs, pg.ID)
 	e.mu.Unlock()
-	p := e.pgs[pg.ID]
-	if p == nil || p.generation != pg.Generation {
-		p = &pressure{generation: pg.Generation, perVictim: 4, settled: time.Now(), wants: map[uint32]*wanted{}}
+	if p = e.pgs[pg.ID]; p == nil || p.generation != pg.Generation {
+		p = &pressure{generation: pg.Generation, perVictim: 4, settled: now, wants: map[uint32]*wanted{}}
 		e.pgs[pg.ID] = p
 	}
-	supply, held := int64(0), uint64(0)
-	now := time.Now()
-	need := uint32(0) // the largest
 	for units := range needs {
 		need = max(need, units)
 		if w := p.wants[units]; w != nil {
@@ -310,6 +306,15 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 			p.wants[units] = &wanted{since: now, asked: now}
 		}
 	}
+	return p, need
+}
+
+// relieve evicts from one placement group until what is at hand will last until more
+// comes out of limbo. It reports whether memory is short at all.
+func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
+	supply, held := int64(0), uint64(0)
+	now := time.Now()
+	p, need := e.pressureOf(pg, now)
 	f := e.s.core.Flow(pg.ID, pg.Generation)
 	if f != nil {
 		if dt := now.Sub(p.looked); dt > 20*time.Millisecond {

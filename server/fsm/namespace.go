@@ -47,6 +47,25 @@ func CheckText(what, text string) error {
 	return nil
 }
 
+// lentBy is how many bytes each memory node of the ring lends to a namespace, which wants so many of each, 0 for half of
+// what is free; and the least of these.
+func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint64, err error) {
+	lent = make([]uint64, len(ring))
+	least = uint64(maxRegionBytes) * MaxReplicas
+	for i, n := range ring {
+		free := n.CapacityBytes - min(n.UsedBytes, n.CapacityBytes)
+		lent[i] = bytesPerNode
+		if lent[i] == 0 {
+			lent[i] = free / 2
+		}
+		if lent[i] > free {
+			return nil, 0, fmt.Errorf("%w: memory node %q has %d bytes free of the %d wanted", ErrFull, n.Name, free, lent[i])
+		}
+		least = min(least, lent[i])
+	}
+	return lent, least, nil
+}
+
 // createNamespace lays a namespace out over the memory nodes that are up: one
 // placement group per memory node, whose chain starts at that node and goes on around the
 // ring, so that every node is arbiter of one and publisher of another.
@@ -104,18 +123,9 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	if shards > MaxShards || shards&(shards-1) != 0 {
 		return nil, fmt.Errorf("%w: %d shards, want a power of two in 1..%d", ErrInvalid, shards, MaxShards)
 	}
-	lent := make([]uint64, len(ring)) // to this namespace, by ring position
-	least := uint64(maxRegionBytes) * MaxReplicas
-	for i, n := range ring {
-		free := n.CapacityBytes - min(n.UsedBytes, n.CapacityBytes)
-		lent[i] = q.BytesPerNode
-		if lent[i] == 0 {
-			lent[i] = free / 2
-		}
-		if lent[i] > free {
-			return nil, fmt.Errorf("%w: memory node %q has %d bytes free of the %d wanted", ErrFull, n.Name, free, lent[i])
-		}
-		least = min(least, lent[i])
+	lent, least, err := lentBy(ring, q.BytesPerNode)
+	if err != nil {
+		return nil, err
 	}
 
 	// Everything is worked out before the first change.
@@ -131,8 +141,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		}
 		pg.RegionBytes = region &^ (layout.RegionPageSize - 1)
 		own := uint64((shards - i + len(ring) - 1) / len(ring)) // prefixes p < shards with p mod len(ring) = i
-		var err error
-		perIndex := uint64(1) // bytes of index and access words for each byte of index
+		perIndex := uint64(1)                                   // bytes of index and access words for each byte of index
 		if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
 			perIndex = 2
 		}
