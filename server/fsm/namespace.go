@@ -47,6 +47,31 @@ func CheckText(what, text string) error {
 	return nil
 }
 
+// layoutOf is the mode of a namespace to be created, and how many percent of its memory are to be index.
+func layoutOf(q *dirpb.CreateNamespaceRequest) (mode dirpb.NamespaceMode, percent uint64, err error) {
+	switch mode = q.Mode; mode {
+	case dirpb.NamespaceMode_NAMESPACE_MODE_UNSPECIFIED:
+		mode = dirpb.NamespaceMode_NAMESPACE_STORE
+	case dirpb.NamespaceMode_NAMESPACE_STORE, dirpb.NamespaceMode_NAMESPACE_CACHE:
+	default:
+		return 0, 0, fmt.Errorf("%w: namespace mode %d", ErrInvalid, mode)
+	}
+	if q.Replicas > MaxReplicas {
+		return 0, 0, fmt.Errorf("%w: %d replicas, want 1..%d", ErrInvalid, q.Replicas, MaxReplicas)
+	}
+	if percent = uint64(q.IndexPercent); percent == 0 {
+		percent = defaultIndexPercent
+	}
+	most := uint64(maxIndexPercent)
+	if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
+		most /= 2 // its access words are as large as the index
+	}
+	if percent > most {
+		return 0, 0, fmt.Errorf("%w: index of %d percent, want 1..%d", ErrInvalid, percent, most)
+	}
+	return mode, percent, nil
+}
+
 // lentBy is how many bytes each memory node of the ring lends to a namespace, which wants so many of each, 0 for half of
 // what is free; and the least of these.
 func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint64, err error) {
@@ -80,27 +105,9 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		}
 		return nil, fmt.Errorf("namespace %q: %w", q.Name, ErrExists)
 	}
-	mode := q.Mode
-	switch mode {
-	case dirpb.NamespaceMode_NAMESPACE_MODE_UNSPECIFIED:
-		mode = dirpb.NamespaceMode_NAMESPACE_STORE
-	case dirpb.NamespaceMode_NAMESPACE_STORE, dirpb.NamespaceMode_NAMESPACE_CACHE:
-	default:
-		return nil, fmt.Errorf("%w: namespace mode %d", ErrInvalid, mode)
-	}
-	if q.Replicas > MaxReplicas {
-		return nil, fmt.Errorf("%w: %d replicas, want 1..%d", ErrInvalid, q.Replicas, MaxReplicas)
-	}
-	percent := uint64(q.IndexPercent)
-	if percent == 0 {
-		percent = defaultIndexPercent
-	}
-	most := uint64(maxIndexPercent)
-	if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
-		most /= 2 // its access words are as large as the index
-	}
-	if percent > most {
-		return nil, fmt.Errorf("%w: index of %d percent, want 1..%d", ErrInvalid, percent, most)
+	mode, percent, err := layoutOf(q)
+	if err != nil {
+		return nil, err
 	}
 	ring := s.ring()
 	replicas := int(q.Replicas)
