@@ -113,7 +113,8 @@ func (h *harness) refused(name string, want string) error {
 	select {
 	case <-p.ended:
 	case <-time.After(endLimit):
-		return fmt.Errorf("%s does not end\n%s", name, tail(p.log, 2000))
+		p.dump()
+		return fmt.Errorf("%s does not end\n%s", name, tail(p.log, 20000))
 	}
 	st := p.cmd.ProcessState
 	p.cmd = nil
@@ -130,7 +131,8 @@ func lastLine(file string) string {
 }
 
 // fullDisk has a follower, whose log is not flushed, start without room to do so, and
-// another time with a little room.
+// another time with a little room. Pebble may find room itself, where the node was killed
+// before it had removed files that are obsolete: then the node has to serve.
 func (h *harness) fullDisk() error {
 	for _, room := range []int64{0, 4096} {
 		d, err := h.directory(false)
@@ -148,11 +150,10 @@ func (h *harness) fullDisk() error {
 		if err != nil {
 			return err
 		}
-		if err := h.launch(d, nil); err != nil {
+		if err := h.refusedOrServes(d, "no space left on device"); err != nil {
 			return err
 		}
-		h.procs[d].asked.Store(true)
-		if err := errors.Join(h.refused(d, "no space left on device"), h.unfill(d), h.launch(d, nil)); err != nil {
+		if err := errors.Join(h.procs[d].kill(), h.unfill(d), h.launch(d, nil)); err != nil {
 			return err
 		}
 		if err := h.settle(); err != nil {
@@ -160,6 +161,52 @@ func (h *harness) fullDisk() error {
 		}
 	}
 	return nil
+}
+
+// refusedOrServes starts a directory node, and waits until it has ended by itself, with that in
+// its log, or serves: then the others cannot commit without it while one of them stands still.
+func (h *harness) refusedOrServes(d, want string) error {
+	ready := make(chan struct{})
+	if err := h.launch(d, sync.OnceFunc(func() { close(ready) })); err != nil {
+		return err
+	}
+	p := h.procs[d]
+	p.asked.Store(true)
+	select {
+	case <-p.ended:
+		return h.refused(d, want)
+	case <-ready:
+	case <-time.After(endLimit):
+		p.dump()
+		return fmt.Errorf("%s neither ends nor serves\n%s", d, tail(p.log, 20000))
+	}
+	still := h.procs[h.scope.directories[0]]
+	if still == p {
+		still = h.procs[h.scope.directories[1]]
+	}
+	if err := still.stop(); err != nil {
+		return err
+	}
+	put := make(chan error, 1)
+	go func() { // a new session is an entry of the log
+		out, err := h.kvctl("put", "k", "v")
+		if err != nil {
+			err = fmt.Errorf("with %s and without %s: %w\n%s", d, still.name, err, out)
+		}
+		put <- err
+	}()
+	select {
+	case <-p.ended: // the put goes on with still
+		err := still.resume()
+		<-put
+		return errors.Join(err, h.refused(d, want))
+	case err := <-put:
+		h.logf("%s serves", d)
+		return errors.Join(err, still.resume())
+	case <-time.After(endLimit):
+		p.dump()
+		return errors.Join(fmt.Errorf("%s was ready, and neither ends nor commits\n%s", d, tail(p.log, 20000)), still.resume())
+	}
 }
 
 func (h *harness) readOnlyDisk() error {

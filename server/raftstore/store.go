@@ -209,18 +209,21 @@ func (s *Store) own() error {
 func (s *Store) load() (err error) {
 	cache := pebble.NewCache(4 << 20)
 	defer cache.Unref()
-	s.db, err = pebble.Open(s.opts.Dir, &pebble.Options{
-		FS:                 s.opts.FS,
+	compacting := new(compactions)
+	opts := &pebble.Options{
+		FS:                 newWALDisk(s),
 		Lock:               s.lock,
 		Cache:              cache,
 		MemTableSize:       4 << 20,
 		Logger:             pebbleLogger{s},
 		EventListener:      &pebble.EventListener{BackgroundError: s.backgroundError},
 		FormatMajorVersion: pebble.FormatNewest,
-	})
-	if err != nil {
+	}
+	opts.Experimental.CompactionScheduler = compacting
+	if s.db, err = pebble.Open(s.opts.Dir, opts); err != nil {
 		return err
 	}
+	compacting.start()
 	return s.dropOrphans()
 }
 
@@ -326,9 +329,8 @@ func (s *Store) write(b *pebble.Batch, sync *pebble.WriteOptions) error {
 		case err := <-done:
 			if err != nil {
 				s.fail(err)
-				return s.Err()
 			}
-			return nil
+			return s.Err() // also when walDisk has kept the failure from Pebble
 		case <-slice.C:
 		}
 	}

@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv("KVD_TEST_WRITER") != "" {
 		os.Exit(writer())
 	}
+	if folder := os.Getenv("KVD_TEST_SMALL_DISK"); folder != "" {
+		os.Exit(smallDisks(folder))
+	}
 	goleak.VerifyTestMain(m)
 }
 
