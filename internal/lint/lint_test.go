@@ -44,7 +44,7 @@ var imports = []row{
 	{"rdma", "rdma/driver", "the portable layer knows no provider"},
 	{"rdma/rdmatest", "rdma rdma/driver", "the suite judges every provider by the contract alone"},
 	{"rdma/sim", "rdma/driver", "a provider sees the contract, never the layer above it"},
-	{"rdma/...", "rdma/driver internal/mem internal/hostid", "a provider sees the contract, never the layer above it"},
+	{"rdma/...", "rdma/driver internal/mem internal/hostid internal/poll", "a provider sees the contract, never the layer above it"},
 	{"internal/mem", "rdma/driver", "it maps memory for providers and knows nothing of the store"},
 	{"internal/providers", "rdma rdma/...", "it opens providers and does nothing with them"},
 
@@ -66,6 +66,7 @@ var imports = []row{
 	{"internal/metrics", "client client/prom internal/dirpb internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
 	{"internal/config", "", "settings are plain values; roles fill Options from them"},
 
+	{"internal/poll", "", "it asks the kernel which descriptors are ready, whatever they carry"},
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
 	{"internal/glob", "", "patterns and keys are bytes"},
@@ -271,7 +272,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		{imp("index", "+rdma"), "index imports rdma, but may import only internal/invariants internal/layout: the protocol knows"},
 		{imp("internal/layout", "+internal/mem"), "internal/layout imports internal/mem, but may import only nothing of the project"},
-		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/mem internal/hostid"},
+		{imp("rdma/tcp", "+rdma"), "rdma/tcp imports rdma, but may import only rdma/driver internal/mem internal/hostid internal/poll"},
 		{imp("rdma", "+rdma/tcp"), "the portable layer knows no provider"},
 		{imp("server/fsm", "+server"), "server/fsm imports server, but"},
 		{imp("server/fsm", "github.com/hashicorp/raft"), "server/fsm imports github.com/hashicorp/raft, which is for server server/raftstore"},

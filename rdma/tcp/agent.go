@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -27,28 +29,46 @@ const (
 	fenceGrace = 100 * time.Millisecond
 )
 
-// agent executes one connection's verbs against the memory of this process. It
-// is one goroutine: it reads what has arrived, executes the WRs in order, and
-// writes the replies when it runs out of input or its output buffer is full.
+// agent executes one connection's verbs against the memory of this process: it
+// reads what has arrived, executes the WRs in order, and writes the replies when
+// it runs out of input or its output buffer is full.
 //
-// While it holds exec it may touch regions; it releases exec around every read
-// and write. Hence Deregister, after taking a key out of the table, need only
-// pass through every exec once.
+// An agent has a goroutine, which serves it from the first byte to the last. While
+// the peer says little at a time, that goroutine waits and a [loop] serves the
+// agent together with others. Whoever serves it holds exec while it touches
+// regions or the fields below exec; the goroutine releases exec around every read
+// and write, and the loop between two of them. Hence Deregister, after taking a
+// key out of the table, need only pass through every exec once.
 type agent struct {
 	l      *listener
 	remote string
 	nc     stream
 	conn   net.Conn // nc, or TLS over it
 
-	exec   sync.Mutex
-	pd     *pd
-	access driver.Access
-	in     []byte
-	r, w   int
-	out    []byte
-	seq    uint16
-	werr   error
-	order  atomic.Uint32 // see barrier
+	exec     sync.Mutex
+	pd       *pd
+	access   driver.Access
+	*buffers       // nil in a loop, if they would be empty
+	frame    frame // what is left to execute of it; count 0: nothing
+	seq      uint16
+	werr     error
+	order    atomic.Uint32 // see barrier
+	keys     *keyTable     // the PD's, since exec was taken; nil until it is needed
+	last     struct {      // of keys, what was looked up last; mr nil: nothing
+		rkey uint64
+		mr   *mr
+	}
+
+	// When to go to a loop: once the last quiet frames, calm of them, were such as a
+	// loop executes. stayed is how often a loop has read since the agent is there.
+	quiet, calm, stayed int
+	back                chan error // ends enter; see leave
+
+	// link says where the agent is, to those who fence it.
+	link struct {
+		sync.Mutex
+		loop *loop // nil: its goroutine serves it
+	}
 
 	fenced   atomic.Bool
 	accepted bool
@@ -76,9 +96,16 @@ func (a *agent) Fence(ctx context.Context) error {
 }
 
 func (a *agent) fence() {
-	if !a.fenced.Swap(true) {
-		a.applyFence()
+	if a.fenced.Swap(true) {
+		return
 	}
+	a.link.Lock()
+	defer a.link.Unlock()
+	if l := a.link.loop; l != nil {
+		l.recall(a)
+		return
+	}
+	a.applyFence()
 }
 
 // applyFence ends waiting for input at once, and for the peer to take replies
@@ -94,6 +121,12 @@ func (a *agent) setDeadline(t time.Time) {
 	if a.fenced.Load() {
 		a.applyFence()
 	}
+}
+
+// resume takes exec. Whatever was looked up before may be gone.
+func (a *agent) resume() {
+	a.exec.Lock()
+	a.keys, a.last.mr = nil, nil
 }
 
 // quiesce waits until the agent has let go of the regions it had looked up.
@@ -117,6 +150,7 @@ func (a *agent) serve() {
 	d.mu.Unlock()
 	close(a.done)
 	a.part(err)
+	a.releaseBuffers()
 	a.exec.Unlock()
 	_ = a.nc.Close()
 
@@ -247,47 +281,138 @@ func (a *agent) accept(private []byte) error {
 // run executes doorbells until the connection ends. Its error is never nil.
 func (a *agent) run() error {
 	for {
-		h, err := a.need(frameSize)
+		switch {
+		case a.frame.count > 0: // a loop began it
+		case a.r == a.w && a.quiet >= a.calm:
+			if err := a.enter(); err != nil {
+				return err
+			}
+			continue
+		default:
+			h, err := a.need(frameSize)
+			if err != nil {
+				return err
+			}
+			if a.frame, err = parseFrame(h); err != nil {
+				return err
+			}
+		}
+		a.quiet++
+		if _, fits := a.survey(agentOut); !fits {
+			a.quiet = 0
+		}
+		if err := a.perform(a.frame.count); err != nil {
+			return err
+		}
+	}
+}
+
+// perform executes the next n requests of the frame.
+func (a *agent) perform(n int) error {
+	f := &a.frame
+	for range n {
+		h, err := a.need(requestSize)
 		if err != nil {
 			return err
 		}
-		f, err := parseFrame(h)
+		r, err := parseRequest(h)
 		if err != nil {
 			return err
 		}
-		for range f.count {
-			h, err := a.need(requestSize)
-			if err != nil {
-				return err
-			}
-			r, err := parseRequest(h)
-			if err != nil {
-				return err
-			}
-			if f.length -= requestSize + r.operands(); f.length < 0 {
-				return fmt.Errorf("%w: requests exceed their frame", errMalformed)
-			}
-			status, err := a.execute(r)
-			if err != nil {
-				return err
-			}
-			if status != driver.Success {
-				a.out = appendReply(a.out, reply{op: r.op, status: status, seq: a.seq})
-				return fmt.Errorf("%w: %v of %d bytes at %#x: %v", errVerb, r.op, r.length, r.addr, status)
-			}
-			a.seq++
+		if f.length -= requestSize + r.operands(); f.length < 0 {
+			return fmt.Errorf("%w: requests exceed their frame", errMalformed)
 		}
-		if f.length != 0 {
-			return fmt.Errorf("%w: %d bytes behind the frame's requests", errMalformed, f.length)
+		status, err := a.execute(r)
+		if err != nil {
+			return err
 		}
+		if status != driver.Success {
+			a.out = appendReply(a.out, reply{op: r.op, status: status, seq: a.seq})
+			return fmt.Errorf("%w: %v of %d bytes at %#x: %v", errVerb, r.op, r.length, r.addr, status)
+		}
+		a.seq++
+		f.count--
+	}
+	if f.count == 0 && f.length != 0 {
+		return fmt.Errorf("%w: %d bytes behind the frame's requests", errMalformed, f.length)
+	}
+	return nil
+}
+
+const (
+	// touchLines is how many cache lines are touched in a row: more than a processor
+	// fetches at a time.
+	touchLines = 64
+	// touchEach is how many of one request are touched; the processor foresees the
+	// others of a long one by itself.
+	touchEach = 4
+	lineSize  = 64
+)
+
+// survey looks at the requests of the frame that are buffered, before the first
+// executes: n of them can be executed without waiting for anything, if there is
+// room for so many bytes of replies. Of those it touches the memory that they name,
+// so that the misses of a frame overlap instead of following each other. A request
+// that will be refused is among them, as the last. fits is false if the one behind
+// them cannot be executed without waiting, however much of it is buffered.
+func (a *agent) survey(room int) (n int, fits bool) {
+	var lines [touchLines]*uint64
+	k := 0
+	defer func() { touch(lines[:k]) }()
+	left := a.frame.length
+	for b := a.in[a.r:a.w]; n < a.frame.count && len(b) >= requestSize; n++ {
+		r, err := parseRequest(b)
+		size := requestSize + r.operands()
+		if err != nil || size > left {
+			return n + 1, true
+		}
+		m, status := a.check(r)
+		if status != driver.Success {
+			return n + 1, true
+		}
+		room -= replySize
+		switch {
+		case r.op == driver.OpRead:
+			room -= r.length
+		case r.op.IsAtomic():
+			room -= 8
+			if m.proxy.Load() != nil {
+				return n, false
+			}
+		}
+		if room < 0 || size > agentIn {
+			return n, false
+		}
+		if size > len(b) {
+			return n, true
+		}
+		b, left = b[size:], left-size
+		at, end := r.addr&^7, min(r.addr+uint64(r.length), uint64(len(m.bytes)&^7))
+		for range touchEach {
+			if at >= end {
+				break
+			}
+			if k == len(lines) {
+				touch(lines[:])
+				k = 0
+			}
+			lines[k] = m.word(at)
+			k++
+			at = (at + lineSize) &^ (lineSize - 1)
+		}
+	}
+	return n, true
+}
+
+// touch loads words, nothing between two loads.
+func touch(words []*uint64) {
+	for _, p := range words {
+		atomic.LoadUint64(p)
 	}
 }
 
 // execute does one verb and appends the reply of a success.
 func (a *agent) execute(r request) (driver.Status, error) {
-	if r.op == opAbort {
-		return driver.RemInvReqErr, nil
-	}
 	m, status := a.check(r)
 	if status != driver.Success {
 		return status, nil
@@ -334,9 +459,26 @@ var rights = [driver.NumOpcodes]driver.Access{
 	driver.OpFetchAdd:  driver.AccessRemoteAtomic,
 }
 
+// lookup finds the region of a key; nil if there is none. While exec is held it
+// gives the same answer each time: a region that is deregistered meanwhile stays
+// until exec is released. Doorbells name the same key again and again.
+func (a *agent) lookup(rkey uint64) *mr {
+	if a.last.mr != nil && a.last.rkey == rkey {
+		return a.last.mr
+	}
+	if a.keys == nil {
+		a.keys = a.pd.keys.Load()
+	}
+	a.last.rkey, a.last.mr = rkey, a.keys.byRKey[rkey]
+	return a.last.mr
+}
+
 // check finds the region and decides whether r may touch it.
 func (a *agent) check(r request) (*mr, driver.Status) {
-	m := a.pd.keys.Load().byRKey[r.rkey]
+	if r.op >= driver.NumOpcodes { // opAbort
+		return nil, driver.RemInvReqErr
+	}
+	m := a.lookup(r.rkey)
 	need := rights[r.op]
 	if m == nil || m.access&need == 0 || a.access&need == 0 ||
 		r.addr > uint64(len(m.bytes)) || uint64(r.length) > uint64(len(m.bytes))-r.addr {
@@ -430,7 +572,7 @@ func (a *agent) await(n int) error {
 		}
 		a.exec.Unlock()
 		k, err := a.conn.Read(a.in[a.w:])
-		a.exec.Lock()
+		a.resume()
 		a.w += k
 		if k == 0 && err != nil {
 			return err
@@ -446,15 +588,19 @@ func (a *agent) flush() error {
 	}
 	a.exec.Unlock()
 	_, err := a.conn.Write(a.out)
-	a.exec.Lock()
+	a.resume()
 	a.out, a.werr = a.out[:0], err
 	return err
 }
 
 // meteredConn is a TCP connection that adds the time its one goroutine spends
-// running, rather than waiting for the socket, to a counter.
+// running, rather than waiting for the socket, to a counter. While an agent is in
+// a loop it is detached: a descriptor that only the loop uses.
 type meteredConn struct {
-	*net.TCPConn
+	socket
+	fd      int // while detached; else -1
+	local   net.Addr
+	remote  net.Addr
 	raw     syscall.RawConn
 	cpu     *atomic.Int64
 	since   time.Duration // when it began to run; 0 while it waits
@@ -465,21 +611,85 @@ type meteredConn struct {
 	tryWrit func(fd uintptr) bool
 }
 
+// socket is a [net.TCPConn], or the [os.File] of one that was detached.
+type socket interface {
+	syscall.Conn
+	Close() error
+	SetDeadline(time.Time) error
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+}
+
 var epoch = time.Now()
 
 // now is a monotonic clock.
 func now() time.Duration { return time.Since(epoch) }
 
-func newMeteredConn(c *net.TCPConn, cpu *atomic.Int64) (*meteredConn, error) {
-	raw, err := c.SyscallConn()
+func newMeteredConn(s socket, local, remote net.Addr, cpu *atomic.Int64) (*meteredConn, error) {
+	raw, err := s.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	m := &meteredConn{TCPConn: c, raw: raw, cpu: cpu, since: now()}
+	m := &meteredConn{socket: s, fd: -1, local: local, remote: remote, raw: raw, cpu: cpu, since: now()}
 	// Made once: a closure made per call would be an allocation per call.
 	m.tryRead = func(fd uintptr) bool { return m.try(fd, syscall.Read) }
 	m.tryWrit = func(fd uintptr) bool { return m.try(fd, syscall.Write) }
 	return m, nil
+}
+
+func (m *meteredConn) LocalAddr() net.Addr  { return m.local }
+func (m *meteredConn) RemoteAddr() net.Addr { return m.remote }
+
+// CloseWrite sends a FIN behind what was written.
+func (m *meteredConn) CloseWrite() error {
+	var err error
+	cerr := m.raw.Control(func(fd uintptr) { err = unix.Shutdown(int(fd), unix.SHUT_WR) })
+	return errors.Join(cerr, os.NewSyscallError("shutdown", err))
+}
+
+// detach takes the connection out of the runtime's poller, which would wake a
+// thread for whatever arrives. If it fails, nothing has changed.
+func (m *meteredConn) detach() (fd int, err error) {
+	cerr := m.raw.Control(func(f uintptr) { fd, err = unix.FcntlInt(f, unix.F_DUPFD_CLOEXEC, 0) })
+	if cerr != nil || err != nil {
+		return -1, errors.Join(cerr, os.NewSyscallError("fcntl", err))
+	}
+	if m.since != 0 {
+		m.pause()
+	}
+	_ = m.socket.Close() // fd stays
+	m.socket, m.raw, m.fd = nil, nil, fd
+	return fd, nil
+}
+
+// attach undoes detach. It needs no further descriptor.
+func (m *meteredConn) attach() {
+	f := os.NewFile(uintptr(m.fd), "tcp") // non-blocking, so the runtime polls it
+	m.socket, m.fd = f, -1
+	m.raw, _ = f.SyscallConn() // fails for a nil file alone
+}
+
+// readNow reads what is there, of a detached connection: io.EOF at its end, EAGAIN
+// if it is nothing.
+func (m *meteredConn) readNow(p []byte) (int, error) {
+	for {
+		switch n, err := syscall.Read(m.fd, p); {
+		case err == syscall.EINTR:
+		case err == nil && n == 0:
+			return 0, io.EOF
+		default:
+			return max(n, 0), err
+		}
+	}
+}
+
+// writeNow writes what there is room for, to a detached connection.
+func (m *meteredConn) writeNow(p []byte) (int, error) {
+	for {
+		if n, err := syscall.Write(m.fd, p); err != syscall.EINTR {
+			return max(n, 0), err
+		}
+	}
 }
 
 // try makes one attempt; false sends the goroutine to wait for the socket.
@@ -550,5 +760,5 @@ func (m *meteredConn) Close() error {
 	if m.since != 0 {
 		m.pause()
 	}
-	return m.TCPConn.Close()
+	return m.socket.Close()
 }

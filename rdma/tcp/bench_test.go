@@ -3,11 +3,13 @@ package tcp
 import (
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"runtime"
 	"testing"
 
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/rdmatest"
 )
 
@@ -145,5 +147,86 @@ func BenchmarkWords(b *testing.B) {
 			})
 		}
 		runtime.KeepAlive(region)
+	}
+}
+
+// endless is a stream whose peer says the same over and over.
+type endless struct {
+	script
+	again []byte
+}
+
+func (s *endless) Read(p []byte) (int, error) {
+	if len(s.in) == 0 {
+		s.in = s.again
+	}
+	return s.script.Read(p)
+}
+
+func (s *endless) Write(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, io.ErrClosedPipe
+	}
+	return len(p), nil
+}
+
+// BenchmarkExecute is what an agent needs to execute cached GETs, without sockets:
+// of one place and of places all over a region that no cache holds.
+func BenchmarkExecute(b *testing.B) {
+	for _, gets := range []int{1, 64} {
+		for name, size := range map[string]int64{"warm": 4 << 10, "cold": 256 << 20} {
+			b.Run(fmt.Sprintf("%s/%d", name, gets), func(b *testing.B) {
+				d := open(b, Options{})
+				p, err := d.AllocPD()
+				if err != nil {
+					b.Fatal(err)
+				}
+				m, err := d.Alloc(size, driver.AllocOptions{Name: "execute"})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer m.Free()
+				for i := 0; i < len(m.Bytes); i += 4096 {
+					m.Bytes[i] = 1
+				}
+				r, err := p.RegMR(m, 0, size, driver.AccessRemoteRead)
+				if err != nil {
+					b.Fatal(err)
+				}
+				rng := rand.New(rand.NewPCG(1, 2))
+				s := &endless{script: script{step: 1 << 20}}
+				const frames = 1000
+				for range frames {
+					var reqs [][]byte
+					for range gets {
+						reqs = append(reqs, requestOf(driver.OpRead, r.RKey(), rng.Uint64N(uint64(size)-8)&^7, 8),
+							requestOf(driver.OpRead, r.RKey(), rng.Uint64N(uint64(size)-128)&^63, 128))
+					}
+					s.again = append(s.again, doorbellOf(reqs...)...)
+				}
+				a := newAgent(&listener{d: d.(*device)}, s, "execute")
+				a.pd, a.access = p.(*pd), driver.AccessRemoteRead
+				a.exec.Lock()
+				for b.Loop() {
+					h, err := a.need(frameSize)
+					if err != nil {
+						b.Fatal(err)
+					}
+					f, err := parseFrame(h)
+					if err != nil {
+						b.Fatal(err)
+					}
+					if err := a.await(f.length); err != nil {
+						b.Fatal(err)
+					}
+					a.frame = f
+					a.survey(agentOut)
+					if err := a.perform(f.count); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*gets), "ns/get")
+			})
+		}
 	}
 }

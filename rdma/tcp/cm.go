@@ -176,6 +176,12 @@ type listener struct {
 	cpu atomic.Int64
 	wg  sync.WaitGroup // every agent
 
+	loops struct {
+		once sync.Once // makes all
+		all  []*loop
+		next atomic.Uint32
+	}
+
 	closing  sync.Once
 	closeErr error
 	stop     chan struct{} // closed by Close
@@ -208,11 +214,11 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 
 func (l *listener) Addr() string { return l.ln.Addr().String() }
 
-// CPUNanos is the time that this listener's agents spent running: from waking up
-// with input, or room for output, until waiting again. It includes the read(2)
-// and write(2) themselves, TLS, and executing the verbs; it leaves out the
-// kernel's work in softirqs and the Go scheduler's between wake-ups, and counts
-// time in which a running agent was preempted.
+// CPUNanos is the time that this listener's agents, or loops of them, spent
+// running: from waking up with input, or room for output, until waiting again. It
+// includes the read(2) and write(2) themselves, TLS, and executing the verbs; it
+// leaves out the kernel's work in softirqs and the Go scheduler's between
+// wake-ups, and counts time in which a running agent was preempted.
 func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
 
 func (l *listener) accept() {
@@ -247,13 +253,15 @@ func (l *listener) start(c *net.TCPConn) error {
 	if _, err := l.d.tune(c); err != nil {
 		return err
 	}
-	m, err := newMeteredConn(c, &l.cpu)
+	m, err := newMeteredConn(c, c.LocalAddr(), c.RemoteAddr(), &l.cpu)
 	if err != nil {
 		return err
 	}
 	a := newAgent(l, m, c.RemoteAddr().String())
 	if l.d.o.TLSServer != nil {
 		a.conn = tls.Server(m, l.d.o.TLSServer)
+	} else if l.d.loops > 0 {
+		a.calm = 0
 	}
 	l.d.mu.Lock()
 	l.d.mu.agents[a] = struct{}{}
@@ -264,8 +272,8 @@ func (l *listener) start(c *net.TCPConn) error {
 }
 
 func newAgent(l *listener, nc stream, remote string) *agent {
-	return &agent{l: l, remote: remote, nc: nc, conn: nc,
-		in: make([]byte, agentIn), out: make([]byte, 0, 4<<10), done: make(chan struct{})}
+	return &agent{l: l, remote: remote, nc: nc, conn: nc, calm: neverCalm,
+		buffers: takeBuffers(), back: make(chan error, 1), done: make(chan struct{})}
 }
 
 // Close fences every peer and returns when all agents have ended.
@@ -283,6 +291,9 @@ func (l *listener) Close() error {
 		}
 		d.mu.Unlock()
 		l.wg.Wait()
+		for _, p := range l.loops.all {
+			p.close()
+		}
 		d.mu.Lock()
 		delete(d.mu.listeners, l)
 		d.mu.Unlock()

@@ -14,6 +14,7 @@ func open(t testing.TB, o Options) driver.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
+	d.(*device).loops = agentLoops
 	return d
 }
 
@@ -26,7 +27,16 @@ func harness(t testing.TB, passive, active Options) rdmatest.Harness {
 	}
 }
 
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conformance(t) }
+
+// TestConformanceWithoutLoops has agents stay with their goroutines.
+func TestConformanceWithoutLoops(t *testing.T) {
+	defer func(n int) { agentLoops = n }(agentLoops)
+	agentLoops = 0
+	conformance(t)
+}
+
+func conformance(t *testing.T) {
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
 		return harness(t, Options{}, Options{})
 	})

@@ -6,8 +6,12 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -141,6 +145,14 @@ func FuzzRequestFrame(f *testing.F) {
 			t.Fatal("bytes outside the region changed")
 		}
 		out := s.out.Bytes()
+		looped, all, half := inTurns(t, d.(*device), in, int(step)+1)
+		if !bytes.Equal(looped, out) {
+			t.Fatalf("replies\n% x, in a loop\n% x", out, looped)
+		}
+		// Of a WRITE that ends in the middle, a goroutine executes what has arrived.
+		if !half && !bytes.Equal(all, g.all) {
+			t.Fatalf("memory\n% x, in a loop\n% x", g.all, all)
+		}
 		for seq := uint16(0); len(out) > 0; seq++ {
 			if len(out) < replySize {
 				t.Fatalf("%d bytes of a reply", len(out))
@@ -159,6 +171,72 @@ func FuzzRequestFrame(f *testing.F) {
 			}
 		}
 	})
+}
+
+// inTurns has an agent in a loop be told in, step bytes at a time, and executes the
+// rest as its goroutine does when it leaves the loop. It returns the replies, the
+// region with its guards, and whether in ends in the middle of a request.
+func inTurns(t *testing.T, d *device, in []byte, step int) (replies, all []byte, half bool) {
+	t.Helper()
+	p, g := newGuarded(t, d)
+	g.setKey(seedKey)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := fds[1]
+	defer func() { _ = unix.Close(peer) }()
+	var cpu atomic.Int64
+	m, err := newMeteredConn(os.NewFile(uintptr(fds[0]), "agent"), nil, nil, &cpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := newLoop(&cpu) // turn is called by hand
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.p.Close()
+	a := newAgent(&listener{d: d}, m, "fuzz")
+	a.pd, a.access = p.(*pd), driver.AccessRemoteRead|driver.AccessRemoteWrite|driver.AccessRemoteAtomic
+	hear := func() {
+		b := make([]byte, 4096)
+		for {
+			n, err := unix.Read(peer, b)
+			if err != nil || n == 0 {
+				return
+			}
+			replies = append(replies, b[:n]...)
+		}
+	}
+	a.exec.Lock()
+	if !a.join(l) {
+		t.Fatal("not in the loop")
+	}
+	a.exec.Unlock()
+	for len(a.back) == 0 {
+		n, err := unix.Write(peer, in[:min(len(in), step)])
+		if in = in[max(n, 0):]; err != nil || len(in) == 0 {
+			_ = unix.Shutdown(peer, unix.SHUT_WR)
+		}
+		a.turn()
+		hear()
+	}
+	a.exec.Lock()
+	if err = <-a.back; err == nil {
+		if _, err := unix.Write(peer, in); err != nil && len(in) > 0 {
+			t.Fatal(err)
+		}
+		_ = unix.Shutdown(peer, unix.SHUT_WR)
+		err = a.run()
+	}
+	half = errors.Is(err, io.EOF) && a.r < a.w
+	_ = a.flush()
+	_ = m.Close()
+	hear()
+	if !g.intact() {
+		t.Fatal("bytes outside the region changed in a loop")
+	}
+	return replies, g.all, half
 }
 
 // FuzzReplyFrame lets a QP with WRs outstanding read arbitrary bytes: every WR

@@ -1,13 +1,13 @@
 // Package tcp is a provider that emulates one-sided verbs over TCP, optionally
 // TLS, for machines without an RNIC. A QP is one connection; a small agent in
-// the memory node, one goroutine per connection, executes whole doorbells
-// against registered memory.
+// the memory node executes whole doorbells against registered memory. Agents whose
+// peers say little at a time share an event loop, each other one has a goroutine.
 //
 // It leaves what every provider shares (forms of WRs, counters, errors) to
 // package rdma, mapping memory to internal/mem, and deciding who may connect to
 // the Accept callback of its user. Read [Options] and [Open] first, then wire.go
-// for the bytes, agent.go for the side that executes and qp.go for the side that
-// posts.
+// for the bytes, agent.go and loop.go for the side that executes and qp.go for the
+// side that posts.
 //
 // Concurrency and buffer ownership are those of package driver. Every QP has
 // one goroutine that reads replies; a second one writes only while requests do
@@ -22,6 +22,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -151,7 +152,8 @@ func Open(o Options) (driver.Device, error) {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	o.ensureDefaults()
-	d := &device{o: o}
+	// As many processors are left to those who serve a connection each.
+	d := &device{o: o, loops: runtime.GOMAXPROCS(0) / 2}
 	d.mu.pds = make(map[*pd]struct{})
 	d.mu.cqs = make(map[*cq]struct{})
 	d.mu.qps = make(map[*qp]struct{})
@@ -161,8 +163,9 @@ func Open(o Options) (driver.Device, error) {
 }
 
 type device struct {
-	o  Options
-	mu struct {
+	o     Options
+	loops int // of each listener; 0: every connection is served by its goroutine
+	mu    struct {
 		sync.Mutex
 		closed    bool
 		pds       map[*pd]struct{}

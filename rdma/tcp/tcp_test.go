@@ -24,6 +24,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// agentLoops is how many loops the listeners of a test have.
+var agentLoops = 1
+
+// bothWays runs a test with quiet agents in a loop, and with a goroutine for each.
+func bothWays(t *testing.T, f func(*testing.T)) {
+	defer func(n int) { agentLoops = n }(agentLoops)
+	for name, n := range map[string]int{"loop": 1, "goroutine": 0} {
+		agentLoops = n
+		t.Run(name, f)
+	}
+}
+
 // events makes options whose PeerClosed goes to a channel.
 func events() (Options, chan PeerClosed) {
 	ch := make(chan PeerClosed, 16)
@@ -294,7 +306,9 @@ func TestWordsWholeAcrossParts(t *testing.T) {
 
 // TestMalformedFrames sends a good verb, then each kind of nonsense: the
 // connection ends, says why, and takes nobody along.
-func TestMalformedFrames(t *testing.T) {
+func TestMalformedFrames(t *testing.T) { bothWays(t, malformedFrames) }
+
+func malformedFrames(t *testing.T) {
 	head := func(typ, zero byte, count uint16, length uint32) []byte {
 		b := []byte{typ, zero, 0, 0, 0, 0, 0, 0}
 		binary.LittleEndian.PutUint16(b[2:], count)
@@ -351,7 +365,9 @@ func TestMalformedFrames(t *testing.T) {
 }
 
 // TestHandshakeRefusesStrangers has peers that never say a valid hello.
-func TestHandshakeRefusesStrangers(t *testing.T) {
+func TestHandshakeRefusesStrangers(t *testing.T) { bothWays(t, handshakeRefusesStrangers) }
+
+func handshakeRefusesStrangers(t *testing.T) {
 	for name, c := range map[string]struct {
 		say    []byte
 		answer string // text of the refusal that the peer reads, if any
@@ -625,7 +641,9 @@ func stalledReader(t *testing.T, e *rdmatest.Env, mr *rdma.MR, n int) net.Conn {
 
 // TestDeregisterDuringTransfer takes a region away, and unmaps it, while an
 // agent is in the middle of a READ that its peer does not take.
-func TestDeregisterDuringTransfer(t *testing.T) {
+func TestDeregisterDuringTransfer(t *testing.T) { bothWays(t, deregisterDuringTransfer) }
+
+func deregisterDuringTransfer(t *testing.T) {
 	o, ended := events()
 	e := rdmatest.NewEnv(t, harness(t, o, Options{}))
 	m, err := e.H.Passive.Alloc(maxMsg, rdma.AllocOptions{Name: "doomed"})
@@ -648,17 +666,20 @@ func TestDeregisterDuringTransfer(t *testing.T) {
 
 // TestDeregisterDuringWrite is the same while an agent waits for the rest of a
 // WRITE.
-func TestDeregisterDuringWrite(t *testing.T) {
+func TestDeregisterDuringWrite(t *testing.T) { bothWays(t, deregisterDuringWrite) }
+
+func deregisterDuringWrite(t *testing.T) {
+	const size = 2 * agentIn // more than is waited for before it is executed
 	o, ended := events()
 	e := rdmatest.NewEnv(t, harness(t, o, Options{}))
-	m, err := e.H.Passive.Alloc(4096, rdma.AllocOptions{Name: "doomed"})
+	m, err := e.H.Passive.Alloc(size, rdma.AllocOptions{Name: "doomed"})
 	e.Must(err)
-	mr, err := e.PD.RegMR(m, 0, 4096, rdmatest.All)
+	mr, err := e.PD.RegMR(m, 0, size, rdmatest.All)
 	e.Must(err)
 	c := greeted(t, e.Listener().Addr())
 	whole := doorbellOf(requestOf(driver.OpFetchAdd, mr.RKey(), 8, 8, appendWord(nil, 1)...),
-		requestOf(driver.OpWrite, mr.RKey(), 0, 4096, bytes.Repeat([]byte{1}, 4096)...))
-	if _, err := c.Write(whole[:len(whole)-2048]); err != nil {
+		requestOf(driver.OpWrite, mr.RKey(), 0, size, bytes.Repeat([]byte{1}, size)...))
+	if _, err := c.Write(whole[:len(whole)-size/2]); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(c, make([]byte, replySize+8)); err != nil { // it waits for the rest
@@ -666,7 +687,7 @@ func TestDeregisterDuringWrite(t *testing.T) {
 	}
 	e.Must(mr.Deregister())
 	e.Must(m.Free())
-	if _, err := c.Write(whole[len(whole)-2048:]); err != nil {
+	if _, err := c.Write(whole[len(whole)-size/2:]); err != nil {
 		t.Fatal(err)
 	}
 	var b [replySize]byte
@@ -684,7 +705,9 @@ func TestDeregisterDuringWrite(t *testing.T) {
 
 // TestDeregisterUnderLoad unmaps regions while dialers READ and WRITE them: an
 // agent that touched one afterwards would crash the test.
-func TestDeregisterUnderLoad(t *testing.T) {
+func TestDeregisterUnderLoad(t *testing.T) { bothWays(t, deregisterUnderLoad) }
+
+func deregisterUnderLoad(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
 	const size = 64 << 10
 	for range 30 {
@@ -733,7 +756,9 @@ func TestDeregisterUnderLoad(t *testing.T) {
 
 // TestFenceStalledPeer fences a peer that does not take its replies, and
 // reuses the PD at once.
-func TestFenceStalledPeer(t *testing.T) {
+func TestFenceStalledPeer(t *testing.T) { bothWays(t, fenceStalledPeer) }
+
+func fenceStalledPeer(t *testing.T) {
 	o, ended := events()
 	e := rdmatest.NewEnv(t, harness(t, o, Options{}))
 	mr := e.Memory(maxMsg, rdmatest.All)
@@ -761,7 +786,9 @@ func TestFenceStalledPeer(t *testing.T) {
 
 // TestListenerClosesStrangers closes a listener with peers in every stage of
 // the handshake.
-func TestListenerClosesStrangers(t *testing.T) {
+func TestListenerClosesStrangers(t *testing.T) { bothWays(t, listenerClosesStrangers) }
+
+func listenerClosesStrangers(t *testing.T) {
 	passive, _ := tlsOptions(t)
 	for name, o := range map[string]Options{"clear": {}, "tls": passive} {
 		t.Run(name, func(t *testing.T) {
@@ -793,7 +820,9 @@ func TestListenerClosesStrangers(t *testing.T) {
 }
 
 // TestReasons follows one connection to each ordinary end.
-func TestReasons(t *testing.T) {
+func TestReasons(t *testing.T) { bothWays(t, reasons) }
+
+func reasons(t *testing.T) {
 	o, ended := events()
 	e := rdmatest.NewEnv(t, harness(t, o, Options{}))
 	mr := e.Memory(64, rdma.AccessRemoteRead)
@@ -831,7 +860,9 @@ func TestReasons(t *testing.T) {
 }
 
 // TestNoAllocations holds both sides to it, through the loopback.
-func TestNoAllocations(t *testing.T) {
+func TestNoAllocations(t *testing.T) { bothWays(t, noAllocations) }
+
+func noAllocations(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
 	l, wrs := cachedGet(e)
 	mr := e.Memory(64, rdmatest.All)
@@ -847,7 +878,9 @@ func TestNoAllocations(t *testing.T) {
 
 // TestCPUNanos checks that agents' time is counted while they work, and that
 // waiting is not work.
-func TestCPUNanos(t *testing.T) {
+func TestCPUNanos(t *testing.T) { bothWays(t, cPUNanos) }
+
+func cPUNanos(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
 	l, wrs := cachedGet(e)
 	wcs := make([]rdma.WC, 4)
@@ -932,7 +965,9 @@ func TestSharedCQGrows(t *testing.T) {
 
 // TestProxyAtomics has somebody else execute the atomics of an MR: the agent
 // touches the word no more, and passes on what it is told.
-func TestProxyAtomics(t *testing.T) {
+func TestProxyAtomics(t *testing.T) { bothWays(t, proxyAtomics) }
+
+func proxyAtomics(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
 	proxied, own := e.Memory(64, rdmatest.All), e.Memory(64, rdmatest.All)
 	type call struct {
@@ -993,7 +1028,9 @@ func TestProxyAtomics(t *testing.T) {
 }
 
 // TestProxyHoldsDeregister: what a proxy may still do to the memory is waited for.
-func TestProxyHoldsDeregister(t *testing.T) {
+func TestProxyHoldsDeregister(t *testing.T) { bothWays(t, proxyHoldsDeregister) }
+
+func proxyHoldsDeregister(t *testing.T) {
 	e := rdmatest.NewEnv(t, harness(t, Options{}, Options{}))
 	mr, revoke := e.Region(e.PD, 64, rdmatest.All)
 	entered, leave := make(chan struct{}), make(chan struct{})

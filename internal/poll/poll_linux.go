@@ -1,0 +1,87 @@
+package poll
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Poller is a set of descriptors (epoll(7), level-triggered).
+type Poller struct {
+	ep, wake int // wake is an eventfd
+
+	// Of the goroutine that calls Wait.
+	events [128]unix.EpollEvent
+	ready  [128]int
+}
+
+// New makes an empty Poller. It takes two descriptors, until Close.
+func New() (*Poller, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll_create1: %w", err)
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		_ = unix.Close(ep)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	p := &Poller{ep: ep, wake: wake}
+	if err := p.Add(wake); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Close releases the Poller. Nobody may be in Wait.
+func (p *Poller) Close() {
+	_ = unix.Close(p.ep)
+	_ = unix.Close(p.wake)
+}
+
+// Add begins to watch fd, which its user leaves non-blocking.
+func (p *Poller) Add(fd int) error {
+	err := unix.EpollCtl(p.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)})
+	if err != nil {
+		return fmt.Errorf("epoll_ctl add %d: %w", fd, err)
+	}
+	return nil
+}
+
+// Remove ends watching fd. A Wait that has already found it may still name it.
+func (p *Poller) Remove(fd int) {
+	_ = unix.EpollCtl(p.ep, unix.EPOLL_CTL_DEL, fd, nil)
+}
+
+// Wake makes the Wait under way, or the next one, return.
+func (p *Poller) Wake() {
+	one := [8]byte{1}
+	_, _ = unix.Write(p.wake, one[:])
+}
+
+// Wait returns the descriptors that can be read, or have ended, when there are
+// some, and whether Wake was called since the last time. The slice stays valid
+// until the next call.
+func (p *Poller) Wait() (ready []int, woken bool) {
+	n := 0
+	for n == 0 {
+		k, err := unix.EpollWait(p.ep, p.events[:], -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			panic(fmt.Sprintf("bug: epoll_wait: %v", err)) // of descriptors and memory that are ours
+		}
+		n = max(k, 0)
+	}
+	ready = p.ready[:0]
+	for _, e := range p.events[:n] {
+		if int(e.Fd) != p.wake {
+			ready = append(ready, int(e.Fd))
+			continue
+		}
+		woken = true
+		var count [8]byte
+		_, _ = unix.Read(p.wake, count[:])
+	}
+	return ready, woken
+}

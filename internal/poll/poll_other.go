@@ -1,0 +1,31 @@
+//go:build !linux
+
+package poll
+
+import (
+	"errors"
+	"fmt"
+)
+
+var errNoEpoll = fmt.Errorf("epoll: %w", errors.ErrUnsupported)
+
+// Poller exists on Linux only.
+type Poller struct{}
+
+// New fails: without epoll, connections keep a goroutine each.
+func New() (*Poller, error) { return nil, errNoEpoll }
+
+// Close does nothing.
+func (*Poller) Close() {}
+
+// Add fails.
+func (*Poller) Add(int) error { return errNoEpoll }
+
+// Remove does nothing.
+func (*Poller) Remove(int) {}
+
+// Wake does nothing.
+func (*Poller) Wake() {}
+
+// Wait returns at once.
+func (*Poller) Wait() ([]int, bool) { return nil, false }
