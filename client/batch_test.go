@@ -1,17 +1,21 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -203,4 +207,68 @@ func BenchmarkDo(b *testing.B) {
 			}
 		}
 	})
+}
+
+// Batches whose contexts end just when they are over do nothing to those of others, which may use the same
+// memory by then.
+func TestBatchesGivenUp(t *testing.T) {
+	_, c := open(t, "tcp", devstore.Options{}, client.Options{Lanes: 1})
+	const n = 4
+	keys := make([][]byte, 2*n)
+	for i := range keys {
+		keys[i] = fmt.Appendf(nil, "k%d", i)
+		mustPut(t, c, keys[i], string(keys[i]))
+	}
+	get := func(ctx context.Context, keys [][]byte) error {
+		ops := make([]client.Op, len(keys))
+		for i, k := range keys {
+			ops[i] = client.Op{Kind: client.OpGet, Key: k}
+		}
+		c.Do(ctx, ops)
+		for i := range ops {
+			if err := ops[i].Err; err != nil {
+				return err
+			}
+			if v := ops[i].Item.Value; !bytes.Equal(v, keys[i]) {
+				return fmt.Errorf("%q holds %q", keys[i], v)
+			}
+		}
+		return nil
+	}
+	took := time.Now()
+	for range 100 {
+		if err := get(t.Context(), keys[:n]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	round := time.Since(took) / 100
+	var wg sync.WaitGroup
+	var gone atomic.Int64
+	end := time.Now().Add(time.Second)
+	for g := range 4 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(g), 1))
+			for time.Now().Before(end) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.Int64N(int64(6*round))))
+				err := get(ctx, keys[:n])
+				if cancel(); errors.Is(err, context.DeadlineExceeded) {
+					gone.Add(1)
+				} else if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		wg.Go(func() {
+			for time.Now().Before(end) {
+				if err := get(t.Context(), keys[n:]); err != nil {
+					t.Errorf("nobody gave this one up: %v", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if gone.Load() == 0 {
+		t.Error("none was given up")
+	}
 }
