@@ -380,10 +380,11 @@ func (l *Lane) await(ctx context.Context, w *waiter) {
 			return
 		}
 		l.Deliver(func(*Lane) {
-			if w.left == 0 {
-				return // they are over, and somebody else's by now
-			}
-			for _, op := range w.ops {
+			for i := range w.ops {
+				if w.left == 0 {
+					return // they are over, and somebody else's by now
+				}
+				op := w.ops[i]
 				if op.task != nil {
 					l.abandon(op, err)
 				} else if !op.over {
