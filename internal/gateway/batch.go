@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -30,6 +31,7 @@ type batch struct {
 	seed    maphash.Seed
 	table   []int32   // unit + 1 by hash of the key; 0: none
 	hold    bool      // EXEC: nothing runs until all of it is here
+	found   bool      // the only unit has been performed, in a turn of a loop: c.found
 	heavy   int64     // bytes of long arguments of writes
 	held    int64     // bytes of the share that stand for what units keep and nobody uses again
 	pooled  int64     // and for what does
@@ -105,7 +107,7 @@ const (
 	// A lone operation may read so much, and each of several so much, without taking memory
 	// of the connection's share first. What several may read without taking any is what
 	// freeUnits do.
-	oneLimit, eachLimit = 64 << 10, 16 << 10
+	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
 	freeUnits           = 4
 	// readCost is how often an operation may have in memory what it reads, and writeCost what
 	// it writes: registered, as an item, changed, and as a reply.
@@ -166,7 +168,7 @@ func (b *batch) reset() {
 		u.large = 0
 	}
 	b.giveBack()
-	b.heavy = 0
+	b.heavy, b.found = 0, false
 	clear(b.ops)
 	clear(b.entries)
 	b.units, b.entries, b.ops = b.units[:0], b.entries[:0], b.ops[:0]
@@ -425,7 +427,7 @@ func (b *batch) run() error {
 func (b *batch) perform() {
 	n := len(b.units)
 	if n > calmUnits {
-		b.c.waits()
+		b.c.link.Waits()
 	}
 	if n == 0 {
 		return
@@ -454,9 +456,12 @@ func (b *batch) perform() {
 	for _, u := range b.units {
 		u.k.room, u.outRoom = limit, limit
 	}
-	if n == 1 && !b.hold {
+	switch {
+	case b.found:
+		b.units[0].settle(b.c.found.Item, b.c.found.Err)
+	case n == 1 && !b.hold:
 		b.performOne(ctx, b.units[0])
-	} else {
+	default:
 		b.performAll(ctx)
 	}
 	if !b.hold {
