@@ -117,17 +117,17 @@ const (
 	// largeTries is how often an operation is tried again with more memory, while others make the
 	// value longer.
 	largeTries = 8
-	tableSize  = 4096 // power of two, over twice maxUnits
+	tableSize  = 256 // at first, so that few keys use few cache lines; a power of two
 )
 
 var batches = sync.Pool{New: func() any {
 	return &batch{seed: maphash.MakeSeed(), table: make([]int32, tableSize)}
 }}
 
-func newBatch(c *conn) *batch {
+func newBatch(c *conn, now time.Time) *batch {
 	b := batches.Get().(*batch)
 	b.c, b.w.Proto, b.w.Errors = c, c.proto, 0
-	b.tick()
+	b.start, b.now = now, now.UnixMilli()
 	return b
 }
 
@@ -167,6 +167,7 @@ func (b *batch) reset() {
 		}
 		u.large = 0
 	}
+	b.table = b.table[:tableSize]
 	b.giveBack()
 	b.heavy, b.found = 0, false
 	clear(b.ops)
@@ -189,15 +190,12 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 		return 0, b.units[0]
 	}
 	if n == 1 {
-		b.enter(0)
+		b.enter(0, b.hashOf(b.units[0].name))
 	}
 	if 2*n >= len(b.table) {
-		b.table = make([]int32, 2*len(b.table))
-		for i := range b.units {
-			b.enter(int32(i))
-		}
+		b.grow()
 	}
-	h := maphash.Bytes(b.seed, name)
+	h := b.hashOf(name)
 	mask := uint64(len(b.table) - 1)
 	for i := h & mask; b.table[i] != 0; i = (i + 1) & mask {
 		if u := b.units[b.table[i]-1]; u.hash == h && bytes.Equal(u.name, name) {
@@ -205,21 +203,37 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 		}
 	}
 	u := b.newUnit(name)
-	b.enter(int32(n))
+	b.enter(int32(n), h)
 	return int32(n), u
 }
 
-// enter puts unit i in the table.
-func (b *batch) enter(i int32) {
+func (b *batch) hashOf(name []byte) uint64 { return maphash.Bytes(b.seed, name) }
+
+// enter puts unit i, whose key's hash is h, in the table.
+func (b *batch) enter(i int32, h uint64) {
 	u := b.units[i]
-	u.hash = maphash.Bytes(b.seed, u.name)
 	mask := uint64(len(b.table) - 1)
-	at := u.hash & mask
+	at := h & mask
 	for b.table[at] != 0 {
 		at = (at + 1) & mask
 	}
 	b.table[at] = i + 1
-	u.slot = at
+	u.hash, u.slot = h, at
+}
+
+// grow makes room in the table, whose units have all been entered.
+func (b *batch) grow() {
+	for _, u := range b.units {
+		b.table[u.slot] = 0
+	}
+	if n := 2 * len(b.table); n <= cap(b.table) {
+		b.table = b.table[:n] // what is behind a table's end is all 0
+	} else {
+		b.table = make([]int32, n)
+	}
+	for i, u := range b.units {
+		b.enter(int32(i), u.hash)
+	}
 }
 
 func (b *batch) newUnit(name []byte) *unit {

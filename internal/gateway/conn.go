@@ -267,12 +267,12 @@ func (c *conn) use(db int) {
 // serve performs what has been read. An error ends the connection.
 func (c *conn) serve() error {
 	args, err := c.rd.Next()
-	return c.serveFrom(args, err)
+	return c.serveFrom(args, err, time.Now())
 }
 
-// serveFrom is serve where Next has been called once already.
-func (c *conn) serveFrom(args [][]byte, err error) error {
-	b := newBatch(c)
+// serveFrom is serve where Next has been called once already, for what came at that time.
+func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
+	b := newBatch(c, came)
 	defer b.free()
 	c.active.Store(-b.now)
 	c.said = 0
@@ -291,9 +291,7 @@ func (c *conn) serveFrom(args [][]byte, err error) error {
 			return err
 		}
 	}
-	if c.asked && len(b.units) == 1 { // else it was refused
-		b.found, b.start = true, c.came
-	}
+	b.found = c.asked && len(b.units) == 1 // else it was refused
 	if err := b.run(); err != nil {
 		return err
 	}

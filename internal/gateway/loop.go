@@ -23,29 +23,25 @@ func (c *conn) Moved(fd int) {
 	}
 }
 
-// Read leaves a GET or the like that comes alone to the turn. More commands are a batch of their own.
-func (c *conn) Read() error {
+// Read leaves a GET that comes by itself to the turn. More commands are a batch of their own.
+func (c *conn) Read(alone bool) error {
 	c.said, c.filled = 0, nil
 	if err := c.rd.Fill(); err != nil {
 		c.filled = err
 		return err
 	}
 	args, err := c.rd.Next()
-	if err == nil && c.rd.Buffered() == 0 && c.looksUp(args) {
+	if !alone && err == nil && c.rd.Buffered() == 0 && c.looksUp(args) {
 		c.lone, c.came = args, time.Now()
 		c.active.Store(-c.came.UnixMilli())
 		return nil
 	}
-	return c.serveFrom(args, err)
+	return c.serveFrom(args, err, time.Now())
 }
 
-// looksUp reports whether a command does nothing but read the value of the key behind its name.
+// looksUp reports whether a command is a GET, and nothing speaks against it.
 func (c *conn) looksUp(args [][]byte) bool {
-	if len(args) < 2 || !c.authed || c.tx.queueing || badKey(args[1]) != "" {
-		return false
-	}
-	cmd := find(args[0])
-	return cmd != nil && cmd.kind == readValue && cmd.fold == single && cmd.first == 1
+	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && badKey(args[1]) == ""
 }
 
 func (c *conn) Lookups() (store client.API, n, limit int) {
@@ -72,7 +68,7 @@ func (c *conn) Found(ops []client.Op) {
 
 func (c *conn) Finish() (commands int, err error) {
 	if c.lone != nil {
-		err = c.serveFrom(c.lone, nil)
+		err = c.serveFrom(c.lone, nil, c.came)
 		c.lone, c.asked, c.found = nil, false, lookedUp{}
 	}
 	return c.said, err

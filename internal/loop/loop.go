@@ -41,9 +41,10 @@ type Conn interface {
 	// Link.Read and Link.Write; else, with fd -1, at Link.Net.
 	Moved(fd int)
 	// Read reads once, without waiting, and performs what has come, but for trailing lookups
-	// that may be performed with those of other connections. It returns ErrNothing if nothing
-	// has come; another error ends the connection's time in the loop.
-	Read() error
+	// that may be performed with those of other connections; alone says that there are none.
+	// It returns ErrNothing if nothing has come; another error ends the connection's time in
+	// the loop.
+	Read(alone bool) error
 	// Lookups tells how many lookups Read left, of which store, and the most bytes that each
 	// may read, LimitOne or LimitEach. They may be performed in any order, and more than once.
 	Lookups() (store client.API, n, limit int)
@@ -300,7 +301,7 @@ func (l *Loop) read(c Conn) (deposed bool) {
 			k.end(err)
 		}
 	}()
-	err = c.Read()
+	err = c.Read(l.next == l.n && len(l.turn) == 0)
 	if err != ErrNothing {
 		c.Link().stayed++
 	}

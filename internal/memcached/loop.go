@@ -14,7 +14,7 @@ func (c *conn) Link() *loop.Link { return &c.link }
 
 func (c *conn) Moved(int) {}
 
-func (c *conn) Read() error { return c.begin() }
+func (c *conn) Read(bool) error { return c.begin() }
 
 func (c *conn) Lookups() (store client.API, n, limit int) {
 	if n := c.lacking(); n > 0 {
