@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -30,6 +31,7 @@ type batch struct {
 	seed    maphash.Seed
 	table   []int32   // unit + 1 by hash of the key; 0: none
 	hold    bool      // EXEC: nothing runs until all of it is here
+	found   bool      // the only unit has been performed, in a turn of a loop: c.found
 	heavy   int64     // bytes of long arguments of writes
 	held    int64     // bytes of the share that stand for what units keep and nobody uses again
 	pooled  int64     // and for what does
@@ -105,7 +107,7 @@ const (
 	// A lone operation may read so much, and each of several so much, without taking memory
 	// of the connection's share first. What several may read without taking any is what
 	// freeUnits do.
-	oneLimit, eachLimit = 64 << 10, 16 << 10
+	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
 	freeUnits           = 4
 	// readCost is how often an operation may have in memory what it reads, and writeCost what
 	// it writes: registered, as an item, changed, and as a reply.
@@ -115,17 +117,17 @@ const (
 	// largeTries is how often an operation is tried again with more memory, while others make the
 	// value longer.
 	largeTries = 8
-	tableSize  = 4096 // power of two, over twice maxUnits
+	tableSize  = 256 // at first, so that few keys use few cache lines; a power of two
 )
 
 var batches = sync.Pool{New: func() any {
 	return &batch{seed: maphash.MakeSeed(), table: make([]int32, tableSize)}
 }}
 
-func newBatch(c *conn) *batch {
+func newBatch(c *conn, now time.Time) *batch {
 	b := batches.Get().(*batch)
 	b.c, b.w.Proto, b.w.Errors = c, c.proto, 0
-	b.tick()
+	b.start, b.now = now, now.UnixMilli()
 	return b
 }
 
@@ -165,8 +167,9 @@ func (b *batch) reset() {
 		}
 		u.large = 0
 	}
+	b.table = b.table[:tableSize]
 	b.giveBack()
-	b.heavy = 0
+	b.heavy, b.found = 0, false
 	clear(b.ops)
 	clear(b.entries)
 	b.units, b.entries, b.ops = b.units[:0], b.entries[:0], b.ops[:0]
@@ -187,15 +190,12 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 		return 0, b.units[0]
 	}
 	if n == 1 {
-		b.enter(0)
+		b.enter(0, b.hashOf(b.units[0].name))
 	}
 	if 2*n >= len(b.table) {
-		b.table = make([]int32, 2*len(b.table))
-		for i := range b.units {
-			b.enter(int32(i))
-		}
+		b.grow()
 	}
-	h := maphash.Bytes(b.seed, name)
+	h := b.hashOf(name)
 	mask := uint64(len(b.table) - 1)
 	for i := h & mask; b.table[i] != 0; i = (i + 1) & mask {
 		if u := b.units[b.table[i]-1]; u.hash == h && bytes.Equal(u.name, name) {
@@ -203,21 +203,37 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 		}
 	}
 	u := b.newUnit(name)
-	b.enter(int32(n))
+	b.enter(int32(n), h)
 	return int32(n), u
 }
 
-// enter puts unit i in the table.
-func (b *batch) enter(i int32) {
+func (b *batch) hashOf(name []byte) uint64 { return maphash.Bytes(b.seed, name) }
+
+// enter puts unit i, whose key's hash is h, in the table.
+func (b *batch) enter(i int32, h uint64) {
 	u := b.units[i]
-	u.hash = maphash.Bytes(b.seed, u.name)
 	mask := uint64(len(b.table) - 1)
-	at := u.hash & mask
+	at := h & mask
 	for b.table[at] != 0 {
 		at = (at + 1) & mask
 	}
 	b.table[at] = i + 1
-	u.slot = at
+	u.hash, u.slot = h, at
+}
+
+// grow makes room in the table, whose units have all been entered.
+func (b *batch) grow() {
+	for _, u := range b.units {
+		b.table[u.slot] = 0
+	}
+	if n := 2 * len(b.table); n <= cap(b.table) {
+		b.table = b.table[:n] // what is behind a table's end is all 0
+	} else {
+		b.table = make([]int32, n)
+	}
+	for i, u := range b.units {
+		b.enter(int32(i), u.hash)
+	}
 }
 
 func (b *batch) newUnit(name []byte) *unit {
@@ -425,7 +441,7 @@ func (b *batch) run() error {
 func (b *batch) perform() {
 	n := len(b.units)
 	if n > calmUnits {
-		b.c.waits()
+		b.c.link.Waits()
 	}
 	if n == 0 {
 		return
@@ -454,9 +470,12 @@ func (b *batch) perform() {
 	for _, u := range b.units {
 		u.k.room, u.outRoom = limit, limit
 	}
-	if n == 1 && !b.hold {
+	switch {
+	case b.found:
+		b.units[0].settle(b.c.found.Item, b.c.found.Err)
+	case n == 1 && !b.hold:
 		b.performOne(ctx, b.units[0])
-	} else {
+	default:
 		b.performAll(ctx)
 	}
 	if !b.hold {

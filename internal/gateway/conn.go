@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -46,14 +47,15 @@ type conn struct {
 	// deadline is whether reading has one.
 	deadline bool
 
-	// See loop. What serves the connection at the moment owns these, too.
-	calm, calmed int // times that the client is to say little, and did so far
-	said         int // commands in one read
-	stayed       int // reads in the loop
-	deposed      bool
-	back         chan loopEnd // capacity 1
-	waiting      sync.Mutex
-	link         link
+	// What serves the connection at the moment owns these, too.
+	link   loop.Link
+	said   int      // commands in one read
+	filled error    // of the last read in a loop
+	lone   [][]byte // the command of that read, if it is left to the turn; it came at that time
+	came   time.Time
+	asked  bool // the turn has looked up what lone is about, and this was found:
+	found  lookedUp
+	into   []byte // for found
 
 	remote, local net.Addr
 
@@ -72,6 +74,12 @@ type conn struct {
 	}
 }
 
+// lookedUp is what a lookup found.
+type lookedUp struct {
+	client.Item
+	Err error
+}
+
 type replyMode uint8
 
 const (
@@ -88,8 +96,8 @@ type counted struct{ c *conn }
 // Read counts, and sets the idle timeout.
 func (r counted) Read(p []byte) (n int, err error) {
 	c := r.c
-	if c.looped() {
-		n, err = c.read(p)
+	if c.link.Looped() {
+		n, err = c.link.Read(p)
 		c.g.m.read.Add(uint64(n))
 		return n, err
 	}
@@ -125,7 +133,7 @@ func (c *conn) take(n int64) error {
 	if c.share.Try(n) {
 		return nil
 	}
-	c.waits()
+	c.link.Waits()
 	return c.share.Take(c.g.ctx, n, memoryPatience)
 }
 
@@ -135,7 +143,7 @@ func (c *conn) reserve(n int) bool {
 		c.share.Drop(int64(-n))
 		return true
 	}
-	c.waits()
+	c.link.Waits()
 	return c.share.Take(c.g.ctx, int64(n), memoryPatience) == nil
 }
 
@@ -143,7 +151,7 @@ func (c *conn) reserve(n int) bool {
 func (c *conn) evict(bytes int64) {
 	c.g.m.evicted.Add(1)
 	c.g.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.remote, "bytes", bytes)
-	c.kill()
+	c.link.Kill()
 }
 
 // do performs an operation on one key, again with memory of the share if it needs that. give
@@ -168,14 +176,14 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 
 func (g *Gateway) handle(nc net.Conn) {
 	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
-		calm: g.calm, back: make(chan loopEnd, 1), remote: nc.RemoteAddr(), local: nc.LocalAddr()}
-	c.link.nc, c.link.fd = nc, -1
-	c.ctx = client.OnWait(client.LimitMemory(g.ctx, oneLimit), c.waits)
-	c.smallCtx = client.OnWait(client.LimitMemory(g.ctx, eachLimit), c.waits)
+		remote: nc.RemoteAddr(), local: nc.LocalAddr()}
+	c.link.Init(c, &g.loops, c.id, nc, g.calm)
+	c.ctx = client.OnWait(client.LimitMemory(g.ctx, oneLimit), c.link.Waits)
+	c.smallCtx = client.OnWait(client.LimitMemory(g.ctx, eachLimit), c.link.Waits)
 	c.share = g.o.Budget.Share(c.evict)
 	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
 	c.rd.Reserve = c.reserve
-	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, waits: c.waits, slow: c.slow}
+	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow}
 	c.out.init()
 	c.out.over(nc)
 	c.fresh()
@@ -186,7 +194,7 @@ func (g *Gateway) handle(nc net.Conn) {
 		c.rd.Release()
 		c.tx.end(c)
 		c.out.finish()
-		c.kill()
+		c.link.Kill()
 		c.share.Drop(c.share.Held()) // of a command that panicked
 		c.share.Close()
 	}()
@@ -198,18 +206,13 @@ func (g *Gateway) handle(nc net.Conn) {
 		if err := c.serve(); err != nil {
 			return
 		}
-		if c.calmed++; c.said > calmCommands {
-			c.calmed = 0
-		}
-		if c.calmed < c.calm {
+		if !c.link.Calmed(c.said) || !c.out.idle() {
 			continue
 		}
-		c.calmed = 0
-		switch end := c.enter(); {
-		case end.filled != nil:
-			c.lost(end.filled)
-			return
-		case end.served != nil:
+		if err := c.link.Enter(); err != nil {
+			if err == c.filled {
+				c.lost(err)
+			}
 			return
 		}
 	}
@@ -263,15 +266,17 @@ func (c *conn) use(db int) {
 
 // serve performs what has been read. An error ends the connection.
 func (c *conn) serve() error {
-	b := newBatch(c)
+	args, err := c.rd.Next()
+	return c.serveFrom(args, err, time.Now())
+}
+
+// serveFrom is serve where Next has been called once already, for what came at that time.
+func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
+	b := newBatch(c, came)
 	defer b.free()
 	c.active.Store(-b.now)
 	c.said = 0
-	for {
-		args, err := c.rd.Next()
-		if err == resp.ErrIncomplete {
-			break
-		}
+	for ; err != resp.ErrIncomplete; args, err = c.rd.Next() {
 		c.said++
 		if err != nil {
 			if err := b.run(); err != nil {
@@ -286,6 +291,7 @@ func (c *conn) serve() error {
 			return err
 		}
 	}
+	b.found = c.asked && len(b.units) == 1 // else it was refused
 	if err := b.run(); err != nil {
 		return err
 	}
@@ -295,7 +301,7 @@ func (c *conn) serve() error {
 	case c.rd.Buffered() > 0 && (half == 0 || c.said > 0):
 		c.half.Store(b.now)
 	}
-	err := c.push(&b.w, 0)
+	err = c.push(&b.w, 0)
 	// Not b.now: its client was not silent while it waited for the reply.
 	c.active.Store(time.Now().UnixMilli())
 	return err
@@ -366,7 +372,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	}
 	b.tick()
 	if !cmd.swift {
-		c.waits()
+		c.link.Waits()
 	}
 	w := &b.w
 	w.Proto = c.proto
@@ -527,7 +533,7 @@ func (g *guesses) wait(c *conn) {
 	if g.paid.Load()-time.Now().UnixNano() <= guessFree*int64(guessPause) {
 		return
 	}
-	c.waits()
+	c.link.Waits()
 	select {
 	case <-time.After(guessDelay):
 	case <-c.ctx.Done():

@@ -3,8 +3,6 @@ package gateway
 import (
 	"context"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -66,17 +64,8 @@ type readCloser interface{ CloseRead() error }
 // finish makes what has been received the last of the connection: it is performed and answered. Any
 // goroutine may call it.
 func (c *conn) finish() {
-	c.link.Lock()
-	defer c.link.Unlock()
-	if !c.finishing.CompareAndSwap(false, true) {
-		return
-	}
-	if c.link.fd >= 0 {
-		unix.Shutdown(c.link.fd, unix.SHUT_RD) // its loop sees the end behind the rest
-	} else if r, ok := c.link.nc.(readCloser); ok {
-		r.CloseRead()
-	} else {
-		c.link.nc.SetReadDeadline(time.Unix(1, 0))
+	if c.finishing.CompareAndSwap(false, true) {
+		c.link.CloseRead()
 	}
 }
 

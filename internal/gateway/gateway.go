@@ -12,8 +12,8 @@
 //
 // The protocol is left to internal/resp, connections to internal/netsrv. Start with
 // [Options] and [New]; in the code, a command is a keyFunc (strings.go), pipelined
-// ones make a batch (batch.go), and who says little at a time is served by a loop
-// (loop.go). A Gateway's methods may be called concurrently. The clients in
+// ones make a batch (batch.go), and clients that say little at a time are served by loops
+// (internal/loop, loop.go). A Gateway's methods may be called concurrently. The clients in
 // Options.Databases are the caller's, who closes them after the Gateway.
 package gateway
 
@@ -33,6 +33,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -141,14 +142,11 @@ type Gateway struct {
 	lastID  atomic.Int64
 	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
 	counts  []count      // by database
-	calm    int          // see loop
+	calm    int          // loop.Calm, but for tests
 	guesses guesses
 	// stopping refuses commands; see Drain.
 	stopping atomic.Bool
-	loops    struct {
-		once sync.Once
-		all  []*loop
-	}
+	loops    loop.Loops
 
 	mu struct {
 		sync.Mutex
@@ -169,11 +167,12 @@ func New(o Options) (*Gateway, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases)), calm: calm}
+	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases)), calm: loop.Calm}
 	var id [20]byte
 	rand.Read(id[:])
 	g.runID = hex.EncodeToString(id[:])
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.loops.Context, g.loops.Logger = g.ctx, o.Logger
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
 	g.mu.conns = make(map[int64]*conn)
@@ -191,13 +190,9 @@ func (g *Gateway) Serve(l net.Listener) error { return g.srv.Serve(l) }
 // Close closes listeners and connections and waits for what they were doing.
 func (g *Gateway) Close() error {
 	g.cancel()
-	g.each((*conn).kill)
+	g.each(func(c *conn) { c.link.Kill() })
 	err := g.srv.Close()
-	g.loops.once.Do(func() {}) // there will be none any more
-	for _, l := range g.loops.all {
-		l.close()
-	}
-	g.loops.all = nil
+	g.loops.Close()
 	return err
 }
 

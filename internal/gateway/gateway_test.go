@@ -659,7 +659,7 @@ func TestFloods(t *testing.T) {
 		p := dial(t, "tcp", addr)
 		p.want(t, "+PONG\r\n", "PING")
 		if testCalm == 1 {
-			eventually(t, "it is in a loop", func() bool { return inLoops(g) == 1 })
+			eventually(t, "it is in a loop", func() bool { return g.loops.Conns() == 1 })
 		}
 		fmt.Fprint(p, "*2\r\n$3\r\nGET\r\n$1\r\n")
 		p.closed(t)

@@ -7,9 +7,11 @@ import (
 	"io"
 	"math"
 	"net"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvd-project/kvd/client"
@@ -41,27 +43,16 @@ func twoProcessors(t *testing.T) {
 	}
 }
 
-// inLoops is how many connections are in loops.
-func inLoops(g *Gateway) (n int) {
-	g.loopOf(0) // makes them
-	for _, l := range g.loops.all {
-		l.mu.Lock()
-		n += len(l.mu.conns)
-		l.mu.Unlock()
-	}
-	return n
-}
-
 // looped makes n connections that are in loops.
-func looped(t *testing.T, g *Gateway, addr string, n int) (ps []*peer) {
+func looped(t *testing.T, g *Gateway, network, addr string, n int) (ps []*peer) {
 	t.Helper()
-	before := inLoops(g)
+	before := g.loops.Conns()
 	for range n {
-		p := dial(t, "tcp", addr)
+		p := dial(t, network, addr)
 		p.want(t, "+PONG\r\n", "PING")
 		ps = append(ps, p)
 	}
-	eventually(t, "the connections are in loops", func() bool { return inLoops(g) == before+n })
+	eventually(t, "the connections are in loops", func() bool { return g.loops.Conns() == before+n })
 	return ps
 }
 
@@ -80,7 +71,7 @@ func TestLoopGoesOn(t *testing.T) {
 		return clienttest.Fault{}
 	})
 	addr, g := start(t, Options{Databases: []Database{{"default", s}}})
-	ps := looped(t, g, addr, 10)
+	ps := looped(t, g, "tcp", addr, 10)
 	for i, p := range ps[:5] {
 		p.send(t, []string{"SET", fmt.Sprint("slow", i), "1"})
 		<-waits
@@ -105,7 +96,7 @@ func TestLoopGoesOn(t *testing.T) {
 		for _, p := range ps[3:] {
 			p.want(t, "+PONG\r\n", "PING")
 		}
-		return inLoops(g) == 7 && g.srv.Conns() == 7
+		return g.loops.Conns() == 7 && g.srv.Conns() == 7
 	})
 }
 
@@ -138,11 +129,11 @@ func TestLoopLeft(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := looped(t, g, addr, 1)[0]
+			p := looped(t, g, "tcp", addr, 1)[0]
 			f(p)
-			eventually(t, "it comes back", func() bool { p.want(t, "+PONG\r\n", "PING"); return inLoops(g) == 1 })
+			eventually(t, "it comes back", func() bool { p.want(t, "+PONG\r\n", "PING"); return g.loops.Conns() == 1 })
 			p.Close()
-			eventually(t, "it is forgotten", func() bool { return inLoops(g) == 0 && g.srv.Conns() == 0 })
+			eventually(t, "it is forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
 		})
 	}
 }
@@ -162,7 +153,7 @@ func TestLoopEnds(t *testing.T) {
 		return clienttest.Fault{}
 	})
 	addr, g := start(t, Options{Databases: []Database{{"default", s}}})
-	other := looped(t, g, addr, 1)[0]
+	other := looped(t, g, "tcp", addr, 1)[0]
 	for name, f := range map[string]func(p *peer){
 		"half closed": func(p *peer) {
 			p.Write(bytes.Repeat(encode("PING"), 3))
@@ -192,16 +183,16 @@ func TestLoopEnds(t *testing.T) {
 			q := dial(t, "tcp", addr)
 			q.want(t, "+OK\r\n", "CONFIG", "SET", "timeout", "0")
 			q.Close()
-			eventually(t, "they are forgotten", func() bool { return inLoops(g) == 0 && g.srv.Conns() == 0 })
-			other = looped(t, g, addr, 1)[0]
+			eventually(t, "they are forgotten", func() bool { return g.loops.Conns() == 0 && g.srv.Conns() == 0 })
+			other = looped(t, g, "tcp", addr, 1)[0]
 		},
 		"panic":      func(p *peer) { p.send(t, []string{"GET", "panic"}); p.closed(t) },
 		"late panic": func(p *peer) { p.send(t, []string{"GET", "late"}); p.closed(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			f(looped(t, g, addr, 1)[0])
+			f(looped(t, g, "tcp", addr, 1)[0])
 			eventually(t, "it is forgotten", func() bool { return g.srv.Conns() == 1 })
-			eventually(t, "the other is served", func() bool { other.want(t, "+PONG\r\n", "PING"); return inLoops(g) == 1 })
+			eventually(t, "the other is served", func() bool { other.want(t, "+PONG\r\n", "PING"); return g.loops.Conns() == 1 })
 		})
 	}
 }
@@ -249,5 +240,117 @@ func TestLoopClose(t *testing.T) {
 		if n := g.srv.Conns(); n != 0 {
 			t.Errorf("%d connections are left", n)
 		}
+	}
+}
+
+// shared counts the operations that go to a store together.
+type shared struct {
+	*clienttest.Store
+	most atomic.Int64 // in one Do
+}
+
+func (s *shared) Do(ctx context.Context, ops []client.Op) {
+	s.most.Store(max(s.most.Load(), int64(len(ops))))
+	s.Store.Do(ctx, ops)
+}
+
+// TestTurn: a turn of a loop looks up what all of its connections ask for at once, and whatever becomes of
+// one of them, the others are answered.
+func TestTurn(t *testing.T) {
+	if n := runtime.GOMAXPROCS(2); n != 2 { // for one loop
+		t.Cleanup(func() { runtime.GOMAXPROCS(n) })
+	}
+	long := strings.Repeat("x", 200_000)
+	for name, c := range map[string]struct{ ask, answer string }{
+		"a lookup":                    {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", bulk("0")},
+		"several":                     {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$4\r\nMGET\r\n$2\r\nk1\r\n$2\r\nno\r\n", bulk("0") + "*2\r\n" + bulk("1") + "$-1\r\n"},
+		"many":                        {string(encode(append([]string{"EXISTS"}, strings.Fields(strings.Repeat("k0 k1 k2 k3 k4 ", 4))...)...)), ":20\r\n"},
+		"a long value":                {"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n", bulk(long)},
+		"a lookup and a write":        {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$3\r\nSET\r\n$1\r\nw\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$1\r\nw\r\n", bulk("0") + "+OK\r\n" + bulk("1")},
+		"a lookup that waits":         {"*2\r\n$3\r\nGET\r\n$4\r\nslow\r\n", ""},
+		"a write that waits":          {"*3\r\n$3\r\nSET\r\n$4\r\nslow\r\n$1\r\n1\r\n", ""},
+		"a lookup that panics":        {"*2\r\n$3\r\nGET\r\n$5\r\npanic\r\n", ""},
+		"a lookup in another place":   {"*2\r\n$6\r\nSELECT\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", "+OK\r\n$-1\r\n"},
+		"half a command":              {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*2\r\n$3\r\nGE", bulk("0")},
+		"no command":                  {"*1\r\n:1\r\n", "-ERR Protocol error: expected '$', got ':'\r\n"},
+		"a lookup and then no more":   {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*1\r\n$4\r\nQUIT\r\n", bulk("0") + "+OK\r\n"},
+		"a command that takes longer": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$5\r\nDEBUG\r\n$5\r\nSLEEP\r\n$1\r\n0\r\n", bulk("0") + "+OK\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &shared{Store: clienttest.New(clienttest.Options{})}
+			held, hold := make(chan struct{}), make(chan struct{})
+			waiting, release := make(chan struct{}, 1), make(chan struct{})
+			s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
+				switch string(o.Key) {
+				case "hold":
+					held <- struct{}{}
+					<-hold
+				case "panic":
+					panic("of a test")
+				case "slow":
+					client.WillWait(ctx)
+					if ctx.Err() != nil { // a loop's: it does not wait
+						return clienttest.Fault{Err: context.Cause(ctx)}
+					}
+					waiting <- struct{}{}
+					<-release
+				}
+				return clienttest.Fault{}
+			})
+			other := clienttest.New(clienttest.Options{})
+			addr, g := start(t, Options{Databases: []Database{{"default", s}, {"other", other}}, Debug: true})
+			// What is written to such a socket has arrived.
+			sock := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unix", sock)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go g.Serve(l) //nolint:errcheck // Close ends it
+			for i := range 10 {
+				s.Put(t.Context(), fmt.Append(nil, "k", i), fmt.Append(nil, i), client.PutOptions{})
+			}
+			s.Put(t.Context(), []byte("long"), []byte(long), client.PutOptions{})
+			ps := looped(t, g, "unix", sock, 10)
+			holder, odd, others := ps[0], ps[4], append(append([]*peer{}, ps[1:4]...), ps[5:]...)
+			holder.send(t, []string{"GET", "hold"})
+			<-held
+			for i, p := range others {
+				p.send(t, []string{"GET", fmt.Sprint("k", i)})
+				if i == 3 {
+					io.WriteString(odd, c.ask)
+				}
+			}
+			s.most.Store(0)
+			close(hold)
+			for i, p := range others {
+				if got := string(p.reply(t)); got != bulk(fmt.Sprint(i)) {
+					t.Errorf("%d: %q", i, got)
+				}
+			}
+			if n := s.most.Load(); n < int64(len(others)) {
+				t.Errorf("%d operations at once, want %d", n, len(others))
+			}
+			if got := string(holder.reply(t)); got != "$-1\r\n" {
+				t.Errorf("%q", got)
+			}
+			b := make([]byte, len(c.answer))
+			if _, err := io.ReadFull(odd.r, b); err != nil || string(b) != c.answer {
+				t.Errorf("%.100q, %v, want %.100q", b, err, c.answer)
+			}
+			if strings.Contains(name, "waits") {
+				<-waiting
+				close(release)
+				if got := string(odd.reply(t)); got != "+OK\r\n" && got != "$-1\r\n" {
+					t.Errorf("%q", got)
+				}
+			}
+			if strings.Contains(name, "panics") {
+				odd.closed(t)
+			}
+			for i, p := range others {
+				p.want(t, bulk(fmt.Sprint(i)), "GET", fmt.Sprint("k", i))
+			}
+			dial(t, "tcp", addr).want(t, "+PONG\r\n", "PING")
+		})
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-	"unsafe"
 
+	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -23,8 +23,7 @@ import (
 type output struct {
 	nc      net.Conn
 	raw     syscall.RawConn // nil: only the goroutine writes
-	fd      int             // instead of both, in a loop; else -1
-	waits   func()          // in a loop: makes the connection an ordinary one
+	link    *loop.Link      // in a loop, instead of both
 	write   func(fd uintptr) bool
 	timeout time.Duration
 	limit   int // bytes queued before the connection waits
@@ -64,7 +63,6 @@ const (
 )
 
 func (o *output) init() {
-	o.fd = -1
 	o.room.L = &o.mu
 	o.write = func(fd uintptr) bool {
 		o.n, o.werr = syscall.Write(int(fd), o.p)
@@ -97,17 +95,14 @@ func (o *output) send(p []byte, paid int64) error {
 		o.share.Give(paid)
 		return nil
 	}
-	if o.fd >= 0 { // nothing is queued
-		n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, uintptr(o.fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
-		if errno != 0 {
-			n = 0 // if it is more than a full socket, what follows meets it too
-		}
+	if o.link.Looped() { // nothing is queued
+		n := o.link.Write(p)
 		o.written.Add(uint64(n))
 		if p = p[n:]; len(p) == 0 {
 			o.share.Drop(paid)
 			return nil
 		}
-		o.waits()
+		o.link.Waits()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -741,7 +741,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 		if x == c {
 			c.closing = true // after the reply
 		} else {
-			x.kill()
+			x.link.Kill()
 		}
 	})
 	switch {

@@ -70,8 +70,9 @@ var imports = []row{
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
 	{"internal/glob", "", "patterns and keys are bytes"},
-	{"internal/gateway", "client internal/glob internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
-	{"internal/memcached", "client internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/loop", "client", "it serves connections, whatever is said on them, and gives their lookups to a client"},
+	{"internal/gateway", "client internal/glob internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/memcached", "client internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
 	{"internal/janitor", "client index internal/dirclient internal/dirpb internal/engine internal/layout rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},

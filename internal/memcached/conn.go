@@ -14,26 +14,34 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
-// conn is one connection; its goroutine alone uses it.
+// conn is one connection; what serves it at the moment alone uses it.
 type conn struct {
 	s    *Server
-	net  net.Conn
+	link loop.Link
+	peer net.Addr
 	r    *bufio.Reader
 	w    *bufio.Writer
 	long []byte   // a line longer than r's buffer
 	toks [][]byte // of the line at hand
+	key  []byte   // of the value that is read
 	// Lookups wait here for more of them, until something else is to be done: pend
-	// and ops belong together, and arena has their keys.
-	pend  []lookup
-	ops   []client.Op
-	arena []byte
+	// and ops belong together, and arena has their keys. reserved bytes of the share stand for
+	// their values; looked is set when a loop has performed them.
+	pend     []lookup
+	ops      []client.Op
+	arena    []byte
+	reserved int64
+	looked   bool
 	// slots is a hash table of the keys that wait: the batch's number, and below it pend's index in 8 bits. Those of
 	// other batches are free.
 	slots [4 * batchKeys]uint32
 	batch uint32
+	said  int  // commands since fresh was set
+	fresh bool // a read is due, even between two commands
 	// midway: a part of a command has come, so the rest may not take for ever. It began then, and so
 	// many bytes have come since.
 	midway bool
@@ -43,8 +51,9 @@ type conn struct {
 	// smallCtx each of many.
 	ctx, smallCtx context.Context
 	share         *netsrv.Share
-	lineHeld      int64 // bytes of the share that stand for long and toks
-	broken        error // of w
+	lineHeld      int64  // bytes of the share that stand for long and toks
+	broken        error  // of w
+	small         []byte // for the value that is read
 	// idle is since when the connection waits for a command, in Unix ms; 0: it does not.
 	idle atomic.Int64
 	num  [24]byte
@@ -58,13 +67,19 @@ type lookup struct {
 	last  bool  // of a get's keys: END
 }
 
-var errQuit = errors.New("quit")
+var (
+	errQuit = errors.New("quit")
+	errTurn = errors.New("what was read has been performed")
+)
 
 func (s *Server) handle(nc net.Conn) {
-	c := &conn{s: s, net: nc, batch: 1, ctx: client.LimitMemory(s.ctx, oneLimit), smallCtx: client.LimitMemory(s.ctx, eachLimit)}
+	c := &conn{s: s, peer: nc.RemoteAddr(), batch: 1}
+	c.link.Init(c, &s.loops, int64(s.net.Accepted()), nc, s.calm)
+	c.ctx = client.OnWait(client.LimitMemory(s.ctx, oneLimit), c.link.Waits)
+	c.smallCtx = client.OnWait(client.LimitMemory(s.ctx, eachLimit), c.link.Waits)
 	c.share = s.o.Budget.Share(func(bytes int64) {
-		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", nc.RemoteAddr(), "bytes", bytes)
-		nc.Close()
+		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.peer, "bytes", bytes)
+		c.link.Kill()
 	})
 	s.conns.Lock()
 	s.conns.all[c] = struct{}{}
@@ -73,47 +88,91 @@ func (s *Server) handle(nc net.Conn) {
 		s.conns.Lock()
 		delete(s.conns.all, c)
 		s.conns.Unlock()
+		c.link.Kill()
 		c.share.Drop(c.share.Held()) // of a command that did not come whole, or that panicked
 		c.share.Close()
 	}()
 	c.r = bufio.NewReaderSize(input{c}, 16<<10)
 	c.w = bufio.NewWriterSize(output{c}, 16<<10)
 	for {
-		line, err := c.readLine()
-		if err != nil {
+		if err := c.begin(); err != nil {
 			break
 		}
-		c.midway = true
-		if err := c.command(line); err != nil {
-			break
+		if err := c.settle(); err != nil {
+			return
 		}
-		c.midway, c.began = false, time.Time{}
+		if c.link.Calmed(c.said) {
+			c.idle.Store(time.Now().UnixMilli())
+			if err := c.link.Enter(); err == loop.ErrPanicked {
+				return
+			} else if err != nil {
+				break
+			}
+		}
 	}
 	c.settle()
 }
 
-// input is what r reads: before it waits for the peer, the peer gets all answers.
+// begin reads, and performs the commands that have come, but for the lookups that they end with.
+func (c *conn) begin() error {
+	c.said, c.fresh = 0, true
+	for {
+		line, err := c.readLine()
+		if err == errTurn {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		c.midway = true
+		c.said++
+		if err := c.command(line); err != nil {
+			return err
+		}
+		c.midway, c.began = false, time.Time{}
+	}
+}
+
+// input is what r reads: once between two commands, and then until they are whole. Before it waits
+// for the peer, the peer gets all answers.
 type input struct{ c *conn }
 
 func (in input) Read(p []byte) (int, error) {
 	c := in.c
+	between := !c.midway && len(c.long) == 0 && c.r.Buffered() == 0
+	if between && !c.fresh {
+		return 0, errTurn
+	}
+	c.fresh = false
+	if c.link.Looped() {
+		n, err := c.link.Read(p)
+		if n > 0 {
+			c.idle.Store(0)
+			c.s.stats.bytesRead.Add(uint64(n))
+		}
+		if err != loop.ErrNothing || between {
+			return n, err
+		}
+		c.link.Waits()
+	}
 	if err := c.settle(); err != nil {
 		return 0, err
 	}
+	nc := c.link.Net()
 	limit := time.Time{}
-	if c.midway || len(c.long) > 0 || c.r.Buffered() > 0 {
+	if !between {
 		if c.began.IsZero() {
 			c.began, c.came = time.Now(), 0
 		}
 		limit = c.began.Add(c.s.o.IOTimeout + time.Duration(c.came)*time.Second>>20)
 	}
-	if err := c.net.SetReadDeadline(limit); err != nil {
+	if err := nc.SetReadDeadline(limit); err != nil {
 		return 0, err
 	}
-	if limit.IsZero() {
+	if between {
 		c.idle.Store(time.Now().UnixMilli())
 	}
-	n, err := c.net.Read(p)
+	n, err := nc.Read(p)
 	c.idle.Store(0)
 	c.came += n
 	c.s.stats.bytesRead.Add(uint64(n))
@@ -124,12 +183,22 @@ type output struct{ c *conn }
 
 func (out output) Write(p []byte) (int, error) {
 	c := out.c
-	if err := c.net.SetWriteDeadline(time.Now().Add(c.s.o.IOTimeout + time.Duration(len(p))*time.Second>>16)); err != nil {
-		return 0, err
+	sent := 0
+	if c.link.Looped() {
+		sent = c.link.Write(p)
+		c.s.stats.bytesWrote.Add(uint64(sent))
+		if sent == len(p) {
+			return sent, nil
+		}
+		c.link.Waits()
 	}
-	n, err := c.net.Write(p)
+	nc := c.link.Net()
+	if err := nc.SetWriteDeadline(time.Now().Add(c.s.o.IOTimeout + time.Duration(len(p)-sent)*time.Second>>16)); err != nil {
+		return sent, err
+	}
+	n, err := nc.Write(p[sent:])
 	c.s.stats.bytesWrote.Add(uint64(n))
-	return n, err
+	return sent + n, err
 }
 
 // settle performs what waits and sends all answers.
@@ -190,6 +259,7 @@ func (c *conn) take(n int64) error {
 	if c.share.Try(n) {
 		return nil
 	}
+	c.link.Waits()
 	return c.share.Take(c.s.ctx, n, memoryPatience)
 }
 
@@ -213,12 +283,13 @@ func (c *conn) do(value int, op func(ctx context.Context) error) (give func(), e
 		if !errors.As(err, &large) {
 			break
 		}
+		c.link.Waits() // it takes its time
 		n := wrote + readCost*int64(large.Want)
 		if err = c.take(n - held); err != nil {
 			break
 		}
 		held = max(held, n)
-		err = op(client.LimitMemory(c.s.ctx, large.Want))
+		err = op(client.LimitMemory(c.ctx, large.Want))
 	}
 	return give, err
 }
@@ -314,7 +385,7 @@ func (c *conn) command(line []byte) error {
 	toks := c.tokens(line)
 	if len(toks) > 0 && (bytes.EqualFold(toks[0], []byte("post")) || bytes.EqualFold(toks[0], []byte("host:"))) {
 		// A web page can make a browser send commands in the body of a request.
-		c.s.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.net.RemoteAddr())
+		c.s.o.Logger.Warn("connection closed: it speaks HTTP, as a browser does that a web page abuses", "peer", c.peer)
 		return errQuit
 	}
 	cmd := cmdUnknown
@@ -477,7 +548,13 @@ func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) 
 	// A peer that has not sent them shall not make us reserve them.
 	const step = 64 << 10
 	need := n + 2
-	buf := make([]byte, 0, min(need, step))
+	if need > cap(c.small) && need <= keepInto {
+		c.small = make([]byte, 0, keepInto)
+	}
+	buf := c.small[:0]
+	if need > cap(buf) {
+		buf = make([]byte, 0, min(need, step))
+	}
 	held := int64(0)
 	give = func() { c.share.Drop(held) }
 	for len(buf) < need {
@@ -529,7 +606,8 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 			return badFormat, nil
 		}
 	}
-	op.Key = bytes.Clone(toks[1]) // the line goes when the value is read
+	c.key = append(c.key[:0], toks[1]...) // the line goes when the value is read
+	op.Key = c.key
 	if n > c.s.o.MaxValueBytes {
 		if err := c.skipValue(n); err != nil {
 			return tooLarge, err
@@ -584,6 +662,9 @@ func (c *conn) unread(err error) reply {
 
 // write performs an op that writes, and returns the new version.
 func (c *conn) write(op client.Op) (version uint64, err error) {
+	if op.Kind == client.OpPut && op.Cond == client.Always && op.Expires.IsZero() && len(op.Value) <= eachLimit {
+		return c.s.o.Client.Put(c.ctx, op.Key, op.Value, client.PutOptions{Flags: op.Flags}) // it costs least
+	}
 	give, err := c.do(len(op.Value), func(ctx context.Context) error {
 		ops := [1]client.Op{op}
 		c.s.o.Client.Do(ctx, ops[:])
@@ -682,6 +763,7 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 }
 
 func (c *conn) flushAll() error {
+	c.link.Waits()
 	var damaged error // of the first place whose keys are left
 	for at := (client.Cursor{}); !at.Done; {
 		var keys [][]byte

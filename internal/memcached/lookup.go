@@ -31,6 +31,7 @@ func (c *conn) get(cmd command, toks [][]byte, began time.Time) (r reply, bad bo
 // find an older value than the first.
 func (c *conn) queue(key []byte, l lookup) {
 	if len(c.pend) == batchKeys {
+		c.link.Waits() // there is more to do than a loop has time for
 		c.look()
 	}
 	slot, twice := c.slotOf(key)
@@ -56,16 +57,26 @@ func (c *conn) look() {
 		return
 	}
 	ops := c.ops[:len(c.pend)]
-	ctx, held := c.ctx, int64(0)
 	var err error
-	if n := len(ops); n > freeKeys {
-		ctx, held = c.smallCtx, int64(n)*2*eachLimit
-		err = c.take(held)
+	if !c.looked {
+		ctx := c.ctx
+		if n := c.lacking(); n > 0 {
+			if err = c.take(n); err == nil {
+				c.reserved += n
+			}
+		}
+		if len(ops) > freeKeys {
+			ctx = c.smallCtx
+		}
+		if err == nil {
+			c.s.o.Client.Do(ctx, ops)
+		}
 	}
-	if err == nil {
-		c.s.o.Client.Do(ctx, ops)
-		defer c.share.Give(held)
-	}
+	c.looked = false
+	defer func() {
+		c.share.Give(c.reserved)
+		c.reserved = 0
+	}()
 	for i := range ops {
 		op, l := &ops[i], &c.pend[i]
 		if err != nil {
@@ -86,6 +97,14 @@ func (c *conn) look() {
 	if c.batch++; c.batch == 1<<24 {
 		c.batch, c.slots = 1, [4 * batchKeys]uint32{}
 	}
+}
+
+// lacking is how many bytes of the share are to be taken before the lookups that wait are performed.
+func (c *conn) lacking() int64 {
+	if len(c.pend) <= freeKeys {
+		return 0
+	}
+	return int64(len(c.pend))*2*eachLimit - c.reserved
 }
 
 // slotOf is where a key stands among those that wait, or would.
@@ -183,6 +202,9 @@ func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {
 		if !goodKey(k) {
 			return badFormat
 		}
+	}
+	if len(toks) > batchKeys {
+		c.link.Waits()
 	}
 	for _, k := range toks[2:] {
 		var it client.Item

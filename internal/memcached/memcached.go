@@ -15,8 +15,8 @@
 //   - a number that loses digits in decr is not padded with spaces.
 //   - a lookup that failed is SERVER_ERROR, not a miss.
 //
-// Start with [Options] and [Server]; its methods may be called concurrently. Buffers
-// belong to their connection.
+// Start with [Options] and [Server]; its methods may be called concurrently. Clients that say
+// little at a time are served by loops (internal/loop). Buffers belong to their connection.
 package memcached
 
 import (
@@ -35,6 +35,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -53,7 +54,7 @@ const (
 	// A lone operation may read so much, and each of several so much, without taking memory
 	// of the connection's share first. What several may read without taking any is what
 	// freeKeys do.
-	oneLimit, eachLimit = 64 << 10, 16 << 10
+	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
 	freeKeys            = 4
 	// readCost is how often an operation may have in memory what it reads, and writeCost what
 	// it writes.
@@ -126,6 +127,8 @@ type Server struct {
 	cancel context.CancelFunc
 	start  time.Time
 	seed   maphash.Seed
+	loops  loop.Loops
+	calm   int // loop.Calm, but for tests
 	stats  counters
 	conns  struct {
 		sync.Mutex
@@ -143,7 +146,7 @@ func New(o Options) (*Server, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("memcached options: %w", err)
 	}
-	s := &Server{o: o, start: o.Now(), seed: maphash.MakeSeed()}
+	s := &Server{o: o, start: o.Now(), seed: maphash.MakeSeed(), calm: loop.Calm}
 	var err error
 	s.net, err = netsrv.New(netsrv.Options{MaxConns: o.MaxConns, Handle: s.handle, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }})
@@ -152,6 +155,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.conns.all = make(map[*conn]struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.loops.Context, s.loops.Logger = s.ctx, o.Logger
 	s.stats.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "kvd_memcached_command_seconds",
 		Help:    "Time from a command's arrival to its reply; pipelined lookups share it.",
@@ -170,7 +174,14 @@ func (s *Server) Serve(l net.Listener) error { return s.net.Serve(l) }
 // Close ends all connections and waits until they are gone. It is idempotent.
 func (s *Server) Close() error {
 	s.cancel()
-	return s.net.Close()
+	s.conns.Lock()
+	for c := range s.conns.all {
+		c.link.Kill()
+	}
+	s.conns.Unlock()
+	err := s.net.Close()
+	s.loops.Close()
+	return err
 }
 
 // quietTime is how long a connection must have been silent to be between two commands.
@@ -201,9 +212,8 @@ func (s *Server) finishQuiet(since int64) {
 	s.conns.Lock()
 	defer s.conns.Unlock()
 	for c := range s.conns.all {
-		idle := c.idle.Load()
-		if r, ok := c.net.(interface{ CloseRead() error }); ok && (since == 0 || idle > 0 && idle <= since) {
-			r.CloseRead()
+		if idle := c.idle.Load(); since == 0 || idle > 0 && idle <= since {
+			c.link.CloseRead()
 		}
 	}
 }

@@ -39,6 +39,7 @@ func serve(t testing.TB, o memcached.Options) (addr string, s *memcached.Server)
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.SetCalm(testCalm)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +132,7 @@ func TestTranscripts(t *testing.T) {
 	})
 }
 
-// counting counts the batches and the lookups in them.
+// counting counts the batches and the operations in them.
 type counting struct {
 	client.API
 	mu      sync.Mutex
@@ -143,6 +144,13 @@ func (c *counting) Do(ctx context.Context, ops []client.Op) {
 	c.batches = append(c.batches, len(ops))
 	c.mu.Unlock()
 	c.API.Do(ctx, ops)
+}
+
+func (c *counting) Put(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error) {
+	c.mu.Lock()
+	c.batches = append(c.batches, 1)
+	c.mu.Unlock()
+	return c.API.Put(ctx, key, value, o)
 }
 
 // distinct fails if two lookups of one key go to the store together.

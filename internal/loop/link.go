@@ -1,0 +1,223 @@
+package loop
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Calm is how often in a row a client must say no more than calmCommands before its connection
+// goes to a loop, in a new Link.
+const Calm = 16
+
+const (
+	// maxCalm is Calm for a connection that did not stay in a loop for long.
+	maxCalm      = 1024
+	calmCommands = 4
+	// deepCommands at once make a connection leave: clients that pipeline are better off with
+	// goroutines of their own, on several processors.
+	deepCommands = 8
+)
+
+// Link is a connection's way into a loop and out of it. Kill and CloseRead may be called
+// concurrently, and Waits by several goroutines of one operation; all else belongs to whoever
+// serves the connection at the moment.
+type Link struct {
+	id   int64
+	peer net.Addr
+	s    *Loops
+	fd   int // in a loop; else -1
+
+	least        int // Calm, but for tests
+	calm, calmed int // times that the client is to say little, and did so far
+	stayed       int // reads in the loop
+	deposed      bool
+	back         chan error // capacity 1
+	waiting      sync.Mutex
+	c            Conn
+
+	mu struct {
+		sync.Mutex
+		nc     net.Conn
+		fd     int   // in a loop, instead of nc; else -1
+		loop   *Loop // in a loop
+		killed bool
+	}
+}
+
+// Init prepares the Link of c, connection number id, over nc. c may enter one of the loops once its client has
+// been calm so many times in a row; see Calm.
+func (k *Link) Init(c Conn, s *Loops, id int64, nc net.Conn, calm int) {
+	k.c, k.s, k.id, k.peer = c, s, id, nc.RemoteAddr()
+	k.least, k.calm, k.fd, k.back = calm, calm, -1, make(chan error, 1)
+	k.mu.nc, k.mu.fd = nc, -1
+}
+
+// Net is the connection outside of a loop.
+func (k *Link) Net() net.Conn { return k.mu.nc }
+
+// Looped reports whether the connection is in a loop.
+func (k *Link) Looped() bool { return k.fd >= 0 }
+
+// Read is net.Conn's Read without waiting, in a loop.
+func (k *Link) Read(p []byte) (int, error) {
+	n, _, errno := syscall.RawSyscall(unix.SYS_READ, uintptr(k.fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	switch {
+	case errno == unix.EAGAIN || errno == unix.EINTR:
+		return 0, ErrNothing
+	case errno != 0:
+		return 0, errno
+	case n == 0 && len(p) > 0:
+		return 0, io.EOF
+	}
+	return int(n), nil
+}
+
+// Write writes what the socket takes without waiting, in a loop. If that is not all, an ordinary
+// write of the rest meets the reason too.
+func (k *Link) Write(p []byte) int {
+	n, _, errno := syscall.RawSyscall(unix.SYS_WRITE, uintptr(k.fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
+}
+
+// Kill closes the connection. Whoever serves it sees the end.
+func (k *Link) Kill() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mu.killed = true
+	if k.mu.fd >= 0 {
+		unix.Shutdown(k.mu.fd, unix.SHUT_RDWR) // its loop will see the end
+	} else {
+		k.mu.nc.Close()
+	}
+}
+
+// CloseRead makes what has been received the last of the connection. One that cannot say so
+// (TLS) ends its Read at once.
+func (k *Link) CloseRead() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.mu.fd >= 0 {
+		unix.Shutdown(k.mu.fd, unix.SHUT_RD) // its loop sees the end behind the rest
+	} else if r, ok := k.mu.nc.(interface{ CloseRead() error }); ok {
+		r.CloseRead()
+	} else {
+		k.mu.nc.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// Calmed is told that the client said so many commands at once, outside of a loop. It reports
+// whether it has been calm for so long that the connection should Enter.
+func (k *Link) Calmed(commands int) bool {
+	if k.calmed++; commands > calmCommands {
+		k.calmed = 0
+	}
+	if k.calmed < k.calm {
+		return false
+	}
+	k.calmed = 0
+	return true
+}
+
+// Enter leaves the connection to a loop until there is something for its own goroutine, which
+// this is, to do. It returns the error that ended the connection's time there. A connection that
+// cannot be in a loop (TLS, for one) stays out. Nothing may be left to write.
+func (k *Link) Enter() error {
+	fd := -1
+	l := k.s.loopFor(k.id)
+	if l == nil {
+		return nil
+	}
+	switch nc := k.mu.nc.(type) {
+	case *net.TCPConn, *net.UnixConn:
+		if raw, err := nc.(syscall.Conn).SyscallConn(); err == nil {
+			raw.Control(func(f uintptr) { fd, _ = unix.FcntlInt(f, unix.F_DUPFD_CLOEXEC, 3) })
+		}
+	}
+	if fd < 0 {
+		return nil
+	}
+	k.mu.Lock()
+	if k.mu.killed || k.s.Context.Err() != nil {
+		k.mu.Unlock()
+		unix.Close(fd)
+		return nil
+	}
+	// With its last other descriptor the connection leaves the runtime's poller, which would
+	// wake a thread for whatever arrives.
+	k.mu.nc.Close()
+	k.mu.fd, k.mu.loop, k.fd = fd, l, fd
+	k.mu.Unlock()
+	k.stayed = 0
+	k.c.Moved(fd)
+	l.mu.Lock()
+	l.mu.conns[int32(fd)] = k.c
+	l.mu.Unlock()
+	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}); err != nil {
+		k.leave()
+		return nil
+	}
+	err := <-k.back
+	if k.stayed < 8*k.calm {
+		k.calm = min(2*k.calm, max(maxCalm, k.least))
+	} else {
+		k.calm = k.least
+	}
+	return err
+}
+
+// leave makes a connection in a loop an ordinary one.
+func (k *Link) leave() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	fd, l := k.mu.fd, k.mu.loop
+	if fd < 0 {
+		return
+	}
+	unix.EpollCtl(l.ep, unix.EPOLL_CTL_DEL, fd, nil)
+	l.mu.Lock()
+	delete(l.mu.conns, int32(fd))
+	l.mu.Unlock()
+	k.mu.fd, k.mu.loop, k.fd = -1, nil, -1
+	f := os.NewFile(uintptr(fd), "")
+	nc, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		k.s.Logger.Warn("connection lost", "peer", k.peer, "err", err)
+	} else {
+		if k.mu.killed {
+			nc.Close()
+		}
+		k.mu.nc = nc
+	} // else what it has is closed, and reading will say so
+	k.c.Moved(-1)
+}
+
+// end gives the connection back to its goroutine.
+func (k *Link) end(err error) {
+	k.deposed = false
+	k.back <- err
+}
+
+// Waits is called before what performs a command waits, or takes long: from here on this
+// goroutine serves nothing but this connection.
+func (k *Link) Waits() {
+	k.waiting.Lock()
+	defer k.waiting.Unlock()
+	if !k.Looped() {
+		return
+	}
+	l := k.mu.loop
+	k.leave()
+	k.deposed = true
+	go l.run()
+}

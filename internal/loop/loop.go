@@ -1,0 +1,396 @@
+// Package loop serves connections whose clients say little at a time and wait for the reply,
+// many of them with one goroutine. A turn of a [Loop] reads the connections that epoll finds
+// ready, performs the lookups that they ask for in one client.Do, whose cache misses overlap, and
+// then answers. That leaves out what a goroutine for each connection costs when there is one
+// command to a system call: the read that finds nothing, and two switches.
+//
+// A loop is for what does not wait. A lookup that is about to (client.OnWait) is stopped, and its
+// connection performs it again alone. Any other operation that is about to, a command that takes
+// its time, and a reply that the socket does not take make the connection an ordinary one again,
+// which its own goroutine serves; the loop goes on in another goroutine ([Link.Waits]). Writes are
+// never stopped, since one that was might have happened; so each is performed for its connection
+// alone, and holds up no other's reply.
+//
+// The protocol is left to the server, whose connections are [Conn] values with a [Link] each.
+// Start with [Loops], whose methods may be called concurrently; a Link says which of its own may.
+// Buffers belong to the connections.
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// Conn is a connection as its loop sees it. The loop calls one method at a time.
+type Conn interface {
+	// Link is the connection's, always the same.
+	Link() *Link
+	// Moved tells where the connection reads and writes from now on: in a loop at fd, by
+	// Link.Read and Link.Write; else, with fd -1, at Link.Net.
+	Moved(fd int)
+	// Read reads once, without waiting, and performs what has come, but for trailing lookups
+	// that may be performed with those of other connections; alone says that there are none.
+	// It returns ErrNothing if nothing has come; another error ends the connection's time in
+	// the loop.
+	Read(alone bool) error
+	// Lookups tells how many lookups Read left, of which store, and the most bytes that each
+	// may read, LimitOne or LimitEach. They may be performed in any order, and more than once.
+	Lookups() (store client.API, n, limit int)
+	// Ask fills in the Lookups, which are n OpGets.
+	Ask(ops []client.Op)
+	// Found takes the outcome of what Ask asked for; ops are the loop's. Without it Finish
+	// performs the lookups.
+	Found(ops []client.Op)
+	// Finish performs what is left of what Read read, and answers all of it. It returns how
+	// many commands that were; an error ends the connection's time in the loop.
+	Finish() (commands int, err error)
+	// Tick is called about once a second, perhaps while another goroutine serves the connection,
+	// and must not block.
+	Tick(now time.Time)
+}
+
+// Limits for client.LimitMemory, in bytes.
+const (
+	LimitOne  = 64 << 10 // of few lookups each
+	LimitEach = 16 << 10 // of many
+)
+
+var (
+	// ErrNothing: a connection has nothing to read.
+	ErrNothing = errors.New("nothing to read")
+	// ErrPanicked ends a connection's time in the loop: one of its methods panicked, which is logged.
+	ErrPanicked = errors.New("panicked")
+
+	errWaits = errors.New("a lookup would wait")
+)
+
+const (
+	// turnConns and turnLookups bound a turn: a connection that was read waits for as many
+	// others. A connection is read once a turn, so that a long pipeline delays others by one
+	// buffer of it. turnLookups is checked before a connection is read.
+	turnConns, turnLookups = 64, 128
+	// tick is how often a loop calls Conn.Tick.
+	tick = time.Second
+)
+
+// Loops are a server's: one for every second processor, made when the first connection enters one.
+// The exported fields are set before that.
+type Loops struct {
+	// Context is for lookups. Required.
+	Context context.Context
+	// Logger receives background errors. Required.
+	Logger *slog.Logger
+
+	once sync.Once
+	all  []*Loop
+}
+
+// Loop is one goroutine and what it serves.
+type Loop struct {
+	of   *Loops
+	ep   int // epoll
+	stop int // eventfd
+	done chan struct{}
+
+	mu struct {
+		sync.Mutex
+		conns map[int32]Conn // by file descriptor
+	}
+
+	// The goroutine's that runs it.
+	events   [128]unix.EpollEvent
+	next, n  int // events[next:n] are to be read
+	swept    time.Time
+	ticked   []Conn
+	turn     []Conn // read; turn[at:] are to be answered
+	at       int
+	lookups  int // of turn
+	gathered bool
+	ops      []client.Op
+	asked    []asked
+	// ctxs are for lookups of LimitOne and LimitEach; both end with the first that waits.
+	ctxs [2]context.Context
+	ctx  context.Context
+}
+
+// asked is a connection's part of Loop.ops.
+type asked struct {
+	c        Conn
+	from, to int
+}
+
+// loopFor returns the loop for connection number id, nil if there is none.
+func (s *Loops) loopFor(id int64) *Loop {
+	s.once.Do(func() {
+		// As many processors are left to those who do not wait.
+		for range runtime.GOMAXPROCS(0) / 2 {
+			l, err := newLoop(s)
+			if err != nil {
+				s.Logger.Warn("connections have a goroutine each", "err", err)
+				return
+			}
+			s.all = append(s.all, l)
+		}
+	})
+	if len(s.all) == 0 {
+		return nil
+	}
+	return s.all[id%int64(len(s.all))]
+}
+
+// Close ends the loops when they have no connections any more; none may enter from now on.
+func (s *Loops) Close() {
+	s.once.Do(func() {}) // there will be none any more
+	for _, l := range s.all {
+		l.close()
+	}
+	s.all = nil
+}
+
+// Conns is how many connections are in loops.
+func (s *Loops) Conns() (n int) {
+	s.loopFor(0) // makes them
+	for _, l := range s.all {
+		l.mu.Lock()
+		n += len(l.mu.conns)
+		l.mu.Unlock()
+	}
+	return n
+}
+
+func newLoop(s *Loops) (*Loop, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll_create1: %w", err)
+	}
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err == nil {
+		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, stop, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(stop)})
+	}
+	if err != nil {
+		unix.Close(ep)
+		unix.Close(stop)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	l := &Loop{of: s, ep: ep, stop: stop, done: make(chan struct{}), swept: time.Now()}
+	l.mu.conns = make(map[int32]Conn)
+	l.renew()
+	go l.run()
+	return l, nil
+}
+
+// close ends a loop that has no connections any more.
+func (l *Loop) close() {
+	var one [8]byte
+	one[0] = 1
+	unix.Write(l.stop, one[:])
+	<-l.done
+	unix.Close(l.ep)
+	unix.Close(l.stop)
+}
+
+// renew makes the contexts of lookups. They end instead of waiting: a lookup may be performed
+// again, by its connection alone, and the others need not wait for it.
+func (l *Loop) renew() {
+	ctx, cancel := context.WithCancelCause(l.of.Context)
+	stop := func() { cancel(errWaits) }
+	l.ctx = ctx
+	for i, limit := range [...]int{LimitOne, LimitEach} {
+		l.ctxs[i] = client.OnWait(client.LimitMemory(ctx, limit), stop)
+	}
+}
+
+// run serves what is ready until the loop is closed, or until another goroutine does.
+func (l *Loop) run() {
+	for {
+		for !l.gathered {
+			if l.next == l.n || len(l.turn) >= turnConns || l.lookups >= turnLookups {
+				l.gathered = true
+				break
+			}
+			fd := l.events[l.next].Fd
+			l.next++
+			if int(fd) == l.stop {
+				close(l.done)
+				return
+			}
+			l.mu.Lock()
+			c := l.mu.conns[fd]
+			l.mu.Unlock()
+			if c != nil && l.read(c) {
+				return
+			}
+		}
+		l.perform()
+		for l.at < len(l.turn) {
+			c := l.turn[l.at]
+			l.turn[l.at] = nil
+			l.at++
+			if l.finish(c) {
+				return
+			}
+		}
+		l.turn, l.at, l.lookups, l.gathered = l.turn[:0], 0, 0, false
+		if l.next == l.n {
+			l.wait()
+		}
+	}
+}
+
+// wait waits until something is ready.
+func (l *Loop) wait() {
+	l.next = 0
+	// Mostly something is, and then the processor need not be given up for the call.
+	n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.ep), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0, 0, 0)
+	if l.n = int(n); errno != 0 {
+		l.n = 0
+	}
+	if l.n == 0 {
+		l.n, _ = unix.EpollWait(l.ep, l.events[:], int(tick/time.Millisecond))
+		l.n = max(l.n, 0) // interrupted
+	}
+	if now := time.Now(); now.Sub(l.swept) >= tick {
+		l.swept = now
+		l.mu.Lock()
+		for _, c := range l.mu.conns {
+			l.ticked = append(l.ticked, c)
+		}
+		l.mu.Unlock()
+		for _, c := range l.ticked {
+			c.Tick(now)
+		}
+		clear(l.ticked)
+		l.ticked = l.ticked[:0]
+	}
+}
+
+// read reads from a connection, which is part of the turn then. It reports whether another
+// goroutine runs the loop now, and the turn too; this one has served the connection alone.
+func (l *Loop) read(c Conn) (deposed bool) {
+	err := ErrPanicked
+	defer func() {
+		l.recover(c, recover())
+		switch k := c.Link(); {
+		case k.deposed:
+			deposed = true
+			if err == nil {
+				_, err = l.finishAlone(c)
+			}
+			k.end(err)
+		case err == nil:
+			if _, n, _ := c.Lookups(); n > 0 {
+				l.turn = append(l.turn, c)
+				l.lookups += n
+			} else {
+				deposed = l.finish(c)
+			}
+		case err != ErrNothing:
+			k.leave()
+			k.end(err)
+		}
+	}()
+	err = c.Read(l.next == l.n && len(l.turn) == 0)
+	if err != ErrNothing {
+		c.Link().stayed++
+	}
+	return
+}
+
+// finishAlone is Conn.Finish of a connection that has left the loop.
+func (l *Loop) finishAlone(c Conn) (n int, err error) {
+	err = ErrPanicked
+	defer func() { l.recover(c, recover()) }()
+	return c.Finish()
+}
+
+// recover logs a panic: one connection's request must not end the process that serves the others.
+func (l *Loop) recover(c Conn, r any) {
+	if r != nil {
+		l.of.Logger.Error("bug: command panicked", "peer", c.Link().peer, "panic", r, "stack", string(debug.Stack()))
+	}
+}
+
+// finish answers a connection of the turn. It reports whether another goroutine runs the loop now.
+func (l *Loop) finish(c Conn) (deposed bool) {
+	n, err := l.finishAlone(c)
+	k := c.Link()
+	deposed = k.deposed // of this call; the next waits for the connection's goroutine
+	if err == nil && !deposed && n < deepCommands {
+		return false
+	}
+	k.leave()
+	k.end(err)
+	return deposed
+}
+
+// perform performs the lookups of the turn, if several, those of the store that the first asks.
+func (l *Loop) perform() {
+	if l.lookups < 2 {
+		return
+	}
+	var store client.API
+	ctx := l.ctxs[0]
+	n := 0
+	for _, c := range l.turn[l.at:] {
+		api, more, limit := c.Lookups()
+		if more == 0 || store != nil && api != store {
+			continue
+		}
+		store = api
+		if limit == LimitEach {
+			ctx = l.ctxs[1]
+		}
+		l.asked = append(l.asked, asked{c, n, n + more})
+		n += more
+	}
+	defer func() {
+		clear(l.asked)
+		l.asked = l.asked[:0]
+		clear(l.ops[:min(n, len(l.ops))])
+		if l.ctx.Err() != nil && l.of.Context.Err() == nil {
+			l.renew()
+		}
+		if r := recover(); r != nil {
+			// Each is performed alone, and this happens again to the one that it is about.
+			l.of.Logger.Error("bug: lookups panicked", "panic", r, "stack", string(debug.Stack()))
+		}
+	}()
+	if len(l.asked) < 2 {
+		return // nothing to share
+	}
+	if n > len(l.ops) {
+		l.ops = append(l.ops, make([]client.Op, n-len(l.ops))...)
+	}
+	for _, a := range l.asked {
+		a.c.Ask(l.ops[a.from:a.to])
+	}
+	store.Do(ctx, l.ops[:n])
+	stopped := l.ctx.Err() != nil
+	for _, a := range l.asked {
+		if ops := l.ops[a.from:a.to]; !stopped || allDone(ops) {
+			a.c.Found(ops)
+		}
+	}
+}
+
+// allDone reports whether all lookups have an answer.
+func allDone(ops []client.Op) bool {
+	for i := range ops {
+		if err := ops[i].Err; err != nil && !errors.Is(err, client.ErrNotFound) {
+			return false
+		}
+	}
+	return true
+}
