@@ -193,8 +193,8 @@ func (l *Lane) abandon(op *Op, err error) {
 	t := op.task
 	posted := t.Op.Posted()
 	l.Orphan(t, err)
-	if op.over {
-		return // nothing was under way: it ended at once, with its own verdict
+	if t.asked != op {
+		return // nothing was under way: it ended at once, with its own verdict, and is its caller's again
 	}
 	t.asked = nil
 	op.Err = err
