@@ -1,5 +1,5 @@
 // Package session is one session's side of the control path: what it must ask of its
-// directory, and when. It is a pure machine, an [Agenda] above an engine.Core, which the
+// directory and of memory nodes, and when. It is a pure machine, an [Agenda] above an engine.Core, which the
 // client performs with goroutines and the simulator as choices; the data path is
 // internal/engine.
 //
@@ -21,14 +21,17 @@ import (
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/heap"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/rdma"
 )
 
-// Agenda is what a session must ask of its directory, and when: renewals of its lease,
-// with which it acknowledges maps and hands memory back, and grants of memory. It is a
-// machine without I/O, clocks or goroutines, in the manner of server/lead: [Agenda.Due]
+// Agenda is what a session must ask, and when: of its directory renewals of its lease,
+// with which it acknowledges maps and hands memory back, grants of memory, whether other
+// sessions are fenced, and splits; and of memory nodes connections. It is a
+// machine without I/O, clocks or goroutines, in the manner of server/lead: lanes say what
+// they miss (its methods Want… are most of an engine.Control), [Agenda.Due]
 // gives what is to be asked now, whoever performs it calls [Agenda.Answer] once with what
-// came of it, and [Agenda.Next] is when to look again. The client performs it with
-// goroutines, the simulator as choices.
+// came of it, which tells the lanes, and [Agenda.Next] is when to look again. The client
+// performs it with goroutines, the simulator as choices.
 //
 // Memory goes home by these rules (docs/protocol.md, "Memory goes home"): what a request
 // hands back is forgotten before it is sent and never put back, whatever becomes of the
@@ -66,6 +69,10 @@ type Agenda struct {
 		unsure bool // more may have been granted than was taken in
 		pgs    map[uint32]*agendaPG
 		held   int64 // when it was told what the session holds
+
+		fences map[uint32]*question // whether a session is fenced, by its id
+		splits map[uint32]*question // by shard
+		links  map[end]*link        // connections that are missed
 	}
 	handedBack, returned, received, refused atomic.Uint64
 }
@@ -76,8 +83,14 @@ type AgendaOptions struct {
 	Renew int64
 	// Term is the directory's at the opening of the session.
 	Term uint64
-	// RefusedPause is how soon a grant is asked for again that found nothing.
-	RefusedPause int64
+	// RefusedPause is how soon a grant is asked for again that found nothing. FencePause and
+	// SplitPause are how soon it is asked again whether a session is fenced, and for a split,
+	// once there was an answer.
+	RefusedPause, FencePause, SplitPause int64
+	// DialPause is how soon a connection is dialed again the first time; from then on the
+	// pause doubles, up to DialPauseMost. DownPause is how long a lane waits for a memory node
+	// that the map does not have up before it learns so.
+	DialPause, DialPauseMost, DownPause int64
 	// ReadOnly: it needs no memory.
 	ReadOnly bool
 }
@@ -86,15 +99,27 @@ type AgendaOptions struct {
 type AskKind uint8
 
 const (
-	AskRenew AskKind = 1 + iota // a renewal of the lease
-	AskGrant                    // memory
+	AskRenew  AskKind = 1 + iota // a renewal of the lease
+	AskGrant                     // memory
+	AskFence                     // whether a session is fenced
+	AskSplit                     // a shard to be split
+	AskHangup                    // a queue pair to be closed that a lane gives up
+	AskDial                      // a queue pair to be connected
 )
 
-// Ask is one request to the directory.
+// Ask is one request: to the directory, or, of the last two kinds, to a memory node.
 type Ask struct {
 	Kind  AskKind
-	Renew *dirpb.RenewRequest       // AskRenew
-	Grant *dirpb.GrantExtentRequest // AskGrant
+	Renew *dirpb.RenewRequest        // AskRenew
+	Grant *dirpb.GrantExtentRequest  // AskGrant
+	Fence *dirpb.SessionStateRequest // AskFence
+	Split *dirpb.RequestSplitRequest // AskSplit
+
+	Lane        *engine.Lane // AskHangup, AskDial: whose connection
+	Node        uint32       // AskHangup, AskDial: and to which memory node
+	QP          *rdma.QP     // AskHangup: to be closed; the performer's until the answer
+	Incarnation uint64       // AskHangup: of the memory node that QP reaches
+
 	grant *grant
 }
 
@@ -102,7 +127,16 @@ type Ask struct {
 type Reply struct {
 	Renew *dirpb.RenewReply
 	Grant *dirpb.GrantExtentReply
-	Err   error
+	Fence *dirpb.SessionStateReply
+	Split *dirpb.RequestSplitReply
+
+	QP          *rdma.QP // AskDial: connected; the lane's from now on
+	Dev         int      // AskDial: the index of QP's device
+	Incarnation uint64   // AskDial: of the memory node that QP reaches
+
+	Err error
+	// Lost says that Err will not be otherwise: the connection cannot be had (AskDial).
+	Lost bool
 	// Sent is when the request that was answered was sent (Options.Nanos).
 	Sent int64
 }
@@ -159,6 +193,7 @@ func NewAgenda(c *engine.Core, o AgendaOptions) *Agenda {
 	a.mu.term = o.Term
 	a.mu.ackPause = ackPause
 	a.mu.wants, a.mu.grants, a.mu.pgs = map[uint32]uint32{}, map[uint32]*grant{}, map[uint32]*agendaPG{}
+	a.mu.fences, a.mu.splits, a.mu.links = map[uint32]*question{}, map[uint32]*question{}, map[end]*link{}
 	a.mu.next = c.Nanos() + o.Renew
 	return a
 }
@@ -210,6 +245,10 @@ func (a *Agenda) Stir() bool {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.stirLocked()
+}
+
+func (a *Agenda) stirLocked() bool {
 	if !a.core.SetQuiet(false) {
 		return false
 	}
@@ -224,19 +263,20 @@ func (a *Agenda) NewMap() {
 	a.mu.ackPause = ackPause
 }
 
-// Due gives what is to be asked now, each to be answered once; see DueGrants and
+// Due gives what is to be asked now, each to be answered once; see DueWants and
 // DueRenewal.
 func (a *Agenda) Due(oldest func() (epoch uint64, ok bool)) []Ask {
-	asks := a.DueGrants()
+	asks := a.DueWants()
 	if q, ok := a.DueRenewal(oldest); ok {
 		asks = append(asks, q)
 	}
 	return asks
 }
 
-// DueGrants gives the grants that are to be asked for now, one of a placement group at a
-// time.
-func (a *Agenda) DueGrants() (asks []Ask) {
+// DueWants gives what is to be asked now because lanes miss it, in a fixed order: one grant
+// of a placement group at a time, one question about a session, one split of a shard, and one
+// hang-up or dial of a lane's connection to a memory node.
+func (a *Agenda) DueWants() (asks []Ask) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.core.Nanos()
@@ -246,7 +286,9 @@ func (a *Agenda) DueGrants() (asks []Ask) {
 			asks = append(asks, q)
 		}
 	}
-	return asks
+	asks = append(asks, a.fencesDue(now)...)
+	asks = append(asks, a.splitsDue(now)...)
+	return append(asks, a.linksDue(now)...)
 }
 
 // DueRenewal gives the renewal that is to be sent now, one at a time. oldest is the least
@@ -278,7 +320,7 @@ func (a *Agenda) Next() int64 {
 			next = min(next, p.notUntil)
 		}
 	}
-	return next
+	return min(next, a.questionsNext(), a.linksNext())
 }
 
 // acked is what may be acknowledged now: no operation of an older map is under way, nor
@@ -343,11 +385,24 @@ func (a *Agenda) Again(first Ask) Ask {
 func (a *Agenda) Answer(q Ask, r Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.core.Nanos()
-	if q.Kind == AskGrant {
+	switch now := a.core.Nanos(); q.Kind {
+	case AskRenew:
+		a.renewed(q, r, now)
+	case AskGrant:
 		a.granted(q, r, now)
-		return
+	case AskFence:
+		a.fenceAnswered(q, r, now)
+	case AskSplit:
+		a.splitAnswered(q, r, now)
+	case AskHangup:
+		a.hungUp(q)
+	case AskDial:
+		a.dialed(q, r, now)
 	}
+}
+
+// renewed takes what came of a renewal.
+func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 	latest := q.Renew.Number == a.mu.number
 	if latest {
 		a.mu.renewing = false
