@@ -77,7 +77,7 @@ type Control interface {
 	// WantMap: version is not enough.
 	WantMap(version uint64)
 	// WantConn: lane needs a queue pair to node, or holds one to a node whose
-	// memory is given up, which is to be closed.
+	// memory is given up, which is to be closed. It may call Lane.Detach.
 	WantConn(l *Lane, node uint32)
 	// WantFenced: is the session fenced? Core.SetFenced answers.
 	WantFenced(session uint32)

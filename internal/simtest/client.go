@@ -40,7 +40,7 @@ type cl struct {
 	agenda  *session.Agenda
 	asks    []*asked          // that it has given and that are not answered
 	granted map[uint32]uint32 // units, by placement group
-	growth  map[uint32]uint64 // the map version at which the directory was asked for a split last, by shard: what it says hangs on that
+	growth  map[uint32]uint64 // by shard, the map version under which a split was served last: until the next the answer is the same
 
 	job    *dirpb.Job
 	plan   *janitor.Plan

@@ -27,7 +27,7 @@ func (c *cl) control() {
 	}
 }
 
-// asked finds the first that is of a kind and so on, nil if there is none.
+// asked finds the first of asks that is so, nil if there is none.
 func (c *cl) asked(is func(*asked) bool) *asked {
 	if i := slices.IndexFunc(c.asks, is); i >= 0 {
 		return c.asks[i]
