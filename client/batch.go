@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -99,192 +98,52 @@ func (c *Client) Do(ctx context.Context, ops []Op) {
 	}
 }
 
+// batchLimit bounds the operations of one round of Do, and so its buffers.
+const batchLimit = 1024
+
 // batch is what a doSome needs, kept for the next.
 type batch struct {
-	store []call
-	calls []*call
-	of    []int // positions in ops
-
-	placed []placed
-	quick  []engine.Quick // by lane
-	at     []int          // positions in ops
-	done   []bool         // by position in ops
-	lanes  []laneShare
+	calls []call
+	ops   []*engine.Op // their
+	of    []int        // positions in the caller's
+	ends  []func()     // Events
 }
 
-// placed is an Op that may be quick.
-type placed struct {
-	hash, check uint64
-	at          int // position in ops
-	lane        int
-}
-
-// laneShare is a lane's part of batch.quick.
-type laneShare struct{ from, to int }
-
-var (
-	batches = sync.Pool{New: func() any { return new(batch) }}
-	// exec copies a call that outlives it.
-	loneCalls = sync.Pool{New: func() any { return new(call) }}
-)
+var batches = sync.Pool{New: func() any { return new(batch) }}
 
 func (c *Client) doSome(ctx context.Context, ops []Op) {
-	for i := range ops {
-		ops[i].Item, ops[i].Err = Item{}, nil
-	}
 	b := batches.Get().(*batch)
-	b.done = slices.Grow(b.done[:0], len(ops))[:len(ops)]
-	clear(b.done)
-	if s := c.sess.Load(); c.mayBeQuick(ctx, s) {
-		b.quickly(c, s, ops)
-	}
-	b.store = slices.Grow(b.store, len(ops)) // the calls in it do not move
+	b.calls = slices.Grow(b.calls, len(ops))[:len(ops)] // they do not move
 	for i := range ops {
-		if b.done[i] {
+		o, q := &ops[i], &b.calls[len(b.ops)]
+		o.Item = Item{}
+		if o.Err = c.fill(q, o); o.Err != nil {
+			*q = call{}
 			continue
 		}
-		o := &ops[i]
-		q, err := c.callOf(o)
-		if err != nil {
-			o.Err = err
-			continue
-		}
-		if len(ops) == 1 || c.synchronous(o.Key) {
-			// There are no round trips to share.
-			p := loneCalls.Get().(*call)
-			*p = q
-			o.Err = c.do(ctx, p)
-			c.answer(ctx, o, p)
-			*p = call{}
-			loneCalls.Put(p)
-			continue
-		}
-		b.store = append(b.store, q)
-		b.of = append(b.of, i)
-	}
-	whole := true
-	if len(b.store) > 0 {
-		for i := range b.store {
-			b.calls = append(b.calls, &b.store[i])
-		}
-		c.multi(ctx, b.calls)
-		for i := range b.store {
-			o, q := &ops[b.of[i]], &b.store[i]
-			o.Err = q.err
-			whole = whole && q.finished
-			c.answer(ctx, o, q)
+		q.Asker = q
+		b.ops, b.of = append(b.ops, &q.Op), append(b.of, i)
+		if c.o.Events != nil {
+			_, end := c.begin(ctx, q) // one context is for all of them
+			b.ends = append(b.ends, end)
 		}
 	}
-	if !whole {
-		return // its lane still has some of them
+	if len(b.ops) > 0 {
+		c.perform(ctx, b.ops)
 	}
-	clear(b.store)
+	for _, end := range b.ends {
+		end()
+	}
+	for k, i := range b.of {
+		o, q := &ops[i], &b.calls[k]
+		o.Err = q.Err
+		c.answer(ctx, o, q)
+	}
 	clear(b.calls)
-	b.store, b.calls, b.of = b.store[:0], b.calls[:0], b.of[:0]
+	clear(b.ops)
+	clear(b.ends)
+	b.calls, b.ops, b.of, b.ends = b.calls[:0], b.ops[:0], b.of[:0], b.ends[:0]
 	batches.Put(b)
-}
-
-// quickly performs what needs no task, a lane at a time.
-func (b *batch) quickly(c *Client, s *sess, ops []Op) {
-	n := len(s.lanes)
-	b.lanes = slices.Grow(b.lanes[:0], n)[:n]
-	clear(b.lanes)
-	b.placed = b.placed[:0]
-	for i := range ops {
-		o := &ops[i]
-		switch {
-		case len(o.Key) == 0 || len(o.Key) > MaxKeyLen:
-			continue
-		case o.Kind == OpGet:
-		case o.Kind == OpPut && o.Cond == Always && len(o.Value) <= layout.MaxRecordSize && !c.o.ReadOnly:
-		default:
-			continue
-		}
-		_, hash, check := s.place(o.Key)
-		l := s.laneNumber(check)
-		b.placed = append(b.placed, placed{hash, check, i, l})
-		b.lanes[l].to++
-	}
-	if len(b.placed) == 0 {
-		return
-	}
-	at := 0
-	for l := range b.lanes {
-		at, b.lanes[l] = at+b.lanes[l].to, laneShare{at, at}
-	}
-	b.quick = slices.Grow(b.quick[:0], at)[:at]
-	b.at = slices.Grow(b.at[:0], at)[:at]
-	for _, p := range b.placed {
-		o, l := &ops[p.at], &b.lanes[p.lane]
-		q := &b.quick[l.to]
-		q.Put, q.Key, q.Hash, q.Check = o.Kind == OpPut, o.Key, p.hash, p.check
-		if q.Put {
-			q.Value, q.Flags = withFlags(o.Value, o.Flags)
-			q.Expiry = expiryAt(o.Expires)
-		}
-		b.at[l.to] = p.at
-		l.to++
-	}
-	defer clear(b.quick)
-
-	// Not all begin with the same lane; one that somebody leads at the moment may be free
-	// when the others are done, or when somebody else has had the processor.
-	left := len(b.placed)
-	for round := 0; left > 0 && round < quickRounds; round++ {
-		if round > 1 {
-			runtime.Gosched()
-		}
-		for i := range b.lanes {
-			l := b.placed[0].lane + i
-			if l >= n {
-				l -= n
-			}
-			share, d := &b.lanes[l], s.lanes[l]
-			switch {
-			case share.from == share.to:
-				continue
-			case !d.l.Synchronous():
-				left -= share.to - share.from
-				share.from = share.to
-				continue
-			case round == 0 && !d.tryLead() || round > 0 && !d.tryLeadSoon():
-				continue
-			}
-			left -= share.to - share.from
-			for share.from < share.to {
-				some := b.quick[share.from:share.to]
-				some = some[:d.l.Quick(some)]
-				for j := range some {
-					if q := &some[j]; q.OK {
-						b.settle(d, ops, b.at[share.from+j], q)
-					}
-				}
-				share.from += len(some)
-			}
-			d.handOver()
-		}
-	}
-}
-
-// quickRounds is how often a batch asks for the lanes it needs before it waits for them.
-const quickRounds = 4
-
-// settle gives ops[i] the answer of a Quick.
-func (b *batch) settle(d *laneDriver, ops []Op, i int, q *engine.Quick) {
-	o := &ops[i]
-	if b.done[i] = true; q.Put {
-		o.Item.Version, o.Err = d.quickPut(q)
-	} else {
-		o.Item = itemOf(&q.Record, o.Into)
-	}
-}
-
-// synchronous reports whether key's lane reaches all memory by providers that execute
-// within PostSend.
-func (c *Client) synchronous(key []byte) bool {
-	s := c.sess.Load()
-	d, _, _ := s.place(key)
-	return d.l.Synchronous()
 }
 
 // answer fills in what a call of an Op has brought.
@@ -293,7 +152,7 @@ func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 		o.Item = q.item
 		return
 	}
-	o.Item.Version = q.version
+	o.Item.Version = q.Version
 	if errors.Is(o.Err, errDelete) {
 		o.Item.Version = 0
 		if o.Err = c.DeleteVersion(ctx, o.Key, q.item.Version); errors.Is(o.Err, ErrConflict) || errors.Is(o.Err, ErrNotFound) {
@@ -302,60 +161,61 @@ func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	}
 }
 
-// callOf is what an Op asks of its lane.
-func (c *Client) callOf(o *Op) (q call, err error) {
+// fill makes q what o asks for.
+func (c *Client) fill(q *call, o *Op) error {
 	if o.Kind != OpGet && c.o.ReadOnly {
-		return q, errReadOnly
+		return errReadOnly
 	}
+	q.Key = o.Key
 	switch o.Kind {
 	case OpGet:
-		return call{kind: index.Get, key: o.Key, dst: o.Into, take: takeItem}, checkKey(o.Key)
+		q.Kind, q.dst = index.Get, o.Into
+		return checkKey(o.Key)
 	case OpPut:
-		q = call{kind: index.Put, cond: o.Cond, key: o.Key, ifVersion: o.Version, expiry: expiryAt(o.Expires)}
-		q.value, q.flags = withFlags(o.Value, o.Flags)
-		return q, checkValue(o.Key, o.Value)
+		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
+		q.Value, q.Flags = withFlags(o.Value, o.Flags)
+		return checkValue(o.Key, o.Value)
 	case OpDelete:
-		return call{kind: index.Delete, cond: o.Cond, key: o.Key, ifVersion: o.Version}, checkKey(o.Key)
+		q.Kind, q.Cond, q.IfVersion = index.Delete, o.Cond, o.Version
+		return checkKey(o.Key)
 	case OpUpdate:
 		if o.Update == nil {
-			return q, fmt.Errorf("%w: Update: nil", ErrInvalid)
+			return fmt.Errorf("%w: Update: nil", ErrInvalid)
 		}
-		return call{kind: index.Modify, key: o.Key, update: o.Update, take: takeItem}, checkKey(o.Key)
+		q.Kind, q.Modify = index.Modify, modifyOf(q, o.Update)
+		return checkKey(o.Key)
 	}
-	return q, fmt.Errorf("%w: Kind: %d", ErrInvalid, o.Kind)
+	return fmt.Errorf("%w: Kind: %d", ErrInvalid, o.Kind)
 }
 
 // modifyOf is an UpdateFunc as the machine calls it. It keeps what the record was
-// in c.item.Version.
-func modifyOf(c *call, op *index.Op) modifyFunc {
+// in q.item.Version.
+func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 	var buf []byte
-	return func(cur *layout.Record) ([]byte, uint64, error) {
+	return func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
 		var it Item
 		if cur != nil {
 			it = Item{Version: cur.Version, Expires: expires(cur.Expiry)}
 			it.Value, it.Flags = splitFlags(cur.Value, cur.Flags)
 			it.Value = slices.Clip(it.Value)
 		}
-		c.item = Item{Version: it.Version}
-		ch, err := c.update(it, cur != nil)
-		if err != nil {
-			return nil, 0, err
+		q.item = Item{Version: it.Version}
+		ch, err := update(it, cur != nil)
+		switch {
+		case err != nil:
+			return nil, 0, 0, err
+		case ch.Delete && cur == nil:
+			return nil, 0, 0, ErrNotFound
+		case ch.Delete:
+			return nil, 0, 0, errDelete
 		}
-		if ch.Delete {
-			if cur == nil {
-				return nil, 0, ErrNotFound
-			}
-			return nil, 0, errDelete
+		if err := checkValue(q.Key, ch.Value); err != nil {
+			return nil, 0, 0, err
 		}
-		if err := checkValue(c.key, ch.Value); err != nil {
-			return nil, 0, err
-		}
-		c.expiry = expiryAt(ch.Expires) // for the sweep
 		// cur is the Op's buffer, which goes on to other uses.
 		buf = append(buf[:0], ch.Value...)
-		var v []byte
-		v, op.Flags = withFlags(buf, ch.Flags)
-		return v, c.expiry, nil
+		v, flags := withFlags(buf, ch.Flags)
+		return v, flags, expiryAt(ch.Expires), nil
 	}
 }
 
@@ -403,10 +263,12 @@ func (c *Client) GetIfChanged(ctx context.Context, key []byte, version uint64) (
 	if err := checkKey(key); err != nil {
 		return Item{}, false, err
 	}
-	req := call{kind: index.Get, cond: index.IfVersion, ifVersion: version, key: key, take: takeItem}
-	err = c.do(ctx, &req)
+	q := newCall(index.Get, key)
+	defer q.free()
+	q.Cond, q.IfVersion = index.IfVersion, version
+	err = c.do(ctx, q)
 	if errors.Is(err, index.ErrUnchanged) {
 		return Item{Version: version}, false, nil
 	}
-	return req.item, err == nil, err
+	return q.item, err == nil, err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -34,20 +35,38 @@ func checkValue(key, value []byte) error {
 
 func (s *sess) hash(key []byte) uint64 { return xxh3.Hash128Seed(key, s.seed.Load()).Lo }
 
-// place hashes a key and returns its lane.
-func (s *sess) place(key []byte) (d *laneDriver, hash, check uint64) {
-	h := xxh3.Hash128Seed(key, s.seed.Load())
-	return s.laneOf(h.Hi), h.Lo, h.Hi
+// hashKey fills in the hashes of a call's key.
+func (s *sess) hashKey(q *call) {
+	h := xxh3.Hash128Seed(q.Key, s.seed.Load())
+	q.Hash, q.Check = h.Lo, h.Hi
 }
 
-func (s *sess) laneOf(check uint64) *laneDriver { return s.lanes[s.laneNumber(check)] }
+// call is an operation of the API on its way through the engine.
+type call struct {
+	engine.Op
+	dst  []byte      // for the value
+	into bool        // GetInto: dst is all there is
+	work *index.Work // where a janitor wants what was found
+	page func()      // of a scan: takes what was found
 
-func (s *sess) laneNumber(check uint64) int { return int((check >> 32) * uint64(len(s.lanes)) >> 32) }
+	item Item
+	n    int // GetInto: the value's length
 
-// hashKey fills in the hashes and returns the key's lane.
-func (s *sess) hashKey(c *call) (d *laneDriver) {
-	d, c.hash, c.check = s.place(c.key)
-	return d
+	ops [1]*engine.Op // itself, for a Do of one
+}
+
+var loneCalls = sync.Pool{New: func() any { return new(call) }}
+
+// newCall takes a call; free gives it back.
+func newCall(kind index.Kind, key []byte) *call {
+	q := loneCalls.Get().(*call)
+	q.Kind, q.Key = kind, key
+	return q
+}
+
+func (q *call) free() {
+	*q = call{}
+	loneCalls.Put(q)
 }
 
 // retryable reports that req did not happen and another session or map may do.
@@ -55,38 +74,63 @@ func retryable(err error) bool {
 	return errors.Is(err, engine.ErrLease) && !errors.Is(err, ErrUnknownOutcome)
 }
 
-// do performs one call.
-func (c *Client) do(ctx context.Context, req *call) error {
-	if c.o.Events != nil {
-		ctx, end := c.begin(ctx, req)
-		req.err = c.doOnce(ctx, req)
-		end()
-		return req.err
+// do performs one call, and leaves its error in it, as the caller of the API gets it.
+func (c *Client) do(ctx context.Context, q *call) error {
+	q.ops[0] = &q.Op
+	q.Asker = q
+	if c.o.Events == nil {
+		c.perform(ctx, q.ops[:])
+		return q.Err
 	}
-	return c.doOnce(ctx, req)
+	ctx, end := c.begin(ctx, q)
+	c.perform(ctx, q.ops[:])
+	end()
+	return q.Err
 }
 
-func (c *Client) doOnce(ctx context.Context, req *call) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
-	req.limit = MemoryLimit(ctx)
+// perform performs calls together, which are the Askers of ops, until each has an error or none, as
+// the caller of the API gets it: what did not happen since its session was lost is tried again in the next one, for
+// OpTimeout from the first time.
+func (c *Client) perform(ctx context.Context, ops []*engine.Op) {
 	for until := int64(0); ; {
 		s, err := c.live(ctx)
+		if err == nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		if err != nil {
-			return err
+			fail(ops, err)
+			return
 		}
-		s.hashKey(req).exec(ctx, req)
-		if req.err == nil {
-			return nil
+		for _, op := range ops {
+			if op.Lane == 0 {
+				s.hashKey(op.Asker.(*call))
+			}
 		}
-		if !retryable(req.err) || !c.patient(&until) {
-			return c.public(s, req)
+		s.core.Do(ctx, ops)
+		var again []*engine.Op
+		for _, op := range ops {
+			switch {
+			case op.Err == nil:
+			case retryable(op.Err) && c.patient(&until):
+				again = append(again, op)
+			default:
+				op.Err = c.public(s, op.Asker.(*call))
+			}
+		}
+		if len(again) == 0 {
+			return
 		}
 		if err := c.pause(ctx); err != nil {
-			return err
+			fail(again, err)
+			return
 		}
-		req.err = nil
+		ops = again
+	}
+}
+
+func fail(ops []*engine.Op, err error) {
+	for _, op := range ops {
+		op.Err = err
 	}
 }
 
@@ -115,8 +159,8 @@ func (c *Client) pause(ctx context.Context) error {
 
 // public adds what the caller needs to know to an error: which operation, which
 // key, why.
-func (c *Client) public(s *sess, req *call) error {
-	err := req.err
+func (c *Client) public(s *sess, q *call) error {
+	err := q.Err
 	var tooLarge *engine.LimitError
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
@@ -139,7 +183,7 @@ func (c *Client) public(s *sess, req *call) error {
 		s.mu.Unlock()
 		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	return fmt.Errorf("%v %q: %w", req.kind, shortKey(req.key), err)
+	return fmt.Errorf("%v %q: %w", q.Kind, shortKey(q.Key), err)
 }
 
 func shortKey(k []byte) []byte {
@@ -149,52 +193,60 @@ func shortKey(k []byte) []byte {
 	return k
 }
 
-func takeItem(c *call, o *index.Op) {
-	if o.Kind == index.Modify {
-		return
+// Take is engine.Asker.
+func (q *call) Take(r *layout.Record, parts [][]byte) {
+	switch {
+	case q.work != nil:
+		*q.work = *q.Op.Work
+	case q.page != nil:
+		q.page()
+	case q.Kind == index.Raw:
+		q.item.Value = bytes.Clone(r.Value)
+	case q.Kind != index.Get:
+	case q.into:
+		q.takeInto(r, parts)
+	case parts == nil:
+		q.item = itemOf(r, q.dst)
+	default:
+		q.item = Item{Version: r.Version, Expires: expires(r.Expiry)}
+		q.item.Value, q.item.Flags = splitFlags(joined(q.dst, parts), r.Flags)
 	}
-	if o.Parts() == nil {
-		c.item = itemOf(&o.Record, c.dst)
-		return
-	}
+}
+
+// joined is parts in one piece, in dst's memory if that is long enough.
+func joined(dst []byte, parts [][]byte) []byte {
 	n := 0
-	for _, p := range o.Parts() {
+	for _, p := range parts {
 		n += len(p)
 	}
-	whole := c.dst[:0]
+	whole := dst[:0]
 	if cap(whole) < n {
 		whole = make([]byte, 0, n)
 	}
-	for _, p := range o.Parts() {
+	for _, p := range parts {
 		whole = append(whole, p...)
 	}
-	c.item = Item{Version: o.Record.Version, Expires: expires(o.Record.Expiry)}
-	c.item.Value, c.item.Flags = splitFlags(whole, o.Record.Flags)
+	return whole
 }
 
-func takeInto(c *call, o *index.Op) {
-	if o.Parts() == nil {
-		v, _ := splitFlags(o.Record.Value, o.Record.Flags)
-		c.n = len(v)
-		if copy(c.dst, v) < c.n {
-			c.err = io.ErrShortBuffer
+func (q *call) takeInto(r *layout.Record, parts [][]byte) {
+	if q.n = 0; parts == nil {
+		v, _ := splitFlags(r.Value, r.Flags)
+		q.n = len(v)
+		copy(q.dst, v)
+	} else {
+		for _, p := range parts {
+			copy(q.dst[min(q.n, len(q.dst)):], p)
+			q.n += len(p)
 		}
-		return
+		if r.Flags&layout.FlagUser != 0 {
+			q.n -= 4
+		}
 	}
-	c.n = 0
-	for _, p := range o.Parts() {
-		copy(c.dst[min(c.n, len(c.dst)):], p)
-		c.n += len(p)
-	}
-	if o.Record.Flags&layout.FlagUser != 0 {
-		c.n -= 4
-	}
-	if c.n > len(c.dst) {
-		c.err = io.ErrShortBuffer
+	if q.n > len(q.dst) {
+		q.Err = io.ErrShortBuffer
 	}
 }
-
-func takeRaw(c *call, o *index.Op) { c.item.Value = bytes.Clone(o.Record.Value) }
 
 func expires(ms uint64) time.Time {
 	if ms == 0 {

@@ -29,14 +29,14 @@ type OpEvent struct {
 // begin tells of an operation that begins, and returns what is to be called when it ends.
 func (c *Client) begin(ctx context.Context, q *call) (context.Context, func()) {
 	e := c.o.Events
-	ev := OpEvent{Kind: q.kind.String(), Key: q.key}
+	ev := OpEvent{Kind: q.Kind.String(), Key: q.Key}
 	at := time.Now()
 	if e.Begin != nil {
 		ctx = e.Begin(ctx, ev)
 	}
 	return ctx, func() {
 		if e.End != nil {
-			ev.Rounds, ev.Took, ev.Err = q.rounds, time.Since(at), q.err
+			ev.Rounds, ev.Took, ev.Err = int(q.Rounds), time.Since(at), q.Err
 			e.End(ctx, ev)
 		}
 	}

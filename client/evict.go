@@ -287,21 +287,17 @@ func (e *evictor) makeRoom() bool {
 	return true
 }
 
-// relieve evicts from one placement group until what is at hand will last until more
-// comes out of limbo. It reports whether memory is short at all.
-func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
+// pressureOf is what is known of pg's memory, with what operations miss of it since, and the units of the largest place that
+// they do.
+func (e *evictor) pressureOf(pg *engine.PG, now time.Time) (p *pressure, need uint32) {
 	e.mu.Lock()
 	needs := e.mu.needs[pg.ID]
 	delete(e.mu.needs, pg.ID)
 	e.mu.Unlock()
-	p := e.pgs[pg.ID]
-	if p == nil || p.generation != pg.Generation {
-		p = &pressure{generation: pg.Generation, perVictim: 4, settled: time.Now(), wants: map[uint32]*wanted{}}
+	if p = e.pgs[pg.ID]; p == nil || p.generation != pg.Generation {
+		p = &pressure{generation: pg.Generation, perVictim: 4, settled: now, wants: map[uint32]*wanted{}}
 		e.pgs[pg.ID] = p
 	}
-	supply, held := int64(0), uint64(0)
-	now := time.Now()
-	need := uint32(0) // the largest
 	for units := range needs {
 		need = max(need, units)
 		if w := p.wants[units]; w != nil {
@@ -310,6 +306,15 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 			p.wants[units] = &wanted{since: now, asked: now}
 		}
 	}
+	return p, need
+}
+
+// relieve evicts from one placement group until what is at hand will last until more
+// comes out of limbo. It reports whether memory is short at all.
+func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
+	supply, held := int64(0), uint64(0)
+	now := time.Now()
+	p, need := e.pressureOf(pg, now)
 	f := e.s.core.Flow(pg.ID, pg.Generation)
 	if f != nil {
 		if dt := now.Sub(p.looked); dt > 20*time.Millisecond {
@@ -411,8 +416,8 @@ func (e *evictor) limbo(now time.Time) time.Duration {
 // settle counts afresh what the session holds in pg.
 func (e *evictor) settle(pg *engine.PG) {
 	held := uint64(0)
-	for _, d := range e.s.lanes {
-		if !e.s.onLane(d.l, func(l *engine.Lane) { held += l.Held(pg.ID) }) {
+	for _, l := range e.s.core.Lanes() {
+		if !e.s.onLane(l, func(l *engine.Lane) { held += l.Held(pg.ID) }) {
 			return
 		}
 	}
@@ -492,9 +497,9 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 		}
 	}
 	if found {
-		for _, d := range e.s.lanes { // those that wait look again
-			d.l.Deliver(func(*engine.Lane) {})
-			e.s.kick(d.l)
+		for _, l := range e.s.core.Lanes() { // those that wait look again
+			l.Deliver(func(*engine.Lane) {})
+			l.Visit()
 		}
 	}
 	if p.clearing != nil && !e.clear(v, pg, p.clearing) {
@@ -586,18 +591,16 @@ type counts struct {
 func (c *Client) work(ctx context.Context, s *sess, kind index.Kind, works []*index.Work) []error {
 	errs := make([]error, len(works))
 	store := make([]call, len(works))
-	byLane := make([][]*call, len(s.lanes))
+	ops := make([]*engine.Op, len(works))
 	for i, w := range works {
 		q := &store[i]
-		q.kind = kind
 		x := *w // the Op's, also when its caller has gone
-		q.prep = func(o *index.Op) { o.Work = &x }
-		q.take = func(*call, *index.Op) { *w = x }
-		byLane[i%len(s.lanes)] = append(byLane[i%len(s.lanes)], q)
+		q.Kind, q.Lane, q.Work, q.work, q.Asker = kind, 1+i%len(s.core.Lanes()), &x, w, q
+		ops[i] = &q.Op
 	}
-	s.multi(ctx, byLane)
+	s.core.Do(ctx, ops)
 	for i := range store {
-		if store[i].err != nil {
+		if store[i].Err != nil {
 			errs[i] = c.public(s, &store[i])
 		}
 	}

@@ -7,8 +7,9 @@ func (c *Client) Opened() []*rdma.Device { return c.opened }
 
 // ExpiriesWaiting is how many puts with an expiry the session's sweep has not heard of yet.
 func (c *Client) ExpiriesWaiting() (n uint32) {
-	for _, d := range c.sess.Load().lanes {
-		n += d.expiries.put.Load() - d.expiries.got.Load()
+	for i := range c.sess.Load().expiries {
+		q := &c.sess.Load().expiries[i]
+		n += q.put.Load() - q.got.Load()
 	}
 	return n
 }

@@ -30,15 +30,14 @@ func (c *Client) Locate(key []byte) (Location, error) {
 	if err != nil {
 		return Location{}, err
 	}
-	q := call{key: key}
-	s.hashKey(&q)
+	hash := s.hash(key)
 	v := s.core.View()
-	sh := v.ShardOf(q.hash)
+	sh := v.ShardOf(hash)
 	if sh == nil {
 		return Location{}, fmt.Errorf("%w: no shard for %q", ErrUnavailable, key)
 	}
-	home, stash := layout.GroupOff(q.hash, sh.Clusters)
-	return Location{PG: sh.PG.ID, ShardID: sh.ID, Home: sh.Off + home, Stash: sh.Off + stash, Hash: q.hash,
+	home, stash := layout.GroupOff(hash, sh.Clusters)
+	return Location{PG: sh.PG.ID, ShardID: sh.ID, Home: sh.Off + home, Stash: sh.Off + stash, Hash: hash,
 		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
 }
 
@@ -67,14 +66,15 @@ func (c *Client) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64
 			space, end = index.Index, p.IndexBytes
 		}
 		step := int(min(uint64(n-len(out)), end-at, 1<<20))
-		req := call{kind: index.Raw, take: takeRaw, prep: func(o *index.Op) {
-			o.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}
-		}}
-		s.lanes[0].exec(ctx, &req)
-		if req.err != nil {
-			return nil, c.public(s, &req)
+		q := &call{}
+		q.Kind, q.Lane, q.Asker = index.Raw, 1, q
+		q.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}
+		q.ops[0] = &q.Op
+		s.core.Do(ctx, q.ops[:])
+		if q.Err != nil {
+			return nil, c.public(s, q)
 		}
-		out = append(out, req.item.Value...)
+		out = append(out, q.item.Value...)
 	}
 	return out, nil
 }
@@ -133,7 +133,7 @@ func (c *Client) Stats() Stats {
 		total.wentBy(s.agenda.Counts(), session.Counts{})
 	}
 	var cached, inUse uint64
-	for _, d := range s.lanes {
+	for _, l := range s.core.Lanes() {
 		if counted {
 			break
 		}
@@ -141,7 +141,7 @@ func (c *Client) Stats() Stats {
 			laneTotals
 			limbo, cached uint64
 		})
-		if !s.onLane(d.l, func(l *engine.Lane) {
+		if !s.onLane(l, func(l *engine.Lane) {
 			x.laneTotals.add(l)
 			x.limbo, x.cached = l.LimboUnits(), l.CachedUnits()
 		}) {

@@ -208,13 +208,13 @@ func (c *Client) reopen(old *sess) {
 // live is the session in force; it waits while a lost one is being replaced.
 func (c *Client) live(ctx context.Context) (*sess, error) {
 	s := c.sess.Load()
-	if !s.dead.Load() {
+	if !s.core.Dead() {
 		return s, nil
 	}
 	WillWait(ctx)
 	t := time.NewTimer(c.o.OpTimeout)
 	defer t.Stop()
-	for s.dead.Load() {
+	for s.core.Dead() {
 		if c.ctx.Err() != nil {
 			return nil, ErrClosed
 		}

@@ -3,17 +3,12 @@ package client
 import (
 	"context"
 	"fmt"
-	"io"
 	"math"
 	"strconv"
 	"time"
 
 	"github.com/kvd-project/kvd/index"
-	"github.com/kvd-project/kvd/internal/engine"
-	"github.com/kvd-project/kvd/internal/layout"
 )
-
-type modifyFunc = func(cur *layout.Record) (value []byte, expiry uint64, err error)
 
 // Get returns the value of key, or ErrNotFound. With a remembered slot word it
 // costs one round trip of two READs.
@@ -21,14 +16,10 @@ func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
 	if err := checkKey(key); err != nil {
 		return Item{}, err
 	}
-	if d, q := c.quick(ctx, false, key, nil, 0, 0); q != nil {
-		it := itemOf(&q.Record, nil)
-		d.handOver()
-		return it, nil
-	}
-	req := call{kind: index.Get, key: key, take: takeItem}
-	err := c.do(ctx, &req)
-	return req.item, err
+	q := newCall(index.Get, key)
+	defer q.free()
+	err := c.do(ctx, q)
+	return q.item, err
 }
 
 // GetInto copies the value of key to dst and returns its length. If dst is too
@@ -38,46 +29,11 @@ func (c *Client) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	if err := checkKey(key); err != nil {
 		return 0, err
 	}
-	if d, q := c.quick(ctx, false, key, nil, 0, 0); q != nil {
-		v, _ := splitFlags(q.Record.Value, q.Record.Flags)
-		n := len(v)
-		copied := copy(dst, v)
-		d.handOver()
-		if copied < n {
-			return n, io.ErrShortBuffer
-		}
-		return n, nil
-	}
-	req := call{kind: index.Get, key: key, dst: dst, take: takeInto}
-	err := c.do(ctx, &req)
-	return req.n, err
-}
-
-// quick performs a cached GET or PUT at once if the key's lane is free and its provider
-// allows. Unless q is nil the caller then leads the lane, and hands it over when it is
-// done with q.
-func (c *Client) quick(ctx context.Context, put bool, key, value []byte, flags layout.RecordFlags, expiry uint64) (d *laneDriver, q *engine.Quick) {
-	s := c.sess.Load()
-	if !c.mayBeQuick(ctx, s) {
-		return nil, nil
-	}
-	d, hash, check := s.place(key)
-	if !d.tryLeadSoon() {
-		return nil, nil
-	}
-	q = &d.quick[0]
-	q.Put, q.Key, q.Value, q.Flags, q.Expiry, q.Hash, q.Check = put, key, value, flags, expiry, hash, check
-	d.l.Quick(d.quick[:])
-	if !q.OK {
-		d.handOver()
-		return nil, nil
-	}
-	return d, q
-}
-
-// mayBeQuick reports whether s takes operations that nobody is told of.
-func (c *Client) mayBeQuick(ctx context.Context, s *sess) bool {
-	return !s.dead.Load() && !s.shut.Load() && ctx.Err() == nil && c.o.Events == nil
+	q := newCall(index.Get, key)
+	defer q.free()
+	q.dst, q.into = dst, true
+	err := c.do(ctx, q)
+	return q.n, err
 }
 
 // Put sets key to value and returns the new version.
@@ -107,28 +63,12 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	if c.o.ReadOnly {
 		return 0, errReadOnly
 	}
-	value, flags := withFlags(value, o.Flags)
-	if cond == index.Always {
-		if d, q := c.quick(ctx, true, key, value, flags, exp); q != nil {
-			version, err := d.quickPut(q)
-			d.handOver()
-			return version, err
-		}
-	}
-	req := call{kind: index.Put, cond: cond, key: key, value: value, flags: flags, ifVersion: version, expiry: exp}
-	if err := c.do(ctx, &req); err != nil {
+	q := newCall(index.Put, key)
+	defer q.free()
+	q.Value, q.Flags = withFlags(value, o.Flags)
+	q.Cond, q.IfVersion, q.Expiry = cond, version, exp
+	if err := c.do(ctx, q); err != nil {
 		return 0, err
-	}
-	return req.version, nil
-}
-
-// quickPut is the answer of a Quick; the leader's.
-func (d *laneDriver) quickPut(q *engine.Quick) (version uint64, err error) {
-	if q.Expiry != 0 {
-		d.expires(q.Expiry, q.Hash)
-	}
-	if q.Err != nil {
-		return 0, fmt.Errorf("%v %q: %w", index.Put, shortKey(q.Key), q.Err)
 	}
 	return q.Version, nil
 }
@@ -137,22 +77,25 @@ var errReadOnly = fmt.Errorf("%w: the session is read-only", ErrInvalid)
 
 // Delete removes key, or returns ErrNotFound.
 func (c *Client) Delete(ctx context.Context, key []byte) error {
-	return c.delete(ctx, call{kind: index.Delete, key: key})
+	return c.delete(ctx, key, index.Always, 0)
 }
 
 // DeleteVersion is Delete if key has the version given, else ErrConflict.
 func (c *Client) DeleteVersion(ctx context.Context, key []byte, version uint64) error {
-	return c.delete(ctx, call{kind: index.Delete, key: key, cond: index.IfVersion, ifVersion: version})
+	return c.delete(ctx, key, index.IfVersion, version)
 }
 
-func (c *Client) delete(ctx context.Context, req call) error {
-	if err := checkKey(req.key); err != nil {
+func (c *Client) delete(ctx context.Context, key []byte, cond index.Cond, version uint64) error {
+	if err := checkKey(key); err != nil {
 		return err
 	}
 	if c.o.ReadOnly {
 		return errReadOnly
 	}
-	return c.do(ctx, &req)
+	q := newCall(index.Delete, key)
+	defer q.free()
+	q.Cond, q.IfVersion = cond, version
+	return c.do(ctx, q)
 }
 
 // Incr adds delta to the decimal integer that key holds (absent counts as 0) and

@@ -64,9 +64,10 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 	var long [][]byte
 	next := cur
 	p := &index.Page{Cluster: cur.Cluster, Shard: cur.Shard, From: cur.Slot, Bytes: scanPageBytes, Expired: o.Expired}
-	req := call{kind: index.Scan, prep: func(op *index.Op) { op.Hash, op.Scan = cur.Prefix, p }}
+	q := &call{}
+	q.Kind, q.Lane, q.Hash, q.Scan = index.Scan, 1, cur.Prefix, p
 	var left error // what could not be read
-	req.take = func(*call, *index.Op) {
+	q.Asker, q.page = q, func() {
 		if p.Corrupt != nil {
 			left = fmt.Errorf("scan: %w: %w", ErrCorrupt, p.Corrupt)
 		}
@@ -102,14 +103,15 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 	}
 	end := func() {}
 	if c.o.Events != nil {
-		ctx, end = c.begin(ctx, &req)
+		ctx, end = c.begin(ctx, q)
 	}
-	s.lanes[0].exec(ctx, &req)
-	if req.err != nil {
-		req.err = c.public(s, &req)
+	q.ops[0] = &q.Op
+	s.core.Do(ctx, q.ops[:])
+	if q.Err != nil {
+		q.Err = c.public(s, q)
 	}
-	if end(); req.err != nil {
-		return nil, cur, req.err
+	if end(); q.Err != nil {
+		return nil, cur, q.Err
 	}
 	for _, k := range long { // values in chunks come by Get
 		it, err := c.Get(ctx, k)

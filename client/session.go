@@ -29,7 +29,6 @@ import (
 type sess struct {
 	c      *Client
 	core   *engine.Core
-	lanes  []*laneDriver
 	id     uint32
 	nsID   uint32
 	seed   atomic.Uint64
@@ -52,11 +51,10 @@ type sess struct {
 	due       chan struct{} // capacity 1: the agenda has something new
 	ready     chan struct{} // closed with the first map
 	once      sync.Once
-	dead      atomic.Bool
 	opened    atomic.Int32 // 1: it had its first map; 2: it was lost before. Whoever comes first
-	shut      atomic.Bool  // no operation begins any more
 	closing   sync.Once
 	evictor   *evictor      // nil: this session evicts nothing
+	expiries  []expiries    // by lane: what was put, for the sweep
 	counted   bool          // its lanes are in Client.mu.past; guarded by Client.mu
 	replaced  chan struct{} // closed when the Client has another session, or none for good
 	missing   chan struct{} // closed when there is none, since the namespace was deleted
@@ -96,7 +94,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
+		OpTimeout: int64(c.o.OpTimeout), WillWait: WillWait, Limit: MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
 	if err != nil {
 		return nil, err
 	}
@@ -106,9 +104,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), Term: rep.Term, ReadOnly: c.o.ReadOnly,
 		RefusedPause: int64(50 * time.Millisecond), FencePause: int64(20 * time.Millisecond), SplitPause: int64(100 * time.Millisecond),
 		DialPause: int64(time.Millisecond), DialPauseMost: int64(250 * time.Millisecond), DownPause: int64(20 * time.Millisecond)})
-	for _, l := range s.core.Lanes() {
-		s.lanes = append(s.lanes, newLaneDriver(s, l, len(c.o.Devices)))
-	}
+	s.expiries = make([]expiries, lanes)
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if !c.o.ReadOnly && !c.o.NoEviction {
 		s.evictor = newEvictor(s)
@@ -175,8 +171,8 @@ func (s *sess) install(m *dirpb.Map) error {
 	s.mu.nodes = nodes
 	s.mu.Unlock()
 	s.core.InstallView(v)
-	for _, d := range s.lanes {
-		s.kick(d.l)
+	for _, l := range s.core.Lanes() {
+		l.Visit()
 	}
 	s.agenda.NewMap()
 	s.wake()
@@ -233,15 +229,15 @@ func (s *sess) stir() { s.wakeIf(s.agenda.Stir()) }
 // pumpIdle has idle lanes look at the map, and notes whether any is not idle.
 func (s *sess) pumpIdle() {
 	performed, busy := uint64(0), false
-	for _, d := range s.lanes {
-		if !d.tryLead() {
+	for _, l := range s.core.Lanes() {
+		if !l.TryOwn() {
 			busy = true
 			continue
 		}
-		d.pump()
-		busy = busy || d.l.Active() > 0
-		performed += d.l.Performed()
-		d.handOver()
+		l.Turn()
+		busy = busy || l.Active() > 0
+		performed += l.Performed()
+		l.HandOver()
 	}
 	if busy || performed != s.performed {
 		s.performed = performed
@@ -284,8 +280,8 @@ func (s *sess) renewOnce(ask session.Ask) {
 	})
 	s.agenda.Answer(ask, r)
 	if r.Err == nil {
-		for _, d := range s.lanes {
-			s.sweep(d)
+		for _, l := range s.core.Lanes() {
+			s.sweep(l)
 		}
 		return
 	}
@@ -301,9 +297,9 @@ func (s *sess) renewOnce(ask session.Ask) {
 
 // oldest is the least reclaim epoch at the start of any operation in flight.
 func (s *sess) oldest() (epoch uint64, ok bool) {
-	for _, d := range s.lanes {
-		if l := d.lead.Load(); l != 0 && (!ok || l-1 < epoch) {
-			epoch, ok = l-1, true
+	for _, l := range s.core.Lanes() {
+		if e, some := l.Under(); some && (!ok || e < epoch) {
+			epoch, ok = e, true
 		}
 	}
 	return epoch, ok
@@ -311,19 +307,21 @@ func (s *sess) oldest() (epoch uint64, ok bool) {
 
 // sweep lets an idle lane release its limbo and give places back to lanes that
 // starve; a busy one is told and does so itself.
-func (s *sess) sweep(d *laneDriver) {
-	if d.tryLead() {
-		d.l.GiveBack(false)
-		d.pump()
-		d.handOver()
+func (s *sess) sweep(l *engine.Lane) {
+	if l.TryOwn() {
+		l.GiveBack(false)
+		l.Turn()
+		l.HandOver()
 		return
 	}
-	d.l.Deliver(func(*engine.Lane) {})
+	l.Deliver(func(*engine.Lane) {})
 }
+
+var errSessionLost = errors.New("session lost")
 
 // lost ends the session from outside; the Client opens another.
 func (s *sess) lost(err error) {
-	if s.dead.Swap(true) {
+	if !s.core.End() {
 		return
 	}
 	s.c.o.Logger.Warn("session lost", "session", s.id, "err", err)
@@ -381,22 +379,11 @@ func (s *sess) closeQP(ask session.Ask) {
 	}
 }
 
-// kick makes sure that somebody pumps the lane.
-func (s *sess) kick(l *engine.Lane) {
-	d := s.lanes[l.ID()]
-	if d.tryLead() {
-		d.pump()
-		d.handOver()
-	} else {
-		l.Kick()
-	}
-}
-
 // onLane runs f on the lane and waits for it; false if the session ended first.
 func (s *sess) onLane(l *engine.Lane, f func(*engine.Lane)) bool {
 	done := make(chan struct{})
 	l.Deliver(func(l *engine.Lane) { f(l); close(done) })
-	s.kick(l)
+	l.Visit()
 	select {
 	case <-done:
 		return true
@@ -498,9 +485,9 @@ func (s *sess) grantOnce(ask session.Ask) {
 	case len(r.Grant.GetRuns()) == 0 && s.evictor != nil && !s.core.Idle(pg, r.Grant.GetComingUnits()):
 		s.evictor.starves(pg, units)
 	}
-	for _, d := range s.lanes {
-		d.l.Deliver(func(*engine.Lane) {})
-		s.kick(d.l)
+	for _, l := range s.core.Lanes() {
+		l.Deliver(func(*engine.Lane) {})
+		l.Visit()
 	}
 }
 
@@ -550,17 +537,18 @@ func (s *sess) close(ctx context.Context) {
 
 func (s *sess) end(ctx context.Context) {
 	graceful := s.ctx.Err() == nil
-	s.shut.Store(true)
+	s.core.Shut()
+	lanes := s.core.Lanes()
 	held := 0
 	hold := func() {
-		if d := s.lanes[held]; d.tryLead() {
+		if lanes[held].TryOwn() {
 			held++
 		} else {
-			d.l.Kick()
+			lanes[held].Kick()
 			time.Sleep(200 * time.Microsecond)
 		}
 	}
-	for graceful && held < len(s.lanes) && ctx.Err() == nil {
+	for graceful && held < len(lanes) && ctx.Err() == nil {
 		hold()
 	}
 	// What a grant under way brings is to go back with the rest.
@@ -568,28 +556,29 @@ func (s *sess) end(ctx context.Context) {
 		time.Sleep(200 * time.Microsecond)
 	}
 	// Whoever leads a lane still gives up now; its buffers must not go before it.
-	s.dead.Store(true)
+	s.core.End()
 	s.cancel(ErrClosed)
-	for held < len(s.lanes) {
+	for held < len(lanes) {
 		hold()
 	}
 	s.wg.Wait()
+	s.core.Wait()
 	// From here on the lanes are nobody else's.
 	clean := graceful
-	for _, d := range s.lanes {
-		d.l.Pump() // may bring a queue pair that was dialed meanwhile
-		if d.l.Active() > 0 {
+	for _, l := range lanes {
+		l.Pump() // may bring a queue pair that was dialed meanwhile
+		if l.Active() > 0 {
 			clean = false
 		}
-		d.l.Conns(func(_ uint32, _ int, qp *rdma.QP) { _ = qp.Close() })
+		l.Conns(func(_ uint32, _ int, qp *rdma.QP) { _ = qp.Close() })
 		s.c.mu.Lock()
-		s.c.mu.past.add(d.l)
-		s.counted = d == s.lanes[len(s.lanes)-1]
+		s.c.mu.past.add(l)
+		s.counted = l == lanes[len(lanes)-1]
 		if s.counted {
 			s.c.mu.past.wentBy(s.agenda.Counts(), session.Counts{})
 		}
 		s.c.mu.Unlock()
-		d.l.GiveBack(true)
+		l.GiveBack(true)
 	}
 	if clean {
 		before := s.agenda.Counts()

@@ -120,13 +120,13 @@ func (q *expiries) collect(into *evict.Wheel) {
 	q.got.Store(got)
 }
 
-// expires notes that a record was put that expires; the leader's.
-func (d *laneDriver) expires(expiryMillis, hash uint64) {
+// expiring notes that a record was put that expires; see engine.Options.
+func (s *sess) expiring(l *engine.Lane, expiryMillis, hash uint64) {
 	first := false // since the sweep looked
-	if e := &d.s.c.stats.expires; !e.Load() {
+	if e := &s.c.stats.expires; !e.Load() {
 		first = !e.Swap(true)
 	}
-	if e := d.s.evictor; e != nil && (d.expiries.add(expiryMillis, hash) || first) {
+	if e := s.evictor; e != nil && (s.expiries[l.ID()].add(expiryMillis, hash) || first) {
 		e.wake()
 	}
 }
@@ -135,8 +135,8 @@ func (d *laneDriver) expires(expiryMillis, hash uint64) {
 // session is calm it is as fast as ever at rest, but in larger batches.
 func (e *evictor) sweepSome(v *engine.View, calm bool) time.Duration {
 	sw := &e.sweep
-	for _, d := range e.s.lanes {
-		d.expiries.collect(sw.wheel)
+	for i := range e.s.expiries {
+		e.s.expiries[i].collect(sw.wheel)
 	}
 	begin := time.Now()
 	if left := sw.rest.Sub(begin); left > 0 {
@@ -188,9 +188,10 @@ func (e *evictor) sweepSome(v *engine.View, calm bool) time.Duration {
 func (e *evictor) account() {
 	sw, st := &e.sweep, &e.s.c.stats
 	bytes, forgotten := sw.wheel.Bytes(), sw.wheel.Forgotten()
-	for _, d := range e.s.lanes {
-		bytes += d.expiries.bytes()
-		forgotten += d.expiries.lost.Load()
+	for i := range e.s.expiries {
+		q := &e.s.expiries[i]
+		bytes += q.bytes()
+		forgotten += q.lost.Load()
 	}
 	st.sweepBytes.Store(uint64(bytes))
 	st.sweepForgotten.Add(forgotten - sw.forgotten)
@@ -338,7 +339,7 @@ func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest i
 			break
 		}
 		groups += n
-		each := min(max(n/(4*len(e.s.lanes)), 1), sweepWork)
+		each := min(max(n/(4*len(e.s.expiries)), 1), sweepWork)
 		for n > 0 {
 			w := &index.Work{PG: sh.PG.ID, Off: sh.Off + uint64(sw.at.group)*layout.GroupSize}
 			if !short {

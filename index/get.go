@@ -1,20 +1,15 @@
 package index
 
 import (
-	"bytes"
-
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// getCached reads slot and record in one chain, slot first: the record read
-// behind an unchanged slot is of the word's life, wherever the word was learnt.
+// getCached reads slot and record in one chain.
 func (o *Op) getCached(h Hint) Action {
 	o.take(h)
-	p := o.Route.PG.tail()
+	way := o.hinted()
 	o.begin()
-	slot := Access{Verb: Read, Space: Index, Replica: p, Off: o.slotOff(h.Slot), Buf: o.word(0)}
-	rec := Access{Verb: Read, Space: Heap, Replica: p, Off: h.Word.Off(), Buf: o.recBuf(0, h.Word.ReadLen())}
-	o.Accesses = append(o.Accesses, slot, rec)
+	o.Accesses = way.Look(o.Accesses, o.word(0), o.recBuf(0, h.Word.ReadLen()))
 	if o.Route.PG.Joining {
 		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
 	}
@@ -27,7 +22,8 @@ func (o *Op) gotCached() Action {
 	if o.Route.PG.Joining && wordAt(o.word(2)) != w {
 		return o.joinerBehind(o.slot)
 	}
-	if r, ok := Hit(w, o.x, o.rec, o.Key); ok {
+	way := o.hinted()
+	if r, ok := way.Seen(o.word(0), o.rec, o.Key); ok {
 		return o.present(o.slot, w, r)
 	}
 	if w == o.x && w.Readable() {
@@ -43,16 +39,6 @@ func (o *Op) gotCached() Action {
 	}
 	o.env.Forget(o)
 	return o.readGroup()
-}
-
-// Hit judges the two READs of a cached GET, slot first: rec answers for key if
-// the slot still held the cached word w and rec is whole. It aliases rec.
-func Hit(found, w layout.Word, rec, key []byte) (r layout.Record, ok bool) {
-	if found != w || !w.Readable() {
-		return r, false
-	}
-	r, err := layout.ParseRecord(rec)
-	return r, err == nil && bytes.Equal(r.Key, key)
 }
 
 // checkSlot reads the slot alone: while it holds the word of the version that the
@@ -81,7 +67,7 @@ func (o *Op) checkedSlot() Action {
 
 // noteDue reports whether the access is to be noted.
 func (o *Op) noteDue() bool {
-	return o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining && !o.env.ReadOnly() && o.env.NoteDue(o)
+	return o.Route.PG.Notes() && !o.env.ReadOnly() && o.env.NoteDue(o)
 }
 
 // noteAccess adds, if the access at slot is to be noted, a READ of its access word to
@@ -89,7 +75,8 @@ func (o *Op) noteDue() bool {
 func (o *Op) noteAccess(slot uint8, due bool) {
 	o.noting, o.noteRead = due, due
 	if due {
-		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.tail(), Off: o.Route.PG.AccessOff + o.slotOff(slot), Buf: o.word(2)})
+		way := Hinted{PG: o.Route.PG, Off: o.slotOff(slot)}
+		o.Accesses = way.Note(o.Accesses, o.word(2))
 	}
 }
 

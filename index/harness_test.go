@@ -249,23 +249,23 @@ func (c *client) start(words []string) error {
 		suffix := rest[0]
 		rest = rest[1:]
 		o.Kind = index.Modify
-		o.Modify = func(cur *layout.Record) ([]byte, uint64, error) {
+		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
 			c.modified++
 			if cur == nil {
-				return []byte(suffix), 0, nil
+				return []byte(suffix), 0, 0, nil
 			}
 			if bytes.HasSuffix(cur.Value, []byte(suffix)) {
-				return nil, 0, fmt.Errorf("%q ends with %q", cur.Value, suffix)
+				return nil, 0, 0, fmt.Errorf("%q ends with %q", cur.Value, suffix)
 			}
-			return append(bytes.Clone(cur.Value), suffix...), 0, nil
+			return append(bytes.Clone(cur.Value), suffix...), 0, 0, nil
 		}
 	case "refuse": // a Modify that refuses whatever is there
 		o.Kind = index.Modify
-		o.Modify = func(cur *layout.Record) ([]byte, uint64, error) {
+		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
 			if cur == nil {
-				return nil, 0, errRefusedAbsent
+				return nil, 0, 0, errRefusedAbsent
 			}
-			return nil, 0, fmt.Errorf("refused %q", cur.Value)
+			return nil, 0, 0, fmt.Errorf("refused %q", cur.Value)
 		}
 	case "scan":
 		o.Kind, o.Scan = index.Scan, &index.Page{Bytes: 1 << 20}

@@ -42,9 +42,7 @@ func (o *Op) lockGroup() Action {
 		o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.home(), Buf: o.group(1)})
 	}
 	if !o.written {
-		for r := range o.Route.PG.Replicas {
-			o.addRecord(r)
-		}
+		o.addRecord()
 	}
 	return o.post(stepLockGroup)
 }

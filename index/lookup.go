@@ -196,7 +196,7 @@ func (o *Op) suspect(err error) Action {
 
 // present acts on the key's record r, found at the publisher under w.
 func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
-	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot, Flags: flagsOf(&r)})
+	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})
 	o.takeRecord(slot, w, &r)
 	o.Version, o.atA = r.Version, false
 	switch o.Kind {

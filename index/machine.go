@@ -1,7 +1,6 @@
 package index
 
 import (
-	"encoding/binary"
 	"fmt"
 
 	"github.com/kvd-project/kvd/internal/invariants"
@@ -342,9 +341,7 @@ func (o *Op) dispatch() Action {
 		}
 		o.Route, o.child = *c, c.Shard
 	}
-	if hinted && (h.Shard != o.Route.Shard || !layout.InHeap(h.Word, o.Route.PG.HeapLo, o.Route.PG.HeapHi)) {
-		hinted = false
-	}
+	hinted = hinted && h.Shard == o.Route.Shard && h.Leads(&o.Route)
 	switch o.Kind {
 	case Get:
 		switch {
@@ -393,7 +390,7 @@ func (o *Op) take(h Hint) {
 
 // takeRecord makes w at slot, read just now as r, the one under change.
 func (o *Op) takeRecord(slot uint8, w layout.Word, r *layout.Record) {
-	o.take(Hint{Word: w, Version: r.Version, Slot: slot, Flags: flagsOf(r)})
+	o.take(Hint{Word: w, Version: r.Version, Slot: slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})
 	o.expired = o.isExpired(&r.RecordHeader)
 }
 
@@ -402,14 +399,9 @@ func (o *Op) isExpired(h *layout.RecordHeader) bool {
 	return h.Expiry != 0 && h.Expired(o.env.NowMillis())
 }
 
-func flagsOf(r *layout.Record) (f HintFlags) {
-	if r.Flags&layout.FlagManifest != 0 {
-		f |= HintManifest
-	}
-	if r.Expiry != 0 {
-		f |= HintExpires
-	}
-	return f
+// hinted is the way by what x names at slot.
+func (o *Op) hinted() Hinted {
+	return Hinted{PG: o.Route.PG, Off: o.slotOff(o.slot), X: o.x, N: o.n}
 }
 
 func (o *Op) placeRecalled(pg *PG) bool {
@@ -458,10 +450,7 @@ func (o *Op) slotOff(slot uint8) uint64 {
 	if slot == headerSlot {
 		return o.home()
 	}
-	if slot >= StashSlot {
-		return o.stash() + layout.SlotOff(int(slot-StashSlot))
-	}
-	return o.home() + layout.SlotOff(int(slot))
+	return o.Route.SlotOff(o.Hash, slot)
 }
 
 // word is the i-th of three cells for words that are read.
@@ -503,5 +492,3 @@ func (o *Op) recAt(i int) []byte {
 	}
 	return o.recs[i-1]
 }
-
-func wordAt(b []byte) layout.Word { return layout.Word(binary.LittleEndian.Uint64(b)) }

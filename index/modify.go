@@ -22,7 +22,7 @@ func (o *Op) modify(cur *layout.Record) Action {
 		c.Flags &^= layout.FlagManifest
 		cur = &c
 	}
-	v, exp, err := o.Modify(cur)
+	v, flags, exp, err := o.Modify(cur)
 	if o.far != nil {
 		o.parts = nil
 	}
@@ -33,7 +33,7 @@ func (o *Op) modify(cur *layout.Record) Action {
 		return o.finish(err)
 	}
 	o.dropPlace()
-	o.Value, o.Expiry = v, exp
+	o.Value, o.Flags, o.Expiry = v, flags, exp
 	if o.x != 0 {
 		return o.update()
 	}

@@ -20,17 +20,13 @@ type Op struct {
 	Check     uint64 // more hash bits of Key, for Env.Hint
 	IfVersion uint64 // for Cond IfVersion; a Get with it ends with ErrUnchanged if that is the record's
 	Expiry    uint64 // Put: Unix ms, 0 = none; a Modify leaves here what it computed
-	// Modify computes the new value and expiry from the present record (nil if
-	// there is none). An error ends the Op with it, nothing changed. It may be
-	// called several times; the last call counts. The value it returns must stay
-	// unchanged until the next call or Done.
-	Modify func(cur *layout.Record) (value []byte, expiry uint64, err error)
-	Scan   *Page    // request and answer of a Scan
-	Raw    *RawRead // request of a Raw
-	Work   *Work    // request and answer of a janitor's kinds
-	Kind   Kind
-	Cond   Cond
-	// Flags of the record written: layout.FlagUser or none. Modify may set it.
+	Modify    ModifyFunc
+	Scan      *Page    // request and answer of a Scan
+	Raw       *RawRead // request of a Raw
+	Work      *Work    // request and answer of a janitor's kinds
+	Kind      Kind
+	Cond      Cond
+	// Flags of the record written: layout.FlagUser or none. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
 
 	// The record under change: cur is what x names.
@@ -126,6 +122,12 @@ type far struct {
 	chunksWritten bool
 	work          *workState // of a janitor's kinds
 }
+
+// ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (layout.FlagUser or
+// none) and expiry (Unix ms, 0 = none). An error ends the Op with it, nothing changed. It may be
+// called several times; the last call counts. The value it returns must stay
+// unchanged until the next call or Done.
+type ModifyFunc func(cur *layout.Record) (value []byte, flags layout.RecordFlags, expiry uint64, err error)
 
 // need makes sure that o.far is there.
 func (o *Op) need() *far {

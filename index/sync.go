@@ -42,14 +42,7 @@ func (o *Op) published() Action {
 		o.env.Forget(o)
 	} else {
 		o.Version = o.version
-		f := HintFlags(0)
-		if o.flags&layout.FlagManifest != 0 {
-			f |= HintManifest
-		}
-		if o.Expiry != 0 {
-			f |= HintExpires
-		}
-		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Shard: o.Route.Shard, Slot: o.slot, Flags: f})
+		o.env.Remember(o, Hint{Word: o.n, Version: o.version, Shard: o.Route.Shard, Slot: o.slot, Flags: HintFlagsOf(o.flags, o.Expiry)})
 	}
 	o.havePlace = false
 	if o.far != nil {

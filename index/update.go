@@ -69,9 +69,10 @@ func (o *Op) dropPlace() {
 	}
 }
 
-// addRecord adds the WRITE of the record on replica r.
-func (o *Op) addRecord(r uint8) {
-	o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: o.n.Off(), Buf: o.own})
+// addRecord adds the WRITEs of the record.
+func (o *Op) addRecord() {
+	way := o.hinted()
+	o.Accesses = way.Write(o.Accesses, o.own)
 }
 
 // update writes the record everywhere and swings x to it at A, in one round.
@@ -84,9 +85,7 @@ func (o *Op) update() Action {
 	}
 	o.begin()
 	if !o.written {
-		for r := range o.Route.PG.Replicas {
-			o.addRecord(r)
-		}
+		o.addRecord()
 	}
 	return o.casSlot()
 }
@@ -101,16 +100,15 @@ func (o *Op) isFrozen() Action {
 // casSlot adds the deciding CAS and, while the lock is held, its release where
 // that cannot be seen too early.
 func (o *Op) casSlot() Action {
-	o.add(Access{Verb: CAS, Space: Index, Off: o.slotOff(o.slot), Expect: uint64(o.x), New: uint64(o.n)})
+	way := o.hinted()
+	o.Accesses = way.Swing(o.Accesses)
 	switch {
 	case o.Kind == Delete:
 		o.noting = false
 	case o.x.State() == layout.Empty:
-		o.noting, o.noteRead = o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining, false
+		o.noting, o.noteRead = o.Route.PG.Notes(), false
 	default:
-		// Its expiry is part of the access word.
-		expires := o.Route.PG.AccessOff != 0 && !o.Route.PG.Joining && (o.Expiry != 0 || o.xFlags&HintExpires != 0)
-		o.noteAccess(o.slot, o.noteDue() || expires)
+		o.noteAccess(o.slot, o.noteDue() || o.xFlags.NotesExpiry(o.Route.PG, o.Expiry))
 	}
 	if o.locked && (o.Route.PG.Replicas == 1 || o.x.State() != layout.Empty) {
 		o.addUnlock()

@@ -1319,7 +1319,7 @@ func TestWanted(t *testing.T) {
 		"first chunk":  {index.Op{Kind: index.Put, Value: long}, 0, chunk},
 		"second chunk": {index.Op{Kind: index.Put, Value: long}, 1, chunk},
 		"small":        {index.Op{Kind: index.Put, Value: long[:1]}, 0, small},
-		"modify": {index.Op{Kind: index.Modify, Modify: func(*layout.Record) ([]byte, uint64, error) { return half, 0, nil }},
+		"modify": {index.Op{Kind: index.Modify, Modify: func(*layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return half, 0, 0, nil }},
 			0, modified},
 	} {
 		w := newWorld(1, 1<<18)

@@ -163,7 +163,7 @@ func (n *Node) reign(ctx context.Context) {
 // cluster's identity and this node's addresses part of the state.
 func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	l := &leadership{term: n.raft.CurrentTerm(), kick: make(chan struct{}, 1)}
-	if err := wait(ctx, n.raft.Barrier(enqueueTimeout)); err != nil {
+	if err := n.wait(ctx, n.raft.Barrier(enqueueTimeout)); err != nil {
 		return nil, fmt.Errorf("barrier: %w", err)
 	}
 	var known bool
@@ -272,16 +272,16 @@ func (n *Node) handOver() {
 	defer cancel()
 	// The node's context has ended, so nothing is proposed any more. A step down would give
 	// unknown outcomes to what was proposed and is not committed.
-	err := wait(ctx, n.raft.Barrier(enqueueTimeout))
+	err := n.wait(ctx, n.raft.Barrier(enqueueTimeout))
 	// Raft prefers whoever has most of the log, which may be one that is dead.
 	if err == nil {
-		err = wait(ctx, n.raft.LeadershipTransfer())
+		err = n.wait(ctx, n.raft.LeadershipTransfer())
 	}
 	for _, m := range others {
 		if ctx.Err() != nil || n.raft.State() != raft.Leader {
 			break
 		}
-		err = wait(ctx, n.raft.LeadershipTransferToServer(m.ID, m.Address))
+		err = n.wait(ctx, n.raft.LeadershipTransferToServer(m.ID, m.Address))
 	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -300,10 +300,14 @@ func (n *Node) handOver() {
 const handOverElections = 5
 
 // wait returns f's error, or ctx's while f goes on by itself. Raft settles every
-// future when it loses its leadership or shuts down, so the goroutine ends.
-func wait(ctx context.Context, f raft.Future) error {
+// future when it loses its leadership, and most when it shuts down; see settled.
+func (n *Node) wait(ctx context.Context, f raft.Future) error {
 	done := make(chan error, 1)
-	go func() { done <- f.Error() }()
+	n.futures.Add(1)
+	go func() {
+		defer n.futures.Add(-1)
+		done <- f.Error()
+	}()
 	select {
 	case err := <-done:
 		return err
@@ -311,6 +315,19 @@ func wait(ctx context.Context, f raft.Future) error {
 		return ctx.Err()
 	}
 }
+
+// settled waits, for a moment at most, until raft has answered what it was asked: of what is committed as it shuts down
+// and waits for the state machine it forgets the futures, and a goroutine would wait for each for ever.
+func (n *Node) settled() {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(settleLimit); n.futures.Load() > 0 && time.Now().Before(end); {
+		<-tick.C
+	}
+}
+
+// settleLimit bounds how long a node that stops waits for what is not committed, and without a majority will not be.
+const settleLimit = 200 * time.Millisecond
 
 // propose logs c in l's term and returns what applying it did. An error is a
 // status: not the leader and Unavailable with "nothing was done" mean that it did not
@@ -325,7 +342,7 @@ func (n *Node) propose(ctx context.Context, l *leadership, c *fsmpb.Command) (fs
 		return fsm.Result{}, status.Errorf(codes.InvalidArgument, "command: %v", err)
 	}
 	f := n.raft.Apply(b, enqueueTimeout)
-	if err := wait(ctx, f); err != nil {
+	if err := n.wait(ctx, f); err != nil {
 		return fsm.Result{}, n.applyError(err)
 	}
 	// FSM failures come through Response, never through Error.
@@ -383,7 +400,7 @@ func (n *Node) confirmed(ctx context.Context) (*leadership, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := wait(ctx, n.raft.VerifyLeader()); err != nil {
+	if err := n.wait(ctx, n.raft.VerifyLeader()); err != nil {
 		if ctx.Err() != nil {
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}

@@ -247,7 +247,7 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 	}
 	if m, ok := n.members()[q.Id]; !ok || m.Suffrage != raft.Voter || string(m.Address) != q.RaftAddr {
 		f := n.raft.AddVoter(raft.ServerID(q.Id), raft.ServerAddress(q.RaftAddr), 0, enqueueTimeout)
-		if err := wait(ctx, f); err != nil {
+		if err := n.wait(ctx, f); err != nil {
 			return nil, n.applyError(err)
 		}
 		n.peers.forget(q.Id)
@@ -269,7 +269,7 @@ func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequ
 	if len(members) == 1 {
 		return nil, status.Errorf(codes.FailedPrecondition, "directory node %q is the only one left", q.Id)
 	}
-	if err := wait(ctx, n.raft.RemoveServer(raft.ServerID(q.Id), 0, enqueueTimeout)); err != nil {
+	if err := n.wait(ctx, n.raft.RemoveServer(raft.ServerID(q.Id), 0, enqueueTimeout)); err != nil {
 		return nil, n.applyError(err)
 	}
 	n.log.Info("directory: node removed", "node", q.Id)

@@ -79,8 +79,10 @@ type Node struct {
 	ctx    context.Context // ends when the node begins to stop
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
-	done   chan struct{}
-	stop   sync.Once
+	// futures is how many of raft's are waited for.
+	futures atomic.Int64
+	done    chan struct{}
+	stop    sync.Once
 }
 
 // Open starts a directory node. ctx bounds the start only; use Ready to wait for
@@ -319,6 +321,7 @@ func (n *Node) shutdown() {
 		n.grpc.Stop()
 		<-stopped
 	}
+	n.settled()
 	// This closes the transport too.
 	if err := n.raft.Shutdown().Error(); err != nil {
 		n.log.Warn("directory: raft did not stop cleanly", "err", err)

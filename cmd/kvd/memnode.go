@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,6 +42,75 @@ such work, unless janitor is false.`,
 	}
 }
 
+// nodeDevices are those by which a memory node is reached.
+type nodeDevices struct {
+	options providers.Options
+	listens []memnode.DeviceListen
+	undo    []func() error // what goes with them
+}
+
+// listenDevices opens those that c names, with verbs first, then shm. What is open must be closed also if it fails.
+func listenDevices(c *config.MemNode, creds *tls.Config, log *slog.Logger) (*nodeDevices, error) {
+	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: creds}}
+	if c.ListenVerbs != config.Off {
+		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
+		if err == nil {
+			m.options.Verbs = vo
+			err = m.open("verbs", at, c.AdvertiseVerbs)
+		}
+		switch {
+		case err == nil:
+			if err := checkLimits(int64(c.Memory), 0, true); err != nil {
+				return m, fmt.Errorf("memory %v, which RDMA pins: %w", c.Memory, err)
+			}
+		case c.ListenVerbs == config.Auto && errors.Is(err, providers.ErrUnavailable):
+			log.Warn("RDMA is left out", "reason", err)
+		default:
+			return m, fmt.Errorf("listen-verbs: %w", err)
+		}
+	}
+	shm := c.ShmSocket != config.Off
+	if shm && c.ShmSocket == config.Auto && len(m.listens) > 0 && m.listens[0].Device.Caps().AtomicScope == driver.AtomicHCA {
+		log.Info("shm is left out: its clients' CPUs and the RDMA adapter cannot both do atomics on one memory (rdma-atomics agent lets them)")
+		shm = false
+	}
+	if shm {
+		socket, remove, err := shmSocket(c.ShmSocket)
+		if err != nil {
+			return m, err
+		}
+		m.undo = append(m.undo, remove)
+		if err := m.open("shm", socket, ""); err != nil {
+			return m, err
+		}
+	}
+	if c.ListenTCP != config.Off {
+		return m, m.open("tcp", c.ListenTCP, c.AdvertiseTCP)
+	}
+	return m, nil
+}
+
+func (m *nodeDevices) open(name, addr, advertise string) error {
+	d, err := providers.Open(name, m.options)
+	if err != nil {
+		return err
+	}
+	m.listens = append(m.listens, memnode.DeviceListen{Device: d, Addr: addr, Advertise: advertise})
+	return nil
+}
+
+func (m *nodeDevices) close() (err error) {
+	for _, d := range m.listens {
+		if e := d.Device.Close(); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", d.Device.Name(), e))
+		}
+	}
+	for _, f := range m.undo {
+		err = errors.Join(err, f())
+	}
+	return err
+}
+
 func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	log := a.logger(c.Log)
 	closing := func(what string, fn func() error) {
@@ -70,57 +140,12 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Logger: log,
 	}
-	po := providers.Options{TLSServer: creds, TLSClient: creds}
-	open := func(name, addr, advertise string) error {
-		d, err := providers.Open(name, po)
-		if err != nil {
-			return err
-		}
-		o.Devices = append(o.Devices, memnode.DeviceListen{Device: d, Addr: addr, Advertise: advertise})
-		return nil
+	m, err := listenDevices(c, creds, log)
+	defer closing("devices", m.close)
+	if err != nil {
+		return err
 	}
-	defer func() {
-		for _, d := range o.Devices {
-			closing(d.Device.Name(), d.Device.Close)
-		}
-	}()
-	if c.ListenVerbs != config.Off {
-		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
-		if err == nil {
-			po.Verbs = vo
-			err = open("verbs", at, c.AdvertiseVerbs)
-		}
-		switch {
-		case err == nil:
-			if err := checkLimits(int64(c.Memory), 0, true); err != nil {
-				return fmt.Errorf("memory %v, which RDMA pins: %w", c.Memory, err)
-			}
-		case c.ListenVerbs == config.Auto && errors.Is(err, providers.ErrUnavailable):
-			log.Warn("RDMA is left out", "reason", err)
-		default:
-			return fmt.Errorf("listen-verbs: %w", err)
-		}
-	}
-	shm := c.ShmSocket != config.Off
-	if shm && c.ShmSocket == config.Auto && len(o.Devices) > 0 && o.Devices[0].Device.Caps().AtomicScope == driver.AtomicHCA {
-		log.Info("shm is left out: its clients' CPUs and the RDMA adapter cannot both do atomics on one memory (rdma-atomics agent lets them)")
-		shm = false
-	}
-	if shm {
-		socket, remove, err := shmSocket(c.ShmSocket)
-		if err != nil {
-			return err
-		}
-		defer closing("folder of the shm socket", remove)
-		if err := open("shm", socket, ""); err != nil {
-			return err
-		}
-	}
-	if c.ListenTCP != config.Off {
-		if err := open("tcp", c.ListenTCP, c.AdvertiseTCP); err != nil {
-			return err
-		}
-	}
+	o.Devices = m.listens
 	n, err := memnode.Open(ctx, o)
 	if err != nil {
 		return err
@@ -157,13 +182,13 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		if err := web.Register(jobs); err != nil {
 			return err
 		}
-		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: po.Verbs.Device, tls: creds, jobs: jobs, log: log})
+		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: m.options.Verbs.Device, tls: creds, jobs: jobs, log: log})
 		if err != nil {
 			return err
 		}
 		defer func() { _ = j.stop() }()
 	}
-	at, err := published(ctx, dir, c.Name, o.Devices)
+	at, err := published(ctx, dir, c.Name, m.listens)
 	if err != nil {
 		return err
 	}

@@ -3,20 +3,22 @@
 // (routes, hints, places, versions) and the accounts that make reuse of memory
 // safe (reclaim epochs, limbo).
 //
-// Nothing here blocks, starts goroutines or calls the directory. Whoever owns a
-// [Lane] pumps it: the blocking client, or the simulator. What a lane needs from
+// [Core.Do] performs operations and blocks until they are over: it is the one way in. Beneath it
+// a [Lane] is a machine that does not block: the simulator owns lanes itself and pumps them. Nothing
+// calls the directory: what a lane needs from
 // outside (memory, a newer map, a connection, whether another session is fenced)
 // it asks of a [Control] and learns later.
 //
-// Start with [Core], [Lane] and [Task]. Core's methods may be called
-// concurrently; a Lane and its Tasks belong to one goroutine at a time, except
-// Lane.Deliver. Buffers of a Task belong to it until it is recycled.
+// Start with [Core.Do], then [Lane] and [Task]. Core's methods may be called
+// concurrently; a Lane and its Tasks belong to their owner, one goroutine at a time, except
+// Lane.Deliver, Kick, Visit, Under and TryOwn. Buffers of a Task belong to it until it is recycled.
 //
 // Lanes follow eRPC's and FaRM's one-queue-pair-a-thread rule; the reclaim rule
 // is docs/protocol.md, "Reuse".
 package engine
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -60,6 +62,15 @@ type Options struct {
 	// Stirred, if not nil, is told when a session that is quiet unlinks something, so that its
 	// agenda is to be stirred (session.Agenda.Stir). Lanes call it; it must not block.
 	Stirred func()
+	// OpTimeout bounds an Op that waits, nanoseconds.
+	OpTimeout int64
+	// WillWait, if not nil, is called before the goroutine of an Op waits, with the context of its Do.
+	WillWait func(context.Context)
+	// Limit, if not nil, is what each Op on a key of a Do with this context may read, see Task.Limit; Hinted ones read 8 KiB at most.
+	Limit func(context.Context) int
+	// Expiring, if not nil, is told of records that were written and expire: when (Unix ms), and the hash of the key. The
+	// lane's owner calls it; it must not block.
+	Expiring func(l *Lane, expiry, hash uint64)
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
 	Nanos  func() int64
 	Millis func() uint64
@@ -127,7 +138,11 @@ type Core struct {
 		minSeen           uint64
 	}
 	leaked atomic.Bool // memory was lost track of
-	bufs   bufPool
+
+	shut, dead atomic.Bool
+	over       chan struct{}  // closed once dead
+	drivers    sync.WaitGroup // goroutines that own a lane on behalf of callers that have gone
+	bufs       bufPool
 }
 
 type pgHeap struct {
@@ -150,7 +165,7 @@ func NewCore(o Options) (*Core, error) {
 	if o.SlabTasks <= 0 {
 		o.SlabTasks = 32
 	}
-	c := &Core{opts: o}
+	c := &Core{opts: o, over: make(chan struct{})}
 	c.millis.Store(o.Millis())
 	c.SetNoteInterval(10_000) // until memory is short
 	c.mu.heaps = make(map[uint32]*pgHeap)

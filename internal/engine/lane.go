@@ -1,11 +1,13 @@
 package engine
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/invariants"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -31,11 +33,17 @@ type Lane struct {
 	ran     []*conn // that have executed WRs whose rounds are not known to be over
 	slabs   []*buffer
 	sinks   *Task // set aside: its registered words take results of no interest
-	quick   *Task // set aside: its registered slot is Quick's
 	wcs     [64]rdma.WC
 
-	quickWRs [3 * quickOps]rdma.WR
-	touched  uint64 // so that touching is not optimized away
+	ownership
+
+	// Of Hinted.
+	hintTask     *Task // set aside: its registered slot is theirs
+	hints        [hintedOps]hinted
+	hintWRs      [3 * hintedOps]rdma.WR
+	hintAccesses [3]index.Access
+	found        layout.Record
+	touched      uint64 // so that touching is not optimized away
 
 	notes     *noteTable // nil until there are access words
 	noteWords *Task      // set aside: a ring of access words on their way
@@ -75,8 +83,8 @@ type LaneStats struct {
 func newLane(c *Core, id int) (*Lane, error) {
 	l := &Lane{core: c, id: id, kick: make(chan struct{}, 1),
 		disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}
-	for i := range l.quickWRs {
-		l.quickWRs[i].ID = noWaitID
+	for i := range l.hintWRs {
+		l.hintWRs[i].ID = noWaitID
 	}
 	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
 	for _, d := range c.opts.Devices {
@@ -84,11 +92,17 @@ func newLane(c *Core, id int) (*Lane, error) {
 		if err != nil {
 			return nil, err
 		}
+		if i := len(l.cqs); i < len(l.cqReady) {
+			l.cqReady[i] = cq.Ready()
+		}
 		l.cqs = append(l.cqs, cq)
+	}
+	if runtime.GOMAXPROCS(0) > 1 {
+		l.spins = 256
 	}
 	var err error
 	if l.sinks, err = l.NewTask(); err == nil {
-		l.quick, err = l.NewTask()
+		l.hintTask, err = l.NewTask()
 	}
 	return l, err
 }

@@ -65,14 +65,14 @@ func TestLeaseEndsWithinPost(t *testing.T) {
 		t.Run(fmt.Sprintf("%d copies, put %v", tc.replicas, tc.put), func(t *testing.T) {
 			r := newRig(t, tc.replicas, true)
 			r.put("a", "1")
-			if q := r.quickly(tc.put, "a", "2"); !q.OK || q.Err != nil {
+			if q := r.hinted(tc.put, "a", "2"); !q.OK || q.Err != nil {
 				t.Fatalf("with a lease: %v, %v", q.OK, q.Err)
 			}
 			r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
 				r.now += rigLease
 				return q.PostSend(wrs)
 			}
-			q := r.quickly(tc.put, "a", "3")
+			q := r.hinted(tc.put, "a", "3")
 			if q.OK != tc.ok || errors.Is(q.Err, index.ErrUnknown) != tc.unknown || errors.Is(q.Err, engine.ErrLease) != tc.unknown {
 				t.Fatalf("dealt with %v, %v; want %v, unknown %v", q.OK, q.Err, tc.ok, tc.unknown)
 			}
@@ -115,10 +115,10 @@ func TestHintsOfLostGeneration(t *testing.T) {
 			putWord(mem[off:], uint64(w))
 			for range 2 { // before the lane has seen the map, and after
 				if quick {
-					if q := r.quickly(true, "a mine", "3333"); q.OK {
+					if q := r.hinted(true, "a mine", "3333"); q.OK {
 						t.Error("wrote by a hint of lost memory")
 					}
-					if q := r.quickly(false, "a mine", ""); q.OK {
+					if q := r.hinted(false, "a mine", ""); q.OK {
 						t.Error("read by a hint of lost memory")
 					}
 				}
@@ -201,7 +201,7 @@ func TestRecalledExtent(t *testing.T) {
 
 // Without a Task nothing is done in a placement group that is frozen, where no verb may be
 // posted, nor in one that a replica joins, where readers look at two.
-func TestQuickNotInEveryView(t *testing.T) {
+func TestHintedNotInEveryView(t *testing.T) {
 	for name, change := range map[string]func(*dirpb.PlacementGroup){
 		"frozen":  func(p *dirpb.PlacementGroup) { p.State = dirpb.PGState_PG_FROZEN },
 		"joining": func(p *dirpb.PlacementGroup) { p.Joining = true },
@@ -209,37 +209,37 @@ func TestQuickNotInEveryView(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, 2, true)
 			if name == "frozen" {
-				r = newRig(t, 1, true) // where puts are quick, too
+				r = newRig(t, 1, true) // where puts need none, too
 			}
 			r.put("a", "1")
-			quick := func(put, want bool) {
+			try := func(put, want bool) {
 				t.Helper()
 				before := r.l.Counters()
-				if q := r.quickly(put, "a", "2"); q.OK != want {
+				if q := r.hinted(put, "a", "2"); q.OK != want {
 					t.Fatalf("put %v dealt with: %v, want %v", put, q.OK, want)
 				}
 				if posted := r.l.Counters() != before; posted != want {
 					t.Fatalf("put %v posted: %v, want %v", put, posted, want)
 				}
 			}
-			quick(false, true)
-			quick(true, len(r.nodes) == 1)
+			try(false, true)
+			try(true, len(r.nodes) == 1)
 			r.epoch++
 			r.install(change)
-			quick(false, false)
-			quick(true, false)
+			try(false, false)
+			try(true, false)
 			r.epoch++
 			r.install(nil)
-			quick(false, true)
+			try(false, true)
 			// A map that the lane has not seen may say anything.
 			r.offer(change)
-			quick(false, false)
+			try(false, false)
 		})
 	}
 }
 
 // Everything else that leaves an operation to a Task; nothing is posted then.
-func TestQuickDeclines(t *testing.T) {
+func TestHintedDeclines(t *testing.T) {
 	synchronous := func(c *driver.Caps) { c.Synchronous, c.SelfFencing = true, true }
 	for name, tc := range map[string]struct {
 		caps     func(*driver.Caps)
@@ -276,7 +276,7 @@ func TestQuickDeclines(t *testing.T) {
 				tc.do(r)
 				before := r.l.Counters()
 				want := put && tc.put || !put && tc.get
-				if q := r.quickly(put, "a", "2"); q.OK != want || q.Err != nil {
+				if q := r.hinted(put, "a", "2"); q.OK != want || q.Err != nil {
 					t.Fatalf("dealt with %v, %v; want %v", q.OK, q.Err, want)
 				}
 				if posted := r.l.Counters() != before; posted != want {
@@ -293,10 +293,10 @@ func TestHintOfAnotherKey(t *testing.T) {
 	for name, do := range map[string]func(r *rig) bool{
 		"put":    func(r *rig) bool { return r.collide(index.Put) == nil },
 		"delete": func(r *rig) bool { return errors.Is(r.collide(index.Delete), index.ErrNotFound) },
-		"quick put": func(r *rig) bool {
-			q := []engine.Quick{{Put: true, Key: []byte("b"), Value: []byte("2"), Hash: rigHash("a") ^ 1, Check: rigCheck("a")}}
-			r.l.Quick(q)
-			return !q[0].OK
+		"put without a task": func(r *rig) bool {
+			q := &engine.Op{Kind: index.Put, Key: []byte("b"), Value: []byte("2"), Hash: rigHash("a") ^ 1, Check: rigCheck("a")}
+			r.l.Hinted([]*engine.Op{q})
+			return !q.Over()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -325,7 +325,7 @@ func (r *rig) collide(kind index.Kind) error {
 func (r *rig) useUp() {
 	r.t.Helper()
 	for range 3000 {
-		if q := r.quickly(true, "a", "2"); !q.OK {
+		if q := r.hinted(true, "a", "2"); !q.OK {
 			return
 		}
 	}
@@ -334,15 +334,15 @@ func (r *rig) useUp() {
 
 // What a chain that was not executed left in its buffers is no answer, and what was not
 // linked is free again.
-func TestQuickNotExecuted(t *testing.T) {
+func TestHintedNotExecuted(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.put("a", "1")
-	if q := r.quickly(false, "a", ""); !q.OK || string(q.Record.Value) != "1" {
-		t.Fatalf("dealt with %v, %q", q.OK, q.Record.Value)
+	if q := r.hinted(false, "a", ""); !q.OK || q.value != "1" {
+		t.Fatalf("dealt with %v, %q", q.OK, q.value)
 	}
 	for _, put := range []bool{false, true} {
 		r.wire.post = func(driver.QP, []driver.WR) (int, error) { return 0, driver.ErrQPError }
-		if q := r.quickly(put, "a", "2"); q.OK {
+		if q := r.hinted(put, "a", "2"); q.OK {
 			t.Fatalf("put %v was not executed, and is done", put)
 		}
 	}
@@ -353,7 +353,7 @@ func TestQuickNotExecuted(t *testing.T) {
 	other := layout.MakeLive(w.Ver()+1, w.FP(), w.Code(), w.Unit()+1)
 	for range 3000 {
 		putWord(r.nodes[0].mem[off:], uint64(other))
-		if q := r.quickly(true, "a", "2"); q.OK {
+		if q := r.hinted(true, "a", "2"); q.OK {
 			t.Fatal("done, over a word that it does not know")
 		}
 		if now := layout.Word(r.nodes[0].word(off)); now != other {
@@ -366,18 +366,18 @@ func TestQuickNotExecuted(t *testing.T) {
 }
 
 // What is replaced without a Task goes through limbo, and comes back.
-func TestQuickLimbo(t *testing.T) {
+func TestHintedLimbo(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.startOver()
 	r.grant(rigLo, 3)
 	r.put("a", "1")
 	for round := range 5 {
 		for i := range 2 {
-			if q := r.quickly(true, "a", "2"); !q.OK {
+			if q := r.hinted(true, "a", "2"); !q.OK {
 				t.Fatalf("round %d: no place for put %d", round, i)
 			}
 		}
-		if q := r.quickly(true, "a", "3"); q.OK {
+		if q := r.hinted(true, "a", "3"); q.OK {
 			t.Fatalf("round %d: took a place that others may look at", round)
 		}
 		for range 2 { // their own renewal, and one that shows that all are past it
@@ -388,7 +388,7 @@ func TestQuickLimbo(t *testing.T) {
 }
 
 // An expired record is not there.
-func TestQuickExpired(t *testing.T) {
+func TestHintedExpired(t *testing.T) {
 	r := newRig(t, 1, true)
 	x := r.request(index.Put, "a", "1")
 	x.Op.Expiry = 1000
@@ -402,7 +402,7 @@ func TestQuickExpired(t *testing.T) {
 		want   bool
 	}{{999, true}, {1000, false}} {
 		r.millis = tc.millis
-		if q := r.quickly(false, "a", ""); q.OK != tc.want {
+		if q := r.hinted(false, "a", ""); q.OK != tc.want {
 			t.Fatalf("at %d dealt with %v, want %v", tc.millis, q.OK, tc.want)
 		}
 	}

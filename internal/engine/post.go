@@ -84,31 +84,38 @@ func (l *Lane) post(t *Task) bool {
 				wr.Flags = rdma.Signaled
 			}
 		}
-		k := l.keysOf(c, pg, a.Replica)
-		if a.Space == index.Index {
-			wr.RemoteAddr, wr.RKey = k.IndexBase+a.Off, k.IndexRKey
-		} else {
-			wr.RemoteAddr, wr.RKey = k.HeapBase+a.Off-pg.IndexBytes, k.HeapRKey
-		}
-		switch a.Verb {
-		case index.Read:
-			wr.Op, wr.Local = rdma.OpRead, a.Buf
-			if !c.caps.AtomicThenRead {
-				wr.Flags |= rdma.Fence
-			}
-		case index.Write:
-			wr.Op, wr.Local = rdma.OpWrite, a.Buf
-		case index.CAS:
-			wr.Op, wr.Compare, wr.Swap = rdma.OpCmpAndSwp, a.Expect, a.New
-			wr.Local = t.stash[8*cells : 8*cells+8 : 8*cells+8]
+		cell := t.stash[8*cells : 8*cells+8 : 8*cells+8]
+		if a.Verb == index.CAS {
 			cells++
 		}
+		c.request(wr, l.keysOf(c, pg, a.Replica), pg.IndexBytes, a, cell)
 		wr.LKey = t.lkey(wr.Local, c.dev)
 		c.seq++
 		t.seqs[a.Replica] = c.seq
 	}
 	t.state, t.want = taskPosted, 0
 	return true
+}
+
+// request makes wr the access a on the region that k reaches; what a CAS found comes to cell. ID, LKey and all flags but
+// Fence are the caller's.
+func (c *conn) request(wr *rdma.WR, k *Keys, indexBytes uint64, a *index.Access, cell []byte) {
+	if a.Space == index.Index {
+		wr.RemoteAddr, wr.RKey = k.IndexBase+a.Off, k.IndexRKey
+	} else {
+		wr.RemoteAddr, wr.RKey = k.HeapBase+a.Off-indexBytes, k.HeapRKey
+	}
+	switch a.Verb {
+	case index.Read:
+		wr.Op, wr.Local = rdma.OpRead, a.Buf
+		if !c.caps.AtomicThenRead {
+			wr.Flags |= rdma.Fence
+		}
+	case index.Write:
+		wr.Op, wr.Local = rdma.OpWrite, a.Buf
+	case index.CAS:
+		wr.Op, wr.Local, wr.Compare, wr.Swap = rdma.OpCmpAndSwp, cell, a.Expect, a.New
+	}
 }
 
 // keysOf gives the keys of pg's replica r at the connection's provider.

@@ -53,8 +53,6 @@ type Task struct {
 	// Done is called when the Op is done, on the lane's goroutine; it may recycle
 	// the task. May be nil.
 	Done func(*Task)
-	// Tag is the caller's.
-	Tag any
 	// Deadline, if not 0, ends the Op's waiting (Options.Nanos).
 	Deadline int64
 	// Limit, if not 0, bounds the bytes of large buffers for what the Op reads before it changes
@@ -62,6 +60,7 @@ type Task struct {
 	Limit int
 
 	lane     *Lane
+	asked    *Op // nil: nobody waits for it, or not by Do
 	idx      uint32
 	gen      uint32
 	state    taskState
@@ -149,7 +148,7 @@ func (l *Lane) Recycle(t *Task) {
 	t.big = t.big[:0]
 	t.Op.Reset()
 	t.gen++
-	t.state, t.orphan, t.Done, t.Tag, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
+	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
 	t.astray = astray{}
 	l.idle = append(l.idle, t)
 }
@@ -264,81 +263,88 @@ func (l *Lane) advance(t *Task) {
 			return
 		}
 		switch a {
+		case index.Done:
+			l.end(t, a)
+			return
 		case index.Post:
 			if !l.posted(t) {
 				return
 			}
-		case index.Done:
-			l.end(t, a)
-			return
-		case index.Alloc:
-			sent, released := l.core.Renewals()
-			pg, _ := t.Op.Wanted()
-			if t.starved == 0 {
-				t.starved, t.missed = sent+1, l.core.opts.Nanos()
-				l.Stats.MemoryWaits++
-			} else if released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
-				// All that was in limbo has come back.
-				if err := l.core.noMemory(pg, t.starved, t.missed); err != nil {
-					l.finish(t, err)
-					return
-				}
-			}
-			l.postNoWait(t)
-			l.wantMemory(t)
-			l.park(t, a, 0)
-			return
-		case index.Grow:
-			shard := t.Op.Route.Shard
-			cache := t.Op.Route.PG.AccessOff != 0
-			if cache {
-				home, stash := layout.GroupOff(t.Op.Hash, t.Op.Route.Clusters)
-				l.core.opts.Control.WantRoom(t.Op.Route.PG.ID, t.Op.Route.ShardOff+home, t.Op.Route.ShardOff+stash)
-			}
-			sent, _ := l.core.Renewals()
-			if t.starved == 0 {
-				t.starved = sent + 1
-			} else if l.core.NoGrowth(shard) >= t.starved && !cache {
-				l.finish(t, fmt.Errorf("%w: shard %d cannot be split", index.ErrFull, shard))
-				return
-			}
-			l.postNoWait(t)
-			l.core.opts.Control.WantSplit(shard)
-			l.park(t, a, max(backoff(t.Op.Waits), 1e6))
-			return
-		case index.Refresh:
-			v := uint64(0)
-			if view := l.view; view != nil {
-				v = view.Version
-			}
-			l.core.opts.Control.WantMap(v)
-			l.wander(t)
-			l.postNoWait(t)
-			l.park(t, a, backoff(t.Op.Waits))
-			return
-		case index.Backoff:
-			l.wander(t)
-			l.postNoWait(t)
-			l.park(t, a, backoff(t.Op.Waits))
-			return
-		case index.AskFenced:
-			l.postNoWait(t)
-			if l.core.IsFenced(t.Op.LockOwner) {
-				t.Op.OwnerFenced = true
-				continue
-			}
-			if t.Op.Waits > 16 && t.Op.LockOwner != l.core.opts.Session {
-				l.core.opts.Control.WantFenced(t.Op.LockOwner)
-			}
-			l.park(t, a, backoff(t.Op.Waits))
-			return
 		case index.Reconnect:
 			if !l.reconnected(t) {
 				l.park(t, a, 0)
 				return
 			}
+		default:
+			if l.suspend(t, a) {
+				return
+			}
 		}
 	}
+}
+
+// suspend asks for what t's Op waits for, action a, and has t wait, or ends it if that will not come. It is false if
+// there is nothing to wait for.
+func (l *Lane) suspend(t *Task, a index.Action) bool {
+	switch a {
+	case index.Alloc:
+		sent, released := l.core.Renewals()
+		pg, _ := t.Op.Wanted()
+		if t.starved == 0 {
+			t.starved, t.missed = sent+1, l.core.opts.Nanos()
+			l.Stats.MemoryWaits++
+		} else if released > t.starved+1 && t.Op.Route.PG.AccessOff == 0 {
+			// All that was in limbo has come back.
+			if err := l.core.noMemory(pg, t.starved, t.missed); err != nil {
+				l.finish(t, err)
+				return true
+			}
+		}
+		l.postNoWait(t)
+		l.wantMemory(t)
+		l.park(t, a, 0)
+	case index.Grow:
+		shard := t.Op.Route.Shard
+		cache := t.Op.Route.PG.AccessOff != 0
+		if cache {
+			home, stash := layout.GroupOff(t.Op.Hash, t.Op.Route.Clusters)
+			l.core.opts.Control.WantRoom(t.Op.Route.PG.ID, t.Op.Route.ShardOff+home, t.Op.Route.ShardOff+stash)
+		}
+		sent, _ := l.core.Renewals()
+		if t.starved == 0 {
+			t.starved = sent + 1
+		} else if l.core.NoGrowth(shard) >= t.starved && !cache {
+			l.finish(t, fmt.Errorf("%w: shard %d cannot be split", index.ErrFull, shard))
+			return true
+		}
+		l.postNoWait(t)
+		l.core.opts.Control.WantSplit(shard)
+		l.park(t, a, max(backoff(t.Op.Waits), 1e6))
+	case index.Refresh:
+		v := uint64(0)
+		if view := l.view; view != nil {
+			v = view.Version
+		}
+		l.core.opts.Control.WantMap(v)
+		l.wander(t)
+		l.postNoWait(t)
+		l.park(t, a, backoff(t.Op.Waits))
+	case index.Backoff:
+		l.wander(t)
+		l.postNoWait(t)
+		l.park(t, a, backoff(t.Op.Waits))
+	case index.AskFenced:
+		l.postNoWait(t)
+		if l.core.IsFenced(t.Op.LockOwner) {
+			t.Op.OwnerFenced = true
+			return false
+		}
+		if t.Op.Waits > 16 && t.Op.LockOwner != l.core.opts.Session {
+			l.core.opts.Control.WantFenced(t.Op.LockOwner)
+		}
+		l.park(t, a, backoff(t.Op.Waits))
+	}
+	return true
 }
 
 // backoff grows from 1 µs to 1 ms.

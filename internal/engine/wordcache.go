@@ -94,7 +94,12 @@ func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (index.Hint
 	if e == nil || now-e.seen >= maxAge {
 		return index.Hint{}, false
 	}
-	return index.Hint{Word: layoutWord(e.word), Version: e.version, Shard: uint32(e.shard), Slot: e.slot, Flags: index.HintFlags(e.flags)}, true
+	return e.hint(), true
+}
+
+// hint is what the entry remembers; of its array's id only the low 16 bits.
+func (e *cacheEntry) hint() index.Hint {
+	return index.Hint{Word: layoutWord(e.word), Version: e.version, Shard: uint32(e.shard), Slot: e.slot, Flags: index.HintFlags(e.flags)}
 }
 
 // put remembers a key by h.Word, which is LIVE or FROZEN and so has the key's fingerprint.

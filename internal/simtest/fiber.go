@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"iter"
 
 	"github.com/kvd-project/kvd/index"
@@ -114,33 +115,30 @@ func (c *cl) beginQuickly(rs ...*running) {
 // does, and starts the others.
 func (c *cl) quickly(rs []*running) {
 	l := c.lanes[rs[0].lane]
-	qs := make([]engine.Quick, len(rs))
+	ops := make([]*engine.Op, len(rs))
 	for i, r := range rs {
 		o := &r.t.Op
-		qs[i] = engine.Quick{Put: o.Kind == index.Put, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check}
+		ops[i] = &engine.Op{Kind: o.Kind, Key: o.Key, Value: o.Value, Expiry: o.Expiry, Hash: o.Hash, Check: o.Check, Asker: r}
 	}
-	for at := 0; at < len(qs); {
-		n := l.Quick(qs[at:])
-		for i := range qs[at : at+n] {
-			q, r := &qs[at+i], rs[at+i]
-			if q.OK {
-				o := &r.t.Op
-				o.Err, o.Record, o.Version = q.Err, q.Record, q.Version
-				if !q.Put {
-					o.Version = q.Record.Version
-				}
-				c.w.quick[o.Kind]++
-				c.done(r)
-			}
-		}
-		at += n
-	}
+	l.Hinted(ops)
 	for i, r := range rs {
-		if r.quick = false; !qs[i].OK {
+		r.quick = false
+		if q := ops[i]; q.Over() {
+			o := &r.t.Op
+			o.Err, o.Version = q.Err, q.Version
+			c.w.quick[o.Kind]++
+			c.done(r)
+		} else {
 			r.start = c.w.step // it begins anew
 			l.Start(r.t)
 		}
 	}
+}
+
+// Take is engine.Asker.
+func (r *running) Take(rec *layout.Record, _ [][]byte) {
+	r.t.Op.Record = *rec
+	r.t.Op.Record.Key, r.t.Op.Record.Value = bytes.Clone(rec.Key), bytes.Clone(rec.Value)
 }
 
 // mayBeQuick reports whether the blocking client tries an operation without a task.

@@ -72,9 +72,9 @@ var mutants = []mutant{
 	{"publish-goes-on", "publish goes on with x->n only while each stage took exactly that", []edit{{op,
 		"if f := layout.Word(o.Accesses[0].Found); f != o.x {", "if false {"}}},
 	{"record-first", "a cached GET reads the slot first, and words learnt at A are no hints", []edit{
-		{op, "o.Accesses = append(o.Accesses, slot, rec)", "o.Accesses = append(o.Accesses, rec, slot)"},
+		{op, "	return append(a, Access{Verb: Read, Space: Index, Replica: p, Off: h.Off, Buf: word},\n		Access{Verb: Read, Space: Heap, Replica: p, Off: h.X.Off(), Buf: rec})", "return append(a, Access{Verb: Read, Space: Heap, Replica: p, Off: h.X.Off(), Buf: rec}, Access{Verb: Read, Space: Index, Replica: p, Off: h.Off, Buf: word})"},
 		{op, "	o.Version, o.atA = r.Version, true\n	// Nobody learns",
-			"o.Version, o.atA = r.Version, true\no.env.Remember(o, Hint{Word: o.x, Version: r.Version, Shard: o.Route.Shard, Slot: o.slot, Flags: flagsOf(&r)})\n// Nobody learns"}}},
+			"o.Version, o.atA = r.Version, true\no.env.Remember(o, Hint{Word: o.x, Version: r.Version, Shard: o.Route.Shard, Slot: o.slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})\n// Nobody learns"}}},
 	// Modulo 4, so that it repeats soon.
 	{"ver-is-epoch", "ver counts lives", []edit{{env,
 		"	m.take(p.Units)\n	return p.Unit, p.Ver, code, true", "m.take(p.Units)\nreturn p.Unit, uint16(t.lane.core.epoch.Load() % 4), code, true"}}},

@@ -128,13 +128,13 @@ func (c *cl) next() *running {
 		}
 	case Incr:
 		o.Kind = index.Modify
-		o.Modify = func(cur *layout.Record) ([]byte, uint64, error) {
+		o.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
 			old := ""
 			if cur != nil {
 				old = string(cur.Value)
 			}
 			e.Value = old + "+"
-			return []byte(e.Value), 0, nil
+			return []byte(e.Value), 0, 0, nil
 		}
 	}
 	return r

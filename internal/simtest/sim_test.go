@@ -373,9 +373,9 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// TestQuick: with a synchronous provider operations that need no task are among what the searches see, gets
+// TestHinted: with a synchronous provider operations that need no task are among what the searches see, gets
 // and puts, alone and in shared chains.
-func TestQuick(t *testing.T) {
+func TestHinted(t *testing.T) {
 	w, err := NewWorld(inMode(wide["mixed"], true), false)
 	if err != nil {
 		t.Fatal(err)

@@ -47,6 +47,50 @@ func CheckText(what, text string) error {
 	return nil
 }
 
+// layoutOf is the mode of a namespace to be created, and how many percent of its memory are to be index.
+func layoutOf(q *dirpb.CreateNamespaceRequest) (mode dirpb.NamespaceMode, percent uint64, err error) {
+	switch mode = q.Mode; mode {
+	case dirpb.NamespaceMode_NAMESPACE_MODE_UNSPECIFIED:
+		mode = dirpb.NamespaceMode_NAMESPACE_STORE
+	case dirpb.NamespaceMode_NAMESPACE_STORE, dirpb.NamespaceMode_NAMESPACE_CACHE:
+	default:
+		return 0, 0, fmt.Errorf("%w: namespace mode %d", ErrInvalid, mode)
+	}
+	if q.Replicas > MaxReplicas {
+		return 0, 0, fmt.Errorf("%w: %d replicas, want 1..%d", ErrInvalid, q.Replicas, MaxReplicas)
+	}
+	if percent = uint64(q.IndexPercent); percent == 0 {
+		percent = defaultIndexPercent
+	}
+	most := uint64(maxIndexPercent)
+	if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
+		most /= 2 // its access words are as large as the index
+	}
+	if percent > most {
+		return 0, 0, fmt.Errorf("%w: index of %d percent, want 1..%d", ErrInvalid, percent, most)
+	}
+	return mode, percent, nil
+}
+
+// lentBy is how many bytes each memory node of the ring lends to a namespace, which wants so many of each, 0 for half of
+// what is free; and the least of these.
+func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint64, err error) {
+	lent = make([]uint64, len(ring))
+	least = uint64(maxRegionBytes) * MaxReplicas
+	for i, n := range ring {
+		free := n.CapacityBytes - min(n.UsedBytes, n.CapacityBytes)
+		lent[i] = bytesPerNode
+		if lent[i] == 0 {
+			lent[i] = free / 2
+		}
+		if lent[i] > free {
+			return nil, 0, fmt.Errorf("%w: memory node %q has %d bytes free of the %d wanted", ErrFull, n.Name, free, lent[i])
+		}
+		least = min(least, lent[i])
+	}
+	return lent, least, nil
+}
+
 // createNamespace lays a namespace out over the memory nodes that are up: one
 // placement group per memory node, whose chain starts at that node and goes on around the
 // ring, so that every node is arbiter of one and publisher of another.
@@ -61,27 +105,9 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		}
 		return nil, fmt.Errorf("namespace %q: %w", q.Name, ErrExists)
 	}
-	mode := q.Mode
-	switch mode {
-	case dirpb.NamespaceMode_NAMESPACE_MODE_UNSPECIFIED:
-		mode = dirpb.NamespaceMode_NAMESPACE_STORE
-	case dirpb.NamespaceMode_NAMESPACE_STORE, dirpb.NamespaceMode_NAMESPACE_CACHE:
-	default:
-		return nil, fmt.Errorf("%w: namespace mode %d", ErrInvalid, mode)
-	}
-	if q.Replicas > MaxReplicas {
-		return nil, fmt.Errorf("%w: %d replicas, want 1..%d", ErrInvalid, q.Replicas, MaxReplicas)
-	}
-	percent := uint64(q.IndexPercent)
-	if percent == 0 {
-		percent = defaultIndexPercent
-	}
-	most := uint64(maxIndexPercent)
-	if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
-		most /= 2 // its access words are as large as the index
-	}
-	if percent > most {
-		return nil, fmt.Errorf("%w: index of %d percent, want 1..%d", ErrInvalid, percent, most)
+	mode, percent, err := layoutOf(q)
+	if err != nil {
+		return nil, err
 	}
 	ring := s.ring()
 	replicas := int(q.Replicas)
@@ -104,18 +130,9 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	if shards > MaxShards || shards&(shards-1) != 0 {
 		return nil, fmt.Errorf("%w: %d shards, want a power of two in 1..%d", ErrInvalid, shards, MaxShards)
 	}
-	lent := make([]uint64, len(ring)) // to this namespace, by ring position
-	least := uint64(maxRegionBytes) * MaxReplicas
-	for i, n := range ring {
-		free := n.CapacityBytes - min(n.UsedBytes, n.CapacityBytes)
-		lent[i] = q.BytesPerNode
-		if lent[i] == 0 {
-			lent[i] = free / 2
-		}
-		if lent[i] > free {
-			return nil, fmt.Errorf("%w: memory node %q has %d bytes free of the %d wanted", ErrFull, n.Name, free, lent[i])
-		}
-		least = min(least, lent[i])
+	lent, least, err := lentBy(ring, q.BytesPerNode)
+	if err != nil {
+		return nil, err
 	}
 
 	// Everything is worked out before the first change.
@@ -131,8 +148,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		}
 		pg.RegionBytes = region &^ (layout.RegionPageSize - 1)
 		own := uint64((shards - i + len(ring) - 1) / len(ring)) // prefixes p < shards with p mod len(ring) = i
-		var err error
-		perIndex := uint64(1) // bytes of index and access words for each byte of index
+		perIndex := uint64(1)                                   // bytes of index and access words for each byte of index
 		if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
 			perIndex = 2
 		}

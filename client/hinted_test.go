@@ -17,7 +17,7 @@ import (
 )
 
 // A batch over remembered keys takes the verbs of its operations in few chains.
-func TestQuickCosts(t *testing.T) {
+func TestHintedCosts(t *testing.T) {
 	_, c := open(t, "shm", devstore.Options{}, client.Options{Lanes: 1})
 	const n = 40
 	// The memory of where keys are is set-associative and may have dropped one of so many.
@@ -69,7 +69,7 @@ func mustPut(t *testing.T, c *client.Client, key []byte, value string) {
 // Sessions that write and read the same few keys, alone and in batches, often by words
 // that are not there any more: what ended before another operation began has at
 // most its version, and every version has the one value that was put with it.
-func TestQuickOrder(t *testing.T) {
+func TestHintedOrder(t *testing.T) {
 	st, a := open(t, "shm", devstore.Options{}, client.Options{Lanes: 2})
 	clients := []*client.Client{a}
 	for range 2 {

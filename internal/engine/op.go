@@ -1,0 +1,228 @@
+package engine
+
+import (
+	"context"
+	"math/bits"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Op is one operation as whoever asks for it sees it: a request and its answer. It and what it points to belong
+// to [Core.Do] until that returns.
+type Op struct {
+	// The request, as in index.Op.
+	Kind      index.Kind
+	Cond      index.Cond
+	Flags     layout.RecordFlags
+	Key       []byte
+	Value     []byte
+	Hash      uint64
+	Check     uint64
+	IfVersion uint64
+	Expiry    uint64 // Unix ms
+	Modify    index.ModifyFunc
+	Scan      *index.Page
+	Raw       *index.RawRead
+	Work      *index.Work
+
+	// Lane, if not 0, is 1 + the number of the lane that performs it; else Check says which one.
+	Lane int
+	// Asker, if not nil, gets the answer of an Op that succeeds.
+	Asker Asker
+
+	// The answer. Err tells whether it happened: index.ErrUnknown says that it may have, any other error that it has not.
+	Err     error
+	Version uint64
+	Rounds  int32
+	over    bool // finished
+	w       *waiter
+	task    *Task
+	cancel  error // set when its caller went before it began
+}
+
+// Over reports whether a lane has performed the Op.
+func (op *Op) Over() bool { return op.over }
+
+// Asker gets an answer while the lane's memory holds it.
+type Asker interface {
+	// Take copies what it wants of the record that was found, or of its value in parts if it is a long one. It is
+	// called by the goroutine that owns the lane, not after Do has returned.
+	Take(r *layout.Record, parts [][]byte)
+}
+
+// LaneOf is the number of the lane that performs what is about the key with these hash bits.
+func (c *Core) LaneOf(check uint64) int {
+	return int((check >> 32) * uint64(len(c.lanes)) >> 32)
+}
+
+func (c *Core) laneOf(op *Op) *Lane {
+	if op.Lane != 0 {
+		return c.lanes[op.Lane-1]
+	}
+	return c.lanes[c.LaneOf(op.Check)]
+}
+
+// Do performs ops, together: the rounds of all of them on one lane share doorbells, those of several lanes are under way at
+// once. Each has its own outcome; where two name the same key, either may come first. It returns when all are
+// over. If ctx ends before that, those that are not end with its cause, and verbs that are under way stay so in the lane.
+//
+// Whoever needs a lane that nobody owns owns it meanwhile: its goroutine does the lane's work, and where the provider
+// executes within PostSend the operations are over without another goroutine or a round of waiting. Others
+// queue, and their operations share the owner's doorbells. (Combining, after Hendler et al., "Flat Combining",
+// SPAA 2010.)
+func (c *Core) Do(ctx context.Context, ops []*Op) {
+	over := c.isOver()
+	for _, op := range ops {
+		op.Err, op.over, op.cancel = nil, false, nil
+		if over {
+			op.Err = ErrLease
+		}
+	}
+	switch {
+	case over:
+	case len(ops) == 1:
+		c.laneOf(ops[0]).do(ctx, ops)
+	case len(ops) > 1:
+		b := batches.Get().(*batch)
+		b.do(ctx, c, ops)
+		b.release()
+	}
+}
+
+// do performs ops, all of this lane.
+func (l *Lane) do(ctx context.Context, ops []*Op) {
+	if !l.tryOwnSoon() {
+		w := l.newWaiter(ctx, ops)
+		l.enqueue(w)
+		l.join(ctx, w)
+		return
+	}
+	if left := l.Hinted(ops); left > 0 {
+		l.self = waiter{ops: ops, left: left, owns: true, limit: l.core.limit(ctx)}
+		l.begin(&l.self)
+		l.work(ctx, &l.self)
+		l.self = waiter{}
+	}
+	l.handOver()
+}
+
+// batch is Ops of several lanes; kept for the next.
+type batch struct {
+	shares []share // by lane
+	ops    []*Op   // by lane
+	lanes  []int   // those that are not done, in the order of asking
+}
+
+// share is a lane's part of a batch.
+type share struct {
+	ops  []*Op
+	n    int
+	w    *waiter
+	owns bool
+}
+
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func (b *batch) release() {
+	clear(b.shares)
+	clear(b.ops)
+	b.shares, b.ops, b.lanes = b.shares[:0], b.ops[:0], b.lanes[:0]
+	batches.Put(b)
+}
+
+// spread sorts ops by lane.
+func (b *batch) spread(c *Core, ops []*Op) {
+	n := len(c.lanes)
+	b.shares = slices.Grow(b.shares, n)[:n]
+	b.ops = slices.Grow(b.ops, len(ops))[:len(ops)]
+	for _, op := range ops {
+		b.shares[c.laneOf(op).id].n++
+	}
+	at := 0
+	for i := range b.shares {
+		s := &b.shares[i]
+		s.ops = b.ops[at : at : at+s.n]
+		at += s.n
+	}
+	for _, op := range ops {
+		s := &b.shares[c.laneOf(op).id]
+		s.ops = append(s.ops, op)
+	}
+	// Not all begin with the same lane.
+	first := c.laneOf(ops[0]).id
+	for i := range n {
+		if k := (first + i) % n; b.shares[k].n > 0 {
+			b.lanes = append(b.lanes, k)
+		}
+	}
+}
+
+// askRounds is how often a batch asks for the lanes it needs before it queues for them: one that somebody owns at the
+// moment may be free when the others are done, or when somebody else has had the processor.
+const askRounds = 4
+
+func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
+	b.spread(c, ops)
+	var waits uint64 // lanes whose shares are not over, as bits
+	for round := 0; len(b.lanes) > 0; round++ {
+		if round > 1 {
+			runtime.Gosched()
+		}
+		again := b.lanes[:0]
+		for _, i := range b.lanes {
+			l, s := c.lanes[i], &b.shares[i]
+			if round == 0 && l.tryOwn() || round > 0 && l.tryOwnSoon() {
+				if left := l.Hinted(s.ops); left > 0 {
+					s.w = l.newWaiter(ctx, s.ops)
+					s.w.left, s.w.owns = left, true
+					l.begin(s.w)
+					if l.pump(); s.w.left > 0 {
+						s.owns = true
+						waits |= 1 << i
+						continue
+					}
+				}
+				l.handOver()
+			} else if l.Synchronous() && round < askRounds {
+				again = append(again, i)
+			} else {
+				s.w = l.newWaiter(ctx, s.ops)
+				l.enqueue(s.w)
+				l.Kick()
+				waits |= 1 << i
+			}
+		}
+		b.lanes = again
+	}
+	if waits != 0 {
+		b.wait(ctx, c, waits)
+	}
+}
+
+// wait drives, or waits for, the lanes given. A lane that is owned must be driven: operations of one lane may wait for an
+// insert lock that one of another lane holds, or for a view that comes only when the other has quiesced. A
+// waiter may be made the owner at any moment. So each lane has a goroutine of its own, the last one this.
+func (b *batch) wait(ctx context.Context, c *Core, waits uint64) {
+	finish := func(i int) {
+		l, s := c.lanes[i], &b.shares[i]
+		if s.owns {
+			l.drive(ctx, s.w)
+		} else {
+			l.join(ctx, s.w)
+		}
+	}
+	var wg sync.WaitGroup
+	last := bits.Len64(waits) - 1
+	for i := range last {
+		if waits&(1<<i) != 0 {
+			c.willWait(ctx)
+			wg.Go(func() { finish(i) })
+		}
+	}
+	finish(last)
+	wg.Wait()
+}
