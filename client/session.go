@@ -24,8 +24,8 @@ import (
 )
 
 // sess is one session with the directory: its core, its lanes, and the
-// goroutines that renew the lease, watch the map, dial and fetch memory. When
-// the session is lost the Client opens another.
+// goroutines that watch the map and perform the agenda: renew the lease, dial, fetch
+// memory. When the session is lost the Client opens another.
 type sess struct {
 	c      *Client
 	core   *engine.Core
@@ -42,9 +42,7 @@ type sess struct {
 	mu struct {
 		sync.Mutex
 		nodes    map[uint32]*dirpb.Node
-		asked    map[uint32]bool // sessions with a fence question under way
 		connErr  map[uint32]error
-		splits   map[uint32]bool   // shards with a split request under way
 		provider map[uint32]string // as in Stats.Connections
 	}
 	agenda *session.Agenda
@@ -86,8 +84,6 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		s.renew = 100 * time.Millisecond
 	}
 	s.mu.nodes = map[uint32]*dirpb.Node{}
-	s.mu.asked = map[uint32]bool{}
-	s.mu.splits = map[uint32]bool{}
 	s.mu.connErr, s.mu.provider = map[uint32]error{}, map[uint32]string{}
 	lanes := c.o.Lanes
 	if m := int(rep.MaxLanes); m > 0 && lanes > m {
@@ -105,7 +101,9 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	s.core.SetEpoch(rep.Epoch)
 	seq := s.core.BeginRenew()
 	s.core.EndRenew(seq, rep.Epoch, rep.MinEpoch, sent+int64(rep.LeaseMillis)*int64(time.Millisecond))
-	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), RefusedPause: int64(50 * time.Millisecond), Term: rep.Term, ReadOnly: c.o.ReadOnly})
+	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), Term: rep.Term, ReadOnly: c.o.ReadOnly,
+		RefusedPause: int64(50 * time.Millisecond), FencePause: int64(20 * time.Millisecond), SplitPause: int64(100 * time.Millisecond),
+		DialPause: int64(time.Millisecond), DialPauseMost: int64(250 * time.Millisecond), DownPause: int64(20 * time.Millisecond)})
 	s.expiries = make([]expiries, lanes)
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if !c.o.ReadOnly && !c.o.NoEviction {
@@ -209,6 +207,13 @@ func (s *sess) control() {
 	}
 }
 
+// wakeIf has control look at the agenda if that has changed.
+func (s *sess) wakeIf(changed bool) {
+	if changed {
+		s.wake()
+	}
+}
+
 // wake has control look at the agenda.
 func (s *sess) wake() {
 	select {
@@ -219,11 +224,7 @@ func (s *sess) wake() {
 
 // stir has a quiet session renew its lease as often as others: an operation waits, and
 // renewals make it look again.
-func (s *sess) stir() {
-	if s.agenda.Stir() {
-		s.wake()
-	}
-}
+func (s *sess) stir() { s.wakeIf(s.agenda.Stir()) }
 
 // pumpIdle has idle lanes look at the map, and notes whether any is not idle.
 func (s *sess) pumpIdle() {
@@ -244,13 +245,22 @@ func (s *sess) pumpIdle() {
 	}
 }
 
-// perform asks the directory and tells the agenda what came of it.
+// perform asks the directory, or a memory node, and tells the agenda what came of it.
 func (s *sess) perform(ask session.Ask) {
 	switch ask.Kind {
 	case session.AskRenew:
 		s.renewOnce(ask)
 	case session.AskGrant:
 		s.grantOnce(ask)
+	case session.AskFence:
+		s.fenceOnce(ask)
+	case session.AskSplit:
+		s.splitOnce(ask)
+	case session.AskHangup:
+		s.closeQP(ask)
+		s.agenda.Answer(ask, session.Reply{})
+	case session.AskDial:
+		s.dialOnce(ask)
 	}
 	s.wake()
 }
@@ -324,88 +334,33 @@ func (s *sess) lost(err error) {
 
 // ---- connections -------------------------------------------------------------
 
-// WantConn dials in the background until it succeeds or cannot any more.
+// WantConn has the agenda replace a connection.
 func (s *sess) WantConn(l *engine.Lane, node uint32) {
-	if s.ctx.Err() != nil {
-		return
-	}
-	s.stir()
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		s.connect(l, node)
-	}()
+	s.agenda.WantConn(l, node)
+	s.wake()
 }
 
-func (s *sess) connect(l *engine.Lane, node uint32) {
-	// What the old queue pair still holds must end before another one works,
-	// unless its memory is given up.
-	var old *rdma.QP
-	var inc uint64
-	if !s.onLane(l, func(l *engine.Lane) { old, inc = l.Detach(node) }) {
-		return
+func (s *sess) dialOnce(ask session.Ask) {
+	qp, dev, how, inc, err := s.dial(ask.Lane, ask.Node)
+	s.mu.Lock()
+	news := false
+	if s.mu.connErr[ask.Node] = err; err == nil {
+		news = s.mu.provider[ask.Node] != how && how != s.c.o.Devices[dev].Name()
+		s.mu.provider[ask.Node] = how
 	}
-	if old != nil {
-		s.closeQP(old, node, inc)
-		s.onLane(l, func(l *engine.Lane) { l.Closed(node) })
+	s.mu.Unlock()
+	if news {
+		s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", ask.Node, "via", how)
 	}
-	for wait := time.Millisecond; s.ctx.Err() == nil; wait = min(wait*2, 250*time.Millisecond) {
-		if !s.up(node, 0) {
-			err := fmt.Errorf("%w: memory node %d is down", engine.ErrNoConn, node)
-			select {
-			case <-s.ctx.Done():
-			case <-time.After(20 * time.Millisecond): // waiting operations ask again at once
-			}
-			l.Deliver(func(l *engine.Lane) { l.ConnFailed(node, false, err) })
-			l.Visit()
-			return
-		}
-		qp, dev, how, inc, err := s.dial(l, node)
-		s.mu.Lock()
-		news := false
-		if s.mu.connErr[node] = err; err == nil {
-			news = s.mu.provider[node] != how && how != s.c.o.Devices[dev].Name()
-			s.mu.provider[node] = how
-		}
-		s.mu.Unlock()
-		if news {
-			s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", node, "via", how)
-		}
-		if err == nil {
-			l.Deliver(func(l *engine.Lane) { l.Attach(node, inc, dev, qp) })
-			l.Visit()
-			return
-		}
-		if errors.Is(err, errNoProvider) {
-			err := fmt.Errorf("%w: %w", engine.ErrNoConn, err)
-			l.Deliver(func(l *engine.Lane) { l.ConnFailed(node, true, err) })
-			l.Visit()
-			return
-		}
-		select {
-		case <-s.ctx.Done():
-		case <-time.After(wait):
-		}
-	}
-}
-
-// up reports whether the map has the memory node up, and in the incarnation given
-// if that is not 0.
-func (s *sess) up(node uint32, inc uint64) bool {
-	v := s.core.View()
-	if v == nil {
-		return false
-	}
-	n := v.Nodes[node]
-	return n.Up && (inc == 0 || n.Incarnation == inc)
+	s.agenda.Answer(ask, session.Reply{QP: qp, Dev: dev, Incarnation: inc, Err: err, Lost: errors.Is(err, errNoProvider)})
 }
 
 // closeQP closes a queue pair, without waiting for its peer once that is declared
 // lost.
-func (s *sess) closeQP(qp *rdma.QP, node uint32, inc uint64) {
+func (s *sess) closeQP(ask session.Ask) {
 	closed := make(chan struct{})
 	go func() {
-		_ = qp.Close()
+		_ = ask.QP.Close()
 		close(closed)
 	}()
 	t := time.NewTicker(5 * time.Millisecond)
@@ -415,8 +370,8 @@ func (s *sess) closeQP(qp *rdma.QP, node uint32, inc uint64) {
 		case <-closed:
 			return
 		case <-t.C:
-			if !s.up(node, inc) {
-				_ = qp.Abort()
+			if !s.agenda.IsUp(ask.Node, ask.Incarnation) {
+				_ = ask.QP.Abort()
 				<-closed
 				return
 			}
@@ -536,74 +491,39 @@ func (s *sess) grantOnce(ask session.Ask) {
 	}
 }
 
-// WantFenced asks whether a lock's owner is confirmed fenced.
-func (s *sess) WantFenced(id uint32) {
-	s.stir()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.asked[id] || s.ctx.Err() != nil {
-		return
-	}
-	s.mu.asked[id] = true
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
-		defer cancel()
-		var rep *dirpb.SessionStateReply
-		err := s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
-			rep, err = dc.SessionState(ctx, &dirpb.SessionStateRequest{SessionId: id})
-			return err
-		})
-		if err == nil && rep.GetLife() == dirpb.SessionLife_SESSION_FENCED {
-			s.core.SetFenced(id)
-		}
-		// Not asked again at once: a live owner is the common case.
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-s.ctx.Done():
-		}
-		s.mu.Lock()
-		delete(s.mu.asked, id)
-		s.mu.Unlock()
-	}()
+// WantFenced has the agenda ask whether a lock's owner is confirmed fenced.
+func (s *sess) WantFenced(id uint32) { s.wakeIf(s.agenda.WantFenced(id)) }
+
+func (s *sess) fenceOnce(ask session.Ask) {
+	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+	defer cancel()
+	var r session.Reply
+	r.Err = s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+		r.Fence, err = dc.SessionState(ctx, ask.Fence)
+		return err
+	})
+	s.agenda.Answer(ask, r)
 }
 
-// WantSplit asks the directory to split a shard that fills up, one call at a time.
-func (s *sess) WantSplit(shard uint32) {
-	s.stir()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.splits[shard] || s.ctx.Err() != nil || s.c.o.ReadOnly {
-		return
+// WantSplit has the agenda ask the directory to split a shard that fills up.
+func (s *sess) WantSplit(shard uint32) { s.wakeIf(s.agenda.WantSplit(shard)) }
+
+func (s *sess) splitOnce(ask session.Ask) {
+	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+	defer cancel()
+	shard := ask.Split.GetShardId()
+	var r session.Reply
+	r.Err = s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
+		r.Split, err = dc.RequestSplit(ctx, ask.Split)
+		return err
+	})
+	s.agenda.Answer(ask, r)
+	switch {
+	case r.Err != nil:
+		s.c.o.Logger.Warn("no split", "shard", shard, "err", r.Err)
+	case !r.Split.GetGrowing():
+		s.c.o.Logger.Warn("shard cannot grow", "shard", shard, "why", r.Split.GetWhy())
 	}
-	s.mu.splits[shard] = true
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
-		defer cancel()
-		var rep *dirpb.RequestSplitReply
-		err := s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
-			rep, err = dc.RequestSplit(ctx, &dirpb.RequestSplitRequest{SessionId: s.id, ShardId: shard})
-			return err
-		})
-		switch {
-		case err != nil:
-			s.c.o.Logger.Warn("no split", "shard", shard, "err", err)
-		case !rep.GetGrowing():
-			s.c.o.Logger.Warn("shard cannot grow", "shard", shard, "why", rep.GetWhy())
-			s.core.SetNoGrowth(shard)
-		}
-		// Not asked again at once: a split takes its time.
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-s.ctx.Done():
-		}
-		s.mu.Lock()
-		delete(s.mu.splits, shard)
-		s.mu.Unlock()
-	}()
 }
 
 // ---- end ---------------------------------------------------------------------

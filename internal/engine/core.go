@@ -88,7 +88,7 @@ type Control interface {
 	// WantMap: version is not enough.
 	WantMap(version uint64)
 	// WantConn: lane needs a queue pair to node, or holds one to a node whose
-	// memory is given up, which is to be closed.
+	// memory is given up, which is to be closed. It may call Lane.Detach.
 	WantConn(l *Lane, node uint32)
 	// WantFenced: is the session fenced? Core.SetFenced answers.
 	WantFenced(session uint32)
@@ -377,7 +377,8 @@ func (c *Core) SetFenced(session uint32) {
 	c.mu.fenced[session] = true
 }
 
-func (c *Core) isFenced(session uint32) bool {
+// IsFenced reports whether session is confirmed fenced, as far as was asked.
+func (c *Core) IsFenced(session uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.fenced[session]
@@ -438,7 +439,9 @@ func (c *Core) SetNoGrowth(shard uint32) {
 	c.mu.noGrowth[shard] = c.sendSeq.Load() + 1
 }
 
-func (c *Core) noGrowth(shard uint32) uint64 {
+// NoGrowth is the number that the next renewal was to have when the directory last said that
+// it cannot split a shard, 0 if it has not.
+func (c *Core) NoGrowth(shard uint32) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.noGrowth[shard]

@@ -313,7 +313,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		sent, _ := l.core.Renewals()
 		if t.starved == 0 {
 			t.starved = sent + 1
-		} else if l.core.noGrowth(shard) >= t.starved && !cache {
+		} else if l.core.NoGrowth(shard) >= t.starved && !cache {
 			l.finish(t, fmt.Errorf("%w: shard %d cannot be split", index.ErrFull, shard))
 			return true
 		}
@@ -335,7 +335,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		l.park(t, a, backoff(t.Op.Waits))
 	case index.AskFenced:
 		l.postNoWait(t)
-		if l.core.isFenced(t.Op.LockOwner) {
+		if l.core.IsFenced(t.Op.LockOwner) {
 			t.Op.OwnerFenced = true
 			return false
 		}

@@ -34,7 +34,7 @@ var imports = []row{
 	{"internal/engine", "index internal/dirpb internal/heap internal/invariants internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
 	{"internal/evict", "internal/layout", "what to forget is arithmetic over access words, so that traces can judge it"},
 	{"internal/evict/evicttest", "", "what judges a policy knows none"},
-	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout", "a machine that says what a session asks of its directory, and when"},
+	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout rdma", "a machine that says what a session asks of its directory and of memory nodes, and when"},
 	{"client", "index internal/dirclient internal/dirpb internal/evict internal/hostid internal/engine internal/layout internal/providers internal/session rdma rdma/verbs", "a service that links the library gets none of the store's processes, and providers without naming them"},
 	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against that alone"},
 	{"client/clienttest", "client", "a fake that shared code with the store would share its mistakes"},

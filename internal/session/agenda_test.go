@@ -21,6 +21,7 @@ const (
 	second     = int64(1e9)
 	renewEvery = second / 4
 	pause      = second / 100
+	ms         = second / 1000
 	heapLo     = layout.RegionPageSize / layout.UnitSize
 )
 
@@ -34,14 +35,30 @@ type agenda struct {
 	now  int64
 	// broken is what the directory should not have sent.
 	broken []error
+	// missed counts the connections that the lane has said it misses.
+	missed int
+}
+
+// lanesControl is what the lane asks: of tests of connections no more than those.
+type lanesControl struct {
+	engine.Control
+	a *agenda
+}
+
+func (c lanesControl) WantConn(l *engine.Lane, node uint32) {
+	c.a.missed++
+	c.a.WantConn(l, node)
 }
 
 func newAgenda(t *testing.T) *agenda {
+	return newAgendaOn(t, rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c")))
+}
+
+func newAgendaOn(t *testing.T, d *rdma.Device) *agenda {
 	a := &agenda{t: t, now: second}
-	d := rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))
 	core, err := engine.NewCore(engine.Options{Session: 7, Discriminator: 1, Lanes: 1, CacheBytes: 1 << 16, Devices: []*rdma.Device{d},
-		Broken: func(err error) { a.broken = append(a.broken, err) },
-		Nanos:  func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
+		Control: lanesControl{a: a}, Broken: func(err error) { a.broken = append(a.broken, err) },
+		Nanos: func() int64 { return a.now }, Millis: func() uint64 { return 1 }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +68,8 @@ func newAgenda(t *testing.T) *agenda {
 		}
 	})
 	a.core = core
-	a.Agenda = session.NewAgenda(core, session.AgendaOptions{Renew: renewEvery, Term: 4, RefusedPause: pause})
+	a.Agenda = session.NewAgenda(core, session.AgendaOptions{Renew: renewEvery, Term: 4, RefusedPause: pause, FencePause: 2 * pause, SplitPause: 3 * pause,
+		DialPause: ms, DialPauseMost: 10 * ms, DownPause: 20 * ms})
 	return a
 }
 
@@ -112,7 +130,7 @@ func (a *agenda) renew(p *dirpb.RenewReply) *dirpb.RenewRequest {
 func (a *agenda) wants(units uint32) session.Ask {
 	a.t.Helper()
 	a.WantMemory(1, units)
-	asks := a.DueGrants()
+	asks := a.DueWants()
 	if len(asks) != 1 || asks[0].Kind != session.AskGrant {
 		a.t.Fatalf("due is %v, want a grant", asks)
 	}
@@ -334,7 +352,7 @@ func TestAgendaLease(t *testing.T) {
 func TestAgendaWantsMemory(t *testing.T) {
 	a := newAgenda(t)
 	a.WantMemory(1, 10)
-	if len(a.DueGrants()) > 0 {
+	if len(a.DueWants()) > 0 {
 		t.Fatal("a grant without a map")
 	}
 	a.view(3, 1)
@@ -471,7 +489,7 @@ func TestAgendaEarlyRuns(t *testing.T) {
 				a.granted(100)
 			}
 			tc.then(a)
-			a.DueGrants()
+			a.DueWants()
 			a.granted(tc.want)
 		})
 	}
@@ -719,7 +737,7 @@ func TestAgendaClose(t *testing.T) {
 	}
 	// A grant under way may be lost, and so may one without an answer.
 	a.WantMemory(1, 10)
-	if a.now += second; len(a.DueGrants()) != 1 || a.Ending() || !a.Close().Leaked {
+	if a.now += second; len(a.DueWants()) != 1 || a.Ending() || !a.Close().Leaked {
 		t.Fatal("a grant under way is forgotten")
 	}
 	// Of an older generation nothing.

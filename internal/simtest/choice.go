@@ -8,6 +8,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
@@ -234,24 +235,19 @@ func (w *World) enabled() []choice {
 		if c.woken != w.effects && c.nextWake() != 0 {
 			put(choice{kind: chWake, c: i})
 		}
-		for _, x := range c.wantConn {
-			if c.canConnect(x) && !c.within(int(x.lane)) {
-				put(choice{kind: chConnect, c: i, lane: int(x.lane), node: x.node})
+		for _, x := range c.asks {
+			if c.canConnect(x) && !c.within(x.Lane.ID()) {
+				put(choice{kind: chConnect, c: i, lane: x.Lane.ID(), node: x.Node})
 			}
 		}
-		if len(c.wantMem) > 0 {
-			for pg := uint32(1); int(pg) <= cfg.PGs; pg++ {
-				if c.wantMem[pg] > 0 {
-					put(choice{kind: chGrant, c: i, n: pg})
-				}
-			}
-		}
-		if len(c.grants) > 0 {
-			put(choice{kind: chGranted, c: i, n: c.grants[0].ask.Grant.PgId})
-		}
-		for s := uint32(1); len(c.split) > 0 && s < 16; s++ {
-			if at, ok := c.split[s]; ok && at != w.st.MapVersion() {
-				put(choice{kind: chAskSplit, c: i, n: s})
+		for _, x := range c.asks {
+			switch {
+			case x.isUnserved():
+				put(choice{kind: chGrant, c: i, n: x.Grant.PgId})
+			case x.Kind == session.AskGrant:
+				put(choice{kind: chGranted, c: i, n: x.Grant.PgId})
+			case x.Kind == session.AskSplit && c.growth[x.Split.ShardId] != w.st.MapVersion():
+				put(choice{kind: chAskSplit, c: i, n: x.Split.ShardId})
 			}
 		}
 		if c.core.View().Version < w.st.MapVersion() && w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE {
@@ -409,14 +405,14 @@ func (w *World) do(ch choice) {
 		c.drift = max(c.drift, c.nextWake()-w.now)
 		c.woken = w.effects
 	case chConnect:
-		c.connect(want{uint32(ch.lane), ch.node})
+		c.connect(ch.lane, ch.node)
 		w.effects++
 	case chGrant:
-		c.askMemory(ch.n)
+		c.serveGrant(c.asked(func(x *asked) bool { return x.isUnserved() && x.Grant.PgId == ch.n }))
 	case chGranted:
-		c.takeGrant()
+		c.takeGrant(c.asked(func(x *asked) bool { return x.granted != nil && x.Grant.PgId == ch.n }))
 	case chAskSplit:
-		c.askSplit(ch.n)
+		c.serveSplit(c.asked(func(x *asked) bool { return x.Kind == session.AskSplit && x.Split.ShardId == ch.n }))
 	case chClaim:
 		c.claim()
 	case chWork:
@@ -510,7 +506,7 @@ func (w *World) do(ch choice) {
 		w.newLeader()
 	}
 	if c != nil && c.able() {
-		c.tell(uint64(ch.kind), uint64(ch.node))
+		c.tell(uint64(ch.kind), uint64(ch.node), uint64(ch.n))
 		c.pump()
 	}
 	for _, o := range w.cls {

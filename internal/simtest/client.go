@@ -36,13 +36,11 @@ type cl struct {
 	seen    map[int]ref
 	values  int
 
-	conns    []*conn
-	wantConn []want
-	agenda   *session.Agenda
-	wantMem  map[uint32]uint32 // units, by placement group
-	grants   []grant           // on their way
-	granted  map[uint32]uint32 // units, by placement group
-	split    map[uint32]uint64 // shards to be split: the map version asked at, 0 if not asked
+	conns   []*conn
+	agenda  *session.Agenda
+	asks    []*asked          // that it has given and that are not answered
+	granted map[uint32]uint32 // units, by placement group
+	growth  map[uint32]uint64 // by shard, the map version under which a split was served last: until the next the answer is the same
 
 	job    *dirpb.Job
 	plan   *janitor.Plan
@@ -88,11 +86,11 @@ func (r *running) String() string {
 	return fmt.Sprintf("%s in %v", s, r.t.Op.Step())
 }
 
-type want struct{ lane, node uint32 }
-
-type grant struct {
-	ask   session.Ask
-	reply *dirpb.GrantExtentReply
+// asked is something that the agenda has given to be asked, but no renewal, and what the
+// directory has granted, if it was asked for memory and the reply is on its way.
+type asked struct {
+	session.Ask
+	granted *dirpb.GrantExtentReply
 }
 
 // renewal is a message to the directory and what became of it: sent (1), answered (2), or
@@ -162,8 +160,8 @@ func (c *cl) underWay() string {
 
 func (w *World) addClient(janitor bool) error {
 	i := len(w.cls)
-	c := &cl{w: w, i: i, janitor: janitor, seen: map[int]ref{}, wantMem: map[uint32]uint32{},
-		granted: map[uint32]uint32{}, split: map[uint32]uint64{}}
+	c := &cl{w: w, i: i, janitor: janitor, seen: map[int]ref{},
+		granted: map[uint32]uint32{}, growth: map[uint32]uint64{}}
 	epoch, _ := w.ld.Epochs()
 	res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, Client: "c", Epoch: epoch}}})
 	if res.Err != nil {
@@ -187,7 +185,7 @@ func (w *World) addClient(janitor bool) error {
 			c.fibers = append(c.fibers, w.newFiber(l))
 		}
 	}
-	c.agenda = session.NewAgenda(c.core, session.AgendaOptions{Renew: lease / 4, Term: w.term})
+	c.agenda = session.NewAgenda(c.core, session.AgendaOptions{Renew: lease / 4, Term: w.term, DownPause: never})
 	c.core.SetEpoch(epoch)
 	c.core.EndRenew(c.core.BeginRenew(), epoch, least, w.now+lease)
 	c.dirAcked, c.dirQuiesced = w.st.MapVersion(), w.st.MapVersion()
@@ -203,44 +201,29 @@ func (w *World) addClient(janitor bool) error {
 
 func (c *cl) nanos() int64 { return c.w.now + c.drift }
 
-func (c *cl) WantMemory(pg, units uint32) {
-	c.wantMem[pg] = max(c.wantMem[pg], units)
-	c.agenda.WantMemory(pg, units)
-}
+func (c *cl) WantMemory(pg, units uint32) { c.agenda.WantMemory(pg, units) }
 
 func (c *cl) WantMap(uint64) {}
 
-func (c *cl) WantFenced(uint32) {}
+func (c *cl) WantFenced(id uint32) { c.agenda.WantFenced(id) }
 
 func (c *cl) WantRoom(_ uint32, home, stash uint64) { c.rooms = append(c.rooms[:0], home, stash) }
 
-func (c *cl) WantSplit(shard uint32) {
-	if _, ok := c.split[shard]; !ok {
-		c.split[shard] = 0
-	}
-}
+func (c *cl) WantSplit(shard uint32) { c.agenda.WantSplit(shard) }
 
-func (c *cl) WantConn(l *engine.Lane, node uint32) {
-	x := want{uint32(l.ID()), node}
-	for _, y := range c.wantConn {
-		if x == y {
-			return
-		}
-	}
-	c.wantConn = append(c.wantConn, x)
-}
+func (c *cl) WantConn(l *engine.Lane, node uint32) { c.agenda.WantConn(l, node) }
 
-// pump moves every lane.
+// pump moves every lane, and takes what is to be asked then.
 func (c *cl) pump() {
 	for _, f := range c.fibers {
 		f.run()
 	}
-	if c.fibers != nil {
-		return
+	if c.fibers == nil {
+		for _, l := range c.lanes {
+			l.Pump()
+		}
 	}
-	for _, l := range c.lanes {
-		l.Pump()
-	}
+	c.control()
 }
 
 // wakeAll makes waiting operations look again.
@@ -269,54 +252,64 @@ func (c *cl) connOf(lane int, n *node) *conn {
 	return nil
 }
 
-// canConnect reports whether there is something to do about a wanted connection.
-func (c *cl) canConnect(x want) bool {
-	n := c.w.nodes[x.node-1]
-	if c.connOf(int(x.lane), n) != nil {
+// canConnect reports whether a hang-up or a dial may happen now. A dial to a memory node that is
+// down goes on until it is up again.
+func (c *cl) canConnect(ask *asked) bool {
+	switch ask.Kind {
+	case session.AskHangup:
 		return true
+	case session.AskDial:
+		v := c.core.View().Nodes[ask.Node]
+		return v.Up && c.w.nodes[ask.Node-1].dialable(c, v.Incarnation)
 	}
-	v := c.core.View().Nodes[n.id]
-	return v.Up && n.dialable(c, v.Incarnation)
+	return false
 }
 
 // connect replaces the queue pair of a lane to a memory node. What the old one still
 // holds ends before another one works, because the memory node fences it; if the node is
 // given up, it may still land there, in memory of no interest.
-func (c *cl) connect(x want) {
-	l, n := c.lanes[x.lane], c.w.nodes[x.node-1]
-	v := c.core.View().Nodes[n.id]
-	if old, inc := l.Detach(x.node); old != nil {
-		q := c.connOf(int(x.lane), n)
-		if v.Up && v.Incarnation == inc && !n.crashed {
-			_ = c.w.fab.Fence(q.num)
-			_ = old.Close()
-		} else {
-			_ = c.w.fab.Kill(q.num)
+func (c *cl) connect(lane int, node uint32) {
+	for {
+		ask := c.asked(func(x *asked) bool { return x.Lane != nil && x.Lane.ID() == lane && x.Node == node })
+		switch {
+		case ask == nil || !c.canConnect(ask):
+			return
+		case ask.Kind == session.AskHangup:
+			c.hangUpFor(ask)
+		default:
+			c.dial(ask)
 		}
-		q.open = false
-		l.Closed(x.node)
+		c.control()
 	}
-	if !v.Up || !n.dialable(c, v.Incarnation) {
-		return
+}
+
+func (c *cl) hangUpFor(ask *asked) {
+	n := c.w.nodes[ask.Node-1]
+	q := c.connOf(ask.Lane.ID(), n)
+	if c.agenda.IsUp(ask.Node, ask.Incarnation) && !n.crashed {
+		_ = c.w.fab.Fence(q.num)
+		_ = ask.QP.Close()
+	} else {
+		_ = c.w.fab.Kill(q.num)
 	}
+	q.open = false
+	c.answerAsk(ask, session.Reply{})
+}
+
+func (c *cl) dial(ask *asked) {
+	l, n := ask.Lane, c.w.nodes[ask.Node-1]
 	qp, err := c.dev.Dial(context.Background(), c.core.PD(0), l.CQ(0), n.addr(), nil)
 	if err != nil {
 		c.w.fail(fmt.Errorf("dial: %w", err))
 		return
 	}
-	for i, y := range c.wantConn {
-		if x == y {
-			c.wantConn = append(c.wantConn[:i], c.wantConn[i+1:]...)
-			break
-		}
-	}
-	q := &conn{c: c, lane: int(x.lane), n: n, qp: qp, num: qp.Num(), open: true}
+	q := &conn{c: c, lane: l.ID(), n: n, qp: qp, num: qp.Num(), open: true}
 	c.conns = append(c.conns, q)
 	for len(c.w.owners) <= int(q.num) {
 		c.w.owners = append(c.w.owners, nil)
 	}
 	c.w.owners[q.num] = q
-	l.Attach(x.node, v.Incarnation, 0, qp)
+	c.answerAsk(ask, session.Reply{QP: qp, Incarnation: c.core.View().Nodes[n.id].Incarnation})
 }
 
 // tell folds something the client learnt into its sum.

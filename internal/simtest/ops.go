@@ -23,6 +23,9 @@ func (c *cl) canBegin() bool {
 		return false
 	}
 	s := c.script[c.pos]
+	if s.Verb == Close && c.asked((*asked).isUnserved) != nil {
+		return false // it waits for that, see client's endGrants
+	}
 	if s.Verb == Close || s.Verb == Scan {
 		return len(c.run)+len(c.orphans) == 0
 	}

@@ -3,81 +3,106 @@ package simtest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
 )
 
-// askMemory asks the directory for a run of each placement group that one is missed of.
-func (c *cl) askMemory(pg uint32) {
-	w := c.w
-	delete(c.wantMem, pg)
-	for _, ask := range c.agenda.DueGrants() {
-		q := ask.Grant
-		delete(c.wantMem, q.PgId)
-		late := c.i >= len(w.cfg.Scripts) // whoever came to work, or at the end, is granted what it needs
-		reply := &dirpb.GrantExtentReply{Term: w.term}
-		if c.granted[q.PgId]+q.PlaceUnits <= w.cfg.Units || w.cfg.HeapUnits > 0 || late {
-			q.WantUnits = max(q.PlaceUnits, w.cfg.Units-min(w.cfg.Units, c.granted[q.PgId]))
-			if late || w.cfg.Stingy {
-				q.WantUnits = q.PlaceUnits
-			}
-			_, least := w.ld.Epochs()
-			res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
-				SessionId: c.id, PgId: q.PgId, WantUnits: q.WantUnits, PlaceUnits: q.PlaceUnits, MinEpoch: least}}})
-			if res.Err != nil {
-				c.agenda.Answer(ask, session.Reply{Err: res.Err}) // asked again by and by
-				continue
-			}
-			reply = res.Grant
-			reply.Term = w.term
-			if len(reply.Runs) == 0 && w.cfg.Waits {
-				reply.ComingUnits = w.ld.Coming(w.st, 1, q.PgId, q.PlaceUnits, time.Duration(w.now))
-			}
+// control takes what is to be asked: when it is served is a choice. The answer that a session
+// lives comes at once, since it brings nothing; that one is fenced everybody learns as it is
+// (World.sessionsEnded), since clients ask only after many looks at a lock.
+func (c *cl) control() {
+	for _, ask := range c.agenda.DueWants() {
+		if ask.Kind == session.AskFence {
+			c.agenda.Answer(ask, session.Reply{Fence: &dirpb.SessionStateReply{Life: c.w.st.Life(ask.Fence.SessionId)}})
+			continue
 		}
-		for _, r := range reply.Runs {
-			c.w.note("      => is granted %v", r)
-			c.granted[q.PgId] += r.Units
+		c.asks = append(c.asks, &asked{Ask: ask})
+	}
+}
+
+// asked finds the first of asks that is so, nil if there is none.
+func (c *cl) asked(is func(*asked) bool) *asked {
+	if i := slices.IndexFunc(c.asks, is); i >= 0 {
+		return c.asks[i]
+	}
+	return nil
+}
+
+// answerAsk ends an ask.
+func (c *cl) answerAsk(ask *asked, r session.Reply) {
+	c.asks = slices.DeleteFunc(c.asks, func(x *asked) bool { return x == ask })
+	c.agenda.Answer(ask.Ask, r)
+}
+
+// isUnserved reports whether it is a grant that the directory has not got yet.
+func (x *asked) isUnserved() bool { return x.Kind == session.AskGrant && x.granted == nil }
+
+// serveGrant has the directory serve a grant.
+func (c *cl) serveGrant(ask *asked) {
+	w, q := c.w, ask.Grant
+	late := c.i >= len(w.cfg.Scripts) // whoever came to work, or at the end, is granted what it needs
+	reply := &dirpb.GrantExtentReply{Term: w.term}
+	if c.granted[q.PgId]+q.PlaceUnits <= w.cfg.Units || w.cfg.HeapUnits > 0 || late {
+		want := max(q.PlaceUnits, w.cfg.Units-min(w.cfg.Units, c.granted[q.PgId]))
+		if late || w.cfg.Stingy {
+			want = q.PlaceUnits
 		}
-		if len(reply.Runs) == 0 {
-			w.ld.Short(w.st, q.PgId, q.PlaceUnits, time.Duration(w.now))
-			w.touch()
+		_, least := w.ld.Epochs()
+		res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
+			SessionId: c.id, PgId: q.PgId, WantUnits: want, PlaceUnits: q.PlaceUnits, MinEpoch: least}}})
+		if res.Err != nil {
+			c.answerAsk(ask, session.Reply{Err: res.Err}) // asked again by and by
+			return
 		}
-		c.grants = append(c.grants, grant{ask, reply})
-		if !w.cfg.changes() {
-			c.takeGrant() // nobody can tell when it arrives
+		reply = res.Grant
+		reply.Term = w.term
+		if len(reply.Runs) == 0 && w.cfg.Waits {
+			reply.ComingUnits = w.ld.Coming(w.st, 1, q.PgId, q.PlaceUnits, time.Duration(w.now))
 		}
+	}
+	for _, r := range reply.Runs {
+		c.w.note("      => is granted %v", r)
+		c.granted[q.PgId] += r.Units
+	}
+	if len(reply.Runs) == 0 {
+		w.ld.Short(w.st, q.PgId, q.PlaceUnits, time.Duration(w.now))
+		w.touch()
+	}
+	ask.granted = reply
+	if !w.cfg.changes() {
+		c.takeGrant(ask) // nobody can tell when it arrives
 	}
 }
 
 // takeGrant is the directory's reply.
-func (c *cl) takeGrant() {
-	g := c.grants[0]
-	c.grants = c.grants[1:]
-	c.agenda.Answer(g.ask, session.Reply{Grant: g.reply})
-	if len(g.reply.Runs) > 0 {
+func (c *cl) takeGrant(ask *asked) {
+	c.answerAsk(ask, session.Reply{Grant: ask.granted})
+	if len(ask.granted.Runs) > 0 {
 		c.wakeAll()
 	}
 }
 
-// askSplit asks the directory to split a shard.
-func (c *cl) askSplit(shard uint32) {
-	w := c.w
-	c.split[shard] = w.st.MapVersion()
+// serveSplit has the directory split a shard, or say that it cannot.
+func (c *cl) serveSplit(ask *asked) {
+	w, shard := c.w, ask.Split.ShardId
+	c.growth[shard] = w.st.MapVersion()
 	sh := w.st.Shard(shard)
 	if sh == nil {
+		c.answerAsk(ask, session.Reply{Err: fsm.ErrNotFound})
 		return
 	}
-	q, growing, _ := w.ld.Grow(w.st, sh, time.Duration(w.now))
+	q, growing, why := w.ld.Grow(w.st, sh, time.Duration(w.now))
 	if q != nil {
 		w.apply(&fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}})
-	} else if !growing {
-		c.core.SetNoGrowth(shard)
 	}
+	c.answerAsk(ask, session.Reply{Split: &dirpb.RequestSplitReply{Growing: q != nil || growing, Why: why}})
 	c.wakeAll()
 }
 
@@ -229,7 +254,7 @@ func (c *cl) sessionLost() {
 func (c *cl) quit() {
 	c.hangUp()
 	c.stopFibers()
-	c.grants, c.job, c.todo = nil, nil, nil
+	c.asks, c.job, c.todo = nil, nil, nil
 	c.renew = renewal{}
 }
 

@@ -213,6 +213,7 @@ func (c *Config) ensureDefaults() {
 const (
 	// lease is so long that what a wait adds to a client's clock never matters.
 	lease    = int64(1 << 50)
+	never    = int64(1 << 60)
 	fillUnit = 1 // units of a filler's record
 	// extraUnits are for clients that come when the schedule is over.
 	extraUnits = 64

@@ -1,0 +1,126 @@
+package session
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// end is where a connection ends: at a lane, and at a memory node.
+type end struct{ lane, node uint32 }
+
+// link is a connection that a lane misses: the old queue pair is closed, then another one is
+// dialed while the map has the memory node up, until there is one or it cannot be had.
+type link struct {
+	old         *rdma.QP // to be closed first; nil: there is none any more
+	incarnation uint64   // of the memory node that old reaches
+	asked       bool     // a hang-up or a dial is under way
+	dialAt      int64    // it is not dialed before
+	pause       int64    // before the next dial, should the present one fail
+	downAt      int64    // when the lane learns that the memory node is down; 0: that is not known to be so
+}
+
+// WantConn notes that a lane misses a connection to a memory node, from the lane's own
+// goroutine. Should the lane still hold a queue pair to it, that is to be closed: what it
+// still holds must end before another one works, unless its memory is given up.
+func (a *Agenda) WantConn(l *engine.Lane, node uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stirLocked()
+	x := &link{pause: a.o.DialPause}
+	x.old, x.incarnation = l.Detach(node)
+	a.mu.links[end{uint32(l.ID()), node}] = x
+}
+
+// IsUp reports whether the session's map has the memory node up, and in the incarnation given
+// if that is not 0. A queue pair to one that is not is closed without waiting for its peer.
+func (a *Agenda) IsUp(node uint32, incarnation uint64) bool {
+	v := a.core.View()
+	if v == nil {
+		return false
+	}
+	n := v.Nodes[node]
+	return n.Up && (incarnation == 0 || n.Incarnation == incarnation)
+}
+
+// linksDue gives the hang-ups and dials that are to begin now, and tells the lanes of memory
+// nodes that are down: their operations ask again.
+func (a *Agenda) linksDue(now int64) (asks []Ask) {
+	for _, e := range slices.SortedFunc(maps.Keys(a.mu.links), func(a, b end) int {
+		return cmp.Or(cmp.Compare(a.lane, b.lane), cmp.Compare(a.node, b.node))
+	}) {
+		x, l := a.mu.links[e], a.core.Lanes()[e.lane]
+		if x.asked {
+			continue
+		}
+		if x.old != nil {
+			x.asked = true
+			asks = append(asks, Ask{Kind: AskHangup, Lane: l, Node: e.node, QP: x.old, Incarnation: x.incarnation})
+			continue
+		}
+		if a.IsUp(e.node, 0) {
+			if x.downAt = 0; now >= x.dialAt {
+				x.asked = true
+				asks = append(asks, Ask{Kind: AskDial, Lane: l, Node: e.node})
+			}
+			continue
+		}
+		if x.downAt == 0 {
+			x.downAt = now + a.o.DownPause
+		}
+		if now >= x.downAt {
+			a.connFailed(l, e, false, fmt.Errorf("%w: memory node %d is down", engine.ErrNoConn, e.node))
+		}
+	}
+	return asks
+}
+
+// linksNext is when a dial is to begin, or a lane to learn that a memory node is down.
+func (a *Agenda) linksNext() int64 {
+	next := int64(math.MaxInt64)
+	for e, x := range a.mu.links {
+		switch {
+		case x.asked:
+		case x.old != nil:
+			next = 0
+		case a.IsUp(e.node, 0):
+			next = min(next, x.dialAt)
+		default:
+			next = min(next, x.downAt)
+		}
+	}
+	return next
+}
+
+func (a *Agenda) connFailed(l *engine.Lane, e end, lost bool, err error) {
+	delete(a.mu.links, e)
+	l.Deliver(func(l *engine.Lane) { l.ConnFailed(e.node, lost, err) })
+}
+
+// hungUp takes it that the old queue pair is closed: nothing of it can land any more, or
+// where it lands nobody looks.
+func (a *Agenda) hungUp(q Ask) {
+	x := a.mu.links[end{uint32(q.Lane.ID()), q.Node}]
+	x.old, x.asked = nil, false
+	q.Lane.Deliver(func(l *engine.Lane) { l.Closed(q.Node) })
+}
+
+// dialed takes what came of a dial.
+func (a *Agenda) dialed(q Ask, r Reply, now int64) {
+	e := end{uint32(q.Lane.ID()), q.Node}
+	switch x := a.mu.links[e]; {
+	case r.Err == nil:
+		delete(a.mu.links, e)
+		q.Lane.Deliver(func(l *engine.Lane) { l.Attach(q.Node, r.Incarnation, r.Dev, r.QP) })
+	case r.Lost:
+		a.connFailed(q.Lane, e, true, fmt.Errorf("%w: %w", engine.ErrNoConn, r.Err))
+	default:
+		x.asked, x.dialAt = false, now+x.pause
+		x.pause = min(2*x.pause, a.o.DialPauseMost)
+	}
+}

@@ -1,0 +1,271 @@
+package session_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/layout"
+	"github.com/kvd-project/kvd/internal/session"
+	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/sim"
+)
+
+// conns is an agenda whose lane misses a connection to memory node 1, for a GET.
+type conns struct {
+	*agenda
+	l       *engine.Lane
+	dev     *rdma.Device
+	version uint64
+	renewal int64 // when the next one is due
+	err     error // the GET's, once it is done
+	done    bool
+}
+
+func newConns(t *testing.T) *conns {
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	fab := sim.New(sim.Options{Manual: true})
+	mem := rdma.NewDevice("sim", fab.Device("m"))
+	pd, err := mem.AllocPD()
+	must(err)
+	listener, err := mem.Listen("m", rdma.ListenOptions{Accept: func(rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+		return pd, rdma.AccessRemoteRead | rdma.AccessRemoteAtomic, nil
+	}})
+	must(err)
+	t.Cleanup(func() {
+		if err := errors.Join(listener.Close(), pd.Dealloc(), mem.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &conns{dev: rdma.NewDevice("sim", fab.Device("c"))}
+	c.agenda = newAgendaOn(t, c.dev)
+	c.l = c.core.Lanes()[0]
+	c.up(1)
+	c.answer(c.agenda.renewal(), &dirpb.RenewReply{Epoch: 2, MinEpoch: 1, LeaseMillis: 1 << 30})
+	c.renewal = c.Next()
+	x, err := c.l.NewTask()
+	must(err)
+	x.Op.Kind, x.Op.Key = index.Get, []byte("key")
+	x.Done = func(x *engine.Task) {
+		c.err, c.done = x.Op.Err, true
+		c.l.Recycle(x)
+	}
+	c.l.Start(x)
+	c.l.Pump()
+	t.Cleanup(func() {
+		c.l.Orphan(x, errLost)
+		if qp, _ := c.l.Detach(1); qp != nil {
+			_ = qp.Close()
+			c.l.Closed(1)
+		}
+		c.l.Pump()
+	})
+	if c.missed != 1 || c.done {
+		t.Fatalf("misses %d connections, done %v", c.missed, c.done)
+	}
+	return c
+}
+
+// up installs a map that has memory node 1 up in an incarnation, or down if that is 0.
+func (c *conns) up(incarnation uint64) {
+	c.t.Helper()
+	c.version++
+	n := &dirpb.Node{Id: 1, Incarnation: max(incarnation, 1), State: dirpb.NodeState_NODE_UP}
+	if incarnation == 0 {
+		n.State = dirpb.NodeState_NODE_DOWN
+	}
+	v, err := engine.ViewOf(&dirpb.Map{Version: c.version, Nodes: []*dirpb.Node{n}, Pgs: []*dirpb.PlacementGroup{{
+		Id: 1, NamespaceId: 1, Epoch: uint32(c.version), State: dirpb.PGState_PG_ACTIVE,
+		Members:     []*dirpb.Member{{NodeId: 1, Incarnation: n.Incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim", IndexRkey: 1, HeapRkey: 2}}}},
+		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize + layout.ClusterSize, Generation: 1,
+	}}, Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: 1}}}, 1)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.core.InstallView(v)
+	c.NewMap()
+	c.l.Pump()
+}
+
+// dial is the dial that is due.
+func (c *conns) dial() session.Ask {
+	c.t.Helper()
+	q := c.due(session.AskDial)
+	if q.Lane != c.l || q.Node != 1 {
+		c.t.Fatalf("asked %v", q)
+	}
+	return q
+}
+
+// attach answers a dial with a queue pair.
+func (c *conns) attach(q session.Ask, incarnation uint64) *rdma.QP {
+	c.t.Helper()
+	qp, err := c.dev.Dial(context.Background(), c.core.PD(0), c.l.CQ(0), "m", nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.Answer(q, session.Reply{QP: qp, Incarnation: incarnation})
+	c.l.Pump()
+	return qp
+}
+
+// hangUp performs a hang-up.
+func (c *conns) hangUp(q session.Ask) {
+	c.t.Helper()
+	if err := q.QP.Close(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.Answer(q, session.Reply{})
+}
+
+// has checks which queue pair the lane has.
+func (c *conns) has(want *rdma.QP) {
+	c.t.Helper()
+	var got *rdma.QP
+	c.l.Conns(func(_ uint32, _ int, qp *rdma.QP) { got = qp })
+	if got != want {
+		c.t.Fatalf("the lane has queue pair %p, want %p", got, want)
+	}
+}
+
+// wants counts how often the lane has said that it misses a connection.
+func (c *conns) wants(n int) {
+	c.t.Helper()
+	if c.missed != n {
+		c.t.Fatalf("the lane has missed a connection %d times, want %d", c.missed, n)
+	}
+}
+
+// A connection is dialed once at a time, again after pauses that double up to a bound, and
+// not any more once there is one.
+func TestAgendaDials(t *testing.T) {
+	c := newConns(t)
+	for _, wait := range []int64{1, 2, 4, 8, 10, 10} {
+		q := c.dial()
+		c.rests(c.renewal)
+		c.Answer(q, session.Reply{Err: errLost})
+		c.rests(c.now + wait*ms)
+		c.now += wait*ms - 1
+		c.rests(c.now + 1)
+		c.now++
+	}
+	qp := c.attach(c.dial(), 1)
+	c.has(qp)
+	c.wants(1)
+	c.rests(c.renewal)
+}
+
+// The pauses of one connection say nothing of the next.
+func TestAgendaDialsAnew(t *testing.T) {
+	c := newConns(t)
+	for range 4 {
+		c.Answer(c.dial(), session.Reply{Err: errLost})
+		c.now = c.Next()
+	}
+	c.attach(c.dial(), 1)
+	c.up(2)
+	c.hangUp(c.due(session.AskHangup))
+	c.Answer(c.dial(), session.Reply{Err: errLost})
+	c.rests(c.now + ms)
+}
+
+// A queue pair that the lane gives up is closed before another one is dialed, of which the
+// lane hears in that order.
+func TestAgendaHangsUp(t *testing.T) {
+	c := newConns(t)
+	old := c.attach(c.dial(), 1)
+	c.up(2)
+	c.wants(2)
+	q := c.due(session.AskHangup)
+	if q.QP != old || q.Lane != c.l || q.Node != 1 || q.Incarnation != 1 {
+		t.Fatalf("asked %+v", q)
+	}
+	if !c.IsUp(1, 0) || !c.IsUp(1, 2) || c.IsUp(1, 1) || c.IsUp(2, 0) {
+		t.Fatal("node 1 is up in incarnation 2, and node 2 is not there")
+	}
+	c.rests(c.renewal)
+	c.has(old)
+	c.hangUp(q)
+	qp := c.attach(c.dial(), 2) // before the lane was pumped
+	c.has(qp)
+	c.wants(2)
+	c.rests(c.renewal)
+}
+
+// A memory node that is down is not dialed; the lane learns it after a while, and asks again.
+func TestAgendaNodeDown(t *testing.T) {
+	c := newConns(t)
+	c.up(0)
+	c.rests(c.now + 20*ms)
+	c.now += 20*ms - 1
+	c.rests(c.now + 1)
+	c.l.Pump()
+	c.wants(1)
+	c.now++
+	c.rests(c.renewal)
+	c.l.Pump()
+	c.wants(2)
+	// It comes back before the lane would learn that it is down still.
+	c.rests(c.now + 20*ms)
+	c.up(2)
+	q := c.dial()
+	// It goes down while it is dialed, comes back and goes again: from then on counts.
+	c.up(0)
+	c.rests(c.renewal)
+	c.Answer(q, session.Reply{Err: errLost})
+	c.rests(c.now + 20*ms)
+	c.up(3)
+	c.rests(c.now + ms)
+	c.up(0)
+	c.now += 5 * ms
+	c.rests(c.now + 20*ms)
+	c.now += 20 * ms
+	c.rests(c.renewal)
+	c.l.Pump()
+	c.wants(3)
+	if c.done {
+		t.Fatalf("the operation is over: %v", c.err)
+	}
+}
+
+// A queue pair to a memory node that is down is closed at once.
+func TestAgendaHangsUpDown(t *testing.T) {
+	c := newConns(t)
+	c.attach(c.dial(), 1)
+	c.up(0)
+	c.hangUp(c.due(session.AskHangup))
+	c.rests(c.now + 20*ms)
+	c.l.Pump()
+	c.has(nil)
+}
+
+// A connection that cannot be had ends the operations that need it.
+func TestAgendaConnLost(t *testing.T) {
+	c := newConns(t)
+	c.Answer(c.dial(), session.Reply{Err: errors.New("no provider"), Lost: true})
+	c.rests(c.renewal)
+	c.l.Pump()
+	if !c.done || !errors.Is(c.err, engine.ErrNoConn) || !strings.Contains(c.err.Error(), "no provider") {
+		t.Fatalf("done %v: %v", c.done, c.err)
+	}
+}
+
+// A lane that misses a connection stirs its session.
+func TestAgendaConnStirs(t *testing.T) {
+	c := newConns(t)
+	c.attach(c.dial(), 1)
+	c.core.SetQuiet(true)
+	c.up(2)
+	if c.wants(2); c.core.Quiet() {
+		t.Fatal("it is quiet still")
+	}
+}
