@@ -160,9 +160,9 @@ func (k *Link) Enter() error {
 	k.stayed = 0
 	k.c.Moved(fd)
 	l.mu.Lock()
-	l.mu.conns[int32(fd)] = k.c
+	l.mu.conns[fd] = k.c
 	l.mu.Unlock()
-	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}); err != nil {
+	if err := l.p.Add(fd); err != nil {
 		k.leave()
 		return nil
 	}
@@ -183,9 +183,9 @@ func (k *Link) leave() {
 	if fd < 0 {
 		return
 	}
-	unix.EpollCtl(l.ep, unix.EPOLL_CTL_DEL, fd, nil)
+	l.p.Remove(fd)
 	l.mu.Lock()
-	delete(l.mu.conns, int32(fd))
+	delete(l.mu.conns, fd)
 	l.mu.Unlock()
 	k.mu.fd, k.mu.loop, k.fd = -1, nil, -1
 	f := os.NewFile(uintptr(fd), "")

@@ -1,5 +1,5 @@
 // Package loop serves connections whose clients say little at a time and wait for the reply,
-// many of them with one goroutine. A turn of a [Loop] reads the connections that epoll finds
+// many of them with one goroutine. A turn of a [Loop] reads the connections that internal/poll finds
 // ready, performs the lookups that they ask for in one client.Do, whose cache misses overlap, and
 // then answers. That leaves out what a goroutine for each connection costs when there is one
 // command to a system call: the read that finds nothing, and two switches.
@@ -19,18 +19,14 @@ package loop
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
 	"sync"
-	"syscall"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/poll"
 )
 
 // Conn is a connection as its loop sees it. The loop calls one method at a time.
@@ -100,18 +96,17 @@ type Loops struct {
 // Loop is one goroutine and what it serves.
 type Loop struct {
 	of   *Loops
-	ep   int // epoll
-	stop int // eventfd
+	p    *poll.Poller
 	done chan struct{}
 
 	mu struct {
 		sync.Mutex
-		conns map[int32]Conn // by file descriptor
+		conns map[int]Conn // by file descriptor
 	}
 
 	// The goroutine's that runs it.
-	events   [128]unix.EpollEvent
-	next, n  int // events[next:n] are to be read
+	ready    []int // descriptors to be read, from next on
+	next     int
 	swept    time.Time
 	ticked   []Conn
 	turn     []Conn // read; turn[at:] are to be answered
@@ -171,21 +166,12 @@ func (s *Loops) Conns() (n int) {
 }
 
 func newLoop(s *Loops) (*Loop, error) {
-	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	p, err := poll.New()
 	if err != nil {
-		return nil, fmt.Errorf("epoll_create1: %w", err)
+		return nil, err
 	}
-	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err == nil {
-		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, stop, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(stop)})
-	}
-	if err != nil {
-		unix.Close(ep)
-		unix.Close(stop)
-		return nil, fmt.Errorf("eventfd: %w", err)
-	}
-	l := &Loop{of: s, ep: ep, stop: stop, done: make(chan struct{}), swept: time.Now()}
-	l.mu.conns = make(map[int32]Conn)
+	l := &Loop{of: s, p: p, done: make(chan struct{}), swept: time.Now()}
+	l.mu.conns = make(map[int]Conn)
 	l.renew()
 	go l.run()
 	return l, nil
@@ -193,12 +179,9 @@ func newLoop(s *Loops) (*Loop, error) {
 
 // close ends a loop that has no connections any more.
 func (l *Loop) close() {
-	var one [8]byte
-	one[0] = 1
-	unix.Write(l.stop, one[:])
+	l.p.Wake()
 	<-l.done
-	unix.Close(l.ep)
-	unix.Close(l.stop)
+	l.p.Close()
 }
 
 // renew makes the contexts of lookups. They end instead of waiting: a lookup may be performed
@@ -216,16 +199,12 @@ func (l *Loop) renew() {
 func (l *Loop) run() {
 	for {
 		for !l.gathered {
-			if l.next == l.n || len(l.turn) >= turnConns || l.lookups >= turnLookups {
+			if l.next == len(l.ready) || len(l.turn) >= turnConns || l.lookups >= turnLookups {
 				l.gathered = true
 				break
 			}
-			fd := l.events[l.next].Fd
+			fd := l.ready[l.next]
 			l.next++
-			if int(fd) == l.stop {
-				close(l.done)
-				return
-			}
 			l.mu.Lock()
 			c := l.mu.conns[fd]
 			l.mu.Unlock()
@@ -243,24 +222,17 @@ func (l *Loop) run() {
 			}
 		}
 		l.turn, l.at, l.lookups, l.gathered = l.turn[:0], 0, 0, false
-		if l.next == l.n {
-			l.wait()
+		if l.next == len(l.ready) && l.wait() {
+			close(l.done)
+			return
 		}
 	}
 }
 
-// wait waits until something is ready.
-func (l *Loop) wait() {
+// wait waits until something is ready, and reports whether the loop was closed: it has no connections then.
+func (l *Loop) wait() (closed bool) {
+	l.ready, closed = l.p.Wait(tick)
 	l.next = 0
-	// Mostly something is, and then the processor need not be given up for the call.
-	n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.ep), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0, 0, 0)
-	if l.n = int(n); errno != 0 {
-		l.n = 0
-	}
-	if l.n == 0 {
-		l.n, _ = unix.EpollWait(l.ep, l.events[:], int(tick/time.Millisecond))
-		l.n = max(l.n, 0) // interrupted
-	}
 	if now := time.Now(); now.Sub(l.swept) >= tick {
 		l.swept = now
 		l.mu.Lock()
@@ -274,6 +246,7 @@ func (l *Loop) wait() {
 		clear(l.ticked)
 		l.ticked = l.ticked[:0]
 	}
+	return closed
 }
 
 // read reads from a connection, which is part of the turn then. It reports whether another
@@ -301,7 +274,7 @@ func (l *Loop) read(c Conn) (deposed bool) {
 			k.end(err)
 		}
 	}()
-	err = c.Read(l.next == l.n && len(l.turn) == 0)
+	err = c.Read(l.next == len(l.ready) && len(l.turn) == 0)
 	if err != ErrNothing {
 		c.Link().stayed++
 	}

@@ -3,6 +3,9 @@ package poll
 import (
 	"errors"
 	"fmt"
+	"syscall"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,16 +65,24 @@ func (p *Poller) Wake() {
 }
 
 // Wait returns the descriptors that can be read, or have ended, when there are
-// some, and whether Wake was called since the last time. The slice stays valid
-// until the next call.
-func (p *Poller) Wait() (ready []int, woken bool) {
-	n := 0
+// some, and whether Wake was called since the last time; after d, which has the grain of a millisecond, it
+// returns none. A negative d is no limit. The slice stays valid until the next call.
+func (p *Poller) Wait(d time.Duration) (ready []int, woken bool) {
+	// Mostly something is ready, and then the processor need not be given up for the call.
+	k, _, _ := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.ep), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), 0, 0, 0)
+	n := max(int(k), 0)
+	limit := -1
+	if d >= 0 {
+		limit = int(d / time.Millisecond)
+	}
 	for n == 0 {
-		k, err := unix.EpollWait(p.ep, p.events[:], -1)
+		k, err := unix.EpollWait(p.ep, p.events[:], limit)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			panic(fmt.Sprintf("bug: epoll_wait: %v", err)) // of descriptors and memory that are ours
 		}
-		n = max(k, 0)
+		if n = max(k, 0); limit >= 0 {
+			break
+		}
 	}
 	ready = p.ready[:0]
 	for _, e := range p.events[:n] {

@@ -44,7 +44,7 @@ func TestReady(t *testing.T) {
 	}
 	expect := func(what string, wantWoken bool, want ...int) {
 		t.Helper()
-		ready, woken := p.Wait()
+		ready, woken := p.Wait(-1)
 		slices.Sort(ready)
 		slices.Sort(want)
 		if !slices.Equal(ready, want) || woken != wantWoken {
@@ -91,7 +91,7 @@ func TestWakeFromElsewhere(t *testing.T) {
 		}
 	}()
 	for range 100 {
-		if _, woken := p.Wait(); !woken {
+		if _, woken := p.Wait(-1); !woken {
 			t.Fatal("not woken")
 		}
 		turns <- struct{}{}

@@ -5,6 +5,7 @@ package poll
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 var errNoEpoll = fmt.Errorf("epoll: %w", errors.ErrUnsupported)
@@ -28,4 +29,4 @@ func (*Poller) Remove(int) {}
 func (*Poller) Wake() {}
 
 // Wait returns at once.
-func (*Poller) Wait() ([]int, bool) { return nil, false }
+func (*Poller) Wait(time.Duration) ([]int, bool) { return nil, false }

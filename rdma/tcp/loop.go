@@ -97,7 +97,7 @@ func newLoop(cpu *atomic.Int64) (*loop, error) {
 func (l *loop) run() {
 	defer close(l.done)
 	for {
-		ready, woken := l.p.Wait()
+		ready, woken := l.p.Wait(-1)
 		began := now()
 		for _, fd := range ready {
 			l.mu.Lock()
