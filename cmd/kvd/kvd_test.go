@@ -72,14 +72,41 @@ type process struct {
 
 // buffer may be read while a process writes to it.
 type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+	mu   sync.Mutex
+	b    bytes.Buffer
+	more chan struct{} // closed by the next Write; nil: nobody waits for one
 }
 
 func (b *buffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.more != nil {
+		close(b.more)
+		b.more = nil
+	}
 	return b.b.Write(p)
+}
+
+// holds waits until the buffer holds text, and reports whether it came in time.
+func (b *buffer) holds(text string) bool {
+	limit := time.After(patience)
+	for {
+		b.mu.Lock()
+		there := strings.Contains(b.b.String(), text)
+		if b.more == nil {
+			b.more = make(chan struct{})
+		}
+		more := b.more
+		b.mu.Unlock()
+		if there {
+			return true
+		}
+		select {
+		case <-more:
+		case <-limit:
+			return false
+		}
+	}
 }
 
 func (b *buffer) String() string {

@@ -107,7 +107,7 @@ func (l *Lane) do(ctx context.Context, ops []*Op) {
 		l.work(ctx, &l.self)
 		l.self = waiter{}
 	}
-	l.handOver()
+	l.HandOver()
 }
 
 // batch is Ops of several lanes; kept for the next.
@@ -175,18 +175,18 @@ func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
 		again := b.lanes[:0]
 		for _, i := range b.lanes {
 			l, s := c.lanes[i], &b.shares[i]
-			if round == 0 && l.tryOwn() || round > 0 && l.tryOwnSoon() {
+			if round == 0 && l.TryOwn() || round > 0 && l.tryOwnSoon() {
 				if left := l.Hinted(s.ops); left > 0 {
 					s.w = l.newWaiter(ctx, s.ops)
 					s.w.left, s.w.owns = left, true
 					l.begin(s.w)
-					if l.pump(); s.w.left > 0 {
+					if l.Turn(); s.w.left > 0 {
 						s.owns = true
 						waits |= 1 << i
 						continue
 					}
 				}
-				l.handOver()
+				l.HandOver()
 			} else if l.Synchronous() && round < askRounds {
 				again = append(again, i)
 			} else {

@@ -56,17 +56,15 @@ const (
 )
 
 // TryOwn makes the caller the lane's owner if it has none. [Lane.HandOver] ends that.
-func (l *Lane) TryOwn() bool { return l.tryOwn() }
-
-func (l *Lane) tryOwn() bool {
+func (l *Lane) TryOwn() bool {
 	return l.owned.CompareAndSwap(0, l.core.epoch.Load()+1)
 }
 
-// tryOwnSoon is tryOwn, for a moment again and again: where every provider
+// tryOwnSoon is TryOwn, for a moment again and again: where every provider
 // executes within PostSend, an owner is done sooner than another goroutine is
 // woken.
 func (l *Lane) tryOwnSoon() bool {
-	for i := 0; !l.tryOwn(); i++ {
+	for i := 0; !l.TryOwn(); i++ {
 		for l.owned.Load() != 0 {
 			if i++; i >= l.spins || !l.Synchronous() {
 				return false
@@ -205,9 +203,7 @@ func (l *Lane) abandon(op *Op, err error) {
 }
 
 // Turn moves the lane, and what others have queued, as far as it goes without waiting; its owner's.
-func (l *Lane) Turn() { l.pump() }
-
-func (l *Lane) pump() {
+func (l *Lane) Turn() {
 	for {
 		l.takeQueued()
 		l.Pump()
@@ -235,7 +231,7 @@ func (l *Lane) endOverdue() {
 // work does the lane's work until w is done, or, w nil, until nothing is under way or somebody
 // else could own the lane.
 func (l *Lane) work(ctx context.Context, w *waiter) {
-	l.pump()
+	l.Turn()
 	if w != nil && w.left > 0 && w.deadline == 0 {
 		w.deadline = l.core.opts.Nanos() + l.core.opts.OpTimeout
 		for _, op := range w.ops {
@@ -255,7 +251,7 @@ func (l *Lane) work(ctx context.Context, w *waiter) {
 				l.abandon(op, context.Cause(ctx))
 			}
 		}
-		l.pump()
+		l.Turn()
 		l.endOverdue()
 	}
 }
@@ -269,10 +265,10 @@ func (l *Lane) abandonAll() {
 	}
 }
 
-// drive is work, then handOver.
+// drive is work, then HandOver.
 func (l *Lane) drive(ctx context.Context, w *waiter) {
 	l.work(ctx, w)
-	l.handOver()
+	l.HandOver()
 }
 
 // publishOldest keeps the session's renewals from waiting for an owner that sleeps.
@@ -319,9 +315,7 @@ func (l *Lane) sleep(ctx context.Context) bool {
 }
 
 // HandOver ends the caller's ownership.
-func (l *Lane) HandOver() { l.handOver() }
-
-func (l *Lane) handOver() {
+func (l *Lane) HandOver() {
 	for {
 		if len(l.waiting) > 0 {
 			l.publishOldest()
@@ -339,7 +333,7 @@ func (l *Lane) handOver() {
 			return
 		}
 		l.owned.Store(0)
-		if l.queuedN.Load() == 0 || !l.tryOwn() {
+		if l.queuedN.Load() == 0 || !l.TryOwn() {
 			return
 		}
 		l.takeQueued()
@@ -349,10 +343,10 @@ func (l *Lane) handOver() {
 
 // join owns the lane or waits for whoever does, until w, which is queued, is done.
 func (l *Lane) join(ctx context.Context, w *waiter) {
-	if l.tryOwn() {
+	if l.TryOwn() {
 		// Takes w among the queued; it owns the lane itself unless it is done by then.
-		l.pump()
-		l.handOver()
+		l.Turn()
+		l.HandOver()
 	} else {
 		l.Kick()
 	}
@@ -417,9 +411,9 @@ func (l *Lane) withdraw(w *waiter, err error) bool {
 
 // Visit has the lane look at what is new for it: by the caller if nobody owns it, else by its owner.
 func (l *Lane) Visit() {
-	if l.tryOwn() {
-		l.pump()
-		l.handOver()
+	if l.TryOwn() {
+		l.Turn()
+		l.HandOver()
 	} else {
 		l.Kick()
 	}
