@@ -55,8 +55,8 @@ pingpong 500
 rping -s -a 10.77.1.2 -C 3 &
 client rping -c -I 10.77.1.1 -a 10.77.1.2 -C 3
 wait $!
-# The side that is done first is gone and acknowledges nothing any more: whoever lost its last
-# acknowledgement would wait for ever. So packets are lost on the way only.
+# Packets are lost, and not any more. ibv_rc_pingpong need not survive it, since the side that is done first, or gives up,
+# acknowledges nothing any more: that verbs do is what TestPacketLoss is for.
 /bin/tc qdisc add dev n0 root netem loss 5%
 pingpong 3000 &
 dropped() { /bin/tc -s qdisc show dev n0 | grep -q 'dropped [1-9][0-9]'; }
@@ -67,7 +67,10 @@ done
 dropped
 /bin/tc -s qdisc show dev n0 >&2
 /bin/tc qdisc del dev n0 root
-wait $!
+kill $! || :
+killall -q ibv_rc_pingpong || :
+wait
+pingpong 500
 GUEST
 expect 0 'two devices, verbs and rdma_cm between them, 5% packet loss' -n 2 "$dir" 'sh net.sh'
 
