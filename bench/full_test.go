@@ -62,7 +62,7 @@ func fullCache(t *testing.T, provider string, took time.Duration) {
 	began := time.Now()
 	st := startStore(t, int64(2*fullBytes))
 	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "full", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1,
-		BytesPerNode: fullBytes * 3 / 2, LimitBytes: fullBytes, Shards: 1, Clusters: uint32(fullKeys / 2 / shardSlots)})
+		BytesPerNode: fullBytes * 3 / 2, LimitBytes: fullBytes, Shards: 1, Segments: uint32(fullKeys / 2 / shardSlots)})
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{st.directory}})
 	if err != nil {
 		t.Fatal(err)

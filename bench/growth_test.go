@@ -142,8 +142,8 @@ func whole(st *dirpb.StatusReply, without ...string) bool {
 	return still(st)
 }
 
-// arbiterOf names the memory node that is first in a placement group's chain.
-func arbiterOf(st *dirpb.StatusReply, pg uint32) string {
+// headOf names the memory node that is first in a placement group's chain.
+func headOf(st *dirpb.StatusReply, pg uint32) string {
 	for _, p := range st.GetMap().GetPgs() {
 		for _, n := range st.GetMap().GetNodes() {
 			if p.GetId() == pg && len(p.GetMembers()) > 0 && p.GetMembers()[0].GetNodeId() == n.GetId() {
@@ -159,9 +159,9 @@ const (
 	replicas       = 2
 )
 
-// shardSlots is how many keys a shard of one cluster holds at most: as many times
+// shardSlots is how many keys a shard of one segment holds at most: as many times
 // that take as many shards.
-const shardSlots = (layout.ClusterGroups + 1) * layout.GroupSlots
+const shardSlots = (layout.SegmentGroups + 1) * layout.GroupSlots
 
 // ---- the quick one ---------------------------------------------------------------
 
@@ -172,24 +172,24 @@ func TestMovesUnderLoad(t *testing.T) {
 	for _, provider := range []string{"shm", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			w := startWorld(t, provider, 3, lease)
-			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 64 << 20, Shards: 1, Clusters: 1, IndexPercent: 5})
+			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 64 << 20, Shards: 1, Segments: 1, IndexPercent: 5})
 			tr := &traffic{led: newLedger(200, 16*shardSlots), workers: 4, loaders: 2, rate: 800, inserts: 4000,
 				clients: []*client.Client{w.open(t), w.open(t)}}
 			tr.led.load(t, tr.clients[0])
 
 			grow := tr.start(t, func(f *flow) { f.growing = true })
-			var arbiter string // of the placement group that holds it all
+			var head string // of the placement group that holds it all
 			w.until(t, "16 shards", func(st *dirpb.StatusReply) bool {
 				shards := st.GetMap().GetShards()
-				arbiter = arbiterOf(st, shards[0].GetPgId())
+				head = headOf(st, shards[0].GetPgId())
 				return len(shards) >= 16
 			})
 			grow.stop().check(t)
 			tr.led.verify(t, w)
 
 			move := tr.start(t, nil)
-			w.drain(t, arbiter)
-			w.until(t, "drained", func(st *dirpb.StatusReply) bool { return whole(st, arbiter) })
+			w.drain(t, head)
+			w.until(t, "drained", func(st *dirpb.StatusReply) bool { return whole(st, head) })
 			move.stop().check(t)
 			tr.led.verify(t, w)
 			t.Logf("%d operations and %d records while growing, %d operations while draining", grow.all.due.TotalCount(),
@@ -274,8 +274,8 @@ func both(a, b *flow) *latencies {
 func TestGrowth(t *testing.T) {
 	gated(t, "bench-growth")
 	const (
-		clusters = 1
-		first    = clusters * shardSlots
+		segments = 1
+		first    = segments * shardSlots
 	)
 	shards := scaled(64, 2)
 	keys := scaled(100, 3) * first
@@ -284,7 +284,7 @@ func TestGrowth(t *testing.T) {
 			began := time.Now()
 			w := startWorld(t, provider, 2, lease)
 			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 512 << 20,
-				Shards: 1, Clusters: clusters, IndexPercent: 1})
+				Shards: 1, Segments: segments, IndexPercent: 1})
 			tr := &traffic{led: newLedger(first/2, keys), workers: 16, loaders: 8,
 				clients: []*client.Client{w.open(t), w.open(t)}}
 			tr.led.load(t, tr.clients[0])

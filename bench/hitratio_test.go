@@ -177,7 +177,7 @@ func newStoreCache(tb testing.TB, s *devstore.Store, name string, records int) *
 		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{
 			Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: bytes*4 + 8<<20, LimitBytes: bytes * 5 / 4,
 			// Evictions look at groups: what they see depends on how many records those hold. Here it is 70 %.
-			Shards: 1, Clusters: uint32(records*10/7/shardSlots + 1),
+			Shards: 1, Segments: uint32(records*10/7/shardSlots + 1),
 		})
 		return err
 	}); err != nil {

@@ -181,10 +181,10 @@ func (s *store) namespace(tb testing.TB, req *dirpb.CreateNamespaceRequest) {
 // room for as many records of 128 bytes, and some to spare.
 func (s *store) sized(tb testing.TB, name string, n int) {
 	tb.Helper()
-	clusters := uint64(n)*3/2/shardSlots + 1
-	region := uint64(n)*128*3/2 + clusters*layout.ClusterSize + 64<<20
-	s.namespace(tb, &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: region, Shards: 1, Clusters: uint32(clusters),
-		IndexPercent: uint32(clusters*layout.ClusterSize*100/region + 2)})
+	segments := uint64(n)*3/2/shardSlots + 1
+	region := uint64(n)*128*3/2 + segments*layout.SegmentSize + 64<<20
+	s.namespace(tb, &dirpb.CreateNamespaceRequest{Name: name, Replicas: 1, BytesPerNode: region, Shards: 1, Segments: uint32(segments),
+		IndexPercent: uint32(segments*layout.SegmentSize*100/region + 2)})
 }
 
 // open opens a client, with lanes if they are given; it is closed with the test.

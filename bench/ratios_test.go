@@ -427,7 +427,7 @@ func compareMemory(t *testing.T, r *report, st *store) {
 	const percent = 9
 	index := (region/100*percent/layout.RegionPageSize - 1) * layout.RegionPageSize
 	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "memory", BytesPerNode: region, Replicas: 1, IndexPercent: percent,
-		Shards: 1, Clusters: uint32(index / layout.ClusterSize)})
+		Shards: 1, Segments: uint32(index / layout.SegmentSize)})
 	c := st.open(t, "shm", "memory")
 	load(t, c, s)
 	shared := c.Stats()

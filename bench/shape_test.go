@@ -27,7 +27,7 @@ func compareReplicas(t *testing.T, r *report, _ *store) {
 	for copies := range uint32(3) {
 		if copies > 0 {
 			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: fmt.Sprint("r", copies), Replicas: copies, BytesPerNode: uint64(copies) * 128 << 20,
-				Shards: 2, Clusters: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
+				Shards: 2, Segments: uint32(s.len()*3/4/shardSlots + 1), IndexPercent: 5})
 		}
 	}
 	for _, x := range []struct {
@@ -53,16 +53,16 @@ func compareReplicas(t *testing.T, r *report, _ *store) {
 
 // ---- growing ------------------------------------------------------------------
 
-// compareGrowing compares inserts into a namespace that begins with one cluster, and splits
+// compareGrowing compares inserts into a namespace that begins with one segment, and splits
 // its shards all the time, with inserts into one that has room.
 func compareGrowing(t *testing.T, r *report, st *store) {
 	s := newKeySet(scaled(30_000, 1_500))
 	v, made := make([]byte, valueLen), 0
-	insert := func(clusters int) func() float64 {
+	insert := func(segments int) func() float64 {
 		return func() float64 {
 			made++
 			ns := fmt.Sprint("growing-", made)
-			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: 1, BytesPerNode: 64 << 20, Shards: 1, Clusters: uint32(clusters), IndexPercent: 5})
+			st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: 1, BytesPerNode: 64 << 20, Shards: 1, Segments: uint32(segments), IndexPercent: 5})
 			c := st.open(t, "shm", ns)
 			began := time.Now()
 			for i := range s.len() {
@@ -74,7 +74,7 @@ func compareGrowing(t *testing.T, r *report, st *store) {
 		}
 	}
 	d := takeTurns(scaled(3, 1), insert(1), insert(s.len()*3/2/shardSlots+1))
-	d.row(r, fmt.Sprintf("shm, %d inserts growing from one cluster, time against inserts with room", s.len()), millis,
+	d.row(r, fmt.Sprintf("shm, %d inserts growing from one segment, time against inserts with room", s.len()), millis,
 		func(v float64) float64 { return v }, atMost(2))
 }
 
@@ -84,7 +84,7 @@ func compareValues(t *testing.T, r *report, st *store) {
 	rd := startRedis(t)
 	ctx, key := t.Context(), []byte("large")
 	most := scaled(client.MaxValueLen, 1<<20)
-	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "values", Replicas: 1, BytesPerNode: 2 << 30, Shards: 1, Clusters: 1, IndexPercent: 1})
+	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "values", Replicas: 1, BytesPerNode: 2 << 30, Shards: 1, Segments: 1, IndexPercent: 1})
 	src, dst := make([]byte, most), make([]byte, most)
 	for i := range src {
 		src[i] = byte(i * 7)
@@ -202,7 +202,7 @@ const recordLen, recordReaders = 100, 2
 func measureRecords(t *testing.T, n int) (x records) {
 	st := startStore(t, 16<<30)
 	// It begins with an eighth of its index, as namespaces do, and splits its shards while it is loaded.
-	slots := uint64(n) * 3 / shardSlots * layout.ClusterSize
+	slots := uint64(n) * 3 / shardSlots * layout.SegmentSize
 	region := uint64(n)*192*3/2 + slots + 64<<20
 	st.namespace(t, &dirpb.CreateNamespaceRequest{Name: "records", Replicas: 1, BytesPerNode: region, IndexPercent: uint32(slots*100/region + 1)})
 	// Large shards of one placement group split one after the other, and a write into the last of them waits for

@@ -33,7 +33,7 @@ var (
 	ErrExists   = index.ErrExists
 	// ErrConflict: the record's version is not the one given.
 	ErrConflict = index.ErrConflict
-	// ErrFull: the namespace has no memory, or the key's cluster no slot, left.
+	// ErrFull: the namespace has no memory, or the key's segment no slot, left.
 	// Nothing was overwritten.
 	ErrFull = index.ErrFull
 	// ErrNotInteger: Incr met a value that is no decimal 64-bit integer.
@@ -161,7 +161,7 @@ type Result struct {
 // and may be kept.
 type Cursor struct {
 	Prefix  uint64 // of the shard, left-aligned
-	Cluster uint32
+	Segment uint32
 	Shard   uint32 // the array that Slot belongs to
 	Slot    uint16
 	Done    bool

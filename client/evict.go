@@ -429,16 +429,16 @@ func randomGroup(v *engine.View, pg *engine.PG) (off uint64, ok bool) {
 	total := uint64(0)
 	for i := range v.Shards {
 		if v.Shards[i].PG == pg {
-			total += uint64(v.Shards[i].Clusters)
+			total += uint64(v.Shards[i].Segments)
 		}
 	}
 	if total == 0 {
 		return 0, false
 	}
-	n := rand.Uint64N(total * (layout.ClusterGroups + 1))
+	n := rand.Uint64N(total * (layout.SegmentGroups + 1))
 	for i := range v.Shards {
 		if sh := &v.Shards[i]; sh.PG == pg {
-			in := uint64(sh.Clusters) * (layout.ClusterGroups + 1)
+			in := uint64(sh.Segments) * (layout.SegmentGroups + 1)
 			if n < in {
 				return sh.Off + n*layout.GroupSize, true
 			}
@@ -540,7 +540,7 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 			return false
 		}
 		sh := &v.Shards[c.at.shard]
-		all := sh.Clusters * (layout.ClusterGroups + 1)
+		all := sh.Segments * (layout.SegmentGroups + 1)
 		if sh.PG != pg || c.at.group >= all {
 			c.at = sweepPos{shard: c.at.shard + 1}
 			continue

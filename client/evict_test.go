@@ -109,7 +109,7 @@ func TestCacheTwoSessions(t *testing.T) {
 // A key whose groups have no slot left takes another's.
 func TestCacheFullIndex(t *testing.T) {
 	r := newRig(t, "shm", 1, 5*time.Second)
-	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 8 << 20, Shards: 1, Clusters: 1, IndexPercent: 1})
+	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: cacheMode, Replicas: 1, BytesPerNode: 8 << 20, Shards: 1, Segments: 1, IndexPercent: 1})
 	c := r.client(r.options())
 	for i := range 5000 {
 		if _, err := c.Put(t.Context(), fmt.Appendf(nil, "key%d", i), nil, client.PutOptions{}); err != nil {

@@ -36,7 +36,7 @@ func (c *Client) Locate(key []byte) (Location, error) {
 	if sh == nil {
 		return Location{}, fmt.Errorf("%w: no shard for %q", ErrUnavailable, key)
 	}
-	home, stash := layout.GroupOff(hash, sh.Clusters)
+	home, stash := layout.GroupOff(hash, sh.Segments)
 	return Location{PG: sh.PG.ID, ShardID: sh.ID, Home: sh.Off + home, Stash: sh.Off + stash, Hash: hash,
 		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
 }

@@ -130,7 +130,7 @@ func TestGrow(t *testing.T) {
 		t.Run(p, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, p, 2, 2*time.Second)
-			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 2, Shards: 1, Clusters: 1, IndexPercent: 30})
+			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 2, Shards: 1, Segments: 1, IndexPercent: 30})
 			r.startJanitor()
 			c := r.client(r.options())
 			ctx := t.Context()

@@ -63,7 +63,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 	}
 	var long [][]byte
 	next := cur
-	p := &index.Page{Cluster: cur.Cluster, Shard: cur.Shard, From: cur.Slot, Bytes: scanPageBytes, Expired: o.Expired}
+	p := &index.Page{Segment: cur.Segment, Shard: cur.Shard, From: cur.Slot, Bytes: scanPageBytes, Expired: o.Expired}
 	q := &call{}
 	q.Kind, q.Lane, q.Hash, q.Scan = index.Scan, 1, cur.Prefix, p
 	var left error // what could not be read
@@ -95,7 +95,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 			next = Cursor{Prefix: s.nextShard(cur.Prefix)}
 			next.Done = next.Prefix == 0
 		default:
-			next.Cluster, next.Shard, next.Slot = cur.Cluster+1, 0, 0
+			next.Segment, next.Shard, next.Slot = cur.Segment+1, 0, 0
 		}
 	}
 	if ctx.Err() != nil {
@@ -149,15 +149,15 @@ func (c *Client) Count(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	n := uint64(0)
-	const step = 256 // clusters
+	const step = 256 // segments
 	for i := range v.Shards {
 		sh := &v.Shards[i]
 		tail := int(sh.PG.Replicas) - 1
 		if sh.PG.Joining {
 			tail--
 		}
-		for at := uint32(0); at < sh.Clusters; at += step {
-			b, err := c.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.ClusterSize, int(min(step, sh.Clusters-at))*layout.ClusterSize)
+		for at := uint32(0); at < sh.Segments; at += step {
+			b, err := c.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.SegmentSize, int(min(step, sh.Segments-at))*layout.SegmentSize)
 			if err != nil {
 				return 0, err
 			}

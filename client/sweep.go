@@ -247,7 +247,7 @@ func (e *evictor) sweepDue(v *engine.View) (more bool) {
 			e.sweep.wheel.Add(now+1000, h)
 			continue
 		}
-		home, stash := layout.GroupOff(h, sh.Clusters)
+		home, stash := layout.GroupOff(h, sh.Segments)
 		list = append(list, dueGroup{sh.PG.ID, sh.Off + home, sh.Off + stash, h})
 	}
 	works := e.visit(list)
@@ -321,7 +321,7 @@ func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest i
 			break
 		}
 		sh := &v.Shards[sw.at.shard]
-		all, dear := sh.Clusters*(layout.ClusterGroups+1), sh.PG.AccessOff == 0
+		all, dear := sh.Segments*(layout.SegmentGroups+1), sh.PG.AccessOff == 0
 		if !sh.PG.Active || dear && !sw.expiring && !short || sw.at.group >= all {
 			sw.at = sweepPos{shard: sw.at.shard + 1}
 			continue

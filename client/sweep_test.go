@@ -172,7 +172,7 @@ func TestSweepRemembers(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, "shm", 1, 5*time.Second)
 			// 30,720 slots in home groups. At rest the way round them takes 7 s in a store.
-			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: mode, Replicas: 1, BytesPerNode: 24 << 20, Shards: 1, Clusters: 64})
+			r.create(&dirpb.CreateNamespaceRequest{Name: "default", Mode: mode, Replicas: 1, BytesPerNode: 24 << 20, Shards: 1, Segments: 64})
 			c := r.client(r.options())
 			const keys, some = 23_000, 400 // one in 15 of the last ones is in a stash
 			for i := range keys {

@@ -571,12 +571,12 @@ func memory(t *testing.T, promql string, fired map[string]bool) {
 
 	// An index with no room for another shard.
 	out, err := exec.Command(commands(t)+"/kvctl", "--directory", s.directories(), "namespace", "create", "index", "--bytes", "8MiB",
-		"--shards", "1", "--clusters", "1000000").CombinedOutput()
+		"--shards", "1", "--segments", "1000000").CombinedOutput()
 	m := regexp.MustCompile(`has room for (\d+) in each`).FindSubmatch(out)
 	if err == nil || m == nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	s.kvctl("", "namespace", "create", "index", "--bytes", "8MiB", "--shards", "1", "--clusters", string(m[1]))
+	s.kvctl("", "namespace", "create", "index", "--bytes", "8MiB", "--shards", "1", "--segments", string(m[1]))
 	w.fires("KvdIndexFull")
 
 	// A client is killed with memory that it did not use, and nobody is to look for it.

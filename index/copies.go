@@ -8,35 +8,35 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// readCopies READs the cluster on every replica.
+// readCopies READs the segment on every replica.
 func (o *Op) readCopies(then func() Action) Action {
 	o.begin()
 	for k := range o.Route.PG.Replicas {
 		b := &o.work.copies[k]
 		if *b == nil {
-			*b = o.env.Buf(o, layout.ClusterSize)
+			*b = o.env.Buf(o, layout.SegmentSize)
 		}
 		o.add(Access{Verb: Read, Space: Index, Replica: k, Off: o.Work.Off, Buf: *b})
 	}
 	return o.await(then)
 }
 
-// groupOf is group i of the cluster as replica k showed it.
+// groupOf is group i of the segment as replica k showed it.
 func (o *Op) groupOf(i int, k uint8) layout.Group {
 	return layout.Group(o.work.copies[k][i*layout.GroupSize:][:layout.GroupSize])
 }
 
-// clusterDiffers lists the words of the cluster that differ between replicas.
-func (o *Op) clusterDiffers() (list []wordRef) {
-	for i := range layout.ClusterGroups + 1 {
+// segmentDiffers lists the words of the segment that differ between replicas.
+func (o *Op) segmentDiffers() (list []wordRef) {
+	for i := range layout.SegmentGroups + 1 {
 		list = differing(list, o.Route.PG.Replicas, o.Work.Off+uint64(i)*layout.GroupSize,
 			func(k uint8) layout.Group { return o.groupOf(i, k) })
 	}
 	return list
 }
 
-func (o *Op) syncCluster() Action {
-	list := o.clusterDiffers()
+func (o *Op) syncSegment() Action {
+	list := o.segmentDiffers()
 	o.Work.Synced += uint64(len(list))
 	return o.syncWords(list, o.finishWork)
 }

@@ -118,9 +118,9 @@ func TestScanDamaged(t *testing.T) {
 				t.Errorf("r=%d: %v\nlacks %q", replicas, err, want)
 			}
 		}
-		// A sound cluster says nothing.
+		// A sound segment says nothing.
 		clear(tail[group5:][:layout.GroupSize])
-		for g := range uint64(layout.ClusterGroups) {
+		for g := range uint64(layout.SegmentGroups) {
 			if g != homeGroup {
 				clear(tail[shardOff+g*layout.GroupSize:][:layout.GroupSize])
 			}

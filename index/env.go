@@ -11,7 +11,7 @@ type Env interface {
 	Session() uint32
 	// Stamp differs for every call of every lane of the session.
 	Stamp() uint32
-	// Version returns a version greater than after, unique in the cluster.
+	// Version returns a version greater than after, unique in the segment.
 	Version(after uint64) uint64
 	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
 	NowMillis() uint64
@@ -75,13 +75,13 @@ type PG struct {
 	ID       uint32
 	Epoch    uint32
 	Replicas uint8
-	// Joining: the last replica is a joiner. Writers take it for the publisher;
+	// Joining: the last replica is a joiner. Writers take it for the tail;
 	// it is no copy yet, so readers compare it with the one before.
 	Joining bool
 	// Generation is the epoch in which the memory was made. Words and places of
 	// another generation mean nothing.
 	Generation uint32
-	// Head identifies the arbiter's memory: the same in two epochs, it is the same.
+	// Head identifies the head's memory: the same in two epochs, it is the same.
 	Head uint64
 	// AccessOff is where the access words begin, IndexBytes from the region's start; the
 	// word of what is at index offset x is at AccessOff + x. 0: there are none.
@@ -92,11 +92,11 @@ type PG struct {
 	Recalled []uint32
 }
 
-// publisher is where a write becomes visible.
-func (p *PG) publisher() uint8 { return p.Replicas - 1 }
+// tail is where a write becomes visible.
+func (p *PG) tail() uint8 { return p.Replicas - 1 }
 
-// tail is where records are read: the publisher, or the one before a joiner.
-func (p *PG) tail() uint8 {
+// reader is where records are read: the tail, or the one before a joiner.
+func (p *PG) reader() uint8 {
 	if p.Joining {
 		return p.Replicas - 2
 	}
@@ -116,13 +116,13 @@ func (p *PG) IsRecalled(unit uint32) bool {
 // Route is where a hash lives under one map version.
 type Route struct {
 	PG         *PG
-	Shard      uint32 // id of its array of clusters, never used for another
+	Shard      uint32 // id of its array of segments, never used for another
 	Depth      uint8  // bits of hash prefix that the shard covers
-	ShardOff   uint64 // of the first cluster, bytes in the region
-	Clusters   uint32
+	ShardOff   uint64 // of the first segment, bytes in the region
+	Segments   uint32
 	MapVersion uint64
 	// Child is where keys of the moved set go while the shard splits or migrates,
-	// nil while it does neither. It has as many clusters.
+	// nil while it does neither. It has as many segments.
 	Child *Route
 	// Split: the moved set is the hashes whose bit below the prefix is 1.
 	// Otherwise it is all of them.

@@ -17,7 +17,7 @@ const MaxEvictGroups = 32
 // evictGroup is a group that an Evict looks at.
 type evictGroup struct {
 	off           uint64
-	words, access []byte // at A; at the tail, if there are access words
+	words, access []byte // at A; at the reader, if there are access words
 }
 
 // startEvict reads groups where words are decided, and their access words.
@@ -48,7 +48,7 @@ func (o *Op) startEvict() Action {
 			if g.access == nil {
 				g.access = o.env.Buf(o, layout.GroupSize)
 			}
-			o.add(Access{Verb: Read, Space: Heap, Replica: pg.tail(), Off: pg.AccessOff + off, Buf: g.access})
+			o.add(Access{Verb: Read, Space: Heap, Replica: pg.reader(), Off: pg.AccessOff + off, Buf: g.access})
 		}
 	}
 	if pg.AccessOff == 0 {

@@ -38,7 +38,7 @@ func TestCacheCosts(t *testing.T) {
 	}
 }
 
-// slotOfK is where k is in the home group at the publisher.
+// slotOfK is where k is in the home group at the tail.
 func slotOfK(t *testing.T, w *world) int {
 	t.Helper()
 	g := w.groupAt(w.pg.Replicas-1, home())

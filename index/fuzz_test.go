@@ -27,7 +27,7 @@ func FuzzOp(f *testing.F) {
 		c := w.client(1)
 		// A shard that moves, to here or elsewhere, or not at all.
 		w.split = kind%2 == 0
-		switch w.child = (&index.Route{PG: &w.pg, Shard: 9, ShardOff: childOff, Clusters: 1}); replicas / 3 % 4 {
+		switch w.child = (&index.Route{PG: &w.pg, Shard: 9, ShardOff: childOff, Segments: 1}); replicas / 3 % 4 {
 		case 1:
 			w.other = newWorld(1+cond%3, 128)
 			w.other.pg.ID = 2

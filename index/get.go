@@ -11,7 +11,7 @@ func (o *Op) getCached(h Hint) Action {
 	o.begin()
 	o.Accesses = way.Look(o.Accesses, o.word(0), o.recBuf(0, h.Word.ReadLen()))
 	if o.Route.PG.Joining {
-		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
+		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(h.Slot), Buf: o.word(2)})
 	}
 	o.noteAccess(h.Slot, o.noteDue())
 	return o.post(stepGetCached)
@@ -46,7 +46,7 @@ func (o *Op) gotCached() Action {
 func (o *Op) checkSlot(h Hint) Action {
 	o.take(h)
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
 	return o.post(stepCheckSlot)
 }
 

@@ -16,7 +16,7 @@ import (
 
 const (
 	shardOff   = layout.RegionPageSize
-	indexBytes = shardOff + 2*layout.ClusterSize // one cluster, and room to see a stray access
+	indexBytes = shardOff + 2*layout.SegmentSize // one segment, and room to see a stray access
 	heapLo     = (indexBytes + layout.UnitSize - 1) / layout.UnitSize
 	homeGroup  = 3
 )
@@ -62,7 +62,7 @@ func (w *world) asCache() *world {
 	return w
 }
 
-// access is the access word of a slot of the home group, at the publisher.
+// access is the access word of a slot of the home group, at the tail.
 func (w *world) access(slot int) layout.AccessWord {
 	return layout.AccessWord(binary.LittleEndian.Uint64(w.region[w.pg.Replicas-1][w.pg.AccessOff+home()+layout.SlotOff(slot):]))
 }
@@ -112,7 +112,7 @@ func (c *client) NowMillis() uint64 { return c.w.millis }
 
 // parent is the route of the shard that moves, or of all keys if none does.
 func (w *world) parent() index.Route {
-	r := index.Route{PG: &w.pg, ShardOff: shardOff, Clusters: 1, MapVersion: 1}
+	r := index.Route{PG: &w.pg, ShardOff: shardOff, Segments: 1, MapVersion: 1}
 	if w.child != nil && !w.moved {
 		r.Child, r.Split = w.child, w.split
 	}
@@ -593,10 +593,10 @@ func (w *world) placeName(a *index.Access) string {
 	if a.Space == index.Heap {
 		return unitName(uint32(a.Off / layout.UnitSize))
 	}
-	if a.Off < shardOff || len(a.Buf) == layout.ClusterSize {
-		return "cluster"
+	if a.Off < shardOff || len(a.Buf) == layout.SegmentSize {
+		return "segment"
 	}
-	array, at := (a.Off-shardOff)/layout.ClusterSize, (a.Off-shardOff)%layout.ClusterSize
+	array, at := (a.Off-shardOff)/layout.SegmentSize, (a.Off-shardOff)%layout.SegmentSize
 	name := fmt.Sprintf("g%d", at/layout.GroupSize)
 	switch at / layout.GroupSize {
 	case homeGroup:

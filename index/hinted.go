@@ -32,7 +32,7 @@ func (h *Hint) Fits(r *Route, put bool) bool {
 
 // SlotOff is where slot, numbered as in Hint, of the key with the hash given is in the region.
 func (r *Route) SlotOff(hash uint64, slot uint8) uint64 {
-	home, stash := layout.GroupOff(hash, r.Clusters)
+	home, stash := layout.GroupOff(hash, r.Segments)
 	if slot >= StashSlot {
 		return r.ShardOff + stash + layout.SlotOff(int(slot-StashSlot))
 	}
@@ -42,7 +42,7 @@ func (r *Route) SlotOff(hash uint64, slot uint8) uint64 {
 // Look adds the READs of a GET, slot first: the record read behind an unchanged slot is of the
 // word's life, wherever the word was learnt. The slot's word comes to word, of 8 bytes.
 func (h *Hinted) Look(a []Access, word, rec []byte) []Access {
-	p := h.PG.tail()
+	p := h.PG.reader()
 	return append(a, Access{Verb: Read, Space: Index, Replica: p, Off: h.Off, Buf: word},
 		Access{Verb: Read, Space: Heap, Replica: p, Off: h.X.Off(), Buf: rec})
 }
@@ -65,14 +65,14 @@ func (h *Hinted) Write(a []Access, rec []byte) []Access {
 	return a
 }
 
-// Swing adds the CAS at the arbiter that decides, behind the WRITEs.
+// Swing adds the CAS at the head that decides, behind the WRITEs.
 func (h *Hinted) Swing(a []Access) []Access {
 	return append(a, Access{Verb: CAS, Space: Index, Off: h.Off, Expect: uint64(h.X), New: uint64(h.N)})
 }
 
 // Note adds a READ of the slot's access word, for what Env.Note is to know.
 func (h *Hinted) Note(a []Access, word []byte) []Access {
-	return append(a, Access{Verb: Read, Space: Heap, Replica: h.PG.tail(), Off: h.PG.AccessOff + h.Off, Buf: word})
+	return append(a, Access{Verb: Read, Space: Heap, Replica: h.PG.reader(), Off: h.PG.AccessOff + h.Off, Buf: word})
 }
 
 // Notes reports whether accesses to records of p are noted.

@@ -46,7 +46,7 @@ const (
 type Access struct {
 	Verb    Verb
 	Space   Space
-	Replica uint8 // position in the placement group's chain: 0 arbiter, last publisher
+	Replica uint8 // position in the placement group's chain: 0 head, last tail
 	// NoWait: off the path. The round is over without it, its result is of no
 	// interest, and the caller repeats it after a reconnection.
 	NoWait bool
@@ -86,7 +86,7 @@ const (
 	// AskFenced: set OwnerFenced to whether session LockOwner is confirmed
 	// fenced, wait a little if it is not, then Next.
 	AskFenced
-	// Grow: the cluster of Route.Shard has no slot left. Ask for a split, wait a
+	// Grow: the segment of Route.Shard has no slot left. Ask for a split, wait a
 	// little, then Next; or Fail with ErrFull.
 	Grow
 	// Reconnect: an access failed. Reconnect the queue pair so that nothing
@@ -107,13 +107,13 @@ const (
 	// Modify reads the record, calls Op.Modify and writes what it returns if
 	// nobody changed the record in between.
 	Modify
-	// Scan reads part of one cluster; see Op.Scan.
+	// Scan reads part of one segment; see Op.Scan.
 	Scan
 	// Raw reads bytes of a region, for tools that show or check them.
 	Raw
 	// The rest is a janitor's; see Work.
 
-	// Sync brings every word of a cluster up on every replica.
+	// Sync brings every word of a segment up on every replica.
 	Sync
 	// Move moves one home group's share of a shard's moved set to the child.
 	Move
@@ -123,7 +123,7 @@ const (
 	Abandon
 	// Relocate moves the records of one group out of an extent.
 	Relocate
-	// Scrub checks and repairs the records of a cluster on every replica.
+	// Scrub checks and repairs the records of a segment on every replica.
 	Scrub
 	// Evict removes records of one group: those that have expired, and in a cache
 	// those that Work.Choose picks.
@@ -159,7 +159,7 @@ var (
 	ErrConflict = errors.New("version conflict")
 	// ErrUnchanged: the record is the one that the caller of a Get has.
 	ErrUnchanged = errors.New("unchanged")
-	// ErrFull: no memory, or no slot in the key's cluster; nothing changed.
+	// ErrFull: no memory, or no slot in the key's segment; nothing changed.
 	ErrFull = errors.New("full")
 	// ErrUnknown: the operation may have happened.
 	ErrUnknown = errors.New("unknown outcome")
@@ -192,7 +192,7 @@ const (
 	stepSyncCAS
 	stepReadManifest
 	stepResolve
-	stepReadCluster
+	stepReadSegment
 	stepScanRecords
 	stepReadRaw
 	stepSyncChunk
@@ -204,7 +204,7 @@ const (
 var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "read-group", "read-records", "read-stash",
 	"read-stash-records", "read-chunks", "write-chunks", "cas-slot", "read-lost", "lock-group", "sync-group",
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
-	"resolve", "read-cluster", "scan-records", "read-raw", "sync-chunk", "split-seen", "work", "done"}
+	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "work", "done"}
 
 func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
 

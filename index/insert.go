@@ -38,7 +38,7 @@ func (o *Op) lockGroup() Action {
 			Expect: uint64(o.lockExpect), New: uint64(o.lock)})
 	}
 	o.add(Access{Verb: Read, Space: Index, Off: o.home(), Buf: o.group(0)})
-	if p := o.Route.PG.publisher(); p != 0 {
+	if p := o.Route.PG.tail(); p != 0 {
 		o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.home(), Buf: o.group(1)})
 	}
 	if !o.written {
@@ -53,7 +53,7 @@ func (o *Op) gotLock() Action {
 	if err := o.damaged(o.groups[0], o.home(), 0); err != nil {
 		return o.finish(err)
 	}
-	if p := o.Route.PG.publisher(); p != 0 {
+	if p := o.Route.PG.tail(); p != 0 {
 		if err := o.damaged(o.groups[1], o.home(), p); err != nil {
 			return o.finish(err)
 		}
@@ -74,7 +74,7 @@ func (o *Op) gotLock() Action {
 	}
 	g := layout.Group(o.groups[0])
 	if h := g.Header(); o.splitDone(h) {
-		// Nobody follows it before the publisher shows it.
+		// Nobody follows it before the tail shows it.
 		return o.sync(headerSlot, 1, stepSplitSeen)
 	}
 	if o.moveUnfinished(g) {
@@ -84,7 +84,7 @@ func (o *Op) gotLock() Action {
 		return o.unlockAnd(Backoff)
 	}
 	o.diff = o.diff[:0]
-	if o.Route.PG.publisher() != 0 {
+	if o.Route.PG.tail() != 0 {
 		p := layout.Group(o.groups[1])
 		for i := range layout.GroupSlots {
 			if g.Slot(i) != p.Slot(i) {
@@ -136,7 +136,7 @@ func (o *Op) moveUnfinished(g layout.Group) bool {
 	return false
 }
 
-// splitSeen: the publisher shows that the group's move is complete.
+// splitSeen: the tail shows that the group's move is complete.
 func (o *Op) splitSeen() Action { return o.goChild(true, o.groups[0], o.home()) }
 
 // syncGroup brings every slot in which A and P differ up to date before the
@@ -157,7 +157,7 @@ func (o *Op) syncGroup() Action {
 	o.readCandidates(0)
 	if layout.Group(o.groups[0]).Header().OVF() {
 		o.add(Access{Verb: Read, Space: Index, Off: o.stash(), Buf: o.group(2)})
-		if p := o.Route.PG.publisher(); p != 0 {
+		if p := o.Route.PG.tail(); p != 0 {
 			o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.stash(), Buf: o.group(3)})
 		}
 		o.stashRead = true
@@ -180,7 +180,7 @@ func (o *Op) gotLockedRecords() Action {
 	}
 	o.stashRead = false
 	o.diff = o.diff[:0]
-	if o.Route.PG.publisher() != 0 {
+	if o.Route.PG.tail() != 0 {
 		a, p := layout.Group(o.groups[2]), layout.Group(o.groups[3])
 		for i := range layout.GroupSlots {
 			if a.Slot(i) != p.Slot(i) {
@@ -224,7 +224,7 @@ func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
 	return o.update()
 }
 
-// answerAfterSync answers err once the publisher shows what it rests on.
+// answerAfterSync answers err once the tail shows what it rests on.
 func (o *Op) answerAfterSync(err error) Action {
 	o.need().answer = err
 	return o.sync(o.slot, 1, stepDone)
@@ -252,7 +252,7 @@ func (o *Op) absentLocked() Action {
 		h := g.Header()
 		switch r {
 		case 0:
-		case o.Route.PG.publisher():
+		case o.Route.PG.tail():
 			h = layout.Group(o.groups[1]).Header()
 		default:
 			h &^= layout.FlagOVF // not read
@@ -296,5 +296,5 @@ func (o *Op) gotOVF() Action {
 }
 
 // stashCrowded is how many slots of a stash are in use when a shard should split:
-// some 15 keys of its cluster's 480 are there at a load of about 0.7.
+// some 15 keys of its segment's 480 are there at a load of about 0.7.
 const stashCrowded = 12

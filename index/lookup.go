@@ -20,9 +20,9 @@ func (o *Op) readGroup() Action {
 // copy beside it.
 func (o *Op) readGroupAt(off uint64, i int) {
 	pg := o.Route.PG
-	o.add(Access{Verb: Read, Space: Index, Replica: pg.tail(), Off: off, Buf: o.group(i)})
+	o.add(Access{Verb: Read, Space: Index, Replica: pg.reader(), Off: off, Buf: o.group(i)})
 	if pg.Joining {
-		o.add(Access{Verb: Read, Space: Index, Replica: pg.publisher(), Off: off, Buf: o.group(4)})
+		o.add(Access{Verb: Read, Space: Index, Replica: pg.tail(), Off: off, Buf: o.group(4)})
 	}
 }
 
@@ -36,12 +36,12 @@ func (o *Op) gotGroup() Action {
 		// A writer of this epoch may have told the joiner first.
 		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
 	}
-	if err := o.collect(g, 0, o.Route.PG.tail()); err != nil {
+	if err := o.collect(g, 0, o.Route.PG.reader()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) > 0 {
 		o.begin()
-		o.readCandidates(o.Route.PG.tail())
+		o.readCandidates(o.Route.PG.reader())
 		if len(o.cand) == 1 && o.Kind == Get {
 			o.noteAccess(o.cand[0], o.noteDue())
 		}
@@ -163,14 +163,14 @@ func (o *Op) gotStash() Action {
 	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
 		return o.joinerBehind(StashSlot + s)
 	}
-	if err := o.collect(g, StashSlot, o.Route.PG.tail()); err != nil {
+	if err := o.collect(g, StashSlot, o.Route.PG.reader()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) == 0 {
 		return o.notStashed()
 	}
 	o.begin()
-	o.readCandidates(o.Route.PG.tail())
+	o.readCandidates(o.Route.PG.reader())
 	return o.post(stepReadStashRecords)
 }
 
@@ -194,7 +194,7 @@ func (o *Op) suspect(err error) Action {
 	return o.readGroup()
 }
 
-// present acts on the key's record r, found at the publisher under w.
+// present acts on the key's record r, found at the tail under w.
 func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})
 	o.takeRecord(slot, w, &r)
@@ -233,7 +233,7 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	}
 }
 
-// absent acts on a key that the publisher does not hold.
+// absent acts on a key that the tail does not hold.
 func (o *Op) absent() Action {
 	o.env.Forget(o)
 	o.x, o.xVersion, o.xFlags, o.expired, o.atA = 0, 0, 0, false, false

@@ -116,8 +116,8 @@ func (o *Op) next() Action {
 		return o.gotManifest()
 	case stepResolve:
 		return o.resolved()
-	case stepReadCluster:
-		return o.gotCluster()
+	case stepReadSegment:
+		return o.gotSegment()
 	case stepScanRecords:
 		return o.gotScanRecords()
 	case stepReadRaw:
@@ -213,7 +213,7 @@ func (o *Op) start() Action {
 			o.addUnlock()
 			return Backoff
 		}
-		o.lock, o.locked = 0, false // it went with the arbiter
+		o.lock, o.locked = 0, false // it went with the head
 	}
 	if o.havePlace || o.long() {
 		switch {
@@ -248,7 +248,7 @@ func (o *Op) resume(after Step) Action {
 	}
 	o.Route.PG = r.PG
 	if old.Head != r.PG.Head {
-		o.lock, o.locked = 0, false // it went with the arbiter
+		o.lock, o.locked = 0, false // it went with the head
 		// What was won there need not be known here.
 		o.deciding, o.won = true, false
 		after = stepResolve
@@ -282,11 +282,11 @@ func (o *Op) route() (r Route, ok bool) {
 }
 
 // goChild follows the key to where its group moves; sure: the group's move is
-// complete. The publisher has shown it, in its copy of g, which is at off.
+// complete. The tail has shown it, in its copy of g, which is at off.
 func (o *Op) goChild(sure bool, g layout.Group, off uint64) Action {
 	r, ok := o.env.Route(o.Hash)
 	if ok && r.Child == nil && r.Shard == o.Route.Shard && r.MapVersion == o.Route.MapVersion {
-		return o.stray(Refresh, g, off, o.Route.PG.tail())
+		return o.stray(Refresh, g, off, o.Route.PG.reader())
 	}
 	if !ok || r.Child == nil || r.Shard != o.Route.Shard {
 		return o.again(Refresh) // the map is newer than the move
@@ -327,7 +327,7 @@ func (o *Op) dispatch() Action {
 	}
 	switch o.Kind {
 	case Scan:
-		return o.readCluster()
+		return o.readSegment()
 	case Raw:
 		o.begin()
 		o.add(Access{Verb: Read, Space: o.Raw.Space, Replica: o.Raw.Replica, Off: o.Raw.Off, Buf: o.recBuf(0, o.Raw.Len)})
@@ -427,12 +427,12 @@ func sameMemory(a, b *Route) bool {
 func samePlaces(a, b *PG) bool { return a.ID == b.ID && a.Generation == b.Generation }
 
 func (o *Op) home() uint64 {
-	h, _ := layout.GroupOff(o.Hash, o.Route.Clusters)
+	h, _ := layout.GroupOff(o.Hash, o.Route.Segments)
 	return o.Route.ShardOff + h
 }
 
 func (o *Op) stash() uint64 {
-	_, s := layout.GroupOff(o.Hash, o.Route.Clusters)
+	_, s := layout.GroupOff(o.Hash, o.Route.Segments)
 	return o.Route.ShardOff + s
 }
 

@@ -14,7 +14,7 @@ func (o *Op) startMove() Action {
 	if o.Kind == Move && (r.Child == nil || r.Child.PG == nil) {
 		return o.leave(Refresh)
 	}
-	if uint64(o.Work.Group) >= uint64(r.Clusters)*layout.ClusterGroups {
+	if uint64(o.Work.Group) >= uint64(r.Segments)*layout.SegmentGroups {
 		return o.finish(fmt.Errorf("shard %d has no group %d", r.Shard, o.Work.Group))
 	}
 	home, stash := o.groupAt(r)
@@ -25,7 +25,7 @@ func (o *Op) startMove() Action {
 		o.setGroups(home, stash)
 		return o.lockWork(o.abandon)
 	}
-	if _, s := o.groupAt(r.Child); r.Child.Clusters != r.Clusters || checkIndex(r.Child.PG, s, layout.GroupSize) != nil ||
+	if _, s := o.groupAt(r.Child); r.Child.Segments != r.Segments || checkIndex(r.Child.PG, s, layout.GroupSize) != nil ||
 		r.Child.PG.Replicas == 0 || r.Child.PG.Replicas > maxChain {
 		return o.finish(fmt.Errorf("shard %d: its child %d at %#x of pg %d is not its like", r.Shard, r.Child.Shard, r.Child.ShardOff, r.Child.PG.ID))
 	}
@@ -36,8 +36,8 @@ func (o *Op) startMove() Action {
 // groupAt gives the region offsets of home group Work.Group in r's array and of its
 // stash.
 func (o *Op) groupAt(r *Route) (home, stash uint64) {
-	cluster := r.ShardOff + uint64(o.Work.Group/layout.ClusterGroups)*layout.ClusterSize
-	return cluster + uint64(o.Work.Group%layout.ClusterGroups)*layout.GroupSize, cluster + layout.StashGroup*layout.GroupSize
+	segment := r.ShardOff + uint64(o.Work.Group/layout.SegmentGroups)*layout.SegmentSize
+	return segment + uint64(o.Work.Group%layout.SegmentGroups)*layout.GroupSize, segment + layout.StashGroup*layout.GroupSize
 }
 
 func (o *Op) moveLocked() Action {
@@ -104,7 +104,7 @@ func (o *Op) gotMoving(it *item, b []byte) error {
 		return err
 	}
 	hash := o.env.HashOf(r.Key)
-	home, _ := layout.GroupOff(hash, o.Route.Clusters)
+	home, _ := layout.GroupOff(hash, o.Route.Segments)
 	switch inHome := it.base == o.work.groups[0]; {
 	case o.Route.ShardOff+home != o.work.groups[0] && inHome:
 		return fmt.Errorf("%s: record at %#x: its key belongs into the group at %#x", o.where(it.wordRef), it.x.Off(), o.Route.ShardOff+home)

@@ -101,7 +101,7 @@ type far struct {
 	answer     error // what to answer after a sync
 
 	recs      [][]byte  // the second record read and those behind it
-	groups    [5][]byte // A or tail, P, stash, stash at P, a joiner's
+	groups    [5][]byte // A or reader, P, stash, stash at P, a joiner's
 	cand      []uint8   // slots (as in Hint) whose records were asked for
 	stashRead bool
 	diff      []uint8 // slots to be synced
@@ -113,8 +113,8 @@ type far struct {
 	syncRecs      [2][]byte
 	syncBase      uint64 // region offset of the group that syncSlot is in; 0: the key's own
 	chunk         int    // next chunk to copy
-	cluster       []byte
-	joiners       []byte // the joiner's copy of cluster
+	segment       []byte
+	joiners       []byte // the joiner's copy of segment
 	corrupts      int    // of the Scan's page
 	chunks        []layout.Chunk
 	chunkID       uint64

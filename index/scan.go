@@ -7,13 +7,13 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-const clusterSlots = (layout.ClusterGroups + 1) * layout.GroupSlots
+const segmentSlots = (layout.SegmentGroups + 1) * layout.GroupSlots
 
 // Page is the request of a Scan and its answer.
 type Page struct {
-	// The page starts at slot From (0..509, and 510..1019 for what has moved to a child) of cluster
-	// Cluster of the shard that covers hash prefix Op.Hash.
-	Cluster uint32
+	// The page starts at slot From (0..509, and 510..1019 for what has moved to a child) of segment
+	// Segment of the shard that covers hash prefix Op.Hash.
+	Segment uint32
 	From    uint16
 	// Shard is the array in which From was found, 0 if it is 0; afterwards that of this page.
 	Shard   uint32
@@ -24,11 +24,11 @@ type Page struct {
 	Found []layout.Record
 	// Corrupt says what of the page could not be read, nil if nothing: Found is the rest.
 	Corrupt error
-	Next    uint16 // the slot to go on from, or 0 when the cluster is done
-	End     bool   // that was the shard's last cluster and it is done
+	Next    uint16 // the slot to go on from, or 0 when the segment is done
+	End     bool   // that was the shard's last segment and it is done
 }
 
-func (o *Op) readCluster() Action {
+func (o *Op) readSegment() Action {
 	o.need()
 	o.syncBase = 0
 	if o.child == 0 {
@@ -37,46 +37,46 @@ func (o *Op) readCluster() Action {
 		}
 		o.Scan.Shard = o.Route.Shard
 	}
-	if o.Scan.From >= clusterSlots && o.Route.Child != nil {
+	if o.Scan.From >= segmentSlots && o.Route.Child != nil {
 		if o.Route.Child.PG == nil {
 			return o.again(Refresh)
 		}
-		o.Route = *o.Route.Child // what has moved of this cluster
+		o.Route = *o.Route.Child // what has moved of this segment
 		o.child = o.Route.Shard
 	}
-	if o.Scan.Cluster >= o.Route.Clusters || o.Scan.From >= clusterSlots && o.child == 0 {
+	if o.Scan.Segment >= o.Route.Segments || o.Scan.From >= segmentSlots && o.child == 0 {
 		return o.scanned()
 	}
-	if o.cluster == nil {
-		o.cluster = o.env.Buf(o, layout.ClusterSize)
+	if o.segment == nil {
+		o.segment = o.env.Buf(o, layout.SegmentSize)
 	}
-	off := o.Route.ShardOff + uint64(o.Scan.Cluster)*layout.ClusterSize
+	off := o.Route.ShardOff + uint64(o.Scan.Segment)*layout.SegmentSize
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: off, Buf: o.cluster})
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.reader(), Off: off, Buf: o.segment})
 	if o.Route.PG.Joining {
 		if o.joiners == nil {
-			o.joiners = o.env.Buf(o, layout.ClusterSize)
+			o.joiners = o.env.Buf(o, layout.SegmentSize)
 		}
-		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.publisher(), Off: off, Buf: o.joiners})
+		o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.tail(), Off: off, Buf: o.joiners})
 	}
-	return o.post(stepReadCluster)
+	return o.post(stepReadSegment)
 }
 
-func (o *Op) gotCluster() Action {
+func (o *Op) gotSegment() Action {
 	o.Scan.Next, o.Scan.End = 0, false
 	o.Scan.Corrupt, o.corrupts = nil, 0
 	o.begin()
 	total := 0
 	base := 0
 	if o.child != 0 {
-		base = clusterSlots
+		base = segmentSlots
 	}
-	for i := int(o.Scan.From) - base; i < clusterSlots; i++ {
+	for i := int(o.Scan.From) - base; i < segmentSlots; i++ {
 		at := i / layout.GroupSlots * layout.GroupSize
-		off := o.Route.ShardOff + uint64(o.Scan.Cluster)*layout.ClusterSize + uint64(at)
-		g := layout.Group(o.cluster[at:][:layout.GroupSize])
+		off := o.Route.ShardOff + uint64(o.Scan.Segment)*layout.SegmentSize + uint64(at)
+		g := layout.Group(o.segment[at:][:layout.GroupSize])
 		if i%layout.GroupSlots == 0 || i == int(o.Scan.From)-base {
-			if err := o.damaged(g, off, o.Route.PG.tail()); err != nil {
+			if err := o.damaged(g, off, o.Route.PG.reader()); err != nil {
 				o.corrupted(err)
 				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1 // go on with the next group
 				continue
@@ -90,20 +90,20 @@ func (o *Op) gotCluster() Action {
 					break
 				}
 				o.syncBase = off
-				return o.sync(uint8(i%layout.GroupSlots), 1, stepReadCluster)
+				return o.sync(uint8(i%layout.GroupSlots), 1, stepReadSegment)
 			}
 		}
 		if w.State() == layout.Moved && o.child == 0 && o.Route.Child == nil {
 			home := g
 			if i/layout.GroupSlots == layout.StashGroup {
-				home = o.cluster[:layout.GroupSize] // a stash is cleared before any home group
+				home = o.segment[:layout.GroupSize] // a stash is cleared before any home group
 			}
 			if !o.leftOver(home) {
 				if o.MapCurrent == 0 || o.MapCurrent != o.Route.MapVersion {
 					o.astray = true
 					return o.again(Refresh) // by a move that this map does not know
 				}
-				o.corrupted(o.groupError(off, o.Route.PG.tail(), g.MoveError()))
+				o.corrupted(o.groupError(off, o.Route.PG.reader(), g.MoveError()))
 				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1
 				continue
 			}
@@ -112,7 +112,7 @@ func (o *Op) gotCluster() Action {
 			continue
 		}
 		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
-			o.corrupted(o.groupError(off, o.Route.PG.tail(), g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)))
+			o.corrupted(o.groupError(off, o.Route.PG.reader(), g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)))
 			continue
 		}
 		if n := len(o.Accesses); n > 0 && total+w.ReadLen() > o.Scan.Bytes {
@@ -120,7 +120,7 @@ func (o *Op) gotCluster() Action {
 			break
 		}
 		total += w.ReadLen()
-		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.tail(), Off: w.Off(),
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.reader(), Off: w.Off(),
 			Buf: o.recBuf(len(o.Accesses), w.ReadLen())})
 	}
 	if len(o.Accesses) == 0 {
@@ -135,9 +135,9 @@ func (o *Op) gotScanRecords() Action {
 		r, err := layout.ParseRecord(o.recAt(i))
 		if err != nil {
 			if o.retries++; o.retries <= 3 {
-				return o.readCluster()
+				return o.readSegment()
 			}
-			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.tail(), o.Accesses[i].Off, err))
+			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.reader(), o.Accesses[i].Off, err))
 			continue
 		}
 		if o.Scan.Expired || !o.isExpired(&r.RecordHeader) {
@@ -154,16 +154,16 @@ func (o *Op) corrupted(err error) {
 	}
 }
 
-// maxCorrupts is how many errors of one cluster are told one by one.
+// maxCorrupts is how many errors of one segment are told one by one.
 const maxCorrupts = 4
 
 func (o *Op) scanned() Action {
 	if n := o.corrupts - maxCorrupts; n > 0 {
-		o.Scan.Corrupt = errors.Join(o.Scan.Corrupt, fmt.Errorf("and %d more in this cluster", n))
+		o.Scan.Corrupt = errors.Join(o.Scan.Corrupt, fmt.Errorf("and %d more in this segment", n))
 	}
-	if o.Scan.Next == 0 && o.child == 0 && o.Route.Child != nil && o.Scan.Cluster < o.Route.Clusters {
-		o.Scan.Next = clusterSlots // the child's share of this cluster
+	if o.Scan.Next == 0 && o.child == 0 && o.Route.Child != nil && o.Scan.Segment < o.Route.Segments {
+		o.Scan.Next = segmentSlots // the child's share of this segment
 	}
-	o.Scan.End = o.Scan.Next == 0 && o.Scan.Cluster+1 >= o.Route.Clusters
+	o.Scan.End = o.Scan.Next == 0 && o.Scan.Segment+1 >= o.Route.Segments
 	return o.finish(nil)
 }

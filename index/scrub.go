@@ -16,7 +16,7 @@ func (o *Op) startScrub() Action {
 	o.Work.Linked, o.Work.Findings = map[uint32]uint32{}, nil
 	o.work.keys, o.work.same = map[keyHash]wordRef{}, nil
 	return o.readCopies(func() Action {
-		list := o.clusterDiffers()
+		list := o.segmentDiffers()
 		o.Work.Synced += uint64(len(list))
 		if len(list) == 0 {
 			return o.scrubRecords()
@@ -27,7 +27,7 @@ func (o *Op) startScrub() Action {
 
 func (o *Op) scrubRecords() Action {
 	var list []*item
-	for i := range layout.ClusterGroups + 1 {
+	for i := range layout.SegmentGroups + 1 {
 		g := o.groupOf(i, 0)
 		base := o.Work.Off + uint64(i)*layout.GroupSize
 		if err := g.Check(0, 1<<32-1); err != nil {
@@ -145,7 +145,7 @@ func (o *Op) anyBad(copies [][]byte, good []byte) (bad uint8) {
 }
 
 // belongs reports whether a lookup of key would come to the group at base, or to the
-// cluster whose stash that is.
+// segment whose stash that is.
 func (o *Op) belongs(key []byte, base uint64) bool {
 	hash := o.env.HashOf(key)
 	r, ok := o.env.Route(hash)
@@ -156,14 +156,14 @@ func (o *Op) belongs(key []byte, base uint64) bool {
 		if c.PG == nil || c.PG.ID != o.Route.PG.ID {
 			continue
 		}
-		if home, stash := layout.GroupOff(hash, c.Clusters); c.ShardOff+home == base || c.ShardOff+stash == base {
+		if home, stash := layout.GroupOff(hash, c.Segments); c.ShardOff+home == base || c.ShardOff+stash == base {
 			return true
 		}
 	}
 	return false
 }
 
-// noteKey looks whether another slot of the cluster names the same key.
+// noteKey looks whether another slot of the segment names the same key.
 func (o *Op) noteKey(at wordRef, key []byte) {
 	f := fnv.New64a()
 	_, _ = f.Write(key)

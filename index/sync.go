@@ -93,8 +93,8 @@ func (o *Op) syncRead() Action {
 			return o.again(0)
 		case stepSplitSeen:
 			return o.splitSeen()
-		case stepReadCluster:
-			return o.readCluster()
+		case stepReadSegment:
+			return o.readSegment()
 		case stepWork:
 			return o.workNext()
 		}

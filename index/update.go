@@ -148,7 +148,7 @@ func (o *Op) lost(c layout.Word) Action {
 	case layout.Frozen:
 		return o.again(Backoff)
 	case layout.Moved:
-		// Nobody follows it before the publisher shows it.
+		// Nobody follows it before the tail shows it.
 		return o.sync(o.slot, 1, stepStart)
 	case layout.Empty:
 		// Gone from this slot; whether the key is elsewhere, a lookup tells.
@@ -170,7 +170,7 @@ func (o *Op) lookAgain() Action {
 	if o.Kind == Put && (o.Cond == Always || o.Cond == IfAbsent) {
 		return o.lockGroup()
 	}
-	// A lookup reads the publisher, which may still show what is gone at A. If
+	// A lookup reads the tail, which may still show what is gone at A. If
 	// whoever replaced it died before its publish, it would do so for ever.
 	return o.sync(o.slot, 1, stepStart)
 }
@@ -182,7 +182,7 @@ func (o *Op) gotLost() Action {
 	}
 	o.takeRecord(o.slot, o.x, &r)
 	o.Version, o.atA = r.Version, true
-	// Nobody learns of a state that the publisher does not show.
+	// Nobody learns of a state that the tail does not show.
 	switch {
 	case o.Kind == Put && o.expired && (o.Cond == IfVersion || o.Cond == IfPresent):
 		return o.answerAfterSync(ErrNotFound)

@@ -9,11 +9,11 @@ import (
 
 // Work is the request of a janitor's kinds and what they found.
 //
-// Sync, Scrub: the cluster at Off of placement group PG. Clean: the group at Off;
+// Sync, Scrub: the segment at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
 // Extents, or, with Count, moving what lies in Window alone, counting what is linked and
 // listing what lies in Extents. Evict: the groups at Off and More. Move, Abandon: home group
-// Group (cluster*16 + group) of shard Shard, with what of its keys is in the stash.
+// Group (segment*16 + group) of shard Shard, with what of its keys is in the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
 // beginning; what it had done already it finds done.
@@ -48,7 +48,7 @@ type Work struct {
 	Only [][]uint16
 
 	// Answer.
-	Records  uint64            // linked, at the arbiter
+	Records  uint64            // linked, at the head
 	Units    uint64            // of their places
 	Synced   uint64            // words that differed between replicas
 	Moved    uint64            // records moved or relocated
@@ -107,7 +107,7 @@ type workState struct {
 	groups [2]uint64 // region offsets of the groups at work: home and stash, or one
 	nGroup int
 	images [2][maxChain][]byte // the groups by replica
-	copies [maxChain][]byte    // a cluster by replica
+	copies [maxChain][]byte    // a segment by replica
 	buf    []byte
 
 	header layout.Header // of groups[0] at A
@@ -175,7 +175,7 @@ func (o *Op) Wanted() (pg uint32, units uint32) {
 	return o.Route.PG.ID, layout.UnitsOf(o.wantCode)
 }
 
-// startWork begins the group or cluster afresh under o.Route. Nothing is under way.
+// startWork begins the group or segment afresh under o.Route. Nothing is under way.
 func (o *Op) startWork() Action {
 	if o.need().work == nil {
 		o.work = &workState{}
@@ -193,14 +193,14 @@ func (o *Op) startWork() Action {
 	}
 	n := uint64(layout.GroupSize)
 	if o.Kind == Sync || o.Kind == Scrub {
-		n = layout.ClusterSize
+		n = layout.SegmentSize
 	}
 	if err := checkIndex(o.Route.PG, o.Work.Off, n); err != nil {
 		return o.finish(err)
 	}
 	switch o.Kind {
 	case Sync:
-		return o.readCopies(o.syncCluster)
+		return o.readCopies(o.syncSegment)
 	case Scrub:
 		return o.startScrub()
 	case Clean:

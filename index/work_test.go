@@ -14,7 +14,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-const childOff = shardOff + layout.ClusterSize
+const childOff = shardOff + layout.SegmentSize
 
 // moveCase is one shape of a move.
 type moveCase struct {
@@ -50,7 +50,7 @@ func (m moveCase) world() *world {
 // begin puts the move into the map.
 func (m moveCase) begin(w *world) {
 	w.split = m.split
-	w.child = &index.Route{PG: &w.pg, Shard: 9, ShardOff: childOff, Clusters: 1, MapVersion: 1}
+	w.child = &index.Route{PG: &w.pg, Shard: 9, ShardOff: childOff, Segments: 1, MapVersion: 1}
 	if m.target > 0 {
 		w.child.PG, w.child.ShardOff = &w.other.pg, shardOff
 	}
@@ -139,7 +139,7 @@ func (w *world) check(t testing.TB, what string, want map[string]string) {
 	}
 }
 
-// arrays are the clusters of a placement group's index.
+// arrays are the segments of a placement group's index.
 func (w *world) arrays() []uint64 { return []uint64{shardOff, childOff} }
 
 // sound checks what holds of a placement group in which nothing is under way: readable
@@ -147,7 +147,7 @@ func (w *world) arrays() []uint64 { return []uint64{shardOff, childOff} }
 func (w *world) sound(t testing.TB, what string) {
 	t.Helper()
 	for _, at := range w.arrays() {
-		for g := range layout.ClusterGroups + 1 {
+		for g := range layout.SegmentGroups + 1 {
 			off := at + uint64(g)*layout.GroupSize
 			for i := range layout.GroupSlots {
 				x := w.groupAt(0, off).Slot(i)
@@ -176,7 +176,7 @@ func (w *world) linkedPlaces(t testing.TB, what string, arrays ...uint64) {
 			continue
 		}
 		for _, at := range arrays {
-			for g := range layout.ClusterGroups + 1 {
+			for g := range layout.SegmentGroups + 1 {
 				for i := range layout.GroupSlots {
 					x := m.groupAt(0, at+uint64(g)*layout.GroupSize).Slot(i)
 					name := unitName(x.Unit())
@@ -195,12 +195,12 @@ func (w *world) linkedPlaces(t testing.TB, what string, arrays ...uint64) {
 // moveAll moves every group of the shard.
 func (w *world) moveAll(t testing.TB, c *client) {
 	t.Helper()
-	for g := range uint32(layout.ClusterGroups) {
+	for g := range uint32(layout.SegmentGroups) {
 		c.job(t, index.Move, moveWork(g))
 	}
 }
 
-// syncAll syncs every cluster.
+// syncAll syncs every segment.
 func (w *world) syncAll(t testing.TB, c *client) {
 	t.Helper()
 	for _, id := range []uint32{1, 2} {
@@ -216,11 +216,11 @@ func (w *world) syncAll(t testing.TB, c *client) {
 func (w *world) cleanAll(t testing.TB, c *client) {
 	t.Helper()
 	w.moved = true
-	for g := range layout.ClusterGroups + 1 {
+	for g := range layout.SegmentGroups + 1 {
 		c.job(t, index.Clean, index.Work{PG: 1, Off: shardOff + uint64(g)*layout.GroupSize, Wipe: !w.split, Target: w.child.PG.ID})
 	}
 	for r := range w.pg.Replicas {
-		for g := range layout.ClusterGroups + 1 {
+		for g := range layout.SegmentGroups + 1 {
 			b := w.groupAt(r, shardOff+uint64(g)*layout.GroupSize)
 			if b.Header().Split() || b.Lock() != 0 {
 				t.Fatalf("R%d group %d: header %v, lock %x after it was cleaned", r, g, b.Header(), b.Lock())
@@ -750,8 +750,8 @@ func TestMoveChildFull(t *testing.T) {
 	w := m.world()
 	want := fillMove(t, w)
 	m.begin(w)
-	w.fill(home()+layout.ClusterSize, layout.GroupSlots)
-	w.fill(stash()+layout.ClusterSize, layout.GroupSlots)
+	w.fill(home()+layout.SegmentSize, layout.GroupSlots)
+	w.fill(stash()+layout.SegmentSize, layout.GroupSlots)
 	c := w.client(1)
 	c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
 	for c.action != index.Grow {
@@ -765,7 +765,7 @@ func TestMoveChildFull(t *testing.T) {
 	w.check(t, "waiting", want)
 	for r := range w.pg.Replicas {
 		for i := range layout.GroupSlots {
-			w.setSlot(r, home()+layout.ClusterSize, i, 0)
+			w.setSlot(r, home()+layout.SegmentSize, i, 0)
 		}
 	}
 	if _, err := c.run(500); err != nil || c.op.Err != nil {
@@ -941,7 +941,7 @@ func recallWorld(t testing.TB, replicas uint8) (*world, map[string]string) {
 // inExtent lists what replicas still show in an extent.
 func (w *world) inExtent(extent uint32) (list []string) {
 	for r := range w.pg.Replicas {
-		for g := range layout.ClusterGroups + 1 {
+		for g := range layout.SegmentGroups + 1 {
 			for i := range layout.GroupSlots {
 				if x := w.groupAt(r, shardOff+uint64(g)*layout.GroupSize).Slot(i); x.Readable() && x.Unit()/layout.ExtentUnits == extent {
 					list = append(list, fmt.Sprintf("R%d group %d slot %d: %v", r, g, i, x))
@@ -975,7 +975,7 @@ func TestRelocateCrash(t *testing.T) {
 }
 
 // TestRelocateLong: a manifest moves when a chunk of it must, and a dead writer's word at
-// the publisher does not stay.
+// the tail does not stay.
 func TestRelocateLong(t *testing.T) {
 	w := newWorld(2, layout.ExtentUnits+200_000)
 	w.quiet = true
@@ -1284,7 +1284,7 @@ func TestWorkFails(t *testing.T) {
 					}
 					c.noWait()
 				}
-				for g := range layout.ClusterGroups + 1 {
+				for g := range layout.SegmentGroups + 1 {
 					if l := w.groupAt(0, shardOff+uint64(g)*layout.GroupSize).Lock(); l != 0 {
 						t.Fatalf("%s: group %d is locked: %x", what, g, l)
 					}

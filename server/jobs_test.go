@@ -179,7 +179,7 @@ func TestSplit(t *testing.T) {
 // A shard of a full index splits into the placement group with the most room; when none has
 // any it cannot grow.
 func TestSplitWhenFull(t *testing.T) {
-	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, Shards: 1, Clusters: 400, BytesPerNode: 40 << 20})
+	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, Shards: 1, Segments: 400, BytesPerNode: 40 << 20})
 	ctx := testCtx(t)
 	x := openIn(t, c, "n").SessionId
 	split := func() (*dirpb.RequestSplitReply, *dirpb.Job) {
@@ -213,8 +213,8 @@ func TestSplitWhenFull(t *testing.T) {
 		into = append(into, j.TargetPgId)
 	}
 	m := statusOf(t, c).Map
-	// An index of 4 MiB has room for two arrays of 400 clusters.
-	want := int(m.Pgs[0].IndexBytes-layout.RegionPageSize)/(400*layout.ClusterSize) - 1
+	// An index of 4 MiB has room for two arrays of 400 segments.
+	want := int(m.Pgs[0].IndexBytes-layout.RegionPageSize)/(400*layout.SegmentSize) - 1
 	for i, pg := range into {
 		if (pg == 1) != (i < want) {
 			t.Fatalf("split into placement groups %d; the first has room for %d", into, want)

@@ -93,7 +93,7 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 			return nil, err
 		}
 	}
-	bar := a.bar("check", "", func() int64 { return check.Clusters(st.GetMap(), ns.GetId()) })
+	bar := a.bar("check", "", func() int64 { return check.Segments(st.GetMap(), ns.GetId()) })
 	defer bar.end()
 	err := check.Run(ctx, rep.Report, check.Options{Store: raw{b, s}, Namespace: ns, Session: s.Stats().Session,
 		NowMillis: uint64(a.now().UnixMilli()), Rest: differenceRest, Key: a.showKey, Progress: bar.step})

@@ -31,7 +31,7 @@ type memory struct {
 const (
 	memIndex    = layout.RegionPageSize * 8
 	memRegion   = 1 << 20
-	memClusters = 2
+	memSegments = 2
 	memSession  = 77
 )
 
@@ -40,7 +40,7 @@ func newMemory(t *testing.T, replicas int) *memory {
 	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: memRegion, IndexBytes: memIndex}
 	mp := &dirpb.Map{Version: 5, Pgs: []*dirpb.PlacementGroup{pg},
 		Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default", Replicas: uint32(replicas)}},
-		Shards:     []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: memClusters}}}
+		Shards:     []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: memSegments}}}
 	for i := range replicas {
 		pg.Members = append(pg.Members, &dirpb.Member{NodeId: uint32(i + 1), Incarnation: 1})
 		mp.Nodes = append(mp.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprintf("m%d", i+1), State: dirpb.NodeState_NODE_UP})

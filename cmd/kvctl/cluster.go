@@ -207,7 +207,7 @@ func newView(m *dirpb.Map) view {
 	return v
 }
 
-// members lists the chain from arbiter to publisher, and who is about to enter or
+// members lists the chain from head to tail, and who is about to enter or
 // has just left it.
 func (v view) members(p *dirpb.PlacementGroup) string {
 	var names []string
@@ -353,15 +353,15 @@ func (a *app) printShards(st *dirpb.StatusReply) error {
 		shards := byPG[p.GetId()]
 		slices.SortFunc(shards, func(x, y *dirpb.Shard) int { return int(x.GetPrefix()) - int(y.GetPrefix()) })
 		for _, s := range shards {
-			slots := uint64(s.GetClusters()) * (layout.ClusterGroups + 1) * layout.GroupSlots
+			slots := uint64(s.GetSegments()) * (layout.SegmentGroups + 1) * layout.GroupSlots
 			rows = append(rows, row{p.GetId(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), s.GetId(),
-				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetClusters(), slots, moveText(s)})
+				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetSegments(), slots, moveText(s)})
 		}
 		if len(shards) == 0 {
 			rows = append(rows, row{p.GetId(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), "-", "-", "-", "-", "-", ""})
 		}
 	}
-	a.printTable(row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Clusters", "Slots", "Move"}, rows)
+	a.printTable(row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Segments", "Slots", "Move"}, rows)
 	return nil
 }
 
@@ -492,7 +492,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
 	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
-	f.Uint32Var(&req.Clusters, "clusters", 0, "clusters that each shard begins with; 0: an eighth of the index in all")
+	f.Uint32Var(&req.Segments, "segments", 0, "segments that each shard begins with; 0: an eighth of the index in all")
 	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards split as they fill; 0: chosen")
 	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"}, cobra.ShellCompDirectiveNoFileComp))
 	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceDeleteCommand(), a.acceptLossCommand(), a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {

@@ -20,12 +20,12 @@ type damagedStore struct {
 func (d *damagedStore) Scan(_ context.Context, o client.ScanOptions) iter.Seq2[client.KV, error] {
 	return func(yield func(client.KV, error) bool) {
 		for cur := o.Cursor; !cur.Done; {
-			at := cur.Cluster
+			at := cur.Segment
 			if !yield(client.KV{Key: fmt.Append(nil, at)}, nil) {
 				return
 			}
-			cur.Cluster++
-			cur.Done = cur.Cluster == 20
+			cur.Segment++
+			cur.Done = cur.Segment == 20
 			if at < uint32(d.pages) && !yield(client.KV{}, fmt.Errorf("scan: %w: pg 1 replica 0: group at %#x", client.ErrCorrupt, 256*at)) {
 				return
 			}

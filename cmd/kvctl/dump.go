@@ -58,8 +58,8 @@ func (a *app) dumpCommand() *cobra.Command {
 	f := c.Flags()
 	f.Uint32Var(&o.pg, "pg", 0, "placement group to read at --offset")
 	f.StringVar(&o.offset, "offset", "", "byte of the region to read at")
-	f.StringVar(&o.as, "as", "", "what stands there: region, group, cluster or record (default: from the offset)")
-	f.IntVar(&o.replica, "replica", -1, "replica to read, from 0, the arbiter (default: the last, the publisher)")
+	f.StringVar(&o.as, "as", "", "what stands there: region, group, segment or record (default: from the offset)")
+	f.IntVar(&o.replica, "replica", -1, "replica to read, from 0, the head (default: the last, the tail)")
 	return c
 }
 
@@ -94,12 +94,12 @@ func (d *dumper) print(kind string, off uint64, b []byte) error {
 		err = layout.DumpRegion(&text, b)
 	case "group":
 		err = layout.DumpGroup(&text, off, b, d.HeapLo, d.HeapHi)
-	case "cluster":
-		err = layout.DumpCluster(&text, off, b, d.HeapLo, d.HeapHi)
+	case "segment":
+		err = layout.DumpSegment(&text, off, b, d.HeapLo, d.HeapHi)
 	case "record":
 		err = layout.DumpRecord(&text, off, b)
 	default:
-		err = usagef("--as %q: want region, group, cluster or record", kind)
+		err = usagef("--as %q: want region, group, segment or record", kind)
 	}
 	if err != nil {
 		return err
@@ -193,7 +193,7 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 				kind = "record"
 			}
 		}
-		n := map[string]int{"region": regionHeaderBytes, "group": layout.GroupSize, "cluster": layout.ClusterSize}[kind]
+		n := map[string]int{"region": regionHeaderBytes, "group": layout.GroupSize, "segment": layout.SegmentSize}[kind]
 		if kind == "record" {
 			head, err := d.read(off, layout.RecordHeaderSize)
 			if err != nil {

@@ -244,7 +244,7 @@ func TestDump(t *testing.T) {
 			t.Errorf("%s at %#x: %s\nwant %s", o.Kind, o.Offset, out, o.Text)
 		}
 	}
-	if out := e.must("", "dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "4096", "--as", "cluster"); !strings.Contains(out, "groups all zero") {
+	if out := e.must("", "dump", "--pg", fmt.Sprint(objects[0].PG), "--offset", "4096", "--as", "segment"); !strings.Contains(out, "groups all zero") {
 		t.Error(out)
 	}
 	if r := e.run("", "dump", "no key"); r.code != exitNo || !strings.Contains(r.stdout, "group at") {
@@ -516,7 +516,7 @@ func TestStatusCommands(t *testing.T) {
 	for cmd, want := range map[string][]string{
 		"status":              {"1 nodes, leader d1", "2 up, 0 down", "256.0 MiB lent", "default", "At sessions", "Live %"},
 		"nodes":               {"m1", "m2", "up", "128.0 MiB", "tcp 127.0.0.1:"},
-		"shards":              {"active", "m1", "m2", "Clusters"},
+		"shards":              {"active", "m1", "m2", "Segments"},
 		"stats":               {"reclaim epoch", "At sessions", "Lost", "Short", "Granted", "Memory node"},
 		"namespace list":      {"default", "store"},
 		"directory join-info": {"cluster ", "join     127.0.0.1:"},

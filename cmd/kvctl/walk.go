@@ -20,7 +20,7 @@ import (
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
-// publisher. What changes meanwhile may be seen twice or not at all.
+// tail. What changes meanwhile may be seen twice or not at all.
 type walker struct {
 	raw
 	ctx context.Context
@@ -54,7 +54,7 @@ func (a *app) inside(ctx context.Context, fn func(backend, store, *dirpb.StatusR
 func (a *app) walk(ctx context.Context, what string, fn func(*walker) error) error {
 	return a.inside(ctx, func(b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace) error {
 		w := &walker{raw: raw{b, s}, ctx: ctx, m: st.GetMap(), ns: ns}
-		w.bar = a.bar(what, "", func() int64 { return check.Clusters(w.m, w.ns.GetId()) })
+		w.bar = a.bar(what, "", func() int64 { return check.Segments(w.m, w.ns.GetId()) })
 		defer w.bar.end()
 		return fn(w)
 	})
@@ -81,7 +81,7 @@ func (r raw) Hash(key []byte) (uint64, error) {
 	return loc.Hash, err
 }
 
-// part is some clusters of an array at the publisher.
+// part is some segments of an array at the tail.
 type part struct {
 	*check.Part
 	check.Geometry
@@ -115,7 +115,7 @@ func (w *walker) each(fn func(*part) error) error {
 			if err := fn(&at); err != nil {
 				return err
 			}
-			w.bar.step(len(x.Copies[0]) / layout.ClusterSize)
+			w.bar.step(len(x.Copies[0]) / layout.SegmentSize)
 			return nil
 		})
 		if err != nil {

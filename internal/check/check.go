@@ -25,7 +25,7 @@ import (
 type Store interface {
 	// Status is what the directory says now.
 	Status(ctx context.Context) (*dirpb.StatusReply, error)
-	// Read reads n bytes at off of a copy of a placement group; copy 0 is the arbiter's.
+	// Read reads n bytes at off of a copy of a placement group; copy 0 is the head's.
 	Read(ctx context.Context, pg uint32, copy int, off uint64, n int) ([]byte, error)
 	// Hash is the hash by which a key is found.
 	Hash(key []byte) (uint64, error)
@@ -46,8 +46,8 @@ type Options struct {
 	Degraded bool
 	// Key shows a key in a finding. Default: quoted.
 	Key func([]byte) string
-	// Progress, if not nil, hears of every so many clusters that were read.
-	Progress func(clusters int)
+	// Progress, if not nil, hears of every so many segments that were read.
+	Progress func(segments int)
 }
 
 // Finding is one thing that is wrong.
@@ -59,7 +59,7 @@ type Finding struct {
 	What    string `json:"what"`
 }
 
-// Report counts words and records at the arbiters, and what is wrong at every
+// Report counts words and records at the heads, and what is wrong at every
 // replica.
 type Report struct {
 	PGs      int    `json:"placement_groups"`
@@ -138,7 +138,7 @@ type checker struct {
 	m    *dirpb.Map
 	repl int // copy
 	Geometry
-	// places are all records and chunks at the arbiter, for overlaps: 32 bytes each,
+	// places are all records and chunks at the head, for overlaps: 32 bytes each,
 	// the only thing that grows with the number of keys.
 	places []placed
 	linked uint64 // units of them, each once
@@ -239,7 +239,7 @@ func (k *checker) read(pg *dirpb.PlacementGroup, st *dirpb.StatusReply) error {
 	for _, r := range Arrays(st.GetMap(), pg.GetId()) {
 		if r.Off < layout.RegionPageSize || r.end() > k.IndexBytes || r.end() < r.Off || r.Off%layout.GroupSize != 0 {
 			k.repl = 0
-			k.find(r.Off, 0, "shard %d: %d clusters do not lie in the index of %#x bytes", r.Shard, r.Clusters, k.IndexBytes)
+			k.find(r.Off, 0, "shard %d: %d segments do not lie in the index of %#x bytes", r.Shard, r.Segments, k.IndexBytes)
 			continue
 		}
 		r.Moving = r.Moving || !tidy
@@ -310,29 +310,29 @@ func (k *checker) header() error {
 	return nil
 }
 
-// array reads the clusters of r, at all copies side by side.
+// array reads the segments of r, at all copies side by side.
 func (k *checker) array(r Array, copies int) error {
 	all := make([]int, copies)
 	for i := range all {
 		all[i] = i
 	}
 	return Walk([]Array{r}, all, k.bytes, func(p *Part) error {
-		for at := 0; at < len(p.Copies[0]); at += layout.ClusterSize {
+		for at := 0; at < len(p.Copies[0]); at += layout.SegmentSize {
 			off := p.Off + uint64(at)
 			var before []Slot
 			for k.repl = range p.Copies {
-				b := p.Copies[k.repl][at:][:layout.ClusterSize]
-				slots, err := k.cluster(r, off, b)
+				b := p.Copies[k.repl][at:][:layout.SegmentSize]
+				slots, err := k.segment(r, off, b)
 				if err != nil {
 					return err
 				}
 				if k.repl > 0 {
-					k.compare(off, p.Copies[k.repl-1][at:][:layout.ClusterSize], b, before, slots)
+					k.compare(off, p.Copies[k.repl-1][at:][:layout.SegmentSize], b, before, slots)
 				}
 				before = slots
 			}
 		}
-		k.Progress(len(p.Copies[0]) / layout.ClusterSize)
+		k.Progress(len(p.Copies[0]) / layout.SegmentSize)
 		return nil
 	})
 }

@@ -18,7 +18,7 @@ import (
 
 // memory is a namespace of one placement group whose replicas are slices, with the
 // state that the directory would show of it. The index has room for three arrays of
-// two clusters.
+// two segments.
 type memory struct {
 	t       *testing.T
 	regions [][]byte
@@ -31,18 +31,18 @@ type memory struct {
 const (
 	memIndex    = layout.RegionPageSize * 8
 	memRegion   = 1 << 20
-	memClusters = 2
+	memSegments = 2
 	memSession  = 77
 )
 
-func arrayOff(n int) uint64 { return layout.RegionPageSize + uint64(n)*memClusters*layout.ClusterSize }
+func arrayOff(n int) uint64 { return layout.RegionPageSize + uint64(n)*memSegments*layout.SegmentSize }
 
 func newMemory(t *testing.T, replicas int) *memory {
 	m := &memory{t: t, next: memIndex / layout.UnitSize}
 	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: memRegion, IndexBytes: memIndex}
 	mp := &dirpb.Map{Version: 5, Pgs: []*dirpb.PlacementGroup{pg},
 		Namespaces: []*dirpb.Namespace{{Id: 1, Name: "default", Replicas: uint32(replicas)}},
-		Shards:     []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: arrayOff(0), Clusters: memClusters}}}
+		Shards:     []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: arrayOff(0), Segments: memSegments}}}
 	for i := range replicas {
 		pg.Members = append(pg.Members, &dirpb.Member{NodeId: uint32(i + 1), Incarnation: 1})
 		mp.Nodes = append(mp.Nodes, &dirpb.Node{Id: uint32(i + 1), Name: fmt.Sprintf("m%d", i+1), State: dirpb.NodeState_NODE_UP})
@@ -97,7 +97,7 @@ func (m *memory) record(key, value string) layout.Word {
 // link puts w into the first unused slot of key's group in array n, everywhere, and
 // returns the slot's offset.
 func (m *memory) link(n int, key string, w layout.Word) uint64 {
-	home, _ := layout.GroupOff(hashOf(key), memClusters)
+	home, _ := layout.GroupOff(hashOf(key), memSegments)
 	g := arrayOff(n) + home
 	for i := range layout.GroupSlots {
 		if layout.Group(m.regions[0][g:][:layout.GroupSize]).Slot(i) == 0 {
@@ -171,7 +171,7 @@ func TestMemory(t *testing.T) {
 		}, false, "replica 1 has EMPTY", func(r *Report) bool { return r.DifferingWords == 1 }},
 		{"a header", func(m *memory) { m.set(1, arrayOff(0), uint64(layout.FlagOVF)) }, false, "header 0x0, but 0x100 at replica 1",
 			func(r *Report) bool { return r.DifferingWords == 2 }},
-		{"locks are the arbiter's alone", func(m *memory) { m.set(0, arrayOff(0)+layout.GroupLockOff, 1) }, true, "",
+		{"locks are the head's alone", func(m *memory) { m.set(0, arrayOff(0)+layout.GroupLockOff, 1) }, true, "",
 			func(r *Report) bool { return r.Locks == 1 }},
 		{"a torn copy", func(m *memory) {
 			_, w := m.put("a", "v")
@@ -196,7 +196,7 @@ func TestMemory(t *testing.T) {
 		{"outside the heap", func(m *memory) { m.link(0, "a", layout.MakeLive(1, 0, 0, 1)) }, false, "outside the heap", nil},
 		{"another shard's key", func(m *memory) {
 			m.st.Map.Shards[0].Depth = 1
-			m.st.Map.Shards = append(m.st.Map.Shards, &dirpb.Shard{Id: 2, NamespaceId: 1, PgId: 1, Offset: arrayOff(1), Clusters: memClusters, Prefix: 1, Depth: 1})
+			m.st.Map.Shards = append(m.st.Map.Shards, &dirpb.Shard{Id: 2, NamespaceId: 1, PgId: 1, Offset: arrayOff(1), Segments: memSegments, Prefix: 1, Depth: 1})
 		}, false, fmt.Sprintf("belongs to group %#x", arrayOff(1))[:19], nil},
 		{"granted and not linked", func(m *memory) { m.st.Usage[0].GrantedUnits += 3 }, false, "",
 			func(r *Report) bool { return r.Unreachable == 3*layout.UnitSize && r.Held == 0 && r.Total == 0 }},
@@ -242,7 +242,7 @@ func TestMemory(t *testing.T) {
 			m.link(0, "a", w.WithState(layout.Moved))
 			m.st.Jobs = []*dirpb.Job{{Id: 1, Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: 1, PgId: 1}}
 		}, true, "", func(r *Report) bool { return r.Moved == 1 }},
-		{"array outside the index", func(m *memory) { m.st.Map.Shards[0].Clusters = 100 }, false, "do not lie in the index", nil},
+		{"array outside the index", func(m *memory) { m.st.Map.Shards[0].Segments = 100 }, false, "do not lie in the index", nil},
 		{"region of another placement group", func(m *memory) {
 			layout.InitRegion(m.regions[1], layout.RegionHeader{PG: 2, Namespace: 1, RegionBytes: memRegion, IndexBytes: memIndex})
 		}, false, "is not that of the map", nil},
@@ -338,7 +338,7 @@ func TestHealing(t *testing.T) {
 	off, w := m.put("a", "v")
 	m.set(1, off, 0)
 	m.onRead = func(n int64) {
-		if n == 6 { // headers, then the clusters, then records
+		if n == 6 { // headers, then the segments, then records
 			m.set(1, off, uint64(w))
 		}
 	}

@@ -21,8 +21,8 @@ type suspect struct {
 	before  layout.Word // at the replica before
 }
 
-// compare notes what the cluster at off holds differently at k.repl and at the
-// replica before it. Insert locks are the arbiter's alone.
+// compare notes what the segment at off holds differently at k.repl and at the
+// replica before it. Insert locks are the head's alone.
 func (k *checker) compare(off uint64, was, is []byte, before, slots []Slot) {
 	for g := 0; g < len(is); g += layout.GroupSize {
 		for w := 0; w < layout.GroupSize; w += 8 {

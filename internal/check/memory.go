@@ -22,11 +22,11 @@ func GeometryOf(regionBytes, indexBytes, accessBytes uint64) Geometry {
 		uint32(min(regionBytes/layout.UnitSize, 1<<32-1))}
 }
 
-// Array is one shard's clusters in a placement group, or those that it moves to.
+// Array is one shard's segments in a placement group, or those that it moves to.
 type Array struct {
 	Shard    uint32
 	Off      uint64 // in the region, in bytes
-	Clusters uint32
+	Segments uint32
 	Prefix   uint32
 	Depth    uint8
 	// Moving: words may be FROZEN or MOVED, since it is the parent of a move.
@@ -34,18 +34,18 @@ type Array struct {
 	Moving, Child bool
 }
 
-func (r Array) end() uint64 { return r.Off + uint64(r.Clusters)*layout.ClusterSize }
+func (r Array) end() uint64 { return r.Off + uint64(r.Segments)*layout.SegmentSize }
 
 // Arrays lists the arrays of a placement group that clients look into.
 func Arrays(m *dirpb.Map, pg uint32) (out []Array) {
 	for _, s := range m.GetShards() {
 		mv := s.GetMove()
 		if s.GetPgId() == pg {
-			out = append(out, Array{Shard: s.GetId(), Off: s.GetOffset(), Clusters: s.GetClusters(), Prefix: s.GetPrefix(),
+			out = append(out, Array{Shard: s.GetId(), Off: s.GetOffset(), Segments: s.GetSegments(), Prefix: s.GetPrefix(),
 				Depth: uint8(s.GetDepth()), Moving: mv != nil})
 		}
 		if mv != nil && mv.GetPgId() == pg && !mv.GetAbandoned() {
-			c := Array{Shard: mv.GetChildId(), Off: mv.GetOffset(), Clusters: s.GetClusters(), Prefix: s.GetPrefix(),
+			c := Array{Shard: mv.GetChildId(), Off: mv.GetOffset(), Segments: s.GetSegments(), Prefix: s.GetPrefix(),
 				Depth: uint8(s.GetDepth()), Child: true}
 			if mv.GetSplit() {
 				c.Prefix, c.Depth = c.Prefix<<1|1, c.Depth+1
@@ -57,20 +57,20 @@ func Arrays(m *dirpb.Map, pg uint32) (out []Array) {
 	return out
 }
 
-// Clusters counts those of all arrays of a namespace.
-func Clusters(m *dirpb.Map, ns uint32) (n int64) {
+// Segments counts those of all arrays of a namespace.
+func Segments(m *dirpb.Map, ns uint32) (n int64) {
 	for _, p := range overview.Groups(m, ns) {
 		for _, r := range Arrays(m, p.GetId()) {
-			n += int64(r.Clusters)
+			n += int64(r.Segments)
 		}
 	}
 	return n
 }
 
-// Part is some clusters of an array, as some copies of a placement group have them.
+// Part is some segments of an array, as some copies of a placement group have them.
 type Part struct {
 	Array
-	Off    uint64   // of the clusters, in the region
+	Off    uint64   // of the segments, in the region
 	Copies [][]byte // of the same length each; the callee's until it returns
 }
 
@@ -80,12 +80,12 @@ const partBytes = 256 << 10
 // Walk calls fn with every part of the arrays, of each of the copies side by side. read reads n bytes
 // at off of a copy.
 func Walk(arrays []Array, copies []int, read func(copy int, off uint64, n int) ([]byte, error), fn func(*Part) error) error {
-	const most = partBytes / layout.ClusterSize
+	const most = partBytes / layout.SegmentSize
 	for _, r := range arrays {
-		for c := uint32(0); c < r.Clusters; c += most {
-			p := &Part{Array: r, Off: r.Off + uint64(c)*layout.ClusterSize}
+		for c := uint32(0); c < r.Segments; c += most {
+			p := &Part{Array: r, Off: r.Off + uint64(c)*layout.SegmentSize}
 			for _, i := range copies {
-				b, err := read(i, p.Off, int(min(most, r.Clusters-c))*layout.ClusterSize)
+				b, err := read(i, p.Off, int(min(most, r.Segments-c))*layout.SegmentSize)
 				if err != nil {
 					return err
 				}

@@ -19,18 +19,18 @@ type strangeSlot struct {
 	word    layout.Word
 }
 
-// cluster checks the groups in b, which stand at off, and their records.
-func (k *checker) cluster(r Array, off uint64, b []byte) ([]Slot, error) {
-	var overflow [layout.ClusterGroups]bool
+// segment checks the groups in b, which stand at off, and their records.
+func (k *checker) segment(r Array, off uint64, b []byte) ([]Slot, error) {
+	var overflow [layout.SegmentGroups]bool
 	var n Report
-	for i := range layout.ClusterGroups + 1 {
+	for i := range layout.SegmentGroups + 1 {
 		g := layout.Group(b[i*layout.GroupSize:][:layout.GroupSize])
 		goff := off + uint64(i)*layout.GroupSize
 		n.Groups++
 		if g.Lock() != 0 {
 			n.Locks++
 		}
-		if i < layout.ClusterGroups && g.Header().OVF() {
+		if i < layout.SegmentGroups && g.Header().OVF() {
 			overflow[i] = true
 			n.Overflow++
 		}
@@ -97,9 +97,9 @@ const retries = 3
 
 // record checks what s names and returns its key; nil if there is none to
 // compare. A finding counts only if the slot has not changed meanwhile.
-func (k *checker) record(r Array, cluster uint64, s Slot, overflow *[layout.ClusterGroups]bool) ([]byte, error) {
+func (k *checker) record(r Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) ([]byte, error) {
 	for range retries {
-		key, problem, err := k.judge(r, cluster, s, overflow)
+		key, problem, err := k.judge(r, segment, s, overflow)
 		if err != nil || problem == "" {
 			return key, err
 		}
@@ -129,7 +129,7 @@ func (k *checker) record(r Array, cluster uint64, s Slot, overflow *[layout.Clus
 }
 
 // judge checks one record; problem says what is wrong with it.
-func (k *checker) judge(a Array, cluster uint64, s Slot, overflow *[layout.ClusterGroups]bool) (key []byte, problem string, err error) {
+func (k *checker) judge(a Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) (key []byte, problem string, err error) {
 	r, err := layout.ParseRecord(s.Rec)
 	if err != nil {
 		return nil, err.Error(), nil
@@ -149,7 +149,7 @@ func (k *checker) judge(a Array, cluster uint64, s Slot, overflow *[layout.Clust
 	}
 	// Where it belongs is asked of the array that is read: while a shard moves, a key
 	// may be in the parent and in the child.
-	home, stash := layout.GroupOff(hash, a.Clusters)
+	home, stash := layout.GroupOff(hash, a.Segments)
 	home, stash = a.Off+home, a.Off+stash
 	group := s.Off &^ (layout.GroupSize - 1)
 	switch {
@@ -157,7 +157,7 @@ func (k *checker) judge(a Array, cluster uint64, s Slot, overflow *[layout.Clust
 		return nil, fmt.Sprintf("key %s belongs to %s", k.Key(r.Key), k.belongs(hash)), nil
 	case s.Word.FP() != layout.FP(hash):
 		return nil, fmt.Sprintf("fingerprint %03x, but that of key %s is %03x", s.Word.FP(), k.Key(r.Key), layout.FP(hash)), nil
-	case group == stash && !overflow[(home-cluster)/layout.GroupSize]:
+	case group == stash && !overflow[(home-segment)/layout.GroupSize]:
 		// The group was read before its stash.
 		b, err := k.bytes(k.repl, home, layout.GroupSize)
 		if err != nil {
@@ -200,7 +200,7 @@ func (k *checker) judge(a Array, cluster uint64, s Slot, overflow *[layout.Clust
 func (k *checker) belongs(hash uint64) string {
 	for _, s := range k.m.GetShards() {
 		if s.GetNamespaceId() == k.Namespace.GetId() && layout.ShardPrefix(hash, uint8(s.GetDepth())) == s.GetPrefix() {
-			home, stash := layout.GroupOff(hash, s.GetClusters())
+			home, stash := layout.GroupOff(hash, s.GetSegments())
 			return fmt.Sprintf("group %#x or %#x of placement group %d", s.GetOffset()+home, s.GetOffset()+stash, s.GetPgId())
 		}
 	}

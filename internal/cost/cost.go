@@ -119,9 +119,9 @@ type Row struct {
 // want gives the expected round trips and verbs with r replicas.
 type want func(r uint64) Cost
 
-// Readers ask the publisher alone. A write adds a round trip for each replica that
-// it is published to, and a record for each; with one replica, the arbiter's group
-// is the publisher's and is read once.
+// Readers ask the tail alone. A write adds a round trip for each replica that
+// it is published to, and a record for each; with one replica, the head's group
+// is the tail's and is read once.
 var (
 	getCached    want = func(uint64) Cost { return Cost{1, 2} }
 	get          want = func(uint64) Cost { return Cost{2, 2} }

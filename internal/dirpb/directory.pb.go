@@ -924,7 +924,7 @@ func (x *Loss) GetHeldBytes() uint64 {
 	return 0
 }
 
-// PlacementGroup lists its replicas from arbiter (first) to publisher (last).
+// PlacementGroup lists its replicas from head (first) to tail (last).
 type PlacementGroup struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Id          uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -933,7 +933,7 @@ type PlacementGroup struct {
 	State       PGState                `protobuf:"varint,4,opt,name=state,proto3,enum=kvd.directory.v1.PGState" json:"state,omitempty"`
 	Members     []*Member              `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
 	RegionBytes uint64                 `protobuf:"varint,6,opt,name=region_bytes,json=regionBytes,proto3" json:"region_bytes,omitempty"`
-	IndexBytes  uint64                 `protobuf:"varint,7,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"` // header page and cluster arrays, from offset 0; the heap is the rest
+	IndexBytes  uint64                 `protobuf:"varint,7,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"` // header page and segment arrays, from offset 0; the heap is the rest
 	// Epoch in which its memory was last made anew: words, places and hints of
 	// another generation mean nothing.
 	Generation uint32 `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -1238,8 +1238,8 @@ type Shard struct {
 	Prefix        uint32                 `protobuf:"varint,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	Depth         uint32                 `protobuf:"varint,4,opt,name=depth,proto3" json:"depth,omitempty"`
 	PgId          uint32                 `protobuf:"varint,5,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
-	Offset        uint64                 `protobuf:"varint,6,opt,name=offset,proto3" json:"offset,omitempty"`     // of the first cluster, bytes in the region
-	Clusters      uint32                 `protobuf:"varint,7,opt,name=clusters,proto3" json:"clusters,omitempty"` // layout.ClusterSize bytes each
+	Offset        uint64                 `protobuf:"varint,6,opt,name=offset,proto3" json:"offset,omitempty"`     // of the first segment, bytes in the region
+	Segments      uint32                 `protobuf:"varint,7,opt,name=segments,proto3" json:"segments,omitempty"` // layout.SegmentSize bytes each
 	Move          *Move                  `protobuf:"bytes,8,opt,name=move,proto3" json:"move,omitempty"`          // while it splits or migrates
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1317,9 +1317,9 @@ func (x *Shard) GetOffset() uint64 {
 	return 0
 }
 
-func (x *Shard) GetClusters() uint32 {
+func (x *Shard) GetSegments() uint32 {
 	if x != nil {
-		return x.Clusters
+		return x.Segments
 	}
 	return 0
 }
@@ -1332,7 +1332,7 @@ func (x *Shard) GetMove() *Move {
 }
 
 // Move says where keys of a shard go while it splits or migrates: to a child
-// with as many clusters. A key is looked for in the parent first.
+// with as many segments. A key is looked for in the parent first.
 type Move struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	ChildId uint32                 `protobuf:"varint,1,opt,name=child_id,json=childId,proto3" json:"child_id,omitempty"` // the child's shard id, of its own already
@@ -1425,7 +1425,7 @@ type Job struct {
 	// CLEAN: the array to clear, and whether it is left as zeroes (migrate) or keeps
 	// nonces (split).
 	Offset   uint64 `protobuf:"varint,8,opt,name=offset,proto3" json:"offset,omitempty"`
-	Clusters uint32 `protobuf:"varint,9,opt,name=clusters,proto3" json:"clusters,omitempty"`
+	Segments uint32 `protobuf:"varint,9,opt,name=segments,proto3" json:"segments,omitempty"`
 	Wipe     bool   `protobuf:"varint,10,opt,name=wipe,proto3" json:"wipe,omitempty"`
 	// RECALL: the extents. in_place: what is linked there stays, and only what lies
 	// between becomes free; nothing is copied and no room is needed.
@@ -1535,9 +1535,9 @@ func (x *Job) GetOffset() uint64 {
 	return 0
 }
 
-func (x *Job) GetClusters() uint32 {
+func (x *Job) GetSegments() uint32 {
 	if x != nil {
-		return x.Clusters
+		return x.Segments
 	}
 	return 0
 }
@@ -1658,7 +1658,7 @@ func (x *Job) GetWaiting() bool {
 type JobReport struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Groups          uint64                 `protobuf:"varint,1,opt,name=groups,proto3" json:"groups,omitempty"`
-	Records         uint64                 `protobuf:"varint,2,opt,name=records,proto3" json:"records,omitempty"`                                        // linked, at the arbiter
+	Records         uint64                 `protobuf:"varint,2,opt,name=records,proto3" json:"records,omitempty"`                                        // linked, at the head
 	Bytes           uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                            // of their places
 	SyncedWords     uint64                 `protobuf:"varint,4,opt,name=synced_words,json=syncedWords,proto3" json:"synced_words,omitempty"`             // differed between replicas
 	RepairedRecords uint64                 `protobuf:"varint,5,opt,name=repaired_records,json=repairedRecords,proto3" json:"repaired_records,omitempty"` // copies that differed from a good one
@@ -4571,9 +4571,9 @@ type CreateNamespaceRequest struct {
 	BytesPerNode uint64                 `protobuf:"varint,4,opt,name=bytes_per_node,json=bytesPerNode,proto3" json:"bytes_per_node,omitempty"` // 0: half of what is free on each node
 	Shards       uint32                 `protobuf:"varint,5,opt,name=shards,proto3" json:"shards,omitempty"`                                   // 0: chosen
 	IndexPercent uint32                 `protobuf:"varint,6,opt,name=index_percent,json=indexPercent,proto3" json:"index_percent,omitempty"`   // of the region; 0: chosen
-	// Clusters that each shard begins with; 0: an eighth of the index in all. Shards
+	// Segments that each shard begins with; 0: an eighth of the index in all. Shards
 	// split as they fill, until the index has no room.
-	Clusters      uint32 `protobuf:"varint,7,opt,name=clusters,proto3" json:"clusters,omitempty"`
+	Segments      uint32 `protobuf:"varint,7,opt,name=segments,proto3" json:"segments,omitempty"`
 	LimitBytes    uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4651,9 +4651,9 @@ func (x *CreateNamespaceRequest) GetIndexPercent() uint32 {
 	return 0
 }
 
-func (x *CreateNamespaceRequest) GetClusters() uint32 {
+func (x *CreateNamespaceRequest) GetSegments() uint32 {
 	if x != nil {
-		return x.Clusters
+		return x.Segments
 	}
 	return 0
 }
@@ -5854,7 +5854,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x05depth\x18\x04 \x01(\rR\x05depth\x12\x13\n" +
 	"\x05pg_id\x18\x05 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06offset\x18\x06 \x01(\x04R\x06offset\x12\x1a\n" +
-	"\bclusters\x18\a \x01(\rR\bclusters\x12*\n" +
+	"\bsegments\x18\a \x01(\rR\bsegments\x12*\n" +
 	"\x04move\x18\b \x01(\v2\x16.kvd.directory.v1.MoveR\x04move\"\x82\x01\n" +
 	"\x04Move\x12\x19\n" +
 	"\bchild_id\x18\x01 \x01(\rR\achildId\x12\x13\n" +
@@ -5871,7 +5871,7 @@ const file_directory_proto_rawDesc = "" +
 	"targetPgId\x12\x19\n" +
 	"\bshard_id\x18\x06 \x01(\rR\ashardId\x12\x16\n" +
 	"\x06offset\x18\b \x01(\x04R\x06offset\x12\x1a\n" +
-	"\bclusters\x18\t \x01(\rR\bclusters\x12\x12\n" +
+	"\bsegments\x18\t \x01(\rR\bsegments\x12\x12\n" +
 	"\x04wipe\x18\n" +
 	" \x01(\bR\x04wipe\x12\x18\n" +
 	"\aextents\x18\x14 \x03(\rR\aextents\x12\x19\n" +
@@ -6146,7 +6146,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x0ebytes_per_node\x18\x04 \x01(\x04R\fbytesPerNode\x12\x16\n" +
 	"\x06shards\x18\x05 \x01(\rR\x06shards\x12#\n" +
 	"\rindex_percent\x18\x06 \x01(\rR\findexPercent\x12\x1a\n" +
-	"\bclusters\x18\a \x01(\rR\bclusters\x12\x1f\n" +
+	"\bsegments\x18\a \x01(\rR\bsegments\x12\x1f\n" +
 	"\vlimit_bytes\x18\b \x01(\x04R\n" +
 	"limitBytes\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +

@@ -154,7 +154,7 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	l.setSynchronous()
 	c.keys = nil
 	at := node % (taskSlot / 8) * 8
-	c.sink = l.sinks.stash[at : at+8 : at+8]
+	c.sink = l.sinks.buf[at : at+8 : at+8]
 	// Repeat what was off the path and is not known to be done.
 	again := c.noWait
 	c.noWait = nil

@@ -117,7 +117,7 @@ var nowhere [layout.MaxRecordSize]byte
 
 func (t *Task) Buf(o *index.Op, n int) []byte {
 	if r := (n + 7) &^ 7; t.used+r <= taskSlot {
-		b := t.stash[t.used : t.used+n : t.used+r]
+		b := t.buf[t.used : t.used+n : t.used+r]
 		t.used += r
 		return b
 	}

@@ -91,7 +91,7 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	if !h.Fits(&s.route, put) {
 		return nil
 	}
-	m := &pg.Members[pg.Replicas-1] // the publisher
+	m := &pg.Members[pg.Replicas-1] // the tail
 	if int(m.Node) >= len(l.conns) {
 		return nil
 	}
@@ -149,9 +149,9 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	ch.c = c
 	ch.n++
 	t := l.hintTask
-	x.rec = t.stash[ch.used:][:n:n]
+	x.rec = t.buf[ch.used:][:n:n]
 	ch.used += (n + 63) &^ 63
-	cells := t.stash[x.cell*hintedCell:][:hintedCell]
+	cells := t.buf[x.cell*hintedCell:][:hintedCell]
 	x.noting = pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
 	accs := l.hintAccesses[:0]
 	if put {
@@ -218,7 +218,7 @@ func (ch *hintedChain) post() (done int) {
 
 // cells is what the slot held, and behind it what the access word was.
 func (ch *hintedChain) cells(x *hinted) []byte {
-	return ch.l.hintTask.stash[x.cell*hintedCell:][:hintedCell]
+	return ch.l.hintTask.buf[x.cell*hintedCell:][:hintedCell]
 }
 
 func (ch *hintedChain) judgeGet(x *hinted) bool {

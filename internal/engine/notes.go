@@ -162,7 +162,7 @@ func (l *Lane) note(p *index.PG, off uint64, a layout.AccessWord) {
 	// is one more hint that is wrong.
 	at := l.noteN % (taskSlot / 8) * 8
 	l.noteN++
-	b := l.noteWords.stash[at : at+8 : at+8]
+	b := l.noteWords.buf[at : at+8 : at+8]
 	binary.LittleEndian.PutUint64(b, uint64(a))
 	k := l.keysOf(c, pg, r)
 	c.seq++

@@ -84,7 +84,7 @@ func (l *Lane) post(t *Task) bool {
 				wr.Flags = rdma.Signaled
 			}
 		}
-		cell := t.stash[8*cells : 8*cells+8 : 8*cells+8]
+		cell := t.buf[8*cells : 8*cells+8 : 8*cells+8]
 		if a.Verb == index.CAS {
 			cells++
 		}
@@ -134,7 +134,7 @@ func (l *Lane) keysOf(c *conn, pg *PG, r uint8) *Keys {
 // its large buffers.
 func (t *Task) lkey(b []byte, dev int) uint64 {
 	p := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
-	if off := p - uintptr(unsafe.Pointer(unsafe.SliceData(t.stash))); off < taskSlot {
+	if off := p - uintptr(unsafe.Pointer(unsafe.SliceData(t.buf))); off < taskSlot {
 		return t.lkeys[dev]
 	}
 	for _, g := range t.big {
@@ -198,7 +198,7 @@ func (l *Lane) postNoWait(t *Task) {
 	if v == nil {
 		return
 	}
-	// All are aimed at the arbiter. In another epoch the arbiter may be another
+	// All are aimed at the head. In another epoch the head may be another
 	// replica, where they find nothing to change.
 	pg := v.PG(t.Op.Route.PG.ID)
 	if pg == nil || pg.Generation != t.Op.Route.PG.Generation || !pg.Active && !pg.Frozen {
@@ -373,7 +373,7 @@ func (l *Lane) roundOver(t *Task) {
 	for i := range t.Op.Accesses {
 		a := &t.Op.Accesses[i]
 		if a.Verb == index.CAS && !a.NoWait {
-			a.Found = binary.LittleEndian.Uint64(t.stash[8*cells:])
+			a.Found = binary.LittleEndian.Uint64(t.buf[8*cells:])
 			cells++
 			if a.Found != a.Expect {
 				l.Stats.CASLosses++

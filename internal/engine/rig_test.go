@@ -19,7 +19,7 @@ import (
 const (
 	second = int64(1e9)
 
-	rigIndex  = layout.RegionPageSize + layout.ClusterSize
+	rigIndex  = layout.RegionPageSize + layout.SegmentSize
 	rigRegion = 1 << 20
 	rigLo     = (rigIndex + layout.UnitSize - 1) / layout.UnitSize // first unit of the heap
 	rigLease  = second
@@ -27,7 +27,7 @@ const (
 )
 
 // rig is a session with one lane, and memory nodes 1 to n that hold placement group 1,
-// which has one shard of one cluster. What the lane posts takes effect when the test says.
+// which has one shard of one segment. What the lane posts takes effect when the test says.
 type rig struct {
 	t      *testing.T
 	fab    *sim.Fabric
@@ -207,7 +207,7 @@ func (r *rig) offer(change func(*dirpb.PlacementGroup)) {
 	pg := &dirpb.PlacementGroup{Id: 1, NamespaceId: 1, Epoch: r.epoch, Generation: r.generation, State: dirpb.PGState_PG_ACTIVE,
 		RegionBytes: rigRegion, IndexBytes: rigIndex}
 	m := &dirpb.Map{Version: r.version, Pgs: []*dirpb.PlacementGroup{pg},
-		Shards: []*dirpb.Shard{{Id: r.shard, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: 1}}}
+		Shards: []*dirpb.Shard{{Id: r.shard, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: 1}}}
 	for _, n := range r.nodes {
 		m.Nodes = append(m.Nodes, &dirpb.Node{Id: n.id, Incarnation: n.incarnation, State: dirpb.NodeState_NODE_UP})
 		pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim",

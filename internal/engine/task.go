@@ -74,7 +74,7 @@ type Task struct {
 	wakeAt   int64
 	events   uint64
 	want     index.Action
-	stash    []byte // this task's registered slot
+	buf      []byte // this task's registered slot
 	used     int
 	lkeys    []uint64
 	big      []*buffer
@@ -111,7 +111,7 @@ func (l *Lane) NewTask() (*Task, error) {
 	}
 	l.slabs = append(l.slabs, b)
 	for i := range n {
-		t := &Task{lane: l, idx: uint32(len(l.tasks)), stash: b.b[i*taskSlot : (i+1)*taskSlot : (i+1)*taskSlot], lkeys: b.lkeys}
+		t := &Task{lane: l, idx: uint32(len(l.tasks)), buf: b.b[i*taskSlot : (i+1)*taskSlot : (i+1)*taskSlot], lkeys: b.lkeys}
 		l.tasks = append(l.tasks, t)
 		l.idle = append(l.idle, t)
 	}
@@ -307,7 +307,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		shard := t.Op.Route.Shard
 		cache := t.Op.Route.PG.AccessOff != 0
 		if cache {
-			home, stash := layout.GroupOff(t.Op.Hash, t.Op.Route.Clusters)
+			home, stash := layout.GroupOff(t.Op.Hash, t.Op.Route.Segments)
 			l.core.opts.Control.WantRoom(t.Op.Route.PG.ID, t.Op.Route.ShardOff+home, t.Op.Route.ShardOff+stash)
 		}
 		sent, _ := l.core.Renewals()

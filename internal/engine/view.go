@@ -28,7 +28,7 @@ type PG struct {
 	index.PG
 	Active                  bool // verbs may be posted
 	Frozen                  bool // active again soon
-	Leaving                 bool // new operations wait: its arbiter is about to stop
+	Leaving                 bool // new operations wait: its head is about to stop
 	Members                 []Member
 	RegionBytes, IndexBytes uint64
 	AccessBytes             uint64 // IndexBytes, or 0: no access words
@@ -41,7 +41,7 @@ type Shard struct {
 	Depth    uint8
 	PG       *PG
 	Off      uint64
-	Clusters uint32
+	Segments uint32
 	// While it splits or migrates: the child's id, placement group and place, and
 	// whether half of the hashes go there or all.
 	Child    uint32 // 0: it does neither
@@ -119,7 +119,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			continue
 		}
 		x := Shard{ID: sh.GetId(), Prefix: sh.GetPrefix(), Depth: uint8(min(sh.GetDepth(), 255)),
-			PG: pgs[sh.GetPgId()], Off: sh.GetOffset(), Clusters: sh.GetClusters()}
+			PG: pgs[sh.GetPgId()], Off: sh.GetOffset(), Segments: sh.GetSegments()}
 		if mv := sh.GetMove(); mv != nil && !mv.GetAbandoned() {
 			x.Child, x.ChildPG, x.ChildOff, x.Split = mv.GetChildId(), pgs[mv.GetPgId()], mv.GetOffset(), mv.GetSplit()
 			if x.Child == 0 || x.ChildPG == nil {
@@ -178,15 +178,15 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 			return nil, fmt.Errorf("map %d: shard %d: depth %d, at most 12", version, s.ID, s.Depth)
 		case s.Prefix>>s.Depth != 0 || left(*s) != next:
 			return nil, fmt.Errorf("map %d: shard %d: prefix %#x/%d leaves a gap or overlaps", version, s.ID, s.Prefix, s.Depth)
-		case !v.fits(s.PG, s.Off, s.Clusters):
-			return nil, fmt.Errorf("map %d: shard %d: %d clusters at %#x do not lie in the index of its pg", version, s.ID, s.Clusters, s.Off)
-		case s.Child != 0 && !v.fits(s.ChildPG, s.ChildOff, s.Clusters):
-			return nil, fmt.Errorf("map %d: shard %d: its child's %d clusters at %#x do not lie in the index of its pg", version, s.ID, s.Clusters, s.ChildOff)
+		case !v.fits(s.PG, s.Off, s.Segments):
+			return nil, fmt.Errorf("map %d: shard %d: %d segments at %#x do not lie in the index of its pg", version, s.ID, s.Segments, s.Off)
+		case s.Child != 0 && !v.fits(s.ChildPG, s.ChildOff, s.Segments):
+			return nil, fmt.Errorf("map %d: shard %d: its child's %d segments at %#x do not lie in the index of its pg", version, s.ID, s.Segments, s.ChildOff)
 		}
-		s.route = index.Route{PG: &s.PG.PG, Shard: s.ID, Depth: s.Depth, ShardOff: s.Off, Clusters: s.Clusters,
+		s.route = index.Route{PG: &s.PG.PG, Shard: s.ID, Depth: s.Depth, ShardOff: s.Off, Segments: s.Segments,
 			MapVersion: version, Split: s.Split}
 		if s.Child != 0 {
-			s.child = index.Route{PG: &s.ChildPG.PG, Shard: s.Child, Depth: s.Depth, ShardOff: s.ChildOff, Clusters: s.Clusters, MapVersion: version}
+			s.child = index.Route{PG: &s.ChildPG.PG, Shard: s.Child, Depth: s.Depth, ShardOff: s.ChildOff, Segments: s.Segments, MapVersion: version}
 			if s.Split {
 				s.child.Depth++
 			}
@@ -219,11 +219,11 @@ func (v *View) add(p *PG) {
 	v.byID[p.ID] = p
 }
 
-// fits reports whether an array of clusters lies in the index of p. What is left of a
+// fits reports whether an array of segments lies in the index of p. What is left of a
 // lost placement group has none, and is never routed to.
-func (v *View) fits(p *PG, off uint64, clusters uint32) bool {
-	return p != nil && v.PGs[p.ID] == p && clusters != 0 && off%layout.GroupSize == 0 && off >= layout.RegionPageSize &&
-		off+uint64(clusters)*layout.ClusterSize <= p.IndexBytes
+func (v *View) fits(p *PG, off uint64, segments uint32) bool {
+	return p != nil && v.PGs[p.ID] == p && segments != 0 && off%layout.GroupSize == 0 && off >= layout.RegionPageSize &&
+		off+uint64(segments)*layout.SegmentSize <= p.IndexBytes
 }
 
 func left(s Shard) uint64 {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// New operations wait where the arbiter is about to stop and another member has a copy.
+// New operations wait where the head is about to stop and another member has a copy.
 func TestViewOfLeaving(t *testing.T) {
 	member := func(node uint32) *dirpb.Member { return &dirpb.Member{NodeId: node, Incarnation: uint64(node)} }
 	for _, tc := range []struct {
@@ -18,8 +18,8 @@ func TestViewOfLeaving(t *testing.T) {
 		joining bool
 		want    bool
 	}{
-		{"arbiter", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_ACTIVE, false, true},
-		{"publisher", []*dirpb.Member{member(2), member(1)}, dirpb.PGState_PG_ACTIVE, false, false},
+		{"head", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_ACTIVE, false, true},
+		{"tail", []*dirpb.Member{member(2), member(1)}, dirpb.PGState_PG_ACTIVE, false, false},
 		{"only copy", []*dirpb.Member{member(1)}, dirpb.PGState_PG_ACTIVE, false, false},
 		{"only copy with a joiner", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_ACTIVE, true, false},
 		{"frozen", []*dirpb.Member{member(1), member(2)}, dirpb.PGState_PG_FROZEN, false, false},

@@ -16,23 +16,23 @@ import (
 
 // ---- SCAN --------------------------------------------------------------------
 
-// SCAN's cursor is a client.Cursor between two clusters, so that any gateway can go
-// on with it: the shard's prefix (at most 20 bits) above the cluster (32 bits). No
+// SCAN's cursor is a client.Cursor between two segments, so that any gateway can go
+// on with it: the shard's prefix (at most 20 bits) above the segment (32 bits). No
 // such cursor but the first is 0.
 const (
 	cursorPrefixShift  = 44 // of a left-aligned prefix, to make it 20 bits
-	cursorClusterShift = 32
+	cursorSegmentShift = 32
 )
 
 func decodeCursor(n uint64) client.Cursor {
-	return client.Cursor{Prefix: n >> cursorClusterShift << cursorPrefixShift, Cluster: uint32(n)}
+	return client.Cursor{Prefix: n >> cursorSegmentShift << cursorPrefixShift, Segment: uint32(n)}
 }
 
 func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 	if cur.Done {
 		return 0, true
 	}
-	n = cur.Prefix>>cursorPrefixShift<<cursorClusterShift | uint64(cur.Cluster)
+	n = cur.Prefix>>cursorPrefixShift<<cursorSegmentShift | uint64(cur.Segment)
 	return n, cur.Slot == 0 && n != 0 && decodeCursor(n).Prefix == cur.Prefix
 }
 
@@ -80,7 +80,7 @@ const maxScanCount = 10_000
 
 func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	n, err := strconv.ParseUint(string(args[1]), 10, 64)
-	if err != nil || n>>(cursorClusterShift+20) != 0 {
+	if err != nil || n>>(cursorSegmentShift+20) != 0 {
 		w.Error("ERR invalid cursor")
 		return
 	}
@@ -119,7 +119,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		}
 		var ok bool
 		next, ok = encodeCursor(cur)
-		return !ok, nil // within a cluster: it has some more
+		return !ok, nil // within a segment: it has some more
 	})
 	if err := c.rest(err); err != nil {
 		w.Error(c.g.storeError(err))
@@ -175,7 +175,7 @@ func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 // cmdRandomKey looks at the keys behind a random place, and before it if there are
 // none: not every key is equally likely.
 func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
-	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Cluster: rand.Uint32N(4096)}
+	from := client.Cursor{Prefix: uint64(rand.Uint32N(1<<20)) << cursorPrefixShift, Segment: rand.Uint32N(4096)}
 	var found []byte
 	for _, cur := range []client.Cursor{from, {Prefix: from.Prefix}, {}} {
 		err := c.pages(c.api, cur, client.ScanOptions{Count: 64, KeysOnly: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {

@@ -44,10 +44,10 @@ func (p *Plan) At(i int) index.Work { return p.at(i) }
 // array is what a placement group's index holds of one shard.
 type array struct {
 	off      uint64
-	clusters int
+	segments int
 }
 
-const groups = layout.ClusterGroups + 1
+const groups = layout.SegmentGroups + 1
 
 // NewPlan works out what a job asks for under a view.
 func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
@@ -66,27 +66,27 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 				return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
 			}
 		}
-		return overArrays(kind, base, arraysOf(v, pg), 1, layout.ClusterSize), nil
+		return overArrays(kind, base, arraysOf(v, pg), 1, layout.SegmentSize), nil
 	case dirpb.JobKind_JOB_RECALL:
 		return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
 	case dirpb.JobKind_JOB_CLEAN:
 		base.Wipe, base.Drop, base.Target = job.GetWipe(), job.GetDrop(), job.GetChildPgId()
-		a := array{job.GetOffset(), int(job.GetClusters())}
+		a := array{job.GetOffset(), int(job.GetSegments())}
 		if a.off%layout.GroupSize != 0 || a.off < layout.RegionPageSize || a.off > pg.IndexBytes ||
-			uint64(a.clusters) > (pg.IndexBytes-a.off)/layout.ClusterSize {
-			return nil, fmt.Errorf("job %d: %d clusters at %#x do not lie in the index of placement group %d", job.GetId(), a.clusters, a.off, pg.ID)
+			uint64(a.segments) > (pg.IndexBytes-a.off)/layout.SegmentSize {
+			return nil, fmt.Errorf("job %d: %d segments at %#x do not lie in the index of placement group %d", job.GetId(), a.segments, a.off, pg.ID)
 		}
 		p := overArrays(index.Clean, base, []array{a}, groups, layout.GroupSize)
 		// The stashes first: what is MOVED there is told from an unfinished move by
 		// the home group's SPLIT, which goes with the home group.
-		p.first = a.clusters
+		p.first = a.segments
 		all := p.at
 		p.at = func(i int) index.Work {
-			if i < a.clusters {
+			if i < a.segments {
 				return all(i*groups + layout.StashGroup)
 			}
-			i -= a.clusters
-			return all(i/layout.ClusterGroups*groups + i%layout.ClusterGroups)
+			i -= a.segments
+			return all(i/layout.SegmentGroups*groups + i%layout.SegmentGroups)
 		}
 		return p, nil
 	case dirpb.JobKind_JOB_MOVE, dirpb.JobKind_JOB_ABANDON:
@@ -96,7 +96,7 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 				if job.GetKind() == dirpb.JobKind_JOB_ABANDON {
 					kind = index.Abandon
 				}
-				return &Plan{Kind: kind, Len: int(s.Clusters) * layout.ClusterGroups, at: func(i int) index.Work {
+				return &Plan{Kind: kind, Len: int(s.Segments) * layout.SegmentGroups, at: func(i int) index.Work {
 					w := base
 					w.Group = uint32(i)
 					return w
@@ -114,29 +114,29 @@ func arraysOf(v *engine.View, pg *engine.PG) (as []array) {
 	for i := range v.Shards {
 		s := &v.Shards[i]
 		if s.PG == pg {
-			as = append(as, array{s.Off, int(s.Clusters)})
+			as = append(as, array{s.Off, int(s.Segments)})
 		}
 		if s.Child != 0 && s.ChildPG == pg {
-			as = append(as, array{s.ChildOff, int(s.Clusters)})
+			as = append(as, array{s.ChildOff, int(s.Segments)})
 		}
 	}
 	return as
 }
 
-// overArrays makes one operation of each of per pieces of size bytes of a cluster.
+// overArrays makes one operation of each of per pieces of size bytes of a segment.
 func overArrays(kind index.Kind, base index.Work, as []array, per int, size uint64) *Plan {
 	n := 0
 	for _, a := range as {
-		n += a.clusters * per
+		n += a.segments * per
 	}
 	return &Plan{Kind: kind, Len: n, at: func(i int) index.Work {
 		w := base
 		for _, a := range as {
-			if i < a.clusters*per {
-				w.Off = a.off + uint64(i/per)*layout.ClusterSize + uint64(i%per)*size
+			if i < a.segments*per {
+				w.Off = a.off + uint64(i/per)*layout.SegmentSize + uint64(i%per)*size
 				break
 			}
-			i -= a.clusters * per
+			i -= a.segments * per
 		}
 		return w
 	}}

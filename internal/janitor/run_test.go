@@ -12,7 +12,7 @@ import (
 	"github.com/kvd-project/kvd/internal/janitor"
 )
 
-// A janitor that has work asks for more at once: a namespace that grows from one cluster
+// A janitor that has work asks for more at once: a namespace that grows from one segment
 // goes through a hundred jobs, each of which follows from the one before.
 func TestJobsFollowEachOther(t *testing.T) {
 	s, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, CapacityBytes: 64 << 20, NoJanitor: true})
@@ -36,7 +36,7 @@ func TestJobsFollowEachOther(t *testing.T) {
 		}
 	}
 	call(func(ctx context.Context, c dirpb.DirectoryClient) error {
-		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, Shards: 4, Clusters: 1, IndexPercent: 5})
+		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: 32 << 20, Shards: 4, Segments: 1, IndexPercent: 5})
 		return err
 	})
 	// All four shards are in one placement group, so they split one after the other. There is work

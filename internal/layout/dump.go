@@ -139,9 +139,9 @@ func where(w Word) string {
 	return fmt.Sprintf(" at %#x", w.Off())
 }
 
-// DumpCluster prints the groups of the cluster in b, which stands at off; groups
+// DumpSegment prints the groups of the segment in b, which stands at off; groups
 // that are all zero are only counted.
-func DumpCluster(w io.Writer, off uint64, b []byte, heapLo, heapHi uint32) error {
+func DumpSegment(w io.Writer, off uint64, b []byte, heapLo, heapHi uint32) error {
 	d := &dumper{}
 	zero := 0
 	for i := 0; i*GroupSize < len(b); i++ {

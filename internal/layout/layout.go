@@ -1,5 +1,5 @@
 // Package layout defines every byte that lives in remote memory: the slot word,
-// the group and its header and lock words, the cluster, the record, the chunk
+// the group and its header and lock words, the segment, the record, the chunk
 // manifest and the region header; and the mapping from a key's hash to them.
 //
 // It is pure: it imports nothing of the project, allocates nothing on the hot
@@ -30,9 +30,9 @@ const (
 	GroupSlots     = 30
 	GroupLockOff   = 8
 	GroupSlotsOff  = 16
-	ClusterGroups  = 16 // home groups; the stash group follows them
-	ClusterSize    = (ClusterGroups + 1) * GroupSize
-	StashGroup     = ClusterGroups
+	SegmentGroups  = 16 // home groups; the stash group follows them
+	SegmentSize    = (SegmentGroups + 1) * GroupSize
+	StashGroup     = SegmentGroups
 	RegionPageSize = 4096
 
 	RecordHeaderSize = 32
@@ -175,7 +175,7 @@ func CodeFor(n int) (c uint8, ok bool) {
 //
 //	63       44 43              16 15   12 11        0
 //	+-----------+-----------------+-------+-----------+
-//	| shard (20)|  cluster (28)   |group 4|  fp (12)  |
+//	| shard (20)|  segment (28)   |group 4|  fp (12)  |
 //	+-----------+-----------------+-------+-----------+
 //
 // so the fingerprint is independent of what chooses shard and group.
@@ -197,11 +197,11 @@ func ShardPrefix(h uint64, depth uint8) uint32 {
 // HashBit is the bit of h that a shard of the given depth splits by.
 func HashBit(h uint64, depth uint8) bool { return h<<depth>>63 != 0 }
 
-// GroupOff is the offset of h's home group within its shard of n clusters, and
-// StashOff that of its cluster's stash group, in bytes.
-func GroupOff(h uint64, clusters uint32) (home, stash uint64) {
-	c := (h >> 16 & 0xfffffff) * uint64(clusters) >> 28
-	base := c * ClusterSize
+// GroupOff is the offset of h's home group within its shard of n segments, and
+// StashOff that of its segment's stash group, in bytes.
+func GroupOff(h uint64, segments uint32) (home, stash uint64) {
+	c := (h >> 16 & 0xfffffff) * uint64(segments) >> 28
+	base := c * SegmentSize
 	return base + (h>>12&15)*GroupSize, base + StashGroup*GroupSize
 }
 
@@ -229,7 +229,7 @@ type Group []byte
 type Header uint64
 
 const (
-	// FlagOVF: keys of this group overflowed to the cluster's stash group.
+	// FlagOVF: keys of this group overflowed to the segment's stash group.
 	FlagOVF Header = 1 << 8
 	// FlagSplit: the group's move to a shard of its depth is complete: keys of the
 	// moved set live in the child, and MOVED words are left over from it.

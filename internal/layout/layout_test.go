@@ -149,26 +149,26 @@ func TestWordFields(t *testing.T) {
 	}
 }
 
-// A key's group lies inside its shard and its cluster's stash behind it; the
+// A key's group lies inside its shard and its segment's stash behind it; the
 // fingerprint does not depend on either.
 func TestPlacement(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for _, clusters := range []uint32{1, 2, 3, 17, 4096, 1 << 20} {
+	for _, segments := range []uint32{1, 2, 3, 17, 4096, 1 << 20} {
 		seen := map[uint64]bool{}
 		for range 20000 {
 			h := rng.Uint64()
-			home, stash := GroupOff(h, clusters)
-			if home%GroupSize != 0 || stash%ClusterSize != StashGroup*GroupSize || home/ClusterSize != stash/ClusterSize ||
-				stash+GroupSize > uint64(clusters)*ClusterSize || home >= stash {
-				t.Fatalf("hash %#x in %d clusters: home %#x stash %#x", h, clusters, home, stash)
+			home, stash := GroupOff(h, segments)
+			if home%GroupSize != 0 || stash%SegmentSize != StashGroup*GroupSize || home/SegmentSize != stash/SegmentSize ||
+				stash+GroupSize > uint64(segments)*SegmentSize || home >= stash {
+				t.Fatalf("hash %#x in %d segments: home %#x stash %#x", h, segments, home, stash)
 			}
-			if home2, _ := GroupOff(h^0xfff, clusters); home2 != home {
+			if home2, _ := GroupOff(h^0xfff, segments); home2 != home {
 				t.Fatalf("hash %#x: the fingerprint's bits move the group", h)
 			}
 			seen[home] = true
 		}
-		if want := min(int(clusters)*ClusterGroups, 10000); len(seen) < want*9/10 {
-			t.Errorf("%d clusters: %d groups used, want about %d", clusters, len(seen), want)
+		if want := min(int(segments)*SegmentGroups, 10000); len(seen) < want*9/10 {
+			t.Errorf("%d segments: %d groups used, want about %d", segments, len(seen), want)
 		}
 	}
 	if p := ShardPrefix(0xffffffff_ffffffff, 0); p != 0 {
@@ -282,8 +282,8 @@ func TestGroupVectors(t *testing.T) {
 		}
 		var out bytes.Buffer
 		dump := DumpGroup
-		if d.Cmd == "cluster" {
-			dump = DumpCluster
+		if d.Cmd == "segment" {
+			dump = DumpSegment
 		}
 		if err := dump(&out, num[uint64](t, d, "off", 0x1000), b, num[uint32](t, d, "lo", 0x100), num[uint32](t, d, "hi", 0x1000)); err != nil {
 			d.Fatalf(t, "%v", err)
@@ -437,7 +437,7 @@ func FuzzGroup(f *testing.F) {
 		if err := DumpGroup(discard{}, 0, b, lo, hi); err != nil {
 			t.Fatal(err)
 		}
-		if err := DumpCluster(discard{}, 0, b, lo, hi); err != nil {
+		if err := DumpSegment(discard{}, 0, b, lo, hi); err != nil {
 			t.Fatal(err)
 		}
 		if err := Group(b).Check(lo, hi); err != nil {

@@ -218,7 +218,7 @@ func (w *worker) run() {
 type crowd struct {
 	Seed     uint64
 	Depth    uint8  // of the shards
-	Clusters uint32 // of a shard
+	Segments uint32 // of a shard
 }
 
 type group struct {
@@ -228,7 +228,7 @@ type group struct {
 
 func (c *crowd) group(key []byte) group {
 	h := xxh3.Hash128Seed(key, c.Seed).Lo
-	home, _ := layout.GroupOff(h, c.Clusters)
+	home, _ := layout.GroupOff(h, c.Segments)
 	return group{layout.ShardPrefix(h, c.Depth), home}
 }
 

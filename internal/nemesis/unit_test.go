@@ -448,7 +448,7 @@ func TestPlacement(t *testing.T) {
 
 func TestCrowd(t *testing.T) {
 	st := testStatus()
-	st.Map.Shards = []*dirpb.Shard{{NamespaceId: 1, Depth: 1, Prefix: 0, Clusters: 3, PgId: 1}, {NamespaceId: 1, Depth: 1, Prefix: 1, Clusters: 3, PgId: 2}}
+	st.Map.Shards = []*dirpb.Shard{{NamespaceId: 1, Depth: 1, Prefix: 0, Segments: 3, PgId: 1}, {NamespaceId: 1, Depth: 1, Prefix: 1, Segments: 3, PgId: 2}}
 	c := placementOf(st, namespace).crowd()
 	groups := map[group]bool{}
 	for round := range int64(20) {

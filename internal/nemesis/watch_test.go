@@ -258,7 +258,7 @@ func (p *placement) pg(key string) uint32 {
 
 // crowd is for shards that are alike, as those of a new namespace are.
 func (p *placement) crowd() *crowd {
-	return &crowd{Seed: p.seed, Depth: uint8(p.shards[0].GetDepth()), Clusters: p.shards[0].GetClusters()}
+	return &crowd{Seed: p.seed, Depth: uint8(p.shards[0].GetDepth()), Segments: p.shards[0].GetSegments()}
 }
 
 // keys gives a key of every placement group that has a shard.

@@ -86,8 +86,8 @@ func (c *conns) up(incarnation uint64) {
 	v, err := engine.ViewOf(&dirpb.Map{Version: c.version, Nodes: []*dirpb.Node{n}, Pgs: []*dirpb.PlacementGroup{{
 		Id: 1, NamespaceId: 1, Epoch: uint32(c.version), State: dirpb.PGState_PG_ACTIVE,
 		Members:     []*dirpb.Member{{NodeId: 1, Incarnation: n.Incarnation, Keys: []*dirpb.RegionKeys{{Provider: "sim", IndexRkey: 1, HeapRkey: 2}}}},
-		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize + layout.ClusterSize, Generation: 1,
-	}}, Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: 1}}}, 1)
+		RegionBytes: 64 << 20, IndexBytes: layout.RegionPageSize + layout.SegmentSize, Generation: 1,
+	}}, Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: 1}}}, 1)
 	if err != nil {
 		c.t.Fatal(err)
 	}

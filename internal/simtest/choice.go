@@ -135,7 +135,7 @@ func (w *World) describeEvent(ch choice) string {
 		s += fmt.Sprintf("%#x", off)
 	default:
 		g := (off - layout.RegionPageSize) / layout.GroupSize
-		s += fmt.Sprintf("a%d g%d", g/(layout.ClusterGroups+1), g%(layout.ClusterGroups+1))
+		s += fmt.Sprintf("a%d g%d", g/(layout.SegmentGroups+1), g%(layout.SegmentGroups+1))
 		switch in := (off - layout.RegionPageSize) % layout.GroupSize; {
 		case ev.Len > 8:
 		case in == 0:

@@ -122,7 +122,7 @@ type scanning struct {
 
 type cursor struct {
 	prefix  uint64
-	cluster uint32
+	segment uint32
 	shard   uint32
 	slot    uint16
 	done    bool

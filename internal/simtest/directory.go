@@ -306,7 +306,7 @@ func (w *World) lostRegion(pg uint32, m *dirpb.Member) *region {
 	return nil
 }
 
-// chain is a placement group's regions, arbiter first, a joiner last.
+// chain is a placement group's regions, head first, a joiner last.
 func (w *World) chain(pg uint32) []*region { return w.chains[pg] }
 
 // copies is the chain without a joiner.

@@ -38,7 +38,7 @@ type evicting struct {
 	pg     uint32
 	expire bool          // only what has expired
 	chosen []layout.Word // to be removed, perhaps
-	took   []layout.Word // that it has taken from an arbiter
+	took   []layout.Word // that it has taken from a head
 }
 
 // isAccess reports whether a region's offset is that of an access word.
@@ -51,7 +51,7 @@ func (w *World) isAccess(off uint64) bool {
 func (c *cl) beginEvict(s Step) {
 	hash, _ := hashOf(s.Key)
 	sh := c.core.View().ShardOf(hash)
-	home, stash := layout.GroupOff(hash, sh.Clusters)
+	home, stash := layout.GroupOff(hash, sh.Segments)
 	c.startEvict(s, c.evictLane(s.Key), index.Work{PG: sh.PG.ID, Off: sh.Off + home, More: []uint64{sh.Off + stash}},
 		func(l []index.Candidate) (picked []int) {
 			for i := range l {
@@ -132,11 +132,11 @@ func (w *World) evictedOne(c *cl, ev *evicting, x layout.Word, out Outcome, expi
 	w.record(&Event{Client: c.i, Verb: Evict, Key: n, Old: l.value, Out: out, Expired: expired, Call: ev.call, Return: w.tick()})
 }
 
-// emptied notes what an eviction takes from an arbiter, if the atomic is one's, and checks
+// emptied notes what an eviction takes from a head, if the atomic is one's, and checks
 // that it had expired unless it was chosen.
 func (w *World) emptied(ev sim.Event, r *region, off uint64, old layout.Word) {
 	if w.chain(r.pg)[0] != r {
-		return // others may have skipped what the arbiter held last
+		return // others may have skipped what the head held last
 	}
 	c := w.owners[ev.QP].c
 	for _, list := range [][]*running{c.run, c.orphans} {
@@ -208,7 +208,7 @@ func (c *cl) evictForNeed() {
 	} else {
 		groups := c.w.groups()
 		g := groups[c.evicts%len(groups)]
-		x.Off = sh.Off + uint64(g[0])*layout.ClusterSize + uint64(g[1])*layout.GroupSize
+		x.Off = sh.Off + uint64(g[0])*layout.SegmentSize + uint64(g[1])*layout.GroupSize
 	}
 	c.startEvict(Step{Verb: Evict}, c.evicts%len(c.lanes), x, func(l []index.Candidate) []int {
 		if len(l) == 0 {

@@ -238,14 +238,14 @@ func (w *World) links(pg uint32, x layout.Word) bool {
 	return false
 }
 
-// checkComplete checks I3: what the publisher holds is complete on every copy.
+// checkComplete checks I3: what the tail holds is complete on every copy.
 func (w *World) checkComplete(copies []*region, x layout.Word) {
 	for _, r := range copies {
 		if r.node.crashed {
 			continue
 		}
 		if _, err := w.recordAt(r, x); err != nil {
-			w.fail(fmt.Errorf("I3: the publisher m%d holds %v, m%d: %w", copies[len(copies)-1].node.i, x, r.node.i, err))
+			w.fail(fmt.Errorf("I3: the tail m%d holds %v, m%d: %w", copies[len(copies)-1].node.i, x, r.node.i, err))
 		}
 	}
 }
@@ -284,21 +284,21 @@ func (w *World) recordAt(r *region, x layout.Word) (layout.Record, error) {
 
 // inUse reports whether an index offset lies in the array of a shard, or of a child.
 func (w *World) inUse(pg uint32, off uint64) bool {
-	in := func(at uint64, clusters uint32) bool {
-		return off >= at && off < at+uint64(clusters)*layout.ClusterSize
+	in := func(at uint64, segments uint32) bool {
+		return off >= at && off < at+uint64(segments)*layout.SegmentSize
 	}
 	for _, sh := range w.st.Shards(0) {
-		if sh.PgId == pg && in(sh.Offset, sh.Clusters) {
+		if sh.PgId == pg && in(sh.Offset, sh.Segments) {
 			return true
 		}
-		if mv := sh.Move; mv != nil && !mv.Abandoned && mv.PgId == pg && in(mv.Offset, sh.Clusters) {
+		if mv := sh.Move; mv != nil && !mv.Abandoned && mv.PgId == pg && in(mv.Offset, sh.Segments) {
 			return true
 		}
 	}
 	return false
 }
 
-// at is where a key is readable at an arbiter.
+// at is where a key is readable at a head.
 type at struct {
 	pg     uint32
 	off    uint64
@@ -307,7 +307,7 @@ type at struct {
 	strays bool
 }
 
-// checkUnique checks I6: at the arbiters a key has one readable slot, in its group or
+// checkUnique checks I6: at the heads a key has one readable slot, in its group or
 // stash. While its shard moves it may have a second one in the child, hidden behind the
 // first, which is FROZEN.
 func (w *World) checkUnique(key string, fp uint16) {
@@ -331,7 +331,7 @@ func (w *World) checkUnique(key string, fp uint16) {
 				if layout.ShardPrefix(hash, uint8(sh.Depth)) != sh.Prefix {
 					continue
 				}
-				home, stash := layout.GroupOff(hash, sh.Clusters)
+				home, stash := layout.GroupOff(hash, sh.Segments)
 				g := homeOf(s.off)
 				if sh.PgId == pg.Id && (g == sh.Offset+home || g == sh.Offset+stash) {
 					x.strays = false

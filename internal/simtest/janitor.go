@@ -52,11 +52,11 @@ func (c *cl) claim() {
 func (w *World) isRelevant(k index.Kind, x index.Work) bool {
 	switch k {
 	case index.Move, index.Abandon:
-		return w.relevant[[2]int{int(x.Group) / layout.ClusterGroups, int(x.Group) % layout.ClusterGroups}]
+		return w.relevant[[2]int{int(x.Group) / layout.SegmentGroups, int(x.Group) % layout.SegmentGroups}]
 	case index.Clean, index.Relocate:
 		off := int(x.Off) - layout.RegionPageSize
 		g := off / layout.GroupSize
-		return w.relevant[[2]int{g / (layout.ClusterGroups + 1) % w.cfg.Clusters, g % (layout.ClusterGroups + 1)}]
+		return w.relevant[[2]int{g / (layout.SegmentGroups + 1) % w.cfg.Segments, g % (layout.SegmentGroups + 1)}]
 	}
 	return true
 }

@@ -53,8 +53,8 @@ var mutants = []mutant{
 	{"answered-not-in-flight", "an operation that answered (deadline) holds back the reclaim minimum until its verbs are over", []edit{{lane,
 		"		if !ok || t.epoch < epoch {\n", "if t.orphan != nil {\ncontinue\n}\nif !ok || t.epoch < epoch {\n"}}},
 	{"no-sync-before-insert", "the group's other slots are synced before the insert's CAS", []edit{
-		{op, "	if o.Route.PG.publisher() != 0 {\n		p := layout.Group(o.groups[1])\n", "if false {\np := layout.Group(o.groups[1])\n"},
-		{op, "	if o.Route.PG.publisher() != 0 {\n		a, p := layout.Group(o.groups[2])", "if false {\na, p := layout.Group(o.groups[2])"}}},
+		{op, "	if o.Route.PG.tail() != 0 {\n		p := layout.Group(o.groups[1])\n", "if false {\np := layout.Group(o.groups[1])\n"},
+		{op, "	if o.Route.PG.tail() != 0 {\n		a, p := layout.Group(o.groups[2])", "if false {\na, p := layout.Group(o.groups[2])"}}},
 	{"answer-before-sync", "\"conflict\" and \"exists\" wait for P", []edit{{op,
 		"	o.need().answer = err\n	return o.sync(o.slot, 1, stepDone)\n", "return o.finish(err)\n"}}},
 	{"ack-before-publish", "a write is acknowledged when P has it", []edit{{op, "	o.pubK = 1\n	return o.publishStage()\n", "return o.published()\n"}}},
@@ -64,7 +64,7 @@ var mutants = []mutant{
 		"		same := bytes.Equal(mine[:n], prev[:n])\n", "_, err := layout.ParseRecord(mine)\nsame := err == nil || n < 0\n"}}},
 	{"empty-shared", "EMPTY carries its deleter", []edit{{op, "o.n = o.x.Delete(o.env.Session())", "o.n = o.x.Delete(0)"}}},
 	{"insert-pair", "two READs of a group are no expectation and new word", []edit{{op, "		return o.sync(s, 1, stepSyncGroup)\n",
-		"o.begin()\no.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.publisher(), Off: o.slotOff(s),\n" +
+		"o.begin()\no.add(Access{Verb: CAS, Space: Index, Replica: o.Route.PG.tail(), Off: o.slotOff(s),\n" +
 			"Expect: uint64(layout.Group(o.groups[1]).Slot(int(s))), New: uint64(layout.Group(o.groups[0]).Slot(int(s)))})\n" +
 			"return o.post(stepSyncGroup)\n"}}},
 	{"helper-blind", "a helper's CAS follows a look at the record", []edit{{op,
@@ -87,14 +87,14 @@ var mutants = []mutant{
 	{"thaw-early", "a frozen placement group waits until every session has quiesced", []edit{{"server/lead/plan.go",
 		" || p.floor(pg.NamespaceId).quiesced < v {", " {"}}},
 	{"join-skips-empty", "a joiner gets EMPTY words, too", []edit{{work,
-		"	list := o.clusterDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.clusterDiffers(), func(r wordRef) bool {\n" +
+		"	list := o.segmentDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.segmentDiffers(), func(r wordRef) bool {\n" +
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
 			"return r.slot != headerSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty\n})\no.Work.Synced"}}},
 	{"read-joiner", "no reader believes a joiner alone", []edit{{"internal/engine/view.go", "Joining: p.GetJoining(),", "Joining: false,"}}},
 	{"follow-moved-at-a", "MOVED is followed when P shows it", []edit{{op,
-		"		// Nobody follows it before the publisher shows it.\n		return o.sync(o.slot, 1, stepStart)\n", "o.need()\nreturn o.goChild(true, o.group(0), o.home())\n"}}},
+		"		// Nobody follows it before the tail shows it.\n		return o.sync(o.slot, 1, stepStart)\n", "o.need()\nreturn o.goChild(true, o.group(0), o.home())\n"}}},
 	{"follow-split-at-a", "SPLIT is followed when P shows it", []edit{{op,
-		"		// Nobody follows it before the publisher shows it.\n		return o.sync(headerSlot, 1, stepSplitSeen)\n", "return o.splitSeen()\n"}}},
+		"		// Nobody follows it before the tail shows it.\n		return o.sync(headerSlot, 1, stepSplitSeen)\n", "return o.splitSeen()\n"}}},
 	{"insert-half-moved", "no insert into a group whose move is not over", []edit{{op, "if o.moveUnfinished(g) {\n", "if false {\nreturn 0\n"}}},
 	{"insert-in-child", "a child takes a key when the key's group has moved", []edit{{op, "if o.child != 0 && !o.sureChild {\n		// Only", "if false {\n		// Only"}}},
 	{"copy-before-frozen", "the child gets a word when P shows it FROZEN", []edit{{work,
@@ -117,7 +117,7 @@ var mutants = []mutant{
 	{"recall-a-only", "a recall syncs what replicas still show", []edit{{work,
 		"	// A replica may still show what is gone at A, and that lies in the extent.\n", "if true {\nreturn o.finishWork()\n}\n"}}},
 	{"recall-p-only", "a recall moves what A shows", []edit{{work,
-		"		g := o.image(0, 0)\n		w.items = nil\n", "g := o.image(0, o.Route.PG.publisher())\nw.items = nil\n"}}},
+		"		g := o.image(0, 0)\n		w.items = nil\n", "g := o.image(0, o.Route.PG.tail())\nw.items = nil\n"}}},
 	{"recall-no-wait", "a recalled extent is free one epoch after the scan", []edit{
 		{"server/lead/plan.go", "if x.Scanned && least > x.Epoch {", "if x.Scanned {"},
 		{"server/lead/plan.go", "Epoch: epoch, MinEpoch: least,", "Epoch: x.Epoch, MinEpoch: x.Epoch + 1,"},
@@ -131,10 +131,10 @@ var mutants = []mutant{
 		"return func(then func() Action) Action { return then() }(func() Action {\no.unlinkFreed()\n"}}},
 	{"evict-frees-first", "an evicted place goes to limbo after its publish", []edit{{evict, "			return o.publishSwings(func() Action {\n				o.unlinkFreed()\n",
 		"o.unlinkFreed()\nreturn o.publishSwings(func() Action {\no.unlinkFreed()\n"}}},
-	{"evict-at-publisher", "A decides evictions", []edit{
+	{"evict-at-tail", "A decides evictions", []edit{
 		{evict, "		return o.emptyNow(list, o.evicted, func() Action {\n", "a := o.emptyNow(list, o.evicted, func() Action {\n"},
 		{evict, "				return o.finishWork()\n			})\n		})\n	})\n",
-			"return o.finishWork()\n})\n})\nfor i := range o.Accesses {\no.Accesses[i].Replica = o.Route.PG.publisher()\n}\nreturn a\n})\n"}}},
+			"return o.finishWork()\n})\n})\nfor i := range o.Accesses {\no.Accesses[i].Replica = o.Route.PG.tail()\n}\nreturn a\n})\n"}}},
 	{"evict-frozen", "FROZEN words are not evicted", []edit{{evict, "if x.State() != layout.Live {\n				continue\n			}\n			if o.Work.Only", "if !x.Readable() {\ncontinue\n}\nif o.Work.Only"}}},
 	{"evict-unproven", "an access word proves no expiry", []edit{{evict, "if e.Access.Expired(now) && !e.Expired {", "if false {"}}},
 	{"evict-as-delete", "an eviction's EMPTY is no delete's of its session", []edit{{evict, "return x.Delete(^o.env.Session())", "return o.deleted(x)"}}},

@@ -264,7 +264,7 @@ func (c *cl) scanPage() {
 	r.step = Step{Scan, 0}
 	o, at := &r.t.Op, c.scan.next
 	o.Kind, o.Hash = index.Scan, at.prefix
-	o.Scan = &index.Page{Cluster: at.cluster, Shard: at.shard, From: at.slot, Bytes: 128}
+	o.Scan = &index.Page{Segment: at.segment, Shard: at.shard, From: at.slot, Bytes: 128}
 	c.start(r)
 }
 
@@ -299,7 +299,7 @@ func (c *cl) scanned(r *running) {
 		s.next = cursor{prefix: nextShard(c.core.View(), s.next.prefix)}
 		s.next.done = s.next.prefix == 0
 	default:
-		s.next.cluster, s.next.shard, s.next.slot = s.next.cluster+1, 0, 0
+		s.next.segment, s.next.shard, s.next.slot = s.next.segment+1, 0, 0
 	}
 	if s.next.done {
 		c.w.scans = append(c.w.scans, scanned{c.i, s.call, c.w.tick(), s.found})

@@ -61,7 +61,7 @@ func init() {
 	// place had a life that others have seen and that has ended; c0 would write another record
 	// there, under the same word, with no limbo in between. Harmless if the place is
 	// retired: its next word has another ver.
-	scenarios["r19-a-word-that-was-replaced-at-the-lost-arbiter"] = scenario{
+	scenarios["r19-a-word-that-was-replaced-at-the-lost-head"] = scenario{
 		Config{Replicas: 2, NodeCrashes: 1, Failures: 1, Scripts: [][]Step{{k(Incr, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
 		[]string{"c0 begins", "c0>cas-slot", "c0 m0", "c0 fails after", "c0 m0", "c1 begins", "c1>publish", "m0 crashes", "time passes",
 			"directory*", "c0 learns", "c1 learns", "c0*", "c1*", "c0 renews", "c1 renews", "directory*", "c0 learns", "c0*", "c1 learns", "c1*",

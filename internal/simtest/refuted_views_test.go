@@ -4,11 +4,11 @@ package simtest
 // more than one thing to go wrong.
 func init() {
 	for name, s := range map[string]scenario{
-		// Tempting: who is lost is lost, so the survivors may serve at once. m0, the arbiter, is
+		// Tempting: who is lost is lost, so the survivors may serve at once. m0, the head, is
 		// given up while it lives, and c0 does not know: m0 grants its condition, which c1 has
-		// refuted at m1, the arbiter since. Harmless where the placement group stays frozen until c0
+		// refuted at m1, the head since. Harmless where the placement group stays frozen until c0
 		// has no verb under way and posts none under the old map.
-		"r21-two-arbiters": {Config{Replicas: 2, NodePauses: 1, Scripts: [][]Step{{k(CAS, 0), k(Get, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: one, Warm: true},
+		"r21-two-heads": {Config{Replicas: 2, NodePauses: 1, Scripts: [][]Step{{k(CAS, 0), k(Get, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: one, Warm: true},
 			[]string{"m0 falls silent", "time passes", "directory*", "c1 learns", "c1 renews", "directory*", "c1 learns",
 				"c1 begins", "c1*", "c0 begins", "c0*", "c1 begins", "c1*"}},
 

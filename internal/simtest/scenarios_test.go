@@ -39,7 +39,7 @@ var scenarios = map[string]scenario{
 
 	// c0's delete took effect at A, its completion failed, and A is lost. c1 deletes the
 	// same word at the new A. Only one of them may take that for its own delete.
-	"r04-two-deleters-and-a-lost-arbiter": {Config{Replicas: 2, NodeCrashes: 1, Failures: 1, Scripts: [][]Step{{k(Del, 0)}, {k(Del, 0)}}, Setup: one, Warm: true},
+	"r04-two-deleters-and-a-lost-head": {Config{Replicas: 2, NodeCrashes: 1, Failures: 1, Scripts: [][]Step{{k(Del, 0)}, {k(Del, 0)}}, Setup: one, Warm: true},
 		[]string{"c0 begins", "c0 fails after", "c0 m0", "m0 crashes", "time passes", "directory*", "c0 learns", "c1 learns", "c0 renews", "c1 renews",
 			"directory*", "c1 learns", "c1 begins", "c1*", "c0 learns", "c0*"}},
 
@@ -135,11 +135,11 @@ var scenarios = map[string]scenario{
 	"r21-a-reader-of-the-joiner": {joining(Config{Scripts: [][]Step{{k(Get, 0), k(Put, 0)}, {k(Get, 0), k(Get, 0)}}, Setup: one, Warm: true}, 0),
 		[]string{"m2 crashes", "m1 crashes", "time passes", "all*", "m2 comes back", "all*", "c0 begins", "c0*", "c0 begins", "c0>publish", "c1 begins", "c1*"}},
 
-	// m1, the publisher, is given up but can still be read. c0 does not know.
+	// m1, the tail, is given up but can still be read. c0 does not know.
 	"r21-thaw-before-all-know": {Config{Replicas: 2, NodePauses: 1, Scripts: [][]Step{{k(Get, 0)}, one}, Setup: one, Warm: true},
 		[]string{"m1 falls silent", "time passes", "directory*", "c1 learns", "directory*", "c1 learns", "c1 begins", "c1*", "c0 begins", "c0*"}},
 
-	// c0 stands still until its lease has run out. m1, the publisher, is given up but can still
+	// c0 stands still until its lease has run out. m1, the tail, is given up but can still
 	// be read, and fences nobody any more: only c0 itself knows that it may not answer.
 	"r21-a-reader-without-a-lease": {Config{Replicas: 2, NodePauses: 1, Pauses: 1, Scripts: [][]Step{{k(Get, 0), k(Get, 0)}, one}, Setup: one, Warm: true},
 		[]string{"c0 begins", "c0 pauses", "m1 falls silent", "time passes", "directory*", "c1 learns", "c1 renews", "directory*", "c1 learns",

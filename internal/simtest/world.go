@@ -126,9 +126,9 @@ type Config struct {
 	Replicas, Nodes, PGs int
 	// Missing copies of each chain: the directory makes them anew.
 	Missing int
-	// Clusters of the shard, default 1. Children is for how many more arrays like it
+	// Segments of the shard, default 1. Children is for how many more arrays like it
 	// each index has room.
-	Clusters, Children int
+	Segments, Children int
 	// Full: no memory node has room for another region.
 	Full bool
 	// TwoExtents lets the heap reach into a second extent, for recalls of the first.
@@ -198,7 +198,7 @@ func (c *Config) ensureDefaults() {
 	c.Replicas = max(c.Replicas, 1)
 	c.Nodes = max(c.Nodes, c.Replicas)
 	c.PGs = max(c.PGs, 1)
-	c.Clusters = max(c.Clusters, 1)
+	c.Segments = max(c.Segments, 1)
 	c.Lanes = max(c.Lanes, 1)
 	c.Window = max(c.Window, 1)
 	c.Leap = max(c.Leap, 1)
@@ -264,7 +264,7 @@ type World struct {
 	indexBytes, accessBytes uint64
 	regionBytes             uint64
 	capacity                uint64          // bytes that a memory node lends
-	relevant                map[[2]int]bool // cluster and group that a key of the scope may be in
+	relevant                map[[2]int]bool // segment and group that a key of the scope may be in
 
 	losses, epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, leaders, clocks int
 
@@ -347,13 +347,13 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
 		for _, x := range s {
 			h, _ := hashOf(x.Key)
-			home, _ := layout.GroupOff(h, uint32(cfg.Clusters))
-			c := int(home / layout.ClusterSize)
-			w.relevant[[2]int{c, int(home%layout.ClusterSize) / layout.GroupSize}] = true
+			home, _ := layout.GroupOff(h, uint32(cfg.Segments))
+			c := int(home / layout.SegmentSize)
+			w.relevant[[2]int{c, int(home%layout.SegmentSize) / layout.GroupSize}] = true
 			w.relevant[[2]int{c, layout.StashGroup}] = true
 		}
 	}
-	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Clusters)*layout.ClusterSize
+	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Segments)*layout.SegmentSize
 	if cfg.Cache {
 		w.accessBytes = w.indexBytes
 	}
@@ -451,12 +451,12 @@ func (w *World) found(start, end uint64) error {
 		add('p', pg.Id, pg)
 		h := &fsmpb.Heap{PgId: pg.Id, Start: start, Watermark: w.heapLo, End: end, IndexNext: layout.RegionPageSize}
 		if i == 0 {
-			h.IndexNext += uint64(cfg.Clusters) * layout.ClusterSize
+			h.IndexNext += uint64(cfg.Segments) * layout.SegmentSize
 			h.Watermark += uint64((cfg.Fill + cfg.FillStash) * fillUnit)
 		}
 		add('h', pg.Id, h)
 	}
-	add('x', 1, &dirpb.Shard{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Clusters: uint32(cfg.Clusters)})
+	add('x', 1, &dirpb.Shard{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: uint32(cfg.Segments)})
 	for _, n := range w.nodes {
 		if cfg.Full {
 			w.capacity = used[n.i]

@@ -105,8 +105,8 @@ func (s *State) checkPG(pg *dirpb.PlacementGroup) error {
 		at = uint64(x.Unit) + uint64(x.Units)
 	}
 	for _, a := range h.IndexFree {
-		if a.Offset < layout.RegionPageSize || a.Offset > h.IndexNext || arrayBytes(a.Clusters) > h.IndexNext-a.Offset {
-			return fmt.Errorf("%d: free array of %d clusters at %d", pg.Id, a.Clusters, a.Offset)
+		if a.Offset < layout.RegionPageSize || a.Offset > h.IndexNext || arrayBytes(a.Segments) > h.IndexNext-a.Offset {
+			return fmt.Errorf("%d: free array of %d segments at %d", pg.Id, a.Segments, a.Offset)
 		}
 	}
 	var recalled []uint32

@@ -620,7 +620,7 @@ func (s *State) Usage() []*dirpb.PGUsage {
 		}
 		index := h.IndexNext
 		for _, a := range h.IndexFree {
-			index -= arrayBytes(a.Clusters)
+			index -= arrayBytes(a.Segments)
 		}
 		leaked, extents := s.Leaks(id)
 		heaps = append(heaps, &dirpb.PGUsage{

@@ -313,7 +313,7 @@ func TestNamespaceLayout(t *testing.T) {
 		{3, &dirpb.CreateNamespaceRequest{Name: "a"}, 2, gib / 4, 16},
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1}, 1, gib / 2, 16},
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 2}, 1, gib / 2, 2},
-		{2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 1, Clusters: 7}, 1, gib / 2, 1},
+		{2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, Shards: 1, Segments: 7}, 1, gib / 2, 1},
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 2, Shards: 4, BytesPerNode: 64<<20 + 5}, 2, 32 << 20, 4},
 		{3, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3, IndexPercent: 50, BytesPerNode: 48 << 20}, 3, 16 << 20, 16},
 		{1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib, IndexPercent: 90}, 1, gib, 4},
@@ -327,13 +327,13 @@ func TestNamespaceLayout(t *testing.T) {
 		if len(pgs) != tc.nodes {
 			t.Fatalf("%v: %d placement groups on %d nodes", tc.q, len(pgs), tc.nodes)
 		}
-		arbiters, publishers := map[uint32]int{}, map[uint32]int{}
+		heads, tails := map[uint32]int{}, map[uint32]int{}
 		for _, pg := range pgs {
 			if pg.RegionBytes != tc.region || pg.RegionBytes%4096 != 0 || pg.IndexBytes%4096 != 0 || pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 1 {
 				t.Errorf("%v: %v", tc.q, pg)
 			}
-			arbiters[pg.Members[0].NodeId]++
-			publishers[pg.Members[len(pg.Members)-1].NodeId]++
+			heads[pg.Members[0].NodeId]++
+			tails[pg.Members[len(pg.Members)-1].NodeId]++
 			on := map[uint32]bool{}
 			for _, m := range pg.Members {
 				on[m.NodeId] = true
@@ -348,13 +348,13 @@ func TestNamespaceLayout(t *testing.T) {
 				if sh.PgId != pg.Id {
 					continue
 				}
-				if sh.Offset != end || sh.Clusters == 0 || tc.q.Clusters != 0 && sh.Clusters != tc.q.Clusters {
+				if sh.Offset != end || sh.Segments == 0 || tc.q.Segments != 0 && sh.Segments != tc.q.Segments {
 					t.Errorf("%v: shard %v, want it at %d", tc.q, sh, end)
 				}
 				own++
-				end += uint64(sh.Clusters) * 4352
+				end += uint64(sh.Segments) * 4352
 			}
-			if eighth := pg.IndexBytes / 8; tc.q.Clusters == 0 && own > 0 && (end > eighth+4096 || end+own*4352 < eighth) {
+			if eighth := pg.IndexBytes / 8; tc.q.Segments == 0 && own > 0 && (end > eighth+4096 || end+own*4352 < eighth) {
 				t.Errorf("%v: shards end at %d, an eighth of the index is %d", tc.q, end, eighth)
 			}
 			if next := h.s.Heap(pg.Id).IndexNext; next != end {
@@ -368,8 +368,8 @@ func TestNamespaceLayout(t *testing.T) {
 				t.Errorf("%v: index of %d bytes, want about %d", tc.q, pg.IndexBytes, want)
 			}
 		}
-		if len(arbiters) != tc.nodes || len(publishers) != tc.nodes {
-			t.Errorf("%v: roles are not spread: arbiters %v, publishers %v", tc.q, arbiters, publishers)
+		if len(heads) != tc.nodes || len(tails) != tc.nodes {
+			t.Errorf("%v: roles are not spread: heads %v, tails %v", tc.q, heads, tails)
 		}
 		shards := h.s.Map(nil).Shards
 		if len(shards) != tc.shards {
@@ -420,7 +420,7 @@ func TestNamespaceRefused(t *testing.T) {
 		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 3}, ErrUnavailable, "2 are up"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 6}, ErrInvalid, "6 shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 8192}, ErrInvalid, "1..4096"},
-		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, Clusters: 48}, ErrInvalid, "room for 47 in each of 4 shards"},
+		{&dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 8 << 20, Segments: 48}, ErrInvalid, "room for 47 in each of 4 shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", Shards: 1 << 31}, ErrInvalid, "shards"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", IndexPercent: 91}, ErrInvalid, "91 percent"},
 		{&dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: gib + 1}, ErrFull, "m1"},

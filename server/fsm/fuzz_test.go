@@ -62,7 +62,7 @@ func FuzzApply(f *testing.F) {
 	report := &dirpb.JobReport{LinkedUnits: []uint32{1, 2}, Findings: []string{"x"}, Kept: []*dirpb.UnitRuns{{Extent: 0, SkipTake: []uint32{1, 2, 3, 4}}}}
 	for i := range byte(len(all)) {
 		f.Add(i, encode(f, register("m1", 101), register("m9", 1), nodeDown(1, 100), publish(1, 100, 1, 9)))
-		f.Add(i, encode(f, create(&dirpb.CreateNamespaceRequest{Name: "c", Replicas: 2, BytesPerNode: 1 << 26, Shards: 8, IndexPercent: 20, Clusters: 3}),
+		f.Add(i, encode(f, create(&dirpb.CreateNamespaceRequest{Name: "c", Replicas: 2, BytesPerNode: 1 << 26, Shards: 8, IndexPercent: 20, Segments: 3}),
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}},
 			// What it is: found by fuzzing to make a new map.
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}}, createPG(1, 1, 3)))

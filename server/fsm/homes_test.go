@@ -239,7 +239,7 @@ func TestRecallInPlace(t *testing.T) {
 func TestArraysMature(t *testing.T) {
 	h := twoExtents(t)
 	h.do(openIn(1, 0))
-	h.s.Heap(1).IndexFree = []*fsmpb.Array{{Offset: 1 << 16, Clusters: 1, Returned: 11}}
+	h.s.Heap(1).IndexFree = []*fsmpb.Array{{Offset: 1 << 16, Segments: 1, Returned: 11}}
 	end := func(epoch, least uint64) uint64 {
 		// Behind the harness, which would find that nothing was given out there.
 		j := Apply(h.s, startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1})).Job

@@ -50,7 +50,7 @@ func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 		sh := s.editShard(j.ShardId)
 		mv := sh.Move
 		if mv.PgId == lost {
-			s.freeArray(lost, mv.Offset, sh.Clusters, 0)
+			s.freeArray(lost, mv.Offset, sh.Segments, 0)
 		}
 		switch {
 		case j.PgId != lost:
@@ -62,7 +62,7 @@ func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 		case mv.PgId != lost:
 			sh.Move = nil
 			s.addJob(&dirpb.Job{
-				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset, Clusters: sh.Clusters,
+				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset, Segments: sh.Segments,
 				Wipe: true, Drop: true, Barrier: s.nextVersion(), Reason: "the parent's memory was lost",
 			})
 		default:
@@ -72,7 +72,7 @@ func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 		s.editShard(j.ShardId).Move = nil
 	case dirpb.JobKind_JOB_CLEAN:
 		if j.Wipe {
-			s.freeArray(lost, j.Offset, j.Clusters, 0)
+			s.freeArray(lost, j.Offset, j.Segments, 0)
 		}
 	}
 }
@@ -156,9 +156,9 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 			return nil, err
 		}
 	}
-	offset, h := takeArray(target, s.heaps[to], sh.Clusters)
+	offset, h := takeArray(target, s.heaps[to], sh.Segments)
 	if h == nil {
-		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d clusters", ErrFull, to, sh.Clusters)
+		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments", ErrFull, to, sh.Segments)
 	}
 	s.putHeap(h)
 	m := s.editMeta()
@@ -246,7 +246,7 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		s.endMove(j)
 	case dirpb.JobKind_JOB_CLEAN:
 		if j.Wipe {
-			s.freeArray(j.PgId, j.Offset, j.Clusters, c.Epoch+1)
+			s.freeArray(j.PgId, j.Offset, j.Segments, c.Epoch+1)
 		}
 	case dirpb.JobKind_JOB_ABANDON:
 		sh := s.editShard(j.ShardId)
@@ -280,7 +280,7 @@ func (s *State) endMove(j *dirpb.Job) {
 	sh.Move = nil
 	child := &dirpb.Shard{
 		Id: mv.ChildId, NamespaceId: sh.NamespaceId, Prefix: sh.Prefix, Depth: sh.Depth,
-		PgId: mv.PgId, Offset: mv.Offset, Clusters: sh.Clusters,
+		PgId: mv.PgId, Offset: mv.Offset, Segments: sh.Segments,
 	}
 	if mv.Split {
 		sh.Depth++
@@ -293,7 +293,7 @@ func (s *State) endMove(j *dirpb.Job) {
 	}
 	s.putShard(child)
 	s.addJob(&dirpb.Job{
-		Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: j.PgId, Offset: sh.Offset, Clusters: sh.Clusters,
+		Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: j.PgId, Offset: sh.Offset, Segments: sh.Segments,
 		ChildPgId: mv.PgId, Wipe: !mv.Split, Barrier: s.nextVersion(), Reason: fmt.Sprintf("shard %d moved to shard %d", sh.Id, child.Id),
 	})
 }

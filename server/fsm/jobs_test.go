@@ -227,7 +227,7 @@ func TestViewProperties(t *testing.T) {
 			join(i)
 		}
 		apply(create(&dirpb.CreateNamespaceRequest{
-			Name: "w", Replicas: uint32(1 + pick("replicas", 3)), Shards: 1 << pick("shards", 3), BytesPerNode: 60 << 20, Clusters: 40,
+			Name: "w", Replicas: uint32(1 + pick("replicas", 3)), Shards: 1 << pick("shards", 3), BytesPerNode: 60 << 20, Segments: 40,
 		}))
 		publishAll := func() {
 			for _, n := range h.s.Nodes() {

@@ -93,7 +93,7 @@ func lentBy(ring []*dirpb.Node, bytesPerNode uint64) (lent []uint64, least uint6
 
 // createNamespace lays a namespace out over the memory nodes that are up: one
 // placement group per memory node, whose chain starts at that node and goes on around the
-// ring, so that every node is arbiter of one and publisher of another.
+// ring, so that every node is head of one and tail of another.
 func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, error) {
 	q := c.GetNamespace()
 	if err := checkName("namespace", q.GetName()); err != nil {
@@ -137,7 +137,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 
 	// Everything is worked out before the first change.
 	pgs := make([]*dirpb.PlacementGroup, len(ring))
-	clusters := make([]uint32, len(ring))
+	segments := make([]uint32, len(ring))
 	for i := range ring {
 		pg := &dirpb.PlacementGroup{}
 		region := uint64(maxRegionBytes)
@@ -152,7 +152,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		if mode == dirpb.NamespaceMode_NAMESPACE_CACHE {
 			perIndex = 2
 		}
-		if pg.IndexBytes, clusters[i], err = regionLayout(pg.RegionBytes, percent, perIndex, own, q.Clusters); err != nil {
+		if pg.IndexBytes, segments[i], err = regionLayout(pg.RegionBytes, percent, perIndex, own, q.Segments); err != nil {
 			return nil, err
 		}
 		pg.AccessBytes = (perIndex - 1) * pg.IndexBytes
@@ -174,11 +174,11 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	for prefix := range shards {
 		i := prefix % len(ring)
 		m.ShardId++
-		at, h := takeArray(pgs[i], s.heaps[pgs[i].Id], clusters[i])
+		at, h := takeArray(pgs[i], s.heaps[pgs[i].Id], segments[i])
 		s.putHeap(h)
 		s.putShard(&dirpb.Shard{
 			Id: m.ShardId, NamespaceId: w.Id, Prefix: uint32(prefix), Depth: uint32(bits.TrailingZeros(uint(shards))),
-			PgId: pgs[i].Id, Offset: at, Clusters: clusters[i],
+			PgId: pgs[i].Id, Offset: at, Segments: segments[i],
 		})
 	}
 	s.refreshUsed()
@@ -236,7 +236,7 @@ func (s *State) ring() []*dirpb.Node {
 	}
 }
 
-// regionLayout divides a region: a header page, then clusters, percent of it in
+// regionLayout divides a region: a header page, then segments, percent of it in
 // all but at least one for each of its first shards, then whole pages of heap.
 //
 //	0      4096                                         index              region
@@ -247,11 +247,11 @@ func (s *State) ring() []*dirpb.Node {
 // Access words, which a namespace of mode cache has, are as many bytes as the index:
 // perIndex is 2 then, else 1.
 //
-// A shard is clusters × layout.ClusterSize bytes: as many as asked, or so many for
+// A shard is segments × layout.SegmentSize bytes: as many as asked, or so many for
 // 0 that the first shards fill an eighth of the index.
-func regionLayout(region, percent, perIndex, shards uint64, asked uint32) (index uint64, clusters uint32, err error) {
+func regionLayout(region, percent, perIndex, shards uint64, asked uint32) (index uint64, segments uint32, err error) {
 	const page = layout.RegionPageSize
-	least := (page + shards*layout.ClusterSize + page - 1) / page * page
+	least := (page + shards*layout.SegmentSize + page - 1) / page * page
 	index = max(least, region/100*percent/page*page)
 	if need := perIndex*index + minHeapUnits*layout.UnitSize; region < need {
 		return 0, 0, fmt.Errorf("%w: a region of %d bytes is too small for %d shards, want at least %d", ErrInvalid, region, shards, need)
@@ -259,9 +259,9 @@ func regionLayout(region, percent, perIndex, shards uint64, asked uint32) (index
 	if shards == 0 {
 		return index, 0, nil
 	}
-	room := (index - page) / layout.ClusterSize / shards // at most 2^38 / 4352, so it fits
+	room := (index - page) / layout.SegmentSize / shards // at most 2^38 / 4352, so it fits
 	if uint64(asked) > room {
-		return 0, 0, fmt.Errorf("%w: %d clusters a shard, but an index of %d bytes has room for %d in each of %d shards",
+		return 0, 0, fmt.Errorf("%w: %d segments a shard, but an index of %d bytes has room for %d in each of %d shards",
 			ErrInvalid, asked, index, room, shards)
 	}
 	if asked == 0 {

@@ -236,7 +236,7 @@ func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node 
 		IndexNext: old.IndexNext,
 	}
 	for _, a := range old.IndexFree {
-		h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: a.Offset, Clusters: a.Clusters})
+		h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: a.Offset, Segments: a.Segments})
 	}
 	s.putHeap(h)
 	for _, j := range s.JobsOf(pg.Id) {

@@ -23,7 +23,7 @@ import (
 //
 //	pg1 ACTIVE e2 g1 v9 [1 2+3]   epoch, generation, changed_version; 3 is a joiner,
 //	                              a member without keys has a "?"
-//	heap1 …                       lists in units, extents and clusters
+//	heap1 …                       lists in units, extents and segments
 //
 // Amounts of memory are in units, but bytes for the index.
 func TestScripts(t *testing.T) {
@@ -70,7 +70,7 @@ type script struct {
 	incar uint64
 }
 
-// newScript makes a cluster: nodes, replicas, shards, clusters, mib a memory
+// newScript makes a cluster: nodes, replicas, shards, segments, mib a memory
 // node, show.
 func newScript(t *testing.T, d *datadriven.TestData) *script {
 	nodes, q, mib := 1, &dirpb.CreateNamespaceRequest{Name: "w", Shards: 1}, uint64(8)
@@ -87,8 +87,8 @@ func newScript(t *testing.T, d *datadriven.TestData) *script {
 			q.Replicas = uint32(n)
 		case "shards":
 			q.Shards = uint32(n)
-		case "clusters":
-			q.Clusters = uint32(n)
+		case "segments":
+			q.Segments = uint32(n)
 		case "mib":
 			mib = n
 		case "show":
@@ -258,7 +258,7 @@ func (s *script) changes() string {
 			}
 		}
 		for _, a := range h.IndexFree {
-			line += fmt.Sprintf(" array %d×%d", a.Offset, a.Clusters)
+			line += fmt.Sprintf(" array %d×%d", a.Offset, a.Segments)
 			if a.Returned != 0 {
 				line += fmt.Sprintf(" at %d", a.Returned-1)
 			}
@@ -287,7 +287,7 @@ func (s *script) changes() string {
 		if !shown(sh.PgId) {
 			continue
 		}
-		line := fmt.Sprintf("%d/%d pg%d %d×%d", sh.Prefix, sh.Depth, sh.PgId, sh.Offset, sh.Clusters)
+		line := fmt.Sprintf("%d/%d pg%d %d×%d", sh.Prefix, sh.Depth, sh.PgId, sh.Offset, sh.Segments)
 		if m := sh.Move; m != nil {
 			line += fmt.Sprintf(" to shard%d pg%d %d", m.ChildId, m.PgId, m.Offset)
 			if m.Split {
@@ -316,8 +316,8 @@ func (s *script) changes() string {
 				line += " in place"
 			}
 		}
-		if j.Clusters != 0 {
-			line += fmt.Sprintf(" %d×%d", j.Offset, j.Clusters)
+		if j.Segments != 0 {
+			line += fmt.Sprintf(" %d×%d", j.Offset, j.Segments)
 		}
 		if j.Wipe {
 			line += " wipe"
@@ -551,23 +551,23 @@ func checkHomes(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 func checkIndex(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	type array struct{ from, to uint64 }
 	var all []array
-	add := func(off uint64, clusters uint32) {
-		all = append(all, array{off, off + uint64(clusters)*layout.ClusterSize})
+	add := func(off uint64, segments uint32) {
+		all = append(all, array{off, off + uint64(segments)*layout.SegmentSize})
 	}
 	for _, sh := range s.Shards(0) {
 		if sh.PgId == pg.Id {
-			add(sh.Offset, sh.Clusters)
+			add(sh.Offset, sh.Segments)
 		}
 		if m := sh.Move; m != nil && m.PgId == pg.Id && !m.Abandoned {
-			add(m.Offset, sh.Clusters)
+			add(m.Offset, sh.Segments)
 		}
 	}
 	for _, a := range s.Heap(pg.Id).IndexFree {
-		add(a.Offset, a.Clusters)
+		add(a.Offset, a.Segments)
 	}
 	for _, j := range s.Jobs() {
 		if j.Kind == dirpb.JobKind_JOB_CLEAN && j.PgId == pg.Id && j.Wipe {
-			add(j.Offset, j.Clusters)
+			add(j.Offset, j.Segments)
 		}
 	}
 	slices.SortFunc(all, func(a, b array) int { return int(a.from) - int(b.from) })

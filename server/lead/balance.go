@@ -100,7 +100,7 @@ type group struct {
 	room   uint64                // heap that can be granted now, less the spare
 	copies int                   // members
 	shards []*piece
-	arrays map[uint32]int // that came back and can be given again, by clusters
+	arrays map[uint32]int // that came back and can be given again, by segments
 	index  uint64         // bytes that no shard ever had
 
 	// A sated group took memory in, and the namespace's live memory has hardly changed
@@ -113,7 +113,7 @@ type group struct {
 type piece struct {
 	sh    *dirpb.Shard // nil: the other half of one that is to be split
 	depth uint32
-	size  uint32 // clusters
+	size  uint32 // segments
 	load  uint64
 	live  uint64
 }
@@ -138,18 +138,18 @@ type balance struct {
 
 func (g *group) share() float64 { return float64(g.load) / float64(g.heap) }
 
-// holds reports whether the index has room for n more arrays of so many clusters.
-func (g *group) holds(clusters uint32, n int) bool {
-	n -= min(n, g.arrays[clusters])
-	return uint64(n)*uint64(clusters)*layout.ClusterSize <= g.index
+// holds reports whether the index has room for n more arrays of so many segments.
+func (g *group) holds(segments uint32, n int) bool {
+	n -= min(n, g.arrays[segments])
+	return uint64(n)*uint64(segments)*layout.SegmentSize <= g.index
 }
 
-func (g *group) take(clusters uint32) {
-	if g.arrays[clusters] > 0 {
-		g.arrays[clusters]--
+func (g *group) take(segments uint32) {
+	if g.arrays[segments] > 0 {
+		g.arrays[segments]--
 		return
 	}
-	g.index -= min(g.index, uint64(clusters)*layout.ClusterSize)
+	g.index -= min(g.index, uint64(segments)*layout.SegmentSize)
 }
 
 // spared is a heap of so many units less what does not count as room.
@@ -181,7 +181,7 @@ func (v *view) balance(ns uint32) *balance {
 		g.room = u.room - min(u.room, h.End-h.Start-spared(h.End-h.Start))
 		for _, a := range h.IndexFree {
 			if a.Returned == 0 {
-				g.arrays[a.Clusters]++
+				g.arrays[a.Segments]++
 			}
 		}
 		b.groups = append(b.groups, g)
@@ -197,7 +197,7 @@ func (v *view) balance(ns uint32) *balance {
 	}
 	for _, sh := range v.shards(ns) {
 		g := at[sh.PgId]
-		x := &piece{sh: sh, depth: sh.Depth, size: sh.Clusters}
+		x := &piece{sh: sh, depth: sh.Depth, size: sh.Segments}
 		if g != nil {
 			x.live = uint64(float64(g.load) * weight(sh.Depth) / sum[sh.PgId])
 			x.load = x.live

@@ -563,7 +563,7 @@ func TestBalanceRoom(t *testing.T) {
 			case 0:
 				h.IndexNext = pg.IndexBytes - min(pg.IndexBytes, uint64(rng.IntN(1<<20)))
 			case 1:
-				h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: 1 << 40, Clusters: uint32(rng.IntN(100)), Returned: uint64(rng.IntN(2))})
+				h.IndexFree = append(h.IndexFree, &fsmpb.Array{Offset: 1 << 40, Segments: uint32(rng.IntN(100)), Returned: uint64(rng.IntN(2))})
 			}
 		}
 		if rng.IntN(4) == 0 {

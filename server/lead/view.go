@@ -89,10 +89,10 @@ func (v *view) indexRoom(pg *dirpb.PlacementGroup) uint64 {
 
 // fits reports whether pg's index has room for another array like sh's.
 func fits(h *fsmpb.Heap, pg *dirpb.PlacementGroup, sh *dirpb.Shard) bool {
-	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool { return a.Clusters == sh.Clusters && a.Returned == 0 }) {
+	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool { return a.Segments == sh.Segments && a.Returned == 0 }) {
 		return true
 	}
-	bytes := uint64(sh.Clusters) * layout.ClusterSize
+	bytes := uint64(sh.Segments) * layout.SegmentSize
 	return h.GetIndexNext() <= pg.IndexBytes && bytes <= pg.IndexBytes-h.GetIndexNext()
 }
 

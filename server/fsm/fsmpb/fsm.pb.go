@@ -2034,7 +2034,7 @@ func (x *RemoveNode) GetUnixMillis() int64 {
 type CreatePG struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	NodeIds       []uint32               `protobuf:"varint,2,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, arbiter first
+	NodeIds       []uint32               `protobuf:"varint,2,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, head first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2089,7 +2089,7 @@ type RemakePG struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                           // of the placement group
-	NodeIds       []uint32               `protobuf:"varint,3,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, arbiter first; as many as the namespace wants, or fewer
+	NodeIds       []uint32               `protobuf:"varint,3,rep,packed,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"` // the chain, head first; as many as the namespace wants, or fewer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2492,7 +2492,7 @@ func (x *Heap) GetRecallMarks() []*RecallMark {
 type Array struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
-	Clusters      uint32                 `protobuf:"varint,2,opt,name=clusters,proto3" json:"clusters,omitempty"`
+	Segments      uint32                 `protobuf:"varint,2,opt,name=segments,proto3" json:"segments,omitempty"`
 	Returned      uint64                 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"` // E + 1; may be given again after ReuseEpochs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2535,9 +2535,9 @@ func (x *Array) GetOffset() uint64 {
 	return 0
 }
 
-func (x *Array) GetClusters() uint32 {
+func (x *Array) GetSegments() uint32 {
 	if x != nil {
-		return x.Clusters
+		return x.Segments
 	}
 	return 0
 }
@@ -3350,7 +3350,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x10\v\"W\n" +
 	"\x05Array\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1a\n" +
-	"\bclusters\x18\x02 \x01(\rR\bclusters\x12\x1a\n" +
+	"\bsegments\x18\x02 \x01(\rR\bsegments\x12\x1a\n" +
 	"\breturned\x18\x03 \x01(\x04R\breturned\"O\n" +
 	"\x04Home\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
