@@ -145,7 +145,7 @@ var mutants = []mutant{
 		"	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)", "case h.Word.State() == layout.Empty:\nreturn o.absent()\ncase h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)"}}},
 	{"unchanged-for-ever", "the slot says nothing of a record that expires", []edit{{op,
 		"h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o", "h.Version == o.IfVersion && !o"}}},
-	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node.go",
+	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node_test.go",
 		"		w.fenceAll(n, c.fence)\n		n.barred[c.fence] = true\n", ""}}},
 	{"no-lease", "nothing is answered without a lease", []edit{{lane, "return l.core.LeaseValid() }", "return true }"}}},
 }
