@@ -266,7 +266,7 @@ func (s *sess) perform(ask session.Ask) {
 }
 
 func (s *sess) renewOnce(ask session.Ask) {
-	ctx, cancel := context.WithTimeout(s.ctx, max(s.renew*5, time.Second))
+	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(ask.Within))
 	defer cancel()
 	var r session.Reply
 	tries := 0
