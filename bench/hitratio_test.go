@@ -148,7 +148,7 @@ func (r *residency) due(n int) bool {
 	return r.uses >= cacheUses/4 && before/every != r.uses/every
 }
 
-func (r *residency) note(n int) {
+func (r *residency) noteResident(n int) {
 	r.sum += n
 	r.looks++
 }
@@ -220,7 +220,7 @@ func (c *storeCache) use(tb testing.TB, keys []uint64) (hits int) {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		c.note(int(n))
+		c.noteResident(int(n))
 	}
 	return hits
 }
@@ -319,7 +319,7 @@ func (r *redisCache) use(tb testing.TB, keys []uint64) (hits int) {
 		tb.Fatal(err)
 	}
 	if due {
-		r.note(int(n))
+		r.noteResident(int(n))
 	}
 	// The memory follows, gently, once it is full.
 	if off := int64(r.most) - n; r.uses > cacheUses/8 && max(off, -off) > int64(r.most)/200 {

@@ -338,7 +338,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	}
 	if f != nil {
 		if now.Sub(p.settled) > time.Second {
-			e.settle(pg)
+			e.recountHeld(pg)
 			p.settled = now
 		}
 		supply = f.Supply()
@@ -413,8 +413,8 @@ func (e *evictor) limbo(now time.Time) time.Duration {
 	return time.Duration(sent-released+1) * min(e.renewal, e.s.renew)
 }
 
-// settle counts afresh what the session holds in pg.
-func (e *evictor) settle(pg *engine.PG) {
+// recountHeld counts afresh what the session holds in pg.
+func (e *evictor) recountHeld(pg *engine.PG) {
 	held := uint64(0)
 	for _, l := range e.s.core.Lanes() {
 		if !e.s.onLane(l, func(l *engine.Lane) { held += l.Held(pg.ID) }) {

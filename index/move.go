@@ -12,7 +12,7 @@ import (
 func (o *Op) startMove() Action {
 	r := &o.Route
 	if o.Kind == Move && (r.Child == nil || r.Child.PG == nil) {
-		return o.leave(Refresh)
+		return o.releaseLock(Refresh)
 	}
 	if uint64(o.Work.Group) >= uint64(r.Segments)*layout.SegmentGroups {
 		return o.finish(fmt.Errorf("shard %d has no group %d", r.Shard, o.Work.Group))
@@ -59,7 +59,7 @@ func (o *Op) moveLocked() Action {
 func (o *Op) readMoving() Action {
 	w := o.work
 	if w.looks++; w.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.releaseLock(Backoff)
 	}
 	old := w.items
 	w.items = nil
@@ -153,7 +153,7 @@ func (o *Op) placeMoving() Action {
 // noMemory starts over when there is memory.
 func (o *Op) noMemory() Action {
 	o.dropWork()
-	return o.leave(Alloc)
+	return o.releaseLock(Alloc)
 }
 
 // freeze bars updates and deletes: LIVE→FROZEN at A. again: a word was not what was
@@ -175,7 +175,7 @@ func (o *Op) freeze(again bool) Action {
 		return o.frozen()
 	}
 	if w.looks++; w.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.releaseLock(Backoff)
 	}
 	return o.swingA(func() Action {
 		for i := range w.swings {
@@ -215,7 +215,7 @@ func (o *Op) frozen() Action {
 // readChild reads the child's groups.
 func (o *Op) readChild() Action {
 	if o.work.looks++; o.work.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.releaseLock(Backoff)
 	}
 	o.toChild()
 	o.setGroups(o.groupAt(&o.Route))
@@ -323,7 +323,7 @@ func (o *Op) linkChild() Action {
 		}
 		if overflow = true; !first(it, 1) {
 			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[0], headerSlot}))
-			return o.leave(Grow)
+			return o.releaseLock(Grow)
 		}
 	}
 	copies := todo

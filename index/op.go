@@ -255,7 +255,7 @@ func (o *Op) finish(err error) Action {
 		o.addUnlock()
 	}
 	if o.noting && err == nil {
-		o.note()
+		o.writeAccess()
 	}
 	o.dropPlace()
 	o.Err = err

@@ -15,7 +15,7 @@ func (o *Op) relocate() Action {
 	return o.await(func() Action {
 		w := o.work
 		if w.looks++; w.looks > maxLooks {
-			return o.leave(Backoff)
+			return o.releaseLock(Backoff)
 		}
 		g := o.image(0, 0)
 		w.items = nil
@@ -91,7 +91,7 @@ func (o *Op) relocateFound() Action {
 			if o.work.frozen++; o.work.frozen > maxFrozen {
 				return o.finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, it.x.Unit()/layout.ExtentUnits))
 			}
-			return o.leave(Backoff)
+			return o.releaseLock(Backoff)
 		}
 		list = append(list, it)
 	}

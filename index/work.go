@@ -233,8 +233,8 @@ func (o *Op) await(then func() Action) Action {
 	return o.post(stepWork)
 }
 
-// leave gives up the lock and starts over after a.
-func (o *Op) leave(a Action) Action {
+// releaseLock gives up the lock and starts over after a.
+func (o *Op) releaseLock(a Action) Action {
 	o.toParent()
 	return o.unlockAnd(a)
 }

@@ -71,8 +71,8 @@ func (l *leadership) rouse() {
 	}
 }
 
-// judge calls fn with both what l knows and the state locked.
-func (n *Node) judge(l *leadership, fn func(x *lead.Leader, s *fsm.State, now time.Duration)) {
+// withState calls fn with both what l knows and the state locked.
+func (n *Node) withState(l *leadership, fn func(x *lead.Leader, s *fsm.State, now time.Duration)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n.machine.view(func(s *fsm.State) { fn(l.mu.Leader, s, time.Since(l.began)) })
@@ -213,7 +213,7 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
 	var steps []lead.Step
 	work := false
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		x.Advance(s, now)
 		steps = x.Plan(s, now)
 		if c := x.TakeBack(s, now); c != nil {
@@ -241,7 +241,7 @@ func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
 			return pause
 		}
 		if res.Err != nil {
-			n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Refused(s, step, now) })
+			n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Refused(s, step, now) })
 		}
 		if err = errors.Join(err, res.Err); err != nil {
 			n.log.Info("directory: proposal failed and is repeated if need be", "err", err)

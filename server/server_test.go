@@ -805,7 +805,7 @@ func newClusterWith(t testing.TB, size int, lease time.Duration, more func(i int
 		c.nodes = append(c.nodes, n)
 		c.mu.Unlock()
 	}
-	c.settle(size)
+	c.awaitVoters(size)
 	return c
 }
 
@@ -815,8 +815,8 @@ func (c *cluster) all() []*Node {
 	return append([]*Node(nil), c.nodes...)
 }
 
-// settle waits until the leader counts size voters and all of them caught up.
-func (c *cluster) settle(size int) {
+// awaitVoters waits until the leader counts size voters and all of them caught up.
+func (c *cluster) awaitVoters(size int) {
 	c.t.Helper()
 	until(c.t, fmt.Sprintf("%d voters", size), func() bool {
 		l := leaderOf(c.t, c.all()...)
@@ -905,7 +905,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		}
 	}
 	// Anyone shows status and map.
-	c.settle(3)
+	c.awaitVoters(3)
 	if s := statusOf(t, fc); len(s.Directory) != 3 || len(s.Map.Pgs) != 1 {
 		t.Fatalf("a follower's status %v", s)
 	}
@@ -1309,7 +1309,7 @@ func TestSnapshotInstall(t *testing.T) {
 	c.mu.Lock()
 	c.nodes = append(c.nodes, late)
 	c.mu.Unlock()
-	c.settle(2)
+	c.awaitVoters(2)
 	same := func() {
 		t.Helper()
 		until(t, "equal states", func() bool {

@@ -85,7 +85,7 @@ func (a *app) check(ctx context.Context, repair bool, patient time.Duration) err
 func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace,
 	repair bool, patient time.Duration) (*checkReport, error) {
 	rep := &checkReport{Report: check.NewReport()}
-	if err := a.settle(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
+	if err := a.awaitWhole(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
 		return nil, err
 	}
 	if repair {
@@ -101,10 +101,10 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 	return rep, err
 }
 
-// settle waits until every placement group of ns has all of its copies, and what
+// awaitWhole waits until every placement group of ns has all of its copies, and what
 // sessions held that are being fenced is nobody's. What is missing when nothing
 // changes any more is reported later.
-func (a *app) settle(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
+func (a *app) awaitWhole(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
 	return a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
 		pgs := overview.Groups(st.GetMap(), ns.GetId())
 		var missing []string

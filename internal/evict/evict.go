@@ -117,7 +117,7 @@ const MaxChoose = 32
 // MaxChoose) that it costs least to forget, the least valuable first; expired ones come
 // before all others. It learns from the sample how old records are.
 func (p *Policy) Choose(nowMillis uint64, c []Candidate, dst []int, n int) []int {
-	p.look(nowMillis, c)
+	p.noteAges(nowMillis, c)
 	if p.events.Load() >= p.next {
 		p.refresh()
 	}
@@ -145,8 +145,8 @@ func (p *Policy) Choose(nowMillis uint64, c []Candidate, dst []int, n int) []int
 	return dst
 }
 
-// look takes the mean age from a sample.
-func (p *Policy) look(nowMillis uint64, c []Candidate) {
+// noteAges takes the mean age from a sample.
+func (p *Policy) noteAges(nowMillis uint64, c []Candidate) {
 	sum, n := 0.0, 0
 	for i := range c {
 		if c[i].Known && !c[i].Word.Expired(nowMillis) {

@@ -145,7 +145,7 @@ func (c *conn) metaCommand(cmd command, toks [][]byte, began time.Time) error {
 			return nil
 		}
 	}
-	c.look()
+	c.performLookups()
 	r, err := c.metaNow(cmd, toks)
 	if err != nil {
 		return err

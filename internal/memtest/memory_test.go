@@ -92,7 +92,7 @@ func overwrite(t *testing.T) {
 		}
 	}
 	r.check()
-	if err := a.look("key", 100, false); err != nil {
+	if err := a.checkKey("key", 100, false); err != nil {
 		t.Error(err)
 	}
 }
@@ -402,7 +402,7 @@ func soak(t *testing.T) {
 				k, some := b.take(rng)
 				switch what := rng.IntN(10); {
 				case some && what == 0:
-					if u.look(k.key, k.size, k.expires) != nil {
+					if u.checkKey(k.key, k.size, k.expires) != nil {
 						return
 					}
 				case some && r.part() > target:

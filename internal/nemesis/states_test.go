@@ -104,7 +104,7 @@ func (h *harness) frozen() error {
 			return err
 		}
 	}
-	return h.settle()
+	return h.awaitServing()
 }
 
 // refused waits until a process has ended by itself, with that in its log.
@@ -156,7 +156,7 @@ func (h *harness) fullDisk() error {
 		if err := errors.Join(h.procs[d].kill(), h.unfill(d), h.launch(d, nil)); err != nil {
 			return err
 		}
-		if err := h.settle(); err != nil {
+		if err := h.awaitServing(); err != nil {
 			return err
 		}
 	}
@@ -222,7 +222,7 @@ func (h *harness) readOnlyDisk() error {
 	if err := errors.Join(h.refused(d, "read-only file system"), run("mount", "-o", "remount,rw", at), h.launch(d, nil)); err != nil {
 		return err
 	}
-	return h.settle()
+	return h.awaitServing()
 }
 
 // restart asks all processes of the store to end, at once, and starts them again. What

@@ -137,7 +137,7 @@ func (h *harness) onlyStops() error {
 			}
 		}
 	}
-	return h.settle()
+	return h.awaitServing()
 }
 
 // part ends one process, waits until everybody is served without it, and starts it again.

@@ -29,7 +29,7 @@ type zombie struct {
 // fenced already. Every other one cannot reach the directory for a while after it
 // woke, and goes on as if nothing had happened. A third runs at any time.
 func (h *harness) undead() error {
-	if err := h.settle(); err != nil {
+	if err := h.awaitServing(); err != nil {
 		return err
 	}
 	var asleep []*zombie

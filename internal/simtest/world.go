@@ -558,16 +558,16 @@ func (w *World) fail(err error) {
 func (w *World) runScript(c *cl, steps []Step) {
 	save, at := c.script, c.pos
 	c.script, c.pos = steps, 0
-	w.settle(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
+	w.runAllowed(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
 	if len(c.run) > 0 || c.pos < len(c.script) {
 		w.fail(fmt.Errorf("client %d alone does not end: %v, %v enabled\n%s", c.i, c.underWay(), w.enabled(), strings.Join(w.Trace, "\n")))
 	}
 	c.script, c.pos = save, at
 }
 
-// settle makes allowed choices, those of whoever had none for longest first, until
+// runAllowed makes allowed choices, those of whoever had none for longest first, until
 // there are none, or nobody gets on but those who look again and again in vain.
-func (w *World) settle(allowed func(choice) bool) {
+func (w *World) runAllowed(allowed func(choice) bool) {
 	served := make([]int, len(w.cls)+2)
 	wakes := make([]int, len(w.cls)+2)
 	for n := 1; w.err == nil; n++ {
@@ -619,7 +619,7 @@ func (w *World) finish() {
 		}
 	}
 	for round := 0; w.err == nil; round++ {
-		w.settle(func(ch choice) bool {
+		w.runAllowed(func(ch choice) bool {
 			return ch.kind < faults && ch.kind != chRenewSend && ch.kind != chAdvance && ch.kind != chAct
 		})
 		why := w.unfinished()

@@ -369,7 +369,7 @@ func (p *peer) deadLocked() bool {
 // whether that came before giveUp.
 func (p *peer) confirm(giveUp <-chan struct{}) bool {
 	var b backoff
-	for !p.settle() {
+	for !p.settleBarred() {
 		select {
 		case <-giveUp:
 			return false
@@ -380,8 +380,8 @@ func (p *peer) confirm(giveUp <-chan struct{}) bool {
 	return true
 }
 
-// settle records that a barred peer is outside for ever, if it is.
-func (p *peer) settle() bool {
+// settleBarred records that a barred peer is outside for ever, if it is.
+func (p *peer) settleBarred() bool {
 	if _, busy := p.inside(); busy {
 		return false
 	}

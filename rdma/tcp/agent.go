@@ -284,7 +284,7 @@ func (a *agent) run() error {
 		switch {
 		case a.frame.count > 0: // a loop began it
 		case a.r == a.w && a.quiet >= a.calm:
-			if err := a.enter(); err != nil {
+			if err := a.enterLoop(); err != nil {
 				return err
 			}
 			continue

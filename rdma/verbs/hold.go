@@ -79,7 +79,7 @@ func (h *holdQueue) post(wrs []driver.WR, full error) (int, error) {
 		return done, full
 	}
 	for i := range wrs {
-		h.wrs[q.note(&wrs[i])&uint64(len(h.wrs)-1)] = wrs[i]
+		h.wrs[q.noteWR(&wrs[i])&uint64(len(h.wrs)-1)] = wrs[i]
 	}
 	h.pump()
 	return len(wrs), full

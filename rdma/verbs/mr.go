@@ -83,8 +83,8 @@ func (p *pd) Dealloc() error {
 	return nil
 }
 
-// enter counts a QP.
-func (p *pd) enter() error {
+// addQP counts a QP.
+func (p *pd) addQP() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.dead {
@@ -94,7 +94,7 @@ func (p *pd) enter() error {
 	return nil
 }
 
-func (p *pd) leave() {
+func (p *pd) removeQP() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.qps--

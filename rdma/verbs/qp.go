@@ -96,13 +96,13 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	if closed {
 		return nil, driver.ErrClosed
 	}
-	if err := p.enter(); err != nil {
-		d.leave()
+	if err := p.addQP(); err != nil {
+		d.releaseQP()
 		return nil, err
 	}
 	if err := c.attach(q); err != nil {
-		p.leave()
-		d.leave()
+		p.removeQP()
+		d.releaseQP()
 		return nil, err
 	}
 	// Adapters differ in how much they take inline, and say so by refusing.
@@ -126,8 +126,8 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 		c.mu.Lock()
 		c.detachLocked(q)
 		c.mu.Unlock()
-		p.leave()
-		d.leave()
+		p.removeQP()
+		d.releaseQP()
 		return nil, limited("create QP", int64(q.depth)*256, rc)
 	}
 	size := 1
@@ -141,7 +141,7 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	return q, nil
 }
 
-func (d *device) leave() {
+func (d *device) releaseQP() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.qps--
@@ -225,7 +225,7 @@ func fenced(wrs []driver.WR) bool {
 // postLocked posts wrs, for which there is room.
 func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 	for i := range wrs {
-		q.fill(i, &wrs[i], q.note(&wrs[i]))
+		q.fill(i, &wrs[i], q.noteWR(&wrs[i]))
 	}
 	var done C.int
 	rc := C.kvd_post(q.c, &q.wrs[0], C.int(len(wrs)), q.scratch, &done)
@@ -243,9 +243,9 @@ func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 	return int(done), driver.ErrQPError
 }
 
-// note counts a WR that the adapter, or the agent's queue, takes, and returns its
+// noteWR counts a WR that the adapter, or the agent's queue, takes, and returns its
 // number.
-func (q *qp) note(w *driver.WR) uint64 {
+func (q *qp) noteWR(w *driver.WR) uint64 {
 	n := q.posted
 	e := entry{id: w.ID, op: w.Op, signal: w.Flags&driver.Signaled != 0, foul: !q.covers(w)}
 	if w.Op != driver.OpWrite && len(w.Local) >= 8 && !e.foul {
@@ -492,8 +492,8 @@ func (q *qp) end() error {
 			errs = append(errs, err)
 		}
 	}
-	q.pd.leave()
-	q.d.leave()
+	q.pd.removeQP()
+	q.d.releaseQP()
 	return errors.Join(errs...)
 }
 

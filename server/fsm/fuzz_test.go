@@ -108,7 +108,7 @@ func FuzzApply(f *testing.F) {
 		if !sameRows(s.Rows(), twin.Rows()) {
 			t.Fatal("two copies differ")
 		}
-		look(s)
+		readAll(s)
 		if again, err := Load(s.Rows()); err != nil || !sameRows(again.Rows(), s.Rows()) {
 			t.Fatalf("the state does not survive its snapshot: %v", err)
 		}
@@ -119,8 +119,8 @@ func sameRows(a, b []Row) bool {
 	return slices.EqualFunc(a, b, func(x, y Row) bool { return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value) })
 }
 
-// look reads all there is to read.
-func look(s *State) {
+// readAll reads all there is to read.
+func readAll(s *State) {
 	s.Usage()
 	s.Map(nil)
 	for _, x := range s.Sessions() {
@@ -201,7 +201,7 @@ func FuzzLoad(f *testing.F) {
 		if err != nil {
 			return
 		}
-		look(s)
+		readAll(s)
 		for _, n := range s.Nodes() {
 			Apply(s, register(n.Name, n.Incarnation+1))
 			Apply(s, drain(n.Id, false))
@@ -231,6 +231,6 @@ func FuzzLoad(f *testing.F) {
 		for _, n := range s.Nodes() {
 			Apply(s, remove(n.Id, true))
 		}
-		look(s)
+		readAll(s)
 	})
 }

@@ -266,7 +266,7 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		}
 	}
 	for _, pg := range touched {
-		s.settle(pg)
+		s.settlePG(pg)
 	}
 	s.refreshUsed()
 	return leaks, nil

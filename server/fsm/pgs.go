@@ -336,7 +336,7 @@ func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 	if pg.Joining {
 		s.addJoin(pg)
 	}
-	s.settle(pg.Id)
+	s.settlePG(pg.Id)
 	s.refreshUsed()
 	return nil
 }
@@ -374,7 +374,7 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	pg = s.editPG(pg.Id)
 	regionOn(pg, c.NodeId).Keys = c.Keys
 	if planned {
-		s.settle(pg.Id)
+		s.settlePG(pg.Id)
 	} else if published(pg.Members) {
 		pg.State = dirpb.PGState_PG_ACTIVE
 	}
@@ -460,10 +460,10 @@ func (s *State) checkIdle(pg *dirpb.PlacementGroup) error {
 	return nil
 }
 
-// settle does what waits for a placement group to be idle: a planned member whose region is
+// settlePG does what waits for a placement group to be idle: a planned member whose region is
 // made joins; a placement group without shards on draining memory nodes alone goes away.
 // The caller refreshes what regions take.
-func (s *State) settle(id uint32) {
+func (s *State) settlePG(id uint32) {
 	pg := s.pgs[id]
 	if pg == nil || len(s.JobsOf(id)) > 0 {
 		return

@@ -444,8 +444,8 @@ const (
 	easeEvery = 200 * time.Millisecond
 )
 
-// note remembers which placement groups something works on.
-func (p *plan) note() {
+// noteWorkedPGs remembers which placement groups something works on.
+func (p *plan) noteWorkedPGs() {
 	for _, pg := range p.pgs {
 		if len(p.jobs[pg.Id]) > 0 || pg.State != dirpb.PGState_PG_ACTIVE {
 			p.l.worked[pg.Id] = p.now
@@ -494,7 +494,7 @@ func (l *Leader) balances(g *group) bool { return g.pg != nil && g.whole >= l.op
 // the group full waits meanwhile. A move whose janitor reports trouble is no relief, and none is
 // due between groups that such a job occupies.
 func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
-	v := l.look(s, l.planned)
+	v := l.newView(s, l.planned)
 	at := s.PG(pg)
 	if at == nil || s.Namespace(at.NamespaceId).GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
 		return false

@@ -445,7 +445,7 @@ func TestSupply(t *testing.T) {
 			at += uint64(r.Units) + 10
 		}
 		h.Watermark = at + uint64(rng.IntN(100_000))
-		u := f.l.look(f.s, f.now).supply(h)
+		u := f.l.newView(f.s, f.now).supply(h)
 		if got := f.s.Usage()[0].GrantedUnits; got != u.granted {
 			t.Fatalf("seed %d: %d units are granted, the leader takes it for %d", seed, got, u.granted)
 		}
@@ -576,7 +576,7 @@ func TestBalanceRoom(t *testing.T) {
 			busy[j.PgId], busy[j.TargetPgId] = true, true
 		}
 		granted, room := uint64(0), make(map[uint32]uint64)
-		v := f.l.look(f.s, f.now)
+		v := f.l.newView(f.s, f.now)
 		for _, u := range f.s.Usage() {
 			granted += u.GrantedUnits
 			room[u.PgId] = v.supply(f.s.Heap(u.PgId)).room
@@ -644,7 +644,7 @@ func TestRebalanceReturned(t *testing.T) {
 			ns := w.create("n", 2, 8)
 			x := w.open(ns)
 			w.down(1)
-			w.settle(x)
+			w.settleJobs(x)
 			for _, pg := range w.s.PGs(ns) {
 				if len(pg.Members) != 2 {
 					t.Fatalf("no other member was found: %v", pg)
@@ -662,7 +662,7 @@ func TestRebalanceReturned(t *testing.T) {
 					t.Fatalf("steps %q, want %q", steps, want)
 				}
 			}
-			w.settle(x)
+			w.settleJobs(x)
 			least, most := uint64(math.MaxUint64), uint64(0)
 			for _, n := range w.s.Nodes() {
 				least, most = min(least, n.UsedBytes/region), max(most, n.UsedBytes/region)
@@ -700,7 +700,7 @@ func TestRebalanceDomains(t *testing.T) {
 	w.node("c", "y", 0) // no room yet, so it heads nothing
 	w.boot("c", "y", 1, 2)
 	w.l.Rebalance(w.s, ns, w.now)
-	w.settle(x)
+	w.settleJobs(x)
 	for _, pg := range w.s.PGs(ns) {
 		w.whole(pg)
 	}
@@ -753,7 +753,7 @@ func TestBalanceCopies(t *testing.T) {
 	ns := w.create("n", 2, 8)
 	x := w.open(ns)
 	w.down(3) // of placement groups 2 and 3
-	w.settle(x)
+	w.settleJobs(x)
 	w.on(2, dirpb.PGState_PG_ACTIVE, 2)
 	h := w.s.Heap(1)
 	for pg := range uint32(2) {

@@ -394,7 +394,7 @@ func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working .
 		return nil
 	}
 	var best *dirpb.Job
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, j := range v.all {
 		switch {
 		case j.NamespaceId != x.NamespaceId:
@@ -414,7 +414,7 @@ func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working .
 // Work names the namespaces that have a job which a janitor could claim now, sorted.
 func (l *Leader) Work(s *fsm.State, now time.Duration) []string {
 	names := make(map[string]bool)
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, j := range v.all {
 		if v.startable(j) {
 			names[s.Namespace(j.NamespaceId).GetName()] = true
@@ -440,7 +440,7 @@ func (l *Leader) Progress(id uint32, done, total uint64, trouble string, now tim
 
 // Jobs are the background jobs by id, with what only the leader knows filled in.
 func (l *Leader) Jobs(s *fsm.State, now time.Duration) []*dirpb.Job {
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	out := make([]*dirpb.Job, len(v.all))
 	for i, j := range v.all {
 		out[i] = v.shown(j)

@@ -748,7 +748,7 @@ func TestDrain(t *testing.T) {
 	w.ack()
 	w.want(`group 2: memory node "m2" leaves: it drains`)
 	w.on(2, dirpb.PGState_PG_FROZEN, 3, 1)
-	w.settle(x)
+	w.settleJobs(x)
 	w.on(1, dirpb.PGState_PG_ACTIVE, 1, 3)
 	w.on(2, dirpb.PGState_PG_ACTIVE, 3, 1)
 	w.on(3, dirpb.PGState_PG_ACTIVE, 3, 1)
@@ -758,8 +758,8 @@ func TestDrain(t *testing.T) {
 	w.want()
 }
 
-// settle lets everyone acknowledge and every job be done until nothing more is due.
-func (w *world) settle(x uint32) {
+// settleJobs lets everyone acknowledge and every job be done until nothing more is due.
+func (w *world) settleJobs(x uint32) {
 	w.t.Helper()
 	for range 1000 {
 		w.publish()
@@ -806,7 +806,7 @@ func TestSurplus(t *testing.T) {
 			w.do(x, dirpb.JobKind_JOB_JOIN)
 			w.ack()
 			w.want(fmt.Sprintf(`group 1: memory node "m%d" leaves: it has more members than it needs`, tc.gone))
-			w.settle(x)
+			w.settleJobs(x)
 			if pg := w.pg(1); len(pg.Members) != 2 || pg.State != dirpb.PGState_PG_ACTIVE {
 				t.Fatalf("%v", pg)
 			}
@@ -829,7 +829,7 @@ func TestEvacuate(t *testing.T) {
 		t.Fatalf("claimed %v", j)
 	}
 	w.finish(x, w.s.Jobs()[0])
-	w.settle(x)
+	w.settleJobs(x)
 	if w.pg(1) != nil || w.s.Node(1).UsedBytes != 0 {
 		t.Fatalf("left over: %v on %v", w.pg(1), w.s.Node(1))
 	}
@@ -847,7 +847,7 @@ func TestEvacuateReplicated(t *testing.T) {
 	ns := w.create("n", 2, 4)
 	x := w.open(ns)
 	w.drain(1) // of placement groups 1 and 4; no memory node has room
-	w.settle(x)
+	w.settleJobs(x)
 	for _, sh := range w.s.Shards(ns) {
 		for _, m := range w.pg(sh.PgId).Members {
 			if m.NodeId == 1 {
@@ -1163,7 +1163,7 @@ func TestOffer(t *testing.T) {
 	}
 	w.pass(maxPause)
 	w.beat()
-	w.settle(x)
+	w.settleJobs(x)
 	if got := w.s.Shards(ns); len(got) != 8 || len(w.l.queue) != 0 {
 		t.Fatalf("%d shards after four splits, kept %v", len(got), w.l.queue)
 	}
@@ -1290,7 +1290,7 @@ func TestRebalance(t *testing.T) {
 	w.publish()
 	w.ack()
 	w.want(`placement group 2: memory node "m3" is to join: it is to take the place of "m1"`)
-	w.settle(x)
+	w.settleJobs(x)
 	w.on(2, dirpb.PGState_PG_ACTIVE, 2, 3)
 	for _, pg := range w.s.PGs(ns) {
 		n := 0

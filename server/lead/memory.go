@@ -770,7 +770,7 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	stay := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId, InPlace: true}
 	empty := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId}
 	h := s.Heap(j.PgId)
-	room, sum, moved := l.look(s, now).supply(h).room, uint64(0), uint64(0)
+	room, sum, moved := l.newView(s, now).supply(h).room, uint64(0), uint64(0)
 	for _, g := range l.gains(s, j.PgId) {
 		if g.units < least || sum >= need || need < least || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
 			break
@@ -820,7 +820,7 @@ func grantable(h *fsmpb.Heap, extent uint32) (units uint64) {
 // what lies there.
 func (l *Leader) compact(s *fsm.State, m *memory, pg uint32) {
 	h := s.Heap(pg)
-	room := l.look(s, 0).supply(h).room // anywhere
+	room := l.newView(s, 0).supply(h).room // anywhere
 	// The last one was in vain if nothing was granted since: it may not have been emptied.
 	most, last := uint64(windowMost), int64(-1)
 	if m.window > 0 && l.planned-m.windowAt < shortFor+4*reuseHaste {

@@ -49,7 +49,7 @@ type plan struct {
 }
 
 func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
-	return &plan{view: l.look(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64), joins: make(map[uint32]uint32)}
+	return &plan{view: l.newView(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64), joins: make(map[uint32]uint32)}
 }
 
 // Plan gives the commands that time and state have brought about, in the order in which
@@ -90,7 +90,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 		p.finishRecalls(pg)
 	}
 	p.forget()
-	p.note()
+	p.noteWorkedPGs()
 	for _, pg := range p.pgs {
 		p.remake(pg)
 		p.part(pg)
@@ -329,7 +329,7 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 		return
 	}
 	if len(pg.Members) > want {
-		p.leave(pg)
+		p.dropSurplus(pg)
 		return
 	}
 	if n := p.candidate(pg); n != nil {
@@ -452,8 +452,8 @@ func surplus(chain []*dirpb.Node, used func(*dirpb.Node) uint64) (out *dirpb.Nod
 	return out
 }
 
-// leave takes the member out of pg that surplus names.
-func (p *plan) leave(pg *dirpb.PlacementGroup) {
+// dropSurplus takes the member out of pg that surplus names.
+func (p *plan) dropSurplus(pg *dirpb.PlacementGroup) {
 	chain := make([]*dirpb.Node, len(pg.Members))
 	for i, m := range pg.Members {
 		chain[i] = p.s.Node(m.NodeId)
@@ -485,7 +485,7 @@ func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 			return // it goes altogether
 		}
 		if len(pg.Members) > 1 {
-			p.leave(pg)
+			p.dropSurplus(pg)
 		}
 		return
 	}
@@ -523,7 +523,7 @@ func (l *Leader) Busy(s *fsm.State, q *fsmpb.StartJob, now time.Duration) string
 	if x, ok := unmovable(s, q); ok {
 		return fmt.Sprintf("placement group %d has no room for what extent %d holds", q.PgId, x)
 	}
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, id := range v.occupies(q) {
 		pg := s.PG(id)
 		if pg == nil {
@@ -769,7 +769,7 @@ func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmp
 	if sh.Move != nil {
 		return nil, true, "it moves already"
 	}
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	q = &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true, Reason: "it is full"}
 	own := s.PG(sh.PgId)
 	to := []*dirpb.PlacementGroup{own}
