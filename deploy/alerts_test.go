@@ -72,7 +72,7 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 					t.Fatal(err)
 				}
 			}
-			// What holds from one evaluation to another holds for that time.
+			// A condition that holds from one evaluation to another holds for that time.
 			seconds := (int64(time.Duration(d).Seconds()) + w.every - 1) / w.every * w.every
 			w.rules = append(w.rules, rule{a.Alert, strings.ReplaceAll(a.Expr, "\n", " "), seconds})
 			exprs.WriteString(a.Expr + "\n")

@@ -1021,7 +1021,7 @@ func TestLeaderHandsOver(t *testing.T) {
 	}
 }
 
-// One whose followers are all dead does not wait for ever.
+// A leader whose followers are all dead does not wait for ever.
 func TestNobodyToHandOverTo(t *testing.T) {
 	c := newCluster(t, 3, forever)
 	leader := leaderOf(t, c.all()...)
@@ -1190,8 +1190,8 @@ func TestNoQuorumNoAnswer(t *testing.T) {
 		return err
 	})
 	leader := leaderOf(t, c.all()...)
-	// What the other node agreed to before it stopped may arrive after that: begin when it
-	// is seen not to answer.
+	// Messages that the other node agreed to before it stopped may arrive after that: begin when it is seen
+	// not to answer.
 	m.mute.Store(true)
 	silent := make(chan raft.Observation, 1)
 	watch := raft.NewObserver(silent, false, func(o *raft.Observation) bool {
@@ -1544,7 +1544,7 @@ func TestFailedStableStore(t *testing.T) {
 	}
 }
 
-// What Apply's future says decides whether a caller may try again.
+// Apply's future decides whether a caller may try again.
 func TestApplyErrors(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	for err, want := range map[error]struct {

@@ -102,8 +102,8 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 }
 
 // awaitWhole waits until every placement group of ns has all of its copies, and what
-// sessions held that are being fenced is nobody's. What is missing when nothing
-// changes any more is reported later.
+// sessions held that are being fenced is nobody's. Copies that are still missing when nothing changes any
+// more are reported later.
 func (a *app) awaitWhole(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
 	return a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
 		pgs := overview.Groups(st.GetMap(), ns.GetId())
@@ -309,8 +309,7 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 		case len(busy[id]) > 0 || len(pg.GetRecalled()) > 0:
 			g.recalled = time.Now()
 		default:
-			// A recall that moves records makes what the scrub counted old. What leaks then, if
-			// anything, the next scrub tells.
+			// A recall that moves records makes what the scrub counted old. The next scrub tells if anything leaks then.
 			g.done = u.GetLeakedExtents() == 0 || !g.recalled.IsZero() && time.Since(g.recalled) >= recallPause
 		}
 		if g.done {

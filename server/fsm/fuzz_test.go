@@ -64,7 +64,7 @@ func FuzzApply(f *testing.F) {
 		f.Add(i, encode(f, register("m1", 101), register("m9", 1), nodeDown(1, 100), publish(1, 100, 1, 9)))
 		f.Add(i, encode(f, create(&dirpb.CreateNamespaceRequest{Name: "c", Replicas: 2, BytesPerNode: 1 << 26, Shards: 8, IndexPercent: 20, Segments: 3}),
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}},
-			// What it is: found by fuzzing to make a new map.
+			// The limit it has already: fuzzing found that this made a new map.
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}}, createPG(1, 1, 3)))
 		f.Add(i, encode(f, openIn(1, 2), expire(1, 3), confirm(1, 100, 1, 2, 3), confirm(3, 100, 1, 2, 3)))
 		f.Add(i, encode(f, closeS(1, 5, &dirpb.ReturnedRun{PgId: 1, Unit: 1 << 14, Units: 100, Generation: 1, Fresh: true}), grant(3, 1, 1<<20, 1<<14, 1<<12)))
@@ -164,8 +164,8 @@ func TestLoadChecks(t *testing.T) {
 	}
 }
 
-// FuzzLoad restores snapshots of any content. One that is taken as a state must be one that
-// can be read, and that commands can be applied to.
+// FuzzLoad restores snapshots of any content. A snapshot that is taken as a state must be a state that can
+// be read, and that commands can be applied to.
 func FuzzLoad(f *testing.F) {
 	all := worlds(f)
 	for _, rows := range all {

@@ -139,8 +139,8 @@ func (s *State) leaveNode(c *dirpb.LeaveNodeRequest) error {
 }
 
 // drainNode says that a memory node is to lose its regions and takes no new one, or that it
-// is to stay after all. A region that is only planned there is not made. What is
-// empty and on draining nodes alone goes away.
+// is to stay after all. A region that is only planned there is not made. A placement group that is empty
+// and on draining nodes alone goes away.
 func (s *State) drainNode(c *fsmpb.DrainNode) error {
 	n := s.nodes[c.GetNodeId()]
 	if n == nil {

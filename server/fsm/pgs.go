@@ -151,8 +151,7 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 // later one (I2), so where there are several a RECOVER job brings the others up to it.
 // A joiner is no copy and is never promoted; a member that was leaving when the
 // freeze began still is one. A placement group that was never active, or of which no copy
-// is left, starts over empty. One that was never active goes on without a member that is
-// not back already, as long as there is another.
+// is left, starts over empty. The former goes on without a member that is not back already, as long as there is another.
 func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int64) {
 	pg := s.editPG(id)
 	node := n.Id

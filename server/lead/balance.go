@@ -471,7 +471,7 @@ func (p *plan) ease() {
 		}
 		b := p.balance(ns)
 		ready := func(g *group) bool { return p.l.balances(g) && p.free(g.pg) && p.settled(g.id) && p.accounted(g.pg) }
-		// What is short itself, in pieces perhaps, takes nothing.
+		// A group that is short itself, in pieces perhaps, takes nothing.
 		takes := func(g *group) bool { return ready(g) && !p.l.memory(p.s, g.id).short(p.now) }
 		for m := b.next(byItself, ready, takes); m != nil; m = b.next(byItself, ready, takes) {
 			p.shift(b, m, reasonUneven)

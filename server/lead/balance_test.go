@@ -182,7 +182,7 @@ func (f *filling) tick() {
 		part := f.parts[id]
 		delete(f.parts, id)
 		if j.Kind == dirpb.JobKind_JOB_MOVE {
-			// What came in meanwhile goes along.
+			// Keys that came in meanwhile go along.
 			mv := f.s.Shard(j.ShardId).Move
 			all, small, lump := f.going(f.s.Shard(j.ShardId))
 			f.size[mv.ChildId], f.lump[mv.ChildId] = small, lump
@@ -346,7 +346,7 @@ func TestBalanceCalm(t *testing.T) {
 	}
 }
 
-// One key of a shard holds a large part of its placement group. Estimates are wrong then;
+// A single key of a shard holds a large part of its placement group. Estimates are wrong then;
 // nothing may move for ever while nothing is written.
 func TestBalanceLargeKey(t *testing.T) {
 	for seed := range uint64(32) {
@@ -419,8 +419,7 @@ func TestBalanceUnits(t *testing.T) {
 	}
 }
 
-// What the leader takes for grantable is what the state machine grants, but for what it keeps
-// for those who move records.
+// The state machine grants what the leader takes for grantable, but for what it keeps for those who move records.
 func TestSupply(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -777,7 +776,7 @@ func TestBalanceCopies(t *testing.T) {
 	}
 }
 
-// What was refused is no memory that a group took.
+// A refused move is no memory that a group took.
 func TestBalanceRefused(t *testing.T) {
 	f := newFilling(t, 2, 4, 1<<30, 0)
 	for _, sh := range f.s.Shards(f.ns) {

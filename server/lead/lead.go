@@ -92,8 +92,7 @@ type Leader struct {
 
 	paused map[uint32]time.Duration // by placement group: no voluntary change before
 
-	// What operators and scrubs asked for and has not begun. The next leader does not
-	// know of it.
+	// Jobs that operators and scrubs asked for and that have not begun. The next leader does not know of them.
 	queue    []*fsmpb.StartJob
 	leveling map[uint32]bool // namespaces being rebalanced
 
@@ -223,8 +222,8 @@ type Answer struct {
 	Quiet time.Duration
 }
 
-// Renew extends a session's lease and heeds the rest of its latest renewal. One that
-// arrives behind a later one extends the lease and nothing else.
+// Renew extends a session's lease and heeds the rest of its latest renewal. A renewal that arrives behind a
+// later one extends the lease and nothing else.
 func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, err error) {
 	x := l.sessions[r.Session]
 	if x == nil || x.expired || s.Life(r.Session) != dirpb.SessionLife_SESSION_LIVE {
@@ -386,8 +385,8 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 // whose barrier has passed and which may run. Recovery and joins, without which data is
 // a loss away from being gone, come first.
 //
-// A job whose owner is being fenced is still the owner's. One that was given back with
-// trouble rests for a lease, then twice as long each time, to at most ten leases.
+// A job whose owner is being fenced is still the owner's. A job that was given back with trouble rests for
+// a lease, then twice as long each time, to at most ten leases.
 func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working ...uint32) *dirpb.Job {
 	x := s.Session(id)
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE || x.ReadOnly {

@@ -435,7 +435,7 @@ func TestSessionLeases(t *testing.T) {
 	w.nodes(2, 4)
 	ns := w.create("n", 2, 4)
 	a, b := w.open(ns), w.open(ns)
-	// One that was opened and never answered gets a lease too.
+	// A session that was opened and never answered gets a lease too.
 	c := w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: ns}}}).Session.Id
 	w.want()
 	w.pass(lease)
@@ -503,7 +503,7 @@ func TestNodeLeases(t *testing.T) {
 }
 
 // A placement group whose memory nodes die while it is made is made by others, or goes on
-// with those that are left; if there are none it waits. One that is lost waits for its memory
+// with those that are left; if there are none it waits. A placement group that is lost waits for its memory
 // node until that is removed.
 func TestRemake(t *testing.T) {
 	w := newWorld(t)
@@ -580,7 +580,7 @@ func TestThaw(t *testing.T) {
 	w.renew(b, v, 0) // the stricter word implies the other
 	w.want("group 1: every session has quiesced", "group 2: every session has quiesced")
 
-	// What quiesced and then fell silent still holds a freeze up, until it is fenced.
+	// A session that quiesced and then fell silent still holds a freeze up, until it is fenced.
 	w.ack()
 	w.boot("m2", "d2", 4, 2)
 	w.mute[2] = false
@@ -655,8 +655,8 @@ func TestRecover(t *testing.T) {
 
 // ---- members ---------------------------------------------------------------
 
-// Who joins: up, heard, not draining, with room, best in a domain of its own, then the
-// least used, then the lowest id.
+// The node that joins is up, heard, not draining, with room, best in a domain of its own, then the least
+// used, then the lowest id.
 func TestCandidate(t *testing.T) {
 	type n struct {
 		name, domain  string
@@ -1115,8 +1115,8 @@ func TestVoluntary(t *testing.T) {
 	}
 }
 
-// What an operator asks for of many and cannot begin yet is kept, and begins later;
-// what was refused is left alone for a while.
+// Jobs that an operator asks for and that cannot begin yet are kept, and begin later; a job that was
+// refused is left alone for a while.
 func TestOffer(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(2, 8)
@@ -1168,7 +1168,7 @@ func TestOffer(t *testing.T) {
 		t.Fatalf("%d shards after four splits, kept %v", len(got), w.l.queue)
 	}
 
-	// What has no object any more is dropped.
+	// A job that has no object any more is dropped.
 	w.l.enqueue(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 99, Split: true})
 	w.l.enqueue(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 99})
 	w.want()
