@@ -245,7 +245,7 @@ func newRedisCache(tb testing.TB, most int) *redisCache {
 	tb.Cleanup(func() { r.c.Close() })
 	ctx := tb.Context()
 	var err error
-	// What one client does in two commands; Redis evicts before a script, as before any command.
+	// A script does what a client does in two commands; Redis evicts before a script, as before any command.
 	if r.aside, err = r.c.ScriptLoad(ctx, fmt.Sprintf(
 		`if redis.call('GET', KEYS[1]) then return 1 end redis.call('SET', KEYS[1], string.rep('x', %d)) return 0`, cachedBytes)).Result(); err != nil {
 		tb.Fatal(err)

@@ -265,8 +265,8 @@ func (q *qp) mark(n uint64) uint64 { return q.secret + n*0x9e3779b97f4a7c15 }
 // unanswered tells whether the adapter calls WR n done without having brought its
 // answer. Soft-RoCE does: where packets are lost, the target acknowledges a repeated
 // WRITE with the number of the last request that it has executed, which the
-// initiator takes for the answer to an atomic with that number. What is behind e.word
-// is as it was, and would be taken for the word that was found.
+// initiator takes for the answer to an atomic with that number. The memory behind e.word is as it was, and
+// would be taken for the word that was found.
 func (q *qp) unanswered(n uint64, e *entry) bool { return e.word != nil && *e.word == q.mark(n) }
 
 // covers tells whether w's buffer lies inside the MR of its LKey. Adapters check
@@ -313,8 +313,8 @@ func (q *qp) fill(i int, w *driver.WR, number uint64) {
 	x.len = C.uint32_t(len(w.Local))
 	x.remote, x.compare, x.swap = C.uint64_t(w.RemoteAddr), C.uint64_t(w.Compare), C.uint64_t(w.Swap)
 	x.lkey, x.rkey = C.uint32_t(w.LKey), C.uint32_t(w.RKey)
-	// Keys have 32 bits. What is longer names nothing, and the target shall say
-	// so in its turn: no region reaches to the last word.
+	// Keys have 32 bits. A longer key names nothing, and the target shall say so in its turn: no region
+	// reaches to the last word.
 	if w.RKey>>32 != 0 {
 		x.rkey, x.remote = 0, ^C.uint64_t(7)
 	}
