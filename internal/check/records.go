@@ -262,8 +262,8 @@ func shared(a, b placed) bool {
 		(a.child || a.word.State() == layout.Frozen) && (b.child || b.word.State() == layout.Frozen)
 }
 
-// overlaps compares neighbouring places and counts their units. One that was freed
-// and given to another key between two reads is told by its slot.
+// overlaps compares neighbouring places and counts their units. A place that was freed and given to another
+// key between two reads is told by its slot.
 func (k *checker) overlaps() error {
 	k.repl = 0
 	slices.SortFunc(k.places, func(a, b placed) int { return cmp.Compare(a.unit, b.unit) })

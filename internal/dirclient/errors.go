@@ -47,8 +47,8 @@ type Attempt struct {
 	dial bool // no connection was made
 }
 
-// noteAttempt keeps a as its address's last attempt. One that only ctx's end cut off
-// says less than the one before.
+// noteAttempt keeps a as its address's last attempt. An attempt that only ctx's end cut off says less than
+// the one before.
 func (e *Error) noteAttempt(ctx context.Context, a Attempt) {
 	i := slices.IndexFunc(e.Attempts, func(b Attempt) bool { return b.Addr == a.Addr })
 	switch {

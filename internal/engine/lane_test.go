@@ -21,8 +21,8 @@ var errGone = errors.New("the caller has gone")
 
 // ---- leases
 
-// What completes after the lease has ended is worth nothing: others may have been given the
-// memory that was read. A write may have happened; one that was not posted did not.
+// A completion after the lease has ended is worth nothing: others may have been given the memory that was
+// read. A write may have happened; one that was not posted did not.
 func TestLeaseEndsUnderWay(t *testing.T) {
 	for _, kind := range []index.Kind{index.Get, index.Put, index.Delete} {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -132,8 +132,7 @@ func TestHintsOfLostGeneration(t *testing.T) {
 }
 
 // No place of lost memory is used again, wherever it was: with the session, in a lane's
-// stock, in limbo. What is granted of the new memory stays the session's, whatever an
-// operation of the old still asks for.
+// stock, in limbo. Grants of the new memory stay the session's, whatever an operation of the old still asks for.
 func TestPlacesOfLostGeneration(t *testing.T) {
 	r := newRig(t, 1, false)
 	for i := range 20 {
@@ -332,8 +331,7 @@ func (r *rig) useUp() {
 	r.t.Fatal("there is no end of memory")
 }
 
-// What a chain that was not executed left in its buffers is no answer, and what was not
-// linked is free again.
+// The buffers of a chain that was not executed hold no answer, and places that were not linked are free again.
 func TestHintedNotExecuted(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.put("a", "1")
@@ -348,7 +346,7 @@ func TestHintedNotExecuted(t *testing.T) {
 	}
 	r.wire.post = nil
 	r.get("a", "1")
-	// One that loses its CAS takes no memory.
+	// A PUT that loses its CAS takes no memory.
 	off, w := r.slot(1, "a")
 	other := layout.MakeLive(w.Ver()+1, w.FP(), w.Code(), w.Unit()+1)
 	for range 3000 {
@@ -365,7 +363,7 @@ func TestHintedNotExecuted(t *testing.T) {
 	}
 }
 
-// What is replaced without a Task goes through limbo, and comes back.
+// A record that is replaced without a Task goes through limbo, and its place comes back.
 func TestHintedLimbo(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.startOver()

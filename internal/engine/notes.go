@@ -20,8 +20,8 @@ type Frequency interface {
 }
 
 // noteTable remembers, of keys used lately, when the session last noted an access and
-// how many there were since. It is direct-mapped: two keys that share a cell are noted more
-// often. One goroutine at a time.
+// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. It
+// serves one goroutine at a time.
 //
 // A cell: tag (6 bits) | hits (6 bits) | time of the last note in ticks (20 bits, 70 minutes).
 type noteTable struct {

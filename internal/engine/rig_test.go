@@ -27,7 +27,7 @@ const (
 )
 
 // rig is a session with one lane, and memory nodes 1 to n that hold placement group 1,
-// which has one shard of one segment. What the lane posts takes effect when the test says.
+// which has one shard of one segment. The lane's WRs take effect when the test says.
 type rig struct {
 	t      *testing.T
 	fab    *sim.Fabric

@@ -86,7 +86,7 @@ type Policy struct {
 	seed  uint64
 	ghost []atomic.Uint64 // buckets of ghostWays; see ghostEntry
 
-	// What was seen since the last refresh, by class and age: hits, and ends without one.
+	// Counts since the last refresh, by class and age: hits, and ends without one.
 	hits, ends [classes][ages]atomic.Int32
 	events     atomic.Uint32
 
@@ -273,8 +273,8 @@ func halved(f, x float64) float64 {
 
 // refresh takes in what was seen and computes every value.
 func (p *Policy) refresh() {
-	// One who reads much and seldom evicts brings much at once. It is not to be believed for
-	// longer than others are.
+	// A session that reads much and seldom evicts brings much at once. It is not to be believed for longer
+	// than others are.
 	weight := min(1, 4*refreshEvents/float32(p.events.Swap(0)+1))
 	keep := 1 - fade*float32(p.next)/refreshEvents
 	p.next = min(max(2*p.next, firstRefresh), refreshEvents)

@@ -105,8 +105,7 @@ const (
 	keepReply  = 64 << 10
 	streamFrom = 256 << 10
 	// A lone operation may read so much, and each of several so much, without taking memory
-	// of the connection's share first. What several may read without taking any is what
-	// freeUnits do.
+	// of the connection's share first. Without taking any, freeUnits operations may read.
 	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
 	freeUnits           = 4
 	// readCost is how often an operation may have in memory what it reads, and writeCost what

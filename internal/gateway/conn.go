@@ -47,7 +47,7 @@ type conn struct {
 	// deadline is whether reading has one.
 	deadline bool
 
-	// What serves the connection at the moment owns these, too.
+	// The goroutine or loop that serves the connection at the moment owns these, too.
 	link   loop.Link
 	said   int      // commands in one read
 	filled error    // of the last read in a loop

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxConns bounds connections. One more makes the one go that has done nothing for longest.
+	// maxConns bounds connections. A further one replaces the connection that has done nothing for longest.
 	maxConns = 64
 	// maxBusy bounds the requests that are answered at a time, but for those about health, which
 	// are answered at any time.

@@ -89,7 +89,7 @@ func (k *Link) Write(p []byte) int {
 	return int(n)
 }
 
-// Kill closes the connection. Whoever serves it sees the end.
+// Kill closes the connection. The goroutine or loop that serves it sees the end.
 func (k *Link) Kill() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -101,8 +101,8 @@ func (k *Link) Kill() {
 	}
 }
 
-// CloseRead makes what has been received the last of the connection. One that cannot say so
-// (TLS) ends its Read at once.
+// CloseRead makes what has been received the last of the connection. A connection that cannot say so (TLS)
+// ends its Read at once.
 func (k *Link) CloseRead() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -149,7 +149,7 @@ func (c *conn) answer(op *client.Op, l *lookup) {
 		c.s.stats.done(l.cmd, c.metaGot(l.meta, &op.Item, op.Err), l.began)
 		return
 	}
-	// One key's trouble is the whole command's, and comes instead of END.
+	// An error of one key is the whole command's, and comes instead of END.
 	if c.broken == nil && op.Err != nil && !errors.Is(op.Err, client.ErrNotFound) {
 		c.broken = op.Err
 	}

@@ -225,8 +225,8 @@ func (h *harness) readOnlyDisk() error {
 	return h.awaitServing()
 }
 
-// restart asks all processes of the store to end, at once, and starts them again. What
-// memory nodes held is gone, so nobody uses it meanwhile.
+// restart asks all processes of the store to end, at once, and starts them again. The memory nodes' data is
+// gone, so nobody uses the store meanwhile.
 func (h *harness) restart() error {
 	all := slices.Concat(h.scope.directories, h.scope.memnodes)
 	var wg sync.WaitGroup

@@ -38,7 +38,7 @@ func (h *harness) undead() error {
 	for ended < h.zombies {
 		if begun < h.zombies && len(asleep) < 2*h.clients/3 {
 			z := &zombie{client: awake[0]}
-			// One at a time; the short ones take the memory up.
+			// Zombies are woken one at a time; the short ones take the memory up.
 			z.long = !slices.ContainsFunc(asleep, func(other *zombie) bool { return other.long })
 			awake = awake[1:]
 			if err := h.bury(z); err != nil {

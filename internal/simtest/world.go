@@ -11,7 +11,7 @@
 // for small scopes, and seeded random. A schedule is the list of choices made; it
 // replays exactly.
 //
-// What the simulator plays itself, as choices, are the blocking client (package client),
+// The simulator plays itself, as choices, the blocking client (package client),
 // the memory node (package memnode) and the RPCs between them and the directory
 // (package server).
 //
@@ -65,8 +65,7 @@ const (
 	// PutEx is a Put that expires when the clock moves on.
 	PutEx
 	// Evict removes every key that it finds in the group of its key and in the stash.
-	// What it has removed is in the history key by key, what it may have removed with an
-	// unknown outcome.
+	// Its removals are in the history key by key, possible ones with an unknown outcome.
 	Evict
 	// Expire removes what has expired there, and is in no history.
 	Expire
@@ -217,7 +216,7 @@ const (
 	fillUnit = 1 // units of a filler's record
 	// extraUnits are for clients that come when the schedule is over.
 	extraUnits = 64
-	// What is put to expire lives for so long, and the clock moves in such steps.
+	// Records put to expire live for ttlMillis, and the clock moves in steps of stepMillis.
 	ttlMillis  = 2000
 	stepMillis = 4000
 )
