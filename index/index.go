@@ -4,8 +4,7 @@
 // An [Op] never waits, posts or reads a clock. Next returns an [Action]; for Post
 // the caller performs Accesses, fills in their results and calls Next again. The
 // blocking client, the pipelined client, the simulator and the crash tests all
-// drive the same machine. What an Op needs from its session (routes, places,
-// hints, versions) it asks of an [Env].
+// drive the same machine. An Op asks an [Env] for what it needs from its session: routes, places, hints, versions.
 //
 // Placement, rkeys, queue pairs and time belong to others. An Op belongs to one
 // goroutine; its buffers belong to whoever performs its accesses between Post and

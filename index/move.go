@@ -12,7 +12,7 @@ import (
 func (o *Op) startMove() Action {
 	r := &o.Route
 	if o.Kind == Move && (r.Child == nil || r.Child.PG == nil) {
-		return o.leave(Refresh)
+		return o.releaseLock(Refresh)
 	}
 	if uint64(o.Work.Group) >= uint64(r.Segments)*layout.SegmentGroups {
 		return o.finish(fmt.Errorf("shard %d has no group %d", r.Shard, o.Work.Group))
@@ -59,7 +59,7 @@ func (o *Op) moveLocked() Action {
 func (o *Op) readMoving() Action {
 	w := o.work
 	if w.looks++; w.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.releaseLock(Backoff)
 	}
 	old := w.items
 	w.items = nil
@@ -96,8 +96,7 @@ func (o *Op) readMoving() Action {
 	return o.fetch(unread, 0, o.gotMoving, o.placeMoving)
 }
 
-// gotMoving judges whether a record belongs to the moved set. One that cannot be
-// read might, and would be lost.
+// gotMoving judges whether a record belongs to the moved set. A record that cannot be read might, and would be lost.
 func (o *Op) gotMoving(it *item, b []byte) error {
 	r, err := o.parseOf(it, b)
 	if err != nil {
@@ -153,7 +152,7 @@ func (o *Op) placeMoving() Action {
 // noMemory starts over when there is memory.
 func (o *Op) noMemory() Action {
 	o.dropWork()
-	return o.leave(Alloc)
+	return o.releaseLock(Alloc)
 }
 
 // freeze bars updates and deletes: LIVE→FROZEN at A. again: a word was not what was
@@ -175,7 +174,7 @@ func (o *Op) freeze(again bool) Action {
 		return o.frozen()
 	}
 	if w.looks++; w.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.releaseLock(Backoff)
 	}
 	return o.swingA(func() Action {
 		for i := range w.swings {
@@ -206,7 +205,7 @@ func (o *Op) frozen() Action {
 	}
 	w.swings = w.swings[:0]
 	for _, it := range w.mine() {
-		// Whoever froze it, A took exactly LIVE→FROZEN.
+		// A took exactly LIVE→FROZEN, whoever froze it.
 		w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x.WithState(layout.Live), n: it.x, won: true, exact: true})
 	}
 	return o.publishSwings(o.readChild)
@@ -215,7 +214,7 @@ func (o *Op) frozen() Action {
 // readChild reads the child's groups.
 func (o *Op) readChild() Action {
 	if o.work.looks++; o.work.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.releaseLock(Backoff)
 	}
 	o.toChild()
 	o.setGroups(o.groupAt(&o.Route))
@@ -260,7 +259,7 @@ func (o *Op) gotChild() Action {
 		}
 	}
 	got := func(c *item, b []byte) error {
-		// What cannot be read is no key of this group: nobody but a janitor before
+		// A record that cannot be read is no key of this group: nobody but a janitor before
 		// wrote one, and its record was complete first.
 		if r, err := o.parseOf(c, b); err != nil {
 			o.finding("%v", err)
@@ -323,7 +322,7 @@ func (o *Op) linkChild() Action {
 		}
 		if overflow = true; !first(it, 1) {
 			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[0], headerSlot}))
-			return o.leave(Grow)
+			return o.releaseLock(Grow)
 		}
 	}
 	copies := todo
@@ -384,7 +383,7 @@ func (o *Op) setMoved(then func() Action) Action {
 			return o.publishSwings(then)
 		})
 	}
-	// What somebody before has left between A and P comes first.
+	// Differences that somebody before has left between A and P come first.
 	return o.syncWords(w.behind, func() Action {
 		return moved(1, func() Action { return moved(0, then) })
 	})

@@ -15,7 +15,7 @@ func (o *Op) relocate() Action {
 	return o.await(func() Action {
 		w := o.work
 		if w.looks++; w.looks > maxLooks {
-			return o.leave(Backoff)
+			return o.releaseLock(Backoff)
 		}
 		g := o.image(0, 0)
 		w.items = nil
@@ -50,8 +50,8 @@ func (o *Op) relocate() Action {
 	})
 }
 
-// countFound counts what the group links. What a replica still shows that is gone at A is
-// synced: it may lie in an extent of which all the rest becomes free.
+// countFound counts what the group links. A word that a replica still shows and that is gone at A is
+// synced: its record may lie in an extent of which all the rest becomes free.
 func (o *Op) countFound() Action {
 	o.Work.Records, o.Work.Units, o.Work.Linked, o.Work.Kept = 0, 0, map[uint32]uint32{}, nil
 	kept := func(unit uint32, code uint8) {
@@ -91,7 +91,7 @@ func (o *Op) relocateFound() Action {
 			if o.work.frozen++; o.work.frozen > maxFrozen {
 				return o.finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, it.x.Unit()/layout.ExtentUnits))
 			}
-			return o.leave(Backoff)
+			return o.releaseLock(Backoff)
 		}
 		list = append(list, it)
 	}

@@ -109,7 +109,7 @@ func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout
 			return o.setHeaders(base, k+1, guess, f, then)
 		}
 		if o.work.looks++; o.work.looks > maxLooks {
-			return o.leave(Backoff)
+			return o.releaseLock(Backoff)
 		}
 		return o.setHeaders(base, k, found, f, then)
 	})

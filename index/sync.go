@@ -214,8 +214,7 @@ func (o *Op) gotSyncChunk() Action {
 	return o.syncChunks()
 }
 
-// syncBroken ends an Op that cannot bring the chain up. One that A decided may
-// yet be seen.
+// syncBroken ends an Op that cannot bring the chain up. A change that A decided may yet be seen.
 func (o *Op) syncBroken(err error) Action {
 	if o.Kind == Sync || o.Kind == Scrub {
 		o.finding("%v", err)

@@ -38,8 +38,8 @@ type Work struct {
 	// Choose, of Evict, picks from what the groups hold, as positions in c. nil: only
 	// what has expired goes.
 	Choose func(c []Candidate) []int
-	// What has expired where Mine is false is left to others until it has been expired
-	// since Late (Unix ms). nil: none is left. Evict without Choose.
+	// Expired records for which Mine is false are left to others until they have been expired since Late
+	// (Unix ms). nil: none is left. Evict without Choose.
 	Mine func(unit uint32) bool
 	Late uint64
 	// Only, of Evict without Choose, are the fingerprints of the records to look at in the
@@ -233,8 +233,8 @@ func (o *Op) await(then func() Action) Action {
 	return o.post(stepWork)
 }
 
-// leave gives up the lock and starts over after a.
-func (o *Op) leave(a Action) Action {
+// releaseLock gives up the lock and starts over after a.
+func (o *Op) releaseLock(a Action) Action {
 	o.toParent()
 	return o.unlockAnd(a)
 }

@@ -196,7 +196,7 @@ func (w *World) put(ch choice) {
 func (w *World) enabled() []choice {
 	w.choices = w.choices[:0]
 	w.plan()
-	w.look()
+	w.refreshChores()
 	w.epoch, w.least = w.ld.Epochs()
 	w.events = w.fab.AppendEvents(w.events[:0])
 	for _, ev := range w.events {
@@ -641,8 +641,8 @@ func (w *World) describe(ch choice) string {
 	return s
 }
 
-// note adds a line to the trace.
-func (w *World) note(format string, args ...any) {
+// traceLine adds a line to the trace.
+func (w *World) traceLine(format string, args ...any) {
 	if w.tracing {
 		w.Trace = append(w.Trace, fmt.Sprintf(format, args...))
 	}

@@ -11,7 +11,7 @@
 // for small scopes, and seeded random. A schedule is the list of choices made; it
 // replays exactly.
 //
-// What the simulator plays itself, as choices, are the blocking client (package client),
+// The simulator plays itself, as choices, the blocking client (package client),
 // the memory node (package memnode) and the RPCs between them and the directory
 // (package server).
 //

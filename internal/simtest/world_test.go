@@ -43,8 +43,7 @@ const (
 	// PutEx is a Put that expires when the clock moves on.
 	PutEx
 	// Evict removes every key that it finds in the group of its key and in the stash.
-	// What it has removed is in the history key by key, what it may have removed with an
-	// unknown outcome.
+	// Its removals are in the history key by key, possible ones with an unknown outcome.
 	Evict
 	// Expire removes what has expired there, and is in no history.
 	Expire
@@ -195,7 +194,7 @@ const (
 	fillUnit = 1 // units of a filler's record
 	// extraUnits are for clients that come when the schedule is over.
 	extraUnits = 64
-	// What is put to expire lives for so long, and the clock moves in such steps.
+	// Records put to expire live for ttlMillis, and the clock moves in steps of stepMillis.
 	ttlMillis  = 2000
 	stepMillis = 4000
 )
@@ -536,16 +535,16 @@ func (w *World) fail(err error) {
 func (w *World) runScript(c *cl, steps []Step) {
 	save, at := c.script, c.pos
 	c.script, c.pos = steps, 0
-	w.settle(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
+	w.runAllowed(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
 	if len(c.run) > 0 || c.pos < len(c.script) {
 		w.fail(fmt.Errorf("client %d alone does not end: %v, %v enabled\n%s", c.i, c.underWay(), w.enabled(), strings.Join(w.Trace, "\n")))
 	}
 	c.script, c.pos = save, at
 }
 
-// settle makes allowed choices, those of whoever had none for longest first, until
+// runAllowed makes allowed choices, those of whoever had none for longest first, until
 // there are none, or nobody gets on but those who look again and again in vain.
-func (w *World) settle(allowed func(choice) bool) {
+func (w *World) runAllowed(allowed func(choice) bool) {
 	served := make([]int, len(w.cls)+2)
 	wakes := make([]int, len(w.cls)+2)
 	for n := 1; w.err == nil; n++ {
@@ -597,7 +596,7 @@ func (w *World) finish() {
 		}
 	}
 	for round := 0; w.err == nil; round++ {
-		w.settle(func(ch choice) bool {
+		w.runAllowed(func(ch choice) bool {
 			return ch.kind < faults && ch.kind != chRenewSend && ch.kind != chAdvance && ch.kind != chAct
 		})
 		why := w.unfinished()
