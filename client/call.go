@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -146,7 +147,7 @@ func (c *Client) patient(until *int64) bool {
 
 // pause waits a moment before an operation is tried again.
 func (c *Client) pause(ctx context.Context) error {
-	WillWait(ctx)
+	inside.WillWait(ctx)
 	select {
 	case <-time.After(2 * time.Millisecond):
 		return nil
@@ -170,7 +171,7 @@ func (c *Client) public(s *sess, q *call) error {
 	case errors.As(err, new(*layout.CorruptError)):
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	case errors.As(err, &tooLarge):
-		return &TooLargeError{Want: tooLarge.Want}
+		return &inside.TooLargeError{Want: tooLarge.Want}
 	case errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrLease),
 		errors.Is(err, engine.ErrBuffer):
 		s.mu.Lock()

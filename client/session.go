@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -94,7 +95,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		OpTimeout: int64(c.o.OpTimeout), WillWait: WillWait, Limit: MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
+		OpTimeout: int64(c.o.OpTimeout), WillWait: inside.WillWait, Limit: inside.MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -171,7 +172,7 @@ const leastPause = time.Millisecond
 const maxJobs = 8
 
 func (r *runner) claim(ctx context.Context, c *client.Client, working []uint32) (*dirpb.Job, uint32, error) {
-	session, err := c.Session(ctx)
+	session, err := inside.Of(c).Session(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -230,7 +231,7 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 // connection are tried again for a while: the view may be changing.
 func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job *dirpb.Job, report *dirpb.JobReport,
 	tell func(*dirpb.ReportJobRequest) error) error {
-	v, err := c.ViewAtLeast(ctx, job.GetBarrier())
+	v, err := inside.Of(c).ViewAtLeast(ctx, job.GetBarrier())
 	if err != nil {
 		return err
 	}
@@ -251,7 +252,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			works = append(works, &w)
 		}
 		for try := 1; len(works) > 0; try++ {
-			if id, err := c.Session(ctx); err != nil || id != session {
+			if id, err := inside.Of(c).Session(ctx); err != nil || id != session {
 				return cmp.Or(err, ErrGone) // the claim went with the session
 			}
 			var again []*index.Work
@@ -291,7 +292,7 @@ func (r *runner) perform(ctx context.Context, c *client.Client, kind index.Kind,
 		ctx, cancel = context.WithTimeout(ctx, windowTime)
 		defer cancel()
 	}
-	return c.Work(ctx, kind, works)
+	return inside.Of(c).Work(ctx, kind, works)
 }
 
 // windowTime is how long records of a few groups may take to find another place.
