@@ -33,7 +33,7 @@ func (o *Op) gotGroup() Action {
 		return o.joinerBehind(s)
 	}
 	if o.Route.PG.Joining && layout.Group(o.groups[4]).Header().OVF() {
-		// A writer of this epoch may have told the joiner first.
+		// A writer of this placement group epoch may have told the joiner first.
 		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
 	}
 	if err := o.collect(g, 0, o.Route.PG.reader()); err != nil {

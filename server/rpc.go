@@ -236,7 +236,7 @@ func sessionGone(id uint32) error {
 	return status.Errorf(codes.NotFound, "session %d is fenced, being fenced, or was never opened", id)
 }
 
-// Renew extends a session's lease and exchanges epochs.
+// Renew extends a session's lease and exchanges reclaim epochs.
 func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewReply, error) {
 	l, err := n.confirmed(ctx)
 	if err != nil {
@@ -665,7 +665,7 @@ func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirp
 	return reply, nil
 }
 
-// Status shows what this node knows, and how old that is; epochs, reports, node statistics,
+// Status shows what this node knows, and how old that is; reclaim epochs, reports, node statistics,
 // the progress of jobs and which directory nodes answer are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID}

@@ -425,7 +425,7 @@ func (a *app) printStats(st *dirpb.StatusReply) error {
 		rows = append(rows, row{s.GetId(), s.GetClient(), s.GetNamespace(), short(s.GetLife()),
 			(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second), s.GetReportEpoch()})
 	}
-	a.printTable(row{"Session", "Client", "Namespace", "State", "Age", "Reported epoch"}, rows)
+	a.printTable(row{"Session", "Client", "Namespace", "State", "Age", "Reclaim epoch"}, rows)
 	return nil
 }
 
@@ -507,7 +507,7 @@ func (a *app) acceptLossCommand() *cobra.Command {
 		Short: "Say that you know what a namespace lost",
 		Long: "A placement group that lost all its copies is empty once its memory node is back, and\n" +
 			"looks like any other. kvctl status, the page and an alert (KvdDataLost) say what was lost until this\n" +
-			"command accepts it. What it accepts is printed. kvd_directory_lost_total goes on counting.",
+			"command accepts it. It prints what it accepts. kvd_directory_lost_total goes on counting.",
 		Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
 			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)

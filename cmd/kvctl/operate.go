@@ -177,9 +177,9 @@ func (a *app) nodesCommand() *cobra.Command {
 		Use:   "add NODE",
 		Short: "Take a memory node into use: undo its drain, wait until it is up, rebalance",
 		Long: "A memory node adds itself when `kvd memnode --name NODE` is started, and takes new\n" +
-			"namespaces and lost copies from then on. What add does is to undo a drain of it, if\n" +
-			"there is one, to wait until it is up, and to rebalance every namespace, so that\n" +
-			"it gets its share of what is there already. A node that was never started is\n" +
+			"namespaces and lost copies from then on. add undoes a drain of it, if there is\n" +
+			"one, waits until it is up, and rebalances every namespace, so that it gets its\n" +
+			"share of the keys that are there already. A node that was never started is\n" +
 			"refused, unless --for says how long to wait for it.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),

@@ -60,7 +60,7 @@ type place struct {
 	pg, generation, unit, units uint32
 	ver                         uint16 // of its next life
 	mark                        uint64 // fsm.Heap.RecallSeq when it was accepted
-	after                       uint64 // it is in limbo until the least epoch in use is as great
+	after                       uint64 // it is in limbo until the least reclaim epoch in use is as great
 }
 
 // memory is what the leader knows of a placement group's memory.
@@ -672,7 +672,7 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 }
 
 // toCompact reports whether memory has been short for a while though enough is free, and
-// nothing to speak of is on its way: compacting what waits for epochs would have it wait anew.
+// nothing to speak of is on its way: compacting what waits for reclaim epochs would have it wait anew.
 func (p *plan) toCompact(m *memory) bool {
 	return m.piecesAt != 0 && p.now-m.piecesAt >= piecesFor
 }

@@ -127,7 +127,7 @@ func (p *plan) add(c *fsmpb.Command, format string, args ...any) {
 	p.steps = append(p.steps, Step{Do: c, Why: fmt.Sprintf(format, args...)})
 }
 
-// ---- leases and epochs -----------------------------------------------------
+// ---- leases and reclaim epochs ---------------------------------------------
 
 func (p *plan) reserve() {
 	if p.l.epoch+p.l.opts.EpochBlock/2 > p.s.Meta().EpochCeiling && p.l.needsEpochs(p.s) {
