@@ -43,7 +43,7 @@ func (c *Client) begin(ctx context.Context, q *call) (context.Context, func()) {
 }
 
 // OnWait makes a context that tells of waiting: f is called by an operation, perhaps
-// several times, before it waits for the network, for other goroutines or for time. Where
+// several times, before it waits for the network, for other goroutines or for time. If
 // all memory is reached by providers that execute in the caller (shm) most operations
 // never do, and whoever serves many with one goroutine learns here that the others need
 // another. Several goroutines of one operation may call f at a time; the operation goes

@@ -40,7 +40,7 @@ type Env interface {
 
 	// NoteDue asks, at most once for each look at a record, whether this access to the
 	// Op's key is worth noting: then the Op reads the slot's access word on the way, and
-	// calls Note when it has succeeded. Only where PG.AccessOff is not 0.
+	// calls Note when it has succeeded. Only if PG.AccessOff is not 0.
 	NoteDue(o *Op) bool
 	// Note writes the access word of the slot at off in the index, of whose record w is
 	// the word: off the path, and with no harm if it is lost. old is what was there, as

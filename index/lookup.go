@@ -119,7 +119,7 @@ func (o *Op) gotRecords() Action {
 	}
 }
 
-// notHome goes on where the home group does not hold the key.
+// notHome goes on if the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
 	h := g.Header()
@@ -174,7 +174,7 @@ func (o *Op) gotStash() Action {
 	return o.post(stepReadStashRecords)
 }
 
-// notStashed goes on where the stash does not hold the key.
+// notStashed goes on if the stash does not hold the key.
 func (o *Op) notStashed() Action {
 	// The stash's own header says nothing; its leftovers are cleared before the
 	// home group's.

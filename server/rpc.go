@@ -573,7 +573,7 @@ func (n *Node) PublishRegion(ctx context.Context, q *dirpb.PublishRegionRequest)
 // ---- operators -------------------------------------------------------------
 
 // CreateNamespace lays out a namespace over the memory nodes that are up. It refuses more copies
-// than there are failure domains; where there are too few memory nodes it is unavailable, as more
+// than there are failure domains; if there are too few memory nodes it is unavailable, as more
 // may be about to come.
 func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
 	l, err := n.leader()
@@ -644,7 +644,7 @@ func (n *Node) AcceptLoss(ctx context.Context, q *dirpb.AcceptLossRequest) (*dir
 // leaderStatusTimeout bounds how long ClusterStatus waits for the leader.
 const leaderStatusTimeout = 2 * time.Second
 
-// ClusterStatus is Status as the leader answers it, asked over the network if need be; where
+// ClusterStatus is Status as the leader answers it, asked over the network if need be; if
 // no leader answers, this node's own answer, which says how old it is.
 func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	own, err := n.Status(ctx, q)

@@ -290,8 +290,8 @@ func (a *app) drainCommand() *cobra.Command {
 		Short: "Move everything away from a memory node",
 		Long: "Tell the store to move everything away from a memory node, one region at a time,\n" +
 			"and to put nothing new there. No copy is given up before its replacement is whole;\n" +
-			"where no other node has room for one, the keys move to other placement groups. It is\n" +
-			"refused where fewer memory nodes would be left than a namespace keeps copies.\n" +
+			"if no other node has room for one, the keys move to other placement groups. It is\n" +
+			"refused if fewer memory nodes would be left than a namespace keeps copies.\n" +
 			"Afterwards the node can be stopped, and forgotten with kvctl nodes remove.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),

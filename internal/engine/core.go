@@ -54,7 +54,7 @@ type Options struct {
 	ReadOnly bool
 	// Hash is the namespace's hash of a key; needed for a janitor's work only.
 	Hash func(key []byte) uint64
-	// Frequency is needed where there are access words. nil: counts add up.
+	// Frequency is needed if there are access words. nil: counts add up.
 	Frequency Frequency
 	// Broken, if not nil, is told of what the directory should not have sent. It must not
 	// block.

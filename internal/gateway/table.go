@@ -273,7 +273,7 @@ func init() {
 				w.Verbatim("txt", "Latencies are in the metric kvd_gateway_command_seconds.\n")
 			}, "Refers to the metrics."),
 			helpOf("latency", "LATEST", "    Return an empty list.")),
-		container("debug", "server", "Sleeps, where that is allowed.", nil,
+		container("debug", "server", "Sleeps, if that is allowed.", nil,
 			onConn("debug|sleep", 3, "", cmdDebugSleep, "Lets this connection wait."),
 			helpOf("debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")),
 		container("acl", "server", "Tells who the user is: always default.", nil,

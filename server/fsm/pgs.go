@@ -148,7 +148,7 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 //
 // Copies that others hold survive: the chain goes on with all survivors in order and is
 // frozen until every session has quiesced. The first survivor is never behind a
-// later one (I2), so where there are several a RECOVER job brings the others up to it.
+// later one (I2), so if there are several a RECOVER job brings the others up to it.
 // A joiner is no copy and is never promoted; a member that was leaving when the
 // freeze began still is one. A placement group that was never active, or of which no copy
 // is left, starts over empty. The former goes on without a member that is not back already, as long as there is another.

@@ -50,7 +50,7 @@ type Options struct {
 	// asked for when half of one is left.
 	EpochBlock uint64
 	// ScrubInterval is the least time between two automatic counts of what is linked in
-	// one placement group where nobody lacks memory.
+	// one placement group if nobody lacks memory.
 	ScrubInterval time.Duration
 	// Term is the leadership's, which is the only one that renewals with it are for.
 	Term uint64

@@ -9,9 +9,9 @@ import (
 )
 
 // Sessions that nobody waits for are quiet: they renew their lease only as often as that
-// takes, and are called as soon as somebody waits for what they report. Somebody does where
+// takes, and are called as soon as somebody waits for what they report. Somebody does if
 // places are in limbo, or an extent that was scanned is to be free, until the least reported
-// reclaim epoch is greater than the one noted for it; where a place is on its way home; and where
+// reclaim epoch is greater than the one noted for it; if a place is on its way home; and if
 // memory is short. docs/protocol.md, "Quiet sessions".
 
 // quietMost is the longest that a session is quiet, however long the lease: it is to notice
