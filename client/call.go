@@ -47,7 +47,7 @@ type call struct {
 	engine.Op
 	dst  []byte      // for the value
 	into bool        // GetInto: dst is all there is
-	work *index.Work // where a janitor wants what was found
+	work *index.Work // if a janitor wants what was found
 	page func()      // of a scan: takes what was found
 
 	item Item

@@ -69,7 +69,7 @@ func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word
 	return o.readManifests(named, &manifests, false, swingAll)
 }
 
-// emptyNow is emptyWords where it is known which items are ours, and their chunks.
+// emptyNow is emptyWords if it is known which items are ours, and their chunks.
 func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func() Action) Action {
 	w := o.work
 	w.swings = w.swings[:0]

@@ -165,7 +165,7 @@ func (o *Op) evictChosen() Action {
 	})
 }
 
-// evictExpired looks for records that have expired where no access words say so, which
+// evictExpired looks for records that have expired if no access words say so, which
 // takes a READ of every header, and proves it by all of the record.
 func (o *Op) evictExpired() Action {
 	now := o.env.NowMillis()

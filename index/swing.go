@@ -101,7 +101,7 @@ func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout
 		return then()
 	}
 	o.begin()
-	// Where nothing is to change the CAS only tells.
+	// If nothing is to change the CAS only tells.
 	o.add(Access{Verb: CAS, Space: Index, Replica: k, Off: base, Expect: uint64(guess), New: uint64(f(guess))})
 	return o.await(func() Action {
 		found := layout.Header(o.Accesses[0].Found)
