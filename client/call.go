@@ -12,6 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -45,10 +46,10 @@ func (s *sess) hashKey(q *call) {
 // call is an operation of the API on its way through the engine.
 type call struct {
 	engine.Op
-	dst  []byte      // for the value
-	into bool        // GetInto: dst is all there is
-	work *index.Work // if a janitor wants what was found
-	page func()      // of a scan: takes what was found
+	dst  []byte       // for the value
+	into bool         // GetInto: dst is all there is
+	work *repair.Work // of a janitor's kinds: where its caller wants what was found
+	page func()       // of a scan: takes what was found
 
 	item Item
 	n    int // GetInto: the value's length
@@ -198,7 +199,7 @@ func shortKey(k []byte) []byte {
 func (q *call) Take(r *layout.Record, parts [][]byte) {
 	switch {
 	case q.work != nil:
-		*q.work = *q.Op.Work
+		*q.work = q.Machine.(*repair.Op).Work
 	case q.page != nil:
 		q.page()
 	case q.Kind == index.Raw:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -98,7 +99,7 @@ func (t tools) ViewAtLeast(ctx context.Context, version uint64) (*engine.View, e
 	}
 }
 
-func (t tools) Work(ctx context.Context, kind index.Kind, works []*index.Work) []error {
+func (t tools) Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error {
 	s, err := t.c.live(ctx)
 	if err != nil {
 		errs := make([]error, len(works))

@@ -18,6 +18,7 @@ import (
 	"fmt"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 )
 
@@ -34,7 +35,7 @@ type Tools interface {
 	ViewAtLeast(ctx context.Context, version uint64) (*engine.View, error)
 	// Work performs a janitor's operations of one kind, several at a time, and leaves
 	// what they found in each. Errors stand in the order of works.
-	Work(ctx context.Context, kind index.Kind, works []*index.Work) []error
+	Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error
 }
 
 // Location is where a key lives.

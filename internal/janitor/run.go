@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -242,12 +243,12 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 	told, stay := time.Now(), false
 	const tries = 4
 	for lo, hi := 0, 0; lo < plan.Len; lo = hi {
-		works := make([]*index.Work, 0, r.o.Window)
+		works := make([]*repair.Work, 0, r.o.Window)
 		hi = plan.Batch(lo, r.o.Window)
 		for i := lo; i < hi; i++ {
 			w := plan.At(i)
 			if stay {
-				w.Window = index.UnitRun{}
+				w.Window = repair.UnitRun{}
 			}
 			works = append(works, &w)
 		}
@@ -255,7 +256,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 			if id, err := inside.Of(c).Session(ctx); err != nil || id != session {
 				return cmp.Or(err, ErrGone) // the claim went with the session
 			}
-			var again []*index.Work
+			var again []*repair.Work
 			for i, err := range r.perform(ctx, c, plan.Kind, works) {
 				switch {
 				case err == nil:
@@ -264,7 +265,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 					// The records in the window stay where they are from now on: better some pieces that are free
 					// than an extent that nobody may use.
 					stay = true
-					works[i].Window = index.UnitRun{}
+					works[i].Window = repair.UnitRun{}
 					again = append(again, works[i])
 				case try == tries || ctx.Err() != nil:
 					return fmt.Errorf("%v at %#x (group %d): %w", plan.Kind, works[i].Off, works[i].Group, err)
@@ -286,7 +287,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 
 // perform does some operations. Those that empty a window have little time: whoever waits
 // for it, waits for memory.
-func (r *runner) perform(ctx context.Context, c *client.Client, kind index.Kind, works []*index.Work) []error {
+func (r *runner) perform(ctx context.Context, c *client.Client, kind index.Kind, works []*repair.Work) []error {
 	if works[0].Window.Units > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, windowTime)
