@@ -7,7 +7,7 @@
 // drive the same machine. An Op asks an [Env] for what it needs from its session: routes, places, hints, versions.
 //
 // Placement, rkeys, queue pairs and time belong to others. An Op belongs to one
-// goroutine; its buffers belong to whoever performs its accesses between Post and
+// goroutine; its buffers belong to the driver that performs its accesses between Post and
 // the next Next.
 //
 // docs/protocol.md is this package in prose; steps there carry the names of
