@@ -3,7 +3,7 @@
 // memory nodes, without waking them.
 //
 // It leaves the protocol to package index, buffers, places and queue pairs to
-// internal/session, and membership to the directory, which it calls only to open
+// internal/engine, and membership to the directory, which it calls only to open
 // and renew its session, to learn of map changes and to get memory, never for an
 // operation.
 //

@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -94,7 +95,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		OpTimeout: int64(c.o.OpTimeout), WillWait: WillWait, Limit: MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
+		OpTimeout: int64(c.o.OpTimeout), WillWait: inside.WillWait, Limit: inside.MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
 	if err != nil {
 		return nil, err
 	}
@@ -266,7 +267,7 @@ func (s *sess) perform(ask session.Ask) {
 }
 
 func (s *sess) renewOnce(ask session.Ask) {
-	ctx, cancel := context.WithTimeout(s.ctx, max(s.renew*5, time.Second))
+	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(ask.Within))
 	defer cancel()
 	var r session.Reply
 	tries := 0

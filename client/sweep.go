@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -274,12 +274,12 @@ func (e *evictor) sweepDue(v *engine.View) (more bool) {
 }
 
 // visit looks for records of list in its groups, and removes what has expired.
-func (e *evictor) visit(list []dueGroup) []*index.Work {
+func (e *evictor) visit(list []dueGroup) []*repair.Work {
 	slices.SortFunc(list, func(a, b dueGroup) int {
 		return cmp.Or(cmp.Compare(a.pg, b.pg), cmp.Compare(a.off, b.off), cmp.Compare(a.hash, b.hash))
 	})
-	var works []*index.Work
-	var w *index.Work
+	var works []*repair.Work
+	var w *repair.Work
 	for i, g := range list {
 		fp := layout.FP(g.hash)
 		switch last := i - 1; {
@@ -290,7 +290,7 @@ func (e *evictor) visit(list []dueGroup) []*index.Work {
 			}
 			continue
 		case w == nil || w.PG != g.pg || len(w.Only) == sweepWork:
-			w = &index.Work{PG: g.pg, Off: g.off}
+			w = &repair.Work{PG: g.pg, Off: g.off}
 			works = append(works, w)
 		default:
 			w.More = append(w.More, g.off)
@@ -311,7 +311,7 @@ func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest i
 		sw.expiring = true
 	}
 	late := engine.Millis() - uint64(sweepForeign/time.Millisecond)
-	var works []*index.Work
+	var works []*repair.Work
 	rest = sweepSlow
 	for {
 		if sw.at.shard >= len(v.Shards) {
@@ -340,7 +340,7 @@ func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest i
 		groups += n
 		each := min(max(n/(4*len(e.s.expiries)), 1), sweepWork)
 		for n > 0 {
-			w := &index.Work{PG: sh.PG.ID, Off: sh.Off + uint64(sw.at.group)*layout.GroupSize}
+			w := &repair.Work{PG: sh.PG.ID, Off: sh.Off + uint64(sw.at.group)*layout.GroupSize}
 			if !short {
 				w.Mine, w.Late = func(unit uint32) bool { return e.s.core.Owns(&sh.PG.PG, unit) }, late
 			}

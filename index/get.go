@@ -46,7 +46,7 @@ func (o *Op) gotCached() Action {
 func (o *Op) checkSlot(h Hint) Action {
 	o.take(h)
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
 	return o.post(stepCheckSlot)
 }
 

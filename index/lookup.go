@@ -20,7 +20,7 @@ func (o *Op) readGroup() Action {
 // copy beside it.
 func (o *Op) readGroupAt(off uint64, i int) {
 	pg := o.Route.PG
-	o.add(Access{Verb: Read, Space: Index, Replica: pg.reader(), Off: off, Buf: o.group(i)})
+	o.add(Access{Verb: Read, Space: Index, Replica: pg.Reader(), Off: off, Buf: o.group(i)})
 	if pg.Joining {
 		o.add(Access{Verb: Read, Space: Index, Replica: pg.tail(), Off: off, Buf: o.group(4)})
 	}
@@ -36,12 +36,12 @@ func (o *Op) gotGroup() Action {
 		// A writer of this placement group epoch may have told the joiner first.
 		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
 	}
-	if err := o.collect(g, 0, o.Route.PG.reader()); err != nil {
+	if err := o.collect(g, 0, o.Route.PG.Reader()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) > 0 {
 		o.begin()
-		o.readCandidates(o.Route.PG.reader())
+		o.readCandidates(o.Route.PG.Reader())
 		if len(o.cand) == 1 && o.Kind == Get {
 			o.noteAccess(o.cand[0], o.noteDue())
 		}
@@ -145,7 +145,7 @@ func (o *Op) leftOver(g layout.Group) bool {
 
 // movedIn reports whether a MOVED word of g may have been the key's.
 func (o *Op) movedIn(g layout.Group) bool {
-	if !o.Route.moves(o.Hash) {
+	if !o.Route.Moves(o.Hash) {
 		return false
 	}
 	fp := layout.FP(o.Hash)
@@ -163,14 +163,14 @@ func (o *Op) gotStash() Action {
 	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
 		return o.joinerBehind(StashSlot + s)
 	}
-	if err := o.collect(g, StashSlot, o.Route.PG.reader()); err != nil {
+	if err := o.collect(g, StashSlot, o.Route.PG.Reader()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) == 0 {
 		return o.notStashed()
 	}
 	o.begin()
-	o.readCandidates(o.Route.PG.reader())
+	o.readCandidates(o.Route.PG.Reader())
 	return o.post(stepReadStashRecords)
 }
 

@@ -23,7 +23,7 @@ type Op struct {
 	Modify    ModifyFunc
 	Scan      *Page    // request and answer of a Scan
 	Raw       *RawRead // request of a Raw
-	Work      *Work    // request and answer of a janitor's kinds
+	Machine   Machine  // of a janitor's kinds
 	Kind      Kind
 	Cond      Cond
 	// Flags of the record written: layout.FlagUser or none. A Modify leaves here what it computed.
@@ -120,7 +120,7 @@ type far struct {
 	chunkID       uint64
 	readID        uint64
 	chunksWritten bool
-	work          *workState // of a janitor's kinds
+	parent        *Route // of a Machine that is at the child; else nil
 }
 
 // ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (layout.FlagUser or
@@ -181,7 +181,16 @@ func (o *Op) Parts() [][]byte {
 }
 
 // OnFrozen reports whether the Op works on a placement group that is frozen, as it should be.
-func (o *Op) OnFrozen() bool { return o.Work != nil && o.Work.Frozen }
+func (o *Op) OnFrozen() bool { return o.Machine != nil && o.Machine.OnFrozen() }
+
+// Wanted is what Alloc asked for: so many units in one run, in placement group pg.
+func (o *Op) Wanted() (pg uint32, units uint32) {
+	if o.Machine != nil {
+		pg, code := o.Machine.Wanted()
+		return pg, layout.UnitsOf(code)
+	}
+	return o.Route.PG.ID, layout.UnitsOf(o.wantCode)
+}
 
 // Step is where the Op stands.
 func (o *Op) Step() Step { return o.step }
@@ -248,7 +257,7 @@ func (o *Op) Fail(err error) Action {
 }
 
 func (o *Op) finish(err error) Action {
-	o.endWork()
+	o.endMachine()
 	o.begin()
 	if o.lock != 0 {
 		o.addUnlock()

@@ -28,6 +28,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // Options configure a Store. The zero value is usable.
@@ -298,7 +299,7 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	case e == nil && (o.Kind != client.OpPut || o.Cond == client.IfVersion || o.Cond == client.IfPresent):
 		o.Err = client.ErrNotFound
 	case o.Kind == client.OpGet && tooLarge(ctx, e):
-		o.Err = &client.TooLargeError{Want: len(e.value)}
+		o.Err = &inside.TooLargeError{Want: len(e.value)}
 	case o.Kind == client.OpGet:
 		s.mu.lru.MoveToFront(e.used)
 		o.Item = itemOf(e, o.Into)
@@ -313,9 +314,9 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	}
 }
 
-// tooLarge reports whether client.LimitMemory forbids to read e.
+// tooLarge reports whether inside.LimitMemory forbids to read e.
 func tooLarge(ctx context.Context, e *entry) bool {
-	limit := client.MemoryLimit(ctx)
+	limit := inside.MemoryLimit(ctx)
 	return limit > 0 && len(e.value) > limit
 }
 
@@ -338,7 +339,7 @@ func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (ui
 		present := false
 		if e := s.findLocked(key); e != nil && tooLarge(ctx, e) {
 			s.mu.Unlock()
-			return 0, &client.TooLargeError{Want: len(e.value)}
+			return 0, &inside.TooLargeError{Want: len(e.value)}
 		} else if e != nil {
 			cur, present = itemOf(e, nil), true
 		}

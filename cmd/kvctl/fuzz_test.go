@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // pipeStore checks what a pipe asks of a store.
@@ -20,7 +21,7 @@ type pipeStore struct {
 }
 
 func (p *pipeStore) Stats() client.Stats                    { return client.Stats{} }
-func (p *pipeStore) Locate([]byte) (client.Location, error) { return client.Location{}, nil }
+func (p *pipeStore) Locate([]byte) (inside.Location, error) { return inside.Location{}, nil }
 func (p *pipeStore) Close() error                           { return nil }
 func (p *pipeStore) ReadRaw(context.Context, uint32, int, uint64, int) ([]byte, error) {
 	return nil, client.ErrUnavailable

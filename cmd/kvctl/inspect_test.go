@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -247,12 +248,12 @@ func TestHotkeys(t *testing.T) {
 	}
 	acc := &accessed{words: make(map[uint64]layout.AccessWord)}
 	for i := range keys {
-		loc, err := s.Locate(fmt.Appendf(nil, "k%d", i))
+		loc, err := inside.Of(s).Locate(fmt.Appendf(nil, "k%d", i))
 		if err != nil {
 			t.Fatal(err)
 		}
 		acc.base = loc.IndexBytes
-		g, err := s.ReadRaw(t.Context(), loc.PG, 0, loc.Home, layout.GroupSize)
+		g, err := inside.Of(s).ReadRaw(t.Context(), loc.PG, 0, loc.Home, layout.GroupSize)
 		if err != nil {
 			t.Fatal(err)
 		}

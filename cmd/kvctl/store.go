@@ -18,22 +18,27 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
-// store is what commands use of a *client.Client.
+// store is what commands use of a *client.Client and its tools.
 type store interface {
 	client.API
 	Stats() client.Stats
-	Locate(key []byte) (client.Location, error)
+	Locate(key []byte) (inside.Location, error)
 	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
 	Close() error
 }
 
-var _ store = (*client.Client)(nil)
+// opened is a Client with its tools.
+type opened struct {
+	*client.Client
+	inside.Tools
+}
 
 // sessionOptions qualify a session.
 type sessionOptions struct {
@@ -120,7 +125,7 @@ func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, nil
+	return opened{c, inside.Of(c)}, nil
 }
 
 func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error {

@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/gateway"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/netsrv"
@@ -355,7 +356,7 @@ func (g *runningGateway) ready() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for i, c := range g.clients {
-		if _, err := c.Session(ctx); err != nil {
+		if _, err := inside.Of(c).Session(ctx); err != nil {
 			return fmt.Errorf("database %q: %w", g.names[i], err)
 		}
 	}

@@ -27,7 +27,7 @@ type Op struct {
 	Modify    index.ModifyFunc
 	Scan      *index.Page
 	Raw       *index.RawRead
-	Work      *index.Work
+	Machine   index.Machine
 
 	// Lane, if not 0, is 1 + the number of the lane that performs it; else Check says which one.
 	Lane int

@@ -107,7 +107,7 @@ func (l *Lane) start(op *Op, w *waiter) {
 	}
 	o := &t.Op
 	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
-	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Work = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Work
+	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine
 	t.asked, t.Done, t.Deadline = op, answer, w.deadline
 	if op.Key != nil {
 		t.Limit = w.limit

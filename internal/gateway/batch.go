@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -500,7 +501,7 @@ func (b *batch) performLarge(u *unit) {
 	c := b.c
 	held, reads := int64(0), oneLimit
 	for range largeTries {
-		var large *client.TooLargeError
+		var large *inside.TooLargeError
 		switch {
 		case errors.As(u.err, &large):
 			if u.kind <= read && !b.hold {
@@ -525,7 +526,7 @@ func (b *batch) performLarge(u *unit) {
 		}
 		held = max(held, n)
 		clear(b.ops)
-		b.performOne(client.LimitMemory(c.ctx, reads), u)
+		b.performOne(inside.LimitMemory(c.ctx, reads), u)
 	}
 	c.share.Drop(held - b.keep(u, held))
 }
@@ -555,9 +556,9 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 		}
 		held = max(held, n)
 		op := [1]client.Op{{Kind: client.OpGet, Key: u.name}}
-		c.api.Do(client.LimitMemory(c.ctx, u.large), op[:])
+		c.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
 		u.takeAnswer(op[0].Item, op[0].Err)
-		var large *client.TooLargeError
+		var large *inside.TooLargeError
 		if !errors.As(u.err, &large) {
 			break
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
@@ -160,7 +161,7 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 	held := int64(0)
 	err = op(c.ctx)
 	for range largeTries {
-		var large *client.TooLargeError
+		var large *inside.TooLargeError
 		if !errors.As(err, &large) {
 			break
 		}
@@ -169,7 +170,7 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 			break
 		}
 		held = max(held, n)
-		err = op(client.LimitMemory(c.ctx, large.Want))
+		err = op(inside.LimitMemory(c.ctx, large.Want))
 	}
 	return func() { c.share.Drop(held) }, err
 }
@@ -178,8 +179,8 @@ func (g *Gateway) handle(nc net.Conn) {
 	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
 		remote: nc.RemoteAddr(), local: nc.LocalAddr()}
 	c.link.Init(c, &g.loops, c.id, nc, g.calm)
-	c.ctx = client.OnWait(client.LimitMemory(g.ctx, oneLimit), c.link.Waits)
-	c.smallCtx = client.OnWait(client.LimitMemory(g.ctx, eachLimit), c.link.Waits)
+	c.ctx = inside.OnWait(inside.LimitMemory(g.ctx, oneLimit), c.link.Waits)
+	c.smallCtx = inside.OnWait(inside.LimitMemory(g.ctx, eachLimit), c.link.Waits)
 	c.share = g.o.Budget.Share(c.evict)
 	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
 	c.rd.Reserve = c.reserve

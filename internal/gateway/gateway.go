@@ -41,7 +41,7 @@ import (
 // Database is what SELECT chooses.
 type Database struct {
 	Name string // of the namespace, for INFO
-	// Client calls client.WillWait before an operation waits, as a client.Client does:
+	// Client calls inside.WillWait before an operation waits, as a client.Client does:
 	// until then it may hold up other connections.
 	Client client.API
 }

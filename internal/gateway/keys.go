@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -226,7 +227,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 			}
 			for i, r := range api.MultiDelete(c.smallCtx, names) {
 				err := r.Err
-				if errors.As(err, new(*client.TooLargeError)) {
+				if errors.As(err, new(*inside.TooLargeError)) {
 					var give func()
 					give, err = c.do(func(ctx context.Context) error { return api.Delete(ctx, names[i]) })
 					give()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
@@ -75,8 +76,8 @@ var (
 func (s *Server) handle(nc net.Conn) {
 	c := &conn{s: s, peer: nc.RemoteAddr(), batch: 1}
 	c.link.Init(c, &s.loops, int64(s.net.Accepted()), nc, s.calm)
-	c.ctx = client.OnWait(client.LimitMemory(s.ctx, oneLimit), c.link.Waits)
-	c.smallCtx = client.OnWait(client.LimitMemory(s.ctx, eachLimit), c.link.Waits)
+	c.ctx = inside.OnWait(inside.LimitMemory(s.ctx, oneLimit), c.link.Waits)
+	c.smallCtx = inside.OnWait(inside.LimitMemory(s.ctx, eachLimit), c.link.Waits)
 	c.share = s.o.Budget.Share(func(bytes int64) {
 		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.peer, "bytes", bytes)
 		c.link.Kill()
@@ -279,7 +280,7 @@ func (c *conn) do(value int, op func(ctx context.Context) error) (give func(), e
 	wrote := held
 	err = op(c.ctx)
 	for range largeTries {
-		var large *client.TooLargeError
+		var large *inside.TooLargeError
 		if !errors.As(err, &large) {
 			break
 		}
@@ -289,7 +290,7 @@ func (c *conn) do(value int, op func(ctx context.Context) error) (give func(), e
 			break
 		}
 		held = max(held, n)
-		err = op(client.LimitMemory(c.ctx, large.Want))
+		err = op(inside.LimitMemory(c.ctx, large.Want))
 	}
 	return give, err
 }
@@ -780,7 +781,7 @@ func (c *conn) flushAll() error {
 		}
 		for i, r := range c.s.o.Client.MultiDelete(c.smallCtx, keys) {
 			err := r.Err
-			if errors.As(err, new(*client.TooLargeError)) {
+			if errors.As(err, new(*inside.TooLargeError)) {
 				err = c.remove(keys[i])
 			}
 			if err != nil && !errors.Is(err, client.ErrNotFound) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // get queues the keys of a get or gets.
@@ -82,7 +83,7 @@ func (c *conn) performLookups() {
 		if err != nil {
 			op.Item, op.Err = client.Item{}, err
 		}
-		if errors.As(op.Err, new(*client.TooLargeError)) {
+		if errors.As(op.Err, new(*inside.TooLargeError)) {
 			c.answerLarge(op, l)
 		} else {
 			c.answer(op, l)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/memcached"
 )
 
@@ -131,7 +132,7 @@ func TestTurn(t *testing.T) {
 				case "panic":
 					panic("of a test")
 				case "slow":
-					client.WillWait(ctx)
+					inside.WillWait(ctx)
 					if ctx.Err() != nil { // a loop's: it does not wait
 						return clienttest.Fault{Err: context.Cause(ctx)}
 					}

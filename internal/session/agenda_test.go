@@ -214,6 +214,7 @@ func TestAgendaQuiet(t *testing.T) {
 		}
 	}
 	epoch := uint64(0)
+	var within int64 // how long the last renewal might have taken
 	renew := func() *dirpb.RenewRequest {
 		t.Helper()
 		epoch += 2
@@ -221,6 +222,7 @@ func TestAgendaQuiet(t *testing.T) {
 			a.now = a.Next()
 		}
 		q := a.renewal()
+		within = q.Within
 		a.answer(q, reply(epoch))
 		return q.Renew
 	}
@@ -228,8 +230,14 @@ func TestAgendaQuiet(t *testing.T) {
 	next("nothing happens", quiet)
 	a.Busy()
 	renew()
+	if within != quiet {
+		t.Errorf("a quiet session's renewal is given up after %d ms, want %d: when the next one is due", within/1e6, quiet/1e6)
+	}
 	next("operations were performed", renewEvery)
 	renew()
+	if within != 5*renewEvery {
+		t.Errorf("another session's renewal is given up after %d ms, want %d", within/1e6, 5*renewEvery/1e6)
+	}
 	next("none since", quiet)
 
 	// stirs are the events that may come while it is quiet.

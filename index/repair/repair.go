@@ -1,13 +1,27 @@
-package index
+// Package repair has the operations of janitors, and eviction: step machines that look at all words of a group or a
+// segment in a round, where a key operation looks at a slot.
+//
+// Each is an [Op], which an [index.Op] drives like any operation: package index has the lock, the way back to the
+// first round after a fault or in another view, and sync, which brings one word down the chain; this package says
+// what is read, decided and copied. What is to be done, and when, the directory decides; package internal/janitor
+// cuts that into [Work], and clients evict by it.
+//
+// Start with [Work] and [New]; move.go is the longest of the machines. An Op belongs to the one goroutine that
+// performs it, and is performed once. The rounds' names are the steps of docs/protocol.md; their order is in the code,
+// read from top to bottom: a function posts a round by await and hands it the function that consumes it.
+package repair
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Work is the request of a janitor's kinds and what they found.
+// Work is the request of an Op and what it found.
 //
 // Sync, Scrub: the segment at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
@@ -18,17 +32,23 @@ import (
 // An Op that starts over (a fault, another view, no memory) does its group from the
 // beginning; what it had done already it finds done.
 type Work struct {
-	PG      uint32
-	Off     uint64
-	Frozen  bool // the placement group is frozen, which is as it should be
-	Shard   uint32
-	Group   uint32
+	// PG is the placement group, and Off the segment or group in it: bytes from the start of the region.
+	PG  uint32
+	Off uint64
+	// Frozen: the placement group is frozen, which is as it should be.
+	Frozen bool
+	// Shard and Group say what a Move or Abandon is about; the map knows where that is.
+	Shard, Group uint32
+	// Extents are the ones that are recalled.
 	Extents []uint32
-	Count   bool
-	Window  UnitRun
-	// WindowMost is the length from which on places in Window stay where they are, 0: none.
+	// Count counts in place: what lies in Extents stays there and is listed in Kept.
+	Count bool
+	// Window is memory that somebody needs in one piece: with Count, records that lie there move.
+	Window UnitRun
+	// WindowMost is the length in units from which on places in Window stay where they are, 0: none.
 	WindowMost uint32
-	Wipe       bool
+	// Wipe leaves zeroes, for an array that is used for another shard next: not even a nonce may stay in it.
+	Wipe bool
 	// Drop, with Wipe: nobody ever reaches the array again, not even what is
 	// readable in it. Without it a readable word stays, and is a finding.
 	Drop   bool
@@ -84,10 +104,6 @@ type Evicted struct {
 }
 
 const (
-	// MaxCAS bounds the CASes that one round waits for.
-	MaxCAS = 32
-
-	maxChain    = 8         // replicas of a placement group
 	batchBytes  = 256 << 10 // of records read in one round, or one record
 	maxFindings = 8
 	maxFinding  = 200 // bytes
@@ -98,26 +114,45 @@ const (
 	maxFrozen = 200
 )
 
-// workState is where a janitor's kind stands.
+// base is the index.Op that performs an Op.
+type base = index.Base
+
+// Op is one operation of a janitor's kinds.
+type Op struct {
+	Kind index.Kind
+	Work Work
+
+	*base // nil until Begin
+	work  workState
+}
+
+var _ index.Machine = (*Op)(nil)
+
+// New makes an operation of kind k, which is a janitor's, that does w: the Machine of an index.Op of the same
+// kind. It begins with its own copy of w, so it may outlive its caller, and leaves the answer in Op.Work.
+func New(k index.Kind, w *Work) *Op { return &Op{Kind: k, Work: *w} }
+
+// workState is where an Op stands.
 type workState struct {
-	then   func() Action // consumes the round under way; also where a sync leads back to
-	parent Route         // the Op's own route while it is at the child
-	away   bool
+	then func() index.Action // consumes the round under way; also where a sync leads back to
 
 	groups [2]uint64 // region offsets of the groups at work: home and stash, or one
 	nGroup int
-	images [2][maxChain][]byte // the groups by replica
-	copies [maxChain][]byte    // a segment by replica
-	buf    []byte
+	// Memory of the index.Op, taken when it is first needed and kept over a restart.
+	images [2][index.MaxChain][]byte // the groups by replica
+	copies [index.MaxChain][]byte    // a segment by replica
+	buf    []byte                    // for records; see scratch
 
 	header layout.Header // of groups[0] at A
-	items  []*item
-	swings []swing
-	behind []wordRef // words that differed between replicas when the lock was taken
-	looks  int
-	frozen int // times that a FROZEN word was waited for; not reset by a restart
+	items  []*item       // the records at work
+	swings []swing       // the words that are being changed
+	behind []wordRef     // words that differed between replicas when the lock was taken
+	looks  int           // times that the groups were read; see maxLooks
+	frozen int           // times that a FROZEN word was waited for; not reset by a restart
+	// places are all that were taken, or unlinked, since the Op began: each is handed over exactly once, however it ends.
 	places []place
 
+	// What takePlaces did not get.
 	wantPG   uint32
 	wantCode uint8
 
@@ -127,14 +162,14 @@ type workState struct {
 	same [][2]wordRef // slots that seem to name the same key
 }
 
-// wordRef is one word of a group: a slot or headerSlot.
+// wordRef is one word of a group: a slot or index.HeaderSlot.
 type wordRef struct {
 	base uint64 // region offset of the group
 	slot uint8
 }
 
 func (r wordRef) off() uint64 {
-	if r.slot == headerSlot {
+	if r.slot == index.HeaderSlot {
 		return r.base
 	}
 	return r.base + layout.SlotOff(int(r.slot))
@@ -166,46 +201,50 @@ type item struct {
 	evicted Evicted
 }
 
-// Wanted is what Alloc asked for: so many units in one run, in placement group pg.
-func (o *Op) Wanted() (pg uint32, units uint32) {
-	if o.far != nil && o.work != nil {
-		w := o.work
-		return w.wantPG, layout.UnitsOf(w.wantCode)
+// Where is index.Machine.
+func (o *Op) Where(m index.Router) (index.Route, bool) {
+	switch o.Kind {
+	case index.Move, index.Abandon:
+		return m.RouteMove(o.Work.Shard)
 	}
-	return o.Route.PG.ID, layout.UnitsOf(o.wantCode)
+	return m.RoutePG(o.Work.PG, o.Work.Frozen)
 }
 
-// startWork begins the group or segment afresh under o.Route. Nothing is under way.
-func (o *Op) startWork() Action {
-	if o.need().work == nil {
-		o.work = &workState{}
-	}
-	w := o.work
-	o.dropWork()
+// OnFrozen is index.Machine.
+func (o *Op) OnFrozen() bool { return o.Work.Frozen }
+
+// Wanted is index.Machine.
+func (o *Op) Wanted() (pg uint32, code uint8) { return o.work.wantPG, o.work.wantCode }
+
+// Begin is index.Machine: it begins the group or segment afresh.
+func (o *Op) Begin(b *index.Base) index.Action {
+	o.base = b
+	w := &o.work
+	o.Release(true)
 	w.then = nil
 	w.items, w.swings, w.behind, w.looks = nil, w.swings[:0], nil, 0
-	if o.Route.PG.Replicas == 0 || o.Route.PG.Replicas > maxChain {
-		return o.finish(fmt.Errorf("pg %d: chain of %d replicas", o.Route.PG.ID, o.Route.PG.Replicas))
+	if o.Route.PG.Replicas == 0 || o.Route.PG.Replicas > index.MaxChain {
+		return o.Finish(fmt.Errorf("pg %d: chain of %d replicas", o.Route.PG.ID, o.Route.PG.Replicas))
 	}
 	switch o.Kind {
-	case Move, Abandon:
+	case index.Move, index.Abandon:
 		return o.startMove()
 	}
 	n := uint64(layout.GroupSize)
-	if o.Kind == Sync || o.Kind == Scrub {
+	if o.Kind == index.Sync || o.Kind == index.Scrub {
 		n = layout.SegmentSize
 	}
 	if err := checkIndex(o.Route.PG, o.Work.Off, n); err != nil {
-		return o.finish(err)
+		return o.Finish(err)
 	}
 	switch o.Kind {
-	case Sync:
+	case index.Sync:
 		return o.readCopies(o.syncSegment)
-	case Scrub:
+	case index.Scrub:
 		return o.startScrub()
-	case Clean:
+	case index.Clean:
 		return o.startClean()
-	case Evict:
+	case index.Evict:
 		return o.startEvict()
 	default:
 		return o.relocate()
@@ -213,7 +252,7 @@ func (o *Op) startWork() Action {
 }
 
 // checkIndex reports whether n bytes at off are groups of pg's index area.
-func checkIndex(pg *PG, off, n uint64) error {
+func checkIndex(pg *index.PG, off, n uint64) error {
 	end := uint64(pg.HeapLo) * layout.UnitSize
 	if pg.AccessOff != 0 {
 		end = pg.AccessOff
@@ -224,47 +263,35 @@ func checkIndex(pg *PG, off, n uint64) error {
 	return nil
 }
 
-// workNext consumes the round under way.
-func (o *Op) workNext() Action { return o.work.then() }
+// Next is index.Machine: it consumes the round under way.
+func (o *Op) Next() index.Action { return o.work.then() }
 
-// await posts the round in o.Accesses; then consumes it.
-func (o *Op) await(then func() Action) Action {
+// Unsynced is index.Machine: what only looks at words goes on, and tells.
+func (o *Op) Unsynced(err error) (goesOn bool) {
+	if o.Kind != index.Sync && o.Kind != index.Scrub {
+		return false
+	}
+	o.finding("%v", err)
+	return true
+}
+
+// await posts the round in o.Accesses as step; then consumes it.
+func (o *Op) await(step index.Step, then func() index.Action) index.Action {
 	o.work.then = then
-	return o.post(stepWork)
+	return o.Post(step)
 }
 
-// releaseLock gives up the lock and starts over after a.
-func (o *Op) releaseLock(a Action) Action {
-	o.toParent()
-	return o.unlockAnd(a)
-}
-
-// toChild goes on at the child of o.Route, toParent comes back. The lock stays
-// where it is.
-func (o *Op) toChild() {
-	if w := o.work; !w.away {
-		w.parent, w.away = o.Route, true
-		o.Route = *o.Route.Child
-		o.Route.MapVersion = w.parent.MapVersion
+// finishWork ends an Op that has done its work.
+func (o *Op) finishWork() index.Action {
+	if invariants.On {
+		for _, p := range o.work.places {
+			invariants.Assert(p.state == placeDone || p.state == placeOwn, "%v ends and has not handed over place %v", o.Kind, p.w)
+		}
 	}
+	return o.Finish(nil)
 }
 
-func (o *Op) toParent() {
-	if w := o.work; w != nil && w.away {
-		o.Route, w.away = w.parent, false
-	}
-}
-
-// endWork ends a janitor's kind: its lock is where it was taken, its places go.
-func (o *Op) endWork() {
-	if o.far != nil && o.work != nil {
-		o.toParent()
-		o.dropWork()
-	}
-}
-
-func (o *Op) finishWork() Action { return o.finish(nil) }
-
+// finding tells people of something that the Op can neither mend nor is stopped by.
 func (o *Op) finding(format string, args ...any) {
 	s := fmt.Sprintf(format, args...)
 	s = s[:min(len(s), maxFinding)]
@@ -280,28 +307,21 @@ func (o *Op) where(r wordRef) string {
 
 // lockWork takes the insert lock of the first group at work, and reads them all on every
 // replica: at A behind the lock.
-func (o *Op) lockWork(then func() Action) Action {
-	if o.lock == 0 {
-		o.lock = layout.MakeLock(o.env.Session(), o.env.Stamp())
-	}
-	o.lockOff = o.work.groups[0] + layout.GroupLockOff
-	o.begin()
-	o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff, Expect: uint64(o.lockExpect), New: uint64(o.lock)})
+func (o *Op) lockWork(then func() index.Action) index.Action {
+	o.NewRound()
+	o.AddLock(o.work.groups[0])
 	o.addImages()
-	return o.await(func() Action {
-		found := layout.Lock(o.Accesses[0].Found)
-		if found != o.lockExpect && found != o.lock {
-			o.lockExpect = 0
-			if found == 0 {
-				return o.lockWork(then)
-			}
-			o.LockOwner, o.OwnerFenced = found.Session(), false
-			o.lockExpect = found
-			return o.askFenced()
+	return o.await(index.StepLockGroups, func() index.Action {
+		switch held, ask := o.Locked(); {
+		case ask != 0:
+			return ask
+		case !held:
+			return o.lockWork(then)
 		}
-		o.locked, o.lockExpect, o.Waits = true, 0, 0
 		o.work.header = o.image(0, 0).Header()
-		o.work.behind = o.behind()
+		o.work.behind = o.slotsBehind()
 		return then()
 	})
 }
+
+func wordAt(b []byte) layout.Word { return layout.Word(binary.LittleEndian.Uint64(b)) }
