@@ -83,7 +83,7 @@ type Clock interface {
 	Session() uint32
 	// Stamp differs for every call of every lane of the session.
 	Stamp() uint32
-	// Version returns a version greater than after, unique in the cluster.
+	// Version returns a version greater than after, unique in the store.
 	Version(after uint64) uint64
 	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
 	NowMillis() uint64

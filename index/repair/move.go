@@ -390,7 +390,7 @@ func (o *Op) setMoved(then func() index.Action) index.Action {
 			return o.publishSwings(then)
 		})
 	}
-	// What somebody before has left between A and P comes first.
+	// Differences that somebody before has left between A and P come first.
 	return o.syncWords(w.behind, func() index.Action {
 		return moved(1, func() index.Action { return moved(0, then) })
 	})

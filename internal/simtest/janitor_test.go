@@ -133,7 +133,7 @@ func (c *cl) worked(r *running) {
 		return
 	}
 	op := &r.t.Op
-	c.w.note("      => %v %+v: %v", op.Kind, *workOf(op), op.Err)
+	c.w.traceLine("      => %v %+v: %v", op.Kind, *workOf(op), op.Err)
 	switch {
 	case op.Err == nil:
 		janitor.Add(c.report, workOf(op))
