@@ -53,8 +53,8 @@ func bans(md string) (out []ban, err error) {
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| word") {
 			continue
 		}
-		if len(cells) != 3 {
-			return nil, fmt.Errorf("%s: %d cells, want 3: %s", glossary, len(cells), line)
+		if len(cells) != 3 || !strings.HasSuffix(line, "|") {
+			return nil, fmt.Errorf("%s: a row of the table of words has three cells on one line: %s", glossary, line)
 		}
 		for _, part := range strings.Split(cells[2], ";") {
 			what, in, _ := strings.Cut(part, " in ")
