@@ -92,7 +92,7 @@ type Clock interface {
 // MaxChain bounds the replicas of a placement group.
 const MaxChain = 8
 
-// PG is what an Op knows of a placement group in one epoch.
+// PG is what an Op knows of a placement group in one of its epochs.
 type PG struct {
 	ID       uint32
 	Epoch    uint32
