@@ -87,7 +87,8 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	if s == nil || !s.PG.Active {
 		return nil
 	}
-	h, pg := e.hint(), s.PG
+	h, pg := &l.hint, s.PG
+	e.read(h)
 	if !h.Fits(&s.route, put) {
 		return nil
 	}
@@ -100,7 +101,7 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 		return nil
 	}
 	x.op, x.e, x.pg = op, e, pg
-	x.way = index.Hinted{PG: &pg.PG, Off: s.route.SlotOff(op.Hash, h.Slot), X: h.Word}
+	x.way.PG, x.way.Off, x.way.X, x.way.N = &pg.PG, s.route.SlotOff(op.Hash, h.Slot), h.Word, 0
 	return c
 }
 
@@ -222,15 +223,14 @@ func (ch *hintedChain) cells(x *hinted) []byte {
 }
 
 func (ch *hintedChain) judgeGet(x *hinted) bool {
-	r, ok := x.way.Seen(ch.cells(x), x.rec, x.op.Key)
-	if !ok || r.Flags&layout.FlagManifest != 0 || r.Expiry != 0 && r.Expired(ch.l.core.opts.Millis()) {
+	r := &ch.l.found // off the stack, from where it would have to be copied
+	if !x.way.Seen(ch.cells(x), x.rec, x.op.Key, r) || r.Flags&layout.FlagManifest != 0 || r.Expiry != 0 && r.Expired(ch.l.core.opts.Millis()) {
 		return false
 	}
 	ch.over(x, x.way.X, r.Expiry)
 	x.op.Version = r.Version
 	if x.op.Asker != nil {
-		ch.l.found = r // so that r stays off the heap
-		x.op.Asker.Take(&ch.l.found, nil)
+		x.op.Asker.Take(r, nil)
 	}
 	ch.l.finished(x.op)
 	return true

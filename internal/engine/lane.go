@@ -42,6 +42,7 @@ type Lane struct {
 	hints        [hintedOps]hinted
 	hintWRs      [3 * hintedOps]rdma.WR
 	hintAccesses [3]index.Access
+	hint         index.Hint
 	found        layout.Record
 	touched      uint64 // so that touching is not optimized away
 

@@ -84,22 +84,26 @@ func (s *cacheSet) room(check uint64) (e *cacheEntry) {
 	return e
 }
 
-// touch loads where find will look.
-func (c *wordCache) touch(check uint64) uint64 { return c.sets[check&c.mask][0].check }
+// touch loads where find will look: a set is two cache lines.
+func (c *wordCache) touch(check uint64) uint64 {
+	s := &c.sets[check&c.mask]
+	return s[0].check + s[cacheWays/2].check
+}
 
 // get returns the hint for a key last seen less than maxAge epochs before now;
 // of its array's id only the low 16 bits.
-func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (index.Hint, bool) {
+func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (h index.Hint, ok bool) {
 	e := c.find(check, fp)
 	if e == nil || now-e.seen >= maxAge {
-		return index.Hint{}, false
+		return h, false
 	}
-	return e.hint(), true
+	e.read(&h)
+	return h, true
 }
 
-// hint is what the entry remembers; of its array's id only the low 16 bits.
-func (e *cacheEntry) hint() index.Hint {
-	return index.Hint{Word: layoutWord(e.word), Version: e.version, Shard: uint32(e.shard), Slot: e.slot, Flags: index.HintFlags(e.flags)}
+// read makes h what the entry remembers; of its array's id only the low 16 bits.
+func (e *cacheEntry) read(h *index.Hint) {
+	h.Word, h.Version, h.Shard, h.Slot, h.Flags = layoutWord(e.word), e.version, uint32(e.shard), e.slot, index.HintFlags(e.flags)
 }
 
 // put remembers a key by h.Word, which is LIVE or FROZEN and so has the key's fingerprint.
