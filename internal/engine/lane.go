@@ -87,7 +87,7 @@ func newLane(c *Core, id int) (*Lane, error) {
 	for i := range l.hintWRs {
 		l.hintWRs[i].ID = noWaitID
 	}
-	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
+	l.cache = newWordCache(c.opts.CacheBytes/c.opts.Lanes, c.opts.Devices[0])
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
 		if err != nil {
@@ -337,6 +337,7 @@ func (l *Lane) closeBuffers() {
 		_ = b.free()
 	}
 	l.slabs, l.tasks, l.idle = nil, nil, nil
+	l.cache.close()
 	for _, cq := range l.cqs {
 		_ = cq.Close()
 	}
