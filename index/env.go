@@ -121,13 +121,17 @@ type Route struct {
 	ShardOff   uint64 // of the first segment, bytes in the region
 	Segments   uint32
 	MapVersion uint64
-	// Child is where keys of the moved set go while the shard splits or migrates,
-	// nil while it does neither. It has as many segments.
+	// Child is where keys of the moved set go while the shard splits, migrates or grows, nil
+	// while it does none of these. It has as many segments, or up to layout.MaxGrowth times as many: what
+	// is in one segment of the parent goes into as many of the child, which lie side by side.
 	Child *Route
 	// Split: the moved set is the hashes whose bit below the prefix is 1.
 	// Otherwise it is all of them.
 	Split bool
 }
+
+// fan is how many segments of the child take what one of r's holds.
+func (r *Route) fan() uint32 { return r.Child.Segments / r.Segments }
 
 // moves reports whether hash belongs to the moved set.
 func (r *Route) moves(hash uint64) bool { return !r.Split || layout.HashBit(hash, r.Depth) }

@@ -16,7 +16,7 @@ import (
 
 const (
 	shardOff   = layout.RegionPageSize
-	indexBytes = shardOff + 2*layout.SegmentSize // one segment, and room to see a stray access
+	indexBytes = shardOff + 5*layout.SegmentSize // one segment, and room for a child and to see a stray access
 	heapLo     = (indexBytes + layout.UnitSize - 1) / layout.UnitSize
 	homeGroup  = 3
 )
@@ -206,7 +206,7 @@ func (c *client) mem() *world { return c.w.of(c.op.Route.PG.ID) }
 
 // hashOf puts every key in one group, but "…@5" in group 5. A key's first letter is its
 // fingerprint, except for the fillers f00, f01, …; a capital belongs to the moved
-// set of a split.
+// set of a split. The letters take turns in where they go if the shard grows.
 func hashOf(key string) uint64 {
 	fp := uint64(key[0])
 	group, bit := uint64(homeGroup), uint64(0)
@@ -220,7 +220,7 @@ func hashOf(key string) uint64 {
 	if key[0] >= 'A' && key[0] <= 'Z' {
 		bit = 1 << 63
 	}
-	return bit | group<<12 | fp
+	return bit | uint64(key[0]%4)<<42 | group<<12 | fp
 }
 
 // start begins an operation given in words: get k, put k v [if-absent |

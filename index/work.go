@@ -103,11 +103,11 @@ type workState struct {
 	then   func() Action // consumes the round under way; also where a sync leads back to
 	parent Route         // the Op's own route while it is at the child
 	away   bool
+	parts  []uint32 // at the child: which of its segments are at work, of those that take what is in one of the parent's
 
-	groups [2]uint64 // region offsets of the groups at work: home and stash, or one
-	nGroup int
-	images [2][maxChain][]byte // the groups by replica
-	copies [maxChain][]byte    // a segment by replica
+	groups []uint64           // region offsets of the groups at work: home and stash, for each of parts, or one
+	images [][maxChain][]byte // the groups by replica
+	copies [maxChain][]byte   // a segment by replica
 	buf    []byte
 
 	header layout.Header // of groups[0] at A
