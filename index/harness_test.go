@@ -37,6 +37,7 @@ type world struct {
 	// in other's; nil: it does not move. moved: the map names only the child.
 	child        *index.Route
 	split, moved bool
+	depth        uint8             // of the shard, which covers any prefix all the same
 	other        *world            // placement group 2
 	left         map[string]string // places that were given up, and how
 	wrong        []string          // places given up twice
@@ -85,6 +86,7 @@ type client struct {
 	verbs    int
 	steps    []string // step of every round
 	modified int
+	crowded  int // asks for more room
 }
 
 func (w *world) client(id uint32) *client {
@@ -112,7 +114,7 @@ func (c *client) NowMillis() uint64 { return c.w.millis }
 
 // parent is the route of the shard that moves, or of all keys if none does.
 func (w *world) parent() index.Route {
-	r := index.Route{PG: &w.pg, ShardOff: shardOff, Segments: 1, MapVersion: 1}
+	r := index.Route{PG: &w.pg, ShardOff: shardOff, Segments: 1, MapVersion: 1, Depth: w.depth}
 	if w.child != nil && !w.moved {
 		r.Child, r.Split = w.child, w.split
 	}
@@ -143,7 +145,7 @@ func (c *client) RouteMove(uint32) (index.Route, bool) {
 }
 func (c *client) ReadOnly() bool                      { return false }
 func (c *client) HashOf(key []byte) uint64            { return hashOf(string(key)) }
-func (c *client) Crowded(uint32)                      {}
+func (c *client) Crowded(uint32)                      { c.crowded++ }
 func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
 func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
 func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }

@@ -1381,3 +1381,25 @@ func TestHintAtChildWithPlace(t *testing.T) {
 		})
 	}
 }
+
+// Shards of one size ask for room in turns: how much of a stash is used by then depends on the shard's prefix, and two
+// halves are far apart.
+func TestCrowdedInTurns(t *testing.T) {
+	for _, tc := range []struct {
+		depth  uint8
+		filler string
+		used   int // slots of the stash
+	}{{0, "f%02d", 2}, {0, "F%02d", 2}, {1, "f%02d", 2}, {1, "F%02d", 7}, {2, "f%02d", 2}, {2, "F%02d", 4}} {
+		w := newWorld(1, 1024)
+		w.quiet, w.depth = true, tc.depth
+		c := w.client(1)
+		n := 0
+		for ; c.crowded == 0 && n < layout.GroupSlots*2; n++ {
+			must(t, c.do(t, "put", fmt.Sprintf(tc.filler, n), "v"))
+		}
+		// The last one found so many in the stash, behind a group that is full.
+		if used := n - 1 - layout.GroupSlots; used != tc.used {
+			t.Errorf("depth %d, keys %s: room is asked for with %d slots of the stash used, want %d", tc.depth, tc.filler, used, tc.used)
+		}
+	}
+}
