@@ -34,6 +34,9 @@ const (
 	SegmentSize    = (SegmentGroups + 1) * GroupSize
 	StashGroup     = SegmentGroups
 	RegionPageSize = 4096
+	// MaxGrowth is how many times as many segments a shard's new array may have: GroupOff takes
+	// what is in one segment of the old array to as many of the new one, side by side.
+	MaxGrowth = 127
 
 	RecordHeaderSize = 32
 	MaxKeyLen        = 1<<16 - 1
