@@ -241,7 +241,7 @@ func (c *Client) reopen(old *sess) {
 	}()
 }
 
-// live is the session in force; it waits while a lost one is being replaced.
+// live returns the session in force; it waits while a lost one is being replaced.
 func (c *Client) live(ctx context.Context) (*sess, error) {
 	s := c.sess.Load()
 	if !s.core.Dead() {

@@ -10,7 +10,7 @@ import (
 )
 
 // flight is a chain of GETs of remembered keys, all of one memory node, on a provider that does not execute within
-// PostSend; where it does, hintedChain performs them. index.Hinted says what is posted and how that is judged, there and here. A GET of any
+// PostSend; if it does, hintedChain performs them. There and here index.Hinted says what is posted, and judges the answers. A GET of any
 // Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is signaled.
 //
 // A flight stands in a Task of its own, so that the lane's accounts (reclaim epoch, map, deadline, queue pair) know it
@@ -107,8 +107,8 @@ func (c *conn) depart() {
 	c.boarding = nil
 }
 
-// dropOp takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
-func (f *flight) dropOp(t *Task, op *Op) {
+// leaveFlight takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
+func (f *flight) leaveFlight(t *Task, op *Op) {
 	left := false
 	for i := range f.gets[:f.n] {
 		if f.gets[i].op == op {

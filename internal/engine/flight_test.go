@@ -161,7 +161,7 @@ func replaceA(r *rig) {
 
 var errAny = errors.New("any")
 
-// A caller that gives up a flight, or has no time left, gets the answer that nothing happened; the others fly on.
+// A caller that leaves a flight, or has no time left, gets the answer that nothing happened; the others fly on.
 func TestFlightLeft(t *testing.T) {
 	r := newRig(t, 1, false)
 	keys := r.remembered(3)

@@ -195,7 +195,7 @@ func (l *Lane) abandon(op *Op, err error) {
 	}
 	t := op.task
 	if t.flight != nil {
-		t.flight.dropOp(t, op)
+		t.flight.leaveFlight(t, op)
 		op.Err = err
 		l.finished(op)
 		return
