@@ -8,8 +8,8 @@ import (
 // Events are called as operations begin and end, for tracing. Both functions may be called
 // concurrently and must not block, nor use the Client. Without Events nothing is measured.
 type Events struct {
-	// Begin is called before an operation. What it returns is the operation's context from
-	// then on, and End's. nil: none is called.
+	// Begin is called before an operation. The context that it returns is the operation's from then on, and
+	// End's. nil: nothing is called.
 	Begin func(ctx context.Context, op OpEvent) context.Context
 	// End is called after it. nil: none is called.
 	End func(ctx context.Context, op OpEvent)

@@ -16,8 +16,8 @@ import (
 )
 
 // evictor keeps memory at hand where the directory has none left to grant: in a cache
-// it evicts, by samples, ahead of need; everywhere it takes back what has expired. What
-// it unlinks goes to the session's limbo, as after any delete. It works on the
+// it evicts, by samples, ahead of need; everywhere it takes back what has expired. The places that it
+// unlinks go to the session's limbo, as after any delete. It works on the
 // session's lanes, between and beside its operations, in one goroutine.
 type evictor struct {
 	s      *sess
@@ -347,7 +347,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	}
 	if f != nil {
 		if now.Sub(p.settled) > time.Second {
-			e.settle(pg)
+			e.recountHeld(pg)
 			p.settled = now
 		}
 		supply = f.Supply()
@@ -362,7 +362,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	if lack > 0 && !refused {
 		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
 	}
-	// What others are to have comes on top, of own memory, which is free in one piece again.
+	// Memory for others comes on top: this session's own, which is free in one piece again.
 	// Less what lies about: more than the session will use in the next few seconds.
 	owed := p.owed(give, now.Add(-limbo-time.Second))
 	owed = max(owed-max(supply-max(target, int64(4*p.rate)), 0), 0)
@@ -422,8 +422,8 @@ func (e *evictor) limbo(now time.Time) time.Duration {
 	return time.Duration(sent-released+1) * min(e.renewal, e.s.renew)
 }
 
-// settle counts afresh what the session holds in pg.
-func (e *evictor) settle(pg *engine.PG) {
+// recountHeld counts afresh what the session holds in pg.
+func (e *evictor) recountHeld(pg *engine.PG) {
 	held := uint64(0)
 	for _, l := range e.s.core.Lanes() {
 		if !e.s.onLane(l, func(l *engine.Lane) { held += l.Held(pg.ID) }) {

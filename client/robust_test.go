@@ -445,7 +445,7 @@ func (l *load) run(w int) {
 		n := fmt.Sprintf("%sn%d", l.prefix, i%3)
 		begin := time.Now()
 		_, err := l.c.Incr(ctx, []byte(n), 1)
-		if !l.judge(n, "incr", begin, err) {
+		if !l.judgeResult(n, "incr", begin, err) {
 			return
 		}
 		l.mu.Lock()
@@ -460,7 +460,7 @@ func (l *load) run(w int) {
 		k := fmt.Sprintf("%sk%d-%d", l.prefix, w, i%16)
 		begin = time.Now()
 		_, err = l.c.Put(ctx, []byte(k), binary.LittleEndian.AppendUint64(nil, i), client.PutOptions{})
-		if !l.judge(k, "put", begin, err) {
+		if !l.judgeResult(k, "put", begin, err) {
 			return
 		}
 		l.mu.Lock()
@@ -477,7 +477,7 @@ func (l *load) run(w int) {
 	}
 }
 
-func (l *load) judge(key, what string, begin time.Time, err error) bool {
+func (l *load) judgeResult(key, what string, begin time.Time, err error) bool {
 	if d := time.Since(begin); d > 15*time.Second {
 		l.t.Errorf("%s %s took %v: %v", what, key, d, err)
 		return false

@@ -14,14 +14,13 @@ import (
 
 // sweep takes back what has expired. It does so in two ways, both the evictor's:
 //
-// What this session put is remembered by when it expires, and its groups are looked at
-// soon after. That keeps pace with whatever the session puts.
+// A session remembers its own puts by their expiry, and looks at their groups soon after. That keeps pace
+// with whatever the session puts.
 //
-// What nobody remembers (of other sessions, of those that have ended, too much at a time)
-// is found by going through the index: slowly at rest, faster while that finds much or while
-// memory is short.
+// Records that nobody remembers (of other sessions, of those that have ended, too many at a time) are found
+// by going through the index: slowly at rest, faster while that finds much or while memory is short.
 //
-// One batch is under way at a time, and unless memory is short no more than half of the
+// A single batch is under way at a time, and unless memory is short no more than half of the
 // time goes into batches: the lanes are there for the session's operations.
 type sweep struct {
 	wheel  *evict.Wheel
@@ -251,7 +250,7 @@ func (e *evictor) sweepDue(v *engine.View) (more bool) {
 		list = append(list, dueGroup{sh.PG.ID, sh.Off + home, sh.Off + stash, h})
 	}
 	works := e.visit(list)
-	// What is not in its home group may be in the stash.
+	// A key that is not in its home group may be in the stash.
 	over := map[uint64]bool{}
 	gone := map[uint64]bool{}
 	for _, w := range works {

@@ -92,8 +92,7 @@ func everyForm(t *testing.T, run func(t *testing.T, w *world)) {
 	}
 }
 
-// What has expired goes, with access words and without; what has not stays, whatever
-// its access word says.
+// Expired records go, with access words and without; a record that has not expired stays, whatever its access word says.
 func TestEvictExpired(t *testing.T) {
 	everyForm(t, func(t *testing.T, w *world) {
 		c := w.client(1)

@@ -80,8 +80,8 @@ func (o *Op) noteAccess(slot uint8, due bool) {
 	}
 }
 
-// note writes the access word of the record that the Op found or wrote.
-func (o *Op) note() {
+// writeAccess writes the access word of the record that the Op found or wrote.
+func (o *Op) writeAccess() {
 	if o.far != nil {
 		o.syncBase = 0
 	}

@@ -132,7 +132,7 @@ func (o *Op) askFenced() Action {
 }
 
 // moveUnfinished reports whether a move of the group has begun that may not be
-// over. What a complete one left behind is marked by SPLIT.
+// over. SPLIT marks the words that a complete move left behind.
 func (o *Op) moveUnfinished(g layout.Group) bool {
 	for i := range layout.GroupSlots {
 		switch g.Slot(i).State() {

@@ -250,7 +250,7 @@ func (o *Op) resume(after Step) Action {
 	o.Route.PG = r.PG
 	if old.Head != r.PG.Head {
 		o.lock, o.locked = 0, false // it went with the head
-		// What was won there need not be known here.
+		// A win there need not be known here.
 		o.deciding, o.won = true, false
 		after = stepResolve
 	}

@@ -10,7 +10,7 @@ import (
 // Op is one operation on one key (or one scan page). The caller fills the request
 // fields, calls Start once, then obeys Next until Done; Reset makes it fresh.
 //
-// What a key operation with a hint needs is in the Op itself; the rest hangs on it, made when it is first needed
+// The Op itself has all that a key operation with a hint needs; the rest hangs on it, made when it is first needed
 // and kept over Reset.
 type Op struct {
 	// Request. Key and Value stay the caller's and must not change until Done.
@@ -224,8 +224,7 @@ func (o *Op) Untouched() bool {
 }
 
 // NotPosted says that the accesses of the last Post were not performed, and will
-// not be; Fail follows. What stood in them has not happened: neither the deciding
-// CAS nor the release of the lock.
+// not be; Fail follows. Nothing of them has happened: neither the deciding CAS nor the release of the lock.
 func (o *Op) NotPosted() {
 	if o.step == stepCASSlot {
 		o.deciding = false
@@ -264,7 +263,7 @@ func (o *Op) finish(err error) Action {
 		o.addUnlock()
 	}
 	if o.noting && err == nil {
-		o.note()
+		o.writeAccess()
 	}
 	o.dropPlace()
 	o.Err = err

@@ -215,8 +215,7 @@ func (o *Op) gotSyncChunk() Action {
 	return o.syncChunks()
 }
 
-// syncBroken ends an Op that cannot bring the chain up. One that A decided may
-// yet be seen.
+// syncBroken ends an Op that cannot bring the chain up. A change that A decided may yet be seen.
 func (o *Op) syncBroken(err error) Action {
 	if o.Machine != nil && o.Machine.Unsynced(err) {
 		return o.Machine.Next()

@@ -469,7 +469,7 @@ func TestMoveCrash(t *testing.T) {
 						s.step() // before there is a successor
 					}
 				}
-				// What is acknowledged now, nobody misses.
+				// A write that is acknowledged now is not lost.
 				early := &script{c: w.client(80), words: [][]string{{"put", "P", "early"}}}
 				must(t, early.c.start(early.words[0]))
 				early.began = true
@@ -603,7 +603,7 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 		scripts = append(scripts, in)
 		want[k] = "again"
 	}
-	// One write each, by a hint of before, whenever; the last ones die in it.
+	// Each client writes once, by a hint of before, at any time; the last ones die in it.
 	for i, k := range []string{"D", "E", "F", "G", "H", "Z1@2", "I", "J", "K", "L"} {
 		one := &script{c: w.client(70 + uint32(i)), delay: rng.IntN(450), words: [][]string{{"put", k, value(1)}}}
 		one.c.rng = rng
@@ -783,7 +783,7 @@ func TestMoveChildFull(t *testing.T) {
 }
 
 // TestAbandonCrash loses the child at every stage of a move, and stops the janitor
-// that undoes it after every access. What was not MOVED is there; the shard works.
+// that undoes it after every access. Keys that were not MOVED are there; the shard works.
 func TestAbandonCrash(t *testing.T) {
 	for _, m := range moveCases() {
 		if m.target == 0 {
@@ -1221,7 +1221,7 @@ func TestScrub(t *testing.T) {
 		}
 	}
 
-	// What nobody can repair is named: no good copy; one key twice; units nowhere.
+	// Damage that nobody can repair is named: no good copy; one key twice; units nowhere.
 	_, _, x, _ = w.find(0, "h")
 	for r := range w.pg.Replicas {
 		w.region[r][x.Off()+layout.RecordHeaderSize] ^= 1

@@ -296,7 +296,7 @@ func (c *Counters) Total() (n uint64) {
 	return n
 }
 
-// QP is a connected queue pair. One goroutine at a time.
+// QP is a connected queue pair. It serves one goroutine at a time.
 type QP struct {
 	d         driver.QP
 	num       uint32

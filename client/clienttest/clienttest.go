@@ -173,7 +173,7 @@ func timeOf(ms int64) time.Time {
 
 func bucketOf(key []byte) int { return int(xxh3.Hash(key) >> (64 - bucketBits)) }
 
-// findLocked returns the entry of key, or nil. One that has expired goes.
+// findLocked returns the entry of key, or nil. An entry that has expired is removed.
 func (s *Store) findLocked(key []byte) *entry {
 	e := s.mu.buckets[bucketOf(key)][string(key)]
 	if e != nil && s.expiredLocked(e) {

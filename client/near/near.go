@@ -1,7 +1,7 @@
 // Package near keeps values that a program reads often in its own memory, in front
 // of a [client.API].
 //
-// What a Get may answer:
+// A Get may answer:
 //
 //   - Options.TTL alone: what the key had at some moment at most TTL before the Get.
 //   - With Options.Validate: the same, but what is older is compared with the store
@@ -114,8 +114,7 @@ var _ client.API = (*Cache)(nil)
 // stripe orders what happens to keys whose hashes end alike.
 type stripe struct {
 	sync.Mutex
-	// writes counts the writes that began or ended. Who read before one of them may not
-	// keep what was read.
+	// writes counts the writes that began or ended. A read that started before a write must not be cached.
 	writes  uint64
 	writing int // writes under way
 	flights map[name]*flight
@@ -359,8 +358,8 @@ func (c *Cache) GetIfChanged(ctx context.Context, key []byte, version uint64) (c
 	return e.item(), true, nil
 }
 
-// MultiGet is as in client.API. What may not be served without asking is read in one
-// MultiGet of the store, without comparing.
+// MultiGet is as in client.API. Keys that may not be served without asking are read in one MultiGet of the
+// store, without comparing.
 func (c *Cache) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
 	res := make([]client.Result, len(keys))
 	var at []int
@@ -433,17 +432,17 @@ func (c *Cache) end(key []byte, writes uint64, e *entry) {
 	}
 }
 
-// Put is as in client.API. What was put is kept.
+// Put is as in client.API. The value is kept.
 func (c *Cache) Put(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error) {
 	return c.put(ctx, client.Op{Key: key, Value: value}, o)
 }
 
-// PutIfAbsent is as in client.API. What was put is kept.
+// PutIfAbsent is as in client.API. The value is kept if it was put.
 func (c *Cache) PutIfAbsent(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error) {
 	return c.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfAbsent}, o)
 }
 
-// CompareAndSwap is as in client.API. What was put is kept.
+// CompareAndSwap is as in client.API. The value is kept if it was put.
 func (c *Cache) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o client.PutOptions) (uint64, error) {
 	return c.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfVersion, Version: version}, o)
 }

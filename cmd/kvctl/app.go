@@ -198,8 +198,8 @@ const (
 	brief = "brief"
 )
 
-// happened says what an error leaves open to somebody who ran cmd. One that has a status
-// of its own has told what was done.
+// happened says what an error leaves open to somebody who ran cmd. An error that has an exit status of its
+// own has told what was done.
 func happened(cmd *cobra.Command, err error, code int) string {
 	switch code {
 	case exitUnknown:

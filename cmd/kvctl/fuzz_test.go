@@ -38,7 +38,7 @@ func (p *pipeStore) Do(ctx context.Context, ops []client.Op) {
 			p.t.Fatalf("operation on a key of %d bytes, a value of %d, seen %v", len(o.Key), len(o.Value), seen[string(o.Key)])
 		}
 		seen[string(o.Key)] = true
-		// What a store can keep is milliseconds since 1970.
+		// A store keeps expiries as milliseconds since 1970.
 		if !o.Expires.IsZero() && o.Expires.UnixMilli() <= 0 {
 			p.t.Fatalf("expires %v", o.Expires)
 		}

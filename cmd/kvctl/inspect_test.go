@@ -63,7 +63,7 @@ func TestPipe(t *testing.T) {
 		}
 	}
 
-	// What other commands print can be loaded again, a value longer than a record too.
+	// The output of other commands can be loaded again, a value longer than a record too.
 	long := strings.Repeat("0123456789abcdef", 300<<10)
 	e.must(long, "put", "long", "--ttl", "100h")
 	all := e.must("", "-o", "json", "scan", "--long", "--limit", "0")
@@ -413,8 +413,8 @@ func TestCompleteKeys(t *testing.T) {
 	}
 }
 
-// Whatever directory node is asked first, the state is the leader's, who alone knows how
-// memory is used; while none leads, it is that of one that answers.
+// The state is the leader's, whichever directory node is asked first: it alone knows how memory is used.
+// While none leads, the state is that of any node that answers.
 func TestStatusOfTheLeader(t *testing.T) {
 	e := newEnv(t, devstore.Options{Directories: 3, Dir: t.TempDir(), Replicas: 1, CapacityBytes: 64 << 20})
 	e.must("", "put", "k", "v")

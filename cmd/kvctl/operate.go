@@ -464,7 +464,7 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, wait bool) 
 	err = a.await(ctx, b, "rebalance", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
 		v := st.GetMap().GetVersion()
 		if !unsettled(st, ns.GetId()) && len(steps) > 0 && (v != version || time.Since(asked) >= askAgain) {
-			// What is planned now is what is left.
+			// The plan is made anew: it has what is left to do.
 			var err error
 			if steps, err = ask(); err != nil {
 				return progress{}, false, err

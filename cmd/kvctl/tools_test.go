@@ -116,7 +116,7 @@ func TestPerf(t *testing.T) {
 		t.Error(out)
 	}
 	for _, p := range []string{"shm", "tcp"} {
-		// One size behind the other: a ping-pong that is over makes room for the next.
+		// The sizes run one behind the other: a ping-pong that is over makes room for the next.
 		// The sizes are inline, not a multiple of 8, and too long to be inline.
 		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--verbs", "PINGPONG,READ", "--sizes", "8,61,64KiB")
 		got := decode[struct{ Results []verbperf.Result }](t, out)
@@ -550,7 +550,7 @@ func TestStatusCommands(t *testing.T) {
 	}
 }
 
-// What is set and swapped comes back with its version, and its time to live.
+// A value that was set or swapped comes back with its version and its time to live.
 func TestVersionsAndTTL(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	type item struct {

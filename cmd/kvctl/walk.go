@@ -20,7 +20,7 @@ import (
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
-// tail. What changes meanwhile may be seen twice or not at all.
+// tail. A key that changes meanwhile may be seen twice or not at all.
 type walker struct {
 	raw
 	ctx context.Context

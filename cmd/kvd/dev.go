@@ -58,7 +58,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
-	// What is taken is refused before anything starts.
+	// An address that is taken is refused before anything starts.
 	web, err := a.devHTTP(ctx, c, log)
 	if err != nil {
 		return err

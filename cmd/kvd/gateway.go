@@ -73,7 +73,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		c.ListenMemcached = config.Off
 		log.Info("memcached's protocol is off: a password is set, and it has none")
 	}
-	// What is taken is refused before anything is asked of the store.
+	// An address that is taken is refused before anything is asked of the store.
 	l, err := a.listenGateway(ctx, c)
 	if err != nil {
 		return err

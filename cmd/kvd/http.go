@@ -137,8 +137,8 @@ func namespacesTable(st *dirpb.StatusReply) httpd.Table {
 	return t
 }
 
-// memoryTable has a row for each placement group, and one for all of a namespace. What a
-// directory node that does not lead cannot know is shown as -.
+// memoryTable has a row for each placement group, and one for all of a namespace. A figure that only the
+// leader knows is shown as - by other directory nodes.
 func memoryTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Memory", Header: []string{"namespace", "placement group", "heap", "live", "live %", "free with sessions", "limbo",
 		"coming", "waiting", "recalled", "lost", "room", "short"}}

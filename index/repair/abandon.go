@@ -7,8 +7,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// abandon undoes a move whose child was lost. What is MOVED went with it; what is
-// FROZEN was never changed there.
+// abandon undoes a move whose child was lost. MOVED records went with it; FROZEN ones were never changed there.
 func (o *Op) abandon() index.Action {
 	w := &o.work
 	var frozen []*item

@@ -152,7 +152,7 @@ func (o *Op) evictChosen() index.Action {
 			if k := layout.RecordHeaderSize + int(binary.LittleEndian.Uint16(b[8:])); k <= len(b) {
 				e.Hash = o.Env().HashOf(b[layout.RecordHeaderSize:k])
 			}
-			// What is noted of its expiry is coarse, or about what was there before.
+			// The access word's expiry is coarse, or about the record that was there before.
 			if e.Access.Expired(now) && !e.Expired {
 				o.Note(it.off(), it.x, e.Access, expiry, false)
 				continue

@@ -103,8 +103,7 @@ func (o *Op) readMoving() index.Action {
 	return o.fetch(unread, 0, o.gotMoving, o.placeMoving)
 }
 
-// gotMoving judges whether a record belongs to the moved set. One that cannot be
-// read might, and would be lost.
+// gotMoving judges whether a record belongs to the moved set. A record that cannot be read might, and would be lost.
 func (o *Op) gotMoving(it *item, b []byte) error {
 	r, err := o.parseOf(it, b)
 	if err != nil {
@@ -213,7 +212,7 @@ func (o *Op) frozen() index.Action {
 	}
 	w.swings = w.swings[:0]
 	for _, it := range w.mine() {
-		// Whoever froze it, A took exactly LIVE→FROZEN.
+		// A took exactly LIVE→FROZEN, whoever froze it.
 		w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x.WithState(layout.Live), n: it.x, won: true, exact: true})
 	}
 	return o.publishSwings(o.readChild)
@@ -267,7 +266,7 @@ func (o *Op) gotChild() index.Action {
 		}
 	}
 	got := func(c *item, b []byte) error {
-		// What cannot be read is no key of this group: nobody but a janitor before
+		// A record that cannot be read is no key of this group: nobody but a janitor before
 		// wrote one, and its record was complete first.
 		if r, err := o.parseOf(c, b); err != nil {
 			o.finding("%v", err)
@@ -391,7 +390,7 @@ func (o *Op) setMoved(then func() index.Action) index.Action {
 			return o.publishSwings(then)
 		})
 	}
-	// What somebody before has left between A and P comes first.
+	// Differences that somebody before has left between A and P come first.
 	return o.syncWords(w.behind, func() index.Action {
 		return moved(1, func() index.Action { return moved(0, then) })
 	})

@@ -53,8 +53,8 @@ func (o *Op) relocate() index.Action {
 	})
 }
 
-// countFound counts what the group links. What a replica still shows that is gone at A is
-// synced: it may lie in an extent of which all the rest becomes free.
+// countFound counts what the group links. A word that a replica still shows and that is gone at A is
+// synced: its record may lie in an extent of which all the rest becomes free.
 func (o *Op) countFound() index.Action {
 	o.Work.Records, o.Work.Units, o.Work.Linked, o.Work.Kept = 0, 0, map[uint32]uint32{}, nil
 	kept := func(unit uint32, code uint8) {

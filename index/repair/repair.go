@@ -3,7 +3,7 @@
 //
 // Each is an [Op], which an [index.Op] drives like any operation: package index has the lock, the way back to the
 // first round after a fault or in another view, and sync, which brings one word down the chain; this package says
-// what is read, decided and copied. What is to be done, and when, the directory decides; package internal/janitor
+// what is read, decided and copied. The directory decides what is to be done, and when; package internal/janitor
 // cuts that into [Work], and clients evict by it.
 //
 // Start with [Work] and [New]; move.go is the longest of the machines. An Op belongs to the one goroutine that
@@ -58,8 +58,8 @@ type Work struct {
 	// Choose, of Evict, picks from what the groups hold, as positions in c. nil: only
 	// what has expired goes.
 	Choose func(c []Candidate) []int
-	// What has expired where Mine is false is left to others until it has been expired
-	// since Late (Unix ms). nil: none is left. Evict without Choose.
+	// Expired records for which Mine is false are left to others until they have been expired since Late
+	// (Unix ms). nil: none is left. Evict without Choose.
 	Mine func(unit uint32) bool
 	Late uint64
 	// Only, of Evict without Choose, are the fingerprints of the records to look at in the
@@ -152,7 +152,7 @@ type workState struct {
 	// places are all that were taken, or unlinked, since the Op began: each is handed over exactly once, however it ends.
 	places []place
 
-	// What takePlaces did not get.
+	// The place that takePlaces did not get.
 	wantPG   uint32
 	wantCode uint8
 

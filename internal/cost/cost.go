@@ -3,8 +3,8 @@
 //
 // It runs every operation of the table several times on keys of its own and
 // reads the sessions' counters before and after. It opens no store itself; the
-// caller gives it a way to. Start with [Measure] and [Row]. One Measure at a time
-// per set of sessions; keys are deleted at the end.
+// caller gives it a way to. Start with [Measure] and [Row]. Only a single Measure may run at a time per set
+// of sessions; keys are deleted at the end.
 //
 // Counting verbs instead of timing them is how the papers this design descends
 // from (RACE, FUSEE, Outback) are compared with it: counts do not depend on the

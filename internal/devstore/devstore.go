@@ -295,12 +295,12 @@ func (s *Store) startDirectories(ctx context.Context) error {
 	if s.dir, err = dirclient.Open(dirclient.Options{Addrs: s.Directory(), Logger: s.o.Logger}); err != nil {
 		return err
 	}
-	return s.settle(ctx)
+	return s.awaitVoters(ctx)
 }
 
-// settle waits until every directory node votes, and notes the raft addresses,
+// awaitVoters waits until every directory node votes, and notes the raft addresses,
 // which a node keeps over restarts.
-func (s *Store) settle(ctx context.Context) error {
+func (s *Store) awaitVoters(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -201,13 +201,13 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 				c.moveWatches(n.addr)
 				return struct{}{}, nil
 			}
-			v := judge(ctx, err)
+			v := judgeError(ctx, err)
 			if v == final {
 				c.lead(n.addr)
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
 			tried = append(tried, n.addr)
-			e.note(ctx, n.attempt(err, v, sent.Load()))
+			e.noteAttempt(ctx, n.attempt(err, v, sent.Load()))
 			if v == notLeader {
 				c.follow(n.addr, leaderOf(err))
 				continue
@@ -297,12 +297,12 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 				tried = nil
 				continue
 			}
-			v := judge(ctx, err)
+			v := judgeError(ctx, err)
 			if v == final {
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
 			tried = append(tried, n.addr)
-			e.note(ctx, n.attempt(err, v, false))
+			e.noteAttempt(ctx, n.attempt(err, v, false))
 			if v == notLeader {
 				c.follow(n.addr, leaderOf(err))
 			} else {

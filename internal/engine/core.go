@@ -264,8 +264,7 @@ func (c *Core) SetEpoch(e uint64) { c.epoch.Store(e) }
 // Epoch is E of the last reply processed.
 func (c *Core) Epoch() uint64 { return c.epoch.Load() }
 
-// BeginRenew numbers a renewal that is about to be sent. What was unlinked before
-// the call may be covered by its reply; later unlinks may not.
+// BeginRenew numbers a renewal that is about to be sent. The reply may cover unlinks before the call, and none after it.
 func (c *Core) BeginRenew() (seq uint64) { return c.sendSeq.Add(1) }
 
 // EndRenew processes the reply to renewal seq: E and the minimum over all
@@ -400,8 +399,8 @@ func (c *Core) heapOf(pg, generation uint32) *heap.Heap {
 	return h.heap
 }
 
-// AddRun adds memory granted in a generation of a placement group. What lies in an
-// extent that is being recalled was granted before and is left alone.
+// AddRun adds memory granted in a generation of a placement group. Places in an extent that is being
+// recalled were granted before and are left alone.
 func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 	c.taking.Lock()
 	defer c.taking.Unlock()
@@ -470,7 +469,7 @@ func (c *Core) SetFull(pg uint32, full bool) {
 }
 
 // gaveUp notes that an operation's time was over which had missed memory of pg since a moment
-// (Options.Nanos). One that had little time says nothing of others.
+// (Options.Nanos). An operation that had little time says nothing of others.
 func (c *Core) gaveUp(pg uint32, missed int64) {
 	now := c.opts.Nanos()
 	if now-missed < vainFor {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvd-project/kvd/index"
 )
 
-// ownership is what makes a lane blocking: one goroutine at a time owns it and does its work. Whoever
+// ownership is what makes a lane blocking: one goroutine at a time owns it and does its work. A caller that
 // needs the lane and finds it free becomes the owner; others queue. An owner whose own operations are over
 // hands the lane to somebody who still waits.
 type ownership struct {
@@ -182,8 +182,7 @@ func (l *Lane) enqueue(w *waiter) {
 	l.queued.Unlock()
 }
 
-// abandon gives up an Op whose caller goes. What has verbs under
-// way stays in flight in the lane.
+// abandon gives up an Op whose caller goes. A task that has verbs under way stays in flight in the lane.
 func (l *Lane) abandon(op *Op, err error) {
 	if op.over {
 		return

@@ -56,7 +56,7 @@ type Task struct {
 	// Deadline, if not 0, ends the Op's waiting (Options.Nanos).
 	Deadline int64
 	// Limit, if not 0, bounds the bytes of large buffers for what the Op reads before it changes
-	// anything; see LimitError. What it writes is not counted.
+	// anything; see LimitError. Writes are not counted.
 	Limit int
 
 	lane     *Lane

@@ -5,7 +5,8 @@ import "github.com/kvd-project/kvd/index"
 // wordCache remembers where keys were found: array, slot, slot word and version,
 // keyed by 64 hash bits of their own (Check). Of keys that share those it remembers one; the
 // fingerprint in its word tells most others apart. It is bounded, 4-way set-associative, and grows by doubling until its
-// bound. From there on a key whose set is full has another one, and replacement is round-robin. One goroutine at a time.
+// bound. From there on a key whose set is full has another one, and replacement is round-robin. It serves
+// one goroutine at a time.
 type wordCache struct {
 	sets []cacheSet
 	mask uint64

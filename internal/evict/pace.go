@@ -45,7 +45,7 @@ func (p *Pace) Done(groups, records int, tookMicros int64, short bool) (pauseMic
 		p.groups = groups
 		return min(8*tookMicros, paceRestMicros)
 	}
-	// Whoever swept here a moment ago left it so; that is not so everywhere.
+	// Somebody may have swept here a moment ago; other parts may look otherwise.
 	if p.misses++; p.misses > 1 || p.groups == 0 {
 		p.groups = 0
 		return paceRestMicros

@@ -48,7 +48,7 @@ type conn struct {
 	// deadline is whether reading has one.
 	deadline bool
 
-	// What serves the connection at the moment owns these, too.
+	// The goroutine or loop that serves the connection at the moment owns these, too.
 	link   loop.Link
 	said   int      // commands in one read
 	filled error    // of the last read in a loop
@@ -387,7 +387,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		cmd.conn(c, w, args)
 	}
 	w.Proto = c.proto
-	c.g.m.note(cmd, 1, w.Errors != errs, time.Since(b.start))
+	c.g.m.noteCommands(cmd, 1, w.Errors != errs, time.Since(b.start))
 	if err := c.replied(w, start, false); err != nil {
 		return err
 	}

@@ -38,8 +38,7 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 }
 
 // pages calls f with pages of keys from cur on, until it says stop. The
-// keys are f's. What memory holds corrupt is left out; an error at the end, which is
-// ErrCorrupt, says so.
+// keys are f's. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
 func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	var damaged error // of the first such page
 	for !cur.Done {
@@ -220,7 +219,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 	for db := from; db <= to; db++ {
 		api := c.g.o.Databases[db].Client
 		var names [][]byte
-		// What has expired counts until it is gone.
+		// Expired keys count until they are gone.
 		err := c.pages(api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 			names = names[:0]
 			for _, kv := range kvs {

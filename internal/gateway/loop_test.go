@@ -300,7 +300,7 @@ func TestTurn(t *testing.T) {
 			})
 			other := clienttest.New(clienttest.Options{})
 			addr, g := start(t, Options{Databases: []Database{{"default", s}, {"other", other}}, Debug: true})
-			// What is written to such a socket has arrived.
+			// Bytes written to such a socket have arrived.
 			sock := filepath.Join(t.TempDir(), "s")
 			l, err := net.Listen("unix", sock)
 			if err != nil {

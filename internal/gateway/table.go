@@ -37,7 +37,7 @@ type command struct {
 
 	otherType bool // not served, being about lists, hashes and the like
 
-	// One of these performs it; with none, kvd does not serve it.
+	// Exactly one of these performs the command; with none, kvd does not serve it.
 	key   keyFunc // on one key; then kind, fold and special say how to batch it
 	conn  func(c *conn, w *resp.Writer, args [][]byte)
 	batch func(c *conn, b *batch, args [][]byte) error
@@ -341,7 +341,7 @@ func notInTx(c *command) *command    { c.noTx = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
 func swiftly(c *command) *command    { c.swift = true; return c }
 
-// What Redis has and kvd has not: name and arity, as of Redis 7.
+// otherTypes are commands that Redis has and kvd has not: name and arity, as of Redis 7.
 const otherTypes = `
 lpush:-3 rpush:-3 lpushx:-3 rpushx:-3 linsert:5 rpop:-2 lpop:-2 lmpop:-4 brpop:-3 brpoplpush:4 blmove:6 blpop:-3 blmpop:-5 llen:2 lindex:3
 lset:4 lrange:4 ltrim:4 lpos:-3 lrem:4 rpoplpush:3 lmove:5

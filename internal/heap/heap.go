@@ -176,8 +176,7 @@ func (h *Heap) Unuse(p Place) {
 
 // Drain removes all that is free from the Heap and returns it in ascending order: own
 // memory, merged within extents, and foreign places, as TakeForeign does. Places in Caches
-// must have been flushed to be included. What is in use stays, and may be given
-// back and drained later.
+// must have been flushed to be included. Places in use stay, and may be given back and drained later.
 func (h *Heap) Drain() ([]Run, []Place) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -230,7 +229,7 @@ func (h *Heap) Forget(extent uint32) (free uint64) {
 	return free - h.mu.free - h.mu.foreignFree
 }
 
-// Stats returns the current counts. What Caches hold counts as in use.
+// Stats returns the current counts. Places that Caches hold count as in use.
 func (h *Heap) Stats() Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxConns bounds connections. One more makes the one go that has done nothing for longest.
+	// maxConns bounds connections. A further one replaces the connection that has done nothing for longest.
 	maxConns = 64
 	// maxBusy bounds the requests that are answered at a time, but for those about health, which
 	// are answered at any time.
@@ -50,7 +50,7 @@ func (c *crowd) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		g := &guest{Conn: conn, of: c, since: time.Now()}
-		if goes := c.enter(g); goes != nil {
+		if goes := c.addGuest(g); goes != nil {
 			_ = goes.Close() // nobody needs it
 			if goes == g {
 				continue
@@ -60,8 +60,8 @@ func (c *crowd) Accept() (net.Conn, error) {
 	}
 }
 
-// enter adds g and returns who has to go, if anybody has: g itself where all others are busy.
-func (c *crowd) enter(g *guest) (goes *guest) {
+// addGuest adds g and returns who has to go, if anybody has: g itself where all others are busy.
+func (c *crowd) addGuest(g *guest) (goes *guest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.mu.guests) >= maxConns {

@@ -6,7 +6,7 @@
 // exported to one module only; therefore package client registers here, when it is initialised, how the tools of
 // one of its Clients are reached. Everything else is in package client.
 //
-// Start with [Of], whose [Tools] are as concurrent as the Client is, and [OnWait]. What Tools return is the
+// Start with [Of], whose [Tools] are as concurrent as the Client is, and [OnWait]. Results of Tools are the
 // caller's, but for a View, which is shared and must not be changed.
 //
 // The form is that of package internal of grpc-go: a hook that the package

@@ -1,7 +1,7 @@
 // Package janitor does the store's background work: it brings joiners up, moves
 // shards and extents, and checks every record, with the verbs that clients use.
 //
-// What is to be done, and when, the directory decides (package server/lead); how a
+// The directory decides what is to be done, and when (package server/lead); how a
 // group is moved or checked is package index/repair. This package cuts a job into those
 // operations ([Plan]), and runs them ([Run]) under a session of its own, which is leased
 // and fenced like any other. A job that stops anywhere can be started over.

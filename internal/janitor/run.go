@@ -46,7 +46,7 @@ type Options struct {
 const idleSession = 2 * time.Second
 
 // Run claims jobs and does them, under one session for each namespace, until ctx ends; then
-// it returns nil. What it leaves undone others take up once its session is fenced.
+// it returns nil. Others take up what it leaves undone once its session is fenced.
 func Run(ctx context.Context, o Options) error {
 	o.Poll = cmp.Or(o.Poll, 100*time.Millisecond)
 	o.Window = cmp.Or(o.Window, 8)
@@ -262,7 +262,7 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 				case err == nil:
 					Add(report, works[i])
 				case works[i].Window.Units > 0 && ctx.Err() == nil:
-					// What lies in the window stays where it is from now on: better some pieces that are free
+					// The records in the window stay where they are from now on: better some pieces that are free
 					// than an extent that nobody may use.
 					stay = true
 					works[i].Window = repair.UnitRun{}

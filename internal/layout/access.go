@@ -30,8 +30,8 @@ const (
 
 	// MaxAccessCount is the largest count.
 	MaxAccessCount = 1<<accessCountBits - 1
-	// MaxAccessExpiry bounds how far ahead an expiry can be noted, in seconds. What
-	// expires later is noted as expiring then, and looked at again.
+	// MaxAccessExpiry bounds how far ahead an expiry can be noted, in seconds. A later expiry is noted as
+	// that, and the record looked at again.
 	MaxAccessExpiry = 1<<(accessExpiryBits-1) - 1
 )
 

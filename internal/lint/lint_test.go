@@ -80,7 +80,7 @@ var imports = []row{
 	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/engine internal/inside internal/layout rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
 	{"internal/verbperf", "rdma rdma/driver", "it measures providers, which it is handed, and needs no store"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
-	{"internal/simtest", "client index index/repair internal/... rdma rdma/... server/fsm server/fsm/fsmpb server/lead", "the harness runs the data path without the store's processes"},
+	{"internal/simtest", "", "it has only tests"},
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},

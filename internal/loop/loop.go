@@ -271,7 +271,7 @@ func (l *Loop) read(c Conn) (deposed bool) {
 				deposed = l.finish(c)
 			}
 		case err != ErrNothing:
-			k.leave()
+			k.leaveLoop()
 			k.end(err)
 		}
 	}()
@@ -304,7 +304,7 @@ func (l *Loop) finish(c Conn) (deposed bool) {
 	if err == nil && !deposed && n < deepCommands {
 		return false
 	}
-	k.leave()
+	k.leaveLoop()
 	k.end(err)
 	return deposed
 }

@@ -99,7 +99,7 @@ func (s *Server) handle(nc net.Conn) {
 		if err := c.begin(); err != nil {
 			break
 		}
-		if err := c.settle(); err != nil {
+		if err := c.flushAnswers(); err != nil {
 			return
 		}
 		if c.link.Calmed(c.said) {
@@ -111,7 +111,7 @@ func (s *Server) handle(nc net.Conn) {
 			}
 		}
 	}
-	c.settle()
+	c.flushAnswers()
 }
 
 // begin reads, and performs the commands that have come, but for the lookups that they end with.
@@ -156,7 +156,7 @@ func (in input) Read(p []byte) (int, error) {
 		}
 		c.link.Waits()
 	}
-	if err := c.settle(); err != nil {
+	if err := c.flushAnswers(); err != nil {
 		return 0, err
 	}
 	nc := c.link.Net()
@@ -202,9 +202,9 @@ func (out output) Write(p []byte) (int, error) {
 	return sent + n, err
 }
 
-// settle performs what waits and sends all answers.
-func (c *conn) settle() error {
-	c.look()
+// flushAnswers performs what waits and sends all answers.
+func (c *conn) flushAnswers() error {
+	c.performLookups()
 	return c.w.Flush()
 }
 
@@ -233,7 +233,7 @@ func (c *conn) readLine() ([]byte, error) {
 			b = c.long
 		}
 		if len(b) > maxLineLen {
-			c.look()
+			c.performLookups()
 			c.w.WriteString("CLIENT_ERROR line too long\r\n")
 			c.s.stats.done(cmdUnknown, resBad, time.Now())
 			return nil, bufio.ErrTooLong
@@ -397,7 +397,7 @@ func (c *conn) command(line []byte) error {
 	}
 	if cmd == cmdGet || cmd == cmdGets {
 		if r, bad := c.get(cmd, toks, began); bad {
-			c.look()
+			c.performLookups()
 			c.say(r)
 			c.s.stats.done(cmd, r.res, began)
 		}
@@ -406,7 +406,7 @@ func (c *conn) command(line []byte) error {
 	if cmd >= cmdMg && cmd < cmdUnknown {
 		return c.metaCommand(cmd, toks, began)
 	}
-	c.look()
+	c.performLookups()
 	quiet := len(toks) > 1 && string(toks[len(toks)-1]) == "noreply"
 	switch cmd {
 	case cmdGat, cmdGats, cmdVersion, cmdStats, cmdQuit:
@@ -614,7 +614,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 			return tooLarge, err
 		}
 		if cmd == cmdSet {
-			// Who sets a key does not want to find what was there before.
+			// A client that sets a key does not want to find the old value.
 			if err := c.remove(op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
 				return c.trouble(err), nil
 			}

@@ -515,8 +515,8 @@ func (u *user) drop(key string, mayBeGone bool) error {
 	return err
 }
 
-// look reads a key and checks that the value is its own.
-func (u *user) look(key string, size int, mayBeGone bool) error {
+// checkKey reads a key and checks that the value is its own.
+func (u *user) checkKey(key string, size int, mayBeGone bool) error {
 	u.r.t.Helper()
 	it, err := u.c.Get(u.r.ctx, []byte(key))
 	if mayBeGone && errors.Is(err, client.ErrNotFound) {

@@ -126,7 +126,7 @@ var (
 	raftSnapshot = logFamily.desc("snapshot_index", "Last entry of raft's log that this directory node's snapshot covers; 0 without one.")
 )
 
-// RaftLog shows where n's log stands. What n has applied is kvd_directory_applied_index.
+// RaftLog shows where n's log stands. The metric kvd_directory_applied_index tells how far n has applied it.
 func RaftLog(n interface{ Raft() server.RaftState }) prometheus.Collector {
 	return raftLog{logFamily, n}
 }

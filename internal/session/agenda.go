@@ -48,6 +48,7 @@ type Agenda struct {
 		number   uint64 // of the latest renewal, also Core's count of them
 		next     int64  // when one is due anyway
 		sent     int64  // when the one was sent that was answered last
+		quiet    int64  // how long after it the next one is due, 0: as often as others
 		busy     bool   // operations were performed since the last one
 		wasBusy  bool   // and before it
 		awaits   uint64 // number of the renewal that was answered and said last that places are in limbo
@@ -106,10 +107,13 @@ const (
 // Ask is one request: to the directory, or, of the last two kinds, to a memory node.
 type Ask struct {
 	Kind  AskKind
-	Renew *dirpb.RenewRequest        // AskRenew
-	Grant *dirpb.GrantExtentRequest  // AskGrant
-	Fence *dirpb.SessionStateRequest // AskFence
-	Split *dirpb.RequestSplitRequest // AskSplit
+	Renew *dirpb.RenewRequest // AskRenew
+	// Within is how long a renewal may take, in nanoseconds, before it is given up and another
+	// one is tried.
+	Within int64
+	Grant  *dirpb.GrantExtentRequest  // AskGrant
+	Fence  *dirpb.SessionStateRequest // AskFence
+	Split  *dirpb.RequestSplitRequest // AskSplit
 
 	Lane        *engine.Lane // AskHangup, AskDial: whose connection
 	Node        uint32       // AskHangup, AskDial: and to which memory node

@@ -98,8 +98,8 @@ var mutants = []mutant{
 	{"insert-half-moved", "no insert into a group whose move is not over", []edit{{op, "if o.moveUnfinished(g) {\n", "if false {\nreturn 0\n"}}},
 	{"insert-in-child", "a child takes a key when the key's group has moved", []edit{{op, "if o.child != 0 && !o.sureChild {\n		// Only", "if false {\n		// Only"}}},
 	{"copy-before-frozen", "the child gets a word when P shows it FROZEN", []edit{{work,
-		"		return o.setMoved(o.setSplit)\n	}\n	w.swings = w.swings[:0]\n	for _, it := range w.mine() {\n		// Whoever froze it",
-		"return o.setMoved(o.setSplit)\n}\nif true {\nreturn o.readChild()\n}\nw.swings = w.swings[:0]\nfor _, it := range w.mine() {\n// Whoever froze it"}}},
+		"		return o.setMoved(o.setSplit)\n	}\n	w.swings = w.swings[:0]\n	for _, it := range w.mine() {\n		// A took exactly",
+		"return o.setMoved(o.setSplit)\n}\nif true {\nreturn o.readChild()\n}\nw.swings = w.swings[:0]\nfor _, it := range w.mine() {\n// A took exactly"}}},
 	{"moved-before-copy", "MOVED follows the copy", []edit{{work, "	return o.publishSwings(o.readChild)\n",
 		"return o.publishSwings(func() index.Action { return o.setMoved(o.readChild) })\n"}}},
 	{"child-only-at-a", "the child's word is set on every replica", []edit{
@@ -145,7 +145,7 @@ var mutants = []mutant{
 		"	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)", "case h.Word.State() == layout.Empty:\nreturn o.absent()\ncase h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)"}}},
 	{"unchanged-for-ever", "the slot says nothing of a record that expires", []edit{{op,
 		"h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o", "h.Version == o.IfVersion && !o"}}},
-	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node.go",
+	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node_test.go",
 		"		w.fenceAll(n, c.fence)\n		n.barred[c.fence] = true\n", ""}}},
 	{"no-lease", "nothing is answered without a lease", []edit{{lane, "return l.core.LeaseValid() }", "return true }"}}},
 }

@@ -29,7 +29,7 @@ var patches = []mutant{
 	{"ver-not-carried", "H4", []edit{{"internal/session/renew.go", "Units: x >> 10, Ver: uint16(x & (1<<10 - 1))}", "Units: x >> 10}"}}},
 	{"received-though-recalled", "H4", []edit{{"internal/engine/core.go", "v.PG(pg).Generation != generation || v.PG(pg).IsRecalled(p.Unit) {", "v.PG(pg).Generation != generation {"}}},
 	{"waits-for-operations-only", "H5", []edit{{"server/fsm/heap.go", "c.MinEpoch > r.Returned-1+ReuseEpochs {", "c.MinEpoch > r.Returned-1 {"}}},
-	{"waits-for-hints-only", "H5", []edit{{"internal/simtest", "_, least := w.ld.Epochs()\n\t\tres", "least, _ := w.ld.Epochs()\n\t\tres"}}},
+	{"waits-for-hints-only", "H5", []edit{{"internal/simtest/session_test.go", "_, least := w.ld.Epochs()\n\t\tres", "least, _ := w.ld.Epochs()\n\t\tres"}}},
 	{"waits-for-nobody", "H5", []edit{{"server/fsm/heap.go", "run = &fsmpb.Run{Unit: r.unit, Units: r.units, Returned: epoch + 1}", "run = &fsmpb.Run{Unit: r.unit, Units: r.units}"}}},
 	{"no-home-while-it-lives", "H5", []edit{{"server/lead/memory.go", "case home == 0 && !any:", "case home >= 0 && (any || !any):"},
 		{"server/fsm/heap.go", "return !anyHome(h, r.unit, r.units)", "return true"}}},

@@ -287,8 +287,8 @@ type QPState uint8
 
 const (
 	StateRTS QPState = 1 + iota
-	// StateErr: nothing posted from now on takes effect. What was posted may
-	// still land until the peer confirms (Peer.Fence) or the QP is Closed.
+	// StateErr: nothing posted from now on takes effect. WRs posted before may still land until the peer
+	// confirms (Peer.Fence) or the QP is Closed.
 	StateErr
 	StateClosed
 )

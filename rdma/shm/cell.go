@@ -36,14 +36,14 @@ const (
 
 func cellOf(b []byte) *cell { return (*cell)(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// enter announces operation number seq+1, and tells whether it may go on.
-func (c *cell) enter(seq uint64) bool {
+// beginOp announces operation number seq+1, and tells whether it may go on.
+func (c *cell) beginOp(seq uint64) bool {
 	atomic.StoreUint64(&c.seq, seq+1)
 	return atomic.LoadUint64(&c.barred) == 0
 }
 
-// leave ends the operation; its loads and stores are done before.
-func (c *cell) leave(seq uint64) {
+// endOp ends the operation; its loads and stores are done before.
+func (c *cell) endOp(seq uint64) {
 	if tso {
 		// A plain store is a release store here, and half the price of the
 		// XCHG that sync/atomic makes of it.

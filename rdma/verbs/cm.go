@@ -366,7 +366,7 @@ func (p *peer) serve() {
 	delete(p.l.mu.peers, p)
 	p.l.mu.Unlock()
 	if p.pd != nil {
-		p.pd.leave()
+		p.pd.removeQP()
 	}
 	if p.accepted && p.l.o.Closed != nil {
 		p.l.o.Closed(p)
@@ -419,7 +419,7 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 	if !ok || own.d != d {
 		return w, errors.New("the PD that was chosen is not of this device")
 	}
-	if err := own.enter(); err != nil {
+	if err := own.addQP(); err != nil {
 		return w, err
 	}
 	p.pd, p.access = own, access

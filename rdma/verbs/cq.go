@@ -138,7 +138,7 @@ func (c *cq) Poll(wcs []driver.WC) int {
 			c.signal() // poll again, since no event will say when
 			return 0
 		}
-		// What came between the last look and the arming raises no event.
+		// A completion between the last look and the arming raises no event.
 		if c.takeLocked(min(len(wcs), pollBatch), 0) == 0 {
 			return 0
 		}

@@ -42,7 +42,7 @@ var ErrUnavailable = errors.New("verbs unavailable")
 // Options configure a device. The zero value chooses everything itself.
 type Options struct {
 	// Device is NAME, NAME/PORT or NAME/PORT/GIDINDEX, as ibv_devinfo shows
-	// them. What is left out is chosen; see [Choose].
+	// them. [Choose] fills in the parts that are left out.
 	Device string
 	// Near is an address of this machine ("10.0.0.1"): an adapter that has it as a
 	// GID is preferred. Ignored when Device is set.
@@ -58,9 +58,9 @@ type Options struct {
 	// HandshakeTimeout bounds connecting, on both sides. Default 5 s.
 	HandshakeTimeout time.Duration
 	// TLSServer and TLSClient protect the control channel, over which
-	// connections are set up. What the adapter sends is in clear in any case.
+	// connections are set up. The adapter's data is in clear in any case.
 	TLSServer, TLSClient *tls.Config
-	// Logger hears of what was chosen, and of connections that fail. Default:
+	// Logger receives the choice of adapter, and connections that fail. Default:
 	// discards.
 	Logger *slog.Logger
 }

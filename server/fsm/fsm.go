@@ -691,8 +691,7 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 	return want
 }
 
-// Admitted are the sessions whose tokens memory nodes take. One that is being fenced is
-// not among them.
+// Admitted are the sessions whose tokens memory nodes take. A session that is being fenced is not among them.
 func (s *State) Admitted() *dirpb.Sessions {
 	a := &dirpb.Sessions{Last: s.meta.SessionId}
 	for _, x := range byID(s.sessions) {

@@ -604,7 +604,7 @@ func TestGrant(t *testing.T) {
 	room -= 1500
 	want(grant(1, 1, 1<<31, 0, 0), run(2*e+500, room/4))
 	room -= room / 4
-	// What was passed over is not lost.
+	// A run that was passed over is not lost.
 	rest := e - start - 107
 	want(grant(1, 1, 1, rest, 0), run(start+107, rest))
 	room -= rest
@@ -648,8 +648,7 @@ func TestGrant(t *testing.T) {
 	h.checkCopies()
 }
 
-// What a closed session returned is granted again: at once what is fresh, after 1,024 epochs
-// the rest.
+// Memory that a closed session returned is granted again: fresh runs at once, the rest after 1,024 reclaim epochs.
 func TestReturn(t *testing.T) {
 	const e = layout.ExtentUnits
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20})
@@ -675,8 +674,8 @@ func TestReturn(t *testing.T) {
 	h.refuse(closeS(1, 10, &dirpb.ReturnedRun{PgId: 5, Unit: start, Units: 1}), ErrNotFound)
 	h.refuse(closeS(1, 10, make([]*dirpb.ReturnedRun, MaxRuns+1)...), ErrInvalid)
 
-	// Two fresh neighbours merge; used ones wait 1,024 epochs beyond E; runs of two
-	// extents stay apart. What comes back twice does so once.
+	// Two fresh neighbours merge; used ones wait 1,024 reclaim epochs beyond E; runs of two
+	// extents stay apart. A run that is returned twice comes back once.
 	h.do(openIn(1, 0))
 	h.do(closeS(1, 10, ret(start+5, 5, true), ret(start, 5, true), ret(e-3, 3, true), ret(e, 4, true), ret(2*e, 10, false), ret(2*e+3, 2, true)))
 	u := h.s.Usage()[0]

@@ -333,13 +333,13 @@ func (s *State) planGrant(c *fsmpb.GrantExtent) (*fsmpb.Heap, *dirpb.GrantExtent
 	}
 	room -= min(room, reserve)
 	want := uint64(max(c.WantUnits, c.PlaceUnits))
-	// What is left goes round: no session takes more than a part of it at a time.
+	// The rest has to go round: no session takes more than a part of it at a time.
 	if want = max(min(want, room/grantShare), uint64(c.PlaceUnits), 1); moves {
 		want = max(uint64(c.PlaceUnits), min(want, moveGrant)) // it clears room, and takes no more than it needs
 	}
 	g := granter{h: withFree(h, free), left: min(want, extentUnits, room)}
 	g.free = g.h.Free
-	// Who moves records gives back as much, but only later.
+	// A session that moves records gives back as much, but only later.
 	if limit := s.namespaces[x.NamespaceId].LimitBytes / layout.UnitSize; limit != 0 && !moves {
 		g.left = min(g.left, limit-min(limit, s.grantedUnits(x.NamespaceId)))
 	}
@@ -748,6 +748,6 @@ func (e *Extent) Leaked() uint64 {
 	if e.Recalled || n == 0 {
 		return 0
 	}
-	// What is linked may lie where there are homes.
+	// Linked places may lie where there are homes.
 	return n - min(n, e.Linked)
 }

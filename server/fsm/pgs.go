@@ -151,8 +151,7 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 // later one (I2), so where there are several a RECOVER job brings the others up to it.
 // A joiner is no copy and is never promoted; a member that was leaving when the
 // freeze began still is one. A placement group that was never active, or of which no copy
-// is left, starts over empty. One that was never active goes on without a member that is
-// not back already, as long as there is another.
+// is left, starts over empty. The former goes on without a member that is not back already, as long as there is another.
 func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int64) {
 	pg := s.editPG(id)
 	node := n.Id
@@ -336,7 +335,7 @@ func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 	if pg.Joining {
 		s.addJoin(pg)
 	}
-	s.settle(pg.Id)
+	s.settlePG(pg.Id)
 	s.refreshUsed()
 	return nil
 }
@@ -374,7 +373,7 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	pg = s.editPG(pg.Id)
 	regionOn(pg, c.NodeId).Keys = c.Keys
 	if planned {
-		s.settle(pg.Id)
+		s.settlePG(pg.Id)
 	} else if published(pg.Members) {
 		pg.State = dirpb.PGState_PG_ACTIVE
 	}
@@ -460,10 +459,10 @@ func (s *State) checkIdle(pg *dirpb.PlacementGroup) error {
 	return nil
 }
 
-// settle does what waits for a placement group to be idle: a planned member whose region is
+// settlePG does what waits for a placement group to be idle: a planned member whose region is
 // made joins; a placement group without shards on draining memory nodes alone goes away.
 // The caller refreshes what regions take.
-func (s *State) settle(id uint32) {
+func (s *State) settlePG(id uint32) {
 	pg := s.pgs[id]
 	if pg == nil || len(s.JobsOf(id)) > 0 {
 		return

@@ -35,8 +35,7 @@ type SpreadOptions struct {
 	Usable func(*dirpb.Node) bool
 	// Given is what memory nodes are about to be given, in bytes by id.
 	Given map[uint32]uint64
-	// Joins are the memory nodes, by placement group, that are about to join one. What
-	// they are given is part of Given.
+	// Joins are the memory nodes, by placement group, that are about to join one. Their share is part of Given.
 	Joins map[uint32]uint32
 }
 

@@ -444,8 +444,8 @@ const (
 	easeEvery = 200 * time.Millisecond
 )
 
-// note remembers which placement groups something works on.
-func (p *plan) note() {
+// noteWorkedPGs remembers which placement groups something works on.
+func (p *plan) noteWorkedPGs() {
 	for _, pg := range p.pgs {
 		if len(p.jobs[pg.Id]) > 0 || pg.State != dirpb.PGState_PG_ACTIVE {
 			p.l.worked[pg.Id] = p.now
@@ -471,7 +471,7 @@ func (p *plan) ease() {
 		}
 		b := p.balance(ns)
 		ready := func(g *group) bool { return p.l.balances(g) && p.free(g.pg) && p.settled(g.id) && p.accounted(g.pg) }
-		// What is short itself, in pieces perhaps, takes nothing.
+		// A group that is short itself, in pieces perhaps, takes nothing.
 		takes := func(g *group) bool { return ready(g) && !p.l.memory(p.s, g.id).short(p.now) }
 		for m := b.next(byItself, ready, takes); m != nil; m = b.next(byItself, ready, takes) {
 			p.shift(b, m, reasonUneven)
@@ -494,7 +494,7 @@ func (l *Leader) balances(g *group) bool { return g.pg != nil && g.whole >= l.op
 // the group full waits meanwhile. A move whose janitor reports trouble is no relief, and none is
 // due between groups that such a job occupies.
 func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
-	v := l.look(s, l.planned)
+	v := l.newView(s, l.planned)
 	at := s.PG(pg)
 	if at == nil || s.Namespace(at.NamespaceId).GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
 		return false

@@ -92,8 +92,7 @@ type Leader struct {
 
 	paused map[uint32]time.Duration // by placement group: no voluntary change before
 
-	// What operators and scrubs asked for and has not begun. The next leader does not
-	// know of it.
+	// Jobs that operators and scrubs asked for and that have not begun. The next leader does not know of them.
 	queue    []*fsmpb.StartJob
 	leveling map[uint32]bool // namespaces being rebalanced
 
@@ -223,8 +222,8 @@ type Answer struct {
 	Quiet time.Duration
 }
 
-// Renew extends a session's lease and heeds the rest of its latest renewal. One that
-// arrives behind a later one extends the lease and nothing else.
+// Renew extends a session's lease and heeds the rest of its latest renewal. A renewal that arrives behind a
+// later one extends the lease and nothing else.
 func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, err error) {
 	x := l.sessions[r.Session]
 	if x == nil || x.expired || s.Life(r.Session) != dirpb.SessionLife_SESSION_LIVE {
@@ -386,15 +385,15 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 // whose barrier has passed and which may run. Recovery and joins, without which data is
 // a loss away from being gone, come first.
 //
-// A job whose owner is being fenced is still the owner's. One that was given back with
-// trouble rests for a lease, then twice as long each time, to at most ten leases.
+// A job whose owner is being fenced is still the owner's. A job that was given back with trouble rests for
+// a lease, then twice as long each time, to at most ten leases.
 func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working ...uint32) *dirpb.Job {
 	x := s.Session(id)
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE || x.ReadOnly {
 		return nil
 	}
 	var best *dirpb.Job
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, j := range v.all {
 		switch {
 		case j.NamespaceId != x.NamespaceId:
@@ -414,7 +413,7 @@ func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working .
 // Work names the namespaces that have a job which a janitor could claim now, sorted.
 func (l *Leader) Work(s *fsm.State, now time.Duration) []string {
 	names := make(map[string]bool)
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, j := range v.all {
 		if v.startable(j) {
 			names[s.Namespace(j.NamespaceId).GetName()] = true
@@ -440,7 +439,7 @@ func (l *Leader) Progress(id uint32, done, total uint64, trouble string, now tim
 
 // Jobs are the background jobs by id, with what only the leader knows filled in.
 func (l *Leader) Jobs(s *fsm.State, now time.Duration) []*dirpb.Job {
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	out := make([]*dirpb.Job, len(v.all))
 	for i, j := range v.all {
 		out[i] = v.shown(j)

@@ -120,8 +120,8 @@ func (l *Leader) memory(s *fsm.State, pg uint32) *memory {
 // ---- hand-backs ------------------------------------------------------------
 
 // handBack takes free places of its own namespace that session x, whose id is from and which
-// lives or has closed in good order, hands back. What may still be in limbo is so until an epoch
-// has passed.
+// lives or has closed in good order, hands back. Places that may still be in limbo are so until the reclaim
+// epoch after has passed.
 func (l *Leader) handBack(s *fsm.State, now time.Duration, from uint32, x *session, runs []*dirpb.FreePlaces, after uint64) {
 	left := maxHandBacks
 	for _, r := range runs {
@@ -284,8 +284,8 @@ func (x *session) deliver(s *fsm.State, id uint32, least uint64) (out []*dirpb.F
 	return out
 }
 
-// ended forgets a session that is closed or fenced. What it linked stays linked, and what
-// waited for it has no home any more.
+// ended forgets a session that is closed or fenced. Records that it linked stay linked, and places that
+// waited for it have no home any more.
 func (l *Leader) ended(s *fsm.State, id uint32) {
 	x := l.sessions[id]
 	if x == nil {
@@ -412,7 +412,7 @@ func (p *plan) account() {
 	}
 	for id, a := range sorted(sums) {
 		m := l.memory(p.s, id)
-		// What sessions were granted that have not said yet how they use it is in use.
+		// Memory of sessions that have not said yet how they use it is in use.
 		unsaid := int64(0)
 		for _, h := range p.s.Heap(id).GetHomes() {
 			if x := l.sessions[h.SessionId]; x == nil || x.held[id] == nil {
@@ -479,8 +479,8 @@ func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace u
 }
 
 // Coming is about how much memory is on its way where a grant of a place of so many units
-// found too little, 0 if all of it is in use. What a session has not said since memory
-// became short is not known, and may be anything.
+// found too little, 0 if all of it is in use. A session that has said nothing since memory became short may
+// have any amount.
 func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Duration) (coming uint64) {
 	pgs := []uint32{pg}
 	if w := s.Namespace(namespace); w.GetLimitBytes() != 0 {
@@ -640,7 +640,7 @@ func (l *Leader) share(p *plan) {
 // ---- recall by itself --------------------------------------------------------
 
 // reclaim begins a count of what is linked where memory is lost, or may be and somebody
-// lacks it. What to recall follows from it; see Scrubbed.
+// lacks it. The count tells what to recall; see Scrubbed.
 func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 	every := p.l.opts.ScrubInterval
 	if every <= 0 || !p.free(pg) {
@@ -712,7 +712,7 @@ func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
 		if e.Recalled || e.Granted == 0 {
 			continue
 		}
-		// What sessions have free, or in limbo, there is theirs to use, or to hand back.
+		// Places that sessions have free, or in limbo, there are theirs to use, or to hand back.
 		held := 0.0
 		for id, units := range e.Homes {
 			free := 1.0 // of one that has said nothing yet
@@ -770,12 +770,12 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 	stay := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId, InPlace: true}
 	empty := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId}
 	h := s.Heap(j.PgId)
-	room, sum, moved := l.look(s, now).supply(h).room, uint64(0), uint64(0)
+	room, sum, moved := l.newView(s, now).supply(h).room, uint64(0), uint64(0)
 	for _, g := range l.gains(s, j.PgId) {
 		if g.units < least || sum >= need || need < least || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
 			break
 		}
-		// What may be granted in an extent that is recalled takes nothing in.
+		// Free units of an extent that is recalled take nothing in.
 		room -= min(room, grantable(h, g.extent))
 		q := stay
 		if !short && g.linked <= layout.ExtentUnits/4 && moved+g.linked <= room/8 && s.CanRecall(j.PgId, g.extent) {
@@ -820,7 +820,7 @@ func grantable(h *fsmpb.Heap, extent uint32) (units uint64) {
 // what lies there.
 func (l *Leader) compact(s *fsm.State, m *memory, pg uint32) {
 	h := s.Heap(pg)
-	room := l.look(s, 0).supply(h).room // anywhere
+	room := l.newView(s, 0).supply(h).room // anywhere
 	// The last one was in vain if nothing was granted since: it may not have been emptied.
 	most, last := uint64(windowMost), int64(-1)
 	if m.window > 0 && l.planned-m.windowAt < shortFor+4*reuseHaste {

@@ -49,12 +49,12 @@ type plan struct {
 }
 
 func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
-	return &plan{view: l.look(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64), joins: make(map[uint32]uint32)}
+	return &plan{view: l.newView(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64), joins: make(map[uint32]uint32)}
 }
 
 // Plan gives the commands that time and state have brought about, in the order in which
-// they should be proposed. One that fails, or is not proposed, is given again by a later
-// call; tell Refused of one that the state machine refused.
+// they should be proposed. A command that fails, or is not proposed, is given again by a later call; tell
+// Refused of each that the state machine refused.
 //
 // In this order:
 //
@@ -73,8 +73,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //   - jobs that were asked for and had to wait;
 //   - rebalancing, one change of a namespace at a time;
 //   - moves from placement groups that fill up to emptier ones;
-//   - where memory is lost, or short: a count of what is linked. What follows it is
-//     queued by Scrubbed.
+//   - if memory is lost, or short: a count of what is linked. Scrubbed queues the jobs that follow it.
 //
 // From the members on, a change of a placement group is voluntary: it waits until the
 // group is active, whole, without a job, and every session acknowledged its last change.
@@ -90,7 +89,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 		p.finishRecalls(pg)
 	}
 	p.forget()
-	p.note()
+	p.noteWorkedPGs()
 	for _, pg := range p.pgs {
 		p.remake(pg)
 		p.part(pg)
@@ -282,8 +281,8 @@ func (p *plan) free(pg *dirpb.PlacementGroup) bool {
 }
 
 // remake gives pg other members if it holds nothing and all it waits for is down: its memory
-// nodes died while it was made, or were removed. One that is lost waits for its memory
-// node, whose operator may be about to start it again, until that is removed.
+// nodes died while it was made, or were removed. A placement group that is lost waits for its memory node,
+// whose operator may be about to start it again, until that is removed.
 func (p *plan) remake(pg *dirpb.PlacementGroup) {
 	waits := pg.State == dirpb.PGState_PG_CREATING || pg.State == dirpb.PGState_PG_LOST && len(pg.Members) == 0
 	if !waits || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 {
@@ -329,7 +328,7 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 		return
 	}
 	if len(pg.Members) > want {
-		p.leave(pg)
+		p.dropSurplus(pg)
 		return
 	}
 	if n := p.candidate(pg); n != nil {
@@ -452,8 +451,8 @@ func surplus(chain []*dirpb.Node, used func(*dirpb.Node) uint64) (out *dirpb.Nod
 	return out
 }
 
-// leave takes the member out of pg that surplus names.
-func (p *plan) leave(pg *dirpb.PlacementGroup) {
+// dropSurplus takes the member out of pg that surplus names.
+func (p *plan) dropSurplus(pg *dirpb.PlacementGroup) {
 	chain := make([]*dirpb.Node, len(pg.Members))
 	for i, m := range pg.Members {
 		chain[i] = p.s.Node(m.NodeId)
@@ -472,7 +471,7 @@ func (p *plan) leave(pg *dirpb.PlacementGroup) {
 }
 
 // evacuate moves a shard of pg, whose member has nowhere to go, to a placement group that
-// stays. One that holds nothing any more gives the member up without a replacement.
+// stays. A placement group that holds nothing any more gives the member up without a replacement.
 func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 	var own []*dirpb.Shard
 	for _, sh := range p.shards(pg.NamespaceId) {
@@ -485,7 +484,7 @@ func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 			return // it goes altogether
 		}
 		if len(pg.Members) > 1 {
-			p.leave(pg)
+			p.dropSurplus(pg)
 		}
 		return
 	}
@@ -523,7 +522,7 @@ func (l *Leader) Busy(s *fsm.State, q *fsmpb.StartJob, now time.Duration) string
 	if x, ok := unmovable(s, q); ok {
 		return fmt.Sprintf("placement group %d has no room for what extent %d holds", q.PgId, x)
 	}
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, id := range v.occupies(q) {
 		pg := s.PG(id)
 		if pg == nil {
@@ -703,7 +702,7 @@ func (p *plan) level(ns uint32) {
 		return
 	}
 	for _, g := range []*group{m.from, m.to} {
-		// What groups hold is old while somebody works on them; hashes never are.
+		// The account of a group is old while somebody works on it; hashes never are.
 		if !p.free(g.pg) || b.rule.room && !p.settled(g.id) {
 			return
 		}
@@ -769,7 +768,7 @@ func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmp
 	if sh.Move != nil {
 		return nil, true, "it moves already"
 	}
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	q = &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true, Reason: "it is full"}
 	own := s.PG(sh.PgId)
 	to := []*dirpb.PlacementGroup{own}

@@ -537,7 +537,7 @@ func (w *World) checkUnits() {
 			}
 		}
 		w.ld.OnTheWay(func(id, unit, units uint32) {
-			// What was on its way when its extent was recalled goes nowhere.
+			// A place that was on its way when its extent was recalled goes nowhere.
 			if id == pg.Id && w.st.Settled(id, pg.Generation, unit, units, w.st.Heap(id).RecallSeq) && !w.purged(id, unit) {
 				all = append(all, claim{unit, unit + units, "on the way"})
 			}

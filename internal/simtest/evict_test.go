@@ -110,8 +110,8 @@ func (c *cl) evicted(r *running) {
 	c.evictedMaybe(r, done)
 }
 
-// evictedMaybe records what an eviction may have removed besides done. One that has ended by
-// itself may have taken a word before it started over; of others a CAS may still land.
+// evictedMaybe records what an eviction may have removed besides done. An eviction that has ended by itself
+// may have taken a word before it started over; of others a CAS may still land.
 func (c *cl) evictedMaybe(r *running, done []layout.Word) {
 	list := r.evict.chosen
 	if r.over && r.err == nil {

@@ -133,7 +133,7 @@ func (c *cl) worked(r *running) {
 		return
 	}
 	op := &r.t.Op
-	c.w.note("      => %v %+v: %v", op.Kind, *workOf(op), op.Err)
+	c.w.traceLine("      => %v %+v: %v", op.Kind, *workOf(op), op.Err)
 	switch {
 	case op.Err == nil:
 		janitor.Add(c.report, workOf(op))
@@ -151,7 +151,7 @@ func (c *cl) worked(r *running) {
 
 func (c *cl) giveBack(j *dirpb.Job, why string) {
 	w := c.w
-	w.note("      => %v is given back: %s", j, why)
+	w.traceLine("      => %v is given back: %s", j, why)
 	w.ld.Progress(j.Id, 0, 1, why, time.Duration(w.now))
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
 }
