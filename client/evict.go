@@ -15,7 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// evictor keeps memory at hand where the directory has none left to grant: in a cache
+// evictor keeps memory at hand if the directory has none left to grant: in a cache
 // it evicts, by samples, ahead of need; everywhere it takes back what has expired. The places that it
 // unlinks go to the session's limbo, as after any delete. It works on the
 // session's lanes, between and beside its operations, in one goroutine.
@@ -118,7 +118,7 @@ const (
 	evictSpell = 50 * time.Millisecond
 	// ghostEntries is how many evicted keys a Client remembers, 8 bytes each.
 	ghostEntries = 128 << 10
-	// Up to slackMost of the memory held is kept at hand where that is in pieces too small.
+	// Up to slackMost of the memory held is kept at hand if that is in pieces too small.
 	slackMost  = 1.0 / 4
 	slackFades = 30 * time.Second
 	// foreignShare of the memory held, one in so many, may be free places of one length that
@@ -459,7 +459,7 @@ func randomGroup(v *engine.View, pg *engine.PG) (off uint64, ok bool) {
 
 // fit sees to places that could not be had though as much is at hand: it is not in one
 // piece, or of other sizes, in which other sessions were granted it. First some records of
-// such a size go; where there are none, everything in one stretch of own memory. It reports whether
+// such a size go; if there are none, everything in one stretch of own memory. It reports whether
 // anything is waited for.
 func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time, limbo time.Duration) bool {
 	h := e.s.core.HeapOf(&pg.PG)
@@ -568,7 +568,7 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 	return true
 }
 
-// groups is how many groups make a sample: more where the index is nearly empty.
+// groups is how many groups make a sample: more if the index is nearly empty.
 func (e *evictor) groups() int {
 	return max(evictSample, min(int(evictSeen/max(e.perGroup, 1)), repair.MaxEvictGroups))
 }

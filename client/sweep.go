@@ -44,7 +44,7 @@ type sweep struct {
 const (
 	// Groups of the index looked at, each evictIdle, at rest.
 	sweepGroups = 64
-	sweepSlow   = 4  // where nothing expires, as far as is known
+	sweepSlow   = 4  // if nothing expires, as far as is known
 	sweepDear   = 16 // without access words: each record's header is read
 	// sweepStretch bounds sweep.stretch: a calm session looks every eight seconds.
 	sweepStretch = 80
@@ -63,7 +63,7 @@ const (
 )
 
 // expiries are the latest puts with an expiry on one lane, on their way from its leaders
-// to the evictor. Where there is no room they are lost to it, and found by the way through
+// to the evictor. If there is no room they are lost to it, and found by the way through
 // the index.
 type expiries struct {
 	ring atomic.Pointer[[expiriesLen]expiring] // nil until the first one

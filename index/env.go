@@ -43,7 +43,7 @@ type Hints interface {
 
 	// NoteDue asks, at most once for each look at a record, whether this access to the
 	// Op's key is worth noting: then the Op reads the slot's access word on the way, and
-	// calls Note when it has succeeded. Only where PG.AccessOff is not 0.
+	// calls Note when it has succeeded. Only if PG.AccessOff is not 0.
 	NoteDue(o *Op) bool
 	// Note writes the access word of the slot at off in the index, of whose record w is
 	// the word: off the path, and with no harm if it is lost. old is what was there, as
@@ -83,7 +83,7 @@ type Clock interface {
 	Session() uint32
 	// Stamp differs for every call of every lane of the session.
 	Stamp() uint32
-	// Version returns a version greater than after, unique in the cluster.
+	// Version returns a version greater than after, which no other call of any session returns.
 	Version(after uint64) uint64
 	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
 	NowMillis() uint64
@@ -100,10 +100,10 @@ type PG struct {
 	// Joining: the last replica is a joiner. Writers take it for the tail;
 	// it is no copy yet, so readers compare it with the one before.
 	Joining bool
-	// Generation is the epoch in which the memory was made. Words and places of
+	// Generation is the placement group epoch in which the memory was made. Words and places of
 	// another generation mean nothing.
 	Generation uint32
-	// Head identifies the head's memory: the same in two epochs, it is the same.
+	// Head identifies the head's memory: the same in two placement group epochs, it is the same.
 	Head uint64
 	// AccessOff is where the access words begin, IndexBytes from the region's start; the
 	// word of what is at index offset x is at AccessOff + x. 0: there are none.

@@ -8,7 +8,7 @@ import (
 )
 
 // Hinted is a GET, or a PUT without condition, by what is remembered of its key: what it posts
-// and how the results are judged, in one round trip. An Op whose key has a hint begins with one. Where
+// and how the results are judged, in one round trip. An Op whose key has a hint begins with one. If
 // nothing else can come of it, a caller whose provider executes within PostSend may perform one without an Op
 // (see Fits): if it does not hold, nothing has happened, and the Op begins anew.
 type Hinted struct {

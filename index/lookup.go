@@ -33,7 +33,7 @@ func (o *Op) gotGroup() Action {
 		return o.joinerBehind(s)
 	}
 	if o.Route.PG.Joining && layout.Group(o.groups[4]).Header().OVF() {
-		// A writer of this epoch may have told the joiner first.
+		// A writer of this placement group epoch may have told the joiner first.
 		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
 	}
 	if err := o.collect(g, 0, o.Route.PG.Reader()); err != nil {
@@ -119,7 +119,7 @@ func (o *Op) gotRecords() Action {
 	}
 }
 
-// notHome goes on where the home group does not hold the key.
+// notHome goes on if the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
 	h := g.Header()
@@ -174,7 +174,7 @@ func (o *Op) gotStash() Action {
 	return o.post(stepReadStashRecords)
 }
 
-// notStashed goes on where the stash does not hold the key.
+// notStashed goes on if the stash does not hold the key.
 func (o *Op) notStashed() Action {
 	// The stash's own header says nothing; its leftovers are cleared before the
 	// home group's.

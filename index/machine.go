@@ -221,7 +221,7 @@ func (o *Op) start() Action {
 		case !samePlaces(o.Route.PG, r.PG), o.placeRecalled(r.PG):
 			o.dropPlace()
 		case o.Route.PG.Epoch != r.PG.Epoch:
-			o.written = false // not on every replica of this epoch
+			o.written = false // not on every replica of this placement group epoch
 			if o.long() {
 				o.prepared, o.chunksWritten = false, false
 			}

@@ -16,7 +16,7 @@ import (
 // A region has one atomic domain: either CPUs or one adapter execute atomics on
 // its words. An adapter's read-modify-write is atomic only against its own, so one
 // by a CPU between its read and its write would be lost, and the other way round.
-// Where a device has an adapter that executes atomics, other devices leave theirs
+// If a device has an adapter that executes atomics, other devices leave theirs
 // to it, over a connection of this process to itself.
 //
 // They go on reading and writing by CPU. Adapter and CPU both move aligned words
@@ -63,7 +63,7 @@ type loop struct {
 	peer   rdma.Peer // the other end of qp
 }
 
-// loopLocked gives the namespace's loop, or nil where nobody needs one.
+// loopLocked gives the namespace's loop, or nil if nobody needs one.
 func (n *Node) loopLocked(namespace uint32) (*loop, error) {
 	if n.hca == nil || len(n.devices) == 1 || n.mu.loops[namespace] != nil {
 		return n.mu.loops[namespace], nil

@@ -78,7 +78,7 @@ func (n *Node) withState(l *leadership, fn func(x *lead.Leader, s *fsm.State, no
 	n.machine.view(func(s *fsm.State) { fn(l.mu.Leader, s, time.Since(l.began)) })
 }
 
-// epochs returns E and the minimum.
+// epochs returns the reclaim epoch E and the minimum.
 func (l *leadership) epochs() (epoch, least uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -236,7 +236,7 @@ func sessionGone(id uint32) error {
 	return status.Errorf(codes.NotFound, "session %d is fenced, being fenced, or was never opened", id)
 }
 
-// Renew extends a session's lease and exchanges epochs.
+// Renew extends a session's lease and exchanges reclaim epochs.
 func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewReply, error) {
 	l, err := n.confirmed(ctx)
 	if err != nil {
@@ -573,7 +573,7 @@ func (n *Node) PublishRegion(ctx context.Context, q *dirpb.PublishRegionRequest)
 // ---- operators -------------------------------------------------------------
 
 // CreateNamespace lays out a namespace over the memory nodes that are up. It refuses more copies
-// than there are failure domains; where there are too few memory nodes it is unavailable, as more
+// than there are failure domains; if there are too few memory nodes it is unavailable, as more
 // may be about to come.
 func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
 	l, err := n.leader()
@@ -644,7 +644,7 @@ func (n *Node) AcceptLoss(ctx context.Context, q *dirpb.AcceptLossRequest) (*dir
 // leaderStatusTimeout bounds how long ClusterStatus waits for the leader.
 const leaderStatusTimeout = 2 * time.Second
 
-// ClusterStatus is Status as the leader answers it, asked over the network if need be; where
+// ClusterStatus is Status as the leader answers it, asked over the network if need be; if
 // no leader answers, this node's own answer, which says how old it is.
 func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	own, err := n.Status(ctx, q)
@@ -665,7 +665,7 @@ func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirp
 	return reply, nil
 }
 
-// Status shows what this node knows, and how old that is; epochs, reports, node statistics,
+// Status shows what this node knows, and how old that is; reclaim epochs, reports, node statistics,
 // the progress of jobs and which directory nodes answer are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID}

@@ -588,7 +588,7 @@ func TestUnansweredSessionExpires(t *testing.T) {
 	until(t, "it to be fenced", func() bool { return life(t, dial(t, n), res.Session.Id) == dirpb.SessionLife_SESSION_FENCED })
 }
 
-// ---- epochs ----------------------------------------------------------------
+// ---- reclaim epochs --------------------------------------------------------
 
 func TestEpochs(t *testing.T) {
 	fs := vfs.NewMem()
@@ -615,7 +615,7 @@ func TestEpochs(t *testing.T) {
 		t.Fatalf("minimum %d after an older report, want %d", r.MinEpoch, e-1)
 	}
 	_, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: a.SessionId, ReportEpoch: 1 << 40})
-	wantCode(t, err, codes.InvalidArgument, "reports epoch")
+	wantCode(t, err, codes.InvalidArgument, "reports reclaim epoch")
 	if r := renew(t, c, a.SessionId, e); r.MinEpoch != e-1 {
 		t.Fatalf("minimum %d after a refused report, want %d", r.MinEpoch, e-1)
 	}

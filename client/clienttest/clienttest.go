@@ -3,7 +3,7 @@
 // [client.Client] gives, takes its time from the test, and fails when it is told to.
 //
 // It leaves out what has no answers: sessions, leases, memory nodes, statistics.
-// Where the library promises nothing, it picks what a careless caller does not
+// If the library promises nothing, it picks what a careless caller does not
 // expect: a batch is carried out back to front, and the value that an UpdateFunc was
 // shown is overwritten when it has returned.
 //

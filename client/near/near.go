@@ -5,7 +5,7 @@
 //
 //   - Options.TTL alone: what the key had at some moment at most TTL before the Get.
 //   - With Options.Validate: the same, but what is older is compared with the store
-//     (a READ of 8 bytes where the client remembers the key's place) instead of being
+//     (a READ of 8 bytes if the client remembers the key's place) instead of being
 //     read again. With TTL 0 every Get asks, and is linearizable.
 //   - In either case no entry is served at or past its Expires, and what was written
 //     through a Cache is seen by every later read through it.
@@ -124,7 +124,7 @@ type stripe struct {
 // it writes, others read when done is closed.
 type flight struct {
 	done chan struct{}
-	key  []byte // where e is nil
+	key  []byte // if e is nil
 	e    *entry
 	err  error
 	gone bool // the leader's context ended, so err says nothing
@@ -334,7 +334,7 @@ func (c *Cache) Get(ctx context.Context, key []byte) (client.Item, error) {
 	return e.item(), nil
 }
 
-// GetInto is as in client.API. It allocates nothing where the Cache answers.
+// GetInto is as in client.API. It allocates nothing if the Cache answers.
 func (c *Cache) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	e, err := c.get(ctx, key)
 	if err != nil {

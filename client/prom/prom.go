@@ -5,7 +5,7 @@
 // before and after the client is closed; a scrape asks every lane, so it takes as
 // long as the lanes are busy with what they do at the moment, microseconds.
 //
-// Metrics carry no labels of the client's own. Where a process has several clients,
+// Metrics carry no labels of the client's own. If a process has several clients,
 // tell them apart with prometheus.WrapCollectorWith:
 //
 //	reg.MustRegister(prometheus.WrapCollectorWith(prometheus.Labels{"namespace": "cache"}, prom.NewCollector(c)))
@@ -59,7 +59,7 @@ var (
 )
 
 // usual are the operations of every client. Those of janitors and evictors are shown
-// where there were some.
+// if there were some.
 var usual = []string{"get", "put", "delete", "modify", "scan"}
 
 // NewCollector gives the metrics of c. It does not own c.

@@ -213,7 +213,7 @@ func happened(cmd *cobra.Command, err error, code int) string {
 }
 
 // partly is the error of a command that had done some of its work, which format tells.
-// Where that is nothing, err is as it is.
+// If that is nothing, err is as it is.
 func partly(done bool, err error, format string, args ...any) error {
 	if !done {
 		return err
@@ -543,7 +543,7 @@ func (a *app) showKey(k []byte) string {
 	return strconv.Quote(string(k))
 }
 
-// setKey and setBytes add bytes to an object of JSON output: as a string where
+// setKey and setBytes add bytes to an object of JSON output: as a string if
 // that is possible, else as name_base64; keys under --hex as name_hex.
 func (a *app) setKey(m map[string]any, name string, k []byte) {
 	if a.hex {

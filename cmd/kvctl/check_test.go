@@ -162,7 +162,7 @@ func (j *janitorOf) start(q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error
 			st.Map.Pgs[0].Recalled = []uint32{uint32(i)}
 			st.Usage[0].LeakedExtents--
 		})
-		show(func(st *dirpb.StatusReply) { st.Jobs = nil }) // an epoch has to pass
+		show(func(st *dirpb.StatusReply) { st.Jobs = nil }) // a reclaim epoch has to pass
 		show(func(st *dirpb.StatusReply) {
 			st.Map.Pgs[0].Recalled, st.Usage[0].GrantedUnits = nil, st.Usage[0].GrantedUnits-10
 		})

@@ -542,7 +542,7 @@ func (a *app) completeKey(several bool) cobra.CompletionFunc {
 		defer cancel()
 		found := make(map[string]bool)
 		_ = a.withBackend(func(b backend) error {
-			// To open a session would make a default namespace where there is none.
+			// To open a session would make a default namespace if there is none.
 			st, err := clusterStatus(ctx, b)
 			if err != nil {
 				return err

@@ -79,7 +79,7 @@ const (
 	pipeKeys  = 512
 	pipeBytes = 4 << 20
 	// maxPipeLine bounds a line: a value of the largest size in base64, or half of it
-	// where all of it is escaped.
+	// if all of it is escaped.
 	maxPipeLine = 3*client.MaxValueLen + 1<<20
 	// maxPipeArgs bounds the arguments of a command of the Redis protocol.
 	maxPipeArgs = 1 << 20
@@ -515,7 +515,7 @@ func (l *loader) respOps(args [][]byte) ([]client.Op, error) {
 	return nil, fmt.Errorf("%.32q: want one of SET, SETEX, PSETEX, DEL, EXPIRE, PEXPIRE", args[0])
 }
 
-// unitOf is that of a time: milliseconds where the name begins with P.
+// unitOf is that of a time: milliseconds if the name begins with P.
 func unitOf(name string) time.Duration {
 	if name[0] == 'P' {
 		return time.Millisecond

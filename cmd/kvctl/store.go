@@ -230,7 +230,7 @@ func clusterStatus(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 // has answered: an election takes less.
 const electionPatience = 2 * time.Second
 
-// clusterView is clusterStatus for people who look: where no leader answers it gives what
+// clusterView is clusterStatus for people who look: if no leader answers it gives what
 // another directory node knows, which overview.Answer tells.
 func clusterView(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 	st, other, err := askStatus(ctx, b, electionPatience)

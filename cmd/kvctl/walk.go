@@ -348,7 +348,7 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 	now := uint64(a.now().UnixMilli())
 	err := a.walk(ctx, "hotkeys", func(w *walker) error {
 		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
-			return usagef("namespace %q is of mode %s: the use of keys is noted only where keys are evicted, in mode cache",
+			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode cache",
 				w.ns.GetName(), short(w.ns.GetMode()))
 		}
 		err := w.each(func(p *part) error {

@@ -225,7 +225,7 @@ func (a *app) announceNext(log *slog.Logger, next, role string, kv ...string) er
 	return nil
 }
 
-// notify does nothing where systemd did not ask to be told.
+// notify does nothing if systemd did not ask to be told.
 func notify(log *slog.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		log.Warn("systemd was not notified", "state", state, "err", err)

@@ -161,7 +161,7 @@ func (a *app) runCommand(ctx context.Context, directory []string) error {
 	return cmd.Run()
 }
 
-// devNext says what to type next: addresses only where they are not the ones that the
+// devNext says what to type next: addresses only if they are not the ones that the
 // commands use by themselves.
 func devNext(directory string, l listeners, web string) string {
 	var b strings.Builder

@@ -263,7 +263,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
 			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Logger: g.o.log,
-			// More than processors: whoever is interrupted while it leads a lane holds up
+			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.
 			Lanes: 8,
 		})

@@ -70,7 +70,7 @@ func memnodeReady(n *memnode.Node) error {
 	return memnode.ErrNotRegistered
 }
 
-// directoryTables is what the directory's leader knows, for people; where there is none, what
+// directoryTables is what the directory's leader knows, for people; if there is none, what
 // this node does.
 func directoryTables(d *server.Node) func(context.Context) ([]httpd.Table, error) {
 	return func(ctx context.Context) ([]httpd.Table, error) {
@@ -182,7 +182,7 @@ func yes(b bool) string {
 	return "no"
 }
 
-// size shows bytes, whole MiB where there are some.
+// size shows bytes, whole MiB if there are some.
 func size(n uint64) string {
 	if n > 1<<20 {
 		n &^= 1<<20 - 1

@@ -166,7 +166,7 @@ func (o *Op) evictChosen() index.Action {
 	})
 }
 
-// evictExpired looks for records that have expired where no access words say so, which
+// evictExpired looks for records that have expired if no access words say so, which
 // takes a READ of every header, and proves it by all of the record.
 func (o *Op) evictExpired() index.Action {
 	now := o.Env().NowMillis()

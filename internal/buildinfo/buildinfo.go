@@ -10,7 +10,7 @@ import (
 	"runtime/debug"
 )
 
-// Version is the release that was linked, or the commit that was built where that is "".
+// Version is the release that was linked, or the commit that was built if that is "".
 // "+changes" behind a commit says that the sources differed from it.
 func Version(release string) string {
 	if release != "" {

@@ -346,7 +346,7 @@ func (k *checker) account(pg *dirpb.PlacementGroup, before, after *dirpb.StatusR
 	granted, linked := u.GetGrantedUnits(), k.linked
 	rest := granted - min(granted, linked)
 	if rest > 0 {
-		// Where all of it is linked, the directory's count is of an old scrub.
+		// If all of it is linked, the directory's count is of an old scrub.
 		k.rep.LeakedExtents += uint64(u.GetLeakedExtents())
 	}
 	quiet := others == 0 && len(pg.GetRecalled()) == 0

@@ -95,7 +95,7 @@ type Janitor struct {
 	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
-	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work where there is some"`
+	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work if there is some"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
 	HTTPListen string        `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
 	TLS        TLS           `mapstructure:"tls"`
@@ -539,7 +539,7 @@ var pageBytes = map[string]int{Off: 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
 func (m *MemNode) HugePageBytes() int { return pageBytes[m.HugePages] }
 
 // Load reads the files for use by a server and by its calls to others, both of
-// which show a certificate. It gives nil where there is no TLS.
+// which show a certificate. It gives nil if there is no TLS.
 func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil
@@ -569,7 +569,7 @@ func (l Log) SlogLevel() (level slog.Level) {
 }
 
 // Logger makes the logger that l describes, writing to out; its level may change. Above level
-// debug it leaves out lines where there are too many of one message.
+// debug it leaves out lines if there are too many of one message.
 func (l Log) Logger(out io.Writer, level slog.Leveler) *slog.Logger {
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "json" {

@@ -80,7 +80,7 @@ type Namespace struct {
 	Name string
 	// Mode is store unless it says cache.
 	Mode dirpb.NamespaceMode
-	// Replicas is the number of copies; 0: two, or one where there is one memory node.
+	// Replicas is the number of copies; 0: two, or one if there is one memory node.
 	Replicas int
 	// BytesPerNode is what each memory node lends to it; 0: half of what is free then.
 	BytesPerNode int64

@@ -54,7 +54,7 @@ type Options struct {
 	ReadOnly bool
 	// Hash is the namespace's hash of a key; needed for a janitor's work only.
 	Hash func(key []byte) uint64
-	// Frequency is needed where there are access words. nil: counts add up.
+	// Frequency is needed if there are access words. nil: counts add up.
 	Frequency Frequency
 	// Broken, if not nil, is told of what the directory should not have sent. It must not
 	// block.
@@ -234,7 +234,7 @@ func (c *Core) InstallView(v *View) {
 			for id, p := range old.PGs {
 				n := v.PGs[id]
 				invariants.Assert(n == nil || n.Generation > p.Generation || n.Generation == p.Generation && n.Epoch >= p.Epoch,
-					"session %d: map %d has placement group %d of an earlier epoch than map %d", c.opts.Session, v.Version, id, old.Version)
+					"session %d: map %d has placement group %d of an earlier placement group epoch than map %d", c.opts.Session, v.Version, id, old.Version)
 			}
 		}
 		if c.view.CompareAndSwap(old, v) {
@@ -261,7 +261,7 @@ func (c *Core) Leaked() bool { return c.leaked.Load() }
 // SetEpoch seeds E from the reply that opened the session.
 func (c *Core) SetEpoch(e uint64) { c.epoch.Store(e) }
 
-// Epoch is E of the last reply processed.
+// Epoch is the reclaim epoch E of the last reply processed.
 func (c *Core) Epoch() uint64 { return c.epoch.Load() }
 
 // BeginRenew numbers a renewal that is about to be sent. The reply may cover unlinks before the call, and none after it.

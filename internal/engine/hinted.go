@@ -30,7 +30,7 @@ const (
 
 // Hinted performs those of ops that it can at once: on a provider that executes within
 // PostSend and fences by itself, with nothing else under way on the lane, GETs and PUTs without
-// condition of keys that the lane remembers; a PUT where there is one copy. index.Hinted says what they
+// condition of keys that the lane remembers; a PUT if there is one copy. index.Hinted says what they
 // post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in
 // any order. It returns how many are left, of which nothing has happened: they are for Tasks.
 //

@@ -431,7 +431,7 @@ func TestAcks(t *testing.T) {
 	r.l.Pump()
 	r.install(nil)
 	check("an operation is under way", v+1, v+1)
-	// In another epoch it is done with the old map once its verbs are.
+	// In another placement group epoch it is done with the old map once its verbs are.
 	r.epoch++
 	r.install(nil)
 	check("under way still", v+1, v+1)
@@ -903,7 +903,7 @@ func TestOlderMap(t *testing.T) {
 	}
 }
 
-// ---- versions and epochs
+// ---- versions and reclaim epochs
 
 // A version is greater than any before on its lane and than what it replaces, whatever the
 // clock does, and no other lane's.

@@ -67,11 +67,11 @@ func (c *Core) laneOf(op *Op) *Lane {
 }
 
 // Do performs ops, together: the rounds of all of them on one lane share doorbells, those of several lanes are under way at
-// once. Each has its own outcome; where two name the same key, either may come first. It returns when all are
+// once. Each has its own outcome; if two name the same key, either may come first. It returns when all are
 // over. If ctx ends before that, those that are not end with its cause, and verbs that are under way stay so in the lane.
 //
 // A caller that needs a lane that nobody owns owns it meanwhile: its goroutine does the lane's work, and
-// where the provider
+// if the provider
 // executes within PostSend the operations are over without another goroutine or a round of waiting. Others
 // queue, and their operations share the owner's doorbells. (Combining, after Hendler et al., "Flat Combining",
 // SPAA 2010.)

@@ -60,7 +60,7 @@ func (l *Lane) TryOwn() bool {
 	return l.owned.CompareAndSwap(0, l.core.epoch.Load()+1)
 }
 
-// tryOwnSoon is TryOwn, for a moment again and again: where every provider
+// tryOwnSoon is TryOwn, for a moment again and again: if every provider
 // executes within PostSend, an owner is done sooner than another goroutine is
 // woken.
 func (l *Lane) tryOwnSoon() bool {

@@ -88,7 +88,7 @@ func (s *cacheSet) room(check uint64) (e *cacheEntry) {
 // touch loads where find will look.
 func (c *wordCache) touch(check uint64) uint64 { return c.sets[check&c.mask][0].check }
 
-// get returns the hint for a key last seen less than maxAge epochs before now;
+// get returns the hint for a key last seen less than maxAge reclaim epochs before now;
 // of its array's id only the low 16 bits.
 func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (index.Hint, bool) {
 	e := c.find(check, fp)

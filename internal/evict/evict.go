@@ -309,7 +309,7 @@ func (p *Policy) revalue(k int) {
 	fame := float32(math.Sqrt(float64(classFloor(k)) / countUnit))
 	for a := range ages {
 		// Without observations: as often as so far, with some doubt about it. The root is between uses,
-		// the best where nothing changes, and 1, where all does.
+		// the best if nothing changes, and 1, if all does.
 		guess := fame / (float32(ageFloor(a))/unit + 1)
 		if alive[a] <= 0 {
 			p.value[k][a] = guess

@@ -271,7 +271,7 @@ func (c *conn) serve() error {
 	return c.serveFrom(args, err, time.Now())
 }
 
-// serveFrom is serve where Next has been called once already, for what came at that time.
+// serveFrom is serve if Next has been called once already, for what came at that time.
 func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	b := newBatch(c, came)
 	defer b.free()

@@ -60,7 +60,7 @@ func (c *crowd) Accept() (net.Conn, error) {
 	}
 }
 
-// addGuest adds g and returns who has to go, if anybody has: g itself where all others are busy.
+// addGuest adds g and returns who has to go, if anybody has: g itself if all others are busy.
 func (c *crowd) addGuest(g *guest) (goes *guest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

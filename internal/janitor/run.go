@@ -32,7 +32,7 @@ type Options struct {
 	TLS *tls.Config
 	// Logger receives what an operator may want to know. Default: discard.
 	Logger *slog.Logger
-	// Poll is how often to ask for work where there is some, and where the directory does not
+	// Poll is how often to ask for work if there is some, and if the directory does not
 	// have the question wait for it. Default 100 ms.
 	Poll time.Duration
 	// Done, if not nil, is told of every job that ended here, how long it took, and how. It may
@@ -164,7 +164,7 @@ func (r *runner) work(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// leastPause is how long to wait before asking for work again where there was some: one job
+// leastPause is how long to wait before asking for work again if there was some: one job
 // brings about the next, as a move does its clean-up, and a namespace that grows from little splits its
 // shards a hundred times. The pause doubles up to a quarter of Options.Poll.
 const leastPause = time.Millisecond

@@ -651,7 +651,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	}
 }
 
-// unread says why a value was not read, where the peer is still there.
+// unread says why a value was not read, if the peer is still there.
 func (c *conn) unread(err error) reply {
 	if errors.Is(err, netsrv.ErrBudget) {
 		r := c.trouble(err)

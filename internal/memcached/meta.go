@@ -181,7 +181,7 @@ func (c *conn) metaNow(cmd command, toks [][]byte) (reply, error) {
 	return c.metaDebug(toks), nil
 }
 
-// head writes a code and the flags that the command wants back; it may be nil where
+// head writes a code and the flags that the command wants back; it may be nil if
 // there is no item.
 func (c *conn) head(m *meta, code string, it *client.Item) {
 	c.w.WriteString(code)

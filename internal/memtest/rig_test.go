@@ -74,7 +74,7 @@ type rig struct {
 }
 
 // newRig starts a store as `kvd dev` does: two memory nodes, a store with two copies
-// and a cache with one, the usual epochs and leases, and a janitor.
+// and a cache with one, the usual reclaim epochs and leases, and a janitor.
 func newRig(t *testing.T, namespace string) *rig {
 	t.Helper()
 	r := newStore(t, devstore.Options{Nodes: 2, CapacityBytes: scale().memory,

@@ -22,7 +22,7 @@ var raftOnce = sync.OnceValue(func() *raftSink {
 	s := newRaftSink()
 	c := gometrics.DefaultConfig("")
 	c.EnableHostname, c.EnableRuntimeMetrics = false, false
-	// It fails where it starts a collector of its own, which is off.
+	// It fails if it starts a collector of its own, which is off.
 	if _, err := gometrics.NewGlobal(c, s); err != nil {
 		panic(err)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// A renewal hands back so many places at most, and more where memory is short.
+	// A renewal hands back so many places at most, and more if memory is short.
 	handBacks, handBacksShort = 1 << 14, 1 << 15
 	// It returns so many own runs at most, none shorter than leastReturn units unless memory
 	// is short.
@@ -50,7 +50,7 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 	a.mu.backlog = false
 	tell, news := a.mu.held == 0 || now-a.mu.held >= heldEvery, false
 	for _, m := range a.core.Heaps() {
-		// Where memory is short the directory must know soon who has how much.
+		// If memory is short the directory must know soon who has how much.
 		if short := a.core.Supply(m.PG).Short; short && now-a.mu.held >= heldShort || a.pg(m.PG).told == nil {
 			tell, news = true, true
 		}

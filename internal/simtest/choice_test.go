@@ -398,7 +398,7 @@ func (w *World) enabledWorld() {
 }
 
 // invisible reports that nobody can tell when ch happens, so that only one order
-// need be tried. Where nothing fails and no place is reused a record is written before
+// need be tried. If nothing fails and no place is reused a record is written before
 // any word names it and never changes after.
 func (w *World) invisible(ch choice) bool {
 	cfg := &w.cfg

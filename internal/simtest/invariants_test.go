@@ -250,7 +250,7 @@ func (w *World) checkComplete(copies []*region, x layout.Word) {
 	}
 }
 
-// checkChains checks I2 and I3 where a chain may have another head or tail.
+// checkChains checks I2 and I3 if a chain may have another head or tail.
 func (w *World) checkChains() {
 	for _, pg := range w.st.PGs(0) {
 		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {

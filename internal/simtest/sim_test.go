@@ -251,7 +251,7 @@ var wide = map[string]Config{
 		{k(Put, 0), k(Put, 0), k(Put, 1), k(Put, 0), k(Put, 0), k(Get, 1)},
 		{k(Del, 0), k(Put, 0), k(Del, 1), k(Put, 1), k(Del, 0), k(Put, 0)}},
 		Setup: []Step{k(Put, 0)}, Warm: true},
-	// As before, with epochs that pass slowly: what comes back must wait for all of them.
+	// As before, with reclaim epochs that pass slowly: what comes back must wait for all of them.
 	"home-slow": {HeapUnits: 6, Units: 6, Stingy: true, Waits: true, Epochs: 16, Leap: 2, Losses: 1, Crashes: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 1), k(Close, 0)},
 		{k(Get, 0), k(Del, 0), k(Put, 2), k(Del, 1), k(Put, 0), k(Put, 0)},

@@ -143,7 +143,7 @@ type Config struct {
 	// LastCopy: a memory node may be lost with the only copy. The schedule sees to it that no
 	// key is lost with it.
 	LastCopy bool
-	// Epochs is how often E may advance; 0 leaves out renewals that nothing else needs. Leap
+	// Epochs is how often the reclaim epoch E may advance; 0 leaves out renewals that nothing else needs. Leap
 	// is by how much, default 1.
 	Epochs int
 	Leap   uint64

@@ -319,7 +319,7 @@ type QP interface {
 // whose Close waits for a confirmation have it.
 type Aborter interface {
 	// Abort is Close, at once: what was posted may still land, which is of no
-	// interest where the peer's memory has been given up.
+	// interest if the peer's memory has been given up.
 	Abort() error
 }
 

@@ -53,7 +53,7 @@ type Options struct {
 	DeliverEvents bool
 	// Synchronous has PostSend return when its WRs are over, as a provider does that
 	// executes them itself: it announces Synchronous and SelfFencing, nothing lands once
-	// a QP is in error, and completions are not delayed. Where the steps are the caller's
+	// a QP is in error, and completions are not delayed. If the steps are the caller's
 	// (Manual) PostSend calls Wait, which fires events or lets others do so, until then.
 	Synchronous bool
 	Wait        func()

@@ -201,7 +201,7 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 
 func (l *listener) Addr() string { return l.ln.Addr().String() }
 
-// CPUNanos is the time spent executing atomics by agents; 0 where the adapter
+// CPUNanos is the time spent executing atomics by agents; 0 if the adapter
 // executes them.
 func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
 

@@ -263,7 +263,7 @@ func (q *qp) noteWR(w *driver.WR) uint64 {
 func (q *qp) mark(n uint64) uint64 { return q.secret + n*0x9e3779b97f4a7c15 }
 
 // unanswered tells whether the adapter calls WR n done without having brought its
-// answer. Soft-RoCE does: where packets are lost, the target acknowledges a repeated
+// answer. Soft-RoCE does: if packets are lost, the target acknowledges a repeated
 // WRITE with the number of the last request that it has executed, which the
 // initiator takes for the answer to an atomic with that number. The memory behind e.word is as it was, and
 // would be taken for the word that was found.

@@ -73,7 +73,7 @@ const (
 	// AtomicsAuto: the adapter if it has atomics and passes a test of them when it
 	// is opened, else the agent.
 	AtomicsAuto Atomics = iota
-	// AtomicsNIC: the adapter; Open fails where it cannot.
+	// AtomicsNIC: the adapter; Open fails if it cannot.
 	AtomicsNIC
 	// AtomicsAgent: the initiator sends a message and an agent, a goroutine at the
 	// target, answers it with a CPU atomic. For adapters without atomics, and for
@@ -142,7 +142,7 @@ type PortInfo struct {
 	MaxMTU      int    // bytes
 	MaxMsgBytes int    // longest message
 	LID         int    // InfiniBand
-	Speed       string // "100 Gb/sec (4X EDR)", or "" where unknown
+	Speed       string // "100 Gb/sec (4X EDR)", or "" if unknown
 	GIDs        []GIDInfo
 }
 
@@ -151,7 +151,7 @@ type GIDInfo struct {
 	Index  int
 	GID    netip.Addr // of 16 bytes
 	Type   GIDType
-	Netdev string // "" where unknown
+	Netdev string // "" if unknown
 }
 
 // GIDType says how packets of a GID are framed. The zero value is unknown.

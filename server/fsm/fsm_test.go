@@ -446,7 +446,7 @@ func TestRegionLife(t *testing.T) {
 	h.refuse(publish(1, 100, 9, 5), ErrNotFound)
 	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: 1, Incarnation: 100, PgId: 1}}}, ErrInvalid)
 
-	// The next process: its one placement group starts over, one epoch on.
+	// The next process: its one placement group starts over, one placement group epoch on.
 	h.do(register("m1", 101))
 	pg := h.pg(1)
 	if pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 2 || pg.Members[0].Incarnation != 101 || len(pg.Members[0].Keys) != 0 {
@@ -817,7 +817,7 @@ func TestProperties(t *testing.T) {
 		held := make(map[uint32][]*dirpb.ReturnedRun)    // granted and not returned, by placement group, in its present life
 		granted := make(map[uint32][]*dirpb.ReturnedRun) // by session
 		var returned []*dirpb.ReturnedRun
-		lives := make(map[uint32]uint32) // placement group -> epoch when its heap began
+		lives := make(map[uint32]uint32) // placement group -> its epoch when its heap began
 		var lastSession uint32
 		var epoch, floor uint64
 		incarnation := uint64(100)

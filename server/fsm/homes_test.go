@@ -235,7 +235,7 @@ func TestRecallInPlace(t *testing.T) {
 	}
 }
 
-// Arrays of the index wait until no session reports an earlier epoch, however large E is.
+// Arrays of the index wait until no session reports an earlier reclaim epoch, however large E is.
 func TestArraysMature(t *testing.T) {
 	h := twoExtents(t)
 	h.do(openIn(1, 0))

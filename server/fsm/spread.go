@@ -40,7 +40,7 @@ type SpreadOptions struct {
 }
 
 // Spread finds places for so many copies of a namespace's placement groups: each on
-// another memory node, in another failure domain where that is possible, and so that no
+// another memory node, in another failure domain if that is possible, and so that no
 // group takes the only place of another (augmenting paths, after Kuhn's matching). Members
 // on draining memory nodes count as copies to replace; groups that lost everything
 // count for nothing.

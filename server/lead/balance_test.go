@@ -517,7 +517,7 @@ func TestRelieving(t *testing.T) {
 	}
 	f.holds(f.janitor, 1, 1)
 	f.holds(f.janitor, 2, 1)
-	is(true, false) // waits for epochs
+	is(true, false) // waits for reclaim epochs
 	for len(f.freed) > 0 {
 		f.tick()
 	}

@@ -50,7 +50,7 @@ type Options struct {
 	// asked for when half of one is left.
 	EpochBlock uint64
 	// ScrubInterval is the least time between two automatic counts of what is linked in
-	// one placement group where nobody lacks memory.
+	// one placement group if nobody lacks memory.
 	ScrubInterval time.Duration
 	// Term is the leadership's, which is the only one that renewals with it are for.
 	Term uint64
@@ -82,7 +82,7 @@ type Leader struct {
 	began    time.Duration
 	planned  time.Duration // the last Plan
 	epoch    uint64
-	advanced time.Duration // when epoch last grew
+	advanced time.Duration // when the reclaim epoch last grew
 	awaited  uint64        // somebody waits until every session reports more, or did
 	first    uint64        // the least that was awaited since everybody had reported enough
 
@@ -173,7 +173,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 
 // ---- sessions --------------------------------------------------------------
 
-// Epochs returns E and the minimum.
+// Epochs returns the reclaim epoch E and the minimum.
 func (l *Leader) Epochs() (epoch, least uint64) {
 	least = l.epoch
 	for _, x := range l.sessions {
@@ -230,7 +230,7 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 		return a, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
 	}
 	if r.Report > l.epoch {
-		return a, fmt.Errorf("%w: session %d reports epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
+		return a, fmt.Errorf("%w: session %d reports reclaim epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
 	}
 	if invariants.On {
 		l.check(s)
@@ -298,7 +298,7 @@ func (l *Leader) Acknowledged(id uint32) (acked, quiesced uint64, ok bool) {
 	return x.acked, x.quiesced, true
 }
 
-// Report is the epoch that a session counts with, if this leader knows it.
+// Report is the reclaim epoch that a session counts with, if this leader knows it.
 func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 	x := l.sessions[id]
 	if x == nil {
@@ -308,11 +308,11 @@ func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 }
 
 // Advance moves the reclaim epoch on while anybody has use for it: a session, or
-// an extent whose recall waits for an epoch to pass. It goes on by as many as the time since
+// an extent whose recall waits for a reclaim epoch to pass. It goes on by as many as the time since
 // it did so last is intervals: a leader looks rarely while nothing happens.
 //
-// While somebody waits for memory that was handed back and waits for epochs to pass, E
-// runs: reuseHaste for all the epochs of a reuse. That is safe, since nothing counts epochs
+// While somebody waits for memory that was handed back and waits for reclaim epochs to pass, E
+// runs: reuseHaste for all the reclaim epochs of a reuse. That is safe, since nothing counts them
 // but by what every session has reported, and costs remembered words, which grow too old.
 func (l *Leader) Advance(s *fsm.State, now time.Duration) {
 	if !l.needsEpochs(s) || l.epoch >= s.Meta().EpochCeiling {

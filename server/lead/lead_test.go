@@ -362,7 +362,7 @@ func (w *world) leak(x uint32) {
 	w.l.Closed(w.s, w.now, x, nil, nil)
 }
 
-// ---- epochs and leases -----------------------------------------------------
+// ---- reclaim epochs and leases ---------------------------------------------
 
 func TestEpochs(t *testing.T) {
 	w := newWorld(t)
@@ -412,7 +412,7 @@ func TestEpochs(t *testing.T) {
 	if e, least := w.l.Epochs(); e != 950 || least != 0 {
 		t.Fatalf("the next leader has E %d, minimum %d", e, least)
 	}
-	// An extent that waits for an epoch keeps E going when all sessions are gone.
+	// An extent that waits for a reclaim epoch keeps E going when all sessions are gone.
 	w.grant(a, 1, 100)
 	j := w.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 1, Extents: []uint32{0}})
 	w.ack()

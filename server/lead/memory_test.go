@@ -549,7 +549,7 @@ func TestComing(t *testing.T) {
 	}
 }
 
-// Epochs run while somebody waits for memory that waits for them, and else they do not.
+// Reclaim epochs run while somebody waits for memory that waits for them, and else they do not.
 func TestHasty(t *testing.T) {
 	for _, tc := range []struct{ short, waits, hasty bool }{{false, false, false}, {true, false, false}, {false, true, false}, {true, true, true}} {
 		w, a, b, u, _ := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)

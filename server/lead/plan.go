@@ -66,9 +66,9 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //     forgotten gets others;
 //   - memory nodes that said goodbye leave their placement groups;
 //   - members: a placement group with too few, or with one on a memory node that
-//     drains, gets a joiner where there is room; one with more than it needs loses one,
+//     drains, gets a joiner if there is room; one with more than it needs loses one,
 //     best one that drains;
-//   - where a memory node drains and its region has nowhere to go, the shards migrate, one
+//   - if a memory node drains and its region has nowhere to go, the shards migrate, one
 //     at a time, to placement groups that stay;
 //   - jobs that were asked for and had to wait;
 //   - rebalancing, one change of a namespace at a time;
@@ -127,7 +127,7 @@ func (p *plan) add(c *fsmpb.Command, format string, args ...any) {
 	p.steps = append(p.steps, Step{Do: c, Why: fmt.Sprintf(format, args...)})
 }
 
-// ---- leases and epochs -----------------------------------------------------
+// ---- leases and reclaim epochs ---------------------------------------------
 
 func (p *plan) reserve() {
 	if p.l.epoch+p.l.opts.EpochBlock/2 > p.s.Meta().EpochCeiling && p.l.needsEpochs(p.s) {
@@ -349,7 +349,7 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 }
 
 // candidate is the memory node that pg should get a region on, or nil: best one in a
-// failure domain of its own, then the one that is least full; but another one where that
+// failure domain of its own, then the one that is least full; but another one if that
 // would take the only place from another placement group of the namespace.
 func (p *plan) candidate(pg *dirpb.PlacementGroup) *dirpb.Node {
 	taken := make(map[string]bool) // domains of members that stay

@@ -15,7 +15,7 @@ func TestQuiet(t *testing.T) {
 	w.nodes(1, 4)
 	ns := w.create("n", 1, 1)
 	a, b := w.open(ns), w.open(ns)
-	w.want() // reserves epochs
+	w.want() // reserves reclaim epochs
 	w.wait(lease)
 	epoch := func() uint64 { e, _ := w.l.Epochs(); return e }
 	tell := func(r Renewal, want time.Duration) Answer {
