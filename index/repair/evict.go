@@ -27,6 +27,9 @@ type evictGroup struct {
 // down the chain, by the rules of any delete (docs/protocol.md). It takes no lock, and
 // a word that somebody else changes meanwhile is left to him. Clients evict by
 // sampling, as in Ditto (SOSP'23).
+//
+// Access words are read beside the group, at the tail where clients write them. They are hints: each has a tag of its
+// key's fingerprint, and nothing is removed as expired before the record itself has said so.
 func (o *Op) startEvict() index.Action {
 	o.Work.Evicted, o.Work.Overflow, o.Work.Expiring = nil, nil, 0
 	pg, w := o.Route.PG, &o.work
@@ -58,7 +61,8 @@ func (o *Op) startEvict() index.Action {
 	return o.await(index.StepSampleGroups, o.evictChosen)
 }
 
-// evictable lists the records of the groups just read.
+// evictable lists the records of the groups just read. FROZEN ones stay: they are on their way elsewhere, and their
+// mover relies on finding them as it froze them.
 func (o *Op) evictable() (list []*item) {
 	for i, g := range o.work.evicts {
 		var only []uint16
@@ -98,7 +102,9 @@ func (o *Op) evictable() (list []*item) {
 // mine reports whether a record that has expired is this session's to remove.
 func (o *Op) mine(it *item) bool { return o.Work.Mine == nil || o.Work.Mine(it.x.Unit()) }
 
-// evictChosen asks which records are to go.
+// evictChosen asks which records are to go: Work.Choose, or else the expiry in the access words, which is rounded to
+// seconds. Of these it reads the beginning, for the exact expiry, the key's hash, by which a policy knows
+// a key that comes back, and whether it is a manifest. A note that was wrong is written anew, so that it misleads once.
 func (o *Op) evictChosen() index.Action {
 	all := o.evictable()
 	now := o.Env().NowMillis()
@@ -204,7 +210,8 @@ func (o *Op) evicted(x layout.Word) layout.Word {
 	return x.Delete(^o.Env().Session())
 }
 
-// evict removes the records of list.
+// evict removes the records of list, with the chunks of those that are manifests. A manifest that cannot be read any
+// more goes without its chunks, which recall finds.
 func (o *Op) evict(list, manifests []*item) index.Action {
 	if len(list) == 0 {
 		return o.finishWork()

@@ -62,7 +62,8 @@ func (o *Op) moveLocked() index.Action {
 }
 
 // readMoving finds the moved set in the groups just read at A. Under the lock
-// nothing is inserted; keys of the set may be updated and deleted.
+// nothing is inserted; keys of the set may be updated and deleted. So it comes back here until a freeze has found every
+// word as it was read; items whose words have not changed keep their records and places, the others give theirs back.
 func (o *Op) readMoving() index.Action {
 	w := &o.work
 	if w.looks++; w.looks > maxLooks {
@@ -218,7 +219,8 @@ func (o *Op) frozen() index.Action {
 	return o.publishSwings(o.readChild)
 }
 
-// readChild reads the child's groups.
+// readChild reads the child's groups. The child's lock is not taken: until the parent's group says SPLIT nobody inserts a
+// key of it there, and what others do in the child's stash only costs a slot, which is chosen again.
 func (o *Op) readChild() index.Action {
 	if o.work.looks++; o.work.looks > maxLooks {
 		return o.Restart(index.Backoff)
@@ -284,7 +286,9 @@ func (o *Op) gotChild() index.Action {
 }
 
 // linkChild chooses a slot of the child for every key that it lacks, and links it
-// there: the parent's slot if that is free, so that a hint stays right.
+// there: the parent's slot if that is free, so that a hint stays right. In the same placement group the child's word is
+// the parent's, LIVE: one record, two names, of which only one is reachable (I6). In another it names the copy. A child
+// without a free slot has to grow first.
 func (o *Op) linkChild() index.Action {
 	w := &o.work
 	var todo []*item
@@ -396,7 +400,8 @@ func (o *Op) setMoved(then func() index.Action) index.Action {
 	})
 }
 
-// setSplit says that the group's move is complete.
+// setSplit says that the group's move is complete, and to which depth: a map that knows a smaller one is late, and its
+// clients go to the child. A migration moves all hashes, for which no depth stands; MigratedDepth is above all.
 func (o *Op) setSplit() index.Action {
 	depth := uint8(layout.MigratedDepth)
 	if o.Route.Split {
