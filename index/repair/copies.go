@@ -102,7 +102,7 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 }
 
 // copyChunk copies the next chunk of a manifest under the new manifest's id, by which a reader knows that a chunk is the
-// manifest's. One at a time: a chunk is 2 MiB.
+// manifest's. Chunks go one after the other: each has 2 MiB.
 func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 	from, to := it.chunks[it.copied], it.newChunks[it.copied]
 	b := o.scratch(layout.SizeOf(from.Code))
