@@ -51,7 +51,7 @@ type Op struct {
 	// OpUpdate.
 	Update UpdateFunc
 
-	// OpGet appends the value to Into[:0], so that a caller who does the same again and
+	// OpGet appends the value to Into[:0], so that a caller that does the same again and
 	// again need not allocate. nil: it allocates.
 	Into []byte
 

@@ -11,7 +11,7 @@ type Events struct {
 	// Begin is called before an operation. The context that it returns is the operation's from then on, and
 	// End's. nil: nothing is called.
 	Begin func(ctx context.Context, op OpEvent) context.Context
-	// End is called after it. nil: none is called.
+	// End is called after the operation. nil: nothing is called.
 	End func(ctx context.Context, op OpEvent)
 }
 

@@ -83,7 +83,7 @@ type Clock interface {
 	Session() uint32
 	// Stamp differs for every call of every lane of the session.
 	Stamp() uint32
-	// Version returns a version greater than after, which no other call of any session returns.
+	// Version returns a version greater than after, unique in the store.
 	Version(after uint64) uint64
 	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
 	NowMillis() uint64
@@ -92,7 +92,7 @@ type Clock interface {
 // MaxChain bounds the replicas of a placement group.
 const MaxChain = 8
 
-// PG is what an Op knows of a placement group in one epoch.
+// PG is what an Op knows of a placement group in one of its epochs.
 type PG struct {
 	ID       uint32
 	Epoch    uint32

@@ -74,7 +74,7 @@ func (o *Op) checkAction(act Action) {
 	case Alloc, Grow, Backoff:
 		a(o.Kind.isWork() || o.lock == 0, "waits with the lock")
 		a(!o.deciding, "waits undecided")
-	case Refresh: // also if the group is frozen, and whoever holds its lock waits with it
+	case Refresh: // also if the group is frozen, and the holder of its lock waits with it
 		a(o.step == stepStart, "waits for a map in the middle")
 	case AskFenced:
 		a(o.LockOwner != 0 && !o.locked, "asks who holds its own lock")

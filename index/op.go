@@ -47,7 +47,7 @@ type Op struct {
 	locked    bool
 	lockTried bool // the lock's CAS was posted, perhaps
 	expired   bool
-	rebase    bool // the placement group has another epoch now
+	rebase    bool // there is another placement group epoch now
 	noting    bool // this access is to be noted; word 2 has the access word, if it was read
 	noteRead  bool
 	astray    bool
@@ -195,7 +195,7 @@ func (o *Op) Wanted() (pg uint32, units uint32) {
 // Step is where the Op stands.
 func (o *Op) Step() Step { return o.step }
 
-// Rebase says that the placement group of o.Route has another epoch now, or is
+// Rebase says that the placement group of o.Route is in another of its epochs now, or is
 // frozen. Nothing of the Op is under way. Next goes on under the new view: what
 // A decided is looked up again, what it has not decided starts over. No publish
 // or sync is carried across a view change.

@@ -273,7 +273,7 @@ func (n *Node) handOver() {
 	// The node's context has ended, so nothing is proposed any more. A step down would give
 	// unknown outcomes to what was proposed and is not committed.
 	err := n.wait(ctx, n.raft.Barrier(enqueueTimeout))
-	// Raft prefers whoever has most of the log, which may be one that is dead.
+	// Raft prefers the node that has most of the log, which may be dead.
 	if err == nil {
 		err = n.wait(ctx, n.raft.LeadershipTransfer())
 	}

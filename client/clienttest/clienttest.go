@@ -539,7 +539,7 @@ func (s *Store) multi(ctx context.Context, n int, get func(int) (client.Op, erro
 	return res
 }
 
-// Scan is as in client.API. The hook hears of a scan once, when its loop begins.
+// Scan is as in client.API. The hook is called once for a scan, when its loop begins.
 func (s *Store) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[client.KV, error] {
 	return func(yield func(client.KV, error) bool) {
 		if o.Count < 0 {

@@ -129,7 +129,7 @@ type flight struct {
 	err  error
 	gone bool // the leader's context ended, so err says nothing
 
-	// Guarded by the stripe. A flight that has not begun is led by whoever comes first.
+	// Guarded by the stripe. The first Get that comes begins a flight that has not begun.
 	begun   bool
 	writes  uint64 // of the stripe, when it began
 	asked   time.Time

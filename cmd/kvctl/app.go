@@ -53,7 +53,7 @@ it may have happened; 5 anything else, such as a local file; 130 interrupted, by
 Ctrl-C or SIGTERM.
 
 Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
-KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs on stderr what nobody waits for.`
+KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs background errors on stderr.`
 
 // app is one invocation.
 type app struct {

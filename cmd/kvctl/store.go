@@ -96,7 +96,7 @@ func (a *app) providerOptions(cfg *tls.Config) providers.Options {
 	return providers.Options{TLSClient: cfg, Verbs: verbs.Options{Device: a.rdmaDevice, Logger: a.debugLog()}}
 }
 
-// debugLog is for what nobody waits for, on stderr with KVD_DEBUG.
+// debugLog receives background errors and warnings; KVD_DEBUG shows them on stderr.
 func (a *app) debugLog() *slog.Logger {
 	if os.Getenv("KVD_DEBUG") == "" {
 		return slog.New(slog.DiscardHandler)

@@ -217,7 +217,7 @@ func (a *app) announceNext(log *slog.Logger, next, role string, kv ...string) er
 			b.WriteString(" " + kv[i] + "=" + v)
 		}
 	}
-	// In one write: who reads the first line may be gone for the second.
+	// In one write: a reader of the first line may be gone for the second.
 	if _, err := fmt.Fprint(a.stdout, b.String()+"\n"+next); err != nil {
 		return fmt.Errorf("announce on stdout: %w", err)
 	}

@@ -99,7 +99,7 @@ func (o *Op) relocateFound() index.Action {
 		list = append(list, it)
 	}
 	if len(list) > 0 {
-		return o.replace(list, o.relocate) // whoever won a word instead of us put it elsewhere
+		return o.replace(list, o.relocate) // the client that won a word instead of us put it elsewhere
 	}
 	if o.Work.Count {
 		return o.countFound()

@@ -3,8 +3,8 @@
 //
 // Each is an [Op], which an [index.Op] drives like any operation: package index has the lock, the way back to the
 // first round after a fault or in another view, and sync, which brings one word down the chain; this package says
-// what is read, decided and copied. The directory decides what is to be done, and when; package internal/janitor
-// cuts that into [Work], and clients evict by it.
+// what is read, decided and copied. The directory decides what is to be done, and when; package
+// internal/janitor cuts that into [Work], and clients evict by it.
 //
 // Start with [Work] and [New]; move.go is the longest of the machines. An Op belongs to the one goroutine that
 // performs it, and is performed once. The rounds' names are the steps of docs/protocol.md; their order is in the code,
@@ -155,7 +155,7 @@ type workState struct {
 	// places are all that were taken, or unlinked, since the Op began: each is handed over exactly once, however it ends.
 	places []place
 
-	// The place that takePlaces did not get.
+	// takePlaces did not get these.
 	wantPG   uint32
 	wantCode uint8
 

@@ -110,7 +110,7 @@ func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout
 		return then()
 	}
 	o.NewRound()
-	// Where nothing is to change the CAS only tells.
+	// If nothing is to change the CAS only tells.
 	o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: base, Expect: uint64(guess), New: uint64(f(guess))})
 	return o.await(index.StepSetHeaders, func() index.Action {
 		found := layout.Header(o.Accesses[0].Found)

@@ -79,7 +79,7 @@ type MemNode struct {
 	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off"`
 	AdvertiseVerbs string   `mapstructure:"advertise-verbs" usage:"what clients dial instead of listen-verbs: a host, or host:port"`
 	RDMADevice     string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the one with listen-verbs's address, or the best"`
-	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"who executes atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
+	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"executor of atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
 	HTTPListen     string   `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
@@ -110,7 +110,7 @@ type Gateway struct {
 	Listen            string   `mapstructure:"listen" usage:"where Redis's protocol is spoken in clear, host:port, or off"`
 	ListenUnix        string   `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
 	ListenTLS         string   `mapstructure:"listen-tls" usage:"where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
-	TLSClients        string   `mapstructure:"tls-clients" usage:"who may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
+	TLSClients        string   `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
 	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"where memcached's protocol is spoken in clear, host:port, or off"`
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line"`

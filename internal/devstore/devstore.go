@@ -71,7 +71,7 @@ type Options struct {
 	NoJanitor bool
 	// Seed chooses the schedule of sim.
 	Seed uint64
-	// Logger hears of all parts. Default: discards.
+	// Logger receives the messages of all parts. Default: discard.
 	Logger *slog.Logger
 }
 

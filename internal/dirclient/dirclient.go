@@ -68,7 +68,7 @@ type Options struct {
 	Addrs []string
 	// TLS is used when not nil; otherwise the connection is in clear.
 	TLS *tls.Config
-	// Logger hears of a directory lost and found again. Default: discards.
+	// Logger receives a message when the directory is lost, and when it is found again. Default: discard.
 	Logger *slog.Logger
 	// AttemptTimeout is how long Call waits for one node's answer before it
 	// asks another. Default 2 s.

@@ -56,11 +56,10 @@ type Options struct {
 	Hash func(key []byte) uint64
 	// Frequency is needed if there are access words. nil: counts add up.
 	Frequency Frequency
-	// Broken, if not nil, is told of what the directory should not have sent. It must not
-	// block.
+	// Broken, if not nil, is called with what is wrong with a message of the directory. It must not block.
 	Broken func(error)
-	// Stirred, if not nil, is told when a session that is quiet unlinks something, so that its
-	// agenda is to be stirred (session.Agenda.Stir). Lanes call it; it must not block.
+	// Stirred, if not nil, is called when a quiet session unlinks something: its agenda is then to be
+	// stirred (session.Agenda.Stir). Lanes call it; it must not block.
 	Stirred func()
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
@@ -68,7 +67,8 @@ type Options struct {
 	WillWait func(context.Context)
 	// Limit, if not nil, is what each Op on a key of a Do with this context may read, see Task.Limit; Hinted ones read 8 KiB at most.
 	Limit func(context.Context) int
-	// Expiring, if not nil, is told of records that were written and expire: when (Unix ms), and the hash of the key. The
+	// Expiring, if not nil, is called after a record with an expiry was written, with the expiry (Unix ms)
+	// and the hash of the key. The
 	// lane's owner calls it; it must not block.
 	Expiring func(l *Lane, expiry, hash uint64)
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.

@@ -137,7 +137,7 @@ func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, 
 	l.postAccess(pg, off, layout.MakeAccess(w, l.core.millis.Load(), count, expiry))
 }
 
-// postAccess posts the WRITE of an access word, of which nobody hears again.
+// postAccess posts the WRITE of an access word; nothing waits for its completion.
 func (l *Lane) postAccess(p *index.PG, off uint64, a layout.AccessWord) {
 	if l.view == nil {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Op is one operation as whoever asks for it sees it: a request and its answer. It and what it points to belong
+// Op is one operation as its caller sees it: a request and its answer. It and what it points to belong
 // to [Core.Do] until that returns.
 type Op struct {
 	// The request, as in index.Op.

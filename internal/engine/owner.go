@@ -340,7 +340,7 @@ func (l *Lane) HandOver() {
 	}
 }
 
-// join owns the lane or waits for whoever does, until w, which is queued, is done.
+// join owns the lane or waits for its owner, until w, which is queued, is done.
 func (l *Lane) join(ctx context.Context, w *waiter) {
 	if l.TryOwn() {
 		// Takes w among the queued; it owns the lane itself unless it is done by then.
@@ -426,7 +426,7 @@ func (c *Core) isOver() bool { return c.shut.Load() || c.dead.Load() }
 // Shut lets no operation begin any more; those under way go on.
 func (c *Core) Shut() { c.shut.Store(true) }
 
-// End ends every operation: whoever waits gives up, with ErrLease. It reports whether it is the first to do so.
+// End ends every operation: callers that wait give up, with ErrLease. It reports whether it is the first to do so.
 func (c *Core) End() bool {
 	if c.dead.Swap(true) {
 		return false

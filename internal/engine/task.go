@@ -380,7 +380,7 @@ func (l *Lane) end(t *Task, _ index.Action) {
 	}
 }
 
-// current reports whether the view that t's Op acts by is in force: the epoch is
+// current reports whether the view that t's Op acts by is in force: its placement group epoch is
 // the same, and verbs may be posted.
 func (l *Lane) current(t *Task) bool {
 	v := l.view

@@ -1,5 +1,5 @@
 // Package evict chooses what a cache forgets. It is arithmetic: it reads no clock,
-// does no I/O and starts nothing; whoever evicts hands it time, and samples of what is
+// does no I/O and starts nothing; its caller hands it time, and samples of what is
 // there.
 //
 // Start with [Policy] and [Candidate]. A Policy ranks the candidates of a sample by how

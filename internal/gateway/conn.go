@@ -502,7 +502,7 @@ func (c *conn) auth(user, password []byte) (bad string) {
 	return ""
 }
 
-// guesses slows down whoever tries passwords. The zero value is ready.
+// guesses slows down clients that try passwords. The zero value is ready.
 type guesses struct {
 	// paid is when the wrong passwords so far will have been forgotten, in Unix ns: each counts
 	// for guessPause.

@@ -17,7 +17,7 @@ const (
 )
 
 // crowd is a listener of which no more than maxConns connections are open at a time. New ones are not
-// made to wait for old ones that do nothing, so that who asks for health is answered, whoever
+// made to wait for old ones that do nothing, so that questions for health are answered, whoever
 // else has connections here.
 type crowd struct {
 	net.Listener

@@ -6,8 +6,8 @@
 // exported to one module only; therefore package client registers here, when it is initialised, how the tools of
 // one of its Clients are reached. Everything else is in package client.
 //
-// Start with [Of], whose [Tools] are as concurrent as the Client is, and [OnWait]. Results of Tools are the
-// caller's, but for a View, which is shared and must not be changed.
+// Start with [Of], whose [Tools] are as concurrent as the Client is, and [OnWait]. The results of Tools are
+// the caller's, but for a View, which is shared and must not be changed.
 //
 // The form is that of package internal of grpc-go: a hook that the package
 // with the state fills in, which keeps the public documentation to what users need.

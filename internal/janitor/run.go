@@ -32,11 +32,11 @@ type Options struct {
 	TLS *tls.Config
 	// Logger receives what an operator may want to know. Default: discard.
 	Logger *slog.Logger
-	// Poll is how often to ask for work if there is some, and if the directory does not
-	// have the question wait for it. Default 100 ms.
+	// Poll is the pause between two questions for work while there is some, or if the directory does not
+	// let the question wait. Default 100 ms.
 	Poll time.Duration
-	// Done, if not nil, is told of every job that ended here, how long it took, and how. It may
-	// be called concurrently.
+	// Done, if not nil, is called after every job that ended here, with its duration and outcome. It may be
+	// called concurrently.
 	Done func(kind dirpb.JobKind, took time.Duration, err error)
 	// Window is how many operations of a job are under way at once. Default 8.
 	Window int

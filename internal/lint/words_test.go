@@ -53,8 +53,8 @@ func bans(md string) (out []ban, err error) {
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| word") {
 			continue
 		}
-		if len(cells) != 3 {
-			return nil, fmt.Errorf("%s: %d cells, want 3: %s", glossary, len(cells), line)
+		if len(cells) != 3 || !strings.HasSuffix(line, "|") {
+			return nil, fmt.Errorf("%s: a row of the table of words has three cells on one line: %s", glossary, line)
 		}
 		for _, part := range strings.Split(cells[2], ";") {
 			what, in, _ := strings.Cut(part, " in ")
@@ -100,7 +100,7 @@ func (b ban) has(words string) bool {
 }
 
 // unnamed is the beginning of a sentence that does not name its subject.
-var unnamed = regexp.MustCompile(`^(What|Whatever|Who|Whoever|One)\b`)
+var unnamed = regexp.MustCompile(`^(What|Whatever|Who|Whoever|One)([^-\w]|$)`)
 
 var sentenceEnd = regexp.MustCompile(`[.!?]["')*_]*\s+`)
 
@@ -301,7 +301,7 @@ func TestWordsRefuse(t *testing.T) {
 		{"index", "func f() {\n\t// It is. One\n\t// never knows.\n}", `f.go:4: "One"`},
 		{"index", "func f() {\n\tg() // it (\"is\"). Who reads\n}", `f.go:4: "Who reads"`},
 		{"index", "// f does:\n//   - this\n//   - One of that\nfunc f() {}", `f.go:5: "One of that"`},
-		{"index", "// f.\n//\n//\tWhat is code.\n//\n// What is it? Some\n// One. Oneself.\nfunc f() {}", ""},
+		{"index", "// f.\n//\n//\tWhat is code.\n//\n// What is it? Some\n// One. Oneself. One-sided.\nfunc f() {}", ""},
 	} {
 		src := "package p\n\n" + tc.src + "\n"
 		if strings.Contains(tc.src, "type clustered,") {

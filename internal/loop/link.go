@@ -26,7 +26,7 @@ const (
 )
 
 // Link is a connection's way into a loop and out of it. Kill and CloseRead may be called
-// concurrently, and Waits by several goroutines of one operation; all else belongs to whoever
+// concurrently, and Waits by several goroutines of one operation; all else belongs to whatever
 // serves the connection at the moment.
 type Link struct {
 	id   int64

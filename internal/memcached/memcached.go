@@ -85,7 +85,7 @@ type Options struct {
 	Budget *netsrv.Budget
 	// Now is the clock that expiry times are counted from. Default time.Now.
 	Now func() time.Time
-	// Logger receives what nobody waits for. Default: discard.
+	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 }
 

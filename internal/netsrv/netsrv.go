@@ -32,7 +32,7 @@ type Options struct {
 	// Refuse, if not nil, may say last words to a connection over the limit. It runs
 	// in the goroutine that accepts, and the connection has a write deadline already.
 	Refuse func(net.Conn)
-	// Logger receives what nobody waits for. Default: discard.
+	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 }
 

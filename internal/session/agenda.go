@@ -4,7 +4,7 @@
 // internal/engine.
 //
 // Start with [Agenda]. Its methods may be called concurrently; it owns no buffers, and a
-// request that it has given belongs to whoever performs it. The form is that of server/lead: a
+// request that it has given belongs to the goroutine that performs it. The form is that of server/lead: a
 // machine whose time and whose answers come from outside.
 package session
 
@@ -25,7 +25,7 @@ import (
 // sessions are fenced, and splits; and of memory nodes connections. It is a
 // machine without I/O, clocks or goroutines, in the manner of server/lead: lanes say what
 // they miss (its methods Want… are most of an engine.Control), [Agenda.Due]
-// gives what is to be asked now, whoever performs it calls [Agenda.Answer] once with what
+// gives what is to be asked now, and its caller calls [Agenda.Answer] once with what
 // came of it, which tells the lanes, and [Agenda.Next] is when to look again. The client
 // performs it with goroutines, the simulator as choices.
 //

@@ -23,7 +23,7 @@ func (a *Agenda) Hurry() {
 }
 
 // Called makes a renewal due, and another one at once behind it if its reply brings a later
-// epoch, which is what somebody waits to hear of.
+// epoch, for which somebody waits.
 func (a *Agenda) Called() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -375,7 +375,7 @@ func (w *World) enabledNode(i uint32, n *node) {
 	}
 }
 
-// enabledWorld: epochs, operators' acts, leaders and clocks.
+// enabledWorld: reclaim epochs, operators' acts, leaders and clocks.
 func (w *World) enabledWorld() {
 	cfg := &w.cfg
 	if w.epochs < cfg.Epochs {

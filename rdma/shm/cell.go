@@ -15,7 +15,7 @@ import (
 //
 //	word 0  seq     odd while the dialer is inside PostSend; the dialer adds 1
 //	                when entering and again when leaving
-//	word 1  barred  not 0: whoever enters must leave without touching anything.
+//	word 1  barred  not 0: a dialer that enters must leave without touching anything.
 //	                Set by either side, never cleared
 //
 // The dialer stores seq, then loads barred; the passive side stores barred,

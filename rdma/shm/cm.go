@@ -663,7 +663,7 @@ type answer struct {
 	off       uint64 // of the MR in the memfd, bytes
 	n         uint64 // of the MR, bytes
 	fileBytes uint64
-	fd        int // -1 unless status is Success; whoever holds the answer closes it
+	fd        int // -1 unless status is Success; the holder of the answer closes it
 }
 
 func (a answer) close() {

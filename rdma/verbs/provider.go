@@ -344,7 +344,7 @@ func (d *device) stopAsync() {
 }
 
 // pollable gives a duplicate of a nonblocking descriptor to Go's poller. Closing
-// it wakes whoever waits for it.
+// it wakes the goroutines that wait for it.
 func pollable(fd int, name string) (*os.File, error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

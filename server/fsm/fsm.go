@@ -8,7 +8,7 @@
 // call are package server's.
 //
 // Start with [State], [Apply] and [Result]. A State is not safe for concurrent
-// use; whoever shares one locks it. Messages handed out by a State's methods are
+// use; goroutines that share one lock it. Messages handed out by a State's methods are
 // never modified afterwards and must not be modified by the caller; Apply keeps
 // messages inside the command it is given.
 //
