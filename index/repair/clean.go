@@ -35,7 +35,8 @@ func (o *Op) startClean() index.Action {
 // deleted is the EMPTY word that a delete by this session leaves.
 func (o *Op) deleted(x layout.Word) layout.Word { return x.Delete(o.Env().Session()) }
 
-// movedWords lists the MOVED words of the groups at work.
+// movedWords lists the MOVED words of the groups at work. They name records that are the child's by now; of those
+// whose places are to be freed only headers are read, and manifests for their chunks.
 func (o *Op) movedWords() (list []*item) {
 	for i := range o.work.nGroup {
 		for j := range layout.GroupSlots {

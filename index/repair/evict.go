@@ -9,13 +9,13 @@ import (
 )
 
 // evictBytes is how much of a candidate's record is read: its header and, mostly, its
-// key.
+// key. Of a longer key the hash stays unknown.
 const evictBytes = 256
 
 // MaxEvictGroups bounds the groups that one Evict looks at.
 const MaxEvictGroups = 32
 
-// evictGroup is a group that an Evict looks at.
+// evictGroup is a group that an Evict looks at. Its memory is kept over a restart.
 type evictGroup struct {
 	off           uint64
 	words, access []byte // at A; at the reader, if there are access words
@@ -99,7 +99,8 @@ func (o *Op) evictable() (list []*item) {
 	return list
 }
 
-// mine reports whether a record that has expired is this session's to remove.
+// mine reports whether a record that has expired is this session's to remove: sessions share that by where its place
+// came from, so that they do not all delete the same, and memory comes back to its home.
 func (o *Op) mine(it *item) bool { return o.Work.Mine == nil || o.Work.Mine(it.x.Unit()) }
 
 // evictChosen asks which records are to go: Work.Choose, or else the expiry in the access words, which is rounded to

@@ -134,7 +134,7 @@ func (o *Op) gotMoving(it *item, b []byte) error {
 	return nil
 }
 
-// mine are the items of the moved set.
+// mine are the items of the moved set. The others stay, and share only the lock.
 func (w *workState) mine() (list []*item) {
 	for _, it := range w.items {
 		if it.mine {
@@ -232,7 +232,8 @@ func (o *Op) readChild() index.Action {
 	return o.await(index.StepReadChild, o.gotChild)
 }
 
-// atParent comes back from the child, to the groups there.
+// atParent comes back from the child, to the groups of the parent. Their images are the child's by now and are not
+// looked at any more: what is to be changed is in items, behind and header.
 func (o *Op) atParent() {
 	o.ToParent()
 	o.setGroups(o.groupAt(&o.Route))
