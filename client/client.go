@@ -96,8 +96,8 @@ type Options struct {
 	Name string
 	// ReadOnly asks for a session without rights to write.
 	ReadOnly bool
-	// Lanes is the number of queue pairs to each memory node. Default: GOMAXPROCS,
-	// at most 16.
+	// Lanes is the number of queue pairs to each memory node. Default: 1 if every device is a tcp
+	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
 	Lanes int
 	// CacheBytes bounds the word cache. Default 64 MiB, at most 32 bytes a key.
 	CacheBytes int

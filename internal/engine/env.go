@@ -81,7 +81,11 @@ func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard)
 
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
-	h, ok := l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
+	h, ok, hits := t.learnt, true, uint64(0)
+	if t.learnt = (index.Hint{}); h.Word == 0 {
+		h, ok = l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
+		hits = 1
+	}
 	switch c := o.Route.Child; {
 	case !ok:
 		return h, false
@@ -92,7 +96,7 @@ func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	default:
 		return h, false // it moved
 	}
-	l.Stats.CacheHits++
+	l.Stats.CacheHits += hits
 	return h, true
 }
 

@@ -40,6 +40,8 @@ type Op struct {
 	Rounds  int32
 	over    bool // finished
 	w       *waiter
+	flown   int32      // flights that did not decide it
+	learnt  index.Hint // by the last of them; Word 0: nothing
 	task    *Task
 	cancel  error // set when its caller went before it began
 }
@@ -78,7 +80,7 @@ func (c *Core) laneOf(op *Op) *Lane {
 func (c *Core) Do(ctx context.Context, ops []*Op) {
 	over := c.isOver()
 	for _, op := range ops {
-		op.Err, op.over, op.cancel = nil, false, nil
+		op.Err, op.over, op.cancel, op.flown, op.learnt = nil, false, nil, 0, index.Hint{}
 		if over {
 			op.Err = ErrLease
 		}

@@ -83,10 +83,15 @@ func (l *Lane) Under() (epoch uint64, ok bool) {
 	return 0, false
 }
 
-// begin starts the Ops of w that are not finished.
+// begin starts the Ops of w that are not finished: in flights, or each in a Task.
 func (l *Lane) begin(w *waiter) {
+	l.refreshView()
+	fly := !l.Synchronous()
+	if fly {
+		l.touchHints(w.ops)
+	}
 	for _, op := range w.ops {
-		if !op.over {
+		if !op.over && !(fly && l.board(op, w)) {
 			l.start(op, w)
 		}
 	}
@@ -112,6 +117,7 @@ func (l *Lane) start(op *Op, w *waiter) {
 	if op.Key != nil {
 		t.Limit = w.limit
 	}
+	t.learnt = op.learnt
 	op.task = t
 	l.Start(t)
 }
@@ -120,7 +126,7 @@ func (l *Lane) start(op *Op, w *waiter) {
 func answer(t *Task) {
 	l, o := t.lane, &t.Op
 	if op := t.asked; op != nil {
-		op.Err, op.Version, op.Rounds = o.Err, o.Version, o.Rounds
+		op.Err, op.Version, op.Rounds = o.Err, o.Version, op.flown+o.Rounds
 		if op.Err == nil && op.Asker != nil {
 			op.Asker.Take(&o.Record, o.Parts())
 		}
@@ -188,6 +194,12 @@ func (l *Lane) abandon(op *Op, err error) {
 		return
 	}
 	t := op.task
+	if t.flight != nil {
+		t.flight.leave(t, op)
+		op.Err = err
+		l.finished(op)
+		return
+	}
 	posted := t.Op.Posted()
 	l.Orphan(t, err)
 	if t.asked != op {
@@ -219,9 +231,12 @@ func (l *Lane) endOverdue() {
 		if t == nil {
 			return
 		}
-		if t.asked != nil {
+		switch {
+		case t.flight != nil:
+			l.overdue(t)
+		case t.asked != nil:
 			l.abandon(t.asked, ErrTimeout)
-		} else {
+		default:
 			l.Orphan(t, ErrTimeout)
 		}
 	}
@@ -235,7 +250,7 @@ func (l *Lane) work(ctx context.Context, w *waiter) {
 		w.deadline = l.core.opts.Nanos() + l.core.opts.OpTimeout
 		for _, op := range w.ops {
 			if op.task != nil {
-				op.task.Deadline = w.deadline
+				op.task.expireAt(w.deadline)
 			}
 		}
 	}
@@ -260,6 +275,13 @@ func (l *Lane) abandonAll() {
 	for _, t := range l.Tasks() {
 		if t.asked != nil {
 			l.abandon(t.asked, ErrLease)
+		}
+		if f := t.flight; f != nil {
+			for i := range f.gets[:f.n] {
+				if op := f.gets[i].op; op != nil {
+					l.abandon(op, ErrLease)
+				}
+			}
 		}
 	}
 }

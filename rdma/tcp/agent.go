@@ -526,7 +526,7 @@ func grow(b []byte, n int) []byte {
 // effect is unknown, if the region is deregistered on the way.
 func (a *agent) write(m *mr, r request) (driver.Status, error) {
 	for at, end := r.addr, r.addr+uint64(r.length); at < end; {
-		if err := a.await(int(min(end-at, 8))); err != nil {
+		if err := a.awaitFor(int(min(end-at, 8)), at); err != nil {
 			return 0, err
 		}
 		if m.dead.Load() { // await may have let go of exec
@@ -559,16 +559,20 @@ func (a *agent) need(n int) ([]byte, error) {
 }
 
 // await returns when n bytes of input are buffered.
-func (a *agent) await(n int) error {
-	for a.w-a.r < n {
+func (a *agent) await(n int) error { return a.awaitFor(n, 0) }
+
+// awaitFor is await for input that goes to addr of a region: whatever it has to read lies to the words of
+// the input buffer as to those of the region, for storeWords.
+func (a *agent) awaitFor(n int, addr uint64) error {
+	for skew := int(addr & 7); a.w-a.r < n; {
 		if len(a.out) > 0 {
 			if err := a.flush(); err != nil {
 				return err
 			}
 		}
-		if a.r > 0 {
-			a.w = copy(a.in, a.in[a.r:a.w])
-			a.r = 0
+		if a.r != skew {
+			a.w = skew + copy(a.in[skew:], a.in[a.r:a.w])
+			a.r = skew
 		}
 		a.exec.Unlock()
 		k, err := a.conn.Read(a.in[a.w:])
