@@ -106,8 +106,8 @@ func (c *conn) depart() {
 	c.boarding = nil
 }
 
-// leave takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
-func (f *flight) leave(t *Task, op *Op) {
+// removeOp takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
+func (f *flight) removeOp(t *Task, op *Op) {
 	left := false
 	for i := range f.gets[:f.n] {
 		if f.gets[i].op == op {
@@ -120,8 +120,8 @@ func (f *flight) leave(t *Task, op *Op) {
 	}
 }
 
-// overdue ends the GETs of flight t whose time is over, and sets the deadline to that of the next.
-func (l *Lane) overdue(t *Task) {
+// endOverdueGets ends the GETs of flight t whose time is over, and sets the deadline to that of the next.
+func (l *Lane) endOverdueGets(t *Task) {
 	now := l.core.opts.Nanos()
 	t.Deadline = 0
 	for i := range t.flight.gets[:t.flight.n] {
@@ -168,7 +168,7 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	cells := t.flight.cells(t, x)
 	r, ok := x.way.Seen(cells, x.rec, op.Key)
 	if !ok {
-		l.learn(x, layout.Word(binary.LittleEndian.Uint64(cells)))
+		l.learnWord(x, layout.Word(binary.LittleEndian.Uint64(cells)))
 		return false
 	}
 	if !l.answers(&r) {
@@ -182,8 +182,9 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	return true
 }
 
-// learn takes what a hint that did not hold is worth: w, which its slot holds now, is a hint for this one GET if it can be the key's.
-func (l *Lane) learn(x *hinted, w layout.Word) {
+// learnWord keeps w, which the slot of a hint that did not hold has now, as a hint for this one GET if it can be the key's. Otherwise
+// the lane forgets the hint.
+func (l *Lane) learnWord(x *hinted, w layout.Word) {
 	op := x.op
 	if w != x.way.X && w.Readable() && w.FP() == layout.FP(op.Hash) && layout.InHeap(w, x.pg.HeapLo, x.pg.HeapHi) {
 		op.learnt = index.Hint{Word: w, Shard: x.hint.Shard, Slot: x.hint.Slot}

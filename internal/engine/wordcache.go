@@ -85,7 +85,10 @@ func (s *cacheSet) room(check uint64) (e *cacheEntry) {
 }
 
 // touch loads where find will look.
-func (c *wordCache) touch(check uint64) uint64 { return c.sets[check&c.mask][0].check }
+func (c *wordCache) touch(check uint64) uint64 {
+	s := &c.sets[check&c.mask]
+	return s[0].check + s[cacheWays/2].check // a cache line each
+}
 
 // get returns the hint for a key last seen less than maxAge epochs before now;
 // of its array's id only the low 16 bits.
