@@ -82,13 +82,6 @@ func TestConformanceTLS(t *testing.T) {
 	})
 }
 
-func TestConformanceTLSWaiting(t *testing.T) {
-	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
-		passive, active := tlsOptions(t)
-		return waiting(harness(t, passive, active))
-	})
-}
-
 // TestTLSRefuses lists the dialers that mutual TLS keeps out, the one in clear
 // among them, and checks that Accept never hears of them.
 func TestTLSRefuses(t *testing.T) {

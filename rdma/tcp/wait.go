@@ -36,7 +36,9 @@ const (
 // reading is the part of a CQ that decides who reads. Lock order: device.mu, own,
 // wake.
 type reading struct {
-	able bool // false where one processor runs all goroutines: there a switch is cheap
+	// able is false if one processor runs all goroutines, since a switch is cheap there, and over TLS, with which
+	// a Wait took several times as long in some runs.
+	able bool
 	own  struct {
 		sync.Mutex // held by a Wait except while it is parked
 		qps        []*qp
