@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -187,7 +188,7 @@ func TestOnWait(t *testing.T) {
 			_, c := open(t, provider, devstore.Options{}, client.Options{Lanes: 1})
 			type key struct{}
 			var waits atomic.Int64
-			ctx := client.OnWait(context.WithValue(t.Context(), key{}, 7), func() { waits.Add(1) })
+			ctx := inside.OnWait(context.WithValue(t.Context(), key{}, 7), func() { waits.Add(1) })
 			if ctx.Value(key{}) != 7 {
 				t.Error("what the context had is gone")
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -219,7 +220,7 @@ func (c *Client) live(ctx context.Context) (*sess, error) {
 	if !s.core.Dead() {
 		return s, nil
 	}
-	WillWait(ctx)
+	inside.WillWait(ctx)
 	t := time.NewTimer(c.o.OpTimeout)
 	defer t.Stop()
 	for s.core.Dead() {

@@ -185,12 +185,12 @@ func Fit(h *heap.Heap, units uint32) (heap.Place, bool) {
 	return h.AllocFit(units, units+max(units/4, 1), 2*units)
 }
 
-// Welcome is the indexes of the records whose places a full cache can use: its own, and
+// Welcome is the indexes of the words of records whose places a full cache can use: its own, and
 // others' if it has less than stock units free of their length.
-func Welcome(h *heap.Heap, list []index.Candidate, stock uint64) []int {
-	ps := make([]heap.Place, len(list))
-	for i, c := range list {
-		ps[i] = place(c.Word)
+func Welcome(h *heap.Heap, words []layout.Word, stock uint64) []int {
+	ps := make([]heap.Place, len(words))
+	for i, w := range words {
+		ps[i] = place(w)
 	}
 	return h.Welcome(ps, stock, make([]int, 0, len(ps)))
 }

@@ -24,16 +24,15 @@ type hinted struct {
 const (
 	// hintedOps is how many of them make a chain.
 	hintedOps = 16
-	// What a slot and an access word held lies at the start of the registered memory, the
-	// records behind that.
+	// The contents of slots and access words lie at the start of the registered memory, the records behind them.
 	hintedCell    = 16
 	hintedRecords = hintedOps * hintedCell
 )
 
 // Hinted performs those of ops that it can at once: on a provider that executes within
 // PostSend and fences by itself, with nothing else under way on the lane, GETs and PUTs without
-// condition of keys that the lane remembers; a PUT where there is one copy. What they post and how that is judged is
-// index.Hinted's, as for a Task; those of several ops are one chain. Two of one key are in
+// condition of keys that the lane remembers; a PUT if there is one copy. index.Hinted says what they
+// post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in
 // any order. It returns how many are left, of which nothing has happened: they are for Tasks.
 //
 // The lane's owner calls it, and has published the reclaim epoch of this moment for the lane before

@@ -31,7 +31,7 @@ func (l *Lane) check() {
 		default:
 			a(false, "neither waits nor is posted")
 		}
-		a(t.epoch <= l.core.epoch.Load(), "began in an epoch to come")
+		a(t.epoch <= l.core.epoch.Load(), "began in a reclaim epoch to come")
 		a(t.used <= taskSlot, "more buffer than it has")
 	}
 	a(waiting == len(l.wait), "waits and is not under way")

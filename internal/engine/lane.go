@@ -126,7 +126,7 @@ func (l *Lane) Deliver(f func(*Lane)) {
 	l.Kick()
 }
 
-// Kick wakes whoever waits for the lane.
+// Kick wakes the goroutines that wait for the lane.
 func (l *Lane) Kick() {
 	select {
 	case l.kick <- struct{}{}:

@@ -12,7 +12,7 @@ import (
 	"github.com/kvd-project/kvd/index"
 )
 
-// ownership is what makes a lane blocking: one goroutine at a time owns it and does its work. Whoever
+// ownership is what makes a lane blocking: one goroutine at a time owns it and does its work. A caller that
 // needs the lane and finds it free becomes the owner; others queue. An owner whose own operations are over
 // hands the lane to somebody who still waits.
 type ownership struct {
@@ -60,7 +60,7 @@ func (l *Lane) TryOwn() bool {
 	return l.owned.CompareAndSwap(0, l.core.epoch.Load()+1)
 }
 
-// tryOwnSoon is TryOwn, for a moment again and again: where every provider
+// tryOwnSoon is TryOwn, for a moment again and again: if every provider
 // executes within PostSend, an owner is done sooner than another goroutine is
 // woken.
 func (l *Lane) tryOwnSoon() bool {
@@ -112,7 +112,7 @@ func (l *Lane) start(op *Op, w *waiter) {
 	}
 	o := &t.Op
 	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
-	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Work = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Work
+	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine
 	t.asked, t.Done, t.Deadline = op, answer, w.deadline
 	if op.Key != nil {
 		t.Limit = w.limit
@@ -189,8 +189,7 @@ func (l *Lane) enqueue(w *waiter) {
 	l.queued.Unlock()
 }
 
-// abandon gives up an Op whose caller goes. What has verbs under
-// way stays in flight in the lane.
+// abandon gives up an Op whose caller goes. A task that has verbs under way stays in flight in the lane.
 func (l *Lane) abandon(op *Op, err error) {
 	if op.over {
 		return
@@ -406,7 +405,7 @@ func (l *Lane) HandOver() {
 	}
 }
 
-// join owns the lane or waits for whoever does, until w, which is queued, is done.
+// join owns the lane or waits for its owner, until w, which is queued, is done.
 func (l *Lane) join(ctx context.Context, w *waiter) {
 	if l.TryOwn() {
 		// Takes w among the queued; it owns the lane itself unless it is done by then.
@@ -492,7 +491,7 @@ func (c *Core) isOver() bool { return c.shut.Load() || c.dead.Load() }
 // Shut lets no operation begin any more; those under way go on.
 func (c *Core) Shut() { c.shut.Store(true) }
 
-// End ends every operation: whoever waits gives up, with ErrLease. It reports whether it is the first to do so.
+// End ends every operation: callers that wait give up, with ErrLease. It reports whether it is the first to do so.
 func (c *Core) End() bool {
 	if c.dead.Swap(true) {
 		return false

@@ -201,7 +201,7 @@ func (l *Lane) postNoWait(t *Task) {
 	if v == nil {
 		return
 	}
-	// All are aimed at the head. In another epoch the head may be another
+	// All are aimed at the head. In another placement group epoch the head may be another
 	// replica, where they find nothing to change.
 	pg := v.PG(t.Op.Route.PG.ID)
 	if pg == nil || pg.Generation != t.Op.Route.PG.Generation || !pg.Active && !pg.Frozen {

@@ -56,7 +56,7 @@ type Task struct {
 	// Deadline, if not 0, ends the Op's waiting (Options.Nanos).
 	Deadline int64
 	// Limit, if not 0, bounds the bytes of large buffers for what the Op reads before it changes
-	// anything; see LimitError. What it writes is not counted.
+	// anything; see LimitError. Writes are not counted.
 	Limit int
 
 	lane     *Lane
@@ -398,7 +398,7 @@ func (l *Lane) end(t *Task, _ index.Action) {
 	}
 }
 
-// current reports whether the view that t's Op acts by is in force: the epoch is
+// current reports whether the view that t's Op acts by is in force: its placement group epoch is
 // the same, and verbs may be posted.
 func (l *Lane) current(t *Task) bool {
 	v := l.view

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // testCalm is Gateway.calm in these tests, where connections are in loops as soon as they can be.
@@ -63,8 +64,8 @@ func TestLoopGoesOn(t *testing.T) {
 	release, waits := make(chan struct{}), make(chan struct{}, 100)
 	s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
 		if bytes.HasPrefix(o.Key, []byte("slow")) {
-			client.WillWait(ctx)
-			client.WillWait(ctx) // again changes nothing
+			inside.WillWait(ctx)
+			inside.WillWait(ctx) // again changes nothing
 			waits <- struct{}{}
 			<-release
 		}
@@ -147,7 +148,7 @@ func TestLoopEnds(t *testing.T) {
 		case "panic":
 			panic("of a test")
 		case "late":
-			client.WillWait(ctx)
+			inside.WillWait(ctx)
 			panic("of a test, late")
 		}
 		return clienttest.Fault{}
@@ -288,7 +289,7 @@ func TestTurn(t *testing.T) {
 				case "panic":
 					panic("of a test")
 				case "slow":
-					client.WillWait(ctx)
+					inside.WillWait(ctx)
 					if ctx.Err() != nil { // a loop's: it does not wait
 						return clienttest.Fault{Err: context.Cause(ctx)}
 					}
@@ -299,7 +300,7 @@ func TestTurn(t *testing.T) {
 			})
 			other := clienttest.New(clienttest.Options{})
 			addr, g := start(t, Options{Databases: []Database{{"default", s}, {"other", other}}, Debug: true})
-			// What is written to such a socket has arrived.
+			// Bytes written to such a socket have arrived.
 			sock := filepath.Join(t.TempDir(), "s")
 			l, err := net.Listen("unix", sock)
 			if err != nil {

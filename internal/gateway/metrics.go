@@ -36,8 +36,8 @@ type metrics struct {
 	late              atomic.Uint64 // and since they were slow
 }
 
-// note counts n commands that took so long each.
-func (m *metrics) note(c *command, n uint64, failed bool, took time.Duration) {
+// noteCommands counts n commands that took so long each.
+func (m *metrics) noteCommands(c *command, n uint64, failed bool, took time.Duration) {
 	if c == nil || n == 0 {
 		return
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/memcached"
 )
 
@@ -54,8 +55,7 @@ func (p *peer) answer(t *testing.T, want string) {
 	}
 }
 
-// oneLoop serves a store from one loop, and returns n connections that are in it. What is
-// written to them has arrived.
+// oneLoop serves a store from one loop, and returns n connections that are in it. Bytes written to them have arrived.
 func oneLoop(t *testing.T, o memcached.Options, n int) (s *memcached.Server, ps []*peer) {
 	t.Helper()
 	if was := runtime.GOMAXPROCS(2); was != 2 {
@@ -132,7 +132,7 @@ func TestTurn(t *testing.T) {
 				case "panic":
 					panic("of a test")
 				case "slow":
-					client.WillWait(ctx)
+					inside.WillWait(ctx)
 					if ctx.Err() != nil { // a loop's: it does not wait
 						return clienttest.Fault{Err: context.Cause(ctx)}
 					}

@@ -35,7 +35,7 @@ type meta struct {
 	initial     uint64     // J
 }
 
-// What each command knows. The rest is refused, since we could not do it right.
+// The flags that each command knows. Others are refused, since we could not do them right.
 const (
 	mgFlags = "bcfkOqstvT"
 	msFlags = "bcCFkMNOqsT"
@@ -56,7 +56,7 @@ var (
 )
 
 // parseMeta reads the flags of a command for the key sent. r is the answer to a bad
-// one. What it returns outlives the line.
+// one. The result outlives the line.
 func (c *conn) parseMeta(cmd command, sent []byte, flags [][]byte, known string) (m *meta, r reply) {
 	m = &meta{cmd: cmd, sent: bytes.Clone(sent), delta: 1}
 	badFlag, badDuplicate, badToken := badFlag, badDuplicate, badToken
@@ -145,7 +145,7 @@ func (c *conn) metaCommand(cmd command, toks [][]byte, began time.Time) error {
 			return nil
 		}
 	}
-	c.look()
+	c.performLookups()
 	r, err := c.metaNow(cmd, toks)
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (c *conn) metaNow(cmd command, toks [][]byte) (reply, error) {
 	return c.metaDebug(toks), nil
 }
 
-// head writes a code and the flags that the command wants back; it may be nil where
+// head writes a code and the flags that the command wants back; it may be nil if
 // there is no item.
 func (c *conn) head(m *meta, code string, it *client.Item) {
 	c.w.WriteString(code)

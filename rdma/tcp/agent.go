@@ -35,8 +35,8 @@ const (
 //
 // An agent has a goroutine, which serves it from the first byte to the last. While
 // the peer says little at a time, that goroutine waits and a [loop] serves the
-// agent together with others. Whoever serves it holds exec while it touches
-// regions or the fields below exec; the goroutine releases exec around every read
+// agent together with others. Its goroutine or loop holds exec while it touches regions or the fields below
+// exec; the goroutine releases exec around every read
 // and write, and the loop between two of them. Hence Deregister, after taking a
 // key out of the table, need only pass through every exec once.
 type agent struct {
@@ -123,7 +123,7 @@ func (a *agent) setDeadline(t time.Time) {
 	}
 }
 
-// resume takes exec. Whatever was looked up before may be gone.
+// resume takes exec. Regions that were looked up before may be gone.
 func (a *agent) resume() {
 	a.exec.Lock()
 	a.keys, a.last.mr = nil, nil
@@ -284,7 +284,7 @@ func (a *agent) run() error {
 		switch {
 		case a.frame.count > 0: // a loop began it
 		case a.r == a.w && a.quiet >= a.calm:
-			if err := a.enter(); err != nil {
+			if err := a.enterLoop(); err != nil {
 				return err
 			}
 			continue

@@ -110,7 +110,7 @@ func (r *mr) Deregister() error {
 		agents = append(agents, a)
 	}
 	d.mu.Unlock()
-	// Whoever looked the key up earlier holds exec until it has finished.
+	// An agent that looked the key up earlier holds exec until it has finished.
 	for _, a := range agents {
 		a.quiesce()
 	}

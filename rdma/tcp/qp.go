@@ -540,8 +540,7 @@ func (q *qp) watch() {
 		q.seen, q.stale = p, 0
 		return
 	}
-	// One tick more than a PeerTimeout: the first may have come just after the
-	// post.
+	// The limit is one tick more than a PeerTimeout: the first may have come just after the post.
 	if q.stale++; q.stale > watchTicks {
 		q.breakConn()
 	}
@@ -564,8 +563,7 @@ func (q *qp) Abort() error {
 
 func (q *qp) close() error {
 	q.state.Store(uint32(driver.StateClosed))
-	// Whoever is writing stops, perhaps within a request, which the agent then
-	// does not complete.
+	// A goroutine that is writing stops, perhaps within a request, which the agent then does not complete.
 	_ = q.nc.SetWriteDeadline(time.Unix(1, 0))
 	q.mu.Lock()
 	//lint:ignore SA2001 a PostSend that saw the old state has returned
