@@ -121,8 +121,8 @@ func (f *flight) leaveFlight(t *Task, op *Op) {
 	}
 }
 
-// overdue ends the GETs of flight t whose time is over, and sets the deadline to that of the next.
-func (l *Lane) overdue(t *Task) {
+// endOverdueGets ends the GETs of flight t whose time is over, and sets the deadline to that of the next.
+func (l *Lane) endOverdueGets(t *Task) {
 	now := l.core.opts.Nanos()
 	t.Deadline = 0
 	for i := range t.flight.gets[:t.flight.n] {
@@ -169,7 +169,7 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	cells := t.flight.cells(t, x)
 	r := &l.found // off the stack, from where it would have to be copied
 	if !x.way.Seen(cells, x.rec, op.Key, r) {
-		l.learn(x, layout.Word(binary.LittleEndian.Uint64(cells)))
+		l.learnWord(x, layout.Word(binary.LittleEndian.Uint64(cells)))
 		return false
 	}
 	if !l.answers(r) {
@@ -183,8 +183,9 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	return true
 }
 
-// learn takes what a hint that did not hold is worth: w, which its slot holds now, is a hint for this one GET if it can be the key's.
-func (l *Lane) learn(x *hinted, w layout.Word) {
+// learnWord keeps w, which the slot of a hint that did not hold has now, as a hint for this one GET if it can be the key's. Otherwise
+// the lane forgets the hint.
+func (l *Lane) learnWord(x *hinted, w layout.Word) {
 	op := x.op
 	if w != x.way.X && w.Readable() && w.FP() == layout.FP(op.Hash) && layout.InHeap(w, x.pg.HeapLo, x.pg.HeapHi) {
 		op.learnt = index.Hint{Word: w, Shard: x.hint.Shard, Slot: x.hint.Slot}

@@ -65,6 +65,10 @@ type Lane struct {
 	}
 	mailN atomic.Int32 // len(mail.fns), readable without the lock
 	kick  chan struct{}
+	// waitOn is where waitOnCQ waits; nil if work may be under way on several queues, or on one whose
+	// connections this side cannot read itself.
+	waitOn *rdma.CQ
+	asleep atomic.Pointer[rdma.CQ] // waitOn during a waitOnCQ
 
 	acked, quiesced atomic.Uint64 // see Core.Acked
 	synchronous     atomic.Bool
@@ -94,9 +98,6 @@ func newLane(c *Core, id int) (*Lane, error) {
 		cq, err := d.CreateCQ(8192)
 		if err != nil {
 			return nil, err
-		}
-		if i := len(l.cqs); i < len(l.cqReady) {
-			l.cqReady[i] = cq.Ready()
 		}
 		l.cqs = append(l.cqs, cq)
 	}
@@ -130,7 +131,10 @@ func (l *Lane) Deliver(f func(*Lane)) {
 func (l *Lane) Kick() {
 	select {
 	case l.kick <- struct{}{}:
-	default:
+		if cq := l.asleep.Load(); cq != nil {
+			cq.Wake()
+		}
+	default: // whoever sent it wakes
 	}
 }
 
