@@ -102,8 +102,10 @@ const (
 	// A batch should not read more than this, in bytes; see conn.window.
 	batchBytes = 8 << 20
 	keepInto   = 4 << 10 // of a pooled unit's buffers
-	keepReply  = 64 << 10
-	streamFrom = 256 << 10
+	// Replies are sent once there are sendFrom bytes of them. A buffer that has grown on the way there
+	// serves again, since making it anew for each batch cost more than the lookups.
+	sendFrom, keepReply = 64 << 10, 128 << 10
+	streamFrom          = 256 << 10
 	// A lone operation may read so much, and each of several so much, without taking memory
 	// of the connection's share first. What several may read without taking any is what
 	// freeUnits do.
@@ -700,7 +702,7 @@ func (b *batch) replies() error {
 		switch mute := b.c.mute(); {
 		case mute && b.hold:
 			b.w.Truncate(b.cur.start) // EXEC's reply as a whole goes nowhere
-		case !mute && (b.w.Len() > streamFrom || b.hold && b.w.Len() > keepReply):
+		case !mute && (b.w.Len() > streamFrom || b.hold && b.w.Len() > sendFrom):
 			b.cur.streamed = true
 			if err := b.c.push(&b.w, 0); err != nil {
 				return err
@@ -756,7 +758,7 @@ func (b *batch) reply(e *entry) error {
 		paid, give := b.readLarge(u)
 		defer give()
 		b.tell(e, u)
-		if w.Len() > keepReply {
+		if w.Len() > sendFrom {
 			cur.streamed = true
 			return b.c.push(w, paid)
 		}

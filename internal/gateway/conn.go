@@ -177,7 +177,7 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 func (g *Gateway) handle(nc net.Conn) {
 	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
 		remote: nc.RemoteAddr(), local: nc.LocalAddr()}
-	c.link.Init(c, &g.loops, c.id, nc, g.calm)
+	c.link.Init(c, &g.loops, nc, g.calm)
 	c.ctx = client.OnWait(client.LimitMemory(g.ctx, oneLimit), c.link.Waits)
 	c.smallCtx = client.OnWait(client.LimitMemory(g.ctx, eachLimit), c.link.Waits)
 	c.share = g.o.Budget.Share(c.evict)
@@ -337,7 +337,7 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 	case replySkipNext:
 		c.reply = replySkip
 	}
-	if w.Len() >= keepReply {
+	if w.Len() >= sendFrom {
 		return c.push(w, 0)
 	}
 	return nil

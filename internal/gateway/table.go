@@ -161,8 +161,10 @@ func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
 func replyZero(_ *conn, w *resp.Writer, _ [][]byte)  { w.Int(0) }
 func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
 
-func init() {
-	all := []*command{
+// valueCommands work on one key, or on several each of which is atomic alone. A batch joins them by key:
+// their kind says what the store does for them, their fold how the replies for several keys make one.
+func valueCommands() []*command {
+	return []*command{
 		keyed("get", 2, 1, readValue, cmdGet, "Returns the value of a key."),
 		keyed("set", -3, 1, update, cmdSet, "Sets the value of a key, its expiry with it.").with(plainSet),
 		keyed("setnx", 3, 1, putIf, cmdSetNX, "Sets a key that does not exist.").with(setNX),
@@ -197,6 +199,12 @@ func init() {
 		keyed("pexpire", -3, 1, update, cmdPExpire, "Sets the time to live in milliseconds."),
 		keyed("expireat", -3, 1, update, cmdExpireAt, "Sets the expiry as a Unix time in seconds."),
 		keyed("pexpireat", -3, 1, update, cmdPExpireAt, "Sets the expiry as a Unix time in milliseconds."),
+	}
+}
+
+// inspectionCommands tell how a value is kept, as far as that means anything here.
+func inspectionCommands() []*command {
+	return []*command{
 		container("object", "generic", "What is known of how a value is kept.", nil,
 			keyed("object|encoding", 3, 2, readValue, cmdEncoding, "Returns the encoding that Redis would choose."),
 			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
@@ -214,7 +222,13 @@ func init() {
 			}, "Is not known."),
 			onConn("memory|purge", 2, "", replyOK, "Does nothing."),
 			helpOf("memory", "USAGE <key> [SAMPLES <count>]", "    Estimate the bytes that a key takes.")),
+	}
+}
 
+// keyspaceCommands read the index, or change several keys step by step. None of them joins a batch, and EXEC
+// refuses those that change several keys.
+func keyspaceCommands() []*command {
+	return []*command{
 		onConn("scan", -2, "generic", cmdScan, "Iterates over the keys."),
 		onConn("keys", 2, "generic", cmdKeys, "Returns the keys that match a pattern."),
 		onConn("randomkey", 1, "generic", cmdRandomKey, "Returns some key."),
@@ -226,7 +240,13 @@ func init() {
 		several(onConn("copy", -3, "generic", cmdCopy, "Copies a key, in two steps."), 1, 2, 1),
 		several(onConn("msetnx", -3, "string", cmdMSetNX, "Sets a key that does not exist; several are refused."), 1, -1, 2),
 		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
+	}
+}
 
+// connectionCommands are about a transaction or the connection itself. Those that are atOnce end or change a
+// transaction, so they are not queued by one.
+func connectionCommands() []*command {
+	return []*command{
 		atOnce(onConn("multi", 1, "transactions", cmdMulti, "Begins a transaction.")),
 		atOnce(&command{name: "exec", arity: 1, group: "transactions", batch: cmdExec, summary: "Performs a transaction on one key, or one that only reads."}),
 		atOnce(onConn("discard", 1, "transactions", cmdDiscard, "Ends a transaction without performing it.")),
@@ -241,7 +261,12 @@ func init() {
 		beforeAuth(notInTx(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version."))),
 		notInTx(onConn("select", 2, "connection", cmdSelect, "Chooses the database.")),
 		clientCommands(),
+	}
+}
 
+// describingCommands tell clients and tools what they talk to.
+func describingCommands() []*command {
+	return []*command{
 		container("command", "server", "Describes commands.", cmdCommand,
 			onConn("command|count", 2, "", cmdCommandCount, "Counts commands."),
 			onConn("command|info", -2, "", cmdCommandInfo, "Describes commands."),
@@ -260,6 +285,13 @@ func init() {
 			onConn("config|rewrite", 2, "", refuse("ERR The server is running without a config file"), "Is refused."),
 			helpOf("config", "GET <pattern>", "    Return parameters matching the glob-like <pattern> and their values.",
 				"SET <directive> <value>", "    Set the configuration <directive> to <value>.", "RESETSTAT", "    Reset statistics reported by the INFO command.")),
+	}
+}
+
+// administrationCommands are those that tools of Redis call and expect to succeed, although there is nothing to
+// administer here, and those that are refused with a reason.
+func administrationCommands() []*command {
+	return []*command{
 		container("slowlog", "server", "There is no slow log: it is empty.", nil,
 			onConn("slowlog|get", -2, "", replyEmpty, "Is empty."),
 			onConn("slowlog|len", 2, "", replyZero, "Is 0."),
@@ -298,6 +330,11 @@ func init() {
 		onConn("lolwut", -1, "server", cmdLolwut, "Says who is here."),
 		onConn("lastsave", 1, "server", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.g.started.Unix()) }, "Returns the gateway's start: nothing is saved."),
 	}
+}
+
+// The number of a command is its place here; the metrics count by it.
+func init() {
+	all := slices.Concat(valueCommands(), inspectionCommands(), keyspaceCommands(), connectionCommands(), describingCommands(), administrationCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)

@@ -71,6 +71,7 @@ var imports = []row{
 	{"internal/resp", "", "the codec knows bytes, not commands"},
 	{"internal/glob", "", "patterns and keys are bytes"},
 	{"internal/loop", "client internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
+	{"internal/loop/looptest", "client client/clienttest", "it is a fake store for the tests of servers"},
 	{"internal/gateway", "client internal/glob internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/memcached", "client internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
