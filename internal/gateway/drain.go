@@ -69,4 +69,5 @@ func (c *conn) finish() {
 	}
 }
 
+// abs is for conn.active, whose sign says whether a command is being performed.
 func abs(n int64) int64 { return max(n, -n) }

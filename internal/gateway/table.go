@@ -17,49 +17,54 @@ const (
 	setAll               // OK
 )
 
+// specialOf are writes that most often need not see what was there: batch.admitOne makes a put
+// of them if their options allow it, which costs the store one round trip instead of two.
 type specialOf uint8
 
 const (
-	plainSet specialOf = 1 + iota
-	setNX
-	setFor1    // PSETEX
-	setFor1000 // SETEX
+	plainSet   specialOf = 1 + iota // SET, whose options decide
+	setNX                           // SETNX
+	setFor1                         // PSETEX
+	setFor1000                      // SETEX
 )
 
 // command is what there is to know of a command, or a subcommand ("config|get").
 type command struct {
-	name  string
-	id    int
-	arity int // with the name, as in COMMAND: negative is "at least"
+	name  string // lower case
+	id    int    // place in metrics.commands
+	arity int    // with the name, as in COMMAND: negative is "at least"
 	// first, last and step say which arguments are keys, as in COMMAND.
 	first, last, step int
 	group, summary    string
 
 	otherType bool // not served, being about lists, hashes and the like
 
-	// One of these performs it; with none, kvd does not serve it.
-	key   keyFunc // on one key; then kind, fold and special say how to batch it
-	conn  func(c *conn, w *resp.Writer, args [][]byte)
-	batch func(c *conn, b *batch, args [][]byte) error
+	// At most one of these is set, and performs it; with none, kvd does not serve it.
+	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
+	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
+	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 
-	kind    kind
-	fold    foldOf
-	special specialOf
-	lookup  bool // counts as hit or miss
-	write   bool
-	several bool // changes several keys: not for EXEC
-	noTx    bool // not between MULTI and EXEC
-	noQueue bool // performed at once after MULTI too
-	noAuth  bool // allowed before AUTH
-	swift   bool // not on keys, and still done in no time
+	kind    kind      // what one such command asks of the store
+	fold    foldOf    // how the replies for several keys make one
+	special specialOf // a write that may be a put
+	lookup  bool      // counts as hit or miss
+	write   bool      // may change a key
+	several bool      // changes several keys: not for EXEC
+	noTx    bool      // not between MULTI and EXEC
+	noQueue bool      // performed at once after MULTI too
+	noAuth  bool      // allowed before AUTH
+	swift   bool      // not on keys, and still done in no time
 
-	sub map[string]*command
+	sub map[string]*command // by name without the container's
 }
 
+// served reports whether kvd performs the command; others have a name so that they can be
+// refused in words.
 func (cmd *command) served() bool {
 	return cmd.key != nil || cmd.conn != nil || cmd.batch != nil || cmd.sub != nil
 }
 
+// subcommand returns nil for an unknown one.
 func (cmd *command) subcommand(name []byte) *command {
 	var a [maxName]byte
 	if len(name) > len(a) {
@@ -68,8 +73,11 @@ func (cmd *command) subcommand(name []byte) *command {
 	return cmd.sub[string(lower(a[:0], name))]
 }
 
+// maxName bounds names that are looked up, so that they can be folded to lower case without
+// allocating; none of Redis's is longer.
 const maxName = 32
 
+// lower appends b, with ASCII letters in lower case, to dst.
 func lower(dst, b []byte) []byte {
 	for _, c := range b {
 		if c >= 'A' && c <= 'Z' {
@@ -81,8 +89,8 @@ func lower(dst, b []byte) []byte {
 }
 
 var (
-	commands     = make(map[string]*command)
-	commandsByID []*command
+	commands     = make(map[string]*command) // by name; subcommands are within theirs
+	commandsByID []*command                  // subcommands, too
 	// unknown stands for every name that is none.
 	unknown = &command{name: "unknown", noAuth: false}
 )
@@ -96,6 +104,7 @@ func find(name []byte) *command {
 	return commands[string(lower(a[:0], name))]
 }
 
+// register numbers a command, in the order of the table.
 func register(c *command) {
 	c.id = len(commandsByID)
 	commandsByID = append(commandsByID, c)
@@ -112,17 +121,22 @@ func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *comma
 		key: f, kind: k, lookup: k <= read, write: k > read}
 }
 
+// folded makes a command on any number of keys, every step-th argument from the first on. Each
+// key is an entry of the batch, performed like a command on it alone, and how joins the replies.
 func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, summary string) *command {
 	last := -1
 	return &command{name: name, arity: arity, first: 1, last: last, step: step, group: group, summary: summary,
 		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
+// with adds a special to a command.
 func (cmd *command) with(s specialOf) *command {
 	cmd.special = s
 	return cmd
 }
 
+// onConn makes a command that is not on one key. It is performed by itself, between two batches,
+// and may use the connection and its client as it likes.
 func onConn(name string, arity int, group string, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
 	return &command{name: name, arity: arity, group: group, summary: summary, conn: f}
 }
@@ -140,6 +154,7 @@ func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte
 	return c
 }
 
+// helpOf is the subcommand HELP, in Redis's form.
 func helpOf(name string, lines ...string) *command {
 	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
 		up := strings.ToUpper(name)
@@ -153,10 +168,13 @@ func helpOf(name string, lines ...string) *command {
 	}, "Lists the subcommands.")
 }
 
+// refuse is for what cannot be done here at all; the text says why, since a client's user will
+// read it.
 func refuse(text string) func(*conn, *resp.Writer, [][]byte) {
 	return func(_ *conn, w *resp.Writer, _ [][]byte) { w.Error(text) }
 }
 
+// Commands that have nothing to do, and succeed.
 func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
 func replyZero(_ *conn, w *resp.Writer, _ [][]byte)  { w.Int(0) }
 func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
@@ -354,6 +372,7 @@ func init() {
 	register(unknown)
 }
 
+// sortedSubs is in the order of names, since that of a map changes.
 func sortedSubs(c *command) []*command {
 	var subs []*command
 	for _, s := range c.sub {
@@ -363,22 +382,26 @@ func sortedSubs(c *command) []*command {
 	return subs
 }
 
+// keysOf says which arguments are keys, for COMMAND and its users; the command itself finds them
+// without that.
 func keysOf(c *command, first, last, step int) *command {
 	c.first, c.last, c.step = first, last, step
 	return c
 }
 
+// several marks what changes several keys one after the other, which EXEC cannot make atomic.
 func several(c *command, first, last, step int) *command {
 	c.several, c.write = true, true
 	return keysOf(c, first, last, step)
 }
 
+// These set one flag each; see command.
 func atOnce(c *command) *command     { c.noQueue = true; return c }
 func notInTx(c *command) *command    { c.noTx = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
 func swiftly(c *command) *command    { c.swift = true; return c }
 
-// What Redis has and kvd has not: name and arity, as of Redis 7.
+// Redis has these and kvd has not: name and arity, as of Redis 7.
 const otherTypes = `
 lpush:-3 rpush:-3 lpushx:-3 rpushx:-3 linsert:5 rpop:-2 lpop:-2 lmpop:-4 brpop:-3 brpoplpush:4 blmove:6 blpop:-3 blmpop:-5 llen:2 lindex:3
 lset:4 lrange:4 ltrim:4 lpos:-3 lrem:4 rpoplpush:3 lmove:5

@@ -88,7 +88,7 @@ func (k *Link) Write(p []byte) int {
 	return int(n)
 }
 
-// Kill closes the connection. Whoever serves it sees the end.
+// Kill closes the connection. The goroutine that serves it sees the end.
 func (k *Link) Kill() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -11,6 +11,9 @@
 // never stopped, since one that was might have happened; so each is performed for its connection
 // alone, and holds up no other's reply.
 //
+// A loop that has had no pause for a while gives connections to another, until it has; so the processors that
+// loops take are as many as their clients need, and clients that one has time for wake one thread.
+//
 // The protocol is left to the server, whose connections are [Conn] values with a [Link] each.
 // Start with [Loops], whose methods may be called concurrently; a Link says which of its own may.
 // Buffers belong to the connections.

@@ -12,9 +12,10 @@ import (
 	"github.com/kvd-project/kvd/client"
 )
 
-// talker reads a byte at a time, and answers nothing.
+// talker reads a byte at a time until it is to end, and answers nothing.
 type talker struct {
 	link  Link
+	ends  atomic.Bool
 	reads atomic.Int64
 	peer  net.Conn
 	left  chan error // Enter has returned it
@@ -23,7 +24,11 @@ type talker struct {
 func (c *talker) Link() *Link { return &c.link }
 func (c *talker) Moved(int)   {}
 func (c *talker) Read(bool) error {
-	_, err := c.link.Read(make([]byte, 1))
+	n := 1
+	if c.ends.Load() {
+		n = 1 << 20
+	}
+	_, err := c.link.Read(make([]byte, n))
 	if err == nil {
 		c.reads.Add(1)
 	}
@@ -62,6 +67,7 @@ func twoLoops(t *testing.T, n int) (s *Loops, cs []*talker) {
 	eventually(t, "all are in loops", func() bool { return s.Conns() == n })
 	t.Cleanup(func() {
 		for _, c := range cs {
+			c.ends.Store(true)
 			c.link.Kill()
 			if err := <-c.left; err == nil {
 				t.Error("a killed connection left its loop without an error")

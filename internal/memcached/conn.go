@@ -633,7 +633,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 			return tooLarge, err
 		}
 		if cmd == cmdSet {
-			// Who sets a key does not want to find what was there before.
+			// A client that sets a key does not want to find what was there before.
 			if err := c.remove(op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
 				return c.trouble(err), nil
 			}

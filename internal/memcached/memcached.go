@@ -52,8 +52,8 @@ const (
 	// longest for the value of each of batchKeys lookups.
 	keepBuffer, keepInto = 16 << 10, 1 << 10
 	// A lone operation may read so much, and each of several so much, without taking memory
-	// of the connection's share first. What several may read without taking any is what
-	// freeKeys do.
+	// of the connection's share first. Several may read without taking any if they are no more
+	// than freeKeys.
 	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
 	freeKeys            = 4
 	// readCost is how often an operation may have in memory what it reads, and writeCost what

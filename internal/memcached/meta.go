@@ -35,7 +35,7 @@ type meta struct {
 	initial     uint64     // J
 }
 
-// What each command knows. The rest is refused, since we could not do it right.
+// The flags that each command knows. The rest is refused, since we could not do it right.
 const (
 	mgFlags = "bcfkOqstvT"
 	msFlags = "bcCFkMNOqsT"
@@ -56,7 +56,7 @@ var (
 )
 
 // parseMeta reads the flags of a command for the key sent. r is the answer to a bad
-// one. What it returns outlives the line.
+// one. The result outlives the line.
 func (c *conn) parseMeta(cmd command, sent []byte, flags [][]byte, known string) (m *meta, r reply) {
 	m = &meta{cmd: cmd, sent: bytes.Clone(sent), delta: 1}
 	badFlag, badDuplicate, badToken := badFlag, badDuplicate, badToken
