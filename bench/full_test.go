@@ -40,7 +40,7 @@ const (
 
 // TestFullCache keeps a cache full for KVD_FULL (default 20s): YCSB's workload B by two
 // clients, each of four goroutines, over three times as many keys as fit, some of which are
-// always new. What is not found is put. It fails if any operation does, if a value is another's,
+// always new. A key that is not found is put. It fails if any operation does, if a value is another's,
 // if memory grows, if one client starves, or if throughput falls below a quarter. It prints
 // what the cache did in each tenth of the time.
 func TestFullCache(t *testing.T) {
@@ -275,7 +275,7 @@ func (w *fullWorker) run(ctx context.Context) {
 		default:
 		}
 		q := w.gen.Next()
-		// One key after the other gives way to one that never was.
+		// The keys, one after the other, give way to keys that never were.
 		moved := w.f.renewed.Add(1) / renewEvery
 		record := q.Record + (moved+fullKeys-1-q.Record)/fullKeys*fullKeys
 		w.key = ycsb.Key(w.key[:0], record)

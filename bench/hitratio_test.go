@@ -148,7 +148,7 @@ func (r *residency) due(n int) bool {
 	return r.uses >= cacheUses/4 && before/every != r.uses/every
 }
 
-func (r *residency) note(n int) {
+func (r *residency) noteResident(n int) {
 	r.sum += n
 	r.looks++
 }
@@ -220,7 +220,7 @@ func (c *storeCache) use(tb testing.TB, keys []uint64) (hits int) {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		c.note(int(n))
+		c.noteResident(int(n))
 	}
 	return hits
 }
@@ -245,7 +245,7 @@ func newRedisCache(tb testing.TB, most int) *redisCache {
 	tb.Cleanup(func() { r.c.Close() })
 	ctx := tb.Context()
 	var err error
-	// What one client does in two commands; Redis evicts before a script, as before any command.
+	// A script does what a client does in two commands; Redis evicts before a script, as before any command.
 	if r.aside, err = r.c.ScriptLoad(ctx, fmt.Sprintf(
 		`if redis.call('GET', KEYS[1]) then return 1 end redis.call('SET', KEYS[1], string.rep('x', %d)) return 0`, cachedBytes)).Result(); err != nil {
 		tb.Fatal(err)
@@ -319,7 +319,7 @@ func (r *redisCache) use(tb testing.TB, keys []uint64) (hits int) {
 		tb.Fatal(err)
 	}
 	if due {
-		r.note(int(n))
+		r.noteResident(int(n))
 	}
 	// The memory follows, gently, once it is full.
 	if off := int64(r.most) - n; r.uses > cacheUses/8 && max(off, -off) > int64(r.most)/200 {

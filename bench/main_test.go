@@ -24,7 +24,7 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// What a child process is told.
+// Environment variables that tell a child process what to do.
 const (
 	envRole     = "KVD_BENCH_ROLE"
 	envNodes    = "KVD_BENCH_NODES"

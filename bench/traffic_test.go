@@ -415,13 +415,13 @@ func (w *worker) one(due time.Time) bool {
 		w.still.add(due, began, ended)
 	}
 	if err != nil {
-		f.note(err, began, ended)
+		f.noteFailure(err, began, ended)
 	}
 	return true
 }
 
-// note counts an operation that failed.
-func (f *flow) note(err error, began, ended time.Time) {
+// noteFailure counts an operation that failed.
+func (f *flow) noteFailure(err error, began, ended time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch unknown := client.Outcome(err) == rdma.Unknown; {

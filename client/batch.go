@@ -51,7 +51,7 @@ type Op struct {
 	// OpUpdate.
 	Update UpdateFunc
 
-	// OpGet appends the value to Into[:0], so that a caller who does the same again and
+	// OpGet appends the value to Into[:0], so that a caller that does the same again and
 	// again need not allocate. nil: it allocates.
 	Into []byte
 
@@ -90,7 +90,7 @@ func (c *Client) Update(ctx context.Context, key []byte, f UpdateFunc) (uint64, 
 }
 
 // Do performs ops together: the phases of all of them share round trips, one
-// doorbell a lane and memory node for each. Every Op has its own outcome. Where two name the same
+// doorbell a lane and memory node for each. Every Op has its own outcome. If two name the same
 // key, either may come first.
 func (c *Client) Do(ctx context.Context, ops []Op) {
 	for lo := 0; lo < len(ops); lo += batchLimit {
@@ -219,7 +219,7 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 	}
 }
 
-// A user's flags, where not 0, are four bytes behind the value of a record that
+// A user's flags, if not 0, are four bytes behind the value of a record that
 // carries layout.FlagUser.
 
 func withFlags(value []byte, flags uint32) ([]byte, layout.RecordFlags) {
@@ -257,7 +257,7 @@ func expiryAt(t time.Time) uint64 {
 }
 
 // GetIfChanged is Get if key has another version than the one given, and changed is
-// false if it has that one: where the key's word is remembered, that costs a READ of
+// false if it has that one: if the key's word is remembered, that costs a READ of
 // 8 bytes, unless the key expires. An absent key is ErrNotFound.
 func (c *Client) GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error) {
 	if err := checkKey(key); err != nil {

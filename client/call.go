@@ -12,7 +12,9 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -44,10 +46,10 @@ func (s *sess) hashKey(q *call) {
 // call is an operation of the API on its way through the engine.
 type call struct {
 	engine.Op
-	dst  []byte      // for the value
-	into bool        // GetInto: dst is all there is
-	work *index.Work // where a janitor wants what was found
-	page func()      // of a scan: takes what was found
+	dst  []byte       // for the value
+	into bool         // GetInto: dst is all there is
+	work *repair.Work // of a janitor's kinds: where its caller wants what was found
+	page func()       // of a scan: takes what was found
 
 	item Item
 	n    int // GetInto: the value's length
@@ -146,7 +148,7 @@ func (c *Client) patient(until *int64) bool {
 
 // pause waits a moment before an operation is tried again.
 func (c *Client) pause(ctx context.Context) error {
-	WillWait(ctx)
+	inside.WillWait(ctx)
 	select {
 	case <-time.After(2 * time.Millisecond):
 		return nil
@@ -170,7 +172,7 @@ func (c *Client) public(s *sess, q *call) error {
 	case errors.As(err, new(*layout.CorruptError)):
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	case errors.As(err, &tooLarge):
-		return &TooLargeError{Want: tooLarge.Want}
+		return &inside.TooLargeError{Want: tooLarge.Want}
 	case errors.Is(err, engine.ErrNoConn), errors.Is(err, engine.ErrTimeout), errors.Is(err, engine.ErrLease),
 		errors.Is(err, engine.ErrBuffer):
 		s.mu.Lock()
@@ -197,7 +199,7 @@ func shortKey(k []byte) []byte {
 func (q *call) Take(r *layout.Record, parts [][]byte) {
 	switch {
 	case q.work != nil:
-		*q.work = *q.Op.Work
+		*q.work = q.Machine.(*repair.Op).Work
 	case q.page != nil:
 		q.page()
 	case q.Kind == index.Raw:

@@ -3,7 +3,7 @@
 // memory nodes, without waking them.
 //
 // It leaves the protocol to package index, buffers, places and queue pairs to
-// internal/session, and membership to the directory, which it calls only to open
+// internal/engine, and membership to the directory, which it calls only to open
 // and renew its session, to learn of map changes and to get memory, never for an
 // operation.
 //
@@ -96,24 +96,23 @@ type Options struct {
 	Name string
 	// ReadOnly asks for a session without rights to write.
 	ReadOnly bool
-	// Lanes is the number of queue pairs to each memory node. Default: GOMAXPROCS,
-	// at most 16.
+	// Lanes is the number of queue pairs to each memory node. Default: 1 if every device is a tcp
+	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
 	Lanes int
 	// CacheBytes bounds the word cache. Default 64 MiB, at most 32 bytes a key.
 	CacheBytes int
 	// OpTimeout bounds every operation; its context may end it earlier. Default
 	// 10 s.
 	OpTimeout time.Duration
-	// TLS is used towards the directory, and towards memory nodes by the devices that the
-	// Client opens; nil means plain text.
+	// TLS protects the connections to the directory, and those of devices that the Client opens to memory
+	// nodes; nil means plain text.
 	TLS *tls.Config
-	// Logger receives what nobody waits for. Default: discard.
+	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 	// Background says that the session works for the store, not for a user: it does not keep
 	// its namespace from being deleted.
 	Background bool
-	// NoEviction leaves it to other sessions to evict from a cache and to take back what
-	// has expired.
+	// NoEviction has this Client neither evict from a cache nor take back expired records; other sessions do.
 	NoEviction bool
 	// Events, if not nil, tells of operations.
 	Events *Events

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -28,7 +29,7 @@ func TestDamagedGroup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	loc, err := c.Locate(key(0))
+	loc, err := inside.Of(c).Locate(key(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,7 @@ func TestDamagedGroup(t *testing.T) {
 	var lost [][]byte
 	for i := range keys {
 		_, err := fresh.Get(ctx, key(i))
-		at, _ := c.Locate(key(i))
+		at, _ := inside.Of(c).Locate(key(i))
 		switch damaged := at.PG == loc.PG && at.Home == loc.Home; {
 		case damaged && !errors.Is(err, client.ErrCorrupt):
 			t.Fatalf("get %q: %v, want ErrCorrupt", key(i), err)
@@ -99,7 +100,7 @@ func TestMovedNowhere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	loc, err := c.Locate([]byte("k"))
+	loc, err := inside.Of(c).Locate([]byte("k"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// evictor keeps memory at hand where the directory has none left to grant: in a cache
-// it evicts, by samples, ahead of need; everywhere it takes back what has expired. What
-// it unlinks goes to the session's limbo, as after any delete. It works on the
+// evictor keeps memory at hand if the directory has none left to grant: in a cache
+// it evicts, by samples, ahead of need; everywhere it takes back what has expired. The places that it
+// unlinks go to the session's limbo, as after any delete. It works on the
 // session's lanes, between and beside its operations, in one goroutine.
 type evictor struct {
 	s      *sess
@@ -117,7 +118,7 @@ const (
 	evictSpell = 50 * time.Millisecond
 	// ghostEntries is how many evicted keys a Client remembers, 8 bytes each.
 	ghostEntries = 128 << 10
-	// Up to slackMost of the memory held is kept at hand where that is in pieces too small.
+	// Up to slackMost of the memory held is kept at hand if that is in pieces too small.
 	slackMost  = 1.0 / 4
 	slackFades = 30 * time.Second
 	// foreignShare of the memory held, one in so many, may be free places of one length that
@@ -221,7 +222,7 @@ func (e *evictor) calm() bool {
 }
 
 // work evicts, and keeps accounts.
-func (e *evictor) work(works []*index.Work) (records int, units uint64) {
+func (e *evictor) work(works []*repair.Work) (records int, units uint64) {
 	errs := e.s.c.work(e.s.ctx, e.s, index.Evict, works)
 	now := engine.Millis()
 	for i, w := range works {
@@ -247,14 +248,22 @@ func (e *evictor) work(works []*index.Work) (records int, units uint64) {
 	return records, units
 }
 
-func candidateOf(c index.Candidate) evict.Candidate {
+func wordsOf(list []repair.Candidate) []layout.Word {
+	words := make([]layout.Word, len(list))
+	for i, c := range list {
+		words[i] = c.Word
+	}
+	return words
+}
+
+func candidateOf(c repair.Candidate) evict.Candidate {
 	return evict.Candidate{Word: c.Access, Known: c.Access != 0, Units: c.Units}
 }
 
 // chooser picks n records of each group that it is asked about. Policies choose for one
 // goroutine at a time, lanes ask from several.
-func (e *evictor) chooser(mu *sync.Mutex, n int) func([]index.Candidate) []int {
-	return func(list []index.Candidate) []int {
+func (e *evictor) chooser(mu *sync.Mutex, n int) func([]repair.Candidate) []int {
+	return func(list []repair.Candidate) []int {
 		mu.Lock()
 		defer mu.Unlock()
 		e.seen.Add(int64(len(list)))
@@ -278,10 +287,10 @@ func (e *evictor) makeRoom() bool {
 		return false
 	}
 	var mu sync.Mutex
-	works := make([]*index.Work, 0, 2*len(rooms))
+	works := make([]*repair.Work, 0, 2*len(rooms))
 	for r := range rooms {
-		works = append(works, &index.Work{PG: r.pg, Off: r.home, Choose: e.chooser(&mu, 1)},
-			&index.Work{PG: r.pg, Off: r.stash, Choose: e.chooser(&mu, 1)})
+		works = append(works, &repair.Work{PG: r.pg, Off: r.home, Choose: e.chooser(&mu, 1)},
+			&repair.Work{PG: r.pg, Off: r.stash, Choose: e.chooser(&mu, 1)})
 	}
 	e.work(works)
 	return true
@@ -338,7 +347,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	}
 	if f != nil {
 		if now.Sub(p.settled) > time.Second {
-			e.settle(pg)
+			e.recountHeld(pg)
 			p.settled = now
 		}
 		supply = f.Supply()
@@ -353,7 +362,7 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 	if lack > 0 && !refused {
 		e.s.WantMemory(pg.ID, max(need, 1)) // perhaps there is some by now
 	}
-	// What others are to have comes on top, of own memory, which is free in one piece again.
+	// Memory for others comes on top: this session's own, which is free in one piece again.
 	// Less what lies about: more than the session will use in the next few seconds.
 	owed := p.owed(give, now.Add(-limbo-time.Second))
 	owed = max(owed-max(supply-max(target, int64(4*p.rate)), 0), 0)
@@ -373,11 +382,11 @@ func (e *evictor) relieve(v *engine.View, pg *engine.PG) bool {
 		victims := int(float64(lack)/p.perVictim) + 1
 		groups := e.groups()
 		var mu sync.Mutex
-		works := make([]*index.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
+		works := make([]*repair.Work, 0, min((victims+evictSample-1)/evictSample, evictWorks))
 		for range cap(works) {
 			if w := e.sample(v, pg, groups); w != nil {
-				w.Choose = chooserAmong(e.chooser(&mu, min(victims, evictSample)), func(list []index.Candidate) []int {
-					return engine.Welcome(h, list, stock)
+				w.Choose = chooserAmong(e.chooser(&mu, min(victims, evictSample)), func(list []repair.Candidate) []int {
+					return engine.Welcome(h, wordsOf(list), stock)
 				})
 				works = append(works, w)
 			}
@@ -413,8 +422,8 @@ func (e *evictor) limbo(now time.Time) time.Duration {
 	return time.Duration(sent-released+1) * min(e.renewal, e.s.renew)
 }
 
-// settle counts afresh what the session holds in pg.
-func (e *evictor) settle(pg *engine.PG) {
+// recountHeld counts afresh what the session holds in pg.
+func (e *evictor) recountHeld(pg *engine.PG) {
 	held := uint64(0)
 	for _, l := range e.s.core.Lanes() {
 		if !e.s.onLane(l, func(l *engine.Lane) { held += l.Held(pg.ID) }) {
@@ -450,7 +459,7 @@ func randomGroup(v *engine.View, pg *engine.PG) (off uint64, ok bool) {
 
 // fit sees to places that could not be had though as much is at hand: it is not in one
 // piece, or of other sizes, in which other sessions were granted it. First some records of
-// such a size go; where there are none, everything in one stretch of own memory. It reports whether
+// such a size go; if there are none, everything in one stretch of own memory. It reports whether
 // anything is waited for.
 func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time, limbo time.Duration) bool {
 	h := e.s.core.HeapOf(&pg.PG)
@@ -476,10 +485,10 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 		w.hunted = now
 		var mu sync.Mutex
 		groups := e.groups()
-		works := make([]*index.Work, 0, evictWorks)
+		works := make([]*repair.Work, 0, evictWorks)
 		for range cap(works) {
 			if x := e.sample(v, pg, groups); x != nil {
-				x.Choose = chooserAmong(e.chooser(&mu, 1), func(list []index.Candidate) (at []int) {
+				x.Choose = chooserAmong(e.chooser(&mu, 1), func(list []repair.Candidate) (at []int) {
 					for i, c := range list {
 						if c.Units >= units && c.Units <= 2*units {
 							at = append(at, i)
@@ -509,10 +518,10 @@ func (e *evictor) fit(v *engine.View, pg *engine.PG, p *pressure, now time.Time,
 }
 
 // chooserAmong chooses among those candidates that some may be.
-func chooserAmong(choose func([]index.Candidate) []int, some func([]index.Candidate) []int) func([]index.Candidate) []int {
-	return func(list []index.Candidate) []int {
+func chooserAmong(choose func([]repair.Candidate) []int, some func([]repair.Candidate) []int) func([]repair.Candidate) []int {
+	return func(list []repair.Candidate) []int {
 		at := some(list)
-		fit := make([]index.Candidate, len(at))
+		fit := make([]repair.Candidate, len(at))
 		for i, j := range at {
 			fit[i] = list[j]
 		}
@@ -527,7 +536,7 @@ func chooserAmong(choose func([]index.Candidate) []int, some func([]index.Candid
 // clear evicts what lies in a stretch of own memory, a thousand groups of the index at a
 // time. It reports whether there is more to look at.
 func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) {
-	choose := func(list []index.Candidate) (picked []int) {
+	choose := func(list []repair.Candidate) (picked []int) {
 		for i, x := range list {
 			if u := x.Word.Unit(); u < c.from+c.units && c.from < u+x.Units {
 				picked = append(picked, i)
@@ -545,10 +554,10 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 			c.at = sweepPos{shard: c.at.shard + 1}
 			continue
 		}
-		var works []*index.Work
+		var works []*repair.Work
 		for len(works) < evictWorks && c.at.group < all {
-			w := &index.Work{PG: pg.ID, Off: sh.Off + uint64(c.at.group)*layout.GroupSize, Choose: choose}
-			for c.at.group++; c.at.group < all && len(w.More) < index.MaxEvictGroups-1; c.at.group++ {
+			w := &repair.Work{PG: pg.ID, Off: sh.Off + uint64(c.at.group)*layout.GroupSize, Choose: choose}
+			for c.at.group++; c.at.group < all && len(w.More) < repair.MaxEvictGroups-1; c.at.group++ {
 				w.More = append(w.More, sh.Off+uint64(c.at.group)*layout.GroupSize)
 			}
 			budget -= 1 + len(w.More)
@@ -559,14 +568,14 @@ func (e *evictor) clear(v *engine.View, pg *engine.PG, c *clearing) (more bool) 
 	return true
 }
 
-// groups is how many groups make a sample: more where the index is nearly empty.
+// groups is how many groups make a sample: more if the index is nearly empty.
 func (e *evictor) groups() int {
-	return max(evictSample, min(int(evictSeen/max(e.perGroup, 1)), index.MaxEvictGroups))
+	return max(evictSample, min(int(evictSeen/max(e.perGroup, 1)), repair.MaxEvictGroups))
 }
 
 // sample is a look at so many groups, nil if there are none.
-func (e *evictor) sample(v *engine.View, pg *engine.PG, groups int) *index.Work {
-	w := &index.Work{PG: pg.ID}
+func (e *evictor) sample(v *engine.View, pg *engine.PG, groups int) *repair.Work {
+	w := &repair.Work{PG: pg.ID}
 	for range groups {
 		if off, ok := randomGroup(v, pg); ok && w.Off == 0 {
 			w.Off = off
@@ -588,14 +597,13 @@ type counts struct {
 }
 
 // work performs operations of one of a janitor's kinds on a session's lanes.
-func (c *Client) work(ctx context.Context, s *sess, kind index.Kind, works []*index.Work) []error {
+func (c *Client) work(ctx context.Context, s *sess, kind index.Kind, works []*repair.Work) []error {
 	errs := make([]error, len(works))
 	store := make([]call, len(works))
 	ops := make([]*engine.Op, len(works))
 	for i, w := range works {
 		q := &store[i]
-		x := *w // the Op's, also when its caller has gone
-		q.Kind, q.Lane, q.Work, q.work, q.Asker = kind, 1+i%len(s.core.Lanes()), &x, w, q
+		q.Kind, q.Lane, q.Machine, q.work, q.Asker = kind, 1+i%len(s.core.Lanes()), repair.New(kind, w), w, q
 		ops[i] = &q.Op
 	}
 	s.core.Do(ctx, ops)

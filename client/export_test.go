@@ -24,3 +24,6 @@ func (c *Client) Renewals() (sent, released uint64, quiet bool) {
 	sent, released = s.core.Renewals()
 	return sent, released, s.core.Quiet()
 }
+
+// Lanes is how many the session has.
+func (c *Client) Lanes() int { return len(c.sess.Load().core.Lanes()) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -70,17 +71,23 @@ func mustPut(t *testing.T, c *client.Client, key []byte, value string) {
 // that are not there any more: what ended before another operation began has at
 // most its version, and every version has the one value that was put with it.
 func TestHintedOrder(t *testing.T) {
-	st, a := open(t, "shm", devstore.Options{}, client.Options{Lanes: 2})
+	for provider, rounds := range map[string]int{"shm": 3000, "tcp": 400} {
+		t.Run(provider, func(t *testing.T) { hintedOrder(t, provider, rounds) })
+	}
+}
+
+func hintedOrder(t *testing.T, provider string, rounds int) {
+	st, a := open(t, provider, devstore.Options{}, client.Options{Lanes: 2})
 	clients := []*client.Client{a}
 	for range 2 {
-		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: "shm", Lanes: 1})
+		c, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: provider, Lanes: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
 		clients = append(clients, c)
 	}
-	const keys, rounds, batch = 6, 3000, 8
+	const keys, batch = 6, 8
 	type event struct {
 		begin, end int64
 		version    uint64
@@ -181,7 +188,7 @@ func TestOnWait(t *testing.T) {
 			_, c := open(t, provider, devstore.Options{}, client.Options{Lanes: 1})
 			type key struct{}
 			var waits atomic.Int64
-			ctx := client.OnWait(context.WithValue(t.Context(), key{}, 7), func() { waits.Add(1) })
+			ctx := inside.OnWait(context.WithValue(t.Context(), key{}, 7), func() { waits.Add(1) })
 			if ctx.Value(key{}) != 7 {
 				t.Error("what the context had is gone")
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -18,7 +19,7 @@ import (
 func TestLimitMemory(t *testing.T) {
 	try := func(t *testing.T, c client.API) {
 		const limit = 64 << 10
-		few := client.LimitMemory(t.Context(), limit)
+		few := inside.LimitMemory(t.Context(), limit)
 		for _, n := range []int{10, 40 << 10, 100 << 10, 3 << 20, 9 << 20} {
 			k := fmt.Append(nil, "k", n)
 			v := bytes.Repeat([]byte("v"), n)
@@ -56,7 +57,7 @@ func TestLimitMemory(t *testing.T) {
 				},
 			} {
 				it, err := op(few)
-				var large *client.TooLargeError
+				var large *inside.TooLargeError
 				if n < limit == errors.As(err, &large) {
 					t.Fatalf("%s of %d bytes: %v", name, n, err)
 				}
@@ -64,7 +65,7 @@ func TestLimitMemory(t *testing.T) {
 					if large.Want < n || client.Outcome(err) != rdma.No {
 						t.Errorf("%s of %d bytes: %v, outcome %v", name, n, err, client.Outcome(err))
 					}
-					it, err = op(client.LimitMemory(t.Context(), large.Want))
+					it, err = op(inside.LimitMemory(t.Context(), large.Want))
 				}
 				if err != nil || !bytes.Equal(it.Value, v) || it.Flags != 7 {
 					t.Errorf("%s of %d bytes: %d bytes, flags %d, %v", name, n, len(it.Value), it.Flags, err)

@@ -64,7 +64,7 @@ func (c *Client) MultiDelete(ctx context.Context, keys [][]byte) []Result {
 	return c.batch(ctx, len(keys), func(o *Op, i int) { o.Kind, o.Key = OpDelete, keys[i] })
 }
 
-// batch performs n Ops that fill makes. One whose Err it sets is not performed.
+// batch performs n Ops that fill makes. An Op whose Err fill sets is not performed.
 func (c *Client) batch(ctx context.Context, n int, fill func(*Op, int)) []Result {
 	ops, of, res := make([]Op, 0, n), make([]int, 0, n), make([]Result, n)
 	for i := range n {

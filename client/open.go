@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -47,7 +48,6 @@ type Client struct {
 func (o *Options) ensureDefaults() {
 	o.Namespace = cmp.Or(o.Namespace, "default")
 	o.Name = cmp.Or(o.Name, defaultName())
-	o.Lanes = cmp.Or(o.Lanes, min(runtime.GOMAXPROCS(0), engine.MaxLanes))
 	o.CacheBytes = cmp.Or(o.CacheBytes, 64<<20)
 	o.OpTimeout = cmp.Or(o.OpTimeout, 10*time.Second)
 	if o.Logger == nil {
@@ -67,8 +67,8 @@ func (o *Options) Validate() error {
 	if len(o.Devices) > 3 {
 		bad("Devices: %d, want at most 3", len(o.Devices))
 	}
-	if o.Lanes < 1 || o.Lanes > engine.MaxLanes {
-		bad("Lanes: %d, want 1..%d", o.Lanes, engine.MaxLanes)
+	if o.Lanes < 0 || o.Lanes > engine.MaxLanes {
+		bad("Lanes: %d, want 1..%d, or 0 for the default", o.Lanes, engine.MaxLanes)
 	}
 	if o.CacheBytes < 0 {
 		bad("CacheBytes: %d, want >= 0 bytes", o.CacheBytes)
@@ -127,6 +127,7 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 		}
 		c.o.Devices = c.opened
 	}
+	c.o.Lanes = cmp.Or(o.Lanes, lanesFor(c.o.Devices))
 	// A session may be lost before its first map, on a machine that stands still.
 	for _, err = c.openSession(ctx, 0); errors.Is(err, errSessionLost) && ctx.Err() == nil; {
 		_, err = c.openSession(ctx, 0)
@@ -135,6 +136,14 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// lanesFor is Options.Lanes for devices.
+func lanesFor(devices []*rdma.Device) int {
+	if !slices.ContainsFunc(devices, func(d *rdma.Device) bool { return d.Name() != "tcp" }) {
+		return 1
+	}
+	return min(runtime.GOMAXPROCS(0), engine.MaxLanes)
 }
 
 // release gives back what Open took, when there is no session any more.
@@ -211,7 +220,7 @@ func (c *Client) live(ctx context.Context) (*sess, error) {
 	if !s.core.Dead() {
 		return s, nil
 	}
-	WillWait(ctx)
+	inside.WillWait(ctx)
 	t := time.NewTimer(c.o.OpTimeout)
 	defer t.Stop()
 	for s.core.Dead() {

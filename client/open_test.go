@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
@@ -56,5 +58,25 @@ func TestOpenLost(t *testing.T) {
 	c, err := client.Open(ctx, client.Options{Directory: []string{l.Addr().String()}, Devices: []*rdma.Device{rdma.NewDevice("sim", sim.New(sim.Options{}).Device("c"))}})
 	if c != nil || !errors.Is(err, client.ErrNoNamespace) {
 		t.Errorf("%v, %v; want what the third attempt found", c, err)
+	}
+}
+
+// Over sockets alone a client has one connection to a memory node unless it is told otherwise.
+func TestDefaultLanes(t *testing.T) {
+	for provider, want := range map[string]int{"tcp": 1, "shm": min(runtime.GOMAXPROCS(0), 16)} {
+		st, c := open(t, provider, devstore.Options{}, client.Options{})
+		if n := c.Lanes(); n != want {
+			t.Errorf("%s: %d lanes, want %d", provider, n, want)
+		}
+		two, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: provider, Lanes: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := two.Lanes(); n != 2 {
+			t.Errorf("%s: %d lanes, want the 2 asked for", provider, n)
+		}
+		if err := two.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -68,7 +68,7 @@ func TestQuietSessions(t *testing.T) {
 			before[i], _, _ = c.Renewals()
 		}
 		tag, _, _ := writer.Renewals()
-		put() // its place before is in limbo until every session has reported another epoch
+		put() // its place before is in limbo until every session has reported another reclaim epoch
 		took := until("the end of limbo", func() bool {
 			_, released, _ := writer.Renewals()
 			return released > tag

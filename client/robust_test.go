@@ -23,6 +23,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 	provider "github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/memnode"
@@ -329,7 +330,7 @@ func (r *rig) create(q *dirpb.CreateNamespaceRequest) {
 // nodeOf is the number of the memory node that holds key.
 func (r *rig) nodeOf(c *client.Client, key []byte) int {
 	r.t.Helper()
-	loc, err := c.Locate(key)
+	loc, err := inside.Of(c).Locate(key)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -444,7 +445,7 @@ func (l *load) run(w int) {
 		n := fmt.Sprintf("%sn%d", l.prefix, i%3)
 		begin := time.Now()
 		_, err := l.c.Incr(ctx, []byte(n), 1)
-		if !l.judge(n, "incr", begin, err) {
+		if !l.judgeResult(n, "incr", begin, err) {
 			return
 		}
 		l.mu.Lock()
@@ -459,7 +460,7 @@ func (l *load) run(w int) {
 		k := fmt.Sprintf("%sk%d-%d", l.prefix, w, i%16)
 		begin = time.Now()
 		_, err = l.c.Put(ctx, []byte(k), binary.LittleEndian.AppendUint64(nil, i), client.PutOptions{})
-		if !l.judge(k, "put", begin, err) {
+		if !l.judgeResult(k, "put", begin, err) {
 			return
 		}
 		l.mu.Lock()
@@ -476,7 +477,7 @@ func (l *load) run(w int) {
 	}
 }
 
-func (l *load) judge(key, what string, begin time.Time, err error) bool {
+func (l *load) judgeResult(key, what string, begin time.Time, err error) bool {
 	if d := time.Since(begin); d > 15*time.Second {
 		l.t.Errorf("%s %s took %v: %v", what, key, d, err)
 		return false
@@ -1142,7 +1143,7 @@ func TestLockOfTheDead(t *testing.T) {
 	ctx := t.Context()
 	x := r.raw()
 	k := []byte("k")
-	loc, err := c.Locate(k)
+	loc, err := inside.Of(c).Locate(k)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1183,7 +1184,7 @@ func TestCorruptBytes(t *testing.T) {
 		if _, err := warm.Put(ctx, k, want, client.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		loc, err := warm.Locate(k)
+		loc, err := inside.Of(warm).Locate(k)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1271,7 +1272,7 @@ func TestGarbageIndex(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 0))
 	for round := range rounds {
 		k := fmt.Appendf(nil, "k%d", round)
-		loc, err := c.Locate(k)
+		loc, err := inside.Of(c).Locate(k)
 		if err != nil {
 			t.Fatal(err)
 		}

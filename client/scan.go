@@ -144,7 +144,7 @@ func (s *sess) nextShard(prefix uint64) uint64 {
 // meanwhile may count twice or not at all, and those that expired count until their
 // memory is taken back.
 func (c *Client) Count(ctx context.Context) (uint64, error) {
-	v, err := c.ViewAtLeast(ctx, 0)
+	v, err := tools{c}.ViewAtLeast(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -157,7 +157,7 @@ func (c *Client) Count(ctx context.Context) (uint64, error) {
 			tail--
 		}
 		for at := uint32(0); at < sh.Segments; at += step {
-			b, err := c.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.SegmentSize, int(min(step, sh.Segments-at))*layout.SegmentSize)
+			b, err := tools{c}.ReadRaw(ctx, sh.PG.ID, tail, sh.Off+uint64(at)*layout.SegmentSize, int(min(step, sh.Segments-at))*layout.SegmentSize)
 			if err != nil {
 				return 0, err
 			}

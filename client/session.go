@@ -19,6 +19,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -51,7 +52,7 @@ type sess struct {
 	due       chan struct{} // capacity 1: the agenda has something new
 	ready     chan struct{} // closed with the first map
 	once      sync.Once
-	opened    atomic.Int32 // 1: it had its first map; 2: it was lost before. Whoever comes first
+	opened    atomic.Int32 // 1: it had its first map; 2: it was lost before; set by the first of both
 	closing   sync.Once
 	evictor   *evictor      // nil: this session evicts nothing
 	expiries  []expiries    // by lane: what was put, for the sweep
@@ -94,7 +95,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		Broken: func(err error) {
 			c.o.Logger.Error("the directory contradicts itself", "session", rep.SessionId, "err", err)
 		},
-		OpTimeout: int64(c.o.OpTimeout), WillWait: WillWait, Limit: MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
+		OpTimeout: int64(c.o.OpTimeout), WillWait: inside.WillWait, Limit: inside.MemoryLimit, Expiring: s.expiring, Stirred: s.stir, Nanos: engine.Nanos, Millis: engine.Millis})
 	if err != nil {
 		return nil, err
 	}
@@ -266,7 +267,7 @@ func (s *sess) perform(ask session.Ask) {
 }
 
 func (s *sess) renewOnce(ask session.Ask) {
-	ctx, cancel := context.WithTimeout(s.ctx, max(s.renew*5, time.Second))
+	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(ask.Within))
 	defer cancel()
 	var r session.Reply
 	tries := 0
@@ -551,11 +552,11 @@ func (s *sess) end(ctx context.Context) {
 	for graceful && held < len(lanes) && ctx.Err() == nil {
 		hold()
 	}
-	// What a grant under way brings is to go back with the rest.
+	// Memory that a grant under way brings is to go back with the rest.
 	for end := time.Now().Add(endGrants); graceful && !s.agenda.Ending() && ctx.Err() == nil && s.ctx.Err() == nil && time.Now().Before(end); {
 		time.Sleep(200 * time.Microsecond)
 	}
-	// Whoever leads a lane still gives up now; its buffers must not go before it.
+	// Owners of lanes give up now; a lane's buffers must not go before its owner.
 	s.core.End()
 	s.cancel(ErrClosed)
 	for held < len(lanes) {

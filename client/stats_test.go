@@ -9,8 +9,8 @@ import (
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
-// What one client wrote and another deletes goes home, and both count it the same; what they
-// count does not fall when their sessions end.
+// A record that one client wrote and another deletes goes home, and both count it the same; the counters do
+// not fall when their sessions end.
 func TestStatsOfMemoryThatGoesHome(t *testing.T) {
 	st, a := open(t, "shm", devstore.Options{CapacityBytes: 64 << 20}, client.Options{})
 	b, err := client.Open(t.Context(), client.Options{Directory: st.Directory(), Devices: st.Devices(), Provider: "shm"})

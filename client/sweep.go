@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -14,14 +14,13 @@ import (
 
 // sweep takes back what has expired. It does so in two ways, both the evictor's:
 //
-// What this session put is remembered by when it expires, and its groups are looked at
-// soon after. That keeps pace with whatever the session puts.
+// A session remembers its own puts by their expiry, and looks at their groups soon after. That keeps pace
+// with whatever the session puts.
 //
-// What nobody remembers (of other sessions, of those that have ended, too much at a time)
-// is found by going through the index: slowly at rest, faster while that finds much or while
-// memory is short.
+// Records that nobody remembers (of other sessions, of those that have ended, too many at a time) are found
+// by going through the index: slowly at rest, faster while that finds much or while memory is short.
 //
-// One batch is under way at a time, and unless memory is short no more than half of the
+// A single batch is under way at a time, and unless memory is short no more than half of the
 // time goes into batches: the lanes are there for the session's operations.
 type sweep struct {
 	wheel  *evict.Wheel
@@ -45,7 +44,7 @@ type sweep struct {
 const (
 	// Groups of the index looked at, each evictIdle, at rest.
 	sweepGroups = 64
-	sweepSlow   = 4  // where nothing expires, as far as is known
+	sweepSlow   = 4  // if nothing expires, as far as is known
 	sweepDear   = 16 // without access words: each record's header is read
 	// sweepStretch bounds sweep.stretch: a calm session looks every eight seconds.
 	sweepStretch = 80
@@ -64,7 +63,7 @@ const (
 )
 
 // expiries are the latest puts with an expiry on one lane, on their way from its leaders
-// to the evictor. Where there is no room they are lost to it, and found by the way through
+// to the evictor. If there is no room they are lost to it, and found by the way through
 // the index.
 type expiries struct {
 	ring atomic.Pointer[[expiriesLen]expiring] // nil until the first one
@@ -251,7 +250,7 @@ func (e *evictor) sweepDue(v *engine.View) (more bool) {
 		list = append(list, dueGroup{sh.PG.ID, sh.Off + home, sh.Off + stash, h})
 	}
 	works := e.visit(list)
-	// What is not in its home group may be in the stash.
+	// A key that is not in its home group may be in the stash.
 	over := map[uint64]bool{}
 	gone := map[uint64]bool{}
 	for _, w := range works {
@@ -275,12 +274,12 @@ func (e *evictor) sweepDue(v *engine.View) (more bool) {
 }
 
 // visit looks for records of list in its groups, and removes what has expired.
-func (e *evictor) visit(list []dueGroup) []*index.Work {
+func (e *evictor) visit(list []dueGroup) []*repair.Work {
 	slices.SortFunc(list, func(a, b dueGroup) int {
 		return cmp.Or(cmp.Compare(a.pg, b.pg), cmp.Compare(a.off, b.off), cmp.Compare(a.hash, b.hash))
 	})
-	var works []*index.Work
-	var w *index.Work
+	var works []*repair.Work
+	var w *repair.Work
 	for i, g := range list {
 		fp := layout.FP(g.hash)
 		switch last := i - 1; {
@@ -291,7 +290,7 @@ func (e *evictor) visit(list []dueGroup) []*index.Work {
 			}
 			continue
 		case w == nil || w.PG != g.pg || len(w.Only) == sweepWork:
-			w = &index.Work{PG: g.pg, Off: g.off}
+			w = &repair.Work{PG: g.pg, Off: g.off}
 			works = append(works, w)
 		default:
 			w.More = append(w.More, g.off)
@@ -312,7 +311,7 @@ func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest i
 		sw.expiring = true
 	}
 	late := engine.Millis() - uint64(sweepForeign/time.Millisecond)
-	var works []*index.Work
+	var works []*repair.Work
 	rest = sweepSlow
 	for {
 		if sw.at.shard >= len(v.Shards) {
@@ -341,7 +340,7 @@ func (e *evictor) sweepNext(v *engine.View, short bool) (groups, records, rest i
 		groups += n
 		each := min(max(n/(4*len(e.s.expiries)), 1), sweepWork)
 		for n > 0 {
-			w := &index.Work{PG: sh.PG.ID, Off: sh.Off + uint64(sw.at.group)*layout.GroupSize}
+			w := &repair.Work{PG: sh.PG.ID, Off: sh.Off + uint64(sw.at.group)*layout.GroupSize}
 			if !short {
 				w.Mine, w.Late = func(unit uint32) bool { return e.s.core.Owns(&sh.PG.PG, unit) }, late
 			}

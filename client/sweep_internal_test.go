@@ -7,8 +7,7 @@ import (
 	"github.com/kvd-project/kvd/internal/evict"
 )
 
-// What one goroutine adds another one collects, each once, and what there is no room for
-// is lost.
+// A goroutine collects what another one adds, each entry once; entries that find no room are lost.
 func TestExpiries(t *testing.T) {
 	const now, n = 1_700_000_000_000, 50_000
 	q, w := new(expiries), evict.NewWheel(now, 8<<20)
@@ -54,7 +53,7 @@ func TestExpiries(t *testing.T) {
 	}
 }
 
-// What is evicted for others is not evicted again while it is on its way to them.
+// Memory that is evicted for others is not evicted again while it is on its way to them.
 func TestOwed(t *testing.T) {
 	p, now := new(pressure), time.Now()
 	owed := func(give uint64, after, want int64) {

@@ -55,8 +55,8 @@ func TestStoreOfShortLives(t *testing.T) {
 	}
 }
 
-// What one client leaves in a full store goes when it has expired and another one needs
-// the memory, though that one puts nothing that expires.
+// Records that a client leaves in a full store go when they have expired and another client needs the
+// memory, though that one puts nothing that expires.
 func TestStoreOfAnothersExpired(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "shm", 1, 5*time.Second)
@@ -106,7 +106,7 @@ func TestStoreOfAnothersExpired(t *testing.T) {
 	}
 }
 
-// What expires in a store goes as fast as it comes, after a put and after a touch.
+// Records with an expiry go as fast as they come, after a put and after a touch.
 func TestSweepKeepsPace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "shm", 1, 5*time.Second)

@@ -72,7 +72,7 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 					t.Fatal(err)
 				}
 			}
-			// What holds from one evaluation to another holds for that time.
+			// A condition that holds from one evaluation to another holds for that time.
 			seconds := (int64(time.Duration(d).Seconds()) + w.every - 1) / w.every * w.every
 			w.rules = append(w.rules, rule{a.Alert, strings.ReplaceAll(a.Expr, "\n", " "), seconds})
 			exprs.WriteString(a.Expr + "\n")
@@ -83,8 +83,8 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 	return w
 }
 
-// look scrapes every target; one that does not answer serves nothing.
-func (w *watcher) look() []scrape {
+// scrapeTargets scrapes every target; one that does not answer serves nothing.
+func (w *watcher) scrapeTargets() []scrape {
 	var now []scrape
 	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
@@ -177,7 +177,7 @@ func (w *watcher) until(what string, d time.Duration, ok func(map[string][]firin
 	var all map[string][]firing
 	await(w.t, func() string { return fmt.Sprintf("%s: fire %v", what, slices.Sorted(maps.Keys(all))) }, func() bool {
 		w.past, w.now = past, now
-		w.hold(w.look(), d)
+		w.hold(w.scrapeTargets(), d)
 		all = w.firing()
 		return ok(all)
 	})
@@ -400,7 +400,7 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 		p.signal(syscall.SIGSTOP)
 		await(t, func() string { return "nobody takes over" }, func() bool { return s.run[fmt.Sprint("d", s.leader())] != p })
 		p.signal(syscall.SIGCONT)
-		w.hold(w.look(), time.Minute)
+		w.hold(w.scrapeTargets(), time.Minute)
 	}
 	w.firesNow("KvdLeaderChanges")
 
@@ -549,7 +549,7 @@ func memory(t *testing.T, promql string, fired map[string]bool) {
 				t.Fatal(got)
 			}
 		}
-		w.hold(w.look(), 5*time.Minute)
+		w.hold(w.scrapeTargets(), 5*time.Minute)
 	}
 	w.firesNow("KvdCacheTooSmall")
 
@@ -613,7 +613,7 @@ func slow(t *testing.T, promql string, fired map[string]bool) {
 			}
 		})
 		s.kvctl("", "namespace", "set", "n", "--limit", fmt.Sprintf("%dMiB", 1+i))
-		w.hold(w.look(), time.Minute)
+		w.hold(w.scrapeTargets(), time.Minute)
 	}
 	w.firesNow("KvdSlowCommits")
 }
@@ -639,7 +639,7 @@ func limbo(t *testing.T, promql string, fired map[string]bool) {
 				t.Fatal(got)
 			}
 		}
-		w.hold(w.look(), time.Minute)
+		w.hold(w.scrapeTargets(), time.Minute)
 	}
 	w.firesNow("KvdLimboGrowing")
 }
@@ -665,7 +665,7 @@ func damage(t *testing.T, promql string, fired map[string]bool) {
 	if got := r.do("SET", "a", value); got != "+OK" {
 		t.Fatal(got)
 	}
-	w.hold(w.look(), time.Minute)
+	w.hold(w.scrapeTargets(), time.Minute)
 	s.run["m1"].signal(syscall.SIGSTOP)
 	for r.do("SET", "a", value) == "+OK" { // it is about to stop
 	}
@@ -691,7 +691,7 @@ func damagedIndex(t *testing.T, promql string, fired map[string]bool) {
 		t.Fatal(got)
 	}
 	w.only()
-	w.hold(w.look(), time.Minute)
+	w.hold(w.scrapeTargets(), time.Minute)
 	at := s.indexed("n", "k")
 	// The code of the place's length is the fifth byte of a slot: 64 bytes become 1,024. The
 	// record is read, as it is whole; its place cannot be taken back like that.
@@ -707,7 +707,7 @@ func damagedIndex(t *testing.T, promql string, fired map[string]bool) {
 	}
 	at = s.indexed("n", "k")
 	s.run["m1"].overwrite(at.region, at.group, func(b []byte) { b[0] = 0xff; b[1] = 0xff }, 2)
-	w.hold(w.look(), 5*time.Minute)
+	w.hold(w.scrapeTargets(), 5*time.Minute)
 	s.kvctl("", "--namespace", "n", "shards", "split", "--all")
 	failed := regexp.MustCompile(`kvd_janitor_jobs_total\{kind="move",result="failed"\} (\d+)`)
 	for n := 1; n <= 4; n++ {
@@ -719,7 +719,7 @@ func damagedIndex(t *testing.T, promql string, fired map[string]bool) {
 			k, err := strconv.Atoi(m[1])
 			return err == nil && k >= n
 		})
-		w.hold(w.look(), 2*time.Minute)
+		w.hold(w.scrapeTargets(), 2*time.Minute)
 	}
 	w.fires("KvdJobsFailing", "KvdJobsInTrouble")
 	if got := s.kvctl("", "jobs"); !strings.Contains(got, "corrupt") {
@@ -748,9 +748,9 @@ func load(t *testing.T, promql string, fired map[string]bool) {
 	var all map[string][]firing
 	await(t, func() string { return fmt.Sprintf("the load does not matter: fire %v", slices.Sorted(maps.Keys(all))) }, func() bool {
 		w.past, w.now = past, now
-		before, began := w.look(), time.Now()
+		before, began := w.scrapeTargets(), time.Now()
 		time.Sleep(time.Second / 2) // what is asked is how much happens in a time
-		after := w.look()
+		after := w.scrapeTargets()
 		w.goOn(before, after, time.Since(began).Seconds(), 25*time.Minute)
 		all = w.firing()
 		return len(all["KvdDataPathCPU"]) > 0
@@ -777,13 +777,13 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 				t.Fatal(got)
 			}
 		}
-		w.hold(w.look(), 6*time.Hour)
+		w.hold(w.scrapeTargets(), 6*time.Hour)
 	}
 	for range 8 {
 		for range 100 {
 			r.do("GET", "nothing")
 		}
-		w.hold(w.look(), 5*time.Minute)
+		w.hold(w.scrapeTargets(), 5*time.Minute)
 	}
 	w.firesNow("KvdHitRatioDropped")
 	// Commands that are none, and one connection too many, for ten minutes.
@@ -799,7 +799,7 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 		_ = c.SetDeadline(time.Now().Add(patience))
 		_, _ = io.ReadAll(c) // it says why, and closes
 		_ = c.Close()
-		w.hold(w.look(), time.Minute)
+		w.hold(w.scrapeTargets(), time.Minute)
 	}
 	w.firesNow("KvdGatewayErrors", "KvdGatewayRefusesConnections")
 }

@@ -201,7 +201,7 @@ func TestSampleSettings(t *testing.T) {
 	if !slices.Equal(g.Databases, []string{"cache"}) || d.HTTPListen == config.Off || m.HTTPListen == config.Off || g.HTTPListen == config.Off {
 		t.Errorf("gateway.yaml gives %+v", g)
 	}
-	// What is commented out is right as well, once the comment signs are gone.
+	// Settings that are commented out are right as well, once the comment signs are gone.
 	for name, s := range map[string]config.Settings{"directory.yaml": config.DefaultDirectoryNode(), "memnode.yaml": config.DefaultMemNode(), "gateway.yaml": config.DefaultGateway()} {
 		file := filepath.Join(t.TempDir(), name)
 		var lines []string

@@ -123,7 +123,7 @@ func TestSameText(t *testing.T) {
 
 // Every command of the README and of docs/operations.md does what it says: they are run one
 // after the other, word for word and with the ports that they name, in a network, file
-// system and process space of their own. What serves is left running and waited for; any
+// system and process space of their own. A command that serves is left running and waited for; any
 // other ends with status 0, or, where the document shows a refusal, without.
 func TestTour(t *testing.T) {
 	if testing.Short() {

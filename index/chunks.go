@@ -19,7 +19,7 @@ func (o *Op) readChunks(manifest []byte) Action {
 	o.begin()
 	for i, c := range m.Chunks {
 		b := o.recBuf(1+i, layout.SizeOf(c.Code))
-		o.add(Access{Verb: Read, Space: Heap, Replica: pg.reader(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
+		o.add(Access{Verb: Read, Space: Heap, Replica: pg.Reader(), Off: uint64(c.Unit) * layout.UnitSize, Buf: b})
 	}
 	return o.post(stepReadChunks)
 }

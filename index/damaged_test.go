@@ -65,7 +65,7 @@ func TestMoveDamaged(t *testing.T) {
 			sound := bytes.Clone(g)
 			copy(g, bytes.Repeat([]byte{0xff}, 8))
 			c := w.client(1)
-			c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+			c.begin(workOp(index.Move, new(moveWork(homeGroup))))
 			for done := false; !done; {
 				_, done = c.advance(1<<30, noFault)
 			}

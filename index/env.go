@@ -7,14 +7,14 @@ import (
 // Env is what an Op needs of its session. Calls happen inside Next, on its
 // goroutine, and do not block.
 type Env interface {
-	// Session is the session's id, never 0.
-	Session() uint32
-	// Stamp differs for every call of every lane of the session.
-	Stamp() uint32
-	// Version returns a version greater than after, unique in the segment.
-	Version(after uint64) uint64
-	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
-	NowMillis() uint64
+	Router
+	Hints
+	Places
+	Clock
+}
+
+// Router knows the map that its lane has taken over, and answers from that alone.
+type Router interface {
 	// Route finds a hash's placement group; ok is false while the map has none
 	// that is active.
 	Route(hash uint64) (r Route, ok bool)
@@ -25,13 +25,16 @@ type Env interface {
 	RoutePG(id uint32, frozen bool) (r Route, ok bool)
 	// RouteMove finds a shard that splits or migrates by its id, for a janitor.
 	RouteMove(shard uint32) (r Route, ok bool)
-	// ReadOnly: the session may not CAS or WRITE.
-	ReadOnly() bool
 	// HashOf is the hash of a key in this namespace, for a janitor.
 	HashOf(key []byte) uint64
 	// Crowded: the shard fills up and should split before it is full.
 	Crowded(shard uint32)
+	// ReadOnly: the session may not CAS or WRITE.
+	ReadOnly() bool
+}
 
+// Hints is what a session remembers of keys, none of which proves anything.
+type Hints interface {
 	// Hint returns what is remembered of the Op's key, if it was last seen less
 	// than layout.WordLifeEpochs ago.
 	Hint(o *Op) (Hint, bool)
@@ -40,7 +43,7 @@ type Env interface {
 
 	// NoteDue asks, at most once for each look at a record, whether this access to the
 	// Op's key is worth noting: then the Op reads the slot's access word on the way, and
-	// calls Note when it has succeeded. Only where PG.AccessOff is not 0.
+	// calls Note when it has succeeded. Only if PG.AccessOff is not 0.
 	NoteDue(o *Op) bool
 	// Note writes the access word of the slot at off in the index, of whose record w is
 	// the word: off the path, and with no harm if it is lost. old is what was there, as
@@ -50,7 +53,11 @@ type Env interface {
 	// Deleting reports whether another Delete of the Op's key by this session is posted and
 	// not decided.
 	Deleting(o *Op) bool
+}
 
+// Places is memory: local for buffers, and remote for records. Every place that an Op gets from Alloc it hands back
+// by exactly one of the other calls, unless a word names it when the Op is done.
+type Places interface {
 	// Buf returns n bytes of registered, 8-byte aligned memory that stays with
 	// the Op until it is recycled.
 	Buf(o *Op, n int) []byte
@@ -70,7 +77,22 @@ type Env interface {
 	Leak(pg *PG, w layout.Word)
 }
 
-// PG is what an Op knows of a placement group in one epoch.
+// Clock tells operations apart, and the time.
+type Clock interface {
+	// Session is the session's id, never 0.
+	Session() uint32
+	// Stamp differs for every call of every lane of the session.
+	Stamp() uint32
+	// Version returns a version greater than after, unique in the store.
+	Version(after uint64) uint64
+	// NowMillis is the Unix time in milliseconds; only TTLs depend on it.
+	NowMillis() uint64
+}
+
+// MaxChain bounds the replicas of a placement group.
+const MaxChain = 8
+
+// PG is what an Op knows of a placement group in one of its epochs.
 type PG struct {
 	ID       uint32
 	Epoch    uint32
@@ -78,10 +100,10 @@ type PG struct {
 	// Joining: the last replica is a joiner. Writers take it for the tail;
 	// it is no copy yet, so readers compare it with the one before.
 	Joining bool
-	// Generation is the epoch in which the memory was made. Words and places of
+	// Generation is the placement group epoch in which the memory was made. Words and places of
 	// another generation mean nothing.
 	Generation uint32
-	// Head identifies the head's memory: the same in two epochs, it is the same.
+	// Head identifies the head's memory: the same in two placement group epochs, it is the same.
 	Head uint64
 	// AccessOff is where the access words begin, IndexBytes from the region's start; the
 	// word of what is at index offset x is at AccessOff + x. 0: there are none.
@@ -95,8 +117,8 @@ type PG struct {
 // tail is where a write becomes visible.
 func (p *PG) tail() uint8 { return p.Replicas - 1 }
 
-// reader is where records are read: the tail, or the one before a joiner.
-func (p *PG) reader() uint8 {
+// Reader is where records are read: the tail, or the one before a joiner.
+func (p *PG) Reader() uint8 {
 	if p.Joining {
 		return p.Replicas - 2
 	}
@@ -129,8 +151,8 @@ type Route struct {
 	Split bool
 }
 
-// moves reports whether hash belongs to the moved set.
-func (r *Route) moves(hash uint64) bool { return !r.Split || layout.HashBit(hash, r.Depth) }
+// Moves reports whether hash belongs to the moved set.
+func (r *Route) Moves(hash uint64) bool { return !r.Split || layout.HashBit(hash, r.Depth) }
 
 // Hint is what a session remembers of a key: the word that named its record,
 // and where. A hint is never an answer, only a guess that a READ or CAS proves.

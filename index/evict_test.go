@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -91,17 +92,16 @@ func everyForm(t *testing.T, run func(t *testing.T, w *world)) {
 	}
 }
 
-// What has expired goes, with access words and without; what has not stays, whatever
-// its access word says.
+// Expired records go, with access words and without; a record that has not expired stays, whatever its access word says.
 func TestEvictExpired(t *testing.T) {
 	everyForm(t, func(t *testing.T, w *world) {
 		c := w.client(1)
 		must(t, c.do(t, "put", "stays", "v"))
 		must(t, c.do(t, "put", "later", "v", "expiry=9000000000"))
 		must(t, c.do(t, "put", "k", "v", "expiry=2000"))
-		evict := func(want int) []index.Evicted {
+		evict := func(want int) []repair.Evicted {
 			must(t, w.client(3).do(t, "evict", "expired"))
-			got := w.client(3).op.Work.Evicted
+			got := workOf(w.client(3).op).Evicted
 			if len(got) != want {
 				t.Fatalf("at %d ms: evicted %+v, want %d", w.millis, got, want)
 			}
@@ -142,7 +142,7 @@ func TestEvictOnly(t *testing.T) {
 		evict := func(over bool, want ...string) {
 			t.Helper()
 			must(t, w.client(3).do(t, "evict", "only:a+b+d"))
-			got := w.client(3).op.Work
+			got := workOf(w.client(3).op)
 			if len(got.Evicted) != len(want) || (len(got.Overflow) == 1) != over {
 				t.Fatalf("at %d ms: evicted %+v, overflow %x", w.millis, got.Evicted, got.Overflow)
 			}
@@ -206,7 +206,7 @@ func TestEvictLongValue(t *testing.T) {
 	w := newWorld(2, 12<<20/64).asCache()
 	must(t, w.client(2).do(t, "put", "k", "long5"))
 	must(t, w.client(1).do(t, "evict", "k"))
-	e := w.client(1).op.Work.Evicted
+	e := workOf(w.client(1).op).Evicted
 	if len(e) != 1 || e[0].Units < layout.MaxRecordSize/layout.UnitSize {
 		t.Fatalf("evicted %+v", e)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -39,10 +40,13 @@ func FuzzOp(f *testing.F) {
 		}
 		o := &index.Op{Kind: index.Kind(1 + int(kind)%(index.NumKinds-1)), Cond: index.Cond(cond % 4), Key: []byte("key"), Value: []byte("value"),
 			Hash: hashOf("key"), IfVersion: 11, Scan: &index.Page{Bytes: 500}, Raw: &index.RawRead{PG: 1, Space: index.Index, Len: 64},
-			Work:   &index.Work{PG: 1, Off: shardOff, Group: homeGroup, Wipe: cond%2 == 0, Drop: cond%4 == 0, Target: uint32(replicas % 3)},
 			Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return []byte("v"), 0, 0, nil }}
-		if o.Kind == index.Clean || o.Kind == index.Relocate {
-			o.Work.Off = home()
+		if o.Kind >= index.Sync {
+			x := &repair.Work{PG: 1, Off: shardOff, Group: homeGroup, Wipe: cond%2 == 0, Drop: cond%4 == 0, Target: uint32(replicas % 3)}
+			if o.Kind == index.Clean || o.Kind == index.Relocate {
+				x.Off = home()
+			}
+			o.Machine = repair.New(o.Kind, x)
 		}
 		in := hostile{b: data, w: w}
 		if in.byte()%2 == 0 {

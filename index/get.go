@@ -46,7 +46,7 @@ func (o *Op) gotCached() Action {
 func (o *Op) checkSlot(h Hint) Action {
 	o.take(h)
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: o.slotOff(h.Slot), Buf: o.word(0)})
 	return o.post(stepCheckSlot)
 }
 
@@ -80,8 +80,8 @@ func (o *Op) noteAccess(slot uint8, due bool) {
 	}
 }
 
-// note writes the access word of the record that the Op found or wrote.
-func (o *Op) note() {
+// writeAccess writes the access word of the record that the Op found or wrote.
+func (o *Op) writeAccess() {
 	if o.far != nil {
 		o.syncBase = 0
 	}

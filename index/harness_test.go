@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -225,7 +226,8 @@ func hashOf(key string) uint64 {
 
 // start begins an operation given in words: get k, put k v [if-absent |
 // if-present | if=VERSION] [expiry=MS], del k [if=VERSION], append k v, which
-// refuses a value that ends with v, refuse k, scan, raw.
+// refuses a value that ends with v, refuse k, scan, raw, or a janitor's: sync, scrub, move, clean [wipe],
+// abandon, relocate, evict k.
 func (c *client) start(words []string) error {
 	o := &index.Op{}
 	if len(words) > 1 {
@@ -276,20 +278,22 @@ func (c *client) start(words []string) error {
 			}
 		}
 		o.Key, o.Hash = nil, 0
-		o.Work = &index.Work{PG: 1, Off: home(), Group: homeGroup}
+		x := &repair.Work{PG: 1, Off: home(), Group: homeGroup}
 		if o.Kind == index.Sync || o.Kind == index.Scrub {
-			o.Work.Off = shardOff
+			x.Off = shardOff
 		}
+		x.Extents, x.Wipe = c.w.pg.Recalled, slices.Contains(words, "wipe")
+		o.Machine, rest = repair.New(o.Kind, x), nil
 	case "evict": // the key, or with "expired" what has expired, or with "only:a+b" which of these
-		o.Kind, o.Work = index.Evict, &index.Work{PG: 1, Off: home()}
+		x := &repair.Work{PG: 1, Off: home()}
 		fp := layout.FP(o.Hash)
 		if keys, ok := strings.CutPrefix(words[1], "only:"); ok {
-			o.Work.Only = [][]uint16{nil}
+			x.Only = [][]uint16{nil}
 			for k := range strings.SplitSeq(keys, "+") {
-				o.Work.Only[0] = append(o.Work.Only[0], layout.FP(hashOf(k)))
+				x.Only[0] = append(x.Only[0], layout.FP(hashOf(k)))
 			}
 		} else if words[1] != "expired" {
-			o.Work.Choose = func(list []index.Candidate) (picked []int) {
+			x.Choose = func(list []repair.Candidate) (picked []int) {
 				for i, x := range list {
 					if x.Word.FP() == fp {
 						picked = append(picked, i)
@@ -298,6 +302,7 @@ func (c *client) start(words []string) error {
 				return picked
 			}
 		}
+		o.Kind, o.Machine = index.Evict, repair.New(index.Evict, x)
 		o.Key, o.Hash = nil, 0
 	case "raw":
 		o.Kind, o.Raw = index.Raw, &index.RawRead{PG: 1, Replica: c.w.pg.Replicas - 1, Space: index.Index, Len: 64}

@@ -8,7 +8,7 @@ import (
 )
 
 // Hinted is a GET, or a PUT without condition, by what is remembered of its key: what it posts
-// and how the results are judged, in one round trip. An Op whose key has a hint begins with one. Where
+// and how the results are judged, in one round trip. An Op whose key has a hint begins with one. If
 // nothing else can come of it, a caller whose provider executes within PostSend may perform one without an Op
 // (see Fits): if it does not hold, nothing has happened, and the Op begins anew.
 type Hinted struct {
@@ -42,7 +42,7 @@ func (r *Route) SlotOff(hash uint64, slot uint8) uint64 {
 // Look adds the READs of a GET, slot first: the record read behind an unchanged slot is of the
 // word's life, wherever the word was learnt. The slot's word comes to word, of 8 bytes.
 func (h *Hinted) Look(a []Access, word, rec []byte) []Access {
-	p := h.PG.reader()
+	p := h.PG.Reader()
 	return append(a, Access{Verb: Read, Space: Index, Replica: p, Off: h.Off, Buf: word},
 		Access{Verb: Read, Space: Heap, Replica: p, Off: h.X.Off(), Buf: rec})
 }
@@ -72,7 +72,7 @@ func (h *Hinted) Swing(a []Access) []Access {
 
 // Note adds a READ of the slot's access word, for what Env.Note is to know.
 func (h *Hinted) Note(a []Access, word []byte) []Access {
-	return append(a, Access{Verb: Read, Space: Heap, Replica: h.PG.reader(), Off: h.PG.AccessOff + h.Off, Buf: word})
+	return append(a, Access{Verb: Read, Space: Heap, Replica: h.PG.Reader(), Off: h.PG.AccessOff + h.Off, Buf: word})
 }
 
 // Notes reports whether accesses to records of p are noted.

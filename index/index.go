@@ -4,11 +4,12 @@
 // An [Op] never waits, posts or reads a clock. Next returns an [Action]; for Post
 // the caller performs Accesses, fills in their results and calls Next again. The
 // blocking client, the pipelined client, the simulator and the crash tests all
-// drive the same machine. What an Op needs from its session (routes, places,
-// hints, versions) it asks of an [Env].
+// drive the same machine. An Op asks an [Env] for what it needs from its session: routes, places, hints,
+// versions. The operations of janitors, and eviction, are in package index/repair:
+// an Op drives such a [Machine] as it does its own steps, and [Base] is how it does that.
 //
 // Placement, rkeys, queue pairs and time belong to others. An Op belongs to one
-// goroutine; its buffers belong to whoever performs its accesses between Post and
+// goroutine; its buffers belong to the driver that performs its accesses between Post and
 // the next Next.
 //
 // docs/protocol.md is this package in prose; steps there carry the names of
@@ -70,6 +71,9 @@ func (a Access) String() string {
 	}
 }
 
+// MaxCAS bounds the CASes that one round waits for.
+const MaxCAS = 32
+
 // Action is what Next asks of the caller.
 type Action uint8
 
@@ -111,7 +115,7 @@ const (
 	Scan
 	// Raw reads bytes of a region, for tools that show or check them.
 	Raw
-	// The rest is a janitor's; see Work.
+	// The rest is a janitor's; see Machine.
 
 	// Sync brings every word of a segment up on every replica.
 	Sync
@@ -126,7 +130,7 @@ const (
 	// Scrub checks and repairs the records of a segment on every replica.
 	Scrub
 	// Evict removes records of one group: those that have expired, and in a cache
-	// those that Work.Choose picks.
+	// those that its caller picks.
 	Evict
 )
 
@@ -197,14 +201,37 @@ const (
 	stepReadRaw
 	stepSyncChunk
 	stepSplitSeen
-	stepWork
+	// The rounds of package index/repair.
+
+	StepReadCopies
+	StepReadGroups
+	StepLockGroups
+	StepFetchRecords
+	StepReadWord
+	StepCASWords
+	StepPublishWords
+	StepSetHeaders
+	StepWipeWords
+	StepReadChild
+	StepCopyRead
+	StepCopyWrite
+	StepCopyChunk
+	StepScrubRecords
+	StepScrubChunk
+	StepScrubSame
+	StepWriteCopies
+	StepSampleGroups
+	StepReadVictims
 	stepDone
 )
 
 var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "read-group", "read-records", "read-stash",
 	"read-stash-records", "read-chunks", "write-chunks", "cas-slot", "read-lost", "lock-group", "sync-group",
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
-	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "work", "done"}
+	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen",
+	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words", "set-headers",
+	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",
+	"write-copies", "sample-groups", "read-victims", "done"}
 
 func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
 

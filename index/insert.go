@@ -28,14 +28,9 @@ func (o *Op) lockGroup() Action {
 		return a
 	}
 	o.need()
-	if o.lock == 0 {
-		o.lock = layout.MakeLock(o.env.Session(), o.env.Stamp())
-	}
-	o.lockOff = o.home() + layout.GroupLockOff
 	o.begin()
 	if !o.locked {
-		o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,
-			Expect: uint64(o.lockExpect), New: uint64(o.lock)})
+		o.addLock(o.home())
 	}
 	o.add(Access{Verb: Read, Space: Index, Off: o.home(), Buf: o.group(0)})
 	if p := o.Route.PG.tail(); p != 0 {
@@ -59,23 +54,17 @@ func (o *Op) gotLock() Action {
 		}
 	}
 	if !o.locked {
-		found := layout.Lock(o.Accesses[0].Found)
-		if found != o.lockExpect && found != o.lock {
-			o.step = stepStart
-			o.lockExpect = 0
-			if found == 0 {
-				return o.lockGroup()
+		if !o.lockTaken(layout.Lock(o.Accesses[0].Found)) {
+			if o.step = stepStart; o.lockExpect == 0 {
+				return o.lockGroup() // it is free by now
 			}
-			o.LockOwner, o.OwnerFenced = found.Session(), false
-			o.lockExpect = found
 			return o.askFenced()
 		}
-		o.locked, o.lockExpect, o.Waits = true, 0, 0
 	}
 	g := layout.Group(o.groups[0])
 	if h := g.Header(); o.splitDone(h) {
 		// Nobody follows it before the tail shows it.
-		return o.sync(headerSlot, 1, stepSplitSeen)
+		return o.sync(HeaderSlot, 1, stepSplitSeen)
 	}
 	if o.moveUnfinished(g) {
 		if o.Route.Child == nil {
@@ -93,6 +82,28 @@ func (o *Op) gotLock() Action {
 		}
 	}
 	return o.syncGroup()
+}
+
+// addLock adds the CAS that takes the insert lock of the group at an offset in the region.
+func (o *Op) addLock(group uint64) {
+	if o.lock == 0 {
+		o.lock = layout.MakeLock(o.env.Session(), o.env.Stamp())
+	}
+	o.lockOff = group + layout.GroupLockOff
+	o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff, Expect: uint64(o.lockExpect), New: uint64(o.lock)})
+}
+
+// lockTaken reports whether the lock is held, by what its CAS found. If not, lockExpect is the word that is to be
+// broken when its owner is fenced, or 0 if nobody holds it by now.
+func (o *Op) lockTaken(found layout.Lock) bool {
+	if found != o.lockExpect && found != o.lock {
+		if o.lockExpect = found; found != 0 {
+			o.LockOwner, o.OwnerFenced = found.Session(), false
+		}
+		return false
+	}
+	o.locked, o.lockExpect, o.Waits = true, 0, 0
+	return true
 }
 
 // addUnlock releases the insert lock by CAS, off the path.
@@ -121,7 +132,7 @@ func (o *Op) askFenced() Action {
 }
 
 // moveUnfinished reports whether a move of the group has begun that may not be
-// over. What a complete one left behind is marked by SPLIT.
+// over. SPLIT marks the words that a complete move left behind.
 func (o *Op) moveUnfinished(g layout.Group) bool {
 	for i := range layout.GroupSlots {
 		switch g.Slot(i).State() {

@@ -16,9 +16,9 @@ func (o *Op) checkRequest() {
 	a(len(o.Accesses) == 0, "with accesses under way")
 	a(o.Kind != Scan || o.Scan != nil, "without a page")
 	a(o.Kind != Raw || o.Raw != nil && o.Raw.Len > 0, "and reads nothing")
-	a(!o.Kind.isWork() || o.Work != nil, "without work")
+	a(o.Kind.isWork() == (o.Machine != nil), "without a machine, or with one that is not its")
 	a(o.Kind != Modify || o.Modify != nil, "without a function")
-	a(o.far == nil || o.work == nil && len(o.chunks) == 0 && o.parts == nil, "with what is left of another one")
+	a(o.far == nil || o.parent == nil && len(o.chunks) == 0 && o.parts == nil, "with what is left of another one")
 }
 
 // checkAction asserts what the caller of Next relies on.
@@ -63,18 +63,18 @@ func (o *Op) checkAction(act Action) {
 	case Post:
 		a(len(o.Accesses) > 0, "nothing to post")
 		a(o.step > stepStart && o.step < stepDone, "posts in no step")
-		a(pg.Replicas > 0 && int(pg.Replicas) <= maxChain, "posts to no chain")
+		a(pg.Replicas > 0 && int(pg.Replicas) <= MaxChain, "posts to no chain")
 		a(!pg.Joining || pg.Replicas > 1, "a joiner alone")
 	case Done:
 		a(o.step == stepDone, "done and not at the end")
 		a(!o.havePlace && !o.long(), "done and keeps places")
 		a(o.lock == 0, "done and keeps the lock")
 		a(!o.won, "done and not published")
-		a(o.far == nil || o.work == nil || len(o.work.places) == 0, "done and keeps a janitor's places")
+		a(o.far == nil || o.parent == nil, "done and at a child")
 	case Alloc, Grow, Backoff:
 		a(o.Kind.isWork() || o.lock == 0, "waits with the lock")
 		a(!o.deciding, "waits undecided")
-	case Refresh: // also where the group is frozen, and whoever holds its lock waits with it
+	case Refresh: // also if the group is frozen, and the holder of its lock waits with it
 		a(o.step == stepStart, "waits for a map in the middle")
 	case AskFenced:
 		a(o.LockOwner != 0 && !o.locked, "asks who holds its own lock")

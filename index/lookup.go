@@ -20,7 +20,7 @@ func (o *Op) readGroup() Action {
 // copy beside it.
 func (o *Op) readGroupAt(off uint64, i int) {
 	pg := o.Route.PG
-	o.add(Access{Verb: Read, Space: Index, Replica: pg.reader(), Off: off, Buf: o.group(i)})
+	o.add(Access{Verb: Read, Space: Index, Replica: pg.Reader(), Off: off, Buf: o.group(i)})
 	if pg.Joining {
 		o.add(Access{Verb: Read, Space: Index, Replica: pg.tail(), Off: off, Buf: o.group(4)})
 	}
@@ -33,15 +33,15 @@ func (o *Op) gotGroup() Action {
 		return o.joinerBehind(s)
 	}
 	if o.Route.PG.Joining && layout.Group(o.groups[4]).Header().OVF() {
-		// A writer of this epoch may have told the joiner first.
+		// A writer of this placement group epoch may have told the joiner first.
 		binary.LittleEndian.PutUint64(g, uint64(g.Header()|layout.FlagOVF))
 	}
-	if err := o.collect(g, 0, o.Route.PG.reader()); err != nil {
+	if err := o.collect(g, 0, o.Route.PG.Reader()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) > 0 {
 		o.begin()
-		o.readCandidates(o.Route.PG.reader())
+		o.readCandidates(o.Route.PG.Reader())
 		if len(o.cand) == 1 && o.Kind == Get {
 			o.noteAccess(o.cand[0], o.noteDue())
 		}
@@ -119,7 +119,7 @@ func (o *Op) gotRecords() Action {
 	}
 }
 
-// notHome goes on where the home group does not hold the key.
+// notHome goes on if the home group does not hold the key.
 func (o *Op) notHome(g layout.Group) Action {
 	o.noting = false
 	h := g.Header()
@@ -145,7 +145,7 @@ func (o *Op) leftOver(g layout.Group) bool {
 
 // movedIn reports whether a MOVED word of g may have been the key's.
 func (o *Op) movedIn(g layout.Group) bool {
-	if !o.Route.moves(o.Hash) {
+	if !o.Route.Moves(o.Hash) {
 		return false
 	}
 	fp := layout.FP(o.Hash)
@@ -163,18 +163,18 @@ func (o *Op) gotStash() Action {
 	if s, differs := o.joinerDiffers(g, o.groups[4]); differs {
 		return o.joinerBehind(StashSlot + s)
 	}
-	if err := o.collect(g, StashSlot, o.Route.PG.reader()); err != nil {
+	if err := o.collect(g, StashSlot, o.Route.PG.Reader()); err != nil {
 		return o.finish(err)
 	}
 	if len(o.cand) == 0 {
 		return o.notStashed()
 	}
 	o.begin()
-	o.readCandidates(o.Route.PG.reader())
+	o.readCandidates(o.Route.PG.Reader())
 	return o.post(stepReadStashRecords)
 }
 
-// notStashed goes on where the stash does not hold the key.
+// notStashed goes on if the stash does not hold the key.
 func (o *Op) notStashed() Action {
 	// The stash's own header says nothing; its leftovers are cleared before the
 	// home group's.

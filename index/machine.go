@@ -66,7 +66,7 @@ func (o *Op) Next() Action {
 }
 
 func (o *Op) next() Action {
-	if o.step == stepLockGroup || o.step == stepWork {
+	if o.step == stepLockGroup || o.step == StepLockGroups {
 		o.lockTried = true
 	}
 	if o.step > stepStart && o.anyFailed() {
@@ -127,8 +127,9 @@ func (o *Op) next() Action {
 		return o.gotSyncChunk()
 	case stepSplitSeen:
 		return o.splitSeen()
-	case stepWork:
-		return o.workNext()
+	}
+	if o.Machine != nil {
+		return o.Machine.Next()
 	}
 	panic(fmt.Sprintf("index: Next in step %v", o.step))
 }
@@ -220,7 +221,7 @@ func (o *Op) start() Action {
 		case !samePlaces(o.Route.PG, r.PG), o.placeRecalled(r.PG):
 			o.dropPlace()
 		case o.Route.PG.Epoch != r.PG.Epoch:
-			o.written = false // not on every replica of this epoch
+			o.written = false // not on every replica of this placement group epoch
 			if o.long() {
 				o.prepared, o.chunksWritten = false, false
 			}
@@ -249,7 +250,7 @@ func (o *Op) resume(after Step) Action {
 	o.Route.PG = r.PG
 	if old.Head != r.PG.Head {
 		o.lock, o.locked = 0, false // it went with the head
-		// What was won there need not be known here.
+		// A win there need not be known here.
 		o.deciding, o.won = true, false
 		after = stepResolve
 	}
@@ -266,15 +267,13 @@ func (o *Op) route() (r Route, ok bool) {
 		return o.env.RouteShard(o.Hash)
 	case o.Kind == Raw:
 		return o.env.RoutePG(o.Raw.PG, false)
-	case o.Kind == Move, o.Kind == Abandon:
-		return o.env.RouteMove(o.Work.Shard)
-	case o.Kind.isWork():
-		return o.env.RoutePG(o.Work.PG, o.Work.Frozen)
+	case o.Machine != nil:
+		return o.Machine.Where(o.env)
 	}
 	if r, ok = o.env.Route(o.Hash); !ok || o.child == 0 {
 		return r, ok
 	}
-	if r.Child != nil && r.Child.Shard == o.child && r.moves(o.Hash) {
+	if r.Child != nil && r.Child.Shard == o.child && r.Moves(o.Hash) {
 		return *r.Child, r.Child.PG != nil
 	}
 	o.child, o.sureChild = 0, false
@@ -286,7 +285,7 @@ func (o *Op) route() (r Route, ok bool) {
 func (o *Op) goChild(sure bool, g layout.Group, off uint64) Action {
 	r, ok := o.env.Route(o.Hash)
 	if ok && r.Child == nil && r.Shard == o.Route.Shard && r.MapVersion == o.Route.MapVersion {
-		return o.stray(Refresh, g, off, o.Route.PG.reader())
+		return o.stray(Refresh, g, off, o.Route.PG.Reader())
 	}
 	if !ok || r.Child == nil || r.Shard != o.Route.Shard {
 		return o.again(Refresh) // the map is newer than the move
@@ -301,7 +300,7 @@ func (o *Op) goChild(sure bool, g layout.Group, off uint64) Action {
 // splitDone reports whether h says that the group's move is complete and the
 // Op's map does not know.
 func (o *Op) splitDone(h layout.Header) bool {
-	return h.Split() && h.Depth() > o.Route.Depth && o.Route.moves(o.Hash)
+	return h.Split() && h.Depth() > o.Route.Depth && o.Route.Moves(o.Hash)
 }
 
 // again restarts the Op after something that took no effect; a is what to ask
@@ -322,8 +321,8 @@ const maxRetries = 8
 
 // dispatch chooses the first round trip.
 func (o *Op) dispatch() Action {
-	if o.Kind.isWork() {
-		return o.startWork()
+	if o.Machine != nil {
+		return o.beginMachine()
 	}
 	switch o.Kind {
 	case Scan:
@@ -334,7 +333,7 @@ func (o *Op) dispatch() Action {
 		return o.post(stepReadRaw)
 	}
 	h, hinted := o.env.Hint(o)
-	if c := o.Route.Child; hinted && o.lock == 0 && c != nil && h.Shard == c.Shard && o.Route.moves(o.Hash) && c.PG != nil {
+	if c := o.Route.Child; hinted && o.lock == 0 && c != nil && h.Shard == c.Shard && o.Route.Moves(o.Hash) && c.PG != nil {
 		// It was found there before, perhaps by another operation since this one took its place.
 		if (o.havePlace || o.long()) && !samePlaces(o.Route.PG, c.PG) {
 			o.dropPlace()
@@ -436,18 +435,18 @@ func (o *Op) stash() uint64 {
 	return o.Route.ShardOff + s
 }
 
-// headerSlot, for sync, is the header of a group.
-const headerSlot = 0xff
+// HeaderSlot, for a sync, is the header of a group.
+const HeaderSlot = 0xff
 
 // slotOff is the region offset of a slot numbered as in Hint.
 func (o *Op) slotOff(slot uint8) uint64 {
 	if o.far != nil && o.syncBase != 0 {
-		if slot == headerSlot {
+		if slot == HeaderSlot {
 			return o.syncBase
 		}
 		return o.syncBase + layout.SlotOff(int(slot))
 	}
-	if slot == headerSlot {
+	if slot == HeaderSlot {
 		return o.home()
 	}
 	return o.Route.SlotOff(o.Hash, slot)

@@ -10,7 +10,7 @@ import (
 // Op is one operation on one key (or one scan page). The caller fills the request
 // fields, calls Start once, then obeys Next until Done; Reset makes it fresh.
 //
-// What a key operation with a hint needs is in the Op itself; the rest hangs on it, made when it is first needed
+// The Op itself has all that a key operation with a hint needs; the rest hangs on it, made when it is first needed
 // and kept over Reset.
 type Op struct {
 	// Request. Key and Value stay the caller's and must not change until Done.
@@ -23,7 +23,7 @@ type Op struct {
 	Modify    ModifyFunc
 	Scan      *Page    // request and answer of a Scan
 	Raw       *RawRead // request of a Raw
-	Work      *Work    // request and answer of a janitor's kinds
+	Machine   Machine  // of a janitor's kinds
 	Kind      Kind
 	Cond      Cond
 	// Flags of the record written: layout.FlagUser or none. A Modify leaves here what it computed.
@@ -47,7 +47,7 @@ type Op struct {
 	locked    bool
 	lockTried bool // the lock's CAS was posted, perhaps
 	expired   bool
-	rebase    bool // the placement group has another epoch now
+	rebase    bool // there is another placement group epoch now
 	noting    bool // this access is to be noted; word 2 has the access word, if it was read
 	noteRead  bool
 	astray    bool
@@ -120,7 +120,7 @@ type far struct {
 	chunkID       uint64
 	readID        uint64
 	chunksWritten bool
-	work          *workState // of a janitor's kinds
+	parent        *Route // of a Machine that is at the child; else nil
 }
 
 // ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (layout.FlagUser or
@@ -181,12 +181,21 @@ func (o *Op) Parts() [][]byte {
 }
 
 // OnFrozen reports whether the Op works on a placement group that is frozen, as it should be.
-func (o *Op) OnFrozen() bool { return o.Work != nil && o.Work.Frozen }
+func (o *Op) OnFrozen() bool { return o.Machine != nil && o.Machine.OnFrozen() }
+
+// Wanted is what Alloc asked for: so many units in one run, in placement group pg.
+func (o *Op) Wanted() (pg uint32, units uint32) {
+	if o.Machine != nil {
+		pg, code := o.Machine.Wanted()
+		return pg, layout.UnitsOf(code)
+	}
+	return o.Route.PG.ID, layout.UnitsOf(o.wantCode)
+}
 
 // Step is where the Op stands.
 func (o *Op) Step() Step { return o.step }
 
-// Rebase says that the placement group of o.Route has another epoch now, or is
+// Rebase says that the placement group of o.Route is in another of its epochs now, or is
 // frozen. Nothing of the Op is under way. Next goes on under the new view: what
 // A decided is looked up again, what it has not decided starts over. No publish
 // or sync is carried across a view change.
@@ -215,8 +224,7 @@ func (o *Op) Untouched() bool {
 }
 
 // NotPosted says that the accesses of the last Post were not performed, and will
-// not be; Fail follows. What stood in them has not happened: neither the deciding
-// CAS nor the release of the lock.
+// not be; Fail follows. Nothing of them has happened: neither the deciding CAS nor the release of the lock.
 func (o *Op) NotPosted() {
 	if o.step == stepCASSlot {
 		o.deciding = false
@@ -249,13 +257,13 @@ func (o *Op) Fail(err error) Action {
 }
 
 func (o *Op) finish(err error) Action {
-	o.endWork()
+	o.endMachine()
 	o.begin()
 	if o.lock != 0 {
 		o.addUnlock()
 	}
 	if o.noting && err == nil {
-		o.note()
+		o.writeAccess()
 	}
 	o.dropPlace()
 	o.Err = err

@@ -51,6 +51,9 @@ func (o *Op) leakOwn() {
 		o.env.Leak(o.Route.PG, o.n)
 	}
 	o.havePlace = false
+	if o.Machine != nil {
+		o.Machine.Release(false)
+	}
 	if o.far == nil {
 		return
 	}
@@ -58,5 +61,4 @@ func (o *Op) leakOwn() {
 		o.env.Leak(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
 	}
 	o.chunks = o.chunks[:0]
-	o.leakWork()
 }

@@ -52,7 +52,7 @@ func (o *Op) readSegment() Action {
 	}
 	off := o.Route.ShardOff + uint64(o.Scan.Segment)*layout.SegmentSize
 	o.begin()
-	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.reader(), Off: off, Buf: o.segment})
+	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: off, Buf: o.segment})
 	if o.Route.PG.Joining {
 		if o.joiners == nil {
 			o.joiners = o.env.Buf(o, layout.SegmentSize)
@@ -76,7 +76,7 @@ func (o *Op) gotSegment() Action {
 		off := o.Route.ShardOff + uint64(o.Scan.Segment)*layout.SegmentSize + uint64(at)
 		g := layout.Group(o.segment[at:][:layout.GroupSize])
 		if i%layout.GroupSlots == 0 || i == int(o.Scan.From)-base {
-			if err := o.damaged(g, off, o.Route.PG.reader()); err != nil {
+			if err := o.damaged(g, off, o.Route.PG.Reader()); err != nil {
 				o.corrupted(err)
 				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1 // go on with the next group
 				continue
@@ -103,7 +103,7 @@ func (o *Op) gotSegment() Action {
 					o.astray = true
 					return o.again(Refresh) // by a move that this map does not know
 				}
-				o.corrupted(o.groupError(off, o.Route.PG.reader(), g.MoveError()))
+				o.corrupted(o.groupError(off, o.Route.PG.Reader(), g.MoveError()))
 				i = i/layout.GroupSlots*layout.GroupSlots + layout.GroupSlots - 1
 				continue
 			}
@@ -112,7 +112,7 @@ func (o *Op) gotSegment() Action {
 			continue
 		}
 		if !layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
-			o.corrupted(o.groupError(off, o.Route.PG.reader(), g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)))
+			o.corrupted(o.groupError(off, o.Route.PG.Reader(), g.Check(o.Route.PG.HeapLo, o.Route.PG.HeapHi)))
 			continue
 		}
 		if n := len(o.Accesses); n > 0 && total+w.ReadLen() > o.Scan.Bytes {
@@ -120,7 +120,7 @@ func (o *Op) gotSegment() Action {
 			break
 		}
 		total += w.ReadLen()
-		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.reader(), Off: w.Off(),
+		o.add(Access{Verb: Read, Space: Heap, Replica: o.Route.PG.Reader(), Off: w.Off(),
 			Buf: o.recBuf(len(o.Accesses), w.ReadLen())})
 	}
 	if len(o.Accesses) == 0 {
@@ -137,7 +137,7 @@ func (o *Op) gotScanRecords() Action {
 			if o.retries++; o.retries <= 3 {
 				return o.readSegment()
 			}
-			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.reader(), o.Accesses[i].Off, err))
+			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), o.Accesses[i].Off, err))
 			continue
 		}
 		if o.Scan.Expired || !o.isExpired(&r.RecordHeader) {

@@ -5,7 +5,8 @@ import (
 	"unsafe"
 )
 
-// What is neither request nor answer of a key operation takes 256 bytes at most: every operation of a session is such
+// The fields that are neither request nor answer of a key operation take 256 bytes at most: every operation
+// of a session is such
 // an Op, and is cleared for its next use.
 func TestOpIsThin(t *testing.T) {
 	var o Op

@@ -95,8 +95,9 @@ func (o *Op) syncRead() Action {
 			return o.splitSeen()
 		case stepReadSegment:
 			return o.readSegment()
-		case stepWork:
-			return o.workNext()
+		case StepPublishWords:
+			o.syncBase = 0
+			return o.Machine.Next()
 		}
 		return o.finish(o.answer)
 	}
@@ -121,7 +122,7 @@ func (o *Op) syncNext() Action {
 	case stepSyncPrev:
 		b := wordAt(o.word(1))
 		o.syncB = b
-		if o.syncSlot == headerSlot {
+		if o.syncSlot == HeaderSlot {
 			// Headers grow; an OVF that only a later replica has yet must stay.
 			o.syncB = layout.Word(layout.Header(o.syncQ).Merge(layout.Header(b)))
 			if o.syncB != o.syncQ {
@@ -214,12 +215,10 @@ func (o *Op) gotSyncChunk() Action {
 	return o.syncChunks()
 }
 
-// syncBroken ends an Op that cannot bring the chain up. One that A decided may
-// yet be seen.
+// syncBroken ends an Op that cannot bring the chain up. A change that A decided may yet be seen.
 func (o *Op) syncBroken(err error) Action {
-	if o.Kind == Sync || o.Kind == Scrub {
-		o.finding("%v", err)
-		return o.workNext()
+	if o.Machine != nil && o.Machine.Unsynced(err) {
+		return o.Machine.Next()
 	}
 	if o.won {
 		o.leak()

@@ -18,7 +18,7 @@ import (
 // TestTraces replays the interleavings in testdata/traces, a round trip at a
 // time, and prints every access with what it found. Commands:
 //
-//	new replicas=N        an empty placement group
+//	new replicas=N [cache]  an empty placement group
 //	run [quiet]           one operation a line, each to its end: "c1 put k v"
 //	start                 begin operations, one a line
 //	step c1 c2:1 …        one round trip each; c2:1 performs one access of it only
@@ -37,7 +37,9 @@ import (
 //	joining               the last replica is a joiner, all of it zero
 //	clock ms              the Unix time
 //	route off|on          whether the map has an active placement group
-//	corrupt k             flip a byte of the key's record, on every replica
+//	corrupt k [r=N]       flip a byte of the key's record, on every replica or on one
+//	twice k               the key's word is in another slot of its group, too
+//	recall n              extent n is recalled
 //	show                  what the replicas hold
 func TestTraces(t *testing.T) {
 	covered := map[string]bool{}
@@ -56,6 +58,9 @@ func TestTraces(t *testing.T) {
 				d.ScanArgs(t, "replicas", &replicas)
 				d.MaybeScanArgs(t, "units", &units)
 				w = newWorld(uint8(replicas), uint32(units))
+				if d.HasArg("cache") {
+					w.asCache()
+				}
 				w.covered = covered
 				return ""
 			}
@@ -198,11 +203,22 @@ func (w *world) command(d *datadriven.TestData) (string, error) {
 		w.pg.Joining = true
 		clear(w.region[w.pg.Replicas-1])
 	case "corrupt":
+		_, one, any := strings.Cut(arg(1), "r=")
 		for r := range w.pg.Replicas {
-			if _, _, x, ok := w.find(r, arg(0)); ok {
+			if _, _, x, ok := w.find(r, arg(0)); ok && (!any || one == fmt.Sprint(r)) {
 				w.region[r][x.Off()+layout.RecordHeaderSize] ^= 1
 			}
 		}
+	case "twice":
+		for r := range w.pg.Replicas {
+			if g, i, x, ok := w.find(r, arg(0)); ok {
+				w.setSlot(r, g, i+1, x)
+			}
+		}
+	case "recall":
+		var extent uint32
+		_, _ = fmt.Sscan(arg(0), &extent)
+		w.pg.Recalled = []uint32{extent}
 	case "show":
 		for r := range w.pg.Replicas {
 			g := w.groupAt(r, home())

@@ -171,7 +171,7 @@ func (o *Op) lookAgain() Action {
 		return o.lockGroup()
 	}
 	// A lookup reads the tail, which may still show what is gone at A. If
-	// whoever replaced it died before its publish, it would do so for ever.
+	// the client that replaced it died before its publish, it would do so for ever.
 	return o.sync(o.slot, 1, stepStart)
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -91,9 +92,9 @@ func fillMove(t testing.TB, w *world) map[string]string {
 var gone = []string{"C", "d", "Z1", "Y", "y"}
 
 // job runs a janitor's operation to its end.
-func (c *client) job(t testing.TB, k index.Kind, work index.Work) *index.Op {
+func (c *client) job(t testing.TB, k index.Kind, work repair.Work) *index.Op {
 	t.Helper()
-	c.begin(&index.Op{Kind: k, Work: &work})
+	c.begin(workOp(k, &work))
 	if lines, err := c.run(2000); err != nil {
 		t.Fatalf("s%d %v: %v\n%s", c.id, k, err, strings.Join(lines[max(0, len(lines)-80):], "\n"))
 	}
@@ -103,7 +104,14 @@ func (c *client) job(t testing.TB, k index.Kind, work index.Work) *index.Op {
 	return c.op
 }
 
-func moveWork(group uint32) index.Work { return index.Work{Group: group} }
+func workOp(k index.Kind, w *repair.Work) *index.Op {
+	return &index.Op{Kind: k, Machine: repair.New(k, w)}
+}
+
+// workOf is what an operation of a janitor's kinds was asked, and found.
+func workOf(o *index.Op) *repair.Work { return &o.Machine.(*repair.Op).Work }
+
+func moveWork(group uint32) repair.Work { return repair.Work{Group: group} }
 
 // check reads every key by a client that knows nothing.
 func (w *world) check(t testing.TB, what string, want map[string]string) {
@@ -206,7 +214,7 @@ func (w *world) syncAll(t testing.TB, c *client) {
 	for _, id := range []uint32{1, 2} {
 		for _, off := range w.arrays() {
 			if w.of(id) != nil {
-				c.job(t, index.Sync, index.Work{PG: id, Off: off})
+				c.job(t, index.Sync, repair.Work{PG: id, Off: off})
 			}
 		}
 	}
@@ -217,7 +225,7 @@ func (w *world) cleanAll(t testing.TB, c *client) {
 	t.Helper()
 	w.moved = true
 	for g := range layout.SegmentGroups + 1 {
-		c.job(t, index.Clean, index.Work{PG: 1, Off: shardOff + uint64(g)*layout.GroupSize, Wipe: !w.split, Target: w.child.PG.ID})
+		c.job(t, index.Clean, repair.Work{PG: 1, Off: shardOff + uint64(g)*layout.GroupSize, Wipe: !w.split, Target: w.child.PG.ID})
 	}
 	for r := range w.pg.Replicas {
 		for g := range layout.SegmentGroups + 1 {
@@ -414,12 +422,12 @@ func writers(t testing.TB, w *world, want map[string]string, n int) (scripts []*
 
 // crashes stops a janitor's operation after every single access, or every stride-th,
 // declares the janitor fenced and lets prepare's world go on.
-func crashes(t *testing.T, what string, stride int, prepare func() (w *world, kind index.Kind, work index.Work), goOn func(t testing.TB, what string, w *world, n int)) {
+func crashes(t *testing.T, what string, stride int, prepare func() (w *world, kind index.Kind, work repair.Work), goOn func(t testing.TB, what string, w *world, n int)) {
 	t.Helper()
 	for n := 0; ; n += stride {
 		w, kind, work := prepare()
 		c := w.client(1)
-		c.begin(&index.Op{Kind: kind, Work: &work})
+		c.begin(workOp(kind, &work))
 		done := false
 		for left := n; left > 0 && !done; {
 			was := c.verbs
@@ -449,7 +457,7 @@ func TestMoveCrash(t *testing.T) {
 			if m.target > 1 {
 				stride = 5 // the chain's length makes no difference to the order of things
 			}
-			crashes(t, m.String(), stride, func() (*world, index.Kind, index.Work) {
+			crashes(t, m.String(), stride, func() (*world, index.Kind, repair.Work) {
 				w := m.world()
 				want = fillMove(t, w)
 				m.begin(w)
@@ -461,7 +469,7 @@ func TestMoveCrash(t *testing.T) {
 						s.step() // before there is a successor
 					}
 				}
-				// What is acknowledged now, nobody misses.
+				// A write that is acknowledged now is not lost.
 				early := &script{c: w.client(80), words: [][]string{{"put", "P", "early"}}}
 				must(t, early.c.start(early.words[0]))
 				early.began = true
@@ -477,7 +485,7 @@ func TestMoveCrash(t *testing.T) {
 				}
 				scripts, want["P"] = append(scripts, early), "early"
 				next := w.client(10)
-				next.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+				next.begin(workOp(index.Move, new(moveWork(homeGroup))))
 				runAll(t, what, rand.New(rand.NewPCG(uint64(n), 1)), scripts, next, nil)
 				w.check(t, what, want)
 				w.moveAll(t, next)
@@ -501,7 +509,7 @@ func TestMoveFaults(t *testing.T) {
 				want := fillMove(t, w)
 				m.begin(w)
 				c := w.client(1)
-				c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+				c.begin(workOp(index.Move, new(moveWork(homeGroup))))
 				n, done := 0, false
 				for !done && n < 2000 {
 					n++
@@ -595,7 +603,7 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 		scripts = append(scripts, in)
 		want[k] = "again"
 	}
-	// One write each, by a hint of before, whenever; the last ones die in it.
+	// Each client writes once, by a hint of before, at any time; the last ones die in it.
 	for i, k := range []string{"D", "E", "F", "G", "H", "Z1@2", "I", "J", "K", "L"} {
 		one := &script{c: w.client(70 + uint32(i)), delay: rng.IntN(450), words: [][]string{{"put", k, value(1)}}}
 		one.c.rng = rng
@@ -635,7 +643,7 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 			t.Errorf("%s: second janitor: %v", what, err)
 		}
 	}}
-	j1.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+	j1.begin(workOp(index.Move, new(moveWork(homeGroup))))
 	runAll(t, what, rng, append(scripts, two), j1, nil)
 	// Of what the dead have decided, some is not published.
 	w.syncAll(t, j1)
@@ -681,7 +689,7 @@ func TestMoveLong(t *testing.T) {
 	for round := 1; ; round++ {
 		w, want := world()
 		c := w.client(1)
-		c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+		c.begin(workOp(index.Move, new(moveWork(homeGroup))))
 		n, done := 0, false
 		for !done && n < 500 {
 			n++
@@ -715,7 +723,7 @@ func TestMoveNoMemory(t *testing.T) {
 		c := w.client(1)
 		w.left = map[string]string{}
 		c.memory = memory
-		c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+		c.begin(workOp(index.Move, new(moveWork(homeGroup))))
 		for c.action != index.Alloc {
 			if _, done := c.advance(1<<30, noFault); done {
 				t.Fatalf("done without memory: %v", c.op.Err)
@@ -753,14 +761,14 @@ func TestMoveChildFull(t *testing.T) {
 	w.fill(home()+layout.SegmentSize, layout.GroupSlots)
 	w.fill(stash()+layout.SegmentSize, layout.GroupSlots)
 	c := w.client(1)
-	c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+	c.begin(workOp(index.Move, new(moveWork(homeGroup))))
 	for c.action != index.Grow {
 		if _, done := c.advance(1<<30, noFault); done {
 			t.Fatalf("done without room: %v", c.op.Err)
 		}
 	}
-	if w.groupAt(0, home()).Lock() != 0 || c.op.Route.Shard != 0 || len(c.op.Work.Findings) != 1 {
-		t.Errorf("lock %x, shard %d, findings %q", w.groupAt(0, home()).Lock(), c.op.Route.Shard, c.op.Work.Findings)
+	if w.groupAt(0, home()).Lock() != 0 || c.op.Route.Shard != 0 || len(workOf(c.op).Findings) != 1 {
+		t.Errorf("lock %x, shard %d, findings %q", w.groupAt(0, home()).Lock(), c.op.Route.Shard, workOf(c.op).Findings)
 	}
 	w.check(t, "waiting", want)
 	for r := range w.pg.Replicas {
@@ -775,7 +783,7 @@ func TestMoveChildFull(t *testing.T) {
 }
 
 // TestAbandonCrash loses the child at every stage of a move, and stops the janitor
-// that undoes it after every access. What was not MOVED is there; the shard works.
+// that undoes it after every access. Keys that were not MOVED are there; the shard works.
 func TestAbandonCrash(t *testing.T) {
 	for _, m := range moveCases() {
 		if m.target == 0 {
@@ -787,7 +795,7 @@ func TestAbandonCrash(t *testing.T) {
 			mover := func(w *world) *client {
 				m.begin(w)
 				c := w.client(11)
-				c.begin(&index.Op{Kind: index.Move, Work: new(moveWork(homeGroup))})
+				c.begin(workOp(index.Move, new(moveWork(homeGroup))))
 				return c
 			}
 			// The stages at which most differs: before anything is FROZEN, while words become so,
@@ -808,7 +816,7 @@ func TestAbandonCrash(t *testing.T) {
 			}
 			for i := 0; i < len(stages); i += 1 + len(stages)/5 {
 				stage := stages[i]
-				crashes(t, fmt.Sprintf("%v, child lost after %d accesses", m, stage), stride, func() (*world, index.Kind, index.Work) {
+				crashes(t, fmt.Sprintf("%v, child lost after %d accesses", m, stage), stride, func() (*world, index.Kind, repair.Work) {
 					w := m.world()
 					want = fillMove(t, w)
 					for c := mover(w); c.verbs < stage; {
@@ -827,9 +835,9 @@ func TestAbandonCrash(t *testing.T) {
 				}, func(t testing.TB, what string, w *world, n int) {
 					scripts := writers(t, w, want, n)
 					next := w.client(10)
-					next.begin(&index.Op{Kind: index.Abandon, Work: new(moveWork(homeGroup))})
+					next.begin(workOp(index.Abandon, new(moveWork(homeGroup))))
 					runAll(t, what, rand.New(rand.NewPCG(uint64(n), 3)), scripts, next, func() { w.child, w.other = nil, nil })
-					if lost := w.client(1).op.Work.Lost + next.op.Work.Lost; lost > moved || n == 0 && lost != moved {
+					if lost := workOf(w.client(1).op).Lost + workOf(next.op).Lost; lost > moved || n == 0 && lost != moved {
 						t.Errorf("%s: %d records lost, want %d", what, lost, moved)
 					}
 					w.check(t, what, want)
@@ -877,16 +885,16 @@ func TestCleanCrash(t *testing.T) {
 		t.Run(m.String(), func(t *testing.T) {
 			for _, off := range []uint64{home(), stash()} {
 				var want map[string]string
-				crashes(t, fmt.Sprintf("%v, group %#x", m, off), 1, func() (*world, index.Kind, index.Work) {
+				crashes(t, fmt.Sprintf("%v, group %#x", m, off), 1, func() (*world, index.Kind, repair.Work) {
 					w := m.world()
 					want = fillMove(t, w)
 					m.begin(w)
 					w.moveAll(t, w.client(1))
 					w.moved = true
-					return w, index.Clean, index.Work{PG: 1, Off: off, Wipe: !m.split, Target: w.child.PG.ID}
+					return w, index.Clean, repair.Work{PG: 1, Off: off, Wipe: !m.split, Target: w.child.PG.ID}
 				}, func(t testing.TB, what string, w *world, n int) {
 					next := w.client(10)
-					next.begin(&index.Op{Kind: index.Clean, Work: w.client(1).op.Work})
+					next.begin(workOp(index.Clean, workOf(w.client(1).op)))
 					runAll(t, what, rand.New(rand.NewPCG(uint64(n), 4)), writers(t, w, want, n), next, nil)
 					w.cleanAll(t, next)
 					w.check(t, what, want)
@@ -906,10 +914,10 @@ func TestWipe(t *testing.T) {
 		must(t, w.client(2).do(t, "put", "j", "v"))
 		must(t, w.client(2).do(t, "del", "j"))
 		w.left = map[string]string{}
-		o := w.client(1).job(t, index.Clean, index.Work{PG: 1, Off: home(), Wipe: true, Drop: drop})
+		o := w.client(1).job(t, index.Clean, repair.Work{PG: 1, Off: home(), Wipe: true, Drop: drop})
 		_, _, _, there := w.find(1, "k")
-		if there == drop || drop != (len(o.Work.Findings) == 0) || drop != (len(w.left) == 1) {
-			t.Errorf("drop %v: there %v, findings %q, places %v", drop, there, o.Work.Findings, w.left)
+		if there == drop || drop != (len(workOf(o).Findings) == 0) || drop != (len(w.left) == 1) {
+			t.Errorf("drop %v: there %v, findings %q, places %v", drop, there, workOf(o).Findings, w.left)
 		}
 		for r := range w.pg.Replicas {
 			g := w.groupAt(r, home())
@@ -957,13 +965,13 @@ func (w *world) inExtent(extent uint32) (list []string) {
 func TestRelocateCrash(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {
 		var want map[string]string
-		crashes(t, fmt.Sprintf("r=%d", r), 1, func() (*world, index.Kind, index.Work) {
+		crashes(t, fmt.Sprintf("r=%d", r), 1, func() (*world, index.Kind, repair.Work) {
 			var w *world
 			w, want = recallWorld(t, r)
-			return w, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}}
+			return w, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}}
 		}, func(t testing.TB, what string, w *world, n int) {
 			next := w.client(10)
-			next.begin(&index.Op{Kind: index.Relocate, Work: &index.Work{PG: 1, Off: home(), Extents: []uint32{0}}})
+			next.begin(workOp(index.Relocate, &repair.Work{PG: 1, Off: home(), Extents: []uint32{0}}))
 			runAll(t, what, rand.New(rand.NewPCG(uint64(n), 5)), writers(t, w, want, n), next, nil)
 			if in := w.inExtent(0); len(in) > 0 {
 				t.Errorf("%s: left in the extent: %v", what, in)
@@ -997,9 +1005,9 @@ func TestRelocateLong(t *testing.T) {
 	}
 	w.fenced[3] = true
 	w.left = map[string]string{}
-	o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}})
-	if in := w.inExtent(0); len(in) > 0 || o.Work.Moved != 1 || o.Work.Synced != 1 {
-		t.Errorf("moved %d, synced %d, left in the extent: %v", o.Work.Moved, o.Work.Synced, in)
+	o := w.client(1).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}})
+	if in := w.inExtent(0); len(in) > 0 || workOf(o).Moved != 1 || workOf(o).Synced != 1 {
+		t.Errorf("moved %d, synced %d, left in the extent: %v", workOf(o).Moved, workOf(o).Synced, in)
 	}
 	if len(w.left) != 3 { // the manifest and two chunks
 		t.Errorf("places given up: %v", w.left)
@@ -1011,7 +1019,7 @@ func TestRelocateLong(t *testing.T) {
 		w.setSlot(r, home(), i, x.WithState(layout.Frozen))
 	}
 	c := w.client(1)
-	c.begin(&index.Op{Kind: index.Relocate, Work: &index.Work{PG: 1, Off: home(), Extents: []uint32{1}}})
+	c.begin(workOp(index.Relocate, &repair.Work{PG: 1, Off: home(), Extents: []uint32{1}}))
 	if _, err := c.run(2000); err != nil || c.op.Err == nil {
 		t.Errorf("of a FROZEN word: %v, %v", err, c.op.Err)
 	}
@@ -1032,21 +1040,21 @@ func TestRelocateCount(t *testing.T) {
 	for r := uint8(1); r <= 3; r++ {
 		for _, c := range []struct {
 			name   string
-			window func(at map[string]layout.Word, chunk index.UnitRun) index.UnitRun
+			window func(at map[string]layout.Word, chunk repair.UnitRun) repair.UnitRun
 			moves  []string
 		}{
-			{"no window", func(map[string]layout.Word, index.UnitRun) index.UnitRun { return index.UnitRun{} }, nil},
-			{"one record's last unit", func(at map[string]layout.Word, _ index.UnitRun) index.UnitRun {
-				return index.UnitRun{Unit: at["c"].Unit() + layout.UnitsOf(at["c"].Code()) - 1, Units: 1}
+			{"no window", func(map[string]layout.Word, repair.UnitRun) repair.UnitRun { return repair.UnitRun{} }, nil},
+			{"one record's last unit", func(at map[string]layout.Word, _ repair.UnitRun) repair.UnitRun {
+				return repair.UnitRun{Unit: at["c"].Unit() + layout.UnitsOf(at["c"].Code()) - 1, Units: 1}
 			}, []string{"c"}},
-			{"from one to another", func(at map[string]layout.Word, _ index.UnitRun) index.UnitRun {
-				return index.UnitRun{Unit: at["c"].Unit(), Units: at["d"].Unit() + 1 - at["c"].Unit()}
+			{"from one to another", func(at map[string]layout.Word, _ repair.UnitRun) repair.UnitRun {
+				return repair.UnitRun{Unit: at["c"].Unit(), Units: at["d"].Unit() + 1 - at["c"].Unit()}
 			}, []string{"c", "d"}},
-			{"a chunk", func(_ map[string]layout.Word, chunk index.UnitRun) index.UnitRun {
-				return index.UnitRun{Unit: chunk.Unit + 7, Units: 1}
+			{"a chunk", func(_ map[string]layout.Word, chunk repair.UnitRun) repair.UnitRun {
+				return repair.UnitRun{Unit: chunk.Unit + 7, Units: 1}
 			}, []string{"l"}},
-			{"just before a chunk", func(_ map[string]layout.Word, chunk index.UnitRun) index.UnitRun {
-				return index.UnitRun{Unit: chunk.Unit - 1, Units: 1}
+			{"just before a chunk", func(_ map[string]layout.Word, chunk repair.UnitRun) repair.UnitRun {
+				return repair.UnitRun{Unit: chunk.Unit - 1, Units: 1}
 			}, nil},
 		} {
 			name := fmt.Sprintf("%s r=%d", c.name, r)
@@ -1060,7 +1068,7 @@ func TestRelocateCount(t *testing.T) {
 			must(t, w.client(2).do(t, "del", "b"))
 			delete(want, "b")
 			code, _ := layout.CodeFor(layout.RecordLen(0, layout.ChunkSize))
-			chunk := index.UnitRun{Unit: layout.ExtentUnits - layout.UnitsOf(code), Units: layout.UnitsOf(code)}
+			chunk := repair.UnitRun{Unit: layout.ExtentUnits - layout.UnitsOf(code), Units: layout.UnitsOf(code)}
 			w.nextUnit = chunk.Unit
 			must(t, w.client(2).do(t, "put", "l", "long7"))
 			want["l"] = string(longValue(7))
@@ -1072,7 +1080,7 @@ func TestRelocateCount(t *testing.T) {
 				t.Fatalf("%s: the test proves nothing: %v", name, before)
 			}
 			window := c.window(before, chunk)
-			o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true, Window: window})
+			o := w.client(1).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true, Window: window})
 			after := where(w)
 			units := uint32(0)
 			for k, x := range before {
@@ -1085,24 +1093,24 @@ func TestRelocateCount(t *testing.T) {
 				}
 				if x := after[k]; x.Unit()/layout.ExtentUnits == 0 {
 					units += layout.UnitsOf(x.Code())
-					if !slices.Contains(o.Work.Kept, index.UnitRun{Unit: x.Unit(), Units: layout.UnitsOf(x.Code())}) {
-						t.Errorf("%s: %q at %v is not kept: %v", name, k, x, o.Work.Kept)
+					if !slices.Contains(workOf(o).Kept, repair.UnitRun{Unit: x.Unit(), Units: layout.UnitsOf(x.Code())}) {
+						t.Errorf("%s: %q at %v is not kept: %v", name, k, x, workOf(o).Kept)
 					}
 				}
 			}
-			if kept := slices.Contains(o.Work.Kept, chunk); kept == slices.Contains(c.moves, "l") {
+			if kept := slices.Contains(workOf(o).Kept, chunk); kept == slices.Contains(c.moves, "l") {
 				t.Errorf("%s: a chunk is kept: %v", name, kept)
 			} else if kept {
 				units += chunk.Units
 			}
 			sum := uint32(0)
-			for _, k := range o.Work.Kept {
+			for _, k := range workOf(o).Kept {
 				if sum += k.Units; window.Units > 0 && k.Unit < window.Unit+window.Units && window.Unit < k.Unit+k.Units {
 					t.Errorf("%s: %v is kept in the window %v", name, k, window)
 				}
 			}
-			if sum != units || o.Work.Linked[0] != units || o.Work.Linked[1] == 0 || int(o.Work.Moved) != len(c.moves) || int(o.Work.Records) != len(want) {
-				t.Errorf("%s: kept %d units, linked %v, want %d; moved %d of %d records", name, sum, o.Work.Linked, units, o.Work.Moved, o.Work.Records)
+			if sum != units || workOf(o).Linked[0] != units || workOf(o).Linked[1] == 0 || int(workOf(o).Moved) != len(c.moves) || int(workOf(o).Records) != len(want) {
+				t.Errorf("%s: kept %d units, linked %v, want %d; moved %d of %d records", name, sum, workOf(o).Linked, units, workOf(o).Moved, workOf(o).Records)
 			}
 			w.check(t, name, want)
 		}
@@ -1120,24 +1128,24 @@ func TestSyncJoiner(t *testing.T) {
 		}
 		return n
 	}
-	crashes(t, "sync", 1, func() (*world, index.Kind, index.Work) {
+	crashes(t, "sync", 1, func() (*world, index.Kind, repair.Work) {
 		w := newWorld(3, 256)
 		w.quiet = true
 		want = fillMove(t, w)
 		clear(w.region[2])
-		return w, index.Sync, index.Work{PG: 1, Off: shardOff}
+		return w, index.Sync, repair.Work{PG: 1, Off: shardOff}
 	}, func(t testing.TB, what string, w *world, n int) {
 		c := w.client(10)
-		o := c.job(t, index.Sync, index.Work{PG: 1, Off: shardOff})
-		if n == 0 && o.Work.Synced == 0 {
+		o := c.job(t, index.Sync, repair.Work{PG: 1, Off: shardOff})
+		if n == 0 && workOf(o).Synced == 0 {
 			t.Errorf("%s: nothing synced", what)
 		}
 		w.check(t, what, want)
 		if a, j := empties(w, 0), empties(w, 2); a == 0 || a != j {
 			t.Errorf("%s: %d EMPTY words with nonces at A, %d at the joiner", what, a, j)
 		}
-		if o := c.job(t, index.Sync, index.Work{PG: 1, Off: shardOff}); o.Work.Synced != 0 {
-			t.Errorf("%s: %d words synced again", what, o.Work.Synced)
+		if o := c.job(t, index.Sync, repair.Work{PG: 1, Off: shardOff}); workOf(o).Synced != 0 {
+			t.Errorf("%s: %d words synced again", what, workOf(o).Synced)
 		}
 	})
 }
@@ -1157,10 +1165,10 @@ func TestRelocateCountDamaged(t *testing.T) {
 	}
 	w.setSlot(0, home(), free, layout.MakeLive(0, 1, 0, w.pg.HeapHi))
 	w.nextUnit = layout.ExtentUnits // c moves there
-	o := w.client(1).job(t, index.Relocate, index.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true,
-		Window: index.UnitRun{Unit: x.Unit(), Units: 1}})
-	if o.Work.Moved != 1 || o.Work.Records != 1 || o.Work.Lost != 1 || len(o.Work.Findings) != 1 {
-		t.Errorf("moved %d of %d records, lost %d, findings %q", o.Work.Moved, o.Work.Records, o.Work.Lost, o.Work.Findings)
+	o := w.client(1).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true,
+		Window: repair.UnitRun{Unit: x.Unit(), Units: 1}})
+	if workOf(o).Moved != 1 || workOf(o).Records != 1 || workOf(o).Lost != 1 || len(workOf(o).Findings) != 1 {
+		t.Errorf("moved %d of %d records, lost %d, findings %q", workOf(o).Moved, workOf(o).Records, workOf(o).Lost, workOf(o).Findings)
 	}
 }
 
@@ -1171,7 +1179,7 @@ func TestScrub(t *testing.T) {
 	want := fillMove(t, w)
 	must(t, w.client(2).do(t, "put", "O", "long5"))
 	want["O"] = string(longValue(5))
-	scrub := func() *index.Op { return w.client(1).job(t, index.Scrub, index.Work{PG: 1, Off: shardOff}) }
+	scrub := func() *index.Op { return w.client(1).job(t, index.Scrub, repair.Work{PG: 1, Off: shardOff}) }
 
 	units := uint64(len(want) - 1) // one unit each
 	_, _, manifest, _ := w.find(0, "O")
@@ -1185,9 +1193,9 @@ func TestScrub(t *testing.T) {
 		units += uint64(layout.UnitsOf(c.Code))
 	}
 	o := scrub()
-	if o.Work.Records != uint64(len(want)) || o.Work.Units != units || uint64(o.Work.Linked[0]) != units ||
-		len(o.Work.Linked) != 1 || o.Work.Repaired+o.Work.Lost+o.Work.Synced != 0 || len(o.Work.Findings) > 0 {
-		t.Errorf("sound: %+v; want %d records of %d units", o.Work, len(want), units)
+	if workOf(o).Records != uint64(len(want)) || workOf(o).Units != units || uint64(workOf(o).Linked[0]) != units ||
+		len(workOf(o).Linked) != 1 || workOf(o).Repaired+workOf(o).Lost+workOf(o).Synced != 0 || len(workOf(o).Findings) > 0 {
+		t.Errorf("sound: %+v; want %d records of %d units", workOf(o), len(want), units)
 	}
 
 	// Copies that a good one repairs: a record at A, one at the last replica, a chunk.
@@ -1203,8 +1211,8 @@ func TestScrub(t *testing.T) {
 	_, i, _, _ := w.find(0, "g")
 	w.setSlot(2, home(), i, 0)
 	o = scrub()
-	if o.Work.Repaired != 4 || o.Work.Synced != 1 || o.Work.Lost != 0 || len(o.Work.Findings) > 0 || o.Work.Units != units {
-		t.Errorf("repairing: %+v", o.Work)
+	if workOf(o).Repaired != 4 || workOf(o).Synced != 1 || workOf(o).Lost != 0 || len(workOf(o).Findings) > 0 || workOf(o).Units != units {
+		t.Errorf("repairing: %+v", workOf(o))
 	}
 	w.check(t, "repaired", want)
 	for r := range w.pg.Replicas {
@@ -1213,7 +1221,7 @@ func TestScrub(t *testing.T) {
 		}
 	}
 
-	// What nobody can repair is named: no good copy; one key twice; units nowhere.
+	// Damage that nobody can repair is named: no good copy; one key twice; units nowhere.
 	_, _, x, _ = w.find(0, "h")
 	for r := range w.pg.Replicas {
 		w.region[r][x.Off()+layout.RecordHeaderSize] ^= 1
@@ -1230,10 +1238,10 @@ func TestScrub(t *testing.T) {
 		w.setSlot(r, stash(), free+1, layout.MakeLive(0, 1, 0, w.pg.HeapHi))
 	}
 	o = scrub()
-	found := strings.Join(o.Work.Findings, "\n")
-	if o.Work.Lost != 2 || len(o.Work.Findings) != 3 || !strings.Contains(found, "the same key") ||
+	found := strings.Join(workOf(o).Findings, "\n")
+	if workOf(o).Lost != 2 || len(workOf(o).Findings) != 3 || !strings.Contains(found, "the same key") ||
 		!strings.Contains(found, "no good copy") || !strings.Contains(found, "outside the heap") {
-		t.Errorf("broken: lost %d, findings\n%s", o.Work.Lost, found)
+		t.Errorf("broken: lost %d, findings\n%s", workOf(o).Lost, found)
 	}
 }
 
@@ -1248,7 +1256,7 @@ func TestWorkFails(t *testing.T) {
 				w := m.world()
 				want := fillMove(t, w)
 				m.begin(w)
-				work := index.Work{PG: 1, Off: shardOff, Group: homeGroup}
+				work := repair.Work{PG: 1, Off: shardOff, Group: homeGroup}
 				switch k {
 				case index.Clean:
 					w.moveAll(t, w.client(1))
@@ -1261,7 +1269,7 @@ func TestWorkFails(t *testing.T) {
 					must(t, w.client(2).do(t, "put", "extra", "x"))
 				}
 				c := w.client(1)
-				c.begin(&index.Op{Kind: k, Work: &work})
+				c.begin(workOp(k, &work))
 				done := false
 				for range actions {
 					if _, done = c.advance(1<<30, noFault); done {

@@ -69,8 +69,8 @@ type Options struct {
 	// Lock pins the regions in memory.
 	Lock bool
 	// Devices serve the regions, each at its own address: at least one, each of
-	// another provider. One whose adapter executes atomics goes with tcp alone,
-	// which then leaves its atomics to that adapter.
+	// another provider. A device whose adapter executes atomics goes with tcp alone, which then leaves its
+	// atomics to that adapter.
 	Devices []DeviceListen
 	// Directory is asked for work. Required.
 	Directory Directory

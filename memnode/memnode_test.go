@@ -23,8 +23,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var rw = token.Grant{Session: 7, Namespace: 1}
 
-// One memory, two providers: what one writes the other reads; the index takes
-// atomics and no WRITE; the region starts with its header.
+// The same memory over two providers: what one writes the other reads; the index takes atomics and no
+// WRITE; the region starts with its header.
 func TestPublish(t *testing.T) {
 	dir := newDirectory(t)
 	n, _ := open(t, dir, 1<<20, "tcp", "shm")
@@ -159,7 +159,7 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
-// What a region takes is whole pages, and counts as such.
+// A region takes whole pages, and counts as such.
 func TestCapacityOfPages(t *testing.T) {
 	const page = 2 << 20
 	dir := newDirectory(t)

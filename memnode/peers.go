@@ -95,7 +95,7 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 		access |= rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic
 	}
 	for range 4 {
-		pd, old, err := n.enter(d, reg, g, lane, r.Peer)
+		pd, old, err := n.recordPeer(d, reg, g, lane, r.Peer)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -109,8 +109,8 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 	return nil, 0, fmt.Errorf("lane %d of session %d is being connected by others", lane, g.Session)
 }
 
-// enter records the connection, unless the lane has one, which it returns.
-func (n *Node) enter(d *device, reg *registration, g token.Grant, lane uint32, p rdma.Peer) (*rdma.PD, *peer, error) {
+// recordPeer records the connection, unless the lane has one, which it returns.
+func (n *Node) recordPeer(d *device, reg *registration, g token.Grant, lane uint32, p rdma.Peer) (*rdma.PD, *peer, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mu.reg != reg {

@@ -16,7 +16,7 @@ import (
 // A region has one atomic domain: either CPUs or one adapter execute atomics on
 // its words. An adapter's read-modify-write is atomic only against its own, so one
 // by a CPU between its read and its write would be lost, and the other way round.
-// Where a device has an adapter that executes atomics, other devices leave theirs
+// If a device has an adapter that executes atomics, other devices leave theirs
 // to it, over a connection of this process to itself.
 //
 // They go on reading and writing by CPU. Adapter and CPU both move aligned words
@@ -63,7 +63,7 @@ type loop struct {
 	peer   rdma.Peer // the other end of qp
 }
 
-// loopLocked gives the namespace's loop, or nil where nobody needs one.
+// loopLocked gives the namespace's loop, or nil if nobody needs one.
 func (n *Node) loopLocked(namespace uint32) (*loop, error) {
 	if n.hca == nil || len(n.devices) == 1 || n.mu.loops[namespace] != nil {
 		return n.mu.loops[namespace], nil
@@ -131,7 +131,7 @@ func (l *loop) execute(w rdma.WR) (uint64, rdma.Status, error) {
 	}
 	w.ID, w.Flags, w.Local, w.LKey = 1, rdma.Signaled, l.mr.Bytes()[:8], l.mr.LKey()
 	if n, err := l.qp.PostSend([]rdma.WR{w}); n != 1 {
-		return 0, driver.RemOpErr, errors.Join(err, l.settle())
+		return 0, driver.RemOpErr, errors.Join(err, l.endConnection())
 	}
 	var late <-chan time.Time
 	var wcs [1]rdma.WC
@@ -142,11 +142,11 @@ func (l *loop) execute(w rdma.WR) (uint64, rdma.Status, error) {
 		select {
 		case <-l.cq.Ready():
 		case <-late:
-			return 0, driver.GeneralErr, errors.Join(fmt.Errorf("no completion of %v within %v", w.Op, loopPatience), l.settle())
+			return 0, driver.GeneralErr, errors.Join(fmt.Errorf("no completion of %v within %v", w.Op, loopPatience), l.endConnection())
 		}
 	}
 	if s := wcs[0].Status; s != driver.Success {
-		return 0, s, errors.Join(&rdma.WCError{WC: wcs[0]}, l.settle())
+		return 0, s, errors.Join(&rdma.WCError{WC: wcs[0]}, l.endConnection())
 	}
 	return binary.LittleEndian.Uint64(w.Local), driver.Success, nil
 }
@@ -167,7 +167,7 @@ func (l *loop) connect() (err error) {
 	if l.qp != nil && l.qp.State() == driver.StateRTS {
 		return nil
 	}
-	if err := l.settle(); err != nil {
+	if err := l.endConnection(); err != nil {
 		return err
 	}
 	dev := l.n.hca.dev
@@ -202,10 +202,10 @@ func (l *loop) connect() (err error) {
 	return nil
 }
 
-// settle ends a connection of which something may be outstanding. It gives up only
+// endConnection ends a connection of which something may be outstanding. It gives up only
 // when the node closes, which tries again: an agent that answered while its atomic
 // may still land would confirm a fence that is none.
-func (l *loop) settle() error {
+func (l *loop) endConnection() error {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := l.hangUp(l.n.ctx)
 		if err == nil || l.n.ctx.Err() != nil {

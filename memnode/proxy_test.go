@@ -125,8 +125,8 @@ func loopQP(t *testing.T, dir *directory) uint32 {
 	return qps[0].Num
 }
 
-// What becomes of an atomic that the adapter fails is what its client is told, and
-// the next one has a connection that works.
+// The client of an atomic that the adapter fails is told what became of it, and the next atomic has a
+// connection that works.
 func TestProxyFails(t *testing.T) {
 	dir := newDirectory(t)
 	_, log := open(t, dir, 1<<20, "tcp", "sim")

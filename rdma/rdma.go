@@ -241,7 +241,7 @@ func (m *MR) RKey() uint64 { return m.d.RKey() }
 func (m *MR) Base() uint64 { return m.d.Base() }
 
 // ProxyAtomics has f execute the atomics on the MR; see driver.AtomicProxier. It is
-// ErrNotSupport where the device executes them.
+// ErrNotSupport if the device executes them.
 func (m *MR) ProxyAtomics(f AtomicFunc) error {
 	p, ok := m.d.(driver.AtomicProxier)
 	if !ok {
@@ -296,7 +296,7 @@ func (c *Counters) Total() (n uint64) {
 	return n
 }
 
-// QP is a connected queue pair. One goroutine at a time.
+// QP is a connected queue pair. It serves one goroutine at a time.
 type QP struct {
 	d         driver.QP
 	num       uint32

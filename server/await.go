@@ -12,7 +12,7 @@ import (
 	"github.com/kvd-project/kvd/server/lead"
 )
 
-// What does not happen costs nothing: instead of asking again and again, memory nodes and
+// A store where nothing happens costs nothing: instead of asking again and again, memory nodes and
 // janitors have their requests wait until there is an answer, and sessions are called.
 
 // event happens again and again. The zero value is ready.

@@ -48,7 +48,7 @@ func (n *Node) RequestSplit(ctx context.Context, q *dirpb.RequestSplitRequest) (
 	var job *fsmpb.StartJob
 	reply := &dirpb.RequestSplitReply{}
 	ask := func() {
-		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 			y, sh := s.Session(q.SessionId), s.Shard(q.ShardId)
 			switch {
 			case y == nil || y.Life != dirpb.SessionLife_SESSION_LIVE:
@@ -89,7 +89,7 @@ func (n *Node) FindWork(ctx context.Context, q *dirpb.FindWorkRequest) (*dirpb.F
 	}
 	reply := &dirpb.FindWorkReply{}
 	n.await(ctx, l, q.WaitMillis, l.work.next, func() bool {
-		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { reply.Namespaces = x.Work(s, now) })
+		n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { reply.Namespaces = x.Work(s, now) })
 		return len(reply.Namespaces) > 0
 	})
 	return reply, nil
@@ -108,7 +108,7 @@ func (n *Node) ClaimJob(ctx context.Context, q *dirpb.ClaimJobRequest) (*dirpb.C
 	// Others may claim at the same time.
 	for range claimTries {
 		var job *dirpb.Job
-		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 			if y := s.Session(q.SessionId); y == nil || y.Life != dirpb.SessionLife_SESSION_LIVE {
 				err = sessionGone(q.SessionId)
 			} else if y.ReadOnly {
@@ -149,7 +149,7 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 	}
 	var job *dirpb.Job
 	var epoch, least uint64
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		if s.Life(q.SessionId) != dirpb.SessionLife_SESSION_LIVE {
 			err = sessionGone(q.SessionId)
 			return
@@ -181,7 +181,7 @@ func (n *Node) ReportJob(ctx context.Context, q *dirpb.ReportJobRequest) (*dirpb
 	}
 	if q.Finished {
 		n.log.Info("directory: a job is done", "job", job.Id, "kind", job.Kind, "pg", job.PgId)
-		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Scrubbed(s, job, now) })
+		n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Scrubbed(s, job, now) })
 		l.wake()
 	} else {
 		n.log.Warn("directory: a job was given back and is tried again later", "job", job.Id, "kind", job.Kind, "pg", job.PgId, "trouble", label(q.Trouble))
@@ -206,7 +206,7 @@ func (n *Node) StartJob(ctx context.Context, q *dirpb.StartJobRequest) (*dirpb.S
 	}
 	var why string
 	var waiting int
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		if many {
 			all := len(jobs)
 			jobs = x.Offer(s, jobs, now)
@@ -366,7 +366,7 @@ func (n *Node) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.R
 		return nil, err
 	}
 	reply := &dirpb.RebalanceReply{}
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		w := s.NamespaceNamed(q.Namespace)
 		if w == nil {
 			err = fmt.Errorf("namespace %.64q does not exist: %w", q.Namespace, fsm.ErrNotFound)

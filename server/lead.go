@@ -34,8 +34,8 @@ const (
 // leadership hosts the judgement of one term that this node leads, package server/lead's,
 // which does not see raft, clocks or locks. A new one begins with every term.
 //
-// What a leader that was deposed without noticing might answer is dangerous: its
-// E lags, and memory reclaimed against it may still be read. So Renew, Heartbeat,
+// The answers of a leader that was deposed without noticing are dangerous: its E lags, and memory reclaimed
+// against it may still be read. So Renew, Heartbeat,
 // SessionState, and what janitors ask, confirm the leadership with a quorum after the
 // request came, and check that the term is still this one.
 type leadership struct {
@@ -71,14 +71,14 @@ func (l *leadership) rouse() {
 	}
 }
 
-// judge calls fn with both what l knows and the state locked.
-func (n *Node) judge(l *leadership, fn func(x *lead.Leader, s *fsm.State, now time.Duration)) {
+// withState calls fn with both what l knows and the state locked.
+func (n *Node) withState(l *leadership, fn func(x *lead.Leader, s *fsm.State, now time.Duration)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n.machine.view(func(s *fsm.State) { fn(l.mu.Leader, s, time.Since(l.began)) })
 }
 
-// epochs returns E and the minimum.
+// epochs returns the reclaim epoch E and the minimum.
 func (l *leadership) epochs() (epoch, least uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,7 +213,7 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
 	var steps []lead.Step
 	work := false
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		x.Advance(s, now)
 		steps = x.Plan(s, now)
 		if c := x.TakeBack(s, now); c != nil {
@@ -241,7 +241,7 @@ func (n *Node) plan(ctx context.Context, l *leadership) (pause time.Duration) {
 			return pause
 		}
 		if res.Err != nil {
-			n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Refused(s, step, now) })
+			n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.Refused(s, step, now) })
 		}
 		if err = errors.Join(err, res.Err); err != nil {
 			n.log.Info("directory: proposal failed and is repeated if need be", "err", err)
@@ -273,7 +273,7 @@ func (n *Node) handOver() {
 	// The node's context has ended, so nothing is proposed any more. A step down would give
 	// unknown outcomes to what was proposed and is not committed.
 	err := n.wait(ctx, n.raft.Barrier(enqueueTimeout))
-	// Raft prefers whoever has most of the log, which may be one that is dead.
+	// Raft prefers the node that has most of the log, which may be dead.
 	if err == nil {
 		err = n.wait(ctx, n.raft.LeadershipTransfer())
 	}
@@ -331,7 +331,7 @@ const settleLimit = 200 * time.Millisecond
 
 // propose logs c in l's term and returns what applying it did. An error is a
 // status: not the leader and Unavailable with "nothing was done" mean that it did not
-// happen, any other that the outcome is unknown. What the state machine refused is in the Result.
+// happen, any other that the outcome is unknown. The Result has the state machine's refusal.
 func (n *Node) propose(ctx context.Context, l *leadership, c *fsmpb.Command) (fsm.Result, error) {
 	if n.raft.CurrentTerm() != l.term || n.ctx.Err() != nil {
 		return fsm.Result{}, n.notLeader()

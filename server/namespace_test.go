@@ -145,8 +145,8 @@ func TestDeleteNamespace(t *testing.T) {
 	}
 }
 
-// Whoever had a session in the default namespace does not bring it back; whoever comes first
-// after that does, with another id.
+// A client that had a session in the default namespace does not bring it back; the first client after that
+// does, with another id.
 func TestDeleteDefaultNamespace(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	c, ctx := dial(t, n), testCtx(t)

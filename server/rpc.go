@@ -127,7 +127,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 		SessionId: x.Id, Discriminator: x.Discriminator, NamespaceId: w.Id,
 		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), MaxLanes: maxLanes, Term: l.term,
 	}
-	n.judge(l, func(j *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(j *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.MapVersion = s.MapVersion()
 		reply.Token = token.Sign(s.Meta().ClusterKey, token.Grant{Session: x.Id, Namespace: w.Id, ReadOnly: x.ReadOnly})
 		reply.Epoch, reply.MinEpoch, err = j.Opened(s, x.Id, now)
@@ -236,7 +236,7 @@ func sessionGone(id uint32) error {
 	return status.Errorf(codes.NotFound, "session %d is fenced, being fenced, or was never opened", id)
 }
 
-// Renew extends a session's lease and exchanges epochs.
+// Renew extends a session's lease and exchanges reclaim epochs.
 func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewReply, error) {
 	l, err := n.confirmed(ctx)
 	if err != nil {
@@ -244,7 +244,7 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 	}
 	reply := &dirpb.RenewReply{LeaseMillis: uint64(n.opts.Lease.Milliseconds()), Term: l.term}
 	var a lead.Answer
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		x.Advance(s, now)
 		reply.MapVersion = s.MapVersion()
 		a, err = x.Renew(s, now, lead.Renewal{
@@ -279,7 +279,7 @@ func (n *Node) CloseSession(ctx context.Context, q *dirpb.CloseSessionRequest) (
 	if err != nil {
 		return nil, err
 	}
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		x.Closed(s, now, q.SessionId, q.HandBacks, q.Held)
 	})
 	return &dirpb.CloseSessionReply{}, nil
@@ -294,7 +294,7 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 	c := &fsmpb.GrantExtent{SessionId: q.SessionId, PgId: q.PgId, WantUnits: q.WantUnits, PlaceUnits: q.PlaceUnits}
 	var reply *dirpb.GrantExtentReply
 	// Most that find nothing, of which there may be many, need no entry in the log.
-	n.judge(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) {
 		_, c.MinEpoch = x.Epochs()
 		reply, err = s.CanGrant(c)
 	})
@@ -307,11 +307,11 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 			return nil, err
 		}
 		reply = res.Grant
-		n.judge(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) { x.Granted(s, q.PgId) })
+		n.withState(l, func(x *lead.Leader, s *fsm.State, _ time.Duration) { x.Granted(s, q.PgId) })
 	}
 	reply.Term = l.term
 	if len(reply.Runs) == 0 {
-		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 			x.Short(s, q.PgId, q.PlaceUnits, now)
 			reply.ComingUnits = x.Coming(s, s.PG(q.PgId).GetNamespaceId(), q.PgId, q.PlaceUnits, now)
 		})
@@ -425,7 +425,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 		n.log.Info("directory: a memory node that was down is back, empty", "node", q.Name, "capacity_bytes", q.CapacityBytes)
 	}
 	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: n.heartbeatMillis()}
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.ClusterKey, reply.ClusterId, reply.Sessions = s.Meta().ClusterKey, s.Meta().ClusterId, s.Admitted()
 		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
 	})
@@ -444,7 +444,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	}
 	var up bool
 	owed := make(map[uint32]bool)
-	n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 		up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, q.Stats)
 		for _, id := range s.FenceWork(q.NodeId, q.Incarnation) {
 			owed[id] = true
@@ -548,7 +548,7 @@ func (n *Node) awaitIdle(ctx context.Context, l *leadership, node uint32) bool {
 	defer tick.Stop()
 	for began := time.Now(); ; {
 		var idle, late bool
-		n.judge(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
 			idle, late = x.MayLeave(s, now, node), time.Since(began) > x.Patience()
 		})
 		if idle || late || ctx.Err() != nil || n.ctx.Err() != nil {
@@ -573,7 +573,7 @@ func (n *Node) PublishRegion(ctx context.Context, q *dirpb.PublishRegionRequest)
 // ---- operators -------------------------------------------------------------
 
 // CreateNamespace lays out a namespace over the memory nodes that are up. It refuses more copies
-// than there are failure domains; where there are too few memory nodes it is unavailable, as more
+// than there are failure domains; if there are too few memory nodes it is unavailable, as more
 // may be about to come.
 func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
 	l, err := n.leader()
@@ -644,7 +644,7 @@ func (n *Node) AcceptLoss(ctx context.Context, q *dirpb.AcceptLossRequest) (*dir
 // leaderStatusTimeout bounds how long ClusterStatus waits for the leader.
 const leaderStatusTimeout = 2 * time.Second
 
-// ClusterStatus is Status as the leader answers it, asked over the network if need be; where
+// ClusterStatus is Status as the leader answers it, asked over the network if need be; if
 // no leader answers, this node's own answer, which says how old it is.
 func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	own, err := n.Status(ctx, q)
@@ -665,7 +665,7 @@ func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirp
 	return reply, nil
 }
 
-// Status shows what this node knows, and how old that is; epochs, reports, node statistics,
+// Status shows what this node knows, and how old that is; reclaim epochs, reports, node statistics,
 // the progress of jobs and which directory nodes answer are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
 	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID}
@@ -720,7 +720,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		}
 	}
 	if reply.Leads {
-		n.judge(l, show)
+		n.withState(l, show)
 	} else {
 		n.machine.view(func(s *fsm.State) { show(nil, s, 0) })
 	}

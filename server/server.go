@@ -2,8 +2,8 @@
 // namespaces, placement groups, sessions and the reclaim epoch, and serves them
 // by the gRPC contract of internal/dirpb. No data operation calls it.
 //
-// What is replicated, and how it changes, is package server/fsm; what a leader
-// knows and decides beyond that, server/lead; how it is kept on disk, server/raftstore.
+// Package server/fsm is what is replicated, and how it changes; server/lead is what a leader knows and
+// decides beyond that; server/raftstore keeps it on disk.
 // This package adds what those may not have: clocks, randomness, locks, the network, and
 // who leads.
 //

@@ -588,7 +588,7 @@ func TestUnansweredSessionExpires(t *testing.T) {
 	until(t, "it to be fenced", func() bool { return life(t, dial(t, n), res.Session.Id) == dirpb.SessionLife_SESSION_FENCED })
 }
 
-// ---- epochs ----------------------------------------------------------------
+// ---- reclaim epochs --------------------------------------------------------
 
 func TestEpochs(t *testing.T) {
 	fs := vfs.NewMem()
@@ -615,7 +615,7 @@ func TestEpochs(t *testing.T) {
 		t.Fatalf("minimum %d after an older report, want %d", r.MinEpoch, e-1)
 	}
 	_, err := c.Renew(testCtx(t), &dirpb.RenewRequest{SessionId: a.SessionId, ReportEpoch: 1 << 40})
-	wantCode(t, err, codes.InvalidArgument, "reports epoch")
+	wantCode(t, err, codes.InvalidArgument, "reports reclaim epoch")
 	if r := renew(t, c, a.SessionId, e); r.MinEpoch != e-1 {
 		t.Fatalf("minimum %d after a refused report, want %d", r.MinEpoch, e-1)
 	}
@@ -805,7 +805,7 @@ func newClusterWith(t testing.TB, size int, lease time.Duration, more func(i int
 		c.nodes = append(c.nodes, n)
 		c.mu.Unlock()
 	}
-	c.settle(size)
+	c.awaitVoters(size)
 	return c
 }
 
@@ -815,8 +815,8 @@ func (c *cluster) all() []*Node {
 	return append([]*Node(nil), c.nodes...)
 }
 
-// settle waits until the leader counts size voters and all of them caught up.
-func (c *cluster) settle(size int) {
+// awaitVoters waits until the leader counts size voters and all of them caught up.
+func (c *cluster) awaitVoters(size int) {
 	c.t.Helper()
 	until(c.t, fmt.Sprintf("%d voters", size), func() bool {
 		l := leaderOf(c.t, c.all()...)
@@ -905,7 +905,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		}
 	}
 	// Anyone shows status and map.
-	c.settle(3)
+	c.awaitVoters(3)
 	if s := statusOf(t, fc); len(s.Directory) != 3 || len(s.Map.Pgs) != 1 {
 		t.Fatalf("a follower's status %v", s)
 	}
@@ -1021,7 +1021,7 @@ func TestLeaderHandsOver(t *testing.T) {
 	}
 }
 
-// One whose followers are all dead does not wait for ever.
+// A leader whose followers are all dead does not wait for ever.
 func TestNobodyToHandOverTo(t *testing.T) {
 	c := newCluster(t, 3, forever)
 	leader := leaderOf(t, c.all()...)
@@ -1190,8 +1190,8 @@ func TestNoQuorumNoAnswer(t *testing.T) {
 		return err
 	})
 	leader := leaderOf(t, c.all()...)
-	// What the other node agreed to before it stopped may arrive after that: begin when it
-	// is seen not to answer.
+	// Messages that the other node agreed to before it stopped may arrive after that: begin when it is seen
+	// not to answer.
 	m.mute.Store(true)
 	silent := make(chan raft.Observation, 1)
 	watch := raft.NewObserver(silent, false, func(o *raft.Observation) bool {
@@ -1309,7 +1309,7 @@ func TestSnapshotInstall(t *testing.T) {
 	c.mu.Lock()
 	c.nodes = append(c.nodes, late)
 	c.mu.Unlock()
-	c.settle(2)
+	c.awaitVoters(2)
 	same := func() {
 		t.Helper()
 		until(t, "equal states", func() bool {
@@ -1544,7 +1544,7 @@ func TestFailedStableStore(t *testing.T) {
 	}
 }
 
-// What Apply's future says decides whether a caller may try again.
+// Apply's future decides whether a caller may try again.
 func TestApplyErrors(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
 	for err, want := range map[error]struct {

@@ -31,9 +31,9 @@ const (
 // it is closed: raft's own transport leaves the handlers of accepted
 // connections reading until the peer hangs up.
 //
-// Whoever reaches the listener can connect, and raft takes a large buffer for every
+// Anybody who reaches the listener can connect, and raft takes a large buffer for every
 // connection that it is handed, for as long as it lives. So it is handed only those that
-// have shown a certificate, where there is TLS, and sent a byte, and there are at most
+// have shown a certificate, if there is TLS, and sent a byte, and there are at most
 // maxInbound: one more costs the host that has most of them one, a silent one if there
 // is any, else the one that was silent for longest.
 type streams struct {

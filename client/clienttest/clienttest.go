@@ -3,7 +3,7 @@
 // [client.Client] gives, takes its time from the test, and fails when it is told to.
 //
 // It leaves out what has no answers: sessions, leases, memory nodes, statistics.
-// Where the library promises nothing, it picks what a careless caller does not
+// If the library promises nothing, it picks what a careless caller does not
 // expect: a batch is carried out back to front, and the value that an UpdateFunc was
 // shown is overwritten when it has returned.
 //
@@ -28,6 +28,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // Options configure a Store. The zero value is usable.
@@ -172,7 +173,7 @@ func timeOf(ms int64) time.Time {
 
 func bucketOf(key []byte) int { return int(xxh3.Hash(key) >> (64 - bucketBits)) }
 
-// findLocked returns the entry of key, or nil. One that has expired goes.
+// findLocked returns the entry of key, or nil. An entry that has expired is removed.
 func (s *Store) findLocked(key []byte) *entry {
 	e := s.mu.buckets[bucketOf(key)][string(key)]
 	if e != nil && s.expiredLocked(e) {
@@ -298,7 +299,7 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	case e == nil && (o.Kind != client.OpPut || o.Cond == client.IfVersion || o.Cond == client.IfPresent):
 		o.Err = client.ErrNotFound
 	case o.Kind == client.OpGet && tooLarge(ctx, e):
-		o.Err = &client.TooLargeError{Want: len(e.value)}
+		o.Err = &inside.TooLargeError{Want: len(e.value)}
 	case o.Kind == client.OpGet:
 		s.mu.lru.MoveToFront(e.used)
 		o.Item = itemOf(e, o.Into)
@@ -313,9 +314,9 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	}
 }
 
-// tooLarge reports whether client.LimitMemory forbids to read e.
+// tooLarge reports whether inside.LimitMemory forbids to read e.
 func tooLarge(ctx context.Context, e *entry) bool {
-	limit := client.MemoryLimit(ctx)
+	limit := inside.MemoryLimit(ctx)
 	return limit > 0 && len(e.value) > limit
 }
 
@@ -338,7 +339,7 @@ func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (ui
 		present := false
 		if e := s.findLocked(key); e != nil && tooLarge(ctx, e) {
 			s.mu.Unlock()
-			return 0, &client.TooLargeError{Want: len(e.value)}
+			return 0, &inside.TooLargeError{Want: len(e.value)}
 		} else if e != nil {
 			cur, present = itemOf(e, nil), true
 		}
@@ -538,7 +539,7 @@ func (s *Store) multi(ctx context.Context, n int, get func(int) (client.Op, erro
 	return res
 }
 
-// Scan is as in client.API. The hook hears of a scan once, when its loop begins.
+// Scan is as in client.API. The hook is called once for a scan, when its loop begins.
 func (s *Store) Scan(ctx context.Context, o client.ScanOptions) iter.Seq2[client.KV, error] {
 	return func(yield func(client.KV, error) bool) {
 		if o.Count < 0 {

@@ -487,7 +487,7 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 	return "scan", as
 }
 
-// One script gives the same answers here and from the real store.
+// A script gets the same answers here and from the real store.
 func TestSameAnswers(t *testing.T) {
 	st, err := devstore.Start(t.Context(), devstore.Options{Providers: []string{"shm"}, CapacityBytes: 512 << 20})
 	if err != nil {

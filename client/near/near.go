@@ -1,11 +1,11 @@
 // Package near keeps values that a program reads often in its own memory, in front
 // of a [client.API].
 //
-// What a Get may answer:
+// A Get may answer:
 //
 //   - Options.TTL alone: what the key had at some moment at most TTL before the Get.
 //   - With Options.Validate: the same, but what is older is compared with the store
-//     (a READ of 8 bytes where the client remembers the key's place) instead of being
+//     (a READ of 8 bytes if the client remembers the key's place) instead of being
 //     read again. With TTL 0 every Get asks, and is linearizable.
 //   - In either case no entry is served at or past its Expires, and what was written
 //     through a Cache is seen by every later read through it.
@@ -114,8 +114,7 @@ var _ client.API = (*Cache)(nil)
 // stripe orders what happens to keys whose hashes end alike.
 type stripe struct {
 	sync.Mutex
-	// writes counts the writes that began or ended. Who read before one of them may not
-	// keep what was read.
+	// writes counts the writes that began or ended. A read that started before a write must not be cached.
 	writes  uint64
 	writing int // writes under way
 	flights map[name]*flight
@@ -125,12 +124,12 @@ type stripe struct {
 // it writes, others read when done is closed.
 type flight struct {
 	done chan struct{}
-	key  []byte // where e is nil
+	key  []byte // if e is nil
 	e    *entry
 	err  error
 	gone bool // the leader's context ended, so err says nothing
 
-	// Guarded by the stripe. A flight that has not begun is led by whoever comes first.
+	// Guarded by the stripe. The first Get that comes begins a flight that has not begun.
 	begun   bool
 	writes  uint64 // of the stripe, when it began
 	asked   time.Time
@@ -335,7 +334,7 @@ func (c *Cache) Get(ctx context.Context, key []byte) (client.Item, error) {
 	return e.item(), nil
 }
 
-// GetInto is as in client.API. It allocates nothing where the Cache answers.
+// GetInto is as in client.API. It allocates nothing if the Cache answers.
 func (c *Cache) GetInto(ctx context.Context, key, dst []byte) (int, error) {
 	e, err := c.get(ctx, key)
 	if err != nil {
@@ -359,8 +358,8 @@ func (c *Cache) GetIfChanged(ctx context.Context, key []byte, version uint64) (c
 	return e.item(), true, nil
 }
 
-// MultiGet is as in client.API. What may not be served without asking is read in one
-// MultiGet of the store, without comparing.
+// MultiGet is as in client.API. Keys that may not be served without asking are read in one MultiGet of the
+// store, without comparing.
 func (c *Cache) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
 	res := make([]client.Result, len(keys))
 	var at []int
@@ -433,17 +432,17 @@ func (c *Cache) end(key []byte, writes uint64, e *entry) {
 	}
 }
 
-// Put is as in client.API. What was put is kept.
+// Put is as in client.API. The value is kept.
 func (c *Cache) Put(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error) {
 	return c.put(ctx, client.Op{Key: key, Value: value}, o)
 }
 
-// PutIfAbsent is as in client.API. What was put is kept.
+// PutIfAbsent is as in client.API. The value is kept if it was put.
 func (c *Cache) PutIfAbsent(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error) {
 	return c.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfAbsent}, o)
 }
 
-// CompareAndSwap is as in client.API. What was put is kept.
+// CompareAndSwap is as in client.API. The value is kept if it was put.
 func (c *Cache) CompareAndSwap(ctx context.Context, key []byte, version uint64, value []byte, o client.PutOptions) (uint64, error) {
 	return c.put(ctx, client.Op{Key: key, Value: value, Cond: client.IfVersion, Version: version}, o)
 }

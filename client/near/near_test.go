@@ -157,7 +157,7 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// What is written through the Cache is what is read through it.
+// Values written through the Cache are read through it.
 func TestOwnWrites(t *testing.T) {
 	store := clienttest.New(clienttest.Options{})
 	c := open(t, store, near.Options{MaxBytes: 1 << 20, TTL: time.Hour})
@@ -282,8 +282,8 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// Reads that miss share a read that began after they came. One that comes while it is
-// under way must not, or it could miss a write that was done before it came.
+// Reads that miss share a read that began after they came. A read that comes while it is under way must not
+// share it, or it could miss a write that was done before it came.
 func TestSharing(t *testing.T) { synctest.Test(t, sharing) }
 
 func sharing(t *testing.T) {
@@ -421,8 +421,8 @@ func (a *around) Delete(ctx context.Context, key []byte) (err error) {
 	return err
 }
 
-// Whatever overlaps, and in whatever order it ends, what the Cache keeps of a key is what
-// the store has: a read keeps nothing that a write overtook, and of two writes at once
+// The Cache keeps of a key what the store has, whichever operations overlap and in whatever order they end:
+// a read keeps nothing that a write overtook, and of two writes at once
 // neither knows which of them was the last.
 func TestOverlaps(t *testing.T) {
 	k := []byte("k")

@@ -5,7 +5,7 @@
 // before and after the client is closed; a scrape asks every lane, so it takes as
 // long as the lanes are busy with what they do at the moment, microseconds.
 //
-// Metrics carry no labels of the client's own. Where a process has several clients,
+// Metrics carry no labels of the client's own. If a process has several clients,
 // tell them apart with prometheus.WrapCollectorWith:
 //
 //	reg.MustRegister(prometheus.WrapCollectorWith(prometheus.Labels{"namespace": "cache"}, prom.NewCollector(c)))
@@ -42,16 +42,16 @@ var (
 	evicted     = desc("evicted_records_total", "Records that the client evicted from a cache to make room.")
 	evictedB    = desc("evicted_bytes_total", "Memory of the records that the client evicted, or removed since they had expired.")
 	expired     = desc("expired_records_total", "Records that the client removed since they had expired.")
-	sweepMemory = desc("sweep_memory_bytes", "The client's own memory in which it remembers when what it put expires.")
-	sweepLost   = desc("sweep_forgotten_total", "Puts with an expiry that the client had no room to remember; what they put is removed later.")
+	sweepMemory = desc("sweep_memory_bytes", "The client's own memory in which it remembers the expiry of its puts.")
+	sweepLost   = desc("sweep_forgotten_total", "Puts with an expiry that the client had no room to remember; their records are removed later.")
 	refused     = desc("refused_places_total", "Unlinked places that could not be taken back, because slot words are damaged.")
-	notes       = desc("access_notes_total", "Access words written, by which a cache knows what was used.")
+	notes       = desc("access_notes_total", "Access words written; a cache chooses by them what to evict.")
 	granted     = desc("granted_bytes", "Memory that the directory granted to the session.")
-	memory      = desc("memory_bytes", "Memory of the session by what it holds: live records, limbo (replaced ones that somebody may still read) or nothing: free of what it was granted, foreign of what others were granted and it unlinked.", "state")
+	memory      = desc("memory_bytes", "Memory of the session by state: live (records), limbo (replaced records that somebody may still read), free (granted to it and unused) or foreign (granted to others, and unlinked by it).", "state")
 	handedBack  = desc("memory_handed_back_bytes_total", "Free memory that others were granted, and that the client handed back to go home to them.")
 	returned    = desc("memory_returned_bytes_total", "Granted memory that the client gave back, to be granted to anybody.")
 	received    = desc("memory_received_bytes_total", "Granted memory that others had unlinked and that came home to the client.")
-	refusedB    = desc("memory_refused_bytes_total", "Memory that came home, or was granted, and that the client did not take in, since what was said of it cannot be.")
+	refusedB    = desc("memory_refused_bytes_total", "Memory that came home, or was granted, and that the client did not take in, since its description cannot be right.")
 	lost        = desc("memory_lost_bytes_total", "Memory that the client gave up after an unknown outcome; a recall finds it.")
 	waits       = desc("memory_waits_total", "Operations that found no free memory and waited for some.")
 	epochLag    = desc("reclaim_epoch_lag", "Reclaim epochs between the newest and the oldest that somebody may still work in.")
@@ -59,7 +59,7 @@ var (
 )
 
 // usual are the operations of every client. Those of janitors and evictors are shown
-// where there were some.
+// if there were some.
 var usual = []string{"get", "put", "delete", "modify", "scan"}
 
 // NewCollector gives the metrics of c. It does not own c.

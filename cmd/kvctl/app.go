@@ -53,7 +53,7 @@ it may have happened; 5 anything else, such as a local file; 130 interrupted, by
 Ctrl-C or SIGTERM.
 
 Every flag below can be set as KVD_<NAME> in the environment: KVD_DIRECTORY,
-KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs on stderr what nobody waits for.`
+KVD_NAMESPACE, KVD_TLS_CA. KVD_DEBUG=1 logs background errors on stderr.`
 
 // app is one invocation.
 type app struct {
@@ -198,8 +198,8 @@ const (
 	brief = "brief"
 )
 
-// happened says what an error leaves open to somebody who ran cmd. One that has a status
-// of its own has told what was done.
+// happened says what an error leaves open to somebody who ran cmd. An error that has an exit status of its
+// own has told what was done.
 func happened(cmd *cobra.Command, err error, code int) string {
 	switch code {
 	case exitUnknown:
@@ -213,7 +213,7 @@ func happened(cmd *cobra.Command, err error, code int) string {
 }
 
 // partly is the error of a command that had done some of its work, which format tells.
-// Where that is nothing, err is as it is.
+// If that is nothing, err is as it is.
 func partly(done bool, err error, format string, args ...any) error {
 	if !done {
 		return err
@@ -543,7 +543,7 @@ func (a *app) showKey(k []byte) string {
 	return strconv.Quote(string(k))
 }
 
-// setKey and setBytes add bytes to an object of JSON output: as a string where
+// setKey and setBytes add bytes to an object of JSON output: as a string if
 // that is possible, else as name_base64; keys under --hex as name_hex.
 func (a *app) setKey(m map[string]any, name string, k []byte) {
 	if a.hex {

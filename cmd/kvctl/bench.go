@@ -438,8 +438,8 @@ func (t *benchThread) record(op ycsb.Op, begin time.Time, n int) *opStats {
 	return s
 }
 
-// judge counts a key's error; what it returns ends the run.
-func (t *benchThread) judge(s *opStats, err error) error {
+// countError counts a key's error; what it returns ends the run.
+func (t *benchThread) countError(s *opStats, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -478,7 +478,7 @@ func (t *benchThread) one(ctx context.Context, r ycsb.Request) error {
 			t.cursor = client.Cursor{}
 		}
 	}
-	return t.judge(t.record(r.Op, begin, 1), err)
+	return t.countError(t.record(r.Op, begin, 1), err)
 }
 
 func (t *benchThread) read(ctx context.Context) error {
@@ -552,7 +552,7 @@ func (t *benchThread) pairsOf(reqs []ycsb.Request) []client.KV {
 
 func (t *benchThread) judgeAll(s *opStats, rs []client.Result) error {
 	for _, r := range rs {
-		if err := t.judge(s, r.Err); err != nil {
+		if err := t.countError(s, r.Err); err != nil {
 			return err
 		}
 	}

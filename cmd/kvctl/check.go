@@ -85,7 +85,7 @@ func (a *app) check(ctx context.Context, repair bool, patient time.Duration) err
 func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusReply, ns *dirpb.Namespace,
 	repair bool, patient time.Duration) (*checkReport, error) {
 	rep := &checkReport{Report: check.NewReport()}
-	if err := a.settle(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
+	if err := a.awaitWhole(ctx, b, ns, patient); err != nil && !errors.Is(err, errStalled) {
 		return nil, err
 	}
 	if repair {
@@ -101,10 +101,10 @@ func (a *app) examine(ctx context.Context, b backend, s store, st *dirpb.StatusR
 	return rep, err
 }
 
-// settle waits until every placement group of ns has all of its copies, and what
-// sessions held that are being fenced is nobody's. What is missing when nothing
-// changes any more is reported later.
-func (a *app) settle(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
+// awaitWhole waits until every placement group of ns has all of its copies, and what
+// sessions held that are being fenced is nobody's. Copies that are still missing when nothing changes any
+// more are reported later.
+func (a *app) awaitWhole(ctx context.Context, b backend, ns *dirpb.Namespace, patient time.Duration) error {
 	return a.await(ctx, b, "check", patient, func(st *dirpb.StatusReply) (progress, bool, error) {
 		pgs := overview.Groups(st.GetMap(), ns.GetId())
 		var missing []string
@@ -309,8 +309,7 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 		case len(busy[id]) > 0 || len(pg.GetRecalled()) > 0:
 			g.recalled = time.Now()
 		default:
-			// A recall that moves records makes what the scrub counted old. What leaks then, if
-			// anything, the next scrub tells.
+			// A recall that moves records makes what the scrub counted old. The next scrub tells if anything leaks then.
 			g.done = u.GetLeakedExtents() == 0 || !g.recalled.IsZero() && time.Since(g.recalled) >= recallPause
 		}
 		if g.done {

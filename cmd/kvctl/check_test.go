@@ -162,7 +162,7 @@ func (j *janitorOf) start(q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error
 			st.Map.Pgs[0].Recalled = []uint32{uint32(i)}
 			st.Usage[0].LeakedExtents--
 		})
-		show(func(st *dirpb.StatusReply) { st.Jobs = nil }) // an epoch has to pass
+		show(func(st *dirpb.StatusReply) { st.Jobs = nil }) // a reclaim epoch has to pass
 		show(func(st *dirpb.StatusReply) {
 			st.Map.Pgs[0].Recalled, st.Usage[0].GrantedUnits = nil, st.Usage[0].GrantedUnits-10
 		})
@@ -192,7 +192,7 @@ func TestCheckScrubs(t *testing.T) {
 	}
 }
 
-// What a scrub could not do is said, and is no success.
+// A scrub that could not do all says so, and is no success.
 func TestCheckScrubTrouble(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -221,7 +221,7 @@ func TestCheckScrubTrouble(t *testing.T) {
 			j.f.startJob = j.start
 			c.prep(m, j)
 			if strings.Contains(c.want, "extent") {
-				// What follows the scrub does not end.
+				// The job that follows the scrub does not end.
 				j.f.startJob = func(q *dirpb.StartJobRequest) (*dirpb.StartJobReply, error) {
 					rep, err := j.start(q)
 					j.f.mu.Lock()

@@ -272,7 +272,7 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 	return nil
 }
 
-// endpointText says who executes atomics where a CPU alone does not go without saying.
+// endpointText says who executes atomics if a CPU alone does not go without saying.
 func endpointText(e *dirpb.Endpoint) string {
 	s := e.GetProvider() + " " + e.GetAddr()
 	if by := e.GetAtomics(); by > dirpb.AtomicsBy_ATOMICS_BY_CPU {
@@ -425,7 +425,7 @@ func (a *app) printStats(st *dirpb.StatusReply) error {
 		rows = append(rows, row{s.GetId(), s.GetClient(), s.GetNamespace(), short(s.GetLife()),
 			(time.Duration(s.GetAgeMillis()) * time.Millisecond).Round(time.Second), s.GetReportEpoch()})
 	}
-	a.printTable(row{"Session", "Client", "Namespace", "State", "Age", "Reported epoch"}, rows)
+	a.printTable(row{"Session", "Client", "Namespace", "State", "Age", "Reclaim epoch"}, rows)
 	return nil
 }
 
@@ -487,7 +487,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	})
 	f := create.Flags()
 	f.BoolVar(&ifNotExists, "if-not-exists", false, "leave a namespace as it is that exists with this mode, and this number of copies if one is given")
-	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 where two memory nodes exist, else 1")
+	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 if two memory nodes exist, else 1")
 	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
@@ -507,7 +507,7 @@ func (a *app) acceptLossCommand() *cobra.Command {
 		Short: "Say that you know what a namespace lost",
 		Long: "A placement group that lost all its copies is empty once its memory node is back, and\n" +
 			"looks like any other. kvctl status, the page and an alert (KvdDataLost) say what was lost until this\n" +
-			"command accepts it. What it accepts is printed. kvd_directory_lost_total goes on counting.",
+			"command accepts it. It prints what it accepts. kvd_directory_lost_total goes on counting.",
 		Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.complete(func(st *dirpb.StatusReply) []string {
 			return mapTo(st.GetMap().GetNamespaces(), (*dirpb.Namespace).GetName)

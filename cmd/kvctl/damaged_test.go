@@ -33,7 +33,7 @@ func (d *damagedStore) Scan(_ context.Context, o client.ScanOptions) iter.Seq2[c
 	}
 }
 
-// One damaged place does not take the other keys of a scan with it, and is told at the end.
+// A damaged place does not take the other keys of a scan with it, and is told at the end.
 func TestScanDamaged(t *testing.T) {
 	for _, c := range []struct{ pages, named int }{{0, 0}, {1, 1}, {20, 8}} {
 		var keys []string

@@ -23,7 +23,7 @@ func (a *app) flushCommand() *cobra.Command {
 		Short: "Delete every key of the namespace",
 		Long: "Delete every key of the namespace that is there when it begins, also what has expired.\n" +
 			"The namespace stays, with its memory. On a terminal the namespace's name has to be\n" +
-			"typed; elsewhere --yes has to be given. What is interrupted has deleted some keys.",
+			"typed; elsewhere --yes has to be given. An interrupted run has deleted some keys.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()

@@ -69,7 +69,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// What scan prints names the same keys to mget and del, whatever is in them.
+// The output of scan names the same keys to mget and del, whatever is in them.
 func TestScanRoundTrips(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	keys := []string{"plain", "with space ", " lead", "new\nline", "cr\r", "\x00\xff\xfe", `"quoted"`, `"`, `\`, "tab\t", "\u2028", "é", "\u0301", "\ufffd",
@@ -138,7 +138,7 @@ func TestVersionsInJSON(t *testing.T) {
 	if out := e.must("", "-o", "json", "cas", "k", all, "w"); !version.MatchString(out) {
 		t.Errorf("cas: %s", out)
 	}
-	// What get prints, and what it printed as a number once, is loaded again.
+	// The output of get can be loaded again, also in the form in which it was a number.
 	for _, v := range []string{`"` + all + `"`, all} {
 		if out := e.must(`{"key":"k","value":"x","version":`+v+`}`, "-o", "json", "pipe"); !strings.Contains(out, `"ok":1`) {
 			t.Errorf("pipe: %s", out)

@@ -44,7 +44,7 @@ func TestViewsAskTheLeader(t *testing.T) {
 			t.Errorf("status lacks %q: %+v", want, r)
 		}
 	}
-	// What changes something does not take that for an answer.
+	// A command that changes something does not take that for an answer.
 	if r := e.run("", "--timeout", "500ms", "drain", "old"); r.code != exitUnavailable {
 		t.Errorf("drain: %+v", r)
 	}

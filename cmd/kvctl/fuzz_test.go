@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // pipeStore checks what a pipe asks of a store.
@@ -20,7 +21,7 @@ type pipeStore struct {
 }
 
 func (p *pipeStore) Stats() client.Stats                    { return client.Stats{} }
-func (p *pipeStore) Locate([]byte) (client.Location, error) { return client.Location{}, nil }
+func (p *pipeStore) Locate([]byte) (inside.Location, error) { return inside.Location{}, nil }
 func (p *pipeStore) Close() error                           { return nil }
 func (p *pipeStore) ReadRaw(context.Context, uint32, int, uint64, int) ([]byte, error) {
 	return nil, client.ErrUnavailable
@@ -37,7 +38,7 @@ func (p *pipeStore) Do(ctx context.Context, ops []client.Op) {
 			p.t.Fatalf("operation on a key of %d bytes, a value of %d, seen %v", len(o.Key), len(o.Value), seen[string(o.Key)])
 		}
 		seen[string(o.Key)] = true
-		// What a store can keep is milliseconds since 1970.
+		// A store keeps expiries as milliseconds since 1970.
 		if !o.Expires.IsZero() && o.Expires.UnixMilli() <= 0 {
 			p.t.Fatalf("expires %v", o.Expires)
 		}

@@ -12,8 +12,7 @@ import (
 )
 
 // input is stdin for a command that reads it to its end; what says what is expected there.
-// An interrupt ends the wait for it. Who sits before a terminal is told that the command
-// waits, and how to go on.
+// An interrupt ends the wait for it. A user at a terminal is told that the command waits, and how to go on.
 func (a *app) input(ctx context.Context, what string) io.Reader {
 	if isTerminal(a.stdin) && isTerminal(a.stderr) {
 		a.say("kvctl %s: reading %s from the terminal; Ctrl-D (^D) on a line of its own ends it, Ctrl-C cancels", a.verb, what)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -62,7 +63,7 @@ func TestPipe(t *testing.T) {
 		}
 	}
 
-	// What other commands print can be loaded again, a value longer than a record too.
+	// The output of other commands can be loaded again, a value longer than a record too.
 	long := strings.Repeat("0123456789abcdef", 300<<10)
 	e.must(long, "put", "long", "--ttl", "100h")
 	all := e.must("", "-o", "json", "scan", "--long", "--limit", "0")
@@ -247,12 +248,12 @@ func TestHotkeys(t *testing.T) {
 	}
 	acc := &accessed{words: make(map[uint64]layout.AccessWord)}
 	for i := range keys {
-		loc, err := s.Locate(fmt.Appendf(nil, "k%d", i))
+		loc, err := inside.Of(s).Locate(fmt.Appendf(nil, "k%d", i))
 		if err != nil {
 			t.Fatal(err)
 		}
 		acc.base = loc.IndexBytes
-		g, err := s.ReadRaw(t.Context(), loc.PG, 0, loc.Home, layout.GroupSize)
+		g, err := inside.Of(s).ReadRaw(t.Context(), loc.PG, 0, loc.Home, layout.GroupSize)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -412,8 +413,8 @@ func TestCompleteKeys(t *testing.T) {
 	}
 }
 
-// Whatever directory node is asked first, the state is the leader's, who alone knows how
-// memory is used; while none leads, it is that of one that answers.
+// The state is the leader's, whichever directory node is asked first: it alone knows how memory is used.
+// While none leads, the state is that of any node that answers.
 func TestStatusOfTheLeader(t *testing.T) {
 	e := newEnv(t, devstore.Options{Directories: 3, Dir: t.TempDir(), Replicas: 1, CapacityBytes: 64 << 20})
 	e.must("", "put", "k", "v")

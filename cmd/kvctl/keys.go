@@ -476,15 +476,15 @@ func matcher(prefix []byte, pattern string) func([]byte) bool {
 	return nil
 }
 
-// eachKey calls fn with every key that o selects, until fn returns false or fails. What
-// memory holds corrupt is left out, and told by an error at the end.
+// eachKey calls fn with every key that o selects, until fn returns false or fails. Corrupt records are left
+// out, and an error at the end tells of them.
 func eachKey(ctx context.Context, s store, o client.ScanOptions, fn func(client.KV) (bool, error)) error {
 	cur := client.Cursor{}
 	o.Cursor, o.Count = &cur, 256
 	var left []error
 	for !cur.Done {
 		var kvs []client.KV
-		// What fails is tried again from where the cursor stands.
+		// A page that fails is tried again from where the cursor stands.
 		err := persist(ctx, func() error {
 			from := cur
 			for kv, err := range s.Scan(ctx, o) {
@@ -542,7 +542,7 @@ func (a *app) completeKey(several bool) cobra.CompletionFunc {
 		defer cancel()
 		found := make(map[string]bool)
 		_ = a.withBackend(func(b backend) error {
-			// To open a session would make a default namespace where there is none.
+			// To open a session would make a default namespace if there is none.
 			st, err := clusterStatus(ctx, b)
 			if err != nil {
 				return err

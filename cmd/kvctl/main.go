@@ -8,7 +8,7 @@
 // for how a command reaches the store, then shell.go for many of them in one
 // process; every other file is one group of commands.
 //
-// One command runs in one process, or one after the other in a shell; nothing here
+// A process runs a single command, or a shell one after the other; nothing here
 // is called concurrently except the workers of import, export and bench, which share
 // a client. Data goes to stdout and nothing else does; progress and errors go to
 // stderr.

@@ -25,7 +25,7 @@ const memoryHelp = "Memory is that of one copy, in these states:\n\n" +
 	"  Room         memory that may be granted now\n" +
 	"  Short        yes: a session found too little lately\n\n" +
 	"The leader of the directory alone knows Live, At sessions, Limbo, Coming, Lost and Short,\n" +
-	"within about a second; where another directory node answered, they are shown as -."
+	"within about a second; if another directory node answered, they are shown as -."
 
 // memoryHeader heads the columns that memoryRow gives.
 var memoryHeader = row{"Heap", "Live", "Live %", "At sessions", "Limbo", "Coming", "Waiting", "Recalled", "Lost", "Room", "Short"}

@@ -177,9 +177,9 @@ func (a *app) nodesCommand() *cobra.Command {
 		Use:   "add NODE",
 		Short: "Take a memory node into use: undo its drain, wait until it is up, rebalance",
 		Long: "A memory node adds itself when `kvd memnode --name NODE` is started, and takes new\n" +
-			"namespaces and lost copies from then on. What add does is to undo a drain of it, if\n" +
-			"there is one, to wait until it is up, and to rebalance every namespace, so that\n" +
-			"it gets its share of what is there already. A node that was never started is\n" +
+			"namespaces and lost copies from then on. add undoes a drain of it, if there is\n" +
+			"one, waits until it is up, and rebalances every namespace, so that it gets its\n" +
+			"share of the keys that are there already. A node that was never started is\n" +
 			"refused, unless --for says how long to wait for it.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
@@ -290,8 +290,8 @@ func (a *app) drainCommand() *cobra.Command {
 		Short: "Move everything away from a memory node",
 		Long: "Tell the store to move everything away from a memory node, one region at a time,\n" +
 			"and to put nothing new there. No copy is given up before its replacement is whole;\n" +
-			"where no other node has room for one, the keys move to other placement groups. It is\n" +
-			"refused where fewer memory nodes would be left than a namespace keeps copies.\n" +
+			"if no other node has room for one, the keys move to other placement groups. It is\n" +
+			"refused if fewer memory nodes would be left than a namespace keeps copies.\n" +
 			"Afterwards the node can be stopped, and forgotten with kvctl nodes remove.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNode(),
@@ -464,7 +464,7 @@ func (a *app) rebalance(ctx context.Context, b backend, name string, wait bool) 
 	err = a.await(ctx, b, "rebalance", stuck, func(st *dirpb.StatusReply) (progress, bool, error) {
 		v := st.GetMap().GetVersion()
 		if !unsettled(st, ns.GetId()) && len(steps) > 0 && (v != version || time.Since(asked) >= askAgain) {
-			// What is planned now is what is left.
+			// The plan is made anew: it has what is left to do.
 			var err error
 			if steps, err = ask(); err != nil {
 				return progress{}, false, err

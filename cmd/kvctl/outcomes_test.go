@@ -22,7 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// Whatever is wrong with a command line is status 2, also what cobra alone knows of.
+// A wrong command line is status 2, also if cobra alone knows what is wrong.
 func TestUsage(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	for _, line := range []string{
@@ -60,7 +60,7 @@ func (m *mute) Status(ctx context.Context, _ *dirpb.StatusRequest) (*dirpb.Statu
 	return nil, ctx.Err()
 }
 
-// What the directory refuses because it lacks memory nodes did not happen.
+// A request that the directory refuses because it lacks memory nodes did not happen.
 func TestNothingWasDone(t *testing.T) {
 	e := newEnv(t, devstore.Options{Nodes: 2, CapacityBytes: 64 << 20})
 	r := e.run("", "namespace", "create", "three", "--replicas", "3")
@@ -211,8 +211,7 @@ func (i *interrupting) count() {
 	}
 }
 
-// What is interrupted after a part of it is neither undone nor unavailable: it says how
-// far it came.
+// A command that is interrupted after a part of it is neither undone nor unavailable: it says how far it came.
 func TestInterruptedHalfway(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
 	dir := t.TempDir()

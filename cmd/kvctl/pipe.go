@@ -79,7 +79,7 @@ const (
 	pipeKeys  = 512
 	pipeBytes = 4 << 20
 	// maxPipeLine bounds a line: a value of the largest size in base64, or half of it
-	// where all of it is escaped.
+	// if all of it is escaped.
 	maxPipeLine = 3*client.MaxValueLen + 1<<20
 	// maxPipeArgs bounds the arguments of a command of the Redis protocol.
 	maxPipeArgs = 1 << 20
@@ -155,7 +155,7 @@ func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, forma
 	} else {
 		err = l.lines(format)
 	}
-	// What came before a fault of the input is done.
+	// The operations before a fault of the input are performed.
 	if e := l.flush(); err == nil {
 		err = e
 	}
@@ -166,7 +166,7 @@ func (a *app) pipe(ctx context.Context, s store, in io.Reader, size int64, forma
 	}
 	switch {
 	case err != nil:
-		// What has failed before, and what is done, has been told.
+		// Earlier failures, and how much is done, have been told.
 		return partly(l.rep.OK+l.rep.NoEffect+l.rep.Failed > 0, err, "after %d operations", l.rep.OK+l.rep.NoEffect)
 	case l.first != nil:
 		return fail(exitCode(l.first))
@@ -423,7 +423,7 @@ func (l *loader) resp() error {
 		case err != nil:
 			return fmt.Errorf("read: %w", err)
 		}
-		// What Next returns is overwritten soon.
+		// The arguments that Next returns are overwritten soon.
 		where := fmt.Sprintf("command %d at byte %d", n, at)
 		ops, err := l.respOps(mapTo(args, bytes.Clone))
 		if err != nil {
@@ -515,7 +515,7 @@ func (l *loader) respOps(args [][]byte) ([]client.Op, error) {
 	return nil, fmt.Errorf("%.32q: want one of SET, SETEX, PSETEX, DEL, EXPIRE, PEXPIRE", args[0])
 }
 
-// unitOf is that of a time: milliseconds where the name begins with P.
+// unitOf is that of a time: milliseconds if the name begins with P.
 func unitOf(name string) time.Duration {
 	if name[0] == 'P' {
 		return time.Millisecond

@@ -18,22 +18,27 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
-// store is what commands use of a *client.Client.
+// store is what commands use of a *client.Client and its tools.
 type store interface {
 	client.API
 	Stats() client.Stats
-	Locate(key []byte) (client.Location, error)
+	Locate(key []byte) (inside.Location, error)
 	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
 	Close() error
 }
 
-var _ store = (*client.Client)(nil)
+// opened is a Client with its tools.
+type opened struct {
+	*client.Client
+	inside.Tools
+}
 
 // sessionOptions qualify a session.
 type sessionOptions struct {
@@ -91,7 +96,7 @@ func (a *app) providerOptions(cfg *tls.Config) providers.Options {
 	return providers.Options{TLSClient: cfg, Verbs: verbs.Options{Device: a.rdmaDevice, Logger: a.debugLog()}}
 }
 
-// debugLog is for what nobody waits for, on stderr with KVD_DEBUG.
+// debugLog receives background errors and warnings; KVD_DEBUG shows them on stderr.
 func (a *app) debugLog() *slog.Logger {
 	if os.Getenv("KVD_DEBUG") == "" {
 		return slog.New(slog.DiscardHandler)
@@ -120,7 +125,7 @@ func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, nil
+	return opened{c, inside.Of(c)}, nil
 }
 
 func (r *remote) Directory(ctx context.Context, idempotent bool, fn func(context.Context, dirpb.DirectoryClient) error) error {
@@ -225,7 +230,7 @@ func clusterStatus(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 // has answered: an election takes less.
 const electionPatience = 2 * time.Second
 
-// clusterView is clusterStatus for people who look: where no leader answers it gives what
+// clusterView is clusterStatus for people who look: if no leader answers it gives what
 // another directory node knows, which overview.Answer tells.
 func clusterView(ctx context.Context, b backend) (*dirpb.StatusReply, error) {
 	st, other, err := askStatus(ctx, b, electionPatience)

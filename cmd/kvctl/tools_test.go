@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/cost"
 	"github.com/kvd-project/kvd/internal/devstore"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/verbperf"
 )
@@ -115,7 +116,7 @@ func TestPerf(t *testing.T) {
 		t.Error(out)
 	}
 	for _, p := range []string{"shm", "tcp"} {
-		// One size behind the other: a ping-pong that is over makes room for the next.
+		// The sizes run one behind the other: a ping-pong that is over makes room for the next.
 		// The sizes are inline, not a multiple of 8, and too long to be inline.
 		out := e.must("", "-o", "json", "--provider", p, "perf", "--iters", "200", "--verbs", "PINGPONG,READ", "--sizes", "8,61,64KiB")
 		got := decode[struct{ Results []verbperf.Result }](t, out)
@@ -291,14 +292,14 @@ func TestCheckFinds(t *testing.T) {
 	}
 
 	// Find a key's slot, and one of another group.
-	var loc, loc2 client.Location
+	var loc, loc2 inside.Location
 	var at, at2, free uint64
 	var word layout.Word
 	s, err := openSession(t, e)
 	if err != nil {
 		t.Fatal(err)
 	}
-	slotOf := func(s store, key string) (l client.Location, at, free uint64, w layout.Word) {
+	slotOf := func(s store, key string) (l inside.Location, at, free uint64, w layout.Word) {
 		l, err := s.Locate([]byte(key))
 		if err != nil {
 			t.Fatal(err)
@@ -405,8 +406,12 @@ func TestCheckFinds(t *testing.T) {
 	}
 }
 
-func openSession(t *testing.T, e *env) (*client.Client, error) {
-	return client.Open(t.Context(), client.Options{Directory: e.store.Directory(), Devices: e.store.Devices()})
+func openSession(t *testing.T, e *env) (store, error) {
+	c, err := client.Open(t.Context(), client.Options{Directory: e.store.Directory(), Devices: e.store.Devices()})
+	if err != nil {
+		return nil, err
+	}
+	return opened{c, inside.Of(c)}, nil
 }
 
 // ---- errors ----------------------------------------------------------------
@@ -545,7 +550,7 @@ func TestStatusCommands(t *testing.T) {
 	}
 }
 
-// What is set and swapped comes back with its version, and its time to live.
+// A value that was set or swapped comes back with its version and its time to live.
 func TestVersionsAndTTL(t *testing.T) {
 	e := newEnv(t, devstore.Options{CapacityBytes: 128 << 20, Providers: []string{"shm"}})
 	type item struct {

@@ -33,7 +33,7 @@ const (
 )
 
 // patience is for how long import, export and scan repeat what the store could
-// not serve, before they give up. What they repeat is idempotent.
+// not serve, before they give up. The repeated operations are idempotent.
 const patience = 30 * time.Second
 
 func (a *app) addTreeCommands(root *cobra.Command) {

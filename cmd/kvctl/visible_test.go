@@ -9,7 +9,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
-// What others named themselves moves no cursor, colours nothing and makes no line of its own.
+// Names that others chose move no cursor, colour nothing and make no line of their own.
 func TestForeignText(t *testing.T) {
 	const evil = "a\x1b]0;owned\x07\x1b[2J\r\nFAKE m9 up\u202e\u009b31m\x7f"
 	st := &dirpb.StatusReply{

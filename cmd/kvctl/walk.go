@@ -20,7 +20,7 @@ import (
 )
 
 // walker reads the index of a namespace, each placement group at its last copy, the
-// tail. What changes meanwhile may be seen twice or not at all.
+// tail. A key that changes meanwhile may be seen twice or not at all.
 type walker struct {
 	raw
 	ctx context.Context
@@ -348,7 +348,7 @@ func (a *app) hotkeys(ctx context.Context, n int) error {
 	now := uint64(a.now().UnixMilli())
 	err := a.walk(ctx, "hotkeys", func(w *walker) error {
 		if w.ns.GetMode() != dirpb.NamespaceMode_NAMESPACE_CACHE {
-			return usagef("namespace %q is of mode %s: the use of keys is noted only where keys are evicted, in mode cache",
+			return usagef("namespace %q is of mode %s: the use of keys is noted only if keys are evicted, in mode cache",
 				w.ns.GetName(), short(w.ns.GetMode()))
 		}
 		err := w.each(func(p *part) error {

@@ -47,16 +47,16 @@ func (a *app) statCommand() *cobra.Command {
 			"  Held      memory that sessions have and no such record is in: free, on its way home,\n" +
 			"            or waiting until nobody can look at it any more\n" +
 			"  Lost      memory that nobody holds, such as a killed client's, until it is recalled;\n" +
-			"            - where no leader answered: then it is part of Held\n" +
+			"            - if no leader answered: then it is part of Held\n" +
 			"  Free      memory that is granted to nobody, within the namespace's limit; some of it may\n" +
 			"            wait for reclaim epochs (kvctl stats)\n" +
 			"  Used %    of the memory for records, by Live, Held and Lost\n" +
-			"  Short     yes: a session found too little memory lately; - where no leader answered\n" +
+			"  Short     yes: a session found too little memory lately; - if no leader answered\n" +
 			"  Sessions  of the namespace, this one included\n" +
 			"  Conns     connections of memory nodes, for any namespace\n" +
 			"  CPU %     of one CPU, what memory nodes spend on the data path: 0 over RDMA\n\n" +
 			"Memory is that of one copy. Nobody counts operations: clients perform them alone.\n" +
-			"Keys are counted in the index; where that takes long, not for every line.",
+			"Keys are counted in the index; if that takes long, not for every line.",
 		Args:    cobra.NoArgs,
 		GroupID: "cluster",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -227,7 +227,7 @@ func (a *app) latencyCommand() *cobra.Command {
 		Long: "Get one key in a loop and print how long that took: from the first GET on, or with\n" +
 			"--history a line for every interval. A key that is there is one round trip of two\n" +
 			"READs, a missing one a round trip of one. It ends after --duration, after --count\n" +
-			"GETs, or when it is interrupted; where stdout is no terminal, by default after 1s.",
+			"GETs, or when it is interrupted; if stdout is no terminal, by default after 1s.",
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeKey(false),
 		GroupID:           "tools",

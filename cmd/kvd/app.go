@@ -217,7 +217,7 @@ func (a *app) announceNext(log *slog.Logger, next, role string, kv ...string) er
 			b.WriteString(" " + kv[i] + "=" + v)
 		}
 	}
-	// In one write: who reads the first line may be gone for the second.
+	// In one write: a reader of the first line may be gone for the second.
 	if _, err := fmt.Fprint(a.stdout, b.String()+"\n"+next); err != nil {
 		return fmt.Errorf("announce on stdout: %w", err)
 	}
@@ -225,7 +225,7 @@ func (a *app) announceNext(log *slog.Logger, next, role string, kv ...string) er
 	return nil
 }
 
-// notify does nothing where systemd did not ask to be told.
+// notify does nothing if systemd did not ask to be told.
 func notify(log *slog.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		log.Warn("systemd was not notified", "state", state, "err", err)

@@ -58,7 +58,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	}
 	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
-	// What is taken is refused before anything starts.
+	// An address that is taken is refused before anything starts.
 	web, err := a.devHTTP(ctx, c, log)
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func (a *app) runCommand(ctx context.Context, directory []string) error {
 	return cmd.Run()
 }
 
-// devNext says what to type next: addresses only where they are not the ones that the
+// devNext says what to type next: addresses only if they are not the ones that the
 // commands use by themselves.
 func devNext(directory string, l listeners, web string) string {
 	var b strings.Builder

@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/gateway"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/netsrv"
@@ -72,7 +73,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		c.ListenMemcached = config.Off
 		log.Info("memcached's protocol is off: a password is set, and it has none")
 	}
-	// What is taken is refused before anything is asked of the store.
+	// An address that is taken is refused before anything is asked of the store.
 	l, err := a.listenGateway(ctx, c)
 	if err != nil {
 		return err
@@ -262,7 +263,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
 			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Logger: g.o.log,
-			// More than processors: whoever is interrupted while it leads a lane holds up
+			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.
 			Lanes: 8,
 		})
@@ -355,7 +356,7 @@ func (g *runningGateway) ready() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for i, c := range g.clients {
-		if _, err := c.Session(ctx); err != nil {
+		if _, err := inside.Of(c).Session(ctx); err != nil {
 			return fmt.Errorf("database %q: %w", g.names[i], err)
 		}
 	}

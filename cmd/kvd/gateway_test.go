@@ -192,7 +192,7 @@ func TestGateway(t *testing.T) {
 	if code := p.stop(syscall.SIGKILL); code == 0 {
 		t.Error("SIGKILL did not end it")
 	}
-	// What it left of the socket is in nobody's way.
+	// The socket file that it left is in nobody's way.
 	p = start(t, env, "gateway", "--directory="+addr, "--listen=off", "--listen-memcached=off", "--listen-unix="+socket)
 	if got := redis(t, "unix", socket, nil, "GET k"); got != "$1 v" {
 		t.Errorf("another gateway: %q", got)

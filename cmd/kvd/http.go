@@ -70,7 +70,7 @@ func memnodeReady(n *memnode.Node) error {
 	return memnode.ErrNotRegistered
 }
 
-// directoryTables is what the directory's leader knows, for people; where there is none, what
+// directoryTables is what the directory's leader knows, for people; if there is none, what
 // this node does.
 func directoryTables(d *server.Node) func(context.Context) ([]httpd.Table, error) {
 	return func(ctx context.Context) ([]httpd.Table, error) {
@@ -137,8 +137,8 @@ func namespacesTable(st *dirpb.StatusReply) httpd.Table {
 	return t
 }
 
-// memoryTable has a row for each placement group, and one for all of a namespace. What a
-// directory node that does not lead cannot know is shown as -.
+// memoryTable has a row for each placement group, and one for all of a namespace. A figure that only the
+// leader knows is shown as - by other directory nodes.
 func memoryTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Memory", Header: []string{"namespace", "placement group", "heap", "live", "live %", "free with sessions", "limbo",
 		"coming", "waiting", "recalled", "lost", "room", "short"}}
@@ -182,7 +182,7 @@ func yes(b bool) string {
 	return "no"
 }
 
-// size shows bytes, whole MiB where there are some.
+// size shows bytes, whole MiB if there are some.
 func size(n uint64) string {
 	if n > 1<<20 {
 		n &^= 1<<20 - 1

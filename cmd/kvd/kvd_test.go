@@ -728,8 +728,8 @@ func TestDevCommand(t *testing.T) {
 	}
 }
 
-// What kvd dev prints last says what to type next, with the addresses that it has, and what
-// it names can be typed.
+// The last lines that kvd dev prints say what to type next, with the addresses that it has; the commands
+// that they name can be typed.
 func TestDevSaysWhatNext(t *testing.T) {
 	env, _ := runtimeDir(t)
 	p := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--redis=127.0.0.1:0", "--memcached=off", "--http=127.0.0.1:0")

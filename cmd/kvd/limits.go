@@ -40,7 +40,7 @@ func checkLimits(memory int64, hugePageBytes int, lock bool) error {
 	return errors.Join(errs...)
 }
 
-// connLimit is how many connections each of some servers may have where so many are wanted: their
+// connLimit is how many connections each of some servers may have if so many are wanted: their
 // descriptors must leave some for sessions with the store, which are the reason for the servers.
 func connLimit(want, servers int, log *slog.Logger) int {
 	var r unix.Rlimit

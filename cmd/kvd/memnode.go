@@ -49,7 +49,8 @@ type nodeDevices struct {
 	undo    []func() error // what goes with them
 }
 
-// listenDevices opens those that c names, with verbs first, then shm. What is open must be closed also if it fails.
+// listenDevices opens those that c names, with verbs first, then shm. The caller closes the devices that
+// are open, also after an error.
 func listenDevices(c *config.MemNode, creds *tls.Config, log *slog.Logger) (*nodeDevices, error) {
 	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: creds}}
 	if c.ListenVerbs != config.Off {

@@ -1,6 +1,6 @@
 // Command promql reads PromQL expressions, one a line, and prints what each of them
 // selects: a JSON list of metric names with the labels that they are matched or grouped
-// by. Its exit status is 1, with a message that quotes the expression, where one is not PromQL.
+// by. Its exit status is 1, with a message that quotes the expression, if one is not PromQL.
 //
 // With the argument eval it reads an [Evaluation], which is what targets served and when, and
 // prints the alerts that fire on it: a JSON list of [Firing].

@@ -1,5 +1,5 @@
 // Package buildinfo says which version of the store a command is. It leaves what a
-// release is called to whoever links it; the idea is that of `go version -m`.
+// release is called to the linker; the idea is that of `go version -m`.
 //
 // Start with [Version]. Its functions may be called concurrently.
 package buildinfo
@@ -10,7 +10,7 @@ import (
 	"runtime/debug"
 )
 
-// Version is the release that was linked, or the commit that was built where that is "".
+// Version is the release that was linked, or the commit that was built if that is "".
 // "+changes" behind a commit says that the sources differed from it.
 func Version(release string) string {
 	if release != "" {

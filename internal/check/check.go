@@ -7,7 +7,7 @@
 // [Walk], [Fetch] and [Geometry] are for others who read the index, too. A run has one goroutine; what
 // [Store.Read] returns belongs to the run and is not changed.
 //
-// What changes while it is looked at is read again, so that nothing counts as wrong that is only new.
+// Groups that change while they are looked at are read again, so that nothing counts as wrong that is only new.
 package check
 
 import (
@@ -165,7 +165,7 @@ func shape(m *dirpb.Map, pg uint32) string {
 // changesBorne is how often a placement group is read, if it changes meanwhile.
 const changesBorne = 5
 
-// verify reads every placement group. One that changes meanwhile is read again.
+// verify reads every placement group. A placement group that changes meanwhile is read again.
 func (k *checker) verify() error {
 	st, err := k.Store.Status(k.ctx)
 	if err != nil {
@@ -346,7 +346,7 @@ func (k *checker) account(pg *dirpb.PlacementGroup, before, after *dirpb.StatusR
 	granted, linked := u.GetGrantedUnits(), k.linked
 	rest := granted - min(granted, linked)
 	if rest > 0 {
-		// Where all of it is linked, the directory's count is of an old scrub.
+		// If all of it is linked, the directory's count is of an old scrub.
 		k.rep.LeakedExtents += uint64(u.GetLeakedExtents())
 	}
 	quiet := others == 0 && len(pg.GetRecalled()) == 0

@@ -367,7 +367,7 @@ func TestChangedMap(t *testing.T) {
 	if rep := m.check(); !rep.Good() || rep.Total != 0 || rep.Records != 6 || rep.Replicas != 2 || rep.PGs != 1 {
 		t.Errorf("%+v", rep)
 	}
-	// One that never rests is named.
+	// A placement group that never rests is named.
 	m.onRead = func(int64) { m.pg().Epoch++ }
 	if rep := m.check(); rep.Good() || !strings.Contains(fmt.Sprint(rep.Problems), "placement group 1: not checked: it changed whenever it was read") {
 		t.Errorf("%+v", rep)

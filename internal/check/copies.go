@@ -58,7 +58,7 @@ func (k *checker) confirm() error {
 	if len(k.suspects) == 0 && len(k.strange) == 0 {
 		return nil
 	}
-	if err := k.look(); err != nil || len(k.suspects) == 0 && len(k.strange) == 0 {
+	if err := k.recheckSuspects(); err != nil || len(k.suspects) == 0 && len(k.strange) == 0 {
 		return err
 	}
 	if k.Rest > 0 {
@@ -69,7 +69,7 @@ func (k *checker) confirm() error {
 		case <-k.ctx.Done():
 			return context.Cause(k.ctx)
 		}
-		if err := k.look(); err != nil {
+		if err := k.recheckSuspects(); err != nil {
 			return err
 		}
 	}
@@ -97,8 +97,8 @@ func (k *checker) confirm() error {
 	return nil
 }
 
-// look keeps the suspects whose words have not changed and whose difference stands.
-func (k *checker) look() error {
+// recheckSuspects keeps the suspects whose words have not changed and whose difference stands.
+func (k *checker) recheckSuspects() error {
 	var err error
 	k.suspects = slices.DeleteFunc(k.suspects, func(s suspect) bool {
 		if err != nil {

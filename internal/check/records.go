@@ -99,7 +99,7 @@ const retries = 3
 // compare. A finding counts only if the slot has not changed meanwhile.
 func (k *checker) record(r Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) ([]byte, error) {
 	for range retries {
-		key, problem, err := k.judge(r, segment, s, overflow)
+		key, problem, err := k.judgeRecord(r, segment, s, overflow)
 		if err != nil || problem == "" {
 			return key, err
 		}
@@ -128,8 +128,8 @@ func (k *checker) record(r Array, segment uint64, s Slot, overflow *[layout.Segm
 	return nil, nil
 }
 
-// judge checks one record; problem says what is wrong with it.
-func (k *checker) judge(a Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) (key []byte, problem string, err error) {
+// judgeRecord checks one record; problem says what is wrong with it.
+func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout.SegmentGroups]bool) (key []byte, problem string, err error) {
 	r, err := layout.ParseRecord(s.Rec)
 	if err != nil {
 		return nil, err.Error(), nil
@@ -262,8 +262,8 @@ func shared(a, b placed) bool {
 		(a.child || a.word.State() == layout.Frozen) && (b.child || b.word.State() == layout.Frozen)
 }
 
-// overlaps compares neighbouring places and counts their units. One that was freed
-// and given to another key between two reads is told by its slot.
+// overlaps compares neighbouring places and counts their units. A place that was freed and given to another
+// key between two reads is told by its slot.
 func (k *checker) overlaps() error {
 	k.repl = 0
 	slices.SortFunc(k.places, func(a, b placed) int { return cmp.Compare(a.unit, b.unit) })

@@ -73,7 +73,7 @@ func TestRedisCLI(t *testing.T) {
 					shown.WriteByte(b)
 				}
 			}
-			// What is typed before there is a prompt, it throws away.
+			// It throws away input that is typed before there is a prompt.
 			for _, step := range []struct{ wait, then, send string }{
 				{"> ", "", "set a 1\r"}, {"OK\r\n", "> ", "get a\r"}, {"\"1\"\r\n", "> ", "help get\r"}, {"the value of a key", "> ", "quit\r"},
 			} {

@@ -80,7 +80,7 @@ func TestCommandTable(t *testing.T) {
 			}
 			continue
 		}
-		// Whatever the arguments: enough for any of them.
+		// The numbers of arguments suffice for any command.
 		for n := range 5 {
 			args := append([]any{name}, []any{"a", "1", "b", "2"}[:n]...)
 			if r, err := c.Do(ctx, args...).Result(); err == nil {

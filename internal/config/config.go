@@ -149,7 +149,7 @@ func Load(s Settings, file string, fs *pflag.FlagSet) error {
 }
 
 // LoadGiven is Load, and its first result tells of a key whether anything set it; it is
-// nil where s was not read.
+// nil if s was not read.
 func LoadGiven(s Settings, file string, fs *pflag.FlagSet) (given func(key string) bool, err error) {
 	v := viper.New()
 	known := fields(s)

@@ -341,7 +341,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// What the user set can be told from a default of the same value.
+// A value that the user set can be told from an equal default.
 func TestGiven(t *testing.T) {
 	t.Setenv("KVD_MEMCACHED", DefaultMemcached)
 	d := DefaultDev()
@@ -399,7 +399,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// What YAML prints, Load reads back to the same settings.
+// Load reads the output of YAML back to the same settings.
 func TestYAML(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		for _, s := range defaults() {

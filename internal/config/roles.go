@@ -79,7 +79,7 @@ type MemNode struct {
 	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off"`
 	AdvertiseVerbs string   `mapstructure:"advertise-verbs" usage:"what clients dial instead of listen-verbs: a host, or host:port"`
 	RDMADevice     string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the one with listen-verbs's address, or the best"`
-	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"who executes atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
+	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"executor of atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
 	HTTPListen     string   `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
@@ -95,7 +95,7 @@ type Janitor struct {
 	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
-	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work where there is some"`
+	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work if there is some"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
 	HTTPListen string        `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
 	TLS        TLS           `mapstructure:"tls"`
@@ -110,7 +110,7 @@ type Gateway struct {
 	Listen            string   `mapstructure:"listen" usage:"where Redis's protocol is spoken in clear, host:port, or off"`
 	ListenUnix        string   `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
 	ListenTLS         string   `mapstructure:"listen-tls" usage:"where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
-	TLSClients        string   `mapstructure:"tls-clients" usage:"who may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
+	TLSClients        string   `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
 	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"where memcached's protocol is spoken in clear, host:port, or off"`
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line"`
@@ -539,7 +539,7 @@ var pageBytes = map[string]int{Off: 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
 func (m *MemNode) HugePageBytes() int { return pageBytes[m.HugePages] }
 
 // Load reads the files for use by a server and by its calls to others, both of
-// which show a certificate. It gives nil where there is no TLS.
+// which show a certificate. It gives nil if there is no TLS.
 func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil
@@ -569,7 +569,7 @@ func (l Log) SlogLevel() (level slog.Level) {
 }
 
 // Logger makes the logger that l describes, writing to out; its level may change. Above level
-// debug it leaves out lines where there are too many of one message.
+// debug it leaves out lines if there are too many of one message.
 func (l Log) Logger(out io.Writer, level slog.Leveler) *slog.Logger {
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "json" {

@@ -3,8 +3,8 @@
 //
 // It runs every operation of the table several times on keys of its own and
 // reads the sessions' counters before and after. It opens no store itself; the
-// caller gives it a way to. Start with [Measure] and [Row]. One Measure at a time
-// per set of sessions; keys are deleted at the end.
+// caller gives it a way to. Start with [Measure] and [Row]. Only a single Measure may run at a time per set
+// of sessions; keys are deleted at the end.
 //
 // Counting verbs instead of timing them is how the papers this design descends
 // from (RACE, FUSEE, Outback) are compared with it: counts do not depend on the
@@ -83,7 +83,7 @@ func (o *Options) Validate() error {
 type Count struct {
 	RTT   uint64 `json:"rtt"`
 	Verbs uint64 `json:"verbs"`
-	// Doorbells includes those off the path. Where a batch's completions come one
+	// Doorbells includes those off the path. If a batch's completions come one
 	// by one, so do the doorbells of its second round trip.
 	Doorbells  uint64 `json:"doorbells"`
 	ReadBytes  uint64 `json:"read_bytes"`
@@ -318,7 +318,7 @@ func (m *measurement) each(name string, s Session, keys [][]byte, w want, op fun
 }
 
 // multiGet counts one MULTI-GET. Its keys go side by side, so its round trips are
-// those of the key that takes most: the mean, rounded up, where all take the same
+// those of the key that takes most: the mean, rounded up, if all take the same
 // but a few that take more.
 func (m *measurement) multiGet(s Session, keys [][]byte) (Count, error) {
 	before := s.Stats()

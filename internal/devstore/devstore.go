@@ -71,7 +71,7 @@ type Options struct {
 	NoJanitor bool
 	// Seed chooses the schedule of sim.
 	Seed uint64
-	// Logger hears of all parts. Default: discards.
+	// Logger receives the messages of all parts. Default: discard.
 	Logger *slog.Logger
 }
 
@@ -80,7 +80,7 @@ type Namespace struct {
 	Name string
 	// Mode is store unless it says cache.
 	Mode dirpb.NamespaceMode
-	// Replicas is the number of copies; 0: two, or one where there is one memory node.
+	// Replicas is the number of copies; 0: two, or one if there is one memory node.
 	Replicas int
 	// BytesPerNode is what each memory node lends to it; 0: half of what is free then.
 	BytesPerNode int64
@@ -295,12 +295,12 @@ func (s *Store) startDirectories(ctx context.Context) error {
 	if s.dir, err = dirclient.Open(dirclient.Options{Addrs: s.Directory(), Logger: s.o.Logger}); err != nil {
 		return err
 	}
-	return s.settle(ctx)
+	return s.awaitVoters(ctx)
 }
 
-// settle waits until every directory node votes, and notes the raft addresses,
+// awaitVoters waits until every directory node votes, and notes the raft addresses,
 // which a node keeps over restarts.
-func (s *Store) settle(ctx context.Context) error {
+func (s *Store) awaitVoters(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -68,7 +68,7 @@ type Options struct {
 	Addrs []string
 	// TLS is used when not nil; otherwise the connection is in clear.
 	TLS *tls.Config
-	// Logger hears of a directory lost and found again. Default: discards.
+	// Logger receives a message when the directory is lost, and when it is found again. Default: discard.
 	Logger *slog.Logger
 	// AttemptTimeout is how long Call waits for one node's answer before it
 	// asks another. Default 2 s.
@@ -201,13 +201,13 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 				c.moveWatches(n.addr)
 				return struct{}{}, nil
 			}
-			v := judge(ctx, err)
+			v := judgeError(ctx, err)
 			if v == final {
 				c.lead(n.addr)
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
 			tried = append(tried, n.addr)
-			e.note(ctx, n.attempt(err, v, sent.Load()))
+			e.noteAttempt(ctx, n.attempt(err, v, sent.Load()))
 			if v == notLeader {
 				c.follow(n.addr, leaderOf(err))
 				continue
@@ -297,12 +297,12 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 				tried = nil
 				continue
 			}
-			v := judge(ctx, err)
+			v := judgeError(ctx, err)
 			if v == final {
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
 			tried = append(tried, n.addr)
-			e.note(ctx, n.attempt(err, v, false))
+			e.noteAttempt(ctx, n.attempt(err, v, false))
 			if v == notLeader {
 				c.follow(n.addr, leaderOf(err))
 			} else {

@@ -47,9 +47,9 @@ type Attempt struct {
 	dial bool // no connection was made
 }
 
-// note keeps a as its address's last attempt. One that only ctx's end cut off
-// says less than the one before.
-func (e *Error) note(ctx context.Context, a Attempt) {
+// noteAttempt keeps a as its address's last attempt. An attempt that only ctx's end cut off says less than
+// the one before.
+func (e *Error) noteAttempt(ctx context.Context, a Attempt) {
 	i := slices.IndexFunc(e.Attempts, func(b Attempt) bool { return b.Addr == a.Addr })
 	switch {
 	case i < 0:
@@ -140,8 +140,8 @@ const (
 	down                         // no answer
 )
 
-// judge classifies err; ctx is the caller's, not the attempt's.
-func judge(ctx context.Context, err error) verdict {
+// judgeError classifies err; ctx is the caller's, not the attempt's.
+func judgeError(ctx context.Context, err error) verdict {
 	s, ok := status.FromError(err)
 	if !ok {
 		if errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil && errors.Is(err, ctx.Err()) {

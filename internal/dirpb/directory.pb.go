@@ -929,19 +929,19 @@ type PlacementGroup struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Id          uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	NamespaceId uint32                 `protobuf:"varint,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	Epoch       uint32                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch       uint32                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // the placement group epoch
 	State       PGState                `protobuf:"varint,4,opt,name=state,proto3,enum=kvd.directory.v1.PGState" json:"state,omitempty"`
 	Members     []*Member              `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
 	RegionBytes uint64                 `protobuf:"varint,6,opt,name=region_bytes,json=regionBytes,proto3" json:"region_bytes,omitempty"`
 	IndexBytes  uint64                 `protobuf:"varint,7,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"` // header page and segment arrays, from offset 0; the heap is the rest
-	// Epoch in which its memory was last made anew: words, places and hints of
+	// Placement group epoch in which its memory was last made anew: words, places and hints of
 	// another generation mean nothing.
 	Generation uint32 `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"`
 	// The last member is a joiner: writers write to it, but it is no copy yet.
 	Joining bool `protobuf:"varint,9,opt,name=joining,proto3" json:"joining,omitempty"`
 	// Extents being recalled, ascending: nobody allocates or reuses a place there.
 	Recalled []uint32 `protobuf:"varint,10,rep,packed,name=recalled,proto3" json:"recalled,omitempty"`
-	// Map version that made its present epoch.
+	// Map version that made its present placement group epoch.
 	ChangedVersion uint64 `protobuf:"varint,11,opt,name=changed_version,json=changedVersion,proto3" json:"changed_version,omitempty"`
 	// Directory only, not shown to sessions: a member whose region is being made
 	// so that it may join, and one that has left but whose region must outlive
@@ -2896,7 +2896,7 @@ type RenewRequest struct {
 	Returns []*ReturnedRun `protobuf:"bytes,8,rep,name=returns,proto3" json:"returns,omitempty"`
 	Held    []*Held        `protobuf:"bytes,9,rep,name=held,proto3" json:"held,omitempty"` // now and then; empty: nothing new
 	// Places that the session unlinked, since the renewal that said so last and was answered in
-	// this term, wait until every session has reported more than the epoch in the reply.
+	// this term, wait until every session has reported more than the reclaim epoch in the reply.
 	InLimbo       bool `protobuf:"varint,10,opt,name=in_limbo,json=inLimbo,proto3" json:"in_limbo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3005,8 +3005,8 @@ func (x *RenewRequest) GetInLimbo() bool {
 type RenewReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	LeaseMillis uint64                 `protobuf:"varint,1,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // from when the request was sent
-	Epoch       uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	MinEpoch    uint64                 `protobuf:"varint,3,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
+	Epoch       uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                                // the reclaim epoch
+	MinEpoch    uint64                 `protobuf:"varint,3,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`          // the least reclaim epoch that any session reported
 	MapVersion  uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
 	Term        uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"` // of the leadership that answers
 	// Free places of memory that the session was granted, which others handed back.
@@ -3113,7 +3113,7 @@ type FreePlaces struct {
 	PgId       uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Generation uint32                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // of the placement group
 	Unit       uint32                 `protobuf:"varint,3,opt,name=unit,proto3" json:"unit,omitempty"`             // where the first one begins
-	// One after the other: units << 10 | ver of its next life.
+	// The places in order: units << 10 | ver of the next life of each.
 	Places        []uint32 `protobuf:"varint,4,rep,packed,name=places,proto3" json:"places,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4365,7 +4365,7 @@ type WantRegion struct {
 	NamespaceId   uint32                 `protobuf:"varint,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
 	RegionBytes   uint64                 `protobuf:"varint,3,opt,name=region_bytes,json=regionBytes,proto3" json:"region_bytes,omitempty"`
 	IndexBytes    uint64                 `protobuf:"varint,4,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // the placement group epoch
 	Published     bool                   `protobuf:"varint,6,opt,name=published,proto3" json:"published,omitempty"`
 	Since         uint64                 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"` // a region made for another one is not the one wanted
 	unknownFields protoimpl.UnknownFields
@@ -5080,13 +5080,13 @@ type StatusReply struct {
 	Directory   []*DirectoryNode       `protobuf:"bytes,2,rep,name=directory,proto3" json:"directory,omitempty"`
 	Map         *Map                   `protobuf:"bytes,3,opt,name=map,proto3" json:"map,omitempty"` // without rkeys
 	Sessions    []*SessionInfo         `protobuf:"bytes,4,rep,name=sessions,proto3" json:"sessions,omitempty"`
-	Epoch       uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	MinEpoch    uint64                 `protobuf:"varint,6,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
+	Epoch       uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`                       // the reclaim epoch
+	MinEpoch    uint64                 `protobuf:"varint,6,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"` // the least reclaim epoch that any session reported
 	RaftApplied uint64                 `protobuf:"varint,7,opt,name=raft_applied,json=raftApplied,proto3" json:"raft_applied,omitempty"`
 	Usage       []*PGUsage             `protobuf:"bytes,8,rep,name=usage,proto3" json:"usage,omitempty"`
 	NodeStats   map[uint32]*NodeStats  `protobuf:"bytes,9,rep,name=node_stats,json=nodeStats,proto3" json:"node_stats,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Jobs        []*Job                 `protobuf:"bytes,10,rep,name=jobs,proto3" json:"jobs,omitempty"`
-	// Who answers, and whether it leads. Another node does not know what is marked as the
+	// The directory node that answers, and whether it leads. A node that does not lead does not know what is marked as the
 	// leader's alone.
 	AnsweredBy string `protobuf:"bytes,11,opt,name=answered_by,json=answeredBy,proto3" json:"answered_by,omitempty"`
 	Leads      bool   `protobuf:"varint,12,opt,name=leads,proto3" json:"leads,omitempty"`

@@ -8,7 +8,7 @@
 // that tests can describe a machine they do not have. Examine may be called
 // concurrently if the System's functions may; the caller owns what it returns.
 //
-// Whatever the files say is taken for hostile: a file that cannot be read or
+// The content of files is taken for hostile: a file that cannot be read or
 // makes no sense becomes a finding.
 //
 // The form, a mark a line and the command to run, is that of brew doctor and

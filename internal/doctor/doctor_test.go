@@ -215,8 +215,8 @@ func TestMachines(t *testing.T) {
 	})
 }
 
-// Whatever one of the files says, or if it cannot be read, there are findings that
-// print, in all groups, without a command that the file has written.
+// There are findings that print, in all groups, without a command that the file has written, whatever a
+// file says, and if it cannot be read.
 func TestHostileFiles(t *testing.T) {
 	check := func(what string, m *machine) {
 		t.Helper()

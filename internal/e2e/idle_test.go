@@ -80,7 +80,7 @@ type usage struct {
 	threads map[string]spent
 }
 
-func (u *usage) look(t *testing.T) (sum spent) {
+func (u *usage) readThreads(t *testing.T) (sum spent) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", u.pid))
 	if err != nil || len(tasks) == 0 {
@@ -138,7 +138,7 @@ func rates(t *testing.T, ds []*daemon, over time.Duration) []rate {
 	first := make([]spent, len(ds))
 	for i, d := range ds {
 		us[i] = usage{d.cmd.Process.Pid, map[string]spent{}}
-		first[i] = us[i].look(t)
+		first[i] = us[i].readThreads(t)
 	}
 	began := time.Now()
 	last := make([]spent, len(ds))
@@ -146,7 +146,7 @@ func rates(t *testing.T, ds []*daemon, over time.Duration) []rate {
 	for n := 1; n <= looks; n++ {
 		time.Sleep(time.Until(began.Add(over * time.Duration(n) / looks))) // what is measured is that nothing happens
 		for i := range us {
-			last[i] = us[i].look(t)
+			last[i] = us[i].readThreads(t)
 		}
 	}
 	took := time.Since(began).Seconds()

@@ -196,7 +196,7 @@ func TestNamespace(t *testing.T) {
 		t.Errorf("the other namespace has %q", got)
 	}
 
-	// One of the same name is another one, which the gateway finds by itself.
+	// A new namespace of the same name is another one, which the gateway finds by itself.
 	created := string(w.must(nil, "-o", "json", "namespace", "create", "n", "--replicas", "1", "--bytes", "16MiB"))
 	if !strings.Contains(created, `"id":3,`) {
 		t.Errorf("created %s", created)

@@ -91,8 +91,7 @@ func (w *world) moves() {
 }
 
 // A store on huge pages: its regions are made of them, both providers serve them, and they
-// come back however the memory nodes end. One for which there are not enough does not
-// start.
+// come back however the memory nodes end. A memory node for which there are not enough does not start.
 func TestHugePages(t *testing.T) {
 	if os.Getenv("KVD_PAGES") != "1" {
 		t.Skip("it takes huge pages, and counts the machine's: make test-pages, as root")

@@ -15,7 +15,8 @@ type conn struct {
 	asked       bool // Control was told
 	caps        rdma.Caps
 	wrs         []rdma.WR
-	queued      bool // in Lane.dirty
+	queued      bool  // in Lane.dirty
+	boarding    *Task // the flight that others may join until the doorbell; its last WRs are in wrs
 	// chains are those in wrs, and those executed since, of a connection that executes within
 	// PostSend: nothing of them is signaled.
 	chains []chainEnd
@@ -104,7 +105,7 @@ func (l *Lane) Closed(node uint32) {
 	l.poll()
 	cnt := c.qp.Counters()
 	l.Stats.Closed.Add(&cnt)
-	c.qp = nil
+	c.qp, c.boarding = nil, nil
 	l.setSynchronous()
 	l.refused(c, c.wrs)
 	c.wrs = c.wrs[:0]
@@ -120,6 +121,9 @@ func (l *Lane) Closed(node uint32) {
 		}
 	}
 	for _, t := range l.Tasks() {
+		if f := t.flight; f != nil && f.c == c {
+			l.chainOver(t, t.gen, 0, false)
+		}
 		if t.state != taskPosted || t.pg == nil {
 			continue
 		}
@@ -136,13 +140,14 @@ func (l *Lane) Closed(node uint32) {
 func (l *Lane) Synchronous() bool { return l.synchronous.Load() }
 
 func (l *Lane) setSynchronous() {
-	some, all := false, true
+	some, all, any := false, true, false
 	for _, c := range l.conns {
 		if c != nil && c.qp != nil {
-			some, all = true, all && c.caps.Synchronous
+			some, all, any = true, all && c.caps.Synchronous, any || c.caps.Synchronous
 		}
 	}
 	l.synchronous.Store(some && all)
+	l.someSynchronous = any
 }
 
 // Attach installs a connected queue pair on the dev-th device. Nothing that the

@@ -54,13 +54,12 @@ type Options struct {
 	ReadOnly bool
 	// Hash is the namespace's hash of a key; needed for a janitor's work only.
 	Hash func(key []byte) uint64
-	// Frequency is needed where there are access words. nil: counts add up.
+	// Frequency is needed if there are access words. nil: counts add up.
 	Frequency Frequency
-	// Broken, if not nil, is told of what the directory should not have sent. It must not
-	// block.
+	// Broken, if not nil, is called with what is wrong with a message of the directory. It must not block.
 	Broken func(error)
-	// Stirred, if not nil, is told when a session that is quiet unlinks something, so that its
-	// agenda is to be stirred (session.Agenda.Stir). Lanes call it; it must not block.
+	// Stirred, if not nil, is called when a quiet session unlinks something: its agenda is then to be
+	// stirred (session.Agenda.Stir). Lanes call it; it must not block.
 	Stirred func()
 	// OpTimeout bounds an Op that waits, nanoseconds.
 	OpTimeout int64
@@ -68,7 +67,8 @@ type Options struct {
 	WillWait func(context.Context)
 	// Limit, if not nil, is what each Op on a key of a Do with this context may read, see Task.Limit; Hinted ones read 8 KiB at most.
 	Limit func(context.Context) int
-	// Expiring, if not nil, is told of records that were written and expire: when (Unix ms), and the hash of the key. The
+	// Expiring, if not nil, is called after a record with an expiry was written, with the expiry (Unix ms)
+	// and the hash of the key. The
 	// lane's owner calls it; it must not block.
 	Expiring func(l *Lane, expiry, hash uint64)
 	// Nanos is a monotonic clock; Millis the Unix time in milliseconds.
@@ -234,7 +234,7 @@ func (c *Core) InstallView(v *View) {
 			for id, p := range old.PGs {
 				n := v.PGs[id]
 				invariants.Assert(n == nil || n.Generation > p.Generation || n.Generation == p.Generation && n.Epoch >= p.Epoch,
-					"session %d: map %d has placement group %d of an earlier epoch than map %d", c.opts.Session, v.Version, id, old.Version)
+					"session %d: map %d has placement group %d of an earlier placement group epoch than map %d", c.opts.Session, v.Version, id, old.Version)
 			}
 		}
 		if c.view.CompareAndSwap(old, v) {
@@ -261,11 +261,10 @@ func (c *Core) Leaked() bool { return c.leaked.Load() }
 // SetEpoch seeds E from the reply that opened the session.
 func (c *Core) SetEpoch(e uint64) { c.epoch.Store(e) }
 
-// Epoch is E of the last reply processed.
+// Epoch is the reclaim epoch E of the last reply processed.
 func (c *Core) Epoch() uint64 { return c.epoch.Load() }
 
-// BeginRenew numbers a renewal that is about to be sent. What was unlinked before
-// the call may be covered by its reply; later unlinks may not.
+// BeginRenew numbers a renewal that is about to be sent. The reply may cover unlinks before the call, and none after it.
 func (c *Core) BeginRenew() (seq uint64) { return c.sendSeq.Add(1) }
 
 // EndRenew processes the reply to renewal seq: E and the minimum over all
@@ -400,8 +399,8 @@ func (c *Core) heapOf(pg, generation uint32) *heap.Heap {
 	return h.heap
 }
 
-// AddRun adds memory granted in a generation of a placement group. What lies in an
-// extent that is being recalled was granted before and is left alone.
+// AddRun adds memory granted in a generation of a placement group. Places in an extent that is being
+// recalled were granted before and are left alone.
 func (c *Core) AddRun(pg, generation, unit, units uint32) error {
 	c.taking.Lock()
 	defer c.taking.Unlock()
@@ -470,7 +469,7 @@ func (c *Core) SetFull(pg uint32, full bool) {
 }
 
 // gaveUp notes that an operation's time was over which had missed memory of pg since a moment
-// (Options.Nanos). One that had little time says nothing of others.
+// (Options.Nanos). An operation that had little time says nothing of others.
 func (c *Core) gaveUp(pg uint32, missed int64) {
 	now := c.opts.Nanos()
 	if now-missed < vainFor {

@@ -81,7 +81,11 @@ func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard)
 
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
-	h, ok := l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
+	h, ok, hits := t.learnt, true, uint64(0)
+	if t.learnt = (index.Hint{}); h.Word == 0 {
+		h, ok = l.cache.get(o.Check, layout.FP(o.Hash), uint32(l.core.epoch.Load()), layout.WordLifeEpochs)
+		hits = 1
+	}
 	switch c := o.Route.Child; {
 	case !ok:
 		return h, false
@@ -92,7 +96,7 @@ func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	default:
 		return h, false // it moved
 	}
-	l.Stats.CacheHits++
+	l.Stats.CacheHits += hits
 	return h, true
 }
 
@@ -181,12 +185,12 @@ func Fit(h *heap.Heap, units uint32) (heap.Place, bool) {
 	return h.AllocFit(units, units+max(units/4, 1), 2*units)
 }
 
-// Welcome is the indexes of the records whose places a full cache can use: its own, and
+// Welcome is the indexes of the words of records whose places a full cache can use: its own, and
 // others' if it has less than stock units free of their length.
-func Welcome(h *heap.Heap, list []index.Candidate, stock uint64) []int {
-	ps := make([]heap.Place, len(list))
-	for i, c := range list {
-		ps[i] = place(c.Word)
+func Welcome(h *heap.Heap, words []layout.Word, stock uint64) []int {
+	ps := make([]heap.Place, len(words))
+	for i, w := range words {
+		ps[i] = place(w)
 	}
 	return h.Welcome(ps, stock, make([]int, 0, len(ps)))
 }

@@ -9,3 +9,12 @@ func (c *Core) GaveUp(pg uint32, missed int64) { c.gaveUp(pg, missed) }
 func (c *Core) SetVain(pg uint32) { c.gaveUp(pg, c.opts.Nanos()-vainFor) }
 
 func (c *Core) SetFullFor(nanos int64) { c.opts.FullFor = nanos }
+
+// Begin starts ops as Do does, for a caller that drives the lane itself.
+func (l *Lane) Begin(ops []*Op, deadline int64) {
+	l.begin(&waiter{ops: ops, left: len(ops), owns: true, deadline: deadline})
+}
+
+func (l *Lane) Abandon(op *Op, err error) { l.abandon(op, err) }
+
+func (l *Lane) EndOverdue() { l.endOverdue() }

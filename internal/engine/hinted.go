@@ -12,6 +12,7 @@ import (
 type hinted struct {
 	op     *Op
 	way    index.Hinted
+	hint   index.Hint
 	e      *cacheEntry
 	pg     *PG
 	ver    uint64 // of a PUT's record
@@ -23,16 +24,15 @@ type hinted struct {
 const (
 	// hintedOps is how many of them make a chain.
 	hintedOps = 16
-	// What a slot and an access word held lies at the start of the registered memory, the
-	// records behind that.
+	// The contents of slots and access words lie at the start of the registered memory, the records behind them.
 	hintedCell    = 16
 	hintedRecords = hintedOps * hintedCell
 )
 
 // Hinted performs those of ops that it can at once: on a provider that executes within
 // PostSend and fences by itself, with nothing else under way on the lane, GETs and PUTs without
-// condition of keys that the lane remembers; a PUT where there is one copy. What they post and how that is judged is
-// index.Hinted's, as for a Task; those of several ops are one chain. Two of one key are in
+// condition of keys that the lane remembers; a PUT if there is one copy. index.Hinted says what they
+// post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in
 // any order. It returns how many are left, of which nothing has happened: they are for Tasks.
 //
 // The lane's owner calls it, and has published the reclaim epoch of this moment for the lane before
@@ -49,19 +49,18 @@ func (l *Lane) Hinted(ops []*Op) (left int) {
 // hintedChain deals with the first n of ops.
 func (l *Lane) hintedChain(ops []*Op) (n, done int) {
 	v := l.core.view.Load()
+	if !l.someSynchronous {
+		return len(ops), 0
+	}
 	if v == nil || v != l.view || len(l.active) > 0 || len(l.dirty) > 0 || l.mailN.Load() != 0 ||
 		l.core.releasable.Load() != l.released {
 		return len(ops), 0
 	}
-	if len(ops) > 1 {
-		for _, op := range ops[:min(len(ops), hintedOps)] { // their cache misses side by side
-			l.touched += l.cache.touch(op.Check) + uint64(l.notes.touch(op.Check))
-		}
-	}
+	l.touchHints(ops[:min(len(ops), hintedOps)])
 	ch := hintedChain{l: l, epoch: uint32(l.core.epoch.Load()), used: hintedRecords}
 	for ; n < len(ops) && ch.n < hintedOps; n++ {
 		h := &l.hints[ch.n]
-		if c := l.hintOf(h, ops[n], v, ch.epoch); c != nil && !ch.add(h, c) {
+		if c := l.hintOf(h, ops[n], v, ch.epoch); c != nil && c.caps.Synchronous && c.caps.SelfFencing && !ch.add(h, c) {
 			break
 		}
 	}
@@ -71,6 +70,15 @@ func (l *Lane) hintedChain(ops []*Op) (n, done int) {
 		l.poll()
 	}
 	return n, done
+}
+
+// touchHints loads what hintOf will look at, their cache misses side by side.
+func (l *Lane) touchHints(ops []*Op) {
+	if len(ops) > 1 {
+		for _, op := range ops {
+			l.touched += l.cache.touch(op.Check) + uint64(l.notes.touch(op.Check))
+		}
+	}
 }
 
 // hintOf finds where op's key is and the connection that reaches it, or nil.
@@ -96,10 +104,10 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 		return nil
 	}
 	c := l.conns[m.Node]
-	if c == nil || !c.up || c.incarnation != m.Incarnation || !c.caps.Synchronous || !c.caps.SelfFencing {
+	if c == nil || !c.up || c.incarnation != m.Incarnation {
 		return nil
 	}
-	x.op, x.e, x.pg = op, e, pg
+	x.op, x.e, x.hint, x.pg = op, e, h, pg
 	x.way = index.Hinted{PG: &pg.PG, Off: s.route.SlotOff(op.Hash, h.Slot), X: h.Word}
 	return c
 }
@@ -223,17 +231,28 @@ func (ch *hintedChain) cells(x *hinted) []byte {
 
 func (ch *hintedChain) judgeGet(x *hinted) bool {
 	r, ok := x.way.Seen(ch.cells(x), x.rec, x.op.Key)
-	if !ok || r.Flags&layout.FlagManifest != 0 || r.Expiry != 0 && r.Expired(ch.l.core.opts.Millis()) {
+	if !ok || !ch.l.answers(&r) {
 		return false
 	}
-	ch.over(x, x.way.X, r.Expiry)
-	x.op.Version = r.Version
-	if x.op.Asker != nil {
-		ch.l.found = r // so that r stays off the heap
-		x.op.Asker.Take(&ch.l.found, nil)
-	}
-	ch.l.finished(x.op)
+	x.e.seen = ch.epoch
+	ch.l.performed(x, ch.cells(x), x.way.X, r.Expiry)
+	ch.l.answerGet(x.op, r)
 	return true
+}
+
+// answers reports whether r alone is the answer to a GET of its key.
+func (l *Lane) answers(r *layout.Record) bool {
+	return r.Flags&layout.FlagManifest == 0 && (r.Expiry == 0 || !r.Expired(l.core.opts.Millis()))
+}
+
+// answerGet ends a GET that has found r.
+func (l *Lane) answerGet(op *Op, r layout.Record) {
+	op.Version = r.Version
+	if op.Asker != nil {
+		l.found = r // so that r stays off the heap
+		op.Asker.Take(&l.found, nil)
+	}
+	l.finished(op)
 }
 
 func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
@@ -254,22 +273,22 @@ func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
 		l.Stats.Unknown++
 		op.Err = fmt.Errorf("%w: %w", index.ErrUnknown, ErrLease)
 	}
-	ch.over(x, x.way.N, op.Expiry)
+	x.e.seen = ch.epoch
+	l.performed(x, ch.cells(x), x.way.N, op.Expiry)
 	l.expires(op.Expiry, op.Hash)
 	l.finished(op)
 	return true
 }
 
-// over notes an op that has been performed; w is its record's word.
-func (ch *hintedChain) over(x *hinted, w layout.Word, expiry uint64) {
-	l, op := ch.l, x.op
-	x.e.seen = ch.epoch
+// performed counts an op that is over, and notes the access if that is due; w is its record's word, and cells what was read of the slot.
+func (l *Lane) performed(x *hinted, cells []byte, w layout.Word, expiry uint64) {
+	op := x.op
 	op.Rounds = 1
 	l.Stats.Ops[op.Kind]++
 	l.Stats.Rounds[op.Kind]++
 	l.Stats.CacheHits++
 	if x.noting {
-		old := layout.AccessWord(binary.LittleEndian.Uint64(ch.cells(x)[8:]))
+		old := layout.AccessWord(binary.LittleEndian.Uint64(cells[8:]))
 		l.noteAccess(&x.pg.PG, x.way.Off, op.Hash, op.Check, w, old, expiry, false)
 	}
 }

@@ -24,19 +24,20 @@ func (l *Lane) check() {
 		case taskPosted:
 			posted++
 			a(t.pending != 0, "posted, and its round is over")
-			a(t.pg != nil && t.postView != 0, "posted under no map")
+			a((t.pg != nil || t.flight != nil) && t.postView != 0, "posted under no map")
 			a(t.postView <= l.view.Version, "posted under a map to come")
-			a(len(t.Op.Accesses) > 0, "posted nothing")
+			a(len(t.Op.Accesses) > 0 || t.flight != nil && t.flight.n > 0, "posted nothing")
+			a(t.flight == nil || t.asked == nil && t.flight.used <= taskSlot, "a flight that is an operation, too")
 		default:
 			a(false, "neither waits nor is posted")
 		}
-		a(t.epoch <= l.core.epoch.Load(), "began in an epoch to come")
+		a(t.epoch <= l.core.epoch.Load(), "began in a reclaim epoch to come")
 		a(t.used <= taskSlot, "more buffer than it has")
 	}
 	a(waiting == len(l.wait), "waits and is not under way")
 	a(len(l.active)+len(l.idle) <= len(l.tasks), "more tasks than there are")
 	for _, t := range l.idle {
-		a(t.state == taskIdle && t.Done == nil && len(t.big) == 0, "idle, with what is left of an operation")
+		a(t.state == taskIdle && t.Done == nil && t.flight == nil && len(t.big) == 0, "idle, with what is left of an operation")
 	}
 	if l.view != nil {
 		acked, quiesced := l.acked.Load(), l.quiesced.Load()
@@ -52,6 +53,7 @@ func (l *Lane) check() {
 		a(!c.up || c.qp != nil, "a connection that is up without a queue pair")
 		a(!c.queued || slices.Contains(l.dirty, c), "work requests that nobody posts")
 		a(c.queued || len(c.wrs) == 0, "work requests of a connection that has none")
+		a(c.boarding == nil, "a flight that has not left")
 		a(c.queued || len(c.chains) == 0, "chains without work requests")
 		for i := range c.noWait {
 			a(i == 0 || c.noWait[i-1].seq <= c.noWait[i].seq, "accesses off the path out of order")

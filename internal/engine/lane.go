@@ -43,7 +43,8 @@ type Lane struct {
 	hintWRs      [3 * hintedOps]rdma.WR
 	hintAccesses [3]index.Access
 	found        layout.Record
-	touched      uint64 // so that touching is not optimized away
+	touched      uint64    // so that touching is not optimized away
+	flights      []*flight // unused
 
 	notes     *noteTable // nil until there are access words
 	noteWords *Task      // set aside: a ring of access words on their way
@@ -66,6 +67,7 @@ type Lane struct {
 
 	acked, quiesced atomic.Uint64 // see Core.Acked
 	synchronous     atomic.Bool
+	someSynchronous bool // the owner's
 }
 
 // LaneStats counts what a lane did.
@@ -123,7 +125,7 @@ func (l *Lane) Deliver(f func(*Lane)) {
 	l.Kick()
 }
 
-// Kick wakes whoever waits for the lane.
+// Kick wakes the goroutines that wait for the lane.
 func (l *Lane) Kick() {
 	select {
 	case l.kick <- struct{}{}:
@@ -210,6 +212,9 @@ func (l *Lane) ack() {
 	for _, t := range l.active {
 		if at, ok := t.Op.MapVersion(); ok {
 			acked = min(acked, at)
+		}
+		if t.flight != nil {
+			acked = min(acked, t.postView)
 		}
 		if t.state == taskPosted {
 			quiesced = min(quiesced, t.postView)

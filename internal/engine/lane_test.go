@@ -21,8 +21,8 @@ var errGone = errors.New("the caller has gone")
 
 // ---- leases
 
-// What completes after the lease has ended is worth nothing: others may have been given the
-// memory that was read. A write may have happened; one that was not posted did not.
+// A completion after the lease has ended is worth nothing: others may have been given the memory that was
+// read. A write may have happened; one that was not posted did not.
 func TestLeaseEndsUnderWay(t *testing.T) {
 	for _, kind := range []index.Kind{index.Get, index.Put, index.Delete} {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestLeaseEndsUnderWay(t *testing.T) {
 				t.Fatal("nothing was posted")
 			}
 			r.now += rigLease
-			r.settle()
+			r.settleLane()
 			v, err := r.answer(task)
 			if !errors.Is(err, engine.ErrLease) || v != "" || errors.Is(err, index.ErrUnknown) != (kind != index.Get) {
 				t.Fatalf("ended with %q, %v", v, err)
@@ -132,8 +132,7 @@ func TestHintsOfLostGeneration(t *testing.T) {
 }
 
 // No place of lost memory is used again, wherever it was: with the session, in a lane's
-// stock, in limbo. What is granted of the new memory stays the session's, whatever an
-// operation of the old still asks for.
+// stock, in limbo. Grants of the new memory stay the session's, whatever an operation of the old still asks for.
 func TestPlacesOfLostGeneration(t *testing.T) {
 	r := newRig(t, 1, false)
 	for i := range 20 {
@@ -184,14 +183,14 @@ func TestRecalledExtent(t *testing.T) {
 	none("unlinked since")
 	x := r.request(index.Put, "a", "3")
 	r.l.Start(x)
-	r.settle()
+	r.settleLane()
 	if x.Waiting() != index.Alloc {
 		t.Fatalf("waits for %v", x.Waiting())
 	}
 	r.install(nil) // the recall is over
 	r.grant(rigLo+4000, 100)
 	r.l.Deliver(func(*engine.Lane) {})
-	r.settle()
+	r.settleLane()
 	if _, err := r.answer(x); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +250,7 @@ func TestHintedDeclines(t *testing.T) {
 		"another is under way": {synchronous, func(r *rig) {
 			x := r.request(index.Put, "b", "1")
 			r.l.Start(x)
-			r.t.Cleanup(func() { r.settle() })
+			r.t.Cleanup(func() { r.settleLane() })
 		}, false, false},
 		"mail":                 {synchronous, func(r *rig) { r.l.Deliver(func(*engine.Lane) {}) }, false, false},
 		"memory has come back": {synchronous, func(r *rig) { r.renew(rigLease); r.renew(rigLease) }, false, false},
@@ -316,7 +315,7 @@ func (r *rig) collide(kind index.Kind) error {
 	x := r.request(kind, "b", "2")
 	x.Op.Hash, x.Op.Check = rigHash("a")^1, rigCheck("a")
 	r.l.Start(x)
-	r.settle()
+	r.settleLane()
 	_, err := r.answer(x)
 	return err
 }
@@ -332,8 +331,7 @@ func (r *rig) useUp() {
 	r.t.Fatal("there is no end of memory")
 }
 
-// What a chain that was not executed left in its buffers is no answer, and what was not
-// linked is free again.
+// The buffers of a chain that was not executed hold no answer, and places that were not linked are free again.
 func TestHintedNotExecuted(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.put("a", "1")
@@ -348,7 +346,7 @@ func TestHintedNotExecuted(t *testing.T) {
 	}
 	r.wire.post = nil
 	r.get("a", "1")
-	// One that loses its CAS takes no memory.
+	// A PUT that loses its CAS takes no memory.
 	off, w := r.slot(1, "a")
 	other := layout.MakeLive(w.Ver()+1, w.FP(), w.Code(), w.Unit()+1)
 	for range 3000 {
@@ -365,7 +363,7 @@ func TestHintedNotExecuted(t *testing.T) {
 	}
 }
 
-// What is replaced without a Task goes through limbo, and comes back.
+// A record that is replaced without a Task goes through limbo, and its place comes back.
 func TestHintedLimbo(t *testing.T) {
 	r := newRig(t, 1, true)
 	r.startOver()
@@ -393,7 +391,7 @@ func TestHintedExpired(t *testing.T) {
 	x := r.request(index.Put, "a", "1")
 	x.Op.Expiry = 1000
 	r.l.Start(x)
-	r.settle()
+	r.settleLane()
 	if _, err := r.answer(x); err != nil {
 		t.Fatal(err)
 	}
@@ -433,11 +431,11 @@ func TestAcks(t *testing.T) {
 	r.l.Pump()
 	r.install(nil)
 	check("an operation is under way", v+1, v+1)
-	// In another epoch it is done with the old map once its verbs are.
+	// In another placement group epoch it is done with the old map once its verbs are.
 	r.epoch++
 	r.install(nil)
 	check("under way still", v+1, v+1)
-	r.settle()
+	r.settleLane()
 	check("over", v+3, v+3)
 	if _, err := r.answer(task); err != nil {
 		t.Fatal(err)
@@ -459,7 +457,7 @@ func TestPostedInPart(t *testing.T) {
 				x := r.request(index.Put, k, "2")
 				got := r.request(index.Get, k, "")
 				r.l.Start(got)
-				r.settle()
+				r.settleLane()
 				x.Op.Cond, x.Op.IfVersion = index.IfVersion, got.Op.Version
 				r.l.Recycle(got)
 				tasks = append(tasks, x)
@@ -495,7 +493,7 @@ func TestPostedInPart(t *testing.T) {
 			} else {
 				r.connect(1)
 			}
-			r.settle()
+			r.settleLane()
 			for i, k := range []string{"a", "b"} {
 				posted := happened(r, k, taken[1])
 				_, err := r.answer(tasks[i])
@@ -556,14 +554,14 @@ func TestUnlockAfterReconnection(t *testing.T) {
 	}
 	r.disconnect(1)
 	r.connect(1)
-	r.settle()
+	r.settleLane()
 	if l := r.lock(1, "a"); l != 0 {
 		t.Fatalf("the lock is %v after a reconnection", l)
 	}
 	r.get("a", "1") // whose WC proves the unlock
 	before := r.l.Counters()
 	r.connect(1)
-	r.settle()
+	r.settleLane()
 	if after := r.l.Counters(); after != before {
 		t.Fatalf("posted again: %+v, before %+v", after, before)
 	}
@@ -605,7 +603,7 @@ func TestUnlockNeverPosted(t *testing.T) {
 		t.Fatalf("the lock is %v, with no connection to release it", l)
 	}
 	r.connect(1)
-	r.settle()
+	r.settleLane()
 	if l := r.lock(1, "a"); l != 0 {
 		t.Fatalf("the lock is %v after a reconnection", l)
 	}
@@ -623,7 +621,7 @@ func TestLockOfFenced(t *testing.T) {
 		t.Fatalf("done %v, lock %v, asked about %v", x.IsDone(), r.lock(1, "a"), r.wantFenced)
 	}
 	r.core.SetFenced(9)
-	r.settle()
+	r.settleLane()
 	if _, err := r.answer(x); err != nil || r.lock(1, "a") != 0 {
 		t.Fatalf("ended with %v, lock %v", err, r.lock(1, "a"))
 	}
@@ -657,7 +655,7 @@ func TestResolve(t *testing.T) {
 				t.Fatalf("the slot holds %v, before %v", now, w)
 			}
 			r.connect(1)
-			r.settle()
+			r.settleLane()
 			if _, err := r.answer(x); err != nil {
 				t.Fatal(err)
 			}
@@ -692,7 +690,7 @@ func TestOrphan(t *testing.T) {
 	if x.IsDone() || r.l.Active() != 1 || r.l.Overdue() != nil || r.l.NextWake() != 0 {
 		t.Fatalf("done %v, %d under way, overdue %v, next wake at %d", x.IsDone(), r.l.Active(), r.l.Overdue(), r.l.NextWake())
 	}
-	r.settle()
+	r.settleLane()
 	if _, err := r.answer(x); done != 1 || !errors.Is(err, errGone) || !errors.Is(err, index.ErrUnknown) {
 		t.Fatalf("ended with %v, told %d times", err, done)
 	}
@@ -701,7 +699,7 @@ func TestOrphan(t *testing.T) {
 	r.disconnect(1)
 	x = r.request(index.Get, "a", "")
 	r.l.Start(x)
-	r.settle()
+	r.settleLane()
 	if x.Waiting() != index.Post {
 		t.Fatalf("waits for %v", x.Waiting())
 	}
@@ -773,20 +771,20 @@ func TestMailWakes(t *testing.T) {
 	r.startOver() // nothing is granted
 	x := r.request(index.Put, "a", "1")
 	r.l.Start(x)
-	r.settle()
+	r.settleLane()
 	if x.Waiting() != index.Alloc || r.wantMemory != 1 {
 		t.Fatalf("waits for %v, asked %d times for memory", x.Waiting(), r.wantMemory)
 	}
-	if r.settle(); r.wantMemory != 1 {
+	if r.settleLane(); r.wantMemory != 1 {
 		t.Fatalf("asked %d times for memory", r.wantMemory)
 	}
 	r.l.Deliver(func(*engine.Lane) {})
-	if r.settle(); r.wantMemory != 2 {
+	if r.settleLane(); r.wantMemory != 2 {
 		t.Fatalf("asked %d times for memory after mail", r.wantMemory)
 	}
 	r.grant(rigLo, 100)
 	r.l.Deliver(func(*engine.Lane) {})
-	r.settle()
+	r.settleLane()
 	if _, err := r.answer(x); err != nil {
 		t.Fatal(err)
 	}
@@ -807,17 +805,17 @@ func TestConnGivenUp(t *testing.T) {
 	}
 	x := r.request(index.Get, "a", "")
 	r.l.Start(x)
-	r.settle()
+	r.settleLane()
 	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2}) {
 		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
 	}
 	r.l.ConnFailed(2, false, engine.ErrNoConn) // it may be had later
-	r.settle()
+	r.settleLane()
 	if x.Waiting() != index.Post || !slices.Equal(r.wantConn, []uint32{2, 2}) {
 		t.Fatalf("waits for %v, wants connections %v", x.Waiting(), r.wantConn)
 	}
 	r.connect(2)
-	r.settle()
+	r.settleLane()
 	if v, err := r.answer(x); v != "1" || err != nil {
 		t.Fatalf("%q, %v", v, err)
 	}
@@ -838,7 +836,7 @@ func TestQueueFull(t *testing.T) {
 	a, b := r.request(index.Put, "a", "2"), r.request(index.Put, "b", "2")
 	r.l.Start(a)
 	r.l.Start(b)
-	r.settle()
+	r.settleLane()
 	for _, x := range []*engine.Task{a, b} {
 		if _, err := r.answer(x); err != nil {
 			t.Fatal(err)
@@ -905,7 +903,7 @@ func TestOlderMap(t *testing.T) {
 	}
 }
 
-// ---- versions and epochs
+// ---- versions and reclaim epochs
 
 // A version is greater than any before on its lane and than what it replaces, whatever the
 // clock does, and no other lane's.
@@ -944,7 +942,7 @@ func TestVersions(t *testing.T) {
 func (r *rig) started(x *engine.Task) *engine.Task {
 	r.t.Helper()
 	r.l.Start(x)
-	r.settle()
+	r.settleLane()
 	if !x.IsDone() {
 		r.t.Fatalf("waits for %v", x.Waiting())
 	}
@@ -974,7 +972,7 @@ func TestOldest(t *testing.T) {
 	oldest("three", 100, true)
 	r.l.Orphan(xs[0], errGone) // what it posted is under way all the same
 	oldest("answered", 100, true)
-	r.settle()
+	r.settleLane()
 	oldest("over", 0, false)
 	for _, x := range xs {
 		r.l.Recycle(x)
@@ -983,7 +981,7 @@ func TestOldest(t *testing.T) {
 	x := r.request(index.Put, "a", "1")
 	r.l.Start(x)
 	oldest("begun", 102, true)
-	r.settle()
+	r.settleLane()
 	if x.Waiting() != index.Alloc {
 		t.Fatalf("waits for %v", x.Waiting())
 	}
@@ -993,7 +991,7 @@ func TestOldest(t *testing.T) {
 	r.l.Deliver(func(*engine.Lane) {})
 	r.l.Pump()
 	oldest("has memory", 200, true)
-	r.settle()
+	r.settleLane()
 	if _, err := r.answer(x); err != nil {
 		t.Fatal(err)
 	}
@@ -1016,7 +1014,7 @@ func TestLimbo(t *testing.T) {
 		r.l.Pump()
 		x := r.request(index.Put, "a", "3")
 		r.l.Start(x)
-		r.settle()
+		r.settleLane()
 		if x.IsDone() != want {
 			t.Fatalf("has a place: %v, want %v", x.IsDone(), want)
 		}

@@ -27,25 +27,25 @@ func (m *laneMem) take(units uint32) {
 	m.due.taken += int64(units)
 	m.due.supply -= int64(units)
 	if m.due.taken >= flowStep {
-		m.settle()
+		m.settleFlow()
 	}
 }
 
 func (m *laneMem) give(units uint32) {
 	m.due.given += int64(units)
 	if m.due.supply += int64(units); m.due.supply >= flowStep {
-		m.settle()
+		m.settleFlow()
 	}
 }
 
-func (m *laneMem) settle() {
+func (m *laneMem) settleFlow() {
 	m.flow.Add(m.due.supply, m.due.taken, m.due.given)
 	m.due.supply, m.due.taken, m.due.given = 0, 0, 0
 }
 
 // show brings what the lane has in limbo into the account.
 func (m *laneMem) show() {
-	m.settle()
+	m.settleFlow()
 	limbo := int64(m.limbo.Units())
 	m.flow.limbo.Add(limbo - m.shown)
 	m.shown = limbo

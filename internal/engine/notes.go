@@ -20,8 +20,8 @@ type Frequency interface {
 }
 
 // noteTable remembers, of keys used lately, when the session last noted an access and
-// how many there were since. It is direct-mapped: two keys that share a cell are noted more
-// often. One goroutine at a time.
+// how many there were since. It is direct-mapped: two keys that share a cell are noted more often. It
+// serves one goroutine at a time.
 //
 // A cell: tag (6 bits) | hits (6 bits) | time of the last note in ticks (20 bits, 70 minutes).
 type noteTable struct {
@@ -112,7 +112,7 @@ func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWor
 		old = 0
 	}
 	// A correction, no access.
-	t.lane.note(o.Route.PG, off, layout.MakeAccess(w, t.lane.core.millis.Load(), old.Count(), expiry))
+	t.lane.postAccess(o.Route.PG, off, layout.MakeAccess(w, t.lane.core.millis.Load(), old.Count(), expiry))
 }
 
 // noteAccess notes what has been counted of a key whose record is w's and whose access
@@ -134,11 +134,11 @@ func (l *Lane) noteAccess(pg *index.PG, off, hash, check uint64, w layout.Word, 
 	default:
 		count = f.Touched(old, hits)
 	}
-	l.note(pg, off, layout.MakeAccess(w, l.core.millis.Load(), count, expiry))
+	l.postAccess(pg, off, layout.MakeAccess(w, l.core.millis.Load(), count, expiry))
 }
 
-// note posts the WRITE of an access word, of which nobody hears again.
-func (l *Lane) note(p *index.PG, off uint64, a layout.AccessWord) {
+// postAccess posts the WRITE of an access word; nothing waits for its completion.
+func (l *Lane) postAccess(p *index.PG, off uint64, a layout.AccessWord) {
 	if l.view == nil {
 		return
 	}

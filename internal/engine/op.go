@@ -11,7 +11,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// Op is one operation as whoever asks for it sees it: a request and its answer. It and what it points to belong
+// Op is one operation as its caller sees it: a request and its answer. It and what it points to belong
 // to [Core.Do] until that returns.
 type Op struct {
 	// The request, as in index.Op.
@@ -27,7 +27,7 @@ type Op struct {
 	Modify    index.ModifyFunc
 	Scan      *index.Page
 	Raw       *index.RawRead
-	Work      *index.Work
+	Machine   index.Machine
 
 	// Lane, if not 0, is 1 + the number of the lane that performs it; else Check says which one.
 	Lane int
@@ -40,6 +40,8 @@ type Op struct {
 	Rounds  int32
 	over    bool // finished
 	w       *waiter
+	flown   int32      // flights that did not decide it
+	learnt  index.Hint // by the last of them; Word 0: nothing
 	task    *Task
 	cancel  error // set when its caller went before it began
 }
@@ -67,17 +69,18 @@ func (c *Core) laneOf(op *Op) *Lane {
 }
 
 // Do performs ops, together: the rounds of all of them on one lane share doorbells, those of several lanes are under way at
-// once. Each has its own outcome; where two name the same key, either may come first. It returns when all are
+// once. Each has its own outcome; if two name the same key, either may come first. It returns when all are
 // over. If ctx ends before that, those that are not end with its cause, and verbs that are under way stay so in the lane.
 //
-// Whoever needs a lane that nobody owns owns it meanwhile: its goroutine does the lane's work, and where the provider
+// A caller that needs a lane that nobody owns owns it meanwhile: its goroutine does the lane's work, and
+// if the provider
 // executes within PostSend the operations are over without another goroutine or a round of waiting. Others
 // queue, and their operations share the owner's doorbells. (Combining, after Hendler et al., "Flat Combining",
 // SPAA 2010.)
 func (c *Core) Do(ctx context.Context, ops []*Op) {
 	over := c.isOver()
 	for _, op := range ops {
-		op.Err, op.over, op.cancel = nil, false, nil
+		op.Err, op.over, op.cancel, op.flown, op.learnt = nil, false, nil, 0, index.Hint{}
 		if over {
 			op.Err = ErrLease
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/kvd-project/kvd/index"
 )
 
-// ownership is what makes a lane blocking: one goroutine at a time owns it and does its work. Whoever
+// ownership is what makes a lane blocking: one goroutine at a time owns it and does its work. A caller that
 // needs the lane and finds it free becomes the owner; others queue. An owner whose own operations are over
 // hands the lane to somebody who still waits.
 type ownership struct {
@@ -60,7 +60,7 @@ func (l *Lane) TryOwn() bool {
 	return l.owned.CompareAndSwap(0, l.core.epoch.Load()+1)
 }
 
-// tryOwnSoon is TryOwn, for a moment again and again: where every provider
+// tryOwnSoon is TryOwn, for a moment again and again: if every provider
 // executes within PostSend, an owner is done sooner than another goroutine is
 // woken.
 func (l *Lane) tryOwnSoon() bool {
@@ -83,10 +83,15 @@ func (l *Lane) Under() (epoch uint64, ok bool) {
 	return 0, false
 }
 
-// begin starts the Ops of w that are not finished.
+// begin starts the Ops of w that are not finished: in flights, or each in a Task.
 func (l *Lane) begin(w *waiter) {
+	l.refreshView()
+	fly := !l.Synchronous()
+	if fly {
+		l.touchHints(w.ops)
+	}
 	for _, op := range w.ops {
-		if !op.over {
+		if !op.over && !(fly && l.board(op, w)) {
 			l.start(op, w)
 		}
 	}
@@ -107,11 +112,12 @@ func (l *Lane) start(op *Op, w *waiter) {
 	}
 	o := &t.Op
 	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
-	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Work = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Work
+	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine
 	t.asked, t.Done, t.Deadline = op, answer, w.deadline
 	if op.Key != nil {
 		t.Limit = w.limit
 	}
+	t.learnt = op.learnt
 	op.task = t
 	l.Start(t)
 }
@@ -120,7 +126,7 @@ func (l *Lane) start(op *Op, w *waiter) {
 func answer(t *Task) {
 	l, o := t.lane, &t.Op
 	if op := t.asked; op != nil {
-		op.Err, op.Version, op.Rounds = o.Err, o.Version, o.Rounds
+		op.Err, op.Version, op.Rounds = o.Err, o.Version, op.flown+o.Rounds
 		if op.Err == nil && op.Asker != nil {
 			op.Asker.Take(&o.Record, o.Parts())
 		}
@@ -182,13 +188,18 @@ func (l *Lane) enqueue(w *waiter) {
 	l.queued.Unlock()
 }
 
-// abandon gives up an Op whose caller goes. What has verbs under
-// way stays in flight in the lane.
+// abandon gives up an Op whose caller goes. A task that has verbs under way stays in flight in the lane.
 func (l *Lane) abandon(op *Op, err error) {
 	if op.over {
 		return
 	}
 	t := op.task
+	if t.flight != nil {
+		t.flight.leave(t, op)
+		op.Err = err
+		l.finished(op)
+		return
+	}
 	posted := t.Op.Posted()
 	l.Orphan(t, err)
 	if t.asked != op {
@@ -220,9 +231,12 @@ func (l *Lane) endOverdue() {
 		if t == nil {
 			return
 		}
-		if t.asked != nil {
+		switch {
+		case t.flight != nil:
+			l.overdue(t)
+		case t.asked != nil:
 			l.abandon(t.asked, ErrTimeout)
-		} else {
+		default:
 			l.Orphan(t, ErrTimeout)
 		}
 	}
@@ -236,7 +250,7 @@ func (l *Lane) work(ctx context.Context, w *waiter) {
 		w.deadline = l.core.opts.Nanos() + l.core.opts.OpTimeout
 		for _, op := range w.ops {
 			if op.task != nil {
-				op.task.Deadline = w.deadline
+				op.task.expireAt(w.deadline)
 			}
 		}
 	}
@@ -261,6 +275,13 @@ func (l *Lane) abandonAll() {
 	for _, t := range l.Tasks() {
 		if t.asked != nil {
 			l.abandon(t.asked, ErrLease)
+		}
+		if f := t.flight; f != nil {
+			for i := range f.gets[:f.n] {
+				if op := f.gets[i].op; op != nil {
+					l.abandon(op, ErrLease)
+				}
+			}
 		}
 	}
 }
@@ -341,7 +362,7 @@ func (l *Lane) HandOver() {
 	}
 }
 
-// join owns the lane or waits for whoever does, until w, which is queued, is done.
+// join owns the lane or waits for its owner, until w, which is queued, is done.
 func (l *Lane) join(ctx context.Context, w *waiter) {
 	if l.TryOwn() {
 		// Takes w among the queued; it owns the lane itself unless it is done by then.
@@ -427,7 +448,7 @@ func (c *Core) isOver() bool { return c.shut.Load() || c.dead.Load() }
 // Shut lets no operation begin any more; those under way go on.
 func (c *Core) Shut() { c.shut.Store(true) }
 
-// End ends every operation: whoever waits gives up, with ErrLease. It reports whether it is the first to do so.
+// End ends every operation: callers that wait give up, with ErrLease. It reports whether it is the first to do so.
 func (c *Core) End() bool {
 	if c.dead.Swap(true) {
 		return false

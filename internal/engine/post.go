@@ -67,7 +67,7 @@ func (l *Lane) post(t *Task) bool {
 	t.postView = v.Version
 	t.pending = 0
 	cells := 0
-	id := uint64(t.gen)<<32 | uint64(t.idx)<<8
+	id := t.id()
 	for i := range t.Op.Accesses {
 		a := &t.Op.Accesses[i]
 		c := conns[a.Replica]
@@ -96,6 +96,9 @@ func (l *Lane) post(t *Task) bool {
 	t.state, t.want = taskPosted, 0
 	return true
 }
+
+// id is what the WRs of t are known by; its low byte is for the replica.
+func (t *Task) id() uint64 { return uint64(t.gen)<<32 | uint64(t.idx)<<8 }
 
 // request makes wr the access a on the region that k reaches; what a CAS found comes to cell. ID, LKey and all flags but
 // Fence are the caller's.
@@ -198,7 +201,7 @@ func (l *Lane) postNoWait(t *Task) {
 	if v == nil {
 		return
 	}
-	// All are aimed at the head. In another epoch the head may be another
+	// All are aimed at the head. In another placement group epoch the head may be another
 	// replica, where they find nothing to change.
 	pg := v.PG(t.Op.Route.PG.ID)
 	if pg == nil || pg.Generation != t.Op.Route.PG.Generation || !pg.Active && !pg.Frozen {
@@ -230,6 +233,9 @@ func (l *Lane) flush() {
 	list := l.dirty
 	l.dirty = l.flushed[:0] // a round that ends here may add to it
 	for _, c := range list {
+		if c.boarding != nil {
+			c.depart()
+		}
 		if !l.ring(c) {
 			l.dirty = append(l.dirty, c)
 		}
@@ -344,6 +350,13 @@ func (l *Lane) chainOver(t *Task, gen uint32, r uint8, ok bool) {
 		return
 	}
 	t.pending &^= 1 << r
+	if f := t.flight; f != nil {
+		if f.failed = !ok; ok {
+			f.c.proven(t.seqs[0])
+		}
+		l.land(t)
+		return
+	}
 	if !ok {
 		for i := range t.Op.Accesses {
 			if t.Op.Accesses[i].Replica == r {

@@ -27,7 +27,7 @@ const (
 )
 
 // rig is a session with one lane, and memory nodes 1 to n that hold placement group 1,
-// which has one shard of one segment. What the lane posts takes effect when the test says.
+// which has one shard of one segment. The lane's WRs take effect when the test says.
 type rig struct {
 	t      *testing.T
 	fab    *sim.Fabric
@@ -307,16 +307,16 @@ func rigCheck(key string) (c uint64) {
 	return c | 1
 }
 
-// settle moves the lane until it waits for what does not come by itself. Time passes for
+// settleLane moves the lane until it waits for what does not come by itself. Time passes for
 // those who back off.
-func (r *rig) settle() {
+func (r *rig) settleLane() {
 	r.t.Helper()
 	if !r.settleFor(second / 4) {
 		r.t.Fatalf("the lane is not done: %d operations under way", r.l.Active())
 	}
 }
 
-// settleFor is settle, which may take so long; it reports whether the lane came to rest.
+// settleFor is settleLane, which may take so long; it reports whether the lane came to rest.
 func (r *rig) settleFor(time int64) bool {
 	for end := r.now + time; ; {
 		for r.l.Pump() || fire(r.fab) {
@@ -337,7 +337,7 @@ func (r *rig) do(kind index.Kind, key, value string) (string, error) {
 	r.t.Helper()
 	t := r.request(kind, key, value)
 	r.l.Start(t)
-	r.settle()
+	r.settleLane()
 	return r.answer(t)
 }
 

@@ -56,11 +56,13 @@ type Task struct {
 	// Deadline, if not 0, ends the Op's waiting (Options.Nanos).
 	Deadline int64
 	// Limit, if not 0, bounds the bytes of large buffers for what the Op reads before it changes
-	// anything; see LimitError. What it writes is not counted.
+	// anything; see LimitError. Writes are not counted.
 	Limit int
 
 	lane     *Lane
-	asked    *Op // nil: nobody waits for it, or not by Do
+	flight   *flight    // not nil: it performs these GETs, and Op is unused
+	learnt   index.Hint // for Hint, once; Word 0: nothing
+	asked    *Op        // nil: nobody waits for it, or not by Do
 	idx      uint32
 	gen      uint32
 	state    taskState
@@ -125,12 +127,32 @@ func (l *Lane) Start(t *Task) {
 	}
 	t.used = cellsBytes
 	t.epoch = l.core.epoch.Load()
-	t.activeAt = len(l.active)
-	l.active = append(l.active, t)
+	l.activate(t)
 	l.refreshView()
 	t.Op.Start(t)
 	t.state = taskReady
 	l.ready = append(l.ready, t)
+}
+
+// activate counts t among what is under way.
+func (l *Lane) activate(t *Task) {
+	t.activeAt = len(l.active)
+	l.active = append(l.active, t)
+}
+
+func (l *Lane) deactivate(t *Task) {
+	last := len(l.active) - 1
+	l.active[t.activeAt] = l.active[last]
+	l.active[t.activeAt].activeAt = t.activeAt
+	l.active[last] = nil
+	l.active = l.active[:last]
+}
+
+// expireAt says until when a caller of t waits, 0: not known yet; the earliest counts.
+func (t *Task) expireAt(deadline int64) {
+	if deadline != 0 && (t.Deadline == 0 || deadline < t.Deadline) {
+		t.Deadline = deadline
+	}
 }
 
 // Recycle takes back a done task; its Op's answer and buffers are void.
@@ -149,7 +171,7 @@ func (l *Lane) Recycle(t *Task) {
 	t.Op.Reset()
 	t.gen++
 	t.state, t.orphan, t.Done, t.asked, t.Deadline, t.Limit, t.pg, t.bufErr, t.wanted, t.want, t.starved, t.missed = taskIdle, nil, nil, nil, 0, 0, nil, nil, 0, 0, 0, 0
-	t.astray = astray{}
+	t.astray, t.flight, t.learnt = astray{}, nil, index.Hint{}
 	l.idle = append(l.idle, t)
 }
 
@@ -370,17 +392,13 @@ func (l *Lane) end(t *Task, _ index.Action) {
 	if t.Op.Err != nil && errors.Is(t.Op.Err, index.ErrUnknown) {
 		l.Stats.Unknown++
 	}
-	last := len(l.active) - 1
-	l.active[t.activeAt] = l.active[last]
-	l.active[t.activeAt].activeAt = t.activeAt
-	l.active[last] = nil
-	l.active = l.active[:last]
+	l.deactivate(t)
 	if t.Done != nil {
 		t.Done(t)
 	}
 }
 
-// current reports whether the view that t's Op acts by is in force: the epoch is
+// current reports whether the view that t's Op acts by is in force: its placement group epoch is
 // the same, and verbs may be posted.
 func (l *Lane) current(t *Task) bool {
 	v := l.view

@@ -219,8 +219,8 @@ func (v *View) add(p *PG) {
 	v.byID[p.ID] = p
 }
 
-// fits reports whether an array of segments lies in the index of p. What is left of a
-// lost placement group has none, and is never routed to.
+// fits reports whether an array of segments lies in the index of p. The remains of a lost placement group
+// have none, and are never routed to.
 func (v *View) fits(p *PG, off uint64, segments uint32) bool {
 	return p != nil && v.PGs[p.ID] == p && segments != 0 && off%layout.GroupSize == 0 && off >= layout.RegionPageSize &&
 		off+uint64(segments)*layout.SegmentSize <= p.IndexBytes

@@ -5,7 +5,8 @@ import "github.com/kvd-project/kvd/index"
 // wordCache remembers where keys were found: array, slot, slot word and version,
 // keyed by 64 hash bits of their own (Check). Of keys that share those it remembers one; the
 // fingerprint in its word tells most others apart. It is bounded, 4-way set-associative, and grows by doubling until its
-// bound. From there on a key whose set is full has another one, and replacement is round-robin. One goroutine at a time.
+// bound. From there on a key whose set is full has another one, and replacement is round-robin. It serves
+// one goroutine at a time.
 type wordCache struct {
 	sets []cacheSet
 	mask uint64
@@ -87,7 +88,7 @@ func (s *cacheSet) room(check uint64) (e *cacheEntry) {
 // touch loads where find will look.
 func (c *wordCache) touch(check uint64) uint64 { return c.sets[check&c.mask][0].check }
 
-// get returns the hint for a key last seen less than maxAge epochs before now;
+// get returns the hint for a key last seen less than maxAge reclaim epochs before now;
 // of its array's id only the low 16 bits.
 func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (index.Hint, bool) {
 	e := c.find(check, fp)

@@ -41,7 +41,7 @@ func TestWordCacheHoldsHalf(t *testing.T) {
 	if n := known(); n < len(keys)*995/1000 {
 		t.Errorf("%d of %d keys are known", n, len(keys))
 	}
-	// What is forgotten is forgotten, wherever it was.
+	// A key that is forgotten has no hint, wherever it was.
 	for i := range keys {
 		put(i)
 		c.drop(keys[i], word(i).FP())

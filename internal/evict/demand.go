@@ -26,7 +26,7 @@ const (
 
 // Supply is how many units, free or in limbo, will last until more comes out of limbo.
 //
-// It is not more than a third of all: where records come faster than limbo gives places
+// It is not more than a third of all: if records come faster than limbo gives places
 // back, writers wait, but what they wrote stays a while. Fewer operations want less memory
 // at hand, and find less of it in one piece, which makes them fewer still: Slack leads out
 // of that. And a session that holds less than its share measures itself by that: by what it

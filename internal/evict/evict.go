@@ -1,5 +1,5 @@
 // Package evict chooses what a cache forgets. It is arithmetic: it reads no clock,
-// does no I/O and starts nothing; whoever evicts hands it time, and samples of what is
+// does no I/O and starts nothing; its caller hands it time, and samples of what is
 // there.
 //
 // Start with [Policy] and [Candidate]. A Policy ranks the candidates of a sample by how
@@ -86,7 +86,7 @@ type Policy struct {
 	seed  uint64
 	ghost []atomic.Uint64 // buckets of ghostWays; see ghostEntry
 
-	// What was seen since the last refresh, by class and age: hits, and ends without one.
+	// Counts since the last refresh, by class and age: hits, and ends without one.
 	hits, ends [classes][ages]atomic.Int32
 	events     atomic.Uint32
 
@@ -117,7 +117,7 @@ const MaxChoose = 32
 // MaxChoose) that it costs least to forget, the least valuable first; expired ones come
 // before all others. It learns from the sample how old records are.
 func (p *Policy) Choose(nowMillis uint64, c []Candidate, dst []int, n int) []int {
-	p.look(nowMillis, c)
+	p.noteAges(nowMillis, c)
 	if p.events.Load() >= p.next {
 		p.refresh()
 	}
@@ -145,8 +145,8 @@ func (p *Policy) Choose(nowMillis uint64, c []Candidate, dst []int, n int) []int
 	return dst
 }
 
-// look takes the mean age from a sample.
-func (p *Policy) look(nowMillis uint64, c []Candidate) {
+// noteAges takes the mean age from a sample.
+func (p *Policy) noteAges(nowMillis uint64, c []Candidate) {
 	sum, n := 0.0, 0
 	for i := range c {
 		if c[i].Known && !c[i].Word.Expired(nowMillis) {
@@ -273,8 +273,8 @@ func halved(f, x float64) float64 {
 
 // refresh takes in what was seen and computes every value.
 func (p *Policy) refresh() {
-	// One who reads much and seldom evicts brings much at once. It is not to be believed for
-	// longer than others are.
+	// A session that reads much and seldom evicts brings much at once. It is not to be believed for longer
+	// than others are.
 	weight := min(1, 4*refreshEvents/float32(p.events.Swap(0)+1))
 	keep := 1 - fade*float32(p.next)/refreshEvents
 	p.next = min(max(2*p.next, firstRefresh), refreshEvents)
@@ -309,7 +309,7 @@ func (p *Policy) revalue(k int) {
 	fame := float32(math.Sqrt(float64(classFloor(k)) / countUnit))
 	for a := range ages {
 		// Without observations: as often as so far, with some doubt about it. The root is between uses,
-		// the best where nothing changes, and 1, where all does.
+		// the best if nothing changes, and 1, if all does.
 		guess := fame / (float32(ageFloor(a))/unit + 1)
 		if alive[a] <= 0 {
 			p.value[k][a] = guess

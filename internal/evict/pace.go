@@ -10,11 +10,11 @@ type Pace struct {
 const (
 	// PaceMost is the most groups of one batch.
 	PaceMost = 512
-	// A batch has brought much if it took away one record in paceMuch groups. Where memory is
+	// A batch has brought much if it took away one record in paceMuch groups. If memory is
 	// short one in paceSome is worth a slower pace.
 	paceMuch = 2
 	paceSome = 32
-	// paceProbe is how much more is looked at where memory is short and nothing was found.
+	// paceProbe is how much more is looked at if memory is short and nothing was found.
 	paceProbe = 4
 	// paceRestMicros is the time between two batches at rest.
 	paceRestMicros = 100_000
@@ -29,7 +29,7 @@ func (p *Pace) Batch(rest int, short bool) int {
 }
 
 // Done says what a batch brought and how long it took, and returns when the next one is
-// to begin, after its end. Where it pays not more than half of the time goes into them, four
+// to begin, after its end. If it pays not more than half of the time goes into them, four
 // fifths while memory is short.
 func (p *Pace) Done(groups, records int, tookMicros int64, short bool) (pauseMicros int64) {
 	switch {
@@ -45,7 +45,7 @@ func (p *Pace) Done(groups, records int, tookMicros int64, short bool) (pauseMic
 		p.groups = groups
 		return min(8*tookMicros, paceRestMicros)
 	}
-	// Whoever swept here a moment ago left it so; that is not so everywhere.
+	// Somebody may have swept here a moment ago; other parts may look otherwise.
 	if p.misses++; p.misses > 1 || p.groups == 0 {
 		p.groups = 0
 		return paceRestMicros

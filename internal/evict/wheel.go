@@ -2,7 +2,7 @@ package evict
 
 // Wheel remembers which hashes expire when, so that their groups are looked at soon
 // after. It is a hint: what it has no room for it forgets, the longest-lived first, since
-// those that live for a short time are what fills the memory. One goroutine at a time.
+// those that live for a short time are what fills the memory. It serves one goroutine at a time.
 //
 // An entry is its hash alone: its bucket tells when it is due. Buckets are as wide as
 // 1/16 of what they lie ahead, or 32 ms: an entry is due at the end of its bucket, so
@@ -54,8 +54,7 @@ func NewWheel(nowMillis uint64, maxBytes int) *Wheel {
 	return w
 }
 
-// Add remembers a hash, whose key expires then (Unix ms). What expires in more than nine
-// hours is not remembered.
+// Add remembers a hash, whose key expires then (Unix ms). Keys that expire in more than nine hours are not remembered.
 func (w *Wheel) Add(expiryMillis, hash uint64) {
 	for i := range w.levels {
 		l, width := &w.levels[i], wheelWidth(i)

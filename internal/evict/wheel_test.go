@@ -118,7 +118,7 @@ func TestWheelBound(t *testing.T) {
 		if w.Len() != 0 {
 			t.Errorf("%s: %d left", order, w.Len())
 		}
-		// What has been taken makes room.
+		// A hash that has been taken makes room.
 		w.Add(now+3*hour, 1)
 		if w.Len() != 1 {
 			t.Errorf("%s: no room in an empty wheel", order)
@@ -126,7 +126,7 @@ func TestWheelBound(t *testing.T) {
 	}
 }
 
-// What expires in days is left to others.
+// Keys that expire in days are left to others.
 func TestWheelFar(t *testing.T) {
 	w := evict.NewWheel(0, 1<<20)
 	w.Add(48*hour, 1)

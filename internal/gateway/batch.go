@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -118,8 +119,7 @@ const (
 	sendFrom, keepReply = 64 << 10, 128 << 10
 	streamFrom          = 256 << 10
 	// A lone operation may read so much, and each of several so much, without taking memory
-	// of the connection's share first. Several may read without taking any if they are no more
-	// than freeUnits.
+	// of the connection's share first. Without taking any, freeUnits operations may read.
 	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
 	freeUnits           = 4
 	// readCost is how often an operation may have in memory what it reads, and writeCost what
@@ -214,7 +214,7 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 		return 0, b.units[0]
 	}
 	if n == 1 {
-		b.enter(0, b.hashOf(b.units[0].name))
+		b.enterUnit(0, b.hashOf(b.units[0].name))
 	}
 	if 2*n >= len(b.table) {
 		b.grow()
@@ -227,15 +227,15 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 		}
 	}
 	u := b.newUnit(name)
-	b.enter(int32(n), h)
+	b.enterUnit(int32(n), h)
 	return int32(n), u
 }
 
 // hashOf need not be that of the store: it lives as long as the batch.
 func (b *batch) hashOf(name []byte) uint64 { return maphash.Bytes(b.seed, name) }
 
-// enter puts unit i, whose key's hash is h, in the table.
-func (b *batch) enter(i int32, h uint64) {
+// enterUnit puts unit i, whose key's hash is h, in the table.
+func (b *batch) enterUnit(i int32, h uint64) {
 	u := b.units[i]
 	mask := uint64(len(b.table) - 1)
 	at := h & mask
@@ -258,7 +258,7 @@ func (b *batch) grow() {
 		b.table = make([]int32, n)
 	}
 	for i, u := range b.units {
-		b.enter(int32(i), u.hash)
+		b.enterUnit(int32(i), u.hash)
 	}
 }
 
@@ -509,7 +509,7 @@ func (b *batch) perform() {
 		}
 		if err := b.c.take(need); err != nil {
 			for _, u := range b.units {
-				u.settle(client.Item{}, err)
+				u.takeAnswer(client.Item{}, err)
 			}
 			return
 		}
@@ -520,7 +520,7 @@ func (b *batch) perform() {
 	}
 	switch {
 	case b.found:
-		b.units[0].settle(b.c.found.Item, b.c.found.Err)
+		b.units[0].takeAnswer(b.c.found.Item, b.c.found.Err)
 	case n == 1 && !b.hold:
 		b.performOne(ctx, b.units[0])
 	default:
@@ -554,7 +554,7 @@ func (b *batch) performLarge(u *unit) {
 	c := b.c
 	held, reads := int64(0), oneLimit
 	for range largeTries {
-		var large *client.TooLargeError
+		var large *inside.TooLargeError
 		switch {
 		case errors.As(u.err, &large):
 			if u.kind <= read && !b.hold {
@@ -574,12 +574,12 @@ func (b *batch) performLarge(u *unit) {
 		n := readCost*int64(reads) + writeCost*int64(u.k.room) + 2*int64(u.outRoom)
 		if err := c.take(n - held); err != nil {
 			c.share.Drop(held)
-			u.settle(client.Item{}, err)
+			u.takeAnswer(client.Item{}, err)
 			return
 		}
 		held = max(held, n)
 		clear(b.ops)
-		b.performOne(client.LimitMemory(c.ctx, reads), u)
+		b.performOne(inside.LimitMemory(c.ctx, reads), u)
 	}
 	c.share.Drop(held - b.keep(u, held))
 }
@@ -606,14 +606,14 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 	for range largeTries {
 		n := 2 * int64(u.large)
 		if err := c.take(n - held); err != nil {
-			u.settle(client.Item{}, err)
+			u.takeAnswer(client.Item{}, err)
 			break
 		}
 		held = max(held, n)
 		op := [1]client.Op{{Kind: client.OpGet, Key: u.name}}
-		c.api.Do(client.LimitMemory(c.ctx, u.large), op[:])
-		u.settle(op[0].Item, op[0].Err)
-		var large *client.TooLargeError
+		c.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
+		u.takeAnswer(op[0].Item, op[0].Err)
+		var large *inside.TooLargeError
 		if !errors.As(u.err, &large) {
 			break
 		}
@@ -648,15 +648,15 @@ func (b *batch) performOne(ctx context.Context, u *unit) {
 	switch {
 	case u.kind == readValue:
 		n, err := getInto(ctx, api, u.name, &u.into)
-		u.settle(client.Item{Value: u.into[:n]}, err)
+		u.takeAnswer(client.Item{Value: u.into[:n]}, err)
 	case u.kind == put && u.expires == 0:
 		_, err := api.Put(ctx, u.name, u.value, client.PutOptions{})
-		u.settle(client.Item{}, err)
+		u.takeAnswer(client.Item{}, err)
 	case u.kind == putIf && u.cond == client.IfAbsent && u.expires == 0:
 		_, err := api.PutIfAbsent(ctx, u.name, u.value, client.PutOptions{})
-		u.settle(client.Item{}, err)
+		u.takeAnswer(client.Item{}, err)
 	case u.kind == remove:
-		u.settle(client.Item{}, api.Delete(ctx, u.name))
+		u.takeAnswer(client.Item{}, api.Delete(ctx, u.name))
 	default:
 		b.performUnits(ctx, []*unit{u})
 	}
@@ -719,14 +719,14 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 		if o.Kind == client.OpGet && cap(o.Item.Value) > cap(u.into) {
 			u.into = o.Item.Value
 		}
-		u.settle(o.Item, o.Err)
+		u.takeAnswer(o.Item, o.Err)
 	}
 }
 
-// settle takes the store's answer.
+// takeAnswer takes the store's answer.
 // That there is no such key, or that there is one, is an answer and not an error: commands say
 // it in their own ways.
-func (u *unit) settle(it client.Item, err error) {
+func (u *unit) takeAnswer(it client.Item, err error) {
 	u.stored = err == nil
 	switch u.kind {
 	case readValue, read:
@@ -777,10 +777,10 @@ func (b *batch) replies() error {
 			continue
 		}
 		if b.w.Errors != b.cur.errors {
-			m.note(e.cmd, 1, true, took)
+			m.noteCommands(e.cmd, 1, true, took)
 		} else {
 			if e.cmd != cmd {
-				m.note(cmd, n, false, took)
+				m.noteCommands(cmd, n, false, took)
 				cmd, n = e.cmd, 0
 			}
 			n++
@@ -791,7 +791,7 @@ func (b *batch) replies() error {
 			}
 		}
 	}
-	m.note(cmd, n, false, took)
+	m.noteCommands(cmd, n, false, took)
 	m.batch(len(b.entries))
 	m.misses.Add(b.lookups[0])
 	m.hits.Add(b.lookups[1])

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
@@ -49,7 +50,7 @@ type conn struct {
 	// deadline is whether reading has one.
 	deadline bool
 
-	// These are for the time in a loop.
+	// The goroutine or loop that serves the connection at the moment owns these, too.
 	link   loop.Link
 	said   int      // commands in one read
 	filled error    // of the last read in a loop
@@ -178,7 +179,7 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 	held := int64(0)
 	err = op(c.ctx)
 	for range largeTries {
-		var large *client.TooLargeError
+		var large *inside.TooLargeError
 		if !errors.As(err, &large) {
 			break
 		}
@@ -187,7 +188,7 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 			break
 		}
 		held = max(held, n)
-		err = op(client.LimitMemory(c.ctx, large.Want))
+		err = op(inside.LimitMemory(c.ctx, large.Want))
 	}
 	return func() { c.share.Drop(held) }, err
 }
@@ -201,8 +202,8 @@ func (g *Gateway) handle(nc net.Conn) {
 	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
 		remote: nc.RemoteAddr(), local: nc.LocalAddr()}
 	c.link.Init(c, &g.loops, nc, g.calm)
-	c.ctx = client.OnWait(client.LimitMemory(g.ctx, oneLimit), c.link.Waits)
-	c.smallCtx = client.OnWait(client.LimitMemory(g.ctx, eachLimit), c.link.Waits)
+	c.ctx = inside.OnWait(inside.LimitMemory(g.ctx, oneLimit), c.link.Waits)
+	c.smallCtx = inside.OnWait(inside.LimitMemory(g.ctx, eachLimit), c.link.Waits)
 	c.share = g.o.Budget.Share(c.evict)
 	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
 	c.rd.Reserve = c.reserve
@@ -294,7 +295,7 @@ func (c *conn) serve() error {
 	return c.serveFrom(args, err, time.Now())
 }
 
-// serveFrom is serve where Next has been called once already, for what came at that time.
+// serveFrom is serve if Next has been called once already, for what came at that time.
 // All commands that have come are one batch, unless something among them has to be performed in
 // between. Their replies are sent together at the end, or earlier where they have become many.
 // half remembers since when a part of a command has been waiting for the rest: from there on
@@ -421,7 +422,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		cmd.conn(c, w, args)
 	}
 	w.Proto = c.proto
-	c.g.m.note(cmd, 1, w.Errors != errs, time.Since(b.start))
+	c.g.m.noteCommands(cmd, 1, w.Errors != errs, time.Since(b.start))
 	if err := c.replied(w, start, false); err != nil {
 		return err
 	}
@@ -546,7 +547,7 @@ func (c *conn) auth(user, password []byte) (bad string) {
 	return ""
 }
 
-// guesses slows down whoever tries passwords. The zero value is ready.
+// guesses slows down clients that try passwords. The zero value is ready.
 type guesses struct {
 	// paid is when the wrong passwords so far will have been forgotten, in Unix ns: each counts
 	// for guessPause.

@@ -5,8 +5,8 @@
 // command is as linearizable as the client.API operation that it becomes. Commands
 // that a connection has pipelined go to the store together; those on one key take
 // effect in order and at once, those on different keys in any order. A command on
-// several keys (MGET, MSET, DEL) is atomic for each of them alone. Commands that cannot be
-// atomic are refused: MSETNX of several keys, and EXEC of writes to several keys unless
+// several keys (MGET, MSET, DEL) is atomic for each of them alone. Commands that cannot be atomic are
+// refused: MSETNX of several keys, and EXEC of writes to several keys unless
 // Options.ExecPerKey allows it. RENAME and COPY take several steps, so that others may
 // see both names for a moment; never neither.
 //
@@ -41,7 +41,7 @@ import (
 // Database is what SELECT chooses.
 type Database struct {
 	Name string // of the namespace, for INFO
-	// Client calls client.WillWait before an operation waits, as a client.Client does:
+	// Client calls inside.WillWait before an operation waits, as a client.Client does:
 	// until then it may hold up other connections.
 	Client client.API
 }
@@ -57,16 +57,15 @@ type Options struct {
 	// MaxValueBytes bounds a value, and any argument. Default and at most
 	// client.MaxValueLen.
 	MaxValueBytes int
-	// IdleTimeout disconnects who sends nothing for so long. 0: never.
+	// IdleTimeout closes connections that have sent nothing for this long; 0 disables it.
 	IdleTimeout time.Duration
-	// WriteTimeout disconnects who has replies to read and reads nothing for so
-	// long. Default 60 s.
+	// WriteTimeout closes connections that have had replies to read for this long and read none. Default 60 s.
 	WriteTimeout time.Duration
-	// OutputBytes is how much a connection may have to read before the Gateway stops
-	// taking commands from it. Default 16 MiB.
+	// OutputBytes bounds a connection's unread replies; beyond it the Gateway takes no more commands from
+	// it. Default 16 MiB.
 	OutputBytes int
-	// CommandTimeout disconnects a client whose command has not arrived whole so long after it
-	// began, and a second later for each MiB of it that has arrived. Default 30 s.
+	// CommandTimeout closes a connection whose command has not arrived whole this long after it began; each
+	// MiB of it that has arrived adds a second. Default 30 s.
 	CommandTimeout time.Duration
 	// Budget bounds the memory, beyond some 64 KiB for each connection, in which unfinished
 	// commands, values on their way and unread replies are. It may be shared with other servers.
@@ -78,7 +77,7 @@ type Options struct {
 	Debug bool
 	// Version is shown by INFO. Default "devel".
 	Version string
-	// Logger receives what nobody waits for. Default: discard.
+	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -42,8 +43,7 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 }
 
 // pages calls f with pages of keys from cur on, until it says stop. The
-// keys are f's. Records that are corrupt are left out; an error at the end, which is
-// ErrCorrupt, says so.
+// keys are f's. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
 func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	var damaged error // of the first such page
 	for !cur.Done {
@@ -237,7 +237,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 	for db := from; db <= to; db++ {
 		api := c.g.o.Databases[db].Client
 		var names [][]byte
-		// Expired records count until they are gone.
+		// Expired keys count until they are gone.
 		err := c.pages(api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 			names = names[:0]
 			for _, kv := range kvs {
@@ -245,7 +245,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 			}
 			for i, r := range api.MultiDelete(c.smallCtx, names) {
 				err := r.Err
-				if errors.As(err, new(*client.TooLargeError)) {
+				if errors.As(err, new(*inside.TooLargeError)) {
 					var give func()
 					give, err = c.do(func(ctx context.Context) error { return api.Delete(ctx, names[i]) })
 					give()

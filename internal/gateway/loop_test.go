@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop/looptest"
 )
 
@@ -64,8 +65,8 @@ func TestLoopGoesOn(t *testing.T) {
 	release, waits := make(chan struct{}), make(chan struct{}, 100)
 	s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
 		if bytes.HasPrefix(o.Key, []byte("slow")) {
-			client.WillWait(ctx)
-			client.WillWait(ctx) // again changes nothing
+			inside.WillWait(ctx)
+			inside.WillWait(ctx) // again changes nothing
 			waits <- struct{}{}
 			<-release
 		}
@@ -148,7 +149,7 @@ func TestLoopEnds(t *testing.T) {
 		case "panic":
 			panic("of a test")
 		case "late":
-			client.WillWait(ctx)
+			inside.WillWait(ctx)
 			panic("of a test, late")
 		}
 		return clienttest.Fault{}
@@ -281,7 +282,7 @@ func TestTurn(t *testing.T) {
 			s := &shared{Store: stage.Store}
 			other := clienttest.New(clienttest.Options{})
 			addr, g := start(t, Options{Databases: []Database{{"default", s}, {"other", other}}, Debug: true})
-			// What is written to such a socket has arrived.
+			// Bytes written to such a socket have arrived.
 			sock := filepath.Join(t.TempDir(), "s")
 			l, err := net.Listen("unix", sock)
 			if err != nil {

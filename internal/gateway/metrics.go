@@ -39,9 +39,9 @@ type metrics struct {
 	late              atomic.Uint64 // and since they were slow
 }
 
-// note counts n commands that took so long each.
+// noteCommands counts n commands that took so long each.
 // A failed command is one that was answered with an error.
-func (m *metrics) note(c *command, n uint64, failed bool, took time.Duration) {
+func (m *metrics) noteCommands(c *command, n uint64, failed bool, took time.Duration) {
 	if c == nil || n == 0 {
 		return
 	}

@@ -18,8 +18,8 @@ import (
 // a long pipeline before it reads. A client that has too much to read waits, and one
 // that reads too slowly is disconnected.
 //
-// Replies that are queued beyond smallOutput come out of the connection's share of the gateway's
-// memory; where that is used up the connection waits until its client has read.
+// Replies beyond smallOutput come out of the connection's share of the gateway's memory; if that is used up
+// the connection waits until its client has read.
 type output struct {
 	nc      net.Conn
 	raw     syscall.RawConn // nil: only the goroutine writes

@@ -640,7 +640,7 @@ func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {
 
 const adjust = " Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust."
 
-// The history of a key's uses is not for clients to see: both errors are Redis's.
+// Clients may not see when a key was used: both errors are Redis's.
 func cmdFreq(k *key, _ [][]byte, w *resp.Writer) {
 	if !k.present {
 		w.Null()

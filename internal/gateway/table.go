@@ -39,7 +39,7 @@ type command struct {
 
 	otherType bool // not served, being about lists, hashes and the like
 
-	// At most one of these is set, and performs it; with none, kvd does not serve it.
+	// At most one of these is set, and performs the command; with none, kvd does not serve it.
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
 	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
@@ -223,7 +223,7 @@ func valueCommands() []*command {
 // inspectionCommands tell how a value is kept, as far as that means anything here.
 func inspectionCommands() []*command {
 	return []*command{
-		container("object", "generic", "What is known of how a value is kept.", nil,
+		container("object", "generic", "Tells how a value is kept.", nil,
 			keyed("object|encoding", 3, 2, readValue, cmdEncoding, "Returns the encoding that Redis would choose."),
 			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
 			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error."),
@@ -323,10 +323,10 @@ func administrationCommands() []*command {
 				w.Verbatim("txt", "Latencies are in the metric kvd_gateway_command_seconds.\n")
 			}, "Refers to the metrics."),
 			helpOf("latency", "LATEST", "    Return an empty list.")),
-		container("debug", "server", "Sleeps, where that is allowed.", nil,
+		container("debug", "server", "Sleeps, if that is allowed.", nil,
 			onConn("debug|sleep", 3, "", cmdDebugSleep, "Lets this connection wait."),
 			helpOf("debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")),
-		container("acl", "server", "Who the user is: always default.", nil,
+		container("acl", "server", "Tells who the user is: always default.", nil,
 			onConn("acl|whoami", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.BulkString("default") }, "Returns default."),
 			onConn("acl|users", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(1); w.BulkString("default") }, "Returns default."),
 			helpOf("acl", "WHOAMI", "    Return the current connection username.")),
@@ -401,7 +401,7 @@ func notInTx(c *command) *command    { c.noTx = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
 func swiftly(c *command) *command    { c.swift = true; return c }
 
-// Redis has these and kvd has not: name and arity, as of Redis 7.
+// otherTypes are commands that Redis has and kvd has not: name and arity, as of Redis 7.
 const otherTypes = `
 lpush:-3 rpush:-3 lpushx:-3 rpushx:-3 linsert:5 rpop:-2 lpop:-2 lmpop:-4 brpop:-3 brpoplpush:4 blmove:6 blpop:-3 blmpop:-5 llen:2 lindex:3
 lset:4 lrange:4 ltrim:4 lpos:-3 lrem:4 rpoplpush:3 lmove:5

@@ -26,7 +26,7 @@ func TestRedis(t *testing.T) {
 			t.Errorf("%q on %q: %v", c.pattern, c.s, got)
 		}
 	}
-	// What takes a backtracking matcher for ever.
+	// This takes a backtracking matcher for ever.
 	if Match([]byte(strings.Repeat("a*", 60)+"b"), bytes.Repeat([]byte("a"), 5000)) {
 		t.Error("a match without b")
 	}

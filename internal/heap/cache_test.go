@@ -143,7 +143,7 @@ func TestCacheModel(t *testing.T) {
 	})
 }
 
-// What one lane hoards, another gets after the first has next used its cache.
+// Places that a lane hoards come to another after the first has next used its cache.
 func TestStarved(t *testing.T) {
 	h := New()
 	mustAdd(t, h, 0, batchPlaces)

@@ -77,7 +77,7 @@ type Stats struct {
 	Free    uint64 // own memory that Alloc can draw on
 	InUse   uint64 // own memory allocated and not given back; Granted - Free
 	// ForeignFree counts foreign places waiting to be reused. Those in use are not
-	// counted anywhere: whoever unlinks such a record next keeps its place.
+	// counted anywhere: the session that unlinks such a record next keeps its place.
 	ForeignFree uint64
 	// RefusedPlaces counts places given back that cannot be: out of bounds, free
 	// already, or not what was allocated. They come from a damaged slot word, and
@@ -176,8 +176,7 @@ func (h *Heap) Unuse(p Place) {
 
 // Drain removes all that is free from the Heap and returns it in ascending order: own
 // memory, merged within extents, and foreign places, as TakeForeign does. Places in Caches
-// must have been flushed to be included. What is in use stays, and may be given
-// back and drained later.
+// must have been flushed to be included. Places in use stay, and may be given back and drained later.
 func (h *Heap) Drain() ([]Run, []Place) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,7 +202,7 @@ func (h *Heap) TakeOwn(units uint64, least uint32, runs int) []Run {
 }
 
 // TakeShort is TakeOwn of blocks that are shorter than under alone, which are of no use to
-// who needs places of that length.
+// a session that needs places of that length.
 func (h *Heap) TakeShort(units uint64, under uint32, runs int) []Run {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -230,7 +229,7 @@ func (h *Heap) Forget(extent uint32) (free uint64) {
 	return free - h.mu.free - h.mu.foreignFree
 }
 
-// Stats returns the current counts. What Caches hold counts as in use.
+// Stats returns the current counts. Places that Caches hold count as in use.
 func (h *Heap) Stats() Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()

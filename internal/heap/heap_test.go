@@ -226,7 +226,7 @@ func TestDrain(t *testing.T) {
 	if got, foreign := h.Drain(); got != nil || foreign != nil {
 		t.Errorf("drained twice: %v, foreign %v", got, foreign)
 	}
-	// What was in use comes back later, and drained memory may be granted anew.
+	// Places that were in use come back later, and drained memory may be granted anew.
 	mustAdd(t, h, base, 10)
 	if p := mustAlloc(t, h, 10); p.Ver != 0 {
 		t.Errorf("a fresh grant remembers %v", p)
@@ -238,8 +238,7 @@ func TestDrain(t *testing.T) {
 	mustCheck(t, h)
 }
 
-// What comes home must be in use, with that start and length; it is told by its ver which
-// life comes next.
+// A place that comes home must be in use, with that start and length; its ver tells which life comes next.
 func TestReceive(t *testing.T) {
 	h := New()
 	mustAdd(t, h, 100, 100)

@@ -12,7 +12,7 @@ const (
 
 // space is a Heap without its lock.
 type space struct {
-	extents     []*extent          // by number; nil where nothing is known
+	extents     []*extent          // by number; nil if nothing is known
 	bins        bins               // free blocks of own memory
 	foreign     map[uint32][]Place // by Units; Ver is the next life's. No empty slices
 	granted     uint64

@@ -95,7 +95,7 @@ func TestAllocFit(t *testing.T) {
 	}
 }
 
-// What is given back need be neither own nor of a length that there is enough of.
+// A place that is given back need be neither own nor of a length that there is enough of.
 func TestWelcome(t *testing.T) {
 	h := New()
 	if err := h.AddRun(0, 64); err != nil {

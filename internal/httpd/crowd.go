@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxConns bounds connections. One more makes the one go that has done nothing for longest.
+	// maxConns bounds connections. A further one replaces the connection that has done nothing for longest.
 	maxConns = 64
 	// maxBusy bounds the requests that are answered at a time, but for those about health, which
 	// are answered at any time.
@@ -17,7 +17,7 @@ const (
 )
 
 // crowd is a listener of which no more than maxConns connections are open at a time. New ones are not
-// made to wait for old ones that do nothing, so that who asks for health is answered, whoever
+// made to wait for old ones that do nothing, so that questions for health are answered, whoever
 // else has connections here.
 type crowd struct {
 	net.Listener
@@ -50,7 +50,7 @@ func (c *crowd) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		g := &guest{Conn: conn, of: c, since: time.Now()}
-		if goes := c.enter(g); goes != nil {
+		if goes := c.addGuest(g); goes != nil {
 			_ = goes.Close() // nobody needs it
 			if goes == g {
 				continue
@@ -60,8 +60,8 @@ func (c *crowd) Accept() (net.Conn, error) {
 	}
 }
 
-// enter adds g and returns who has to go, if anybody has: g itself where all others are busy.
-func (c *crowd) enter(g *guest) (goes *guest) {
+// addGuest adds g and returns who has to go, if anybody has: g itself if all others are busy.
+func (c *crowd) addGuest(g *guest) (goes *guest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.mu.guests) >= maxConns {

@@ -54,7 +54,7 @@ type Options struct {
 	TLS *tls.Config
 	// Role and Version are for people. Required.
 	Role, Version string
-	// Logger hears of requests that made trouble. Default: discards.
+	// Logger receives errors of requests. Default: discard.
 	Logger *slog.Logger
 }
 

@@ -1,8 +1,8 @@
 // Package janitor does the store's background work: it brings joiners up, moves
 // shards and extents, and checks every record, with the verbs that clients use.
 //
-// What is to be done, and when, the directory decides (package server/lead); how a
-// group is moved or checked is package index. This package cuts a job into those
+// The directory decides what is to be done, and when (package server/lead); how a
+// group is moved or checked is package index/repair. This package cuts a job into those
 // operations ([Plan]), and runs them ([Run]) under a session of its own, which is leased
 // and fenced like any other. A job that stops anywhere can be started over.
 //
@@ -15,6 +15,7 @@ import (
 	"slices"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
@@ -24,7 +25,7 @@ import (
 type Plan struct {
 	Kind index.Kind
 	Len  int
-	at   func(i int) index.Work
+	at   func(i int) repair.Work
 	// first operations are all to be done before any other begins.
 	first int
 }
@@ -39,7 +40,7 @@ func (p *Plan) Batch(lo, n int) int {
 }
 
 // At is the i-th operation.
-func (p *Plan) At(i int) index.Work { return p.at(i) }
+func (p *Plan) At(i int) repair.Work { return p.at(i) }
 
 // array is what a placement group's index holds of one shard.
 type array struct {
@@ -55,8 +56,8 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 	if pg == nil {
 		return nil, fmt.Errorf("job %d: no placement group %d", job.GetId(), job.GetPgId())
 	}
-	base := index.Work{PG: job.GetPgId(), Extents: job.GetExtents(), Count: job.GetInPlace() || job.GetCount(),
-		Window: index.UnitRun{Unit: job.GetWindowUnit(), Units: job.GetWindowUnits()}, WindowMost: job.GetWindowMost(), Shard: job.GetShardId()}
+	base := repair.Work{PG: job.GetPgId(), Extents: job.GetExtents(), Count: job.GetInPlace() || job.GetCount(),
+		Window: repair.UnitRun{Unit: job.GetWindowUnit(), Units: job.GetWindowUnits()}, WindowMost: job.GetWindowMost(), Shard: job.GetShardId()}
 	switch job.GetKind() {
 	case dirpb.JobKind_JOB_RECOVER, dirpb.JobKind_JOB_JOIN, dirpb.JobKind_JOB_SCRUB:
 		base.Frozen = job.GetKind() == dirpb.JobKind_JOB_RECOVER
@@ -81,7 +82,7 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 		// the home group's SPLIT, which goes with the home group.
 		p.first = a.segments
 		all := p.at
-		p.at = func(i int) index.Work {
+		p.at = func(i int) repair.Work {
 			if i < a.segments {
 				return all(i*groups + layout.StashGroup)
 			}
@@ -96,7 +97,7 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 				if job.GetKind() == dirpb.JobKind_JOB_ABANDON {
 					kind = index.Abandon
 				}
-				return &Plan{Kind: kind, Len: int(s.Segments) * layout.SegmentGroups, at: func(i int) index.Work {
+				return &Plan{Kind: kind, Len: int(s.Segments) * layout.SegmentGroups, at: func(i int) repair.Work {
 					w := base
 					w.Group = uint32(i)
 					return w
@@ -124,12 +125,12 @@ func arraysOf(v *engine.View, pg *engine.PG) (as []array) {
 }
 
 // overArrays makes one operation of each of per pieces of size bytes of a segment.
-func overArrays(kind index.Kind, base index.Work, as []array, per int, size uint64) *Plan {
+func overArrays(kind index.Kind, base repair.Work, as []array, per int, size uint64) *Plan {
 	n := 0
 	for _, a := range as {
 		n += a.segments * per
 	}
-	return &Plan{Kind: kind, Len: n, at: func(i int) index.Work {
+	return &Plan{Kind: kind, Len: n, at: func(i int) repair.Work {
 		w := base
 		for _, a := range as {
 			if i < a.segments*per {
@@ -143,7 +144,7 @@ func overArrays(kind index.Kind, base index.Work, as []array, per int, size uint
 }
 
 // Add sums up what one operation found.
-func Add(r *dirpb.JobReport, w *index.Work) {
+func Add(r *dirpb.JobReport, w *repair.Work) {
 	r.Groups++
 	r.Records += w.Records
 	r.Bytes += w.Units * layout.UnitSize

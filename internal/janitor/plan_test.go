@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
-	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -56,10 +56,10 @@ func TestRunsOf(t *testing.T) {
 func TestReport(t *testing.T) {
 	const e = layout.ExtentUnits
 	job := &dirpb.Job{Kind: dirpb.JobKind_JOB_RECALL, Extents: []uint32{3, 1, 7}, InPlace: true}
-	found := []*index.Work{
-		{Records: 2, Units: 30, Synced: 1, Linked: map[uint32]uint32{1: 10, 3: 20}, Kept: []index.UnitRun{{Unit: e + 100, Units: 10}, {Unit: 3*e + 50, Units: 20}}},
-		{Records: 1, Units: 5, Lost: 1, Linked: map[uint32]uint32{1: 5}, Kept: []index.UnitRun{{Unit: e + 95, Units: 5}, {Unit: 9 * e, Units: 1}}},
-		{Linked: map[uint32]uint32{1: 4}, Kept: []index.UnitRun{{Unit: 2*e - 4, Units: 4}, {Unit: e, Units: 4}}},
+	found := []*repair.Work{
+		{Records: 2, Units: 30, Synced: 1, Linked: map[uint32]uint32{1: 10, 3: 20}, Kept: []repair.UnitRun{{Unit: e + 100, Units: 10}, {Unit: 3*e + 50, Units: 20}}},
+		{Records: 1, Units: 5, Lost: 1, Linked: map[uint32]uint32{1: 5}, Kept: []repair.UnitRun{{Unit: e + 95, Units: 5}, {Unit: 9 * e, Units: 1}}},
+		{Linked: map[uint32]uint32{1: 4}, Kept: []repair.UnitRun{{Unit: 2*e - 4, Units: 4}, {Unit: e, Units: 4}}},
 	}
 	want := &dirpb.JobReport{Groups: 3, Records: 3, Bytes: 35 * layout.UnitSize, SyncedWords: 1, LostRecords: 1, LinkedUnits: []uint32{0, 19, 0, 20},
 		Kept: []*dirpb.UnitRuns{{Extent: 3, SkipTake: []uint32{50, 20}}, {Extent: 1, SkipTake: []uint32{0, 4, 91, 15, e - 4 - 110, 4}}, {Extent: 7}}}

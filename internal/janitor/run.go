@@ -14,8 +14,10 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/rdma"
 )
 
@@ -30,11 +32,11 @@ type Options struct {
 	TLS *tls.Config
 	// Logger receives what an operator may want to know. Default: discard.
 	Logger *slog.Logger
-	// Poll is how often to ask for work where there is some, and where the directory does not
-	// have the question wait for it. Default 100 ms.
+	// Poll is the pause between two questions for work while there is some, or if the directory does not
+	// let the question wait. Default 100 ms.
 	Poll time.Duration
-	// Done, if not nil, is told of every job that ended here, how long it took, and how. It may
-	// be called concurrently.
+	// Done, if not nil, is called after every job that ended here, with its duration and outcome. It may be
+	// called concurrently.
 	Done func(kind dirpb.JobKind, took time.Duration, err error)
 	// Window is how many operations of a job are under way at once. Default 8.
 	Window int
@@ -44,7 +46,7 @@ type Options struct {
 const idleSession = 2 * time.Second
 
 // Run claims jobs and does them, under one session for each namespace, until ctx ends; then
-// it returns nil. What it leaves undone others take up once its session is fenced.
+// it returns nil. Others take up what it leaves undone once its session is fenced.
 func Run(ctx context.Context, o Options) error {
 	o.Poll = cmp.Or(o.Poll, 100*time.Millisecond)
 	o.Window = cmp.Or(o.Window, 8)
@@ -162,7 +164,7 @@ func (r *runner) work(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// leastPause is how long to wait before asking for work again where there was some: one job
+// leastPause is how long to wait before asking for work again if there was some: one job
 // brings about the next, as a move does its clean-up, and a namespace that grows from little splits its
 // shards a hundred times. The pause doubles up to a quarter of Options.Poll.
 const leastPause = time.Millisecond
@@ -171,7 +173,7 @@ const leastPause = time.Millisecond
 const maxJobs = 8
 
 func (r *runner) claim(ctx context.Context, c *client.Client, working []uint32) (*dirpb.Job, uint32, error) {
-	session, err := c.Session(ctx)
+	session, err := inside.Of(c).Session(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -230,7 +232,7 @@ func (r *runner) do(ctx context.Context, c *client.Client, session uint32, job *
 // connection are tried again for a while: the view may be changing.
 func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job *dirpb.Job, report *dirpb.JobReport,
 	tell func(*dirpb.ReportJobRequest) error) error {
-	v, err := c.ViewAtLeast(ctx, job.GetBarrier())
+	v, err := inside.Of(c).ViewAtLeast(ctx, job.GetBarrier())
 	if err != nil {
 		return err
 	}
@@ -241,29 +243,29 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 	told, stay := time.Now(), false
 	const tries = 4
 	for lo, hi := 0, 0; lo < plan.Len; lo = hi {
-		works := make([]*index.Work, 0, r.o.Window)
+		works := make([]*repair.Work, 0, r.o.Window)
 		hi = plan.Batch(lo, r.o.Window)
 		for i := lo; i < hi; i++ {
 			w := plan.At(i)
 			if stay {
-				w.Window = index.UnitRun{}
+				w.Window = repair.UnitRun{}
 			}
 			works = append(works, &w)
 		}
 		for try := 1; len(works) > 0; try++ {
-			if id, err := c.Session(ctx); err != nil || id != session {
+			if id, err := inside.Of(c).Session(ctx); err != nil || id != session {
 				return cmp.Or(err, ErrGone) // the claim went with the session
 			}
-			var again []*index.Work
+			var again []*repair.Work
 			for i, err := range r.perform(ctx, c, plan.Kind, works) {
 				switch {
 				case err == nil:
 					Add(report, works[i])
 				case works[i].Window.Units > 0 && ctx.Err() == nil:
-					// What lies in the window stays where it is from now on: better some pieces that are free
+					// The records in the window stay where they are from now on: better some pieces that are free
 					// than an extent that nobody may use.
 					stay = true
-					works[i].Window = index.UnitRun{}
+					works[i].Window = repair.UnitRun{}
 					again = append(again, works[i])
 				case try == tries || ctx.Err() != nil:
 					return fmt.Errorf("%v at %#x (group %d): %w", plan.Kind, works[i].Off, works[i].Group, err)
@@ -285,13 +287,13 @@ func (r *runner) run(ctx context.Context, c *client.Client, session uint32, job 
 
 // perform does some operations. Those that empty a window have little time: whoever waits
 // for it, waits for memory.
-func (r *runner) perform(ctx context.Context, c *client.Client, kind index.Kind, works []*index.Work) []error {
+func (r *runner) perform(ctx context.Context, c *client.Client, kind index.Kind, works []*repair.Work) []error {
 	if works[0].Window.Units > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, windowTime)
 		defer cancel()
 	}
-	return c.Work(ctx, kind, works)
+	return inside.Of(c).Work(ctx, kind, works)
 }
 
 // windowTime is how long records of a few groups may take to find another place.

@@ -1,7 +1,7 @@
 package layout
 
-// AccessWord is what is known of the use of one slot's record, for whoever chooses
-// what to evict. It is a hint: written by plain 8-byte WRITEs, by whoever thinks of it,
+// AccessWord is what is known of the use of one slot's record, for sessions that choose what to evict. It
+// is a hint: written by plain 8-byte WRITEs, by any session,
 // and lost or wrong without harm.
 //
 //	63               38 37        26 25               6 5     0
@@ -30,8 +30,8 @@ const (
 
 	// MaxAccessCount is the largest count.
 	MaxAccessCount = 1<<accessCountBits - 1
-	// MaxAccessExpiry bounds how far ahead an expiry can be noted, in seconds. What
-	// expires later is noted as expiring then, and looked at again.
+	// MaxAccessExpiry bounds how far ahead an expiry can be noted, in seconds. A later expiry is noted as
+	// that, and the record looked at again.
 	MaxAccessExpiry = 1<<(accessExpiryBits-1) - 1
 )
 

@@ -297,9 +297,8 @@ func (g Group) Check(heapLo, heapHi uint32) error {
 	return nil
 }
 
-// CheckHeader reports a header that nobody writes. One that passes says what moved and
-// where else to look, so an operation that went by a damaged one would wait for a map that
-// never comes.
+// CheckHeader reports a header that nobody writes. A header that passes says what moved and where else to
+// look, so an operation that went by a damaged header would wait for a map that never comes.
 func (g Group) CheckHeader() error {
 	h := g.Header()
 	if h&headerRsv != 0 {

@@ -1,11 +1,15 @@
 // Package lint keeps the rules that the compiler does not: which package may
-// import which, and that each one says what it is for. It is only a test.
+// import which, that each one says what it is for, and which words the project
+// uses. It is only a test.
 //
 // The table in lint_test.go is the map of the project: data goes client →
 // internal/engine → index → internal/layout and client → rdma → rdma/driver,
 // control through server and memnode. A refusal names both ends and the reason;
-// who needs an import that is refused either moves code, or changes the row and
-// its reason in the same commit.
+// somebody who needs an import that is refused either moves code, or changes the row
+// and its reason in the same commit.
+//
+// Words are held to the glossary of docs/protocol.md, whose last column names what is
+// not written for a word; see words_test.go.
 //
 // The form is Tailscale's depaware and its tests of forbidden imports.
 package lint

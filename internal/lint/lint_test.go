@@ -29,15 +29,17 @@ type row struct {
 var imports = []row{
 	{"internal/layout", "", "the bytes are defined once, below everything"},
 	{"index", "internal/invariants internal/layout", "the protocol knows neither rkeys nor sockets nor clocks, so that simulators can drive it"},
+	{"index/repair", "index internal/invariants internal/layout", "janitors' machines are as pure as those of keys, and use of package index what it exports to them"},
 	{"internal/heap", "internal/invariants", "carving memory is arithmetic, without I/O and without the protocol"},
 	{"internal/invariants", "", "it is below whatever asserts something"},
 	{"internal/engine", "index internal/dirpb internal/heap internal/invariants internal/layout rdma rdma/driver", "it drives the protocol over queue pairs, and reaches the directory only through what its caller gives it"},
 	{"internal/evict", "internal/layout", "what to forget is arithmetic over access words, so that traces can judge it"},
 	{"internal/evict/evicttest", "", "what judges a policy knows none"},
 	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout rdma", "a machine that says what a session asks of its directory and of memory nodes, and when"},
-	{"client", "index internal/dirclient internal/dirpb internal/evict internal/hostid internal/engine internal/layout internal/providers internal/session rdma rdma/verbs", "a service that links the library gets none of the store's processes, and providers without naming them"},
+	{"internal/inside", "index index/repair internal/engine", "it names the types of a Client's tools; the Client brings them, so that its public API does not"},
+	{"client", "index index/repair internal/dirclient internal/dirpb internal/evict internal/hostid internal/engine internal/inside internal/layout internal/providers internal/session rdma rdma/verbs", "a service that links the library gets none of the store's processes, and providers without naming them"},
 	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against that alone"},
-	{"client/clienttest", "client", "a fake that shared code with the store would share its mistakes"},
+	{"client/clienttest", "client internal/inside", "a fake that shared code with the store would share its mistakes; it heeds the limits that gateways put into contexts"},
 	{"client/prom", "client internal/layout rdma", "it shows what a client counts, and counts nothing"},
 
 	{"rdma/driver", "", "the contract stands by itself"},
@@ -70,16 +72,16 @@ var imports = []row{
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
 	{"internal/resp", "", "the codec knows bytes, not commands"},
 	{"internal/glob", "", "patterns and keys are bytes"},
-	{"internal/loop", "client internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
-	{"internal/loop/looptest", "client client/clienttest", "it is a fake store for the tests of servers"},
-	{"internal/gateway", "client internal/glob internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
-	{"internal/memcached", "client internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/loop", "client internal/inside internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
+	{"internal/loop/looptest", "client client/clienttest internal/inside", "it is a fake store for the tests of servers"},
+	{"internal/gateway", "client internal/glob internal/inside internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/memcached", "client internal/inside internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},
-	{"internal/janitor", "client index internal/dirclient internal/dirpb internal/engine internal/layout rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
+	{"internal/janitor", "client index index/repair internal/dirclient internal/dirpb internal/engine internal/inside internal/layout rdma", "a janitor is a client with other operations: it is handed its devices, and told by the directory what to do"},
 	{"internal/verbperf", "rdma rdma/driver", "it measures providers, which it is handed, and needs no store"},
 	{"internal/ycsb", "", "a workload is a sequence of keys, whatever serves them"},
-	{"internal/simtest", "client index internal/... rdma rdma/... server/fsm server/fsm/fsmpb server/lead", "the harness runs the data path without the store's processes"},
+	{"internal/simtest", "", "it has only tests"},
 	{"internal/devstore", "internal/dirclient internal/dirpb internal/janitor internal/providers memnode rdma rdma/sim server", "it starts the parts and leaves every rule to them"},
 	{"internal/e2e", "*", "it tries whole stores, with every part of them"},
 	{"internal/compat", "", "it has only tests"},
@@ -111,6 +113,7 @@ var only = []row{
 	{module + "/internal/providers", "client cmd/... internal/devstore internal/e2e bench", "a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
+	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as any user would"},
 	{"testing", "rdma/rdmatest", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
@@ -121,7 +124,7 @@ var never = []row{
 	{"client client/near client/clienttest", "github.com/hashicorp github.com/cockroachdb github.com/spf13 github.com/prometheus " + module + "/server " + module + "/memnode", "every service that links the client would carry it"},
 	{"client", "github.com/maypok86", "a service without a near cache does not carry one"},
 	{"cmd/kvctl", "github.com/hashicorp github.com/cockroachdb github.com/prometheus github.com/spf13/viper " + module + "/server " + module + "/memnode " + module + "/internal/devstore " + module + "/internal/metrics", "each of its runs is short, and begins with what every package prepares; a private store is kvd dev's"},
-	{"index", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
+	{"index index/repair", "net os/exec golang.org google.golang.org", "the step machines do no I/O"},
 	{"server/fsm", "github.com/hashicorp/raft github.com/cockroachdb", "it is tested, and reasoned about, without raft and disk"},
 }
 
@@ -130,7 +133,7 @@ var never = []row{
 var pure = []row{
 	{"server/fsm", "time math/rand crypto/rand os net log log/slog sync", "applying a command again must give the same state; a leader puts time and random choices into the command"},
 	{"server/lead", "math/rand crypto/rand os net log log/slog sync", "the simulator drives it under virtual time; its host has the lock and the log"},
-	{"index", "time math/rand crypto/rand os net log log/slog sync", "a step machine never waits and reads no clock; its driver does"},
+	{"index index/repair", "time math/rand crypto/rand os net log log/slog sync", "a step machine never waits and reads no clock; its driver does"},
 	{"internal/evict", "time math/rand crypto/rand os net log log/slog", "whoever evicts hands it time, and seeds its choices"},
 	{"internal/layout", "math/rand crypto/rand os net log log/slog sync unsafe", "bytes are encoded explicitly"},
 }

@@ -26,7 +26,7 @@ const (
 )
 
 // Link is a connection's way into a loop and out of it. Kill and CloseRead may be called
-// concurrently, and Waits by several goroutines of one operation; all else belongs to whoever
+// concurrently, and Waits by several goroutines of one operation; all else belongs to whatever
 // serves the connection at the moment.
 type Link struct {
 	peer net.Addr
@@ -88,7 +88,7 @@ func (k *Link) Write(p []byte) int {
 	return int(n)
 }
 
-// Kill closes the connection. The goroutine that serves it sees the end.
+// Kill closes the connection. The goroutine or loop that serves it sees the end.
 func (k *Link) Kill() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -100,8 +100,8 @@ func (k *Link) Kill() {
 	}
 }
 
-// CloseRead makes what has been received the last of the connection. One that cannot say so
-// (TLS) ends its Read at once.
+// CloseRead makes what has been received the last of the connection. A connection that cannot say so (TLS)
+// ends its Read at once.
 func (k *Link) CloseRead() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -159,7 +159,7 @@ func (k *Link) Enter() error {
 	k.stayed = 0
 	k.c.Moved(fd)
 	if err := l.add(fd, k.c); err != nil {
-		k.leave()
+		k.leaveLoop()
 		return nil
 	}
 	err := <-k.back
@@ -186,8 +186,8 @@ func (k *Link) move(to *Loop) bool {
 	return true
 }
 
-// leave makes a connection in a loop an ordinary one.
-func (k *Link) leave() {
+// leaveLoop makes a connection in a loop an ordinary one.
+func (k *Link) leaveLoop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	fd, l := k.mu.fd, k.mu.loop
@@ -225,7 +225,7 @@ func (k *Link) Waits() {
 		return
 	}
 	l := k.mu.loop
-	k.leave()
+	k.leaveLoop()
 	k.deposed = true
 	go l.run()
 }

@@ -4,7 +4,7 @@
 // then answers. That leaves out what a goroutine for each connection costs when there is one
 // command to a system call: the read that finds nothing, and two switches.
 //
-// A loop is for what does not wait. A lookup that is about to (client.OnWait) is stopped, and its
+// A loop is for what does not wait. A lookup that is about to (inside.OnWait) is stopped, and its
 // connection performs it again alone. Any other operation that is about to, a command that takes
 // its time, and a reply that the socket does not take make the connection an ordinary one again,
 // which its own goroutine serves; the loop goes on in another goroutine ([Link.Waits]). Writes are
@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/poll"
 )
 
@@ -61,7 +62,7 @@ type Conn interface {
 	Tick(now time.Time)
 }
 
-// Limits for client.LimitMemory, in bytes.
+// Limits for inside.LimitMemory, in bytes.
 const (
 	LimitOne  = 64 << 10 // of few lookups each
 	LimitEach = 16 << 10 // of many
@@ -235,7 +236,7 @@ func (l *Loop) renew() {
 	stop := func() { cancel(errWaits) }
 	l.ctx = ctx
 	for i, limit := range [...]int{LimitOne, LimitEach} {
-		l.ctxs[i] = client.OnWait(client.LimitMemory(ctx, limit), stop)
+		l.ctxs[i] = inside.OnWait(inside.LimitMemory(ctx, limit), stop)
 	}
 }
 
@@ -327,7 +328,7 @@ func (l *Loop) read(c Conn) (deposed bool) {
 				deposed = l.finish(c)
 			}
 		case err != ErrNothing:
-			k.leave()
+			k.leaveLoop()
 			k.end(err)
 		}
 	}()
@@ -360,7 +361,7 @@ func (l *Loop) finish(c Conn) (deposed bool) {
 	if err == nil && !deposed && n < deepCommands {
 		return false
 	}
-	k.leave()
+	k.leaveLoop()
 	k.end(err)
 	return deposed
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
@@ -76,8 +77,8 @@ var (
 func (s *Server) handle(nc net.Conn) {
 	c := &conn{s: s, peer: nc.RemoteAddr(), batch: 1}
 	c.link.Init(c, &s.loops, nc, s.calm)
-	c.ctx = client.OnWait(client.LimitMemory(s.ctx, oneLimit), c.link.Waits)
-	c.smallCtx = client.OnWait(client.LimitMemory(s.ctx, eachLimit), c.link.Waits)
+	c.ctx = inside.OnWait(inside.LimitMemory(s.ctx, oneLimit), c.link.Waits)
+	c.smallCtx = inside.OnWait(inside.LimitMemory(s.ctx, eachLimit), c.link.Waits)
 	c.share = s.o.Budget.Share(func(bytes int64) {
 		s.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.peer, "bytes", bytes)
 		c.link.Kill()
@@ -98,7 +99,7 @@ func (s *Server) handle(nc net.Conn) {
 		if err := c.begin(); err != nil {
 			break
 		}
-		if err := c.settle(); err != nil {
+		if err := c.flushAnswers(); err != nil {
 			return
 		}
 		if c.link.Calmed(c.said) {
@@ -110,7 +111,7 @@ func (s *Server) handle(nc net.Conn) {
 			}
 		}
 	}
-	c.settle()
+	c.flushAnswers()
 }
 
 // begin reads, and performs the commands that have come, but for the lookups that they end with.
@@ -155,7 +156,7 @@ func (in input) Read(p []byte) (int, error) {
 		}
 		c.link.Waits()
 	}
-	if err := c.settle(); err != nil {
+	if err := c.flushAnswers(); err != nil {
 		return 0, err
 	}
 	nc := c.link.Net()
@@ -201,9 +202,9 @@ func (out output) Write(p []byte) (int, error) {
 	return sent + n, err
 }
 
-// settle performs what waits and sends all answers.
-func (c *conn) settle() error {
-	c.look()
+// flushAnswers performs what waits and sends all answers.
+func (c *conn) flushAnswers() error {
+	c.performLookups()
 	if c.w == nil {
 		return nil
 	}
@@ -252,7 +253,7 @@ func (c *conn) readLine() ([]byte, error) {
 			b = c.long
 		}
 		if len(b) > maxLineLen {
-			c.look()
+			c.performLookups()
 			c.out().WriteString("CLIENT_ERROR line too long\r\n")
 			c.s.stats.done(cmdUnknown, resBad, time.Now())
 			return nil, bufio.ErrTooLong
@@ -299,7 +300,7 @@ func (c *conn) do(value int, op func(ctx context.Context) error) (give func(), e
 	wrote := held
 	err = op(c.ctx)
 	for range largeTries {
-		var large *client.TooLargeError
+		var large *inside.TooLargeError
 		if !errors.As(err, &large) {
 			break
 		}
@@ -309,7 +310,7 @@ func (c *conn) do(value int, op func(ctx context.Context) error) (give func(), e
 			break
 		}
 		held = max(held, n)
-		err = op(client.LimitMemory(c.ctx, large.Want))
+		err = op(inside.LimitMemory(c.ctx, large.Want))
 	}
 	return give, err
 }
@@ -416,7 +417,7 @@ func (c *conn) command(line []byte) error {
 	}
 	if cmd == cmdGet || cmd == cmdGets {
 		if r, bad := c.get(cmd, toks, began); bad {
-			c.look()
+			c.performLookups()
 			c.say(r)
 			c.s.stats.done(cmd, r.res, began)
 		}
@@ -425,7 +426,7 @@ func (c *conn) command(line []byte) error {
 	if cmd >= cmdMg && cmd < cmdUnknown {
 		return c.metaCommand(cmd, toks, began)
 	}
-	c.look()
+	c.performLookups()
 	quiet := len(toks) > 1 && string(toks[len(toks)-1]) == "noreply"
 	switch cmd {
 	case cmdGat, cmdGats, cmdVersion, cmdStats, cmdQuit:
@@ -633,7 +634,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 			return tooLarge, err
 		}
 		if cmd == cmdSet {
-			// A client that sets a key does not want to find what was there before.
+			// A client that sets a key does not want to find the old value.
 			if err := c.remove(op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
 				return c.trouble(err), nil
 			}
@@ -670,7 +671,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	}
 }
 
-// unread says why a value was not read, where the peer is still there.
+// unread says why a value was not read, if the peer is still there.
 func (c *conn) unread(err error) reply {
 	if errors.Is(err, netsrv.ErrBudget) {
 		r := c.trouble(err)
@@ -800,7 +801,7 @@ func (c *conn) flushAll() error {
 		}
 		for i, r := range c.s.o.Client.MultiDelete(c.smallCtx, keys) {
 			err := r.Err
-			if errors.As(err, new(*client.TooLargeError)) {
+			if errors.As(err, new(*inside.TooLargeError)) {
 				err = c.remove(keys[i])
 			}
 			if err != nil && !errors.Is(err, client.ErrNotFound) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // get queues the keys of a get or gets.
@@ -32,11 +33,11 @@ func (c *conn) get(cmd command, toks [][]byte, began time.Time) (r reply, bad bo
 func (c *conn) queue(key []byte, l lookup) {
 	if len(c.pend) == batchKeys {
 		c.link.Waits() // there is more to do than a loop has time for
-		c.look()
+		c.performLookups()
 	}
 	slot, twice := c.slotOf(key)
 	if twice {
-		c.look()
+		c.performLookups()
 		slot, _ = c.slotOf(key)
 	}
 	*slot = c.batch<<8 | uint32(len(c.pend))
@@ -50,9 +51,9 @@ func (c *conn) queue(key []byte, l lookup) {
 	c.pend = append(c.pend, l)
 }
 
-// look performs the lookups that wait and writes their answers. Long values are read one at a
+// performLookups performs the lookups that wait and writes their answers. Long values are read one at a
 // time, when their answer is due.
-func (c *conn) look() {
+func (c *conn) performLookups() {
 	if len(c.pend) == 0 {
 		return
 	}
@@ -82,7 +83,7 @@ func (c *conn) look() {
 		if err != nil {
 			op.Item, op.Err = client.Item{}, err
 		}
-		if errors.As(op.Err, new(*client.TooLargeError)) {
+		if errors.As(op.Err, new(*inside.TooLargeError)) {
 			c.answerLarge(op, l)
 		} else {
 			c.answer(op, l)
@@ -149,7 +150,7 @@ func (c *conn) answer(op *client.Op, l *lookup) {
 		c.s.stats.done(l.cmd, c.metaGot(l.meta, &op.Item, op.Err), l.began)
 		return
 	}
-	// One key's trouble is the whole command's, and comes instead of END.
+	// An error of one key is the whole command's, and comes instead of END.
 	if c.broken == nil && op.Err != nil && !errors.Is(op.Err, client.ErrNotFound) {
 		c.broken = op.Err
 	}

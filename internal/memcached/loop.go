@@ -37,7 +37,7 @@ func (c *conn) Found(ops []client.Op) {
 }
 
 func (c *conn) Finish() (commands int, err error) {
-	err = c.settle()
+	err = c.flushAnswers()
 	c.idle.Store(time.Now().UnixMilli())
 	return c.said, err
 }

@@ -55,8 +55,7 @@ func (p *peer) answer(t *testing.T, want string) {
 	}
 }
 
-// oneLoop serves a store from one loop, and returns n connections that are in it. What is
-// written to them has arrived.
+// oneLoop serves a store from one loop, and returns n connections that are in it. Bytes written to them have arrived.
 func oneLoop(t *testing.T, o memcached.Options, n int) (s *memcached.Server, ps []*peer) {
 	t.Helper()
 	if was := runtime.GOMAXPROCS(2); was != 2 {

@@ -52,8 +52,7 @@ const (
 	// longest for the value of each of batchKeys lookups.
 	keepBuffer, keepInto = 16 << 10, 1 << 10
 	// A lone operation may read so much, and each of several so much, without taking memory
-	// of the connection's share first. Several may read without taking any if they are no more
-	// than freeKeys.
+	// of the connection's share first. Without taking any, freeKeys operations may read.
 	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
 	freeKeys            = 4
 	// readCost is how often an operation may have in memory what it reads, and writeCost what
@@ -86,7 +85,7 @@ type Options struct {
 	Budget *netsrv.Budget
 	// Now is the clock that expiry times are counted from. Default time.Now.
 	Now func() time.Time
-	// Logger receives what nobody waits for. Default: discard.
+	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 }
 

@@ -232,7 +232,7 @@ func TestPipelining(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// One write is one segment: the server reads it whole.
+		// A single write is one segment: the server reads it whole.
 		if _, err := io.WriteString(c0, c.say+"quit\r\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -410,7 +410,7 @@ func TestGomemcache(t *testing.T) {
 	check(err, memcache.ErrCacheMiss)
 }
 
-// Whatever is sent, the server neither panics nor stops answering.
+// The server neither panics nor stops answering, whatever is sent.
 func FuzzConn(f *testing.F) {
 	for _, s := range []string{"get a b\r\n", "set a 0 0 1\r\nx\r\n", "ms a 1 T1 c\r\nx\r\n", "mg a v k O1 q\r\n", "ma a N0 J5 v\r\n",
 		"cas a 1 2 3 4\r\nabc\r\n", "md YQ== b\r\n", "gat 1 a\r\n", "incr a 1 noreply\r\n", "flush_all 0\r\n", "stats\r\n", "me a\r\n", "touch a -1\n"} {
@@ -491,7 +491,7 @@ func (d *dialogue) ask(t *testing.T, say string) string {
 	return ttlMeta.ReplaceAllString(got, " tLONG")
 }
 
-// One random script gets the same answers here and from memcached.
+// A random script gets the same answers here and from memcached.
 func TestSameAsMemcached(t *testing.T) {
 	if os.Getenv("KVD_COMPAT") != "1" {
 		t.Skip("needs memcached 1.6 installed: set KVD_COMPAT=1")

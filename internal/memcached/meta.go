@@ -35,7 +35,7 @@ type meta struct {
 	initial     uint64     // J
 }
 
-// The flags that each command knows. The rest is refused, since we could not do it right.
+// The flags that each command knows. Others are refused, since we could not do them right.
 const (
 	mgFlags = "bcfkOqstvT"
 	msFlags = "bcCFkMNOqsT"
@@ -145,7 +145,7 @@ func (c *conn) metaCommand(cmd command, toks [][]byte, began time.Time) error {
 			return nil
 		}
 	}
-	c.look()
+	c.performLookups()
 	r, err := c.metaNow(cmd, toks)
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (c *conn) metaNow(cmd command, toks [][]byte) (reply, error) {
 	return c.metaDebug(toks), nil
 }
 
-// head writes a code and the flags that the command wants back; it may be nil where
+// head writes a code and the flags that the command wants back; it may be nil if
 // there is no item.
 func (c *conn) head(m *meta, code string, it *client.Item) {
 	c.out().WriteString(code)

@@ -88,7 +88,7 @@ func childMain(cfg childConfig) error {
 	return nil
 }
 
-// child is a client process. One goroutine uses it.
+// child is a client process. It serves one goroutine.
 type child struct {
 	r   *rig
 	cmd *exec.Cmd

@@ -69,7 +69,7 @@ func TestMemory(t *testing.T) {
 	})
 }
 
-// Whoever deletes is not whoever writes: at most one key is alive.
+// The client that deletes is not the one that writes: at most one key is alive.
 func writeAndDelete(t *testing.T, provider string) {
 	r := newRig(t, "default")
 	a, b := r.open("a", provider), r.open("b", provider)
@@ -92,7 +92,7 @@ func overwrite(t *testing.T) {
 		}
 	}
 	r.check()
-	if err := a.look("key", 100, false); err != nil {
+	if err := a.checkKey("key", 100, false); err != nil {
 		t.Error(err)
 	}
 }
@@ -195,8 +195,8 @@ func (r *rig) wroteElsewhere(verb string, n, size int) {
 	}
 }
 
-// Every writer is killed when the memory is full; what it held is all that there is. Who
-// comes later deletes some and writes values of another size.
+// Every writer is killed when the memory is full; what it held is all that there is. The next client
+// deletes some and writes values of another size.
 func killedWhenFull(t *testing.T) {
 	const (
 		writers    = 4
@@ -310,7 +310,7 @@ func secondClient(t *testing.T) {
 	b := r.open("second")
 	began := time.Now()
 	run(1, b)
-	// What both do in the same window is compared, so that a busy machine slows both; and not by
+	// The work of both in the same window is compared, so that a busy machine slows both; and not by
 	// chance: in most windows of several in a row.
 	const row, most = 5, 3
 	var seen []string
@@ -402,7 +402,7 @@ func soak(t *testing.T) {
 				k, some := b.take(rng)
 				switch what := rng.IntN(10); {
 				case some && what == 0:
-					if u.look(k.key, k.size, k.expires) != nil {
+					if u.checkKey(k.key, k.size, k.expires) != nil {
 						return
 					}
 				case some && r.part() > target:
@@ -440,7 +440,7 @@ func soak(t *testing.T) {
 }
 
 // Many small values written by one client, deleted by a second, written again by a third.
-// What was deleted does not stay where it was deleted.
+// Places of deleted records do not stay with the client that deleted them.
 func smallKeys(t *testing.T) {
 	const batch = 250
 	size := scale().keySize
@@ -484,7 +484,7 @@ func smallKeys(t *testing.T) {
 	}
 	flushed, deleted := time.Since(began), time.Now()
 	bound := min(reserve, r.heap/8)
-	// Who wrote them has them in use by its own account until they are home.
+	// The writer has them in use by its own account until they are home.
 	r.until("what was deleted is home", homeLimit, func() string {
 		used, held := int64(a.c.Stats().LiveUnits)*layout.UnitSize, b.held()
 		if max(used, held) > bound {

@@ -74,7 +74,7 @@ type rig struct {
 }
 
 // newRig starts a store as `kvd dev` does: two memory nodes, a store with two copies
-// and a cache with one, the usual epochs and leases, and a janitor.
+// and a cache with one, the usual reclaim epochs and leases, and a janitor.
 func newRig(t *testing.T, namespace string) *rig {
 	t.Helper()
 	r := newStore(t, devstore.Options{Nodes: 2, CapacityBytes: scale().memory,
@@ -515,8 +515,8 @@ func (u *user) drop(key string, mayBeGone bool) error {
 	return err
 }
 
-// look reads a key and checks that the value is its own.
-func (u *user) look(key string, size int, mayBeGone bool) error {
+// checkKey reads a key and checks that the value is its own.
+func (u *user) checkKey(key string, size int, mayBeGone bool) error {
 	u.r.t.Helper()
 	it, err := u.c.Get(u.r.ctx, []byte(key))
 	if mayBeGone && errors.Is(err, client.ErrNotFound) {

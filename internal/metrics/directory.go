@@ -33,7 +33,7 @@ var (
 	dirMinEpoch    = dirFamily.desc("reclaim_epoch_min", "Oldest reclaim epoch that a session may still work in; on the leader only.")
 	dirNSInfo      = dirFamily.desc("namespace_info", "1, with a namespace's mode, store or cache, and its number of copies.", "namespace", "mode", "replicas")
 	dirNSHeap      = dirFamily.desc("namespace_heap_bytes", "Memory for records in a namespace, each copy counted once.", "namespace")
-	dirNSLimit     = dirFamily.desc("namespace_limit_bytes", "Memory that sessions may hold in a namespace at most; all of the heap where there is no limit.", "namespace")
+	dirNSLimit     = dirFamily.desc("namespace_limit_bytes", "Memory that sessions may hold in a namespace at most; all of the heap if there is no limit.", "namespace")
 	dirNSGranted   = dirFamily.desc("namespace_granted_bytes", "Memory that sessions hold, for records or to allocate from.", "namespace")
 	dirNSReturned  = dirFamily.desc("namespace_returned_bytes", "Memory that was handed back and waits, or is ready, to be granted.", "namespace")
 	dirNSLeaked    = dirFamily.desc("namespace_leaked_bytes", "Memory that nobody holds and no slot names, by the last scrub.", "namespace")

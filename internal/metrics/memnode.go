@@ -19,7 +19,7 @@ var (
 	nodeConnections = nodeFamily.desc("connections", "Queue pairs of clients.")
 	nodeSessions    = nodeFamily.desc("sessions", "Sessions with at least one connection.")
 	nodeFencing     = nodeFamily.desc("fences_pending", "Sessions whose fence is not confirmed yet.")
-	nodeCPU         = nodeFamily.desc("data_path_cpu_seconds_total", "CPU time spent executing verbs for others; 0 where clients or adapters execute them.")
+	nodeCPU         = nodeFamily.desc("data_path_cpu_seconds_total", "CPU time spent executing verbs for others; 0 if clients or adapters execute them.")
 )
 
 // MemNode shows a memory node.

@@ -124,7 +124,7 @@ func TestDirectory(t *testing.T) {
 	if strings.Contains(got, `pg="9"`) {
 		t.Error("a placement group of no namespace is shown")
 	}
-	// One that follows leaves out what only a leader knows.
+	// A follower leaves out what only a leader knows.
 	st.Leads, st.AnsweredBy = false, "d2"
 	for _, u := range st.Usage {
 		u.LiveUnits, u.FreeUnits, u.ForeignUnits, u.LimboUnits, u.ComingUnits, u.LostUnits, u.Short, u.Estimated = 0, 0, 0, 0, 0, 0, false, false
@@ -186,7 +186,7 @@ func TestJanitor(t *testing.T) {
 		`kvd_janitor_job_seconds_total{kind="scrub"} 1`, `kvd_janitor_job_seconds_total{kind="move"} 1`, `kvd_janitor_job_seconds_total{kind="join"} 0`)
 }
 
-// What a store's parts tell agrees with what was done.
+// The figures of a store's parts agree with what was done.
 func TestParts(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

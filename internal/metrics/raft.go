@@ -22,7 +22,7 @@ var raftOnce = sync.OnceValue(func() *raftSink {
 	s := newRaftSink()
 	c := gometrics.DefaultConfig("")
 	c.EnableHostname, c.EnableRuntimeMetrics = false, false
-	// It fails where it starts a collector of its own, which is off.
+	// It fails if it starts a collector of its own, which is off.
 	if _, err := gometrics.NewGlobal(c, s); err != nil {
 		panic(err)
 	}
@@ -126,7 +126,7 @@ var (
 	raftSnapshot = logFamily.desc("snapshot_index", "Last entry of raft's log that this directory node's snapshot covers; 0 without one.")
 )
 
-// RaftLog shows where n's log stands. What n has applied is kvd_directory_applied_index.
+// RaftLog shows where n's log stands. The metric kvd_directory_applied_index tells how far n has applied it.
 func RaftLog(n interface{ Raft() server.RaftState }) prometheus.Collector {
 	return raftLog{logFamily, n}
 }

@@ -137,19 +137,19 @@ func (r *redisClient) add(ctx context.Context, n int) (got int64, err error) {
 			continue
 		}
 		if _, err := io.WriteString(r.c, command); err != nil {
-			r.leave()
+			r.switchGateway()
 			return 0, &unsureError{fmt.Errorf("sending: %w", err)}
 		}
 		line, err := r.r.ReadString('\n')
 		if err != nil {
-			r.leave()
+			r.switchGateway()
 			return 0, &unsureError{fmt.Errorf("no reply: %w", err)}
 		}
 		switch line = strings.TrimSpace(line); {
 		case strings.HasPrefix(line, ":"):
 			return strconv.ParseInt(line[1:], 10, 64)
 		case strings.HasPrefix(line, "-LOADING ") && strings.HasSuffix(line, "nothing was done"):
-			r.leave()
+			r.switchGateway()
 		case strings.HasPrefix(line, "-ERR unknown outcome"):
 			return 0, &unsureError{errors.New(line)}
 		default:
@@ -167,7 +167,7 @@ func (r *redisClient) connect() error {
 			r.hangUp()
 			r.away = 0
 		} else if r.closed() {
-			r.leave()
+			r.switchGateway()
 		}
 	}
 	if r.c != nil {
@@ -197,8 +197,8 @@ func (r *redisClient) closed() (ended bool) {
 	return ended || err != nil
 }
 
-// leave goes on to another gateway.
-func (r *redisClient) leave() {
+// switchGateway goes on to another gateway.
+func (r *redisClient) switchGateway() {
 	r.hangUp()
 	r.away++
 }

@@ -567,8 +567,8 @@ func (h *harness) suffer(faults []*fault) error {
 	return nil
 }
 
-// settle waits until the store is whole and serves everybody.
-func (h *harness) settle() error {
+// awaitServing waits until the store is whole and serves everybody.
+func (h *harness) awaitServing() error {
 	healed := now()
 	if err := h.whole(wholeLimit); err != nil {
 		return err
@@ -576,9 +576,9 @@ func (h *harness) settle() error {
 	return h.serving(healed)
 }
 
-// calm is settle, and then lo to hi leases without a fault.
+// calm is awaitServing, and then lo to hi leases without a fault.
 func (h *harness) calm(lo, hi float64) error {
-	if err := h.settle(); err != nil {
+	if err := h.awaitServing(); err != nil {
 		return err
 	}
 	return h.sleep(h.scope.leases(h.rng, lo, hi))
@@ -627,7 +627,7 @@ func (h *harness) onlyKills() error {
 // finish mends everything, stops the clients and checks the memory.
 func (h *harness) finish() error {
 	h.logf("settling")
-	if err := h.settle(); err != nil {
+	if err := h.awaitServing(); err != nil {
 		return err
 	}
 	h.logf("stopping the clients")

@@ -131,7 +131,7 @@ func nemesis(t *testing.T, s settings, run func(*harness) error) {
 			t.Error(err)
 		}
 		fmt.Printf("\n%s\n", h.summary())
-		h.judge(t)
+		h.reportFailures(t)
 	}()
 	if err == nil {
 		err = run(h)
@@ -174,8 +174,8 @@ func (s *settings) check() error {
 	return nil
 }
 
-// judge turns what went wrong into the test's result.
-func (h *harness) judge(t *testing.T) {
+// reportFailures turns what went wrong into the test's result.
+func (h *harness) reportFailures(t *testing.T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i, f := range h.mu.failures {

@@ -10,7 +10,7 @@ import (
 )
 
 // network is one namespace per host around a bridge in a hub's namespace. Its
-// names carry a random id, so that runs do not meet. One goroutine uses it.
+// names carry a random id, so that runs do not meet. It serves one goroutine.
 type network struct {
 	id    string
 	hosts []string

@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// proc is a process on a host of the network, in one life after another. One
-// goroutine uses it.
+// proc is a process on a host of the network, in one life after another. It serves one goroutine.
 type proc struct {
 	name string
 	log  string // file of all lives' stderr

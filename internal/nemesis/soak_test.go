@@ -524,7 +524,7 @@ func (h *harness) rates(firstFrom, lastFrom, end int64, window time.Duration) {
 
 // leak kills one client more and waits until most of what it held has been found, while the
 // others go on, by the directory's account, and, when they have closed, by what is granted
-// and not live. What is left then a check finds.
+// and not live. A check finds what is left then.
 func (h *harness) leak() error {
 	victim := h.scope.clients[h.rng.IntN(len(h.scope.clients))]
 	if err := h.soaking(now()); err != nil {

@@ -104,7 +104,7 @@ func (h *harness) frozen() error {
 			return err
 		}
 	}
-	return h.settle()
+	return h.awaitServing()
 }
 
 // refused waits until a process has ended by itself, with that in its log.
@@ -156,7 +156,7 @@ func (h *harness) fullDisk() error {
 		if err := errors.Join(h.procs[d].kill(), h.unfill(d), h.launch(d, nil)); err != nil {
 			return err
 		}
-		if err := h.settle(); err != nil {
+		if err := h.awaitServing(); err != nil {
 			return err
 		}
 	}
@@ -222,11 +222,11 @@ func (h *harness) readOnlyDisk() error {
 	if err := errors.Join(h.refused(d, "read-only file system"), run("mount", "-o", "remount,rw", at), h.launch(d, nil)); err != nil {
 		return err
 	}
-	return h.settle()
+	return h.awaitServing()
 }
 
-// restart asks all processes of the store to end, at once, and starts them again. What
-// memory nodes held is gone, so nobody uses it meanwhile.
+// restart asks all processes of the store to end, at once, and starts them again. The memory nodes' data is
+// gone, so nobody uses the store meanwhile.
 func (h *harness) restart() error {
 	all := slices.Concat(h.scope.directories, h.scope.memnodes)
 	var wg sync.WaitGroup

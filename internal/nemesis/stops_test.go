@@ -137,7 +137,7 @@ func (h *harness) onlyStops() error {
 			}
 		}
 	}
-	return h.settle()
+	return h.awaitServing()
 }
 
 // part ends one process, waits until everybody is served without it, and starts it again.
@@ -190,6 +190,6 @@ func (h *harness) part(who string, how syscall.Signal) error {
 	h.probes.over(p)
 	h.count()
 	p.lost = h.lost - lost
-	// One that has not begun yet would die of the next SIGTERM.
+	// A process that has not begun yet would die of the next SIGTERM.
 	return h.launchReady(victim)
 }

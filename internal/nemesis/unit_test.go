@@ -84,7 +84,7 @@ func TestUsageOfFollower(t *testing.T) {
 	}
 }
 
-// What the store is asked to survive is what it promises to survive.
+// Schedules ask the store to survive what it promises to survive, and no more.
 func TestScheduleEndangersOneMemnode(t *testing.T) {
 	for _, replicas := range []int{1, 2} {
 		s := testScope

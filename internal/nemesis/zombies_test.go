@@ -29,7 +29,7 @@ type zombie struct {
 // fenced already. Every other one cannot reach the directory for a while after it
 // woke, and goes on as if nothing had happened. A third runs at any time.
 func (h *harness) undead() error {
-	if err := h.settle(); err != nil {
+	if err := h.awaitServing(); err != nil {
 		return err
 	}
 	var asleep []*zombie
@@ -38,7 +38,7 @@ func (h *harness) undead() error {
 	for ended < h.zombies {
 		if begun < h.zombies && len(asleep) < 2*h.clients/3 {
 			z := &zombie{client: awake[0]}
-			// One at a time; the short ones take the memory up.
+			// Zombies are woken one at a time; the short ones take the memory up.
 			z.long = !slices.ContainsFunc(asleep, func(other *zombie) bool { return other.long })
 			awake = awake[1:]
 			if err := h.bury(z); err != nil {

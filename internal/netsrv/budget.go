@@ -13,11 +13,11 @@ import (
 var ErrBudget = errors.New("out of buffer memory")
 
 // Budget bounds the memory that connections use for what is large: half of a command,
-// values on their way, replies that nobody reads. What every connection has in any case
-// (some buffers of 64 KiB) is not its business.
+// values on their way, replies that nobody reads. It does not count the memory that every connection has in
+// any case (some buffers of 64 KiB).
 //
-// Whoever needs more takes it from the connection's [Share] before the memory is
-// allocated. A share may grow as long as it is no larger than what is left after it. A
+// A user that needs more takes it from the connection's [Share] before the memory is allocated. A share may
+// grow as long as it is no larger than what is left after it. A
 // connection that would still have a modest part only, and has waited for a second in vain, has
 // another one closed: the one that holds the most of those that have held something for longer.
 //

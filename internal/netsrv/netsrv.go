@@ -32,7 +32,7 @@ type Options struct {
 	// Refuse, if not nil, may say last words to a connection over the limit. It runs
 	// in the goroutine that accepts, and the connection has a write deadline already.
 	Refuse func(net.Conn)
-	// Logger receives what nobody waits for. Default: discard.
+	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 }
 
@@ -160,7 +160,7 @@ func (s *Server) handle(c net.Conn) {
 		s.mu.Unlock()
 		s.open.Add(-1)
 		c.Close()
-		// One connection's request must not end the process that serves the others.
+		// A request of one connection must not end the process that serves the others.
 		if r := recover(); r != nil {
 			s.o.Logger.Error("bug: handler panicked", "peer", c.RemoteAddr(), "panic", r, "stack", string(debug.Stack()))
 		}

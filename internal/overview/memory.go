@@ -16,7 +16,7 @@ import (
 type Memory struct {
 	Namespace string
 	PG        uint32 // 0: all of the namespace's
-	// What every directory node knows. Waiting is memory that came back and may be granted
+	// Every directory node knows these. Waiting is memory that came back and may be granted
 	// once enough reclaim epochs have passed; Recalled lies in extents that are being
 	// recalled; Room may be granted now, but for a reserve that only janitors are granted.
 	Heap, Granted, Waiting, Recalled, Room uint64

@@ -11,7 +11,7 @@ import (
 )
 
 // Problem is something about the store that an operator has to know, and what mends it:
-// a command, where there is one.
+// a command, if there is one.
 type Problem struct {
 	What string `json:"what"`
 	Mend string `json:"mend"`

@@ -1,8 +1,8 @@
 // Package poll tells which file descriptors can be read, for event loops: a
 // goroutine that serves many quiet connections without one goroutine for each.
 //
-// It leaves reading, writing and deciding who is quiet to its user. Read
-// [Poller] first. One goroutine calls Wait; the other methods may be called
+// It leaves reading, writing and deciding who is quiet to its user. Read [Poller] first. A single goroutine
+// calls Wait; the other methods may be called
 // concurrently with it. A Poller never closes a descriptor that it is told to
 // watch; its user removes each before closing it.
 //

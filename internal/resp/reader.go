@@ -2,8 +2,8 @@
 // commands in, replies out, both without copies beyond the one buffer.
 //
 // It leaves connections, batches and the meaning of commands to its caller. Start
-// with [Reader] and [Writer]. Neither may be used by two goroutines at a time. What
-// commands a Reader returns lies in its buffer until the next Fill.
+// with [Reader] and [Writer]. Neither may be used by two goroutines at a time. Commands that a Reader
+// returns lie in its buffer until the next Fill.
 //
 // The limits and the texts of protocol errors are those of Redis 7
 // (networking.c, sds.c).
@@ -93,8 +93,8 @@ func (d *Reader) Release() {
 	d.reserved, d.buf, d.args, d.spans = 0, nil, nil, nil
 }
 
-// Fill reads once from the source, and waits if there is nothing. What Next
-// returned before is invalid afterwards. Commands that are announced to be long get
+// Fill reads once from the source, and waits if there is nothing. Commands that Next returned before are
+// invalid afterwards. Commands that are announced to be long get
 // room as their bytes arrive, not before.
 func (d *Reader) Fill() error {
 	if cap(d.args) > maxArena {

@@ -43,8 +43,7 @@ func parse(src io.Reader, l Limits) (cmds [][]string, err error) {
 	}
 }
 
-// TestVectors reads commands (Go string escapes) and writes replies. What arrives
-// byte by byte must mean the same.
+// TestVectors reads commands (Go string escapes) and writes replies. Input that arrives byte by byte must mean the same.
 func TestVectors(t *testing.T) {
 	datadriven.RunTest(t, "testdata/commands", func(t *testing.T, d *datadriven.TestData) string {
 		l := testLimits()

@@ -4,7 +4,7 @@
 // internal/engine.
 //
 // Start with [Agenda]. Its methods may be called concurrently; it owns no buffers, and a
-// request that it has given belongs to whoever performs it. The form is that of server/lead: a
+// request that it has given belongs to the goroutine that performs it. The form is that of server/lead: a
 // machine whose time and whose answers come from outside.
 package session
 
@@ -25,7 +25,7 @@ import (
 // sessions are fenced, and splits; and of memory nodes connections. It is a
 // machine without I/O, clocks or goroutines, in the manner of server/lead: lanes say what
 // they miss (its methods Want… are most of an engine.Control), [Agenda.Due]
-// gives what is to be asked now, whoever performs it calls [Agenda.Answer] once with what
+// gives what is to be asked now, and its caller calls [Agenda.Answer] once with what
 // came of it, which tells the lanes, and [Agenda.Next] is when to look again. The client
 // performs it with goroutines, the simulator as choices.
 //
@@ -48,6 +48,7 @@ type Agenda struct {
 		number   uint64 // of the latest renewal, also Core's count of them
 		next     int64  // when one is due anyway
 		sent     int64  // when the one was sent that was answered last
+		quiet    int64  // how long after it the next one is due, 0: as often as others
 		busy     bool   // operations were performed since the last one
 		wasBusy  bool   // and before it
 		awaits   uint64 // number of the renewal that was answered and said last that places are in limbo
@@ -106,10 +107,13 @@ const (
 // Ask is one request: to the directory, or, of the last two kinds, to a memory node.
 type Ask struct {
 	Kind  AskKind
-	Renew *dirpb.RenewRequest        // AskRenew
-	Grant *dirpb.GrantExtentRequest  // AskGrant
-	Fence *dirpb.SessionStateRequest // AskFence
-	Split *dirpb.RequestSplitRequest // AskSplit
+	Renew *dirpb.RenewRequest // AskRenew
+	// Within is how long a renewal may take, in nanoseconds, before it is given up and another
+	// one is tried.
+	Within int64
+	Grant  *dirpb.GrantExtentRequest  // AskGrant
+	Fence  *dirpb.SessionStateRequest // AskFence
+	Split  *dirpb.RequestSplitRequest // AskSplit
 
 	Lane        *engine.Lane // AskHangup, AskDial: whose connection
 	Node        uint32       // AskHangup, AskDial: and to which memory node

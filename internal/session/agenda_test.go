@@ -190,7 +190,7 @@ func TestAgendaRenews(t *testing.T) {
 	if q = a.renewal(); q.Renew.Number != 3 {
 		t.Fatalf("asked %v", q.Renew)
 	}
-	// One that is lost is followed by the next, in time, which says the same again.
+	// A renewal that is lost is followed by the next, in time, which says the same again.
 	a.Answer(q, session.Reply{Err: errLost})
 	if q = a.renewal(); q.Renew.Number != 4 || q.Renew.AckedMapVersion != 4 {
 		t.Fatalf("asked %v", q.Renew)
@@ -214,6 +214,7 @@ func TestAgendaQuiet(t *testing.T) {
 		}
 	}
 	epoch := uint64(0)
+	var within int64 // how long the last renewal might have taken
 	renew := func() *dirpb.RenewRequest {
 		t.Helper()
 		epoch += 2
@@ -221,6 +222,7 @@ func TestAgendaQuiet(t *testing.T) {
 			a.now = a.Next()
 		}
 		q := a.renewal()
+		within = q.Within
 		a.answer(q, reply(epoch))
 		return q.Renew
 	}
@@ -228,11 +230,17 @@ func TestAgendaQuiet(t *testing.T) {
 	next("nothing happens", quiet)
 	a.Busy()
 	renew()
+	if within != quiet {
+		t.Errorf("a quiet session's renewal is given up after %d ms, want %d: when the next one is due", within/1e6, quiet/1e6)
+	}
 	next("operations were performed", renewEvery)
 	renew()
+	if within != 5*renewEvery {
+		t.Errorf("another session's renewal is given up after %d ms, want %d", within/1e6, 5*renewEvery/1e6)
+	}
 	next("none since", quiet)
 
-	// What happens while it is quiet.
+	// stirs are the events that may come while it is quiet.
 	stirs := map[string]func(){
 		"an operation waits": func() { a.Stir() },
 		"a place comes into limbo": func() {
@@ -260,7 +268,7 @@ func TestAgendaQuiet(t *testing.T) {
 	}
 	next("the map is acknowledged", quiet)
 
-	// Who is called renews at once, and again with what it learns.
+	// A session that is called renews at once, and again with what it learns.
 	a.now += renewEvery
 	a.Called()
 	before := a.renewal()
@@ -386,7 +394,7 @@ func TestAgendaWantsMemory(t *testing.T) {
 	if q.Grant.WantUnits != 20000 {
 		t.Fatalf("asked %v", q.Grant)
 	}
-	// What cannot be memory of the placement group is not taken.
+	// Runs that cannot be memory of the placement group are not taken.
 	a.grant(q, 4, 3, fresh(1, heapLo-1, 2), fresh(1, 1<<20-1, 2), fresh(1, heapLo, 5), fresh(2, heapLo+1<<14, 5), fresh(1, heapLo+1<<14, 5))
 	a.granted(1<<14 + 5)
 	if n := a.Counts().Refused; n != 2+2+5 {
@@ -495,8 +503,7 @@ func TestAgendaEarlyRuns(t *testing.T) {
 	}
 }
 
-// What a renewal hands back is forgotten before it is sent, and not handed back again,
-// whatever becomes of it.
+// Places that a renewal hands back are forgotten before it is sent, and not handed back again, whatever becomes of it.
 func TestAgendaHandsBackOnce(t *testing.T) {
 	a := newAgenda(t)
 	a.view(3, 1)
@@ -642,7 +649,7 @@ func TestAgendaSurplus(t *testing.T) {
 	if n := returned(a.renew(supply(&dirpb.Supply{FloorUnits: 20_000}))); n != 100_000 {
 		t.Fatalf("returned %d units", n)
 	}
-	// One that waits for more keeps all where memory is not short.
+	// A session that waits for more keeps all if memory is not short.
 	a.now += 10 * second
 	a.grant(a.wants(10), 4, 3, fresh(1, 3<<18, 90_000))
 	q := a.wants(300_000)
@@ -686,7 +693,7 @@ func TestAgendaSurplus(t *testing.T) {
 	}
 }
 
-// What was used in the last seconds is kept, foreign places too.
+// Places that were used in the last seconds are kept, foreign ones too.
 func TestAgendaKeepsWhatItUses(t *testing.T) {
 	a := newAgenda(t)
 	a.view(3, 1)

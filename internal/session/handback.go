@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// A renewal hands back so many places at most, and more where memory is short.
+	// A renewal hands back so many places at most, and more if memory is short.
 	handBacks, handBacksShort = 1 << 14, 1 << 15
 	// It returns so many own runs at most, none shorter than leastReturn units unless memory
 	// is short.
@@ -50,7 +50,7 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 	a.mu.backlog = false
 	tell, news := a.mu.held == 0 || now-a.mu.held >= heldEvery, false
 	for _, m := range a.core.Heaps() {
-		// Where memory is short the directory must know soon who has how much.
+		// If memory is short the directory must know soon who has how much.
 		if short := a.core.Supply(m.PG).Short; short && now-a.mu.held >= heldShort || a.pg(m.PG).told == nil {
 			tell, news = true, true
 		}
@@ -88,8 +88,8 @@ func (a *Agenda) handBack(q *dirpb.RenewRequest, now int64) {
 
 func heldOf(m engine.Memory, f *engine.Flow) *dirpb.Held {
 	st := m.Heap.Stats()
-	// What is free or in limbo, and what is linked, is counted by one account; how much of the
-	// former is which is as of the last renewal.
+	// A single account counts what is free or in limbo, and what is linked; the split of the former is as
+	// of the last renewal.
 	net, supply := f.Net(), uint64(max(f.Supply(), 0))
 	limbo := min(f.Limbo(), supply)
 	foreign := min(st.ForeignFree, supply-limbo)
@@ -148,8 +148,8 @@ func (a *Agenda) surplus(q *dirpb.RenewRequest, m engine.Memory, p *agendaPG, f 
 	keep, least := max(s.Floor, used), uint32(leastReturn)
 	switch {
 	case lacks:
-		// What it has free and does not use is too short for its records, and has to be put
-		// together with what others have.
+		// Its free places that it does not use are too short for its records, and have to be put together
+		// with those of others.
 	case s.Short:
 		// Others lack memory: what is used goes round faster then.
 		keep, least = max(s.Floor, min(used, free/2)), 1

@@ -35,7 +35,7 @@ func (a *agenda) rests(next int64) {
 }
 
 // A question is asked once at a time, and not again for a while after its answer, which may
-// be none. One that a lane still has then is asked anew, and no other.
+// be none. A question that a lane still has then is asked anew, and no other.
 func TestAgendaQuestions(t *testing.T) {
 	type kind struct {
 		kind  session.AskKind
@@ -91,7 +91,7 @@ func TestAgendaQuestions(t *testing.T) {
 	}
 }
 
-// What was wanted, and is no more when its pause ends, is not asked again.
+// A question that nobody has any more when its pause ends is not asked again.
 func TestAgendaQuestionsOver(t *testing.T) {
 	a := newAgenda(t)
 	a.WantFenced(9)

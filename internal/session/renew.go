@@ -23,7 +23,7 @@ func (a *Agenda) Hurry() {
 }
 
 // Called makes a renewal due, and another one at once behind it if its reply brings a later
-// epoch, which is what somebody waits to hear of.
+// epoch, for which somebody waits.
 func (a *Agenda) Called() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -115,11 +115,17 @@ func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	}
 	a.mu.told, a.mu.hurry, a.mu.renewing = k, false, true
 	a.mu.wasBusy, a.mu.busy = a.mu.busy, false
+	within := max(5*a.o.Renew, int64(time.Second))
+	if a.core.Quiet() {
+		// Nothing waits for it. A timer that is stopped wakes the process all the same when it
+		// would have run out: now it does when the next renewal is due.
+		within = max(within, a.mu.quiet)
+	}
 	a.core.SetQuiet(false)
 	a.mu.number = a.core.BeginRenew()
 	q.Number = a.mu.number
 	q.InLimbo = a.core.InLimbo() && a.core.LastUnlink() >= a.mu.awaits
-	return Ask{Kind: AskRenew, Renew: q}
+	return Ask{Kind: AskRenew, Renew: q, Within: within}
 }
 
 // Again makes another try of a renewal whose fate is not known: a renewal of its own,
@@ -131,7 +137,7 @@ func (a *Agenda) Again(first Ask) Ask {
 	q := first.Renew
 	a.untold()
 	a.mu.number = a.core.BeginRenew()
-	return Ask{Kind: AskRenew, Renew: &dirpb.RenewRequest{SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
+	return Ask{Kind: AskRenew, Within: first.Within, Renew: &dirpb.RenewRequest{SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
 		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number, InLimbo: q.InLimbo}}
 }
 
@@ -196,7 +202,8 @@ func (a *Agenda) rest(sent int64, millis uint64, now int64) {
 		a.core.SetQuiet(false)
 		return
 	}
-	a.mu.next = max(a.mu.next, sent+int64(min(millis, maxQuietMillis))*int64(time.Millisecond))
+	a.mu.quiet = int64(min(millis, maxQuietMillis)) * int64(time.Millisecond)
+	a.mu.next = max(a.mu.next, sent+a.mu.quiet)
 }
 
 // maxQuietMillis bounds what a session takes from a directory.

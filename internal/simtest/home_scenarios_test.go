@@ -7,7 +7,7 @@ import (
 
 // Schedules for tempting rules about memory that goes home.
 func init() {
-	// home is a heap of four units that goes round, granted unit by unit. Each epoch is long
+	// home is a heap of four units that goes round, granted unit by unit. Each reclaim epoch is long
 	// enough for what came back to be granted again.
 	home := func(c Config) Config {
 		c.HeapUnits, c.Leap = cmp.Or(c.HeapUnits, 4), cmp.Or(c.Leap, 1100)
@@ -78,7 +78,7 @@ func init() {
 		"h3-delivered-behind-a-recall": {inPlace(Config{Scripts: pair, Setup: one, Warm: true}),
 			cat(deleted("c0", "c1", "c2"), []string{"c1 hands back", "c1 renewal served", "c1 renewal answered", "E advances", "c0 sends renewal",
 				"c0 renewal served", "c0 gives up"}, recall("c2", "c0", "c1"), []string{"c0 begins", "c0*", "c0 late * answered"})},
-		// c1 closes, and its limbo waits for c0 until an epoch has passed. By then a recall has
+		// c1 closes, and its limbo waits for c0 until a reclaim epoch has passed. By then a recall has
 		// taken the place from c0: it has a home no more, and c0 no longer has it in use.
 		"h3-queued-behind-a-recall": {inPlace(Config{Scripts: [][]Step{{k(Put, 0)}, {k(Del, 0), k(Close, 0)}}, Setup: one, Warm: true}),
 			cat([]string{"c1 begins", "c1*", "c1 begins"}, recall("c2", "c0"), []string{"c0 begins", "c0*"})},

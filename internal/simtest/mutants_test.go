@@ -20,8 +20,8 @@ var (
 // The places in which most mistakes are made.
 const (
 	op    = "index"
-	evict = "index/evict.go"
-	work  = "index"
+	evict = "index/repair/evict.go"
+	work  = "index/repair"
 	env   = "internal/engine/env.go"
 	lane  = "internal/engine"
 	core  = "internal/engine/core.go"
@@ -39,8 +39,8 @@ var mutants = []mutant{
 		"	o.env.Forget(o)\n	switch c.State() {\n",
 		"o.env.Forget(o)\nif o.Kind == Put && o.Cond == Always {\nreturn o.finish(nil)\n}\nswitch c.State() {\n"}}},
 	{"no-insert-lock", "an insert holds the group's lock", []edit{{op,
-		"	if !o.locked {\n		o.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,\n			Expect: uint64(o.lockExpect)",
-		"o.locked = true\nif !o.locked {\no.add(Access{Verb: CAS, Space: Index, Off: o.lockOff,\nExpect: uint64(o.lockExpect)"}}},
+		"	if !o.locked {\n		o.addLock(o.home())\n",
+		"o.locked, o.lock, o.lockOff = true, layout.MakeLock(o.env.Session(), o.env.Stamp()), o.home()+layout.GroupLockOff\nif !o.locked {\no.addLock(o.home())\n"}}},
 	{"break-lock-early", "a lock is broken only when its owner's fence is confirmed", []edit{{op,
 		"(after != stepLockGroup || !o.OwnerFenced || !sameMemory", "(after != stepLockGroup || !sameMemory"}}},
 	{"ver-stays", "a place's next life has another ver", []edit{{env,
@@ -89,22 +89,22 @@ var mutants = []mutant{
 	{"join-skips-empty", "a joiner gets EMPTY words, too", []edit{{work,
 		"	list := o.segmentDiffers()\n	o.Work.Synced", "list := slices.DeleteFunc(o.segmentDiffers(), func(r wordRef) bool {\n" +
 			"i := int((r.base - o.Work.Off) / layout.GroupSize)\n" +
-			"return r.slot != headerSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty\n})\no.Work.Synced"}}},
+			"return r.slot != index.HeaderSlot && o.groupOf(i, 0).Slot(int(r.slot)).State() == layout.Empty\n})\no.Work.Synced"}}},
 	{"read-joiner", "no reader believes a joiner alone", []edit{{"internal/engine/view.go", "Joining: p.GetJoining(),", "Joining: false,"}}},
 	{"follow-moved-at-a", "MOVED is followed when P shows it", []edit{{op,
 		"		// Nobody follows it before the tail shows it.\n		return o.sync(o.slot, 1, stepStart)\n", "o.need()\nreturn o.goChild(true, o.group(0), o.home())\n"}}},
 	{"follow-split-at-a", "SPLIT is followed when P shows it", []edit{{op,
-		"		// Nobody follows it before the tail shows it.\n		return o.sync(headerSlot, 1, stepSplitSeen)\n", "return o.splitSeen()\n"}}},
+		"		// Nobody follows it before the tail shows it.\n		return o.sync(HeaderSlot, 1, stepSplitSeen)\n", "return o.splitSeen()\n"}}},
 	{"insert-half-moved", "no insert into a group whose move is not over", []edit{{op, "if o.moveUnfinished(g) {\n", "if false {\nreturn 0\n"}}},
 	{"insert-in-child", "a child takes a key when the key's group has moved", []edit{{op, "if o.child != 0 && !o.sureChild {\n		// Only", "if false {\n		// Only"}}},
 	{"copy-before-frozen", "the child gets a word when P shows it FROZEN", []edit{{work,
-		"		return o.setMoved(o.setSplit)\n	}\n	w.swings = w.swings[:0]\n	for _, it := range w.mine() {\n		// Whoever froze it",
-		"return o.setMoved(o.setSplit)\n}\nif true {\nreturn o.readChild()\n}\nw.swings = w.swings[:0]\nfor _, it := range w.mine() {\n// Whoever froze it"}}},
+		"		return o.setMoved(o.setSplit)\n	}\n	w.swings = w.swings[:0]\n	for _, it := range w.mine() {\n		// A took exactly",
+		"return o.setMoved(o.setSplit)\n}\nif true {\nreturn o.readChild()\n}\nw.swings = w.swings[:0]\nfor _, it := range w.mine() {\n// A took exactly"}}},
 	{"moved-before-copy", "MOVED follows the copy", []edit{{work, "	return o.publishSwings(o.readChild)\n",
-		"return o.publishSwings(func() Action { return o.setMoved(o.readChild) })\n"}}},
+		"return o.publishSwings(func() index.Action { return o.setMoved(o.readChild) })\n"}}},
 	{"child-only-at-a", "the child's word is set on every replica", []edit{
 		{work, "return o.syncWords(half, o.linkChild)", "return o.syncWords(half[:0], o.linkChild)"},
-		{work, "return o.swingA(func() Action { return o.publishSwings(linked) })", "return o.swingA(linked)"}}},
+		{work, "return o.swingA(func() index.Action { return o.publishSwings(linked) })", "return o.swingA(linked)"}}},
 	{"clean-early", "MOVED is cleared when every session has acknowledged", []edit{{"server/lead/view.go",
 		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_CLEAN && f.acked < j.Barrier"}}},
 	{"resume-publish", "no publish is carried over into a new view", []edit{{op,
@@ -117,7 +117,7 @@ var mutants = []mutant{
 	{"recall-a-only", "a recall syncs what replicas still show", []edit{{work,
 		"	// A replica may still show what is gone at A, and that lies in the extent.\n", "if true {\nreturn o.finishWork()\n}\n"}}},
 	{"recall-p-only", "a recall moves what A shows", []edit{{work,
-		"		g := o.image(0, 0)\n		w.items = nil\n", "g := o.image(0, o.Route.PG.tail())\nw.items = nil\n"}}},
+		"		g := o.image(0, 0)\n		w.items = nil\n", "g := o.image(0, o.Route.PG.Replicas-1)\nw.items = nil\n"}}},
 	{"recall-no-wait", "a recalled extent is free one epoch after the scan", []edit{
 		{"server/lead/plan.go", "if x.Scanned && least > x.Epoch {", "if x.Scanned {"},
 		{"server/lead/plan.go", "Epoch: epoch, MinEpoch: least,", "Epoch: x.Epoch, MinEpoch: x.Epoch + 1,"},
@@ -127,17 +127,17 @@ var mutants = []mutant{
 	{"silent-acked", "a silent session has acknowledged when it is fenced, not before", []edit{{"server/lead/view.go",
 		"	for _, x := range s.Sessions() {\n		f := v.floor", "for _, x := range s.Sessions() {\nif x.Life != dirpb.SessionLife_SESSION_LIVE {\ncontinue\n}\nf := v.floor"}}},
 	{"version-clash", "versions carry a discriminator", []edit{{lane, "disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}", "disc: 0}"}}},
-	{"evict-unpublished", "an eviction ends when P shows it", []edit{{evict, "			return o.publishSwings(func() Action {\n				o.unlinkFreed()\n",
-		"return func(then func() Action) Action { return then() }(func() Action {\no.unlinkFreed()\n"}}},
-	{"evict-frees-first", "an evicted place goes to limbo after its publish", []edit{{evict, "			return o.publishSwings(func() Action {\n				o.unlinkFreed()\n",
-		"o.unlinkFreed()\nreturn o.publishSwings(func() Action {\no.unlinkFreed()\n"}}},
+	{"evict-unpublished", "an eviction ends when P shows it", []edit{{evict, "			return o.publishSwings(func() index.Action {\n				o.unlinkFreed()\n",
+		"return func(then func() index.Action) index.Action { return then() }(func() index.Action {\no.unlinkFreed()\n"}}},
+	{"evict-frees-first", "an evicted place goes to limbo after its publish", []edit{{evict, "			return o.publishSwings(func() index.Action {\n				o.unlinkFreed()\n",
+		"o.unlinkFreed()\nreturn o.publishSwings(func() index.Action {\no.unlinkFreed()\n"}}},
 	{"evict-at-tail", "A decides evictions", []edit{
-		{evict, "		return o.emptyNow(list, o.evicted, func() Action {\n", "a := o.emptyNow(list, o.evicted, func() Action {\n"},
+		{evict, "		return o.emptyNow(list, o.evicted, func() index.Action {\n", "a := o.emptyNow(list, o.evicted, func() index.Action {\n"},
 		{evict, "				return o.finishWork()\n			})\n		})\n	})\n",
-			"return o.finishWork()\n})\n})\nfor i := range o.Accesses {\no.Accesses[i].Replica = o.Route.PG.tail()\n}\nreturn a\n})\n"}}},
+			"return o.finishWork()\n})\n})\nfor i := range o.Accesses {\no.Accesses[i].Replica = o.Route.PG.Replicas - 1\n}\nreturn a\n})\n"}}},
 	{"evict-frozen", "FROZEN words are not evicted", []edit{{evict, "if x.State() != layout.Live {\n				continue\n			}\n			if o.Work.Only", "if !x.Readable() {\ncontinue\n}\nif o.Work.Only"}}},
 	{"evict-unproven", "an access word proves no expiry", []edit{{evict, "if e.Access.Expired(now) && !e.Expired {", "if false {"}}},
-	{"evict-as-delete", "an eviction's EMPTY is no delete's of its session", []edit{{evict, "return x.Delete(^o.env.Session())", "return o.deleted(x)"}}},
+	{"evict-as-delete", "an eviction's EMPTY is no delete's of its session", []edit{{evict, "return x.Delete(^o.Env().Session())", "return o.deleted(x)"}}},
 	{"deletes-together", "a session's deletes of one key are decided one after the other", []edit{{op, "if o.env.Deleting(o) {", "if false {"}}},
 	{"unchanged-by-place", "\"unchanged\" goes by the whole word", []edit{{op, "case h.Word == o.x && h.Word.Readable():",
 		"case h.Word == o.x && h.Word.Readable(), h.Word.Unit() == o.x.Unit() && h.Word.Ver() == o.x.Ver():"}}},
@@ -145,7 +145,7 @@ var mutants = []mutant{
 		"	case h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)", "case h.Word.State() == layout.Empty:\nreturn o.absent()\ncase h.Word.Readable() && h.Word.FP() == layout.FP(o.Hash)"}}},
 	{"unchanged-for-ever", "the slot says nothing of a record that expires", []edit{{op,
 		"h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o", "h.Version == o.IfVersion && !o"}}},
-	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node.go",
+	{"no-fence", "a memory node confirms a fence that it has made", []edit{{"internal/simtest/node_test.go",
 		"		w.fenceAll(n, c.fence)\n		n.barred[c.fence] = true\n", ""}}},
 	{"no-lease", "nothing is answered without a lease", []edit{{lane, "return l.core.LeaseValid() }", "return true }"}}},
 }

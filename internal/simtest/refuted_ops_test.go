@@ -37,7 +37,7 @@ func init() {
 		Config{Units: 2, Epochs: 3, Scripts: [][]Step{{k(Put, 0), k(Put, 0)}, {k(Get, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}},
 		[]string{"c1 begins", "c1>read-records", "c0 begins", "c0*", "c0 begins", "c0 m0 WRITE", "c1*", "c1 begins", "c1*", "c0*"}}
 
-	// Tempting: a place's ver is the epoch in which it was taken. Epochs repeat, modulo what
+	// Tempting: a place's ver is the reclaim epoch in which it was taken. Reclaim epochs repeat, modulo what
 	// fits, and a round of them later the place holds another key's record, in the same
 	// slot under the same word: c1, which remembers that word, would replace the other
 	// key. Harmless if ver counts the place's lives.

@@ -92,11 +92,11 @@ var scenarios = map[string]scenario{
 		cat(epochs, []string{"E advances", "c0 sends renewal", "c0 renewal served", "E advances", "c1 renews", "c1 renews", "c1 begins", "c0 begins", "c0*",
 			"c0 renewal answered", "c0 renews", "c0 renews", "c0 renews", "c0 begins", "c0*"})},
 
-	// The epoch as ver: the place's next life, four epochs on, has the same word.
+	// The reclaim epoch as ver: the place's next life, four reclaim epochs on, has the same word.
 	"r15-ver-counts-lives": {Config{Units: 1, Epochs: 8, Scripts: [][]Step{{k(Del, 0), k(Put, 1)}, {k(Put, 0)}}, Setup: one},
 		cat([]string{"c0 begins", "c0*"}, epochs, epochs, epochs, epochs, []string{"c0 begins", "c0*"})},
 
-	// c0's memory goes back to the directory, and after more than a thousand epochs to c2, whose
+	// c0's memory goes back to the directory, and after more than a thousand reclaim epochs to c2, whose
 	// key gets the very word that c1 remembers of another key.
 	"r16-an-old-hint": {Config{HeapUnits: 1, Leaders: 1, Epochs: 3, Scripts: [][]Step{{k(Del, 0), k(Close, 0)}, {k(Del, 0)}, {k(Put, 1)}}, Setup: one, Warm: true},
 		[]string{"c0 begins", "c0*", "c0 begins", "another", "directory*", "c1 renews", "c2 renews", "c1 renews", "c2 renews",

@@ -246,12 +246,12 @@ var wide = map[string]Config{
 		{k(Del, 0), k(Put, 2), k(Del, 1), k(Put, 0), k(Close, 0)},
 		{k(Get, 0), k(Put, 1), k(Del, 2), k(Put, 3), k(Put, 2), k(Get, 0)}},
 		Setup: []Step{k(Put, 0)}, Warm: true},
-	// What came back is soon granted again.
+	// Memory that came back is soon granted again.
 	"home-tight": {HeapUnits: 3, Units: 3, Stingy: true, Waits: true, Epochs: 14, Leap: 1100, Losses: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 0), k(Put, 1), k(Put, 0), k(Put, 0), k(Get, 1)},
 		{k(Del, 0), k(Put, 0), k(Del, 1), k(Put, 1), k(Del, 0), k(Put, 0)}},
 		Setup: []Step{k(Put, 0)}, Warm: true},
-	// As before, with epochs that pass slowly: what comes back must wait for all of them.
+	// As before, with reclaim epochs that pass slowly: what comes back must wait for all of them.
 	"home-slow": {HeapUnits: 6, Units: 6, Stingy: true, Waits: true, Epochs: 16, Leap: 2, Losses: 1, Crashes: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 1), k(Close, 0)},
 		{k(Get, 0), k(Del, 0), k(Put, 2), k(Del, 1), k(Put, 0), k(Put, 0)},
@@ -266,7 +266,7 @@ var wide = map[string]Config{
 		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 2)},
 		{k(Del, 0), k(Put, 1), k(Del, 1), k(Put, 0)}},
 		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
-	// What a killed client leaves comes back without anybody asking.
+	// Memory that a killed client leaves comes back without anybody asking.
 	"home-reclaim": {Reclaims: true, TwoExtents: true, Janitors: 1, Units: 3, Waits: true, Stingy: true, Epochs: 10, Leap: 1100, Losses: 1, Crashes: 1, Leaders: 1, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 2)},
 		{k(Del, 0), k(Put, 1), k(Del, 1), k(Put, 0), k(Put, 3)}},

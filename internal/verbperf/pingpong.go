@@ -129,8 +129,7 @@ func (v *volley) write(ctx context.Context, i uint64, limit time.Duration) error
 	w := &v.wr[0]
 	w.Flags &^= rdma.Signaled
 	if i%v.signal == 0 {
-		// What was signaled last was acknowledged long ago, or its message would not
-		// have been answered.
+		// The WR that was signaled last was acknowledged long ago, or its message would not have been answered.
 		if err := v.until(ctx, limit, "completion of an earlier one", func() bool { return v.unpolled == 0 }); err != nil {
 			return err
 		}

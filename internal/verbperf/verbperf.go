@@ -58,7 +58,7 @@ type Result struct {
 	Depth       int     `json:"depth"`
 }
 
-// Passive lends [Region] bytes to whoever connects and knows their key, and
+// Passive lends [Region] bytes to anybody who connects and knows their key, and
 // answers one ping-pong at a time.
 type Passive struct {
 	dev *rdma.Device

@@ -1,7 +1,7 @@
 // Package verbstest tries the whole store over real verbs: directory, memory nodes
 // and kvctl as processes of their own, and clients in the test, each with an RDMA
-// adapter of its own. What a provider promises is rdma/rdmatest's to judge, and
-// faults of processes are internal/nemesis's; here is what only an adapter shows:
+// adapter of its own. The promises of a provider are rdma/rdmatest's to judge, and faults of processes are
+// internal/nemesis's; here is what only an adapter shows:
 // what it refuses, that memory nodes' processors rest, fencing of queue pairs,
 // lost packets, and the two atomic domains.
 //

@@ -89,8 +89,8 @@ func TestLossyCompletions(t *testing.T) {
 		t.Fatalf("the index's last word is %#x, want 0: it is in use", b)
 	}
 
-	// A chain is what an operation of the store posts on one queue pair. What its CAS
-	// finds is known, and what its READ of the slot's last WRITE. A READ may be
+	// A chain is what an operation of the store posts on one queue pair. The word that its CAS finds is
+	// known, and so is the one that its READ of the slot's last WRITE finds. A READ may be
 	// repeated, and then sees a WRITE behind it; the store has none of the same bytes.
 	type chain struct {
 		wrs   []rdma.WR

@@ -12,8 +12,8 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// What a session may not do, the adapter refuses; it costs the session the
-// connection that it asked over, and nobody else anything.
+// The adapter refuses what a session may not do; that costs the session the connection that it asked over,
+// and nobody else anything.
 func TestSecurityMatrix(t *testing.T) {
 	needs(t, "1")
 	s := newStore(t, 2*time.Second, node{"m1", 0, []string{"--janitor"}}, node{"m2", 1, nil})

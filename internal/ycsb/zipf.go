@@ -7,8 +7,8 @@ import (
 
 // Zipf draws ranks 0, 1, … with probability proportional to 1/(rank+1)^theta,
 // in constant time and memory, for theta in (0, 1), which math/rand's Zipf does
-// not serve. The two lowest ranks are exact, the others within the error of
-// Gray's inversion. One goroutine at a time.
+// not serve. The two lowest ranks are exact, the others within the error of Gray's inversion. It serves one
+// goroutine at a time.
 type Zipf struct {
 	n            uint64
 	theta, zetan float64

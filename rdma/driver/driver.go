@@ -287,8 +287,8 @@ type QPState uint8
 
 const (
 	StateRTS QPState = 1 + iota
-	// StateErr: nothing posted from now on takes effect. What was posted may
-	// still land until the peer confirms (Peer.Fence) or the QP is Closed.
+	// StateErr: nothing posted from now on takes effect. WRs posted before may still land until the peer
+	// confirms (Peer.Fence) or the QP is Closed.
 	StateErr
 	StateClosed
 )
@@ -319,7 +319,7 @@ type QP interface {
 // whose Close waits for a confirmation have it.
 type Aborter interface {
 	// Abort is Close, at once: what was posted may still land, which is of no
-	// interest where the peer's memory has been given up.
+	// interest if the peer's memory has been given up.
 	Abort() error
 }
 

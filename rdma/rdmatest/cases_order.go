@@ -11,7 +11,7 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// One chain whose every WR depends on those before it. Fence stands where the
+// chainOrder posts a chain whose every WR depends on those before it. Fence stands where the
 // contract lets a READ change places.
 func chainOrder(t *testing.T, e *Env) {
 	mr := e.Memory(64, All)

@@ -15,7 +15,7 @@ import (
 //
 //	word 0  seq     odd while the dialer is inside PostSend; the dialer adds 1
 //	                when entering and again when leaving
-//	word 1  barred  not 0: whoever enters must leave without touching anything.
+//	word 1  barred  not 0: a dialer that enters must leave without touching anything.
 //	                Set by either side, never cleared
 //
 // The dialer stores seq, then loads barred; the passive side stores barred,
@@ -36,14 +36,14 @@ const (
 
 func cellOf(b []byte) *cell { return (*cell)(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// enter announces operation number seq+1, and tells whether it may go on.
-func (c *cell) enter(seq uint64) bool {
+// beginOp announces operation number seq+1, and tells whether it may go on.
+func (c *cell) beginOp(seq uint64) bool {
 	atomic.StoreUint64(&c.seq, seq+1)
 	return atomic.LoadUint64(&c.barred) == 0
 }
 
-// leave ends the operation; its loads and stores are done before.
-func (c *cell) leave(seq uint64) {
+// endOp ends the operation; its loads and stores are done before.
+func (c *cell) endOp(seq uint64) {
 	if tso {
 		// A plain store is a release store here, and half the price of the
 		// XCHG that sync/atomic makes of it.

@@ -81,7 +81,7 @@ func listenUnix(addr string) (*net.UnixListener, error) {
 	if strings.HasPrefix(addr, "@") {
 		return net.ListenUnix("unixpacket", ua)
 	}
-	// One process at a time looks whether the socket is stale and replaces it.
+	// Processes look one at a time whether the socket is stale, and replace it.
 	dir, err := os.Open(filepath.Dir(addr))
 	if err != nil {
 		return nil, err
@@ -290,8 +290,8 @@ func (p *peer) freeLocked() {
 	_ = p.mem.Free()
 }
 
-// release ends the connection's goroutine's part in the peer. One that could
-// not be confirmed keeps its cell, and its place in the PD.
+// release ends the connection's goroutine's part in the peer. A peer that could not be confirmed keeps its
+// cell, and its place in the PD.
 func (p *peer) release() {
 	p.l.d.mu.Lock()
 	defer p.l.d.mu.Unlock()
@@ -369,7 +369,7 @@ func (p *peer) deadLocked() bool {
 // whether that came before giveUp.
 func (p *peer) confirm(giveUp <-chan struct{}) bool {
 	var b backoff
-	for !p.settle() {
+	for !p.settleBarred() {
 		select {
 		case <-giveUp:
 			return false
@@ -380,8 +380,8 @@ func (p *peer) confirm(giveUp <-chan struct{}) bool {
 	return true
 }
 
-// settle records that a barred peer is outside for ever, if it is.
-func (p *peer) settle() bool {
+// settleBarred records that a barred peer is outside for ever, if it is.
+func (p *peer) settleBarred() bool {
 	if _, busy := p.inside(); busy {
 		return false
 	}
@@ -663,7 +663,7 @@ type answer struct {
 	off       uint64 // of the MR in the memfd, bytes
 	n         uint64 // of the MR, bytes
 	fileBytes uint64
-	fd        int // -1 unless status is Success; whoever holds the answer closes it
+	fd        int // -1 unless status is Success; the holder of the answer closes it
 }
 
 func (a answer) close() {

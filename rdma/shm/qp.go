@@ -96,8 +96,8 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 		n, err = q.reserve(n)
 	}
 	c, seq := q.cell, q.seq
-	if !c.enter(seq) {
-		c.leave(seq)
+	if !c.beginOp(seq) {
+		c.endOp(seq)
 		q.seq = seq + 2
 		return 0, q.refusal()
 	}
@@ -162,7 +162,7 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 			break
 		}
 	}
-	c.leave(seq)
+	c.endOp(seq)
 	q.seq = seq + 2
 	if cq.tail != tail {
 		cq.signal()

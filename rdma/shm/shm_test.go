@@ -16,7 +16,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// One device at both ends, as kvd dev uses it, over an abstract socket.
+// A single device is both ends, as kvd dev uses it, over an abstract socket.
 func TestConformanceOneDevice(t *testing.T) {
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
 		d := open(t)

@@ -451,7 +451,7 @@ func unsealed(t *testing.T, size int64) int {
 	return fd
 }
 
-// Whatever a memory node sends, Dial fails with an error and leaks nothing.
+// Dial fails with an error and leaks nothing, whatever a memory node sends.
 func TestHostileWelcome(t *testing.T) {
 	s, err := newSide(Options{}, driver.AccessLocal)
 	must(t, err)
@@ -509,8 +509,8 @@ func openFDs(t *testing.T) int {
 	return len(e)
 }
 
-// Whatever it answers about an rkey, the WR fails with a status, and nothing is
-// mapped that could crash us. Silence ends after RequestTimeout.
+// A WR fails with a status, whatever the memory node answers about an rkey, and nothing is mapped that
+// could crash us. Silence ends after RequestTimeout.
 func TestHostileAnswer(t *testing.T) {
 	cell, err := mem.AllocControl(64, "cell", false)
 	must(t, err)

@@ -132,7 +132,7 @@ func (l *listener) Close() error {
 func (p *peer) Remote() string { return p.remote }
 
 // Fence confirms at once. In manual mode it drops what is in the network; a
-// caller who wants some of it to land fires that first.
+// caller that wants some of it to land fires that first.
 func (p *peer) Fence(context.Context) error {
 	f := p.l.dev.f
 	f.mu.Lock()

@@ -39,7 +39,7 @@ func conformance(t *testing.T, o sim.Options) {
 
 func TestConformance(t *testing.T) { conformance(t, sim.Options{}) }
 
-// One device is both ends; units are cache lines; READs overtake atomics.
+// A single device is both ends; units are cache lines; READs overtake atomics.
 func TestConformanceLoose(t *testing.T) {
 	conformance(t, sim.Options{TearBytes: 64, NoAtomicThenRead: true, MaxInline: -1, MaxSendWR: 16, MaxMsg: 70000})
 }

@@ -271,8 +271,8 @@ func TestManualPiecesOfUnalignedMessages(t *testing.T) {
 	w.wantEvents("qp1 #1 WRITE 0x10+8")
 }
 
-// What a killed QP had posted may land, whole pieces in posting order, with the
-// payload of that time; Fence ends it.
+// WRs that a killed QP had posted may land, whole pieces in posting order, with the payload of that time;
+// Fence ends that.
 func TestManualKillLeavesWorkInTheNetwork(t *testing.T) {
 	for landed := range 5 {
 		w := newWorld(t, sim.Options{Manual: true, WritePieces: 2, DeliverEvents: true}, 2)

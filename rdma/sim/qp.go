@@ -104,7 +104,7 @@ func (f *Fabric) waitLocked() {
 	f.o.Wait()
 }
 
-// executeLocked returns when all that was posted is over; it unlocks meanwhile where the
+// executeLocked returns when all that was posted is over; it unlocks meanwhile if the
 // steps are the caller's.
 func (q *qp) executeLocked() {
 	f := q.f
@@ -380,7 +380,7 @@ func (q *qp) landLocked(k int) {
 	}
 }
 
-// retireLocked drops finished WRs that have no WC and, where delivery is no
+// retireLocked drops finished WRs that have no WC and, if delivery is no
 // event, delivers the others.
 func (q *qp) retireLocked() {
 	for q.head < q.eff {

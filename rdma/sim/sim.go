@@ -12,7 +12,7 @@
 // repeat exactly, given the seed and the calls.
 //
 // It leaves argument checks to package rdma, and virtual time to its users.
-// Start with [Fabric] and [Event]. One mutex guards a Fabric, so everything may
+// Start with [Fabric] and [Event]. A mutex guards a Fabric, so everything may
 // be called concurrently as package driver allows, and what one goroutine's Poll
 // does to another's buffers happens before that one's next call. A Closed
 // callback runs in the goroutine that ended the connection.
@@ -53,7 +53,7 @@ type Options struct {
 	DeliverEvents bool
 	// Synchronous has PostSend return when its WRs are over, as a provider does that
 	// executes them itself: it announces Synchronous and SelfFencing, nothing lands once
-	// a QP is in error, and completions are not delayed. Where the steps are the caller's
+	// a QP is in error, and completions are not delayed. If the steps are the caller's
 	// (Manual) PostSend calls Wait, which fires events or lets others do so, until then.
 	Synchronous bool
 	Wait        func()

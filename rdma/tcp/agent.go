@@ -35,8 +35,8 @@ const (
 //
 // An agent has a goroutine, which serves it from the first byte to the last. While
 // the peer says little at a time, that goroutine waits and a [loop] serves the
-// agent together with others. Whoever serves it holds exec while it touches
-// regions or the fields below exec; the goroutine releases exec around every read
+// agent together with others. Its goroutine or loop holds exec while it touches regions or the fields below
+// exec; the goroutine releases exec around every read
 // and write, and the loop between two of them. Hence Deregister, after taking a
 // key out of the table, need only pass through every exec once.
 type agent struct {
@@ -123,7 +123,7 @@ func (a *agent) setDeadline(t time.Time) {
 	}
 }
 
-// resume takes exec. Whatever was looked up before may be gone.
+// resume takes exec. Regions that were looked up before may be gone.
 func (a *agent) resume() {
 	a.exec.Lock()
 	a.keys, a.last.mr = nil, nil
@@ -284,7 +284,7 @@ func (a *agent) run() error {
 		switch {
 		case a.frame.count > 0: // a loop began it
 		case a.r == a.w && a.quiet >= a.calm:
-			if err := a.enter(); err != nil {
+			if err := a.enterLoop(); err != nil {
 				return err
 			}
 			continue
@@ -526,7 +526,7 @@ func grow(b []byte, n int) []byte {
 // effect is unknown, if the region is deregistered on the way.
 func (a *agent) write(m *mr, r request) (driver.Status, error) {
 	for at, end := r.addr, r.addr+uint64(r.length); at < end; {
-		if err := a.await(int(min(end-at, 8))); err != nil {
+		if err := a.awaitFor(int(min(end-at, 8)), at); err != nil {
 			return 0, err
 		}
 		if m.dead.Load() { // await may have let go of exec
@@ -559,16 +559,20 @@ func (a *agent) need(n int) ([]byte, error) {
 }
 
 // await returns when n bytes of input are buffered.
-func (a *agent) await(n int) error {
-	for a.w-a.r < n {
+func (a *agent) await(n int) error { return a.awaitFor(n, 0) }
+
+// awaitFor is await for input that goes to addr of a region: whatever it has to read lies to the words of
+// the input buffer as to those of the region, for storeWords.
+func (a *agent) awaitFor(n int, addr uint64) error {
+	for skew := int(addr & 7); a.w-a.r < n; {
 		if len(a.out) > 0 {
 			if err := a.flush(); err != nil {
 				return err
 			}
 		}
-		if a.r > 0 {
-			a.w = copy(a.in, a.in[a.r:a.w])
-			a.r = 0
+		if a.r != skew {
+			a.w = skew + copy(a.in[skew:], a.in[a.r:a.w])
+			a.r = skew
 		}
 		a.exec.Unlock()
 		k, err := a.conn.Read(a.in[a.w:])

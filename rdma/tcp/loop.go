@@ -127,7 +127,7 @@ func (l *loop) woken() (closed bool) {
 		here := a.link.loop == l
 		a.link.Unlock()
 		if here {
-			a.leave(nil)
+			a.leaveLoop(nil)
 		}
 		a.exec.Unlock()
 	}
@@ -166,10 +166,10 @@ func (l *loop) remove(fd int) {
 	l.mu.Unlock()
 }
 
-// enter leaves the agent to a loop until there is something for its goroutine,
+// enterLoop leaves the agent to a loop until there is something for its goroutine,
 // which this is, to do: more than a loop executes, or the error that has ended the
 // connection. An agent that cannot be in a loop stays out.
-func (a *agent) enter() error {
+func (a *agent) enterLoop() error {
 	if len(a.out) > 0 {
 		if err := a.flush(); err != nil {
 			return err
@@ -216,9 +216,9 @@ func (a *agent) join(l *loop) bool {
 	return true
 }
 
-// leave sends the agent from its loop back to its goroutine, whose enter returns
+// leaveLoop sends the agent from its loop back to its goroutine, whose enterLoop returns
 // err. The caller holds exec.
-func (a *agent) leave(err error) {
+func (a *agent) leaveLoop(err error) {
 	m := a.nc.(*meteredConn)
 	a.link.Lock()
 	a.link.loop.remove(m.fd)
@@ -252,10 +252,10 @@ func (a *agent) turn() {
 	switch {
 	case errors.Is(err, syscall.EAGAIN):
 	case errors.Is(err, errTooMuch):
-		a.leave(nil)
+		a.leaveLoop(nil)
 		return
 	case err != nil:
-		a.leave(err)
+		a.leaveLoop(err)
 		return
 	}
 	if a.r > 0 {
@@ -267,11 +267,11 @@ func (a *agent) turn() {
 		a.out = a.out[:copy(a.out, a.out[n:])]
 		if err != nil && !errors.Is(err, syscall.EAGAIN) {
 			a.werr = err
-			a.leave(err)
+			a.leaveLoop(err)
 			return
 		}
 		if len(a.out) > 0 {
-			a.leave(nil)
+			a.leaveLoop(nil)
 			return
 		}
 	}

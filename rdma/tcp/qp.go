@@ -19,9 +19,9 @@ const (
 	// stageMax is how much of a doorbell is copied before payloads are sent from
 	// the caller's buffers, bytes. It bounds what a QP keeps for reuse.
 	stageMax = 256 << 10
-	// writePiece bounds one write of the background writer, so that a slow but
-	// live network shows progress; bytes.
-	writePiece = 256 << 10
+	// writePiece bounds one write, so that a slow but
+	// live network shows progress; bytes. A value of 256 KiB is one.
+	writePiece = 264 << 10
 	// readBuf is the size of the reply reader's buffer; what is left of a longer
 	// payload is read straight into Local.
 	readBuf = 32 << 10
@@ -43,7 +43,7 @@ type stream interface {
 
 // qp is the posting side of a connection.
 //
-// PostSend writes a doorbell itself when everything not yet answered, plus this
+// PostSend writes a doorbell itself, payloads and all, when everything not yet answered, plus this
 // doorbell, fits into half the socket's send buffer: then write(2) has no reason
 // to wait. Otherwise a goroutine that lives while there is something to write
 // takes the doorbell over. The reply reader waits for nobody but the network, so
@@ -112,6 +112,16 @@ type sqe struct {
 type doorbell struct {
 	staged []byte
 	refs   []payload
+
+	// While it is written: pieces, of gathered bytes, make the next write, of which rest is to come.
+	pieces, rest net.Buffers
+	gathered     int
+}
+
+// clear makes b empty; its memory stays.
+func (b *doorbell) clear() {
+	clear(b.refs)
+	b.staged, b.refs = b.staged[:0], b.refs[:0]
 }
 
 type payload struct {
@@ -158,11 +168,11 @@ func (q *qp) PostSend(wrs []driver.WR) (int, error) {
 		q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr))
 	}
 	b := q.mu.stage
-	if !q.mu.busy && len(b.refs) == 0 && outstanding <= q.budget {
-		if _, werr := q.conn.Write(b.staged); werr != nil {
+	if !q.mu.busy && outstanding <= q.budget {
+		if werr := q.writeOut(b); werr != nil {
 			q.writeFailed()
 		}
-		b.staged = b.staged[:0]
+		b.clear()
 		return n, err
 	}
 	q.mu.queue = append(q.mu.queue, b)
@@ -280,8 +290,7 @@ func (q *qp) drain() {
 	for {
 		q.mu.Lock()
 		if last != nil && len(q.mu.free) < 4 && cap(last.staged) <= 2*stageMax {
-			clear(last.refs)
-			last.staged, last.refs = last.staged[:0], last.refs[:0]
+			last.clear()
 			q.mu.free = append(q.mu.free, last)
 		}
 		if len(q.mu.queue) == 0 {
@@ -301,30 +310,54 @@ func (q *qp) drain() {
 	}
 }
 
+// writeOut writes a doorbell, what is staged and the payloads in between together, in writes
+// of writePiece.
 func (q *qp) writeOut(b *doorbell) error {
+	if len(b.refs) == 0 && len(b.staged) <= writePiece {
+		_, err := q.conn.Write(b.staged)
+		return err
+	}
 	at := 0
 	for _, p := range b.refs {
-		if err := q.writePieces(b.staged[at:p.at]); err != nil {
+		if err := q.gather(b, b.staged[at:p.at]); err != nil {
 			return err
 		}
 		at = p.at
-		if err := q.writePieces(p.data); err != nil {
+		if err := q.gather(b, p.data); err != nil {
 			return err
 		}
 	}
-	return q.writePieces(b.staged[at:])
+	if err := q.gather(b, b.staged[at:]); err != nil {
+		return err
+	}
+	return q.writeGathered(b)
 }
 
-func (q *qp) writePieces(p []byte) error {
+// gather adds p to what is to be written, and writes once that is writePiece.
+func (q *qp) gather(b *doorbell, p []byte) error {
 	for len(p) > 0 {
-		n, err := q.conn.Write(p[:min(len(p), writePiece)])
-		if err != nil {
-			return err
-		}
-		q.progress.Add(1)
+		n := min(len(p), writePiece-b.gathered)
+		b.pieces = append(b.pieces, p[:n])
+		b.gathered += n
 		p = p[n:]
+		if b.gathered == writePiece {
+			if err := q.writeGathered(b); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+func (q *qp) writeGathered(b *doorbell) error {
+	b.rest = b.pieces
+	_, err := b.rest.WriteTo(q.conn) // writev(2) on a TCP connection
+	clear(b.pieces)
+	b.pieces, b.rest, b.gathered = b.pieces[:0], nil, 0
+	if err == nil {
+		q.progress.Add(1)
+	}
+	return err
 }
 
 // readReplies is the reader goroutine.
@@ -442,8 +475,7 @@ func (q *qp) watch() {
 		q.seen, q.stale = p, 0
 		return
 	}
-	// One tick more than a PeerTimeout: the first may have come just after the
-	// post.
+	// The limit is one tick more than a PeerTimeout: the first may have come just after the post.
 	if q.stale++; q.stale > watchTicks {
 		q.breakConn()
 	}
@@ -466,8 +498,7 @@ func (q *qp) Abort() error {
 
 func (q *qp) close() error {
 	q.state.Store(uint32(driver.StateClosed))
-	// Whoever is writing stops, perhaps within a request, which the agent then
-	// does not complete.
+	// A goroutine that is writing stops, perhaps within a request, which the agent then does not complete.
 	_ = q.nc.SetWriteDeadline(time.Unix(1, 0))
 	q.mu.Lock()
 	//lint:ignore SA2001 a PostSend that saw the old state has returned

@@ -1067,3 +1067,61 @@ func proxyHoldsDeregister(t *testing.T) {
 	e.Must(receive(t, revoked, "Deregister"))
 	e.Must(e.Peers()[0].Fence(e.Ctx()))
 }
+
+// counted is a stream that counts what is written to it.
+type counted struct {
+	script
+	writes []int // bytes each
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	c.writes = append(c.writes, len(p))
+	return c.script.Write(p)
+}
+
+// PostSend itself writes a doorbell with a payload that is too long to be copied, if the socket has room
+// for it; a goroutine would have to be woken for that first.
+func TestPostSendWritesPayload(t *testing.T) {
+	d := open(t, Options{}).(*device)
+	p, _ := newGuarded(t, d)
+	c, err := d.CreateCQ(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := d.Alloc(2<<20, driver.AllocOptions{Name: "payload"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Free()
+	r, err := p.RegMR(m, 0, 2<<20, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Deregister()
+	for i := range m.Bytes {
+		m.Bytes[i] = byte(i * 7)
+	}
+	for _, size := range []int{copyMax + 1, 256 << 10, 1 << 20} {
+		s := &counted{}
+		q := newQP(d, p.(*pd), c.(*cq), s, s, 2<<20)
+		wrs := []driver.WR{
+			{Op: driver.OpWrite, Local: m.Bytes[8:][:size], LKey: r.LKey(), RKey: 5, RemoteAddr: 64},
+			{Op: driver.OpCmpAndSwp, Local: m.Bytes[:8], LKey: r.LKey(), Flags: driver.Signaled},
+		}
+		if n, err := q.PostSend(wrs); n != 2 || err != nil {
+			t.Fatal(n, err)
+		}
+		if q.mu.busy {
+			t.Fatalf("a payload of %d bytes was left to a goroutine", size)
+		}
+		out := s.out.Bytes()
+		if want := frameSize + 2*requestSize + size + 16; len(out) != want || !bytes.Equal(out[frameSize+requestSize:][:size], m.Bytes[8:][:size]) {
+			t.Fatalf("a payload of %d bytes: %d bytes written, want %d", size, len(out), want)
+		}
+		for _, n := range s.writes {
+			if n > writePiece {
+				t.Errorf("a payload of %d bytes: %d in one write, at most %d", size, n, writePiece)
+			}
+		}
+	}
+}

@@ -19,7 +19,7 @@ import (
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// Where adapters have no atomics (iWARP), or the memory's atomic domain is the
+// If adapters have no atomics (iWARP), or the memory's atomic domain is the
 // CPUs', an atomic is a SEND that an agent of the target answers with another.
 // READ and WRITE stay the adapter's. The target sees a SEND after the WRITEs in
 // front of it; what is behind an atomic is held back at the initiator until the

@@ -201,7 +201,7 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 
 func (l *listener) Addr() string { return l.ln.Addr().String() }
 
-// CPUNanos is the time spent executing atomics by agents; 0 where the adapter
+// CPUNanos is the time spent executing atomics by agents; 0 if the adapter
 // executes them.
 func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
 
@@ -366,7 +366,7 @@ func (p *peer) serve() {
 	delete(p.l.mu.peers, p)
 	p.l.mu.Unlock()
 	if p.pd != nil {
-		p.pd.leave()
+		p.pd.removeQP()
 	}
 	if p.accepted && p.l.o.Closed != nil {
 		p.l.o.Closed(p)
@@ -419,7 +419,7 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 	if !ok || own.d != d {
 		return w, errors.New("the PD that was chosen is not of this device")
 	}
-	if err := own.enter(); err != nil {
+	if err := own.addQP(); err != nil {
 		return w, err
 	}
 	p.pd, p.access = own, access

@@ -94,7 +94,7 @@ func (d *device) CreateCQ(depth int) (driver.CQ, error) {
 	return c, nil
 }
 
-// waitEvents passes completion events on to whoever waits for Ready.
+// waitEvents passes completion events on to the goroutine that waits for Ready.
 func (c *cq) waitEvents() {
 	defer close(c.done)
 	waitReadable(c.event, func() bool {
@@ -138,7 +138,7 @@ func (c *cq) Poll(wcs []driver.WC) int {
 			c.signal() // poll again, since no event will say when
 			return 0
 		}
-		// What came between the last look and the arming raises no event.
+		// A completion between the last look and the arming raises no event.
 		if c.takeLocked(min(len(wcs), pollBatch), 0) == 0 {
 			return 0
 		}
@@ -155,7 +155,7 @@ func (c *cq) Poll(wcs []driver.WC) int {
 func (c *cq) roomLocked() int { return c.depth - recvBuffers*c.qps - c.outstanding }
 
 // takeLocked moves at most n completions from the adapter's queue to soft, as far
-// as somebody wants to hear of them, spinning for at most spin nanoseconds, and
+// as somebody waits for them, spinning for at most spin nanoseconds, and
 // returns how many there were.
 func (c *cq) takeLocked(n int, spin int64) int {
 	got := int(C.kvd_poll(c.c, &c.batch[0], C.int(n), C.int64_t(spin)))

@@ -24,8 +24,7 @@ func median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// What revoking takes: a session, by destroying its queue pair under load, and a
-// region, by deregistering it.
+// Revoking a session destroys its queue pair under load; revoking a region deregisters it.
 func TestRevocation(t *testing.T) {
 	e := twoSides(t)
 	const rounds = 9

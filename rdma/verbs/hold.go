@@ -26,7 +26,7 @@ type holdQueue struct {
 	issued uint64
 	chain  []driver.WR
 
-	// What follows is used if an agent executes atomics.
+	// The fields below are used if an agent executes atomics.
 	byAgent bool
 	ms      messages
 	// atomic is the number of the atomic under way, if waiting; it is over when
@@ -79,14 +79,13 @@ func (h *holdQueue) post(wrs []driver.WR, full error) (int, error) {
 		return done, full
 	}
 	for i := range wrs {
-		h.wrs[q.note(&wrs[i])&uint64(len(h.wrs)-1)] = wrs[i]
+		h.wrs[q.noteWR(&wrs[i])&uint64(len(h.wrs)-1)] = wrs[i]
 	}
 	h.pump()
 	return len(wrs), full
 }
 
-// pump issues WRs up to the next atomic of an agent's or the next fence. What the
-// adapter has no room for waits.
+// pump issues WRs up to the next atomic of an agent's or the next fence. A WR that the adapter has no room for waits.
 func (h *holdQueue) pump() {
 	q := h.q
 	for !h.waiting && h.issued < q.posted && q.State() == driver.StateRTS {

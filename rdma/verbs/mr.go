@@ -83,8 +83,8 @@ func (p *pd) Dealloc() error {
 	return nil
 }
 
-// enter counts a QP.
-func (p *pd) enter() error {
+// addQP counts a QP.
+func (p *pd) addQP() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.dead {
@@ -94,7 +94,7 @@ func (p *pd) enter() error {
 	return nil
 }
 
-func (p *pd) leave() {
+func (p *pd) removeQP() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.qps--
@@ -144,8 +144,7 @@ func accessFlags(a driver.Access, native bool) C.int {
 
 func (r *mr) LKey() uint64 { return uint64(r.lkey) }
 
-// RKey is the adapter's: 32 bits, of which few are random. What keeps strangers
-// out is the PD and the handshake, not the key.
+// RKey is the adapter's: 32 bits, of which few are random. The PD and the handshake keep strangers out, not the key.
 func (r *mr) RKey() uint64 { return uint64(r.rkey) }
 
 // Base is the mapping's virtual address.

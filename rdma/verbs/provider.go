@@ -19,7 +19,6 @@ import (
 	"os"
 	"path"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -345,7 +344,7 @@ func (d *device) stopAsync() {
 }
 
 // pollable gives a duplicate of a nonblocking descriptor to Go's poller. Closing
-// it wakes whoever waits for it.
+// it wakes the goroutines that wait for it.
 func pollable(fd int, name string) (*os.File, error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -396,133 +395,6 @@ func limited(what string, bytes int64, rc C.int) error {
 	}
 	return &mem.LimitError{Limit: "RLIMIT_MEMLOCK", Want: bytes, Have: have, Unit: "bytes", Err: fmt.Errorf("%s: %w", what, err),
 		Hint: "registered memory is pinned: raise it with LimitMEMLOCK= in the systemd unit or ulimit -l, or grant CAP_IPC_LOCK"}
-}
-
-// selfTest connects a queue pair to itself and tries the adapter's atomics.
-type testResult struct {
-	inline         int
-	atomicThenRead bool
-	atomics        error // why they cannot be used
-	err            error // nothing works
-}
-
-func (d *device) selfTest() (r testResult) {
-	var undo []func() error
-	defer func() {
-		for _, f := range slices.Backward(undo) {
-			r.err = errors.Join(r.err, f())
-		}
-	}()
-	m, err := d.Alloc(4096, driver.AllocOptions{Name: "verbs-self-test"})
-	if err != nil {
-		return testResult{err: err}
-	}
-	undo = append(undo, m.Free)
-	p, err := d.AllocPD()
-	if err != nil {
-		return testResult{err: err}
-	}
-	undo = append(undo, p.Dealloc)
-	c, err := d.CreateCQ(256)
-	if err != nil {
-		return testResult{err: err}
-	}
-	undo = append(undo, c.Close)
-	rights := driver.AccessRemoteRead | driver.AccessRemoteWrite
-	if d.canCAS {
-		rights |= driver.AccessRemoteAtomic
-	}
-	native := d.native
-	d.native = d.canCAS // register for the adapter's atomics
-	reg, err := p.RegMR(m, 0, 4096, rights)
-	d.native = native
-	if err != nil {
-		return testResult{err: err}
-	}
-	undo = append(undo, reg.Deregister)
-	q, err := newQP(d, p.(*pd), c.(*cq), rights)
-	if err != nil {
-		return testResult{err: err}
-	}
-	undo = append(undo, q.Close)
-	r.inline = q.inline
-	ep := d.endpoint(q.num)
-	ep.rdAtomic = min(d.initDepth, d.destDepth)
-	if err := q.connect(ep, ep); err != nil {
-		r.err = err
-		return r
-	}
-	word := func(i int) []byte { return m.Bytes[8*i : 8*i+8 : 8*i+8] }
-	run := func(wrs ...driver.WR) error {
-		for i := range wrs {
-			wrs[i].LKey, wrs[i].RKey = reg.LKey(), reg.RKey()
-			wrs[i].RemoteAddr += reg.Base()
-			wrs[i].ID = uint64(i)
-		}
-		wrs[len(wrs)-1].Flags |= driver.Signaled
-		if n, err := q.PostSend(wrs); n < len(wrs) {
-			return err
-		}
-		var wc [1]driver.WC
-		for deadline := time.Now().Add(max(4*d.o.PeerTimeout, 2*time.Second)); ; {
-			if c.Poll(wc[:]) == 1 {
-				if wc[0].Status != driver.Success {
-					return fmt.Errorf("%v: %v", wc[0].Op, wc[0].Status)
-				}
-				return nil
-			}
-			if time.Now().After(deadline) {
-				return errors.New("no completion")
-			}
-			time.Sleep(20 * time.Microsecond)
-		}
-	}
-	const target = 128 // bytes
-	putWord(word(0), 41)
-	if r.err = run(driver.WR{Op: driver.OpWrite, Local: word(0), RemoteAddr: target}, driver.WR{Op: driver.OpRead, Local: word(1), RemoteAddr: target}); r.err != nil {
-		return r
-	}
-	if got := getWord(word(1)); got != 41 {
-		r.err = fmt.Errorf("wrote 41, read %d", got)
-		return r
-	}
-	if !d.canCAS {
-		return r
-	}
-	r.atomics = func() error {
-		for _, s := range []struct {
-			op                           driver.Opcode
-			compare, swap, before, after uint64
-		}{
-			{driver.OpCmpAndSwp, 40, 7, 41, 41},
-			{driver.OpCmpAndSwp, 41, 0x0123456789abcdef, 41, 0x0123456789abcdef},
-			{driver.OpFetchAdd, 0, 0x11, 0x0123456789abcdef, 0x0123456789abce00},
-		} {
-			if err := run(driver.WR{Op: s.op, Local: word(2), RemoteAddr: target, Compare: s.compare, Swap: s.swap}); err != nil {
-				return err
-			}
-			if found, left := getWord(word(2)), getWord(m.Bytes[target:]); found != s.before || left != s.after {
-				return fmt.Errorf("%v found %#x and left %#x, want %#x and %#x", s.op, found, left, s.before, s.after)
-			}
-		}
-		return nil
-	}()
-	if r.atomics != nil {
-		return r
-	}
-	// That a READ behind an atomic sees it is what InfiniBand's table of
-	// operation ordering says; adapters that do not keep to it are rare, and one
-	// that ever shows it is believed.
-	r.atomicThenRead = true
-	for i := range uint64(16) {
-		v := getWord(m.Bytes[target:])
-		if r.atomics = run(driver.WR{Op: driver.OpCmpAndSwp, Local: word(2), RemoteAddr: target, Compare: v, Swap: v + i + 1},
-			driver.WR{Op: driver.OpRead, Local: word(3), RemoteAddr: target}); r.atomics != nil {
-			return r
-		}
-		r.atomicThenRead = r.atomicThenRead && getWord(word(3)) == v+i+1
-	}
-	return r
 }
 
 // endpoint describes one of our queue pairs to its peer.

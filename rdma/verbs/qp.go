@@ -96,13 +96,13 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	if closed {
 		return nil, driver.ErrClosed
 	}
-	if err := p.enter(); err != nil {
-		d.leave()
+	if err := p.addQP(); err != nil {
+		d.releaseQP()
 		return nil, err
 	}
 	if err := c.attach(q); err != nil {
-		p.leave()
-		d.leave()
+		p.removeQP()
+		d.releaseQP()
 		return nil, err
 	}
 	// Adapters differ in how much they take inline, and say so by refusing.
@@ -126,8 +126,8 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 		c.mu.Lock()
 		c.detachLocked(q)
 		c.mu.Unlock()
-		p.leave()
-		d.leave()
+		p.removeQP()
+		d.releaseQP()
 		return nil, limited("create QP", int64(q.depth)*256, rc)
 	}
 	size := 1
@@ -141,7 +141,7 @@ func newQP(d *device, p *pd, c *cq, rights driver.Access) (*qp, error) {
 	return q, nil
 }
 
-func (d *device) leave() {
+func (d *device) releaseQP() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.qps--
@@ -225,7 +225,7 @@ func fenced(wrs []driver.WR) bool {
 // postLocked posts wrs, for which there is room.
 func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 	for i := range wrs {
-		q.fill(i, &wrs[i], q.note(&wrs[i]))
+		q.fill(i, &wrs[i], q.noteWR(&wrs[i]))
 	}
 	var done C.int
 	rc := C.kvd_post(q.c, &q.wrs[0], C.int(len(wrs)), q.scratch, &done)
@@ -243,9 +243,9 @@ func (q *qp) postLocked(wrs []driver.WR) (int, error) {
 	return int(done), driver.ErrQPError
 }
 
-// note counts a WR that the adapter, or the agent's queue, takes, and returns its
+// noteWR counts a WR that the adapter, or the agent's queue, takes, and returns its
 // number.
-func (q *qp) note(w *driver.WR) uint64 {
+func (q *qp) noteWR(w *driver.WR) uint64 {
 	n := q.posted
 	e := entry{id: w.ID, op: w.Op, signal: w.Flags&driver.Signaled != 0, foul: !q.covers(w)}
 	if w.Op != driver.OpWrite && len(w.Local) >= 8 && !e.foul {
@@ -263,10 +263,10 @@ func (q *qp) note(w *driver.WR) uint64 {
 func (q *qp) mark(n uint64) uint64 { return q.secret + n*0x9e3779b97f4a7c15 }
 
 // unanswered tells whether the adapter calls WR n done without having brought its
-// answer. Soft-RoCE does: where packets are lost, the target acknowledges a repeated
+// answer. Soft-RoCE does: if packets are lost, the target acknowledges a repeated
 // WRITE with the number of the last request that it has executed, which the
-// initiator takes for the answer to an atomic with that number. What is behind e.word
-// is as it was, and would be taken for the word that was found.
+// initiator takes for the answer to an atomic with that number. The memory behind e.word is as it was, and
+// would be taken for the word that was found.
 func (q *qp) unanswered(n uint64, e *entry) bool { return e.word != nil && *e.word == q.mark(n) }
 
 // covers tells whether w's buffer lies inside the MR of its LKey. Adapters check
@@ -313,8 +313,8 @@ func (q *qp) fill(i int, w *driver.WR, number uint64) {
 	x.len = C.uint32_t(len(w.Local))
 	x.remote, x.compare, x.swap = C.uint64_t(w.RemoteAddr), C.uint64_t(w.Compare), C.uint64_t(w.Swap)
 	x.lkey, x.rkey = C.uint32_t(w.LKey), C.uint32_t(w.RKey)
-	// Keys have 32 bits. What is longer names nothing, and the target shall say
-	// so in its turn: no region reaches to the last word.
+	// Keys have 32 bits. A longer key names nothing, and the target shall say so in its turn: no region
+	// reaches to the last word.
 	if w.RKey>>32 != 0 {
 		x.rkey, x.remote = 0, ^C.uint64_t(7)
 	}
@@ -492,8 +492,8 @@ func (q *qp) end() error {
 			errs = append(errs, err)
 		}
 	}
-	q.pd.leave()
-	q.d.leave()
+	q.pd.removeQP()
+	q.d.releaseQP()
 	return errors.Join(errs...)
 }
 

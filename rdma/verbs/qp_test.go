@@ -53,7 +53,7 @@ func TestUnanswered(t *testing.T) {
 		for i, w := range []driver.WR{{Op: driver.OpWrite, Local: m.Bytes[:8]}, {Op: c.op, Local: m.Bytes[64 : 64+c.bytes]},
 			{Op: driver.OpRead, Local: m.Bytes[512:520], Flags: driver.Signaled}} {
 			w.ID, w.LKey = uint64(i), r.LKey()
-			q.note(&w)
+			q.noteWR(&w)
 		}
 		copy(m.Bytes[512:], "answered")
 		if c.answered {

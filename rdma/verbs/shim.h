@@ -1,6 +1,6 @@
-// What crosses from Go into C. libibverbs is loaded at run time: its control
+// The interface from Go to C. libibverbs is loaded at run time: its control
 // functions are looked up by name, and its data path is inline functions of
-// verbs.h that call through the context. One call posts a whole chain, one polls a
+// verbs.h that call through the context. A single call posts a whole chain, another polls a
 // batch. No Go pointer is kept by C; numbers stand for addresses.
 #ifndef KVD_VERBS_SHIM_H
 #define KVD_VERBS_SHIM_H
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <infiniband/verbs.h>
 
-// One work request. 64 bytes.
+// A work request, 64 bytes.
 struct kvd_wr {
 	uint64_t id;
 	uint64_t local;  // address
@@ -25,7 +25,7 @@ struct kvd_wr {
 	uint64_t pad2;
 };
 
-// One work completion. 24 bytes.
+// A work completion, 24 bytes.
 struct kvd_wc {
 	uint64_t id;
 	uint32_t qpn;

@@ -10,7 +10,7 @@ import (
 )
 
 // readGIDs lists the entries in use of a port's GID table, from root, which is
-// like /sys/class/infiniband. What cannot be read is left out.
+// like /sys/class/infiniband. Entries that cannot be read are left out.
 func readGIDs(root fs.FS, device string, port int) (gids []GIDInfo) {
 	dir := path.Join(device, "ports", strconv.Itoa(port))
 	files, err := fs.ReadDir(root, path.Join(dir, "gids"))

@@ -42,7 +42,7 @@ var ErrUnavailable = errors.New("verbs unavailable")
 // Options configure a device. The zero value chooses everything itself.
 type Options struct {
 	// Device is NAME, NAME/PORT or NAME/PORT/GIDINDEX, as ibv_devinfo shows
-	// them. What is left out is chosen; see [Choose].
+	// them. [Choose] fills in the parts that are left out.
 	Device string
 	// Near is an address of this machine ("10.0.0.1"): an adapter that has it as a
 	// GID is preferred. Ignored when Device is set.
@@ -58,9 +58,9 @@ type Options struct {
 	// HandshakeTimeout bounds connecting, on both sides. Default 5 s.
 	HandshakeTimeout time.Duration
 	// TLSServer and TLSClient protect the control channel, over which
-	// connections are set up. What the adapter sends is in clear in any case.
+	// connections are set up. The adapter's data is in clear in any case.
 	TLSServer, TLSClient *tls.Config
-	// Logger hears of what was chosen, and of connections that fail. Default:
+	// Logger receives the choice of adapter, and connections that fail. Default:
 	// discards.
 	Logger *slog.Logger
 }
@@ -73,7 +73,7 @@ const (
 	// AtomicsAuto: the adapter if it has atomics and passes a test of them when it
 	// is opened, else the agent.
 	AtomicsAuto Atomics = iota
-	// AtomicsNIC: the adapter; Open fails where it cannot.
+	// AtomicsNIC: the adapter; Open fails if it cannot.
 	AtomicsNIC
 	// AtomicsAgent: the initiator sends a message and an agent, a goroutine at the
 	// target, answers it with a CPU atomic. For adapters without atomics, and for
@@ -142,7 +142,7 @@ type PortInfo struct {
 	MaxMTU      int    // bytes
 	MaxMsgBytes int    // longest message
 	LID         int    // InfiniBand
-	Speed       string // "100 Gb/sec (4X EDR)", or "" where unknown
+	Speed       string // "100 Gb/sec (4X EDR)", or "" if unknown
 	GIDs        []GIDInfo
 }
 
@@ -151,7 +151,7 @@ type GIDInfo struct {
 	Index  int
 	GID    netip.Addr // of 16 bytes
 	Type   GIDType
-	Netdev string // "" where unknown
+	Netdev string // "" if unknown
 }
 
 // GIDType says how packets of a GID are framed. The zero value is unknown.

@@ -141,7 +141,7 @@ func TestDeleteNamespace(t *testing.T) {
 		t.Fatalf("deleted %v, left %s", r, left(h.s, 3))
 	}
 	h.checkCopies()
-	// One that is being fenced already keeps it no longer than its fence, and one that closes
+	// A session that is being fenced already keeps it no longer than its fence, and a session that closes
 	// meanwhile not even that.
 	h.do(expire(other))
 	late := h.do(openIn(2, 0)).Session.Id
@@ -239,7 +239,7 @@ func TestDeleteNamespaceAlone(t *testing.T) {
 	}
 }
 
-// What a log of an earlier version says of a namespace's limit means what it meant.
+// A namespace's limit in a log of an earlier version means what it meant.
 func TestSetNamespace(t *testing.T) {
 	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 64 << 20, LimitBytes: 1 << 20})
 	set := func(q *dirpb.SetNamespaceRequest) *fsmpb.Command {
@@ -308,7 +308,7 @@ func TestReplicasLowered(t *testing.T) {
 	if h.pg(1).Planned != nil || h.s.Node(2).UsedBytes != 64<<20 {
 		t.Fatalf("placement group %v, memory node %v", h.pg(1), h.s.Node(2))
 	}
-	// One that replaces another that drains is still wanted.
+	// A planned member that replaces another that drains is still wanted.
 	h.do(drain(1, false))
 	h.do(&fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: h.pg(1).Epoch, NodeId: 2}}})
 	h.do(setNS("a", 1))

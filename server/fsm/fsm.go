@@ -8,7 +8,7 @@
 // call are package server's.
 //
 // Start with [State], [Apply] and [Result]. A State is not safe for concurrent
-// use; whoever shares one locks it. Messages handed out by a State's methods are
+// use; goroutines that share one lock it. Messages handed out by a State's methods are
 // never modified afterwards and must not be modified by the caller; Apply keeps
 // messages inside the command it is given.
 //
@@ -691,8 +691,7 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 	return want
 }
 
-// Admitted are the sessions whose tokens memory nodes take. One that is being fenced is
-// not among them.
+// Admitted are the sessions whose tokens memory nodes take. A session that is being fenced is not among them.
 func (s *State) Admitted() *dirpb.Sessions {
 	a := &dirpb.Sessions{Last: s.meta.SessionId}
 	for _, x := range byID(s.sessions) {

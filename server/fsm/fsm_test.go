@@ -446,7 +446,7 @@ func TestRegionLife(t *testing.T) {
 	h.refuse(publish(1, 100, 9, 5), ErrNotFound)
 	h.refuse(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: 1, Incarnation: 100, PgId: 1}}}, ErrInvalid)
 
-	// The next process: its one placement group starts over, one epoch on.
+	// The next process: its one placement group starts over, one placement group epoch on.
 	h.do(register("m1", 101))
 	pg := h.pg(1)
 	if pg.State != dirpb.PGState_PG_CREATING || pg.Epoch != 2 || pg.Members[0].Incarnation != 101 || len(pg.Members[0].Keys) != 0 {
@@ -604,7 +604,7 @@ func TestGrant(t *testing.T) {
 	room -= 1500
 	want(grant(1, 1, 1<<31, 0, 0), run(2*e+500, room/4))
 	room -= room / 4
-	// What was passed over is not lost.
+	// A run that was passed over is not lost.
 	rest := e - start - 107
 	want(grant(1, 1, 1, rest, 0), run(start+107, rest))
 	room -= rest
@@ -648,8 +648,7 @@ func TestGrant(t *testing.T) {
 	h.checkCopies()
 }
 
-// What a closed session returned is granted again: at once what is fresh, after 1,024 epochs
-// the rest.
+// Memory that a closed session returned is granted again: fresh runs at once, the rest after 1,024 reclaim epochs.
 func TestReturn(t *testing.T) {
 	const e = layout.ExtentUnits
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20})
@@ -675,8 +674,8 @@ func TestReturn(t *testing.T) {
 	h.refuse(closeS(1, 10, &dirpb.ReturnedRun{PgId: 5, Unit: start, Units: 1}), ErrNotFound)
 	h.refuse(closeS(1, 10, make([]*dirpb.ReturnedRun, MaxRuns+1)...), ErrInvalid)
 
-	// Two fresh neighbours merge; used ones wait 1,024 epochs beyond E; runs of two
-	// extents stay apart. What comes back twice does so once.
+	// Two fresh neighbours merge; used ones wait 1,024 reclaim epochs beyond E; runs of two
+	// extents stay apart. A run that is returned twice comes back once.
 	h.do(openIn(1, 0))
 	h.do(closeS(1, 10, ret(start+5, 5, true), ret(start, 5, true), ret(e-3, 3, true), ret(e, 4, true), ret(2*e, 10, false), ret(2*e+3, 2, true)))
 	u := h.s.Usage()[0]
@@ -818,7 +817,7 @@ func TestProperties(t *testing.T) {
 		held := make(map[uint32][]*dirpb.ReturnedRun)    // granted and not returned, by placement group, in its present life
 		granted := make(map[uint32][]*dirpb.ReturnedRun) // by session
 		var returned []*dirpb.ReturnedRun
-		lives := make(map[uint32]uint32) // placement group -> epoch when its heap began
+		lives := make(map[uint32]uint32) // placement group -> its epoch when its heap began
 		var lastSession uint32
 		var epoch, floor uint64
 		incarnation := uint64(100)

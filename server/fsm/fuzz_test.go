@@ -64,7 +64,7 @@ func FuzzApply(f *testing.F) {
 		f.Add(i, encode(f, register("m1", 101), register("m9", 1), nodeDown(1, 100), publish(1, 100, 1, 9)))
 		f.Add(i, encode(f, create(&dirpb.CreateNamespaceRequest{Name: "c", Replicas: 2, BytesPerNode: 1 << 26, Shards: 8, IndexPercent: 20, Segments: 3}),
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}},
-			// What it is: found by fuzzing to make a new map.
+			// The limit it has already: fuzzing found that this made a new map.
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}}, createPG(1, 1, 3)))
 		f.Add(i, encode(f, openIn(1, 2), expire(1, 3), confirm(1, 100, 1, 2, 3), confirm(3, 100, 1, 2, 3)))
 		f.Add(i, encode(f, closeS(1, 5, &dirpb.ReturnedRun{PgId: 1, Unit: 1 << 14, Units: 100, Generation: 1, Fresh: true}), grant(3, 1, 1<<20, 1<<14, 1<<12)))
@@ -108,7 +108,7 @@ func FuzzApply(f *testing.F) {
 		if !sameRows(s.Rows(), twin.Rows()) {
 			t.Fatal("two copies differ")
 		}
-		look(s)
+		readAll(s)
 		if again, err := Load(s.Rows()); err != nil || !sameRows(again.Rows(), s.Rows()) {
 			t.Fatalf("the state does not survive its snapshot: %v", err)
 		}
@@ -119,8 +119,8 @@ func sameRows(a, b []Row) bool {
 	return slices.EqualFunc(a, b, func(x, y Row) bool { return bytes.Equal(x.Key, y.Key) && bytes.Equal(x.Value, y.Value) })
 }
 
-// look reads all there is to read.
-func look(s *State) {
+// readAll reads all there is to read.
+func readAll(s *State) {
 	s.Usage()
 	s.Map(nil)
 	for _, x := range s.Sessions() {
@@ -164,8 +164,8 @@ func TestLoadChecks(t *testing.T) {
 	}
 }
 
-// FuzzLoad restores snapshots of any content. One that is taken as a state must be one that
-// can be read, and that commands can be applied to.
+// FuzzLoad restores snapshots of any content. A snapshot that is taken as a state must be a state that can
+// be read, and that commands can be applied to.
 func FuzzLoad(f *testing.F) {
 	all := worlds(f)
 	for _, rows := range all {
@@ -201,7 +201,7 @@ func FuzzLoad(f *testing.F) {
 		if err != nil {
 			return
 		}
-		look(s)
+		readAll(s)
 		for _, n := range s.Nodes() {
 			Apply(s, register(n.Name, n.Incarnation+1))
 			Apply(s, drain(n.Id, false))
@@ -231,6 +231,6 @@ func FuzzLoad(f *testing.F) {
 		for _, n := range s.Nodes() {
 			Apply(s, remove(n.Id, true))
 		}
-		look(s)
+		readAll(s)
 	})
 }

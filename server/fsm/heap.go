@@ -31,7 +31,7 @@ func copyHeap(h *fsmpb.Heap) *fsmpb.Heap {
 
 // ---- memory that comes back --------------------------------------------------
 
-// back is a run that comes back: free from now on, for the epoch of its return.
+// back is a run that comes back: free from now on, for the reclaim epoch of its return.
 type back struct {
 	pg, generation, unit, units uint32
 	home                        uint32 // whose own it must be; 0: nobody's
@@ -333,13 +333,13 @@ func (s *State) planGrant(c *fsmpb.GrantExtent) (*fsmpb.Heap, *dirpb.GrantExtent
 	}
 	room -= min(room, reserve)
 	want := uint64(max(c.WantUnits, c.PlaceUnits))
-	// What is left goes round: no session takes more than a part of it at a time.
+	// The rest has to go round: no session takes more than a part of it at a time.
 	if want = max(min(want, room/grantShare), uint64(c.PlaceUnits), 1); moves {
 		want = max(uint64(c.PlaceUnits), min(want, moveGrant)) // it clears room, and takes no more than it needs
 	}
 	g := granter{h: withFree(h, free), left: min(want, extentUnits, room)}
 	g.free = g.h.Free
-	// Who moves records gives back as much, but only later.
+	// A session that moves records gives back as much, but only later.
 	if limit := s.namespaces[x.NamespaceId].LimitBytes / layout.UnitSize; limit != 0 && !moves {
 		g.left = min(g.left, limit-min(limit, s.grantedUnits(x.NamespaceId)))
 	}
@@ -490,7 +490,7 @@ func (s *State) freeArray(pg uint32, offset uint64, segments uint32, returned ui
 	h.IndexFree = slices.Insert(slices.Clone(h.IndexFree), i, a)
 }
 
-// matured is free with those arrays ready that have waited long enough at epoch.
+// matured is free with those arrays ready that have waited long enough at the reclaim epoch.
 func matured(free []*fsmpb.Array, epoch uint64) []*fsmpb.Array {
 	out := slices.Clone(free)
 	for i, a := range out {
@@ -666,7 +666,7 @@ func (s *State) finishRecall(c *fsmpb.FinishRecall) error {
 	case !r.Scanned:
 		return fmt.Errorf("%w: extent %d of placement group %d is not scanned", ErrRefused, c.Extent, c.PgId)
 	case c.MinEpoch <= r.Epoch:
-		return fmt.Errorf("%w: extent %d of placement group %d was scanned in epoch %d, the least in use is %d",
+		return fmt.Errorf("%w: extent %d of placement group %d was scanned in reclaim epoch %d, the least in use is %d",
 			ErrRefused, c.Extent, c.PgId, r.Epoch, c.MinEpoch)
 	}
 	pg := s.editPG(c.PgId)
@@ -748,6 +748,6 @@ func (e *Extent) Leaked() uint64 {
 	if e.Recalled || n == 0 {
 		return 0
 	}
-	// What is linked may lie where there are homes.
+	// Linked places may lie where there are homes.
 	return n - min(n, e.Linked)
 }

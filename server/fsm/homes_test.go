@@ -205,8 +205,8 @@ func TestRecallInPlace(t *testing.T) {
 	h.refuse(report(kept(0, e, 1), kept(1)), ErrInvalid, "want pairs")
 	h.refuse(report(kept(0, 1<<32-1, 1<<32-1), kept(1)), ErrInvalid, "want pairs")
 	h.refuse(report(kept(0, 1, 2, 3, 0), kept(1)), ErrInvalid, "an empty run")
-	// One before the heap and into it, two a unit apart, and one at the
-	// very end; in the other extent nothing.
+	// Linked: a record before the heap and into it, two a unit apart, and one at the very end; in the other
+	// extent nothing.
 	h.do(report(kept(0, start-3, 5, 10, 20, 1, 4, e-start-37-8, 8), kept(1)))
 	h.checkCopies()
 	h.refuse(finish(0, 9), ErrRefused)
@@ -235,7 +235,7 @@ func TestRecallInPlace(t *testing.T) {
 	}
 }
 
-// Arrays of the index wait until no session reports an earlier epoch, however large E is.
+// Arrays of the index wait until no session reports an earlier reclaim epoch, however large E is.
 func TestArraysMature(t *testing.T) {
 	h := twoExtents(t)
 	h.do(openIn(1, 0))

@@ -41,8 +41,7 @@ func (s *State) endJobs(pg uint32, kinds ...dirpb.JobKind) {
 	}
 }
 
-// loseJob ends j because a placement group it works on starts over empty. What the other
-// one needs is a new job.
+// loseJob ends j because a placement group it works on starts over empty. The other placement group needs a new job.
 func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 	s.dropJob(j.Id)
 	switch j.Kind {
@@ -266,14 +265,14 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		}
 	}
 	for _, pg := range touched {
-		s.settle(pg)
+		s.settlePG(pg)
 	}
 	s.refreshUsed()
 	return leaks, nil
 }
 
-// endMove puts the child into the map, and out of it what moved there. What the
-// parent still holds of that is then to be cleaned.
+// endMove puts the child into the map, and out of it what moved there. The parent's copies of that are then
+// to be cleaned.
 func (s *State) endMove(j *dirpb.Job) {
 	sh := proto.CloneOf(s.shards[j.ShardId])
 	mv := sh.Move

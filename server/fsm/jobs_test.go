@@ -151,7 +151,7 @@ func TestJobsRefused(t *testing.T) {
 	}
 }
 
-// What a read-only session leaves is nothing; a row of a scrub has an end.
+// A read-only session leaves nothing; a row of a scrub has an end.
 func TestScrubRow(t *testing.T) {
 	h := cluster(t, 1, &dirpb.CreateNamespaceRequest{Name: "a", BytesPerNode: 40 << 20})
 	reader := h.do(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: 1, ReadOnly: true}}}).Session.Id

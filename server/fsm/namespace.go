@@ -204,7 +204,7 @@ func (s *State) acceptLoss(q *dirpb.AcceptLossRequest) (*dirpb.Namespace, error)
 }
 
 // ring orders the memory nodes that take new regions so that neighbours, which
-// share a chain, are in different failure domains where possible: one of each domain
+// share a chain, are in different failure domains if possible: one of each domain
 // in turn.
 func (s *State) ring() []*dirpb.Node {
 	var domains [][]*dirpb.Node

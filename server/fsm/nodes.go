@@ -113,7 +113,7 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64) {
 	for _, pg := range byID(s.pgs) {
 		if regionOn(pg, n.Id) != nil {
 			s.loseMember(pg.Id, n, next, unixMillis)
-			s.settle(pg.Id)
+			s.settlePG(pg.Id)
 		}
 	}
 	s.refreshUsed()
@@ -139,8 +139,8 @@ func (s *State) leaveNode(c *dirpb.LeaveNodeRequest) error {
 }
 
 // drainNode says that a memory node is to lose its regions and takes no new one, or that it
-// is to stay after all. A region that is only planned there is not made. What is
-// empty and on draining nodes alone goes away.
+// is to stay after all. A region that is only planned there is not made. A placement group that is empty
+// and on draining nodes alone goes away.
 func (s *State) drainNode(c *fsmpb.DrainNode) error {
 	n := s.nodes[c.GetNodeId()]
 	if n == nil {
@@ -156,7 +156,7 @@ func (s *State) drainNode(c *fsmpb.DrainNode) error {
 		if n.Draining && pg.Planned.GetNodeId() == n.Id {
 			s.editPG(pg.Id).Planned = nil
 		}
-		s.settle(pg.Id)
+		s.settlePG(pg.Id)
 	}
 	s.refreshUsed()
 	return nil
@@ -187,7 +187,7 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 		if regionOn(pg, n.Id) != nil {
 			s.forgetMember(pg.Id, n.Id)
 		}
-		s.settle(pg.Id)
+		s.settlePG(pg.Id)
 	}
 	s.refreshUsed()
 	return nil

@@ -29,7 +29,7 @@ import (
 // changes the map.
 func (s *State) nextVersion() uint64 { return s.meta.MapVersion + 1 }
 
-// newEpoch moves pg, a private copy, to its next epoch.
+// newEpoch moves pg, a private copy, to its next placement group epoch.
 func (s *State) newEpoch(pg *dirpb.PlacementGroup) {
 	pg.Epoch++
 	pg.ChangedVersion = s.nextVersion()
@@ -148,11 +148,10 @@ func (s *State) createPG(c *fsmpb.CreatePG) (*dirpb.PlacementGroup, error) {
 //
 // Copies that others hold survive: the chain goes on with all survivors in order and is
 // frozen until every session has quiesced. The first survivor is never behind a
-// later one (I2), so where there are several a RECOVER job brings the others up to it.
+// later one (I2), so if there are several a RECOVER job brings the others up to it.
 // A joiner is no copy and is never promoted; a member that was leaving when the
 // freeze began still is one. A placement group that was never active, or of which no copy
-// is left, starts over empty. One that was never active goes on without a member that is
-// not back already, as long as there is another.
+// is left, starts over empty. The former goes on without a member that is not back already, as long as there is another.
 func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int64) {
 	pg := s.editPG(id)
 	node := n.Id
@@ -196,7 +195,7 @@ func (s *State) loseMember(id uint32, n *dirpb.Node, next uint64, unixMillis int
 	s.freeze(pg, len(rest))
 }
 
-// freeze begins the next epoch of pg, a private copy in place, whose chain has so
+// freeze begins the next placement group epoch of pg, a private copy in place, whose chain has so
 // many copies, with nobody posting verbs. A join begins again when it is over.
 func (s *State) freeze(pg *dirpb.PlacementGroup, copies int) {
 	pg.State = dirpb.PGState_PG_FROZEN
@@ -321,7 +320,7 @@ func (s *State) forgetMember(id, node uint32) {
 func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 	pg := s.pgs[c.GetPgId()]
 	if pg == nil || pg.State != dirpb.PGState_PG_FROZEN || pg.Epoch != c.Epoch {
-		return fmt.Errorf("placement group %d frozen in epoch %d: %w", c.GetPgId(), c.GetEpoch(), ErrNotFound)
+		return fmt.Errorf("placement group %d frozen in its epoch %d: %w", c.GetPgId(), c.GetEpoch(), ErrNotFound)
 	}
 	for _, j := range s.JobsOf(pg.Id) {
 		if j.Kind == dirpb.JobKind_JOB_RECOVER {
@@ -336,7 +335,7 @@ func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 	if pg.Joining {
 		s.addJoin(pg)
 	}
-	s.settle(pg.Id)
+	s.settlePG(pg.Id)
 	s.refreshUsed()
 	return nil
 }
@@ -374,7 +373,7 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	pg = s.editPG(pg.Id)
 	regionOn(pg, c.NodeId).Keys = c.Keys
 	if planned {
-		s.settle(pg.Id)
+		s.settlePG(pg.Id)
 	} else if published(pg.Members) {
 		pg.State = dirpb.PGState_PG_ACTIVE
 	}
@@ -434,11 +433,11 @@ func (s *State) startLeave(c *fsmpb.StartLeave) error {
 	return nil
 }
 
-// pgIn returns a placement group that is in the given epoch.
+// pgIn returns a placement group that is in the given placement group epoch.
 func (s *State) pgIn(id, epoch uint32) (*dirpb.PlacementGroup, error) {
 	pg := s.pgs[id]
 	if pg == nil || pg.Epoch != epoch {
-		return nil, fmt.Errorf("placement group %d in epoch %d: %w", id, epoch, ErrNotFound)
+		return nil, fmt.Errorf("placement group %d in its epoch %d: %w", id, epoch, ErrNotFound)
 	}
 	return pg, nil
 }
@@ -460,10 +459,10 @@ func (s *State) checkIdle(pg *dirpb.PlacementGroup) error {
 	return nil
 }
 
-// settle does what waits for a placement group to be idle: a planned member whose region is
+// settlePG does what waits for a placement group to be idle: a planned member whose region is
 // made joins; a placement group without shards on draining memory nodes alone goes away.
 // The caller refreshes what regions take.
-func (s *State) settle(id uint32) {
+func (s *State) settlePG(id uint32) {
 	pg := s.pgs[id]
 	if pg == nil || len(s.JobsOf(id)) > 0 {
 		return

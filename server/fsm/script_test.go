@@ -146,13 +146,13 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return claim(arg(0), arg(1))
 	case "giveback":
 		return endJob(&fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), GiveBack: true})
-	case "end": // session, job, epoch and minimum, linked units by extent
+	case "end": // session, job, reclaim epoch and minimum, linked units by extent
 		e := &fsmpb.EndJob{SessionId: arg(0), JobId: arg(1), Epoch: uint64(arg(2)), MinEpoch: uint64(arg(2)), UnixMillis: 5}
 		if len(at) > 3 {
 			e.Report = &dirpb.JobReport{LinkedUnits: at[3:]}
 		}
 		return endJob(e)
-	case "finish": // pg, extent, epoch, minimum
+	case "finish": // pg, extent, reclaim epoch, minimum
 		return &fsmpb.Command{Op: &fsmpb.Command_FinishRecall{FinishRecall: &fsmpb.FinishRecall{
 			PgId: arg(0), Extent: arg(1), Epoch: uint64(arg(2)), MinEpoch: uint64(arg(3)),
 		}}}
@@ -170,7 +170,7 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: &dirpb.AcceptLossRequest{Name: "w", Lost: uint64(arg(0))}}}
 	case "open":
 		return openIn(1, 0)
-	case "close": // session, epoch, pg, unit, units
+	case "close": // session, reclaim epoch, pg, unit, units
 		var runs []*dirpb.ReturnedRun
 		if len(at) > 2 {
 			generation := s.h.pg(arg(2)).GetGeneration()
@@ -186,7 +186,7 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return expire(arg(0))
 	case "confirm": // node, session
 		return confirm(arg(0), node.GetIncarnation(), arg(1))
-	case "grant": // session, pg, units, minimum epoch, of a place
+	case "grant": // session, pg, units, minimum reclaim epoch, of a place
 		return grant(arg(0), arg(1), arg(2), max(arg(4), 1), uint64(arg(3)))
 	}
 	s.h.t.Fatalf("command %q", f)

@@ -35,13 +35,12 @@ type SpreadOptions struct {
 	Usable func(*dirpb.Node) bool
 	// Given is what memory nodes are about to be given, in bytes by id.
 	Given map[uint32]uint64
-	// Joins are the memory nodes, by placement group, that are about to join one. What
-	// they are given is part of Given.
+	// Joins are the memory nodes, by placement group, that are about to join one. Their share is part of Given.
 	Joins map[uint32]uint32
 }
 
 // Spread finds places for so many copies of a namespace's placement groups: each on
-// another memory node, in another failure domain where that is possible, and so that no
+// another memory node, in another failure domain if that is possible, and so that no
 // group takes the only place of another (augmenting paths, after Kuhn's matching). Members
 // on draining memory nodes count as copies to replace; groups that lost everything
 // count for nothing.

@@ -39,7 +39,7 @@ const (
 	// spareUnits of a heap, or a 32nd of it if that is less, do not count as room: the
 	// longest record finds a place there, in heaps of 128 MiB and more.
 	spareUnits = 4 << 20 / layout.UnitSize
-	// defaultBalanceUnits is Options.BalanceUnits where that is 0.
+	// defaultBalanceUnits is Options.BalanceUnits if that is 0.
 	defaultBalanceUnits = 16 << 20 / layout.UnitSize
 	// satedPart: a namespace's live memory has changed if it did by a satedPart-th. Less may
 	// be what sessions had not told yet.
@@ -66,9 +66,9 @@ type rule struct {
 }
 
 var (
-	// byItself begins where the fullest group is an eighth full. Hashes are uniform, so what is
+	// byItself begins if the fullest group is an eighth full. Hashes are uniform, so what is
 	// uneven then stays so, and little has to move: less work, and less memory of the source
-	// that is not granted to writers again for a while. It tolerates 6 % of a heap where groups
+	// that is not granted to writers again for a while. It tolerates 6 % of a heap if groups
 	// are half full and 2 % in the end, which is more than sessions' reports lag behind. A
 	// move halves the difference, at least, if a shard of that size exists.
 	byItself = rule{
@@ -76,7 +76,7 @@ var (
 	}
 	// byMemory is an operator's rebalance of a namespace that holds something.
 	byMemory = rule{slack: func(float64) float64 { return 3.0 / 100 }, most: 1.5, split: true, room: true}
-	// byHashes is an operator's rebalance where memory says nothing: of a cache, and of
+	// byHashes is an operator's rebalance if memory says nothing: of a cache, and of
 	// a store that is nearly empty. Whole shards move as long as that makes a difference smaller.
 	byHashes = rule{slack: func(float64) float64 { return 3.0 / 100 }, most: 2}
 )
@@ -258,7 +258,7 @@ func (b *balance) ask() *shift {
 }
 
 // next is the move that the rule asks for first, or nil: from the fullest group that may give
-// to the emptiest one that may take. Where every piece of the fullest group is too large, its
+// to the emptiest one that may take. If every piece of the fullest group is too large, its
 // smallest shard is split in place. Nil functions mean any group.
 func (b *balance) next(r rule, gives, takes func(*group) bool) *shift {
 	order := slices.Clone(b.groups)
@@ -437,15 +437,15 @@ func (v *view) settled(id uint32) bool {
 	return v.now-max(v.l.worked[id], v.l.began) >= min(v.l.opts.Lease, told)
 }
 
-// Sessions say about once a second what they hold, and more often where memory is short.
+// Sessions say about once a second what they hold, and more often if memory is short.
 const (
 	settleTime, settleShort = 1200 * time.Millisecond, 400 * time.Millisecond
 	// easeEvery is the least time between two looks for moves.
 	easeEvery = 200 * time.Millisecond
 )
 
-// note remembers which placement groups something works on.
-func (p *plan) note() {
+// noteWorkedPGs remembers which placement groups something works on.
+func (p *plan) noteWorkedPGs() {
 	for _, pg := range p.pgs {
 		if len(p.jobs[pg.Id]) > 0 || pg.State != dirpb.PGState_PG_ACTIVE {
 			p.l.worked[pg.Id] = p.now
@@ -471,7 +471,7 @@ func (p *plan) ease() {
 		}
 		b := p.balance(ns)
 		ready := func(g *group) bool { return p.l.balances(g) && p.free(g.pg) && p.settled(g.id) && p.accounted(g.pg) }
-		// What is short itself, in pieces perhaps, takes nothing.
+		// A group that is short itself, in pieces perhaps, takes nothing.
 		takes := func(g *group) bool { return ready(g) && !p.l.memory(p.s, g.id).short(p.now) }
 		for m := b.next(byItself, ready, takes); m != nil; m = b.next(byItself, ready, takes) {
 			p.shift(b, m, reasonUneven)
@@ -494,7 +494,7 @@ func (l *Leader) balances(g *group) bool { return g.pg != nil && g.whole >= l.op
 // the group full waits meanwhile. A move whose janitor reports trouble is no relief, and none is
 // due between groups that such a job occupies.
 func (l *Leader) relieving(s *fsm.State, pg uint32) bool {
-	v := l.look(s, l.planned)
+	v := l.newView(s, l.planned)
 	at := s.PG(pg)
 	if at == nil || s.Namespace(at.NamespaceId).GetMode() == dirpb.NamespaceMode_NAMESPACE_CACHE {
 		return false

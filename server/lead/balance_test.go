@@ -182,7 +182,7 @@ func (f *filling) tick() {
 		part := f.parts[id]
 		delete(f.parts, id)
 		if j.Kind == dirpb.JobKind_JOB_MOVE {
-			// What came in meanwhile goes along.
+			// Keys that came in meanwhile go along.
 			mv := f.s.Shard(j.ShardId).Move
 			all, small, lump := f.going(f.s.Shard(j.ShardId))
 			f.size[mv.ChildId], f.lump[mv.ChildId] = small, lump
@@ -346,7 +346,7 @@ func TestBalanceCalm(t *testing.T) {
 	}
 }
 
-// One key of a shard holds a large part of its placement group. Estimates are wrong then;
+// A single key of a shard holds a large part of its placement group. Estimates are wrong then;
 // nothing may move for ever while nothing is written.
 func TestBalanceLargeKey(t *testing.T) {
 	for seed := range uint64(32) {
@@ -419,8 +419,7 @@ func TestBalanceUnits(t *testing.T) {
 	}
 }
 
-// What the leader takes for grantable is what the state machine grants, but for what it keeps
-// for those who move records.
+// The state machine grants what the leader takes for grantable, but for what it keeps for those who move records.
 func TestSupply(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -445,7 +444,7 @@ func TestSupply(t *testing.T) {
 			at += uint64(r.Units) + 10
 		}
 		h.Watermark = at + uint64(rng.IntN(100_000))
-		u := f.l.look(f.s, f.now).supply(h)
+		u := f.l.newView(f.s, f.now).supply(h)
 		if got := f.s.Usage()[0].GrantedUnits; got != u.granted {
 			t.Fatalf("seed %d: %d units are granted, the leader takes it for %d", seed, got, u.granted)
 		}
@@ -518,7 +517,7 @@ func TestRelieving(t *testing.T) {
 	}
 	f.holds(f.janitor, 1, 1)
 	f.holds(f.janitor, 2, 1)
-	is(true, false) // waits for epochs
+	is(true, false) // waits for reclaim epochs
 	for len(f.freed) > 0 {
 		f.tick()
 	}
@@ -576,7 +575,7 @@ func TestBalanceRoom(t *testing.T) {
 			busy[j.PgId], busy[j.TargetPgId] = true, true
 		}
 		granted, room := uint64(0), make(map[uint32]uint64)
-		v := f.l.look(f.s, f.now)
+		v := f.l.newView(f.s, f.now)
 		for _, u := range f.s.Usage() {
 			granted += u.GrantedUnits
 			room[u.PgId] = v.supply(f.s.Heap(u.PgId)).room
@@ -644,7 +643,7 @@ func TestRebalanceReturned(t *testing.T) {
 			ns := w.create("n", 2, 8)
 			x := w.open(ns)
 			w.down(1)
-			w.settle(x)
+			w.settleJobs(x)
 			for _, pg := range w.s.PGs(ns) {
 				if len(pg.Members) != 2 {
 					t.Fatalf("no other member was found: %v", pg)
@@ -662,7 +661,7 @@ func TestRebalanceReturned(t *testing.T) {
 					t.Fatalf("steps %q, want %q", steps, want)
 				}
 			}
-			w.settle(x)
+			w.settleJobs(x)
 			least, most := uint64(math.MaxUint64), uint64(0)
 			for _, n := range w.s.Nodes() {
 				least, most = min(least, n.UsedBytes/region), max(most, n.UsedBytes/region)
@@ -700,7 +699,7 @@ func TestRebalanceDomains(t *testing.T) {
 	w.node("c", "y", 0) // no room yet, so it heads nothing
 	w.boot("c", "y", 1, 2)
 	w.l.Rebalance(w.s, ns, w.now)
-	w.settle(x)
+	w.settleJobs(x)
 	for _, pg := range w.s.PGs(ns) {
 		w.whole(pg)
 	}
@@ -753,7 +752,7 @@ func TestBalanceCopies(t *testing.T) {
 	ns := w.create("n", 2, 8)
 	x := w.open(ns)
 	w.down(3) // of placement groups 2 and 3
-	w.settle(x)
+	w.settleJobs(x)
 	w.on(2, dirpb.PGState_PG_ACTIVE, 2)
 	h := w.s.Heap(1)
 	for pg := range uint32(2) {
@@ -777,7 +776,7 @@ func TestBalanceCopies(t *testing.T) {
 	}
 }
 
-// What was refused is no memory that a group took.
+// A refused move is no memory that a group took.
 func TestBalanceRefused(t *testing.T) {
 	f := newFilling(t, 2, 4, 1<<30, 0)
 	for _, sh := range f.s.Shards(f.ns) {

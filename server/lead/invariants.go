@@ -10,7 +10,7 @@ func (l *Leader) check(s *fsm.State) {
 	a := func(ok bool, what string, id uint32) { invariants.Assert(ok, "directory: %s (session %d)", what, id) }
 	v := s.MapVersion()
 	for id, x := range l.sessions {
-		a(x.report <= l.epoch, "a report of an epoch to come", id)
+		a(x.report <= l.epoch, "a report of a reclaim epoch to come", id)
 		a(x.acked <= v, "an acknowledgement of a map to come", id)
 		a(x.quiesced >= x.acked, "acknowledged more than quiesced", id)
 		a(x.quiesced <= v, "quiesced under a map to come", id)

@@ -50,7 +50,7 @@ type Options struct {
 	// asked for when half of one is left.
 	EpochBlock uint64
 	// ScrubInterval is the least time between two automatic counts of what is linked in
-	// one placement group where nobody lacks memory.
+	// one placement group if nobody lacks memory.
 	ScrubInterval time.Duration
 	// Term is the leadership's, which is the only one that renewals with it are for.
 	Term uint64
@@ -82,7 +82,7 @@ type Leader struct {
 	began    time.Duration
 	planned  time.Duration // the last Plan
 	epoch    uint64
-	advanced time.Duration // when epoch last grew
+	advanced time.Duration // when the reclaim epoch last grew
 	awaited  uint64        // somebody waits until every session reports more, or did
 	first    uint64        // the least that was awaited since everybody had reported enough
 
@@ -92,8 +92,7 @@ type Leader struct {
 
 	paused map[uint32]time.Duration // by placement group: no voluntary change before
 
-	// What operators and scrubs asked for and has not begun. The next leader does not
-	// know of it.
+	// Jobs that operators and scrubs asked for and that have not begun. The next leader does not know of them.
 	queue    []*fsmpb.StartJob
 	leveling map[uint32]bool // namespaces being rebalanced
 
@@ -174,7 +173,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 
 // ---- sessions --------------------------------------------------------------
 
-// Epochs returns E and the minimum.
+// Epochs returns the reclaim epoch E and the minimum.
 func (l *Leader) Epochs() (epoch, least uint64) {
 	least = l.epoch
 	for _, x := range l.sessions {
@@ -223,15 +222,15 @@ type Answer struct {
 	Quiet time.Duration
 }
 
-// Renew extends a session's lease and heeds the rest of its latest renewal. One that
-// arrives behind a later one extends the lease and nothing else.
+// Renew extends a session's lease and heeds the rest of its latest renewal. A renewal that arrives behind a
+// later one extends the lease and nothing else.
 func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, err error) {
 	x := l.sessions[r.Session]
 	if x == nil || x.expired || s.Life(r.Session) != dirpb.SessionLife_SESSION_LIVE {
 		return a, fmt.Errorf("session %d is fenced, being fenced, or was never opened: %w", r.Session, fsm.ErrNotFound)
 	}
 	if r.Report > l.epoch {
-		return a, fmt.Errorf("%w: session %d reports epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
+		return a, fmt.Errorf("%w: session %d reports reclaim epoch %d, but it is %d", fsm.ErrInvalid, r.Session, r.Report, l.epoch)
 	}
 	if invariants.On {
 		l.check(s)
@@ -299,7 +298,7 @@ func (l *Leader) Acknowledged(id uint32) (acked, quiesced uint64, ok bool) {
 	return x.acked, x.quiesced, true
 }
 
-// Report is the epoch that a session counts with, if this leader knows it.
+// Report is the reclaim epoch that a session counts with, if this leader knows it.
 func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 	x := l.sessions[id]
 	if x == nil {
@@ -309,11 +308,11 @@ func (l *Leader) Report(id uint32) (epoch uint64, ok bool) {
 }
 
 // Advance moves the reclaim epoch on while anybody has use for it: a session, or
-// an extent whose recall waits for an epoch to pass. It goes on by as many as the time since
+// an extent whose recall waits for a reclaim epoch to pass. It goes on by as many as the time since
 // it did so last is intervals: a leader looks rarely while nothing happens.
 //
-// While somebody waits for memory that was handed back and waits for epochs to pass, E
-// runs: reuseHaste for all the epochs of a reuse. That is safe, since nothing counts epochs
+// While somebody waits for memory that was handed back and waits for reclaim epochs to pass, E
+// runs: reuseHaste for all the reclaim epochs of a reuse. That is safe, since nothing counts them
 // but by what every session has reported, and costs remembered words, which grow too old.
 func (l *Leader) Advance(s *fsm.State, now time.Duration) {
 	if !l.needsEpochs(s) || l.epoch >= s.Meta().EpochCeiling {
@@ -386,15 +385,15 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 // whose barrier has passed and which may run. Recovery and joins, without which data is
 // a loss away from being gone, come first.
 //
-// A job whose owner is being fenced is still the owner's. One that was given back with
-// trouble rests for a lease, then twice as long each time, to at most ten leases.
+// A job whose owner is being fenced is still the owner's. A job that was given back with trouble rests for
+// a lease, then twice as long each time, to at most ten leases.
 func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working ...uint32) *dirpb.Job {
 	x := s.Session(id)
 	if x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE || x.ReadOnly {
 		return nil
 	}
 	var best *dirpb.Job
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, j := range v.all {
 		switch {
 		case j.NamespaceId != x.NamespaceId:
@@ -414,7 +413,7 @@ func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working .
 // Work names the namespaces that have a job which a janitor could claim now, sorted.
 func (l *Leader) Work(s *fsm.State, now time.Duration) []string {
 	names := make(map[string]bool)
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, j := range v.all {
 		if v.startable(j) {
 			names[s.Namespace(j.NamespaceId).GetName()] = true
@@ -440,7 +439,7 @@ func (l *Leader) Progress(id uint32, done, total uint64, trouble string, now tim
 
 // Jobs are the background jobs by id, with what only the leader knows filled in.
 func (l *Leader) Jobs(s *fsm.State, now time.Duration) []*dirpb.Job {
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	out := make([]*dirpb.Job, len(v.all))
 	for i, j := range v.all {
 		out[i] = v.shown(j)

@@ -362,7 +362,7 @@ func (w *world) leak(x uint32) {
 	w.l.Closed(w.s, w.now, x, nil, nil)
 }
 
-// ---- epochs and leases -----------------------------------------------------
+// ---- reclaim epochs and leases ---------------------------------------------
 
 func TestEpochs(t *testing.T) {
 	w := newWorld(t)
@@ -412,7 +412,7 @@ func TestEpochs(t *testing.T) {
 	if e, least := w.l.Epochs(); e != 950 || least != 0 {
 		t.Fatalf("the next leader has E %d, minimum %d", e, least)
 	}
-	// An extent that waits for an epoch keeps E going when all sessions are gone.
+	// An extent that waits for a reclaim epoch keeps E going when all sessions are gone.
 	w.grant(a, 1, 100)
 	j := w.start(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: 1, Extents: []uint32{0}})
 	w.ack()
@@ -435,7 +435,7 @@ func TestSessionLeases(t *testing.T) {
 	w.nodes(2, 4)
 	ns := w.create("n", 2, 4)
 	a, b := w.open(ns), w.open(ns)
-	// One that was opened and never answered gets a lease too.
+	// A session that was opened and never answered gets a lease too.
 	c := w.apply(&fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{NamespaceId: ns}}}).Session.Id
 	w.want()
 	w.pass(lease)
@@ -503,7 +503,7 @@ func TestNodeLeases(t *testing.T) {
 }
 
 // A placement group whose memory nodes die while it is made is made by others, or goes on
-// with those that are left; if there are none it waits. One that is lost waits for its memory
+// with those that are left; if there are none it waits. A placement group that is lost waits for its memory
 // node until that is removed.
 func TestRemake(t *testing.T) {
 	w := newWorld(t)
@@ -580,7 +580,7 @@ func TestThaw(t *testing.T) {
 	w.renew(b, v, 0) // the stricter word implies the other
 	w.want("group 1: every session has quiesced", "group 2: every session has quiesced")
 
-	// What quiesced and then fell silent still holds a freeze up, until it is fenced.
+	// A session that quiesced and then fell silent still holds a freeze up, until it is fenced.
 	w.ack()
 	w.boot("m2", "d2", 4, 2)
 	w.mute[2] = false
@@ -655,8 +655,8 @@ func TestRecover(t *testing.T) {
 
 // ---- members ---------------------------------------------------------------
 
-// Who joins: up, heard, not draining, with room, best in a domain of its own, then the
-// least used, then the lowest id.
+// The node that joins is up, heard, not draining, with room, best in a domain of its own, then the least
+// used, then the lowest id.
 func TestCandidate(t *testing.T) {
 	type n struct {
 		name, domain  string
@@ -748,7 +748,7 @@ func TestDrain(t *testing.T) {
 	w.ack()
 	w.want(`group 2: memory node "m2" leaves: it drains`)
 	w.on(2, dirpb.PGState_PG_FROZEN, 3, 1)
-	w.settle(x)
+	w.settleJobs(x)
 	w.on(1, dirpb.PGState_PG_ACTIVE, 1, 3)
 	w.on(2, dirpb.PGState_PG_ACTIVE, 3, 1)
 	w.on(3, dirpb.PGState_PG_ACTIVE, 3, 1)
@@ -758,8 +758,8 @@ func TestDrain(t *testing.T) {
 	w.want()
 }
 
-// settle lets everyone acknowledge and every job be done until nothing more is due.
-func (w *world) settle(x uint32) {
+// settleJobs lets everyone acknowledge and every job be done until nothing more is due.
+func (w *world) settleJobs(x uint32) {
 	w.t.Helper()
 	for range 1000 {
 		w.publish()
@@ -806,7 +806,7 @@ func TestSurplus(t *testing.T) {
 			w.do(x, dirpb.JobKind_JOB_JOIN)
 			w.ack()
 			w.want(fmt.Sprintf(`group 1: memory node "m%d" leaves: it has more members than it needs`, tc.gone))
-			w.settle(x)
+			w.settleJobs(x)
 			if pg := w.pg(1); len(pg.Members) != 2 || pg.State != dirpb.PGState_PG_ACTIVE {
 				t.Fatalf("%v", pg)
 			}
@@ -829,7 +829,7 @@ func TestEvacuate(t *testing.T) {
 		t.Fatalf("claimed %v", j)
 	}
 	w.finish(x, w.s.Jobs()[0])
-	w.settle(x)
+	w.settleJobs(x)
 	if w.pg(1) != nil || w.s.Node(1).UsedBytes != 0 {
 		t.Fatalf("left over: %v on %v", w.pg(1), w.s.Node(1))
 	}
@@ -847,7 +847,7 @@ func TestEvacuateReplicated(t *testing.T) {
 	ns := w.create("n", 2, 4)
 	x := w.open(ns)
 	w.drain(1) // of placement groups 1 and 4; no memory node has room
-	w.settle(x)
+	w.settleJobs(x)
 	for _, sh := range w.s.Shards(ns) {
 		for _, m := range w.pg(sh.PgId).Members {
 			if m.NodeId == 1 {
@@ -1115,8 +1115,8 @@ func TestVoluntary(t *testing.T) {
 	}
 }
 
-// What an operator asks for of many and cannot begin yet is kept, and begins later;
-// what was refused is left alone for a while.
+// Jobs that an operator asks for and that cannot begin yet are kept, and begin later; a job that was
+// refused is left alone for a while.
 func TestOffer(t *testing.T) {
 	w := newWorld(t)
 	w.nodes(2, 8)
@@ -1163,12 +1163,12 @@ func TestOffer(t *testing.T) {
 	}
 	w.pass(maxPause)
 	w.beat()
-	w.settle(x)
+	w.settleJobs(x)
 	if got := w.s.Shards(ns); len(got) != 8 || len(w.l.queue) != 0 {
 		t.Fatalf("%d shards after four splits, kept %v", len(got), w.l.queue)
 	}
 
-	// What has no object any more is dropped.
+	// A job that has no object any more is dropped.
 	w.l.enqueue(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 99, Split: true})
 	w.l.enqueue(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 99})
 	w.want()
@@ -1290,7 +1290,7 @@ func TestRebalance(t *testing.T) {
 	w.publish()
 	w.ack()
 	w.want(`placement group 2: memory node "m3" is to join: it is to take the place of "m1"`)
-	w.settle(x)
+	w.settleJobs(x)
 	w.on(2, dirpb.PGState_PG_ACTIVE, 2, 3)
 	for _, pg := range w.s.PGs(ns) {
 		n := 0

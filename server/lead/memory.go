@@ -22,7 +22,7 @@ import (
 const (
 	// shortFor is how long a placement group counts as short after a grant found too little.
 	shortFor = 3 * time.Second
-	// gather is how long what comes back is collected before a command makes it free, where
+	// gather is how long what comes back is collected before a command makes it free, if
 	// nobody waits for it.
 	gather = 250 * time.Millisecond
 	// accountEvery is the least time between two looks at all accounts.
@@ -38,20 +38,20 @@ const (
 	maxNet       = 1 << 48 // units that a session may say it has linked, net
 	maxBacks     = 1 << 13 // runs in one TakeBack
 
-	// floorUnits is what a session may always keep free of a placement group where there is
-	// room (16 MiB), floorShort where there is not (1 MiB); both are cut to a part of it.
+	// floorUnits is what a session may always keep free of a placement group if there is
+	// room (16 MiB), floorShort if there is not (1 MiB); both are cut to a part of it.
 	floorUnits = 1 << 18
 	floorShort = 1 << 14
 
-	// A recall is worth it from so many units of one extent on: where nobody lacks memory,
-	// and where somebody does.
+	// A recall is worth it from so many units of one extent on: if nobody lacks memory,
+	// and if somebody does.
 	gainUnits      = layout.ExtentUnits / 8
 	gainUnitsShort = layout.ExtentUnits / 64
 
 	// retryShort is how soon a count that found nothing is repeated while memory is short,
 	// at first and at last.
 	retryShort, retryShortMost = time.Second, time.Minute
-	// retryPieces is the most where enough is free, in pieces.
+	// retryPieces is the most if enough is free, in pieces.
 	retryPieces = 4 * time.Second
 )
 
@@ -60,7 +60,7 @@ type place struct {
 	pg, generation, unit, units uint32
 	ver                         uint16 // of its next life
 	mark                        uint64 // fsm.Heap.RecallSeq when it was accepted
-	after                       uint64 // it is in limbo until the least epoch in use is as great
+	after                       uint64 // it is in limbo until the least reclaim epoch in use is as great
 }
 
 // memory is what the leader knows of a placement group's memory.
@@ -120,8 +120,8 @@ func (l *Leader) memory(s *fsm.State, pg uint32) *memory {
 // ---- hand-backs ------------------------------------------------------------
 
 // handBack takes free places of its own namespace that session x, whose id is from and which
-// lives or has closed in good order, hands back. What may still be in limbo is so until an epoch
-// has passed.
+// lives or has closed in good order, hands back. Places that may still be in limbo are so until the reclaim
+// epoch after has passed.
 func (l *Leader) handBack(s *fsm.State, now time.Duration, from uint32, x *session, runs []*dirpb.FreePlaces, after uint64) {
 	left := maxHandBacks
 	for _, r := range runs {
@@ -284,8 +284,8 @@ func (x *session) deliver(s *fsm.State, id uint32, least uint64) (out []*dirpb.F
 	return out
 }
 
-// ended forgets a session that is closed or fenced. What it linked stays linked, and what
-// waited for it has no home any more.
+// ended forgets a session that is closed or fenced. Records that it linked stay linked, and places that
+// waited for it have no home any more.
 func (l *Leader) ended(s *fsm.State, id uint32) {
 	x := l.sessions[id]
 	if x == nil {
@@ -412,7 +412,7 @@ func (p *plan) account() {
 	}
 	for id, a := range sorted(sums) {
 		m := l.memory(p.s, id)
-		// What sessions were granted that have not said yet how they use it is in use.
+		// Memory of sessions that have not said yet how they use it is in use.
 		unsaid := int64(0)
 		for _, h := range p.s.Heap(id).GetHomes() {
 			if x := l.sessions[h.SessionId]; x == nil || x.held[id] == nil {
@@ -478,9 +478,9 @@ func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace u
 	return out
 }
 
-// Coming is about how much memory is on its way where a grant of a place of so many units
-// found too little, 0 if all of it is in use. What a session has not said since memory
-// became short is not known, and may be anything.
+// Coming is about how much memory is on its way when a grant of a place of so many units
+// found too little, 0 if all of it is in use. A session that has said nothing since memory became short may
+// have any amount.
 func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Duration) (coming uint64) {
 	pgs := []uint32{pg}
 	if w := s.Namespace(namespace); w.GetLimitBytes() != 0 {
@@ -639,8 +639,8 @@ func (l *Leader) share(p *plan) {
 
 // ---- recall by itself --------------------------------------------------------
 
-// reclaim begins a count of what is linked where memory is lost, or may be and somebody
-// lacks it. What to recall follows from it; see Scrubbed.
+// reclaim begins a count of what is linked if memory is lost, or may be and somebody
+// lacks it. The count tells what to recall; see Scrubbed.
 func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 	every := p.l.opts.ScrubInterval
 	if every <= 0 || !p.free(pg) {
@@ -672,7 +672,7 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 }
 
 // toCompact reports whether memory has been short for a while though enough is free, and
-// nothing to speak of is on its way: compacting what waits for epochs would have it wait anew.
+// nothing to speak of is on its way: compacting what waits for reclaim epochs would have it wait anew.
 func (p *plan) toCompact(m *memory) bool {
 	return m.piecesAt != 0 && p.now-m.piecesAt >= piecesFor
 }
@@ -712,7 +712,7 @@ func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
 		if e.Recalled || e.Granted == 0 {
 			continue
 		}
-		// What sessions have free, or in limbo, there is theirs to use, or to hand back.
+		// Places that sessions have free, or in limbo, there are theirs to use, or to hand back.
 		held := 0.0
 		for id, units := range e.Homes {
 			free := 1.0 // of one that has said nothing yet
@@ -731,7 +731,7 @@ func (l *Leader) gains(s *fsm.State, pg uint32) (out []gain) {
 }
 
 // Scrubbed notes what a scrub or a count found, and queues the recalls that follow it: in
-// place, of the extents that give most, as many as are needed. Where memory is short
+// place, of the extents that give most, as many as are needed. If memory is short
 // because what is free lies in pieces, an extent is emptied that takes little to move. Call
 // it once the job's end is part of the state, with the job as it was.
 func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
@@ -765,17 +765,17 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 		l.plan(s, now).account()
 		need = m.account.Lost
 	}
-	// In place a recall takes no room and no copy, and leaves pieces. Where there is time and
+	// In place a recall takes no room and no copy, and leaves pieces. If there is time and
 	// room, an extent of which little is linked is emptied, so that it is free as a whole.
 	stay := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId, InPlace: true}
 	empty := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: j.PgId}
 	h := s.Heap(j.PgId)
-	room, sum, moved := l.look(s, now).supply(h).room, uint64(0), uint64(0)
+	room, sum, moved := l.newView(s, now).supply(h).room, uint64(0), uint64(0)
 	for _, g := range l.gains(s, j.PgId) {
 		if g.units < least || sum >= need || need < least || len(stay.Extents)+len(empty.Extents) == fsm.MaxRecalls {
 			break
 		}
-		// What may be granted in an extent that is recalled takes nothing in.
+		// Free units of an extent that is recalled take nothing in.
 		room -= min(room, grantable(h, g.extent))
 		q := stay
 		if !short && g.linked <= layout.ExtentUnits/4 && moved+g.linked <= room/8 && s.CanRecall(j.PgId, g.extent) {
@@ -815,12 +815,12 @@ func grantable(h *fsmpb.Heap, extent uint32) (units uint64) {
 	return units
 }
 
-// compact has what lies in a stretch of an extent moved elsewhere, where most is free
+// compact has what lies in a stretch of an extent moved elsewhere, if most is free
 // already, so that it is free in one piece: as long as the free memory elsewhere can take
 // what lies there.
 func (l *Leader) compact(s *fsm.State, m *memory, pg uint32) {
 	h := s.Heap(pg)
-	room := l.look(s, 0).supply(h).room // anywhere
+	room := l.newView(s, 0).supply(h).room // anywhere
 	// The last one was in vain if nothing was granted since: it may not have been emptied.
 	most, last := uint64(windowMost), int64(-1)
 	if m.window > 0 && l.planned-m.windowAt < shortFor+4*reuseHaste {

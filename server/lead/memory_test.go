@@ -92,7 +92,7 @@ func TestHandBack(t *testing.T) {
 	if w.way() != 0 {
 		t.Fatalf("%d units are on their way", w.way())
 	}
-	// What nobody may hand back.
+	// Places that nobody may hand back.
 	c := w.grant(b, 1, 100)[0].Unit
 	r := w.say(Renewal{Session: a, HandBacks: slices.Concat(
 		freePlaces(u, 10, 1),       // its own
@@ -136,8 +136,7 @@ func TestHandBack(t *testing.T) {
 	sameText(t, "by the next leader", w.say(Renewal{Session: a}).Deliveries, nil)
 }
 
-// What waits for a TakeBack is bounded: a session may hand the same place back again and again
-// whose home is gone.
+// The queue for a TakeBack is bounded: a session may hand back again and again a place whose home is gone.
 func TestBacksBounded(t *testing.T) {
 	m := memory{backs: make([]*fsmpb.Back, maxQueue-1)}
 	for range 3 {
@@ -193,7 +192,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// What a session hands back under another term is not taken; all else of its renewal is.
+// Places that a session hands back under another term are not taken; all else of its renewal is.
 func TestTerms(t *testing.T) {
 	w, a, b, u := memoryWorld(t)
 	own := w.grant(b, 1, 100)[0].Unit
@@ -304,7 +303,7 @@ func TestDeadHome(t *testing.T) {
 	}
 }
 
-// What a session hands back as it closes goes home, or to all; what waited for it, too.
+// Places that a session hands back as it closes go home, or to all; those that waited for it, too.
 func TestClosedSession(t *testing.T) {
 	w, a, b, u := memoryWorld(t)
 	own := w.grant(b, 1, 100)[0].Unit
@@ -314,7 +313,7 @@ func TestClosedSession(t *testing.T) {
 	w.l.Closed(w.s, w.now, b, slices.Concat(freePlaces(u, 10, 3), freePlaces(own+20, 10, 3)), []*dirpb.Held{{PgId: 1, Generation: 1, NetUnits: 70}})
 	w.now += gather
 	sameText(t, "made free", w.take(), []*fsmpb.Back{{PgId: 1, Generation: 1, Unit: own, Units: 10}, {PgId: 1, Generation: 1, Unit: own + 20, Units: 10}})
-	// What may have been in limbo as it closed is so until every session has seen a later epoch.
+	// Places that may have been in limbo as it closed are so until every session has seen a later reclaim epoch.
 	other := w.open(1)
 	mine := w.grant(other, 1, 10)[0].Unit
 	w.say(Renewal{Session: other, HandBacks: freePlaces(u+50, 10, 4)})
@@ -550,7 +549,7 @@ func TestComing(t *testing.T) {
 	}
 }
 
-// Epochs run while somebody waits for memory that waits for them, and else they do not.
+// Reclaim epochs run while somebody waits for memory that waits for them, and else they do not.
 func TestHasty(t *testing.T) {
 	for _, tc := range []struct{ short, waits, hasty bool }{{false, false, false}, {true, false, false}, {false, true, false}, {true, true, true}} {
 		w, a, b, u, _ := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
@@ -711,7 +710,7 @@ func TestScrubbed(t *testing.T) {
 	if q = scrub(w, a, ReasonShort, uint32(e-w.s.Heap(1).Start), e/2, e/3, e); len(q) != 1 || !slices.Equal(q[0].Extents, []uint32{1, 2}) || !q[0].InPlace {
 		t.Fatalf("queued %v", q)
 	}
-	// What is free with its home, or in limbo there, is nobody else's to find.
+	// Places that are free with their home, or in limbo there, are nobody else's to find.
 	w, a, _, _, all = fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
 	w.say(Renewal{Session: a, Held: held(all, all/2, 0, all-all/2, 0)})
 	if q = scrub(w, a, ReasonLost); len(q) != 0 {
@@ -925,7 +924,7 @@ func TestShares(t *testing.T) {
 		if n, _ := give(b); n != 0 {
 			t.Fatalf("%v: one who has nothing is to hand over %d units", mode, n)
 		}
-		// One who has enough, or puts nothing, is given nothing.
+		// A session that has enough, or puts nothing, is given nothing.
 		for _, h := range [][]*dirpb.Held{held(share/2, 0, 0, 0, 10), held(0, 0, 0, 0, 0)} {
 			w.say(Renewal{Session: b, Held: h})
 			w.l.Short(w.s, 1, 10, w.now)
@@ -936,7 +935,7 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// What a session may keep shrinks with the number of sessions and where memory is short.
+// The memory that a session may keep shrinks with the number of sessions and if memory is short.
 func TestSupplyTold(t *testing.T) {
 	w, a, _, _, _ := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
 	units := w.s.Usage()[0].HeapUnits

@@ -27,7 +27,7 @@ func TestMoreReplicas(t *testing.T) {
 	if r := w.replicas("n", 2); r.Err != nil {
 		t.Fatal(r.Err)
 	}
-	w.settle(x)
+	w.settleJobs(x)
 	for _, pg := range w.s.PGs(ns) {
 		if len(pg.Members) != 2 || pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining {
 			t.Errorf("%v, want two copies", pg)
@@ -38,7 +38,7 @@ func TestMoreReplicas(t *testing.T) {
 		t.Fatal(r.Err)
 	}
 	w.elect() // the next leader goes on
-	w.settle(x)
+	w.settleJobs(x)
 	for _, pg := range w.s.PGs(ns) {
 		if len(pg.Members) != 1 || pg.State != dirpb.PGState_PG_ACTIVE {
 			t.Errorf("%v, want one copy", pg)
@@ -76,7 +76,7 @@ func TestReplicasChanged(t *testing.T) {
 			w.elect()
 		}
 	}
-	w.settle(x)
+	w.settleJobs(x)
 	for _, pg := range w.s.PGs(ns) {
 		if len(pg.Members) != 2 || pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil {
 			t.Errorf("%v, want two copies", pg)
@@ -125,7 +125,7 @@ func TestDeleteLeavesAlone(t *testing.T) {
 	if w.s.Namespace(ns) != nil || w.s.Job(scrub) != nil || w.s.Namespace(other) == nil {
 		t.Fatalf("namespaces are %v and %v", w.s.Namespace(ns), w.s.Namespace(other))
 	}
-	w.settle(y)
+	w.settleJobs(y)
 	for range 3 {
 		w.wait(lease)
 		w.step()

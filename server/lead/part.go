@@ -19,7 +19,7 @@ func (l *Leader) Patience() time.Duration { return min(l.opts.Lease, maxLeaving)
 // MayLeave reports whether the placement groups that could go on without a memory node have
 // nothing else to do, so that operations that wait until it has left do not wait for that.
 func (l *Leader) MayLeave(s *fsm.State, now time.Duration, id uint32) bool {
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	return !slices.ContainsFunc(v.pgs, func(pg *dirpb.PlacementGroup) bool {
 		on := slices.ContainsFunc(pg.Members, func(m *dirpb.Member) bool { return m.NodeId == id })
 		return on && len(pg.Members) > 1 && v.busy(pg) != ""

@@ -49,12 +49,12 @@ type plan struct {
 }
 
 func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
-	return &plan{view: l.look(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64), joins: make(map[uint32]uint32)}
+	return &plan{view: l.newView(s, now), taken: make(map[uint32]bool), given: make(map[uint32]uint64), joins: make(map[uint32]uint32)}
 }
 
 // Plan gives the commands that time and state have brought about, in the order in which
-// they should be proposed. One that fails, or is not proposed, is given again by a later
-// call; tell Refused of one that the state machine refused.
+// they should be proposed. A command that fails, or is not proposed, is given again by a later call; tell
+// Refused of each that the state machine refused.
 //
 // In this order:
 //
@@ -66,15 +66,14 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //     forgotten gets others;
 //   - memory nodes that said goodbye leave their placement groups;
 //   - members: a placement group with too few, or with one on a memory node that
-//     drains, gets a joiner where there is room; one with more than it needs loses one,
+//     drains, gets a joiner if there is room; one with more than it needs loses one,
 //     best one that drains;
-//   - where a memory node drains and its region has nowhere to go, the shards migrate, one
+//   - if a memory node drains and its region has nowhere to go, the shards migrate, one
 //     at a time, to placement groups that stay;
 //   - jobs that were asked for and had to wait;
 //   - rebalancing, one change of a namespace at a time;
 //   - moves from placement groups that fill up to emptier ones;
-//   - where memory is lost, or short: a count of what is linked. What follows it is
-//     queued by Scrubbed.
+//   - if memory is lost, or short: a count of what is linked. Scrubbed queues the jobs that follow it.
 //
 // From the members on, a change of a placement group is voluntary: it waits until the
 // group is active, whole, without a job, and every session acknowledged its last change.
@@ -90,7 +89,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 		p.finishRecalls(pg)
 	}
 	p.forget()
-	p.note()
+	p.noteWorkedPGs()
 	for _, pg := range p.pgs {
 		p.remake(pg)
 		p.part(pg)
@@ -128,7 +127,7 @@ func (p *plan) add(c *fsmpb.Command, format string, args ...any) {
 	p.steps = append(p.steps, Step{Do: c, Why: fmt.Sprintf(format, args...)})
 }
 
-// ---- leases and epochs -----------------------------------------------------
+// ---- leases and reclaim epochs ---------------------------------------------
 
 func (p *plan) reserve() {
 	if p.l.epoch+p.l.opts.EpochBlock/2 > p.s.Meta().EpochCeiling && p.l.needsEpochs(p.s) {
@@ -282,8 +281,8 @@ func (p *plan) free(pg *dirpb.PlacementGroup) bool {
 }
 
 // remake gives pg other members if it holds nothing and all it waits for is down: its memory
-// nodes died while it was made, or were removed. One that is lost waits for its memory
-// node, whose operator may be about to start it again, until that is removed.
+// nodes died while it was made, or were removed. A placement group that is lost waits for its memory node,
+// whose operator may be about to start it again, until that is removed.
 func (p *plan) remake(pg *dirpb.PlacementGroup) {
 	waits := pg.State == dirpb.PGState_PG_CREATING || pg.State == dirpb.PGState_PG_LOST && len(pg.Members) == 0
 	if !waits || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 {
@@ -329,7 +328,7 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 		return
 	}
 	if len(pg.Members) > want {
-		p.leave(pg)
+		p.dropSurplus(pg)
 		return
 	}
 	if n := p.candidate(pg); n != nil {
@@ -350,7 +349,7 @@ func (p *plan) members(pg *dirpb.PlacementGroup) {
 }
 
 // candidate is the memory node that pg should get a region on, or nil: best one in a
-// failure domain of its own, then the one that is least full; but another one where that
+// failure domain of its own, then the one that is least full; but another one if that
 // would take the only place from another placement group of the namespace.
 func (p *plan) candidate(pg *dirpb.PlacementGroup) *dirpb.Node {
 	taken := make(map[string]bool) // domains of members that stay
@@ -452,8 +451,8 @@ func surplus(chain []*dirpb.Node, used func(*dirpb.Node) uint64) (out *dirpb.Nod
 	return out
 }
 
-// leave takes the member out of pg that surplus names.
-func (p *plan) leave(pg *dirpb.PlacementGroup) {
+// dropSurplus takes the member out of pg that surplus names.
+func (p *plan) dropSurplus(pg *dirpb.PlacementGroup) {
 	chain := make([]*dirpb.Node, len(pg.Members))
 	for i, m := range pg.Members {
 		chain[i] = p.s.Node(m.NodeId)
@@ -472,7 +471,7 @@ func (p *plan) leave(pg *dirpb.PlacementGroup) {
 }
 
 // evacuate moves a shard of pg, whose member has nowhere to go, to a placement group that
-// stays. One that holds nothing any more gives the member up without a replacement.
+// stays. A placement group that holds nothing any more gives the member up without a replacement.
 func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 	var own []*dirpb.Shard
 	for _, sh := range p.shards(pg.NamespaceId) {
@@ -485,7 +484,7 @@ func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 			return // it goes altogether
 		}
 		if len(pg.Members) > 1 {
-			p.leave(pg)
+			p.dropSurplus(pg)
 		}
 		return
 	}
@@ -523,7 +522,7 @@ func (l *Leader) Busy(s *fsm.State, q *fsmpb.StartJob, now time.Duration) string
 	if x, ok := unmovable(s, q); ok {
 		return fmt.Sprintf("placement group %d has no room for what extent %d holds", q.PgId, x)
 	}
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	for _, id := range v.occupies(q) {
 		pg := s.PG(id)
 		if pg == nil {
@@ -703,7 +702,7 @@ func (p *plan) level(ns uint32) {
 		return
 	}
 	for _, g := range []*group{m.from, m.to} {
-		// What groups hold is old while somebody works on them; hashes never are.
+		// The account of a group is old while somebody works on it; hashes never are.
 		if !p.free(g.pg) || b.rule.room && !p.settled(g.id) {
 			return
 		}
@@ -769,7 +768,7 @@ func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmp
 	if sh.Move != nil {
 		return nil, true, "it moves already"
 	}
-	v := l.look(s, now)
+	v := l.newView(s, now)
 	q = &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true, Reason: "it is full"}
 	own := s.PG(sh.PgId)
 	to := []*dirpb.PlacementGroup{own}

@@ -9,9 +9,9 @@ import (
 )
 
 // Sessions that nobody waits for are quiet: they renew their lease only as often as that
-// takes, and are called as soon as somebody waits for what they report. Somebody does where
+// takes, and are called as soon as somebody waits for what they report. Somebody does if
 // places are in limbo, or an extent that was scanned is to be free, until the least reported
-// epoch is greater than the one noted for it; where a place is on its way home; and where
+// reclaim epoch is greater than the one noted for it; if a place is on its way home; and if
 // memory is short. docs/protocol.md, "Quiet sessions".
 
 // quietMost is the longest that a session is quiet, however long the lease: it is to notice
@@ -32,7 +32,7 @@ func (l *Leader) waitsFor(now time.Duration, x *session) bool {
 	return x.report <= l.awaited || len(x.queue) > 0 || l.hasty || now < l.shortUntil
 }
 
-// await notes that somebody waits until every session reports an epoch greater than this.
+// await notes that somebody waits until every session reports a reclaim epoch greater than this.
 func (l *Leader) await(epoch uint64) {
 	if epoch <= l.awaited {
 		return
@@ -44,7 +44,7 @@ func (l *Leader) await(epoch uint64) {
 }
 
 // Calls gives the sessions that were let be quiet and whose renewals somebody waits for by
-// now; each is given once. A renewal that comes before E is greater than the first epoch that is
+// now; each is given once. A renewal that comes before E is greater than the first reclaim epoch that is
 // awaited would bring nobody on.
 func (l *Leader) Calls(now time.Duration) (ids []uint32) {
 	for id, x := range l.sessions {

@@ -15,7 +15,7 @@ func TestQuiet(t *testing.T) {
 	w.nodes(1, 4)
 	ns := w.create("n", 1, 1)
 	a, b := w.open(ns), w.open(ns)
-	w.want() // reserves epochs
+	w.want() // reserves reclaim epochs
 	w.wait(lease)
 	epoch := func() uint64 { e, _ := w.l.Epochs(); return e }
 	tell := func(r Renewal, want time.Duration) Answer {
@@ -70,7 +70,7 @@ func TestQuiet(t *testing.T) {
 	next()
 	calls()
 
-	// One whom others' free places wait for is called, too, and everybody while memory is short.
+	// A session that others' free places wait for is called, too, and all sessions while memory is short.
 	w.l.sessions[b].queue = []place{{pg: 1}}
 	calls(b)
 	w.l.sessions[b].queue = nil
@@ -81,7 +81,7 @@ func TestQuiet(t *testing.T) {
 	w.wait(shortFor)
 	tell(Renewal{Session: b, Report: epoch(), Callable: true}, lease/3)
 
-	// What a closes with is in limbo until b reports a greater epoch.
+	// The places that a closes with are in limbo until b reports a greater reclaim epoch.
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{SessionId: a}}})
 	w.l.Closed(w.s, w.now, a, freePlaces(1<<18, 4, 1), nil)
 	calls()

@@ -29,7 +29,7 @@ type view struct {
 // floor is what every session of a namespace has acknowledged and quiesced.
 type floor struct{ acked, quiesced uint64 }
 
-func (l *Leader) look(s *fsm.State, now time.Duration) *view {
+func (l *Leader) newView(s *fsm.State, now time.Duration) *view {
 	v := &view{l: l, s: s, now: now, floors: make(map[uint32]floor), parts: make(map[uint32][]*dirpb.Shard)}
 	v.pgs = slices.DeleteFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return s.Namespace(pg.NamespaceId).GetDeleting() })
 	v.all, v.jobs = s.Jobs(), make(map[uint32][]*dirpb.Job)

@@ -88,10 +88,10 @@ func (s *Store) FirstIndex() (uint64, error) { return s.end((*pebble.Iterator).F
 func (s *Store) LastIndex() (uint64, error) { return s.end((*pebble.Iterator).Last) }
 
 func (s *Store) end(seek func(*pebble.Iterator) bool) (uint64, error) {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return 0, err
 	}
-	defer s.leave()
+	defer s.endCall()
 	it, err := s.db.NewIter(bounds([]byte{spaceLog}))
 	if err != nil {
 		return 0, err

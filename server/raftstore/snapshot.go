@@ -73,12 +73,12 @@ func (ss snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 		if m.ID != id {
 			continue
 		}
-		if err := ss.s.enter(); err != nil {
+		if err := ss.s.beginCall(); err != nil {
 			return nil, nil, err
 		}
 		it, err := ss.s.db.NewIter(bounds(dataPrefix(id)))
 		if err != nil {
-			ss.s.leave()
+			ss.s.endCall()
 			return nil, nil, err
 		}
 		it.First()
@@ -128,7 +128,7 @@ func (r *reader) Close() error {
 	}
 	err := r.it.Close()
 	r.it = nil
-	r.s.leave()
+	r.s.endCall()
 	return err
 }
 

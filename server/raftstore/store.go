@@ -291,9 +291,9 @@ func (s *Store) fail(err error) {
 	}
 }
 
-// enter admits a call into the database; the caller must call leave. Reads go on
+// beginCall admits a call into the database; the caller must call endCall. Reads go on
 // after a failure, because raft panics when it cannot read its log.
-func (s *Store) enter() error {
+func (s *Store) beginCall() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
@@ -303,7 +303,7 @@ func (s *Store) enter() error {
 	return nil
 }
 
-func (s *Store) leave() { s.mu.users.Done() }
+func (s *Store) endCall() { s.mu.users.Done() }
 
 // write commits b within the stall timeout and takes ownership of it. The
 // caller has entered. When the write stalls, its goroutine lives until the disk answers.
@@ -343,10 +343,10 @@ const stallSlices = 20
 
 // update builds and commits one batch.
 func (s *Store) update(sync *pebble.WriteOptions, build func(*pebble.Batch) error) error {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.endCall()
 	if err := s.Err(); err != nil {
 		return err
 	}
@@ -359,10 +359,10 @@ func (s *Store) update(sync *pebble.WriteOptions, build func(*pebble.Batch) erro
 
 // get copies the value of key; a missing key gives nil and nil.
 func (s *Store) get(key []byte) ([]byte, error) {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return nil, err
 	}
-	defer s.leave()
+	defer s.endCall()
 	v, closer, err := s.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return nil, nil
@@ -376,10 +376,10 @@ func (s *Store) get(key []byte) ([]byte, error) {
 
 // scan calls fn for each key of the prefix in order until it returns false.
 func (s *Store) scan(prefix []byte, fn func(key, value []byte) (bool, error)) error {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.endCall()
 	it, err := s.db.NewIter(bounds(prefix))
 	if err != nil {
 		return err

@@ -281,7 +281,7 @@ func TestSnapshots(t *testing.T) {
 		t.Fatalf("List = %+v", list)
 	}
 
-	// One cancelled and one that a crash cut off leave nothing behind.
+	// A cancelled snapshot and a snapshot that a crash cut off leave nothing behind.
 	for range 2 {
 		k, err := s.Snapshots().Create(1, 400, 1, raft.Configuration{}, 1, nil)
 		if err != nil {
@@ -337,8 +337,7 @@ func TestLocked(t *testing.T) {
 	}
 }
 
-// What was acknowledged survives a crash that loses any unsynced bytes; rows never
-// run ahead of the log.
+// Acknowledged writes survive a crash that loses any unsynced bytes; rows never run ahead of the log.
 func TestCrash(t *testing.T) {
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 0))

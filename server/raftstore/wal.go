@@ -53,7 +53,7 @@ func (d walDisk) ReuseForWrite(oldname, newname string, category vfs.DiskWriteCa
 	return d.logFile(newname, func() (vfs.File, error) { return d.FS.ReuseForWrite(oldname, newname, category) })
 }
 
-// walFile is a write-ahead log. One goroutine of Pebble writes and syncs it.
+// walFile is a write-ahead log. A single goroutine of Pebble writes and syncs it.
 type walFile struct {
 	vfs.File
 	d walDisk

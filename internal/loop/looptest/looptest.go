@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/inside"
 )
 
 // Long is the value of the key "long": more than a lookup may read in a loop.
@@ -55,7 +56,7 @@ func (s *Stage) perform(ctx context.Context, o *client.Op) clienttest.Fault {
 	case "panic":
 		panic("of a test")
 	case "slow":
-		client.WillWait(ctx)
+		inside.WillWait(ctx)
 		if ctx.Err() != nil { // a loop's: it does not wait
 			return clienttest.Fault{Err: context.Cause(ctx)}
 		}

@@ -7,7 +7,7 @@
 # it is the one that KVD_VM_KERNEL names (default 6.12). Nothing of this is
 # installed. QEMU is, if a kernel is asked for, it is missing and this is root.
 #
-# It needs Debian on amd64. What is there already is not looked at again: remove
+# It needs Debian on amd64. Files that are there already are not fetched again: remove
 # KVD_VM_DIR to get newer packages.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"

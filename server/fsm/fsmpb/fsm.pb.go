@@ -31,7 +31,7 @@ const (
 type Command struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Raft term of the leader that proposed it. An entry of another term is
-	// dropped: its epoch or minimum may be of a leadership that ended.
+	// dropped: its reclaim epoch or minimum may be of a leadership that ended.
 	Term uint64 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
 	// Types that are valid to be assigned to Op:
 	//
@@ -863,7 +863,7 @@ type OpenSession struct {
 	Client           string                 `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
 	HostId           string                 `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	ReadOnly         bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	Epoch            uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // E, never above what the session will be told
+	Epoch            uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // the reclaim epoch, E, never above what the session will be told
 	OpenedUnixMillis int64                  `protobuf:"varint,6,opt,name=opened_unix_millis,json=openedUnixMillis,proto3" json:"opened_unix_millis,omitempty"`
 	Background       bool                   `protobuf:"varint,20,opt,name=background,proto3" json:"background,omitempty"` // as in OpenSessionRequest
 	unknownFields    protoimpl.UnknownFields
@@ -953,7 +953,7 @@ type CloseSession struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Runs          []*dirpb.ReturnedRun   `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`   // E when the leader received them
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`   // the reclaim epoch when the leader received them
 	Leaked        bool                   `protobuf:"varint,4,opt,name=leaked,proto3" json:"leaked,omitempty"` // it lost track of some
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1023,7 +1023,7 @@ func (x *CloseSession) GetLeaked() bool {
 type TakeBack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Runs          []*Back                `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // E when the leader proposes it
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // the reclaim epoch when the leader proposes it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1507,7 +1507,7 @@ func (x *PlanJoin) GetNodeId() uint32 {
 type StartLeave struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the placement group
 	NodeId        uint32                 `protobuf:"varint,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1763,7 +1763,7 @@ type EndJob struct {
 	JobId         uint32                 `protobuf:"varint,2,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
 	GiveBack      bool                   `protobuf:"varint,3,opt,name=give_back,json=giveBack,proto3" json:"give_back,omitempty"` // not finished: somebody else may claim it
 	Report        *dirpb.JobReport       `protobuf:"bytes,4,opt,name=report,proto3" json:"report,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // E
+	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // the reclaim epoch
 	UnixMillis    int64                  `protobuf:"varint,6,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	MinEpoch      uint64                 `protobuf:"varint,7,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"` // no session's report is less
 	unknownFields protoimpl.UnknownFields
@@ -1854,7 +1854,7 @@ type FinishRecall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
 	Extent        uint32                 `protobuf:"varint,2,opt,name=extent,proto3" json:"extent,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`                       // E
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`                       // the reclaim epoch
 	MinEpoch      uint64                 `protobuf:"varint,4,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"` // no session's report is less
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2667,7 +2667,7 @@ type Recall struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Extent  uint32                 `protobuf:"varint,1,opt,name=extent,proto3" json:"extent,omitempty"`
 	Scanned bool                   `protobuf:"varint,2,opt,name=scanned,proto3" json:"scanned,omitempty"`
-	Epoch   uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // E when the scan was done
+	Epoch   uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // the reclaim epoch when the scan was done
 	// In place: what was linked when it was scanned, and stays.
 	Kept          *dirpb.UnitRuns `protobuf:"bytes,4,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2855,7 +2855,7 @@ type Session struct {
 	HostId           string                 `protobuf:"bytes,5,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	ReadOnly         bool                   `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Life             dirpb.SessionLife      `protobuf:"varint,7,opt,name=life,proto3,enum=kvd.directory.v1.SessionLife" json:"life,omitempty"` // LIVE or FENCING; fenced sessions have no row
-	Epoch            uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`                                 // E at open
+	Epoch            uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`                                 // the reclaim epoch at open
 	OpenedUnixMillis int64                  `protobuf:"varint,9,opt,name=opened_unix_millis,json=openedUnixMillis,proto3" json:"opened_unix_millis,omitempty"`
 	Pending          []*Incarnation         `protobuf:"bytes,10,rep,name=pending,proto3" json:"pending,omitempty"`        // memory nodes that have not confirmed the fence
 	Background       bool                   `protobuf:"varint,20,opt,name=background,proto3" json:"background,omitempty"` // as in OpenSessionRequest

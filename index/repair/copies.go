@@ -1,24 +1,26 @@
-package index
+package repair
 
 import (
 	"bytes"
 	"fmt"
 	"slices"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// readCopies READs the segment on every replica.
-func (o *Op) readCopies(then func() Action) Action {
-	o.begin()
+// readCopies READs the segment on every replica, side by side: words may change in between, so what differs is
+// only a hint for sync, which looks again in the right order.
+func (o *Op) readCopies(then func() index.Action) index.Action {
+	o.NewRound()
 	for k := range o.Route.PG.Replicas {
 		b := &o.work.copies[k]
 		if *b == nil {
-			*b = o.env.Buf(o, layout.SegmentSize)
+			*b = o.Buf(layout.SegmentSize)
 		}
-		o.add(Access{Verb: Read, Space: Index, Replica: k, Off: o.Work.Off, Buf: *b})
+		o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: o.Work.Off, Buf: *b})
 	}
-	return o.await(then)
+	return o.await(index.StepReadCopies, then)
 }
 
 // groupOf is group i of the segment as replica k showed it.
@@ -35,7 +37,7 @@ func (o *Op) segmentDiffers() (list []wordRef) {
 	return list
 }
 
-func (o *Op) syncSegment() Action {
+func (o *Op) syncSegment() index.Action {
 	list := o.segmentDiffers()
 	o.Work.Synced += uint64(len(list))
 	return o.syncWords(list, o.finishWork)
@@ -43,19 +45,19 @@ func (o *Op) syncSegment() Action {
 
 // copyItems writes a copy of every item's record, which A names, to its fresh place on
 // all replicas, chunks first. A Move's go to the child.
-func (o *Op) copyItems(list []*item, then func() Action) Action {
+func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 	list = slices.DeleteFunc(slices.Clone(list), func(it *item) bool { return it.written })
 	if len(list) == 0 {
 		return then()
 	}
-	o.toParent()
+	o.ToParent()
 	for _, it := range list {
 		if it.copied < len(it.newChunks) {
-			return o.copyChunk(it, func() Action { return o.copyItems(list, then) })
+			return o.copyChunk(it, func() index.Action { return o.copyItems(list, then) })
 		}
 	}
 	n := o.readBatch(list, func(it *item) int { return it.x.ReadLen() })
-	return o.await(func() Action {
+	return o.await(index.StepCopyRead, func() index.Action {
 		bufs := make([][]byte, n)
 		for i, it := range list[:n] {
 			r, err := o.parseOf(it, o.Accesses[i].Buf)
@@ -63,7 +65,7 @@ func (o *Op) copyItems(list []*item, then func() Action) Action {
 				err = fmt.Errorf("%s: record at %#x has changed", o.where(it.wordRef), it.x.Off())
 			}
 			if err != nil {
-				return o.finish(err)
+				return o.Finish(err)
 			}
 			bufs[i] = o.Accesses[i].Buf[:layout.RecordLen(len(r.Key), len(r.Value))]
 			if len(it.newChunks) > 0 {
@@ -72,22 +74,22 @@ func (o *Op) copyItems(list []*item, then func() Action) Action {
 					err = fmt.Errorf("%s: manifest at %#x has changed", o.where(it.wordRef), it.x.Off())
 				}
 				if err != nil {
-					return o.finish(err)
+					return o.Finish(err)
 				}
 				layout.EncodeManifest(r.Value, layout.Manifest{Len: m.Len, ID: it.newID, Chunks: it.newChunks})
 				layout.SetVersion(bufs[i], r.Version) // and the CRC
 			}
 		}
-		if o.Kind == Move {
-			o.toChild()
+		if o.Kind == index.Move {
+			o.ToChild()
 		}
-		o.begin()
+		o.NewRound()
 		for i, it := range list[:n] {
 			for k := range o.Route.PG.Replicas {
-				o.add(Access{Verb: Write, Space: Heap, Replica: k, Off: it.n.Off(), Buf: bufs[i]})
+				o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: it.n.Off(), Buf: bufs[i]})
 			}
 		}
-		return o.await(func() Action {
+		return o.await(index.StepCopyWrite, func() index.Action {
 			for _, it := range list[:n] {
 				it.written = true
 			}
@@ -97,26 +99,26 @@ func (o *Op) copyItems(list []*item, then func() Action) Action {
 }
 
 // copyChunk copies the next chunk of a manifest under the new manifest's id.
-func (o *Op) copyChunk(it *item, then func() Action) Action {
+func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 	from, to := it.chunks[it.copied], it.newChunks[it.copied]
 	b := o.scratch(layout.SizeOf(from.Code))
-	o.begin()
-	o.add(Access{Verb: Read, Space: Heap, Off: uint64(from.Unit) * layout.UnitSize, Buf: b})
-	return o.await(func() Action {
+	o.NewRound()
+	o.Add(index.Access{Verb: index.Read, Space: index.Heap, Off: uint64(from.Unit) * layout.UnitSize, Buf: b})
+	return o.await(index.StepCopyChunk, func() index.Action {
 		r, err := parseChunk(b, it.id, it.copied)
 		if err != nil {
-			return o.finish(fmt.Errorf("%s: chunk %d at %#x: %w", o.where(it.wordRef), it.copied, uint64(from.Unit)*layout.UnitSize, err))
+			return o.Finish(fmt.Errorf("%s: chunk %d at %#x: %w", o.where(it.wordRef), it.copied, uint64(from.Unit)*layout.UnitSize, err))
 		}
 		b := b[:layout.RecordLen(0, len(r.Value))]
 		layout.SetVersion(b, it.newID)
-		if o.Kind == Move {
-			o.toChild()
+		if o.Kind == index.Move {
+			o.ToChild()
 		}
-		o.begin()
+		o.NewRound()
 		for k := range o.Route.PG.Replicas {
-			o.add(Access{Verb: Write, Space: Heap, Replica: k, Off: uint64(to.Unit) * layout.UnitSize, Buf: b})
+			o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: uint64(to.Unit) * layout.UnitSize, Buf: b})
 		}
-		return o.await(func() Action {
+		return o.await(index.StepCopyChunk, func() index.Action {
 			it.copied++
 			return then()
 		})
@@ -134,8 +136,8 @@ func parseChunk(b []byte, id uint64, i int) (layout.Record, error) {
 
 // replace gives every item's record a fresh place, a batch at a time; its old one is
 // handed over.
-func (o *Op) replace(list []*item, then func() Action) Action {
-	w := o.work
+func (o *Op) replace(list []*item, then func() index.Action) index.Action {
+	w := &o.work
 	if len(list) == 0 {
 		return then()
 	}
@@ -151,7 +153,7 @@ func (o *Op) replace(list []*item, then func() Action) Action {
 			return o.noMemory()
 		}
 	}
-	return o.copyItems(list[:n], func() Action {
+	return o.copyItems(list[:n], func() index.Action {
 		w.swings = w.swings[:0]
 		for _, it := range list[:n] {
 			s := swing{wordRef: it.wordRef, x: it.x, n: it.n, fresh: it.fresh, it: it}
@@ -161,8 +163,8 @@ func (o *Op) replace(list []*item, then func() Action) Action {
 			}
 			w.swings = append(w.swings, s)
 		}
-		return o.swingA(func() Action {
-			return o.publishSwings(func() Action {
+		return o.swingA(func() index.Action {
+			return o.publishSwings(func() index.Action {
 				for i := range w.swings {
 					if s := &w.swings[i]; s.won {
 						s.it.done = true

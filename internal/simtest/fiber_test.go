@@ -104,7 +104,7 @@ func (c *cl) canBeginTwo() bool {
 
 func (c *cl) beginQuickly(rs ...*running) {
 	for _, r := range rs {
-		c.enter(r)
+		c.addRunning(r)
 		r.quick, r.epoch = true, c.core.Epoch()
 	}
 	f := c.fibers[rs[0].lane]

@@ -1,6 +1,7 @@
-package index
+package repair
 
 import (
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -16,20 +17,21 @@ type swing struct {
 	it    *item
 }
 
-// swingA takes every word of w.swings from x to n at A.
-func (o *Op) swingA(then func() Action) Action { return o.swingStage(0, 0, then) }
+// swingA takes every word of w.swings from x to n at A. Afterwards each says whether it was taken (won) and what A
+// held instead (found). Of its places, those that a CAS under way links or unlinks are in doubt until it is known.
+func (o *Op) swingA(then func() index.Action) index.Action { return o.swingStage(0, 0, then) }
 
 // swingStage does so at replica k, for those that may go on blindly there.
-func (o *Op) swingStage(k uint8, from int, then func() Action) Action {
-	w := o.work
-	o.begin()
+func (o *Op) swingStage(k uint8, from int, then func() index.Action) index.Action {
+	w := &o.work
+	o.NewRound()
 	next := from
-	for ; next < len(w.swings) && len(o.Accesses) < MaxCAS; next++ {
+	for ; next < len(w.swings) && len(o.Accesses) < index.MaxCAS; next++ {
 		s := &w.swings[next]
 		if k > 0 && !s.exact {
 			continue
 		}
-		o.add(Access{Verb: CAS, Space: Index, Replica: k, Off: s.off(), Expect: uint64(s.x), New: uint64(s.n)})
+		o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: s.off(), Expect: uint64(s.x), New: uint64(s.n)})
 		if k == 0 {
 			w.turn(s.fresh, placePosted)
 			w.turn(s.old, placePosted)
@@ -38,7 +40,11 @@ func (o *Op) swingStage(k uint8, from int, then func() Action) Action {
 	if len(o.Accesses) == 0 {
 		return then()
 	}
-	return o.await(func() Action {
+	step := index.StepCASWords
+	if k > 0 {
+		step = index.StepPublishWords
+	}
+	return o.await(step, func() index.Action {
 		i := 0
 		for j := from; j < next; j++ {
 			s := &w.swings[j]
@@ -66,11 +72,11 @@ func (o *Op) swingStage(k uint8, from int, then func() Action) Action {
 
 // publishSwings carries what A took down the chain, blindly as far as each stage
 // took exactly x→n, by sync from the first other finding on.
-func (o *Op) publishSwings(then func() Action) Action { return o.publishFrom(1, then) }
+func (o *Op) publishSwings(then func() index.Action) index.Action { return o.publishFrom(1, then) }
 
-func (o *Op) publishFrom(k uint8, then func() Action) Action {
+func (o *Op) publishFrom(k uint8, then func() index.Action) index.Action {
 	if k < o.Route.PG.Replicas {
-		return o.swingStage(k, 0, func() Action { return o.publishFrom(k+1, then) })
+		return o.swingStage(k, 0, func() index.Action { return o.publishFrom(k+1, then) })
 	}
 	var rest []wordRef
 	for _, s := range o.work.swings {
@@ -82,34 +88,30 @@ func (o *Op) publishFrom(k uint8, then func() Action) Action {
 }
 
 // syncWords syncs each word of list.
-func (o *Op) syncWords(list []wordRef, then func() Action) Action {
-	w := o.work
+func (o *Op) syncWords(list []wordRef, then func() index.Action) index.Action {
 	if o.Route.PG.Replicas == 1 || len(list) == 0 {
-		o.syncBase = 0
 		return then()
 	}
-	w.then = func() Action { return o.syncWords(list[1:], then) }
-	o.retries = 0
-	o.syncBase = list[0].base
-	return o.sync(list[0].slot, 1, stepWork)
+	o.work.then = func() index.Action { return o.syncWords(list[1:], then) }
+	return o.Sync(list[0].base, list[0].slot)
 }
 
 // setHeaders changes the header of the group at base by f, from A on down the chain,
 // each from the replica's own value. guess is what the first may hold.
-func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout.Header) layout.Header, then func() Action) Action {
+func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout.Header) layout.Header, then func() index.Action) index.Action {
 	if k >= o.Route.PG.Replicas {
 		return then()
 	}
-	o.begin()
-	// Where nothing is to change the CAS only tells.
-	o.add(Access{Verb: CAS, Space: Index, Replica: k, Off: base, Expect: uint64(guess), New: uint64(f(guess))})
-	return o.await(func() Action {
+	o.NewRound()
+	// If nothing is to change the CAS only tells.
+	o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: base, Expect: uint64(guess), New: uint64(f(guess))})
+	return o.await(index.StepSetHeaders, func() index.Action {
 		found := layout.Header(o.Accesses[0].Found)
 		if found == guess || f(found) == found {
 			return o.setHeaders(base, k+1, guess, f, then)
 		}
 		if o.work.looks++; o.work.looks > maxLooks {
-			return o.leave(Backoff)
+			return o.Restart(index.Backoff)
 		}
 		return o.setHeaders(base, k, found, f, then)
 	})

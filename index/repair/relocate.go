@@ -1,21 +1,24 @@
-package index
+package repair
 
 import (
 	"fmt"
 	"slices"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// relocate looks for what lies in the extent, until there is nothing.
-func (o *Op) relocate() Action {
+// relocate looks for what lies in the extent, until there is nothing. It takes no lock: a record that is put elsewhere is
+// an update with the same value and version, which loses to any other; and whoever wins puts the record elsewhere, too,
+// since no session takes places of a recalled extent after it has acknowledged the recall.
+func (o *Op) relocate() index.Action {
 	o.setGroups(o.Work.Off)
-	o.begin()
+	o.NewRound()
 	o.addImages()
-	return o.await(func() Action {
-		w := o.work
+	return o.await(index.StepReadGroups, func() index.Action {
+		w := &o.work
 		if w.looks++; w.looks > maxLooks {
-			return o.leave(Backoff)
+			return o.Restart(index.Backoff)
 		}
 		g := o.image(0, 0)
 		w.items = nil
@@ -35,7 +38,7 @@ func (o *Op) relocate() Action {
 					o.finding("%v", err)
 					continue
 				}
-				return o.finish(err)
+				return o.Finish(err)
 			}
 			w.items = append(w.items, &item{wordRef: ref, x: x})
 		}
@@ -50,9 +53,9 @@ func (o *Op) relocate() Action {
 	})
 }
 
-// countFound counts what the group links. What a replica still shows that is gone at A is
-// synced: it may lie in an extent of which all the rest becomes free.
-func (o *Op) countFound() Action {
+// countFound counts what the group links. A word that a replica still shows and that is gone at A is
+// synced: its record may lie in an extent of which all the rest becomes free.
+func (o *Op) countFound() index.Action {
 	o.Work.Records, o.Work.Units, o.Work.Linked, o.Work.Kept = 0, 0, map[uint32]uint32{}, nil
 	kept := func(unit uint32, code uint8) {
 		o.linked(unit, code)
@@ -72,7 +75,7 @@ func (o *Op) countFound() Action {
 	return o.syncWords(late, o.finishWork)
 }
 
-func (o *Op) relocateFound() Action {
+func (o *Op) relocateFound() index.Action {
 	in := func(unit uint32, code uint8) bool {
 		if units := layout.UnitsOf(code); o.Work.Count {
 			return o.Work.Window.meets(unit, units) && (o.Work.WindowMost == 0 || units < o.Work.WindowMost)
@@ -89,14 +92,14 @@ func (o *Op) relocateFound() Action {
 		if it.x.State() == layout.Frozen {
 			// Its mover copies it, or the one after.
 			if o.work.frozen++; o.work.frozen > maxFrozen {
-				return o.finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, it.x.Unit()/layout.ExtentUnits))
+				return o.Finish(fmt.Errorf("%s: %v stays FROZEN in extent %d", o.where(it.wordRef), it.x, it.x.Unit()/layout.ExtentUnits))
 			}
-			return o.leave(Backoff)
+			return o.Restart(index.Backoff)
 		}
 		list = append(list, it)
 	}
 	if len(list) > 0 {
-		return o.replace(list, o.relocate) // whoever won a word instead of us put it elsewhere
+		return o.replace(list, o.relocate) // the client that won a word instead of us put it elsewhere
 	}
 	if o.Work.Count {
 		return o.countFound()

@@ -1,25 +1,3 @@
-// Package simtest runs the real code of clients, janitors and the directory under one
-// scheduler: internal/session over index, internal/janitor's plans, server/lead over
-// server/fsm, against the simulated fabric (rdma/sim). The scheduler chooses what
-// happens next: which verb takes effect, when an operation begins, when a renewal is
-// sent, served and answered, who learns of a map, what the directory does, who crashes or
-// falls silent, when a fence is confirmed. Histories are checked for linearizability,
-// remote memory and the directory's accounts for the numbered invariants of
-// docs/protocol.md, after every effect.
-//
-// Three searches share a [World]: schedules written down, exhaustive with state hashing
-// for small scopes, and seeded random. A schedule is the list of choices made; it
-// replays exactly.
-//
-// What the simulator plays itself, as choices, are the blocking client (package client),
-// the memory node (package memnode) and the RPCs between them and the directory
-// (package server).
-//
-// Start with [Config] and [World]. Nothing here is concurrent.
-//
-// The state hash leans on clients being deterministic: what a client has been
-// told determines what it will do (stateless search with a visited set, after
-// Godefroid's VeriSoft).
 package simtest
 
 import (
@@ -65,8 +43,7 @@ const (
 	// PutEx is a Put that expires when the clock moves on.
 	PutEx
 	// Evict removes every key that it finds in the group of its key and in the stash.
-	// What it has removed is in the history key by key, what it may have removed with an
-	// unknown outcome.
+	// Its removals are in the history key by key, possible ones with an unknown outcome.
 	Evict
 	// Expire removes what has expired there, and is in no history.
 	Expire
@@ -166,7 +143,7 @@ type Config struct {
 	// LastCopy: a memory node may be lost with the only copy. The schedule sees to it that no
 	// key is lost with it.
 	LastCopy bool
-	// Epochs is how often E may advance; 0 leaves out renewals that nothing else needs. Leap
+	// Epochs is how often the reclaim epoch E may advance; 0 leaves out renewals that nothing else needs. Leap
 	// is by how much, default 1.
 	Epochs int
 	Leap   uint64
@@ -217,7 +194,7 @@ const (
 	fillUnit = 1 // units of a filler's record
 	// extraUnits are for clients that come when the schedule is over.
 	extraUnits = 64
-	// What is put to expire lives for so long, and the clock moves in such steps.
+	// Records put to expire live for ttlMillis, and the clock moves in steps of stepMillis.
 	ttlMillis  = 2000
 	stepMillis = 4000
 )
@@ -558,16 +535,16 @@ func (w *World) fail(err error) {
 func (w *World) runScript(c *cl, steps []Step) {
 	save, at := c.script, c.pos
 	c.script, c.pos = steps, 0
-	w.settle(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
+	w.runAllowed(func(ch choice) bool { return ch.c == c.i && ch.kind < faults && ch.kind != chRenewSend })
 	if len(c.run) > 0 || c.pos < len(c.script) {
 		w.fail(fmt.Errorf("client %d alone does not end: %v, %v enabled\n%s", c.i, c.underWay(), w.enabled(), strings.Join(w.Trace, "\n")))
 	}
 	c.script, c.pos = save, at
 }
 
-// settle makes allowed choices, those of whoever had none for longest first, until
+// runAllowed makes allowed choices, those of whoever had none for longest first, until
 // there are none, or nobody gets on but those who look again and again in vain.
-func (w *World) settle(allowed func(choice) bool) {
+func (w *World) runAllowed(allowed func(choice) bool) {
 	served := make([]int, len(w.cls)+2)
 	wakes := make([]int, len(w.cls)+2)
 	for n := 1; w.err == nil; n++ {
@@ -619,7 +596,7 @@ func (w *World) finish() {
 		}
 	}
 	for round := 0; w.err == nil; round++ {
-		w.settle(func(ch choice) bool {
+		w.runAllowed(func(ch choice) bool {
 			return ch.kind < faults && ch.kind != chRenewSend && ch.kind != chAdvance && ch.kind != chAct
 		})
 		why := w.unfinished()

@@ -41,7 +41,7 @@ func (w *World) apply(c *fsmpb.Command) fsm.Result {
 	fences := w.st.SessionCount()
 	res := fsm.Apply(w.st, c)
 	if res.Err != nil {
-		w.note("      => refused: %v", res.Err)
+		w.traceLine("      => refused: %v", res.Err)
 		return res
 	}
 	w.dirSumOK = false
@@ -108,8 +108,8 @@ func (w *World) touch() {
 	w.stamp++
 }
 
-// look works out what the directory would let happen now, once for each state of it.
-func (w *World) look() {
+// refreshChores works out what the directory would let happen now, once for each state of it.
+func (w *World) refreshChores() {
 	if w.looked == w.stamp {
 		return
 	}
@@ -354,7 +354,7 @@ func (w *World) aboutToFall(n *node) bool {
 
 // loseCopies loses all memory nodes but so many that each placement group keeps one copy.
 func (w *World) loseCopies() {
-	w.note("      all copies but one are lost")
+	w.traceLine("      all copies but one are lost")
 	at := int(w.histSum>>8) % len(w.nodes)
 	for i := range w.nodes {
 		if n := w.nodes[(at+i)%len(w.nodes)]; w.mayLose(n) {
@@ -363,7 +363,7 @@ func (w *World) loseCopies() {
 	}
 	for range 3 {
 		w.do(choice{kind: chTick, c: -1})
-		w.settle(func(ch choice) bool {
+		w.runAllowed(func(ch choice) bool {
 			return ch.kind < faults && ch.kind != chRenewSend && ch.kind != chAct && ch.kind != chAdvance
 		})
 	}

@@ -1,33 +1,40 @@
-package index
+package repair
 
 import (
 	"bytes"
 	"fmt"
 	"slices"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
 // startMove begins Move and Abandon.
-func (o *Op) startMove() Action {
+//
+// A Move takes one home group's share of the moved set to the child, under the group's insert lock: readMoving finds
+// it, freeze bars updates and deletes, frozen waits until the tail shows that, gotChild and linkChild give every key a
+// slot in the child, setMoved sends readers there, setSplit says that it is complete. The order is what "Moving
+// shards" in docs/protocol.md says, and each rule there has a mutant. Every step can be found half done by a janitor
+// before, so each begins by looking at what is there.
+func (o *Op) startMove() index.Action {
 	r := &o.Route
-	if o.Kind == Move && (r.Child == nil || r.Child.PG == nil) {
-		return o.leave(Refresh)
+	if o.Kind == index.Move && (r.Child == nil || r.Child.PG == nil) {
+		return o.Restart(index.Refresh)
 	}
 	if uint64(o.Work.Group) >= uint64(r.Segments)*layout.SegmentGroups {
-		return o.finish(fmt.Errorf("shard %d has no group %d", r.Shard, o.Work.Group))
+		return o.Finish(fmt.Errorf("shard %d has no group %d", r.Shard, o.Work.Group))
 	}
 	home, stash := o.groupAt(r)
 	if err := checkIndex(r.PG, stash, layout.GroupSize); err != nil {
-		return o.finish(err)
+		return o.Finish(err)
 	}
-	if o.Kind == Abandon {
+	if o.Kind == index.Abandon {
 		o.setGroups(home, stash)
 		return o.lockWork(o.abandon)
 	}
 	if _, s := o.groupAt(r.Child); r.Child.Segments != r.Segments || checkIndex(r.Child.PG, s, layout.GroupSize) != nil ||
-		r.Child.PG.Replicas == 0 || r.Child.PG.Replicas > maxChain {
-		return o.finish(fmt.Errorf("shard %d: its child %d at %#x of pg %d is not its like", r.Shard, r.Child.Shard, r.Child.ShardOff, r.Child.PG.ID))
+		r.Child.PG.Replicas == 0 || r.Child.PG.Replicas > index.MaxChain {
+		return o.Finish(fmt.Errorf("shard %d: its child %d at %#x of pg %d is not its like", r.Shard, r.Child.Shard, r.Child.ShardOff, r.Child.PG.ID))
 	}
 	o.setGroups(home, stash)
 	return o.lockWork(o.moveLocked)
@@ -35,20 +42,20 @@ func (o *Op) startMove() Action {
 
 // groupAt gives the region offsets of home group Work.Group in r's array and of its
 // stash.
-func (o *Op) groupAt(r *Route) (home, stash uint64) {
+func (o *Op) groupAt(r *index.Route) (home, stash uint64) {
 	segment := r.ShardOff + uint64(o.Work.Group/layout.SegmentGroups)*layout.SegmentSize
 	return segment + uint64(o.Work.Group%layout.SegmentGroups)*layout.GroupSize, segment + layout.StashGroup*layout.GroupSize
 }
 
-func (o *Op) moveLocked() Action {
-	if err := o.damaged(o.image(0, 0), o.work.groups[0], 0); err != nil {
-		return o.finish(err)
+func (o *Op) moveLocked() index.Action {
+	if err := o.image(0, 0).CheckHeader(); err != nil {
+		return o.Finish(fmt.Errorf("pg %d replica 0: group at %#x: %w", o.Route.PG.ID, o.work.groups[0], err))
 	}
 	if h := o.work.header; h.Split() && h.Depth() > o.Route.Depth {
 		// All but the header was everywhere before A got it. The header still comes
 		// after whatever differs: readers go by it.
-		return o.syncWords(o.work.behind, func() Action {
-			return o.syncWords([]wordRef{{o.work.groups[0], headerSlot}}, o.finishWork)
+		return o.syncWords(o.work.behind, func() index.Action {
+			return o.syncWords([]wordRef{{o.work.groups[0], index.HeaderSlot}}, o.finishWork)
 		})
 	}
 	return o.readMoving()
@@ -56,10 +63,10 @@ func (o *Op) moveLocked() Action {
 
 // readMoving finds the moved set in the groups just read at A. Under the lock
 // nothing is inserted; keys of the set may be updated and deleted.
-func (o *Op) readMoving() Action {
-	w := o.work
+func (o *Op) readMoving() index.Action {
+	w := &o.work
 	if w.looks++; w.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.Restart(index.Backoff)
 	}
 	old := w.items
 	w.items = nil
@@ -75,7 +82,7 @@ func (o *Op) readMoving() Action {
 			}
 			ref := wordRef{w.groups[i], uint8(j)}
 			if err := o.inHeap(ref, x); err != nil {
-				return o.finish(err)
+				return o.Finish(err)
 			}
 			at := slices.IndexFunc(old, func(it *item) bool {
 				return it.wordRef == ref && !it.stale && it.x.WithState(layout.Live) == x.WithState(layout.Live)
@@ -96,28 +103,27 @@ func (o *Op) readMoving() Action {
 	return o.fetch(unread, 0, o.gotMoving, o.placeMoving)
 }
 
-// gotMoving judges whether a record belongs to the moved set. One that cannot be
-// read might, and would be lost.
+// gotMoving judges whether a record belongs to the moved set. A record that cannot be read might, and would be lost.
 func (o *Op) gotMoving(it *item, b []byte) error {
 	r, err := o.parseOf(it, b)
 	if err != nil {
 		return err
 	}
-	hash := o.env.HashOf(r.Key)
+	hash := o.Env().HashOf(r.Key)
 	home, _ := layout.GroupOff(hash, o.Route.Segments)
 	switch inHome := it.base == o.work.groups[0]; {
 	case o.Route.ShardOff+home != o.work.groups[0] && inHome:
 		return fmt.Errorf("%s: record at %#x: its key belongs into the group at %#x", o.where(it.wordRef), it.x.Off(), o.Route.ShardOff+home)
 	case o.Route.ShardOff+home != o.work.groups[0]:
 		return nil
-	case o.Kind == Move && !o.Route.moves(hash):
+	case o.Kind == index.Move && !o.Route.Moves(hash):
 		if it.x.State() == layout.Frozen {
 			o.finding("%s: FROZEN, but its key does not move", o.where(it.wordRef))
 		}
 		return nil
 	}
 	it.mine, it.hash, it.key = true, hash, bytes.Clone(r.Key)
-	if r.Flags&layout.FlagManifest != 0 && o.Kind == Move && o.Route.Child.PG.ID != o.Route.PG.ID {
+	if r.Flags&layout.FlagManifest != 0 && o.Kind == index.Move && o.Route.Child.PG.ID != o.Route.PG.ID {
 		m, err := o.partsOf(it, &r)
 		if err != nil {
 			return err
@@ -139,7 +145,7 @@ func (w *workState) mine() (list []*item) {
 
 // placeMoving takes places for all records that go to another placement group, before
 // anything is frozen that would have to wait for memory.
-func (o *Op) placeMoving() Action {
+func (o *Op) placeMoving() index.Action {
 	if child := o.Route.Child.PG; child.ID != o.Route.PG.ID {
 		for _, it := range o.work.mine() {
 			if !it.havePlace && !o.takePlaces(child, it) {
@@ -151,15 +157,15 @@ func (o *Op) placeMoving() Action {
 }
 
 // noMemory starts over when there is memory.
-func (o *Op) noMemory() Action {
-	o.dropWork()
-	return o.leave(Alloc)
+func (o *Op) noMemory() index.Action {
+	o.Release(true)
+	return o.Restart(index.Alloc)
 }
 
 // freeze bars updates and deletes: LIVE→FROZEN at A. again: a word was not what was
 // read, so the group is read anew before anything is copied.
-func (o *Op) freeze(again bool) Action {
-	w := o.work
+func (o *Op) freeze(again bool) index.Action {
+	w := &o.work
 	w.swings = w.swings[:0]
 	for _, it := range w.mine() {
 		if it.x.State() == layout.Live {
@@ -168,16 +174,16 @@ func (o *Op) freeze(again bool) Action {
 	}
 	if len(w.swings) == 0 {
 		if again {
-			o.begin()
+			o.NewRound()
 			o.addImages()
-			return o.await(o.readMoving)
+			return o.await(index.StepReadGroups, o.readMoving)
 		}
 		return o.frozen()
 	}
 	if w.looks++; w.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.Restart(index.Backoff)
 	}
-	return o.swingA(func() Action {
+	return o.swingA(func() index.Action {
 		for i := range w.swings {
 			s := &w.swings[i]
 			switch {
@@ -199,44 +205,44 @@ func (o *Op) freeze(again bool) Action {
 
 // frozen brings FROZEN down to P: a reader of P must know that the word may be
 // on its way before there is another.
-func (o *Op) frozen() Action {
-	w := o.work
+func (o *Op) frozen() index.Action {
+	w := &o.work
 	if len(w.mine()) == 0 {
 		return o.setMoved(o.setSplit)
 	}
 	w.swings = w.swings[:0]
 	for _, it := range w.mine() {
-		// Whoever froze it, A took exactly LIVE→FROZEN.
+		// A took exactly LIVE→FROZEN, whoever froze it.
 		w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x.WithState(layout.Live), n: it.x, won: true, exact: true})
 	}
 	return o.publishSwings(o.readChild)
 }
 
 // readChild reads the child's groups.
-func (o *Op) readChild() Action {
+func (o *Op) readChild() index.Action {
 	if o.work.looks++; o.work.looks > maxLooks {
-		return o.leave(Backoff)
+		return o.Restart(index.Backoff)
 	}
-	o.toChild()
+	o.ToChild()
 	o.setGroups(o.groupAt(&o.Route))
-	o.begin()
+	o.NewRound()
 	o.addImages()
-	return o.await(o.gotChild)
+	return o.await(index.StepReadChild, o.gotChild)
 }
 
 // atParent comes back from the child, to the groups there.
 func (o *Op) atParent() {
-	o.toParent()
+	o.ToParent()
 	o.setGroups(o.groupAt(&o.Route))
 }
 
 // gotChild looks which of the keys the child has: a janitor before may have copied
 // some.
-func (o *Op) gotChild() Action {
-	w := o.work
+func (o *Op) gotChild() index.Action {
+	w := &o.work
 	child := o.Route.PG
-	same := child.ID == w.parent.PG.ID
-	late := o.behind()
+	same := child.ID == o.Parent().PG.ID
+	late := o.slotsBehind()
 	var half []wordRef // copied, but not on every replica
 	var cands []*item
 	of := map[*item]*item{}
@@ -260,7 +266,7 @@ func (o *Op) gotChild() Action {
 		}
 	}
 	got := func(c *item, b []byte) error {
-		// What cannot be read is no key of this group: nobody but a janitor before
+		// A record that cannot be read is no key of this group: nobody but a janitor before
 		// wrote one, and its record was complete first.
 		if r, err := o.parseOf(c, b); err != nil {
 			o.finding("%v", err)
@@ -272,15 +278,15 @@ func (o *Op) gotChild() Action {
 		}
 		return nil
 	}
-	return o.fetch(cands, 0, got, func() Action {
+	return o.fetch(cands, 0, got, func() index.Action {
 		return o.syncWords(half, o.linkChild)
 	})
 }
 
 // linkChild chooses a slot of the child for every key that it lacks, and links it
 // there: the parent's slot if that is free, so that a hint stays right.
-func (o *Op) linkChild() Action {
-	w := o.work
+func (o *Op) linkChild() index.Action {
+	w := &o.work
 	var todo []*item
 	for _, it := range w.mine() {
 		if !it.done {
@@ -309,7 +315,7 @@ func (o *Op) linkChild() Action {
 		}
 		return false
 	}
-	parentHome, _ := o.groupAt(&w.parent)
+	parentHome, _ := o.groupAt(o.Parent())
 	var rest []*item
 	for _, it := range todo {
 		if it.base != parentHome || !choose(it, 0, int(it.slot)) {
@@ -322,16 +328,16 @@ func (o *Op) linkChild() Action {
 			continue
 		}
 		if overflow = true; !first(it, 1) {
-			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[0], headerSlot}))
-			return o.leave(Grow)
+			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[0], index.HeaderSlot}))
+			return o.Restart(index.Grow)
 		}
 	}
 	copies := todo
-	if o.Route.PG.ID == w.parent.PG.ID {
+	if o.Route.PG.ID == o.Parent().PG.ID {
 		copies = nil
 	}
-	return o.copyItems(copies, func() Action {
-		o.toChild()
+	return o.copyItems(copies, func() index.Action {
+		o.ToChild()
 		if !overflow {
 			return o.swingChild()
 		}
@@ -339,15 +345,15 @@ func (o *Op) linkChild() Action {
 	})
 }
 
-func (o *Op) swingChild() Action {
-	w := o.work
+func (o *Op) swingChild() index.Action {
+	w := &o.work
 	for i := range w.swings {
 		s := &w.swings[i]
 		if s.n = s.it.x.WithState(layout.Live); s.it.havePlace {
 			s.n, s.fresh = s.it.n, s.it.fresh
 		}
 	}
-	linked := func() Action {
+	linked := func() index.Action {
 		for i := range w.swings {
 			if !w.swings[i].won {
 				return o.readChild() // taken meanwhile, in the stash
@@ -356,27 +362,27 @@ func (o *Op) swingChild() Action {
 		}
 		return o.setMoved(o.setSplit)
 	}
-	return o.swingA(func() Action { return o.publishSwings(linked) })
+	return o.swingA(func() index.Action { return o.publishSwings(linked) })
 }
 
 // setMoved sends readers to the child, which has everything by now. The stash first: who
 // finds a MOVED word of a key's fingerprint in the home group looks for the key in
 // the child, wherever it was.
-func (o *Op) setMoved(then func() Action) Action {
-	w := o.work
+func (o *Op) setMoved(then func() index.Action) index.Action {
+	w := &o.work
 	o.atParent()
-	moved := func(i int, then func() Action) Action {
+	moved := func(i int, then func() index.Action) index.Action {
 		w.swings = w.swings[:0]
 		for _, it := range w.mine() {
 			if it.base == w.groups[i] && it.x.State() == layout.Frozen {
 				w.swings = append(w.swings, swing{wordRef: it.wordRef, x: it.x, n: it.x.WithState(layout.Moved), it: it})
 			}
 		}
-		return o.swingA(func() Action {
+		return o.swingA(func() index.Action {
 			for i := range w.swings {
 				s := &w.swings[i]
 				if !s.won {
-					return o.finish(fmt.Errorf("%s: holds %v instead of %v, which only its mover may change", o.where(s.wordRef), s.found, s.x))
+					return o.Finish(fmt.Errorf("%s: holds %v instead of %v, which only its mover may change", o.where(s.wordRef), s.found, s.x))
 				}
 				s.it.x = s.n
 				o.Work.Moved++
@@ -384,14 +390,14 @@ func (o *Op) setMoved(then func() Action) Action {
 			return o.publishSwings(then)
 		})
 	}
-	// What somebody before has left between A and P comes first.
-	return o.syncWords(w.behind, func() Action {
-		return moved(1, func() Action { return moved(0, then) })
+	// Differences that somebody before has left between A and P come first.
+	return o.syncWords(w.behind, func() index.Action {
+		return moved(1, func() index.Action { return moved(0, then) })
 	})
 }
 
 // setSplit says that the group's move is complete.
-func (o *Op) setSplit() Action {
+func (o *Op) setSplit() index.Action {
 	depth := uint8(layout.MigratedDepth)
 	if o.Route.Split {
 		depth = o.Route.Depth + 1

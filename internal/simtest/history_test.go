@@ -74,7 +74,7 @@ type scanned struct {
 func (w *World) record(e *Event) {
 	w.hist = append(w.hist, *e)
 	w.histSum = (w.histSum ^ xxh3.HashString(e.sum())) * 0x9e3779b97f4a7c15
-	w.note("      => %v", e)
+	w.traceLine("      => %v", e)
 }
 
 // model is one key: the value, "" when absent.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/rdma/sim"
@@ -52,8 +53,8 @@ func (c *cl) beginEvict(s Step) {
 	hash, _ := hashOf(s.Key)
 	sh := c.core.View().ShardOf(hash)
 	home, stash := layout.GroupOff(hash, sh.Segments)
-	c.startEvict(s, c.evictLane(s.Key), index.Work{PG: sh.PG.ID, Off: sh.Off + home, More: []uint64{sh.Off + stash}},
-		func(l []index.Candidate) (picked []int) {
+	c.startEvict(s, c.evictLane(s.Key), repair.Work{PG: sh.PG.ID, Off: sh.Off + home, More: []uint64{sh.Off + stash}},
+		func(l []repair.Candidate) (picked []int) {
 			for i := range l {
 				if _, ok := c.w.linked[named{sh.PG.ID, l[i].Word.WithState(layout.Live)}].number(); ok {
 					picked = append(picked, i)
@@ -65,7 +66,7 @@ func (c *cl) beginEvict(s Step) {
 
 func (c *cl) evictLane(key int) int { return (c.laneFor(key) + 1) % len(c.lanes) }
 
-func (c *cl) startEvict(s Step, lane int, x index.Work, pick func(l []index.Candidate) []int) {
+func (c *cl) startEvict(s Step, lane int, x repair.Work, pick func(l []repair.Candidate) []int) {
 	r := c.newRun(lane)
 	if r == nil {
 		return
@@ -73,7 +74,7 @@ func (c *cl) startEvict(s Step, lane int, x index.Work, pick func(l []index.Cand
 	ev := &evicting{call: c.w.tick(), pg: x.PG, expire: s.Verb == Expire}
 	r.step, r.evict = s, ev
 	if !ev.expire {
-		x.Choose = func(l []index.Candidate) []int {
+		x.Choose = func(l []repair.Candidate) []int {
 			picked := pick(l)
 			for _, i := range picked {
 				if w := l[i].Word; !slices.Contains(ev.chosen, w) {
@@ -83,7 +84,7 @@ func (c *cl) startEvict(s Step, lane int, x index.Work, pick func(l []index.Cand
 			return picked
 		}
 	}
-	r.t.Op.Kind, r.t.Op.Work = index.Evict, &x
+	r.t.Op.Kind, r.t.Op.Machine = index.Evict, repair.New(index.Evict, &x)
 	c.start(r)
 }
 
@@ -95,12 +96,12 @@ func (c *cl) evicted(r *running) {
 	default:
 		w.fail(fmt.Errorf("eviction of client %d: %w", c.i, err))
 	}
-	for _, f := range op.Work.Findings {
+	for _, f := range workOf(op).Findings {
 		w.fail(fmt.Errorf("eviction of client %d: finding: %s", c.i, f))
 	}
 	var done []layout.Word
 	if op.Err == nil {
-		for _, x := range op.Work.Evicted {
+		for _, x := range workOf(op).Evicted {
 			done = append(done, x.Word)
 			c.tell(uint64(x.Word))
 			w.evictedOne(c, r.evict, x.Word, OK, x.Expired)
@@ -109,8 +110,8 @@ func (c *cl) evicted(r *running) {
 	c.evictedMaybe(r, done)
 }
 
-// evictedMaybe records what an eviction may have removed besides done. One that has ended by
-// itself may have taken a word before it started over; of others a CAS may still land.
+// evictedMaybe records what an eviction may have removed besides done. An eviction that has ended by itself
+// may have taken a word before it started over; of others a CAS may still land.
 func (c *cl) evictedMaybe(r *running, done []layout.Word) {
 	list := r.evict.chosen
 	if r.over && r.err == nil {
@@ -199,7 +200,7 @@ func (c *cl) evictForNeed() {
 	c.vain++
 	c.tell(uint64(c.evicts))
 	sh := c.core.View().ShardOf(3 << 12)
-	x := index.Work{PG: sh.PG.ID}
+	x := repair.Work{PG: sh.PG.ID}
 	if len(c.rooms) > 0 {
 		x.Off = c.rooms[c.evicts%len(c.rooms)]
 		if c.evicts%2 == 1 {
@@ -210,7 +211,7 @@ func (c *cl) evictForNeed() {
 		g := groups[c.evicts%len(groups)]
 		x.Off = sh.Off + uint64(g[0])*layout.SegmentSize + uint64(g[1])*layout.GroupSize
 	}
-	c.startEvict(Step{Verb: Evict}, c.evicts%len(c.lanes), x, func(l []index.Candidate) []int {
+	c.startEvict(Step{Verb: Evict}, c.evicts%len(c.lanes), x, func(l []repair.Candidate) []int {
 		if len(l) == 0 {
 			return nil
 		}

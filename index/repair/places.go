@@ -1,6 +1,7 @@
-package index
+package repair
 
 import (
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -15,13 +16,13 @@ const (
 )
 
 type place struct {
-	pg    *PG
+	pg    *index.PG
 	w     layout.Word
 	state placeState
 }
 
 // addPlace notes a place and returns its number.
-func (o *Op) addPlace(pg *PG, w layout.Word, s placeState) int {
+func (o *Op) addPlace(pg *index.PG, w layout.Word, s placeState) int {
 	o.work.places = append(o.work.places, place{pg, w, s})
 	return len(o.work.places) - 1
 }
@@ -32,28 +33,16 @@ func (w *workState) turn(places []int, s placeState) {
 	}
 }
 
-// dropWork gives back the places that no word ever named, and leaves to recall those
-// of which that is not certain. Nothing is under way to them.
-func (o *Op) dropWork() {
+// Release is index.Machine. It gives back the places that no word ever named, and leaves to recall
+// those of which that is not certain; unless nothing is under way, also those to which a verb may still come.
+func (o *Op) Release(idle bool) {
 	for _, p := range o.work.places {
-		switch p.state {
-		case placeOwn:
-			o.env.Unuse(p.pg, p.w)
-		case placePosted, placeFreed:
-			o.env.Leak(p.pg, p.w)
-		}
-	}
-	o.work.places = o.work.places[:0]
-}
-
-// leakWork leaves every place to recall: a verb may still land there.
-func (o *Op) leakWork() {
-	if o.work == nil {
-		return
-	}
-	for _, p := range o.work.places {
-		if p.state != placeDone {
-			o.env.Leak(p.pg, p.w)
+		switch {
+		case p.state == placeDone:
+		case p.state == placeOwn && idle:
+			o.Env().Unuse(p.pg, p.w)
+		default:
+			o.Env().Leak(p.pg, p.w)
 		}
 	}
 	o.work.places = o.work.places[:0]
@@ -64,7 +53,7 @@ func (o *Op) unlinkFreed() {
 	for i := range o.work.places {
 		if p := &o.work.places[i]; p.state == placeFreed {
 			p.state = placeDone
-			o.env.Unlinked(p.pg, p.w)
+			o.Env().Unlinked(p.pg, p.w)
 		}
 	}
 }
@@ -73,9 +62,9 @@ func chunkWord(c layout.Chunk) layout.Word { return layout.MakeLive(c.Ver, 0, c.
 
 // takePlaces takes a place in pg for a copy of it's record, and for its chunks if
 // they are to be copied. It is all or none.
-func (o *Op) takePlaces(pg *PG, it *item) bool {
+func (o *Op) takePlaces(pg *index.PG, it *item) bool {
 	take := func(code uint8) (layout.Chunk, bool) {
-		unit, ver, size, ok := o.env.Alloc(pg, code)
+		unit, ver, size, ok := o.Env().Alloc(pg, code)
 		if !ok {
 			o.work.wantPG, o.work.wantCode = pg.ID, code
 			o.givePlaces(it)
@@ -100,7 +89,7 @@ func (o *Op) takePlaces(pg *PG, it *item) bool {
 	it.n = layout.MakeLive(c.Ver, it.x.FP(), c.Code, c.Unit)
 	o.work.places[it.fresh[len(it.fresh)-1]].w = it.n
 	if len(it.chunks) > 0 {
-		it.newID = o.env.Version(0)
+		it.newID = o.Env().Version(0)
 	}
 	return true
 }
@@ -110,7 +99,7 @@ func (o *Op) givePlaces(it *item) {
 	for _, i := range it.fresh {
 		if p := &o.work.places[i]; p.state == placeOwn {
 			p.state = placeDone
-			o.env.Unuse(p.pg, p.w)
+			o.Env().Unuse(p.pg, p.w)
 		}
 	}
 	it.havePlace, it.written, it.copied, it.fresh, it.newChunks = false, false, 0, nil, nil

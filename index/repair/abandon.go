@@ -1,15 +1,15 @@
-package index
+package repair
 
 import (
 	"fmt"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// abandon undoes a move whose child was lost. What is MOVED went with it; what is
-// FROZEN was never changed there.
-func (o *Op) abandon() Action {
-	w := o.work
+// abandon undoes a move whose child was lost. MOVED records went with it; FROZEN ones were never changed there.
+func (o *Op) abandon() index.Action {
+	w := &o.work
 	var frozen []*item
 	for i := range w.nGroup {
 		for j := range layout.GroupSlots {
@@ -18,18 +18,18 @@ func (o *Op) abandon() Action {
 				continue
 			}
 			if err := o.inHeap(ref, x); err != nil {
-				return o.finish(err)
+				return o.Finish(err)
 			}
 			frozen = append(frozen, &item{wordRef: ref, x: x})
 		}
 	}
 	w.items = frozen
-	return o.fetch(frozen, 0, o.gotMoving, func() Action {
+	return o.fetch(frozen, 0, o.gotMoving, func() index.Action {
 		// The same word LIVE again would be one that somebody may remember.
-		return o.replace(w.mine(), func() Action {
+		return o.replace(w.mine(), func() index.Action {
 			for _, it := range w.mine() {
 				if !it.done {
-					return o.finish(fmt.Errorf("%s: changed while it was FROZEN", o.where(it.wordRef)))
+					return o.Finish(fmt.Errorf("%s: changed while it was FROZEN", o.where(it.wordRef)))
 				}
 			}
 			return o.abandonMoved()
@@ -37,15 +37,15 @@ func (o *Op) abandon() Action {
 	})
 }
 
-func (o *Op) abandonMoved() Action {
-	w := o.work
-	return o.emptyWords(o.movedWords(), true, o.deleted, func() Action {
+func (o *Op) abandonMoved() index.Action {
+	w := &o.work
+	return o.emptyWords(o.movedWords(), true, o.deleted, func() index.Action {
 		for i := range w.swings {
 			if w.swings[i].won {
 				o.Work.Lost++
 			}
 		}
-		return o.publishSwings(func() Action {
+		return o.publishSwings(func() index.Action {
 			o.unlinkFreed()
 			return o.syncWords(w.behind, o.clearSplit)
 		})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/janitor"
@@ -49,7 +50,7 @@ func (c *cl) claim() {
 
 // isRelevant reports whether anybody could tell that a piece of a job was done: a key of
 // the scope may be in its group.
-func (w *World) isRelevant(k index.Kind, x index.Work) bool {
+func (w *World) isRelevant(k index.Kind, x repair.Work) bool {
 	switch k {
 	case index.Move, index.Abandon:
 		return w.relevant[[2]int{int(x.Group) / layout.SegmentGroups, int(x.Group) % layout.SegmentGroups}]
@@ -105,7 +106,7 @@ func (c *cl) work() {
 		}
 		r.work = i
 		x := c.plan.At(i)
-		r.t.Op.Kind, r.t.Op.Work = c.plan.Kind, &x
+		r.t.Op.Kind, r.t.Op.Machine = c.plan.Kind, repair.New(c.plan.Kind, &x)
 		c.start(r)
 		return
 	}
@@ -124,15 +125,18 @@ func (c *cl) work() {
 	}
 }
 
+// workOf is what an operation of a janitor's kinds was asked, and found.
+func workOf(op *index.Op) *repair.Work { return &op.Machine.(*repair.Op).Work }
+
 func (c *cl) worked(r *running) {
 	if c.job == nil {
 		return
 	}
 	op := &r.t.Op
-	c.w.note("      => %v %+v: %v", op.Kind, *op.Work, op.Err)
+	c.w.traceLine("      => %v %+v: %v", op.Kind, *workOf(op), op.Err)
 	switch {
 	case op.Err == nil:
-		janitor.Add(c.report, op.Work)
+		janitor.Add(c.report, workOf(op))
 	case errors.Is(op.Err, engine.ErrLease):
 		// The claim went with the session; a renewal tells.
 		c.todo = append(c.todo, r.work)
@@ -147,7 +151,7 @@ func (c *cl) worked(r *running) {
 
 func (c *cl) giveBack(j *dirpb.Job, why string) {
 	w := c.w
-	w.note("      => %v is given back: %s", j, why)
+	w.traceLine("      => %v is given back: %s", j, why)
 	w.ld.Progress(j.Id, 0, 1, why, time.Duration(w.now))
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
 }

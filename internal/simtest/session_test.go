@@ -68,7 +68,7 @@ func (c *cl) serveGrant(ask *asked) {
 		}
 	}
 	for _, r := range reply.Runs {
-		c.w.note("      => is granted %v", r)
+		c.w.traceLine("      => is granted %v", r)
 		c.granted[q.PgId] += r.Units
 	}
 	if len(reply.Runs) == 0 {
@@ -172,11 +172,11 @@ func (c *cl) sendRenewal() {
 // tellAsk folds what a renewal hands back into the client's sum.
 func (c *cl) tellAsk(ask session.Ask) {
 	for _, f := range ask.Renew.HandBacks {
-		c.w.note("      => hands back %v", f)
+		c.w.traceLine("      => hands back %v", f)
 		c.tell(uint64(f.PgId)<<32|uint64(f.Unit), uint64(len(f.Places)))
 	}
 	for _, r := range ask.Renew.Returns {
-		c.w.note("      => returns %v", r)
+		c.w.traceLine("      => returns %v", r)
 		c.tell(uint64(r.PgId)<<32|uint64(r.Unit), uint64(r.Units))
 	}
 }
@@ -215,7 +215,7 @@ func (c *cl) answered(r *renewal) {
 	c.agenda.Answer(r.ask, session.Reply{Renew: r.reply, Sent: r.sent})
 	c.tell(r.reply.Epoch, r.reply.MinEpoch)
 	for _, f := range r.reply.Deliveries {
-		c.w.note("      => gets home %v", f)
+		c.w.traceLine("      => gets home %v", f)
 		c.tell(uint64(f.PgId)<<32|uint64(f.Unit), uint64(len(f.Places)))
 	}
 	for i, l := range c.lanes {

@@ -186,160 +186,47 @@ func (w *World) clientOf(session uint32) int {
 	return -1
 }
 
-// enabled lists what may happen next, in a fixed order.
+// put adds ch to the choices.
+func (w *World) put(ch choice) {
+	ch.w = w
+	w.choices = append(w.choices, ch)
+}
+
+// enabled lists the choices that there are next, in a fixed order.
 func (w *World) enabled() []choice {
-	cfg := &w.cfg
 	w.choices = w.choices[:0]
-	put := func(ch choice) {
-		ch.w = w
-		w.choices = append(w.choices, ch)
-	}
 	w.plan()
-	w.look()
+	w.refreshChores()
 	w.epoch, w.least = w.ld.Epochs()
 	w.events = w.fab.AppendEvents(w.events[:0])
 	for _, ev := range w.events {
-		if cfg.Synchronous && !w.owners[ev.QP].c.able() {
+		if w.cfg.Synchronous && !w.owners[ev.QP].c.able() {
 			continue // it executes them itself
 		}
-		put(choice{kind: chFire, c: w.owners[ev.QP].c.i, lane: w.owners[ev.QP].lane, ev: ev})
+		w.put(choice{kind: chFire, c: w.owners[ev.QP].c.i, lane: w.owners[ev.QP].lane, ev: ev})
 	}
-	for i, c := range w.cls {
-		for k, r := range c.late {
-			if r.served < 2 {
-				put(choice{kind: chLate, c: i, n: uint32(k)})
-			}
-			if r.stage == 2 && r.reply != nil && c.able() {
-				put(choice{kind: chLateReply, c: i, n: uint32(k)})
-			}
-		}
-		if c.life != live {
-			continue
-		}
-		if c.paused {
+	for _, c := range w.cls {
+		w.enabledLate(c)
+		switch {
+		case c.life != live:
+		case c.paused:
 			if c.renew.stage == 1 {
-				put(choice{kind: chRenewServe, c: i}) // it is on its way
+				w.put(choice{kind: chRenewServe, c: c.i}) // it is on its way
 			}
-			put(choice{kind: chResume, c: i})
-			continue
-		}
-		if c.canBegin() {
-			put(choice{kind: chBegin, c: i})
-		}
-		if c.canBeginTwo() {
-			put(choice{kind: chBeginTwo, c: i})
-		}
-		if cfg.Cache && c.mustEvict() {
-			put(choice{kind: chEvict, c: i})
-		}
-		if c.woken != w.effects && c.nextWake() != 0 {
-			put(choice{kind: chWake, c: i})
-		}
-		for _, x := range c.asks {
-			if c.canConnect(x) && !c.within(x.Lane.ID()) {
-				put(choice{kind: chConnect, c: i, lane: x.Lane.ID(), node: x.Node})
-			}
-		}
-		for _, x := range c.asks {
-			switch {
-			case x.isUnserved():
-				put(choice{kind: chGrant, c: i, n: x.Grant.PgId})
-			case x.Kind == session.AskGrant:
-				put(choice{kind: chGranted, c: i, n: x.Grant.PgId})
-			case x.Kind == session.AskSplit && c.growth[x.Split.ShardId] != w.st.MapVersion():
-				put(choice{kind: chAskSplit, c: i, n: x.Split.ShardId})
-			}
-		}
-		if c.core.View().Version < w.st.MapVersion() && w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE {
-			put(choice{kind: chLearn, c: i}) // nobody else is shown rkeys
-		}
-		switch {
-		case !c.janitor:
-		case c.gone() && !c.within(-1):
-			put(choice{kind: chGone, c: i})
-		case c.job != nil && len(c.run) < max(1, cfg.Window) && (len(c.todo) > 0 || len(c.run)+len(c.orphans) == 0) && c.canWork():
-			put(choice{kind: chWork, c: i})
-		case c.job == nil && c.canClaim() != nil:
-			put(choice{kind: chClaim, c: i})
-		}
-		switch c.renew.stage {
-		case 0:
-			if c.newsToTell() {
-				put(choice{kind: chRenewSend, c: i})
-			}
-		case 1:
-			put(choice{kind: chRenewServe, c: i})
-			fallthrough
-		case 2:
-			if w.losses < cfg.Losses && !w.setup {
-				put(choice{kind: chLose, c: i})
-			}
-		}
-		if c.renew.stage == 2 {
-			put(choice{kind: chRenewReply, c: i})
-		}
-		if len(c.run) > 0 {
-			if w.dead < cfg.Deadlines && !c.within(c.run[0].lane) {
-				put(choice{kind: chDeadline, c: i})
-			}
-			if w.crashes < cfg.Crashes {
-				put(choice{kind: chCrash, c: i})
-			}
-			if w.pauses < cfg.Pauses {
-				put(choice{kind: chPause, c: i})
-			}
-			if w.fails < cfg.Failures && len(w.events) > 0 {
-				put(choice{kind: chFailBefore, c: i})
-				if !cfg.Synchronous {
-					put(choice{kind: chFailAfter, c: i})
-				}
-			}
-		}
-	}
-	if len(w.due) > 0 {
-		put(choice{kind: chDirectory, c: -1})
-	}
-	if w.ld.Pending() {
-		put(choice{kind: chTakeBack, c: -1})
-	}
-	if len(w.backs) > 0 {
-		put(choice{kind: chApplyBack, c: -1})
-	}
-	for i, n := range w.nodes {
-		if w.chores[i].any {
-			put(choice{kind: chChore, c: -1, node: uint32(i)})
-		}
-		switch {
-		case n.deaf:
-			put(choice{kind: chHear, c: -1, node: uint32(i)})
-		case n.crashed:
-			put(choice{kind: chNodeBack, c: -1, node: uint32(i)})
+			w.put(choice{kind: chResume, c: c.i})
 		default:
-			if w.nodeCrashes < cfg.NodeCrashes && w.mayLose(n) {
-				put(choice{kind: chNodeCrash, c: -1, node: uint32(i)})
-			}
-			if w.nodePauses < cfg.NodePauses && w.mayLose(n) {
-				put(choice{kind: chDeaf, c: -1, node: uint32(i)})
-			}
+			w.enabledOps(c)
+			w.enabledAsks(c)
+			w.enabledJob(c)
+			w.enabledRenewal(c)
+			w.enabledFaults(c)
 		}
 	}
-	if w.epochs < cfg.Epochs {
-		put(choice{kind: chAdvance, c: -1})
+	w.enabledDirectory()
+	for i, n := range w.nodes {
+		w.enabledNode(uint32(i), n)
 	}
-	for i := range cfg.Acts {
-		if w.may[i] && !w.setup {
-			put(choice{kind: chAct, c: -1, n: uint32(i)})
-		}
-	}
-	if w.leaders < cfg.Leaders {
-		put(choice{kind: chLeader, c: -1})
-	}
-	if w.clocks < cfg.Clock && !w.setup && w.mayExpire() {
-		put(choice{kind: chClock, c: -1})
-	}
-	if w.silent() {
-		put(choice{kind: chTick, c: -1})
-	}
+	w.enabledWorld()
 	if w.reduce {
 		for i, ch := range w.choices {
 			if w.invisible(ch) {
@@ -351,8 +238,167 @@ func (w *World) enabled() []choice {
 	return w.choices
 }
 
+// enabledLate: the renewals that c gave up may still be served, and answered.
+func (w *World) enabledLate(c *cl) {
+	for k, r := range c.late {
+		if r.served < 2 {
+			w.put(choice{kind: chLate, c: c.i, n: uint32(k)})
+		}
+		if r.stage == 2 && r.reply != nil && c.able() {
+			w.put(choice{kind: chLateReply, c: c.i, n: uint32(k)})
+		}
+	}
+}
+
+// enabledOps: c begins operations, or one that waited goes on.
+func (w *World) enabledOps(c *cl) {
+	if c.canBegin() {
+		w.put(choice{kind: chBegin, c: c.i})
+	}
+	if c.canBeginTwo() {
+		w.put(choice{kind: chBeginTwo, c: c.i})
+	}
+	if w.cfg.Cache && c.mustEvict() {
+		w.put(choice{kind: chEvict, c: c.i})
+	}
+	if c.woken != w.effects && c.nextWake() != 0 {
+		w.put(choice{kind: chWake, c: c.i})
+	}
+}
+
+// enabledAsks: c's agenda, and the maps that it has not learned yet.
+func (w *World) enabledAsks(c *cl) {
+	for _, x := range c.asks {
+		if c.canConnect(x) && !c.within(x.Lane.ID()) {
+			w.put(choice{kind: chConnect, c: c.i, lane: x.Lane.ID(), node: x.Node})
+		}
+	}
+	for _, x := range c.asks {
+		switch {
+		case x.isUnserved():
+			w.put(choice{kind: chGrant, c: c.i, n: x.Grant.PgId})
+		case x.Kind == session.AskGrant:
+			w.put(choice{kind: chGranted, c: c.i, n: x.Grant.PgId})
+		case x.Kind == session.AskSplit && c.growth[x.Split.ShardId] != w.st.MapVersion():
+			w.put(choice{kind: chAskSplit, c: c.i, n: x.Split.ShardId})
+		}
+	}
+	if c.core.View().Version < w.st.MapVersion() && w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE {
+		w.put(choice{kind: chLearn, c: c.i}) // nobody else is shown rkeys
+	}
+}
+
+// enabledJob: a janitor drops, works at or claims a job.
+func (w *World) enabledJob(c *cl) {
+	switch {
+	case !c.janitor:
+	case c.gone() && !c.within(-1):
+		w.put(choice{kind: chGone, c: c.i})
+	case c.job != nil && len(c.run) < max(1, w.cfg.Window) && (len(c.todo) > 0 || len(c.run)+len(c.orphans) == 0) && c.canWork():
+		w.put(choice{kind: chWork, c: c.i})
+	case c.job == nil && c.canClaim() != nil:
+		w.put(choice{kind: chClaim, c: c.i})
+	}
+}
+
+// enabledRenewal: c's renewal is sent, served, lost or answered.
+func (w *World) enabledRenewal(c *cl) {
+	switch c.renew.stage {
+	case 0:
+		if c.newsToTell() {
+			w.put(choice{kind: chRenewSend, c: c.i})
+		}
+	case 1:
+		w.put(choice{kind: chRenewServe, c: c.i})
+		fallthrough
+	case 2:
+		if w.losses < w.cfg.Losses && !w.setup {
+			w.put(choice{kind: chLose, c: c.i})
+		}
+	}
+	if c.renew.stage == 2 {
+		w.put(choice{kind: chRenewReply, c: c.i})
+	}
+}
+
+// enabledFaults: an operation of c is under way, and something happens to c.
+func (w *World) enabledFaults(c *cl) {
+	if len(c.run) == 0 {
+		return
+	}
+	cfg := &w.cfg
+	if w.dead < cfg.Deadlines && !c.within(c.run[0].lane) {
+		w.put(choice{kind: chDeadline, c: c.i})
+	}
+	if w.crashes < cfg.Crashes {
+		w.put(choice{kind: chCrash, c: c.i})
+	}
+	if w.pauses < cfg.Pauses {
+		w.put(choice{kind: chPause, c: c.i})
+	}
+	if w.fails < cfg.Failures && len(w.events) > 0 {
+		w.put(choice{kind: chFailBefore, c: c.i})
+		if !cfg.Synchronous {
+			w.put(choice{kind: chFailAfter, c: c.i})
+		}
+	}
+}
+
+func (w *World) enabledDirectory() {
+	if len(w.due) > 0 {
+		w.put(choice{kind: chDirectory, c: -1})
+	}
+	if w.ld.Pending() {
+		w.put(choice{kind: chTakeBack, c: -1})
+	}
+	if len(w.backs) > 0 {
+		w.put(choice{kind: chApplyBack, c: -1})
+	}
+}
+
+func (w *World) enabledNode(i uint32, n *node) {
+	if w.chores[i].any {
+		w.put(choice{kind: chChore, c: -1, node: i})
+	}
+	switch {
+	case n.deaf:
+		w.put(choice{kind: chHear, c: -1, node: i})
+	case n.crashed:
+		w.put(choice{kind: chNodeBack, c: -1, node: i})
+	default:
+		if w.nodeCrashes < w.cfg.NodeCrashes && w.mayLose(n) {
+			w.put(choice{kind: chNodeCrash, c: -1, node: i})
+		}
+		if w.nodePauses < w.cfg.NodePauses && w.mayLose(n) {
+			w.put(choice{kind: chDeaf, c: -1, node: i})
+		}
+	}
+}
+
+// enabledWorld: reclaim epochs, operators' acts, leaders and clocks.
+func (w *World) enabledWorld() {
+	cfg := &w.cfg
+	if w.epochs < cfg.Epochs {
+		w.put(choice{kind: chAdvance, c: -1})
+	}
+	for i := range cfg.Acts {
+		if w.may[i] && !w.setup {
+			w.put(choice{kind: chAct, c: -1, n: uint32(i)})
+		}
+	}
+	if w.leaders < cfg.Leaders {
+		w.put(choice{kind: chLeader, c: -1})
+	}
+	if w.clocks < cfg.Clock && !w.setup && w.mayExpire() {
+		w.put(choice{kind: chClock, c: -1})
+	}
+	if w.silent() {
+		w.put(choice{kind: chTick, c: -1})
+	}
+}
+
 // invisible reports that nobody can tell when ch happens, so that only one order
-// need be tried. Where nothing fails and no place is reused a record is written before
+// need be tried. If nothing fails and no place is reused a record is written before
 // any word names it and never changes after.
 func (w *World) invisible(ch choice) bool {
 	cfg := &w.cfg
@@ -391,16 +437,38 @@ func (w *World) do(ch choice) {
 		}
 	}
 	switch ch.kind {
-	case chFire:
-		w.fire(c, ch.ev)
+	case chBegin, chBeginTwo, chEvict, chWake, chConnect, chGrant, chGranted, chAskSplit, chClaim, chWork, chGone, chLearn, chResume:
+		c.doOwn(ch)
+	case chRenewSend, chRenewServe, chRenewReply, chLose, chLate, chLateReply:
+		c.doRenewal(ch)
+	case chDeadline, chCrash, chPause, chFailBefore, chFailAfter:
+		w.doFault(c, ch)
+	case chChore, chHear, chNodeBack, chNodeCrash, chDeaf:
+		w.doNode(w.nodes[ch.node], ch)
+	default:
+		w.doShared(c, ch)
+	}
+	if c != nil && c.able() {
+		c.tell(uint64(ch.kind), uint64(ch.node), uint64(ch.n))
+		c.pump()
+	}
+	for _, o := range w.cls {
+		if o != c && o.able() && o.within(-1) {
+			o.pump() // a fence, or a crash, may have ended what it waits for
+		}
+	}
+}
+
+// doOwn makes a choice happen that is c's own.
+func (c *cl) doOwn(ch choice) {
+	w := c.w
+	switch ch.kind {
 	case chBegin:
 		c.begin()
 	case chBeginTwo:
 		c.beginTwo()
 	case chEvict:
 		c.evictForNeed()
-	case chClock:
-		w.passExpiry()
 	case chWake:
 		c.drift = max(c.drift, c.nextWake()-w.now)
 		c.woken = w.effects
@@ -422,23 +490,23 @@ func (w *World) do(ch choice) {
 	case chLearn:
 		c.core.InstallView(w.view())
 		w.effects++
-	case chAdvance:
-		w.now++
-		w.ld.Run(w.st, w.cfg.Leap)
+	case chResume:
+		c.paused = false
 		w.touch()
-		w.epochs++
+		c.woken = -1
+	}
+}
+
+// doRenewal makes a choice about one of c's renewals happen.
+func (c *cl) doRenewal(ch choice) {
+	w := c.w
+	switch ch.kind {
 	case chRenewSend:
 		c.sendRenewal()
 	case chRenewServe:
 		c.serveRenewal()
 	case chRenewReply:
 		c.takeRenewal()
-	case chDirectory:
-		w.act()
-	case chTakeBack:
-		w.takeBack()
-	case chApplyBack:
-		w.applyBack()
 	case chLose:
 		w.losses++
 		c.loseRenewal()
@@ -448,30 +516,12 @@ func (w *World) do(ch choice) {
 		r := c.late[ch.n]
 		c.late = append(c.late[:ch.n:ch.n], c.late[ch.n+1:]...)
 		c.answered(r)
-	case chChore:
-		w.doChore(w.nodes[ch.node])
-	case chAct:
-		w.acts[ch.n] = true
-		w.touch()
-		w.apply(w.command(w.cfg.Acts[ch.n]))
-	case chResume:
-		c.paused = false
-		w.touch()
-		c.woken = -1
-	case chHear:
-		n := w.nodes[ch.node]
-		n.deaf = false
-		w.touch()
-		if w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil) {
-			n.ranOut = false
-			w.touch()
-		}
-	case chNodeBack:
-		if err := w.boot(w.nodes[ch.node]); err != nil {
-			w.fail(err)
-		}
-	case chTick:
-		w.passTime()
+	}
+}
+
+// doFault makes a choice happen that c did not make.
+func (w *World) doFault(c *cl, ch choice) {
+	switch ch.kind {
 	case chDeadline:
 		w.dead++
 		c.abandon(c.run[0], engine.ErrTimeout)
@@ -494,25 +544,62 @@ func (w *World) do(ch choice) {
 				break
 			}
 		}
+	}
+}
+
+// doNode makes a choice about memory node n happen.
+func (w *World) doNode(n *node, ch choice) {
+	switch ch.kind {
+	case chChore:
+		w.doChore(n)
+	case chHear:
+		n.deaf = false
+		w.touch()
+		if w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil) {
+			n.ranOut = false
+			w.touch()
+		}
+	case chNodeBack:
+		if err := w.boot(n); err != nil {
+			w.fail(err)
+		}
 	case chNodeCrash:
 		w.nodeCrashes++
-		w.crashNode(w.nodes[ch.node])
+		w.crashNode(n)
 	case chDeaf:
 		w.nodePauses++
-		w.nodes[ch.node].deaf = true
+		n.deaf = true
 		w.touch()
+	}
+}
+
+// doShared makes a choice happen that belongs to everybody, or to a work request of c.
+func (w *World) doShared(c *cl, ch choice) {
+	switch ch.kind {
+	case chFire:
+		w.fire(c, ch.ev)
+	case chClock:
+		w.passExpiry()
+	case chAdvance:
+		w.now++
+		w.ld.Run(w.st, w.cfg.Leap)
+		w.touch()
+		w.epochs++
+	case chDirectory:
+		w.act()
+	case chTakeBack:
+		w.takeBack()
+	case chApplyBack:
+		w.applyBack()
+	case chAct:
+		w.acts[ch.n] = true
+		w.touch()
+		w.apply(w.command(w.cfg.Acts[ch.n]))
+	case chTick:
+		w.passTime()
 	case chLeader:
 		w.leaders++
 		w.newLeader()
-	}
-	if c != nil && c.able() {
-		c.tell(uint64(ch.kind), uint64(ch.node), uint64(ch.n))
-		c.pump()
-	}
-	for _, o := range w.cls {
-		if o != c && o.able() && o.within(-1) {
-			o.pump() // a fence, or a crash, may have ended what it waits for
-		}
 	}
 }
 
@@ -554,8 +641,8 @@ func (w *World) describe(ch choice) string {
 	return s
 }
 
-// note adds a line to the trace.
-func (w *World) note(format string, args ...any) {
+// traceLine adds a line to the trace.
+func (w *World) traceLine(format string, args ...any) {
 	if w.tracing {
 		w.Trace = append(w.Trace, fmt.Sprintf(format, args...))
 	}

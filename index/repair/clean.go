@@ -1,23 +1,30 @@
-package index
+package repair
 
 import (
 	"fmt"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-func (o *Op) startClean() Action {
+// startClean begins a Clean: every session has acknowledged a map that names the child alone, so nobody follows
+// a MOVED word of the group any more. After a split each becomes EMPTY, with the nonce that keeps a delayed publish
+// from bringing it back (I5), then SPLIT goes from the header: in this order, since MOVED without SPLIT says
+// that a move is under way. After a migration the array belongs to nobody, and is wiped.
+//
+// If the child is in another placement group, the words' places are nobody's but ours, and go through limbo.
+func (o *Op) startClean() index.Action {
 	o.setGroups(o.Work.Off)
 	if o.Work.Wipe {
-		o.begin()
+		o.NewRound()
 		o.addImages()
-		return o.await(o.wipe)
+		return o.await(index.StepReadGroups, o.wipe)
 	}
 	// A stash group's lock is taken as well: nobody else ever wants it.
-	return o.lockWork(func() Action {
+	return o.lockWork(func() index.Action {
 		free := o.Work.Target != 0 && o.Work.Target != o.Route.PG.ID
-		return o.emptyWords(o.movedWords(), free, o.deleted, func() Action {
-			return o.publishSwings(func() Action {
+		return o.emptyWords(o.movedWords(), free, o.deleted, func() index.Action {
+			return o.publishSwings(func() index.Action {
 				o.unlinkFreed()
 				return o.syncWords(o.work.behind, o.clearSplit)
 			})
@@ -25,7 +32,8 @@ func (o *Op) startClean() Action {
 	})
 }
 
-func (o *Op) deleted(x layout.Word) layout.Word { return x.Delete(o.env.Session()) }
+// deleted is the EMPTY word that a delete by this session leaves.
+func (o *Op) deleted(x layout.Word) layout.Word { return x.Delete(o.Env().Session()) }
 
 // movedWords lists the MOVED words of the groups at work.
 func (o *Op) movedWords() (list []*item) {
@@ -41,7 +49,7 @@ func (o *Op) movedWords() (list []*item) {
 
 // clearSplit takes SPLIT from the header, from A on: nobody sets it again from a
 // replica before. Then the Op is done.
-func (o *Op) clearSplit() Action {
+func (o *Op) clearSplit() index.Action {
 	for k := range o.Route.PG.Replicas {
 		if o.image(0, k).Header().Split() {
 			return o.setHeaders(o.work.groups[0], 0, o.work.header, func(h layout.Header) layout.Header { return h &^ layout.FlagSplit }, o.finishWork)
@@ -52,8 +60,8 @@ func (o *Op) clearSplit() Action {
 
 // emptyWords takes the words of list to what n says, at A. free: their places, which
 // nothing else names, are ours then; unlinkFreed hands them over.
-func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word, then func() Action) Action {
-	swingAll := func() Action { return o.emptyNow(list, n, then) }
+func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word, then func() index.Action) index.Action {
+	swingAll := func() index.Action { return o.emptyNow(list, n, then) }
 	if !free {
 		return swingAll()
 	}
@@ -70,8 +78,8 @@ func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word
 }
 
 // emptyNow is emptyWords where it is known which items are ours, and their chunks.
-func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func() Action) Action {
-	w := o.work
+func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func() index.Action) index.Action {
+	w := &o.work
 	w.swings = w.swings[:0]
 	for _, it := range list {
 		s := swing{wordRef: it.wordRef, x: it.x, n: n(it.x), it: it}
@@ -87,8 +95,8 @@ func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func()
 }
 
 // wipe leaves zeroes in a group that nobody reaches any more.
-func (o *Op) wipe() Action {
-	w := o.work
+func (o *Op) wipe() index.Action {
+	w := &o.work
 	g := o.image(0, 0)
 	var gone []*item
 	var stay [layout.GroupSlots]bool
@@ -102,7 +110,7 @@ func (o *Op) wipe() Action {
 		}
 	}
 	free := o.Work.Drop || o.Work.Target != 0 && o.Work.Target != o.Route.PG.ID
-	return o.emptyWords(gone, free, func(layout.Word) layout.Word { return 0 }, func() Action {
+	return o.emptyWords(gone, free, func(layout.Word) layout.Word { return 0 }, func() index.Action {
 		for i := range w.swings {
 			if s := &w.swings[i]; s.won {
 				clear(g[layout.SlotOff(int(s.slot)):][:8])
@@ -114,31 +122,31 @@ func (o *Op) wipe() Action {
 
 // wipeFrom clears what replica k and those behind it still show, and looks whether
 // it is gone.
-func (o *Op) wipeFrom(k uint8, stay [layout.GroupSlots]bool) Action {
-	o.begin()
+func (o *Op) wipeFrom(k uint8, stay [layout.GroupSlots]bool) index.Action {
+	o.NewRound()
 	for ; k < o.Route.PG.Replicas && len(o.Accesses) == 0; k++ {
 		for off := uint64(0); off < layout.GroupSize; off += 8 {
 			x := wordAt(o.image(0, k)[off:])
 			if x == 0 || off >= layout.GroupSlotsOff && stay[(off-layout.GroupSlotsOff)/8] {
 				continue
 			}
-			o.add(Access{Verb: CAS, Space: Index, Replica: k, Off: o.Work.Off + off, Expect: uint64(x), New: 0})
+			o.Add(index.Access{Verb: index.CAS, Space: index.Index, Replica: k, Off: o.Work.Off + off, Expect: uint64(x), New: 0})
 		}
 	}
 	if len(o.Accesses) == 0 {
 		o.unlinkFreed()
 		return o.finishWork()
 	}
-	return o.await(func() Action {
+	return o.await(index.StepWipeWords, func() index.Action {
 		for i := range o.Accesses {
 			if a := &o.Accesses[i]; a.Found != a.Expect {
 				// Somebody changed it after all.
 				if o.work.looks++; o.work.looks > maxLooks {
-					return o.finish(fmt.Errorf("pg %d group %#x keeps changing while it is wiped", o.Route.PG.ID, o.Work.Off))
+					return o.Finish(fmt.Errorf("pg %d group %#x keeps changing while it is wiped", o.Route.PG.ID, o.Work.Off))
 				}
-				o.begin()
+				o.NewRound()
 				o.addImages()
-				return o.await(o.wipe)
+				return o.await(index.StepReadGroups, o.wipe)
 			}
 		}
 		return o.wipeFrom(k, stay)

@@ -265,9 +265,9 @@ func (c *cl) canConnect(ask *asked) bool {
 	return false
 }
 
-// connect replaces the queue pair of a lane to a memory node. What the old one still
-// holds ends before another one works, because the memory node fences it; if the node is
-// given up, it may still land there, in memory of no interest.
+// connect replaces the queue pair of a lane to a memory node. Work that the old one still holds ends before
+// another one works, because the memory node fences it; if the node is given up, it may still land there,
+// in memory of no interest.
 func (c *cl) connect(lane int, node uint32) {
 	for {
 		ask := c.asked(func(x *asked) bool { return x.Lane != nil && x.Lane.ID() == lane && x.Node == node })

@@ -150,12 +150,12 @@ func (c *cl) newRun(lane int) *running {
 }
 
 func (c *cl) start(r *running) {
-	c.enter(r)
+	c.addRunning(r)
 	c.lanes[r.lane].Start(r.t)
 }
 
-// enter counts an operation among those under way.
-func (c *cl) enter(r *running) {
+// addRunning counts an operation among those under way.
+func (c *cl) addRunning(r *running) {
 	r.start = c.w.step
 	c.run = append(c.run, r)
 	r.t.Done = func(*engine.Task) { c.done(r) }

@@ -1,9 +1,10 @@
-package index
+package repair
 
 import (
 	"encoding/binary"
 	"slices"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -26,35 +27,35 @@ type evictGroup struct {
 // down the chain, by the rules of any delete (docs/protocol.md). It takes no lock, and
 // a word that somebody else changes meanwhile is left to him. Clients evict by
 // sampling, as in Ditto (SOSP'23).
-func (o *Op) startEvict() Action {
+func (o *Op) startEvict() index.Action {
 	o.Work.Evicted, o.Work.Overflow, o.Work.Expiring = nil, nil, 0
-	pg, w := o.Route.PG, o.work
-	o.begin()
+	pg, w := o.Route.PG, &o.work
+	o.NewRound()
 	for i := range min(1+len(o.Work.More), MaxEvictGroups) {
 		off := o.Work.Off
 		if i > 0 {
 			off = o.Work.More[i-1]
 			if err := checkIndex(pg, off, layout.GroupSize); err != nil {
-				return o.finish(err)
+				return o.Finish(err)
 			}
 		}
 		if i == len(w.evicts) {
-			w.evicts = append(w.evicts, evictGroup{words: o.env.Buf(o, layout.GroupSize)})
+			w.evicts = append(w.evicts, evictGroup{words: o.Buf(layout.GroupSize)})
 		}
 		g := &w.evicts[i]
 		g.off = off
-		o.add(Access{Verb: Read, Space: Index, Off: off, Buf: g.words})
+		o.Add(index.Access{Verb: index.Read, Space: index.Index, Off: off, Buf: g.words})
 		if pg.AccessOff != 0 && o.Work.Only == nil {
 			if g.access == nil {
-				g.access = o.env.Buf(o, layout.GroupSize)
+				g.access = o.Buf(layout.GroupSize)
 			}
-			o.add(Access{Verb: Read, Space: Heap, Replica: pg.reader(), Off: pg.AccessOff + off, Buf: g.access})
+			o.Add(index.Access{Verb: index.Read, Space: index.Heap, Replica: pg.Reader(), Off: pg.AccessOff + off, Buf: g.access})
 		}
 	}
 	if pg.AccessOff == 0 {
-		return o.await(o.evictExpired)
+		return o.await(index.StepSampleGroups, o.evictExpired)
 	}
-	return o.await(o.evictChosen)
+	return o.await(index.StepSampleGroups, o.evictChosen)
 }
 
 // evictable lists the records of the groups just read.
@@ -98,9 +99,9 @@ func (o *Op) evictable() (list []*item) {
 func (o *Op) mine(it *item) bool { return o.Work.Mine == nil || o.Work.Mine(it.x.Unit()) }
 
 // evictChosen asks which records are to go.
-func (o *Op) evictChosen() Action {
+func (o *Op) evictChosen() index.Action {
 	all := o.evictable()
-	now := o.env.NowMillis()
+	now := o.Env().NowMillis()
 	var list []*item
 	switch {
 	case o.Work.Only != nil:
@@ -133,7 +134,7 @@ func (o *Op) evictChosen() Action {
 	}
 	n := o.readBatch(list, func(it *item) int { return min(it.x.ReadLen(), evictBytes) })
 	list = list[:n]
-	return o.await(func() Action {
+	return o.await(index.StepReadVictims, func() index.Action {
 		var gone, manifests []*item
 		for i, it := range list {
 			b := o.Accesses[i].Buf
@@ -149,11 +150,11 @@ func (o *Op) evictChosen() Action {
 				}
 			}
 			if k := layout.RecordHeaderSize + int(binary.LittleEndian.Uint16(b[8:])); k <= len(b) {
-				e.Hash = o.env.HashOf(b[layout.RecordHeaderSize:k])
+				e.Hash = o.Env().HashOf(b[layout.RecordHeaderSize:k])
 			}
-			// What is noted of its expiry is coarse, or about what was there before.
+			// The access word's expiry is coarse, or about the record that was there before.
 			if e.Access.Expired(now) && !e.Expired {
-				o.env.Note(o, it.off(), it.x, e.Access, expiry, false)
+				o.Note(it.off(), it.x, e.Access, expiry, false)
 				continue
 			}
 			if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
@@ -165,10 +166,10 @@ func (o *Op) evictChosen() Action {
 	})
 }
 
-// evictExpired looks for records that have expired where no access words say so, which
+// evictExpired looks for records that have expired if no access words say so, which
 // takes a READ of every header, and proves it by all of the record.
-func (o *Op) evictExpired() Action {
-	now := o.env.NowMillis()
+func (o *Op) evictExpired() index.Action {
+	now := o.Env().NowMillis()
 	var list []*item
 	return o.fetch(o.evictable(), layout.RecordHeaderSize, func(it *item, b []byte) error {
 		e := binary.LittleEndian.Uint64(b[16:])
@@ -179,20 +180,20 @@ func (o *Op) evictExpired() Action {
 			list = append(list, it)
 		}
 		return nil
-	}, func() Action {
+	}, func() index.Action {
 		var gone, manifests []*item
 		return o.fetch(list, 0, func(it *item, b []byte) error {
 			r, err := o.parseOf(it, b)
 			if err != nil || !r.Expired(now) {
 				return nil // replaced meanwhile
 			}
-			it.evicted.Hash, it.evicted.Expired = o.env.HashOf(r.Key), true
+			it.evicted.Hash, it.evicted.Expired = o.Env().HashOf(r.Key), true
 			if r.Flags&layout.FlagManifest != 0 {
 				manifests = append(manifests, it)
 			}
 			gone = append(gone, it)
 			return nil
-		}, func() Action { return o.evict(gone, manifests) })
+		}, func() index.Action { return o.evict(gone, manifests) })
 	})
 }
 
@@ -200,11 +201,11 @@ func (o *Op) evictExpired() Action {
 // same session leaves: if that has to look up what became of its CAS, it must not take the
 // place for its own.
 func (o *Op) evicted(x layout.Word) layout.Word {
-	return x.Delete(^o.env.Session())
+	return x.Delete(^o.Env().Session())
 }
 
 // evict removes the records of list.
-func (o *Op) evict(list, manifests []*item) Action {
+func (o *Op) evict(list, manifests []*item) index.Action {
 	if len(list) == 0 {
 		return o.finishWork()
 	}
@@ -216,9 +217,9 @@ func (o *Op) evict(list, manifests []*item) Action {
 		}
 		return nil
 	}
-	return o.fetch(manifests, 0, got, func() Action {
-		return o.emptyNow(list, o.evicted, func() Action {
-			return o.publishSwings(func() Action {
+	return o.fetch(manifests, 0, got, func() index.Action {
+		return o.emptyNow(list, o.evicted, func() index.Action {
+			return o.publishSwings(func() index.Action {
 				o.unlinkFreed()
 				for i := range o.work.swings {
 					if s := &o.work.swings[i]; s.won {

@@ -1,31 +1,36 @@
-package index
+package repair
 
 import (
 	"bytes"
 	"fmt"
 	"hash/fnv"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
 // keyHash tells keys apart well enough for a finding.
 type keyHash struct{ a, b uint64 }
 
-func (o *Op) startScrub() Action {
+// startScrub begins a Scrub: the segment's words are synced, then every record and chunk that they name is read on
+// every replica and judged by its own CRC, its key's group and the other copies. A bad copy is written anew from a good
+// one only after its word was found unchanged on all replicas: then its place is linked, and nobody else
+// writes there (I4).
+func (o *Op) startScrub() index.Action {
 	o.Work.Records, o.Work.Units, o.Work.Lost = 0, 0, 0
 	o.Work.Linked, o.Work.Findings = map[uint32]uint32{}, nil
 	o.work.keys, o.work.same = map[keyHash]wordRef{}, nil
-	return o.readCopies(func() Action {
+	return o.readCopies(func() index.Action {
 		list := o.segmentDiffers()
 		o.Work.Synced += uint64(len(list))
 		if len(list) == 0 {
 			return o.scrubRecords()
 		}
-		return o.syncWords(list, func() Action { return o.readCopies(o.scrubRecords) })
+		return o.syncWords(list, func() index.Action { return o.readCopies(o.scrubRecords) })
 	})
 }
 
-func (o *Op) scrubRecords() Action {
+func (o *Op) scrubRecords() index.Action {
 	var list []*item
 	for i := range layout.SegmentGroups + 1 {
 		g := o.groupOf(i, 0)
@@ -56,7 +61,7 @@ func (o *Op) linked(unit uint32, code uint8) {
 }
 
 // scrubBatch READs some of the records on every replica and judges them.
-func (o *Op) scrubBatch(list []*item) Action {
+func (o *Op) scrubBatch(list []*item) index.Action {
 	if len(list) == 0 {
 		return o.scrubSame()
 	}
@@ -67,11 +72,11 @@ func (o *Op) scrubBatch(list []*item) Action {
 		n++
 	}
 	buf := o.scratch(total)
-	o.begin()
+	o.NewRound()
 	for _, it := range list[:n] {
 		buf = o.addCopies(it.x.Off(), it.x.ReadLen(), buf)
 	}
-	return o.await(func() Action {
+	return o.await(index.StepScrubRecords, func() index.Action {
 		var bad, manifests []*item
 		copies := map[*item][][]byte{}
 		for i, it := range list[:n] {
@@ -99,8 +104,8 @@ func (o *Op) scrubBatch(list []*item) Action {
 			it.id, it.oldParts = m.ID, m.Chunks
 			manifests = append(manifests, it)
 		}
-		return o.scrubBad(bad, copies, func() Action {
-			return o.scrubChunks(manifests, 0, func() Action { return o.scrubBatch(list[n:]) })
+		return o.scrubBad(bad, copies, func() index.Action {
+			return o.scrubChunks(manifests, 0, func() index.Action { return o.scrubBatch(list[n:]) })
 		})
 	})
 }
@@ -109,7 +114,7 @@ func (o *Op) scrubBatch(list []*item) Action {
 // the rest of b.
 func (o *Op) addCopies(off uint64, n int, b []byte) []byte {
 	for k := range o.Route.PG.Replicas {
-		o.add(Access{Verb: Read, Space: Heap, Replica: k, Off: off, Buf: b[:n:n]})
+		o.Add(index.Access{Verb: index.Read, Space: index.Heap, Replica: k, Off: off, Buf: b[:n:n]})
 		b = b[aligned(n):]
 	}
 	return b
@@ -147,8 +152,8 @@ func (o *Op) anyBad(copies [][]byte, good []byte) (bad uint8) {
 // belongs reports whether a lookup of key would come to the group at base, or to the
 // segment whose stash that is.
 func (o *Op) belongs(key []byte, base uint64) bool {
-	hash := o.env.HashOf(key)
-	r, ok := o.env.Route(hash)
+	hash := o.Env().HashOf(key)
+	r, ok := o.Env().Route(hash)
 	if !ok {
 		return true // nobody can tell now
 	}
@@ -167,7 +172,7 @@ func (o *Op) belongs(key []byte, base uint64) bool {
 func (o *Op) noteKey(at wordRef, key []byte) {
 	f := fnv.New64a()
 	_, _ = f.Write(key)
-	h := keyHash{o.env.HashOf(key), f.Sum64()}
+	h := keyHash{o.Env().HashOf(key), f.Sum64()}
 	if other, ok := o.work.keys[h]; ok {
 		o.work.same = append(o.work.same, [2]wordRef{other, at})
 		return
@@ -176,11 +181,11 @@ func (o *Op) noteKey(at wordRef, key []byte) {
 }
 
 // scrubBad repairs records of which a copy is not good, or says that none is.
-func (o *Op) scrubBad(list []*item, copies map[*item][][]byte, then func() Action) Action {
+func (o *Op) scrubBad(list []*item, copies map[*item][][]byte, then func() index.Action) index.Action {
 	if len(list) == 0 {
 		return then()
 	}
-	it, next := list[0], func() Action { return o.scrubBad(list[1:], copies, then) }
+	it, next := list[0], func() index.Action { return o.scrubBad(list[1:], copies, then) }
 	good, ok := o.goodCopy(it, copies[it])
 	if !ok {
 		good = nil
@@ -190,8 +195,8 @@ func (o *Op) scrubBad(list []*item, copies map[*item][][]byte, then func() Actio
 
 // repair writes good over the copies at off that differ from it, if it is still
 // linked: then nobody else writes there.
-func (o *Op) repair(it *item, off uint64, copies [][]byte, good []byte, then func() Action) Action {
-	return o.readWords(it.wordRef, func(words []layout.Word) Action {
+func (o *Op) repair(it *item, off uint64, copies [][]byte, good []byte, then func() index.Action) index.Action {
+	return o.readWords(it.wordRef, func(words []layout.Word) index.Action {
 		if words[0] != it.x {
 			return then() // replaced meanwhile
 		}
@@ -210,15 +215,15 @@ func (o *Op) repair(it *item, off uint64, copies [][]byte, good []byte, then fun
 			o.finding("%s: no good copy at %#x: %v", o.where(it.wordRef), off, err)
 			return then()
 		}
-		o.begin()
+		o.NewRound()
 		bad := o.anyBad(copies, good)
 		for k := range o.Route.PG.Replicas {
 			if bad&(1<<k) != 0 {
-				o.add(Access{Verb: Write, Space: Heap, Replica: k, Off: off, Buf: good})
+				o.Add(index.Access{Verb: index.Write, Space: index.Heap, Replica: k, Off: off, Buf: good})
 			}
 		}
 		n := uint64(len(o.Accesses))
-		return o.await(func() Action {
+		return o.await(index.StepWriteCopies, func() index.Action {
 			o.Work.Repaired += n
 			return then()
 		})
@@ -227,7 +232,7 @@ func (o *Op) repair(it *item, off uint64, copies [][]byte, good []byte, then fun
 
 // scrubChunks does for the chunks of manifests, from the i-th of the first on, what
 // scrubBatch does for records.
-func (o *Op) scrubChunks(list []*item, i int, then func() Action) Action {
+func (o *Op) scrubChunks(list []*item, i int, then func() index.Action) index.Action {
 	if len(list) == 0 {
 		return then()
 	}
@@ -238,10 +243,10 @@ func (o *Op) scrubChunks(list []*item, i int, then func() Action) Action {
 	c := it.oldParts[i]
 	o.linked(c.Unit, c.Code)
 	off, n := uint64(c.Unit)*layout.UnitSize, layout.SizeOf(c.Code)
-	o.begin()
+	o.NewRound()
 	o.addCopies(off, n, o.scratch(int(o.Route.PG.Replicas)*aligned(n)))
-	return o.await(func() Action {
-		next := func() Action { return o.scrubChunks(list, i+1, then) }
+	return o.await(index.StepScrubChunk, func() index.Action {
+		next := func() index.Action { return o.scrubChunks(list, i+1, then) }
 		copies := o.copiesAt(0)
 		var good []byte
 		for _, b := range copies {
@@ -259,20 +264,21 @@ func (o *Op) scrubChunks(list []*item, i int, then func() Action) Action {
 
 // scrubSame looks at slots that seem to name one key: in this order, since words do not
 // come back, both did at once if neither has changed.
-func (o *Op) scrubSame() Action {
+func (o *Op) scrubSame() index.Action {
 	if len(o.work.same) == 0 {
 		return o.finishWork()
 	}
 	pair := o.work.same[0]
 	o.work.same = o.work.same[1:]
-	o.begin()
+	o.NewRound()
+	b := o.scratch(2 * 8)
 	for i, r := range pair {
-		o.add(Access{Verb: Read, Space: Index, Off: r.off(), Buf: o.word(i)})
+		o.Add(index.Access{Verb: index.Read, Space: index.Index, Off: r.off(), Buf: b[8*i:][:8:8]})
 	}
-	return o.await(func() Action {
+	return o.await(index.StepScrubSame, func() index.Action {
 		both := true
 		for i, r := range pair {
-			both = both && wordAt(o.word(i)) == o.groupOf(int((r.base-o.Work.Off)/layout.GroupSize), 0).Slot(int(r.slot))
+			both = both && wordAt(b[8*i:]) == o.groupOf(int((r.base-o.Work.Off)/layout.GroupSize), 0).Slot(int(r.slot))
 		}
 		if both {
 			o.finding("%s and group %#x slot %d: the same key", o.where(pair[0]), pair[1].base, pair[1].slot)

@@ -1,122 +1,12 @@
 package client
 
 import (
-	"context"
-	"fmt"
-
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 )
-
-// Location is where a key lives.
-type Location struct {
-	PG, ShardID             uint32
-	Home, Stash             uint64 // region offsets of its home and stash group
-	RegionBytes, IndexBytes uint64
-	AccessBytes             uint64 // IndexBytes, or 0: no access words
-	Hash                    uint64
-	Replicas                int
-}
-
-// Locate tells where key lives under the present map.
-func (c *Client) Locate(key []byte) (Location, error) {
-	if err := checkKey(key); err != nil {
-		return Location{}, err
-	}
-	s, err := c.live(c.ctx)
-	if err != nil {
-		return Location{}, err
-	}
-	hash := s.hash(key)
-	v := s.core.View()
-	sh := v.ShardOf(hash)
-	if sh == nil {
-		return Location{}, fmt.Errorf("%w: no shard for %q", ErrUnavailable, key)
-	}
-	home, stash := layout.GroupOff(hash, sh.Segments)
-	return Location{PG: sh.PG.ID, ShardID: sh.ID, Home: sh.Off + home, Stash: sh.Off + stash, Hash: hash,
-		RegionBytes: sh.PG.RegionBytes, IndexBytes: sh.PG.IndexBytes, AccessBytes: sh.PG.AccessBytes, Replicas: int(sh.PG.Replicas)}, nil
-}
-
-// ReadRaw reads n bytes at offset off of one replica's region, for tools. They
-// may change while they are read.
-func (c *Client) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error) {
-	s, err := c.live(ctx)
-	if err != nil {
-		return nil, err
-	}
-	v := s.core.View()
-	p := v.PGs[pg]
-	switch {
-	case p == nil:
-		return nil, fmt.Errorf("%w: no placement group %d in this namespace", ErrInvalid, pg)
-	case replica < 0 || replica >= int(p.Replicas):
-		return nil, fmt.Errorf("%w: replica %d of placement group %d, which has %d", ErrInvalid, replica, pg, p.Replicas)
-	case n <= 0 || off > p.RegionBytes || uint64(n) > p.RegionBytes-off:
-		return nil, fmt.Errorf("%w: %d bytes at %#x of a region of %#x", ErrInvalid, n, off, p.RegionBytes)
-	}
-	out := make([]byte, 0, n)
-	for len(out) < n {
-		at := off + uint64(len(out))
-		space, end := index.Heap, p.RegionBytes
-		if at < p.IndexBytes {
-			space, end = index.Index, p.IndexBytes
-		}
-		step := int(min(uint64(n-len(out)), end-at, 1<<20))
-		q := &call{}
-		q.Kind, q.Lane, q.Asker = index.Raw, 1, q
-		q.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}
-		q.ops[0] = &q.Op
-		s.core.Do(ctx, q.ops[:])
-		if q.Err != nil {
-			return nil, c.public(s, q)
-		}
-		out = append(out, q.item.Value...)
-	}
-	return out, nil
-}
-
-// Session is the id of the session in force.
-func (c *Client) Session(ctx context.Context) (uint32, error) {
-	s, err := c.live(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return s.id, nil
-}
-
-// ViewAtLeast waits for a map of at least the version given.
-func (c *Client) ViewAtLeast(ctx context.Context, version uint64) (*engine.View, error) {
-	for {
-		s, err := c.live(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if v := s.core.View(); v != nil && v.Version >= version {
-			return v, nil
-		}
-		if err := c.pause(ctx); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// Work performs a janitor's operations of one kind, several at a time, and leaves
-// what they found in each. Errors stand in the order of works.
-func (c *Client) Work(ctx context.Context, kind index.Kind, works []*index.Work) []error {
-	s, err := c.live(ctx)
-	if err != nil {
-		errs := make([]error, len(works))
-		for i := range errs {
-			errs[i] = err
-		}
-		return errs
-	}
-	return c.work(ctx, s, kind, works)
-}
 
 // Stats returns a snapshot of this Client's counters since it was opened, and of what its
 // present session holds.

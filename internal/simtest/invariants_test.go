@@ -250,7 +250,7 @@ func (w *World) checkComplete(copies []*region, x layout.Word) {
 	}
 }
 
-// checkChains checks I2 and I3 where a chain may have another head or tail.
+// checkChains checks I2 and I3 if a chain may have another head or tail.
 func (w *World) checkChains() {
 	for _, pg := range w.st.PGs(0) {
 		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
@@ -537,7 +537,7 @@ func (w *World) checkUnits() {
 			}
 		}
 		w.ld.OnTheWay(func(id, unit, units uint32) {
-			// What was on its way when its extent was recalled goes nowhere.
+			// A place that was on its way when its extent was recalled goes nowhere.
 			if id == pg.Id && w.st.Settled(id, pg.Generation, unit, units, w.st.Heap(id).RecallSeq) && !w.purged(id, unit) {
 				all = append(all, claim{unit, unit + units, "on the way"})
 			}

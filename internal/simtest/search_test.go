@@ -229,10 +229,10 @@ func Directed(cfg Config, steps []string) error {
 	}
 	defer w.Close()
 	for _, s := range steps {
-		w.note("-- %s", s)
+		w.traceLine("-- %s", s)
 		w.direct(s)
 	}
-	w.note("-- finish")
+	w.traceLine("-- finish")
 	if err := w.Finish(); err != nil {
 		return &Failure{Err: err, Trace: w.Trace}
 	}
@@ -350,5 +350,5 @@ func (w *World) one(text string) {
 		w.do(w.choices[i])
 		return
 	}
-	w.note("      (not possible)")
+	w.traceLine("      (not possible)")
 }

@@ -1,21 +1,22 @@
-package index
+package repair
 
 import (
 	"fmt"
 	"slices"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
 // scratch is n bytes that the next call takes again.
 func (o *Op) scratch(n int) []byte {
-	w := o.work
+	w := &o.work
 	if len(w.buf) < n {
 		size := 4096
 		for size < n {
 			size *= 2
 		}
-		w.buf = o.env.Buf(o, size)
+		w.buf = o.Buf(size)
 	}
 	return w.buf[:n]
 }
@@ -26,7 +27,7 @@ func aligned(n int) int { return (n + 7) &^ 7 }
 func (o *Op) image(i int, k uint8) layout.Group {
 	b := &o.work.images[i][k]
 	if *b == nil {
-		*b = o.env.Buf(o, layout.GroupSize)
+		*b = o.Buf(layout.GroupSize)
 	}
 	return layout.Group(*b)
 }
@@ -35,7 +36,7 @@ func (o *Op) image(i int, k uint8) layout.Group {
 func (o *Op) addImages() {
 	for k := range o.Route.PG.Replicas {
 		for i := range o.work.nGroup {
-			o.add(Access{Verb: Read, Space: Index, Replica: k, Off: o.work.groups[i], Buf: o.image(i, k)})
+			o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: o.work.groups[i], Buf: o.image(i, k)})
 		}
 	}
 }
@@ -58,23 +59,23 @@ func differing(list []wordRef, replicas uint8, base uint64, group func(k uint8) 
 	}
 	for k := uint8(1); k < replicas; k++ {
 		if group(k).Header() != group(k-1).Header() {
-			return append(list, wordRef{base, headerSlot})
+			return append(list, wordRef{base, index.HeaderSlot})
 		}
 	}
 	return list
 }
 
-// behind lists the slots of the groups at work that differ between replicas.
-func (o *Op) behind() (list []wordRef) {
+// slotsBehind lists the slots of the groups at work that differ between replicas.
+func (o *Op) slotsBehind() (list []wordRef) {
 	for i := range o.work.nGroup {
 		list = differing(list, o.Route.PG.Replicas, o.work.groups[i], func(k uint8) layout.Group { return o.image(i, k) })
 	}
-	return slices.DeleteFunc(list, func(r wordRef) bool { return r.slot == headerSlot })
+	return slices.DeleteFunc(list, func(r wordRef) bool { return r.slot == index.HeaderSlot })
 }
 
 // fetch READs n bytes of each item's record at A (0: all of it), in batches, and lets
 // got judge them.
-func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then func() Action) Action {
+func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then func() index.Action) index.Action {
 	size := func(it *item) int {
 		if n != 0 {
 			return n
@@ -85,10 +86,10 @@ func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then
 		return then()
 	}
 	m := o.readBatch(list, size)
-	return o.await(func() Action {
+	return o.await(index.StepFetchRecords, func() index.Action {
 		for i, it := range list[:m] {
 			if err := got(it, o.Accesses[i].Buf); err != nil {
-				return o.finish(err)
+				return o.Finish(err)
 			}
 		}
 		return o.fetch(list[m:], n, got, then)
@@ -103,9 +104,9 @@ func (o *Op) readBatch(list []*item, size func(*item) int) (n int) {
 		n++
 	}
 	buf := o.scratch(total)
-	o.begin()
+	o.NewRound()
 	for _, it := range list[:n] {
-		o.add(Access{Verb: Read, Space: Heap, Off: it.x.Off(), Buf: buf[:size(it):size(it)]})
+		o.Add(index.Access{Verb: index.Read, Space: index.Heap, Off: it.x.Off(), Buf: buf[:size(it):size(it)]})
 		buf = buf[aligned(size(it)):]
 	}
 	return n
@@ -142,14 +143,14 @@ func (o *Op) inHeap(r wordRef, x layout.Word) error {
 
 // readManifests finds the manifests among the items' records at A, and their chunks.
 // A bad one is a finding, or ends the Op if it must not be skipped.
-func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then func() Action) Action {
+func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then func() index.Action) index.Action {
 	got := func(it *item, b []byte) error {
 		if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
 			*manifests = append(*manifests, it)
 		}
 		return nil
 	}
-	return o.fetch(list, layout.RecordHeaderSize, got, func() Action {
+	return o.fetch(list, layout.RecordHeaderSize, got, func() index.Action {
 		return o.fetch(*manifests, 0, func(it *item, b []byte) error {
 			r, err := o.parseOf(it, b)
 			if err == nil {
@@ -172,13 +173,13 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 }
 
 // readWords READs one word on every replica and hands them over.
-func (o *Op) readWords(r wordRef, then func(words []layout.Word) Action) Action {
-	o.begin()
+func (o *Op) readWords(r wordRef, then func(words []layout.Word) index.Action) index.Action {
+	o.NewRound()
 	for k := range o.Route.PG.Replicas {
 		// Into an image: Scrub has no other use for them.
-		o.add(Access{Verb: Read, Space: Index, Replica: k, Off: r.off(), Buf: o.image(0, k)[:8:8]})
+		o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: r.off(), Buf: o.image(0, k)[:8:8]})
 	}
-	return o.await(func() Action {
+	return o.await(index.StepReadWord, func() index.Action {
 		var words []layout.Word
 		for i := range o.Accesses {
 			words = append(words, wordAt(o.Accesses[i].Buf))

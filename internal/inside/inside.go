@@ -1,0 +1,65 @@
+// Package inside is the back door to package client, for the programs of the store itself: the janitor performs
+// repairs through it, kvctl looks at bytes, and gateways learn of an operation that is about to wait.
+//
+// These tools name types of internal packages, and they change with the protocol, so they are no part of the
+// public API of package client: a user could neither name their types nor rely on them. A method cannot be
+// exported to one module only; therefore package client registers here, when it is initialised, how the tools of
+// one of its Clients are reached. Everything else is in package client.
+//
+// Start with [Of], whose [Tools] are as concurrent as the Client is, and [OnWait]. The results of Tools are
+// the caller's, but for a View, which is shared and must not be changed.
+//
+// The form is that of package internal of grpc-go: a hook that the package
+// with the state fills in, which keeps the public documentation to what users need.
+package inside
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
+	"github.com/kvd-project/kvd/internal/engine"
+)
+
+// Tools are what the programs of the store use of a Client besides its API. Its methods may be called
+// concurrently. Their errors are those of package client.
+type Tools interface {
+	// Locate tells where key lives under the present map.
+	Locate(key []byte) (Location, error)
+	// ReadRaw reads n bytes at offset off of one replica's region, both in bytes. They may change while they are read.
+	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
+	// Session is the id of the session in force. It waits while a lost one is being replaced.
+	Session(ctx context.Context) (uint32, error)
+	// ViewAtLeast waits for a map of at least the version given. The View must not be changed.
+	ViewAtLeast(ctx context.Context, version uint64) (*engine.View, error)
+	// Work performs a janitor's operations of one kind, several at a time, and leaves
+	// what they found in each. Errors stand in the order of works.
+	Work(ctx context.Context, kind index.Kind, works []*repair.Work) []error
+}
+
+// Location is where a key lives.
+type Location struct {
+	PG, ShardID             uint32
+	Home, Stash             uint64 // region offsets of its home and stash group, in bytes
+	RegionBytes, IndexBytes uint64
+	AccessBytes             uint64 // IndexBytes, or 0: no access words
+	Hash                    uint64
+	Replicas                int
+}
+
+var toolsOf func(c any) (Tools, bool)
+
+// Register tells how the tools of a Client are reached; ok is false if c is no Client. Package client calls it
+// once, in an init function.
+func Register(of func(c any) (t Tools, ok bool)) { toolsOf = of }
+
+// Of gives the tools of c, a *client.Client; anything else is a mistake in the program, and panics.
+func Of(c any) Tools {
+	if toolsOf != nil {
+		if t, ok := toolsOf(c); ok {
+			return t
+		}
+	}
+	panic(fmt.Sprintf("inside: %T is no *client.Client", c))
+}
