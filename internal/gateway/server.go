@@ -358,6 +358,7 @@ func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) {
 func cmdCommandCount(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(int64(len(servedCommands()))) }
 
 // named finds "get" and "config|get".
+// It returns nil for a command that is not served, too.
 func named(b []byte) *command {
 	name, sub, is := strings.Cut(string(b), "|")
 	c := find([]byte(name))
