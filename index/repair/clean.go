@@ -37,7 +37,7 @@ func (o *Op) deleted(x layout.Word) layout.Word { return x.Delete(o.Env().Sessio
 
 // movedWords lists the MOVED words of the groups at work.
 func (o *Op) movedWords() (list []*item) {
-	for i := range o.work.nGroup {
+	for i := range o.work.groups {
 		for j := range layout.GroupSlots {
 			if x := o.image(i, 0).Slot(j); x.State() == layout.Moved {
 				list = append(list, &item{wordRef: wordRef{o.work.groups[i], uint8(j)}, x: x})
