@@ -23,6 +23,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -82,7 +83,8 @@ const (
 	// others. A connection is read once a turn, so that a long pipeline delays others by one
 	// buffer of it. turnLookups is checked before a connection is read.
 	turnConns, turnLookups = 64, 128
-	// saturated is how many turns in a row a loop has had without a pause when it gives a connection to another.
+	// saturated is how many turns in a row a loop has had without a pause when it gives a connection to another,
+	// and again after as many.
 	saturated = 64
 	// tick is how often a loop calls Conn.Tick.
 	tick = time.Second
@@ -118,6 +120,7 @@ type Loop struct {
 	// The goroutine's that runs it.
 	ready    []int // descriptors to be read, from next on
 	next     int
+	laden    bool // a connection is to be given to another loop, if that has time or fewer
 	swept    time.Time
 	ticked   []Conn
 	turn     []Conn // read; turn[at:] are to be answered
@@ -137,11 +140,14 @@ type asked struct {
 	from, to int
 }
 
-// loopFor returns the loop for a connection that is in from now on, nil if there is none: the first that is not
-// saturated, else the one with the fewest connections.
+// loopFor returns the loop for a connection that is in from now on, or nil to leave it there: the first that is not
+// saturated, else the one with the fewest connections, which must be fewer than those of from.
 func (s *Loops) loopFor(from *Loop) (best *Loop) {
 	s.makeLoops()
-	fewest := 0
+	fewest := math.MaxInt
+	if from != nil {
+		fewest = from.conns() - 1
+	}
 	for _, l := range s.all {
 		if l == from {
 			continue
@@ -149,7 +155,7 @@ func (s *Loops) loopFor(from *Loop) (best *Loop) {
 		if l.busy.Load() < saturated {
 			return l
 		}
-		if n := l.conns(); from == nil && (best == nil || n < fewest) {
+		if n := l.conns(); n < fewest {
 			best, fewest = l, n
 		}
 	}
@@ -253,7 +259,7 @@ func (l *Loop) run() {
 			l.mu.Lock()
 			c := l.mu.conns[fd]
 			l.mu.Unlock()
-			if c == nil || l.busy.Load() >= saturated && l.relieved(c) {
+			if c == nil || l.laden && l.relieved(c) {
 				continue
 			}
 			if l.read(c) {
@@ -280,7 +286,7 @@ func (l *Loop) run() {
 // relieved gives a connection, which has something to say, to a loop that has time for it, if there is one.
 func (l *Loop) relieved(c Conn) bool {
 	to := l.of.loopFor(l)
-	l.busy.Store(0)
+	l.laden = false
 	return to != nil && c.Link().move(to)
 }
 
@@ -288,8 +294,11 @@ func (l *Loop) relieved(c Conn) bool {
 func (l *Loop) wait() (closed bool) {
 	l.ready, closed = l.p.Wait(tick)
 	l.next = 0
-	if l.busy.Add(1); l.p.Slept() {
+	if l.p.Slept() {
 		l.busy.Store(0)
+		l.laden = false
+	} else if l.busy.Add(1)%saturated == 0 {
+		l.laden = true
 	}
 	if now := time.Now(); now.Sub(l.swept) >= tick {
 		l.swept = now
