@@ -192,7 +192,8 @@ func newBatcher(s *keySet, n, from int) *batcher {
 // do performs the next batch; values are read into memory of ours, and written from it.
 func (b *batcher) do(ctx context.Context, c *client.Client, kind client.OpKind) error {
 	for i := range b.ops {
-		b.ops[i] = client.Op{Kind: kind, Key: b.s.at(b.at), Value: b.into[i], Into: b.into[i]}
+		o := &b.ops[i] // the rest of it is as it was
+		o.Kind, o.Key, o.Value, o.Into = kind, b.s.at(b.at), b.into[i], b.into[i]
 		b.at++
 	}
 	c.Do(ctx, b.ops)

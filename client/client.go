@@ -99,7 +99,9 @@ type Options struct {
 	// Lanes is the number of queue pairs to each memory node. Default: 1 if every device is a tcp
 	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
 	Lanes int
-	// CacheBytes bounds the word cache. Default 64 MiB, at most 32 bytes a key.
+	// CacheBytes bounds the hints, which say where keys were found: with a hint a GET takes one round trip, without it
+	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
+	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
 	// OpTimeout bounds every operation; its context may end it earlier. Default
 	// 10 s.

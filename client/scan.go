@@ -83,8 +83,8 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 				long = append(long, kv.Key)
 				continue
 			default:
-				it := itemOf(r, nil)
-				kv.Value, kv.Flags = it.Value, it.Flags
+				v, flags := splitFlags(r.Value, r.Flags)
+				kv.Value, kv.Flags = append(make([]byte, 0, len(v)), v...), flags
 			}
 			kvs = append(kvs, kv)
 		}

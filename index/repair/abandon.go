@@ -14,7 +14,7 @@ import (
 func (o *Op) abandon() index.Action {
 	w := &o.work
 	var frozen []*item
-	for i := range w.nGroup {
+	for i := range w.groups {
 		for j := range layout.GroupSlots {
 			x, ref := o.image(i, 0).Slot(j), wordRef{w.groups[i], uint8(j)}
 			if x.State() != layout.Frozen || i == 1 && !w.header.OVF() {

@@ -26,6 +26,9 @@ func aligned(n int) int { return (n + 7) &^ 7 }
 
 // image is the i-th group at work as replica k showed it last.
 func (o *Op) image(i int, k uint8) layout.Group {
+	for i >= len(o.work.images) {
+		o.work.images = append(o.work.images, [index.MaxChain][]byte{})
+	}
 	b := &o.work.images[i][k]
 	if *b == nil {
 		*b = o.Buf(layout.GroupSize)
@@ -36,7 +39,7 @@ func (o *Op) image(i int, k uint8) layout.Group {
 // addImages adds READs of the groups at work on every replica.
 func (o *Op) addImages() {
 	for k := range o.Route.PG.Replicas {
-		for i := range o.work.nGroup {
+		for i := range o.work.groups {
 			o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: o.work.groups[i], Buf: o.image(i, k)})
 		}
 	}
@@ -44,7 +47,7 @@ func (o *Op) addImages() {
 
 // setGroups says which groups are at work.
 func (o *Op) setGroups(off ...uint64) {
-	o.work.nGroup = copy(o.work.groups[:], off)
+	o.work.groups = append(o.work.groups[:0], off...)
 }
 
 // differing lists the words in which a replica's group at base differs from that of the
@@ -68,7 +71,7 @@ func differing(list []wordRef, replicas uint8, base uint64, group func(k uint8) 
 
 // slotsBehind lists the slots of the groups at work that differ between replicas.
 func (o *Op) slotsBehind() (list []wordRef) {
-	for i := range o.work.nGroup {
+	for i := range o.work.groups {
 		list = differing(list, o.Route.PG.Replicas, o.work.groups[i], func(k uint8) layout.Group { return o.image(i, k) })
 	}
 	return slices.DeleteFunc(list, func(r wordRef) bool { return r.slot == index.HeaderSlot })

@@ -139,12 +139,12 @@ func New(k index.Kind, w *Work) *Op { return &Op{Kind: k, Work: *w} }
 type workState struct {
 	then func() index.Action // consumes the round under way; also where a sync leads back to
 
-	groups [2]uint64 // region offsets of the groups at work: home and stash, or one
-	nGroup int
+	parts  []uint32 // at the child: which of its segments are at work, of those that take what is in one of the parent's
+	groups []uint64 // region offsets of the groups at work: home and stash, for each of parts, or one
 	// Memory of the index.Op, taken when it is first needed and kept over a restart.
-	images [2][index.MaxChain][]byte // the groups by replica
-	copies [index.MaxChain][]byte    // a segment by replica
-	buf    []byte                    // for records; see scratch
+	images [][index.MaxChain][]byte // the groups by replica
+	copies [index.MaxChain][]byte   // a segment by replica
+	buf    []byte                   // for records; see scratch
 
 	header layout.Header // of groups[0] at A
 	items  []*item       // the records at work

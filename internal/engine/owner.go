@@ -195,7 +195,7 @@ func (l *Lane) abandon(op *Op, err error) {
 	}
 	t := op.task
 	if t.flight != nil {
-		t.flight.leave(t, op)
+		t.flight.dropOp(t, op)
 		op.Err = err
 		l.finished(op)
 		return
