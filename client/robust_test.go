@@ -29,6 +29,7 @@ import (
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
+	"github.com/kvd-project/kvd/rdma/tcp"
 	"github.com/kvd-project/kvd/server"
 )
 
@@ -608,6 +609,53 @@ func TestStalledNode(t *testing.T) {
 	})
 	if it, err := c.Get(ctx, []byte("k")); err != nil || string(it.Value) != "4" {
 		t.Fatalf("%q, %v", it.Value, err)
+	}
+}
+
+// TestLeaveSilentNode: whoever waits in the socket of a silent memory node hears of others'
+// operations and of the end of its context.
+func TestLeaveSilentNode(t *testing.T) {
+	r := newRig(t, "tcp", 2, time.Minute)
+	r.create(&dirpb.CreateNamespaceRequest{Name: "default", Replicas: 1})
+	d, err := tcp.Open(tcp.Options{PeerTimeout: time.Minute}) // nothing else ends a wait
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.devices = append(r.devices, rdma.NewDevice("tcp", d))
+	o := r.options()
+	o.Devices = r.devices[1:]
+	o.OpTimeout, o.Lanes = time.Minute, 1
+	c := r.client(o)
+	ctx := t.Context()
+	var keys [2][]byte // by memory node
+	for i := 0; keys[0] == nil || keys[1] == nil; i++ {
+		key := []byte(strconv.Itoa(i))
+		if _, err := c.Put(ctx, key, []byte("1"), client.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		keys[r.nodeOf(c, key)] = key
+	}
+	r.nodes[0].proxy.stall()
+	defer r.nodes[0].proxy.resume()
+	short, cancel := context.WithCancel(ctx)
+	waits, ended := make(chan struct{}), make(chan error, 1)
+	var once sync.Once
+	go func() {
+		_, err := c.Get(client.OnWait(short, func() { once.Do(func() { close(waits) }) }), keys[0])
+		ended <- err
+	}()
+	<-waits
+	if it, err := c.Get(ctx, keys[1]); err != nil || string(it.Value) != "1" {
+		t.Fatalf("the other memory node's key: %q, %v", it.Value, err)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("a Get of a silent memory node ended: %v", err)
+	default:
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatalf("cancelled: %v", err)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -149,7 +150,8 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: create cq: %w", d.name, err)
 	}
-	return &CQ{d: c}, nil
+	w, _ := c.(driver.Waiter)
+	return &CQ{d: c, w: w}, nil
 }
 
 // Dial connects a QP of pd, completing on cq, to the listener at addr.
@@ -258,13 +260,31 @@ func (m *MR) Bytes() []byte { return m.bytes }
 func (m *MR) Deregister() error { return m.d.Deregister() }
 
 // CQ is a completion queue.
-type CQ struct{ d driver.CQ }
+type CQ struct {
+	d driver.CQ
+	w driver.Waiter // d, or nil
+}
 
 // Poll fills wcs and never blocks.
 func (c *CQ) Poll(wcs []WC) int { return c.d.Poll(wcs) }
 
 // Ready receives when Poll may find something; see driver.CQ.
 func (c *CQ) Ready() <-chan struct{} { return c.d.Ready() }
+
+// CanWait says whether Wait may ever be of use.
+func (c *CQ) CanWait() bool { return c.w != nil }
+
+// Wait blocks the polling goroutine until Poll may find something, after Wake, or
+// for d; false, at once, if the provider cannot or would not: wait for Ready then. See
+// driver.Waiter.
+func (c *CQ) Wait(d time.Duration) bool { return c.w != nil && c.w.Wait(d) }
+
+// Wake ends a Wait, the next one if none is under way. Any goroutine may call it.
+func (c *CQ) Wake() {
+	if c.w != nil {
+		c.w.Wake()
+	}
+}
 
 // Close releases the queue; its QPs must be closed before.
 func (c *CQ) Close() error { return c.d.Close() }

@@ -70,7 +70,8 @@ func (o *Op) moveLocked() index.Action {
 }
 
 // readMoving finds the moved set in the groups just read at A. Under the lock
-// nothing is inserted; keys of the set may be updated and deleted.
+// nothing is inserted; keys of the set may be updated and deleted. So it comes back here until a freeze has found every
+// word as it was read; items whose words have not changed keep their records and places, the others give theirs back.
 func (o *Op) readMoving() index.Action {
 	w := &o.work
 	if w.looks++; w.looks > maxLooks {
@@ -141,7 +142,7 @@ func (o *Op) gotMoving(it *item, b []byte) error {
 	return nil
 }
 
-// mine are the items of the moved set.
+// mine are the items of the moved set. The others stay, and share only the lock.
 func (w *workState) mine() (list []*item) {
 	for _, it := range w.items {
 		if it.mine {
@@ -229,7 +230,9 @@ func (o *Op) frozen() index.Action {
 // maxParts bounds how many of the child's segments are at work at once.
 const maxParts = 8
 
-// readChild reads the child's groups, those of some of its segments, that lack something.
+// readChild reads the child's groups, those of some of its segments, that lack something. The child's lock is not taken: until
+// the parent's group says SPLIT nobody inserts a key of it there, and what others do in the child's stash only costs a slot,
+// which is chosen again.
 func (o *Op) readChild() index.Action {
 	w := &o.work
 	if !slices.ContainsFunc(w.items, lacking) {
@@ -271,7 +274,8 @@ func (o *Op) groupsOf(it *item) int {
 	return -1
 }
 
-// atParent comes back from the child, to the groups there.
+// atParent comes back from the child, to the groups of the parent. Their images are the child's by now and are not
+// looked at any more: what is to be changed is in items, behind and header.
 func (o *Op) atParent() {
 	o.ToParent()
 	o.setGroups(o.groupAt(&o.Route, 1, 0))
@@ -329,7 +333,9 @@ func (o *Op) gotChild() index.Action {
 }
 
 // linkChild chooses a slot of the child for every key that it lacks, and links it
-// there: the parent's slot if that is free, so that a hint stays right.
+// there: the parent's slot if that is free, so that a hint stays right. In the same placement group the child's word is
+// the parent's, LIVE: one record, two names, of which only one is reachable (I6). In another it names the copy. A child
+// without a free slot has to grow first.
 func (o *Op) linkChild() index.Action {
 	w := &o.work
 	todo := slices.DeleteFunc(w.mine(), func(it *item) bool { return it.done || o.groupsOf(it) < 0 })
@@ -443,7 +449,8 @@ func (o *Op) setMoved(then func() index.Action) index.Action {
 	})
 }
 
-// setSplit says that the group's move is complete.
+// setSplit says that the group's move is complete, and to which depth: a map that knows a smaller one is late, and its
+// clients go to the child. A migration moves all hashes, for which no depth stands; MigratedDepth is above all.
 func (o *Op) setSplit() index.Action {
 	depth := uint8(layout.MigratedDepth)
 	if o.Route.Split {

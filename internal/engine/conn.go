@@ -106,7 +106,7 @@ func (l *Lane) Closed(node uint32) {
 	cnt := c.qp.Counters()
 	l.Stats.Closed.Add(&cnt)
 	c.qp, c.boarding = nil, nil
-	l.setSynchronous()
+	l.connsChanged()
 	l.refused(c, c.wrs)
 	c.wrs = c.wrs[:0]
 	clear(c.chains)
@@ -139,13 +139,24 @@ func (l *Lane) Closed(node uint32) {
 // goroutine may call it.
 func (l *Lane) Synchronous() bool { return l.synchronous.Load() }
 
-func (l *Lane) setSynchronous() {
+// connsChanged works out what follows from which connections there are.
+func (l *Lane) connsChanged() {
+	var waitOn *rdma.CQ
+	several := false
 	some, all, any := false, true, false
 	for _, c := range l.conns {
 		if c != nil && c.qp != nil {
 			some, all, any = true, all && c.caps.Synchronous, any || c.caps.Synchronous
+			if cq := l.cqs[c.dev]; !c.caps.Synchronous {
+				several = several || waitOn != nil && waitOn != cq
+				waitOn = cq
+			}
 		}
 	}
+	if several || waitOn != nil && !waitOn.CanWait() {
+		waitOn = nil
+	}
+	l.waitOn = waitOn
 	l.synchronous.Store(some && all)
 	l.someSynchronous = any
 }
@@ -156,7 +167,7 @@ func (l *Lane) Attach(node uint32, incarnation uint64, dev int, qp *rdma.QP) {
 	c := l.connTo(node)
 	c.incarnation, c.dev, c.qp, c.up, c.asked = incarnation, dev, qp, true, false
 	c.caps = l.core.opts.Devices[dev].Caps()
-	l.setSynchronous()
+	l.connsChanged()
 	c.keys = nil
 	at := node % (taskSlot / 8) * 8
 	c.sink = l.sinks.buf[at : at+8 : at+8]

@@ -10,7 +10,7 @@ import (
 )
 
 // flight is a chain of GETs of remembered keys, all of one memory node, on a provider that does not execute within
-// PostSend; where it does, hintedChain performs them. What is posted and how that is judged is index.Hinted's there and here. A GET of any
+// PostSend; if it does, hintedChain performs them. There and here index.Hinted says what is posted, and judges the answers. A GET of any
 // Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is signaled.
 //
 // A flight stands in a Task of its own, so that the lane's accounts (reclaim epoch, map, deadline, queue pair) know it
@@ -35,6 +35,7 @@ func (l *Lane) board(op *Op, w *waiter) bool {
 	if c == nil || c.caps.Synchronous {
 		return false
 	}
+	x.hint = l.hint
 	n := x.way.X.ReadLen()
 	t := c.boarding
 	if t != nil && (t.flight.n == hintedOps || n > taskSlot-t.flight.used || t.postView != l.view.Version) {
@@ -106,8 +107,8 @@ func (c *conn) depart() {
 	c.boarding = nil
 }
 
-// leave takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
-func (f *flight) leave(t *Task, op *Op) {
+// leaveFlight takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
+func (f *flight) leaveFlight(t *Task, op *Op) {
 	left := false
 	for i := range f.gets[:f.n] {
 		if f.gets[i].op == op {
@@ -120,8 +121,8 @@ func (f *flight) leave(t *Task, op *Op) {
 	}
 }
 
-// overdue ends the GETs of flight t whose time is over, and sets the deadline to that of the next.
-func (l *Lane) overdue(t *Task) {
+// endOverdueGets ends the GETs of flight t whose time is over, and sets the deadline to that of the next.
+func (l *Lane) endOverdueGets(t *Task) {
 	now := l.core.opts.Nanos()
 	t.Deadline = 0
 	for i := range t.flight.gets[:t.flight.n] {
@@ -166,12 +167,12 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 		return false // no answer of an epoch is carried into the next
 	}
 	cells := t.flight.cells(t, x)
-	r, ok := x.way.Seen(cells, x.rec, op.Key)
-	if !ok {
-		l.learn(x, layout.Word(binary.LittleEndian.Uint64(cells)))
+	r := &l.found // off the stack, from where it would have to be copied
+	if !x.way.Seen(cells, x.rec, op.Key, r) {
+		l.learnWord(x, layout.Word(binary.LittleEndian.Uint64(cells)))
 		return false
 	}
-	if !l.answers(&r) {
+	if !l.answers(r) {
 		return false
 	}
 	h := x.hint
@@ -182,8 +183,9 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 	return true
 }
 
-// learn takes what a hint that did not hold is worth: w, which its slot holds now, is a hint for this one GET if it can be the key's.
-func (l *Lane) learn(x *hinted, w layout.Word) {
+// learnWord keeps w, which the slot of a hint that did not hold has now, as a hint for this one GET if it can be the key's. Otherwise
+// the lane forgets the hint.
+func (l *Lane) learnWord(x *hinted, w layout.Word) {
 	op := x.op
 	if w != x.way.X && w.Readable() && w.FP() == layout.FP(op.Hash) && layout.InHeap(w, x.pg.HeapLo, x.pg.HeapHi) {
 		op.learnt = index.Hint{Word: w, Shard: x.hint.Shard, Slot: x.hint.Slot}

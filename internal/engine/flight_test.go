@@ -65,7 +65,7 @@ func TestFlight(t *testing.T) {
 				return q.PostSend(wrs)
 			}
 			gets := r.fly(0, keys...)
-			r.settle()
+			r.settleLane()
 			for i, f := range gets {
 				if !f.Over() || f.Err != nil || f.value != "value of "+keys[i] || f.Version == 0 || f.Rounds != 1 {
 					t.Errorf("%q: over %v, %q, version %d, %d rounds, %v", keys[i], f.Over(), f.value, f.Version, f.Rounds, f.Err)
@@ -90,7 +90,7 @@ func TestFlightUndecided(t *testing.T) {
 		err    error
 	}{
 		"nothing":  {func(*rig) {}, 1, "value of a", nil},
-		"replaced": {replaceA, 2, "new", nil}, // the word that is there now leads to the record
+		"replaced": {replaceA, 2, "new", nil}, // the word that is there now names the record
 		"deleted": {func(r *rig) {
 			off, _ := r.slot(1, "a")
 			putWord(r.nodes[0].mem[off:], 0)
@@ -118,7 +118,7 @@ func TestFlightUndecided(t *testing.T) {
 			r := newRig(t, 1, false)
 			keys := r.remembered(3)
 			r.fly(0, keys...) // what it leaves in its buffer is no answer to the next
-			r.settle()
+			r.settleLane()
 			if tc.under == nil {
 				r.wire.post = func(driver.QP, []driver.WR) (int, error) { return 0, driver.ErrQPError }
 				tc.under = func(r *rig) {
@@ -132,7 +132,7 @@ func TestFlightUndecided(t *testing.T) {
 				t.Fatal("nothing is under way")
 			}
 			tc.under(r)
-			r.settle()
+			r.settleLane()
 			f := gets[0]
 			ok := errors.Is(f.Err, tc.err) || tc.err == errAny && f.Err != nil
 			if !f.Over() || !ok || f.value != tc.want || tc.rounds != 0 && f.Rounds != tc.rounds {
@@ -161,7 +161,7 @@ func replaceA(r *rig) {
 
 var errAny = errors.New("any")
 
-// Whoever leaves a flight, or has no time left, gets the answer that nothing happened; the others fly on.
+// A caller that leaves a flight, or has no time left, gets the answer that nothing happened; the others fly on.
 func TestFlightLeft(t *testing.T) {
 	r := newRig(t, 1, false)
 	keys := r.remembered(3)
@@ -182,7 +182,7 @@ func TestFlightLeft(t *testing.T) {
 	if at := r.l.NextWake(); at != late || gets[2].Over() {
 		t.Fatalf("wakes at %d, want %d; the other is over: %v", at, late, gets[2].Over())
 	}
-	r.settle()
+	r.settleLane()
 	if f := gets[2]; !f.Over() || f.Err != nil || f.value != "value of "+keys[2] {
 		t.Fatalf("over %v, %q, %v", f.Over(), f.value, f.Err)
 	}
@@ -208,7 +208,7 @@ func TestFlightCounts(t *testing.T) {
 	if acked, quiesced := r.core.Acked(); acked != version || quiesced != version {
 		t.Errorf("acknowledged map %d and quiesced %d, want %d", acked, quiesced, version)
 	}
-	r.settle()
+	r.settleLane()
 	if acked, quiesced := r.core.Acked(); acked != version+1 || quiesced != version+1 {
 		t.Errorf("acknowledged map %d and quiesced %d, want %d", acked, quiesced, version+1)
 	}

@@ -42,6 +42,7 @@ type Lane struct {
 	hints        [hintedOps]hinted
 	hintWRs      [3 * hintedOps]rdma.WR
 	hintAccesses [3]index.Access
+	hint         index.Hint
 	found        layout.Record
 	touched      uint64    // so that touching is not optimized away
 	flights      []*flight // unused
@@ -64,6 +65,10 @@ type Lane struct {
 	}
 	mailN atomic.Int32 // len(mail.fns), readable without the lock
 	kick  chan struct{}
+	// waitOn is where waitOnCQ waits; nil if work may be under way on several queues, or on one whose
+	// connections this side cannot read itself.
+	waitOn *rdma.CQ
+	asleep atomic.Pointer[rdma.CQ] // waitOn during a waitOnCQ
 
 	acked, quiesced atomic.Uint64 // see Core.Acked
 	synchronous     atomic.Bool
@@ -88,14 +93,11 @@ func newLane(c *Core, id int) (*Lane, error) {
 	for i := range l.hintWRs {
 		l.hintWRs[i].ID = noWaitID
 	}
-	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
+	l.cache = newWordCache(c.opts.CacheBytes/c.opts.Lanes, c.opts.Devices[0])
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
 		if err != nil {
 			return nil, err
-		}
-		if i := len(l.cqs); i < len(l.cqReady) {
-			l.cqReady[i] = cq.Ready()
 		}
 		l.cqs = append(l.cqs, cq)
 	}
@@ -129,7 +131,10 @@ func (l *Lane) Deliver(f func(*Lane)) {
 func (l *Lane) Kick() {
 	select {
 	case l.kick <- struct{}{}:
-	default:
+		if cq := l.asleep.Load(); cq != nil {
+			cq.Wake()
+		}
+	default: // whoever sent it wakes
 	}
 }
 
@@ -341,6 +346,7 @@ func (l *Lane) closeBuffers() {
 		_ = b.free()
 	}
 	l.slabs, l.tasks, l.idle = nil, nil, nil
+	l.cache.close()
 	for _, cq := range l.cqs {
 		_ = cq.Close()
 	}

@@ -28,10 +28,10 @@ type ownership struct {
 
 	// The owner's:
 	waiting []*waiter // others whose operations are under way
+	told    int       // how many of those heard in this turn that they are done
 	timer   *time.Timer
 	self    waiter // a lone caller's, so that it allocates nothing
-	cqReady [3]<-chan struct{}
-	spins   int // see tryOwnSoon
+	spins   int    // see tryOwnSoon
 }
 
 // waiter is a goroutine that waits for one or more Ops on one lane.
@@ -161,6 +161,7 @@ func (l *Lane) finished(op *Op) {
 				break
 			}
 		}
+		l.told++
 		w.ch <- sigDone
 	}
 }
@@ -195,7 +196,7 @@ func (l *Lane) abandon(op *Op, err error) {
 	}
 	t := op.task
 	if t.flight != nil {
-		t.flight.leave(t, op)
+		t.flight.leaveFlight(t, op)
 		op.Err = err
 		l.finished(op)
 		return
@@ -218,6 +219,10 @@ func (l *Lane) Turn() {
 	for {
 		l.takeQueued()
 		l.Pump()
+		if l.told > 1 && !l.Synchronous() {
+			runtime.Gosched() // what they ask next shares a doorbell
+		}
+		l.told = 0
 		if l.queuedN.Load() == 0 {
 			break
 		}
@@ -233,7 +238,7 @@ func (l *Lane) endOverdue() {
 		}
 		switch {
 		case t.flight != nil:
-			l.overdue(t)
+			l.endOverdueGets(t)
 		case t.asked != nil:
 			l.abandon(t.asked, ErrTimeout)
 		default:
@@ -303,13 +308,20 @@ func (l *Lane) publishOldest() {
 
 // sleep waits for completions, mail, time or the context; false for the last.
 func (l *Lane) sleep(ctx context.Context) bool {
-	var wake <-chan time.Time
+	var left time.Duration
 	if at := l.NextWake(); at != 0 {
-		left := time.Duration(at - l.core.opts.Nanos())
+		left = time.Duration(at - l.core.opts.Nanos())
 		if left <= 20*time.Microsecond {
 			runtime.Gosched()
 			return ctx.Err() == nil
 		}
+	}
+	l.core.willWait(ctx)
+	if l.waitOnCQ(ctx, left) {
+		return ctx.Err() == nil
+	}
+	var wake <-chan time.Time
+	if left != 0 {
 		if l.timer == nil {
 			l.timer = time.NewTimer(left)
 		} else {
@@ -317,12 +329,15 @@ func (l *Lane) sleep(ctx context.Context) bool {
 		}
 		wake = l.timer.C
 	}
-	l.core.willWait(ctx)
+	var ready [3]<-chan struct{}
+	for i := range min(len(l.cqs), len(ready)) {
+		ready[i] = l.cqs[i].Ready()
+	}
 	ok := true
 	select {
-	case <-l.cqReady[0]:
-	case <-l.cqReady[1]:
-	case <-l.cqReady[2]:
+	case <-ready[0]:
+	case <-ready[1]:
+	case <-ready[2]:
 	case <-l.Kicked():
 	case <-wake:
 	case <-l.core.over:
@@ -333,6 +348,34 @@ func (l *Lane) sleep(ctx context.Context) bool {
 		l.timer.Stop()
 	}
 	return ok
+}
+
+// waitOnCQ is sleep if all that can be under way completes on one CQ, whose connections this goroutine then reads
+// itself: it returns after a completion, a Kick, or left if that is not 0, perhaps earlier. It is false, at once, if there is no such CQ,
+// or if that has nothing to read. The end of ctx or of the session ends it by a Kick.
+func (l *Lane) waitOnCQ(ctx context.Context, left time.Duration) bool {
+	cq := l.waitOn
+	if cq == nil || l.core.dead.Load() {
+		return false
+	}
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, l.Kick)()
+	}
+	l.asleep.Store(cq)
+	defer l.asleep.Store(nil)
+	select {
+	case <-l.kick: // it came before asleep was set, and woke nobody
+		return true
+	default:
+	}
+	if !cq.Wait(left) {
+		return false
+	}
+	select {
+	case <-l.kick:
+	default:
+	}
+	return true
 }
 
 // HandOver ends the caller's ownership.
@@ -454,6 +497,9 @@ func (c *Core) End() bool {
 		return false
 	}
 	close(c.over)
+	for _, l := range c.lanes {
+		l.Kick() // see waitOnCQ
+	}
 	return true
 }
 

@@ -9,7 +9,7 @@
 //
 // Concurrency: Device, PD, MR and Listener methods may be called concurrently.
 // A CQ and all QPs attached to it belong to one goroutine at a time (a lane);
-// only CQ.Ready, QP.State and QP.Close may be used from others.
+// only CQ.Ready, Waiter.Wake, QP.State and QP.Close may be used from others.
 //
 // Buffers: the local buffer of a WR belongs to the provider from PostSend until
 // that WR's WC, or a later WC of the same QP, has been polled. Cancelling a
@@ -23,6 +23,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Opcode is a work request's verb. The zero value is invalid.
@@ -278,8 +279,21 @@ type CQ interface {
 	Poll(wcs []WC) int
 	// Ready is a channel of capacity 1 that receives when, after a Poll that found
 	// nothing, another may find something. A receive may be spurious; none is lost.
+	// Where Waiter is used as well, Ready is called anew before each wait for the channel.
 	Ready() <-chan struct{}
 	Close() error
+}
+
+// Waiter is a CQ whose waiting goroutine can itself take in what connections bring,
+// which saves being woken by another one.
+type Waiter interface {
+	// Wait returns true when Poll may find something, after a Wake, or after d, 0 being
+	// no limit; perhaps earlier. It returns false, at once, if nothing that it could wait
+	// for is outstanding, or if the CQ cannot do better than Ready at the moment. It belongs
+	// to the goroutine that Polls.
+	Wait(d time.Duration) bool
+	// Wake makes the Wait under way, or else the next one, return. Any goroutine may call it.
+	Wake()
 }
 
 // QPState is a QP's state, reduced to what an initiator meets.

@@ -326,6 +326,16 @@ func (l *Lane) Wait(id uint64) ([]rdma.WC, error) {
 			}
 			continue
 		}
+		if l.E.H.Wait {
+			select {
+			case <-limit.C:
+				return l.wcs, l.lost(id)
+			default:
+			}
+			if l.CQ.Wait(Patience) {
+				continue
+			}
+		}
 		select {
 		case <-l.CQ.Ready():
 		case <-limit.C:

@@ -50,6 +50,8 @@ type Harness struct {
 	// Drive makes progress on a provider that does nothing by itself; it is
 	// called from any goroutine that waits. Nil for all others.
 	Drive func()
+	// Wait has lanes wait with CQ.Wait, where it is of use, instead of CQ.Ready.
+	Wait bool
 }
 
 const skipsFile = "testdata/skips.golden"

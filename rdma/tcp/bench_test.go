@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/kvd-project/kvd/rdma"
@@ -19,7 +20,9 @@ func get(tb testing.TB, l *rdmatest.Lane, wrs []rdma.WR, wcs []rdma.WC) {
 		tb.Fatal(err)
 	}
 	for l.CQ.Poll(wcs) == 0 {
-		<-l.CQ.Ready()
+		if !(l.E.H.Wait && l.CQ.Wait(rdmatest.Patience)) {
+			<-l.CQ.Ready()
+		}
 	}
 	if wcs[0].Status != 1 {
 		tb.Fatal(wcs[0])
@@ -36,13 +39,15 @@ func cachedGet(e *rdmatest.Env) (*rdmatest.Lane, []rdma.WR) {
 
 // BenchmarkDoorbell is a cached GET's round trip; compare BenchmarkEcho.
 func BenchmarkDoorbell(b *testing.B) {
-	for _, mode := range []string{"clear", "tls"} {
+	for _, mode := range []string{"clear", "tls", "clear-waiting"} {
 		b.Run(mode, func(b *testing.B) {
 			var passive, active Options
-			if mode == "tls" {
+			if strings.HasPrefix(mode, "tls") {
 				passive, active = tlsOptions(b)
 			}
-			e := rdmatest.NewEnv(b, harness(b, passive, active))
+			h := harness(b, passive, active)
+			h.Wait = strings.HasSuffix(mode, "waiting")
+			e := rdmatest.NewEnv(b, h)
 			l, wrs := cachedGet(e)
 			wcs := make([]rdma.WC, 4)
 			b.ReportAllocs()

@@ -61,7 +61,11 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	_ = nc.SetDeadline(time.Now().Add(d.o.HandshakeTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var conn net.Conn = nc
+	sk, err := newSock(nc)
+	if err != nil {
+		return nil, err
+	}
+	var conn net.Conn = sk
 	if d.o.TLSClient != nil {
 		cfg := d.o.TLSClient
 		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
@@ -72,7 +76,7 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 			cfg = cfg.Clone()
 			cfg.ServerName = host
 		}
-		t := tls.Client(nc, cfg)
+		t := tls.Client(sk, cfg)
 		if err := t.Handshake(); err != nil {
 			return nil, err
 		}
@@ -102,7 +106,7 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	if err := nc.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
-	q := newQP(d, p, c, nc, conn, budget)
+	q := newQP(d, p, c, sk, conn, budget)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	_, okPD := d.mu.pds[p]
@@ -116,7 +120,7 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	p.qps++
 	c.qps++
 	d.watchLocked()
-	go q.readReplies()
+	c.attach(q)
 	return q, nil
 }
 

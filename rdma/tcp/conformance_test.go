@@ -41,3 +41,27 @@ func conformance(t *testing.T) {
 		return harness(t, Options{}, Options{})
 	})
 }
+
+// TestConformanceWaiting is the same where lanes read their replies themselves.
+func TestConformanceWaiting(t *testing.T) {
+	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
+		return waiting(harness(t, Options{}, Options{}))
+	})
+}
+
+// waiting has the lanes of h wait with CQ.Wait.
+func waiting(h rdmatest.Harness) rdmatest.Harness {
+	h.Wait = true
+	return h
+}
+
+// bothReaders runs f with lanes that leave reading to goroutines and with lanes that read
+// themselves.
+func bothReaders(t *testing.T, f func(t *testing.T, newHarness func(t testing.TB, passive, active Options) rdmatest.Harness)) {
+	t.Run("goroutine", func(t *testing.T) { f(t, harness) })
+	t.Run("waiter", func(t *testing.T) {
+		f(t, func(t testing.TB, passive, active Options) rdmatest.Harness {
+			return waiting(harness(t, passive, active))
+		})
+	})
+}

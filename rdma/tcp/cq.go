@@ -2,13 +2,15 @@ package tcp
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
-// cq is a ring of WCs that the readers of several QPs fill and one lane drains.
+// cq is a ring of WCs that the readers of several QPs, see wait.go, fill and one lane
+// drains.
 // A WR's place in its send queue is free again once its WC has been polled, so
 // the ring never holds more than the send queues together.
 type cq struct {
@@ -22,6 +24,7 @@ type cq struct {
 		head uint64
 		n    uint64
 	}
+	reading
 }
 
 // completion is a WC and what its polling frees.
@@ -36,6 +39,8 @@ var _ driver.CQ = (*cq)(nil)
 
 func newCQ(d *device, depth int) *cq {
 	c := &cq{d: d, ready: make(chan struct{}, 1)}
+	c.able = runtime.GOMAXPROCS(0) > 1 && d.o.TLSClient == nil
+	c.wake.left.L = &c.wake
 	size := 16
 	for size < min(depth, 256) { // push makes room
 		size *= 2
@@ -76,6 +81,7 @@ func (c *cq) signal() {
 	case c.ready <- struct{}{}:
 	default:
 	}
+	c.wakeParked()
 }
 
 func (c *cq) Poll(wcs []driver.WC) int {
@@ -102,8 +108,6 @@ func (c *cq) Poll(wcs []driver.WC) int {
 	return n
 }
 
-func (c *cq) Ready() <-chan struct{} { return c.ready }
-
 // Close fails while QPs are attached.
 func (c *cq) Close() error {
 	c.d.mu.Lock()
@@ -112,5 +116,14 @@ func (c *cq) Close() error {
 		return fmt.Errorf("tcp: close cq: %d QPs attached", c.qps)
 	}
 	delete(c.d.mu.cqs, c)
+	c.wake.Lock()
+	if c.wake.alarm != nil {
+		c.wake.alarm.Stop()
+	}
+	c.wake.Unlock()
+	if e := c.own.several; e != nil {
+		_ = e.file.Close()
+		c.own.several = nil
+	}
 	return nil
 }

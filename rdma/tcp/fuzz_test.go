@@ -19,12 +19,17 @@ import (
 // script is a stream whose peer has said everything already. It hands out at
 // most step bytes a read.
 type script struct {
-	in   []byte
-	step int
-	out  bytes.Buffer
+	in     []byte
+	step   int
+	out    bytes.Buffer
+	pauses bool // every other read is os.ErrDeadlineExceeded
+	paused bool
 }
 
 func (s *script) Read(p []byte) (int, error) {
+	if s.paused = s.pauses && !s.paused; s.paused {
+		return 0, os.ErrDeadlineExceeded
+	}
 	n := copy(p[:min(len(p), s.step)], s.in)
 	s.in = s.in[n:]
 	if n == 0 {
@@ -260,17 +265,22 @@ func FuzzReplyFrame(f *testing.F) {
 		read[:20], long, write, fail(driver.OpRead, 0, driver.WRFlushErr), fail(driver.OpRead, 0, 0),
 		bytes.Join([][]byte{read, write, cas, cas, cas, cas}, nil), bytes.Repeat([]byte{0xff}, 40), make([]byte, 40),
 	} {
-		f.Add(s, uint8(len(s)))
+		f.Add(s, uint8(len(s)), false)
+		f.Add(s, uint8(len(s)), true)
 	}
-	f.Fuzz(func(t *testing.T, in []byte, step uint8) {
+	f.Fuzz(func(t *testing.T, in []byte, step uint8, pauses bool) {
 		d := open(t, Options{}).(*device)
 		p, g := newGuarded(t, d)
 		c, err := d.CreateCQ(8)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &script{in: in, step: int(step) + 1}
+		s := &script{in: in, step: int(step) + 1, pauses: pauses}
 		q := newQP(d, p.(*pd), c.(*cq), s, s, 1<<20)
+		if pauses {
+			q.sock = &sock{}
+			q.sock.nowait.Store(true)
+		}
 		b := g.all[guardSize:]
 		wrs := []driver.WR{
 			{ID: 0, Op: driver.OpRead, Flags: driver.Signaled, Local: b[0:16]},
@@ -285,7 +295,17 @@ func FuzzReplyFrame(f *testing.F) {
 		if n, err := q.PostSend(wrs); n != len(wrs) || err != nil {
 			t.Fatal(n, err)
 		}
-		q.readReplies()
+		for ended := false; !ended; {
+			q.readReplies()
+			select {
+			case <-q.gone:
+				ended = true
+			default:
+				if !pauses {
+					t.Fatal("the reader stopped before the end")
+				}
+			}
+		}
 		wcs := make([]driver.WC, 8)
 		if n := c.Poll(wcs); n != len(wrs) {
 			t.Fatalf("%d WCs, want %d", n, len(wrs))

@@ -9,10 +9,10 @@
 // for the bytes, agent.go and loop.go for the side that executes and qp.go for the
 // side that posts.
 //
-// Concurrency and buffer ownership are those of package driver. Every QP has
-// one goroutine that reads replies; a second one writes only while requests do
-// not fit into the socket. Large WRITEs are sent from the caller's buffer and
-// READs land in it directly.
+// Concurrency and buffer ownership are those of package driver. Whoever waits for a
+// CQ reads the replies itself (wait.go); while nobody does, every QP has one goroutine
+// for that. Another one writes only while requests do not fit into the socket. Large
+// WRITEs are sent from the caller's buffer and READs land in it directly.
 //
 // Batching replies until the input is drained follows Redis and memcached; the
 // meaning of the verbs, ibv_post_send(3) on an RC QP.
@@ -251,6 +251,9 @@ func (d *device) watchTick() {
 	defer d.mu.Unlock()
 	for q := range d.mu.qps {
 		q.watch()
+	}
+	for c := range d.mu.cqs {
+		c.tick()
 	}
 	d.mu.watch = nil
 	d.watchLocked()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,15 +47,16 @@ type stream interface {
 // PostSend writes a doorbell itself, payloads and all, when everything not yet answered, plus this
 // doorbell, fits into half the socket's send buffer: then write(2) has no reason
 // to wait. Otherwise a goroutine that lives while there is something to write
-// takes the doorbell over. The reply reader waits for nobody but the network, so
-// the memory node can always hand in its replies and go on reading requests, no
-// matter how much is under way in both directions.
+// takes the doorbell over. Whoever reads replies, see wait.go, waits for nobody but the
+// network, so the memory node can always hand in its replies and go on reading requests,
+// no matter how much is under way in both directions.
 type qp struct {
 	num    uint32
 	d      *device
 	pd     *pd
 	cq     *cq
 	nc     stream
+	sock   *sock    // nc, if that is TCP
 	conn   net.Conn // nc, or TLS over it
 	budget int64    // bytes that a direct write may have outstanding
 
@@ -78,14 +80,22 @@ type qp struct {
 	}
 	writers sync.WaitGroup
 
-	// The reader's.
+	by      readBy        // guarded by cq.own
+	listed  bool          // in cq.own.several; guarded by cq.own
+	stopped chan struct{} // closed when the reading goroutine has ended; guarded by cq.own
+	broken  atomic.Bool   // the connection was closed by this side
+
+	// The reader's: who that is, see wait.go.
 	buf    []byte
 	r, w   int
-	done   uint64 // WRs answered
+	done   uint64        // WRs answered
+	status driver.Status // that of WR done, which the waiting goroutine is about to hand out; or 0
+	midway bool          // within the payload of the reply to WR done
+	rest   []byte        // of its Local, not filled yet
 	batch  []completion
 	repaid int64 // bytes of unreplied to give back
 
-	gone      chan struct{} // closed when the reader has ended
+	gone      chan struct{} // closed when the last WR has completed
 	confirmed bool          // the agent said that it executes nothing more; valid after gone
 	closing   sync.Once
 	aborted   atomic.Bool
@@ -135,6 +145,7 @@ func newQP(d *device, pd *pd, cq *cq, nc stream, conn net.Conn, budget int64) *q
 	q := &qp{d: d, pd: pd, cq: cq, nc: nc, conn: conn, budget: budget,
 		sq:  make([]sqe, maxSendWR),
 		buf: make([]byte, readBuf), gone: make(chan struct{})}
+	q.sock, _ = nc.(*sock)
 	q.batch = make([]completion, 0, 64)
 	q.mu.stage = &doorbell{}
 	q.state.Store(uint32(driver.StateRTS))
@@ -195,6 +206,7 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool
 	charge, ok = doorbellCharge, true
 	var f frame
 	head := 0
+	local := localKeys{table: q.pd.keys.Load()}
 	for i := range wrs {
 		w := &wrs[i]
 		e := &q.sq[(number+uint64(i))%maxSendWR]
@@ -206,7 +218,7 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool
 			continue
 		}
 		r := request{op: w.Op, length: len(w.Local), rkey: w.RKey, addr: w.RemoteAddr}
-		if e.refused = q.check(w); e.refused != 0 {
+		if e.refused = q.check(w, &local); e.refused != 0 {
 			ok = false
 			e.wire, r = opAbort, request{op: opAbort}
 		}
@@ -244,8 +256,22 @@ func (q *qp) encodeLocked(wrs []driver.WR, number uint64) (charge int64, ok bool
 	return charge, ok
 }
 
+// localKeys looks up lkeys; the WRs of a doorbell mostly name the same one.
+type localKeys struct {
+	table *keyTable
+	lkey  uint64
+	mr    *mr // of lkey; nil: nothing was looked up
+}
+
+func (k *localKeys) of(lkey uint64) *mr {
+	if k.mr == nil || k.lkey != lkey {
+		k.lkey, k.mr = lkey, k.table.byLKey[lkey]
+	}
+	return k.mr
+}
+
 // check is the part of a WR's refusal that an RNIC does by itself.
-func (q *qp) check(w *driver.WR) driver.Status {
+func (q *qp) check(w *driver.WR, keys *localKeys) driver.Status {
 	switch w.Op {
 	case driver.OpRead, driver.OpWrite:
 		if len(w.Local) > maxMsg {
@@ -267,14 +293,18 @@ func (q *qp) check(w *driver.WR) driver.Status {
 		}
 		return 0 // copied now: ibv_post_send(3) looks at no lkey either
 	}
-	if r := q.pd.keys.Load().byLKey[w.LKey]; r == nil || !r.covers(w.Local) {
+	if r := keys.of(w.LKey); r == nil || !r.covers(w.Local) {
 		return driver.LocProtErr
 	}
 	return 0
 }
 
 // breakConn ends the connection; the reader notices and flushes.
-func (q *qp) breakConn() { _ = q.nc.Close() }
+func (q *qp) breakConn() {
+	q.broken.Store(true)
+	_ = q.nc.Close()
+	q.cq.wakeParked()
+}
 
 // writeFailed leaves the connection to Close if that is why.
 func (q *qp) writeFailed() {
@@ -362,7 +392,17 @@ func (q *qp) writeGathered(b *doorbell) error {
 
 // readReplies is the reader goroutine.
 func (q *qp) readReplies() {
-	status := q.read()
+	if status := q.read(); status != 0 {
+		q.finish(status)
+	}
+}
+
+// due says whether replies are outstanding; the reader's.
+func (q *qp) due() bool { return q.done != q.posted.Load() }
+
+// finish ends the connection and completes every WR not answered: the oldest with
+// status.
+func (q *qp) finish(status driver.Status) {
 	q.breakConn()
 	q.mu.Lock()
 	if !q.state.CompareAndSwap(uint32(driver.StateRTS), uint32(driver.StateErr)) &&
@@ -388,49 +428,42 @@ func (q *qp) readReplies() {
 }
 
 // read handles replies until the connection is of no more use, and returns the
-// status of the oldest WR not answered.
+// status of the oldest WR not answered; or 0 where it would have to wait and the socket
+// has been told not to. It goes on from there when it is called again.
 func (q *qp) read() driver.Status {
 	for {
-		for q.w-q.r < replySize {
-			if err := q.fill(); err != nil {
-				return driver.RetryExcErr
+		if !q.midway {
+			for q.w-q.r < replySize {
+				if err := q.fill(); err != nil {
+					return q.stop(err)
+				}
+			}
+			if status := q.begin(); status != 0 {
+				return status
 			}
 		}
-		if isGoodbye(q.buf[q.r:], uint16(q.done)) {
-			q.confirmed = true
-			return driver.RetryExcErr
-		}
-		if q.done == q.posted.Load() {
-			return driver.GeneralErr
-		}
-		e := &q.sq[q.done%maxSendWR]
-		r, err := parseReply(q.buf[q.r:], e.wire, uint16(q.done), len(e.local))
-		if err != nil {
-			return driver.GeneralErr
-		}
-		q.r += replySize
-		if r.status != driver.Success {
-			q.confirmed = true
-			return r.status
-		}
-		for dst := e.local; len(dst) > 0; {
+		for len(q.rest) > 0 {
 			var n int
+			var err error
 			switch {
 			case q.r < q.w:
-				n = copy(dst, q.buf[q.r:q.w])
+				n = copy(q.rest, q.buf[q.r:q.w])
 				q.r += n
-			case len(dst) >= len(q.buf):
+			case len(q.rest) >= len(q.buf):
 				q.push()
-				n, err = q.conn.Read(dst)
-				q.progress.Add(1)
+				if n, err = q.conn.Read(q.rest); n > 0 {
+					q.progress.Add(1)
+				}
 			default:
 				err = q.fill()
 			}
 			if n == 0 && err != nil {
-				return driver.RetryExcErr
+				return q.stop(err)
 			}
-			dst = dst[n:]
+			q.rest = q.rest[n:]
 		}
+		q.midway, q.rest = false, nil
+		e := &q.sq[q.done%maxSendWR]
 		e.local = nil
 		q.done++
 		q.repaid += e.charge
@@ -443,6 +476,38 @@ func (q *qp) read() driver.Status {
 	}
 }
 
+// begin takes the head of the next reply out of the buffer. It returns the status of
+// the WR if that ends the connection.
+func (q *qp) begin() driver.Status {
+	if isGoodbye(q.buf[q.r:], uint16(q.done)) {
+		q.confirmed = true
+		return driver.RetryExcErr
+	}
+	if !q.due() {
+		return driver.GeneralErr
+	}
+	e := &q.sq[q.done%maxSendWR]
+	r, err := parseReply(q.buf[q.r:], e.wire, uint16(q.done), len(e.local))
+	if err != nil {
+		return driver.GeneralErr
+	}
+	q.r += replySize
+	if r.status != driver.Success {
+		q.confirmed = true
+		return r.status
+	}
+	q.midway, q.rest = true, e.local
+	return 0
+}
+
+// stop says what a failed read means; see read.
+func (q *qp) stop(err error) driver.Status {
+	if q.sock != nil && q.sock.nowait.Load() && errors.Is(err, os.ErrDeadlineExceeded) {
+		return 0
+	}
+	return driver.RetryExcErr
+}
+
 // fill reads more, after handing on what is complete.
 func (q *qp) fill() error {
 	q.push()
@@ -452,8 +517,8 @@ func (q *qp) fill() error {
 	}
 	n, err := q.conn.Read(q.buf[q.w:])
 	q.w += n
-	q.progress.Add(1)
 	if n > 0 {
+		q.progress.Add(1)
 		return nil
 	}
 	return err
@@ -504,6 +569,7 @@ func (q *qp) close() error {
 	//lint:ignore SA2001 a PostSend that saw the old state has returned
 	q.mu.Unlock()
 	q.writers.Wait()
+	q.cq.detach(q)
 	_ = q.nc.SetReadDeadline(time.Now().Add(q.d.o.PeerTimeout))
 	if q.aborted.Load() {
 		_ = q.nc.SetReadDeadline(time.Unix(1, 0))
