@@ -233,6 +233,7 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 // A user's flags, if not 0, are four bytes behind the value of a record that
 // carries layout.FlagUser.
 
+// withFlags appends the user's flags to a value: they travel as its last four bytes, so that records need no field for them.
 func withFlags(value []byte, flags uint32) ([]byte, layout.RecordFlags) {
 	if flags == 0 {
 		return value, 0

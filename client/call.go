@@ -232,6 +232,7 @@ func joined(dst []byte, parts [][]byte) []byte {
 	return whole
 }
 
+// takeInto copies the value into the caller's memory. The record is the lane's, and is reused when Take returns.
 func (q *call) takeInto(r *layout.Record, parts [][]byte) {
 	if q.n = 0; parts == nil {
 		v, _ := splitFlags(r.Value, r.Flags)

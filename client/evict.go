@@ -173,6 +173,7 @@ func (e *evictor) starves(pg, units uint32) {
 	e.wake()
 }
 
+// run evicts when room is short, and sleeps otherwise. It is one goroutine for each session of a cache.
 func (e *evictor) run() {
 	defer e.s.wg.Done()
 	t := time.NewTimer(evictIdle)

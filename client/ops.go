@@ -52,6 +52,7 @@ func (c *Client) CompareAndSwap(ctx context.Context, key []byte, version uint64,
 	return c.put(ctx, key, value, o, index.IfVersion, version)
 }
 
+// put is all of Put, PutIfAbsent and CompareAndSwap: they differ in what must be there before.
 func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond index.Cond, version uint64) (uint64, error) {
 	if err := checkValue(key, value); err != nil {
 		return 0, err
@@ -85,6 +86,7 @@ func (c *Client) DeleteVersion(ctx context.Context, key []byte, version uint64) 
 	return c.delete(ctx, key, index.IfVersion, version)
 }
 
+// delete is Delete and DeleteVersion.
 func (c *Client) delete(ctx context.Context, key []byte, cond index.Cond, version uint64) error {
 	if err := checkKey(key); err != nil {
 		return err

@@ -135,6 +135,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 
 // ---- map -------------------------------------------------------------------
 
+// watch follows the map for as long as the session lives, and installs every version that the directory sends.
 func (s *sess) watch() {
 	defer s.wg.Done()
 	err := s.c.dir.WatchMap(s.ctx, s.id, 0, func(m *dirpb.Map) error {
@@ -266,6 +267,7 @@ func (s *sess) perform(ask session.Ask) {
 	s.wake()
 }
 
+// renewOnce performs one renewal. Tries after the first are renewals of their own, as the first may have been served.
 func (s *sess) renewOnce(ask session.Ask) {
 	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(ask.Within))
 	defer cancel()
@@ -341,6 +343,7 @@ func (s *sess) WantConn(l *engine.Lane, node uint32) {
 	s.wake()
 }
 
+// dialOnce connects a lane to a memory node. The lane's owner takes the queue pair over.
 func (s *sess) dialOnce(ask session.Ask) {
 	qp, dev, how, inc, err := s.dial(ask.Lane, ask.Node)
 	s.mu.Lock()
@@ -495,6 +498,7 @@ func (s *sess) grantOnce(ask session.Ask) {
 // WantFenced has the agenda ask whether a lock's owner is confirmed fenced.
 func (s *sess) WantFenced(id uint32) { s.wakeIf(s.agenda.WantFenced(id)) }
 
+// fenceOnce asks whether another session is fenced: until it is, its locks are not broken.
 func (s *sess) fenceOnce(ask session.Ask) {
 	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
 	defer cancel()
@@ -509,6 +513,7 @@ func (s *sess) fenceOnce(ask session.Ask) {
 // WantSplit has the agenda ask the directory to split a shard that fills up.
 func (s *sess) WantSplit(shard uint32) { s.wakeIf(s.agenda.WantSplit(shard)) }
 
+// splitOnce tells the directory of a shard that lacks room. The map brings the answer.
 func (s *sess) splitOnce(ask session.Ask) {
 	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
 	defer cancel()
@@ -536,6 +541,8 @@ func (s *sess) close(ctx context.Context) {
 	s.closing.Do(func() { s.end(ctx) })
 }
 
+// end closes the session in the order that loses nothing: no more operations, then no more grants, then what the session holds is
+// handed back with its end, and only then its connections and memory go.
 func (s *sess) end(ctx context.Context) {
 	graceful := s.ctx.Err() == nil
 	s.core.Shut()

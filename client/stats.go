@@ -105,6 +105,7 @@ func (t *laneTotals) add(l *engine.Lane) {
 	t.leaked += l.Stats.Leaked
 }
 
+// sum adds up the lanes of a session, each of them read by its owner or in between.
 func (t *laneTotals) sum(x *laneTotals) {
 	for k := range t.ops {
 		t.ops[k] += x.ops[k]

@@ -36,6 +36,8 @@ const (
 	maxKept = 64 << 20
 )
 
+// open takes a PD of each device. The buffers of one pool are registered with all of them, since an operation
+// may go from a memory node of one fabric to one of another.
 func (p *bufPool) open(devs []*rdma.Device) error {
 	p.devs = devs
 	for _, d := range devs {
@@ -68,6 +70,7 @@ func (p *bufPool) register(n int) (*buffer, error) {
 	return b, nil
 }
 
+// free deregisters and unmaps b. Nothing may be under way that names it.
 func (b *buffer) free() error {
 	var errs []error
 	for _, mr := range b.mrs {
@@ -91,6 +94,8 @@ func (p *bufPool) get(n int) (*buffer, error) {
 	return p.register(1 << class)
 }
 
+// put takes back a buffer that nothing under way names any more, and keeps it for the next long value while the pool
+// holds less than maxKept bytes: mapping and registering one costs more than most operations do.
 func (p *bufPool) put(b *buffer) {
 	class := bits.Len(uint(len(b.b) - 1))
 	p.mu.Lock()
@@ -104,6 +109,7 @@ func (p *bufPool) put(b *buffer) {
 	_ = b.free() // nothing can be done about a failed unmap here
 }
 
+// close frees what the pool keeps. Buffers that are out come back by put, and are then freed there.
 func (p *bufPool) close() error {
 	var errs []error
 	for i, l := range p.mu.free {

@@ -559,6 +559,8 @@ func (c *Core) Idle(pg uint32, coming uint64) bool {
 	return p.AccessOff != 0 && coming >= uint64(p.HeapHi-p.HeapLo)/2
 }
 
+// exhausted is the map version in which the directory last had no memory for pg, or 0: until there is another,
+// operations that want some end with ErrFull instead of asking again.
 func (c *Core) exhausted(pg uint32) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -36,6 +36,7 @@ func (t *Task) Version(after uint64) uint64 {
 
 func (t *Task) NowMillis() uint64 { return t.lane.core.opts.Millis() }
 
+// Route is index.Router, by the lane's map: a newer one is taken only where no operation of the older one is under way.
 func (t *Task) Route(hash uint64) (index.Route, bool) {
 	v := t.lane.view
 	if v == nil {
@@ -79,6 +80,8 @@ func (t *Task) HashOf(key []byte) uint64 { return t.lane.core.opts.Hash(key) }
 
 func (t *Task) Crowded(shard uint32) { t.lane.core.opts.Control.WantSplit(shard) }
 
+// Hint is index.Hints. A hint keeps the low half of a shard's id only; one of another shard is dropped, since the word
+// may stand in an array that has gone.
 func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	l := t.lane
 	h, ok, hits := t.learnt, true, uint64(0)
@@ -105,6 +108,8 @@ func (t *Task) Remember(o *index.Op, h index.Hint) {
 	t.lane.cache.put(o.Check, h, uint32(t.epoch))
 }
 
+// Deleting is index.Hints: a hint that is learnt while a DELETE of its key is under way would name a word that is
+// about to go.
 func (t *Task) Deleting(o *index.Op) bool {
 	for _, x := range t.lane.active { // a key's operations are all on one lane
 		if p := &x.Op; x != t && p.Kind == index.Delete && p.Check == o.Check && p.Posted() {
@@ -119,6 +124,8 @@ func (t *Task) Forget(o *index.Op) { t.lane.cache.drop(o.Check, layout.FP(o.Hash
 // nowhere stands for buffers that a Task may not have. Nobody writes to it.
 var nowhere [layout.MaxRecordSize]byte
 
+// Buf is index.Env: from the Task's own registered slot while that has room, else a buffer of the pool. It never fails; a Task
+// that got nowhere ends with bufErr before anything is posted.
 func (t *Task) Buf(o *index.Op, n int) []byte {
 	if r := (n + 7) &^ 7; t.used+r <= taskSlot {
 		b := t.buf[t.used : t.used+n : t.used+r]
@@ -140,6 +147,8 @@ func (t *Task) Buf(o *index.Op, n int) []byte {
 	return g.b[:n]
 }
 
+// Alloc is index.Space: from the lane's magazine of places, and from what has waited long enough in limbo. It takes no lock; the
+// session's heap is asked only when the magazine is empty.
 func (t *Task) Alloc(pg *index.PG, code uint8) (unit uint32, ver uint16, size uint8, ok bool) {
 	m := t.lane.memOf(pg)
 	if m == nil {
@@ -199,6 +208,7 @@ func place(w layout.Word) heap.Place {
 	return heap.Place{Unit: w.Unit(), Units: w.Units(), Ver: w.Ver()}
 }
 
+// Unuse is index.Space: no word ever named the place, so that it may be used at once.
 func (t *Task) Unuse(pg *index.PG, w layout.Word) {
 	if m := t.lane.memOf(pg); m != nil && !t.lane.recalled(pg, w) {
 		m.cache.Unuse(place(w))
@@ -206,6 +216,8 @@ func (t *Task) Unuse(pg *index.PG, w layout.Word) {
 	}
 }
 
+// Unlinked is index.Space: somebody may still look at the place, so it goes to limbo. A place in an extent that is being recalled
+// goes nowhere: all of the extent becomes free once it is empty.
 func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 	m := t.lane.memOf(pg)
 	if m == nil || t.lane.recalled(pg, w) {
@@ -217,6 +229,8 @@ func (t *Task) Unlinked(pg *index.PG, w layout.Word) {
 
 func (t *Task) Retire(pg *index.PG, w layout.Word) { t.Unlinked(pg, w) }
 
+// Leak is index.Space: nobody knows who may still write to the place, so this session never uses it again. A sweep by the
+// directory's janitors finds it after the session's end.
 func (t *Task) Leak(_ *index.PG, w layout.Word) {
 	t.lane.core.leaked.Store(true)
 	t.lane.Stats.Leaked += uint64(w.Units())

@@ -87,6 +87,7 @@ type LaneStats struct {
 	Closed      rdma.Counters // of queue pairs that are gone
 }
 
+// newLane makes a lane with a CQ of each device. Connections come later, as operations miss them.
 func newLane(c *Core, id int) (*Lane, error) {
 	l := &Lane{core: c, id: id, kick: make(chan struct{}, 1),
 		disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}
@@ -266,6 +267,8 @@ func (l *Lane) NextWake() (at int64) {
 	return at
 }
 
+// runMail runs what others have left for the owner to do, and reports whether there was any. They have no other way to touch the
+// lane's state, which has no lock.
 func (l *Lane) runMail() bool {
 	if l.mailN.Load() == 0 {
 		return false
@@ -335,6 +338,7 @@ func (l *Lane) Counters() (n rdma.Counters) {
 	return n
 }
 
+// closeBuffers frees registered memory. Every queue pair is closed by then, so that nothing is written to it any more.
 func (l *Lane) closeBuffers() {
 	for _, t := range l.tasks { // those that never ended, too
 		for _, b := range t.big {

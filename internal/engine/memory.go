@@ -22,6 +22,8 @@ type laneMem struct {
 
 // take and give keep flow's account, not at every step.
 
+// take counts units that an operation uses, and give those that it does not use any more. They reach the account, which other
+// lanes share, every flowStep units: a shared cache line for each PUT would cost as much as its WRITE.
 func (m *laneMem) take(units uint32) {
 	m.used = true
 	m.due.taken += int64(units)
@@ -54,6 +56,8 @@ func (m *laneMem) show() {
 // flowStep is how much a lane takes or gives before the account shows it, units.
 const flowStep = 32
 
+// memOf is the lane's part of the memory granted in pg; nil if that is of an older generation of the placement group, whose
+// memory has gone.
 func (l *Lane) memOf(pg *index.PG) *laneMem {
 	for int(pg.ID) >= len(l.mem) {
 		l.mem = append(l.mem, nil)

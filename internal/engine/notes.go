@@ -103,6 +103,7 @@ func (l *Lane) noteDue(check uint64) bool {
 
 func (t *Task) NoteDue(o *index.Op) bool { return t.lane.noteDue(o.Check) }
 
+// Note is index.Hints: of a key it counts an access; without one it corrects an access word that does not belong to the record.
 func (t *Task) Note(o *index.Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool) {
 	if o.Key != nil {
 		t.lane.noteAccess(o.Route.PG, off, o.Hash, o.Check, w, old, expiry, born)

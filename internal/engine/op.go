@@ -61,6 +61,8 @@ func (c *Core) LaneOf(check uint64) int {
 	return int((check >> 32) * uint64(len(c.lanes)) >> 32)
 }
 
+// laneOf is the lane of op's key, or the one that op names. All operations of a key by one session are on one lane, which is why
+// hints need no lock.
 func (c *Core) laneOf(op *Op) *Lane {
 	if op.Lane != 0 {
 		return c.lanes[op.Lane-1]
@@ -168,6 +170,8 @@ func (b *batch) spread(c *Core, ops []*Op) {
 // moment may be free when the others are done, or when somebody else has had the processor.
 const askRounds = 4
 
+// do begins the shares on all lanes before it waits for any: it owns the lanes that it can have, queues at the others,
+// and at a lane whose provider executes within PostSend it asks again first, since its owner is soon done.
 func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
 	b.spread(c, ops)
 	var waits uint64 // lanes whose shares are not over, as bits

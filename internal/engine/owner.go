@@ -97,6 +97,7 @@ func (l *Lane) begin(w *waiter) {
 	}
 }
 
+// start gives op a Task. w is told when op is over.
 func (l *Lane) start(op *Op, w *waiter) {
 	op.w = w
 	if op.cancel != nil {
@@ -182,6 +183,7 @@ func (l *Lane) takeQueued() {
 	}
 }
 
+// enqueue leaves w to the lane's owner, or to the next one.
 func (l *Lane) enqueue(w *waiter) {
 	l.queued.Lock()
 	l.queued.ws = append(l.queued.ws, w)

@@ -381,6 +381,8 @@ func (c *conn) proven(seq uint64) {
 	c.noWait = c.noWait[:copy(c.noWait, c.noWait[n:])]
 }
 
+// roundOver hands the results of t's round to its Op. A round whose lease ran out meanwhile has no results: what it read may be of
+// memory that is another session's by now.
 func (l *Lane) roundOver(t *Task) {
 	cells := 0
 	for i := range t.Op.Accesses {

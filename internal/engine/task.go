@@ -187,6 +187,8 @@ func (l *Lane) Orphan(t *Task, err error) {
 	}
 }
 
+// wakeWaiting makes ready the Tasks that waited for time that has passed, or for anything to happen on the lane; and ends those
+// whose deadline has passed. It reports whether there were any.
 func (l *Lane) wakeWaiting() (moved bool) {
 	now := l.core.opts.Nanos()
 	keep := l.wait[:0]
@@ -372,6 +374,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 // backoff grows from 1 µs to 1 ms.
 func backoff(n int32) int64 { return 1000 << min(n/2, 10) }
 
+// park lets t wait until something happens on the lane, or for after nanoseconds, if that is not 0. t holds no WR then.
 func (l *Lane) park(t *Task, a index.Action, after int64) {
 	t.want, t.state, t.events = a, taskWaiting, l.events
 	t.wakeAt = 0

@@ -49,6 +49,7 @@ type cacheEntry struct {
 
 type cacheSet [cacheWays]cacheEntry
 
+// newWordCache begins with a small table, which doubles as keys come, up to maxBytes.
 func newWordCache(maxBytes int, dev *rdma.Device) *wordCache {
 	c := &wordCache{max: 1, dev: dev}
 	for c.max*2*cacheSetLen <= maxBytes {
