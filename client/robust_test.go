@@ -641,7 +641,7 @@ func TestLeaveSilentNode(t *testing.T) {
 	waits, ended := make(chan struct{}), make(chan error, 1)
 	var once sync.Once
 	go func() {
-		_, err := c.Get(client.OnWait(short, func() { once.Do(func() { close(waits) }) }), keys[0])
+		_, err := c.Get(inside.OnWait(short, func() { once.Do(func() { close(waits) }) }), keys[0])
 		ended <- err
 	}()
 	<-waits

@@ -9,7 +9,7 @@
 // for the bytes, agent.go and loop.go for the side that executes and qp.go for the
 // side that posts.
 //
-// Concurrency and buffer ownership are those of package driver. Whoever waits for a
+// Concurrency and buffer ownership are those of package driver. The goroutine that waits for a
 // CQ reads the replies itself (wait.go); while nobody does, every QP has one goroutine
 // for that. Another one writes only while requests do not fit into the socket. Large
 // WRITEs are sent from the caller's buffer and READs land in it directly.

@@ -47,7 +47,7 @@ type stream interface {
 // PostSend writes a doorbell itself, payloads and all, when everything not yet answered, plus this
 // doorbell, fits into half the socket's send buffer: then write(2) has no reason
 // to wait. Otherwise a goroutine that lives while there is something to write
-// takes the doorbell over. Whoever reads replies, see wait.go, waits for nobody but the
+// takes the doorbell over. The goroutine that reads replies, see wait.go, waits for nobody but the
 // network, so the memory node can always hand in its replies and go on reading requests,
 // no matter how much is under way in both directions.
 type qp struct {

@@ -494,7 +494,7 @@ func (c *cq) fallAsleep(p *park) bool {
 		return false
 	}
 	c.parked.Store(p)
-	// What another goroutine pushed before parked was set woke nobody.
+	// A completion that another goroutine pushed before parked was set woke nobody.
 	if c.n.Load() > 0 {
 		c.parked.Store(nil)
 		return false
