@@ -165,24 +165,32 @@ const shardSlots = (layout.SegmentGroups + 1) * layout.GroupSlots
 
 // ---- the quick one ---------------------------------------------------------------
 
-// TestMovesUnderLoad grows a namespace from one shard to sixteen and drains the
+// segments are how many all shards have.
+func segments(st *dirpb.StatusReply) (n int) {
+	for _, sh := range st.GetMap().GetShards() {
+		n += int(sh.GetSegments())
+	}
+	return n
+}
+
+// TestMovesUnderLoad grows a namespace from one segment to sixteen or more, by a larger array and by splits, and drains the
 // memory node that decides its writes, with readers and writers at work: no operation fails and nothing
 // is lost.
 func TestMovesUnderLoad(t *testing.T) {
 	for _, provider := range []string{"shm", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			w := startWorld(t, provider, 3, lease)
-			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 64 << 20, Shards: 1, Segments: 1, IndexPercent: 5})
+			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 16 << 20, Shards: 1, Segments: 1, IndexPercent: 1})
 			tr := &traffic{led: newLedger(200, 16*shardSlots), workers: 4, loaders: 2, rate: 800, inserts: 4000,
 				clients: []*client.Client{w.open(t), w.open(t)}}
 			tr.led.load(t, tr.clients[0])
 
 			grow := tr.start(t, func(f *flow) { f.growing = true })
 			var head string // of the placement group that holds it all
-			w.until(t, "16 shards", func(st *dirpb.StatusReply) bool {
+			w.until(t, "16 segments in two shards", func(st *dirpb.StatusReply) bool {
 				shards := st.GetMap().GetShards()
 				head = headOf(st, shards[0].GetPgId())
-				return len(shards) >= 16
+				return segments(st) >= 16 && len(shards) >= 2
 			})
 			grow.stop().check(t)
 			tr.led.verify(t, w)
@@ -273,18 +281,15 @@ func both(a, b *flow) *latencies {
 // is lost, or if the namespace does not grow.
 func TestGrowth(t *testing.T) {
 	gated(t, "bench-growth")
-	const (
-		segments = 1
-		first    = segments * shardSlots
-	)
-	shards := scaled(64, 2)
+	const first = shardSlots
+	least := scaled(64, 2) // segments in the end
 	keys := scaled(100, 3) * first
 	for _, provider := range []string{"shm", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			began := time.Now()
 			w := startWorld(t, provider, 2, lease)
-			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 512 << 20,
-				Shards: 1, Segments: segments, IndexPercent: 1})
+			w.namespace(t, &dirpb.CreateNamespaceRequest{BytesPerNode: 64 << 20, // so that the index is small, and shards split
+				Shards: 1, Segments: 1, IndexPercent: 1})
 			tr := &traffic{led: newLedger(first/2, keys), workers: 16, loaders: 8,
 				clients: []*client.Client{w.open(t), w.open(t)}}
 			tr.led.load(t, tr.clients[0])
@@ -294,7 +299,7 @@ func TestGrowth(t *testing.T) {
 			var moving, last time.Time
 			var busy time.Duration // while data moved
 			var grew time.Duration // until there were enough
-			from, n := uint64(first/2), 1
+			from, n, shards := uint64(first/2), 1, 1
 			grow := tr.start(t, func(f *flow) { f.growing = true })
 			watch := func(st *dirpb.StatusReply) {
 				now := time.Now()
@@ -306,11 +311,11 @@ func TestGrowth(t *testing.T) {
 				if moving.IsZero() && !still(st) {
 					moving = now
 				}
-				n = len(st.GetMap().GetShards())
+				n, shards = segments(st), len(st.GetMap().GetShards())
 			}
-			w.until(t, fmt.Sprintf("%d shards and %d keys", shards, keys), func(st *dirpb.StatusReply) bool {
+			w.until(t, fmt.Sprintf("%d segments and %d keys", least, keys), func(st *dirpb.StatusReply) bool {
 				watch(st)
-				return n >= shards && tr.led.keys.End() >= uint64(keys)
+				return n >= least && tr.led.keys.End() >= uint64(keys)
 			})
 			grew = time.Since(moving)
 			grow.stop().check(t)
@@ -323,8 +328,8 @@ func TestGrowth(t *testing.T) {
 			fmt.Fprintf(p, "\n%s, %d copies; %s\n", provider, replicas, machine(began))
 			fmt.Fprintf(p, "%.0f + %.0f operations/s of %.0f/s saturated, YCSB-A and a loader, each counted from when it was due\n",
 				tr.rate, tr.inserts, saturated)
-			fmt.Fprintf(p, "%d to %d keys (%.0f × a shard's %d slots), 1 to %d shards in %.1f s: %.2f splits/s, data moved %.0f %% of the time\n\n",
-				from, tr.led.keys.End(), float64(tr.led.keys.End())/first, first, n, grew.Seconds(), float64(n-1)/grew.Seconds(),
+			fmt.Fprintf(p, "%d to %d keys (%.0f × a segment's %d slots), 1 to %d segments in %d shards in %.1f s, data moved %.0f %% of the time\n\n",
+				from, tr.led.keys.End(), float64(tr.led.keys.End())/first, first, n, shards, grew.Seconds(),
 				100*busy.Seconds()/grow.took.Seconds())
 			p.quiet = both(before, after)
 			p.head()

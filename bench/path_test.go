@@ -60,24 +60,47 @@ var ops = []op{
 func benchmark(b *testing.B, provider string, counts []int) {
 	st := startStore(b, 2<<30)
 	for _, n := range counts {
-		st.sized(b, fmt.Sprint(n), n)
-		c := st.open(b, provider, fmt.Sprint(n))
-		s := newKeySet(n)
-		load(b, c, s)
-		buf := make([]byte, valueLen)
-		for _, o := range ops {
-			b.Run(name(n)+"/"+o.name, func(b *testing.B) {
-				b.ReportAllocs()
-				i := 0
-				ctx := b.Context()
-				for b.Loop() {
-					if err := o.do(ctx, c, s, i, buf); err != nil {
-						b.Fatal(err)
-					}
-					i++
+		b.Run(name(n), func(b *testing.B) {
+			st.sized(b, fmt.Sprint(n), n)
+			c := st.open(b, provider, fmt.Sprint(n))
+			s := newKeySet(n)
+			load(b, c, s)
+			paths(b, c, s)
+		})
+	}
+}
+
+// paths measures what c does with keys of s, all of which it remembers. An operation is that on one key, in batches, too.
+func paths(b *testing.B, c *client.Client, s *keySet) {
+	buf := make([]byte, valueLen)
+	for _, o := range ops {
+		b.Run(o.name, func(b *testing.B) {
+			b.ReportAllocs()
+			i := 0
+			ctx := b.Context()
+			for b.Loop() {
+				if err := o.do(ctx, c, s, i, buf); err != nil {
+					b.Fatal(err)
 				}
-			})
-		}
+				i++
+			}
+		})
+	}
+	const batch = 16
+	for _, o := range []struct {
+		name string
+		kind client.OpKind
+	}{{"Get", client.OpGet}, {"Put", client.OpPut}} {
+		b.Run(fmt.Sprintf("%s of %d", o.name, batch), func(b *testing.B) {
+			b.ReportAllocs()
+			x := newBatcher(s, batch, 0)
+			ctx := b.Context()
+			for i := 0; i < b.N; i += batch {
+				if err := x.do(ctx, c, o.kind); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

@@ -107,6 +107,16 @@ type batch struct {
 	ops   []*engine.Op // their
 	of    []int        // positions in the caller's
 	ends  []func()     // Events
+	sum   byte         // of what touch has loaded: so that it is not optimized away
+}
+
+// touch loads the first byte of each key, so that the processor waits for all that are not in its caches at once.
+func (b *batch) touch(ops []Op) {
+	for i := range ops {
+		if k := ops[i].Key; len(k) > 0 {
+			b.sum += k[0]
+		}
+	}
 }
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
@@ -114,6 +124,7 @@ var batches = sync.Pool{New: func() any { return new(batch) }}
 func (c *Client) doSome(ctx context.Context, ops []Op) {
 	b := batches.Get().(*batch)
 	b.calls = slices.Grow(b.calls, len(ops))[:len(ops)] // they do not move
+	b.touch(ops)
 	for i := range ops {
 		o, q := &ops[i], &b.calls[len(b.ops)]
 		o.Item = Item{}
@@ -121,7 +132,7 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 			*q = call{}
 			continue
 		}
-		q.Asker = q
+		q.Asker, q.item = q, &o.Item
 		b.ops, b.of = append(b.ops, &q.Op), append(b.of, i)
 		if c.o.Events != nil {
 			_, end := c.begin(ctx, q) // one context is for all of them
@@ -149,13 +160,13 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 // answer fills in what a call of an Op has brought.
 func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	if o.Kind == OpGet {
-		o.Item = q.item
-		return
+		return // it is there
 	}
+	was := o.Item.Version // modifyOf's
 	o.Item.Version = q.Version
 	if errors.Is(o.Err, errDelete) {
 		o.Item.Version = 0
-		if o.Err = c.DeleteVersion(ctx, o.Key, q.item.Version); errors.Is(o.Err, ErrConflict) || errors.Is(o.Err, ErrNotFound) {
+		if o.Err = c.DeleteVersion(ctx, o.Key, was); errors.Is(o.Err, ErrConflict) || errors.Is(o.Err, ErrNotFound) {
 			o.Item.Version, o.Err = c.Update(ctx, o.Key, o.Update)
 		}
 	}
@@ -189,7 +200,7 @@ func (c *Client) fill(q *call, o *Op) error {
 }
 
 // modifyOf is an UpdateFunc as the machine calls it. It keeps what the record was
-// in q.item.Version.
+// in q.item's Version.
 func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 	var buf []byte
 	return func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
@@ -199,7 +210,7 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 			it.Value, it.Flags = splitFlags(cur.Value, cur.Flags)
 			it.Value = slices.Clip(it.Value)
 		}
-		q.item = Item{Version: it.Version}
+		*q.item = Item{Version: it.Version}
 		ch, err := update(it, cur != nil)
 		switch {
 		case err != nil:
@@ -238,15 +249,14 @@ func splitFlags(value []byte, f layout.RecordFlags) ([]byte, uint32) {
 	return value[:n], binary.LittleEndian.Uint32(value[n:])
 }
 
-// itemOf copies a record whose value is all there, to into[:0] if that is not nil.
-func itemOf(r *layout.Record, into []byte) Item {
-	it := Item{Version: r.Version, Expires: expires(r.Expiry)}
+// take copies a record whose value is all there, to into[:0] if that is not nil.
+func (it *Item) take(r *layout.Record, into []byte) {
 	v, flags := splitFlags(r.Value, r.Flags)
 	if into == nil {
 		into = make([]byte, 0, len(v))
 	}
-	it.Value, it.Flags = append(into[:0], v...), flags
-	return it
+	it.Value = append(into[:0], v...)
+	it.Version, it.Flags, it.Expires = r.Version, flags, expires(r.Expiry)
 }
 
 func expiryAt(t time.Time) uint64 {
@@ -270,5 +280,5 @@ func (c *Client) GetIfChanged(ctx context.Context, key []byte, version uint64) (
 	if errors.Is(err, index.ErrUnchanged) {
 		return Item{Version: version}, false, nil
 	}
-	return q.item, err == nil, err
+	return q.own, err == nil, err
 }

@@ -51,7 +51,8 @@ type call struct {
 	work *repair.Work // of a janitor's kinds: where its caller wants what was found
 	page func()       // of a scan: takes what was found
 
-	item Item
+	item *Item // for what was found, also by modifyOf: a batch's, or own
+	own  Item
 	n    int // GetInto: the value's length
 
 	ops [1]*engine.Op // itself, for a Do of one
@@ -62,7 +63,7 @@ var loneCalls = sync.Pool{New: func() any { return new(call) }}
 // newCall takes a call; free gives it back.
 func newCall(kind index.Kind, key []byte) *call {
 	q := loneCalls.Get().(*call)
-	q.Kind, q.Key = kind, key
+	q.Kind, q.Key, q.item = kind, key, &q.own
 	return q
 }
 
@@ -208,9 +209,9 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 	case q.into:
 		q.takeInto(r, parts)
 	case parts == nil:
-		q.item = itemOf(r, q.dst)
+		q.item.take(r, q.dst)
 	default:
-		q.item = Item{Version: r.Version, Expires: expires(r.Expiry)}
+		*q.item = Item{Version: r.Version, Expires: expires(r.Expiry)}
 		q.item.Value, q.item.Flags = splitFlags(joined(q.dst, parts), r.Flags)
 	}
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Answers. They are decided: the operation had its full effect, which is none.
+// Definite answers: the operation completed and changed nothing.
 var (
 	ErrNotFound = index.ErrNotFound
 	ErrExists   = index.ErrExists
@@ -48,16 +48,16 @@ var (
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrUnknownOutcome: the operation may have happened.
 	ErrUnknownOutcome = index.ErrUnknown
-	// ErrCorrupt: memory holds what no client writes; the text says where. A Scan that returns it
-	// has left that out and is good otherwise, any other operation did not happen.
+	// ErrCorrupt: memory holds bytes that no client writes; the text says where. A Scan that returns it has
+	// left them out and gave everything else; any other operation did not happen.
 	ErrCorrupt = errors.New("corrupt memory")
 	// ErrInvalid: an argument is out of range; nothing was sent.
 	ErrInvalid = errors.New("invalid argument")
 	// ErrClosed: the Client is closed.
 	ErrClosed = errors.New("client closed")
 	// ErrNoNamespace: the directory knows no such namespace, or no longer. A Client whose
-	// namespace was deleted answers with it at once, and goes on by itself when there is one
-	// of the name again. The operation did not happen.
+	// namespace was deleted returns it at once, and goes on by itself when a namespace of that name exists
+	// again. The operation did not happen.
 	ErrNoNamespace = errors.New("unknown namespace")
 )
 
@@ -88,8 +88,8 @@ type Options struct {
 	// Provider forces one of "shm", "tcp", "verbs"; "" takes, for each memory
 	// node, the best that both ends have.
 	Provider string
-	// Devices are the opened providers to choose from, best first, which several
-	// Clients may share and the caller closes after them. Default: Provider, or all that
+	// Devices are opened providers to choose from, best first. Several Clients may share them; the caller
+	// closes them after the last Client. Default: Provider, or all that
 	// this machine can use, opened with TLS and closed by the Client.
 	Devices []*rdma.Device
 	// Name is shown to operators. Default: program name and pid.
@@ -98,8 +98,12 @@ type Options struct {
 	ReadOnly bool
 	// Lanes is the number of queue pairs to each memory node. Default: 1 if every device is a tcp
 	// provider, since operations that share a connection share system calls; else GOMAXPROCS, at most 16.
+	// Keys hash to lanes, and a lane serves a goroutine at a time: many lanes let many goroutines call at once, few leave
+	// more of each batch in one chain.
 	Lanes int
-	// CacheBytes bounds the word cache. Default 64 MiB, at most 32 bytes a key.
+	// CacheBytes bounds the hints, which say where keys were found: with a hint a GET takes one round trip, without it
+	// two. A key takes 32 bytes, in tables that double as they fill. Default: a 16th of the memory that the program may
+	// use, but 64 MiB at least and 1 GiB at most.
 	CacheBytes int
 	// OpTimeout bounds every operation; its context may end it earlier. Default
 	// 10 s.
@@ -127,13 +131,13 @@ type Item struct {
 	// Expires is zero for a key that does not expire.
 	Expires time.Time
 	// Flags are the user's: the store keeps them with the value and gives them no
-	// meaning. Other than 0, they cost four bytes.
+	// meaning. Flags other than 0 cost four bytes a record.
 	Flags uint32
 }
 
 // PutOptions qualify a Put.
 type PutOptions struct {
-	// TTL, if not 0, makes the key expire so long from now; millisecond grain.
+	// TTL, if not 0, is the time from now after which the key expires, in whole milliseconds.
 	TTL time.Duration
 	// Flags are as in Item.
 	Flags uint32
@@ -173,15 +177,14 @@ type ScanOptions struct {
 	// everything that this one did not, and perhaps some pairs again. Default: a cursor
 	// of the scan's own, at the start.
 	Cursor *Cursor
-	// Count, if not 0, ends the scan after about so many pairs, at a place that a cursor
-	// can name.
+	// Count, if not 0, ends the scan after about this many pairs, at a place that a cursor can name.
 	Count int
 	// Match, if not nil, selects keys.
 	Match func(key []byte) bool
 	// KeysOnly leaves Value nil.
 	KeysOnly bool
-	// Expired includes keys that have expired and whose memory was not taken back yet: a
-	// Delete of one does that, and answers ErrNotFound.
+	// Expired includes keys that have expired and whose memory was not taken back yet: a Delete of such a
+	// key takes it back, and returns ErrNotFound.
 	Expired bool
 }
 
@@ -232,8 +235,8 @@ type Stats struct {
 	// ReturnedUnits is granted memory that was given back to be granted to anybody;
 	// ReceivedUnits is granted memory that others had unlinked and that came home.
 	HandedBackUnits, ReturnedUnits, ReceivedUnits uint64
-	// RefusedUnits came home, or were granted, and were not taken in: what the message told of them
-	// did not agree with what the session knows. LostUnits were given up after an unknown
+	// RefusedUnits came home, or were granted, and were not taken in: the message contradicts what the
+	// session knows of them. LostUnits were given up after an unknown
 	// outcome, since a verb that may still land could write to them. Both are lost until their
 	// extent is recalled; both are in units of 64 bytes, of all sessions of this Client.
 	RefusedUnits, LostUnits uint64
@@ -244,15 +247,15 @@ type Stats struct {
 	// back because they had expired; and the bytes of both.
 	Evicted, Expired, EvictedBytes uint64
 	Notes                          uint64 // access words written
-	// SweepBytes is memory in which the session remembers when what it put expires, and
-	// SweepForgotten counts what there was no room for: that is found later.
+	// SweepBytes is the memory in which the session remembers the expiries of its puts; SweepForgotten
+	// counts puts that found no room there: their records are found later.
 	SweepBytes, SweepForgotten uint64
 	// RefusedPlaces counts places that this session unlinked and could not take back,
-	// since what the slot word told of them cannot be: index memory is damaged. They
+	// because their slot words cannot be right: index memory is damaged. They
 	// are lost until their extent is recalled.
 	RefusedPlaces uint64
-	// Connections are by memory node: the provider, and who executes atomics where
-	// that is neither this client nor the memory node's own device: "shm",
+	// Connections are by memory node: the provider, and the executor of atomics if that is neither this
+	// client nor the memory node's own device: "shm",
 	// "tcp (CAS proxied to the adapter)", "verbs (CAS by the memory node's agent)".
 	Connections map[string]string
 }

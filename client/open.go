@@ -7,12 +7,17 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/engine"
@@ -48,11 +53,33 @@ type Client struct {
 func (o *Options) ensureDefaults() {
 	o.Namespace = cmp.Or(o.Namespace, "default")
 	o.Name = cmp.Or(o.Name, defaultName())
-	o.CacheBytes = cmp.Or(o.CacheBytes, 64<<20)
+	o.CacheBytes = cmp.Or(o.CacheBytes, hintBytes(memoryBytes()))
 	o.OpTimeout = cmp.Or(o.OpTimeout, 10*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+}
+
+// hintBytes is the default of Options.CacheBytes where the program may use so much memory.
+func hintBytes(memory uint64) int {
+	const least, most = 64 << 20, 1 << 30
+	return int(min(max(memory/16, least), most))
+}
+
+// memoryBytes is what the program may use of the machine's memory: as much as there is, as its control group has, or as the Go
+// runtime has been told (GOMEMLIMIT).
+func memoryBytes() uint64 {
+	n := uint64(debug.SetMemoryLimit(-1)) // which only asks
+	var s unix.Sysinfo_t
+	if unix.Sysinfo(&s) == nil {
+		n = min(n, uint64(s.Totalram)*uint64(s.Unit))
+	}
+	if b, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil { // of a container; "max" is no limit
+		if g, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
+			n = min(n, g)
+		}
+	}
+	return n
 }
 
 // Validate reports every bad field.
@@ -214,7 +241,7 @@ func (c *Client) reopen(old *sess) {
 	}()
 }
 
-// live is the session in force; it waits while a lost one is being replaced.
+// live returns the session in force; it waits while a lost one is being replaced.
 func (c *Client) live(ctx context.Context) (*sess, error) {
 	s := c.sess.Load()
 	if !s.core.Dead() {

@@ -19,7 +19,7 @@ func (c *Client) Get(ctx context.Context, key []byte) (Item, error) {
 	q := newCall(index.Get, key)
 	defer q.free()
 	err := c.do(ctx, q)
-	return q.item, err
+	return q.own, err
 }
 
 // GetInto copies the value of key to dst and returns its length. If dst is too

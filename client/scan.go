@@ -13,10 +13,10 @@ import (
 
 // Scan gives every pair from o.Cursor on. Every key that is present throughout a scan
 // from the zero Cursor to its end is given at least once; a key that changes or moves
-// meanwhile may be given twice. Order is that of hashes. Pairs are read about 200 at a time,
-// while the loop asks for them; each stays the caller's. An error comes with a zero KV and is
-// the last that is given, but for one that is ErrCorrupt and finds the cursor moved on: it says
-// what had to be left out, and the rest follows.
+// meanwhile may be given twice. The order is that of hashes. Pairs are read about 200 at a time,
+// while the loop asks for them; each stays the caller's. An error comes with a zero KV and ends the scan,
+// except an ErrCorrupt after which the cursor has moved on: it says what was left out, and the rest
+// follows.
 func (c *Client) Scan(ctx context.Context, o ScanOptions) iter.Seq2[KV, error] {
 	return func(yield func(KV, error) bool) {
 		if o.Count < 0 {
@@ -83,8 +83,8 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 				long = append(long, kv.Key)
 				continue
 			default:
-				it := itemOf(r, nil)
-				kv.Value, kv.Flags = it.Value, it.Flags
+				v, flags := splitFlags(r.Value, r.Flags)
+				kv.Value, kv.Flags = append(make([]byte, 0, len(v)), v...), flags
 			}
 			kvs = append(kvs, kv)
 		}

@@ -64,14 +64,14 @@ func (t tools) ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, 
 		}
 		step := int(min(uint64(n-len(out)), end-at, 1<<20))
 		q := &call{}
-		q.Kind, q.Lane, q.Asker = index.Raw, 1, q
+		q.Kind, q.Lane, q.Asker, q.item = index.Raw, 1, q, &q.own
 		q.Raw = &index.RawRead{PG: pg, Replica: uint8(replica), Space: space, Off: at, Len: step}
 		q.ops[0] = &q.Op
 		s.core.Do(ctx, q.ops[:])
 		if q.Err != nil {
 			return nil, t.c.public(s, q)
 		}
-		out = append(out, q.item.Value...)
+		out = append(out, q.own.Value...)
 	}
 	return out, nil
 }

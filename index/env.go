@@ -143,13 +143,17 @@ type Route struct {
 	ShardOff   uint64 // of the first segment, bytes in the region
 	Segments   uint32
 	MapVersion uint64
-	// Child is where keys of the moved set go while the shard splits or migrates,
-	// nil while it does neither. It has as many segments.
+	// Child is where keys of the moved set go while the shard splits, migrates or grows, nil
+	// while it does none of these. It has as many segments, or up to layout.MaxGrowth times as many: what
+	// is in one segment of the parent goes into as many of the child, which lie side by side.
 	Child *Route
 	// Split: the moved set is the hashes whose bit below the prefix is 1.
 	// Otherwise it is all of them.
 	Split bool
 }
+
+// Fan is how many segments of the child, side by side, take what is in one of r's. r has a child.
+func (r *Route) Fan() uint32 { return r.Child.Segments / r.Segments }
 
 // Moves reports whether hash belongs to the moved set.
 func (r *Route) Moves(hash uint64) bool { return !r.Split || layout.HashBit(hash, r.Depth) }

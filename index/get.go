@@ -23,7 +23,8 @@ func (o *Op) gotCached() Action {
 		return o.joinerBehind(o.slot)
 	}
 	way := o.hinted()
-	if r, ok := way.Seen(o.word(0), o.rec, o.Key); ok {
+	var r layout.Record
+	if way.Seen(o.word(0), o.rec, o.Key, &r) {
 		return o.present(o.slot, w, r)
 	}
 	if w == o.x && w.Readable() {

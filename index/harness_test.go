@@ -17,7 +17,7 @@ import (
 
 const (
 	shardOff   = layout.RegionPageSize
-	indexBytes = shardOff + 2*layout.SegmentSize // one segment, and room to see a stray access
+	indexBytes = shardOff + 5*layout.SegmentSize // one segment, and room for a child and to see a stray access
 	heapLo     = (indexBytes + layout.UnitSize - 1) / layout.UnitSize
 	homeGroup  = 3
 )
@@ -38,6 +38,7 @@ type world struct {
 	// in other's; nil: it does not move. moved: the map names only the child.
 	child        *index.Route
 	split, moved bool
+	depth        uint8             // of the shard, which covers any prefix all the same
 	other        *world            // placement group 2
 	left         map[string]string // places that were given up, and how
 	wrong        []string          // places given up twice
@@ -86,6 +87,7 @@ type client struct {
 	verbs    int
 	steps    []string // step of every round
 	modified int
+	crowded  int // asks for more room
 }
 
 func (w *world) client(id uint32) *client {
@@ -113,7 +115,7 @@ func (c *client) NowMillis() uint64 { return c.w.millis }
 
 // parent is the route of the shard that moves, or of all keys if none does.
 func (w *world) parent() index.Route {
-	r := index.Route{PG: &w.pg, ShardOff: shardOff, Segments: 1, MapVersion: 1}
+	r := index.Route{PG: &w.pg, ShardOff: shardOff, Segments: 1, MapVersion: 1, Depth: w.depth}
 	if w.child != nil && !w.moved {
 		r.Child, r.Split = w.child, w.split
 	}
@@ -144,7 +146,7 @@ func (c *client) RouteMove(uint32) (index.Route, bool) {
 }
 func (c *client) ReadOnly() bool                      { return false }
 func (c *client) HashOf(key []byte) uint64            { return hashOf(string(key)) }
-func (c *client) Crowded(uint32)                      {}
+func (c *client) Crowded(uint32)                      { c.crowded++ }
 func (c *client) Hint(o *index.Op) (index.Hint, bool) { h, ok := c.hints[string(o.Key)]; return h, ok }
 func (c *client) Remember(o *index.Op, h index.Hint)  { c.hints[string(o.Key)] = h }
 func (c *client) Forget(o *index.Op)                  { delete(c.hints, string(o.Key)) }
@@ -207,7 +209,7 @@ func (c *client) mem() *world { return c.w.of(c.op.Route.PG.ID) }
 
 // hashOf puts every key in one group, but "…@5" in group 5. A key's first letter is its
 // fingerprint, except for the fillers f00, f01, …; a capital belongs to the moved
-// set of a split.
+// set of a split. The letters take turns in where they go if the shard grows.
 func hashOf(key string) uint64 {
 	fp := uint64(key[0])
 	group, bit := uint64(homeGroup), uint64(0)
@@ -221,7 +223,7 @@ func hashOf(key string) uint64 {
 	if key[0] >= 'A' && key[0] <= 'Z' {
 		bit = 1 << 63
 	}
-	return bit | group<<12 | fp
+	return bit | uint64(key[0]%4)<<42 | group<<12 | fp
 }
 
 // start begins an operation given in words: get k, put k v [if-absent |

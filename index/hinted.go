@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -43,36 +44,52 @@ func (r *Route) SlotOff(hash uint64, slot uint8) uint64 {
 // word's life, wherever the word was learnt. The slot's word comes to word, of 8 bytes.
 func (h *Hinted) Look(a []Access, word, rec []byte) []Access {
 	p := h.PG.Reader()
-	return append(a, Access{Verb: Read, Space: Index, Replica: p, Off: h.Off, Buf: word},
-		Access{Verb: Read, Space: Heap, Replica: p, Off: h.X.Off(), Buf: rec})
+	a = more(a, 2)
+	x := a[len(a)-2:]
+	x[0].set(Read, Index, p, h.Off, word, 0, 0)
+	x[1].set(Read, Heap, p, h.X.Off(), rec, 0, 0)
+	return a
+}
+
+// more is a with n Accesses behind it, which are to be set.
+func more(a []Access, n int) []Access { return slices.Grow(a, n)[:len(a)+n] }
+
+// set makes x an access of which nothing is known yet, field by field: a processor that copies, in pieces of 16 bytes, a struct
+// that it wrote in smaller ones a moment ago waits until all of them have left its store buffer.
+func (x *Access) set(v Verb, s Space, replica uint8, off uint64, buf []byte, expect, word uint64) {
+	x.Verb, x.Space, x.Replica, x.Off, x.Buf = v, s, replica, off, buf
+	x.NoWait, x.Failed, x.Refused = false, false, false
+	x.Expect, x.New, x.Found = expect, word, 0
 }
 
 // Seen judges what Look has brought: the record answers for key if the slot still held X and the
-// record is whole. It aliases rec.
-func (h *Hinted) Seen(word, rec, key []byte) (r layout.Record, ok bool) {
-	if wordAt(word) != h.X || !h.X.Readable() {
-		return r, false
-	}
-	r, err := layout.ParseRecord(rec)
-	return r, err == nil && bytes.Equal(r.Key, key)
+// record is whole. r, which means nothing else, aliases rec.
+func (h *Hinted) Seen(word, rec, key []byte, r *layout.Record) bool {
+	return wordAt(word) == h.X && h.X.Readable() && r.Parse(rec) == nil && bytes.Equal(r.Key, key)
 }
 
 // Write adds the WRITEs of N's record on every replica.
 func (h *Hinted) Write(a []Access, rec []byte) []Access {
-	for r := range h.PG.Replicas {
-		a = append(a, Access{Verb: Write, Space: Heap, Replica: r, Off: h.N.Off(), Buf: rec})
+	n := len(a)
+	a = more(a, int(h.PG.Replicas))
+	for r := range a[n:] {
+		a[n+r].set(Write, Heap, uint8(r), h.N.Off(), rec, 0, 0)
 	}
 	return a
 }
 
 // Swing adds the CAS at the head that decides, behind the WRITEs.
 func (h *Hinted) Swing(a []Access) []Access {
-	return append(a, Access{Verb: CAS, Space: Index, Off: h.Off, Expect: uint64(h.X), New: uint64(h.N)})
+	a = more(a, 1)
+	a[len(a)-1].set(CAS, Index, 0, h.Off, nil, uint64(h.X), uint64(h.N))
+	return a
 }
 
 // Note adds a READ of the slot's access word, for what Env.Note is to know.
 func (h *Hinted) Note(a []Access, word []byte) []Access {
-	return append(a, Access{Verb: Read, Space: Heap, Replica: h.PG.Reader(), Off: h.PG.AccessOff + h.Off, Buf: word})
+	a = more(a, 1)
+	a[len(a)-1].set(Read, Heap, h.PG.Reader(), h.PG.AccessOff+h.Off, word, 0, 0)
+	return a
 }
 
 // Notes reports whether accesses to records of p are noted.

@@ -2,6 +2,7 @@ package index
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -293,7 +294,7 @@ func (o *Op) gotOVF() Action {
 			used++
 		}
 	}
-	if used >= stashCrowded {
+	if used >= crowded(layout.ShardPrefix(o.Hash, o.Route.Depth)) {
 		o.env.Crowded(o.Route.Shard)
 	}
 	for i := range layout.GroupSlots {
@@ -306,6 +307,8 @@ func (o *Op) gotOVF() Action {
 	return o.unlockAnd(Grow)
 }
 
-// stashCrowded is how many slots of a stash are in use when a shard should split:
-// some 15 keys of its segment's 480 are there at a load of about 0.7.
-const stashCrowded = 12
+// crowded is how many slots of a stash are in use when its shard should have more room: 2 to 11.
+// Keys spread evenly, so shards of one size fill up together, and those of one placement group get more room
+// one after the other: they ask in turns, the first at half the load at which the last are full. Shards that differ in
+// the last bit of their prefix, as two halves of one do, are furthest apart.
+func crowded(prefix uint32) int { return 2 + int(uint64(bits.Reverse32(prefix))*10>>32) }

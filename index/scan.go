@@ -9,10 +9,15 @@ import (
 
 const segmentSlots = (layout.SegmentGroups + 1) * layout.GroupSlots
 
+// Page.From counts the slots of a segment, and of all that take what was in it.
+const _ = uint16(layout.MaxGrowth*segmentSlots + segmentSlots - 1)
+
 // Page is the request of a Scan and its answer.
 type Page struct {
-	// The page starts at slot From (0..509, and 510..1019 for what has moved to a child) of segment
-	// Segment of the shard that covers hash prefix Op.Hash.
+	// The page starts at slot From (0..509, and from 510 on for what has moved to the child's
+	// segments that take what was in this one, one after the other) of segment Segment of the
+	// shard that covers hash prefix Op.Hash. An array is replaced by a larger one alone, in which
+	// the same Segment is no later.
 	Segment uint32
 	From    uint16
 	// Shard is the array in which From was found, 0 if it is 0; afterwards that of this page.
@@ -26,6 +31,11 @@ type Page struct {
 	Corrupt error
 	Next    uint16 // the slot to go on from, or 0 when the segment is done
 	End     bool   // that was the shard's last segment and it is done
+
+	at   uint32 // the segment of the array at work
+	base int    // From of that segment's first slot
+	fan  int    // how many of the child's segments there are beside the parent's, 0: no child
+	last uint32 // the shard's last segment
 }
 
 func (o *Op) readSegment() Action {
@@ -36,21 +46,30 @@ func (o *Op) readSegment() Action {
 			o.Scan.From = 0 // in another array words sit elsewhere
 		}
 		o.Scan.Shard = o.Route.Shard
-	}
-	if o.Scan.From >= segmentSlots && o.Route.Child != nil {
-		if o.Route.Child.PG == nil {
-			return o.again(Refresh)
+		p := o.Scan
+		p.at, p.base, p.fan, p.last = p.Segment, 0, 0, o.Route.Segments-1
+		if o.Route.Child != nil && p.Segment <= p.last {
+			p.fan = int(o.Route.Fan())
 		}
-		o.Route = *o.Route.Child // what has moved of this segment
-		o.child = o.Route.Shard
+		if part := int(p.From) / segmentSlots; part > 0 {
+			if part > p.fan {
+				return o.scanned() // the move is over
+			}
+			if o.Route.Child.PG == nil {
+				return o.again(Refresh)
+			}
+			p.at, p.base = p.Segment*uint32(p.fan)+uint32(part-1), part*segmentSlots
+			o.Route = *o.Route.Child // what has moved of this segment
+			o.child = o.Route.Shard
+		}
 	}
-	if o.Scan.Segment >= o.Route.Segments || o.Scan.From >= segmentSlots && o.child == 0 {
+	if o.Scan.at >= o.Route.Segments {
 		return o.scanned()
 	}
 	if o.segment == nil {
 		o.segment = o.env.Buf(o, layout.SegmentSize)
 	}
-	off := o.Route.ShardOff + uint64(o.Scan.Segment)*layout.SegmentSize
+	off := o.Route.ShardOff + uint64(o.Scan.at)*layout.SegmentSize
 	o.begin()
 	o.add(Access{Verb: Read, Space: Index, Replica: o.Route.PG.Reader(), Off: off, Buf: o.segment})
 	if o.Route.PG.Joining {
@@ -67,13 +86,10 @@ func (o *Op) gotSegment() Action {
 	o.Scan.Corrupt, o.corrupts = nil, 0
 	o.begin()
 	total := 0
-	base := 0
-	if o.child != 0 {
-		base = segmentSlots
-	}
+	base := o.Scan.base
 	for i := int(o.Scan.From) - base; i < segmentSlots; i++ {
 		at := i / layout.GroupSlots * layout.GroupSize
-		off := o.Route.ShardOff + uint64(o.Scan.Segment)*layout.SegmentSize + uint64(at)
+		off := o.Route.ShardOff + uint64(o.Scan.at)*layout.SegmentSize + uint64(at)
 		g := layout.Group(o.segment[at:][:layout.GroupSize])
 		if i%layout.GroupSlots == 0 || i == int(o.Scan.From)-base {
 			if err := o.damaged(g, off, o.Route.PG.Reader()); err != nil {
@@ -161,9 +177,10 @@ func (o *Op) scanned() Action {
 	if n := o.corrupts - maxCorrupts; n > 0 {
 		o.Scan.Corrupt = errors.Join(o.Scan.Corrupt, fmt.Errorf("and %d more in this segment", n))
 	}
-	if o.Scan.Next == 0 && o.child == 0 && o.Route.Child != nil && o.Scan.Segment < o.Route.Segments {
-		o.Scan.Next = segmentSlots // the child's share of this segment
+	p := o.Scan
+	if p.Next == 0 && p.base/segmentSlots < p.fan {
+		p.Next = uint16(p.base + segmentSlots) // the child's share of this segment, or the next of it
 	}
-	o.Scan.End = o.Scan.Next == 0 && o.Scan.Segment+1 >= o.Route.Segments
+	p.End = p.Next == 0 && p.Segment >= p.last
 	return o.finish(nil)
 }

@@ -32,7 +32,8 @@ func moveCases() (cases []moveCase) {
 		cases = append(cases,
 			moveCase{"split", r, 0, true},
 			moveCase{"split away", r, 4 - r, true},
-			moveCase{"migrate", r, r, false})
+			moveCase{"migrate", r, r, false},
+			moveCase{"grow", r, 0, false})
 	}
 	return cases
 }
@@ -57,8 +58,13 @@ func (m moveCase) begin(w *world) {
 	}
 	if m.split {
 		w.child.Depth = 1
+	} else if m.target == 0 {
+		w.child.Segments = growth
 	}
 }
+
+// growth is how many segments the child of a shard that grows has.
+const growth = 3
 
 // fillMove stores keys of both halves, home and in the stash, with gaps that
 // deleted ones left. It returns what is there.
@@ -148,7 +154,9 @@ func (w *world) check(t testing.TB, what string, want map[string]string) {
 }
 
 // arrays are the segments of a placement group's index.
-func (w *world) arrays() []uint64 { return []uint64{shardOff, childOff} }
+func (w *world) arrays() []uint64 {
+	return []uint64{shardOff, childOff, childOff + layout.SegmentSize, childOff + 2*layout.SegmentSize}
+}
 
 // sound checks what holds of a placement group in which nothing is under way: readable
 // words have complete records on every replica (I3), and replicas show the same.
@@ -283,7 +291,7 @@ func TestMove(t *testing.T) {
 			w.check(t, "written under the new map", want)
 			w.cleanAll(t, w.client(1))
 			w.check(t, "cleaned", want)
-			w.linkedPlaces(t, "cleaned", shardOff, childOff)
+			w.linkedPlaces(t, "cleaned", w.arrays()...)
 			for _, k := range []string{"B", "e", "W", "x"} {
 				must(t, w.client(3).do(t, "put", k, "last"))
 				want[k] = "last"
@@ -492,7 +500,7 @@ func TestMoveCrash(t *testing.T) {
 				w.check(t, what+", all moved", want)
 				w.cleanAll(t, next)
 				w.check(t, what+", cleaned", want)
-				w.linkedPlaces(t, what, shardOff, childOff)
+				w.linkedPlaces(t, what, w.arrays()...)
 			})
 		})
 	}
@@ -526,7 +534,7 @@ func TestMoveFaults(t *testing.T) {
 					t.Fatalf("%s: %v, in step %v", what, c.op.Err, c.op.Step())
 				}
 				w.check(t, what, want)
-				w.linkedPlaces(t, what, shardOff, childOff)
+				w.linkedPlaces(t, what, w.arrays()...)
 				if n < round {
 					break
 				}
@@ -651,7 +659,7 @@ func interleaved(t *testing.T, m moveCase, seed uint64) {
 	w.moveAll(t, j1)
 	w.cleanAll(t, j1)
 	w.check(t, what+", cleaned", want)
-	w.linkedPlaces(t, what, shardOff, childOff)
+	w.linkedPlaces(t, what, w.arrays()...)
 	if t.Failed() {
 		t.FailNow()
 	}
@@ -898,7 +906,7 @@ func TestCleanCrash(t *testing.T) {
 					runAll(t, what, rand.New(rand.NewPCG(uint64(n), 4)), writers(t, w, want, n), next, nil)
 					w.cleanAll(t, next)
 					w.check(t, what, want)
-					w.linkedPlaces(t, what, shardOff, childOff)
+					w.linkedPlaces(t, what, w.arrays()...)
 				})
 			}
 		})
@@ -1379,5 +1387,27 @@ func TestHintAtChildWithPlace(t *testing.T) {
 			want["a"] = "new"
 			w.check(t, "put", want)
 		})
+	}
+}
+
+// Shards of one size ask for room in turns: how much of a stash is used by then depends on the shard's prefix, and two
+// halves are far apart.
+func TestCrowdedInTurns(t *testing.T) {
+	for _, tc := range []struct {
+		depth  uint8
+		filler string
+		used   int // slots of the stash
+	}{{0, "f%02d", 2}, {0, "F%02d", 2}, {1, "f%02d", 2}, {1, "F%02d", 7}, {2, "f%02d", 2}, {2, "F%02d", 4}} {
+		w := newWorld(1, 1024)
+		w.quiet, w.depth = true, tc.depth
+		c := w.client(1)
+		n := 0
+		for ; c.crowded == 0 && n < layout.GroupSlots*2; n++ {
+			must(t, c.do(t, "put", fmt.Sprintf(tc.filler, n), "v"))
+		}
+		// The last one found so many in the stash, behind a group that is full.
+		if used := n - 1 - layout.GroupSlots; used != tc.used {
+			t.Errorf("depth %d, keys %s: room is asked for with %d slots of the stash used, want %d", tc.depth, tc.filler, used, tc.used)
+		}
 	}
 }

@@ -376,6 +376,9 @@ func moveText(s *dirpb.Shard) string {
 	case mv.GetSplit():
 		return fmt.Sprintf("half to shard %d in PG %d", mv.GetChildId(), mv.GetPgId())
 	}
+	if mv.GetSegments() != 0 {
+		return fmt.Sprintf("all to shard %d of %d segments", mv.GetChildId(), mv.GetSegments())
+	}
 	return fmt.Sprintf("all to shard %d in PG %d", mv.GetChildId(), mv.GetPgId())
 }
 
@@ -493,7 +496,7 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
 	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
 	f.Uint32Var(&req.Segments, "segments", 0, "segments that each shard begins with; 0: an eighth of the index in all")
-	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards split as they fill; 0: chosen")
+	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards grow and split as they fill; 0: chosen")
 	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"}, cobra.ShellCompDirectiveNoFileComp))
 	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceDeleteCommand(), a.acceptLossCommand(), a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
 		return a.printNamespaces(st.GetMap().GetNamespaces())

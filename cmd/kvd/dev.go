@@ -35,12 +35,12 @@ memory, and forgets it when it stops.
 
 There are two namespaces: default, for what must stay, and cache, which evicts. Clients of
 Redis find cache in their database 0 and default in 1; those of memcached use cache.
-Where another process has one of the gateway's default ports, a free one is taken; the
-ready line says which, and the lines behind it what to type next.
+If another process has one of the gateway's default ports, the gateway takes a free one;
+the ready line says which, and the lines behind it what to type next.
 
 With a command behind --, the store is that command's alone: it runs with the store's
 address in KVD_DIRECTORY, and the store ends with it, with its exit status. The directory
-then takes a free port, and what else would be served is off, unless flags say otherwise.`,
+then takes a free port, and all other listeners are off, unless flags say otherwise.`,
 		example: `  kvd dev
   kvd dev --memnodes 3 --memory 4GiB --memcached off
   kvd dev -- kvctl bench -w B`,

@@ -15,8 +15,8 @@ func (a *app) directoryRole() role {
 	return role{
 		name:  "directory",
 		short: "Run a directory node",
-		long: `Run a directory node. One, three or five of them form the directory, which knows
-memory nodes, namespaces and sessions, and takes no part in reading or writing keys.
+		long: `Run a directory node. The directory is one, three or five of them. It knows memory
+nodes, namespaces and sessions, and takes no part in reading or writing keys.
 
 The first node starts the cluster with --bootstrap, the others --join it. Started
 again, a node remembers its cluster and needs neither.`,

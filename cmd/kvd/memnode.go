@@ -30,7 +30,7 @@ func (a *app) memnodeRole() role {
 		long: `Run a memory node. It lends this machine's memory to the store and stays off the
 data path: clients read and write the memory by themselves.
 
-What it holds is gone when it stops; where the namespace keeps more than one copy,
+Its contents are gone when it stops; if the namespace keeps more than one copy,
 another memory node gets one then. A janitor in the same process does its share of
 such work, unless janitor is false.`,
 		example: `  kvd memnode --name m1 --memory 64GiB

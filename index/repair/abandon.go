@@ -8,10 +8,13 @@ import (
 )
 
 // abandon undoes a move whose child was lost. MOVED records went with it; FROZEN ones were never changed there.
+//
+// FROZEN words come first, since readers may still hit them: each gets a fresh place, so that it becomes LIVE under
+// another word than before. MOVED words become EMPTY, and count as lost. SPLIT goes last, as in a Clean.
 func (o *Op) abandon() index.Action {
 	w := &o.work
 	var frozen []*item
-	for i := range w.nGroup {
+	for i := range w.groups {
 		for j := range layout.GroupSlots {
 			x, ref := o.image(i, 0).Slot(j), wordRef{w.groups[i], uint8(j)}
 			if x.State() != layout.Frozen || i == 1 && !w.header.OVF() {

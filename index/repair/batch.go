@@ -8,7 +8,8 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// scratch is n bytes that the next call takes again.
+// scratch is n bytes that the next call takes again: the memory of one round's records. An item that is needed longer
+// keeps a clone of its key and no more, so an Op's memory does not grow with the group.
 func (o *Op) scratch(n int) []byte {
 	w := &o.work
 	if len(w.buf) < n {
@@ -25,6 +26,9 @@ func aligned(n int) int { return (n + 7) &^ 7 }
 
 // image is the i-th group at work as replica k showed it last.
 func (o *Op) image(i int, k uint8) layout.Group {
+	for i >= len(o.work.images) {
+		o.work.images = append(o.work.images, [index.MaxChain][]byte{})
+	}
 	b := &o.work.images[i][k]
 	if *b == nil {
 		*b = o.Buf(layout.GroupSize)
@@ -35,7 +39,7 @@ func (o *Op) image(i int, k uint8) layout.Group {
 // addImages adds READs of the groups at work on every replica.
 func (o *Op) addImages() {
 	for k := range o.Route.PG.Replicas {
-		for i := range o.work.nGroup {
+		for i := range o.work.groups {
 			o.Add(index.Access{Verb: index.Read, Space: index.Index, Replica: k, Off: o.work.groups[i], Buf: o.image(i, k)})
 		}
 	}
@@ -43,7 +47,7 @@ func (o *Op) addImages() {
 
 // setGroups says which groups are at work.
 func (o *Op) setGroups(off ...uint64) {
-	o.work.nGroup = copy(o.work.groups[:], off)
+	o.work.groups = append(o.work.groups[:0], off...)
 }
 
 // differing lists the words in which a replica's group at base differs from that of the
@@ -67,14 +71,15 @@ func differing(list []wordRef, replicas uint8, base uint64, group func(k uint8) 
 
 // slotsBehind lists the slots of the groups at work that differ between replicas.
 func (o *Op) slotsBehind() (list []wordRef) {
-	for i := range o.work.nGroup {
+	for i := range o.work.groups {
 		list = differing(list, o.Route.PG.Replicas, o.work.groups[i], func(k uint8) layout.Group { return o.image(i, k) })
 	}
 	return slices.DeleteFunc(list, func(r wordRef) bool { return r.slot == index.HeaderSlot })
 }
 
 // fetch READs n bytes of each item's record at A (0: all of it), in batches, and lets
-// got judge them.
+// got judge them. At A, since that is where words are decided: the record is complete there before the CAS
+// that links it, whatever the tail shows. An error of got ends the Op.
 func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then func() index.Action) index.Action {
 	size := func(it *item) int {
 		if n != 0 {
@@ -96,7 +101,8 @@ func (o *Op) fetch(list []*item, n int, got func(it *item, b []byte) error, then
 	})
 }
 
-// readBatch adds a READ at A for as many of the items as one round may have.
+// readBatch adds a READ at A for as many of the items as one round may have, and returns how many these are: at least
+// one, however long its record is.
 func (o *Op) readBatch(list []*item, size func(*item) int) (n int) {
 	total := 0
 	for n < len(list) && (n == 0 || total+aligned(size(list[n])) <= batchBytes) {
@@ -112,7 +118,8 @@ func (o *Op) readBatch(list []*item, size func(*item) int) (n int) {
 	return n
 }
 
-// parseOf parses the record that it names, not a chunk.
+// parseOf parses the record that it names, not a chunk. Bytes of remote memory are hostile until this has checked
+// them (I14); the error says where they are.
 func (o *Op) parseOf(it *item, b []byte) (layout.Record, error) {
 	r, err := layout.ParseRecord(b)
 	if err == nil && r.Flags&layout.FlagChunk != 0 {
@@ -132,7 +139,7 @@ func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) 
 	return m, err
 }
 
-// inHeap checks a word's place.
+// inHeap checks a word's place: nothing is read, written or freed where a damaged word says.
 func (o *Op) inHeap(r wordRef, x layout.Word) error {
 	if layout.InHeap(x, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
 		return nil
@@ -142,7 +149,8 @@ func (o *Op) inHeap(r wordRef, x layout.Word) error {
 }
 
 // readManifests finds the manifests among the items' records at A, and their chunks.
-// A bad one is a finding, or ends the Op if it must not be skipped.
+// A bad one is a finding, or ends the Op if it must not be skipped: chunks that nobody knows of would be freed
+// while they are linked. Two passes, headers first: few records are manifests, and the others are not read whole.
 func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then func() index.Action) index.Action {
 	got := func(it *item, b []byte) error {
 		if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
@@ -172,7 +180,7 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 	})
 }
 
-// readWords READs one word on every replica and hands them over.
+// readWords READs one word on every replica and hands them over, in the order of the chain.
 func (o *Op) readWords(r wordRef, then func(words []layout.Word) index.Action) index.Action {
 	o.NewRound()
 	for k := range o.Route.PG.Replicas {

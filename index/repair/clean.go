@@ -35,9 +35,10 @@ func (o *Op) startClean() index.Action {
 // deleted is the EMPTY word that a delete by this session leaves.
 func (o *Op) deleted(x layout.Word) layout.Word { return x.Delete(o.Env().Session()) }
 
-// movedWords lists the MOVED words of the groups at work.
+// movedWords lists the MOVED words of the groups at work. They name records that are the child's by now; of those
+// whose places are to be freed only headers are read, and manifests for their chunks.
 func (o *Op) movedWords() (list []*item) {
-	for i := range o.work.nGroup {
+	for i := range o.work.groups {
 		for j := range layout.GroupSlots {
 			if x := o.image(i, 0).Slot(j); x.State() == layout.Moved {
 				list = append(list, &item{wordRef: wordRef{o.work.groups[i], uint8(j)}, x: x})
@@ -59,7 +60,8 @@ func (o *Op) clearSplit() index.Action {
 }
 
 // emptyWords takes the words of list to what n says, at A. free: their places, which
-// nothing else names, are ours then; unlinkFreed hands them over.
+// nothing else names, are ours then; unlinkFreed hands them over. A split in place names each record from the child
+// as well, by the same word, so there nothing is free.
 func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word, then func() index.Action) index.Action {
 	swingAll := func() index.Action { return o.emptyNow(list, n, then) }
 	if !free {
@@ -77,7 +79,7 @@ func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word
 	return o.readManifests(named, &manifests, false, swingAll)
 }
 
-// emptyNow is emptyWords where it is known which items are ours, and their chunks.
+// emptyNow is emptyWords if it is known which items are ours, and their chunks.
 func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func() index.Action) index.Action {
 	w := &o.work
 	w.swings = w.swings[:0]
@@ -94,7 +96,9 @@ func (o *Op) emptyNow(list []*item, n func(layout.Word) layout.Word, then func()
 	return o.swingA(then)
 }
 
-// wipe leaves zeroes in a group that nobody reaches any more.
+// wipe leaves zeroes in a group that nobody reaches any more. Words go first to 0 at A, one CAS each, so that this Op
+// and no other hands over a place; then the rest of the group, header and lock included, on every replica. Only zeroes make
+// the array fit for another shard: a nonce of this one's would be a word that the other may write again (I5).
 func (o *Op) wipe() index.Action {
 	w := &o.work
 	g := o.image(0, 0)

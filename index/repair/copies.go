@@ -28,7 +28,8 @@ func (o *Op) groupOf(i int, k uint8) layout.Group {
 	return layout.Group(o.work.copies[k][i*layout.GroupSize:][:layout.GroupSize])
 }
 
-// segmentDiffers lists the words of the segment that differ between replicas.
+// segmentDiffers lists the words of the segment that differ between replicas, EMPTY ones and headers included: a joiner
+// that lacked a nonce would let a delayed publish bring a key back.
 func (o *Op) segmentDiffers() (list []wordRef) {
 	for i := range layout.SegmentGroups + 1 {
 		list = differing(list, o.Route.PG.Replicas, o.Work.Off+uint64(i)*layout.GroupSize,
@@ -44,7 +45,9 @@ func (o *Op) syncSegment() index.Action {
 }
 
 // copyItems writes a copy of every item's record, which A names, to its fresh place on
-// all replicas, chunks first. A Move's go to the child.
+// all replicas, chunks first. A Move's go to the child. Version, flags and expiry stay: nobody can tell the copy from
+// the record. A record that is not as its item says ends the Op: its word has changed, or memory is damaged, and a copy
+// would be of something else.
 func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 	list = slices.DeleteFunc(slices.Clone(list), func(it *item) bool { return it.written })
 	if len(list) == 0 {
@@ -98,7 +101,8 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 	})
 }
 
-// copyChunk copies the next chunk of a manifest under the new manifest's id.
+// copyChunk copies the next chunk of a manifest under the new manifest's id, by which a reader knows that a chunk is the
+// manifest's. Chunks go one after the other: each has 2 MiB.
 func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 	from, to := it.chunks[it.copied], it.newChunks[it.copied]
 	b := o.scratch(layout.SizeOf(from.Code))
@@ -125,7 +129,7 @@ func (o *Op) copyChunk(it *item, then func() index.Action) index.Action {
 	})
 }
 
-// parseChunk parses chunk i of the manifest with the id given.
+// parseChunk parses chunk i of the manifest with the id given. A chunk's version is that id, and its expiry its number.
 func parseChunk(b []byte, id uint64, i int) (layout.Record, error) {
 	r, err := layout.ParseRecord(b)
 	if err == nil && (r.Flags&layout.FlagChunk == 0 || r.Version != id || r.Expiry != uint64(i)) {
@@ -135,7 +139,8 @@ func parseChunk(b []byte, id uint64, i int) (layout.Record, error) {
 }
 
 // replace gives every item's record a fresh place, a batch at a time; its old one is
-// handed over.
+// handed over. Items whose words somebody else has changed meanwhile are left with done unset. A batch is as much as one
+// round of records: places are taken for it alone, so an Op that waits for memory holds little.
 func (o *Op) replace(list []*item, then func() index.Action) index.Action {
 	w := &o.work
 	if len(list) == 0 {

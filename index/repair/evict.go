@@ -9,13 +9,13 @@ import (
 )
 
 // evictBytes is how much of a candidate's record is read: its header and, mostly, its
-// key.
+// key. Of a longer key the hash stays unknown.
 const evictBytes = 256
 
 // MaxEvictGroups bounds the groups that one Evict looks at.
 const MaxEvictGroups = 32
 
-// evictGroup is a group that an Evict looks at.
+// evictGroup is a group that an Evict looks at. Its memory is kept over a restart.
 type evictGroup struct {
 	off           uint64
 	words, access []byte // at A; at the reader, if there are access words
@@ -27,6 +27,9 @@ type evictGroup struct {
 // down the chain, by the rules of any delete (docs/protocol.md). It takes no lock, and
 // a word that somebody else changes meanwhile is left to him. Clients evict by
 // sampling, as in Ditto (SOSP'23).
+//
+// Access words are read beside the group, at the tail where clients write them. They are hints: each has a tag of its
+// key's fingerprint, and nothing is removed as expired before the record itself has said so.
 func (o *Op) startEvict() index.Action {
 	o.Work.Evicted, o.Work.Overflow, o.Work.Expiring = nil, nil, 0
 	pg, w := o.Route.PG, &o.work
@@ -58,7 +61,8 @@ func (o *Op) startEvict() index.Action {
 	return o.await(index.StepSampleGroups, o.evictChosen)
 }
 
-// evictable lists the records of the groups just read.
+// evictable lists the records of the groups just read. FROZEN ones stay: they are on their way elsewhere, and their
+// mover relies on finding them as it froze them.
 func (o *Op) evictable() (list []*item) {
 	for i, g := range o.work.evicts {
 		var only []uint16
@@ -95,10 +99,13 @@ func (o *Op) evictable() (list []*item) {
 	return list
 }
 
-// mine reports whether a record that has expired is this session's to remove.
+// mine reports whether a record that has expired is this session's to remove: sessions share that by where its place
+// came from, so that they do not all delete the same, and memory comes back to its home.
 func (o *Op) mine(it *item) bool { return o.Work.Mine == nil || o.Work.Mine(it.x.Unit()) }
 
-// evictChosen asks which records are to go.
+// evictChosen asks which records are to go: Work.Choose, or else the expiry in the access words, which is rounded to
+// seconds. Of these it reads the beginning, for the exact expiry, the key's hash, by which a policy knows
+// a key that comes back, and whether it is a manifest. A note that was wrong is written anew, so that it misleads once.
 func (o *Op) evictChosen() index.Action {
 	all := o.evictable()
 	now := o.Env().NowMillis()
@@ -204,7 +211,8 @@ func (o *Op) evicted(x layout.Word) layout.Word {
 	return x.Delete(^o.Env().Session())
 }
 
-// evict removes the records of list.
+// evict removes the records of list, with the chunks of those that are manifests. A manifest that cannot be read any
+// more goes without its chunks, which recall finds.
 func (o *Op) evict(list, manifests []*item) index.Action {
 	if len(list) == 0 {
 		return o.finishWork()

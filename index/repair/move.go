@@ -24,7 +24,7 @@ func (o *Op) startMove() index.Action {
 	if uint64(o.Work.Group) >= uint64(r.Segments)*layout.SegmentGroups {
 		return o.Finish(fmt.Errorf("shard %d has no group %d", r.Shard, o.Work.Group))
 	}
-	home, stash := o.groupAt(r)
+	home, stash := o.groupAt(r, 1, 0)
 	if err := checkIndex(r.PG, stash, layout.GroupSize); err != nil {
 		return o.Finish(err)
 	}
@@ -32,18 +32,26 @@ func (o *Op) startMove() index.Action {
 		o.setGroups(home, stash)
 		return o.lockWork(o.abandon)
 	}
-	if _, s := o.groupAt(r.Child); r.Child.Segments != r.Segments || checkIndex(r.Child.PG, s, layout.GroupSize) != nil ||
-		r.Child.PG.Replicas == 0 || r.Child.PG.Replicas > index.MaxChain {
+	if c := r.Child; c.Segments%r.Segments != 0 || c.Segments/r.Segments-1 >= layout.MaxGrowth || o.checkChild(r) != nil ||
+		c.PG.Replicas == 0 || c.PG.Replicas > index.MaxChain {
 		return o.Finish(fmt.Errorf("shard %d: its child %d at %#x of pg %d is not its like", r.Shard, r.Child.Shard, r.Child.ShardOff, r.Child.PG.ID))
 	}
 	o.setGroups(home, stash)
 	return o.lockWork(o.moveLocked)
 }
 
+// checkChild reports whether the last of the child's groups that home group Work.Group of r goes
+// to lies in the child's index.
+func (o *Op) checkChild(r *index.Route) error {
+	_, stash := o.groupAt(r.Child, r.Fan(), r.Fan()-1)
+	return checkIndex(r.Child.PG, stash, layout.GroupSize)
+}
+
 // groupAt gives the region offsets of home group Work.Group in r's array and of its
-// stash.
-func (o *Op) groupAt(r *index.Route) (home, stash uint64) {
-	segment := r.ShardOff + uint64(o.Work.Group/layout.SegmentGroups)*layout.SegmentSize
+// stash. In a child with fan times as many segments the group is one of each of fan segments: that
+// of segment part, from 0.
+func (o *Op) groupAt(r *index.Route, fan, part uint32) (home, stash uint64) {
+	segment := r.ShardOff + uint64(o.Work.Group/layout.SegmentGroups*fan+part)*layout.SegmentSize
 	return segment + uint64(o.Work.Group%layout.SegmentGroups)*layout.GroupSize, segment + layout.StashGroup*layout.GroupSize
 }
 
@@ -62,7 +70,8 @@ func (o *Op) moveLocked() index.Action {
 }
 
 // readMoving finds the moved set in the groups just read at A. Under the lock
-// nothing is inserted; keys of the set may be updated and deleted.
+// nothing is inserted; keys of the set may be updated and deleted. So it comes back here until a freeze has found every
+// word as it was read; items whose words have not changed keep their records and places, the others give theirs back.
 func (o *Op) readMoving() index.Action {
 	w := &o.work
 	if w.looks++; w.looks > maxLooks {
@@ -71,7 +80,7 @@ func (o *Op) readMoving() index.Action {
 	old := w.items
 	w.items = nil
 	var unread []*item
-	for i := range w.nGroup {
+	for i := range w.groups {
 		if i == 1 && !o.image(0, 0).Header().OVF() {
 			break // none of its keys is in the stash
 		}
@@ -133,7 +142,7 @@ func (o *Op) gotMoving(it *item, b []byte) error {
 	return nil
 }
 
-// mine are the items of the moved set.
+// mine are the items of the moved set. The others stay, and share only the lock.
 func (w *workState) mine() (list []*item) {
 	for _, it := range w.items {
 		if it.mine {
@@ -218,22 +227,58 @@ func (o *Op) frozen() index.Action {
 	return o.publishSwings(o.readChild)
 }
 
-// readChild reads the child's groups.
+// maxParts bounds how many of the child's segments are at work at once.
+const maxParts = 8
+
+// readChild reads the child's groups, those of some of its segments, that lack something. The child's lock is not taken: until
+// the parent's group says SPLIT nobody inserts a key of it there, and what others do in the child's stash only costs a slot,
+// which is chosen again.
 func (o *Op) readChild() index.Action {
-	if o.work.looks++; o.work.looks > maxLooks {
+	w := &o.work
+	if !slices.ContainsFunc(w.items, lacking) {
+		return o.setMoved(o.setSplit)
+	}
+	if w.looks++; w.looks > maxLooks {
 		return o.Restart(index.Backoff)
 	}
 	o.ToChild()
-	o.setGroups(o.groupAt(&o.Route))
+	w.parts, w.groups = w.parts[:0], w.groups[:0]
+	for _, it := range w.items {
+		if lacking(it) && len(w.parts) < maxParts && o.groupsOf(it) < 0 {
+			part := o.partOf(it)
+			home, stash := o.groupAt(&o.Route, o.Parent().Fan(), part)
+			w.parts, w.groups = append(w.parts, part), append(w.groups, home, stash)
+		}
+	}
 	o.NewRound()
 	o.addImages()
 	return o.await(index.StepReadChild, o.gotChild)
 }
 
-// atParent comes back from the child, to the groups there.
+// lacking reports whether the child may lack an item that moves.
+func lacking(it *item) bool { return it.mine && !it.done }
+
+// partOf is which of the child's segments takes it, among those that take what is in its segment
+// of the parent. The Op is at the child.
+func (o *Op) partOf(it *item) uint32 {
+	home, _ := layout.GroupOff(it.hash, o.Route.Segments)
+	return uint32(home/layout.SegmentSize) % o.Parent().Fan()
+}
+
+// groupsOf is the number of the child's group, among those at work, that takes it; its stash
+// follows. -1: its segment is not at work.
+func (o *Op) groupsOf(it *item) int {
+	if i := slices.Index(o.work.parts, o.partOf(it)); i >= 0 {
+		return 2 * i
+	}
+	return -1
+}
+
+// atParent comes back from the child, to the groups of the parent. Their images are the child's by now and are not
+// looked at any more: what is to be changed is in items, behind and header.
 func (o *Op) atParent() {
 	o.ToParent()
-	o.setGroups(o.groupAt(&o.Route))
+	o.setGroups(o.groupAt(&o.Route, 1, 0))
 }
 
 // gotChild looks which of the keys the child has: a janitor before may have copied
@@ -247,8 +292,12 @@ func (o *Op) gotChild() index.Action {
 	var cands []*item
 	of := map[*item]*item{}
 	for _, it := range w.mine() {
+		at := o.groupsOf(it)
+		if at < 0 {
+			continue
+		}
 		it.done = false
-		for i := range w.nGroup {
+		for _, i := range []int{at, at + 1} {
 			for j := range layout.GroupSlots {
 				x, ref := o.image(i, 0).Slot(j), wordRef{w.groups[i], uint8(j)}
 				switch {
@@ -284,20 +333,17 @@ func (o *Op) gotChild() index.Action {
 }
 
 // linkChild chooses a slot of the child for every key that it lacks, and links it
-// there: the parent's slot if that is free, so that a hint stays right.
+// there: the parent's slot if that is free, so that a hint stays right. In the same placement group the child's word is
+// the parent's, LIVE: one record, two names, of which only one is reachable (I6). In another it names the copy. A child
+// without a free slot has to grow first.
 func (o *Op) linkChild() index.Action {
 	w := &o.work
-	var todo []*item
-	for _, it := range w.mine() {
-		if !it.done {
-			todo = append(todo, it)
-		}
-	}
+	todo := slices.DeleteFunc(w.mine(), func(it *item) bool { return it.done || o.groupsOf(it) < 0 })
 	if len(todo) == 0 {
-		return o.setMoved(o.setSplit)
+		return o.readChild()
 	}
 	w.swings = w.swings[:0]
-	var taken [2][layout.GroupSlots]bool
+	taken := make([][layout.GroupSlots]bool, len(w.groups))
 	choose := func(it *item, i, j int) bool {
 		x := o.image(i, 0).Slot(j)
 		if x.State() != layout.Empty || taken[i][j] {
@@ -315,20 +361,21 @@ func (o *Op) linkChild() index.Action {
 		}
 		return false
 	}
-	parentHome, _ := o.groupAt(o.Parent())
+	parentHome, _ := o.groupAt(o.Parent(), 1, 0)
 	var rest []*item
 	for _, it := range todo {
-		if it.base != parentHome || !choose(it, 0, int(it.slot)) {
+		if it.base != parentHome || !choose(it, o.groupsOf(it), int(it.slot)) {
 			rest = append(rest, it)
 		}
 	}
-	overflow := false
+	var overflow []int
 	for _, it := range rest {
-		if first(it, 0) {
+		at := o.groupsOf(it)
+		if first(it, at) {
 			continue
 		}
-		if overflow = true; !first(it, 1) {
-			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[0], index.HeaderSlot}))
+		if overflow = append(overflow, at); !first(it, at+1) {
+			o.finding("%s: no slot is left for what moves there", o.where(wordRef{w.groups[at], index.HeaderSlot}))
 			return o.Restart(index.Grow)
 		}
 	}
@@ -338,11 +385,17 @@ func (o *Op) linkChild() index.Action {
 	}
 	return o.copyItems(copies, func() index.Action {
 		o.ToChild()
-		if !overflow {
-			return o.swingChild()
-		}
-		return o.setHeaders(w.groups[0], 0, o.image(0, 0).Header(), func(h layout.Header) layout.Header { return h | layout.FlagOVF }, o.swingChild)
+		return o.overflow(slices.Compact(slices.Sorted(slices.Values(overflow))), o.swingChild)
 	})
+}
+
+// overflow sets OVF in the groups of list, by their numbers among those at work, on every replica.
+func (o *Op) overflow(list []int, then func() index.Action) index.Action {
+	if len(list) == 0 {
+		return then()
+	}
+	return o.setHeaders(o.work.groups[list[0]], 0, o.image(list[0], 0).Header(), func(h layout.Header) layout.Header { return h | layout.FlagOVF },
+		func() index.Action { return o.overflow(list[1:], then) })
 }
 
 func (o *Op) swingChild() index.Action {
@@ -360,7 +413,7 @@ func (o *Op) swingChild() index.Action {
 			}
 			w.swings[i].it.done = true
 		}
-		return o.setMoved(o.setSplit)
+		return o.readChild()
 	}
 	return o.swingA(func() index.Action { return o.publishSwings(linked) })
 }
@@ -396,7 +449,8 @@ func (o *Op) setMoved(then func() index.Action) index.Action {
 	})
 }
 
-// setSplit says that the group's move is complete.
+// setSplit says that the group's move is complete, and to which depth: a map that knows a smaller one is late, and its
+// clients go to the child. A migration moves all hashes, for which no depth stands; MigratedDepth is above all.
 func (o *Op) setSplit() index.Action {
 	depth := uint8(layout.MigratedDepth)
 	if o.Route.Split {

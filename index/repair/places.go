@@ -6,6 +6,15 @@ import (
 )
 
 // placeState says whose a place is, as far as this Op knows.
+//
+//	a place for a copy:   own ── CAS posted ──> posted ── won ───> done: n links it
+//	                       ^                       └─── lost ──> own
+//	the place of x:       done ─ CAS posted ──> posted ── won ───> freed ── published ──> done: in limbo
+//	                       ^                       └─── lost ──> done: whoever won has it
+//
+// An Op can end between any two of these: Release gives back what is own, and leaves to recall what is posted or
+// freed. Nothing else would be safe: a CAS without a known result may have linked the place, and readers at the
+// tail still reach one that is not published as gone.
 type placeState uint8
 
 const (
@@ -21,7 +30,8 @@ type place struct {
 	state placeState
 }
 
-// addPlace notes a place and returns its number.
+// addPlace notes a place and returns its number. Numbers stay good until Release: items and swings hold them
+// instead of places, so that each place has one state wherever it is named.
 func (o *Op) addPlace(pg *index.PG, w layout.Word, s placeState) int {
 	o.work.places = append(o.work.places, place{pg, w, s})
 	return len(o.work.places) - 1
@@ -48,7 +58,8 @@ func (o *Op) Release(idle bool) {
 	o.work.places = o.work.places[:0]
 }
 
-// unlinkFreed hands over what has been unlinked and published.
+// unlinkFreed hands over what has been unlinked and published. Its caller has seen the tail swing: before that,
+// limbo would begin too early (I4).
 func (o *Op) unlinkFreed() {
 	for i := range o.work.places {
 		if p := &o.work.places[i]; p.state == placeFreed {
@@ -61,7 +72,8 @@ func (o *Op) unlinkFreed() {
 func chunkWord(c layout.Chunk) layout.Word { return layout.MakeLive(c.Ver, 0, c.Code, c.Unit) }
 
 // takePlaces takes a place in pg for a copy of it's record, and for its chunks if
-// they are to be copied. It is all or none.
+// they are to be copied. It is all or none: half of a long value would keep memory from others
+// while it waits for the rest.
 func (o *Op) takePlaces(pg *index.PG, it *item) bool {
 	take := func(code uint8) (layout.Chunk, bool) {
 		unit, ver, size, ok := o.Env().Alloc(pg, code)

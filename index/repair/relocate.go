@@ -75,6 +75,9 @@ func (o *Op) countFound() index.Action {
 	return o.syncWords(late, o.finishWork)
 }
 
+// relocateFound puts elsewhere what lies in the extents, or in the window, and reads the group again until there is
+// nothing. A long value moves as a whole if one of its chunks lies there. A FROZEN word belongs to a mover, which is
+// waited for: its copy goes to memory that is not recalled.
 func (o *Op) relocateFound() index.Action {
 	in := func(unit uint32, code uint8) bool {
 		if units := layout.UnitsOf(code); o.Work.Count {

@@ -104,7 +104,10 @@ type Evicted struct {
 }
 
 const (
-	batchBytes  = 256 << 10 // of records read in one round, or one record
+	// batchBytes bounds the records that one round reads; a longer one is read alone. An Op holds so much registered
+	// memory, and a lane's other operations wait so long for the wire.
+	batchBytes = 256 << 10
+	// A damaged segment could have hundreds of findings, and each travels to the directory.
 	maxFindings = 8
 	maxFinding  = 200 // bytes
 	// maxLooks bounds how often a group that keeps changing is looked at before
@@ -136,12 +139,12 @@ func New(k index.Kind, w *Work) *Op { return &Op{Kind: k, Work: *w} }
 type workState struct {
 	then func() index.Action // consumes the round under way; also where a sync leads back to
 
-	groups [2]uint64 // region offsets of the groups at work: home and stash, or one
-	nGroup int
+	parts  []uint32 // at the child: which of its segments are at work, of those that take what is in one of the parent's
+	groups []uint64 // region offsets of the groups at work: home and stash, for each of parts, or one
 	// Memory of the index.Op, taken when it is first needed and kept over a restart.
-	images [2][index.MaxChain][]byte // the groups by replica
-	copies [index.MaxChain][]byte    // a segment by replica
-	buf    []byte                    // for records; see scratch
+	images [][index.MaxChain][]byte // the groups by replica
+	copies [index.MaxChain][]byte   // a segment by replica
+	buf    []byte                   // for records; see scratch
 
 	header layout.Header // of groups[0] at A
 	items  []*item       // the records at work
@@ -162,7 +165,7 @@ type workState struct {
 	same [][2]wordRef // slots that seem to name the same key
 }
 
-// wordRef is one word of a group: a slot or index.HeaderSlot.
+// wordRef is one word of a group: a slot or index.HeaderSlot. Replicas are laid out alike, so it names the word on each.
 type wordRef struct {
 	base uint64 // region offset of the group
 	slot uint8
@@ -175,7 +178,8 @@ func (r wordRef) off() uint64 {
 	return r.base + layout.SlotOff(int(r.slot))
 }
 
-// item is a slot and the record that it names.
+// item is a slot and the record that it names, as one Op saw it. Nobody is kept from changing the word: whatever is
+// done for an item is decided by a CAS that expects x.
 type item struct {
 	wordRef
 	x     layout.Word // as last seen at A
@@ -183,20 +187,20 @@ type item struct {
 	mine  bool        // of the moved set
 	done  bool        // the child has it
 
-	key      []byte
-	hash     uint64
+	key      []byte         // its own memory
+	hash     uint64         // of key
 	id       uint64         // of a manifest
 	chunks   []layout.Chunk // of a manifest whose chunks are copied, too
 	oldParts []layout.Chunk // of a manifest
 
 	// The copy's place, and those of its chunks.
 	havePlace bool
-	n         layout.Word
-	newID     uint64
+	n         layout.Word // of the copy
+	newID     uint64      // of the copy's manifest
 	newChunks []layout.Chunk
-	copied    int // chunks
-	written   bool
-	fresh     []int // in workState.places
+	copied    int   // of newChunks
+	written   bool  // the copy is complete on every replica
+	fresh     []int // the places, in workState.places
 
 	evicted Evicted
 }
@@ -251,7 +255,8 @@ func (o *Op) Begin(b *index.Base) index.Action {
 	}
 }
 
-// checkIndex reports whether n bytes at off are groups of pg's index area.
+// checkIndex reports whether n bytes at off are groups of pg's index area. A Work comes from the directory, whose map may
+// be newer or older than the session's: what it says is checked like what memory says.
 func checkIndex(pg *index.PG, off, n uint64) error {
 	end := uint64(pg.HeapLo) * layout.UnitSize
 	if pg.AccessOff != 0 {

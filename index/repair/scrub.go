@@ -9,7 +9,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
-// keyHash tells keys apart well enough for a finding.
+// keyHash tells keys apart well enough for a finding: 128 bits of two hashes, instead of all keys of a segment.
 type keyHash struct{ a, b uint64 }
 
 // startScrub begins a Scrub: the segment's words are synced, then every record and chunk that they name is read on
@@ -60,7 +60,8 @@ func (o *Op) linked(unit uint32, code uint8) {
 	o.Work.Linked[unit/layout.ExtentUnits] += layout.UnitsOf(code)
 }
 
-// scrubBatch READs some of the records on every replica and judges them.
+// scrubBatch READs some of the records on every replica and judges them. Clients go on meanwhile: a record that looks bad
+// may have been replaced since its word was read, so nothing is said or written before its word has been read again.
 func (o *Op) scrubBatch(list []*item) index.Action {
 	if len(list) == 0 {
 		return o.scrubSame()
@@ -129,7 +130,8 @@ func (o *Op) copiesAt(i int) (c [][]byte) {
 	return c
 }
 
-// goodCopy is the first copy that is whole and whose key belongs where the slot is.
+// goodCopy is the first copy that is whole and whose key belongs where the slot is. A good CRC is not enough: the place
+// has had other records before, each with a good one.
 func (o *Op) goodCopy(it *item, copies [][]byte) (good []byte, ok bool) {
 	for _, b := range copies {
 		if r, err := o.parseOf(it, b); err == nil && o.belongs(r.Key, it.base) {
@@ -150,7 +152,7 @@ func (o *Op) anyBad(copies [][]byte, good []byte) (bad uint8) {
 }
 
 // belongs reports whether a lookup of key would come to the group at base, or to the
-// segment whose stash that is.
+// segment whose stash that is. While the shard moves, a lookup may come to the child's, too.
 func (o *Op) belongs(key []byte, base uint64) bool {
 	hash := o.Env().HashOf(key)
 	r, ok := o.Env().Route(hash)
@@ -194,7 +196,8 @@ func (o *Op) scrubBad(list []*item, copies map[*item][][]byte, then func() index
 }
 
 // repair writes good over the copies at off that differ from it, if it is still
-// linked: then nobody else writes there.
+// linked: then nobody else writes there. If replicas show different words, the record's writer is between them, or died
+// there; sync knows what to do. If no copy is good there is nothing to write: readers get an error, and people a finding.
 func (o *Op) repair(it *item, off uint64, copies [][]byte, good []byte, then func() index.Action) index.Action {
 	return o.readWords(it.wordRef, func(words []layout.Word) index.Action {
 		if words[0] != it.x {
@@ -263,7 +266,7 @@ func (o *Op) scrubChunks(list []*item, i int, then func() index.Action) index.Ac
 }
 
 // scrubSame looks at slots that seem to name one key: in this order, since words do not
-// come back, both did at once if neither has changed.
+// come back, both did at once if neither has changed. A finding alone (I6): nothing says which of them is the key's.
 func (o *Op) scrubSame() index.Action {
 	if len(o.work.same) == 0 {
 		return o.finishWork()

@@ -6,6 +6,9 @@ import (
 )
 
 // swing is one word to be taken from x to n, at A and then down the chain.
+//
+// It is what a key operation does in cas-slot and publish, for up to MaxCAS words in a round. A word that somebody else
+// changes meanwhile is not won, and its swing is over: it names a state that is not there any more.
 type swing struct {
 	wordRef
 	x, n  layout.Word
@@ -21,7 +24,8 @@ type swing struct {
 // held instead (found). Of its places, those that a CAS under way links or unlinks are in doubt until it is known.
 func (o *Op) swingA(then func() index.Action) index.Action { return o.swingStage(0, 0, then) }
 
-// swingStage does so at replica k, for those that may go on blindly there.
+// swingStage does so at replica k, for those that may go on blindly there: a CAS x→n is right at R[k] only if every
+// replica before took exactly that, else R[k] would get n out of order (I2).
 func (o *Op) swingStage(k uint8, from int, then func() index.Action) index.Action {
 	w := &o.work
 	o.NewRound()
@@ -71,7 +75,8 @@ func (o *Op) swingStage(k uint8, from int, then func() index.Action) index.Actio
 }
 
 // publishSwings carries what A took down the chain, blindly as far as each stage
-// took exactly x→n, by sync from the first other finding on.
+// took exactly x→n, by sync from the first other finding on. Then the tail shows every word that was won, or a later one:
+// readers have been told.
 func (o *Op) publishSwings(then func() index.Action) index.Action { return o.publishFrom(1, then) }
 
 func (o *Op) publishFrom(k uint8, then func() index.Action) index.Action {
@@ -87,7 +92,8 @@ func (o *Op) publishFrom(k uint8, then func() index.Action) index.Action {
 	return o.syncWords(rest, then)
 }
 
-// syncWords syncs each word of list.
+// syncWords syncs each word of list, one after the other: it is for the few that were left between A and P by somebody
+// who died, and for what a blind CAS did not take. Its rounds are those of index's sync, under their own names.
 func (o *Op) syncWords(list []wordRef, then func() index.Action) index.Action {
 	if o.Route.PG.Replicas == 1 || len(list) == 0 {
 		return then()
@@ -97,7 +103,8 @@ func (o *Op) syncWords(list []wordRef, then func() index.Action) index.Action {
 }
 
 // setHeaders changes the header of the group at base by f, from A on down the chain,
-// each from the replica's own value. guess is what the first may hold.
+// each from the replica's own value. guess is what the first may hold. Headers are not swung like slots: flags come one
+// by one, so replicas may differ, and what f does not ask for stays as a replica has it.
 func (o *Op) setHeaders(base uint64, k uint8, guess layout.Header, f func(layout.Header) layout.Header, then func() index.Action) index.Action {
 	if k >= o.Route.PG.Replicas {
 		return then()

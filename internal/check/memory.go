@@ -45,7 +45,7 @@ func Arrays(m *dirpb.Map, pg uint32) (out []Array) {
 				Depth: uint8(s.GetDepth()), Moving: mv != nil})
 		}
 		if mv != nil && mv.GetPgId() == pg && !mv.GetAbandoned() {
-			c := Array{Shard: mv.GetChildId(), Off: mv.GetOffset(), Segments: s.GetSegments(), Prefix: s.GetPrefix(),
+			c := Array{Shard: mv.GetChildId(), Off: mv.GetOffset(), Segments: s.ChildSegments(), Prefix: s.GetPrefix(),
 				Depth: uint8(s.GetDepth()), Child: true}
 			if mv.GetSplit() {
 				c.Prefix, c.Depth = c.Prefix<<1|1, c.Depth+1

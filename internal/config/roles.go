@@ -35,14 +35,14 @@ const (
 
 // Dev are the settings of `kvd dev`.
 type Dev struct {
-	Listen        string        `mapstructure:"listen" usage:"where the directory serves gRPC, host:port on this machine"`
+	Listen        string        `mapstructure:"listen" usage:"address where the directory serves gRPC, host:port on this machine"`
 	Memnodes      int           `mapstructure:"memnodes" usage:"number of memory nodes; with two or more the namespace default keeps two copies"`
 	Memory        Size          `mapstructure:"memory" usage:"memory that each memory node lends; taken when it is first used"`
 	Lease         time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
-	Redis         string        `mapstructure:"redis" usage:"where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
-	Memcached     string        `mapstructure:"memcached" usage:"where the gateway speaks memcached's protocol, likewise"`
-	HTTP          string        `mapstructure:"http" usage:"where metrics, health and a page for people are served, likewise"`
+	Redis         string        `mapstructure:"redis" usage:"address where the gateway speaks Redis's protocol, host:port on this machine, or off; unless set, another port if this one is taken"`
+	Memcached     string        `mapstructure:"memcached" usage:"address where the gateway speaks memcached's protocol, likewise"`
+	HTTP          string        `mapstructure:"http" usage:"address where metrics, health and a page for people are served, likewise"`
 	BufferMemory  Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
 	Log           Log           `mapstructure:"log"`
 }
@@ -51,8 +51,8 @@ type Dev struct {
 type Directory struct {
 	ID              string        `mapstructure:"id" usage:"this directory node's name, for good"`
 	DataDir         string        `mapstructure:"data-dir" usage:"folder that holds everything the node remembers"`
-	Listen          string        `mapstructure:"listen" usage:"where clients, memory nodes and operators call, host:port"`
-	RaftListen      string        `mapstructure:"raft-listen" usage:"where other directory nodes call, host:port"`
+	Listen          string        `mapstructure:"listen" usage:"address where clients, memory nodes and operators call, host:port"`
+	RaftListen      string        `mapstructure:"raft-listen" usage:"address where other directory nodes call, host:port"`
 	Advertise       string        `mapstructure:"advertise" usage:"what others are told instead of listen, host:port"`
 	RaftAdvertise   string        `mapstructure:"raft-advertise" usage:"what other directory nodes are told instead of raft-listen, host:port"`
 	Bootstrap       bool          `mapstructure:"bootstrap" usage:"start a new cluster with this node, unless data-dir holds one"`
@@ -61,7 +61,7 @@ type Directory struct {
 	EpochInterval   time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	ElectionTimeout time.Duration `mapstructure:"election-timeout" usage:"how long a node waits for its leader before it stands for election"`
 	ScrubInterval   time.Duration `mapstructure:"scrub-interval" usage:"least time between two scrubs of memory that a session left behind uncleanly; 0: only when asked"`
-	HTTPListen      string        `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
+	HTTPListen      string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS             TLS           `mapstructure:"tls"`
 	Insecure        bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log             Log           `mapstructure:"log"`
@@ -74,15 +74,15 @@ type MemNode struct {
 	Memory         Size     `mapstructure:"memory" usage:"memory to lend; taken when it is first used, unless locked"`
 	HugePages      string   `mapstructure:"huge-pages" usage:"page size of lent memory: off, 2MiB or 1GiB"`
 	Lock           bool     `mapstructure:"lock" usage:"pin lent memory with mlock(2)"`
-	ListenTCP      string   `mapstructure:"listen-tcp" usage:"where the tcp provider listens, host:port, or off"`
+	ListenTCP      string   `mapstructure:"listen-tcp" usage:"address where the tcp provider listens, host:port, or off"`
 	AdvertiseTCP   string   `mapstructure:"advertise-tcp" usage:"what clients dial instead of listen-tcp: a host, or host:port"`
-	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off"`
+	ListenVerbs    string   `mapstructure:"listen-verbs" usage:"address where RDMA connections are set up, host:port; auto: on the adapter's address, if there is one; or off"`
 	AdvertiseVerbs string   `mapstructure:"advertise-verbs" usage:"what clients dial instead of listen-verbs: a host, or host:port"`
 	RDMADevice     string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the one with listen-verbs's address, or the best"`
 	RDMAAtomics    string   `mapstructure:"rdma-atomics" usage:"executor of atomics that come in by RDMA: nic, agent (a goroutine of this process; shm may be used beside it), or auto"`
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
-	HealthListen   string   `mapstructure:"health-listen" usage:"where the gRPC health service listens, host:port, or off"`
-	HTTPListen     string   `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
+	HealthListen   string   `mapstructure:"health-listen" usage:"address where the gRPC health service listens, host:port, or off"`
+	HTTPListen     string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
@@ -95,9 +95,9 @@ type Janitor struct {
 	Directory  []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Provider   string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
-	Poll       time.Duration `mapstructure:"poll" usage:"how often to ask for work if there is some"`
+	Poll       time.Duration `mapstructure:"poll" usage:"pause between two questions for work while there is some"`
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
-	HTTPListen string        `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
+	HTTPListen string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS        TLS           `mapstructure:"tls"`
 	Insecure   bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log        Log           `mapstructure:"log"`
@@ -107,11 +107,11 @@ type Janitor struct {
 type Gateway struct {
 	Directory         []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
 	Databases         []string `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0"`
-	Listen            string   `mapstructure:"listen" usage:"where Redis's protocol is spoken in clear, host:port, or off"`
+	Listen            string   `mapstructure:"listen" usage:"address where Redis's protocol is spoken in clear, host:port, or off"`
 	ListenUnix        string   `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
-	ListenTLS         string   `mapstructure:"listen-tls" usage:"where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
+	ListenTLS         string   `mapstructure:"listen-tls" usage:"address where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
 	TLSClients        string   `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
-	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"where memcached's protocol is spoken in clear, host:port, or off"`
+	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
@@ -119,7 +119,7 @@ type Gateway struct {
 	ExecPerKey        bool     `mapstructure:"exec-per-key" usage:"let EXEC change several keys, atomically for each of them alone; false: refuse that"`
 	Provider          string   `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
 	RDMADevice        string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
-	HTTPListen        string   `mapstructure:"http-listen" usage:"where metrics, health and a page for people are served, host:port, or off"`
+	HTTPListen        string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS               TLS      `mapstructure:"tls"`
 	Insecure          bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log               Log      `mapstructure:"log"`

@@ -1331,8 +1331,8 @@ func (x *Shard) GetMove() *Move {
 	return nil
 }
 
-// Move says where keys of a shard go while it splits or migrates: to a child
-// with as many segments. A key is looked for in the parent first.
+// Move says where keys of a shard go while it splits, migrates or grows: to a child.
+// A key is looked for in the parent first.
 type Move struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	ChildId uint32                 `protobuf:"varint,1,opt,name=child_id,json=childId,proto3" json:"child_id,omitempty"` // the child's shard id, of its own already
@@ -1342,7 +1342,9 @@ type Move struct {
 	Split bool `protobuf:"varint,4,opt,name=split,proto3" json:"split,omitempty"`
 	// The child's memory was lost: it is no longer followed, and what was moved is
 	// gone.
-	Abandoned     bool `protobuf:"varint,5,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
+	Abandoned bool `protobuf:"varint,5,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
+	// The child's segments: a multiple of the parent's. 0: as many.
+	Segments      uint32 `protobuf:"varint,6,opt,name=segments,proto3" json:"segments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1410,6 +1412,13 @@ func (x *Move) GetAbandoned() bool {
 		return x.Abandoned
 	}
 	return false
+}
+
+func (x *Move) GetSegments() uint32 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
 }
 
 // Job is background work on one placement group (two for a move between two),
@@ -5855,13 +5864,14 @@ const file_directory_proto_rawDesc = "" +
 	"\x05pg_id\x18\x05 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06offset\x18\x06 \x01(\x04R\x06offset\x12\x1a\n" +
 	"\bsegments\x18\a \x01(\rR\bsegments\x12*\n" +
-	"\x04move\x18\b \x01(\v2\x16.kvd.directory.v1.MoveR\x04move\"\x82\x01\n" +
+	"\x04move\x18\b \x01(\v2\x16.kvd.directory.v1.MoveR\x04move\"\x9e\x01\n" +
 	"\x04Move\x12\x19\n" +
 	"\bchild_id\x18\x01 \x01(\rR\achildId\x12\x13\n" +
 	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05split\x18\x04 \x01(\bR\x05split\x12\x1c\n" +
-	"\tabandoned\x18\x05 \x01(\bR\tabandoned\"\x91\x05\n" +
+	"\tabandoned\x18\x05 \x01(\bR\tabandoned\x12\x1a\n" +
+	"\bsegments\x18\x06 \x01(\rR\bsegments\"\x91\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12-\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12!\n" +

@@ -10,7 +10,7 @@ import (
 )
 
 // flight is a chain of GETs of remembered keys, all of one memory node, on a provider that does not execute within
-// PostSend; where it does, hintedChain performs them. index.Hinted says there and here what is posted and how that is judged. A GET of any
+// PostSend; if it does, hintedChain performs them. There and here index.Hinted says what is posted, and judges the answers. A GET of any
 // Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is signaled.
 //
 // A flight stands in a Task of its own, so that the lane's accounts (reclaim epoch, map, deadline, queue pair) know it
@@ -35,6 +35,7 @@ func (l *Lane) board(op *Op, w *waiter) bool {
 	if c == nil || c.caps.Synchronous {
 		return false
 	}
+	x.hint = l.hint
 	n := x.way.X.ReadLen()
 	t := c.boarding
 	if t != nil && (t.flight.n == hintedOps || n > taskSlot-t.flight.used || t.postView != l.view.Version) {
@@ -106,8 +107,8 @@ func (c *conn) depart() {
 	c.boarding = nil
 }
 
-// removeOp takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
-func (f *flight) removeOp(t *Task, op *Op) {
+// leaveFlight takes op, whose caller goes, off its flight t. Nothing of a GET has happened.
+func (f *flight) leaveFlight(t *Task, op *Op) {
 	left := false
 	for i := range f.gets[:f.n] {
 		if f.gets[i].op == op {
@@ -166,12 +167,12 @@ func (l *Lane) arrived(t *Task, x *hinted) bool {
 		return false // no answer of an epoch is carried into the next
 	}
 	cells := t.flight.cells(t, x)
-	r, ok := x.way.Seen(cells, x.rec, op.Key)
-	if !ok {
+	r := &l.found // off the stack, from where it would have to be copied
+	if !x.way.Seen(cells, x.rec, op.Key, r) {
 		l.learnWord(x, layout.Word(binary.LittleEndian.Uint64(cells)))
 		return false
 	}
-	if !l.answers(&r) {
+	if !l.answers(r) {
 		return false
 	}
 	h := x.hint

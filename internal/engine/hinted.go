@@ -95,7 +95,8 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	if s == nil || !s.PG.Active {
 		return nil
 	}
-	h, pg := e.hint(), s.PG
+	h, pg := &l.hint, s.PG
+	e.read(h)
 	if !h.Fits(&s.route, put) {
 		return nil
 	}
@@ -107,8 +108,8 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	if c == nil || !c.up || c.incarnation != m.Incarnation {
 		return nil
 	}
-	x.op, x.e, x.hint, x.pg = op, e, h, pg
-	x.way = index.Hinted{PG: &pg.PG, Off: s.route.SlotOff(op.Hash, h.Slot), X: h.Word}
+	x.op, x.e, x.pg = op, e, pg
+	x.way.PG, x.way.Off, x.way.X, x.way.N = &pg.PG, s.route.SlotOff(op.Hash, h.Slot), h.Word, 0
 	return c
 }
 
@@ -230,8 +231,8 @@ func (ch *hintedChain) cells(x *hinted) []byte {
 }
 
 func (ch *hintedChain) judgeGet(x *hinted) bool {
-	r, ok := x.way.Seen(ch.cells(x), x.rec, x.op.Key)
-	if !ok || !ch.l.answers(&r) {
+	r := &ch.l.found // off the stack, from where it would have to be copied
+	if !x.way.Seen(ch.cells(x), x.rec, x.op.Key, r) || !ch.l.answers(r) {
 		return false
 	}
 	x.e.seen = ch.epoch
@@ -246,11 +247,10 @@ func (l *Lane) answers(r *layout.Record) bool {
 }
 
 // answerGet ends a GET that has found r.
-func (l *Lane) answerGet(op *Op, r layout.Record) {
+func (l *Lane) answerGet(op *Op, r *layout.Record) {
 	op.Version = r.Version
 	if op.Asker != nil {
-		l.found = r // so that r stays off the heap
-		op.Asker.Take(&l.found, nil)
+		op.Asker.Take(r, nil)
 	}
 	l.finished(op)
 }

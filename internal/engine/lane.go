@@ -42,6 +42,7 @@ type Lane struct {
 	hints        [hintedOps]hinted
 	hintWRs      [3 * hintedOps]rdma.WR
 	hintAccesses [3]index.Access
+	hint         index.Hint
 	found        layout.Record
 	touched      uint64    // so that touching is not optimized away
 	flights      []*flight // unused
@@ -92,7 +93,7 @@ func newLane(c *Core, id int) (*Lane, error) {
 	for i := range l.hintWRs {
 		l.hintWRs[i].ID = noWaitID
 	}
-	l.cache = newWordCache(c.opts.CacheBytes / c.opts.Lanes)
+	l.cache = newWordCache(c.opts.CacheBytes/c.opts.Lanes, c.opts.Devices[0])
 	for _, d := range c.opts.Devices {
 		cq, err := d.CreateCQ(8192)
 		if err != nil {
@@ -345,6 +346,7 @@ func (l *Lane) closeBuffers() {
 		_ = b.free()
 	}
 	l.slabs, l.tasks, l.idle = nil, nil, nil
+	l.cache.close()
 	for _, cq := range l.cqs {
 		_ = cq.Close()
 	}

@@ -196,7 +196,7 @@ func (l *Lane) abandon(op *Op, err error) {
 	}
 	t := op.task
 	if t.flight != nil {
-		t.flight.removeOp(t, op)
+		t.flight.leaveFlight(t, op)
 		op.Err = err
 		l.finished(op)
 		return

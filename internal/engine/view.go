@@ -42,12 +42,13 @@ type Shard struct {
 	PG       *PG
 	Off      uint64
 	Segments uint32
-	// While it splits or migrates: the child's id, placement group and place, and
-	// whether half of the hashes go there or all.
-	Child    uint32 // 0: it does neither
-	ChildPG  *PG
-	ChildOff uint64
-	Split    bool
+	// While it splits, migrates or grows: the child's id, placement group and place, its segments,
+	// which are a multiple of Segments, and whether half of the hashes go there or all.
+	Child         uint32 // 0: it does none of these
+	ChildPG       *PG
+	ChildOff      uint64
+	ChildSegments uint32
+	Split         bool
 
 	route, child index.Route
 }
@@ -122,6 +123,7 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			PG: pgs[sh.GetPgId()], Off: sh.GetOffset(), Segments: sh.GetSegments()}
 		if mv := sh.GetMove(); mv != nil && !mv.GetAbandoned() {
 			x.Child, x.ChildPG, x.ChildOff, x.Split = mv.GetChildId(), pgs[mv.GetPgId()], mv.GetOffset(), mv.GetSplit()
+			x.ChildSegments = sh.ChildSegments()
 			if x.Child == 0 || x.ChildPG == nil {
 				return nil, fmt.Errorf("map %d: shard %d moves to shard %d of placement group %d, which is not there", m.GetVersion(), x.ID, x.Child, mv.GetPgId())
 			}
@@ -180,13 +182,15 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 			return nil, fmt.Errorf("map %d: shard %d: prefix %#x/%d leaves a gap or overlaps", version, s.ID, s.Prefix, s.Depth)
 		case !v.fits(s.PG, s.Off, s.Segments):
 			return nil, fmt.Errorf("map %d: shard %d: %d segments at %#x do not lie in the index of its pg", version, s.ID, s.Segments, s.Off)
-		case s.Child != 0 && !v.fits(s.ChildPG, s.ChildOff, s.Segments):
-			return nil, fmt.Errorf("map %d: shard %d: its child's %d segments at %#x do not lie in the index of its pg", version, s.ID, s.Segments, s.ChildOff)
+		case s.Child != 0 && !v.fits(s.ChildPG, s.ChildOff, s.ChildSegments):
+			return nil, fmt.Errorf("map %d: shard %d: its child's %d segments at %#x do not lie in the index of its pg", version, s.ID, s.ChildSegments, s.ChildOff)
+		case s.Child != 0 && (s.ChildSegments%s.Segments != 0 || s.ChildSegments/s.Segments > layout.MaxGrowth):
+			return nil, fmt.Errorf("map %d: shard %d of %d segments moves to %d, want up to %d times as many", version, s.ID, s.Segments, s.ChildSegments, layout.MaxGrowth)
 		}
 		s.route = index.Route{PG: &s.PG.PG, Shard: s.ID, Depth: s.Depth, ShardOff: s.Off, Segments: s.Segments,
 			MapVersion: version, Split: s.Split}
 		if s.Child != 0 {
-			s.child = index.Route{PG: &s.ChildPG.PG, Shard: s.Child, Depth: s.Depth, ShardOff: s.ChildOff, Segments: s.Segments, MapVersion: version}
+			s.child = index.Route{PG: &s.ChildPG.PG, Shard: s.Child, Depth: s.Depth, ShardOff: s.ChildOff, Segments: s.ChildSegments, MapVersion: version}
 			if s.Split {
 				s.child.Depth++
 			}

@@ -37,3 +37,21 @@ func TestViewOfLeaving(t *testing.T) {
 		}
 	}
 }
+
+// A child has as many segments as its parent, or a multiple that the protocol can tell apart.
+func TestViewOfGrowth(t *testing.T) {
+	for segments, ok := range map[uint32]bool{0: true, 2: true, 8: true, 2 * layout.MaxGrowth: true, 1: false, 5: false, 2*layout.MaxGrowth + 2: false, 1 << 20: false} {
+		m := &dirpb.Map{Version: 7, Nodes: []*dirpb.Node{{Id: 1, State: dirpb.NodeState_NODE_UP}},
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: 4 << 20,
+				Members: []*dirpb.Member{{NodeId: 1}}}},
+			Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: 2,
+				Move: &dirpb.Move{ChildId: 2, PgId: 1, Offset: layout.RegionPageSize + 2*layout.SegmentSize, Segments: segments}}}}
+		v, err := engine.ViewOf(m, 1)
+		if (err == nil) != ok {
+			t.Errorf("%d segments: %v", segments, err)
+		}
+		if want := max(segments, 2); err == nil && v.Shards[0].ChildSegments != want {
+			t.Errorf("%d segments: the child has %d, want %d", segments, v.Shards[0].ChildSegments, want)
+		}
+	}
+}

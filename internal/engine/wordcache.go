@@ -1,6 +1,11 @@
 package engine
 
-import "github.com/kvd-project/kvd/index"
+import (
+	"unsafe"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/rdma"
+)
 
 // wordCache remembers where keys were found: array, slot, slot word and version,
 // keyed by 64 hash bits of their own (Check). Of keys that share those it remembers one; the
@@ -13,11 +18,22 @@ type wordCache struct {
 	max  int // sets
 	used int
 	hand uint8
+	dev  *rdma.Device // maps large tables; nil: none is
+	mem  *rdma.Memory // of sets; nil: they are on the Go heap
 }
 
 const (
 	cacheWays     = 4
 	cacheEntryLen = 32
+	cacheSetLen   = cacheWays * cacheEntryLen
+	// mappedTable is the length, in bytes, from which a table is mapped: it then lies on huge pages where the
+	// kernel has some, so that looking into it costs a cache miss and not the walk of the page tables as well.
+	mappedTable = 2 << 20
+)
+
+const (
+	_ = uint(unsafe.Sizeof(cacheSet{}) - cacheSetLen)
+	_ = uint(cacheSetLen - unsafe.Sizeof(cacheSet{}))
 )
 
 // cacheEntry is 32 bytes, two to a cache line; check 0 with word 0 is empty.
@@ -33,18 +49,41 @@ type cacheEntry struct {
 
 type cacheSet [cacheWays]cacheEntry
 
-func newWordCache(maxBytes int) *wordCache {
-	c := &wordCache{max: 1}
-	for c.max*2*cacheWays*cacheEntryLen <= maxBytes {
+func newWordCache(maxBytes int, dev *rdma.Device) *wordCache {
+	c := &wordCache{max: 1, dev: dev}
+	for c.max*2*cacheSetLen <= maxBytes {
 		c.max *= 2
 	}
 	c.alloc(min(64, c.max))
 	return c
 }
 
+// alloc makes an empty table. The old one is its caller's to free.
 func (c *wordCache) alloc(sets int) {
+	c.sets, c.mem, c.mask = nil, nil, uint64(sets-1)
+	if n := sets * cacheSetLen; c.dev != nil && n >= mappedTable {
+		if m, err := c.dev.Alloc(int64(n), rdma.AllocOptions{Name: "kvd-hints"}); err == nil { // else on the heap
+			c.mem = m
+			c.sets = unsafe.Slice((*cacheSet)(unsafe.Pointer(unsafe.SliceData(m.Bytes))), sets)
+			return
+		}
+	}
 	c.sets = make([]cacheSet, sets)
-	c.mask = uint64(sets - 1)
+}
+
+// close forgets everything and gives the memory back. The cache can be used on, and remembers next to nothing.
+func (c *wordCache) close() {
+	m := c.mem
+	c.dev, c.max, c.used = nil, 1, 0
+	c.alloc(1)
+	free(m)
+}
+
+// free unmaps a table that nobody uses any more.
+func free(m *rdma.Memory) {
+	if m != nil {
+		_ = m.Free() // nothing can be done about a failed unmap here
+	}
 }
 
 // find returns the entry of a key with fingerprint fp, or nil; it is void at the next put.
@@ -85,25 +124,26 @@ func (s *cacheSet) room(check uint64) (e *cacheEntry) {
 	return e
 }
 
-// touch loads where find will look.
+// touch loads where find will look: a set is two cache lines.
 func (c *wordCache) touch(check uint64) uint64 {
 	s := &c.sets[check&c.mask]
-	return s[0].check + s[cacheWays/2].check // a cache line each
+	return s[0].check + s[cacheWays/2].check
 }
 
 // get returns the hint for a key last seen less than maxAge reclaim epochs before now;
 // of its array's id only the low 16 bits.
-func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (index.Hint, bool) {
+func (c *wordCache) get(check uint64, fp uint16, now, maxAge uint32) (h index.Hint, ok bool) {
 	e := c.find(check, fp)
 	if e == nil || now-e.seen >= maxAge {
-		return index.Hint{}, false
+		return h, false
 	}
-	return e.hint(), true
+	e.read(&h)
+	return h, true
 }
 
-// hint is what the entry remembers; of its array's id only the low 16 bits.
-func (e *cacheEntry) hint() index.Hint {
-	return index.Hint{Word: layoutWord(e.word), Version: e.version, Shard: uint32(e.shard), Slot: e.slot, Flags: index.HintFlags(e.flags)}
+// read makes h what the entry remembers; of its array's id only the low 16 bits.
+func (e *cacheEntry) read(h *index.Hint) {
+	h.Word, h.Version, h.Shard, h.Slot, h.Flags = layoutWord(e.word), e.version, uint32(e.shard), e.slot, index.HintFlags(e.flags)
 }
 
 // put remembers a key by h.Word, which is LIVE or FROZEN and so has the key's fingerprint.
@@ -146,7 +186,8 @@ func (c *wordCache) clear() {
 
 // grow doubles the table; an entry's set is given by its check bits alone.
 func (c *wordCache) grow() {
-	old := c.sets
+	old, m := c.sets, c.mem
+	defer free(m)
 	c.alloc(len(old) * 2)
 	c.used = 0
 	for i := range old {

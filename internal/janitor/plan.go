@@ -118,7 +118,7 @@ func arraysOf(v *engine.View, pg *engine.PG) (as []array) {
 			as = append(as, array{s.Off, int(s.Segments)})
 		}
 		if s.Child != 0 && s.ChildPG == pg {
-			as = append(as, array{s.ChildOff, int(s.Segments)})
+			as = append(as, array{s.ChildOff, int(s.ChildSegments)})
 		}
 	}
 	return as

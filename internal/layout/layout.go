@@ -34,6 +34,9 @@ const (
 	SegmentSize    = (SegmentGroups + 1) * GroupSize
 	StashGroup     = SegmentGroups
 	RegionPageSize = 4096
+	// MaxGrowth is how many times as many segments a shard's new array may have: GroupOff takes
+	// what is in one segment of the old array to as many of the new one, side by side.
+	MaxGrowth = 127
 
 	RecordHeaderSize = 32
 	MaxKeyLen        = 1<<16 - 1
@@ -414,18 +417,26 @@ func recordCRC(b []byte) uint32 {
 // than the record. Errors are *CorruptError; they are ordinary while the bytes
 // race with a writer.
 func ParseRecord(b []byte) (Record, error) {
-	if len(b) < RecordHeaderSize {
-		return Record{}, corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
-	}
 	var r Record
+	if err := r.Parse(b); err != nil {
+		return Record{}, err
+	}
+	return r, nil
+}
+
+// Parse is [ParseRecord] where r is already. After an error r means nothing.
+func (r *Record) Parse(b []byte) error {
+	if len(b) < RecordHeaderSize {
+		return corrupt("record", 0, "length", uint64(len(b)), RecordHeaderSize, b)
+	}
 	r.KeyLen = binary.LittleEndian.Uint16(b[8:])
 	r.ValueLen = binary.LittleEndian.Uint32(b[12:])
 	n := uint64(RecordHeaderSize) + uint64(r.KeyLen) + uint64(r.ValueLen)
 	if n > uint64(len(b)) {
-		return Record{}, corrupt("record", 8, "key and value longer than the place", n, uint64(len(b)), b)
+		return corrupt("record", 8, "key and value longer than the place", n, uint64(len(b)), b)
 	}
 	if got, want := recordCRC(b[:n]), binary.LittleEndian.Uint32(b[24:]); got != want {
-		return Record{}, corrupt("record", 24, "CRC-32C", uint64(got), uint64(want), b)
+		return corrupt("record", 24, "CRC-32C", uint64(got), uint64(want), b)
 	}
 	r.Version = binary.LittleEndian.Uint64(b)
 	r.Flags = RecordFlags(b[10])
@@ -433,16 +444,16 @@ func ParseRecord(b []byte) (Record, error) {
 	r.Writer = binary.LittleEndian.Uint32(b[28:])
 	switch {
 	case b[11] != FormatVersion:
-		return Record{}, corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
+		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
 	case r.Flags&recordFlagsRsv != 0:
-		return Record{}, corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
+		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
 	case (r.KeyLen == 0) != (r.Flags&FlagChunk != 0):
-		return Record{}, corrupt("record", 8, "key length", uint64(r.KeyLen), MinKeyLen, b)
+		return corrupt("record", 8, "key length", uint64(r.KeyLen), MinKeyLen, b)
 	}
 	k := RecordHeaderSize + int(r.KeyLen)
 	r.Key = b[RecordHeaderSize:k:k]
 	r.Value = b[k:n:n]
-	return r, nil
+	return nil
 }
 
 // ---- manifest --------------------------------------------------------------

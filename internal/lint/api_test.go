@@ -27,7 +27,7 @@ func TestPublicTypesCanBeNamed(t *testing.T) {
 	}
 }
 
-// What a Client can do is in client.API, so that fakes and near caches can do it, too.
+// client.API has all that a Client can do, so that fakes and near caches can do it, too.
 func TestClientIsItsAPI(t *testing.T) {
 	pkg := load(t, "client")[0]
 	api := pkg.Scope().Lookup("API").Type().Underlying().(*types.Interface)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode"
@@ -99,6 +100,8 @@ func (b ban) has(words string) bool {
 	return strings.Contains(words, " "+b.word+" ") || strings.Contains(words, " "+b.word+"s ")
 }
 
+const nameSubject = "a sentence names its subject, and begins with it rather than with What, Who or One"
+
 // unnamed is the beginning of a sentence that does not name its subject.
 var unnamed = regexp.MustCompile(`^(What|Whatever|Who|Whoever|One)([^-\w]|$)`)
 
@@ -167,7 +170,7 @@ func judgeProse(where func(line int) string, dir, text string, line int, md bool
 		for _, s := range unclear(b.text) {
 			first, _, _ := strings.Cut(s, "\n")
 			at := b.line + strings.Count(b.text[:strings.Index(b.text, s)], "\n")
-			out = append(out, fmt.Sprintf("%s: %q: a sentence names its subject, and begins with it rather than with What, Who or One", where(at), first))
+			out = append(out, fmt.Sprintf("%s: %q: %s", where(at), first, nameSubject))
 		}
 		for _, m := range bareEpoch.FindAllStringIndex(b.text, -1) {
 			if md && !fullEpoch.MatchString(b.text[:m[1]]) {
@@ -214,6 +217,14 @@ func judgeFile(file, src string, words []ban) (out []string, err error) {
 		case *ast.FuncDecl:
 			if slices.Contains(bareVerbs, n.Name.Name) {
 				out = append(out, fmt.Sprintf("%s: func %s does not say its object, as releaseLock does", set.Position(n.Pos()), n.Name.Name))
+			}
+		case *ast.BasicLit:
+			text, err := strconv.Unquote(n.Value)
+			if n.Kind != token.STRING || err != nil || strings.HasSuffix(file, "_test.go") || !strings.Contains(text, " ") {
+				break
+			}
+			for _, s := range unclear(text) {
+				out = append(out, fmt.Sprintf("%s: %q: %s", set.Position(n.Pos()), s, nameSubject))
 			}
 		case *ast.Ident:
 			for _, w := range words {
@@ -297,6 +308,7 @@ func TestWordsRefuse(t *testing.T) {
 		{"index", "type clustered, combine int", ""},
 		{"index", "func (o *Op) settle() {}", "f.go:3:1: func settle does not say its object"},
 		{"index", "func (o *Op) settleFlow() {}", ""},
+		{"index", "const text = `it is. Who knows. `", `f.go:3:14: "Who knows"`},
 		{"index", "// f is.\n// What it is.\nfunc f() {}", `f.go:4: "What it is."`},
 		{"index", "func f() {\n\t// It is. One\n\t// never knows.\n}", `f.go:4: "One"`},
 		{"index", "func f() {\n\tg() // it (\"is\"). Who reads\n}", `f.go:4: "Who reads"`},

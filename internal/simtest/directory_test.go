@@ -188,6 +188,11 @@ func (w *World) command(a Act) *fsmpb.Command {
 		if w.st.Shard(a.ID) == nil {
 			return nil
 		}
+	case Grow:
+		q.Kind, q.ShardId, q.Segments = dirpb.JobKind_JOB_MOVE, a.ID, a.To
+		if w.st.Shard(a.ID) == nil {
+			return nil
+		}
 	case Recall:
 		q.Kind, q.PgId, q.Extents, q.InPlace = dirpb.JobKind_JOB_RECALL, a.ID, []uint32{a.To}, w.cfg.InPlace
 		if w.cfg.Emptied > 0 {

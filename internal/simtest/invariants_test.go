@@ -291,7 +291,7 @@ func (w *World) inUse(pg uint32, off uint64) bool {
 		if sh.PgId == pg && in(sh.Offset, sh.Segments) {
 			return true
 		}
-		if mv := sh.Move; mv != nil && !mv.Abandoned && mv.PgId == pg && in(mv.Offset, sh.Segments) {
+		if mv := sh.Move; mv != nil && !mv.Abandoned && mv.PgId == pg && in(mv.Offset, sh.ChildSegments()) {
 			return true
 		}
 	}
@@ -336,9 +336,11 @@ func (w *World) checkUnique(key string, fp uint16) {
 				if sh.PgId == pg.Id && (g == sh.Offset+home || g == sh.Offset+stash) {
 					x.strays = false
 				}
-				if mv := sh.Move; mv != nil && mv.PgId == pg.Id && (!mv.Split || layout.HashBit(hash, uint8(sh.Depth))) &&
-					(g == mv.Offset+home || g == mv.Offset+stash) {
-					x.child, x.strays = true, false
+				if mv := sh.Move; mv != nil && mv.PgId == pg.Id && (!mv.Split || layout.HashBit(hash, uint8(sh.Depth))) {
+					home, stash = layout.GroupOff(hash, sh.ChildSegments())
+					if g == mv.Offset+home || g == mv.Offset+stash {
+						x.child, x.strays = true, false
+					}
 				}
 			}
 			found = append(found, x)

@@ -53,7 +53,7 @@ func (c *cl) claim() {
 func (w *World) isRelevant(k index.Kind, x repair.Work) bool {
 	switch k {
 	case index.Move, index.Abandon:
-		return w.relevant[[2]int{int(x.Group) / layout.SegmentGroups, int(x.Group) % layout.SegmentGroups}]
+		return w.relevant[[2]int{int(x.Group) / layout.SegmentGroups % w.cfg.Segments, int(x.Group) % layout.SegmentGroups}]
 	case index.Clean, index.Relocate:
 		off := int(x.Off) - layout.RegionPageSize
 		g := off / layout.GroupSize

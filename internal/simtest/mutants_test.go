@@ -72,7 +72,7 @@ var mutants = []mutant{
 	{"publish-goes-on", "publish goes on with x->n only while each stage took exactly that", []edit{{op,
 		"if f := layout.Word(o.Accesses[0].Found); f != o.x {", "if false {"}}},
 	{"record-first", "a cached GET reads the slot first, and words learnt at A are no hints", []edit{
-		{op, "	return append(a, Access{Verb: Read, Space: Index, Replica: p, Off: h.Off, Buf: word},\n		Access{Verb: Read, Space: Heap, Replica: p, Off: h.X.Off(), Buf: rec})", "return append(a, Access{Verb: Read, Space: Heap, Replica: p, Off: h.X.Off(), Buf: rec}, Access{Verb: Read, Space: Index, Replica: p, Off: h.Off, Buf: word})"},
+		{op, "	x[0].set(Read, Index, p, h.Off, word, 0, 0)\n	x[1].set(Read, Heap, p, h.X.Off(), rec, 0, 0)", "x[1].set(Read, Index, p, h.Off, word, 0, 0)\nx[0].set(Read, Heap, p, h.X.Off(), rec, 0, 0)"},
 		{op, "	o.Version, o.atA = r.Version, true\n	// Nobody learns",
 			"o.Version, o.atA = r.Version, true\no.env.Remember(o, Hint{Word: o.x, Version: r.Version, Shard: o.Route.Shard, Slot: o.slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})\n// Nobody learns"}}},
 	// Modulo 4, so that it repeats soon.

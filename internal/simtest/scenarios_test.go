@@ -229,6 +229,13 @@ var scenarios = map[string]scenario{
 	"scan-across-the-end-of-a-move": {Config{Nodes: 2, PGs: 2, Children: 1, Janitors: 1, Acts: []Act{{Migrate, 1, 2}}, Scripts: [][]Step{{k(Scan, 0)}}, Setup: []Step{k(Put, 10), k(Put, 0)}},
 		[]string{"begin shard", "c0 learns", "c1 learns", "c1 claims", "c1*", "c0 begins", "c0*", "c0 learns", "c0 begins", "c0*"}},
 
+	// The same for a shard that grows: both of the child's segments are one of the parent's.
+	"scan-across-the-end-of-growth": {Config{Children: 2, Janitors: 1, Acts: []Act{{Grow, 1, 2}}, Scripts: [][]Step{{k(Scan, 0)}}, Setup: []Step{k(Put, 80), k(Put, 0)}},
+		[]string{"begin shard", "c0 learns", "c1 learns", "c1 claims", "c1*", "c0 begins", "c0*", "c0 learns", "c0 begins", "c0*"}},
+	// The page behind the parent's is of the child's first segment, the next of its second.
+	"scan-of-what-grows": {Config{Children: 2, Janitors: 1, Acts: []Act{{Grow, 1, 2}}, Scripts: [][]Step{{k(Scan, 0)}}, Setup: []Step{k(Put, 80), k(Put, 0)}},
+		[]string{"begin shard", "c0 learns", "c1 learns", "c1 claims", "c1>work", "c0 begins", "c0*"}},
+
 	// Clocks agree to the tick: versions differ all the same.
 	"r30-versions": {Config{Scripts: [][]Step{one, {k(Put, 2)}}},
 		[]string{"c0 begins", "c0*", "c1 begins", "c1*"}},

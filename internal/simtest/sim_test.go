@@ -52,6 +52,9 @@ var scopes = map[string]Config{
 	"split-insert":    {Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 12)}, {k(Get, 12)}}, Setup: []Step{k(Put, 10)}},
 	"r2-split-update": {Replicas: 2, Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 10)}, {k(Get, 10)}}, Setup: []Step{k(Put, 10)}, Warm: true},
 	"r2-split-insert": {Replicas: 2, Children: 1, Janitors: 1, Acts: []Act{{Split, 1, 0}}, Scripts: [][]Step{{k(Put, 12)}, {k(Get, 12)}}, Setup: []Step{k(Put, 10)}},
+	"grow-update":     {Children: 2, Janitors: 1, Acts: []Act{{Grow, 1, 2}}, Scripts: [][]Step{{k(Put, 80)}, {k(Get, 80)}}, Setup: []Step{k(Put, 80)}, Warm: true},
+	"grow-insert":     {Children: 2, Janitors: 1, Acts: []Act{{Grow, 1, 2}}, Scripts: [][]Step{{k(Put, 82)}, {k(Get, 82)}}, Setup: []Step{k(Put, 0)}},
+	"r2-grow-update":  {Replicas: 2, Children: 2, Janitors: 1, Acts: []Act{{Grow, 1, 2}}, Scripts: [][]Step{{k(Put, 80)}, {k(Get, 80)}}, Setup: []Step{k(Put, 80)}, Warm: true},
 	"recall-update":   {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 3, Epochs: 2, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
 	"r2-recall-write": {Replicas: 2, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 3, Scripts: [][]Step{{k(Put, 0)}, {k(Del, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
 	"evict-put":       {Cache: true, Scripts: [][]Step{{k(Evict, 0), k(Get, 0)}, {k(Put, 0), k(Get, 0)}}, Setup: []Step{k(Put, 0)}, Warm: true},
@@ -146,6 +149,27 @@ var wide = map[string]Config{
 		{k(Put, 0), k(Get, 0), k(Del, 0), k(Put, 2)},
 		{k(Get, 0), k(Put, 1), k(Put, 0), k(Get, 2)}},
 		Setup: []Step{k(Put, 0), k(Put, 10)}, Warm: true},
+	// Shards grow: a group of the parent is two of the child.
+	"grow": {Janitors: 1, Children: 2, Acts: []Act{{Grow, 1, 2}}, Scripts: [][]Step{
+		{k(Put, 80), k(Get, 0), k(Del, 80), k(Put, 0), k(Put, 80)},
+		{k(Get, 80), k(Put, 81), k(CAS, 80), k(Get, 0), k(Add, 80)}},
+		Setup: []Step{k(Put, 80), k(Put, 0)}, Warm: true},
+	"r2-grow": {Replicas: 2, Janitors: 2, Children: 6, Acts: []Act{{Grow, 1, 2}, {Split, 2, 0}, {Grow, 2, 4}}, Crashes: 1, Pauses: 1, Leaders: 1, Deadlines: 1, Scripts: [][]Step{
+		{k(Put, 80), k(Get, 0), k(Del, 80), k(Put, 12)},
+		{k(Get, 80), k(Put, 81), k(Put, 90), k(Get, 12)},
+		{k(Add, 80), k(CAS, 0), k(Get, 81), k(Get, 90)}},
+		Setup: []Step{k(Put, 80), k(Put, 0), k(Put, 90)}, Warm: true},
+	"r2-grow-loss": {Replicas: 2, Nodes: 3, PGs: 2, Janitors: 2, Children: 4, NodeCrashes: 1, NodePauses: 1, Acts: []Act{{Grow, 1, 2}, {Migrate, 2, 2}, {Drain, 0, 0}}, Scripts: [][]Step{
+		{k(Put, 80), k(Get, 0), k(Del, 80), k(Put, 82)},
+		{k(Get, 80), k(Put, 1), k(Put, 0), k(Get, 82)}},
+		Setup: []Step{k(Put, 80), k(Put, 0)}, Warm: true},
+	"stash-grow": {Replicas: 2, Fill: 28, Janitors: 2, Children: 2, Acts: []Act{{Grow, 1, 2}}, Crashes: 1, Scripts: [][]Step{
+		{k(Put, 80), k(Put, 2), k(Del, 80), k(Get, 83)},
+		{k(Put, 83), k(Get, 80), k(Put, 80), k(Del, 0)}},
+		Setup: []Step{k(Put, 80), k(Put, 0), k(Put, 81)}, Warm: true},
+	"scan-grow": {Janitors: 1, Children: 6, Acts: []Act{{Grow, 1, 2}, {Grow, 2, 4}}, Scripts: [][]Step{
+		{k(Scan, 0), k(Scan, 0)}, {k(Put, 80), k(Put, 82), k(Put, 0), k(Put, 100)}},
+		Setup: []Step{k(Put, 80), k(Put, 0), k(Put, 20)}, Warm: true},
 	"recall": {Janitors: 2, TwoExtents: true, Acts: []Act{{Recall, 1, 0}}, Crashes: 1, Pauses: 1, Leaders: 1, Epochs: 6, Units: 4, Scripts: [][]Step{
 		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 0), k(Put, 2)},
 		{k(Get, 0), k(Put, 0), k(Get, 0), k(Put, 0), k(Get, 2)}},

@@ -63,10 +63,11 @@ type Step struct {
 // Act is what an operator asks of the directory.
 type Act struct {
 	Kind ActKind
-	// Split, Migrate: the shard. Recall, Scrub: the placement group. Drain: the memory
+	// Split, Migrate, Grow: the shard. Recall, Scrub: the placement group. Drain: the memory
 	// node, from 0.
 	ID uint32
-	// Migrate, Split: the target placement group, or 0. Recall: the extent.
+	// Migrate, Split: the target placement group, or 0. Grow: the segments of the new array. Recall:
+	// the extent.
 	To uint32
 }
 
@@ -79,6 +80,7 @@ const (
 	Drain
 	Recall
 	Scrub
+	Grow
 )
 
 func (a Act) String() string {
@@ -87,6 +89,8 @@ func (a Act) String() string {
 		return fmt.Sprintf("split of shard %d", a.ID)
 	case Migrate:
 		return fmt.Sprintf("shard %d to migrate to pg %d", a.ID, a.To)
+	case Grow:
+		return fmt.Sprintf("shard %d to grow to %d segments", a.ID, a.To)
 	case Drain:
 		return fmt.Sprintf("drain of m%d", a.ID)
 	case Recall:
@@ -275,7 +279,8 @@ type place struct {
 
 // Keys: their hashes are chosen, not computed. Keys below 10 meet in one group and do not
 // move when the shard splits. For those from 10 on the tens count: 1 moves with a split, 2
-// lies in another group, 4 moves with a second split. Keys whose last digit is 0 or 1
+// lies in another group, 4 moves with a second split, 8 goes to the other segment of a shard that grows
+// to two. Keys whose last digit is 0 or 1
 // share the fingerprint.
 func keyOf(i int) []byte { return fmt.Appendf(nil, "key%d", i) }
 
@@ -294,6 +299,9 @@ func hashOf(i int) (hash, check uint64) {
 	}
 	if t&4 != 0 {
 		hash |= 1 << 62
+	}
+	if t&8 != 0 {
+		hash |= 1 << 43
 	}
 	return hash, uint64(i+1) * 0x9e3779b97f4a7c15
 }

@@ -339,14 +339,14 @@ func unsignaledFailure(t *testing.T, e *Env) {
 	}
 }
 
-// refused posts w between good WRITEs and checks that it fails with want, that
-// what is before it took effect and nothing else, and that the QP is in error.
+// refused posts w among good WRITEs, so many that a provider may look at the chain as a whole before it executes it, and checks that w
+// fails with want, that what is before it took effect and nothing else, and that the QP is in error.
 func refused(e *Env, l *Lane, what string, w rdma.WR, want driver.Status) {
 	e.T.Helper()
 	good := e.Memory(24, All)
 	one := l.Word()
 	PutLe(one, 1)
-	wcs, err := l.Do(l.Write(good, 0, one), w, l.Write(good, 8, one))
+	wcs, err := l.Do(l.Write(good, 16, l.Word()), l.Write(good, 0, one), w, l.Write(good, 8, one))
 	if err != nil {
 		e.T.Fatalf("%s: %v", what, err)
 	}
@@ -354,10 +354,10 @@ func refused(e *Env, l *Lane, what string, w rdma.WR, want driver.Status) {
 	for i := range wcs {
 		got[i] = wcs[i].Status
 	}
-	if len(got) != 3 || got[0] != driver.Success || got[1] != want || got[2] != driver.WRFlushErr {
-		e.T.Fatalf("%s: a good WRITE, it, and a WRITE behind it completed %v, want SUCCESS, %v, WR_FLUSH_ERR", what, got, want)
+	if len(got) != 4 || got[0] != driver.Success || got[1] != driver.Success || got[2] != want || got[3] != driver.WRFlushErr {
+		e.T.Fatalf("%s: two good WRITEs, it, and a WRITE behind it completed %v, want SUCCESS, SUCCESS, %v, WR_FLUSH_ERR", what, got, want)
 	}
-	if o := (&rdma.WCError{WC: wcs[1]}).Applied(); o != rdma.No {
+	if o := (&rdma.WCError{WC: wcs[2]}).Applied(); o != rdma.No {
 		e.T.Errorf("%s: a refused WR %v", what, o)
 	}
 	if a, b := Le(good.Bytes()), Le(good.Bytes()[8:]); a != 1 || b != 0 {

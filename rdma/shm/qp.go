@@ -48,6 +48,7 @@ type QP struct {
 	seq    uint64 // even: the cell's seq between operations
 	fence  uint64 // for barrier
 	deregs uint64 // Device.deregs when local was filled
+	primed uint64 // what prime has loaded: so that it is not optimized away
 	epoch  uint64 // table[0] when remote was checked
 	local  [localCache]localMR
 	// remote is an open-addressed hash table, at most a quarter full: rkeys are
@@ -106,6 +107,9 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 	}
 	if atomic.LoadUint64(&q.table[0]) != q.epoch {
 		q.recheckRemote()
+	}
+	if n >= primeChain {
+		q.prime(wrs[:n])
 	}
 	tail := cq.tail
 	wrote := false // a WRITE of this chain may still be in the store buffer
@@ -168,6 +172,36 @@ func (q *QP) PostSend(wrs []driver.WR) (int, error) {
 		cq.signal()
 	}
 	return n, err
+}
+
+const (
+	// primeChain is how many WRs are worth a prime.
+	primeChain = 4
+	// primeBytes is how much of a range prime loads: the processor sees by itself that a longer one is read on.
+	primeBytes = 256
+	lineBytes  = 64
+)
+
+// prime loads a byte of each cache line that the chain is about to use. The loads do not depend on each other, so the
+// processor waits for all of them at once, and not in each WR anew. Nothing is concluded from what it loads, and
+// what the fast path would not like it leaves alone.
+func (q *QP) prime(wrs []driver.WR) {
+	sum := q.primed
+	for i := range wrs {
+		w := &wrs[i]
+		size := uint64(len(w.Local))
+		r := &q.remote[w.RKey&uint64(len(q.remote)-1)]
+		if r.rkey != w.RKey || size == 0 || w.RemoteAddr > r.n || size > r.n-w.RemoteAddr {
+			continue
+		}
+		first := unsafe.Add(r.base, w.RemoteAddr)
+		last := unsafe.Add(first, min(size, primeBytes)-1)
+		for p := first; uintptr(p) < uintptr(last); p = unsafe.Add(p, lineBytes) {
+			sum += uint64(*(*byte)(p))
+		}
+		sum += uint64(*(*byte)(last))
+	}
+	q.primed = sum
 }
 
 // atomically executes an atomic whose bounds and rights have been checked.

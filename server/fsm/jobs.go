@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -49,7 +50,7 @@ func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 		sh := s.editShard(j.ShardId)
 		mv := sh.Move
 		if mv.PgId == lost {
-			s.freeArray(lost, mv.Offset, sh.Segments, 0)
+			s.freeArray(lost, mv.Offset, sh.ChildSegments(), 0)
 		}
 		switch {
 		case j.PgId != lost:
@@ -59,9 +60,10 @@ func (s *State) loseJob(j *dirpb.Job, lost uint32) {
 				Barrier: s.nextVersion(), Reason: "the child's memory was lost",
 			})
 		case mv.PgId != lost:
+			segments := sh.ChildSegments()
 			sh.Move = nil
 			s.addJob(&dirpb.Job{
-				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset, Segments: sh.Segments,
+				Kind: dirpb.JobKind_JOB_CLEAN, NamespaceId: j.NamespaceId, PgId: mv.PgId, Offset: mv.Offset, Segments: segments,
 				Wipe: true, Drop: true, Barrier: s.nextVersion(), Reason: "the parent's memory was lost",
 			})
 		default:
@@ -129,7 +131,7 @@ func (s *State) startJob(c *fsmpb.StartJob) (*dirpb.Job, error) {
 }
 
 // startMove gives a shard a child to move into: half of its hashes, or all of them into
-// another placement group.
+// another placement group or a larger array.
 func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 	sh := s.shards[c.ShardId]
 	if sh == nil {
@@ -143,7 +145,11 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 	switch {
 	case target == nil || target.NamespaceId != sh.NamespaceId:
 		return nil, fmt.Errorf("placement group %d of the shard's namespace: %w", to, ErrNotFound)
-	case !c.Split && to == sh.PgId:
+	case c.Segments != 0 && (c.Split || to != sh.PgId):
+		return nil, fmt.Errorf("%w: shard %d is to have %d segments, and to split or to leave its placement group: want one of these", ErrInvalid, sh.Id, c.Segments)
+	case c.Segments%sh.Segments != 0 || c.Segments/sh.Segments == 1 || c.Segments/sh.Segments > layout.MaxGrowth:
+		return nil, fmt.Errorf("%w: %d segments for shard %d of %d, want 2 to %d times as many", ErrInvalid, c.Segments, sh.Id, sh.Segments, layout.MaxGrowth)
+	case !c.Split && to == sh.PgId && c.Segments == 0:
 		return nil, fmt.Errorf("%w: shard %d is in placement group %d already", ErrInvalid, sh.Id, to)
 	case sh.Move != nil:
 		return nil, fmt.Errorf("%w: shard %d is moving already", ErrRefused, sh.Id)
@@ -155,14 +161,15 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 			return nil, err
 		}
 	}
-	offset, h := takeArray(target, s.heaps[to], sh.Segments)
+	segments := max(c.Segments, sh.Segments)
+	offset, h := takeArray(target, s.heaps[to], segments)
 	if h == nil {
-		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments", ErrFull, to, sh.Segments)
+		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments", ErrFull, to, segments)
 	}
 	s.putHeap(h)
 	m := s.editMeta()
 	m.ShardId++
-	s.editShard(sh.Id).Move = &dirpb.Move{ChildId: m.ShardId, PgId: to, Offset: offset, Split: c.Split}
+	s.editShard(sh.Id).Move = &dirpb.Move{ChildId: m.ShardId, PgId: to, Offset: offset, Split: c.Split, Segments: c.Segments}
 	j := &dirpb.Job{
 		Kind: c.Kind, NamespaceId: sh.NamespaceId, PgId: sh.PgId, TargetPgId: to, ShardId: sh.Id, Reason: c.Reason,
 	}
@@ -276,11 +283,11 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 func (s *State) endMove(j *dirpb.Job) {
 	sh := proto.CloneOf(s.shards[j.ShardId])
 	mv := sh.Move
-	sh.Move = nil
 	child := &dirpb.Shard{
 		Id: mv.ChildId, NamespaceId: sh.NamespaceId, Prefix: sh.Prefix, Depth: sh.Depth,
-		PgId: mv.PgId, Offset: mv.Offset, Segments: sh.Segments,
+		PgId: mv.PgId, Offset: mv.Offset, Segments: sh.ChildSegments(),
 	}
+	sh.Move = nil
 	if mv.Split {
 		sh.Depth++
 		sh.Prefix <<= 1

@@ -119,6 +119,11 @@ func TestJobsRefused(t *testing.T) {
 	h.activate()
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, Split: true}), ErrRefused, "depth 12")
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, TargetPgId: 2}), ErrNotFound)
+	sh := h.s.Shards(2)[0]
+	for _, segments := range []uint32{1, sh.Segments, 2*sh.Segments + 1, 128 * sh.Segments} {
+		h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Segments: segments}), ErrInvalid, "2 to 127")
+	}
+	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Segments: 2 * sh.Segments, Split: true}), ErrInvalid, "one of these")
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_JOIN, PgId: 1}), ErrInvalid, "JOB_JOIN")
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 3}), ErrNotFound)
 	h.refuse(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1, Reason: strings.Repeat("r", 257)}), ErrInvalid, "reason")
@@ -247,7 +252,7 @@ func TestViewProperties(t *testing.T) {
 			kind := rapid.SampledFrom([]string{ // rapid prefers the first ones
 				"end", "claim", "plan", "publish", "migrate", "recall", "end", "claim", "finish", "activate", "scrub", "split", "grant",
 				"end", "claim", "leave", "down", "open", "finish", "up", "giveback", "createpg", "remake", "remake", "accept", "close", "expire", "confirm", "grant",
-				"drain", "undrain", "activate", "remove"}).Draw(rt, "kind")
+				"grow", "drain", "undrain", "activate", "remove"}).Draw(rt, "kind")
 			pgs, nodes, sessions, jobs, shards := h.s.PGs(0), h.s.Nodes(), h.s.Sessions(), h.s.Jobs(), h.s.Shards(0)
 			// Mostly one for which the command makes sense.
 			apt := func(pg *dirpb.PlacementGroup) bool {
@@ -308,6 +313,8 @@ func TestViewProperties(t *testing.T) {
 				c = &fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: pg.Id, Epoch: pg.Epoch, NodeId: node.Id}}}
 			case "split", "migrate":
 				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shard.Id, TargetPgId: pg.Id, Split: kind == "split"})
+			case "grow":
+				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: shard.Id, Segments: shard.Segments * uint32(1+pick("growth", 3))})
 			case "recall":
 				extents := []uint32{extent}
 				if pick("both", 3) == 0 {

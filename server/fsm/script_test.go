@@ -138,6 +138,8 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return &fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: arg(0), Epoch: epoch, NodeId: arg(1)}}}
 	case "split", "migrate": // shard, target
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: arg(0), TargetPgId: arg(1), Split: f[0] == "split"})
+	case "grow": // shard, segments
+		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: arg(0), Segments: arg(1)})
 	case "recall": // pg, extents
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: arg(0), Extents: at[1:], InPlace: has("inplace")})
 	case "scrub": // pg
@@ -292,6 +294,9 @@ func (s *script) changes() string {
 			line += fmt.Sprintf(" to shard%d pg%d %d", m.ChildId, m.PgId, m.Offset)
 			if m.Split {
 				line += " split"
+			}
+			if m.Segments != 0 {
+				line += fmt.Sprint("×", m.Segments)
 			}
 			if m.Abandoned {
 				line += " abandoned"
@@ -559,7 +564,7 @@ func checkIndex(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 			add(sh.Offset, sh.Segments)
 		}
 		if m := sh.Move; m != nil && m.PgId == pg.Id && !m.Abandoned {
-			add(m.Offset, sh.Segments)
+			add(m.Offset, sh.ChildSegments())
 		}
 	}
 	for _, a := range s.Heap(pg.Id).IndexFree {

@@ -1229,6 +1229,44 @@ func TestGrow(t *testing.T) {
 	grow(0, true, "moves already")
 }
 
+// A shard that is small beside what is left of the index gets a larger array, until it has about a
+// quarter of its share; then it splits.
+func TestGrowLarger(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(1, 8)
+	ns := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CreateNamespace{CreateNamespace: &fsmpb.CreateNamespace{
+		Namespace: &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1, BytesPerNode: region, Shards: 2, Segments: 1, IndexPercent: 50}}}}).Namespace.Id
+	w.publish()
+	x := w.open(ns)
+	share := uint32(w.pg(1).IndexBytes/layout.SegmentSize) / 2
+	var last []uint32
+	for range 2 { // the shards
+		sh, moves := w.s.Shards(ns)[0], 0
+		for ; ; moves++ {
+			q, growing, why := w.l.Grow(w.s, sh, w.now)
+			if q == nil || !growing || q.TargetPgId != 0 || q.Split != (q.Segments == 0) {
+				t.Fatalf("shard %d of %d segments: %v, %v, %q", sh.Id, sh.Segments, q, growing, why)
+			}
+			if q.Split {
+				break
+			}
+			if q.Segments < 4*sh.Segments || q.Segments > layout.MaxGrowth*sh.Segments || q.Segments > share/4 {
+				t.Fatalf("shard %d grows from %d to %d segments; its share is %d", sh.Id, sh.Segments, q.Segments, share)
+			}
+			w.start(q)
+			w.do(x, dirpb.JobKind_JOB_MOVE)
+			w.ack()
+			w.do(x, dirpb.JobKind_JOB_CLEAN)
+			w.ack()
+			sh = w.s.Shards(ns)[1] // its new one
+		}
+		if last = append(last, sh.Segments); sh.Segments < share/16 || moves > 3 {
+			t.Fatalf("shard %d has %d segments after %d moves; its share is %d", sh.Id, sh.Segments, moves, share)
+		}
+	}
+	t.Logf("of %d segments each, shards take %d before they split", share, last)
+}
+
 // Shards of a busy placement group that are full split one after the other, without being asked for again.
 func TestGrowWaits(t *testing.T) {
 	w := newWorld(t)

@@ -493,7 +493,7 @@ func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 	var best *dirpb.PlacementGroup
 	for _, to := range p.pgs {
 		if to.Id == pg.Id || to.NamespaceId != pg.NamespaceId || p.draining(to) || !p.free(to) ||
-			p.heapRoom(to.Id) < need || !fits(p.s.Heap(to.Id), to, sh) {
+			p.heapRoom(to.Id) < need || !fits(p.s.Heap(to.Id), to, sh.Segments) {
 			continue
 		}
 		if best == nil || p.heapRoom(to.Id) > p.heapRoom(best.Id) {
@@ -601,7 +601,8 @@ func (p *plan) asked() {
 				return false
 			}
 		}
-		if sh := p.s.Shard(q.ShardId); q.Split && q.TargetPgId == 0 && !fits(p.s.Heap(sh.PgId), p.s.PG(sh.PgId), sh) {
+		if sh := p.s.Shard(q.ShardId); (q.Split || q.Segments != 0) && q.TargetPgId == 0 &&
+			!fits(p.s.Heap(sh.PgId), p.s.PG(sh.PgId), max(q.Segments, sh.Segments)) {
 			return true // others took the last room while it waited
 		}
 		p.start(q, pgs...)
@@ -758,7 +759,8 @@ func (p *plan) nodeNames(ids []uint32) string {
 	return fmt.Sprintf("%q", names)
 }
 
-// Grow is the split that gives a shard, which is full, more room: inside its
+// Grow is the move that gives a shard, which is full, more room: into an array of more segments, while
+// its placement group's index is far from full (larger), or else a split inside its
 // placement group, or, when the index there is full, into the one of its namespace whose
 // index has the most room. No command: the shard moves already, or the placement group is
 // busy and the caller may ask again (growing), or it cannot grow; why says which. A split
@@ -772,10 +774,12 @@ func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmp
 	q = &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true, Reason: "it is full"}
 	own := s.PG(sh.PgId)
 	to := []*dirpb.PlacementGroup{own}
-	if !fits(s.Heap(own.Id), own, sh) {
+	if q.Segments = v.larger(own, sh); q.Segments != 0 {
+		q.Split = false
+	} else if !fits(s.Heap(own.Id), own, sh.Segments) {
 		to = slices.DeleteFunc(slices.Clone(v.pgs), func(pg *dirpb.PlacementGroup) bool {
 			return pg.NamespaceId != sh.NamespaceId || pg.Id == own.Id || pg.State == dirpb.PGState_PG_LOST || v.draining(pg) ||
-				!fits(s.Heap(pg.Id), pg, sh)
+				!fits(s.Heap(pg.Id), pg, sh.Segments)
 		})
 		slices.SortStableFunc(to, func(a, b *dirpb.PlacementGroup) int { return cmp.Compare(v.indexRoom(b), v.indexRoom(a)) })
 	}

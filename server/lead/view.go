@@ -87,13 +87,39 @@ func (v *view) indexRoom(pg *dirpb.PlacementGroup) uint64 {
 	return pg.IndexBytes - min(v.usage(pg.Id).GetIndexBytesUsed(), pg.IndexBytes)
 }
 
-// fits reports whether pg's index has room for another array like sh's.
-func fits(h *fsmpb.Heap, pg *dirpb.PlacementGroup, sh *dirpb.Shard) bool {
-	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool { return a.Segments == sh.Segments && a.Returned == 0 }) {
+// fits reports whether pg's index has room for another array of so many segments.
+func fits(h *fsmpb.Heap, pg *dirpb.PlacementGroup, segments uint32) bool {
+	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool { return a.Segments == segments && a.Returned == 0 }) {
 		return true
 	}
-	bytes := uint64(sh.Segments) * layout.SegmentSize
+	bytes := uint64(segments) * layout.SegmentSize
 	return h.GetIndexNext() <= pg.IndexBytes && bytes <= pg.IndexBytes-h.GetIndexNext()
+}
+
+// growthPart is the part of its share of what an index has left that a shard's new array takes. The
+// rest is for splits: shards are what moves between placement groups.
+const growthPart = 4
+
+// leastGrowth is the least times as many segments that a shard's new array has. The former array
+// serves again for an array of its size alone.
+const leastGrowth = 4
+
+// larger is how many segments a shard that is full should get in a new array of its placement
+// group, 0 if it should split. A namespace that begins with little grows so in two or three moves, each of
+// a small part of what follows it, where splits of one shard at a time would double it.
+func (v *view) larger(pg *dirpb.PlacementGroup, sh *dirpb.Shard) uint32 {
+	var all float64
+	for _, o := range v.shards(pg.NamespaceId) {
+		if o.PgId == pg.Id {
+			all += weight(o.Depth)
+		}
+	}
+	room := float64(pg.IndexBytes-min(v.s.Heap(pg.Id).GetIndexNext(), pg.IndexBytes)) / layout.SegmentSize
+	times := min(uint32(room*weight(sh.Depth)/all/growthPart)/sh.Segments, layout.MaxGrowth)
+	if times < leastGrowth {
+		return 0
+	}
+	return times * sh.Segments
 }
 
 // busy says why no voluntary change of pg may begin, "" if one may.

@@ -1580,6 +1580,7 @@ type StartJob struct {
 	WindowUnit    uint32                 `protobuf:"varint,12,opt,name=window_unit,json=windowUnit,proto3" json:"window_unit,omitempty"` // RECALL in place, as in Job
 	WindowUnits   uint32                 `protobuf:"varint,13,opt,name=window_units,json=windowUnits,proto3" json:"window_units,omitempty"`
 	WindowMost    uint32                 `protobuf:"varint,14,opt,name=window_most,json=windowMost,proto3" json:"window_most,omitempty"`
+	Segments      uint32                 `protobuf:"varint,15,opt,name=segments,proto3" json:"segments,omitempty"` // MOVE of a shard that grows in its placement group: of its new array, a multiple; 0: as many
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1701,6 +1702,13 @@ func (x *StartJob) GetWindowUnits() uint32 {
 func (x *StartJob) GetWindowMost() uint32 {
 	if x != nil {
 		return x.WindowMost
+	}
+	return 0
+}
+
+func (x *StartJob) GetSegments() uint32 {
+	if x != nil {
+		return x.Segments
 	}
 	return 0
 }
@@ -3253,7 +3261,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"StartLeave\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x17\n" +
-	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"\x87\x03\n" +
+	"\anode_id\x18\x03 \x01(\rR\x06nodeId\"\xa3\x03\n" +
 	"\bStartJob\x12-\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12\x13\n" +
 	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x19\n" +
@@ -3271,7 +3279,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"windowUnit\x12!\n" +
 	"\fwindow_units\x18\r \x01(\rR\vwindowUnits\x12\x1f\n" +
 	"\vwindow_most\x18\x0e \x01(\rR\n" +
-	"windowMostJ\x04\b\x06\x10\a\"@\n" +
+	"windowMost\x12\x1a\n" +
+	"\bsegments\x18\x0f \x01(\rR\bsegmentsJ\x04\b\x06\x10\a\"@\n" +
 	"\bClaimJob\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x15\n" +
