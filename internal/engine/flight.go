@@ -10,7 +10,7 @@ import (
 )
 
 // flight is a chain of GETs of remembered keys, all of one memory node, on a provider that does not execute within
-// PostSend; if it does, hintedChain performs them. There and here index.Hinted says what is posted, and judges the answers. A GET of any
+// PostSend; where it does, hintedChain performs them. index.Hinted says there and here what is posted and how that is judged. A GET of any
 // Op on the lane may come aboard until the doorbell rings. Only the chain's last WR is signaled.
 //
 // A flight stands in a Task of its own, so that the lane's accounts (reclaim epoch, map, deadline, queue pair) know it

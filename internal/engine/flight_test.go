@@ -90,7 +90,7 @@ func TestFlightUndecided(t *testing.T) {
 		err    error
 	}{
 		"nothing":  {func(*rig) {}, 1, "value of a", nil},
-		"replaced": {replaceA, 2, "new", nil}, // the word that is there now names the record
+		"replaced": {replaceA, 2, "new", nil}, // by the word that is there now the record is found
 		"deleted": {func(r *rig) {
 			off, _ := r.slot(1, "a")
 			putWord(r.nodes[0].mem[off:], 0)
@@ -161,7 +161,7 @@ func replaceA(r *rig) {
 
 var errAny = errors.New("any")
 
-// A caller that leaves a flight, or has no time left, gets the answer that nothing happened; the others fly on.
+// A GET whose caller goes, or has no time left, gets the answer that nothing happened; the others fly on.
 func TestFlightLeft(t *testing.T) {
 	r := newRig(t, 1, false)
 	keys := r.remembered(3)
