@@ -10,7 +10,7 @@ import (
 // startClean begins a Clean: every session has acknowledged a map that names the child alone, so nobody follows
 // a MOVED word of the group any more. After a split each becomes EMPTY, with the nonce that keeps a delayed publish
 // from bringing it back (I5), then SPLIT goes from the header: in this order, since MOVED without SPLIT says
-// that a move is under way. After a migration the array belongs to nobody, and is wiped.
+// that a move is under way. If all keys went, the array belongs to nobody, and is wiped.
 //
 // If the child is in another placement group, the words' places are nobody's but ours, and go through limbo.
 func (o *Op) startClean() index.Action {
@@ -60,7 +60,7 @@ func (o *Op) clearSplit() index.Action {
 }
 
 // emptyWords takes the words of list to what n says, at A. free: their places, which
-// nothing else names, are ours then; unlinkFreed hands them over. A split in place names each record from the child
+// nothing else names, are ours then; unlinkFreed hands them over. A move in place names each record from the child
 // as well, by the same word, so there nothing is free.
 func (o *Op) emptyWords(list []*item, free bool, n func(layout.Word) layout.Word, then func() index.Action) index.Action {
 	swingAll := func() index.Action { return o.emptyNow(list, n, then) }

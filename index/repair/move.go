@@ -230,9 +230,9 @@ func (o *Op) frozen() index.Action {
 // maxParts bounds how many of the child's segments are at work at once.
 const maxParts = 8
 
-// readChild reads the child's groups, those of some of its segments, that lack something. The child's lock is not taken: until
-// the parent's group says SPLIT nobody inserts a key of it there, and what others do in the child's stash only costs a slot,
-// which is chosen again.
+// readChild reads the child's groups, those of some of its segments, that lack something. The child's lock is not taken:
+// until the parent's group says SPLIT nobody inserts a key of it there, and what others do in the child's stash only
+// costs a slot, which is chosen again.
 func (o *Op) readChild() index.Action {
 	w := &o.work
 	if !slices.ContainsFunc(w.items, lacking) {

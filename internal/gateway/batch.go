@@ -20,6 +20,11 @@ import (
 // together: one client.Do for all of them. Those on one key make a unit, which is one
 // operation of the store, so that they are atomic together and in order. Those on
 // different keys take effect in any order, as those of different connections would.
+// Life of a batch: newBatch takes one from a pool; admit makes entries and units of commands;
+// run performs the units, writes the replies in the order of the entries, and makes the batch
+// empty again; free gives it back. Batches are pooled rather than kept by connections, since
+// their buffers are long and few connections are served at a time: a warm one is in the
+// processor's cache.
 type batch struct {
 	c       *conn
 	now     int64 // Unix ms
@@ -28,15 +33,15 @@ type batch struct {
 	entries []entry
 	units   []*unit // all[:n]
 	all     []*unit
-	ops     []client.Op
-	seed    maphash.Seed
-	table   []int32   // unit + 1 by hash of the key; 0: none
-	hold    bool      // EXEC: nothing runs until all of it is here
-	found   bool      // the only unit has been performed, in a turn of a loop: c.found
-	heavy   int64     // bytes of long arguments of writes
-	held    int64     // bytes of the share that stand for what units keep and nobody uses again
-	pooled  int64     // and for what does
-	lookups [2]uint64 // misses and hits not counted yet
+	ops     []client.Op  // of the units, kept for their memory
+	seed    maphash.Seed // of hashOf
+	table   []int32      // unit + 1 by hash of the key; 0: none
+	hold    bool         // EXEC: nothing runs until all of it is here
+	found   bool         // the only unit has been performed, in a turn of a loop: c.found
+	heavy   int64        // bytes of long arguments of writes
+	held    int64        // bytes of the share that stand for what units keep and nobody uses again
+	pooled  int64        // and for what does
+	lookups [2]uint64    // misses and hits not counted yet
 
 	// The command whose replies are being written; it may have come in several
 	// batches.
@@ -50,6 +55,8 @@ type batch struct {
 }
 
 // entry is a command, or its share of one key.
+// Entries of one unit are a list through next, in the order in which they came; entries of one
+// command follow each other.
 type entry struct {
 	cmd         *command
 	args        [][]byte
@@ -62,38 +69,42 @@ type entry struct {
 	text        string // the reply, an error, of one that goes nowhere
 }
 
+// kind is what a unit asks of the store, from the cheapest on. A unit of several commands is of
+// the least kind that does for all: reads stay reads, puts stay puts (the last one counts, and
+// no reply depends on the others), and all else is an update, which may run several times.
 type kind uint8
 
 const (
 	readValue kind = 1 + iota // a Get of nothing but the value
-	read
-	put    // replies do not depend on what was there
-	putIf  // one entry
-	remove // one entry
-	update
+	read                      // version, expiry and flags, too
+	put                       // replies do not depend on what was there
+	putIf                     // one entry; replies say whether the condition held
+	remove                    // one entry
+	update                    // reads, and writes if it is still what was read
 )
 
 // unit is what the batch does to one key.
+// It is kept with its buffers from batch to batch; reset forgets what belongs to a client.
 type unit struct {
 	b           *batch
 	name        []byte
 	hash, slot  uint64 // in b.table
 	kind        kind
-	first, last int32 // entries
-	cond        client.Cond
-	value       []byte
-	expires     int64
-	watched     bool
-	version     uint64 // watched
+	first, last int32       // entries
+	cond        client.Cond // of putIf
+	value       []byte      // of put and putIf: an argument, not a copy
+	expires     int64       // of put and putIf, Unix ms; 0: never
+	watched     bool        // EXEC fails if the version is not this one
+	version     uint64
 	got         uint64 // version read; 0: no such key
 	k           key
-	out         resp.Writer
-	outRoom     int // bytes that out may have
-	into        []byte
+	out         resp.Writer       // replies of an update, see entry.lo
+	outRoom     int               // bytes that out may have
+	into        []byte            // where the value is read to
 	large       int               // of a read that is put off until its reply: bytes to read it to
 	apply       client.UpdateFunc // b's u.change
-	err         error
-	stored      bool
+	err         error             // not an answer, such as ErrNotFound
+	stored      bool              // it was there, or was written or deleted
 }
 
 const (
@@ -103,8 +114,10 @@ const (
 	// A batch should not read more than this, in bytes; see conn.window.
 	batchBytes = 8 << 20
 	keepInto   = 4 << 10 // of a pooled unit's buffers
-	keepReply  = 64 << 10
-	streamFrom = 256 << 10
+	// Replies are sent once there are sendFrom bytes of them. A buffer that has grown on the way there
+	// serves again, since making it anew for each batch cost more than the lookups.
+	sendFrom, keepReply = 64 << 10, 128 << 10
+	streamFrom          = 256 << 10
 	// A lone operation may read so much, and each of several so much, without taking memory
 	// of the connection's share first. Without taking any, freeUnits operations may read.
 	oneLimit, eachLimit = loop.LimitOne, loop.LimitEach
@@ -120,10 +133,13 @@ const (
 	tableSize  = 256 // at first, so that few keys use few cache lines; a power of two
 )
 
+// The hash of keys is seeded, so that no client can choose keys that collide.
 var batches = sync.Pool{New: func() any {
 	return &batch{seed: maphash.MakeSeed(), table: make([]int32, tableSize)}
 }}
 
+// newBatch takes an empty batch for commands that came at that time. All of them see the same
+// time, so that of two commands on one key the second never sees an earlier one.
 func newBatch(c *conn, now time.Time) *batch {
 	b := batches.Get().(*batch)
 	b.c, b.w.Proto, b.w.Errors = c, c.proto, 0
@@ -131,6 +147,8 @@ func newBatch(c *conn, now time.Time) *batch {
 	return b
 }
 
+// free gives the batch back, less what a rare large one has left in it: the pool must not grow
+// to the largest batch that ever was, times processors.
 func (b *batch) free() {
 	b.reset()
 	b.w.Reset(keepReply)
@@ -148,12 +166,15 @@ func (b *batch) free() {
 	batches.Put(b)
 }
 
+// tick moves the batch's time on, where a part of what came together has taken its time.
 func (b *batch) tick() {
 	b.start = time.Now()
 	b.now = b.start.UnixMilli()
 }
 
 // reset forgets entries and units.
+// Arguments, keys and values are dropped, so that a pooled batch keeps no reader's buffer alive,
+// and shows nothing of one client to another.
 func (b *batch) reset() {
 	for _, u := range b.units {
 		b.table[u.slot] = 0
@@ -176,11 +197,14 @@ func (b *batch) reset() {
 }
 
 // fail adds a command that is answered with an error and goes nowhere.
+// It is an entry nevertheless, since replies come in the order of commands.
 func (b *batch) fail(cmd *command, text string) {
 	b.entries = append(b.entries, entry{cmd: cmd, unit: -1, next: -1, first: true, last: true, text: text})
 }
 
 // unitOf finds or makes the unit of a key.
+// A single key, as most connections name at a time, and the same one again are found
+// without hashing. The table is open addressing with linear probing, at most half full.
 func (b *batch) unitOf(name []byte) (int32, *unit) {
 	n := len(b.units)
 	if n == 0 {
@@ -207,6 +231,7 @@ func (b *batch) unitOf(name []byte) (int32, *unit) {
 	return int32(n), u
 }
 
+// hashOf need not be that of the store: it lives as long as the batch.
 func (b *batch) hashOf(name []byte) uint64 { return maphash.Bytes(b.seed, name) }
 
 // enterUnit puts unit i, whose key's hash is h, in the table.
@@ -222,6 +247,7 @@ func (b *batch) enterUnit(i int32, h uint64) {
 }
 
 // grow makes room in the table, whose units have all been entered.
+// Units know their place in the table, so clearing costs what is in it, and not its length.
 func (b *batch) grow() {
 	for _, u := range b.units {
 		b.table[u.slot] = 0
@@ -236,6 +262,8 @@ func (b *batch) grow() {
 	}
 }
 
+// newUnit takes the next unit, with the buffers that it had for another key. They lie behind
+// pointers, since entries and the store hold on to them while the batch grows.
 func (b *batch) newUnit(name []byte) *unit {
 	n := len(b.units)
 	if n == len(b.all) {
@@ -252,6 +280,9 @@ func (b *batch) newUnit(name []byte) *unit {
 }
 
 // add gives a command, or one key's share of it, to the key's unit.
+// A batch of more keys than the window is performed first: the window is what keeps values that
+// are read together within batchBytes (see adapt). In a transaction nothing may be performed
+// before all of it is there.
 func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
 	if !b.hold && (len(b.units) >= b.c.window || len(b.entries) >= maxEntries) {
 		if err := b.run(); err != nil {
@@ -286,6 +317,8 @@ func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
 }
 
 // admit adds a command on keys.
+// All keys of a command are checked before any becomes an entry: a command is refused as a
+// whole, or not at all.
 func (b *batch) admit(cmd *command, args [][]byte) error {
 	switch cmd.fold {
 	case single:
@@ -324,6 +357,8 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	return nil
 }
 
+// It finds what the store can do in one round trip. A write that expires at once is none of it:
+// as in Redis it deletes, and then what was there counts.
 func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 	want := cmd.kind
 	var value []byte
@@ -367,6 +402,8 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 	return err
 }
 
+// badKey is the error for a name that no record can have; the store would refuse it, too, but
+// for the whole batch.
 func badKey(name []byte) string {
 	if len(name) == 0 || len(name) > client.MaxKeyLen {
 		return "ERR kvd: key of " + strconv.Itoa(len(name)) + " bytes: keys have 1 to " + strconv.Itoa(client.MaxKeyLen)
@@ -382,6 +419,8 @@ var (
 )
 
 // load sets the key's state.
+// load is what commands see first. A time of expiry that has passed is not theirs to check: the
+// store does not show such records.
 func (u *unit) load(it client.Item, present bool) {
 	k := &u.k
 	k.present, k.value, k.flags, k.changed, k.expires = present, it.Value, it.Flags, false, 0
@@ -391,6 +430,9 @@ func (u *unit) load(it client.Item, present bool) {
 }
 
 // change is the unit as a client.UpdateFunc.
+// Each call begins anew, since the store calls again when somebody else was faster: replies of
+// the last call count. A command that needs memory first says so in the key (want), or by a
+// reply that is longer than outRoom; then nothing is written, and performLarge takes the memory.
 func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	if u.watched && cur.Version != u.version {
 		return client.Change{}, errWatched
@@ -420,6 +462,7 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	return client.Change{Value: k.value, Expires: timeOf(k.expires), Flags: k.flags}, nil
 }
 
+// timeOf is an expiry as the client library has it; its zero value is never.
 func timeOf(ms int64) time.Time {
 	if ms == 0 {
 		return time.Time{}
@@ -428,6 +471,7 @@ func timeOf(ms int64) time.Time {
 }
 
 // run performs the batch and writes its replies. Its error is that of sending.
+// Errors of the store are replies.
 func (b *batch) run() error {
 	if len(b.entries) == 0 {
 		return nil
@@ -438,6 +482,10 @@ func (b *batch) run() error {
 	return err
 }
 
+// perform asks the store. Memory is taken before: for each unit of a large batch what a record
+// may be that needs no question, and for long arguments what the store makes of them. If there
+// is none to be had, every unit fails alike, and the client is told for certain that nothing
+// happened.
 func (b *batch) perform() {
 	n := len(b.units)
 	if n > calmUnits {
@@ -489,6 +537,8 @@ func (b *batch) perform() {
 }
 
 // giveBack gives back what stands for the units' memory.
+// held stands for buffers that have gone, and pooled for such as are used again; the Budget
+// counts them differently.
 func (b *batch) giveBack() {
 	b.c.share.Drop(b.held)
 	b.c.share.Give(b.pooled)
@@ -497,6 +547,9 @@ func (b *batch) giveBack() {
 
 // performLarge performs a unit again that needs memory of the share. Reads are put off until
 // their replies are due, except in an EXEC, since many large values may not fit at a time.
+// A value's length is known when it has been found, so the answer to the first try is how much
+// to take. The order matters: memory first, then the operation; a write that was refused for
+// want of memory has not happened.
 func (b *batch) performLarge(u *unit) {
 	c := b.c
 	held, reads := int64(0), oneLimit
@@ -545,6 +598,8 @@ func (b *batch) keep(u *unit, held int64) int64 {
 
 // readLarge performs a read that was put off. give is to be called when its reply has been
 // written; until then paid bytes of the share stand for the reply.
+// It reads one value at a time: a pipeline of GETs of long values would otherwise have all of them in
+// memory, and be sent none of it meanwhile.
 func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 	c := b.c
 	held := int64(0)
@@ -573,6 +628,7 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 
 // adapt makes the window, in keys, such that a batch reads little at a time: nobody
 // knows how long values are until they have been read.
+// It falls at once, in proportion, and grows by doubling, as long as batches fill half of it.
 func (c *conn) adapt(b *batch) {
 	n := 0
 	for _, u := range b.units {
@@ -586,6 +642,7 @@ func (c *conn) adapt(b *batch) {
 }
 
 // performOne is performAll for one unit, by the methods that cost least.
+// The store has methods for the common operations that make no Op and no slice of them.
 func (b *batch) performOne(ctx context.Context, u *unit) {
 	api := b.c.api
 	switch {
@@ -606,6 +663,9 @@ func (b *batch) performOne(ctx context.Context, u *unit) {
 }
 
 // getInto reads a value to the start of *buf, which it makes longer if it must.
+// The length that did not fit is the one to make room for, and an eighth more, since values of
+// one kind differ a little. It tries again as often as somebody makes the value longer in
+// between; LimitMemory bounds that.
 func getInto(ctx context.Context, api client.API, name []byte, buf *[]byte) (int, error) {
 	if cap(*buf) == 0 {
 		*buf = make([]byte, 512)
@@ -627,6 +687,8 @@ func getInto(ctx context.Context, api client.API, name []byte, buf *[]byte) (int
 // performAll performs all units in one client.Do.
 func (b *batch) performAll(ctx context.Context) { b.performUnits(ctx, b.units) }
 
+// performUnits fills in the operations, and takes their outcomes. A value is read to the unit's
+// own buffer, which a longer value replaces, so that in the steady state nothing is allocated.
 func (b *batch) performUnits(ctx context.Context, units []*unit) {
 	for i, u := range units {
 		if i == len(b.ops) {
@@ -662,6 +724,8 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 }
 
 // takeAnswer takes the store's answer.
+// That there is no such key, or that there is one, is an answer and not an error: commands say
+// it in their own ways.
 func (u *unit) takeAnswer(it client.Item, err error) {
 	u.stored = err == nil
 	switch u.kind {
@@ -687,6 +751,9 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 }
 
 // replies writes what the entries' commands reply, in order.
+// Commands that follow each other, are alike and went well are counted at once. Replies beyond
+// streamFrom are sent before the command is over, since an MGET can be longer than what a
+// connection may hold; from there on CLIENT REPLY and errors cannot take them back.
 func (b *batch) replies() error {
 	m := &b.c.g.m
 	took := time.Since(b.start)
@@ -700,7 +767,7 @@ func (b *batch) replies() error {
 		switch mute := b.c.mute(); {
 		case mute && b.hold:
 			b.w.Truncate(b.cur.start) // EXEC's reply as a whole goes nowhere
-		case !mute && (b.w.Len() > streamFrom || b.hold && b.w.Len() > keepReply):
+		case !mute && (b.w.Len() > streamFrom || b.hold && b.w.Len() > sendFrom):
 			b.cur.streamed = true
 			if err := b.c.push(&b.w, 0); err != nil {
 				return err
@@ -732,6 +799,8 @@ func (b *batch) replies() error {
 	return nil
 }
 
+// reply writes an entry's reply, the command's head before its first one. A command of which one
+// key failed replies with that error alone, which is why it is remembered in cur.
 func (b *batch) reply(e *entry) error {
 	w, cur := &b.w, &b.cur
 	if e.first {
@@ -756,7 +825,7 @@ func (b *batch) reply(e *entry) error {
 		paid, give := b.readLarge(u)
 		defer give()
 		b.tell(e, u)
-		if w.Len() > keepReply {
+		if w.Len() > sendFrom {
 			cur.streamed = true
 			return b.c.push(w, paid)
 		}
@@ -768,6 +837,8 @@ func (b *batch) reply(e *entry) error {
 }
 
 // tell writes an entry's reply, or its part of one.
+// Reads run their command now, on the value that was found; an update has run it already,
+// perhaps several times, and what counts is in the unit's out.
 func (b *batch) tell(e *entry, u *unit) {
 	w, cur := &b.w, &b.cur
 	if u.err != nil {

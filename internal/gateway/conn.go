@@ -22,7 +22,9 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// conn is one connection. Its goroutine owns all but what says otherwise.
+// conn is one connection. Its own goroutine (handle) serves it, or a loop does, and owns all fields but
+// those that say otherwise. internal/loop hands the connection over, so that they need no lock; fields
+// that other goroutines read are atomic, or in mu.
 type conn struct {
 	g  *Gateway
 	id int64
@@ -30,12 +32,12 @@ type conn struct {
 	// ctx is for one operation, smallCtx for one of many: both limit what it may read without
 	// taking memory of the share first.
 	ctx, smallCtx context.Context
-	share         *netsrv.Share
+	share         *netsrv.Share // of Options.Budget
 	rd            *resp.Reader
 	out           output
-	since         time.Time
-	proto         int
-	authed        bool
+	since         time.Time // connected
+	proto         int       // RESP's version, 2 or 3
+	authed        bool      // or there is no password
 	// api is db's.
 	db  int
 	api client.API
@@ -81,6 +83,7 @@ type lookedUp struct {
 	Err error
 }
 
+// replyMode is what CLIENT REPLY has said.
 type replyMode uint8
 
 const (
@@ -90,11 +93,15 @@ const (
 	replySkipNext // and this one, CLIENT REPLY SKIP, too
 )
 
+// errClosing ends a connection whose last reply has been sent: no reason to log.
 var errClosing = errors.New("closing")
 
+// counted is the connection as its reader sees it, in a loop or outside.
 type counted struct{ c *conn }
 
 // Read counts, and sets the idle timeout.
+// A deadline is set only where one is due, since each costs as much as a lookup: a connection
+// without an idle timeout that is between two commands has none.
 func (r counted) Read(p []byte) (n int, err error) {
 	c := r.c
 	if c.link.Looped() {
@@ -122,14 +129,19 @@ func (r counted) Read(p []byte) (n int, err error) {
 }
 
 // commandTime is how long a command of which so many bytes have arrived may take to arrive.
+// A fixed time alone would cut off honest clients on slow lines, and a time for each read would
+// let a client hold memory for ever with a byte now and then.
 func (g *Gateway) commandTime(bytes int) time.Duration {
 	return g.o.CommandTimeout + time.Duration(bytes)*time.Second>>20
 }
 
 // memoryPatience is how long a command waits for memory that others have.
+// While it waits it holds what it has; Budget ends the connection that holds the most if nobody
+// gives anything back.
 const memoryPatience = 10 * time.Second
 
 // take takes memory for the command at hand.
+// It must not wait in a loop, whose other connections have memory to give back.
 func (c *conn) take(n int64) error {
 	if c.share.Try(n) {
 		return nil
@@ -139,6 +151,8 @@ func (c *conn) take(n int64) error {
 }
 
 // reserve is resp.Reader.Reserve.
+// The reader asks before a buffer grows, so a length that a client announces costs nothing until
+// the bytes have come.
 func (c *conn) reserve(n int) bool {
 	if n < 0 {
 		c.share.Drop(int64(-n))
@@ -149,6 +163,7 @@ func (c *conn) reserve(n int) bool {
 }
 
 // evict closes the connection for the sake of others, who wait for memory.
+// It is called by the Budget, on another connection's goroutine.
 func (c *conn) evict(bytes int64) {
 	c.g.m.evicted.Add(1)
 	c.g.o.Logger.Warn("connection closed: it held the most memory while others waited for some", "peer", c.remote, "bytes", bytes)
@@ -157,6 +172,9 @@ func (c *conn) evict(bytes int64) {
 
 // do performs an operation on one key, again with memory of the share if it needs that. give
 // is to be called when what it read is not needed any more.
+// How much that is, nobody knows before the value has been found: so the first try may read
+// oneLimit, and its error tells how long the value is. The value may have become longer by the
+// next try; hence the loop, and its bound.
 func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 	held := int64(0)
 	err = op(c.ctx)
@@ -175,10 +193,15 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 	return func() { c.share.Drop(held) }, err
 }
 
+// handle serves a connection from its first byte to its last. It reads, performs what has come,
+// and replies; once the client has been calm for a while it gives the connection to a loop, and
+// goes on with it when that gives it back: when there is something to wait for, or when the
+// client begins to pipeline. However it ends, a command that has been performed is answered
+// first, if the client still reads.
 func (g *Gateway) handle(nc net.Conn) {
 	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
 		remote: nc.RemoteAddr(), local: nc.LocalAddr()}
-	c.link.Init(c, &g.loops, c.id, nc, g.calm)
+	c.link.Init(c, &g.loops, nc, g.calm)
 	c.ctx = inside.OnWait(inside.LimitMemory(g.ctx, oneLimit), c.link.Waits)
 	c.smallCtx = inside.OnWait(inside.LimitMemory(g.ctx, eachLimit), c.link.Waits)
 	c.share = g.o.Budget.Share(c.evict)
@@ -260,6 +283,7 @@ func (c *conn) fresh() {
 	c.tx.watched = nil
 }
 
+// use makes db the one that commands work on.
 func (c *conn) use(db int) {
 	c.db, c.api = db, c.g.o.Databases[db].Client
 	c.seenDB.Store(int32(db))
@@ -272,6 +296,10 @@ func (c *conn) serve() error {
 }
 
 // serveFrom is serve if Next has been called once already, for what came at that time.
+// All commands that have come are one batch, unless something among them has to be performed in
+// between. Their replies are sent together at the end, or earlier where they have become many.
+// half remembers since when a part of a command has been waiting for the rest: from there on
+// CommandTimeout counts.
 func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	b := newBatch(c, came)
 	defer b.free()
@@ -310,6 +338,8 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 
 // push sends what has been written. If paid is not 0, so many bytes of the share stand for
 // it, and it is the output's from now on.
+// The writer's buffer then serves again, if it has not grown beyond keepReply; one that has been
+// paid for is gone, since it may be in the queue for as long as its client does not read.
 func (c *conn) push(w *resp.Writer, paid int64) error {
 	err := c.out.send(w.Bytes(), paid)
 	if paid > 0 {
@@ -324,6 +354,8 @@ func (c *conn) push(w *resp.Writer, paid int64) error {
 func (c *conn) mute() bool { return c.reply == replyOff || c.reply == replySkip }
 
 // replied ends a command whose reply starts at byte start of w.
+// streamed says that a part of the reply has gone out already, which cannot be taken back:
+// CLIENT REPLY is looked at before that.
 func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 	switch c.reply {
 	case replyOff:
@@ -338,13 +370,16 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 	case replySkipNext:
 		c.reply = replySkip
 	}
-	if w.Len() >= keepReply {
+	if w.Len() >= sendFrom {
 		return c.push(w, 0)
 	}
 	return nil
 }
 
 // dispatch performs a command or adds it to the batch.
+// Commands on keys join the batch. All others must see what those before them have done, and
+// must not be seen by them, so the batch is performed first. An error ends the connection;
+// errors that the client is told of are replies.
 func (c *conn) dispatch(b *batch, args [][]byte) error {
 	cmd, bad := c.lookup(args)
 	if cmd == unknown && (fold(args[0], "post") || fold(args[0], "host:")) {
@@ -399,6 +434,8 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 
 // queue is for commands that are not performed now: MULTI has been said, or they
 // are wrong.
+// A refused command is answered at once, and makes EXEC fail, as in Redis. Even then the reply
+// waits its turn behind those of the batch.
 func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 	if bad == "" && cmd.noTx {
 		bad = "ERR kvd: '" + cmd.name + "' is not allowed in a transaction"
@@ -422,6 +459,8 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 }
 
 // lookup finds the command, or says why it is refused. cmd is never nil.
+// The order of the checks is that of Redis's processCommand, since clients see which one comes
+// first; in particular nobody learns before AUTH more than which commands exist.
 func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	cmd = find(args[0])
 	switch {
@@ -456,6 +495,7 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	return cmd, bad
 }
 
+// wrongArgs is Redis's reply to a wrong number of arguments.
 func wrongArgs(cmd *command) string {
 	return "ERR wrong number of arguments for '" + cmd.name + "' command"
 }
@@ -469,6 +509,8 @@ func clip(b []byte, n int) string {
 	return string(b)
 }
 
+// unknownCommand repeats the client's words, as Redis does, but no more than 128 bytes of them:
+// a reply must not become long because a request was.
 func unknownCommand(args [][]byte) string {
 	var s strings.Builder
 	for _, a := range args[1:] {
@@ -482,6 +524,9 @@ func unknownCommand(args [][]byte) string {
 
 // ---- AUTH, HELLO and other commands about the connection ----------------------
 
+// auth compares sums, in constant time, so that neither the length of the password nor a common
+// beginning shows in the time that the answer takes. There is one user, default. Success lifts
+// the tight limits that a stranger's commands have.
 func (c *conn) auth(user, password []byte) (bad string) {
 	if c.g.o.Password == "" {
 		if string(user) == "default" {
@@ -541,6 +586,8 @@ func (g *guesses) wait(c *conn) {
 	}
 }
 
+// cmdAuth takes a password, or a user and a password; without a password configured the second
+// form succeeds for default, as in Redis, since clients send it unasked.
 func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {
 	user, password := []byte("default"), args[1]
 	switch {
@@ -560,6 +607,8 @@ func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
+// cmdHello changes nothing unless all of its arguments are good, AUTH apart. The protocol
+// changes with this very reply, which is why the writer is told before it is written.
 func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 	proto := c.proto
 	if len(args) > 1 {
@@ -623,6 +672,8 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 	w.Array(0)
 }
 
+// cmdReset leaves the connection as a new one is, the limits of a stranger included. Proxies
+// send it between two users of one connection.
 func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
 	c.fresh()
 	c.setName(nil)
@@ -631,11 +682,14 @@ func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Simple("RESET")
 }
 
+// cmdQuit answers first; what was pipelined behind it is not performed.
 func cmdQuit(c *conn, w *resp.Writer, _ [][]byte) {
 	c.closing = true
 	w.OK()
 }
 
+// cmdPing never asks the store: it tells that the gateway is alive. That the store can be
+// reached is for the health endpoint.
 func cmdPing(_ *conn, w *resp.Writer, args [][]byte) {
 	switch len(args) {
 	case 1:
@@ -661,6 +715,7 @@ func (c *conn) dbIndex(b []byte) (db int, bad string) {
 	return int(n), ""
 }
 
+// cmdSelect costs nothing: the clients of all databases are open from the start.
 func cmdSelect(c *conn, w *resp.Writer, args [][]byte) {
 	db, bad := c.dbIndex(args[1])
 	if bad != "" {

@@ -6,6 +6,8 @@ import (
 )
 
 const (
+	// Clients try again after LOADING: by then they may find another gateway, and they know for certain that the
+	// command was not performed.
 	errStopping = "LOADING kvd: the gateway is stopping; nothing was done"
 	// A connection that has said nothing for quietTime is between two commands. While commands are
 	// refused, which is for refuseTime, half of that will do.
@@ -69,4 +71,5 @@ func (c *conn) finish() {
 	}
 }
 
+// abs is for conn.active, whose sign says whether a command is being performed.
 func abs(n int64) int64 { return max(n, -n) }

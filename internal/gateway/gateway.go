@@ -81,6 +81,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// ensureDefaults fills in what is 0; see Options.
 func (o *Options) ensureDefaults() {
 	o.MaxConns = cmp.Or(o.MaxConns, 10_000)
 	o.MaxValueBytes = cmp.Or(o.MaxValueBytes, client.MaxValueLen)
@@ -198,6 +199,7 @@ func (g *Gateway) Close() error {
 // Collectors are for a Prometheus registry.
 func (g *Gateway) Collectors() []prometheus.Collector { return []prometheus.Collector{collector{g}} }
 
+// errNoMemory says that nothing was done, so that clients may try again.
 const errNoMemory = "ERR kvd: the gateway is out of buffer memory; nothing was done"
 
 // storeError words an error of the store as Redis clients understand it best.
@@ -220,6 +222,7 @@ func (g *Gateway) storeError(err error) string {
 	return "ERR kvd: " + brief(err)
 }
 
+// brief keeps a chain of causes from filling the client's log.
 func brief(err error) string {
 	s := err.Error()
 	if len(s) > 256 {
@@ -228,12 +231,14 @@ func brief(err error) string {
 	return s
 }
 
+// add makes the connection known to CLIENT LIST, Drain and Close.
 func (g *Gateway) add(c *conn) {
 	g.mu.Lock()
 	g.mu.conns[c.id] = c
 	g.mu.Unlock()
 }
 
+// remove ends that; whoever has found the connection before may still look at it.
 func (g *Gateway) remove(c *conn) {
 	g.mu.Lock()
 	delete(g.mu.conns, c.id)
@@ -243,6 +248,8 @@ func (g *Gateway) remove(c *conn) {
 // queryBytes bounds a command: a value, its key, and some more of both.
 func (g *Gateway) queryBytes() int { return 2*g.o.MaxValueBytes + 1<<20 }
 
+// limits are those of a connection's commands. Before AUTH they are Redis's, far below what a
+// stranger could hold memory with.
 func (g *Gateway) limits(authenticated bool) resp.Limits {
 	if !authenticated {
 		return resp.Limits{Args: 10, Bulk: 16 << 10, Query: 256 << 10, Unauthenticated: true}

@@ -804,18 +804,22 @@ func TestAllocations(t *testing.T) {
 		t.Skip("under the race detector a sync.Pool forgets things at random")
 	}
 	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", newStore(t)}}}))
+	p.want(t, "+OK\r\n", "SET", "long", strings.Repeat("x", 1024))
 	for _, c := range []struct {
-		name string
-		wire []byte
-		max  float64
+		name     string
+		wire     []byte
+		max      float64
+		maxBytes float64
 	}{
-		{"SET", encode("SET", "a", "0123456789"), 3.5},
-		{"GET", encode("GET", "a"), 1.5},
-		{"DEL", encode("DEL", "b"), 4.5},
-		{"SET x 16", pipeline("SET", 16), 40},
-		{"GET x 16", pipeline("GET", 16), 20},
+		{"SET", encode("SET", "a", "0123456789"), 3.5, 4 << 10},
+		{"GET", encode("GET", "a"), 1.5, 4 << 10},
+		{"DEL", encode("DEL", "b"), 4.5, 4 << 10},
+		{"SET x 16", pipeline("SET", 16), 40, 16 << 10},
+		{"GET x 16", pipeline("GET", 16), 20, 16 << 10},
+		// More than 64 KiB of replies: their buffer serves again, too.
+		{"GET of 1 KiB x 64", bytes.Repeat(encode("GET", "long"), 64), 10, 16 << 10},
 	} {
-		buf := make([]byte, 4096)
+		buf := make([]byte, 128<<10)
 		n := 0
 		for i := range 200 {
 			if _, err := p.Write(c.wire); err != nil {
@@ -840,9 +844,10 @@ func TestAllocations(t *testing.T) {
 		}
 		runtime.ReadMemStats(&after)
 		got := float64(after.Mallocs-before.Mallocs) / runs
-		t.Logf("%s: %v allocations", c.name, got)
-		if got > c.max {
-			t.Errorf("%s: %v allocations, at most %v", c.name, got, c.max)
+		size := float64(after.TotalAlloc-before.TotalAlloc) / runs
+		t.Logf("%s: %v allocations, %.0f bytes", c.name, got, size)
+		if got > c.max || size > c.maxBytes {
+			t.Errorf("%s: %v allocations of %.0f bytes, want at most %v of %v", c.name, got, size, c.max, c.maxBytes)
 		}
 	}
 }

@@ -25,10 +25,15 @@ const (
 	cursorSegmentShift = 32
 )
 
+// decodeCursor is what a client sent as a cursor. Any number is a place in the index: one that
+// no SCAN returned begins at that place, and can do no harm.
 func decodeCursor(n uint64) client.Cursor {
 	return client.Cursor{Prefix: n >> cursorSegmentShift << cursorPrefixShift, Segment: uint32(n)}
 }
 
+// encodeCursor is the number for a cursor; ok is false for one within a segment, which has no
+// number of its own, so that SCAN goes on until the segment ends. A reply may then have more
+// keys than COUNT says, which Redis allows itself, too.
 func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 	if cur.Done {
 		return 0, true
@@ -76,8 +81,13 @@ func (c *conn) rest(err error) error {
 	return err
 }
 
+// maxScanCount bounds the keys of one reply of SCAN: COUNT is the client's, and the keys are
+// collected before the first is sent, since their number comes first.
 const maxScanCount = 10_000
 
+// cmdScan keeps the promise of Redis's SCAN: what is there from its begin to its end is returned
+// at least once. The pattern is applied behind the store, so a call can return no keys and still
+// a cursor to go on with.
 func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	n, err := strconv.ParseUint(string(args[1]), 10, 64)
 	if err != nil || n>>(cursorSegmentShift+20) != 0 {
@@ -133,8 +143,12 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// scanPage is how many keys a command reads at a time that goes through all of them.
 const scanPage = 1000
 
+// cmdKeys returns a whole database, or an error: half of the keys would look like all of them.
+// The memory that the keys may take is taken before the first is read, so that a few KEYS at a
+// time cannot exhaust the gateway.
 func cmdKeys(c *conn, w *resp.Writer, args [][]byte) {
 	var found [][]byte
 	seen := make(map[string]struct{}) // Scan may return a key twice
@@ -196,6 +210,7 @@ func cmdRandomKey(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Null()
 }
 
+// cmdDBSize counts by reading the index; unlike INFO it never answers with an older number.
 func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
 	n, err := c.api.Count(c.ctx)
 	if err != nil {
@@ -211,6 +226,9 @@ func cmdFlushAll(c *conn, w *resp.Writer, args [][]byte) {
 }
 
 // flush deletes every key that is there when it starts, a page at a time.
+// It is no step in time: keys that are written meanwhile may stay or go. Those whose record is
+// longer than a batch may read are deleted one by one. An error in the middle leaves the rest of
+// the keys in place.
 func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 	if len(args) > 2 || len(args) == 2 && !fold(args[1], "async") && !fold(args[1], "sync") {
 		w.Error(errSyntax)
@@ -249,6 +267,8 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 // ---- several keys --------------------------------------------------------------
 
 // cmdMSetNX can be atomic for one key only.
+// With several keys it would have to undo what it wrote when a later key exists, and others
+// would have seen that.
 func cmdMSetNX(c *conn, w *resp.Writer, args [][]byte) {
 	switch {
 	case len(args)%2 == 0:
@@ -282,6 +302,9 @@ func cmdRenameNX(c *conn, w *resp.Writer, args [][]byte) { c.rename(w, args, tru
 
 // rename writes the new key, then deletes the old one if it is still what was
 // copied; if not, it copies again.
+// If the connection or the gateway ends in between there are both names; never neither. The copy
+// keeps expiry and flags. With nx the new name is only written again over what this command
+// itself wrote.
 func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 	from, to := args[1], args[2]
 	for _, k := range args[1:] {
@@ -369,6 +392,8 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 	}
 }
 
+// cmdCopy reads, and then writes on condition that there is no such key, or in any case with
+// REPLACE. The copy is of the value at the time of the read.
 func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
 	db, replace := c.db, false
 	for i := 3; i < len(args); i++ {
@@ -427,6 +452,8 @@ func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
 }
 
 // keyCount is how many keys a database has, up to a second old.
+// INFO is asked often, by monitors, and a count reads the whole index. Others wait meanwhile and
+// get the same number.
 func (g *Gateway) keyCount(db int) (uint64, error) {
 	n := &g.counts[db]
 	n.Lock()

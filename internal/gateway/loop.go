@@ -15,6 +15,8 @@ var _ loop.Conn = (*conn)(nil)
 // Link, and what follows, is as in loop.Conn.
 func (c *conn) Link() *loop.Link { return &c.link }
 
+// Moved drops the buffer for lookups on the way, since a connection that left a loop may not
+// need it for long. In a loop output writes through the Link.
 func (c *conn) Moved(fd int) {
 	c.into = nil
 	if fd < 0 {
@@ -24,6 +26,9 @@ func (c *conn) Moved(fd int) {
 }
 
 // Read leaves a GET that comes by itself to the turn. More commands are a batch of their own.
+// A batch of several commands shares its cache misses without others' help, and would be out of
+// the processor's nearest cache when its reply is due. alone says that nobody is there to share
+// a lookup with.
 func (c *conn) Read(alone bool) error {
 	c.said, c.filled = 0, nil
 	if err := c.rd.Fill(); err != nil {
@@ -40,10 +45,12 @@ func (c *conn) Read(alone bool) error {
 }
 
 // looksUp reports whether a command is a GET, and nothing speaks against it.
+// A command that is refused, or queued by MULTI, must be dealt with in the order in which it came.
 func (c *conn) looksUp(args [][]byte) bool {
 	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && badKey(args[1]) == ""
 }
 
+// Lookups is the GET that Read left, if it did.
 func (c *conn) Lookups() (store client.API, n, limit int) {
 	if c.lone == nil {
 		return nil, 0, 0
@@ -51,6 +58,8 @@ func (c *conn) Lookups() (store client.API, n, limit int) {
 	return c.api, 1, oneLimit
 }
 
+// Ask fills in the lookup. Its buffer is the connection's and not the loop's, since the value is
+// there until the reply is written.
 func (c *conn) Ask(ops []client.Op) {
 	if c.into == nil {
 		c.into = make([]byte, 0, 512)
@@ -58,6 +67,7 @@ func (c *conn) Ask(ops []client.Op) {
 	ops[0].Kind, ops[0].Key, ops[0].Into = client.OpGet, c.lone[1], c.into
 }
 
+// Found keeps the buffer that the value needed, unless it is long, for the next lookup.
 func (c *conn) Found(ops []client.Op) {
 	c.found.Item, c.found.Err = ops[0].Item, ops[0].Err
 	if n := cap(c.found.Item.Value); n > cap(c.into) && n <= keepInto {
@@ -66,6 +76,8 @@ func (c *conn) Found(ops []client.Op) {
 	c.asked = true
 }
 
+// Finish performs the GET as any command: its batch finds that the lookup has been made, or
+// makes it if the loop had to stop it.
 func (c *conn) Finish() (commands int, err error) {
 	if c.lone != nil {
 		err = c.serveFrom(c.lone, nil, c.came)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/loop/looptest"
 )
 
 // testCalm is Gateway.calm in these tests, where connections are in loops as soon as they can be.
@@ -261,12 +262,11 @@ func TestTurn(t *testing.T) {
 	if n := runtime.GOMAXPROCS(2); n != 2 { // for one loop
 		t.Cleanup(func() { runtime.GOMAXPROCS(n) })
 	}
-	long := strings.Repeat("x", 200_000)
 	for name, c := range map[string]struct{ ask, answer string }{
 		"a lookup":                    {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n", bulk("0")},
 		"several":                     {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$4\r\nMGET\r\n$2\r\nk1\r\n$2\r\nno\r\n", bulk("0") + "*2\r\n" + bulk("1") + "$-1\r\n"},
 		"many":                        {string(encode(append([]string{"EXISTS"}, strings.Fields(strings.Repeat("k0 k1 k2 k3 k4 ", 4))...)...)), ":20\r\n"},
-		"a long value":                {"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n", bulk(long)},
+		"a long value":                {"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n", bulk(looptest.Long)},
 		"a lookup and a write":        {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$3\r\nSET\r\n$1\r\nw\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$1\r\nw\r\n", bulk("0") + "+OK\r\n" + bulk("1")},
 		"a lookup that waits":         {"*2\r\n$3\r\nGET\r\n$4\r\nslow\r\n", ""},
 		"a write that waits":          {"*3\r\n$3\r\nSET\r\n$4\r\nslow\r\n$1\r\n1\r\n", ""},
@@ -278,26 +278,8 @@ func TestTurn(t *testing.T) {
 		"a command that takes longer": {"*2\r\n$3\r\nGET\r\n$2\r\nk0\r\n*3\r\n$5\r\nDEBUG\r\n$5\r\nSLEEP\r\n$1\r\n0\r\n", bulk("0") + "+OK\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &shared{Store: clienttest.New(clienttest.Options{})}
-			held, hold := make(chan struct{}), make(chan struct{})
-			waiting, release := make(chan struct{}, 1), make(chan struct{})
-			s.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
-				switch string(o.Key) {
-				case "hold":
-					held <- struct{}{}
-					<-hold
-				case "panic":
-					panic("of a test")
-				case "slow":
-					inside.WillWait(ctx)
-					if ctx.Err() != nil { // a loop's: it does not wait
-						return clienttest.Fault{Err: context.Cause(ctx)}
-					}
-					waiting <- struct{}{}
-					<-release
-				}
-				return clienttest.Fault{}
-			})
+			stage := looptest.New(t.Context())
+			s := &shared{Store: stage.Store}
 			other := clienttest.New(clienttest.Options{})
 			addr, g := start(t, Options{Databases: []Database{{"default", s}, {"other", other}}, Debug: true})
 			// Bytes written to such a socket have arrived.
@@ -307,14 +289,10 @@ func TestTurn(t *testing.T) {
 				t.Fatal(err)
 			}
 			go g.Serve(l) //nolint:errcheck // Close ends it
-			for i := range 10 {
-				s.Put(t.Context(), fmt.Append(nil, "k", i), fmt.Append(nil, i), client.PutOptions{})
-			}
-			s.Put(t.Context(), []byte("long"), []byte(long), client.PutOptions{})
 			ps := looped(t, g, "unix", sock, 10)
 			holder, odd, others := ps[0], ps[4], append(append([]*peer{}, ps[1:4]...), ps[5:]...)
 			holder.send(t, []string{"GET", "hold"})
-			<-held
+			<-stage.Held
 			for i, p := range others {
 				p.send(t, []string{"GET", fmt.Sprint("k", i)})
 				if i == 3 {
@@ -322,7 +300,7 @@ func TestTurn(t *testing.T) {
 				}
 			}
 			s.most.Store(0)
-			close(hold)
+			close(stage.Hold)
 			for i, p := range others {
 				if got := string(p.reply(t)); got != bulk(fmt.Sprint(i)) {
 					t.Errorf("%d: %q", i, got)
@@ -339,8 +317,8 @@ func TestTurn(t *testing.T) {
 				t.Errorf("%.100q, %v, want %.100q", b, err, c.answer)
 			}
 			if strings.Contains(name, "waits") {
-				<-waiting
-				close(release)
+				<-stage.Waiting
+				close(stage.Release)
 				if got := string(odd.reply(t)); got != "+OK\r\n" && got != "$-1\r\n" {
 					t.Errorf("%q", got)
 				}

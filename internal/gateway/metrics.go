@@ -22,6 +22,9 @@ type commandStats struct {
 	_                 [64]byte
 }
 
+// metrics are the gateway's counters. They are written by every connection, so commands are
+// counted by batches and not one by one where they are alike; the rest is counted once for each
+// read or write.
 type metrics struct {
 	commands          []commandStats // by command.id
 	hits, misses      atomic.Uint64
@@ -37,6 +40,7 @@ type metrics struct {
 }
 
 // noteCommands counts n commands that took so long each.
+// A failed command is one that was answered with an error.
 func (m *metrics) noteCommands(c *command, n uint64, failed bool, took time.Duration) {
 	if c == nil || n == 0 {
 		return
@@ -59,6 +63,7 @@ func bucket(v uint64, n int) int {
 	return min(bits.Len64(v-1), n)
 }
 
+// batch counts n commands that went to the store in one client.Do.
 func (m *metrics) batch(n int) {
 	m.batches.Add(1)
 	m.batchSum.Add(uint64(n))
@@ -85,6 +90,7 @@ var (
 // collector gives the counters to Prometheus when it asks.
 type collector struct{ g *Gateway }
 
+// Describe lists what Collect sends; see prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
 		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descClosed, descBuffers} {
@@ -92,6 +98,9 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
+// Collect reads the counters one after the other while they change, so a sum and its parts may
+// differ by what happened meanwhile. Commands that were never called are left out: there are
+// hundreds.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	m := &c.g.m
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {

@@ -62,6 +62,7 @@ const (
 	outputRate = 64 << 10
 )
 
+// init makes the closure once that would be allocated for every write otherwise.
 func (o *output) init() {
 	o.room.L = &o.mu
 	o.write = func(fd uintptr) bool {
@@ -71,6 +72,7 @@ func (o *output) init() {
 }
 
 // over says where to send to. Nothing may be queued.
+// A connection with TLS has no raw side: what it writes goes through its goroutine.
 func (o *output) over(nc net.Conn) {
 	o.nc, o.raw = nc, nil
 	switch nc.(type) {
@@ -90,6 +92,8 @@ func (o *output) idle() bool {
 
 // send sends or queues p. It waits while too much is queued. If paid is 0 it does not keep
 // p. Else paid bytes of the share stand for p, and both are the output's from now on.
+// Ordering is the point of it: while a goroutine drains the queue nothing is written past it. An
+// error is kept, and ends every later send. It does not say how much the client has received.
 func (o *output) send(p []byte, paid int64) error {
 	if len(p) == 0 {
 		o.share.Give(paid)
@@ -142,6 +146,9 @@ func (o *output) send(p []byte, paid int64) error {
 
 // enqueue adds p to the queue if the connection may have that much queued. The output is
 // locked.
+// Up to smallOutput bytes are copied without asking, so that a client that is a little late
+// costs no more than a buffer; beyond that each byte is paid for, and a connection that gets no
+// memory waits for its client instead.
 func (o *output) enqueue(p []byte, paid int64) bool {
 	var last *chunk
 	if n := len(o.mu.queue); n > 0 && !o.mu.queue[n-1].lent {
@@ -167,6 +174,7 @@ func (o *output) enqueue(p []byte, paid int64) bool {
 	return true
 }
 
+// add appends to the queue; the output is locked.
 func (o *output) add(c chunk) {
 	o.mu.queue = append(o.mu.queue, c)
 	o.mu.size += len(c.b)
@@ -175,6 +183,8 @@ func (o *output) add(c chunk) {
 
 // drain sends the queue and ends. It reports the first error to send and closes
 // the connection then.
+// It takes the whole queue at a time, so that the connection can fill another meanwhile, and
+// gives back what stood for each chunk as soon as that is sent.
 func (o *output) drain() {
 	o.mu.Lock()
 	for len(o.mu.queue) > 0 {
@@ -206,6 +216,8 @@ func (o *output) drain() {
 
 // sendAll sends b in parts: there must be some progress within the timeout, and on the whole
 // outputRate beyond it.
+// Without the second bound a client that reads a byte a minute would be given for ever what the
+// queue holds.
 func (o *output) sendAll(b []byte) error {
 	last := time.Now().Add(o.timeout + time.Duration(len(b))*time.Second/outputRate)
 	for len(b) > 0 {

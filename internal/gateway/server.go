@@ -18,6 +18,8 @@ import (
 // redisVersion is the one whose strings these are; clients choose commands by it.
 const redisVersion = "7.0.15"
 
+// cmdTime tells this machine's time. The store needs no clock that gateways share: expiry alone
+// depends on it.
 func cmdTime(_ *conn, w *resp.Writer, _ [][]byte) {
 	now := time.Now()
 	w.Array(2)
@@ -25,6 +27,8 @@ func cmdTime(_ *conn, w *resp.Writer, _ [][]byte) {
 	w.BulkString(strconv.Itoa(now.Nanosecond() / 1000))
 }
 
+// cmdWait returns 0 replicas, which is what a Redis without replicas says; that a write is on
+// all copies when it is answered is the store's promise, and needs no waiting.
 func cmdWait(_ *conn, w *resp.Writer, args [][]byte) {
 	_, ok1 := resp.ParseInt(args[1])
 	ms, ok2 := resp.ParseInt(args[2])
@@ -40,10 +44,13 @@ func cmdWait(_ *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// cmdLolwut names the version, and that this is no Redis, for those who look.
 func cmdLolwut(c *conn, w *resp.Writer, _ [][]byte) {
 	w.Verbatim("txt", "kvd "+c.g.o.Version+", speaks as Redis ver. "+redisVersion+"\n")
 }
 
+// cmdDebugSleep holds up only its connection, not the gateway as in Redis. It is for tests of
+// clients, so Options.Debug must allow it.
 func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
 	if !c.g.o.Debug {
 		w.Error("ERR DEBUG command not allowed.")
@@ -64,11 +71,15 @@ func cmdDebugSleep(c *conn, w *resp.Writer, args [][]byte) {
 // ---- INFO ----------------------------------------------------------------------
 
 // statser is a database's client that counts, as *client.Client does.
+// Fakes in tests do not, and a database that does not count is left out of INFO.
 type statser interface{ Stats() client.Stats }
 
+// infoSections are INFO's, with the fields of Redis that monitoring tools read. Those that kvd knows
+// and Redis does not begin with kvd_. Fields for things that do not exist here say so with the
+// value that such a tool takes for healthy.
 var infoSections = []struct {
 	name  string
-	extra bool // only if asked for
+	extra bool // only if asked for by name, or by "all"
 	write func(g *Gateway, line func(key string, value any))
 }{
 	{"Server", false, func(g *Gateway, line func(string, any)) {
@@ -92,6 +103,8 @@ var infoSections = []struct {
 	{"Memory", false, func(g *Gateway, line func(string, any)) {
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
+		// A session knows what was granted to it and what it wrote; how full the namespace is, kvctl
+		// status says. used_memory is the gateway's own.
 		var live, granted uint64
 		for _, d := range g.o.Databases {
 			if s, ok := d.Client.(statser); ok {
@@ -114,6 +127,7 @@ var infoSections = []struct {
 		line("mem_allocator", "go")
 	}},
 	{"Persistence", false, func(g *Gateway, line func(string, any)) {
+		// Nothing is ever saved or loaded here: tools that wait for a save to end must find that it has.
 		line("loading", 0)
 		line("rdb_changes_since_last_save", 0)
 		line("rdb_bgsave_in_progress", 0)
@@ -133,6 +147,7 @@ var infoSections = []struct {
 		line("total_net_input_bytes", g.m.read.Load())
 		line("total_net_output_bytes", g.m.written.Load())
 		line("rejected_connections", g.srv.Refused())
+		// The client library expires and evicts, and has metrics of its own for both.
 		line("expired_keys", 0)
 		line("evicted_keys", 0)
 		line("keyspace_hits", g.m.hits.Load())
@@ -142,6 +157,7 @@ var infoSections = []struct {
 		line("kvd_batches", g.m.batches.Load())
 	}},
 	{"Replication", false, func(g *Gateway, line func(string, any)) {
+		// Copies are the memory nodes' affair; a client that looks for somebody to write to finds it.
 		line("role", "master")
 		line("connected_slaves", 0)
 		line("master_replid", g.runID)
@@ -168,6 +184,7 @@ var infoSections = []struct {
 	}},
 	{"Cluster", false, func(_ *Gateway, line func(string, any)) { line("cluster_enabled", 0) }},
 	{"Keyspace", false, func(g *Gateway, line func(string, any)) {
+		// A database that cannot be counted now is left out, as an empty one is in Redis.
 		for i := range g.o.Databases {
 			if n, err := g.keyCount(i); err == nil && n > 0 {
 				line("db"+strconv.Itoa(i), fmt.Sprintf("keys=%d,expires=0,avg_ttl=0", n))
@@ -176,6 +193,7 @@ var infoSections = []struct {
 	}},
 }
 
+// human is a number of bytes as Redis prints it (bytesToHuman).
 func human(n uint64) string {
 	f, units := float64(n), "BKMGT"
 	for f >= 1024 && len(units) > 1 {
@@ -187,6 +205,8 @@ func human(n uint64) string {
 	return fmt.Sprintf("%.2f%c", f, units[0])
 }
 
+// cmdInfo writes the sections that are asked for, in their own order, whatever the order of the
+// arguments is.
 func cmdInfo(c *conn, w *resp.Writer, args [][]byte) {
 	var s strings.Builder
 	for _, sec := range infoSections {
@@ -209,12 +229,14 @@ func cmdInfo(c *conn, w *resp.Writer, args [][]byte) {
 // ---- CONFIG --------------------------------------------------------------------
 
 // setting is a parameter of Redis's as far as clients ask for it.
+// A value is a function of the Gateway, since some are what the options say.
 type setting struct {
-	name string
-	get  func(g *Gateway) string
+	name string                          // lower case
+	get  func(g *Gateway) string         // as CONFIG GET shows it
 	set  func(g *Gateway, v []byte) bool // nil: cannot be changed
 }
 
+// fixed is a setting that cannot be changed, and has no value here.
 func fixed(name, value string) setting {
 	return setting{name: name, get: func(*Gateway) string { return value }}
 }
@@ -232,6 +254,9 @@ func accepted(name, value string) setting {
 	}}
 }
 
+// settings are those of Redis's that clients and tools read when they connect, and stop working
+// without. CONFIG SET must not accept a value that promises an effect which it has not: only timeout has
+// one.
 var settings = []setting{
 	same("appendonly", "no"),
 	fixed("bind", ""),
@@ -259,6 +284,7 @@ var settings = []setting{
 		}},
 }
 
+// cmdConfigGet takes patterns, several of them, and returns a setting once however many match.
 func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) {
 	var found []setting
 	for _, s := range settings {
@@ -276,6 +302,8 @@ func cmdConfigGet(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// cmdConfigSet stops at the first parameter that it refuses; Redis would undo those before,
+// which matters for none that can be set here.
 func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
 	if len(args)%2 != 0 {
 		w.Error("ERR wrong number of arguments for 'config|set' command")
@@ -298,10 +326,14 @@ func cmdConfigSet(c *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
+// cmdConfigResetStat changes nothing: counters that Prometheus reads must not go back.
 func cmdConfigResetStat(_ *conn, w *resp.Writer, _ [][]byte) { w.OK() }
 
 // ---- COMMAND -------------------------------------------------------------------
 
+// servedCommands leaves out what only a refusal exists for, so that a client that asks first
+// does not use it. The order is that of the names, since that of a map would differ from call to
+// call.
 func servedCommands() []*command {
 	var out []*command
 	for _, c := range commands {
@@ -313,6 +345,8 @@ func servedCommands() []*command {
 	return out
 }
 
+// cmdCommand describes all commands; redis-cli and cluster clients ask for it as they connect,
+// to learn which arguments are keys.
 func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) {
 	all := servedCommands()
 	w.Array(len(all))
@@ -324,6 +358,7 @@ func cmdCommand(_ *conn, w *resp.Writer, _ [][]byte) {
 func cmdCommandCount(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(int64(len(servedCommands()))) }
 
 // named finds "get" and "config|get".
+// It returns nil for a command that is not served, too.
 func named(b []byte) *command {
 	name, sub, is := strings.Cut(string(b), "|")
 	c := find([]byte(name))
@@ -336,6 +371,8 @@ func named(b []byte) *command {
 	return c
 }
 
+// cmdCommandInfo says null for a command that is not served, as Redis does for those it does not
+// know.
 func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) {
 	if len(args) == 2 {
 		cmdCommand(c, w, args)
@@ -351,6 +388,8 @@ func cmdCommandInfo(c *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// describe is a command as COMMAND tells of it: ten fields since Redis 7, of which tips and key
+// specifications are empty; clients then go by first, last and step.
 func describe(w *resp.Writer, c *command) {
 	w.Array(10)
 	w.BulkString(c.name)
@@ -400,6 +439,7 @@ func (cmd *command) category() string {
 	return ""
 }
 
+// cmdCommandDocs is what redis-cli's help and completion are made of.
 func cmdCommandDocs(_ *conn, w *resp.Writer, args [][]byte) {
 	var list []*command
 	if len(args) == 2 {
@@ -416,6 +456,8 @@ func cmdCommandDocs(_ *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// document writes the least that redis-cli needs; subcommands are documented within their
+// command.
 func document(w *resp.Writer, c *command) {
 	subs := sortedSubs(c)
 	w.BulkString(c.name)
@@ -437,6 +479,8 @@ func document(w *resp.Writer, c *command) {
 	}
 }
 
+// cmdCommandList filters as Redis does. There are no modules, so the filter by one leaves
+// nothing.
 func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 	list := servedCommands()
 	if len(args) > 2 {
@@ -462,6 +506,8 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 	}
 }
 
+// cmdCommandGetKeys goes by the same numbers that describe tells, so that a client which trusts
+// COMMAND finds the same keys.
 func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
 	args = args[2:]
 	cmd := find(args[0])
@@ -493,6 +539,8 @@ func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
 
 const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
 
+// validName refuses what would break the lines of CLIENT LIST: names are printed there as they
+// are, to whoever asks.
 func validName(b []byte) bool {
 	for _, c := range b {
 		if c < '!' || c > '~' {
@@ -502,12 +550,15 @@ func validName(b []byte) bool {
 	return true
 }
 
+// setName is locked, since CLIENT LIST of other connections reads the name.
 func (c *conn) setName(b []byte) {
 	c.mu.Lock()
 	c.mu.name = string(b)
 	c.mu.Unlock()
 }
 
+// clientCommands are apart from the table since they are many. Commands that would need
+// state for client-side caching, or a way to stop other clients, are refused rather than ignored.
 func clientCommands() *command {
 	tracking := "ERR kvd: client-side caching is not supported"
 	return container("client", "connection", "Commands about connections.", nil,
@@ -562,6 +613,8 @@ func clientCommands() *command {
 			"SETNAME <name>", "    Assign the name <name> to the current connection."))
 }
 
+// onOff accepts what would change how Redis evicts: here the client library decides that, for
+// all alike.
 func onOff(_ *conn, w *resp.Writer, args [][]byte) {
 	if !fold(args[2], "on") && !fold(args[2], "off") {
 		w.Error(errSyntax)
@@ -570,6 +623,8 @@ func onOff(_ *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
+// cmdClientSetInfo is what client libraries say of themselves as they connect; CLIENT LIST shows
+// it.
 func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -588,6 +643,8 @@ func cmdClientSetInfo(c *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
+// cmdClientReply replies to ON alone. SKIP concerns the next command, so it must not touch a
+// mode that is OFF; conn.replied moves the mode on.
 func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
 	switch {
 	case fold(args[2], "on"):
@@ -628,6 +685,8 @@ func (c *conn) line() string {
 }
 
 // each calls f for the connections in the order of their numbers.
+// f is called without the lock, so that it may take its time or end connections; some may have
+// gone by then.
 func (g *Gateway) each(f func(c *conn)) {
 	g.mu.Lock()
 	all := make([]*conn, 0, len(g.mu.conns))
@@ -641,6 +700,8 @@ func (g *Gateway) each(f func(c *conn)) {
 	}
 }
 
+// cmdClientList shows the connections to this gateway. All are normal clients: there are no
+// replicas, and nobody subscribes.
 func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 	want := func(*conn) bool { return true }
 	switch {
@@ -677,6 +738,10 @@ func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 	w.Verbatim("txt", s.String())
 }
 
+// cmdClientKill ends connections of this gateway only: others have numbers of their own. The old
+// form names one address and fails if there is none; the new one combines filters, all of which
+// must match, spares the caller unless told otherwise, and counts. Only Kill is called, which
+// may be called from any goroutine; what serves the connection then sees the end.
 func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 	var tests []func(x *conn) bool
 	skipMe := true
@@ -739,7 +804,7 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 		}
 		n++
 		if x == c {
-			c.closing = true // after the reply
+			c.closing = true // after the reply, which says that it was ended
 		} else {
 			x.link.Kill()
 		}

@@ -27,6 +27,8 @@ type key struct {
 	room, want int
 }
 
+// set makes value the key's. It may be the command's argument or k.own: nobody writes to it
+// before the unit has ended. A time that has passed deletes, as in Redis.
 func (k *key) set(value []byte, expires int64) {
 	k.value, k.expires, k.present, k.changed = value, expires, true, true
 	if expires != 0 && expires <= k.now {
@@ -34,6 +36,7 @@ func (k *key) set(value []byte, expires int64) {
 	}
 }
 
+// delete leaves the state of a key that does not exist, for the unit's further commands.
 func (k *key) delete() {
 	k.present, k.value, k.expires, k.flags, k.changed = false, nil, 0, 0, true
 }
@@ -56,6 +59,7 @@ func (k *key) mutable(n int) (b []byte, ok bool) {
 }
 
 // setInt stores n and keeps expiry and flags.
+// The digits are in own, which is as good as any argument until the unit ends.
 func (k *key) setInt(n int64) {
 	k.own = strconv.AppendInt(k.own[:0], n, 10)
 	k.set(k.own, k.expires)
@@ -66,6 +70,7 @@ func (k *key) setInt(n int64) {
 type keyFunc func(k *key, args [][]byte, w *resp.Writer)
 
 const (
+	// The texts are Redis's, since clients look for them.
 	errSyntax   = "ERR syntax error"
 	errNotInt   = "ERR value is not an integer or out of range"
 	errNotFloat = "ERR value is not a valid float"
@@ -76,6 +81,7 @@ const (
 )
 
 // fold compares with a lower-case word.
+// It allocates nothing, which bytes.EqualFold and strings.ToLower of a client's bytes would.
 func fold(b []byte, word string) bool {
 	if len(b) != len(word) {
 		return false
@@ -98,6 +104,9 @@ type setArgs struct {
 }
 
 // parseSet reads options, and returns the error reply otherwise.
+// SET and GETEX differ in what they allow, and Redis has a reply for each mistake: the order in
+// which the cases are looked at is that of its parser (parseExtendedStringArgumentsOrReply in
+// t_string.c).
 func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, bad string) {
 	var num, unit []byte
 	isUnit := func(o []byte) bool {
@@ -135,6 +144,8 @@ func parseSet(name string, opts [][]byte, now int64, getex bool) (a setArgs, bad
 }
 
 // expireAt is the time in Unix ms that num, which must be positive, asks for.
+// It refuses what does not fit an int64 of milliseconds rather than wrapping around to a time
+// that has passed, which would delete the key.
 func expireAt(name string, num []byte, seconds, absolute bool, now int64) (at int64, bad string) {
 	at, ok := resp.ParseInt(num)
 	if !ok {
@@ -155,8 +166,11 @@ func expireAt(name string, num []byte, seconds, absolute bool, now int64) (at in
 	return at, ""
 }
 
+// badExpire is Redis's reply to a time that is not positive or too far away.
 func badExpire(name string) string { return "ERR invalid expire time in '" + name + "' command" }
 
+// bulkOrNull is the reply of a command that returns the value as it is at the moment, before or
+// after the change.
 func bulkOrNull(k *key, w *resp.Writer) {
 	if k.present {
 		w.Bulk(k.value)
@@ -165,6 +179,7 @@ func bulkOrNull(k *key, w *resp.Writer) {
 	}
 }
 
+// bit is how a reply, or a count, says yes.
 func bit(b bool) int64 {
 	if b {
 		return 1
@@ -172,8 +187,13 @@ func bit(b bool) int64 {
 	return 0
 }
 
+// cmdGet, like every keyFunc, sees a key and not a store: whether it is performed by itself, in
+// a batch, in a turn of a loop or in a transaction is the batch's affair.
 func cmdGet(k *key, _ [][]byte, w *resp.Writer) { bulkOrNull(k, w) }
 
+// cmdSet is SET with all its options. The batch performs most of them without this function, as
+// a put (see batch.admitOne); it is for those whose reply or effect depends on what was there,
+// and for several commands on one key.
 func cmdSet(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseSet("set", args[3:], k.now, false)
 	if bad != "" {
@@ -200,6 +220,7 @@ func cmdSet(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdSetNX replies first, since set changes what the reply depends on.
 func cmdSetNX(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(bit(!k.present))
 	if !k.present {
@@ -211,6 +232,8 @@ func cmdSetEX(k *key, args [][]byte, w *resp.Writer) { setFor(k, args, w, "setex
 
 func cmdPSetEX(k *key, args [][]byte, w *resp.Writer) { setFor(k, args, w, "psetex", false) }
 
+// setFor is SETEX and PSETEX. Unlike SET they refuse a time of 0 or less, so neither ever
+// deletes.
 func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) {
 	at, bad := expireAt(name, args[2], seconds, false, k.now)
 	if bad != "" {
@@ -222,12 +245,14 @@ func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) {
 	w.OK()
 }
 
+// cmdGetSet forgets the expiry, as SET does.
 func cmdGetSet(k *key, args [][]byte, w *resp.Writer) {
 	bulkOrNull(k, w)
 	k.flags = 0
 	k.set(args[2], 0)
 }
 
+// cmdGetDel of a key that does not exist changes nothing, so that the store is not written to.
 func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) {
 	bulkOrNull(k, w)
 	if k.present {
@@ -235,6 +260,9 @@ func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdGetEX looks at the options first, but says what is wrong with a time only if there is a
+// key: Redis does it in this order. Without an option that changes the expiry it is a read, and
+// nothing is written.
 func cmdGetEX(k *key, args [][]byte, w *resp.Writer) {
 	a, bad := parseSet("getex", args[2:], k.now, true)
 	if bad != errSyntax && !k.present {
@@ -251,6 +279,8 @@ func cmdGetEX(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdAppend may run again on a newer value, so it must not append to the same buffer twice:
+// mutable begins with the value as it is now.
 func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
 	n := len(k.value) + len(args[2])
 	if n > k.maxValue {
@@ -268,6 +298,8 @@ func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
 
 func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) { w.Int(int64(len(k.value))) }
 
+// cmdGetRange counts from the end if a number is negative. The reply to a range that is empty,
+// or of a key that does not exist, is the empty string and not null.
 func cmdGetRange(k *key, args [][]byte, w *resp.Writer) {
 	start, ok1 := resp.ParseInt(args[2])
 	end, ok2 := resp.ParseInt(args[3])
@@ -294,6 +326,8 @@ func cmdGetRange(k *key, args [][]byte, w *resp.Writer) {
 	w.Bulk(k.value[start : end+1])
 }
 
+// cmdSetRange fills a gap before the offset with zeros. The limit is checked before the value is
+// made longer, since the offset is the client's and could ask for gigabytes.
 func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 	off, ok := resp.ParseInt(args[2])
 	switch {
@@ -330,6 +364,7 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 func cmdIncr(k *key, _ [][]byte, w *resp.Writer) { incr(k, 1, w) }
 func cmdDecr(k *key, _ [][]byte, w *resp.Writer) { incr(k, -1, w) }
 
+// cmdIncrBy parses as strictly as Redis: " 1", "+1" and "01" are no integers.
 func cmdIncrBy(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := resp.ParseInt(args[2])
 	if !ok {
@@ -339,6 +374,7 @@ func cmdIncrBy(k *key, args [][]byte, w *resp.Writer) {
 	incr(k, n, w)
 }
 
+// cmdDecrBy adds the negative number, which the least int64 does not have.
 func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) {
 	n, ok := resp.ParseInt(args[2])
 	switch {
@@ -351,6 +387,8 @@ func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// incr adds to an integer, 0 if there is no key. Expiry and flags stay; what would overflow
+// changes nothing.
 func incr(k *key, by int64, w *resp.Writer) {
 	old := int64(0)
 	if k.present {
@@ -374,6 +412,9 @@ const (
 	longDoubleExp  = 16384
 )
 
+// parseLongDouble reads what strtold(3) does: decimal and hexadecimal numbers and infinity, no
+// spaces before them, and none of the underscores that Go allows. Long inputs are refused, since
+// they would take time that grows with the square of their length.
 func parseLongDouble(b []byte) (*big.Float, bool) {
 	s := string(b)
 	if s == "" || len(s) > 5<<10 || isSpace(s[0]) {
@@ -402,8 +443,11 @@ func parseLongDouble(b []byte) (*big.Float, bool) {
 	return f, true
 }
 
+// isSpace is C's isspace.
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 
+// cmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
+// that both have counted up is the same text.
 func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
 	old := new(big.Float).SetPrec(longDoublePrec)
 	if k.present {
@@ -440,14 +484,18 @@ func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
 
 // ---- commands over several keys, one key's share of them ---------------------
 
+// cmdExists counts a key as often as it is named, as Redis does: each mention is an entry of its
+// own.
 func cmdExists(k *key, _ [][]byte, _ *resp.Writer) { k.count = bit(k.present) }
 
+// cmdDel counts and deletes; of two mentions of one key the second finds it gone.
 func cmdDel(k *key, _ [][]byte, _ *resp.Writer) {
 	if k.count = bit(k.present); k.present {
 		k.delete()
 	}
 }
 
+// cmdMSet is one key of MSET: its share of the arguments is the name and the value.
 func cmdMSet(k *key, args [][]byte, _ *resp.Writer) {
 	k.flags = 0
 	k.set(args[1], 0)
@@ -455,6 +503,7 @@ func cmdMSet(k *key, args [][]byte, _ *resp.Writer) {
 
 // ---- expiry and the like ------------------------------------------------------
 
+// cmdType knows one type, since nothing else can be stored.
 func cmdType(k *key, _ [][]byte, w *resp.Writer) {
 	if k.present {
 		w.Simple("string")
@@ -463,6 +512,8 @@ func cmdType(k *key, _ [][]byte, w *resp.Writer) {
 	}
 }
 
+// ttl tells when the key expires: -2 if there is none, -1 if never. Seconds are rounded to the
+// nearest, as in Redis.
 func ttl(k *key, w *resp.Writer, absolute, millis bool) {
 	switch at := k.expires; {
 	case !k.present:
@@ -485,6 +536,7 @@ func cmdPTTL(k *key, _ [][]byte, w *resp.Writer)        { ttl(k, w, false, true)
 func cmdExpireTime(k *key, _ [][]byte, w *resp.Writer)  { ttl(k, w, true, false) }
 func cmdPExpireTime(k *key, _ [][]byte, w *resp.Writer) { ttl(k, w, true, true) }
 
+// cmdPersist writes only if there is an expiry to remove.
 func cmdPersist(k *key, _ [][]byte, w *resp.Writer) {
 	yes := k.present && k.expires != 0
 	if yes {
@@ -502,6 +554,9 @@ func cmdPExpireAt(k *key, args [][]byte, w *resp.Writer) {
 	expire(k, args, w, "pexpireat", false, true)
 }
 
+// expire is the four commands that set the expiry. Redis's order of checks is kept: options,
+// their combination, the number, and then the key. A time that has passed deletes the key and is
+// answered with 1.
 func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolute bool) {
 	var nx, xx, gt, lt bool
 	for _, o := range args[3:] {
@@ -559,6 +614,7 @@ func expire(k *key, args [][]byte, w *resp.Writer, name string, seconds, absolut
 	w.Int(1)
 }
 
+// cmdEncoding answers as Redis would after SET; records here are all alike.
 func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 	_, isInt := resp.ParseInt(k.value)
 	switch {
@@ -573,6 +629,7 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 	}
 }
 
+// cmdRefcount is 1: no two keys share a value.
 func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {
 	if k.present {
 		w.Int(1)
@@ -607,6 +664,8 @@ const (
 	recordUnit     = 64
 )
 
+// cmdMemoryUsage estimates one copy of the record. SAMPLES is checked and ignored, since a
+// string has nothing to sample.
 func cmdMemoryUsage(k *key, args [][]byte, w *resp.Writer) {
 	if rest := args[3:]; len(rest) > 0 {
 		if len(rest) != 2 || !fold(rest[0], "samples") {

@@ -17,49 +17,54 @@ const (
 	setAll               // OK
 )
 
+// specialOf are writes that most often need not see what was there: batch.admitOne makes a put
+// of them if their options allow it, which costs the store one round trip instead of two.
 type specialOf uint8
 
 const (
-	plainSet specialOf = 1 + iota
-	setNX
-	setFor1    // PSETEX
-	setFor1000 // SETEX
+	plainSet   specialOf = 1 + iota // SET, whose options decide
+	setNX                           // SETNX
+	setFor1                         // PSETEX
+	setFor1000                      // SETEX
 )
 
 // command is what there is to know of a command, or a subcommand ("config|get").
 type command struct {
-	name  string
-	id    int
-	arity int // with the name, as in COMMAND: negative is "at least"
+	name  string // lower case
+	id    int    // place in metrics.commands
+	arity int    // with the name, as in COMMAND: negative is "at least"
 	// first, last and step say which arguments are keys, as in COMMAND.
 	first, last, step int
 	group, summary    string
 
 	otherType bool // not served, being about lists, hashes and the like
 
-	// Exactly one of these performs the command; with none, kvd does not serve it.
-	key   keyFunc // on one key; then kind, fold and special say how to batch it
-	conn  func(c *conn, w *resp.Writer, args [][]byte)
-	batch func(c *conn, b *batch, args [][]byte) error
+	// At most one of these is set, and performs the command; with none, kvd does not serve it.
+	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
+	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
+	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 
-	kind    kind
-	fold    foldOf
-	special specialOf
-	lookup  bool // counts as hit or miss
-	write   bool
-	several bool // changes several keys: not for EXEC
-	noTx    bool // not between MULTI and EXEC
-	noQueue bool // performed at once after MULTI too
-	noAuth  bool // allowed before AUTH
-	swift   bool // not on keys, and still done in no time
+	kind    kind      // what one such command asks of the store
+	fold    foldOf    // how the replies for several keys make one
+	special specialOf // a write that may be a put
+	lookup  bool      // counts as hit or miss
+	write   bool      // may change a key
+	several bool      // changes several keys: not for EXEC
+	noTx    bool      // not between MULTI and EXEC
+	noQueue bool      // performed at once after MULTI too
+	noAuth  bool      // allowed before AUTH
+	swift   bool      // not on keys, and still done in no time
 
-	sub map[string]*command
+	sub map[string]*command // by name without the container's
 }
 
+// served reports whether kvd performs the command; others have a name so that they can be
+// refused in words.
 func (cmd *command) served() bool {
 	return cmd.key != nil || cmd.conn != nil || cmd.batch != nil || cmd.sub != nil
 }
 
+// subcommand returns nil for an unknown one.
 func (cmd *command) subcommand(name []byte) *command {
 	var a [maxName]byte
 	if len(name) > len(a) {
@@ -68,8 +73,11 @@ func (cmd *command) subcommand(name []byte) *command {
 	return cmd.sub[string(lower(a[:0], name))]
 }
 
+// maxName bounds names that are looked up, so that they can be folded to lower case without
+// allocating; none of Redis's is longer.
 const maxName = 32
 
+// lower appends b, with ASCII letters in lower case, to dst.
 func lower(dst, b []byte) []byte {
 	for _, c := range b {
 		if c >= 'A' && c <= 'Z' {
@@ -81,8 +89,8 @@ func lower(dst, b []byte) []byte {
 }
 
 var (
-	commands     = make(map[string]*command)
-	commandsByID []*command
+	commands     = make(map[string]*command) // by name; subcommands are within theirs
+	commandsByID []*command                  // subcommands, too
 	// unknown stands for every name that is none.
 	unknown = &command{name: "unknown", noAuth: false}
 )
@@ -96,6 +104,7 @@ func find(name []byte) *command {
 	return commands[string(lower(a[:0], name))]
 }
 
+// register numbers a command, in the order of the table.
 func register(c *command) {
 	c.id = len(commandsByID)
 	commandsByID = append(commandsByID, c)
@@ -112,17 +121,22 @@ func keyed(name string, arity, at int, k kind, f keyFunc, summary string) *comma
 		key: f, kind: k, lookup: k <= read, write: k > read}
 }
 
+// folded makes a command on any number of keys, every step-th argument from the first on. Each
+// key is an entry of the batch, performed like a command on it alone, and how joins the replies.
 func folded(name string, arity, step int, k kind, how foldOf, f keyFunc, group, summary string) *command {
 	last := -1
 	return &command{name: name, arity: arity, first: 1, last: last, step: step, group: group, summary: summary,
 		key: f, kind: k, fold: how, lookup: k <= read, write: k > read}
 }
 
+// with adds a special to a command.
 func (cmd *command) with(s specialOf) *command {
 	cmd.special = s
 	return cmd
 }
 
+// onConn makes a command that is not on one key. It is performed by itself, between two batches,
+// and may use the connection and its client as it likes.
 func onConn(name string, arity int, group string, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
 	return &command{name: name, arity: arity, group: group, summary: summary, conn: f}
 }
@@ -140,6 +154,7 @@ func container(name, group, summary string, f func(*conn, *resp.Writer, [][]byte
 	return c
 }
 
+// helpOf is the subcommand HELP, in Redis's form.
 func helpOf(name string, lines ...string) *command {
 	return onConn(name+"|help", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
 		up := strings.ToUpper(name)
@@ -153,16 +168,21 @@ func helpOf(name string, lines ...string) *command {
 	}, "Lists the subcommands.")
 }
 
+// refuse is for what cannot be done here at all; the text says why, since a client's user will
+// read it.
 func refuse(text string) func(*conn, *resp.Writer, [][]byte) {
 	return func(_ *conn, w *resp.Writer, _ [][]byte) { w.Error(text) }
 }
 
+// Commands that have nothing to do, and succeed.
 func replyOK(_ *conn, w *resp.Writer, _ [][]byte)    { w.OK() }
 func replyZero(_ *conn, w *resp.Writer, _ [][]byte)  { w.Int(0) }
 func replyEmpty(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(0) }
 
-func init() {
-	all := []*command{
+// valueCommands work on one key, or on several each of which is atomic alone. A batch joins them by key:
+// their kind says what the store does for them, their fold how the replies for several keys make one.
+func valueCommands() []*command {
+	return []*command{
 		keyed("get", 2, 1, readValue, cmdGet, "Returns the value of a key."),
 		keyed("set", -3, 1, update, cmdSet, "Sets the value of a key, its expiry with it.").with(plainSet),
 		keyed("setnx", 3, 1, putIf, cmdSetNX, "Sets a key that does not exist.").with(setNX),
@@ -197,6 +217,12 @@ func init() {
 		keyed("pexpire", -3, 1, update, cmdPExpire, "Sets the time to live in milliseconds."),
 		keyed("expireat", -3, 1, update, cmdExpireAt, "Sets the expiry as a Unix time in seconds."),
 		keyed("pexpireat", -3, 1, update, cmdPExpireAt, "Sets the expiry as a Unix time in milliseconds."),
+	}
+}
+
+// inspectionCommands tell how a value is kept, as far as that means anything here.
+func inspectionCommands() []*command {
+	return []*command{
 		container("object", "generic", "Tells how a value is kept.", nil,
 			keyed("object|encoding", 3, 2, readValue, cmdEncoding, "Returns the encoding that Redis would choose."),
 			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
@@ -214,7 +240,13 @@ func init() {
 			}, "Is not known."),
 			onConn("memory|purge", 2, "", replyOK, "Does nothing."),
 			helpOf("memory", "USAGE <key> [SAMPLES <count>]", "    Estimate the bytes that a key takes.")),
+	}
+}
 
+// keyspaceCommands read the index, or change several keys step by step. None of them joins a batch, and EXEC
+// refuses those that change several keys.
+func keyspaceCommands() []*command {
+	return []*command{
 		onConn("scan", -2, "generic", cmdScan, "Iterates over the keys."),
 		onConn("keys", 2, "generic", cmdKeys, "Returns the keys that match a pattern."),
 		onConn("randomkey", 1, "generic", cmdRandomKey, "Returns some key."),
@@ -226,7 +258,13 @@ func init() {
 		several(onConn("copy", -3, "generic", cmdCopy, "Copies a key, in two steps."), 1, 2, 1),
 		several(onConn("msetnx", -3, "string", cmdMSetNX, "Sets a key that does not exist; several are refused."), 1, -1, 2),
 		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
+	}
+}
 
+// connectionCommands are about a transaction or the connection itself. Those that are atOnce end or change a
+// transaction, so they are not queued by one.
+func connectionCommands() []*command {
+	return []*command{
 		atOnce(onConn("multi", 1, "transactions", cmdMulti, "Begins a transaction.")),
 		atOnce(&command{name: "exec", arity: 1, group: "transactions", batch: cmdExec, summary: "Performs a transaction on one key, or one that only reads."}),
 		atOnce(onConn("discard", 1, "transactions", cmdDiscard, "Ends a transaction without performing it.")),
@@ -241,7 +279,12 @@ func init() {
 		beforeAuth(notInTx(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version."))),
 		notInTx(onConn("select", 2, "connection", cmdSelect, "Chooses the database.")),
 		clientCommands(),
+	}
+}
 
+// describingCommands tell clients and tools what they talk to.
+func describingCommands() []*command {
+	return []*command{
 		container("command", "server", "Describes commands.", cmdCommand,
 			onConn("command|count", 2, "", cmdCommandCount, "Counts commands."),
 			onConn("command|info", -2, "", cmdCommandInfo, "Describes commands."),
@@ -260,6 +303,13 @@ func init() {
 			onConn("config|rewrite", 2, "", refuse("ERR The server is running without a config file"), "Is refused."),
 			helpOf("config", "GET <pattern>", "    Return parameters matching the glob-like <pattern> and their values.",
 				"SET <directive> <value>", "    Set the configuration <directive> to <value>.", "RESETSTAT", "    Reset statistics reported by the INFO command.")),
+	}
+}
+
+// administrationCommands are those that tools of Redis call and expect to succeed, although there is nothing to
+// administer here, and those that are refused with a reason.
+func administrationCommands() []*command {
+	return []*command{
 		container("slowlog", "server", "There is no slow log: it is empty.", nil,
 			onConn("slowlog|get", -2, "", replyEmpty, "Is empty."),
 			onConn("slowlog|len", 2, "", replyZero, "Is 0."),
@@ -298,6 +348,11 @@ func init() {
 		onConn("lolwut", -1, "server", cmdLolwut, "Says who is here."),
 		onConn("lastsave", 1, "server", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.g.started.Unix()) }, "Returns the gateway's start: nothing is saved."),
 	}
+}
+
+// The number of a command is its place here; the metrics count by it.
+func init() {
+	all := slices.Concat(valueCommands(), inspectionCommands(), keyspaceCommands(), connectionCommands(), describingCommands(), administrationCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -317,6 +372,7 @@ func init() {
 	register(unknown)
 }
 
+// sortedSubs is in the order of names, since that of a map changes.
 func sortedSubs(c *command) []*command {
 	var subs []*command
 	for _, s := range c.sub {
@@ -326,16 +382,20 @@ func sortedSubs(c *command) []*command {
 	return subs
 }
 
+// keysOf says which arguments are keys, for COMMAND and its users; the command itself finds them
+// without that.
 func keysOf(c *command, first, last, step int) *command {
 	c.first, c.last, c.step = first, last, step
 	return c
 }
 
+// several marks what changes several keys one after the other, which EXEC cannot make atomic.
 func several(c *command, first, last, step int) *command {
 	c.several, c.write = true, true
 	return keysOf(c, first, last, step)
 }
 
+// These set one flag each; see command.
 func atOnce(c *command) *command     { c.noQueue = true; return c }
 func notInTx(c *command) *command    { c.noTx = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }

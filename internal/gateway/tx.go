@@ -19,6 +19,8 @@ type transaction struct {
 	watched  []watch
 }
 
+// queued is a command that EXEC will perform. Its arguments are a copy, since those of the
+// reader are overwritten by what comes next; the copy is paid for out of the connection's share.
 type queued struct {
 	cmd  *command
 	args [][]byte // own
@@ -32,11 +34,16 @@ type watch struct {
 	version uint64
 }
 
+// maxWatched bounds the keys that EXEC looks up again, one by one, for those that the
+// transaction does not use itself.
 const maxWatched = 1024
 
 // A queued command and its arguments take about so many bytes besides their bytes.
 const queuedOverhead, argOverhead = 64, 24
 
+// push queues a command; false if the transaction would take more memory than one command may.
+// Bytes are reserved before they are copied, so that many unfinished transactions cannot exhaust
+// the gateway.
 func (t *transaction) push(c *conn, cmd *command, args [][]byte) bool {
 	n := queuedOverhead + argOverhead*len(args)
 	size := 0
@@ -66,6 +73,8 @@ func (t *transaction) end(c *conn) {
 	c.inTx.Store(-1)
 }
 
+// cmdMulti begins to queue. Nothing is asked of the store until EXEC, so a client that goes away
+// in between leaves nothing behind.
 func cmdMulti(c *conn, w *resp.Writer, _ [][]byte) {
 	if c.tx.queueing {
 		w.Error("ERR MULTI calls can not be nested")
@@ -76,6 +85,7 @@ func cmdMulti(c *conn, w *resp.Writer, _ [][]byte) {
 	w.OK()
 }
 
+// cmdDiscard forgets what is watched, too, as Redis does.
 func cmdDiscard(c *conn, w *resp.Writer, _ [][]byte) {
 	if !c.tx.queueing {
 		w.Error("ERR DISCARD without MULTI")
@@ -86,6 +96,9 @@ func cmdDiscard(c *conn, w *resp.Writer, _ [][]byte) {
 	w.OK()
 }
 
+// cmdWatch remembers versions instead of registering anything: the store knows nothing of
+// watchers, and a version is never used twice, so a key that was changed and changed back is
+// seen to have changed.
 func cmdWatch(c *conn, w *resp.Writer, args [][]byte) {
 	if c.tx.queueing {
 		w.Error("ERR WATCH inside MULTI is not allowed")
@@ -116,6 +129,8 @@ next:
 	w.OK()
 }
 
+// versionOf is a key's version, 0 if it does not exist. The value is read with it, since the
+// record has the version, and dropped.
 func versionOf(c *conn, api client.API, name []byte) (uint64, error) {
 	var it client.Item
 	give, err := c.do(func(ctx context.Context) (err error) {
@@ -129,6 +144,7 @@ func versionOf(c *conn, api client.API, name []byte) (uint64, error) {
 	return it.Version, err
 }
 
+// cmdUnwatch cannot fail.
 func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) {
 	c.tx.watched = nil
 	w.OK()
@@ -140,6 +156,10 @@ const snapshots = 64
 // cmdExec performs the queue. Writes to one key, and what is read of it, are one
 // update of the store. Reads of several keys are read twice, until no version has
 // changed in between: then all the values were there at one time.
+// A watched key among those of the transaction is compared in the store's own update, without a
+// gap. Others are read before; that is atomic only if nothing is written, and is refused
+// otherwise unless Options.ExecPerKey allows it. An error before anything was performed says
+// "nothing was done".
 func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	w := &b.w
 	t := &c.tx
@@ -231,6 +251,7 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 }
 
 // has is the unit of a key, or nil.
+// A transaction has few keys, so it looks at all of them.
 func (b *batch) has(name string) *unit {
 	for _, u := range b.units {
 		if string(u.name) == name {
@@ -241,6 +262,9 @@ func (b *batch) has(name string) *unit {
 }
 
 // settleSnapshot reads the units again until they are as they were before.
+// A version says all about a value, so two equal readings of every key prove that between them
+// nothing changed. Where keys change faster than they can be read, it gives up after snapshots
+// attempts.
 func (b *batch) settleSnapshot() bool {
 	before := make([]uint64, len(b.units))
 	for range snapshots {
@@ -261,6 +285,8 @@ func (b *batch) settleSnapshot() bool {
 	return false
 }
 
+// refuseExec names the keys, the first few of them, since the user has to find the command that
+// they come from.
 func refuseExec(b *batch, others []watch, several bool) string {
 	var names []string
 	for _, u := range b.units {

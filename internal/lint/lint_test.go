@@ -73,6 +73,7 @@ var imports = []row{
 	{"internal/resp", "", "the codec knows bytes, not commands"},
 	{"internal/glob", "", "patterns and keys are bytes"},
 	{"internal/loop", "client internal/inside internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
+	{"internal/loop/looptest", "client client/clienttest internal/inside", "it is a fake store for the tests of servers"},
 	{"internal/gateway", "client internal/glob internal/inside internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
@@ -112,7 +113,7 @@ var only = []row{
 	{module + "/internal/providers", "client cmd/... internal/devstore internal/e2e bench", "a client opens what its user does not name; other libraries are handed opened devices"},
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
-	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/memcached", "what can be done through the public API is done through it, as any user would"},
+	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as any user would"},
 	{"testing", "rdma/rdmatest", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }

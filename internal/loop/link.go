@@ -18,7 +18,7 @@ const Calm = 16
 
 const (
 	// maxCalm is Calm for a connection that did not stay in a loop for long.
-	maxCalm      = 1024
+	maxCalm      = 128
 	calmCommands = 4
 	// deepCommands at once make a connection leave: clients that pipeline are better off with
 	// goroutines of their own, on several processors.
@@ -29,7 +29,6 @@ const (
 // concurrently, and Waits by several goroutines of one operation; all else belongs to whatever
 // serves the connection at the moment.
 type Link struct {
-	id   int64
 	peer net.Addr
 	s    *Loops
 	fd   int // in a loop; else -1
@@ -51,10 +50,10 @@ type Link struct {
 	}
 }
 
-// Init prepares the Link of c, connection number id, over nc. c may enter one of the loops once its client has
-// been calm so many times in a row; see Calm.
-func (k *Link) Init(c Conn, s *Loops, id int64, nc net.Conn, calm int) {
-	k.c, k.s, k.id, k.peer = c, s, id, nc.RemoteAddr()
+// Init prepares the Link of c over nc. c may enter one of the loops once its client has been calm so many times
+// in a row; see Calm.
+func (k *Link) Init(c Conn, s *Loops, nc net.Conn, calm int) {
+	k.c, k.s, k.peer = c, s, nc.RemoteAddr()
 	k.least, k.calm, k.fd, k.back = calm, calm, -1, make(chan error, 1)
 	k.mu.nc, k.mu.fd = nc, -1
 }
@@ -133,7 +132,7 @@ func (k *Link) Calmed(commands int) bool {
 // cannot be in a loop (TLS, for one) stays out. Nothing may be left to write.
 func (k *Link) Enter() error {
 	fd := -1
-	l := k.s.loopFor(k.id)
+	l := k.s.loopFor(nil)
 	if l == nil {
 		return nil
 	}
@@ -159,10 +158,7 @@ func (k *Link) Enter() error {
 	k.mu.Unlock()
 	k.stayed = 0
 	k.c.Moved(fd)
-	l.mu.Lock()
-	l.mu.conns[fd] = k.c
-	l.mu.Unlock()
-	if err := l.p.Add(fd); err != nil {
+	if err := l.add(fd, k.c); err != nil {
 		k.leaveLoop()
 		return nil
 	}
@@ -175,6 +171,21 @@ func (k *Link) Enter() error {
 	return err
 }
 
+// move gives the connection, which is not being served, to another loop. It reports whether that has it now.
+func (k *Link) move(to *Loop) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	from := k.mu.loop
+	k.mu.loop = to // before it serves the connection, which can be at once
+	if err := to.add(k.fd, k.c); err != nil {
+		to.remove(k.fd)
+		k.mu.loop = from
+		return false
+	}
+	from.remove(k.fd)
+	return true
+}
+
 // leaveLoop makes a connection in a loop an ordinary one.
 func (k *Link) leaveLoop() {
 	k.mu.Lock()
@@ -183,10 +194,7 @@ func (k *Link) leaveLoop() {
 	if fd < 0 {
 		return
 	}
-	l.p.Remove(fd)
-	l.mu.Lock()
-	delete(l.mu.conns, fd)
-	l.mu.Unlock()
+	l.remove(fd)
 	k.mu.fd, k.mu.loop, k.fd = -1, nil, -1
 	f := os.NewFile(uintptr(fd), "")
 	nc, err := net.FileConn(f)

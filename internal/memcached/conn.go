@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,10 +26,10 @@ type conn struct {
 	link loop.Link
 	peer net.Addr
 	r    *bufio.Reader
-	w    *bufio.Writer
-	long []byte   // a line longer than r's buffer
-	toks [][]byte // of the line at hand
-	key  []byte   // of the value that is read
+	w    *bufio.Writer // nil while there is nothing to send; see out
+	long []byte        // a line longer than r's buffer
+	toks [][]byte      // of the line at hand
+	key  []byte        // of the value that is read
 	// Lookups wait here for more of them, until something else is to be done: pend
 	// and ops belong together, and arena has their keys. reserved bytes of the share stand for
 	// their values; looked is set when a loop has performed them.
@@ -75,7 +76,7 @@ var (
 
 func (s *Server) handle(nc net.Conn) {
 	c := &conn{s: s, peer: nc.RemoteAddr(), batch: 1}
-	c.link.Init(c, &s.loops, int64(s.net.Accepted()), nc, s.calm)
+	c.link.Init(c, &s.loops, nc, s.calm)
 	c.ctx = inside.OnWait(inside.LimitMemory(s.ctx, oneLimit), c.link.Waits)
 	c.smallCtx = inside.OnWait(inside.LimitMemory(s.ctx, eachLimit), c.link.Waits)
 	c.share = s.o.Budget.Share(func(bytes int64) {
@@ -94,7 +95,6 @@ func (s *Server) handle(nc net.Conn) {
 		c.share.Close()
 	}()
 	c.r = bufio.NewReaderSize(input{c}, 16<<10)
-	c.w = bufio.NewWriterSize(output{c}, 16<<10)
 	for {
 		if err := c.begin(); err != nil {
 			break
@@ -205,8 +205,28 @@ func (out output) Write(p []byte) (int, error) {
 // flushAnswers performs what waits and sends all answers.
 func (c *conn) flushAnswers() error {
 	c.performLookups()
-	return c.w.Flush()
+	if c.w == nil {
+		return nil
+	}
+	err := c.w.Flush()
+	c.w.Reset(nil)
+	writers.Put(c.w)
+	c.w = nil
+	return err
 }
+
+// out is where answers are written. Connections share the buffers, and have one only until what they
+// wrote is sent: it is long enough for what batchKeys lookups of values of 1 KiB find, which then
+// take one write(2), and those who have nothing to say need none.
+func (c *conn) out() *bufio.Writer {
+	if c.w == nil {
+		c.w = writers.Get().(*bufio.Writer)
+		c.w.Reset(output{c})
+	}
+	return c.w
+}
+
+var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 72<<10) }}
 
 // readLine returns the next line without its end; it is valid until r is used.
 func (c *conn) readLine() ([]byte, error) {
@@ -234,7 +254,7 @@ func (c *conn) readLine() ([]byte, error) {
 		}
 		if len(b) > maxLineLen {
 			c.performLookups()
-			c.w.WriteString("CLIENT_ERROR line too long\r\n")
+			c.out().WriteString("CLIENT_ERROR line too long\r\n")
 			c.s.stats.done(cmdUnknown, resBad, time.Now())
 			return nil, bufio.ErrTooLong
 		}
@@ -427,8 +447,8 @@ func (c *conn) command(line []byte) error {
 }
 
 func (c *conn) say(r reply) {
-	c.w.WriteString(r.text)
-	c.w.WriteString("\r\n")
+	c.out().WriteString(r.text)
+	c.out().WriteString("\r\n")
 }
 
 // text performs a text command other than get and gets.
@@ -812,7 +832,7 @@ func (c *conn) showStats(toks [][]byte) reply {
 		return badCommand
 	}
 	for _, s := range stats {
-		fmt.Fprintf(c.w, "STAT %s %v\r\n", s.name, s.value)
+		fmt.Fprintf(c.out(), "STAT %s %v\r\n", s.name, s.value)
 	}
 	return reply{"END", resOK}
 }

@@ -175,20 +175,20 @@ func (c *conn) end() reply {
 }
 
 func (c *conn) value(key []byte, it *client.Item, cas bool) {
-	c.w.WriteString("VALUE ")
-	c.w.Write(key)
+	c.out().WriteString("VALUE ")
+	c.out().Write(key)
 	c.uint(' ', uint64(it.Flags))
 	c.uint(' ', uint64(len(it.Value)))
 	if cas {
 		c.uint(' ', it.Version)
 	}
-	c.w.WriteString("\r\n")
-	c.w.Write(it.Value)
-	c.w.WriteString("\r\n")
+	c.out().WriteString("\r\n")
+	c.out().Write(it.Value)
+	c.out().WriteString("\r\n")
 }
 
 func (c *conn) uint(before byte, n uint64) {
-	c.w.Write(strconv.AppendUint(append(c.num[:0], before), n, 10))
+	c.out().Write(strconv.AppendUint(append(c.num[:0], before), n, 10))
 }
 
 func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
-	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/loop/looptest"
 	"github.com/kvd-project/kvd/internal/memcached"
 )
 
@@ -95,7 +95,6 @@ func until(t *testing.T, what string, f func() bool) {
 // TestTurn: a turn of a loop looks up what all of its connections ask for at once, and whatever becomes of
 // one of them, the others are answered.
 func TestTurn(t *testing.T) {
-	long := strings.Repeat("x", 200_000)
 	var many strings.Builder
 	for i := range 40 {
 		fmt.Fprintf(&many, " no%d", i)
@@ -107,7 +106,7 @@ func TestTurn(t *testing.T) {
 		"one key twice":         {"get k0 k0\r\n", strings.Repeat("VALUE k0 0 1\r\n0\r\n", 2) + "END\r\n"},
 		"many":                  {"get" + many.String() + "\r\n", "END\r\n"},
 		"more than a batch":     {"get" + strings.Repeat(many.String(), 3) + "\r\n", "END\r\n"},
-		"a long value":          {"get long\r\n", "VALUE long 0 200000\r\n" + long + "\r\nEND\r\n"},
+		"a long value":          {"get long\r\n", "VALUE long 0 200000\r\n" + looptest.Long + "\r\nEND\r\n"},
 		"a write":               {"set w 0 0 1\r\n1\r\nget w\r\n", "STORED\r\nVALUE w 0 1\r\n1\r\nEND\r\n"},
 		"a lookup that waits":   {"get slow\r\n", ""},
 		"a write that waits":    {"set slow 0 0 1\r\n1\r\n", ""},
@@ -120,42 +119,19 @@ func TestTurn(t *testing.T) {
 		"more than a loop does": {strings.Repeat("get k0\r\n", 100), strings.Repeat("VALUE k0 0 1\r\n0\r\nEND\r\n", 100)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake := clienttest.New(clienttest.Options{})
-			s := &counting{API: fake}
-			held, hold := make(chan struct{}), make(chan struct{})
-			waiting, release := make(chan struct{}, 1), make(chan struct{})
-			fake.Fail(func(ctx context.Context, o *client.Op) clienttest.Fault {
-				switch string(o.Key) {
-				case "hold":
-					held <- struct{}{}
-					<-hold
-				case "panic":
-					panic("of a test")
-				case "slow":
-					inside.WillWait(ctx)
-					if ctx.Err() != nil { // a loop's: it does not wait
-						return clienttest.Fault{Err: context.Cause(ctx)}
-					}
-					waiting <- struct{}{}
-					<-release
-				}
-				return clienttest.Fault{}
-			})
-			for i := range 10 {
-				fake.Put(t.Context(), fmt.Append(nil, "k", i), fmt.Append(nil, i), client.PutOptions{})
-			}
-			fake.Put(t.Context(), []byte("long"), []byte(long), client.PutOptions{})
+			stage := looptest.New(t.Context())
+			s := &counting{API: stage.Store}
 			server, ps := oneLoop(t, memcached.Options{Client: s}, 10)
 			holder, odd, others := ps[0], ps[4], append(append([]*peer{}, ps[1:4]...), ps[5:]...)
 			fmt.Fprint(holder, "get hold\r\n")
-			<-held
+			<-stage.Held
 			for i, p := range others {
 				fmt.Fprintf(p, "get kept%d\r\n", i)
 				if i == 3 {
 					fmt.Fprint(odd, c.say)
 				}
 			}
-			close(hold)
+			close(stage.Hold)
 			for _, p := range others {
 				p.answer(t, "END\r\n")
 			}
@@ -172,11 +148,11 @@ func TestTurn(t *testing.T) {
 			odd.answer(t, c.answer)
 			switch name {
 			case "a lookup that waits", "a write that waits":
-				<-waiting
+				<-stage.Waiting
 				if n := server.Looped(); n != 9 {
 					t.Errorf("%d connections are in the loop, want 9", n)
 				}
-				close(release)
+				close(stage.Release)
 				odd.answer(t, map[string]string{"a lookup that waits": "END\r\n", "a write that waits": "STORED\r\n"}[name])
 			case "a lookup that panics", "the end":
 				if b, err := io.ReadAll(odd.r); len(b) > 0 || err != nil {

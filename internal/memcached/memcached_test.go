@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -622,4 +623,60 @@ func sentence(rng *rand.Rand) string {
 
 func numberSet(key, v string) string {
 	return fmt.Sprintf("set %s 0 0 %d\r\n%s\r\n", key, len(v), v)
+}
+
+// writes counts the writes to connections that it accepts.
+type writes struct {
+	net.Listener
+	n atomic.Int64
+}
+
+func (l *writes) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return writing{c, &l.n}, err
+}
+
+type writing struct {
+	net.Conn
+	n *atomic.Int64
+}
+
+func (c writing) Write(b []byte) (int, error) {
+	c.n.Add(1)
+	return c.Conn.Write(b)
+}
+
+// TestOneWrite: what a get of batchKeys values of 1 KiB finds is sent at once.
+func TestOneWrite(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	_, s := serve(t, memcached.Options{Client: store})
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &writes{Listener: inner}
+	go s.Serve(l) //nolint:errcheck // Close ends it
+	var ask, answer strings.Builder
+	value := strings.Repeat("x", 1024)
+	ask.WriteString("get")
+	for i := range 64 {
+		key := fmt.Sprintf("key:%012d", i)
+		if _, err := store.Put(t.Context(), []byte(key), []byte(value), client.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		ask.WriteString(" " + key)
+		answer.WriteString("VALUE " + key + " 0 1024\r\n" + value + "\r\n")
+	}
+	c, err := net.Dial("tcp", inner.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p := &peer{c, bufio.NewReader(c)}
+	for i := range 3 {
+		p.want(t, answer.String()+"END\r\n", ask.String()+"\r\n")
+		if n := l.n.Load(); n != int64(i)+1 {
+			t.Errorf("%d answers took %d writes", i+1, n)
+		}
+	}
 }

@@ -184,32 +184,32 @@ func (c *conn) metaNow(cmd command, toks [][]byte) (reply, error) {
 // head writes a code and the flags that the command wants back; it may be nil if
 // there is no item.
 func (c *conn) head(m *meta, code string, it *client.Item) {
-	c.w.WriteString(code)
+	c.out().WriteString(code)
 	for _, f := range []byte(m.flags) {
 		if it == nil && f != 'O' && f != 'k' {
 			continue
 		}
-		c.w.WriteByte(' ')
-		c.w.WriteByte(f)
+		c.out().WriteByte(' ')
+		c.out().WriteByte(f)
 		switch f {
 		case 'O':
-			c.w.Write(m.opaque)
+			c.out().Write(m.opaque)
 		case 'k':
-			c.w.Write(m.sent)
+			c.out().Write(m.sent)
 			if m.binary {
-				c.w.WriteString(" b")
+				c.out().WriteString(" b")
 			}
 		case 'c':
-			c.w.Write(strconv.AppendUint(c.num[:0], it.Version, 10))
+			c.out().Write(strconv.AppendUint(c.num[:0], it.Version, 10))
 		case 'f':
-			c.w.Write(strconv.AppendUint(c.num[:0], uint64(it.Flags), 10))
+			c.out().Write(strconv.AppendUint(c.num[:0], uint64(it.Flags), 10))
 		case 's':
-			c.w.Write(strconv.AppendInt(c.num[:0], int64(len(it.Value)), 10))
+			c.out().Write(strconv.AppendInt(c.num[:0], int64(len(it.Value)), 10))
 		case 't':
-			c.w.Write(strconv.AppendInt(c.num[:0], c.secondsLeft(it.Expires), 10))
+			c.out().Write(strconv.AppendInt(c.num[:0], c.secondsLeft(it.Expires), 10))
 		}
 	}
-	c.w.WriteString("\r\n")
+	c.out().WriteString("\r\n")
 }
 
 // secondsLeft is -1 for what does not expire.
@@ -226,10 +226,10 @@ func (c *conn) item(m *meta, it *client.Item) {
 		c.head(m, "HD", it)
 		return
 	}
-	c.w.WriteString("VA ")
+	c.out().WriteString("VA ")
 	c.head(m, strconv.Itoa(len(it.Value)), it)
-	c.w.Write(it.Value)
-	c.w.WriteString("\r\n")
+	c.out().Write(it.Value)
+	c.out().WriteString("\r\n")
 }
 
 // metaEnd answers a command that showed no item. Quiet commands leave out HD,

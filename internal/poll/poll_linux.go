@@ -15,6 +15,7 @@ type Poller struct {
 	ep, wake int // wake is an eventfd
 
 	// Of the goroutine that calls Wait.
+	slept  bool
 	events [128]unix.EpollEvent
 	ready  [128]int
 }
@@ -64,6 +65,9 @@ func (p *Poller) Wake() {
 	_, _ = unix.Write(p.wake, one[:])
 }
 
+// Slept reports whether the last Wait had to wait: nothing was ready yet. It is for the goroutine that calls Wait.
+func (p *Poller) Slept() bool { return p.slept }
+
 // Wait returns the descriptors that can be read, or have ended, when there are
 // some, and whether Wake was called since the last time; after d, which has the grain of a millisecond, it
 // returns none. A negative d is no limit. The slice stays valid until the next call.
@@ -71,6 +75,7 @@ func (p *Poller) Wait(d time.Duration) (ready []int, woken bool) {
 	// Mostly something is ready, and then the processor need not be given up for the call.
 	k, _, _ := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.ep), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), 0, 0, 0)
 	n := max(int(k), 0)
+	p.slept = n == 0
 	limit := -1
 	if d >= 0 {
 		limit = int(d / time.Millisecond)

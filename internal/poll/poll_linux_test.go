@@ -58,8 +58,14 @@ func TestReady(t *testing.T) {
 		}
 	}
 	buf := make([]byte, 8)
+	if p.Wait(0); !p.Slept() {
+		t.Error("nothing was ready, and Wait did not wait")
+	}
 	say(peerA)
 	expect("one has data", false, a)
+	if p.Slept() {
+		t.Error("Wait waited for what was ready")
+	}
 	expect("it was not read", false, a)
 	say(peerB)
 	expect("both have", false, a, b)

@@ -28,5 +28,8 @@ func (*Poller) Remove(int) {}
 // Wake does nothing.
 func (*Poller) Wake() {}
 
+// Slept is false.
+func (*Poller) Slept() bool { return false }
+
 // Wait returns at once.
 func (*Poller) Wait(time.Duration) ([]int, bool) { return nil, false }

@@ -105,6 +105,10 @@ var mutants = []mutant{
 	{"child-only-at-a", "the child's word is set on every replica", []edit{
 		{work, "return o.syncWords(half, o.linkChild)", "return o.syncWords(half[:0], o.linkChild)"},
 		{work, "return o.swingA(func() index.Action { return o.publishSwings(linked) })", "return o.swingA(linked)"}}},
+	{"grow-to-one", "a key goes to the segment of the larger array that its hash chooses", []edit{{work,
+		"	return uint32(home/layout.SegmentSize) % o.Parent().Fan()\n", "_ = home\nreturn 0\n"}}},
+	{"scan-one-grown", "a scan looks into every segment that takes what was in one", []edit{{op,
+		"p.base/segmentSlots < p.fan {", "p.base == 0 && p.fan > 0 {"}}},
 	{"clean-early", "MOVED is cleared when every session has acknowledged", []edit{{"server/lead/view.go",
 		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_CLEAN && f.acked < j.Barrier"}}},
 	{"resume-publish", "no publish is carried over into a new view", []edit{{op,
