@@ -104,8 +104,8 @@ const batchLimit = 1024
 // batch is what a doSome needs, kept for the next.
 type batch struct {
 	calls []call
-	ops   []*engine.Op // their
-	of    []int        // positions in the caller's
+	ops   []*engine.Op // those of them that are performed
+	of    []int        // their positions among the caller's
 	ends  []func()     // Events
 	sum   byte         // of what touch has loaded: so that it is not optimized away
 }
@@ -121,6 +121,8 @@ func (b *batch) touch(ops []Op) {
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
+// doSome performs at most batchLimit of a Do's operations together: the memory that they need while they run is bounded, however many
+// the caller has.
 func (c *Client) doSome(ctx context.Context, ops []Op) {
 	b := batches.Get().(*batch)
 	b.calls = slices.Grow(b.calls, len(ops))[:len(ops)] // they do not move
@@ -260,6 +262,7 @@ func (it *Item) take(r *layout.Record, into []byte) {
 	it.Version, it.Flags, it.Expires = r.Version, flags, expires(r.Expiry)
 }
 
+// expiryAt is t as records hold it, milliseconds since 1970; 0 is never.
 func expiryAt(t time.Time) uint64 {
 	if t.IsZero() {
 		return 0

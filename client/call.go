@@ -18,6 +18,7 @@ import (
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
+// checkKey refuses the empty key and what is longer than a record's header can say.
 func checkKey(key []byte) error {
 	if len(key) == 0 || len(key) > MaxKeyLen {
 		return fmt.Errorf("%w: key of %d bytes, want 1..%d", ErrInvalid, len(key), MaxKeyLen)
@@ -25,6 +26,7 @@ func checkKey(key []byte) error {
 	return nil
 }
 
+// checkValue refuses what no record can hold, before anything is done.
 func checkValue(key, value []byte) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -131,6 +133,7 @@ func (c *Client) perform(ctx context.Context, ops []*engine.Op) {
 	}
 }
 
+// fail ends ops, of which nothing has been begun.
 func fail(ops []*engine.Op, err error) {
 	for _, op := range ops {
 		op.Err = err
@@ -189,6 +192,7 @@ func (c *Client) public(s *sess, q *call) error {
 	return fmt.Errorf("%v %q: %w", q.Kind, shortKey(q.Key), err)
 }
 
+// shortKey is a key for error messages: hostile keys are long.
 func shortKey(k []byte) []byte {
 	if len(k) > 64 {
 		return append(bytes.Clone(k[:61]), "..."...)
@@ -252,6 +256,7 @@ func (q *call) takeInto(r *layout.Record, parts [][]byte) {
 	}
 }
 
+// expires is an expiry as the API has it; the zero time is never.
 func expires(ms uint64) time.Time {
 	if ms == 0 {
 		return time.Time{}

@@ -135,6 +135,7 @@ func (f frequency) Touched(old layout.AccessWord, hits uint32) uint32 {
 	return f.c.policy.Touched(engine.Millis(), old, hits)
 }
 
+// newEvictor makes the evictor of a session. The policy, with what it has learnt, is the Client's and outlives sessions.
 func newEvictor(s *sess) *evictor {
 	e := &evictor{s: s, policy: s.c.policy, kick: make(chan struct{}, 1), pgs: map[uint32]*pressure{}, perGroup: 15}
 	e.sweep.wheel, e.sweep.stretch = evict.NewWheel(engine.Millis(), wheelBytes), 1
@@ -142,6 +143,7 @@ func newEvictor(s *sess) *evictor {
 	return e
 }
 
+// wake has run look again. It never waits: one look sees all that has come until then.
 func (e *evictor) wake() {
 	select {
 	case e.kick <- struct{}{}:
@@ -257,6 +259,7 @@ func wordsOf(list []repair.Candidate) []layout.Word {
 	return words
 }
 
+// candidateOf is c as the policy sees it: a record without an access word is not known to be of any use.
 func candidateOf(c repair.Candidate) evict.Candidate {
 	return evict.Candidate{Word: c.Access, Known: c.Access != 0, Units: c.Units}
 }

@@ -106,6 +106,7 @@ func (q *expiries) bytes() int {
 	return expiriesBytes
 }
 
+// collect hands over what lanes have put into the ring since the last time. There is one reader, the evictor.
 func (q *expiries) collect(into *evict.Wheel) {
 	ring := q.ring.Load()
 	if ring == nil {

@@ -103,6 +103,7 @@ func (t *Task) Hint(o *index.Op) (index.Hint, bool) {
 	return h, true
 }
 
+// Remember is index.Hints.
 func (t *Task) Remember(o *index.Op, h index.Hint) {
 	// Seen at the Op's start at the latest: an older age is the safe side.
 	t.lane.cache.put(o.Check, h, uint32(t.epoch))

@@ -42,6 +42,8 @@ func newNoteTable(maxBytes int) *noteTable {
 	return &noteTable{cells: make([]uint32, 1<<n), shift: uint8(64 - n)}
 }
 
+// cell is where accesses to a key are counted, and the tag that tells it from other keys of the cell. The multiplier is the
+// golden ratio's, as in Fibonacci hashing (Knuth, TAOCP 6.4): neighbouring checks spread over the table.
 func (t *noteTable) cell(check uint64) (c *uint32, tag uint32) {
 	h := check * 0x9E3779B97F4A7C15
 	return &t.cells[h>>t.shift], uint32(h) & (1<<6 - 1) << (noteTickBits + noteHitBits)

@@ -307,6 +307,7 @@ func (l *Lane) poll() (any bool) {
 	return any
 }
 
+// connByQP finds a connection by the number that its completions carry; nil if it is closed by now.
 func (l *Lane) connByQP(num uint32) *conn {
 	for _, c := range l.conns {
 		if c != nil && c.qp != nil && c.qp.Num() == num {

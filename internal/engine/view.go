@@ -215,6 +215,7 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 	return v, nil
 }
 
+// add indexes a placement group by its id, by which slots of arrays are found faster than in a map.
 func (v *View) add(p *PG) {
 	v.PGs[p.ID] = p
 	for int(p.ID) >= len(v.byID) {
@@ -230,6 +231,7 @@ func (v *View) fits(p *PG, off uint64, segments uint32) bool {
 		off+uint64(segments)*layout.SegmentSize <= p.IndexBytes
 }
 
+// left is the least hash that a shard covers: its prefix, aligned with the top of the hash.
 func left(s Shard) uint64 {
 	if s.Depth == 0 {
 		return 0

@@ -170,6 +170,7 @@ func (c *wordCache) put(check uint64, h index.Hint, now uint32) {
 		shard: uint16(h.Shard), slot: h.Slot, flags: uint8(h.Flags)}
 }
 
+// drop forgets a key whose word is known to be gone.
 func (c *wordCache) drop(check uint64, fp uint16) {
 	// Twice, if its own set was full and is not any more.
 	for _, set := range []*cacheSet{&c.sets[check&c.mask], c.second(check)} {

@@ -43,11 +43,10 @@ func (c *cq) readers() (by []readBy) {
 // eventually waits for a condition that a timer of the device brings about.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(rdmatest.Patience); !f(); runtime.Gosched() {
+	for end := time.Now().Add(rdmatest.Patience); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%s: not within %v", what, rdmatest.Patience)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
