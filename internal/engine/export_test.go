@@ -1,5 +1,7 @@
 package engine
 
+import "context"
+
 func (c *Core) NoMemory(pg uint32, starved uint64, missed int64) error {
 	return c.noMemory(pg, starved, missed)
 }
@@ -18,3 +20,10 @@ func (l *Lane) Begin(ops []*Op, deadline int64) {
 func (l *Lane) Abandon(op *Op, err error) { l.abandon(op, err) }
 
 func (l *Lane) EndOverdue() { l.endOverdue() }
+
+// Queue leaves ops to the lane's owner, as a caller does that does not get the lane; over reports whether it was told that they are over.
+func (l *Lane) Queue(ops []*Op) (over func() bool) {
+	w := l.newWaiter(context.Background(), ops)
+	l.enqueue(w)
+	return func() bool { return len(w.ch) == 1 }
+}

@@ -20,15 +20,19 @@ type flown struct {
 
 func (f *flown) Take(r *layout.Record, _ [][]byte) { f.value = string(r.Value) }
 
-// fly begins GETs of keys, and posts what they want posted.
-func (r *rig) fly(deadline int64, keys ...string) (gets []*flown) {
-	r.t.Helper()
-	var ops []*engine.Op
+func getsOf(keys []string) (gets []*flown, ops []*engine.Op) {
 	for _, key := range keys {
 		f := &flown{Op: engine.Op{Kind: index.Get, Key: []byte(key), Hash: rigHash(key), Check: rigCheck(key)}}
 		f.Asker = f
 		gets, ops = append(gets, f), append(ops, &f.Op)
 	}
+	return gets, ops
+}
+
+// fly begins GETs of keys, and posts what they want posted.
+func (r *rig) fly(deadline int64, keys ...string) []*flown {
+	r.t.Helper()
+	gets, ops := getsOf(keys)
 	r.l.Begin(ops, deadline)
 	r.l.Pump()
 	return gets
@@ -211,5 +215,33 @@ func TestFlightCounts(t *testing.T) {
 	r.settleLane()
 	if acked, quiesced := r.core.Acked(); acked != version+1 || quiesced != version+1 {
 		t.Errorf("acknowledged map %d and quiesced %d, want %d", acked, quiesced, version+1)
+	}
+}
+
+// On a provider that executes within PostSend the owner performs what others have queued as they would have themselves:
+// GETs of remembered keys need no Task.
+func TestQueuedHinted(t *testing.T) {
+	r := newRig(t, 1, true)
+	keys := r.remembered(3)
+	var tasks []int // under way when a doorbell rings
+	r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+		tasks = append(tasks, r.l.Active())
+		return q.PostSend(wrs)
+	}
+	gets, ops := getsOf(keys)
+	over := r.l.Queue(ops)
+	others, ops := getsOf([]string{"a", "never put"})
+	othersOver := r.l.Queue(ops)
+	r.l.Turn()
+	for i, g := range gets {
+		if !g.Over() || g.Err != nil || g.value != "value of "+keys[i] || g.Rounds != 1 {
+			t.Errorf("%q: over %v, %q, %d rounds, %v", keys[i], g.Over(), g.value, g.Rounds, g.Err)
+		}
+	}
+	if !over() || len(tasks) < 2 || tasks[0] != 0 || tasks[1] != 0 {
+		t.Errorf("over %v; at the doorbells there were %d tasks, want none at the first two", over(), tasks)
+	}
+	if g := others[0]; !othersOver() || g.value != "value of a" || !errors.Is(others[1].Err, index.ErrNotFound) {
+		t.Errorf("beside a key that is not there: over %v, %q, %v", othersOver(), g.value, others[1].Err)
 	}
 }

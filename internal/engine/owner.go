@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -179,8 +180,23 @@ func (l *Lane) takeQueued() {
 	l.queued.Unlock()
 	for _, w := range ws {
 		l.waiting = append(l.waiting, w)
-		l.begin(w)
+		if !l.hintQueued(w) {
+			l.begin(w)
+		}
 	}
+}
+
+// hintQueued performs what it can of w's operations at once, as their caller would have if it had owned the lane, and
+// reports whether that was all: then the caller may have them back already.
+func (l *Lane) hintQueued(w *waiter) (all bool) {
+	if !l.Synchronous() || slices.ContainsFunc(w.ops, func(op *Op) bool { return op.cancel != nil }) {
+		return false
+	}
+	l.refreshView()
+	for _, op := range w.ops {
+		op.w = w
+	}
+	return l.Hinted(w.ops) == 0
 }
 
 // enqueue leaves w to the lane's owner, or to the next one.
