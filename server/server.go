@@ -203,8 +203,12 @@ func (n *Node) startRaft(addr string) error {
 	if !has && !n.opts.Bootstrap && len(n.opts.Join) == 0 {
 		return fmt.Errorf("%s: %w", n.opts.DataDir, ErrNoState)
 	}
+	// Each follower is sent one request at a time, which takes along all that has come meanwhile. With
+	// pipelines a leader that is told of a newer term can wait for ever: raft's goroutine that takes
+	// the replies in has ended, and the one that sends waits for it, so that Shutdown never returns
+	// (raft 1.8.0, pipelineReplicate).
 	n.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: n.streams, MaxPool: raftPool, Timeout: raftTimeout, Logger: logger,
+		Stream: n.streams, MaxPool: raftPool, Timeout: raftTimeout, Logger: logger, MaxRPCsInFlight: 1,
 	})
 	if !has && n.opts.Bootstrap {
 		err = raft.BootstrapCluster(conf, logs, n.store, snaps, n.transport, raft.Configuration{Servers: []raft.Server{

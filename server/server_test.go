@@ -1021,6 +1021,17 @@ func TestLeaderHandsOver(t *testing.T) {
 	}
 }
 
+// Raft does not pipeline what it replicates: a leader that lost its leadership with a pipeline
+// under way could hang when it was closed.
+func TestNoPipelines(t *testing.T) {
+	c := newCluster(t, 2, forever)
+	nodes := c.all()
+	_, err := nodes[0].transport.AppendEntriesPipeline(raft.ServerID(nodes[1].opts.ID), nodes[1].transport.LocalAddr())
+	if !errors.Is(err, raft.ErrPipelineReplicationNotSupported) {
+		t.Errorf("a pipeline: %v, want %v", err, raft.ErrPipelineReplicationNotSupported)
+	}
+}
+
 // A leader whose followers are all dead does not wait for ever.
 func TestNobodyToHandOverTo(t *testing.T) {
 	c := newCluster(t, 3, forever)
