@@ -286,7 +286,7 @@ func (c *cq) detach(q *qp) {
 	}
 }
 
-// tick gives the QPs of a CQ that nobody waits for to goroutines.
+// tick gives the QPs of a CQ that nobody waits for to goroutines, and looks whether idle ones have ended.
 func (c *cq) tick() {
 	o := &c.own
 	o.Lock()
@@ -295,6 +295,12 @@ func (c *cq) tick() {
 		c.giveBackLocked()
 	}
 	o.waited = false
+	for _, q := range o.qps {
+		// A Wait reads the connections with something outstanding: the end of an idle one shows here.
+		if q.by == byWaiter && !q.due() && c.parked.Load() != &q.sock.park {
+			c.advance(q)
+		}
+	}
 }
 
 // Ready gives the QPs with something outstanding to goroutines if a Wait has taken

@@ -82,12 +82,15 @@ type crowd struct {
 	qps []*rdma.QP
 	say []chan []byte
 	mr  *rdma.MR
+	// word is what all WRITEs write.
+	word []byte
 }
 
 func newCrowd(t *testing.T, n int, o Options) *crowd {
 	c := &crowd{e: rdmatest.NewEnv(t, waiting(harness(t, Options{}, o)))}
 	c.l = c.e.Unconnected(4096)
 	c.mr = c.e.Memory(64, rdmatest.All)
+	c.word = c.l.Word()
 	for range n {
 		addr, say := silent(t)
 		q, err := c.e.H.Active.Dial(c.e.Ctx(), c.l.PD, c.l.CQ, addr, nil)
@@ -100,7 +103,7 @@ func newCrowd(t *testing.T, n int, o Options) *crowd {
 
 // post posts a WRITE on QP i; its memory node answers when it is told to.
 func (c *crowd) post(i int, flags rdma.SendFlags) {
-	w := c.l.Write(c.mr, 0, c.l.Word())
+	w := c.l.Write(c.mr, 0, c.word)
 	w.ID, w.Flags = uint64(i), flags
 	n, err := c.qps[i].PostSend([]rdma.WR{w})
 	if n != 1 {
@@ -416,5 +419,33 @@ func TestWaitOneProcessor(t *testing.T) {
 	c.say[0] <- wrote(0)
 	if wc := collect(t, c.l, 1)[0]; wc.Status != driver.Success {
 		t.Error(wc)
+	}
+}
+
+// TestIdleBesideWaits: a connection on which nothing is outstanding ends, and that is noticed though the CQ is waited for
+// without a pause, for another connection's replies.
+func TestIdleBesideWaits(t *testing.T) {
+	c := newCrowd(t, 2, Options{PeerTimeout: 400 * time.Millisecond})
+	for i := range 2 {
+		c.post(i, rdma.Signaled)
+	}
+	c.take(t)
+	c.say[0] <- wrote(0)
+	c.say[1] <- wrote(0)
+	c.wait(t)
+	c.wait(t)
+	c.say[1] <- nil
+	for end := time.Now().Add(rdmatest.Patience); c.qps[1].State() != driver.StateErr; {
+		if time.Now().After(end) {
+			t.Fatalf("the end of the idle connection is not noticed within %v", rdmatest.Patience)
+		}
+		c.post(0, rdma.Signaled)
+		c.say[0] <- wrote(c.seq(0))
+		if wc := c.wait(t); wc.Status != driver.Success {
+			t.Fatal(wc)
+		}
+	}
+	if s := c.qps[0].State(); s != driver.StateRTS {
+		t.Errorf("the other one is in state %d", s)
 	}
 }
