@@ -253,7 +253,7 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 		l.giveUp(s, now, r.Session, r.Returns)
 		a.Returned = len(r.HandBacks)+len(r.Returns) > 0
 	}
-	if x.hold(s, r.Held); len(r.Held) > 0 {
+	if l.hold(s, r.Session, x, r.Held); len(r.Held) > 0 {
 		x.told = now
 	}
 	a.Epoch, a.Least = l.Epochs()
@@ -280,7 +280,7 @@ func (l *Leader) Closed(s *fsm.State, now time.Duration, id uint32, back []*dirp
 	if x == nil {
 		return // nobody knows whose memory it may hand back: lost until it is counted
 	}
-	x.hold(s, held)
+	l.hold(s, id, x, held)
 	l.ended(s, id)
 	// It does not wait for its limbo.
 	if len(back) > 0 {

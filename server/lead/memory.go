@@ -53,6 +53,9 @@ const (
 	retryShort, retryShortMost = time.Second, time.Minute
 	// retryPieces is the most if enough is free, in pieces.
 	retryPieces = 4 * time.Second
+	// retryDoubted is the longest time between two counts for which writers wait because the last one is
+	// in doubt: if sessions link so much that each count is, some will be told that memory is full.
+	retryDoubted = 4 * time.Second
 )
 
 // place is a free place, past limbo.
@@ -72,6 +75,13 @@ type memory struct {
 	// Linked units are base + what the sessions that are open say they have linked, net.
 	base  int64
 	known bool // base is counted, not guessed
+	// A count takes time, and sessions say what they have linked about once a second: base is wrong by
+	// what they linked and unlinked between the last word before the count and the first one after it.
+	// doubt is how much that is, by as many sessions as have spoken since; began and unsaid are what
+	// sessions had said when the count began, the former while it goes on, the latter of those that have
+	// not spoken since.
+	doubt         uint64
+	began, unsaid map[uint32]int64
 
 	shortAt    time.Duration // 0: never
 	shortSince time.Duration // when it began
@@ -304,8 +314,9 @@ func (l *Leader) ended(s *fsm.State, id uint32) {
 
 // ---- accounts --------------------------------------------------------------
 
-// hold notes what a session says that it holds, of its own namespace and not more than there is.
-func (x *session) hold(s *fsm.State, held []*dirpb.Held) {
+// hold notes what session x, whose id is from, says that it holds, of its own namespace and not more than
+// there is.
+func (l *Leader) hold(s *fsm.State, from uint32, x *session, held []*dirpb.Held) {
 	for i, h := range held {
 		pg := s.PG(h.PgId)
 		if i == maxReturns {
@@ -322,8 +333,49 @@ func (x *session) hold(s *fsm.State, held []*dirpb.Held) {
 			x.held = make(map[uint32]*dirpb.Held)
 		}
 		x.held[h.PgId] = h
+		if m := l.memories[h.PgId]; m != nil {
+			m.heardSince(from, h.NetUnits)
+		}
 	}
 }
+
+// countBegins notes what sessions have said until now that they have linked.
+func (l *Leader) countBegins(s *fsm.State, pg uint32) {
+	m := l.memory(s, pg)
+	m.began = make(map[uint32]int64)
+	for id, x := range l.sessions {
+		m.began[id] = x.held[pg].GetNetUnits()
+	}
+}
+
+// countEnds notes the units that are linked, by a count that has just ended.
+func (l *Leader) countEnds(s *fsm.State, pg uint32, linked int64) {
+	m := l.memory(s, pg)
+	if m.began == nil { // another leader's count
+		l.countBegins(s, pg)
+	}
+	m.base, m.known, m.low = linked, true, [2]uint64{}
+	m.doubt, m.unsaid, m.began = 0, m.began, nil
+	for id, x := range l.sessions {
+		net := x.held[pg].GetNetUnits()
+		m.base -= net
+		if _, ok := m.unsaid[id]; !ok {
+			m.unsaid[id] = net
+		}
+	}
+}
+
+// heardSince notes the first word of a session after a count.
+func (m *memory) heardSince(session uint32, net int64) {
+	if before, ok := m.unsaid[session]; ok {
+		m.doubt += uint64(max(net, before) - min(net, before))
+		delete(m.unsaid, session)
+	}
+}
+
+// doubted reports whether the last count may be wrong by so much that memory is lost which passes for
+// linked.
+func (m *memory) doubted(heap uint64) bool { return m.doubt > heap/32 }
 
 // Short notes that a grant of a place of so many units found too little.
 func (l *Leader) Short(s *fsm.State, pg, units uint32, now time.Duration) {
@@ -496,7 +548,7 @@ func (l *Leader) Coming(s *fsm.State, namespace, pg, units uint32, now time.Dura
 		least = max(least, a.Heap/256)
 		h := s.Heap(id)
 		m := l.memory(s, id)
-		if l.opts.ScrubInterval > 0 && (h.GetDirty() || !m.known || l.silent(s, namespace, m.shortSince, now)) {
+		if l.opts.ScrubInterval > 0 && (h.GetDirty() || !m.known || m.doubted(a.Heap) && m.retry <= retryDoubted || l.silent(s, namespace, m.shortSince, now)) {
 			coming += least // perhaps
 		}
 		if m.reliefAt == 0 || now-m.reliefAt >= reliefEvery {
@@ -657,7 +709,7 @@ func (p *plan) reclaim(pg *dirpb.PlacementGroup) {
 		why, m.retry = ReasonDirty, retryShort
 	case !m.known && (short || p.now-last >= every):
 		why = ReasonTerm
-	case short && p.now-last >= m.retry && m.account.Lost > max(uint64(m.need), u.GetHeapUnits()/32),
+	case short && p.now-last >= m.retry && (m.account.Lost > max(uint64(m.need), u.GetHeapUnits()/32) || m.doubted(u.GetHeapUnits())),
 		short && p.now-last >= min(m.retry, retryPieces) && p.toCompact(m):
 		why = ReasonShort
 		m.retry = min(2*m.retry, retryShortMost)
@@ -739,14 +791,11 @@ func (l *Leader) Scrubbed(s *fsm.State, j *dirpb.Job, now time.Duration) {
 		return
 	}
 	m := l.memory(s, j.PgId)
-	linked, net := int64(0), int64(0)
+	linked := int64(0)
 	for _, n := range s.Heap(j.PgId).GetLastScrub().GetLinkedUnits() {
 		linked += int64(n)
 	}
-	for _, x := range l.sessions {
-		net += x.held[j.PgId].GetNetUnits()
-	}
-	m.base, m.known, m.low = linked-net, true, [2]uint64{}
+	l.countEnds(s, j.PgId, linked)
 	l.accounted = 0
 	least := uint64(gainUnits)
 	short := m.short(now)

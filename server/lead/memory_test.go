@@ -686,6 +686,64 @@ func TestReclaim(t *testing.T) {
 	w.want()
 }
 
+// A session that links while a count goes on, and says so afterwards, would have what is lost pass for
+// linked. A session that lacks memory is not told then that there is none, and another count follows.
+func TestDoubtedCount(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before, during, after int64 // what the session says that it has linked, of 8 parts of all
+		doubted               bool
+	}{
+		"at rest":              {8, 8, 8, false},
+		"before, not yet said": {2, 2, 8, true},
+		"meanwhile":            {2, 8, 8, true},
+		"unlinks":              {8, 8, 4, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, a, b, _, all := fullWorld(t, dirpb.NamespaceMode_NAMESPACE_STORE)
+			say := func(parts int64) {
+				w.say(Renewal{Session: a, Held: held(all, 0, 0, 0, parts*int64(all)/8)})
+				w.l.Short(w.s, 1, 1000, w.now)
+			}
+			coming := func() bool { return w.l.Coming(w.s, 1, 1, 1000, w.now) > 0 }
+			say(tc.before)
+			w.leak(w.open(1))
+			w.ack()
+			w.step()
+			j := w.claim(b)
+			if j.GetReason() != ReasonDirty {
+				t.Fatalf("%v is under way", j)
+			}
+			say(tc.during)
+			var linked []uint32
+			for _, e := range w.s.Extents(1) {
+				linked = append(linked, uint32(e.Granted))
+			}
+			w.finish(b, j, linked...)
+			w.now += accountEvery
+			say(tc.after)
+			w.now += accountEvery
+			if got := coming(); got != tc.doubted {
+				t.Errorf("memory is on its way: %v", got)
+			}
+			w.now += retryShort
+			say(tc.after)
+			w.ack()
+			w.step()
+			if again := w.claim(b); (again.GetReason() == ReasonShort) != tc.doubted {
+				t.Fatalf("%v is under way", again)
+			} else if again != nil {
+				w.finish(b, again, linked...)
+				w.now += accountEvery
+				say(tc.after)
+			}
+			w.now += accountEvery
+			if coming() {
+				t.Error("memory is on its way after a count at which nobody worked")
+			}
+		})
+	}
+}
+
 // Of what a count found, the extents are recalled that give most, in place, as many as are
 // needed; where what is free lies in pieces, one is emptied.
 func TestScrubbed(t *testing.T) {

@@ -511,6 +511,9 @@ func (p *plan) evacuate(pg *dirpb.PlacementGroup) {
 func (p *plan) start(q *fsmpb.StartJob, pgs ...uint32) {
 	for _, id := range pgs {
 		p.taken[id] = true
+		if q.Kind == dirpb.JobKind_JOB_SCRUB {
+			p.l.countBegins(p.s, id)
+		}
 	}
 	p.add(&fsmpb.Command{Op: &fsmpb.Command_StartJob{StartJob: q}}, "placement groups %d: %s begins: %s", pgs, q.Kind, q.Reason)
 }
