@@ -9,9 +9,10 @@ import (
 )
 
 // Hinted is a GET, or a PUT without condition, by what is remembered of its key: what it posts
-// and how the results are judged, in one round trip. An Op whose key has a hint begins with one. If
-// nothing else can come of it, a caller whose provider executes within PostSend may perform one without an Op
-// (see Fits): if it does not hold, nothing has happened, and the Op begins anew.
+// and how the results are judged, in one round trip, and one for each further copy of a PUT. An Op whose key has a hint begins
+// with one. If nothing else can come of it, a caller whose provider executes within PostSend may perform one without an Op
+// (see Fits). If the hint does not hold, nothing has happened, and the Op begins anew; if something else is in the way
+// after the head has decided a PUT, an Op goes on with it (see Op.GoOn).
 type Hinted struct {
 	PG   *PG
 	Off  uint64      // of the slot in the region
@@ -23,12 +24,12 @@ func (h *Hint) Leads(r *Route) bool {
 	return uint16(h.Shard) == uint16(r.Shard) && layout.InHeap(h.Word, r.PG.HeapLo, r.PG.HeapHi)
 }
 
-// Fits reports whether a GET, or a PUT if put is set, by h along r is over after one round trip if the hint holds.
+// Fits reports whether a GET, or a PUT if put is set, by h along r is over as Hinted says if the hint holds.
 func (h *Hint) Fits(r *Route, put bool) bool {
 	if r.PG.Joining || h.Flags&HintManifest != 0 || !h.Leads(r) {
 		return false
 	}
-	return !put || r.PG.Replicas == 1 && h.Word.State() == layout.Live
+	return !put || h.Word.State() == layout.Live
 }
 
 // SlotOff is where slot, numbered as in Hint, of the key with the hash given is in the region.
@@ -85,6 +86,14 @@ func (h *Hinted) Swing(a []Access) []Access {
 	return a
 }
 
+// Publish adds the CAS that carries N on to replica k. It may be posted only once every earlier replica has been seen to
+// take X→N.
+func (h *Hinted) Publish(a []Access, k uint8) []Access {
+	a = more(a, 1)
+	a[len(a)-1].set(CAS, Index, k, h.Off, nil, uint64(h.X), uint64(h.N))
+	return a
+}
+
 // Note adds a READ of the slot's access word, for what Env.Note is to know.
 func (h *Hinted) Note(a []Access, word []byte) []Access {
 	a = more(a, 1)
@@ -99,6 +108,24 @@ func (p *PG) Notes() bool { return p.AccessOff != 0 && !p.Joining }
 // part of the access word.
 func (h HintFlags) NotesExpiry(p *PG, expiry uint64) bool {
 	return p.Notes() && (expiry != 0 || h&HintExpires != 0)
+}
+
+// Decided is a PUT that the head has decided, as a Hinted, and that other replicas may not show yet.
+type Decided struct {
+	Hinted
+	Route   Route
+	Slot    uint8
+	Flags   HintFlags // of X's record
+	Version uint64    // of N's record
+}
+
+// GoOn makes of o, which has not started, the rest of a PUT that its caller began without it: sync brings the chain up to
+// the head. The record is whole on every replica, and nothing is under way. The places of d.X and d.N are o's from now on.
+func (o *Op) GoOn(d *Decided) {
+	o.Route, o.slot, o.x, o.xFlags, o.n = d.Route, d.Slot, d.X, d.Flags, d.N
+	o.version, o.flags = d.Version, o.Flags&layout.FlagUser
+	o.havePlace, o.written, o.won = true, true, true
+	o.after = stepPublish
 }
 
 // HintFlagsOf are those of the hint of a record.

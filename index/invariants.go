@@ -11,8 +11,9 @@ func (o *Op) checkRequest() {
 	a(o.step == 0, "twice")
 	a(o.Kind != 0 && o.Kind < NumKinds, "and there is no such kind")
 	a(o.lock == 0 && !o.locked, "with a lock")
-	a(!o.havePlace && !o.long(), "with places")
-	a(!o.deciding && !o.won && o.Err == nil, "decided")
+	goesOn := o.after == stepPublish // see GoOn
+	a(o.havePlace == goesOn && !o.long(), "with places")
+	a(!o.deciding && o.won == goesOn && o.Err == nil, "decided")
 	a(len(o.Accesses) == 0, "with accesses under way")
 	a(o.Kind != Scan || o.Scan != nil, "without a page")
 	a(o.Kind != Raw || o.Raw != nil && o.Raw.Len > 0, "and reads nothing")

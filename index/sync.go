@@ -21,8 +21,8 @@ func (o *Op) publish() Action {
 
 func (o *Op) publishStage() Action {
 	o.begin()
-	o.add(Access{Verb: CAS, Space: Index, Replica: o.pubK, Off: o.slotOff(o.slot),
-		Expect: uint64(o.x), New: uint64(o.n)})
+	way := o.hinted()
+	o.Accesses = way.Publish(o.Accesses, o.pubK)
 	return o.post(stepPublish)
 }
 

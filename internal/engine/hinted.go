@@ -15,25 +15,31 @@ type hinted struct {
 	hint   index.Hint
 	e      *cacheEntry
 	pg     *PG
+	shard  *Shard
 	ver    uint64 // of a PUT's record
 	rec    []byte // registered
 	noting bool
-	cell   int // number in its chain
+	cell   int   // number in its chain
+	shown  uint8 // replicas, from the head on, that hold a PUT's word for certain
 }
 
 const (
 	// hintedOps is how many of them make a chain.
 	hintedOps = 16
-	// The contents of slots and access words lie at the start of the registered memory, the records behind them.
-	hintedCell    = 16
+	// hintedCopies is the longest placement group whose PUTs are performed so.
+	hintedCopies = 3
+	// The words that are read lie at the start of the registered memory, the records behind them. An op has three: what the
+	// slot held, what its access word was, and what a slot behind the head held.
+	hintedCell    = 24
 	hintedRecords = hintedOps * hintedCell
 )
 
-// Hinted performs those of ops that it can at once: on a provider that executes within
-// PostSend and fences by itself, with nothing else under way on the lane, GETs and PUTs without
-// condition of keys that the lane remembers; a PUT if there is one copy. index.Hinted says what they
+// Hinted performs those of ops that it can at once: on providers that execute within
+// PostSend and fence by themselves, with nothing else under way on the lane, GETs and PUTs without
+// condition of keys that the lane remembers. index.Hinted says what they
 // post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in
-// any order. It returns how many are left, of which nothing has happened: they are for Tasks.
+// any order. It returns how many are left: they are for Tasks. Nothing has happened of any of them but a PUT that the
+// head has decided and that met something else on its way to the tail: that has a Task already.
 //
 // The lane's owner calls it, and has published the reclaim epoch of this moment for the lane before
 // the call, as for Start.
@@ -60,7 +66,7 @@ func (l *Lane) hintedChain(ops []*Op) (n, done int) {
 	ch := hintedChain{l: l, epoch: uint32(l.core.epoch.Load()), used: hintedRecords}
 	for ; n < len(ops) && ch.n < hintedOps; n++ {
 		h := &l.hints[ch.n]
-		if c := l.hintOf(h, ops[n], v, ch.epoch); c != nil && c.caps.Synchronous && c.caps.SelfFencing && !ch.add(h, c) {
+		if c := l.hintOf(h, ops[n], v, ch.epoch); c != nil && c.immediate() && !ch.add(h, c) {
 			break
 		}
 	}
@@ -100,28 +106,42 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	if !h.Fits(&s.route, put) {
 		return nil
 	}
-	m := &pg.Members[pg.Replicas-1] // the tail
-	if int(m.Node) >= len(l.conns) {
+	c := l.memberConn(pg, pg.Replicas-1) // the tail
+	if c == nil {
 		return nil
 	}
-	c := l.conns[m.Node]
-	if c == nil || !c.up || c.incarnation != m.Incarnation {
-		return nil
-	}
-	x.op, x.e, x.pg = op, e, pg
+	x.op, x.e, x.pg, x.shard = op, e, pg, s
 	x.way.PG, x.way.Off, x.way.X, x.way.N = &pg.PG, s.route.SlotOff(op.Hash, h.Slot), h.Word, 0
+	x.hint.Slot, x.shown = h.Slot, 0
 	return c
 }
 
-// hintedChain is a chain under construction, all for one connection.
+// memberConn is the connection to the k-th replica of pg, nil if that is not up.
+func (l *Lane) memberConn(pg *PG, k uint8) *conn {
+	m := &pg.Members[k]
+	if int(m.Node) >= len(l.conns) {
+		return nil
+	}
+	if c := l.conns[m.Node]; c != nil && c.up && c.incarnation == m.Incarnation {
+		return c
+	}
+	return nil
+}
+
+// immediate reports whether what is posted on c is over, or will never happen, when PostSend returns.
+func (c *conn) immediate() bool { return c.caps.Synchronous && c.caps.SelfFencing }
+
+// hintedChain is a chain under construction, for one connection; or several, if PUTs in it have copies: one for each
+// replica, which they all have at the same memory nodes. Replicas are counted from the tail, d: where GETs read is 0 for all ops.
 type hintedChain struct {
 	l     *Lane
-	c     *conn
+	conns [hintedCopies]*conn // by d
+	wrs   [hintedCopies]int   // by d
 	epoch uint32
-	lease bool // one of the ops needs it
-	n     int  // ops
-	wrs   int
-	used  int // of the registered memory
+	lease bool  // one of the ops needs it
+	n     int   // ops
+	used  int   // of the registered memory
+	most  uint8 // replicas of any PUT; 0: there is none
 }
 
 // add adds x's verbs, if it can; false: they have to wait for another chain.
@@ -139,8 +159,22 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	switch {
 	case n > taskSlot-hintedRecords:
 		return true
-	case ch.n > 0 && (c != ch.c || n > taskSlot-ch.used):
+	case ch.n > 0 && (c != ch.conns[0] || n > taskSlot-ch.used):
 		return false
+	}
+	if put && pg.Replicas > 1 {
+		if pg.Replicas > hintedCopies {
+			return true
+		}
+		for d := range pg.Replicas {
+			up := l.memberConn(pg, pg.Replicas-1-d)
+			switch {
+			case up == nil || !up.immediate():
+				return true
+			case ch.conns[d] != nil && ch.conns[d] != up:
+				return false
+			}
+		}
 	}
 	if put || pg.Replicas > 1 {
 		// For reading one copy of a provider that fences by itself needs no lease: a memory
@@ -155,18 +189,22 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 		return true
 	}
 	x.cell = ch.n
-	ch.c = c
+	ch.conns[0] = c
 	ch.n++
 	t := l.hintTask
 	x.rec = t.buf[ch.used:][:n:n]
 	ch.used += (n + 63) &^ 63
-	cells := t.buf[x.cell*hintedCell:][:hintedCell]
+	cells := ch.cells(x)
 	x.noting = pg.Notes() && !l.core.opts.ReadOnly && l.noteDue(op.Check)
 	accs := l.hintAccesses[:0]
 	if put {
 		layout.EncodeRecord(x.rec, layout.RecordHeader{Version: x.ver, Flags: op.Flags, Expiry: op.Expiry, Writer: l.core.opts.Session}, op.Key, op.Value)
 		accs = x.way.Swing(x.way.Write(accs, x.rec))
 		binary.LittleEndian.PutUint64(cells, ^uint64(x.way.X)) // a CAS that is not executed leaves it
+		ch.most = max(ch.most, pg.Replicas)
+		for d := uint8(1); d < pg.Replicas; d++ {
+			ch.conns[d] = l.memberConn(pg, pg.Replicas-1-d)
+		}
 		x.noting = x.noting || index.HintFlags(x.e.flags).NotesExpiry(&pg.PG, op.Expiry)
 	} else {
 		accs = x.way.Look(accs, cells[:8:8], x.rec)
@@ -174,15 +212,21 @@ func (ch *hintedChain) add(x *hinted, c *conn) bool {
 	if x.noting {
 		accs = x.way.Note(accs, cells[8:])
 	}
-	k, lkey := l.keysOf(c, pg, pg.Replicas-1), t.lkeys[c.dev]
 	for i := range accs {
-		wr := &l.hintWRs[ch.wrs]
-		wr.Flags = 0
-		c.request(wr, k, pg.IndexBytes, &accs[i], cells[:8:8])
-		wr.LKey = lkey
-		ch.wrs++
+		ch.addWR(x, &accs[i], cells[:8:8])
 	}
 	return true
+}
+
+// addWR adds a to the WRs of its replica.
+func (ch *hintedChain) addWR(x *hinted, a *index.Access, cell []byte) {
+	l, d := ch.l, x.pg.Replicas-1-a.Replica
+	c := ch.conns[d]
+	wr := &l.hintWRs[d][ch.wrs[d]]
+	wr.Flags = 0
+	c.request(wr, l.keysOf(c, x.pg, a.Replica), x.pg.IndexBytes, a, cell)
+	wr.LKey = l.hintTask.lkeys[c.dev]
+	ch.wrs[d]++
 }
 
 // place takes a place for a PUT's record of n bytes.
@@ -206,26 +250,100 @@ func (ch *hintedChain) post() (done int) {
 		return 0
 	}
 	l := ch.l
-	ch.c.seq += uint64(ch.wrs)
-	n, _ := ch.c.qp.PostSend(l.hintWRs[:ch.wrs]) // unsignaled: only a failure has a WC
-	whole := n == ch.wrs && !l.poll()
+	// The records behind the head first: its CAS, with its own record, decides.
+	whole := ch.postTo(0)
+	read := whole
+	for d := uint8(1); d < ch.most && whole; d++ {
+		whole = ch.postTo(d)
+	}
+	if ch.most > 1 {
+		ch.publish(whole)
+	}
 	valid := !ch.lease || l.valid()
 	for i := range l.hints[:ch.n] {
 		x := &l.hints[i]
 		ok := false
 		if x.op.Kind == index.Put {
 			ok = ch.judgePut(x, whole, valid)
-		} else if whole && (valid || x.pg.Replicas == 1) {
+		} else if read && (valid || x.pg.Replicas == 1) {
 			ok = ch.judgeGet(x)
 		}
 		if ok {
 			done++
 		}
 	}
+	for i := range l.hints[:ch.n] {
+		if x := &l.hints[i]; x.shown > 0 && x.shown < x.pg.Replicas {
+			l.goOn(x)
+		}
+	}
 	return done
 }
 
-// cells is what the slot held, and behind it what the access word was.
+// postTo posts what there is for the replicas at d, and reports whether all of it has been executed.
+func (ch *hintedChain) postTo(d uint8) bool {
+	n := ch.wrs[d]
+	if n == 0 {
+		return true
+	}
+	ch.wrs[d] = 0
+	c := ch.conns[d]
+	c.seq += uint64(n)
+	sent, _ := c.qp.PostSend(ch.l.hintWRs[d][:n]) // unsignaled: only a failure has a WC
+	return sent == n && !ch.l.poll()
+}
+
+// publish notes which PUTs the head has decided, and carries their words down the chain, replica by replica. After a
+// failure, or without the lease, it leaves that to goOn.
+func (ch *hintedChain) publish(whole bool) {
+	l := ch.l
+	puts := func(k uint8, f func(*hinted, []byte)) {
+		for i := range l.hints[:ch.n] {
+			if x := &l.hints[i]; x.op.Kind == index.Put && x.pg.Replicas > 1 && x.pg.Replicas > k && x.shown == k {
+				f(x, ch.cells(x)[16:])
+			}
+		}
+	}
+	puts(0, func(x *hinted, _ []byte) {
+		if binary.LittleEndian.Uint64(ch.cells(x)) == uint64(x.way.X) {
+			x.shown = 1
+		}
+	})
+	for k := uint8(1); k < ch.most && whole && l.valid(); k++ {
+		puts(k, func(x *hinted, cell []byte) {
+			binary.LittleEndian.PutUint64(cell, ^uint64(x.way.X))
+			accs := x.way.Publish(l.hintAccesses[:0], k)
+			ch.addWR(x, &accs[0], cell[:8:8])
+		})
+		for d := range ch.most {
+			whole = ch.postTo(d) && whole
+		}
+		puts(k, func(x *hinted, cell []byte) {
+			if binary.LittleEndian.Uint64(cell) == uint64(x.way.X) {
+				x.shown = k + 1
+			}
+		})
+	}
+}
+
+// goOn gives x's op, which the head has decided, a Task for the rest of its way.
+func (l *Lane) goOn(x *hinted) {
+	op := x.op
+	op.flown = int32(x.shown)
+	t, err := l.NewTask()
+	if err != nil {
+		l.hintTask.Leak(&x.pg.PG, x.way.N)
+		l.hintTask.Leak(&x.pg.PG, x.way.X)
+		l.Stats.Unknown++
+		op.Err = fmt.Errorf("%w: %w: %w", index.ErrUnknown, ErrBuffer, err)
+		l.finished(op)
+		return
+	}
+	t.Op.GoOn(&index.Decided{Hinted: x.way, Route: x.shard.route, Slot: x.hint.Slot, Flags: index.HintFlags(x.e.flags), Version: x.ver})
+	l.startFor(op, t)
+}
+
+// cells is what x's slot held; what its access word was; what its slot held at another replica.
 func (ch *hintedChain) cells(x *hinted) []byte {
 	return ch.l.hintTask.buf[x.cell*hintedCell:][:hintedCell]
 }
@@ -257,6 +375,9 @@ func (l *Lane) answerGet(op *Op, r *layout.Record) {
 
 func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
 	l, t, op := ch.l, ch.l.hintTask, x.op
+	if x.shown > 0 && x.shown < x.pg.Replicas {
+		return false // decided, and not over
+	}
 	if binary.LittleEndian.Uint64(ch.cells(x)) != uint64(x.way.X) {
 		// The slot holds another word by now, or the chain broke before the CAS. Such a
 		// provider leaves nothing under way.
@@ -283,9 +404,9 @@ func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
 // performed counts an op that is over, and notes the access if that is due; w is its record's word, and cells what was read of the slot.
 func (l *Lane) performed(x *hinted, cells []byte, w layout.Word, expiry uint64) {
 	op := x.op
-	op.Rounds = 1
+	op.Rounds = max(1, int32(x.shown))
 	l.Stats.Ops[op.Kind]++
-	l.Stats.Rounds[op.Kind]++
+	l.Stats.Rounds[op.Kind] += uint64(op.Rounds)
 	l.Stats.CacheHits++
 	if x.noting {
 		old := layout.AccessWord(binary.LittleEndian.Uint64(cells[8:]))

@@ -40,8 +40,8 @@ type Lane struct {
 	// Of Hinted.
 	hintTask     *Task // set aside: its registered slot is theirs
 	hints        [hintedOps]hinted
-	hintWRs      [3 * hintedOps]rdma.WR
-	hintAccesses [3]index.Access
+	hintWRs      [hintedCopies][3 * hintedOps]rdma.WR // by how far from the tail
+	hintAccesses [hintedCopies + 2]index.Access
 	hint         index.Hint
 	found        layout.Record
 	touched      uint64    // so that touching is not optimized away
@@ -92,7 +92,9 @@ func newLane(c *Core, id int) (*Lane, error) {
 	l := &Lane{core: c, id: id, kick: make(chan struct{}, 1),
 		disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}
 	for i := range l.hintWRs {
-		l.hintWRs[i].ID = noWaitID
+		for k := range l.hintWRs[i] {
+			l.hintWRs[i][k].ID = noWaitID
+		}
 	}
 	l.cache = newWordCache(c.opts.CacheBytes/c.opts.Lanes, c.opts.Devices[0])
 	for _, d := range c.opts.Devices {

@@ -49,6 +49,9 @@ type Op struct {
 // Over reports whether a lane has performed the Op.
 func (op *Op) Over() bool { return op.over }
 
+// Task is what performs the Op, nil before that begins and when it is over. It is the lane's owner's.
+func (op *Op) Task() *Task { return op.task }
+
 // Asker gets an answer while the lane's memory holds it.
 type Asker interface {
 	// Take copies what it wants of the record that was found, or of its value in parts if it is a long one. It is

@@ -92,7 +92,12 @@ func (l *Lane) begin(w *waiter) {
 		l.touchHints(w.ops)
 	}
 	for _, op := range w.ops {
-		if !op.over && !(fly && l.board(op, w)) {
+		switch {
+		case op.over:
+		case op.task != nil: // Hinted has begun it
+			op.w = w
+			op.task.expireAt(w.deadline)
+		case !fly || !l.board(op, w):
 			l.start(op, w)
 		}
 	}
@@ -112,14 +117,20 @@ func (l *Lane) start(op *Op, w *waiter) {
 		l.finished(op)
 		return
 	}
-	o := &t.Op
-	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
-	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine
-	t.asked, t.Done, t.Deadline = op, answer, w.deadline
+	t.Deadline = w.deadline
 	if op.Key != nil {
 		t.Limit = w.limit
 	}
 	t.learnt = op.learnt
+	l.startFor(op, t)
+}
+
+// startFor starts t for op.
+func (l *Lane) startFor(op *Op, t *Task) {
+	o := &t.Op
+	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
+	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine
+	t.asked, t.Done = op, answer
 	op.task = t
 	l.Start(t)
 }

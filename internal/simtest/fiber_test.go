@@ -123,12 +123,18 @@ func (c *cl) quickly(rs []*running) {
 	l.Hinted(ops)
 	for i, r := range rs {
 		r.quick = false
-		if q := ops[i]; q.Over() {
+		switch q := ops[i]; {
+		case q.Over():
 			o := &r.t.Op
 			o.Err, o.Version = q.Err, q.Version
 			c.w.quick[o.Kind]++
 			c.done(r)
-		} else {
+		case q.Task() != nil: // decided, and not published
+			l.Recycle(r.t)
+			r.t = q.Task()
+			r.t.Done = func(*engine.Task) { c.done(r) }
+			c.w.wentOn++
+		default:
 			r.start = c.w.step // it begins anew
 			l.Start(r.t)
 		}

@@ -19,12 +19,13 @@ var (
 
 // The places in which most mistakes are made.
 const (
-	op    = "index"
-	evict = "index/repair/evict.go"
-	work  = "index/repair"
-	env   = "internal/engine/env.go"
-	lane  = "internal/engine"
-	core  = "internal/engine/core.go"
+	op     = "index"
+	evict  = "index/repair/evict.go"
+	work   = "index/repair"
+	env    = "internal/engine/env.go"
+	lane   = "internal/engine"
+	hinted = "internal/engine/hinted.go"
+	core   = "internal/engine/core.go"
 )
 
 // mutants are the mistakes in the protocol proper; those in how memory goes home are patches.
@@ -71,6 +72,11 @@ var mutants = []mutant{
 		"		case !b.Readable():\n			return o.syncCAS(false)\n", "case true:\nreturn o.syncCAS(false)\n"}}},
 	{"publish-goes-on", "publish goes on with x->n only while each stage took exactly that", []edit{{op,
 		"if f := layout.Word(o.Accesses[0].Found); f != o.x {", "if false {"}}},
+	{"hinted-publish-undecided", "a PUT without a task is published if the head took it", []edit{{hinted,
+		"		if binary.LittleEndian.Uint64(ch.cells(x)) == uint64(x.way.X) {\n", "if true {\n"}}},
+	{"hinted-decided-given-up", "a PUT that the head has decided goes on, whatever is in its way", []edit{{hinted,
+		"x.shown > 0 && x.shown < x.pg.Replicas {\n			l.goOn(x)", "false {\nl.goOn(x)"},
+		{hinted, "	if x.shown > 0 && x.shown < x.pg.Replicas {\n		return false // decided", "if false {\nreturn false // decided"}}},
 	{"record-first", "a cached GET reads the slot first, and words learnt at A are no hints", []edit{
 		{op, "	x[0].set(Read, Index, p, h.Off, word, 0, 0)\n	x[1].set(Read, Heap, p, h.X.Off(), rec, 0, 0)", "x[1].set(Read, Index, p, h.Off, word, 0, 0)\nx[0].set(Read, Heap, p, h.X.Off(), rec, 0, 0)"},
 		{op, "	o.Version, o.atA = r.Version, true\n	// Nobody learns",

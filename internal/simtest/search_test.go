@@ -80,11 +80,20 @@ func Random(cfg Config, seed uint64) error {
 		return err
 	}
 	defer w.Close()
+	schedule := w.runRandom(seed)
+	if err := w.Finish(); err != nil {
+		return traced(cfg, err, schedule, false)
+	}
+	return nil
+}
+
+// runRandom makes seed's choices.
+func (w *World) runRandom(seed uint64) (schedule []int) {
 	rng := rand.New(rand.NewPCG(seed, 0x6b7664))
 	prio := rng.Perm(len(w.cls) + 1)
 	prioOf := func(ch choice) int { return prio[min(ch.c+1, len(w.cls))] } // the directory is one of them
 	slow, now := uint32(0), uint32(0)                                      // the queue pairs that are slow, if any
-	schedule := make([]int, 0, 128)
+	schedule = make([]int, 0, 128)
 	for n := 0; n < w.cfg.MaxSteps && w.err == nil; n++ {
 		e := w.enabled()
 		if len(e) == 0 {
@@ -117,10 +126,7 @@ func Random(cfg Config, seed uint64) error {
 		schedule = append(schedule, k)
 		w.do(e[k])
 	}
-	if err := w.Finish(); err != nil {
-		return traced(cfg, err, schedule, false)
-	}
-	return nil
+	return schedule
 }
 
 // Result of an exhaustive search.

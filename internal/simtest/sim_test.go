@@ -424,6 +424,25 @@ func TestHinted(t *testing.T) {
 	}
 }
 
+// TestGoesOn: among what the searches see are PUTs that the head has decided without a task and that end in one.
+func TestGoesOn(t *testing.T) {
+	for _, name := range []string{"r2-mixed", "r2-faults", "r3-loss"} {
+		n := 0
+		for seed := range uint64(600) {
+			w, err := NewWorld(inMode(wide[name], true), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.runRandom(seed)
+			n += w.wentOn
+			w.Close()
+		}
+		if n < 3 {
+			t.Errorf("%s: %d in 600 schedules", name, n)
+		}
+	}
+}
+
 // TestReplay runs one seed of one wide scope again.
 func TestReplay(t *testing.T) {
 	if *flagScope == "" {

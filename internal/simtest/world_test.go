@@ -205,13 +205,14 @@ const (
 
 // World is one run of a Config.
 type World struct {
-	cfg   Config
-	fab   *sim.Fabric
-	fiber *fiber              // that runs
-	quick [index.NumKinds]int // operations that needed no task
-	nodes []*node
-	incs  uint64
-	cls   []*cl // scripts first, then janitors, then those that come at the end
+	cfg    Config
+	fab    *sim.Fabric
+	fiber  *fiber              // that runs
+	quick  [index.NumKinds]int // operations that needed no task
+	wentOn int                 // PUTs that began without one, and ended in one
+	nodes  []*node
+	incs   uint64
+	cls    []*cl // scripts first, then janitors, then those that come at the end
 
 	// The directory: the replicated state, its present leader, what that has planned
 	// and not done.
