@@ -83,16 +83,18 @@ const (
 	// others. A connection is read once a turn, so that a long pipeline delays others by one
 	// buffer of it. turnLookups is checked before a connection is read.
 	turnConns, turnLookups = 64, 128
-	// saturated is how many turns in a row a loop has had without a pause when it gives a connection to another,
-	// and again after as many.
-	saturated = 64
+	// window is how long a loop's pauses are added up for its load.
+	window = 5 * time.Millisecond
+	// A loop whose load is saturated gives a connection to another, one in a window. A loop behind the first takes its
+	// connections back to it while both together would have no more than slack.
+	saturated, slack = 90, 60 // percent
 	// tick is how often a loop calls Conn.Tick.
 	tick = time.Second
 )
 
 // Loops are a server's: at most one for every second processor, made when the first connection enters one.
-// The first serves all connections until it is saturated, and then moves some to the next. Two that share what
-// one has time for find fewer connections ready at a time, so they sleep and wake more often, share fewer lookups,
+// The first serves all connections until it is saturated, and then moves some to the next; they come back when it has time
+// for them. Two that share what one has time for find fewer connections ready at a time, so they sleep and wake more often, share fewer lookups,
 // and meet at the lanes of the store: they took half as much processor time again for the same requests.
 // The exported fields are set before that.
 type Loops struct {
@@ -107,10 +109,11 @@ type Loops struct {
 
 // Loop is one goroutine and what it serves.
 type Loop struct {
-	of   *Loops
-	p    *poll.Poller
-	done chan struct{}
-	busy atomic.Int32 // turns since there was nothing to do
+	of    *Loops
+	first *Loop // nil: this is it
+	p     *poll.Poller
+	done  chan struct{}
+	load  atomic.Int32 // percent of the time of the window before that it did not wait
 
 	mu struct {
 		sync.Mutex
@@ -120,7 +123,9 @@ type Loop struct {
 	// The goroutine's that runs it.
 	ready    []int // descriptors to be read, from next on
 	next     int
-	laden    bool // a connection is to be given to another loop, if that has time or fewer
+	laden    bool          // a connection is to be given to another loop
+	began    time.Time     // of this window
+	paused   time.Duration // in it
 	swept    time.Time
 	ticked   []Conn
 	turn     []Conn // read; turn[at:] are to be answered
@@ -141,18 +146,25 @@ type asked struct {
 }
 
 // loopFor returns the loop for a connection that is in from now on, or nil to leave it there: the first that is not
-// saturated, else the one with the fewest connections, which must be fewer than those of from.
+// saturated, else the one with the fewest connections, which must be fewer than those of from. A loop that is not
+// saturated itself gives to the first alone.
 func (s *Loops) loopFor(from *Loop) (best *Loop) {
 	s.makeLoops()
 	fewest := math.MaxInt
 	if from != nil {
+		if !from.isSaturated() {
+			if from.isSpare() {
+				return from.first
+			}
+			return nil
+		}
 		fewest = from.conns() - 1
 	}
 	for _, l := range s.all {
 		if l == from {
 			continue
 		}
-		if l.busy.Load() < saturated {
+		if !l.isSaturated() {
 			return l
 		}
 		if n := l.conns(); n < fewest {
@@ -162,11 +174,22 @@ func (s *Loops) loopFor(from *Loop) (best *Loop) {
 	return best
 }
 
+func (l *Loop) isSaturated() bool { return l.load.Load() >= saturated }
+
+// isSpare reports whether the first loop has time for what l does.
+func (l *Loop) isSpare() bool {
+	return l.first != nil && l.load.Load()+l.first.load.Load() <= slack
+}
+
 func (s *Loops) makeLoops() {
 	s.once.Do(func() {
 		// As many processors are left to those who do not wait.
 		for range runtime.GOMAXPROCS(0) / 2 {
-			l, err := newLoop(s)
+			var first *Loop
+			if len(s.all) > 0 {
+				first = s.all[0]
+			}
+			l, err := newLoop(s, first)
 			if err != nil {
 				s.Logger.Warn("connections have a goroutine each", "err", err)
 				return
@@ -216,12 +239,13 @@ func (l *Loop) conns() int {
 	return len(l.mu.conns)
 }
 
-func newLoop(s *Loops) (*Loop, error) {
+func newLoop(s *Loops, first *Loop) (*Loop, error) {
 	p, err := poll.New()
 	if err != nil {
 		return nil, err
 	}
-	l := &Loop{of: s, p: p, done: make(chan struct{}), swept: time.Now()}
+	now := time.Now()
+	l := &Loop{of: s, first: first, p: p, done: make(chan struct{}), began: now, swept: now}
 	l.mu.conns = make(map[int]Conn)
 	l.renew()
 	go l.run()
@@ -292,15 +316,19 @@ func (l *Loop) relieved(c Conn) bool {
 
 // wait waits until something is ready, and reports whether the loop was closed: it has no connections then.
 func (l *Loop) wait() (closed bool) {
+	before := time.Now()
 	l.ready, closed = l.p.Wait(tick)
 	l.next = 0
+	now := time.Now()
 	if l.p.Slept() {
-		l.busy.Store(0)
-		l.laden = false
-	} else if l.busy.Add(1)%saturated == 0 {
-		l.laden = true
+		l.paused += now.Sub(before)
 	}
-	if now := time.Now(); now.Sub(l.swept) >= tick {
+	if took := now.Sub(l.began); took >= window {
+		l.load.Store(int32(100 - 100*l.paused/took))
+		l.began, l.paused = now, 0
+		l.laden = l.isSaturated() || l.isSpare()
+	}
+	if now.Sub(l.swept) >= tick {
 		l.swept = now
 		l.mu.Lock()
 		for _, c := range l.mu.conns {

@@ -101,12 +101,17 @@ func TestOneLoopFirst(t *testing.T) {
 }
 
 // TestSaturatedLoop: a loop that always has something to do gives connections to another, which serves them. Two such
-// have as many as each other.
+// have as many as each other, until the first has time for all.
 func TestSaturatedLoop(t *testing.T) {
 	s, cs := twoLoops(t, 4)
+	var few atomic.Bool
 	for _, c := range cs {
 		go func() {
 			for b := make([]byte, 64<<10); ; { // until it is killed
+				if few.Load() {
+					b = b[:1]
+					time.Sleep(time.Millisecond) // the pace
+				}
 				if _, err := c.peer.Write(b); err != nil {
 					return
 				}
@@ -118,4 +123,6 @@ func TestSaturatedLoop(t *testing.T) {
 		before := c.reads.Load()
 		eventually(t, "every connection is served", func() bool { return c.reads.Load() > before })
 	}
+	few.Store(true)
+	eventually(t, "the first has all", func() bool { return s.all[0].conns() == 4 && s.all[1].conns() == 0 })
 }
