@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 // GetInto allocates nothing on shm.
@@ -25,6 +26,29 @@ func TestGetIntoAllocatesNothing(t *testing.T) {
 		i++
 	}); n != 0 {
 		t.Errorf("GetInto allocates %v times an operation, want 0", n)
+	}
+}
+
+// A Put over a key that the client knows allocates nothing on shm, with one copy and with two.
+func TestPutAllocatesNothing(t *testing.T) {
+	st := startStore(t, 128<<20, 2)
+	for _, copies := range []uint32{1, 2} {
+		ns := fmt.Sprint("r", copies)
+		st.namespace(t, &dirpb.CreateNamespaceRequest{Name: ns, Replicas: copies, BytesPerNode: 32 << 20, Shards: 2})
+		c := st.open(t, "shm", ns)
+		s := newKeySet(1000)
+		load(t, c, s)
+		v := make([]byte, valueLen)
+		i := 0
+		ctx := t.Context()
+		if n := testing.AllocsPerRun(10_000, func() {
+			if _, err := c.Put(ctx, s.at(i), v, client.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			i++
+		}); n != 0 {
+			t.Errorf("a Put with %d copies allocates %v times, want 0", copies, n)
+		}
 	}
 }
 

@@ -330,6 +330,7 @@ func (ch *hintedChain) publish(whole bool) {
 func (l *Lane) goOn(x *hinted) {
 	op := x.op
 	op.flown = int32(x.shown)
+	l.Stats.Rounds[op.Kind] += uint64(x.shown)
 	t, err := l.NewTask()
 	if err != nil {
 		l.hintTask.Leak(&x.pg.PG, x.way.N)
