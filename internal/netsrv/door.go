@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -172,6 +173,9 @@ func (d *Door) Stats() DoorStats {
 	s.Conns, s.Handshakes = len(d.mu.guests), d.mu.greets.Len()
 	return s
 }
+
+// ErrGaveWay: there were too many connections, and another took the place of this one.
+var ErrGaveWay = errors.New("the connection gave way to another")
 
 // Guest is a connection that a Door has let in. It counts until Release. Its methods may be called concurrently.
 type Guest struct {
@@ -435,6 +439,20 @@ func (g *Guest) Finish() bool {
 	defer g.d.mu.Unlock()
 	g.finishLocked()
 	return !g.gone
+}
+
+// Err is why the Door closed the connection: nil if it did not, an os.ErrDeadlineExceeded if the handshake took too long,
+// else ErrGaveWay.
+func (g *Guest) Err() error {
+	g.d.mu.Lock()
+	defer g.d.mu.Unlock()
+	switch g.why {
+	case 0:
+		return nil
+	case ReasonTimeout:
+		return fmt.Errorf("handshake not over after %v: %w", g.d.o.HandshakeTimeout, os.ErrDeadlineExceeded)
+	}
+	return ErrGaveWay
 }
 
 // Touch says that the connection has just done something. It is cheap.
