@@ -83,9 +83,9 @@ const (
 	ReasonFull Reason = 1 + iota
 	// ReasonAddress: the address had MaxPerAddr.
 	ReasonAddress
-	// ReasonHandshake: it gave way to another before its handshake was over.
+	// ReasonHandshake: it gave way to another before its handshake, or a request, was there whole.
 	ReasonHandshake
-	// ReasonTimeout: its handshake took longer than HandshakeTimeout.
+	// ReasonTimeout: its handshake took longer than HandshakeTimeout, or a request too long.
 	ReasonTimeout
 	// ReasonIdle: it did nothing, and gave way to another.
 	ReasonIdle
@@ -407,6 +407,21 @@ func (g *Guest) finishLocked() {
 	g.timer.Stop()
 }
 
+// Evict closes the connection, unless it has had to go already: what was on its way had to give way
+// (ReasonHandshake), or took too long (ReasonTimeout).
+func (g *Guest) Evict(why Reason) {
+	g.d.mu.Lock()
+	goes := !g.gone
+	if goes {
+		g.why = why
+		g.removeLocked()
+	}
+	g.d.mu.Unlock()
+	if goes {
+		g.evict()
+	}
+}
+
 // evict closes the connection, which is out of the books, below whoever serves it, who notices and releases it.
 func (g *Guest) evict() {
 	_ = g.raw.Close() // the peer sees the end either way
@@ -508,6 +523,14 @@ type Conn struct {
 	net.Conn
 	Guest *Guest
 	once  sync.Once
+}
+
+// SetDeadline ends the handshake if t is zero: servers that bound handshakes by a deadline (gRPC) lift it then.
+func (c *Conn) SetDeadline(t time.Time) error {
+	if t.IsZero() {
+		c.Guest.Finish()
+	}
+	return c.Conn.SetDeadline(t)
 }
 
 // Close may be called several times.
