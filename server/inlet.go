@@ -68,12 +68,11 @@ func newInlet(lis net.Listener, limits netsrv.Limits) (*inlet, error) {
 	return in, nil
 }
 
-// options are what goes with an inlet. gRPC reads and writes with buffers of its own for each connection, and keeps those
-// for writing only while it writes.
+// options are what goes with an inlet.
 func (in *inlet) options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.StatsHandler(in), grpc.ConnectionTimeout(handshakeTimeout), grpc.MaxConcurrentStreams(maxStreams),
-		grpc.MaxHeaderListSize(maxHeaderBytes), grpc.ReadBufferSize(connBuffer), grpc.SharedWriteBuffer(true),
+		grpc.MaxHeaderListSize(maxHeaderBytes), grpc.ReadBufferSize(connBuffer),
 	}
 }
 

@@ -145,7 +145,7 @@ func inUse() int64 {
 	return int64(m.HeapInuse + m.StackInuse)
 }
 
-// caller is a connection from any address.
+// caller is a connection from any address. Of it a Door uses these methods alone.
 type caller struct {
 	net.Conn
 	from net.Addr
@@ -156,16 +156,6 @@ type caller struct {
 func (c *caller) RemoteAddr() net.Addr { return c.from }
 func (c *caller) LocalAddr() net.Addr  { return &net.TCPAddr{} }
 func (c *caller) Close() error         { c.once.Do(func() { close(c.end) }); return nil }
-func (c *caller) SetDeadline(time.Time) error {
-	return nil
-}
-
-// callers is a listener that is told who calls.
-type callers chan net.Conn
-
-func (l callers) Accept() (net.Conn, error) { return <-l, nil }
-func (l callers) Close() error              { return nil }
-func (l callers) Addr() net.Addr            { return &net.TCPAddr{} }
 
 // call has one connection knock; g is nil if it is refused.
 func call(t *testing.T, d *Door, addr string) (g *Guest) {
