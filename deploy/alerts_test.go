@@ -22,6 +22,7 @@ import (
 
 	"github.com/prometheus/common/model"
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/sys/unix"
 )
 
 // scrape, rule and firing are what promql eval reads and prints.
@@ -765,7 +766,7 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 	s.web["dev"] = at + ":7480"
 	start(t, s.env, commands(t)+"/kvd", "dev", "--memory=64MiB", "--listen", at+":7400", "--redis", at+":6379", "--memcached", "off", "--http", s.web["dev"])
 	s.web["g"] = at + ":7483"
-	start(t, s.env, commands(t)+"/kvd", "gateway", "--directory", at+":7400", "--databases", "default", "--listen", at+":6380",
+	g := start(t, s.env, commands(t)+"/kvd", "gateway", "--directory", at+":7400", "--databases", "default", "--listen", at+":6380",
 		"--listen-memcached", "off", "--http-listen", s.web["g"], "--max-connections", "1")
 	w := watch(t, promql, time.Minute, fired, s.web)
 	r := dialRedis(t, at+":6379")
@@ -801,5 +802,33 @@ func gateway(t *testing.T, promql string, fired map[string]bool) {
 		_ = c.Close()
 		w.hold(w.scrapeTargets(), time.Minute)
 	}
-	w.firesNow("KvdGatewayErrors", "KvdGatewayRefusesConnections")
+	w.firesNow("KvdGatewayErrors", "KvdConnectionsRefused")
+	// It may open no more files, for a moment in which somebody calls.
+	pid := g.cmd.Process.Pid
+	var was unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	limit := func(files uint64) {
+		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: was.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	failed := regexp.MustCompile(`kvd_listener_accept_failures_total\{.*listener="redis".*\} [1-9]`)
+	var last []scrape
+	await(t, func() string { return "no failure to accept is counted" }, func() bool {
+		limit(3) // only the standard ones
+		c, err := net.DialTimeout("tcp", at+":6380", patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // it is told why it is refused, if it is accepted
+		_, _ = io.ReadAll(c)
+		limit(was.Cur)
+		_ = c.Close()
+		last = w.scrapeTargets()
+		return slices.ContainsFunc(last, func(s scrape) bool { return failed.MatchString(s.Text) })
+	})
+	w.hold(last, time.Minute)
+	w.firesNow("KvdOutOfDescriptors")
 }

@@ -35,6 +35,10 @@ type Options struct {
 	GRPCAdvertise string
 	RaftAdvertise string
 
+	// MaxConns is how many connections GRPCAddr takes, MaxConnsPerAddr how many of them from one address; see
+	// netsrv.Limits, which has the defaults.
+	MaxConns, MaxConnsPerAddr int
+
 	// Bootstrap starts a new cluster with this node alone, unless DataDir already
 	// holds one.
 	Bootstrap bool
@@ -148,6 +152,9 @@ func (o *Options) Validate() error {
 		} else if err := checkAdvertised(l.advertise); err != nil {
 			bad("%s is %q: %v", advertise, l.advertise, err)
 		}
+	}
+	if o.MaxConns < 0 || o.MaxConnsPerAddr < 0 {
+		bad("MaxConns is %d and MaxConnsPerAddr %d, want at least 1, or 0 for the defaults", o.MaxConns, o.MaxConnsPerAddr)
 	}
 	for _, a := range o.Join {
 		if _, err := splitAddr(a, 1); err != nil {

@@ -38,6 +38,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/raftstore"
@@ -71,6 +72,7 @@ type Node struct {
 	machine   *machine
 	raft      *raft.Raft
 	grpc      *grpc.Server
+	inlet     *inlet
 
 	leading atomic.Pointer[leadership] // nil while another node leads
 	reigns  event                      // when that changes
@@ -109,6 +111,9 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 		return nil, err
 	}
 	undo = append(undo, lis.Close)
+	if n.inlet, err = newInlet(lis, netsrv.Limits{MaxConns: opts.MaxConns, MaxPerAddr: opts.MaxConnsPerAddr, HandshakeTimeout: handshakeTimeout, Logger: n.log}); err != nil {
+		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
+	}
 	n.grpcAddr = opts.GRPCAdvertise
 	if n.grpcAddr == "" {
 		n.grpcAddr = lis.Addr().String()
@@ -121,7 +126,9 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	if raftAddr == "" {
 		raftAddr = raftLis.Addr().String()
 	}
-	n.streams = newStreams(raftLis, raftAddr, opts.TLS, n.log)
+	if n.streams, err = newStreams(raftLis, raftAddr, opts.TLS, n.log); err != nil {
+		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
+	}
 	undo = append(undo, n.streams.Close)
 
 	n.store, err = raftstore.Open(ctx, raftstore.Options{
@@ -138,13 +145,13 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
 	}
 
-	serve := []grpc.ServerOption{
+	serve := append(n.inlet.options(),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		// Windows of a fixed size: to find a better one, gRPC would answer each request with a ping.
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-	}
+	)
 	if opts.TLS != nil {
 		serve = append(serve, grpc.Creds(credentials.NewTLS(serverTLS(opts.TLS))))
 	}
@@ -156,7 +163,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	go func() {
 		defer n.wg.Done()
 		// Serve returns nil after a Stop.
-		if err := n.grpc.Serve(lis); err != nil {
+		if err := n.grpc.Serve(n.inlet); err != nil {
 			n.fail(fmt.Errorf("directory %q: serve %s: %w", opts.ID, opts.GRPCAddr, err))
 		}
 	}()
@@ -254,6 +261,9 @@ func (n *Node) Raft() RaftState {
 	return RaftState{Term: n.raft.CurrentTerm(), LastIndex: last, Commit: n.raft.CommitIndex(), Applied: applied,
 		SnapshotIndex: snap, SnapshotEntries: last - min(last, snap)}
 }
+
+// Doors count the connections of the gRPC and the Raft listener, for metrics.
+func (n *Node) Doors() (grpc, raft *netsrv.Door) { return n.inlet.door, n.streams.door }
 
 // Addr is the gRPC address told to others.
 func (n *Node) Addr() string { return n.grpcAddr }

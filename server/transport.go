@@ -9,16 +9,17 @@ import (
 	"log/slog"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
+
+	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
 const (
-	// handshakeTimeout is also how long a caller may take to say something: raft's own
-	// nodes call when they have something to say.
+	// handshakeTimeout is from a call to the first byte behind TLS: raft's own nodes call when they have
+	// something to say.
 	handshakeTimeout = 10 * time.Second
 	// maxInbound bounds the connections that callers hold. Other directory nodes hold
 	// fewer than ten each.
@@ -34,14 +35,14 @@ const (
 // Anybody who reaches the listener can connect, and raft takes a large buffer for every
 // connection that it is handed, for as long as it lives. So it is handed only those that
 // have shown a certificate, if there is TLS, and sent a byte, and there are at most
-// maxInbound: one more costs the host that has most of them one, a silent one if there
-// is any, else the one that was silent for longest.
+// maxInbound: one more costs the host that has most of them one, as a netsrv.Door says that replaces
+// connections.
 type streams struct {
 	net.Listener
 	advertise net.Addr
 	server    *tls.Config // nil: plain TCP
 	client    *tls.Config
-	log       *slog.Logger
+	door      *netsrv.Door
 	ready     chan *streamConn // for Accept
 	stop      chan struct{}    // closed by Close
 	wg        sync.WaitGroup   // what accepts, and waits for first bytes
@@ -59,8 +60,13 @@ type raftAddr string
 func (a raftAddr) Network() string { return "tcp" }
 func (a raftAddr) String() string  { return string(a) }
 
-func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.Logger) *streams {
-	s := &streams{Listener: lis, advertise: raftAddr(advertise), log: log, ready: make(chan *streamConn), stop: make(chan struct{})}
+// newStreams owns lis, also after an error.
+func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.Logger) (*streams, error) {
+	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxInbound, HandshakeTimeout: handshakeTimeout, Replace: true, Logger: log})
+	if err != nil {
+		return nil, errors.Join(err, lis.Close())
+	}
+	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, ready: make(chan *streamConn), stop: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
 		s.server = serverTLS(conf)
@@ -68,7 +74,7 @@ func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.
 		s.client = clientTLS(conf)
 	}
 	s.wg.Go(s.listen)
-	return s
+	return s, nil
 }
 
 func serverTLS(conf *tls.Config) *tls.Config {
@@ -102,32 +108,21 @@ func (s *streams) Accept() (net.Conn, error) {
 // listen accepts callers, and waits for each to say something.
 func (s *streams) listen() {
 	for {
-		c, err := s.Listener.Accept()
-		if err == nil {
-			s.welcome(c)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
+		c, g, err := s.door.Accept(s.Listener, s.stop)
+		if err != nil {
 			return
 		}
-		// Out of descriptors, or a connection that died in the queue: others may still come.
-		s.log.Warn("directory: cannot accept a connection of another directory node", "err", err)
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-s.stop:
-			return
-		}
+		s.welcome(c, g)
 	}
 }
 
-func (s *streams) welcome(c net.Conn) {
-	host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	if s.server != nil {
 		c = tls.Server(c, s.server)
 	}
-	s.makeRoom()
-	sc, err := s.track(c, host)
+	sc, err := s.track(c, g)
 	if err != nil {
+		g.Release()
 		return
 	}
 	s.wg.Go(func() {
@@ -143,64 +138,6 @@ func (s *streams) welcome(c net.Conn) {
 	})
 }
 
-// makeRoom closes an accepted connection if there are too many, and waits until raft has
-// let go of it. Only listen calls it, which makes them.
-func (s *streams) makeRoom() {
-	worst, theirs := s.leastWelcome()
-	if worst == nil {
-		return
-	}
-	s.log.Warn("directory: too many connections to the Raft port: one is closed", "most", maxInbound, "remote", worst.from, "from_there", theirs)
-	conn := worst.Conn
-	if t, ok := conn.(*tls.Conn); ok {
-		conn = t.NetConn() // without a goodbye, which might have to wait
-	}
-	_ = conn.Close()
-	t := time.NewTimer(time.Second)
-	defer t.Stop()
-	select {
-	case <-worst.gone:
-	case <-t.C: // raft is at work on what it said
-	case <-s.stop:
-	}
-}
-
-// leastWelcome takes out the connection that has to go for another, or nil; theirs is how many
-// its host has.
-func (s *streams) leastWelcome() (worst *streamConn, theirs int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	of := make(map[string]int)
-	n := 0
-	for c := range s.mu.conns {
-		if c.from != "" {
-			of[c.from]++
-			n++
-		}
-	}
-	if n < maxInbound {
-		return nil, 0
-	}
-	for c := range s.mu.conns {
-		if c.from != "" && (worst == nil || c.lessWelcome(worst, of)) {
-			worst = c
-		}
-	}
-	delete(s.mu.conns, worst)
-	return worst, of[worst.from]
-}
-
-// lessWelcome reports whether c goes before d, given how many connections each host has.
-func (c *streamConn) lessWelcome(d *streamConn, of map[string]int) bool {
-	if of[c.from] != of[d.from] {
-		return of[c.from] > of[d.from]
-	}
-	if ch, dh := c.heard.Load(), d.heard.Load(); ch != dh {
-		return !ch
-	}
-	return c.last.Load() < d.last.Load()
-}
-
 func (s *streams) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -208,7 +145,7 @@ func (s *streams) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	return s.track(c, "")
+	return s.track(c, nil)
 }
 
 func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
@@ -218,10 +155,9 @@ func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return (&tls.Dialer{Config: s.client}).DialContext(ctx, "tcp", addr)
 }
 
-// track keeps c until it is closed; from is the host of one that was accepted.
-func (s *streams) track(c net.Conn, from string) (*streamConn, error) {
-	sc := &streamConn{Conn: c, s: s, from: from, gone: make(chan struct{})}
-	sc.last.Store(time.Now().UnixNano())
+// track keeps c until it is closed; g is nil for one that was dialed.
+func (s *streams) track(c net.Conn, g *netsrv.Guest) (*streamConn, error) {
+	sc := &streamConn{Conn: c, s: s, guest: g}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
@@ -253,22 +189,16 @@ func (s *streams) Close() error {
 type streamConn struct {
 	net.Conn
 	s         *streams
-	from      string // host of a caller; empty: dialed
-	first     []byte // heard before raft reads
-	heard     atomic.Bool
-	last      atomic.Int64  // Unix nanoseconds of the last byte that came
-	gone      chan struct{} // closed by Close
+	guest     *netsrv.Guest // nil: dialed
+	first     []byte        // heard before raft reads
 	closing   sync.Once
 	handshake sync.Once
 	err       error
 }
 
-// hear waits for a caller's first byte.
+// hear waits for a caller's first byte. The Door ends that if it takes too long.
 func (c *streamConn) hear() error {
 	if err := c.ready(); err != nil {
-		return err
-	}
-	if err := c.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return err
 	}
 	var b [1]byte
@@ -276,9 +206,10 @@ func (c *streamConn) hear() error {
 		return err
 	}
 	c.first = b[:]
-	c.heard.Store(true)
-	c.last.Store(time.Now().UnixNano())
-	return c.SetReadDeadline(time.Time{})
+	if !c.guest.Finish() {
+		return c.guest.Err()
+	}
+	return nil
 }
 
 func (c *streamConn) ready() error {
@@ -302,8 +233,8 @@ func (c *streamConn) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	n, err := c.Conn.Read(b)
-	if n > 0 {
-		c.last.Store(time.Now().UnixNano())
+	if n > 0 && c.guest != nil {
+		c.guest.Touch()
 	}
 	return n, err
 }
@@ -316,11 +247,14 @@ func (c *streamConn) Write(b []byte) (int, error) {
 }
 
 func (c *streamConn) Close() error {
-	defer c.closing.Do(func() { close(c.gone) })
 	c.s.mu.Lock()
 	delete(c.s.mu.conns, c)
 	c.s.mu.Unlock()
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	if c.guest != nil {
+		c.closing.Do(c.guest.Release)
+	}
+	return err
 }
 
 // newRaftLogger sends raft's messages to l, each one level lower than raft

@@ -103,7 +103,9 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 	defer notify(log, daemon.SdNotifyStopping)
 	g.serve(l)
 	d := s.DirectoryNodes()[0]
-	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d))
+	doors := g.doors(web)
+	doors["grpc"], doors["raft"] = d.Doors()
+	cs := append(g.collectors(), raft, jobs, metrics.RaftLog(d), metrics.Directory("d1", d), metrics.Listeners(doors))
 	for i, n := range s.Nodes() {
 		cs = append(cs, metrics.MemNode("m"+strconv.Itoa(i+1), n))
 	}

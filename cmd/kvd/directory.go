@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/server"
 )
 
@@ -48,6 +49,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	n, err := server.Open(ctx, server.Options{
 		ID: c.ID, DataDir: c.DataDir,
 		GRPCAddr: c.Listen, GRPCAdvertise: c.Advertise, RaftAddr: c.RaftListen, RaftAdvertise: c.RaftAdvertise,
+		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxConnsPerAddr: c.MaxPerAddress,
 		Bootstrap: c.Bootstrap, Join: c.Join,
 		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub,
 		TLS: creds, Insecure: c.Insecure, Logger: log,
@@ -57,7 +59,9 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
 	defer notify(log, daemon.SdNotifyStopping)
-	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n)); err != nil {
+	doors := map[string]*netsrv.Door{"http": web.Door()}
+	doors["grpc"], doors["raft"] = n.Doors()
+	if err := web.Register(raft, metrics.RaftLog(n), metrics.Directory(c.ID, n), metrics.Listeners(doors)); err != nil {
 		return err
 	}
 	web.Serving(stopping(ctx, func() error { return directoryReady(n) }), directoryTables(n))

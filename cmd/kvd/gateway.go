@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/gateway"
+	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/metrics"
@@ -86,7 +87,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password,
-		maxConns: c.MaxConnections, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
+		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
 		devices: devices, provider: c.Provider, tls: creds, log: log,
 	})
 	if err != nil {
@@ -94,7 +95,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	defer closing(g.close)
 	defer notify(log, daemon.SdNotifyStopping)
-	if err := web.Register(g.collectors()...); err != nil {
+	if err := web.Register(append(g.collectors(), metrics.Listeners(g.doors(web)))...); err != nil {
 		return err
 	}
 	g.serve(l)
@@ -197,13 +198,14 @@ type gatewayOptions struct {
 	databases []string
 	memcached string // namespace; empty: the first of databases
 	password  string
-	maxConns  int   // of each server
-	buffers   int64 // bytes; of both servers together
-	execMany  bool  // gateway.Options.ExecPerKey
-	devices   []*rdma.Device
-	provider  string // empty: any
-	tls       *tls.Config
-	log       *slog.Logger
+	// maxConns and maxPerAddr are of each server.
+	maxConns, maxPerAddr int
+	buffers              int64 // bytes; of both servers together
+	execMany             bool  // gateway.Options.ExecPerKey
+	devices              []*rdma.Device
+	provider             string // empty: any
+	tls                  *tls.Config
+	log                  *slog.Logger
 }
 
 // runningGateway serves the protocols of others, each with a client for every database.
@@ -245,11 +247,11 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 		}
 	}
 	budget := netsrv.NewBudget(o.buffers)
-	o.maxConns = connLimit(o.maxConns, 2, o.log)
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	o.maxConns = connLimit(o.maxConns, 2, true, o.log)
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, Budget: budget, Logger: o.log})
+	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})
 	return g, err
 }
 
@@ -369,6 +371,11 @@ func (g *runningGateway) collectors() []prometheus.Collector {
 		cs = append(cs, metrics.Client(g.names[i], c))
 	}
 	return cs
+}
+
+// doors are those of a process that serves g, by listener.
+func (g *runningGateway) doors(web *httpd.Server) map[string]*netsrv.Door {
+	return map[string]*netsrv.Door{"redis": g.redis.Door(), "memcached": g.memcached.Door(), "http": web.Door()}
 }
 
 // drainTime is how long a gateway that stops serves clients that go on talking.

@@ -5,9 +5,11 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -18,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
 // memnodeHealth serves the gRPC health protocol for a role without a gRPC
@@ -38,9 +41,21 @@ func (h memnodeHealth) Check(_ context.Context, q *healthpb.HealthCheckRequest) 
 	return &healthpb.HealthCheckResponse{Status: s}, nil
 }
 
+// A health service is asked by a few, in a few bytes.
+const (
+	healthConns, healthStreams, healthBytes = 64, 16, 4 << 10
+	healthHandshake                         = 5 * time.Second
+)
+
 // serveHealth answers on lis until stop is called, which waits for it.
-func serveHealth(lis net.Listener, creds *tls.Config, healthy func() bool) (stop func()) {
-	var o []grpc.ServerOption
+func serveHealth(lis net.Listener, creds *tls.Config, healthy func() bool, log *slog.Logger) (door *netsrv.Door, stop func(), err error) {
+	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Logger: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	lis = door.Listen(lis)
+	o := []grpc.ServerOption{grpc.ConnectionTimeout(healthHandshake), grpc.MaxConcurrentStreams(healthStreams),
+		grpc.MaxRecvMsgSize(healthBytes), grpc.MaxHeaderListSize(healthBytes)}
 	if creds != nil {
 		o = append(o, grpc.Creds(credentials.NewTLS(creds)))
 	}
@@ -51,7 +66,7 @@ func serveHealth(lis net.Listener, creds *tls.Config, healthy func() bool) (stop
 		defer close(done)
 		_ = s.Serve(lis) // nil after Stop; a lost listener shows as an unhealthy node
 	}()
-	return func() { s.Stop(); <-done }
+	return door, func() { s.Stop(); <-done }, nil
 }
 
 func (a *app) healthCommand() *cobra.Command {

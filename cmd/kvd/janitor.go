@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/janitor"
 	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -60,7 +61,7 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 		return err
 	}
 	jobs := metrics.NewJanitor()
-	if err := web.Register(jobs); err != nil {
+	if err := web.Register(jobs, metrics.Listeners(map[string]*netsrv.Door{"http": web.Door()})); err != nil {
 		return err
 	}
 	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, poll: c.Poll, window: c.Window, jobs: jobs, log: log})

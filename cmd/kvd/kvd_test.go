@@ -354,7 +354,10 @@ func TestHealth(t *testing.T) {
 		t.Fatal(err)
 	}
 	ok := make(chan bool, 1)
-	stop := serveHealth(lis, nil, func() bool { return <-ok })
+	door, stop, err := serveHealth(lis, nil, func() bool { return <-ok }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	check := func(want string, code int) {
 		t.Helper()
 		var out, errs bytes.Buffer
@@ -369,6 +372,14 @@ func TestHealth(t *testing.T) {
 	check("SERVING\n", 0)
 	ok <- false
 	check("NOT_SERVING\n", exitFailure)
+	// Connections that say nothing, or greet and ask nothing, keep nobody from asking.
+	attack(t, lis.Addr().String(), 2*healthConns, nil)
+	attack(t, lis.Addr().String(), 2*healthConns, []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+	ok <- true
+	check("SERVING\n", 0)
+	if s := door.Stats(); s.Conns > healthConns || s.Accepted < 3*healthConns {
+		t.Errorf("%+v", s)
+	}
 	stop()
 	check("connection refused", exitFailure)
 }

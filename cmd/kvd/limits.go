@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,8 +42,8 @@ func checkLimits(memory int64, hugePageBytes int, lock bool) error {
 }
 
 // connLimit is how many connections each of some servers may have if so many are wanted: their
-// descriptors must leave some for sessions with the store, which are the reason for the servers.
-func connLimit(want, servers int, log *slog.Logger) int {
+// descriptors must leave some for everything else. The log is told if that is less than somebody asked for.
+func connLimit(want, servers int, asked bool, log *slog.Logger) int {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
 		return want
@@ -51,13 +52,17 @@ func connLimit(want, servers int, log *slog.Logger) int {
 	if most = max(most, 1); want <= most {
 		return want
 	}
-	log.Warn("fewer connections are taken than max-connections allows: the process may not have that many open files",
+	level := slog.LevelDebug
+	if asked {
+		level = slog.LevelWarn
+	}
+	log.Log(context.Background(), level, "fewer connections are taken than max-connections allows: the process may not have that many open files",
 		"max_connections", want, "taken", most, "RLIMIT_NOFILE", r.Cur, "hint", "raise it with LimitNOFILE= in the systemd unit or ulimit -n")
 	return most
 }
 
 // filesKept of the open files that a process may have, but no more than a quarter, are not for the
-// connections of a gateway's clients.
+// connections of clients.
 const filesKept = 4096
 
 // hasIPCLock tells whether the process may lock memory beyond its limit.

@@ -17,9 +17,11 @@ import (
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/metrics"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma/driver"
+	"github.com/kvd-project/kvd/rdma/tcp"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
 
@@ -51,8 +53,8 @@ type nodeDevices struct {
 
 // listenDevices opens those that c names, with verbs first, then shm. The caller closes the devices that
 // are open, also after an error.
-func listenDevices(c *config.MemNode, creds *tls.Config, log *slog.Logger) (*nodeDevices, error) {
-	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: creds}}
+func listenDevices(c *config.MemNode, creds *tls.Config, door *netsrv.Door, log *slog.Logger) (*nodeDevices, error) {
+	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: creds, TCPDoor: door}}
 	if c.ListenVerbs != config.Off {
 		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
 		if err == nil {
@@ -141,7 +143,12 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Logger: log,
 	}
-	m, err := listenDevices(c, creds, log)
+	door, err := tcp.NewDoor(netsrv.Limits{
+		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxPerAddr: c.MaxPerAddress, Logger: log})
+	if err != nil {
+		return err
+	}
+	m, err := listenDevices(c, creds, door, log)
 	defer closing("devices", m.close)
 	if err != nil {
 		return err
@@ -160,9 +167,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}()
 	defer notify(log, daemon.SdNotifyStopping)
 
-	if err := web.Register(metrics.MemNode(c.Name, n)); err != nil {
-		return err
-	}
+	doors := map[string]*netsrv.Door{"tcp": door, "http": web.Door()}
 	web.Serving(stopping(ctx, func() error { return memnodeReady(n) }), nil)
 
 	healthAddr := ""
@@ -172,7 +177,15 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 			return fmt.Errorf("health-listen: %w", err)
 		}
 		healthAddr = lis.Addr().String()
-		defer serveHealth(lis, creds, func() bool { return n.Stats().Registered })()
+		door, stop, err := serveHealth(lis, creds, func() bool { return n.Stats().Registered }, log)
+		if err != nil {
+			return errors.Join(err, lis.Close())
+		}
+		defer stop()
+		doors["health"] = door
+	}
+	if err := web.Register(metrics.MemNode(c.Name, n), metrics.Listeners(doors)); err != nil {
+		return err
 	}
 	if err := n.Ready(ctx); err != nil {
 		return err

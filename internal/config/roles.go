@@ -62,6 +62,8 @@ type Directory struct {
 	ElectionTimeout time.Duration `mapstructure:"election-timeout" usage:"how long a node waits for its leader before it stands for election"`
 	ScrubInterval   time.Duration `mapstructure:"scrub-interval" usage:"least time between two scrubs of memory that a session left behind uncleanly; 0: only when asked"`
 	HTTPListen      string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	MaxConnections  int           `mapstructure:"max-connections" usage:"how many connections to listen may be open at a time"`
+	MaxPerAddress   int           `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	TLS             TLS           `mapstructure:"tls"`
 	Insecure        bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log             Log           `mapstructure:"log"`
@@ -83,6 +85,8 @@ type MemNode struct {
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"address where the gRPC health service listens, host:port, or off"`
 	HTTPListen     string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time"`
+	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
@@ -115,6 +119,7 @@ type Gateway struct {
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
+	MaxPerAddress     int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	BufferMemory      Size     `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
 	ExecPerKey        bool     `mapstructure:"exec-per-key" usage:"let EXEC change several keys, atomically for each of them alone; false: refuse that"`
 	Provider          string   `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
@@ -160,7 +165,7 @@ func DefaultDirectoryNode() *Directory {
 	return &Directory{
 		Listen: DefaultDirectory, RaftListen: DefaultRaft, Join: []string{},
 		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond,
-		ScrubInterval: 30 * time.Second, HTTPListen: Off, Log: defaultLog,
+		ScrubInterval: 30 * time.Second, HTTPListen: Off, MaxConnections: 10_000, Log: defaultLog,
 	}
 }
 
@@ -169,7 +174,7 @@ func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		Janitor: true, Log: defaultLog,
+		MaxConnections: 20_000, Janitor: true, Log: defaultLog,
 	}
 }
 
@@ -357,6 +362,7 @@ func (d *Directory) Validate() error {
 	if d.ScrubInterval != 0 {
 		c.least("scrub-interval", d.ScrubInterval, 10*time.Millisecond)
 	}
+	c.connections(d.MaxConnections, d.MaxPerAddress)
 	c.http(d.HTTPListen, clear)
 	c.tls(d.TLS)
 	c.log(d.Log)
@@ -391,6 +397,7 @@ func (m *MemNode) Validate() error {
 	if m.HealthListen != Off {
 		c.listen("health-listen", m.HealthListen, "", "", clear)
 	}
+	c.connections(m.MaxConnections, m.MaxPerAddress)
 	c.http(m.HTTPListen, clear)
 	if s := m.ShmSocket; s == "" || s == "@" {
 		c.bad("shm-socket", s, "want a path, @name, auto or off")
@@ -468,14 +475,21 @@ func (g *Gateway) Validate() error {
 	if g.Listen == Off && g.ListenUnix == Off && g.ListenTLS == Off && g.ListenMemcached == Off {
 		c.bad("listen", g.Listen, "listen-unix, listen-tls and listen-memcached are off too: want at least one way in")
 	}
-	if g.MaxConnections < 1 || g.MaxConnections > maxConnections {
-		c.bad("max-connections", g.MaxConnections, "want 1 to %d", maxConnections)
-	}
+	c.connections(g.MaxConnections, g.MaxPerAddress)
 	c.buffers(g.BufferMemory)
 	c.http(g.HTTPListen, clear)
 	c.tls(g.TLS)
 	c.log(g.Log)
 	return c.err()
+}
+
+func (c *checker) connections(n, perAddress int) {
+	if n < 1 || n > maxConnections {
+		c.bad("max-connections", n, "want 1 to %d", maxConnections)
+	}
+	if perAddress < 0 || perAddress > maxConnections {
+		c.bad("max-connections-per-address", perAddress, "want 1 to %d, or 0 for three quarters of max-connections", maxConnections)
+	}
 }
 
 // minBuffers serves some connections with values of a few MiB.

@@ -54,6 +54,8 @@ type Options struct {
 	Password string
 	// MaxConns is how many connections may be open at a time. Default 10,000.
 	MaxConns int
+	// MaxPerAddr is how many of them one address may have; see netsrv.Limits, which has the default.
+	MaxPerAddr int
 	// MaxValueBytes bounds a value, and any argument. Default and at most
 	// client.MaxValueLen.
 	MaxValueBytes int
@@ -111,6 +113,9 @@ func (o *Options) Validate() error {
 	}
 	if o.MaxConns < 0 {
 		bad("MaxConns: %d, want > 0", o.MaxConns)
+	}
+	if o.MaxPerAddr < 0 {
+		bad("MaxPerAddr: %d, want > 0", o.MaxPerAddr)
 	}
 	if o.MaxValueBytes < 0 || o.MaxValueBytes > client.MaxValueLen {
 		bad("MaxValueBytes: %d, want 1..%d", o.MaxValueBytes, client.MaxValueLen)
@@ -177,15 +182,17 @@ func New(o Options) (*Gateway, error) {
 	g.idle.Store(int64(o.IdleTimeout))
 	g.mu.conns = make(map[int64]*conn)
 	var err error
-	g.srv, err = netsrv.New(netsrv.Options{MaxConns: o.MaxConns, Handle: g.handle, Logger: o.Logger, Refuse: func(c net.Conn) {
-		c.Write([]byte("-ERR max number of clients reached\r\n"))
-	}})
+	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
+		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
 	return g, err
 }
 
 // Serve accepts connections from l, which it closes, until Close (nil) or until
 // accepting fails. It may run for several listeners at once.
 func (g *Gateway) Serve(l net.Listener) error { return g.srv.Serve(l) }
+
+// Door counts the connections, for metrics.
+func (g *Gateway) Door() *netsrv.Door { return g.srv.Door() }
 
 // Close closes listeners and connections and waits for what they were doing.
 func (g *Gateway) Close() error {

@@ -30,6 +30,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
 const (
@@ -69,6 +71,7 @@ type Table struct {
 // may be called too.
 type Server struct {
 	o     Options
+	door  *netsrv.Door
 	lis   net.Listener
 	http  *http.Server
 	reg   *prometheus.Registry
@@ -88,11 +91,15 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: headerTimeout, Replace: true, Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
 	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Addr)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{o: o, lis: lis, reg: prometheus.NewRegistry(), began: time.Now(), done: make(chan struct{})}
+	s := &Server{o: o, door: door, lis: lis, reg: prometheus.NewRegistry(), began: time.Now(), done: make(chan struct{})}
 	s.Serving(func() error { return errStarting }, nil)
 	s.reg.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -108,9 +115,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		}),
 	)
 	errs := slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn)
-	guests := newCrowd(lis)
+	guests := s.door.Listen(lis)
 	s.http = &http.Server{
-		Handler: guests.handler(s.handler(errs)), ConnContext: connContext, ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
+		Handler: newCrowd().handler(s.handler(errs)), ConnContext: connContext, ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes, ErrorLog: errs,
 	}
 	go func() {
@@ -135,6 +142,14 @@ func (s *Server) Addr() string {
 		return ""
 	}
 	return s.lis.Addr().String()
+}
+
+// Door counts the connections; nil for a nil Server.
+func (s *Server) Door() *netsrv.Door {
+	if s == nil {
+		return nil
+	}
+	return s.door
 }
 
 // Register adds metrics.

@@ -74,6 +74,8 @@ type Options struct {
 	Client client.API
 	// MaxConns is how many connections may be open. Default: netsrv's.
 	MaxConns int
+	// MaxPerAddr is how many of them one address may have; see netsrv.Limits, which has the default.
+	MaxPerAddr int
 	// MaxValueBytes bounds a value that is stored. Default 1 MiB, at most 64 MiB.
 	MaxValueBytes int
 	// IOTimeout bounds the time from the first byte of a command to its last, the value's
@@ -147,8 +149,8 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{o: o, start: o.Now(), seed: maphash.MakeSeed(), calm: loop.Calm}
 	var err error
-	s.net, err = netsrv.New(netsrv.Options{MaxConns: o.MaxConns, Handle: s.handle, Logger: o.Logger,
-		Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }})
+	s.net, err = netsrv.New(netsrv.Options{Handle: s.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
+		Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }}})
 	if err != nil {
 		return nil, fmt.Errorf("memcached options: %w", err)
 	}
@@ -169,6 +171,9 @@ func New(o Options) (*Server, error) {
 // Serve accepts from l, which it closes, until the Server is closed (nil) or
 // accepting fails for good.
 func (s *Server) Serve(l net.Listener) error { return s.net.Serve(l) }
+
+// Door counts the connections, for metrics.
+func (s *Server) Door() *netsrv.Door { return s.net.Door() }
 
 // Close ends all connections and waits until they are gone. It is idempotent.
 func (s *Server) Close() error {

@@ -1,18 +1,18 @@
-// Package netsrv accepts connections for the servers of other people's protocols
-// (RESP, memcached) and keeps the books: how many there are, that there are not
-// more than allowed, and that none outlives the server.
+// Package netsrv accepts connections, and keeps the books: how many there are in all and of each address, that
+// there are not more than allowed, and that handshakes end.
 //
-// A [Budget] bounds the memory that they have in flight, whichever of the servers they belong to.
+// A [Door] does that for every listener of the store. A [Server] adds what the servers of other people's
+// protocols (RESP, memcached) need: a goroutine for each connection, none of which outlives the server.
+// A [Budget] bounds the memory that their connections have in flight, whichever of the servers they belong to.
 //
 // It leaves what is said on a connection to Options.Handle, which has it for
-// itself until it returns. Start with [Server]; its methods may be called
+// itself until it returns. Start with [Limits] and [Door]; all methods may be called
 // concurrently.
 package netsrv
 
 import (
+	"crypto/tls"
 	"errors"
-	"fmt"
-	"log/slog"
 	"net"
 	"runtime/debug"
 	"sync"
@@ -22,18 +22,12 @@ import (
 
 // Options configure a Server.
 type Options struct {
-	// MaxConns is how many connections may be open at a time, over all listeners.
-	// Default 10,000.
-	MaxConns int
+	// Limits hold over all listeners. A handshake is TLS's; in clear there is none.
+	Limits
 	// Handle serves one connection, in a goroutine of its own; the Server closes
 	// the connection afterwards. When the Server is closed, so is every connection,
 	// and Handle must return soon. Required.
 	Handle func(net.Conn)
-	// Refuse, if not nil, may say last words to a connection over the limit. It runs
-	// in the goroutine that accepts, and the connection has a write deadline already.
-	Refuse func(net.Conn)
-	// Logger receives background errors and warnings. Default: discard.
-	Logger *slog.Logger
 }
 
 const (
@@ -48,10 +42,10 @@ var ErrClosed = errors.New("server closed")
 
 // Server serves any number of listeners.
 type Server struct {
-	o                 Options
-	done              chan struct{}
-	accepted, refused atomic.Uint64
-	open              atomic.Int64
+	o    Options
+	door *Door
+	done chan struct{}
+	open atomic.Int64
 
 	mu struct {
 		sync.Mutex
@@ -64,23 +58,17 @@ type Server struct {
 
 // New makes a Server without listeners.
 func New(o Options) (*Server, error) {
-	if o.MaxConns == 0 {
-		o.MaxConns = 10_000
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	var errs []error
-	if o.MaxConns < 0 {
-		errs = append(errs, fmt.Errorf("MaxConns: %d: must be positive", o.MaxConns))
+	door, err := NewDoor(o.Limits)
+	if err == nil {
+		o.Limits = door.o
 	}
 	if o.Handle == nil {
-		errs = append(errs, errors.New("Handle: missing"))
+		err = errors.Join(err, errors.New("Handle: missing"))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	s := &Server{o: o, done: make(chan struct{})}
+	s := &Server{o: o, door: door, done: make(chan struct{})}
 	s.mu.listeners = make(map[net.Listener]struct{})
 	s.mu.conns = make(map[net.Conn]struct{})
 	return s, nil
@@ -105,54 +93,37 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 	}()
 
-	backoff := minBackoff
 	for {
-		c, err := l.Accept()
+		c, g, err := s.door.Accept(l, s.done)
 		if err == nil {
-			backoff = minBackoff
-			s.start(c)
+			s.start(c, g)
 			continue
 		}
 		select {
 		case <-s.done:
 			return nil
 		default:
+			return err
 		}
-		if errors.Is(err, net.ErrClosed) {
-			return fmt.Errorf("accept on %s: %w", l.Addr(), err)
-		}
-		s.o.Logger.Warn("accept failed", "listener", l.Addr(), "error", err, "retry", backoff)
-		select {
-		case <-time.After(backoff):
-		case <-s.done:
-			return nil
-		}
-		backoff = min(2*backoff, maxBackoff)
 	}
 }
 
-func (s *Server) start(c net.Conn) {
+func (s *Server) start(c net.Conn, g *Guest) {
 	s.mu.Lock()
-	full := len(s.mu.conns) >= s.o.MaxConns
-	if !s.mu.closed && !full {
-		s.mu.conns[c] = struct{}{}
-		s.wg.Add(1)
-		s.mu.Unlock()
-		s.accepted.Add(1)
-		s.open.Add(1)
-		go s.handle(c)
+	defer s.mu.Unlock()
+	_, isTLS := rawConn(c)
+	if s.mu.closed || !isTLS && !g.Finish() { // in clear there is no handshake
+		c.Close()
+		g.Release()
 		return
 	}
-	s.mu.Unlock()
-	s.refused.Add(1)
-	if full && s.o.Refuse != nil {
-		c.SetDeadline(time.Now().Add(refuseTimeout))
-		s.o.Refuse(c)
-	}
-	c.Close()
+	s.mu.conns[c] = struct{}{}
+	s.wg.Add(1)
+	s.open.Add(1)
+	go s.handle(c, g)
 }
 
-func (s *Server) handle(c net.Conn) {
+func (s *Server) handle(c net.Conn, g *Guest) {
 	defer s.wg.Done()
 	defer func() {
 		s.mu.Lock()
@@ -160,15 +131,16 @@ func (s *Server) handle(c net.Conn) {
 		s.mu.Unlock()
 		s.open.Add(-1)
 		c.Close()
+		g.Release()
 		// A request of one connection must not end the process that serves the others.
 		if r := recover(); r != nil {
 			s.o.Logger.Error("bug: handler panicked", "peer", c.RemoteAddr(), "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
-	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // *tls.Conn
-		tune(t.NetConn())
-	} else {
-		tune(c)
+	raw, _ := rawConn(c)
+	tune(raw)
+	if t, ok := c.(*tls.Conn); ok && (t.Handshake() != nil || !g.Finish()) {
+		return // a stranger, or one that took too long
 	}
 	s.o.Handle(c)
 }
@@ -203,8 +175,16 @@ func (s *Server) Close() error {
 // Conns is how many connections are open.
 func (s *Server) Conns() int { return int(s.open.Load()) }
 
-// Accepted counts the connections that were handed to Handle.
-func (s *Server) Accepted() uint64 { return s.accepted.Load() }
+// Accepted counts the connections that were let in.
+func (s *Server) Accepted() uint64 { return s.door.accepted.Load() }
 
-// Refused counts the connections over the limit.
-func (s *Server) Refused() uint64 { return s.refused.Load() }
+// Refused counts the connections over a limit, whose handshake was not over or had not begun.
+func (s *Server) Refused() (n uint64) {
+	for r := range s.door.refused {
+		n += s.door.refused[r].Load()
+	}
+	return n
+}
+
+// Door counts the Server's connections.
+func (s *Server) Door() *Door { return s.door }

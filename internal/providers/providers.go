@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/shm"
 	"github.com/kvd-project/kvd/rdma/tcp"
@@ -33,6 +34,8 @@ type Options struct {
 	// TLSServer and TLSClient are for providers that talk over a network; nil
 	// means in clear.
 	TLSServer, TLSClient *tls.Config
+	// TCPDoor is tcp.Options.Door.
+	TCPDoor *netsrv.Door
 	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
 	// provider OpenFor leaves out.
 	Verbs verbs.Options
@@ -59,7 +62,7 @@ var openers = []struct {
 		return rdma.NewDevice("shm", d), nil
 	}},
 	{"tcp", func(o Options) (*rdma.Device, error) {
-		d, err := tcp.Open(tcp.Options{TLSServer: o.TLSServer, TLSClient: o.TLSClient})
+		d, err := tcp.Open(tcp.Options{TLSServer: o.TLSServer, TLSClient: o.TLSClient, Door: o.TCPDoor})
 		if err != nil {
 			return nil, err
 		}

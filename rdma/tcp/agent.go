@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -44,6 +45,7 @@ type agent struct {
 	remote string
 	nc     stream
 	conn   net.Conn // nc, or TLS over it
+	guest  *netsrv.Guest
 
 	exec     sync.Mutex
 	pd       *pd
@@ -115,14 +117,6 @@ func (a *agent) applyFence() {
 	_ = a.nc.SetWriteDeadline(time.Now().Add(fenceGrace))
 }
 
-// setDeadline replaces the connection's deadline unless a fence has set one.
-func (a *agent) setDeadline(t time.Time) {
-	_ = a.nc.SetDeadline(t)
-	if a.fenced.Load() {
-		a.applyFence()
-	}
-}
-
 // resume takes exec. Regions that were looked up before may be gone.
 func (a *agent) resume() {
 	a.exec.Lock()
@@ -142,6 +136,8 @@ func (a *agent) serve() {
 	err := a.handshake()
 	if err == nil {
 		err = a.run()
+	} else if e := a.guest.Err(); e != nil {
+		err = e
 	}
 	d.mu.Lock()
 	if a.accepted {
@@ -153,6 +149,7 @@ func (a *agent) serve() {
 	a.releaseBuffers()
 	a.exec.Unlock()
 	_ = a.nc.Close()
+	a.guest.Release()
 
 	d.mu.Lock()
 	delete(d.mu.agents, a)
@@ -219,10 +216,9 @@ func (a *agent) reason(err error) PeerClosed {
 	return e
 }
 
-// handshake brings the connection from its first byte to the first doorbell.
+// handshake brings the connection from its first byte to the first doorbell. The Door ends it if it takes too
+// long.
 func (a *agent) handshake() error {
-	d := a.l.d
-	a.setDeadline(time.Now().Add(d.o.HandshakeTimeout))
 	if c, ok := a.conn.(*tls.Conn); ok {
 		a.exec.Unlock()
 		err := c.Handshake()
@@ -250,7 +246,9 @@ func (a *agent) handshake() error {
 		a.out = appendWelcome(a.out, statusRefused, err.Error())
 		return fmt.Errorf("%w: %w", driver.ErrRefused, err)
 	}
-	a.setDeadline(time.Time{})
+	if !a.guest.Finish() {
+		return a.guest.Err()
+	}
 	a.out = appendWelcome(a.out, statusAccepted, "")
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -228,32 +229,21 @@ func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
 func (l *listener) accept() {
 	defer close(l.stopped)
 	for {
-		c, err := l.ln.AcceptTCP()
-		if err == nil {
-			if err = l.start(c); err != nil {
-				_ = c.Close()
-				if f := l.d.o.Events.PeerClosed; f != nil {
-					f(PeerClosed{Remote: c.RemoteAddr().String(), Reason: ReasonHandshake, Err: err})
-				}
+		c, g, err := l.d.o.Door.Accept(l.ln, l.stop)
+		if err != nil {
+			return
+		}
+		if err := l.start(c.(*net.TCPConn), g); err != nil {
+			_ = c.Close()
+			g.Release()
+			if f := l.d.o.Events.PeerClosed; f != nil {
+				f(PeerClosed{Remote: c.RemoteAddr().String(), Reason: ReasonHandshake, Err: err})
 			}
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		// Out of descriptors or memory, or a connection that died in the queue:
-		// others may still come.
-		t := time.NewTimer(50 * time.Millisecond)
-		select {
-		case <-l.stop:
-			t.Stop()
-			return
-		case <-t.C:
 		}
 	}
 }
 
-func (l *listener) start(c *net.TCPConn) error {
+func (l *listener) start(c *net.TCPConn, g *netsrv.Guest) error {
 	if _, err := l.d.tune(c); err != nil {
 		return err
 	}
@@ -262,6 +252,7 @@ func (l *listener) start(c *net.TCPConn) error {
 		return err
 	}
 	a := newAgent(l, m, c.RemoteAddr().String())
+	a.guest = g
 	if l.d.o.TLSServer != nil {
 		a.conn = tls.Server(m, l.d.o.TLSServer)
 	} else if l.d.loops > 0 {

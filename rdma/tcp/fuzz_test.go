@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -332,6 +333,28 @@ func FuzzReplyFrame(f *testing.F) {
 }
 
 // FuzzHello feeds both directions of the handshake.
+// alone is a listener of one connection.
+type alone struct{ net.Conn }
+
+func (l alone) Accept() (net.Conn, error) { return l.Conn, nil }
+func (alone) Addr() net.Addr              { return nil }
+
+// someGuest is what a Door makes of a connection.
+func someGuest(t *testing.T) *netsrv.Guest {
+	t.Helper()
+	door, err := NewDoor(netsrv.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ := net.Pipe()
+	_, g, err := door.Accept(alone{c}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Release)
+	return g
+}
+
 func FuzzHello(f *testing.F) {
 	f.Add(appendHello(nil, nil))
 	f.Add(appendHello(nil, []byte("token")))
@@ -355,6 +378,7 @@ func FuzzHello(f *testing.F) {
 				}
 				return p, driver.AccessRemoteRead, nil
 			}}}, s, "fuzz")
+		a.guest = someGuest(t)
 		a.exec.Lock()
 		err := a.handshake()
 		if err == nil && !bytes.HasPrefix(in, appendHello(nil, private)) {

@@ -19,14 +19,17 @@
 package tcp
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"sync"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/mem"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -43,8 +46,11 @@ type Options struct {
 	// Default 2 s, at least 100 ms.
 	PeerTimeout time.Duration
 	// HandshakeTimeout bounds a connection's way to its first doorbell, on both
-	// sides. Default 5 s.
+	// sides; a Door that is given has its own for the passive side. Default 5 s.
 	HandshakeTimeout time.Duration
+	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
+	// NewDoor's for each device.
+	Door *netsrv.Door
 	// SocketBuffer is the size of the kernel's send and receive buffers, bytes.
 	// The kernel caps it silently (net.core.wmem_max, rmem_max). Default 512 KiB,
 	// at least 64 KiB.
@@ -111,7 +117,7 @@ func (o *Options) ensureDefaults() {
 		o.PeerTimeout = 2 * time.Second
 	}
 	if o.HandshakeTimeout == 0 {
-		o.HandshakeTimeout = 5 * time.Second
+		o.HandshakeTimeout = defaultHandshakeTimeout
 	}
 	if o.SocketBuffer == 0 {
 		o.SocketBuffer = 512 << 10
@@ -146,12 +152,33 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
+// DefaultMaxConns is how many connections a memory node takes unless told otherwise. A client has one for each of its
+// lanes to each memory node.
+const DefaultMaxConns = 20_000
+
+// NewDoor makes a Door for listeners of this provider: a connection that it refuses is told so, unless there is TLS, and
+// MaxConns and HandshakeTimeout are DefaultMaxConns and 5 s unless set.
+func NewDoor(l netsrv.Limits) (*netsrv.Door, error) {
+	l.MaxConns = cmp.Or(l.MaxConns, DefaultMaxConns)
+	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultHandshakeTimeout)
+	l.Refuse = func(c net.Conn) { _, _ = c.Write(appendWelcome(nil, statusRefused, "too many connections")) } // or it is gone
+	return netsrv.NewDoor(l)
+}
+
+const defaultHandshakeTimeout = 5 * time.Second
+
 // Open makes a device. It touches no network until Dial or Listen.
 func Open(o Options) (driver.Device, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	o.ensureDefaults()
+	if o.Door == nil {
+		var err error
+		if o.Door, err = NewDoor(netsrv.Limits{HandshakeTimeout: o.HandshakeTimeout}); err != nil {
+			return nil, fmt.Errorf("tcp: %w", err)
+		}
+	}
 	// As many processors are left to those who serve a connection each.
 	d := &device{o: o, loops: runtime.GOMAXPROCS(0) / 2}
 	d.mu.pds = make(map[*pd]struct{})

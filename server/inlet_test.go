@@ -1,0 +1,192 @@
+package server
+
+import (
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/netsrv"
+)
+
+// frame is one of HTTP/2 (RFC 9113).
+func frame(kind, flags byte, stream uint32, payload []byte) []byte {
+	b := binary.BigEndian.AppendUint32(nil, uint32(len(payload)<<8)|uint32(kind))
+	b = append(b, flags)
+	return append(binary.BigEndian.AppendUint32(b, stream), payload...)
+}
+
+// greeting is how HTTP/2 begins.
+func greeting() []byte {
+	return append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(4, 0, 0, nil)...)
+}
+
+// request is the beginning of one that announces a message of so many bytes and sends some.
+func request(stream uint32, path string, announced, sent int) []byte {
+	var head []byte
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", path}, {":authority", "d"},
+		{"content-type", "application/grpc"}, {"te", "trailers"}} {
+		head = append(append(head, 0, byte(len(h[0]))), h[0]...)
+		head = append(append(head, byte(len(h[1]))), h[1]...)
+	}
+	b := frame(1, 4, stream, head)
+	body := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(announced)), make([]byte, sent)...)
+	for part := range slices.Chunk(body, 16<<10) {
+		b = append(b, frame(0, 0, stream, part)...)
+	}
+	return b
+}
+
+// strangers are connections to a directory node that speak for themselves.
+type strangers []net.Conn
+
+func (p *strangers) open(t *testing.T, addr string, say []byte) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(2 * patience))
+	t.Cleanup(func() { c.Close() })
+	*p = append(*p, c)
+	go func() { _, _ = c.Write(say) }() // it may be hung up on
+	return c
+}
+
+// p99 is of n calls, one after the other.
+func p99(t *testing.T, c dirpb.DirectoryClient, n int) time.Duration {
+	t.Helper()
+	var took []time.Duration
+	for range n {
+		began := time.Now()
+		if _, err := c.Status(testCtx(t), &dirpb.StatusRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return took[n*99/100]
+}
+
+// TestInletIsBounded: beside thousands of idle connections and hundreds of hostile ones a client of the directory is
+// served as before, and they take a bounded memory.
+func TestInletIsBounded(t *testing.T) {
+	const (
+		idle, hostile = 1000, 150
+		half          = 512 << 10 // bytes sent of each half request
+		each          = 48 << 10  // bytes that a connection takes
+		bound         = (idle+4*hostile)*each + maxHalf*2*(half+window)
+	)
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever}))
+	client := dial(t, n)
+	quiet := p99(t, client, 500)
+	before := inUse()
+	var all strangers
+	stats := func() netsrv.DoorStats { return n.inlet.door.Stats() }
+	for range idle {
+		all.open(t, n.Addr(), greeting())
+	}
+	until(t, "all have greeted", func() bool { s := stats(); return s.Conns >= idle && s.Handshakes == 0 })
+	t.Logf("%d idle connections take %.1f MB", idle, float64(inUse()-before)/1e6)
+	const path = dirpb.Directory_Status_FullMethodName
+	var halves []byte
+	for i := range uint32(4) {
+		halves = append(halves, request(2*i+1, path, maxMessageBytes, half)...)
+	}
+	for _, say := range [][]byte{
+		nil, greeting()[:10], append(greeting(), request(1, path, 1<<31, 1000)...), append(greeting(), halves...),
+	} {
+		for range hostile {
+			all.open(t, n.Addr(), say)
+		}
+	}
+	until(t, "half requests give way", func() bool { return stats().Refused[netsrv.ReasonHandshake] >= hostile-maxHalf })
+	attacked := p99(t, client, 500)
+	grown := inUse() - before
+	t.Logf("with %d hostile ones: %.1f MB, bound %.1f MB; p99 of a call %v, quiet %v; %+v", 4*hostile, float64(grown)/1e6, float64(bound)/1e6, attacked, quiet, stats())
+	if grown > bound {
+		t.Errorf("they take %d bytes, want at most %d", grown, bound)
+	}
+	n.inlet.mu.Lock()
+	if l := n.inlet.mu.half.Len(); l > maxHalf {
+		t.Errorf("%d half requests", l)
+	}
+	n.inlet.mu.Unlock()
+	for _, c := range all {
+		c.Close()
+	}
+	until(t, "all have gone", func() bool { return stats().Conns <= 1 })
+	n.inlet.mu.Lock()
+	defer n.inlet.mu.Unlock()
+	if l, m := n.inlet.mu.half.Len(), len(n.inlet.mu.conns); l != 0 || m > 1 {
+		t.Errorf("%d half requests and %d connections are remembered", l, m)
+	}
+}
+
+// TestInletAnnounced: a message that is announced too long is refused before any of it is kept.
+func TestInletAnnounced(t *testing.T) {
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever}))
+	_, err := dial(t, n).RegisterNode(testCtx(t), &dirpb.RegisterNodeRequest{Name: string(make([]byte, maxMessageBytes+1))})
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%.200v", err)
+	}
+}
+
+// TestInletHandshakes: TLS handshakes that do not go on give way to each other, and to a client that has a certificate;
+// over the limit on connections nobody comes in, and those who are in are served.
+func TestInletHandshakes(t *testing.T) {
+	conf := testTLS(t)
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever, TLS: conf, MaxConns: 20}))
+	connect := func() dirpb.DirectoryClient {
+		conn, err := grpc.NewClient("passthrough:///"+n.Addr(), grpc.WithTransportCredentials(credentials.NewTLS(clientTLS(conf))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return dirpb.NewDirectoryClient(conn)
+	}
+	first := connect()
+	p99(t, first, 1)
+	var all strangers
+	before := inUse()
+	for i := range 400 {
+		all.open(t, n.Addr(), []byte{22, 3, 1, 2, 0, 1}[:i%7])
+	}
+	until(t, "they give way", func() bool { return n.inlet.door.Stats().Refused[netsrv.ReasonHandshake] >= 380 })
+	p99(t, connect(), 1)
+	t.Logf("400 half handshakes take %.1f MB: %+v", float64(inUse()-before)/1e6, n.inlet.door.Stats())
+	var in []*tls.Conn
+	greets := clientTLS(conf)
+	greets.NextProtos = []string{"h2"}
+	for range 18 {
+		c, err := tls.Dial("tcp", n.Addr(), greets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, _ = c.Write(greeting()) // it may be hung up on
+		in = append(in, c)
+	}
+	until(t, "all places are taken", func() bool { s := n.inlet.door.Stats(); return s.Conns == 20 && s.Handshakes == 0 })
+	c := all.open(t, n.Addr(), nil)
+	if _, err := io.ReadFull(c, make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("over the limit: %v", err)
+	}
+	if n.inlet.door.Stats().Refused[netsrv.ReasonFull] == 0 {
+		t.Error("nothing is counted as refused")
+	}
+	p99(t, first, 1)
+	runtime.KeepAlive(in)
+}
