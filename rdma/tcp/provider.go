@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/mem"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -125,10 +126,10 @@ func ownTLS(c *tls.Config) *tls.Config {
 	if c == nil {
 		return nil
 	}
-	c = c.Clone()
-	c.MinVersion = max(c.MinVersion, tls.VersionTLS13)
-	c.DynamicRecordSizingDisabled = true
-	return c
+	return certs.With(c, func(c *tls.Config) {
+		c.MinVersion = max(c.MinVersion, tls.VersionTLS13)
+		c.DynamicRecordSizingDisabled = true
+	})
 }
 
 // Validate joins every problem with the options as they are.
