@@ -109,7 +109,8 @@ type Options struct {
 	// 10 s.
 	OpTimeout time.Duration
 	// TLS protects the connections to the directory, and those of devices that the Client opens to memory
-	// nodes; nil means plain text.
+	// nodes; nil means plain text. Its functions are asked at each connection, so GetClientCertificate and
+	// VerifyConnection can follow files that change; the latter hears ServerName even if it is an IP address.
 	TLS *tls.Config
 	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger

@@ -3,6 +3,8 @@ package deploy
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -50,6 +52,7 @@ type watcher struct {
 	names   *regexp.Regexp // the metrics that rules name, at the start of a line
 	every   int64          // seconds between scrapes
 	targets map[string]string
+	tls     *tls.Config // nil: targets serve in clear
 	now     int64
 	past    []scrape
 	fired   map[string]bool // by all watchers of the test
@@ -87,10 +90,14 @@ func watch(t *testing.T, promql string, every time.Duration, fired map[string]bo
 // scrapeTargets scrapes every target; one that does not answer serves nothing.
 func (w *watcher) scrapeTargets() []scrape {
 	var now []scrape
-	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: w.tls}}
+	scheme := "http://"
+	if w.tls != nil {
+		scheme = "https://"
+	}
 	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
 		s := scrape{Instance: name}
-		if r, err := c.Get("http://" + w.targets[name] + "/metrics"); err == nil {
+		if r, err := c.Get(scheme + w.targets[name] + "/metrics"); err == nil {
 			b, err := io.ReadAll(r.Body)
 			_ = r.Body.Close()
 			if err == nil && r.StatusCode == http.StatusOK {
@@ -359,7 +366,7 @@ func TestAlertsFire(t *testing.T) {
 	fired := make(map[string]bool)
 	stores := map[string]func(*testing.T, string, map[string]bool){
 		"losses": losses, "frozen": frozen, "memory": memory, "gateway": gateway, "slow": slow, "limbo": limbo, "damage": damage,
-		"index": damagedIndex, "load": load,
+		"index": damagedIndex, "load": load, "certificates": certificates,
 	}
 	ran := 0
 	for name, try := range stores {
@@ -464,6 +471,52 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 			t.Errorf("kvctl status without a leader lacks %q:\n%s", want, status)
 		}
 	}
+}
+
+// secured makes an authority and a certificate for a directory node at a host, valid for that many days, and
+// gives the flags that name them, and what its clients go by.
+func secured(t *testing.T, at string, days int) (dir string, flags []string, client *tls.Config) {
+	t.Helper()
+	dir = t.TempDir()
+	kvctl := func(args ...string) {
+		t.Helper()
+		output(t, []string{"HOME=" + dir}, append([]string{commands(t) + "/kvctl", "certs"}, args...)...)
+	}
+	kvctl("init", "--dir", dir)
+	kvctl("issue", "d1", "--role", "directory", "--ip", at, "--days", strconv.Itoa(days), "--dir", dir)
+	kvctl("issue", "operator", "--role", "operator", "--dir", dir)
+	file := func(name string) string { return filepath.Join(dir, name) }
+	pair, err := tls.LoadX509KeyPair(file("operator.pem"), file("operator-key.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair}}
+	client.RootCAs.AppendCertsFromPEM([]byte(read(t, file("ca.pem"))))
+	return dir, []string{"--tls-ca", file("ca.pem"), "--tls-cert", file("d1.pem"), "--tls-key", file("d1-key.pem")}, client
+}
+
+// certificates: one expires soon, and its file is replaced by half of another.
+func certificates(t *testing.T, promql string, fired map[string]bool) {
+	s := newTried(t, 50)
+	dir, flags, conf := secured(t, host(51), 10)
+	s.directory(1, flags...)
+	w := watch(t, promql, time.Minute, fired, map[string]string{"d1": s.web["d1"]})
+	w.tls = conf
+	w.only("KvdCertificateExpires")
+	w.fires("KvdCertificateExpires")
+
+	began, before := time.Now(), w.scrapeTargets()
+	if err := os.WriteFile(filepath.Join(dir, "d1-key.pem"), []byte("half of a k"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused := regexp.MustCompile(`(?m)^kvd_tls_reloads_total{.*result="refused"} [3-9]`)
+	var after []scrape
+	await(t, func() string { return fmt.Sprint("the files are not refused: ", after) }, func() bool {
+		after = w.scrapeTargets()
+		return refused.MatchString(after[0].Text)
+	})
+	w.goOn(before, after, time.Since(began).Seconds(), 25*time.Minute)
+	w.firesNow("KvdCertificateFilesRefused")
 }
 
 // frozen: a client and a memory node stand still, so that what the loss of another memory

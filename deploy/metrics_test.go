@@ -189,6 +189,31 @@ func served(t *testing.T) map[string]*dto.MetricFamily {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for name, f := range servedTLS(t) {
+		if strings.HasPrefix(name, "kvd_tls_") {
+			families[name] = f
+		}
+	}
+	return families
+}
+
+// servedTLS is what a directory node serves over TLS.
+func servedTLS(t *testing.T) map[string]*dto.MetricFamily {
+	t.Helper()
+	s := newTried(t, 45)
+	_, flags, conf := secured(t, host(46), 30)
+	s.directory(1, flags...)
+	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf}}
+	r, err := c.Get("https://" + s.web["d1"] + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	p := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := p.TextToMetricFamilies(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return families
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -199,7 +201,11 @@ func (n *Node) join() error {
 func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryClient) error) error {
 	creds := insecure.NewCredentials()
 	if n.opts.TLS != nil {
-		creds = credentials.NewTLS(clientTLS(n.opts.TLS))
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return err
+		}
+		creds = credentials.NewTLS(certs.ForHost(clientTLS(n.opts.TLS), host))
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))

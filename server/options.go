@@ -66,8 +66,9 @@ type Options struct {
 	DefaultNamespace string
 
 	// TLS authenticates both listeners and this node's calls to others: it needs
-	// Certificates, and RootCAs or ClientCAs. Callers of the raft listener must show a
-	// certificate whatever ClientAuth says.
+	// Certificates, and RootCAs or ClientCAs, or functions in their place: GetConfigForClient for
+	// listeners, GetClientCertificate and VerifyConnection for calls, each of which asks them anew.
+	// Callers of the raft listener must show a certificate whatever ClientAuth says.
 	TLS *tls.Config
 	// Insecure permits listeners beyond loopback without TLS.
 	Insecure bool
@@ -179,7 +180,7 @@ func (o *Options) Validate() error {
 		if len(t.Certificates) == 0 && t.GetCertificate == nil {
 			bad("TLS has no certificate")
 		}
-		if t.ClientCAs == nil && t.RootCAs == nil {
+		if t.ClientCAs == nil && t.RootCAs == nil && t.GetConfigForClient == nil {
 			bad("TLS has neither RootCAs nor ClientCAs to check other nodes with")
 		}
 	}

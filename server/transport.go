@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -69,8 +70,7 @@ func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.
 	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, ready: make(chan *streamConn), stop: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
-		s.server = serverTLS(conf)
-		s.server.ClientAuth = tls.RequireAndVerifyClientCert
+		s.server = certs.With(serverTLS(conf), func(c *tls.Config) { c.ClientAuth = tls.RequireAndVerifyClientCert })
 		s.client = clientTLS(conf)
 	}
 	s.wg.Go(s.listen)
@@ -152,7 +152,11 @@ func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if s.client == nil {
 		return new(net.Dialer).DialContext(ctx, "tcp", addr)
 	}
-	return (&tls.Dialer{Config: s.client}).DialContext(ctx, "tcp", addr)
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	return (&tls.Dialer{Config: certs.ForHost(s.client, host)}).DialContext(ctx, "tcp", addr)
 }
 
 // track keeps c until it is closed; g is nil for one that was dialed.

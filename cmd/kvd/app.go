@@ -153,7 +153,7 @@ func (a *app) roleCommand(r role) *cobra.Command {
 		if a.given, err = config.LoadGiven(s, *file, cmd.Flags()); err != nil {
 			return usageError{err}
 		}
-		defer a.onHangup(s, loader(r, *file, cmd.Flags()))()
+		defer a.keepFresh(s, loader(r, *file, cmd.Flags()))()
 		err = serve(cmd.Context())
 		if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
 			return nil // stopped while it started

@@ -20,7 +20,8 @@ func (a *app) configCommand(roles ...role) *cobra.Command {
 		Short: "Print a role's effective settings",
 		Long: `Print the settings that file, environment and flags give a role, as a file that
 --config takes. Without any of them it prints the defaults, which is a start for a
-file of one's own.
+file of one's own. Secrets are printed as REDACTED unless --show-secrets asks for
+them; that word is refused where a secret is wanted.
 
 Settings that the role would refuse are printed too; the exit status is 2 then.`,
 		Example: `  kvd config memnode > memnode.yaml
@@ -33,6 +34,8 @@ Settings that the role would refuse are printed too; the exit status is 2 then.`
 		}),
 		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses
 	}
+	var secrets bool
+	top.PersistentFlags().BoolVar(&secrets, "show-secrets", false, "print secrets too, which are otherwise "+config.Redacted)
 	for _, r := range roles {
 		s, _ := r.defaults()
 		cmd := &cobra.Command{Use: r.name, Short: "Print the effective settings of kvd " + r.name, Args: usageArgs(cobra.NoArgs)}
@@ -42,7 +45,7 @@ Settings that the role would refuse are printed too; the exit status is 2 then.`
 			if problem != nil && !config.IsInvalid(problem) {
 				return usageError{problem}
 			}
-			out, err := config.YAML(s)
+			out, err := config.YAML(s, secrets)
 			if err != nil {
 				return err
 			}

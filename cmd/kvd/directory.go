@@ -36,7 +36,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if scrub == 0 {
 		scrub = -1 // never; 0 is the library's default
 	}
-	creds, err := a.creds(c.TLS.Load)
+	creds, err := a.creds(c.TLS.Options())
 	if err != nil {
 		return usageError{err}
 	}

@@ -57,7 +57,7 @@ says otherwise, password or not; listen-tls is for others.`,
 func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	log := a.logger(c.Log)
 	closing := func(fn func() error) { err = errors.Join(err, fn()) }
-	creds, err := a.creds(c.TLS.Load)
+	creds, err := a.creds(c.TLS.Options())
 	if err != nil {
 		return usageError{err}
 	}
@@ -153,9 +153,9 @@ func (a *app) listenGateway(ctx context.Context, c *config.Gateway) (l listeners
 		l[x.name] = lis
 	}
 	if l["tls"] != nil {
-		creds, err := a.creds(c.LoadListenTLS)
+		creds, err := a.creds(c.ListenTLSOptions())
 		if err != nil {
-			return nil, usageError{err}
+			return nil, usageError{fmt.Errorf("listen-tls: %w", err)}
 		}
 		l["tls"] = tls.NewListener(l["tls"], creds)
 	}

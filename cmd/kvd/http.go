@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
+	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/server"
@@ -27,6 +28,9 @@ func (a *app) http(ctx context.Context, role, key, addr string, creds *tls.Confi
 	s, err := httpd.Start(ctx, httpd.Options{Addr: addr, TLS: creds, Role: role, Version: versionText(), Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	if err := s.Register(metrics.TLS(a.sources)); err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }

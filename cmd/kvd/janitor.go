@@ -43,7 +43,7 @@ Every memory node runs one of its own unless its setting janitor is false.`,
 
 func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	log := a.logger(c.Log)
-	creds, err := a.creds(c.TLS.Load)
+	creds, err := a.creds(c.TLS.Options())
 	if err != nil {
 		return usageError{err}
 	}

@@ -674,7 +674,7 @@ func TestConfigPrints(t *testing.T) {
 		{[]string{"directory", "--id=d", "--data-dir=x", "--join=127.0.0.1:1,127.0.0.1:2"}, []string{"- 127.0.0.1:2\n", "lease: 1s\n", "scrub-interval: 30s\n"}, 0},
 		{[]string{"memnode", "--name=m", "--huge-pages=2MiB", "--memory=1.5GiB"}, []string{"memory: 1536MiB\n", "huge-pages: 2MiB\n"}, 0},
 		{[]string{"memnode"}, []string{`name: ""`, "janitor: true\n"}, exitUsage},
-		{[]string{"gateway", "--databases=a,b", "--listen-unix=/run/kvd/redis.sock", "--password=p: #"}, []string{"- b\n", "listen: 127.0.0.1:6379\n", "listen-memcached: 127.0.0.1:11211\n", "password: 'p: #'\n"}, 0},
+		{[]string{"gateway", "--databases=a,b", "--listen-unix=/run/kvd/redis.sock", "--password=p: #", "--show-secrets"}, []string{"- b\n", "listen: 127.0.0.1:6379\n", "listen-memcached: 127.0.0.1:11211\n", "password: 'p: #'\n"}, 0},
 		{[]string{"janitor", "--window=4"}, []string{"window: 4\n", "poll: 100ms\n"}, 0},
 	} {
 		var out, errs bytes.Buffer
@@ -691,7 +691,7 @@ func TestConfigPrints(t *testing.T) {
 			t.Fatal(err)
 		}
 		var again bytes.Buffer
-		if code := run(t.Context(), []string{"config", tc.args[0], "--config", file}, &again, &errs); code != tc.code {
+		if code := run(t.Context(), []string{"config", tc.args[0], "--show-secrets", "--config", file}, &again, &errs); code != tc.code {
 			t.Errorf("%v: reading it back: exit status %d: %s", tc.args, code, &errs)
 		}
 		if out.String() != again.String() {

@@ -121,7 +121,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 			err = errors.Join(err, fmt.Errorf("close %s: %w", what, e))
 		}
 	}
-	creds, err := a.creds(c.TLS.Load)
+	creds, err := a.creds(c.TLS.Options())
 	if err != nil {
 		return usageError{err}
 	}

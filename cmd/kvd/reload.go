@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,30 +9,27 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/config"
 )
 
-// live is what SIGHUP changes in a role that runs.
+// pollEvery is how often files of certificates are looked at.
+const pollEvery = time.Second
+
+// live is what changes in a role that runs: the level of the log by SIGHUP, certificates by that and
+// when their files change.
 type live struct {
 	level slog.LevelVar
 	mu    struct {
 		sync.Mutex
-		log   *slog.Logger // nil: the role has not begun
-		pairs []*pair
+		log     *slog.Logger // nil: the role has not begun
+		sources []*certs.Source
 	}
-}
-
-// pair is a certificate and its key, which can be read again while they are in use.
-type pair struct {
-	current atomic.Pointer[tls.Certificate]
-	read    func() (*tls.Config, error)
-	ca      *x509.CertPool // as it is used until the process ends
 }
 
 // logger makes the role's logger.
@@ -46,35 +42,44 @@ func (a *app) logger(l config.Log) *slog.Logger {
 	return log
 }
 
-// creds calls read, which loads the files of TLS settings, and has SIGHUP read the
-// certificate and its key again.
-func (a *app) creds(read func() (*tls.Config, error)) (*tls.Config, error) {
-	conf, err := read()
-	if conf == nil || err != nil {
-		return conf, err
+// creds loads the files of TLS settings, and has them taken anew when they change. It gives nil if there
+// are none.
+func (a *app) creds(o certs.Options) (*tls.Config, error) {
+	if o.Files == (certs.Files{}) {
+		return nil, nil
 	}
-	p := &pair{read: read, ca: conf.RootCAs}
-	p.current.Store(&conf.Certificates[0])
-	conf.Certificates = nil
-	conf.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.current.Load(), nil }
-	conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return p.current.Load(), nil }
+	s, err := certs.Open(o)
+	if err != nil {
+		return nil, err
+	}
 	a.live.mu.Lock()
 	defer a.live.mu.Unlock()
-	a.live.mu.pairs = append(a.live.mu.pairs, p)
-	return conf, nil
+	a.live.mu.sources = append(a.live.mu.sources, s)
+	return s.Config(), nil
 }
 
-// onHangup has SIGHUP, which would end the process, reload what can be reloaded, until stop
-// is called. load reads the settings anew.
-func (a *app) onHangup(running config.Settings, load func() (config.Settings, error)) (stop func()) {
+// sources are those of all certificates that the role uses.
+func (a *app) sources() []*certs.Source {
+	a.live.mu.Lock()
+	defer a.live.mu.Unlock()
+	return slices.Clone(a.live.mu.sources)
+}
+
+// keepFresh has SIGHUP, which would end the process, reload what can be reloaded, and looks at files of
+// certificates now and then, until stop is called. load reads the settings anew.
+func (a *app) keepFresh(running config.Settings, load func() (config.Settings, error)) (stop func()) {
 	hup, done, ended := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
 	signal.Notify(hup, syscall.SIGHUP)
 	go func() {
 		defer close(ended)
+		t := time.NewTicker(pollEvery)
+		defer t.Stop()
 		for {
 			select {
 			case <-hup:
 				a.reload(running, load)
+			case <-t.C:
+				a.pollCerts()
 			case <-done:
 				return
 			}
@@ -84,11 +89,33 @@ func (a *app) onHangup(running config.Settings, load func() (config.Settings, er
 	return func() { close(done); <-ended }
 }
 
+// pollCerts takes over files of certificates that have changed.
+func (a *app) pollCerts() {
+	a.live.mu.Lock()
+	log := a.live.mu.log
+	a.live.mu.Unlock()
+	for _, s := range a.sources() {
+		switch changed, err := s.Poll(); {
+		case err != nil:
+			log.Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
+		case changed:
+			log.Info("certificates taken anew from their files", inUse(s)...)
+		}
+	}
+}
+
+// inUse describes, for the log, what s gives.
+func inUse(s *certs.Source) []any {
+	set := s.Current()
+	return []any{"tls.cert", fmt.Sprintf("valid until %s", set.Pair.Leaf.NotAfter.UTC().Format(time.DateTime)), "tls.ca", len(set.Authorities)}
+}
+
 // reload takes over the level of the log and certificates, and says what it took over, what
-// waits for the next start, and what is wrong. Certificates hold for new connections.
+// waits for the next start, and what is wrong. Certificates hold for new connections, as do those
+// that pollCerts finds.
 func (a *app) reload(running config.Settings, load func() (config.Settings, error)) {
 	a.live.mu.Lock()
-	log, pairs := a.live.mu.log, slices.Clone(a.live.mu.pairs)
+	log := a.live.mu.log
 	a.live.mu.Unlock()
 	if log == nil {
 		return // the role is about to read everything
@@ -101,18 +128,13 @@ func (a *app) reload(running config.Settings, load func() (config.Settings, erro
 	now := []any{"log.level", config.LogLevel(fresh).String()}
 	later := slices.DeleteFunc(config.Differ(running, fresh), func(key string) bool { return key == "log.level" })
 	failed := false
-	for _, p := range pairs {
-		conf, err := p.read()
-		if err != nil {
+	for _, s := range a.sources() {
+		if _, err := s.Reload(); err != nil {
 			failed = true
-			log.Error("SIGHUP: the certificate is kept as it was", "err", err)
+			log.Error("SIGHUP: the certificates in use are kept", "err", err)
 			continue
 		}
-		p.current.Store(&conf.Certificates[0])
-		if !p.ca.Equal(conf.RootCAs) && !slices.Contains(later, "tls.ca") {
-			later = append(later, "tls.ca") // the same file with others in it
-		}
-		now = append(now, "tls.cert", fmt.Sprintf("valid until %s", conf.Certificates[0].Leaf.NotAfter.UTC().Format(time.DateTime)))
+		now = append(now, inUse(s)...)
 	}
 	if len(later) > 0 {
 		log.Warn("SIGHUP: other settings take effect when the process is started again", "changed", strings.Join(later, ", "))

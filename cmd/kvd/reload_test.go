@@ -59,7 +59,8 @@ func TestHangup(t *testing.T) {
 	}
 }
 
-// SIGHUP takes over the level of the log and the certificate, and names what it does not.
+// SIGHUP takes over the level of the log and certificates, and names what it does not; certificates
+// are taken over without it, too.
 func TestReload(t *testing.T) {
 	env, dir := runtimeDir(t)
 	old, renewed := certificates(t), certificates(t)
@@ -72,70 +73,98 @@ func TestReload(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	replace := func(files map[string]string) {
+		t.Helper()
+		for from, to := range files {
+			b, err := os.ReadFile(from)
+			if err == nil {
+				err = os.WriteFile(to, b, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	write("log: {level: warn}\n")
 	d := start(t, env, "directory", "--config="+file, "--election-timeout=400ms")
-	client, err := old.Load()
+	first, err := old.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := func() []byte {
+	second, err := renewed.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := func(as *tls.Config) ([]byte, error) {
 		t.Helper()
-		c := client.Clone()
+		c := as.Clone()
 		c.InsecureSkipVerify, c.NextProtos = true, []string{"h2"} // who signed it is not the question
 		conn, err := tls.Dial("tcp", d.kv["directory"], c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		return conn.ConnectionState().PeerCertificates[0].Raw
-	}
-	before := served()
-
-	write("log: {level: debug}\nlease: 9s\n")
-	for from, to := range map[string]string{renewed.Cert: old.Cert, renewed.Key: old.Key} {
-		b, err := os.ReadFile(from)
-		if err == nil {
-			err = os.WriteFile(to, b, 0o600)
-		}
-		if err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
 		}
+		_, err = conn.Read(make([]byte, 1)) // settings of HTTP/2, or the refusal
+		return conn.ConnectionState().PeerCertificates[0].Raw, err
 	}
+	if got, err := served(first); err != nil || !bytes.Equal(got, first.Certificates[0].Certificate[0]) {
+		t.Fatalf("at the start: %v", err)
+	}
+
+	write("log: {level: debug}\nlease: 9s\n")
+	replace(map[string]string{renewed.Cert: old.Cert, renewed.Key: old.Key})
 	d.hangUp()
 	d.says(`msg="SIGHUP: reloaded" log.level=DEBUG tls.cert="valid until`, 1)
 	d.says(`msg="SIGHUP: other settings take effect when the process is started again" changed=lease`, 1)
-	want, err := renewed.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if now := served(); bytes.Equal(now, before) || !bytes.Equal(now, want.Certificates[0].Certificate[0]) {
-		t.Error("new connections do not get the new certificate")
+	if got, err := served(first); err != nil || !bytes.Equal(got, second.Certificates[0].Certificate[0]) {
+		t.Errorf("new connections do not get the new certificate: %v", err)
 	}
 
-	// Whose certificates are accepted stays as it was, and it says so, though the setting is the same.
-	ca, err := os.ReadFile(renewed.CA)
-	if err == nil {
-		err = os.WriteFile(old.CA, ca, 0o600)
+	// So are those whose certificates are accepted.
+	if _, err := served(second); err == nil {
+		t.Error("a certificate of another authority is accepted")
 	}
-	if err != nil {
-		t.Fatal(err)
+	replace(map[string]string{renewed.CA: old.CA})
+	d.says(`msg="certificates taken anew from their files" tls.cert="valid until`, 1)
+	if _, err := served(second); err != nil {
+		t.Errorf("a certificate of the new authority: %v", err)
 	}
-	d.hangUp()
-	d.says(`msg="SIGHUP: other settings take effect when the process is started again" changed="lease, tls.ca"`, 1)
-	served()
+	if _, err := served(first); err == nil || !strings.Contains(err.Error(), "unknown certificate authority") {
+		t.Errorf("a certificate of the authority that was replaced: %v", err)
+	}
 
+	key := mustRead(t, old.Key)
 	if err := os.WriteFile(old.Key, []byte("half of a ke"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	d.says("files of certificates have changed and are not usable", 1)
 	d.hangUp()
-	d.says("SIGHUP: the certificate is kept as it was", 1)
+	d.says("SIGHUP: the certificates in use are kept", 1)
 	write("lease: soon\n")
 	d.hangUp()
 	d.says("SIGHUP: the settings are kept as they were", 1)
-	if now := served(); !bytes.Equal(now, want.Certificates[0].Certificate[0]) {
-		t.Error("a certificate that cannot be read replaced one that could")
+	if got, err := served(second); err != nil || !bytes.Equal(got, second.Certificates[0].Certificate[0]) {
+		t.Errorf("a certificate that cannot be read replaced one that could: %v", err)
+	}
+	if n := strings.Count(d.stderr.String(), "files of certificates have changed"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+	if strings.Contains(d.stderr.String(), "half of a ke") || strings.Contains(d.stderr.String(), string(key[40:60])) {
+		t.Error("the log holds parts of keys")
 	}
 	if code := d.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit status %d, want 0", code)
 	}
+}
+
+func mustRead(t *testing.T, file string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }

@@ -65,10 +65,14 @@ func (p *Problem) Error() string {
 
 // field is one setting of a role.
 type field struct {
-	key   string // tls.ca
-	usage string
-	value reflect.Value
+	key    string // tls.ca
+	usage  string
+	secret bool
+	value  reflect.Value
 }
+
+// Redacted stands for a secret that is not shown. It is refused as one: everybody knows it.
+const Redacted = "REDACTED"
 
 func (f field) flag() string { return strings.ReplaceAll(f.key, ".", "-") }
 
@@ -87,7 +91,7 @@ func appendFields(fs []field, prefix string, v reflect.Value) []field {
 			fs = appendFields(fs, key+".", v.Field(i))
 			continue
 		}
-		fs = append(fs, field{key, t.Tag.Get("usage"), v.Field(i)})
+		fs = append(fs, field{key, t.Tag.Get("usage"), t.Tag.Get("secret") == "true", v.Field(i)})
 	}
 	return fs
 }
@@ -195,13 +199,33 @@ func LoadGiven(s Settings, file string, fs *pflag.FlagSet) (given func(key strin
 		c.ZeroFields = true // a list replaces the default, it does not overlay it
 	})
 	if err != nil {
-		return nil, attribute(err, source)
+		return nil, withoutSecrets(attribute(err, source), known)
 	}
 	given = func(key string) bool { return source(key) != "" }
-	if err := s.Validate(); err != nil {
-		return given, &invalid{attribute(err, source)}
+	for _, f := range known {
+		if f.secret && f.value.String() == Redacted {
+			err = errors.Join(err, &Problem{Key: f.key, Why: "kvd config left it out: put it there"})
+		}
+	}
+	if err := errors.Join(err, s.Validate()); err != nil {
+		return given, &invalid{withoutSecrets(attribute(err, source), known)}
 	}
 	return given, nil
+}
+
+// withoutSecrets is err, of attribute, without the values of secret settings.
+func withoutSecrets(err error, known []field) error {
+	all, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return err
+	}
+	for _, e := range all.Unwrap() {
+		p, ok := e.(*Problem)
+		if ok && slices.ContainsFunc(known, func(f field) bool { return f.secret && strings.HasPrefix(p.Key+".", f.key+".") }) {
+			p.Value = "" // attribute made p
+		}
+	}
+	return err
 }
 
 type invalid struct{ error }
@@ -435,8 +459,9 @@ func Differ(a, b Settings) (keys []string) {
 	return keys
 }
 
-// YAML writes s as a file that [Load] reads back to the same settings.
-func YAML(s Settings) ([]byte, error) {
+// YAML writes s as a file that [Load] reads back to the same settings. Without secrets, [Redacted]
+// stands for those that are set, and Load refuses it.
+func YAML(s Settings, secrets bool) ([]byte, error) {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	sections := make(map[string]*yaml.Node)
 	for _, f := range fields(s) {
@@ -456,6 +481,10 @@ func YAML(s Settings) ([]byte, error) {
 			plain = v.String()
 		case time.Duration:
 			plain = v.String()
+		case string:
+			if f.secret && v != "" && !secrets {
+				plain = Redacted
+			}
 		}
 		if err := value.Encode(plain); err != nil {
 			return nil, fmt.Errorf("%s: %w", f.key, err)

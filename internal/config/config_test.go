@@ -387,14 +387,14 @@ func TestFlags(t *testing.T) {
 				t.Errorf("%s: setting %q has no flag or no description", role, f.key)
 			}
 		}
-		before, err := YAML(s)
+		before, err := YAML(s, true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := Load(s, "", fs); err != nil && !IsInvalid(err) {
 			t.Errorf("%s: defaults: %v", role, err)
 		}
-		if after, err := YAML(s); err != nil || string(before) != string(after) {
+		if after, err := YAML(s, true); err != nil || string(before) != string(after) {
 			t.Errorf("%s: loading nothing changed\n%s into\n%s (%v)", role, before, after, err)
 		}
 	}
@@ -405,7 +405,7 @@ func TestYAML(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		for _, s := range defaults() {
 			fill(t, reflect.ValueOf(s).Elem())
-			out, err := YAML(s)
+			out, err := YAML(s, true)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,11 +8,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/certs"
 )
 
 // Defaults that several roles share.
@@ -117,7 +118,7 @@ type Gateway struct {
 	TLSClients        string   `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
 	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
-	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line"`
+	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line" secret:"true"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
 	MaxPerAddress     int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	BufferMemory      Size     `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
@@ -501,31 +502,20 @@ func (c *checker) buffers(size Size) {
 	}
 }
 
-// LoadListenTLS is like Load, for listen-tls: who need not show a certificate is not
+// ListenTLSOptions are those of listen-tls's files: clients that need not show a certificate are not
 // asked for one, and a certificate with which no client would talk is refused.
-func (g *Gateway) LoadListenTLS() (*tls.Config, error) {
-	cfg, err := g.TLS.Load()
-	if cfg == nil || err != nil {
-		return nil, err
-	}
-	if g.TLSClients == "any" {
-		cfg.ClientAuth, cfg.ClientCAs = tls.NoClientCert, nil
-	}
-	if err := servable(cfg.Certificates[0].Leaf, time.Now()); err != nil {
-		return nil, fmt.Errorf("listen-tls: tls.cert %s: %w", g.TLS.Cert, err)
-	}
-	return cfg, nil
+func (g *Gateway) ListenTLSOptions() certs.Options {
+	return certs.Options{Files: g.TLS.files(), Anonymous: g.TLSClients == "any", Check: func(c *x509.Certificate) error {
+		return servable(c, time.Now())
+	}}
 }
 
 // servable reports why clients would refuse a server's certificate, whoever signed it.
 func servable(c *x509.Certificate, now time.Time) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if now.Before(c.NotBefore) {
-		bad("it is not valid before %v", c.NotBefore)
-	}
-	if now.After(c.NotAfter) {
-		bad("it expired on %v", c.NotAfter)
+	if err := certs.CheckTime(c, now); err != nil {
+		errs = append(errs, err)
 	}
 	if len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) > 0 && !slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth) && !slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
 		bad("its extended key usage lacks serverAuth")
@@ -552,29 +542,26 @@ var pageBytes = map[string]int{Off: 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
 // HugePageBytes is 0 for normal pages.
 func (m *MemNode) HugePageBytes() int { return pageBytes[m.HugePages] }
 
-// Load reads the files for use by a server and by its calls to others, both of
-// which show a certificate. It gives nil if there is no TLS.
+// Load reads the files, once, for use by a server and by its calls to others, both of
+// which show a certificate. It gives nil if there is no TLS. Daemons take [TLS.Options].
 func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil
 	}
-	pem, err := os.ReadFile(t.CA)
+	set, err := t.files().Load()
 	if err != nil {
-		return nil, fmt.Errorf("tls.ca: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("tls.ca: no certificate in %s", t.CA)
-	}
-	cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-	if err != nil {
-		return nil, fmt.Errorf("tls.cert %s, tls.key %s: %w", t.Cert, t.Key, err)
+		return nil, err
 	}
 	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
-		RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair},
+		RootCAs: set.Pool, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert,
 	}, nil
 }
+
+func (t TLS) files() certs.Files { return certs.Files{CA: t.CA, Cert: t.Cert, Key: t.Key} }
+
+// Options are those of t's files, for listeners and for calls to others; the zero value if there is no TLS.
+func (t TLS) Options() certs.Options { return certs.Options{Files: t.files()} }
 
 // SlogLevel is the level that l describes.
 func (l Log) SlogLevel() (level slog.Level) {

@@ -38,6 +38,7 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -438,7 +439,8 @@ func (c *Client) follow(addr, leader string) {
 
 // node finds or adds the node at addr.
 func (c *Client) node(addr string) (*node, error) {
-	if _, _, err := net.SplitHostPort(addr); err != nil {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
 		return nil, fmt.Errorf("directory %q: want host:port", addr)
 	}
 	c.mu.Lock()
@@ -457,7 +459,7 @@ func (c *Client) node(addr string) (*node, error) {
 	n := &node{addr: addr}
 	creds := insecure.NewCredentials()
 	if c.opts.TLS != nil {
-		creds = credentials.NewTLS(c.opts.TLS)
+		creds = credentials.NewTLS(certs.ForHost(c.opts.TLS, host))
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(&recordCreds{creds, n}),

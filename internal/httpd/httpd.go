@@ -31,6 +31,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -124,7 +125,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		defer close(s.done)
 		var err error
 		if o.TLS != nil {
-			s.http.TLSConfig = o.TLS.Clone()
+			s.http.TLSConfig = certs.With(o.TLS, func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })
 			err = s.http.ServeTLS(guests, "", "")
 		} else {
 			err = s.http.Serve(guests)

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -68,16 +69,11 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 	}
 	var conn net.Conn = sk
 	if d.o.TLSClient != nil {
-		cfg := d.o.TLSClient
-		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
-			host, _, err := net.SplitHostPort(r.Addr)
-			if err != nil {
-				return nil, err
-			}
-			cfg = cfg.Clone()
-			cfg.ServerName = host
+		host, _, err := net.SplitHostPort(r.Addr)
+		if err != nil {
+			return nil, err
 		}
-		t := tls.Client(sk, cfg)
+		t := tls.Client(sk, certs.ForHost(d.o.TLSClient, host))
 		if err := t.Handshake(); err != nil {
 			return nil, err
 		}

@@ -28,6 +28,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/mem"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -131,10 +132,10 @@ func ownTLS(c *tls.Config) *tls.Config {
 	if c == nil {
 		return nil
 	}
-	c = c.Clone()
-	c.MinVersion = max(c.MinVersion, tls.VersionTLS13)
-	c.DynamicRecordSizingDisabled = true
-	return c
+	return certs.With(c, func(c *tls.Config) {
+		c.MinVersion = max(c.MinVersion, tls.VersionTLS13)
+		c.DynamicRecordSizingDisabled = true
+	})
 }
 
 // Validate joins every problem with the options as they are.

@@ -19,6 +19,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -125,15 +126,12 @@ func (d *device) secure(ctx context.Context, conn net.Conn, addr string) (net.Co
 	if d.o.TLSClient == nil {
 		return conn, nil
 	}
-	cfg := d.o.TLSClient.Clone()
-	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
-	if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
-		host, _, err := net.SplitHostPort(addr)
-		if err != nil {
-			return nil, err
-		}
-		cfg.ServerName = host
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
 	}
+	cfg := certs.ForHost(d.o.TLSClient, host)
+	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
 	t := tls.Client(conn, cfg)
 	return t, t.HandshakeContext(ctx)
 }
@@ -230,9 +228,9 @@ func (l *listener) accept() {
 func (l *listener) start(c net.Conn) {
 	p := &peer{l: l, remote: c.RemoteAddr().String(), conn: c, done: make(chan struct{})}
 	if l.d.o.TLSServer != nil {
-		cfg := l.d.o.TLSServer.Clone()
-		cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
-		p.conn = tls.Server(c, cfg)
+		p.conn = tls.Server(c, certs.With(l.d.o.TLSServer, func(cfg *tls.Config) {
+			cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
+		}))
 	}
 	l.mu.Lock()
 	l.mu.peers[p] = struct{}{}

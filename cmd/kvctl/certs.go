@@ -1,0 +1,288 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/authority"
+	"github.com/kvd-project/kvd/internal/certs"
+)
+
+// Files of an authority, in its folder.
+const (
+	authorityCert = "ca.pem"
+	authorityKey  = "ca-key.pem"
+)
+
+const day = 24 * time.Hour
+
+func (a *app) certsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "certs",
+		Short: "Make a private certificate authority, and certificates for a cluster",
+		Long: "Make a private certificate authority, and certificates for a cluster. No store is\n" +
+			"needed, and nothing is overwritten. A certificate says in a URI who shows it:\n" +
+			"spiffe://TRUST-DOMAIN/kvd/ROLE/NAME.",
+		GroupID: "cluster",
+	}
+	c.AddCommand(a.certsInitCommand(), a.certsIssueCommand(), a.certsShowCommand())
+	return c
+}
+
+func (a *app) certsInitCommand() *cobra.Command {
+	var dir, trust string
+	var days int
+	c := &cobra.Command{
+		Use:   "init",
+		Short: "Make a certificate authority",
+		Long: "Make a certificate authority: ca.pem, which every process of the cluster is given as\n" +
+			"tls.ca, and ca-key.pem, which certs issue needs and no process. Anybody who has that key can be\n" +
+			"anybody to the cluster: keep it where only operators are.",
+		Args:        cobra.NoArgs,
+		Annotations: map[string]string{writes: ""},
+		RunE: func(*cobra.Command, []string) error {
+			valid, err := validDays(days)
+			if err != nil {
+				return err
+			}
+			ca, err := authority.New(trust, a.now(), valid)
+			if err != nil {
+				return usageError(err)
+			}
+			key, err := ca.KeyPEM()
+			if err != nil {
+				return err
+			}
+			if err := writePair(filepath.Join(dir, authorityCert), ca.CertPEM(), filepath.Join(dir, authorityKey), key); err != nil {
+				return err
+			}
+			return a.printIssued(ca.Certificate(), filepath.Join(dir, authorityCert), filepath.Join(dir, authorityKey))
+		},
+	}
+	c.Flags().StringVar(&dir, "dir", ".", "folder of the authority; it is made if there is none")
+	c.Flags().StringVar(&trust, "trust-domain", "kvd", "name of the cluster in the identities of its certificates")
+	c.Flags().IntVar(&days, "days", 3650, "days for which the authority is valid")
+	return c
+}
+
+func (a *app) certsIssueCommand() *cobra.Command {
+	var dir, out, role string
+	var dns, ips []string
+	var days int
+	c := &cobra.Command{
+		Use:   "issue NAME --role ROLE",
+		Short: "Make a certificate and its key",
+		Long: "Make a certificate and its key, NAME.pem and NAME-key.pem, signed by the authority in\n" +
+			"--dir. To renew one, issue it to another folder and move both files over the old ones:\n" +
+			"processes take them anew within seconds.\n\n" +
+			"--dns and --ip are the names and addresses by which others call its holder: a directory,\n" +
+			"memnode or gateway needs some. A janitor, archive or operator may have some, to serve\n" +
+			"metrics or kvctl perf; a client has none.",
+		Args:        cobra.ExactArgs(1),
+		Annotations: map[string]string{writes: ""},
+		RunE: func(_ *cobra.Command, args []string) error {
+			q := authority.Request{Name: args[0], Role: role, DNS: dns}
+			var err error
+			if q.Valid, err = validDays(days); err != nil {
+				return err
+			}
+			for _, s := range ips {
+				ip := net.ParseIP(s)
+				if ip == nil {
+					return usagef("--ip %q: want an IP address", s)
+				}
+				q.IPs = append(q.IPs, ip)
+			}
+			ca, err := readAuthority(dir)
+			if err != nil {
+				return err
+			}
+			cert, certPEM, key, err := ca.Issue(a.now(), q)
+			if err != nil {
+				return usageError(err)
+			}
+			if out == "" {
+				out = dir
+			}
+			certFile, keyFile := filepath.Join(out, q.Name+".pem"), filepath.Join(out, q.Name+"-key.pem")
+			if err := writePair(certFile, certPEM, keyFile, key); err != nil {
+				return err
+			}
+			return a.printIssued(cert, certFile, keyFile)
+		},
+	}
+	c.Flags().StringVar(&role, "role", "", "what its holder is: "+strings.Join(authority.Roles(), ", "))
+	c.Flags().StringSliceVar(&dns, "dns", nil, "names of the holder's host")
+	c.Flags().StringSliceVar(&ips, "ip", nil, "addresses of the holder's host")
+	c.Flags().IntVar(&days, "days", 365, "days for which the certificate is valid")
+	c.Flags().StringVar(&dir, "dir", ".", "folder of the authority")
+	c.Flags().StringVar(&out, "out", "", "folder for the certificate and its key (default: that of the authority)")
+	_ = c.MarkFlagRequired("role")
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(authority.Roles(), cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+func (a *app) certsShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show FILE...",
+		Short: "Show who certificates are for, and until when they are valid",
+		Long:  "Show the certificates of PEM files. Exit status 1 if one of them is not valid now.",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			valid := true
+			for _, file := range args {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					return err
+				}
+				all, err := certs.Parse(text)
+				if err != nil {
+					return fmt.Errorf("%s: %w", file, err)
+				}
+				for _, c := range all {
+					valid = valid && certs.CheckTime(c, a.now()) == nil
+					if err := a.printCert(file, c); err != nil {
+						return err
+					}
+				}
+			}
+			if !valid {
+				return fail(exitNo)
+			}
+			return nil
+		},
+	}
+}
+
+// maxDays keeps a time of expiry within what a certificate can hold.
+const maxDays = 100 * 365
+
+func validDays(days int) (time.Duration, error) {
+	if days < 1 || days > maxDays {
+		return 0, usagef("--days %d: want 1 to %d", days, maxDays)
+	}
+	return time.Duration(days) * day, nil
+}
+
+func readAuthority(dir string) (*authority.Authority, error) {
+	cert, err := os.ReadFile(filepath.Join(dir, authorityCert))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w (kvctl certs init makes an authority; --dir names its folder)", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	key, err := os.ReadFile(filepath.Join(dir, authorityKey))
+	if err != nil {
+		return nil, err
+	}
+	ca, err := authority.Parse(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("authority in %s: %w", dir, err)
+	}
+	return ca, nil
+}
+
+// writePair makes both files, or none, and overwrites nothing. Only this user can read the key.
+func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
+	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
+		return err
+	}
+	if err := writeNew(keyFile, key, 0o600); err != nil {
+		return err
+	}
+	if err := writeNew(certFile, cert, 0o644); err != nil {
+		return errors.Join(err, os.Remove(keyFile))
+	}
+	return nil
+}
+
+func writeNew(file string, text []byte, mode fs.FileMode) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(file))
+	}
+	return nil
+}
+
+func (a *app) printIssued(c *x509.Certificate, certFile, keyFile string) error {
+	if a.json() {
+		return a.printJSON(map[string]any{"identity": certs.Identity(c), "cert": certFile, "key": keyFile, "expires": c.NotAfter.UTC().Format(time.RFC3339)})
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s, valid until %s\n%s, and its key %s\n", visible(certs.Identity(c)), c.NotAfter.UTC().Format(time.DateOnly), visible(certFile), visible(keyFile))
+	return err
+}
+
+// uses are the parts of TLS that a certificate may take.
+func uses(c *x509.Certificate) (list []string) {
+	if c.IsCA {
+		list = append(list, "authority")
+	}
+	for _, u := range []struct {
+		usage x509.ExtKeyUsage
+		name  string
+	}{{x509.ExtKeyUsageServerAuth, "server"}, {x509.ExtKeyUsageClientAuth, "client"}} {
+		if slices.Contains(c.ExtKeyUsage, u.usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+			list = append(list, u.name)
+		}
+	}
+	return list
+}
+
+func keyKind(c *x509.Certificate) string {
+	switch k := c.PublicKey.(type) {
+	case *ecdsa.PublicKey:
+		return "ECDSA " + k.Curve.Params().Name
+	case *rsa.PublicKey:
+		return fmt.Sprintf("RSA %d", k.N.BitLen())
+	}
+	return c.PublicKeyAlgorithm.String()
+}
+
+func (a *app) printCert(file string, c *x509.Certificate) error {
+	var at []string
+	at = append(at, c.DNSNames...)
+	for _, ip := range c.IPAddresses {
+		at = append(at, ip.String())
+	}
+	left := c.NotAfter.Sub(a.now())
+	sum := fmt.Sprintf("%x", sha256.Sum256(c.Raw))
+	if a.json() {
+		return a.printJSON(map[string]any{"file": file, "identity": certs.Identity(c), "subject": c.Subject.String(), "issuer": c.Issuer.String(), "hosts": append([]string{}, at...),
+			"uses": append([]string{}, uses(c)...), "key": keyKind(c), "not_before": c.NotBefore.UTC().Format(time.RFC3339), "expires": c.NotAfter.UTC().Format(time.RFC3339),
+			"seconds_left": int64(left.Seconds()), "serial": c.SerialNumber.Text(16), "sha256": sum})
+	}
+	state := fmt.Sprintf("%d days left", int(left/day))
+	if err := certs.CheckTime(c, a.now()); err != nil {
+		state = "NOT VALID NOW"
+	}
+	for _, line := range [][2]string{{"file", file}, {"identity", certs.Identity(c)}, {"hosts", strings.Join(at, ", ")}, {"uses", strings.Join(uses(c), ", ")},
+		{"key", keyKind(c)}, {"issuer", c.Issuer.String()}, {"valid", c.NotBefore.UTC().Format(time.DateTime) + " to " + c.NotAfter.UTC().Format(time.DateTime) + ", " + state},
+		{"serial", c.SerialNumber.Text(16)}, {"sha256", sum}} {
+		if line[1] == "" {
+			line[1] = "-"
+		}
+		if _, err := fmt.Fprintf(a.stdout, "%-9s %s\n", line[0], visible(line[1])); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintln(a.stdout)
+	return err
+}

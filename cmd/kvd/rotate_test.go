@@ -1,0 +1,331 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/authority"
+	"github.com/kvd-project/kvd/internal/certs"
+)
+
+// cluster is processes with certificates of their own, and an authority that may be replaced.
+type cluster struct {
+	t   *testing.T
+	dir string
+	ca  *authority.Authority
+	run map[string]*process
+}
+
+func newAuthority(t *testing.T) *authority.Authority {
+	t.Helper()
+	ca, err := authority.New("test", time.Now(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+func (c *cluster) files(name string) certs.Files {
+	return certs.Files{CA: filepath.Join(c.dir, name+"-ca.pem"), Cert: filepath.Join(c.dir, name+".pem"), Key: filepath.Join(c.dir, name+"-key.pem")}
+}
+
+// trust has a process accept what these authorities signed, once it looks.
+func (c *cluster) trust(name string, all ...*authority.Authority) {
+	c.t.Helper()
+	var text []byte
+	for _, ca := range all {
+		text = append(text, ca.CertPEM()...)
+	}
+	if err := os.WriteFile(c.files(name).CA, text, 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// issue gives a process another certificate. The two files are written one after the other.
+func (c *cluster) issue(name, role string) {
+	c.t.Helper()
+	q := authority.Request{Name: name, Role: role, Valid: time.Minute * 50}
+	if role != "client" {
+		q.IPs = []net.IP{net.IPv4(127, 0, 0, 1)}
+	}
+	_, cert, key, err := c.ca.Issue(time.Now(), q)
+	if err == nil {
+		err = errors.Join(os.WriteFile(c.files(name).Cert, cert, 0o600), os.WriteFile(c.files(name).Key, key, 0o600))
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) start(env []string, name, role string, args ...string) *process {
+	c.t.Helper()
+	c.trust(name, c.ca)
+	c.issue(name, role)
+	f := c.files(name)
+	c.run[name] = start(c.t, env, append([]string{role, "--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key}, args...)...)
+	return c.run[name]
+}
+
+// freeAddr gives an address at which nobody listens.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// load counts what a worker did and keeps what failed.
+type load struct {
+	name   string
+	done   atomic.Int64
+	mu     sync.Mutex
+	failed []string
+}
+
+func (l *load) count(err error) {
+	if err == nil {
+		l.done.Add(1)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = append(l.failed, err.Error())
+}
+
+// line is a connection to a gateway's listen-tls.
+type line struct {
+	c net.Conn
+	r *bufio.Reader
+}
+
+func dialLine(addr string, conf *tls.Config) (*line, error) {
+	c, err := (&tls.Dialer{NetDialer: &net.Dialer{Timeout: patience}, Config: certs.ForHost(conf, "127.0.0.1")}).Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return &line{c, bufio.NewReader(c)}, nil
+}
+
+func (l *line) incr() error {
+	if err := l.c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(l.c, "INCR n\r\n"); err != nil {
+		return err
+	}
+	s, err := l.r.ReadString('\n')
+	if err == nil && !strings.HasPrefix(s, ":") {
+		err = fmt.Errorf("answered %q", s)
+	}
+	return err
+}
+
+// refuses reports whether the listener at addr does not talk to a client of conf.
+func refuses(t *testing.T, addr string, conf *tls.Config) bool {
+	t.Helper()
+	conn, err := (&tls.Dialer{NetDialer: &net.Dialer{Timeout: patience}, Config: conf}).Dial("tcp", addr)
+	if err != nil {
+		return true
+	}
+	defer conn.Close()
+	// A listener that has accepted the certificate waits for more, or says its own first.
+	if err := conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = conn.Read(make([]byte, 1))
+	return err != nil && strings.Contains(err.Error(), "unknown certificate authority")
+}
+
+// rotation is a store under load whose certificates change.
+type rotation struct {
+	cluster
+	roles  map[string]string // by name of the process; client is this one
+	source *certs.Source     // of client
+	at     []string          // the directory's addresses
+	raft   string            // address of d1's Raft port
+	loads  []*load
+	stop   chan struct{}
+	wg     sync.WaitGroup
+	end    func() // of the work; returns when it has ended
+}
+
+func startRotation(t *testing.T) *rotation {
+	t.Helper()
+	env, dir := runtimeDir(t)
+	r := &rotation{cluster: cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process)}, raft: freeAddr(t), stop: make(chan struct{}),
+		roles: map[string]string{"d1": "directory", "d2": "directory", "m": "memnode", "g": "gateway", "client": "client"}}
+	d1 := r.start(env, "d1", "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+r.raft, "--bootstrap", "--lease=5s", "--election-timeout=1s")
+	d2 := r.start(env, "d2", "directory", "--id=d2", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--join="+d1.kv["directory"], "--lease=5s", "--election-timeout=1s")
+	r.at = []string{d1.kv["directory"], d2.kv["directory"]}
+	r.start(env, "m", "memnode", "--name=m", "--directory="+strings.Join(r.at, ","), "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
+	r.trust("client", r.ca)
+	r.issue("client", "client")
+	r.end = sync.OnceFunc(func() { close(r.stop); r.wg.Wait() })
+	var err error
+	if r.source, err = certs.Open(certs.Options{Files: r.files("client")}); err != nil {
+		t.Fatal(err)
+	}
+	createNamespace(t, r.at[0], "cache", r.source.Config())
+	// At level debug no line is left out, and each change makes two: of calls, and of listen-tls.
+	r.start(env, "g", "gateway", "--directory="+strings.Join(r.at, ","), "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--log-level=debug")
+	return r
+}
+
+// work does something again and again.
+func (r *rotation) work(name string, once func(n int) error) {
+	l := &load{name: name}
+	r.loads = append(r.loads, l)
+	r.wg.Go(func() {
+		for n := 0; ; n++ {
+			select {
+			case <-r.stop:
+				return
+			default:
+				l.count(once(n))
+			}
+		}
+	})
+}
+
+// workAll begins all kinds of work, and has the client's files looked at as a program would.
+func (r *rotation) workAll(ctx context.Context) {
+	conf, gateway := r.source.Config(), r.run["g"].kv["tls"]
+	putGet := func(c *client.Client, key string) error {
+		if _, err := c.Put(ctx, []byte(key), []byte("v"), client.PutOptions{}); err != nil {
+			return err
+		}
+		_, err := c.Get(ctx, []byte(key))
+		return err
+	}
+	lasting := open(r.t, r.at[0], "tcp", conf)
+	staying, err := dialLine(gateway, conf)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = staying.c.Close() })
+	r.t.Cleanup(r.end)
+	r.work("a client that stays", func(n int) error { return putGet(lasting, fmt.Sprint("k", n%100)) })
+	r.work("clients that come anew", func(n int) error {
+		c, err := client.Open(ctx, client.Options{Directory: r.at, Provider: "tcp", TLS: conf})
+		if err != nil {
+			return err
+		}
+		return errors.Join(putGet(c, fmt.Sprint("n", n%100)), c.Close())
+	})
+	r.work("a connection that stays", func(int) error { return staying.incr() })
+	r.work("connections that come anew", func(int) error {
+		l, err := dialLine(gateway, conf)
+		if err != nil {
+			return err
+		}
+		defer l.c.Close()
+		return l.incr()
+	})
+	r.wg.Go(func() {
+		tick := time.NewTicker(pollEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-r.stop:
+				return
+			case <-tick.C:
+				if _, err := r.source.Poll(); err != nil {
+					r.t.Error(err)
+				}
+			}
+		}
+	})
+}
+
+// taken makes a change to every process, and waits until each has taken it over, and work went on.
+func (r *rotation) taken(what string, change func(name string)) {
+	r.t.Helper()
+	before, own := make(map[string]int), r.source.Taken()
+	const words = "certificates taken anew from their files"
+	for name, p := range r.run {
+		before[name] = strings.Count(p.stderr.String(), words)
+	}
+	for name := range r.roles {
+		change(name)
+	}
+	for name, p := range r.run {
+		n := 1
+		if name == "g" {
+			n = 2
+		}
+		p.says(words, before[name]+n)
+	}
+	until := func(why string, ok func() bool) {
+		r.t.Helper()
+		for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				r.t.Fatalf("%s: %s", what, why)
+			}
+		}
+	}
+	until("the client does not take them", func() bool { return r.source.Taken() > own })
+	for _, l := range r.loads {
+		was := l.done.Load()
+		until(l.name+" does nothing", func() bool { return l.done.Load() >= was+2 })
+	}
+}
+
+// Certificates are replaced every second, then also their authority, under load over tcp, by clients that stay
+// and clients that come anew: no operation fails and no connection breaks. Afterwards the old authority's
+// certificates are worth nothing.
+func TestRotation(t *testing.T) {
+	r := startRotation(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	r.workAll(ctx)
+	tick := time.NewTicker(time.Second)
+	for range 5 {
+		<-tick.C
+		for name, role := range r.roles {
+			r.issue(name, role)
+		}
+	}
+	tick.Stop()
+	issue := func(name string) { r.issue(name, r.roles[name]) }
+	r.taken("certificates", issue)
+	old, former := r.ca, r.source.Current()
+	next := newAuthority(t)
+	r.taken("both authorities", func(name string) { r.trust(name, old, next) })
+	r.ca = next
+	r.taken("certificates of the new authority", issue)
+	r.taken("the new authority alone", func(name string) { r.trust(name, next) })
+	r.end()
+	for _, l := range r.loads {
+		if len(l.failed) > 0 {
+			t.Errorf("%s: %d operations failed: %q", l.name, len(l.failed), l.failed[:min(len(l.failed), 3)])
+		}
+		t.Logf("%s: %d operations", l.name, l.done.Load())
+	}
+	stale := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{former.Pair}, InsecureSkipVerify: true}
+	m := r.run["m"].kv
+	for what, addr := range map[string]string{"directory": r.at[0], "Raft": r.raft, "health": m["health"], "tcp": m["tcp"], "metrics": m["http"], "listen-tls": r.run["g"].kv["tls"]} {
+		conf := stale.Clone()
+		if what == "directory" || what == "health" {
+			conf.NextProtos = []string{"h2"}
+		}
+		if !refuses(t, addr, conf) {
+			t.Errorf("%s accepts a certificate of the old authority", what)
+		}
+	}
+}

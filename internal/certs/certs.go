@@ -1,0 +1,366 @@
+// Package certs gives TLS configurations whose certificate, key and authorities are those that
+// their files hold now: a file that changes holds for the next connection, without a restart and
+// without an end to connections that there are.
+//
+// It leaves to its callers when to look at the files, and what to log. Start with [Source].
+// Everything may be called concurrently. A configuration from [Source.Config] belongs to the
+// caller, who may clone it and must change it by [With] alone.
+//
+// Servers take the files' content from GetConfigForClient, for which crypto/tls has it. Clients
+// have no such function, so theirs verify in VerifyConnection, as the example in crypto/tls does.
+package certs
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Files names PEM files.
+type Files struct {
+	CA   string // authorities that peers' certificates must come from
+	Cert string // the certificate that is shown, and those between it and the authority
+	Key  string // its private key
+}
+
+// Set is what files hold. It is never changed.
+type Set struct {
+	Authorities []*x509.Certificate
+	Pool        *x509.CertPool // of Authorities
+	Pair        tls.Certificate
+}
+
+// contents are the bytes of files, by the order in Files.
+type contents struct {
+	bytes   [3][]byte
+	changed time.Time // of the file that changed last
+}
+
+func (c *contents) equal(d *contents) bool {
+	for i := range c.bytes {
+		if !bytes.Equal(c.bytes[i], d.bytes[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func (f Files) read() (c contents, err error) {
+	for i, x := range []struct{ key, file string }{{"tls.ca", f.CA}, {"tls.cert", f.Cert}, {"tls.key", f.Key}} {
+		st, err := os.Stat(x.file)
+		if err == nil {
+			c.bytes[i], err = os.ReadFile(x.file)
+		}
+		if err != nil {
+			return c, fmt.Errorf("%s: %w", x.key, err)
+		}
+		if st.ModTime().After(c.changed) {
+			c.changed = st.ModTime()
+		}
+	}
+	return c, nil
+}
+
+// parse checks c, all of it: half of a bundle must not pass for a smaller one.
+func (f Files) parse(c contents) (*Set, error) {
+	s := &Set{Pool: x509.NewCertPool()}
+	var err error
+	if s.Authorities, err = Parse(c.bytes[0]); err != nil {
+		return nil, fmt.Errorf("tls.ca: %s: %w", f.CA, err)
+	}
+	for _, a := range s.Authorities {
+		s.Pool.AddCert(a)
+	}
+	if s.Pair, err = tls.X509KeyPair(c.bytes[1], c.bytes[2]); err != nil {
+		return nil, fmt.Errorf("tls.cert %s, tls.key %s: %w", f.Cert, f.Key, err)
+	}
+	return s, nil
+}
+
+// Load reads the files once.
+func (f Files) Load() (*Set, error) {
+	c, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	return f.parse(c)
+}
+
+// Parse reads the certificates of a PEM file. It refuses a file without any, and one with half of one.
+func Parse(text []byte) (all []*x509.Certificate, err error) {
+	for {
+		block, rest := pem.Decode(text)
+		if block == nil {
+			break
+		}
+		text = rest
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(all)+1, err)
+		}
+		all = append(all, c)
+	}
+	if bytes.Contains(text, []byte("-----BEGIN ")) {
+		return nil, fmt.Errorf("what begins behind certificate %d is not PEM to its end", len(all))
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no certificate in it")
+	}
+	return all, nil
+}
+
+// Identity is who c is for: its first URI, or its subject if it has none.
+func Identity(c *x509.Certificate) string {
+	if len(c.URIs) > 0 {
+		return c.URIs[0].String()
+	}
+	return c.Subject.String()
+}
+
+// CheckTime tells why c is not valid at now.
+func CheckTime(c *x509.Certificate, now time.Time) error {
+	switch {
+	case now.Before(c.NotBefore):
+		return fmt.Errorf("it is not valid before %v", c.NotBefore)
+	case now.After(c.NotAfter):
+		return fmt.Errorf("it expired on %v", c.NotAfter)
+	}
+	return nil
+}
+
+// Options configure a Source.
+type Options struct {
+	Files Files
+	// Anonymous lets peers that call show no certificate.
+	Anonymous bool
+	// Check, if not nil, refuses a certificate that will not do, at the start and later.
+	Check func(*x509.Certificate) error
+}
+
+// Source is what files hold, taken anew when they change.
+type Source struct {
+	o       Options
+	current atomic.Pointer[current]
+	taken   atomic.Uint64
+	refused atomic.Uint64
+	mu      struct {
+		sync.Mutex
+		used contents // from which current was made
+		seen contents // of a poll that left them to come to rest
+		said string   // the refusal that Poll has told, or would tell if it came again
+		told bool
+	}
+}
+
+type current struct {
+	set    *Set
+	server *tls.Config
+}
+
+// Open loads the files.
+func Open(o Options) (*Source, error) {
+	s := &Source{o: o}
+	c, err := o.Files.read()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.takeLocked(c, false); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// takeLocked makes c current. After the start a certificate that is not valid now is refused if
+// the one in use is. The caller holds mu, or is Open.
+func (s *Source) takeLocked(c contents, again bool) error {
+	set, err := s.o.Files.parse(c)
+	if err != nil {
+		return err
+	}
+	if again {
+		if now := time.Now(); CheckTime(s.current.Load().set.Pair.Leaf, now) == nil {
+			err = CheckTime(set.Pair.Leaf, now)
+		}
+	}
+	if err == nil && s.o.Check != nil {
+		err = s.o.Check(set.Pair.Leaf)
+	}
+	if err != nil {
+		return fmt.Errorf("tls.cert %s: %w", s.o.Files.Cert, err)
+	}
+	server := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair}, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	if s.o.Anonymous {
+		server.ClientAuth, server.ClientCAs = tls.NoClientCert, nil
+	}
+	s.current.Store(&current{set, server})
+	s.mu.used = c
+	return nil
+}
+
+// Reload takes over what the files hold, if it is something else than what is in use; an error says
+// why that is kept.
+func (s *Source) Reload() (changed bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, err := s.o.Files.read()
+	return s.reloadLocked(c, err)
+}
+
+func (s *Source) reloadLocked(c contents, err error) (changed bool, _ error) {
+	if err == nil && c.equal(&s.mu.used) {
+		return false, nil
+	}
+	if err == nil {
+		err = s.takeLocked(c, true)
+	}
+	if err != nil {
+		s.refused.Add(1)
+		return false, err
+	}
+	s.taken.Add(1)
+	return true, nil
+}
+
+// rest is how long files must have been left alone: a certificate and its key, or two authorities, are
+// seldom written at once.
+const rest = 200 * time.Millisecond
+
+// Poll is Reload for a caller that looks every second or so. It waits for files that are being
+// written to come to rest, though not longer than to its next call if they stay as they are, and
+// gives an error when it has found the same one twice, and then not again.
+func (s *Source) Poll() (changed bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, err := s.o.Files.read()
+	age := time.Since(c.changed) // negative if another machine's clock gave the time
+	if err == nil && age >= 0 && age < rest && !c.equal(&s.mu.used) && !c.equal(&s.mu.seen) {
+		s.mu.seen = c
+		return false, nil
+	}
+	changed, err = s.reloadLocked(c, err)
+	switch {
+	case err == nil:
+		s.mu.said, s.mu.told = "", false
+	case err.Error() != s.mu.said:
+		s.mu.said, s.mu.told = err.Error(), false
+		err = nil
+	case s.mu.told:
+		err = nil
+	default:
+		s.mu.told = true
+	}
+	return changed, err
+}
+
+// Taken counts how often Reload or Poll took over other content.
+func (s *Source) Taken() uint64 { return s.taken.Load() }
+
+// Refused counts how often Reload or Poll found other content and kept what is in use.
+func (s *Source) Refused() uint64 { return s.refused.Load() }
+
+// Files are those that the Source reads.
+func (s *Source) Files() Files { return s.o.Files }
+
+// Current is what is in use.
+func (s *Source) Current() *Set { return s.current.Load().set }
+
+// InUse is a certificate and the file from which it came.
+type InUse struct {
+	File string
+	Cert *x509.Certificate
+}
+
+// InUse lists the certificates that are in use: the one that is shown, those that come with it, and authorities.
+func (s *Source) InUse() (all []InUse) {
+	set := s.Current()
+	for _, der := range set.Pair.Certificate {
+		// A peer, not this process, needs those behind the first, so they may be anything.
+		if c, err := x509.ParseCertificate(der); err == nil {
+			all = append(all, InUse{s.o.Files.Cert, c})
+		}
+	}
+	for _, c := range set.Authorities {
+		all = append(all, InUse{s.o.Files.CA, c})
+	}
+	return all
+}
+
+// Config is for servers and for calls to them, and always goes by what is in use. Calls must be made
+// through [ForHost].
+func (s *Source) Config() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			return s.current.Load().server, nil
+		},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return &s.Current().Pair, nil
+		},
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &s.Current().Pair, nil
+		},
+		InsecureSkipVerify: true, // verifyServer does
+		VerifyConnection:   s.verifyServer,
+	}
+}
+
+var errNoHost = errors.New("certs: the name of the server is not known: the call was not made through ForHost")
+
+// verifyServer does what crypto/tls does with fixed RootCAs.
+func (s *Source) verifyServer(cs tls.ConnectionState) error {
+	if cs.ServerName == "" {
+		return errNoHost
+	}
+	o := x509.VerifyOptions{Roots: s.Current().Pool, DNSName: cs.ServerName, Intermediates: x509.NewCertPool()}
+	for _, c := range cs.PeerCertificates[1:] {
+		o.Intermediates.AddCert(c)
+	}
+	if _, err := cs.PeerCertificates[0].Verify(o); err != nil {
+		return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
+	}
+	return nil
+}
+
+// ForHost is c for a call to host, a name or an IP address, unless c names another. VerifyConnection
+// hears the name even if it is an IP address, which crypto/tls does not tell it.
+func ForHost(c *tls.Config, host string) *tls.Config {
+	c = c.Clone()
+	if c.ServerName == "" {
+		c.ServerName = host
+	}
+	if verify, name := c.VerifyConnection, c.ServerName; verify != nil {
+		c.VerifyConnection = func(cs tls.ConnectionState) error {
+			cs.ServerName = name
+			return verify(cs)
+		}
+	}
+	return c
+}
+
+// With is c with a change, which also reaches what GetConfigForClient gives.
+func With(c *tls.Config, change func(*tls.Config)) *tls.Config {
+	c = c.Clone()
+	if get := c.GetConfigForClient; get != nil {
+		c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			inner, err := get(h)
+			if inner == nil || err != nil {
+				return inner, err
+			}
+			inner = inner.Clone()
+			change(inner)
+			return inner, nil
+		}
+	}
+	change(c)
+	return c
+}
