@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -199,7 +200,8 @@ func (n *Node) join() error {
 func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryClient) error) error {
 	creds := insecure.NewCredentials()
 	if n.opts.TLS != nil {
-		creds = credentials.NewTLS(clientTLS(n.opts.TLS))
+		directories := identity.RolesOf(identity.Directory)
+		creds = credentials.NewTLS(n.opts.Identities.Require(clientTLS(n.opts.TLS), "the directory", directories))
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))

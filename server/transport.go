@@ -14,6 +14,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
+
+	"github.com/kvd-project/kvd/internal/identity"
 )
 
 const (
@@ -33,7 +35,7 @@ const (
 //
 // Anybody who reaches the listener can connect, and raft takes a large buffer for every
 // connection that it is handed, for as long as it lives. So it is handed only those that
-// have shown a certificate, if there is TLS, and sent a byte, and there are at most
+// have shown the certificate of a directory node, if there is TLS, and sent a byte, and there are at most
 // maxInbound: one more costs the host that has most of them one, a silent one if there
 // is any, else the one that was silent for longest.
 type streams struct {
@@ -59,13 +61,13 @@ type raftAddr string
 func (a raftAddr) Network() string { return "tcp" }
 func (a raftAddr) String() string  { return string(a) }
 
-func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.Logger) *streams {
+func newStreams(lis net.Listener, advertise string, conf *tls.Config, m identity.Mapping, log *slog.Logger) *streams {
 	s := &streams{Listener: lis, advertise: raftAddr(advertise), log: log, ready: make(chan *streamConn), stop: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
-		s.server = serverTLS(conf)
-		s.server.ClientAuth = tls.RequireAndVerifyClientCert
-		s.client = clientTLS(conf)
+		directories := identity.RolesOf(identity.Directory)
+		s.server = m.Require(serverTLS(conf), "Raft", directories)
+		s.client = m.Require(clientTLS(conf), "Raft", directories)
 	}
 	s.wg.Go(s.listen)
 	return s
@@ -73,6 +75,7 @@ func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.
 
 func serverTLS(conf *tls.Config) *tls.Config {
 	c := conf.Clone()
+	c.ClientAuth = tls.RequireAndVerifyClientCert
 	if c.ClientCAs == nil {
 		c.ClientCAs = c.RootCAs
 	}
@@ -132,6 +135,9 @@ func (s *streams) welcome(c net.Conn) {
 	}
 	s.wg.Go(func() {
 		if err := sc.hear(); err != nil {
+			if noDirectory(err) {
+				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(), "err", err)
+			}
 			_ = sc.Close() // it has said nothing that an answer could be to
 			return
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -167,7 +168,7 @@ func TestRaftPortFair(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log lockedBuffer
-	s := newStreams(lis, lis.Addr().String(), nil, slog.New(slog.NewTextHandler(&log, nil)))
+	s := newStreams(lis, lis.Addr().String(), nil, identity.Mapping{}, slog.New(slog.NewTextHandler(&log, nil)))
 	defer s.Close()
 	call := func(from string, say string) net.Conn {
 		t.Helper()

@@ -7,6 +7,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/server"
 )
@@ -39,6 +40,9 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
+	if err := ownRole(creds, c.Identity, identity.Directory); err != nil {
+		return usageError{err}
+	}
 	web, err := a.http(ctx, "directory", "http-listen", c.HTTPListen, creds, log)
 	if err != nil {
 		return err
@@ -50,7 +54,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 		GRPCAddr: c.Listen, GRPCAdvertise: c.Advertise, RaftAddr: c.RaftListen, RaftAdvertise: c.RaftAdvertise,
 		Bootstrap: c.Bootstrap, Join: c.Join,
 		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub,
-		TLS: creds, Insecure: c.Insecure, Logger: log,
+		TLS: creds, Identities: c.Identity.Mapping(), Insecure: c.Insecure, Logger: log,
 	})
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -18,6 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/rights"
 )
 
 // memnodeHealth serves the gRPC health protocol for a role without a gRPC
@@ -39,10 +42,10 @@ func (h memnodeHealth) Check(_ context.Context, q *healthpb.HealthCheckRequest) 
 }
 
 // serveHealth answers on lis until stop is called, which waits for it.
-func serveHealth(lis net.Listener, creds *tls.Config, healthy func() bool) (stop func()) {
+func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (stop func()) {
 	var o []grpc.ServerOption
 	if creds != nil {
-		o = append(o, grpc.Creds(credentials.NewTLS(creds)))
+		o = append(rights.WithHealth(nil).ServerOptions(m, log), grpc.Creds(credentials.NewTLS(creds)))
 	}
 	s := grpc.NewServer(o...)
 	healthpb.RegisterHealthServer(s, memnodeHealth{healthy: healthy})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/memnode"
@@ -123,6 +124,9 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
+	if err := ownRole(creds, c.Identity, identity.MemNode); err != nil {
+		return usageError{err}
+	}
 	if err := checkLimits(int64(c.Memory), c.HugePageBytes(), c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
@@ -139,7 +143,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 
 	o := memnode.Options{
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
-		Directory: dir, Domain: c.Domain, Logger: log,
+		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
 	}
 	m, err := listenDevices(c, creds, log)
 	defer closing("devices", m.close)
@@ -172,7 +176,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 			return fmt.Errorf("health-listen: %w", err)
 		}
 		healthAddr = lis.Addr().String()
-		defer serveHealth(lis, creds, func() bool { return n.Stats().Registered })()
+		defer serveHealth(lis, creds, c.Identity.Mapping(), log, func() bool { return n.Stats().Registered })()
 	}
 	if err := n.Ready(ctx); err != nil {
 		return err

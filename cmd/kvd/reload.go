@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/identity"
 )
 
 // live is what SIGHUP changes in a role that runs.
@@ -62,6 +63,25 @@ func (a *app) creds(read func() (*tls.Config, error)) (*tls.Config, error) {
 	defer a.live.mu.Unlock()
 	a.live.mu.pairs = append(a.live.mu.pairs, p)
 	return conf, nil
+}
+
+// ownRole refuses a certificate of this process whose role is not want: others would refuse it call by call.
+func ownRole(conf *tls.Config, i config.Identity, want identity.Role) error {
+	if conf == nil {
+		return nil
+	}
+	cert, err := conf.GetCertificate(nil)
+	if err != nil {
+		return err
+	}
+	is, err := i.Mapping().OfCertificate(cert.Leaf)
+	if err == nil && is.Role != want {
+		err = &identity.DeniedError{Identity: is, Right: "this process's certificate", Want: identity.RolesOf(want)}
+	}
+	if err != nil {
+		return fmt.Errorf("tls.cert: %w", err)
+	}
+	return nil
 }
 
 // onHangup has SIGHUP, which would end the process, reload what can be reloaded, until stop

@@ -62,7 +62,7 @@ func TestHangup(t *testing.T) {
 // SIGHUP takes over the level of the log and the certificate, and names what it does not.
 func TestReload(t *testing.T) {
 	env, dir := runtimeDir(t)
-	old, renewed := certificates(t), certificates(t)
+	old, renewed := newCertificates(t).files("directory"), newCertificates(t).files("directory")
 	file := filepath.Join(dir, "directory.yaml")
 	write := func(rest string) {
 		t.Helper()

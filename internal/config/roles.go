@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/identity"
 )
 
 // Defaults that several roles share.
@@ -63,6 +65,7 @@ type Directory struct {
 	ScrubInterval   time.Duration `mapstructure:"scrub-interval" usage:"least time between two scrubs of memory that a session left behind uncleanly; 0: only when asked"`
 	HTTPListen      string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS             TLS           `mapstructure:"tls"`
+	Identity        Identity      `mapstructure:"identity"`
 	Insecure        bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log             Log           `mapstructure:"log"`
 }
@@ -86,6 +89,7 @@ type MemNode struct {
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
+	Identity       Identity `mapstructure:"identity"`
 	Insecure       bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log            Log      `mapstructure:"log"`
 }
@@ -137,6 +141,12 @@ type Log struct {
 	Format string `mapstructure:"format" usage:"form of the log: text or json"`
 }
 
+// Identity says how the certificates of callers name their owners.
+type Identity struct {
+	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name callers; empty: any that tls.ca vouches for"`
+	Units       []string `mapstructure:"units" usage:"roles of certificates without a SPIFFE id, by an organizational unit of the subject, such as storage=memnode"`
+}
+
 // TLS names PEM files. All empty: no TLS.
 type TLS struct {
 	CA   string `mapstructure:"ca" usage:"PEM file of the authorities that sign the cluster's certificates"`
@@ -160,7 +170,7 @@ func DefaultDirectoryNode() *Directory {
 	return &Directory{
 		Listen: DefaultDirectory, RaftListen: DefaultRaft, Join: []string{},
 		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond,
-		ScrubInterval: 30 * time.Second, HTTPListen: Off, Log: defaultLog,
+		ScrubInterval: 30 * time.Second, HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -169,7 +179,7 @@ func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		Janitor: true, Log: defaultLog,
+		Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -289,6 +299,15 @@ func (c *checker) tls(t TLS) {
 	c.required("tls.key", t.Key, "tls needs ca, cert and key")
 }
 
+func (c *checker) identity(i Identity) {
+	if _, err := identity.ParseMapping(i.TrustDomain, nil); err != nil {
+		c.bad("identity.trust-domain", i.TrustDomain, "%v", err)
+	}
+	if _, err := identity.ParseMapping("", i.Units); err != nil {
+		c.bad("identity.units", i.Units, "%v", err)
+	}
+}
+
 func (c *checker) log(l Log) {
 	if new(slog.Level).UnmarshalText([]byte(l.Level)) != nil {
 		c.bad("log.level", l.Level, "want debug, info, warn or error")
@@ -359,6 +378,7 @@ func (d *Directory) Validate() error {
 	}
 	c.http(d.HTTPListen, clear)
 	c.tls(d.TLS)
+	c.identity(d.Identity)
 	c.log(d.Log)
 	return c.err()
 }
@@ -397,6 +417,7 @@ func (m *MemNode) Validate() error {
 	}
 	c.socket("shm-socket", m.ShmSocket)
 	c.tls(m.TLS)
+	c.identity(m.Identity)
 	c.log(m.Log)
 	return c.err()
 }
@@ -560,6 +581,12 @@ func (t TLS) Load() (*tls.Config, error) {
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
 		RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
 	}, nil
+}
+
+// Mapping is what i describes, after Validate.
+func (i Identity) Mapping() identity.Mapping {
+	m, _ := identity.ParseMapping(i.TrustDomain, i.Units) // Validate did
+	return m
 }
 
 // SlogLevel is the level that l describes.
