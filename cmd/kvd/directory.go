@@ -36,11 +36,8 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if scrub == 0 {
 		scrub = -1 // never; 0 is the library's default
 	}
-	creds, err := a.creds(c.TLS.Load)
+	creds, err := a.creds(ofRole(c.TLS.Load, c.Identity, identity.Directory))
 	if err != nil {
-		return usageError{err}
-	}
-	if err := ownRole(creds, c.Identity, identity.Directory); err != nil {
 		return usageError{err}
 	}
 	web, err := a.http(ctx, "directory", "http-listen", c.HTTPListen, creds, log)

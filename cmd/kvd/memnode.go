@@ -120,11 +120,8 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 			err = errors.Join(err, fmt.Errorf("close %s: %w", what, e))
 		}
 	}
-	creds, err := a.creds(c.TLS.Load)
+	creds, err := a.creds(ofRole(c.TLS.Load, c.Identity, identity.MemNode))
 	if err != nil {
-		return usageError{err}
-	}
-	if err := ownRole(creds, c.Identity, identity.MemNode); err != nil {
 		return usageError{err}
 	}
 	if err := checkLimits(int64(c.Memory), c.HugePageBytes(), c.Lock); err != nil {

@@ -65,23 +65,23 @@ func (a *app) creds(read func() (*tls.Config, error)) (*tls.Config, error) {
 	return conf, nil
 }
 
-// ownRole refuses a certificate of this process whose role is not want: others would refuse it call by call.
-func ownRole(conf *tls.Config, i config.Identity, want identity.Role) error {
-	if conf == nil {
-		return nil
+// ofRole is read, which loads TLS settings, but refuses a certificate of this process whose role is not want:
+// others would refuse it call by call.
+func ofRole(read func() (*tls.Config, error), i config.Identity, want identity.Role) func() (*tls.Config, error) {
+	return func() (*tls.Config, error) {
+		conf, err := read()
+		if conf == nil || err != nil {
+			return conf, err
+		}
+		own, err := i.Mapping().OfCertificate(conf.Certificates[0].Leaf)
+		if err == nil && own.Role != want {
+			err = &identity.DeniedError{Identity: own, Right: "this process's certificate", Want: identity.RolesOf(want)}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("tls.cert: %w", err)
+		}
+		return conf, nil
 	}
-	cert, err := conf.GetCertificate(nil)
-	if err != nil {
-		return err
-	}
-	is, err := i.Mapping().OfCertificate(cert.Leaf)
-	if err == nil && is.Role != want {
-		err = &identity.DeniedError{Identity: is, Right: "this process's certificate", Want: identity.RolesOf(want)}
-	}
-	if err != nil {
-		return fmt.Errorf("tls.cert: %w", err)
-	}
-	return nil
 }
 
 // onHangup has SIGHUP, which would end the process, reload what can be reloaded, until stop

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvd-project/kvd/internal/config"
 )
 
 // says waits until the process has logged text n times.
@@ -89,18 +91,22 @@ func TestReload(t *testing.T) {
 		defer conn.Close()
 		return conn.ConnectionState().PeerCertificates[0].Raw
 	}
+	replace := func(by config.TLS) {
+		t.Helper()
+		for from, to := range map[string]string{by.Cert: old.Cert, by.Key: old.Key} {
+			b, err := os.ReadFile(from)
+			if err == nil {
+				err = os.WriteFile(to, b, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	before := served()
 
 	write("log: {level: debug}\nlease: 9s\n")
-	for from, to := range map[string]string{renewed.Cert: old.Cert, renewed.Key: old.Key} {
-		b, err := os.ReadFile(from)
-		if err == nil {
-			err = os.WriteFile(to, b, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	replace(renewed)
 	d.hangUp()
 	d.says(`msg="SIGHUP: reloaded" log.level=DEBUG tls.cert="valid until`, 1)
 	d.says(`msg="SIGHUP: other settings take effect when the process is started again" changed=lease`, 1)
@@ -124,11 +130,14 @@ func TestReload(t *testing.T) {
 	d.says(`msg="SIGHUP: other settings take effect when the process is started again" changed="lease, tls.ca"`, 1)
 	served()
 
+	replace(newCertificates(t).files("client"))
+	d.hangUp()
+	d.says("has the role client, and this process's certificate is for directory", 1)
 	if err := os.WriteFile(old.Key, []byte("half of a ke"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d.hangUp()
-	d.says("SIGHUP: the certificate is kept as it was", 1)
+	d.says("SIGHUP: the certificate is kept as it was", 2)
 	write("lease: soon\n")
 	d.hangUp()
 	d.says("SIGHUP: the settings are kept as they were", 1)
