@@ -36,6 +36,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -81,6 +82,9 @@ type Options struct {
 	HostID string
 	// Logger gets what an operator needs to know. Default: discards.
 	Logger *slog.Logger
+	// Identities says how the certificates of peers name their owners, on devices with TLS. The zero
+	// value takes SPIFFE ids of any trust domain.
+	Identities identity.Mapping
 	// FenceTimeout bounds one attempt to fence one connection. Default 1 s.
 	FenceTimeout time.Duration
 }

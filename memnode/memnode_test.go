@@ -2,6 +2,8 @@ package memnode
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"slices"
 	"strings"
@@ -12,6 +14,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
@@ -728,6 +732,35 @@ func TestRefusals(t *testing.T) {
 	}
 	if s := n.Stats(); s.Connections != 0 {
 		t.Errorf("%d connections", s.Connections)
+	}
+}
+
+// Over TLS a peer shows whose it is, besides a token.
+func TestRoles(t *testing.T) {
+	dir := newDirectory(t)
+	n, _ := openWith(t, dir, 1<<20, func(o *Options) { o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain} }, "tcp")
+	a := identitytest.New(t)
+	chain := func(c tls.Certificate) *tls.ConnectionState {
+		return &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{c.Leaf}}}
+	}
+	for i, r := range identity.Every.All() {
+		p := &stubborn{}
+		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, uint32(i)), Peer: p, TLS: chain(a.Role(r.String(), "it"))})
+		defer n.gone(p)
+		var denied *identity.DeniedError
+		if refused := errors.As(err, &denied); refused != (r == identity.Directory) || err != nil && !refused {
+			t.Errorf("%v: %v", r, err)
+		}
+	}
+	for name, s := range map[string]*tls.ConnectionState{
+		"no identity":          chain(a.Leaf()),
+		"another trust domain": chain(a.Leaf(identitytest.SPIFFE("spiffe://other/kvd/client/it"))),
+		"not verified":         {PeerCertificates: []*x509.Certificate{a.Role("client", "it").Leaf}},
+	} {
+		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 99), Peer: &stubborn{}, TLS: s})
+		if !errors.Is(err, identity.ErrUnidentified) && !errors.Is(err, identity.ErrNoCertificate) {
+			t.Errorf("%s: %v, want a refusal", name, err)
+		}
 	}
 }
 

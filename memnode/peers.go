@@ -69,7 +69,16 @@ func (n *Node) accept(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, err
 	return pd, access, err
 }
 
+// connects is which roles have sessions, and with them connections to memory nodes, which run janitors and
+// ask their own adapters for atomics.
+var connects = dirpb.Rights()[dirpb.Directory_OpenSession_FullMethodName]
+
 func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+	if r.TLS != nil {
+		if _, err := n.o.Identities.Admit(r.TLS, "a connection to a memory node", connects); err != nil {
+			return nil, 0, err
+		}
+	}
 	if d == n.hca && len(r.Private) == loopPrivateSize {
 		return n.admitLoop(r)
 	}

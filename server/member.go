@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -205,7 +206,9 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 		if err != nil {
 			return err
 		}
-		creds = credentials.NewTLS(certs.ForHost(clientTLS(n.opts.TLS), host))
+		directories := identity.RolesOf(identity.Directory)
+		conf := n.opts.Identities.Require(clientTLS(n.opts.TLS), "the directory", directories)
+		creds = credentials.NewTLS(certs.ForHost(conf, host))
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))

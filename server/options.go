@@ -11,6 +11,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm"
 )
 
@@ -68,8 +69,12 @@ type Options struct {
 	// TLS authenticates both listeners and this node's calls to others: it needs
 	// Certificates, and RootCAs or ClientCAs, or functions in their place: GetConfigForClient for
 	// listeners, GetClientCertificate and VerifyConnection for calls, each of which asks them anew.
-	// Callers of the raft listener must show a certificate whatever ClientAuth says.
+	// Callers must show a certificate whatever ClientAuth says: of a directory node to the raft listener, and
+	// of a role that may call to the other. This node's own must be of a directory node.
 	TLS *tls.Config
+	// Identities says how the certificates of callers name their owners, if there is TLS. The zero value
+	// takes SPIFFE ids of any trust domain.
+	Identities identity.Mapping
 	// Insecure permits listeners beyond loopback without TLS.
 	Insecure bool
 

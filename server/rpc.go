@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -44,6 +45,7 @@ var errorCodes = []struct {
 	{fsm.ErrExists, codes.AlreadyExists},
 	{fsm.ErrRefused, codes.FailedPrecondition},
 	{fsm.ErrFull, codes.ResourceExhausted},
+	{fsm.ErrForeign, codes.PermissionDenied},
 	{fsm.ErrUnavailable, codes.Unavailable},
 }
 
@@ -117,7 +119,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	epoch, _ := l.epochs()
 	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{
 		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly, Background: q.Background,
-		Epoch: epoch, OpenedUnixMillis: time.Now().UnixMilli(),
+		Epoch: epoch, OpenedUnixMillis: time.Now().UnixMilli(), Identity: rights.Caller(ctx).String(),
 	}}})
 	if err != nil {
 		return nil, err
@@ -336,6 +338,11 @@ func (n *Node) SessionState(ctx context.Context, q *dirpb.SessionStateRequest) (
 // the newest version. The leader calls sessions through it, too.
 func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingServer[dirpb.Map]) error {
 	sent := q.AfterVersion
+	if q.SessionId == 0 {
+		if err := mayWatchAll(stream.Context()); err != nil {
+			return err
+		}
+	}
 	if err := n.awaitSession(stream.Context(), q.SessionId); err != nil {
 		return err
 	}
@@ -359,6 +366,8 @@ func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingSer
 			case q.SessionId == 0:
 			case x == nil || x.Life != dirpb.SessionLife_SESSION_LIVE:
 				err = sessionGone(q.SessionId)
+			default:
+				err = ownedBy(stream.Context(), fmt.Sprintf("session %d", q.SessionId), x.Identity)
 			}
 			if err == nil && s.MapVersion() > sent {
 				m = s.Map(x)
@@ -410,8 +419,14 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, err
 	}
+	caller := rights.Caller(ctx).String()
+	// The state machine refuses it as well, but that of an earlier version does not.
+	n.machine.view(func(s *fsm.State) { err = s.CheckNodeOwner(q.Name, caller) })
+	if err != nil {
+		return nil, refusal(err)
+	}
 	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
-		Node: q, UnixMillis: time.Now().UnixMilli(),
+		Node: q, UnixMillis: time.Now().UnixMilli(), Identity: caller,
 	}}})
 	if err != nil {
 		return nil, err
@@ -668,7 +683,7 @@ func (n *Node) ClusterStatus(ctx context.Context, q *dirpb.StatusRequest) (*dirp
 // Status shows what this node knows, and how old that is; reclaim epochs, reports, node statistics,
 // the progress of jobs and which directory nodes answer are the leader's alone.
 func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply, error) {
-	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID}
+	reply := &dirpb.StatusReply{RaftApplied: n.machine.appliedIndex(), AnsweredBy: n.opts.ID, Identifies: n.opts.TLS != nil}
 	l, err := n.leader()
 	if reply.Leads = err == nil; !reply.Leads {
 		reply.AgeMillis = -1
@@ -709,7 +724,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		for _, y := range s.Sessions() {
 			info := &dirpb.SessionInfo{
 				Id: y.Id, Client: y.Client, Life: y.Life, Namespace: s.Namespace(y.NamespaceId).GetName(),
-				AgeMillis: uint64(max(0, now-y.OpenedUnixMillis)), ReportEpoch: y.Epoch,
+				AgeMillis: uint64(max(0, now-y.OpenedUnixMillis)), ReportEpoch: y.Epoch, Identity: y.Identity,
 			}
 			if x != nil {
 				if epoch, ok := x.Report(y.Id); ok {

@@ -33,7 +33,6 @@ import (
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
@@ -126,7 +125,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	if raftAddr == "" {
 		raftAddr = raftLis.Addr().String()
 	}
-	if n.streams, err = newStreams(raftLis, raftAddr, opts.TLS, n.log); err != nil {
+	if n.streams, err = newStreams(raftLis, raftAddr, opts.TLS, opts.Identities, n.log); err != nil {
 		return nil, fmt.Errorf("directory %q: %w", opts.ID, err)
 	}
 	undo = append(undo, n.streams.Close)
@@ -152,10 +151,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
-	if opts.TLS != nil {
-		serve = append(serve, grpc.Creds(credentials.NewTLS(serverTLS(opts.TLS))))
-	}
-	n.grpc = grpc.NewServer(serve...)
+	n.grpc = grpc.NewServer(append(serve, n.identify()...)...)
 	dirpb.RegisterDirectoryServer(n.grpc, n)
 	healthpb.RegisterHealthServer(n.grpc, health{n: n})
 

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -35,7 +36,7 @@ const (
 //
 // Anybody who reaches the listener can connect, and raft takes a large buffer for every
 // connection that it is handed, for as long as it lives. So it is handed only those that
-// have shown a certificate, if there is TLS, and sent a byte, and there are at most
+// have shown the certificate of a directory node, if there is TLS, and sent a byte, and there are at most
 // maxInbound: one more costs the host that has most of them one, as a netsrv.Door says that replaces
 // connections.
 type streams struct {
@@ -44,6 +45,7 @@ type streams struct {
 	server    *tls.Config // nil: plain TCP
 	client    *tls.Config
 	door      *netsrv.Door
+	log       *slog.Logger
 	ready     chan *streamConn // for Accept
 	stop      chan struct{}    // closed by Close
 	wg        sync.WaitGroup   // what accepts, and waits for first bytes
@@ -62,27 +64,29 @@ func (a raftAddr) Network() string { return "tcp" }
 func (a raftAddr) String() string  { return string(a) }
 
 // newStreams owns lis, also after an error.
-func newStreams(lis net.Listener, advertise string, conf *tls.Config, log *slog.Logger) (*streams, error) {
+func newStreams(lis net.Listener, advertise string, conf *tls.Config, m identity.Mapping, log *slog.Logger) (*streams, error) {
 	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxInbound, HandshakeTimeout: handshakeTimeout, Replace: true, Logger: log})
 	if err != nil {
 		return nil, errors.Join(err, lis.Close())
 	}
-	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, ready: make(chan *streamConn), stop: make(chan struct{})}
+	s := &streams{Listener: lis, advertise: raftAddr(advertise), door: door, log: log, ready: make(chan *streamConn), stop: make(chan struct{})}
 	s.mu.conns = make(map[*streamConn]struct{})
 	if conf != nil {
-		s.server = certs.With(serverTLS(conf), func(c *tls.Config) { c.ClientAuth = tls.RequireAndVerifyClientCert })
-		s.client = clientTLS(conf)
+		directories := identity.RolesOf(identity.Directory)
+		s.server = m.Require(serverTLS(conf), "Raft", directories)
+		s.client = m.Require(clientTLS(conf), "Raft", directories)
 	}
 	s.wg.Go(s.listen)
 	return s, nil
 }
 
 func serverTLS(conf *tls.Config) *tls.Config {
-	c := conf.Clone()
-	if c.ClientCAs == nil {
-		c.ClientCAs = c.RootCAs
-	}
-	return c
+	return certs.With(conf, func(c *tls.Config) {
+		c.ClientAuth = tls.RequireAndVerifyClientCert
+		if c.ClientCAs == nil {
+			c.ClientCAs = c.RootCAs
+		}
+	})
 }
 
 func clientTLS(conf *tls.Config) *tls.Config {
@@ -127,6 +131,9 @@ func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	}
 	s.wg.Go(func() {
 		if err := sc.hear(); err != nil {
+			if noDirectory(err) {
+				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(), "err", err)
+			}
 			_ = sc.Close() // it has said nothing that an answer could be to
 			return
 		}

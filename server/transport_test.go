@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -158,7 +159,7 @@ func TestRaftPortFair(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log lockedBuffer
-	s, err := newStreams(lis, lis.Addr().String(), nil, slog.New(slog.NewTextHandler(&log, nil)))
+	s, err := newStreams(lis, lis.Addr().String(), nil, identity.Mapping{}, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

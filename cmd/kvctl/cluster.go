@@ -163,6 +163,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"sessions", fmt.Sprintf("%d live, %d being fenced", live, len(st.GetSessions())-live)},
 		{"map version", m.GetVersion()},
 		{"reclaim epoch", epochText(st)},
+		{"access", accessText(st)},
 	})
 	for _, p := range problems {
 		fmt.Fprintf(a.stdout, "\n problem: %s\n    -> %s\n", p.What, p.Mend)
@@ -180,6 +181,14 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		return a.printJobs(st)
 	}
 	return nil
+}
+
+// accessText tells whether callers are held to their roles.
+func accessText(st *dirpb.StatusReply) string {
+	if st.GetIdentifies() {
+		return "by the role in the caller's certificate"
+	}
+	return "no TLS: everybody is operator"
 }
 
 // epochText tells the reclaim epoch, which only a leader knows.

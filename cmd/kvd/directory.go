@@ -7,6 +7,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/server"
@@ -36,7 +37,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if scrub == 0 {
 		scrub = -1 // never; 0 is the library's default
 	}
-	creds, err := a.creds(c.TLS.Options())
+	creds, err := a.creds(ofRole(c.TLS, c.Identity, identity.Directory))
 	if err != nil {
 		return usageError{err}
 	}
@@ -52,7 +53,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxConnsPerAddr: c.MaxPerAddress,
 		Bootstrap: c.Bootstrap, Join: c.Join,
 		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub,
-		TLS: creds, Insecure: c.Insecure, Logger: log,
+		TLS: creds, Identities: c.Identity.Mapping(), Insecure: c.Insecure, Logger: log,
 	})
 	if err != nil {
 		return err

@@ -206,21 +206,17 @@ func TestGateway(t *testing.T) {
 // listen-tls asks for a certificate, unless anyone may come.
 func TestGatewayTLS(t *testing.T) {
 	env, _ := runtimeDir(t)
-	files := certificates(t)
-	creds := []string{"--tls-ca=" + files.CA, "--tls-cert=" + files.Cert, "--tls-key=" + files.Key}
-	cfg, err := files.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, creds...)...)
-	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, creds...)...)
+	files := newCertificates(t)
+	cfg := files.load("operator")
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
 	createNamespace(t, d.kv["directory"], "cache", cfg)
 	bare := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, ServerName: "127.0.0.1"}
 	full := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates, ServerName: "127.0.0.1"}
 	stranger := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"}
 	for _, clients := range []string{"certified", "any"} {
 		p := start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off",
-			"--listen-tls=127.0.0.1:0", "--tls-clients=" + clients, "--http-listen=127.0.0.1:0"}, creds...)...)
+			"--listen-tls=127.0.0.1:0", "--tls-clients=" + clients, "--http-listen=127.0.0.1:0"}, files.flags("gateway")...)...)
 		if got := redis(t, "tcp", p.kv["tls"], full, "PING"); got != "+PONG" {
 			t.Errorf("%s: with a certificate: %q", clients, got)
 		}

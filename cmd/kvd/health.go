@@ -20,7 +20,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/rights"
 )
 
 // memnodeHealth serves the gRPC health protocol for a role without a gRPC
@@ -48,7 +50,7 @@ const (
 )
 
 // serveHealth answers on lis until stop is called, which waits for it.
-func serveHealth(lis net.Listener, creds *tls.Config, healthy func() bool, log *slog.Logger) (door *netsrv.Door, stop func(), err error) {
+func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (door *netsrv.Door, stop func(), err error) {
 	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Logger: log})
 	if err != nil {
 		return nil, nil, err
@@ -57,6 +59,7 @@ func serveHealth(lis net.Listener, creds *tls.Config, healthy func() bool, log *
 	o := []grpc.ServerOption{grpc.ConnectionTimeout(healthHandshake), grpc.MaxConcurrentStreams(healthStreams),
 		grpc.MaxRecvMsgSize(healthBytes), grpc.MaxHeaderListSize(healthBytes)}
 	if creds != nil {
+		o = append(o, rights.WithHealth(nil).ServerOptions(m, log)...)
 		o = append(o, grpc.Creds(credentials.NewTLS(creds)))
 	}
 	s := grpc.NewServer(o...)

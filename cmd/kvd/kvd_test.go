@@ -4,16 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
-	"math/big"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -36,10 +32,14 @@ import (
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/janitor"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
+	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
+	"github.com/kvd-project/kvd/rdma/driver"
 )
 
 // beKvd makes the test binary run as kvd, so that tests can send it signals.
@@ -354,7 +354,7 @@ func TestHealth(t *testing.T) {
 		t.Fatal(err)
 	}
 	ok := make(chan bool, 1)
-	door, stop, err := serveHealth(lis, nil, func() bool { return <-ok }, nil)
+	door, stop, err := serveHealth(lis, nil, identity.Mapping{}, slog.New(slog.DiscardHandler), func() bool { return <-ok })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -760,7 +760,7 @@ func TestDevSaysWhatNext(t *testing.T) {
 
 // A certificate with which no client would talk is refused before anything is served.
 func TestListenTLSRefuses(t *testing.T) {
-	other := certificates(t)
+	other := newCertificates(t).files("gateway")
 	for name, tc := range map[string]struct {
 		change func(*x509.Certificate)
 		want   string
@@ -770,7 +770,7 @@ func TestListenTLSRefuses(t *testing.T) {
 		}, "it expired on "},
 		"not yet valid":  {func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) }, "it is not valid before "},
 		"of a client":    {func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, "serverAuth"},
-		"without a name": {func(c *x509.Certificate) { c.IPAddresses = nil }, "it names no host"},
+		"without a name": {func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, nil }, "it names no host"},
 		"cannot sign":    {func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }, "digitalSignature"},
 		"key of another": {nil, "private key does not match"},
 	} {
@@ -778,7 +778,7 @@ func TestListenTLSRefuses(t *testing.T) {
 			if tc.change == nil {
 				tc.change = func(*x509.Certificate) {}
 			}
-			files := certificates(t, tc.change)
+			files := newCertificates(t).files("gateway", tc.change)
 			if name == "key of another" {
 				files.Key = other.Key
 			}
@@ -794,24 +794,23 @@ func TestListenTLSRefuses(t *testing.T) {
 	}
 }
 
-// With certificates everything is encrypted, and who shows none is refused.
+// With certificates everything is encrypted, who shows none is refused, and others may do what their roles may.
 func TestTLS(t *testing.T) {
 	env, _ := runtimeDir(t)
-	files := certificates(t)
-	creds := []string{"--tls-ca=" + files.CA, "--tls-cert=" + files.Cert, "--tls-key=" + files.Key}
-	d := start(t, env, append([]string{"directory"}, append(creds, "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")...)...)
+	files := newCertificates(t)
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
 	addr := d.kv["directory"]
-	m := start(t, env, append([]string{"memnode"}, append(creds, "--name=m", "--directory="+addr, "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0")...)...)
+	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0"}, files.flags("memnode")...)...)
 
-	cfg, err := files.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := files.load("client")
 	roundTrip(t, open(t, addr, "tcp", cfg), "k")
 	for _, a := range []string{addr, m.kv["health"]} {
 		var out, errs bytes.Buffer
-		if code := run(t.Context(), append([]string{"health", a}, creds...), &out, &errs); code != 0 {
+		if code := run(t.Context(), append([]string{"health", a}, files.flags("client")...), &out, &errs); code != 0 {
 			t.Errorf("health with a certificate: exit status %d, %s", code, &errs)
+		}
+		if code := run(t.Context(), append([]string{"health", a}, files.flags("")...), &out, &errs); code != exitFailure || !strings.Contains(errs.String(), "no SPIFFE id") {
+			t.Errorf("health without an identity: exit status %d, %s", code, &errs)
 		}
 		if code := run(t.Context(), []string{"health", "--timeout=2s", a}, &out, &errs); code != exitFailure {
 			t.Errorf("health in clear: exit status %d", code)
@@ -828,52 +827,103 @@ func TestTLS(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "certificate required") {
 		t.Errorf("a client without a certificate met %v, want a refusal", err)
 	}
+	for _, r := range identity.Every.All() {
+		err := dialNode(t, m.kv["tcp"], files.load(r.String()))
+		want := "token" // is what it shows no more of
+		if r == identity.Directory {
+			want = "has the role directory, and a connection to a memory node is for memnode, gateway, janitor, archive, operator, client"
+		}
+		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), want) {
+			t.Errorf("a connection of a %v to a memory node: %v, want %q", r, err, want)
+		}
+	}
+	if err := dialNode(t, m.kv["tcp"], files.load("")); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "want the URI spiffe://") {
+		t.Errorf("a connection without an identity to a memory node: %v", err)
+	}
 }
 
-// certificates makes an authority and a certificate for 127.0.0.1, which change changes
-// before it is signed.
-func certificates(t *testing.T, change ...func(*x509.Certificate)) config.TLS {
+// dialNode connects to a memory node with a token that nobody signed.
+func dialNode(t *testing.T, addr string, cfg *tls.Config) error {
 	t.Helper()
-	dir := t.TempDir()
-	write := func(name, kind string, der []byte) string {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
+	d, err := providers.Open("tcp", providers.Options{TLSClient: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	pd, err := d.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pd.Dealloc()
+	cq, err := d.CreateCQ(16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cq.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	q, err := d.Dial(ctx, pd, cq, addr, make([]byte, token.Size+4))
+	if err == nil {
+		_ = q.Close()
+	}
+	return err
+}
+
+// A process whose certificate is of another role says so before it serves.
+func TestOwnRole(t *testing.T) {
+	files := newCertificates(t)
+	for _, tc := range []struct{ role, of, want string }{
+		{"directory", "client", "has the role client, and this process's certificate is for directory"},
+		{"memnode", "directory", "has the role directory, and this process's certificate is for memnode"},
+		{"memnode", "", "no SPIFFE id"},
+	} {
+		args := append(map[string][]string{
+			"directory": {"directory", "--id=d", "--bootstrap", "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--data-dir=" + t.TempDir()},
+			"memnode":   {"memnode", "--name=m", "--directory=127.0.0.1:1"},
+		}[tc.role], files.flags(tc.of)...)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		var out, errs bytes.Buffer
+		if code := run(ctx, args, &out, &errs); code != exitUsage || !strings.Contains(errs.String(), tc.want) {
+			t.Errorf("kvd %s with a certificate of %q: exit status %d, %s", tc.role, tc.of, code, &errs)
 		}
-		return file
+		cancel()
 	}
-	now := time.Now()
-	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test ca"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+}
+
+// certificates is an authority that writes the files of its certificates.
+type certificates struct {
+	*identitytest.Authority
+	t *testing.T
+}
+
+func newCertificates(t *testing.T) certificates {
+	t.Helper()
+	return certificates{identitytest.New(t), t}
+}
+
+// files are those of a certificate for 127.0.0.1 and a role, or for none, which change changes before it
+// is signed.
+func (c certificates) files(role string, change ...func(*x509.Certificate)) config.TLS {
+	c.t.Helper()
+	cert := c.Leaf(change...)
+	if role != "" {
+		cert = c.Role(role, "it", change...)
 	}
-	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "test"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	for _, f := range change {
-		f(leaf)
-	}
-	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	ca, file, key := c.Files(cert)
+	return config.TLS{CA: ca, Cert: file, Key: key}
+}
+
+func (c certificates) flags(role string) []string {
+	c.t.Helper()
+	f := c.files(role)
+	return []string{"--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key}
+}
+
+func (c certificates) load(role string) *tls.Config {
+	c.t.Helper()
+	cfg, err := c.files(role).Load()
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return config.TLS{CA: write("ca.pem", "CERTIFICATE", caDER), Cert: write("cert.pem", "CERTIFICATE", der), Key: write("key.pem", "PRIVATE KEY", keyDER)}
+	return cfg
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -121,7 +122,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 			err = errors.Join(err, fmt.Errorf("close %s: %w", what, e))
 		}
 	}
-	creds, err := a.creds(c.TLS.Options())
+	creds, err := a.creds(ofRole(c.TLS, c.Identity, identity.MemNode))
 	if err != nil {
 		return usageError{err}
 	}
@@ -141,7 +142,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 
 	o := memnode.Options{
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
-		Directory: dir, Domain: c.Domain, Logger: log,
+		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
 	}
 	door, err := tcp.NewDoor(netsrv.Limits{
 		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxPerAddr: c.MaxPerAddress, Logger: log})
@@ -177,7 +178,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 			return fmt.Errorf("health-listen: %w", err)
 		}
 		healthAddr = lis.Addr().String()
-		door, stop, err := serveHealth(lis, creds, func() bool { return n.Stats().Registered }, log)
+		door, stop, err := serveHealth(lis, creds, c.Identity.Mapping(), log, func() bool { return n.Stats().Registered })
 		if err != nil {
 			return errors.Join(err, lis.Close())
 		}

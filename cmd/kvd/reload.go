@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/identity"
 )
 
 // pollEvery is how often files of certificates are looked at.
@@ -56,6 +58,20 @@ func (a *app) creds(o certs.Options) (*tls.Config, error) {
 	defer a.live.mu.Unlock()
 	a.live.mu.sources = append(a.live.mu.sources, s)
 	return s.Config(), nil
+}
+
+// ofRole is the files of t, but refuses a certificate of this process whose role is not want:
+// others would refuse it call by call.
+func ofRole(t config.TLS, i config.Identity, want identity.Role) certs.Options {
+	o := t.Options()
+	o.Check = func(own *x509.Certificate) error {
+		id, err := i.Mapping().OfCertificate(own)
+		if err == nil && id.Role != want {
+			err = &identity.DeniedError{Identity: id, Right: "this process's certificate", Want: identity.RolesOf(want)}
+		}
+		return err
+	}
+	return o
 }
 
 // sources are those of all certificates that the role uses.

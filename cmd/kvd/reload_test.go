@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
 )
 
 // says waits until the process has logged text n times.
@@ -63,7 +64,8 @@ func TestHangup(t *testing.T) {
 // are taken over without it, too.
 func TestReload(t *testing.T) {
 	env, dir := runtimeDir(t)
-	old, renewed := certificates(t), certificates(t)
+	authority := newCertificates(t)
+	old, renewed, other := newCertificates(t).files("directory"), authority.files("directory"), authority.files("client")
 	file := filepath.Join(dir, "directory.yaml")
 	write := func(rest string) {
 		t.Helper()
@@ -136,11 +138,16 @@ func TestReload(t *testing.T) {
 		t.Errorf("a certificate of the authority that was replaced: %v", err)
 	}
 
+	// One of another role is not.
+	replace(map[string]string{other.Cert: old.Cert, other.Key: old.Key})
+	d.says("has the role client, and this process's certificate is for directory", 1)
+	replace(map[string]string{renewed.Cert: old.Cert, renewed.Key: old.Key})
+
 	key := mustRead(t, old.Key)
 	if err := os.WriteFile(old.Key, []byte("half of a ke"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d.says("files of certificates have changed and are not usable", 1)
+	d.says("files of certificates have changed and are not usable", 2)
 	d.hangUp()
 	d.says("SIGHUP: the certificates in use are kept", 1)
 	write("lease: soon\n")
@@ -149,8 +156,8 @@ func TestReload(t *testing.T) {
 	if got, err := served(second); err != nil || !bytes.Equal(got, second.Certificates[0].Certificate[0]) {
 		t.Errorf("a certificate that cannot be read replaced one that could: %v", err)
 	}
-	if n := strings.Count(d.stderr.String(), "files of certificates have changed"); n != 1 {
-		t.Errorf("said %d times", n)
+	if n := strings.Count(d.stderr.String(), "files of certificates have changed"); n != 2 {
+		t.Errorf("said %d times, want 2", n)
 	}
 	if strings.Contains(d.stderr.String(), "half of a ke") || strings.Contains(d.stderr.String(), string(key[40:60])) {
 		t.Error("the log holds parts of keys")

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,27 +37,29 @@ var secure = sync.OnceValues(func() (*secured, error) { return theLab.startSecur
 func (l *lab) secured() (*secured, error) { return secure() }
 
 func (l *lab) startSecured() (*secured, error) {
-	s := &secured{ca: filepath.Join(l.dir, "ca.pem"), cert: filepath.Join(l.dir, "cert.pem"), key: filepath.Join(l.dir, "key.pem")}
-	if err := s.certificates(); err != nil {
+	s := &secured{ca: filepath.Join(l.dir, "ca.pem"), cert: filepath.Join(l.dir, "gateway.pem"), key: filepath.Join(l.dir, "gateway.key")}
+	if err := s.certificates(l.dir); err != nil {
 		return nil, err
 	}
-	creds := []string{"--tls-ca", s.ca, "--tls-cert", s.cert, "--tls-key", s.key}
-	kvd := func(name string, args ...string) (*proc, error) {
-		return l.run(name, append(append([]string{l.kvd}, args...), creds...)...)
+	creds := func(role string) []string {
+		return []string{"--tls-ca", s.ca, "--tls-cert", filepath.Join(l.dir, role+".pem"), "--tls-key", filepath.Join(l.dir, role+".key")}
 	}
-	d, err := kvd("tls-directory", "directory", "--id", "d", "--data-dir", filepath.Join(l.dir, "d"), "--bootstrap",
+	kvd := func(role string, args ...string) (*proc, error) {
+		return l.run("tls-"+role, append(append([]string{l.kvd, role}, args...), creds(role)...)...)
+	}
+	d, err := kvd("directory", "--id", "d", "--data-dir", filepath.Join(l.dir, "d"), "--bootstrap",
 		"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	addr := d.ready["directory"]
-	if _, err := kvd("tls-memnode", "memnode", "--name", "m", "--directory", addr, "--memory", "512MiB", "--shm-socket", "off"); err != nil {
+	if _, err := kvd("memnode", "--name", "m", "--directory", addr, "--memory", "512MiB", "--shm-socket", "off"); err != nil {
 		return nil, err
 	}
-	if err := l.namespace(addr, "cache", creds...); err != nil {
+	if err := l.namespace(addr, "cache", creds("operator")...); err != nil {
 		return nil, err
 	}
-	if s.gateway, err = kvd("tls-gateway", "gateway", "--directory", addr, "--listen", "off", "--listen-tls", "127.0.0.1:0",
+	if s.gateway, err = kvd("gateway", "--directory", addr, "--listen", "off", "--listen-tls", "127.0.0.1:0",
 		"--listen-memcached", "off", "--http-listen", "off"); err != nil {
 		return nil, err
 	}
@@ -65,8 +68,9 @@ func (l *lab) startSecured() (*secured, error) {
 	return s, err
 }
 
-// certificates makes an authority and one certificate, which everybody shows.
-func (s *secured) certificates() error {
+// certificates makes an authority, and in dir a certificate for each role of the store; clients of the gateway
+// show the gateway's own.
+func (s *secured) certificates(dir string) error {
 	caKey, err1 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	key, err2 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err := errors.Join(err1, err2); err != nil {
@@ -82,21 +86,30 @@ func (s *secured) certificates() error {
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost", "Server"},
 	}
 	caDER, err1 := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
-	leafDER, err2 := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
-	keyDER, err3 := x509.MarshalPKCS8PrivateKey(key)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	keyDER, err2 := x509.MarshalPKCS8PrivateKey(key)
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leafDER})
 	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 	caPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
+	var certPEM []byte
+	for _, role := range []string{"directory", "memnode", "operator", "gateway"} {
+		leaf.URIs = []*url.URL{{Scheme: "spiffe", Host: "compat", Path: "/kvd/" + role + "/it"}}
+		leafDER, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
+		if err != nil {
+			return err
+		}
+		certPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leafDER})
+		if err := errors.Join(
+			os.WriteFile(filepath.Join(dir, role+".pem"), certPEM, 0o600),
+			os.WriteFile(filepath.Join(dir, role+".key"), keyPEM, 0o600)); err != nil {
+			return err
+		}
+	}
 	// They trust what they show: the authority comes along.
 	both := append(bytes.Clone(certPEM), caPEM...)
 	s.miniredis = map[string][]byte{"server.crt": both, "server.key": keyPEM, "client.crt": both, "client.key": keyPEM}
-	return errors.Join(
-		os.WriteFile(s.ca, caPEM, 0o600),
-		os.WriteFile(s.cert, certPEM, 0o600),
-		os.WriteFile(s.key, keyPEM, 0o600))
+	return os.WriteFile(s.ca, caPEM, 0o600)
 }
 
 func TestTLS(t *testing.T) {

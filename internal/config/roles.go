@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/identity"
 )
 
 // Defaults that several roles share.
@@ -66,6 +67,7 @@ type Directory struct {
 	MaxConnections  int           `mapstructure:"max-connections" usage:"how many connections to listen may be open at a time"`
 	MaxPerAddress   int           `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	TLS             TLS           `mapstructure:"tls"`
+	Identity        Identity      `mapstructure:"identity"`
 	Insecure        bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log             Log           `mapstructure:"log"`
 }
@@ -91,6 +93,7 @@ type MemNode struct {
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
+	Identity       Identity `mapstructure:"identity"`
 	Insecure       bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log            Log      `mapstructure:"log"`
 }
@@ -143,6 +146,12 @@ type Log struct {
 	Format string `mapstructure:"format" usage:"form of the log: text or json"`
 }
 
+// Identity says how the certificates of callers name their owners.
+type Identity struct {
+	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name callers; empty: any that tls.ca vouches for"`
+	Units       []string `mapstructure:"units" usage:"roles of certificates without a SPIFFE id, by an organizational unit of the subject, such as storage=memnode"`
+}
+
 // TLS names PEM files. All empty: no TLS.
 type TLS struct {
 	CA   string `mapstructure:"ca" usage:"PEM file of the authorities that sign the cluster's certificates"`
@@ -166,7 +175,7 @@ func DefaultDirectoryNode() *Directory {
 	return &Directory{
 		Listen: DefaultDirectory, RaftListen: DefaultRaft, Join: []string{},
 		Lease: time.Second, EpochInterval: 100 * time.Millisecond, ElectionTimeout: 300 * time.Millisecond,
-		ScrubInterval: 30 * time.Second, HTTPListen: Off, MaxConnections: 10_000, Log: defaultLog,
+		ScrubInterval: 30 * time.Second, HTTPListen: Off, MaxConnections: 10_000, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -175,7 +184,7 @@ func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		MaxConnections: 20_000, Janitor: true, Log: defaultLog,
+		MaxConnections: 20_000, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -295,6 +304,15 @@ func (c *checker) tls(t TLS) {
 	c.required("tls.key", t.Key, "tls needs ca, cert and key")
 }
 
+func (c *checker) identity(i Identity) {
+	if _, err := identity.ParseMapping(i.TrustDomain, nil); err != nil {
+		c.bad("identity.trust-domain", i.TrustDomain, "%v", err)
+	}
+	if _, err := identity.ParseMapping("", i.Units); err != nil {
+		c.bad("identity.units", i.Units, "%v", err)
+	}
+}
+
 func (c *checker) log(l Log) {
 	if new(slog.Level).UnmarshalText([]byte(l.Level)) != nil {
 		c.bad("log.level", l.Level, "want debug, info, warn or error")
@@ -366,6 +384,7 @@ func (d *Directory) Validate() error {
 	c.connections(d.MaxConnections, d.MaxPerAddress)
 	c.http(d.HTTPListen, clear)
 	c.tls(d.TLS)
+	c.identity(d.Identity)
 	c.log(d.Log)
 	return c.err()
 }
@@ -405,6 +424,7 @@ func (m *MemNode) Validate() error {
 	}
 	c.socket("shm-socket", m.ShmSocket)
 	c.tls(m.TLS)
+	c.identity(m.Identity)
 	c.log(m.Log)
 	return c.err()
 }
@@ -562,6 +582,12 @@ func (t TLS) files() certs.Files { return certs.Files{CA: t.CA, Cert: t.Cert, Ke
 
 // Options are those of t's files, for listeners and for calls to others; the zero value if there is no TLS.
 func (t TLS) Options() certs.Options { return certs.Options{Files: t.files()} }
+
+// Mapping is what i describes, after Validate.
+func (i Identity) Mapping() identity.Mapping {
+	m, _ := identity.ParseMapping(i.TrustDomain, i.Units) // Validate did
+	return m
+}
 
 // SlogLevel is the level that l describes.
 func (l Log) SlogLevel() (level slog.Level) {

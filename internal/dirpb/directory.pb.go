@@ -545,7 +545,9 @@ type Node struct {
 	Draining      bool                   `protobuf:"varint,10,opt,name=draining,proto3" json:"draining,omitempty"`                               // takes no new region, and its regions move away
 	// Its process is about to stop: new operations on placement groups that it arbitrates wait
 	// until it has left their chains, so that no word is decided by it alone.
-	Leaving       bool `protobuf:"varint,30,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	Leaving bool `protobuf:"varint,30,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	// The identity that registered the name, and alone may do so again; empty: it was registered without TLS.
+	Identity      string `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -655,6 +657,13 @@ func (x *Node) GetLeaving() bool {
 		return x.Leaving
 	}
 	return false
+}
+
+func (x *Node) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
 }
 
 type Endpoint struct {
@@ -5101,7 +5110,10 @@ type StatusReply struct {
 	Leads      bool   `protobuf:"varint,12,opt,name=leads,proto3" json:"leads,omitempty"`
 	// Of a directory node that does not lead: how long ago it last heard the leader. -1: not
 	// since it was started.
-	AgeMillis     int64 `protobuf:"zigzag64,13,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
+	AgeMillis int64 `protobuf:"zigzag64,13,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
+	// Callers show certificates, and may do what their roles may. False: there is no TLS, and everybody
+	// may do everything.
+	Identifies    bool `protobuf:"varint,40,opt,name=identifies,proto3" json:"identifies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5227,6 +5239,13 @@ func (x *StatusReply) GetAgeMillis() int64 {
 	return 0
 }
 
+func (x *StatusReply) GetIdentifies() bool {
+	if x != nil {
+		return x.Identifies
+	}
+	return false
+}
+
 type DirectoryNode struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -5320,6 +5339,7 @@ type SessionInfo struct {
 	Life          SessionLife            `protobuf:"varint,4,opt,name=life,proto3,enum=kvd.directory.v1.SessionLife" json:"life,omitempty"`
 	AgeMillis     uint64                 `protobuf:"varint,5,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
 	ReportEpoch   uint64                 `protobuf:"varint,6,opt,name=report_epoch,json=reportEpoch,proto3" json:"report_epoch,omitempty"`
+	Identity      string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"` // that opened it, and alone may use it; empty: it was opened without TLS
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5394,6 +5414,13 @@ func (x *SessionInfo) GetReportEpoch() uint64 {
 		return x.ReportEpoch
 	}
 	return 0
+}
+
+func (x *SessionInfo) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
 }
 
 type PGUsage struct {
@@ -5783,7 +5810,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x03pgs\x18\x05 \x03(\v2 .kvd.directory.v1.PlacementGroupR\x03pgs\x12/\n" +
 	"\x06shards\x18\x06 \x03(\v2\x17.kvd.directory.v1.ShardR\x06shards\x12\x19\n" +
 	"\x05renew\x18\a \x01(\bH\x00R\x05renew\x88\x01\x01B\b\n" +
-	"\x06_renew\"\xe6\x02\n" +
+	"\x06_renew\"\x82\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -5797,7 +5824,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x06domain\x18\t \x01(\tR\x06domain\x12\x1a\n" +
 	"\bdraining\x18\n" +
 	" \x01(\bR\bdraining\x12\x18\n" +
-	"\aleaving\x18\x1e \x01(\bR\aleaving\"q\n" +
+	"\aleaving\x18\x1e \x01(\bR\aleaving\x12\x1a\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"q\n" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
@@ -6182,7 +6210,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\"L\n" +
 	"\x0fAcceptLossReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
-	"\rStatusRequest\"\xff\x04\n" +
+	"\rStatusRequest\"\x9f\x05\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12=\n" +
@@ -6201,7 +6229,10 @@ const file_directory_proto_rawDesc = "" +
 	"answeredBy\x12\x14\n" +
 	"\x05leads\x18\f \x01(\bR\x05leads\x12\x1d\n" +
 	"\n" +
-	"age_millis\x18\r \x01(\x12R\tageMillis\x1aY\n" +
+	"age_millis\x18\r \x01(\x12R\tageMillis\x12\x1e\n" +
+	"\n" +
+	"identifies\x18( \x01(\bR\n" +
+	"identifies\x1aY\n" +
 	"\x0eNodeStatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\xac\x01\n" +
@@ -6211,7 +6242,7 @@ const file_directory_proto_rawDesc = "" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x16\n" +
 	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x14\n" +
 	"\x05voter\x18\x05 \x01(\bR\x05voter\x12#\n" +
-	"\rsilent_millis\x18\x06 \x01(\x04R\fsilentMillis\"\xc8\x01\n" +
+	"\rsilent_millis\x18\x06 \x01(\x04R\fsilentMillis\"\xe4\x01\n" +
 	"\vSessionInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x1c\n" +
@@ -6219,7 +6250,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x04life\x18\x04 \x01(\x0e2\x1d.kvd.directory.v1.SessionLifeR\x04life\x12\x1d\n" +
 	"\n" +
 	"age_millis\x18\x05 \x01(\x04R\tageMillis\x12!\n" +
-	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\"\xb4\x05\n" +
+	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\x12\x1a\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"\xb4\x05\n" +
 	"\aPGUsage\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1d\n" +
 	"\n" +

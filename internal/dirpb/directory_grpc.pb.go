@@ -57,7 +57,7 @@ const (
 //
 // Directory is served by every directory node. Calls that change state, and
 // Renew, are answered by the leader only; others answer FAILED_PRECONDITION
-// with a NotLeader detail.
+// with a NotLeader detail. With TLS rights.go says which roles may call what.
 type DirectoryClient interface {
 	// Clients.
 	OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionReply, error)
@@ -363,7 +363,7 @@ func (c *directoryClient) RemoveDirectory(ctx context.Context, in *RemoveDirecto
 //
 // Directory is served by every directory node. Calls that change state, and
 // Renew, are answered by the leader only; others answer FAILED_PRECONDITION
-// with a NotLeader detail.
+// with a NotLeader detail. With TLS rights.go says which roles may call what.
 type DirectoryServer interface {
 	// Clients.
 	OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionReply, error)

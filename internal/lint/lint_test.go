@@ -54,9 +54,12 @@ var imports = []row{
 	{"server/fsm", "internal/dirpb internal/layout server/fsm/fsmpb", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
 	{"server/lead", "internal/dirpb internal/invariants internal/layout server/fsm server/fsm/fsmpb", "what a leader decides is a function of the state, what it heard and the time it is given: no raft, and nothing of server"},
 	{"server/raftstore", "", "a raft store knows nothing of what it stores"},
-	{"server", "internal/certs internal/dirpb internal/netsrv internal/token server/...", "the directory runs no data operation, so it needs nothing of the data path"},
-	{"memnode", "internal/dirpb internal/hostid internal/layout internal/token rdma rdma/driver", "a memory node is handed its devices, and takes no part in the protocol"},
-	{"internal/dirpb", "", "generated"},
+	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token server/...", "the directory runs no data operation, so it needs nothing of the data path"},
+	{"memnode", "internal/dirpb internal/hostid internal/identity internal/layout internal/token rdma rdma/driver", "a memory node is handed its devices, and takes no part in the protocol"},
+	{"internal/dirpb", "internal/identity", "generated, and beside it which roles may call what"},
+	{"internal/identity", "internal/certs", "it reads certificates, whatever they are shown for"},
+	{"internal/identity/identitytest", "", "it makes certificates, and knows no role"},
+	{"internal/rights", "internal/identity", "it refuses calls by the tables of the services, which are handed to it"},
 	{"internal/dirclient", "internal/certs internal/dirpb", "it finds the leader and does not know what is asked"},
 	{"internal/token", "", "tokens are bytes"},
 	{"internal/certs", "", "whoever talks TLS needs it, providers too"},
@@ -68,7 +71,7 @@ var imports = []row{
 	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview", "it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
-	{"internal/config", "internal/certs", "settings are plain values; roles fill Options from them"},
+	{"internal/config", "internal/certs internal/identity", "settings are plain values; roles fill Options from them"},
 
 	{"internal/poll", "", "it asks the kernel which descriptors are ready, whatever they carry"},
 	{"internal/netsrv", "", "accepting connections and limiting them needs no protocol"},
@@ -116,7 +119,7 @@ var only = []row{
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as any user would"},
-	{"testing", "rdma/rdmatest", "it is for tests, and registers flags"},
+	{"testing", "rdma/rdmatest internal/identity/identitytest", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 

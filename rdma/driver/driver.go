@@ -21,6 +21,7 @@ package driver
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"time"
@@ -362,6 +363,8 @@ type ConnRequest struct {
 	Private []byte // hostile until checked; valid during Accept only
 	Remote  string // for logs: "10.0.0.1:5" or "pid 12 uid 0"
 	Peer    Peer
+	// TLS is the connection's state after the handshake; nil: it was set up in clear.
+	TLS *tls.ConnectionState
 }
 
 // ListenOptions configure the passive side.

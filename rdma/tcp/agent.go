@@ -255,8 +255,13 @@ func (a *agent) handshake() error {
 
 // accept asks the listener's user and joins the PD named.
 func (a *agent) accept(private []byte) error {
+	q := driver.ConnRequest{Private: private, Remote: a.remote, Peer: a}
+	if c, ok := a.conn.(*tls.Conn); ok {
+		s := c.ConnectionState()
+		q.TLS = &s
+	}
 	a.exec.Unlock()
-	dpd, access, err := a.l.o.Accept(driver.ConnRequest{Private: private, Remote: a.remote, Peer: a})
+	dpd, access, err := a.l.o.Accept(q)
 	a.exec.Lock()
 	if err != nil {
 		return err

@@ -408,7 +408,12 @@ func (p *peer) admit(h *hello) (w welcome, err error) {
 			return w, errors.New("this side's atomics are its adapter's, and the dialer's adapter has none")
 		}
 	}
-	dpd, access, err := p.l.o.Accept(driver.ConnRequest{Private: h.private, Remote: p.remote, Peer: p})
+	q := driver.ConnRequest{Private: h.private, Remote: p.remote, Peer: p}
+	if c, ok := p.conn.(*tls.Conn); ok {
+		s := c.ConnectionState()
+		q.TLS = &s
+	}
+	dpd, access, err := p.l.o.Accept(q)
 	if err != nil {
 		return w, err
 	}

@@ -42,6 +42,7 @@ var (
 	ErrRefused     = errors.New("refused")
 	ErrFull        = errors.New("exhausted")
 	ErrUnavailable = errors.New("unavailable")
+	ErrForeign     = errors.New("permission denied") // it belongs to another identity
 )
 
 // Limits on what a command may hold.

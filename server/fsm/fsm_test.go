@@ -238,6 +238,34 @@ func TestInit(t *testing.T) {
 	}
 }
 
+// The name of a memory node is its identity's that had it first.
+func TestNodeOwner(t *testing.T) {
+	h := newHarness(t)
+	as := func(identity string, c *fsmpb.Command) *fsmpb.Command {
+		c.GetRegisterNode().Identity = identity
+		return c
+	}
+	owner := func() string { return h.s.Node(1).Identity }
+	h.do(register("m1", 1))
+	if r := h.do(as("a", register("m1", 1))); r.NodeID != 1 || owner() != "a" {
+		t.Fatalf("the first identity does not get the name: %v", h.s.Node(1))
+	}
+	h.refuse(as("b", register("m1", 2)), ErrForeign, `"m1" belongs to a, not to b`)
+	h.refuse(as("a\n", register("m2", 2)), ErrInvalid, "identity")
+	if h.s.Node(1).Incarnation != 1 {
+		t.Fatal("a refused identity took the memory node over")
+	}
+	h.do(as("a", register("m1", 2)))
+	h.do(register("m1", 3)) // without TLS
+	if owner() != "a" || h.s.Node(1).Incarnation != 3 {
+		t.Fatalf("the name was given up: %v", h.s.Node(1))
+	}
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: 1, Force: true}}})
+	if r := h.do(as("b", register("m1", 4))); h.s.Node(r.NodeID).Identity != "b" {
+		t.Fatalf("a name that is free: %v", h.s.Node(r.NodeID))
+	}
+}
+
 func TestRegisterNode(t *testing.T) {
 	h := newHarness(t)
 	if r := h.do(register("m1", 1)); r.NodeID != 1 {

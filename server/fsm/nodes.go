@@ -43,22 +43,36 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	return nil
 }
 
+func (s *State) nodeNamed(name string) *dirpb.Node {
+	for _, n := range s.nodes {
+		if n.Name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// CheckNodeOwner refuses an identity that is to register a memory node whose name another one has
+// registered, with ErrForeign. The name is free when the memory node has been removed. An empty identity is that of
+// a caller without TLS, which may do everything.
+func (s *State) CheckNodeOwner(name, identity string) error {
+	if old := s.nodeNamed(name).GetIdentity(); old != "" && identity != "" && old != identity {
+		return fmt.Errorf("%w: memory node %q belongs to %s, not to %s; remove the memory node first if it is to change hands", ErrForeign, name, old, identity)
+	}
+	return nil
+}
+
 // registerNode admits a process of a memory node. A new incarnation says that
 // what the old process lent is gone.
 func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	c := r.GetNode()
-	if err := checkRegistration(c); err != nil {
+	if err := errors.Join(checkRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
 		return 0, 0, err
 	}
-	var old *dirpb.Node
-	for _, n := range s.nodes {
-		if n.Name == c.Name {
-			old = n
-		}
-	}
+	old := s.nodeNamed(c.Name)
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
-		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain,
+		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
 	}
 	if old == nil {
 		m := s.editMeta()
@@ -68,6 +82,9 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		return n.Id, ArrivalNew, nil
 	}
 	n.Id, n.UsedBytes, n.Draining = old.Id, old.UsedBytes, old.Draining
+	if n.Identity == "" {
+		n.Identity = old.Identity
+	}
 	if old.Incarnation == c.Incarnation && old.State == dirpb.NodeState_NODE_DOWN {
 		return 0, 0, fmt.Errorf("%w: incarnation %d of memory node %q was declared lost; drop its regions and register a new incarnation",
 			ErrRefused, c.Incarnation, c.Name)

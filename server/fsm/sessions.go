@@ -19,7 +19,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	case w.Deleting:
 		return nil, fmt.Errorf("namespace %q is being deleted: %w", w.Name, ErrNotFound)
 	}
-	if err := errors.Join(CheckText("client name", c.Client), CheckText("host id", c.HostId)); err != nil {
+	if err := errors.Join(CheckText("client name", c.Client), CheckText("host id", c.HostId), CheckText("identity", c.Identity)); err != nil {
 		return nil, err
 	}
 	if len(s.sessions) >= MaxSessions {
@@ -38,6 +38,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	x := &fsmpb.Session{
 		Id: m.SessionId, Discriminator: d, NamespaceId: c.NamespaceId, Client: c.Client, HostId: c.HostId,
 		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch, OpenedUnixMillis: c.OpenedUnixMillis,
+		Identity: c.Identity,
 	}
 	s.putSession(x)
 	return x, nil

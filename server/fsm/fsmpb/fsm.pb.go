@@ -697,6 +697,7 @@ type RegisterNode struct {
 	state         protoimpl.MessageState     `protogen:"open.v1"`
 	Node          *dirpb.RegisterNodeRequest `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	UnixMillis    int64                      `protobuf:"varint,2,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	Identity      string                     `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"` // of the caller; empty: it called without TLS
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -743,6 +744,13 @@ func (x *RegisterNode) GetUnixMillis() int64 {
 		return x.UnixMillis
 	}
 	return 0
+}
+
+func (x *RegisterNode) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
 }
 
 type NodeDown struct {
@@ -866,6 +874,7 @@ type OpenSession struct {
 	Epoch            uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // the reclaim epoch, E, never above what the session will be told
 	OpenedUnixMillis int64                  `protobuf:"varint,6,opt,name=opened_unix_millis,json=openedUnixMillis,proto3" json:"opened_unix_millis,omitempty"`
 	Background       bool                   `protobuf:"varint,20,opt,name=background,proto3" json:"background,omitempty"` // as in OpenSessionRequest
+	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // of the caller; empty: it called without TLS
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -947,6 +956,13 @@ func (x *OpenSession) GetBackground() bool {
 		return x.Background
 	}
 	return false
+}
+
+func (x *OpenSession) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
 }
 
 type CloseSession struct {
@@ -2867,6 +2883,7 @@ type Session struct {
 	OpenedUnixMillis int64                  `protobuf:"varint,9,opt,name=opened_unix_millis,json=openedUnixMillis,proto3" json:"opened_unix_millis,omitempty"`
 	Pending          []*Incarnation         `protobuf:"bytes,10,rep,name=pending,proto3" json:"pending,omitempty"`        // memory nodes that have not confirmed the fence
 	Background       bool                   `protobuf:"varint,20,opt,name=background,proto3" json:"background,omitempty"` // as in OpenSessionRequest
+	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // as in OpenSession
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2976,6 +2993,13 @@ func (x *Session) GetBackground() bool {
 		return x.Background
 	}
 	return false
+}
+
+func (x *Session) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
 }
 
 type Incarnation struct {
@@ -3187,11 +3211,12 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\fPutDirectory\x123\n" +
 	"\tdirectory\x18\x01 \x01(\v2\x15.kvd.fsm.v1.DirectoryR\tdirectory\"\x1f\n" +
 	"\rDropDirectory\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"j\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x86\x01\n" +
 	"\fRegisterNode\x129\n" +
 	"\x04node\x18\x01 \x01(\v2%.kvd.directory.v1.RegisterNodeRequestR\x04node\x12\x1f\n" +
 	"\vunix_millis\x18\x02 \x01(\x03R\n" +
-	"unixMillis\"f\n" +
+	"unixMillis\x12\x1a\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"f\n" +
 	"\bNodeDown\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x1f\n" +
@@ -3199,7 +3224,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"unixMillis\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
-	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xe2\x01\n" +
+	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xfe\x01\n" +
 	"\vOpenSession\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
@@ -3209,7 +3234,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x12opened_unix_millis\x18\x06 \x01(\x03R\x10openedUnixMillis\x12\x1e\n" +
 	"\n" +
 	"background\x18\x14 \x01(\bR\n" +
-	"background\"\x8e\x01\n" +
+	"background\x12\x1a\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"\x8e\x01\n" +
 	"\fCloseSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
@@ -3381,7 +3407,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xfa\x02\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\x96\x03\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +
@@ -3396,7 +3422,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	" \x03(\v2\x17.kvd.fsm.v1.IncarnationR\apending\x12\x1e\n" +
 	"\n" +
 	"background\x18\x14 \x01(\bR\n" +
-	"background\"H\n" +
+	"background\x12\x1a\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"H\n" +
 	"\vIncarnation\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"-\n" +
