@@ -3,7 +3,11 @@ package main
 import (
 	"bufio"
 	"crypto/tls"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +125,76 @@ func TestCrowdTLS(t *testing.T) {
 			t.Errorf("%s: %d bytes more, at most %d are due", x.name, grown, bound)
 		}
 		for _, c := range crowd {
+			_ = c.Close()
+		}
+	}
+}
+
+// metricsOf is the page of metrics at addr.
+func metricsOf(t *testing.T, addr string) string {
+	t.Helper()
+	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := c.Get("http://" + addr + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestMaxPerAddress: each role takes as many connections of an address as its settings say.
+func TestMaxPerAddress(t *testing.T) {
+	var at string
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if ip := a.(*net.IPNet).IP; ip.To4() != nil && !ip.IsLoopback() {
+			at = ip.String() + ":0"
+		}
+	}
+	if at == "" {
+		t.Skip("this machine has no IPv4 address but loopback, of which no limit for an address holds")
+	}
+	// Enough for what the roles say to each other.
+	const most = 24
+	limit := []string{"--insecure", "--http-listen=127.0.0.1:0", fmt.Sprintf("--max-connections-per-address=%d", most)}
+	env, _ := runtimeDir(t)
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=" + at, "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, limit...)...)
+	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off", "--listen-tcp=" + at}, limit...)...)
+	createNamespace(t, d.kv["directory"], "cache", nil)
+	g := start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=" + at, "--listen-memcached=" + at}, limit...)...)
+	for _, x := range []struct {
+		p              *process
+		key, name, say string
+	}{
+		{g, "redis", "redis", ""}, {g, "memcached", "memcached", ""},
+		{m, "tcp", "tcp", ""}, {d, "directory", "grpc", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"},
+	} {
+		conns := attack(t, x.p.kv[x.key], 2*most, []byte(x.say))
+		// Half handshakes of the memory node give way to each other; the others are in.
+		reason := "address"
+		if x.name == "tcp" {
+			reason = "handshake"
+		}
+		counted := regexp.MustCompile(fmt.Sprintf(`(?m)^kvd_listener_connections_refused_total\{listener="%s",reason="%s"\} [1-9]`, x.name, reason))
+		open := regexp.MustCompile(fmt.Sprintf(`(?m)^kvd_listener_connections\{listener="%s"\} (\d+)$`, x.name))
+		for until := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			page := metricsOf(t, x.p.kv["http"])
+			n := open.FindStringSubmatch(page)
+			if counted.MatchString(page) && n != nil && n[1] == fmt.Sprint(most) {
+				break
+			}
+			if time.Now().After(until) {
+				t.Fatalf("%s: %v are open, want %d, and refused ones counted", x.name, n, most)
+			}
+		}
+		for _, c := range conns {
 			_ = c.Close()
 		}
 	}
