@@ -3,9 +3,11 @@ package server
 import (
 	"bytes"
 	"crypto/tls"
+	"io"
 	"log/slog"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -242,5 +244,46 @@ func TestRaftPortStrangers(t *testing.T) {
 	friend.Close()
 	for _, c := range conns {
 		c.Close()
+	}
+}
+
+// A call that announces a gigabyte and does not send it takes no more memory than one that says little.
+func TestRaftPortAnnounced(t *testing.T) {
+	n := ready(t, start(t, Options{ID: "d1", InMemory: true, Bootstrap: true, Lease: forever}))
+	addr := string(n.transport.LocalAddr())
+	// MessagePack's: a map of one field, and what begins a long value.
+	field := func(name string, value ...byte) []byte {
+		b := append([]byte{0x81, 0xa0 | byte(len(name))}, name...)
+		return append(b, value...)
+	}
+	giga := []byte{0x40, 0, 0, 0}
+	for name, call := range map[string][]byte{
+		"an entry's data": slices.Concat([]byte{0}, field("Entries", 0x91), field("Data", 0xc6), giga),
+		"its text":        slices.Concat([]byte{0}, field("Entries", 0x91), field("Data", 0xdb), giga),
+		"entries":         slices.Concat([]byte{0}, field("Entries", 0xdd), giga),
+		"a leader":        slices.Concat([]byte{0}, field("Leader", 0xc6), giga),
+		"a configuration": slices.Concat([]byte{2}, field("Configuration", 0xc6), giga),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write(append(call, make([]byte, 100)...)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.Copy(io.Discard, conn); err != nil {
+			t.Errorf("%s: it is not hung up on: %v", name, err)
+		}
+		_ = conn.Close()
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 64<<20 {
+			t.Errorf("%s: %d bytes are taken for it", name, took)
+		}
 	}
 }

@@ -178,9 +178,9 @@ func (s *Server) Conns() int { return int(s.open.Load()) }
 // Accepted counts the connections that were let in.
 func (s *Server) Accepted() uint64 { return s.door.accepted.Load() }
 
-// Refused counts the connections over a limit, whose handshake was not over or had not begun.
+// Refused counts the connections over a limit: refused, or gone from their handshake for another.
 func (s *Server) Refused() (n uint64) {
-	for r := range s.door.refused {
+	for _, r := range []Reason{ReasonFull, ReasonAddress, ReasonHandshake} {
 		n += s.door.refused[r].Load()
 	}
 	return n
