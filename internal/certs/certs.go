@@ -17,6 +17,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -54,18 +55,36 @@ func (c *contents) equal(d *contents) bool {
 
 func (f Files) read() (c contents, err error) {
 	for i, x := range []struct{ key, file string }{{"tls.ca", f.CA}, {"tls.cert", f.Cert}, {"tls.key", f.Key}} {
-		st, err := os.Stat(x.file)
-		if err == nil {
-			c.bytes[i], err = os.ReadFile(x.file)
-		}
+		text, changed, err := readFile(x.file)
 		if err != nil {
 			return c, fmt.Errorf("%s: %w", x.key, err)
 		}
-		if st.ModTime().After(c.changed) {
-			c.changed = st.ModTime()
+		c.bytes[i] = text
+		if changed.After(c.changed) {
+			c.changed = changed
 		}
 	}
 	return c, nil
+}
+
+// maxFile bounds what is read every second; the largest bundles of public authorities have a quarter of it.
+const maxFile = 1 << 20
+
+func readFile(name string) (text []byte, changed time.Time, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, changed, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, changed, err
+	}
+	text, err = io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%s has more than %d bytes", name, maxFile)
+	}
+	return text, st.ModTime(), err
 }
 
 // parse checks c, all of it: half of a bundle must not pass for a smaller one.
