@@ -315,7 +315,8 @@ func (s *Source) InUse() (all []InUse) {
 }
 
 // Config is for servers and for calls to them, and always goes by what is in use. Calls must be made
-// through [ForHost].
+// through [ForHost]. A caller that sets VerifyConnection must call the one that was there: nothing else
+// verifies the servers that are called.
 func (s *Source) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
