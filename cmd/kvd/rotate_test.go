@@ -342,3 +342,44 @@ func TestRotation(t *testing.T) {
 	r.again["d2"]()
 	roundTrip(t, open(t, r.at[1], "tcp", r.source.Config()), "afterwards")
 }
+
+// A program that uses the library goes on when all of its cluster's certificates come from another authority.
+func TestClientTLSFiles(t *testing.T) {
+	env, dir := runtimeDir(t)
+	c := &cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process), again: make(map[string]func())}
+	at := freeAddr(t)
+	c.start(env, "d", "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen="+at, "--raft-listen="+freeAddr(t), "--bootstrap", "--lease=5s")
+	c.start(env, "m", "memnode", "--name=m", "--directory="+at, "--memory=64MiB", "--shm-socket=off", "--listen-tcp="+freeAddr(t))
+	c.trust("client", c.ca)
+	c.issue("client", "client")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cl, err := client.Open(ctx, client.Options{Directory: []string{at}, Provider: "tcp", TLSFiles: client.TLSFiles(c.files("client"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	roundTrip(t, cl, "before")
+	c.ca = newAuthority(t)
+	for name, role := range map[string]string{"client": "client", "m": "memnode", "d": "directory"} {
+		c.trust(name, c.ca)
+		c.issue(name, role)
+	}
+	for _, name := range []string{"m", "d"} {
+		if code := c.run[name].stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("%s: exit status %d, want 0", name, code)
+		}
+	}
+	c.again["d"]()
+	c.again["m"]()
+	for end := time.Now().Add(patience); ; { // its only copy went with the memory node
+		_, err := cl.Put(ctx, []byte("afterwards"), []byte("v of afterwards"), client.PutOptions{})
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	wantValue(t, cl, "afterwards")
+}

@@ -162,6 +162,9 @@ type Options struct {
 	Files Files
 	// Anonymous lets peers that call show no certificate.
 	Anonymous bool
+	// AtUse, if not nil, has connections look at the files, a second after the last look at the earliest: programs
+	// that make none are not woken. It hears what Poll would say, and must not block.
+	AtUse func(error)
 	// Check, if not nil, refuses a certificate that will not do, at the start and later.
 	Check func(*x509.Certificate) error
 }
@@ -172,6 +175,7 @@ type Source struct {
 	current atomic.Pointer[current]
 	taken   atomic.Uint64
 	refused atomic.Uint64
+	looked  atomic.Int64 // Unix nanoseconds of the last look at use
 	mu      struct {
 		sync.Mutex
 		used contents // from which current was made
@@ -281,6 +285,20 @@ func (s *Source) Poll() (changed bool, err error) {
 	return changed, err
 }
 
+// pollAtUse is Poll for a connection, if that is asked for and it is time.
+func (s *Source) pollAtUse() {
+	if s.o.AtUse == nil {
+		return
+	}
+	now, last := time.Now().UnixNano(), s.looked.Load()
+	if now-last < int64(time.Second) || !s.looked.CompareAndSwap(last, now) {
+		return
+	}
+	if _, err := s.Poll(); err != nil {
+		s.o.AtUse(err)
+	}
+}
+
 // Taken counts how often Reload or Poll took over other content.
 func (s *Source) Taken() uint64 { return s.taken.Load() }
 
@@ -321,6 +339,7 @@ func (s *Source) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			s.pollAtUse()
 			return s.current.Load().server, nil
 		},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -341,6 +360,7 @@ func (s *Source) verifyServer(cs tls.ConnectionState) error {
 	if cs.ServerName == "" {
 		return errNoHost
 	}
+	s.pollAtUse() // before the certificate is shown
 	o := x509.VerifyOptions{Roots: s.Current().Pool, DNSName: cs.ServerName, Intermediates: x509.NewCertPool()}
 	for _, c := range cs.PeerCertificates[1:] {
 		o.Intermediates.AddCert(c)
