@@ -109,9 +109,11 @@ type Options struct {
 	// 10 s.
 	OpTimeout time.Duration
 	// TLS protects the connections to the directory, and those of devices that the Client opens to memory
-	// nodes; nil means plain text. Its functions are asked at each connection, so GetClientCertificate and
-	// VerifyConnection can follow files that change; the latter hears ServerName even if it is an IP address.
+	// nodes; nil means plain text. Its functions are asked at each connection; VerifyConnection hears
+	// ServerName even if it is an IP address.
 	TLS *tls.Config
+	// TLSFiles, if set, takes the place of TLS.
+	TLSFiles TLSFiles
 	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 	// Background says that the session works for the store, not for a user: it does not keep
@@ -121,6 +123,15 @@ type Options struct {
 	NoEviction bool
 	// Events, if not nil, tells of operations.
 	Events *Events
+}
+
+// TLSFiles names PEM files. Content that changes holds for connections that are made a second later: a
+// certificate is renewed, and an authority replaced, without another Client. Files that cannot be used
+// are logged, and the content in use is kept.
+type TLSFiles struct {
+	CA   string // authorities that the store's certificates must come from
+	Cert string // this program's certificate
+	Key  string // its private key
 }
 
 // Item is a value with what the store knows of it.

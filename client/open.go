@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
@@ -103,6 +104,13 @@ func (o *Options) Validate() error {
 	if o.OpTimeout < 0 {
 		bad("OpTimeout: %v, want > 0", o.OpTimeout)
 	}
+	switch f := o.TLSFiles; {
+	case f == (TLSFiles{}):
+	case f.CA == "" || f.Cert == "" || f.Key == "":
+		bad("TLSFiles: want CA, Cert and Key, or none")
+	case o.TLS != nil:
+		bad("TLSFiles: TLS is set too")
+	}
 	named := func(d *rdma.Device) bool { return d.Name() == o.Provider }
 	switch {
 	case o.Provider == "":
@@ -131,6 +139,15 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	o.ensureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
+	}
+	if o.TLSFiles != (TLSFiles{}) {
+		source, err := certs.Open(certs.Options{Files: certs.Files(o.TLSFiles), AtUse: func(err error) {
+			o.Logger.Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
+		}})
+		if err != nil {
+			return nil, fmt.Errorf("TLSFiles: %w", err)
+		}
+		o.TLS = source.Config()
 	}
 	ghosts := ghostEntries
 	if o.ReadOnly {

@@ -265,7 +265,7 @@ const separator = "\x1e"
 // script runs commands in one shell, and those that serve beside it.
 func script(run []said, dir string) string {
 	var b strings.Builder
-	b.WriteString("ip link set lo up && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
+	b.WriteString("ip link set lo up && ip route add local 10.0.0.0/24 dev lo && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
 	for i, s := range run {
 		fmt.Fprintf(&b, "printf '%s%d\\n'\n", separator, i)
 		if serves.MatchString(s.command) {

@@ -31,6 +31,7 @@ type live struct {
 		sync.Mutex
 		log     *slog.Logger // nil: the role has not begun
 		sources []*certs.Source
+		poll    *time.Ticker // stopped until there are sources: a role without TLS is not woken
 	}
 }
 
@@ -57,6 +58,7 @@ func (a *app) creds(o certs.Options) (*tls.Config, error) {
 	a.live.mu.Lock()
 	defer a.live.mu.Unlock()
 	a.live.mu.sources = append(a.live.mu.sources, s)
+	a.live.mu.poll.Reset(pollEvery)
 	return s.Config(), nil
 }
 
@@ -86,9 +88,13 @@ func (a *app) sources() []*certs.Source {
 func (a *app) keepFresh(running config.Settings, load func() (config.Settings, error)) (stop func()) {
 	hup, done, ended := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
 	signal.Notify(hup, syscall.SIGHUP)
+	t := time.NewTicker(pollEvery)
+	t.Stop()
+	a.live.mu.Lock()
+	a.live.mu.poll = t
+	a.live.mu.Unlock()
 	go func() {
 		defer close(ended)
-		t := time.NewTicker(pollEvery)
 		defer t.Stop()
 		for {
 			select {

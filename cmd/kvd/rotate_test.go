@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,6 +28,8 @@ type cluster struct {
 	dir string
 	ca  *authority.Authority
 	run map[string]*process
+	// again starts a process once more, with the files that it has by then.
+	again map[string]func()
 }
 
 func newAuthority(t *testing.T) *authority.Authority {
@@ -75,7 +78,11 @@ func (c *cluster) start(env []string, name, role string, args ...string) *proces
 	c.trust(name, c.ca)
 	c.issue(name, role)
 	f := c.files(name)
-	c.run[name] = start(c.t, env, append([]string{role, "--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key}, args...)...)
+	c.again[name] = func() {
+		c.t.Helper()
+		c.run[name] = start(c.t, env, append([]string{role, "--tls-ca=" + f.CA, "--tls-cert=" + f.Cert, "--tls-key=" + f.Key}, args...)...)
+	}
+	c.again[name]()
 	return c.run[name]
 }
 
@@ -168,10 +175,10 @@ type rotation struct {
 func startRotation(t *testing.T) *rotation {
 	t.Helper()
 	env, dir := runtimeDir(t)
-	r := &rotation{cluster: cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process)}, raft: freeAddr(t), stop: make(chan struct{}),
+	r := &rotation{cluster: cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process), again: make(map[string]func())}, raft: freeAddr(t), stop: make(chan struct{}),
 		roles: map[string]string{"d1": "directory", "d2": "directory", "m": "memnode", "g": "gateway", "client": "client"}}
 	d1 := r.start(env, "d1", "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+r.raft, "--bootstrap", "--lease=5s", "--election-timeout=1s")
-	d2 := r.start(env, "d2", "directory", "--id=d2", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--join="+d1.kv["directory"], "--lease=5s", "--election-timeout=1s")
+	d2 := r.start(env, "d2", "directory", "--id=d2", "--data-dir="+t.TempDir(), "--listen="+freeAddr(t), "--raft-listen="+freeAddr(t), "--join="+d1.kv["directory"], "--lease=5s", "--election-timeout=1s")
 	r.at = []string{d1.kv["directory"], d2.kv["directory"]}
 	r.start(env, "m", "memnode", "--name=m", "--directory="+strings.Join(r.at, ","), "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
 	r.trust("client", r.ca)
@@ -328,4 +335,51 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%s accepts a certificate of the old authority", what)
 		}
 	}
+	// Without d2 there is no majority: d1 calls it, and it d1, by certificates that neither began with.
+	if code := r.run["d2"].stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("d2: exit status %d, want 0", code)
+	}
+	r.again["d2"]()
+	roundTrip(t, open(t, r.at[1], "tcp", r.source.Config()), "afterwards")
+}
+
+// A program that uses the library goes on when all of its cluster's certificates come from another authority.
+func TestClientTLSFiles(t *testing.T) {
+	env, dir := runtimeDir(t)
+	c := &cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process), again: make(map[string]func())}
+	at := freeAddr(t)
+	c.start(env, "d", "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen="+at, "--raft-listen="+freeAddr(t), "--bootstrap", "--lease=5s")
+	c.start(env, "m", "memnode", "--name=m", "--directory="+at, "--memory=64MiB", "--shm-socket=off", "--listen-tcp="+freeAddr(t))
+	c.trust("client", c.ca)
+	c.issue("client", "client")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cl, err := client.Open(ctx, client.Options{Directory: []string{at}, Provider: "tcp", TLSFiles: client.TLSFiles(c.files("client"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	roundTrip(t, cl, "before")
+	c.ca = newAuthority(t)
+	for name, role := range map[string]string{"client": "client", "m": "memnode", "d": "directory"} {
+		c.trust(name, c.ca)
+		c.issue(name, role)
+	}
+	for _, name := range []string{"m", "d"} {
+		if code := c.run[name].stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("%s: exit status %d, want 0", name, code)
+		}
+	}
+	c.again["d"]()
+	c.again["m"]()
+	for end := time.Now().Add(patience); ; { // its only copy went with the memory node
+		_, err := cl.Put(ctx, []byte("afterwards"), []byte("v of afterwards"), client.PutOptions{})
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	wantValue(t, cl, "afterwards")
 }

@@ -17,6 +17,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -54,18 +55,36 @@ func (c *contents) equal(d *contents) bool {
 
 func (f Files) read() (c contents, err error) {
 	for i, x := range []struct{ key, file string }{{"tls.ca", f.CA}, {"tls.cert", f.Cert}, {"tls.key", f.Key}} {
-		st, err := os.Stat(x.file)
-		if err == nil {
-			c.bytes[i], err = os.ReadFile(x.file)
-		}
+		text, changed, err := readFile(x.file)
 		if err != nil {
 			return c, fmt.Errorf("%s: %w", x.key, err)
 		}
-		if st.ModTime().After(c.changed) {
-			c.changed = st.ModTime()
+		c.bytes[i] = text
+		if changed.After(c.changed) {
+			c.changed = changed
 		}
 	}
 	return c, nil
+}
+
+// maxFile bounds what is read every second; the largest bundles of public authorities have a quarter of it.
+const maxFile = 1 << 20
+
+func readFile(name string) (text []byte, changed time.Time, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, changed, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, changed, err
+	}
+	text, err = io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%s has more than %d bytes", name, maxFile)
+	}
+	return text, st.ModTime(), err
 }
 
 // parse checks c, all of it: half of a bundle must not pass for a smaller one.
@@ -143,6 +162,9 @@ type Options struct {
 	Files Files
 	// Anonymous lets peers that call show no certificate.
 	Anonymous bool
+	// AtUse, if not nil, has connections look at the files, a second after the last look at the earliest: programs
+	// that make none are not woken. It hears what Poll would say, and must not block.
+	AtUse func(error)
 	// Check, if not nil, refuses a certificate that will not do, at the start and later.
 	Check func(*x509.Certificate) error
 }
@@ -153,6 +175,7 @@ type Source struct {
 	current atomic.Pointer[current]
 	taken   atomic.Uint64
 	refused atomic.Uint64
+	looked  atomic.Int64 // Unix nanoseconds of the last look at use
 	mu      struct {
 		sync.Mutex
 		used contents // from which current was made
@@ -262,6 +285,20 @@ func (s *Source) Poll() (changed bool, err error) {
 	return changed, err
 }
 
+// pollAtUse is Poll for a connection, if that is asked for and it is time.
+func (s *Source) pollAtUse() {
+	if s.o.AtUse == nil {
+		return
+	}
+	now, last := time.Now().UnixNano(), s.looked.Load()
+	if now-last < int64(time.Second) || !s.looked.CompareAndSwap(last, now) {
+		return
+	}
+	if _, err := s.Poll(); err != nil {
+		s.o.AtUse(err)
+	}
+}
+
 // Taken counts how often Reload or Poll took over other content.
 func (s *Source) Taken() uint64 { return s.taken.Load() }
 
@@ -296,11 +333,13 @@ func (s *Source) InUse() (all []InUse) {
 }
 
 // Config is for servers and for calls to them, and always goes by what is in use. Calls must be made
-// through [ForHost].
+// through [ForHost]. A caller that sets VerifyConnection must call the one that was there: nothing else
+// verifies the servers that are called.
 func (s *Source) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			s.pollAtUse()
 			return s.current.Load().server, nil
 		},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -321,6 +360,7 @@ func (s *Source) verifyServer(cs tls.ConnectionState) error {
 	if cs.ServerName == "" {
 		return errNoHost
 	}
+	s.pollAtUse() // before the certificate is shown
 	o := x509.VerifyOptions{Roots: s.Current().Pool, DNSName: cs.ServerName, Intermediates: x509.NewCertPool()}
 	for _, c := range cs.PeerCertificates[1:] {
 		o.Intermediates.AddCert(c)

@@ -165,6 +165,47 @@ func TestSourceFollowsFiles(t *testing.T) {
 	}
 }
 
+// Connections look at the files, if they are asked to, and not at each use.
+func TestSourceLooksAtUse(t *testing.T) {
+	server := newLab(t)
+	client := &lab{t: t, ca: server.ca, files: Files{CA: server.files.CA + "2", Cert: server.files.Cert + "2", Key: server.files.Key + "2"}}
+	client.write(client.files.CA, server.ca.CertPEM())
+	client.issue(time.Now(), time.Hour)
+	var heard []error
+	cs := client.open(Options{AtUse: func(err error) { heard = append(heard, err) }})
+	ss := server.open(Options{AtUse: func(err error) { t.Error(err) }})
+	sconf, cconf := ss.Config(), ForHost(cs.Config(), "node")
+	for _, l := range []*lab{server, client} {
+		l.ca = newCA(t)
+	}
+	client.ca = server.ca
+	for _, l := range []*lab{server, client} {
+		l.write(l.files.CA, l.ca.CertPEM())
+		l.issue(time.Now(), time.Hour)
+	}
+	if serr, cerr := meet(t, sconf, cconf); serr != nil || cerr != nil {
+		t.Fatal(serr, cerr)
+	}
+	if ss.Taken() != 1 || cs.Taken() != 1 {
+		t.Errorf("server %d, client %d times", ss.Taken(), cs.Taken())
+	}
+	client.write(client.files.Key, []byte("half"))
+	long, recent := int64(0), time.Now().Add(time.Hour).UnixNano()
+	for i, tc := range []struct {
+		looked  int64
+		refused uint64
+		heard   int
+	}{{recent, 0, 0}, {long, 1, 0}, {recent, 1, 0}, {long, 2, 1}, {long, 3, 1}} {
+		cs.looked.Store(tc.looked)
+		if serr, cerr := meet(t, sconf, cconf); serr != nil || cerr != nil {
+			t.Fatal(serr, cerr)
+		}
+		if len(heard) != tc.heard || cs.Refused() != tc.refused {
+			t.Errorf("connection %d: heard %v, refused %d times", i, heard, cs.Refused())
+		}
+	}
+}
+
 // A session that was resumed does not outlive its authority.
 func TestResumption(t *testing.T) {
 	l := newLab(t)

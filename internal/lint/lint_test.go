@@ -37,7 +37,7 @@ var imports = []row{
 	{"internal/evict/evicttest", "", "what judges a policy knows none"},
 	{"internal/session", "internal/dirpb internal/engine internal/heap internal/layout rdma", "a machine that says what a session asks of its directory and of memory nodes, and when"},
 	{"internal/inside", "index index/repair internal/engine", "it names the types of a Client's tools; the Client brings them, so that its public API does not"},
-	{"client", "index index/repair internal/dirclient internal/dirpb internal/evict internal/hostid internal/engine internal/inside internal/layout internal/providers internal/session rdma rdma/verbs", "a service that links the library gets none of the store's processes, and providers without naming them"},
+	{"client", "index index/repair internal/certs internal/dirclient internal/dirpb internal/evict internal/hostid internal/engine internal/inside internal/layout internal/providers internal/session rdma rdma/verbs", "a service that links the library gets none of the store's processes, and providers without naming them"},
 	{"client/near", "client", "a near cache stands between a program and any client.API, so it is written against that alone"},
 	{"client/clienttest", "client internal/inside", "a fake that shared code with the store would share its mistakes; it heeds the limits that gateways put into contexts"},
 	{"client/prom", "client internal/layout rdma", "it shows what a client counts, and counts nothing"},
