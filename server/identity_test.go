@@ -143,7 +143,7 @@ func TestRights(t *testing.T) {
 							t.Errorf("%s is for %v: %v", full, want, err)
 						}
 					default:
-						text := "spiffe://test.example/kvd/" + c.name + "/it has the role " + c.name + ", and " + full + " is for " + want.String()
+						text := "spiffe://test.example/kvd/" + c.name + "/it has the role " + c.name + ", and " + m.Name + " is for " + want.String()
 						if code != codes.PermissionDenied || !strings.Contains(err.Error(), text) {
 							t.Errorf("%s is not for %v: %v, want %q", full, c.role, err, text)
 						}
