@@ -393,7 +393,7 @@ func TestRaftPortRoles(t *testing.T) {
 	}
 	for _, r := range (identity.Every &^ identity.RolesOf(identity.Directory)).All() {
 		if err := firstRead(addr, as(a.Role(r.String(), "it"))); err == nil || !strings.Contains(err.Error(), "bad certificate") {
-			t.Errorf("%v: %v, want a refusal", r, err)
+			t.Fatalf("%v: %v, want a refusal", r, err)
 		}
 		text := "kvd/" + r.String() + "/it has the role " + r.String() + ", and Raft is for directory"
 		until(t, "a line of the log", func() bool { return strings.Contains(log.String(), text) })
