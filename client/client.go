@@ -59,6 +59,9 @@ var (
 	// namespace was deleted returns it at once, and goes on by itself when a namespace of that name exists
 	// again. The operation did not happen.
 	ErrNoNamespace = errors.New("unknown namespace")
+	// ErrForbidden: the directory opens no session for the owner of this client's certificate; the text
+	// says why. The operation did not happen.
+	ErrForbidden = errors.New("permission denied")
 )
 
 // Outcome answers "did it happen?" for an error of this package; nil is Yes.

@@ -73,8 +73,11 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		return err
 	})
 	if err != nil {
-		if status.Code(err) == codes.NotFound {
+		switch status.Code(err) {
+		case codes.NotFound:
 			return nil, fmt.Errorf("%w %q", ErrNoNamespace, c.o.Namespace)
+		case codes.PermissionDenied, codes.Unauthenticated:
+			return nil, fmt.Errorf("%w: open session: %w", ErrForbidden, err)
 		}
 		// A session that was opened unheard dies by itself; no operation has begun.
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, dirclient.NoEffect(err))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/token"
@@ -266,9 +268,12 @@ func (n *Node) exchanged(what string, err error) {
 	before := n.mu.err
 	n.mu.err = err
 	n.mu.Unlock()
+	code := status.Code(err)
 	switch {
 	case err == nil && before != nil:
 		n.log.Info("directory answers again", "what", what)
+	case (code == codes.PermissionDenied || code == codes.Unauthenticated) && code != status.Code(before):
+		n.log.Error("the directory refuses this memory node; trying on, as an operator may change that", "what", what, "err", err)
 	case err != nil && before == nil:
 		n.log.Warn("directory does not answer; regions stay served", "what", what, "err", err)
 	case err != nil && err.Error() != before.Error():

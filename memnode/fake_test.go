@@ -44,6 +44,7 @@ type directory struct {
 
 	down       bool
 	publishErr error
+	refuse     error // of registrations
 	regions    []*dirpb.WantRegion
 	fence      []uint32
 	forget     bool // answer the next heartbeat with unknown_node
@@ -144,6 +145,10 @@ func (d *directory) Call(ctx context.Context, fn func(context.Context, dirpb.Dir
 func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {
 	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: 5, ClusterKey: clusterKey}
 	d.mu.Lock()
+	if d.refuse != nil {
+		defer d.mu.Unlock()
+		return nil, d.refuse
+	}
 	if d.holds {
 		rep.HeartbeatMillis = 1500
 	}

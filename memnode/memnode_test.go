@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -761,6 +764,28 @@ func TestRoles(t *testing.T) {
 		if !errors.Is(err, identity.ErrUnidentified) && !errors.Is(err, identity.ErrNoCertificate) {
 			t.Errorf("%s: %v, want a refusal", name, err)
 		}
+	}
+}
+
+// A directory that refuses is not called silent.
+func TestRegistrationRefused(t *testing.T) {
+	dir := newDirectory(t)
+	dir.refuse = status.Error(codes.PermissionDenied, "m1 belongs to another")
+	log := &logged{}
+	n, err := Open(t.Context(), Options{Name: "m1", CapacityBytes: 1, Directory: dir, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Devices: []DeviceListen{{Device: openDevice(t, "tcp"), Addr: "127.0.0.1:0"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	const text = "level=ERROR msg=\"the directory refuses this memory node"
+	until(t, func() bool { return log.count(text) > 0 && n.Stats().DirectoryErr != nil })
+	dir.change(func() { dir.refuse = nil })
+	if err := n.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if log.count(text) != 1 || log.count("does not answer") != 0 {
+		t.Errorf("the refusal was logged %d times, and silence %d times", log.count(text), log.count("does not answer"))
 	}
 }
 

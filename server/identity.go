@@ -73,7 +73,7 @@ func mayWatchAll(ctx context.Context) error {
 	if i == (identity.Identity{}) || want.Has(i.Role) {
 		return nil
 	}
-	return rights.Refusal(&identity.DeniedError{Identity: i, Right: dirpb.Directory_WatchMap_FullMethodName + " without a session", Want: want})
+	return rights.Refusal(&identity.DeniedError{Identity: i, Right: "WatchMap without a session", Want: want})
 }
 
 // noDirectory reports whether a handshake failed for its peer's identity.

@@ -143,7 +143,7 @@ func TestRights(t *testing.T) {
 							t.Errorf("%s is for %v: %v", full, want, err)
 						}
 					default:
-						text := "spiffe://test.example/kvd/" + c.name + "/it has the role " + c.name + ", and " + full + " is for " + want.String()
+						text := "spiffe://test.example/kvd/" + c.name + "/it has the role " + c.name + ", and " + m.Name + " is for " + want.String()
 						if code != codes.PermissionDenied || !strings.Contains(err.Error(), text) {
 							t.Errorf("%s is not for %v: %v, want %q", full, c.role, err, text)
 						}
@@ -393,7 +393,7 @@ func TestRaftPortRoles(t *testing.T) {
 	}
 	for _, r := range (identity.Every &^ identity.RolesOf(identity.Directory)).All() {
 		if err := firstRead(addr, as(a.Role(r.String(), "it"))); err == nil || !strings.Contains(err.Error(), "bad certificate") {
-			t.Errorf("%v: %v, want a refusal", r, err)
+			t.Fatalf("%v: %v, want a refusal", r, err)
 		}
 		text := "kvd/" + r.String() + "/it has the role " + r.String() + ", and Raft is for directory"
 		until(t, "a line of the log", func() bool { return strings.Contains(log.String(), text) })

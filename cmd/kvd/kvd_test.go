@@ -890,6 +890,22 @@ func TestOwnRole(t *testing.T) {
 	}
 }
 
+// A gateway without the right to a session says so, and waits for nothing.
+func TestGatewayRefused(t *testing.T) {
+	env, _ := runtimeDir(t)
+	files := newCertificates(t)
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
+	for role, want := range map[string]string{"directory": "has the role directory, and OpenSession is for memnode, gateway,", "": "the certificate has no identity"} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		var out, errs bytes.Buffer
+		code := run(ctx, append([]string{"gateway", "--listen=127.0.0.1:0", "--listen-memcached=off", "--directory=" + d.kv["directory"]}, files.flags(role)...), &out, &errs)
+		if code != exitFailure || ctx.Err() != nil || !strings.Contains(errs.String(), want) {
+			t.Errorf("a gateway with the role %q: exit status %d, %s", role, code, &errs)
+		}
+		cancel()
+	}
+}
+
 // certificates is an authority that writes the files of its certificates.
 type certificates struct {
 	*identitytest.Authority

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"path"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -90,7 +91,7 @@ func (t Table) admit(ctx context.Context, m identity.Mapping, method string) (i 
 	if !ok {
 		return identity.Identity{}, from, identity.ErrNoCertificate
 	}
-	i, err = m.Admit(&info.State, method, t[method])
+	i, err = m.Admit(&info.State, path.Base(method), t[method])
 	return i, from, err
 }
 
