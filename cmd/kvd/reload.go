@@ -26,7 +26,21 @@ type live struct {
 		sync.Mutex
 		log   *slog.Logger // nil: the role has not begun
 		pairs []*pair
+		files []reloadable
 	}
+}
+
+// reloadable is a file that a part of the role reads again. read takes over all of it, or nothing.
+type reloadable struct {
+	key  string // of the setting
+	read func() error
+}
+
+// reloads has SIGHUP call read; key is the setting that names the file.
+func (a *app) reloads(key string, read func() error) {
+	a.live.mu.Lock()
+	defer a.live.mu.Unlock()
+	a.live.mu.files = append(a.live.mu.files, reloadable{key, read})
 }
 
 // pair is a certificate and its key, which can be read again while they are in use.
@@ -84,11 +98,11 @@ func (a *app) onHangup(running config.Settings, load func() (config.Settings, er
 	return func() { close(done); <-ended }
 }
 
-// reload takes over the level of the log and certificates, and says what it took over, what
+// reload takes over the level of the log, certificates and files of users, and says what it took over, what
 // waits for the next start, and what is wrong. Certificates hold for new connections.
 func (a *app) reload(running config.Settings, load func() (config.Settings, error)) {
 	a.live.mu.Lock()
-	log, pairs := a.live.mu.log, slices.Clone(a.live.mu.pairs)
+	log, pairs, files := a.live.mu.log, slices.Clone(a.live.mu.pairs), slices.Clone(a.live.mu.files)
 	a.live.mu.Unlock()
 	if log == nil {
 		return // the role is about to read everything
@@ -113,6 +127,14 @@ func (a *app) reload(running config.Settings, load func() (config.Settings, erro
 			later = append(later, "tls.ca") // the same file with others in it
 		}
 		now = append(now, "tls.cert", fmt.Sprintf("valid until %s", conf.Certificates[0].Leaf.NotAfter.UTC().Format(time.DateTime)))
+	}
+	for _, f := range files {
+		if err := f.read(); err != nil {
+			failed = true
+			log.Error("SIGHUP: the users are kept as they were", "setting", f.key, "err", err)
+			continue
+		}
+		now = append(now, f.key, "read")
 	}
 	if len(later) > 0 {
 		log.Warn("SIGHUP: other settings take effect when the process is started again", "changed", strings.Join(later, ", "))

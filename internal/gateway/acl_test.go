@@ -277,6 +277,39 @@ F:6: user carol is there twice`, "F", path)
 	q.want(t, "+OK\r\n", "AUTH", "carol", "x")
 }
 
+// TestDocumentedUsers: the users of docs/operations.md may do what they are meant to, and nothing else.
+func TestDocumentedUsers(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, lines, _ := strings.Cut(string(page), "```\nuser default off\n")
+	lines, _, found := strings.Cut(lines, "```")
+	hash := "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae" // of foo
+	if !found || strings.Count(lines, "#SHA256 ") != 3 {
+		t.Fatalf("the example is %q", lines)
+	}
+	path := aclFile(t, "user default off\n"+strings.ReplaceAll(lines, "#SHA256 ", "#"+hash+" "))
+	addr, _ := start(t, Options{Databases: fake(), ACLFile: path})
+	for user, cmds := range map[string]map[string]bool{
+		"app": {"SET app:1 x": true, "MGET app:1 app:2": true, "MULTI": true, "DISCARD": true, "CLIENT SETNAME x": true, "SET other x": false, "SELECT 1": false,
+			"KEYS *": false, "FLUSHDB": false, "ACL LIST": false, "INFO": false},
+		"report": {"GET app:1": true, "SCAN 0": true, "SELECT 1": true, "GETEX app:1": false, "SET app:1 x": false, "DEL app:1": false, "FLUSHALL": false},
+		"admin":  {"FLUSHALL": true, "ACL LIST": true, "SELECT 1": true, "SET x y": true},
+	} {
+		p := dial(t, "tcp", addr)
+		p.want(t, "+OK\r\n", "AUTH", user, "foo")
+		for cmd, may := range cmds {
+			if got := p.do(t, words(cmd)...); strings.HasPrefix(got, "-NOPERM") == may || may && strings.HasPrefix(got, "-") && cmd != "DISCARD" {
+				t.Errorf("%s as %s: %q", cmd, user, got)
+			}
+			if cmd == "MULTI" {
+				p.do(t, "DISCARD") // the order of a map is any
+			}
+		}
+	}
+}
+
 // TestACLGoRedis: go-redis authenticates as users with both protocols, and its commands about ACL work.
 func TestACLGoRedis(t *testing.T) {
 	addr := serve(t, Options{Databases: fake()})
