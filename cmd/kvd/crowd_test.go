@@ -82,16 +82,12 @@ func TestCrowds(t *testing.T) {
 func TestCrowdTLS(t *testing.T) {
 	const flood, asked = 1500, 300 // more than handshakes are taken at a time
 	env, _ := runtimeDir(t)
-	files := certificates(t)
-	creds := []string{"--tls-ca=" + files.CA, "--tls-cert=" + files.Cert, "--tls-key=" + files.Key}
-	cfg, err := files.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, creds...)...)
-	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, creds...)...)
-	createNamespace(t, d.kv["directory"], "cache", cfg)
-	g := start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0"}, creds...)...)
+	files := newCertificates(t)
+	cfg := files.load("client")
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
+	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	createNamespace(t, d.kv["directory"], "cache", files.load("operator"))
+	g := start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0"}, files.flags("gateway")...)...)
 	client := func() *honest {
 		t.Helper()
 		c, err := tls.Dial("tcp", g.kv["tls"], &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates, ServerName: "127.0.0.1"})

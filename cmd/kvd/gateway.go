@@ -43,7 +43,9 @@ them may run on the same namespaces, best one on every machine with such program
 It makes no namespace: kvctl namespace create cache --mode cache does.
 
 listen and listen-memcached are in clear, so they are for this machine unless insecure
-says otherwise, password or not; listen-tls is for others.`,
+says otherwise, password or not; listen-tls is for others.
+
+acl-file and memcached-auth-file name users and what they may do; SIGHUP reads both again.`,
 		example: `  kvd gateway
   kvd gateway --databases cache,sessions --listen-unix /run/kvd/redis.sock --listen-memcached off
   kvd gateway --listen off --listen-tls 0.0.0.0:6380 --config /etc/kvd/gateway.yaml`,
@@ -66,13 +68,13 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(web.Close)
-	if c.Password != "" && c.ListenMemcached != config.Off && !c.Insecure {
-		// memcached's protocol has no password, and would be a way around this one.
+	if c.HasUsers() && c.MemcachedAuthFile == "" && c.ListenMemcached != config.Off && !c.Insecure {
+		// memcached's protocol would be a way around the passwords of Redis's.
 		if a.given("listen-memcached") {
-			return usageError{fmt.Errorf("listen-memcached is %q: a password is set, and memcached's protocol has none: want off, or insecure to do without", c.ListenMemcached)}
+			return usageError{fmt.Errorf("listen-memcached is %q: Redis's protocol has passwords, and memcached's has none: want off, a memcached-auth-file, or insecure to do without", c.ListenMemcached)}
 		}
 		c.ListenMemcached = config.Off
-		log.Info("memcached's protocol is off: a password is set, and it has none")
+		log.Info("memcached's protocol is off: Redis's has passwords, and it has none without memcached-auth-file")
 	}
 	// An address that is taken is refused before anything is asked of the store.
 	l, err := a.listenGateway(ctx, c)
@@ -86,7 +88,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
-		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password,
+		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
 		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
 		devices: devices, provider: c.Provider, tls: creds, log: log,
 	})
@@ -94,6 +96,12 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(g.close)
+	if c.ACLFile != "" {
+		a.reloads("acl-file", g.redis.ReloadUsers)
+	}
+	if c.MemcachedAuthFile != "" {
+		a.reloads("memcached-auth-file", g.memcached.ReloadUsers)
+	}
 	defer notify(log, daemon.SdNotifyStopping)
 	if err := web.Register(append(g.collectors(), metrics.Listeners(g.doors(web)))...); err != nil {
 		return err
@@ -194,10 +202,11 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 }
 
 type gatewayOptions struct {
-	directory []string
-	databases []string
-	memcached string // namespace; empty: the first of databases
-	password  string
+	directory         []string
+	databases         []string
+	memcached         string // namespace; empty: the first of databases
+	password          string
+	aclFile, authFile string // gateway.Options.ACLFile, memcached.Options.AuthFile
 	// maxConns and maxPerAddr are of each server.
 	maxConns, maxPerAddr int
 	buffers              int64 // bytes; of both servers together
@@ -248,10 +257,10 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 	}
 	budget := netsrv.NewBudget(o.buffers)
 	o.maxConns = connLimit(o.maxConns, 2, true, o.log)
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
-	g.memcached, err = memcached.New(memcached.Options{Client: mc, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})
+	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})
 	return g, err
 }
 

@@ -339,3 +339,77 @@ func TestGatewayWaits(t *testing.T) {
 		t.Errorf("exit status %d", code)
 	}
 }
+
+// TestGatewayUsers: both protocols have users, from files that SIGHUP reads again: all of a good one, nothing of a
+// bad one. Nothing of a password is logged.
+func TestGatewayUsers(t *testing.T) {
+	env, _ := runtimeDir(t)
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s")
+	addr := d.kv["directory"]
+	start(t, env, "memnode", "--name=m", "--directory="+addr, "--memory=64MiB", "--shm-socket=off")
+	createNamespace(t, addr, "cache", nil)
+	createNamespace(t, addr, "sessions", nil)
+	dir := t.TempDir()
+	users, logins := filepath.Join(dir, "users.acl"), filepath.Join(dir, "memcached")
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(users, "user default off\nuser app on >s3cret ~app:* +@read +@write +@connection db=0\n")
+	write(logins, "app:s3cret\n")
+	args := []string{"gateway", "--directory=" + addr, "--databases=cache,sessions", "--listen=127.0.0.1:0", "--acl-file=" + users}
+	if p := start(t, env, args...); p.kv["memcached"] != "" || !strings.Contains(p.stderr.String(), "memcached's protocol is off") {
+		t.Errorf("users, and memcached without any at %q: %s", p.kv["memcached"], p.stderr)
+	}
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), append(args, "--listen-memcached=127.0.0.1:0"), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "memcached-auth-file") {
+		t.Errorf("users, and memcached without any: exit status %d, %q", code, &errs)
+	}
+	p := start(t, env, append(args, "--listen-memcached=127.0.0.1:0", "--memcached-auth-file="+logins)...)
+	app := func(password string, cmds ...string) string {
+		return redis(t, "tcp", p.kv["redis"], nil, append([]string{"AUTH app " + password}, cmds...)...)
+	}
+	if got := app("s3cret", "SET app:k v", "GET app:k"); got != "+OK +OK $1 v" {
+		t.Errorf("as app: %q", got)
+	}
+	for cmd, want := range map[string]string{
+		"GET k":    "-NOPERM this user has no permissions to access one of the keys used as arguments",
+		"SELECT 1": "-NOPERM this user has no permissions to access this database",
+		"ACL LIST": "-NOPERM this user has no permissions to run the 'acl|list' command",
+	} {
+		if got := app("s3cret", cmd); got != "+OK "+want {
+			t.Errorf("%s as app: %q", cmd, got)
+		}
+	}
+	if got := redis(t, "tcp", p.kv["redis"], nil, "GET app:k"); !strings.HasPrefix(got, "-NOAUTH") {
+		t.Errorf("without a password: %q", got)
+	}
+	if got := memcachedSay(t, p.kv["memcached"], "get k\r\nset x 0 0 10\r\napp s3cret\r\nget app:k\r\n", 5); got != "CLIENT_ERROR unauthenticated STORED VALUE app:k 0 1 v END" {
+		t.Errorf("memcached's protocol: %q", got)
+	}
+	write(users, "user app on >s3cret +nosuch\n")
+	write(logins, "s3cret\n")
+	p.hangUp()
+	p.says("SIGHUP: the users are kept as they were", 2)
+	if got := app("s3cret", "GET app:k"); got != "+OK $1 v" {
+		t.Errorf("after a bad file: %q", got)
+	}
+	write(users, "user app on >n3w ~* +@all\n")
+	write(logins, "other:n3w\n")
+	p.hangUp()
+	p.says("SIGHUP: reloaded", 1)
+	if got := app("n3w", "SELECT 1", "GET k"); got != "+OK +OK $-1" {
+		t.Errorf("with other users: %q", got)
+	}
+	if got := memcachedSay(t, p.kv["memcached"], "set x 0 0 10\r\napp s3cret\r\nset x 0 0 9\r\nother n3w\r\n", 2); got != "CLIENT_ERROR authentication failure STORED" {
+		t.Errorf("memcached's protocol with other users: %q", got)
+	}
+	if log := p.stderr.String(); strings.Contains(log, "s3cret") || strings.Contains(log, "n3w") {
+		t.Errorf("it logs a password: %s", log)
+	}
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d, want 0", code)
+	}
+}

@@ -30,9 +30,23 @@ type live struct {
 	mu    struct {
 		sync.Mutex
 		log     *slog.Logger // nil: the role has not begun
+		files   []reloadable
 		sources []*certs.Source
 		poll    *time.Ticker // stopped until there are sources: a role without TLS is not woken
 	}
+}
+
+// reloadable is a file that a part of the role reads again. read takes over all of it, or nothing.
+type reloadable struct {
+	key  string // of the setting
+	read func() error
+}
+
+// reloads has SIGHUP call read; key is the setting that names the file.
+func (a *app) reloads(key string, read func() error) {
+	a.live.mu.Lock()
+	defer a.live.mu.Unlock()
+	a.live.mu.files = append(a.live.mu.files, reloadable{key, read})
 }
 
 // logger makes the role's logger.
@@ -132,12 +146,12 @@ func inUse(s *certs.Source) []any {
 	return []any{"tls.cert", fmt.Sprintf("valid until %s", set.Pair.Leaf.NotAfter.UTC().Format(time.DateTime)), "tls.ca", len(set.Authorities)}
 }
 
-// reload takes over the level of the log and certificates, and says what it took over, what
+// reload takes over the level of the log, certificates and files of users, and says what it took over, what
 // waits for the next start, and what is wrong. Certificates hold for new connections, as do those
 // that pollCerts finds.
 func (a *app) reload(running config.Settings, load func() (config.Settings, error)) {
 	a.live.mu.Lock()
-	log := a.live.mu.log
+	log, files := a.live.mu.log, slices.Clone(a.live.mu.files)
 	a.live.mu.Unlock()
 	if log == nil {
 		return // the role is about to read everything
@@ -157,6 +171,14 @@ func (a *app) reload(running config.Settings, load func() (config.Settings, erro
 			continue
 		}
 		now = append(now, inUse(s)...)
+	}
+	for _, f := range files {
+		if err := f.read(); err != nil {
+			failed = true
+			log.Error("SIGHUP: the users are kept as they were", "setting", f.key, "err", err)
+			continue
+		}
+		now = append(now, f.key, "read")
 	}
 	if len(later) > 0 {
 		log.Warn("SIGHUP: other settings take effect when the process is started again", "changed", strings.Join(later, ", "))

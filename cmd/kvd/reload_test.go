@@ -138,7 +138,7 @@ func TestReload(t *testing.T) {
 		t.Errorf("a certificate of the authority that was replaced: %v", err)
 	}
 
-	// One of another role is not.
+	// A certificate of another role is not.
 	replace(map[string]string{other.Cert: old.Cert, other.Key: old.Key})
 	d.says("has the role client, and this process's certificate is for directory", 1)
 	replace(map[string]string{renewed.Cert: old.Cert, renewed.Key: old.Key})

@@ -188,7 +188,13 @@ func startRotation(t *testing.T) *rotation {
 	if r.source, err = certs.Open(certs.Options{Files: r.files("client")}); err != nil {
 		t.Fatal(err)
 	}
-	createNamespace(t, r.at[0], "cache", r.source.Config())
+	r.trust("operator", r.ca)
+	r.issue("operator", "operator")
+	operator, err := certs.Open(certs.Options{Files: r.files("operator")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	createNamespace(t, r.at[0], "cache", operator.Config())
 	// At level debug no line is left out, and each change makes two: of calls, and of listen-tls.
 	r.start(env, "g", "gateway", "--directory="+strings.Join(r.at, ","), "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--log-level=debug")
 	return r

@@ -122,6 +122,8 @@ type Gateway struct {
 	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
 	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line" secret:"true"`
+	ACLFile           string   `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
+	MemcachedAuthFile string   `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
 	MaxPerAddress     int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	BufferMemory      Size     `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
@@ -489,8 +491,8 @@ func (g *Gateway) Validate() error {
 		switch {
 		case ok && g.TLS == (TLS{}):
 			c.bad("listen-tls", g.ListenTLS, "set tls.ca, tls.cert and tls.key")
-		case ok && g.TLSClients == "any" && g.Password == "" && !g.Insecure && !loopback(host):
-			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password, or insecure to do without")
+		case ok && g.TLSClients == "any" && !g.HasUsers() && !g.Insecure && !loopback(host):
+			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password or acl-file, or insecure to do without")
 		}
 	}
 	if g.Listen == Off && g.ListenUnix == Off && g.ListenTLS == Off && g.ListenMemcached == Off {
@@ -512,6 +514,9 @@ func (c *checker) connections(n, perAddress int) {
 		c.bad("max-connections-per-address", perAddress, "want 1 to %d, or 0 for three quarters of max-connections", maxConnections)
 	}
 }
+
+// HasUsers reports whether Redis's protocol asks who a client is.
+func (g *Gateway) HasUsers() bool { return g.Password != "" || g.ACLFile != "" }
 
 // minBuffers serves some connections with values of a few MiB.
 const minBuffers Size = 64 << 20

@@ -42,7 +42,8 @@ func TestLikeRedis(t *testing.T) {
 	}
 }
 
-func startRedis(t *testing.T) (sock string) {
+// startRedis starts a redis-server with further arguments.
+func startRedis(t *testing.T, more ...string) (sock string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kvd") // short enough for a socket in it
 	if err != nil {
@@ -50,7 +51,8 @@ func startRedis(t *testing.T) (sock string) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	sock = filepath.Join(dir, "redis")
-	cmd := exec.Command("redis-server", "--port", "0", "--unixsocket", sock, "--save", "", "--dir", dir, "--proto-max-bulk-len", strconv.Itoa(client.MaxValueLen))
+	args := append([]string{"--port", "0", "--unixsocket", sock, "--save", "", "--dir", dir, "--proto-max-bulk-len", strconv.Itoa(client.MaxValueLen)}, more...)
+	cmd := exec.Command("redis-server", args...)
 	var out bytes.Buffer
 	cmd.Stdout = &out
 	if err := cmd.Start(); err != nil {

@@ -3,8 +3,6 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
@@ -37,7 +36,7 @@ type conn struct {
 	out           output
 	since         time.Time // connected
 	proto         int       // RESP's version, 2 or 3
-	authed        bool      // or there is no password
+	authed        bool      // or user default needs no password
 	// api is db's.
 	db  int
 	api client.API
@@ -67,7 +66,8 @@ type conn struct {
 	active atomic.Int64 // Unix ms of the last reply; of the command, and negative, while one is performed
 	// finishing is set when what has been received is to be the last; see Drain.
 	finishing atomic.Bool
-	half      atomic.Int64 // Unix ms since when there has been half a command; 0: there is none
+	half      atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
+	user      atomic.Pointer[acl.User] // default before AUTH
 	seenDB    atomic.Int32
 	seenP3    atomic.Bool
 	inTx      atomic.Int32 // commands queued, -1: none
@@ -199,14 +199,15 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 // client begins to pipeline. However it ends, a command that has been performed is answered
 // first, if the client still reads.
 func (g *Gateway) handle(nc net.Conn) {
-	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), authed: g.o.Password == "", window: firstWindow,
+	c := &conn{g: g, id: g.lastID.Add(1), nc: nc, since: time.Now(), window: firstWindow,
 		remote: nc.RemoteAddr(), local: nc.LocalAddr()}
 	c.link.Init(c, &g.loops, nc, g.calm)
 	c.ctx = inside.OnWait(inside.LimitMemory(g.ctx, oneLimit), c.link.Waits)
 	c.smallCtx = inside.OnWait(inside.LimitMemory(g.ctx, eachLimit), c.link.Waits)
 	c.share = g.o.Budget.Share(c.evict)
-	c.rd = resp.NewReader(counted{c}, g.limits(c.authed))
+	c.rd = resp.NewReader(counted{c}, g.limits(false))
 	c.rd.Reserve = c.reserve
+	c.becomeNew()
 	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow}
 	c.out.init()
 	c.out.over(nc)
@@ -447,6 +448,11 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 		if c.tx.queueing {
 			c.tx.broken = true
 		}
+		if cmd.batch != nil && strings.HasPrefix(bad, "NOPERM ") {
+			bad = "EXECABORT Transaction discarded because of: " + bad
+			c.tx.end(c)
+			c.tx.watched = nil
+		}
 		b.fail(cmd, bad)
 		return nil
 	}
@@ -483,8 +489,12 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	if bad == "" && (cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity) {
 		bad = wrongArgs(cmd)
 	}
-	if bad == "" && !c.authed && !cmd.noAuth {
-		bad = "NOAUTH Authentication required."
+	if bad == "" && !cmd.noAuth {
+		if c.authed || c.admitted() {
+			bad = c.refusal(cmd, args)
+		} else {
+			bad = "NOAUTH Authentication required."
+		}
 	}
 	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil {
 		bad = "ERR kvd does not support '" + cmd.name + "'"
@@ -524,83 +534,45 @@ func unknownCommand(args [][]byte) string {
 
 // ---- AUTH, HELLO and other commands about the connection ----------------------
 
-// auth compares sums, in constant time, so that neither the length of the password nor a common
-// beginning shows in the time that the answer takes. There is one user, default. Success lifts
-// the tight limits that a stranger's commands have.
-func (c *conn) auth(user, password []byte) (bad string) {
-	if c.g.o.Password == "" {
-		if string(user) == "default" {
-			return ""
+// auth makes the connection a user's if the password is right. Success lifts the tight limits that a
+// stranger's commands have. name is the command's, as the client wrote it.
+func (c *conn) auth(name, user, password []byte) (bad string) {
+	if d := c.g.guesses.Delay(c.remote); d > 0 {
+		// Before the password is looked at, right or wrong: a client that hangs up instead of waiting has learnt
+		// nothing.
+		c.link.Waits()
+		select {
+		case <-time.After(d):
+		case <-c.ctx.Done():
 		}
 	}
-	c.g.guesses.wait(c)
-	want, got := sha256.Sum256([]byte(c.g.o.Password)), sha256.Sum256(password)
-	ok := subtle.ConstantTimeCompare(want[:], got[:]) == 1
-	if !ok || string(user) != "default" {
+	u, ok := c.g.users.Authenticate(user, password)
+	if !ok {
 		n := c.g.m.authFails.Add(1)
-		c.g.guesses.wrong()
+		c.g.guesses.Wrong(c.remote)
+		c.recordDenial(acl.DeniedAuth, string(name), string(user))
 		c.g.o.Logger.Warn("wrong password", "peer", c.remote, "failures", n)
 		return "WRONGPASS invalid username-password pair or user is disabled."
 	}
-	c.authed = true
-	c.rd.Limits = c.g.limits(true)
+	c.become(u)
 	return ""
 }
 
-// guesses slows down clients that try passwords. The zero value is ready.
-type guesses struct {
-	// paid is when the wrong passwords so far will have been forgotten, in Unix ns: each counts
-	// for guessPause.
-	paid atomic.Int64
-}
-
-const (
-	// guessFree wrong passwords in a row cost nothing; after that each AUTH takes guessDelay, until
-	// they have been fewer than one each guessPause for a while, of at most guessFree + guessTail.
-	guessFree, guessTail = 10, 50
-	guessPause           = 100 * time.Millisecond
-	guessDelay           = time.Second
-)
-
-// wrong is told of a wrong password.
-func (g *guesses) wrong() {
-	for {
-		was, now := g.paid.Load(), time.Now().UnixNano()
-		paid := min(max(was, now)+int64(guessPause), now+(guessFree+guessTail)*int64(guessPause))
-		if g.paid.CompareAndSwap(was, paid) {
-			return
-		}
-	}
-}
-
-// wait waits before a password is looked at, right or wrong: who hangs up instead of waiting
-// has learnt nothing.
-func (g *guesses) wait(c *conn) {
-	if g.paid.Load()-time.Now().UnixNano() <= guessFree*int64(guessPause) {
-		return
-	}
-	c.link.Waits()
-	select {
-	case <-time.After(guessDelay):
-	case <-c.ctx.Done():
-	}
-}
-
-// cmdAuth takes a password, or a user and a password; without a password configured the second
-// form succeeds for default, as in Redis, since clients send it unasked.
+// cmdAuth takes a password, or a user and a password; while default needs none the second
+// form succeeds for it, as in Redis, since clients send it unasked.
 func cmdAuth(c *conn, w *resp.Writer, args [][]byte) {
-	user, password := []byte("default"), args[1]
+	user, password := []byte(acl.DefaultUser), args[1]
 	switch {
 	case len(args) > 3:
 		w.Error(errSyntax)
 		return
 	case len(args) == 3:
 		user, password = args[1], args[2]
-	case c.g.o.Password == "":
+	case c.g.users.Default().Rights().Open():
 		w.Error("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?")
 		return
 	}
-	if bad := c.auth(user, password); bad != "" {
+	if bad := c.auth(args[0], user, password); bad != "" {
 		w.Error(bad)
 		return
 	}
@@ -628,7 +600,7 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 		more := len(args) - 1 - i
 		switch {
 		case fold(args[i], "auth") && more >= 2:
-			if bad := c.auth(args[i+1], args[i+2]); bad != "" {
+			if bad := c.auth(args[0], args[i+1], args[i+2]); bad != "" {
 				w.Error(bad)
 				return
 			}
@@ -645,7 +617,7 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 			return
 		}
 	}
-	if !c.authed {
+	if !c.authed && !c.admitted() {
 		w.Error("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time")
 		return
 	}
@@ -677,8 +649,7 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
 	c.fresh()
 	c.setName(nil)
-	c.authed = c.g.o.Password == ""
-	c.rd.Limits = c.g.limits(c.authed)
+	c.becomeNew()
 	w.Simple("RESET")
 }
 

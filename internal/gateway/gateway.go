@@ -33,6 +33,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
@@ -50,8 +51,12 @@ type Database struct {
 type Options struct {
 	// Databases are numbered from 0. Required.
 	Databases []Database
-	// Password, if not empty, must be given with AUTH before anything else.
+	// Password, if not empty, is that of user default, and must be given with AUTH before anything else.
 	Password string
+	// ACLFile names a file of users in the form of Redis's aclfile, which must exist. Empty: there is user
+	// default alone, unless ACL SETUSER makes others, which end with the Gateway. A file that does not
+	// define default leaves it off, unless Password is set.
+	ACLFile string
 	// MaxConns is how many connections may be open at a time. Default 10,000.
 	MaxConns int
 	// MaxPerAddr is how many of them one address may have; see netsrv.Limits, which has the default.
@@ -148,7 +153,10 @@ type Gateway struct {
 	idle    atomic.Int64 // IdleTimeout as CONFIG SET has it, ns
 	counts  []count      // by database
 	calm    int          // loop.Calm, but for tests
-	guesses guesses
+	guesses netsrv.Guesses
+	users   *acl.Users
+	denials acl.Log
+	aclFile sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
 	stopping atomic.Bool
 	loops    loop.Loops
@@ -173,6 +181,12 @@ func New(o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases)), calm: loop.Calm}
+	g.users = acl.NewUsers(catalog, o.Password)
+	if o.ACLFile != "" {
+		if err := g.ReloadUsers(); err != nil {
+			return nil, err
+		}
+	}
 	var id [20]byte
 	rand.Read(id[:])
 	g.runID = hex.EncodeToString(id[:])

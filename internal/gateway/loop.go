@@ -47,7 +47,7 @@ func (c *conn) Read(alone bool) error {
 // looksUp reports whether a command is a GET, and nothing speaks against it.
 // A command that is refused, or queued by MULTI, must be dealt with in the order in which it came.
 func (c *conn) looksUp(args [][]byte) bool {
-	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && badKey(args[1]) == ""
+	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && badKey(args[1]) == "" && c.permitted(getCommand, args)
 }
 
 // Lookups is the GET that Read left, if it did.

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvd-project/kvd/internal/acl"
 )
 
 // Histograms have buckets of powers of two: of 1 µs, of 1 command.
@@ -34,6 +36,7 @@ type metrics struct {
 	batchBuckets      [batchBuckets + 1]atomic.Uint64
 	queued            atomic.Int64 // bytes of replies that sockets did not take
 	authFails         atomic.Uint64
+	denied            [acl.DeniedAuth + 1]atomic.Uint64 // by why users were refused something
 	httpRequests      atomic.Uint64
 	evicted           atomic.Uint64 // connections closed for others' memory
 	late              atomic.Uint64 // and since they were slow
@@ -81,6 +84,7 @@ var (
 	descRead     = prometheus.NewDesc("kvd_gateway_bytes_read_total", "Bytes received.", nil, nil)
 	descWritten  = prometheus.NewDesc("kvd_gateway_bytes_written_total", "Bytes sent.", nil, nil)
 	descBatch    = prometheus.NewDesc("kvd_gateway_batch_commands", "Commands that went to the store together.", nil, nil)
+	descDenied   = prometheus.NewDesc("kvd_gateway_denied_total", "Commands that users may not perform: not the command, not in the database, or not on the key.", []string{"reason"}, nil)
 	descAuth     = prometheus.NewDesc("kvd_gateway_auth_failures_total", "Wrong passwords.", nil, nil)
 	descClosed   = prometheus.NewDesc("kvd_gateway_connections_closed_total", "Connections that the gateway closed: http (a browser, perhaps of a web page that attacks), memory (others waited for what it had) or slow (it left a command half said, or its replies unread).", []string{"reason"}, nil)
 	descBuffers  = prometheus.NewDesc("kvd_gateway_buffer_bytes", "Memory that connections, of memcached's protocol too, have of buffer-memory.", nil, nil)
@@ -93,7 +97,7 @@ type collector struct{ g *Gateway }
 // Describe lists what Collect sends; see prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
-		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descClosed, descBuffers} {
+		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descDenied, descClosed, descBuffers} {
 		ch <- d
 	}
 }
@@ -126,6 +130,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	counter(descWritten, m.written.Load())
 	counter(descProtocol, m.protocolErrors.Load())
 	counter(descAuth, m.authFails.Load())
+	for _, why := range []acl.Denial{acl.DeniedCommand, acl.DeniedDatabase, acl.DeniedKey} {
+		counter(descDenied, m.denied[why].Load(), why.String())
+	}
 	counter(descClosed, m.httpRequests.Load(), "http")
 	counter(descClosed, m.evicted.Load(), "memory")
 	counter(descClosed, m.late.Load(), "slow")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/glob"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -154,6 +155,8 @@ var infoSections = []struct {
 		line("keyspace_misses", g.m.misses.Load())
 		line("total_error_replies", failed)
 		line("acl_access_denied_auth", g.m.authFails.Load())
+		line("acl_access_denied_cmd", g.m.denied[acl.DeniedCommand].Load())
+		line("acl_access_denied_key", g.m.denied[acl.DeniedKey].Load())
 		line("kvd_batches", g.m.batches.Load())
 	}},
 	{"Replication", false, func(g *Gateway, line func(string, any)) {
@@ -259,6 +262,8 @@ func accepted(name, value string) setting {
 // one.
 var settings = []setting{
 	same("appendonly", "no"),
+	{name: "aclfile", get: func(g *Gateway) string { return g.o.ACLFile }},
+	{name: "acllog-max-len", get: func(*Gateway) string { return strconv.Itoa(acl.MaxEntries) }},
 	fixed("bind", ""),
 	{name: "databases", get: func(g *Gateway) string { return strconv.Itoa(len(g.o.Databases)) }},
 	fixed("dir", ""),
@@ -403,7 +408,8 @@ func describe(w *resp.Writer, c *command) {
 	if c.noAuth {
 		flags = append(flags, "no_auth")
 	}
-	if c.key != nil {
+	cats := c.categories.Names()
+	if slices.Contains(cats, "fast") {
 		flags = append(flags, "fast")
 	}
 	w.Set(len(flags))
@@ -413,11 +419,9 @@ func describe(w *resp.Writer, c *command) {
 	w.Int(int64(c.first))
 	w.Int(int64(c.last))
 	w.Int(int64(c.step))
-	if cat := c.category(); cat != "" {
-		w.Set(1)
+	w.Set(len(cats))
+	for _, cat := range cats {
 		w.Simple("@" + cat)
-	} else {
-		w.Set(0)
 	}
 	w.Array(0)
 	w.Array(0)
@@ -426,17 +430,6 @@ func describe(w *resp.Writer, c *command) {
 	for _, s := range subs {
 		describe(w, s)
 	}
-}
-
-// category is Redis's ACL category, of those that concern keys.
-func (cmd *command) category() string {
-	switch {
-	case cmd.write:
-		return "write"
-	case cmd.key != nil:
-		return "read"
-	}
-	return ""
 }
 
 // cmdCommandDocs is what redis-cli's help and completion are made of.
@@ -490,7 +483,8 @@ func cmdCommandList(_ *conn, w *resp.Writer, args [][]byte) {
 		case fold(args[3], "pattern"):
 			want = func(c *command) bool { return glob.Match(by, []byte(c.name)) }
 		case fold(args[3], "aclcat"):
-			want = func(c *command) bool { return c.category() == string(by) }
+			cat, _ := acl.ParseCategory(string(by))
+			want = func(c *command) bool { return c.categories&cat != 0 }
 		case fold(args[3], "module"):
 			want = func(*command) bool { return false }
 		}
@@ -525,12 +519,9 @@ func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error("ERR Invalid number of arguments specified for command")
 		return
 	}
-	last := cmd.last
-	if last < 0 {
-		last += len(args)
-	}
-	w.Array((last-cmd.first)/cmd.step + 1)
-	for i := cmd.first; i <= last; i += cmd.step {
+	first, last, step := cmd.keySpan(len(args))
+	w.Array((last-first)/step + 1)
+	for i := first; i <= last; i += step {
 		w.Bulk(args[i])
 	}
 }
@@ -679,9 +670,9 @@ func (c *conn) line() string {
 		flags = "x"
 	}
 	now := time.Now()
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=0 psub=0 ssub=0 multi=%d cmd=%s user=default redir=-1 resp=%d lib-name=%s lib-ver=%s",
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=0 psub=0 ssub=0 multi=%d cmd=%s user=%s redir=-1 resp=%d lib-name=%s lib-ver=%s",
 		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-abs(c.active.Load()))/1000, flags,
-		c.seenDB.Load(), c.inTx.Load(), cmd, proto, lib, ver)
+		c.seenDB.Load(), c.inTx.Load(), cmd, c.user.Load().Name, proto, lib, ver)
 }
 
 // each calls f for the connections in the order of their numbers.
@@ -773,8 +764,12 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 				s := string(v)
 				tests = append(tests, func(x *conn) bool { return x.local.String() == s })
 			case fold(o, "user"):
-				def := fold(v, "default")
-				tests = append(tests, func(*conn) bool { return def })
+				u := c.g.users.Find(string(v))
+				if u == nil {
+					w.Error("ERR No such user '" + clip(v, 128) + "'")
+					return
+				}
+				tests = append(tests, func(x *conn) bool { return x.user.Load() == u })
 			case fold(o, "type"):
 				normal := fold(v, "normal")
 				if !normal && !fold(v, "master") && !fold(v, "replica") && !fold(v, "slave") && !fold(v, "pubsub") {

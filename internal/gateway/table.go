@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -56,6 +57,11 @@ type command struct {
 	swift   bool      // not on keys, and still done in no time
 
 	sub map[string]*command // by name without the container's
+
+	// For the rules of users; see rules.go.
+	categories        acl.Category
+	needs, needsLater acl.Need // of the first key, and of those behind it
+	inDatabase        bool     // works in the database of SELECT
 }
 
 // served reports whether kvd performs the command; others have a name so that they can be
@@ -326,10 +332,7 @@ func administrationCommands() []*command {
 		container("debug", "server", "Sleeps, if that is allowed.", nil,
 			onConn("debug|sleep", 3, "", cmdDebugSleep, "Lets this connection wait."),
 			helpOf("debug", "SLEEP <seconds>", "    Stop this connection for <seconds>.")),
-		container("acl", "server", "Tells who the user is: always default.", nil,
-			onConn("acl|whoami", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.BulkString("default") }, "Returns default."),
-			onConn("acl|users", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.Array(1); w.BulkString("default") }, "Returns default."),
-			helpOf("acl", "WHOAMI", "    Return the current connection username.")),
+		aclCommands(),
 		container("module", "server", "There are no modules.", nil,
 			onConn("module|list", 2, "", replyEmpty, "Is empty."),
 			helpOf("module", "LIST", "    Return a list of loaded modules.")),
@@ -369,6 +372,7 @@ func init() {
 			register(c)
 		}
 	}
+	catalog = newCatalog()
 	register(unknown)
 }
 

@@ -180,6 +180,10 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	defer func() { b.reset(); b.hold = false }()
 	several := false
 	for _, q := range queue {
+		if bad := c.refusalAtExec(q.cmd, q.args); bad != "" {
+			b.fail(q.cmd, bad)
+			continue
+		}
 		if q.cmd.key != nil {
 			if err := b.admit(q.cmd, q.args); err != nil {
 				return err

@@ -59,6 +59,8 @@ type conn struct {
 	// idle is since when the connection waits for a command, in Unix ms; 0: it does not.
 	idle atomic.Int64
 	num  [24]byte
+	// user is nil until the connection has authenticated.
+	user atomic.Pointer[string]
 }
 
 // lookup is how one key's answer is told.
@@ -252,7 +254,7 @@ func (c *conn) readLine() ([]byte, error) {
 			c.long = append(c.long, b...)
 			b = c.long
 		}
-		if len(b) > maxLineLen {
+		if len(b) > maxLineLen || len(b) > maxLoginLine && !c.admitted() {
 			c.performLookups()
 			c.out().WriteString("CLIENT_ERROR line too long\r\n")
 			c.s.stats.done(cmdUnknown, resBad, time.Now())
@@ -414,6 +416,14 @@ func (c *conn) command(line []byte) error {
 		if k, ok := commandOf[string(toks[0])]; ok {
 			cmd = k
 		}
+	}
+	if !c.admitted() {
+		r, err := c.logIn(toks)
+		if err == nil {
+			c.say(r)
+		}
+		c.s.stats.done(cmd, r.res, began)
+		return err
 	}
 	if cmd == cmdGet || cmd == cmdGets {
 		if r, bad := c.get(cmd, toks, began); bad {

@@ -14,6 +14,8 @@
 //   - touch, gat, gats and T change an item's cas unique, as every write does.
 //   - a number that loses digits in decr is not padded with spaces.
 //   - a lookup that failed is SERVER_ERROR, not a miss.
+//   - of authentication there is -Y alone; a wrong password is answered later after many of them, and
+//     a user who is taken out of the file is disconnected.
 //
 // Start with [Options] and [Server]; its methods may be called concurrently. Clients that say
 // little at a time are served by loops (internal/loop). Buffers belong to their connection.
@@ -72,6 +74,9 @@ const version = "1.6.18-kvd"
 type Options struct {
 	// Client is the namespace to serve. Required. The Server does not close it.
 	Client client.API
+	// AuthFile names a file of users, a line NAME:PASSWORD for each, as memcached -Y has it; it must exist. A
+	// connection then has to say a name and a password first. Empty: none has to.
+	AuthFile string
 	// MaxConns is how many connections may be open. Default: netsrv's.
 	MaxConns int
 	// MaxPerAddr is how many of them one address may have; see netsrv.Limits, which has the default.
@@ -131,7 +136,10 @@ type Server struct {
 	loops  loop.Loops
 	calm   int // loop.Calm, but for tests
 	stats  counters
-	conns  struct {
+	users  atomic.Pointer[users] // nil: without Options.AuthFile
+	// guesses slows down those who try passwords.
+	guesses netsrv.Guesses
+	conns   struct {
 		sync.Mutex
 		all map[*conn]struct{}
 	}
@@ -148,6 +156,9 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("memcached options: %w", err)
 	}
 	s := &Server{o: o, start: o.Now(), seed: maphash.MakeSeed(), calm: loop.Calm}
+	if err := s.ReloadUsers(); err != nil {
+		return nil, err
+	}
 	var err error
 	s.net, err = netsrv.New(netsrv.Options{Handle: s.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("ERROR Too many open connections\r\n")) }}})
@@ -297,6 +308,7 @@ type counters struct {
 	commands              [numCommands][numResults]atomic.Uint64
 	hits, misses          atomic.Uint64
 	bytesRead, bytesWrote atomic.Uint64
+	authFails             atomic.Uint64
 	seconds               *prometheus.HistogramVec
 	observe               [numCommands]prometheus.Observer
 }
@@ -324,6 +336,7 @@ var (
 	descRefused  = prometheus.NewDesc("kvd_memcached_connections_refused_total", "Connections over the limit.", nil, nil)
 	descHits     = prometheus.NewDesc("kvd_memcached_hits_total", "Lookups that found their key.", nil, nil)
 	descMisses   = prometheus.NewDesc("kvd_memcached_misses_total", "Lookups that did not find their key.", nil, nil)
+	descAuth     = prometheus.NewDesc("kvd_memcached_auth_failures_total", "Wrong passwords.", nil, nil)
 	descRead     = prometheus.NewDesc("kvd_memcached_bytes_read_total", "Bytes received.", nil, nil)
 	descWritten  = prometheus.NewDesc("kvd_memcached_bytes_written_total", "Bytes sent.", nil, nil)
 )
@@ -350,6 +363,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(descRefused, c.s.net.Refused())
 	count(descHits, t.hits)
 	count(descMisses, t.misses)
+	count(descAuth, c.s.stats.authFails.Load())
 	count(descRead, t.bytesRead)
 	count(descWritten, t.bytesWrote)
 }

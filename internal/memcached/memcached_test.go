@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -496,27 +495,7 @@ func TestSameAsMemcached(t *testing.T) {
 	if os.Getenv("KVD_COMPAT") != "1" {
 		t.Skip("needs memcached 1.6 installed: set KVD_COMPAT=1")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	l.Close()
-	cmd := exec.Command("memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer cmd.Wait()
-	defer cmd.Process.Kill()
-	theirs := "127.0.0.1:" + port
-	for until := time.Now().Add(10 * time.Second); ; {
-		if c, err := net.Dial("tcp", theirs); err == nil {
-			c.Close()
-			break
-		} else if time.Now().After(until) {
-			t.Fatal(err)
-		}
-	}
+	theirs := startMemcached(t)
 	ours, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{})})
 	a, b := dial(t, ours), dial(t, theirs)
 	steps := 20_000

@@ -1,0 +1,318 @@
+package gateway
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// ReloadUsers reads Options.ACLFile again, and takes over all of it or nothing. The rights of open
+// connections change with their user's; those of users that are gone or off are closed. Without a file it
+// does nothing.
+func (g *Gateway) ReloadUsers() error { return g.reloadUsers(nil) }
+
+// reloadUsers closes the connection self, if that has to go, after its reply.
+func (g *Gateway) reloadUsers(self *conn) error {
+	if g.o.ACLFile == "" {
+		return nil
+	}
+	g.aclFile.Lock()
+	defer g.aclFile.Unlock()
+	text, err := os.ReadFile(g.o.ACLFile)
+	if err != nil {
+		return fmt.Errorf("users: %w", err)
+	}
+	if err := g.users.Load(g.o.ACLFile, text); err != nil {
+		return fmt.Errorf("users: %w", err)
+	}
+	g.dismissUsers(self, true)
+	return nil
+}
+
+// saveUsers replaces the file in one step, so that a reader or a crash meets all of it, old or new.
+func (g *Gateway) saveUsers() error {
+	g.aclFile.Lock()
+	defer g.aclFile.Unlock()
+	return renameio.WriteFile(g.o.ACLFile, []byte(strings.Join(g.users.Lines(), "\n")+"\n"), 0o600, renameio.WithExistingPermissions())
+}
+
+const errNoACLFile = "ERR This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store users in the Redis configuration."
+
+// aclCommands are apart from the table since they are many.
+func aclCommands() *command {
+	return container("acl", "server", "Users, and what they may do.", nil,
+		onConn("acl|cat", -2, "", cmdACLCat, "Lists categories, or the commands of one."),
+		onConn("acl|deluser", -3, "", cmdACLDelUser, "Deletes users, and closes their connections to this gateway."),
+		onConn("acl|dryrun", -4, "", cmdACLDryRun, "Tells whether a user may perform a command."),
+		onConn("acl|genpass", -2, "", cmdACLGenPass, "Makes a random password."),
+		onConn("acl|getuser", 3, "", cmdACLGetUser, "Describes a user."),
+		onConn("acl|list", 2, "", cmdACLList, "Returns the users as lines of a file."),
+		onConn("acl|load", 2, "", cmdACLLoad, "Reads the file of users again."),
+		onConn("acl|log", -2, "", cmdACLLog, "Returns what was refused of late."),
+		onConn("acl|save", 2, "", cmdACLSave, "Writes the file of users."),
+		onConn("acl|setuser", -3, "", cmdACLSetUser, "Makes or changes a user of this gateway."),
+		onConn("acl|users", 2, "", cmdACLUsers, "Returns the names of users."),
+		onConn("acl|whoami", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.BulkString(c.user.Load().Name) }, "Returns the connection's user."),
+		helpOf("acl", "CAT [<category>]", "    List all commands that belong to <category>, or all command categories,", "    when no category is specified.",
+			"DELUSER <username> [<username> ...]", "    Delete a list of users.",
+			"DRYRUN <username> <command> [<arg> ...]", "    Returns whether the user can execute the given command without executing the command.",
+			"GETUSER <username>", "    Get the user's details.",
+			"GENPASS [<bits>]", "    Generate a secure 256-bit user password. The optional `bits` argument can", "    be used to specify a different size.",
+			"LIST", "    Show users details in config file format.", "LOAD", "    Reload users from the ACL file.",
+			"LOG [<count> | RESET]", "    Show the ACL log entries.", "SAVE", "    Save the current config to the ACL file.",
+			"SETUSER <username> <attribute> [<attribute> ...]", "    Create or modify a user with the specified attributes.",
+			"USERS", "    List all the registered usernames.", "WHOAMI", "    Return the current connection username."))
+}
+
+// cmdACLCat lists commands that are served, so that nobody counts on a right to others.
+func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) {
+	var names []string
+	switch len(args) {
+	case 2:
+		names = acl.Categories()
+	case 3:
+		cat, ok := acl.ParseCategory(string(args[2]))
+		if !ok {
+			w.Error("ERR Unknown category '" + clip(args[2], 128) + "'")
+			return
+		}
+		for _, c := range commandsByID {
+			if c.served() && c.categories&cat != 0 {
+				names = append(names, c.name)
+			}
+		}
+	default:
+		w.Error(wrongArgs(commands["acl"].sub["cat"]))
+		return
+	}
+	writeStrings(w, names)
+}
+
+func writeStrings(w *resp.Writer, list []string) {
+	w.Array(len(list))
+	for _, s := range list {
+		w.BulkString(s)
+	}
+}
+
+func cmdACLUsers(c *conn, w *resp.Writer, _ [][]byte) { writeStrings(w, c.g.users.Names()) }
+func cmdACLList(c *conn, w *resp.Writer, _ [][]byte)  { writeStrings(w, c.g.users.Lines()) }
+
+// cmdACLSetUser changes this gateway alone; the file is what gateways can share.
+func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
+	var rules []string
+	for _, a := range args[3:] {
+		rules = append(rules, string(a))
+	}
+	err := c.g.users.Set(string(args[2]), rules)
+	var bad *acl.RuleError
+	switch {
+	case err == nil:
+		c.g.o.Logger.Info("user changed", "user", clip(args[2], 128), "by", c.user.Load().Name, "peer", c.remote)
+		w.OK()
+	case errors.As(err, &bad):
+		w.Error("ERR Error in ACL SETUSER modifier " + bad.Error())
+	default:
+		w.Error("ERR " + err.Error())
+	}
+}
+
+// cmdACLDelUser closes the connections of those users, also that of the caller behind the reply.
+func cmdACLDelUser(c *conn, w *resp.Writer, args [][]byte) {
+	for _, a := range args[2:] {
+		if string(a) == acl.DefaultUser {
+			w.Error("ERR The 'default' user cannot be removed")
+			return
+		}
+	}
+	n := 0
+	for _, a := range args[2:] {
+		if c.g.users.Delete(string(a)) != nil {
+			n++
+			c.g.o.Logger.Info("user deleted", "user", clip(a, 128), "by", c.user.Load().Name, "peer", c.remote)
+		}
+	}
+	if n > 0 {
+		c.g.dismissUsers(c, false)
+	}
+	w.Int(int64(n))
+}
+
+// cmdACLGetUser has a field that Redis 7.0 has not, databases, for users that may not work in all of them.
+func cmdACLGetUser(c *conn, w *resp.Writer, args [][]byte) {
+	u := c.g.users.Find(string(args[2]))
+	if u == nil {
+		w.Null()
+		return
+	}
+	in := u.Rights().Info()
+	own := in.Selectors[0]
+	w.Map(3 + ownFields(own))
+	w.BulkString("flags")
+	w.Set(len(in.Flags))
+	for _, f := range in.Flags {
+		w.BulkString(f)
+	}
+	w.BulkString("passwords")
+	writeStrings(w, in.Passwords)
+	writeSelector(w, own)
+	w.BulkString("selectors")
+	w.Array(len(in.Selectors) - 1)
+	for _, s := range in.Selectors[1:] {
+		w.Map(ownFields(s))
+		writeSelector(w, s)
+	}
+}
+
+// ownFields is how many fields writeSelector writes.
+func ownFields(s acl.SelectorInfo) int {
+	if s.Databases == "" {
+		return 3
+	}
+	return 4
+}
+
+func writeSelector(w *resp.Writer, s acl.SelectorInfo) {
+	w.BulkString("commands")
+	w.BulkString(s.Commands)
+	w.BulkString("keys")
+	w.BulkString(s.Keys)
+	w.BulkString("channels")
+	w.BulkString(s.Channels)
+	if s.Databases != "" {
+		w.BulkString("databases")
+		w.BulkString(s.Databases)
+	}
+}
+
+// cmdACLLoad says all that is wrong with the file, and then changes nothing.
+func cmdACLLoad(c *conn, w *resp.Writer, _ [][]byte) {
+	if c.g.o.ACLFile == "" {
+		w.Error(errNoACLFile)
+		return
+	}
+	if err := c.g.reloadUsers(c); err != nil {
+		w.Error("ERR " + strings.ReplaceAll(err.Error(), "\n", "; ") + ". WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
+		return
+	}
+	c.g.o.Logger.Info("users reloaded", "by", c.user.Load().Name, "peer", c.remote)
+	w.OK()
+}
+
+func cmdACLSave(c *conn, w *resp.Writer, _ [][]byte) {
+	if c.g.o.ACLFile == "" {
+		w.Error(errNoACLFile)
+		return
+	}
+	if err := c.g.saveUsers(); err != nil {
+		c.g.o.Logger.Error("users not saved", "err", err)
+		w.Error("ERR There was an error trying to save the ACLs. Please check the server logs for more information")
+		return
+	}
+	w.OK()
+}
+
+// cmdACLLog is empty after a restart: it is of this gateway alone.
+func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) {
+	count := int64(10)
+	switch {
+	case len(args) > 3:
+		w.Error(wrongArgs(commands["acl"].sub["log"]))
+		return
+	case len(args) == 3 && fold(args[2], "reset"):
+		c.g.denials.Reset()
+		w.OK()
+		return
+	case len(args) == 3:
+		var ok bool
+		if count, ok = resp.ParseInt(args[2]); !ok {
+			w.Error(errNotInt)
+			return
+		}
+	}
+	now := time.Now()
+	list := c.g.denials.Newest(int(min(count, acl.MaxEntries)))
+	w.Array(len(list))
+	for _, e := range list {
+		w.Map(7)
+		w.BulkString("count")
+		w.Int(int64(e.Count))
+		w.BulkString("reason")
+		w.BulkString(e.Why.String())
+		w.BulkString("context")
+		w.BulkString(e.Context)
+		w.BulkString("object")
+		w.BulkString(e.Object)
+		w.BulkString("username")
+		w.BulkString(e.User)
+		w.BulkString("age-seconds")
+		w.Double(float64(now.Sub(e.At).Milliseconds()) / 1000)
+		w.BulkString("client-info")
+		w.BulkString(e.Client)
+	}
+}
+
+// cmdACLGenPass rounds bits up to whole hexadecimal digits.
+func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) {
+	bits := int64(256)
+	if len(args) > 3 {
+		w.Error(wrongArgs(commands["acl"].sub["genpass"]))
+		return
+	}
+	if len(args) == 3 {
+		var ok bool
+		if bits, ok = resp.ParseInt(args[2]); !ok {
+			w.Error(errNotInt)
+			return
+		}
+		if bits <= 0 || bits > 4096 {
+			w.Error("ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096")
+			return
+		}
+	}
+	secret := make([]byte, (bits+7)/8)
+	rand.Read(secret)
+	w.BulkString(hex.EncodeToString(secret)[:(bits+3)/4])
+}
+
+// cmdACLDryRun is of the database that the connection is in.
+func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) {
+	u := c.g.users.Find(string(args[2]))
+	if u == nil {
+		w.Error("ERR User '" + clip(args[2], 128) + "' not found")
+		return
+	}
+	args = args[3:]
+	cmd := find(args[0])
+	if cmd != nil && cmd.sub != nil && len(args) > 1 {
+		cmd = cmd.subcommand(args[1])
+	}
+	switch {
+	case cmd == nil:
+		w.Error("ERR Command '" + clip(args[0], 128) + "' not found")
+		return
+	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
+		w.Error(wrongArgs(cmd))
+		return
+	}
+	a := c.accessOf(cmd, args, c.db)
+	switch why, at := u.Rights().Check(&a); why {
+	case acl.Allowed:
+		w.OK()
+	case acl.DeniedCommand:
+		w.BulkString("This user has no permissions to run the '" + cmd.name + "' command")
+	case acl.DeniedDatabase:
+		w.BulkString("This user has no permissions to access this database")
+	default:
+		w.BulkString("This user has no permissions to access the '" + clip(args[at], 128) + "' key")
+	}
+}

@@ -1,0 +1,245 @@
+package gateway
+
+import (
+	_ "embed"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/acl"
+)
+
+// categoriesText has the commands of Redis 7.0.15 by the categories that it has them in, a line for each set
+// of categories, and a few commands as of 7.2. TestCategoriesLikeRedis compares it with a redis-server.
+//
+//go:embed categories.txt
+var categoriesText string
+
+// needsText says what commands do to the values of their keys, the first and those behind it, as the key
+// specifications of Redis's COMMAND have it: R reads, W writes, - shows nothing of the value. A command
+// that is not there reads, or writes if that is how the table has it.
+const needsText = `
+-: exists touch type strlen watch object|encoding object|freq object|idletime object|refcount memory|usage
+RW: decr decrby getdel getex getset incr incrby incrbyfloat
+RW W: rename renamenx
+R W: copy
+`
+
+// wholeDatabase are commands that work in the database of SELECT without naming keys.
+var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb"}
+
+// getCommand is GET, which loops know.
+var getCommand *command
+
+// catalog has the commands in the order of commandsByID, but for unknown, so that their numbers are the same.
+var catalog *acl.Catalog
+
+// newCatalog fills in what rules need to know of each command.
+func newCatalog() *acl.Catalog {
+	sets := make(map[string]acl.Category)
+	for line := range strings.Lines(categoriesText) {
+		of, names, _ := strings.Cut(line, ":")
+		var set acl.Category
+		for _, name := range strings.Fields(of) {
+			c, ok := acl.ParseCategory(name)
+			if !ok {
+				panic("categories.txt: no category " + name)
+			}
+			set |= c
+		}
+		for _, name := range strings.Fields(names) {
+			sets[name] = set
+		}
+	}
+	var list []acl.Command
+	for _, c := range commandsByID {
+		c.categories = sets[c.name]
+		if container, _, is := strings.Cut(c.name, "|"); is && c.categories == 0 {
+			c.categories = sets[container] // a subcommand that Redis has not
+		}
+		c.inDatabase = c.first > 0 || slices.Contains(wholeDatabase, c.name)
+		c.needs = acl.NeedRead
+		if c.write {
+			c.needs = acl.NeedWrite
+		}
+		c.needsLater = c.needs
+		list = append(list, acl.Command{Name: c.name, Categories: c.categories})
+	}
+	for line := range strings.Lines(strings.TrimSpace(needsText)) {
+		how, names, _ := strings.Cut(line, ":")
+		needs := strings.Fields(how)
+		for _, name := range strings.Fields(names) {
+			c := named([]byte(name))
+			c.needs, c.needsLater = parseNeed(needs[0]), parseNeed(needs[len(needs)-1])
+		}
+	}
+	getCommand = commands["get"]
+	made, err := acl.NewCatalog(list)
+	if err != nil {
+		panic(err)
+	}
+	return made
+}
+
+func parseNeed(s string) (n acl.Need) {
+	for _, c := range s {
+		switch c {
+		case 'R':
+			n |= acl.NeedRead
+		case 'W':
+			n |= acl.NeedWrite
+		}
+	}
+	return n
+}
+
+// keySpan says which arguments are keys, first 0: none. The arguments are as many as the command takes.
+func (cmd *command) keySpan(args int) (first, last, step int) {
+	if first, last, step = cmd.first, cmd.last, cmd.step; last < 0 {
+		last += args
+	}
+	return first, last, step
+}
+
+// accessOf is what the command asks for in a database.
+func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
+	a = acl.Access{Command: cmd.id, Args: args, Open: cmd.noAuth, Needs: cmd.needs, NeedsLater: cmd.needsLater}
+	a.First, a.Last, a.Step = cmd.keySpan(len(args))
+	use := func(db int) {
+		a.Databases |= acl.DB(db)
+		a.AllDatabases = a.AllDatabases || db >= acl.MaxDatabases
+	}
+	if cmd.inDatabase {
+		use(db)
+	}
+	switch cmd.name {
+	case "set":
+		for _, o := range args[3:] {
+			if fold(o, "get") {
+				a.Needs |= acl.NeedRead
+			}
+		}
+	case "select":
+		if n, bad := c.dbIndex(args[1]); bad == "" {
+			use(n)
+		}
+	case "copy":
+		for i := 3; i+1 < len(args); i++ {
+			if fold(args[i], "db") {
+				if n, bad := c.dbIndex(args[i+1]); bad == "" {
+					use(n)
+				}
+			}
+		}
+	case "flushall":
+		a.AllDatabases = true
+	}
+	return a
+}
+
+// permitted reports whether the connection's user may perform a command, without telling anybody.
+func (c *conn) permitted(cmd *command, args [][]byte) bool {
+	r := c.user.Load().Rights()
+	if r.Unlimited() {
+		return true
+	}
+	a := c.accessOf(cmd, args, c.db)
+	why, _ := r.Check(&a)
+	return why == acl.Allowed
+}
+
+// denial is why the connection's user may not perform a command, which is recorded.
+func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
+	u := c.user.Load()
+	r := u.Rights()
+	if r.Unlimited() {
+		return acl.Allowed
+	}
+	a := c.accessOf(cmd, args, c.db)
+	why, at := r.Check(&a)
+	switch why {
+	case acl.Allowed:
+	case acl.DeniedKey:
+		c.recordDenial(why, string(args[at]), u.Name)
+	default:
+		c.recordDenial(why, cmd.name, u.Name)
+	}
+	return why
+}
+
+// refusal is the reply to a command that the connection's user may not perform, or "".
+func (c *conn) refusal(cmd *command, args [][]byte) string {
+	switch c.denial(cmd, args) {
+	case acl.Allowed:
+		return ""
+	case acl.DeniedCommand:
+		return "NOPERM this user has no permissions to run the '" + cmd.name + "' command"
+	case acl.DeniedDatabase:
+		return "NOPERM this user has no permissions to access this database"
+	}
+	return "NOPERM this user has no permissions to access one of the keys used as arguments"
+}
+
+// refusalAtExec is the same for a command that was allowed when MULTI queued it.
+func (c *conn) refusalAtExec(cmd *command, args [][]byte) string {
+	reason := "no permission to touch the specified keys"
+	switch c.denial(cmd, args) {
+	case acl.Allowed:
+		return ""
+	case acl.DeniedCommand:
+		reason = "no permission to execute the command or subcommand"
+	case acl.DeniedDatabase:
+		reason = "no permission to access this database"
+	}
+	return "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no longer allowed for the following reason: " + reason
+}
+
+// recordDenial counts what was refused and puts it in ACL LOG.
+func (c *conn) recordDenial(why acl.Denial, object, user string) {
+	c.g.m.denied[why].Add(1)
+	e := acl.Event{Why: why, Context: "toplevel", Object: object, User: user, Client: c.line()}
+	if c.tx.queueing {
+		e.Context = "multi"
+	}
+	c.g.denials.Add(e, time.Now())
+}
+
+// become makes the connection a user's, with a client's limits for its commands.
+func (c *conn) become(u *acl.User) {
+	c.user.Store(u)
+	c.authed = true
+	c.rd.Limits = c.g.limits(true)
+}
+
+// becomeNew makes the connection that of a client that has not said who it is.
+func (c *conn) becomeNew() {
+	u := c.g.users.Default()
+	c.become(u)
+	if !u.Rights().Open() {
+		c.authed = false
+		c.rd.Limits = c.g.limits(false)
+	}
+}
+
+// admitted reports whether the client may give commands. Since it came, user default may have been opened.
+func (c *conn) admitted() bool {
+	if !c.authed && c.g.users.Default().Rights().Open() {
+		c.becomeNew()
+	}
+	return c.authed
+}
+
+// dismissUsers closes the connections of users that are gone, or off after a reload; self is closed behind
+// its reply. Those of user default stay, since everybody is that before AUTH: its rights decide.
+func (g *Gateway) dismissUsers(self *conn, off bool) {
+	g.each(func(x *conn) {
+		u := x.user.Load()
+		switch {
+		case u == g.users.Default(), g.users.Find(u.Name) == u && (u.Rights().Enabled() || !off):
+		case x == self:
+			x.closing = true
+		default:
+			x.link.Kill()
+		}
+	})
+}
