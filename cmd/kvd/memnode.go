@@ -134,7 +134,11 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	defer closing("HTTP endpoints", web.Close)
-	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
+	asks := creds // the directory gives the key by which tokens are believed, so not everybody may pass for it
+	if creds != nil {
+		asks = c.Identity.Mapping().Require(creds, "the directory", identity.RolesOf(identity.Directory))
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: asks, Logger: log})
 	if err != nil {
 		return err
 	}
