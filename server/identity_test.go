@@ -197,15 +197,15 @@ func registration(name string, incarnation uint64) *dirpb.RegisterNodeRequest {
 		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}}
 }
 
-// TestOwners: the name of a memory node, and a session, are of the identity that had them first.
-func TestOwners(t *testing.T) {
+// TestNodeOwners: the name of a memory node is of the identity that had it first.
+func TestNodeOwners(t *testing.T) {
 	a := identitytest.New(t)
 	n := directoryNode(t, a, Options{})
 	as := func(role, name string) dirpb.DirectoryClient {
 		return dirpb.NewDirectoryClient(dialTLS(t, n, a.Config(a.Role(role, name))))
 	}
 	ctx := testCtx(t)
-	m1, m2, ann, bob, ops := as("memnode", "m1"), as("memnode", "m2"), as("client", "ann"), as("client", "bob"), as("operator", "ops")
+	m1, m2, ann, ops := as("memnode", "m1"), as("memnode", "m2"), as("client", "ann"), as("operator", "ops")
 	const denied = codes.PermissionDenied
 
 	// A client learns no key, and becomes no memory node.
@@ -244,7 +244,29 @@ func TestOwners(t *testing.T) {
 		t.Errorf("the status has %v", st.Map.Nodes)
 	}
 
-	// A session is of the client that opened it.
+	// An operator hands a name over.
+	if _, err := ops.RemoveNode(ctx, &dirpb.RemoveNodeRequest{Node: "m1", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m2.RegisterNode(ctx, registration("m1", 4)); err != nil {
+		t.Errorf("a name that was given up: %v", err)
+	}
+}
+
+// TestSessionOwners: a session is of the client that opened it.
+func TestSessionOwners(t *testing.T) {
+	a := identitytest.New(t)
+	n := directoryNode(t, a, Options{})
+	as := func(role, name string) dirpb.DirectoryClient {
+		return dirpb.NewDirectoryClient(dialTLS(t, n, a.Config(a.Role(role, name))))
+	}
+	ctx := testCtx(t)
+	ann, bob, ops := as("client", "ann"), as("client", "bob"), as("operator", "ops")
+	const denied = codes.PermissionDenied
+	own, err := as("memnode", "m1").RegisterNode(ctx, registration("m1", 3))
+	if err != nil {
+		t.Fatal(err)
+	}
 	node := &memnode{t: t, nodes: just(n), fenced: make(map[uint32]bool), q: registration("m1", 3), id: own.NodeId}
 	opened := make(chan *dirpb.OpenSessionReply, 1)
 	go func() {
@@ -321,14 +343,6 @@ func TestOwners(t *testing.T) {
 	}
 	if _, err := ann.CloseSession(ctx, &dirpb.CloseSessionRequest{SessionId: id}); err != nil {
 		t.Error(err)
-	}
-
-	// An operator hands a name over.
-	if _, err := ops.RemoveNode(ctx, &dirpb.RemoveNodeRequest{Node: "m1", Force: true}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := m2.RegisterNode(ctx, registration("m1", 4)); err != nil {
-		t.Errorf("a name that was given up: %v", err)
 	}
 }
 

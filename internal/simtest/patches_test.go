@@ -92,7 +92,7 @@ var byTest = []tested{
 	{"region-freed-with-somebody-inside", "memnode", "TestRegionInUse", []edit{{"memnode/region.go", "err != nil && !errors.Is(err, rdma.ErrClosed) {", "false {"}}},
 	{"keys-of-an-earlier-region-taken", "server/fsm", "TestRegionOfAnEarlierPlan", []edit{{"server/fsm/pgs.go", "m.Incarnation != c.Incarnation || c.Since != 0 && m.Since != c.Since {", "m.Incarnation != c.Incarnation {"}}},
 	{"role-of-a-caller-not-asked", "server", "TestRightsByUnit", []edit{{"server/identity.go", "allowed.ServerOptions(n.opts.Identities, n.log)...)", "[]grpc.ServerOption{}...)"}}},
-	{"session-of-another-used", "server", "TestOwners", []edit{{"server/identity.go", "i != \"\" && owner != \"\" && i != owner", "i == owner && owner == \"\" && what == \"\""}}},
+	{"session-of-another-used", "server", "TestSessionOwners", []edit{{"server/identity.go", "i != \"\" && owner != \"\" && i != owner", "i == owner && owner == \"\" && what == \"\""}}},
 	{"raft-hears-every-role", "server", "TestRaftPortRoles", []edit{{"server/transport.go", "s.server = m.Require(serverTLS(conf), \"Raft\", directories)", "s.server = serverTLS(conf)"}}},
 	{"raft-talks-to-every-role", "server", "TestRaftPortRoles", []edit{{"server/transport.go", "s.client = m.Require(clientTLS(conf), \"Raft\", directories)", "s.client = clientTLS(conf)"}}},
 	{"name-of-another-taken-over", "server/fsm", "TestNodeOwner", []edit{{"server/fsm/nodes.go", "old != \"\" && identity != \"\" && old != identity", "old != \"\" && identity != \"\" && old == \"\""}}},
