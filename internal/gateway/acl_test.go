@@ -411,3 +411,29 @@ func TestACLGenPass(t *testing.T) {
 		p.want(t, "-ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096\r\n", "ACL", "GENPASS", bad)
 	}
 }
+
+// TestRulesAllocateNothing: commands of users with rules cost no memory each.
+func TestRulesAllocateNothing(t *testing.T) {
+	addr, g := start(t, Options{Databases: fake()})
+	p := dial(t, "tcp", addr)
+	if err := g.users.Set("u", []string{"on", "nopass", "+@read", "+set", "db=0", "~a-pattern-that-is-longer-than-32-bytes:*", "(~b* +get)"}); err != nil {
+		t.Fatal(err)
+	}
+	p.want(t, "+OK\r\n", "AUTH", "u", "x")
+	var c *conn
+	g.each(func(x *conn) { c = x })
+	for _, cmd := range []string{"GET b", "GET a-pattern-that-is-longer-than-32-bytes:1", "SET a-pattern-that-is-longer-than-32-bytes:1 x EX 1", "SCAN 0"} {
+		var args [][]byte
+		for _, w := range words(cmd) {
+			args = append(args, []byte(w))
+		}
+		known := named(lower(nil, args[0]))
+		if n := testing.AllocsPerRun(100, func() {
+			if bad := c.refusal(known, args); bad != "" {
+				t.Error(bad)
+			}
+		}); n != 0 {
+			t.Errorf("%s: %v allocations", cmd, n)
+		}
+	}
+}

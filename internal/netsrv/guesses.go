@@ -1,6 +1,7 @@
 package netsrv
 
 import (
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -14,6 +15,8 @@ type Guesses struct {
 		sync.Mutex
 		// paid is when the wrong passwords so far will have been forgotten: each counts for guessPause.
 		paid map[netip.Prefix]time.Time
+		// swept is when those who have paid were last dropped.
+		swept time.Time
 	}
 }
 
@@ -51,10 +54,9 @@ func (g *Guesses) wrong(who netip.Prefix, now time.Time) {
 		g.mu.paid = make(map[netip.Prefix]time.Time)
 	}
 	if _, known := g.mu.paid[who]; !known && len(g.mu.paid) >= maxGuessers {
-		for p, paid := range g.mu.paid {
-			if !paid.After(now) {
-				delete(g.mu.paid, p)
-			}
+		if now.Sub(g.mu.swept) >= guessPause {
+			g.mu.swept = now
+			maps.DeleteFunc(g.mu.paid, func(_ netip.Prefix, paid time.Time) bool { return !paid.After(now) })
 		}
 		if len(g.mu.paid) >= maxGuessers {
 			who = netip.Prefix{}
