@@ -134,11 +134,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	defer closing("HTTP endpoints", web.Close)
-	asks := creds // the directory gives the key by which tokens are believed, so not everybody may pass for it
-	if creds != nil {
-		asks = c.Identity.Mapping().Require(creds, "the directory", identity.RolesOf(identity.Directory))
-	}
-	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: asks, Logger: log})
+	dir, err := askDirectory(c, creds, log)
 	if err != nil {
 		return err
 	}
@@ -217,6 +213,15 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// askDirectory opens a client that takes directory nodes alone for the directory: its answer has the key by which
+// tokens are believed.
+func askDirectory(c *config.MemNode, creds *tls.Config, log *slog.Logger) (*dirclient.Client, error) {
+	if creds != nil {
+		creds = c.Identity.Mapping().Require(creds, "the directory", identity.RolesOf(identity.Directory))
+	}
+	return dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
 }
 
 // published waits until the directory shows this node's addresses: any directory
