@@ -97,6 +97,7 @@ func cmdACLCat(_ *conn, w *resp.Writer, args [][]byte) {
 	writeStrings(w, names)
 }
 
+// writeStrings writes an array; no list here is long enough to be worth a stream.
 func writeStrings(w *resp.Writer, list []string) {
 	w.Array(len(list))
 	for _, s := range list {
@@ -104,10 +105,13 @@ func writeStrings(w *resp.Writer, list []string) {
 	}
 }
 
+// Names are no secret among those who may ask: the category admin, which ACL is in, sees rules and hashes as well.
 func cmdACLUsers(c *conn, w *resp.Writer, _ [][]byte) { writeStrings(w, c.g.users.Names()) }
 func cmdACLList(c *conn, w *resp.Writer, _ [][]byte)  { writeStrings(w, c.g.users.Lines()) }
 
-// cmdACLSetUser changes this gateway alone; the file is what gateways can share.
+// cmdACLSetUser changes this gateway alone; the file is what gateways can share. A list of rules is taken as a whole or not
+// at all: half of one could leave a user with more than was meant. The log says who did it, and no rule, since
+// rules may hold passwords.
 func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
 	var rules []string
 	for _, a := range args[3:] {
@@ -181,6 +185,7 @@ func ownFields(s acl.SelectorInfo) int {
 	return 4
 }
 
+// writeSelector writes rules as SETUSER would take them, so that tools can carry a user from one gateway to another.
 func writeSelector(w *resp.Writer, s acl.SelectorInfo) {
 	w.BulkString("commands")
 	w.BulkString(s.Commands)
@@ -208,6 +213,7 @@ func cmdACLLoad(c *conn, w *resp.Writer, _ [][]byte) {
 	w.OK()
 }
 
+// cmdACLSave answers as Redis does, without the reason: it has paths of the gateway's machine, which are for its log.
 func cmdACLSave(c *conn, w *resp.Writer, _ [][]byte) {
 	if c.g.o.ACLFile == "" {
 		w.Error(errNoACLFile)
@@ -221,7 +227,8 @@ func cmdACLSave(c *conn, w *resp.Writer, _ [][]byte) {
 	w.OK()
 }
 
-// cmdACLLog is empty after a restart: it is of this gateway alone.
+// cmdACLLog is empty after a restart: it is of this gateway alone. The newest comes first, ten unless the caller wants
+// more, with the fields of Redis 7.0 in its order, since tools print them as they come.
 func cmdACLLog(c *conn, w *resp.Writer, args [][]byte) {
 	count := int64(10)
 	switch {
@@ -279,12 +286,14 @@ func cmdACLGenPass(_ *conn, w *resp.Writer, args [][]byte) {
 			return
 		}
 	}
+	// crypto/rand never fails: the process ends before it gives weak bytes.
 	secret := make([]byte, (bits+7)/8)
 	rand.Read(secret)
 	w.BulkString(hex.EncodeToString(secret)[:(bits+3)/4])
 }
 
-// cmdACLDryRun is of the database that the connection is in.
+// cmdACLDryRun is of the database that the connection is in. It records nothing: an operator asks, and the user did not
+// try. A command that is not served is not found, whatever the user's rules say of it.
 func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) {
 	u := c.g.users.Find(string(args[2]))
 	if u == nil {

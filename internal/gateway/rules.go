@@ -9,6 +9,16 @@ import (
 	"github.com/kvd-project/kvd/internal/acl"
 )
 
+// Users, and what their commands may touch. Package acl knows rules; what follows tells it what a command is about.
+//
+// A connection is always some user's: user default's before AUTH. It holds a pointer to the user and asks for the user's rights
+// at each command, so a change of rules holds from the next command on, wherever it came from (ACL SETUSER, ACL LOAD, SIGHUP), and
+// nobody has to find the connections that it concerns. Only users that are gone are looked for (dismissUsers), since their
+// connections would go on with the last rights that they had.
+//
+// Rights are asked when a command begins, and for one that MULTI queued again at EXEC: in between they may have been taken
+// away. A user with all rights is known by a flag, so that a store without users pays one branch a command.
+
 // categoriesText has the commands of Redis 7.0.15 by the categories that it has them in, a line for each set
 // of categories, and a few commands as of 7.2. TestCategoriesLikeRedis compares it with a redis-server.
 //
@@ -81,6 +91,7 @@ func newCatalog() *acl.Catalog {
 	return made
 }
 
+// parseNeed reads the letters of needsText; others, as -, ask for nothing.
 func parseNeed(s string) (n acl.Need) {
 	for _, c := range s {
 		switch c {
@@ -101,7 +112,10 @@ func (cmd *command) keySpan(args int) (first, last, step int) {
 	return first, last, step
 }
 
-// accessOf is what the command asks for in a database.
+// accessOf is what the command asks for in a database. Databases are part of it, as in no Redis: there a user who may touch a
+// key may touch it in every database, and here databases are namespaces, which belong to different services. So a command asks
+// for the one that it works in, and those that name another one (SELECT, COPY, FLUSHALL) for that. A number that
+// means no database is left to the command, which says so.
 func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	a = acl.Access{Command: cmd.id, Args: args, Open: cmd.noAuth, Needs: cmd.needs, NeedsLater: cmd.needsLater}
 	a.First, a.Last, a.Step = cmd.keySpan(len(args))
@@ -114,6 +128,7 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	}
 	switch cmd.name {
 	case "set":
+		// With GET it tells the value before, which is to read it.
 		for _, o := range args[3:] {
 			if fold(o, "get") {
 				a.Needs |= acl.NeedRead
@@ -148,7 +163,8 @@ func (c *conn) permitted(cmd *command, args [][]byte) bool {
 	return why == acl.Allowed
 }
 
-// denial is why the connection's user may not perform a command, which is recorded.
+// denial is why the connection's user may not perform a command, which is recorded. It is for the loop that
+// performs commands: nothing of the command has happened when it says no.
 func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
 	u := c.user.Load()
 	r := u.Rights()
@@ -167,7 +183,9 @@ func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
 	return why
 }
 
-// refusal is the reply to a command that the connection's user may not perform, or "".
+// refusal is the reply to a command that the connection's user may not perform, or "". The texts are those of
+// Redis 7.0, word by word: libraries tell NOPERM errors apart by them. A refusal does not name the key, which may be
+// somebody else's secret as far as the log of a program goes; ACL LOG does.
 func (c *conn) refusal(cmd *command, args [][]byte) string {
 	switch c.denial(cmd, args) {
 	case acl.Allowed:
@@ -180,7 +198,8 @@ func (c *conn) refusal(cmd *command, args [][]byte) string {
 	return "NOPERM this user has no permissions to access one of the keys used as arguments"
 }
 
-// refusalAtExec is the same for a command that was allowed when MULTI queued it.
+// refusalAtExec is the same for a command that was allowed when MULTI queued it. The others of the transaction are
+// performed, as in Redis: the reply to EXEC has this one in its place.
 func (c *conn) refusalAtExec(cmd *command, args [][]byte) string {
 	reason := "no permission to touch the specified keys"
 	switch c.denial(cmd, args) {
@@ -194,7 +213,8 @@ func (c *conn) refusalAtExec(cmd *command, args [][]byte) string {
 	return "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no longer allowed for the following reason: " + reason
 }
 
-// recordDenial counts what was refused and puts it in ACL LOG.
+// recordDenial counts what was refused and puts it in ACL LOG. It is off the path of what is allowed, and bounded: acl.Log keeps
+// the last entries and counts those that are alike, so that a client that tries for ever costs one entry.
 func (c *conn) recordDenial(why acl.Denial, object, user string) {
 	c.g.m.denied[why].Add(1)
 	e := acl.Event{Why: why, Context: "toplevel", Object: object, User: user, Client: c.line()}
@@ -204,7 +224,8 @@ func (c *conn) recordDenial(why acl.Denial, object, user string) {
 	c.g.denials.Add(e, time.Now())
 }
 
-// become makes the connection a user's, with a client's limits for its commands.
+// become makes the connection a user's, with a client's limits for its commands: strangers have smaller ones, since
+// what they send has to be kept until it is whole.
 func (c *conn) become(u *acl.User) {
 	c.user.Store(u)
 	c.authed = true
