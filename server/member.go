@@ -205,7 +205,11 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 		if err != nil {
 			return err
 		}
-		creds = credentials.NewTLS(certs.ForHost(clientTLS(n.opts.TLS), host))
+		conf, err := certs.ForHost(clientTLS(n.opts.TLS), host)
+		if err != nil {
+			return err
+		}
+		creds = credentials.NewTLS(conf)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))

@@ -62,8 +62,8 @@ type Options struct {
 	DefaultNamespace string
 
 	// TLS authenticates both listeners and this node's calls to others: it needs
-	// Certificates, and RootCAs or ClientCAs, or functions in their place: GetConfigForClient for
-	// listeners, GetClientCertificate and VerifyConnection for calls, each of which asks them anew.
+	// Certificates, and RootCAs or ClientCAs, or GetConfigForClient in their place, which calls
+	// ask too, for what holds now.
 	// Callers of the raft listener must show a certificate whatever ClientAuth says.
 	TLS *tls.Config
 	// Insecure permits listeners beyond loopback without TLS.
