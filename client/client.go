@@ -112,8 +112,7 @@ type Options struct {
 	// 10 s.
 	OpTimeout time.Duration
 	// TLS protects the connections to the directory, and those of devices that the Client opens to memory
-	// nodes; nil means plain text. Its functions are asked at each connection; VerifyConnection hears
-	// ServerName even if it is an IP address.
+	// nodes; nil means plain text.
 	TLS *tls.Config
 	// TLSFiles, if set, takes the place of TLS.
 	TLSFiles TLSFiles

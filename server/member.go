@@ -207,8 +207,11 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 			return err
 		}
 		directories := identity.RolesOf(identity.Directory)
-		conf := n.opts.Identities.Require(clientTLS(n.opts.TLS), "the directory", directories)
-		creds = credentials.NewTLS(certs.ForHost(conf, host))
+		conf, err := certs.ForHost(n.opts.Identities.Require(clientTLS(n.opts.TLS), "the directory", directories), host)
+		if err != nil {
+			return err
+		}
+		creds = credentials.NewTLS(conf)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)))

@@ -67,8 +67,8 @@ type Options struct {
 	DefaultNamespace string
 
 	// TLS authenticates both listeners and this node's calls to others: it needs
-	// Certificates, and RootCAs or ClientCAs, or functions in their place: GetConfigForClient for
-	// listeners, GetClientCertificate and VerifyConnection for calls, each of which asks them anew.
+	// Certificates, and RootCAs or ClientCAs, or GetConfigForClient in their place, which calls
+	// ask too, for what holds now.
 	// Callers must show a certificate whatever ClientAuth says: of a directory node to the raft listener, and
 	// of a role that may call to the other. This node's own must be of a directory node.
 	TLS *tls.Config

@@ -163,7 +163,11 @@ func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return (&tls.Dialer{Config: certs.ForHost(s.client, host)}).DialContext(ctx, "tcp", addr)
+	conf, err := certs.ForHost(s.client, host)
+	if err != nil {
+		return nil, err
+	}
+	return (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", addr)
 }
 
 // track keeps c until it is closed; g is nil for one that was dialed.

@@ -122,7 +122,11 @@ type line struct {
 }
 
 func dialLine(addr string, conf *tls.Config) (*line, error) {
-	c, err := (&tls.Dialer{NetDialer: &net.Dialer{Timeout: patience}, Config: certs.ForHost(conf, "127.0.0.1")}).Dial("tcp", addr)
+	conf, err := certs.ForHost(conf, "127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	c, err := (&tls.Dialer{NetDialer: &net.Dialer{Timeout: patience}, Config: conf}).Dial("tcp", addr)
 	if err != nil {
 		return nil, err
 	}

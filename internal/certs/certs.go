@@ -6,8 +6,8 @@
 // Everything may be called concurrently. A configuration from [Source.Config] belongs to the
 // caller, who may clone it and must change it by [With] alone.
 //
-// Servers take the files' content from GetConfigForClient, for which crypto/tls has it. Clients
-// have no such function, so theirs verify in VerifyConnection, as the example in crypto/tls does.
+// Servers take the files' content from GetConfigForClient, for which crypto/tls has it; calls do so
+// through [ForHost].
 package certs
 
 import (
@@ -186,8 +186,8 @@ type Source struct {
 }
 
 type current struct {
-	set    *Set
-	server *tls.Config
+	set  *Set
+	conf *tls.Config // of one connection, accepted or made
 }
 
 // Open loads the files.
@@ -221,11 +221,11 @@ func (s *Source) takeLocked(c contents, again bool) error {
 	if err != nil {
 		return fmt.Errorf("tls.cert %s: %w", s.o.Files.Cert, err)
 	}
-	server := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair}, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	conf := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair}, RootCAs: set.Pool, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert}
 	if s.o.Anonymous {
-		server.ClientAuth, server.ClientCAs = tls.NoClientCert, nil
+		conf.ClientAuth, conf.ClientCAs = tls.NoClientCert, nil
 	}
-	s.current.Store(&current{set, server})
+	s.current.Store(&current{set, conf})
 	s.mu.used = c
 	return nil
 }
@@ -332,59 +332,41 @@ func (s *Source) InUse() (all []InUse) {
 	return all
 }
 
-// Config is for servers and for calls to them, and always goes by what is in use. Calls must be made
-// through [ForHost]. A caller that sets VerifyConnection must call the one that was there: nothing else
-// verifies the servers that are called.
+// Config is for servers and for calls to them, and always goes by what is in use. Calls are made
+// through [ForHost]; without that they trust nobody.
 func (s *Source) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 			s.pollAtUse()
-			return s.current.Load().server, nil
+			return s.current.Load().conf, nil
 		},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return &s.Current().Pair, nil
 		},
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return &s.Current().Pair, nil
-		},
-		InsecureSkipVerify: true, // verifyServer does
-		VerifyConnection:   s.verifyServer,
+		RootCAs: x509.NewCertPool(),
 	}
 }
 
-var errNoHost = errors.New("certs: the name of the server is not known: the call was not made through ForHost")
-
-// verifyServer does what crypto/tls does with fixed RootCAs.
-func (s *Source) verifyServer(cs tls.ConnectionState) error {
-	if cs.ServerName == "" {
-		return errNoHost
-	}
-	s.pollAtUse() // before the certificate is shown
-	o := x509.VerifyOptions{Roots: s.Current().Pool, DNSName: cs.ServerName, Intermediates: x509.NewCertPool()}
-	for _, c := range cs.PeerCertificates[1:] {
-		o.Intermediates.AddCert(c)
-	}
-	if _, err := cs.PeerCertificates[0].Verify(o); err != nil {
-		return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
-	}
-	return nil
-}
-
-// ForHost is c for a call to host, a name or an IP address, unless c names another. VerifyConnection
-// hears the name even if it is an IP address, which crypto/tls does not tell it.
-func ForHost(c *tls.Config, host string) *tls.Config {
+// ForHost is c for one call to host, a name or an IP address, unless c names another. If c has
+// GetConfigForClient, certificates and RootCAs are those that it gives now: crypto/tls has no
+// such function for calls.
+func ForHost(c *tls.Config, host string) (*tls.Config, error) {
 	c = c.Clone()
 	if c.ServerName == "" {
 		c.ServerName = host
 	}
-	if verify, name := c.VerifyConnection, c.ServerName; verify != nil {
-		c.VerifyConnection = func(cs tls.ConnectionState) error {
-			cs.ServerName = name
-			return verify(cs)
-		}
+	if c.GetConfigForClient == nil {
+		return c, nil
 	}
-	return c
+	now, err := c.GetConfigForClient(&tls.ClientHelloInfo{ServerName: host})
+	if err != nil {
+		return nil, err
+	}
+	if now != nil {
+		c.Certificates, c.GetClientCertificate, c.RootCAs = now.Certificates, now.GetClientCertificate, now.RootCAs
+	}
+	return c, nil
 }
 
 // With is c with a change, which also reaches what GetConfigForClient gives.

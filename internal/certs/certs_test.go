@@ -70,6 +70,16 @@ func (l *lab) open(o Options) *Source {
 	return s
 }
 
+// forHost is ForHost of a Source's configuration.
+func forHost(t *testing.T, c *tls.Config, host string) *tls.Config {
+	t.Helper()
+	c, err := ForHost(c, host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // meet has a client call a server, and gives what each says of it.
 func meet(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
@@ -114,21 +124,33 @@ func TestSourceFollowsFiles(t *testing.T) {
 	client.write(client.files.CA, server.ca.CertPEM())
 	client.issue(time.Now(), time.Hour)
 	ss, cs := server.open(Options{}), client.open(Options{})
-	sconf, cconf := ss.Config().Clone(), ForHost(cs.Config(), "127.0.0.1").Clone()
-	if serr, cerr := meet(t, sconf, cconf); serr != nil || cerr != nil {
+	// Both see chains that were verified, on which rights can be built.
+	verified := func(c *tls.Config) {
+		c.VerifyConnection = func(cs tls.ConnectionState) error {
+			if len(cs.VerifiedChains) == 0 {
+				return errors.New("nobody verified this chain")
+			}
+			return nil
+		}
+	}
+	sconf, cconf := With(ss.Config(), verified), With(cs.Config(), verified)
+	if serr, cerr := meet(t, sconf, forHost(t, cconf, "127.0.0.1")); serr != nil || cerr != nil {
 		t.Fatal(serr, cerr)
 	}
 	// By name, and by neither of its names.
-	if serr, cerr := meet(t, sconf, ForHost(cs.Config(), "node")); serr != nil || cerr != nil {
+	if serr, cerr := meet(t, sconf, forHost(t, cs.Config(), "node")); serr != nil || cerr != nil {
 		t.Fatal(serr, cerr)
 	}
 	for host, want := range map[string]string{"127.0.0.2": "certificate is valid for 127.0.0.1, not 127.0.0.2", "other": "certificate is valid for node, not other"} {
-		if _, err := meet(t, sconf, ForHost(cs.Config(), host)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := meet(t, sconf, forHost(t, cs.Config(), host)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("called as %s: %v", host, err)
 		}
 	}
-	if _, err := meet(t, sconf, cs.Config()); !errors.Is(err, errNoHost) {
-		t.Errorf("a call that does not say whom it calls: %v", err)
+	var unknown x509.UnknownAuthorityError
+	astray := cs.Config()
+	astray.ServerName = "node"
+	if _, err := meet(t, sconf, astray); !errors.As(err, &unknown) {
+		t.Errorf("a call that was not made through ForHost: %v", err)
 	}
 
 	// The server's authority is another now, then the client's too, then also their certificates.
@@ -145,19 +167,18 @@ func TestSourceFollowsFiles(t *testing.T) {
 		}
 	}
 	poll(ss)
-	if serr, _ := meet(t, sconf, cconf); serr == nil || !strings.Contains(serr.Error(), "unknown authority") {
+	if serr, _ := meet(t, sconf, forHost(t, cconf, "127.0.0.1")); serr == nil || !strings.Contains(serr.Error(), "unknown authority") {
 		t.Errorf("a client of the authority that was dropped met %v", serr)
 	}
 	poll(cs)
-	var unknown x509.UnknownAuthorityError
-	if _, cerr := meet(t, sconf, cconf); !errors.As(cerr, &unknown) {
+	if _, cerr := meet(t, sconf, forHost(t, cconf, "127.0.0.1")); !errors.As(cerr, &unknown) {
 		t.Errorf("a server of the authority that was dropped met %v", cerr)
 	}
 	server.issue(time.Now(), time.Hour)
 	client.issue(time.Now(), time.Hour)
 	poll(ss)
 	poll(cs)
-	if serr, cerr := meet(t, sconf, cconf); serr != nil || cerr != nil {
+	if serr, cerr := meet(t, sconf, forHost(t, cconf, "127.0.0.1")); serr != nil || cerr != nil {
 		t.Fatal(serr, cerr)
 	}
 	if old.Certificate().Equal(ss.Current().Authorities[0]) || ss.Taken() != 2 || ss.Refused() != 0 {
@@ -174,7 +195,7 @@ func TestSourceLooksAtUse(t *testing.T) {
 	var heard []error
 	cs := client.open(Options{AtUse: func(err error) { heard = append(heard, err) }})
 	ss := server.open(Options{AtUse: func(err error) { t.Error(err) }})
-	sconf, cconf := ss.Config(), ForHost(cs.Config(), "node")
+	sconf, cconf := ss.Config(), cs.Config()
 	for _, l := range []*lab{server, client} {
 		l.ca = newCA(t)
 	}
@@ -183,7 +204,7 @@ func TestSourceLooksAtUse(t *testing.T) {
 		l.write(l.files.CA, l.ca.CertPEM())
 		l.issue(time.Now(), time.Hour)
 	}
-	if serr, cerr := meet(t, sconf, cconf); serr != nil || cerr != nil {
+	if serr, cerr := meet(t, sconf, forHost(t, cconf, "node")); serr != nil || cerr != nil {
 		t.Fatal(serr, cerr)
 	}
 	if ss.Taken() != 1 || cs.Taken() != 1 {
@@ -197,7 +218,7 @@ func TestSourceLooksAtUse(t *testing.T) {
 		heard   int
 	}{{recent, 0, 0}, {long, 1, 0}, {recent, 1, 0}, {long, 2, 1}, {long, 3, 1}} {
 		cs.looked.Store(tc.looked)
-		if serr, cerr := meet(t, sconf, cconf); serr != nil || cerr != nil {
+		if serr, cerr := meet(t, sconf, forHost(t, cconf, "node")); serr != nil || cerr != nil {
 			t.Fatal(serr, cerr)
 		}
 		if len(heard) != tc.heard || cs.Refused() != tc.refused {
@@ -210,7 +231,7 @@ func TestSourceLooksAtUse(t *testing.T) {
 func TestResumption(t *testing.T) {
 	l := newLab(t)
 	s := l.open(Options{})
-	static := ForHost(&tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, ClientSessionCache: tls.NewLRUClientSessionCache(1), Certificates: []tls.Certificate{s.Current().Pair}}, "node")
+	static := forHost(t, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, ClientSessionCache: tls.NewLRUClientSessionCache(1), Certificates: []tls.Certificate{s.Current().Pair}}, "node")
 	conf := s.Config()
 	for range 2 {
 		if serr, cerr := meet(t, conf, static); serr != nil || cerr != nil {

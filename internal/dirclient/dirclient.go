@@ -459,7 +459,7 @@ func (c *Client) node(addr string) (*node, error) {
 	n := &node{addr: addr}
 	creds := insecure.NewCredentials()
 	if c.opts.TLS != nil {
-		creds = credentials.NewTLS(certs.ForHost(c.opts.TLS, host))
+		creds = &liveCreds{credentials.NewTLS(c.opts.TLS), c.opts.TLS, host}
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(&recordCreds{creds, n}),
@@ -504,6 +504,25 @@ func (n *node) record(err error, tls bool) {
 		return
 	}
 	n.dialErr.Store(&dialError{err, tls})
+}
+
+// liveCreds is TLS to host by what conf gives at each handshake.
+type liveCreds struct {
+	credentials.TransportCredentials // of conf
+	conf                             *tls.Config
+	host                             string
+}
+
+func (l *liveCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conf, err := certs.ForHost(l.conf, l.host)
+	if err != nil {
+		return nil, nil, err
+	}
+	return credentials.NewTLS(conf).ClientHandshake(ctx, authority, raw)
+}
+
+func (l *liveCreds) Clone() credentials.TransportCredentials {
+	return &liveCreds{l.TransportCredentials.Clone(), l.conf, l.host}
 }
 
 // recordCreds keeps the reason of a failed TLS handshake.

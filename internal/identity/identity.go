@@ -305,9 +305,6 @@ func (m Mapping) Require(conf *tls.Config, right string, want Roles) *tls.Config
 				if err := verify(cs); err != nil {
 					return err
 				}
-				if c.InsecureSkipVerify { // crypto/tls has not verified the chain, and verify has
-					cs.VerifiedChains = [][]*x509.Certificate{cs.PeerCertificates}
-				}
 			}
 			_, err := m.Admit(&cs, right, want)
 			return err

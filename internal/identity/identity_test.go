@@ -194,7 +194,11 @@ func TestRequire(t *testing.T) {
 			}
 			defer x.Close()
 			server := tls.Server(x, m.Require(tc.server, "this", want))
-			client := tls.Client(y, certs.ForHost(m.Require(tc.client, "this", want), "127.0.0.1"))
+			conf, err := certs.ForHost(m.Require(tc.client, "this", want), "127.0.0.1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			client := tls.Client(y, conf)
 			served := make(chan error, 1)
 			go func() {
 				err := server.Handshake()

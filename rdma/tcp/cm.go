@@ -73,7 +73,11 @@ func (d *device) greet(ctx context.Context, nc *net.TCPConn, p *pd, c *cq, r dri
 		if err != nil {
 			return nil, err
 		}
-		t := tls.Client(sk, certs.ForHost(d.o.TLSClient, host))
+		cfg, err := certs.ForHost(d.o.TLSClient, host)
+		if err != nil {
+			return nil, err
+		}
+		t := tls.Client(sk, cfg)
 		if err := t.Handshake(); err != nil {
 			return nil, err
 		}

@@ -130,7 +130,10 @@ func (d *device) secure(ctx context.Context, conn net.Conn, addr string) (net.Co
 	if err != nil {
 		return nil, err
 	}
-	cfg := certs.ForHost(d.o.TLSClient, host)
+	cfg, err := certs.ForHost(d.o.TLSClient, host)
+	if err != nil {
+		return nil, err
+	}
 	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
 	t := tls.Client(conn, cfg)
 	return t, t.HandshakeContext(ctx)
