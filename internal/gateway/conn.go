@@ -64,7 +64,7 @@ type conn struct {
 	// For CLIENT LIST, from other goroutines.
 	last   atomic.Pointer[command]
 	active atomic.Int64 // Unix ms of the last reply; of the command, and negative, while one is performed
-	// finishing is set when what has been received is to be the last; see Drain.
+	// finishing is set when the connection ends because its client was silent; see Drain.
 	finishing atomic.Bool
 	half      atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
 	user      atomic.Pointer[acl.User] // default before AUTH
@@ -395,7 +395,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	if cmd != c.last.Load() {
 		c.last.Store(cmd)
 	}
-	if c.g.stopping.Load() {
+	if c.g.stopping.Load() || c.finishing.Load() {
 		bad = errStopping
 	}
 	switch {

@@ -63,8 +63,9 @@ func (g *Gateway) finishQuiet(quiet time.Duration) {
 // readCloser is what connections without TLS are.
 type readCloser interface{ CloseRead() error }
 
-// finish makes what has been received the last of the connection: it is performed and answered. Any
-// goroutine may call it.
+// finish ends a connection when its client has been told of all that it has sent. A command that comes at this moment,
+// or waited to be read on a busy machine so that its client only looked silent, is refused: if it were performed, the client would
+// send another one, and that would meet a closed connection. Any goroutine may call it.
 func (c *conn) finish() {
 	if c.finishing.CompareAndSwap(false, true) {
 		c.link.CloseRead()

@@ -207,3 +207,30 @@ func TestDrain(t *testing.T) {
 		t.Error("no client was refused anything")
 	}
 }
+
+// A command that comes when the connection of a silent client ends is refused, and not performed: its client would go on.
+func TestFinishingRefuses(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	g, err := New(Options{Databases: []Database{{"default", store}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(l) }()
+	p := dial(t, "tcp", l.Addr().String())
+	p.want(t, "+OK\r\n", "SET", "k", "1")
+	g.each(func(c *conn) { c.finishing.Store(true) })
+	p.want(t, "-"+errStopping+"\r\n", "SET", "k", "2")
+	p.want(t, "-"+errStopping+"\r\n", "GET", "k")
+	if it, err := store.Get(t.Context(), []byte("k")); err != nil || string(it.Value) != "1" {
+		t.Errorf("k is %q, %v, want 1", it.Value, err)
+	}
+	g.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
