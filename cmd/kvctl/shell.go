@@ -18,6 +18,7 @@ import (
 
 	"github.com/peterh/liner"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -210,6 +211,10 @@ func (sh *shell) prompt(ctx context.Context) error {
 	}
 	l := liner.NewLiner()
 	defer l.Close()
+	// liner turns Ctrl-C's signal off only after it has shown its prompt, and the signal drops what has been typed since.
+	if err := noSignals(); err != nil {
+		return fmt.Errorf("terminal: %w", err)
+	}
 	raw, err := liner.TerminalMode()
 	if err != nil {
 		return fmt.Errorf("terminal: %w", err)
@@ -259,6 +264,16 @@ func (sh *shell) prompt(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// noSignals has the terminal give Ctrl-C and the like to the shell as characters.
+func noSignals() error {
+	t, err := unix.IoctlGetTermios(unix.Stdin, unix.TCGETS)
+	if err != nil {
+		return err
+	}
+	t.Lflag &^= unix.ISIG
+	return unix.IoctlSetTermios(unix.Stdin, unix.TCSETS, t)
 }
 
 // ask reads a line. When ctx ends, the read goes on until the process ends.
