@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,7 +10,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -364,28 +362,10 @@ func TestRightsByUnit(t *testing.T) {
 	wantCode(t, err, codes.PermissionDenied, "operator/ann has the role operator")
 }
 
-// lines is a log that tests read while it is written.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // TestRaftPortRoles: raft hears directory nodes alone, and talks to them alone.
 func TestRaftPortRoles(t *testing.T) {
 	a, other := identitytest.New(t), identitytest.New(t)
-	var log lines
+	var log lockedBuffer
 	n := directoryNode(t, a, Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	addr := string(n.transport.LocalAddr())
 	as := func(certs ...tls.Certificate) *tls.Config {
@@ -448,7 +428,7 @@ func TestRaftPortRoles(t *testing.T) {
 func TestJoinNeedsDirectory(t *testing.T) {
 	a := identitytest.New(t)
 	n := directoryNode(t, a, Options{})
-	var log lines
+	var log lockedBuffer
 	start(t, Options{ID: "d2", InMemory: true, Join: []string{n.Addr()}, TLS: a.Config(a.Role("operator", "d2")),
 		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	until(t, "a refusal", func() bool { return strings.Contains(log.String(), "JoinDirectory is for directory") })

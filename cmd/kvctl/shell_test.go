@@ -69,7 +69,8 @@ type terminal struct {
 	cmd  *exec.Cmd
 	mu   sync.Mutex
 	seen strings.Builder
-	at   int // how much of it has been expected
+	news chan struct{} // there is more; capacity 1
+	at   int           // how much of it has been expected
 }
 
 func (e *env) terminal(state string, args ...string) *terminal {
@@ -83,7 +84,7 @@ func (e *env) terminal(state string, args ...string) *terminal {
 		}
 		e.t.Skipf("no pseudo-terminal: %v", err)
 	}
-	x := &terminal{t: e.t, tty: tty, cmd: cmd}
+	x := &terminal{t: e.t, tty: tty, cmd: cmd, news: make(chan struct{}, 1)}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		b := make([]byte, 4096)
@@ -92,6 +93,10 @@ func (e *env) terminal(state string, args ...string) *terminal {
 			x.mu.Lock()
 			x.seen.Write(b[:n])
 			x.mu.Unlock()
+			select {
+			case x.news <- struct{}{}:
+			default:
+			}
 			if err != nil {
 				return
 			}
@@ -114,13 +119,23 @@ func (x *terminal) text() string {
 // expect waits until the terminal shows s behind what was expected before.
 func (x *terminal) expect(s string) {
 	x.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	if !x.shows(s, 20*time.Second) {
+		x.t.Fatalf("no %q in %q", s, x.text()[x.at:])
+	}
+}
+
+// shows is expect for so long, and reports whether it came.
+func (x *terminal) shows(s string, limit time.Duration) bool {
+	over := time.After(limit)
+	for {
 		if i := strings.Index(x.text()[x.at:], s); i >= 0 {
 			x.at += i + len(s)
-			return
+			return true
 		}
-		if time.Now().After(end) {
-			x.t.Fatalf("no %q in %q", s, x.text()[x.at:])
+		select {
+		case <-x.news:
+		case <-over:
+			return false
 		}
 	}
 }
@@ -137,11 +152,8 @@ func (x *terminal) completes(s string) {
 	x.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; {
 		x.types("\t")
-		for again := time.Now().Add(2 * time.Second); time.Now().Before(again); time.Sleep(time.Millisecond) {
-			if i := strings.Index(x.text()[x.at:], s); i >= 0 {
-				x.at += i + len(s)
-				return
-			}
+		if x.shows(s, 2*time.Second) {
+			return
 		}
 		if time.Now().After(end) {
 			x.t.Fatalf("not completed to %q: %q", s, x.text()[x.at:])

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -157,6 +158,9 @@ func TestMaxPerAddress(t *testing.T) {
 		}
 	}
 	if at == "" {
+		if os.Getenv("CI") != "" {
+			t.Fatal("no IPv4 address but loopback")
+		}
 		t.Skip("this machine has no IPv4 address but loopback, of which no limit for an address holds")
 	}
 	// Enough for what the roles say to each other.

@@ -107,10 +107,12 @@ func TestSaturatedLoop(t *testing.T) {
 	var few atomic.Bool
 	for _, c := range cs {
 		go func() {
+			pace := time.NewTicker(time.Millisecond)
+			defer pace.Stop()
 			for b := make([]byte, 64<<10); ; { // until it is killed
 				if few.Load() {
 					b = b[:1]
-					time.Sleep(time.Millisecond) // the pace
+					<-pace.C
 				}
 				if _, err := c.peer.Write(b); err != nil {
 					return
