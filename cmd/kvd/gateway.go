@@ -63,7 +63,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	web, err := a.http(ctx, "gateway", "http-listen", c.HTTPListen, creds, log)
+	web, err := a.http(ctx, "gateway", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
 	if err != nil {
 		return err
 	}

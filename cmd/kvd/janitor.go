@@ -47,7 +47,7 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	web, err := a.http(ctx, "janitor", "http-listen", c.HTTPListen, creds, log)
+	web, err := a.http(ctx, "janitor", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
 	if err != nil {
 		return err
 	}

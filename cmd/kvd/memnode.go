@@ -129,7 +129,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	if err := checkLimits(int64(c.Memory), c.HugePageBytes(), c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
-	web, err := a.http(ctx, "memnode", "http-listen", c.HTTPListen, creds, log)
+	web, err := a.http(ctx, "memnode", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
 	if err != nil {
 		return err
 	}

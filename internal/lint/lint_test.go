@@ -67,7 +67,7 @@ var imports = []row{
 	{"internal/hostid", "", "it asks the kernel only"},
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
-	{"internal/httpd", "internal/certs internal/netsrv", "it serves what it is handed, whatever the process is"},
+	{"internal/httpd", "internal/certs internal/identity internal/netsrv", "it serves what it is handed, whatever the process is"},
 	{"internal/overview", "internal/dirpb internal/layout", "it puts together what the directory says, for kvctl, pages and metrics alike"},
 	{"internal/check", "internal/dirpb internal/layout internal/overview", "it reads bytes wherever its caller gets them: from a store, or from the simulator"},
 	{"internal/metrics", "client client/prom internal/certs internal/dirpb internal/netsrv internal/overview memnode server", "it shows what the parts tell, and starts none of them"},
