@@ -45,7 +45,8 @@ It makes no namespace: kvctl namespace create cache --mode cache does.
 listen and listen-memcached are in clear, so they are for this machine unless insecure
 says otherwise, password or not; listen-tls is for others.
 
-acl-file and memcached-auth-file name users and what they may do; SIGHUP reads both again.`,
+password-file has the password of all of Redis's protocol; acl-file and memcached-auth-file
+name users and what they may do. SIGHUP reads the three again.`,
 		example: `  kvd gateway
   kvd gateway --databases cache,sessions --listen-unix /run/kvd/redis.sock --listen-memcached off
   kvd gateway --listen off --listen-tls 0.0.0.0:6380 --config /etc/kvd/gateway.yaml`,
@@ -88,7 +89,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	}
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
-		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
+		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
 		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
 		devices: devices, provider: c.Provider, tls: creds, log: log,
 	})
@@ -96,11 +97,18 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(g.close)
-	if c.ACLFile != "" {
-		a.reloads("acl-file", g.redis.ReloadUsers)
-	}
-	if c.MemcachedAuthFile != "" {
-		a.reloads("memcached-auth-file", g.memcached.ReloadUsers)
+	for _, f := range []struct {
+		key, file string
+		read      func() error
+	}{{"password-file", c.PasswordFile, g.redis.ReloadPassword}, {"acl-file", c.ACLFile, g.redis.ReloadUsers}, {"memcached-auth-file", c.MemcachedAuthFile, g.memcached.ReloadUsers}} {
+		if f.file == "" {
+			continue
+		}
+		warnOfReaders(log, f.key, f.file)
+		a.reloads(f.key, func() error {
+			warnOfReaders(log, f.key, f.file)
+			return f.read()
+		})
 	}
 	defer notify(log, daemon.SdNotifyStopping)
 	if err := web.Register(append(g.collectors(), metrics.Listeners(g.doors(web)))...); err != nil {
@@ -118,6 +126,13 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	case <-g.failed: // close says why
 	}
 	return nil
+}
+
+// warnOfReaders says that a file of passwords is for more than its owner and a group.
+func warnOfReaders(log *slog.Logger, key, file string) {
+	if st, err := os.Stat(file); err == nil && st.Mode().Perm()&0o007 != 0 {
+		log.Warn("others on this machine can read a file of passwords", "setting", key, "file", file, "mode", st.Mode().String(), "hint", "chmod o= "+file)
+	}
 }
 
 // listeners are a gateway's, by what is spoken there: redis, unix and tls, which are
@@ -206,6 +221,7 @@ type gatewayOptions struct {
 	databases         []string
 	memcached         string // namespace; empty: the first of databases
 	password          string
+	passwordFile      string // gateway.Options.PasswordFile
 	aclFile, authFile string // gateway.Options.ACLFile, memcached.Options.AuthFile
 	// maxConns and maxPerAddr are of each server.
 	maxConns, maxPerAddr int
@@ -257,7 +273,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 	}
 	budget := netsrv.NewBudget(o.buffers)
 	o.maxConns = connLimit(o.maxConns, 2, true, o.log)
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
 	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})

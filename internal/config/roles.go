@@ -122,7 +122,8 @@ type Gateway struct {
 	TLSClients        string   `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
 	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
-	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line" secret:"true"`
+	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
+	PasswordFile      string   `mapstructure:"password-file" usage:"file whose only line is the password, read at the start and by SIGHUP; instead of password"`
 	ACLFile           string   `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
 	MemcachedAuthFile string   `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
@@ -486,6 +487,9 @@ func (g *Gateway) Validate() error {
 		c.bad("listen-unix", g.ListenUnix, "want a path or off")
 	}
 	c.socket("listen-unix", g.ListenUnix)
+	if g.Password != "" && g.PasswordFile != "" {
+		c.bad("password-file", g.PasswordFile, "password is set too: want one of them")
+	}
 	if g.TLSClients != "certified" && g.TLSClients != "any" {
 		c.bad("tls-clients", g.TLSClients, "want certified or any")
 	}
@@ -495,7 +499,7 @@ func (g *Gateway) Validate() error {
 		case ok && g.TLS == (TLS{}):
 			c.bad("listen-tls", g.ListenTLS, "set tls.ca, tls.cert and tls.key")
 		case ok && g.TLSClients == "any" && !g.HasUsers() && !g.Insecure && !loopback(host):
-			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password or acl-file, or insecure to do without")
+			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password, password-file or acl-file, or insecure to do without")
 		}
 	}
 	if g.Listen == Off && g.ListenUnix == Off && g.ListenTLS == Off && g.ListenMemcached == Off {
@@ -520,7 +524,7 @@ func (c *checker) connections(n, perAddress int) {
 }
 
 // HasUsers reports whether Redis's protocol asks who a client is.
-func (g *Gateway) HasUsers() bool { return g.Password != "" || g.ACLFile != "" }
+func (g *Gateway) HasUsers() bool { return g.Password != "" || g.PasswordFile != "" || g.ACLFile != "" }
 
 // minBuffers serves some connections with values of a few MiB.
 const minBuffers Size = 64 << 20
