@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -151,7 +152,8 @@ func (r *remote) Close() error {
 	return errors.Join(err, providers.Close(r.devices))
 }
 
-// tlsConfig is nil when no TLS flag is set.
+// tlsConfig is nil when no TLS flag is set. With a certificate, connections go by what the files hold when they are
+// made: a shell runs for longer than a certificate may be valid.
 func (a *app) tlsConfig() (*tls.Config, error) {
 	if a.tlsCA == "" {
 		return nil, nil
@@ -164,14 +166,17 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 	if !cfg.RootCAs.AppendCertsFromPEM(pem) {
 		return nil, usagef("--tls-ca %s: no certificate in it", a.tlsCA)
 	}
-	if a.tlsCert != "" {
-		cert, err := tls.LoadX509KeyPair(a.tlsCert, a.tlsKey)
-		if err != nil {
-			return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
-		}
-		cfg.Certificates = []tls.Certificate{cert}
+	if a.tlsCert == "" {
+		return cfg, nil
 	}
-	return cfg, nil
+	// The passive side of perf serves, too, and asks nobody for a certificate.
+	s, err := certs.Open(certs.Options{Files: certs.Files{CA: a.tlsCA, Cert: a.tlsCert, Key: a.tlsKey}, Anonymous: true, AtUse: func(err error) {
+		a.debugLog().Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+	}
+	return s.Config(), nil
 }
 
 func isLoopback(addr string) bool {
