@@ -88,7 +88,7 @@ type MemNode struct {
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"address where the gRPC health service listens, host:port, or off"`
 	HTTPListen     string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
-	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time"`
+	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time, and to listen-verbs and shm-socket likewise"`
 	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`

@@ -34,8 +34,8 @@ type Options struct {
 	// TLSServer and TLSClient are for providers that talk over a network; nil
 	// means in clear.
 	TLSServer, TLSClient *tls.Config
-	// TCPDoor is tcp.Options.Door.
-	TCPDoor *netsrv.Door
+	// TCPDoor and ShmDoor are those providers' Options.Door.
+	TCPDoor, ShmDoor *netsrv.Door
 	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
 	// provider OpenFor leaves out.
 	Verbs verbs.Options
@@ -54,8 +54,8 @@ var openers = []struct {
 		}
 		return rdma.NewDevice("verbs", d), nil
 	}},
-	{"shm", func(Options) (*rdma.Device, error) {
-		d, err := shm.Open(shm.Options{})
+	{"shm", func(o Options) (*rdma.Device, error) {
+		d, err := shm.Open(shm.Options{Door: o.ShmDoor})
 		if err != nil {
 			return nil, err
 		}
