@@ -862,7 +862,7 @@ func dialNode(t *testing.T, addr string, cfg *tls.Config) error {
 	defer cq.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	q, err := d.Dial(ctx, pd, cq, addr, make([]byte, token.Size+4))
+	q, err := d.Dial(ctx, pd, cq, addr, make([]byte, token.MinSize+4))
 	if err == nil {
 		_ = q.Close()
 	}

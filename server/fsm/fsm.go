@@ -229,6 +229,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.remakePG(op.RemakePg)
 	case *fsmpb.Command_AcceptLoss:
 		r.Namespace, r.Err = s.acceptLoss(op.AcceptLoss)
+	case *fsmpb.Command_RotateKey:
+		r.Err = s.rotateKey(op.RotateKey)
 	default:
 		r.Err = fmt.Errorf("%w: unknown command %T", ErrInvalid, op)
 	}

@@ -77,7 +77,8 @@ func FuzzApply(f *testing.F) {
 		f.Add(i, encode(f, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k")}}},
 			&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d", RaftAddr: "h:1"}}}},
 			&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d"}}},
-			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}}))
+			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}},
+			rotate(2, 'a'), rotate(3, 'b')))
 	}
 	f.Fuzz(func(t *testing.T, world byte, data []byte) {
 		rows := all[int(world)%len(all)]
@@ -127,6 +128,7 @@ func readAll(s *State) {
 		s.Map(x)
 	}
 	s.Admitted()
+	s.Keys()
 	for _, n := range s.Nodes() {
 		s.WantRegions(n.Id, n.Incarnation)
 		s.FenceWork(n.Id, n.Incarnation)
