@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -73,13 +72,12 @@ func (n *Node) RotateKey(ctx context.Context, q *dirpb.RotateKeyRequest) (*dirpb
 	if why := behind(u); why != "" && !q.Force {
 		return nil, status.Errorf(codes.FailedPrecondition, "%s; what they show would be refused, so no key was made: ask again once they have, or use force", why)
 	}
-	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RotateKey{RotateKey: &fsmpb.RotateKey{
+	c := &fsmpb.Command{Op: &fsmpb.Command_RotateKey{RotateKey: &fsmpb.RotateKey{
 		Generation: u.Generation + 1, Key: newKey(), UnixMillis: time.Now().UnixMilli(),
-	}}})
-	if err != nil {
+	}}}
+	if _, err := n.do(ctx, l, audited(ctx, c, actRotateKey, fmt.Sprint(u.Generation+1), "force", q.Force)); err != nil {
 		return nil, err
 	}
-	n.log.Info("directory: there is a new key for session tokens", "generation", u.Generation+1, "force", q.Force, "identity", rights.Caller(ctx).String())
 	return &dirpb.RotateKeyReply{Generation: u.Generation + 1}, nil
 }
 
@@ -114,5 +112,5 @@ func behind(u *dirpb.KeyUse) string {
 	if len(who) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("not taken over yet is the key of generation %d by %s", u.Generation, strings.Join(who, " and "))
+	return fmt.Sprintf("still without the key of generation %d: %s", u.Generation, strings.Join(who, " and "))
 }

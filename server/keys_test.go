@@ -82,7 +82,7 @@ func TestRotateKey(t *testing.T) {
 	if g := verified(t, r.Keys, open(t, c).Token); g.Generation != 1 {
 		t.Fatalf("a token of key %d, which no memory node has", g.Generation)
 	}
-	wantCode(t, rotate(false), codes.FailedPrecondition, "the key of generation 2 by 2 memory nodes (m1, m2) and 3 sessions (1, 2, 3)", "no key was made")
+	wantCode(t, rotate(false), codes.FailedPrecondition, "without the key of generation 2: 2 memory nodes (m1, m2) and 3 sessions (1, 2, 3);", "no key was made")
 	if beat(m1, 2); n.keyUse(t).Signs != 1 {
 		t.Fatal("a key signs that m2 has not")
 	}
@@ -93,9 +93,9 @@ func TestRotateKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	renewed(a, 2)
-	wantCode(t, rotate(false), codes.FailedPrecondition, "by 2 sessions (1, 2);") // a has not said that it has it
+	wantCode(t, rotate(false), codes.FailedPrecondition, ": 2 sessions (1, 2);") // a has not said that it has it
 	renewed(a, 0)
-	wantCode(t, rotate(false), codes.FailedPrecondition, "by 1 session (2);")
+	wantCode(t, rotate(false), codes.FailedPrecondition, ": 1 session (2);")
 	u := n.keyUse(t)
 	if u.Generation != 2 || u.Signs != 2 || len(u.NodesBehind) != 0 || len(u.SessionsBehind) != 1 || u.MadeUnixMillis == 0 {
 		t.Fatalf("the status says %v", u)

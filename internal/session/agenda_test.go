@@ -69,7 +69,7 @@ func newAgendaOn(t *testing.T, d *rdma.Device) *agenda {
 	})
 	a.core = core
 	a.Agenda = session.NewAgenda(core, session.AgendaOptions{Renew: renewEvery, Term: 4, RefusedPause: pause, FencePause: 2 * pause, SplitPause: 3 * pause,
-		DialPause: ms, DialPauseMost: 10 * ms, DownPause: 20 * ms})
+		DialPause: ms, DialPauseMost: 10 * ms, DownPause: 20 * ms, Token: []byte("first"), TokenNumber: 1})
 	return a
 }
 

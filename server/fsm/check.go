@@ -26,6 +26,7 @@ func (s *State) check() error {
 		checkIDs("job", s.jobs, s.meta.JobId, func(j *fsmpb.Job) uint32 { return j.GetJob().GetId() }),
 		s.checkDirectory(),
 		s.checkKeys(),
+		s.checkAudit(),
 		checkEach("heap", s.heaps, func(h *fsmpb.Heap) error {
 			if s.pgs[h.PgId] == nil {
 				return fmt.Errorf("%d: its placement group is missing", h.PgId)
