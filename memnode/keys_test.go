@@ -163,7 +163,7 @@ func TestUnknownKeyAsks(t *testing.T) {
 	})
 }
 
-// What a directory says of keys is checked before it is taken.
+// Keys are checked before they are taken from a directory.
 func TestKeysOf(t *testing.T) {
 	good := tokenKeys(3)
 	if keys, err := keysOf(good); err != nil || len(keys) != 2 || keys[0].Generation != 3 || keys[1].Generation != 2 {

@@ -25,8 +25,8 @@ before it is good until the next time. So a key that leaked is good for nothing 
 two rotations. No connection ends, and no operation fails.
 
 It is refused while a memory node that is up, or a session that lives, has not taken
-over the present key; kvctl keys show names them. A session takes some 0.2 s, and 2 s
-if another directory node has just begun to lead.`,
+over the present key; kvctl keys show names them. That takes up to 0.3 s, and 2 s if
+another directory node has just begun to lead.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBackend(func(b backend) error {

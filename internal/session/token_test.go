@@ -34,7 +34,7 @@ func TestAgendaToken(t *testing.T) {
 	says(2) // though none is due yet
 	a.idle()
 
-	// What an earlier renewal brings is late: the next one brings it again.
+	// The reply to an earlier renewal is late: the next one brings the token again.
 	a.now += renewEvery
 	old := a.renewal()
 	again := a.Again(old)
