@@ -47,27 +47,41 @@ func (n *Node) takeKeysLocked(keys []token.Key) {
 	n.mu.keys = keys
 }
 
-// askPause is the least time between two heartbeats for the sake of tokens of a key that is not known here:
-// anybody can name one.
-const askPause = 50 * time.Millisecond
+// askPause is the least time between two heartbeats for the sake of tokens of a key that is not known here. Anybody can name
+// such a key, and each ends a heartbeat that is under way, which is to have the time that it takes.
+const askPause = exchangeTimeout
 
 // verify checks a session's token, and that it is shown by the session's owner: of a connection with TLS, peer is
 // the identity that its certificate has.
 func (n *Node) verify(b []byte, tls bool, peer identity.Identity) (token.Grant, error) {
 	n.mu.Lock()
-	keys, heard := n.mu.keys, n.mu.heartbeat
+	keys := n.mu.keys
 	n.mu.Unlock()
 	g, err := token.Verify(keys, b, time.Now())
-	if unknown := (*token.GenerationError)(nil); errors.As(err, &unknown) && unknown.Generation > unknown.Newest && time.Since(heard) > askPause {
-		n.kickHeartbeat() // the directory has made another key; the client tries again
-	}
 	if err != nil {
+		if unknown := (*token.GenerationError)(nil); errors.As(err, &unknown) && unknown.Generation > unknown.Newest {
+			n.askForKeys()
+		}
 		return token.Grant{}, err
 	}
 	if tls && g.Identity != peer.String() {
 		return token.Grant{}, fmt.Errorf("%w: session %d is %s's, and the peer is %s", ErrIdentity, g.Session, orNobody(g.Identity), peer)
 	}
 	return g, nil
+}
+
+// askForKeys has the directory say now what it would say with the next heartbeat: it may have made another key. The
+// client whose token is refused meanwhile tries again.
+func (n *Node) askForKeys() {
+	n.mu.Lock()
+	late := time.Since(n.mu.asked) >= askPause
+	if late {
+		n.mu.asked = time.Now()
+	}
+	n.mu.Unlock()
+	if late {
+		n.kickHeartbeat()
+	}
 }
 
 func orNobody(identity string) string {

@@ -203,6 +203,7 @@ type Node struct {
 		byPeer    map[rdma.Peer]*peer
 		sessions  sessions
 		keys      []token.Key // whose tokens are taken, the present one first
+		asked     time.Time   // when a heartbeat was last sent for another key
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
 		failures  map[uint32]*failure

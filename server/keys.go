@@ -33,17 +33,17 @@ func (n *Node) sign(s *fsm.State, generation uint32, x *fsmpb.Session) ([]byte, 
 		expires := time.Now().Add(n.opts.TokenLife).Unix()
 		b, err := token.Sign(token.Key{Generation: k.Generation, Secret: k.Key}, token.Grant{
 			Session: x.Id, Namespace: x.NamespaceId, ReadOnly: x.ReadOnly, Identity: x.Identity,
-			Lanes: lanesOf(s.Namespace(x.NamespaceId)), Expires: expires,
+			Lanes: uint16(min(x.Lanes, maxLanes)), Expires: expires,
 		})
 		return b, lead.TokenNumber(generation, expires), err
 	}
 	return nil, 0, fmt.Errorf("no key of generation %d", generation)
 }
 
-// lanesOf is how many connections to a memory node a session of w has at most.
-func lanesOf(w *dirpb.Namespace) uint16 {
+// lanesOf is how many connections to a memory node a session that is opened in w has at most.
+func lanesOf(w *dirpb.Namespace) uint32 {
 	if q := w.GetQuota().GetLanes(); q != 0 {
-		return uint16(min(q, maxLanes))
+		return min(q, maxLanes)
 	}
 	return maxLanes
 }

@@ -158,3 +158,12 @@ func TestTokenLife(t *testing.T) {
 		t.Fatalf("a session that shows no token is given %d bytes, %v", len(r.GetToken()), err)
 	}
 }
+
+// A session's tokens allow the lanes of its namespace's quota, and never more than the directory's limit.
+func TestLanesOf(t *testing.T) {
+	for quota, want := range map[uint32]uint32{0: maxLanes, 1: 1, maxLanes: maxLanes, maxLanes + 1: maxLanes} {
+		if got := lanesOf(&dirpb.Namespace{Quota: &dirpb.Quota{Lanes: quota}}); got != want {
+			t.Errorf("quota lanes %d: %d, want %d", quota, got, want)
+		}
+	}
+}

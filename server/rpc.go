@@ -119,7 +119,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	epoch, _ := l.epochs()
 	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{
 		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly, Background: q.Background,
-		Epoch: epoch, OpenedUnixMillis: time.Now().UnixMilli(), Identity: rights.Caller(ctx).String(),
+		Epoch: epoch, OpenedUnixMillis: time.Now().UnixMilli(), Identity: rights.Caller(ctx).String(), Lanes: lanesOf(w),
 	}}})
 	if err != nil {
 		return nil, err
@@ -127,14 +127,13 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	x := res.Session
 	reply := &dirpb.OpenSessionReply{
 		SessionId: x.Id, Discriminator: x.Discriminator, NamespaceId: w.Id,
-		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), Term: l.term,
+		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), MaxLanes: x.Lanes, Term: l.term,
 	}
 	n.withState(l, func(j *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.MapVersion = s.MapVersion()
 		if reply.Epoch, reply.MinEpoch, err = j.Opened(s, x.Id, now); err != nil {
 			return
 		}
-		reply.MaxLanes = uint32(lanesOf(s.Namespace(w.Id)))
 		if reply.Token, reply.TokenNumber, err = n.sign(s, j.Signs(s), x); err == nil {
 			j.Holds(x.Id, reply.TokenNumber)
 		}
