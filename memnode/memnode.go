@@ -37,6 +37,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -201,6 +202,8 @@ type Node struct {
 		peers     map[uint32]map[uint32]*peer
 		byPeer    map[rdma.Peer]*peer
 		sessions  sessions
+		keys      []token.Key // whose tokens are taken, the present one first
+		asked     time.Time   // when a heartbeat was last sent for another key
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
 		failures  map[uint32]*failure
@@ -225,7 +228,6 @@ type device struct {
 type registration struct {
 	nodeID      uint32
 	incarnation uint64
-	key         []byte
 	interval    time.Duration
 }
 

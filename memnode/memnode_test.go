@@ -84,9 +84,10 @@ func TestPublish(t *testing.T) {
 		refused(t, op.name, op.do(mustDial(t, dir, "tcp", rw, uint32(10+i))))
 	}
 
+	late := mustDial(t, dir, "tcp", rw, 20)
 	dir.change(func() { dir.regions = nil })
 	dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
-	_, err = mustDial(t, dir, "tcp", rw, 20).read(kt.HeapRkey, kt.HeapBase, 8)
+	_, err = late.read(kt.HeapRkey, kt.HeapBase, 8)
 	refused(t, "READ of a dropped region", err)
 }
 
@@ -445,6 +446,8 @@ func (s *stubborn) Fence(ctx context.Context) error {
 func TestFenceUnconfirmed(t *testing.T) {
 	dir := newDirectory(t)
 	n, log := open(t, dir, 1<<20, "tcp")
+	dir.want(1, 1)
+	dir.keys(1, "tcp")
 	p := &stubborn{tries: make(chan struct{}, 1)}
 	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Remote: "stubborn", Peer: p}); err != nil {
 		t.Fatal(err)
@@ -495,6 +498,8 @@ func TestLaneReplaced(t *testing.T) {
 	t.Run("unconfirmed", func(t *testing.T) {
 		dir := newDirectory(t)
 		n, _ := open(t, dir, 1<<20, "tcp")
+		dir.want(1, 1)
+		dir.keys(1, "tcp")
 		p := &stubborn{}
 		if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: p}); err != nil {
 			t.Fatal(err)
@@ -719,36 +724,21 @@ func (d *directory) keysSince(pg uint32, since uint64) (k *dirpb.RegionKeys) {
 	return k
 }
 
-func TestRefusals(t *testing.T) {
-	dir := newDirectory(t)
-	n, _ := open(t, dir, 1<<20, "tcp")
-	good := private(rw, 0)
-	forged := slices.Clone(good)
-	forged[0] ^= 1
-	for name, priv := range map[string][]byte{
-		"empty": {}, "short": good[:len(good)-1], "long": append(slices.Clone(good), 0),
-		"forged": forged, "lane": private(rw, maxLanes),
-	} {
-		if _, err := dial(t, dir, "tcp", priv); !errors.Is(err, rdma.ErrRefused) {
-			t.Errorf("%s: got %v, want a refusal", name, err)
-		}
-	}
-	if s := n.Stats(); s.Connections != 0 {
-		t.Errorf("%d connections", s.Connections)
-	}
-}
-
 // Over TLS a peer shows whose it is, besides a token.
 func TestRoles(t *testing.T) {
 	dir := newDirectory(t)
 	n, _ := openWith(t, dir, 1<<20, func(o *Options) { o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain} }, "tcp")
+	dir.want(1, 1)
+	dir.keys(1, "tcp")
 	a := identitytest.New(t)
 	chain := func(c tls.Certificate) *tls.ConnectionState {
 		return &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{c.Leaf}}}
 	}
 	for i, r := range identity.Every.All() {
 		p := &stubborn{}
-		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, uint32(i)), Peer: p, TLS: chain(a.Role(r.String(), "it"))})
+		g := rw
+		g.Identity = "spiffe://" + identitytest.TrustDomain + "/kvd/" + r.String() + "/it"
+		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, uint32(i)), Peer: p, TLS: chain(a.Role(r.String(), "it"))})
 		defer n.gone(p)
 		var denied *identity.DeniedError
 		if refused := errors.As(err, &denied); refused != (r == identity.Directory) || err != nil && !refused {

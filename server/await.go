@@ -102,6 +102,9 @@ func newsOf(r *dirpb.HeartbeatReply) uint64 {
 	for _, id := range r.FenceSessions {
 		put(uint64(id))
 	}
+	for _, k := range r.Keys {
+		put(uint64(k.Generation))
+	}
 	put(uint64(len(r.Regions)), uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
 	return h.Sum64()
 }

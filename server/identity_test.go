@@ -209,7 +209,7 @@ func TestNodeOwners(t *testing.T) {
 	// A client learns no key, and becomes no memory node.
 	reply, err := ann.RegisterNode(ctx, registration("mine", 1))
 	wantCode(t, err, denied, "RegisterNode is for memnode")
-	if len(reply.GetClusterKey()) > 0 {
+	if len(reply.GetKeys()) > 0 {
 		t.Error("a client has the key that signs tokens")
 	}
 	if nodes := statusOf(t, ops).Map.Nodes; len(nodes) != 0 {
@@ -217,12 +217,12 @@ func TestNodeOwners(t *testing.T) {
 	}
 
 	own, err := m1.RegisterNode(ctx, registration("m1", 1))
-	if err != nil || len(own.ClusterKey) == 0 {
+	if err != nil || len(own.Keys) == 0 {
 		t.Fatalf("a memory node is not registered: %v, %v", own, err)
 	}
 	reply, err = m2.RegisterNode(ctx, registration("m1", 2))
 	wantCode(t, err, denied, `"m1" belongs to spiffe://test.example/kvd/memnode/m1`, "not to spiffe://test.example/kvd/memnode/m2")
-	if len(reply.GetClusterKey()) > 0 {
+	if len(reply.GetKeys()) > 0 {
 		t.Error("the key goes to a memory node that is refused")
 	}
 	if own, err = m1.RegisterNode(ctx, registration("m1", 3)); err != nil {

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -181,10 +180,9 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	})
 	var todo []*fsmpb.Command
 	if !known {
-		id, key := make([]byte, 8), make([]byte, token.KeySize)
+		id := make([]byte, 8)
 		rand.Read(id) // crypto/rand: never fails
-		rand.Read(key)
-		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: hex.EncodeToString(id), ClusterKey: key}}})
+		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: hex.EncodeToString(id), ClusterKey: newKey()}}})
 	}
 	if want := n.self(); !proto.Equal(me, want) {
 		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: want}}})

@@ -845,6 +845,12 @@ func TestTLS(t *testing.T) {
 // dialNode connects to a memory node with a token that nobody signed.
 func dialNode(t *testing.T, addr string, cfg *tls.Config) error {
 	t.Helper()
+	return dialWith(t, addr, cfg, make([]byte, token.MinSize+4))
+}
+
+// dialWith connects to a memory node with these private data, and closes the connection.
+func dialWith(t *testing.T, addr string, cfg *tls.Config, private []byte) error {
+	t.Helper()
 	d, err := providers.Open("tcp", providers.Options{TLSClient: cfg})
 	if err != nil {
 		t.Fatal(err)
@@ -862,7 +868,7 @@ func dialNode(t *testing.T, addr string, cfg *tls.Config) error {
 	defer cq.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	q, err := d.Dial(ctx, pd, cq, addr, make([]byte, token.Size+4))
+	q, err := d.Dial(ctx, pd, cq, addr, private)
 	if err == nil {
 		_ = q.Close()
 	}

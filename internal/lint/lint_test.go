@@ -62,6 +62,7 @@ var imports = []row{
 	{"internal/rights", "internal/identity", "it refuses calls by the tables of the services, which are handed to it"},
 	{"internal/dirclient", "internal/certs internal/dirpb", "it finds the leader and does not know what is asked"},
 	{"internal/token", "", "tokens are bytes"},
+	{"internal/token/tokentest", "internal/token", "it forges tokens, whoever they are shown to"},
 	{"internal/certs", "", "whoever talks TLS needs it, providers too"},
 	{"internal/authority", "", "it signs certificates for whoever shows them"},
 	{"internal/hostid", "", "it asks the kernel only"},

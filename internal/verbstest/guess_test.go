@@ -31,6 +31,7 @@ type guesser struct {
 	pgs    []*dirpb.PlacementGroup // with rkeys
 	nodes  map[uint32]*dirpb.Node
 	lanes  atomic.Uint32 // given to queue pairs
+	most   uint32        // of them
 	stop   context.CancelFunc
 }
 
@@ -45,6 +46,7 @@ func (s *store) guesser(namespace string, readOnly, renews bool) *guesser {
 		return err
 	})
 	g.opened = time.Now()
+	g.most = rep.GetMaxLanes()
 	g.id, g.token, g.lease = rep.GetSessionId(), rep.GetToken(), time.Duration(rep.GetLeaseMillis())*time.Millisecond
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -153,7 +155,7 @@ type qp struct {
 	seq uint64
 }
 
-// connect asks the memory node for a connection of a lane that has none yet.
+// connect asks the memory node for a connection of a lane that has none yet, or of the one that has had its own for longest.
 func (g *guesser) connect(name string) (*qp, error) {
 	g.s.t.Helper()
 	cq, err := g.dev.CreateCQ(16)
@@ -164,7 +166,7 @@ func (g *guesser) connect(name string) (*qp, error) {
 	addr := endpoint(member(g.s.status().GetMap(), name), provider).GetAddr()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token), g.lanes.Add(1)))
+	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token), g.lanes.Add(1)%g.most))
 	g.s.t.Cleanup(func() {
 		if err == nil {
 			// That the peer of a killed or fenced connection confirms nothing is no news.

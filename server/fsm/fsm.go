@@ -234,6 +234,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.remakePG(op.RemakePg)
 	case *fsmpb.Command_AcceptLoss:
 		r.Namespace, r.Err = s.acceptLoss(op.AcceptLoss)
+	case *fsmpb.Command_RotateKey:
+		r.Err = s.rotateKey(op.RotateKey)
 	case nil: // what the state does not hold, and an audit entry of it
 		if c.GetAudit() == nil {
 			r.Err = fmt.Errorf("%w: a command without an operation that this version knows", ErrInvalid)

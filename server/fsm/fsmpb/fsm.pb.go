@@ -1032,7 +1032,8 @@ type OpenSession struct {
 	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // of the caller; empty: it called without TLS
 	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`          // of the caller
 	// The caller's role lets it use every namespace.
-	Everywhere    bool `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Everywhere    bool   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Lanes         uint32 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"` // of its tokens
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1135,6 +1136,13 @@ func (x *OpenSession) GetEverywhere() bool {
 		return x.Everywhere
 	}
 	return false
+}
+
+func (x *OpenSession) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
 }
 
 type CloseSession struct {
@@ -3091,6 +3099,7 @@ type Session struct {
 	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // as in OpenSession
 	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`
 	Everywhere       bool                   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Lanes            uint32                 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"` // that its tokens allow, as its namespace's quota was when it was opened
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -3221,6 +3230,13 @@ func (x *Session) GetEverywhere() bool {
 		return x.Everywhere
 	}
 	return false
+}
+
+func (x *Session) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
 }
 
 type Incarnation struct {
@@ -3460,7 +3476,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"unixMillis\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
-	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xb6\x02\n" +
+	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xcc\x02\n" +
 	"\vOpenSession\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
@@ -3475,7 +3491,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x06groups\x18) \x03(\tR\x06groups\x12\x1e\n" +
 	"\n" +
 	"everywhere\x18* \x01(\bR\n" +
-	"everywhere\"\x8e\x01\n" +
+	"everywhere\x12\x14\n" +
+	"\x05lanes\x182 \x01(\rR\x05lanes\"\x8e\x01\n" +
 	"\fCloseSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
@@ -3651,7 +3668,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xce\x03\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xe4\x03\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +
@@ -3671,7 +3688,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x06groups\x18) \x03(\tR\x06groups\x12\x1e\n" +
 	"\n" +
 	"everywhere\x18* \x01(\bR\n" +
-	"everywhere\"H\n" +
+	"everywhere\x12\x14\n" +
+	"\x05lanes\x182 \x01(\rR\x05lanes\"H\n" +
 	"\vIncarnation\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"-\n" +
