@@ -50,10 +50,11 @@ type directory struct {
 	forget     bool // answer the next heartbeat with unknown_node
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
-	mute       bool     // says nothing of sessions
-	holds      bool     // has heartbeats wait for news
-	held       int      // that wait
-	cancelled  int      // that the node gave up
+	mute       bool // says nothing of sessions
+	holds      bool // has heartbeats wait for news
+	held       int  // that wait
+	cancelled  int  // that the node gave up
+	quotas     []*dirpb.NamespaceQuota
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
@@ -214,7 +215,7 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 			rep.Regions = append(rep.Regions, &dirpb.WantRegion{PgId: w.PgId, NamespaceId: w.NamespaceId,
 				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
-		rep.FenceSessions, rep.Sessions = slices.Clone(d.fence), d.sessions()
+		rep.FenceSessions, rep.Sessions, rep.Quotas = slices.Clone(d.fence), d.sessions(), d.quotas
 	})
 	return rep, nil
 }

@@ -235,12 +235,13 @@ func (p *PD) LimitRate(perSecond uint64) error {
 	return nil
 }
 
-// Paced is how long peers of the PD have waited for LimitRate's bound, all together; 0 if there can be none.
-func (p *PD) Paced() time.Duration {
-	if l, ok := p.d.(driver.RateLimiter); ok {
-		return l.Paced()
+// Paced is how long peers of the PD have waited for LimitRate's bound, all together; false if there can be none.
+func (p *PD) Paced() (time.Duration, bool) {
+	l, ok := p.d.(driver.RateLimiter)
+	if !ok {
+		return 0, false
 	}
-	return 0
+	return l.Paced(), true
 }
 
 // Dealloc fails while MRs or QPs of the PD remain.

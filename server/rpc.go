@@ -494,6 +494,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		n.machine.view(func(s *fsm.State) {
 			reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
 			reply.FenceSessions, reply.Sessions = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted()
+			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
 			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP
 		})

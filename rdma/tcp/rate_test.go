@@ -4,11 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -110,6 +113,12 @@ func agentsPaced(e *rdmatest.Env) (n int) {
 	return n
 }
 
+// paced is how long agents of pd have waited for turns.
+func paced(pd *rdma.PD) time.Duration {
+	d, _ := pd.Paced()
+	return d
+}
+
 func awaitPaced(t *testing.T, e *rdmatest.Env, want int) {
 	t.Helper()
 	got := func() int { return agentsPaced(e) }
@@ -126,10 +135,18 @@ func additions(l *rdmatest.Lane, mr *rdma.MR, off uint64, n int) []rdma.WR {
 	return wrs
 }
 
-// held posts a chain on a new lane that takes 1000 s by the limit, and waits until its agent waits.
+// held posts a chain on a new lane whose turn comes in an hour, and waits until its agent waits.
 func held(t *testing.T, e *rdmatest.Env, mr *rdma.MR, off uint64) (*rdmatest.Lane, uint64) {
 	t.Helper()
 	e.Must(e.PD.LimitRate(1))
+	d := e.H.Passive.Driver().(*device)
+	d.mu.Lock()
+	for p := range d.mu.pds {
+		if limit := p.limit.Load(); limit != nil {
+			limit.next.Add(int64(time.Hour)) // as if others were in front
+		}
+	}
+	d.mu.Unlock()
 	l := e.Dial()
 	before := agentsPaced(e)
 	first, err := l.Post(additions(l, mr, off, 1000)...)
@@ -173,8 +190,8 @@ func TestLimitRate(t *testing.T) {
 			t.Errorf("%d verbs in %v, want at most %d", all.Load(), took, most)
 		}
 		t.Logf("%d verbs in %v: %.0f a second of %d; by lane %d", all.Load(), took, float64(all.Load())/took.Seconds(), perSecond, done)
-		if e.PD.Paced() <= 0 || e.PD.Paced() > took*time.Duration(len(lanes)) {
-			t.Errorf("%d lanes waited for %v in %v", len(lanes), e.PD.Paced(), took)
+		if paced(e.PD) <= 0 || paced(e.PD) > took*time.Duration(len(lanes)) {
+			t.Errorf("%d lanes waited for %v in %v", len(lanes), paced(e.PD), took)
 		}
 		for i := range lanes {
 			if got := rdmatest.Le(mr.Bytes()[8*i:]); got != uint64(done[i]) {
@@ -208,8 +225,8 @@ func TestLimitIsOfOnePD(t *testing.T) {
 			e.Must(neighbour.OK(neighbour.Read(theirs, 0, word)))
 		}
 		awaitPaced(t, e, 3)
-		if other.Paced() != 0 {
-			t.Errorf("the neighbour waited for %v", other.Paced())
+		if paced(other) != 0 {
+			t.Errorf("the neighbour waited for %v", paced(other))
 		}
 	})
 }
@@ -246,6 +263,35 @@ func TestFencePaced(t *testing.T) {
 			t.Errorf("%d verbs took effect, %d before the fence", got, added)
 		}
 	})
+}
+
+// TestFencedDoesNotWait: an agent that is fenced before it begins to wait for a turn does not.
+func TestFencedDoesNotWait(t *testing.T) {
+	d := open(t, Options{PeerTimeout: rdmatest.Patience}).(*device)
+	p, err := d.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fds[1]) }()
+	var cpu atomic.Int64
+	m, err := newMeteredConn(os.NewFile(uintptr(fds[0]), "agent"), nil, nil, &cpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	a := newAgent(&listener{d: d}, m, "fenced")
+	a.pd = p.(*pd)
+	a.pd.LimitRate(1)
+	a.pd.limit.Load().next.Add(int64(time.Hour))
+	a.exec.Lock()
+	a.fence()
+	if _, err := a.pace(1); !errors.Is(err, errFenced) || a.pd.Paced() >= d.o.PeerTimeout/2 {
+		t.Errorf("%v after waiting for %v", err, a.pd.Paced())
+	}
 }
 
 // TestClosePaced: neither side's close waits for the turn.
@@ -297,6 +343,8 @@ func TestBreakPaced(t *testing.T) {
 // TestLimitChanges: a higher limit, and none, hold at once for those who wait, too.
 func TestLimitChanges(t *testing.T) {
 	allWays(t, func(t *testing.T, passive, active Options) {
+		passive.PeerTimeout = 10 * rdmatest.Patience // the limit is looked at again each half of it anyway
+		active.PeerTimeout = passive.PeerTimeout
 		e := rdmatest.NewEnv(t, harness(t, passive, active))
 		mr := e.Memory(64, rdmatest.All)
 		for i, perSecond := range []uint64{20_000, 0, 1 << 63} {
@@ -367,25 +415,25 @@ func TestHighLimitAllocatesNothing(t *testing.T) {
 		if n := testing.AllocsPerRun(200, func() { get(t, l, wrs, wcs) }); n >= 1 {
 			t.Errorf("%v allocations a doorbell", n)
 		}
-		if e.PD.Paced() != 0 {
-			t.Errorf("a lane waited for %v", e.PD.Paced())
+		if paced(e.PD) != 0 {
+			t.Errorf("a lane waited for %v", paced(e.PD))
 		}
 	})
 }
 
 // TestPacedPeers: a reply that says that a request waits is for requests that are outstanding.
 func TestPacedPeers(t *testing.T) {
-	paced := appendPaced(nil, 0)
+	waits := appendPaced(nil, 0)
 	for _, c := range []struct {
 		name string
 		seq  uint16
 		ok   bool
 	}{{"the oldest", 0, true}, {"another", 1, false}} {
-		if got := isPaced(paced, c.seq); got != c.ok {
+		if got := isPaced(waits, c.seq); got != c.ok {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}
-	if _, err := parseReply(paced, opPaced, 0, 1); !errors.Is(err, errMalformed) {
+	if _, err := parseReply(waits, opPaced, 0, 1); !errors.Is(err, errMalformed) {
 		t.Errorf("as a reply: %v", err)
 	}
 }
