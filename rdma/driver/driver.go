@@ -275,7 +275,7 @@ type AtomicProxier interface {
 // RateLimiter is a PD whose connections' verbs the CPU of the target executes, which can make them wait.
 type RateLimiter interface {
 	// LimitRate bounds how many verbs a second execute for all connections of the PD together, from
-	// now on; 0 is no limit, as before the first call. What exceeds the limit executes later, and
+	// now on; 0 is no limit, as before the first call. Verbs over the limit execute later, and
 	// connections that wait have their turns one after the other. It may be called concurrently and does not block.
 	LimitRate(perSecond uint64)
 	// Paced is how long connections have waited for that, all together.

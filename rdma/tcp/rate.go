@@ -13,7 +13,7 @@ import (
 // rate algorithm (ITU-T I.371, annex A) does in a single word. A refused verb would end its connection, so
 // verbs over the limit are late instead, as with an adapter's (ibv_modify_qp_rate_limit(3)).
 //
-// Whoever finds the bucket empty takes the next tokens that come, and waits for their time. So agents
+// An agent that finds the bucket empty takes the next tokens that come, and waits for their time. So agents
 // that wait have their turns in the order in which they came, some verbs each: a connection with long
 // chains gets no more than another one. Tokens of an agent whose connection ends before its turn are lost.
 type limit struct {
