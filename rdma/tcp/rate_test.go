@@ -420,20 +420,3 @@ func TestHighLimitAllocatesNothing(t *testing.T) {
 		}
 	})
 }
-
-// TestPacedPeers: a reply that says that a request waits is for requests that are outstanding.
-func TestPacedPeers(t *testing.T) {
-	waits := appendPaced(nil, 0)
-	for _, c := range []struct {
-		name string
-		seq  uint16
-		ok   bool
-	}{{"the oldest", 0, true}, {"another", 1, false}} {
-		if got := isPaced(waits, c.seq); got != c.ok {
-			t.Errorf("%s: %v", c.name, got)
-		}
-	}
-	if _, err := parseReply(waits, opPaced, 0, 1); !errors.Is(err, errMalformed) {
-		t.Errorf("as a reply: %v", err)
-	}
-}
