@@ -135,18 +135,23 @@ func additions(l *rdmatest.Lane, mr *rdma.MR, off uint64, n int) []rdma.WR {
 	return wrs
 }
 
+// queue has the next turn of each limit come so much later, as if others were in front.
+func queue(e *rdmatest.Env, later time.Duration) {
+	d := e.H.Passive.Driver().(*device)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for p := range d.mu.pds {
+		if l := p.limit.Load(); l != nil {
+			l.next.Add(int64(later))
+		}
+	}
+}
+
 // held posts a chain on a new lane whose turn comes in an hour, and waits until its agent waits.
 func held(t *testing.T, e *rdmatest.Env, mr *rdma.MR, off uint64) (*rdmatest.Lane, uint64) {
 	t.Helper()
 	e.Must(e.PD.LimitRate(1))
-	d := e.H.Passive.Driver().(*device)
-	d.mu.Lock()
-	for p := range d.mu.pds {
-		if limit := p.limit.Load(); limit != nil {
-			limit.next.Add(int64(time.Hour)) // as if others were in front
-		}
-	}
-	d.mu.Unlock()
+	queue(e, time.Hour)
 	l := e.Dial()
 	before := agentsPaced(e)
 	first, err := l.Post(additions(l, mr, off, 1000)...)
@@ -368,19 +373,19 @@ func TestLimitChanges(t *testing.T) {
 
 // TestLongTurn: a peer whose turn is further away than its PeerTimeout hears that somebody is there.
 func TestLongTurn(t *testing.T) {
-	const perSecond, verbs = 3, 3
+	// The peer hears something 16 times in its patience: a busy machine may be late.
+	const patient, turn = time.Second, 1500 * time.Millisecond
 	passive, active := tlsOptions(t)
 	for name, o := range map[string][2]Options{"clear": {}, "tls": {passive, active}} {
-		for i := range o {
-			o[i].PeerTimeout = 100 * time.Millisecond
-		}
+		o[0].PeerTimeout, o[1].PeerTimeout = patient/8, patient
 		t.Run(name, func(t *testing.T) {
 			bothReaders(t, func(t *testing.T, newHarness func(t testing.TB, passive, active Options) rdmatest.Harness) {
 				e := rdmatest.NewEnv(t, newHarness(t, o[0], o[1]))
 				mr := e.Memory(64, rdmatest.All)
 				l := e.Dial()
-				e.Must(e.PD.LimitRate(perSecond))
-				e.Must(l.OK(additions(l, mr, 0, verbs)...))
+				e.Must(e.PD.LimitRate(1000))
+				queue(e, turn)
+				e.Must(l.OK(additions(l, mr, 0, 3)...))
 			})
 		})
 	}
