@@ -15,7 +15,7 @@ import (
 //
 // An agent that finds the bucket empty takes the next tokens that come, and waits for their time. So agents
 // that wait have their turns in the order in which they came, some verbs each: a connection with long
-// chains gets no more than another one. Tokens of an agent whose connection ends before its turn are lost.
+// chains gets no more than another one.
 type limit struct {
 	perSecond uint64
 	piece     int          // verbs of one turn
@@ -109,9 +109,13 @@ func (a *agent) pace(n int) (int, error) {
 			return n, nil
 		}
 		k, turn := l.reserve(now(), n, true)
-		ended, err := a.awaitTurn(l, turn)
-		if err != nil || ended {
-			return k, err
+		came, err := a.awaitTurn(l, turn)
+		if err != nil {
+			l.next.Add(-l.cost(k)) // for those who come next; those who wait keep their turns
+			return 0, err
+		}
+		if came {
+			return k, nil
 		}
 	}
 }

@@ -292,10 +292,15 @@ func TestFencedDoesNotWait(t *testing.T) {
 	a.pd = p.(*pd)
 	a.pd.LimitRate(1)
 	a.pd.limit.Load().next.Add(int64(time.Hour))
+	next := a.pd.limit.Load().next.Load()
 	a.exec.Lock()
 	a.fence()
 	if _, err := a.pace(1); !errors.Is(err, errFenced) || a.pd.Paced() >= d.o.PeerTimeout/2 {
 		t.Errorf("%v after waiting for %v", err, a.pd.Paced())
+	}
+	// Else a session that comes and goes would use up the tokens of others.
+	if got := a.pd.limit.Load().next.Load(); got != next {
+		t.Errorf("the next turn is %v later", time.Duration(got-next))
 	}
 }
 
