@@ -21,7 +21,7 @@ import (
 // whatever else comes: a longer WRITE, more replies, a peer that does not take
 // them, an atomic that somebody else executes, a limit of verbs, a refusal, a fence, or the end.
 //
-// Locks are taken in the order agent.exec, agent.link, loop.mu.
+// Locks are taken in the order agent.exec, device.mu, agent.link, loop.mu.
 type loop struct {
 	p    *poll.Poller
 	cpu  *atomic.Int64 // ns in which it ran
