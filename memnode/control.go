@@ -222,6 +222,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 		}
 	}
 	n.learnLocked(rep.GetSessions(), rep.GetFenceSessions())
+	n.holdToQuotasLocked(rep.GetQuotas())
 	return rep, nil
 }
 

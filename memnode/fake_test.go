@@ -63,11 +63,12 @@ type directory struct {
 	forget     bool // answer the next heartbeat with unknown_node
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
-	key        uint32   // generation of the present key
-	mute       bool     // says nothing of sessions
-	holds      bool     // has heartbeats wait for news
-	held       int      // that wait
-	cancelled  int      // that the node gave up
+	key        uint32 // generation of the present key
+	mute       bool   // says nothing of sessions
+	holds      bool   // has heartbeats wait for news
+	held       int    // that wait
+	cancelled  int    // that the node gave up
+	quotas     []*dirpb.NamespaceQuota
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
@@ -229,6 +230,7 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
 		rep.FenceSessions, rep.Sessions, rep.Keys = slices.Clone(d.fence), d.sessions(), tokenKeys(d.key)
+		rep.Quotas = d.quotas
 	})
 	return rep, nil
 }

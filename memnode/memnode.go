@@ -221,7 +221,9 @@ type device struct {
 	dev      *rdma.Device
 	listener rdma.Listener
 	endpoint *dirpb.Endpoint
-	pds      map[uint32]*rdma.PD // guarded by Node.mu
+	// Guarded by Node.mu.
+	pds    map[uint32]*rdma.PD
+	quotas map[uint32]*dirpb.NamespaceQuota // as the directory said last
 }
 
 // registration is one life of the node in the directory's eyes.
@@ -418,6 +420,18 @@ type Stats struct {
 	// DataPathCPU is the CPU time spent executing verbs for peers.
 	DataPathCPU time.Duration
 	Regions     []RegionStats
+	// Quotas are those of namespaces that have memory here, if verbs come over tcp.
+	Quotas []QuotaStats
+}
+
+// QuotaStats is what a namespace is held to here.
+type QuotaStats struct {
+	Namespace uint32
+	Name      string
+	// TCPOps is how many verbs a second execute over tcp at most; 0: any number.
+	TCPOps uint64
+	// Paced is how long connections have waited for that, all together.
+	Paced time.Duration
 }
 
 // RegionStats is one region the directory wants, or one that is being dropped.
@@ -459,6 +473,18 @@ func (n *Node) Stats() Stats {
 		}
 	}
 	slices.SortFunc(s.Regions, func(a, b RegionStats) int { return int(int64(a.PG) - int64(b.PG)) })
+	for _, d := range n.devices {
+		for ns, q := range d.quotas {
+			pd := d.pds[ns]
+			if pd == nil {
+				continue
+			}
+			if paced, ok := pd.Paced(); ok {
+				s.Quotas = append(s.Quotas, QuotaStats{Namespace: ns, Name: q.GetName(), TCPOps: q.GetTcpOpsPerSecond(), Paced: paced})
+			}
+		}
+	}
+	slices.SortFunc(s.Quotas, func(a, b QuotaStats) int { return cmp.Compare(a.Namespace, b.Namespace) })
 	return s
 }
 

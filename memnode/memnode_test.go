@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -267,6 +268,72 @@ func TestForeignNamespace(t *testing.T) {
 			}
 			_, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8)
 			refused(t, "READ of a foreign namespace", err)
+		})
+	}
+}
+
+// A namespace's quota of verbs over tcp holds at the PDs that there are and at those made later, until it is taken back.
+// Other namespaces, and verbs that the client executes, are not concerned.
+func TestQuota(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("late=%v", late), func(t *testing.T) {
+			dir := newDirectory(t)
+			n, _ := open(t, dir, 1<<20, "tcp", "shm")
+			limit := func(ops uint64) {
+				dir.change(func() {
+					dir.quotas = []*dirpb.NamespaceQuota{{NamespaceId: 2, Name: "any"}, {NamespaceId: 1, TcpOpsPerSecond: ops, Name: "small"}}
+				})
+				dir.beats(2) // the first may have been under way
+			}
+			if late {
+				limit(1)
+				if got := n.Stats().Quotas; len(got) != 0 {
+					t.Errorf("quotas of no memory: %+v", got)
+				}
+			}
+			dir.want(1, 1)
+			dir.want(2, 2)
+			tcp, shm, theirs := dir.keys(1, "tcp"), dir.keys(1, "shm"), dir.keys(2, "tcp")
+			l, local := mustDial(t, dir, "tcp", rw, 0), mustDial(t, dir, "shm", rw, 1)
+			other := mustDial(t, dir, "tcp", token.Grant{Session: 9, Namespace: 2}, 0)
+			if !late {
+				limit(1)
+			}
+			read := func(l *lane, k *dirpb.RegionKeys) {
+				t.Helper()
+				if _, err := l.read(k.HeapRkey, k.HeapBase, 8); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := []QuotaStats{{Namespace: 1, Name: "small", TCPOps: 1}, {Namespace: 2, Name: "any"}}
+			if got := n.Stats().Quotas; !slices.Equal(got, want) {
+				t.Fatalf("quotas %+v, want %+v", got, want)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range 1000 {
+					if _, err := l.read(tcp.HeapRkey, tcp.HeapBase, 8); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}()
+			until(t, func() bool { return n.Stats().Quotas[0].Paced > 0 })
+			for range 100 {
+				read(local, shm)
+				read(other, theirs)
+			}
+			select {
+			case <-done:
+				t.Error("1000 READs were done at once")
+			default:
+			}
+			limit(0)
+			<-done
+			if got := n.Stats().Quotas; len(got) != 2 || got[0].TCPOps != 0 || got[1].Paced != 0 {
+				t.Errorf("quotas %+v, want no bound, and that the other namespace never waited", got)
+			}
 		})
 	}
 }

@@ -156,7 +156,27 @@ func (d *device) pdLocked(namespace uint32) (*rdma.PD, error) {
 		return nil, err
 	}
 	d.pds[namespace] = pd
+	d.holdToQuotaLocked(namespace)
 	return pd, nil
+}
+
+// holdToQuotasLocked has namespaces held to these quotas, and others to none.
+func (n *Node) holdToQuotasLocked(quotas []*dirpb.NamespaceQuota) {
+	by := make(map[uint32]*dirpb.NamespaceQuota, len(quotas))
+	for _, q := range quotas {
+		by[q.GetNamespaceId()] = q
+	}
+	for _, d := range n.devices {
+		d.quotas = by
+		for ns := range d.pds {
+			d.holdToQuotaLocked(ns)
+		}
+	}
+}
+
+func (d *device) holdToQuotaLocked(namespace uint32) {
+	// It fails if an adapter or the clients execute verbs, whom nobody here can make wait.
+	_ = d.pds[namespace].LimitRate(d.quotas[namespace].GetTcpOpsPerSecond())
 }
 
 // gone forgets a connection of which nothing can land any more.

@@ -2,11 +2,13 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -55,6 +57,13 @@ func TestFindWorkWaits(t *testing.T) {
 		ack(t, c, x)
 		return len(found) > 0
 	})
+}
+
+// setTCPOps gives a namespace a quota, which the next change of anything shows.
+func setTCPOps(n *Node, namespace uint32, ops uint64) {
+	n.machine.mu.Lock()
+	defer n.machine.mu.Unlock()
+	n.machine.mu.state.Namespace(namespace).Quota = &dirpb.Quota{TcpOpsPerSecond: ops}
 }
 
 // A heartbeat waits until its answer asks for something else than the last one did.
@@ -122,6 +131,14 @@ func TestHeartbeatWaits(t *testing.T) {
 	})
 	if len(r.Regions) <= regions {
 		t.Fatalf("regions %v are wanted, want more than %d", r.Regions, regions)
+	}
+	id := r.Regions[len(r.Regions)-1].NamespaceId
+	for _, ops := range []uint64{1000, 2000, 0} {
+		r = waits(fmt.Sprintf("a quota of %d verbs a second", ops), func() { setTCPOps(n, id, ops); open(t, c) })
+		want := []*dirpb.NamespaceQuota{{NamespaceId: 1, Name: "default"}, {NamespaceId: id, TcpOpsPerSecond: ops, Name: "n"}}
+		if !slices.EqualFunc(r.Quotas, want, func(a, b *dirpb.NamespaceQuota) bool { return proto.Equal(a, b) }) {
+			t.Fatalf("quotas %v, want %v", r.Quotas, want)
+		}
 	}
 	calm()
 	before := news

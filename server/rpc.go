@@ -502,6 +502,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		n.machine.view(func(s *fsm.State) {
 			reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
 			reply.FenceSessions, reply.Sessions, reply.Keys = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted(), s.Keys()
+			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
 			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP
 		})

@@ -4301,6 +4301,7 @@ type NamespaceQuota struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	NamespaceId     uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
 	TcpOpsPerSecond uint64                 `protobuf:"varint,2,opt,name=tcp_ops_per_second,json=tcpOpsPerSecond,proto3" json:"tcp_ops_per_second,omitempty"` // 0: no bound
+	Name            string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                                                   // of the namespace, for metrics
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -4347,6 +4348,13 @@ func (x *NamespaceQuota) GetTcpOpsPerSecond() uint64 {
 		return x.TcpOpsPerSecond
 	}
 	return 0
+}
+
+func (x *NamespaceQuota) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
 }
 
 // Sessions are those whose tokens a memory node takes: the live ones, and those that
@@ -4658,7 +4666,7 @@ type HeartbeatReply struct {
 	Sessions      *Sessions         `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`                                        // always there, but with unknown_node
 	News          uint64            `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`                                               // differs where the above asks for something else
 	Keys          []*TokenKey       `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`                                               // as in RegisterNodeReply; always there, but with unknown_node
-	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of namespaces that have one
+	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of the regions' namespaces
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7404,10 +7412,11 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +
 	"generation\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"`\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"t\n" +
 	"\x0eNamespaceQuota\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12+\n" +
-	"\x12tcp_ops_per_second\x18\x02 \x01(\x04R\x0ftcpOpsPerSecond\"2\n" +
+	"\x12tcp_ops_per_second\x18\x02 \x01(\x04R\x0ftcpOpsPerSecond\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"2\n" +
 	"\bSessions\x12\x12\n" +
 	"\x04last\x18\x01 \x01(\rR\x04last\x12\x12\n" +
 	"\x04live\x18\x02 \x03(\rR\x04live\"\x85\x02\n" +
