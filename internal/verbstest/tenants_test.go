@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -71,6 +72,7 @@ func TestTenants(t *testing.T) {
 	before := bytesOfOurs()
 	x.stealBytes(ours)
 	x.forgeTokens()
+	x.showNoTokens()
 	x.showOthersTokens()
 	x.replayTokens(ours)
 	if after := bytesOfOurs(); !bytes.Equal(after, before) {
@@ -137,21 +139,43 @@ func (x *tenants) showOthersTokens() {
 		{"a certificate without an identity", x.ca.Config(x.ca.Leaf()), "the certificate has no identity", false},
 		{"a directory node's certificate", x.ca.Config(x.ca.Role("directory", "d1")), "has the role directory", false},
 	} {
-		g := &guesser{s: x.s, dev: openDeviceTLS(x.t, provider, 3, c.conf)}
-		var err error
-		if g.pd, err = g.dev.AllocPD(); err != nil {
-			x.t.Fatal(err)
-		}
-		_, err = g.dial(x.m1, x.ann.token)
+		err := x.stranger(c.conf, x.ann.token)
 		if what := c.what + ", with a good token"; !c.tls {
 			x.refused(what, err, c.want)
 		} else if x.rows = append(x.rows, []string{what, strings.TrimSuffix("hung up on: "+c.want, ": ")}); err == nil || !strings.Contains(err.Error(), c.want) {
 			x.t.Errorf("%s: %v, want %q", what, err, c.want)
 		}
-		if err := g.pd.Dealloc(); err != nil {
-			x.t.Error(err)
-		}
 	}
+}
+
+// showNoTokens has every role connect without a token.
+func (x *tenants) showNoTokens() {
+	sessions := dirpb.Rights()[dirpb.Directory_OpenSession_FullMethodName]
+	for _, r := range identity.Every.All() {
+		want := "session token"
+		if !sessions.Has(r) {
+			want = "has the role " + r.String()
+		}
+		x.refused("no token, as "+r.String(), x.stranger(x.ca.Config(x.ca.Role(r.String(), "it")), make([]byte, len(x.ann.token))), want)
+	}
+}
+
+// stranger connects with a certificate, or none if conf is nil, and a token that need not belong together.
+func (x *tenants) stranger(conf *tls.Config, token []byte) error {
+	x.t.Helper()
+	g := &guesser{s: x.s, dev: openDeviceTLS(x.t, provider, 3, conf)}
+	var err error
+	if g.pd, err = g.dev.AllocPD(); err != nil {
+		x.t.Fatal(err)
+	}
+	q, err := g.dial(x.m1, token)
+	if err == nil {
+		_ = q.qp.Abort()
+	}
+	if err := g.pd.Dealloc(); err != nil {
+		x.t.Error(err)
+	}
+	return err
 }
 
 // replayTokens shows tokens of sessions that have ended.
