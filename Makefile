@@ -218,6 +218,10 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 	$(if $(VERBS_ADVERSARY),run -n 4 -k $(VERBS_ADVERSARY) dist/verbs 'sh guest-tests.sh provider';) \
 	if [ $$failed = 0 ]; then echo 'test-verbs: PASS'; else echo 'test-verbs: FAIL'; fi; exit $$failed
 
+.PHONY: test-tenants
+test-tenants: build ## one tenant after another's memory, over tcp between real processes
+	KVD_VERBS=1 KVD_VERBS_PROVIDER=tcp KVD_BIN=$(CURDIR)/bin CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestSecurityMatrix|TestTenants' ./internal/verbstest
+
 .PHONY: clean
 clean: ## remove what make made
 	rm -rf bin dist

@@ -1,6 +1,7 @@
 package memnode
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -254,20 +255,60 @@ func TestRegionInUse(t *testing.T) {
 	}
 }
 
+// Namespaces share no MR and no PD, on any device: each region has rkeys of its own, with which nobody of another
+// namespace does anything. Of sim with tcp, tcp's atomics are those of the adapter.
 func TestForeignNamespace(t *testing.T) {
-	for _, provider := range []string{"tcp", "shm"} {
-		t.Run(provider, func(t *testing.T) {
+	for _, order := range [][]string{{"tcp"}, {"shm"}, {"sim", "tcp"}} {
+		t.Run(strings.Join(order, "+"), func(t *testing.T) {
 			dir := newDirectory(t)
-			open(t, dir, 1<<20, provider)
+			n, _ := open(t, dir, 1<<20, order...)
 			dir.want(1, 1)
 			dir.want(2, 2)
-			mine, theirs := dir.keys(1, provider), dir.keys(2, provider)
-			l := mustDial(t, dir, provider, rw, 0)
-			if _, err := l.read(mine.HeapRkey, mine.HeapBase, 8); err != nil {
-				t.Fatal(err)
+			keys := make(map[uint64]string)
+			for _, provider := range order {
+				mine, theirs := dir.keys(1, provider), dir.keys(2, provider)
+				for _, k := range []*dirpb.RegionKeys{mine, theirs} {
+					for _, rkey := range []uint64{k.IndexRkey, k.HeapRkey} {
+						what := fmt.Sprintf("%s %v", provider, k)
+						if keys[rkey] != "" {
+							t.Errorf("rkey %#x is of %s and of %s", rkey, keys[rkey], what)
+						}
+						keys[rkey] = what
+					}
+				}
+				owner := mustDial(t, dir, provider, token.Grant{Session: 8, Namespace: 2}, 0)
+				if err := owner.write(theirs.HeapRkey, theirs.HeapBase, "theirs"); err != nil {
+					t.Fatal(err)
+				}
+				for lane, try := range []struct {
+					what string
+					do   func(l *lane) error
+				}{
+					{"READ of a foreign heap", func(l *lane) error { _, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8); return err }},
+					{"READ of a foreign index", func(l *lane) error { _, err := l.read(theirs.IndexRkey, theirs.IndexBase, 8); return err }},
+					{"WRITE to a foreign heap", func(l *lane) error { return l.write(theirs.HeapRkey, theirs.HeapBase, "stolen") }},
+					{"CAS in a foreign index", func(l *lane) error { return l.cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 1) }},
+				} {
+					l := mustDial(t, dir, provider, rw, uint32(lane))
+					if _, err := l.read(mine.HeapRkey, mine.HeapBase, 8); err != nil {
+						t.Fatal(err)
+					}
+					refused(t, try.what+" over "+provider, try.do(l))
+				}
+				if b, err := owner.read(theirs.HeapRkey, theirs.HeapBase, 6); err != nil || string(b) != "theirs" {
+					t.Errorf("over %s its owner reads %q, %v", provider, b, err)
+				}
+				if b, err := owner.read(theirs.IndexRkey, theirs.IndexBase+word, 8); err != nil || !bytes.Equal(b, make([]byte, 8)) {
+					t.Errorf("over %s its owner reads the word %x, %v", provider, b, err)
+				}
 			}
-			_, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8)
-			refused(t, "READ of a foreign namespace", err)
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			for _, d := range n.devices {
+				if len(d.pds) != 2 || d.pds[1] == d.pds[2] {
+					t.Errorf("the PDs of %s are %v", d.dev.Name(), d.pds)
+				}
+			}
 		})
 	}
 }
