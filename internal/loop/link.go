@@ -1,7 +1,6 @@
 package loop
 
 import (
-	"crypto/tls"
 	"io"
 	"net"
 	"os"
@@ -111,7 +110,11 @@ func (k *Link) CloseRead() {
 		return
 	}
 	nc := k.mu.nc
-	if t, ok := nc.(*tls.Conn); ok {
+	for {
+		t, ok := nc.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
 		nc = t.NetConn()
 	}
 	if r, ok := nc.(interface{ CloseRead() error }); ok {

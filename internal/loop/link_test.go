@@ -11,6 +11,11 @@ import (
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 )
 
+// wrapped is a connection that knows of the one below.
+type wrapped struct{ net.Conn }
+
+func (w wrapped) NetConn() net.Conn { return w.Conn }
+
 // A connection that is told to read no more gives all that has been received, and can be written to.
 func TestCloseRead(t *testing.T) {
 	a := identitytest.New(t)
@@ -20,6 +25,9 @@ func TestCloseRead(t *testing.T) {
 		"in clear": func(s, c net.Conn) (net.Conn, net.Conn) { return s, c },
 		"TLS": func(s, c net.Conn) (net.Conn, net.Conn) {
 			return tls.Server(s, conf), tls.Client(c, conf)
+		},
+		"TLS over something": func(s, c net.Conn) (net.Conn, net.Conn) {
+			return tls.Server(wrapped{s}, conf), tls.Client(c, conf)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
