@@ -109,7 +109,7 @@ func TestDialNamelessHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &sess{c: &Client{o: Options{Devices: []*rdma.Device{device}}}, core: core, host: c.here}
+		s := &sess{c: &Client{o: Options{Devices: []*rdma.Device{device}}}, core: core, agenda: session.NewAgenda(core, session.AgendaOptions{}), host: c.here}
 		s.ctx, s.cancel = context.WithCancelCause(t.Context())
 		s.mu.nodes = map[uint32]*dirpb.Node{1: {Id: 1, Name: "m1", HostId: c.there, Endpoints: []*dirpb.Endpoint{{Provider: "shm", Addr: "nobody"}}}}
 		_, _, _, _, err = s.dial(core.Lanes()[0], 1)
