@@ -76,7 +76,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	if err != nil {
 		switch status.Code(err) {
 		case codes.NotFound:
-			return nil, fmt.Errorf("%w: %s", ErrNoNamespace, status.Convert(err).Message())
+			return nil, fmt.Errorf("%w: %s", ErrNoNamespace, dirclient.Message(err))
 		case codes.PermissionDenied, codes.Unauthenticated:
 			return nil, fmt.Errorf("%w: open session: %w", ErrForbidden, err)
 		}
