@@ -21,6 +21,8 @@ const (
 	actCreateNamespace = "namespace.create"
 	actSetNamespace    = "namespace.set"
 	actDeleteNamespace = "namespace.delete"
+	actGrantAccess     = "namespace.grant"
+	actRevokeAccess    = "namespace.revoke"
 	actAcceptLoss      = "namespace.accept-loss"
 	actRebalance       = "namespace.rebalance"
 	actStartJob        = "namespace.job"

@@ -42,7 +42,7 @@ var (
 	ErrRefused     = errors.New("refused")
 	ErrFull        = errors.New("exhausted")
 	ErrUnavailable = errors.New("unavailable")
-	ErrForeign     = errors.New("permission denied") // it belongs to another identity
+	ErrForeign     = errors.New("permission denied") // it belongs to another identity, which gave no right to it
 )
 
 // Limits on what a command may hold.
@@ -98,7 +98,8 @@ type Result struct {
 	Changes []Row
 
 	NodeID    uint32                      // RegisterNode
-	Namespace *dirpb.Namespace            // CreateNamespace, SetNamespace, AcceptLoss
+	Namespace *dirpb.Namespace            // CreateNamespace, SetNamespace, AcceptLoss, SetAccess
+	Fencing   uint32                      // SetAccess: sessions that are being fenced for it
 	Deleted   *dirpb.DeleteNamespaceReply // DeleteNamespace
 	Session   *fsmpb.Session              // OpenSession
 	Grant     *dirpb.GrantExtentReply     // GrantExtent
@@ -236,6 +237,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Namespace, r.Err = s.acceptLoss(op.AcceptLoss)
 	case *fsmpb.Command_RotateKey:
 		r.Err = s.rotateKey(op.RotateKey)
+	case *fsmpb.Command_SetAccess:
+		r.Namespace, r.Fencing, r.Err = s.setAccess(op.SetAccess)
 	case nil: // what the state does not hold, and an audit entry of it
 		if c.GetAudit() == nil {
 			r.Err = fmt.Errorf("%w: a command without an operation that this version knows", ErrInvalid)
@@ -664,9 +667,10 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	}
 	for _, w := range byID(s.namespaces) {
 		if only == 0 || w.Id == only {
-			if x != nil && w.Lost > 0 {
+			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil) {
 				w = proto.CloneOf(w)
 				w.Lost, w.Losses = 0, nil
+				w.Owner, w.Access, w.Quota = "", nil, nil
 			}
 			m.Namespaces = append(m.Namespaces, w)
 		}
