@@ -60,7 +60,8 @@ var (
 	// again. The operation did not happen.
 	ErrNoNamespace = errors.New("unknown namespace")
 	// ErrForbidden: the directory opens no session for the owner of this client's certificate; the text
-	// says why. The operation did not happen.
+	// says why. A Client whose right was revoked returns it at once, and goes on by itself when it has the right
+	// again. The operation did not happen.
 	ErrForbidden = errors.New("permission denied")
 )
 

@@ -73,7 +73,7 @@ func TestNamespaceDeleted(t *testing.T) {
 					case err == nil:
 						done[w].Add(1)
 					case errors.Is(err, client.ErrNoNamespace):
-						if client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), `"n": it was deleted`) {
+						if client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), `namespace "n" `) {
 							t.Errorf("outcome %v of %v", client.Outcome(err), err)
 						}
 						if after {

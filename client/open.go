@@ -233,20 +233,22 @@ func (c *Client) reopen(old *sess) {
 	go func() {
 		defer c.mu.wg.Done()
 		defer close(old.replaced)
-		missing := false
+		missing := false // old.missing is closed
 		for wait := 10 * time.Millisecond; c.ctx.Err() == nil; wait = min(2*wait, time.Second) {
 			s, err := c.openSession(c.ctx, old.nsID)
 			switch {
 			case err == nil:
 				if missing {
-					c.o.Logger.Info("there is a namespace of the name again", "namespace", c.o.Namespace, "id", s.nsID)
+					c.o.Logger.Info("the namespace can be used again", "namespace", c.o.Namespace, "id", s.nsID)
 				}
 				return
-			case missing && errors.Is(err, ErrNoNamespace):
-			case errors.Is(err, ErrNoNamespace):
+			case errors.Is(err, ErrNoNamespace), errors.Is(err, ErrForbidden):
+				if old.refusal.Store(&err); missing {
+					break
+				}
 				missing = true
 				close(old.missing)
-				c.o.Logger.Warn("the namespace was deleted: operations fail until there is one of the name again", "namespace", c.o.Namespace, "id", old.nsID)
+				c.o.Logger.Warn("the namespace was deleted, or is not for this client any more: operations fail until it can be used again", "namespace", c.o.Namespace, "id", old.nsID, "err", err)
 			default:
 				c.o.Logger.Warn("session not reopened yet", "err", err)
 			}
@@ -275,7 +277,7 @@ func (c *Client) live(ctx context.Context) (*sess, error) {
 		case <-s.replaced:
 		case <-s.missing:
 			if s == c.sess.Load() {
-				return nil, fmt.Errorf("%w %q: it was deleted", ErrNoNamespace, c.o.Namespace)
+				return nil, *s.refusal.Load()
 			}
 		case <-c.ctx.Done():
 			return nil, ErrClosed

@@ -54,11 +54,12 @@ type sess struct {
 	once      sync.Once
 	opened    atomic.Int32 // 1: it had its first map; 2: it was lost before; set by the first of both
 	closing   sync.Once
-	evictor   *evictor      // nil: this session evicts nothing
-	expiries  []expiries    // by lane: what was put, for the sweep
-	counted   bool          // its lanes are in Client.mu.past; guarded by Client.mu
-	replaced  chan struct{} // closed when the Client has another session, or none for good
-	missing   chan struct{} // closed when there is none, since the namespace was deleted
+	evictor   *evictor              // nil: this session evicts nothing
+	expiries  []expiries            // by lane: what was put, for the sweep
+	counted   bool                  // its lanes are in Client.mu.past; guarded by Client.mu
+	replaced  chan struct{}         // closed when the Client has another session, or none for good
+	missing   chan struct{}         // closed when there is none, since the namespace was deleted or lets this client in no more
+	refusal   atomic.Pointer[error] // why, from before missing is closed
 }
 
 // openSession opens a session, waits for its first map and puts it in force. was is the namespace of the
@@ -75,7 +76,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	if err != nil {
 		switch status.Code(err) {
 		case codes.NotFound:
-			return nil, fmt.Errorf("%w %q", ErrNoNamespace, c.o.Namespace)
+			return nil, fmt.Errorf("%w: %s", ErrNoNamespace, status.Convert(err).Message())
 		case codes.PermissionDenied, codes.Unauthenticated:
 			return nil, fmt.Errorf("%w: open session: %w", ErrForbidden, err)
 		}

@@ -266,6 +266,9 @@ func TestSessionOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	node := &memnode{t: t, nodes: just(n), fenced: make(map[uint32]bool), q: registration("m1", 3), id: own.NodeId}
+	if _, err := ops.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "default", Owner: "spiffe://test.example/kvd/client/ann"}); err != nil {
+		t.Fatal(err)
+	}
 	opened := make(chan *dirpb.OpenSessionReply, 1)
 	go func() {
 		r, err := ann.OpenSession(ctx, &dirpb.OpenSessionRequest{Client: "ann"})

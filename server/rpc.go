@@ -113,14 +113,25 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	if err != nil {
 		return nil, err
 	}
+	if err := checkBackground(ctx, q.Background); err != nil {
+		return nil, err
+	}
+	caller := callerOf(ctx, q.Background)
+	c := &fsmpb.OpenSession{
+		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly, Background: q.Background,
+		Identity: caller.Identity, Groups: caller.Groups, Everywhere: caller.Everywhere,
+	}
+	// The state machine refuses it as well; who may not come in waits for nothing, and makes no entry in the log.
+	n.machine.view(func(s *fsm.State) { err = s.CheckOpen(c) })
+	if err != nil {
+		return nil, refusal(err)
+	}
 	if err := n.awaitActive(ctx, w); err != nil {
 		return nil, err
 	}
-	epoch, _ := l.epochs()
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: &fsmpb.OpenSession{
-		NamespaceId: w.Id, Client: label(q.Client), HostId: label(q.HostId), ReadOnly: q.ReadOnly, Background: q.Background,
-		Epoch: epoch, OpenedUnixMillis: time.Now().UnixMilli(), Identity: rights.Caller(ctx).String(),
-	}}})
+	c.Epoch, _ = l.epochs()
+	c.OpenedUnixMillis = time.Now().UnixMilli()
+	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: c}})
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +166,11 @@ func (n *Node) namespace(ctx context.Context, l *leadership, name string, again 
 	case name != n.opts.DefaultNamespace:
 		return nil, status.Errorf(codes.NotFound, "namespace %.64q does not exist", name)
 	}
-	_, err := n.do(ctx, l, createNamespace(&dirpb.CreateNamespaceRequest{Name: name}))
+	caller := callerOf(ctx, false)
+	if !caller.Everywhere {
+		return nil, status.Errorf(codes.NotFound, "namespace %.64q does not exist; an operator makes it: kvctl namespace create %s --owner WHO", name, name)
+	}
+	_, err := n.do(ctx, l, createNamespace(&dirpb.CreateNamespaceRequest{Name: name, Owner: caller.Identity}))
 	if err != nil && status.Code(err) != codes.AlreadyExists {
 		return nil, err
 	}
@@ -587,7 +602,8 @@ func (n *Node) PublishRegion(ctx context.Context, q *dirpb.PublishRegionRequest)
 
 // ---- operators -------------------------------------------------------------
 
-// CreateNamespace lays out a namespace over the memory nodes that are up. It refuses more copies
+// CreateNamespace lays out a namespace over the memory nodes that are up, for its owner, who is the caller unless
+// another one is named. It refuses more copies
 // than there are failure domains; if there are too few memory nodes it is unavailable, as more
 // may be about to come.
 func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequest) (*dirpb.CreateNamespaceReply, error) {
@@ -604,6 +620,9 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	if err != nil {
 		return nil, refusal(err)
 	}
+	if q.Owner == "" {
+		q.Owner = rights.Caller(ctx).String()
+	}
 	res, err := n.do(ctx, l, createNamespace(q))
 	if err != nil {
 		return nil, err
@@ -611,8 +630,8 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	return &dirpb.CreateNamespaceReply{Namespace: res.Namespace}, nil
 }
 
-// SetNamespace changes a namespace's limit and number of copies. The reply does not wait
-// for copies that are made, or given up, from then on.
+// SetNamespace changes a namespace's limit, number of copies, owner and quotas. The reply does not wait
+// for copies that are made, or given up, from then on, nor for sessions of the former owner that are fenced.
 func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (*dirpb.SetNamespaceReply, error) {
 	l, err := n.leader()
 	if err != nil {

@@ -80,7 +80,7 @@ func (a *app) certsInitCommand() *cobra.Command {
 
 func (a *app) certsIssueCommand() *cobra.Command {
 	var dir, out, role string
-	var dns, ips []string
+	var dns, ips, groups []string
 	var days int
 	c := &cobra.Command{
 		Use:   "issue NAME --role ROLE",
@@ -94,7 +94,7 @@ func (a *app) certsIssueCommand() *cobra.Command {
 		Args:        cobra.ExactArgs(1),
 		Annotations: map[string]string{writes: ""},
 		RunE: func(_ *cobra.Command, args []string) error {
-			q := authority.Request{Name: args[0], Role: role, DNS: dns}
+			q := authority.Request{Name: args[0], Role: role, Groups: groups, DNS: dns}
 			var err error
 			if q.Valid, err = validDays(days); err != nil {
 				return err
@@ -125,6 +125,7 @@ func (a *app) certsIssueCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&role, "role", "", "what its holder is: "+strings.Join(authority.Roles(), ", "))
+	c.Flags().StringSliceVar(&groups, "group", nil, "groups that its holder belongs to, which namespaces can give rights to")
 	c.Flags().StringSliceVar(&dns, "dns", nil, "names of the holder's host")
 	c.Flags().StringSliceVar(&ips, "ip", nil, "addresses of the holder's host")
 	c.Flags().IntVar(&days, "days", 365, "days for which the certificate is valid")
@@ -265,7 +266,7 @@ func (a *app) printCert(file string, c *x509.Certificate) error {
 	left := c.NotAfter.Sub(a.now())
 	sum := fmt.Sprintf("%x", sha256.Sum256(c.Raw))
 	if a.json() {
-		return a.printJSON(map[string]any{"file": file, "identity": certs.Identity(c), "subject": c.Subject.String(), "issuer": c.Issuer.String(), "hosts": append([]string{}, at...),
+		return a.printJSON(map[string]any{"file": file, "identity": certs.Identity(c), "subject": c.Subject.String(), "issuer": c.Issuer.String(), "groups": append([]string{}, c.Subject.Organization...), "hosts": append([]string{}, at...),
 			"uses": append([]string{}, uses(c)...), "key": keyKind(c), "not_before": c.NotBefore.UTC().Format(time.RFC3339), "expires": c.NotAfter.UTC().Format(time.RFC3339),
 			"seconds_left": int64(left.Seconds()), "serial": c.SerialNumber.Text(16), "sha256": sum})
 	}
@@ -273,7 +274,7 @@ func (a *app) printCert(file string, c *x509.Certificate) error {
 	if err := certs.CheckTime(c, a.now()); err != nil {
 		state = "NOT VALID NOW"
 	}
-	for _, line := range [][2]string{{"file", file}, {"identity", certs.Identity(c)}, {"hosts", strings.Join(at, ", ")}, {"uses", strings.Join(uses(c), ", ")},
+	for _, line := range [][2]string{{"file", file}, {"identity", certs.Identity(c)}, {"groups", strings.Join(c.Subject.Organization, ", ")}, {"hosts", strings.Join(at, ", ")}, {"uses", strings.Join(uses(c), ", ")},
 		{"key", keyKind(c)}, {"issuer", c.Issuer.String()}, {"valid", c.NotBefore.UTC().Format(time.DateTime) + " to " + c.NotAfter.UTC().Format(time.DateTime) + ", " + state},
 		{"serial", c.SerialNumber.Text(16)}, {"sha256", sum}} {
 		if line[1] == "" {

@@ -80,6 +80,16 @@ func TestCerts(t *testing.T) {
 			t.Errorf("show lacks %q:\n%s", want, out)
 		}
 	}
+	e.must("", "certs", "issue", "ann", "--dir", dir, "--role", "client", "--group", "sales,emea", "--group", "b")
+	if c := readCert(t, filepath.Join(dir, "ann.pem")); !slices.Equal(slices.Sorted(slices.Values(c.Subject.Organization)), []string{"b", "emea", "sales"}) {
+		t.Errorf("the groups are %q", c.Subject.Organization)
+	}
+	if out := e.must("", "certs", "show", filepath.Join(dir, "ann.pem")); !strings.Contains(out, "groups    b, emea, sales\n") {
+		t.Errorf("show lacks the groups:\n%s", out)
+	}
+	if r := e.run("", "certs", "issue", "bob", "--dir", dir, "--role", "client", "--group", "a b"); r.code != exitUsage || !strings.Contains(r.stderr, `group "a b"`) {
+		t.Errorf("a bad group: %+v", r)
+	}
 	e.now = func() time.Time { return time.Now().Add(8 * day) }
 	if r := e.run("", "certs", "show", filepath.Join(dir, "operator", "operator.pem")); r.code != exitNo || !strings.Contains(r.stdout, "NOT VALID NOW") {
 		t.Errorf("show of one that has expired: %+v", r)

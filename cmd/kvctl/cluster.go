@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -31,7 +32,7 @@ func (a *app) addClusterCommands(root *cobra.Command) {
 		explained(a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
 			"Show what the directory counts: the memory of each placement group, sessions, memory nodes.\n\n"+memoryHelp),
 		a.statCommand(),
-		a.namespaceCommand(), a.directoryCommand(), a.certsCommand(),
+		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(),
 	) {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
@@ -247,7 +248,7 @@ func mapTo[T, U any](in []T, f func(T) U) []U {
 // short drops the prefix of an enum's name: "NODE_UP" is "up".
 func short(e fmt.Stringer) string {
 	s := e.String()
-	for _, p := range []string{"NODE_STATE_", "NODE_", "PG_STATE_", "PG_", "NAMESPACE_MODE_", "NAMESPACE_", "SESSION_LIFE_", "SESSION_", "JOB_KIND_", "JOB_", "ATOMICS_BY_"} {
+	for _, p := range []string{"NODE_STATE_", "NODE_", "PG_STATE_", "PG_", "NAMESPACE_MODE_", "NAMESPACE_", "SESSION_LIFE_", "SESSION_", "JOB_KIND_", "JOB_", "ATOMICS_BY_", "RIGHT_"} {
 		if rest, ok := strings.CutPrefix(s, p); ok {
 			return strings.ToLower(rest)
 		}
@@ -451,11 +452,12 @@ func percent(n, of uint64) string {
 // ---- namespaces ------------------------------------------------------------
 
 func (a *app) namespaceCommand() *cobra.Command {
-	c := &cobra.Command{Use: "namespace", Short: "Create, change, delete and list namespaces", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "namespace", Short: "Create, change, share, delete and list namespaces", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	req := &dirpb.CreateNamespaceRequest{}
 	var mode, size, limit string
 	var ifNotExists bool
+	var quota quotaFlags
 	create := changes(&cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a namespace",
@@ -476,6 +478,13 @@ func (a *app) namespaceCommand() *cobra.Command {
 			}
 			if req.LimitBytes, err = parseBytes(limit); err != nil {
 				return usagef("--limit: %w", err)
+			}
+			if err := quota.check(); err != nil {
+				return err
+			}
+			req.Owner = quota.owner
+			if req.Quota, err = quota.quota(nil); err != nil {
+				return err
 			}
 			return a.withBackend(func(b backend) error {
 				var rep *dirpb.CreateNamespaceReply
@@ -502,12 +511,13 @@ func (a *app) namespaceCommand() *cobra.Command {
 	f.Uint32Var(&req.Replicas, "replicas", 0, "copies of every record; 0: 2 if two memory nodes exist, else 1")
 	f.StringVar(&mode, "mode", "store", "store (full is an error) or cache (full evicts)")
 	f.StringVar(&size, "bytes", "0", "memory on each node, such as 512MiB or 4GiB; 0 for half of what is free")
+	quota.add(f)
 	f.StringVar(&limit, "limit", "0", "memory that all keys together may take, each copy counted once; 0: all there is")
 	f.Uint32Var(&req.Shards, "shards", 0, "shards to begin with, a power of two; 0: chosen")
 	f.Uint32Var(&req.Segments, "segments", 0, "segments that each shard begins with; 0: an eighth of the index in all")
 	f.Uint32Var(&req.IndexPercent, "index-percent", 0, "share of the memory for the index, in which shards grow and split as they fill; 0: chosen")
 	_ = create.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"store", "cache"}, cobra.ShellCompDirectiveNoFileComp))
-	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceDeleteCommand(), a.acceptLossCommand(), a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
+	c.AddCommand(create, a.namespaceSetCommand(), a.namespaceGrantCommand(), a.namespaceRevokeCommand(), a.namespaceShowCommand(), a.namespaceDeleteCommand(), a.acceptLossCommand(), a.viewCommand("list", "List namespaces", func(st *dirpb.StatusReply) error {
 		return a.printNamespaces(st.GetMap().GetNamespaces())
 	}))
 	return c
@@ -574,6 +584,9 @@ func existing(ctx context.Context, b backend, req *dirpb.CreateNamespaceRequest)
 		}
 		return nil, &exitError{exitNo, fmt.Errorf("%q exists with mode %s and %d copies, want %s", ns.GetName(), short(ns.GetMode()), ns.GetReplicas(), want)}
 	}
+	if req.GetOwner() != "" && ns.GetOwner() != req.GetOwner() {
+		return nil, &exitError{exitNo, fmt.Errorf("%q exists and belongs to %q, want %q", ns.GetName(), ns.GetOwner(), req.GetOwner())}
+	}
 	return ns, nil
 }
 
@@ -581,7 +594,7 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 	if a.json() {
 		return printProtos(a, ns)
 	}
-	a.printTable(row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format"}, mapTo(ns, func(n *dirpb.Namespace) row {
+	a.printTable(row{"ID", "Name", "Mode", "Replicas", "Bytes a node", "Limit", "Format", "Owner"}, mapTo(ns, func(n *dirpb.Namespace) row {
 		limit := "-"
 		if n.GetLimitBytes() != 0 {
 			limit = bytesText(n.GetLimitBytes())
@@ -590,7 +603,7 @@ func (a *app) printNamespaces(ns []*dirpb.Namespace) error {
 		if n.GetDeleting() {
 			name += " (being deleted)"
 		}
-		return row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat()}
+		return row{n.GetId(), name, short(n.GetMode()), n.GetReplicas(), bytesText(n.GetBytesPerNode()), limit, n.GetFormat(), cmp.Or(n.GetOwner(), "-")}
 	}))
 	return nil
 }

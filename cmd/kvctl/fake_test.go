@@ -30,6 +30,7 @@ type fakeDirectory struct {
 	calls []string
 	// startJob, if set, answers StartJob.
 	startJob func(*dirpb.StartJobRequest) (*dirpb.StartJobReply, error)
+	who      dirpb.WhoAmIReply // what WhoAmI answers
 }
 
 // serve starts f and returns its address.
@@ -115,6 +116,43 @@ func (f *fakeDirectory) SetNamespace(_ context.Context, q *dirpb.SetNamespaceReq
 	return &dirpb.SetNamespaceReply{Namespace: &dirpb.Namespace{Id: 1, Name: q.Name, Replicas: max(q.Replicas, 1), LimitBytes: q.LimitBytes}}, f.called("SetNamespace", q)
 }
 
+func (f *fakeDirectory) ShowNamespace(_ context.Context, q *dirpb.ShowNamespaceRequest) (*dirpb.ShowNamespaceReply, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.now.GetMap().GetNamespaces() {
+		if w.Name == q.Name {
+			return &dirpb.ShowNamespaceReply{Namespace: w, GrantedBytes: 3 << 20, IndexBytes: 1 << 20, Sessions: 2}, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "namespace %q: not found", q.Name)
+}
+
+// changed is a namespace of the state with another access list.
+func (f *fakeDirectory) changed(name string, access ...*dirpb.Access) *dirpb.Namespace {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.now.GetMap().GetNamespaces() {
+		if w.Name == name {
+			return &dirpb.Namespace{Id: w.Id, Name: name, Owner: w.Owner, Access: access}
+		}
+	}
+	return nil
+}
+
+func (f *fakeDirectory) GrantAccess(_ context.Context, q *dirpb.GrantAccessRequest) (*dirpb.GrantAccessReply, error) {
+	return &dirpb.GrantAccessReply{Namespace: f.changed(q.Namespace, q.Access), Fencing: 1}, f.called("GrantAccess", q)
+}
+
+func (f *fakeDirectory) RevokeAccess(_ context.Context, q *dirpb.RevokeAccessRequest) (*dirpb.RevokeAccessReply, error) {
+	return &dirpb.RevokeAccessReply{Namespace: f.changed(q.Namespace)}, f.called("RevokeAccess", q)
+}
+
+func (f *fakeDirectory) WhoAmI(context.Context, *dirpb.WhoAmIRequest) (*dirpb.WhoAmIReply, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return proto.CloneOf(&f.who), nil
+}
+
 func (f *fakeDirectory) DeleteNamespace(_ context.Context, q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteNamespaceReply, error) {
 	rep := &dirpb.DeleteNamespaceReply{Id: q.Id}
 	if q.EndSessions {
@@ -129,6 +167,7 @@ func (f *fakeDirectory) DeleteNamespace(_ context.Context, q *dirpb.DeleteNamesp
 //	state            the state, as the text of a StatusReply; it begins the script anew
 //	next             another one, which follows when the one before was shown
 //	steps            what the next rebalance answers, one step a line
+//	who              what whoami answers, as the text of a WhoAmIReply
 //	refuse CODE      the next call that changes something is refused
 //	kvctl            a command line, and below it what is typed; the calls that changed
 //	                 something are printed
@@ -155,6 +194,11 @@ func TestOperate(t *testing.T) {
 				f.steps = append(f.steps, strings.Split(d.Input, "\n"))
 				if d.Input == "" {
 					f.steps[len(f.steps)-1] = nil
+				}
+			case "who":
+				proto.Reset(&f.who)
+				if err := prototext.Unmarshal([]byte(d.Input), &f.who); err != nil {
+					d.Fatalf(t, "%v", err)
 				}
 			case "refuse":
 				f.err = status.Error(codes.FailedPrecondition, d.Input)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,36 +28,46 @@ func (a *app) namespaceSetCommand() *cobra.Command {
 	var limit string
 	var replicas uint32
 	var wait bool
+	var quota quotaFlags
 	c := changes(&cobra.Command{
 		Use:   "set NAME",
-		Short: "Change a namespace's limit or number of copies",
-		Long: `Change a namespace's limit or number of copies, while it is used.
+		Short: "Change a namespace's limit, number of copies, owner or quotas",
+		Long: `Change a namespace's limit, number of copies, owner or quotas, while it is used.
 
 A limit below what sessions hold already takes nothing back at once: they get no
 more. Copies are made, or given up, one placement group after the other; kvctl
 status shows how many have theirs. More copies than there are memory nodes with
 room for them, in failure domains of their own where memory nodes have such a
-label, are refused.`,
+label, are refused. Quotas that are not given stay as they are, and one below what
+is in use takes nothing back. Sessions of the former owner are ended at once, unless
+the access list lets it in.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeNamespace(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q := &dirpb.SetNamespaceRequest{Name: args[0], Replicas: replicas, KeepLimit: !cmd.Flags().Changed("limit")}
 			given := cmd.Flags().Changed("replicas")
+			bounds, err := quota.quota(nil)
+			if err = cmp.Or(err, quota.check()); err != nil {
+				return err
+			}
+			q.Owner = quota.owner
 			switch {
-			case q.KeepLimit && !given:
-				return usagef("want --limit or --replicas")
+			case q.KeepLimit && !given && q.Owner == "" && bounds == nil:
+				return usagef("want --limit, --replicas, --owner or a quota")
 			case given && replicas == 0:
 				return usagef("--replicas 0: want at least 1")
 			case wait && !given:
 				return usagef("--wait: want --replicas, a limit needs no waiting")
 			}
-			var err error
 			if !q.KeepLimit {
 				if q.LimitBytes, err = parseBytes(limit); err != nil {
 					return usagef("--limit: %w", err)
 				}
 			}
 			return a.withBackend(func(b backend) error {
+				if q.Quota, err = quota.of(cmd.Context(), b, args[0]); err != nil {
+					return fmt.Errorf("%q: %w", args[0], err)
+				}
 				var rep *dirpb.SetNamespaceReply
 				// Asked again it changes nothing.
 				err := b.Directory(cmd.Context(), true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
@@ -75,6 +86,7 @@ label, are refused.`,
 			})
 		},
 	})
+	quota.add(c.Flags())
 	c.Flags().StringVar(&limit, "limit", "", "as in namespace create")
 	c.Flags().Uint32Var(&replicas, "replicas", 0, "copies of every record, 1 to 3")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until there are so many copies of everything, and show how far it is")

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
@@ -62,6 +63,9 @@ func (k *kept) Close() error { return nil }
 func (k *kept) session(ctx context.Context) (_ store, err error) {
 	if k.s == nil {
 		k.s, err = k.backend.Open(ctx, sessionOptions{Lanes: 1})
+		if errors.Is(err, client.ErrForbidden) { // it may be for reading
+			k.s, err = k.backend.Open(ctx, sessionOptions{Lanes: 1, ReadOnly: true})
+		}
 	}
 	return k.s, err
 }

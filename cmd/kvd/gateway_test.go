@@ -143,7 +143,7 @@ func TestGateway(t *testing.T) {
 	defer cancel()
 	args := []string{"gateway", "--directory=" + addr, "--databases=cache,sessions", "--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0", "--http-listen=127.0.0.1:0"}
 	if code := run(ctx, args, &out, &errs); code != exitFailure || out.Len() > 0 ||
-		!strings.Contains(errs.String(), `kvd: database "sessions": unknown namespace "sessions": make it with kvctl namespace create sessions --mode cache`) {
+		!strings.Contains(errs.String(), `kvd: database "sessions": unknown namespace: namespace "sessions" does not exist: make it with kvctl namespace create sessions --mode cache`) {
 		t.Errorf("a database that is not there: exit status %d, %q, %q", code, &out, &errs)
 	}
 

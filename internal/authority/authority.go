@@ -54,6 +54,9 @@ func Roles() (names []string) {
 	return names
 }
 
+// maxGroups is how many groups processes of the store take of a certificate.
+const maxGroups = 16
+
 // backdate is for clocks that are behind.
 const backdate = 5 * time.Minute
 
@@ -137,6 +140,7 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 // Request says what a certificate is for.
 type Request struct {
 	Name, Role string
+	Groups     []string // organizations of the subject: at most 16 names, as Name
 	DNS        []string // names at which others call its holder
 	IPs        []net.IP // and addresses
 	Valid      time.Duration
@@ -148,6 +152,14 @@ func (q *Request) validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !segment.MatchString(q.Name) || strings.Trim(q.Name, ".") == "" {
 		bad("name %q: want 1 to 64 letters, digits, dots, dashes and underscores", q.Name)
+	}
+	if len(q.Groups) > maxGroups {
+		bad("%d groups, want at most %d", len(q.Groups), maxGroups)
+	}
+	for _, g := range q.Groups {
+		if !segment.MatchString(g) {
+			bad("group %q: want 1 to 64 letters, digits, dots, dashes and underscores", g)
+		}
 	}
 	called := len(q.DNS)+len(q.IPs) > 0
 	i := slices.IndexFunc(roles, func(r role) bool { return r.name == q.Role })
@@ -185,7 +197,7 @@ func (a *Authority) Issue(now time.Time, q Request) (cert *x509.Certificate, cer
 		return nil, nil, nil, err
 	}
 	template := &x509.Certificate{
-		Subject:   pkix.Name{CommonName: q.Name, OrganizationalUnit: []string{q.Role}},
+		Subject:   pkix.Name{CommonName: q.Name, OrganizationalUnit: []string{q.Role}, Organization: q.Groups},
 		URIs:      []*url.URL{{Scheme: "spiffe", Host: trustDomainOf(a.cert), Path: "/kvd/" + q.Role + "/" + q.Name}},
 		NotBefore: now.Add(-backdate), NotAfter: end, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},

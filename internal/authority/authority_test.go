@@ -16,6 +16,8 @@ func TestIssueRefuses(t *testing.T) {
 		`name "a/b"`:            {Name: "a/b", Role: "client", Valid: 1},
 		`name ".."`:             {Name: "..", Role: "client", Valid: 1},
 		`role "root"`:           {Name: "a", Role: "root", Valid: 1},
+		`group "a b"`:           {Name: "a", Role: "client", Groups: []string{"a b"}, Valid: 1},
+		"17 groups":             {Name: "a", Role: "client", Groups: make([]string, 17), Valid: 1},
 		"others call a gateway": {Name: "a", Role: "gateway", Valid: 1},
 		"nobody calls a client": {Name: "a", Role: "client", DNS: []string{"h"}, Valid: 1},
 		`DNS name "a b"`:        {Name: "a", Role: "gateway", DNS: []string{"a b"}, Valid: 1},

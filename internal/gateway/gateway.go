@@ -233,7 +233,7 @@ func (g *Gateway) storeError(err error) string {
 		return errNoMemory
 	case errors.Is(err, client.ErrFull):
 		return "OOM command not allowed when used memory > 'maxmemory'."
-	case errors.Is(err, client.ErrInvalid), errors.Is(err, client.ErrNoNamespace):
+	case errors.Is(err, client.ErrInvalid), errors.Is(err, client.ErrNoNamespace), errors.Is(err, client.ErrForbidden):
 		return "ERR kvd: " + brief(err)
 	case errors.Is(err, client.ErrUnavailable), errors.Is(err, client.ErrClosed), errors.Is(err, context.Canceled):
 		// It did not happen, and clients try again after LOADING.

@@ -51,7 +51,7 @@ var imports = []row{
 	{"internal/providers", "internal/netsrv rdma rdma/...", "it opens providers and does nothing with them"},
 
 	{"server/fsm/fsmpb", "internal/dirpb", "generated"},
-	{"server/fsm", "internal/dirpb internal/layout server/fsm/fsmpb", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
+	{"server/fsm", "internal/dirpb internal/identity internal/layout server/fsm/fsmpb", "the state machine is a pure function: no raft, no disk, no clock, and nothing of server"},
 	{"server/lead", "internal/dirpb internal/invariants internal/layout server/fsm server/fsm/fsmpb", "what a leader decides is a function of the state, what it heard and the time it is given: no raft, and nothing of server"},
 	{"server/raftstore", "", "a raft store knows nothing of what it stores"},
 	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token server/...", "the directory runs no data operation, so it needs nothing of the data path"},

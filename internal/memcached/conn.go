@@ -368,6 +368,7 @@ var (
 	unknown     = reply{"SERVER_ERROR outcome unknown: it may have happened", resTrouble}
 	unavailable = reply{"SERVER_ERROR store unavailable", resTrouble}
 	noNamespace = reply{"SERVER_ERROR the namespace was deleted", resTrouble}
+	forbidden   = reply{"SERVER_ERROR the gateway may not use the namespace any more", resTrouble}
 	corrupt     = reply{"SERVER_ERROR corrupt memory; the log says where", resTrouble}
 	said        = reply{"", resOK} // the command has written its answer
 )
@@ -394,6 +395,8 @@ func (c *conn) trouble(err error) reply {
 		return unknown
 	case errors.Is(err, client.ErrNoNamespace):
 		return noNamespace // the client has logged it, once
+	case errors.Is(err, client.ErrForbidden):
+		return forbidden // likewise
 	case errors.Is(err, client.ErrCorrupt):
 		c.s.o.Logger.Error("command failed", "err", err)
 		return corrupt

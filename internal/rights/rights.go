@@ -46,12 +46,12 @@ func WithHealth(t Table) Table {
 // gets a line of each refusal.
 func (t Table) ServerOptions(m identity.Mapping, log *slog.Logger) []grpc.ServerOption {
 	admit := func(ctx context.Context, method string) (context.Context, error) {
-		i, from, err := t.admit(ctx, m, method)
+		c, from, err := t.admit(ctx, m, method)
 		if err != nil {
-			log.Warn("a call was refused", "rpc", method, "identity", i.String(), "remote", from, "err", err)
+			log.Warn("a call was refused", "rpc", method, "identity", c.identity.String(), "remote", from, "err", err)
 			return nil, Refusal(err)
 		}
-		return context.WithValue(ctx, callerKey{}, i), nil
+		return context.WithValue(ctx, callerKey{}, c), nil
 	}
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -79,20 +79,28 @@ func Refusal(err error) error {
 	return status.Error(codes.Unauthenticated, err.Error())
 }
 
-func (t Table) admit(ctx context.Context, m identity.Mapping, method string) (i identity.Identity, from string, err error) {
+// caller is who calls.
+type caller struct {
+	identity identity.Identity
+	groups   []string
+}
+
+func (t Table) admit(ctx context.Context, m identity.Mapping, method string) (c caller, from string, err error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return identity.Identity{}, "", identity.ErrNoCertificate
+		return caller{}, "", identity.ErrNoCertificate
 	}
 	if p.Addr != nil {
 		from = p.Addr.String()
 	}
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
 	if !ok {
-		return identity.Identity{}, from, identity.ErrNoCertificate
+		return caller{}, from, identity.ErrNoCertificate
 	}
-	i, err = m.Admit(&info.State, path.Base(method), t[method])
-	return i, from, err
+	if c.identity, err = m.Admit(&info.State, path.Base(method), t[method]); err == nil {
+		c.groups, err = identity.GroupsOfConnection(&info.State)
+	}
+	return c, from, err
 }
 
 type callerKey struct{}
@@ -100,8 +108,14 @@ type callerKey struct{}
 // Caller is who calls, as a server with [Table.ServerOptions] admitted it; nobody on a server
 // without TLS, where everybody may do everything.
 func Caller(ctx context.Context) identity.Identity {
-	i, _ := ctx.Value(callerKey{}).(identity.Identity)
-	return i
+	c, _ := ctx.Value(callerKey{}).(caller)
+	return c.identity
+}
+
+// Groups are the groups of who calls, sorted; the caller does not change them.
+func Groups(ctx context.Context) []string {
+	c, _ := ctx.Value(callerKey{}).(caller)
+	return c.groups
 }
 
 // stream is a stream whose context knows its caller.

@@ -178,6 +178,9 @@ func (s *State) checkNamespace(w *dirpb.Namespace) error {
 	if w.Replicas == 0 || w.Replicas > MaxReplicas {
 		return fmt.Errorf("%d: %d replicas", w.Id, w.Replicas)
 	}
+	if err := checkAccessList(w); err != nil {
+		return err
+	}
 	covered := uint64(0) // of the hashes, in 2^-MaxShardDepth
 	for _, sh := range s.shards {
 		if sh.NamespaceId == w.Id {

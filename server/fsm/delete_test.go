@@ -242,9 +242,6 @@ func TestDeleteNamespaceAlone(t *testing.T) {
 // A namespace's limit in a log of an earlier version means what it meant.
 func TestSetNamespace(t *testing.T) {
 	h := cluster(t, 2, &dirpb.CreateNamespaceRequest{Name: "a", Replicas: 1, BytesPerNode: 64 << 20, LimitBytes: 1 << 20})
-	set := func(q *dirpb.SetNamespaceRequest) *fsmpb.Command {
-		return &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}}
-	}
 	if w := h.do(setNS("a", 2)).Namespace; w.LimitBytes != 1<<20 || w.Replicas != 2 || w.BytesPerNode != 128<<20 {
 		t.Fatalf("%v", w)
 	}

@@ -42,7 +42,7 @@ var (
 	ErrRefused     = errors.New("refused")
 	ErrFull        = errors.New("exhausted")
 	ErrUnavailable = errors.New("unavailable")
-	ErrForeign     = errors.New("permission denied") // it belongs to another identity
+	ErrForeign     = errors.New("permission denied") // it belongs to another identity, which gave no right to it
 )
 
 // Limits on what a command may hold.
@@ -97,7 +97,8 @@ type Result struct {
 	Changes []Row
 
 	NodeID    uint32                      // RegisterNode
-	Namespace *dirpb.Namespace            // CreateNamespace, SetNamespace, AcceptLoss
+	Namespace *dirpb.Namespace            // CreateNamespace, SetNamespace, AcceptLoss, SetAccess
+	Fencing   uint32                      // SetAccess: sessions that are being fenced for it
 	Deleted   *dirpb.DeleteNamespaceReply // DeleteNamespace
 	Session   *fsmpb.Session              // OpenSession
 	Grant     *dirpb.GrantExtentReply     // GrantExtent
@@ -229,6 +230,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.remakePG(op.RemakePg)
 	case *fsmpb.Command_AcceptLoss:
 		r.Namespace, r.Err = s.acceptLoss(op.AcceptLoss)
+	case *fsmpb.Command_SetAccess:
+		r.Namespace, r.Fencing, r.Err = s.setAccess(op.SetAccess)
 	default:
 		r.Err = fmt.Errorf("%w: unknown command %T", ErrInvalid, op)
 	}
@@ -645,9 +648,10 @@ func (s *State) Map(x *fsmpb.Session) *dirpb.Map {
 	}
 	for _, w := range byID(s.namespaces) {
 		if only == 0 || w.Id == only {
-			if x != nil && w.Lost > 0 {
+			if x != nil && (w.Lost > 0 || w.Owner != "" || w.Quota != nil) {
 				w = proto.CloneOf(w)
 				w.Lost, w.Losses = 0, nil
+				w.Owner, w.Access, w.Quota = "", nil, nil
 			}
 			m.Namespaces = append(m.Namespaces, w)
 		}

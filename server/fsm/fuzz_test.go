@@ -25,6 +25,9 @@ func worlds(t tester) (all [][]Row) {
 		h.do(openIn(1, 1))
 	}
 	h.do(openIn(2, 1))
+	h.do(set(&dirpb.SetNamespaceRequest{Name: "a", Owner: "client/owner", Quota: &dirpb.Quota{Sessions: 5, IndexBytes: 1 << 30}}))
+	h.do(access("group:team", dirpb.Right_RIGHT_WRITE))
+	h.do(openBy(false, "client/x", "team"))
 	for pg := range uint32(3) {
 		h.do(grant(1, pg+1, 5000, 300, 1))
 		h.do(grant(2, pg+1, 300, 1, 1))
@@ -66,6 +69,9 @@ func FuzzApply(f *testing.F) {
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}},
 			// The limit it has already: fuzzing found that this made a new map.
 			&fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: &dirpb.SetNamespaceRequest{Name: "a", LimitBytes: 1 << 20}}}, createPG(1, 1, 3)))
+		f.Add(i, encode(f, access("client/x", dirpb.Right_RIGHT_READ), access("group:team", 0), openBy(true, "client/x", "team"), access("client/x", 0),
+			set(&dirpb.SetNamespaceRequest{Name: "a", Owner: "group:team", Quota: &dirpb.Quota{Sessions: 1}}), set(&dirpb.SetNamespaceRequest{Name: "b", Owner: "client/x"}),
+			accessBy(Caller{Identity: "client/x"}, "client/y", dirpb.Right_RIGHT_ADMIN)))
 		f.Add(i, encode(f, openIn(1, 2), expire(1, 3), confirm(1, 100, 1, 2, 3), confirm(3, 100, 1, 2, 3)))
 		f.Add(i, encode(f, closeS(1, 5, &dirpb.ReturnedRun{PgId: 1, Unit: 1 << 14, Units: 100, Generation: 1, Fresh: true}), grant(3, 1, 1<<20, 1<<14, 1<<12)))
 		f.Add(i, encode(f, takeBack(7, &fsmpb.Back{PgId: 1, Generation: 1, Unit: 1 << 14, Units: 5, SessionId: 1}, &fsmpb.Back{PgId: 2, Generation: 1, Unit: 9, Units: 1})))

@@ -435,6 +435,9 @@ func (g *granter) add(unit, n uint64) {
 	g.grant = append(g.grant, &fsmpb.Run{Unit: uint32(unit), Units: uint32(n)})
 }
 
+// GrantedBytes is what the sessions of a namespace hold or have linked, or lost.
+func (s *State) GrantedBytes(namespace uint32) uint64 { return s.grantedUnits(namespace) * layout.UnitSize }
+
 // grantedUnits is what the sessions of a namespace hold or have linked, or lost.
 func (s *State) grantedUnits(namespace uint32) (units uint64) {
 	for _, pg := range s.PGs(namespace) {

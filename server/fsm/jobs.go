@@ -162,6 +162,11 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 		}
 	}
 	segments := max(c.Segments, sh.Segments)
+	if c.Split || c.Segments != 0 {
+		if err := s.CheckIndexQuota(sh.NamespaceId, segments); err != nil {
+			return nil, err
+		}
+	}
 	offset, h := takeArray(target, s.heaps[to], segments)
 	if h == nil {
 		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments", ErrFull, to, segments)

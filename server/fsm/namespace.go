@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -106,7 +107,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		return nil, fmt.Errorf("namespace %q: %w", q.Name, ErrExists)
 	}
 	mode, percent, err := layoutOf(q)
-	if err != nil {
+	if err := errors.Join(err, checkTenancy(q.Owner)); err != nil {
 		return nil, err
 	}
 	ring := s.ring()
@@ -134,6 +135,10 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	if err != nil {
 		return nil, err
 	}
+	most, err := firstSegments(q, shards)
+	if err != nil {
+		return nil, err
+	}
 
 	// Everything is worked out before the first change.
 	pgs := make([]*dirpb.PlacementGroup, len(ring))
@@ -155,6 +160,7 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 		if pg.IndexBytes, segments[i], err = regionLayout(pg.RegionBytes, percent, perIndex, own, q.Segments); err != nil {
 			return nil, err
 		}
+		segments[i] = min(segments[i], most)
 		pg.AccessBytes = (perIndex - 1) * pg.IndexBytes
 		pgs[i] = pg
 	}
@@ -164,9 +170,9 @@ func (s *State) createNamespace(c *fsmpb.CreateNamespace) (*dirpb.Namespace, err
 	w := &dirpb.Namespace{
 		Id: m.NamespaceId, Name: q.Name, Mode: mode, Replicas: uint32(replicas),
 		HashSeed: c.HashSeed, Format: layout.FormatVersion, BytesPerNode: least, LimitBytes: q.LimitBytes,
+		Owner: q.Owner, Quota: quotaOf(q.Quota),
 	}
-	s.namespaces[w.Id] = w
-	s.mark(idKey(rowNamespace, w.Id), w)
+	s.putNamespace(w)
 	for _, pg := range pgs {
 		s.addPG(pg, w.Id)
 	}

@@ -9,18 +9,24 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
 func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
-	switch w := s.namespaces[c.GetNamespaceId()]; {
-	case w == nil:
-		return nil, fmt.Errorf("namespace %d: %w", c.GetNamespaceId(), ErrNotFound)
-	case w.Deleting:
-		return nil, fmt.Errorf("namespace %q is being deleted: %w", w.Name, ErrNotFound)
+	if err := s.CheckOpen(c); err != nil {
+		return nil, err
 	}
 	if err := errors.Join(CheckText("client name", c.Client), CheckText("host id", c.HostId), CheckText("identity", c.Identity)); err != nil {
 		return nil, err
+	}
+	if len(c.Groups) > identity.MaxGroups {
+		return nil, fmt.Errorf("%w: %d groups, want at most %d", ErrInvalid, len(c.Groups), identity.MaxGroups)
+	}
+	for _, g := range c.Groups {
+		if err := CheckText("group", g); err != nil {
+			return nil, err
+		}
 	}
 	if len(s.sessions) >= MaxSessions {
 		return nil, fmt.Errorf("%w: %d sessions are open or being fenced", ErrFull, len(s.sessions))
@@ -38,7 +44,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	x := &fsmpb.Session{
 		Id: m.SessionId, Discriminator: d, NamespaceId: c.NamespaceId, Client: c.Client, HostId: c.HostId,
 		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch, OpenedUnixMillis: c.OpenedUnixMillis,
-		Identity: c.Identity,
+		Identity: c.Identity, Groups: c.Groups, Everywhere: c.Everywhere,
 	}
 	s.putSession(x)
 	return x, nil

@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -302,12 +303,18 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	if err := s.checkStays(old.Id); err != nil {
 		return nil, err
 	}
-	if err := s.checkReplicas(old, q.Replicas); err != nil {
+	if err := errors.Join(s.checkReplicas(old, q.Replicas), checkTenancy(q.Owner)); err != nil {
 		return nil, err
 	}
 	w := proto.CloneOf(old)
 	if !q.KeepLimit {
 		w.LimitBytes = q.LimitBytes
+	}
+	if q.Owner != "" {
+		setOwner(w, q.Owner)
+	}
+	if q.Quota != nil {
+		w.Quota = quotaOf(q.Quota)
 	}
 	if q.Replicas != 0 && q.Replicas != w.Replicas {
 		s.setReplicas(w, q.Replicas)
@@ -315,7 +322,7 @@ func (s *State) setNamespace(q *dirpb.SetNamespaceRequest) (*dirpb.Namespace, er
 	if proto.Equal(w, old) {
 		return old, nil
 	}
-	s.namespaces[w.Id] = w
-	s.mark(idKey(rowNamespace, w.Id), w)
+	s.putNamespace(w)
+	s.fenceBeyond(w)
 	return w, nil
 }

@@ -133,6 +133,7 @@ type balance struct {
 	groups []*group
 	total  uint64 // live
 	quota  uint64 // that may be granted before the namespace reaches its limit
+	index  uint64 // bytes of more shards before the namespace reaches its quota of index
 	rule   rule   // an operator's
 }
 
@@ -158,7 +159,7 @@ func spared(units uint64) uint64 { return units - min(spareUnits, units/32) }
 // balance looks at a namespace's placement groups: not lost, and with no member that drains.
 func (v *view) balance(ns uint32) *balance {
 	w := v.s.Namespace(ns)
-	b := &balance{quota: math.MaxUint64, rule: byMemory}
+	b := &balance{quota: math.MaxUint64, index: math.MaxUint64, rule: byMemory}
 	at := make(map[uint32]*group)
 	var granted, heaps uint64
 	for _, pg := range v.pgs {
@@ -189,6 +190,9 @@ func (v *view) balance(ns uint32) *balance {
 	}
 	if limit := w.GetLimitBytes() / layout.UnitSize; limit != 0 {
 		b.quota = limit - min(limit, granted)
+	}
+	if limit := w.GetQuota().GetIndexBytes(); limit != 0 {
+		b.index = limit - min(limit, v.s.IndexBytes(ns))
 	}
 	// A shard's part of its group's live memory.
 	sum := make(map[uint32]float64)
@@ -286,7 +290,7 @@ func (b *balance) next(r rule, gives, takes func(*group) bool) *shift {
 			}
 			coarse = coarse || large
 		}
-		if m := from.finer(); coarse && r.split && m != nil {
+		if m := b.finer(from); coarse && r.split && m != nil {
 			return m
 		}
 	}
@@ -344,7 +348,7 @@ func (b *balance) pick(r rule, from, to *group) (best *shift, large bool) {
 			{from: from, to: to, what: x, load: x.load / 2, live: x.live / 2, split: true},
 		} {
 			switch {
-			case m.split && (!r.split || x.depth >= fsm.MaxShardDepth || float64(m.load) < least) || !to.holds(x.size, need):
+			case m.split && (!r.split || x.depth >= fsm.MaxShardDepth || !b.splits(x) || float64(m.load) < least) || !to.holds(x.size, need):
 				continue
 			case float64(m.load) >= r.most*want, r.room && from.needs(m.live) > min(to.room, b.quota):
 				large = large || float64(min(to.room, b.quota)) >= 2*least // the least that could fit
@@ -364,12 +368,15 @@ func (b *balance) pick(r rule, from, to *group) (best *shift, large bool) {
 	return best, large
 }
 
+// splits reports whether the namespace's quota of index has room for another shard as large as x.
+func (b *balance) splits(x *piece) bool { return uint64(x.size)*layout.SegmentSize <= b.index }
+
 // finer splits g's smallest shard in place, if halves of its halves are worth a split; nil: it
 // cannot be.
-func (g *group) finer() *shift {
+func (b *balance) finer(g *group) *shift {
 	var least *piece
 	for _, x := range g.shards {
-		if x.sh.GetMove() != nil || x.depth >= fsm.MaxShardDepth || !g.holds(x.size, g.reserve()) ||
+		if x.sh.GetMove() != nil || x.depth >= fsm.MaxShardDepth || !b.splits(x) || !g.holds(x.size, g.reserve()) ||
 			float64(x.load)/4 < leastMove*float64(g.heap) {
 			continue
 		}
@@ -388,6 +395,7 @@ func (b *balance) apply(m *shift) {
 	x := m.what
 	m.to.take(x.size)
 	if m.split {
+		b.index -= min(b.index, uint64(x.size)*layout.SegmentSize)
 		x.depth++
 		x.load, x.live = x.load/2, x.live/2
 		x = &piece{depth: x.depth, size: x.size, load: x.load, live: x.live}

@@ -605,7 +605,8 @@ func (p *plan) asked() {
 			}
 		}
 		if sh := p.s.Shard(q.ShardId); (q.Split || q.Segments != 0) && q.TargetPgId == 0 &&
-			!fits(p.s.Heap(sh.PgId), p.s.PG(sh.PgId), max(q.Segments, sh.Segments)) {
+			(!fits(p.s.Heap(sh.PgId), p.s.PG(sh.PgId), max(q.Segments, sh.Segments)) ||
+				p.s.CheckIndexQuota(sh.NamespaceId, max(q.Segments, sh.Segments)) != nil) {
 			return true // others took the last room while it waited
 		}
 		p.start(q, pgs...)
@@ -777,9 +778,11 @@ func (l *Leader) Grow(s *fsm.State, sh *dirpb.Shard, now time.Duration) (q *fsmp
 	q = &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true, Reason: "it is full"}
 	own := s.PG(sh.PgId)
 	to := []*dirpb.PlacementGroup{own}
-	if q.Segments = v.larger(own, sh); q.Segments != 0 {
+	if q.Segments = v.larger(own, sh); q.Segments != 0 && s.CheckIndexQuota(sh.NamespaceId, q.Segments) == nil {
 		q.Split = false
-	} else if !fits(s.Heap(own.Id), own, sh.Segments) {
+	} else if err := s.CheckIndexQuota(sh.NamespaceId, sh.Segments); err != nil {
+		return nil, false, err.Error()
+	} else if q.Segments = 0; !fits(s.Heap(own.Id), own, sh.Segments) {
 		to = slices.DeleteFunc(slices.Clone(v.pgs), func(pg *dirpb.PlacementGroup) bool {
 			return pg.NamespaceId != sh.NamespaceId || pg.Id == own.Id || pg.State == dirpb.PGState_PG_LOST || v.draining(pg) ||
 				!fits(s.Heap(pg.Id), pg, sh.Segments)

@@ -595,9 +595,13 @@ func (*Command_RotateKey) isCommand_Op() {}
 
 // SetAccess gives somebody a right in a namespace, or takes it.
 type SetAccess struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	Access        *dirpb.Access          `protobuf:"bytes,2,opt,name=access,proto3" json:"access,omitempty"` // right UNSPECIFIED: none
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceId uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	Access      *dirpb.Access          `protobuf:"bytes,2,opt,name=access,proto3" json:"access,omitempty"` // right UNSPECIFIED: none
+	// Of the caller, as in OpenSession.
+	Identity      string   `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`
+	Groups        []string `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`
+	Everywhere    bool     `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -644,6 +648,27 @@ func (x *SetAccess) GetAccess() *dirpb.Access {
 		return x.Access
 	}
 	return nil
+}
+
+func (x *SetAccess) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *SetAccess) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *SetAccess) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
 }
 
 // RotateKey makes key the one that signs session tokens.
@@ -3428,10 +3453,15 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"rotate_key\x18- \x01(\v2\x15.kvd.fsm.v1.RotateKeyH\x00R\trotateKey\x122\n" +
 	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
-	"\x02op\"`\n" +
+	"\x02op\"\xb4\x01\n" +
 	"\tSetAccess\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x120\n" +
-	"\x06access\x18\x02 \x01(\v2\x18.kvd.directory.v1.AccessR\x06access\"^\n" +
+	"\x06access\x18\x02 \x01(\v2\x18.kvd.directory.v1.AccessR\x06access\x12\x1a\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\x12\x16\n" +
+	"\x06groups\x18) \x03(\tR\x06groups\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18* \x01(\bR\n" +
+	"everywhere\"^\n" +
 	"\tRotateKey\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +
