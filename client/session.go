@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,9 +77,9 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	if err != nil {
 		switch status.Code(err) {
 		case codes.NotFound:
-			return nil, fmt.Errorf("%w: %s", ErrNoNamespace, status.Convert(err).Message())
+			return nil, fmt.Errorf("%w: %s", ErrNoNamespace, dirclient.Message(err))
 		case codes.PermissionDenied, codes.Unauthenticated:
-			return nil, fmt.Errorf("%w: open session: %w", ErrForbidden, err)
+			return nil, fmt.Errorf("%w: %s", ErrForbidden, strings.TrimPrefix(dirclient.Message(err), ErrForbidden.Error()+": "))
 		}
 		// A session that was opened unheard dies by itself; no operation has begun.
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, dirclient.NoEffect(err))

@@ -264,7 +264,7 @@ func exitCode(err error) int {
 		return exitNo
 	case is(client.ErrInvalid, client.ErrNoNamespace, providers.ErrUnknown):
 		return exitUsage
-	case is(client.ErrUnavailable, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
+	case is(client.ErrUnavailable, client.ErrForbidden, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
 		context.Canceled, context.DeadlineExceeded):
 		return exitUnavailable
 	case is(fs.ErrNotExist, fs.ErrPermission, fs.ErrExist):

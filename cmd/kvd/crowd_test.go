@@ -89,7 +89,7 @@ func TestCrowdTLS(t *testing.T) {
 	cfg := files.load("client")
 	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
 	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
-	createNamespace(t, d.kv["directory"], "cache", files.load("operator"))
+	createNamespace(t, d.kv["directory"], "cache", files.load("operator"), files.identity("client"), files.identity("gateway"))
 	g := start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0"}, files.flags("gateway")...)...)
 	client := func() *honest {
 		t.Helper()

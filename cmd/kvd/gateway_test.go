@@ -112,7 +112,9 @@ func wantPage(t *testing.T, addr, path string, code int, want ...string) {
 	}
 }
 
-func createNamespace(t *testing.T, directory, name string, cfg *tls.Config) {
+// createNamespace makes a cache that belongs to the last of owner, or else to the owner of cfg's certificate; the
+// others may write.
+func createNamespace(t *testing.T, directory, name string, cfg *tls.Config, owner ...string) {
 	t.Helper()
 	dir, err := dirclient.Open(dirclient.Options{Addrs: []string{directory}, TLS: cfg})
 	if err != nil {
@@ -122,8 +124,20 @@ func createNamespace(t *testing.T, directory, name string, cfg *tls.Config) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	err = dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
-		_, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 24 << 20})
-		return err
+		q := &dirpb.CreateNamespaceRequest{Name: name, Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 24 << 20}
+		if len(owner) > 0 {
+			q.Owner = owner[len(owner)-1]
+		}
+		if _, err := c.CreateNamespace(ctx, q); err != nil {
+			return err
+		}
+		for _, who := range owner[:max(len(owner)-1, 0)] {
+			_, err := c.GrantAccess(ctx, &dirpb.GrantAccessRequest{Namespace: name, Access: &dirpb.Access{Who: who, Right: dirpb.Right_RIGHT_WRITE}})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +224,7 @@ func TestGatewayTLS(t *testing.T) {
 	cfg := files.load("operator")
 	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
 	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
-	createNamespace(t, d.kv["directory"], "cache", cfg)
+	createNamespace(t, d.kv["directory"], "cache", cfg, files.identity("gateway"))
 	bare := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, ServerName: "127.0.0.1"}
 	full := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: cfg.RootCAs, Certificates: cfg.Certificates, ServerName: "127.0.0.1"}
 	stranger := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"}

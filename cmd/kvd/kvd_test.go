@@ -803,6 +803,7 @@ func TestTLS(t *testing.T) {
 	m := start(t, env, append([]string{"memnode", "--name=m", "--directory=" + addr, "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0"}, files.flags("memnode")...)...)
 
 	cfg := files.load("client")
+	createNamespace(t, addr, "default", files.load("operator"), files.identity("client"))
 	roundTrip(t, open(t, addr, "tcp", cfg), "k")
 	for _, a := range []string{addr, m.kv["health"]} {
 		var out, errs bytes.Buffer
@@ -956,6 +957,11 @@ func (c certificates) files(role string, change ...func(*x509.Certificate)) conf
 	}
 	ca, file, key := c.Files(cert)
 	return config.TLS{CA: ca, Cert: file, Key: key}
+}
+
+// identity is the owner of files(role).
+func (c certificates) identity(role string) string {
+	return "spiffe://" + identitytest.TrustDomain + "/kvd/" + role + "/it"
 }
 
 func (c certificates) flags(role string) []string {

@@ -212,7 +212,8 @@ func startRotation(t *testing.T, directories, memnodes int) *rotation {
 	if r.source, err = certs.Open(certs.Options{Files: r.files("client")}); err != nil {
 		t.Fatal(err)
 	}
-	createNamespace(t, r.at[0], "cache", r.operator())
+	createNamespace(t, r.at[0], "cache", r.operator(), "spiffe://test/kvd/gateway/g")
+	createNamespace(t, r.at[0], "default", r.operator(), "spiffe://test/kvd/client/client")
 	// At level debug no line is left out, and each change makes two: of calls, and of listen-tls.
 	r.start(env, "g", "gateway", "--directory="+strings.Join(r.at, ","), "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--log-level=debug")
 	return r
@@ -448,8 +449,15 @@ func TestClientTLSFiles(t *testing.T) {
 	at := freeAddr(t)
 	c.start(env, "d", "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen="+at, "--raft-listen="+freeAddr(t), "--bootstrap", "--lease=5s")
 	c.start(env, "m", "memnode", "--name=m", "--directory="+at, "--memory=64MiB", "--shm-socket=off", "--listen-tcp="+freeAddr(t))
-	c.trust("client", c.ca)
-	c.issue("client", "client")
+	for _, role := range []string{"client", "operator"} {
+		c.trust(role, c.ca)
+		c.issue(role, role)
+	}
+	operator, err := certs.Open(certs.Options{Files: c.files("operator")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	createNamespace(t, at, "default", operator.Config(), "spiffe://test/kvd/client/client")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cl, err := client.Open(ctx, client.Options{Directory: []string{at}, Provider: "tcp", TLSFiles: client.TLSFiles(c.files("client"))})

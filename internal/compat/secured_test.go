@@ -56,7 +56,7 @@ func (l *lab) startSecured() (*secured, error) {
 	if _, err := kvd("memnode", "--name", "m", "--directory", addr, "--memory", "512MiB", "--shm-socket", "off"); err != nil {
 		return nil, err
 	}
-	if err := l.namespace(addr, "cache", creds("operator")...); err != nil {
+	if err := l.namespace(addr, "cache", append(creds("operator"), "--owner", "spiffe://compat/kvd/gateway/it")...); err != nil {
 		return nil, err
 	}
 	if s.gateway, err = kvd("gateway", "--directory", addr, "--listen", "off", "--listen-tls", "127.0.0.1:0",

@@ -131,6 +131,16 @@ func (e *replyError) Error() string {
 
 func (e *replyError) Unwrap() error { return e.err }
 
+// Message is what the directory said, without the address of the node that did. Of an error that is no
+// answer it is the text.
+func Message(err error) string {
+	var s interface{ GRPCStatus() *status.Status }
+	if errors.As(err, &s) {
+		return s.GRPCStatus().Message()
+	}
+	return err.Error()
+}
+
 // verdict is what an attempt's error means. The zero value has no meaning.
 type verdict uint8
 

@@ -3871,8 +3871,10 @@ type GrantExtentReply struct {
 	// it was granted to. 0: the memory is in use.
 	ComingUnits uint64 `protobuf:"varint,3,opt,name=coming_units,json=comingUnits,proto3" json:"coming_units,omitempty"`
 	// The map that the grant belongs to: the session takes no run before it knows it.
-	MapVersion    uint64 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
-	Term          uint64 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"` // of the leadership that answers
+	MapVersion uint64 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Term       uint64 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"` // of the leadership that answers
+	// Nothing was granted because of the namespace's quota: its name, and how it stands. For people.
+	Quota         string `protobuf:"bytes,40,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3940,6 +3942,13 @@ func (x *GrantExtentReply) GetTerm() uint64 {
 		return x.Term
 	}
 	return 0
+}
+
+func (x *GrantExtentReply) GetQuota() string {
+	if x != nil {
+		return x.Quota
+	}
+	return ""
 }
 
 type SessionStateRequest struct {
@@ -7289,14 +7298,15 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"want_units\x18\x03 \x01(\rR\twantUnits\x12\x1f\n" +
 	"\vplace_units\x18\x04 \x01(\rR\n" +
-	"placeUnits\"\xc2\x01\n" +
+	"placeUnits\"\xd8\x01\n" +
 	"\x10GrantExtentReply\x121\n" +
 	"\x04runs\x18\x01 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12#\n" +
 	"\rwaiting_units\x18\x02 \x01(\x04R\fwaitingUnits\x12!\n" +
 	"\fcoming_units\x18\x03 \x01(\x04R\vcomingUnits\x12\x1f\n" +
 	"\vmap_version\x18\x04 \x01(\x04R\n" +
 	"mapVersion\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"4\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\x12\x14\n" +
+	"\x05quota\x18( \x01(\tR\x05quota\"4\n" +
 	"\x13SessionStateRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\"F\n" +

@@ -126,10 +126,12 @@ type Core struct {
 		exhausted map[uint32]uint64
 		// full is likewise when it last said that none is on its way either, and vain until when
 		// (Options.Nanos) no operation waits since others waited in vain.
-		full     map[uint32]uint64
-		fullAt   map[uint32]int64 // since when it has said so (Options.Nanos), 0: it has not
-		vain     map[uint32]int64
-		noGrowth map[uint32]uint64 // likewise, by shard
+		full      map[uint32]uint64
+		fullAt    map[uint32]int64 // since when it has said so (Options.Nanos), 0: it has not
+		vain      map[uint32]int64
+		quota     map[uint32]string // of which there is no more, by placement group in exhausted
+		noGrowth  map[uint32]uint64 // as exhausted, by shard
+		growthWhy map[uint32]string // by shard in noGrowth
 		// newest is the directory's map, by its reply to renewal newestSeq.
 		newest, newestSeq uint64
 		supply            map[uint32]Supply // by placement group
@@ -173,6 +175,7 @@ func NewCore(o Options) (*Core, error) {
 	c.mu.full, c.mu.fullAt, c.mu.vain = make(map[uint32]uint64), make(map[uint32]int64), make(map[uint32]int64)
 	c.mu.supply = make(map[uint32]Supply)
 	c.mu.noGrowth = make(map[uint32]uint64)
+	c.mu.quota, c.mu.growthWhy = make(map[uint32]string), make(map[uint32]string)
 	c.mu.fenced = make(map[uint32]bool)
 	if err := c.bufs.open(o.Devices); err != nil {
 		return nil, err
@@ -431,11 +434,18 @@ func (c *Core) Receive(pg, generation uint32, p heap.Place) bool {
 	return true
 }
 
-// SetNoGrowth says that the directory cannot split a shard just now.
-func (c *Core) SetNoGrowth(shard uint32) {
+// SetNoGrowth says that the directory cannot split a shard just now, and why.
+func (c *Core) SetNoGrowth(shard uint32, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.noGrowth[shard] = c.sendSeq.Load() + 1
+	c.mu.noGrowth[shard], c.mu.growthWhy[shard] = c.sendSeq.Load()+1, why
+}
+
+// cannotGrow is the error of an operation that finds no room in a shard which does not grow.
+func (c *Core) cannotGrow(shard uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Errorf("%w: shard %d cannot be split: %s", index.ErrFull, shard, c.mu.growthWhy[shard])
 }
 
 // NoGrowth is the number that the next renewal was to have when the directory last said that
@@ -446,11 +456,26 @@ func (c *Core) NoGrowth(shard uint32) uint64 {
 	return c.mu.noGrowth[shard]
 }
 
-// SetExhausted says that the directory had no memory of pg to grant just now.
-func (c *Core) SetExhausted(pg uint32) {
+// SetExhausted says that the directory had no memory of pg to grant just now. quota says of which quota of the
+// namespace there is no more; empty: it is none of these.
+func (c *Core) SetExhausted(pg uint32, quota string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.exhausted[pg] = c.sendSeq.Load() + 1
+	c.mu.exhausted[pg], c.mu.quota[pg] = c.sendSeq.Load()+1, quota
+}
+
+// lackedLocked says that pg has no memory left.
+func (c *Core) lackedLocked(pg uint32) error {
+	if q := c.mu.quota[pg]; q != "" {
+		return fmt.Errorf("%w: placement group %d has no memory left (%s)", index.ErrFull, pg, q)
+	}
+	return fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, pg)
+}
+
+func (c *Core) lacked(pg uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lackedLocked(pg)
 }
 
 // SetFull says besides that none is on its way, or that some is.
@@ -488,14 +513,14 @@ func (c *Core) noMemory(pg uint32, starved uint64, missed int64) error {
 	defer c.mu.Unlock()
 	switch {
 	case c.mu.full[pg] >= starved && now-c.mu.fullAt[pg] >= c.opts.FullFor:
-		return fmt.Errorf("%w: placement group %d has no memory left", index.ErrFull, pg)
+		return c.lackedLocked(pg)
 	case c.mu.exhausted[pg] < starved:
 		return nil // nobody has said so
 	case now-missed >= memoryWait:
 		c.mu.vain[pg] = now + vainFor
-		return fmt.Errorf("%w: placement group %d has no memory left, and what was on its way did not come in %v", index.ErrFull, pg, time.Duration(memoryWait))
+		return fmt.Errorf("%w, and what was on its way did not come in %v", c.lackedLocked(pg), time.Duration(memoryWait))
 	case now < c.mu.vain[pg]:
-		return fmt.Errorf("%w: placement group %d has no memory left; others waited for it in vain", index.ErrFull, pg)
+		return fmt.Errorf("%w; others waited for it in vain", c.lackedLocked(pg))
 	}
 	return nil
 }

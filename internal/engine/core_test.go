@@ -47,14 +47,14 @@ func TestNoMemory(t *testing.T) {
 	a.now += 2 * wait
 	check("nobody has said anything", "")
 	missed = a.now
-	a.core.SetExhausted(1)
+	a.core.SetExhausted(1, `quota bytes: namespace "a" has 5 bytes, of 5`)
 	a.core.SetFull(1, true)
 	check("just said", "")
 	a.now += fullFor - 1
 	a.core.SetFull(1, true) // again; it counts from the first
 	check("a moment early", "")
 	a.now++
-	check("full", "has no memory left")
+	check("full", `has no memory left (quota bytes: namespace "a" has 5 bytes, of 5)`)
 	if err := a.core.NoMemory(2, starved, missed); err != nil {
 		t.Fatalf("of another placement group: %v", err)
 	}

@@ -222,7 +222,7 @@ func (l *Lane) failWaiting(t *Task) {
 			return
 		}
 		l.core.gaveUp(pg, t.missed)
-		l.finish(t, fmt.Errorf("%w: placement group %d has no memory left, and what was on its way did not come in time", index.ErrFull, pg))
+		l.finish(t, fmt.Errorf("%w, and what was on its way did not come in time", l.core.lacked(pg)))
 	case index.Refresh:
 		l.finish(t, fmt.Errorf("%w: no active view of its placement group", ErrTimeout))
 	case index.Grow:
@@ -338,7 +338,7 @@ func (l *Lane) suspend(t *Task, a index.Action) bool {
 		if t.starved == 0 {
 			t.starved = sent + 1
 		} else if l.core.NoGrowth(shard) >= t.starved && !cache {
-			l.finish(t, fmt.Errorf("%w: shard %d cannot be split", index.ErrFull, shard))
+			l.finish(t, l.core.cannotGrow(shard))
 			return true
 		}
 		l.postNoWait(t)

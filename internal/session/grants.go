@@ -78,7 +78,7 @@ func (a *Agenda) granted(q Ask, r Reply, now int64) {
 		if a.core.Idle(pg, r.Grant.GetComingUnits()) {
 			return // a cache waits rather than evict
 		}
-		a.core.SetExhausted(pg)
+		a.core.SetExhausted(pg, r.Grant.GetQuota())
 		a.core.SetFull(pg, r.Grant.GetComingUnits() == 0)
 		return
 	}

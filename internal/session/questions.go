@@ -110,7 +110,7 @@ func (a *Agenda) splitsDue(now int64) (asks []Ask) {
 func (a *Agenda) splitAnswered(q Ask, r Reply, now int64) {
 	shard := q.Split.GetShardId()
 	if r.Err == nil && !r.Split.GetGrowing() {
-		a.core.SetNoGrowth(shard)
+		a.core.SetNoGrowth(shard, r.Split.GetWhy())
 	}
 	answered(a.mu.splits, shard, now, a.o.SplitPause)
 }

@@ -340,10 +340,14 @@ func (s *State) planGrant(c *fsmpb.GrantExtent) (*fsmpb.Heap, *dirpb.GrantExtent
 	g := granter{h: withFree(h, free), left: min(want, extentUnits, room)}
 	g.free = g.h.Free
 	// A session that moves records gives back as much, but only later.
-	if limit := s.namespaces[x.NamespaceId].LimitBytes / layout.UnitSize; limit != 0 && !moves {
-		g.left = min(g.left, limit-min(limit, s.grantedUnits(x.NamespaceId)))
+	n := uint64(max(c.PlaceUnits, 1))
+	if w := s.namespaces[x.NamespaceId]; w.LimitBytes/layout.UnitSize != 0 && !moves && g.left >= n {
+		limit, granted := w.LimitBytes/layout.UnitSize, s.grantedUnits(w.Id)
+		if g.left = min(g.left, limit-min(limit, granted)); g.left < n {
+			reply.Quota = fmt.Sprintf("quota bytes: namespace %q has %d bytes, of %d", w.Name, granted*layout.UnitSize, w.LimitBytes)
+		}
 	}
-	if n := uint64(max(c.PlaceUnits, 1)); g.left < n || !g.place(n) {
+	if g.left < n || !g.place(n) {
 		return nil, reply, nil
 	}
 	// More, but nothing shorter than was asked for, which would be of no use.
