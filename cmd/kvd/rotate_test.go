@@ -105,6 +105,7 @@ func freeAddr(t *testing.T) string {
 // load counts what a worker did and keeps what failed.
 type load struct {
 	name    string
+	anew    bool // each time by a connection of its own
 	done    atomic.Int64
 	slowest atomic.Int64 // nanoseconds of what was done; one goroutine writes it
 	mu      sync.Mutex
@@ -230,8 +231,8 @@ func (r *rotation) operator() *tls.Config {
 }
 
 // work does something again and again.
-func (r *rotation) work(name string, once func(n int) error) {
-	l := &load{name: name}
+func (r *rotation) work(name string, anew bool, once func(n int) error) {
+	l := &load{name: name, anew: anew}
 	r.loads = append(r.loads, l)
 	r.wg.Go(func() {
 		for n := 0; ; n++ {
@@ -264,16 +265,16 @@ func (r *rotation) workAll(ctx context.Context) {
 	}
 	r.t.Cleanup(func() { _ = staying.c.Close() })
 	r.t.Cleanup(r.end)
-	r.work("a client that stays", func(n int) error { return putGet(lasting, fmt.Sprint("k", n%100)) })
-	r.work("clients that come anew", func(n int) error {
+	r.work("a client that stays", false, func(n int) error { return putGet(lasting, fmt.Sprint("k", n%100)) })
+	r.work("clients that come anew", true, func(n int) error {
 		c, err := client.Open(ctx, client.Options{Directory: r.at, Provider: "tcp", TLS: conf})
 		if err != nil {
 			return err
 		}
 		return errors.Join(putGet(c, fmt.Sprint("n", n%100)), c.Close())
 	})
-	r.work("a connection that stays", func(int) error { return staying.incr() })
-	r.work("connections that come anew", func(int) error {
+	r.work("a connection that stays", false, func(int) error { return staying.incr() })
+	r.work("connections that come anew", true, func(int) error {
 		l, err := dialLine(gateway, conf)
 		if err != nil {
 			return err
@@ -344,12 +345,19 @@ func (r *rotation) replaceAuthority() {
 func (r *rotation) wantNoFailure() {
 	r.t.Helper()
 	r.end()
+	var all, failed, reconnects int
 	for _, l := range r.loads {
+		all += int(l.done.Load())
+		failed += len(l.failed)
+		if l.anew {
+			reconnects += int(l.done.Load())
+		}
 		if len(l.failed) > 0 {
 			r.t.Errorf("%s: %d operations failed: %q", l.name, len(l.failed), l.failed[:min(len(l.failed), 3)])
 		}
 		r.t.Logf("%-30s %8d operations, %d failed, the slowest took %v", l.name+":", l.done.Load(), len(l.failed), time.Duration(l.slowest.Load()).Round(time.Millisecond))
 	}
+	r.t.Logf("%-30s %8d operations, %d failed, %d reconnects", "together:", all, failed, reconnects)
 }
 
 // Certificates are replaced every second, then also their authority, under load over tcp, by clients that stay
