@@ -138,12 +138,24 @@ func (n *Node) setAccess(ctx context.Context, name string, a *dirpb.Access) (*di
 	if err != nil {
 		return nil, 0, refusal(err)
 	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_SetAccess{SetAccess: c}})
+	action, details := actRevokeAccess, []any{"who", a.GetWho()}
+	if a.GetRight() != dirpb.Right_RIGHT_UNSPECIFIED {
+		action, details = actGrantAccess, append(details, "right", enumText(a.Right, "RIGHT_"))
+	}
+	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetAccess{SetAccess: c}}, action, name, details...))
 	if err != nil {
 		return nil, 0, err
 	}
-	if len(res.Changes) > 0 {
-		n.log.Info("directory: access changed", "namespace", name, "who", a.Who, "right", a.Right.String(), "by", caller.Identity, "sessions_to_fence", res.Fencing)
-	}
 	return res.Namespace, res.Fencing, nil
+}
+
+// quotaDetails are the details of an audit entry about quotas; nil: they stay as they are.
+func quotaDetails(q *dirpb.Quota) []any {
+	switch {
+	case q == nil:
+		return nil
+	case q.Sessions == 0 && q.Lanes == 0 && q.TcpOpsPerSecond == 0 && q.IndexBytes == 0:
+		return []any{"quota", "none"}
+	}
+	return []any{"quota-sessions", q.Sessions, "quota-lanes", q.Lanes, "quota-tcp-ops", q.TcpOpsPerSecond, "quota-index", q.IndexBytes}
 }

@@ -154,6 +154,18 @@ func TestTenants(t *testing.T) {
 	}
 	_, err = x.open(eve, "a", true)
 	wantCode(t, err, denied, "eve has no right")
+	audit, err := ops.Audit(testCtx(t), &dirpb.AuditRequest{Limit: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var trail []string
+	for _, e := range audit.Entries {
+		trail = append(trail, fmt.Sprint(e.Identity, " ", e.Action, " ", e.Object, " ", e.Detail))
+	}
+	if got, want := strings.Join(trail, "\n"), spiffe("client", "ann")+" namespace.grant a who="+spiffe("client", "eve")+" right=read\n"+
+		spiffe("client", "ann")+" namespace.revoke a who="+spiffe("client", "eve"); got != want {
+		t.Errorf("the audit trail ends with\n%s\nwant\n%s", got, want)
+	}
 	// An operator comes everywhere, a janitor and a memory node in the background.
 	x.opened(ops, "a", false)
 	for _, role := range []string{"janitor", "memnode"} {

@@ -1,8 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -32,7 +32,7 @@ func (a *app) addClusterCommands(root *cobra.Command) {
 		explained(a.viewCommand("stats", "Show what the directory counts: memory, sessions, memory nodes", a.printStats),
 			"Show what the directory counts: the memory of each placement group, sessions, memory nodes.\n\n"+memoryHelp),
 		a.statCommand(),
-		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(),
+		a.namespaceCommand(), a.whoAmICommand(), a.directoryCommand(), a.certsCommand(), a.auditCommand(),
 	) {
 		c.GroupID = "cluster"
 		root.AddCommand(c)

@@ -440,7 +440,9 @@ func (g *granter) add(unit, n uint64) {
 }
 
 // GrantedBytes is what the sessions of a namespace hold or have linked, or lost.
-func (s *State) GrantedBytes(namespace uint32) uint64 { return s.grantedUnits(namespace) * layout.UnitSize }
+func (s *State) GrantedBytes(namespace uint32) uint64 {
+	return s.grantedUnits(namespace) * layout.UnitSize
+}
 
 // grantedUnits is what the sessions of a namespace hold or have linked, or lost.
 func (s *State) grantedUnits(namespace uint32) (units uint64) {
