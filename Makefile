@@ -103,6 +103,16 @@ test-compat: ## real clients and other people's suites against the gateway (Debi
 test-memory: ## memory comes back, whoever wrote, deleted or died: ten times what a store has, in each case
 	KVD_MEMORY=full CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/memtest
 
+ROTATE ?= 5m
+
+.PHONY: rotate
+rotate: ## certificates, their authority and the key of tokens replaced every 10 s for ROTATE (5m), under load: nothing fails
+	KVD_ROTATE=$(ROTATE) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run TestRotationSoak ./cmd/kvd
+
+.PHONY: tour-mutants
+tour-mutants: ## the way from empty machines of docs/operations.md needs each of its commands
+	KVD_TOUR=mutants CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -run TestTourNeedsAll ./deploy
+
 IDLE ?= 5s
 
 .PHONY: test-idle

@@ -3,6 +3,7 @@ package deploy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"go/format"
 	"os"
@@ -10,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,29 +20,36 @@ import (
 
 // notRun are the commands of the documents that the tour leaves out, and why.
 var notRun = map[string]string{
-	"make build-verbs":                                 "builds with cgo; make test-verbs runs what it makes",
-	"kvctl doctor --provider verbs":                    "wants an RDMA adapter",
-	"kvctl perf --provider verbs --rdma-device mlx5_0": "wants an RDMA adapter",
+	"make build":                    "what it makes is in the first machine's folder bin",
+	"make build-verbs":              "builds with cgo; make test-verbs runs what it makes",
+	"kvctl doctor --provider verbs": "wants an RDMA adapter",
+	"kvctl perf --provider verbs --rdma-device mlx5_0":                                                                  "wants an RDMA adapter",
 	"kvd memnode --name m1 --memory 64GiB --listen-verbs 10.0.0.1:7403 --shm-socket off --config /etc/kvd/memnode.yaml": "wants an RDMA adapter with that address",
 }
 
 // said is a command of a document and what the document says that it prints.
 type said struct {
 	where   string // file:line
+	machine string // whose prompt it stands behind; empty: of the one that has no name
 	command string
 	output  []string // nil: nothing is said
 	program string   // a Go program, in place of a command
 }
 
+// refused reports whether the document shows that the command fails.
+func (s said) refused() bool {
+	return len(s.output) > 0 && refusal.MatchString(s.output[len(s.output)-1])
+}
+
 // tour lists the commands of a document: each line of a block of kind sh, and in one of
-// kind console each line behind "$ ", with the lines that follow it as its output. A block of
-// kind go is a program.
+// kind console each line behind "$ ", or behind "MACHINE$ ", with the lines that follow it as its
+// output. A block of kind go is a program.
 func tour(t *testing.T, file string) (all []said) {
 	t.Helper()
 	kind := ""
 	for i, line := range strings.Split(read(t, file), "\n") {
 		where := fmt.Sprintf("%s:%d", filepath.Base(file), i+1)
-		command, isCommand := strings.CutPrefix(line, "$ ")
+		typed := prompt.FindStringSubmatch(line)
 		switch {
 		case kind == "" && strings.HasPrefix(line, "```"):
 			switch kind = strings.TrimPrefix(line, "```"); kind {
@@ -57,12 +64,31 @@ func tour(t *testing.T, file string) (all []said) {
 			all[len(all)-1].program += line + "\n"
 		case kind == "sh" && strings.TrimSpace(line) != "":
 			all = append(all, said{where: where, command: line})
-		case kind == "console" && isCommand:
-			all = append(all, said{where: where, command: command})
+		case kind == "console" && typed != nil:
+			all = append(all, said{where: where, machine: typed[1], command: typed[2]})
 		case kind == "console" && len(all) == 0:
 			t.Fatalf("%s: output without a command", where)
 		case kind == "console":
 			all[len(all)-1].output = append(all[len(all)-1].output, line)
+		}
+	}
+	return all
+}
+
+// machine is a row of a document's table of machines.
+type machine struct{ name, address string }
+
+var machineRow = regexp.MustCompile("(?m)^\\| `([a-z][a-z0-9]*)` \\| (\\d+\\.\\d+\\.\\d+\\.\\d+) \\|")
+
+// machinesOf lists the machines of a document, and wants all those that commands are typed on.
+func machinesOf(t *testing.T, file string, run []said) (all []machine) {
+	t.Helper()
+	for _, m := range machineRow.FindAllStringSubmatch(read(t, filepath.Join("..", file)), -1) {
+		all = append(all, machine{name: m[1], address: m[2]})
+	}
+	for _, s := range run {
+		if s.machine != "" && !slices.ContainsFunc(all, func(m machine) bool { return m.name == s.machine }) {
+			t.Errorf("%s: no table has the address of machine %s", s.where, s.machine)
 		}
 	}
 	return all
@@ -77,16 +103,18 @@ func bare(command string) string {
 }
 
 var (
+	prompt   = regexp.MustCompile(`^([a-z][a-z0-9]*)?\$ (.*)$`)
 	serves   = regexp.MustCompile(`^(go run \./cmd/)?kvd (dev|directory|memnode|janitor|gateway)\b`)
 	refusal  = regexp.MustCompile(`^kvctl [a-z ]+: `)
 	quantity = regexp.MustCompile(`^(\d[\d.]*)((?:[a-zA-Zµ%/]+)?)$`)
+	raftRole = regexp.MustCompile(`^(leader|voter)$`)
 	moment   = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z$`)
 )
 
 // sameText compares what is printed with what is said, field by field. The rule for what
 // differs between two runs: a number with a point, a unit, or more than two digits stands
-// for any number with that unit, a time for any time, and a line of a table may be as long
-// as it likes. Everything else is word for word.
+// for any number with that unit, a time for any time, a line of a table may be as long
+// as it likes, and any directory node may lead. Everything else is word for word.
 func sameText(want, got string) bool {
 	w, g := strings.Fields(want), strings.Fields(got)
 	if len(w) != len(g) {
@@ -97,6 +125,7 @@ func sameText(want, got string) bool {
 		switch {
 		case w[i] == g[i]:
 		case strings.Trim(w[i]+g[i], "─") == "":
+		case raftRole.MatchString(w[i]) && raftRole.MatchString(g[i]):
 		case moment.MatchString(w[i]) && moment.MatchString(g[i]):
 		case a != nil && b != nil && a[2] == b[2] && (a[2] != "" || strings.Contains(a[1], ".") || len(a[1]) > 2):
 		default:
@@ -113,6 +142,7 @@ func TestSameText(t *testing.T) {
 	}{
 		{"hello", "hello", true}, {"hello", "hullo", false}, {"2", "3", false}, {"version 1764148823961337857", "version 12", true},
 		{"29.97s", "30s", true}, {"29.97s", "30ms", false}, {" a  ─── 0.3", "a ───── 17.0", true}, {"a b", "a", false},
+		{"d1 leader", "d1 voter", true}, {"tcp 10.0.0.21:7402", "tcp 10.0.0.22:7402", false},
 		{"2025-11-26T09:20:53.971Z", "2026-01-01T00:00:00.000Z", true}, {"kvd_ready 1", "kvd_ready 0", false},
 	} {
 		if got := sameText(c.want, c.got); got != c.same {
@@ -121,84 +151,165 @@ func TestSameText(t *testing.T) {
 	}
 }
 
-// Every command of the README and of docs/operations.md does what it says: they are run one
-// after the other, word for word and with the ports that they name, in a network, file
-// system and process space of their own. A command that serves is left running and waited for; any
-// other ends with status 0, or, where the document shows a refusal, without.
-func TestTour(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it runs every command of two documents, for half a minute; run it without -short")
-	}
-	private := []string{"unshare", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child"}
-	if out, err := exec.Command(private[0], append(private[1:], "sh", "-c", "ip link set lo up && mount -t tmpfs none /var/lib")...).CombinedOutput(); err != nil {
+// world is how the commands of the documents get ports, files and processes of their own.
+var world = []string{"unshare", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child"}
+
+func needWorld(t *testing.T) {
+	t.Helper()
+	probe := "ip link set lo up && mount -t tmpfs none /var/lib && ip link add br0 type bridge && ip link add v type veth peer name w"
+	if out, err := exec.Command(world[0], append(world[1:], "sh", "-c", probe)...).CombinedOutput(); err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("no network of its own: %v: %s", err, out)
 		}
 		t.Skipf("the commands need ports, files and processes of their own, for which this machine gives no namespaces (unshare, ip): %v: %s", err, out)
 	}
-	bin := commands(t)
-	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
+}
+
+// Every command of the README and of docs/operations.md does what it says: they are run one
+// after the other, word for word and with the ports that they name, in a network, file
+// system and process space of their own; and those of a machine in one with nothing but what
+// the commands before have brought there. A command that serves is left running and waited for; any
+// other ends with status 0, or, where the document shows a refusal, without.
+func TestTour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it runs every command of two documents, for half a minute; run it without -short")
 	}
+	needWorld(t)
 	unused := make(map[string]bool)
 	for c := range notRun {
 		unused[c] = true
 	}
 	for _, file := range []string{"README.md", "docs/operations.md"} {
 		t.Run(file, func(t *testing.T) {
-			home := t.TempDir()
-			for name, text := range map[string]string{"todo": strings.Repeat("call somebody\n", 80), "more/ideas": "x\n"} {
-				if err := os.MkdirAll(filepath.Join(home, "notes", filepath.Dir(name)), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(home, "notes", name), []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
+			run := toRun(t, file, unused)
+			for _, problem := range goTour(t, 5*time.Minute, run, machinesOf(t, file, run)) {
+				t.Error(problem)
 			}
-			var run []said
-			for i, s := range tour(t, filepath.Join(root, file)) {
-				if s.program != "" {
-					s.command = "go run " + writeProgram(t, home, i, s.program)
-				}
-				c := bare(s.command)
-				missing := missingTool(c)
-				switch {
-				case notRun[c] != "":
-					delete(unused, c)
-				case missing != "" && os.Getenv("CI") != "":
-					t.Errorf("%s: %s is not installed", s.where, missing)
-				case missing != "":
-					t.Logf("%s: left out, %s is not installed here: %s", s.where, missing, s.command)
-				default:
-					run = append(run, s)
-				}
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-			defer cancel()
-			cmd := exec.CommandContext(ctx, private[0], append(private[1:], "bash", "-c", script(run, home))...)
-			cmd.Dir = root
-			cmd.Env = append(os.Environ(), "HOME="+home, "XDG_RUNTIME_DIR="+home, "RUNTIME_DIRECTORY=", "GOPROXY=off", "GOFLAGS=", "GOBIN="+filepath.Join(home, "bin"),
-				"PATH="+filepath.Join(home, "bin")+":"+bin+":"+os.Getenv("PATH"), "KVD_DIRECTORY=")
-			for _, v := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} {
-				out, err := exec.Command("go", "env", v).Output()
-				if err != nil {
-					t.Fatal(err)
-				}
-				cmd.Env = append(cmd.Env, v+"="+strings.TrimSpace(string(out)))
-			}
-			var errs bytes.Buffer
-			cmd.Stderr = &errs
-			out, err := cmd.Output()
-			if err != nil {
-				t.Errorf("%v: %s", err, &errs)
-			}
-			compare(t, run, string(out))
 		})
 	}
 	for c := range unused {
 		t.Errorf("no document has the command that is not run: %s", c)
 	}
+}
+
+// looks matches commands that change nothing.
+var looks = regexp.MustCompile(`^(kvctl (directory list|nodes|whoami|namespace show|--namespace [a-z]+ get)|redis-cli .* get|until curl)\b`)
+
+// leftOut lists the commands of machines with one of them missing, or a machine of a loop over machines.
+func leftOut(run []said) (all [][]said, what []string) {
+	run = slices.DeleteFunc(slices.Clone(run), func(s said) bool { return s.machine == "" })
+	for i, s := range run {
+		if s.refused() || looks.MatchString(s.command) {
+			continue
+		}
+		all = append(all, slices.Delete(slices.Clone(run), i, i+1))
+		what = append(what, s.command)
+		head, tail, _ := strings.Cut(s.command, ";")
+		of, ok := strings.CutPrefix(head, "for m in ")
+		if !ok {
+			continue
+		}
+		for _, m := range strings.Fields(of) {
+			fewer := slices.Clone(run)
+			fewer[i].command = "for m in " + strings.Join(slices.DeleteFunc(strings.Fields(of), func(w string) bool { return w == m }), " ") + ";" + tail
+			all = append(all, fewer)
+			what = append(what, m+" of "+s.command)
+		}
+	}
+	return all, what
+}
+
+// A newcomer needs each of the commands of docs/operations.md that are typed on machines: without any of
+// them, or for one machine less, the rest does not do what the document says.
+func TestTourNeedsAll(t *testing.T) {
+	if os.Getenv("KVD_TOUR") == "" {
+		t.Skip("it goes the tour from empty machines some 80 times, for minutes: make tour-mutants")
+	}
+	needWorld(t)
+	const file = "docs/operations.md"
+	run := toRun(t, file, map[string]bool{})
+	all, what := leftOut(run)
+	machines := machinesOf(t, file, run)
+	for i, fewer := range all {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			problems := goTour(t, time.Minute, fewer, machines)
+			if len(problems) == 0 {
+				t.Errorf("not missed: %s", what[i])
+				return
+			}
+			first, _, _ := strings.Cut(problems[0], "\n")
+			t.Logf("without %s: %s", what[i], first)
+		})
+	}
+}
+
+// toRun lists the commands of a document that can be run here, and takes the others out of unused.
+func toRun(t *testing.T, file string, unused map[string]bool) (run []said) {
+	t.Helper()
+	programs := t.TempDir()
+	for i, s := range tour(t, filepath.Join("..", file)) {
+		if s.program != "" {
+			s.command = "go run " + writeProgram(t, programs, i, s.program)
+		}
+		c := bare(s.command)
+		missing := missingTool(c)
+		switch {
+		case notRun[c] != "":
+			delete(unused, c)
+		case missing != "" && os.Getenv("CI") != "":
+			t.Errorf("%s: %s is not installed", s.where, missing)
+		case missing != "":
+			t.Logf("%s: left out, %s is not installed here: %s", s.where, missing, s.command)
+		default:
+			run = append(run, s)
+		}
+	}
+	return run
+}
+
+// goTour runs commands in a world of their own, and tells what is not as the document says.
+func goTour(t *testing.T, limit time.Duration, run []said, machines []machine) []string {
+	t.Helper()
+	bin, dir := commands(t), t.TempDir()
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	home, all := filepath.Join(dir, "home"), filepath.Join(dir, "machines")
+	for name, text := range map[string]string{"todo": strings.Repeat("call somebody\n", 80), "more/ideas": "x\n"} {
+		name = filepath.Join(home, "notes", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, m := range machines[:min(len(machines), 1)] { // the first one has what make build makes
+		its := filepath.Join(all, m.name, "home")
+		if err := errors.Join(os.MkdirAll(its, 0o755), os.Symlink(bin, filepath.Join(its, "bin"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, world[0], append(world[1:], "bash", "-c", script(run, machines, home))...)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_RUNTIME_DIR="+home, "RUNTIME_DIRECTORY=", "GOPROXY=off", "GOFLAGS=", "GOBIN="+filepath.Join(home, "bin"),
+		"MACHINES="+all, "SYSTEM="+os.Getenv("PATH"), "PATH="+filepath.Join(home, "bin")+":"+bin+":"+os.Getenv("PATH"), "KVD_DIRECTORY=")
+	for _, v := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} {
+		out, err := exec.Command("go", "env", v).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Env = append(cmd.Env, v+"="+strings.TrimSpace(string(out)))
+	}
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	problems := compare(run, string(out))
+	if err != nil {
+		problems = append(problems, fmt.Sprintf("%v: %s", err, &errs))
+	}
+	return problems
 }
 
 // writeProgram puts a program into a folder of its own, and gives its file.
@@ -244,11 +355,15 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
+// provided are the words that a command may begin with without being installed here: kvd's, the
+// shell's, and those that machines.sh has.
+var provided = []string{"kvctl", "kvd", "export", "for", "until", "do", "done", "ssh", "scp"}
+
 // missingTool names the first command of a pipeline that is not installed.
 func missingTool(command string) string {
 	for _, part := range regexp.MustCompile(`[|&;]+`).Split(command, -1) {
 		f := strings.Fields(part)
-		if len(f) == 0 || f[0] == "kvctl" || f[0] == "kvd" || f[0] == "export" {
+		if len(f) == 0 || slices.Contains(provided, f[0]) {
 			continue
 		}
 		if _, err := exec.LookPath(f[0]); err != nil {
@@ -262,54 +377,64 @@ func missingTool(command string) string {
 // status.
 const separator = "\x1e"
 
-// script runs commands in one shell, and those that serve beside it.
-func script(run []said, dir string) string {
+// script types commands one after the other, each into the shell of its machine, until the first that
+// ends otherwise than the document says. Those that serve are left running.
+func script(run []said, machines []machine, dir string) string {
 	var b strings.Builder
-	b.WriteString("ip link set lo up && ip route add local 10.0.0.0/24 dev lo && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
+	b.WriteString("ip link set lo up && mount -t tmpfs none /var/lib && mkdir /var/lib/kvd || exit 1\nexec </dev/null\n")
+	if len(machines) > 0 {
+		b.WriteString(". deploy/testdata/machines.sh\n")
+	}
+	for _, m := range machines {
+		fmt.Fprintf(&b, "machine %s %s || exit 1\n", m.name, m.address)
+	}
 	for i, s := range run {
 		fmt.Fprintf(&b, "printf '%s%d\\n'\n", separator, i)
+		text := fmt.Sprintf("{ %s\n} 2>&1\n", s.command)
 		if serves.MatchString(s.command) {
 			log := filepath.Join(dir, fmt.Sprint("served.", i))
-			fmt.Fprintf(&b, "{ %s\n} >%s 2>&1 &\n", s.command, log)
 			// The process may take a while to build, or to find a leader.
-			fmt.Fprintf(&b, "p=$!; for _ in $(seq 600); do grep -q '^ready role=' %[1]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
-				"grep -q '^ready role=' %[1]s || { cat %[1]s; false; }\n", log)
-		} else {
-			fmt.Fprintf(&b, "{ %s\n} 2>&1\n", s.command)
+			text = fmt.Sprintf("{ %[1]s\n} >%[2]s 2>&1 &\n"+
+				"p=$!; for _ in $(seq 600); do grep -q '^ready role=' %[2]s && break; kill -0 $p 2>/dev/null || break; sleep 0.1; done\n"+
+				"grep -q '^ready role=' %[2]s || { cat %[2]s; false; }\n", s.command, log)
 		}
-		fmt.Fprintf(&b, "printf '%s%d %%d\\n' $?\n", separator, i)
+		if s.machine != "" {
+			text = fmt.Sprintf("on %s <<'%[2]s'\n%[3]s%[2]s\n", s.machine, separator, text)
+		}
+		b.WriteString(text)
+		end := "[ $status = 0 ] || exit 0"
+		if s.refused() {
+			end = "[ $status != 0 ] || exit 0"
+		}
+		fmt.Fprintf(&b, "status=$?; printf '%s%d %%d\\n' $status; %s\n", separator, i, end)
 	}
 	return b.String()
 }
 
 // compare judges what a script printed.
-func compare(t *testing.T, run []said, out string) {
-	t.Helper()
+func compare(run []said, out string) (problems []string) {
+	say := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	for i, s := range run {
 		_, rest, ok := strings.Cut(out, fmt.Sprintf("%s%d\n", separator, i))
 		text, rest, ended := strings.Cut(rest, fmt.Sprintf("%s%d ", separator, i))
-		if !ok || !ended {
-			t.Errorf("%s: did not end: %s\n%s", s.where, s.command, text)
-			return
+		line, _, whole := strings.Cut(rest, "\n")
+		if !ok || !ended || !whole {
+			say("%s: did not end: %s\n%s", s.where, s.command, text)
+			return problems
 		}
-		line, _, _ := strings.Cut(rest, "\n")
-		status, err := strconv.Atoi(line)
-		if err != nil {
-			t.Fatal(err)
-		}
-		refused := len(s.output) > 0 && refusal.MatchString(s.output[len(s.output)-1])
-		if (status != 0) != refused {
-			t.Errorf("%s: status %d: %s\n%s", s.where, status, s.command, text)
-			continue
+		if (line != "0") != s.refused() {
+			say("%s: status %s: %s\n%s", s.where, line, s.command, text)
+			return problems
 		}
 		if s.output == nil {
 			continue
 		}
 		got := strings.Split(strings.TrimRight(text, "\r\n"), "\n")
 		if !slices.EqualFunc(s.output, got, sameText) {
-			t.Errorf("%s: %s\nprints\n%s\nbut the document says\n%s", s.where, s.command, text, strings.Join(s.output, "\n"))
+			say("%s: %s\nprints\n%s\nbut the document says\n%s", s.where, s.command, text, strings.Join(s.output, "\n"))
 		}
 	}
+	return problems
 }
 
 // ---- commands that are only named --------------------------------------------

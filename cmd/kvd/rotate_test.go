@@ -17,9 +17,14 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/authority"
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
 )
 
 // cluster is processes with certificates of their own, and an authority that may be replaced.
@@ -99,14 +104,17 @@ func freeAddr(t *testing.T) string {
 
 // load counts what a worker did and keeps what failed.
 type load struct {
-	name   string
-	done   atomic.Int64
-	mu     sync.Mutex
-	failed []string
+	name    string
+	anew    bool // each time by a connection of its own
+	done    atomic.Int64
+	slowest atomic.Int64 // nanoseconds of what was done; one goroutine writes it
+	mu      sync.Mutex
+	failed  []string
 }
 
-func (l *load) count(err error) {
+func (l *load) count(took time.Duration, err error) {
 	if err == nil {
+		l.slowest.Store(max(l.slowest.Load(), int64(took)))
 		l.done.Add(1)
 		return
 	}
@@ -176,38 +184,55 @@ type rotation struct {
 	end    func() // of the work; returns when it has ended
 }
 
-func startRotation(t *testing.T) *rotation {
+// startRotation starts d1, d2, … and m1, m2, …, and a gateway.
+func startRotation(t *testing.T, directories, memnodes int) *rotation {
 	t.Helper()
 	env, dir := runtimeDir(t)
 	r := &rotation{cluster: cluster{t: t, dir: dir, ca: newAuthority(t), run: make(map[string]*process), again: make(map[string]func())}, raft: freeAddr(t), stop: make(chan struct{}),
-		roles: map[string]string{"d1": "directory", "d2": "directory", "m": "memnode", "g": "gateway", "client": "client"}}
-	d1 := r.start(env, "d1", "directory", "--id=d1", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+r.raft, "--bootstrap", "--lease=5s", "--election-timeout=1s")
-	d2 := r.start(env, "d2", "directory", "--id=d2", "--data-dir="+t.TempDir(), "--listen="+freeAddr(t), "--raft-listen="+freeAddr(t), "--join="+d1.kv["directory"], "--lease=5s", "--election-timeout=1s")
-	r.at = []string{d1.kv["directory"], d2.kv["directory"]}
-	r.start(env, "m", "memnode", "--name=m", "--directory="+strings.Join(r.at, ","), "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
-	r.trust("client", r.ca)
-	r.issue("client", "client")
+		roles: map[string]string{"g": "gateway", "client": "client", "operator": "operator"}}
+	for i := range directories {
+		name, listen, raft, first := fmt.Sprint("d", i+1), freeAddr(t), r.raft, "--bootstrap"
+		if i > 0 {
+			raft, first = freeAddr(t), "--join="+r.at[0]
+		}
+		r.roles[name] = "directory"
+		r.start(env, name, "directory", "--id="+name, "--data-dir="+t.TempDir(), "--listen="+listen, "--raft-listen="+raft, first, "--lease=5s", "--election-timeout=1s")
+		r.at = append(r.at, listen)
+	}
+	for i := range memnodes {
+		name := fmt.Sprint("m", i+1)
+		r.roles[name] = "memnode"
+		r.start(env, name, "memnode", "--name="+name, "--directory="+strings.Join(r.at, ","), "--memory=64MiB", "--shm-socket=off", "--health-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
+	}
+	for _, name := range []string{"client", "operator"} {
+		r.trust(name, r.ca)
+		r.issue(name, r.roles[name])
+	}
 	r.end = sync.OnceFunc(func() { close(r.stop); r.wg.Wait() })
 	var err error
 	if r.source, err = certs.Open(certs.Options{Files: r.files("client")}); err != nil {
 		t.Fatal(err)
 	}
-	r.trust("operator", r.ca)
-	r.issue("operator", "operator")
-	operator, err := certs.Open(certs.Options{Files: r.files("operator")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	createNamespace(t, r.at[0], "cache", operator.Config(), "spiffe://test/kvd/gateway/g")
-	createNamespace(t, r.at[0], "default", operator.Config(), "spiffe://test/kvd/client/client")
+	createNamespace(t, r.at[0], "cache", r.operator(), "spiffe://test/kvd/gateway/g")
+	createNamespace(t, r.at[0], "default", r.operator(), "spiffe://test/kvd/client/client")
 	// At level debug no line is left out, and each change makes two: of calls, and of listen-tls.
 	r.start(env, "g", "gateway", "--directory="+strings.Join(r.at, ","), "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--log-level=debug")
 	return r
 }
 
+// operator is what kvctl would show that starts now.
+func (r *rotation) operator() *tls.Config {
+	r.t.Helper()
+	s, err := certs.Open(certs.Options{Files: r.files("operator")})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s.Config()
+}
+
 // work does something again and again.
-func (r *rotation) work(name string, once func(n int) error) {
-	l := &load{name: name}
+func (r *rotation) work(name string, anew bool, once func(n int) error) {
+	l := &load{name: name, anew: anew}
 	r.loads = append(r.loads, l)
 	r.wg.Go(func() {
 		for n := 0; ; n++ {
@@ -215,7 +240,9 @@ func (r *rotation) work(name string, once func(n int) error) {
 			case <-r.stop:
 				return
 			default:
-				l.count(once(n))
+				began := time.Now()
+				err := once(n)
+				l.count(time.Since(began), err)
 			}
 		}
 	})
@@ -238,16 +265,16 @@ func (r *rotation) workAll(ctx context.Context) {
 	}
 	r.t.Cleanup(func() { _ = staying.c.Close() })
 	r.t.Cleanup(r.end)
-	r.work("a client that stays", func(n int) error { return putGet(lasting, fmt.Sprint("k", n%100)) })
-	r.work("clients that come anew", func(n int) error {
+	r.work("a client that stays", false, func(n int) error { return putGet(lasting, fmt.Sprint("k", n%100)) })
+	r.work("clients that come anew", true, func(n int) error {
 		c, err := client.Open(ctx, client.Options{Directory: r.at, Provider: "tcp", TLS: conf})
 		if err != nil {
 			return err
 		}
 		return errors.Join(putGet(c, fmt.Sprint("n", n%100)), c.Close())
 	})
-	r.work("a connection that stays", func(int) error { return staying.incr() })
-	r.work("connections that come anew", func(int) error {
+	r.work("a connection that stays", false, func(int) error { return staying.incr() })
+	r.work("connections that come anew", true, func(int) error {
 		l, err := dialLine(gateway, conf)
 		if err != nil {
 			return err
@@ -304,11 +331,40 @@ func (r *rotation) taken(what string, change func(name string)) {
 	}
 }
 
+// replaceAuthority gives everybody certificates of another authority, after which the old one's are worth nothing.
+func (r *rotation) replaceAuthority() {
+	r.t.Helper()
+	old, next := r.ca, newAuthority(r.t)
+	r.taken("both authorities", func(name string) { r.trust(name, old, next) })
+	r.ca = next
+	r.taken("certificates of the new authority", func(name string) { r.issue(name, r.roles[name]) })
+	r.taken("the new authority alone", func(name string) { r.trust(name, next) })
+}
+
+// wantNoFailure ends all work, and says what it was.
+func (r *rotation) wantNoFailure() {
+	r.t.Helper()
+	r.end()
+	var all, failed, reconnects int
+	for _, l := range r.loads {
+		all += int(l.done.Load())
+		failed += len(l.failed)
+		if l.anew {
+			reconnects += int(l.done.Load())
+		}
+		if len(l.failed) > 0 {
+			r.t.Errorf("%s: %d operations failed: %q", l.name, len(l.failed), l.failed[:min(len(l.failed), 3)])
+		}
+		r.t.Logf("%-30s %8d operations, %d failed, the slowest took %v", l.name+":", l.done.Load(), len(l.failed), time.Duration(l.slowest.Load()).Round(time.Millisecond))
+	}
+	r.t.Logf("%-30s %8d operations, %d failed, %d reconnects", "together:", all, failed, reconnects)
+}
+
 // Certificates are replaced every second, then also their authority, under load over tcp, by clients that stay
 // and clients that come anew: no operation fails and no connection breaks. Afterwards the old authority's
 // certificates are worth nothing.
 func TestRotation(t *testing.T) {
-	r := startRotation(t)
+	r := startRotation(t, 2, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
 	r.workAll(ctx)
@@ -320,23 +376,12 @@ func TestRotation(t *testing.T) {
 		}
 	}
 	tick.Stop()
-	issue := func(name string) { r.issue(name, r.roles[name]) }
-	r.taken("certificates", issue)
-	old, former := r.ca, r.source.Current()
-	next := newAuthority(t)
-	r.taken("both authorities", func(name string) { r.trust(name, old, next) })
-	r.ca = next
-	r.taken("certificates of the new authority", issue)
-	r.taken("the new authority alone", func(name string) { r.trust(name, next) })
-	r.end()
-	for _, l := range r.loads {
-		if len(l.failed) > 0 {
-			t.Errorf("%s: %d operations failed: %q", l.name, len(l.failed), l.failed[:min(len(l.failed), 3)])
-		}
-		t.Logf("%s: %d operations", l.name, l.done.Load())
-	}
+	r.taken("certificates", func(name string) { r.issue(name, r.roles[name]) })
+	former := r.source.Current()
+	r.replaceAuthority()
+	r.wantNoFailure()
 	stale := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{former.Pair}, InsecureSkipVerify: true}
-	m := r.run["m"].kv
+	m := r.run["m1"].kv
 	for what, addr := range map[string]string{"directory": r.at[0], "Raft": r.raft, "health": m["health"], "tcp": m["tcp"], "metrics": m["http"], "listen-tls": r.run["g"].kv["tls"]} {
 		conf := stale.Clone()
 		if what == "directory" || what == "health" {
@@ -352,6 +397,57 @@ func TestRotation(t *testing.T) {
 	}
 	r.again["d2"]()
 	roundTrip(t, open(t, r.at[1], "tcp", r.source.Config()), "afterwards")
+}
+
+// rotateKey has the directory make a new key for session tokens, once everybody has taken over the present one.
+func (r *rotation) rotateKey(ctx context.Context) (putOff int) {
+	r.t.Helper()
+	dir, err := dirclient.Open(dirclient.Options{Addrs: r.at, TLS: r.operator()})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer dir.Close()
+	for end := time.Now().Add(patience); ; putOff++ {
+		err := dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
+			_, err := c.RotateKey(ctx, &dirpb.RotateKeyRequest{})
+			return err
+		})
+		if err == nil {
+			return putOff
+		}
+		if status.Code(err) != codes.FailedPrecondition || time.Now().After(end) {
+			r.t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// Every 10 s all certificates come from another authority and session tokens from another key, for as long as KVD_ROTATE says,
+// with three directory nodes, two memory nodes and a gateway: no operation fails.
+func TestRotationSoak(t *testing.T) {
+	text := os.Getenv("KVD_ROTATE")
+	if text == "" {
+		t.Skip("it takes minutes: make rotate")
+	}
+	length, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := startRotation(t, 3, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), length+4*patience)
+	defer cancel()
+	r.workAll(ctx)
+	tick := time.NewTicker(10 * time.Second)
+	defer tick.Stop()
+	began, rotations, putOff := time.Now(), 0, 0
+	for ; time.Since(began) < length; rotations++ {
+		putOff += r.rotateKey(ctx)
+		r.replaceAuthority()
+		<-tick.C
+	}
+	r.wantNoFailure()
+	t.Logf("%d rotations in %v of the authority, of all certificates and of the tokens' key (put off %d times, until everybody had the one before)",
+		rotations, time.Since(began).Round(time.Second), putOff)
 }
 
 // A program that uses the library goes on when all of its cluster's certificates come from another authority.
