@@ -223,7 +223,7 @@ func leftOut(run []said) (all [][]said, what []string) {
 // them, or for one machine less, the rest does not do what the document says.
 func TestTourNeedsAll(t *testing.T) {
 	if os.Getenv("KVD_TOUR") == "" {
-		t.Skip("it goes the tour from empty machines some 80 times, for minutes: make tour-mutants")
+		t.Skip("it goes the tour from empty machines 70 times, for minutes: make tour-mutants")
 	}
 	needWorld(t)
 	const file = "docs/operations.md"
