@@ -59,13 +59,6 @@ func TestFindWorkWaits(t *testing.T) {
 	})
 }
 
-// setTCPOps gives a namespace a quota, which the next change of anything shows.
-func setTCPOps(n *Node, namespace uint32, ops uint64) {
-	n.machine.mu.Lock()
-	defer n.machine.mu.Unlock()
-	n.machine.mu.state.Namespace(namespace).Quota = &dirpb.Quota{TcpOpsPerSecond: ops}
-}
-
 // A heartbeat waits until its answer asks for something else than the last one did.
 func TestHeartbeatWaits(t *testing.T) {
 	n := single(t, vfs.NewMem(), forever)
@@ -134,7 +127,11 @@ func TestHeartbeatWaits(t *testing.T) {
 	}
 	id := r.Regions[len(r.Regions)-1].NamespaceId
 	for _, ops := range []uint64{1000, 2000, 0} {
-		r = waits(fmt.Sprintf("a quota of %d verbs a second", ops), func() { setTCPOps(n, id, ops); open(t, c) })
+		r = waits(fmt.Sprintf("a quota of %d verbs a second", ops), func() {
+			if _, err := c.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", KeepLimit: true, Quota: &dirpb.Quota{TcpOpsPerSecond: ops}}); err != nil {
+				t.Fatal(err)
+			}
+		})
 		want := []*dirpb.NamespaceQuota{{NamespaceId: 1, Name: "default"}, {NamespaceId: id, TcpOpsPerSecond: ops, Name: "n"}}
 		if !slices.EqualFunc(r.Quotas, want, func(a, b *dirpb.NamespaceQuota) bool { return proto.Equal(a, b) }) {
 			t.Fatalf("quotas %v, want %v", r.Quotas, want)
