@@ -116,6 +116,9 @@ type Options struct {
 	TLS *tls.Config
 	// TLSFiles, if set, takes the place of TLS.
 	TLSFiles TLSFiles
+	// Identities says how certificates name their owners: with TLS, the Client asks nothing of a directory node whose
+	// certificate has another role than directory, and its own devices connect to memory nodes of the role memnode alone.
+	Identities Identities
 	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 	// Background says that the session works for the store, not for a user: it does not keep
@@ -125,6 +128,13 @@ type Options struct {
 	NoEviction bool
 	// Events, if not nil, tells of operations.
 	Events *Events
+}
+
+// Identities says how the certificates of the store's processes name their owners and these owners' roles. The zero
+// value takes SPIFFE ids, spiffe://TRUST-DOMAIN/kvd/ROLE/NAME, of any trust domain.
+type Identities struct {
+	TrustDomain string   // the only one that counts; empty: each one that the authorities vouch for
+	Units       []string // roles of certificates without a SPIFFE id by an organizational unit, such as "storage=memnode"
 }
 
 // TLSFiles names PEM files. Content that changes holds for connections that are made a second later: a

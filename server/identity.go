@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"google.golang.org/grpc"
@@ -74,9 +73,4 @@ func mayWatchAll(ctx context.Context) error {
 		return nil
 	}
 	return rights.Refusal(&identity.DeniedError{Identity: i, Right: "WatchMap without a session", Want: want})
-}
-
-// noDirectory reports whether a handshake failed for its peer's identity.
-func noDirectory(err error) bool {
-	return errors.Is(err, identity.ErrUnidentified) || errors.As(err, new(*identity.DeniedError))
 }

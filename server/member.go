@@ -206,8 +206,7 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 		if err != nil {
 			return err
 		}
-		directories := identity.RolesOf(identity.Directory)
-		conf, err := certs.ForHost(n.opts.Identities.Require(clientTLS(n.opts.TLS), "the directory", directories), host)
+		conf, err := certs.ForHost(n.opts.Identities.Called(clientTLS(n.opts.TLS), identity.Directory), host)
 		if err != nil {
 			return err
 		}

@@ -131,7 +131,7 @@ func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	}
 	s.wg.Go(func() {
 		if err := sc.hear(); err != nil {
-			if noDirectory(err) {
+			if identity.IsRefusal(err) {
 				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(), "err", err)
 			}
 			_ = sc.Close() // it has said nothing that an answer could be to

@@ -107,6 +107,7 @@ type Janitor struct {
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
 	HTTPListen string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS        TLS           `mapstructure:"tls"`
+	Identity   Identity      `mapstructure:"identity"`
 	Insecure   bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log        Log           `mapstructure:"log"`
 }
@@ -132,6 +133,7 @@ type Gateway struct {
 	RDMADevice        string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 	HTTPListen        string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS               TLS      `mapstructure:"tls"`
+	Identity          Identity `mapstructure:"identity"`
 	Insecure          bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log               Log      `mapstructure:"log"`
 }
@@ -148,9 +150,9 @@ type Log struct {
 	Format string `mapstructure:"format" usage:"form of the log: text or json"`
 }
 
-// Identity says how the certificates of callers name their owners.
+// Identity says how the certificates of other processes name their owners.
 type Identity struct {
-	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name callers; empty: any that tls.ca vouches for"`
+	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name the owners of certificates; empty: any that tls.ca vouches for"`
 	Units       []string `mapstructure:"units" usage:"roles of certificates without a SPIFFE id, by an organizational unit of the subject, such as storage=memnode"`
 }
 
@@ -192,7 +194,7 @@ func DefaultMemNode() *MemNode {
 
 // DefaultJanitor gives `kvd janitor` without any settings.
 func DefaultJanitor() *Janitor {
-	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, HTTPListen: Off, Log: defaultLog}
+	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog}
 }
 
 // DefaultGateway gives `kvd gateway` without any settings.
@@ -201,7 +203,7 @@ func DefaultGateway() *Gateway {
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
 		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached,
 		MaxConnections: 10_000, BufferMemory: 1 << 30,
-		HTTPListen: Off, Log: defaultLog,
+		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -445,6 +447,7 @@ func (j *Janitor) Validate() error {
 		c.bad("window", j.Window, "want 1 to %d", maxWindow)
 	}
 	c.tls(j.TLS)
+	c.identity(j.Identity)
 	c.log(j.Log)
 	return c.err()
 }
@@ -502,6 +505,7 @@ func (g *Gateway) Validate() error {
 	c.buffers(g.BufferMemory)
 	c.http(g.HTTPListen, clear)
 	c.tls(g.TLS)
+	c.identity(g.Identity)
 	c.log(g.Log)
 	return c.err()
 }

@@ -40,6 +40,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 )
 
 const (
@@ -69,6 +70,9 @@ type Options struct {
 	Addrs []string
 	// TLS is used when not nil; otherwise the connection is in clear.
 	TLS *tls.Config
+	// Identities says how directory nodes' certificates name their owners: with TLS, a peer of another role
+	// than directory is asked nothing.
+	Identities identity.Mapping
 	// Logger receives a message when the directory is lost, and when it is found again. Default: discard.
 	Logger *slog.Logger
 	// AttemptTimeout is how long Call waits for one node's answer before it
@@ -141,6 +145,7 @@ func Open(o Options) (*Client, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("dirclient: %w", err)
 	}
+	o.TLS = o.Identities.Called(o.TLS, identity.Directory)
 	c := &Client{opts: o}
 	c.closed, c.close = context.WithCancel(context.Background())
 	for _, a := range o.Addrs {
@@ -462,7 +467,7 @@ func (c *Client) node(addr string) (*node, error) {
 		creds = &liveCreds{credentials.NewTLS(c.opts.TLS), c.opts.TLS, host}
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(&recordCreds{creds, n}),
+		grpc.WithTransportCredentials(&recordCreds{creds, n, c.opts.Logger}),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithStatsHandler(sentHandler{}),
 		grpc.WithNoProxy(),
@@ -528,17 +533,21 @@ func (l *liveCreds) Clone() credentials.TransportCredentials {
 // recordCreds keeps the reason of a failed TLS handshake.
 type recordCreds struct {
 	credentials.TransportCredentials
-	n *node
+	n   *node
+	log *slog.Logger
 }
 
 func (r *recordCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := r.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	r.n.record(err, true)
+	if identity.IsRefusal(err) {
+		r.log.Warn("a process that is no directory node answers at a directory node's address", "addr", r.n.addr, "err", err)
+	}
 	return conn, info, err
 }
 
 func (r *recordCreds) Clone() credentials.TransportCredentials {
-	return &recordCreds{r.TransportCredentials.Clone(), r.n}
+	return &recordCreds{r.TransportCredentials.Clone(), r.n, r.log}
 }
 
 // sentKey is the context key of the flag that sentHandler raises.
