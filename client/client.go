@@ -144,6 +144,7 @@ type TLSFiles struct {
 	CA   string // authorities that the store's certificates must come from
 	Cert string // this program's certificate
 	Key  string // its private key
+	CRL  string // lists of certificates that the authorities have revoked; empty: none has been
 }
 
 // Item is a value with what the store knows of it.

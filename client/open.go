@@ -108,7 +108,7 @@ func (o *Options) Validate() error {
 	switch f := o.TLSFiles; {
 	case f == (TLSFiles{}):
 	case f.CA == "" || f.Cert == "" || f.Key == "":
-		bad("TLSFiles: want CA, Cert and Key, or none")
+		bad("TLSFiles: want CA, Cert and Key, or no file")
 	case o.TLS != nil:
 		bad("TLSFiles: TLS is set too")
 	}
@@ -150,6 +150,10 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	}
 	if o.TLSFiles != (TLSFiles{}) {
 		source, err := certs.Open(certs.Options{Files: certs.Files(o.TLSFiles), AtUse: func(err error) {
+			if errors.Is(err, certs.ErrListExpired) {
+				o.Logger.Warn("files of certificates are in use as before", "err", err)
+				return
+			}
 			o.Logger.Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
 		}})
 		if err != nil {

@@ -247,8 +247,8 @@ func TestPrograms(t *testing.T) {
 // missingTool names the first command of a pipeline that is not installed.
 func missingTool(command string) string {
 	for _, part := range regexp.MustCompile(`[|&;]+`).Split(command, -1) {
-		f := strings.Fields(part)
-		if len(f) == 0 || f[0] == "kvctl" || f[0] == "kvd" || f[0] == "export" {
+		f := slices.DeleteFunc(strings.Fields(part), func(w string) bool { return slices.Contains([]string{"while", "do", "done", "export"}, w) })
+		if len(f) == 0 || f[0] == "kvctl" || f[0] == "kvd" || strings.Contains(f[0], "=") {
 			continue
 		}
 		if _, err := exec.LookPath(f[0]); err != nil {

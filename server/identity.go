@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 
 	"google.golang.org/grpc"
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/rights"
@@ -24,8 +26,9 @@ func (n *Node) identify() []grpc.ServerOption {
 	if n.opts.TLS == nil {
 		return nil
 	}
-	o := append([]grpc.ServerOption{grpc.Creds(credentials.NewTLS(serverTLS(n.opts.TLS)))},
-		allowed.ServerOptions(n.opts.Identities, n.log)...)
+	conf := serverTLS(n.opts.TLS)
+	welcome := func(cs tls.ConnectionState) error { return certs.StillWelcome(conf, cs) }
+	o := append([]grpc.ServerOption{grpc.Creds(credentials.NewTLS(conf))}, allowed.ServerOptions(n.opts.Identities, welcome, n.log)...)
 	return append(o, grpc.ChainUnaryInterceptor(n.owned))
 }
 

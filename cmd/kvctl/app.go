@@ -74,6 +74,7 @@ type app struct {
 	tlsCA      string
 	tlsCert    string
 	tlsKey     string
+	tlsCRL     string
 	identities client.Identities
 	mapping    identity.Mapping // of identities
 	insecure   bool
@@ -327,6 +328,7 @@ func (a *app) root() *cobra.Command {
 	f.StringVar(&a.tlsCA, "tls-ca", a.tlsCA, "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
 	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
 	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
+	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked (PEM)")
 	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain, "trust domain of the store's certificates (default: any that --tls-ca vouches for)")
 	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units, "roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
 	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
@@ -442,6 +444,8 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 		return usagef("--tls-cert and --tls-key: want both or none")
 	case a.tlsCert != "" && a.tlsCA == "":
 		return usagef("--tls-cert: want --tls-ca as well")
+	case a.tlsCRL != "" && a.tlsCA == "":
+		return usagef("--tls-crl: want --tls-ca as well")
 	}
 	var err error
 	if _, err = identity.ParseMapping(a.identities.TrustDomain, nil); err != nil {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -163,6 +164,21 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool()}
 	if !cfg.RootCAs.AppendCertsFromPEM(pem) {
 		return nil, usagef("--tls-ca %s: no certificate in it", a.tlsCA)
+	}
+	if a.tlsCRL != "" {
+		authorities, err := certs.Parse(pem)
+		if err != nil {
+			return nil, usagef("--tls-ca %s: %w", a.tlsCA, err)
+		}
+		text, err := os.ReadFile(a.tlsCRL)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-crl: %w", err)
+		}
+		revoked, err := certs.ParseRevoked(text, authorities)
+		if err != nil {
+			return nil, usagef("--tls-crl %s: %w", a.tlsCRL, err)
+		}
+		cfg.VerifyConnection = revoked.VerifyConnection
 	}
 	if a.tlsCert != "" {
 		cert, err := tls.LoadX509KeyPair(a.tlsCert, a.tlsKey)

@@ -161,6 +161,7 @@ type TLS struct {
 	CA   string `mapstructure:"ca" usage:"PEM file of the authorities that sign the cluster's certificates"`
 	Cert string `mapstructure:"cert" usage:"PEM file of this process's certificate"`
 	Key  string `mapstructure:"key" usage:"PEM file of the certificate's key"`
+	CRL  string `mapstructure:"crl" usage:"PEM file of lists of certificates that the authorities of tls.ca have revoked; empty: none has been"`
 }
 
 var defaultLog = Log{Level: "info", Format: "text"}
@@ -577,17 +578,10 @@ func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil
 	}
-	set, err := t.files().Load()
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair},
-		RootCAs: set.Pool, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}, nil
+	return t.files().LoadConfig()
 }
 
-func (t TLS) files() certs.Files { return certs.Files{CA: t.CA, Cert: t.Cert, Key: t.Key} }
+func (t TLS) files() certs.Files { return certs.Files(t) }
 
 // Options are those of t's files, for listeners and for calls to others; the zero value if there is no TLS.
 func (t TLS) Options() certs.Options { return certs.Options{Files: t.files()} }

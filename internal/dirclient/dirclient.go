@@ -130,6 +130,14 @@ type node struct {
 	rpc  dirpb.DirectoryClient
 	// dialErr is why the last attempt to connect failed; nil after a success.
 	dialErr atomic.Pointer[dialError]
+	// line is the last connection made; nil once it was hung up.
+	line atomic.Pointer[line]
+}
+
+// line is a connection, without the TLS above it.
+type line struct {
+	conn net.Conn
+	made time.Time
 }
 
 // dialError is a failure to connect, in TCP or in the TLS handshake above it.
@@ -200,6 +208,7 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 			if idempotent {
 				actx, cancel = context.WithTimeout(actx, c.opts.AttemptTimeout)
 			}
+			began := time.Now()
 			err := fn(actx, n.rpc)
 			cancel()
 			if err == nil {
@@ -209,6 +218,7 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 			}
 			v := judgeError(ctx, err)
 			if v == final {
+				n.hangUp(err, began)
 				c.lead(n.addr)
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
@@ -261,6 +271,7 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 		e := &Error{}
 		var tried []string
 		for n := c.next(tried); n != nil; n = c.next(tried) {
+			began := time.Now()
 			err := func() (err error) {
 				sctx, cancel := context.WithCancelCause(ctx)
 				defer cancel(nil) // releases the stream when fn fails
@@ -305,6 +316,7 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 			}
 			v := judgeError(ctx, err)
 			if v == final {
+				n.hangUp(err, began)
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
 			tried = append(tried, n.addr)
@@ -500,7 +512,18 @@ func (n *node) dial(ctx context.Context, addr string) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	n.record(err, false)
+	if err == nil {
+		n.line.Store(&line{conn, time.Now()})
+	}
 	return conn, err
+}
+
+// hangUp closes the connection by which a request of that time was refused for the certificate that was shown when it was
+// made. The next request shows the one that the files hold by then.
+func (n *node) hangUp(err error, at time.Time) {
+	if l := n.line.Load(); l != nil && l.made.Before(at) && status.Code(err) == codes.Unauthenticated && n.line.CompareAndSwap(l, nil) {
+		_ = l.conn.Close() // gRPC makes another
+	}
 }
 
 func (n *node) record(err error, tls bool) {
