@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 
 	"google.golang.org/grpc"
@@ -67,6 +68,31 @@ func ownedBy(ctx context.Context, what, owner string) error {
 		return status.Errorf(codes.PermissionDenied, "%s belongs to %s, not to %s", what, owner, i)
 	}
 	return nil
+}
+
+// identity is that of this node's own certificate; empty without TLS, or if the certificate has none.
+func (n *Node) identity() string {
+	conf := n.opts.TLS
+	if conf == nil {
+		return ""
+	}
+	if conf.GetConfigForClient != nil {
+		if now, err := conf.GetConfigForClient(&tls.ClientHelloInfo{}); err == nil && now != nil {
+			conf = now
+		}
+	}
+	if len(conf.Certificates) == 0 || len(conf.Certificates[0].Certificate) == 0 {
+		return ""
+	}
+	c, err := x509.ParseCertificate(conf.Certificates[0].Certificate[0])
+	if err != nil {
+		return ""
+	}
+	i, err := n.opts.Identities.OfCertificate(c)
+	if err != nil {
+		return ""
+	}
+	return i.String()
 }
 
 // mayWatchAll refuses a caller that may not see every namespace.
