@@ -221,7 +221,8 @@ func (n *Node) StartJob(ctx context.Context, q *dirpb.StartJobRequest) (*dirpb.S
 	reply := &dirpb.StartJobReply{}
 	var errs []error
 	for _, job := range jobs {
-		res, err := n.do(ctx, l, startJob(job))
+		res, err := n.do(ctx, l, audited(ctx, startJob(job), actStartJob, q.Namespace,
+			"kind", enumText(job.Kind, "JOB_"), "pg", job.PgId, "shard", job.ShardId, "target-pg", job.TargetPgId, "repair", job.Repair))
 		switch {
 		case err == nil:
 			reply.JobIds = append(reply.JobIds, res.Job.Id)
@@ -322,7 +323,8 @@ func (n *Node) DrainNode(ctx context.Context, q *dirpb.DrainNodeRequest) (*dirpb
 	if err != nil {
 		return nil, err
 	}
-	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_DrainNode{DrainNode: &fsmpb.DrainNode{NodeId: id, Cancel: q.Cancel}}})
+	c := &fsmpb.Command{Op: &fsmpb.Command_DrainNode{DrainNode: &fsmpb.DrainNode{NodeId: id, Cancel: q.Cancel}}}
+	_, err = n.do(ctx, l, audited(ctx, c, actDrainNode, q.Node, "cancel", q.Cancel))
 	if err != nil {
 		return nil, err
 	}
@@ -348,9 +350,8 @@ func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dir
 	if err != nil {
 		return nil, err
 	}
-	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{
-		NodeId: id, Force: q.Force, UnixMillis: time.Now().UnixMilli(),
-	}}})
+	c := &fsmpb.Command{Op: &fsmpb.Command_RemoveNode{RemoveNode: &fsmpb.RemoveNode{NodeId: id, Force: q.Force, UnixMillis: time.Now().UnixMilli()}}}
+	_, err = n.do(ctx, l, audited(ctx, c, actRemoveNode, q.Node, "force", q.Force))
 	if err != nil {
 		return nil, err
 	}
@@ -360,7 +361,7 @@ func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dir
 
 // Rebalance spreads a namespace over the memory nodes that there are now. This leader does
 // it step by step; if it stops leading, the rest is forgotten, and asking again goes on.
-func (n *Node) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
+func (n *Node) Rebalance(ctx context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
 	l, err := n.leader()
 	if err != nil {
 		return nil, err
@@ -378,5 +379,11 @@ func (n *Node) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.R
 		return nil, refusal(err)
 	}
 	l.wake()
+	if len(reply.Steps) > 0 {
+		// The state knows nothing of it.
+		if _, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{}, actRebalance, q.Namespace, "steps", len(reply.Steps))); err != nil {
+			return nil, err
+		}
+	}
 	return reply, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/raftstore"
@@ -105,6 +106,7 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	out := make([]any, len(logs))
 	var rows []raftstore.Row
 	var lost []fsm.Lost
+	var entries []*dirpb.AuditEntry
 	m.mu.Lock()
 	before := m.mu.applied
 	for i, l := range logs {
@@ -119,6 +121,9 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 		res := applyEntry(m.mu.state, l)
 		out[i] = res
 		lost = append(lost, res.Lost...)
+		if res.Audit != nil {
+			entries = append(entries, res.Audit)
+		}
 		for _, r := range res.Changes {
 			rows = append(rows, raftstore.Row(r))
 		}
@@ -129,6 +134,9 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	for _, x := range lost {
 		m.log.Warn("directory: data lost: a placement group lost its last copy", "namespace", x.Namespace, "pg", x.PG,
 			"node", x.Node, "held_bytes", x.HeldBytes, "accept", "kvctl namespace accept-loss "+x.Namespace)
+	}
+	for _, e := range entries {
+		logAudit(m.log, e)
 	}
 	if applied > before {
 		// The log has the entries, so rows that are not written cost a replay. A

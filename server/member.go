@@ -269,7 +269,8 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 		return nil, status.Errorf(codes.Unavailable, "nothing was done: directory node %q does not answer at %s: %v", q.Id, q.RaftAddr, err)
 	}
 	_ = conn.Close() // nothing was sent
-	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: entry}}})
+	c := &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: entry}}}
+	_, err = n.do(ctx, l, audited(ctx, c, actJoinDirectory, q.Id, "raft", q.RaftAddr, "grpc", q.GrpcAddr))
 	if err != nil {
 		return nil, err
 	}
@@ -296,6 +297,10 @@ func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequ
 	}
 	if len(members) == 1 {
 		return nil, status.Errorf(codes.FailedPrecondition, "directory node %q is the only one left", q.Id)
+	}
+	// Said before it is done: afterwards this node may be the one that is no member any more.
+	if _, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{}, actRemoveDirectory, q.Id)); err != nil {
+		return nil, err
 	}
 	if err := n.wait(ctx, n.raft.RemoveServer(raft.ServerID(q.Id), 0, enqueueTimeout)); err != nil {
 		return nil, n.applyError(err)

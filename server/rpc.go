@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -155,7 +156,7 @@ func (n *Node) namespace(ctx context.Context, l *leadership, name string, again 
 	case name != n.opts.DefaultNamespace:
 		return nil, status.Errorf(codes.NotFound, "namespace %.64q does not exist", name)
 	}
-	_, err := n.do(ctx, l, createNamespace(&dirpb.CreateNamespaceRequest{Name: name}))
+	_, err := n.do(ctx, l, audited(ctx, createNamespace(&dirpb.CreateNamespaceRequest{Name: name}), actCreateNamespace, name, "first-use", true))
 	if err != nil && status.Code(err) != codes.AlreadyExists {
 		return nil, err
 	}
@@ -425,9 +426,13 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	if err != nil {
 		return nil, refusal(err)
 	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
+	c := &fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{
 		Node: q, UnixMillis: time.Now().UnixMilli(), Identity: caller,
-	}}})
+	}}}
+	if _, err := n.nodeNamed(q.Name); err != nil { // its first time; restarts are no change that somebody made
+		audited(ctx, c, actRegisterNode, q.Name, "capacity-bytes", q.CapacityBytes, "domain", q.Domain)
+	}
+	res, err := n.do(ctx, l, c)
 	if err != nil {
 		return nil, err
 	}
@@ -604,7 +609,8 @@ func (n *Node) CreateNamespace(ctx context.Context, q *dirpb.CreateNamespaceRequ
 	if err != nil {
 		return nil, refusal(err)
 	}
-	res, err := n.do(ctx, l, createNamespace(q))
+	res, err := n.do(ctx, l, audited(ctx, createNamespace(q), actCreateNamespace, q.Name,
+		"mode", enumText(cmp.Or(q.Mode, dirpb.NamespaceMode_NAMESPACE_STORE), "NAMESPACE_"), "replicas", q.Replicas, "bytes-per-node", q.BytesPerNode, "limit-bytes", q.LimitBytes))
 	if err != nil {
 		return nil, err
 	}
@@ -618,7 +624,15 @@ func (n *Node) SetNamespace(ctx context.Context, q *dirpb.SetNamespaceRequest) (
 	if err != nil {
 		return nil, err
 	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}})
+	details := []any{"replicas", q.Replicas}
+	switch {
+	case q.KeepLimit:
+	case q.LimitBytes == 0:
+		details = append(details, "limit-bytes", "none")
+	default:
+		details = append(details, "limit-bytes", q.LimitBytes)
+	}
+	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_SetNamespace{SetNamespace: q}}, actSetNamespace, q.Name, details...))
 	if err != nil {
 		return nil, err
 	}
@@ -632,7 +646,8 @@ func (n *Node) DeleteNamespace(ctx context.Context, q *dirpb.DeleteNamespaceRequ
 	if err != nil {
 		return nil, err
 	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_DeleteNamespace{DeleteNamespace: q}})
+	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_DeleteNamespace{DeleteNamespace: q}}, actDeleteNamespace, q.Name,
+		"id", q.Id, "end-sessions", q.EndSessions))
 	if err != nil {
 		return nil, err
 	}
@@ -648,7 +663,7 @@ func (n *Node) AcceptLoss(ctx context.Context, q *dirpb.AcceptLossRequest) (*dir
 	if err != nil {
 		return nil, err
 	}
-	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: q}})
+	res, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{Op: &fsmpb.Command_AcceptLoss{AcceptLoss: q}}, actAcceptLoss, q.Name, "times", q.Lost))
 	if err != nil {
 		return nil, err
 	}

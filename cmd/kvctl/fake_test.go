@@ -81,6 +81,13 @@ func (f *fakeDirectory) AcceptLoss(_ context.Context, q *dirpb.AcceptLossRequest
 	return &dirpb.AcceptLossReply{Namespace: &dirpb.Namespace{Id: 9, Name: q.Name, Lost: q.Lost}}, f.called("AcceptLoss", q)
 }
 
+func (f *fakeDirectory) Audit(_ context.Context, q *dirpb.AuditRequest) (*dirpb.AuditReply, error) {
+	return &dirpb.AuditReply{Dropped: 6, Entries: []*dirpb.AuditEntry{
+		{Number: 7, UnixMillis: 1_000_000, Identity: "spiffe://example.org/kvd/operator/ann", Remote: "10.0.0.9:51000", Action: "node.remove", Object: "m1", Detail: "force=true"},
+		{Number: 8, UnixMillis: 1_001_000, Action: "namespace.rebalance", Object: "a", Detail: "steps=2"},
+	}}, f.called("Audit", q)
+}
+
 func (f *fakeDirectory) RemoveNode(_ context.Context, q *dirpb.RemoveNodeRequest) (*dirpb.RemoveNodeReply, error) {
 	return &dirpb.RemoveNodeReply{}, f.called("RemoveNode", q)
 }

@@ -11,6 +11,8 @@ import (
 const (
 	// Of one kind there may be logBurst lines at once, and one each logPause after that.
 	logBurst, logPause = 10, time.Second
+	// auditLine is the message of package server's audit trail, of which no line is left out.
+	auditLine = "audit"
 	// logKinds bounds how many kinds are told apart; the rest count as one.
 	logKinds = 1024
 )
@@ -18,7 +20,7 @@ const (
 // limitedLog is a slog.Handler that leaves out lines if there are too many of one kind, which is
 // those of one message up to its first digit or quotation mark: a peer that makes the same trouble again and again does not fill
 // the disk, nor hide what else is said. The next line of the kind says how many there were
-// meanwhile. Lines of level debug are not limited.
+// meanwhile. Lines of level debug are not limited, nor are those of the audit trail, which only those with rights can cause.
 type limitedLog struct {
 	slog.Handler
 	kinds *logLimits
@@ -53,7 +55,7 @@ func (h limitedLog) WithGroup(name string) slog.Handler {
 }
 
 func (h limitedLog) Handle(ctx context.Context, r slog.Record) error {
-	if r.Level <= slog.LevelDebug {
+	if r.Level <= slog.LevelDebug || r.Message == auditLine {
 		return h.Handler.Handle(ctx, r)
 	}
 	ok, suppressed := h.kinds.admit(lineKind(r.Message), r.Time)

@@ -47,6 +47,12 @@ func TestLogFloods(t *testing.T) {
 	if lines("something else") != 1 {
 		t.Error("another kind was left out")
 	}
+	for range 1000 {
+		say(auditLine)
+	}
+	if n := strings.Count(out.String(), "msg="+auditLine); n != 1000 {
+		t.Errorf("%d of 1000 lines of the audit trail", n)
+	}
 	for i := range 2 * logKinds { // memory is bounded, whatever is said
 		say(fmt.Sprint("kind ", i))
 	}

@@ -182,6 +182,59 @@ func (NamespaceMode) EnumDescriptor() ([]byte, []int) {
 	return file_directory_proto_rawDescGZIP(), []int{2}
 }
 
+// Right is what a namespace lets somebody do. Each holds those before it.
+type Right int32
+
+const (
+	Right_RIGHT_UNSPECIFIED Right = 0
+	Right_RIGHT_READ        Right = 1
+	Right_RIGHT_WRITE       Right = 2
+	Right_RIGHT_ADMIN       Right = 3 // grants and revokes
+)
+
+// Enum value maps for Right.
+var (
+	Right_name = map[int32]string{
+		0: "RIGHT_UNSPECIFIED",
+		1: "RIGHT_READ",
+		2: "RIGHT_WRITE",
+		3: "RIGHT_ADMIN",
+	}
+	Right_value = map[string]int32{
+		"RIGHT_UNSPECIFIED": 0,
+		"RIGHT_READ":        1,
+		"RIGHT_WRITE":       2,
+		"RIGHT_ADMIN":       3,
+	}
+)
+
+func (x Right) Enum() *Right {
+	p := new(Right)
+	*p = x
+	return p
+}
+
+func (x Right) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Right) Descriptor() protoreflect.EnumDescriptor {
+	return file_directory_proto_enumTypes[3].Descriptor()
+}
+
+func (Right) Type() protoreflect.EnumType {
+	return &file_directory_proto_enumTypes[3]
+}
+
+func (x Right) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Right.Descriptor instead.
+func (Right) EnumDescriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{3}
+}
+
 type PGState int32
 
 const (
@@ -221,11 +274,11 @@ func (x PGState) String() string {
 }
 
 func (PGState) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[3].Descriptor()
+	return file_directory_proto_enumTypes[4].Descriptor()
 }
 
 func (PGState) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[3]
+	return &file_directory_proto_enumTypes[4]
 }
 
 func (x PGState) Number() protoreflect.EnumNumber {
@@ -234,7 +287,7 @@ func (x PGState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PGState.Descriptor instead.
 func (PGState) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{3}
+	return file_directory_proto_rawDescGZIP(), []int{4}
 }
 
 type JobKind int32
@@ -285,11 +338,11 @@ func (x JobKind) String() string {
 }
 
 func (JobKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[4].Descriptor()
+	return file_directory_proto_enumTypes[5].Descriptor()
 }
 
 func (JobKind) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[4]
+	return &file_directory_proto_enumTypes[5]
 }
 
 func (x JobKind) Number() protoreflect.EnumNumber {
@@ -298,7 +351,7 @@ func (x JobKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use JobKind.Descriptor instead.
 func (JobKind) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{4}
+	return file_directory_proto_rawDescGZIP(), []int{5}
 }
 
 type SessionLife int32
@@ -337,11 +390,11 @@ func (x SessionLife) String() string {
 }
 
 func (SessionLife) Descriptor() protoreflect.EnumDescriptor {
-	return file_directory_proto_enumTypes[5].Descriptor()
+	return file_directory_proto_enumTypes[6].Descriptor()
 }
 
 func (SessionLife) Type() protoreflect.EnumType {
-	return &file_directory_proto_enumTypes[5]
+	return &file_directory_proto_enumTypes[6]
 }
 
 func (x SessionLife) Number() protoreflect.EnumNumber {
@@ -350,7 +403,7 @@ func (x SessionLife) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionLife.Descriptor instead.
 func (SessionLife) EnumDescriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{5}
+	return file_directory_proto_rawDescGZIP(), []int{6}
 }
 
 // NotLeader is the status detail of a call that only the leader answers.
@@ -742,8 +795,13 @@ type Namespace struct {
 	Deleting bool `protobuf:"varint,20,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	// Operators' alone, not shown to sessions. How often one of its placement groups lost
 	// all copies, ever, and what of that nobody has accepted, by placement group.
-	Lost          uint64  `protobuf:"varint,16,opt,name=lost,proto3" json:"lost,omitempty"`
-	Losses        []*Loss `protobuf:"bytes,17,rep,name=losses,proto3" json:"losses,omitempty"`
+	Lost   uint64  `protobuf:"varint,16,opt,name=lost,proto3" json:"lost,omitempty"`
+	Losses []*Loss `protobuf:"bytes,17,rep,name=losses,proto3" json:"losses,omitempty"`
+	// Whose it is and who else may use it: for those who administer it, not shown to sessions. Without an
+	// owner, everybody may use it who has the role for sessions.
+	Owner         string    `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"` // an identity or group:NAME, as in Access
+	Access        []*Access `protobuf:"bytes,41,rep,name=access,proto3" json:"access,omitempty"`
+	Quota         *Quota    `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -855,6 +913,149 @@ func (x *Namespace) GetLosses() []*Loss {
 	return nil
 }
 
+func (x *Namespace) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Namespace) GetAccess() []*Access {
+	if x != nil {
+		return x.Access
+	}
+	return nil
+}
+
+func (x *Namespace) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+// Access gives an identity or a group a right in a namespace.
+type Access struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Who           string                 `protobuf:"bytes,1,opt,name=who,proto3" json:"who,omitempty"` // an identity as WhoAmI has it, or group:NAME
+	Right         Right                  `protobuf:"varint,2,opt,name=right,proto3,enum=kvd.directory.v1.Right" json:"right,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Access) Reset() {
+	*x = Access{}
+	mi := &file_directory_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Access) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Access) ProtoMessage() {}
+
+func (x *Access) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Access.ProtoReflect.Descriptor instead.
+func (*Access) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Access) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *Access) GetRight() Right {
+	if x != nil {
+		return x.Right
+	}
+	return Right_RIGHT_UNSPECIFIED
+}
+
+// Quota bounds what a namespace takes, beside its limit of bytes. 0: no bound of its own.
+type Quota struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Sessions        uint32                 `protobuf:"varint,1,opt,name=sessions,proto3" json:"sessions,omitempty"`                                          // open or being fenced, but for janitors'
+	Lanes           uint32                 `protobuf:"varint,2,opt,name=lanes,proto3" json:"lanes,omitempty"`                                                // connections of a session to a memory node
+	TcpOpsPerSecond uint64                 `protobuf:"varint,3,opt,name=tcp_ops_per_second,json=tcpOpsPerSecond,proto3" json:"tcp_ops_per_second,omitempty"` // verbs that each memory node executes for it over tcp
+	IndexBytes      uint64                 `protobuf:"varint,4,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`                    // arrays of its shards, all of its placement groups together, each copy counted once
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Quota) Reset() {
+	*x = Quota{}
+	mi := &file_directory_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quota) ProtoMessage() {}
+
+func (x *Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quota.ProtoReflect.Descriptor instead.
+func (*Quota) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Quota) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *Quota) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
+}
+
+func (x *Quota) GetTcpOpsPerSecond() uint64 {
+	if x != nil {
+		return x.TcpOpsPerSecond
+	}
+	return 0
+}
+
+func (x *Quota) GetIndexBytes() uint64 {
+	if x != nil {
+		return x.IndexBytes
+	}
+	return 0
+}
+
 // Loss says that a placement group lost all its copies while it may have held records.
 type Loss struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -870,7 +1071,7 @@ type Loss struct {
 
 func (x *Loss) Reset() {
 	*x = Loss{}
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1083,7 @@ func (x *Loss) String() string {
 func (*Loss) ProtoMessage() {}
 
 func (x *Loss) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[6]
+	mi := &file_directory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1096,7 @@ func (x *Loss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loss.ProtoReflect.Descriptor instead.
 func (*Loss) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{6}
+	return file_directory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Loss) GetPgId() uint32 {
@@ -966,7 +1167,7 @@ type PlacementGroup struct {
 
 func (x *PlacementGroup) Reset() {
 	*x = PlacementGroup{}
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1179,7 @@ func (x *PlacementGroup) String() string {
 func (*PlacementGroup) ProtoMessage() {}
 
 func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[7]
+	mi := &file_directory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1192,7 @@ func (x *PlacementGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementGroup.ProtoReflect.Descriptor instead.
 func (*PlacementGroup) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{7}
+	return file_directory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PlacementGroup) GetId() uint32 {
@@ -1106,7 +1307,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1319,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[8]
+	mi := &file_directory_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1332,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{8}
+	return file_directory_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Member) GetNodeId() uint32 {
@@ -1176,7 +1377,7 @@ type RegionKeys struct {
 
 func (x *RegionKeys) Reset() {
 	*x = RegionKeys{}
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1389,7 @@ func (x *RegionKeys) String() string {
 func (*RegionKeys) ProtoMessage() {}
 
 func (x *RegionKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[9]
+	mi := &file_directory_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1402,7 @@ func (x *RegionKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionKeys.ProtoReflect.Descriptor instead.
 func (*RegionKeys) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{9}
+	return file_directory_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RegionKeys) GetProvider() string {
@@ -1256,7 +1457,7 @@ type Shard struct {
 
 func (x *Shard) Reset() {
 	*x = Shard{}
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1469,7 @@ func (x *Shard) String() string {
 func (*Shard) ProtoMessage() {}
 
 func (x *Shard) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[10]
+	mi := &file_directory_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1482,7 @@ func (x *Shard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shard.ProtoReflect.Descriptor instead.
 func (*Shard) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{10}
+	return file_directory_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Shard) GetId() uint32 {
@@ -1360,7 +1561,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1573,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[11]
+	mi := &file_directory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1586,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{11}
+	return file_directory_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Move) GetChildId() uint32 {
@@ -1476,7 +1677,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1689,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[12]
+	mi := &file_directory_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1702,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{12}
+	return file_directory_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Job) GetId() uint32 {
@@ -1693,7 +1894,7 @@ type JobReport struct {
 
 func (x *JobReport) Reset() {
 	*x = JobReport{}
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1906,7 @@ func (x *JobReport) String() string {
 func (*JobReport) ProtoMessage() {}
 
 func (x *JobReport) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[13]
+	mi := &file_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1919,7 @@ func (x *JobReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReport.ProtoReflect.Descriptor instead.
 func (*JobReport) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{13}
+	return file_directory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *JobReport) GetGroups() uint64 {
@@ -1803,7 +2004,7 @@ type UnitRuns struct {
 
 func (x *UnitRuns) Reset() {
 	*x = UnitRuns{}
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +2016,7 @@ func (x *UnitRuns) String() string {
 func (*UnitRuns) ProtoMessage() {}
 
 func (x *UnitRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[14]
+	mi := &file_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +2029,7 @@ func (x *UnitRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnitRuns.ProtoReflect.Descriptor instead.
 func (*UnitRuns) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{14}
+	return file_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UnitRuns) GetExtent() uint32 {
@@ -1855,7 +2056,7 @@ type FindWorkRequest struct {
 
 func (x *FindWorkRequest) Reset() {
 	*x = FindWorkRequest{}
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1867,7 +2068,7 @@ func (x *FindWorkRequest) String() string {
 func (*FindWorkRequest) ProtoMessage() {}
 
 func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[15]
+	mi := &file_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1880,7 +2081,7 @@ func (x *FindWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkRequest.ProtoReflect.Descriptor instead.
 func (*FindWorkRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{15}
+	return file_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FindWorkRequest) GetWaitMillis() uint64 {
@@ -1899,7 +2100,7 @@ type FindWorkReply struct {
 
 func (x *FindWorkReply) Reset() {
 	*x = FindWorkReply{}
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2112,7 @@ func (x *FindWorkReply) String() string {
 func (*FindWorkReply) ProtoMessage() {}
 
 func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[16]
+	mi := &file_directory_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2125,7 @@ func (x *FindWorkReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindWorkReply.ProtoReflect.Descriptor instead.
 func (*FindWorkReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{16}
+	return file_directory_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FindWorkReply) GetNamespaces() []string {
@@ -1944,7 +2145,7 @@ type ClaimJobRequest struct {
 
 func (x *ClaimJobRequest) Reset() {
 	*x = ClaimJobRequest{}
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2157,7 @@ func (x *ClaimJobRequest) String() string {
 func (*ClaimJobRequest) ProtoMessage() {}
 
 func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[17]
+	mi := &file_directory_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2170,7 @@ func (x *ClaimJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobRequest.ProtoReflect.Descriptor instead.
 func (*ClaimJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{17}
+	return file_directory_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClaimJobRequest) GetSessionId() uint32 {
@@ -1995,7 +2196,7 @@ type ClaimJobReply struct {
 
 func (x *ClaimJobReply) Reset() {
 	*x = ClaimJobReply{}
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2208,7 @@ func (x *ClaimJobReply) String() string {
 func (*ClaimJobReply) ProtoMessage() {}
 
 func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[18]
+	mi := &file_directory_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2221,7 @@ func (x *ClaimJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJobReply.ProtoReflect.Descriptor instead.
 func (*ClaimJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{18}
+	return file_directory_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ClaimJobReply) GetJob() *Job {
@@ -2045,7 +2246,7 @@ type ReportJobRequest struct {
 
 func (x *ReportJobRequest) Reset() {
 	*x = ReportJobRequest{}
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2258,7 @@ func (x *ReportJobRequest) String() string {
 func (*ReportJobRequest) ProtoMessage() {}
 
 func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[19]
+	mi := &file_directory_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2271,7 @@ func (x *ReportJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobRequest.ProtoReflect.Descriptor instead.
 func (*ReportJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{19}
+	return file_directory_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReportJobRequest) GetSessionId() uint32 {
@@ -2131,7 +2332,7 @@ type ReportJobReply struct {
 
 func (x *ReportJobReply) Reset() {
 	*x = ReportJobReply{}
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2344,7 @@ func (x *ReportJobReply) String() string {
 func (*ReportJobReply) ProtoMessage() {}
 
 func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[20]
+	mi := &file_directory_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2357,7 @@ func (x *ReportJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportJobReply.ProtoReflect.Descriptor instead.
 func (*ReportJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{20}
+	return file_directory_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReportJobReply) GetGone() bool {
@@ -2176,7 +2377,7 @@ type RequestSplitRequest struct {
 
 func (x *RequestSplitRequest) Reset() {
 	*x = RequestSplitRequest{}
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2389,7 @@ func (x *RequestSplitRequest) String() string {
 func (*RequestSplitRequest) ProtoMessage() {}
 
 func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[21]
+	mi := &file_directory_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2402,7 @@ func (x *RequestSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitRequest.ProtoReflect.Descriptor instead.
 func (*RequestSplitRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{21}
+	return file_directory_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RequestSplitRequest) GetSessionId() uint32 {
@@ -2228,7 +2429,7 @@ type RequestSplitReply struct {
 
 func (x *RequestSplitReply) Reset() {
 	*x = RequestSplitReply{}
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2441,7 @@ func (x *RequestSplitReply) String() string {
 func (*RequestSplitReply) ProtoMessage() {}
 
 func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[22]
+	mi := &file_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2454,7 @@ func (x *RequestSplitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestSplitReply.ProtoReflect.Descriptor instead.
 func (*RequestSplitReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{22}
+	return file_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RequestSplitReply) GetGrowing() bool {
@@ -2285,7 +2486,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2498,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[23]
+	mi := &file_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2511,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{23}
+	return file_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StartJobRequest) GetKind() JobKind {
@@ -2371,7 +2572,7 @@ type StartJobReply struct {
 
 func (x *StartJobReply) Reset() {
 	*x = StartJobReply{}
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2584,7 @@ func (x *StartJobReply) String() string {
 func (*StartJobReply) ProtoMessage() {}
 
 func (x *StartJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[24]
+	mi := &file_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2597,7 @@ func (x *StartJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobReply.ProtoReflect.Descriptor instead.
 func (*StartJobReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{24}
+	return file_directory_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StartJobReply) GetJobIds() []uint32 {
@@ -2416,7 +2617,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2629,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[25]
+	mi := &file_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2642,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{25}
+	return file_directory_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -2467,7 +2668,7 @@ type DrainNodeReply struct {
 
 func (x *DrainNodeReply) Reset() {
 	*x = DrainNodeReply{}
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2680,7 @@ func (x *DrainNodeReply) String() string {
 func (*DrainNodeReply) ProtoMessage() {}
 
 func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[26]
+	mi := &file_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2693,7 @@ func (x *DrainNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeReply.ProtoReflect.Descriptor instead.
 func (*DrainNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{26}
+	return file_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DrainNodeReply) GetRegions() uint32 {
@@ -2512,7 +2713,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2725,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[27]
+	mi := &file_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2738,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{27}
+	return file_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -2562,7 +2763,7 @@ type RemoveNodeReply struct {
 
 func (x *RemoveNodeReply) Reset() {
 	*x = RemoveNodeReply{}
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2775,7 @@ func (x *RemoveNodeReply) String() string {
 func (*RemoveNodeReply) ProtoMessage() {}
 
 func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[28]
+	mi := &file_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2788,7 @@ func (x *RemoveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeReply.ProtoReflect.Descriptor instead.
 func (*RemoveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{28}
+	return file_directory_proto_rawDescGZIP(), []int{30}
 }
 
 type RebalanceRequest struct {
@@ -2599,7 +2800,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2812,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[29]
+	mi := &file_directory_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2825,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{29}
+	return file_directory_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RebalanceRequest) GetNamespace() string {
@@ -2643,7 +2844,7 @@ type RebalanceReply struct {
 
 func (x *RebalanceReply) Reset() {
 	*x = RebalanceReply{}
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2856,7 @@ func (x *RebalanceReply) String() string {
 func (*RebalanceReply) ProtoMessage() {}
 
 func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[30]
+	mi := &file_directory_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2869,7 @@ func (x *RebalanceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceReply.ProtoReflect.Descriptor instead.
 func (*RebalanceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{30}
+	return file_directory_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RebalanceReply) GetSteps() []string {
@@ -2695,7 +2896,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2908,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[31]
+	mi := &file_directory_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2921,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{31}
+	return file_directory_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *OpenSessionRequest) GetNamespace() string {
@@ -2776,15 +2977,16 @@ type OpenSessionReply struct {
 	MinEpoch      uint64                 `protobuf:"varint,7,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
 	MapVersion    uint64                 `protobuf:"varint,8,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
 	NamespaceId   uint32                 `protobuf:"varint,9,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	MaxLanes      uint32                 `protobuf:"varint,10,opt,name=max_lanes,json=maxLanes,proto3" json:"max_lanes,omitempty"` // lanes are numbered below it
-	Term          uint64                 `protobuf:"varint,11,opt,name=term,proto3" json:"term,omitempty"`                         // the directory's, as in RenewReply
+	MaxLanes      uint32                 `protobuf:"varint,10,opt,name=max_lanes,json=maxLanes,proto3" json:"max_lanes,omitempty"`          // lanes are numbered below it
+	Term          uint64                 `protobuf:"varint,11,opt,name=term,proto3" json:"term,omitempty"`                                  // the directory's, as in RenewReply
+	TokenNumber   uint64                 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"` // of the token, for RenewRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2998,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[32]
+	mi := &file_directory_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +3011,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{32}
+	return file_directory_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *OpenSessionReply) GetSessionId() uint32 {
@@ -2889,6 +3091,13 @@ func (x *OpenSessionReply) GetTerm() uint64 {
 	return 0
 }
 
+func (x *OpenSessionReply) GetTokenNumber() uint64 {
+	if x != nil {
+		return x.TokenNumber
+	}
+	return 0
+}
+
 type RenewRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -2915,14 +3124,15 @@ type RenewRequest struct {
 	Held    []*Held        `protobuf:"bytes,9,rep,name=held,proto3" json:"held,omitempty"` // now and then; empty: nothing new
 	// Places that the session unlinked, since the renewal that said so last and was answered in
 	// this term, wait until every session has reported more than the reclaim epoch in the reply.
-	InLimbo       bool `protobuf:"varint,10,opt,name=in_limbo,json=inLimbo,proto3" json:"in_limbo,omitempty"`
+	InLimbo       bool   `protobuf:"varint,10,opt,name=in_limbo,json=inLimbo,proto3" json:"in_limbo,omitempty"`
+	TokenNumber   uint64 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"` // of the token that the session shows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3144,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[33]
+	mi := &file_directory_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3157,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{33}
+	return file_directory_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RenewRequest) GetSessionId() uint32 {
@@ -3020,6 +3230,13 @@ func (x *RenewRequest) GetInLimbo() bool {
 	return false
 }
 
+func (x *RenewRequest) GetTokenNumber() uint64 {
+	if x != nil {
+		return x.TokenNumber
+	}
+	return 0
+}
+
 type RenewReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	LeaseMillis uint64                 `protobuf:"varint,1,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // from when the request was sent
@@ -3034,14 +3251,17 @@ type RenewReply struct {
 	// How long after this renewal was sent the next one is early enough for a session that
 	// has nothing to say: nobody waits for it, and it is called when somebody does (Map.renew). 0: it
 	// is not to be quiet.
-	QuietMillis   uint64 `protobuf:"varint,8,opt,name=quiet_millis,json=quietMillis,proto3" json:"quiet_millis,omitempty"`
+	QuietMillis uint64 `protobuf:"varint,8,opt,name=quiet_millis,json=quietMillis,proto3" json:"quiet_millis,omitempty"`
+	// To be shown from now on, in the place of the one that the session has; empty: that one goes on.
+	Token         []byte `protobuf:"bytes,40,opt,name=token,proto3" json:"token,omitempty"`
+	TokenNumber   uint64 `protobuf:"varint,41,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3273,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[34]
+	mi := &file_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3286,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{34}
+	return file_directory_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RenewReply) GetLeaseMillis() uint64 {
@@ -3125,6 +3345,20 @@ func (x *RenewReply) GetQuietMillis() uint64 {
 	return 0
 }
 
+func (x *RenewReply) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *RenewReply) GetTokenNumber() uint64 {
+	if x != nil {
+		return x.TokenNumber
+	}
+	return 0
+}
+
 // FreePlaces are free places that adjoin, inside one extent of a placement group.
 type FreePlaces struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -3139,7 +3373,7 @@ type FreePlaces struct {
 
 func (x *FreePlaces) Reset() {
 	*x = FreePlaces{}
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3385,7 @@ func (x *FreePlaces) String() string {
 func (*FreePlaces) ProtoMessage() {}
 
 func (x *FreePlaces) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[35]
+	mi := &file_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3398,7 @@ func (x *FreePlaces) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreePlaces.ProtoReflect.Descriptor instead.
 func (*FreePlaces) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{35}
+	return file_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FreePlaces) GetPgId() uint32 {
@@ -3213,7 +3447,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3459,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[36]
+	mi := &file_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3472,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{36}
+	return file_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Held) GetPgId() uint32 {
@@ -3304,7 +3538,7 @@ type Supply struct {
 
 func (x *Supply) Reset() {
 	*x = Supply{}
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3316,7 +3550,7 @@ func (x *Supply) String() string {
 func (*Supply) ProtoMessage() {}
 
 func (x *Supply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[37]
+	mi := &file_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3329,7 +3563,7 @@ func (x *Supply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Supply.ProtoReflect.Descriptor instead.
 func (*Supply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{37}
+	return file_directory_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Supply) GetPgId() uint32 {
@@ -3380,7 +3614,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3392,7 +3626,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[38]
+	mi := &file_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3405,7 +3639,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{38}
+	return file_directory_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CloseSessionRequest) GetSessionId() uint32 {
@@ -3461,7 +3695,7 @@ type ReturnedRun struct {
 
 func (x *ReturnedRun) Reset() {
 	*x = ReturnedRun{}
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +3707,7 @@ func (x *ReturnedRun) String() string {
 func (*ReturnedRun) ProtoMessage() {}
 
 func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[39]
+	mi := &file_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +3720,7 @@ func (x *ReturnedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnedRun.ProtoReflect.Descriptor instead.
 func (*ReturnedRun) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{39}
+	return file_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReturnedRun) GetPgId() uint32 {
@@ -3532,7 +3766,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3778,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[40]
+	mi := &file_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +3791,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{40}
+	return file_directory_proto_rawDescGZIP(), []int{42}
 }
 
 type GrantExtentRequest struct {
@@ -3572,7 +3806,7 @@ type GrantExtentRequest struct {
 
 func (x *GrantExtentRequest) Reset() {
 	*x = GrantExtentRequest{}
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3818,7 @@ func (x *GrantExtentRequest) String() string {
 func (*GrantExtentRequest) ProtoMessage() {}
 
 func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[41]
+	mi := &file_directory_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3831,7 @@ func (x *GrantExtentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentRequest.ProtoReflect.Descriptor instead.
 func (*GrantExtentRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{41}
+	return file_directory_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GrantExtentRequest) GetSessionId() uint32 {
@@ -3645,7 +3879,7 @@ type GrantExtentReply struct {
 
 func (x *GrantExtentReply) Reset() {
 	*x = GrantExtentReply{}
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3657,7 +3891,7 @@ func (x *GrantExtentReply) String() string {
 func (*GrantExtentReply) ProtoMessage() {}
 
 func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[42]
+	mi := &file_directory_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3670,7 +3904,7 @@ func (x *GrantExtentReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtentReply.ProtoReflect.Descriptor instead.
 func (*GrantExtentReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{42}
+	return file_directory_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GrantExtentReply) GetRuns() []*ReturnedRun {
@@ -3717,7 +3951,7 @@ type SessionStateRequest struct {
 
 func (x *SessionStateRequest) Reset() {
 	*x = SessionStateRequest{}
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3963,7 @@ func (x *SessionStateRequest) String() string {
 func (*SessionStateRequest) ProtoMessage() {}
 
 func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[43]
+	mi := &file_directory_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3976,7 @@ func (x *SessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateRequest.ProtoReflect.Descriptor instead.
 func (*SessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{43}
+	return file_directory_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SessionStateRequest) GetSessionId() uint32 {
@@ -3761,7 +3995,7 @@ type SessionStateReply struct {
 
 func (x *SessionStateReply) Reset() {
 	*x = SessionStateReply{}
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +4007,7 @@ func (x *SessionStateReply) String() string {
 func (*SessionStateReply) ProtoMessage() {}
 
 func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[44]
+	mi := &file_directory_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +4020,7 @@ func (x *SessionStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateReply.ProtoReflect.Descriptor instead.
 func (*SessionStateReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{44}
+	return file_directory_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SessionStateReply) GetLife() SessionLife {
@@ -3806,7 +4040,7 @@ type WatchMapRequest struct {
 
 func (x *WatchMapRequest) Reset() {
 	*x = WatchMapRequest{}
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +4052,7 @@ func (x *WatchMapRequest) String() string {
 func (*WatchMapRequest) ProtoMessage() {}
 
 func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[45]
+	mi := &file_directory_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +4065,7 @@ func (x *WatchMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMapRequest.ProtoReflect.Descriptor instead.
 func (*WatchMapRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{45}
+	return file_directory_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchMapRequest) GetSessionId() uint32 {
@@ -3862,7 +4096,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +4108,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[46]
+	mi := &file_directory_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +4121,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{46}
+	return file_directory_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RegisterNodeRequest) GetName() string {
@@ -3939,13 +4173,14 @@ type RegisterNodeReply struct {
 	ClusterKey      []byte                 `protobuf:"bytes,3,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"` // verifies session tokens
 	ClusterId       string                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Sessions        *Sessions              `protobuf:"bytes,5,opt,name=sessions,proto3" json:"sessions,omitempty"` // always there
+	Keys            []*TokenKey            `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`        // the present one and the one before; cluster_key is none of them
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4192,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[47]
+	mi := &file_directory_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +4205,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{47}
+	return file_directory_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RegisterNodeReply) GetNodeId() uint32 {
@@ -4008,6 +4243,119 @@ func (x *RegisterNodeReply) GetSessions() *Sessions {
 	return nil
 }
 
+func (x *RegisterNodeReply) GetKeys() []*TokenKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+// TokenKey is a key that signs session tokens, or did.
+type TokenKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint32                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"` // 1 for the first
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TokenKey) Reset() {
+	*x = TokenKey{}
+	mi := &file_directory_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TokenKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TokenKey) ProtoMessage() {}
+
+func (x *TokenKey) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TokenKey.ProtoReflect.Descriptor instead.
+func (*TokenKey) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *TokenKey) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *TokenKey) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// NamespaceQuota is what a memory node holds a namespace to.
+type NamespaceQuota struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceId     uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	TcpOpsPerSecond uint64                 `protobuf:"varint,2,opt,name=tcp_ops_per_second,json=tcpOpsPerSecond,proto3" json:"tcp_ops_per_second,omitempty"` // 0: no bound
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *NamespaceQuota) Reset() {
+	*x = NamespaceQuota{}
+	mi := &file_directory_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamespaceQuota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamespaceQuota) ProtoMessage() {}
+
+func (x *NamespaceQuota) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamespaceQuota.ProtoReflect.Descriptor instead.
+func (*NamespaceQuota) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *NamespaceQuota) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *NamespaceQuota) GetTcpOpsPerSecond() uint64 {
+	if x != nil {
+		return x.TcpOpsPerSecond
+	}
+	return 0
+}
+
 // Sessions are those whose tokens a memory node takes: the live ones, and those that
 // were opened since. It fences every other session and bars it.
 type Sessions struct {
@@ -4020,7 +4368,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4032,7 +4380,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[48]
+	mi := &file_directory_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4045,7 +4393,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{48}
+	return file_directory_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Sessions) GetLast() uint32 {
@@ -4071,13 +4419,14 @@ type HeartbeatRequest struct {
 	// While the reply would have this news, it may wait so long for other news.
 	News          uint64 `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"` // of the reply processed last
 	WaitMillis    uint64 `protobuf:"varint,6,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
+	KeyGeneration uint32 `protobuf:"varint,40,opt,name=key_generation,json=keyGeneration,proto3" json:"key_generation,omitempty"` // the latest that this process takes tokens of
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4438,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[49]
+	mi := &file_directory_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4451,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{49}
+	return file_directory_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *HeartbeatRequest) GetNodeId() uint32 {
@@ -4147,6 +4496,13 @@ func (x *HeartbeatRequest) GetWaitMillis() uint64 {
 	return 0
 }
 
+func (x *HeartbeatRequest) GetKeyGeneration() uint32 {
+	if x != nil {
+		return x.KeyGeneration
+	}
+	return 0
+}
+
 // LeaveNode is what a process of a memory node says before it stops, and goes on with
 // heartbeats. It leaves the chains in which others have copies, when operations under way have
 // ended, and counts as down then. The answer comes when no placement group is frozen any more, so that no
@@ -4161,7 +4517,7 @@ type LeaveNodeRequest struct {
 
 func (x *LeaveNodeRequest) Reset() {
 	*x = LeaveNodeRequest{}
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4529,7 @@ func (x *LeaveNodeRequest) String() string {
 func (*LeaveNodeRequest) ProtoMessage() {}
 
 func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[50]
+	mi := &file_directory_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4542,7 @@ func (x *LeaveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeRequest.ProtoReflect.Descriptor instead.
 func (*LeaveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{50}
+	return file_directory_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LeaveNodeRequest) GetNodeId() uint32 {
@@ -4211,7 +4567,7 @@ type LeaveNodeReply struct {
 
 func (x *LeaveNodeReply) Reset() {
 	*x = LeaveNodeReply{}
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4223,7 +4579,7 @@ func (x *LeaveNodeReply) String() string {
 func (*LeaveNodeReply) ProtoMessage() {}
 
 func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[51]
+	mi := &file_directory_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4236,7 +4592,7 @@ func (x *LeaveNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveNodeReply.ProtoReflect.Descriptor instead.
 func (*LeaveNodeReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{51}
+	return file_directory_proto_rawDescGZIP(), []int{55}
 }
 
 type NodeStats struct {
@@ -4250,7 +4606,7 @@ type NodeStats struct {
 
 func (x *NodeStats) Reset() {
 	*x = NodeStats{}
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4618,7 @@ func (x *NodeStats) String() string {
 func (*NodeStats) ProtoMessage() {}
 
 func (x *NodeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[52]
+	mi := &file_directory_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4631,7 @@ func (x *NodeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStats.ProtoReflect.Descriptor instead.
 func (*NodeStats) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{52}
+	return file_directory_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NodeStats) GetDataPathCpuNanos() uint64 {
@@ -4303,18 +4659,20 @@ type HeartbeatReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The regions this node must have, with layout; it makes and publishes the
 	// missing ones and drops the rest.
-	Regions       []*WantRegion `protobuf:"bytes,1,rep,name=regions,proto3" json:"regions,omitempty"`
-	FenceSessions []uint32      `protobuf:"varint,2,rep,packed,name=fence_sessions,json=fenceSessions,proto3" json:"fence_sessions,omitempty"` // to fence and confirm
-	UnknownNode   bool          `protobuf:"varint,3,opt,name=unknown_node,json=unknownNode,proto3" json:"unknown_node,omitempty"`              // register again
-	Sessions      *Sessions     `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`                                        // always there, but with unknown_node
-	News          uint64        `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`                                               // differs where the above asks for something else
+	Regions       []*WantRegion     `protobuf:"bytes,1,rep,name=regions,proto3" json:"regions,omitempty"`
+	FenceSessions []uint32          `protobuf:"varint,2,rep,packed,name=fence_sessions,json=fenceSessions,proto3" json:"fence_sessions,omitempty"` // to fence and confirm
+	UnknownNode   bool              `protobuf:"varint,3,opt,name=unknown_node,json=unknownNode,proto3" json:"unknown_node,omitempty"`              // register again
+	Sessions      *Sessions         `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`                                        // always there, but with unknown_node
+	News          uint64            `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`                                               // differs where the above asks for something else
+	Keys          []*TokenKey       `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`                                               // as in RegisterNodeReply; always there, but with unknown_node
+	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of namespaces that have one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4326,7 +4684,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[53]
+	mi := &file_directory_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4339,7 +4697,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{53}
+	return file_directory_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *HeartbeatReply) GetRegions() []*WantRegion {
@@ -4377,6 +4735,20 @@ func (x *HeartbeatReply) GetNews() uint64 {
 	return 0
 }
 
+func (x *HeartbeatReply) GetKeys() []*TokenKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *HeartbeatReply) GetQuotas() []*NamespaceQuota {
+	if x != nil {
+		return x.Quotas
+	}
+	return nil
+}
+
 type WantRegion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PgId          uint32                 `protobuf:"varint,1,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
@@ -4392,7 +4764,7 @@ type WantRegion struct {
 
 func (x *WantRegion) Reset() {
 	*x = WantRegion{}
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4404,7 +4776,7 @@ func (x *WantRegion) String() string {
 func (*WantRegion) ProtoMessage() {}
 
 func (x *WantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[54]
+	mi := &file_directory_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4417,7 +4789,7 @@ func (x *WantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantRegion.ProtoReflect.Descriptor instead.
 func (*WantRegion) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{54}
+	return file_directory_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WantRegion) GetPgId() uint32 {
@@ -4482,7 +4854,7 @@ type PublishRegionRequest struct {
 
 func (x *PublishRegionRequest) Reset() {
 	*x = PublishRegionRequest{}
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4494,7 +4866,7 @@ func (x *PublishRegionRequest) String() string {
 func (*PublishRegionRequest) ProtoMessage() {}
 
 func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[55]
+	mi := &file_directory_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4507,7 +4879,7 @@ func (x *PublishRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionRequest.ProtoReflect.Descriptor instead.
 func (*PublishRegionRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{55}
+	return file_directory_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PublishRegionRequest) GetNodeId() uint32 {
@@ -4553,7 +4925,7 @@ type PublishRegionReply struct {
 
 func (x *PublishRegionReply) Reset() {
 	*x = PublishRegionReply{}
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4565,7 +4937,7 @@ func (x *PublishRegionReply) String() string {
 func (*PublishRegionReply) ProtoMessage() {}
 
 func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[56]
+	mi := &file_directory_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4578,7 +4950,7 @@ func (x *PublishRegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRegionReply.ProtoReflect.Descriptor instead.
 func (*PublishRegionReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{56}
+	return file_directory_proto_rawDescGZIP(), []int{60}
 }
 
 type CreateNamespaceRequest struct {
@@ -4593,13 +4965,15 @@ type CreateNamespaceRequest struct {
 	// split as they fill, until the index has no room.
 	Segments      uint32 `protobuf:"varint,7,opt,name=segments,proto3" json:"segments,omitempty"`
 	LimitBytes    uint64 `protobuf:"varint,8,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
+	Owner         string `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                             // as in Namespace; empty: the caller
+	Quota         *Quota `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4611,7 +4985,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[57]
+	mi := &file_directory_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4624,7 +4998,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{57}
+	return file_directory_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CreateNamespaceRequest) GetName() string {
@@ -4683,6 +5057,20 @@ func (x *CreateNamespaceRequest) GetLimitBytes() uint64 {
 	return 0
 }
 
+func (x *CreateNamespaceRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *CreateNamespaceRequest) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
 type CreateNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -4692,7 +5080,7 @@ type CreateNamespaceReply struct {
 
 func (x *CreateNamespaceReply) Reset() {
 	*x = CreateNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4704,7 +5092,7 @@ func (x *CreateNamespaceReply) String() string {
 func (*CreateNamespaceReply) ProtoMessage() {}
 
 func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[58]
+	mi := &file_directory_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4717,7 +5105,7 @@ func (x *CreateNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceReply.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{58}
+	return file_directory_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CreateNamespaceReply) GetNamespace() *Namespace {
@@ -4736,13 +5124,15 @@ type SetNamespaceRequest struct {
 	LimitBytes    uint64                 `protobuf:"varint,2,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // as in Namespace
 	Replicas      uint32                 `protobuf:"varint,20,opt,name=replicas,proto3" json:"replicas,omitempty"`                      // 0: as it is
 	KeepLimit     bool                   `protobuf:"varint,21,opt,name=keep_limit,json=keepLimit,proto3" json:"keep_limit,omitempty"`   // limit_bytes means nothing
+	Owner         string                 `protobuf:"bytes,40,opt,name=owner,proto3" json:"owner,omitempty"`                             // empty: as it is
+	Quota         *Quota                 `protobuf:"bytes,42,opt,name=quota,proto3" json:"quota,omitempty"`                             // absent: as it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetNamespaceRequest) Reset() {
 	*x = SetNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4754,7 +5144,7 @@ func (x *SetNamespaceRequest) String() string {
 func (*SetNamespaceRequest) ProtoMessage() {}
 
 func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[59]
+	mi := &file_directory_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4767,7 +5157,7 @@ func (x *SetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*SetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{59}
+	return file_directory_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SetNamespaceRequest) GetName() string {
@@ -4798,6 +5188,20 @@ func (x *SetNamespaceRequest) GetKeepLimit() bool {
 	return false
 }
 
+func (x *SetNamespaceRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *SetNamespaceRequest) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
 type SetNamespaceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -4807,7 +5211,7 @@ type SetNamespaceReply struct {
 
 func (x *SetNamespaceReply) Reset() {
 	*x = SetNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4819,7 +5223,7 @@ func (x *SetNamespaceReply) String() string {
 func (*SetNamespaceReply) ProtoMessage() {}
 
 func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[60]
+	mi := &file_directory_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4832,7 +5236,7 @@ func (x *SetNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNamespaceReply.ProtoReflect.Descriptor instead.
 func (*SetNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{60}
+	return file_directory_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SetNamespaceReply) GetNamespace() *Namespace {
@@ -4857,7 +5261,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4869,7 +5273,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[61]
+	mi := &file_directory_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4882,7 +5286,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{61}
+	return file_directory_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -4917,7 +5321,7 @@ type DeleteNamespaceReply struct {
 
 func (x *DeleteNamespaceReply) Reset() {
 	*x = DeleteNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4929,7 +5333,7 @@ func (x *DeleteNamespaceReply) String() string {
 func (*DeleteNamespaceReply) ProtoMessage() {}
 
 func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[62]
+	mi := &file_directory_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4942,7 +5346,7 @@ func (x *DeleteNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceReply.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{62}
+	return file_directory_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DeleteNamespaceReply) GetId() uint32 {
@@ -4970,7 +5374,7 @@ type AcceptLossRequest struct {
 
 func (x *AcceptLossRequest) Reset() {
 	*x = AcceptLossRequest{}
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4982,7 +5386,7 @@ func (x *AcceptLossRequest) String() string {
 func (*AcceptLossRequest) ProtoMessage() {}
 
 func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[63]
+	mi := &file_directory_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4995,7 +5399,7 @@ func (x *AcceptLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossRequest.ProtoReflect.Descriptor instead.
 func (*AcceptLossRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{63}
+	return file_directory_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *AcceptLossRequest) GetName() string {
@@ -5021,7 +5425,7 @@ type AcceptLossReply struct {
 
 func (x *AcceptLossReply) Reset() {
 	*x = AcceptLossReply{}
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5033,7 +5437,7 @@ func (x *AcceptLossReply) String() string {
 func (*AcceptLossReply) ProtoMessage() {}
 
 func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[64]
+	mi := &file_directory_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5046,7 +5450,7 @@ func (x *AcceptLossReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptLossReply.ProtoReflect.Descriptor instead.
 func (*AcceptLossReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{64}
+	return file_directory_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AcceptLossReply) GetNamespace() *Namespace {
@@ -5064,7 +5468,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5480,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[65]
+	mi := &file_directory_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5493,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{65}
+	return file_directory_proto_rawDescGZIP(), []int{69}
 }
 
 type StatusReply struct {
@@ -5120,7 +5524,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5132,7 +5536,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[66]
+	mi := &file_directory_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5145,7 +5549,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{66}
+	return file_directory_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StatusReply) GetClusterId() string {
@@ -5261,7 +5665,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5273,7 +5677,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[67]
+	mi := &file_directory_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5286,7 +5690,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{67}
+	return file_directory_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -5346,7 +5750,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5358,7 +5762,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[68]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5371,7 +5775,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{68}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -5454,7 +5858,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5466,7 +5870,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[69]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5479,7 +5883,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{69}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -5626,7 +6030,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5638,7 +6042,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[70]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5651,7 +6055,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{70}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -5683,7 +6087,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5695,7 +6099,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5708,7 +6112,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 type RemoveDirectoryRequest struct {
@@ -5720,7 +6124,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5732,7 +6136,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5745,7 +6149,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -5763,7 +6167,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5775,7 +6179,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5788,7 +6192,773 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{77}
+}
+
+// RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
+type RotateKeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Also while sessions or memory nodes have not taken over the present one: what they show is refused
+	// until they have.
+	Force         bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyRequest) Reset() {
+	*x = RotateKeyRequest{}
+	mi := &file_directory_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyRequest) ProtoMessage() {}
+
+func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *RotateKeyRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type RotateKeyReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint32                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyReply) Reset() {
+	*x = RotateKeyReply{}
+	mi := &file_directory_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyReply) ProtoMessage() {}
+
+func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
+func (*RotateKeyReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *RotateKeyReply) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+type WhoAmIRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIRequest) Reset() {
+	*x = WhoAmIRequest{}
+	mi := &file_directory_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIRequest) ProtoMessage() {}
+
+func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
+func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{80}
+}
+
+type WhoAmIReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      string                 `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"` // empty: there is no TLS, and everybody may do everything
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	Groups        []string               `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	Namespaces    []*NamespaceRight      `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"` // that the caller may use, by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIReply) Reset() {
+	*x = WhoAmIReply{}
+	mi := &file_directory_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIReply) ProtoMessage() {}
+
+func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
+func (*WhoAmIReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *WhoAmIReply) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *WhoAmIReply) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *WhoAmIReply) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *WhoAmIReply) GetNamespaces() []*NamespaceRight {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+type NamespaceRight struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Right         Right                  `protobuf:"varint,2,opt,name=right,proto3,enum=kvd.directory.v1.Right" json:"right,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamespaceRight) Reset() {
+	*x = NamespaceRight{}
+	mi := &file_directory_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamespaceRight) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamespaceRight) ProtoMessage() {}
+
+func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
+func (*NamespaceRight) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *NamespaceRight) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *NamespaceRight) GetRight() Right {
+	if x != nil {
+		return x.Right
+	}
+	return Right_RIGHT_UNSPECIFIED
+}
+
+type ShowNamespaceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowNamespaceRequest) Reset() {
+	*x = ShowNamespaceRequest{}
+	mi := &file_directory_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowNamespaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowNamespaceRequest) ProtoMessage() {}
+
+func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
+func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *ShowNamespaceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ShowNamespaceReply struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // with owner, access and quota
+	// Taken of what its quotas bound.
+	GrantedBytes  uint64 `protobuf:"varint,2,opt,name=granted_bytes,json=grantedBytes,proto3" json:"granted_bytes,omitempty"`
+	IndexBytes    uint64 `protobuf:"varint,3,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`
+	Sessions      uint32 `protobuf:"varint,4,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowNamespaceReply) Reset() {
+	*x = ShowNamespaceReply{}
+	mi := &file_directory_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowNamespaceReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowNamespaceReply) ProtoMessage() {}
+
+func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
+func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ShowNamespaceReply) GetNamespace() *Namespace {
+	if x != nil {
+		return x.Namespace
+	}
+	return nil
+}
+
+func (x *ShowNamespaceReply) GetGrantedBytes() uint64 {
+	if x != nil {
+		return x.GrantedBytes
+	}
+	return 0
+}
+
+func (x *ShowNamespaceReply) GetIndexBytes() uint64 {
+	if x != nil {
+		return x.IndexBytes
+	}
+	return 0
+}
+
+func (x *ShowNamespaceReply) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+// GrantAccess gives somebody a right in the place of the one he had.
+type GrantAccessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Access        *Access                `protobuf:"bytes,2,opt,name=access,proto3" json:"access,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantAccessRequest) Reset() {
+	*x = GrantAccessRequest{}
+	mi := &file_directory_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantAccessRequest) ProtoMessage() {}
+
+func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
+func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *GrantAccessRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GrantAccessRequest) GetAccess() *Access {
+	if x != nil {
+		return x.Access
+	}
+	return nil
+}
+
+type GrantAccessReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Fencing       uint32                 `protobuf:"varint,2,opt,name=fencing,proto3" json:"fencing,omitempty"` // sessions that are being fenced, for they may do less now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantAccessReply) Reset() {
+	*x = GrantAccessReply{}
+	mi := &file_directory_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantAccessReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantAccessReply) ProtoMessage() {}
+
+func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
+func (*GrantAccessReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *GrantAccessReply) GetNamespace() *Namespace {
+	if x != nil {
+		return x.Namespace
+	}
+	return nil
+}
+
+func (x *GrantAccessReply) GetFencing() uint32 {
+	if x != nil {
+		return x.Fencing
+	}
+	return 0
+}
+
+type RevokeAccessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Who           string                 `protobuf:"bytes,2,opt,name=who,proto3" json:"who,omitempty"` // as in Access
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeAccessRequest) Reset() {
+	*x = RevokeAccessRequest{}
+	mi := &file_directory_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeAccessRequest) ProtoMessage() {}
+
+func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
+func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *RevokeAccessRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RevokeAccessRequest) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+type RevokeAccessReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Fencing       uint32                 `protobuf:"varint,2,opt,name=fencing,proto3" json:"fencing,omitempty"` // sessions that are being fenced
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeAccessReply) Reset() {
+	*x = RevokeAccessReply{}
+	mi := &file_directory_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeAccessReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeAccessReply) ProtoMessage() {}
+
+func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
+func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *RevokeAccessReply) GetNamespace() *Namespace {
+	if x != nil {
+		return x.Namespace
+	}
+	return nil
+}
+
+func (x *RevokeAccessReply) GetFencing() uint32 {
+	if x != nil {
+		return x.Fencing
+	}
+	return 0
+}
+
+type AuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"` // entries with greater numbers
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // the latest so many of them; 0: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_directory_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *AuditRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *AuditRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type AuditReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*AuditEntry          `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`  // by number
+	Dropped       uint64                 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"` // entries that were there once, and made room for later ones
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditReply) Reset() {
+	*x = AuditReply{}
+	mi := &file_directory_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditReply) ProtoMessage() {}
+
+func (x *AuditReply) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
+func (*AuditReply) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *AuditReply) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AuditReply) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+// AuditEntry is a change that somebody made.
+type AuditEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // 1 for the first, without gaps
+	UnixMillis    int64                  `protobuf:"varint,2,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	Identity      string                 `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"` // empty: the call came without TLS
+	Remote        string                 `protobuf:"bytes,4,opt,name=remote,proto3" json:"remote,omitempty"`     // its address
+	Action        string                 `protobuf:"bytes,5,opt,name=action,proto3" json:"action,omitempty"`     // such as namespace.create
+	Object        string                 `protobuf:"bytes,6,opt,name=object,proto3" json:"object,omitempty"`     // the name of what was changed
+	Detail        string                 `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`     // KEY=VALUE, separated by spaces
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_directory_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *AuditEntry) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
 }
 
 var File_directory_proto protoreflect.FileDescriptor
@@ -5829,7 +6999,7 @@ const file_directory_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x125\n" +
-	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xdc\x02\n" +
+	"\aatomics\x18\x03 \x01(\x0e2\x1b.kvd.directory.v1.AtomicsByR\aatomics\"\xd3\x03\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x123\n" +
@@ -5842,7 +7012,19 @@ const file_directory_proto_rawDesc = "" +
 	"limitBytes\x12\x1a\n" +
 	"\bdeleting\x18\x14 \x01(\bR\bdeleting\x12\x12\n" +
 	"\x04lost\x18\x10 \x01(\x04R\x04lost\x12.\n" +
-	"\x06losses\x18\x11 \x03(\v2\x16.kvd.directory.v1.LossR\x06losses\"\x85\x01\n" +
+	"\x06losses\x18\x11 \x03(\v2\x16.kvd.directory.v1.LossR\x06losses\x12\x14\n" +
+	"\x05owner\x18( \x01(\tR\x05owner\x120\n" +
+	"\x06access\x18) \x03(\v2\x18.kvd.directory.v1.AccessR\x06access\x12-\n" +
+	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\"I\n" +
+	"\x06Access\x12\x10\n" +
+	"\x03who\x18\x01 \x01(\tR\x03who\x12-\n" +
+	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"\x87\x01\n" +
+	"\x05Quota\x12\x1a\n" +
+	"\bsessions\x18\x01 \x01(\rR\bsessions\x12\x14\n" +
+	"\x05lanes\x18\x02 \x01(\rR\x05lanes\x12+\n" +
+	"\x12tcp_ops_per_second\x18\x03 \x01(\x04R\x0ftcpOpsPerSecond\x12\x1f\n" +
+	"\vindex_bytes\x18\x04 \x01(\x04R\n" +
+	"indexBytes\"\x85\x01\n" +
 	"\x04Loss\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05times\x18\x02 \x01(\x04R\x05times\x12\x1f\n" +
@@ -6007,7 +7189,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x10was_namespace_id\x18\x14 \x01(\rR\x0ewasNamespaceId\x12\x1e\n" +
 	"\n" +
 	"background\x18\x15 \x01(\bR\n" +
-	"background\"\xdb\x02\n" +
+	"background\"\xfe\x02\n" +
 	"\x10OpenSessionReply\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12$\n" +
@@ -6022,7 +7204,8 @@ const file_directory_proto_rawDesc = "" +
 	"\fnamespace_id\x18\t \x01(\rR\vnamespaceId\x12\x1b\n" +
 	"\tmax_lanes\x18\n" +
 	" \x01(\rR\bmaxLanes\x12\x12\n" +
-	"\x04term\x18\v \x01(\x04R\x04term\"\x97\x03\n" +
+	"\x04term\x18\v \x01(\x04R\x04term\x12!\n" +
+	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\"\xba\x03\n" +
 	"\fRenewRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x12!\n" +
@@ -6036,7 +7219,8 @@ const file_directory_proto_rawDesc = "" +
 	"\areturns\x18\b \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\areturns\x12*\n" +
 	"\x04held\x18\t \x03(\v2\x16.kvd.directory.v1.HeldR\x04held\x12\x19\n" +
 	"\bin_limbo\x18\n" +
-	" \x01(\bR\ainLimbo\"\xaa\x02\n" +
+	" \x01(\bR\ainLimbo\x12!\n" +
+	"\ftoken_number\x18( \x01(\x04R\vtokenNumber\"\xe3\x02\n" +
 	"\n" +
 	"RenewReply\x12!\n" +
 	"\flease_millis\x18\x01 \x01(\x04R\vleaseMillis\x12\x14\n" +
@@ -6049,7 +7233,9 @@ const file_directory_proto_rawDesc = "" +
 	"deliveries\x18\x06 \x03(\v2\x1c.kvd.directory.v1.FreePlacesR\n" +
 	"deliveries\x120\n" +
 	"\x06supply\x18\a \x03(\v2\x18.kvd.directory.v1.SupplyR\x06supply\x12!\n" +
-	"\fquiet_millis\x18\b \x01(\x04R\vquietMillis\"m\n" +
+	"\fquiet_millis\x18\b \x01(\x04R\vquietMillis\x12\x14\n" +
+	"\x05token\x18( \x01(\fR\x05token\x12!\n" +
+	"\ftoken_number\x18) \x01(\x04R\vtokenNumber\"m\n" +
 	"\n" +
 	"FreePlaces\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1e\n" +
@@ -6126,7 +7312,7 @@ const file_directory_proto_rawDesc = "" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x128\n" +
 	"\tendpoints\x18\x04 \x03(\v2\x1a.kvd.directory.v1.EndpointR\tendpoints\x12%\n" +
 	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytes\x12\x16\n" +
-	"\x06domain\x18\x06 \x01(\tR\x06domain\"\xcf\x01\n" +
+	"\x06domain\x18\x06 \x01(\tR\x06domain\"\xff\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
 	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1f\n" +
@@ -6134,10 +7320,19 @@ const file_directory_proto_rawDesc = "" +
 	"clusterKey\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x04 \x01(\tR\tclusterId\x126\n" +
-	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\"2\n" +
+	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\x12.\n" +
+	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\"<\n" +
+	"\bTokenKey\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\rR\n" +
+	"generation\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"`\n" +
+	"\x0eNamespaceQuota\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12+\n" +
+	"\x12tcp_ops_per_second\x18\x02 \x01(\x04R\x0ftcpOpsPerSecond\"2\n" +
 	"\bSessions\x12\x12\n" +
 	"\x04last\x18\x01 \x01(\rR\x04last\x12\x12\n" +
-	"\x04live\x18\x02 \x03(\rR\x04live\"\xde\x01\n" +
+	"\x04live\x18\x02 \x03(\rR\x04live\"\x85\x02\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12'\n" +
@@ -6145,7 +7340,8 @@ const file_directory_proto_rawDesc = "" +
 	"\x05stats\x18\x04 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05stats\x12\x12\n" +
 	"\x04news\x18\x05 \x01(\x04R\x04news\x12\x1f\n" +
 	"\vwait_millis\x18\x06 \x01(\x04R\n" +
-	"waitMillis\"M\n" +
+	"waitMillis\x12%\n" +
+	"\x0ekey_generation\x18( \x01(\rR\rkeyGeneration\"M\n" +
 	"\x10LeaveNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x10\n" +
@@ -6153,13 +7349,15 @@ const file_directory_proto_rawDesc = "" +
 	"\tNodeStats\x12-\n" +
 	"\x13data_path_cpu_nanos\x18\x01 \x01(\x04R\x10dataPathCpuNanos\x12 \n" +
 	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12)\n" +
-	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xde\x01\n" +
+	"\x10registered_bytes\x18\x03 \x01(\x04R\x0fregisteredBytes\"\xc8\x02\n" +
 	"\x0eHeartbeatReply\x126\n" +
 	"\aregions\x18\x01 \x03(\v2\x1c.kvd.directory.v1.WantRegionR\aregions\x12%\n" +
 	"\x0efence_sessions\x18\x02 \x03(\rR\rfenceSessions\x12!\n" +
 	"\funknown_node\x18\x03 \x01(\bR\vunknownNode\x126\n" +
 	"\bsessions\x18\x04 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\x12\x12\n" +
-	"\x04news\x18\x05 \x01(\x04R\x04news\"\xd2\x01\n" +
+	"\x04news\x18\x05 \x01(\x04R\x04news\x12.\n" +
+	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\x128\n" +
+	"\x06quotas\x18) \x03(\v2 .kvd.directory.v1.NamespaceQuotaR\x06quotas\"\xd2\x01\n" +
 	"\n" +
 	"WantRegion\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12!\n" +
@@ -6176,7 +7374,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x05pg_id\x18\x03 \x01(\rR\x04pgId\x120\n" +
 	"\x04keys\x18\x04 \x03(\v2\x1c.kvd.directory.v1.RegionKeysR\x04keys\x12\x14\n" +
 	"\x05since\x18\x05 \x01(\x04R\x05since\"\x14\n" +
-	"\x12PublishRegionReply\"\x9d\x02\n" +
+	"\x12PublishRegionReply\"\xe2\x02\n" +
 	"\x16CreateNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x1f.kvd.directory.v1.NamespaceModeR\x04mode\x12\x1a\n" +
@@ -6186,16 +7384,20 @@ const file_directory_proto_rawDesc = "" +
 	"\rindex_percent\x18\x06 \x01(\rR\findexPercent\x12\x1a\n" +
 	"\bsegments\x18\a \x01(\rR\bsegments\x12\x1f\n" +
 	"\vlimit_bytes\x18\b \x01(\x04R\n" +
-	"limitBytes\"Q\n" +
+	"limitBytes\x12\x14\n" +
+	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
+	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\"Q\n" +
 	"\x14CreateNamespaceReply\x129\n" +
-	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x85\x01\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\xca\x01\n" +
 	"\x13SetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlimit_bytes\x18\x02 \x01(\x04R\n" +
 	"limitBytes\x12\x1a\n" +
 	"\breplicas\x18\x14 \x01(\rR\breplicas\x12\x1d\n" +
 	"\n" +
-	"keep_limit\x18\x15 \x01(\bR\tkeepLimit\"N\n" +
+	"keep_limit\x18\x15 \x01(\bR\tkeepLimit\x12\x14\n" +
+	"\x05owner\x18( \x01(\tR\x05owner\x12-\n" +
+	"\x05quota\x18* \x01(\v2\x17.kvd.directory.v1.QuotaR\x05quota\"N\n" +
 	"\x11SetNamespaceReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"_\n" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +
@@ -6286,7 +7488,61 @@ const file_directory_proto_rawDesc = "" +
 	"\x12JoinDirectoryReply\"(\n" +
 	"\x16RemoveDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +
-	"\x14RemoveDirectoryReply*C\n" +
+	"\x14RemoveDirectoryReply\"(\n" +
+	"\x10RotateKeyRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\"0\n" +
+	"\x0eRotateKeyReply\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\rR\n" +
+	"generation\"\x0f\n" +
+	"\rWhoAmIRequest\"\x97\x01\n" +
+	"\vWhoAmIReply\x12\x1a\n" +
+	"\bidentity\x18\x01 \x01(\tR\bidentity\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x16\n" +
+	"\x06groups\x18\x03 \x03(\tR\x06groups\x12@\n" +
+	"\n" +
+	"namespaces\x18\x04 \x03(\v2 .kvd.directory.v1.NamespaceRightR\n" +
+	"namespaces\"]\n" +
+	"\x0eNamespaceRight\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12-\n" +
+	"\x05right\x18\x02 \x01(\x0e2\x17.kvd.directory.v1.RightR\x05right\"*\n" +
+	"\x14ShowNamespaceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xb1\x01\n" +
+	"\x12ShowNamespaceReply\x129\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\x12#\n" +
+	"\rgranted_bytes\x18\x02 \x01(\x04R\fgrantedBytes\x12\x1f\n" +
+	"\vindex_bytes\x18\x03 \x01(\x04R\n" +
+	"indexBytes\x12\x1a\n" +
+	"\bsessions\x18\x04 \x01(\rR\bsessions\"d\n" +
+	"\x12GrantAccessRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x120\n" +
+	"\x06access\x18\x02 \x01(\v2\x18.kvd.directory.v1.AccessR\x06access\"g\n" +
+	"\x10GrantAccessReply\x129\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\x12\x18\n" +
+	"\afencing\x18\x02 \x01(\rR\afencing\"E\n" +
+	"\x13RevokeAccessRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03who\x18\x02 \x01(\tR\x03who\"h\n" +
+	"\x11RevokeAccessReply\x129\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\x12\x18\n" +
+	"\afencing\x18\x02 \x01(\rR\afencing\":\n" +
+	"\fAuditRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"^\n" +
+	"\n" +
+	"AuditReply\x126\n" +
+	"\aentries\x18\x01 \x03(\v2\x1c.kvd.directory.v1.AuditEntryR\aentries\x12\x18\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\"\xc1\x01\n" +
+	"\n" +
+	"AuditEntry\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1f\n" +
+	"\vunix_millis\x18\x02 \x01(\x03R\n" +
+	"unixMillis\x12\x1a\n" +
+	"\bidentity\x18\x03 \x01(\tR\bidentity\x12\x16\n" +
+	"\x06remote\x18\x04 \x01(\tR\x06remote\x12\x16\n" +
+	"\x06action\x18\x05 \x01(\tR\x06action\x12\x16\n" +
+	"\x06object\x18\x06 \x01(\tR\x06object\x12\x16\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail*C\n" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aNODE_UP\x10\x01\x12\r\n" +
@@ -6300,7 +7556,13 @@ const file_directory_proto_rawDesc = "" +
 	"\rNamespaceMode\x12\x1e\n" +
 	"\x1aNAMESPACE_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fNAMESPACE_STORE\x10\x01\x12\x13\n" +
-	"\x0fNAMESPACE_CACHE\x10\x02*e\n" +
+	"\x0fNAMESPACE_CACHE\x10\x02*P\n" +
+	"\x05Right\x12\x15\n" +
+	"\x11RIGHT_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"RIGHT_READ\x10\x01\x12\x0f\n" +
+	"\vRIGHT_WRITE\x10\x02\x12\x0f\n" +
+	"\vRIGHT_ADMIN\x10\x03*e\n" +
 	"\aPGState\x12\x18\n" +
 	"\x14PG_STATE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vPG_CREATING\x10\x01\x12\r\n" +
@@ -6321,7 +7583,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x18SESSION_LIFE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSESSION_LIVE\x10\x01\x12\x13\n" +
 	"\x0fSESSION_FENCING\x10\x02\x12\x12\n" +
-	"\x0eSESSION_FENCED\x10\x032\x8a\x11\n" +
+	"\x0eSESSION_FENCED\x10\x032\x82\x15\n" +
 	"\tDirectory\x12W\n" +
 	"\vOpenSession\x12$.kvd.directory.v1.OpenSessionRequest\x1a\".kvd.directory.v1.OpenSessionReply\x12E\n" +
 	"\x05Renew\x12\x1e.kvd.directory.v1.RenewRequest\x1a\x1c.kvd.directory.v1.RenewReply\x12Z\n" +
@@ -6349,7 +7611,13 @@ const file_directory_proto_rawDesc = "" +
 	"AcceptLoss\x12#.kvd.directory.v1.AcceptLossRequest\x1a!.kvd.directory.v1.AcceptLossReply\x12H\n" +
 	"\x06Status\x12\x1f.kvd.directory.v1.StatusRequest\x1a\x1d.kvd.directory.v1.StatusReply\x12]\n" +
 	"\rJoinDirectory\x12&.kvd.directory.v1.JoinDirectoryRequest\x1a$.kvd.directory.v1.JoinDirectoryReply\x12c\n" +
-	"\x0fRemoveDirectory\x12(.kvd.directory.v1.RemoveDirectoryRequest\x1a&.kvd.directory.v1.RemoveDirectoryReplyB+Z)github.com/kvd-project/kvd/internal/dirpbb\x06proto3"
+	"\x0fRemoveDirectory\x12(.kvd.directory.v1.RemoveDirectoryRequest\x1a&.kvd.directory.v1.RemoveDirectoryReply\x12Q\n" +
+	"\tRotateKey\x12\".kvd.directory.v1.RotateKeyRequest\x1a .kvd.directory.v1.RotateKeyReply\x12E\n" +
+	"\x05Audit\x12\x1e.kvd.directory.v1.AuditRequest\x1a\x1c.kvd.directory.v1.AuditReply\x12H\n" +
+	"\x06WhoAmI\x12\x1f.kvd.directory.v1.WhoAmIRequest\x1a\x1d.kvd.directory.v1.WhoAmIReply\x12]\n" +
+	"\rShowNamespace\x12&.kvd.directory.v1.ShowNamespaceRequest\x1a$.kvd.directory.v1.ShowNamespaceReply\x12W\n" +
+	"\vGrantAccess\x12$.kvd.directory.v1.GrantAccessRequest\x1a\".kvd.directory.v1.GrantAccessReply\x12Z\n" +
+	"\fRevokeAccess\x12%.kvd.directory.v1.RevokeAccessRequest\x1a#.kvd.directory.v1.RevokeAccessReplyB+Z)github.com/kvd-project/kvd/internal/dirpbb\x06proto3"
 
 var (
 	file_directory_proto_rawDescOnce sync.Once
@@ -6363,196 +7631,242 @@ func file_directory_proto_rawDescGZIP() []byte {
 	return file_directory_proto_rawDescData
 }
 
-var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
 	(NamespaceMode)(0),             // 2: kvd.directory.v1.NamespaceMode
-	(PGState)(0),                   // 3: kvd.directory.v1.PGState
-	(JobKind)(0),                   // 4: kvd.directory.v1.JobKind
-	(SessionLife)(0),               // 5: kvd.directory.v1.SessionLife
-	(*NotLeader)(nil),              // 6: kvd.directory.v1.NotLeader
-	(*NothingDone)(nil),            // 7: kvd.directory.v1.NothingDone
-	(*Map)(nil),                    // 8: kvd.directory.v1.Map
-	(*Node)(nil),                   // 9: kvd.directory.v1.Node
-	(*Endpoint)(nil),               // 10: kvd.directory.v1.Endpoint
-	(*Namespace)(nil),              // 11: kvd.directory.v1.Namespace
-	(*Loss)(nil),                   // 12: kvd.directory.v1.Loss
-	(*PlacementGroup)(nil),         // 13: kvd.directory.v1.PlacementGroup
-	(*Member)(nil),                 // 14: kvd.directory.v1.Member
-	(*RegionKeys)(nil),             // 15: kvd.directory.v1.RegionKeys
-	(*Shard)(nil),                  // 16: kvd.directory.v1.Shard
-	(*Move)(nil),                   // 17: kvd.directory.v1.Move
-	(*Job)(nil),                    // 18: kvd.directory.v1.Job
-	(*JobReport)(nil),              // 19: kvd.directory.v1.JobReport
-	(*UnitRuns)(nil),               // 20: kvd.directory.v1.UnitRuns
-	(*FindWorkRequest)(nil),        // 21: kvd.directory.v1.FindWorkRequest
-	(*FindWorkReply)(nil),          // 22: kvd.directory.v1.FindWorkReply
-	(*ClaimJobRequest)(nil),        // 23: kvd.directory.v1.ClaimJobRequest
-	(*ClaimJobReply)(nil),          // 24: kvd.directory.v1.ClaimJobReply
-	(*ReportJobRequest)(nil),       // 25: kvd.directory.v1.ReportJobRequest
-	(*ReportJobReply)(nil),         // 26: kvd.directory.v1.ReportJobReply
-	(*RequestSplitRequest)(nil),    // 27: kvd.directory.v1.RequestSplitRequest
-	(*RequestSplitReply)(nil),      // 28: kvd.directory.v1.RequestSplitReply
-	(*StartJobRequest)(nil),        // 29: kvd.directory.v1.StartJobRequest
-	(*StartJobReply)(nil),          // 30: kvd.directory.v1.StartJobReply
-	(*DrainNodeRequest)(nil),       // 31: kvd.directory.v1.DrainNodeRequest
-	(*DrainNodeReply)(nil),         // 32: kvd.directory.v1.DrainNodeReply
-	(*RemoveNodeRequest)(nil),      // 33: kvd.directory.v1.RemoveNodeRequest
-	(*RemoveNodeReply)(nil),        // 34: kvd.directory.v1.RemoveNodeReply
-	(*RebalanceRequest)(nil),       // 35: kvd.directory.v1.RebalanceRequest
-	(*RebalanceReply)(nil),         // 36: kvd.directory.v1.RebalanceReply
-	(*OpenSessionRequest)(nil),     // 37: kvd.directory.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),       // 38: kvd.directory.v1.OpenSessionReply
-	(*RenewRequest)(nil),           // 39: kvd.directory.v1.RenewRequest
-	(*RenewReply)(nil),             // 40: kvd.directory.v1.RenewReply
-	(*FreePlaces)(nil),             // 41: kvd.directory.v1.FreePlaces
-	(*Held)(nil),                   // 42: kvd.directory.v1.Held
-	(*Supply)(nil),                 // 43: kvd.directory.v1.Supply
-	(*CloseSessionRequest)(nil),    // 44: kvd.directory.v1.CloseSessionRequest
-	(*ReturnedRun)(nil),            // 45: kvd.directory.v1.ReturnedRun
-	(*CloseSessionReply)(nil),      // 46: kvd.directory.v1.CloseSessionReply
-	(*GrantExtentRequest)(nil),     // 47: kvd.directory.v1.GrantExtentRequest
-	(*GrantExtentReply)(nil),       // 48: kvd.directory.v1.GrantExtentReply
-	(*SessionStateRequest)(nil),    // 49: kvd.directory.v1.SessionStateRequest
-	(*SessionStateReply)(nil),      // 50: kvd.directory.v1.SessionStateReply
-	(*WatchMapRequest)(nil),        // 51: kvd.directory.v1.WatchMapRequest
-	(*RegisterNodeRequest)(nil),    // 52: kvd.directory.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),      // 53: kvd.directory.v1.RegisterNodeReply
-	(*Sessions)(nil),               // 54: kvd.directory.v1.Sessions
-	(*HeartbeatRequest)(nil),       // 55: kvd.directory.v1.HeartbeatRequest
-	(*LeaveNodeRequest)(nil),       // 56: kvd.directory.v1.LeaveNodeRequest
-	(*LeaveNodeReply)(nil),         // 57: kvd.directory.v1.LeaveNodeReply
-	(*NodeStats)(nil),              // 58: kvd.directory.v1.NodeStats
-	(*HeartbeatReply)(nil),         // 59: kvd.directory.v1.HeartbeatReply
-	(*WantRegion)(nil),             // 60: kvd.directory.v1.WantRegion
-	(*PublishRegionRequest)(nil),   // 61: kvd.directory.v1.PublishRegionRequest
-	(*PublishRegionReply)(nil),     // 62: kvd.directory.v1.PublishRegionReply
-	(*CreateNamespaceRequest)(nil), // 63: kvd.directory.v1.CreateNamespaceRequest
-	(*CreateNamespaceReply)(nil),   // 64: kvd.directory.v1.CreateNamespaceReply
-	(*SetNamespaceRequest)(nil),    // 65: kvd.directory.v1.SetNamespaceRequest
-	(*SetNamespaceReply)(nil),      // 66: kvd.directory.v1.SetNamespaceReply
-	(*DeleteNamespaceRequest)(nil), // 67: kvd.directory.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceReply)(nil),   // 68: kvd.directory.v1.DeleteNamespaceReply
-	(*AcceptLossRequest)(nil),      // 69: kvd.directory.v1.AcceptLossRequest
-	(*AcceptLossReply)(nil),        // 70: kvd.directory.v1.AcceptLossReply
-	(*StatusRequest)(nil),          // 71: kvd.directory.v1.StatusRequest
-	(*StatusReply)(nil),            // 72: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 73: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 74: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 75: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 76: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 77: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 78: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 79: kvd.directory.v1.RemoveDirectoryReply
-	nil,                            // 80: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(Right)(0),                     // 3: kvd.directory.v1.Right
+	(PGState)(0),                   // 4: kvd.directory.v1.PGState
+	(JobKind)(0),                   // 5: kvd.directory.v1.JobKind
+	(SessionLife)(0),               // 6: kvd.directory.v1.SessionLife
+	(*NotLeader)(nil),              // 7: kvd.directory.v1.NotLeader
+	(*NothingDone)(nil),            // 8: kvd.directory.v1.NothingDone
+	(*Map)(nil),                    // 9: kvd.directory.v1.Map
+	(*Node)(nil),                   // 10: kvd.directory.v1.Node
+	(*Endpoint)(nil),               // 11: kvd.directory.v1.Endpoint
+	(*Namespace)(nil),              // 12: kvd.directory.v1.Namespace
+	(*Access)(nil),                 // 13: kvd.directory.v1.Access
+	(*Quota)(nil),                  // 14: kvd.directory.v1.Quota
+	(*Loss)(nil),                   // 15: kvd.directory.v1.Loss
+	(*PlacementGroup)(nil),         // 16: kvd.directory.v1.PlacementGroup
+	(*Member)(nil),                 // 17: kvd.directory.v1.Member
+	(*RegionKeys)(nil),             // 18: kvd.directory.v1.RegionKeys
+	(*Shard)(nil),                  // 19: kvd.directory.v1.Shard
+	(*Move)(nil),                   // 20: kvd.directory.v1.Move
+	(*Job)(nil),                    // 21: kvd.directory.v1.Job
+	(*JobReport)(nil),              // 22: kvd.directory.v1.JobReport
+	(*UnitRuns)(nil),               // 23: kvd.directory.v1.UnitRuns
+	(*FindWorkRequest)(nil),        // 24: kvd.directory.v1.FindWorkRequest
+	(*FindWorkReply)(nil),          // 25: kvd.directory.v1.FindWorkReply
+	(*ClaimJobRequest)(nil),        // 26: kvd.directory.v1.ClaimJobRequest
+	(*ClaimJobReply)(nil),          // 27: kvd.directory.v1.ClaimJobReply
+	(*ReportJobRequest)(nil),       // 28: kvd.directory.v1.ReportJobRequest
+	(*ReportJobReply)(nil),         // 29: kvd.directory.v1.ReportJobReply
+	(*RequestSplitRequest)(nil),    // 30: kvd.directory.v1.RequestSplitRequest
+	(*RequestSplitReply)(nil),      // 31: kvd.directory.v1.RequestSplitReply
+	(*StartJobRequest)(nil),        // 32: kvd.directory.v1.StartJobRequest
+	(*StartJobReply)(nil),          // 33: kvd.directory.v1.StartJobReply
+	(*DrainNodeRequest)(nil),       // 34: kvd.directory.v1.DrainNodeRequest
+	(*DrainNodeReply)(nil),         // 35: kvd.directory.v1.DrainNodeReply
+	(*RemoveNodeRequest)(nil),      // 36: kvd.directory.v1.RemoveNodeRequest
+	(*RemoveNodeReply)(nil),        // 37: kvd.directory.v1.RemoveNodeReply
+	(*RebalanceRequest)(nil),       // 38: kvd.directory.v1.RebalanceRequest
+	(*RebalanceReply)(nil),         // 39: kvd.directory.v1.RebalanceReply
+	(*OpenSessionRequest)(nil),     // 40: kvd.directory.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),       // 41: kvd.directory.v1.OpenSessionReply
+	(*RenewRequest)(nil),           // 42: kvd.directory.v1.RenewRequest
+	(*RenewReply)(nil),             // 43: kvd.directory.v1.RenewReply
+	(*FreePlaces)(nil),             // 44: kvd.directory.v1.FreePlaces
+	(*Held)(nil),                   // 45: kvd.directory.v1.Held
+	(*Supply)(nil),                 // 46: kvd.directory.v1.Supply
+	(*CloseSessionRequest)(nil),    // 47: kvd.directory.v1.CloseSessionRequest
+	(*ReturnedRun)(nil),            // 48: kvd.directory.v1.ReturnedRun
+	(*CloseSessionReply)(nil),      // 49: kvd.directory.v1.CloseSessionReply
+	(*GrantExtentRequest)(nil),     // 50: kvd.directory.v1.GrantExtentRequest
+	(*GrantExtentReply)(nil),       // 51: kvd.directory.v1.GrantExtentReply
+	(*SessionStateRequest)(nil),    // 52: kvd.directory.v1.SessionStateRequest
+	(*SessionStateReply)(nil),      // 53: kvd.directory.v1.SessionStateReply
+	(*WatchMapRequest)(nil),        // 54: kvd.directory.v1.WatchMapRequest
+	(*RegisterNodeRequest)(nil),    // 55: kvd.directory.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),      // 56: kvd.directory.v1.RegisterNodeReply
+	(*TokenKey)(nil),               // 57: kvd.directory.v1.TokenKey
+	(*NamespaceQuota)(nil),         // 58: kvd.directory.v1.NamespaceQuota
+	(*Sessions)(nil),               // 59: kvd.directory.v1.Sessions
+	(*HeartbeatRequest)(nil),       // 60: kvd.directory.v1.HeartbeatRequest
+	(*LeaveNodeRequest)(nil),       // 61: kvd.directory.v1.LeaveNodeRequest
+	(*LeaveNodeReply)(nil),         // 62: kvd.directory.v1.LeaveNodeReply
+	(*NodeStats)(nil),              // 63: kvd.directory.v1.NodeStats
+	(*HeartbeatReply)(nil),         // 64: kvd.directory.v1.HeartbeatReply
+	(*WantRegion)(nil),             // 65: kvd.directory.v1.WantRegion
+	(*PublishRegionRequest)(nil),   // 66: kvd.directory.v1.PublishRegionRequest
+	(*PublishRegionReply)(nil),     // 67: kvd.directory.v1.PublishRegionReply
+	(*CreateNamespaceRequest)(nil), // 68: kvd.directory.v1.CreateNamespaceRequest
+	(*CreateNamespaceReply)(nil),   // 69: kvd.directory.v1.CreateNamespaceReply
+	(*SetNamespaceRequest)(nil),    // 70: kvd.directory.v1.SetNamespaceRequest
+	(*SetNamespaceReply)(nil),      // 71: kvd.directory.v1.SetNamespaceReply
+	(*DeleteNamespaceRequest)(nil), // 72: kvd.directory.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceReply)(nil),   // 73: kvd.directory.v1.DeleteNamespaceReply
+	(*AcceptLossRequest)(nil),      // 74: kvd.directory.v1.AcceptLossRequest
+	(*AcceptLossReply)(nil),        // 75: kvd.directory.v1.AcceptLossReply
+	(*StatusRequest)(nil),          // 76: kvd.directory.v1.StatusRequest
+	(*StatusReply)(nil),            // 77: kvd.directory.v1.StatusReply
+	(*DirectoryNode)(nil),          // 78: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 79: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 80: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 81: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 82: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 83: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 84: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 85: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 86: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 87: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 88: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 89: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 90: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 91: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 92: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 93: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 94: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 95: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 96: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 97: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 98: kvd.directory.v1.AuditEntry
+	nil,                            // 99: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
-	9,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
-	11, // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	13, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	16, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
-	10, // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
+	10, // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
+	12, // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
+	16, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	19, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	11, // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
 	0,  // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
 	1,  // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
 	2,  // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
-	12, // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
-	3,  // 9: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	14, // 10: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	14, // 11: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
-	14, // 12: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
-	15, // 13: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	17, // 14: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	4,  // 15: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	20, // 16: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	18, // 17: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	19, // 18: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	4,  // 19: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	41, // 20: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	45, // 21: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	42, // 22: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	41, // 23: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	43, // 24: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	45, // 25: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	41, // 26: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	42, // 27: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	45, // 28: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	5,  // 29: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	10, // 30: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	54, // 31: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	58, // 32: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	60, // 33: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	54, // 34: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	15, // 35: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,  // 36: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	11, // 37: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	11, // 38: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	11, // 39: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	73, // 40: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	8,  // 41: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	74, // 42: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	75, // 43: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	80, // 44: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	18, // 45: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	5,  // 46: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	19, // 47: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	58, // 48: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	37, // 49: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	39, // 50: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	44, // 51: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	51, // 52: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	47, // 53: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	49, // 54: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	27, // 55: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	52, // 56: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	55, // 57: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	61, // 58: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	56, // 59: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	21, // 60: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	23, // 61: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	25, // 62: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	29, // 63: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	31, // 64: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	33, // 65: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	35, // 66: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	63, // 67: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	65, // 68: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	67, // 69: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	69, // 70: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	71, // 71: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	76, // 72: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	78, // 73: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	38, // 74: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	40, // 75: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	46, // 76: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	8,  // 77: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	48, // 78: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	50, // 79: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	28, // 80: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	53, // 81: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	59, // 82: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	62, // 83: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	57, // 84: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	22, // 85: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	24, // 86: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	26, // 87: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	30, // 88: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	32, // 89: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	34, // 90: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	36, // 91: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	64, // 92: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	66, // 93: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	68, // 94: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	70, // 95: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	72, // 96: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	77, // 97: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	79, // 98: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	74, // [74:99] is the sub-list for method output_type
-	49, // [49:74] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	15, // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
+	13, // 9: kvd.directory.v1.Namespace.access:type_name -> kvd.directory.v1.Access
+	14, // 10: kvd.directory.v1.Namespace.quota:type_name -> kvd.directory.v1.Quota
+	3,  // 11: kvd.directory.v1.Access.right:type_name -> kvd.directory.v1.Right
+	4,  // 12: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
+	17, // 13: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	17, // 14: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	17, // 15: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	18, // 16: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	20, // 17: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	5,  // 18: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	23, // 19: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	21, // 20: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	22, // 21: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	5,  // 22: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	44, // 23: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	48, // 24: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	45, // 25: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	44, // 26: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	46, // 27: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	48, // 28: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	44, // 29: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	45, // 30: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	48, // 31: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	6,  // 32: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	11, // 33: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	59, // 34: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	57, // 35: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	63, // 36: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	65, // 37: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	59, // 38: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	57, // 39: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	58, // 40: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	18, // 41: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,  // 42: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	14, // 43: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12, // 44: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	14, // 45: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12, // 46: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12, // 47: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	78, // 48: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	9,  // 49: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	79, // 50: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	80, // 51: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	99, // 52: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	21, // 53: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	6,  // 54: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	22, // 55: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	89, // 56: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	3,  // 57: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	12, // 58: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13, // 59: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	12, // 60: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12, // 61: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	98, // 62: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	63, // 63: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	40, // 64: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	42, // 65: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	47, // 66: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	54, // 67: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	50, // 68: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	52, // 69: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	30, // 70: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	55, // 71: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	60, // 72: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	66, // 73: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	61, // 74: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	24, // 75: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	26, // 76: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	28, // 77: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	32, // 78: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	34, // 79: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	36, // 80: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	38, // 81: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	68, // 82: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	70, // 83: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	72, // 84: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	74, // 85: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	76, // 86: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	81, // 87: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	83, // 88: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	85, // 89: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	96, // 90: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	87, // 91: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	90, // 92: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	92, // 93: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	94, // 94: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	41, // 95: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	43, // 96: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	49, // 97: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	9,  // 98: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	51, // 99: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	53, // 100: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	31, // 101: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	56, // 102: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	64, // 103: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	67, // 104: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	62, // 105: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	25, // 106: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	27, // 107: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	29, // 108: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	33, // 109: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	35, // 110: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	37, // 111: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	39, // 112: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	69, // 113: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	71, // 114: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	73, // 115: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	75, // 116: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	77, // 117: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	82, // 118: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	84, // 119: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	86, // 120: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	97, // 121: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	88, // 122: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	91, // 123: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	93, // 124: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	95, // 125: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	95, // [95:126] is the sub-list for method output_type
+	64, // [64:95] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -6566,8 +7880,8 @@ func file_directory_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   75,
+			NumEnums:      7,
+			NumMessages:   93,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

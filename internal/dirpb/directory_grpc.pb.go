@@ -49,6 +49,12 @@ const (
 	Directory_Status_FullMethodName          = "/kvd.directory.v1.Directory/Status"
 	Directory_JoinDirectory_FullMethodName   = "/kvd.directory.v1.Directory/JoinDirectory"
 	Directory_RemoveDirectory_FullMethodName = "/kvd.directory.v1.Directory/RemoveDirectory"
+	Directory_RotateKey_FullMethodName       = "/kvd.directory.v1.Directory/RotateKey"
+	Directory_Audit_FullMethodName           = "/kvd.directory.v1.Directory/Audit"
+	Directory_WhoAmI_FullMethodName          = "/kvd.directory.v1.Directory/WhoAmI"
+	Directory_ShowNamespace_FullMethodName   = "/kvd.directory.v1.Directory/ShowNamespace"
+	Directory_GrantAccess_FullMethodName     = "/kvd.directory.v1.Directory/GrantAccess"
+	Directory_RevokeAccess_FullMethodName    = "/kvd.directory.v1.Directory/RevokeAccess"
 )
 
 // DirectoryClient is the client API for Directory service.
@@ -88,6 +94,13 @@ type DirectoryClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	JoinDirectory(ctx context.Context, in *JoinDirectoryRequest, opts ...grpc.CallOption) (*JoinDirectoryReply, error)
 	RemoveDirectory(ctx context.Context, in *RemoveDirectoryRequest, opts ...grpc.CallOption) (*RemoveDirectoryReply, error)
+	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyReply, error)
+	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditReply, error)
+	// Everybody, and who administers a namespace.
+	WhoAmI(ctx context.Context, in *WhoAmIRequest, opts ...grpc.CallOption) (*WhoAmIReply, error)
+	ShowNamespace(ctx context.Context, in *ShowNamespaceRequest, opts ...grpc.CallOption) (*ShowNamespaceReply, error)
+	GrantAccess(ctx context.Context, in *GrantAccessRequest, opts ...grpc.CallOption) (*GrantAccessReply, error)
+	RevokeAccess(ctx context.Context, in *RevokeAccessRequest, opts ...grpc.CallOption) (*RevokeAccessReply, error)
 }
 
 type directoryClient struct {
@@ -357,6 +370,66 @@ func (c *directoryClient) RemoveDirectory(ctx context.Context, in *RemoveDirecto
 	return out, nil
 }
 
+func (c *directoryClient) RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotateKeyReply)
+	err := c.cc.Invoke(ctx, Directory_RotateKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AuditReply)
+	err := c.cc.Invoke(ctx, Directory_Audit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) WhoAmI(ctx context.Context, in *WhoAmIRequest, opts ...grpc.CallOption) (*WhoAmIReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WhoAmIReply)
+	err := c.cc.Invoke(ctx, Directory_WhoAmI_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) ShowNamespace(ctx context.Context, in *ShowNamespaceRequest, opts ...grpc.CallOption) (*ShowNamespaceReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShowNamespaceReply)
+	err := c.cc.Invoke(ctx, Directory_ShowNamespace_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) GrantAccess(ctx context.Context, in *GrantAccessRequest, opts ...grpc.CallOption) (*GrantAccessReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GrantAccessReply)
+	err := c.cc.Invoke(ctx, Directory_GrantAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) RevokeAccess(ctx context.Context, in *RevokeAccessRequest, opts ...grpc.CallOption) (*RevokeAccessReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeAccessReply)
+	err := c.cc.Invoke(ctx, Directory_RevokeAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DirectoryServer is the server API for Directory service.
 // All implementations must embed UnimplementedDirectoryServer
 // for forward compatibility.
@@ -394,6 +467,13 @@ type DirectoryServer interface {
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	JoinDirectory(context.Context, *JoinDirectoryRequest) (*JoinDirectoryReply, error)
 	RemoveDirectory(context.Context, *RemoveDirectoryRequest) (*RemoveDirectoryReply, error)
+	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyReply, error)
+	Audit(context.Context, *AuditRequest) (*AuditReply, error)
+	// Everybody, and who administers a namespace.
+	WhoAmI(context.Context, *WhoAmIRequest) (*WhoAmIReply, error)
+	ShowNamespace(context.Context, *ShowNamespaceRequest) (*ShowNamespaceReply, error)
+	GrantAccess(context.Context, *GrantAccessRequest) (*GrantAccessReply, error)
+	RevokeAccess(context.Context, *RevokeAccessRequest) (*RevokeAccessReply, error)
 	mustEmbedUnimplementedDirectoryServer()
 }
 
@@ -478,6 +558,24 @@ func (UnimplementedDirectoryServer) JoinDirectory(context.Context, *JoinDirector
 }
 func (UnimplementedDirectoryServer) RemoveDirectory(context.Context, *RemoveDirectoryRequest) (*RemoveDirectoryReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveDirectory not implemented")
+}
+func (UnimplementedDirectoryServer) RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RotateKey not implemented")
+}
+func (UnimplementedDirectoryServer) Audit(context.Context, *AuditRequest) (*AuditReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Audit not implemented")
+}
+func (UnimplementedDirectoryServer) WhoAmI(context.Context, *WhoAmIRequest) (*WhoAmIReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method WhoAmI not implemented")
+}
+func (UnimplementedDirectoryServer) ShowNamespace(context.Context, *ShowNamespaceRequest) (*ShowNamespaceReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShowNamespace not implemented")
+}
+func (UnimplementedDirectoryServer) GrantAccess(context.Context, *GrantAccessRequest) (*GrantAccessReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method GrantAccess not implemented")
+}
+func (UnimplementedDirectoryServer) RevokeAccess(context.Context, *RevokeAccessRequest) (*RevokeAccessReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RevokeAccess not implemented")
 }
 func (UnimplementedDirectoryServer) mustEmbedUnimplementedDirectoryServer() {}
 func (UnimplementedDirectoryServer) testEmbeddedByValue()                   {}
@@ -943,6 +1041,114 @@ func _Directory_RemoveDirectory_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_RotateKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RotateKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).RotateKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_RotateKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).RotateKey(ctx, req.(*RotateKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_Audit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).Audit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_Audit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).Audit(ctx, req.(*AuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_WhoAmI_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WhoAmIRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).WhoAmI(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_WhoAmI_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).WhoAmI(ctx, req.(*WhoAmIRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_ShowNamespace_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShowNamespaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).ShowNamespace(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_ShowNamespace_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).ShowNamespace(ctx, req.(*ShowNamespaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_GrantAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GrantAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).GrantAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_GrantAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).GrantAccess(ctx, req.(*GrantAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_RevokeAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).RevokeAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_RevokeAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).RevokeAccess(ctx, req.(*RevokeAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Directory_ServiceDesc is the grpc.ServiceDesc for Directory service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1045,6 +1251,30 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveDirectory",
 			Handler:    _Directory_RemoveDirectory_Handler,
+		},
+		{
+			MethodName: "RotateKey",
+			Handler:    _Directory_RotateKey_Handler,
+		},
+		{
+			MethodName: "Audit",
+			Handler:    _Directory_Audit_Handler,
+		},
+		{
+			MethodName: "WhoAmI",
+			Handler:    _Directory_WhoAmI_Handler,
+		},
+		{
+			MethodName: "ShowNamespace",
+			Handler:    _Directory_ShowNamespace_Handler,
+		},
+		{
+			MethodName: "GrantAccess",
+			Handler:    _Directory_GrantAccess_Handler,
+		},
+		{
+			MethodName: "RevokeAccess",
+			Handler:    _Directory_RevokeAccess_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

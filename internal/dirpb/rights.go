@@ -11,6 +11,7 @@ func Rights() map[string]identity.Roles {
 		// A memory node runs a janitor of its own.
 		janitors = identity.RolesOf(identity.Janitor, identity.MemNode)
 		sessions = identity.RolesOf(identity.MemNode, identity.Gateway, identity.Janitor, identity.Archive, identity.Operator, identity.Client)
+		owners   = identity.RolesOf(identity.Gateway, identity.Archive, identity.Operator, identity.Client)
 		watchers = identity.RolesOf(identity.Directory, identity.MemNode, identity.Janitor, identity.Archive, identity.Operator)
 	)
 	return map[string]identity.Roles{
@@ -42,5 +43,13 @@ func Rights() map[string]identity.Roles {
 		Directory_Status_FullMethodName:          watchers,
 		Directory_JoinDirectory_FullMethodName:   identity.RolesOf(identity.Directory),
 		Directory_RemoveDirectory_FullMethodName: operators,
+		Directory_RotateKey_FullMethodName:       operators,
+		Directory_Audit_FullMethodName:           operators,
+
+		Directory_WhoAmI_FullMethodName: identity.Every,
+		// Of these, everybody but operators must administer the namespace.
+		Directory_ShowNamespace_FullMethodName: owners,
+		Directory_GrantAccess_FullMethodName:   owners,
+		Directory_RevokeAccess_FullMethodName:  owners,
 	}
 }

@@ -72,6 +72,7 @@ const (
 
 // Row kinds, the first byte of a row's key. Ids follow big-endian.
 const (
+	rowAudit     = 'a'
 	rowDirectory = 'd'
 	rowHeap      = 'h'
 	rowJob       = 'j'
@@ -105,6 +106,8 @@ type Result struct {
 	Job       *dirpb.Job                  // StartJob, ClaimJob
 	Leaks     []uint32                    // EndJob of a SCRUB that repairs: extents to recall
 	Arrival   Arrival                     // RegisterNode
+
+	Audit *dirpb.AuditEntry // of a command that somebody asked for, if it changed something
 
 	// Lost are the placement groups that lost all their copies with this command while
 	// they may have held records. Any command that takes memory away may set it.
@@ -143,6 +146,7 @@ type State struct {
 	sessions   map[uint32]*fsmpb.Session
 	jobs       map[uint32]*fsmpb.Job
 	directory  map[string]*fsmpb.Directory
+	audit      map[uint32]*dirpb.AuditEntry // by slot
 
 	discriminators map[uint32]bool // of the sessions
 	changed        map[string]proto.Message
@@ -162,6 +166,7 @@ func New() *State {
 		sessions:       make(map[uint32]*fsmpb.Session),
 		jobs:           make(map[uint32]*fsmpb.Job),
 		directory:      make(map[string]*fsmpb.Directory),
+		audit:          make(map[uint32]*dirpb.AuditEntry),
 		discriminators: make(map[uint32]bool),
 		changed:        make(map[string]proto.Message),
 	}
@@ -229,8 +234,15 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.remakePG(op.RemakePg)
 	case *fsmpb.Command_AcceptLoss:
 		r.Namespace, r.Err = s.acceptLoss(op.AcceptLoss)
+	case nil: // what the state does not hold, and an audit entry of it
+		if c.GetAudit() == nil {
+			r.Err = fmt.Errorf("%w: a command without an operation that this version knows", ErrInvalid)
+		}
 	default:
 		r.Err = fmt.Errorf("%w: unknown command %T", ErrInvalid, op)
+	}
+	if a := c.GetAudit(); a != nil && r.Err == nil && (c.Op == nil || len(s.changed) > 0) {
+		r.Audit = s.recordAudit(a)
 	}
 	r.Changes = s.takeChanges()
 	r.Lost, s.lost = s.lost, nil
@@ -445,6 +457,9 @@ func (s *State) Rows() []Row {
 	for id, m := range s.jobs {
 		rows = append(rows, encodeRow(idKey(rowJob, id), m))
 	}
+	for slot, m := range s.audit {
+		rows = append(rows, encodeRow(idKey(rowAudit, slot), m))
+	}
 	for id, m := range s.directory {
 		rows = append(rows, encodeRow(directoryKey(id), m))
 	}
@@ -501,6 +516,8 @@ func (s *State) loadRow(r Row) error {
 			}
 		case rowShard:
 			s.shards[id], err = decode(r.Value, &dirpb.Shard{})
+		case rowAudit:
+			s.audit[id], err = decode(r.Value, &dirpb.AuditEntry{})
 		case rowJob:
 			s.jobs[id], err = decode(r.Value, &fsmpb.Job{})
 		case rowSession:

@@ -25,6 +25,7 @@ func worlds(t tester) (all [][]Row) {
 		h.do(openIn(1, 1))
 	}
 	h.do(openIn(2, 1))
+	h.do(byAnn(&fsmpb.Command{}, "a note"))
 	for pg := range uint32(3) {
 		h.do(grant(1, pg+1, 5000, 300, 1))
 		h.do(grant(2, pg+1, 300, 1, 1))
@@ -76,6 +77,7 @@ func FuzzApply(f *testing.F) {
 			&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 2, Epoch: 1, NodeId: 2}}}))
 		f.Add(i, encode(f, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: "c", ClusterKey: []byte("k")}}},
 			&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d", RaftAddr: "h:1"}}}},
+			byAnn(&fsmpb.Command{}, "a note"), byAnn(drain(3, false), "drain"),
 			&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d"}}},
 			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}}))
 	}
@@ -127,6 +129,7 @@ func readAll(s *State) {
 		s.Map(x)
 	}
 	s.Admitted()
+	s.Audit(0, 0)
 	for _, n := range s.Nodes() {
 		s.WantRegions(n.Id, n.Incarnation)
 		s.FenceWork(n.Id, n.Incarnation)

@@ -64,7 +64,11 @@ type Command struct {
 	//	*Command_AcceptLoss
 	//	*Command_RemakePg
 	//	*Command_LeaveNode
-	Op            isCommand_Op `protobuf_oneof:"op"`
+	//	*Command_SetAccess
+	//	*Command_RotateKey
+	Op isCommand_Op `protobuf_oneof:"op"`
+	// If somebody asked for it: kept if it is carried out. The state gives it its number.
+	Audit         *dirpb.AuditEntry `protobuf:"bytes,60,opt,name=audit,proto3" json:"audit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -374,6 +378,31 @@ func (x *Command) GetLeaveNode() *dirpb.LeaveNodeRequest {
 	return nil
 }
 
+func (x *Command) GetSetAccess() *SetAccess {
+	if x != nil {
+		if x, ok := x.Op.(*Command_SetAccess); ok {
+			return x.SetAccess
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRotateKey() *RotateKey {
+	if x != nil {
+		if x, ok := x.Op.(*Command_RotateKey); ok {
+			return x.RotateKey
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAudit() *dirpb.AuditEntry {
+	if x != nil {
+		return x.Audit
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -494,6 +523,14 @@ type Command_LeaveNode struct {
 	LeaveNode *dirpb.LeaveNodeRequest `protobuf:"bytes,43,opt,name=leave_node,json=leaveNode,proto3,oneof"`
 }
 
+type Command_SetAccess struct {
+	SetAccess *SetAccess `protobuf:"bytes,44,opt,name=set_access,json=setAccess,proto3,oneof"`
+}
+
+type Command_RotateKey struct {
+	RotateKey *RotateKey `protobuf:"bytes,45,opt,name=rotate_key,json=rotateKey,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -552,6 +589,124 @@ func (*Command_RemakePg) isCommand_Op() {}
 
 func (*Command_LeaveNode) isCommand_Op() {}
 
+func (*Command_SetAccess) isCommand_Op() {}
+
+func (*Command_RotateKey) isCommand_Op() {}
+
+// SetAccess gives somebody a right in a namespace, or takes it.
+type SetAccess struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceId   uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	Access        *dirpb.Access          `protobuf:"bytes,2,opt,name=access,proto3" json:"access,omitempty"` // right UNSPECIFIED: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAccess) Reset() {
+	*x = SetAccess{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAccess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAccess) ProtoMessage() {}
+
+func (x *SetAccess) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAccess.ProtoReflect.Descriptor instead.
+func (*SetAccess) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SetAccess) GetNamespaceId() uint32 {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return 0
+}
+
+func (x *SetAccess) GetAccess() *dirpb.Access {
+	if x != nil {
+		return x.Access
+	}
+	return nil
+}
+
+// RotateKey makes key the one that signs session tokens.
+type RotateKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint32                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"` // of the new key: one more than the present one's
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	UnixMillis    int64                  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKey) Reset() {
+	*x = RotateKey{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKey) ProtoMessage() {}
+
+func (x *RotateKey) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKey.ProtoReflect.Descriptor instead.
+func (*RotateKey) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RotateKey) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *RotateKey) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *RotateKey) GetUnixMillis() int64 {
+	if x != nil {
+		return x.UnixMillis
+	}
+	return 0
+}
+
 // Init names the cluster; only the first one counts.
 type Init struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -563,7 +718,7 @@ type Init struct {
 
 func (x *Init) Reset() {
 	*x = Init{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[1]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +730,7 @@ func (x *Init) String() string {
 func (*Init) ProtoMessage() {}
 
 func (x *Init) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[1]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +743,7 @@ func (x *Init) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Init.ProtoReflect.Descriptor instead.
 func (*Init) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{1}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Init) GetClusterId() string {
@@ -614,7 +769,7 @@ type PutDirectory struct {
 
 func (x *PutDirectory) Reset() {
 	*x = PutDirectory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[2]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +781,7 @@ func (x *PutDirectory) String() string {
 func (*PutDirectory) ProtoMessage() {}
 
 func (x *PutDirectory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[2]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +794,7 @@ func (x *PutDirectory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutDirectory.ProtoReflect.Descriptor instead.
 func (*PutDirectory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{2}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PutDirectory) GetDirectory() *Directory {
@@ -658,7 +813,7 @@ type DropDirectory struct {
 
 func (x *DropDirectory) Reset() {
 	*x = DropDirectory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[3]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +825,7 @@ func (x *DropDirectory) String() string {
 func (*DropDirectory) ProtoMessage() {}
 
 func (x *DropDirectory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[3]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +838,7 @@ func (x *DropDirectory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDirectory.ProtoReflect.Descriptor instead.
 func (*DropDirectory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{3}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DropDirectory) GetId() string {
@@ -704,7 +859,7 @@ type RegisterNode struct {
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[4]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +871,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[4]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +884,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{4}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterNode) GetNode() *dirpb.RegisterNodeRequest {
@@ -764,7 +919,7 @@ type NodeDown struct {
 
 func (x *NodeDown) Reset() {
 	*x = NodeDown{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -776,7 +931,7 @@ func (x *NodeDown) String() string {
 func (*NodeDown) ProtoMessage() {}
 
 func (x *NodeDown) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[5]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -789,7 +944,7 @@ func (x *NodeDown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDown.ProtoReflect.Descriptor instead.
 func (*NodeDown) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{5}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodeDown) GetNodeId() uint32 {
@@ -815,7 +970,7 @@ func (x *NodeDown) GetUnixMillis() int64 {
 
 type CreateNamespace struct {
 	state         protoimpl.MessageState        `protogen:"open.v1"`
-	Namespace     *dirpb.CreateNamespaceRequest `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Namespace     *dirpb.CreateNamespaceRequest `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // owner empty: it has none
 	HashSeed      uint64                        `protobuf:"fixed64,2,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -823,7 +978,7 @@ type CreateNamespace struct {
 
 func (x *CreateNamespace) Reset() {
 	*x = CreateNamespace{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +990,7 @@ func (x *CreateNamespace) String() string {
 func (*CreateNamespace) ProtoMessage() {}
 
 func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[6]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1003,7 @@ func (x *CreateNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespace.ProtoReflect.Descriptor instead.
 func (*CreateNamespace) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{6}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateNamespace) GetNamespace() *dirpb.CreateNamespaceRequest {
@@ -875,13 +1030,16 @@ type OpenSession struct {
 	OpenedUnixMillis int64                  `protobuf:"varint,6,opt,name=opened_unix_millis,json=openedUnixMillis,proto3" json:"opened_unix_millis,omitempty"`
 	Background       bool                   `protobuf:"varint,20,opt,name=background,proto3" json:"background,omitempty"` // as in OpenSessionRequest
 	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // of the caller; empty: it called without TLS
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`          // of the caller
+	// The caller's role lets it use every namespace.
+	Everywhere    bool `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +1051,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[7]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1064,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{7}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OpenSession) GetNamespaceId() uint32 {
@@ -965,6 +1123,20 @@ func (x *OpenSession) GetIdentity() string {
 	return ""
 }
 
+func (x *OpenSession) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *OpenSession) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
+}
+
 type CloseSession struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -977,7 +1149,7 @@ type CloseSession struct {
 
 func (x *CloseSession) Reset() {
 	*x = CloseSession{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1161,7 @@ func (x *CloseSession) String() string {
 func (*CloseSession) ProtoMessage() {}
 
 func (x *CloseSession) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[8]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1174,7 @@ func (x *CloseSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSession.ProtoReflect.Descriptor instead.
 func (*CloseSession) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{8}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CloseSession) GetSessionId() uint32 {
@@ -1046,7 +1218,7 @@ type TakeBack struct {
 
 func (x *TakeBack) Reset() {
 	*x = TakeBack{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1230,7 @@ func (x *TakeBack) String() string {
 func (*TakeBack) ProtoMessage() {}
 
 func (x *TakeBack) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[9]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1243,7 @@ func (x *TakeBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeBack.ProtoReflect.Descriptor instead.
 func (*TakeBack) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{9}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TakeBack) GetRuns() []*Back {
@@ -1103,7 +1275,7 @@ type Back struct {
 
 func (x *Back) Reset() {
 	*x = Back{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1287,7 @@ func (x *Back) String() string {
 func (*Back) ProtoMessage() {}
 
 func (x *Back) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[10]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1300,7 @@ func (x *Back) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Back.ProtoReflect.Descriptor instead.
 func (*Back) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{10}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Back) GetPgId() uint32 {
@@ -1189,7 +1361,7 @@ type ExpireSessions struct {
 
 func (x *ExpireSessions) Reset() {
 	*x = ExpireSessions{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1373,7 @@ func (x *ExpireSessions) String() string {
 func (*ExpireSessions) ProtoMessage() {}
 
 func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[11]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1386,7 @@ func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireSessions.ProtoReflect.Descriptor instead.
 func (*ExpireSessions) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{11}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExpireSessions) GetSessionIds() []uint32 {
@@ -1235,7 +1407,7 @@ type ConfirmFence struct {
 
 func (x *ConfirmFence) Reset() {
 	*x = ConfirmFence{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1419,7 @@ func (x *ConfirmFence) String() string {
 func (*ConfirmFence) ProtoMessage() {}
 
 func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[12]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1432,7 @@ func (x *ConfirmFence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmFence.ProtoReflect.Descriptor instead.
 func (*ConfirmFence) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{12}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConfirmFence) GetNodeId() uint32 {
@@ -1293,7 +1465,7 @@ type ReserveEpoch struct {
 
 func (x *ReserveEpoch) Reset() {
 	*x = ReserveEpoch{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1477,7 @@ func (x *ReserveEpoch) String() string {
 func (*ReserveEpoch) ProtoMessage() {}
 
 func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[13]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1490,7 @@ func (x *ReserveEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveEpoch.ProtoReflect.Descriptor instead.
 func (*ReserveEpoch) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{13}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReserveEpoch) GetCeiling() uint64 {
@@ -1341,7 +1513,7 @@ type GrantExtent struct {
 
 func (x *GrantExtent) Reset() {
 	*x = GrantExtent{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1525,7 @@ func (x *GrantExtent) String() string {
 func (*GrantExtent) ProtoMessage() {}
 
 func (x *GrantExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[14]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1538,7 @@ func (x *GrantExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantExtent.ProtoReflect.Descriptor instead.
 func (*GrantExtent) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{14}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GrantExtent) GetSessionId() uint32 {
@@ -1415,7 +1587,7 @@ type ActivatePG struct {
 
 func (x *ActivatePG) Reset() {
 	*x = ActivatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1599,7 @@ func (x *ActivatePG) String() string {
 func (*ActivatePG) ProtoMessage() {}
 
 func (x *ActivatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[15]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1612,7 @@ func (x *ActivatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivatePG.ProtoReflect.Descriptor instead.
 func (*ActivatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{15}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ActivatePG) GetPgId() uint32 {
@@ -1470,7 +1642,7 @@ type PlanJoin struct {
 
 func (x *PlanJoin) Reset() {
 	*x = PlanJoin{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1654,7 @@ func (x *PlanJoin) String() string {
 func (*PlanJoin) ProtoMessage() {}
 
 func (x *PlanJoin) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[16]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1667,7 @@ func (x *PlanJoin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanJoin.ProtoReflect.Descriptor instead.
 func (*PlanJoin) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{16}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PlanJoin) GetPgId() uint32 {
@@ -1531,7 +1703,7 @@ type StartLeave struct {
 
 func (x *StartLeave) Reset() {
 	*x = StartLeave{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1715,7 @@ func (x *StartLeave) String() string {
 func (*StartLeave) ProtoMessage() {}
 
 func (x *StartLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1728,7 @@ func (x *StartLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartLeave.ProtoReflect.Descriptor instead.
 func (*StartLeave) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StartLeave) GetPgId() uint32 {
@@ -1603,7 +1775,7 @@ type StartJob struct {
 
 func (x *StartJob) Reset() {
 	*x = StartJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1787,7 @@ func (x *StartJob) String() string {
 func (*StartJob) ProtoMessage() {}
 
 func (x *StartJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1800,7 @@ func (x *StartJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJob.ProtoReflect.Descriptor instead.
 func (*StartJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StartJob) GetKind() dirpb.JobKind {
@@ -1739,7 +1911,7 @@ type ClaimJob struct {
 
 func (x *ClaimJob) Reset() {
 	*x = ClaimJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1923,7 @@ func (x *ClaimJob) String() string {
 func (*ClaimJob) ProtoMessage() {}
 
 func (x *ClaimJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1936,7 @@ func (x *ClaimJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJob.ProtoReflect.Descriptor instead.
 func (*ClaimJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ClaimJob) GetSessionId() uint32 {
@@ -1796,7 +1968,7 @@ type EndJob struct {
 
 func (x *EndJob) Reset() {
 	*x = EndJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +1980,7 @@ func (x *EndJob) String() string {
 func (*EndJob) ProtoMessage() {}
 
 func (x *EndJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +1993,7 @@ func (x *EndJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJob.ProtoReflect.Descriptor instead.
 func (*EndJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EndJob) GetSessionId() uint32 {
@@ -1886,7 +2058,7 @@ type FinishRecall struct {
 
 func (x *FinishRecall) Reset() {
 	*x = FinishRecall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2070,7 @@ func (x *FinishRecall) String() string {
 func (*FinishRecall) ProtoMessage() {}
 
 func (x *FinishRecall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2083,7 @@ func (x *FinishRecall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishRecall.ProtoReflect.Descriptor instead.
 func (*FinishRecall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FinishRecall) GetPgId() uint32 {
@@ -1952,7 +2124,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2136,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2149,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainNode) GetNodeId() uint32 {
@@ -2005,7 +2177,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2189,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2202,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -2065,7 +2237,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2249,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2262,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -2120,7 +2292,7 @@ type RemakePG struct {
 
 func (x *RemakePG) Reset() {
 	*x = RemakePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2304,7 @@ func (x *RemakePG) String() string {
 func (*RemakePG) ProtoMessage() {}
 
 func (x *RemakePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2317,7 @@ func (x *RemakePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
 func (*RemakePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RemakePG) GetPgId() uint32 {
@@ -2181,15 +2353,20 @@ type Meta struct {
 	ShardId     uint32 `protobuf:"varint,7,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`
 	SessionId   uint32 `protobuf:"varint,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// No leader has told anyone a reclaim epoch above it.
-	EpochCeiling  uint64 `protobuf:"varint,9,opt,name=epoch_ceiling,json=epochCeiling,proto3" json:"epoch_ceiling,omitempty"`
-	JobId         uint32 `protobuf:"varint,10,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"` // last given out
+	EpochCeiling uint64 `protobuf:"varint,9,opt,name=epoch_ceiling,json=epochCeiling,proto3" json:"epoch_ceiling,omitempty"`
+	JobId        uint32 `protobuf:"varint,10,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"` // last given out
+	// The key that signed tokens before cluster_key did; empty: none.
+	PreviousKey   []byte `protobuf:"bytes,40,opt,name=previous_key,json=previousKey,proto3" json:"previous_key,omitempty"`
+	KeyGeneration uint32 `protobuf:"varint,41,opt,name=key_generation,json=keyGeneration,proto3" json:"key_generation,omitempty"`   // of cluster_key; 0 is the first, as 1
+	KeyUnixMillis int64  `protobuf:"varint,42,opt,name=key_unix_millis,json=keyUnixMillis,proto3" json:"key_unix_millis,omitempty"` // when it was made; 0: with the cluster
+	AuditNumber   uint64 `protobuf:"varint,43,opt,name=audit_number,json=auditNumber,proto3" json:"audit_number,omitempty"`         // of the latest audit entry
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2378,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2391,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -2287,6 +2464,34 @@ func (x *Meta) GetJobId() uint32 {
 	return 0
 }
 
+func (x *Meta) GetPreviousKey() []byte {
+	if x != nil {
+		return x.PreviousKey
+	}
+	return nil
+}
+
+func (x *Meta) GetKeyGeneration() uint32 {
+	if x != nil {
+		return x.KeyGeneration
+	}
+	return 0
+}
+
+func (x *Meta) GetKeyUnixMillis() int64 {
+	if x != nil {
+		return x.KeyUnixMillis
+	}
+	return 0
+}
+
+func (x *Meta) GetAuditNumber() uint64 {
+	if x != nil {
+		return x.AuditNumber
+	}
+	return 0
+}
+
 type Directory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2299,7 +2504,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2516,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2529,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Directory) GetId() string {
@@ -2387,7 +2592,7 @@ type Heap struct {
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2604,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2617,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -2532,7 +2737,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2749,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2762,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -2593,7 +2798,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2810,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2823,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -2652,7 +2857,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2869,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2882,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -2708,7 +2913,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +2925,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +2938,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -2775,7 +2980,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2992,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +3005,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -2829,7 +3034,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +3046,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +3059,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -2892,13 +3097,15 @@ type Session struct {
 	Pending          []*Incarnation         `protobuf:"bytes,10,rep,name=pending,proto3" json:"pending,omitempty"`        // memory nodes that have not confirmed the fence
 	Background       bool                   `protobuf:"varint,20,opt,name=background,proto3" json:"background,omitempty"` // as in OpenSessionRequest
 	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // as in OpenSession
+	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`
+	Everywhere       bool                   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3117,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3130,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Session) GetId() uint32 {
@@ -3010,6 +3217,20 @@ func (x *Session) GetIdentity() string {
 	return ""
 }
 
+func (x *Session) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Session) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
+}
+
 type Incarnation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -3020,7 +3241,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3032,7 +3253,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3045,7 +3266,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -3072,7 +3293,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3084,7 +3305,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3097,7 +3318,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Row) GetKey() []byte {
@@ -3124,7 +3345,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3357,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3370,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -3171,7 +3392,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xb0\x0e\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xd4\x0f\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -3209,8 +3430,23 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"acceptLoss\x123\n" +
 	"\tremake_pg\x18* \x01(\v2\x14.kvd.fsm.v1.RemakePGH\x00R\bremakePg\x12C\n" +
 	"\n" +
-	"leave_node\x18+ \x01(\v2\".kvd.directory.v1.LeaveNodeRequestH\x00R\tleaveNodeB\x04\n" +
-	"\x02op\"F\n" +
+	"leave_node\x18+ \x01(\v2\".kvd.directory.v1.LeaveNodeRequestH\x00R\tleaveNode\x126\n" +
+	"\n" +
+	"set_access\x18, \x01(\v2\x15.kvd.fsm.v1.SetAccessH\x00R\tsetAccess\x126\n" +
+	"\n" +
+	"rotate_key\x18- \x01(\v2\x15.kvd.fsm.v1.RotateKeyH\x00R\trotateKey\x122\n" +
+	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
+	"\x02op\"`\n" +
+	"\tSetAccess\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x120\n" +
+	"\x06access\x18\x02 \x01(\v2\x18.kvd.directory.v1.AccessR\x06access\"^\n" +
+	"\tRotateKey\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\rR\n" +
+	"generation\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x1f\n" +
+	"\vunix_millis\x18\x03 \x01(\x03R\n" +
+	"unixMillis\"F\n" +
 	"\x04Init\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -3232,7 +3468,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"unixMillis\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
-	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xfe\x01\n" +
+	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xb6\x02\n" +
 	"\vOpenSession\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
@@ -3243,7 +3479,11 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"background\x18\x14 \x01(\bR\n" +
 	"background\x12\x1a\n" +
-	"\bidentity\x18( \x01(\tR\bidentity\"\x8e\x01\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\x12\x16\n" +
+	"\x06groups\x18) \x03(\tR\x06groups\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18* \x01(\bR\n" +
+	"everywhere\"\x8e\x01\n" +
 	"\fCloseSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
@@ -3349,7 +3589,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\bRemakePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
-	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xae\x02\n" +
+	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xc3\x03\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -3365,7 +3605,11 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"session_id\x18\b \x01(\rR\tsessionId\x12#\n" +
 	"\repoch_ceiling\x18\t \x01(\x04R\fepochCeiling\x12\x15\n" +
 	"\x06job_id\x18\n" +
-	" \x01(\rR\x05jobId\"q\n" +
+	" \x01(\rR\x05jobId\x12!\n" +
+	"\fprevious_key\x18( \x01(\fR\vpreviousKey\x12%\n" +
+	"\x0ekey_generation\x18) \x01(\rR\rkeyGeneration\x12&\n" +
+	"\x0fkey_unix_millis\x18* \x01(\x03R\rkeyUnixMillis\x12!\n" +
+	"\faudit_number\x18+ \x01(\x04R\vauditNumber\"q\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
@@ -3416,7 +3660,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\x96\x03\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xce\x03\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +
@@ -3432,7 +3676,11 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"background\x18\x14 \x01(\bR\n" +
 	"background\x12\x1a\n" +
-	"\bidentity\x18( \x01(\tR\bidentity\"H\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\x12\x16\n" +
+	"\x06groups\x18) \x03(\tR\x06groups\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18* \x01(\bR\n" +
+	"everywhere\"H\n" +
 	"\vIncarnation\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"-\n" +
@@ -3455,114 +3703,122 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
-	(*Init)(nil),                         // 1: kvd.fsm.v1.Init
-	(*PutDirectory)(nil),                 // 2: kvd.fsm.v1.PutDirectory
-	(*DropDirectory)(nil),                // 3: kvd.fsm.v1.DropDirectory
-	(*RegisterNode)(nil),                 // 4: kvd.fsm.v1.RegisterNode
-	(*NodeDown)(nil),                     // 5: kvd.fsm.v1.NodeDown
-	(*CreateNamespace)(nil),              // 6: kvd.fsm.v1.CreateNamespace
-	(*OpenSession)(nil),                  // 7: kvd.fsm.v1.OpenSession
-	(*CloseSession)(nil),                 // 8: kvd.fsm.v1.CloseSession
-	(*TakeBack)(nil),                     // 9: kvd.fsm.v1.TakeBack
-	(*Back)(nil),                         // 10: kvd.fsm.v1.Back
-	(*ExpireSessions)(nil),               // 11: kvd.fsm.v1.ExpireSessions
-	(*ConfirmFence)(nil),                 // 12: kvd.fsm.v1.ConfirmFence
-	(*ReserveEpoch)(nil),                 // 13: kvd.fsm.v1.ReserveEpoch
-	(*GrantExtent)(nil),                  // 14: kvd.fsm.v1.GrantExtent
-	(*ActivatePG)(nil),                   // 15: kvd.fsm.v1.ActivatePG
-	(*PlanJoin)(nil),                     // 16: kvd.fsm.v1.PlanJoin
-	(*StartLeave)(nil),                   // 17: kvd.fsm.v1.StartLeave
-	(*StartJob)(nil),                     // 18: kvd.fsm.v1.StartJob
-	(*ClaimJob)(nil),                     // 19: kvd.fsm.v1.ClaimJob
-	(*EndJob)(nil),                       // 20: kvd.fsm.v1.EndJob
-	(*FinishRecall)(nil),                 // 21: kvd.fsm.v1.FinishRecall
-	(*DrainNode)(nil),                    // 22: kvd.fsm.v1.DrainNode
-	(*RemoveNode)(nil),                   // 23: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 24: kvd.fsm.v1.CreatePG
-	(*RemakePG)(nil),                     // 25: kvd.fsm.v1.RemakePG
-	(*Meta)(nil),                         // 26: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 27: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 28: kvd.fsm.v1.Heap
-	(*Array)(nil),                        // 29: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 30: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 31: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 32: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 33: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 34: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 35: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 36: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 37: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 38: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 39: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 40: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 41: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 42: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 43: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.RegisterNodeRequest)(nil),    // 44: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 45: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 46: kvd.directory.v1.ReturnedRun
-	(dirpb.JobKind)(0),                   // 47: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 48: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 49: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 50: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 51: kvd.directory.v1.SessionLife
+	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
+	(*RotateKey)(nil),                    // 2: kvd.fsm.v1.RotateKey
+	(*Init)(nil),                         // 3: kvd.fsm.v1.Init
+	(*PutDirectory)(nil),                 // 4: kvd.fsm.v1.PutDirectory
+	(*DropDirectory)(nil),                // 5: kvd.fsm.v1.DropDirectory
+	(*RegisterNode)(nil),                 // 6: kvd.fsm.v1.RegisterNode
+	(*NodeDown)(nil),                     // 7: kvd.fsm.v1.NodeDown
+	(*CreateNamespace)(nil),              // 8: kvd.fsm.v1.CreateNamespace
+	(*OpenSession)(nil),                  // 9: kvd.fsm.v1.OpenSession
+	(*CloseSession)(nil),                 // 10: kvd.fsm.v1.CloseSession
+	(*TakeBack)(nil),                     // 11: kvd.fsm.v1.TakeBack
+	(*Back)(nil),                         // 12: kvd.fsm.v1.Back
+	(*ExpireSessions)(nil),               // 13: kvd.fsm.v1.ExpireSessions
+	(*ConfirmFence)(nil),                 // 14: kvd.fsm.v1.ConfirmFence
+	(*ReserveEpoch)(nil),                 // 15: kvd.fsm.v1.ReserveEpoch
+	(*GrantExtent)(nil),                  // 16: kvd.fsm.v1.GrantExtent
+	(*ActivatePG)(nil),                   // 17: kvd.fsm.v1.ActivatePG
+	(*PlanJoin)(nil),                     // 18: kvd.fsm.v1.PlanJoin
+	(*StartLeave)(nil),                   // 19: kvd.fsm.v1.StartLeave
+	(*StartJob)(nil),                     // 20: kvd.fsm.v1.StartJob
+	(*ClaimJob)(nil),                     // 21: kvd.fsm.v1.ClaimJob
+	(*EndJob)(nil),                       // 22: kvd.fsm.v1.EndJob
+	(*FinishRecall)(nil),                 // 23: kvd.fsm.v1.FinishRecall
+	(*DrainNode)(nil),                    // 24: kvd.fsm.v1.DrainNode
+	(*RemoveNode)(nil),                   // 25: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 26: kvd.fsm.v1.CreatePG
+	(*RemakePG)(nil),                     // 27: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 28: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 29: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 30: kvd.fsm.v1.Heap
+	(*Array)(nil),                        // 31: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 32: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 33: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 34: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 35: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 36: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 37: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 38: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 39: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 40: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 41: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 42: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 43: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 44: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 45: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 46: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 47: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 48: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 49: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 50: kvd.directory.v1.ReturnedRun
+	(dirpb.JobKind)(0),                   // 51: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 52: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 53: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 54: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 55: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
-	1,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
-	2,  // 1: kvd.fsm.v1.Command.put_directory:type_name -> kvd.fsm.v1.PutDirectory
-	3,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
-	4,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
-	5,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	39, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
-	6,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
-	7,  // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
-	8,  // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
-	11, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
-	12, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
-	13, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
-	14, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
-	15, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
-	16, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
-	17, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
-	18, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
-	19, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
-	20, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
-	21, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
-	22, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	23, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	24, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	40, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
-	9,  // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	41, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	42, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
-	25, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	43, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
-	27, // 29: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	44, // 30: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	45, // 31: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	46, // 32: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	10, // 33: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	47, // 34: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	48, // 35: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	34, // 36: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	29, // 37: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	32, // 38: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	48, // 39: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	30, // 40: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	31, // 41: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	49, // 42: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	50, // 43: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	51, // 44: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	36, // 45: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	37, // 46: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	47, // [47:47] is the sub-list for method output_type
-	47, // [47:47] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
+	4,  // 1: kvd.fsm.v1.Command.put_directory:type_name -> kvd.fsm.v1.PutDirectory
+	5,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
+	6,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
+	7,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
+	41, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	8,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
+	9,  // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
+	10, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
+	13, // 9: kvd.fsm.v1.Command.expire_sessions:type_name -> kvd.fsm.v1.ExpireSessions
+	14, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
+	15, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
+	16, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
+	17, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
+	18, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
+	19, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
+	20, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
+	21, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
+	22, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
+	23, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
+	24, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	25, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	26, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	42, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	11, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
+	43, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	44, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	27, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	45, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	1,  // 29: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
+	2,  // 30: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
+	46, // 31: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	47, // 32: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	29, // 33: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	48, // 34: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	49, // 35: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	50, // 36: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	12, // 37: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	51, // 38: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	52, // 39: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	36, // 40: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	31, // 41: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	34, // 42: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	52, // 43: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	32, // 44: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	33, // 45: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	53, // 46: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	54, // 47: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	55, // 48: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	38, // 49: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	39, // 50: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	51, // [51:51] is the sub-list for method output_type
+	51, // [51:51] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -3600,6 +3856,8 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_AcceptLoss)(nil),
 		(*Command_RemakePg)(nil),
 		(*Command_LeaveNode)(nil),
+		(*Command_SetAccess)(nil),
+		(*Command_RotateKey)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3607,7 +3865,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+func (a *app) auditCommand() *cobra.Command {
+	req := &dirpb.AuditRequest{}
+	c := &cobra.Command{
+		Use:   "audit",
+		Short: "Show who changed what in the store",
+		Long: "Show who changed what: namespaces, rights, memory nodes and directory nodes, keys, jobs.\n\n" +
+			"The directory keeps the latest 4,096 changes; every directory node also writes each to its log, as a\n" +
+			"line \"audit\". Without TLS nobody is known, and the column Identity has a dash.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withBackend(func(b backend) error { return a.printAudit(cmd.Context(), b, req) })
+		},
+	}
+	c.Flags().Uint32VarP(&req.Limit, "last", "n", 100, "show the latest so many; 0: all that are kept")
+	c.Flags().Uint64Var(&req.After, "after", 0, "show those with greater numbers")
+	return c
+}
+
+func (a *app) printAudit(ctx context.Context, b backend, req *dirpb.AuditRequest) error {
+	var rep *dirpb.AuditReply
+	err := b.Directory(ctx, true, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+		rep, err = d.Audit(ctx, req)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if a.json() {
+		return printProtos(a, rep.GetEntries())
+	}
+	a.printTable(row{"Number", "Time", "Identity", "From", "Action", "Object", "Detail"}, mapTo(rep.GetEntries(), func(e *dirpb.AuditEntry) row {
+		return row{e.GetNumber(), time.UnixMilli(e.GetUnixMillis()).UTC().Format(time.RFC3339), cmp.Or(e.GetIdentity(), "-"), cmp.Or(e.GetRemote(), "-"), e.GetAction(), e.GetObject(), e.GetDetail()}
+	}))
+	return nil
+}
