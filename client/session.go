@@ -21,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
@@ -352,12 +353,15 @@ func (s *sess) WantConn(l *engine.Lane, node uint32) {
 func (s *sess) dialOnce(ask session.Ask) {
 	qp, dev, how, inc, err := s.dial(ask.Lane, ask.Node)
 	s.mu.Lock()
-	news := false
+	news, was := false, s.mu.connErr[ask.Node]
 	if s.mu.connErr[ask.Node] = err; err == nil {
 		news = s.mu.provider[ask.Node] != how && how != s.c.o.Devices[dev].Name()
 		s.mu.provider[ask.Node] = how
 	}
 	s.mu.Unlock()
+	if identity.IsRefusal(err) && !identity.IsRefusal(was) {
+		s.c.o.Logger.Warn("a process that is no memory node answers at a memory node's address", "node", ask.Node, "err", err)
+	}
 	if news {
 		s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", ask.Node, "via", how)
 	}

@@ -167,11 +167,16 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	}
 	var known bool
 	var me *fsmpb.Directory
+	var foreign error
+	want := n.self()
 	var stale []string
 	members := n.members()
 	n.machine.view(func(s *fsm.State) {
 		known = s.Meta().ClusterId != ""
 		me = s.DirectoryNode(n.opts.ID)
+		if foreign = claimID(s, want, n.identity()); foreign != nil {
+			want.Identity = me.GetIdentity()
+		}
 		for _, d := range s.Directory() {
 			if _, ok := members[d.Id]; !ok {
 				stale = append(stale, d.Id)
@@ -184,7 +189,10 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 		rand.Read(id) // crypto/rand: never fails
 		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: hex.EncodeToString(id), ClusterKey: newKey()}}})
 	}
-	if want := n.self(); !proto.Equal(me, want) {
+	if foreign != nil {
+		n.log.Warn("directory: leading by a certificate of another identity", "id", n.opts.ID, "err", foreign)
+	}
+	if !proto.Equal(me, want) {
 		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: want}}})
 	}
 	for _, id := range stale {

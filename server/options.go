@@ -74,6 +74,7 @@ type Options struct {
 	// ask too, for what holds now.
 	// Callers must show a certificate whatever ClientAuth says: of a directory node to the raft listener, and
 	// of a role that may call to the other. This node's own must be of a directory node.
+	// VerifyConnection is asked again at each request of a connection: a certificate may have been revoked.
 	TLS *tls.Config
 	// Identities says how the certificates of callers name their owners, if there is TLS. The zero value
 	// takes SPIFFE ids of any trust domain.

@@ -83,7 +83,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(l.close) // the gateway did, unless it never began
-	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(), Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
 		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
-		devices: devices, provider: c.Provider, tls: creds, log: log,
+		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, log: log,
 	})
 	if err != nil {
 		return err
@@ -230,6 +230,7 @@ type gatewayOptions struct {
 	devices              []*rdma.Device
 	provider             string // empty: any
 	tls                  *tls.Config
+	identity             config.Identity
 	log                  *slog.Logger
 }
 
@@ -289,7 +290,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	for {
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
-			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Logger: g.o.log,
+			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Identities: client.Identities(g.o.identity), Logger: g.o.log,
 			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.
 			Lanes: 8,

@@ -897,35 +897,6 @@ func TestOwnRole(t *testing.T) {
 	}
 }
 
-// A memory node takes the key by which it believes tokens from a directory node alone.
-func TestMemnodeAsksDirectory(t *testing.T) {
-	env, _ := runtimeDir(t)
-	files := newCertificates(t)
-	lis, err := tls.Listen("tcp", "127.0.0.1:0", func() *tls.Config {
-		c := files.load("client")
-		c.NextProtos = []string{"h2"}
-		return c
-	}())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := lis.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.(*tls.Conn).HandshakeContext(t.Context())
-			_ = c.Close()
-		}
-	})
-	defer wg.Wait()
-	defer lis.Close()
-	p := spawn(t, env, append([]string{"memnode", "--name=m", "--directory=" + lis.Addr().String(), "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
-	p.says("kvd/client/it has the role client, and the directory is for directory", 1)
-}
-
 // A gateway without the right to a session says so, and waits for nothing.
 func TestGatewayRefused(t *testing.T) {
 	env, _ := runtimeDir(t)

@@ -56,7 +56,7 @@ type nodeDevices struct {
 // listenDevices opens those that c names, with verbs first, then shm. The caller closes the devices that
 // are open, also after an error.
 func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, log *slog.Logger) (*nodeDevices, error) {
-	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: creds, TCPDoor: doors["tcp"], ShmDoor: doors["shm"]}}
+	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: c.Identity.Mapping().Called(creds, identity.MemNode), TCPDoor: doors["tcp"], ShmDoor: doors["shm"]}}
 	if c.ListenVerbs != config.Off {
 		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
 		if err == nil {
@@ -164,7 +164,8 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	defer closing("HTTP endpoints", web.Close)
-	dir, err := askDirectory(c, creds, log)
+	// Its answer has the key by which tokens are believed.
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Identities: c.Identity.Mapping(), Logger: log})
 	if err != nil {
 		return err
 	}
@@ -227,7 +228,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		if err := web.Register(jobs); err != nil {
 			return err
 		}
-		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: m.options.Verbs.Device, tls: creds, jobs: jobs, log: log})
+		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: m.options.Verbs.Device, tls: creds, identity: c.Identity, jobs: jobs, log: log})
 		if err != nil {
 			return err
 		}
@@ -243,15 +244,6 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}
 	<-ctx.Done()
 	return nil
-}
-
-// askDirectory opens a client that takes directory nodes alone for the directory: its answer has the key by which
-// tokens are believed.
-func askDirectory(c *config.MemNode, creds *tls.Config, log *slog.Logger) (*dirclient.Client, error) {
-	if creds != nil {
-		creds = c.Identity.Mapping().Require(creds, "the directory", identity.RolesOf(identity.Directory))
-	}
-	return dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
 }
 
 // published waits until the directory shows this node's addresses: any directory

@@ -151,9 +151,9 @@ type Log struct {
 	Format string `mapstructure:"format" usage:"form of the log: text or json"`
 }
 
-// Identity says how the certificates of callers name their owners.
+// Identity says how the certificates of other processes name their owners.
 type Identity struct {
-	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name callers; empty: any that tls.ca vouches for"`
+	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name the owners of certificates; empty: any that tls.ca vouches for"`
 	Units       []string `mapstructure:"units" usage:"roles of certificates without a SPIFFE id, by an organizational unit of the subject, such as storage=memnode"`
 }
 
@@ -162,6 +162,7 @@ type TLS struct {
 	CA   string `mapstructure:"ca" usage:"PEM file of the authorities that sign the cluster's certificates"`
 	Cert string `mapstructure:"cert" usage:"PEM file of this process's certificate"`
 	Key  string `mapstructure:"key" usage:"PEM file of the certificate's key"`
+	CRL  string `mapstructure:"crl" usage:"PEM file of lists of certificates that the authorities of tls.ca have revoked; empty: none has been"`
 }
 
 var defaultLog = Log{Level: "info", Format: "text"}
@@ -581,17 +582,10 @@ func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil
 	}
-	set, err := t.files().Load()
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair},
-		RootCAs: set.Pool, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}, nil
+	return t.files().LoadConfig()
 }
 
-func (t TLS) files() certs.Files { return certs.Files{CA: t.CA, Cert: t.Cert, Key: t.Key} }
+func (t TLS) files() certs.Files { return certs.Files(t) }
 
 // Options are those of t's files, for listeners and for calls to others; the zero value if there is no TLS.
 func (t TLS) Options() certs.Options { return certs.Options{Files: t.files()} }

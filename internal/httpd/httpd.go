@@ -213,6 +213,13 @@ func (s *Server) handler(errs *log.Logger) http.Handler {
 	guarded := s.guard(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
+		if r.TLS != nil { // a certificate may have been revoked since the handshake
+			if err := certs.StillWelcome(s.o.TLS, *r.TLS); err != nil {
+				h.Set("Connection", "close")
+				say(w, http.StatusForbidden, err.Error())
+				return
+			}
+		}
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
 		h.Set("Cache-Control", "no-store")

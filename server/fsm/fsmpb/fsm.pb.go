@@ -2530,6 +2530,7 @@ type Directory struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	RaftAddr      string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
 	GrpcAddr      string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
+	Identity      string                 `protobuf:"bytes,60,opt,name=identity,proto3" json:"identity,omitempty"` // that had the id first; empty: it is nobody's yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2581,6 +2582,13 @@ func (x *Directory) GetRaftAddr() string {
 func (x *Directory) GetGrpcAddr() string {
 	if x != nil {
 		return x.GrpcAddr
+	}
+	return ""
+}
+
+func (x *Directory) GetIdentity() string {
+	if x != nil {
+		return x.Identity
 	}
 	return ""
 }
@@ -3648,11 +3656,12 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\fprevious_key\x18( \x01(\fR\vpreviousKey\x12%\n" +
 	"\x0ekey_generation\x18) \x01(\rR\rkeyGeneration\x12&\n" +
 	"\x0fkey_unix_millis\x18* \x01(\x03R\rkeyUnixMillis\x12!\n" +
-	"\faudit_number\x18+ \x01(\x04R\vauditNumber\"U\n" +
+	"\faudit_number\x18+ \x01(\x04R\vauditNumber\"q\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
-	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\"\xc1\x04\n" +
+	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x1a\n" +
+	"\bidentity\x18< \x01(\tR\bidentity\"\xc1\x04\n" +
 	"\x04Heap\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\x04R\x05start\x12\x1c\n" +
