@@ -167,20 +167,15 @@ type qp struct {
 // connect asks the memory node for a connection of a lane that has none yet, or of the one that has had its own for longest.
 func (g *guesser) connect(name string) (*qp, error) {
 	g.s.t.Helper()
-	// A memory node that was started again listens elsewhere than the session's map says.
-	return g.dial(endpoint(member(g.s.status().GetMap(), name), provider).GetAddr(), g.token)
-}
-
-// dial is connect at an address, with any token.
-func (g *guesser) dial(addr string, token []byte) (*qp, error) {
-	g.s.t.Helper()
 	cq, err := g.dev.CreateCQ(16)
 	if err != nil {
 		g.s.t.Fatal(err)
 	}
+	// A memory node that was started again listens elsewhere than the session's map says.
+	addr := endpoint(member(g.s.status().GetMap(), name), provider).GetAddr()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(token), g.lanes.Add(1)%g.most))
+	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token), g.lanes.Add(1)%g.most))
 	g.s.t.Cleanup(func() {
 		if err == nil {
 			// That the peer of a killed or fenced connection confirms nothing is no news.

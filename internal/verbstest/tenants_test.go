@@ -27,12 +27,7 @@ type tenants struct {
 	ann, bob *guesser
 	annConf  *tls.Config
 	annRPC   *dirclient.Client
-	m1, m2   string // addresses
 	rows     [][]string
-}
-
-func (x *tenants) address(s *store, name string) string {
-	return endpoint(member(s.status().GetMap(), name), provider).GetAddr()
 }
 
 // client gives a client's certificate, its identity, and its way to the directory.
@@ -63,7 +58,6 @@ func TestTenants(t *testing.T) {
 	x.s.namespaceOf(ann, "ours", 2, 16<<20)
 	x.s.namespaceOf(bob, "theirs", 2, 8<<20)
 	x.ann, x.bob = x.s.guesserAs(annRPC, annConf, "ours", false, true), x.s.guesserAs(bobRPC, bobConf, "theirs", false, true)
-	x.m1, x.m2 = x.address(x.s, "m1"), x.address(x.s, "m2")
 
 	ours, witness := x.ann.region("m1"), x.ann.mustConnect("m1")
 	bytesOfOurs := func() []byte {
@@ -105,17 +99,18 @@ func (x *tenants) stealBytes(ours region) {
 
 // forgeTokens shows tokens that this cluster's directory did not sign.
 func (x *tenants) forgeTokens() {
-	for i := range x.ann.token {
-		forged := bytes.Clone(x.ann.token)
-		forged[i] ^= 1 << (i % 8)
-		if _, err := x.ann.dial(x.m1, forged); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session token") {
+	good := x.ann.token
+	for i := range good {
+		x.ann.token = bytes.Clone(good)
+		x.ann.token[i] ^= 1 << (i % 8)
+		if _, err := x.ann.connect("m1"); !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "session token") {
 			x.t.Errorf("a token with another byte %d: %v, want a refusal", i, err)
 		}
 	}
-	x.rows = append(x.rows, []string{fmt.Sprintf("a token with any of its %d bytes altered", len(x.ann.token)), "refused"})
+	x.ann.token = good
+	x.rows = append(x.rows, []string{fmt.Sprintf("a token with any of its %d bytes altered", len(good)), "refused"})
 	elsewhere := newStoreTLS(x.t, x.ca, time.Minute, node{"m9", 2, nil})
-	_, err := x.ann.dial(x.address(elsewhere, "m9"), x.ann.token)
-	x.refused("a token on the memory node of another cluster", err, "signature")
+	x.refused("a token on the memory node of another cluster", x.stranger(elsewhere, "m9", x.annConf, good), "signature")
 }
 
 // showOthersTokens shows a good token with other certificates than its owner's.
@@ -139,7 +134,7 @@ func (x *tenants) showOthersTokens() {
 		{"a certificate without an identity", x.ca.Config(x.ca.Leaf()), "the certificate has no identity", false},
 		{"a directory node's certificate", x.ca.Config(x.ca.Role("directory", "d1")), "has the role directory", false},
 	} {
-		err := x.stranger(c.conf, x.ann.token)
+		err := x.stranger(x.s, "m1", c.conf, x.ann.token)
 		if what := c.what + ", with a good token"; !c.tls {
 			x.refused(what, err, c.want)
 		} else if x.rows = append(x.rows, []string{what, strings.TrimSuffix("hung up on: "+c.want, ": ")}); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -156,19 +151,20 @@ func (x *tenants) showNoTokens() {
 		if !sessions.Has(r) {
 			want = "has the role " + r.String()
 		}
-		x.refused("no token, as "+r.String(), x.stranger(x.ca.Config(x.ca.Role(r.String(), "it")), make([]byte, len(x.ann.token))), want)
+		x.refused("no token, as "+r.String(), x.stranger(x.s, "m1", x.ca.Config(x.ca.Role(r.String(), "it")), make([]byte, len(x.ann.token))), want)
 	}
 }
 
-// stranger connects with a certificate, or none if conf is nil, and a token that need not belong together.
-func (x *tenants) stranger(conf *tls.Config, token []byte) error {
+// stranger connects to a store's memory node with a certificate, or none if conf is nil, and a token that need not
+// belong together.
+func (x *tenants) stranger(s *store, name string, conf *tls.Config, token []byte) error {
 	x.t.Helper()
-	g := &guesser{s: x.s, dev: openDeviceTLS(x.t, provider, 3, conf)}
+	g := &guesser{s: s, dev: openDeviceTLS(x.t, provider, 3, conf), token: token}
 	var err error
 	if g.pd, err = g.dev.AllocPD(); err != nil {
 		x.t.Fatal(err)
 	}
-	q, err := g.dial(x.m1, token)
+	q, err := g.connect(name)
 	if err == nil {
 		_ = q.qp.Abort()
 	}
@@ -192,10 +188,10 @@ func (x *tenants) replayTokens(ours region) {
 	if got := q.do(lapsed.writeWR(ours.heapRKey, ours.heap)); got == success {
 		x.t.Error("a fenced session writes")
 	}
-	for _, m := range []struct{ addr, where string }{{x.m1, ""}, {x.m2, ", on a memory node to which it had not connected"}} {
-		_, err := lapsed.dial(m.addr, lapsed.token)
+	for _, m := range []struct{ name, where string }{{"m1", ""}, {"m2", ", on a memory node to which it had not connected"}} {
+		_, err := lapsed.connect(m.name)
 		x.refused("a token after its session was fenced"+m.where, err, "the session has ended")
-		_, err = closed.dial(m.addr, closed.token)
+		_, err = closed.connect(m.name)
 		x.refused("a token after its session was closed"+m.where, err, "the session has ended")
 	}
 }
