@@ -91,6 +91,10 @@ var rpcs = []rpc{
 		return true, err
 	}, &dirpb.JoinDirectoryRequest{Id: "d9", RaftAddr: "h", GrpcAddr: "h:1"}},
 	unary("RemoveDirectory", (*Node).RemoveDirectory, &dirpb.RemoveDirectoryRequest{Id: "d1"}),
+	unary("WhoAmI", (*Node).WhoAmI, &dirpb.WhoAmIRequest{}),
+	unary("ShowNamespace", (*Node).ShowNamespace, &dirpb.ShowNamespaceRequest{Name: "default"}),
+	unary("GrantAccess", (*Node).GrantAccess, &dirpb.GrantAccessRequest{Namespace: "default", Access: &dirpb.Access{Who: "group:g", Right: dirpb.Right_RIGHT_READ}}),
+	unary("RevokeAccess", (*Node).RevokeAccess, &dirpb.RevokeAccessRequest{Namespace: "default", Who: "group:g"}),
 }
 
 // FuzzRequests sends the directory requests of any content. It neither panics nor hangs, says

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 )
 
@@ -375,5 +377,23 @@ func TestShellSharesSession(t *testing.T) {
 	}
 	if r := e.run("get a\nfrobnicate\nget none\n"+strings.Repeat("x", maxLine+1), "shell"); r.code != exitUsage || !strings.Contains(r.stderr, "line 4: longer") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// readers lets nobody write.
+type readers struct{ backend }
+
+func (readers) Open(_ context.Context, o sessionOptions) (store, error) {
+	if !o.ReadOnly {
+		return nil, fmt.Errorf("%w: client/x has read", client.ErrForbidden)
+	}
+	return opened{}, nil
+}
+
+// The shell of somebody who may only read has a session for that.
+func TestShellOfReader(t *testing.T) {
+	k := &kept{backend: readers{}}
+	if s, err := k.session(t.Context()); err != nil || s == nil {
+		t.Errorf("%v, %v", s, err)
 	}
 }

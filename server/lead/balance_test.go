@@ -568,6 +568,9 @@ func TestBalanceRoom(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			f.s.Namespace(f.ns).LimitBytes = rng.Uint64N(uint64(n)*128<<20) + 1
 		}
+		if rng.IntN(4) == 0 {
+			f.s.Namespace(f.ns).Quota = &dirpb.Quota{IndexBytes: f.s.IndexBytes(f.ns) + rng.Uint64N(1<<18) + 1}
+		}
 		f.wait(2 * lease)
 		f.ack()
 		busy := make(map[uint32]bool)
@@ -596,6 +599,9 @@ func TestBalanceRoom(t *testing.T) {
 			planned++
 			sh := f.s.Shard(q.ShardId)
 			from, to := sh.PgId, q.TargetPgId
+			if err := f.s.CheckIndexQuota(f.ns, sh.Segments); q.Split && err != nil {
+				t.Fatalf("seed %d: %s: %v", seed, s.Why, err)
+			}
 			if busy[from] || busy[to] {
 				t.Fatalf("seed %d: %s: placement group is busy", seed, s.Why)
 			}
