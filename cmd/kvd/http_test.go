@@ -84,8 +84,9 @@ func TestHTTPRights(t *testing.T) {
 		"directory": d,
 		"memnode":   run("memnode", "--name=m", addr, "--memory=64MiB", "--shm-socket=off"),
 		"janitor":   run("janitor", addr),
-		"gateway":   run("gateway", addr, "--databases=default", "--listen=127.0.0.1:0", "--listen-memcached=off", "--provider=tcp"),
 	}
+	createNamespace(t, d.kv["directory"], "cache", files.load("operator"), files.identity("gateway"))
+	all["gateway"] = run("gateway", addr, "--databases=cache", "--listen=127.0.0.1:0", "--listen-memcached=off", "--provider=tcp")
 	callers := map[string]*tls.Config{"": files.load(""), "a unit": files.Config(files.Leaf(func(c *x509.Certificate) {
 		c.Subject = pkix.Name{CommonName: "ann", OrganizationalUnit: []string{"sre"}}
 	}))}
@@ -139,7 +140,7 @@ func TestRefusalsInLog(t *testing.T) {
 	p := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=" + raft, "--bootstrap",
 		"--http-listen=0.0.0.0:0"}, files.flags("directory")...)...)
 	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + p.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
-	open(t, p.kv["directory"], "tcp", files.load("client")) // waits for the memory node
+	createNamespace(t, p.kv["directory"], "default", files.load("operator"), "spiffe://test.example/kvd/client/mine") // waits for the memory node
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	calls := func(name string) dirpb.DirectoryClient {

@@ -86,7 +86,7 @@ func TestImpostorMemoryNode(t *testing.T) {
 	if err := m.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	createNamespace(t, n.Addr(), "cache", files.load("operator"))
+	createNamespace(t, n.Addr(), "cache", files.load("operator"), files.identity("gateway"), files.identity("client"))
 
 	const want = "spiffe://test.example/kvd/gateway/it has the role gateway, and answering as a memnode is for memnode"
 	c, err := client.Open(ctx, client.Options{Directory: []string{n.Addr()}, Namespace: "cache", Provider: "tcp", TLS: files.load("client"), OpTimeout: time.Second})

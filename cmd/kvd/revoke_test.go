@@ -60,7 +60,7 @@ func startRevocation(t *testing.T) *revocation {
 	if err != nil {
 		t.Fatal(err)
 	}
-	createNamespace(t, d.kv["directory"], "cache", conf, "spiffe://test/kvd/gateway/g", "group:own")
+	createNamespace(t, d.kv["directory"], "cache", conf, "spiffe://test/kvd/gateway/g", "spiffe://test/kvd/client/thief", "spiffe://test/kvd/client/renewed")
 	r.start(env, "g", "gateway", "--directory="+d.kv["directory"], "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0", "--log-level=debug", flag)
 	if r.ask, err = dirclient.Open(dirclient.Options{Addrs: []string{d.kv["directory"]}, TLS: conf}); err != nil {
 		t.Fatal(err)

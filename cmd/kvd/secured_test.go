@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -97,8 +98,8 @@ func startSecured(t *testing.T) *secured {
 		t.Cleanup(func() { conn.Close() })
 		s.conns[c.name] = conn
 		if c.role == identity.Operator {
-			createNamespace(t, s.directory, theirs, c.conf)
-			createNamespace(t, s.directory, mine, c.conf)
+			createNamespace(t, s.directory, theirs, c.conf, files.identity("gateway"), files.identity("archive"), "spiffe://"+identitytest.TrustDomain+"/kvd/client/victim")
+			createNamespace(t, s.directory, mine, c.conf, files.identity("client"))
 		}
 	}
 	s.gateway = kvd("gateway", "--directory="+s.directory, "--databases="+theirs, "--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0", "--listen-unix="+s.unix, "--listen-tls=127.0.0.1:0")
@@ -153,6 +154,7 @@ func (s *secured) state() *dirpb.StatusReply {
 	s.t.Helper()
 	r := s.status()
 	r.NodeStats, r.Usage, r.Epoch, r.MinEpoch, r.RaftApplied = nil, nil, 0, 0, 0
+	r.KeyUse = &dirpb.KeyUse{Generation: r.KeyUse.GetGeneration()} // who has the operator's new key by now is no change of anybody's
 	for _, x := range r.Sessions {
 		x.AgeMillis, x.ReportEpoch = 0, 0
 	}
