@@ -122,7 +122,7 @@ func (s *streams) listen() {
 
 func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	if s.server != nil {
-		c = tls.Server(c, s.server)
+		c = netsrv.TLSServer(c, s.server)
 	}
 	sc, err := s.track(c, g)
 	if err != nil {
@@ -232,7 +232,7 @@ func (c *streamConn) ready() error {
 		if t, ok := c.Conn.(*tls.Conn); ok {
 			ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 			defer cancel()
-			c.err = t.HandshakeContext(ctx)
+			c.err = netsrv.Greet(ctx, t)
 		}
 	})
 	return c.err
