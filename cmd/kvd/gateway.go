@@ -89,7 +89,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
-		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
+		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
 		devices: devices, provider: c.Provider, tls: creds, log: log,
 	})
 	if err != nil {
@@ -131,6 +131,14 @@ func (l listeners) addr(name string) string {
 	return l[name].Addr().String()
 }
 
+// servers is how many servers the listeners are for.
+func (l listeners) servers() int {
+	if l["memcached"] != nil && len(l) > 1 {
+		return 2
+	}
+	return 1
+}
+
 func (l listeners) close() error {
 	var errs []error
 	for _, x := range l {
@@ -165,7 +173,7 @@ func (a *app) listenGateway(ctx context.Context, c *config.Gateway) (l listeners
 		if err != nil {
 			return nil, usageError{fmt.Errorf("listen-tls: %w", err)}
 		}
-		l["tls"] = tls.NewListener(l["tls"], creds)
+		l["tls"] = netsrv.TLSListener(l["tls"], creds)
 	}
 	if c.ListenUnix != config.Off {
 		lis, err := listenUnix(ctx, c.ListenUnix)
@@ -207,14 +215,14 @@ type gatewayOptions struct {
 	memcached         string // namespace; empty: the first of databases
 	password          string
 	aclFile, authFile string // gateway.Options.ACLFile, memcached.Options.AuthFile
-	// maxConns and maxPerAddr are of each server.
-	maxConns, maxPerAddr int
-	buffers              int64 // bytes; of both servers together
-	execMany             bool  // gateway.Options.ExecPerKey
-	devices              []*rdma.Device
-	provider             string // empty: any
-	tls                  *tls.Config
-	log                  *slog.Logger
+	// maxConns and maxPerAddr are of each server; servers is how many of them, Redis's and memcached's, are listened for.
+	maxConns, maxPerAddr, servers int
+	buffers                       int64 // bytes; of both servers together
+	execMany                      bool  // gateway.Options.ExecPerKey
+	devices                       []*rdma.Device
+	provider                      string // empty: any
+	tls                           *tls.Config
+	log                           *slog.Logger
 }
 
 // runningGateway serves the protocols of others, each with a client for every database.
@@ -256,7 +264,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 		}
 	}
 	budget := netsrv.NewBudget(o.buffers)
-	o.maxConns = connLimit(o.maxConns, 2, true, o.log)
+	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
 	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
