@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
-	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/server/fsm"
 )
@@ -27,7 +25,7 @@ func (n *Node) identify() []grpc.ServerOption {
 	if n.opts.TLS == nil {
 		return nil
 	}
-	o := append([]grpc.ServerOption{grpc.Creds(turnCreds{credentials.NewTLS(serverTLS(n.opts.TLS))})},
+	o := append([]grpc.ServerOption{grpc.Creds(credentials.NewTLS(serverTLS(n.opts.TLS)))},
 		allowed.ServerOptions(n.opts.Identities, n.log)...)
 	return append(o, grpc.ChainUnaryInterceptor(n.owned))
 }
@@ -81,23 +79,4 @@ func mayWatchAll(ctx context.Context) error {
 // noDirectory reports whether a handshake failed for its peer's identity.
 func noDirectory(err error) bool {
 	return errors.Is(err, identity.ErrUnidentified) || errors.As(err, new(*identity.DeniedError))
-}
-
-// turnCreds has handshakes compute in turns; see netsrv.GreetOver.
-type turnCreds struct {
-	credentials.TransportCredentials
-}
-
-// ServerHandshake implements credentials.TransportCredentials.
-func (c turnCreds) ServerHandshake(raw net.Conn) (conn net.Conn, info credentials.AuthInfo, err error) {
-	err = netsrv.GreetOver(raw, func(raw net.Conn) (err error) {
-		conn, info, err = c.TransportCredentials.ServerHandshake(raw)
-		return err
-	})
-	return conn, info, err
-}
-
-// Clone implements credentials.TransportCredentials.
-func (c turnCreds) Clone() credentials.TransportCredentials {
-	return turnCreds{c.TransportCredentials.Clone()}
 }

@@ -122,7 +122,7 @@ func (s *streams) listen() {
 
 func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	if s.server != nil {
-		c = netsrv.TLSServer(c, s.server)
+		c = tls.Server(c, s.server)
 	}
 	sc, err := s.track(c, g)
 	if err != nil {
@@ -232,7 +232,7 @@ func (c *streamConn) ready() error {
 		if t, ok := c.Conn.(*tls.Conn); ok {
 			ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 			defer cancel()
-			c.err = netsrv.Greet(ctx, t)
+			c.err = t.HandshakeContext(ctx)
 		}
 	})
 	return c.err

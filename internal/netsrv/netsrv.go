@@ -4,7 +4,6 @@
 // A [Door] does that for every listener of the store. A [Server] adds what the servers of other people's
 // protocols (RESP, memcached) need: a goroutine for each connection, none of which outlives the server.
 // A [Budget] bounds the memory that their connections have in flight, whichever of the servers they belong to.
-// [Greet] has TLS handshakes compute in turns, so that strangers leave processors to those who are in.
 //
 // It leaves what is said on a connection to Options.Handle, which has it for
 // itself until it returns. Start with [Limits] and [Door]; all methods may be called
@@ -12,7 +11,6 @@
 package netsrv
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -141,7 +139,7 @@ func (s *Server) handle(c net.Conn, g *Guest) {
 	}()
 	raw, _ := rawConn(c)
 	tune(raw)
-	if t, ok := c.(*tls.Conn); ok && (Greet(context.Background(), t) != nil || !g.Finish()) {
+	if t, ok := c.(*tls.Conn); ok && (t.Handshake() != nil || !g.Finish()) {
 		return // a stranger, or one that took too long
 	}
 	s.o.Handle(c)

@@ -221,7 +221,7 @@ func (a *agent) reason(err error) PeerClosed {
 func (a *agent) handshake() error {
 	if c, ok := a.conn.(*tls.Conn); ok {
 		a.exec.Unlock()
-		err := netsrv.Greet(context.Background(), c)
+		err := c.Handshake()
 		a.exec.Lock()
 		if err != nil {
 			return err

@@ -254,7 +254,7 @@ func (l *listener) start(c *net.TCPConn, g *netsrv.Guest) error {
 	a := newAgent(l, m, c.RemoteAddr().String())
 	a.guest = g
 	if l.d.o.TLSServer != nil {
-		a.conn = netsrv.TLSServer(m, l.d.o.TLSServer)
+		a.conn = tls.Server(m, l.d.o.TLSServer)
 	} else if l.d.loops > 0 {
 		a.calm = 0
 	}
