@@ -96,7 +96,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
-	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, buffers: int64(c.BufferMemory), log: log})
+	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, servers: l.servers(), buffers: int64(c.BufferMemory), log: log})
 	if err != nil {
 		return err
 	}

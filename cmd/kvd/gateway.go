@@ -90,7 +90,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
-		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
+		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
 		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, log: log,
 	})
 	if err != nil {
@@ -144,6 +144,14 @@ func (l listeners) addr(name string) string {
 		return ""
 	}
 	return l[name].Addr().String()
+}
+
+// servers is how many servers the listeners are for.
+func (l listeners) servers() int {
+	if l["memcached"] != nil && len(l) > 1 {
+		return 2
+	}
+	return 1
 }
 
 func (l listeners) close() error {
@@ -223,15 +231,15 @@ type gatewayOptions struct {
 	password          string
 	passwordFile      string // gateway.Options.PasswordFile
 	aclFile, authFile string // gateway.Options.ACLFile, memcached.Options.AuthFile
-	// maxConns and maxPerAddr are of each server.
-	maxConns, maxPerAddr int
-	buffers              int64 // bytes; of both servers together
-	execMany             bool  // gateway.Options.ExecPerKey
-	devices              []*rdma.Device
-	provider             string // empty: any
-	tls                  *tls.Config
-	identity             config.Identity
-	log                  *slog.Logger
+	// maxConns and maxPerAddr are of each server; servers is how many of them, Redis's and memcached's, are listened for.
+	maxConns, maxPerAddr, servers int
+	buffers                       int64 // bytes; of both servers together
+	execMany                      bool  // gateway.Options.ExecPerKey
+	devices                       []*rdma.Device
+	provider                      string // empty: any
+	tls                           *tls.Config
+	identity                      config.Identity
+	log                           *slog.Logger
 }
 
 // runningGateway serves the protocols of others, each with a client for every database.
@@ -273,7 +281,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 		}
 	}
 	budget := netsrv.NewBudget(o.buffers)
-	o.maxConns = connLimit(o.maxConns, 2, true, o.log)
+	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
 	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}

@@ -52,7 +52,7 @@ const (
 
 // serveHealth answers on lis until stop is called, which waits for it.
 func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (door *netsrv.Door, stop func(), err error) {
-	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Logger: log})
+	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Light: true, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}

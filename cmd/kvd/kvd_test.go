@@ -54,6 +54,9 @@ func TestMain(m *testing.M) {
 		}
 		main()
 	}
+	if os.Getenv(beMob) != "" {
+		beCrowd()
+	}
 	goleak.VerifyTestMain(m)
 }
 

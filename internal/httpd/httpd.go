@@ -98,7 +98,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: headerTimeout, Replace: true, Logger: o.Logger})
+	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: headerTimeout, Replace: true, Light: true, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
