@@ -23,7 +23,7 @@ var ErrBudget = errors.New("out of buffer memory")
 // another one closed: the one that holds the most of those that have held something for longer.
 //
 // Memory that was dropped counts until the garbage collector has had it, and the
-// collector is made to run when it is needed, but no more than a 25th of the time, or once a second: else a few connections that
+// collector is made to run when it is needed, but no more than a 25th of the time, or five times a second: else a few connections that
 // take and drop memory while the Budget is used up would have it run all the time, at the expense of all others. Until it may run again
 // nobody gets that memory. A Budget's methods may be called concurrently.
 type Budget struct {
@@ -33,6 +33,7 @@ type Budget struct {
 	collect struct {
 		sync.Mutex
 		rests time.Time // until then the collector is not made to run
+		calls bool      // those who wait are woken then
 		// The garbage that there was when the collector, by itself or not, had run so often.
 		cycles uint64
 		marked int64
@@ -54,7 +55,7 @@ const (
 	// modest parts are an equal part, or one so-many-th if that is more.
 	modest = 32
 	// collectorRest is how many times as long as it ran the collector is left alone, but no longer than maxRest.
-	collectorRest, maxRest = 25, time.Second
+	collectorRest, maxRest = 25, 200 * time.Millisecond
 )
 
 // DefaultBudget is the bytes of a Budget whose size nobody chose.
@@ -190,6 +191,10 @@ func (b *Budget) reclaim(seen int64) bool {
 	}
 	began := time.Now()
 	if began.Before(c.rests) {
+		if !c.calls {
+			c.calls = true
+			time.AfterFunc(c.rests.Sub(began), b.wakeAfterRest)
+		}
 		return false
 	}
 	was := b.garbage.Load()
@@ -201,6 +206,16 @@ func (b *Budget) reclaim(seen int64) bool {
 	b.wakeLocked() // there is memory for others, too
 	b.mu.Unlock()
 	return true
+}
+
+// wakeAfterRest has those who wait try again, the first of whom makes the collector run.
+func (b *Budget) wakeAfterRest() {
+	b.collect.Lock()
+	b.collect.calls = false
+	b.collect.Unlock()
+	b.mu.Lock()
+	b.wakeLocked()
+	b.mu.Unlock()
 }
 
 // gcCycles is how often the collector has run.

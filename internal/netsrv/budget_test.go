@@ -151,3 +151,23 @@ func TestCollectorRests(t *testing.T) {
 		t.Errorf("after the rest: %v", err)
 	}
 }
+
+// Somebody who waits for memory that the collector has not had is woken when it may run again, although nobody gives
+// anything back.
+func TestWokenAfterRest(t *testing.T) {
+	const total = 1 << 20
+	b := NewBudget(total)
+	s := b.Share(nil)
+	if !s.Try(total) {
+		t.Fatal("refused")
+	}
+	s.Drop(total)
+	b.collect.rests = time.Now().Add(50 * time.Millisecond)
+	before := forced()
+	if err := s.Take(t.Context(), total, hogPatience/2); err != nil { // he looks by himself after hogPatience alone
+		t.Errorf("after a rest of 50 ms: %v", err)
+	}
+	if n := forced() - before; n != 1 {
+		t.Errorf("the collector was made to run %d times, want once", n)
+	}
+}
