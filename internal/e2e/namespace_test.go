@@ -152,16 +152,16 @@ func TestNamespace(t *testing.T) {
 		if got == "+OK" {
 			t.Fatal("SET in a namespace that was deleted")
 		}
-		return got == `-ERR kvd: unknown namespace "n": it was deleted`
+		return got == `-ERR kvd: unknown namespace: namespace "n" was deleted`
 	})
 	w.until("the gateway not to be ready", func() bool {
 		status, body := fetch("http://" + http + "/readyz")
-		return status == 503 && strings.Contains(body, "it was deleted")
+		return status == 503 && strings.Contains(body, "was deleted")
 	})
 	if has(`namespace="n"`) {
 		t.Error("the directory has metrics of a namespace that is gone")
 	}
-	if _, stderr, status := w.ctl(nil, "--namespace", "n", "get", "k"); status != 2 || !strings.Contains(stderr, `unknown namespace "n"`) {
+	if _, stderr, status := w.ctl(nil, "--namespace", "n", "get", "k"); status != 2 || !strings.Contains(stderr, `unknown namespace: namespace "n"`) {
 		t.Errorf("get: exit status %d\n%s", status, stderr)
 	}
 
