@@ -119,6 +119,10 @@ IDLE ?= 5s
 test-idle: ## how often idle processes wake up, and what that costs: a table
 	KVD_IDLE=$(IDLE) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -run TestIdle ./internal/e2e
 
+.PHONY: test-crowd
+test-crowd: ## 10,000 idle and 1,000 hostile connections before each listener: memory, and latency beside them, in a table
+	KVD_CROWD=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 10m -run TestCrowdsInFull ./cmd/kvd
+
 # Two memory nodes of 32 pages, and some to spare. -p 1: the tests count the machine's pages.
 .PHONY: test-pages
 test-pages: ## a store on huge pages, reserved as root while it runs, and one that locks its memory
@@ -227,6 +231,10 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 	run -n 0 -a rdma_libs=none dist/verbs 'sh guest-tests.sh nohardware'; \
 	$(if $(VERBS_ADVERSARY),run -n 4 -k $(VERBS_ADVERSARY) dist/verbs 'sh guest-tests.sh provider';) \
 	if [ $$failed = 0 ]; then echo 'test-verbs: PASS'; else echo 'test-verbs: FAIL'; fi; exit $$failed
+
+.PHONY: test-tenants
+test-tenants: build ## one tenant after another's memory, over tcp between real processes
+	KVD_VERBS=1 KVD_VERBS_PROVIDER=tcp KVD_BIN=$(CURDIR)/bin CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestSecurityMatrix|TestTenants' ./internal/verbstest
 
 .PHONY: clean
 clean: ## remove what make made

@@ -117,6 +117,9 @@ type Options struct {
 	TLS *tls.Config
 	// TLSFiles, if set, takes the place of TLS.
 	TLSFiles TLSFiles
+	// Identities says how certificates name their owners: with TLS, the Client asks nothing of a directory node whose
+	// certificate has another role than directory, and its own devices connect to memory nodes of the role memnode alone.
+	Identities Identities
 	// Logger receives background errors and warnings. Default: discard.
 	Logger *slog.Logger
 	// Background says that the session works for the store, not for a user: it does not keep
@@ -128,6 +131,13 @@ type Options struct {
 	Events *Events
 }
 
+// Identities says how the certificates of the store's processes name their owners and these owners' roles. The zero
+// value takes SPIFFE ids, spiffe://TRUST-DOMAIN/kvd/ROLE/NAME, of any trust domain.
+type Identities struct {
+	TrustDomain string   // the only one that counts; empty: each one that the authorities vouch for
+	Units       []string // roles of certificates without a SPIFFE id by an organizational unit, such as "storage=memnode"
+}
+
 // TLSFiles names PEM files. Content that changes holds for connections that are made a second later: a
 // certificate is renewed, and an authority replaced, without another Client. Files that cannot be used
 // are logged, and the content in use is kept.
@@ -135,6 +145,7 @@ type TLSFiles struct {
 	CA   string // authorities that the store's certificates must come from
 	Cert string // this program's certificate
 	Key  string // its private key
+	CRL  string // lists of certificates that the authorities have revoked; empty: none has been
 }
 
 // Item is a value with what the store knows of it.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/sim"
 )
@@ -79,7 +80,7 @@ func TestDialRefused(t *testing.T) {
 		Nanos: engine.Nanos, Millis: engine.Millis})
 	must(err)
 	end("session", core.Close)
-	s := &sess{c: &Client{o: Options{Devices: devices}}, core: core}
+	s := &sess{c: &Client{o: Options{Devices: devices}}, core: core, agenda: session.NewAgenda(core, session.AgendaOptions{Token: []byte("token")})}
 	s.ctx, s.cancel = context.WithCancelCause(t.Context())
 	s.mu.nodes = map[uint32]*dirpb.Node{1: node}
 
@@ -108,7 +109,7 @@ func TestDialNamelessHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &sess{c: &Client{o: Options{Devices: []*rdma.Device{device}}}, core: core, host: c.here}
+		s := &sess{c: &Client{o: Options{Devices: []*rdma.Device{device}}}, core: core, agenda: session.NewAgenda(core, session.AgendaOptions{}), host: c.here}
 		s.ctx, s.cancel = context.WithCancelCause(t.Context())
 		s.mu.nodes = map[uint32]*dirpb.Node{1: {Id: 1, Name: "m1", HostId: c.there, Endpoints: []*dirpb.Endpoint{{Provider: "shm", Addr: "nobody"}}}}
 		_, _, _, _, err = s.dial(core.Lanes()[0], 1)

@@ -23,6 +23,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/evict"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
@@ -107,9 +108,12 @@ func (o *Options) Validate() error {
 	switch f := o.TLSFiles; {
 	case f == (TLSFiles{}):
 	case f.CA == "" || f.Cert == "" || f.Key == "":
-		bad("TLSFiles: want CA, Cert and Key, or none")
+		bad("TLSFiles: want CA, Cert and Key, or no file")
 	case o.TLS != nil:
 		bad("TLSFiles: TLS is set too")
+	}
+	if _, err := o.Identities.mapping(); err != nil {
+		bad("Identities: %v", err)
 	}
 	named := func(d *rdma.Device) bool { return d.Name() == o.Provider }
 	switch {
@@ -120,6 +124,10 @@ func (o *Options) Validate() error {
 		bad("Provider: %q, want one of %s", o.Provider, strings.Join(providers.Names(), ", "))
 	}
 	return errors.Join(errs...)
+}
+
+func (i Identities) mapping() (identity.Mapping, error) {
+	return identity.ParseMapping(i.TrustDomain, i.Units)
 }
 
 // Connect opens a Client of the namespace "default" with the defaults of all Options,
@@ -142,12 +150,20 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 	}
 	if o.TLSFiles != (TLSFiles{}) {
 		source, err := certs.Open(certs.Options{Files: certs.Files(o.TLSFiles), AtUse: func(err error) {
+			if errors.Is(err, certs.ErrListExpired) {
+				o.Logger.Warn("files of certificates are in use as before", "err", err)
+				return
+			}
 			o.Logger.Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
 		}})
 		if err != nil {
 			return nil, fmt.Errorf("TLSFiles: %w", err)
 		}
 		o.TLS = source.Config()
+	}
+	identities, err := o.Identities.mapping()
+	if err != nil {
+		return nil, err // Validate found none
 	}
 	ghosts := ghostEntries
 	if o.ReadOnly {
@@ -161,11 +177,11 @@ func Open(ctx context.Context, o Options) (_ *Client, err error) {
 			err = errors.Join(err, c.release())
 		}
 	}()
-	if c.dir, err = dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger, AttemptTimeout: 8 * time.Second}); err != nil {
+	if c.dir, err = dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Identities: identities, Logger: o.Logger, AttemptTimeout: 8 * time.Second}); err != nil {
 		return nil, err
 	}
 	if len(o.Devices) == 0 {
-		c.opened, err = providers.OpenFor(o.Provider, providers.Options{TLSClient: o.TLS, Verbs: verbs.Options{Logger: o.Logger}})
+		c.opened, err = providers.OpenFor(o.Provider, providers.Options{TLSClient: o.TLS, Identities: identities, Verbs: verbs.Options{Logger: o.Logger}})
 		if err != nil {
 			return nil, fmt.Errorf("open provider: %w", err)
 		}

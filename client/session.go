@@ -3,6 +3,7 @@ package client
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/session"
 	"github.com/kvd-project/kvd/rdma"
@@ -34,7 +36,6 @@ type sess struct {
 	id     uint32
 	nsID   uint32
 	seed   atomic.Uint64
-	token  []byte
 	host   string // hostid.ID()
 	renew  time.Duration
 	ctx    context.Context
@@ -84,7 +85,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 		// A session that was opened unheard dies by itself; no operation has begun.
 		return nil, fmt.Errorf("%w: open session: %w", ErrUnavailable, dirclient.NoEffect(err))
 	}
-	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, token: rep.Token, host: hostid.ID(), due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
+	s := &sess{c: c, id: rep.SessionId, nsID: rep.NamespaceId, host: hostid.ID(), due: make(chan struct{}, 1), ready: make(chan struct{}), replaced: make(chan struct{}), missing: make(chan struct{})}
 	s.renew = min(time.Duration(rep.RenewMillis)*time.Millisecond, 100*time.Millisecond)
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond
@@ -107,7 +108,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	s.core.SetEpoch(rep.Epoch)
 	seq := s.core.BeginRenew()
 	s.core.EndRenew(seq, rep.Epoch, rep.MinEpoch, sent+int64(rep.LeaseMillis)*int64(time.Millisecond))
-	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), Term: rep.Term, ReadOnly: c.o.ReadOnly,
+	s.agenda = session.NewAgenda(s.core, session.AgendaOptions{Renew: int64(s.renew), Term: rep.Term, ReadOnly: c.o.ReadOnly, Token: rep.Token, TokenNumber: rep.TokenNumber,
 		RefusedPause: int64(50 * time.Millisecond), FencePause: int64(20 * time.Millisecond), SplitPause: int64(100 * time.Millisecond),
 		DialPause: int64(time.Millisecond), DialPauseMost: int64(250 * time.Millisecond), DownPause: int64(20 * time.Millisecond)})
 	s.expiries = make([]expiries, lanes)
@@ -352,12 +353,15 @@ func (s *sess) WantConn(l *engine.Lane, node uint32) {
 func (s *sess) dialOnce(ask session.Ask) {
 	qp, dev, how, inc, err := s.dial(ask.Lane, ask.Node)
 	s.mu.Lock()
-	news := false
+	news, was := false, s.mu.connErr[ask.Node]
 	if s.mu.connErr[ask.Node] = err; err == nil {
 		news = s.mu.provider[ask.Node] != how && how != s.c.o.Devices[dev].Name()
 		s.mu.provider[ask.Node] = how
 	}
 	s.mu.Unlock()
+	if identity.IsRefusal(err) && !identity.IsRefusal(was) {
+		s.c.o.Logger.Warn("a process that is no memory node answers at a memory node's address", "node", ask.Node, "err", err)
+	}
 	if news {
 		s.c.o.Logger.Info("connected; compare-and-swap costs a CPU of the memory node", "node", ask.Node, "via", how)
 	}
@@ -423,7 +427,7 @@ func (s *sess) dial(l *engine.Lane, id uint32) (qp *rdma.QP, dev int, how string
 	if n == nil {
 		return nil, 0, "", 0, fmt.Errorf("memory node %d is not in the map", id)
 	}
-	private := append(slices.Clone(s.token), byte(l.ID()), 0, 0, 0)
+	private := binary.LittleEndian.AppendUint32(slices.Clone(s.agenda.Token()), uint32(l.ID()))
 	var errs []error
 	tried := false
 	for i, d := range s.c.o.Devices {

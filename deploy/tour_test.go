@@ -357,7 +357,7 @@ func TestPrograms(t *testing.T) {
 
 // provided are the words that a command may begin with without being installed here: kvd's, the
 // shell's, and those that machines.sh has.
-var provided = []string{"kvctl", "kvd", "export", "for", "until", "do", "done", "ssh", "scp"}
+var provided = []string{"kvctl", "kvd", "export", "for", "until", "while", "do", "done", "ssh", "scp"}
 
 // missingTool names the first command of a pipeline that is not installed.
 func missingTool(command string) string {

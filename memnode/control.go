@@ -3,7 +3,6 @@ package memnode
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -66,8 +65,9 @@ func (n *Node) register() *registration {
 			rep, err = d.RegisterNode(ctx, req)
 			return err
 		})
-		if err == nil && len(rep.GetClusterKey()) != token.KeySize {
-			err = fmt.Errorf("directory sent a cluster key of %d bytes, want %d", len(rep.GetClusterKey()), token.KeySize)
+		var keys []token.Key
+		if err == nil {
+			keys, err = keysOf(rep.GetKeys())
 		}
 		if err == nil && rep.GetSessions() == nil {
 			err = errNoSessions
@@ -82,7 +82,7 @@ func (n *Node) register() *registration {
 			}
 			continue
 		}
-		reg.nodeID, reg.key = rep.GetNodeId(), rep.GetClusterKey()
+		reg.nodeID = rep.GetNodeId()
 		reg.interval = defaultHeartbeat
 		if ms := rep.GetHeartbeatMillis(); ms != 0 {
 			ms = min(ms, uint64(maxHeartbeat/time.Millisecond))
@@ -93,6 +93,7 @@ func (n *Node) register() *registration {
 			// Another cluster numbers its sessions anew.
 			n.mu.clusterID, n.mu.sessions = rep.GetClusterId(), sessions{}
 		}
+		n.takeKeysLocked(keys)
 		n.learnLocked(rep.GetSessions(), nil) // before anybody may connect
 		if n.ctx.Err() == nil {
 			n.mu.reg = reg
@@ -180,6 +181,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	default:
 	}
 	n.mu.Lock()
+	req.KeyGeneration = n.mu.keys[0].Generation // there are keys since this life was registered
 	req.Stats.Connections, req.Stats.RegisteredBytes = uint64(len(n.mu.byPeer)), uint64(n.mu.used)
 	for id, f := range n.mu.fencing {
 		if f.confirmed && f.asked {
@@ -206,15 +208,21 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	if err != nil || rep.GetUnknownNode() {
 		return rep, err
 	}
+	keys, err := keysOf(rep.GetKeys())
+	if err != nil {
+		return rep, err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.heartbeat = time.Now()
+	n.takeKeysLocked(keys)
 	for _, id := range req.FencedSessions {
 		if !slices.Contains(rep.GetFenceSessions(), id) {
 			delete(n.mu.fencing, id) // the directory has it
 		}
 	}
 	n.learnLocked(rep.GetSessions(), rep.GetFenceSessions())
+	n.holdToQuotasLocked(rep.GetQuotas())
 	return rep, nil
 }
 

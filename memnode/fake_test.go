@@ -2,6 +2,7 @@ package memnode
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -28,7 +29,19 @@ var _ Directory = (*dirclient.Client)(nil)
 
 const patience = 20 * time.Second
 
-var clusterKey = bytes.Repeat([]byte{42}, token.KeySize)
+// keyOf is the fake cluster's key of a generation.
+func keyOf(generation uint32) token.Key {
+	return token.Key{Generation: generation, Secret: bytes.Repeat([]byte{41 + byte(generation)}, token.KeySize)}
+}
+
+// tokenKeys are the keys that a directory tells of while this generation is the present one.
+func tokenKeys(generation uint32) []*dirpb.TokenKey {
+	keys := []*dirpb.TokenKey{{Generation: generation, Key: keyOf(generation).Secret}}
+	if generation > 1 {
+		keys = append(keys, &dirpb.TokenKey{Generation: generation - 1, Key: keyOf(generation - 1).Secret})
+	}
+	return keys
+}
 
 var errDown = errors.New("fake directory is down")
 
@@ -50,10 +63,12 @@ type directory struct {
 	forget     bool // answer the next heartbeat with unknown_node
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
-	mute       bool     // says nothing of sessions
-	holds      bool     // has heartbeats wait for news
-	held       int      // that wait
-	cancelled  int      // that the node gave up
+	key        uint32 // generation of the present key
+	mute       bool   // says nothing of sessions
+	holds      bool   // has heartbeats wait for news
+	held       int    // that wait
+	cancelled  int    // that the node gave up
+	quotas     []*dirpb.NamespaceQuota
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
@@ -68,7 +83,7 @@ type directory struct {
 }
 
 func newDirectory(t *testing.T) *directory {
-	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1",
+	return &directory{t: t, changed: make(chan struct{}), published: map[uint32]*dirpb.PublishRegionRequest{}, clusterID: "c1", key: 1,
 		fabric: sim.New(sim.Options{})}
 }
 
@@ -143,7 +158,7 @@ func (d *directory) Call(ctx context.Context, fn func(context.Context, dirpb.Dir
 }
 
 func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest, _ ...grpc.CallOption) (*dirpb.RegisterNodeReply, error) {
-	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: 5, ClusterKey: clusterKey}
+	rep := &dirpb.RegisterNodeReply{HeartbeatMillis: 5}
 	d.mu.Lock()
 	if d.refuse != nil {
 		defer d.mu.Unlock()
@@ -152,7 +167,7 @@ func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest
 	if d.holds {
 		rep.HeartbeatMillis = 1500
 	}
-	rep.Sessions = d.sessions()
+	rep.Sessions, rep.Keys = d.sessions(), tokenKeys(d.key)
 	d.mu.Unlock()
 	d.change(func() {
 		d.registered = append(d.registered, r)
@@ -170,7 +185,7 @@ func (d *directory) hold(ctx context.Context, r *dirpb.HeartbeatRequest) (news u
 	for {
 		d.mu.Lock()
 		changed := d.changed
-		news = uint64(1000*len(d.regions) + 100*len(d.published) + len(d.fence) + 1)
+		news = uint64(1000*len(d.regions) + 100*len(d.published) + len(d.fence) + 10_000*int(d.key) + 1)
 		d.mu.Unlock()
 		if news != r.News {
 			return news, nil
@@ -214,7 +229,8 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 			rep.Regions = append(rep.Regions, &dirpb.WantRegion{PgId: w.PgId, NamespaceId: w.NamespaceId,
 				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
-		rep.FenceSessions, rep.Sessions = slices.Clone(d.fence), d.sessions()
+		rep.FenceSessions, rep.Sessions, rep.Keys = slices.Clone(d.fence), d.sessions(), tokenKeys(d.key)
+		rep.Quotas = d.quotas
 	})
 	return rep, nil
 }
@@ -387,8 +403,15 @@ type lane struct {
 	seq uint64
 }
 
+// private is the private data of a connection that shows the grant, signed with the first key unless it names another, for as
+// many lanes and as long as it is to be if it does not say.
 func private(g token.Grant, lane uint32) []byte {
-	return binary.LittleEndian.AppendUint32(token.Sign(clusterKey, g), lane)
+	g.Lanes, g.Expires = cmp.Or(g.Lanes, 256), cmp.Or(g.Expires, time.Now().Add(time.Hour).Unix())
+	b, err := token.Sign(keyOf(cmp.Or(g.Generation, 1)), g)
+	if err != nil {
+		panic(err)
+	}
+	return binary.LittleEndian.AppendUint32(b, lane)
 }
 
 // dial connects; everything is closed at the test's end, before the node is.

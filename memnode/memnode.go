@@ -37,6 +37,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/hostid"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
@@ -201,6 +202,8 @@ type Node struct {
 		peers     map[uint32]map[uint32]*peer
 		byPeer    map[rdma.Peer]*peer
 		sessions  sessions
+		keys      []token.Key // whose tokens are taken, the present one first
+		asked     time.Time   // when a heartbeat was last sent for another key
 		fencing   map[uint32]*fence
 		regions   map[uint32]*region // by PG
 		failures  map[uint32]*failure
@@ -218,14 +221,15 @@ type device struct {
 	dev      *rdma.Device
 	listener rdma.Listener
 	endpoint *dirpb.Endpoint
-	pds      map[uint32]*rdma.PD // guarded by Node.mu
+	// Guarded by Node.mu.
+	pds    map[uint32]*rdma.PD
+	quotas map[uint32]*dirpb.NamespaceQuota // as the directory said last
 }
 
 // registration is one life of the node in the directory's eyes.
 type registration struct {
 	nodeID      uint32
 	incarnation uint64
-	key         []byte
 	interval    time.Duration
 }
 
@@ -416,6 +420,18 @@ type Stats struct {
 	// DataPathCPU is the CPU time spent executing verbs for peers.
 	DataPathCPU time.Duration
 	Regions     []RegionStats
+	// Quotas are those of namespaces that have memory here, if verbs come over tcp.
+	Quotas []QuotaStats
+}
+
+// QuotaStats is what a namespace is held to here.
+type QuotaStats struct {
+	Namespace uint32
+	Name      string
+	// TCPOps is how many verbs a second execute over tcp at most; 0: any number.
+	TCPOps uint64
+	// Paced is how long connections have waited for that, all together.
+	Paced time.Duration
 }
 
 // RegionStats is one region the directory wants, or one that is being dropped.
@@ -457,6 +473,18 @@ func (n *Node) Stats() Stats {
 		}
 	}
 	slices.SortFunc(s.Regions, func(a, b RegionStats) int { return int(int64(a.PG) - int64(b.PG)) })
+	for _, d := range n.devices {
+		for ns, q := range d.quotas {
+			pd := d.pds[ns]
+			if pd == nil {
+				continue
+			}
+			if paced, ok := pd.Paced(); ok {
+				s.Quotas = append(s.Quotas, QuotaStats{Namespace: ns, Name: q.GetName(), TCPOps: q.GetTcpOpsPerSecond(), Paced: paced})
+			}
+		}
+	}
+	slices.SortFunc(s.Quotas, func(a, b QuotaStats) int { return cmp.Compare(a.Namespace, b.Namespace) })
 	return s
 }
 

@@ -1,10 +1,12 @@
 package memnode
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -84,9 +86,10 @@ func TestPublish(t *testing.T) {
 		refused(t, op.name, op.do(mustDial(t, dir, "tcp", rw, uint32(10+i))))
 	}
 
+	late := mustDial(t, dir, "tcp", rw, 20)
 	dir.change(func() { dir.regions = nil })
 	dir.until("the region's memory given back", func() bool { return dir.last.Stats.RegisteredBytes == 0 })
-	_, err = mustDial(t, dir, "tcp", rw, 20).read(kt.HeapRkey, kt.HeapBase, 8)
+	_, err = late.read(kt.HeapRkey, kt.HeapBase, 8)
 	refused(t, "READ of a dropped region", err)
 }
 
@@ -252,20 +255,126 @@ func TestRegionInUse(t *testing.T) {
 	}
 }
 
+// Namespaces share no MR and no PD, on any device: each region has rkeys of its own, with which nobody of another
+// namespace does anything. Of sim with tcp, tcp's atomics are those of the adapter.
 func TestForeignNamespace(t *testing.T) {
-	for _, provider := range []string{"tcp", "shm"} {
-		t.Run(provider, func(t *testing.T) {
+	for _, order := range [][]string{{"tcp"}, {"shm"}, {"sim", "tcp"}} {
+		t.Run(strings.Join(order, "+"), func(t *testing.T) {
 			dir := newDirectory(t)
-			open(t, dir, 1<<20, provider)
+			n, _ := open(t, dir, 1<<20, order...)
 			dir.want(1, 1)
 			dir.want(2, 2)
-			mine, theirs := dir.keys(1, provider), dir.keys(2, provider)
-			l := mustDial(t, dir, provider, rw, 0)
-			if _, err := l.read(mine.HeapRkey, mine.HeapBase, 8); err != nil {
-				t.Fatal(err)
+			keys := make(map[uint64]string)
+			for _, provider := range order {
+				mine, theirs := dir.keys(1, provider), dir.keys(2, provider)
+				for _, k := range []*dirpb.RegionKeys{mine, theirs} {
+					for _, rkey := range []uint64{k.IndexRkey, k.HeapRkey} {
+						what := fmt.Sprintf("%s %v", provider, k)
+						if keys[rkey] != "" {
+							t.Errorf("rkey %#x is of %s and of %s", rkey, keys[rkey], what)
+						}
+						keys[rkey] = what
+					}
+				}
+				owner := mustDial(t, dir, provider, token.Grant{Session: 8, Namespace: 2}, 0)
+				if err := owner.write(theirs.HeapRkey, theirs.HeapBase, "theirs"); err != nil {
+					t.Fatal(err)
+				}
+				for lane, try := range []struct {
+					what string
+					do   func(l *lane) error
+				}{
+					{"READ of a foreign heap", func(l *lane) error { _, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8); return err }},
+					{"READ of a foreign index", func(l *lane) error { _, err := l.read(theirs.IndexRkey, theirs.IndexBase, 8); return err }},
+					{"WRITE to a foreign heap", func(l *lane) error { return l.write(theirs.HeapRkey, theirs.HeapBase, "stolen") }},
+					{"CAS in a foreign index", func(l *lane) error { return l.cas(theirs.IndexRkey, theirs.IndexBase+word, 0, 1) }},
+				} {
+					l := mustDial(t, dir, provider, rw, uint32(lane))
+					if _, err := l.read(mine.HeapRkey, mine.HeapBase, 8); err != nil {
+						t.Fatal(err)
+					}
+					refused(t, try.what+" over "+provider, try.do(l))
+				}
+				if b, err := owner.read(theirs.HeapRkey, theirs.HeapBase, 6); err != nil || string(b) != "theirs" {
+					t.Errorf("over %s its owner reads %q, %v", provider, b, err)
+				}
+				if b, err := owner.read(theirs.IndexRkey, theirs.IndexBase+word, 8); err != nil || !bytes.Equal(b, make([]byte, 8)) {
+					t.Errorf("over %s its owner reads the word %x, %v", provider, b, err)
+				}
 			}
-			_, err := l.read(theirs.HeapRkey, theirs.HeapBase, 8)
-			refused(t, "READ of a foreign namespace", err)
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			for _, d := range n.devices {
+				if len(d.pds) != 2 || d.pds[1] == d.pds[2] {
+					t.Errorf("the PDs of %s are %v", d.dev.Name(), d.pds)
+				}
+			}
+		})
+	}
+}
+
+// A namespace's quota of verbs over tcp holds at the PDs that there are and at those made later, until it is taken back.
+// Other namespaces, and verbs that the client executes, are not concerned.
+func TestQuota(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("late=%v", late), func(t *testing.T) {
+			dir := newDirectory(t)
+			n, _ := open(t, dir, 1<<20, "tcp", "shm")
+			limit := func(ops uint64) {
+				dir.change(func() {
+					dir.quotas = []*dirpb.NamespaceQuota{{NamespaceId: 2, Name: "any"}, {NamespaceId: 1, TcpOpsPerSecond: ops, Name: "small"}}
+				})
+				dir.beats(2) // the first may have been under way
+			}
+			if late {
+				limit(1)
+				if got := n.Stats().Quotas; len(got) != 0 {
+					t.Errorf("quotas of no memory: %+v", got)
+				}
+			}
+			dir.want(1, 1)
+			dir.want(2, 2)
+			tcp, shm, theirs := dir.keys(1, "tcp"), dir.keys(1, "shm"), dir.keys(2, "tcp")
+			l, local := mustDial(t, dir, "tcp", rw, 0), mustDial(t, dir, "shm", rw, 1)
+			other := mustDial(t, dir, "tcp", token.Grant{Session: 9, Namespace: 2}, 0)
+			if !late {
+				limit(1)
+			}
+			read := func(l *lane, k *dirpb.RegionKeys) {
+				t.Helper()
+				if _, err := l.read(k.HeapRkey, k.HeapBase, 8); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := []QuotaStats{{Namespace: 1, Name: "small", TCPOps: 1}, {Namespace: 2, Name: "any"}}
+			if got := n.Stats().Quotas; !slices.Equal(got, want) {
+				t.Fatalf("quotas %+v, want %+v", got, want)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range 1000 {
+					if _, err := l.read(tcp.HeapRkey, tcp.HeapBase, 8); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}()
+			until(t, func() bool { return n.Stats().Quotas[0].Paced > 0 })
+			for range 100 {
+				read(local, shm)
+				read(other, theirs)
+			}
+			select {
+			case <-done:
+				t.Error("1000 READs were done at once")
+			default:
+			}
+			limit(0)
+			<-done
+			if got := n.Stats().Quotas; len(got) != 2 || got[0].TCPOps != 0 || got[1].Paced != 0 {
+				t.Errorf("quotas %+v, want no bound, and that the other namespace never waited", got)
+			}
 		})
 	}
 }
@@ -445,6 +554,8 @@ func (s *stubborn) Fence(ctx context.Context) error {
 func TestFenceUnconfirmed(t *testing.T) {
 	dir := newDirectory(t)
 	n, log := open(t, dir, 1<<20, "tcp")
+	dir.want(1, 1)
+	dir.keys(1, "tcp")
 	p := &stubborn{tries: make(chan struct{}, 1)}
 	if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Remote: "stubborn", Peer: p}); err != nil {
 		t.Fatal(err)
@@ -495,6 +606,8 @@ func TestLaneReplaced(t *testing.T) {
 	t.Run("unconfirmed", func(t *testing.T) {
 		dir := newDirectory(t)
 		n, _ := open(t, dir, 1<<20, "tcp")
+		dir.want(1, 1)
+		dir.keys(1, "tcp")
 		p := &stubborn{}
 		if _, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, 0), Peer: p}); err != nil {
 			t.Fatal(err)
@@ -719,36 +832,21 @@ func (d *directory) keysSince(pg uint32, since uint64) (k *dirpb.RegionKeys) {
 	return k
 }
 
-func TestRefusals(t *testing.T) {
-	dir := newDirectory(t)
-	n, _ := open(t, dir, 1<<20, "tcp")
-	good := private(rw, 0)
-	forged := slices.Clone(good)
-	forged[0] ^= 1
-	for name, priv := range map[string][]byte{
-		"empty": {}, "short": good[:len(good)-1], "long": append(slices.Clone(good), 0),
-		"forged": forged, "lane": private(rw, maxLanes),
-	} {
-		if _, err := dial(t, dir, "tcp", priv); !errors.Is(err, rdma.ErrRefused) {
-			t.Errorf("%s: got %v, want a refusal", name, err)
-		}
-	}
-	if s := n.Stats(); s.Connections != 0 {
-		t.Errorf("%d connections", s.Connections)
-	}
-}
-
 // Over TLS a peer shows whose it is, besides a token.
 func TestRoles(t *testing.T) {
 	dir := newDirectory(t)
 	n, _ := openWith(t, dir, 1<<20, func(o *Options) { o.Identities = identity.Mapping{TrustDomain: identitytest.TrustDomain} }, "tcp")
+	dir.want(1, 1)
+	dir.keys(1, "tcp")
 	a := identitytest.New(t)
 	chain := func(c tls.Certificate) *tls.ConnectionState {
 		return &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{c.Leaf}}}
 	}
 	for i, r := range identity.Every.All() {
 		p := &stubborn{}
-		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(rw, uint32(i)), Peer: p, TLS: chain(a.Role(r.String(), "it"))})
+		g := rw
+		g.Identity = "spiffe://" + identitytest.TrustDomain + "/kvd/" + r.String() + "/it"
+		_, _, err := n.accept(n.devices[0], rdma.ConnRequest{Private: private(g, uint32(i)), Peer: p, TLS: chain(a.Role(r.String(), "it"))})
 		defer n.gone(p)
 		var denied *identity.DeniedError
 		if refused := errors.As(err, &denied); refused != (r == identity.Directory) || err != nil && !refused {

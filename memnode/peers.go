@@ -8,20 +8,14 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// privateSize is the length of a connection's private data, in bytes:
-//
-//	0                 44     48
-//	+-----------------+------+
-//	| session token   | lane |   lane little-endian
-//	+-----------------+------+
-const privateSize = token.Size + 4
-
-// maxLanes bounds the connections of one session.
-const maxLanes = 4096
+// A connection's private data is a session's token, which internal/token draws, and behind it the
+// number of the lane: laneSize bytes, little-endian.
+const laneSize = 4
 
 // peer is one connection. A session has at most one per lane.
 type peer struct {
@@ -74,16 +68,18 @@ func (n *Node) accept(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, err
 var connects = dirpb.Rights()[dirpb.Directory_OpenSession_FullMethodName]
 
 func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, error) {
+	var who identity.Identity
 	if r.TLS != nil {
-		if _, err := n.o.Identities.Admit(r.TLS, "a connection to a memory node", connects); err != nil {
+		var err error
+		if who, err = n.o.Identities.Admit(r.TLS, "a connection to a memory node", connects); err != nil {
 			return nil, 0, err
 		}
 	}
 	if d == n.hca && len(r.Private) == loopPrivateSize {
 		return n.admitLoop(r)
 	}
-	if len(r.Private) != privateSize {
-		return nil, 0, fmt.Errorf("private data of %d bytes, want %d", len(r.Private), privateSize)
+	if len(r.Private) < laneSize {
+		return nil, 0, fmt.Errorf("private data of %d bytes, want a session token and a lane", len(r.Private))
 	}
 	n.mu.Lock()
 	reg := n.mu.reg
@@ -91,13 +87,14 @@ func (n *Node) admit(d *device, r rdma.ConnRequest) (*rdma.PD, rdma.Access, erro
 	if reg == nil {
 		return nil, 0, ErrNotRegistered
 	}
-	g, err := token.Verify(reg.key, r.Private[:token.Size])
+	tok := r.Private[:len(r.Private)-laneSize]
+	g, err := n.verify(tok, r.TLS != nil, who)
 	if err != nil {
 		return nil, 0, err
 	}
-	lane := binary.LittleEndian.Uint32(r.Private[token.Size:])
-	if lane >= maxLanes {
-		return nil, 0, fmt.Errorf("lane %d, want below %d", lane, maxLanes)
+	lane := binary.LittleEndian.Uint32(r.Private[len(tok):])
+	if lane >= uint32(g.Lanes) {
+		return nil, 0, fmt.Errorf("%w: lane %d of session %d, want below %d", ErrLanes, lane, g.Session, g.Lanes)
 	}
 	access := rdma.AccessRemoteRead
 	if !g.ReadOnly {
@@ -128,6 +125,9 @@ func (n *Node) recordPeer(d *device, reg *registration, g token.Grant, lane uint
 	if n.endedLocked(g.Session) {
 		return nil, nil, fmt.Errorf("session %d: %w", g.Session, ErrEnded)
 	}
+	if !n.hasRegionLocked(g.Namespace) {
+		return nil, nil, fmt.Errorf("%w: namespace %d of session %d", ErrNoRegion, g.Namespace, g.Session)
+	}
 	if old := n.mu.peers[g.Session][lane]; old != nil {
 		return nil, old, nil
 	}
@@ -145,8 +145,8 @@ func (n *Node) recordPeer(d *device, reg *registration, g token.Grant, lane uint
 	return pd, nil, nil
 }
 
-// pdLocked gives the namespace's PD. Tokens are signed, so their namespaces
-// bound how many there are, and forgetNamespaces releases those of deleted ones.
+// pdLocked gives the namespace's PD. Only namespaces with a region here have one,
+// and forgetNamespaces releases those of deleted ones.
 func (d *device) pdLocked(namespace uint32) (*rdma.PD, error) {
 	if pd := d.pds[namespace]; pd != nil {
 		return pd, nil
@@ -156,7 +156,27 @@ func (d *device) pdLocked(namespace uint32) (*rdma.PD, error) {
 		return nil, err
 	}
 	d.pds[namespace] = pd
+	d.holdToQuotaLocked(namespace)
 	return pd, nil
+}
+
+// holdToQuotasLocked has namespaces held to these quotas, and others to none.
+func (n *Node) holdToQuotasLocked(quotas []*dirpb.NamespaceQuota) {
+	by := make(map[uint32]*dirpb.NamespaceQuota, len(quotas))
+	for _, q := range quotas {
+		by[q.GetNamespaceId()] = q
+	}
+	for _, d := range n.devices {
+		d.quotas = by
+		for ns := range d.pds {
+			d.holdToQuotaLocked(ns)
+		}
+	}
+}
+
+func (d *device) holdToQuotaLocked(namespace uint32) {
+	// It fails if an adapter or the clients execute verbs, whom nobody here can make wait.
+	_ = d.pds[namespace].LimitRate(d.quotas[namespace].GetTcpOpsPerSecond())
 }
 
 // gone forgets a connection of which nothing can land any more.

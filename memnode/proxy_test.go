@@ -62,7 +62,8 @@ func TestProxiedAtomics(t *testing.T) {
 			var mu sync.Mutex
 			var tries uint64
 			for i, provider := range slices.Repeat([]string{"sim", "tcp"}, each) {
-				l, k := mustDial(t, dir, provider, rw, uint32(i)), dir.keys(1, provider)
+				k := dir.keys(1, provider)
+				l := mustDial(t, dir, provider, rw, uint32(i))
 				wg.Go(func() {
 					for range times {
 						n, err := l.increment(k)
@@ -258,7 +259,7 @@ func TestLoopRefusals(t *testing.T) {
 		"by tcp":             {"tcp", private(1, number)},
 		"a byte longer":      {"sim", append(private(1, number), 0)},
 		"the key by itself":  {"sim", n.loopKey[:]},
-		"a client's, by sim": {"sim", make([]byte, privateSize)},
+		"a client's, by sim": {"sim", make([]byte, token.MinSize+laneSize)},
 	} {
 		if _, err := dial(t, dir, c.provider, c.private); !errors.Is(err, rdma.ErrRefused) {
 			t.Errorf("%s: got %v, want a refusal", what, err)

@@ -224,6 +224,26 @@ func (p *PD) RegMR(m *Memory, off, n int64, a Access) (*MR, error) {
 	return &MR{d: r, bytes: m.Bytes[off : off+n : off+n]}, nil
 }
 
+// LimitRate bounds how many verbs a second this side executes for all peers of the PD, 0: no bound; see
+// driver.RateLimiter. It is ErrNotSupport if an adapter or the peers execute them.
+func (p *PD) LimitRate(perSecond uint64) error {
+	l, ok := p.d.(driver.RateLimiter)
+	if !ok {
+		return fmt.Errorf("%s: limit the rate of verbs: %w", p.dev.name, driver.ErrNotSupport)
+	}
+	l.LimitRate(perSecond)
+	return nil
+}
+
+// Paced is how long peers of the PD have waited for LimitRate's bound, all together; false if there can be none.
+func (p *PD) Paced() (time.Duration, bool) {
+	l, ok := p.d.(driver.RateLimiter)
+	if !ok {
+		return 0, false
+	}
+	return l.Paced(), true
+}
+
 // Dealloc fails while MRs or QPs of the PD remain.
 func (p *PD) Dealloc() error { return p.d.Dealloc() }
 

@@ -31,6 +31,7 @@ const (
 	actRemoveNode      = "node.remove"
 	actJoinDirectory   = "directory.join"
 	actRemoveDirectory = "directory.remove"
+	actRotateKey       = "keys.rotate"
 )
 
 // audited has c, for which the caller of ctx asked, recorded if it changes something. details are keys and values in

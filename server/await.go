@@ -83,6 +83,20 @@ func (n *Node) await(ctx context.Context, l *leadership, millis uint64, next fun
 	}
 }
 
+// quotasOf is what a memory node with these regions holds their namespaces to.
+func quotasOf(s *fsm.State, regions []*dirpb.WantRegion) (quotas []*dirpb.NamespaceQuota) {
+	seen := make(map[uint32]bool)
+	for _, r := range regions {
+		if seen[r.NamespaceId] {
+			continue
+		}
+		seen[r.NamespaceId] = true
+		w := s.Namespace(r.NamespaceId)
+		quotas = append(quotas, &dirpb.NamespaceQuota{NamespaceId: r.NamespaceId, TcpOpsPerSecond: w.GetQuota().GetTcpOpsPerSecond(), Name: w.GetName()})
+	}
+	return quotas
+}
+
 // newsOf sums up what a heartbeat's reply asks for, 0 for nothing. That a session was opened is
 // no news: its token is younger than what the memory node knows.
 func newsOf(r *dirpb.HeartbeatReply) uint64 {
@@ -102,7 +116,13 @@ func newsOf(r *dirpb.HeartbeatReply) uint64 {
 	for _, id := range r.FenceSessions {
 		put(uint64(id))
 	}
-	put(uint64(len(r.Regions)), uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
+	for _, k := range r.Keys {
+		put(uint64(k.Generation))
+	}
+	for _, q := range r.Quotas {
+		put(uint64(q.NamespaceId), q.TcpOpsPerSecond)
+	}
+	put(uint64(len(r.Regions)), uint64(len(r.Quotas)), uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
 	return h.Sum64()
 }
 

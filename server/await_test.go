@@ -2,11 +2,13 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 )
@@ -122,6 +124,18 @@ func TestHeartbeatWaits(t *testing.T) {
 	})
 	if len(r.Regions) <= regions {
 		t.Fatalf("regions %v are wanted, want more than %d", r.Regions, regions)
+	}
+	id := r.Regions[len(r.Regions)-1].NamespaceId
+	for _, ops := range []uint64{1000, 2000, 0} {
+		r = waits(fmt.Sprintf("a quota of %d verbs a second", ops), func() {
+			if _, err := c.SetNamespace(testCtx(t), &dirpb.SetNamespaceRequest{Name: "n", KeepLimit: true, Quota: &dirpb.Quota{TcpOpsPerSecond: ops}}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		want := []*dirpb.NamespaceQuota{{NamespaceId: 1, Name: "default"}, {NamespaceId: id, TcpOpsPerSecond: ops, Name: "n"}}
+		if !slices.EqualFunc(r.Quotas, want, func(a, b *dirpb.NamespaceQuota) bool { return proto.Equal(a, b) }) {
+			t.Fatalf("quotas %v, want %v", r.Quotas, want)
+		}
 	}
 	calm()
 	before := news

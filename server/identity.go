@@ -2,7 +2,8 @@ package server
 
 import (
 	"context"
-	"errors"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 
 	"google.golang.org/grpc"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/rights"
@@ -25,8 +27,9 @@ func (n *Node) identify() []grpc.ServerOption {
 	if n.opts.TLS == nil {
 		return nil
 	}
-	o := append([]grpc.ServerOption{grpc.Creds(credentials.NewTLS(serverTLS(n.opts.TLS)))},
-		allowed.ServerOptions(n.opts.Identities, n.log)...)
+	conf := serverTLS(n.opts.TLS)
+	welcome := func(cs tls.ConnectionState) error { return certs.StillWelcome(conf, cs) }
+	o := append([]grpc.ServerOption{grpc.Creds(credentials.NewTLS(conf))}, allowed.ServerOptions(n.opts.Identities, welcome, n.log)...)
 	return append(o, grpc.ChainUnaryInterceptor(n.owned))
 }
 
@@ -67,6 +70,31 @@ func ownedBy(ctx context.Context, what, owner string) error {
 	return nil
 }
 
+// identity is that of this node's own certificate; empty without TLS, or if the certificate has none.
+func (n *Node) identity() string {
+	conf := n.opts.TLS
+	if conf == nil {
+		return ""
+	}
+	if conf.GetConfigForClient != nil {
+		if now, err := conf.GetConfigForClient(&tls.ClientHelloInfo{}); err == nil && now != nil {
+			conf = now
+		}
+	}
+	if len(conf.Certificates) == 0 || len(conf.Certificates[0].Certificate) == 0 {
+		return ""
+	}
+	c, err := x509.ParseCertificate(conf.Certificates[0].Certificate[0])
+	if err != nil {
+		return ""
+	}
+	i, err := n.opts.Identities.OfCertificate(c)
+	if err != nil {
+		return ""
+	}
+	return i.String()
+}
+
 // mayWatchAll refuses a caller that may not see every namespace.
 func mayWatchAll(ctx context.Context) error {
 	i, want := rights.Caller(ctx), allowed[dirpb.Directory_Status_FullMethodName]
@@ -74,9 +102,4 @@ func mayWatchAll(ctx context.Context) error {
 		return nil
 	}
 	return rights.Refusal(&identity.DeniedError{Identity: i, Right: "WatchMap without a session", Want: want})
-}
-
-// noDirectory reports whether a handshake failed for its peer's identity.
-func noDirectory(err error) bool {
-	return errors.Is(err, identity.ErrUnidentified) || errors.As(err, new(*identity.DeniedError))
 }

@@ -209,7 +209,7 @@ func TestNodeOwners(t *testing.T) {
 	// A client learns no key, and becomes no memory node.
 	reply, err := ann.RegisterNode(ctx, registration("mine", 1))
 	wantCode(t, err, denied, "RegisterNode is for memnode")
-	if len(reply.GetClusterKey()) > 0 {
+	if len(reply.GetKeys()) > 0 {
 		t.Error("a client has the key that signs tokens")
 	}
 	if nodes := statusOf(t, ops).Map.Nodes; len(nodes) != 0 {
@@ -217,12 +217,12 @@ func TestNodeOwners(t *testing.T) {
 	}
 
 	own, err := m1.RegisterNode(ctx, registration("m1", 1))
-	if err != nil || len(own.ClusterKey) == 0 {
+	if err != nil || len(own.Keys) == 0 {
 		t.Fatalf("a memory node is not registered: %v, %v", own, err)
 	}
 	reply, err = m2.RegisterNode(ctx, registration("m1", 2))
 	wantCode(t, err, denied, `"m1" belongs to spiffe://test.example/kvd/memnode/m1`, "not to spiffe://test.example/kvd/memnode/m2")
-	if len(reply.GetClusterKey()) > 0 {
+	if len(reply.GetKeys()) > 0 {
 		t.Error("the key goes to a memory node that is refused")
 	}
 	if own, err = m1.RegisterNode(ctx, registration("m1", 3)); err != nil {
@@ -450,4 +450,41 @@ func TestHealthNeedsIdentity(t *testing.T) {
 	}
 	_, err = healthpb.NewHealthClient(dialTLS(t, n, a.Config(a.Leaf()))).Check(testCtx(t), &healthpb.HealthCheckRequest{})
 	wantCode(t, err, codes.Unauthenticated)
+}
+
+// TestDirectoryOwners: the id of a directory node is of the identity that had it first, until the node is removed.
+func TestDirectoryOwners(t *testing.T) {
+	a := identitytest.New(t)
+	one := directoryNode(t, a, Options{})
+	two := ready(t, start(t, Options{ID: "d2", InMemory: true, Lease: forever, Join: []string{one.Addr()}, TLS: a.Config(a.Role("directory", "d2"))}))
+	ctx := testCtx(t)
+	as := func(role, name string) dirpb.DirectoryClient {
+		return dirpb.NewDirectoryClient(dialTLS(t, one, a.Config(a.Role(role, name))))
+	}
+	d2, eve, ops := as("directory", "d2"), as("directory", "eve"), as("operator", "ops")
+	known := func() map[string]*dirpb.DirectoryNode {
+		all := make(map[string]*dirpb.DirectoryNode)
+		for _, d := range statusOf(t, ops).Directory {
+			all[d.Id] = d
+		}
+		return all
+	}
+	before := known()
+	for id, n := range map[string]*Node{"d1": one, "d2": two} { // d1 began the cluster and never joined
+		_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: id, RaftAddr: n.streams.Addr().String(), GrpcAddr: "127.0.0.1:1"})
+		wantCode(t, err, codes.PermissionDenied, `directory node "`+id+`" belongs to spiffe://test.example/kvd/directory/`+id+", not to spiffe://test.example/kvd/directory/eve")
+	}
+	if after := known(); !proto.Equal(before["d1"], after["d1"]) || after["d2"].GrpcAddr != two.Addr() {
+		t.Errorf("a refusal changed the members: %v, before %v", after, before)
+	}
+	again := &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: two.streams.Addr().String(), GrpcAddr: two.Addr()}
+	if _, err := d2.JoinDirectory(ctx, again); err != nil {
+		t.Errorf("the owner: %v", err)
+	}
+	// An operator hands an id over; then nothing but the address is in eve's way.
+	if _, err := ops.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: "d2"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := eve.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: "d2", RaftAddr: "127.0.0.1:1", GrpcAddr: "127.0.0.1:1"})
+	wantCode(t, err, codes.Unavailable, "does not answer at 127.0.0.1:1")
 }

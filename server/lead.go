@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
-	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -168,11 +167,16 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	}
 	var known bool
 	var me *fsmpb.Directory
+	var foreign error
+	want := n.self()
 	var stale []string
 	members := n.members()
 	n.machine.view(func(s *fsm.State) {
 		known = s.Meta().ClusterId != ""
 		me = s.DirectoryNode(n.opts.ID)
+		if foreign = claimID(s, want, n.identity()); foreign != nil {
+			want.Identity = me.GetIdentity()
+		}
 		for _, d := range s.Directory() {
 			if _, ok := members[d.Id]; !ok {
 				stale = append(stale, d.Id)
@@ -181,12 +185,14 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	})
 	var todo []*fsmpb.Command
 	if !known {
-		id, key := make([]byte, 8), make([]byte, token.KeySize)
+		id := make([]byte, 8)
 		rand.Read(id) // crypto/rand: never fails
-		rand.Read(key)
-		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: hex.EncodeToString(id), ClusterKey: key}}})
+		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_Init{Init: &fsmpb.Init{ClusterId: hex.EncodeToString(id), ClusterKey: newKey()}}})
 	}
-	if want := n.self(); !proto.Equal(me, want) {
+	if foreign != nil {
+		n.log.Warn("directory: leading by a certificate of another identity", "id", n.opts.ID, "err", foreign)
+	}
+	if !proto.Equal(me, want) {
 		todo = append(todo, &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: want}}})
 	}
 	for _, id := range stale {

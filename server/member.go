@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,11 +15,11 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
@@ -139,6 +140,16 @@ func (n *Node) hurry() {
 	}
 }
 
+// claimID gives entry its identity: the one that has the id, or else caller. The leader does that, and not the state machine:
+// that of an earlier version stores an entry as it is. An error matches fsm.ErrForeign.
+func claimID(s *fsm.State, entry *fsmpb.Directory, caller string) error {
+	if err := s.CheckDirectoryOwner(entry.Id, caller); err != nil {
+		return err
+	}
+	entry.Identity = cmp.Or(s.DirectoryNode(entry.Id).GetIdentity(), caller)
+	return nil
+}
+
 // outdated reports whether the cluster has other addresses of this node than it
 // has now. A leader tells its address itself.
 func (n *Node) outdated(members map[string]raft.Server) bool {
@@ -153,7 +164,8 @@ func (n *Node) outdated(members map[string]raft.Server) bool {
 	}
 	var me *fsmpb.Directory
 	n.machine.view(func(s *fsm.State) { me = s.DirectoryNode(n.opts.ID) })
-	return !proto.Equal(me, n.self())
+	self := n.self()
+	return me.GetRaftAddr() != self.RaftAddr || me.GetGrpcAddr() != self.GrpcAddr
 }
 
 // join asks the leader, wherever it is, to enter this node.
@@ -206,8 +218,7 @@ func (n *Node) call(ctx context.Context, addr string, fn func(dirpb.DirectoryCli
 		if err != nil {
 			return err
 		}
-		directories := identity.RolesOf(identity.Directory)
-		conf, err := certs.ForHost(n.opts.Identities.Require(clientTLS(n.opts.TLS), "the directory", directories), host)
+		conf, err := certs.ForHost(n.opts.Identities.Called(clientTLS(n.opts.TLS), identity.Directory), host)
 		if err != nil {
 			return err
 		}
@@ -238,6 +249,13 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 			return nil, status.Errorf(codes.InvalidArgument, "address %.256q of directory node %q: %v", a, q.Id, err)
 		}
 	}
+	entry := &fsmpb.Directory{Id: q.Id, RaftAddr: q.RaftAddr, GrpcAddr: q.GrpcAddr}
+	// The state machine refuses it as well, but that of an earlier version does not.
+	n.machine.view(func(s *fsm.State) { err = claimID(s, entry, rights.Caller(ctx).String()) })
+	if err != nil {
+		n.log.Warn("a call was refused", "rpc", dirpb.Directory_JoinDirectory_FullMethodName, "identity", rights.Caller(ctx).String(), "err", err)
+		return nil, refusal(err)
+	}
 	for id, m := range n.members() {
 		if id != q.Id && string(m.Address) == q.RaftAddr {
 			return nil, status.Errorf(codes.AlreadyExists, "raft address %s belongs to directory node %q", q.RaftAddr, id)
@@ -251,9 +269,7 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 		return nil, status.Errorf(codes.Unavailable, "nothing was done: directory node %q does not answer at %s: %v", q.Id, q.RaftAddr, err)
 	}
 	_ = conn.Close() // nothing was sent
-	c := &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{
-		Directory: &fsmpb.Directory{Id: q.Id, RaftAddr: q.RaftAddr, GrpcAddr: q.GrpcAddr},
-	}}}
+	c := &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: entry}}}
 	_, err = n.do(ctx, l, audited(ctx, c, actJoinDirectory, q.Id, "raft", q.RaftAddr, "grpc", q.GrpcAddr))
 	if err != nil {
 		return nil, err

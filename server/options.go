@@ -62,6 +62,9 @@ type Options struct {
 	// ElectionTimeout is how long a follower waits for its leader, and a
 	// candidate for votes. Default 300 ms, least 50 ms.
 	ElectionTimeout time.Duration
+	// TokenLife is how long a session's token opens connections to memory nodes; a session has another one
+	// before half of that is over. Memory nodes' clocks may be wrong by as much as the other half. Default 1 h, least 2 s.
+	TokenLife time.Duration
 	// DefaultNamespace is created by the first session that names it or none.
 	// Default "default".
 	DefaultNamespace string
@@ -71,6 +74,7 @@ type Options struct {
 	// ask too, for what holds now.
 	// Callers must show a certificate whatever ClientAuth says: of a directory node to the raft listener, and
 	// of a role that may call to the other. This node's own must be of a directory node.
+	// VerifyConnection is asked again at each request of a connection: a certificate may have been revoked.
 	TLS *tls.Config
 	// Identities says how the certificates of callers name their owners, if there is TLS. The zero value
 	// takes SPIFFE ids of any trust domain.
@@ -115,6 +119,9 @@ func (o *Options) ensureDefaults() {
 	}
 	if o.ElectionTimeout == 0 {
 		o.ElectionTimeout = 300 * time.Millisecond
+	}
+	if o.TokenLife == 0 {
+		o.TokenLife = time.Hour
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -181,6 +188,7 @@ func (o *Options) Validate() error {
 		least("ScrubInterval", o.ScrubInterval, 10*time.Millisecond)
 	}
 	least("ElectionTimeout", o.ElectionTimeout, 50*time.Millisecond)
+	least("TokenLife", o.TokenLife, 2*time.Second)
 	if t := o.TLS; t != nil {
 		if len(t.Certificates) == 0 && t.GetCertificate == nil {
 			bad("TLS has no certificate")

@@ -19,7 +19,6 @@ import (
 
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/rights"
-	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 	"github.com/kvd-project/kvd/server/lead"
@@ -131,6 +130,7 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 		return nil, err
 	}
 	c.Epoch, _ = l.epochs()
+	c.Lanes = lanesOf(w)
 	c.OpenedUnixMillis = time.Now().UnixMilli()
 	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_OpenSession{OpenSession: c}})
 	if err != nil {
@@ -139,12 +139,16 @@ func (n *Node) OpenSession(ctx context.Context, q *dirpb.OpenSessionRequest) (*d
 	x := res.Session
 	reply := &dirpb.OpenSessionReply{
 		SessionId: x.Id, Discriminator: x.Discriminator, NamespaceId: w.Id,
-		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), MaxLanes: maxLanes, Term: l.term,
+		LeaseMillis: uint64(n.opts.Lease.Milliseconds()), RenewMillis: n.renewMillis(), MaxLanes: x.Lanes, Term: l.term,
 	}
 	n.withState(l, func(j *lead.Leader, s *fsm.State, now time.Duration) {
 		reply.MapVersion = s.MapVersion()
-		reply.Token = token.Sign(s.Meta().ClusterKey, token.Grant{Session: x.Id, Namespace: w.Id, ReadOnly: x.ReadOnly})
-		reply.Epoch, reply.MinEpoch, err = j.Opened(s, x.Id, now)
+		if reply.Epoch, reply.MinEpoch, err = j.Opened(s, x.Id, now); err != nil {
+			return
+		}
+		if reply.Token, reply.TokenNumber, err = n.sign(s, j.Signs(s), x); err == nil {
+			j.Holds(x.Id, reply.TokenNumber)
+		}
 	})
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
@@ -268,8 +272,11 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 		a, err = x.Renew(s, now, lead.Renewal{
 			Session: q.SessionId, Report: q.ReportEpoch, Acked: q.AckedMapVersion, Quiesced: q.QuiescedMapVersion,
 			Number: q.Number, Term: q.Term, HandBacks: q.HandBacks, Returns: q.Returns, Held: q.Held,
-			InLimbo: q.InLimbo, Callable: len(l.mu.watches[q.SessionId]) > 0,
+			InLimbo: q.InLimbo, Callable: len(l.mu.watches[q.SessionId]) > 0, Token: q.TokenNumber,
 		})
+		if err == nil {
+			reply.Token, reply.TokenNumber, err = n.signAgain(x, s, q.SessionId, q.TokenNumber)
+		}
 	})
 	if err != nil {
 		return nil, refusal(err)
@@ -461,7 +468,7 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 	}
 	reply := &dirpb.RegisterNodeReply{NodeId: res.NodeID, HeartbeatMillis: n.heartbeatMillis()}
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
-		reply.ClusterKey, reply.ClusterId, reply.Sessions = s.Meta().ClusterKey, s.Meta().ClusterId, s.Admitted()
+		reply.Keys, reply.ClusterId, reply.Sessions = s.Keys(), s.Meta().ClusterId, s.Admitted()
 		x.Heartbeat(s, now, res.NodeID, q.Incarnation, nil)
 	})
 	return reply, nil
@@ -480,7 +487,9 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	var up bool
 	owed := make(map[uint32]bool)
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
-		up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, q.Stats)
+		if up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, q.Stats); up && x.TakesKey(s, q.NodeId, q.Incarnation, q.KeyGeneration) {
+			l.wake() // sessions are to have tokens of it
+		}
 		for _, id := range s.FenceWork(q.NodeId, q.Incarnation) {
 			owed[id] = true
 		}
@@ -508,7 +517,8 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	n.await(ctx, l, q.WaitMillis, n.machine.change, func() bool {
 		n.machine.view(func(s *fsm.State) {
 			reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
-			reply.FenceSessions, reply.Sessions = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted()
+			reply.FenceSessions, reply.Sessions, reply.Keys = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted(), s.Keys()
+			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
 			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP
 		})
@@ -735,7 +745,9 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		reply.Map = s.Map(nil)
 		reply.Usage = s.Usage()
 		reply.Jobs = s.Jobs()
+		reply.KeyUse = &dirpb.KeyUse{Generation: s.KeyGeneration(), MadeUnixMillis: s.Meta().KeyUnixMillis}
 		if x != nil {
+			reply.KeyUse = x.KeyUse(s)
 			reply.Epoch, reply.MinEpoch = x.Epochs()
 			reply.NodeStats = x.Stats()
 			reply.Jobs = x.Jobs(s, uptime)

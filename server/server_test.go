@@ -31,6 +31,7 @@ import (
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
+	"github.com/kvd-project/kvd/server/lead"
 	"github.com/kvd-project/kvd/server/raftstore"
 )
 
@@ -390,20 +391,20 @@ func TestSessions(t *testing.T) {
 		a.LeaseMillis != uint64(forever.Milliseconds()) || a.RenewMillis == 0 || a.MapVersion == 0 || a.MaxLanes == 0 {
 		t.Fatalf("opened %v and %v", a, b)
 	}
-	var key []byte
 	r, err := c.RegisterNode(ctx, m1.q)
-	if key = r.GetClusterKey(); err != nil || len(key) != token.KeySize || r.ClusterId == "" || r.HeartbeatMillis == 0 {
+	if err != nil || len(r.Keys) != 1 || r.Keys[0].Generation != 1 || len(r.Keys[0].Key) != token.KeySize || r.ClusterId == "" || r.HeartbeatMillis == 0 {
 		t.Fatalf("registered %v, %v", r, err)
 	}
-	if g, err := token.Verify(key, a.Token); err != nil || g != (token.Grant{Session: a.SessionId, Namespace: a.NamespaceId}) {
-		t.Fatalf("token %v, %v", g, err)
+	if g := verified(t, r.Keys, a.Token); g != (token.Grant{Session: a.SessionId, Namespace: a.NamespaceId, Generation: 1, Lanes: maxLanes, Expires: g.Expires}) ||
+		lead.TokenNumber(1, g.Expires) != a.TokenNumber || a.MaxLanes != maxLanes {
+		t.Fatalf("token %v of %v", g, a)
 	}
 	ro, err := c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "default", ReadOnly: true, Client: strings.Repeat("é", 300)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g, err := token.Verify(key, ro.Token); err != nil || !g.ReadOnly {
-		t.Fatalf("read-only token %v, %v", g, err)
+	if g := verified(t, r.Keys, ro.Token); !g.ReadOnly {
+		t.Fatalf("read-only token %v", g)
 	}
 
 	s := statusOf(t, c)

@@ -131,7 +131,7 @@ func (s *streams) welcome(c net.Conn, g *netsrv.Guest) {
 	}
 	s.wg.Go(func() {
 		if err := sc.hear(); err != nil {
-			if noDirectory(err) {
+			if identity.IsRefusal(err) {
 				s.log.Warn("directory: a connection to the Raft port was refused", "remote", c.RemoteAddr().String(), "err", err)
 			}
 			_ = sc.Close() // it has said nothing that an answer could be to
@@ -172,7 +172,10 @@ func (s *streams) dial(ctx context.Context, addr string) (net.Conn, error) {
 
 // track keeps c until it is closed; g is nil for one that was dialed.
 func (s *streams) track(c net.Conn, g *netsrv.Guest) (*streamConn, error) {
-	sc := &streamConn{Conn: c, s: s, guest: g}
+	sc := &streamConn{Conn: c, s: s, guest: g, conf: s.client}
+	if g != nil {
+		sc.conf = s.server
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
@@ -209,6 +212,8 @@ type streamConn struct {
 	closing   sync.Once
 	handshake sync.Once
 	err       error
+	state     tls.ConnectionState // after a handshake
+	conf      *tls.Config         // of that; nil: there is no TLS
 }
 
 // hear waits for a caller's first byte. The Door ends that if it takes too long.
@@ -232,7 +237,9 @@ func (c *streamConn) ready() error {
 		if t, ok := c.Conn.(*tls.Conn); ok {
 			ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 			defer cancel()
-			c.err = t.HandshakeContext(ctx)
+			if c.err = t.HandshakeContext(ctx); c.err == nil {
+				c.state = t.ConnectionState()
+			}
 		}
 	})
 	return c.err
@@ -248,7 +255,16 @@ func (c *streamConn) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	n, err := c.Conn.Read(b)
-	if n > 0 && c.guest != nil {
+	if n == 0 {
+		return 0, err
+	}
+	if c.conf != nil { // its peer's certificate may have been revoked since the handshake
+		if err := certs.StillWelcome(c.conf, c.state); err != nil {
+			c.s.log.Warn("directory: a Raft connection is closed", "remote", c.RemoteAddr().String(), "err", err)
+			return 0, errors.Join(err, c.Close())
+		}
+	}
+	if c.guest != nil {
 		c.guest.Touch()
 	}
 	return n, err

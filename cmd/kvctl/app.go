@@ -31,6 +31,7 @@ import (
 	"github.com/kvd-project/kvd/internal/buildinfo"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/doctor"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/providers"
 )
 
@@ -73,6 +74,9 @@ type app struct {
 	tlsCA      string
 	tlsCert    string
 	tlsKey     string
+	tlsCRL     string
+	identities client.Identities
+	mapping    identity.Mapping // of identities
 	insecure   bool
 
 	// backend reaches the store; tests put another in its place.
@@ -324,6 +328,9 @@ func (a *app) root() *cobra.Command {
 	f.StringVar(&a.tlsCA, "tls-ca", a.tlsCA, "file of CA certificates (PEM) that must have signed the store's; turns TLS on")
 	f.StringVar(&a.tlsCert, "tls-cert", a.tlsCert, "file of this client's certificate (PEM)")
 	f.StringVar(&a.tlsKey, "tls-key", a.tlsKey, "file of this client's key (PEM)")
+	f.StringVar(&a.tlsCRL, "tls-crl", a.tlsCRL, "file of lists of certificates that the CAs of --tls-ca have revoked (PEM)")
+	f.StringVar(&a.identities.TrustDomain, "identity-trust-domain", a.identities.TrustDomain, "trust domain of the store's certificates (default: any that --tls-ca vouches for)")
+	f.StringSliceVar(&a.identities.Units, "identity-units", a.identities.Units, "roles of certificates without a SPIFFE id by an organizational unit, such as storage=memnode")
 	f.BoolVar(&a.insecure, "insecure", a.insecure, "allow an address that is not loopback without TLS")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("provider", cobra.FixedCompletions(providers.Names(), cobra.ShellCompDirectiveNoFileComp))
@@ -437,6 +444,15 @@ func (a *app) start(cmd *cobra.Command, _ []string) error {
 		return usagef("--tls-cert and --tls-key: want both or none")
 	case a.tlsCert != "" && a.tlsCA == "":
 		return usagef("--tls-cert: want --tls-ca as well")
+	case a.tlsCRL != "" && a.tlsCA == "":
+		return usagef("--tls-crl: want --tls-ca as well")
+	}
+	var err error
+	if _, err = identity.ParseMapping(a.identities.TrustDomain, nil); err != nil {
+		return usagef("--identity-trust-domain: %w", err)
+	}
+	if a.mapping, err = identity.ParseMapping(a.identities.TrustDomain, a.identities.Units); err != nil {
+		return usagef("--identity-units: %w", err)
 	}
 	return nil
 }

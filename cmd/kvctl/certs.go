@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/rsa"
 	"crypto/sha256"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/kvd-project/kvd/internal/authority"
@@ -25,6 +28,7 @@ import (
 const (
 	authorityCert = "ca.pem"
 	authorityKey  = "ca-key.pem"
+	authorityList = "crl.pem"
 )
 
 const day = 24 * time.Hour
@@ -34,11 +38,11 @@ func (a *app) certsCommand() *cobra.Command {
 		Use:   "certs",
 		Short: "Make a private certificate authority, and certificates for a cluster",
 		Long: "Make a private certificate authority, and certificates for a cluster. No store is\n" +
-			"needed, and nothing is overwritten. A certificate says in a URI who shows it:\n" +
+			"needed, and nothing is overwritten but the list of revoked certificates. A certificate says in a URI who shows it:\n" +
 			"spiffe://TRUST-DOMAIN/kvd/ROLE/NAME.",
 		GroupID: "cluster",
 	}
-	c.AddCommand(a.certsInitCommand(), a.certsIssueCommand(), a.certsShowCommand())
+	c.AddCommand(a.certsInitCommand(), a.certsIssueCommand(), a.certsRevokeCommand(), a.certsShowCommand())
 	return c
 }
 
@@ -136,11 +140,126 @@ func (a *app) certsIssueCommand() *cobra.Command {
 	return c
 }
 
+func (a *app) certsRevokeCommand() *cobra.Command {
+	var dir string
+	var serials []string
+	var days int
+	c := &cobra.Command{
+		Use:   "revoke [NAME]...",
+		Short: "Make or renew the list of revoked certificates",
+		Long: "Make or renew crl.pem, the list of certificates that the authority in --dir has revoked, which\n" +
+			"every process is given as tls.crl. NAME.pem there is a certificate to revoke; --serial revokes\n" +
+			"one whose file is gone, such as the one that was renewed. Without either the list is\n" +
+			"renewed as it is, which it should be before it expires.",
+		Annotations: map[string]string{writes: ""},
+		RunE: func(_ *cobra.Command, args []string) error {
+			valid, err := validDays(days)
+			if err != nil {
+				return err
+			}
+			var revoke []*big.Int
+			for _, s := range serials {
+				n, ok := new(big.Int).SetString(s, 16)
+				if !ok {
+					return usagef("--serial %q: want a serial number in hexadecimal, as certs show has it", s)
+				}
+				revoke = append(revoke, n)
+			}
+			ca, err := readAuthority(dir)
+			if err != nil {
+				return err
+			}
+			for _, name := range args {
+				c, err := issuedCert(ca, filepath.Join(dir, name+".pem"))
+				if err != nil {
+					return err
+				}
+				revoke = append(revoke, c.SerialNumber)
+			}
+			file := filepath.Join(dir, authorityList)
+			old, err := readList(file)
+			if err != nil {
+				return err
+			}
+			list, text, err := ca.Revoke(a.now(), old, revoke, valid)
+			if err != nil {
+				return usageError(fmt.Errorf("%s: %w", file, err))
+			}
+			if err := renameio.WriteFile(file, text, 0o644); err != nil {
+				return err
+			}
+			return a.printList(file, list)
+		},
+	}
+	c.Flags().StringSliceVar(&serials, "serial", nil, "serial numbers of certificates to revoke, in hexadecimal")
+	c.Flags().IntVar(&days, "days", 365, "days within which the list is to be renewed")
+	c.Flags().StringVar(&dir, "dir", ".", "folder of the authority")
+	return c
+}
+
+// issuedCert reads a certificate that ca has issued.
+func issuedCert(ca *authority.Authority, file string) (*x509.Certificate, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("%w (--serial revokes a certificate whose file is gone)", err)
+	}
+	all, err := certs.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if err := all[0].CheckSignatureFrom(ca.Certificate()); err != nil || all[0].IsCA {
+		return nil, usagef("%s: it is no certificate that this authority has issued", file)
+	}
+	return all[0], nil
+}
+
+// readList reads an authority's list of revoked certificates; nil if there is none yet.
+func readList(file string) (*x509.RevocationList, error) {
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	lists, err := certs.ParseLists(text)
+	if err == nil && len(lists) != 1 {
+		err = fmt.Errorf("%d lists, want the authority's own", len(lists))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return lists[0], nil
+}
+
+func (a *app) printList(file string, l *x509.RevocationList) error {
+	left := l.NextUpdate.Sub(a.now())
+	if a.json() {
+		revoked := []map[string]any{}
+		for _, e := range l.RevokedCertificateEntries {
+			revoked = append(revoked, map[string]any{"serial": e.SerialNumber.Text(16), "revoked": e.RevocationTime.UTC().Format(time.RFC3339)})
+		}
+		return a.printJSON(map[string]any{"file": file, "issuer": l.Issuer.String(), "number": certs.Number(l), "made": l.ThisUpdate.UTC().Format(time.RFC3339),
+			"expires": l.NextUpdate.UTC().Format(time.RFC3339), "seconds_left": int64(left.Seconds()), "revoked": revoked})
+	}
+	state := fmt.Sprintf("%d days left", int(left/day))
+	if left < 0 {
+		state = "EXPIRED: what it lists stays refused; renew it with kvctl certs revoke"
+	}
+	fmt.Fprintf(a.stdout, "%-9s %s\n%-9s %s\n%-9s %s\n%-9s %s to %s, %s\n", "file", visible(file), "issuer", visible(l.Issuer.String()), "number", visible(certs.Number(l)),
+		"valid", l.ThisUpdate.UTC().Format(time.DateTime), l.NextUpdate.UTC().Format(time.DateTime), state)
+	for _, e := range l.RevokedCertificateEntries {
+		fmt.Fprintf(a.stdout, "%-9s %s on %s\n", "revoked", e.SerialNumber.Text(16), e.RevocationTime.UTC().Format(time.DateTime))
+	}
+	_, err := fmt.Fprintln(a.stdout)
+	return err
+}
+
 func (a *app) certsShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show FILE...",
 		Short: "Show who certificates are for, and until when they are valid",
-		Long:  "Show the certificates of PEM files. Exit status 1 if one of them is not valid now.",
+		Long:  "Show the certificates of PEM files, and lists of revoked ones. Exit status 1 if one of them is\nnot valid now.",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			valid := true
@@ -148,6 +267,19 @@ func (a *app) certsShowCommand() *cobra.Command {
 				text, err := os.ReadFile(file)
 				if err != nil {
 					return err
+				}
+				if bytes.Contains(text, []byte("-----BEGIN X509 CRL-----")) {
+					lists, err := certs.ParseLists(text)
+					if err != nil {
+						return fmt.Errorf("%s: %w", file, err)
+					}
+					for _, l := range lists {
+						valid = valid && !a.now().After(l.NextUpdate)
+						if err := a.printList(file, l); err != nil {
+							return err
+						}
+					}
+					continue
 				}
 				all, err := certs.Parse(text)
 				if err != nil {

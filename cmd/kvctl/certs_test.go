@@ -151,3 +151,88 @@ func TestCertsFiles(t *testing.T) {
 		t.Errorf("show of a key: %+v", r)
 	}
 }
+
+// The list of revoked certificates is made, grows and is renewed; what was revoked stays so, with its date.
+func TestCertsRevoke(t *testing.T) {
+	now := time.Now()
+	e := &env{t: t, now: func() time.Time { return now }}
+	dir := t.TempDir()
+	at := func(file string) string { return filepath.Join(dir, file) }
+	e.must("", "certs", "init", "--dir", dir)
+	for _, name := range []string{"a", "b", "c"} {
+		e.must("", "certs", "issue", name, "--role", "client", "--dir", dir)
+	}
+	serial := func(name string) string { return readCert(t, at(name+".pem")).SerialNumber.Text(16) }
+	lists := func() *x509.RevocationList {
+		text, err := os.ReadFile(at("crl.pem"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := certs.ParseLists(text)
+		if err != nil || len(all) != 1 {
+			t.Fatal(len(all), err)
+		}
+		if _, err := certs.ParseRevoked(text, []*x509.Certificate{readCert(t, at("ca.pem"))}); err != nil {
+			t.Error(err)
+		}
+		return all[0]
+	}
+	first := now
+	if out := e.must("", "certs", "revoke", "a", "--dir", dir); !strings.Contains(out, "revoked   "+serial("a")+" on "+first.UTC().Format(time.DateTime)) || !strings.Contains(out, "364 days left") && !strings.Contains(out, "365 days left") {
+		t.Errorf("revoke:\n%s", out)
+	}
+	now = now.Add(time.Hour)
+	e.must("", "certs", "revoke", "b", "a", "--serial", serial("c"), "--days", "30", "--dir", dir)
+	l := lists()
+	if len(l.RevokedCertificateEntries) != 3 || l.Number.Int64() != 2 || !l.RevokedCertificateEntries[0].RevocationTime.Equal(first.Truncate(time.Second)) {
+		t.Errorf("number %v, %v", l.Number, l.RevokedCertificateEntries)
+	}
+	now = now.Add(31 * day)
+	if r := e.run("", "certs", "show", at("crl.pem")); r.code != exitNo || !strings.Contains(r.stdout, "EXPIRED") || !strings.Contains(r.stdout, serial("c")) {
+		t.Errorf("show of one that has expired: %+v", r)
+	}
+	e.must("", "certs", "revoke", "--dir", dir)
+	if l := lists(); len(l.RevokedCertificateEntries) != 3 || l.Number.Int64() != 3 {
+		t.Errorf("renewed: number %v, %v", l.Number, l.RevokedCertificateEntries)
+	}
+	if out := e.must("", "certs", "show", at("crl.pem"), "-o", "json"); !strings.Contains(out, `"number":"3"`) && !strings.Contains(out, `"number": "3"`) || !strings.Contains(out, serial("b")) {
+		t.Errorf("show:\n%s", out)
+	}
+	before, err := os.ReadFile(at("crl.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := t.TempDir()
+	e.must("", "certs", "init", "--dir", other)
+	e.must("", "certs", "issue", "stranger", "--role", "client", "--dir", other)
+	stranger, err := os.ReadFile(filepath.Join(other, "stranger.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, at("stranger.pem"), stranger)
+	for want, args := range map[string][]string{
+		"--serial revokes a certificate whose file is gone": {"gone"},
+		"no certificate that this authority has issued":     {"stranger"},
+		"ca.pem: it is no certificate":                      {"ca"},
+		"want a serial number in hexadecimal":               {"--serial", "x"},
+		"serial number 0":                                   {"--serial", "0"},
+		"--days 0":                                          {"a", "--days", "0"},
+	} {
+		if r := e.run("", append([]string{"certs", "revoke", "--dir", dir}, args...)...); r.code == exitOK || !strings.Contains(r.stderr, want) {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+	if after, err := os.ReadFile(at("crl.pem")); err != nil || string(after) != string(before) {
+		t.Errorf("a revocation that was refused changed the list: %v", err)
+	}
+	writeFile(t, filepath.Join(other, "crl.pem"), before)
+	if r := e.run("", "certs", "revoke", "--dir", other); r.code == exitOK || !strings.Contains(r.stderr, "the list is not this authority's") {
+		t.Errorf("the list of another authority: %+v", r)
+	}
+	if r := e.run("", "--tls-crl", at("crl.pem"), "status"); r.code != exitUsage || !strings.Contains(r.stderr, "want --tls-ca as well") {
+		t.Errorf("--tls-crl alone: %+v", r)
+	}
+	if r := e.run("", "--tls-ca", filepath.Join(other, "ca.pem"), "--tls-crl", at("crl.pem"), "status"); r.code != exitUsage || !strings.Contains(r.stderr, "crl.pem: list 1, of CN=") {
+		t.Errorf("--tls-crl of another authority: %+v", r)
+	}
+}

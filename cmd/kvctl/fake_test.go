@@ -89,6 +89,10 @@ func (f *fakeDirectory) Audit(_ context.Context, q *dirpb.AuditRequest) (*dirpb.
 	}}, f.called("Audit", q)
 }
 
+func (f *fakeDirectory) RotateKey(_ context.Context, q *dirpb.RotateKeyRequest) (*dirpb.RotateKeyReply, error) {
+	return &dirpb.RotateKeyReply{Generation: 8}, f.called("RotateKey", q)
+}
+
 func (f *fakeDirectory) RemoveNode(_ context.Context, q *dirpb.RemoveNodeRequest) (*dirpb.RemoveNodeReply, error) {
 	return &dirpb.RemoveNodeReply{}, f.called("RemoveNode", q)
 }

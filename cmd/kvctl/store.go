@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/inside"
@@ -93,7 +94,7 @@ func openStore(a *app) (backend, error) {
 
 // providerOptions are what the flags say of providers.
 func (a *app) providerOptions(cfg *tls.Config) providers.Options {
-	return providers.Options{TLSClient: cfg, Verbs: verbs.Options{Device: a.rdmaDevice, Logger: a.debugLog()}}
+	return providers.Options{TLSClient: cfg, Identities: a.mapping, Verbs: verbs.Options{Device: a.rdmaDevice, Logger: a.debugLog()}}
 }
 
 // debugLog receives background errors and warnings; KVD_DEBUG shows them on stderr.
@@ -107,12 +108,12 @@ func (a *app) debugLog() *slog.Logger {
 // newRemote takes over devices unless it fails.
 func newRemote(a *app, directory []string, cfg *tls.Config, devices []*rdma.Device) (*remote, error) {
 	log := a.debugLog()
-	ask := dirclient.Options{Addrs: directory, TLS: cfg, Logger: log, AttemptTimeout: min(a.timeout, 2*time.Second)}
+	ask := dirclient.Options{Addrs: directory, TLS: cfg, Identities: a.mapping, Logger: log, AttemptTimeout: min(a.timeout, 2*time.Second)}
 	if err := ask.Validate(); err != nil {
 		return nil, usagef("--directory: dirclient: %w", err)
 	}
 	return &remote{devices: devices, ask: ask, o: client.Options{Directory: directory, Namespace: a.namespace, Provider: a.provider,
-		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg, Logger: log}}, nil
+		Devices: devices, Name: fmt.Sprintf("kvctl pid %d", os.Getpid()), OpTimeout: a.timeout, TLS: cfg, Identities: a.identities, Logger: log}}, nil
 }
 
 func (r *remote) Open(ctx context.Context, o sessionOptions) (store, error) {
@@ -151,7 +152,8 @@ func (r *remote) Close() error {
 	return errors.Join(err, providers.Close(r.devices))
 }
 
-// tlsConfig is nil when no TLS flag is set.
+// tlsConfig is nil when no TLS flag is set. With a certificate, connections go by what the files hold when they are
+// made: a shell runs for longer than a certificate may be valid.
 func (a *app) tlsConfig() (*tls.Config, error) {
 	if a.tlsCA == "" {
 		return nil, nil
@@ -164,14 +166,32 @@ func (a *app) tlsConfig() (*tls.Config, error) {
 	if !cfg.RootCAs.AppendCertsFromPEM(pem) {
 		return nil, usagef("--tls-ca %s: no certificate in it", a.tlsCA)
 	}
-	if a.tlsCert != "" {
-		cert, err := tls.LoadX509KeyPair(a.tlsCert, a.tlsKey)
-		if err != nil {
-			return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+	if a.tlsCert == "" {
+		if a.tlsCRL != "" {
+			authorities, err := certs.Parse(pem)
+			if err != nil {
+				return nil, usagef("--tls-ca %s: %w", a.tlsCA, err)
+			}
+			text, err := os.ReadFile(a.tlsCRL)
+			if err != nil {
+				return nil, fmt.Errorf("--tls-crl: %w", err)
+			}
+			revoked, err := certs.ParseRevoked(text, authorities)
+			if err != nil {
+				return nil, usagef("--tls-crl %s: %w", a.tlsCRL, err)
+			}
+			cfg.VerifyConnection = revoked.VerifyConnection
 		}
-		cfg.Certificates = []tls.Certificate{cert}
+		return cfg, nil
 	}
-	return cfg, nil
+	// The passive side of perf serves, too, and asks nobody for a certificate.
+	s, err := certs.Open(certs.Options{Files: certs.Files{CA: a.tlsCA, Cert: a.tlsCert, Key: a.tlsKey, CRL: a.tlsCRL}, Anonymous: true, AtUse: func(err error) {
+		a.debugLog().Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+	}
+	return s.Config(), nil
 }
 
 func isLoopback(addr string) bool {

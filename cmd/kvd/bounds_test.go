@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -289,5 +290,29 @@ func TestGatewayStops(t *testing.T) {
 	t.Logf("%d done, %d refused, %d cut off", done.Load(), refused.Load(), cut.Load())
 	if cut.Load() > 0 || refused.Load() == 0 {
 		t.Errorf("%d clients do not know whether their last command happened, %d do", cut.Load(), refused.Load())
+	}
+}
+
+// TestShmSocketIsBounded: processes that connect to the shm socket and say nothing take places from each other: a client
+// comes in beside them, and descriptors are left to everything else.
+func TestShmSocketIsBounded(t *testing.T) {
+	env, dir := runtimeDir(t)
+	const files, flood = 400, 1000
+	d := start(t, env, "directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap")
+	t.Setenv("KVD_TEST_FILES", strconv.Itoa(files))
+	m := start(t, env, "memnode", "--name=m", "--directory="+d.kv["directory"], "--memory=64MiB", "--shm-socket="+filepath.Join(dir, "s"), "--http-listen=127.0.0.1:0")
+	for range flood {
+		c, err := net.DialTimeout("unixpacket", m.kv["shm"], patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	roundTrip(t, open(t, d.kv["directory"], "shm", nil), "k")
+	roundTrip(t, open(t, d.kv["directory"], "tcp", nil), "k")
+	wantMetric(t, m.kv["http"], `kvd_listener_connections_refused_total{listener="shm",reason="handshake"} [1-9]`)
+	wantMetric(t, m.kv["http"], `kvd_listener_connections{listener="shm"} [1-9]`)
+	if log := m.stderr.String(); strings.Contains(log, "accept failed") || strings.Count(log, "too many connections") != 1 {
+		t.Errorf("%s", log)
 	}
 }

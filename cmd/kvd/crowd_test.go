@@ -129,11 +129,18 @@ func TestCrowdTLS(t *testing.T) {
 	}
 }
 
-// metricsOf is the page of metrics at addr.
-func metricsOf(t *testing.T, addr string) string {
+// metricsOf is the page of metrics at addr, in clear.
+func metricsOf(t *testing.T, addr string) string { return metricsPage(t, addr, nil) }
+
+// metricsPage is the page of metrics at addr; a nil cfg means in clear.
+func metricsPage(t *testing.T, addr string, cfg *tls.Config) string {
 	t.Helper()
-	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
-	r, err := c.Get("http://" + addr + "/metrics")
+	c := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: cfg}}
+	url := "http://" + addr + "/metrics"
+	if cfg != nil {
+		url = "https://" + addr + "/metrics"
+	}
+	r, err := c.Get(url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,6 +201,22 @@ func TestMaxPerAddress(t *testing.T) {
 		}
 		for _, c := range conns {
 			_ = c.Close()
+		}
+	}
+}
+
+// TestServersOfListeners: a gateway that serves one protocol has the descriptors of both for it.
+func TestServersOfListeners(t *testing.T) {
+	for _, x := range []struct {
+		names []string
+		want  int
+	}{{nil, 1}, {[]string{"redis"}, 1}, {[]string{"memcached"}, 1}, {[]string{"redis", "tls", "unix"}, 1}, {[]string{"memcached", "unix"}, 2}} {
+		l := make(listeners)
+		for _, name := range x.names {
+			l[name] = new(net.TCPListener)
+		}
+		if n := l.servers(); n != x.want {
+			t.Errorf("%v: %d servers, want %d", x.names, n, x.want)
 		}
 	}
 }

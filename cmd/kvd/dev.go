@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/metrics"
 )
 
@@ -95,7 +96,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
-	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, buffers: int64(c.BufferMemory), log: log})
+	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, servers: l.servers(), buffers: int64(c.BufferMemory), log: log})
 	if err != nil {
 		return err
 	}
@@ -192,9 +193,9 @@ func devNext(directory string, l listeners, web string) string {
 
 // devHTTP is http, at another port if the usual one is taken.
 func (a *app) devHTTP(ctx context.Context, c *config.Dev, log *slog.Logger) (*httpd.Server, error) {
-	s, err := a.http(ctx, "dev", "http", c.HTTP, nil, log)
+	s, err := a.http(ctx, "dev", "http", c.HTTP, nil, identity.Mapping{}, log)
 	if a.spare("http", err, log) {
-		s, err = a.http(ctx, "dev", "http", anyPort, nil, log)
+		s, err = a.http(ctx, "dev", "http", anyPort, nil, identity.Mapping{}, log)
 	}
 	return s, err
 }

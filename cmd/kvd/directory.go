@@ -41,7 +41,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	web, err := a.http(ctx, "directory", "http-listen", c.HTTPListen, creds, log)
+	web, err := a.http(ctx, "directory", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
 	if err != nil {
 		return err
 	}

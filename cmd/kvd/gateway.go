@@ -45,7 +45,8 @@ It makes no namespace: kvctl namespace create cache --mode cache does.
 listen and listen-memcached are in clear, so they are for this machine unless insecure
 says otherwise, password or not; listen-tls is for others.
 
-acl-file and memcached-auth-file name users and what they may do; SIGHUP reads both again.`,
+password-file has the password of all of Redis's protocol; acl-file and memcached-auth-file
+name users and what they may do. SIGHUP reads the three again.`,
 		example: `  kvd gateway
   kvd gateway --databases cache,sessions --listen-unix /run/kvd/redis.sock --listen-memcached off
   kvd gateway --listen off --listen-tls 0.0.0.0:6380 --config /etc/kvd/gateway.yaml`,
@@ -63,7 +64,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	web, err := a.http(ctx, "gateway", "http-listen", c.HTTPListen, creds, log)
+	web, err := a.http(ctx, "gateway", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
 	if err != nil {
 		return err
 	}
@@ -82,25 +83,32 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 		return err
 	}
 	defer closing(l.close) // the gateway did, unless it never began
-	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
+	devices, err := openDevices(c.Provider, providers.Options{TLSClient: creds, Identities: c.Identity.Mapping(), Verbs: verbs.Options{Device: c.RDMADevice, Logger: log}})
 	if err != nil {
 		return err
 	}
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
-		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
-		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
-		devices: devices, provider: c.Provider, tls: creds, log: log,
+		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
+		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
+		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, log: log,
 	})
 	if err != nil {
 		return err
 	}
 	defer closing(g.close)
-	if c.ACLFile != "" {
-		a.reloads("acl-file", g.redis.ReloadUsers)
-	}
-	if c.MemcachedAuthFile != "" {
-		a.reloads("memcached-auth-file", g.memcached.ReloadUsers)
+	for _, f := range []struct {
+		key, file string
+		read      func() error
+	}{{"password-file", c.PasswordFile, g.redis.ReloadPassword}, {"acl-file", c.ACLFile, g.redis.ReloadUsers}, {"memcached-auth-file", c.MemcachedAuthFile, g.memcached.ReloadUsers}} {
+		if f.file == "" {
+			continue
+		}
+		warnOfReaders(log, f.key, f.file)
+		a.reloads(f.key, func() error {
+			warnOfReaders(log, f.key, f.file)
+			return f.read()
+		})
 	}
 	defer notify(log, daemon.SdNotifyStopping)
 	if err := web.Register(append(g.collectors(), metrics.Listeners(g.doors(web)))...); err != nil {
@@ -120,6 +128,13 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	return nil
 }
 
+// warnOfReaders says that a file of passwords is for more than its owner and a group.
+func warnOfReaders(log *slog.Logger, key, file string) {
+	if st, err := os.Stat(file); err == nil && st.Mode().Perm()&0o007 != 0 {
+		log.Warn("others on this machine can read a file of passwords", "setting", key, "file", file, "mode", st.Mode().String(), "hint", "chmod o= "+file)
+	}
+}
+
 // listeners are a gateway's, by what is spoken there: redis, unix and tls, which are
 // all Redis's protocol, and memcached.
 type listeners map[string]net.Listener
@@ -129,6 +144,14 @@ func (l listeners) addr(name string) string {
 		return ""
 	}
 	return l[name].Addr().String()
+}
+
+// servers is how many servers the listeners are for.
+func (l listeners) servers() int {
+	if l["memcached"] != nil && len(l) > 1 {
+		return 2
+	}
+	return 1
 }
 
 func (l listeners) close() error {
@@ -206,15 +229,17 @@ type gatewayOptions struct {
 	databases         []string
 	memcached         string // namespace; empty: the first of databases
 	password          string
+	passwordFile      string // gateway.Options.PasswordFile
 	aclFile, authFile string // gateway.Options.ACLFile, memcached.Options.AuthFile
-	// maxConns and maxPerAddr are of each server.
-	maxConns, maxPerAddr int
-	buffers              int64 // bytes; of both servers together
-	execMany             bool  // gateway.Options.ExecPerKey
-	devices              []*rdma.Device
-	provider             string // empty: any
-	tls                  *tls.Config
-	log                  *slog.Logger
+	// maxConns and maxPerAddr are of each server; servers is how many of them, Redis's and memcached's, are listened for.
+	maxConns, maxPerAddr, servers int
+	buffers                       int64 // bytes; of both servers together
+	execMany                      bool  // gateway.Options.ExecPerKey
+	devices                       []*rdma.Device
+	provider                      string // empty: any
+	tls                           *tls.Config
+	identity                      config.Identity
+	log                           *slog.Logger
 }
 
 // runningGateway serves the protocols of others, each with a client for every database.
@@ -256,8 +281,8 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 		}
 	}
 	budget := netsrv.NewBudget(o.buffers)
-	o.maxConns = connLimit(o.maxConns, 2, true, o.log)
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
 	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})
@@ -273,7 +298,7 @@ func (g *runningGateway) open(ctx context.Context, name string) (*client.Client,
 	for {
 		c, err := client.Open(ctx, client.Options{
 			Directory: g.o.directory, Namespace: name, Devices: g.o.devices, Provider: g.o.provider,
-			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Logger: g.o.log,
+			Name: fmt.Sprintf("kvd gateway pid %d", os.Getpid()), TLS: g.o.tls, Identities: client.Identities(g.o.identity), Logger: g.o.log,
 			// More than processors: whoever is interrupted while it owns a lane holds up
 			// only those whose keys share it.
 			Lanes: 8,

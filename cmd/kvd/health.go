@@ -19,6 +19,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/netsrv"
@@ -51,7 +52,7 @@ const (
 
 // serveHealth answers on lis until stop is called, which waits for it.
 func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *slog.Logger, healthy func() bool) (door *netsrv.Door, stop func(), err error) {
-	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Logger: log})
+	door, err = netsrv.NewDoor(netsrv.Limits{MaxConns: healthConns, HandshakeTimeout: healthHandshake, Replace: true, Light: true, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -59,7 +60,8 @@ func serveHealth(lis net.Listener, creds *tls.Config, m identity.Mapping, log *s
 	o := []grpc.ServerOption{grpc.ConnectionTimeout(healthHandshake), grpc.MaxConcurrentStreams(healthStreams),
 		grpc.MaxRecvMsgSize(healthBytes), grpc.MaxHeaderListSize(healthBytes)}
 	if creds != nil {
-		o = append(o, rights.WithHealth(nil).ServerOptions(m, log)...)
+		welcome := func(cs tls.ConnectionState) error { return certs.StillWelcome(creds, cs) }
+		o = append(o, rights.WithHealth(nil).ServerOptions(m, welcome, log)...)
 		o = append(o, grpc.Creds(credentials.NewTLS(creds)))
 	}
 	s := grpc.NewServer(o...)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/httpd"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/overview"
 	"github.com/kvd-project/kvd/memnode"
@@ -20,12 +21,12 @@ import (
 )
 
 // http serves a role's HTTP endpoints at addr, which the setting key holds; nil if they are
-// off. It is not ready before the role says so.
-func (a *app) http(ctx context.Context, role, key, addr string, creds *tls.Config, log *slog.Logger) (*httpd.Server, error) {
+// off. It is not ready before the role says so. m reads the certificates of callers, if creds is not nil.
+func (a *app) http(ctx context.Context, role, key, addr string, creds *tls.Config, m identity.Mapping, log *slog.Logger) (*httpd.Server, error) {
 	if addr == config.Off {
 		return nil, nil
 	}
-	s, err := httpd.Start(ctx, httpd.Options{Addr: addr, TLS: creds, Role: role, Version: versionText(), Logger: log})
+	s, err := httpd.Start(ctx, httpd.Options{Addr: addr, TLS: creds, Identities: m, Role: role, Version: versionText(), Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -47,12 +48,12 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	web, err := a.http(ctx, "janitor", "http-listen", c.HTTPListen, creds, log)
+	web, err := a.http(ctx, "janitor", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, web.Close()) }()
-	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Identities: c.Identity.Mapping(), Logger: log})
 	if err != nil {
 		return err
 	}
@@ -64,7 +65,7 @@ func (a *app) janitor(ctx context.Context, c *config.Janitor) (err error) {
 	if err := web.Register(jobs, metrics.Listeners(map[string]*netsrv.Door{"http": web.Door()})); err != nil {
 		return err
 	}
-	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
+	j, err := startJanitor(janitorOptions{directory: c.Directory, provider: c.Provider, rdmaDevice: c.RDMADevice, tls: creds, identity: c.Identity, poll: c.Poll, window: c.Window, jobs: jobs, log: log})
 	if err != nil {
 		return err
 	}
@@ -94,6 +95,7 @@ type janitorOptions struct {
 	// rdmaDevice is verbs.Options.Device.
 	rdmaDevice string
 	tls        *tls.Config
+	identity   config.Identity
 	poll       time.Duration // 0: the janitor's own default
 	window     int           // 0: the janitor's own default
 	jobs       *metrics.Janitor
@@ -110,14 +112,14 @@ type runningJanitor struct {
 
 func startJanitor(o janitorOptions) (j *runningJanitor, err error) {
 	j = &runningJanitor{done: make(chan struct{})}
-	if j.devices, err = openDevices(o.provider, providers.Options{TLSClient: o.tls, Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
+	if j.devices, err = openDevices(o.provider, providers.Options{TLSClient: o.tls, Identities: o.identity.Mapping(), Verbs: verbs.Options{Device: o.rdmaDevice, Logger: o.log}}); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	j.cancel = cancel
 	go func() {
 		defer close(j.done)
-		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider, TLS: o.tls,
+		j.err = janitor.Run(ctx, janitor.Options{Directory: o.directory, Devices: j.devices, Provider: o.provider, TLS: o.tls, Identities: client.Identities(o.identity),
 			Logger: o.log, Poll: o.poll, Window: o.window,
 			Done: func(kind dirpb.JobKind, took time.Duration, err error) { o.jobs.Count(kind, jobResult(ctx, err), took) }})
 		if j.err != nil {

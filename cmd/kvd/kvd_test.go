@@ -54,6 +54,9 @@ func TestMain(m *testing.M) {
 		}
 		main()
 	}
+	if os.Getenv(beMob) != "" {
+		beCrowd()
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -846,6 +849,12 @@ func TestTLS(t *testing.T) {
 // dialNode connects to a memory node with a token that nobody signed.
 func dialNode(t *testing.T, addr string, cfg *tls.Config) error {
 	t.Helper()
+	return dialWith(t, addr, cfg, make([]byte, token.MinSize+4))
+}
+
+// dialWith connects to a memory node with these private data, and closes the connection.
+func dialWith(t *testing.T, addr string, cfg *tls.Config, private []byte) error {
+	t.Helper()
 	d, err := providers.Open("tcp", providers.Options{TLSClient: cfg})
 	if err != nil {
 		t.Fatal(err)
@@ -863,7 +872,7 @@ func dialNode(t *testing.T, addr string, cfg *tls.Config) error {
 	defer cq.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	q, err := d.Dial(ctx, pd, cq, addr, make([]byte, token.Size+4))
+	q, err := d.Dial(ctx, pd, cq, addr, private)
 	if err == nil {
 		_ = q.Close()
 	}
@@ -889,35 +898,6 @@ func TestOwnRole(t *testing.T) {
 		}
 		cancel()
 	}
-}
-
-// A memory node takes the key by which it believes tokens from a directory node alone.
-func TestMemnodeAsksDirectory(t *testing.T) {
-	env, _ := runtimeDir(t)
-	files := newCertificates(t)
-	lis, err := tls.Listen("tcp", "127.0.0.1:0", func() *tls.Config {
-		c := files.load("client")
-		c.NextProtos = []string{"h2"}
-		return c
-	}())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := lis.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.(*tls.Conn).HandshakeContext(t.Context())
-			_ = c.Close()
-		}
-	})
-	defer wg.Wait()
-	defer lis.Close()
-	p := spawn(t, env, append([]string{"memnode", "--name=m", "--directory=" + lis.Addr().String(), "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
-	p.says("kvd/client/it has the role client, and the directory is for directory", 1)
 }
 
 // A gateway without the right to a session says so, and waits for nothing.

@@ -22,6 +22,7 @@ import (
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma/driver"
+	"github.com/kvd-project/kvd/rdma/shm"
 	"github.com/kvd-project/kvd/rdma/tcp"
 	"github.com/kvd-project/kvd/rdma/verbs"
 )
@@ -54,11 +55,12 @@ type nodeDevices struct {
 
 // listenDevices opens those that c names, with verbs first, then shm. The caller closes the devices that
 // are open, also after an error.
-func listenDevices(c *config.MemNode, creds *tls.Config, door *netsrv.Door, log *slog.Logger) (*nodeDevices, error) {
-	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: creds, TCPDoor: door}}
+func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, log *slog.Logger) (*nodeDevices, error) {
+	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: c.Identity.Mapping().Called(creds, identity.MemNode), TCPDoor: doors["tcp"], ShmDoor: doors["shm"]}}
 	if c.ListenVerbs != config.Off {
 		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
 		if err == nil {
+			vo.Door = doors["verbs"]
 			m.options.Verbs = vo
 			err = m.open("verbs", at, c.AdvertiseVerbs)
 		}
@@ -103,6 +105,15 @@ func (m *nodeDevices) open(name, addr, advertise string) error {
 	return nil
 }
 
+// doorsOf gives those of the devices that are open.
+func (m *nodeDevices) doorsOf(all map[string]*netsrv.Door) map[string]*netsrv.Door {
+	used := make(map[string]*netsrv.Door)
+	for _, d := range m.listens {
+		used[d.Device.Name()] = all[d.Device.Name()]
+	}
+	return used
+}
+
 func (m *nodeDevices) close() (err error) {
 	for _, d := range m.listens {
 		if e := d.Device.Close(); e != nil {
@@ -113,6 +124,25 @@ func (m *nodeDevices) close() (err error) {
 		err = errors.Join(err, f())
 	}
 	return err
+}
+
+// shmFiles is how many descriptors a connection takes on the passive side of shm.
+const shmFiles = 3
+
+// nodeDoors are those of the providers by their names. Each may have max-connections; asked says whether the user set that.
+func nodeDoors(c *config.MemNode, asked bool, log *slog.Logger) (map[string]*netsrv.Door, error) {
+	l := netsrv.Limits{MaxConns: connLimit(c.MaxConnections, 1, asked, log), MaxPerAddr: c.MaxPerAddress, Logger: log}
+	doors := make(map[string]*netsrv.Door)
+	var err error
+	if doors["tcp"], err = tcp.NewDoor(l); err != nil {
+		return nil, err
+	}
+	if doors["verbs"], err = verbs.NewDoor(l); err != nil {
+		return nil, err
+	}
+	// All of its callers are of this machine. The log has heard of the limit already.
+	doors["shm"], err = shm.NewDoor(netsrv.Limits{MaxConns: connLimit(l.MaxConns, shmFiles, false, log), Logger: log})
+	return doors, err
 }
 
 func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
@@ -129,12 +159,13 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	if err := checkLimits(int64(c.Memory), c.HugePageBytes(), c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
-	web, err := a.http(ctx, "memnode", "http-listen", c.HTTPListen, creds, log)
+	web, err := a.http(ctx, "memnode", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
 	if err != nil {
 		return err
 	}
 	defer closing("HTTP endpoints", web.Close)
-	dir, err := askDirectory(c, creds, log)
+	// Its answer has the key by which tokens are believed.
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Identities: c.Identity.Mapping(), Logger: log})
 	if err != nil {
 		return err
 	}
@@ -144,12 +175,11 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
 	}
-	door, err := tcp.NewDoor(netsrv.Limits{
-		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxPerAddr: c.MaxPerAddress, Logger: log})
+	doors, err := nodeDoors(c, a.given("max-connections"), log)
 	if err != nil {
 		return err
 	}
-	m, err := listenDevices(c, creds, door, log)
+	m, err := listenDevices(c, creds, doors, log)
 	defer closing("devices", m.close)
 	if err != nil {
 		return err
@@ -168,7 +198,8 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}()
 	defer notify(log, daemon.SdNotifyStopping)
 
-	doors := map[string]*netsrv.Door{"tcp": door, "http": web.Door()}
+	doors = m.doorsOf(doors)
+	doors["http"] = web.Door()
 	web.Serving(stopping(ctx, func() error { return memnodeReady(n) }), nil)
 
 	healthAddr := ""
@@ -197,7 +228,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		if err := web.Register(jobs); err != nil {
 			return err
 		}
-		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: m.options.Verbs.Device, tls: creds, jobs: jobs, log: log})
+		j, err := startJanitor(janitorOptions{directory: c.Directory, rdmaDevice: m.options.Verbs.Device, tls: creds, identity: c.Identity, jobs: jobs, log: log})
 		if err != nil {
 			return err
 		}
@@ -213,15 +244,6 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	}
 	<-ctx.Done()
 	return nil
-}
-
-// askDirectory opens a client that takes directory nodes alone for the directory: its answer has the key by which
-// tokens are believed.
-func askDirectory(c *config.MemNode, creds *tls.Config, log *slog.Logger) (*dirclient.Client, error) {
-	if creds != nil {
-		creds = c.Identity.Mapping().Require(creds, "the directory", identity.RolesOf(identity.Directory))
-	}
-	return dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: creds, Logger: log})
 }
 
 // published waits until the directory shows this node's addresses: any directory

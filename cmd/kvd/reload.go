@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -132,6 +133,8 @@ func (a *app) pollCerts() {
 	a.live.mu.Unlock()
 	for _, s := range a.sources() {
 		switch changed, err := s.Poll(); {
+		case errors.Is(err, certs.ErrListExpired):
+			log.Warn("files of certificates are in use as before", "err", err)
 		case err != nil:
 			log.Error("files of certificates have changed and are not usable: those in use are kept", "err", err)
 		case changed:
@@ -143,7 +146,11 @@ func (a *app) pollCerts() {
 // inUse describes, for the log, what s gives.
 func inUse(s *certs.Source) []any {
 	set := s.Current()
-	return []any{"tls.cert", fmt.Sprintf("valid until %s", set.Pair.Leaf.NotAfter.UTC().Format(time.DateTime)), "tls.ca", len(set.Authorities)}
+	all := []any{"tls.cert", fmt.Sprintf("valid until %s", set.Pair.Leaf.NotAfter.UTC().Format(time.DateTime)), "tls.ca", len(set.Authorities)}
+	for _, l := range set.Revoked.Lists() {
+		all = append(all, "tls.crl", fmt.Sprintf("number %s with %d revoked", certs.Number(l), len(l.RevokedCertificateEntries)))
+	}
+	return all
 }
 
 // reload takes over the level of the log, certificates and files of users, and says what it took over, what

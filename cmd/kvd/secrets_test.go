@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,5 +79,75 @@ func TestNoSecretsInLog(t *testing.T) {
 	}
 	if code := p.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit status %d, want 0", code)
+	}
+}
+
+// A password from a file is that in the file, without its line's end; SIGHUP reads it again, or keeps the one in use.
+// Nobody else sees it.
+func TestPasswordFile(t *testing.T) {
+	env, _ := runtimeDir(t)
+	d := start(t, env, "dev", "--listen=127.0.0.1:0", "--memory=64MiB", "--memnodes=1", "--redis=off", "--memcached=off", "--http=off")
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"--directory=" + d.kv["directory"], "--databases=default", "--listen=127.0.0.1:0", "--password-file=" + file}
+	refused := func(want string, args ...string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		var out, errs bytes.Buffer
+		if code := run(ctx, append([]string{"gateway"}, args...), &out, &errs); code == 0 || !strings.Contains(errs.String(), want) || strings.Contains(errs.String(), "47119") {
+			t.Errorf("exit status %d, %s, want %q", code, &errs, want)
+		}
+	}
+	refused("password-file: open "+file+": no such file", args...)
+	write("one-47119\n")
+	refused(`password-file is "`+file+`" (from --password-file): password is set too: want one of them`, append(args, "--password=two-47119")...)
+
+	p := start(t, env, append([]string{"gateway", "--log-level=debug"}, args...)...)
+	if p.kv["memcached"] != "" {
+		t.Error("memcached's protocol goes around the password")
+	}
+	ask := func(password string) string {
+		t.Helper()
+		return redis(t, "tcp", p.kv["redis"], nil, "AUTH "+password, "GET k")
+	}
+	if got := ask("one-47119"); got != "+OK $-1" {
+		t.Errorf("with the password: %q", got)
+	}
+	for i, text := range []string{"", "\n", "two-47119\n47119\n", strings.Repeat("47119", 1000)} {
+		write(text)
+		p.hangUp()
+		p.says("SIGHUP: the users are kept as they were", i+1)
+		if got := ask("one-47119"); got != "+OK $-1" {
+			t.Errorf("after a bad file %.20q: %q", text, got)
+		}
+	}
+	write("two-47119\r\n")
+	if err := os.Chmod(file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p.hangUp()
+	p.says("SIGHUP: reloaded", 1)
+	if got := ask("two-47119"); got != "+OK $-1" {
+		t.Errorf("with the new password: %q", got)
+	}
+	if got := ask("one-47119"); !strings.Contains(got, "WRONGPASS") || !strings.Contains(got, "NOAUTH") {
+		t.Errorf("with the old password: %q", got)
+	}
+	p.says(`msg="others on this machine can read a file of passwords" setting=password-file file=`+file+` mode=-rw-r--r--`, 1)
+	if strings.Contains(p.stderr.String(), "47119") {
+		t.Errorf("the log holds a password:\n%s", p.stderr)
+	}
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), append([]string{"config", "gateway", "--show-secrets"}, args...), &out, &errs); code != 0 || !strings.Contains(out.String(), "password-file: "+file+"\n") || strings.Contains(out.String(), "47119") {
+		t.Errorf("kvd config: exit status %d, %s%s", code, &out, &errs)
+	}
+	if line := mustRead(t, fmt.Sprintf("/proc/%d/cmdline", p.cmd.Process.Pid)); bytes.Contains(line, []byte("47119")) {
+		t.Errorf("ps shows %q", line)
 	}
 }

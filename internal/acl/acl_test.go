@@ -208,3 +208,40 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// TestSetPassword: another password is that of the default user, unless a file or SETUSER has given that other rights.
+func TestSetPassword(t *testing.T) {
+	good := func(u *Users, password string) bool {
+		_, ok := u.Authenticate([]byte(DefaultUser), []byte(password))
+		return ok
+	}
+	users := NewUsers(testCatalog(t), "1")
+	for _, step := range []struct {
+		name   string
+		do     func() error
+		stay   string
+		others []string
+	}{
+		{"at first", func() error { return nil }, "1", []string{"2", ""}},
+		{"another password", func() error { users.SetPassword("2"); return nil }, "2", []string{"1", ""}},
+		{"a file without the user", func() error { return users.Load("f", []byte("user a on nopass\n")) }, "2", []string{"1", ""}},
+		{"another password after a file", func() error { users.SetPassword("3"); return nil }, "3", []string{"2", ""}},
+		{"a file with the user", func() error { return users.Load("f", []byte("user default on >own\n")) }, "own", []string{"3"}},
+		{"another password beside that", func() error { users.SetPassword("4"); return nil }, "own", []string{"3", "4"}},
+		{"a file without the user again", func() error { return users.Load("f", nil) }, "4", []string{"own", "3"}},
+		{"SETUSER", func() error { return users.Set(DefaultUser, []string{">5"}) }, "5", []string{"3"}},
+		{"another password after SETUSER", func() error { users.SetPassword("6"); return nil }, "5", []string{"6"}},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if !good(users, step.stay) {
+			t.Errorf("%s: %q is not the password", step.name, step.stay)
+		}
+		for _, x := range step.others {
+			if good(users, x) {
+				t.Errorf("%s: %q is a password", step.name, x)
+			}
+		}
+	}
+}

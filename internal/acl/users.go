@@ -26,27 +26,44 @@ func (u *User) Rights() *Rights { return u.rights.Load() }
 // Users are the users of a server. They always include DefaultUser.
 type Users struct {
 	catalog *Catalog
-	initial *Rights // of DefaultUser
 	none    *Rights // of users that nobody has
 	def     *User
 	mu      struct {
 		sync.Mutex
-		all map[string]*User
+		all     map[string]*User
+		initial *Rights // of DefaultUser, unless a file or SETUSER gave it others
 	}
 }
 
 // NewUsers makes Users with DefaultUser alone, who may do everything; password, if not empty, is what it
 // must give before.
 func NewUsers(c *Catalog, password string) *Users {
-	u := &Users{catalog: c, initial: openRights(c), none: newRights(c), def: &User{Name: DefaultUser}}
-	if password != "" {
-		r := u.initial.clone()
-		r.noPass, r.passwords = false, []digest{sha256.Sum256([]byte(password))}
-		u.initial = r.seal()
-	}
-	u.def.rights.Store(u.initial)
+	u := &Users{catalog: c, none: newRights(c), def: &User{Name: DefaultUser}}
+	u.mu.initial = initialRights(c, password)
+	u.def.rights.Store(u.mu.initial)
 	u.mu.all = map[string]*User{DefaultUser: u.def}
 	return u
+}
+
+// initialRights are those of DefaultUser: all, behind the password if that is not empty.
+func initialRights(c *Catalog, password string) *Rights {
+	r := openRights(c)
+	if password != "" {
+		r = r.clone()
+		r.noPass, r.passwords = false, []digest{sha256.Sum256([]byte(password))}
+		r = r.seal()
+	}
+	return r
+}
+
+// SetPassword replaces the password of NewUsers by another one, which is not empty. A DefaultUser whose rights came from
+// a file or from Set keeps those, until a file leaves it out.
+func (u *Users) SetPassword(password string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	was := u.mu.initial
+	u.mu.initial = initialRights(u.catalog, password)
+	u.def.rights.CompareAndSwap(was, u.mu.initial)
 }
 
 // Default is DefaultUser.
@@ -135,7 +152,7 @@ func (u *Users) Delete(name string) *User {
 
 // Load replaces all users by those of a file in the form of Redis's aclfile, or none of them: then the
 // error joins all that is wrong, each with the file and the line, and nothing of a password. DefaultUser
-// is as NewUsers made it if that had a password, else off, unless the file defines it.
+// is as NewUsers or SetPassword made it if there was a password, else off, unless the file defines it.
 func (u *Users) Load(file string, text []byte) error {
 	fresh := make(map[string]*Rights)
 	var errs []error
@@ -151,14 +168,14 @@ func (u *Users) Load(file string, text []byte) error {
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	if fresh[DefaultUser] == nil {
-		fresh[DefaultUser] = u.initial
-		if u.initial.Open() {
+		fresh[DefaultUser] = u.mu.initial
+		if u.mu.initial.Open() {
 			fresh[DefaultUser] = u.none
 		}
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
 	for name, user := range u.mu.all {
 		if fresh[name] == nil {
 			delete(u.mu.all, name)

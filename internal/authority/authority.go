@@ -1,4 +1,5 @@
-// Package authority makes a private certificate authority and the certificates of a cluster.
+// Package authority makes a private certificate authority, the certificates of a cluster, and the list of those that
+// are revoked.
 //
 // It leaves files to its callers: it takes and gives PEM. Start with [New] and [Authority.Issue].
 // An Authority is never changed, and may be used concurrently. Its key leaves it by
@@ -18,6 +19,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"net"
 	"net/url"
 	"regexp"
@@ -215,4 +217,40 @@ func (a *Authority) Issue(now time.Time, q Request) (cert *x509.Certificate, cer
 	}
 	key, err = keyPEM(own)
 	return cert, encode("CERTIFICATE", der), key, err
+}
+
+// Revoke makes the list of certificates that are revoked: those of old, which is a's own list or nil, with the dates that
+// they have there, and those with these serial numbers from now on. It is to be renewed within valid.
+func (a *Authority) Revoke(now time.Time, old *x509.RevocationList, serials []*big.Int, valid time.Duration) (list *x509.RevocationList, listPEM []byte, err error) {
+	if valid <= 0 {
+		return nil, nil, fmt.Errorf("valid for %v, want more than 0", valid)
+	}
+	next := &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: now.Add(-backdate), NextUpdate: now.Add(valid)}
+	if old != nil {
+		if err := old.CheckSignatureFrom(a.cert); err != nil {
+			return nil, nil, fmt.Errorf("the list is not this authority's: %w", err)
+		}
+		if old.Number == nil {
+			return nil, nil, errors.New("the list has no number")
+		}
+		next.Number.Add(next.Number, old.Number)
+		for _, e := range old.RevokedCertificateEntries {
+			next.RevokedCertificateEntries = append(next.RevokedCertificateEntries,
+				x509.RevocationListEntry{SerialNumber: e.SerialNumber, RevocationTime: e.RevocationTime, ReasonCode: e.ReasonCode})
+		}
+	}
+	for _, serial := range serials {
+		if serial.Sign() <= 0 {
+			return nil, nil, fmt.Errorf("serial number %s: want more than 0", serial.Text(16))
+		}
+		if !slices.ContainsFunc(next.RevokedCertificateEntries, func(e x509.RevocationListEntry) bool { return e.SerialNumber.Cmp(serial) == 0 }) {
+			next.RevokedCertificateEntries = append(next.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: serial, RevocationTime: now})
+		}
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, next, a.cert, a.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	list, err = x509.ParseRevocationList(der)
+	return list, encode("X509 CRL", der), err
 }

@@ -29,6 +29,7 @@ type Files struct {
 	CA   string // authorities that peers' certificates must come from
 	Cert string // the certificate that is shown, and those between it and the authority
 	Key  string // its private key
+	CRL  string // lists of certificates that the authorities have revoked; empty: none has been
 }
 
 // Set is what files hold. It is never changed.
@@ -36,11 +37,18 @@ type Set struct {
 	Authorities []*x509.Certificate
 	Pool        *x509.CertPool // of Authorities
 	Pair        tls.Certificate
+	Revoked     *Revoked
+}
+
+// config is for one connection, accepted or made.
+func (s *Set) config() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{s.Pair}, RootCAs: s.Pool, ClientCAs: s.Pool,
+		ClientAuth: tls.RequireAndVerifyClientCert, VerifyConnection: s.Revoked.VerifyConnection}
 }
 
 // contents are the bytes of files, by the order in Files.
 type contents struct {
-	bytes   [3][]byte
+	bytes   [4][]byte // nil of a file without a name
 	changed time.Time // of the file that changed last
 }
 
@@ -54,7 +62,10 @@ func (c *contents) equal(d *contents) bool {
 }
 
 func (f Files) read() (c contents, err error) {
-	for i, x := range []struct{ key, file string }{{"tls.ca", f.CA}, {"tls.cert", f.Cert}, {"tls.key", f.Key}} {
+	for i, x := range []struct{ key, file string }{{"tls.ca", f.CA}, {"tls.cert", f.Cert}, {"tls.key", f.Key}, {"tls.crl", f.CRL}} {
+		if x.file == "" && x.key == "tls.crl" {
+			continue
+		}
 		text, changed, err := readFile(x.file)
 		if err != nil {
 			return c, fmt.Errorf("%s: %w", x.key, err)
@@ -100,6 +111,11 @@ func (f Files) parse(c contents) (*Set, error) {
 	if s.Pair, err = tls.X509KeyPair(c.bytes[1], c.bytes[2]); err != nil {
 		return nil, fmt.Errorf("tls.cert %s, tls.key %s: %w", f.Cert, f.Key, err)
 	}
+	if f.CRL != "" {
+		if s.Revoked, err = ParseRevoked(c.bytes[3], s.Authorities); err != nil {
+			return nil, fmt.Errorf("tls.crl: %s: %w", f.CRL, err)
+		}
+	}
 	return s, nil
 }
 
@@ -110,6 +126,15 @@ func (f Files) Load() (*Set, error) {
 		return nil, err
 	}
 	return f.parse(c)
+}
+
+// LoadConfig is for servers and for calls to them, by what the files hold now.
+func (f Files) LoadConfig() (*tls.Config, error) {
+	s, err := f.Load()
+	if err != nil {
+		return nil, err
+	}
+	return s.config(), nil
 }
 
 // Parse reads the certificates of a PEM file. It refuses a file without any, and one with half of one.
@@ -182,6 +207,7 @@ type Source struct {
 		seen contents // of a poll that left them to come to rest
 		said string   // the refusal that Poll has told, or would tell if it came again
 		told bool
+		late *Revoked // whose expiry Poll has told
 	}
 }
 
@@ -221,7 +247,7 @@ func (s *Source) takeLocked(c contents, again bool) error {
 	if err != nil {
 		return fmt.Errorf("tls.cert %s: %w", s.o.Files.Cert, err)
 	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair}, RootCAs: set.Pool, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	conf := set.config()
 	if s.o.Anonymous {
 		conf.ClientAuth, conf.ClientCAs = tls.NoClientCert, nil
 	}
@@ -260,7 +286,8 @@ const rest = 200 * time.Millisecond
 
 // Poll is Reload for a caller that looks every second or so. It waits for files that are being
 // written to come to rest, though not longer than to its next call if they stay as they are, and
-// gives an error when it has found the same one twice, and then not again.
+// gives an error when it has found the same one twice, and then not again. An error that matches
+// ErrListExpired says that a list in use has expired; nothing was refused.
 func (s *Source) Poll() (changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,6 +301,11 @@ func (s *Source) Poll() (changed bool, err error) {
 	switch {
 	case err == nil:
 		s.mu.said, s.mu.told = "", false
+		if r := s.Current().Revoked; !changed && r != s.mu.late {
+			if err = r.expired(time.Now()); err != nil {
+				err, s.mu.late = fmt.Errorf("tls.crl %s: %w", s.o.Files.CRL, err), r
+			}
+		}
 	case err.Error() != s.mu.said:
 		s.mu.said, s.mu.told = err.Error(), false
 		err = nil
@@ -311,23 +343,29 @@ func (s *Source) Files() Files { return s.o.Files }
 // Current is what is in use.
 func (s *Source) Current() *Set { return s.current.Load().set }
 
-// InUse is a certificate and the file from which it came.
+// InUse is a certificate, or a list of revoked ones, and the file from which it came.
 type InUse struct {
-	File string
-	Cert *x509.Certificate
+	File     string
+	Identity string // for whom it is; of a list, who made it
+	Serial   string // in hexadecimal; of a list, its number
+	NotAfter time.Time
 }
 
-// InUse lists the certificates that are in use: the one that is shown, those that come with it, and authorities.
+// InUse lists the certificates that are in use: the one that is shown, those that come with it, and authorities; and
+// lists of revoked certificates.
 func (s *Source) InUse() (all []InUse) {
 	set := s.Current()
 	for _, der := range set.Pair.Certificate {
 		// A peer, not this process, needs those behind the first, so they may be anything.
 		if c, err := x509.ParseCertificate(der); err == nil {
-			all = append(all, InUse{s.o.Files.Cert, c})
+			all = append(all, InUse{s.o.Files.Cert, Identity(c), c.SerialNumber.Text(16), c.NotAfter})
 		}
 	}
 	for _, c := range set.Authorities {
-		all = append(all, InUse{s.o.Files.CA, c})
+		all = append(all, InUse{s.o.Files.CA, Identity(c), c.SerialNumber.Text(16), c.NotAfter})
+	}
+	for _, l := range set.Revoked.Lists() {
+		all = append(all, InUse{s.o.Files.CRL, l.Issuer.String(), Number(l), l.NextUpdate})
 	}
 	return all
 }
@@ -349,7 +387,7 @@ func (s *Source) Config() *tls.Config {
 }
 
 // ForHost is c for one call to host, a name or an IP address, unless c names another. If c has
-// GetConfigForClient, certificates and RootCAs are those that it gives now: crypto/tls has no
+// GetConfigForClient, certificates, RootCAs and VerifyConnection are those that it gives now: crypto/tls has no
 // such function for calls.
 func ForHost(c *tls.Config, host string) (*tls.Config, error) {
 	c = c.Clone()
@@ -365,6 +403,7 @@ func ForHost(c *tls.Config, host string) (*tls.Config, error) {
 	}
 	if now != nil {
 		c.Certificates, c.GetClientCertificate, c.RootCAs = now.Certificates, now.GetClientCertificate, now.RootCAs
+		c.VerifyConnection = now.VerifyConnection
 	}
 	return c, nil
 }

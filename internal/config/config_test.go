@@ -244,7 +244,7 @@ func TestRefusals(t *testing.T) {
 		{
 			name: "gateway for anyone", s: DefaultGateway(),
 			args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen-tls=0.0.0.0:6380", "--tls-clients=any"},
-			want: []string{`tls-clients is "any" (from --tls-clients): others can reach listen-tls: set a password`},
+			want: []string{`tls-clients is "any" (from --tls-clients): others can reach listen-tls: set a password, password-file or acl-file`},
 		},
 		{
 			name: "gateway without a way in", s: DefaultGateway(), args: []string{"--listen=off", "--listen-memcached=off", "--databases="},

@@ -88,7 +88,7 @@ type MemNode struct {
 	ShmSocket      string   `mapstructure:"shm-socket" usage:"socket of the shm provider: a path, @name, auto or off"`
 	HealthListen   string   `mapstructure:"health-listen" usage:"address where the gRPC health service listens, host:port, or off"`
 	HTTPListen     string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
-	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time"`
+	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time, and to listen-verbs and shm-socket likewise"`
 	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
@@ -107,6 +107,7 @@ type Janitor struct {
 	Window     int           `mapstructure:"window" usage:"groups that one job works on at the same time"`
 	HTTPListen string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS        TLS           `mapstructure:"tls"`
+	Identity   Identity      `mapstructure:"identity"`
 	Insecure   bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log        Log           `mapstructure:"log"`
 }
@@ -121,7 +122,8 @@ type Gateway struct {
 	TLSClients        string   `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
 	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
 	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
-	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in the file or KVD_PASSWORD than on the command line" secret:"true"`
+	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
+	PasswordFile      string   `mapstructure:"password-file" usage:"file whose only line is the password, read at the start and by SIGHUP; instead of password"`
 	ACLFile           string   `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
 	MemcachedAuthFile string   `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
@@ -132,6 +134,7 @@ type Gateway struct {
 	RDMADevice        string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
 	HTTPListen        string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	TLS               TLS      `mapstructure:"tls"`
+	Identity          Identity `mapstructure:"identity"`
 	Insecure          bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log               Log      `mapstructure:"log"`
 }
@@ -148,9 +151,9 @@ type Log struct {
 	Format string `mapstructure:"format" usage:"form of the log: text or json"`
 }
 
-// Identity says how the certificates of callers name their owners.
+// Identity says how the certificates of other processes name their owners.
 type Identity struct {
-	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name callers; empty: any that tls.ca vouches for"`
+	TrustDomain string   `mapstructure:"trust-domain" usage:"trust domain whose SPIFFE ids name the owners of certificates; empty: any that tls.ca vouches for"`
 	Units       []string `mapstructure:"units" usage:"roles of certificates without a SPIFFE id, by an organizational unit of the subject, such as storage=memnode"`
 }
 
@@ -159,6 +162,7 @@ type TLS struct {
 	CA   string `mapstructure:"ca" usage:"PEM file of the authorities that sign the cluster's certificates"`
 	Cert string `mapstructure:"cert" usage:"PEM file of this process's certificate"`
 	Key  string `mapstructure:"key" usage:"PEM file of the certificate's key"`
+	CRL  string `mapstructure:"crl" usage:"PEM file of lists of certificates that the authorities of tls.ca have revoked; empty: none has been"`
 }
 
 var defaultLog = Log{Level: "info", Format: "text"}
@@ -192,7 +196,7 @@ func DefaultMemNode() *MemNode {
 
 // DefaultJanitor gives `kvd janitor` without any settings.
 func DefaultJanitor() *Janitor {
-	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, HTTPListen: Off, Log: defaultLog}
+	return &Janitor{Directory: []string{DefaultDirectory}, Poll: 100 * time.Millisecond, Window: 8, HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog}
 }
 
 // DefaultGateway gives `kvd gateway` without any settings.
@@ -201,7 +205,7 @@ func DefaultGateway() *Gateway {
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
 		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached,
 		MaxConnections: 10_000, BufferMemory: 1 << 30,
-		HTTPListen: Off, Log: defaultLog,
+		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -445,6 +449,7 @@ func (j *Janitor) Validate() error {
 		c.bad("window", j.Window, "want 1 to %d", maxWindow)
 	}
 	c.tls(j.TLS)
+	c.identity(j.Identity)
 	c.log(j.Log)
 	return c.err()
 }
@@ -483,6 +488,9 @@ func (g *Gateway) Validate() error {
 		c.bad("listen-unix", g.ListenUnix, "want a path or off")
 	}
 	c.socket("listen-unix", g.ListenUnix)
+	if g.Password != "" && g.PasswordFile != "" {
+		c.bad("password-file", g.PasswordFile, "password is set too: want one of them")
+	}
 	if g.TLSClients != "certified" && g.TLSClients != "any" {
 		c.bad("tls-clients", g.TLSClients, "want certified or any")
 	}
@@ -492,7 +500,7 @@ func (g *Gateway) Validate() error {
 		case ok && g.TLS == (TLS{}):
 			c.bad("listen-tls", g.ListenTLS, "set tls.ca, tls.cert and tls.key")
 		case ok && g.TLSClients == "any" && !g.HasUsers() && !g.Insecure && !loopback(host):
-			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password or acl-file, or insecure to do without")
+			c.bad("tls-clients", g.TLSClients, "others can reach listen-tls: set a password, password-file or acl-file, or insecure to do without")
 		}
 	}
 	if g.Listen == Off && g.ListenUnix == Off && g.ListenTLS == Off && g.ListenMemcached == Off {
@@ -502,6 +510,7 @@ func (g *Gateway) Validate() error {
 	c.buffers(g.BufferMemory)
 	c.http(g.HTTPListen, clear)
 	c.tls(g.TLS)
+	c.identity(g.Identity)
 	c.log(g.Log)
 	return c.err()
 }
@@ -516,7 +525,7 @@ func (c *checker) connections(n, perAddress int) {
 }
 
 // HasUsers reports whether Redis's protocol asks who a client is.
-func (g *Gateway) HasUsers() bool { return g.Password != "" || g.ACLFile != "" }
+func (g *Gateway) HasUsers() bool { return g.Password != "" || g.PasswordFile != "" || g.ACLFile != "" }
 
 // minBuffers serves some connections with values of a few MiB.
 const minBuffers Size = 64 << 20
@@ -573,17 +582,10 @@ func (t TLS) Load() (*tls.Config, error) {
 	if t == (TLS{}) {
 		return nil, nil
 	}
-	set, err := t.files().Load()
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{set.Pair},
-		RootCAs: set.Pool, ClientCAs: set.Pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}, nil
+	return t.files().LoadConfig()
 }
 
-func (t TLS) files() certs.Files { return certs.Files{CA: t.CA, Cert: t.Cert, Key: t.Key} }
+func (t TLS) files() certs.Files { return certs.Files(t) }
 
 // Options are those of t's files, for listeners and for calls to others; the zero value if there is no TLS.
 func (t TLS) Options() certs.Options { return certs.Options{Files: t.files()} }

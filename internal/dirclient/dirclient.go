@@ -40,6 +40,7 @@ import (
 
 	"github.com/kvd-project/kvd/internal/certs"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 )
 
 const (
@@ -69,6 +70,9 @@ type Options struct {
 	Addrs []string
 	// TLS is used when not nil; otherwise the connection is in clear.
 	TLS *tls.Config
+	// Identities says how directory nodes' certificates name their owners: with TLS, a peer of another role
+	// than directory is asked nothing.
+	Identities identity.Mapping
 	// Logger receives a message when the directory is lost, and when it is found again. Default: discard.
 	Logger *slog.Logger
 	// AttemptTimeout is how long Call waits for one node's answer before it
@@ -126,6 +130,14 @@ type node struct {
 	rpc  dirpb.DirectoryClient
 	// dialErr is why the last attempt to connect failed; nil after a success.
 	dialErr atomic.Pointer[dialError]
+	// line is the last connection made; nil once it was hung up.
+	line atomic.Pointer[line]
+}
+
+// line is a connection, without the TLS above it.
+type line struct {
+	conn net.Conn
+	made time.Time
 }
 
 // dialError is a failure to connect, in TCP or in the TLS handshake above it.
@@ -141,6 +153,7 @@ func Open(o Options) (*Client, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("dirclient: %w", err)
 	}
+	o.TLS = o.Identities.Called(o.TLS, identity.Directory)
 	c := &Client{opts: o}
 	c.closed, c.close = context.WithCancel(context.Background())
 	for _, a := range o.Addrs {
@@ -195,6 +208,7 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 			if idempotent {
 				actx, cancel = context.WithTimeout(actx, c.opts.AttemptTimeout)
 			}
+			began := time.Now()
 			err := fn(actx, n.rpc)
 			cancel()
 			if err == nil {
@@ -204,6 +218,7 @@ func (c *Client) call(ctx context.Context, fn func(context.Context, dirpb.Direct
 			}
 			v := judgeError(ctx, err)
 			if v == final {
+				n.hangUp(err, began)
 				c.lead(n.addr)
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
@@ -256,6 +271,7 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 		e := &Error{}
 		var tried []string
 		for n := c.next(tried); n != nil; n = c.next(tried) {
+			began := time.Now()
 			err := func() (err error) {
 				sctx, cancel := context.WithCancelCause(ctx)
 				defer cancel(nil) // releases the stream when fn fails
@@ -300,6 +316,7 @@ func (c *Client) WatchMap(ctx context.Context, sessionID uint32, after uint64, f
 			}
 			v := judgeError(ctx, err)
 			if v == final {
+				n.hangUp(err, began)
 				return struct{}{}, backoff.Permanent(error(&replyError{n.addr, err}))
 			}
 			tried = append(tried, n.addr)
@@ -462,7 +479,7 @@ func (c *Client) node(addr string) (*node, error) {
 		creds = &liveCreds{credentials.NewTLS(c.opts.TLS), c.opts.TLS, host}
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(&recordCreds{creds, n}),
+		grpc.WithTransportCredentials(&recordCreds{creds, n, c.opts.Logger}),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithStatsHandler(sentHandler{}),
 		grpc.WithNoProxy(),
@@ -495,7 +512,18 @@ func (n *node) dial(ctx context.Context, addr string) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	n.record(err, false)
+	if err == nil {
+		n.line.Store(&line{conn, time.Now()})
+	}
 	return conn, err
+}
+
+// hangUp closes the connection by which a request of that time was refused for the certificate that was shown when it was
+// made. The next request shows the one that the files hold by then.
+func (n *node) hangUp(err error, at time.Time) {
+	if l := n.line.Load(); l != nil && l.made.Before(at) && status.Code(err) == codes.Unauthenticated && n.line.CompareAndSwap(l, nil) {
+		_ = l.conn.Close() // gRPC makes another
+	}
 }
 
 func (n *node) record(err error, tls bool) {
@@ -528,17 +556,21 @@ func (l *liveCreds) Clone() credentials.TransportCredentials {
 // recordCreds keeps the reason of a failed TLS handshake.
 type recordCreds struct {
 	credentials.TransportCredentials
-	n *node
+	n   *node
+	log *slog.Logger
 }
 
 func (r *recordCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := r.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	r.n.record(err, true)
+	if identity.IsRefusal(err) {
+		r.log.Warn("a process that is no directory node answers at a directory node's address", "addr", r.n.addr, "err", err)
+	}
 	return conn, info, err
 }
 
 func (r *recordCreds) Clone() credentials.TransportCredentials {
-	return &recordCreds{r.TransportCredentials.Clone(), r.n}
+	return &recordCreds{r.TransportCredentials.Clone(), r.n, r.log}
 }
 
 // sentKey is the context key of the flag that sentHandler raises.

@@ -2977,9 +2977,10 @@ type OpenSessionReply struct {
 	MinEpoch      uint64                 `protobuf:"varint,7,opt,name=min_epoch,json=minEpoch,proto3" json:"min_epoch,omitempty"`
 	MapVersion    uint64                 `protobuf:"varint,8,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
 	NamespaceId   uint32                 `protobuf:"varint,9,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	MaxLanes      uint32                 `protobuf:"varint,10,opt,name=max_lanes,json=maxLanes,proto3" json:"max_lanes,omitempty"`          // lanes are numbered below it
-	Term          uint64                 `protobuf:"varint,11,opt,name=term,proto3" json:"term,omitempty"`                                  // the directory's, as in RenewReply
-	TokenNumber   uint64                 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"` // of the token, for RenewRequest
+	MaxLanes      uint32                 `protobuf:"varint,10,opt,name=max_lanes,json=maxLanes,proto3" json:"max_lanes,omitempty"` // lanes are numbered below it
+	Term          uint64                 `protobuf:"varint,11,opt,name=term,proto3" json:"term,omitempty"`                         // the directory's, as in RenewReply
+	// Of the token, for RenewRequest: its key's generation << 32 | when it expires, in Unix seconds.
+	TokenNumber   uint64 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3125,7 +3126,7 @@ type RenewRequest struct {
 	// Places that the session unlinked, since the renewal that said so last and was answered in
 	// this term, wait until every session has reported more than the reclaim epoch in the reply.
 	InLimbo       bool   `protobuf:"varint,10,opt,name=in_limbo,json=inLimbo,proto3" json:"in_limbo,omitempty"`
-	TokenNumber   uint64 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"` // of the token that the session shows
+	TokenNumber   uint64 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"` // of the token that the session shows; 0: it shows none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4179,10 +4180,9 @@ type RegisterNodeReply struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	NodeId          uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	HeartbeatMillis uint64                 `protobuf:"varint,2,opt,name=heartbeat_millis,json=heartbeatMillis,proto3" json:"heartbeat_millis,omitempty"`
-	ClusterKey      []byte                 `protobuf:"bytes,3,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"` // verifies session tokens
 	ClusterId       string                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Sessions        *Sessions              `protobuf:"bytes,5,opt,name=sessions,proto3" json:"sessions,omitempty"` // always there
-	Keys            []*TokenKey            `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`        // the present one and the one before; cluster_key is none of them
+	Keys            []*TokenKey            `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`        // those whose tokens are taken: the present one, then the one before if there is one
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -4229,13 +4229,6 @@ func (x *RegisterNodeReply) GetHeartbeatMillis() uint64 {
 		return x.HeartbeatMillis
 	}
 	return 0
-}
-
-func (x *RegisterNodeReply) GetClusterKey() []byte {
-	if x != nil {
-		return x.ClusterKey
-	}
-	return nil
 }
 
 func (x *RegisterNodeReply) GetClusterId() string {
@@ -4317,6 +4310,7 @@ type NamespaceQuota struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	NamespaceId     uint32                 `protobuf:"varint,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
 	TcpOpsPerSecond uint64                 `protobuf:"varint,2,opt,name=tcp_ops_per_second,json=tcpOpsPerSecond,proto3" json:"tcp_ops_per_second,omitempty"` // 0: no bound
+	Name            string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                                                   // of the namespace, for metrics
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -4363,6 +4357,13 @@ func (x *NamespaceQuota) GetTcpOpsPerSecond() uint64 {
 		return x.TcpOpsPerSecond
 	}
 	return 0
+}
+
+func (x *NamespaceQuota) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
 }
 
 // Sessions are those whose tokens a memory node takes: the live ones, and those that
@@ -4674,7 +4675,7 @@ type HeartbeatReply struct {
 	Sessions      *Sessions         `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`                                        // always there, but with unknown_node
 	News          uint64            `protobuf:"varint,5,opt,name=news,proto3" json:"news,omitempty"`                                               // differs where the above asks for something else
 	Keys          []*TokenKey       `protobuf:"bytes,40,rep,name=keys,proto3" json:"keys,omitempty"`                                               // as in RegisterNodeReply; always there, but with unknown_node
-	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of namespaces that have one
+	Quotas        []*NamespaceQuota `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`                                           // of the regions' namespaces
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5526,7 +5527,8 @@ type StatusReply struct {
 	AgeMillis int64 `protobuf:"zigzag64,13,opt,name=age_millis,json=ageMillis,proto3" json:"age_millis,omitempty"`
 	// Callers show certificates, and may do what their roles may. False: there is no TLS, and everybody
 	// may do everything.
-	Identifies    bool `protobuf:"varint,40,opt,name=identifies,proto3" json:"identifies,omitempty"`
+	Identifies    bool    `protobuf:"varint,40,opt,name=identifies,proto3" json:"identifies,omitempty"`
+	KeyUse        *KeyUse `protobuf:"bytes,50,opt,name=key_use,json=keyUse,proto3" json:"key_use,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5659,6 +5661,92 @@ func (x *StatusReply) GetIdentifies() bool {
 	return false
 }
 
+func (x *StatusReply) GetKeyUse() *KeyUse {
+	if x != nil {
+		return x.KeyUse
+	}
+	return nil
+}
+
+// KeyUse says how far the store has taken over the present key for session tokens.
+type KeyUse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Generation     uint32                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`                                 // of the present key, 1 for the first
+	MadeUnixMillis int64                  `protobuf:"varint,2,opt,name=made_unix_millis,json=madeUnixMillis,proto3" json:"made_unix_millis,omitempty"` // 0: it was made with the cluster
+	// The leader's alone: the generation that signs now, 0 for not known here; and who has not taken over the
+	// present one, so that another one cannot be made.
+	Signs          uint32   `protobuf:"varint,3,opt,name=signs,proto3" json:"signs,omitempty"`
+	NodesBehind    []string `protobuf:"bytes,4,rep,name=nodes_behind,json=nodesBehind,proto3" json:"nodes_behind,omitempty"`                  // memory nodes that are up, by name
+	SessionsBehind []uint32 `protobuf:"varint,5,rep,packed,name=sessions_behind,json=sessionsBehind,proto3" json:"sessions_behind,omitempty"` // that live, ascending
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *KeyUse) Reset() {
+	*x = KeyUse{}
+	mi := &file_directory_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyUse) ProtoMessage() {}
+
+func (x *KeyUse) ProtoReflect() protoreflect.Message {
+	mi := &file_directory_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
+func (*KeyUse) Descriptor() ([]byte, []int) {
+	return file_directory_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *KeyUse) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *KeyUse) GetMadeUnixMillis() int64 {
+	if x != nil {
+		return x.MadeUnixMillis
+	}
+	return 0
+}
+
+func (x *KeyUse) GetSigns() uint32 {
+	if x != nil {
+		return x.Signs
+	}
+	return 0
+}
+
+func (x *KeyUse) GetNodesBehind() []string {
+	if x != nil {
+		return x.NodesBehind
+	}
+	return nil
+}
+
+func (x *KeyUse) GetSessionsBehind() []uint32 {
+	if x != nil {
+		return x.SessionsBehind
+	}
+	return nil
+}
+
 type DirectoryNode struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -5674,7 +5762,7 @@ type DirectoryNode struct {
 
 func (x *DirectoryNode) Reset() {
 	*x = DirectoryNode{}
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5686,7 +5774,7 @@ func (x *DirectoryNode) String() string {
 func (*DirectoryNode) ProtoMessage() {}
 
 func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[71]
+	mi := &file_directory_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5699,7 +5787,7 @@ func (x *DirectoryNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryNode.ProtoReflect.Descriptor instead.
 func (*DirectoryNode) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{71}
+	return file_directory_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DirectoryNode) GetId() string {
@@ -5759,7 +5847,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5771,7 +5859,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[72]
+	mi := &file_directory_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5784,7 +5872,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{72}
+	return file_directory_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SessionInfo) GetId() uint32 {
@@ -5867,7 +5955,7 @@ type PGUsage struct {
 
 func (x *PGUsage) Reset() {
 	*x = PGUsage{}
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5879,7 +5967,7 @@ func (x *PGUsage) String() string {
 func (*PGUsage) ProtoMessage() {}
 
 func (x *PGUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[73]
+	mi := &file_directory_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5892,7 +5980,7 @@ func (x *PGUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PGUsage.ProtoReflect.Descriptor instead.
 func (*PGUsage) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{73}
+	return file_directory_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PGUsage) GetPgId() uint32 {
@@ -6039,7 +6127,7 @@ type JoinDirectoryRequest struct {
 
 func (x *JoinDirectoryRequest) Reset() {
 	*x = JoinDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6051,7 +6139,7 @@ func (x *JoinDirectoryRequest) String() string {
 func (*JoinDirectoryRequest) ProtoMessage() {}
 
 func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[74]
+	mi := &file_directory_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6064,7 +6152,7 @@ func (x *JoinDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{74}
+	return file_directory_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *JoinDirectoryRequest) GetId() string {
@@ -6096,7 +6184,7 @@ type JoinDirectoryReply struct {
 
 func (x *JoinDirectoryReply) Reset() {
 	*x = JoinDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6108,7 +6196,7 @@ func (x *JoinDirectoryReply) String() string {
 func (*JoinDirectoryReply) ProtoMessage() {}
 
 func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[75]
+	mi := &file_directory_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6121,7 +6209,7 @@ func (x *JoinDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinDirectoryReply.ProtoReflect.Descriptor instead.
 func (*JoinDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{75}
+	return file_directory_proto_rawDescGZIP(), []int{76}
 }
 
 type RemoveDirectoryRequest struct {
@@ -6133,7 +6221,7 @@ type RemoveDirectoryRequest struct {
 
 func (x *RemoveDirectoryRequest) Reset() {
 	*x = RemoveDirectoryRequest{}
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6145,7 +6233,7 @@ func (x *RemoveDirectoryRequest) String() string {
 func (*RemoveDirectoryRequest) ProtoMessage() {}
 
 func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[76]
+	mi := &file_directory_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6158,7 +6246,7 @@ func (x *RemoveDirectoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{76}
+	return file_directory_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveDirectoryRequest) GetId() string {
@@ -6176,7 +6264,7 @@ type RemoveDirectoryReply struct {
 
 func (x *RemoveDirectoryReply) Reset() {
 	*x = RemoveDirectoryReply{}
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6188,7 +6276,7 @@ func (x *RemoveDirectoryReply) String() string {
 func (*RemoveDirectoryReply) ProtoMessage() {}
 
 func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[77]
+	mi := &file_directory_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6201,7 +6289,7 @@ func (x *RemoveDirectoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDirectoryReply.ProtoReflect.Descriptor instead.
 func (*RemoveDirectoryReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{77}
+	return file_directory_proto_rawDescGZIP(), []int{78}
 }
 
 // RotateKey makes a new key for session tokens. Memory nodes take those of the one before until the next time.
@@ -6216,7 +6304,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6316,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[78]
+	mi := &file_directory_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6329,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{78}
+	return file_directory_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RotateKeyRequest) GetForce() bool {
@@ -6260,7 +6348,7 @@ type RotateKeyReply struct {
 
 func (x *RotateKeyReply) Reset() {
 	*x = RotateKeyReply{}
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6272,7 +6360,7 @@ func (x *RotateKeyReply) String() string {
 func (*RotateKeyReply) ProtoMessage() {}
 
 func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[79]
+	mi := &file_directory_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6285,7 +6373,7 @@ func (x *RotateKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyReply.ProtoReflect.Descriptor instead.
 func (*RotateKeyReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{79}
+	return file_directory_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RotateKeyReply) GetGeneration() uint32 {
@@ -6303,7 +6391,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6315,7 +6403,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[80]
+	mi := &file_directory_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6328,7 +6416,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{80}
+	return file_directory_proto_rawDescGZIP(), []int{81}
 }
 
 type WhoAmIReply struct {
@@ -6343,7 +6431,7 @@ type WhoAmIReply struct {
 
 func (x *WhoAmIReply) Reset() {
 	*x = WhoAmIReply{}
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6355,7 +6443,7 @@ func (x *WhoAmIReply) String() string {
 func (*WhoAmIReply) ProtoMessage() {}
 
 func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[81]
+	mi := &file_directory_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6368,7 +6456,7 @@ func (x *WhoAmIReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIReply.ProtoReflect.Descriptor instead.
 func (*WhoAmIReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{81}
+	return file_directory_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WhoAmIReply) GetIdentity() string {
@@ -6409,7 +6497,7 @@ type NamespaceRight struct {
 
 func (x *NamespaceRight) Reset() {
 	*x = NamespaceRight{}
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6509,7 @@ func (x *NamespaceRight) String() string {
 func (*NamespaceRight) ProtoMessage() {}
 
 func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[82]
+	mi := &file_directory_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6522,7 @@ func (x *NamespaceRight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRight.ProtoReflect.Descriptor instead.
 func (*NamespaceRight) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{82}
+	return file_directory_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *NamespaceRight) GetNamespace() string {
@@ -6460,7 +6548,7 @@ type ShowNamespaceRequest struct {
 
 func (x *ShowNamespaceRequest) Reset() {
 	*x = ShowNamespaceRequest{}
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6472,7 +6560,7 @@ func (x *ShowNamespaceRequest) String() string {
 func (*ShowNamespaceRequest) ProtoMessage() {}
 
 func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[83]
+	mi := &file_directory_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6485,7 +6573,7 @@ func (x *ShowNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{83}
+	return file_directory_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ShowNamespaceRequest) GetName() string {
@@ -6508,7 +6596,7 @@ type ShowNamespaceReply struct {
 
 func (x *ShowNamespaceReply) Reset() {
 	*x = ShowNamespaceReply{}
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6520,7 +6608,7 @@ func (x *ShowNamespaceReply) String() string {
 func (*ShowNamespaceReply) ProtoMessage() {}
 
 func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[84]
+	mi := &file_directory_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6533,7 +6621,7 @@ func (x *ShowNamespaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNamespaceReply.ProtoReflect.Descriptor instead.
 func (*ShowNamespaceReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{84}
+	return file_directory_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ShowNamespaceReply) GetNamespace() *Namespace {
@@ -6575,7 +6663,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6587,7 +6675,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[85]
+	mi := &file_directory_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6600,7 +6688,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{85}
+	return file_directory_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GrantAccessRequest) GetNamespace() string {
@@ -6627,7 +6715,7 @@ type GrantAccessReply struct {
 
 func (x *GrantAccessReply) Reset() {
 	*x = GrantAccessReply{}
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6639,7 +6727,7 @@ func (x *GrantAccessReply) String() string {
 func (*GrantAccessReply) ProtoMessage() {}
 
 func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[86]
+	mi := &file_directory_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6652,7 +6740,7 @@ func (x *GrantAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessReply.ProtoReflect.Descriptor instead.
 func (*GrantAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{86}
+	return file_directory_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *GrantAccessReply) GetNamespace() *Namespace {
@@ -6679,7 +6767,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6691,7 +6779,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[87]
+	mi := &file_directory_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6704,7 +6792,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{87}
+	return file_directory_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RevokeAccessRequest) GetNamespace() string {
@@ -6731,7 +6819,7 @@ type RevokeAccessReply struct {
 
 func (x *RevokeAccessReply) Reset() {
 	*x = RevokeAccessReply{}
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6743,7 +6831,7 @@ func (x *RevokeAccessReply) String() string {
 func (*RevokeAccessReply) ProtoMessage() {}
 
 func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[88]
+	mi := &file_directory_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6756,7 +6844,7 @@ func (x *RevokeAccessReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessReply.ProtoReflect.Descriptor instead.
 func (*RevokeAccessReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{88}
+	return file_directory_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RevokeAccessReply) GetNamespace() *Namespace {
@@ -6783,7 +6871,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6795,7 +6883,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[89]
+	mi := &file_directory_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6808,7 +6896,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{89}
+	return file_directory_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *AuditRequest) GetAfter() uint64 {
@@ -6835,7 +6923,7 @@ type AuditReply struct {
 
 func (x *AuditReply) Reset() {
 	*x = AuditReply{}
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6847,7 +6935,7 @@ func (x *AuditReply) String() string {
 func (*AuditReply) ProtoMessage() {}
 
 func (x *AuditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[90]
+	mi := &file_directory_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6860,7 +6948,7 @@ func (x *AuditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditReply.ProtoReflect.Descriptor instead.
 func (*AuditReply) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{90}
+	return file_directory_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *AuditReply) GetEntries() []*AuditEntry {
@@ -6893,7 +6981,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6905,7 +6993,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_directory_proto_msgTypes[91]
+	mi := &file_directory_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6918,7 +7006,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_directory_proto_rawDescGZIP(), []int{91}
+	return file_directory_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *AuditEntry) GetNumber() uint64 {
@@ -7322,24 +7410,23 @@ const file_directory_proto_rawDesc = "" +
 	"\ahost_id\x18\x03 \x01(\tR\x06hostId\x128\n" +
 	"\tendpoints\x18\x04 \x03(\v2\x1a.kvd.directory.v1.EndpointR\tendpoints\x12%\n" +
 	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytes\x12\x16\n" +
-	"\x06domain\x18\x06 \x01(\tR\x06domain\"\xff\x01\n" +
+	"\x06domain\x18\x06 \x01(\tR\x06domain\"\xe4\x01\n" +
 	"\x11RegisterNodeReply\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12)\n" +
-	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1f\n" +
-	"\vcluster_key\x18\x03 \x01(\fR\n" +
-	"clusterKey\x12\x1d\n" +
+	"\x10heartbeat_millis\x18\x02 \x01(\x04R\x0fheartbeatMillis\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x04 \x01(\tR\tclusterId\x126\n" +
 	"\bsessions\x18\x05 \x01(\v2\x1a.kvd.directory.v1.SessionsR\bsessions\x12.\n" +
-	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keys\"<\n" +
+	"\x04keys\x18( \x03(\v2\x1a.kvd.directory.v1.TokenKeyR\x04keysJ\x04\b\x03\x10\x04\"<\n" +
 	"\bTokenKey\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +
 	"generation\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"`\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"t\n" +
 	"\x0eNamespaceQuota\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12+\n" +
-	"\x12tcp_ops_per_second\x18\x02 \x01(\x04R\x0ftcpOpsPerSecond\"2\n" +
+	"\x12tcp_ops_per_second\x18\x02 \x01(\x04R\x0ftcpOpsPerSecond\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"2\n" +
 	"\bSessions\x12\x12\n" +
 	"\x04last\x18\x01 \x01(\rR\x04last\x12\x12\n" +
 	"\x04live\x18\x02 \x03(\rR\x04live\"\x85\x02\n" +
@@ -7422,7 +7509,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\"L\n" +
 	"\x0fAcceptLossReply\x129\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1b.kvd.directory.v1.NamespaceR\tnamespace\"\x0f\n" +
-	"\rStatusRequest\"\x9f\x05\n" +
+	"\rStatusRequest\"\xd2\x05\n" +
 	"\vStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12=\n" +
@@ -7444,10 +7531,19 @@ const file_directory_proto_rawDesc = "" +
 	"age_millis\x18\r \x01(\x12R\tageMillis\x12\x1e\n" +
 	"\n" +
 	"identifies\x18( \x01(\bR\n" +
-	"identifies\x1aY\n" +
+	"identifies\x121\n" +
+	"\akey_use\x182 \x01(\v2\x18.kvd.directory.v1.KeyUseR\x06keyUse\x1aY\n" +
 	"\x0eNodeStatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x121\n" +
-	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\xac\x01\n" +
+	"\x05value\x18\x02 \x01(\v2\x1b.kvd.directory.v1.NodeStatsR\x05value:\x028\x01\"\xb4\x01\n" +
+	"\x06KeyUse\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\rR\n" +
+	"generation\x12(\n" +
+	"\x10made_unix_millis\x18\x02 \x01(\x03R\x0emadeUnixMillis\x12\x14\n" +
+	"\x05signs\x18\x03 \x01(\rR\x05signs\x12!\n" +
+	"\fnodes_behind\x18\x04 \x03(\tR\vnodesBehind\x12'\n" +
+	"\x0fsessions_behind\x18\x05 \x03(\rR\x0esessionsBehind\"\xac\x01\n" +
 	"\rDirectoryNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
@@ -7642,7 +7738,7 @@ func file_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
+var file_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_directory_proto_goTypes = []any{
 	(NodeState)(0),                 // 0: kvd.directory.v1.NodeState
 	(AtomicsBy)(0),                 // 1: kvd.directory.v1.AtomicsBy
@@ -7722,161 +7818,163 @@ var file_directory_proto_goTypes = []any{
 	(*AcceptLossReply)(nil),        // 75: kvd.directory.v1.AcceptLossReply
 	(*StatusRequest)(nil),          // 76: kvd.directory.v1.StatusRequest
 	(*StatusReply)(nil),            // 77: kvd.directory.v1.StatusReply
-	(*DirectoryNode)(nil),          // 78: kvd.directory.v1.DirectoryNode
-	(*SessionInfo)(nil),            // 79: kvd.directory.v1.SessionInfo
-	(*PGUsage)(nil),                // 80: kvd.directory.v1.PGUsage
-	(*JoinDirectoryRequest)(nil),   // 81: kvd.directory.v1.JoinDirectoryRequest
-	(*JoinDirectoryReply)(nil),     // 82: kvd.directory.v1.JoinDirectoryReply
-	(*RemoveDirectoryRequest)(nil), // 83: kvd.directory.v1.RemoveDirectoryRequest
-	(*RemoveDirectoryReply)(nil),   // 84: kvd.directory.v1.RemoveDirectoryReply
-	(*RotateKeyRequest)(nil),       // 85: kvd.directory.v1.RotateKeyRequest
-	(*RotateKeyReply)(nil),         // 86: kvd.directory.v1.RotateKeyReply
-	(*WhoAmIRequest)(nil),          // 87: kvd.directory.v1.WhoAmIRequest
-	(*WhoAmIReply)(nil),            // 88: kvd.directory.v1.WhoAmIReply
-	(*NamespaceRight)(nil),         // 89: kvd.directory.v1.NamespaceRight
-	(*ShowNamespaceRequest)(nil),   // 90: kvd.directory.v1.ShowNamespaceRequest
-	(*ShowNamespaceReply)(nil),     // 91: kvd.directory.v1.ShowNamespaceReply
-	(*GrantAccessRequest)(nil),     // 92: kvd.directory.v1.GrantAccessRequest
-	(*GrantAccessReply)(nil),       // 93: kvd.directory.v1.GrantAccessReply
-	(*RevokeAccessRequest)(nil),    // 94: kvd.directory.v1.RevokeAccessRequest
-	(*RevokeAccessReply)(nil),      // 95: kvd.directory.v1.RevokeAccessReply
-	(*AuditRequest)(nil),           // 96: kvd.directory.v1.AuditRequest
-	(*AuditReply)(nil),             // 97: kvd.directory.v1.AuditReply
-	(*AuditEntry)(nil),             // 98: kvd.directory.v1.AuditEntry
-	nil,                            // 99: kvd.directory.v1.StatusReply.NodeStatsEntry
+	(*KeyUse)(nil),                 // 78: kvd.directory.v1.KeyUse
+	(*DirectoryNode)(nil),          // 79: kvd.directory.v1.DirectoryNode
+	(*SessionInfo)(nil),            // 80: kvd.directory.v1.SessionInfo
+	(*PGUsage)(nil),                // 81: kvd.directory.v1.PGUsage
+	(*JoinDirectoryRequest)(nil),   // 82: kvd.directory.v1.JoinDirectoryRequest
+	(*JoinDirectoryReply)(nil),     // 83: kvd.directory.v1.JoinDirectoryReply
+	(*RemoveDirectoryRequest)(nil), // 84: kvd.directory.v1.RemoveDirectoryRequest
+	(*RemoveDirectoryReply)(nil),   // 85: kvd.directory.v1.RemoveDirectoryReply
+	(*RotateKeyRequest)(nil),       // 86: kvd.directory.v1.RotateKeyRequest
+	(*RotateKeyReply)(nil),         // 87: kvd.directory.v1.RotateKeyReply
+	(*WhoAmIRequest)(nil),          // 88: kvd.directory.v1.WhoAmIRequest
+	(*WhoAmIReply)(nil),            // 89: kvd.directory.v1.WhoAmIReply
+	(*NamespaceRight)(nil),         // 90: kvd.directory.v1.NamespaceRight
+	(*ShowNamespaceRequest)(nil),   // 91: kvd.directory.v1.ShowNamespaceRequest
+	(*ShowNamespaceReply)(nil),     // 92: kvd.directory.v1.ShowNamespaceReply
+	(*GrantAccessRequest)(nil),     // 93: kvd.directory.v1.GrantAccessRequest
+	(*GrantAccessReply)(nil),       // 94: kvd.directory.v1.GrantAccessReply
+	(*RevokeAccessRequest)(nil),    // 95: kvd.directory.v1.RevokeAccessRequest
+	(*RevokeAccessReply)(nil),      // 96: kvd.directory.v1.RevokeAccessReply
+	(*AuditRequest)(nil),           // 97: kvd.directory.v1.AuditRequest
+	(*AuditReply)(nil),             // 98: kvd.directory.v1.AuditReply
+	(*AuditEntry)(nil),             // 99: kvd.directory.v1.AuditEntry
+	nil,                            // 100: kvd.directory.v1.StatusReply.NodeStatsEntry
 }
 var file_directory_proto_depIdxs = []int32{
-	10, // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
-	12, // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
-	16, // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
-	19, // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
-	11, // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
-	0,  // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
-	1,  // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
-	2,  // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
-	15, // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
-	13, // 9: kvd.directory.v1.Namespace.access:type_name -> kvd.directory.v1.Access
-	14, // 10: kvd.directory.v1.Namespace.quota:type_name -> kvd.directory.v1.Quota
-	3,  // 11: kvd.directory.v1.Access.right:type_name -> kvd.directory.v1.Right
-	4,  // 12: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
-	17, // 13: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
-	17, // 14: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
-	17, // 15: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
-	18, // 16: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
-	20, // 17: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
-	5,  // 18: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
-	23, // 19: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
-	21, // 20: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
-	22, // 21: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
-	5,  // 22: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
-	44, // 23: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	48, // 24: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
-	45, // 25: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
-	44, // 26: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
-	46, // 27: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
-	48, // 28: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
-	44, // 29: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
-	45, // 30: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
-	48, // 31: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
-	6,  // 32: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
-	11, // 33: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
-	59, // 34: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
-	57, // 35: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
-	63, // 36: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
-	65, // 37: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
-	59, // 38: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
-	57, // 39: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
-	58, // 40: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
-	18, // 41: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
-	2,  // 42: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
-	14, // 43: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12, // 44: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	14, // 45: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
-	12, // 46: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12, // 47: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
-	78, // 48: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
-	9,  // 49: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
-	79, // 50: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
-	80, // 51: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
-	99, // 52: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
-	21, // 53: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
-	6,  // 54: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
-	22, // 55: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
-	89, // 56: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
-	3,  // 57: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
-	12, // 58: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
-	13, // 59: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
-	12, // 60: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	12, // 61: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
-	98, // 62: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
-	63, // 63: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
-	40, // 64: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
-	42, // 65: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
-	47, // 66: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
-	54, // 67: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
-	50, // 68: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
-	52, // 69: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
-	30, // 70: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
-	55, // 71: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
-	60, // 72: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
-	66, // 73: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
-	61, // 74: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
-	24, // 75: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
-	26, // 76: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
-	28, // 77: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
-	32, // 78: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
-	34, // 79: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
-	36, // 80: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
-	38, // 81: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
-	68, // 82: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
-	70, // 83: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
-	72, // 84: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
-	74, // 85: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
-	76, // 86: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
-	81, // 87: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
-	83, // 88: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
-	85, // 89: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
-	96, // 90: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
-	87, // 91: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
-	90, // 92: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
-	92, // 93: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
-	94, // 94: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
-	41, // 95: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
-	43, // 96: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
-	49, // 97: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
-	9,  // 98: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
-	51, // 99: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
-	53, // 100: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
-	31, // 101: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
-	56, // 102: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
-	64, // 103: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
-	67, // 104: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
-	62, // 105: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
-	25, // 106: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
-	27, // 107: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
-	29, // 108: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
-	33, // 109: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
-	35, // 110: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
-	37, // 111: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
-	39, // 112: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
-	69, // 113: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
-	71, // 114: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
-	73, // 115: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
-	75, // 116: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
-	77, // 117: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
-	82, // 118: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
-	84, // 119: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
-	86, // 120: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
-	97, // 121: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
-	88, // 122: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
-	91, // 123: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
-	93, // 124: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
-	95, // 125: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
-	95, // [95:126] is the sub-list for method output_type
-	64, // [64:95] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	10,  // 0: kvd.directory.v1.Map.nodes:type_name -> kvd.directory.v1.Node
+	12,  // 1: kvd.directory.v1.Map.namespaces:type_name -> kvd.directory.v1.Namespace
+	16,  // 2: kvd.directory.v1.Map.pgs:type_name -> kvd.directory.v1.PlacementGroup
+	19,  // 3: kvd.directory.v1.Map.shards:type_name -> kvd.directory.v1.Shard
+	11,  // 4: kvd.directory.v1.Node.endpoints:type_name -> kvd.directory.v1.Endpoint
+	0,   // 5: kvd.directory.v1.Node.state:type_name -> kvd.directory.v1.NodeState
+	1,   // 6: kvd.directory.v1.Endpoint.atomics:type_name -> kvd.directory.v1.AtomicsBy
+	2,   // 7: kvd.directory.v1.Namespace.mode:type_name -> kvd.directory.v1.NamespaceMode
+	15,  // 8: kvd.directory.v1.Namespace.losses:type_name -> kvd.directory.v1.Loss
+	13,  // 9: kvd.directory.v1.Namespace.access:type_name -> kvd.directory.v1.Access
+	14,  // 10: kvd.directory.v1.Namespace.quota:type_name -> kvd.directory.v1.Quota
+	3,   // 11: kvd.directory.v1.Access.right:type_name -> kvd.directory.v1.Right
+	4,   // 12: kvd.directory.v1.PlacementGroup.state:type_name -> kvd.directory.v1.PGState
+	17,  // 13: kvd.directory.v1.PlacementGroup.members:type_name -> kvd.directory.v1.Member
+	17,  // 14: kvd.directory.v1.PlacementGroup.planned:type_name -> kvd.directory.v1.Member
+	17,  // 15: kvd.directory.v1.PlacementGroup.leaving:type_name -> kvd.directory.v1.Member
+	18,  // 16: kvd.directory.v1.Member.keys:type_name -> kvd.directory.v1.RegionKeys
+	20,  // 17: kvd.directory.v1.Shard.move:type_name -> kvd.directory.v1.Move
+	5,   // 18: kvd.directory.v1.Job.kind:type_name -> kvd.directory.v1.JobKind
+	23,  // 19: kvd.directory.v1.JobReport.kept:type_name -> kvd.directory.v1.UnitRuns
+	21,  // 20: kvd.directory.v1.ClaimJobReply.job:type_name -> kvd.directory.v1.Job
+	22,  // 21: kvd.directory.v1.ReportJobRequest.report:type_name -> kvd.directory.v1.JobReport
+	5,   // 22: kvd.directory.v1.StartJobRequest.kind:type_name -> kvd.directory.v1.JobKind
+	44,  // 23: kvd.directory.v1.RenewRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	48,  // 24: kvd.directory.v1.RenewRequest.returns:type_name -> kvd.directory.v1.ReturnedRun
+	45,  // 25: kvd.directory.v1.RenewRequest.held:type_name -> kvd.directory.v1.Held
+	44,  // 26: kvd.directory.v1.RenewReply.deliveries:type_name -> kvd.directory.v1.FreePlaces
+	46,  // 27: kvd.directory.v1.RenewReply.supply:type_name -> kvd.directory.v1.Supply
+	48,  // 28: kvd.directory.v1.CloseSessionRequest.runs:type_name -> kvd.directory.v1.ReturnedRun
+	44,  // 29: kvd.directory.v1.CloseSessionRequest.hand_backs:type_name -> kvd.directory.v1.FreePlaces
+	45,  // 30: kvd.directory.v1.CloseSessionRequest.held:type_name -> kvd.directory.v1.Held
+	48,  // 31: kvd.directory.v1.GrantExtentReply.runs:type_name -> kvd.directory.v1.ReturnedRun
+	6,   // 32: kvd.directory.v1.SessionStateReply.life:type_name -> kvd.directory.v1.SessionLife
+	11,  // 33: kvd.directory.v1.RegisterNodeRequest.endpoints:type_name -> kvd.directory.v1.Endpoint
+	59,  // 34: kvd.directory.v1.RegisterNodeReply.sessions:type_name -> kvd.directory.v1.Sessions
+	57,  // 35: kvd.directory.v1.RegisterNodeReply.keys:type_name -> kvd.directory.v1.TokenKey
+	63,  // 36: kvd.directory.v1.HeartbeatRequest.stats:type_name -> kvd.directory.v1.NodeStats
+	65,  // 37: kvd.directory.v1.HeartbeatReply.regions:type_name -> kvd.directory.v1.WantRegion
+	59,  // 38: kvd.directory.v1.HeartbeatReply.sessions:type_name -> kvd.directory.v1.Sessions
+	57,  // 39: kvd.directory.v1.HeartbeatReply.keys:type_name -> kvd.directory.v1.TokenKey
+	58,  // 40: kvd.directory.v1.HeartbeatReply.quotas:type_name -> kvd.directory.v1.NamespaceQuota
+	18,  // 41: kvd.directory.v1.PublishRegionRequest.keys:type_name -> kvd.directory.v1.RegionKeys
+	2,   // 42: kvd.directory.v1.CreateNamespaceRequest.mode:type_name -> kvd.directory.v1.NamespaceMode
+	14,  // 43: kvd.directory.v1.CreateNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12,  // 44: kvd.directory.v1.CreateNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	14,  // 45: kvd.directory.v1.SetNamespaceRequest.quota:type_name -> kvd.directory.v1.Quota
+	12,  // 46: kvd.directory.v1.SetNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12,  // 47: kvd.directory.v1.AcceptLossReply.namespace:type_name -> kvd.directory.v1.Namespace
+	79,  // 48: kvd.directory.v1.StatusReply.directory:type_name -> kvd.directory.v1.DirectoryNode
+	9,   // 49: kvd.directory.v1.StatusReply.map:type_name -> kvd.directory.v1.Map
+	80,  // 50: kvd.directory.v1.StatusReply.sessions:type_name -> kvd.directory.v1.SessionInfo
+	81,  // 51: kvd.directory.v1.StatusReply.usage:type_name -> kvd.directory.v1.PGUsage
+	100, // 52: kvd.directory.v1.StatusReply.node_stats:type_name -> kvd.directory.v1.StatusReply.NodeStatsEntry
+	21,  // 53: kvd.directory.v1.StatusReply.jobs:type_name -> kvd.directory.v1.Job
+	78,  // 54: kvd.directory.v1.StatusReply.key_use:type_name -> kvd.directory.v1.KeyUse
+	6,   // 55: kvd.directory.v1.SessionInfo.life:type_name -> kvd.directory.v1.SessionLife
+	22,  // 56: kvd.directory.v1.PGUsage.last_scrub:type_name -> kvd.directory.v1.JobReport
+	90,  // 57: kvd.directory.v1.WhoAmIReply.namespaces:type_name -> kvd.directory.v1.NamespaceRight
+	3,   // 58: kvd.directory.v1.NamespaceRight.right:type_name -> kvd.directory.v1.Right
+	12,  // 59: kvd.directory.v1.ShowNamespaceReply.namespace:type_name -> kvd.directory.v1.Namespace
+	13,  // 60: kvd.directory.v1.GrantAccessRequest.access:type_name -> kvd.directory.v1.Access
+	12,  // 61: kvd.directory.v1.GrantAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	12,  // 62: kvd.directory.v1.RevokeAccessReply.namespace:type_name -> kvd.directory.v1.Namespace
+	99,  // 63: kvd.directory.v1.AuditReply.entries:type_name -> kvd.directory.v1.AuditEntry
+	63,  // 64: kvd.directory.v1.StatusReply.NodeStatsEntry.value:type_name -> kvd.directory.v1.NodeStats
+	40,  // 65: kvd.directory.v1.Directory.OpenSession:input_type -> kvd.directory.v1.OpenSessionRequest
+	42,  // 66: kvd.directory.v1.Directory.Renew:input_type -> kvd.directory.v1.RenewRequest
+	47,  // 67: kvd.directory.v1.Directory.CloseSession:input_type -> kvd.directory.v1.CloseSessionRequest
+	54,  // 68: kvd.directory.v1.Directory.WatchMap:input_type -> kvd.directory.v1.WatchMapRequest
+	50,  // 69: kvd.directory.v1.Directory.GrantExtent:input_type -> kvd.directory.v1.GrantExtentRequest
+	52,  // 70: kvd.directory.v1.Directory.SessionState:input_type -> kvd.directory.v1.SessionStateRequest
+	30,  // 71: kvd.directory.v1.Directory.RequestSplit:input_type -> kvd.directory.v1.RequestSplitRequest
+	55,  // 72: kvd.directory.v1.Directory.RegisterNode:input_type -> kvd.directory.v1.RegisterNodeRequest
+	60,  // 73: kvd.directory.v1.Directory.Heartbeat:input_type -> kvd.directory.v1.HeartbeatRequest
+	66,  // 74: kvd.directory.v1.Directory.PublishRegion:input_type -> kvd.directory.v1.PublishRegionRequest
+	61,  // 75: kvd.directory.v1.Directory.LeaveNode:input_type -> kvd.directory.v1.LeaveNodeRequest
+	24,  // 76: kvd.directory.v1.Directory.FindWork:input_type -> kvd.directory.v1.FindWorkRequest
+	26,  // 77: kvd.directory.v1.Directory.ClaimJob:input_type -> kvd.directory.v1.ClaimJobRequest
+	28,  // 78: kvd.directory.v1.Directory.ReportJob:input_type -> kvd.directory.v1.ReportJobRequest
+	32,  // 79: kvd.directory.v1.Directory.StartJob:input_type -> kvd.directory.v1.StartJobRequest
+	34,  // 80: kvd.directory.v1.Directory.DrainNode:input_type -> kvd.directory.v1.DrainNodeRequest
+	36,  // 81: kvd.directory.v1.Directory.RemoveNode:input_type -> kvd.directory.v1.RemoveNodeRequest
+	38,  // 82: kvd.directory.v1.Directory.Rebalance:input_type -> kvd.directory.v1.RebalanceRequest
+	68,  // 83: kvd.directory.v1.Directory.CreateNamespace:input_type -> kvd.directory.v1.CreateNamespaceRequest
+	70,  // 84: kvd.directory.v1.Directory.SetNamespace:input_type -> kvd.directory.v1.SetNamespaceRequest
+	72,  // 85: kvd.directory.v1.Directory.DeleteNamespace:input_type -> kvd.directory.v1.DeleteNamespaceRequest
+	74,  // 86: kvd.directory.v1.Directory.AcceptLoss:input_type -> kvd.directory.v1.AcceptLossRequest
+	76,  // 87: kvd.directory.v1.Directory.Status:input_type -> kvd.directory.v1.StatusRequest
+	82,  // 88: kvd.directory.v1.Directory.JoinDirectory:input_type -> kvd.directory.v1.JoinDirectoryRequest
+	84,  // 89: kvd.directory.v1.Directory.RemoveDirectory:input_type -> kvd.directory.v1.RemoveDirectoryRequest
+	86,  // 90: kvd.directory.v1.Directory.RotateKey:input_type -> kvd.directory.v1.RotateKeyRequest
+	97,  // 91: kvd.directory.v1.Directory.Audit:input_type -> kvd.directory.v1.AuditRequest
+	88,  // 92: kvd.directory.v1.Directory.WhoAmI:input_type -> kvd.directory.v1.WhoAmIRequest
+	91,  // 93: kvd.directory.v1.Directory.ShowNamespace:input_type -> kvd.directory.v1.ShowNamespaceRequest
+	93,  // 94: kvd.directory.v1.Directory.GrantAccess:input_type -> kvd.directory.v1.GrantAccessRequest
+	95,  // 95: kvd.directory.v1.Directory.RevokeAccess:input_type -> kvd.directory.v1.RevokeAccessRequest
+	41,  // 96: kvd.directory.v1.Directory.OpenSession:output_type -> kvd.directory.v1.OpenSessionReply
+	43,  // 97: kvd.directory.v1.Directory.Renew:output_type -> kvd.directory.v1.RenewReply
+	49,  // 98: kvd.directory.v1.Directory.CloseSession:output_type -> kvd.directory.v1.CloseSessionReply
+	9,   // 99: kvd.directory.v1.Directory.WatchMap:output_type -> kvd.directory.v1.Map
+	51,  // 100: kvd.directory.v1.Directory.GrantExtent:output_type -> kvd.directory.v1.GrantExtentReply
+	53,  // 101: kvd.directory.v1.Directory.SessionState:output_type -> kvd.directory.v1.SessionStateReply
+	31,  // 102: kvd.directory.v1.Directory.RequestSplit:output_type -> kvd.directory.v1.RequestSplitReply
+	56,  // 103: kvd.directory.v1.Directory.RegisterNode:output_type -> kvd.directory.v1.RegisterNodeReply
+	64,  // 104: kvd.directory.v1.Directory.Heartbeat:output_type -> kvd.directory.v1.HeartbeatReply
+	67,  // 105: kvd.directory.v1.Directory.PublishRegion:output_type -> kvd.directory.v1.PublishRegionReply
+	62,  // 106: kvd.directory.v1.Directory.LeaveNode:output_type -> kvd.directory.v1.LeaveNodeReply
+	25,  // 107: kvd.directory.v1.Directory.FindWork:output_type -> kvd.directory.v1.FindWorkReply
+	27,  // 108: kvd.directory.v1.Directory.ClaimJob:output_type -> kvd.directory.v1.ClaimJobReply
+	29,  // 109: kvd.directory.v1.Directory.ReportJob:output_type -> kvd.directory.v1.ReportJobReply
+	33,  // 110: kvd.directory.v1.Directory.StartJob:output_type -> kvd.directory.v1.StartJobReply
+	35,  // 111: kvd.directory.v1.Directory.DrainNode:output_type -> kvd.directory.v1.DrainNodeReply
+	37,  // 112: kvd.directory.v1.Directory.RemoveNode:output_type -> kvd.directory.v1.RemoveNodeReply
+	39,  // 113: kvd.directory.v1.Directory.Rebalance:output_type -> kvd.directory.v1.RebalanceReply
+	69,  // 114: kvd.directory.v1.Directory.CreateNamespace:output_type -> kvd.directory.v1.CreateNamespaceReply
+	71,  // 115: kvd.directory.v1.Directory.SetNamespace:output_type -> kvd.directory.v1.SetNamespaceReply
+	73,  // 116: kvd.directory.v1.Directory.DeleteNamespace:output_type -> kvd.directory.v1.DeleteNamespaceReply
+	75,  // 117: kvd.directory.v1.Directory.AcceptLoss:output_type -> kvd.directory.v1.AcceptLossReply
+	77,  // 118: kvd.directory.v1.Directory.Status:output_type -> kvd.directory.v1.StatusReply
+	83,  // 119: kvd.directory.v1.Directory.JoinDirectory:output_type -> kvd.directory.v1.JoinDirectoryReply
+	85,  // 120: kvd.directory.v1.Directory.RemoveDirectory:output_type -> kvd.directory.v1.RemoveDirectoryReply
+	87,  // 121: kvd.directory.v1.Directory.RotateKey:output_type -> kvd.directory.v1.RotateKeyReply
+	98,  // 122: kvd.directory.v1.Directory.Audit:output_type -> kvd.directory.v1.AuditReply
+	89,  // 123: kvd.directory.v1.Directory.WhoAmI:output_type -> kvd.directory.v1.WhoAmIReply
+	92,  // 124: kvd.directory.v1.Directory.ShowNamespace:output_type -> kvd.directory.v1.ShowNamespaceReply
+	94,  // 125: kvd.directory.v1.Directory.GrantAccess:output_type -> kvd.directory.v1.GrantAccessReply
+	96,  // 126: kvd.directory.v1.Directory.RevokeAccess:output_type -> kvd.directory.v1.RevokeAccessReply
+	96,  // [96:127] is the sub-list for method output_type
+	65,  // [65:96] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_directory_proto_init() }
@@ -7891,7 +7989,7 @@ func file_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_directory_proto_rawDesc), len(file_directory_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   93,
+			NumMessages:   94,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,10 +1,12 @@
 package gateway
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -14,6 +16,47 @@ import (
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/resp"
 )
+
+// maxPasswordFile bounds a file with a password, in bytes.
+const maxPasswordFile = 1 << 10
+
+// ReloadPassword reads Options.PasswordFile again. Connections go on as the users that they are. A default
+// user whom ACLFile defines, or ACL SETUSER has changed, keeps its own passwords. Without a file it does nothing.
+func (g *Gateway) ReloadPassword() error {
+	if g.o.PasswordFile == "" {
+		return nil
+	}
+	password, err := readPassword(g.o.PasswordFile)
+	if err != nil {
+		return fmt.Errorf("password-file: %w", err)
+	}
+	g.users.SetPassword(password)
+	return nil
+}
+
+// readPassword gives the only line of a file. Its errors hold nothing of what is in it.
+func readPassword(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxPasswordFile+1))
+	if err != nil {
+		return "", err
+	}
+	line, _ := bytes.CutSuffix(text, []byte("\n"))
+	line, _ = bytes.CutSuffix(line, []byte("\r"))
+	switch {
+	case len(text) > maxPasswordFile:
+		return "", fmt.Errorf("%s: more than %d bytes", file, maxPasswordFile)
+	case len(line) == 0:
+		return "", fmt.Errorf("%s: no password in it", file)
+	case bytes.ContainsAny(line, "\r\n\x00"):
+		return "", fmt.Errorf("%s: want one line, with the password", file)
+	}
+	return string(line), nil
+}
 
 // ReloadUsers reads Options.ACLFile again, and takes over all of it or nothing. The rights of open
 // connections change with their user's; those of users that are gone or off are closed. Without a file it

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strings"
@@ -111,10 +110,7 @@ func (r counted) Read(p []byte) (n int, err error) {
 	}
 	idle, half := c.g.idle.Load(), c.half.Load()
 	switch {
-	case c.finishing.Load(): // its reading end may still be open
-		if _, ok := c.nc.(readCloser); !ok {
-			return 0, io.EOF
-		}
+	case c.finishing.Load(): // Link.CloseRead ends it
 	case half != 0:
 		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered())))
 	case idle > 0:

@@ -60,9 +60,6 @@ func (g *Gateway) finishQuiet(quiet time.Duration) {
 	})
 }
 
-// readCloser is what connections without TLS are.
-type readCloser interface{ CloseRead() error }
-
 // finish ends a connection when its client has been told of all that it has sent. A command that comes at this moment,
 // or waited to be read on a busy machine so that its client only looked silent, is refused: if it were performed, the client would
 // send another one, and that would meet a closed connection. Any goroutine may call it.

@@ -53,9 +53,11 @@ type Options struct {
 	Databases []Database
 	// Password, if not empty, is that of user default, and must be given with AUTH before anything else.
 	Password string
+	// PasswordFile names a file with Password in its only line, which must exist then. Not beside Password.
+	PasswordFile string
 	// ACLFile names a file of users in the form of Redis's aclfile, which must exist. Empty: there is user
 	// default alone, unless ACL SETUSER makes others, which end with the Gateway. A file that does not
-	// define default leaves it off, unless Password is set.
+	// define default leaves it off, unless there is a password.
 	ACLFile string
 	// MaxConns is how many connections may be open at a time. Default 10,000.
 	MaxConns int
@@ -115,6 +117,9 @@ func (o *Options) Validate() error {
 		if d.Client == nil {
 			bad("Databases[%d].Client: missing", i)
 		}
+	}
+	if o.Password != "" && o.PasswordFile != "" {
+		bad("PasswordFile: %q, and a Password: want one of them", o.PasswordFile)
 	}
 	if o.MaxConns < 0 {
 		bad("MaxConns: %d, want > 0", o.MaxConns)
@@ -182,6 +187,9 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{o: o, started: time.Now(), counts: make([]count, len(o.Databases)), calm: loop.Calm}
 	g.users = acl.NewUsers(catalog, o.Password)
+	if err := g.ReloadPassword(); err != nil {
+		return nil, err
+	}
 	if o.ACLFile != "" {
 		if err := g.ReloadUsers(); err != nil {
 			return nil, err

@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -210,6 +213,12 @@ func TestDrain(t *testing.T) {
 
 // A command that comes when the connection of a silent client ends is refused, and not performed: its client would go on.
 func TestFinishingRefuses(t *testing.T) {
+	t.Run("in clear", func(t *testing.T) { testFinishingRefuses(t, nil) })
+	a := identitytest.New(t)
+	t.Run("TLS", func(t *testing.T) { testFinishingRefuses(t, a.Config(a.Leaf())) })
+}
+
+func testFinishingRefuses(t *testing.T, conf *tls.Config) {
 	store := clienttest.New(clienttest.Options{})
 	g, err := New(Options{Databases: []Database{{"default", store}}})
 	if err != nil {
@@ -219,9 +228,18 @@ func TestFinishingRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if conf != nil {
+		l = tls.NewListener(l, conf)
+	}
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
 	p := dial(t, "tcp", l.Addr().String())
+	if conf != nil {
+		client := conf.Clone()
+		client.ServerName = "localhost"
+		c := tls.Client(p.Conn, client)
+		p = &peer{c, bufio.NewReader(c)}
+	}
 	p.want(t, "+OK\r\n", "SET", "k", "1")
 	g.each(func(c *conn) { c.finishing.Store(true) })
 	p.want(t, "-"+errStopping+"\r\n", "SET", "k", "2")

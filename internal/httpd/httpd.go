@@ -6,12 +6,15 @@
 // the page. Start with [Start] and [Server]. A Server's methods may be called
 // concurrently. A Server owns its listener and connections from Start until Close.
 //
+// At an address that others can reach, who asks for more than /healthz and /readyz has to be an operator.
+//
 // It changes nothing, whatever it is asked. /debug/pprof/cmdline is left out, since a
 // command line may hold a password.
 package httpd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -32,6 +35,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -53,8 +57,10 @@ var errStarting = errors.New("starting")
 type Options struct {
 	// Addr to listen on, host:port. Required.
 	Addr string
-	// TLS, if not nil, is used for every connection.
+	// TLS, if not nil, is used for every connection. It must ask callers for certificates.
 	TLS *tls.Config
+	// Identities read the certificates of callers.
+	Identities identity.Mapping
 	// Role and Version are for people. Required.
 	Role, Version string
 	// Logger receives errors of requests. Default: discard.
@@ -92,7 +98,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: headerTimeout, Replace: true, Logger: o.Logger})
+	door, err := netsrv.NewDoor(netsrv.Limits{MaxConns: maxConns, HandshakeTimeout: headerTimeout, Replace: true, Light: true, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -204,13 +210,62 @@ func (s *Server) handler(errs *log.Logger) http.Handler {
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("GET /{$}", s.page)
+	guarded := s.guard(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
+		if r.TLS != nil { // a certificate may have been revoked since the handshake
+			if err := certs.StillWelcome(s.o.TLS, *r.TLS); err != nil {
+				h.Set("Connection", "close")
+				say(w, http.StatusForbidden, err.Error())
+				return
+			}
+		}
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
 		h.Set("Cache-Control", "no-store")
-		mux.ServeHTTP(w, r)
+		guarded.ServeHTTP(w, r)
 	})
+}
+
+// errNoProfiles is why profiles are not given: they take CPU time, and show what the process is doing.
+var errNoProfiles = errors.New("profiles are for operators, whom nobody knows without TLS: set tls.ca, tls.cert and tls.key, or let http-listen be loopback")
+
+// guard has mux serve those who may ask. On loopback these are all, and everybody may ask for health.
+func (s *Server) guard(mux *http.ServeMux) http.Handler {
+	if a, ok := s.lis.Addr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
+		return mux
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// The pattern is ours; the path is the caller's, and as long as he likes.
+		_, pattern := mux.Handler(r)
+		if pattern == "GET /healthz" || pattern == "GET /readyz" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		who, err := s.admit(r.TLS, cmp.Or(pattern, "anything else here"))
+		if err == nil {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		s.o.Logger.Warn("a request was refused", "identity", who.String(), "remote", r.RemoteAddr, "err", err)
+		code := http.StatusForbidden
+		if errors.Is(err, identity.ErrUnidentified) || errors.Is(err, identity.ErrNoCertificate) {
+			code = http.StatusUnauthorized
+		}
+		say(w, code, err.Error())
+	})
+}
+
+// admit tells why a caller may not have what serves pattern. Without TLS everybody is an operator, but profiles
+// are for nobody then.
+func (s *Server) admit(cs *tls.ConnectionState, pattern string) (identity.Identity, error) {
+	if s.o.TLS != nil {
+		return s.o.Identities.Admit(cs, pattern, identity.RolesOf(identity.Operator))
+	}
+	if strings.HasPrefix(pattern, "GET /debug/") {
+		return identity.Identity{}, errNoProfiles
+	}
+	return identity.Identity{}, nil
 }
 
 // answer is a response that is not sent yet.

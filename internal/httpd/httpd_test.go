@@ -2,6 +2,7 @@ package httpd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func start(t *testing.T, o Options) *Server {
 	t.Helper()
-	o.Addr, o.Role, o.Version = "127.0.0.1:0", "gateway", "v1 <test>"
+	o.Addr, o.Role, o.Version = cmp.Or(o.Addr, "127.0.0.1:0"), "gateway", "v1 <test>"
 	s, err := Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -153,6 +154,12 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
 // Requests that are not, or too long, get an answer or are hung up on.
 func TestHostile(t *testing.T) {
 	s := start(t, Options{Logger: slog.New(slog.NewTextHandler(new(buffer), nil))})
@@ -243,9 +250,7 @@ func TestAbortedScrape(t *testing.T) {
 	}
 	_ = c.Close()
 	for until := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		log.mu.Lock()
-		text := log.b.String()
-		log.mu.Unlock()
+		text := log.String()
 		if n := strings.Count(text, "\n"); n > 1 || n == 1 && !strings.Contains(text, "did not wait for the metrics") {
 			t.Fatalf("%d lines: %s", n, text)
 		} else if n == 1 {

@@ -137,6 +137,11 @@ func (e *DeniedError) Error() string {
 	return fmt.Sprintf("%s has the role %v, and %s is for %v", e.Identity, e.Identity.Role, e.Right, e.Want)
 }
 
+// IsRefusal reports whether a handshake failed, or a call was refused, for the identity of the peer.
+func IsRefusal(err error) bool {
+	return errors.Is(err, ErrUnidentified) || errors.As(err, new(*DeniedError))
+}
+
 // Mapping says how certificates name their owners. The zero value takes SPIFFE ids of any trust
 // domain.
 type Mapping struct {
@@ -292,6 +297,15 @@ func (m Mapping) Admit(cs *tls.ConnectionState, right string, want Roles) (Ident
 		err = &DeniedError{Identity: i, Right: right, Want: want}
 	}
 	return i, err
+}
+
+// Called is conf for calls to processes of one role: others fail the handshake, so nothing is sent to them. The caller
+// owns the result; nil, which is no TLS, stays nil.
+func (m Mapping) Called(conf *tls.Config, role Role) *tls.Config {
+	if conf == nil {
+		return nil
+	}
+	return m.Require(conf, "answering as a "+role.String(), RolesOf(role))
 }
 
 // Require is conf for connections whose peers must have one of the roles in want, which right is

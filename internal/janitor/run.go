@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/rdma"
 )
@@ -30,6 +31,8 @@ type Options struct {
 	Provider string
 	// TLS is used towards the directory; nil means plain text.
 	TLS *tls.Config
+	// Identities is as in client.Options.
+	Identities client.Identities
 	// Logger receives what an operator may want to know. Default: discard.
 	Logger *slog.Logger
 	// Poll is the pause between two questions for work while there is some, or if the directory does not
@@ -53,7 +56,11 @@ func Run(ctx context.Context, o Options) error {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Logger: o.Logger, AttemptTimeout: 2 * time.Second})
+	identities, err := identity.ParseMapping(o.Identities.TrustDomain, o.Identities.Units)
+	if err != nil {
+		return fmt.Errorf("Identities: %w", err)
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: o.Directory, TLS: o.TLS, Identities: identities, Logger: o.Logger, AttemptTimeout: 2 * time.Second})
 	if err != nil {
 		return err
 	}
@@ -124,7 +131,7 @@ func (r *runner) serve(ctx context.Context, namespace string) {
 // work does a namespace's jobs until there have been none for a while.
 func (r *runner) work(ctx context.Context, namespace string) error {
 	c, err := client.Open(ctx, client.Options{Directory: r.o.Directory, Namespace: namespace, Provider: r.o.Provider,
-		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Logger: r.o.Logger, OpTimeout: 5 * time.Second, NoEviction: true, Background: true})
+		Devices: r.o.Devices, Name: "janitor", Lanes: 1, CacheBytes: 1 << 10, TLS: r.o.TLS, Identities: r.o.Identities, Logger: r.o.Logger, OpTimeout: 5 * time.Second, NoEviction: true, Background: true})
 	if err != nil {
 		return err
 	}

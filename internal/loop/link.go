@@ -100,17 +100,27 @@ func (k *Link) Kill() {
 	}
 }
 
-// CloseRead makes what has been received the last of the connection. A connection that cannot say so (TLS)
-// ends its Read at once.
+// CloseRead makes what has been received the last of the connection, below TLS if there is that. A connection that
+// cannot say so ends its Read at once.
 func (k *Link) CloseRead() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.mu.fd >= 0 {
 		unix.Shutdown(k.mu.fd, unix.SHUT_RD) // its loop sees the end behind the rest
-	} else if r, ok := k.mu.nc.(interface{ CloseRead() error }); ok {
+		return
+	}
+	nc := k.mu.nc
+	for {
+		t, ok := nc.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		nc = t.NetConn()
+	}
+	if r, ok := nc.(interface{ CloseRead() error }); ok {
 		r.CloseRead()
 	} else {
-		k.mu.nc.SetReadDeadline(time.Unix(1, 0))
+		nc.SetReadDeadline(time.Unix(1, 0))
 	}
 }
 

@@ -19,6 +19,7 @@ var (
 	nodeConnections = nodeFamily.desc("connections", "Queue pairs of clients.")
 	nodeSessions    = nodeFamily.desc("sessions", "Sessions with at least one connection.")
 	nodeFencing     = nodeFamily.desc("fences_pending", "Sessions whose fence is not confirmed yet.")
+	nodePaced       = nodeFamily.desc("paced_seconds_total", "Time that connections waited, all together, as their namespace was at its quota of verbs a second over tcp.", "namespace")
 	nodeCPU         = nodeFamily.desc("data_path_cpu_seconds_total", "CPU time spent executing verbs for others; 0 if clients or adapters execute them.")
 )
 
@@ -58,5 +59,12 @@ func (m memNode) Collect(ch chan<- prometheus.Metric) {
 	out.gauge(nodeConnections, float64(s.Connections))
 	out.gauge(nodeSessions, float64(s.Sessions))
 	out.gauge(nodeFencing, float64(len(s.Fencing)))
+	paced := make(map[string]time.Duration) // another namespace may have had the name, and is being deleted
+	for _, q := range s.Quotas {
+		paced[q.Name] += q.Paced
+	}
+	for name, d := range paced {
+		out.count(nodePaced, d.Seconds(), name)
+	}
 	out.count(nodeCPU, s.DataPathCPU.Seconds())
 }

@@ -228,7 +228,7 @@ func TestParts(t *testing.T) {
 	}
 	got = scrape(t, MemNode("m1", s.Nodes()[0]))
 	wantLines(t, got, `kvd_memnode_registered{node="m1"} 1`, `kvd_memnode_capacity_bytes{node="m1"} 6.7108864e+07`,
-		`kvd_memnode_regions{node="m1",state="published"} 1`, `kvd_memnode_fences_pending{node="m1"} 0`, `kvd_memnode_sessions{node="m1"} 1`)
+		`kvd_memnode_paced_seconds_total{namespace="default",node="m1"} 0`, `kvd_memnode_regions{node="m1",state="published"} 1`, `kvd_memnode_fences_pending{node="m1"} 0`, `kvd_memnode_sessions{node="m1"} 1`)
 	if strings.Contains(got, `cpu_seconds_total{node="m1"} 0`+"\n") {
 		t.Error("verbs over tcp took no CPU time")
 	}

@@ -11,7 +11,7 @@ import (
 
 var (
 	tlsExpiry = prometheus.NewDesc("kvd_tls_certificate_expiry_seconds",
-		"Seconds until a certificate in use expires, negative afterwards: the process's own, those that come with it, and its authorities'.", []string{"file", "identity", "serial"}, nil)
+		"Seconds until a certificate in use expires, negative afterwards: the process's own, those that come with it, its authorities', and lists of revoked certificates, whose serial is their number.", []string{"file", "identity", "serial"}, nil)
 	tlsReloads = prometheus.NewDesc("kvd_tls_reloads_total",
 		"Changed files of certificates, by result: taken, or refused (counted every second while they stay unusable; those in use are kept).", []string{"file", "result"}, nil)
 )
@@ -33,12 +33,12 @@ func (c tlsCollector) Collect(ch chan<- prometheus.Metric) {
 	now := time.Now()
 	for _, s := range c() {
 		for _, h := range s.InUse() {
-			k := series{h.File, h.Cert.SerialNumber.Text(16)}
+			k := series{h.File, h.Serial}
 			if shown[k] {
 				continue
 			}
 			shown[k] = true
-			ch <- prometheus.MustNewConstMetric(tlsExpiry, prometheus.GaugeValue, h.Cert.NotAfter.Sub(now).Seconds(), text(h.File), text(certs.Identity(h.Cert)), k.serial)
+			ch <- prometheus.MustNewConstMetric(tlsExpiry, prometheus.GaugeValue, h.NotAfter.Sub(now).Seconds(), text(h.File), text(h.Identity), k.serial)
 		}
 		file := s.Files().Cert
 		taken[file] += s.Taken()

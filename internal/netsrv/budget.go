@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"runtime/metrics"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,13 +23,20 @@ var ErrBudget = errors.New("out of buffer memory")
 // another one closed: the one that holds the most of those that have held something for longer.
 //
 // Memory that was dropped counts until the garbage collector has had it, and the
-// collector is made to run when it is needed. A Budget's methods may be called
-// concurrently.
+// collector is made to run when it is needed, but no more than a 25th of the time, or once a second: else a few connections that
+// take and drop memory while the Budget is used up would have it run all the time, at the expense of all others. Until it may run again
+// nobody gets that memory. A Budget's methods may be called concurrently.
 type Budget struct {
 	total   int64
 	used    atomic.Int64 // by shares
 	garbage atomic.Int64 // dropped, and perhaps not collected yet
-	collect sync.Mutex
+	collect struct {
+		sync.Mutex
+		rests time.Time // until then the collector is not made to run
+		// The garbage that there was when the collector, by itself or not, had run so often.
+		cycles uint64
+		marked int64
+	}
 
 	waiters atomic.Int32
 	mu      struct {
@@ -45,6 +53,8 @@ const (
 	hogPatience, hogPause = time.Second, 100 * time.Millisecond
 	// modest parts are an equal part, or one so-many-th if that is more.
 	modest = 32
+	// collectorRest is how many times as long as it ran the collector is left alone, but no longer than maxRest.
+	collectorRest, maxRest = 25, time.Second
 )
 
 // DefaultBudget is the bytes of a Budget whose size nobody chose.
@@ -102,6 +112,11 @@ func (s *Share) makeRoom(n int64, since time.Time) {
 		old = min(old, s.since.Load())
 	}
 	b.mu.Lock()
+	// The second: it waits for the collector. Both before looking at thousands.
+	if time.Since(b.mu.closed) < hogPause || s.held.Load()+n <= b.total-b.used.Load() {
+		b.mu.Unlock()
+		return
+	}
 	var most *Share
 	holders, bytes := int64(1), int64(0)
 	for x := range b.mu.shares {
@@ -114,7 +129,7 @@ func (s *Share) makeRoom(n int64, since time.Time) {
 		}
 	}
 	now := time.Now()
-	ok := most != nil && s.held.Load()+n <= max(b.total/holders, b.total/modest) && now.Sub(b.mu.closed) >= hogPause
+	ok := most != nil && s.held.Load()+n <= max(b.total/holders, b.total/modest)
 	if ok {
 		b.mu.closed = now
 		most.gone.Store(true)
@@ -140,6 +155,12 @@ func (s *Share) Try(n int64) bool {
 		if s.held.Load()+n > b.total-used {
 			return false
 		}
+		if g := b.garbage.Load(); g > 0 && used+n+g > b.total {
+			if !b.reclaim(g) {
+				return false
+			}
+			continue
+		}
 		if b.used.CompareAndSwap(used, used+n) {
 			break
 		}
@@ -147,27 +168,46 @@ func (s *Share) Try(n int64) bool {
 	if s.held.Add(n) == n {
 		s.since.Store(time.Now().UnixNano())
 	}
-	b.sweep()
 	return true
 }
 
-// sweep runs the garbage collector if what is used and what is garbage would exceed the
-// Budget together.
-func (b *Budget) sweep() {
-	over := func() bool {
-		g := b.garbage.Load()
-		return g > 0 && b.used.Load()+g > b.total
-	}
-	if !over() {
-		return
-	}
+// reclaim lets the garbage, of which there were so many bytes, become less, and reports whether it has.
+func (b *Budget) reclaim(seen int64) bool {
 	b.collect.Lock() // once for all who wait for it
 	defer b.collect.Unlock()
-	if over() {
-		was := b.garbage.Load()
-		runtime.GC()
-		b.garbage.Add(-was)
+	c := &b.collect
+	if b.garbage.Load() < seen {
+		return true
 	}
+	// Memory that was dropped during a cycle may survive it, and does not survive the next.
+	switch cycles := gcCycles(); {
+	case c.marked == 0:
+		c.cycles, c.marked = cycles, seen
+	case cycles >= c.cycles+2:
+		b.garbage.Add(-c.marked)
+		c.marked = 0
+		return true
+	}
+	began := time.Now()
+	if began.Before(c.rests) {
+		return false
+	}
+	was := b.garbage.Load()
+	runtime.GC()
+	b.garbage.Add(-was)
+	c.marked = 0
+	c.rests = time.Now().Add(min(collectorRest*time.Since(began), maxRest))
+	b.mu.Lock()
+	b.wakeLocked() // there is memory for others, too
+	b.mu.Unlock()
+	return true
+}
+
+// gcCycles is how often the collector has run.
+func gcCycles() uint64 {
+	s := [1]metrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}}
+	metrics.Read(s[:])
+	return s[0].Value.Uint64()
 }
 
 // Take is Try, but waits for up to patience, or until ctx ends, while it may not. Its error

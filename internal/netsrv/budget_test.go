@@ -89,8 +89,8 @@ func TestBudgetCollects(t *testing.T) {
 	runtime.ReadMemStats(&m)
 	before, most := m.HeapAlloc, uint64(0)
 	for range 100 {
-		if !s.Try(each) {
-			t.Fatal("refused")
+		if err := s.Take(t.Context(), each, time.Minute); err != nil { // the collector rests now and then
+			t.Fatal(err)
 		}
 		p := make([]byte, each)
 		p[0] = 1
@@ -101,5 +101,53 @@ func TestBudgetCollects(t *testing.T) {
 	}
 	if grown := int64(most - before); grown > total*6/5 {
 		t.Errorf("%d bytes, at most %d are due", grown, total)
+	}
+}
+
+// forced is how often the collector was made to run.
+func forced() uint32 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.NumForcedGC
+}
+
+// TestCollectorRests: the collector is not made to run again and again, garbage that it has had by itself is no garbage any
+// more.
+func TestCollectorRests(t *testing.T) {
+	const total = 1 << 20
+	b := NewBudget(total)
+	s := b.Share(nil)
+	drop := func() {
+		t.Helper()
+		if !s.Try(total) {
+			t.Fatal("refused")
+		}
+		s.Drop(total)
+	}
+	drop()
+	before := forced()
+	drop() // there was nothing but garbage
+	if n := forced() - before; n != 1 {
+		t.Errorf("the collector was made to run %d times, want once", n)
+	}
+	rests := b.collect.rests
+	if rests.IsZero() {
+		t.Error("the collector does not rest")
+	}
+	b.collect.rests = time.Now().Add(time.Hour)
+	before = forced()
+	if err := s.Take(t.Context(), total/2, 3*hogPatience/2); !errors.Is(err, ErrBudget) {
+		t.Errorf("memory that nobody has collected: %v", err)
+	}
+	if n := forced() - before; n != 0 {
+		t.Errorf("the collector was made to run %d times while it rests", n)
+	}
+	for range 2 {
+		runtime.GC() // as it does by itself
+	}
+	drop()
+	b.collect.rests = rests
+	if err := s.Take(t.Context(), total, time.Minute); err != nil {
+		t.Errorf("after the rest: %v", err)
 	}
 }

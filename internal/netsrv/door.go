@@ -31,6 +31,10 @@ type Limits struct {
 	// Replace makes connections that do nothing give way, too; see [Door]. It is for listeners whose clients
 	// lose nothing by that, and for some hundred connections at most, since a new one over a limit looks at all.
 	Replace bool
+	// Light says that a connection is cheap to make and to have, so new ones matter more than old ones: a new one does not wait until
+	// the server is done with the one that gave way to it. net/http takes half a second for that after a request that it could not
+	// read, and nobody came in meanwhile.
+	Light bool
 	// Refuse, if not nil, may say last words to a connection that is refused, unless it speaks TLS. It runs in the
 	// goroutine that accepts, and the connection has a deadline already.
 	Refuse func(net.Conn)
@@ -42,6 +46,10 @@ const (
 	defaultMaxConns         = 10_000
 	defaultMaxHandshakes    = 1024
 	defaultHandshakeTimeout = 10 * time.Second
+	// welcomeTime is what a connection has at least, with Limits.Replace, before it gives way.
+	welcomeTime = 10 * time.Millisecond
+	// silence is how long a connection has done nothing that gives way before those that do something.
+	silence = 500 * time.Millisecond
 	// evictPatience is how long a newcomer waits for the memory of the connection that gave way to it.
 	evictPatience = time.Second
 	// logPause is between two lines of the log about one thing.
@@ -108,7 +116,8 @@ func (r Reason) String() string {
 // A connection over a limit takes the place of one whose handshake is not over: the oldest of the address that
 // has most of those, or, over MaxPerAddr, the oldest of the same address. So a flood of half handshakes takes places from
 // itself first. If there is none, the new connection is refused; with Replace, an open connection that is not busy gives
-// way to it instead, of the address that has most connections, the one that has done nothing for longest.
+// way to it instead: one whose handshake is not over before others, then one that has done nothing for half a second, then one of the
+// address that has most connections, then the one that has done nothing for longest. Each has 10 ms first, so that whoever comes amid a flood is heard: if all are younger than that, accepting waits.
 //
 // If the process is out of descriptors, a connection gives way likewise, and accepting pauses for 5 ms
 // up to a second: the listener lives on.
@@ -197,10 +206,13 @@ type Guest struct {
 
 // rawConn is the connection below TLS.
 func rawConn(c net.Conn) (raw net.Conn, isTLS bool) {
-	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
-		return t.NetConn(), true
+	for {
+		t, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c, isTLS
+		}
+		c, isTLS = t.NetConn(), true
 	}
-	return c, false
 }
 
 // origin is the address that c counts for, and whether it is of this machine.
@@ -252,7 +264,7 @@ func (d *Door) outOfDescriptors(l net.Listener, err error, backoff time.Duration
 		d.o.Logger.Warn("accept failed: connections wait", "listener", l.Addr(), "error", err, "retry", backoff, "failures", n)
 	}
 	d.mu.Lock()
-	goes := d.removeLeastWelcomeLocked(nil)
+	goes, _ := d.removeLeastWelcomeLocked(nil)
 	d.mu.Unlock()
 	if goes != nil {
 		goes.evict()
@@ -265,7 +277,18 @@ func (d *Door) admit(c net.Conn, stop <-chan struct{}) *Guest {
 	g := &Guest{d: d, raw: raw, since: time.Now(), released: make(chan struct{})}
 	g.from, g.local = origin(raw)
 	g.heard.Store(g.since.UnixNano())
-	goes, why := d.addGuest(g)
+	goes, why, wait := d.addGuest(g)
+	for wait > 0 {
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+			goes, why, wait = d.addGuest(g)
+		case <-stop:
+			t.Stop()
+			_ = raw.Close() // nobody has begun to talk
+			return nil
+		}
+	}
 	if goes != nil {
 		goes.evict()
 	}
@@ -279,7 +302,7 @@ func (d *Door) admit(c net.Conn, stop <-chan struct{}) *Guest {
 		return nil
 	}
 	d.accepted.Add(1)
-	if goes != nil {
+	if goes != nil && !d.o.Light {
 		// The memory of the one that gives way is not had twice.
 		t := time.NewTimer(evictPatience)
 		defer t.Stop()
@@ -292,8 +315,9 @@ func (d *Door) admit(c net.Conn, stop <-chan struct{}) *Guest {
 	return g
 }
 
-// addGuest adds g, and gives the connection that has to go for it, if any, or why g is refused.
-func (d *Door) addGuest(g *Guest) (goes *Guest, why Reason) {
+// addGuest adds g, and gives the connection that has to go for it, if any, or why g is refused, or how long to wait because all
+// that could go have only just come.
+func (d *Door) addGuest(g *Guest) (goes *Guest, why Reason, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h := d.mu.hosts[g.from]
@@ -312,8 +336,10 @@ func (d *Door) addGuest(g *Guest) (goes *Guest, why Reason) {
 		if !limit.over {
 			continue
 		}
-		if goes = d.removeLeastWelcomeLocked(limit.of); goes == nil {
-			return nil, limit.why
+		if goes, wait = d.removeLeastWelcomeLocked(limit.of); wait > 0 {
+			return nil, 0, wait
+		} else if goes == nil {
+			return nil, limit.why, 0
 		}
 		break // the one that goes makes room in every respect
 	}
@@ -323,17 +349,26 @@ func (d *Door) addGuest(g *Guest) (goes *Guest, why Reason) {
 	d.mu.guests[g] = struct{}{}
 	g.greet = d.mu.greets.PushBack(g)
 	g.timer = time.AfterFunc(d.o.HandshakeTimeout, g.expire)
-	return goes, 0
+	return goes, 0, 0
 }
 
 // removeLeastWelcomeLocked takes out the connection that gives way to another, of an address if that is not nil; nil
-// if there is none.
-func (d *Door) removeLeastWelcomeLocked(of *netip.Prefix) (worst *Guest) {
+// if there is none, or none until wait is over.
+func (d *Door) removeLeastWelcomeLocked(of *netip.Prefix) (worst *Guest, wait time.Duration) {
 	if d.o.Replace {
+		now := time.Now()
 		for x := range d.mu.guests {
-			if !x.busy && (of == nil || x.from == *of) && (worst == nil || x.lessWelcomeLocked(worst)) {
+			if x.busy || of != nil && x.from != *of {
+				continue
+			}
+			if (x.greet != nil || d.o.Light) && now.Sub(x.since) < welcomeTime {
+				wait = welcomeTime / 2 // and not until the first is old enough: then one would come in for each wait
+			} else if worst == nil || x.lessWelcomeLocked(worst, now) {
 				worst = x
 			}
+		}
+		if wait > 0 && !d.o.Light && worst != nil && worst.greet == nil && !worst.isSilent(now) {
+			return nil, wait // those that are heard do not go for a flood of those that are not
 		}
 	} else {
 		most := 0
@@ -351,26 +386,32 @@ func (d *Door) removeLeastWelcomeLocked(of *netip.Prefix) (worst *Guest) {
 		}
 	}
 	if worst == nil {
-		return nil
+		return nil, wait
 	}
 	worst.why = ReasonIdle
 	if worst.greet != nil {
 		worst.why = ReasonHandshake
 	}
 	worst.removeLocked()
-	return worst
+	return worst, 0
 }
 
 // lessWelcomeLocked reports whether g gives way before x does.
-func (g *Guest) lessWelcomeLocked(x *Guest) bool {
-	if a, b := g.d.mu.hosts[g.from].conns, g.d.mu.hosts[x.from].conns; a != b {
-		return a > b
-	}
+func (g *Guest) lessWelcomeLocked(x *Guest, now time.Time) bool {
 	if a, b := g.greet != nil, x.greet != nil; a != b {
 		return a
 	}
+	if a, b := g.isSilent(now), x.isSilent(now); a != b {
+		return a
+	}
+	if a, b := g.d.mu.hosts[g.from].conns, g.d.mu.hosts[x.from].conns; a != b {
+		return a > b
+	}
 	return g.heard.Load() < x.heard.Load()
 }
+
+// isSilent reports whether the connection has done nothing lately.
+func (g *Guest) isSilent(now time.Time) bool { return now.UnixNano()-g.heard.Load() >= int64(silence) }
 
 // count counts a connection that was refused or closed, and tells the log of it now and then. The caller does not
 // hold the lock.

@@ -221,8 +221,88 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestReplace: connections that do nothing give way to new ones, those of the address with most first, of those the
-// ones whose handshake is not over, and then those that have done nothing for longest. Busy ones do not.
+// age makes the connections that there are old enough to give way.
+func age(d *Door) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for g := range d.mu.guests {
+		g.since = g.since.Add(-welcomeTime)
+	}
+}
+
+// TestReplaceKeeps: whoever has shown what it is, with several connections, keeps them beside a flood of half handshakes, each from another
+// address; and nobody gives way who has only just come, so accepting waits.
+func TestReplaceKeeps(t *testing.T) {
+	const most = 8
+	d, err := NewDoor(Limits{MaxConns: most, Replace: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger := 0
+	next := func() *Guest {
+		stranger++
+		return &Guest{d: d, from: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(stranger)}), 32), since: time.Now(), released: make(chan struct{})}
+	}
+	var peers []*Guest
+	for range 3 {
+		g := next()
+		stranger-- // the same address
+		if goes, why, wait := d.addGuest(g); goes != nil || why != 0 || wait != 0 {
+			t.Fatal(goes, why, wait)
+		}
+		g.Finish()
+		peers = append(peers, g)
+	}
+	stranger++
+	for i := range 5 * most {
+		age(d)
+		goes, why, wait := d.addGuest(next())
+		if why != 0 || wait != 0 || (goes != nil) != (i >= most-len(peers)) || slices.Contains(peers, goes) {
+			t.Fatalf("half handshake %d: %v goes, %v, wait %v", i, goes, why, wait)
+		}
+	}
+	d.mu.Lock()
+	for g := range d.mu.guests {
+		if g.greet != nil {
+			g.since = time.Now().Add(time.Hour) // young for as long as this takes
+		}
+	}
+	d.mu.Unlock()
+	for _, g := range peers {
+		g.Touch()
+	}
+	g := next()
+	if goes, why, wait := d.addGuest(g); goes != nil || why != 0 || wait <= 0 || wait > welcomeTime {
+		t.Errorf("all others have only just come: %v goes, %v, wait %v", goes, why, wait)
+	}
+	peers[1].heard.Store(1)
+	if goes, why, wait := d.addGuest(g); goes != peers[1] || why != 0 || wait != 0 {
+		t.Errorf("one is silent: %v goes, %v, wait %v", goes, why, wait)
+	}
+}
+
+// TestLight: a connection that gave way, and whose server goes on for a while, keeps nobody waiting if it is a light one.
+func TestLight(t *testing.T) {
+	for _, light := range []bool{false, true} {
+		d, err := NewDoor(Limits{MaxConns: 1, Replace: true, Light: light})
+		if err != nil {
+			t.Fatal(err)
+		}
+		call(t, d, "192.0.2.1")
+		age(d)
+		c := &caller{end: make(chan struct{}), from: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 2)}}
+		began := time.Now()
+		if d.admit(c, nil) == nil {
+			t.Fatal("refused")
+		}
+		if waited := time.Since(began) >= evictPatience; waited == light {
+			t.Errorf("light %v: waited %v", light, waited)
+		}
+	}
+}
+
+// TestReplace: connections that do nothing give way to new ones, first those whose handshake is not over, then those of the address
+// with most, and of those the ones that have done nothing for longest. Busy ones do not, and those that have just done something come last.
 func TestReplace(t *testing.T) {
 	d, err := NewDoor(Limits{MaxConns: 4, MaxPerAddr: 4, Replace: true})
 	if err != nil {
@@ -234,6 +314,8 @@ func TestReplace(t *testing.T) {
 		return !g.gone
 	}
 	alone := call(t, d, "192.0.2.9")
+	alone.Finish()
+	alone.heard.Store(3) // silent, as the others
 	a, b := call(t, d, "192.0.2.1"), call(t, d, "192.0.2.1")
 	greeting := call(t, d, "192.0.2.1")
 	b.Finish()
@@ -243,11 +325,16 @@ func TestReplace(t *testing.T) {
 			b.heard.Store(1)
 			a.heard.Store(2)
 		}
+		age(d)
 		g := call(t, d, "192.0.2.1")
 		if g == nil || in(want.goes) || !in(alone) {
 			t.Fatalf("newcomer %d: another one went than the one due", i)
 		}
 		g.Finish()
+	}
+	age(d)
+	if call(t, d, "192.0.2.8").Finish(); in(alone) {
+		t.Error("one that has just done something gave way, and a silent one did not")
 	}
 	for g := range d.mu.guests {
 		g.SetBusy(true)
@@ -255,7 +342,7 @@ func TestReplace(t *testing.T) {
 	if call(t, d, "192.0.2.1") != nil || d.Stats().Refused[ReasonFull] != 1 {
 		t.Error("a busy connection gave way")
 	}
-	if st := d.Stats(); st.Refused[ReasonHandshake] != 1 || st.Refused[ReasonIdle] != 2 {
+	if st := d.Stats(); st.Refused[ReasonHandshake] != 1 || st.Refused[ReasonIdle] != 3 {
 		t.Errorf("%+v", st)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/shm"
@@ -34,8 +35,10 @@ type Options struct {
 	// TLSServer and TLSClient are for providers that talk over a network; nil
 	// means in clear.
 	TLSServer, TLSClient *tls.Config
-	// TCPDoor is tcp.Options.Door.
-	TCPDoor *netsrv.Door
+	// Identities says how memory nodes' certificates name their owners, for OpenFor.
+	Identities identity.Mapping
+	// TCPDoor and ShmDoor are those providers' Options.Door.
+	TCPDoor, ShmDoor *netsrv.Door
 	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
 	// provider OpenFor leaves out.
 	Verbs verbs.Options
@@ -54,8 +57,8 @@ var openers = []struct {
 		}
 		return rdma.NewDevice("verbs", d), nil
 	}},
-	{"shm", func(Options) (*rdma.Device, error) {
-		d, err := shm.Open(shm.Options{})
+	{"shm", func(o Options) (*rdma.Device, error) {
+		d, err := shm.Open(shm.Options{Door: o.ShmDoor})
 		if err != nil {
 			return nil, err
 		}
@@ -82,8 +85,9 @@ func Open(name string, o Options) (*rdma.Device, error) {
 
 // OpenFor opens the devices that a client reaches memory nodes by: the one provider of that
 // name, or, if it is empty, every provider that this machine can use, the one that a client
-// prefers first.
+// prefers first. With TLS, they connect to peers of the role memnode alone.
 func OpenFor(provider string, o Options) (devices []*rdma.Device, err error) {
+	o.TLSClient = o.Identities.Called(o.TLSClient, identity.MemNode)
 	if provider != "" {
 		d, err := Open(provider, o)
 		if err != nil {

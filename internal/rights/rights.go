@@ -12,6 +12,7 @@ package rights
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"maps"
@@ -43,30 +44,52 @@ func WithHealth(t Table) Table {
 
 // ServerOptions has a gRPC server with TLS refuse what t does not allow: UNAUTHENTICATED tells a
 // caller that nobody knows it, PERMISSION_DENIED one with another role. Either way nothing was done. log
-// gets a line of each refusal.
-func (t Table) ServerOptions(m identity.Mapping, log *slog.Logger) []grpc.ServerOption {
-	admit := func(ctx context.Context, method string) (context.Context, error) {
-		c, from, err := t.admit(ctx, m, method)
+// gets a line of each refusal. welcome, if not nil, is asked about the connection of each request and of each message of
+// a stream, since a connection may outlive the reasons for which it was accepted; its error is an UNAUTHENTICATED.
+func (t Table) ServerOptions(m identity.Mapping, welcome func(tls.ConnectionState) error, log *slog.Logger) []grpc.ServerOption {
+	refuse := func(method string, i identity.Identity, from string, err error) error {
+		log.Warn("a call was refused", "rpc", method, "identity", i.String(), "remote", from, "err", err)
+		return Refusal(err)
+	}
+	// admit gives still, which asks about the connection again.
+	admit := func(ctx context.Context, method string) (_ context.Context, still func() error, _ error) {
+		state, from, err := connection(ctx)
 		if err != nil {
-			log.Warn("a call was refused", "rpc", method, "identity", c.identity.String(), "remote", from, "err", err)
-			return nil, Refusal(err)
+			return nil, nil, refuse(method, identity.Identity{}, from, err)
 		}
-		return context.WithValue(ctx, callerKey{}, c), nil
+		i, err := m.Admit(state, path.Base(method), t[method])
+		var groups []string
+		if err == nil {
+			groups, err = identity.GroupsOfConnection(state)
+		}
+		if err != nil {
+			return nil, nil, refuse(method, i, from, err)
+		}
+		still = func() error {
+			if welcome == nil {
+				return nil
+			}
+			if err := welcome(*state); err != nil {
+				return refuse(method, i, from, err)
+			}
+			return nil
+		}
+		return context.WithValue(ctx, callerKey{}, caller{i, groups}), still, still()
 	}
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			ctx, err := admit(ctx, info.FullMethod)
+			ctx, _, err := admit(ctx, info.FullMethod)
 			if err != nil {
 				return nil, err
 			}
 			return next(ctx, q)
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			ctx, err := admit(s.Context(), info.FullMethod)
+			ctx, still, err := admit(s.Context(), info.FullMethod)
 			if err != nil {
 				return err
 			}
-			return next(srv, stream{s, ctx})
+			return next(srv, stream{s, ctx, still})
 		}),
 	}
 }
@@ -85,22 +108,20 @@ type caller struct {
 	groups   []string
 }
 
-func (t Table) admit(ctx context.Context, m identity.Mapping, method string) (c caller, from string, err error) {
+// connection is that of a call, and from where it comes.
+func connection(ctx context.Context) (state *tls.ConnectionState, from string, err error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return caller{}, "", identity.ErrNoCertificate
+		return nil, "", identity.ErrNoCertificate
 	}
 	if p.Addr != nil {
 		from = p.Addr.String()
 	}
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
 	if !ok {
-		return caller{}, from, identity.ErrNoCertificate
+		return nil, from, identity.ErrNoCertificate
 	}
-	if c.identity, err = m.Admit(&info.State, path.Base(method), t[method]); err == nil {
-		c.groups, err = identity.GroupsOfConnection(&info.State)
-	}
-	return c, from, err
+	return &info.State, from, nil
 }
 
 type callerKey struct{}
@@ -118,10 +139,18 @@ func Groups(ctx context.Context) []string {
 	return c.groups
 }
 
-// stream is a stream whose context knows its caller.
+// stream is a stream whose context knows its caller, and that ends when its caller is welcome no more.
 type stream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx   context.Context
+	still func() error
+}
+
+func (s stream) SendMsg(m any) error {
+	if err := s.still(); err != nil {
+		return err
+	}
+	return s.ServerStream.SendMsg(m)
 }
 
 func (s stream) Context() context.Context { return s.ctx }

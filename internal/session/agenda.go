@@ -44,6 +44,9 @@ type Agenda struct {
 		sync.Mutex
 		term uint64 // the greatest that the directory has shown
 
+		token       []byte // as in Token
+		tokenNumber uint64
+
 		renewing bool   // one is under way
 		number   uint64 // of the latest renewal, also Core's count of them
 		next     int64  // when one is due anyway
@@ -90,6 +93,9 @@ type AgendaOptions struct {
 	DialPause, DialPauseMost, DownPause int64
 	// ReadOnly: it needs no memory.
 	ReadOnly bool
+	// Token opens connections to memory nodes, TokenNumber is the directory's name for it: those that the session was opened with.
+	Token       []byte
+	TokenNumber uint64
 }
 
 // AskKind is what an Ask is about.
@@ -155,7 +161,7 @@ type agendaPG struct {
 // NewAgenda makes the agenda of a session that was just opened.
 func NewAgenda(c *engine.Core, o AgendaOptions) *Agenda {
 	a := &Agenda{core: c, o: o}
-	a.mu.term = o.Term
+	a.mu.term, a.mu.token, a.mu.tokenNumber = o.Term, o.Token, o.TokenNumber
 	a.mu.ackPause = ackPause
 	a.mu.wants, a.mu.grants, a.mu.pgs = map[uint32]uint32{}, map[uint32]*grant{}, map[uint32]*agendaPG{}
 	a.mu.fences, a.mu.splits, a.mu.links = map[uint32]*question{}, map[uint32]*question{}, map[end]*link{}
@@ -189,6 +195,14 @@ func (a *Agenda) DueWants() (asks []Ask) {
 	asks = append(asks, a.fencesDue(now)...)
 	asks = append(asks, a.splitsDue(now)...)
 	return append(asks, a.linksDue(now)...)
+}
+
+// Token is what opens a connection to a memory node now: the latest that the directory has given. It is not to be
+// changed. A dial that is refused is to be tried again with what Token gives then, as keys are replaced.
+func (a *Agenda) Token() []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.token
 }
 
 // Next is when something is due if nothing happens before (Options.Nanos).

@@ -69,7 +69,7 @@ func newAgendaOn(t *testing.T, d *rdma.Device) *agenda {
 	})
 	a.core = core
 	a.Agenda = session.NewAgenda(core, session.AgendaOptions{Renew: renewEvery, Term: 4, RefusedPause: pause, FencePause: 2 * pause, SplitPause: 3 * pause,
-		DialPause: ms, DialPauseMost: 10 * ms, DownPause: 20 * ms})
+		DialPause: ms, DialPauseMost: 10 * ms, DownPause: 20 * ms, Token: []byte("first"), TokenNumber: 1})
 	return a
 }
 
@@ -169,7 +169,7 @@ func TestAgendaRenews(t *testing.T) {
 	}
 	a.view(3, 1)
 	q := a.renewal()
-	if want := (&dirpb.RenewRequest{SessionId: 7, AckedMapVersion: 3, QuiescedMapVersion: 3, Number: 1, Term: 4}); !proto.Equal(q.Renew, want) {
+	if want := (&dirpb.RenewRequest{SessionId: 7, AckedMapVersion: 3, QuiescedMapVersion: 3, Number: 1, Term: 4, TokenNumber: 1}); !proto.Equal(q.Renew, want) {
 		t.Fatalf("asked %v, want %v", q.Renew, want)
 	}
 	a.view(4, 1)
@@ -181,7 +181,7 @@ func TestAgendaRenews(t *testing.T) {
 		t.Fatalf("epoch %d, lease %v, term %d", a.core.Epoch(), a.core.LeaseValid(), a.Term())
 	}
 	q, ok := a.DueRenewal(func() (uint64, bool) { return 6, true })
-	if want := (&dirpb.RenewRequest{SessionId: 7, ReportEpoch: 6, AckedMapVersion: 4, QuiescedMapVersion: 4, Number: 2, Term: 5}); !ok || !proto.Equal(q.Renew, want) {
+	if want := (&dirpb.RenewRequest{SessionId: 7, ReportEpoch: 6, AckedMapVersion: 4, QuiescedMapVersion: 4, Number: 2, Term: 5, TokenNumber: 1}); !ok || !proto.Equal(q.Renew, want) {
 		t.Fatalf("asked %v, want %v", q.Renew, want)
 	}
 	a.answer(q, &dirpb.RenewReply{Term: 5})

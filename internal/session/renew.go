@@ -106,7 +106,7 @@ func (a *Agenda) renewalDue(now int64) bool {
 func (a *Agenda) renewal(now int64, oldest func() (uint64, bool)) Ask {
 	k := a.acked()
 	q := &dirpb.RenewRequest{SessionId: a.core.Session(), ReportEpoch: a.core.Epoch(),
-		AckedMapVersion: k.acked, QuiescedMapVersion: k.quiesced, Term: a.mu.term}
+		AckedMapVersion: k.acked, QuiescedMapVersion: k.quiesced, Term: a.mu.term, TokenNumber: a.mu.tokenNumber}
 	if e, ok := oldest(); ok && e < q.ReportEpoch {
 		q.ReportEpoch = e
 	}
@@ -138,7 +138,8 @@ func (a *Agenda) Again(first Ask) Ask {
 	a.untold()
 	a.mu.number = a.core.BeginRenew()
 	return Ask{Kind: AskRenew, Within: first.Within, Renew: &dirpb.RenewRequest{SessionId: q.SessionId, ReportEpoch: q.ReportEpoch,
-		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number, InLimbo: q.InLimbo}}
+		AckedMapVersion: q.AckedMapVersion, QuiescedMapVersion: q.QuiescedMapVersion, Term: a.mu.term, Number: a.mu.number, InLimbo: q.InLimbo,
+		TokenNumber: a.mu.tokenNumber}}
 }
 
 // renewed takes what came of a renewal.
@@ -164,6 +165,10 @@ func (a *Agenda) renewed(q Ask, r Reply, now int64) {
 		a.mu.next = now + a.o.Renew/4
 	}
 	a.mu.sent = r.Sent
+	if len(p.GetToken()) > 0 {
+		a.mu.token, a.mu.tokenNumber = p.GetToken(), p.GetTokenNumber()
+		a.mu.hurry = true // the next key waits for the renewal that says so
+	}
 	a.mu.hurry = a.mu.hurry || a.mu.called && p.GetEpoch() > q.Renew.ReportEpoch
 	a.mu.called = false
 	switch {

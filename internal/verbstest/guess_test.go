@@ -3,6 +3,7 @@ package verbstest
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -21,6 +23,7 @@ import (
 // guesser is somebody with a session and an adapter who posts what he likes.
 type guesser struct {
 	s      *store
+	rpc    *dirclient.Client
 	dev    *rdma.Device
 	pd     *rdma.PD
 	mr     *rdma.MR
@@ -31,6 +34,7 @@ type guesser struct {
 	pgs    []*dirpb.PlacementGroup // with rkeys
 	nodes  map[uint32]*dirpb.Node
 	lanes  atomic.Uint32 // given to queue pairs
+	most   uint32        // of them
 	stop   context.CancelFunc
 }
 
@@ -38,13 +42,20 @@ type guesser struct {
 // renews, it is fenced when its lease ends.
 func (s *store) guesser(namespace string, readOnly, renews bool) *guesser {
 	s.t.Helper()
-	g := &guesser{s: s, dev: openDevice(s.t, provider, 3), nodes: map[uint32]*dirpb.Node{}}
+	return s.guesserAs(s.rpc, s.conf, namespace, readOnly, renews)
+}
+
+// guesserAs is guesser of somebody who calls the directory by rpc and has the certificate of conf.
+func (s *store) guesserAs(rpc *dirclient.Client, conf *tls.Config, namespace string, readOnly, renews bool) *guesser {
+	s.t.Helper()
+	g := &guesser{s: s, rpc: rpc, dev: openDeviceTLS(s.t, provider, 3, conf), nodes: map[uint32]*dirpb.Node{}}
 	var rep *dirpb.OpenSessionReply
-	s.call(func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+	s.callAs(rpc, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
 		rep, err = d.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: namespace, Client: "guesser", ReadOnly: readOnly})
 		return err
 	})
 	g.opened = time.Now()
+	g.most = rep.GetMaxLanes()
 	g.id, g.token, g.lease = rep.GetSessionId(), rep.GetToken(), time.Duration(rep.GetLeaseMillis())*time.Millisecond
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -57,7 +68,7 @@ func (s *store) guesser(namespace string, readOnly, renews bool) *guesser {
 	watch, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	seen := errors.New("seen")
-	err := s.rpc.WatchMap(watch, g.id, 0, func(m *dirpb.Map) error {
+	err := rpc.WatchMap(watch, g.id, 0, func(m *dirpb.Map) error {
 		g.pgs = m.GetPgs()
 		for _, n := range m.GetNodes() {
 			g.nodes[n.GetId()] = n
@@ -94,7 +105,7 @@ func (s *store) guesser(namespace string, readOnly, renews bool) *guesser {
 func (g *guesser) renew(ctx context.Context, every time.Duration) {
 	req := &dirpb.RenewRequest{SessionId: g.id}
 	for {
-		err := g.s.rpc.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		err := g.rpc.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
 			req.Number++ // the directory heeds the latest one alone
 			rep, err := d.Renew(ctx, req)
 			req.ReportEpoch, req.AckedMapVersion, req.QuiescedMapVersion = rep.GetEpoch(), rep.GetMapVersion(), rep.GetMapVersion()
@@ -153,7 +164,7 @@ type qp struct {
 	seq uint64
 }
 
-// connect asks the memory node for a connection of a lane that has none yet.
+// connect asks the memory node for a connection of a lane that has none yet, or of the one that has had its own for longest.
 func (g *guesser) connect(name string) (*qp, error) {
 	g.s.t.Helper()
 	cq, err := g.dev.CreateCQ(16)
@@ -164,7 +175,7 @@ func (g *guesser) connect(name string) (*qp, error) {
 	addr := endpoint(member(g.s.status().GetMap(), name), provider).GetAddr()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token), g.lanes.Add(1)))
+	q, err := g.dev.Dial(ctx, g.pd, cq, addr, binary.LittleEndian.AppendUint32(slices.Clone(g.token), g.lanes.Add(1)%g.most))
 	g.s.t.Cleanup(func() {
 		if err == nil {
 			// That the peer of a killed or fenced connection confirms nothing is no news.

@@ -5,10 +5,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +26,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
 	"github.com/kvd-project/kvd/rdma/tcp"
@@ -81,9 +85,12 @@ func host(i int) string {
 }
 
 // openDevice opens the i-th adapter, or the device of another provider.
-func openDevice(t *testing.T, name string, i int) *rdma.Device {
+func openDevice(t *testing.T, name string, i int) *rdma.Device { return openDeviceTLS(t, name, i, nil) }
+
+// openDeviceTLS is openDevice that dials with TLS, unless conf is nil.
+func openDeviceTLS(t *testing.T, name string, i int, conf *tls.Config) *rdma.Device {
 	t.Helper()
-	d, err := newDevice(name, nic(i))
+	d, err := newDevice(name, nic(i), conf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,14 +102,14 @@ func openDevice(t *testing.T, name string, i int) *rdma.Device {
 	return d
 }
 
-func newDevice(name, adapter string) (*rdma.Device, error) {
+func newDevice(name, adapter string, conf *tls.Config) (*rdma.Device, error) {
 	var d driver.Device
 	var err error
 	switch name {
 	case "verbs":
-		d, err = verbs.Open(verbs.Options{Device: adapter})
+		d, err = verbs.Open(verbs.Options{Device: adapter, TLSClient: conf})
 	case "tcp":
-		d, err = tcp.Open(tcp.Options{})
+		d, err = tcp.Open(tcp.Options{TLSClient: conf})
 	default:
 		err = fmt.Errorf("provider %q: want verbs or tcp", name)
 	}
@@ -298,6 +305,8 @@ type store struct {
 	t     *testing.T
 	addr  string // of the directory
 	rpc   *dirclient.Client
+	conf  *tls.Config             // of the operator who is the test; nil: the store has no TLS
+	ca    *identitytest.Authority // likewise
 	nodes map[string]*proc
 }
 
@@ -305,21 +314,47 @@ type store struct {
 // 128 MiB and no janitor unless flags say otherwise.
 func newStore(t *testing.T, lease time.Duration, nodes ...node) *store {
 	t.Helper()
-	s := &store{t: t, nodes: map[string]*proc{}}
-	d := spawn(t, "directory", environ(), filepath.Join(bin, "kvd"), "directory", "--id", "d1", "--data-dir", t.TempDir(),
-		"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--bootstrap", "--lease", lease.String(), "--scrub-interval", "0").ready()
-	s.addr = d.at["directory"]
-	var err error
-	if s.rpc, err = dirclient.Open(dirclient.Options{Addrs: []string{s.addr}, AttemptTimeout: patience}); err != nil {
-		t.Fatal(err)
+	return newStoreTLS(t, nil, lease, nodes...)
+}
+
+// newStoreTLS is newStore in which everybody has a certificate of ca, unless that is nil.
+func newStoreTLS(t *testing.T, ca *identitytest.Authority, lease time.Duration, nodes ...node) *store {
+	t.Helper()
+	s := &store{t: t, nodes: map[string]*proc{}, ca: ca}
+	if ca != nil {
+		s.conf = ca.Config(ca.Role("operator", "ops"))
 	}
-	t.Cleanup(func() {
-		if err := s.rpc.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := spawn(t, "directory", environ(), append([]string{filepath.Join(bin, "kvd"), "directory", "--id", "d1", "--data-dir", t.TempDir(),
+		"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--bootstrap", "--lease", lease.String(), "--scrub-interval", "0"}, s.certificate("directory", "127.0.0.1")...)...).ready()
+	s.addr = d.at["directory"]
+	s.rpc = s.caller(s.conf)
 	s.start(nodes...)
 	return s
+}
+
+// certificate are the flags of a process with a role, which others call by an address.
+func (s *store) certificate(role, address string) []string {
+	s.t.Helper()
+	if s.ca == nil {
+		return nil
+	}
+	ca, cert, key := s.ca.Files(s.ca.Role(role, "it", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.ParseIP(address)} }))
+	return []string{"--tls-ca", ca, "--tls-cert", cert, "--tls-key", key}
+}
+
+// caller calls the directory by TLS, unless conf is nil.
+func (s *store) caller(conf *tls.Config) *dirclient.Client {
+	s.t.Helper()
+	c, err := dirclient.Open(dirclient.Options{Addrs: []string{s.addr}, TLS: conf, AttemptTimeout: patience})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			s.t.Error(err)
+		}
+	})
+	return c
 }
 
 // start starts memory nodes, for the first time or again.
@@ -335,7 +370,12 @@ func (s *store) start(nodes ...node) {
 
 func (s *store) memnode(n node) []string {
 	argv := []string{filepath.Join(bin, "kvd"), "memnode", "--name", n.name, "--directory", s.addr, "--memory", "128MiB",
-		"--janitor=false", "--shm-socket", "off", "--listen-tcp", "off", "--insecure"}
+		"--janitor=false", "--shm-socket", "off", "--listen-tcp", "off"}
+	if s.ca == nil {
+		argv = append(argv, "--insecure")
+	} else {
+		argv = append(argv, s.certificate("memnode", host(n.nic))...)
+	}
 	if provider == "verbs" {
 		argv = append(argv, "--listen-verbs", host(n.nic)+":0", "--rdma-device", nic(n.nic))
 	} else {
@@ -388,9 +428,14 @@ func run(t *testing.T, argv ...string) (out, stderr string, status int) {
 // call makes one idempotent request of the directory.
 func (s *store) call(fn func(context.Context, dirpb.DirectoryClient) error) {
 	s.t.Helper()
+	s.callAs(s.rpc, fn)
+}
+
+func (s *store) callAs(who *dirclient.Client, fn func(context.Context, dirpb.DirectoryClient) error) {
+	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := s.rpc.Call(ctx, fn); err != nil {
+	if err := who.Call(ctx, fn); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -436,10 +481,16 @@ func endpoint(n *dirpb.Node, name string) *dirpb.Endpoint {
 // namespace makes a namespace of so many copies and bytes on each memory node.
 func (s *store) namespace(name string, replicas int, bytes uint64) {
 	s.t.Helper()
+	s.namespaceOf("", name, replicas, bytes)
+}
+
+// namespaceOf is namespace for an owner; empty: the test.
+func (s *store) namespaceOf(owner, name string, replicas int, bytes uint64) {
+	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	err := s.rpc.CallOnce(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
-		_, err := d.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Replicas: uint32(replicas), BytesPerNode: bytes, Shards: 4})
+		_, err := d.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: name, Replicas: uint32(replicas), BytesPerNode: bytes, Shards: 4, Owner: owner})
 		return err
 	})
 	if err != nil {

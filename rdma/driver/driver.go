@@ -272,6 +272,16 @@ type AtomicProxier interface {
 	ProxyAtomics(f AtomicFunc)
 }
 
+// RateLimiter is a PD whose connections' verbs the CPU of the target executes, which can make them wait.
+type RateLimiter interface {
+	// LimitRate bounds how many verbs a second execute for all connections of the PD together, from
+	// now on; 0 is no limit, as before the first call. Verbs over the limit execute later, and
+	// connections that wait have their turns one after the other. It may be called concurrently and does not block.
+	LimitRate(perSecond uint64)
+	// Paced is how long connections have waited for that, all together.
+	Paced() time.Duration
+}
+
 // CQ collects the WCs of the QPs attached to it.
 type CQ interface {
 	// Poll fills wcs with finished work. It may spin for some microseconds while

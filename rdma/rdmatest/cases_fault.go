@@ -97,10 +97,25 @@ func revokedRKey(t *testing.T, e *Env) {
 
 func foreignPD(t *testing.T, e *Env) {
 	mr, _ := e.Region(e.NewPD(e.H.Passive), 4096, All)
+	Fill(mr.Bytes(), 0x5e)
+	before := bytes.Clone(mr.Bytes())
 	l := e.Dial()
-	refused(e, l, "READ of another PD's MR", l.Read(mr, 0, l.Buf(8)), driver.RemAccessErr)
+	b := l.Buf(8)
+	refused(e, l, "READ of another PD's MR", l.Read(mr, 0, b), driver.RemAccessErr)
+	if bytes.Equal(b, before[:8]) {
+		t.Fatal("a refused READ gave the bytes")
+	}
 	l = e.Dial()
 	refused(e, l, "WRITE of another PD's MR", l.Write(mr, 0, l.Buf(8)), driver.RemAccessErr)
+	if atomics.has(e.H.Active.Caps()) {
+		l = e.Dial()
+		refused(e, l, "CMP_AND_SWP in another PD's MR", l.CAS(mr, 0, l.Word(), Le(before), 7), driver.RemAccessErr)
+		l = e.Dial()
+		refused(e, l, "FETCH_ADD in another PD's MR", l.Add(mr, 0, l.Word(), 1), driver.RemAccessErr)
+	}
+	if !bytes.Equal(mr.Bytes(), before) {
+		t.Fatal("a refused WRITE or atomic had an effect")
+	}
 }
 
 func writeRight(t *testing.T, e *Env) {

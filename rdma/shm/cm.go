@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/mem"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -28,6 +29,7 @@ type Listener struct {
 	o    driver.ListenOptions
 	addr string
 	ln   *net.UnixListener
+	stop chan struct{} // closed by Close
 	// giveUp is closed when Close stops waiting for peers inside a verb.
 	giveUp chan struct{}
 	done   sync.WaitGroup // accept loop and one goroutine per connection
@@ -70,7 +72,7 @@ func (d *Device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 		d.mu.Unlock()
 		return nil, err
 	}
-	l := &Listener{d: d, o: o, addr: addr, ln: ln, giveUp: make(chan struct{})}
+	l := &Listener{d: d, o: o, addr: addr, ln: ln, stop: make(chan struct{}), giveUp: make(chan struct{})}
 	l.mu.conns = make(map[*net.UnixConn]struct{})
 	l.done.Go(l.accept)
 	return l, nil
@@ -125,32 +127,47 @@ func (l *Listener) Addr() string { return l.addr }
 func (l *Listener) CPUNanos() int64 { return 0 }
 
 func (l *Listener) accept() {
-	var b backoff
 	for {
-		c, err := l.ln.AcceptUnix()
-		switch {
-		case errors.Is(err, net.ErrClosed):
+		nc, g, err := l.d.o.Door.Accept(l.ln, l.stop)
+		if err != nil {
 			return
-		case err != nil: // out of descriptors or memory: others may give some back
-			b.wait(l.giveUp, nil)
-			continue
 		}
-		b = backoff{}
+		c := nc.(*net.UnixConn)
 		l.mu.Lock()
 		if l.mu.closed {
 			l.mu.Unlock()
 			_ = c.Close()
+			g.Release()
 			return
 		}
 		l.mu.conns[c] = struct{}{}
 		l.done.Go(func() {
-			l.serve(c)
+			l.serve(c, g)
 			_ = c.Close()
 			l.mu.Lock()
 			delete(l.mu.conns, c)
 			l.mu.Unlock()
+			g.Release()
 		})
 		l.mu.Unlock()
+	}
+}
+
+// refuse tells a process why it is not let in, if it has said hello. A socket that is closed with something unread
+// loses what was said to the other end.
+func refuse(nc net.Conn) {
+	c := nc.(*net.UnixConn)
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	said := 0
+	_ = raw.Read(func(fd uintptr) bool {
+		said, _, _ = unix.Recvfrom(int(fd), make([]byte, maxFrame), unix.MSG_DONTWAIT)
+		return true
+	})
+	if said > 0 {
+		_ = reply(c, 0, errors.New("too many connections")) // or it is gone
 	}
 }
 
@@ -160,6 +177,7 @@ func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.mu.Lock()
 		l.mu.closed = true
+		close(l.stop)
 		_ = l.ln.Close() // removes the socket file
 		for c := range l.mu.conns {
 			_ = c.Close() // its goroutine bars the cell and confirms
@@ -179,8 +197,8 @@ func (l *Listener) Close() error {
 }
 
 // serve is the life of one connection.
-func (l *Listener) serve(c *net.UnixConn) {
-	_ = c.SetDeadline(time.Now().Add(l.d.o.RequestTimeout))
+func (l *Listener) serve(c *net.UnixConn, g *netsrv.Guest) {
+	// The Door ends a handshake that takes too long.
 	buf := make([]byte, maxFrame)
 	n, err := c.Read(buf)
 	if err != nil {
@@ -205,8 +223,8 @@ func (l *Listener) serve(c *net.UnixConn) {
 		_ = reply(c, 0, err)
 		return
 	}
-	if reply(c, tableSlots*8, nil, p.mem.FD, l.d.tableFD()) == nil {
-		_ = c.SetDeadline(time.Time{})
+	// In this order: a dialer that is welcome does not give way any more.
+	if g.Finish() && reply(c, tableSlots*8, nil, p.mem.FD, l.d.tableFD()) == nil {
 		p.answerAll()
 	}
 	p.bar()

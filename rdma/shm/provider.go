@@ -20,6 +20,7 @@
 package shm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -29,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/mem"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -69,9 +71,12 @@ var (
 // Options configure a Device. The zero value is ready to use.
 type Options struct {
 	// RequestTimeout bounds each exchange with the peer's process: the
-	// passive side's handshake, and the first use of an rkey on a QP, during
-	// which PostSend waits. Default 2 s.
+	// passive side's handshake, for which a Door that is given has its own, and the first use
+	// of an rkey on a QP, during which PostSend waits. Default 2 s.
 	RequestTimeout time.Duration
+	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
+	// NewDoor's for each device.
+	Door *netsrv.Door
 	// ConfirmTimeout bounds how long Deregister and Listener.Close wait for
 	// peers to leave a verb they are inside. Default 5 s.
 	ConfirmTimeout time.Duration
@@ -79,7 +84,7 @@ type Options struct {
 
 func (o *Options) ensureDefaults() {
 	if o.RequestTimeout == 0 {
-		o.RequestTimeout = 2 * time.Second
+		o.RequestTimeout = defaultRequestTimeout
 	}
 	if o.ConfirmTimeout == 0 {
 		o.ConfirmTimeout = 5 * time.Second
@@ -123,12 +128,35 @@ type Device struct {
 	}
 }
 
+const (
+	defaultRequestTimeout = 2 * time.Second
+	// DefaultMaxConns is how many connections all listeners of a device have at most, each with three
+	// descriptors.
+	DefaultMaxConns = 20_000
+)
+
+// NewDoor makes a Door for listeners of this provider: a process that it refuses is told so, if it has said hello by then.
+// MaxConns and HandshakeTimeout are DefaultMaxConns and 2 s unless set; all callers are of this machine, so MaxPerAddr
+// says nothing.
+func NewDoor(l netsrv.Limits) (*netsrv.Door, error) {
+	l.MaxConns = cmp.Or(l.MaxConns, DefaultMaxConns)
+	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultRequestTimeout)
+	l.Refuse = refuse
+	return netsrv.NewDoor(l)
+}
+
 // Open makes a Device. It needs no hardware and touches nothing.
 func Open(o Options) (*Device, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
 	o.ensureDefaults()
+	if o.Door == nil {
+		var err error
+		if o.Door, err = NewDoor(netsrv.Limits{HandshakeTimeout: o.RequestTimeout}); err != nil {
+			return nil, fmt.Errorf("shm: %w", err)
+		}
+	}
 	d := &Device{o: o}
 	d.mu.lkeys = make(map[uint64]*MR)
 	d.mu.rkeys = make(map[uint64]*MR)

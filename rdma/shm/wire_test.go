@@ -38,9 +38,15 @@ type pair struct {
 
 func newPair(t *testing.T) *pair {
 	t.Helper()
+	return newPairOf(t, Options{})
+}
+
+// newPairOf has these options on the passive side.
+func newPairOf(t *testing.T, o Options) *pair {
+	t.Helper()
 	p := &pair{}
 	var err error
-	p.passive, err = newSide(Options{}, rdmatest.All)
+	p.passive, err = newSide(o, rdmatest.All)
 	must(t, err)
 	p.active, err = newSide(Options{}, driver.AccessLocal)
 	must(t, err)

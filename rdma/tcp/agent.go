@@ -69,7 +69,8 @@ type agent struct {
 	// link says where the agent is, to those who fence it.
 	link struct {
 		sync.Mutex
-		loop *loop // nil: its goroutine serves it
+		loop  *loop // nil: its goroutine serves it
+		paced *pd   // for a turn of which its goroutine waits, until the read deadline; or nil
 	}
 
 	fenced   atomic.Bool
@@ -166,6 +167,7 @@ func (a *agent) serve() {
 var (
 	errVerb    = errors.New("verb refused")
 	errRevoked = errors.New("region deregistered during a READ")
+	errFenced  = errors.New("fenced while over the limit of verbs a second")
 )
 
 // part hands in the replies of what was executed and takes leave: with the
@@ -304,8 +306,14 @@ func (a *agent) run() error {
 		if _, fits := a.survey(agentOut); !fits {
 			a.quiet = 0
 		}
-		if err := a.perform(a.frame.count); err != nil {
-			return err
+		for a.frame.count > 0 {
+			n, err := a.pace(a.frame.count)
+			if err == nil {
+				err = a.perform(n)
+			}
+			if err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -728,6 +736,31 @@ func (m *meteredConn) book() {
 func (m *meteredConn) pause() {
 	m.book()
 	m.since = 0
+}
+
+// awaitEnd waits until the peer closes the connection, which is io.EOF, or it breaks; nil: the read deadline was
+// there first. It reads nothing.
+func (m *meteredConn) awaitEnd() error {
+	if m.since != 0 {
+		m.pause()
+	}
+	err := m.raw.Read(hungUp)
+	m.since = now()
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil
+	case err != nil:
+		return err
+	}
+	broken := 0
+	err = m.raw.Control(func(fd uintptr) { broken, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) })
+	switch {
+	case err != nil:
+		return err
+	case broken != 0:
+		return os.NewSyscallError("poll", syscall.Errno(broken))
+	}
+	return io.EOF
 }
 
 func (m *meteredConn) Read(p []byte) (int, error) {

@@ -49,6 +49,29 @@ func TestConformanceWaiting(t *testing.T) {
 	})
 }
 
+// limited is a device whose PDs have a limit of verbs.
+type limited struct {
+	driver.Device
+	perSecond uint64
+}
+
+func (d limited) AllocPD() (driver.PD, error) {
+	p, err := d.Device.AllocPD()
+	if err == nil {
+		p.(*pd).LimitRate(d.perSecond)
+	}
+	return p, err
+}
+
+// TestConformancePaced is the same while agents wait for turns all the time.
+func TestConformancePaced(t *testing.T) {
+	rdmatest.Run(t, func(t *testing.T) rdmatest.Harness {
+		h := harness(t, Options{}, Options{})
+		h.Passive = rdma.NewDevice("tcp", limited{h.Passive.Driver(), 4000})
+		return h
+	})
+}
+
 // waiting has the lanes of h wait with CQ.Wait.
 func waiting(h rdmatest.Harness) rdmatest.Harness {
 	h.Wait = true

@@ -264,7 +264,8 @@ func FuzzReplyFrame(f *testing.F) {
 		bytes.Join([][]byte{read, fail(driver.OpWrite, 1, driver.RemAccessErr), cas}, nil),
 		bytes.Join([][]byte{read, appendGoodbye(nil, 1), write}, nil), appendGoodbye(nil, 3),
 		read[:20], long, write, fail(driver.OpRead, 0, driver.WRFlushErr), fail(driver.OpRead, 0, 0),
-		bytes.Join([][]byte{read, write, cas, cas, cas, cas}, nil), bytes.Repeat([]byte{0xff}, 40), make([]byte, 40),
+		bytes.Join([][]byte{appendPaced(nil, 0), read, appendPaced(nil, 1), appendPaced(nil, 1), write, cas, fail(opAbort, 3, driver.RemInvReqErr)}, nil),
+		appendPaced(nil, 1), bytes.Join([][]byte{read, write, cas, cas, cas, cas}, nil), bytes.Repeat([]byte{0xff}, 40), make([]byte, 40),
 	} {
 		f.Add(s, uint8(len(s)), false)
 		f.Add(s, uint8(len(s)), true)

@@ -19,9 +19,9 @@ import (
 // It never waits for a peer. It executes requests that are buffered whole, and whose
 // replies fit into the output buffer. An agent goes back to its own goroutine with
 // whatever else comes: a longer WRITE, more replies, a peer that does not take
-// them, an atomic that somebody else executes, a refusal, a fence, or the end.
+// them, an atomic that somebody else executes, a limit of verbs, a refusal, a fence, or the end.
 //
-// Locks are taken in the order agent.exec, agent.link, loop.mu.
+// Locks are taken in the order agent.exec, device.mu, agent.link, loop.mu.
 type loop struct {
 	p    *poll.Poller
 	cpu  *atomic.Int64 // ns in which it ran
@@ -298,6 +298,11 @@ func (a *agent) executeBuffered() error {
 			a.r += frameSize
 		}
 		n, fits := a.survey(agentOut - len(a.out))
+		if l := a.pd.limit.Load(); l != nil {
+			if k := l.take(n); k < n {
+				n, fits = k, false
+			}
+		}
 		if err := a.perform(n); err != nil {
 			return err
 		}

@@ -16,8 +16,10 @@ import (
 type pd struct {
 	d *device
 	// keys is replaced as a whole under d.mu; readers never lock.
-	keys atomic.Pointer[keyTable]
-	qps  int // QPs and connections; guarded by d.mu
+	keys  atomic.Pointer[keyTable]
+	qps   int                   // QPs and connections; guarded by d.mu
+	limit atomic.Pointer[limit] // nil: none; stored under d.mu
+	paced atomic.Int64          // ns that agents waited for a turn, all together
 }
 
 type keyTable struct {

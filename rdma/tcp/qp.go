@@ -438,6 +438,10 @@ func (q *qp) read() driver.Status {
 					return q.stop(err)
 				}
 			}
+			if q.due() && isPaced(q.buf[q.r:], uint16(q.done)) {
+				q.r += replySize // fill has counted the progress
+				continue
+			}
 			if status := q.begin(); status != 0 {
 				return status
 			}

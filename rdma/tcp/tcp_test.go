@@ -157,6 +157,7 @@ func TestWireVectors(t *testing.T) {
 			"04 000000 08000000 0100000000000000 0800000000000000 0500000000000000"},
 		{"reply", appendReply(nil, reply{op: driver.OpRead, status: driver.Success, seq: 0x102, length: 8}), "01 01 0201 08000000"},
 		{"goodbye", appendGoodbye(nil, 3), "fe 01 0300 00000000"},
+		{"paced", appendPaced(nil, 3), "fd 01 0300 00000000"},
 	} {
 		if got, want := hex.EncodeToString(v.got), strings.ReplaceAll(v.want, " ", ""); got != want {
 			t.Errorf("%s\n got %s\nwant %s", v.name, got, want)

@@ -252,7 +252,8 @@ func parseRequest(b []byte) (request, error) {
 //	+------+--------+-------+--------+-----------+
 //
 //	op      the request's, or 254, goodbye: seq requests were executed and no
-//	        more will be; the agent sends nothing more
+//	        more will be; the agent sends nothing more. Or 253, paced: the agent
+//	        is there, and executes request seq when a limit of verbs lets it
 //	status  driver.Success, RemInvReqErr, RemAccessErr or RemOpErr. After an
 //	        error the agent sends nothing more
 //	seq     the request's number on its connection, from 0, mod 65536
@@ -269,6 +270,7 @@ const (
 	replySize = 8
 
 	opGoodbye driver.Opcode = 254
+	opPaced   driver.Opcode = 253
 )
 
 func appendReply(b []byte, r reply) []byte {
@@ -309,6 +311,16 @@ func appendGoodbye(b []byte, seq uint16) []byte {
 func isGoodbye(b []byte, seq uint16) bool {
 	var want [replySize]byte
 	return string(b[:replySize]) == string(appendGoodbye(want[:0], seq))
+}
+
+func appendPaced(b []byte, seq uint16) []byte {
+	return appendReply(b, reply{op: opPaced, status: driver.Success, seq: seq})
+}
+
+// isPaced says whether b says that request seq waits.
+func isPaced(b []byte, seq uint16) bool {
+	var want [replySize]byte
+	return string(b[:replySize]) == string(appendPaced(want[:0], seq))
 }
 
 func appendWord(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }

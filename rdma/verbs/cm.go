@@ -20,6 +20,7 @@ import (
 	"unicode"
 
 	"github.com/kvd-project/kvd/internal/certs"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -209,27 +210,16 @@ func (l *listener) CPUNanos() int64 { return l.cpu.Load() }
 func (l *listener) accept() {
 	defer close(l.stopped)
 	for {
-		c, err := l.ln.AcceptTCP()
-		if err == nil {
-			l.start(c)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
+		c, g, err := l.d.o.Door.Accept(l.ln, l.stop)
+		if err != nil {
 			return
 		}
-		// Out of descriptors or memory: others may still come.
-		t := time.NewTimer(50 * time.Millisecond)
-		select {
-		case <-l.stop:
-			t.Stop()
-			return
-		case <-t.C:
-		}
+		l.start(c, g)
 	}
 }
 
-func (l *listener) start(c net.Conn) {
-	p := &peer{l: l, remote: c.RemoteAddr().String(), conn: c, done: make(chan struct{})}
+func (l *listener) start(c net.Conn, g *netsrv.Guest) {
+	p := &peer{l: l, remote: c.RemoteAddr().String(), conn: c, guest: g, done: make(chan struct{})}
 	if l.d.o.TLSServer != nil {
 		p.conn = tls.Server(c, certs.With(l.d.o.TLSServer, func(cfg *tls.Config) {
 			cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
@@ -274,6 +264,7 @@ type peer struct {
 	l        *listener
 	remote   string
 	conn     net.Conn
+	guest    *netsrv.Guest
 	pd       *pd
 	access   driver.Access
 	accepted bool
@@ -363,6 +354,7 @@ func (p *peer) serve() {
 		_, _ = p.conn.Write([]byte{wireGoodbye})
 	}
 	_ = p.conn.Close()
+	p.guest.Release()
 	p.l.mu.Lock()
 	delete(p.l.mu.peers, p)
 	p.l.mu.Unlock()
@@ -378,7 +370,7 @@ func (p *peer) serve() {
 // handshake ends with a welcome or a refusal.
 func (p *peer) handshake() error {
 	d := p.l.d
-	_ = p.conn.SetDeadline(time.Now().Add(d.o.HandshakeTimeout))
+	// The Door ends a handshake that takes too long.
 	var b [headSize + driver.MaxPrivate]byte
 	if _, err := io.ReadFull(p.conn, b[:headSize]); err != nil {
 		return err
@@ -392,6 +384,9 @@ func (p *peer) handshake() error {
 		return err
 	}
 	w, err := p.admit(&h)
+	if err == nil && !p.guest.Finish() {
+		err = p.guest.Err()
+	}
 	var text string
 	if err != nil {
 		w, text = welcome{refused: true}, err.Error()

@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/mem"
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -217,6 +218,12 @@ func Open(o Options) (driver.Device, error) {
 		return nil, fmt.Errorf("verbs: %w", err)
 	}
 	o.ensureDefaults()
+	if o.Door == nil {
+		var err error
+		if o.Door, err = NewDoor(netsrv.Limits{HandshakeTimeout: o.HandshakeTimeout, Logger: o.Logger}); err != nil {
+			return nil, fmt.Errorf("verbs: %w", err)
+		}
+	}
 	d := &device{o: o, asyncDone: make(chan struct{})}
 	err := list(func(l []*C.struct_ibv_device) error {
 		sel, _ := parseSelector(o.Device)
@@ -424,7 +431,7 @@ func (o *Options) ensureDefaults() {
 		o.PeerTimeout = 500 * time.Millisecond
 	}
 	if o.HandshakeTimeout == 0 {
-		o.HandshakeTimeout = 5 * time.Second
+		o.HandshakeTimeout = defaultHandshakeTimeout
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -23,15 +23,18 @@
 package verbs
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/rdma/driver"
 )
 
@@ -55,14 +58,36 @@ type Options struct {
 	// PeerTimeout is about how long a peer may leave a packet unanswered before
 	// the connection counts as lost (RETRY_EXC_ERR). Default 500 ms, 50 ms to 60 s.
 	PeerTimeout time.Duration
-	// HandshakeTimeout bounds connecting, on both sides. Default 5 s.
+	// HandshakeTimeout bounds connecting, on both sides; a Door that is given has its own for the
+	// passive side. Default 5 s.
 	HandshakeTimeout time.Duration
+	// Door decides which connections a listener takes; NewDoor makes it. Listeners may share it. Default: one of
+	// NewDoor's for each device.
+	Door *netsrv.Door
 	// TLSServer and TLSClient protect the control channel, over which
 	// connections are set up. The adapter's data is in clear in any case.
 	TLSServer, TLSClient *tls.Config
 	// Logger receives the choice of adapter, and connections that fail. Default:
 	// discards.
 	Logger *slog.Logger
+}
+
+const (
+	defaultHandshakeTimeout = 5 * time.Second
+	// DefaultMaxConns is how many connections all listeners of a device have at most; its queue pairs may be fewer.
+	DefaultMaxConns = 20_000
+)
+
+// NewDoor makes a Door for listeners of this provider: a connection that it refuses is told so, unless there is TLS, and
+// MaxConns and HandshakeTimeout are DefaultMaxConns and 5 s unless set.
+func NewDoor(l netsrv.Limits) (*netsrv.Door, error) {
+	l.MaxConns = cmp.Or(l.MaxConns, DefaultMaxConns)
+	l.HandshakeTimeout = cmp.Or(l.HandshakeTimeout, defaultHandshakeTimeout)
+	l.Refuse = func(c net.Conn) {
+		w := welcome{refused: true}
+		_, _ = c.Write(w.append(nil, "too many connections")) // or it is gone
+	}
+	return netsrv.NewDoor(l)
 }
 
 // Atomics says who executes the atomics on registered memory. The zero value is

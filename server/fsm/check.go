@@ -25,6 +25,7 @@ func (s *State) check() error {
 		checkIDs("session", s.sessions, s.meta.SessionId, (*fsmpb.Session).GetId),
 		checkIDs("job", s.jobs, s.meta.JobId, func(j *fsmpb.Job) uint32 { return j.GetJob().GetId() }),
 		s.checkDirectory(),
+		s.checkKeys(),
 		s.checkAudit(),
 		checkEach("heap", s.heaps, func(h *fsmpb.Heap) error {
 			if s.pgs[h.PgId] == nil {

@@ -235,6 +235,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.remakePG(op.RemakePg)
 	case *fsmpb.Command_AcceptLoss:
 		r.Namespace, r.Err = s.acceptLoss(op.AcceptLoss)
+	case *fsmpb.Command_RotateKey:
+		r.Err = s.rotateKey(op.RotateKey)
 	case *fsmpb.Command_SetAccess:
 		r.Namespace, r.Fencing, r.Err = s.setAccess(op.SetAccess)
 	case nil: // what the state does not hold, and an audit entry of it
@@ -272,12 +274,25 @@ func (s *State) putDirectory(d *fsmpb.Directory) error {
 	if len(d.Id) > MaxNameLen || len(d.RaftAddr) > MaxLabelLen || len(d.GrpcAddr) > MaxLabelLen {
 		return fmt.Errorf("%w: directory node %.64q: id or address is too long", ErrInvalid, d.Id)
 	}
-	if err := errors.Join(CheckText("id", d.Id), CheckText("Raft address", d.RaftAddr), CheckText("gRPC address", d.GrpcAddr)); err != nil {
+	if err := errors.Join(CheckText("id", d.Id), CheckText("Raft address", d.RaftAddr), CheckText("gRPC address", d.GrpcAddr), CheckText("identity", d.Identity)); err != nil {
 		return fmt.Errorf("directory node %.64q: %w", d.Id, err)
+	}
+	if err := s.CheckDirectoryOwner(d.Id, d.Identity); err != nil {
+		return err
 	}
 	if !proto.Equal(s.directory[d.Id], d) {
 		s.directory[d.Id] = d
 		s.mark(directoryKey(d.Id), d)
+	}
+	return nil
+}
+
+// CheckDirectoryOwner refuses an identity that is to enter a directory node whose id another one has entered, with
+// ErrForeign. The id is free when the directory node has been removed. An empty identity is that of a caller without TLS,
+// which may do everything.
+func (s *State) CheckDirectoryOwner(id, identity string) error {
+	if old := s.directory[id].GetIdentity(); old != "" && identity != "" && old != identity {
+		return fmt.Errorf("%w: directory node %q belongs to %s, not to %s; remove the directory node first if its id is to change hands", ErrForeign, id, old, identity)
 	}
 	return nil
 }

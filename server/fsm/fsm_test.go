@@ -266,6 +266,25 @@ func TestNodeOwner(t *testing.T) {
 	}
 }
 
+// The id of a directory node is its identity's that had it first.
+func TestDirectoryOwner(t *testing.T) {
+	h := newHarness(t)
+	put := func(identity, addr string) *fsmpb.Command {
+		return &fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d1", GrpcAddr: addr, Identity: identity}}}}
+	}
+	h.do(put("", "x:1"))
+	h.do(put("a", "x:1"))
+	h.refuse(put("b", "x:2"), ErrForeign, `"d1" belongs to a, not to b`)
+	h.refuse(put("a\n", "x:1"), ErrInvalid, "identity")
+	h.do(put("a", "x:3"))
+	h.checkCopies()
+	if d := h.s.DirectoryNode("d1"); d.Identity != "a" || d.GrpcAddr != "x:3" {
+		t.Fatalf("%v", d)
+	}
+	h.do(&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d1"}}})
+	h.do(put("b", "x:4"))
+}
+
 func TestRegisterNode(t *testing.T) {
 	h := newHarness(t)
 	if r := h.do(register("m1", 1)); r.NodeID != 1 {

@@ -85,7 +85,8 @@ func FuzzApply(f *testing.F) {
 			&fsmpb.Command{Op: &fsmpb.Command_PutDirectory{PutDirectory: &fsmpb.PutDirectory{Directory: &fsmpb.Directory{Id: "d", RaftAddr: "h:1"}}}},
 			byAnn(&fsmpb.Command{}, "a note"), byAnn(drain(3, false), "drain"),
 			&fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: "d"}}},
-			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}}))
+			&fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: 600}}},
+			rotate(2, 'a'), rotate(3, 'b')))
 	}
 	f.Fuzz(func(t *testing.T, world byte, data []byte) {
 		rows := all[int(world)%len(all)]
@@ -135,6 +136,7 @@ func readAll(s *State) {
 		s.Map(x)
 	}
 	s.Admitted()
+	s.Keys()
 	s.Audit(0, 0)
 	for _, n := range s.Nodes() {
 		s.WantRegions(n.Id, n.Incarnation)

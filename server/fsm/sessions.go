@@ -44,7 +44,7 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	x := &fsmpb.Session{
 		Id: m.SessionId, Discriminator: d, NamespaceId: c.NamespaceId, Client: c.Client, HostId: c.HostId,
 		ReadOnly: c.ReadOnly, Background: c.Background, Life: dirpb.SessionLife_SESSION_LIVE, Epoch: c.Epoch, OpenedUnixMillis: c.OpenedUnixMillis,
-		Identity: c.Identity, Groups: c.Groups, Everywhere: c.Everywhere,
+		Identity: c.Identity, Groups: c.Groups, Everywhere: c.Everywhere, Lanes: c.Lanes,
 	}
 	s.putSession(x)
 	return x, nil

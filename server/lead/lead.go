@@ -105,12 +105,16 @@ type Leader struct {
 	worked map[uint32]time.Duration // when something last worked on it
 	took   map[uint32]took
 	eased  time.Duration // when Plan last looked for moves
+
+	signs uint32 // generation of the key that signs tokens, as it was worked out last
 }
 
 type node struct {
 	incarnation uint64
 	expires     time.Duration
 	stats       *dirpb.NodeStats
+	// The latest key whose tokens it takes, by its generation; 0: it has not said so to this leader.
+	keyGeneration uint32
 	// When this leader saw that it leaves, and the map then; 0: it does not.
 	leaves  time.Duration
 	leavesV uint64
@@ -125,6 +129,9 @@ type session struct {
 
 	namespace uint32 // whose memory it may hand back
 	readOnly  bool   // none
+
+	token      uint64 // number of the one that it shows, 0 for none
+	tokenKnown bool   // it has said so to this leader, or was given it by this one
 
 	quiet  bool   // it was let be, and was not called since
 	number uint64 // of the last renewal that was heeded
@@ -205,6 +212,7 @@ type Renewal struct {
 	Returns         []*dirpb.ReturnedRun
 	Held            []*dirpb.Held
 	InLimbo         bool
+	Token           uint64 // number of the one that it shows; see TokenNumber
 	// Callable: the session hears when somebody waits for it, so it may be let be quiet.
 	Callable bool
 }
@@ -242,6 +250,7 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 		return a, nil
 	}
 	x.number = r.Number
+	x.token, x.tokenKnown = r.Token, true
 	x.report = max(x.report, r.Report)
 	// A follower may have shown a version before this node applied it.
 	acked := max(x.acked, min(r.Acked, s.MapVersion()))

@@ -79,6 +79,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 // group is active, whole, without a job, and every session acknowledged its last change.
 func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	l.awake(now)
+	l.Signs(s) // a memory node that is down holds nobody up
 	l.noteLeaving(s, now)
 	p := l.plan(s, now)
 	p.reserve()

@@ -11,8 +11,8 @@ import (
 // Sessions that nobody waits for are quiet: they renew their lease only as often as that
 // takes, and are called as soon as somebody waits for what they report. Somebody does if
 // places are in limbo, or an extent that was scanned is to be free, until the least reported
-// reclaim epoch is greater than the one noted for it; if a place is on its way home; and if
-// memory is short. docs/protocol.md, "Quiet sessions".
+// reclaim epoch is greater than the one noted for it; if a place is on its way home; if
+// memory is short; and if the session shows a token of an older key than the one that signs. docs/protocol.md, "Quiet sessions".
 
 // quietMost is the longest that a session is quiet, however long the lease: it is to notice
 // that it has ended.
@@ -29,7 +29,7 @@ func (l *Leader) quiet(now time.Duration, x *session, callable bool) time.Durati
 
 // waitsFor reports whether anybody waits for a renewal of x.
 func (l *Leader) waitsFor(now time.Duration, x *session) bool {
-	return x.report <= l.awaited || len(x.queue) > 0 || l.hasty || now < l.shortUntil
+	return x.report <= l.awaited || len(x.queue) > 0 || l.hasty || now < l.shortUntil || l.outdated(x)
 }
 
 // await notes that somebody waits until every session reports a reclaim epoch greater than this.
@@ -48,7 +48,7 @@ func (l *Leader) await(epoch uint64) {
 // awaited would bring nobody on.
 func (l *Leader) Calls(now time.Duration) (ids []uint32) {
 	for id, x := range l.sessions {
-		if x.quiet && l.waitsFor(now, x) && (x.report > l.awaited || l.epoch > l.first) {
+		if x.quiet && l.waitsFor(now, x) && (x.report > l.awaited || l.epoch > l.first || l.outdated(x)) {
 			x.quiet = false
 			ids = append(ids, id)
 		}

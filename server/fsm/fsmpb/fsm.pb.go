@@ -1057,7 +1057,8 @@ type OpenSession struct {
 	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // of the caller; empty: it called without TLS
 	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`          // of the caller
 	// The caller's role lets it use every namespace.
-	Everywhere    bool `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Everywhere    bool   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Lanes         uint32 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"` // of its tokens
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1160,6 +1161,13 @@ func (x *OpenSession) GetEverywhere() bool {
 		return x.Everywhere
 	}
 	return false
+}
+
+func (x *OpenSession) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
 }
 
 type CloseSession struct {
@@ -2522,6 +2530,7 @@ type Directory struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	RaftAddr      string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
 	GrpcAddr      string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
+	Identity      string                 `protobuf:"bytes,60,opt,name=identity,proto3" json:"identity,omitempty"` // that had the id first; empty: it is nobody's yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2573,6 +2582,13 @@ func (x *Directory) GetRaftAddr() string {
 func (x *Directory) GetGrpcAddr() string {
 	if x != nil {
 		return x.GrpcAddr
+	}
+	return ""
+}
+
+func (x *Directory) GetIdentity() string {
+	if x != nil {
+		return x.Identity
 	}
 	return ""
 }
@@ -3116,6 +3132,7 @@ type Session struct {
 	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // as in OpenSession
 	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`
 	Everywhere       bool                   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Lanes            uint32                 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"` // that its tokens allow, as its namespace's quota was when it was opened
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -3246,6 +3263,13 @@ func (x *Session) GetEverywhere() bool {
 		return x.Everywhere
 	}
 	return false
+}
+
+func (x *Session) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
 }
 
 type Incarnation struct {
@@ -3490,7 +3514,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"unixMillis\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
-	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xb6\x02\n" +
+	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xcc\x02\n" +
 	"\vOpenSession\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\rR\vnamespaceId\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x17\n" +
@@ -3505,7 +3529,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x06groups\x18) \x03(\tR\x06groups\x12\x1e\n" +
 	"\n" +
 	"everywhere\x18* \x01(\bR\n" +
-	"everywhere\"\x8e\x01\n" +
+	"everywhere\x12\x14\n" +
+	"\x05lanes\x182 \x01(\rR\x05lanes\"\x8e\x01\n" +
 	"\fCloseSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
@@ -3631,11 +3656,12 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\fprevious_key\x18( \x01(\fR\vpreviousKey\x12%\n" +
 	"\x0ekey_generation\x18) \x01(\rR\rkeyGeneration\x12&\n" +
 	"\x0fkey_unix_millis\x18* \x01(\x03R\rkeyUnixMillis\x12!\n" +
-	"\faudit_number\x18+ \x01(\x04R\vauditNumber\"U\n" +
+	"\faudit_number\x18+ \x01(\x04R\vauditNumber\"q\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
-	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\"\xc1\x04\n" +
+	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x1a\n" +
+	"\bidentity\x18< \x01(\tR\bidentity\"\xc1\x04\n" +
 	"\x04Heap\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\x04R\x05start\x12\x1c\n" +
@@ -3681,7 +3707,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xce\x03\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xe4\x03\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +
@@ -3701,7 +3727,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x06groups\x18) \x03(\tR\x06groups\x12\x1e\n" +
 	"\n" +
 	"everywhere\x18* \x01(\bR\n" +
-	"everywhere\"H\n" +
+	"everywhere\x12\x14\n" +
+	"\x05lanes\x182 \x01(\rR\x05lanes\"H\n" +
 	"\vIncarnation\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"-\n" +

@@ -1,0 +1,86 @@
+package loop
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/identity/identitytest"
+)
+
+// wrapped is a connection that knows of the one below.
+type wrapped struct{ net.Conn }
+
+func (w wrapped) NetConn() net.Conn { return w.Conn }
+
+// A connection that is told to read no more gives all that has been received, and can be written to.
+func TestCloseRead(t *testing.T) {
+	a := identitytest.New(t)
+	conf := a.Config(a.Leaf())
+	conf.ServerName = "localhost"
+	for name, wrap := range map[string]func(server, client net.Conn) (net.Conn, net.Conn){
+		"in clear": func(s, c net.Conn) (net.Conn, net.Conn) { return s, c },
+		"TLS": func(s, c net.Conn) (net.Conn, net.Conn) {
+			return tls.Server(s, conf), tls.Client(c, conf)
+		},
+		"TLS over something": func(s, c net.Conn) (net.Conn, net.Conn) {
+			return tls.Server(wrapped{s}, conf), tls.Client(c, conf)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			far, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer far.Close()
+			near, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer near.Close()
+			end := time.Now().Add(20 * time.Second)
+			if err := errors.Join(near.SetDeadline(end), far.SetDeadline(end)); err != nil {
+				t.Fatal(err)
+			}
+			near, far = wrap(near, far)
+			said := make(chan error, 1)
+			go func() {
+				_, err := far.Write([]byte("1"))
+				said <- err
+			}()
+			b := make([]byte, 10)
+			if n, err := near.Read(b); err != nil || string(b[:n]) != "1" {
+				t.Fatalf("%q, %v", b[:n], err)
+			}
+			if err := <-said; err != nil {
+				t.Fatal(err)
+			}
+			if _, err := far.Write([]byte("2")); err != nil { // loopback: it has been received
+				t.Fatal(err)
+			}
+			var k Link
+			k.Init(nil, nil, near, 0)
+			k.CloseRead()
+			if n, err := near.Read(b); err != nil || string(b[:n]) != "2" {
+				t.Errorf("%q, %v, want what was received before", b[:n], err)
+			}
+			if n, err := near.Read(b); err == nil || errors.Is(err, net.ErrClosed) {
+				t.Errorf("%q, %v, want an end", b[:n], err)
+			}
+			if _, err := near.Write([]byte("3")); err != nil {
+				t.Error(err)
+			}
+			if _, err := io.ReadFull(far, b[:1]); err != nil || b[0] != '3' {
+				t.Errorf("the reply: %q, %v", b[:1], err)
+			}
+		})
+	}
+}
