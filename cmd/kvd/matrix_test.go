@@ -53,7 +53,7 @@ type caller struct {
 func (c caller) heard() bool { return c.conf != nil && c.alert == "" }
 
 // whoever is everybody who may call: those with a role, as the first ones, and others.
-func whoever(t *testing.T, a *identitytest.Authority) (all []caller) {
+func whoever(t *testing.T, a *identitytest.Authority, revoked tls.Certificate) (all []caller) {
 	for _, r := range identity.Every.All() {
 		all = append(all, caller{name: r.String(), conf: a.Config(a.Role(r.String(), "it")), role: r})
 	}
@@ -67,6 +67,7 @@ func whoever(t *testing.T, a *identitytest.Authority) (all []caller) {
 		caller{name: "no identity", conf: a.Config(a.Leaf())},
 		caller{name: "no certificate", conf: nobody, alert: "certificate required"},
 		caller{name: "expired", conf: a.Config(a.Role("operator", "it", expired)), alert: "expired certificate"},
+		caller{name: "revoked", conf: a.Config(revoked), alert: "bad certificate"},
 		caller{name: "other authority", conf: stranger, alert: "unknown certificate authority"},
 		caller{name: "in clear"},
 	)

@@ -75,12 +75,14 @@ func startSecured(t *testing.T) *secured {
 	t.Helper()
 	env, dir := runtimeDir(t)
 	files := newCertificates(t)
-	s := &secured{t: t, callers: whoever(t, files.Authority), conns: make(map[string]*grpc.ClientConn),
+	revoked := files.Role("operator", "it")
+	list := files.Revoke(revoked)
+	s := &secured{t: t, callers: whoever(t, files.Authority, revoked), conns: make(map[string]*grpc.ClientConn),
 		raft: freeAddr(t), unix: filepath.Join(dir, "gateway.sock"), shm: filepath.Join(dir, "memnode.sock")}
 	kvd := func(role string, args ...string) map[string]string {
 		t.Helper()
 		// All addresses, so that HTTP is not as on loopback.
-		return start(t, env, append(append([]string{role, "--http-listen=0.0.0.0:0"}, files.flags(role)...), args...)...).kv
+		return start(t, env, append(append([]string{role, "--http-listen=0.0.0.0:0", "--tls-crl=" + list}, files.flags(role)...), args...)...).kv
 	}
 	d := kvd("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+s.raft, "--bootstrap", "--lease=1m", "--scrub-interval=0")
 	s.directory = d["directory"]

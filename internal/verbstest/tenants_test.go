@@ -23,9 +23,10 @@ import (
 
 // tenants are two clients with certificates, each with a namespace of its own on the same memory nodes.
 type tenants struct {
-	t  *testing.T
-	s  *store
-	ca *identitytest.Authority
+	t      *testing.T
+	s      *store
+	ca     *identitytest.Authority
+	stolen tls.Certificate // ann's, and revoked
 	// ann owns the namespace that bob is after.
 	ann, bob         *guesser
 	annConf, bobConf *tls.Config
@@ -54,7 +55,8 @@ func (x *tenants) refused(what string, err error, want string) {
 func TestTenants(t *testing.T) {
 	needs(t, "1")
 	x := &tenants{t: t, ca: identitytest.New(t)}
-	x.s = newStoreTLS(t, x.ca, 2*time.Second, node{"m1", 0, nil}, node{"m2", 1, nil})
+	x.stolen = x.ca.Role("client", "ann")
+	x.s = newStoreTLS(t, x.ca, []tls.Certificate{x.stolen}, 2*time.Second, node{"m1", 0, nil}, node{"m2", 1, nil})
 	annConf, ann, annRPC := x.client("ann")
 	bobConf, bob, bobRPC := x.client("bob")
 	x.annConf, x.bobConf, x.annRPC = annConf, bobConf, annRPC
@@ -113,7 +115,7 @@ func (x *tenants) forgeTokens() {
 	}
 	x.ann.token = good
 	x.rows = append(x.rows, []string{fmt.Sprintf("a token with any of its %d bytes altered", len(good)), "refused"})
-	elsewhere := newStoreTLS(x.t, x.ca, time.Minute, node{"m9", 2, nil})
+	elsewhere := newStoreTLS(x.t, x.ca, nil, time.Minute, node{"m9", 2, nil})
 	x.refused("a token on the memory node of another cluster", x.stranger(elsewhere, "m9", x.annConf, good), "signature")
 }
 
@@ -135,6 +137,7 @@ func (x *tenants) showOthersTokens() {
 		{"no TLS", nil, "", true},
 		{"no certificate", bare, "certificate required", true},
 		{"a certificate that has expired", x.ca.Config(x.ca.Role("client", "ann", expired)), "expired certificate", true},
+		{"a certificate that was revoked", x.ca.Config(x.stolen), "bad certificate", true},
 		{"a certificate of another authority", strange, "unknown certificate authority", true},
 		{"a certificate without an identity", x.ca.Config(x.ca.Leaf()), "the certificate has no identity", false},
 		{"a directory node's certificate", x.ca.Config(x.ca.Role("directory", "d1")), "has the role directory", false},
