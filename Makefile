@@ -234,7 +234,7 @@ test-verbs: lint-verbs build-verbs ## the provider and the store over Soft-RoCE 
 
 .PHONY: test-tenants
 test-tenants: build ## one tenant after another's memory, over tcp between real processes
-	KVD_VERBS=1 KVD_VERBS_PROVIDER=tcp KVD_BIN=$(CURDIR)/bin CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestSecurityMatrix|TestTenants' ./internal/verbstest
+	KVD_VERBS=1 KVD_VERBS_PROVIDER=tcp KVD_BIN=$(CURDIR)/bin CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 5m -run 'TestSecurityMatrix|TestTenants|TestTokens' ./internal/verbstest
 
 .PHONY: clean
 clean: ## remove what make made

@@ -53,7 +53,7 @@ type caller struct {
 func (c caller) heard() bool { return c.conf != nil && c.alert == "" }
 
 // whoever is everybody who may call: those with a role, as the first ones, and others.
-func whoever(t *testing.T, a *identitytest.Authority) (all []caller) {
+func whoever(t *testing.T, a *identitytest.Authority, revoked tls.Certificate) (all []caller) {
 	for _, r := range identity.Every.All() {
 		all = append(all, caller{name: r.String(), conf: a.Config(a.Role(r.String(), "it")), role: r})
 	}
@@ -67,6 +67,7 @@ func whoever(t *testing.T, a *identitytest.Authority) (all []caller) {
 		caller{name: "no identity", conf: a.Config(a.Leaf())},
 		caller{name: "no certificate", conf: nobody, alert: "certificate required"},
 		caller{name: "expired", conf: a.Config(a.Role("operator", "it", expired)), alert: "expired certificate"},
+		caller{name: "revoked", conf: a.Config(revoked), alert: "bad certificate"},
 		caller{name: "other authority", conf: stranger, alert: "unknown certificate authority"},
 		caller{name: "in clear"},
 	)
@@ -226,7 +227,7 @@ func (m matrix) print(t *testing.T, all []caller) {
 // harm gives a request for each RPC that would harm the store, or tell of others' affairs, if its caller were
 // let do it.
 func (s *secured) harm() map[string]proto.Message {
-	me := &dirpb.Access{Who: "spiffe://" + identitytest.TrustDomain + "/kvd/client/it", Right: dirpb.Right_RIGHT_ADMIN}
+	me := &dirpb.Access{Who: identified("client/it"), Right: dirpb.Right_RIGHT_ADMIN}
 	return map[string]proto.Message{
 		dirpb.Directory_OpenSession_FullMethodName:  &dirpb.OpenSessionRequest{Namespace: theirs},
 		dirpb.Directory_Renew_FullMethodName:        &dirpb.RenewRequest{SessionId: s.victim.id, Number: 1 << 60},
@@ -263,7 +264,7 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_WhoAmI_FullMethodName:        &dirpb.WhoAmIRequest{},
 		dirpb.Directory_ShowNamespace_FullMethodName: &dirpb.ShowNamespaceRequest{Name: theirs},
 		dirpb.Directory_GrantAccess_FullMethodName:   &dirpb.GrantAccessRequest{Namespace: theirs, Access: me},
-		dirpb.Directory_RevokeAccess_FullMethodName:  &dirpb.RevokeAccessRequest{Namespace: theirs, Who: "spiffe://" + identitytest.TrustDomain + "/kvd/client/victim"},
+		dirpb.Directory_RevokeAccess_FullMethodName:  &dirpb.RevokeAccessRequest{Namespace: theirs, Who: identified("gateway/it")},
 		healthpb.Health_Check_FullMethodName:         &healthpb.HealthCheckRequest{},
 		healthpb.Health_List_FullMethodName:          &healthpb.HealthListRequest{},
 		healthpb.Health_Watch_FullMethodName:         &healthpb.HealthCheckRequest{},
@@ -545,8 +546,7 @@ func TestMatrix(t *testing.T) {
 }
 
 // public are RPCs that tell everybody of himself, or of a session whether it lives.
-var public = []string{dirpb.Directory_SessionState_FullMethodName, dirpb.Directory_WhoAmI_FullMethodName,
-	dirpb.Directory_OpenSession_FullMethodName, dirpb.Directory_ShowNamespace_FullMethodName, dirpb.Directory_GrantAccess_FullMethodName, dirpb.Directory_RevokeAccess_FullMethodName}
+var public = []string{dirpb.Directory_SessionState_FullMethodName, dirpb.Directory_WhoAmI_FullMethodName}
 
 // clientTries has a client, who has a namespace of his own, try all there is to change the cluster, to learn the key by
 // which tokens are signed, and to reach another tenant's bytes, of which he knows the rkeys.
@@ -560,7 +560,14 @@ func (s *secured) clientTries(t *testing.T) {
 			t.Errorf("%s of a client: %v, want a refusal for want of a right", method, err)
 		}
 	}
-
+	if err := s.invoke("client", dirpb.Directory_OpenSession_FullMethodName, false, &dirpb.OpenSessionRequest{}); status.Code(err) != codes.NotFound {
+		t.Errorf("a session of a client in the default namespace, which nobody has made: %v", err)
+	}
+	for _, w := range s.mapOf(s.own, func(*dirpb.Map) bool { return true }).Namespaces {
+		if w.Name != mine {
+			t.Errorf("a client sees %v", w)
+		}
+	}
 	for provider, addr := range map[string]string{"tcp": s.memnode["tcp"], "shm": s.shm} {
 		k := s.keys(s.victim, provider)
 		bytes := s.read(t, provider, addr, k)

@@ -75,18 +75,20 @@ func startSecured(t *testing.T) *secured {
 	t.Helper()
 	env, dir := runtimeDir(t)
 	files := newCertificates(t)
-	s := &secured{t: t, callers: whoever(t, files.Authority), conns: make(map[string]*grpc.ClientConn),
+	revoked := files.Role("operator", "it")
+	list := files.Revoke(revoked)
+	s := &secured{t: t, callers: whoever(t, files.Authority, revoked), conns: make(map[string]*grpc.ClientConn),
 		raft: freeAddr(t), unix: filepath.Join(dir, "gateway.sock"), shm: filepath.Join(dir, "memnode.sock")}
 	kvd := func(role string, args ...string) map[string]string {
 		t.Helper()
 		// All addresses, so that HTTP is not as on loopback.
-		return start(t, env, append(append([]string{role, "--http-listen=0.0.0.0:0"}, files.flags(role)...), args...)...).kv
+		return start(t, env, append(append([]string{role, "--http-listen=0.0.0.0:0", "--tls-crl=" + list}, files.flags(role)...), args...)...).kv
 	}
 	d := kvd("directory", "--id=d", "--data-dir="+t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen="+s.raft, "--bootstrap", "--lease=1m", "--scrub-interval=0")
 	s.directory = d["directory"]
 	s.memnode = kvd("memnode", "--name=m", "--directory="+s.directory, "--memory=64MiB", "--janitor=false", "--shm-socket="+s.shm, "--health-listen=127.0.0.1:0")
 	victim := caller{name: "victim", conf: files.Config(files.Role("client", "victim"))}
-	for _, c := range append([]caller{victim}, s.callers...) {
+	for _, c := range append(slices.Clone(s.callers), victim) {
 		creds := insecure.NewCredentials()
 		if c.conf != nil {
 			creds = credentials.NewTLS(c.conf)
@@ -97,11 +99,8 @@ func startSecured(t *testing.T) *secured {
 		}
 		t.Cleanup(func() { conn.Close() })
 		s.conns[c.name] = conn
-		if c.role == identity.Operator {
-			createNamespace(t, s.directory, theirs, c.conf, files.identity("gateway"), files.identity("archive"), "spiffe://"+identitytest.TrustDomain+"/kvd/client/victim")
-			createNamespace(t, s.directory, mine, c.conf, files.identity("client"))
-		}
 	}
+	s.tenants()
 	s.gateway = kvd("gateway", "--directory="+s.directory, "--databases="+theirs, "--listen=127.0.0.1:0", "--listen-memcached=127.0.0.1:0", "--listen-unix="+s.unix, "--listen-tls=127.0.0.1:0")
 	s.http = map[string]string{"directory": d["http"], "memnode": s.memnode["http"], "gateway": s.gateway["http"], "janitor": kvd("janitor", "--directory="+s.directory)["http"]}
 	s.loopback = kvd("janitor", "--directory="+s.directory, "--http-listen=127.0.0.1:0")["http"]
@@ -128,6 +127,27 @@ func startSecured(t *testing.T) *secured {
 	s.node = s.status().GetMap().GetNodes()[0]
 	return s
 }
+
+// tenants makes the two namespaces, and gives everybody the right to his own.
+func (s *secured) tenants() {
+	s.t.Helper()
+	operator := dirpb.NewDirectoryClient(s.conns["operator"])
+	for namespace, owner := range map[string]string{theirs: "client/victim", mine: "client/it"} {
+		_, err := operator.CreateNamespace(s.ctx(), &dirpb.CreateNamespaceRequest{Name: namespace, Replicas: 1, BytesPerNode: 24 << 20, Owner: identified(owner)})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	for _, who := range []string{"gateway/it", "archive/it"} {
+		_, err := operator.GrantAccess(s.ctx(), &dirpb.GrantAccessRequest{Namespace: theirs, Access: &dirpb.Access{Who: identified(who), Right: dirpb.Right_RIGHT_WRITE}})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// identified is the identity of ROLE/NAME.
+func identified(who string) string { return "spiffe://" + identitytest.TrustDomain + "/kvd/" + who }
 
 // status is what an operator sees of the cluster.
 func (s *secured) status() *dirpb.StatusReply {
@@ -259,23 +279,32 @@ func (w *wire) do(op rdma.Opcode, rkey, addr uint64, n int) driver.Status {
 	}
 }
 
-// keys waits for the rkeys of a session's namespace.
-func (s *secured) keys(x session, provider string) *dirpb.RegionKeys {
+// mapOf waits for a map as a session sees it.
+func (s *secured) mapOf(x session, like func(*dirpb.Map) bool) *dirpb.Map {
 	s.t.Helper()
 	w, err := x.directory.WatchMap(s.ctx(), &dirpb.WatchMapRequest{SessionId: x.id})
 	for err == nil {
 		var m *dirpb.Map
-		if m, err = w.Recv(); err != nil {
-			break
-		}
-		for _, k := range m.GetPgs()[0].GetMembers()[0].GetKeys() {
-			if k.Provider == provider {
-				return k
-			}
+		if m, err = w.Recv(); err == nil && m.Renew == nil && like(m) {
+			return m
 		}
 	}
-	s.t.Fatalf("session %d has no rkeys of %s: %v", x.id, provider, err)
+	s.t.Fatalf("session %d waits for a map: %v", x.id, err)
 	return nil
+}
+
+// keys waits for the rkeys of a session's namespace.
+func (s *secured) keys(x session, provider string) (k *dirpb.RegionKeys) {
+	s.t.Helper()
+	s.mapOf(x, func(m *dirpb.Map) bool {
+		all := m.GetPgs()[0].GetMembers()[0].GetKeys()
+		i := slices.IndexFunc(all, func(k *dirpb.RegionKeys) bool { return k.Provider == provider })
+		if i >= 0 {
+			k = all[i]
+		}
+		return k != nil
+	})
+	return k
 }
 
 // read gives bytes of the victim's index and heap.

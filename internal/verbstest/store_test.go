@@ -307,6 +307,7 @@ type store struct {
 	rpc   *dirclient.Client
 	conf  *tls.Config             // of the operator who is the test; nil: the store has no TLS
 	ca    *identitytest.Authority // likewise
+	crl   string                  // file of revoked certificates, if any
 	nodes map[string]*proc
 }
 
@@ -314,15 +315,15 @@ type store struct {
 // 128 MiB and no janitor unless flags say otherwise.
 func newStore(t *testing.T, lease time.Duration, nodes ...node) *store {
 	t.Helper()
-	return newStoreTLS(t, nil, lease, nodes...)
+	return newStoreTLS(t, nil, nil, lease, nodes...)
 }
 
-// newStoreTLS is newStore in which everybody has a certificate of ca, unless that is nil.
-func newStoreTLS(t *testing.T, ca *identitytest.Authority, lease time.Duration, nodes ...node) *store {
+// newStoreTLS is newStore in which everybody has a certificate of ca, unless that is nil. These certificates are revoked.
+func newStoreTLS(t *testing.T, ca *identitytest.Authority, revoked []tls.Certificate, lease time.Duration, nodes ...node) *store {
 	t.Helper()
 	s := &store{t: t, nodes: map[string]*proc{}, ca: ca}
 	if ca != nil {
-		s.conf = ca.Config(ca.Role("operator", "ops"))
+		s.conf, s.crl = ca.Config(ca.Role("operator", "ops")), ca.Revoke(revoked...)
 	}
 	d := spawn(t, "directory", environ(), append([]string{filepath.Join(bin, "kvd"), "directory", "--id", "d1", "--data-dir", t.TempDir(),
 		"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--bootstrap", "--lease", lease.String(), "--scrub-interval", "0"}, s.certificate("directory", "127.0.0.1")...)...).ready()
@@ -339,7 +340,7 @@ func (s *store) certificate(role, address string) []string {
 		return nil
 	}
 	ca, cert, key := s.ca.Files(s.ca.Role(role, "it", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.ParseIP(address)} }))
-	return []string{"--tls-ca", ca, "--tls-cert", cert, "--tls-key", key}
+	return []string{"--tls-ca", ca, "--tls-cert", cert, "--tls-key", key, "--tls-crl", s.crl}
 }
 
 // caller calls the directory by TLS, unless conf is nil.

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
@@ -20,14 +23,15 @@ import (
 
 // tenants are two clients with certificates, each with a namespace of its own on the same memory nodes.
 type tenants struct {
-	t  *testing.T
-	s  *store
-	ca *identitytest.Authority
+	t      *testing.T
+	s      *store
+	ca     *identitytest.Authority
+	stolen tls.Certificate // ann's, and revoked
 	// ann owns the namespace that bob is after.
-	ann, bob *guesser
-	annConf  *tls.Config
-	annRPC   *dirclient.Client
-	rows     [][]string
+	ann, bob         *guesser
+	annConf, bobConf *tls.Config
+	annRPC           *dirclient.Client
+	rows             [][]string
 }
 
 // client gives a client's certificate, its identity, and its way to the directory.
@@ -51,10 +55,11 @@ func (x *tenants) refused(what string, err error, want string) {
 func TestTenants(t *testing.T) {
 	needs(t, "1")
 	x := &tenants{t: t, ca: identitytest.New(t)}
-	x.s = newStoreTLS(t, x.ca, 2*time.Second, node{"m1", 0, nil}, node{"m2", 1, nil})
+	x.stolen = x.ca.Role("client", "ann")
+	x.s = newStoreTLS(t, x.ca, []tls.Certificate{x.stolen}, 2*time.Second, node{"m1", 0, nil}, node{"m2", 1, nil})
 	annConf, ann, annRPC := x.client("ann")
 	bobConf, bob, bobRPC := x.client("bob")
-	x.annConf, x.annRPC = annConf, annRPC
+	x.annConf, x.bobConf, x.annRPC = annConf, bobConf, annRPC
 	x.s.namespaceOf(ann, "ours", 2, 16<<20)
 	x.s.namespaceOf(bob, "theirs", 2, 8<<20)
 	x.ann, x.bob = x.s.guesserAs(annRPC, annConf, "ours", false, true), x.s.guesserAs(bobRPC, bobConf, "theirs", false, true)
@@ -64,15 +69,16 @@ func TestTenants(t *testing.T) {
 		return bytes.Join([][]byte{witness.read(ours.indexRKey, ours.index, 64), witness.read(ours.indexRKey, ours.index+4096, 64), witness.read(ours.heapRKey, ours.heap, 64)}, nil)
 	}
 	before := bytesOfOurs()
-	x.stealBytes(ours)
+	x.stealBytes(ours) // by connections that are his to make
 	x.forgeTokens()
 	x.showNoTokens()
 	x.showOthersTokens()
 	x.replayTokens(ours)
+	x.revokeAccess(ours)
+	x.rotateKeys()
 	if after := bytesOfOurs(); !bytes.Equal(after, before) {
 		t.Errorf("the bytes changed from %x to %x", before, after)
 	}
-	x.bob.mustConnect("m1") // he is one who may, all the same
 	printTable("Two tenants of the same memory nodes, over "+provider+" and TLS", []string{"attempt", "answer"}, x.rows)
 }
 
@@ -109,12 +115,13 @@ func (x *tenants) forgeTokens() {
 	}
 	x.ann.token = good
 	x.rows = append(x.rows, []string{fmt.Sprintf("a token with any of its %d bytes altered", len(good)), "refused"})
-	elsewhere := newStoreTLS(x.t, x.ca, time.Minute, node{"m9", 2, nil})
+	elsewhere := newStoreTLS(x.t, x.ca, nil, time.Minute, node{"m9", 2, nil})
 	x.refused("a token on the memory node of another cluster", x.stranger(elsewhere, "m9", x.annConf, good), "signature")
 }
 
 // showOthersTokens shows a good token with other certificates than its owner's.
 func (x *tenants) showOthersTokens() {
+	x.refused("another client's certificate, with a good token", x.stranger(x.s, "m1", x.bobConf, x.ann.token), "the session token is another identity's")
 	stranger := identitytest.New(x.t)
 	strange := stranger.Config(stranger.Role("client", "ann"))
 	strange.RootCAs = x.ca.Pool
@@ -130,6 +137,7 @@ func (x *tenants) showOthersTokens() {
 		{"no TLS", nil, "", true},
 		{"no certificate", bare, "certificate required", true},
 		{"a certificate that has expired", x.ca.Config(x.ca.Role("client", "ann", expired)), "expired certificate", true},
+		{"a certificate that was revoked", x.ca.Config(x.stolen), "bad certificate", true},
 		{"a certificate of another authority", strange, "unknown certificate authority", true},
 		{"a certificate without an identity", x.ca.Config(x.ca.Leaf()), "the certificate has no identity", false},
 		{"a directory node's certificate", x.ca.Config(x.ca.Role("directory", "d1")), "has the role directory", false},
@@ -159,7 +167,7 @@ func (x *tenants) showNoTokens() {
 // belong together.
 func (x *tenants) stranger(s *store, name string, conf *tls.Config, token []byte) error {
 	x.t.Helper()
-	g := &guesser{s: s, dev: openDeviceTLS(x.t, provider, 3, conf), token: token}
+	g := &guesser{s: s, dev: openDeviceTLS(x.t, provider, 3, conf), token: token, most: 1}
 	var err error
 	if g.pd, err = g.dev.AllocPD(); err != nil {
 		x.t.Fatal(err)
@@ -172,6 +180,26 @@ func (x *tenants) stranger(s *store, name string, conf *tls.Config, token []byte
 		x.t.Error(err)
 	}
 	return err
+}
+
+// rotateKeys shows a token of a key that has been replaced twice. A token of the key before is good.
+func (x *tenants) rotateKeys() {
+	for n := range 2 {
+		ctx, cancel := context.WithTimeout(x.t.Context(), patience)
+		err := x.s.rpc.CallOnce(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+			_, err := d.RotateKey(ctx, &dirpb.RotateKeyRequest{Force: true}) // guessers do not take over another token
+			return err
+		})
+		if cancel(); err != nil {
+			x.t.Fatal(err)
+		}
+		until(x.t, "memory nodes have the key", func() string { return strings.Join(x.s.status().GetKeyUse().GetNodesBehind(), ", ") })
+		if _, err := x.ann.connect("m1"); n == 0 && err != nil {
+			x.t.Errorf("a token of the key before: %v", err)
+		} else if n == 1 {
+			x.refused("a token of a key that was replaced twice", err, "which was replaced")
+		}
+	}
 }
 
 // replayTokens shows tokens of sessions that have ended.
@@ -193,6 +221,44 @@ func (x *tenants) replayTokens(ours region) {
 		x.refused("a token after its session was fenced"+m.where, err, "the session has ended")
 		_, err = closed.connect(m.name)
 		x.refused("a token after its session was closed"+m.where, err, "the session has ended")
+	}
+}
+
+// revokeAccess takes a right from a client who is at work with it.
+func (x *tenants) revokeAccess(ours region) {
+	conf, carl, rpc := x.client("carl")
+	x.s.callAs(x.annRPC, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.GrantAccess(ctx, &dirpb.GrantAccessRequest{Namespace: "ours", Access: &dirpb.Access{Who: carl, Right: dirpb.Right_RIGHT_WRITE}})
+		return err
+	})
+	g := x.s.guesserAs(rpc, conf, "ours", false, false)
+	q := g.mustConnect("m1")
+	q.read(ours.heapRKey, ours.heap, 8)
+	var revoked *dirpb.RevokeAccessReply
+	x.s.callAs(x.annRPC, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+		revoked, err = d.RevokeAccess(ctx, &dirpb.RevokeAccessRequest{Namespace: "ours", Who: carl})
+		return err
+	})
+	if revoked.Fencing != 1 {
+		x.t.Errorf("%d sessions are fenced, want 1", revoked.Fencing)
+	}
+	x.fenced(g)
+	if got := q.do(g.writeWR(ours.heapRKey, ours.heap)); got == success {
+		x.t.Error("a client whose right was revoked writes")
+	}
+	for _, m := range []struct{ name, where string }{{"m1", ""}, {"m2", ", on a memory node to which it had not connected"}} {
+		_, err := g.connect(m.name)
+		x.refused("a token after its owner's right was revoked"+m.where, err, "the session has ended")
+	}
+	ctx, cancel := context.WithTimeout(x.t.Context(), patience)
+	defer cancel()
+	err := rpc.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "ours"})
+		return err
+	})
+	x.rows = append(x.rows, []string{"another session after its right was revoked", status.Code(err).String()})
+	if status.Code(err) != codes.PermissionDenied {
+		x.t.Errorf("a session of a client whose right was revoked: %v", err)
 	}
 }
 

@@ -41,7 +41,7 @@ func New(t testing.TB) *Authority {
 	ca := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, ca, ca, &a.key.PublicKey, a.key)
 	if err == nil {
@@ -113,6 +113,24 @@ func (a *Authority) Role(role, name string, change ...func(*x509.Certificate)) t
 func (a *Authority) Config(cert tls.Certificate) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: a.Pool, ClientCAs: a.Pool,
 		ClientAuth: tls.RequireAndVerifyClientCert}
+}
+
+// Revoke writes a list of revoked certificates as a PEM file into a folder of the test's.
+func (a *Authority) Revoke(certs ...tls.Certificate) (file string) {
+	a.t.Helper()
+	list := &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: time.Now().Add(time.Hour)}
+	for _, c := range certs {
+		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.Leaf.SerialNumber, RevocationTime: list.ThisUpdate})
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, list, a.cert, a.key)
+	if err == nil {
+		file = filepath.Join(a.t.TempDir(), "crl.pem")
+		err = os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der}), 0o600)
+	}
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return file
 }
 
 // Files writes the authority, cert and its key as PEM files into a folder of the test's.
