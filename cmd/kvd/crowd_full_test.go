@@ -50,6 +50,7 @@ type besieged struct {
 	// ask is a question of an honest client, which was there before the crowd; fresh makes another client, and lets it ask.
 	ask, fresh func() error
 	bound      int64 // bytes, documented
+	few        bool  // fewer than fullIdle connections are within its limits
 }
 
 // TestCrowdsInFull puts 10,000 idle and 1,000 hostile connections before each kind of listener, one after the other, and prints what an
@@ -150,6 +151,9 @@ func (b *besieged) besiege(t *testing.T, cpus *unix.CPUSet, table *strings.Build
 		there += m.hear("idle")[0]
 	}
 	peak, open := anonymous(t, pid), b.openConns(t)
+	if !b.few && open < fullIdle {
+		t.Errorf("%d idle connections are open, want %d", open, fullIdle)
+	}
 	foes := startMob(t, cpus, mob{Addr: b.addr, Gangs: b.gangs})
 	foes.hear("idle")
 	var idle, crowded []time.Duration
@@ -338,7 +342,7 @@ func newTLSStore(t *testing.T) *tlsStore {
 	files := newCertificates(t)
 	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap"}, files.flags("directory")...)...)
 	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
-	createNamespace(t, d.kv["directory"], "cache", files.load("operator"))
+	createNamespace(t, d.kv["directory"], "cache", files.load("operator"), files.identity("gateway"))
 	s := &tlsStore{files: files.files("client")}
 	s.gw = start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--listen=off", "--listen-memcached=off", "--listen-tls=127.0.0.1:0",
 		"--http-listen=127.0.0.1:0", "--insecure", "--max-connections=12000", "--buffer-memory=64MiB"}, files.flags("gateway")...)...)
@@ -390,14 +394,13 @@ func (s *clearStore) tcpGreetings(t *testing.T, n int) (greet [][]byte, readBig 
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	const lanes = 4096 // memnode's bound
 	var session uint32
 	for len(greet) < n {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		err := dir.CallOnce(ctx, func(ctx context.Context, c dirpb.DirectoryClient) error {
 			rep, err := c.OpenSession(ctx, &dirpb.OpenSessionRequest{Namespace: "cache", Client: "crowd"})
 			session = rep.GetSessionId()
-			for lane := range uint32(lanes) {
+			for lane := range rep.GetMaxLanes() {
 				hello := append([]byte("KVDt\x01\x00"), byte(len(rep.GetToken())+4), 0)
 				greet = append(greet, binary.LittleEndian.AppendUint32(append(hello, rep.GetToken()...), lane))
 			}
@@ -544,7 +547,7 @@ func (s *clearStore) grpc(t *testing.T) besieged {
 
 // raft: the honest client is the directory's leader, which needs the follower for each decision.
 func (s *clearStore) raft(t *testing.T) besieged {
-	b := besieged{name: "raft", counted: "raft", p: s.follower, addr: s.raftAddr, bound: 64 << 20}
+	b := besieged{name: "raft", few: true, counted: "raft", p: s.follower, addr: s.raftAddr, bound: 64 << 20}
 	b.gangs = []gang{
 		{Name: "silence", N: 250, Holds: time.Minute, Every: time.Second},
 		{Name: "a byte a second", N: 250, Say: []byte("\x00\x01\x02\x03"), Slow: true, Every: time.Second},
@@ -573,7 +576,7 @@ func (s *clearStore) raft(t *testing.T) besieged {
 }
 
 func (s *clearStore) http(t *testing.T) besieged {
-	b := besieged{name: "http", counted: "http", p: s.node, addr: s.node.kv["http"], bound: 32 << 20}
+	b := besieged{name: "http", few: true, counted: "http", p: s.node, addr: s.node.kv["http"], bound: 32 << 20}
 	b.gangs = []gang{
 		{Name: "silence", N: 150, Holds: time.Minute, Every: time.Second},
 		{Name: "half a request", N: 200, Say: []byte("GET /metrics HTTP/1.1\r\n"), Holds: time.Minute, Every: time.Second},
@@ -610,7 +613,7 @@ func again(ask func() error) (err error) {
 }
 
 func (s *clearStore) health(t *testing.T) besieged {
-	b := besieged{name: "health", counted: "health", p: s.node, addr: s.node.kv["health"], idle: gang{Greet: [][]byte{h2Calls(t, "", 0)}, Welcome: 9},
+	b := besieged{name: "health", few: true, counted: "health", p: s.node, addr: s.node.kv["health"], idle: gang{Greet: [][]byte{h2Calls(t, "", 0)}, Welcome: 9},
 		gangs: h2Gangs(t, healthpb.Health_Check_FullMethodName), bound: 32 << 20}
 	check := func() error {
 		c, err := grpc.NewClient(b.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
