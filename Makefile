@@ -111,7 +111,7 @@ rotate: ## certificates, their authority and the key of tokens replaced every 10
 
 .PHONY: tour-mutants
 tour-mutants: ## the way from empty machines of docs/operations.md needs each of its commands
-	KVD_TOUR=mutants CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -parallel 8 -run TestTourNeedsAll ./deploy
+	KVD_TOUR=mutants CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m -parallel 16 -run TestTourNeedsAll ./deploy
 
 IDLE ?= 5s
 

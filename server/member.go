@@ -298,9 +298,12 @@ func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequ
 	if len(members) == 1 {
 		return nil, status.Errorf(codes.FailedPrecondition, "directory node %q is the only one left", q.Id)
 	}
-	// Said before it is done: afterwards this node may be the one that is no member any more.
-	if _, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{}, actRemoveDirectory, q.Id)); err != nil {
-		return nil, err
+	if q.Id == n.opts.ID {
+		// Said before it is done: afterwards this node is no member any more. Of others it is said afterwards, since raft
+		// does not tell a node of its removal to which another entry is still on its way.
+		if _, err := n.do(ctx, l, audited(ctx, &fsmpb.Command{}, actRemoveDirectory, q.Id)); err != nil {
+			return nil, err
+		}
 	}
 	if err := n.wait(ctx, n.raft.RemoveServer(raft.ServerID(q.Id), 0, enqueueTimeout)); err != nil {
 		return nil, n.applyError(err)
@@ -309,7 +312,7 @@ func (n *Node) RemoveDirectory(ctx context.Context, q *dirpb.RemoveDirectoryRequ
 	if q.Id != n.opts.ID {
 		// Failing here leaves an entry that the next leader drops.
 		c := &fsmpb.Command{Op: &fsmpb.Command_DropDirectory{DropDirectory: &fsmpb.DropDirectory{Id: q.Id}}}
-		if _, err := n.do(ctx, l, c); err != nil {
+		if _, err := n.do(ctx, l, audited(ctx, c, actRemoveDirectory, q.Id)); err != nil {
 			n.log.Info("directory: entry of a removed node stays for now", "node", q.Id, "err", err)
 		}
 	}

@@ -1120,6 +1120,19 @@ func TestRemove(t *testing.T) {
 	if !errors.Is(gone.Err(), ErrRemoved) || !errors.Is(gone.Close(), ErrRemoved) {
 		t.Fatalf("stopped because of %v", gone.Err())
 	}
+	var others []*Node
+	for _, n := range c.all() {
+		if n != gone {
+			others = append(others, n)
+		}
+	}
+	retry(t, "the audit trail", others, func(d dirpb.DirectoryClient) error {
+		rep, err := d.Audit(ctx, &dirpb.AuditRequest{Limit: 1})
+		if e := rep.GetEntries(); err == nil && (len(e) != 1 || e[0].Action != actRemoveDirectory || e[0].Object != gone.opts.ID) {
+			t.Errorf("the last audit entry is %v", e)
+		}
+		return err
+	})
 	// Started again, it understands the same.
 	again := c.restart((i+1)%3, "")
 	select {

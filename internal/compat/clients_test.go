@@ -29,7 +29,7 @@ import (
 func TestNodeClients(t *testing.T) {
 	open(t)
 	dir := nodeModules(t)
-	for _, script := range []string{"ioredis.mjs", "node-redis.mjs"} {
+	for _, script := range []string{"ioredis.mjs", "ioredis-users.mjs", "node-redis.mjs"} {
 		t.Run(strings.TrimSuffix(script, ".mjs"), func(t *testing.T) {
 			each(t, func(t *testing.T, at target) {
 				runScript(t, at, "node", filepath.Join(dir, script), portOf(at.redis))

@@ -54,6 +54,8 @@ const (
 	hogPatience, hogPause = time.Second, 100 * time.Millisecond
 	// modest parts are an equal part, or one so-many-th if that is more.
 	modest = 32
+	// small parts are one so-many-th.
+	small = 128
 	// collectorRest is how many times as long as it ran the collector is left alone, but no longer than maxRest.
 	collectorRest, maxRest = 25, 200 * time.Millisecond
 )
@@ -157,7 +159,7 @@ func (s *Share) Try(n int64) bool {
 			return false
 		}
 		if g := b.garbage.Load(); g > 0 && used+n+g > b.total {
-			if !b.reclaim(g) {
+			if !b.reclaim(g, s.held.Load()+n <= b.total/small) {
 				return false
 			}
 			continue
@@ -172,8 +174,9 @@ func (s *Share) Try(n int64) bool {
 	return true
 }
 
-// reclaim lets the garbage, of which there were so many bytes, become less, and reports whether it has.
-func (b *Budget) reclaim(seen int64) bool {
+// reclaim lets the garbage, of which there were so many bytes, become less, and reports whether it has. The collector is made to
+// run for somebody whose part is small even while it rests: he did not make that garbage.
+func (b *Budget) reclaim(seen int64, isSmall bool) bool {
 	b.collect.Lock() // once for all who wait for it
 	defer b.collect.Unlock()
 	c := &b.collect
@@ -190,7 +193,7 @@ func (b *Budget) reclaim(seen int64) bool {
 		return true
 	}
 	began := time.Now()
-	if began.Before(c.rests) {
+	if !isSmall && began.Before(c.rests) {
 		if !c.calls {
 			c.calls = true
 			time.AfterFunc(c.rests.Sub(began), b.wakeAfterRest)

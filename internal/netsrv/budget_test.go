@@ -171,3 +171,21 @@ func TestWokenAfterRest(t *testing.T) {
 		t.Errorf("the collector was made to run %d times, want once", n)
 	}
 }
+
+// A connection that wants little has the collector run while it rests: it rests from those who take and drop much.
+func TestSmallPartsDoNotWait(t *testing.T) {
+	const total = 1 << 20
+	b := NewBudget(total)
+	hog := b.Share(nil)
+	if !hog.Try(total) {
+		t.Fatal("refused")
+	}
+	hog.Drop(total)
+	b.collect.rests = time.Now().Add(time.Hour)
+	if hog.Try(total/small + 1) {
+		t.Error("more than a small part is given of memory that nobody has collected")
+	}
+	if !b.Share(nil).Try(total / small) {
+		t.Error("a small part waits")
+	}
+}
