@@ -121,9 +121,11 @@ IDLE ?= 5s
 test-idle: ## how often idle processes wake up, and what that costs: a table
 	KVD_IDLE=$(IDLE) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m -run TestIdle ./internal/e2e
 
+CROWD ?= 5
+
 .PHONY: test-crowd
-test-crowd: ## 10,000 idle and 1,000 hostile connections before each listener: memory, and latency beside them, in a table
-	KVD_CROWD=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 10m -run TestCrowdsInFull ./cmd/kvd
+test-crowd: ## 10,000 idle and 1,000 hostile connections before each listener: memory, and latency beside them in CROWD rounds, in a table
+	KVD_CROWD=$(CROWD) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 10m -run TestCrowdsInFull ./cmd/kvd
 
 # Two memory nodes of 32 pages, and some to spare. -p 1: the tests count the machine's pages.
 .PHONY: test-pages

@@ -56,7 +56,8 @@ type besieged struct {
 // TestCrowdsInFull puts 10,000 idle and 1,000 hostile connections before each kind of listener, one after the other, and prints what an
 // honest client and the process's memory see of it.
 func TestCrowdsInFull(t *testing.T) {
-	if os.Getenv("KVD_CROWD") == "" {
+	rounds, err := strconv.Atoi(os.Getenv("KVD_CROWD"))
+	if err != nil || rounds < 1 {
 		t.Skip("it takes two minutes, four processors and nobody beside it: make test-crowd")
 	}
 	servers, client, crowd := split(t)
@@ -70,7 +71,7 @@ func TestCrowdsInFull(t *testing.T) {
 	for _, b := range []besieged{
 		clear.redis(t), clear.memcached(t), secret.tls(t), clear.tcp(t), clear.grpc(t), clear.raft(t), clear.http(t), clear.health(t),
 	} {
-		t.Run(b.name, func(t *testing.T) { b.besiege(t, crowd, &table) })
+		t.Run(b.name, func(t *testing.T) { b.besiege(t, crowd, rounds, &table) })
 	}
 	t.Logf("%d processors: %d for the servers, %d for the honest client, %d for the crowd (0: any)\n%s",
 		runtime.NumCPU(), cpusOf(servers), cpusOf(client), cpusOf(crowd), table.String())
@@ -123,7 +124,7 @@ func (b *besieged) openConns(t *testing.T) int {
 	return n
 }
 
-func (b *besieged) besiege(t *testing.T, cpus *unix.CPUSet, table *strings.Builder) {
+func (b *besieged) besiege(t *testing.T, cpus *unix.CPUSet, rounds int, table *strings.Builder) {
 	pid := b.p.cmd.Process.Pid
 	b.windowP99(t) // warms up
 	before := anonymous(t, pid)
@@ -158,7 +159,7 @@ func (b *besieged) besiege(t *testing.T, cpus *unix.CPUSet, table *strings.Build
 	foes.hear("idle")
 	var idle, crowded []time.Duration
 	var did []int
-	for range 5 { // in turns, as a machine is not always equally busy
+	for range rounds { // in turns, as a machine is not always equally busy
 		idle = append(idle, b.windowP99(t))
 		foes.tell("go")
 		b.windowP99(t) // until each of the crowd has done its first deed
