@@ -31,7 +31,11 @@ var categoriesText string
 // that is not there reads, or writes if that is how the table has it.
 const needsText = `
 -: exists touch type strlen watch object|encoding object|freq object|idletime object|refcount memory|usage
+-: hexists hlen hstrlen scard sismember
 RW: decr decrby getdel getex getset incr incrby incrbyfloat
+RW: hincrby hincrbyfloat spop
+RW W: smove
+W R: sdiffstore sinterstore sunionstore
 RW W: rename renamenx
 R W: copy
 `

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -29,8 +30,8 @@ type key struct {
 	room, want int
 }
 
-// collection stands for whatever type a value has that was not read, since the command takes plain ones only.
-const collection client.Type = 255
+// collectionType stands for whatever type a value has that was not read, since the command takes plain ones only.
+const collectionType client.Type = 255
 
 // is reports whether a command on values of a type can go on: there is no value, or one of the type. If not it replies
 // so, which is where Redis looks at the type, too: most often behind the arguments, and before anything depends on the
@@ -101,6 +102,7 @@ const (
 	errTooLong   = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
 	errOffset    = "ERR offset is out of range"
 	errOverflow  = "ERR increment or decrement would overflow"
+	errNotFinite = "ERR increment would produce NaN or Infinity"
 )
 
 // fold compares with a lower-case word.
@@ -528,24 +530,32 @@ func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
 		w.Error(errNotFloat)
 		return
 	}
-	const bad = "ERR increment would produce NaN or Infinity"
-	if old.IsInf() || by.IsInf() {
-		w.Error(bad)
+	digits, ok := appendSum(k.own[:0], old, by)
+	if !ok {
+		w.Error(errNotFinite)
 		return
 	}
-	sum := new(big.Float).SetPrec(longDoublePrec).Add(old, by)
-	if sum.MantExp(nil) > longDoubleExp {
-		w.Error(bad)
-		return
-	}
-	k.own = sum.Append(k.own[:0], 'f', 17)
-	k.own = bytes.TrimRight(k.own, "0")
-	k.own = bytes.TrimSuffix(k.own, []byte("."))
-	if string(k.own) == "-0" {
-		k.own = append(k.own[:0], '0')
-	}
+	k.own = digits
 	k.set(k.own, k.expires)
 	w.Bulk(k.own)
+}
+
+// appendSum appends a + b, as INCRBYFLOAT writes it; ok is false if that is no finite number.
+func appendSum(dst []byte, a, b *big.Float) (_ []byte, ok bool) {
+	if a.IsInf() || b.IsInf() {
+		return dst, false
+	}
+	sum := new(big.Float).SetPrec(longDoublePrec).Add(a, b)
+	if sum.MantExp(nil) > longDoubleExp {
+		return dst, false
+	}
+	dst = sum.Append(dst, 'f', 17)
+	dst = bytes.TrimRight(dst, "0")
+	dst = bytes.TrimSuffix(dst, []byte("."))
+	if string(dst) == "-0" {
+		dst = append(dst[:0], '0')
+	}
+	return dst, true
 }
 
 // ---- commands over several keys, one key's share of them ---------------------
@@ -698,7 +708,21 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 }
 
 // encodingOf is the one that Redis would have chosen for a collection.
-func encodingOf(t client.Type, value []byte) string { return t.String() }
+func encodingOf(t client.Type, value []byte) string {
+	switch t {
+	case client.Hash:
+		if collection.Hash(value).Large() {
+			return "hashtable"
+		}
+		return "listpack"
+	case client.Set:
+		if collection.Set(value).Ints() {
+			return "intset"
+		}
+		return "hashtable"
+	}
+	return t.String()
+}
 
 // cmdRefcount is 1: no two keys share a value.
 func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {

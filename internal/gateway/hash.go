@@ -1,0 +1,533 @@
+package gateway
+
+import (
+	"errors"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// hashCommands are on one hash each. They work on its bytes (package collection), which those that write copy first, and
+// look at arguments, the type and fields in the order of Redis's t_hash.c.
+func hashCommands() []*command {
+	return ofGroup("hash",
+		keyed("hset", -4, 1, update, cmdHSet, "Sets fields."),
+		keyed("hmset", -4, 1, update, cmdHMSet, "Sets fields."),
+		keyed("hsetnx", 4, 1, update, cmdHSetNX, "Sets a field that does not exist."),
+		keyed("hget", 3, 1, read, cmdHGet, "Returns the value of a field."),
+		keyed("hmget", -3, 1, read, cmdHMGet, "Returns the values of fields."),
+		keyed("hgetall", 2, 1, read, cmdHGetAll, "Returns all fields and their values."),
+		keyed("hkeys", 2, 1, read, cmdHKeys, "Returns all fields."),
+		keyed("hvals", 2, 1, read, cmdHVals, "Returns the values of all fields."),
+		keyed("hlen", 2, 1, read, cmdHLen, "Counts the fields."),
+		keyed("hstrlen", 3, 1, read, cmdHStrlen, "Returns the length of a field's value."),
+		keyed("hexists", 3, 1, read, cmdHExists, "Says whether there is a field."),
+		keyed("hdel", -3, 1, update, cmdHDel, "Deletes fields."),
+		keyed("hincrby", 4, 1, update, cmdHIncrBy, "Adds to an integer in a field."),
+		keyed("hincrbyfloat", 4, 1, update, cmdHIncrByFloat, "Adds to a floating-point number in a field."),
+		keyed("hrandfield", -2, 1, read, cmdHRandField, "Returns random fields."),
+		keyed("hscan", -3, 1, read, cmdHScan, "Iterates over the fields."),
+	)
+}
+
+// ofGroup puts commands in a group of COMMAND DOCS.
+func ofGroup(group string, cmds ...*command) []*command {
+	for _, c := range cmds {
+		c.group = group
+	}
+	return cmds
+}
+
+// collectionError is the reply to an error of package collection, about the key of that name. Nothing was done.
+func collectionError(t client.Type, name []byte, err error) string {
+	if errors.Is(err, collection.ErrTooLong) {
+		return "ERR kvd: " + t.String() + " longer than " + strconv.Itoa(collection.MaxLen) + " bytes, or than values may be: nothing was done"
+	}
+	return "ERR kvd: corrupt " + t.String() + " at key " + strconv.Quote(clip(name, 128)) + ": nothing was done"
+}
+
+// editable is a copy of the collection's bytes to change, with room for grow bytes more; ok is as in mutable. The value
+// stays as it is if the command gives up: what may become too long, which is known behind the change, is not changed in
+// own, where the value of the unit's last command may be.
+func (k *key) editable(grow int) (b []byte, ok bool) {
+	n := len(k.value) + grow
+	if n <= min(k.maxValue, collection.MaxLen) {
+		return k.mutable(n)
+	}
+	if n > k.room {
+		k.want = n
+		return nil, false
+	}
+	return append(make([]byte, 0, n), k.value...), true
+}
+
+// setEdited makes b, which editable made, the value, and deletes the key if nothing is left. The expiry stays. If it is
+// too long it replies so and reports false.
+func (k *key) setEdited(t client.Type, b, name []byte, w *resp.Writer) bool {
+	switch {
+	case len(b) > min(k.maxValue, collection.MaxLen):
+		w.Error(collectionError(t, name, collection.ErrTooLong))
+		return false
+	case len(b) == 0:
+		k.delete()
+	default:
+		k.own = b
+		k.setAs(t, b, k.expires)
+	}
+	return true
+}
+
+// roomFor is about how many bytes strings add to a collection at most, one by one.
+func roomFor(texts [][]byte) int {
+	n := 16
+	for _, s := range texts {
+		n += len(s) + 10
+	}
+	return n
+}
+
+// hash is the key's hash, empty if there is none.
+func (k *key) hash() collection.Hash { return collection.Hash(k.value) }
+
+// hashLen counts the fields; ok is false behind a reply that says why not.
+func (k *key) hashLen(name []byte, w *resp.Writer) (n int, ok bool) {
+	if !k.is(client.Hash, w) {
+		return 0, false
+	}
+	n, err := k.hash().Len()
+	if err != nil {
+		w.Error(collectionError(client.Hash, name, err))
+	}
+	return n, err == nil
+}
+
+// hashField is the value of a field, nil if there is none; ok is as in hashLen.
+func (k *key) hashField(args [][]byte, w *resp.Writer) (value []byte, ok bool) {
+	if !k.is(client.Hash, w) {
+		return nil, false
+	}
+	value, err := k.hash().Get(args[2])
+	if err != nil {
+		w.Error(collectionError(client.Hash, args[1], err))
+	}
+	return value, err == nil
+}
+
+// setFields sets fields, and returns how many of them are new; ok is false if it did not, and has replied so or asked for room.
+func (k *key) setFields(name []byte, pairs [][]byte, w *resp.Writer) (added int, ok bool) {
+	b, ok := k.editable(roomFor(pairs))
+	if !ok {
+		return 0, false
+	}
+	h, added, err := collection.Hash(b).SetAll(pairs)
+	if err != nil {
+		w.Error(collectionError(client.Hash, name, err))
+		return 0, false
+	}
+	return added, k.setEdited(client.Hash, h, name, w)
+}
+
+func cmdHSet(k *key, args [][]byte, w *resp.Writer) {
+	if n, ok := hset(k, args, w, "hset"); ok {
+		w.Int(int64(n))
+	}
+}
+
+func cmdHMSet(k *key, args [][]byte, w *resp.Writer) {
+	if _, ok := hset(k, args, w, "hmset"); ok {
+		w.OK()
+	}
+}
+
+func hset(k *key, args [][]byte, w *resp.Writer, name string) (added int, ok bool) {
+	if len(args)%2 != 0 {
+		w.Error("ERR wrong number of arguments for '" + name + "' command")
+		return 0, false
+	}
+	if !k.is(client.Hash, w) {
+		return 0, false
+	}
+	return k.setFields(args[1], args[2:], w)
+}
+
+func cmdHSetNX(k *key, args [][]byte, w *resp.Writer) {
+	switch value, ok := k.hashField(args, w); {
+	case !ok:
+	case value != nil:
+		w.Int(0)
+	default:
+		if _, ok := k.setFields(args[1], args[2:], w); ok {
+			w.Int(1)
+		}
+	}
+}
+
+func cmdHGet(k *key, args [][]byte, w *resp.Writer) {
+	if value, ok := k.hashField(args, w); ok {
+		fieldOrNull(value, w)
+	}
+}
+
+func fieldOrNull(value []byte, w *resp.Writer) {
+	if value == nil {
+		w.Null()
+	} else {
+		w.Bulk(value)
+	}
+}
+
+func cmdHMGet(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Hash, w) {
+		return
+	}
+	var few [16][]byte
+	values, err := k.hash().GetAll(few[:0], args[2:])
+	if err != nil {
+		w.Error(collectionError(client.Hash, args[1], err))
+		return
+	}
+	w.Array(len(values))
+	for _, v := range values {
+		fieldOrNull(v, w)
+	}
+}
+
+func cmdHGetAll(k *key, args [][]byte, w *resp.Writer) {
+	n, ok := k.hashLen(args[1], w)
+	if !ok {
+		return
+	}
+	w.Map(n)
+	for field, value := range k.hash().All() {
+		w.Bulk(field)
+		w.Bulk(value)
+	}
+}
+
+func cmdHKeys(k *key, args [][]byte, w *resp.Writer) {
+	n, ok := k.hashLen(args[1], w)
+	if !ok {
+		return
+	}
+	w.Array(n)
+	for field := range k.hash().All() {
+		w.Bulk(field)
+	}
+}
+
+func cmdHVals(k *key, args [][]byte, w *resp.Writer) {
+	n, ok := k.hashLen(args[1], w)
+	if !ok {
+		return
+	}
+	w.Array(n)
+	for _, value := range k.hash().All() {
+		w.Bulk(value)
+	}
+}
+
+func cmdHLen(k *key, args [][]byte, w *resp.Writer) {
+	if n, ok := k.hashLen(args[1], w); ok {
+		w.Int(int64(n))
+	}
+}
+
+func cmdHStrlen(k *key, args [][]byte, w *resp.Writer) {
+	if value, ok := k.hashField(args, w); ok {
+		w.Int(int64(len(value)))
+	}
+}
+
+func cmdHExists(k *key, args [][]byte, w *resp.Writer) {
+	if value, ok := k.hashField(args, w); ok {
+		w.Int(bit(value != nil))
+	}
+}
+
+// cmdHDel writes only if there is a field to delete.
+func cmdHDel(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Hash, w) {
+		return
+	}
+	b, ok := k.editable(0)
+	if !ok {
+		return
+	}
+	h, n, err := collection.Hash(b).Delete(args[2:])
+	if err != nil {
+		w.Error(collectionError(client.Hash, args[1], err))
+		return
+	}
+	if n > 0 && !k.setEdited(client.Hash, h, args[1], w) {
+		return
+	}
+	w.Int(int64(n))
+}
+
+// cmdHIncrBy parses the increment before it looks at the key, as Redis does.
+func cmdHIncrBy(k *key, args [][]byte, w *resp.Writer) {
+	by, ok := resp.ParseInt(args[3])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	value, ok := k.hashField(args, w)
+	if !ok {
+		return
+	}
+	old := int64(0)
+	if value != nil {
+		if old, ok = resp.ParseInt(value); !ok {
+			w.Error("ERR hash value is not an integer")
+			return
+		}
+	}
+	if by > 0 && old > math.MaxInt64-by || by < 0 && old < math.MinInt64-by {
+		w.Error(errOverflow)
+		return
+	}
+	var digits [20]byte
+	if k.setField(args, strconv.AppendInt(digits[:0], old+by, 10), w) {
+		w.Int(old + by)
+	}
+}
+
+// setField sets the field that args names, in a hash that has been looked at.
+func (k *key) setField(args [][]byte, value []byte, w *resp.Writer) bool {
+	b, ok := k.editable(len(args[2]) + len(value) + 2*10 + 16)
+	if !ok {
+		return false
+	}
+	h, _, err := collection.Hash(b).Set(args[2], value)
+	if err != nil {
+		w.Error(collectionError(client.Hash, args[1], err))
+		return false
+	}
+	return k.setEdited(client.Hash, h, args[1], w)
+}
+
+func cmdHIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
+	by, ok := parseLongDouble(args[3])
+	if !ok {
+		w.Error(errNotFloat)
+		return
+	}
+	if by.IsInf() {
+		w.Error("ERR value is NaN or Infinity")
+		return
+	}
+	value, ok := k.hashField(args, w)
+	if !ok {
+		return
+	}
+	old := new(big.Float).SetPrec(longDoublePrec)
+	if value != nil {
+		if old, ok = parseLongDouble(value); !ok {
+			w.Error("ERR hash value is not a float")
+			return
+		}
+	}
+	var room [64]byte
+	digits, ok := appendSum(room[:0], old, by)
+	if !ok {
+		w.Error(errNotFinite)
+		return
+	}
+	if k.setField(args, digits, w) {
+		w.Bulk(digits)
+	}
+}
+
+// randomCount parses the count of HRANDFIELD and SRANDMEMBER, of which a negative one allows repetitions.
+func randomCount(b []byte, w *resp.Writer) (n int64, ok bool) {
+	n, ok = resp.ParseInt(b)
+	switch {
+	case !ok:
+		w.Error(errNotInt)
+	case n == math.MinInt64:
+		w.Error("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
+		ok = false
+	}
+	return n, ok
+}
+
+// randomPlaces chooses count places at random, or if count is negative so many of which some may be the same. Since
+// a client's number must not make a reply of any length, ok is false for one that would be longer than a
+// collection may be, which it has told.
+func randomPlaces(places []collection.Place, count int64, bytes int, w *resp.Writer) (chosen []collection.Place, ok bool) {
+	n := int64(len(places))
+	if count >= n {
+		return places, true
+	}
+	if count >= 0 {
+		for i := range int(count) {
+			j := i + rand.IntN(len(places)-i)
+			places[i], places[j] = places[j], places[i]
+		}
+		return places[:count], true
+	}
+	if each := int64(bytes)/n + 16; count < -collection.MaxLen/each {
+		w.Error("ERR kvd: the reply to that count would be longer than " + strconv.Itoa(collection.MaxLen) + " bytes")
+		return nil, false
+	}
+	chosen = make([]collection.Place, -count)
+	for i := range chosen {
+		chosen[i] = places[rand.IntN(len(places))]
+	}
+	return chosen, true
+}
+
+func cmdHRandField(k *key, args [][]byte, w *resp.Writer) {
+	count, ok := int64(1), true
+	if len(args) > 2 {
+		if count, ok = randomCount(args[2], w); !ok {
+			return
+		}
+	}
+	withValues := len(args) > 3
+	switch {
+	case len(args) > 4 || withValues && !fold(args[3], "withvalues"):
+		w.Error(errSyntax)
+		return
+	case withValues && (count < -math.MaxInt64/2 || count > math.MaxInt64/2):
+		w.Error("ERR value is out of range")
+		return
+	}
+	n, ok := k.hashLen(args[1], w)
+	if !ok {
+		return
+	}
+	var few [128]collection.Place
+	places := k.hash().Places(few[:0])
+	switch {
+	case n == 0 && len(args) == 2:
+		w.Null()
+		return
+	case n == 0:
+		w.Array(0)
+		return
+	}
+	if places, ok = randomPlaces(places, count, len(k.value), w); !ok {
+		return
+	}
+	switch {
+	case len(args) == 2:
+	case withValues && w.Proto != 3:
+		w.Array(2 * len(places))
+	default:
+		w.Array(len(places))
+	}
+	for _, p := range places {
+		field, value := k.hash().At(p)
+		if withValues && w.Proto == 3 {
+			w.Array(2)
+		}
+		w.Bulk(field)
+		if withValues {
+			w.Bulk(value)
+		}
+	}
+}
+
+// scanArgs are what HSCAN and SSCAN are told.
+type scanArgs struct {
+	cursor  uint64
+	count   int64
+	pattern []byte // nil: all
+}
+
+// scanCursor reads a cursor as strtoul(3) would: it may be empty, or have a sign.
+func scanCursor(b []byte) (uint64, bool) {
+	digits, neg := b, false
+	if len(b) > 0 && (b[0] == '-' || b[0] == '+') {
+		digits, neg = b[1:], b[0] == '-'
+	}
+	if len(b) == 0 {
+		return 0, true
+	}
+	n, err := strconv.ParseUint(string(digits), 10, 64)
+	if neg {
+		n = -n
+	}
+	return n, err == nil
+}
+
+// parseScan reads the options behind a cursor; bad is the reply to a wrong one. Redis looks at them when it knows that there is
+// a collection of the type.
+func parseScan(cursor uint64, opts [][]byte) (a scanArgs, bad string) {
+	a = scanArgs{cursor: cursor, count: 10}
+	for i := 0; i < len(opts); i += 2 {
+		switch {
+		case i+1 == len(opts):
+			return a, errSyntax
+		case fold(opts[i], "count"):
+			var ok bool
+			if a.count, ok = resp.ParseInt(opts[i+1]); !ok {
+				return a, errNotInt
+			}
+			if a.count < 1 {
+				return a, errSyntax
+			}
+		case fold(opts[i], "match"):
+			a.pattern = opts[i+1]
+		default:
+			return a, errSyntax
+		}
+	}
+	return a, ""
+}
+
+// scanOf is the part of HSCAN and SSCAN before the scan; ok is false behind a reply.
+func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, ok bool) {
+	cursor, ok := scanCursor(args[2])
+	if !ok {
+		w.Error("ERR invalid cursor")
+		return a, false
+	}
+	if !k.is(t, w) {
+		return a, false
+	}
+	if !k.present {
+		replyScan(0, nil, w)
+		return a, false
+	}
+	a, bad := parseScan(cursor, args[3:])
+	if bad != "" {
+		w.Error(bad)
+	}
+	return a, bad == ""
+}
+
+// replyScan is the reply of a scan, with the strings that it found.
+func replyScan(next uint64, found [][]byte, w *resp.Writer) {
+	w.Array(2)
+	w.BulkString(strconv.FormatUint(next, 10))
+	w.Array(len(found))
+	for _, s := range found {
+		w.Bulk(s)
+	}
+}
+
+func cmdHScan(k *key, args [][]byte, w *resp.Writer) {
+	a, ok := k.scanOf(client.Hash, args, w)
+	if !ok {
+		return
+	}
+	var found [][]byte
+	next, err := k.hash().Scan(a.cursor, a.count, func(field, value []byte) {
+		if a.pattern == nil || glob.Match(a.pattern, field) {
+			found = append(found, field, value)
+		}
+	})
+	if err != nil {
+		w.Error(collectionError(client.Hash, args[1], err))
+		return
+	}
+	replyScan(next, found, w)
+}

@@ -1,0 +1,479 @@
+package gateway
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// setCommands are on sets: on one, as those on hashes, or on several at once. They look at arguments, types and members in the
+// order of Redis's t_set.c.
+func setCommands() []*command {
+	return ofGroup("set",
+		keyed("sadd", -3, 1, update, cmdSAdd, "Adds members."),
+		keyed("srem", -3, 1, update, cmdSRem, "Removes members."),
+		keyed("sismember", 3, 1, read, cmdSIsMember, "Says whether there is a member."),
+		keyed("smismember", -3, 1, read, cmdSMIsMember, "Says of each whether it is a member."),
+		keyed("scard", 2, 1, read, cmdSCard, "Counts the members."),
+		keyed("smembers", 2, 1, read, cmdSMembers, "Returns all members."),
+		keyed("spop", -2, 1, update, cmdSPop, "Removes random members, and returns them."),
+		keyed("srandmember", -2, 1, read, cmdSRandMember, "Returns random members."),
+		keyed("sscan", -3, 1, read, cmdSScan, "Iterates over the members."),
+		writes(onKeys("smove", 4, 1, 2, 1, "", cmdSMove, "Moves a member to another set.")),
+		onKeys("sinter", -2, 1, -1, 1, "", cmdSInter, "Returns the members that all sets have."),
+		countedAt(1, onKeys("sintercard", -3, 0, 0, 0, "", cmdSInterCard, "Counts the members that all sets have.")),
+		writes(onKeys("sinterstore", -3, 1, -1, 1, "", cmdSInterStore, "Stores the members that all sets have.")),
+		onKeys("sunion", -2, 1, -1, 1, "", cmdSUnion, "Returns the members that any of the sets has."),
+		writes(onKeys("sunionstore", -3, 1, -1, 1, "", cmdSUnionStore, "Stores the members that any of the sets has.")),
+		onKeys("sdiff", -2, 1, -1, 1, "", cmdSDiff, "Returns the members that the first set has and no other."),
+		writes(onKeys("sdiffstore", -3, 1, -1, 1, "", cmdSDiffStore, "Stores the members that the first set has and no other.")),
+	)
+}
+
+// members is the key's set, empty if there is none.
+func (k *key) members() collection.Set { return collection.Set(k.value) }
+
+// setLen counts the members; ok is false behind a reply that says why not.
+func (k *key) setLen(name []byte, w *resp.Writer) (n int, ok bool) {
+	if !k.is(client.Set, w) {
+		return 0, false
+	}
+	n, err := k.members().Len()
+	if err != nil {
+		w.Error(collectionError(client.Set, name, err))
+	}
+	return n, err == nil
+}
+
+func cmdSAdd(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Set, w) {
+		return
+	}
+	if n, ok := k.addMembers(args[1], args[2:], w); ok {
+		w.Int(int64(n))
+	}
+}
+
+// addMembers adds members to what is a set; ok is false if it did not, and has replied so or asked for room. It writes only if there
+// is a new one.
+func (k *key) addMembers(name []byte, members [][]byte, w *resp.Writer) (added int, ok bool) {
+	size := 0
+	for _, m := range members {
+		size += len(m)
+	}
+	b, ok := k.editable(k.members().Room(len(members), size))
+	if !ok {
+		return 0, false
+	}
+	s, n, err := collection.Set(b).AddAll(members)
+	if err != nil {
+		w.Error(collectionError(client.Set, name, err))
+		return 0, false
+	}
+	if n > 0 && !k.setEdited(client.Set, s, name, w) {
+		return 0, false
+	}
+	return n, true
+}
+
+func cmdSRem(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Set, w) {
+		return
+	}
+	if n, ok := k.removeMembers(args[1], args[2:], w); ok {
+		w.Int(int64(n))
+	}
+}
+
+// removeMembers is addMembers for their removal.
+func (k *key) removeMembers(name []byte, members [][]byte, w *resp.Writer) (removed int, ok bool) {
+	b, ok := k.editable(0)
+	if !ok {
+		return 0, false
+	}
+	s, n, err := collection.Set(b).Remove(members)
+	if err != nil {
+		w.Error(collectionError(client.Set, name, err))
+		return 0, false
+	}
+	if n > 0 && !k.setEdited(client.Set, s, name, w) {
+		return 0, false
+	}
+	return n, true
+}
+
+func cmdSIsMember(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Set, w) {
+		return
+	}
+	is, err := k.members().Has(args[2])
+	if err != nil {
+		w.Error(collectionError(client.Set, args[1], err))
+		return
+	}
+	w.Int(bit(is))
+}
+
+func cmdSMIsMember(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Set, w) {
+		return
+	}
+	var few [16]bool
+	has, err := k.members().HasAll(few[:0], args[2:])
+	if err != nil {
+		w.Error(collectionError(client.Set, args[1], err))
+		return
+	}
+	w.Array(len(has))
+	for _, is := range has {
+		w.Int(bit(is))
+	}
+}
+
+func cmdSCard(k *key, args [][]byte, w *resp.Writer) {
+	if n, ok := k.setLen(args[1], w); ok {
+		w.Int(int64(n))
+	}
+}
+
+func cmdSMembers(k *key, args [][]byte, w *resp.Writer) {
+	n, ok := k.setLen(args[1], w)
+	if !ok {
+		return
+	}
+	w.Set(n)
+	for m := range k.members().All() {
+		w.Bulk(m)
+	}
+}
+
+// cmdSPop replies before it removes, since members lie in the value.
+func cmdSPop(k *key, args [][]byte, w *resp.Writer) {
+	count, ok := int64(1), true
+	if len(args) > 3 {
+		w.Error(errSyntax)
+		return
+	}
+	if len(args) == 3 {
+		if count, ok = resp.ParseInt(args[2]); !ok || count < 0 {
+			w.Error("ERR value is out of range, must be positive")
+			return
+		}
+	}
+	n, ok := k.setLen(args[1], w)
+	switch {
+	case !ok:
+		return
+	case n == 0 && len(args) == 2:
+		w.Null()
+		return
+	case n == 0, count == 0:
+		w.Set(0)
+		return
+	}
+	b, ok := k.editable(0)
+	if !ok {
+		return
+	}
+	s := collection.Set(b)
+	var few [128]collection.Place
+	places, _ := randomPlaces(s.Places(few[:0]), count, len(b), w)
+	if len(args) == 3 {
+		w.Set(len(places))
+	}
+	replyMembers(s, places, w)
+	slices.Sort(places)
+	k.setEdited(client.Set, s.RemovePlaces(places), args[1], w)
+}
+
+// replyMembers is the members at places, as a part of a reply.
+func replyMembers(s collection.Set, places []collection.Place, w *resp.Writer) {
+	var room [64]byte
+	text := room[:0]
+	for _, p := range places {
+		text = s.At(text[:0], p)
+		w.Bulk(text)
+	}
+}
+
+func cmdSRandMember(k *key, args [][]byte, w *resp.Writer) {
+	count, ok := int64(1), true
+	if len(args) > 3 {
+		w.Error(errSyntax)
+		return
+	}
+	if len(args) == 3 {
+		if count, ok = randomCount(args[2], w); !ok {
+			return
+		}
+	}
+	n, ok := k.setLen(args[1], w)
+	switch {
+	case !ok:
+		return
+	case n == 0 && len(args) == 2:
+		w.Null()
+		return
+	case n == 0:
+		w.Array(0)
+		return
+	}
+	var few [128]collection.Place
+	places, ok := randomPlaces(k.members().Places(few[:0]), count, len(k.value), w)
+	if !ok {
+		return
+	}
+	if len(args) == 3 {
+		w.Array(len(places))
+	}
+	replyMembers(k.members(), places, w)
+}
+
+func cmdSScan(k *key, args [][]byte, w *resp.Writer) {
+	a, ok := k.scanOf(client.Set, args, w)
+	if !ok {
+		return
+	}
+	s := k.members()
+	var found [][]byte
+	next, err := s.Scan(a.cursor, a.count, func(member []byte) {
+		if a.pattern == nil || glob.Match(a.pattern, member) {
+			if s.Ints() {
+				member = slices.Clone(member)
+			}
+			found = append(found, member)
+		}
+	})
+	if err != nil {
+		w.Error(collectionError(client.Set, args[1], err))
+		return
+	}
+	replyScan(next, found, w)
+}
+
+// ---- several sets -------------------------------------------------------------
+
+// cmdSMove is nothing but a question if source and destination are the same.
+func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
+	t.load(args[1], args[2])
+	from, to := t.key(args[1]), t.key(args[2])
+	if !from.present {
+		w.Int(0)
+		return
+	}
+	if !from.is(client.Set, w) || !to.is(client.Set, w) {
+		return
+	}
+	member := args[3:4]
+	is, err := from.members().Has(member[0])
+	if err != nil {
+		w.Error(collectionError(client.Set, args[1], err))
+		return
+	}
+	if !is || from == to {
+		w.Int(bit(is))
+		return
+	}
+	if _, ok := to.addMembers(args[2], member, w); !ok {
+		return
+	}
+	if _, ok := from.removeMembers(args[1], member, w); ok {
+		w.Int(1)
+	}
+}
+
+// operand is a set that a command on several works on.
+type operand struct {
+	collection.Set
+	n int
+}
+
+// operands reads the sets of those names. All types are looked at, as in Redis, even if one that is empty already decides; ok is
+// false behind a reply, or if all of it is given up.
+func operands(t *staged, names [][]byte, w *resp.Writer) (all []operand, ok bool) {
+	t.load(names...)
+	for _, name := range names {
+		k := t.key(name)
+		n, ok := k.setLen(name, w)
+		if !ok || t.failed() {
+			return nil, false
+		}
+		all = append(all, operand{k.members(), n})
+	}
+	return all, true
+}
+
+// namesOf has the members of a set to find them in. Its memory is a part of what the connection may have.
+func namesOf(t *staged, a operand, names *collection.Names) bool {
+	if !t.take(int64(a.n) * collection.NameBytes) {
+		return false
+	}
+	for _, m := range a.Members(nil) {
+		names.Add(m)
+	}
+	return true
+}
+
+// intersection is the members that all sets have, at most limit of them; 0: no limit. nil, false: it is given up.
+func intersection(t *staged, sets []operand, limit int64) (found [][]byte, ok bool) {
+	sets = slices.Clone(sets)
+	slices.SortStableFunc(sets, func(a, b operand) int { return cmp.Compare(a.n, b.n) })
+	if sets[0].n == 0 {
+		return nil, true
+	}
+	var names collection.Names
+	if !namesOf(t, sets[0], &names) {
+		return nil, false
+	}
+	seen := make([]int32, names.Len()) // of the other sets, as long as all had it
+	for j, s := range sets[1:] {
+		for m := range s.All() {
+			if i := names.Find(m); i >= 0 && seen[i] == int32(j) {
+				seen[i]++
+			}
+		}
+	}
+	for i, n := range seen {
+		if int(n) == len(sets)-1 {
+			found = append(found, names.At(i))
+			if limit > 0 && int64(len(found)) == limit {
+				break
+			}
+		}
+	}
+	return found, true
+}
+
+// union is the members that any of the sets has.
+func union(t *staged, sets []operand) (found [][]byte, ok bool) {
+	var names collection.Names
+	for _, s := range sets {
+		if !namesOf(t, s, &names) {
+			return nil, false
+		}
+	}
+	for i := range names.Len() {
+		found = append(found, names.At(i))
+	}
+	return found, true
+}
+
+// difference is the members that the first set has and no other.
+func difference(t *staged, sets []operand) (found [][]byte, ok bool) {
+	var names collection.Names
+	if !namesOf(t, sets[0], &names) {
+		return nil, false
+	}
+	gone := make([]bool, names.Len())
+	for _, s := range sets[1:] {
+		for m := range s.All() {
+			if i := names.Find(m); i >= 0 {
+				gone[i] = true
+			}
+		}
+	}
+	for i, is := range gone {
+		if !is {
+			found = append(found, names.At(i))
+		}
+	}
+	return found, true
+}
+
+func unlimited(t *staged, sets []operand) ([][]byte, bool) { return intersection(t, sets, 0) }
+
+func cmdSInter(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, unlimited) }
+func cmdSUnion(t *staged, args [][]byte, w *resp.Writer) { replySets(t, args, w, union) }
+func cmdSDiff(t *staged, args [][]byte, w *resp.Writer)  { replySets(t, args, w, difference) }
+
+func replySets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
+	sets, ok := operands(t, args[1:], w)
+	if !ok {
+		return
+	}
+	found, ok := f(t, sets)
+	if !ok {
+		return
+	}
+	w.Set(len(found))
+	for _, m := range found {
+		w.Bulk(m)
+	}
+}
+
+func cmdSInterStore(t *staged, args [][]byte, w *resp.Writer) { storeSets(t, args, w, unlimited) }
+func cmdSUnionStore(t *staged, args [][]byte, w *resp.Writer) { storeSets(t, args, w, union) }
+func cmdSDiffStore(t *staged, args [][]byte, w *resp.Writer)  { storeSets(t, args, w, difference) }
+
+// storeSets makes the result a key's, whatever that was, or deletes it.
+func storeSets(t *staged, args [][]byte, w *resp.Writer, f func(*staged, []operand) ([][]byte, bool)) {
+	t.load(args[1:]...)
+	sets, ok := operands(t, args[2:], w)
+	if !ok {
+		return
+	}
+	found, ok := f(t, sets)
+	if !ok {
+		return
+	}
+	to := t.key(args[1])
+	if len(found) == 0 {
+		if to.present {
+			to.delete()
+		}
+		w.Int(0)
+		return
+	}
+	size := 0
+	for _, m := range found {
+		size += len(m)
+	}
+	n := collection.Set(nil).Room(len(found), size)
+	if n > to.room {
+		to.want = n
+		return
+	}
+	s, _, err := collection.Set(make([]byte, 0, n)).AddAll(found)
+	if err != nil || len(s) > min(to.maxValue, collection.MaxLen) {
+		w.Error(collectionError(client.Set, args[1], collection.ErrTooLong))
+		return
+	}
+	to.flags = 0
+	to.setAs(client.Set, s, 0)
+	w.Int(int64(len(found)))
+}
+
+// cmdSInterCard looks at its options before it looks at any key.
+func cmdSInterCard(t *staged, args [][]byte, w *resp.Writer) {
+	n, ok := resp.ParseInt(args[1])
+	switch {
+	case !ok || n < 1:
+		w.Error("ERR numkeys should be greater than 0")
+		return
+	case n > int64(len(args)-2):
+		w.Error("ERR Number of keys can't be greater than number of args")
+		return
+	}
+	limit := int64(0)
+	for opts := args[2+n:]; len(opts) > 0; opts = opts[2:] {
+		if !fold(opts[0], "limit") || len(opts) == 1 {
+			w.Error(errSyntax)
+			return
+		}
+		if limit, ok = resp.ParseInt(opts[1]); !ok || limit < 0 {
+			w.Error("ERR LIMIT can't be negative")
+			return
+		}
+	}
+	sets, ok := operands(t, args[2:2+n], w)
+	if !ok {
+		return
+	}
+	if found, ok := intersection(t, sets, limit); ok {
+		w.Int(int64(len(found)))
+	}
+}
