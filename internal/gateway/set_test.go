@@ -156,7 +156,11 @@ type handStaged struct {
 }
 
 func newHandStaged(t *testing.T, names ...string) *handStaged {
-	_, g := start(t, Options{Databases: fake()})
+	g, err := New(Options{Databases: fake()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
 	return &handStaged{staged: staged{c: &conn{g: g, ctx: t.Context(), smallCtx: t.Context(), share: g.o.Budget.Share(func(int64) {})}, room: oneLimit}, names: names}
 }
 
