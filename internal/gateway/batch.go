@@ -734,7 +734,7 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 			it, u.got, u.stored, err = client.Item{}, 0, false, nil
 		}
 		if errors.Is(err, client.ErrWrongType) { // of a readValue, whose commands need no more than that
-			it, u.stored, err = client.Item{Type: collectionType}, true, nil
+			it, u.stored, err = client.Item{Type: unread}, true, nil
 		}
 		u.load(it, u.stored)
 	case putIf:

@@ -30,8 +30,8 @@ type key struct {
 	room, want int
 }
 
-// collectionType stands for whatever type a value has that was not read, since the command takes plain ones only.
-const collectionType client.Type = 255
+// unread stands for whatever type a value has that was not read, since the command takes plain ones only.
+const unread client.Type = 255
 
 // is reports whether a command on values of a type can go on: there is no value, or one of the type. If not it replies
 // so, which is where Redis looks at the type, too: most often behind the arguments, and before anything depends on the
