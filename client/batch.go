@@ -138,7 +138,7 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 		o, q := &ops[i], &b.calls[len(b.ops)]
 		o.Item = Item{}
 		if o.Err = c.fill(q, o); o.Err != nil {
-			*q = call{}
+			q.reset()
 			continue
 		}
 		q.Asker, q.item = q, &o.Item
@@ -159,7 +159,9 @@ func (c *Client) doSome(ctx context.Context, ops []Op) {
 		o.Err = q.Err
 		c.answer(ctx, o, q)
 	}
-	clear(b.calls)
+	for i := range b.calls {
+		b.calls[i].reset()
+	}
 	clear(b.ops)
 	clear(b.ends)
 	b.calls, b.ops, b.of, b.ends = b.calls[:0], b.ops[:0], b.of[:0], b.ends[:0]
@@ -171,7 +173,7 @@ func (c *Client) answer(ctx context.Context, o *Op, q *call) {
 	if o.Kind == OpGet {
 		return // it is there
 	}
-	was := o.Item.Version // modifyOf's
+	was := o.Item.Version // modify's
 	o.Item.Version = q.Version
 	if errors.Is(o.Err, errDelete) {
 		o.Item.Version = 0
@@ -203,44 +205,52 @@ func (c *Client) fill(q *call, o *Op) error {
 			return fmt.Errorf("%w: Update: nil", ErrInvalid)
 		}
 		q.Kind, q.typed = index.Modify, o.Typed
-		q.Modify = modifyOf(q, o.Update)
+		q.update, q.Modify = o.Update, q.modify
 		return checkKey(o.Key)
 	}
 	return fmt.Errorf("%w: Kind: %d", ErrInvalid, o.Kind)
 }
 
-// modifyOf is an UpdateFunc as the machine calls it. It keeps what the record was
-// in q.item's Version.
-func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
-	var buf []byte
-	return func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
-		var it Item
-		if cur != nil && cur.Flags.TypeOf() != 0 && !q.typed {
-			return nil, 0, 0, ErrWrongType
-		}
-		if cur != nil {
-			it = Item{Type: Type(cur.Flags.TypeOf()), Version: cur.Version, Expires: expires(cur.Expiry)}
-			it.Value, it.Flags = splitFlags(cur.Value, cur.Flags)
-			it.Value = slices.Clip(it.Value)
-		}
-		*q.item = Item{Version: it.Version}
-		ch, err := update(it, cur != nil)
-		switch {
-		case err != nil:
-			return nil, 0, 0, err
-		case ch.Delete && cur == nil:
-			return nil, 0, 0, ErrNotFound
-		case ch.Delete:
-			return nil, 0, 0, errDelete
-		}
-		if err := cmp.Or(checkType(ch.Type), checkValue(q.Key, ch.Value)); err != nil {
-			return nil, 0, 0, err
-		}
-		// cur is the Op's buffer, which goes on to other uses.
-		buf = append(buf[:0], ch.Value...)
-		v, flags := withFlags(buf, ch.Flags, ch.Type)
-		return v, flags, expiryAt(ch.Expires), nil
+// modify is the call's UpdateFunc as the machine calls it. It keeps what the record was in q.item's Version.
+func (q *call) modify(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+	var it Item
+	if cur != nil && cur.Flags.TypeOf() != 0 && !q.typed {
+		return nil, 0, 0, ErrWrongType
 	}
+	if cur != nil {
+		it = Item{Type: Type(cur.Flags.TypeOf()), Version: cur.Version, Expires: expires(cur.Expiry)}
+		it.Value, it.Flags = splitFlags(cur.Value, cur.Flags)
+		it.Value = slices.Clip(it.Value)
+	}
+	*q.item = Item{Version: it.Version}
+	ch, err := q.update(it, cur != nil)
+	switch {
+	case err != nil:
+		return nil, 0, 0, err
+	case ch.Delete && cur == nil:
+		return nil, 0, 0, ErrNotFound
+	case ch.Delete:
+		return nil, 0, 0, errDelete
+	}
+	if err := cmp.Or(checkType(ch.Type), checkValue(q.Key, ch.Value)); err != nil {
+		return nil, 0, 0, err
+	}
+	// cur is the Op's buffer, which goes on to other uses.
+	q.changed = append(q.changed[:0], ch.Value...)
+	v, flags := withFlags(q.changed, ch.Flags, ch.Type)
+	return v, flags, expiryAt(ch.Expires), nil
+}
+
+// keepChanged bounds the buffers that a batch keeps for the values of updates, in bytes each.
+const keepChanged = 1 << 10
+
+// reset forgets what belongs to a caller.
+func (q *call) reset() {
+	b := q.changed
+	if cap(b) > keepChanged {
+		b = nil
+	}
+	*q = call{changed: b[:0]}
 }
 
 // A user's flags, if not 0, are four bytes behind the value of a record that

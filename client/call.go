@@ -54,7 +54,10 @@ type call struct {
 	work  *repair.Work // of a janitor's kinds: where its caller wants what was found
 	page  func()       // of a scan: takes what was found
 
-	item *Item // for what was found, also by modifyOf: a batch's, or own
+	update  UpdateFunc // of an OpUpdate
+	changed []byte     // what it made, kept for the next call while it is short
+
+	item *Item // for what was found, also by modify: a batch's, or own
 	own  Item
 	n    int // GetInto: the value's length
 

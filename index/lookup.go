@@ -228,8 +228,8 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 		}
 		return o.casDelete()
 	default: // Modify
-		cur := r // so that r itself stays off the heap
-		return o.modify(&cur)
+		o.Record = r // r itself stays off the heap
+		return o.modify(&o.Record)
 	}
 }
 

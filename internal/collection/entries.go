@@ -19,12 +19,19 @@ import (
 
 // textAt is the place of the string whose length is at b[at], which is at most len(b); hi < 0: there is no string.
 func textAt(b []byte, at int) (lo, hi int) {
-	if at < len(b) && b[at] < 0x80 {
-		if lo = at + 1; int(b[at]) <= len(b)-lo {
-			return lo, lo + int(b[at])
-		}
+	if hi = shortEnd(b, at); uint(hi) <= uint(len(b)) {
+		return at + 1, hi
 	}
 	return longTextAt(b, at)
+}
+
+// shortEnd is where a string at b[at] ends if its length is of one byte, and no place in b if it is longer, or reaches beyond b. Loops
+// call it where they could call textAt, since the compiler inlines it.
+func shortEnd(b []byte, at int) int {
+	if at < len(b) && b[at] < 0x80 {
+		return at + 1 + int(b[at])
+	}
+	return -1
 }
 
 func longTextAt(b []byte, at int) (lo, hi int) {
@@ -70,9 +77,13 @@ func checkEntries(b []byte, per int) (n int, err error) {
 		return 0, err
 	}
 	for range n * per {
-		if _, at = textAt(b, at); at < 0 {
-			return 0, ErrCorrupt
+		hi := shortEnd(b, at)
+		if uint(hi) > uint(len(b)) {
+			if _, hi = longTextAt(b, at); hi < 0 {
+				return 0, ErrCorrupt
+			}
 		}
+		at = hi
 	}
 	if at != len(b) {
 		return 0, ErrCorrupt
@@ -88,20 +99,23 @@ func findEntry(b []byte, per int, name []byte) (e entry, n, first int, err error
 	}
 	at := first
 	for range n {
-		lo, hi := textAt(b, at)
-		if hi < 0 {
-			return e, 0, 0, ErrCorrupt
-		}
-		x := entry{at: at, value: at, lo: lo, end: hi}
-		if per == 2 {
-			x.value = hi
-			if x.lo, x.end = textAt(b, hi); x.end < 0 {
+		lo, hi := at+1, shortEnd(b, at)
+		if uint(hi) > uint(len(b)) {
+			if lo, hi = longTextAt(b, at); hi < 0 {
 				return e, 0, 0, ErrCorrupt
 			}
 		}
-		at = x.end
-		if hi-lo == len(name) && string(b[lo:hi]) == string(name) && e.at == 0 {
-			e = x
+		was := at
+		at = hi
+		if per == 2 {
+			if at = shortEnd(b, hi); uint(at) > uint(len(b)) {
+				if _, at = longTextAt(b, hi); at < 0 {
+					return e, 0, 0, ErrCorrupt
+				}
+			}
+		}
+		if hi-lo == len(name) && e.at == 0 && string(b[lo:hi]) == string(name) {
+			e, _, _ = entryAt(b, per, was)
 		}
 	}
 	if at != len(b) {
