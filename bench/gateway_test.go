@@ -61,22 +61,24 @@ func startGateway(tb testing.TB, st *store, namespace string) *gatewayProcess {
 
 func compareRedis(t *testing.T, r *report, g *gatewayProcess) {
 	rd := startRedis(t)
-	for _, size := range []int{3, 1024} {
-		at := func(addr string, pid int, test string, n, depth, clients int) benchmarked {
-			host, port, err := net.SplitHostPort(addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			before := cpu(t, pid)
-			b := redisBenchmark(t, test, n, "-h", host, "-p", port, "-d", strconv.Itoa(size), "-P", strconv.Itoa(depth), "-c", strconv.Itoa(clients))
-			b.cpu = float64(cpu(t, pid)-before) / float64(n)
-			return b
+	at := func(addr string, pid int, test string, size, n, depth, clients int) benchmarked {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			t.Fatal(err)
 		}
+		before := cpu(t, pid)
+		b := redisBenchmark(t, test, n, "-h", host, "-p", port, "-d", strconv.Itoa(size), "-P", strconv.Itoa(depth), "-c", strconv.Itoa(clients))
+		b.cpu = float64(cpu(t, pid)-before) / float64(n)
+		return b
+	}
+	compareHashes(r, func(test string, n, depth, clients int) benchmarked { return at(g.redis, g.pid, test, 3, n, depth, clients) },
+		func(test string, n, depth, clients int) benchmarked { return at(rd.addr, rd.pid, test, 3, n, depth, clients) })
+	for _, size := range []int{3, 1024} {
 		ours := func(test string, n, depth, clients int) benchmarked {
-			return at(g.redis, g.pid, test, n, depth, clients)
+			return at(g.redis, g.pid, test, size, n, depth, clients)
 		}
 		theirs := func(test string, n, depth, clients int) benchmarked {
-			return at(rd.addr, rd.pid, test, n, depth, clients)
+			return at(rd.addr, rd.pid, test, size, n, depth, clients)
 		}
 		fill := scaled(500_000, 2_000) // nearly all keys are there then
 		ours("set", fill, 64, 50)
@@ -94,6 +96,27 @@ func compareRedis(t *testing.T, r *report, g *gatewayProcess) {
 				d.row(r, what+"p99", micros, func(b benchmarked) float64 { return b.p99 }, atMost(1.1))
 				d.row(r, what+"processor time a request", micros, func(b benchmarked) float64 { return b.cpu }, atMost(1))
 			}
+		}
+	}
+}
+
+// compareHashes compares commands on hashes of 10 fields.
+func compareHashes(r *report, ours, theirs func(test string, n, depth, clients int) benchmarked) {
+	fill := "hset hash:__rand_int__"
+	for i := range 10 {
+		fill += fmt.Sprintf(" field%d 100%d", i, i)
+	}
+	ours(fill, scaled(500_000, 2_000), 16, 50) // nearly all keys are there then
+	theirs(fill, scaled(500_000, 2_000), 16, 50)
+	for _, x := range []struct{ depth, n int }{{1, scaled(30_000, 500)}, {16, scaled(150_000, 1_000)}} {
+		for _, test := range []string{"hset hash:__rand_int__ field7 12345", "hget hash:__rand_int__ field7", "hincrby hash:__rand_int__ field8 1"} {
+			d := takeTurns(rounds(),
+				func() benchmarked { return ours(test, x.n, x.depth, 50) },
+				func() benchmarked { return theirs(test, x.n, x.depth, 50) })
+			name, _, _ := strings.Cut(test, " ")
+			what := fmt.Sprintf("gateway %s of 10 fields, redis-benchmark -P %d -c 50, ", strings.ToUpper(name), x.depth)
+			d.row(r, what+"requests/s", kops, func(b benchmarked) float64 { return b.rps }, atLeast(0.7))
+			d.row(r, what+"processor time a request", micros, func(b benchmarked) float64 { return b.cpu }, nil)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func TestSetBytes(t *testing.T) {
 
 // TestSetModel does random things to a set and to a map.
 func TestSetModel(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		size := 1 + rng.IntN(700)
 		wide := rng.IntN(3)

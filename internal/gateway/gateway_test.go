@@ -821,6 +821,9 @@ func TestAllocations(t *testing.T) {
 		{"GET", encode("GET", "a"), 1.5, 4 << 10},
 		{"DEL", encode("DEL", "b"), 4.5, 4 << 10},
 		{"SET x 16", pipeline("SET", 16), 40, 16 << 10},
+		{"HSET", encode("HSET", "hash", "f7", "0123456789"), 3.5, 4 << 10},
+		{"HGET", encode("HGET", "hash", "f7"), 1.5, 4 << 10},
+		{"HINCRBY x 16", bytes.Repeat(encode("HINCRBY", "hash", "n", "0"), 16), 40, 16 << 10},
 		{"GET x 16", pipeline("GET", 16), 20, 16 << 10},
 		// More than 64 KiB of replies: their buffer serves again, too.
 		{"GET of 1 KiB x 64", bytes.Repeat(encode("GET", "long"), 64), 10, 16 << 10},

@@ -213,9 +213,9 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 	switch cmd.fold {
 	case setAll:
 		w.OK()
+	case list:
 	default:
 		w.Int(sum)
-	case list:
 	}
 }
 
