@@ -71,8 +71,12 @@ func compareRedis(t *testing.T, r *report, g *gatewayProcess) {
 		b.cpu = float64(cpu(t, pid)-before) / float64(n)
 		return b
 	}
-	compareHashes(r, func(test string, n, depth, clients int) benchmarked { return at(g.redis, g.pid, test, 3, n, depth, clients) },
-		func(test string, n, depth, clients int) benchmarked { return at(rd.addr, rd.pid, test, 3, n, depth, clients) })
+	compareHashes(r, func(test string, n, depth, clients int) benchmarked {
+		return at(g.redis, g.pid, test, 3, n, depth, clients)
+	},
+		func(test string, n, depth, clients int) benchmarked {
+			return at(rd.addr, rd.pid, test, 3, n, depth, clients)
+		})
 	for _, size := range []int{3, 1024} {
 		ours := func(test string, n, depth, clients int) benchmarked {
 			return at(g.redis, g.pid, test, size, n, depth, clients)
