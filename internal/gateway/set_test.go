@@ -309,6 +309,11 @@ func TestSets(t *testing.T) {
 		{"SSCAN u 0", "*2\r\n$1\r\n0\r\n*2\r\n$1\r\n3\r\n$1\r\nx\r\n", ""},
 		{"SPOP u 5", "*2\r\n$1\r\n3\r\n$1\r\nx\r\n", "~0\r\n"},
 		{"SPOP u", "$-1\r\n", "_\r\n"},
+		{"MULTI", "+OK\r\n", ""},
+		{"SADD s 1", "+QUEUED\r\n", ""},
+		{"SINTER s s", "+QUEUED\r\n", ""},
+		{"SINTERSTORE s s", "+QUEUED\r\n", ""},
+		{"EXEC", "*3\r\n:1\r\n*1\r\n$1\r\n1\r\n:1\r\n", ""},
 	} {
 		p.want(t, c.reply, strings.Fields(c.cmd)...)
 		if c.reply3 != "" {
