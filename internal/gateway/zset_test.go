@@ -464,6 +464,8 @@ func TestSortedSets(t *testing.T) {
 		{"ZUNIONSTORE to 1 z", "-ERR kvd: several keys cannot change together yet, nor one by what others are; nothing was done\r\n"},
 		{"EXISTS to", ":0\r\n"},
 		{"ZMPOP 1 z MAX COUNT 1", "*2\r\n" + bulk("z") + "*1\r\n*2\r\n" + bulk("d") + bulk("8")},
+		{"ZMPOP 2 none z MIN", "-ERR kvd: several keys cannot change together yet, nor one by what others are; nothing was done\r\n"},
+		{"ZMPOP 2 none none2 MIN", "*-1\r\n"},
 		{"TYPE z", "+zset\r\n"},
 		{"OBJECT ENCODING z", bulk("listpack")},
 		{"GET z", "-" + errWrongType + "\r\n"},

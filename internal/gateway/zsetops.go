@@ -44,42 +44,53 @@ func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
 	}
 }
 
+// zpopArgs are the sets that a pop may be from, the first that is there, and how many members of which end it takes.
+type zpopArgs struct {
+	names [][]byte
+	top   bool
+	count int64
+}
+
+// parseZMPop reads what begins with the number of sets, and returns the error reply otherwise.
+func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
+	n, ok := resp.ParseInt(args[0])
+	switch {
+	case !ok || n < 1:
+		return a, "ERR numkeys should be greater than 0"
+	case n >= int64(len(args)-1):
+		return a, errSyntax
+	}
+	a.names, args = args[1:1+n], args[1+n:]
+	if a.top = fold(args[0], "max"); !a.top && !fold(args[0], "min") {
+		return a, errSyntax
+	}
+	for args = args[1:]; len(args) > 0; args = args[2:] {
+		if a.count != 0 || len(args) == 1 || !fold(args[0], "count") {
+			return a, errSyntax
+		}
+		if a.count, ok = resp.ParseInt(args[1]); !ok || a.count < 1 {
+			return a, "ERR count should be greater than 0"
+		}
+	}
+	a.count = max(a.count, 1)
+	return a, ""
+}
+
 // cmdZMPop asks for the keys one after the other, so that it depends on none behind the first that it finds.
 func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) {
-	n, ok := resp.ParseInt(args[1])
-	if !ok || n < 1 {
-		w.Error("ERR numkeys should be greater than 0")
+	a, bad := parseZMPop(args[1:])
+	if bad != "" {
+		w.Error(bad)
 		return
 	}
-	if n >= int64(len(args)-2) {
-		w.Error(errSyntax)
-		return
-	}
-	names, opts := args[2:2+n], args[2+n:]
-	top := fold(opts[0], "max")
-	if !top && !fold(opts[0], "min") {
-		w.Error(errSyntax)
-		return
-	}
-	count := int64(1)
-	for i := 1; i < len(opts); i += 2 {
-		if i > 1 || i+1 == len(opts) || !fold(opts[i], "count") {
-			w.Error(errSyntax)
-			return
-		}
-		if count, ok = resp.ParseInt(opts[i+1]); !ok || count < 1 {
-			w.Error("ERR count should be greater than 0")
-			return
-		}
-	}
-	for _, name := range names {
+	for _, name := range a.names {
 		k := t.key(name)
 		z, ok := k.sortedSet(name, w)
 		if !ok || t.failed() {
 			return
 		}
 		if z.Len() > 0 {
-			popMembers(k, z, count, top, w, func(n int) {
+			popMembers(k, z, a.count, a.top, w, func(n int) {
 				w.Array(2)
 				w.Bulk(name)
 				w.Array(n)
