@@ -375,7 +375,7 @@ func TestSortedSetsLikeRedis(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv("KVD_SEEDS")); err == nil {
 		seeds = uint64(n)
 	}
-	theirs := dial(t, "unix", startRedis(t))
+	redis := startRedis(t)
 	names := []string{"lex", "g0", "g1", "g2", distances}
 	for i := range zkeys {
 		names = append(names, "z"+strconv.Itoa(i))
@@ -385,6 +385,7 @@ func TestSortedSetsLikeRedis(t *testing.T) {
 		g := zgen{rand.New(rand.NewPCG(seed, 11)), false}
 		proto := 2 + int(seed%2)
 		s := newShelf(proto, names...)
+		theirs := dial(t, "unix", redis)
 		theirs.do(t, "FLUSHALL")
 		theirs.do(t, "HELLO", strconv.Itoa(proto))
 		var script []string
