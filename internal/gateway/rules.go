@@ -30,11 +30,13 @@ var categoriesText string
 // specifications of Redis's COMMAND have it: R reads, W writes, - shows nothing of the value. A command
 // that is not there reads, or writes if that is how the table has it.
 const needsText = `
--: exists touch type strlen zcard watch object|encoding object|freq object|idletime object|refcount memory|usage
+-: exists touch type strlen watch object|encoding object|freq object|idletime object|refcount memory|usage
 RW: decr decrby getdel getex getset incr incrby incrbyfloat
-RW: zincrby zmpop zpopmax zpopmin
 RW W: rename renamenx
-R W: copy georadius georadiusbymember
+R W: copy
+-: zcard
+RW: zincrby zmpop zpopmax zpopmin
+R W: georadius georadiusbymember
 W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 `
 
