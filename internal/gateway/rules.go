@@ -38,6 +38,10 @@ RW W: smove
 W R: sdiffstore sinterstore sunionstore
 RW W: rename renamenx
 R W: copy
+-: zcard
+RW: zincrby zmpop zpopmax zpopmin
+R W: georadius georadiusbymember
+W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 `
 
 // wholeDatabase are commands that work in the database of SELECT without naming keys.

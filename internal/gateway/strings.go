@@ -720,6 +720,8 @@ func encodingOf(t client.Type, value []byte) string {
 			return "intset"
 		}
 		return "hashtable"
+	case client.SortedSet:
+		return zsetEncoding(value)
 	}
 	return t.String()
 }

@@ -373,7 +373,8 @@ func administrationCommands() []*command {
 
 // The number of a command is its place here; the metrics count by it.
 func init() {
-	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(), administrationCommands())
+	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
+		administrationCommands(), sortedSetCommands(), geoCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -427,14 +428,10 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 const otherTypes = `
 lpush:-3 rpush:-3 lpushx:-3 rpushx:-3 linsert:5 rpop:-2 lpop:-2 lmpop:-4 brpop:-3 brpoplpush:4 blmove:6 blpop:-3 blmpop:-5 llen:2 lindex:3
 lset:4 lrange:4 ltrim:4 lpos:-3 lrem:4 rpoplpush:3 lmove:5
-zadd:-4 zincrby:4 zrem:-3 zremrangebyscore:4 zremrangebyrank:4 zremrangebylex:4 zunionstore:-4 zinterstore:-4 zdiffstore:-4 zunion:-3
-zinter:-3 zintercard:-3 zdiff:-3 zrange:-4 zrangestore:-5 zrangebyscore:-4 zrevrangebyscore:-4 zrangebylex:-4 zrevrangebylex:-4 zcount:4
-zlexcount:4 zrevrange:-4 zcard:2 zscore:3 zmscore:-3 zrank:-3 zrevrank:-3 zscan:-3 zpopmin:-2 zpopmax:-2 zmpop:-4 bzpopmin:-3 bzpopmax:-3
-bzmpop:-5 zrandmember:-2
+bzpopmin:-3 bzpopmax:-3 bzmpop:-5
 xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
 xdel:-3 xtrim:-4
 setbit:4 getbit:3 bitfield:-2 bitfield_ro:-2 bitop:-4 bitcount:-2 bitpos:-3 lcs:-3
-geoadd:-5 georadius:-6 georadius_ro:-6 georadiusbymember:-5 georadiusbymember_ro:-5 geosearch:-7 geosearchstore:-8 geohash:-2 geopos:-2 geodist:-4
 pfadd:-2 pfcount:-2 pfmerge:-2 pfselftest:1 pfdebug:3`
 
 const otherThings = `

@@ -1,0 +1,428 @@
+package gateway
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/geo"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Positions are sorted sets whose scores package geo makes. Replies, and the order in which arguments are looked at, are those of geo.c.
+
+// geoCommands are those on positions.
+func geoCommands() []*command {
+	radius := onKeys("georadius", -6, 1, 1, 1, "", georadius(geoquery{at: 6}), "Returns or stores the positions around a place.")
+	byMember := onKeys("georadiusbymember", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true}), "Returns or stores the positions around a member.")
+	radius.spans, byMember.spans = storeSpans(6), storeSpans(5)
+	return inGroup("geo", []*command{
+		keyed("geoadd", -5, 1, update, cmdGeoAdd, "Adds positions."),
+		keyed("geodist", -4, 1, read, cmdGeoDist, "Returns the distance between two members."),
+		keyed("geohash", -2, 1, read, cmdGeoHash, "Returns the geohashes of members."),
+		keyed("geopos", -2, 1, read, cmdGeoPos, "Returns the positions of members."),
+		writes(radius),
+		onKeys("georadius_ro", -6, 1, 1, 1, "", georadius(geoquery{at: 6, readOnly: true}), "Returns the positions around a place."),
+		writes(byMember),
+		onKeys("georadiusbymember_ro", -5, 1, 1, 1, "", georadius(geoquery{at: 5, member: true, readOnly: true}), "Returns the positions around a member."),
+		onKeys("geosearch", -7, 1, 1, 1, "", georadius(geoquery{at: 2, search: true}), "Returns the positions within a circle or a box."),
+		writes(onKeys("geosearchstore", -8, 1, 2, 1, "", georadius(geoquery{at: 3, search: true, storeFirst: true}), "Stores the positions within a circle or a box.")),
+	})
+}
+
+// storeSpans finds the key of STORE or STOREDIST, behind the options that begin at an argument.
+func storeSpans(at int) func(args [][]byte) (keys, also acl.Span) {
+	return func(args [][]byte) (keys, also acl.Span) {
+		for i := at; i+1 < len(args); i++ {
+			if fold(args[i], "store") || fold(args[i], "storedist") {
+				i++
+				also = acl.Span{First: i, Last: i, Step: 1}
+			}
+		}
+		return acl.Span{First: 1, Last: 1, Step: 1}, also
+	}
+}
+
+// unitOf is a unit's metres, or the error reply.
+func unitOf(b []byte) (metres float64, bad string) {
+	switch {
+	case fold(b, "m"):
+		return 1, ""
+	case fold(b, "km"):
+		return 1000, ""
+	case fold(b, "ft"):
+		return 0.3048, ""
+	case fold(b, "mi"):
+		return 1609.34, ""
+	}
+	return 0, "ERR unsupported unit provided. please use M, KM, FT, MI"
+}
+
+// parsePosition reads longitude and latitude, or returns the error reply.
+func parsePosition(args [][]byte) (p geo.Position, bad string) {
+	var ok1, ok2 bool
+	p.Lon, ok1 = scoreOf(args[0])
+	p.Lat, ok2 = scoreOf(args[1])
+	switch {
+	case !ok1 || !ok2:
+		return p, errNotFloat
+	case !p.Valid():
+		return p, fmt.Sprintf("ERR invalid longitude,latitude pair %f,%f", p.Lon, p.Lat)
+	}
+	return p, ""
+}
+
+func cmdGeoAdd(k *key, args [][]byte, w *resp.Writer) {
+	var a zaddArgs
+	opts := args[2:]
+	for len(opts) > 0 {
+		switch {
+		case fold(opts[0], "nx"):
+			a.nx = true
+		case fold(opts[0], "xx"):
+			a.xx = true
+		case fold(opts[0], "ch"):
+			a.ch = true
+		default:
+			if len(opts)%3 != 0 || a.nx && a.xx {
+				w.Error(errSyntax)
+				return
+			}
+			for i := 0; i < len(opts); i += 3 {
+				p, bad := parsePosition(opts[i:])
+				if bad != "" {
+					w.Error(bad)
+					return
+				}
+				a.scores, a.members = append(a.scores, float64(p.Score())), append(a.members, opts[i+2])
+			}
+			zadd(k, args[1], &a, w)
+			return
+		}
+		opts = opts[1:]
+	}
+	w.Error(errSyntax)
+}
+
+func cmdGeoDist(k *key, args [][]byte, w *resp.Writer) {
+	unit := 1.0
+	if len(args) == 5 {
+		var bad string
+		if unit, bad = unitOf(args[4]); bad != "" {
+			w.Error(bad)
+			return
+		}
+	} else if len(args) > 5 {
+		w.Error(errSyntax)
+		return
+	}
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	a, b := z.Find(args[2]), z.Find(args[3])
+	if a < 0 || b < 0 {
+		w.Null()
+		return
+	}
+	writeDistance(w, geo.Distance(geo.Decode(z.Score(a)), geo.Decode(z.Score(b)))/unit)
+}
+
+func writeDistance(w *resp.Writer, d float64) { w.BulkString(strconv.FormatFloat(d, 'f', 4, 64)) }
+
+func cmdGeoHash(k *key, args [][]byte, w *resp.Writer) {
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	w.Array(len(args) - 2)
+	for _, at := range z.Places(args[2:]) {
+		if at < 0 {
+			w.Null()
+		} else {
+			w.BulkString(geo.Decode(z.Score(at)).Hash())
+		}
+	}
+}
+
+func cmdGeoPos(k *key, args [][]byte, w *resp.Writer) {
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	w.Array(len(args) - 2)
+	for _, at := range z.Places(args[2:]) {
+		if at < 0 {
+			w.NullArray()
+		} else {
+			writePosition(w, geo.Decode(z.Score(at)))
+		}
+	}
+}
+
+func writePosition(w *resp.Writer, p geo.Position) {
+	w.Array(2)
+	for _, f := range [...]float64{p.Lon, p.Lat} {
+		b := bytes.TrimSuffix(bytes.TrimRight(strconv.AppendFloat(nil, f, 'f', 17, 64), "0"), []byte("."))
+		if w.Proto == 3 {
+			w.Raw(slices.Concat([]byte(","), b, []byte("\r\n")))
+		} else {
+			w.Bulk(b)
+		}
+	}
+}
+
+// ---- searches ------------------------------------------------------------------
+
+// geoquery is what GEORADIUS, GEOSEARCH and their relatives ask for.
+type geoquery struct {
+	at         int  // where the options begin
+	member     bool // the center is a member
+	readOnly   bool // no STORE
+	search     bool // center and shape are options
+	storeFirst bool // the first argument is where the result goes
+
+	shape                                     geo.Shape
+	withDist, withHash, withCoord             bool
+	asc, desc, any                            bool
+	count                                     int64 // 0: all
+	fromMember, fromPosition, byRadius, byBox bool
+	store                                     []byte // nil: nowhere
+	storeDist                                 bool
+}
+
+// geopoint is a member that was found.
+type geopoint struct {
+	collection.ZEntry
+	geo.Position
+	metres float64
+}
+
+// georadius makes a command of a query that knows what kind of command it is.
+func georadius(kind geoquery) severalFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) {
+		q := kind
+		name := args[1]
+		if q.storeFirst {
+			q.store, name = args[1], args[2]
+			t.load(args[1:3]...)
+		}
+		k := t.key(name)
+		z, ok := k.sortedSet(name, w)
+		if !ok {
+			return
+		}
+		if bad := q.parse(args, z, k.present); bad != "" {
+			w.Error(bad)
+			return
+		}
+		var found []geopoint
+		if k.present {
+			found = q.find(z)
+		}
+		if q.store == nil {
+			q.write(w, found)
+			return
+		}
+		list := make([]collection.ZEntry, len(found))
+		for i, p := range found {
+			if list[i] = p.ZEntry; q.storeDist {
+				list[i].Score = p.metres / q.shape.Unit
+			}
+		}
+		if t.key(q.store).storeSortedSet(list, w) {
+			w.Int(int64(len(list)))
+		}
+	}
+}
+
+// parse reads all arguments, and returns the error reply otherwise.
+func (q *geoquery) parse(args [][]byte, z collection.ZSet, present bool) (bad string) {
+	switch {
+	case q.search:
+	case q.member && present:
+		if bad = q.fromMemberOf(z, args[2]); bad == "" {
+			bad = q.parseRadius(args[3:])
+		}
+	case !q.member:
+		if q.shape.Center, bad = parsePosition(args[2:]); bad == "" {
+			bad = q.parseRadius(args[4:])
+		}
+	}
+	for opts := args[q.at:]; len(opts) > 0 && bad == ""; {
+		var n int
+		if n, bad = q.parseOption(opts, z, present); bad == "" {
+			opts = opts[n:]
+		}
+	}
+	if bad != "" {
+		return bad
+	}
+	name := string(args[0])
+	switch {
+	case q.store != nil && (q.withDist || q.withHash || q.withCoord):
+		what := "STORE option in GEORADIUS"
+		if q.storeFirst {
+			what = "GEOSEARCHSTORE"
+		}
+		return "ERR " + what + " is not compatible with WITHDIST, WITHHASH and WITHCOORD options"
+	case q.search && !q.fromMember && !q.fromPosition:
+		return "ERR exactly one of FROMMEMBER or FROMLONLAT can be specified for " + name
+	case q.search && !q.byRadius && !q.byBox:
+		return "ERR exactly one of BYRADIUS and BYBOX can be specified for " + name
+	case q.any && q.count == 0:
+		return "ERR the ANY argument requires COUNT argument"
+	}
+	return ""
+}
+
+// parseOption reads one option and what belongs to it: n arguments.
+func (q *geoquery) parseOption(opts [][]byte, z collection.ZSet, present bool) (n int, bad string) {
+	o, more := opts[0], len(opts)-1
+	switch {
+	case fold(o, "withdist"):
+		q.withDist = true
+	case fold(o, "withhash"):
+		q.withHash = true
+	case fold(o, "withcoord"):
+		q.withCoord = true
+	case fold(o, "any"):
+		q.any = true
+	case fold(o, "asc"):
+		q.asc, q.desc = true, false
+	case fold(o, "desc"):
+		q.asc, q.desc = false, true
+	case fold(o, "count") && more > 0:
+		var ok bool
+		if q.count, ok = resp.ParseInt(opts[1]); !ok {
+			return 0, errNotInt
+		}
+		if q.count <= 0 {
+			return 0, "ERR COUNT must be > 0"
+		}
+		return 2, ""
+	case !q.readOnly && !q.search && (fold(o, "store") || fold(o, "storedist")) && more > 0:
+		q.store, q.storeDist = opts[1], len(o) > len("store")
+		return 2, ""
+	case q.storeFirst && fold(o, "storedist"):
+		q.storeDist = true
+	case q.search:
+		return q.parseShape(opts, z, present)
+	default:
+		return 0, errSyntax
+	}
+	return 1, ""
+}
+
+// parseShape reads the options that GEOSEARCH has for center and shape.
+func (q *geoquery) parseShape(opts [][]byte, z collection.ZSet, present bool) (n int, bad string) {
+	o, more := opts[0], len(opts)-1
+	switch {
+	case fold(o, "frommember") && more > 0 && !q.fromPosition:
+		if q.fromMember = true; present {
+			bad = q.fromMemberOf(z, opts[1])
+		}
+		return 2, bad
+	case fold(o, "fromlonlat") && more > 1 && !q.fromMember:
+		q.fromPosition = true
+		q.shape.Center, bad = parsePosition(opts[1:])
+		return 3, bad
+	case fold(o, "byradius") && more > 1 && !q.byBox:
+		q.byRadius = true
+		return 3, q.parseRadius(opts[1:])
+	case fold(o, "bybox") && more > 2 && !q.byRadius:
+		q.byBox, q.shape.Box = true, true
+		var ok bool
+		if q.shape.Width, ok = scoreOf(opts[1]); !ok {
+			return 0, "ERR need numeric width"
+		}
+		if q.shape.Height, ok = scoreOf(opts[2]); !ok {
+			return 0, "ERR need numeric height"
+		}
+		if q.shape.Height < 0 || q.shape.Width < 0 {
+			return 0, "ERR height or width cannot be negative"
+		}
+		q.shape.Unit, bad = unitOf(opts[3])
+		return 4, bad
+	}
+	return 0, errSyntax
+}
+
+// fromMemberOf makes a member the center.
+func (q *geoquery) fromMemberOf(z collection.ZSet, member []byte) (bad string) {
+	at := z.Find(member)
+	if at < 0 {
+		return "ERR could not decode requested zset member"
+	}
+	q.shape.Center = geo.Decode(z.Score(at))
+	return ""
+}
+
+// parseRadius reads a radius and its unit.
+func (q *geoquery) parseRadius(args [][]byte) (bad string) {
+	var ok bool
+	if q.shape.Radius, ok = scoreOf(args[0]); !ok {
+		return "ERR need numeric radius"
+	}
+	if q.shape.Radius < 0 {
+		return "ERR radius cannot be negative"
+	}
+	q.shape.Unit, bad = unitOf(args[1])
+	return bad
+}
+
+// find looks for the members within the shape, in the order that is asked for. With ANY the first ones do.
+func (q *geoquery) find(z collection.ZSet) (found []geopoint) {
+	enough := func() bool { return q.any && q.count > 0 && int64(len(found)) >= q.count }
+	for _, r := range q.shape.Ranges() {
+		for i := z.SearchScore(r.Min, false); i < z.Len() && z.Score(i) < r.Max && !enough(); i++ {
+			p := geo.Decode(z.Score(i))
+			if metres, ok := q.shape.Contains(p); ok {
+				found = append(found, geopoint{z.Entry(i), p, metres})
+			}
+		}
+	}
+	nearer := func(a, b geopoint) int {
+		switch {
+		case a.metres < b.metres:
+			return -1
+		case a.metres > b.metres:
+			return 1
+		}
+		return 0
+	}
+	switch {
+	case q.desc:
+		slices.SortStableFunc(found, func(a, b geopoint) int { return nearer(b, a) })
+	case q.asc, q.count > 0 && !q.any:
+		slices.SortStableFunc(found, nearer)
+	}
+	if q.count > 0 {
+		found = found[:min(q.count, int64(len(found)))]
+	}
+	return found
+}
+
+// write replies with what was found.
+func (q *geoquery) write(w *resp.Writer, found []geopoint) {
+	more := int(bit(q.withDist) + bit(q.withHash) + bit(q.withCoord))
+	w.Array(len(found))
+	for _, p := range found {
+		if more > 0 {
+			w.Array(1 + more)
+		}
+		w.Bulk(p.Member)
+		if q.withDist {
+			writeDistance(w, p.metres/q.shape.Unit)
+		}
+		if q.withHash {
+			w.Int(int64(p.ZEntry.Score))
+		}
+		if q.withCoord {
+			writePosition(w, p.Position)
+		}
+	}
+}

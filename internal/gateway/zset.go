@@ -1,0 +1,517 @@
+package gateway
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Sorted sets. A set is parsed where a command begins, and nothing behind that can fail but for want of room. Replies, and the
+// order in which arguments are looked at, are those of t_zset.c.
+
+const (
+	errMinMax    = "ERR min or max is not a float"
+	errMinMaxLex = "ERR min or max not valid string range item"
+	errPositive  = "ERR value is out of range, must be positive"
+)
+
+// sortedSetCommands are those on one sorted set.
+func sortedSetCommands() []*command {
+	list := []*command{
+		keyed("zadd", -4, 1, update, cmdZAdd, "Adds members, or changes their scores."),
+		keyed("zincrby", 4, 1, update, cmdZIncrBy, "Adds to the score of a member."),
+		keyed("zrem", -3, 1, update, cmdZRem, "Removes members."),
+		keyed("zremrangebyrank", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zremRange(k, args, w, byRank) }, "Removes a range of ranks."),
+		keyed("zremrangebyscore", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zremRange(k, args, w, byScore) }, "Removes a range of scores."),
+		keyed("zremrangebylex", 4, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zremRange(k, args, w, byLex) }, "Removes a range of members of equal score."),
+		keyed("zpopmin", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zpop(k, args, w, false) }, "Removes the members of lowest score and returns them."),
+		keyed("zpopmax", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { zpop(k, args, w, true) }, "Removes the members of highest score and returns them."),
+		keyed("zcard", 2, 1, read, cmdZCard, "Returns the number of members."),
+		keyed("zcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zcount(k, args, w, byScore) }, "Counts a range of scores."),
+		keyed("zlexcount", 4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zcount(k, args, w, byLex) }, "Counts a range of members of equal score."),
+		keyed("zscore", 3, 1, read, cmdZScore, "Returns the score of a member."),
+		keyed("zmscore", -3, 1, read, cmdZMScore, "Returns the scores of members."),
+		keyed("zrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrank(k, args, w, false) }, "Returns the rank of a member, from the lowest score on."),
+		keyed("zrevrank", 3, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrank(k, args, w, true) }, "Returns the rank of a member, from the highest score on."),
+		keyed("zrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{auto: true}) }, "Returns a range of ranks, scores or members."),
+		keyed("zrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{rev: true}) }, "Returns a range of ranks, from the highest score on."),
+		keyed("zrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byScore}) }, "Returns a range of scores."),
+		keyed("zrevrangebyscore", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byScore, rev: true}) }, "Returns a range of scores, from the highest on."),
+		keyed("zrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byLex}) }, "Returns a range of members of equal score."),
+		keyed("zrevrangebylex", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { zrange(k, args, w, zquery{by: byLex, rev: true}) }, "Returns a range of members of equal score, from the last on."),
+		keyed("zrandmember", -2, 1, read, cmdZRandMember, "Returns random members."),
+		keyed("zscan", -3, 1, read, cmdZScan, "Iterates over members and scores."),
+	}
+	return slices.Concat(inGroup("sorted-set", list), inGroup("sorted-set", combiningCommands()))
+}
+
+// inGroup makes commands part of a group of COMMAND DOCS.
+func inGroup(group string, list []*command) []*command {
+	for _, c := range list {
+		c.group = group
+	}
+	return list
+}
+
+// sortedSet is the sorted set of a key, empty if there is none. Otherwise it replies with an error.
+func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
+	if !k.is(client.SortedSet, w) {
+		return z, false
+	}
+	if !k.present {
+		return z, true
+	}
+	z, err := collection.ParseZSet(k.value)
+	if err != nil {
+		w.Error(sortedSetError(name, err))
+		return z, false
+	}
+	return z, true
+}
+
+// sortedSetError is the reply to an error of package collection, about the key of that name. Nothing was done.
+func sortedSetError(name []byte, err error) string {
+	if errors.Is(err, collection.ErrTooLong) {
+		return "ERR kvd: zset longer than " + strconv.Itoa(collection.MaxLen) + " bytes, or than values may be: nothing was done"
+	}
+	return "ERR kvd: corrupt zset at key " + strconv.Quote(clip(name, 128)) + ": nothing was done"
+}
+
+// changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is left. If it could not,
+// the command is to be given up: it has replied, or the key says how much room it wants.
+func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []collection.ZEntry, w *resp.Writer) bool {
+	left := z.Len() + len(add)
+	for _, d := range drop {
+		left -= d.Hi - d.Lo
+	}
+	if left == 0 {
+		if k.present {
+			k.delete()
+		}
+		return true
+	}
+	n := z.ChangedLen(drop, add)
+	if n > min(collection.MaxLen, k.maxValue) && n > len(k.value) { // a limit that was lowered does not keep members
+		w.Error(sortedSetError(nil, collection.ErrTooLong))
+		return false
+	}
+	if n > k.room {
+		k.want = n
+		return false
+	}
+	// The value may be in own already, by a command of the same unit, and is still read.
+	b := k.own[:0]
+	if cap(b) < n || len(k.value) > 0 && &b[:1][0] == &k.value[0] {
+		b = make([]byte, 0, n)
+	}
+	k.own = z.AppendChanged(b, drop, add)
+	k.setAs(client.SortedSet, k.own, k.expires)
+	return true
+}
+
+// storeSortedSet replaces the key, whatever it was, by a set of these members.
+func (k *key) storeSortedSet(list []collection.ZEntry, w *resp.Writer) bool {
+	slices.SortFunc(list, collection.CompareZ)
+	expires, flags := k.expires, k.flags
+	k.expires, k.flags = 0, 0
+	if !k.changeSortedSet(collection.ZSet{}, nil, list, w) {
+		k.expires, k.flags = expires, flags
+		return false
+	}
+	return true
+}
+
+// zsetEncoding is the one that Redis would have chosen by its default settings.
+func zsetEncoding(value []byte) string {
+	if z, err := collection.ParseZSet(value); err == nil && z.Small() {
+		return "listpack"
+	}
+	return "skiplist"
+}
+
+// ---- members -------------------------------------------------------------------
+
+func cmdZCard(k *key, args [][]byte, w *resp.Writer) {
+	if z, ok := k.sortedSet(args[1], w); ok {
+		w.Int(int64(z.Len()))
+	}
+}
+
+func cmdZScore(k *key, args [][]byte, w *resp.Writer) {
+	if z, ok := k.sortedSet(args[1], w); ok {
+		writeScore(w, z, z.Find(args[2]))
+	}
+}
+
+// writeScore replies with the score of the member at a place, -1 for none.
+func writeScore(w *resp.Writer, z collection.ZSet, at int) {
+	if at < 0 {
+		w.Null()
+		return
+	}
+	w.Double(z.Score(at))
+}
+
+func cmdZMScore(k *key, args [][]byte, w *resp.Writer) {
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	w.Array(len(args) - 2)
+	for _, at := range z.Places(args[2:]) {
+		writeScore(w, z, at)
+	}
+}
+
+func zrank(k *key, args [][]byte, w *resp.Writer, rev bool) {
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	at := z.Find(args[2])
+	switch {
+	case at < 0:
+		w.Null()
+	case rev:
+		w.Int(int64(z.Len() - 1 - at))
+	default:
+		w.Int(int64(at))
+	}
+}
+
+func cmdZRem(k *key, args [][]byte, w *resp.Writer) {
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	places := z.Places(args[2:])
+	slices.Sort(places)
+	places = slices.Compact(places)
+	var drop []collection.Span
+	for _, at := range places {
+		if at >= 0 {
+			drop = append(drop, collection.Span{Lo: at, Hi: at + 1})
+		}
+	}
+	if len(drop) > 0 && !k.changeSortedSet(z, drop, nil, w) {
+		return
+	}
+	w.Int(int64(len(drop)))
+}
+
+// ---- ZADD ----------------------------------------------------------------------
+
+// zaddArgs are the options of ZADD.
+type zaddArgs struct {
+	nx, xx, gt, lt, ch, incr bool
+	scores                   []float64
+	members                  [][]byte
+}
+
+// parseZAdd reads options, scores and members, and returns the error reply otherwise.
+func parseZAdd(args [][]byte) (a zaddArgs, bad string) {
+	for len(args) > 0 {
+		o := args[0]
+		switch {
+		case fold(o, "nx"):
+			a.nx = true
+		case fold(o, "xx"):
+			a.xx = true
+		case fold(o, "ch"):
+			a.ch = true
+		case fold(o, "incr"):
+			a.incr = true
+		case fold(o, "gt"):
+			a.gt = true
+		case fold(o, "lt"):
+			a.lt = true
+		default:
+			return a, a.parsePairs(args)
+		}
+		args = args[1:]
+	}
+	return a, errSyntax
+}
+
+func (a *zaddArgs) parsePairs(args [][]byte) (bad string) {
+	switch {
+	case len(args)%2 != 0:
+		return errSyntax
+	case a.nx && a.xx:
+		return "ERR XX and NX options at the same time are not compatible"
+	case a.gt && a.nx || a.lt && a.nx || a.gt && a.lt:
+		return "ERR GT, LT, and/or NX options at the same time are not compatible"
+	case a.incr && len(args) > 2:
+		return "ERR INCR option supports a single increment-element pair"
+	}
+	for i := 0; i < len(args); i += 2 {
+		score, ok := scoreOf(args[i])
+		if !ok {
+			return errNotFloat
+		}
+		a.scores, a.members = append(a.scores, score), append(a.members, args[i+1])
+	}
+	return ""
+}
+
+func cmdZAdd(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseZAdd(args[2:])
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	zadd(k, args[1], &a, w)
+}
+
+func cmdZIncrBy(k *key, args [][]byte, w *resp.Writer) {
+	by, ok := scoreOf(args[2])
+	if !ok {
+		w.Error(errNotFloat)
+		return
+	}
+	zadd(k, args[1], &zaddArgs{incr: true, scores: []float64{by}, members: args[3:]}, w)
+}
+
+// zmember is a member that ZADD names: where it stands, and the score that it is to have.
+type zmember struct {
+	at      int // in the old set; -1: nowhere
+	present bool
+	score   float64
+	changed bool
+}
+
+// set gives the member a score as the options allow, and says whether it did nothing at all. A sum that is
+// not a number is ok false.
+func (m *zmember) set(a *zaddArgs, score float64) (added, updated, nothing, ok bool) {
+	if !m.present {
+		if a.xx {
+			return false, false, true, true
+		}
+		m.present, m.score, m.changed = true, score, true
+		return true, false, false, true
+	}
+	if a.nx {
+		return false, false, true, true
+	}
+	if a.incr {
+		if score += m.score; math.IsNaN(score) {
+			return false, false, false, false
+		}
+	}
+	if a.lt && score >= m.score || a.gt && score <= m.score {
+		return false, false, true, true
+	}
+	if score == m.score {
+		return false, false, false, true
+	}
+	m.score, m.changed = score, true
+	return false, true, false, true
+}
+
+// zadd adds members in the order in which they are named, one of them perhaps several times, and then makes one new set of
+// all that has changed.
+func zadd(k *key, name []byte, a *zaddArgs, w *resp.Writer) {
+	z, ok := k.sortedSet(name, w)
+	if !ok {
+		return
+	}
+	places := z.Places(a.members)
+	list := make([]zmember, len(a.members))
+	var first map[string]int // where a member is in list, if it may be named twice
+	if len(list) > 1 {
+		first = make(map[string]int, len(list))
+	}
+	added, updated, nothing := 0, 0, false
+	for i, name := range a.members {
+		m := &list[i]
+		m.at = places[i]
+		if first != nil {
+			if j, again := first[string(name)]; again {
+				m = &list[j]
+			} else {
+				first[string(name)] = i
+			}
+		}
+		if m == &list[i] && m.at >= 0 {
+			m.present, m.score = true, z.Score(m.at)
+		}
+		add, change, none, ok := m.set(a, a.scores[i])
+		if !ok {
+			w.Error("ERR resulting score is not a number (NaN)")
+			return
+		}
+		added += int(bit(add))
+		updated += int(bit(change))
+		nothing = none
+	}
+	var drop []collection.Span
+	var add []collection.ZEntry
+	for i := range list {
+		m := &list[i]
+		if !m.changed {
+			continue
+		}
+		if m.at >= 0 {
+			drop = append(drop, collection.Span{Lo: m.at, Hi: m.at + 1})
+		}
+		add = append(add, collection.ZEntry{Member: a.members[i], Score: m.score})
+	}
+	if len(add) > 0 {
+		slices.SortFunc(drop, func(x, y collection.Span) int { return x.Lo - y.Lo })
+		slices.SortFunc(add, collection.CompareZ)
+		if !k.changeSortedSet(z, drop, add, w) {
+			return
+		}
+	}
+	switch {
+	case a.incr && nothing:
+		w.Null()
+	case a.incr:
+		w.Double(list[0].score)
+	case a.ch:
+		w.Int(int64(added + updated))
+	default:
+		w.Int(int64(added))
+	}
+}
+
+// ---- chance, and SCAN ----------------------------------------------------------
+
+// maxRandomBytes bounds the reply for members that may come again and again, since their number is the client's.
+const maxRandomBytes = collection.MaxLen
+
+func cmdZRandMember(k *key, args [][]byte, w *resp.Writer) {
+	if len(args) == 2 {
+		z, ok := k.sortedSet(args[1], w)
+		switch {
+		case !ok:
+		case z.Len() == 0:
+			w.Null()
+		default:
+			w.Bulk(z.Member(rand.IntN(z.Len())))
+		}
+		return
+	}
+	n, ok := resp.ParseInt(args[2])
+	withScores := len(args) == 4
+	switch {
+	case !ok:
+		w.Error(errNotInt)
+		return
+	case n == math.MinInt64:
+		w.Error("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807")
+		return
+	case len(args) > 4 || withScores && !fold(args[3], "withscores"):
+		w.Error(errSyntax)
+		return
+	case withScores && (n < -math.MaxInt64/2 || n > math.MaxInt64/2):
+		w.Error("ERR value is out of range")
+		return
+	}
+	z, ok := k.sortedSet(args[1], w)
+	switch {
+	case !ok:
+	case z.Len() == 0 || n == 0:
+		w.Array(0)
+	case n < 0:
+		writeRandom(w, z, -n, withScores)
+	case n >= int64(z.Len()):
+		writeMembers(w, z, collection.Span{Hi: z.Len()}, false, withScores)
+	default:
+		beginMembers(w, int(n), withScores)
+		for _, at := range rand.Perm(z.Len())[:n] {
+			writeMember(w, z.Entry(at), withScores)
+		}
+	}
+}
+
+// writeRandom replies with n members, some of them several times.
+func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
+	start := w.Len()
+	if n <= maxRandomBytes {
+		beginMembers(w, int(n), withScores)
+		for ; n > 0 && w.Len()-start <= maxRandomBytes; n-- {
+			writeMember(w, z.Entry(rand.IntN(z.Len())), withScores)
+		}
+	}
+	if n > 0 {
+		w.Truncate(start)
+		w.Error("ERR kvd: random members of more than " + strconv.Itoa(maxRandomBytes) + " bytes")
+	}
+}
+
+// cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT choose.
+func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
+	cursor, err := strconv.ParseUint(string(args[2]), 10, 64)
+	if err != nil && len(args[2]) > 0 {
+		w.Error("ERR invalid cursor")
+		return
+	}
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	var count int64
+	var pattern []byte
+	if k.present {
+		var bad string
+		if count, pattern, bad = parseZScan(args[3:]); bad != "" {
+			w.Error(bad)
+			return
+		}
+	}
+	found, next := z.Scan(cursor, count)
+	if pattern != nil {
+		found = slices.DeleteFunc(found, func(i int) bool { return !glob.Match(pattern, z.Member(i)) })
+	}
+	w.Array(2)
+	w.BulkString(strconv.FormatUint(next, 10))
+	w.Array(2 * len(found))
+	for _, i := range found {
+		w.Bulk(z.Member(i))
+		w.BulkString(scoreText(z.Score(i), z.Small()))
+	}
+}
+
+// scoreText is a score where Redis sends no double. In a listpack it has integers as such.
+func scoreText(f float64, small bool) string {
+	switch {
+	case math.IsInf(f, 0):
+		return strings.TrimPrefix(strings.ToLower(strconv.FormatFloat(f, 'g', -1, 64)), "+")
+	case small && math.Abs(f) <= math.MaxInt64/2 && f == math.Trunc(f):
+		return strconv.FormatInt(int64(f), 10)
+	}
+	return strconv.FormatFloat(f, 'g', 17, 64)
+}
+
+// parseZScan reads the options of a scan within a collection, and returns the error reply otherwise.
+func parseZScan(opts [][]byte) (count int64, pattern []byte, bad string) {
+	count = 10
+	for i := 0; i < len(opts); i += 2 {
+		switch {
+		case i+1 == len(opts):
+			return 0, nil, errSyntax
+		case fold(opts[i], "count"):
+			var ok bool
+			if count, ok = resp.ParseInt(opts[i+1]); !ok {
+				return 0, nil, errNotInt
+			}
+			if count < 1 {
+				return 0, nil, errSyntax
+			}
+		case fold(opts[i], "match"):
+			pattern = opts[i+1]
+		default:
+			return 0, nil, errSyntax
+		}
+	}
+	return count, pattern, ""
+}

@@ -1,0 +1,346 @@
+package gateway
+
+import (
+	"math"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// combiningCommands are those on several sorted sets. Sets without scores may take part: their members have the score 1.
+func combiningCommands() []*command {
+	return []*command{
+		countedAt(1, onKeys("zunion", -3, 0, 0, 0, "", zcombine("zunion", uniteSets, 1), "Returns the members of any of several sorted sets.")),
+		countedAt(1, onKeys("zinter", -3, 0, 0, 0, "", zcombine("zinter", intersectSets, 1), "Returns the members of all of several sorted sets.")),
+		countedAt(1, onKeys("zdiff", -3, 0, 0, 0, "", zcombine("zdiff", subtractSets, 1), "Returns the members of a sorted set that are in no other one.")),
+		countedAt(1, onKeys("zintercard", -3, 0, 0, 0, "", zcombine("zintercard", intersectSets, 1), "Counts the members of all of several sorted sets.")),
+		writes(countedAt(2, onKeys("zunionstore", -4, 1, 1, 1, "", zcombine("zunionstore", uniteSets, 2), "Stores the members of any of several sorted sets."))),
+		writes(countedAt(2, onKeys("zinterstore", -4, 1, 1, 1, "", zcombine("zinterstore", intersectSets, 2), "Stores the members of all of several sorted sets."))),
+		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", zcombine("zdiffstore", subtractSets, 2), "Stores the members of a sorted set that are in no other one."))),
+		writes(onKeys("zrangestore", -5, 1, 2, 1, "", cmdZRangeStore, "Stores a range of a sorted set.")),
+		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", cmdZMPop, "Removes members from the first of several sorted sets that has some."))),
+	}
+}
+
+// cmdZRangeStore stores what ZRANGE returns.
+func cmdZRangeStore(t *staged, args [][]byte, w *resp.Writer) {
+	q := zquery{auto: true, store: true}
+	if bad := q.parse(args[3:]); bad != "" {
+		w.Error(bad)
+		return
+	}
+	t.load(args[1], args[2])
+	z, ok := t.key(args[2]).sortedSet(args[2], w)
+	if !ok {
+		return
+	}
+	var list []collection.ZEntry
+	for p := q.places(z); p.Lo < p.Hi; p.Lo++ {
+		list = append(list, z.Entry(p.Lo))
+	}
+	if t.key(args[1]).storeSortedSet(list, w) {
+		w.Int(int64(len(list)))
+	}
+}
+
+// zpopArgs are the sets that a pop may be from, the first that is there, and how many members of which end it takes.
+type zpopArgs struct {
+	names [][]byte
+	top   bool
+	count int64
+}
+
+// parseZMPop reads what begins with the number of sets, and returns the error reply otherwise.
+func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
+	n, ok := resp.ParseInt(args[0])
+	switch {
+	case !ok || n < 1:
+		return a, "ERR numkeys should be greater than 0"
+	case n >= int64(len(args)-1):
+		return a, errSyntax
+	}
+	a.names, args = args[1:1+n], args[1+n:]
+	if a.top = fold(args[0], "max"); !a.top && !fold(args[0], "min") {
+		return a, errSyntax
+	}
+	for args = args[1:]; len(args) > 0; args = args[2:] {
+		if a.count != 0 || len(args) == 1 || !fold(args[0], "count") {
+			return a, errSyntax
+		}
+		if a.count, ok = resp.ParseInt(args[1]); !ok || a.count < 1 {
+			return a, "ERR count should be greater than 0"
+		}
+	}
+	a.count = max(a.count, 1)
+	return a, ""
+}
+
+// cmdZMPop asks for the keys one after the other, so that it depends on none behind the first that it finds.
+func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) {
+	a, bad := parseZMPop(args[1:])
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	for _, name := range a.names {
+		k := t.key(name)
+		z, ok := k.sortedSet(name, w)
+		if !ok || t.failed() {
+			return
+		}
+		if z.Len() > 0 {
+			popMembers(k, z, a.count, a.top, w, func(n int) {
+				w.Array(2)
+				w.Bulk(name)
+				w.Array(n)
+			}, true)
+			return
+		}
+	}
+	w.NullArray()
+}
+
+// ---- union, intersection and difference --------------------------------------------
+
+// zsource is a set that is combined with others.
+type zsource struct {
+	z      collection.ZSet
+	weight float64
+}
+
+// aggregate makes one score of two.
+type aggregate func(a, b float64) float64
+
+// combination is what ZUNION and its relatives ask for.
+type combination struct {
+	sources    []zsource
+	aggregate  aggregate
+	withScores bool
+	limit      int64 // of what ZINTERCARD counts; 0: none
+}
+
+// A combiner makes one list of several sets, in any order. It may use up the sources.
+type combiner func(x *combination) []collection.ZEntry
+
+// zcombine makes a command whose argument at is the number of sets. If there is an argument before it, that is where the result goes.
+func zcombine(name string, combine combiner, at int) severalFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) {
+		x, ok := t.readCombination(name, args[at:], w)
+		if !ok {
+			return
+		}
+		members := 0
+		for _, s := range x.sources {
+			members += s.z.Len()
+		}
+		if members > freeMembers && !t.take(int64(members)*memberCost) {
+			return
+		}
+		list := combine(x)
+		switch {
+		case at > 1:
+			if t.key(args[1]).storeSortedSet(list, w) {
+				w.Int(int64(len(list)))
+			}
+		case name == "zintercard":
+			n := int64(len(list))
+			if x.limit > 0 {
+				n = min(n, x.limit)
+			}
+			w.Int(n)
+		default:
+			slices.SortFunc(list, collection.CompareZ)
+			beginMembers(w, len(list), x.withScores)
+			for _, e := range list {
+				writeMember(w, e, x.withScores)
+			}
+		}
+	}
+}
+
+// A combination may keep freeMembers without taking memory, and memberCost bytes for each member beyond these: an entry, and one of a table.
+const freeMembers, memberCost = 512, 128
+
+// readCombination reads the sets and then the options, as Redis does: of several mistakes the same one is found.
+func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x *combination, ok bool) {
+	n, ok := resp.ParseInt(args[0])
+	switch {
+	case !ok:
+		w.Error(errNotInt)
+		return nil, false
+	case n < 1:
+		w.Error("ERR at least 1 input key is needed for '" + name + "' command")
+		return nil, false
+	case n > int64(len(args)-1):
+		w.Error(errSyntax)
+		return nil, false
+	}
+	x = &combination{aggregate: addScores}
+	names := args[1 : 1+n]
+	t.load(names...)
+	for _, name := range names {
+		z, ok := t.key(name).membersOf(name, w)
+		if !ok || t.failed() {
+			return nil, false
+		}
+		x.sources = append(x.sources, zsource{z, 1})
+	}
+	if bad := x.parse(name, args[1+n:]); bad != "" {
+		w.Error(bad)
+		return nil, false
+	}
+	return x, true
+}
+
+// membersOf is the sorted set of a key, or that of a set's members.
+func (k *key) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
+	return k.sortedSet(name, w)
+}
+
+// parse reads the options, and returns the error reply otherwise.
+func (x *combination) parse(name string, opts [][]byte) (bad string) {
+	stores, counts, weighs := slices.Contains([]string{"zunionstore", "zinterstore", "zdiffstore"}, name), name == "zintercard", name != "zdiff" && name != "zdiffstore"
+	weighs = weighs && !counts
+	n := len(x.sources)
+	for len(opts) > 0 {
+		switch {
+		case weighs && len(opts) > n && fold(opts[0], "weights"):
+			for i, o := range opts[1 : 1+n] {
+				var ok bool
+				if x.sources[i].weight, ok = scoreOf(o); !ok {
+					return "ERR weight value is not a float"
+				}
+			}
+			opts = opts[1+n:]
+		case weighs && len(opts) > 1 && fold(opts[0], "aggregate"):
+			switch {
+			case fold(opts[1], "sum"):
+				x.aggregate = addScores
+			case fold(opts[1], "min"):
+				x.aggregate = lesserScore
+			case fold(opts[1], "max"):
+				x.aggregate = greaterScore
+			default:
+				return errSyntax
+			}
+			opts = opts[2:]
+		case !stores && !counts && fold(opts[0], "withscores"):
+			x.withScores = true
+			opts = opts[1:]
+		case counts && len(opts) > 1 && fold(opts[0], "limit"):
+			var ok bool
+			if x.limit, ok = resp.ParseInt(opts[1]); !ok || x.limit < 0 {
+				return "ERR LIMIT can't be negative"
+			}
+			opts = opts[2:]
+		default:
+			return errSyntax
+		}
+	}
+	return ""
+}
+
+// addScores takes 0 for the sum of both infinities, as Redis does.
+func addScores(a, b float64) float64 {
+	if sum := a + b; !math.IsNaN(sum) {
+		return sum
+	}
+	return 0
+}
+
+func lesserScore(a, b float64) float64 {
+	if b < a {
+		return b
+	}
+	return a
+}
+
+func greaterScore(a, b float64) float64 {
+	if b > a {
+		return b
+	}
+	return a
+}
+
+// weighed is a score with its weight; nothing times infinity is 0.
+func (s *zsource) weighed(score float64) float64 {
+	if score *= s.weight; !math.IsNaN(score) {
+		return score
+	}
+	return 0
+}
+
+// smallestFirst is the order in which scores are added up, which the last digits of a sum tell.
+func (x *combination) smallestFirst() {
+	slices.SortStableFunc(x.sources, func(a, b zsource) int { return a.z.Len() - b.z.Len() })
+}
+
+// uniteSets is ZUNION.
+func uniteSets(x *combination) (list []collection.ZEntry) {
+	x.smallestFirst()
+	at := make(map[string]int)
+	for i := range x.sources {
+		s := &x.sources[i]
+		for j := range s.z.Len() {
+			e := s.z.Entry(j)
+			e.Score = s.weighed(e.Score)
+			if old, ok := at[string(e.Member)]; ok {
+				list[old].Score = x.aggregate(list[old].Score, e.Score)
+				continue
+			}
+			at[string(e.Member)] = len(list)
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// intersectSets is ZINTER: the members of the smallest set, less those that another one lacks.
+func intersectSets(x *combination) []collection.ZEntry {
+	x.smallestFirst()
+	first := &x.sources[0]
+	list, names := membersIn(first.z)
+	for i := range list {
+		list[i].Score = first.weighed(list[i].Score)
+	}
+	for _, s := range x.sources[1:] {
+		n := 0
+		for i, at := range s.z.Places(names) {
+			if at < 0 {
+				continue
+			}
+			// A product that is no number takes part as it is, as in Redis.
+			list[n] = collection.ZEntry{Member: list[i].Member, Score: x.aggregate(list[i].Score, s.z.Score(at)*s.weight)}
+			names[n] = names[i]
+			n++
+		}
+		list, names = list[:n], names[:n]
+	}
+	return list
+}
+
+// subtractSets is ZDIFF.
+func subtractSets(x *combination) []collection.ZEntry {
+	list, names := membersIn(x.sources[0].z)
+	for _, s := range x.sources[1:] {
+		n := 0
+		for i, at := range s.z.Places(names) {
+			if at < 0 {
+				list[n], names[n] = list[i], names[i]
+				n++
+			}
+		}
+		list, names = list[:n], names[:n]
+	}
+	return list
+}
+
+// membersIn lists the members of a set, with and without their scores.
+func membersIn(z collection.ZSet) (list []collection.ZEntry, names [][]byte) {
+	for i := range z.Len() {
+		list = append(list, z.Entry(i))
+		names = append(names, list[i].Member)
+	}
+	return list, names
+}

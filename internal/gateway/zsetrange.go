@@ -1,0 +1,370 @@
+package gateway
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// ---- numbers -------------------------------------------------------------------
+
+// parseFloat is strtod(3) for all of b: decimal and hexadecimal numbers, infinity and NaN, behind white space. exact is false
+// for a number that has no double, which is then infinite or 0.
+func parseFloat(b []byte) (f float64, exact, ok bool) {
+	for len(b) > 0 && isSpace(b[0]) {
+		b = b[1:]
+	}
+	s := string(b)
+	if len(b) > 5<<10 || strings.IndexByte(s, '_') >= 0 {
+		return 0, false, false
+	}
+	digits := strings.TrimLeft(s, "+-")
+	if len(digits) > 2 && digits[0] == '0' && digits[1]|0x20 == 'x' && !strings.ContainsAny(digits, "pP") {
+		s += "p0" // which Go wants
+	}
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
+		return 0, false, false
+	}
+	exact = err == nil
+	if f == 0 {
+		mantissa, _, _ := strings.Cut(strings.ToLower(digits), "e")
+		if strings.HasPrefix(mantissa, "0x") {
+			mantissa, _, _ = strings.Cut(strings.ToLower(digits[2:]), "p")
+		}
+		exact = strings.Trim(mantissa, "0.") == ""
+	}
+	return f, exact, true
+}
+
+// scoreOf is a number as an argument must have it.
+func scoreOf(b []byte) (f float64, ok bool) {
+	if len(b) == 0 || isSpace(b[0]) {
+		return 0, false
+	}
+	f, exact, ok := parseFloat(b)
+	return f, ok && exact && !math.IsNaN(f)
+}
+
+// bound is an end of a range of scores or of members.
+type bound struct {
+	score  float64
+	member []byte
+	open   bool // the bound itself is not in the range
+	inf    int  // of members: -1 or 1 if it stands before or behind all of them
+}
+
+// scoreBound reads an end of a range of scores. Unlike elsewhere in Redis nothing at all is 0, and a number that is too large infinite.
+func scoreBound(b []byte) (x bound, ok bool) {
+	if len(b) > 0 && b[0] == '(' {
+		x.open, b = true, b[1:]
+	}
+	if i := slices.Index(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	if len(b) == 0 {
+		return x, true
+	}
+	x.score, _, ok = parseFloat(b)
+	return x, ok && !math.IsNaN(x.score)
+}
+
+// lexBound reads an end of a range of members.
+func lexBound(b []byte) (x bound, ok bool) {
+	switch {
+	case len(b) == 1 && b[0] == '-':
+		x.inf = -1
+	case len(b) == 1 && b[0] == '+':
+		x.inf = 1
+	case len(b) > 0 && (b[0] == '(' || b[0] == '['):
+		x.member, x.open = b[1:], b[0] == '('
+	default:
+		return x, false
+	}
+	return x, true
+}
+
+// ---- ranges --------------------------------------------------------------------
+
+// orderBy says what the ends of a range are.
+type orderBy uint8
+
+const (
+	byRank orderBy = iota
+	byScore
+	byLex
+)
+
+// zspan is a range as its two ends say it; at is its places in a set.
+type zspan struct {
+	by           orderBy
+	start, end   int64 // of ranks
+	lower, upper bound // of scores and members
+}
+
+// parseSpan reads the ends of a range, and returns the error reply otherwise.
+func parseSpan(by orderBy, lower, upper []byte) (s zspan, bad string) {
+	s.by = by
+	var ok1, ok2 bool
+	switch by {
+	case byRank:
+		s.start, ok1 = resp.ParseInt(lower)
+		s.end, ok2 = resp.ParseInt(upper)
+		bad = errNotInt
+	case byScore:
+		s.lower, ok1 = scoreBound(lower)
+		s.upper, ok2 = scoreBound(upper)
+		bad = errMinMax
+	case byLex:
+		s.lower, ok1 = lexBound(lower)
+		s.upper, ok2 = lexBound(upper)
+		bad = errMinMaxLex
+	}
+	if ok1 && ok2 {
+		bad = ""
+	}
+	return s, bad
+}
+
+// at is the places of the range in a set, none of them if Lo is not less than Hi. Ranks are counted from the other end if rev.
+func (s *zspan) at(z collection.ZSet, rev bool) (p collection.Span) {
+	n := z.Len()
+	switch s.by {
+	case byRank:
+		start, end, n := s.start, s.end, int64(n)
+		if start < 0 {
+			start = max(start+n, 0)
+		}
+		if end < 0 {
+			end += n
+		}
+		if start > end || start >= n {
+			return p
+		}
+		p = collection.Span{Lo: int(start), Hi: int(min(end, n-1)) + 1}
+		if rev {
+			p.Lo, p.Hi = int(n)-p.Hi, int(n)-p.Lo
+		}
+	case byScore:
+		p = collection.Span{Lo: z.SearchScore(s.lower.score, s.lower.open), Hi: z.SearchScore(s.upper.score, !s.upper.open)}
+	case byLex:
+		place := func(b bound, above bool) int {
+			switch b.inf {
+			case -1:
+				return 0
+			case 1:
+				return n
+			}
+			return z.SearchMember(b.member, above)
+		}
+		p = collection.Span{Lo: place(s.lower, s.lower.open), Hi: place(s.upper, !s.upper.open)}
+	}
+	return collection.Span{Lo: p.Lo, Hi: max(p.Lo, p.Hi)}
+}
+
+// zquery is what ZRANGE and its relatives ask for.
+type zquery struct {
+	zspan
+	by            orderBy
+	rev           bool
+	auto          bool // by and rev may be arguments
+	store         bool
+	withScores    bool
+	offset, limit int64 // limit -1: none
+}
+
+// parse reads the arguments from the two ends on, and returns the error reply otherwise.
+func (q *zquery) parse(args [][]byte) (bad string) {
+	q.limit = -1
+	chosen, turned := !q.auto, !q.auto
+	for i := 2; i < len(args); i++ {
+		o := args[i]
+		switch {
+		case !q.store && fold(o, "withscores"):
+			q.withScores = true
+		case fold(o, "limit") && i+2 < len(args):
+			var ok1, ok2 bool
+			q.offset, ok1 = resp.ParseInt(args[i+1])
+			q.limit, ok2 = resp.ParseInt(args[i+2])
+			if !ok1 || !ok2 {
+				return errNotInt
+			}
+			i += 2
+		case !turned && fold(o, "rev"):
+			q.rev, turned = true, true
+		case !chosen && fold(o, "bylex"):
+			q.by, chosen = byLex, true
+		case !chosen && fold(o, "byscore"):
+			q.by, chosen = byScore, true
+		default:
+			return errSyntax
+		}
+	}
+	switch {
+	case q.limit != -1 && q.by == byRank:
+		return "ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX"
+	case q.withScores && q.by == byLex:
+		return "ERR syntax error, WITHSCORES not supported in combination with BYLEX"
+	}
+	lower, upper := args[0], args[1]
+	if q.rev && q.by != byRank {
+		lower, upper = upper, lower
+	}
+	q.zspan, bad = parseSpan(q.by, lower, upper)
+	return bad
+}
+
+// places is where the members that are asked for stand.
+func (q *zquery) places(z collection.ZSet) collection.Span {
+	p := q.at(z, q.rev)
+	if q.by == byRank {
+		return p
+	}
+	n := int64(p.Hi - p.Lo)
+	skip := n // a negative offset leaves nothing, as in Redis
+	if q.offset >= 0 {
+		skip = min(q.offset, n)
+	}
+	take := n - skip
+	if q.limit >= 0 {
+		take = min(take, q.limit)
+	}
+	if q.rev {
+		p.Hi -= int(skip)
+		p.Lo = p.Hi - int(take)
+	} else {
+		p.Lo += int(skip)
+		p.Hi = p.Lo + int(take)
+	}
+	return p
+}
+
+// zrange is ZRANGE and its relatives.
+func zrange(k *key, args [][]byte, w *resp.Writer, q zquery) {
+	if bad := q.parse(args[2:]); bad != "" {
+		w.Error(bad)
+		return
+	}
+	if z, ok := k.sortedSet(args[1], w); ok {
+		writeMembers(w, z, q.places(z), q.rev, q.withScores)
+	}
+}
+
+// writeMembers replies with the members at some places.
+func writeMembers(w *resp.Writer, z collection.ZSet, p collection.Span, rev, withScores bool) {
+	beginMembers(w, p.Hi-p.Lo, withScores)
+	for i := range p.Hi - p.Lo {
+		at := p.Lo + i
+		if rev {
+			at = p.Hi - 1 - i
+		}
+		writeMember(w, z.Entry(at), withScores)
+	}
+}
+
+// beginMembers begins an array of members: in RESP2 their scores are elements of their own, in RESP3 a member
+// and its score are an array.
+func beginMembers(w *resp.Writer, n int, withScores bool) {
+	if withScores && w.Proto != 3 {
+		n *= 2
+	}
+	w.Array(n)
+}
+
+func writeMember(w *resp.Writer, e collection.ZEntry, withScores bool) {
+	if withScores && w.Proto == 3 {
+		w.Array(2)
+	}
+	w.Bulk(e.Member)
+	if withScores {
+		w.Double(e.Score)
+	}
+}
+
+// zremRange removes a range.
+func zremRange(k *key, args [][]byte, w *resp.Writer, by orderBy) {
+	s, bad := parseSpan(by, args[2], args[3])
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	p := s.at(z, false)
+	if p.Lo < p.Hi && !k.changeSortedSet(z, []collection.Span{p}, nil, w) {
+		return
+	}
+	w.Int(int64(p.Hi - p.Lo))
+}
+
+// zcount counts a range.
+func zcount(k *key, args [][]byte, w *resp.Writer, by orderBy) {
+	s, bad := parseSpan(by, args[2], args[3])
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if z, ok := k.sortedSet(args[1], w); ok {
+		p := s.at(z, false)
+		w.Int(int64(p.Hi - p.Lo))
+	}
+}
+
+// zpop is ZPOPMIN and ZPOPMAX.
+func zpop(k *key, args [][]byte, w *resp.Writer, top bool) {
+	n, nested := int64(1), false
+	if len(args) > 3 {
+		w.Error(errSyntax)
+		return
+	}
+	if len(args) == 3 {
+		var ok bool
+		if n, ok = resp.ParseInt(args[2]); !ok || n < 0 {
+			w.Error(errPositive)
+			return
+		}
+		nested = w.Proto == 3
+	}
+	z, ok := k.sortedSet(args[1], w)
+	if !ok {
+		return
+	}
+	popMembers(k, z, n, top, w, func(n int) {
+		if nested {
+			w.Array(n)
+		} else {
+			w.Array(2 * n)
+		}
+	}, nested)
+}
+
+// popMembers removes up to n members from an end of a set and replies with them, behind what begin writes for their number. In
+// nested replies a member and its score are an array.
+func popMembers(k *key, z collection.ZSet, n int64, top bool, w *resp.Writer, begin func(n int), nested bool) {
+	p := collection.Span{Hi: int(min(n, int64(z.Len())))}
+	if top {
+		p = collection.Span{Lo: z.Len() - p.Hi, Hi: z.Len()}
+	}
+	if p.Lo < p.Hi && !k.changeSortedSet(z, []collection.Span{p}, nil, w) {
+		return
+	}
+	begin(p.Hi - p.Lo)
+	for i := range p.Hi - p.Lo {
+		at := p.Lo + i
+		if top {
+			at = p.Hi - 1 - i
+		}
+		if nested {
+			w.Array(2)
+		}
+		w.Bulk(z.Member(at))
+		w.Double(z.Score(at))
+	}
+}
