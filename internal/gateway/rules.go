@@ -30,9 +30,10 @@ var categoriesText string
 // specifications of Redis's COMMAND have it: R reads, W writes, - shows nothing of the value. A command
 // that is not there reads, or writes if that is how the table has it.
 const needsText = `
--: exists touch type strlen watch object|encoding object|freq object|idletime object|refcount memory|usage
+-: exists touch type strlen llen watch object|encoding object|freq object|idletime object|refcount memory|usage
 RW: decr decrby getdel getex getset incr incrby incrbyfloat
-RW W: rename renamenx
+RW: lpop rpop lmpop blpop brpop blmpop
+RW W: rename renamenx lmove rpoplpush blmove brpoplpush
 R W: copy
 `
 

@@ -698,7 +698,12 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 }
 
 // encodingOf is the one that Redis would have chosen for a collection.
-func encodingOf(t client.Type, value []byte) string { return t.String() }
+func encodingOf(t client.Type, value []byte) string {
+	if t == client.List {
+		return "quicklist"
+	}
+	return t.String()
+}
 
 // cmdRefcount is 1: no two keys share a value.
 func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {

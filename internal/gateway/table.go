@@ -51,6 +51,8 @@ type command struct {
 	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 	keys  severalFunc                                  // on several keys at once
+	// block is set beside keys if the command may wait; it reads the arguments.
+	block func(args [][]byte) (blocking, string)
 
 	kind    kind      // what one such command asks of the store
 	fold    foldOf    // how the replies for several keys make one
@@ -373,7 +375,7 @@ func administrationCommands() []*command {
 
 // The number of a command is its place here; the metrics count by it.
 func init() {
-	all := slices.Concat(valueCommands(), inspectionCommands(), keyspaceCommands(), connectionCommands(), describingCommands(), administrationCommands())
+	all := slices.Concat(valueCommands(), inspectionCommands(), listCommands(), keyspaceCommands(), connectionCommands(), describingCommands(), administrationCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -425,8 +427,6 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 
 // otherTypes are commands that Redis has and kvd has not: name and arity, as of Redis 7.
 const otherTypes = `
-lpush:-3 rpush:-3 lpushx:-3 rpushx:-3 linsert:5 rpop:-2 lpop:-2 lmpop:-4 brpop:-3 brpoplpush:4 blmove:6 blpop:-3 blmpop:-5 llen:2 lindex:3
-lset:4 lrange:4 ltrim:4 lpos:-3 lrem:4 rpoplpush:3 lmove:5
 sadd:-3 srem:-3 smove:4 sismember:3 smismember:-3 scard:2 spop:-2 srandmember:-2 sinter:-2 sintercard:-3 sinterstore:-3 sunion:-2
 sunionstore:-3 sdiff:-2 sdiffstore:-3 smembers:2 sscan:-3
 zadd:-4 zincrby:4 zrem:-3 zremrangebyscore:4 zremrangebyrank:4 zremrangebylex:4 zunionstore:-4 zinterstore:-4 zdiffstore:-4 zunion:-3
