@@ -127,6 +127,9 @@ const (
 	readCost, writeCost = 3, 3
 	// putCost is the same for what is written without a look at what is there.
 	putCost = 1
+	// framing is how many bytes of a reply a byte of an encoded collection makes, at most: short elements have more bytes
+	// around them there.
+	framing = 5
 	// largeTries is how often an operation is tried again with more memory, while others make the
 	// value longer.
 	largeTries = 8
@@ -534,6 +537,7 @@ func (b *batch) perform() {
 			b.performLarge(u)
 		}
 	}
+	b.announce()
 }
 
 // giveBack gives back what stands for the units' memory.
@@ -602,7 +606,7 @@ func (b *batch) keep(u *unit, held int64) int64 {
 // memory, and be sent none of it meanwhile.
 func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 	c := b.c
-	held := int64(0)
+	held, more := int64(0), int64(0)
 	for range largeTries {
 		n := 2 * int64(u.large)
 		if err := c.take(n - held); err != nil {
@@ -619,8 +623,15 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 		}
 		u.large = large.Want
 	}
+	if u.err == nil && u.k.typ != client.Plain {
+		more = (framing - 1) * int64(len(u.k.value))
+		if err := c.take(more); err != nil {
+			more = 0
+			u.takeAnswer(client.Item{}, err)
+		}
+	}
 	// The value's memory is one half, that of the reply takes the place of what it was read to.
-	return held / 2, func() {
+	return held/2 + more, func() {
 		u.k.value = nil
 		c.share.Drop(held - held/2)
 	}

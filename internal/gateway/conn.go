@@ -70,6 +70,7 @@ type conn struct {
 	seenDB    atomic.Int32
 	seenP3    atomic.Bool
 	inTx      atomic.Int32 // commands queued, -1: none
+	blocked   atomic.Pointer[waiter]
 	mu        struct {
 		sync.Mutex
 		name, libName, libVer string
@@ -409,8 +410,20 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	}
 	w := &b.w
 	w.Proto = c.proto
+	if cmd.block != nil { // the replies before it need not wait
+		if err := c.push(w, 0); err != nil {
+			return err
+		}
+	}
 	start, errs := w.Len(), w.Errors
 	switch {
+	case cmd.block != nil:
+		worked, err := c.performBlocking(cmd, w, args)
+		if err != nil {
+			return err
+		}
+		b.tick()
+		b.start = b.start.Add(-worked)
 	case cmd.keys != nil:
 		c.performSeveral(cmd, w, args)
 	case cmd.batch != nil:

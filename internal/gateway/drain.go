@@ -54,7 +54,7 @@ func (g *Gateway) finishQuiet(quiet time.Duration) {
 	before := time.Now().Add(-quiet).UnixMilli()
 	g.each(func(c *conn) {
 		active := c.active.Load()
-		if quiet < 0 || active > 0 && active <= before && c.half.Load() == 0 {
+		if quiet < 0 || c.blocked.Load() != nil || active > 0 && active <= before && c.half.Load() == 0 {
 			c.finish()
 		}
 	})
@@ -66,6 +66,9 @@ func (g *Gateway) finishQuiet(quiet time.Duration) {
 func (c *conn) finish() {
 	if c.finishing.CompareAndSwap(false, true) {
 		c.link.CloseRead()
+		if x := c.blocked.Load(); x != nil {
+			x.stop(endStop)
+		}
 	}
 }
 

@@ -165,6 +165,7 @@ type Gateway struct {
 	// stopping refuses commands; see Drain.
 	stopping atomic.Bool
 	loops    loop.Loops
+	waits    waits
 
 	mu struct {
 		sync.Mutex
@@ -203,6 +204,7 @@ func New(o Options) (*Gateway, error) {
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
 	g.mu.conns = make(map[int64]*conn)
+	g.waits.init(g)
 	var err error
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
@@ -222,6 +224,7 @@ func (g *Gateway) Close() error {
 	g.each(func(c *conn) { c.link.Kill() })
 	err := g.srv.Close()
 	g.loops.Close()
+	g.waits.poller.Wait()
 	return err
 }
 

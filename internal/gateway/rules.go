@@ -37,6 +37,9 @@ RW: hincrby hincrbyfloat spop
 RW W: smove
 W R: sdiffstore sinterstore sunionstore
 RW W: rename renamenx
+-: llen
+RW: lpop rpop lmpop blpop brpop blmpop
+RW W: lmove rpoplpush blmove brpoplpush
 R W: copy
 -: zcard
 RW: zincrby zmpop zpopmax zpopmin

@@ -99,7 +99,7 @@ var infoSections = []struct {
 	{"Clients", false, func(g *Gateway, line func(string, any)) {
 		line("connected_clients", g.srv.Conns())
 		line("maxclients", g.o.MaxConns)
-		line("blocked_clients", 0)
+		line("blocked_clients", g.waits.clients.Load())
 	}},
 	{"Memory", false, func(g *Gateway, line func(string, any)) {
 		var m runtime.MemStats
@@ -408,6 +408,9 @@ func describe(w *resp.Writer, c *command) {
 	if c.noAuth {
 		flags = append(flags, "no_auth")
 	}
+	if c.block != nil {
+		flags = append(flags, "blocking")
+	}
 	if c.counted > 0 || c.spans != nil {
 		flags = append(flags, "movablekeys")
 	}
@@ -592,7 +595,7 @@ func clientCommands() *command {
 		onConn("client|kill", -3, "", cmdClientKill, "Closes connections."),
 		onConn("client|pause", -3, "", refuse("ERR kvd: CLIENT PAUSE is not supported: other gateways would go on"), "Is refused."),
 		onConn("client|unpause", 2, "", replyOK, "Does nothing."),
-		onConn("client|unblock", -3, "", replyZero, "Returns 0: nothing blocks."),
+		onConn("client|unblock", -3, "", cmdClientUnblock, "Ends the waiting of a client of this gateway."),
 		onConn("client|getredir", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(-1) }, "Returns -1: there is no tracking."),
 		onConn("client|tracking", -3, "", func(_ *conn, w *resp.Writer, args [][]byte) {
 			if len(args) == 3 && fold(args[2], "off") {
@@ -615,7 +618,8 @@ func clientCommands() *command {
 		helpOf("client", "GETNAME", "    Return the name of the current connection.", "ID", "    Return the ID of the current connection.",
 			"INFO", "    Return information about the current client connection.", "KILL <option> ...", "    Kill connection(s).",
 			"LIST [options ...]", "    Return information about client connections.", "REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
-			"SETNAME <name>", "    Assign the name <name> to the current connection."))
+			"SETNAME <name>", "    Assign the name <name> to the current connection.",
+			"UNBLOCK <clientid> [TIMEOUT|ERROR]", "    Unblock the specified blocked client."))
 }
 
 // onOff accepts what would change how Redis evicts: here the client library decides that, for
@@ -680,7 +684,10 @@ func (c *conn) line() string {
 		proto = 3
 	}
 	flags := "N"
-	if c.inTx.Load() >= 0 {
+	switch {
+	case c.blocked.Load() != nil:
+		flags = "b"
+	case c.inTx.Load() >= 0:
 		flags = "x"
 	}
 	now := time.Now()

@@ -255,6 +255,7 @@ func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err
 		}
 		switch err := t.commit(); {
 		case err == nil:
+			t.announce()
 			return t, nil
 		case !errors.Is(err, errWatched):
 			return t, err

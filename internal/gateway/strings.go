@@ -722,6 +722,8 @@ func encodingOf(t client.Type, value []byte) string {
 		return "hashtable"
 	case client.SortedSet:
 		return zsetEncoding(value)
+	case client.List:
+		return "quicklist"
 	}
 	return t.String()
 }

@@ -51,6 +51,8 @@ type command struct {
 	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
 	keys  severalFunc                                  // on several keys at once
+	// block is set beside keys if the command may wait; it reads the arguments.
+	block func(args [][]byte) (blocking, string)
 
 	kind    kind      // what one such command asks of the store
 	fold    foldOf    // how the replies for several keys make one
@@ -374,7 +376,7 @@ func administrationCommands() []*command {
 // The number of a command is its place here; the metrics count by it.
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), sortedSetCommands(), geoCommands())
+		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -426,8 +428,6 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 
 // otherTypes are commands that Redis has and kvd has not: name and arity, as of Redis 7.
 const otherTypes = `
-lpush:-3 rpush:-3 lpushx:-3 rpushx:-3 linsert:5 rpop:-2 lpop:-2 lmpop:-4 brpop:-3 brpoplpush:4 blmove:6 blpop:-3 blmpop:-5 llen:2 lindex:3
-lset:4 lrange:4 ltrim:4 lpos:-3 lrem:4 rpoplpush:3 lmove:5
 bzpopmin:-3 bzpopmax:-3 bzmpop:-5
 xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
 xdel:-3 xtrim:-4

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -109,18 +110,55 @@ func (k *Link) CloseRead() {
 		unix.Shutdown(k.mu.fd, unix.SHUT_RD) // its loop sees the end behind the rest
 		return
 	}
-	nc := k.mu.nc
-	for {
-		t, ok := nc.(interface{ NetConn() net.Conn })
-		if !ok {
-			break
-		}
-		nc = t.NetConn()
-	}
+	nc := lowest(k.mu.nc)
 	if r, ok := nc.(interface{ CloseRead() error }); ok {
 		r.CloseRead()
 	} else {
 		nc.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// lowest is the connection below TLS and the like.
+func lowest(nc net.Conn) net.Conn {
+	for {
+		t, ok := nc.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nc
+		}
+		nc = t.NetConn()
+	}
+}
+
+// WatchPeer tells, outside of a loop, when the peer sends no more, or the connection ends: gone is closed then. It
+// reads nothing. Nobody else may read until stop has returned. Of a connection that is no socket it tells nothing.
+func (k *Link) WatchPeer() (gone <-chan struct{}, stop func()) {
+	nc := lowest(k.mu.nc)
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return nil, func() {}
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil, func() {}
+	}
+	end, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		err := raw.Read(func(fd uintptr) bool {
+			// The runtime calls again for whatever happens to the socket. Data that nobody has read yet hides an end from a
+			// read, but not from poll.
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+			n, err := unix.Poll(p, 0)
+			return n > 0 && err == nil
+		})
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			close(end)
+		}
+	}()
+	return end, func() {
+		nc.SetReadDeadline(time.Unix(1, 0))
+		<-done
+		nc.SetReadDeadline(time.Time{})
 	}
 }
 

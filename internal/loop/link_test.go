@@ -84,3 +84,70 @@ func TestCloseRead(t *testing.T) {
 		})
 	}
 }
+
+// A connection that is watched tells when its peer sends no more, behind data that nobody has read too, and can be read
+// afterwards as before.
+func TestWatchPeer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	open := func() (near, far net.Conn) {
+		far, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if near, err = l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { far.Close(); near.Close() })
+		return near, far
+	}
+	near, far := open()
+	var k Link
+	k.Init(nil, nil, wrapped{near}, 0)
+	b := make([]byte, 10)
+	for _, text := range []string{"1", "2"} {
+		gone, stop := k.WatchPeer()
+		if _, err := far.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		select {
+		case <-gone:
+			t.Error("it is gone, and only stopped")
+		default:
+		}
+		if n, err := near.Read(b); err != nil || string(b[:n]) != text {
+			t.Errorf("%q, %v", b[:n], err)
+		}
+	}
+	gone, stop := k.WatchPeer()
+	if _, err := far.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	far.Close()
+	<-gone
+	stop()
+	if n, err := near.Read(b); err != nil || string(b[:n]) != "unread" {
+		t.Errorf("%q, %v", b[:n], err)
+	}
+	near, _ = open()
+	k = Link{}
+	k.Init(nil, nil, near, 0)
+	gone, stop = k.WatchPeer()
+	k.Kill()
+	<-gone
+	stop()
+	// No socket: there is nothing to watch.
+	p, q := net.Pipe()
+	defer q.Close()
+	k = Link{}
+	k.Init(nil, nil, p, 0)
+	if gone, stop := k.WatchPeer(); gone != nil {
+		t.Error("a pipe is watched")
+	} else {
+		stop()
+	}
+}

@@ -1,0 +1,501 @@
+package gateway
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Commands that wait for keys. The store has no servers and wakes nobody, so whoever waits is woken by the writers of its own
+// gateway, right after their write took place, and otherwise by a poll: one goroutine of the gateway looks up the keys that
+// somebody waits for, each of them once for all who wait for it.
+//
+// Those who wait for a key are a queue, in the order in which they came, and only the first of it tries: another try begins when
+// it has gone. So clients are served in turn, and many of them on one key cost no more lookups than one.
+
+const (
+	// A key is looked up so long after somebody began to wait for it, or after it was seen to change, and then half as often
+	// each time.
+	minPollPause, maxPollPause = 5 * time.Millisecond, 100 * time.Millisecond
+	// pollCost is the time that each lookup takes of a round's pause, so that there are at most 20,000 lookups a second,
+	// however many keys are waited for.
+	pollCost = 50 * time.Microsecond
+	// pollBatch lookups go to the store together, each of which may read pollLimit bytes: whether a key is there, and its version, is
+	// all that counts.
+	pollBatch, pollLimit = 256, 1 << 10
+)
+
+// blocking is what a command that may wait asks for.
+type blocking struct {
+	names   [][]byte // that it waits for
+	timeout time.Duration
+	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
+	one bool
+	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied. again says
+	// that the client has waited: a key of a wrong type is then like none, as in Redis.
+	try func(t *staged, names [][]byte, again bool, w *resp.Writer) bool
+}
+
+// blockingOn makes a command that waits. parse has all of its arguments and may keep them; it returns the error reply otherwise.
+// Where nothing may wait, which is in transactions, the command is one on several keys.
+func blockingOn(name string, arity, first, last, step int, group string, parse func(args [][]byte) (blocking, string), summary string) *command {
+	c := writes(onKeys(name, arity, first, last, step, group, func(t *staged, args [][]byte, w *resp.Writer) {
+		b, bad := parse(args)
+		switch {
+		case bad != "":
+			w.Error(bad)
+		case b.try(t, b.names, false, w):
+		case b.one:
+			w.Null()
+		default:
+			w.NullArray()
+		}
+	}, summary))
+	c.block = parse
+	return c
+}
+
+// firstOf pops from the first key that is there, which must be of a type; it returns false, without a reply, if there is none.
+// The first key is most often the one, so that the others are read when they are needed.
+func firstOf(t *staged, names [][]byte, typ client.Type, again bool, w *resp.Writer, pop func(k *key, name []byte)) bool {
+	for i, name := range names {
+		if i == 1 {
+			t.load(names[1:]...)
+		}
+		k := t.key(name)
+		switch {
+		case t.failed():
+			return true
+		case !k.present, again && k.typ != typ:
+			continue
+		case k.is(typ, w):
+			pop(k, name)
+		}
+		return true
+	}
+	return false
+}
+
+// waits are the clients of a gateway that wait. Its methods may be called concurrently.
+type waits struct {
+	g *Gateway
+	// clients is how many there are, which writers look at before anything else.
+	clients atomic.Int64
+	poller  sync.WaitGroup
+	early   chan struct{} // capacity 1: a key is to be looked up sooner than the poller knows
+
+	mu struct {
+		sync.Mutex
+		keys    map[stagedName]*awaited
+		polling bool
+	}
+}
+
+// awaited is a key that somebody waits for.
+type awaited struct {
+	stagedName
+	queue   []*waiter // in the order of arrival, never empty
+	version uint64    // that the last poll found, 0: none
+	pause   time.Duration
+	next    time.Time // of the poll
+}
+
+// waiter is a client that waits.
+type waiter struct {
+	keys []*awaited
+	wake chan struct{} // capacity 1: to try
+	end  chan ending   // capacity 1: not to wait any longer
+
+	// taken is what of end was taken, if anything; it is there to be read when over has been closed.
+	taken ending
+	over  chan struct{}
+}
+
+// ending is why a client does not wait any longer.
+type ending uint8
+
+const (
+	endTimeout ending = 1 + iota
+	endError          // CLIENT UNBLOCK ... ERROR
+	endStop           // the gateway stops
+	endGone           // nobody is there to be answered
+)
+
+const (
+	errUnblocked = "UNBLOCKED client unblocked via CLIENT UNBLOCK"
+	errForced    = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
+)
+
+func (s *waits) init(g *Gateway) {
+	s.g, s.early = g, make(chan struct{}, 1)
+	s.mu.keys = make(map[stagedName]*awaited)
+}
+
+// enterQueues puts a client at the end of the queues of keys.
+func (s *waits) enterQueues(db int, names [][]byte) *waiter {
+	x := &waiter{wake: make(chan struct{}, 1), end: make(chan ending, 1), over: make(chan struct{})}
+	s.clients.Add(1) // before its first try: a writer that misses it has written before that
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	soon := time.Now().Add(minPollPause)
+	for _, name := range names {
+		n := stagedName{db, string(name)}
+		k := s.mu.keys[n]
+		if k == nil {
+			k = &awaited{stagedName: n, next: soon}
+			s.mu.keys[n] = k
+		}
+		if slices.Contains(x.keys, k) {
+			continue
+		}
+		k.queue = append(k.queue, x)
+		k.pause = minPollPause
+		if k.next.After(soon) {
+			k.next = soon
+		}
+		x.keys = append(x.keys, k)
+	}
+	if !s.mu.polling {
+		s.mu.polling = true
+		s.poller.Go(s.poll)
+	}
+	signal(s.early)
+	return x
+}
+
+// leaveQueues ends that. If it left something to those behind it, or did not use what it was woken for, they try next.
+func (s *waits) leaveQueues(x *waiter, pass bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pass = pass || len(x.wake) > 0
+	for _, k := range x.keys {
+		at := slices.Index(k.queue, x)
+		k.queue = slices.Delete(k.queue, at, at+1)
+		switch {
+		case len(k.queue) == 0:
+			delete(s.mu.keys, k.stagedName)
+		case at == 0 && pass:
+			signal(k.queue[0].wake)
+		}
+	}
+	s.clients.Add(-1)
+}
+
+// turn is those of names that the client is the first to wait for.
+func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range names {
+		if s.mu.keys[stagedName{db, string(name)}].queue[0] == x {
+			mine = append(mine, name)
+		}
+	}
+	return mine
+}
+
+// any reports whether somebody waits, so that a writer can leave it at that.
+func (s *waits) any() bool { return s.clients.Load() > 0 }
+
+// wake tells the first who waits for a key that there may be something now. It is called after each write that leaves a
+// collection, whatever its type.
+func (s *waits) wake(db int, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.mu.keys[stagedName{db, name}]; k != nil {
+		signal(k.queue[0].wake)
+	}
+}
+
+// signal fills a channel of capacity 1.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// poll looks up keys until nobody waits, or the gateway is closed.
+func (s *waits) poll() {
+	for {
+		due, pause := s.due(time.Now())
+		early := s.early
+		switch {
+		case due == nil && pause == 0:
+			return
+		case due != nil:
+			s.lookUp(due)
+			pause = max(pause, minPollPause, time.Duration(len(due))*pollCost)
+			early = nil // the pause between two rounds stays
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-early:
+		case <-s.g.ctx.Done():
+			timer.Stop()
+			return // nobody waits any longer, nor will
+		}
+		timer.Stop()
+	}
+}
+
+// due is the keys to look up now, if any, and how long to pause for the next one; no keys and no time: nobody waits, and the
+// poller is to end.
+func (s *waits) due(now time.Time) (keys []*awaited, pause time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.mu.keys) == 0 {
+		s.mu.polling = false
+		return nil, 0
+	}
+	pause = maxPollPause
+	for _, k := range s.mu.keys {
+		left := k.next.Sub(now)
+		if left <= 0 {
+			keys = append(keys, k)
+			left = k.pause
+		}
+		pause = min(pause, left)
+	}
+	return keys, max(pause, time.Millisecond)
+}
+
+// lookUp wakes those who wait for keys that have changed. It wakes them if the store fails, too: their own try tells them.
+func (s *waits) lookUp(keys []*awaited) {
+	slices.SortFunc(keys, func(a, b *awaited) int { return a.db - b.db })
+	ctx := inside.LimitMemory(s.g.ctx, pollLimit)
+	for len(keys) > 0 {
+		n := 1
+		for n < len(keys) && n < pollBatch && keys[n].db == keys[0].db {
+			n++
+		}
+		ops := make([]client.Op, n)
+		for i, k := range keys[:n] {
+			ops[i] = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
+		}
+		s.g.o.Databases[keys[0].db].Client.Do(ctx, ops)
+		s.found(keys[:n], ops)
+		keys = keys[n:]
+	}
+}
+
+// found takes the outcome of a poll.
+func (s *waits) found(keys []*awaited, ops []client.Op) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, k := range keys {
+		o := &ops[i]
+		wake, pause := false, min(2*k.pause, maxPollPause)
+		switch {
+		case o.Err == nil:
+			if wake = o.Item.Version != k.version; wake {
+				k.version, pause = o.Item.Version, minPollPause
+			}
+		case errors.Is(o.Err, client.ErrNotFound):
+			k.version = 0
+		default: // too long to have its version here, or it could not be read
+			wake = true
+		}
+		k.pause, k.next = pause, now.Add(pause)
+		if wake && len(k.queue) > 0 {
+			signal(k.queue[0].wake)
+		}
+	}
+}
+
+// unblock makes a client stop waiting, and reports whether it did so for that; a client that tries at the moment may be served
+// instead, so it waits for the outcome.
+func (x *waiter) unblock(why ending) bool {
+	if !x.stop(why) {
+		return false // somebody else was faster
+	}
+	<-x.over
+	return x.taken == why
+}
+
+// stop is the same without waiting for the outcome; false: there is a reason already.
+func (x *waiter) stop(why ending) bool {
+	select {
+	case x.end <- why:
+		return true
+	default:
+		return false
+	}
+}
+
+// told is why the client is to stop waiting, 0: nobody said so.
+func (x *waiter) told() ending {
+	if x.taken == 0 {
+		select {
+		case x.taken = <-x.end:
+		default:
+		}
+	}
+	return x.taken
+}
+
+// performBlocking performs a command that may wait. It returns how long it worked: what it waited is not the command's time.
+func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (worked time.Duration, err error) {
+	b, bad := cmd.block(args)
+	for _, name := range b.names {
+		if bad == "" {
+			bad = badKey(name)
+		}
+	}
+	if bad != "" {
+		w.Error(bad)
+		return 0, nil
+	}
+	s := &c.g.waits
+	x := s.enterQueues(c.db, b.names)
+	c.blocked.Store(x)
+	pass := false // those behind it are to try
+	defer func() {
+		c.blocked.Store(nil)
+		close(x.over)
+		s.leaveQueues(x, pass)
+	}()
+
+	var timeout <-chan time.Time
+	if b.timeout > 0 {
+		timer := time.NewTimer(b.timeout)
+		defer timer.Stop()
+		timeout = timer.C
+	}
+	var gone <-chan struct{}
+	for again := false; ; again = true {
+		if mine := s.turn(x, c.db, b.names); len(mine) > 0 {
+			began := time.Now()
+			pass = c.tryBlocked(&b, mine, again, w)
+			if worked += time.Since(began); pass {
+				return worked, nil
+			}
+		}
+		if !again {
+			var stop func()
+			gone, stop = c.link.WatchPeer()
+			defer stop()
+		}
+		why := ending(0)
+		if c.finishing.Load() { // before the client was to be seen in CLIENT LIST
+			why = endStop
+		} else {
+			select {
+			case <-x.wake:
+				pass = true
+			case x.taken = <-x.end:
+			case <-timeout:
+				why = endTimeout
+			case <-gone:
+				why = endGone
+			case <-c.g.ctx.Done():
+				why = endGone
+			}
+		}
+		if told := x.told(); told != 0 {
+			why = told
+		}
+		if why == endGone && c.finishing.Load() {
+			why = endStop
+		}
+		switch why {
+		case 0:
+			continue
+		case endTimeout:
+			w.NullArray()
+		case endError:
+			w.Error(errUnblocked)
+		case endStop:
+			w.Error(errForced)
+		case endGone:
+			return worked, errClosing
+		}
+		return worked, nil
+	}
+}
+
+// errNothing gives up a try that found nothing, whose reads need not be confirmed then.
+var errNothing = errors.New("nothing to take")
+
+// tryBlocked reports whether the command was performed, or failed, and replied.
+func (c *conn) tryBlocked(b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
+	t, err := c.performStaged(nil, func(t *staged) {
+		if !b.try(t, names, again, &t.out) && t.err == nil {
+			t.err = errNothing
+		}
+	})
+	defer t.free()
+	switch {
+	case errors.Is(err, errNothing):
+		return false
+	case err != nil:
+		w.Error(c.stagedError(err))
+	default:
+		w.Raw(t.out.Bytes())
+		w.Errors += t.out.Errors
+	}
+	return true
+}
+
+// cmdClientUnblock ends the waiting of a client of this gateway.
+func cmdClientUnblock(c *conn, w *resp.Writer, args [][]byte) {
+	why := endTimeout
+	switch {
+	case len(args) > 4:
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try CLIENT HELP.")
+		return
+	case len(args) == 4 && fold(args[3], "error"):
+		why = endError
+	case len(args) == 4 && !fold(args[3], "timeout"):
+		w.Error("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
+		return
+	}
+	id, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	c.g.mu.Lock()
+	other := c.g.mu.conns[id]
+	c.g.mu.Unlock()
+	if other == nil {
+		w.Int(0)
+		return
+	}
+	x := other.blocked.Load()
+	w.Int(bit(x != nil && x.unblock(why)))
+}
+
+// announce wakes those who wait for what has been written.
+func (t *staged) announce() {
+	if !t.c.g.waits.any() {
+		return
+	}
+	for _, k := range t.keys {
+		if k.leavesCollection() {
+			t.c.g.waits.wake(k.db, k.name)
+		}
+	}
+}
+
+// announce is the same for units that have been performed.
+func (b *batch) announce() {
+	if !b.c.g.waits.any() {
+		return
+	}
+	for _, u := range b.units {
+		if u.kind == update && u.err == nil && u.k.leavesCollection() {
+			b.c.g.waits.wake(b.c.db, string(u.name))
+		}
+	}
+}
+
+// leavesCollection reports whether a key has been changed to something that somebody may wait for.
+func (k *key) leavesCollection() bool { return k.changed && k.present && k.typ != client.Plain }

@@ -1,0 +1,795 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Lists. A command walks the encoded list (internal/collection) from the end that is nearer; one that changes it edits a copy,
+// which the store then writes. The order in which arguments, the key and its type are looked at is Redis's (t_list.c).
+
+// listCommands are on one list, on several, or wait for one.
+func listCommands() []*command {
+	all := []*command{
+		keyed("lpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, true, false) }, "Prepends elements to a list."),
+		keyed("rpush", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, false, false) }, "Appends elements to a list."),
+		keyed("lpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, true, true) }, "Prepends elements to a list that exists."),
+		keyed("rpushx", -3, 1, update, func(k *key, args [][]byte, w *resp.Writer) { push(k, args, w, false, true) }, "Appends elements to a list that exists."),
+		keyed("lpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { pop(k, args, w, "lpop", true) }, "Removes and returns the first elements."),
+		keyed("rpop", -2, 1, update, func(k *key, args [][]byte, w *resp.Writer) { pop(k, args, w, "rpop", false) }, "Removes and returns the last elements."),
+		keyed("llen", 2, 1, read, cmdLLen, "Returns the length of a list."),
+		keyed("lindex", 3, 1, read, cmdLIndex, "Returns an element by its index."),
+		keyed("lrange", 4, 1, read, cmdLRange, "Returns a range of elements."),
+		keyed("lpos", -3, 1, read, cmdLPos, "Returns the indices of matching elements."),
+		keyed("linsert", 5, 1, update, cmdLInsert, "Inserts an element before or after another."),
+		keyed("lset", 4, 1, update, cmdLSet, "Sets an element by its index."),
+		keyed("lrem", 4, 1, update, cmdLRem, "Removes elements by their value."),
+		keyed("ltrim", 4, 1, update, cmdLTrim, "Removes elements from both ends."),
+		writes(onKeys("lmove", 5, 1, 2, 1, "list", cmdLMove, "Moves an element from one list to another.")),
+		writes(onKeys("rpoplpush", 3, 1, 2, 1, "list", cmdRPopLPush, "Moves the last element of a list to the head of another.")),
+		countedAt(1, writes(onKeys("lmpop", -4, 0, 0, 0, "list", cmdLMPop, "Pops elements from the first list that is not empty."))),
+		blockingOn("blpop", -3, 1, -2, 1, "list", parseBPop(true), "Pops the first element of a list, or waits for one."),
+		blockingOn("brpop", -3, 1, -2, 1, "list", parseBPop(false), "Pops the last element of a list, or waits for one."),
+		blockingOn("blmove", 6, 1, 2, 1, "list", parseBLMove, "Moves an element from one list to another, or waits for one."),
+		blockingOn("brpoplpush", 4, 1, 2, 1, "list", parseBRPopLPush, "Moves the last element of a list to the head of another, or waits for one."),
+		countedAt(2, blockingOn("blmpop", -5, 0, 0, 0, "list", parseBLMPop, "Pops elements from the first list that is not empty, or waits for one.")),
+	}
+	for _, c := range all {
+		c.group = "list"
+	}
+	return all
+}
+
+const (
+	errNotPositive = "ERR value is out of range, must be positive"
+	errIndex       = "ERR index out of range"
+)
+
+// corruptList is the reply for bytes that are no list.
+func corruptList(name []byte) string { return "ERR kvd: corrupt list '" + clip(name, 64) + "'" }
+
+// editList is the key's list in a buffer that may be edited, with room for more bytes of elements; ok is false if the
+// command is to be given up, perhaps with an error reply.
+func (k *key) editList(name []byte, more int, w *resp.Writer) (b []byte, ok bool) {
+	n := collection.ListGrown(k.value, more)
+	if limit := min(collection.MaxLen, k.maxValue); more > 0 && n > limit {
+		w.Error("ERR kvd: list '" + clip(name, 64) + "' would take " + strconv.Itoa(n) + " bytes, of at most " + strconv.Itoa(limit) + "; nothing was done")
+		return nil, false
+	}
+	return k.mutable(max(n, len(k.value)))
+}
+
+// setList makes an edited buffer the key's list; the empty list is no key.
+func (k *key) setList(b []byte) {
+	k.own = b
+	if len(b) == 0 {
+		k.delete()
+		return
+	}
+	k.setAs(client.List, b, k.expires)
+}
+
+// spliceList is collection.ListSplice on the key; false: it replied with an error, or the command is to be given up.
+func (k *key) spliceList(name []byte, from, to, n int, w *resp.Writer, elems ...[]byte) bool {
+	b, ok := k.splicedList(name, from, to, n, w, elems...)
+	if ok {
+		k.setList(b)
+	}
+	return ok
+}
+
+// splicedList is the same without making it the key's.
+func (k *key) splicedList(name []byte, from, to, n int, w *resp.Writer, elems ...[]byte) (b []byte, ok bool) {
+	more := from - to
+	for _, e := range elems {
+		more += collection.ListSize(e)
+	}
+	if b, ok = k.editList(name, more, w); !ok {
+		return nil, false
+	}
+	b, err := collection.ListSplice(b, from, to, n, elems...)
+	if err != nil {
+		w.Error(corruptList(name))
+	}
+	return b, err == nil
+}
+
+// listLen is the length of the key's list, which is there; false: it replied with an error.
+func (k *key) listLen(name []byte, w *resp.Writer) (n int, ok bool) {
+	n, err := collection.ListLen(k.value)
+	if err != nil || n == 0 { // none is stored
+		w.Error(corruptList(name))
+		return 0, false
+	}
+	return n, true
+}
+
+// pushed is splicedList that adds elements to an end of the list, each beyond the one before.
+func (k *key) pushed(name []byte, left bool, w *resp.Writer, elems ...[]byte) (b []byte, ok bool) {
+	if !left {
+		return k.splicedList(name, len(k.value), len(k.value), 0, w, elems...)
+	}
+	elems = slices.Clone(elems)
+	slices.Reverse(elems)
+	return k.splicedList(name, collection.ListStart, collection.ListStart, 0, w, elems...)
+}
+
+// push is LPUSH, RPUSH and the two that want a list to be there.
+func push(k *key, args [][]byte, w *resp.Writer, left, exists bool) {
+	if !k.is(client.List, w) {
+		return
+	}
+	if !k.present && exists {
+		w.Int(0)
+		return
+	}
+	if b, ok := k.pushed(args[1], left, w, args[2:]...); ok {
+		k.setList(b)
+		k.replyLen(args[1], w)
+	}
+}
+
+// replyLen is the length of a list that has just been changed.
+func (k *key) replyLen(name []byte, w *resp.Writer) {
+	if n, ok := k.listLen(name, w); ok {
+		w.Int(int64(n))
+	}
+}
+
+// pop is LPOP and RPOP.
+func pop(k *key, args [][]byte, w *resp.Writer, name string, left bool) {
+	count, ok := int64(0), true
+	switch len(args) {
+	case 2:
+	case 3:
+		if count, ok = resp.ParseInt(args[2]); !ok || count < 0 {
+			w.Error(errNotPositive)
+			return
+		}
+	default:
+		w.Error("ERR wrong number of arguments for '" + name + "' command")
+		return
+	}
+	switch {
+	case !k.present && len(args) == 3:
+		w.NullArray()
+	case !k.present:
+		w.Null()
+	case !k.is(client.List, w):
+	case len(args) == 2:
+		k.popList(args[1], left, 1, w, nil)
+	case count == 0:
+		w.Array(0)
+	default:
+		k.popList(args[1], left, count, w, func(n int) { w.Array(n) })
+	}
+}
+
+// popList takes up to count elements from an end of a list that is there and writes them, from that end on; head writes what
+// comes before so many. If it replies with an error, or the command is to be given up, the list is as it was, and it returns false.
+func (k *key) popList(name []byte, left bool, count int64, w *resp.Writer, head func(n int)) bool {
+	n, ok := k.listLen(name, w)
+	if !ok {
+		return false
+	}
+	take := int(min(count, int64(n)))
+	at := w.Len()
+	if head != nil {
+		head(take)
+	}
+	off, step := len(k.value), collection.ListPrev
+	if left {
+		off, step = collection.ListStart, collection.ListNext
+	}
+	from := off
+	for range take {
+		var e []byte
+		var err error
+		if e, off, err = step(k.value, off); err != nil {
+			w.Truncate(at)
+			w.Error(corruptList(name))
+			return false
+		}
+		w.Bulk(e)
+	}
+	if k.spliceList(name, min(from, off), max(from, off), take, w) {
+		return true
+	}
+	w.Truncate(at)
+	if k.want == 0 { // else it comes again
+		w.Error(corruptList(name))
+	}
+	return false
+}
+
+// cmdLLen reads nothing but the head.
+func cmdLLen(k *key, args [][]byte, w *resp.Writer) {
+	switch {
+	case !k.present:
+		w.Int(0)
+	case k.is(client.List, w):
+		k.replyLen(args[1], w)
+	}
+}
+
+// elementAt is where the element of an index as in Redis, negative from the end, begins; ok is false if there is
+// none, and off is negative then. With bad it replied with an error.
+func (k *key) elementAt(name []byte, index int64, w *resp.Writer) (off int, bad bool) {
+	n, ok := k.listLen(name, w)
+	if !ok {
+		return 0, true
+	}
+	if index < 0 {
+		index += int64(n)
+	}
+	if index < 0 || index >= int64(n) {
+		return -1, false
+	}
+	off, err := collection.ListSeek(k.value, int(index))
+	if err != nil {
+		w.Error(corruptList(name))
+		return 0, true
+	}
+	return off, false
+}
+
+func cmdLIndex(k *key, args [][]byte, w *resp.Writer) {
+	if !k.present {
+		w.Null()
+		return
+	}
+	if !k.is(client.List, w) {
+		return
+	}
+	index, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	off, bad := k.elementAt(args[1], index, w)
+	switch {
+	case bad:
+		return
+	case off < 0:
+		w.Null()
+		return
+	}
+	e, _, err := collection.ListNext(k.value, off)
+	if err != nil {
+		w.Error(corruptList(args[1]))
+		return
+	}
+	w.Bulk(e)
+}
+
+func cmdLSet(k *key, args [][]byte, w *resp.Writer) {
+	if !k.present {
+		w.Error(errNoKey)
+		return
+	}
+	if !k.is(client.List, w) {
+		return
+	}
+	index, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	off, bad := k.elementAt(args[1], index, w)
+	switch {
+	case bad:
+		return
+	case off < 0:
+		w.Error(errIndex)
+		return
+	}
+	_, next, err := collection.ListNext(k.value, off)
+	if err != nil {
+		w.Error(corruptList(args[1]))
+		return
+	}
+	if k.spliceList(args[1], off, next, 1, w, args[3]) {
+		w.OK()
+	}
+}
+
+// listRange makes Redis's range of a list of n elements, which may be negative from the end, one from from up to before to.
+func listRange(start, stop int64, n int) (from, to int) {
+	if start < 0 {
+		start = max(0, start+int64(n))
+	}
+	if stop < 0 {
+		stop += int64(n)
+	}
+	if start > stop || start >= int64(n) {
+		return 0, 0
+	}
+	return int(start), int(min(stop, int64(n)-1)) + 1
+}
+
+// rangeArgs are those of LRANGE and LTRIM; ok is false if it replied with an error.
+func rangeArgs(args [][]byte, w *resp.Writer) (start, stop int64, ok bool) {
+	start, ok1 := resp.ParseInt(args[2])
+	stop, ok2 := resp.ParseInt(args[3])
+	if !ok1 || !ok2 {
+		w.Error(errNotInt)
+	}
+	return start, stop, ok1 && ok2
+}
+
+func cmdLRange(k *key, args [][]byte, w *resp.Writer) {
+	start, stop, ok := rangeArgs(args, w)
+	if !ok {
+		return
+	}
+	if !k.present {
+		w.Array(0)
+		return
+	}
+	if !k.is(client.List, w) {
+		return
+	}
+	n, ok := k.listLen(args[1], w)
+	if !ok {
+		return
+	}
+	from, to := listRange(start, stop, n)
+	off, err := collection.ListSeek(k.value, from)
+	at := w.Len()
+	w.Array(to - from)
+	for i := from; i < to && err == nil; i++ {
+		var e []byte
+		if e, off, err = collection.ListNext(k.value, off); err == nil {
+			w.Bulk(e)
+		}
+	}
+	if err != nil {
+		w.Truncate(at)
+		w.Error(corruptList(args[1]))
+	}
+}
+
+// cmdLTrim writes nothing if all of the list stays.
+func cmdLTrim(k *key, args [][]byte, w *resp.Writer) {
+	start, stop, ok := rangeArgs(args, w)
+	if !ok {
+		return
+	}
+	if !k.present {
+		w.OK()
+		return
+	}
+	if !k.is(client.List, w) {
+		return
+	}
+	n, ok := k.listLen(args[1], w)
+	if !ok {
+		return
+	}
+	from, to := listRange(start, stop, n)
+	switch {
+	case to-from == n:
+	case from == to:
+		k.delete()
+	default:
+		head, err1 := collection.ListSeek(k.value, from)
+		tail, err2 := collection.ListSeek(k.value, to)
+		if errors.Join(err1, err2) != nil {
+			w.Error(corruptList(args[1]))
+			return
+		}
+		b, ok := k.mutable(len(k.value))
+		if !ok {
+			return
+		}
+		// The tail first: the offset of the head stays.
+		b, err1 = collection.ListSplice(b, tail, len(b), n-to)
+		b, err2 = collection.ListSplice(b, collection.ListStart, head, from)
+		if errors.Join(err1, err2) != nil {
+			w.Error(corruptList(args[1]))
+			return
+		}
+		k.setList(b)
+	}
+	w.OK()
+}
+
+// cmdLInsert looks for the pivot from the head on.
+func cmdLInsert(k *key, args [][]byte, w *resp.Writer) {
+	after := fold(args[2], "after")
+	if !after && !fold(args[2], "before") {
+		w.Error(errSyntax)
+		return
+	}
+	if !k.present {
+		w.Int(0)
+		return
+	}
+	if !k.is(client.List, w) {
+		return
+	}
+	n, ok := k.listLen(args[1], w)
+	if !ok {
+		return
+	}
+	off := collection.ListStart
+	for range n {
+		e, next, err := collection.ListNext(k.value, off)
+		if err != nil {
+			w.Error(corruptList(args[1]))
+			return
+		}
+		if bytes.Equal(e, args[3]) {
+			if after {
+				off = next
+			}
+			if k.spliceList(args[1], off, off, 0, w, args[4]) {
+				k.replyLen(args[1], w)
+			}
+			return
+		}
+		off = next
+	}
+	w.Int(-1)
+}
+
+func cmdLRem(k *key, args [][]byte, w *resp.Writer) {
+	limit, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	if !k.present {
+		w.Int(0)
+		return
+	}
+	if !k.is(client.List, w) {
+		return
+	}
+	b, ok := k.editList(args[1], 0, w)
+	if !ok {
+		return
+	}
+	b, removed, err := collection.ListRemove(b, args[3], int(limit))
+	if err != nil {
+		w.Error(corruptList(args[1]))
+		return
+	}
+	if removed > 0 {
+		k.setList(b)
+	}
+	w.Int(int64(removed))
+}
+
+// posArgs are LPOS's options; count is -1 without COUNT.
+type posArgs struct{ rank, count, most int64 }
+
+func parsePos(opts [][]byte) (a posArgs, bad string) {
+	a = posArgs{rank: 1, count: -1}
+	positive := func(b []byte, name string) (int64, string) {
+		if n, ok := resp.ParseInt(b); ok && n >= 0 {
+			return n, ""
+		}
+		return 0, "ERR " + name + " can't be negative"
+	}
+	for i := 0; i < len(opts) && bad == ""; i += 2 {
+		if i+1 == len(opts) {
+			return a, errSyntax
+		}
+		switch o, v := opts[i], opts[i+1]; {
+		case fold(o, "rank"):
+			var ok bool
+			switch a.rank, ok = resp.ParseInt(v); {
+			case !ok:
+				bad = errNotInt
+			case a.rank == 0:
+				bad = "ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start from the end of the list"
+			}
+		case fold(o, "count"):
+			a.count, bad = positive(v, "COUNT")
+		case fold(o, "maxlen"):
+			a.most, bad = positive(v, "MAXLEN")
+		default:
+			bad = errSyntax
+		}
+	}
+	return a, bad
+}
+
+// cmdLPos walks from the end that RANK says. It collects the matches first, since their number comes before them.
+func cmdLPos(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parsePos(args[3:])
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if !k.present {
+		replyPositions(a, nil, w)
+		return
+	}
+	if !k.is(client.List, w) {
+		return
+	}
+	n, ok := k.listLen(args[1], w)
+	if !ok {
+		return
+	}
+	off, step := collection.ListStart, collection.ListNext
+	if a.rank < 0 {
+		off, step = len(k.value), collection.ListPrev
+	}
+	skip := max(a.rank, -a.rank) - 1
+	if a.rank == math.MinInt64 { // which Redis's arithmetic makes the first match, and no limit
+		skip, a.count = 0, min(a.count, 0)
+	}
+	var found []int
+	for i := 0; i < n && (a.most == 0 || int64(i) < a.most); i++ {
+		var e []byte
+		var err error
+		if e, off, err = step(k.value, off); err != nil {
+			w.Error(corruptList(args[1]))
+			return
+		}
+		if !bytes.Equal(e, args[2]) {
+			continue
+		}
+		if skip > 0 {
+			skip--
+			continue
+		}
+		at := i
+		if a.rank < 0 {
+			at = n - 1 - i
+		}
+		if found = append(found, at); a.count != 0 && int64(len(found)) >= max(a.count, 1) {
+			break
+		}
+	}
+	replyPositions(a, found, w)
+}
+
+func replyPositions(a posArgs, found []int, w *resp.Writer) {
+	switch {
+	case a.count >= 0:
+		w.Array(len(found))
+		for _, at := range found {
+			w.Int(int64(at))
+		}
+	case len(found) > 0:
+		w.Int(int64(found[0]))
+	default:
+		w.Null()
+	}
+}
+
+// ---- several lists -----------------------------------------------------------------
+
+// parseEnd reads LEFT or RIGHT.
+func parseEnd(b []byte) (left, ok bool) {
+	left = fold(b, "left")
+	return left, left || fold(b, "right")
+}
+
+func cmdLMove(t *staged, args [][]byte, w *resp.Writer) {
+	from, ok1 := parseEnd(args[3])
+	to, ok2 := parseEnd(args[4])
+	if !ok1 || !ok2 {
+		w.Error(errSyntax)
+		return
+	}
+	if !moveElement(t, args[1], args[2], from, to, false, w) {
+		w.Null()
+	}
+}
+
+func cmdRPopLPush(t *staged, args [][]byte, w *resp.Writer) {
+	if !moveElement(t, args[1], args[2], false, true, false, w) {
+		w.Null()
+	}
+}
+
+// moveElement moves an element and replies with it. It returns false, without a reply, if there is none; for a client that has
+// waited already a source that is no list is none.
+func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *resp.Writer) bool {
+	t.load(from, to)
+	src, dst := t.key(from), t.key(to)
+	switch {
+	case t.failed():
+		return true
+	case !src.present, again && src.typ != client.List:
+		return false
+	case !src.is(client.List, w), !dst.is(client.List, w):
+		return true
+	}
+	n, ok := src.listLen(from, w)
+	if !ok {
+		return true
+	}
+	off, end := collection.ListStart, len(src.value)
+	var e []byte
+	var err error
+	if fromLeft {
+		e, end, err = collection.ListNext(src.value, off)
+	} else {
+		e, off, err = collection.ListPrev(src.value, end)
+	}
+	if err != nil {
+		w.Error(corruptList(from))
+		return true
+	}
+	e = bytes.Clone(e) // what it lies in is edited
+	switch {
+	case src == dst && n == 1:
+		w.Bulk(e)
+	case src == dst:
+		if src.rotateList(from, off, end, e, toLeft, w) {
+			w.Bulk(e)
+		}
+	default:
+		d, ok := dst.pushed(to, toLeft, w, e)
+		if !ok {
+			break
+		}
+		if s, ok := src.splicedList(from, off, end, 1, w); ok { // both or none
+			dst.setList(d)
+			src.setList(s)
+			w.Bulk(e)
+		}
+	}
+	return true
+}
+
+// rotateList moves the element from byte off to byte end to an end of the same list, which becomes no longer; false: it replied with
+// an error, or the command is to be given up.
+func (k *key) rotateList(name []byte, off, end int, e []byte, left bool, w *resp.Writer) bool {
+	b, ok := k.mutable(len(k.value))
+	if !ok {
+		return false
+	}
+	b, err1 := collection.ListSplice(b, off, end, 1)
+	at := collection.ListStart
+	if !left {
+		at = len(b)
+	}
+	b, err2 := collection.ListSplice(b, at, at, 0, e)
+	if errors.Join(err1, err2) != nil {
+		w.Error(corruptList(name))
+		return false
+	}
+	k.setList(b)
+	return true
+}
+
+// popArgs are those of LMPOP and BLMPOP behind the timeout.
+type popArgs struct {
+	names [][]byte
+	left  bool
+	count int64
+}
+
+func parseMPop(args [][]byte) (a popArgs, bad string) {
+	n, ok := resp.ParseInt(args[0])
+	if !ok || n < 1 {
+		return a, "ERR numkeys should be greater than 0"
+	}
+	if n >= int64(len(args)-1) {
+		return a, errSyntax
+	}
+	a.names, args = args[1:1+n], args[1+n:]
+	if a.left, ok = parseEnd(args[0]); !ok {
+		return a, errSyntax
+	}
+	for args = args[1:]; len(args) > 0; args = args[2:] {
+		if a.count != 0 || !fold(args[0], "count") || len(args) == 1 {
+			return a, errSyntax
+		}
+		if a.count, ok = resp.ParseInt(args[1]); !ok || a.count < 1 {
+			return a, "ERR count should be greater than 0"
+		}
+	}
+	a.count = max(a.count, 1)
+	return a, ""
+}
+
+// try pops from the first of names that has something.
+func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+	return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
+		k.popList(name, a.left, a.count, w, func(n int) {
+			w.Array(2)
+			w.Bulk(name)
+			w.Array(n)
+		})
+	})
+}
+
+func cmdLMPop(t *staged, args [][]byte, w *resp.Writer) {
+	a, bad := parseMPop(args[1:])
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if !a.try(t, a.names, false, w) {
+		w.NullArray()
+	}
+}
+
+// ---- and those that wait -----------------------------------------------------------
+
+// parseBPop is for BLPOP and BRPOP.
+func parseBPop(left bool) func(args [][]byte) (blocking, string) {
+	return func(args [][]byte) (b blocking, bad string) {
+		names := args[1 : len(args)-1]
+		b.timeout, bad = parseTimeout(args[len(args)-1])
+		b.names = names
+		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+			return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
+				k.popList(name, left, 1, w, func(int) {
+					w.Array(2)
+					w.Bulk(name)
+				})
+			})
+		}
+		return b, bad
+	}
+}
+
+func parseBLMove(args [][]byte) (blocking, string) {
+	from, ok1 := parseEnd(args[3])
+	to, ok2 := parseEnd(args[4])
+	if !ok1 || !ok2 {
+		return blocking{}, errSyntax
+	}
+	return blockingMove(args, args[5], from, to)
+}
+
+func parseBRPopLPush(args [][]byte) (blocking, string) {
+	return blockingMove(args, args[3], false, true)
+}
+
+// blockingMove waits for the source alone.
+func blockingMove(args [][]byte, timeout []byte, fromLeft, toLeft bool) (b blocking, bad string) {
+	b.timeout, bad = parseTimeout(timeout)
+	b.names, b.one = args[1:2], true
+	b.try = func(t *staged, _ [][]byte, again bool, w *resp.Writer) bool {
+		return moveElement(t, args[1], args[2], fromLeft, toLeft, again, w)
+	}
+	return b, bad
+}
+
+func parseBLMPop(args [][]byte) (b blocking, bad string) {
+	a, bad := parseMPop(args[2:])
+	if bad != "" {
+		return b, bad
+	}
+	b.timeout, bad = parseTimeout(args[1])
+	b.names, b.try = a.names, a.try
+	return b, bad
+}
+
+// parseTimeout reads seconds as Redis does, whole milliseconds rounded up; 0 is for ever.
+func parseTimeout(b []byte) (time.Duration, string) {
+	f, ok := parseLongDouble(b)
+	if !ok {
+		return 0, "ERR timeout is not a float or out of range"
+	}
+	ms, acc := f.Mul(f, big.NewFloat(1000)).Int64()
+	if acc == big.Below && ms < math.MaxInt64 {
+		ms++
+	}
+	switch {
+	case ms < 0, f.Cmp(big.NewFloat(math.MaxInt64)) >= 0: // which overflows there
+		return 0, "ERR timeout is negative"
+	case ms > math.MaxInt64/int64(time.Millisecond):
+		return 0, "" // nobody sees the end of it
+	}
+	return time.Duration(ms) * time.Millisecond, ""
+}
