@@ -31,7 +31,7 @@ var categoriesText string
 // that is not there reads, or writes if that is how the table has it.
 const needsText = `
 -: exists touch type strlen watch object|encoding object|freq object|idletime object|refcount memory|usage
-RW: decr decrby getdel getex getset incr incrby incrbyfloat
+RW: decr decrby getdel getex getset incr incrby incrbyfloat eval evalsha
 RW W: rename renamenx
 R W: copy
 `
@@ -169,12 +169,15 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 }
 
 // permitted reports whether the connection's user may perform a command, without telling anybody.
-func (c *conn) permitted(cmd *command, args [][]byte) bool {
+func (c *conn) permitted(cmd *command, args [][]byte) bool { return c.permittedIn(cmd, args, c.db) }
+
+// permittedIn is permitted for a command in another database than the connection's.
+func (c *conn) permittedIn(cmd *command, args [][]byte, db int) bool {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
 		return true
 	}
-	a := c.accessOf(cmd, args, c.db)
+	a := c.accessOf(cmd, args, db)
 	why, _ := r.Check(&a)
 	return why == acl.Allowed
 }
@@ -182,19 +185,24 @@ func (c *conn) permitted(cmd *command, args [][]byte) bool {
 // denial is why the connection's user may not perform a command, which is recorded. It is for the loop that
 // performs commands: nothing of the command has happened when it says no.
 func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
+	return c.denialIn(cmd, args, c.db, "toplevel")
+}
+
+// denialIn is denial for a command in another database than the connection's, and in a context that ACL LOG shows.
+func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl.Denial {
 	u := c.user.Load()
 	r := u.Rights()
 	if r.Unlimited() {
 		return acl.Allowed
 	}
-	a := c.accessOf(cmd, args, c.db)
+	a := c.accessOf(cmd, args, db)
 	why, at := r.Check(&a)
 	switch why {
 	case acl.Allowed:
 	case acl.DeniedKey:
-		c.recordDenial(why, string(args[at]), u.Name)
+		c.recordDenial(why, context, string(args[at]), u.Name)
 	default:
-		c.recordDenial(why, cmd.name, u.Name)
+		c.recordDenial(why, context, cmd.name, u.Name)
 	}
 	return why
 }
@@ -231,10 +239,10 @@ func (c *conn) refusalAtExec(cmd *command, args [][]byte) string {
 
 // recordDenial counts what was refused and puts it in ACL LOG. It is off the path of what is allowed, and bounded: acl.Log keeps
 // the last entries and counts those that are alike, so that a client that tries for ever costs one entry.
-func (c *conn) recordDenial(why acl.Denial, object, user string) {
+func (c *conn) recordDenial(why acl.Denial, context, object, user string) {
 	c.g.m.denied[why].Add(1)
-	e := acl.Event{Why: why, Context: "toplevel", Object: object, User: user, Client: c.line()}
-	if c.tx.queueing {
+	e := acl.Event{Why: why, Context: context, Object: object, User: user, Client: c.line()}
+	if c.tx.queueing && context == "toplevel" {
 		e.Context = "multi"
 	}
 	c.g.denials.Add(e, time.Now())
