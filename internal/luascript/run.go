@@ -111,7 +111,6 @@ type sandbox struct {
 	proto   int // for replies of redis.call
 	where   string
 	seed    uint64
-	call    [][]byte // arguments of redis.call
 	threads []*lua.LState
 	starts  []*lua.LFunction
 	jdepth  jsonLimits

@@ -600,7 +600,7 @@ func (s *sandbox) findPattern(L *lua.LState, find bool) int {
 		at = max(at+len(src)+1, 1)
 	}
 	at = min(max(at, 1)-1, len(src))
-	if find && (lua.LVAsBool(L.Get(4)) || strings.IndexAny(pat, "^$*+?.([%-") < 0) {
+	if find && (lua.LVAsBool(L.Get(4)) || !strings.ContainsAny(pat, "^$*+?.([%-")) {
 		s.goOn(L)
 		i := strings.Index(src[at:], pat)
 		if i < 0 {
