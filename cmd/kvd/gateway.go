@@ -90,7 +90,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile,
-		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), execMany: c.ExecPerKey,
+		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), execMany: c.ExecPerKey, scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
 		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, log: log,
 	})
 	if err != nil {
@@ -240,6 +240,9 @@ type gatewayOptions struct {
 	tls                           *tls.Config
 	identity                      config.Identity
 	log                           *slog.Logger
+
+	scriptTime   time.Duration // gateway.Options.ScriptTimeout
+	scriptMemory int           // gateway.Options.ScriptMemory
 }
 
 // runningGateway serves the protocols of others, each with a client for every database.
@@ -282,7 +285,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 	}
 	budget := netsrv.NewBudget(o.buffers)
 	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
 	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})

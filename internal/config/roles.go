@@ -137,6 +137,9 @@ type Gateway struct {
 	Identity          Identity `mapstructure:"identity"`
 	Insecure          bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
 	Log               Log      `mapstructure:"log"`
+
+	ScriptTimeout time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
+	ScriptMemory  Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
 }
 
 // Health are the settings of `kvd health`.
@@ -204,7 +207,7 @@ func DefaultGateway() *Gateway {
 	return &Gateway{
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
 		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached,
-		MaxConnections: 10_000, BufferMemory: 1 << 30,
+		MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second, ScriptMemory: 64 << 20,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
@@ -508,6 +511,12 @@ func (g *Gateway) Validate() error {
 	}
 	c.connections(g.MaxConnections, g.MaxPerAddress)
 	c.buffers(g.BufferMemory)
+	if g.ScriptTimeout <= 0 {
+		c.bad("script-timeout", g.ScriptTimeout, "want > 0")
+	}
+	if g.ScriptMemory < 1<<20 || g.ScriptMemory > g.BufferMemory {
+		c.bad("script-memory", g.ScriptMemory, "want at least 1MiB, and at most buffer-memory")
+	}
 	c.http(g.HTTPListen, clear)
 	c.tls(g.TLS)
 	c.identity(g.Identity)

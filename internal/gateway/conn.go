@@ -561,7 +561,7 @@ func (c *conn) auth(name, user, password []byte) (bad string) {
 	if !ok {
 		n := c.g.m.authFails.Add(1)
 		c.g.guesses.Wrong(c.remote)
-		c.recordDenial(acl.DeniedAuth, string(name), string(user))
+		c.recordDenial(acl.DeniedAuth, "toplevel", string(name), string(user))
 		c.g.o.Logger.Warn("wrong password", "peer", c.remote, "failures", n)
 		return "WRONGPASS invalid username-password pair or user is disabled."
 	}

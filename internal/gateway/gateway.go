@@ -5,7 +5,7 @@
 // command is as linearizable as the client.API operation that it becomes. Commands
 // that a connection has pipelined go to the store together; those on one key take
 // effect in order and at once, those on different keys in any order. A command on
-// several keys (MGET, MSET, DEL) is atomic for each of them alone. Commands that cannot be atomic are
+// several keys (MGET, MSET, DEL) is atomic for each of them alone. Scripts (scripts.go) take effect in one step. Commands that cannot be atomic are
 // refused: MSETNX of several keys, and EXEC of writes to several keys unless
 // Options.ExecPerKey allows it. RENAME and COPY take several steps, so that others may
 // see both names for a moment; never neither.
@@ -35,6 +35,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/loop"
+	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -80,6 +81,10 @@ type Options struct {
 	// commands, values on their way and unread replies are. It may be shared with other servers.
 	// Default: one of netsrv.DefaultBudget bytes.
 	Budget *netsrv.Budget
+	// ScriptTimeout bounds the time of a script, or of all those of a transaction; then nothing of it has been done. Default 5 s.
+	ScriptTimeout time.Duration
+	// ScriptMemory bounds the bytes of a script's values, about; they are out of Budget. Default 64 MiB.
+	ScriptMemory int
 	// ExecPerKey lets EXEC write to several keys, atomically for each of them alone.
 	ExecPerKey bool
 	// Debug allows DEBUG SLEEP.
@@ -97,6 +102,8 @@ func (o *Options) ensureDefaults() {
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 60*time.Second)
 	o.OutputBytes = cmp.Or(o.OutputBytes, 16<<20)
 	o.CommandTimeout = cmp.Or(o.CommandTimeout, 30*time.Second)
+	o.ScriptTimeout = cmp.Or(o.ScriptTimeout, 5*time.Second)
+	o.ScriptMemory = cmp.Or(o.ScriptMemory, 64<<20)
 	if o.Budget == nil {
 		o.Budget = netsrv.NewBudget(netsrv.DefaultBudget)
 	}
@@ -142,6 +149,12 @@ func (o *Options) Validate() error {
 	if o.CommandTimeout < 0 {
 		bad("CommandTimeout: %v, want > 0", o.CommandTimeout)
 	}
+	if o.ScriptTimeout < 0 {
+		bad("ScriptTimeout: %v, want > 0", o.ScriptTimeout)
+	}
+	if o.ScriptMemory < 0 {
+		bad("ScriptMemory: %d bytes, want > 0", o.ScriptMemory)
+	}
 	return errors.Join(errs...)
 }
 
@@ -166,6 +179,7 @@ type Gateway struct {
 	stopping atomic.Bool
 	loops    loop.Loops
 	waits    waits
+	scripts  scripting
 
 	mu struct {
 		sync.Mutex
@@ -203,6 +217,8 @@ func New(o Options) (*Gateway, error) {
 	g.loops.Context, g.loops.Logger = g.ctx, o.Logger
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
+	g.scripts.cache = luascript.NewCache(scriptCacheBytes)
+	g.scripts.mu.running = make(map[*luascript.Task]time.Time)
 	g.mu.conns = make(map[int64]*conn)
 	g.waits.init(g)
 	var err error
@@ -222,6 +238,7 @@ func (g *Gateway) Door() *netsrv.Door { return g.srv.Door() }
 func (g *Gateway) Close() error {
 	g.cancel()
 	g.each(func(c *conn) { c.link.Kill() })
+	g.scripts.killAll()
 	err := g.srv.Close()
 	g.loops.Close()
 	g.waits.poller.Wait()

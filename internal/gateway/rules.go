@@ -36,6 +36,7 @@ RW: decr decrby getdel getex getset incr incrby incrbyfloat
 RW: hincrby hincrbyfloat spop
 RW W: smove
 W R: sdiffstore sinterstore sunionstore
+RW: eval evalsha
 RW W: rename renamenx
 -: llen
 RW: lpop rpop lmpop blpop brpop blmpop
@@ -180,12 +181,15 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 }
 
 // permitted reports whether the connection's user may perform a command, without telling anybody.
-func (c *conn) permitted(cmd *command, args [][]byte) bool {
+func (c *conn) permitted(cmd *command, args [][]byte) bool { return c.permittedIn(cmd, args, c.db) }
+
+// permittedIn is permitted for a command in another database than the connection's.
+func (c *conn) permittedIn(cmd *command, args [][]byte, db int) bool {
 	r := c.user.Load().Rights()
 	if r.Unlimited() {
 		return true
 	}
-	a := c.accessOf(cmd, args, c.db)
+	a := c.accessOf(cmd, args, db)
 	why, _ := r.Check(&a)
 	return why == acl.Allowed
 }
@@ -193,19 +197,24 @@ func (c *conn) permitted(cmd *command, args [][]byte) bool {
 // denial is why the connection's user may not perform a command, which is recorded. It is for the loop that
 // performs commands: nothing of the command has happened when it says no.
 func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
+	return c.denialIn(cmd, args, c.db, "toplevel")
+}
+
+// denialIn is denial for a command in another database than the connection's, and in a context that ACL LOG shows.
+func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl.Denial {
 	u := c.user.Load()
 	r := u.Rights()
 	if r.Unlimited() {
 		return acl.Allowed
 	}
-	a := c.accessOf(cmd, args, c.db)
+	a := c.accessOf(cmd, args, db)
 	why, at := r.Check(&a)
 	switch why {
 	case acl.Allowed:
 	case acl.DeniedKey:
-		c.recordDenial(why, string(args[at]), u.Name)
+		c.recordDenial(why, context, string(args[at]), u.Name)
 	default:
-		c.recordDenial(why, cmd.name, u.Name)
+		c.recordDenial(why, context, cmd.name, u.Name)
 	}
 	return why
 }
@@ -242,10 +251,10 @@ func (c *conn) refusalAtExec(cmd *command, args [][]byte) string {
 
 // recordDenial counts what was refused and puts it in ACL LOG. It is off the path of what is allowed, and bounded: acl.Log keeps
 // the last entries and counts those that are alike, so that a client that tries for ever costs one entry.
-func (c *conn) recordDenial(why acl.Denial, object, user string) {
+func (c *conn) recordDenial(why acl.Denial, context, object, user string) {
 	c.g.m.denied[why].Add(1)
-	e := acl.Event{Why: why, Context: "toplevel", Object: object, User: user, Client: c.line()}
-	if c.tx.queueing {
+	e := acl.Event{Why: why, Context: context, Object: object, User: user, Client: c.line()}
+	if c.tx.queueing && context == "toplevel" {
 		e.Context = "multi"
 	}
 	c.g.denials.Add(e, time.Now())

@@ -21,8 +21,10 @@ const redisVersion = "7.0.15"
 
 // cmdTime tells this machine's time. The store needs no clock that gateways share: expiry alone
 // depends on it.
-func cmdTime(_ *conn, w *resp.Writer, _ [][]byte) {
-	now := time.Now()
+func cmdTime(_ *conn, w *resp.Writer, _ [][]byte) { writeTime(w, time.Now()) }
+
+// writeTime is the reply to TIME: seconds, and microseconds of the second.
+func writeTime(w *resp.Writer, now time.Time) {
 	w.Array(2)
 	w.BulkString(strconv.FormatInt(now.Unix(), 10))
 	w.BulkString(strconv.Itoa(now.Nanosecond() / 1000))

@@ -28,6 +28,8 @@ type staged struct {
 	err  error
 	lost bool // a watched key has changed
 
+	scriptsEnd time.Time // when scripts have run for long enough; zero: none has begun
+
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
 }
@@ -42,6 +44,7 @@ type stagedKey struct {
 	key
 	stagedName
 	version uint64 // 0: it was not there
+	was     key    // as it was read
 }
 
 // A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t.
@@ -131,6 +134,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 	api := t.c.g.o.Databases[keys[0].db].Client
 	api.Do(ctx, ops)
 	for i, k := range keys {
+		k.was = k.key
 		o := &ops[i]
 		var large *inside.TooLargeError
 		for tries := 0; errors.As(o.Err, &large) && tries < largeTries; tries++ {
@@ -146,6 +150,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 			if !it.Expires.IsZero() {
 				k.expires = it.Expires.UnixMilli()
 			}
+			k.was = k.key
 		case errors.Is(o.Err, client.ErrNotFound):
 		case t.err == nil:
 			t.err = o.Err

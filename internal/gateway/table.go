@@ -376,7 +376,7 @@ func administrationCommands() []*command {
 // The number of a command is its place here; the metrics count by it.
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands())
+		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -436,6 +436,6 @@ pfadd:-2 pfcount:-2 pfmerge:-2 pfselftest:1 pfdebug:3`
 
 const otherThings = `
 subscribe:-2 unsubscribe:-1 psubscribe:-2 punsubscribe:-1 publish:3 pubsub:-2 ssubscribe:-2 sunsubscribe:-1 spublish:3
-eval:-3 evalsha:-3 eval_ro:-3 evalsha_ro:-3 fcall:-3 fcall_ro:-3 script:-2 function:-2
+fcall:-3 fcall_ro:-3 function:-2
 sort:-2 sort_ro:-2 move:3 dump:2 restore:-4 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`

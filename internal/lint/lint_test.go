@@ -82,8 +82,10 @@ var imports = []row{
 	{"internal/loop/looptest", "client client/clienttest internal/inside", "it is a fake store for the tests of servers"},
 	{"internal/acl", "internal/glob", "rules are text, and commands are what the gateway says they are"},
 	{"internal/collection", "", "encodings are bytes"},
+	{"internal/rdb", "", "a serialized value is bytes"},
 	{"internal/geo", "", "positions are numbers"},
-	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/inside internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/inside internal/loop internal/luascript internal/netsrv internal/rdb internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/luascript", "internal/resp", "it runs scripts, whatever their commands are"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},

@@ -1,0 +1,334 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/luascript"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Scripts run over a staged: redis.call finds a command in the table and works on the keys as the script has left them. So nothing
+// of a script that fails, is killed or runs out of its limits has happened, and one that succeeds takes effect in one step. No
+// other connection waits for a script, and SCRIPT KILL, which in Redis comes too late for one that has written, always can.
+
+// scriptCacheBytes is what scripts are kept in, see luascript.NewCache. A client whose script is gone gets NOSCRIPT and sends it again.
+const scriptCacheBytes = 32 << 20
+
+// scripting is what a gateway knows of scripts.
+type scripting struct {
+	pool  luascript.Pool
+	cache *luascript.Cache
+	mu    struct {
+		sync.Mutex
+		running map[*luascript.Task]time.Time // since when
+	}
+}
+
+// scriptCommands are about scripts.
+func scriptCommands() []*command {
+	return []*command{
+		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", evaluator(false, false), "Runs a script."))),
+		writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false), "Runs a script that the gateway has, by its SHA-1."))),
+		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting", evaluator(false, true), "Runs a script that may not write.")),
+		countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true), "Runs a script that the gateway has and that may not write.")),
+		container("script", "scripting", "Scripts that the gateway keeps.", nil,
+			onKeys("script|load", 3, 0, 0, 0, "", loadScript, "Keeps a script, and returns its SHA-1."),
+			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
+			onConn("script|flush", -2, "", cmdScriptFlush, "Forgets all scripts."),
+			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; nothing of it is done."),
+			onConn("script|debug", 3, "", refuse("ERR kvd: there is no debugger for scripts"), "Is refused."),
+			helpOf("script", "EXISTS <sha1> [<sha1> ...]", "    Return information about the existence of the scripts in the script cache.",
+				"FLUSH [ASYNC|SYNC]", "    Flush the Lua scripts cache. Very dangerous on replicas.", "KILL", "    Kill the currently executing Lua script.",
+				"LOAD <script>", "    Load a script into the scripts cache without executing it.")),
+	}
+}
+
+const (
+	errNoScript     = "NOSCRIPT No matching script. Please use EVAL."
+	errNotScripted  = "ERR This Redis command is not allowed from script"
+	errScriptWrites = "ERR Write commands are not allowed from read-only scripts."
+)
+
+// evaluator is EVAL and those like it.
+func evaluator(bySHA, readOnly bool) severalFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) {
+		if bySHA && len(args[1]) != 40 {
+			w.Error(errNoScript)
+			return
+		}
+		n, ok := resp.ParseInt(args[2])
+		switch {
+		case !ok:
+			w.Error(errNotInt)
+			return
+		case n > int64(len(args)-3):
+			w.Error("ERR Number of keys can't be greater than number of args")
+			return
+		case n < 0:
+			w.Error("ERR Number of keys can't be negative")
+			return
+		}
+		prog, bad := t.c.g.scripts.program(args[1], bySHA)
+		if bad == "" && readOnly && prog.MayWrite {
+			bad = "ERR Can not execute a script with write flag using *_ro command."
+		}
+		if bad != "" {
+			w.Error(bad)
+			return
+		}
+		t.runScript(prog, readOnly || prog.NoWrites, args[3:3+n], args[3+n:], w)
+	}
+}
+
+// program finds a script, or compiles it.
+func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, bad string) {
+	if bySHA {
+		if prog = s.cache.Find(text); prog == nil {
+			bad = errNoScript
+		}
+		return prog, bad
+	}
+	if prog = s.cache.Find([]byte(luascript.SHA(text))); prog != nil {
+		return prog, ""
+	}
+	prog, err := luascript.Compile(text)
+	if err != nil {
+		return nil, err.Error()
+	}
+	s.cache.Add(prog)
+	return prog, ""
+}
+
+// runScript runs a script over t, as often as t is made anew; all of that together has Options.ScriptTimeout.
+func (t *staged) runScript(prog *luascript.Program, readOnly bool, keys, args [][]byte, w *resp.Writer) {
+	g := t.c.g
+	if t.scriptsEnd.IsZero() {
+		t.scriptsEnd = time.Now().Add(g.o.ScriptTimeout)
+	}
+	h := &scriptHost{t: t, readOnly: readOnly}
+	task := &luascript.Task{Host: h, Memory: int64(g.o.ScriptMemory)}
+	task.Start(time.Until(t.scriptsEnd))
+	g.scripts.begin(task)
+	db, before := t.db, t.snapshot()
+	if !g.scripts.pool.Run(task, prog, keys, args, w) {
+		t.undo(before)
+	}
+	t.db = db
+	g.scripts.end(task)
+	task.End()
+}
+
+// snapshot is what the keys are now.
+func (t *staged) snapshot() (keys []key) {
+	for _, k := range t.keys {
+		keys = append(keys, k.key)
+		k.own = nil // the snapshot's value may be in it
+	}
+	return keys
+}
+
+// undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a command has wanted
+// for a value stays wanted.
+func (t *staged) undo(before []key) {
+	for i, k := range t.keys {
+		want := k.want
+		if i < len(before) {
+			k.key = before[i]
+		} else {
+			k.key = k.was
+		}
+		k.want = max(want, k.want)
+	}
+}
+
+func (s *scripting) begin(task *luascript.Task) {
+	s.mu.Lock()
+	s.mu.running[task] = time.Now()
+	s.mu.Unlock()
+}
+
+func (s *scripting) end(task *luascript.Task) {
+	s.mu.Lock()
+	delete(s.mu.running, task)
+	s.mu.Unlock()
+}
+
+// killOldest ends the script that began first; false if none is running.
+func (s *scripting) killOldest() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var oldest *luascript.Task
+	for t, since := range s.mu.running {
+		if oldest == nil || since.Before(s.mu.running[oldest]) {
+			oldest = t
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	oldest.Kill()
+	return true
+}
+
+// killAll ends all scripts, for Close.
+func (s *scripting) killAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for t := range s.mu.running {
+		t.Kill()
+	}
+}
+
+// scriptHost performs a script's commands on a staged.
+type scriptHost struct {
+	t        *staged
+	readOnly bool
+	w        resp.Writer
+	now      time.Time // what TIME says, for all of the script
+}
+
+// scriptable are the commands on no staged keys that scripts may use. KEYS, SCAN and their like see the store beside the script, and
+// not what the script has changed.
+var scriptable = map[string]bool{"ping": true, "echo": true, "time": true, "select": true, "keys": true, "scan": true, "randomkey": true, "dbsize": true,
+	"info": true, "lolwut": true, "command": true, "command|count": true, "command|info": true, "command|docs": true, "command|list": true, "command|getkeys": true,
+	"command|help": true, "object|help": true, "memory|help": true, "memory|doctor": true, "memory|malloc-stats": true, "memory|purge": true}
+
+// Call is of luascript.Host.
+func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
+	t := h.t
+	cmd, bad := h.find(args)
+	if bad != "" {
+		return nil, bad
+	}
+	h.w.Reset(keepReply)
+	h.w.Proto = proto
+	switch {
+	case cmd.key != nil || cmd.keys != nil:
+		t.run(cmd, args, &h.w)
+	case cmd.name == "select":
+		if t.db, bad = t.c.dbIndex(args[1]); bad != "" {
+			return nil, bad
+		}
+		h.w.OK()
+	case cmd.name == "time":
+		if h.now.IsZero() {
+			h.now = time.Now()
+		}
+		writeTime(&h.w, h.now)
+	default:
+		c := t.c
+		db := c.db
+		c.use(t.db)
+		cmd.conn(c, &h.w, args)
+		c.use(db)
+	}
+	return h.w.Bytes(), ""
+}
+
+// find finds a command that the script may perform, in the order of Redis's checks.
+func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
+	if cmd = lookupCommand(args); cmd == nil {
+		return nil, "ERR Unknown Redis command called from script"
+	}
+	switch {
+	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
+		return nil, "ERR Wrong number of args calling Redis command from script"
+	case !cmd.served():
+		return nil, "ERR kvd does not support '" + cmd.name + "'"
+	case cmd.key != nil:
+	case cmd.keys != nil && cmd.group != "scripting" && cmd.name != "script|load":
+	case scriptable[cmd.name]:
+	case cmd.several:
+		return nil, "ERR kvd: '" + cmd.name + "' cannot be undone if the script fails, so scripts may not use it"
+	default:
+		return nil, errNotScripted
+	}
+	switch h.t.c.denialIn(cmd, args, h.t.db, "lua") {
+	case acl.Allowed:
+	case acl.DeniedCommand:
+		return nil, "ERR The user executing the script can't run this command or subcommand"
+	case acl.DeniedDatabase:
+		return nil, "ERR The user executing the script can't access this database"
+	default:
+		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"
+	}
+	if h.readOnly && (cmd.write || cmd.kind > read) {
+		return nil, errScriptWrites
+	}
+	return cmd, ""
+}
+
+// lookupCommand is the command or subcommand that the arguments name, or nil.
+func lookupCommand(args [][]byte) *command {
+	cmd := find(args[0])
+	if cmd != nil && cmd.sub != nil && len(args) > 1 {
+		return cmd.subcommand(args[1])
+	}
+	return cmd
+}
+
+// Permits is of luascript.Host.
+func (h *scriptHost) Permits(args [][]byte) (permitted, known bool) {
+	cmd := lookupCommand(args)
+	if cmd == nil || cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity {
+		return false, cmd != nil
+	}
+	return h.t.c.permittedIn(cmd, args, h.t.db), true
+}
+
+// Log is of luascript.Host. A script that runs again logs again.
+func (h *scriptHost) Log(level int, text string) {
+	levels := [...]slog.Level{slog.LevelDebug, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn}
+	h.t.c.g.o.Logger.Log(context.Background(), levels[level], "script: "+clip([]byte(text), 1024), "peer", h.t.c.remote)
+}
+
+// Reserve is of luascript.Host: the memory is out of the connection's share until its reply is written.
+func (h *scriptHost) Reserve(n int64) error {
+	h.t.take(n)
+	return h.t.err
+}
+
+// Stopped is of luascript.Host.
+func (h *scriptHost) Stopped() bool { return h.t.failed() }
+
+// loadScript is SCRIPT LOAD. It is staged so that it happens before the EVALSHA behind it in a transaction.
+func loadScript(t *staged, args [][]byte, w *resp.Writer) {
+	prog, bad := t.c.g.scripts.program(args[2], false)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	w.BulkString(prog.SHA)
+}
+
+func cmdScriptExists(c *conn, w *resp.Writer, args [][]byte) {
+	w.Array(len(args) - 2)
+	for _, sha := range args[2:] {
+		n := int64(0)
+		if c.g.scripts.cache.Find(sha) != nil {
+			n = 1
+		}
+		w.Int(n)
+	}
+}
+
+func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
+	if len(args) > 3 || len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async") {
+		w.Error("ERR SCRIPT FLUSH only support SYNC|ASYNC option")
+		return
+	}
+	c.g.scripts.cache.Clear()
+	w.OK()
+}
+
+func cmdScriptKill(c *conn, w *resp.Writer, _ [][]byte) {
+	if !c.g.scripts.killOldest() {
+		w.Error("NOTBUSY No scripts in execution right now.")
+		return
+	}
+	w.OK()
+}

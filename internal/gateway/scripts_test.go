@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/kvd-project/kvd/internal/netsrv"
+)
+
+// answers says the lines of a block of testdata/scripts, and returns the replies as Go's strings.
+func answers(t *testing.T, p *peer, input string) string {
+	t.Helper()
+	var b strings.Builder
+	for line := range strings.Lines(input) {
+		w := words(line)
+		if source, is := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "> "); is {
+			w = []string{"EVAL", source, "1", "key", "a", "2"}
+		}
+		p.send(t, w)
+		reply := p.reply(t)
+		if w[0] == "HELLO" {
+			reply = []byte("...")
+		}
+		b.WriteString(strings.Trim(strconv.Quote(string(reply)), `"`) + "\n")
+	}
+	return b.String()
+}
+
+// TestScripts: a gateway answers as testdata says, which is what Redis says but for testdata/scripts/kvd.
+func TestScripts(t *testing.T) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
+		p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			return answers(t, p, d.Input)
+		})
+	})
+}
+
+// TestScriptsLikeRedis: a redis-server answers as testdata says.
+func TestScriptsLikeRedis(t *testing.T) {
+	if os.Getenv("KVD_COMPAT") != "1" {
+		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
+	}
+	p := dial(t, "unix", startRedis(t))
+	datadriven.RunTest(t, "testdata/scripts/redis", func(t *testing.T, d *datadriven.TestData) string {
+		return answers(t, p, d.Input)
+	})
+}
+
+// TestScriptKill: SCRIPT KILL ends the script that has run for the longest time, and nothing of it is done; others go on meanwhile.
+func TestScriptKill(t *testing.T) {
+	addr := serve(t, Options{Databases: fake(), ScriptTimeout: time.Hour})
+	p, other := dial(t, "tcp", addr), dial(t, "tcp", addr)
+	p.send(t, []string{"EVAL", "redis.call('set', KEYS[1], 'x') while true do pcall(function() while true do end end) end", "1", "k"})
+	eventually(t, "a script to kill", func() bool {
+		if reply := other.do(t, "SET", "other", "1"); reply != "+OK\r\n" {
+			t.Fatal(reply)
+		}
+		return other.do(t, "SCRIPT", "KILL") == "+OK\r\n"
+	})
+	if got := string(p.reply(t)); !strings.HasPrefix(got, "-ERR Script killed by user with SCRIPT KILL.") {
+		t.Errorf("the script's reply is %q", got)
+	}
+	if got := other.do(t, "EXISTS", "k"); got != ":0\r\n" {
+		t.Errorf("a key of the script that was killed: %q", got)
+	}
+	eventually(t, "no script is left", func() bool { return strings.HasPrefix(other.do(t, "SCRIPT", "KILL"), "-NOTBUSY") })
+}
+
+// TestScriptClose: a Gateway that closes waits for no script.
+func TestScriptClose(t *testing.T) {
+	g, err := New(Options{Databases: fake(), ScriptTimeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(l) }()
+	p := dial(t, "tcp", l.Addr().String())
+	p.send(t, []string{"EVAL", "while true do end", "0"})
+	eventually(t, "a script runs", func() bool {
+		g.scripts.mu.Lock()
+		defer g.scripts.mu.Unlock()
+		return len(g.scripts.mu.running) == 1
+	})
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestScriptLimits: a script ends after its time and beyond its memory, nothing of it is done, and the memory comes back.
+func TestScriptLimits(t *testing.T) {
+	budget := netsrv.NewBudget(64 << 20)
+	brief := dial(t, "tcp", serve(t, Options{Databases: fake(), Budget: budget, ScriptTimeout: 50 * time.Millisecond}))
+	p := dial(t, "tcp", serve(t, Options{Databases: fake(), Budget: budget, ScriptTimeout: time.Hour, ScriptMemory: 8 << 20}))
+	for source, want := range map[string]string{
+		"redis.call('set', 'k', '1') while true do end":                                                "longer than script-timeout",
+		"redis.call('set', 'k', '1') local s = 'x' while true do s = s..s end":                         "more than script-memory",
+		"redis.call('set', 'k', '1') return string.find(string.rep('a', 1e5), '.-.-.-.-b')":            "longer than script-timeout",
+		"redis.call('set', 'k', '1') local t = {} while true do t[#t+1] = redis.call('echo', 'x') end": "more than script-memory",
+	} {
+		at := p
+		if strings.Contains(want, "timeout") {
+			at = brief
+		}
+		if got := at.do(t, "EVAL", source, "0"); !strings.HasPrefix(got, "-ERR") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q", source, got)
+		}
+	}
+	for _, at := range []*peer{p, brief} {
+		if got := at.do(t, "EXISTS", "k"); got != ":0\r\n" {
+			t.Errorf("a key of a script that was ended: %q", got)
+		}
+	}
+	p.do(t, "EVAL", "local s = string.rep('x', 4e6) return #s", "0")
+	eventually(t, "the memory is back", func() bool { return budget.Used() == 0 })
+}
+
+// TestScriptAtomic: scripts of several connections on one key take effect one after the other.
+func TestScriptAtomic(t *testing.T) {
+	addr := serve(t, Options{Databases: []Database{{"default", newStore(t)}}})
+	const conns, each = 8, 50
+	var wg sync.WaitGroup
+	for range conns {
+		p := dial(t, "tcp", addr)
+		wg.Go(func() {
+			for range each {
+				if got := p.do(t, "EVAL", "local n = tonumber(redis.call('get', KEYS[1]) or '0') redis.call('set', KEYS[1], n + 1) redis.call('append', KEYS[1], '') return n", "1", "k"); got[0] != ':' {
+					t.Error(got)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if got := dial(t, "tcp", addr).do(t, "GET", "k"); got != bulk(strconv.Itoa(conns*each)) {
+		t.Errorf("%d increments counted %q", conns*each, got)
+	}
+}
+
+// TestScriptRights: a script may do what its user may.
+func TestScriptRights(t *testing.T) {
+	addr := serve(t, Options{Databases: fake()})
+	admin, p := dial(t, "tcp", addr), dial(t, "tcp", addr)
+	admin.do(t, "ACL", "SETUSER", "u", "on", ">pw", "~a:*", "%R~r:*", "+eval", "+get", "+set", "+select", "db=0")
+	p.do(t, "AUTH", "u", "pw")
+	for _, c := range []struct{ source, key, want string }{
+		{"return redis.call('set', KEYS[1], '1')", "a:1", "+OK"},
+		{"return redis.call('get', KEYS[1])", "b:1", "-NOPERM this user has no permissions to access one of the keys used as arguments"},
+		{"return redis.call('get', 'b:1')", "a:1", "-ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"},
+		{"return redis.call('set', 'r:1', '1')", "a:1", "-ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"},
+		{"return redis.call('get', 'r:1')", "a:1", "$-1"},
+		{"return redis.call('del', KEYS[1])", "a:1", "-ERR The user executing the script can't run this command or subcommand"},
+		{"return redis.pcall('select', '1')", "a:1", "-ERR The user executing the script can't access this database"},
+		{"return {tostring(redis.acl_check_cmd('set', 'a:1', '1')), tostring(redis.acl_check_cmd('set', 'r:1', '1')), tostring(redis.acl_check_cmd('del', 'a:1'))}", "a:1", "*3\r\n$4\r\ntrue\r\n$5\r\nfalse\r\n$5\r\nfalse"},
+	} {
+		if got := p.do(t, "EVAL", c.source, "1", c.key); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %q", c.source, got)
+		}
+	}
+	if got := admin.do(t, "ACL", "LOG"); !strings.Contains(got, bulk("context")+bulk("lua")) {
+		t.Errorf("ACL LOG has no entry of a script: %q", got)
+	}
+}

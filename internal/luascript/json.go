@@ -1,0 +1,505 @@
+package luascript
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	lua "github.com/yuin/gopher-lua"
+)
+
+// jsonLimits are the settings of cjson, which begin anew with each run.
+type jsonLimits struct {
+	encodeDepth, decodeDepth    int
+	precision                   int
+	sparseConvert               bool
+	sparseRatio, sparseSafe     int
+	encodeInvalid, encodeAsNull bool
+	decodeInvalid               bool
+}
+
+var defaultJSONLimits = jsonLimits{encodeDepth: 1000, decodeDepth: 1000, precision: 14, sparseRatio: 2, sparseSafe: 10, decodeInvalid: true}
+
+// maxJSONDepth bounds the depths that a script may ask for.
+const maxJSONDepth = 10_000
+
+func (s *sandbox) jsonLibrary() library {
+	number := func(n *int, least, most int) lua.LGFunction {
+		return func(L *lua.LState) int {
+			if L.Get(1) != lua.LNil {
+				v := argInt(L, 1)
+				if v < least || v > most {
+					L.ArgError(1, fmt.Sprintf("expected integer between %d and %d", least, most))
+				}
+				*n = v
+			}
+			L.Push(lua.LNumber(*n))
+			return 1
+		}
+	}
+	c := &s.jdepth
+	return library{
+		"encode": s.jsonEncode, "decode": s.jsonDecode,
+		"encode_max_depth":        number(&c.encodeDepth, 1, maxJSONDepth),
+		"decode_max_depth":        number(&c.decodeDepth, 1, maxJSONDepth),
+		"encode_number_precision": number(&c.precision, 1, 14),
+		"encode_keep_buffer": func(L *lua.LState) int {
+			L.Push(lua.LBool(L.Get(1) == lua.LNil || lua.LVAsBool(L.Get(1))))
+			return 1
+		},
+		"encode_invalid_numbers": func(L *lua.LState) int {
+			if v := L.Get(1); v != lua.LNil {
+				c.encodeAsNull = v == lua.LString("null")
+				c.encodeInvalid = v == lua.LTrue || v == lua.LString("on")
+			}
+			L.Push(lua.LBool(c.encodeInvalid))
+			return 1
+		},
+		"decode_invalid_numbers": func(L *lua.LState) int {
+			if v := L.Get(1); v != lua.LNil {
+				c.decodeInvalid = v == lua.LTrue || v == lua.LString("on")
+			}
+			L.Push(lua.LBool(c.decodeInvalid))
+			return 1
+		},
+		"encode_sparse_array": func(L *lua.LState) int {
+			if v := L.Get(1); v != lua.LNil {
+				c.sparseConvert = lua.LVAsBool(v)
+			}
+			c.sparseRatio, c.sparseSafe = max(optInt(L, 2, c.sparseRatio), 0), max(optInt(L, 3, c.sparseSafe), 0)
+			L.Push(lua.LBool(c.sparseConvert))
+			L.Push(lua.LNumber(c.sparseRatio))
+			L.Push(lua.LNumber(c.sparseSafe))
+			return 3
+		},
+		"new": func(L *lua.LState) int { L.Push(s.globals.RawGetString("cjson")); return 1 },
+	}
+}
+
+// ---- encoding -----------------------------------------------------------------
+
+type jsonEncoder struct {
+	s       *sandbox
+	L       *lua.LState
+	b       []byte
+	charged int
+}
+
+func (s *sandbox) jsonEncode(L *lua.LState) int {
+	if L.GetTop() != 1 {
+		L.ArgError(1, "expected 1 argument")
+	}
+	e := &jsonEncoder{s: s, L: L}
+	defer s.resetPending(s.pending)
+	e.append(L.Get(1), 0)
+	s.charge(L, len(e.b)-e.charged)
+	L.Push(lua.LString(e.b))
+	return 1
+}
+
+// append appends a value within so many tables.
+func (e *jsonEncoder) append(v lua.LValue, depth int) {
+	e.s.step(e.L)
+	if len(e.b)-e.charged > 1<<16 {
+		e.s.grow(e.L, 2*(len(e.b)-e.charged))
+		e.charged = len(e.b)
+	}
+	switch v := v.(type) {
+	case lua.LString:
+		e.b = appendJSONString(e.b, string(v))
+	case lua.LNumber:
+		e.appendNumber(v)
+	case lua.LBool:
+		e.b = strconv.AppendBool(e.b, bool(v))
+	case *lua.LNilType, *lua.LUserData:
+		e.b = append(e.b, "null"...)
+	case *lua.LTable:
+		if depth++; depth > e.s.jdepth.encodeDepth {
+			e.L.RaiseError("Cannot serialise, excessive nesting (%d)", depth)
+		}
+		e.appendTable(v, depth)
+	default:
+		e.L.RaiseError("Cannot serialise %s: type not supported", v.Type().String())
+	}
+}
+
+func (e *jsonEncoder) appendNumber(n lua.LNumber) {
+	c := &e.s.jdepth
+	if f := float64(n); f-f != 0 {
+		switch {
+		case c.encodeAsNull:
+			e.b = append(e.b, "null"...)
+			return
+		case !c.encodeInvalid:
+			e.L.RaiseError("Cannot serialise number: must not be NaN or Inf")
+		}
+	}
+	e.b = append(e.b, formatG(float64(n), c.precision)...)
+}
+
+func (e *jsonEncoder) appendTable(t *lua.LTable, depth int) {
+	t = e.s.contents(t)
+	if n := e.arrayLen(t); n > 0 {
+		e.b = append(e.b, '[')
+		for i := 1; i <= n; i++ {
+			if i > 1 {
+				e.b = append(e.b, ',')
+			}
+			e.append(rawIndex(t, i), depth)
+		}
+		e.b = append(e.b, ']')
+		return
+	}
+	e.b = append(e.b, '{')
+	first := true
+	for k, v := t.Next(lua.LNil); k != lua.LNil; k, v = t.Next(k) {
+		if !first {
+			e.b = append(e.b, ',')
+		}
+		first = false
+		switch k := k.(type) {
+		case lua.LString:
+			e.b = appendJSONString(e.b, string(k))
+		case lua.LNumber:
+			e.b = append(e.b, '"')
+			e.appendNumber(k)
+			e.b = append(e.b, '"')
+		default:
+			e.L.RaiseError("Cannot serialise %s: table key must be a number or string", k.Type().String())
+		}
+		e.b = append(e.b, ':')
+		e.append(v, depth)
+	}
+	e.b = append(e.b, '}')
+}
+
+// arrayLen is the length of a table whose keys are all integers from 1 on, 0 for others.
+func (e *jsonEncoder) arrayLen(t *lua.LTable) int {
+	most, items := 0, 0
+	for k, _ := t.Next(lua.LNil); k != lua.LNil; k, _ = t.Next(k) {
+		e.s.step(e.L)
+		n, is := k.(lua.LNumber)
+		if !is || n < 1 || n != lua.LNumber(math.Floor(float64(n))) {
+			return 0
+		}
+		most = max(most, truncated(float64(n)))
+		items++
+	}
+	if c := &e.s.jdepth; c.sparseRatio > 0 && most > items*c.sparseRatio && most > c.sparseSafe {
+		if !c.sparseConvert {
+			e.L.RaiseError("Cannot serialise table: excessively sparse array")
+		}
+		return 0
+	}
+	return most
+}
+
+func appendJSONString(b []byte, text string) []byte {
+	b = append(b, '"')
+	for i := range len(text) {
+		switch c := text[i]; {
+		case c == '"' || c == '\\' || c == '/':
+			b = append(b, '\\', c)
+		case c >= ' ' && c != 127:
+			b = append(b, c)
+		default:
+			if at := strings.IndexByte("\bb\tt\nn\ff\rr", c); at >= 0 && at%2 == 0 {
+				b = append(b, '\\', "\bb\tt\nn\ff\rr"[at+1])
+			} else {
+				b = fmt.Appendf(b, `\u%04x`, c)
+			}
+		}
+	}
+	return append(b, '"')
+}
+
+// ---- decoding -----------------------------------------------------------------
+
+type jsonDecoder struct {
+	s     *sandbox
+	L     *lua.LState
+	src   string
+	at    int
+	depth int
+	token jsonToken
+}
+
+// jsonToken is the one read last. kind is its name in errors.
+type jsonToken struct {
+	kind  string
+	start int
+	value lua.LValue
+}
+
+func (s *sandbox) jsonDecode(L *lua.LState) int {
+	if L.GetTop() != 1 {
+		L.ArgError(1, "expected 1 argument")
+	}
+	defer s.resetPending(s.pending)
+	d := &jsonDecoder{s: s, L: L, src: argString(L, 1)}
+	if len(d.src) >= 2 && (d.src[0] == 0 || d.src[1] == 0) {
+		L.RaiseError("JSON parser does not support UTF-16 or UTF-32")
+	}
+	d.next()
+	v := d.value()
+	if d.next(); d.token.kind != "T_END" {
+		d.expected("the end")
+	}
+	L.Push(v)
+	return 1
+}
+
+func (d *jsonDecoder) expected(what string) {
+	d.L.RaiseError("Expected %s but found %s at character %d", what, d.token.kind, d.token.start+1)
+}
+
+var jsonMarks = map[byte]string{'{': "T_OBJ_BEGIN", '}': "T_OBJ_END", '[': "T_ARR_BEGIN", ']': "T_ARR_END", ':': "T_COLON", ',': "T_COMMA"}
+
+// next reads a token.
+func (d *jsonDecoder) next() {
+	d.s.step(d.L)
+	for d.at < len(d.src) && strings.IndexByte(" \t\n\r", d.src[d.at]) >= 0 {
+		d.at++
+		d.s.step(d.L)
+	}
+	d.token = jsonToken{kind: "T_END", start: d.at, value: lua.LNil}
+	if d.at >= len(d.src) {
+		return
+	}
+	c := d.src[d.at]
+	rest := d.src[d.at:]
+	if name := jsonMarks[c]; name != "" {
+		d.at++
+		d.token.kind = name
+		return
+	}
+	switch {
+	case c == '"':
+		d.readString()
+	case c == '-' || isDigit(c):
+		d.readNumber()
+	case strings.HasPrefix(rest, "true"):
+		d.at += 4
+		d.token.kind, d.token.value = "T_BOOLEAN", lua.LTrue
+	case strings.HasPrefix(rest, "false"):
+		d.at += 5
+		d.token.kind, d.token.value = "T_BOOLEAN", lua.LFalse
+	case strings.HasPrefix(rest, "null"):
+		d.at += 4
+		d.token.kind, d.token.value = "T_NULL", d.s.null
+	case d.s.jdepth.decodeInvalid && strings.IndexByte("iInN", c) >= 0:
+		d.readNumber()
+	default:
+		d.token.kind = "invalid token"
+	}
+}
+
+// readNumber reads what C's strtod would.
+func (d *jsonDecoder) readNumber() {
+	n := numberLen(d.src[d.at:])
+	f, ok := parseNumber(d.src[d.at : d.at+n])
+	if n == 0 || !ok {
+		d.token.kind = "invalid number"
+		if c := d.src[d.at]; c != '-' && !isDigit(c) {
+			d.token.kind = "invalid token"
+		}
+		return
+	}
+	d.at += n
+	d.token.kind, d.token.value = "T_NUMBER", f
+}
+
+// numberLen is the length of the number that a text begins with, 0 if there is none.
+func numberLen(t string) int {
+	i := 0
+	if i < len(t) && (t[i] == '-' || t[i] == '+') {
+		i++
+	}
+	for _, word := range []string{"infinity", "inf", "nan"} {
+		if len(t)-i >= len(word) && strings.EqualFold(t[i:i+len(word)], word) {
+			return i + len(word)
+		}
+	}
+	if strings.HasPrefix(t[i:], "0x") || strings.HasPrefix(t[i:], "0X") {
+		j := i + 2
+		for j < len(t) && digitOf(t[j]) < 16 {
+			j++
+		}
+		if j > i+2 {
+			return j
+		}
+	}
+	start := i
+	digits := 0
+	for ; i < len(t) && isDigit(t[i]); i++ {
+		digits++
+	}
+	if i < len(t) && t[i] == '.' {
+		for i++; i < len(t) && isDigit(t[i]); i++ {
+			digits++
+		}
+	}
+	if digits == 0 {
+		return 0
+	}
+	if j := i; j < len(t) && t[j]|0x20 == 'e' && start < i {
+		j++
+		if j < len(t) && (t[j] == '-' || t[j] == '+') {
+			j++
+		}
+		if j < len(t) && isDigit(t[j]) {
+			for j < len(t) && isDigit(t[j]) {
+				j++
+			}
+			i = j
+		}
+	}
+	return i
+}
+
+// readString reads a string, its escapes with it.
+func (d *jsonDecoder) readString() {
+	var b []byte
+	i := d.at + 1
+	for {
+		d.s.step(d.L)
+		if i >= len(d.src) {
+			d.token.kind, d.token.start, d.at = "unexpected end of string", i, i
+			return
+		}
+		c := d.src[i]
+		if c == '"' {
+			break
+		}
+		if c != '\\' {
+			end := strings.IndexAny(d.src[i:], `"\`)
+			if end < 0 {
+				end = len(d.src) - i
+			}
+			b = append(b, d.src[i:i+end]...)
+			i += end
+			continue
+		}
+		if i+1 >= len(d.src) {
+			d.token.kind, d.token.start = "invalid escape code", i
+			return
+		}
+		if d.src[i+1] == 'u' {
+			r, n := unicodeEscape(d.src[i:])
+			if n == 0 {
+				d.token.kind, d.token.start = "invalid unicode escape code", i
+				return
+			}
+			b = utf8.AppendRune(b, r)
+			i += n
+			continue
+		}
+		at := strings.IndexByte(`"\/btnfr`, d.src[i+1])
+		if at < 0 {
+			d.token.kind, d.token.start = "invalid escape code", i
+			return
+		}
+		b = append(b, "\"\\/\b\t\n\f\r"[at])
+		i += 2
+	}
+	d.s.grow(d.L, len(b)+16)
+	d.at = i + 1
+	d.token.kind, d.token.value = "T_STRING", lua.LString(b)
+}
+
+// unicodeEscape reads \uXXXX, or two of them that make a rune; n is 0 if it is neither.
+func unicodeEscape(t string) (r rune, n int) {
+	unit := func(t string) rune {
+		if len(t) < 6 || t[0] != '\\' || t[1] != 'u' {
+			return -1
+		}
+		u := rune(0)
+		for i := 2; i < 6; i++ {
+			d := digitOf(t[i])
+			if d >= 16 {
+				return -1
+			}
+			u = u<<4 | rune(d)
+		}
+		return u
+	}
+	r = unit(t)
+	switch {
+	case r < 0:
+		return 0, 0
+	case !utf16.IsSurrogate(r):
+		return r, 6
+	}
+	if r = utf16.DecodeRune(r, unit(t[6:])); r == utf8.RuneError {
+		return 0, 0
+	}
+	return r, 12
+}
+
+// value makes the value that begins with the token.
+func (d *jsonDecoder) value() lua.LValue {
+	switch d.token.kind {
+	case "T_STRING", "T_NUMBER", "T_BOOLEAN", "T_NULL":
+		return d.token.value
+	case "T_OBJ_BEGIN", "T_ARR_BEGIN":
+	default:
+		d.expected("value")
+	}
+	if d.depth++; d.depth > d.s.jdepth.decodeDepth {
+		d.L.RaiseError("Found too many nested data structures (%d) at character %d", d.depth, d.at)
+	}
+	t := d.L.NewTable()
+	if d.token.kind == "T_OBJ_BEGIN" {
+		d.object(t)
+	} else {
+		d.array(t)
+	}
+	d.depth--
+	return t
+}
+
+func (d *jsonDecoder) object(t *lua.LTable) {
+	d.s.grow(d.L, tableCost)
+	if d.next(); d.token.kind == "T_OBJ_END" {
+		return
+	}
+	for ; ; d.next() {
+		if d.token.kind != "T_STRING" {
+			d.expected("object key string")
+		}
+		key := string(d.token.value.(lua.LString))
+		if d.next(); d.token.kind != "T_COLON" {
+			d.expected("colon")
+		}
+		d.next()
+		d.s.grow(d.L, entryCost)
+		t.RawSetString(key, d.value())
+		if d.next(); d.token.kind == "T_OBJ_END" {
+			return
+		}
+		if d.token.kind != "T_COMMA" {
+			d.expected("comma or object end")
+		}
+	}
+}
+
+func (d *jsonDecoder) array(t *lua.LTable) {
+	d.s.grow(d.L, 160)
+	if d.next(); d.token.kind == "T_ARR_END" {
+		return
+	}
+	for i := 1; ; i++ {
+		d.s.grow(d.L, 32)
+		t.RawSetInt(i, d.value())
+		if d.next(); d.token.kind == "T_ARR_END" {
+			return
+		}
+		if d.token.kind != "T_COMMA" {
+			d.expected("comma or array end")
+		}
+		d.next()
+	}
+}

@@ -1,0 +1,415 @@
+package luascript
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	lua "github.com/yuin/gopher-lua"
+
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Host performs what a script asks for. A run calls it from a single goroutine.
+type Host interface {
+	// Call performs a command and returns its reply in the given version of RESP, which is valid until the next call.
+	// The arguments are the Host's. bad, if it is not empty, is an error of the script, which has no command's reply.
+	Call(args [][]byte, proto int) (reply []byte, bad string)
+	// Permits reports whether the script's user may perform a command; known is false if there is no such command.
+	Permits(args [][]byte) (permitted, known bool)
+	// Log writes a message of redis.log, at its level: 0 (debug) to 3 (warning).
+	Log(level int, text string)
+	// Reserve takes memory that is given back when the script is over.
+	Reserve(bytes int64) error
+	// Stopped reports whether the script may as well end, since nothing of what it does will be done.
+	Stopped() bool
+}
+
+// Reasons for which a script is stopped.
+const (
+	goesOn int32 = iota
+	outOfTime
+	outOfMemory
+	killed
+	noUse // see Host.Stopped
+)
+
+var stopTexts = [...]string{"", "Script ran for longer than script-timeout", "Script takes more than script-memory",
+	"Script killed by user with SCRIPT KILL.", "the store failed"}
+
+// Task is one call of a script, however often it runs until it has had its effect. Its fields are not changed once it runs.
+type Task struct {
+	Host Host
+	// Memory bounds the bytes of a run's values.
+	Memory int64
+
+	stop  atomic.Int32
+	timer *time.Timer
+}
+
+// Start begins the time that the task has for all its runs.
+func (t *Task) Start(limit time.Duration) {
+	t.timer = time.AfterFunc(limit, func() { t.stop.CompareAndSwap(goesOn, outOfTime) })
+}
+
+// End is to be called when the task is over.
+func (t *Task) End() {
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+}
+
+// Kill makes the script end with an error. It may be called from any goroutine.
+func (t *Task) Kill() { t.stop.CompareAndSwap(goesOn, killed) }
+
+// Pool keeps interpreters between runs. The zero value is ready to use.
+type Pool struct{ idle sync.Pool }
+
+// Run runs a program and appends its one reply, in w's version of RESP. Keys and arguments are copied. It reports whether the script
+// came to its end; else the reply is the error that ended it, and the caller undoes what it did.
+func (p *Pool) Run(t *Task, prog *Program, keys, args [][]byte, w *resp.Writer) (ok bool) {
+	s, _ := p.idle.Get().(*sandbox)
+	if s == nil {
+		s = newSandbox()
+	}
+	ok, clean := s.run(t, prog, keys, args, w)
+	if clean {
+		p.idle.Put(s)
+	}
+	return ok
+}
+
+const (
+	// instructionCost is charged for each instruction, for the small values that it may make.
+	instructionCost = 64
+	// tableCost is about what a table takes with its first named field, entryCost each further one.
+	tableCost, entryCost = 2048, 120
+	// lookEvery is the least that is charged between two looks at how much memory the values really take.
+	lookEvery = 1 << 20
+	// freeBytes need not be reserved.
+	freeBytes = 512 << 10
+	// keepBytes is the most that an interpreter that goes back to the pool may have been charged.
+	keepBytes = 4 << 20
+)
+
+// sandbox is an interpreter with the libraries of Redis. It is the context of its own LState: the interpreter asks Done before each
+// instruction, and that is where time and memory are looked at.
+type sandbox struct {
+	L       *lua.LState
+	env     *lua.LTable // empty, so that every access asks its metatable
+	globals *lua.LTable
+	real    map[*lua.LTable]*lua.LTable // tables of libraries, by what scripts see of them
+	null    *lua.LUserData              // cjson.null
+
+	task    *Task
+	proto   int // for replies of redis.call
+	where   string
+	seed    uint64
+	threads []*lua.LState
+	starts  []*lua.LFunction
+	jdepth  jsonLimits
+	nested  int // calls of pcall and the like within each other
+
+	charged int64 // what values take, at most
+	next    int64 // where to look again
+	pending int64 // of values that functions of Go are making, which nothing of the script refers to yet
+	held    int64 // reserved from the Host
+	steps   int
+}
+
+var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// Deadline is of context.Context; there is none.
+func (s *sandbox) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Value is of context.Context.
+func (s *sandbox) Value(any) any { return nil }
+
+// Err says why the script is stopped.
+func (s *sandbox) Err() error {
+	if r := s.task.stop.Load(); r != goesOn {
+		return errors.New(stopTexts[r])
+	}
+	return nil
+}
+
+var _ context.Context = (*sandbox)(nil)
+
+// Done is asked before each instruction.
+func (s *sandbox) Done() <-chan struct{} {
+	if s.charged += instructionCost; s.charged >= s.next {
+		s.lookAtMemory(0)
+	}
+	if s.task.stop.Load() != goesOn {
+		return closedChan
+	}
+	return nil
+}
+
+// charge takes memory for a value that is about to be made, or ends the script.
+func (s *sandbox) charge(L *lua.LState, n int) {
+	if s.charged += int64(n); s.charged >= s.next {
+		s.lookAtMemory(int64(n))
+	}
+	s.goOn(L)
+}
+
+// grow is charge for a part of a value that is not finished. The function that makes it resets pending when it is over.
+func (s *sandbox) grow(L *lua.LState, n int) {
+	s.pending += int64(n)
+	s.charge(L, n)
+}
+
+// resetPending is what such a function defers, with pending as it was before.
+func (s *sandbox) resetPending(before int64) { s.pending = before }
+
+// goOn ends the script if it has been stopped. Loops of Go call it, as they run no instructions.
+func (s *sandbox) goOn(L *lua.LState) {
+	if r := s.task.stop.Load(); r != goesOn {
+		L.RaiseError("%s", stopTexts[r])
+	}
+}
+
+// step is goOn for loops whose rounds take no time worth to mention.
+func (s *sandbox) step(L *lua.LState) {
+	if s.steps++; s.steps&255 == 0 {
+		s.goOn(L)
+	}
+}
+
+// lookAtMemory replaces the estimate by what the values take, and the n bytes that a value is about to.
+func (s *sandbox) lookAtMemory(n int64) {
+	t := s.task
+	if t.Host.Stopped() {
+		t.stop.CompareAndSwap(goesOn, noUse)
+		return
+	}
+	live := n
+	if n <= t.Memory {
+		live += s.liveBytes() + s.pending
+	}
+	if live > t.Memory {
+		t.stop.CompareAndSwap(goesOn, outOfMemory)
+		return
+	}
+	s.charged = live
+	s.next = live + max(lookEvery, live/8)
+	if want := s.next - freeBytes; want > s.held {
+		if t.Host.Reserve(want-s.held) != nil {
+			t.stop.CompareAndSwap(goesOn, outOfMemory)
+			return
+		}
+		s.held = want
+	}
+}
+
+// Fields of gopher-lua's tables that tell how much memory they have, filled or not. TestTableFields holds them.
+var tableFields = func() (f struct{ array, dict, strdict, keys int }) {
+	t := reflect.TypeFor[lua.LTable]()
+	for name, at := range map[string]*int{"array": &f.array, "dict": &f.dict, "strdict": &f.strdict, "keys": &f.keys} {
+		field, ok := t.FieldByName(name)
+		if !ok {
+			panic("gopher-lua: its tables have no field " + name)
+		}
+		*at = field.Index[0]
+	}
+	return f
+}()
+
+// arrayLen is the length of a table's array, with nils at its end.
+func arrayLen(t *lua.LTable) int { return reflect.ValueOf(t).Elem().Field(tableFields.array).Len() }
+
+// tableBytes is about what a table takes by itself.
+func tableBytes(t *lua.LTable) int64 {
+	v := reflect.ValueOf(t).Elem()
+	n := 160 + 16*int64(v.Field(tableFields.array).Cap())
+	if keys := v.Field(tableFields.keys).Cap(); keys > 0 {
+		n += tableCost - 160 + entryCost*int64(max(keys, v.Field(tableFields.dict).Len()+v.Field(tableFields.strdict).Len()))
+	}
+	return n
+}
+
+// liveBytes adds up the values that the script can still reach.
+func (s *sandbox) liveBytes() int64 {
+	w := walk{seen: make(map[unsafe.Pointer]struct{})}
+	w.addThread(s.L)
+	threads, starts := s.threads[:0], s.starts[:0]
+	for i, th := range s.threads {
+		if !th.Dead {
+			w.bytes += 4096
+			w.addThread(th)
+			w.addValue(s.starts[i])
+			threads, starts = append(threads, th), append(starts, s.starts[i])
+		}
+	}
+	clear(s.threads[len(threads):])
+	clear(s.starts[len(starts):])
+	s.threads, s.starts = threads, starts
+	w.addValue(s.globals.RawGetString("KEYS"))
+	w.addValue(s.globals.RawGetString("ARGV"))
+	for len(w.todo) > 0 {
+		t := w.todo[len(w.todo)-1]
+		w.todo = w.todo[:len(w.todo)-1]
+		w.addValue(t.Metatable)
+		t.ForEach(func(k, v lua.LValue) {
+			w.addValue(k)
+			w.addValue(v)
+		})
+	}
+	return w.bytes
+}
+
+// walk visits each value once.
+type walk struct {
+	seen  map[unsafe.Pointer]struct{}
+	todo  []*lua.LTable
+	bytes int64
+}
+
+// first reports whether a value has not been visited.
+func (w *walk) first(p unsafe.Pointer) bool {
+	if _, ok := w.seen[p]; ok {
+		return false
+	}
+	w.seen[p] = struct{}{}
+	return true
+}
+
+func (w *walk) addThread(th *lua.LState) {
+	for level := 0; ; level++ {
+		d, ok := th.GetStack(level)
+		if !ok {
+			return
+		}
+		if f, err := th.GetInfo("f", d, lua.LNil); err == nil {
+			w.addValue(f)
+		}
+		for i := 1; ; i++ {
+			name, v := th.GetLocal(d, i)
+			if name == "" {
+				break
+			}
+			w.bytes += 16
+			w.addValue(v)
+		}
+	}
+}
+
+// addProto adds what the code of a function takes, and of those within it, which may be counted again.
+func (w *walk) addProto(p *lua.FunctionProto) {
+	if p == nil || !w.first(unsafe.Pointer(p)) {
+		return
+	}
+	w.bytes += int64(protoBytes(p))
+}
+
+func (w *walk) addValue(v lua.LValue) {
+	switch v := v.(type) {
+	case lua.LString:
+		w.bytes += 16
+		// Short ones are counted wherever they are; it would cost more to remember them.
+		if len(v) <= 64 || w.first(unsafe.Pointer(unsafe.StringData(string(v)))) {
+			w.bytes += int64(len(v))
+		}
+	case *lua.LTable:
+		if w.first(unsafe.Pointer(v)) {
+			w.bytes += tableBytes(v)
+			w.todo = append(w.todo, v)
+		}
+	case *lua.LFunction:
+		if v != nil && w.first(unsafe.Pointer(v)) {
+			w.bytes += 128 + 64*int64(len(v.Upvalues))
+			w.addProto(v.Proto)
+			for _, u := range v.Upvalues {
+				if u != nil {
+					w.addValue(u.Value())
+				}
+			}
+		}
+	}
+}
+
+// run runs a program; see Pool.Run. clean reports whether the interpreter is as good as new afterwards.
+func (s *sandbox) run(t *Task, prog *Program, keys, args [][]byte, w *resp.Writer) (ok, clean bool) {
+	s.task, s.proto, s.where, s.seed = t, 2, "", rand.Uint64()&(1<<48-1)
+	s.charged, s.next, s.pending, s.held, s.nested, s.steps = 0, lookEvery, 0, 0, 0, 0
+	s.threads, s.starts = s.threads[:0], s.starts[:0]
+	s.jdepth = defaultJSONLimits
+	L := s.L
+	start, errs := w.Len(), w.Errors
+	s.globals.RawSetString("KEYS", s.argTable(keys))
+	s.globals.RawSetString("ARGV", s.argTable(args))
+	f := L.NewFunctionFromProto(prog.proto)
+	f.Env = s.env
+	L.Push(f)
+	err := L.PCall(0, 1, nil)
+	if err == nil {
+		if result := L.Get(-1); !s.writeSimple(w, result) {
+			err = L.GPCall(func(L *lua.LState) int {
+				defer s.resetPending(s.pending)
+				s.writeReply(L, w, L.Get(1), 0)
+				return 0
+			}, result)
+		}
+	}
+	if err != nil {
+		w.Truncate(start)
+		w.Errors = errs
+		w.Error(s.errorReply(err, prog.SHA))
+	}
+	L.SetTop(0)
+	s.globals.RawSetString("KEYS", lua.LNil)
+	s.globals.RawSetString("ARGV", lua.LNil)
+	s.task = nil
+	return err == nil, err == nil && s.charged < keepBytes && s.held == 0
+}
+
+// argTable is KEYS or ARGV.
+func (s *sandbox) argTable(args [][]byte) *lua.LTable {
+	t := s.L.CreateTable(len(args), 0)
+	n := 0
+	for _, a := range args {
+		t.Append(lua.LString(a))
+		n += len(a) + 32
+	}
+	s.charged += int64(n)
+	return t
+}
+
+// errorReply is the reply for a script that failed.
+func (s *sandbox) errorReply(err error, sha string) string {
+	var text string
+	line := s.where
+	var e *lua.ApiError
+	if !errors.As(err, &e) {
+		text = "ERR " + err.Error()
+	} else if t, is := e.Object.(*lua.LTable); is {
+		msg, isString := t.RawGetString("err").(lua.LString)
+		if text = string(msg); !isString {
+			text = "ERR unknown error"
+		}
+		if l, is := t.RawGetString("line").(lua.LNumber); is {
+			line = "@user_script:" + numberString(l)
+		}
+	} else {
+		msg := s.translate(e.Object)
+		text = "ERR " + stringOf(msg)
+		if r := s.task.stop.Load(); r != goesOn {
+			text = "ERR " + stopTexts[r]
+		}
+		if m := positioned.FindStringSubmatch(stringOf(msg)); m != nil {
+			line = "@user_script:" + m[1]
+		}
+	}
+	if line == "" {
+		line = "@user_script:1"
+	}
+	text = strings.TrimPrefix(text, "-")
+	return text + " script: " + sha + ", on " + line + "."
+}
