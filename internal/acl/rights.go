@@ -122,6 +122,11 @@ func (r *Rights) accepts(d digest) bool {
 	return r.on && (r.noPass || found == 1)
 }
 
+// ReadsAllKeys reports whether some selector names no keys that its commands may not touch.
+func (r *Rights) ReadsAllKeys() bool {
+	return r.unlimited || slices.ContainsFunc(r.selectors, func(s *selector) bool { return s.allKeys })
+}
+
 // Check reports whether a selector allows all of the command; of those that do not, the reason of the one
 // that allows most of it counts. at is the argument that is refused: the command, or a key.
 func (r *Rights) Check(a *Access) (why Denial, at int) {

@@ -74,6 +74,12 @@ func startRedis(t *testing.T, more ...string) (sock string) {
 
 func compare(t *testing.T, seed uint64, proto string, ours, theirs *peer) {
 	t.Helper()
+	compareWith(t, randomCommands, seed, proto, ours, theirs)
+}
+
+// compareWith is compare with commands of its own.
+func compareWith(t *testing.T, commands func(*rand.Rand) [][]string, seed uint64, proto string, ours, theirs *peer) {
+	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 7))
 	for _, p := range []*peer{ours, theirs} {
 		p.do(t, "HELLO", proto)
@@ -88,7 +94,7 @@ func compare(t *testing.T, seed uint64, proto string, ours, theirs *peer) {
 		}
 		var cmds [][]string
 		for len(cmds) < n {
-			cmds = append(cmds, randomCommands(rng)...)
+			cmds = append(cmds, commands(rng)...)
 		}
 		for _, p := range []*peer{ours, theirs} {
 			p.send(t, cmds...)

@@ -282,6 +282,7 @@ func keyspaceCommands() []*command {
 		several(onConn("rename", 3, "generic", cmdRename, "Renames a key, in two steps."), 1, 2, 1),
 		several(onConn("renamenx", 3, "generic", cmdRenameNX, "Renames a key to one that does not exist, in two steps."), 1, 2, 1),
 		several(onConn("copy", -3, "generic", cmdCopy, "Copies a key, in two steps."), 1, 2, 1),
+		onKeys("lcs", -3, 1, 2, 1, "string", cmdLCS, "Finds the longest common subsequence of two values."),
 		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets a key that does not exist; several are refused.")),
 		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
 	}
@@ -376,7 +377,7 @@ func administrationCommands() []*command {
 // The number of a command is its place here; the metrics count by it.
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands())
+		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), bitCommands(), hyperLogLogCommands(), sortCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -430,12 +431,10 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 const otherTypes = `
 bzpopmin:-3 bzpopmax:-3 bzmpop:-5
 xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
-xdel:-3 xtrim:-4
-setbit:4 getbit:3 bitfield:-2 bitfield_ro:-2 bitop:-4 bitcount:-2 bitpos:-3 lcs:-3
-pfadd:-2 pfcount:-2 pfmerge:-2 pfselftest:1 pfdebug:3`
+xdel:-3 xtrim:-4`
 
 const otherThings = `
 subscribe:-2 unsubscribe:-1 psubscribe:-2 punsubscribe:-1 publish:3 pubsub:-2 ssubscribe:-2 sunsubscribe:-1 spublish:3
 fcall:-3 fcall_ro:-3 function:-2
-sort:-2 sort_ro:-2 move:3 dump:2 restore:-4 migrate:-6
+move:3 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`

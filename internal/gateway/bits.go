@@ -1,0 +1,651 @@
+package gateway
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Bits of strings, numbered from the most significant one of the first byte on. All behind the end of a
+// string is 0, and so is a string that is not there.
+
+func bitCommands() []*command {
+	return ofGroup("bitmap",
+		keyed("setbit", 4, 1, update, cmdSetBit, "Sets a bit of the value."),
+		keyed("getbit", 3, 1, readValue, cmdGetBit, "Returns a bit of the value."),
+		keyed("bitcount", -2, 1, readValue, cmdBitCount, "Counts the bits that are set."),
+		keyed("bitpos", -3, 1, readValue, cmdBitPos, "Finds the first bit that is set, or is not."),
+		keyed("bitfield", -2, 1, update, cmdBitField, "Reads and changes integers of any width in the value."),
+		keyed("bitfield_ro", -2, 1, readValue, cmdBitFieldRO, "Reads integers of any width in the value."),
+		writes(onKeys("bitop", -4, 2, -1, 1, "bitmap", cmdBitOp, "Combines the bits of several values.")),
+	)
+}
+
+const errBitOffset = "ERR bit offset is not an integer or out of range"
+
+// bitOffset reads the place of a bit; #n is the n-th integer of that many bits. The value must stay shorter than most bytes.
+func bitOffset(b []byte, width, most int) (int64, bool) {
+	scale := int64(1)
+	if width > 0 && len(b) > 0 && b[0] == '#' {
+		b, scale = b[1:], int64(width)
+	}
+	n, ok := resp.ParseInt(b)
+	if !ok || n < 0 || n > int64(most)*8 || n*scale>>3 >= int64(most) {
+		return 0, false
+	}
+	return n * scale, true
+}
+
+// bitAt is a bit of value.
+func bitAt(value []byte, at int64) int64 {
+	if at>>3 >= int64(len(value)) {
+		return 0
+	}
+	return int64(value[at>>3] >> (7 - at&7) & 1)
+}
+
+// lengthened is the value in a buffer that may be written to, with zeros behind it so that it has at least n bytes.
+func (k *key) lengthened(n int) ([]byte, bool) {
+	had := len(k.value)
+	b, ok := k.mutable(max(n, had))
+	if !ok {
+		return nil, false
+	}
+	if n > had {
+		b = b[:n]
+		clear(b[had:])
+	}
+	k.own = b
+	return b, true
+}
+
+func cmdSetBit(k *key, args [][]byte, w *resp.Writer) {
+	at, ok := bitOffset(args[2], 0, k.maxValue)
+	if !ok {
+		w.Error(errBitOffset)
+		return
+	}
+	on, ok := resp.ParseInt(args[3])
+	if !ok || on&^1 != 0 {
+		w.Error("ERR bit is not an integer or out of range")
+		return
+	}
+	if !k.is(client.Plain, w) {
+		return
+	}
+	was := bitAt(k.value, at)
+	if was == on && k.present && at>>3 < int64(len(k.value)) {
+		w.Int(was)
+		return
+	}
+	b, ok := k.lengthened(int(at>>3) + 1)
+	if !ok {
+		return
+	}
+	mask := byte(1) << (7 - at&7)
+	if b[at>>3] &^= mask; on == 1 {
+		b[at>>3] |= mask
+	}
+	k.set(b, k.expires)
+	w.Int(was)
+}
+
+func cmdGetBit(k *key, args [][]byte, w *resp.Writer) {
+	at, ok := bitOffset(args[2], 0, k.maxValue)
+	if !ok {
+		w.Error(errBitOffset)
+		return
+	}
+	if k.is(client.Plain, w) {
+		w.Int(bitAt(k.value, at))
+	}
+}
+
+// bitRange is what BITCOUNT and BITPOS look at: the bits from lo to before hi.
+type bitRange struct{ lo, hi int64 }
+
+// newBitRange makes one of start and end, which count from the end if they are negative, in bytes or bits. Both are
+// within the value afterwards; hi <= lo: there is nothing to look at.
+func newBitRange(start, end int64, inBits bool, n int) bitRange {
+	total := int64(n)
+	if inBits {
+		total *= 8
+	}
+	if start < 0 {
+		start += total
+	}
+	if end < 0 {
+		end += total
+	}
+	start, end = max(start, 0), min(max(end, 0), total-1)
+	if start > end {
+		return bitRange{}
+	}
+	if inBits {
+		return bitRange{start, end + 1}
+	}
+	return bitRange{8 * start, 8 * (end + 1)}
+}
+
+// bitUnit reads BYTE or BIT.
+func bitUnit(b []byte) (inBits, ok bool) { return fold(b, "bit"), fold(b, "bit") || fold(b, "byte") }
+
+func cmdBitCount(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Plain, w) {
+		return
+	}
+	r := bitRange{0, 8 * int64(len(k.value))}
+	switch {
+	case !k.present: // before anything is wrong with the arguments
+		w.Int(0)
+		return
+	case len(args) == 4, len(args) == 5:
+		start, ok1 := resp.ParseInt(args[2])
+		end, ok2 := resp.ParseInt(args[3])
+		if !ok1 || !ok2 {
+			w.Error(errNotInt)
+			return
+		}
+		if start < 0 && end < 0 && start > end {
+			w.Int(0)
+			return
+		}
+		inBits := false
+		if len(args) == 5 {
+			var ok bool
+			if inBits, ok = bitUnit(args[4]); !ok {
+				w.Error(errSyntax)
+				return
+			}
+		}
+		r = newBitRange(start, end, inBits, len(k.value))
+	case len(args) != 2:
+		w.Error(errSyntax)
+		return
+	}
+	w.Int(countBits(k.value, r))
+}
+
+// countBits counts eight bytes at a time between the edges.
+func countBits(v []byte, r bitRange) (n int64) {
+	if r.hi <= r.lo {
+		return 0
+	}
+	first, last := r.lo>>3, (r.hi-1)>>3
+	head, tail := byte(0xff)>>(r.lo&7), byte(0xff)<<(7-(r.hi-1)&7)
+	if first == last {
+		return int64(bits.OnesCount8(v[first] & head & tail))
+	}
+	n = int64(bits.OnesCount8(v[first]&head) + bits.OnesCount8(v[last]&tail))
+	for v = v[first+1 : last]; len(v) >= 8; v = v[8:] {
+		n += int64(bits.OnesCount64(binary.LittleEndian.Uint64(v)))
+	}
+	for _, b := range v {
+		n += int64(bits.OnesCount8(b))
+	}
+	return n
+}
+
+func cmdBitPos(k *key, args [][]byte, w *resp.Writer) {
+	want, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	if want&^1 != 0 {
+		w.Error("ERR The bit argument must be 1 or 0.")
+		return
+	}
+	if !k.present {
+		w.Int(-want)
+		return
+	}
+	if !k.is(client.Plain, w) {
+		return
+	}
+	r, endGiven := bitRange{0, 8 * int64(len(k.value))}, false
+	switch n := len(args); {
+	case n > 6:
+		w.Error(errSyntax)
+		return
+	case n > 3:
+		start, ok := resp.ParseInt(args[3])
+		if !ok {
+			w.Error(errNotInt)
+			return
+		}
+		inBits := false
+		if n == 6 {
+			if inBits, ok = bitUnit(args[5]); !ok {
+				w.Error(errSyntax)
+				return
+			}
+		}
+		end := int64(len(k.value)) - 1
+		if n > 4 {
+			if end, ok = resp.ParseInt(args[4]); !ok {
+				w.Error(errNotInt)
+				return
+			}
+			endGiven = true
+		}
+		r = newBitRange(start, end, inBits, len(k.value))
+	}
+	at := findBit(k.value, r, byte(want))
+	// Zeros follow a string, unless the client said where to end.
+	if at < 0 && want == 0 && !endGiven && r.hi > r.lo {
+		at = r.hi
+	}
+	w.Int(at)
+}
+
+// findBit is the first such bit; -1: there is none.
+func findBit(v []byte, r bitRange, want byte) int64 {
+	skip := byte(0xff) * (1 - want) // a byte without the bit
+	for at := r.lo; at < r.hi; {
+		if at&7 == 0 && r.hi-at >= 8 && v[at>>3] == skip {
+			at += 8
+			continue
+		}
+		if v[at>>3]>>(7-at&7)&1 == want {
+			return at
+		}
+		at++
+	}
+	return -1
+}
+
+// fieldOp is one operation of BITFIELD.
+type fieldOp struct {
+	kind     byte // 'g', 's' or 'i'
+	overflow byte // 'w', 's' or 'f'
+	signed   bool
+	width    int
+	at       int64
+	arg      int64
+}
+
+// parseFieldOps reads the operations; bad is the reply if there is something wrong with them. end is how many bytes the value
+// has at least when all are done, 0 if all of them read.
+func parseFieldOps(args [][]byte, most int) (ops []fieldOp, end int, bad string) {
+	overflow := byte('w')
+	for len(args) > 0 {
+		name, rest := args[0], args[1:]
+		op := fieldOp{overflow: overflow}
+		switch {
+		case fold(name, "get") && len(rest) >= 2:
+			op.kind = 'g'
+		case fold(name, "set") && len(rest) >= 3:
+			op.kind = 's'
+		case fold(name, "incrby") && len(rest) >= 3:
+			op.kind = 'i'
+		case fold(name, "overflow") && len(rest) >= 1:
+			switch {
+			case fold(rest[0], "wrap"), fold(rest[0], "sat"), fold(rest[0], "fail"):
+				overflow = rest[0][0] | 0x20
+			default:
+				return nil, 0, "ERR Invalid OVERFLOW type specified"
+			}
+			args = rest[1:]
+			continue
+		default:
+			return nil, 0, errSyntax
+		}
+		var ok bool
+		if op.signed, op.width, ok = fieldType(rest[0]); !ok {
+			return nil, 0, "ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is."
+		}
+		if op.at, ok = bitOffset(rest[1], op.width, most); !ok {
+			return nil, 0, errBitOffset
+		}
+		if args = rest[2:]; op.kind != 'g' {
+			if op.arg, ok = resp.ParseInt(rest[2]); !ok {
+				return nil, 0, errNotInt
+			}
+			args = rest[3:]
+			end = max(end, int((op.at+int64(op.width)-1)>>3)+1)
+		}
+		ops = append(ops, op)
+	}
+	return ops, end, ""
+}
+
+// fieldType reads i1 to i64 and u1 to u63.
+func fieldType(b []byte) (signed bool, width int, ok bool) {
+	if len(b) == 0 || b[0] != 'i' && b[0] != 'u' {
+		return false, 0, false
+	}
+	signed = b[0] == 'i'
+	n, ok := resp.ParseInt(b[1:])
+	if !ok || n < 1 || n > 64 || n == 64 && !signed {
+		return false, 0, false
+	}
+	return signed, int(n), true
+}
+
+func cmdBitFieldRO(k *key, args [][]byte, w *resp.Writer) { bitField(k, args, w, true) }
+func cmdBitField(k *key, args [][]byte, w *resp.Writer)   { bitField(k, args, w, false) }
+
+// bitField checks all of the operations before it performs the first one.
+func bitField(k *key, args [][]byte, w *resp.Writer, readOnly bool) {
+	ops, end, bad := parseFieldOps(args[2:], k.maxValue)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if readOnly && end > 0 {
+		w.Error("ERR BITFIELD_RO only supports the GET subcommand")
+		return
+	}
+	if !k.is(client.Plain, w) {
+		return
+	}
+	v := k.value
+	if end > 0 {
+		var ok bool
+		if end > k.maxValue {
+			w.Error(errBitOffset)
+			return
+		}
+		if v, ok = k.lengthened(end); !ok {
+			return
+		}
+		k.set(v, k.expires)
+	}
+	w.Array(len(ops))
+	for i := range ops {
+		if n, ok := ops[i].perform(v); ok {
+			w.Int(n)
+		} else {
+			w.Null()
+		}
+	}
+}
+
+// perform returns the reply; not ok: the new value overflows, and nothing was done.
+func (o *fieldOp) perform(v []byte) (int64, bool) {
+	old := getField(v, o.at, o.width)
+	if o.signed && o.width < 64 && old>>(o.width-1) == 1 {
+		old |= ^uint64(0) << o.width
+	}
+	if o.kind == 'g' {
+		return int64(old), true
+	}
+	base, incr := old, o.arg
+	if o.kind == 's' {
+		base, incr = uint64(o.arg), 0
+	}
+	var now uint64
+	var over bool
+	if o.signed {
+		now, over = o.addSigned(int64(base), incr)
+	} else {
+		now, over = o.addUnsigned(base, incr)
+	}
+	if over && o.overflow == 'f' {
+		return 0, false
+	}
+	setField(v, o.at, o.width, now)
+	if o.kind == 's' {
+		return int64(old), true
+	}
+	return int64(now), true
+}
+
+// addUnsigned and addSigned do what the operation wants if the sum does not fit.
+func (o *fieldOp) addUnsigned(v uint64, incr int64) (sum uint64, over bool) {
+	most := uint64(1)<<o.width - 1
+	sum = v + uint64(incr)
+	high := v > most || incr > 0 && uint64(incr) > most-v
+	low := !high && incr < 0 && -uint64(incr) > v
+	switch {
+	case !high && !low:
+		return sum, false
+	case o.overflow == 'w':
+		return sum & most, true
+	case high:
+		return most, true
+	}
+	return 0, true
+}
+
+func (o *fieldOp) addSigned(v, incr int64) (sum uint64, over bool) {
+	most := int64(uint64(1)<<(o.width-1) - 1)
+	least := -most - 1
+	// The differences wrap around for a v that is far out of range, and the result is then Redis's, too.
+	high := v > most || (o.width != 64 || v >= 0 && incr > 0) && incr > most-v
+	low := !high && (v < least || (o.width != 64 || v < 0 && incr < 0) && incr < least-v)
+	sum = uint64(v) + uint64(incr)
+	switch {
+	case !high && !low:
+		return sum, false
+	case o.overflow == 'w' && o.width < 64:
+		shift := 64 - o.width
+		return uint64(int64(sum<<shift) >> shift), true
+	case o.overflow == 'w':
+		return sum, true
+	case high:
+		return uint64(most), true
+	}
+	return uint64(least), true
+}
+
+// getField is the integer of so many bits at a place.
+func getField(v []byte, at int64, width int) (n uint64) {
+	for i := range int64(width) {
+		n = n<<1 | uint64(bitAt(v, at+i))
+	}
+	return n
+}
+
+func setField(v []byte, at int64, width int, n uint64) {
+	for i := range int64(width) {
+		p := at + i
+		mask := byte(1) << (7 - p&7)
+		if v[p>>3] &^= mask; n>>(int64(width)-1-i)&1 == 1 {
+			v[p>>3] |= mask
+		}
+	}
+}
+
+// cmdBitOp writes the longest of the lengths; shorter values go on with zeros.
+func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
+	op, dest, names := args[1], args[2], args[3:]
+	switch {
+	case fold(op, "and"), fold(op, "or"), fold(op, "xor"):
+	case !fold(op, "not"):
+		w.Error(errSyntax)
+		return
+	case len(names) != 1:
+		w.Error("ERR BITOP NOT must be called with a single source key.")
+		return
+	}
+	t.load(names...)
+	n := 0
+	for _, name := range names {
+		k := t.key(name)
+		if !k.is(client.Plain, w) {
+			return
+		}
+		n = max(n, len(k.value))
+	}
+	d := t.key(dest)
+	if n == 0 {
+		if d.present {
+			d.delete()
+		}
+		w.Int(0)
+		return
+	}
+	if n > d.room {
+		d.want = n
+		return
+	}
+	out := make([]byte, n)
+	copy(out, t.key(names[0]).value)
+	for _, name := range names[1:] {
+		combineBits(op[0]|0x20, out, t.key(name).value)
+	}
+	if fold(op, "not") {
+		for i := range out {
+			out[i] = ^out[i]
+		}
+	}
+	d.flags = 0
+	d.setAs(client.Plain, out, 0)
+	w.Int(int64(n))
+}
+
+// combineBits makes dst the and, or, or xor of itself and src.
+func combineBits(op byte, dst, src []byte) {
+	switch op {
+	case 'a':
+		for i := range src {
+			dst[i] &= src[i]
+		}
+		clear(dst[len(src):])
+	case 'o':
+		for i := range src {
+			dst[i] |= src[i]
+		}
+	case 'x':
+		for i := range src {
+			dst[i] ^= src[i]
+		}
+	}
+}
+
+// ---- LCS ---------------------------------------------------------------------
+
+// cmdLCS is the longest common subsequence of two values, by the usual table. It stands in memory as a whole, since the way
+// back through it gives the matches.
+func cmdLCS(t *staged, args [][]byte, w *resp.Writer) {
+	t.load(args[1], args[2])
+	a, b := t.key(args[1]), t.key(args[2])
+	if a.present && a.typ != client.Plain || b.present && b.typ != client.Plain {
+		w.Error("ERR The specified keys must contain string values")
+		return
+	}
+	var o lcsOptions
+	for i := 3; i < len(args); i++ {
+		switch {
+		case fold(args[i], "idx"):
+			o.idx = true
+		case fold(args[i], "len"):
+			o.length = true
+		case fold(args[i], "withmatchlen"):
+			o.withLen = true
+		case fold(args[i], "minmatchlen") && i+1 < len(args):
+			n, ok := resp.ParseInt(args[i+1])
+			if !ok {
+				w.Error(errNotInt)
+				return
+			}
+			o.least = max(n, 0)
+			i++
+		default:
+			w.Error(errSyntax)
+			return
+		}
+	}
+	if o.idx && o.length {
+		w.Error("ERR If you want both the length and indexes, please just use IDX.")
+		return
+	}
+	size := 4 * int64(len(a.value)+1) * int64(len(b.value)+1)
+	if size > int64(a.maxValue) {
+		w.Error("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
+		return
+	}
+	if size > oneLimit && !t.take(size) {
+		return
+	}
+	lcs(w, a.value, b.value, o)
+}
+
+type lcsOptions struct {
+	idx, length, withLen bool
+	least                int64
+}
+
+// lcs fills the table and goes the way back that Redis goes: of several longest subsequences it must be the same one.
+func lcs(w *resp.Writer, a, b []byte, o lcsOptions) {
+	row := len(b) + 1
+	table := make([]uint32, (len(a)+1)*row)
+	for i := range a {
+		for j := range b {
+			at := (i+1)*row + j + 1
+			if a[i] == b[j] {
+				table[at] = table[at-row-1] + 1
+			} else {
+				table[at] = max(table[at-row], table[at-1])
+			}
+		}
+	}
+	n := int(table[len(table)-1])
+	if o.length {
+		w.Int(int64(n))
+		return
+	}
+	result := make([]byte, n)
+	var matches resp.Writer
+	found := 0
+	at := n
+	none := len(a)
+	aLo, aHi, bLo, bHi := none, 0, 0, 0 // of the match at hand
+	for i, j := len(a), len(b); i > 0 && j > 0; {
+		emit := false
+		if a[i-1] == b[j-1] {
+			at--
+			result[at] = a[i-1]
+			switch {
+			case aLo == none:
+				aLo, aHi, bLo, bHi = i-1, i-1, j-1, j-1
+			case aLo == i && bLo == j:
+				aLo--
+				bLo--
+			default:
+				emit = true
+			}
+			emit = emit || aLo == 0 || bLo == 0
+			i--
+			j--
+		} else {
+			if table[(i-1)*row+j] > table[i*row+j-1] {
+				i--
+			} else {
+				j--
+			}
+			emit = aLo != none
+		}
+		if !emit {
+			continue
+		}
+		if size := int64(aHi - aLo + 1); o.idx && (o.least == 0 || size >= o.least) {
+			found++
+			matches.Array(2 + int(bit(o.withLen)))
+			matches.Array(2)
+			matches.Int(int64(aLo))
+			matches.Int(int64(aHi))
+			matches.Array(2)
+			matches.Int(int64(bLo))
+			matches.Int(int64(bHi))
+			if o.withLen {
+				matches.Int(size)
+			}
+		}
+		aLo = none
+	}
+	if !o.idx {
+		w.Bulk(result)
+		return
+	}
+	w.Map(2)
+	w.BulkString("matches")
+	w.Array(found)
+	w.Raw(matches.Bytes())
+	w.BulkString("len")
+	w.Int(int64(n))
+}

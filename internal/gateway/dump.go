@@ -1,0 +1,117 @@
+package gateway
+
+import (
+	"errors"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/rdb"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// cmdDump returns a value as RESTORE of this store and of Redis takes it. Its expiry is not in it.
+func cmdDump(k *key, args [][]byte, w *resp.Writer) {
+	if !k.present {
+		w.Null()
+		return
+	}
+	v, err := partsOf(k.typ, k.value)
+	if err != nil {
+		w.Error(collectionError(k.typ, args[1], err))
+		return
+	}
+	w.Bulk(rdb.Append(nil, v))
+}
+
+// restoreArgs are the options of RESTORE. The time of the last use is checked, and means nothing here.
+type restoreArgs struct {
+	replace, absolute bool
+	ttl               int64
+}
+
+func parseRestore(args [][]byte) (a restoreArgs, bad string) {
+	idle, freq := false, false
+	for i := 4; i < len(args); i++ {
+		more := i+1 < len(args)
+		switch {
+		case fold(args[i], "replace"):
+			a.replace = true
+		case fold(args[i], "absttl"):
+			a.absolute = true
+		case fold(args[i], "idletime") && more && !freq:
+			i++
+			n, ok := resp.ParseInt(args[i])
+			if !ok {
+				return a, errNotInt
+			}
+			if n < 0 {
+				return a, "ERR Invalid IDLETIME value, must be >= 0"
+			}
+			idle = true
+		case fold(args[i], "freq") && more && !idle:
+			i++
+			n, ok := resp.ParseInt(args[i])
+			if !ok {
+				return a, errNotInt
+			}
+			if n < 0 || n > 255 {
+				return a, "ERR Invalid FREQ value, must be >= 0 and <= 255"
+			}
+			freq = true
+		default:
+			return a, errSyntax
+		}
+	}
+	return a, ""
+}
+
+// restoreRatio is more times than a payload's length its value can have, in memory, by compression or by being in many parts.
+const restoreRatio = 300
+
+// cmdRestore looks at things in Redis's order: the key, the time, the checksum, and then the value.
+func cmdRestore(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseRestore(args)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if !a.replace && k.present {
+		w.Error("BUSYKEY Target key name already exists.")
+		return
+	}
+	ttl, ok := resp.ParseInt(args[2])
+	if !ok {
+		w.Error(errNotInt)
+		return
+	}
+	if ttl < 0 {
+		w.Error("ERR Invalid TTL value, must be >= 0")
+		return
+	}
+	v, err := rdb.Parse(args[3], k.room)
+	if most := min(k.maxValue, restoreRatio*len(args[3])); errors.Is(err, rdb.ErrFormat) && k.room < most {
+		k.want = most // it may be only that there is little room
+		return
+	}
+	var value []byte
+	var t client.Type
+	if err == nil {
+		t, value, err = valueOf(v)
+	}
+	switch {
+	case errors.Is(err, rdb.ErrChecksum):
+		w.Error("ERR DUMP payload version or checksum are wrong")
+		return
+	case errors.Is(err, rdb.ErrFormat):
+		w.Error("ERR Bad data format")
+		return
+	case err != nil:
+		w.Error(collectionError(t, args[1], err))
+		return
+	}
+	if ttl != 0 && !a.absolute {
+		ttl += k.now
+	}
+	k.flags = 0
+	k.setAs(t, value, ttl)
+	w.OK()
+}

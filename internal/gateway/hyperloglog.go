@@ -1,0 +1,192 @@
+package gateway
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// HyperLogLogs are strings, in Redis's own representation. PFCOUNT keeps no estimate in the value, as Redis does: it stays a read.
+
+func hyperLogLogCommands() []*command {
+	return ofGroup("hyperloglog",
+		keyed("pfadd", -2, 1, update, cmdPFAdd, "Counts elements."),
+		onKeys("pfcount", -2, 1, -1, 1, "hyperloglog", cmdPFCount, "Estimates how many different elements were counted."),
+		writes(onKeys("pfmerge", -2, 1, -1, 1, "hyperloglog", cmdPFMerge, "Makes one that has counted what others have.")),
+		keyed("pfdebug", 3, 2, update, cmdPFDebug, "Shows how elements are counted."),
+		onConn("pfselftest", 1, "hyperloglog", replyOK, "Does nothing: it is tested elsewhere."),
+	)
+}
+
+const (
+	errNoHLL      = "WRONGTYPE Key is not a valid HyperLogLog string value."
+	errCorruptHLL = "INVALIDOBJ Corrupted HLL object detected"
+)
+
+// isHLL is k.is for HyperLogLogs.
+func isHLL(k *key, w *resp.Writer) bool {
+	if !k.is(client.Plain, w) {
+		return false
+	}
+	if k.present && !collection.IsHyperLogLog(k.value) {
+		w.Error(errNoHLL)
+		return false
+	}
+	return true
+}
+
+// hllRoom is more than a HyperLogLog ever takes.
+const hllRoom = 16 << 10
+
+// ownHLL is the key's HyperLogLog, a new one if there is none, in a buffer that may be written to.
+func ownHLL(k *key) (b []byte, ok bool) {
+	if !k.present {
+		return collection.NewHyperLogLog(), true
+	}
+	return k.mutable(max(hllRoom, len(k.value)))
+}
+
+func cmdPFAdd(k *key, args [][]byte, w *resp.Writer) {
+	if !isHLL(k, w) {
+		return
+	}
+	b, ok := ownHLL(k)
+	if !ok {
+		return
+	}
+	changed := !k.present
+	for _, e := range args[2:] {
+		now, c, err := collection.AddHyperLogLog(b, e)
+		if err != nil {
+			w.Error(errCorruptHLL)
+			return
+		}
+		b, changed = now, changed || c
+	}
+	if changed {
+		k.set(b, k.expires)
+	}
+	w.Int(bit(changed))
+}
+
+func cmdPFCount(t *staged, args [][]byte, w *resp.Writer) {
+	t.load(args[1:]...)
+	var r collection.HyperLogLogRegisters
+	for _, name := range args[1:] {
+		k := t.key(name)
+		if !isHLL(k, w) {
+			return
+		}
+		if k.present && r.Merge(k.value) != nil {
+			w.Error(errCorruptHLL)
+			return
+		}
+	}
+	w.Int(int64(r.Count()))
+}
+
+func cmdPFMerge(t *staged, args [][]byte, w *resp.Writer) {
+	t.load(args[1:]...)
+	var r collection.HyperLogLogRegisters
+	dense := false
+	for _, name := range args[1:] {
+		k := t.key(name)
+		if !isHLL(k, w) {
+			return
+		}
+		if !k.present {
+			continue
+		}
+		dense = dense || collection.IsDenseHyperLogLog(k.value)
+		if r.Merge(k.value) != nil {
+			w.Error(errCorruptHLL)
+			return
+		}
+	}
+	k := t.key(args[1])
+	b, ok := ownHLL(k)
+	if !ok {
+		return
+	}
+	var err error
+	if dense {
+		b, err = collection.DenseHyperLogLog(b)
+	}
+	if err == nil {
+		b, err = r.AddTo(b)
+	}
+	if err != nil {
+		w.Error(errCorruptHLL)
+		return
+	}
+	k.set(b, k.expires)
+	w.OK()
+}
+
+func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
+	if !k.present {
+		w.Error("ERR The specified key does not exist")
+		return
+	}
+	if !isHLL(k, w) {
+		return
+	}
+	var r collection.HyperLogLogRegisters
+	if r.Merge(k.value) != nil {
+		w.Error(errCorruptHLL)
+		return
+	}
+	dense := collection.IsDenseHyperLogLog(k.value)
+	switch {
+	case fold(args[1], "getreg"):
+		w.Array(len(r))
+		for _, v := range r {
+			w.Int(int64(v))
+		}
+		makeDense(k)
+	case fold(args[1], "encoding"):
+		w.Simple(map[bool]string{true: "dense", false: "sparse"}[dense])
+	case fold(args[1], "todense"):
+		if makeDense(k) {
+			w.Int(bit(!dense))
+		}
+	case fold(args[1], "decode"):
+		if dense {
+			w.Error("ERR HLL encoding is not sparse")
+			return
+		}
+		var s bytes.Buffer
+		collection.EachHyperLogLogRun(k.value, func(n int, v uint8, long bool) {
+			switch {
+			case v > 0:
+				fmt.Fprintf(&s, "v:%d,%d ", v, n)
+			case long:
+				fmt.Fprintf(&s, "Z:%d ", n)
+			default:
+				fmt.Fprintf(&s, "z:%d ", n)
+			}
+		})
+		w.Bulk(bytes.TrimSuffix(s.Bytes(), []byte(" ")))
+	default:
+		w.Error("ERR Unknown PFDEBUG subcommand '" + string(args[1]) + "'")
+	}
+}
+
+// makeDense is what two of the subcommands do in Redis.
+func makeDense(k *key) bool {
+	if collection.IsDenseHyperLogLog(k.value) {
+		return true
+	}
+	if hllRoom > k.room {
+		k.want = hllRoom
+		return false
+	}
+	d, err := collection.DenseHyperLogLog(k.value)
+	if err == nil {
+		k.set(d, k.expires)
+	}
+	return err == nil
+}

@@ -1,0 +1,137 @@
+package gateway
+
+import (
+	"slices"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/rdb"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Values of any type in parts, for commands that take several types: SORT, DUMP, RESTORE.
+
+// partsOf takes a value apart. Its parts alias the value where they can.
+func partsOf(t client.Type, value []byte) (v rdb.Value, err error) {
+	switch t {
+	case client.Plain:
+		return rdb.Value{Kind: rdb.String, Parts: [][]byte{value}}, nil
+	case client.Hash:
+		v.Kind = rdb.Hash
+		h := collection.Hash(value)
+		if _, err = h.Len(); err != nil {
+			return v, err
+		}
+		for field, value := range h.All() {
+			v.Parts = append(v.Parts, field, value)
+		}
+	case client.Set:
+		v.Kind = rdb.Set
+		s := collection.Set(value)
+		if _, err = s.Len(); err != nil {
+			return v, err
+		}
+		v.Parts = s.Members(nil)
+	case client.SortedSet:
+		v.Kind = rdb.SortedSet
+		z, err := collection.ParseZSet(value)
+		if err != nil {
+			return v, err
+		}
+		for i := range z.Len() {
+			v.Parts, v.Scores = append(v.Parts, z.Member(i)), append(v.Scores, z.Score(i))
+		}
+	case client.List:
+		v.Kind = rdb.List
+		for off := collection.ListStart; off < len(value); {
+			e, next, err := collection.ListNext(value, off)
+			if err != nil {
+				return v, err
+			}
+			v.Parts, off = append(v.Parts, e), next
+		}
+	default:
+		return v, collection.ErrCorrupt
+	}
+	return v, nil
+}
+
+// valueOf puts a value together.
+func valueOf(v rdb.Value) (t client.Type, value []byte, err error) {
+	switch v.Kind {
+	case rdb.String:
+		return client.Plain, v.Parts[0], nil
+	case rdb.Hash:
+		var h collection.Hash
+		h, _, err = h.SetAll(v.Parts)
+		t, value = client.Hash, h
+	case rdb.Set:
+		var s collection.Set
+		s, _, err = s.AddAll(v.Parts)
+		t, value = client.Set, s
+	case rdb.SortedSet:
+		list := make([]collection.ZEntry, len(v.Parts))
+		for i, m := range v.Parts {
+			list[i] = collection.ZEntry{Member: m, Score: v.Scores[i]}
+		}
+		slices.SortFunc(list, collection.CompareZ)
+		t, value = client.SortedSet, collection.ZSet{}.AppendChanged(nil, nil, list)
+	case rdb.List:
+		t = client.List
+		value, err = collection.ListSplice(nil, collection.ListStart, collection.ListStart, 0, v.Parts...)
+	}
+	if err == nil && len(value) > collection.MaxLen {
+		err = collection.ErrTooLong
+	}
+	return t, value, err
+}
+
+// elementsOf are what SORT sorts of a list, set or sorted set, in its order.
+func elementsOf(t client.Type, value []byte) ([][]byte, error) {
+	v, err := partsOf(t, value)
+	return v.Parts, err
+}
+
+// fieldOf is the value of a hash's field; nil: there is none, or no hash.
+func fieldOf(k *key, field []byte) []byte {
+	if k.typ != client.Hash {
+		return nil
+	}
+	v, err := collection.Hash(k.value).Get(field)
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+// storeList makes a list of elements, nil ones empty, the value of k, or deletes it if there are none, and replies how many they are.
+func storeList(k *key, name []byte, elements [][]byte, w *resp.Writer) {
+	if len(elements) == 0 {
+		if k.present {
+			k.delete()
+		}
+		w.Int(0)
+		return
+	}
+	size := 0
+	for _, e := range elements {
+		size += collection.ListSize(e)
+	}
+	size = collection.ListGrown(nil, size)
+	switch {
+	case size > min(k.maxValue, collection.MaxLen):
+		w.Error(collectionError(client.List, name, collection.ErrTooLong))
+		return
+	case size > k.room:
+		k.want = size
+		return
+	}
+	value, err := collection.ListSplice(nil, collection.ListStart, collection.ListStart, 0, elements...)
+	if err != nil {
+		w.Error(collectionError(client.List, name, err))
+		return
+	}
+	k.flags = 0
+	k.setAs(client.List, value, 0)
+	w.Int(int64(len(elements)))
+}

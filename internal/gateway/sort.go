@@ -1,0 +1,289 @@
+package gateway
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// SORT and SORT_RO. Keys of the patterns are read like any other, in the step that all of it is.
+
+// sortArgs are the options of SORT.
+type sortArgs struct {
+	by          []byte // nil: the elements themselves
+	get         [][]byte
+	store       []byte
+	desc, alpha bool
+	dontSort    bool // BY a pattern that names the same key for all
+	from, count int64
+}
+
+// parseSort reads the options. Patterns may name any key, so they are for users who may read all of them.
+func parseSort(c *conn, args [][]byte, readOnly bool) (o sortArgs, bad string) {
+	o.count = -1
+	for i := 2; i < len(args); i++ {
+		more := len(args) - 1 - i
+		switch a := args[i]; {
+		case fold(a, "asc"):
+			o.desc = false
+		case fold(a, "desc"):
+			o.desc = true
+		case fold(a, "alpha"):
+			o.alpha = true
+		case fold(a, "limit") && more >= 2:
+			var ok1, ok2 bool
+			o.from, ok1 = resp.ParseInt(args[i+1])
+			o.count, ok2 = resp.ParseInt(args[i+2])
+			if !ok1 || !ok2 {
+				return o, errNotInt
+			}
+			i += 2
+		case fold(a, "store") && more >= 1 && !readOnly:
+			o.store = args[i+1]
+			i++
+		case fold(a, "by") && more >= 1:
+			i++
+			if o.by = args[i]; bytes.IndexByte(o.by, '*') < 0 {
+				o.dontSort = true
+			} else if !c.readsEverything() {
+				return o, "ERR BY option of SORT denied due to insufficient ACL permissions"
+			}
+		case fold(a, "get") && more >= 1:
+			i++
+			if string(args[i]) != "#" && !c.readsEverything() {
+				return o, "ERR GET option of SORT denied due to insufficient ACL permissions"
+			}
+			o.get = append(o.get, args[i])
+		default:
+			return o, errSyntax
+		}
+	}
+	return o, ""
+}
+
+// readsEverything reports whether the connection's user may read every key.
+func (c *conn) readsEverything() bool {
+	r := c.user.Load().Rights()
+	if r.Unlimited() {
+		return true
+	}
+	return r.ReadsAllKeys()
+}
+
+func cmdSort(t *staged, args [][]byte, w *resp.Writer)   { sortKey(t, args, w, false) }
+func cmdSortRO(t *staged, args [][]byte, w *resp.Writer) { sortKey(t, args, w, true) }
+
+// sortSpans are the key and, with STORE, the one that is written.
+func sortSpans(args [][]byte) (keys, also acl.Span) {
+	for i := 2; i < len(args); i++ {
+		switch {
+		case fold(args[i], "limit"):
+			i += 2
+		case fold(args[i], "by"), fold(args[i], "get"):
+			i++
+		case fold(args[i], "store") && i+1 < len(args):
+			i++
+			also = acl.Span{First: i, Last: i, Step: 1} // the last one counts
+		}
+	}
+	return acl.Span{First: 1, Last: 1, Step: 1}, also
+}
+
+// sortCommands need not name their keys in one place.
+func sortCommands() []*command {
+	c := writes(onKeys("sort", -2, 1, 1, 1, "generic", cmdSort, "Sorts a list, set or sorted set."))
+	c.spans = sortSpans
+	return []*command{c,
+		onKeys("sort_ro", -2, 1, 1, 1, "generic", cmdSortRO, "Sorts a list, set or sorted set, and writes nothing."),
+		keyed("dump", 2, 1, read, cmdDump, "Returns the value, serialized."),
+		keyed("restore", -4, 1, update, cmdRestore, "Makes a key of a serialized value."),
+		keyed("restore-asking", -4, 1, update, cmdRestore, "Is RESTORE."),
+	}
+}
+
+// sorted is an element, and what it is sorted by.
+type sorted struct {
+	element, by []byte
+	score       float64
+	none        bool // there is no such key as by was to come from
+}
+
+func sortKey(t *staged, args [][]byte, w *resp.Writer, readOnly bool) {
+	o, bad := parseSort(t.c, args, readOnly)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	k := t.key(args[1])
+	if k.present && k.typ != client.List && k.typ != client.Set && k.typ != client.SortedSet {
+		w.Error(errWrongType)
+		return
+	}
+	var elements [][]byte
+	if k.present {
+		var err error
+		if elements, err = elementsOf(k.typ, k.value); err != nil {
+			w.Error(collectionError(k.typ, args[1], err))
+			return
+		}
+	}
+	if o.dontSort && k.typ == client.Set && o.store != nil {
+		// A set has no order, and what is stored is to be the same each time.
+		o.dontSort, o.alpha, o.by = false, true, nil
+	}
+	if o.dontSort && o.desc && k.typ != client.Set {
+		slices.Reverse(elements)
+	}
+	list, bad := t.sortElements(elements, &o)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	var out [][]byte
+	for _, s := range cut(list, o.from, o.count) {
+		if o.get == nil {
+			out = append(out, s.element)
+		}
+		for _, p := range o.get {
+			out = append(out, t.byPattern(p, s.element))
+		}
+	}
+	if t.failed() {
+		return
+	}
+	if o.store != nil {
+		storeList(t.key(o.store), o.store, out, w)
+		return
+	}
+	w.Array(len(out))
+	for _, e := range out {
+		if e == nil {
+			w.Null()
+		} else {
+			w.Bulk(e)
+		}
+	}
+}
+
+// sortElements puts elements in their order. Those of equal weight are in the order of their bytes, but for BY with ALPHA,
+// where they stay as they were.
+func (t *staged) sortElements(elements [][]byte, o *sortArgs) (list []sorted, bad string) {
+	list = make([]sorted, len(elements))
+	if o.by != nil && !o.dontSort {
+		var names [][]byte
+		for _, e := range elements {
+			if name, _, ok := patternKey(o.by, e); ok {
+				names = append(names, name)
+			}
+		}
+		t.load(names...)
+	}
+	for i, e := range elements {
+		s := &list[i]
+		s.element, s.by = e, e
+		if o.dontSort {
+			continue
+		}
+		if o.by != nil {
+			s.by = t.byPattern(o.by, e)
+			s.none = s.by == nil
+		}
+		if !o.alpha && !s.none {
+			var ok bool
+			if s.score, ok = sortScore(s.by); !ok {
+				return nil, "ERR One or more scores can't be converted into double"
+			}
+		}
+	}
+	if o.dontSort {
+		return list, ""
+	}
+	slices.SortStableFunc(list, func(a, b sorted) int {
+		n := 0
+		switch {
+		case !o.alpha:
+			if n = compareFloats(a.score, b.score); n == 0 {
+				n = bytes.Compare(a.element, b.element)
+			}
+		case a.none || b.none:
+			n = int(bit(b.none) - bit(a.none))
+		default:
+			n = bytes.Compare(a.by, b.by)
+		}
+		if o.desc {
+			return -n
+		}
+		return n
+	})
+	return list, ""
+}
+
+func compareFloats(a, b float64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// sortScore reads what strtod(3) does, all of it.
+func sortScore(b []byte) (float64, bool) {
+	if len(b) == 0 {
+		return 0, true
+	}
+	f, err := strconv.ParseFloat(string(bytes.TrimLeft(b, " \t\n\v\f\r")), 64)
+	return f, err == nil && !math.IsNaN(f) && bytes.IndexByte(b, '_') < 0
+}
+
+// cut is LIMIT.
+func cut(list []sorted, from, count int64) []sorted {
+	n := int64(len(list))
+	from = min(max(from, 0), n)
+	if count < 0 || count > n-from {
+		count = n - from
+	}
+	return list[from : from+count]
+}
+
+// patternKey is the key that a pattern names for an element, and the field of it, nil for none.
+func patternKey(pattern, element []byte) (name, field []byte, ok bool) {
+	star := bytes.IndexByte(pattern, '*')
+	if star < 0 {
+		return nil, nil, false
+	}
+	head, tail := pattern[:star], pattern[star+1:]
+	if at := bytes.Index(tail, []byte("->")); at >= 0 && at+2 < len(tail) {
+		tail, field = tail[:at], tail[at+2:]
+	}
+	return slices.Concat(head, element, tail), field, true
+}
+
+// byPattern is the value that a pattern leads to from an element; nil: there is none.
+func (t *staged) byPattern(pattern, element []byte) []byte {
+	if string(pattern) == "#" {
+		return element
+	}
+	name, field, ok := patternKey(pattern, element)
+	if !ok || badKey(name) != "" {
+		return nil
+	}
+	k := t.key(name)
+	switch {
+	case !k.present:
+		return nil
+	case field != nil:
+		return fieldOf(k, field)
+	case k.typ != client.Plain:
+		return nil
+	case k.value == nil:
+		return []byte{}
+	}
+	return k.value
+}
