@@ -342,8 +342,23 @@ const (
 	FlagChunk
 	// FlagUser: the value ends with four bytes that are the user's flags.
 	FlagUser
-	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagUser)
+	// FlagNote: the value ends with eight bytes, before those of FlagUser, that are the user's note.
+	FlagNote RecordFlags = 1 << 7
+	// FlagsTail are those of bytes that stand behind a user's value, and are part of the record's.
+	FlagsTail      = FlagUser | FlagNote
+	recordFlagsRsv = 0xff &^ (FlagManifest | FlagChunk | FlagsTail)
 )
+
+// TailLen is how many bytes stand behind the user's value.
+func (f RecordFlags) TailLen() (n int) {
+	if f&FlagUser != 0 {
+		n = 4
+	}
+	if f&FlagNote != 0 {
+		n += 8
+	}
+	return n
+}
 
 // RecordHeader is the fixed part of a record.
 //
