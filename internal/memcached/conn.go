@@ -643,16 +643,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	c.key = append(c.key[:0], toks[1]...) // the line goes when the value is read
 	op.Key = c.key
 	if n > c.s.o.MaxValueBytes {
-		if err := c.skipValue(n); err != nil {
-			return tooLarge, err
-		}
-		if cmd == cmdSet {
-			// A client that sets a key does not want to find the old value.
-			if err := c.remove(op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
-				return c.trouble(err), nil
-			}
-		}
-		return tooLarge, nil
+		return c.refuseLarge(op.Key, n, cmd == cmdSet)
 	}
 	value, whole, give, err := c.readValue(n)
 	defer give()
@@ -682,6 +673,20 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	default:
 		return c.outcome(err, stored, none), nil
 	}
+}
+
+// refuseLarge passes over a value of n bytes, more than are stored. If the old value goes, a client that sets a key does not
+// find it afterwards.
+func (c *conn) refuseLarge(key []byte, n int, oldGoes bool) (reply, error) {
+	if err := c.skipValue(n); err != nil {
+		return tooLarge, err
+	}
+	if oldGoes {
+		if err := c.remove(key); err != nil && !errors.Is(err, client.ErrNotFound) {
+			return c.trouble(err), nil
+		}
+	}
+	return tooLarge, nil
 }
 
 // unread says why a value was not read, if the peer is still there.
@@ -752,7 +757,7 @@ func (c *conn) touch(key []byte, exp time.Time, it *client.Item) (version uint64
 			*it = cur
 			it.Value, it.Expires = bytes.Clone(cur.Value), exp
 		}
-		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags}, nil
+		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags, Note: cur.Note}, nil
 	})
 }
 
@@ -790,7 +795,7 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 		}
 		n, err := number(cur.Value, delta, cmd == cmdDecr)
 		sum = strconv.AppendUint(sum[:0], n, 10)
-		return client.Change{Value: sum, Expires: cur.Expires, Flags: cur.Flags}, err
+		return client.Change{Value: sum, Expires: cur.Expires, Flags: cur.Flags, Note: noteOfSum(cur, sum)}, err
 	})
 	give()
 	return c.outcome(err, reply{string(sum), resOK}, notFound)
