@@ -533,14 +533,17 @@ func (c *conn) metaArithmetic(toks [][]byte) reply {
 		case !present && m.vivify == nil:
 			return ch, client.ErrNotFound
 		case !present:
-			ch.Expires = *m.vivify
 		case m.hasCas && cur.Version != m.compare:
 			return ch, client.ErrConflict
 		default:
 			n, err = number(cur.Value, m.delta, down)
 		}
-		if m.hasTTL {
-			ch.Expires = m.expires
+		for _, f := range []byte(m.flags) { // their order counts
+			if f == 'T' {
+				ch.Expires = m.expires
+			} else if f == 'N' && !present {
+				ch.Expires = *m.vivify
+			}
 		}
 		sum = strconv.AppendUint(sum[:0], n, 10)
 		ch.Value, ch.Note = sum, noteOfSum(cur, sum)
