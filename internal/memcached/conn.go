@@ -3,7 +3,6 @@ package memcached
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,11 +24,13 @@ type conn struct {
 	s    *Server
 	link loop.Link
 	peer net.Addr
-	r    *bufio.Reader
-	w    *bufio.Writer // nil while there is nothing to send; see out
-	long []byte        // a line longer than r's buffer
-	toks [][]byte      // of the line at hand
-	key  []byte        // of the value that is read
+	// number is its own among all connections of the Server, from 1.
+	number uint64
+	r      *bufio.Reader
+	w      *bufio.Writer // nil while there is nothing to send; see out
+	long   []byte        // a line longer than r's buffer
+	toks   [][]byte      // of the line at hand
+	key    []byte        // of the value that is read
 	// Lookups wait here for more of them, until something else is to be done: pend
 	// and ops belong together, and arena has their keys. reserved bytes of the share stand for
 	// their values; looked is set when a loop has performed them.
@@ -86,6 +87,8 @@ func (s *Server) handle(nc net.Conn) {
 		c.link.Kill()
 	})
 	s.conns.Lock()
+	s.conns.last++
+	c.number = s.conns.last
 	s.conns.all[c] = struct{}{}
 	s.conns.Unlock()
 	defer func() {
@@ -362,7 +365,6 @@ var (
 	badDelete   = reply{"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]", resBad}
 	notNumeric  = reply{"CLIENT_ERROR cannot increment or decrement non-numeric value", resBad}
 	tooLarge    = reply{"SERVER_ERROR object too large for cache", resTrouble}
-	noDelay     = reply{"SERVER_ERROR flush_all with a delay is not supported", resTrouble}
 	noBuffers   = reply{"SERVER_ERROR out of buffer memory; nothing was done", resTrouble}
 	outOfMemory = reply{"SERVER_ERROR out of memory storing object", resTrouble}
 	unknown     = reply{"SERVER_ERROR outcome unknown: it may have happened", resTrouble}
@@ -436,19 +438,16 @@ func (c *conn) command(line []byte) error {
 		}
 		return nil
 	}
-	if cmd >= cmdMg && cmd < cmdUnknown {
+	if cmd >= cmdMg && cmd <= cmdMe {
 		return c.metaCommand(cmd, toks, began)
 	}
 	c.performLookups()
-	quiet := len(toks) > 1 && string(toks[len(toks)-1]) == "noreply"
-	switch cmd {
-	case cmdGat, cmdGats, cmdVersion, cmdStats, cmdQuit:
-		quiet = false // these answer in any case
+	n, quiet := wordsOf[cmd], false
+	r, err := badCommand, error(nil)
+	if n.least <= len(toks) && (n.most == 0 || len(toks) <= n.most) {
+		quiet = n.quiet && string(toks[len(toks)-1]) == "noreply"
+		r, err = c.text(cmd, toks, quiet)
 	}
-	if quiet {
-		toks = toks[:len(toks)-1]
-	}
-	r, err := c.text(cmd, toks)
 	if err != nil {
 		return err
 	}
@@ -459,23 +458,36 @@ func (c *conn) command(line []byte) error {
 	return nil
 }
 
+// words is how many words a command has, its name counted, and whether the last of them may be noreply. memcached takes
+// any word for that one, and counts it.
+type words struct {
+	least, most int // most 0: any
+	quiet       bool
+}
+
+// wordsOf has the commands that text performs.
+var wordsOf = [numCommands]words{
+	cmdSet: {5, 6, true}, cmdAdd: {5, 6, true}, cmdReplace: {5, 6, true}, cmdAppend: {5, 6, true}, cmdPrepend: {5, 6, true}, cmdCas: {6, 7, true},
+	cmdIncr: {3, 4, true}, cmdDecr: {3, 4, true}, cmdTouch: {3, 4, true}, cmdDelete: {2, 4, true},
+	cmdFlushAll: {1, 3, true}, cmdVerbosity: {2, 3, true}, cmdGat: {2, 0, false}, cmdGats: {2, 0, false}, cmdVersion: {1, 0, false}, cmdStats: {1, 0, false}, cmdQuit: {1, 0, false},
+}
+
 func (c *conn) say(r reply) {
 	c.out().WriteString(r.text)
 	c.out().WriteString("\r\n")
 }
 
-// text performs a text command other than get and gets.
-func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
+// text performs a text command other than get and gets, which has as many words as it should.
+func (c *conn) text(cmd command, toks [][]byte, quiet bool) (reply, error) {
 	switch cmd {
 	case cmdSet, cmdAdd, cmdReplace, cmdAppend, cmdPrepend, cmdCas:
 		return c.store(cmd, toks)
 	case cmdGat, cmdGats:
 		return c.getAndTouch(cmd, toks), nil
 	case cmdDelete:
+		hold := len(toks) > 2 && string(toks[2]) == "0" // as clients of long ago say it
 		switch {
-		case len(toks) < 2:
-			return badCommand, nil
-		case len(toks) > 3 || len(toks) == 3 && string(toks[2]) != "0":
+		case len(toks) == 3 && !hold && !quiet, len(toks) == 4 && !(hold && quiet):
 			return badDelete, nil
 		case !goodKey(toks[1]):
 			return badFormat, nil
@@ -484,10 +496,7 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 	case cmdIncr, cmdDecr:
 		return c.incr(cmd, toks), nil
 	case cmdTouch:
-		switch {
-		case len(toks) != 3:
-			return badCommand, nil
-		case !goodKey(toks[1]):
+		if !goodKey(toks[1]) {
 			return badFormat, nil
 		}
 		exp, ok := c.expiry(toks[2])
@@ -498,26 +507,21 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 		give()
 		return c.outcome(err, touched, notFound), nil
 	case cmdFlushAll:
-		switch {
-		case len(toks) > 2:
-			return badCommand, nil
-		case len(toks) == 2:
-			n, ok := parseInt(toks[1])
-			if !ok {
-				return badExptime, nil
-			}
-			if n > 0 {
-				return noDelay, nil
-			}
+		if quiet {
+			toks = toks[:len(toks)-1]
 		}
-		return c.outcome(c.flushAll(), reply{"OK", resOK}, ok), nil
+		if len(toks) == 1 {
+			return c.flushAll(time.Time{}), nil
+		}
+		at, good := c.expiry(toks[1])
+		if !good {
+			return badExptime, nil
+		}
+		return c.flushAll(at), nil
 	case cmdVersion:
 		return reply{"VERSION " + version, resOK}, nil
 	case cmdVerbosity:
-		if len(toks) != 2 {
-			return badCommand, nil
-		}
-		if _, err := strconv.ParseUint(string(toks[1]), 10, 32); err != nil {
+		if _, err := strconv.ParseUint(string(toks[1]), 10, 32); err != nil && !quiet {
 			return badFormat, nil
 		}
 		return ok, nil
@@ -527,7 +531,24 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 		c.s.stats.done(cmd, resOK, time.Now())
 		return said, errQuit
 	}
-	return badCommand, nil
+	return refusal(toks), nil
+}
+
+// refusal is the answer to what is no command here: some are known to memcached, which has them switched off.
+func refusal(toks [][]byte) reply {
+	if len(toks) > 0 {
+		switch string(toks[0]) {
+		case "shutdown":
+			return reply{"ERROR: shutdown not enabled", resBad}
+		case "refresh_certs":
+			return reply{"Error TLS not enabled", resBad}
+		case "lru_crawler":
+			if len(toks) > 2 && (string(toks[1]) == "metadump" || string(toks[1]) == "mgdump") {
+				return reply{"ERROR metadump not allowed", resBad}
+			}
+		}
+	}
+	return badCommand
 }
 
 // outcome is yes without an error, none if there is no such key.
@@ -624,9 +645,6 @@ func valueLen(b []byte) (int, bool) {
 }
 
 func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
-	if n := 5; cmd == cmdCas && len(toks) != n+1 || cmd != cmdCas && len(toks) != n {
-		return badCommand, nil
-	}
 	flags, err := strconv.ParseUint(string(toks[2]), 10, 32)
 	exp, okExp := c.expiry(toks[3])
 	n, okLen := valueLen(toks[4])
@@ -764,8 +782,11 @@ func (c *conn) touch(key []byte, exp time.Time, it *client.Item) (version uint64
 // number is the sum that incr and decr make of a value: 64 bits that wrap upwards, and
 // stop at 0 downwards.
 func number(value []byte, delta uint64, down bool) (uint64, error) {
-	// memcached itself pads a number that lost digits.
-	v, err := strconv.ParseUint(string(bytes.TrimRight(value, " ")), 10, 64)
+	// memcached itself pads a number that lost digits, and reads up to a space.
+	if i := bytes.IndexByte(value, ' '); i > 0 {
+		value = value[:i]
+	}
+	v, err := strconv.ParseUint(string(value), 10, 64)
 	switch {
 	case err != nil:
 		return 0, errNotNumeric
@@ -778,9 +799,6 @@ func number(value []byte, delta uint64, down bool) (uint64, error) {
 }
 
 func (c *conn) incr(cmd command, toks [][]byte) reply {
-	if len(toks) != 3 {
-		return badCommand
-	}
 	if !goodKey(toks[1]) {
 		return badFormat
 	}
@@ -801,35 +819,6 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 	return c.outcome(err, reply{string(sum), resOK}, notFound)
 }
 
-func (c *conn) flushAll() error {
-	c.link.Waits()
-	var damaged error // of the first place whose keys are left
-	for at := (client.Cursor{}); !at.Done; {
-		var keys [][]byte
-		from := at
-		for kv, err := range c.s.o.Client.Scan(c.s.ctx, client.ScanOptions{Cursor: &at, Count: 256, KeysOnly: true, Expired: true}) {
-			switch {
-			case errors.Is(err, client.ErrCorrupt) && at != from:
-				damaged = cmp.Or(damaged, err)
-			case err != nil:
-				return err
-			default:
-				keys = append(keys, kv.Key)
-			}
-		}
-		for i, r := range c.s.o.Client.MultiDelete(c.smallCtx, keys) {
-			err := r.Err
-			if errors.As(err, new(*inside.TooLargeError)) {
-				err = c.remove(keys[i])
-			}
-			if err != nil && !errors.Is(err, client.ErrNotFound) {
-				return err
-			}
-		}
-	}
-	return damaged
-}
-
 func (c *conn) showStats(toks [][]byte) reply {
 	var stats []stat
 	what := ""
@@ -841,8 +830,14 @@ func (c *conn) showStats(toks [][]byte) reply {
 		stats = c.s.generalStats()
 	case "settings":
 		stats = c.s.settingStats()
-	case "items", "slabs", "sizes", "conns":
+	case "items", "slabs", "extstore":
 		// There are none here.
+	case "sizes":
+		stats = []stat{{"sizes_status", "disabled"}}
+	case "conns":
+		stats = c.s.connStats()
+	case "cachedump":
+		return reply{"CLIENT_ERROR stats cachedump not allowed", resBad} // as with -X
 	case "reset":
 		c.s.resetStats()
 		return reply{"RESET", resOK}

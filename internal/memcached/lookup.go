@@ -192,9 +192,6 @@ func (c *conn) uint(before byte, n uint64) {
 }
 
 func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {
-	if len(toks) < 3 {
-		return badCommand
-	}
 	exp, ok := c.expiry(toks[1])
 	if !ok {
 		return badExptime
