@@ -54,8 +54,9 @@ type conn struct {
 	// smallCtx each of many.
 	ctx, smallCtx context.Context
 	share         *netsrv.Share
-	lineHeld      int64  // bytes of the share that stand for long and toks
-	broken        error  // of w
+	lineHeld      int64 // bytes of the share that stand for long and toks
+	broken        error // of w
+	speaks        protocol
 	small         []byte // for the value that is read
 	// idle is since when the connection waits for a command, in Unix ms; 0: it does not.
 	idle atomic.Int64
@@ -64,12 +65,24 @@ type conn struct {
 	user atomic.Pointer[string]
 }
 
+// protocol is what a connection speaks, from its first byte on.
+type protocol uint8
+
+const (
+	speaksNothing protocol = iota // nothing has come yet
+	speaksText
+	speaksBinary
+)
+
 // lookup is how one key's answer is told.
 type lookup struct {
-	cmd   command
-	began time.Time
-	meta  *meta // mg
-	last  bool  // of a get's keys: END
+	cmd    command
+	began  time.Time
+	meta   *meta // mg
+	last   bool  // of a get's keys: END
+	binary bool  // op and opaque are its request's
+	op     byte
+	opaque uint32
 }
 
 var (
@@ -123,20 +136,36 @@ func (s *Server) handle(nc net.Conn) {
 func (c *conn) begin() error {
 	c.said, c.fresh = 0, true
 	for {
-		line, err := c.readLine()
-		if err == errTurn {
+		if err := c.performNext(); err == errTurn {
 			return nil
-		}
-		if err != nil {
-			return err
-		}
-		c.midway = true
-		c.said++
-		if err := c.command(line); err != nil {
+		} else if err != nil {
 			return err
 		}
 		c.midway, c.began = false, time.Time{}
 	}
+}
+
+// performNext reads a command and performs it. An error but errTurn ends the connection.
+func (c *conn) performNext() error {
+	if c.speaks == speaksNothing {
+		first, err := c.r.Peek(1)
+		if err != nil {
+			return err
+		}
+		if c.speaks = speaksText; first[0] == binRequest {
+			c.speaks = speaksBinary
+		}
+	}
+	if c.speaks == speaksBinary {
+		return c.readPacket()
+	}
+	line, err := c.readLine()
+	if err != nil {
+		return err
+	}
+	c.midway = true
+	c.said++
+	return c.command(line)
 }
 
 // input is what r reads: once between two commands, and then until they are whole. Before it waits
@@ -243,9 +272,6 @@ func (c *conn) readLine() ([]byte, error) {
 	}
 	for {
 		b, err := c.r.ReadSlice('\n')
-		if len(c.long) == 0 && len(b) > 0 && b[0] == 0x80 {
-			return nil, fmt.Errorf("binary protocol") // nobody could read an answer
-		}
 		if err == bufio.ErrBufferFull || err == nil && len(c.long) > 0 {
 			if c.lineHeld == 0 {
 				// For the line, while it grows, and its tokens.
@@ -323,6 +349,13 @@ func (c *conn) do(value int, op func(ctx context.Context) error) (give func(), e
 // remove deletes a key.
 func (c *conn) remove(key []byte) error {
 	give, err := c.do(0, func(ctx context.Context) error { return c.s.o.Client.Delete(ctx, key) })
+	give()
+	return err
+}
+
+// removeVersion deletes a key that has the version given.
+func (c *conn) removeVersion(key []byte, version uint64) error {
+	give, err := c.do(0, func(ctx context.Context) error { return c.s.o.Client.DeleteVersion(ctx, key, version) })
 	give()
 	return err
 }
@@ -581,32 +614,46 @@ func parseInt(b []byte) (int64, bool) {
 	return n, err == nil && n < 1<<40 && n > -1<<40
 }
 
-// expiry reads an exptime: 0 is never, up to 30 days counts from now, more is a Unix
-// time, and what is negative has passed.
+// expiry reads an exptime.
 func (c *conn) expiry(b []byte) (time.Time, bool) {
 	n, ok := parseInt(b)
-	switch {
-	case !ok:
+	if !ok {
 		return time.Time{}, false
-	case n == 0:
-		return time.Time{}, true
-	case n < 0:
-		return time.UnixMilli(1), true
-	case n > 30*24*60*60:
-		return time.Unix(n, 0), true
 	}
-	return c.s.o.Now().Add(time.Duration(n) * time.Second), true
+	return c.expiresAt(n), true
+}
+
+// expiresAt is what an exptime means: 0 is never, up to 30 days counts from now, more is a Unix
+// time, and what is negative has passed.
+func (c *conn) expiresAt(n int64) time.Time {
+	switch {
+	case n == 0:
+		return time.Time{}
+	case n < 0:
+		return time.UnixMilli(1)
+	case n > 30*24*60*60:
+		return time.Unix(n, 0)
+	}
+	return c.s.o.Now().Add(time.Duration(n) * time.Second)
 }
 
 // readValue reads n bytes and the line's end. give is to be called when they are not needed any more.
 func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) {
+	buf, give, err := c.readBytes(n + 2)
+	if err != nil {
+		return nil, false, give, err
+	}
+	return buf[:n], string(buf[n:]) == "\r\n", give, nil
+}
+
+// readBytes reads so many bytes. give is to be called when they are not needed any more.
+func (c *conn) readBytes(need int) (buf []byte, give func(), err error) {
 	// A peer that has not sent them shall not make us reserve them.
 	const step = 64 << 10
-	need := n + 2
 	if need > cap(c.small) && need <= keepInto {
 		c.small = make([]byte, 0, keepInto)
 	}
-	buf := c.small[:0]
+	buf = c.small[:0]
 	if need > cap(buf) {
 		buf = make([]byte, 0, min(need, step))
 	}
@@ -617,7 +664,7 @@ func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) 
 		if cap(buf)-len(buf) < k {
 			size := min(need, 2*cap(buf)+k)
 			if err := c.take(int64(size)); err != nil {
-				return nil, false, give, err
+				return nil, give, err
 			}
 			buf = append(make([]byte, 0, size), buf...)
 			c.share.Drop(held)
@@ -626,15 +673,18 @@ func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) 
 		m, err := io.ReadFull(c.r, buf[len(buf):len(buf)+k])
 		buf = buf[:len(buf)+m]
 		if err != nil {
-			return nil, false, give, err
+			return nil, give, err
 		}
 	}
-	return buf[:n], string(buf[n:]) == "\r\n", give, nil
+	return buf, give, nil
 }
 
 // skipValue reads past n bytes and the line's end.
-func (c *conn) skipValue(n int) error {
-	_, err := io.CopyN(io.Discard, c.r, int64(n)+2)
+func (c *conn) skipValue(n int) error { return c.skip(n + 2) }
+
+// skip reads past n bytes.
+func (c *conn) skip(n int) error {
+	_, err := io.CopyN(io.Discard, c.r, int64(n))
 	return err
 }
 
@@ -820,28 +870,19 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 }
 
 func (c *conn) showStats(toks [][]byte) reply {
-	var stats []stat
-	what := ""
+	section := ""
 	if len(toks) > 1 {
-		what = string(toks[1])
+		section = string(toks[1])
 	}
-	switch what {
-	case "":
-		stats = c.s.generalStats()
-	case "settings":
-		stats = c.s.settingStats()
-	case "items", "slabs", "extstore":
-		// There are none here.
-	case "sizes":
-		stats = []stat{{"sizes_status", "disabled"}}
-	case "conns":
-		stats = c.s.connStats()
-	case "cachedump":
-		return reply{"CLIENT_ERROR stats cachedump not allowed", resBad} // as with -X
+	switch section {
 	case "reset":
 		c.s.resetStats()
 		return reply{"RESET", resOK}
-	default:
+	case "cachedump":
+		return reply{"CLIENT_ERROR stats cachedump not allowed", resBad} // as with -X
+	}
+	stats, ok := c.s.section(section)
+	if !ok {
 		return badCommand
 	}
 	for _, s := range stats {

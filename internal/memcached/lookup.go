@@ -146,6 +146,10 @@ func (c *conn) found(err error) {
 
 func (c *conn) answer(op *client.Op, l *lookup) {
 	c.found(op.Err)
+	if l.binary {
+		c.s.stats.done(l.cmd, c.binaryGot(l.op, l.opaque, op.Key, &op.Item, op.Err), l.began)
+		return
+	}
 	if l.meta != nil {
 		c.s.stats.done(l.cmd, c.metaGot(l.meta, &op.Item, op.Err), l.began)
 		return

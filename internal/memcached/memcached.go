@@ -1,4 +1,4 @@
-// Package memcached serves the memcached protocol, text and meta commands, from a
+// Package memcached serves the memcached protocol, text, meta commands and binary, from a
 // namespace of the store. The cas unique of an item is its version, the flags are
 // its flags.
 //
@@ -276,16 +276,18 @@ const (
 	cmdMa
 	cmdMn
 	cmdMe
+	cmdNoop // this and what follows are of the binary protocol
+	cmdSASL
 	cmdUnknown
 	numCommands
 )
 
 var commandNames = [numCommands]string{"get", "gets", "gat", "gats", "set", "add", "replace", "append", "prepend", "cas", "delete",
-	"incr", "decr", "touch", "flush_all", "version", "verbosity", "stats", "quit", "mg", "ms", "md", "ma", "mn", "me", "unknown"}
+	"incr", "decr", "touch", "flush_all", "version", "verbosity", "stats", "quit", "mg", "ms", "md", "ma", "mn", "me", "noop", "sasl", "unknown"}
 
 var commandOf = func() map[string]command {
 	m := map[string]command{"bget": cmdGet}
-	for i, n := range commandNames[:cmdUnknown] {
+	for i, n := range commandNames[:cmdNoop] {
 		m[n] = command(i)
 	}
 	return m
@@ -382,6 +384,23 @@ type stat struct {
 	value any
 }
 
+// section is a part of the statistics by its name.
+func (s *Server) section(name string) (stats []stat, ok bool) {
+	switch name {
+	case "":
+		return s.generalStats(), true
+	case "settings":
+		return s.settingStats(), true
+	case "conns":
+		return s.connStats(), true
+	case "sizes":
+		return []stat{{"sizes_status", "disabled"}}, true
+	case "items", "slabs", "extstore":
+		return nil, true // there are none here
+	}
+	return nil, false
+}
+
 func (s *Server) generalStats() []stat {
 	s.base.Lock()
 	b := s.base.tally
@@ -421,7 +440,7 @@ func (s *Server) generalStats() []stat {
 func (s *Server) maxConns() int { return cmp.Or(s.o.MaxConns, 10_000) }
 
 func (s *Server) settingStats() []stat {
-	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"binding_protocol", "ascii"}}
+	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"binding_protocol", "auto-negotiate"}}
 }
 
 func (s *Server) resetStats() {

@@ -507,9 +507,7 @@ func (c *conn) metaDelete(toks [][]byte) reply {
 		give()
 		return c.metaEnd(m, err)
 	case m.hasCas:
-		give, err := c.do(0, func(ctx context.Context) error { return c.s.o.Client.DeleteVersion(ctx, m.key, m.compare) })
-		give()
-		return c.metaEnd(m, err)
+		return c.metaEnd(m, c.removeVersion(m.key, m.compare))
 	}
 	return c.metaEnd(m, c.remove(m.key))
 }

@@ -2,10 +2,15 @@ package memcached_test
 
 import (
 	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -58,7 +63,7 @@ func play(t *testing.T, dir string, start func(*testing.T) (addr string)) {
 // order in which they are first seen, so that $2 in a command stands for the second, and $ for the last.
 //
 //	talk    lines of text, each answered before the next is said; | stands for a line's end, # for a hundred k
-//	bin     binary requests, a line each; see request
+//	bin     binary requests, a line each; see request. With touches, which change the cas unique here alone, it is not shown
 //
 // Both have a connection of their own, which lasts until the server ends it.
 type player struct {
@@ -98,7 +103,13 @@ func (p *player) play(t *testing.T, d *datadriven.TestData) string {
 	case "talk":
 		return p.talk(t, d.Input)
 	case "bin":
-		return p.bin(t, d.Input)
+		was := player{seen: slices.Clone(p.seen), ordinals: maps.Clone(p.ordinals), last: p.last}
+		got := p.bin(t, d.Input)
+		if d.HasArg("touches") {
+			p.seen, p.ordinals, p.last = was.seen, was.ordinals, was.last
+			got = casAny.ReplaceAllString(got, "cas=*")
+		}
+		return strings.ReplaceAll(got, memcached.Version, "1.6.18")
 	}
 	return "unknown command " + d.Cmd
 }
@@ -131,6 +142,8 @@ func (p *player) fill(t *testing.T, say string) string {
 		return p.seen[n-1]
 	})
 }
+
+var casAny = regexp.MustCompile(`cas=\$\d+`)
 
 var casOf = regexp.MustCompile(`(?m)^(VALUE \S+ \d+ \d+ |(?:HD|VA|EX|NS|NF|EN)\b.* c|ME .* cas=)(\d+)`)
 
@@ -167,4 +180,129 @@ func (p *player) talk(t *testing.T, lines string) string {
 	return out.String()
 }
 
-func (p *player) bin(t *testing.T, say string) string { t.Fatal("not yet"); return "" }
+// opcodes by name; q behind one is the quiet one.
+var opcodeOf = map[string]byte{"get": 0, "set": 1, "add": 2, "replace": 3, "delete": 4, "incr": 5, "decr": 6, "quit": 7, "flush": 8, "getq": 9, "noop": 10,
+	"version": 11, "getk": 12, "getkq": 13, "append": 14, "prepend": 15, "stat": 16, "setq": 17, "addq": 18, "replaceq": 19, "deleteq": 20,
+	"incrq": 21, "decrq": 22, "quitq": 23, "flushq": 24, "appendq": 25, "prependq": 26, "verbosity": 27, "touch": 28, "gat": 29, "gatq": 30,
+	"saslmechs": 32, "saslauth": 33, "saslstep": 34, "gatk": 35, "gatkq": 36}
+
+// request makes a binary request of a line: an opcode, by name or number, and FIELD=VALUE of k (the key), v (the value), c (cas), o (the opaque),
+// f, e (flags, exptime; their order is the extras'), d, i (delta, initial), b (a body length that is not true), n (a key length likewise),
+// x (extras in hex). # stands for a hundred k.
+func request(t *testing.T, say string) []byte {
+	t.Helper()
+	words := strings.Fields(strings.ReplaceAll(say, "#", strings.Repeat("k", 100)))
+	op, known := opcodeOf[words[0]]
+	if !known {
+		n, err := strconv.ParseUint(words[0], 0, 8)
+		if err != nil {
+			t.Fatalf("%q: no such opcode", say)
+		}
+		op = byte(n)
+	}
+	h := make([]byte, 24)
+	h[0], h[1] = 0x80, op
+	var key, value string
+	var ext []byte
+	body, keyLen := -1, -1
+	for _, w := range words[1:] {
+		name, v, _ := strings.Cut(w, "=")
+		n, _ := strconv.ParseUint(v, 0, 64)
+		switch name {
+		case "k":
+			key = v
+		case "v":
+			value = strings.ReplaceAll(v, `\0`, "\x00")
+		case "c":
+			binary.BigEndian.PutUint64(h[16:], n)
+		case "o":
+			binary.BigEndian.PutUint32(h[12:], uint32(n))
+		case "f", "e":
+			ext = binary.BigEndian.AppendUint32(ext, uint32(n))
+		case "d", "i":
+			ext = binary.BigEndian.AppendUint64(ext, n)
+		case "b":
+			body = int(n)
+		case "n":
+			keyLen = int(n)
+		case "x":
+			x, err := hex.DecodeString(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ext = append(ext, x...)
+		default:
+			t.Fatalf("%q: %q?", say, w)
+		}
+	}
+	if keyLen < 0 {
+		keyLen = len(key)
+	}
+	if body < 0 {
+		body = len(key) + len(value) + len(ext)
+	}
+	binary.BigEndian.PutUint16(h[2:], uint16(keyLen))
+	h[4] = byte(len(ext))
+	binary.BigEndian.PutUint32(h[8:], uint32(body))
+	return slices.Concat(h, ext, []byte(key), []byte(value))
+}
+
+// sentinel is the opaque of the noop behind every request.
+const sentinel = 0xfffffffe
+
+func (p *player) bin(t *testing.T, lines string) string {
+	var out strings.Builder
+	for say := range strings.SplitSeq(lines, "\n") {
+		if p.binary == nil {
+			p.binary = p.dial(t)
+		}
+		p.binary.Write(slices.Concat(request(t, p.fill(t, say)), request(t, fmt.Sprint("noop o=", sentinel)))) //nolint:errcheck // reading tells
+		answer := ""
+		for {
+			s, end, err := p.response()
+			if end {
+				break
+			}
+			if answer += s; err != nil {
+				answer += "(closed)\n"
+				p.binary.Close()
+				p.binary = nil
+				break
+			}
+		}
+		if answer == "" {
+			answer = "(nothing)\n"
+		}
+		out.WriteString(strings.ReplaceAll(answer, strings.Repeat("k", 100), "#"))
+	}
+	return out.String()
+}
+
+// response reads a response, and says whether it is the sentinel's.
+func (p *player) response() (s string, end bool, err error) {
+	h := make([]byte, 24)
+	if _, err := io.ReadFull(p.binary.r, h); err != nil {
+		return "", false, err
+	}
+	ext, key := int(h[4]), int(binary.BigEndian.Uint16(h[2:]))
+	body := make([]byte, binary.BigEndian.Uint32(h[8:]))
+	if _, err := io.ReadFull(p.binary.r, body); err != nil {
+		return "", false, err
+	}
+	opaque := binary.BigEndian.Uint32(h[12:])
+	if opaque == sentinel && h[1] == opcodeOf["noop"] {
+		return "", true, nil
+	}
+	cas := strconv.FormatUint(binary.BigEndian.Uint64(h[16:]), 10)
+	s = fmt.Sprintf("%#02x op=%#02x status=%#02x type=%d cas=%s opaque=%d", h[0], h[1], binary.BigEndian.Uint16(h[6:]), h[5], p.ordinal(cas), opaque)
+	if ext > 0 {
+		s += fmt.Sprintf(" ext=%x", body[:ext])
+	}
+	if key > 0 {
+		s += fmt.Sprintf(" key=%q", body[ext:ext+key])
+	}
+	if v := body[ext+key:]; len(v) > 0 {
+		s += fmt.Sprintf(" value=%q", v)
+	}
+	return s + "\n", false, nil
+}
