@@ -189,7 +189,7 @@ var opcodeOf = map[string]byte{"get": 0, "set": 1, "add": 2, "replace": 3, "dele
 // request makes a binary request of a line: an opcode, by name or number, and FIELD=VALUE of k (the key), v (the value), c (cas), o (the opaque),
 // f, e (flags, exptime; their order is the extras'), d, i (delta, initial), b (a body length that is not true), n (a key length likewise),
 // x (extras in hex). # stands for a hundred k.
-func request(t *testing.T, say string) []byte {
+func request(t testing.TB, say string) []byte {
 	t.Helper()
 	words := strings.Fields(strings.ReplaceAll(say, "#", strings.Repeat("k", 100)))
 	op, known := opcodeOf[words[0]]
