@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -44,6 +45,7 @@ type Op struct {
 	Expires time.Time // zero: never; millisecond grain
 	Flags   uint32    // as in Item
 	Note    uint64    // as in Item
+	Type    Type      // of Value
 
 	// OpPut, OpDelete.
 	Cond    Cond
@@ -51,6 +53,10 @@ type Op struct {
 
 	// OpUpdate.
 	Update UpdateFunc
+
+	// OpGet, OpUpdate: Typed says that the caller looks at the Type of what is there. For others all but
+	// plain values are ErrWrongType.
+	Typed bool
 
 	// OpGet appends the value to Into[:0], so that a caller that does the same again and
 	// again need not allocate. nil: it allocates.
@@ -76,6 +82,7 @@ type Change struct {
 	Expires time.Time // zero: never
 	Flags   uint32
 	Note    uint64
+	Type    Type // of Value
 	// Delete removes the key instead.
 	Delete bool
 }
@@ -184,12 +191,12 @@ func (c *Client) fill(q *call, o *Op) error {
 	q.Key = o.Key
 	switch o.Kind {
 	case OpGet:
-		q.Kind, q.dst = index.Get, o.Into
+		q.Kind, q.dst, q.typed = index.Get, o.Into, o.Typed
 		return checkKey(o.Key)
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
-		q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note)
-		return checkValue(o.Key, o.Value)
+		q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note, o.Type)
+		return cmp.Or(checkType(o.Type), checkValue(o.Key, o.Value))
 	case OpDelete:
 		q.Kind, q.Cond, q.IfVersion = index.Delete, o.Cond, o.Version
 		return checkKey(o.Key)
@@ -197,7 +204,8 @@ func (c *Client) fill(q *call, o *Op) error {
 		if o.Update == nil {
 			return fmt.Errorf("%w: Update: nil", ErrInvalid)
 		}
-		q.Kind, q.Modify = index.Modify, modifyOf(q, o.Update)
+		q.Kind, q.typed = index.Modify, o.Typed
+		q.Modify = modifyOf(q, o.Update)
 		return checkKey(o.Key)
 	}
 	return fmt.Errorf("%w: Kind: %d", ErrInvalid, o.Kind)
@@ -209,8 +217,11 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 	var buf []byte
 	return func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
 		var it Item
+		if cur != nil && cur.Flags.TypeOf() != 0 && !q.typed {
+			return nil, 0, 0, ErrWrongType
+		}
 		if cur != nil {
-			it = Item{Version: cur.Version, Expires: expires(cur.Expiry)}
+			it = Item{Type: Type(cur.Flags.TypeOf()), Version: cur.Version, Expires: expires(cur.Expiry)}
 			it.Value, it.Flags, it.Note = splitTail(cur.Value, cur.Flags)
 			it.Value = slices.Clip(it.Value)
 		}
@@ -224,12 +235,12 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 		case ch.Delete:
 			return nil, 0, 0, errDelete
 		}
-		if err := checkValue(q.Key, ch.Value); err != nil {
+		if err := cmp.Or(checkType(ch.Type), checkValue(q.Key, ch.Value)); err != nil {
 			return nil, 0, 0, err
 		}
 		// cur is the Op's buffer, which goes on to other uses.
 		buf = append(buf[:0], ch.Value...)
-		v, flags := withTail(buf, ch.Flags, ch.Note)
+		v, flags := withTail(buf, ch.Flags, ch.Note, ch.Type)
 		return v, flags, expiryAt(ch.Expires), nil
 	}
 }
@@ -238,14 +249,15 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 // carries layout.FlagNote and layout.FlagUser.
 
 // withTail appends the user's note and flags to a value: they travel as its last bytes, so that records need no fields for them.
-func withTail(value []byte, flags uint32, note uint64) ([]byte, layout.RecordFlags) {
+// t is the value's type, which takes no room.
+func withTail(value []byte, flags uint32, note uint64, t Type) ([]byte, layout.RecordFlags) {
+	f := layout.Type(t).Flags()
 	if flags == 0 && note == 0 {
-		return value, 0
+		return value, f
 	}
 	v := append(make([]byte, 0, len(value)+12), value...)
-	f := layout.RecordFlags(0)
 	if note != 0 {
-		v, f = binary.LittleEndian.AppendUint64(v, note), layout.FlagNote
+		v, f = binary.LittleEndian.AppendUint64(v, note), f|layout.FlagNote
 	}
 	if flags != 0 {
 		v, f = binary.LittleEndian.AppendUint32(v, flags), f|layout.FlagUser
@@ -256,7 +268,7 @@ func withTail(value []byte, flags uint32, note uint64) ([]byte, layout.RecordFla
 // splitTail is the reverse of withTail. A value too short for its tail is left as it is.
 func splitTail(value []byte, f layout.RecordFlags) (v []byte, flags uint32, note uint64) {
 	n := len(value) - f.TailLen()
-	if f&layout.FlagsTail == 0 || n < 0 {
+	if n == len(value) || n < 0 {
 		return value, 0, 0
 	}
 	v, tail := value[:n], value[n:]
@@ -269,6 +281,14 @@ func splitTail(value []byte, f layout.RecordFlags) (v []byte, flags uint32, note
 	return v, flags, note
 }
 
+// checkType refuses types that records cannot hold, or nobody knows.
+func checkType(t Type) error {
+	if t > List {
+		return fmt.Errorf("%w: Type: %d, want at most %d", ErrInvalid, t, List)
+	}
+	return nil
+}
+
 // take copies a record whose value is all there, to into[:0] if that is not nil.
 func (it *Item) take(r *layout.Record, into []byte) {
 	v, flags, note := splitTail(r.Value, r.Flags)
@@ -276,7 +296,7 @@ func (it *Item) take(r *layout.Record, into []byte) {
 		into = make([]byte, 0, len(v))
 	}
 	it.Value = append(into[:0], v...)
-	it.Version, it.Flags, it.Note, it.Expires = r.Version, flags, note, expires(r.Expiry)
+	it.Version, it.Flags, it.Note, it.Type, it.Expires = r.Version, flags, note, Type(r.Flags.TypeOf()), expires(r.Expiry)
 }
 
 // expiryAt is t as records hold it, milliseconds since 1970; 0 is never.

@@ -84,6 +84,7 @@ type entry struct {
 	expiry  int64 // Unix ms; 0: never
 	flags   uint32
 	note    uint64
+	typ     client.Type
 	used    *list.Element
 }
 
@@ -195,7 +196,7 @@ func (s *Store) dropLocked(e *entry) {
 }
 
 // putLocked writes key and returns its new version.
-func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, note uint64) (uint64, error) {
+func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, note uint64, t client.Type) (uint64, error) {
 	e := s.findLocked(key)
 	if err := s.makeRoomLocked(e, len(key)+len(value)); err != nil {
 		return 0, err
@@ -209,7 +210,7 @@ func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, no
 	s.mu.bytes += len(value) - len(e.value)
 	s.mu.lru.MoveToFront(e.used)
 	s.mu.version++
-	e.value, e.version, e.expiry, e.flags, e.note = bytes.Clone(value), s.mu.version, millis(expires), flags, note
+	e.value, e.version, e.expiry, e.flags, e.note, e.typ = bytes.Clone(value), s.mu.version, millis(expires), flags, note, t
 	return e.version, nil
 }
 
@@ -290,7 +291,7 @@ func check(o *client.Op) error {
 
 func (s *Store) apply(ctx context.Context, o *client.Op) {
 	if o.Kind == client.OpUpdate {
-		o.Item.Version, o.Err = s.update(ctx, o.Key, o.Update)
+		o.Item.Version, o.Err = s.update(ctx, o.Key, o.Typed, o.Update)
 		return
 	}
 	s.mu.Lock()
@@ -303,7 +304,9 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 		o.Err = &inside.TooLargeError{Want: len(e.value)}
 	case o.Kind == client.OpGet:
 		s.mu.lru.MoveToFront(e.used)
-		o.Item = itemOf(e, o.Into)
+		if o.Item = itemOf(e, o.Into); e.typ != client.Plain && !o.Typed {
+			o.Item, o.Err = client.Item{}, client.ErrWrongType
+		}
 	case e != nil && o.Cond == client.IfVersion && e.version != o.Version:
 		o.Err = client.ErrConflict
 	case o.Kind == client.OpDelete:
@@ -311,7 +314,7 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	case e != nil && o.Cond == client.IfAbsent:
 		o.Err = client.ErrExists
 	default:
-		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note)
+		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note, o.Type)
 	}
 }
 
@@ -325,12 +328,12 @@ func itemOf(e *entry, into []byte) client.Item {
 	if into == nil {
 		into = make([]byte, 0, len(e.value))
 	}
-	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags, Note: e.note}
+	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags, Note: e.note, Type: e.typ}
 }
 
 // update asks f without the lock, like the real one: others may change the key
 // meanwhile, and f is asked again.
-func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (uint64, error) {
+func (s *Store) update(ctx context.Context, key []byte, typed bool, f client.UpdateFunc) (uint64, error) {
 	for {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
@@ -345,6 +348,9 @@ func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (ui
 			cur, present = itemOf(e, nil), true
 		}
 		s.mu.Unlock()
+		if cur.Type != client.Plain && !typed {
+			return 0, client.ErrWrongType
+		}
 		shown := slices.Clip(cur.Value)
 		ch, err := f(cur, present)
 		if err != nil {
@@ -379,7 +385,7 @@ func (s *Store) commit(key []byte, version uint64, ch client.Change, value []byt
 		s.dropLocked(e)
 		return 0, true, nil
 	}
-	v, err = s.putLocked(key, value, ch.Expires, ch.Flags, ch.Note)
+	v, err = s.putLocked(key, value, ch.Expires, ch.Flags, ch.Note, ch.Type)
 	return v, true, err
 }
 
@@ -486,13 +492,14 @@ func (s *Store) Touch(ctx context.Context, key []byte, ttl time.Duration) error 
 	if err != nil {
 		return err
 	}
-	_, err = s.Update(ctx, key, func(cur client.Item, present bool) (client.Change, error) {
+	o := client.Op{Kind: client.OpUpdate, Key: key, Typed: true, Update: func(cur client.Item, present bool) (client.Change, error) {
 		if !present {
 			return client.Change{}, client.ErrNotFound
 		}
-		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags, Note: cur.Note}, nil
-	})
-	return err
+		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags, Note: cur.Note, Type: cur.Type}, nil
+	}}
+	s.do(ctx, &o)
+	return o.Err
 }
 
 // ---- several keys ------------------------------------------------------------
@@ -579,7 +586,7 @@ func (s *Store) scanBucket(b int, o client.ScanOptions) []client.KV {
 		if s.expiredLocked(e) {
 			continue
 		}
-		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires()}
+		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires(), Type: e.typ}
 		if !o.KeysOnly {
 			it := itemOf(e, nil)
 			kv.Value, kv.Flags = it.Value, it.Flags
