@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/netsrv"
@@ -55,7 +56,7 @@ func TestSASL(t *testing.T) {
 			t.Errorf("%v: %s, want %s", x.say, got, x.want)
 		}
 	}
-	// What the player sends behind every request is refused until one has succeeded.
+	// The noop that the player sends behind every request is refused until a login has succeeded, so this is without player.
 	login := func(lines ...string) string {
 		return talk(t, addr, requests(t, append(lines, "get k=a")...))
 	}
@@ -117,8 +118,8 @@ func TestBinaryPipelining(t *testing.T) {
 	}
 }
 
-// A value that is too large is passed over, and takes the old one with it if it was to be set. One that does not come is
-// not waited for without end.
+// A value that is too large is passed over, and takes the old one with it if it was to be set. The server does not wait
+// without end for a value that does not come.
 func TestBinaryLimits(t *testing.T) {
 	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), MaxValueBytes: 100, IOTimeout: 50 * time.Millisecond})
 	v := strings.Repeat("x", 101)
@@ -141,6 +142,31 @@ func TestBinaryLimits(t *testing.T) {
 			t.Errorf("%q: %q, %v", half, b, err)
 		}
 		c.Close()
+	}
+}
+
+// A collection of Redis's is no value, but can be replaced and deleted.
+func TestCollections(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	addr, _ := serve(t, memcached.Options{Client: store})
+	ops := []client.Op{{Kind: client.OpPut, Key: []byte("h"), Value: []byte("x"), Type: client.Hash}, {Kind: client.OpPut, Key: []byte("a"), Value: []byte("x")}}
+	if store.Do(t.Context(), ops); ops[0].Err != nil || ops[1].Err != nil {
+		t.Fatal(ops[0].Err, ops[1].Err)
+	}
+	const refused = "SERVER_ERROR the value is a collection of Redis's; nothing was done\r\n"
+	for _, say := range []string{"get h", "incr h 1", "mg h v", "mg h T30", "ma h", "md h I", "append h 0 0 1\r\nx", "touch h 1", "gat 0 h"} {
+		if got := talk(t, addr, say+"\r\n"); got != refused {
+			t.Errorf("%q: %q", say, got)
+		}
+	}
+	if got := talk(t, addr, "get a h\r\n"); got != "VALUE a 0 1\r\nx\r\n"+refused {
+		t.Errorf("beside a value: %q", got)
+	}
+	if got, want := binaryTalk(t, addr, "get k=h"), fmt.Sprintf("0x81 op=0x00 status=0x84 type=0 cas=0 opaque=0 value=%q\n", refused[len("SERVER_ERROR "):len(refused)-2]); got != want {
+		t.Errorf("binary: %s, want %s", got, want)
+	}
+	if got := talk(t, addr, "set h 0 0 1\r\ny\r\nget h\r\ndelete h\r\n"); got != "STORED\r\nVALUE h 0 1\r\ny\r\nEND\r\nDELETED\r\n" {
+		t.Errorf("a set: %q", got)
 	}
 }
 

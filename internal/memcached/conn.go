@@ -404,6 +404,7 @@ var (
 	unavailable = reply{"SERVER_ERROR store unavailable", resTrouble}
 	noNamespace = reply{"SERVER_ERROR the namespace was deleted", resTrouble}
 	forbidden   = reply{"SERVER_ERROR the gateway may not use the namespace any more", resTrouble}
+	wrongType   = reply{"SERVER_ERROR the value is a collection of Redis's; nothing was done", resTrouble}
 	corrupt     = reply{"SERVER_ERROR corrupt memory; the log says where", resTrouble}
 	said        = reply{"", resOK} // the command has written its answer
 )
@@ -420,6 +421,8 @@ func (c *conn) trouble(err error) reply {
 		return notNumeric
 	case errors.Is(err, errTooLarge):
 		return tooLarge
+	case errors.Is(err, client.ErrWrongType):
+		return wrongType
 	case errors.Is(err, netsrv.ErrBudget):
 		c.s.o.Logger.Warn("command refused: out of buffer memory", "used", c.s.o.Budget.Used(), "of", c.s.o.Budget.Total())
 		return noBuffers
