@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"os"
 	"regexp"
@@ -305,4 +306,69 @@ func (p *player) response() (s string, end bool, err error) {
 		s += fmt.Sprintf(" value=%q", v)
 	}
 	return s + "\n", false, nil
+}
+
+// Random binary requests get the same answers here and from memcached.
+func TestBinarySameAsMemcached(t *testing.T) {
+	if os.Getenv("KVD_COMPAT") != "1" {
+		t.Skip("needs memcached 1.6 installed: set KVD_COMPAT=1")
+	}
+	addr, _ := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{})})
+	ours, theirs := &player{addr: addr, ordinals: make(map[string]int)}, &player{addr: startMemcached(t), ordinals: make(map[string]int)}
+	defer ours.hangUp()
+	defer theirs.hangUp()
+	ask := func(p *player, say string) string {
+		got := casAny.ReplaceAllString(p.bin(t, say), "cas=*") // touches change it here
+		p.seen, p.ordinals = nil, make(map[string]int)
+		return got
+	}
+	steps := 20_000
+	if testing.Short() {
+		steps = 2000
+	}
+	for seed := range uint64(2) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		ask(ours, "set k=a v=x f=0 e=0") // for $
+		ask(theirs, "set k=a v=x f=0 e=0")
+		for i := range steps {
+			say := binarySentence(rng)
+			if x, y := ask(ours, say), ask(theirs, say); x != y {
+				t.Fatalf("seed %d step %d: %q\nhere      %s\nmemcached %s", seed, i, say, x, y)
+			}
+		}
+	}
+}
+
+// binarySentence is a request, mostly a good one. Numbers have keys of their own, since memcached pads them, and stay below
+// 2⁶³; see sentence.
+func binarySentence(rng *rand.Rand) string {
+	pick := func(s ...string) string { return s[rng.IntN(len(s))] }
+	key := func() string { return " k=" + pick("a", "b", "c", "d\xff") }
+	num := func() string { return " k=" + pick("n1", "n2") }
+	exp := func() string { return " e=" + pick("0", "0", "0", "1000", "2592001", "0xffffffff") }
+	cas := func() string { return pick("", "", "", " c=$", " c=$", " c=1") }
+	value := func() string { return " v=" + strings.Repeat(pick("x", "y"), rng.IntN(100)) }
+	q := func(s string) string { return s + pick("", "", "q") }
+	say := ""
+	switch rng.IntN(14) {
+	case 0, 1, 2:
+		say = pick("get", "getq", "getk", "getkq") + key()
+	case 3, 4:
+		say = q("set") + key() + value() + " f=" + pick("0", "7", "0xffffffff") + exp() + cas()
+	case 5:
+		say = q(pick("add", "replace")) + key() + value() + " f=1" + exp() + cas()
+	case 6, 7:
+		say = q(pick("append", "prepend")) + key() + value() + cas()
+	case 8:
+		say = q("delete") + pick(key(), num()) + cas()
+	case 9, 10:
+		say = q(pick("incr", "decr")) + pick(num()+" d="+pick("0", "1", "100")+" i="+pick("5", "1000")+exp()+cas(), key()+" d=1 i=1 e=0xffffffff")
+	case 11:
+		say = pick("touch", "gat", "gatq", "gatk", "gatkq") + key() + exp()
+	case 12:
+		say = pick("noop", "stat k=reset", "stat k=no", "saslmechs", "flush", "flush e=0", "flushq", "0x40"+value(), "quit", "quitq")
+	default: // wrong: one part too many
+		say = pick("get", "set", "incr", "noop", "version", "delete", "gat", "append") + key() + pick("", " x=00", " v=x", " x=0000000000")
+	}
+	return say + fmt.Sprint(" o=", rng.Uint32N(1000))
 }
