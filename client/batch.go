@@ -44,6 +44,7 @@ type Op struct {
 	Value   []byte
 	Expires time.Time // zero: never; millisecond grain
 	Flags   uint32    // as in Item
+	Note    uint64    // as in Item
 	Type    Type      // of Value
 
 	// OpPut, OpDelete.
@@ -80,6 +81,7 @@ type Change struct {
 	Value   []byte
 	Expires time.Time // zero: never
 	Flags   uint32
+	Note    uint64
 	Type    Type // of Value
 	// Delete removes the key instead.
 	Delete bool
@@ -195,7 +197,7 @@ func (c *Client) fill(q *call, o *Op) error {
 		return checkKey(o.Key)
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
-		q.Value, q.Flags = withFlags(o.Value, o.Flags, o.Type)
+		q.Value, q.Flags = withTail(o.Value, o.Flags, o.Note, o.Type)
 		return cmp.Or(checkType(o.Type), checkValue(o.Key, o.Value))
 	case OpDelete:
 		q.Kind, q.Cond, q.IfVersion = index.Delete, o.Cond, o.Version
@@ -219,7 +221,7 @@ func (q *call) modify(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, e
 	}
 	if cur != nil {
 		it = Item{Type: Type(cur.Flags.TypeOf()), Version: cur.Version, Expires: expires(cur.Expiry)}
-		it.Value, it.Flags = splitFlags(cur.Value, cur.Flags)
+		it.Value, it.Flags, it.Note = splitTail(cur.Value, cur.Flags)
 		it.Value = slices.Clip(it.Value)
 	}
 	*q.item = Item{Version: it.Version}
@@ -237,7 +239,7 @@ func (q *call) modify(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, e
 	}
 	// cur is the Op's buffer, which goes on to other uses.
 	q.changed = append(q.changed[:0], ch.Value...)
-	v, flags := withFlags(q.changed, ch.Flags, ch.Type)
+	v, flags := withTail(q.changed, ch.Flags, ch.Note, ch.Type)
 	return v, flags, expiryAt(ch.Expires), nil
 }
 
@@ -253,25 +255,40 @@ func (q *call) reset() {
 	*q = call{changed: b[:0]}
 }
 
-// A user's flags, if not 0, are four bytes behind the value of a record that
-// carries layout.FlagUser.
+// A user's note and flags, those that are not 0, are eight and four bytes behind the value of a record that
+// carries layout.FlagNote and layout.FlagUser.
 
-// withFlags appends the user's flags to a value: they travel as its last four bytes, so that records need no field for them.
+// withTail appends the user's note and flags to a value: they travel as its last bytes, so that records need no fields for them.
 // t is the value's type, which takes no room.
-func withFlags(value []byte, flags uint32, t Type) ([]byte, layout.RecordFlags) {
-	if flags == 0 {
-		return value, layout.Type(t).Flags()
+func withTail(value []byte, flags uint32, note uint64, t Type) ([]byte, layout.RecordFlags) {
+	f := layout.Type(t).Flags()
+	if flags == 0 && note == 0 {
+		return value, f
 	}
-	v := append(make([]byte, 0, len(value)+4), value...)
-	return binary.LittleEndian.AppendUint32(v, flags), layout.FlagUser | layout.Type(t).Flags()
+	v := append(make([]byte, 0, len(value)+12), value...)
+	if note != 0 {
+		v, f = binary.LittleEndian.AppendUint64(v, note), f|layout.FlagNote
+	}
+	if flags != 0 {
+		v, f = binary.LittleEndian.AppendUint32(v, flags), f|layout.FlagUser
+	}
+	return v, f
 }
 
-func splitFlags(value []byte, f layout.RecordFlags) ([]byte, uint32) {
-	n := len(value) - 4
-	if f&layout.FlagUser == 0 || n < 0 {
-		return value, 0
+// splitTail is the reverse of withTail. A value too short for its tail is left as it is.
+func splitTail(value []byte, f layout.RecordFlags) (v []byte, flags uint32, note uint64) {
+	n := len(value) - f.TailLen()
+	if n == len(value) || n < 0 {
+		return value, 0, 0
 	}
-	return value[:n], binary.LittleEndian.Uint32(value[n:])
+	v, tail := value[:n], value[n:]
+	if f&layout.FlagNote != 0 {
+		note, tail = binary.LittleEndian.Uint64(tail), tail[8:]
+	}
+	if f&layout.FlagUser != 0 {
+		flags = binary.LittleEndian.Uint32(tail)
+	}
+	return v, flags, note
 }
 
 // checkType refuses types that records cannot hold, or nobody knows.
@@ -284,12 +301,12 @@ func checkType(t Type) error {
 
 // take copies a record whose value is all there, to into[:0] if that is not nil.
 func (it *Item) take(r *layout.Record, into []byte) {
-	v, flags := splitFlags(r.Value, r.Flags)
+	v, flags, note := splitTail(r.Value, r.Flags)
 	if into == nil {
 		into = make([]byte, 0, len(v))
 	}
 	it.Value = append(into[:0], v...)
-	it.Version, it.Flags, it.Type, it.Expires = r.Version, flags, Type(r.Flags.TypeOf()), expires(r.Expiry)
+	it.Version, it.Flags, it.Note, it.Type, it.Expires = r.Version, flags, note, Type(r.Flags.TypeOf()), expires(r.Expiry)
 }
 
 // expiryAt is t as records hold it, milliseconds since 1970; 0 is never.

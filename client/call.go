@@ -222,7 +222,7 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 		q.item.take(r, q.dst)
 	default:
 		*q.item = Item{Version: r.Version, Expires: expires(r.Expiry), Type: Type(r.Flags.TypeOf())}
-		q.item.Value, q.item.Flags = splitFlags(joined(q.dst, parts), r.Flags)
+		q.item.Value, q.item.Flags, q.item.Note = splitTail(joined(q.dst, parts), r.Flags)
 	}
 }
 
@@ -245,7 +245,7 @@ func joined(dst []byte, parts [][]byte) []byte {
 // takeInto copies the value into the caller's memory. The record is the lane's, and is reused when Take returns.
 func (q *call) takeInto(r *layout.Record, parts [][]byte) {
 	if q.n = 0; parts == nil {
-		v, _ := splitFlags(r.Value, r.Flags)
+		v, _, _ := splitTail(r.Value, r.Flags)
 		q.n = len(v)
 		copy(q.dst, v)
 	} else {
@@ -253,9 +253,7 @@ func (q *call) takeInto(r *layout.Record, parts [][]byte) {
 			copy(q.dst[min(q.n, len(q.dst)):], p)
 			q.n += len(p)
 		}
-		if r.Flags&layout.FlagUser != 0 {
-			q.n -= 4
-		}
+		q.n = max(0, q.n-r.Flags.TailLen())
 	}
 	if q.n > len(q.dst) {
 		q.Err = io.ErrShortBuffer

@@ -162,6 +162,10 @@ type Item struct {
 	// Flags are the user's: the store keeps them with the value and gives them no
 	// meaning. Flags other than 0 cost four bytes a record.
 	Flags uint32
+	// Note is as Flags, and costs eight bytes. A gateway keeps in it what a protocol
+	// remembers of an item beside the Flags, which belong to its own users: programs that
+	// share a namespace with gateways leave it as it is, or 0.
+	Note uint64
 	// Type says what Value is.
 	Type Type
 }

@@ -66,7 +66,7 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	}
 	q := newCall(index.Put, key)
 	defer q.free()
-	q.Value, q.Flags = withFlags(value, o.Flags, Plain)
+	q.Value, q.Flags = withTail(value, o.Flags, 0, Plain)
 	q.Cond, q.IfVersion, q.Expiry = cond, version, exp
 	if err := c.do(ctx, q); err != nil {
 		return 0, err
@@ -118,7 +118,7 @@ func (c *Client) Incr(ctx context.Context, key []byte, delta int64) (int64, erro
 		}
 		sum = old + delta
 		buf = strconv.AppendInt(buf[:0], sum, 10)
-		return Change{Value: buf, Expires: cur.Expires, Flags: cur.Flags}, nil
+		return Change{Value: buf, Expires: cur.Expires, Flags: cur.Flags, Note: cur.Note}, nil
 	})
 	return sum, err
 }
@@ -134,7 +134,7 @@ func (c *Client) Touch(ctx context.Context, key []byte, ttl time.Duration) error
 		if !present {
 			return Change{}, ErrNotFound
 		}
-		return Change{Value: cur.Value, Expires: expires(exp), Flags: cur.Flags, Type: cur.Type}, nil
+		return Change{Value: cur.Value, Expires: expires(exp), Flags: cur.Flags, Note: cur.Note, Type: cur.Type}, nil
 	}}}
 	c.Do(ctx, ops[:])
 	return ops[0].Err

@@ -83,7 +83,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 				long = append(long, kv.Key)
 				continue
 			default:
-				v, flags := splitFlags(r.Value, r.Flags)
+				v, flags, _ := splitTail(r.Value, r.Flags)
 				kv.Value, kv.Flags = append(make([]byte, 0, len(v)), v...), flags
 			}
 			kvs = append(kvs, kv)

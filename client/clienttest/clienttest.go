@@ -83,6 +83,7 @@ type entry struct {
 	version uint64
 	expiry  int64 // Unix ms; 0: never
 	flags   uint32
+	note    uint64
 	typ     client.Type
 	used    *list.Element
 }
@@ -195,7 +196,7 @@ func (s *Store) dropLocked(e *entry) {
 }
 
 // putLocked writes key and returns its new version.
-func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, t client.Type) (uint64, error) {
+func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, note uint64, t client.Type) (uint64, error) {
 	e := s.findLocked(key)
 	if err := s.makeRoomLocked(e, len(key)+len(value)); err != nil {
 		return 0, err
@@ -209,7 +210,7 @@ func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, t 
 	s.mu.bytes += len(value) - len(e.value)
 	s.mu.lru.MoveToFront(e.used)
 	s.mu.version++
-	e.value, e.version, e.expiry, e.flags, e.typ = bytes.Clone(value), s.mu.version, millis(expires), flags, t
+	e.value, e.version, e.expiry, e.flags, e.note, e.typ = bytes.Clone(value), s.mu.version, millis(expires), flags, note, t
 	return e.version, nil
 }
 
@@ -313,7 +314,7 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	case e != nil && o.Cond == client.IfAbsent:
 		o.Err = client.ErrExists
 	default:
-		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Type)
+		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note, o.Type)
 	}
 }
 
@@ -327,7 +328,7 @@ func itemOf(e *entry, into []byte) client.Item {
 	if into == nil {
 		into = make([]byte, 0, len(e.value))
 	}
-	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags, Type: e.typ}
+	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags, Note: e.note, Type: e.typ}
 }
 
 // update asks f without the lock, like the real one: others may change the key
@@ -384,7 +385,7 @@ func (s *Store) commit(key []byte, version uint64, ch client.Change, value []byt
 		s.dropLocked(e)
 		return 0, true, nil
 	}
-	v, err = s.putLocked(key, value, ch.Expires, ch.Flags, ch.Type)
+	v, err = s.putLocked(key, value, ch.Expires, ch.Flags, ch.Note, ch.Type)
 	return v, true, err
 }
 
@@ -477,7 +478,7 @@ func (s *Store) Incr(ctx context.Context, key []byte, delta int64) (sum int64, e
 			return client.Change{}, client.ErrOverflow
 		}
 		sum = old + delta
-		return client.Change{Value: strconv.AppendInt(nil, sum, 10), Expires: cur.Expires, Flags: cur.Flags}, nil
+		return client.Change{Value: strconv.AppendInt(nil, sum, 10), Expires: cur.Expires, Flags: cur.Flags, Note: cur.Note}, nil
 	})
 	if err != nil {
 		return 0, err
@@ -495,7 +496,7 @@ func (s *Store) Touch(ctx context.Context, key []byte, ttl time.Duration) error 
 		if !present {
 			return client.Change{}, client.ErrNotFound
 		}
-		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags, Type: cur.Type}, nil
+		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags, Note: cur.Note, Type: cur.Type}, nil
 	}}
 	s.do(ctx, &o)
 	return o.Err

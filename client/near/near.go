@@ -88,15 +88,16 @@ type entry struct {
 	version    uint64
 	expires    time.Time
 	flags      uint32
+	note       uint64
 	asked      time.Time // the value was the key's at this moment or later
 }
 
 func (e *entry) item() client.Item {
-	return client.Item{Value: append(make([]byte, 0, len(e.value)), e.value...), Version: e.version, Expires: e.expires, Flags: e.flags}
+	return client.Item{Value: append(make([]byte, 0, len(e.value)), e.value...), Version: e.version, Expires: e.expires, Flags: e.flags, Note: e.note}
 }
 
 func entryOf(key []byte, it *client.Item, asked time.Time) *entry {
-	return &entry{key: bytes.Clone(key), value: it.Value, version: it.Version, expires: it.Expires, flags: it.Flags, asked: asked}
+	return &entry{key: bytes.Clone(key), value: it.Value, version: it.Version, expires: it.Expires, flags: it.Flags, note: it.Note, asked: asked}
 }
 
 // Cache is a near cache. It implements client.API.

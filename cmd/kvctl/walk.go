@@ -301,9 +301,10 @@ func (p *part) measure(s check.Slot) (k bigKey, ok bool) {
 		valueLen = m.Len
 	}
 	k.bytes = layout.RecordHeaderSize + uint64(keyLen) + valueLen
-	if k.value = valueLen; flags&layout.FlagUser != 0 && valueLen >= 4 {
-		k.value -= 4 // the user's flags
+	if tail := uint64(flags.TailLen()); valueLen >= tail {
+		valueLen -= tail
 	}
+	k.value = valueLen
 	return k, true
 }
 

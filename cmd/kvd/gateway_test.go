@@ -381,7 +381,7 @@ func TestGatewayUsers(t *testing.T) {
 	if code := run(t.Context(), append(args, "--listen-memcached=127.0.0.1:0"), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "memcached-auth-file") {
 		t.Errorf("users, and memcached without any: exit status %d, %q", code, &errs)
 	}
-	p := start(t, env, append(args, "--listen-memcached=127.0.0.1:0", "--memcached-auth-file="+logins)...)
+	p := start(t, env, append(args, "--listen-memcached=127.0.0.1:0", "--memcached-item-size=1KiB", "--memcached-auth-file="+logins)...)
 	app := func(password string, cmds ...string) string {
 		return redis(t, "tcp", p.kv["redis"], nil, append([]string{"AUTH app " + password}, cmds...)...)
 	}
@@ -402,6 +402,12 @@ func TestGatewayUsers(t *testing.T) {
 	}
 	if got := memcachedSay(t, p.kv["memcached"], "get k\r\nset x 0 0 10\r\napp s3cret\r\nget app:k\r\n", 5); got != "CLIENT_ERROR unauthenticated STORED VALUE app:k 0 1 v END" {
 		t.Errorf("memcached's protocol: %q", got)
+	}
+	if got := memcachedSay(t, p.kv["memcached"], "set x 0 0 10\r\napp s3cret\r\nset app:k 0 0 1025\r\n"+strings.Repeat("x", 1025)+"\r\n", 2); got != "STORED SERVER_ERROR object too large for cache" {
+		t.Errorf("a value longer than memcached-item-size: %q", got)
+	}
+	if got := app("s3cret", "SET app:k v"); got != "+OK +OK" {
+		t.Errorf("as app: %q", got)
 	}
 	write(users, "user app on >s3cret +nosuch\n")
 	write(logins, "s3cret\n")

@@ -42,6 +42,7 @@ func TestPythonClients(t *testing.T) {
 	for script, addr := range map[string]func(target) string{
 		"redis-py.py":          func(at target) string { return at.redis },
 		"pymemcache-client.py": func(at target) string { return at.memcached },
+		"pylibmc-client.py":    func(at target) string { return at.memcached },
 	} {
 		t.Run(strings.TrimSuffix(script, ".py"), func(t *testing.T) {
 			each(t, func(t *testing.T, at target) {

@@ -17,6 +17,7 @@ need nodejs command -v node
 need npm command -v npm
 need python3-redis /usr/bin/python3 -c 'import redis'
 need python3-pymemcache /usr/bin/python3 -c 'import pymemcache'
+need python3-pylibmc /usr/bin/python3 -c 'import pylibmc'
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ]; then

@@ -366,12 +366,11 @@ func byLine(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// TestMemccapable runs libmemcached's test of what a server can do, in text; the binary
-// protocol is not served, nor known to memcached's own future versions.
+// TestMemccapable runs libmemcached's test of what a server can do, in text and in the binary protocol.
 func TestMemccapable(t *testing.T) {
-	line := regexp.MustCompile(`(?ms)^(ascii [a-z ]+?) {2,}.*?\[(pass|FAIL)\]`)
+	line := regexp.MustCompile(`(?ms)^((?:ascii|binary) [a-z ]+?) {2,}.*?\[(pass|FAIL)\]`)
 	suite(t, "memccapable", func(t *testing.T, at target) (results, error) {
-		out, err := runTest(".", nil, "memccapable", "-h", "127.0.0.1", "-p", portOf(at.memcached), "-a", "-t", "1")
+		out, err := runTest(".", nil, "memccapable", "-h", "127.0.0.1", "-p", portOf(at.memcached), "-t", "1")
 		if err != nil {
 			return nil, err
 		}

@@ -221,7 +221,7 @@ func TestRefusals(t *testing.T) {
 			name: "gateway", s: DefaultGateway(), file: "databases: [a, b, a, '']\npassword: secret\n",
 			args: []string{
 				"--directory=192.0.2.1:7400", "--listen=0.0.0.0:6379", "--listen-unix=", "--listen-tls=0.0.0.0:6380",
-				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80", "--max-connections=0", "--max-connections-per-address=-1",
+				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80", "--memcached-item-size=65MiB", "--max-connections=0", "--max-connections-per-address=-1",
 			},
 			want: []string{
 				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
@@ -232,6 +232,7 @@ func TestRefusals(t *testing.T) {
 				`listen-unix is "" (from --listen-unix): want a path or off`,
 				`listen-tls is "0.0.0.0:6380" (from --listen-tls): set tls.ca, tls.cert and tls.key`,
 				`tls-clients is "none" (from --tls-clients): want certified or any`,
+				"memcached-item-size is 65MiB (from --memcached-item-size): want 1KiB to 64MiB",
 				"max-connections is 0 (from --max-connections): want 1 to",
 				"max-connections-per-address is -1 (from --max-connections-per-address): want 1 to",
 				`http-listen is "192.0.2.1:80" (from --http-listen): others can reach it`,

@@ -33,6 +33,8 @@ const (
 	minMemory   = 16 << 20
 	maxDevNodes = 64
 	maxSocket   = 107 // bytes of a unix socket's path, unix(7)
+	// A longer value than maxItem does not fit a record of the store; memcached -I takes no less than minItem.
+	minItem, maxItem = Size(1 << 10), Size(64 << 20)
 )
 
 // Dev are the settings of `kvd dev`.
@@ -126,6 +128,7 @@ type Gateway struct {
 	PasswordFile      string   `mapstructure:"password-file" usage:"file whose only line is the password, read at the start and by SIGHUP; instead of password"`
 	ACLFile           string   `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
 	MemcachedAuthFile string   `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
+	MemcachedItemSize Size     `mapstructure:"memcached-item-size" usage:"longest value that memcached's protocol stores, as its own setting -I; longer ones are refused"`
 	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
 	MaxPerAddress     int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	BufferMemory      Size     `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
@@ -207,7 +210,7 @@ func DefaultGateway() *Gateway {
 	return &Gateway{
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
 		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached,
-		MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second, ScriptMemory: 64 << 20,
+		MemcachedItemSize: 1 << 20, MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second, ScriptMemory: 64 << 20,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
@@ -508,6 +511,9 @@ func (g *Gateway) Validate() error {
 	}
 	if g.Listen == Off && g.ListenUnix == Off && g.ListenTLS == Off && g.ListenMemcached == Off {
 		c.bad("listen", g.Listen, "listen-unix, listen-tls and listen-memcached are off too: want at least one way in")
+	}
+	if s := g.MemcachedItemSize; s < minItem || s > maxItem {
+		c.bad("memcached-item-size", s, "want %v to %v", minItem, maxItem)
 	}
 	c.connections(g.MaxConnections, g.MaxPerAddress)
 	c.buffers(g.BufferMemory)

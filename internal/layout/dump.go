@@ -224,6 +224,9 @@ func (f RecordFlags) String() string {
 	if f&FlagChunk != 0 {
 		s = append(s, "CHUNK")
 	}
+	if f&FlagNote != 0 {
+		s = append(s, "NOTE")
+	}
 	if r := f & recordFlagsRsv; r != 0 {
 		s = append(s, fmt.Sprintf("%#x", uint8(r)))
 	}

@@ -342,14 +342,27 @@ const (
 	FlagChunk
 	// FlagUser: the value ends with four bytes that are the user's flags.
 	FlagUser
+	// FlagNote: the value ends with eight bytes, before those of FlagUser, that are the user's note.
+	FlagNote RecordFlags = 1 << 7
 
 	typeShift = 4
 	typeMask  = 7 << typeShift
 	// FlagsOfValue are the flags that come with a value, whichever record it is in; the others say how it is kept.
-	FlagsOfValue RecordFlags = FlagUser | typeMask
+	FlagsOfValue RecordFlags = FlagUser | FlagNote | typeMask
 
 	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagsOfValue)
 )
+
+// TailLen is how many bytes stand behind the user's value.
+func (f RecordFlags) TailLen() (n int) {
+	if f&FlagUser != 0 {
+		n = 4
+	}
+	if f&FlagNote != 0 {
+		n += 8
+	}
+	return n
+}
 
 // Type is what a value is, three bits of RecordFlags: 0 is any bytes, all else a collection in some encoding. The store itself
 // treats all alike; client.Type has the names.

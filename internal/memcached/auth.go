@@ -91,7 +91,7 @@ var (
 	badLogin        = reply{"CLIENT_ERROR authentication failure", resBad}
 )
 
-// logIn is the first command of a connection: "set KEY FLAGS EXPTIME BYTES" with "NAME PASSWORD" as the
+// logIn is the first command of a connection in text: "set KEY FLAGS EXPTIME BYTES" with "NAME PASSWORD" as the
 // value; nothing is stored. Any other is refused. The words are memcached's (try_read_command_asciiauth). An
 // error ends the connection.
 func (c *conn) logIn(toks [][]byte) (reply, error) {
@@ -118,6 +118,14 @@ func (c *conn) logIn(toks [][]byte) (reply, error) {
 	if len(words) < 2 {
 		return badLoginValue, nil
 	}
+	if !c.accepts(words[0], words[1]) {
+		return badLogin, nil
+	}
+	return stored, nil
+}
+
+// accepts lets the connection in if the name and the password are a user's.
+func (c *conn) accepts(name, password []byte) bool {
 	if d := c.s.guesses.Delay(c.peer); d > 0 {
 		// Before the password is looked at, so that a client that hangs up instead of waiting has learnt nothing.
 		c.link.Waits()
@@ -126,13 +134,13 @@ func (c *conn) logIn(toks [][]byte) (reply, error) {
 		case <-c.s.ctx.Done():
 		}
 	}
-	if !c.s.users.Load().accepts(words[0], words[1]) {
+	if !c.s.users.Load().accepts(name, password) {
 		failures := c.s.stats.authFails.Add(1)
 		c.s.guesses.Wrong(c.peer)
 		c.s.o.Logger.Warn("wrong password", "protocol", "memcached", "peer", c.peer, "failures", failures)
-		return badLogin, nil
+		return false
 	}
-	name := string(words[0])
-	c.user.Store(&name)
-	return stored, nil
+	user := string(name)
+	c.user.Store(&user)
+	return true
 }

@@ -3,7 +3,6 @@ package memcached
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,11 +24,13 @@ type conn struct {
 	s    *Server
 	link loop.Link
 	peer net.Addr
-	r    *bufio.Reader
-	w    *bufio.Writer // nil while there is nothing to send; see out
-	long []byte        // a line longer than r's buffer
-	toks [][]byte      // of the line at hand
-	key  []byte        // of the value that is read
+	// number is its own among all connections of the Server, from 1.
+	number uint64
+	r      *bufio.Reader
+	w      *bufio.Writer // nil while there is nothing to send; see out
+	long   []byte        // a line longer than r's buffer
+	toks   [][]byte      // of the line at hand
+	key    []byte        // of the value that is read
 	// Lookups wait here for more of them, until something else is to be done: pend
 	// and ops belong together, and arena has their keys. reserved bytes of the share stand for
 	// their values; looked is set when a loop has performed them.
@@ -53,8 +54,9 @@ type conn struct {
 	// smallCtx each of many.
 	ctx, smallCtx context.Context
 	share         *netsrv.Share
-	lineHeld      int64  // bytes of the share that stand for long and toks
-	broken        error  // of w
+	lineHeld      int64 // bytes of the share that stand for long and toks
+	broken        error // of w
+	speaks        protocol
 	small         []byte // for the value that is read
 	// idle is since when the connection waits for a command, in Unix ms; 0: it does not.
 	idle atomic.Int64
@@ -63,12 +65,24 @@ type conn struct {
 	user atomic.Pointer[string]
 }
 
+// protocol is what a connection speaks, from its first byte on.
+type protocol uint8
+
+const (
+	speaksNothing protocol = iota // nothing has come yet
+	speaksText
+	speaksBinary
+)
+
 // lookup is how one key's answer is told.
 type lookup struct {
-	cmd   command
-	began time.Time
-	meta  *meta // mg
-	last  bool  // of a get's keys: END
+	cmd    command
+	began  time.Time
+	meta   *meta // mg
+	last   bool  // of a get's keys: END
+	binary bool  // op and opaque are its request's
+	op     byte
+	opaque uint32
 }
 
 var (
@@ -86,6 +100,8 @@ func (s *Server) handle(nc net.Conn) {
 		c.link.Kill()
 	})
 	s.conns.Lock()
+	s.conns.last++
+	c.number = s.conns.last
 	s.conns.all[c] = struct{}{}
 	s.conns.Unlock()
 	defer func() {
@@ -120,20 +136,36 @@ func (s *Server) handle(nc net.Conn) {
 func (c *conn) begin() error {
 	c.said, c.fresh = 0, true
 	for {
-		line, err := c.readLine()
-		if err == errTurn {
+		if err := c.performNext(); err == errTurn {
 			return nil
-		}
-		if err != nil {
-			return err
-		}
-		c.midway = true
-		c.said++
-		if err := c.command(line); err != nil {
+		} else if err != nil {
 			return err
 		}
 		c.midway, c.began = false, time.Time{}
 	}
+}
+
+// performNext reads a command and performs it. An error but errTurn ends the connection.
+func (c *conn) performNext() error {
+	if c.speaks == speaksNothing {
+		first, err := c.r.Peek(1)
+		if err != nil {
+			return err
+		}
+		if c.speaks = speaksText; first[0] == binRequest {
+			c.speaks = speaksBinary
+		}
+	}
+	if c.speaks == speaksBinary {
+		return c.readPacket()
+	}
+	line, err := c.readLine()
+	if err != nil {
+		return err
+	}
+	c.midway = true
+	c.said++
+	return c.command(line)
 }
 
 // input is what r reads: once between two commands, and then until they are whole. Before it waits
@@ -240,9 +272,6 @@ func (c *conn) readLine() ([]byte, error) {
 	}
 	for {
 		b, err := c.r.ReadSlice('\n')
-		if len(c.long) == 0 && len(b) > 0 && b[0] == 0x80 {
-			return nil, fmt.Errorf("binary protocol") // nobody could read an answer
-		}
 		if err == bufio.ErrBufferFull || err == nil && len(c.long) > 0 {
 			if c.lineHeld == 0 {
 				// For the line, while it grows, and its tokens.
@@ -324,6 +353,13 @@ func (c *conn) remove(key []byte) error {
 	return err
 }
 
+// removeVersion deletes a key that has the version given.
+func (c *conn) removeVersion(key []byte, version uint64) error {
+	give, err := c.do(0, func(ctx context.Context) error { return c.s.o.Client.DeleteVersion(ctx, key, version) })
+	give()
+	return err
+}
+
 // tokens cuts a line at its spaces.
 func (c *conn) tokens(line []byte) [][]byte {
 	c.toks = c.toks[:0]
@@ -362,13 +398,13 @@ var (
 	badDelete   = reply{"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]", resBad}
 	notNumeric  = reply{"CLIENT_ERROR cannot increment or decrement non-numeric value", resBad}
 	tooLarge    = reply{"SERVER_ERROR object too large for cache", resTrouble}
-	noDelay     = reply{"SERVER_ERROR flush_all with a delay is not supported", resTrouble}
 	noBuffers   = reply{"SERVER_ERROR out of buffer memory; nothing was done", resTrouble}
 	outOfMemory = reply{"SERVER_ERROR out of memory storing object", resTrouble}
 	unknown     = reply{"SERVER_ERROR outcome unknown: it may have happened", resTrouble}
 	unavailable = reply{"SERVER_ERROR store unavailable", resTrouble}
 	noNamespace = reply{"SERVER_ERROR the namespace was deleted", resTrouble}
 	forbidden   = reply{"SERVER_ERROR the gateway may not use the namespace any more", resTrouble}
+	wrongType   = reply{"SERVER_ERROR the value is a collection of Redis's; nothing was done", resTrouble}
 	corrupt     = reply{"SERVER_ERROR corrupt memory; the log says where", resTrouble}
 	said        = reply{"", resOK} // the command has written its answer
 )
@@ -385,6 +421,8 @@ func (c *conn) trouble(err error) reply {
 		return notNumeric
 	case errors.Is(err, errTooLarge):
 		return tooLarge
+	case errors.Is(err, client.ErrWrongType):
+		return wrongType
 	case errors.Is(err, netsrv.ErrBudget):
 		c.s.o.Logger.Warn("command refused: out of buffer memory", "used", c.s.o.Budget.Used(), "of", c.s.o.Budget.Total())
 		return noBuffers
@@ -436,19 +474,16 @@ func (c *conn) command(line []byte) error {
 		}
 		return nil
 	}
-	if cmd >= cmdMg && cmd < cmdUnknown {
+	if cmd >= cmdMg && cmd <= cmdMe {
 		return c.metaCommand(cmd, toks, began)
 	}
 	c.performLookups()
-	quiet := len(toks) > 1 && string(toks[len(toks)-1]) == "noreply"
-	switch cmd {
-	case cmdGat, cmdGats, cmdVersion, cmdStats, cmdQuit:
-		quiet = false // these answer in any case
+	n, quiet := wordsOf[cmd], false
+	r, err := badCommand, error(nil)
+	if n.least <= len(toks) && (n.most == 0 || len(toks) <= n.most) {
+		quiet = n.quiet && string(toks[len(toks)-1]) == "noreply"
+		r, err = c.text(cmd, toks, quiet)
 	}
-	if quiet {
-		toks = toks[:len(toks)-1]
-	}
-	r, err := c.text(cmd, toks)
 	if err != nil {
 		return err
 	}
@@ -459,23 +494,36 @@ func (c *conn) command(line []byte) error {
 	return nil
 }
 
+// words is how many words a command has, its name counted, and whether the last of them may be noreply. memcached takes
+// any word for that one, and counts it.
+type words struct {
+	least, most int // most 0: any
+	quiet       bool
+}
+
+// wordsOf has the commands that text performs.
+var wordsOf = [numCommands]words{
+	cmdSet: {5, 6, true}, cmdAdd: {5, 6, true}, cmdReplace: {5, 6, true}, cmdAppend: {5, 6, true}, cmdPrepend: {5, 6, true}, cmdCas: {6, 7, true},
+	cmdIncr: {3, 4, true}, cmdDecr: {3, 4, true}, cmdTouch: {3, 4, true}, cmdDelete: {2, 4, true},
+	cmdFlushAll: {1, 3, true}, cmdVerbosity: {2, 3, true}, cmdGat: {2, 0, false}, cmdGats: {2, 0, false}, cmdVersion: {1, 0, false}, cmdStats: {1, 0, false}, cmdQuit: {1, 0, false},
+}
+
 func (c *conn) say(r reply) {
 	c.out().WriteString(r.text)
 	c.out().WriteString("\r\n")
 }
 
-// text performs a text command other than get and gets.
-func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
+// text performs a text command other than get and gets, which has as many words as it should.
+func (c *conn) text(cmd command, toks [][]byte, quiet bool) (reply, error) {
 	switch cmd {
 	case cmdSet, cmdAdd, cmdReplace, cmdAppend, cmdPrepend, cmdCas:
 		return c.store(cmd, toks)
 	case cmdGat, cmdGats:
 		return c.getAndTouch(cmd, toks), nil
 	case cmdDelete:
+		hold := len(toks) > 2 && string(toks[2]) == "0" // as clients of long ago say it
 		switch {
-		case len(toks) < 2:
-			return badCommand, nil
-		case len(toks) > 3 || len(toks) == 3 && string(toks[2]) != "0":
+		case len(toks) == 3 && !hold && !quiet, len(toks) == 4 && !(hold && quiet):
 			return badDelete, nil
 		case !goodKey(toks[1]):
 			return badFormat, nil
@@ -484,10 +532,7 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 	case cmdIncr, cmdDecr:
 		return c.incr(cmd, toks), nil
 	case cmdTouch:
-		switch {
-		case len(toks) != 3:
-			return badCommand, nil
-		case !goodKey(toks[1]):
+		if !goodKey(toks[1]) {
 			return badFormat, nil
 		}
 		exp, ok := c.expiry(toks[2])
@@ -498,26 +543,21 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 		give()
 		return c.outcome(err, touched, notFound), nil
 	case cmdFlushAll:
-		switch {
-		case len(toks) > 2:
-			return badCommand, nil
-		case len(toks) == 2:
-			n, ok := parseInt(toks[1])
-			if !ok {
-				return badExptime, nil
-			}
-			if n > 0 {
-				return noDelay, nil
-			}
+		if quiet {
+			toks = toks[:len(toks)-1]
 		}
-		return c.outcome(c.flushAll(), reply{"OK", resOK}, ok), nil
+		if len(toks) == 1 {
+			return c.flushAll(time.Time{}), nil
+		}
+		at, good := c.expiry(toks[1])
+		if !good {
+			return badExptime, nil
+		}
+		return c.flushAll(at), nil
 	case cmdVersion:
 		return reply{"VERSION " + version, resOK}, nil
 	case cmdVerbosity:
-		if len(toks) != 2 {
-			return badCommand, nil
-		}
-		if _, err := strconv.ParseUint(string(toks[1]), 10, 32); err != nil {
+		if _, err := strconv.ParseUint(string(toks[1]), 10, 32); err != nil && !quiet {
 			return badFormat, nil
 		}
 		return ok, nil
@@ -527,7 +567,24 @@ func (c *conn) text(cmd command, toks [][]byte) (reply, error) {
 		c.s.stats.done(cmd, resOK, time.Now())
 		return said, errQuit
 	}
-	return badCommand, nil
+	return refusal(toks), nil
+}
+
+// refusal is the answer to what is no command here: some are known to memcached, which has them switched off.
+func refusal(toks [][]byte) reply {
+	if len(toks) > 0 {
+		switch string(toks[0]) {
+		case "shutdown":
+			return reply{"ERROR: shutdown not enabled", resBad}
+		case "refresh_certs":
+			return reply{"Error TLS not enabled", resBad}
+		case "lru_crawler":
+			if len(toks) > 2 && (string(toks[1]) == "metadump" || string(toks[1]) == "mgdump") {
+				return reply{"ERROR metadump not allowed", resBad}
+			}
+		}
+	}
+	return badCommand
 }
 
 // outcome is yes without an error, none if there is no such key.
@@ -560,32 +617,46 @@ func parseInt(b []byte) (int64, bool) {
 	return n, err == nil && n < 1<<40 && n > -1<<40
 }
 
-// expiry reads an exptime: 0 is never, up to 30 days counts from now, more is a Unix
-// time, and what is negative has passed.
+// expiry reads an exptime.
 func (c *conn) expiry(b []byte) (time.Time, bool) {
 	n, ok := parseInt(b)
-	switch {
-	case !ok:
+	if !ok {
 		return time.Time{}, false
-	case n == 0:
-		return time.Time{}, true
-	case n < 0:
-		return time.UnixMilli(1), true
-	case n > 30*24*60*60:
-		return time.Unix(n, 0), true
 	}
-	return c.s.o.Now().Add(time.Duration(n) * time.Second), true
+	return c.expiresAt(n), true
+}
+
+// expiresAt is what an exptime means: 0 is never, up to 30 days counts from now, more is a Unix
+// time, and what is negative has passed.
+func (c *conn) expiresAt(n int64) time.Time {
+	switch {
+	case n == 0:
+		return time.Time{}
+	case n < 0:
+		return time.UnixMilli(1)
+	case n > 30*24*60*60:
+		return time.Unix(n, 0)
+	}
+	return c.s.o.Now().Add(time.Duration(n) * time.Second)
 }
 
 // readValue reads n bytes and the line's end. give is to be called when they are not needed any more.
 func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) {
+	buf, give, err := c.readBytes(n + 2)
+	if err != nil {
+		return nil, false, give, err
+	}
+	return buf[:n], string(buf[n:]) == "\r\n", give, nil
+}
+
+// readBytes reads so many bytes. give is to be called when they are not needed any more.
+func (c *conn) readBytes(need int) (buf []byte, give func(), err error) {
 	// A peer that has not sent them shall not make us reserve them.
 	const step = 64 << 10
-	need := n + 2
 	if need > cap(c.small) && need <= keepInto {
 		c.small = make([]byte, 0, keepInto)
 	}
-	buf := c.small[:0]
+	buf = c.small[:0]
 	if need > cap(buf) {
 		buf = make([]byte, 0, min(need, step))
 	}
@@ -596,7 +667,7 @@ func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) 
 		if cap(buf)-len(buf) < k {
 			size := min(need, 2*cap(buf)+k)
 			if err := c.take(int64(size)); err != nil {
-				return nil, false, give, err
+				return nil, give, err
 			}
 			buf = append(make([]byte, 0, size), buf...)
 			c.share.Drop(held)
@@ -605,15 +676,18 @@ func (c *conn) readValue(n int) (value []byte, ok bool, give func(), err error) 
 		m, err := io.ReadFull(c.r, buf[len(buf):len(buf)+k])
 		buf = buf[:len(buf)+m]
 		if err != nil {
-			return nil, false, give, err
+			return nil, give, err
 		}
 	}
-	return buf[:n], string(buf[n:]) == "\r\n", give, nil
+	return buf, give, nil
 }
 
 // skipValue reads past n bytes and the line's end.
-func (c *conn) skipValue(n int) error {
-	_, err := io.CopyN(io.Discard, c.r, int64(n)+2)
+func (c *conn) skipValue(n int) error { return c.skip(n + 2) }
+
+// skip reads past n bytes.
+func (c *conn) skip(n int) error {
+	_, err := io.CopyN(io.Discard, c.r, int64(n))
 	return err
 }
 
@@ -624,9 +698,6 @@ func valueLen(b []byte) (int, bool) {
 }
 
 func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
-	if n := 5; cmd == cmdCas && len(toks) != n+1 || cmd != cmdCas && len(toks) != n {
-		return badCommand, nil
-	}
 	flags, err := strconv.ParseUint(string(toks[2]), 10, 32)
 	exp, okExp := c.expiry(toks[3])
 	n, okLen := valueLen(toks[4])
@@ -643,16 +714,7 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	c.key = append(c.key[:0], toks[1]...) // the line goes when the value is read
 	op.Key = c.key
 	if n > c.s.o.MaxValueBytes {
-		if err := c.skipValue(n); err != nil {
-			return tooLarge, err
-		}
-		if cmd == cmdSet {
-			// A client that sets a key does not want to find the old value.
-			if err := c.remove(op.Key); err != nil && !errors.Is(err, client.ErrNotFound) {
-				return c.trouble(err), nil
-			}
-		}
-		return tooLarge, nil
+		return c.refuseLarge(op.Key, n, cmd == cmdSet)
 	}
 	value, whole, give, err := c.readValue(n)
 	defer give()
@@ -682,6 +744,20 @@ func (c *conn) store(cmd command, toks [][]byte) (reply, error) {
 	default:
 		return c.outcome(err, stored, none), nil
 	}
+}
+
+// refuseLarge passes over a value of n bytes, more than are stored. If the old value goes, a client that sets a key does not
+// find it afterwards.
+func (c *conn) refuseLarge(key []byte, n int, oldGoes bool) (reply, error) {
+	if err := c.skipValue(n); err != nil {
+		return tooLarge, err
+	}
+	if oldGoes {
+		if err := c.remove(key); err != nil && !errors.Is(err, client.ErrNotFound) {
+			return c.trouble(err), nil
+		}
+	}
+	return tooLarge, nil
 }
 
 // unread says why a value was not read, if the peer is still there.
@@ -752,15 +828,18 @@ func (c *conn) touch(key []byte, exp time.Time, it *client.Item) (version uint64
 			*it = cur
 			it.Value, it.Expires = bytes.Clone(cur.Value), exp
 		}
-		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags}, nil
+		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags, Note: cur.Note}, nil
 	})
 }
 
 // number is the sum that incr and decr make of a value: 64 bits that wrap upwards, and
 // stop at 0 downwards.
 func number(value []byte, delta uint64, down bool) (uint64, error) {
-	// memcached itself pads a number that lost digits.
-	v, err := strconv.ParseUint(string(bytes.TrimRight(value, " ")), 10, 64)
+	// memcached itself pads a number that lost digits, and reads up to a space.
+	if i := bytes.IndexByte(value, ' '); i > 0 {
+		value = value[:i]
+	}
+	v, err := strconv.ParseUint(string(value), 10, 64)
 	switch {
 	case err != nil:
 		return 0, errNotNumeric
@@ -773,9 +852,6 @@ func number(value []byte, delta uint64, down bool) (uint64, error) {
 }
 
 func (c *conn) incr(cmd command, toks [][]byte) reply {
-	if len(toks) != 3 {
-		return badCommand
-	}
 	if !goodKey(toks[1]) {
 		return badFormat
 	}
@@ -790,58 +866,26 @@ func (c *conn) incr(cmd command, toks [][]byte) reply {
 		}
 		n, err := number(cur.Value, delta, cmd == cmdDecr)
 		sum = strconv.AppendUint(sum[:0], n, 10)
-		return client.Change{Value: sum, Expires: cur.Expires, Flags: cur.Flags}, err
+		return client.Change{Value: sum, Expires: cur.Expires, Flags: cur.Flags, Note: noteOfSum(cur, sum)}, err
 	})
 	give()
 	return c.outcome(err, reply{string(sum), resOK}, notFound)
 }
 
-func (c *conn) flushAll() error {
-	c.link.Waits()
-	var damaged error // of the first place whose keys are left
-	for at := (client.Cursor{}); !at.Done; {
-		var keys [][]byte
-		from := at
-		for kv, err := range c.s.o.Client.Scan(c.s.ctx, client.ScanOptions{Cursor: &at, Count: 256, KeysOnly: true, Expired: true}) {
-			switch {
-			case errors.Is(err, client.ErrCorrupt) && at != from:
-				damaged = cmp.Or(damaged, err)
-			case err != nil:
-				return err
-			default:
-				keys = append(keys, kv.Key)
-			}
-		}
-		for i, r := range c.s.o.Client.MultiDelete(c.smallCtx, keys) {
-			err := r.Err
-			if errors.As(err, new(*inside.TooLargeError)) {
-				err = c.remove(keys[i])
-			}
-			if err != nil && !errors.Is(err, client.ErrNotFound) {
-				return err
-			}
-		}
-	}
-	return damaged
-}
-
 func (c *conn) showStats(toks [][]byte) reply {
-	var stats []stat
-	what := ""
+	section := ""
 	if len(toks) > 1 {
-		what = string(toks[1])
+		section = string(toks[1])
 	}
-	switch what {
-	case "":
-		stats = c.s.generalStats()
-	case "settings":
-		stats = c.s.settingStats()
-	case "items", "slabs", "sizes", "conns":
-		// There are none here.
+	switch section {
 	case "reset":
 		c.s.resetStats()
 		return reply{"RESET", resOK}
-	default:
+	case "cachedump":
+		return reply{"CLIENT_ERROR stats cachedump not allowed", resBad} // as with -X
+	}
+	stats, ok := c.s.section(section)
+	if !ok {
 		return badCommand
 	}
 	for _, s := range stats {

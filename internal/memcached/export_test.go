@@ -5,3 +5,6 @@ func (s *Server) SetCalm(n int) { s.calm = n }
 
 // Looped is how many connections are in loops.
 func (s *Server) Looped() int { return s.loops.Conns() }
+
+// Version is what clients are told.
+const Version = version

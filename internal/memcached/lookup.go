@@ -146,6 +146,10 @@ func (c *conn) found(err error) {
 
 func (c *conn) answer(op *client.Op, l *lookup) {
 	c.found(op.Err)
+	if l.binary {
+		c.s.stats.done(l.cmd, c.binaryGot(l.op, l.opaque, op.Key, &op.Item, op.Err), l.began)
+		return
+	}
 	if l.meta != nil {
 		c.s.stats.done(l.cmd, c.metaGot(l.meta, &op.Item, op.Err), l.began)
 		return
@@ -192,9 +196,6 @@ func (c *conn) uint(before byte, n uint64) {
 }
 
 func (c *conn) getAndTouch(cmd command, toks [][]byte) reply {
-	if len(toks) < 3 {
-		return badCommand
-	}
 	exp, ok := c.expiry(toks[1])
 	if !ok {
 		return badExptime

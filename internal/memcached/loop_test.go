@@ -30,6 +30,7 @@ func TestWithoutLoops(t *testing.T) {
 	for name, f := range map[string]func(*testing.T){
 		"transcripts": TestTranscripts, "repeated keys": TestRepeatedKeys, "pipelining": TestPipelining, "half commands": TestAnswersBeforeWaiting,
 		"hostile": TestHostile, "metrics": TestMetrics, "a client": TestGomemcache,
+		"same": TestSame, "binary pipelining": TestBinaryPipelining, "binary limits": TestBinaryLimits, "sasl": TestSASL,
 	} {
 		t.Run(name, f)
 	}

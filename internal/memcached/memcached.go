@@ -1,4 +1,4 @@
-// Package memcached serves the memcached protocol, text and meta commands, from a
+// Package memcached serves the memcached protocol, text, meta commands and binary, from a
 // namespace of the store. The cas unique of an item is its version, the flags are
 // its flags.
 //
@@ -6,13 +6,15 @@
 // to [client.API]: any number of Servers may serve one namespace. The words and the
 // rules are those of memcached 1.6.18, but for these:
 //
-//   - flush_all deletes the keys one by one, those written meanwhile perhaps too; a
-//     delay is refused.
-//   - meta commands know no win tokens and stale items (flags I, N of mg, R), no
-//     access times (h, l) and no versions of the caller's (E).
-//   - stats has no items and slabs, because there are none here.
-//   - touch, gat, gats and T change an item's cas unique, as every write does.
-//   - a number that loses digits in decr is not padded with spaces.
+//   - flush_all deletes the keys one by one, those written meanwhile perhaps too. With a delay
+//     the Server remembers it, and forgets it when it is closed.
+//   - h and l of mg tell of accesses that asked for them or won an item; a plain get would have to
+//     write to be noted.
+//   - N also lets ms with MA or MP create an item, as later versions have it; k shows the key as it was sent.
+//   - stats has no items and slabs, because there are none here; what lists keys is refused, as with -X.
+//   - touch, gat, gats, T and a mg that wins an item or is noted change its cas unique, as every write does.
+//   - a number that loses digits in decr is not padded with spaces; flags beyond 32 bits are refused; times
+//     of expiry are not cut to 32 bits; a key in text has no control characters.
 //   - a lookup that failed is SERVER_ERROR, not a miss.
 //   - of authentication there is -Y alone; a wrong password is answered later after many of them, and
 //     a user who is taken out of the file is disconnected.
@@ -28,8 +30,11 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,9 +146,11 @@ type Server struct {
 	guesses netsrv.Guesses
 	conns   struct {
 		sync.Mutex
-		all map[*conn]struct{}
+		all  map[*conn]struct{}
+		last uint64 // number of a conn
 	}
-	base struct { // what `stats reset` subtracts
+	later laterFlush
+	base  struct { // what `stats reset` subtracts
 		sync.Mutex
 		tally tally
 	}
@@ -196,6 +203,7 @@ func (s *Server) Close() error {
 	s.conns.Unlock()
 	err := s.net.Close()
 	s.loops.Close()
+	s.later.wg.Wait() // ctx has ended
 	return err
 }
 
@@ -268,16 +276,18 @@ const (
 	cmdMa
 	cmdMn
 	cmdMe
+	cmdNoop // this and what follows are of the binary protocol
+	cmdSASL
 	cmdUnknown
 	numCommands
 )
 
 var commandNames = [numCommands]string{"get", "gets", "gat", "gats", "set", "add", "replace", "append", "prepend", "cas", "delete",
-	"incr", "decr", "touch", "flush_all", "version", "verbosity", "stats", "quit", "mg", "ms", "md", "ma", "mn", "me", "unknown"}
+	"incr", "decr", "touch", "flush_all", "version", "verbosity", "stats", "quit", "mg", "ms", "md", "ma", "mn", "me", "noop", "sasl", "unknown"}
 
 var commandOf = func() map[string]command {
-	m := map[string]command{}
-	for i, n := range commandNames[:cmdUnknown] {
+	m := map[string]command{"bget": cmdGet}
+	for i, n := range commandNames[:cmdNoop] {
 		m[n] = command(i)
 	}
 	return m
@@ -374,6 +384,23 @@ type stat struct {
 	value any
 }
 
+// section is a part of the statistics by its name.
+func (s *Server) section(name string) (stats []stat, ok bool) {
+	switch name {
+	case "":
+		return s.generalStats(), true
+	case "settings":
+		return s.settingStats(), true
+	case "conns":
+		return s.connStats(), true
+	case "sizes":
+		return []stat{{"sizes_status", "disabled"}}, true
+	case "items", "slabs", "extstore":
+		return nil, true // there are none here
+	}
+	return nil, false
+}
+
 func (s *Server) generalStats() []stat {
 	s.base.Lock()
 	b := s.base.tally
@@ -413,7 +440,7 @@ func (s *Server) generalStats() []stat {
 func (s *Server) maxConns() int { return cmp.Or(s.o.MaxConns, 10_000) }
 
 func (s *Server) settingStats() []stat {
-	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"binding_protocol", "ascii"}}
+	return []stat{{"maxconns", s.maxConns()}, {"item_size_max", s.o.MaxValueBytes}, {"cas_enabled", "yes"}, {"flush_enabled", "yes"}, {"binding_protocol", "auto-negotiate"}}
 }
 
 func (s *Server) resetStats() {
@@ -421,4 +448,21 @@ func (s *Server) resetStats() {
 	s.base.Lock()
 	s.base.tally = t
 	s.base.Unlock()
+}
+
+// connStats tells of the connections, those that have been open for longest first.
+func (s *Server) connStats() (stats []stat) {
+	s.conns.Lock()
+	defer s.conns.Unlock()
+	open := slices.SortedFunc(maps.Keys(s.conns.all), func(a, b *conn) int { return cmp.Compare(a.number, b.number) })
+	for _, c := range open {
+		state, since := "conn_parse_cmd", int64(0)
+		if idle := c.idle.Load(); idle > 0 {
+			state, since = "conn_read", max(0, time.Now().UnixMilli()-idle)/1000
+		}
+		name := strconv.FormatUint(c.number, 10)
+		stats = append(stats, stat{name + ":addr", c.peer.Network() + ":" + c.peer.String()}, stat{name + ":state", state},
+			stat{name + ":secs_since_last_cmd", since})
+	}
+	return stats
 }

@@ -85,6 +85,9 @@ func talk(t testing.TB, addr, say string) string {
 // a hundred k.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		if strings.Contains(path, "same") {
+			return // of TestSame
+		}
 		var mu sync.Mutex
 		now := time.Unix(1_800_000_000, 0)
 		clock := func() time.Time {
@@ -432,12 +435,9 @@ func FuzzConn(f *testing.F) {
 var (
 	casText = regexp.MustCompile(`(?m)^(VALUE \S+ \d+ \d+) (\d+)`)
 	casMeta = regexp.MustCompile(` c(\d+)`)
-	// The version of an item that was not stored means nothing.
-	casNone = regexp.MustCompile(`(?m)^(NS|EX|NF)(.*) cCAS`)
 	failed  = regexp.MustCompile(`(?m)^(NS|EX|NF).*$`)
-	// Which of a line's faults is named is memcached's own affair.
-	badFlags = regexp.MustCompile(`CLIENT_ERROR (bad token|.*flag|opaque token|.* M token).*\r`)
-	ttlMeta  = regexp.MustCompile(` t\d{3,}`)
+	ttlMeta = regexp.MustCompile(` t(0|\d{3,})\b`) // expired: it shows a number that has wrapped
+	won     = regexp.MustCompile(`(?m)^(HD|VA).* W\r`)
 )
 
 // dialogue is a connection on which commands are sent and answers awaited.
@@ -480,13 +480,11 @@ func (d *dialogue) ask(t *testing.T, say string) string {
 	for _, m := range casMeta.FindAllStringSubmatch(failed.ReplaceAllString(got, ""), -1) {
 		d.cas = m[1]
 	}
-	if strings.Contains(say, "touch") || strings.Contains(say, "gat") || strings.Contains(say, " T") {
+	if strings.Contains(say, "touch") || strings.Contains(say, "gat") || strings.Contains(say, " T") || won.MatchString(got) {
 		d.cas = "1" // here they change the version
 	}
 	got = casText.ReplaceAllString(got, "$1 CAS")
 	got = casMeta.ReplaceAllString(got, " cCAS")
-	got = casNone.ReplaceAllString(got, "$1$2")
-	got = badFlags.ReplaceAllString(got, "CLIENT_ERROR flag\r")
 	return ttlMeta.ReplaceAllString(got, " tLONG")
 }
 
@@ -503,11 +501,13 @@ func TestSameAsMemcached(t *testing.T) {
 		steps = 2000
 	}
 	for seed := range uint64(3) {
+		var said []string
 		rng := rand.New(rand.NewPCG(seed, 7))
 		for i := range steps {
 			say := sentence(rng)
+			said = append(said, say)
 			if x, y := a.ask(t, say), b.ask(t, say); x != y {
-				t.Fatalf("seed %d step %d: %q\nhere      %q\nmemcached %q", seed, i, say, x, y)
+				t.Fatalf("seed %d step %d: %q\nhere      %q\nmemcached %q\nbefore that: %q", seed, i, say, x, y, said[max(0, len(said)-40):])
 			}
 		}
 	}
@@ -537,10 +537,14 @@ func sentence(rng *rand.Rand) string {
 			switch f {
 			case 'O':
 				s += pick("", "123", "abc")
-			case 'T':
-				s += pick("0", "1000", "-1", "x")
+			case 'T', 'N':
+				s += pick("0", "1000", "2000", "-1", "x")
+			case 'R': // not near those: seconds end at another moment there
+				s += pick("0", "500", "1500", "-1", "x")
 			case 'C':
 				s += pick("$CAS", "$CAS", "1", "x")
+			case 'M':
+				s += pick("", "E", "A", "I", "D", "ZZ")
 			case 'F':
 				s += pick("0", "5")
 			case 'D', 'J':
@@ -576,19 +580,17 @@ func sentence(rng *rand.Rand) string {
 		return "touch " + key() + " " + exp() + noreply() + "\r\n"
 	case 13:
 		return pick("verbosity\r\n", "verbosity 1\r\n", "flush_all\r\n", "flush_all 0\r\n", "foo\r\n", "\r\n", "get\r\n", "set\r\n", "incr n1\r\n", "mg\r\n", "md\r\n", "touch a\r\n", "delete\r\n", "stats reset\r\n", "stats what\r\n", "me\r\n")
-	case 14, 15, 16:
-		return "mg " + key() + pick(meta("ckOqsvfT"), meta("ckOqsvft")) + "\r\n" // T and t: their order counts there
+	case 14, 15, 16: // h and l are told from other accesses there
+		return "mg " + key() + meta("ckOqsvfTtuNRILPMbS!") + "\r\n"
 	case 17, 18, 19:
 		v := value()
-		tail := meta("ckOqTFC") + pick("", "", "", " MA", " MP", " MS", " MQ", " MXX")
-		if rng.IntN(3) == 0 {
-			tail = meta("ckOqTF") + pick(" ME", " MR") // with C we refuse them
-		}
+		// N with MA or MP creates an item here.
+		tail := meta("ckOqTFCIsvtR") + pick("", "", "", "", " ME", " MA", " MP", " MR", " MS", " MQ", " MXX")
 		return fmt.Sprintf("ms %s %d%s\r\n%s\r\n", key(), len(v), tail, v)
 	case 20:
-		return "md " + key() + meta("kOqC") + "\r\n"
-	case 21, 22:
-		return "ma " + num() + pick(meta("ckOqtvD"), " N0"+meta("ckOtvDJ")) + pick("", "", " MI", " MD", " MX") + "\r\n"
+		return "md " + key() + meta("kOqCITv") + "\r\n"
+	case 21, 22: // without T, which memcached gives to the item that goes if the number gets longer
+		return "ma " + num() + pick(meta("ckOqtvDI"), " N0"+meta("ckOtvDJqC")) + pick("", "", " MI", " MD", " MX") + "\r\n"
 	case 23:
 		return pick("mg YWJjZA== b v", "mg YWJjZA== v b", "ms YWJjZA== 0 b\r\n\r\nms YWJjZA== 0 b", "mg wrong b") + pick("", " k", " O1") + "\r\n\r\n"
 	case 24:
