@@ -564,6 +564,9 @@ func parseInt(b []byte) (int64, bool) {
 // time, and what is negative has passed.
 func (c *conn) expiry(b []byte) (time.Time, bool) {
 	n, ok := parseInt(b)
+	// Of a number that does not fit, memcached takes the lower 32 bits: libmemcached sends -1
+	// without its sign, and means that the item be gone.
+	n = int64(int32(n))
 	switch {
 	case !ok:
 		return time.Time{}, false
