@@ -112,6 +112,9 @@ func newRedisDialect(ctx context.Context, ours, theirs string, list *reviewed) (
 		c.write = strings.Contains(flags, "write")
 		c.unordered = strings.Contains(hints, "nondeterministic_output_order")
 		c.random = !c.unordered && strings.Contains(hints, "nondeterministic_output")
+		if name == popAll {
+			c.random, c.unordered = false, true
+		}
 		d.all = append(d.all, c)
 		d.byName[strings.Join(c.words, " ")] = c
 		if d.byGroup[c.group] == nil {
@@ -171,21 +174,32 @@ func (m *maker) usual(good []string, else_ ...string) string {
 	return m.pick(else_...)
 }
 
+// popAll removes members at random, so that afterwards the databases would differ: it is made to
+// remove all there are.
+const popAll = "spop"
+
 // sequence begins with commands that make values, has a few groups of commands as its theme,
 // and transactions now and then.
 func (d *redisDialect) sequence(rng *rand.Rand) []step {
 	theme := []string{d.groups[rng.IntN(len(d.groups))], d.groups[rng.IntN(len(d.groups))]}
 	var steps []step
-	for range 40 {
+	for i := range 40 {
 		from := d.all
-		if rng.IntN(5) > 0 {
+		if i < 8 || rng.IntN(5) > 0 {
 			from = d.byGroup[theme[rng.IntN(len(theme))]]
 		}
 		c := from[rng.IntN(len(from))]
+		for tries := 0; i < 8 && !c.write && tries < 8; tries++ {
+			c = from[rng.IntN(len(from))]
+		}
 		if c.group == "transactions" && rng.IntN(3) > 0 {
 			c = d.all[rng.IntN(len(d.all))]
 		}
-		steps = append(steps, d.command(rng, c))
+		s := d.command(rng, c)
+		if c.name == popAll && len(s) == 2 {
+			s = append(s, "1000")
+		}
+		steps = append(steps, s)
 	}
 	return steps
 }
@@ -210,7 +224,7 @@ func (d *redisDialect) command(rng *rand.Rand, c *docCommand) step {
 	case 1:
 		s = append(s, m.pick("x", "", "1", "k:any"))
 	case 2:
-		if len(s) > fixed && !slices.Contains([]string{"select", "copy", "move"}, c.name) { // into databases that nobody empties
+		if c.name != popAll && len(s) > fixed && !slices.Contains([]string{"select", "copy", "move"}, c.name) { // into databases that nobody empties
 			s[fixed+rng.IntN(len(s)-fixed)] = m.pick("", "abc", "-1", "0", "1.5", "\r\n", "9223372036854775807", "nx")
 		}
 	}
@@ -341,9 +355,14 @@ func (m *maker) integer(name string, edge []string) string {
 			break
 		}
 		return m.usual([]string{"14"}, "15", "99", "-1", "abc", "9223372036854775807")
+	case "count":
+		if m.command.name == popAll {
+			return "1000"
+		}
 	case "seconds", "milliseconds", "ttl":
-		// None so short that it ends while it is compared.
-		return m.usual([]string{"100000", "1000000", "5000000"}, append(edge, "0", "-1", "-100")...)
+		// None so short that it ends while it is compared, and no two alike: which of them ends
+		// later would be a matter of milliseconds.
+		return m.usual([]string{strconv.Itoa(100_000 + m.IntN(1_000_000_000))}, append(edge, "0", "-1", "-100")...)
 	case "timeout":
 		return m.usual([]string{"0.01", "0.02"}, "-1", "abc")
 	}
