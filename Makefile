@@ -99,6 +99,15 @@ test-compat: ## real clients and other people's suites against the gateway (Debi
 	internal/compat/install.sh
 	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 20m ./internal/compat ./internal/gateway ./internal/memcached
 
+FUZZ ?=
+SEED ?= 1
+RUNS ?= 5000
+
+.PHONY: fuzz-compat
+fuzz-compat: ## random commands to the gateway and to the originals, whose answers are compared: from SEED on, RUNS times; FUZZ=Redis or Memcached alone
+	internal/compat/install.sh
+	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestFuzz$(FUZZ)' ./internal/compat -seed $(SEED) -runs $(RUNS)
+
 .PHONY: test-memory
 test-memory: ## memory comes back, whoever wrote, deleted or died: ten times what a store has, in each case
 	KVD_MEMORY=full CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/memtest

@@ -69,10 +69,10 @@ func nodeModules(t *testing.T) string {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob("testdata/node/*.*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
+	must(t, err)
+	more, err := filepath.Glob("testdata/applications/*.mjs")
+	must(t, err)
+	for _, f := range append(files, more...) {
 		b, err := os.ReadFile(f)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, filepath.Base(f)), b, 0o644)
@@ -96,48 +96,70 @@ func nodeModules(t *testing.T) string {
 	return dir
 }
 
-func runScript(t *testing.T, at target, argv ...string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+// transcript is what a script said of its checks.
+type transcript struct {
+	version string // of what it is about; "" if it does not say
+	passed  int
+	failed  map[string]string // a check, and why it failed
+}
+
+// converse runs a script to its end, within bound. A script may ask for a restart of the server.
+// An error says that the script did not come to its end; the transcript has what it said before.
+func converse(ctx context.Context, bound time.Duration, restart func() error, env []string, argv ...string) (transcript, error) {
+	said := transcript{failed: make(map[string]string)}
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.WaitDelay = time.Second
 	stderr := new(bytes.Buffer)
 	cmd.Stderr = stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
-		t.Fatal(err)
+		return said, err
 	}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		return said, err
 	}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		return said, err
 	}
-	done, passed := false, 0
+	var errs []error
+	done := false
 	for in := bufio.NewScanner(stdout); in.Scan(); {
-		what, rest, _ := strings.Cut(in.Text(), " ")
-		switch what {
+		verb, rest, _ := strings.Cut(in.Text(), " ")
+		switch verb {
 		case "ok":
-			passed++
+			said.passed++
 		case "fail":
-			t.Error(rest)
+			name, why, _ := strings.Cut(rest, ": ")
+			said.failed[name] = why
+		case "version":
+			said.version = rest
 		case "restart":
-			if err := at.restart(); err != nil {
-				t.Error(err)
-			}
-			if _, err := fmt.Fprintln(stdin, "restarted"); err != nil {
-				t.Error(err)
-			}
+			err := restart()
+			_, err2 := fmt.Fprintln(stdin, "restarted")
+			errs = append(errs, err, err2)
 		case "done":
 			done = true
 		default:
-			t.Errorf("unexpected line %q", in.Text())
+			errs = append(errs, fmt.Errorf("unexpected line %q", in.Text()))
 		}
 	}
 	if err := cmd.Wait(); err != nil || !done {
-		t.Fatalf("ended early: %v\n%s", err, stderr)
+		errs = append(errs, fmt.Errorf("ended early: %v\n%s", err, stderr))
 	}
-	t.Logf("%d checks passed", passed)
+	return said, errors.Join(errs...)
+}
+
+func runScript(t *testing.T, at target, argv ...string) {
+	said, err := converse(t.Context(), 2*patience, at.restart, nil, argv...)
+	for _, name := range slices.Sorted(maps.Keys(said.failed)) {
+		t.Errorf("%s: %s", name, said.failed[name])
+	}
+	must(t, err)
+	t.Logf("%d checks passed", said.passed)
 }
 
 // everyByte and large are what text and small buffers would spoil.

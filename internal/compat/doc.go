@@ -6,8 +6,9 @@
 // internal/gateway and internal/memcached. The tests run when KVD_COMPAT is set
 // (`make test-compat`, which also runs install.sh). Start with lab, which runs the
 // processes: a store and its gateways as users start them, and a redis-server and a
-// memcached beside them, on which every check has to pass too. Failures of other people's suites are listed
-// in testdata/expected with their reason; an unlisted
+// memcached beside them, on which every check has to pass too. Failures of other people's suites,
+// and of applications (testdata/applications: libraries that use Redis or memcached, each with a
+// script that does what its README does), are listed in testdata/expected with their reason; an unlisted
 // failure fails the test, and so does a listed one that passes.
 // docs/compatibility.md shows the lists; after a change, run
 //

@@ -18,18 +18,21 @@ type expected struct {
 	counts    string
 	reference string            // the same on the original
 	reasons   map[string]string // of failures, by place
+	versions  map[string]string // by name, of applications
 }
 
 func expectedFile(name string) string { return filepath.Join("testdata", "expected", name+".txt") }
 
-// loadExpected reads two lines of counts and then one for each failure:
+// loadExpected reads two lines of counts, the versions of applications, and then one line for
+// each failure:
 //
 //	kvd: 280 passed, 8 failed, 65 skipped
 //	reference: 287 passed, 4 failed, 65 skipped
+//	version: NAME = VERSION
 //
 //	PLACE -- REASON
 func loadExpected(name string) (expected, error) {
-	e := expected{reasons: make(map[string]string)}
+	e := expected{reasons: make(map[string]string), versions: make(map[string]string)}
 	b, err := os.ReadFile(expectedFile(name))
 	if errors.Is(err, fs.ErrNotExist) && *rewrite {
 		return e, nil
@@ -42,6 +45,9 @@ func loadExpected(name string) (expected, error) {
 			e.counts = counts
 		} else if counts, ok := strings.CutPrefix(line, "reference: "); ok {
 			e.reference = counts
+		} else if version, ok := strings.CutPrefix(line, "version: "); ok {
+			name, number, _ := strings.Cut(version, " = ")
+			e.versions[name] = number
 		} else if place, reason, ok := strings.Cut(line, " -- "); ok {
 			e.reasons[place] = reason
 		} else if line != "" {
@@ -53,7 +59,11 @@ func loadExpected(name string) (expected, error) {
 
 func (e expected) save(name string) error {
 	b := new(bytes.Buffer)
-	fmt.Fprintf(b, "kvd: %s\nreference: %s\n\n", e.counts, e.reference)
+	fmt.Fprintf(b, "kvd: %s\nreference: %s\n", e.counts, e.reference)
+	for _, name := range slices.Sorted(maps.Keys(e.versions)) {
+		fmt.Fprintf(b, "version: %s = %s\n", name, e.versions[name])
+	}
+	b.WriteByte('\n')
 	for _, place := range slices.Sorted(maps.Keys(e.reasons)) {
 		fmt.Fprintf(b, "%s -- %s\n", place, e.reasons[place])
 	}
@@ -62,6 +72,9 @@ func (e expected) save(name string) error {
 
 // table is a list as docs/compatibility.md shows it. Failures of one reason share a row.
 func (e expected) table() string {
+	if len(e.versions) > 0 {
+		return applicationTable(e)
+	}
 	b := new(strings.Builder)
 	fmt.Fprintf(b, "kvd: %s. The original: %s.\n", e.counts, e.reference)
 	if len(e.reasons) == 0 {

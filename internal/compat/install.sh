@@ -17,7 +17,13 @@ need nodejs command -v node
 need npm command -v npm
 need python3-redis /usr/bin/python3 -c 'import redis'
 need python3-pymemcache /usr/bin/python3 -c 'import pymemcache'
-need python3-pylibmc /usr/bin/python3 -c 'import pylibmc'
+# Applications, and what they are libraries for.
+for package in \
+	python3-celery python3-django python3-django-redis python3-dogpile.cache python3-flask-caching python3-flask-limiter \
+	python3-flask-session python3-limits python3-pylibmc python3-rq \
+	php-cli php-memcached php-redis ruby ruby-activesupport ruby-dalli ruby-redis ruby-sidekiq nginx-light; do
+	need $package dpkg --status $package
+done
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ]; then

@@ -28,6 +28,7 @@ type result struct {
 	// failures says what went wrong, by place: the name of the test, with the lines of
 	// its checks that failed where the suite tells them apart.
 	failures map[string]string
+	version  string // of an application
 }
 
 type state string
@@ -49,6 +50,17 @@ func (r results) count(s state) (n int) {
 
 func (r results) counts() string {
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", r.count(passed), r.count(failed), r.count(skipped))
+}
+
+// versions are those of applications, by name.
+func (r results) versions() map[string]string {
+	all := make(map[string]string)
+	for name, x := range r {
+		if x.version != "" {
+			all[name] = x.version
+		}
+	}
+	return all
 }
 
 // failures are those of all tests.
@@ -79,8 +91,15 @@ func suite(t *testing.T, name string, run func(t *testing.T, at target) (results
 	e, err := loadExpected(name)
 	must(t, err)
 	failures := got.failures()
+	for app, x := range got {
+		if v := e.versions[app]; x.version != "" && x.version != v {
+			// Debian's updates may come at any time.
+			t.Logf("%s is %s here, in %s %s", app, x.version, expectedFile(name), cmp.Or(v, "nothing"))
+		}
+	}
 	if *rewrite {
 		e.counts, e.reference = got.counts(), reference.counts()
+		e.versions = got.versions()
 		for place := range e.reasons {
 			if failures[place] == "" {
 				delete(e.reasons, place)
@@ -266,7 +285,7 @@ func ginkgoResults(report []byte) (results, error) {
 			case s.State == "skipped":
 				r[name] = result{state: skipped}
 			default:
-				r[name] = result{failed, map[string]string{name: s.State + ": " + s.Failure.Message + s.Failure.ForwardedPanic}}
+				r[name] = result{state: failed, failures: map[string]string{name: s.State + ": " + s.Failure.Message + s.Failure.ForwardedPanic}}
 			}
 		}
 	}
@@ -379,7 +398,7 @@ func TestMemccapable(t *testing.T) {
 			if m[2] == "pass" {
 				r[m[1]] = result{state: passed}
 			} else {
-				r[m[1]] = result{failed, map[string]string{m[1]: string(out)}}
+				r[m[1]] = result{state: failed, failures: map[string]string{m[1]: string(out)}}
 			}
 		}
 		return r, nil

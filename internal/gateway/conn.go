@@ -42,9 +42,11 @@ type conn struct {
 	// window is how many keys a batch may have.
 	window int
 
-	tx      transaction
-	reply   replyMode
-	closing bool // after this reply
+	tx    transaction
+	reply replyMode
+	// skipFrom is rd.Empty when reply became replySkip.
+	skipFrom uint64
+	closing  bool // after this reply
 	// deadline is whether reading has one.
 	deadline bool
 
@@ -247,6 +249,9 @@ func (c *conn) lost(err error) {
 	switch {
 	case errors.As(err, &p):
 		c.g.m.protocolErrors.Add(1)
+		if c.mute() {
+			return
+		}
 		w.Error("ERR " + p.Error())
 	case errors.Is(err, resp.ErrNoMemory):
 		c.g.o.Logger.Warn("connection closed: out of buffer memory", "peer", c.remote)
@@ -310,6 +315,7 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 				return err
 			}
 			c.push(&b.w, 0)
+			c.endSkip(b)
 			c.lost(err)
 			return err
 		}
@@ -351,6 +357,14 @@ func (c *conn) push(w *resp.Writer, paid int64) error {
 // mute reports whether the reply to the command at hand is not to be sent.
 func (c *conn) mute() bool { return c.reply == replyOff || c.reply == replySkip }
 
+// endSkip ends what CLIENT REPLY SKIP has said if an empty command has come since: to Redis that
+// is the command whose reply is skipped. Commands of the batch came before.
+func (c *conn) endSkip(b *batch) {
+	if c.reply == replySkip && len(b.entries) == 0 && c.rd.Empty != c.skipFrom {
+		c.reply = replyOn
+	}
+}
+
 // replied ends a command whose reply starts at byte start of w.
 // streamed says that a part of the reply has gone out already, which cannot be taken back:
 // CLIENT REPLY is looked at before that.
@@ -366,7 +380,7 @@ func (c *conn) replied(w *resp.Writer, start int, streamed bool) error {
 		}
 		c.reply = replyOn
 	case replySkipNext:
-		c.reply = replySkip
+		c.reply, c.skipFrom = replySkip, c.rd.Empty
 	}
 	if w.Len() >= sendFrom {
 		return c.push(w, 0)
@@ -392,6 +406,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	if cmd != c.last.Load() {
 		c.last.Store(cmd)
 	}
+	c.endSkip(b)
 	if c.g.stopping.Load() || c.finishing.Load() {
 		bad = errStopping
 	}
@@ -459,8 +474,8 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 		if c.tx.queueing {
 			c.tx.broken = true
 		}
-		if cmd.batch != nil && strings.HasPrefix(bad, "NOPERM ") {
-			bad = "EXECABORT Transaction discarded because of: " + bad
+		if cmd.batch != nil && bad != errStopping { // an EXEC that is refused ends the transaction all the same
+			bad = "EXECABORT Transaction discarded because of: " + strings.TrimPrefix(bad, "ERR ")
 			c.tx.end(c)
 			c.tx.watched = nil
 		}
@@ -689,8 +704,10 @@ func cmdEcho(_ *conn, w *resp.Writer, args [][]byte) { w.Bulk(args[1]) }
 func (c *conn) dbIndex(b []byte) (db int, bad string) {
 	n, ok := resp.ParseInt(b)
 	switch {
-	case !ok || n != int64(int32(n)):
+	case !ok:
 		return 0, errNotInt
+	case n != int64(int32(n)):
+		return 0, "ERR value is out of range, value must between -2147483648 and 2147483647"
 	case n < 0 || n >= int64(len(c.g.o.Databases)):
 		return 0, "ERR DB index is out of range"
 	}

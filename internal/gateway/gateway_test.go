@@ -337,8 +337,12 @@ func TestScan(t *testing.T) {
 				t.Errorf("all in %d page", pages)
 			}
 			ps[0].want(t, "*2\r\n"+bulk("0")+"*0\r\n", "SCAN", "0", "TYPE", "hash", "COUNT", "10000")
-			for _, bad := range []string{"x", "-1", "99999999999999999999", "18446744073709551615"} {
+			for _, bad := range []string{"x", " 0", "1x", "+", "99999999999999999999"} {
 				ps[0].want(t, "-ERR invalid cursor\r\n", "SCAN", bad)
+			}
+			// These are numbers, and behind them there is nothing.
+			for _, beyond := range []string{"-1", "18446744073709551615"} {
+				ps[0].want(t, "*2\r\n"+bulk("0")+"*0\r\n", "SCAN", beyond)
 			}
 			if r := ps[0].do(t, "RANDOMKEY"); !strings.HasPrefix(r, "$") || strings.HasPrefix(r, "$-1") {
 				t.Errorf("RANDOMKEY: %q", r)

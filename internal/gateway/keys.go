@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -85,12 +86,30 @@ func (c *conn) rest(err error) error {
 // collected before the first is sent, since their number comes first.
 const maxScanCount = 10_000
 
+// parseCursor reads a number as C's strtoul does, which is how Redis reads a cursor: with a sign, or
+// nothing at all.
+func parseCursor(b []byte) (n uint64, ok bool) {
+	digits := bytes.TrimPrefix(b, []byte("-"))
+	negative := len(digits) < len(b)
+	if !negative {
+		digits = bytes.TrimPrefix(b, []byte("+"))
+	}
+	if len(b) == 0 {
+		return 0, true
+	}
+	n, err := strconv.ParseUint(string(digits), 10, 64)
+	if negative {
+		n = -n
+	}
+	return n, err == nil
+}
+
 // cmdScan keeps the promise of Redis's SCAN: what is there from its begin to its end is returned
 // at least once. The pattern is applied behind the store, so a call can return no keys and still
 // a cursor to go on with.
 func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
-	n, err := strconv.ParseUint(string(args[1]), 10, 64)
-	if err != nil || n>>(cursorSegmentShift+20) != 0 {
+	n, ok := parseCursor(args[1])
+	if !ok {
 		w.Error("ERR invalid cursor")
 		return
 	}
@@ -121,7 +140,13 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	var found [][]byte
 	var next uint64
-	err = c.pages(c.api, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
+	if n>>(cursorSegmentShift+20) != 0 { // none of ours: there is nothing behind it
+		w.Array(2)
+		w.BulkString("0")
+		w.Array(0)
+		return
+	}
+	err := c.pages(c.api, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
 		for _, kv := range kvs {
 			if (ofType == nil || fold(ofType, kv.Type.String())) && (pattern == nil || glob.Match(pattern, kv.Key)) {
 				found = append(found, kv.Key)

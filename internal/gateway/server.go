@@ -664,7 +664,7 @@ func cmdClientReply(c *conn, w *resp.Writer, args [][]byte) {
 	case fold(args[2], "off"):
 		c.reply = replyOff
 	case fold(args[2], "skip"):
-		if c.reply == replyOn {
+		if c.reply != replyOff {
 			c.reply = replySkipNext
 		}
 	default:

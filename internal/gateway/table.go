@@ -302,8 +302,8 @@ func connectionCommands() []*command {
 		swiftly(onConn("echo", 2, "connection", cmdEcho, "Returns its argument.")),
 		beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection."))),
 		beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new."))),
-		beforeAuth(notInTx(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection."))),
-		beforeAuth(notInTx(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version."))),
+		beforeAuth(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection.")),
+		beforeAuth(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version.")),
 		notInTx(onConn("select", 2, "connection", cmdSelect, "Chooses the database.")),
 		clientCommands(),
 	}

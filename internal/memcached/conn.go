@@ -623,7 +623,9 @@ func (c *conn) expiry(b []byte) (time.Time, bool) {
 	if !ok {
 		return time.Time{}, false
 	}
-	return c.expiresAt(n), true
+	// Of a number that does not fit, memcached takes the lower 32 bits: libmemcached sends -1
+	// without its sign, and means that the item be gone.
+	return c.expiresAt(int64(int32(n))), true
 }
 
 // expiresAt is what an exptime means: 0 is never, up to 30 days counts from now, more is a Unix

@@ -41,8 +41,13 @@ type Limits struct {
 	Unauthenticated bool
 }
 
-// MaxLine bounds inline commands and the lines that announce lengths, in bytes.
+// MaxLine bounds inline commands and the lines that announce lengths, in bytes. As in Redis, a
+// line that is whole when it is first looked at may be longer by what comes in one read.
 const MaxLine = 64 << 10
+
+// maxWholeLine is how far the end of a line is looked for: MaxLine and the 16 KiB of one of
+// Redis's reads.
+const maxWholeLine = MaxLine + 16<<10
 
 // Buffers are so long when a connection is new, and when it has much to say; longer
 // ones only while one command needs them.
@@ -61,6 +66,8 @@ type Reader struct {
 	// Reserve, if not nil, is asked before a buffer of more than 64 KiB is made, for the bytes
 	// beyond that, and told, with a negative number of bytes, when a buffer has gone.
 	Reserve func(bytes int) bool
+	// Empty counts the empty commands that Next has skipped.
+	Empty uint64
 
 	src      io.Reader
 	buf      []byte
@@ -169,6 +176,7 @@ func (d *Reader) Next() ([][]byte, error) {
 		if err != nil || len(args) > 0 {
 			return args, err
 		}
+		d.Empty++
 	}
 	return nil, ErrIncomplete
 }
@@ -183,11 +191,22 @@ func (d *Reader) done() {
 	d.spans = d.spans[:0]
 }
 
+// lineEnd is where the first byte end is, or -1. As in Redis, which looks for it with strchr, a
+// line with a NUL before it does not end: nothing comes of it but the error of a line that is
+// too long.
+func lineEnd(b []byte, end byte) int {
+	i := bytes.IndexByte(b[:min(len(b), maxWholeLine)], end)
+	if i >= 0 && bytes.IndexByte(b[:i], 0) >= 0 {
+		return -1
+	}
+	return i
+}
+
 // line is the line at pos without its end, and its length with it.
 func (d *Reader) line(tooLong string) (line []byte, n int, err error) {
 	b := d.buf[d.r+d.pos : d.w]
 	// As in Redis, what follows CR is not looked at.
-	i := bytes.IndexByte(b[:min(len(b), MaxLine+1)], '\r')
+	i := lineEnd(b, '\r')
 	if i < 0 {
 		if len(b) > MaxLine {
 			return nil, 0, protocol("%s", tooLong)
@@ -266,7 +285,7 @@ func (d *Reader) multibulk() ([][]byte, error) {
 
 func (d *Reader) inline() ([][]byte, error) {
 	b := d.buf[d.r:d.w]
-	i := bytes.IndexByte(b[:min(len(b), MaxLine+1)], '\n')
+	i := lineEnd(b, '\n')
 	if i < 0 {
 		if len(b) > MaxLine {
 			return nil, protocol("too big inline request")

@@ -83,6 +83,37 @@ func TestVectors(t *testing.T) {
 	})
 }
 
+// TestLongLine wants a line that is whole when it comes to be taken although it is a little
+// longer than MaxLine, as in Redis, and one that has no end yet to be refused.
+func TestLongLine(t *testing.T) {
+	text := "PING " + strings.Repeat("a", MaxLine) + "\r\n"
+	for _, c := range []struct {
+		text string
+		read int // bytes at a time
+		want string
+	}{
+		{text, MaxLine / 2, "[PING]"}, {text[:len(text)-2], MaxLine / 2, "too big inline request"},
+		{"PING " + strings.Repeat("a", 2*MaxLine) + "\r\n", 1 << 20, "too big inline request"},
+	} {
+		cmds, err := parse(&pieces{strings.NewReader(c.text), c.read}, testLimits())
+		got := fmt.Sprint(err)
+		if len(cmds) == 1 {
+			got = fmt.Sprint(cmds[0][:1])
+		}
+		if !strings.HasSuffix(got, c.want) {
+			t.Errorf("%d bytes, %d at a time: %s, want %s", len(c.text), c.read, got, c.want)
+		}
+	}
+}
+
+// pieces gives n bytes at a time.
+type pieces struct {
+	io.Reader
+	n int
+}
+
+func (p *pieces) Read(b []byte) (int, error) { return p.Reader.Read(b[:min(len(b), p.n)]) }
+
 func TestWriter(t *testing.T) {
 	for _, proto := range []int{2, 3} {
 		t.Run(strconv.Itoa(proto), func(t *testing.T) {

@@ -3,6 +3,7 @@ package resp
 import (
 	"math"
 	"strconv"
+	"strings"
 )
 
 // Writer appends replies to a buffer. With Proto 2 the types of RESP3 become those
@@ -60,10 +61,10 @@ func (w *Writer) Simple(s string) { w.line('+', s) }
 // OK is the simple string OK.
 func (w *Writer) OK() { w.buf = append(w.buf, "+OK\r\n"...) }
 
-// Error is an error; s begins with its code ("ERR ...").
+// Error is an error; s begins with its code ("ERR ..."). As in Redis, ends of lines around it go.
 func (w *Writer) Error(s string) {
 	w.Errors++
-	w.line('-', s)
+	w.line('-', strings.Trim(s, "\r\n"))
 }
 
 // Int is an integer.

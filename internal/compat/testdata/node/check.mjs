@@ -1,6 +1,7 @@
 // What the scripts share: run checks in turn and say on stdout how each went, one
 // line each, `ok NAME` or `fail NAME: why`, and `done` at the end.
 import assert from 'node:assert/strict';
+import fs from 'node:fs';
 import readline from 'node:readline';
 
 export { assert };
@@ -14,12 +15,25 @@ export async function restart() {
   if (done) throw new Error('stdin ended instead of telling of the restart');
 }
 
+// version says which version of an application runs: that of the module name.
+export function version(name) {
+  const { version } = JSON.parse(fs.readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url)));
+  console.log(`version ${version}`);
+}
+
+// check runs f, for at most 15 s.
 export async function check(name, f) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error('no end after 15 s')), 15_000);
+  });
   try {
-    await f();
+    await Promise.race([f(), late]);
     console.log(`ok ${name}`);
   } catch (err) {
     console.log(`fail ${name}: ${String(err.message ?? err).replaceAll('\n', ' ')}`);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

@@ -1,6 +1,7 @@
 """What the scripts share: run checks in turn and say on stdout how each went, one
 line each, `ok NAME` or `fail NAME: why`, and `done` at the end."""
 
+import signal
 import sys
 import time
 
@@ -10,14 +11,28 @@ BYTES = bytes(range(256))
 LARGE = b"".join(i.to_bytes(4, "little") for i in range(1 << 18))
 
 
+def version(text):
+    """Says which version of the application runs."""
+    print("version", text, flush=True)
+
+
+def late(*_):
+    raise TimeoutError("no end after 15 s")
+
+
 def check(f):
+    """Runs f at once, for at most 15 s."""
     name = f.__name__.replace("_", " ")
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(15)
     try:
         f()
         print("ok", name, flush=True)
     except Exception as err:  # whatever it is, the check failed
         why = f"{type(err).__name__} {err} in line {err.__traceback__.tb_next.tb_lineno}"
         print(f"fail {name}: " + why.replace("\n", " "), flush=True)
+    finally:
+        signal.alarm(0)
 
 
 def equal(got, want):
