@@ -36,6 +36,7 @@ import (
 	"github.com/kvd-project/kvd/internal/acl"
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -84,6 +85,14 @@ type Options struct {
 	ExecPerKey bool
 	// Debug allows DEBUG SLEEP.
 	Debug bool
+	// Peers are the other gateways of the same databases; nil: there are none. They are the caller's, who closes them before the
+	// Gateway.
+	Peers *peers.Peers
+	// TrackingKeys bounds the keys that clients cache by CLIENT TRACKING without BCAST; beyond it some are invalidated. Default
+	// 100,000.
+	TrackingKeys int
+	// TrackingCheck is how often the Gateway looks whether such a key was written past it and its Peers. Default 10 s.
+	TrackingCheck time.Duration
 	// Version is shown by INFO. Default "devel".
 	Version string
 	// Logger receives background errors and warnings. Default: discard.
@@ -97,6 +106,8 @@ func (o *Options) ensureDefaults() {
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 60*time.Second)
 	o.OutputBytes = cmp.Or(o.OutputBytes, 16<<20)
 	o.CommandTimeout = cmp.Or(o.CommandTimeout, 30*time.Second)
+	o.TrackingKeys = cmp.Or(o.TrackingKeys, 100_000)
+	o.TrackingCheck = cmp.Or(o.TrackingCheck, 10*time.Second)
 	if o.Budget == nil {
 		o.Budget = netsrv.NewBudget(netsrv.DefaultBudget)
 	}
@@ -142,6 +153,12 @@ func (o *Options) Validate() error {
 	if o.CommandTimeout < 0 {
 		bad("CommandTimeout: %v, want > 0", o.CommandTimeout)
 	}
+	if o.TrackingKeys < 0 {
+		bad("TrackingKeys: %d, want > 0", o.TrackingKeys)
+	}
+	if o.TrackingCheck < 0 {
+		bad("TrackingCheck: %v, want > 0", o.TrackingCheck)
+	}
 	return errors.Join(errs...)
 }
 
@@ -165,6 +182,11 @@ type Gateway struct {
 	// stopping refuses commands; see Drain.
 	stopping atomic.Bool
 	loops    loop.Loops
+	hub      hub
+	notify   atomic.Uint32 // notify-keyspace-events, an eventClass
+	tracked  trackTable
+	expiries expiries
+	interest sync.Mutex // held while Options.Peers is told what to tell
 
 	mu struct {
 		sync.Mutex
@@ -203,9 +225,14 @@ func New(o Options) (*Gateway, error) {
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
 	g.mu.conns = make(map[int64]*conn)
+	g.hub.init()
+	g.tracked.init(o.TrackingKeys)
 	var err error
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
+	if err == nil && o.Peers != nil {
+		o.Peers.Start(g.heard, g.missed)
+	}
 	return g, err
 }
 
@@ -222,6 +249,8 @@ func (g *Gateway) Close() error {
 	g.each(func(c *conn) { c.link.Kill() })
 	err := g.srv.Close()
 	g.loops.Close()
+	g.tracked.checks.Wait()
+	g.expiries.done.Wait()
 	return err
 }
 

@@ -62,6 +62,8 @@ type command struct {
 	noQueue bool      // performed at once after MULTI too
 	noAuth  bool      // allowed before AUTH
 	swift   bool      // not on keys, and still done in no time
+	// listening commands are for connections of RESP2 that are subscribed, too; these may give no others.
+	listening bool
 
 	sub map[string]*command // by name without the container's
 
@@ -69,6 +71,8 @@ type command struct {
 	categories        acl.Category
 	needs, needsLater acl.Need // of the first key, and of those behind it
 	inDatabase        bool     // works in the database of SELECT
+	channels          channelArgs
+	event             keyEvent // of a key that it changes
 }
 
 // served reports whether kvd performs the command; others have a name so that they can be
@@ -295,10 +299,10 @@ func connectionCommands() []*command {
 		atOnce(keysOf(onConn("watch", -2, "transactions", cmdWatch, "Makes EXEC fail if a key changes."), 1, -1, 1)),
 		onConn("unwatch", 1, "transactions", cmdUnwatch, "Forgets the watched keys."),
 
-		swiftly(onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument.")),
+		whileListening(swiftly(onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument."))),
 		swiftly(onConn("echo", 2, "connection", cmdEcho, "Returns its argument.")),
-		beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection."))),
-		beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new."))),
+		whileListening(beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection.")))),
+		whileListening(beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new.")))),
 		beforeAuth(notInTx(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection."))),
 		beforeAuth(notInTx(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version."))),
 		notInTx(onConn("select", 2, "connection", cmdSelect, "Chooses the database.")),
@@ -373,7 +377,7 @@ func administrationCommands() []*command {
 
 // The number of a command is its place here; the metrics count by it.
 func init() {
-	all := slices.Concat(valueCommands(), inspectionCommands(), keyspaceCommands(), connectionCommands(), describingCommands(), administrationCommands())
+	all := slices.Concat(valueCommands(), inspectionCommands(), keyspaceCommands(), connectionCommands(), describingCommands(), administrationCommands(), pubsubCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -390,6 +394,7 @@ func init() {
 			register(c)
 		}
 	}
+	nameEvents(commands)
 	catalog = newCatalog()
 	register(unknown)
 }
@@ -442,7 +447,6 @@ geoadd:-5 georadius:-6 georadius_ro:-6 georadiusbymember:-5 georadiusbymember_ro
 pfadd:-2 pfcount:-2 pfmerge:-2 pfselftest:1 pfdebug:3`
 
 const otherThings = `
-subscribe:-2 unsubscribe:-1 psubscribe:-2 punsubscribe:-1 publish:3 pubsub:-2 ssubscribe:-2 sunsubscribe:-1 spublish:3
 eval:-3 evalsha:-3 eval_ro:-3 evalsha_ro:-3 fcall:-3 fcall_ro:-3 script:-2 function:-2
 sort:-2 sort_ro:-2 move:3 dump:2 restore:-4 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`
