@@ -47,6 +47,8 @@ type leadership struct {
 
 	// work happens when there is some for janitors.
 	work event
+	// meeting is of gateways.
+	meeting meeting
 
 	mu struct {
 		sync.Mutex

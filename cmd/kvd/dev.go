@@ -96,7 +96,7 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		return err
 	}
 	defer closing(j.stop)
-	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, servers: l.servers(), buffers: int64(c.BufferMemory), log: log})
+	g, err := openGateway(ctx, gatewayOptions{directory: s.Directory(), databases: []string{"cache", "default"}, devices: s.Devices(), maxConns: config.DefaultGateway().MaxConnections, servers: l.servers(), buffers: int64(c.BufferMemory), listenPeers: peersOf(l), log: log})
 	if err != nil {
 		return err
 	}
@@ -135,6 +135,14 @@ func (a *app) dev(ctx context.Context, c *config.Dev) (err error) {
 		g.drain()
 	}
 	return err
+}
+
+// peersOf is where other gateways call the one that has these listeners: nowhere if it has no clients.
+func peersOf(l listeners) string {
+	if l["redis"] == nil {
+		return config.Off
+	}
+	return anyPort
 }
 
 // serveNothing changes the defaults for a store that is one command's alone: it takes nobody's port,

@@ -21,12 +21,15 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/gateway"
 	"github.com/kvd-project/kvd/internal/httpd"
 	"github.com/kvd-project/kvd/internal/inside"
 	"github.com/kvd-project/kvd/internal/memcached"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/verbs"
@@ -91,6 +94,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile, itemSize: int(c.MemcachedItemSize),
 		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), execMany: c.ExecPerKey, scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
+		listenPeers: c.ListenPeers, advertisePeers: c.AdvertisePeers, trackingKeys: c.TrackingKeys, trackingCheck: c.TrackingCheck,
 		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, log: log,
 	})
 	if err != nil {
@@ -117,7 +121,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	g.serve(l)
 	web.Serving(stopping(ctx, g.ready), nil)
 	if err := a.announce(log, "gateway", "directory", strings.Join(c.Directory, ","), "databases", strings.Join(c.Databases, ","),
-		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"), "http", web.Addr()); err != nil {
+		"redis", l.addr("redis"), "unix", l.addr("unix"), "tls", l.addr("tls"), "memcached", l.addr("memcached"), "peers", g.peersAddr(), "http", web.Addr()); err != nil {
 		return err
 	}
 	select {
@@ -236,6 +240,9 @@ type gatewayOptions struct {
 	maxConns, maxPerAddr, servers int
 	buffers                       int64 // bytes; of both servers together
 	execMany                      bool  // gateway.Options.ExecPerKey
+	listenPeers, advertisePeers   string
+	trackingKeys                  int           // gateway.Options.TrackingKeys
+	trackingCheck                 time.Duration // and TrackingCheck
 	devices                       []*rdma.Device
 	provider                      string // empty: any
 	tls                           *tls.Config
@@ -251,6 +258,8 @@ type runningGateway struct {
 	o         gatewayOptions
 	names     []string // of the clients' namespaces
 	clients   []*client.Client
+	peers     *peers.Peers // nil: it is alone
+	dir       *dirclient.Client
 	redis     *gateway.Gateway
 	memcached *memcached.Server
 	wg        sync.WaitGroup
@@ -286,11 +295,57 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 	}
 	budget := netsrv.NewBudget(o.buffers)
 	o.maxConns = connLimit(o.maxConns, o.servers, true, o.log)
-	if g.redis, err = gateway.New(gateway.Options{Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	if err := g.openPeers(ctx, len(dbs)); err != nil {
+		return g, err
+	}
+	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
 	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})
 	return g, err
+}
+
+// openPeers listens for other gateways that serve the same databases, the first n of the clients, and says where to the directory.
+func (g *runningGateway) openPeers(ctx context.Context, n int) error {
+	o := g.o
+	if o.listenPeers == config.Off {
+		return nil
+	}
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listenPeers)
+	if err != nil {
+		return fmt.Errorf("listen-peers: %w", err)
+	}
+	if g.dir, err = dirclient.Open(dirclient.Options{Addrs: o.directory, TLS: o.tls, Identities: o.identity.Mapping(), Logger: o.log}); err != nil {
+		return errors.Join(err, lis.Close())
+	}
+	clients := g.clients[:n]
+	g.peers, err = peers.New(peers.Options{Listener: lis, Advertise: o.advertisePeers, TLS: o.tls, Identities: o.identity.Mapping(), Logger: o.log,
+		Meet: func(ctx context.Context, q *dirpb.MeetRequest) (r *dirpb.MeetReply, err error) {
+			for _, c := range clients {
+				id, err := inside.Of(c).Session(ctx)
+				if err != nil {
+					return nil, err
+				}
+				q.SessionIds = append(q.SessionIds, id)
+			}
+			err = g.dir.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+				r, err = d.Meet(ctx, q)
+				return err
+			})
+			return r, err
+		}})
+	if err != nil {
+		return errors.Join(err, lis.Close())
+	}
+	return nil
+}
+
+// peersAddr is where other gateways call; empty: nowhere.
+func (g *runningGateway) peersAddr() string {
+	if g.peers == nil {
+		return ""
+	}
+	return g.peers.Addr()
 }
 
 // open gives the client of a namespace.
@@ -413,7 +468,11 @@ func (g *runningGateway) collectors() []prometheus.Collector {
 
 // doors are those of a process that serves g, by listener.
 func (g *runningGateway) doors(web *httpd.Server) map[string]*netsrv.Door {
-	return map[string]*netsrv.Door{"redis": g.redis.Door(), "memcached": g.memcached.Door(), "http": web.Door()}
+	all := map[string]*netsrv.Door{"redis": g.redis.Door(), "memcached": g.memcached.Door(), "http": web.Door()}
+	if g.peers != nil {
+		all["peers"] = g.peers.Door()
+	}
+	return all
 }
 
 // drainTime is how long a gateway that stops serves clients that go on talking.
@@ -433,6 +492,12 @@ func (g *runningGateway) drain() {
 func (g *runningGateway) close() error {
 	close(g.done)
 	var errs []error
+	if g.peers != nil {
+		errs = append(errs, g.peers.Close())
+	}
+	if g.dir != nil {
+		errs = append(errs, g.dir.Close())
+	}
 	if g.redis != nil {
 		errs = append(errs, g.redis.Close())
 	}

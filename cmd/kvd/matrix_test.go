@@ -34,6 +34,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
+	"github.com/kvd-project/kvd/internal/peers/peerspb"
 	"github.com/kvd-project/kvd/internal/rights"
 	"github.com/kvd-project/kvd/internal/token"
 	"github.com/kvd-project/kvd/rdma"
@@ -236,6 +237,7 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_GrantExtent_FullMethodName:  &dirpb.GrantExtentRequest{SessionId: s.victim.id, PgId: 1, WantUnits: 1, PlaceUnits: 1},
 		dirpb.Directory_SessionState_FullMethodName: &dirpb.SessionStateRequest{SessionId: s.victim.id},
 		dirpb.Directory_RequestSplit_FullMethodName: &dirpb.RequestSplitRequest{SessionId: s.victim.id, ShardId: 1},
+		dirpb.Directory_Meet_FullMethodName:         &dirpb.MeetRequest{SessionIds: []uint32{s.victim.id}, Id: []byte("0123456789abcdef"), Addr: "127.0.0.1:9"},
 
 		dirpb.Directory_RegisterNode_FullMethodName: &dirpb.RegisterNodeRequest{Name: "m", Incarnation: 1, CapacityBytes: 64 << 20,
 			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}},
@@ -353,6 +355,7 @@ func (s *secured) listeners() (all []listener) {
 		return s.invoke(c.name, healthpb.Health_Check_FullMethodName, false, &healthpb.HealthCheckRequest{})
 	})
 	health("memory node: `health-listen`", s.memnode["health"], func(c caller) error { return askHealth(s.ctx(), s.memnode["health"], c.conf) })
+	health("gateway: `listen-peers`", s.gateway["peers"], func(c caller) error { return askPeers(s.ctx(), s.gateway["peers"], c.conf) })
 	all = append(all, listener{row: "directory: `raft-listen`", addr: s.raft, greeting: "\xff\xff\xff\xff\xff\xff\xff\xff", words: "bad certificate",
 		ask: func(c caller) error { return askRaft(s.raft, c.conf) }})
 
@@ -410,6 +413,26 @@ func (s *secured) listeners() (all []listener) {
 			}
 			return nil
 		}})
+}
+
+// askPeers follows a gateway, as one that the directory does not name; nil: that is the only thing that is wrong.
+func askPeers(ctx context.Context, addr string, conf *tls.Config) error {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	s, err := peerspb.NewGatewaysClient(conn).Follow(ctx)
+	if err == nil {
+		err = s.Send(&peerspb.FollowRequest{Id: make([]byte, 16), Number: 1})
+	}
+	if err == nil || errors.Is(err, io.EOF) { // Recv says why
+		_, err = s.Recv()
+	}
+	if err != nil && strings.Contains(err.Error(), "names no such gateway") {
+		return nil
+	}
+	return err
 }
 
 func askHealth(ctx context.Context, addr string, conf *tls.Config) error {

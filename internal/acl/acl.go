@@ -115,6 +115,10 @@ type Access struct {
 	Also Span
 	// Needs is of the first key, NeedsLater of those behind it and of Also.
 	Needs, NeedsLater Need
+	// FirstChannel and LastChannel say which Args are channels, or with Patterns patterns of channels; FirstChannel 0: none
+	// are.
+	FirstChannel, LastChannel int
+	Patterns                  bool
 	// Databases is a set of those that the command works in, as of DB.
 	Databases uint64
 	// AllDatabases says that the command works in every database there is, or in one beyond 63.
@@ -143,10 +147,11 @@ const (
 	DeniedCommand         // the user may not perform the command
 	DeniedDatabase        // not in this database
 	DeniedKey             // not on this key
+	DeniedChannel         // not on this channel
 	DeniedAuth            // a wrong password or user
 )
 
-var denialNames = [...]string{"allowed", "command", "database", "key", "auth"}
+var denialNames = [...]string{"allowed", "command", "database", "key", "channel", "auth"}
 
 // String is the reason as ACL LOG has it.
 func (d Denial) String() string { return denialNames[d] }

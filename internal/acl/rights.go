@@ -20,7 +20,9 @@ type Rights struct {
 	payload    string // Redis's flag sanitize-payload or skip-sanitize-payload, kept as it was said
 	passwords  []digest
 	selectors  []*selector // the first is the user's own; a command needs one that allows all of it
-	unlimited  bool
+	// unlimited says that a selector allows every command in every database on every key, and anyChannel that such a one allows every
+	// channel, too.
+	unlimited, anyChannel bool
 }
 
 // digest is the SHA-256 of a password.
@@ -96,15 +98,30 @@ func (r *Rights) clone() *Rights {
 
 // seal ends the making of Rights.
 func (r *Rights) seal() *Rights {
-	r.unlimited = false
+	r.unlimited, r.anyChannel = false, false
 	for _, s := range r.selectors {
-		r.unlimited = r.unlimited || s.allCommands && s.allKeys && s.allDBs
+		all := s.allCommands && s.allKeys && s.allDBs
+		r.unlimited = r.unlimited || all
+		r.anyChannel = r.anyChannel || all && s.allChannels
 	}
 	return r
 }
 
-// Unlimited reports whether Check allows everything.
+// Unlimited reports whether Check allows everything, of commands that name no channel.
 func (r *Rights) Unlimited() bool { return r.unlimited }
+
+// AnyChannel reports whether Check allows everything.
+func (r *Rights) AnyChannel() bool { return r.anyChannel }
+
+// AllowsChannel reports whether a selector allows a channel, or a pattern of channels.
+func (r *Rights) AllowsChannel(channel string, isPattern bool) bool {
+	for _, s := range r.selectors {
+		if s.allowsChannel([]byte(channel), isPattern) {
+			return true
+		}
+	}
+	return false
+}
 
 // Enabled reports whether the user may authenticate.
 func (r *Rights) Enabled() bool { return r.on }
@@ -130,7 +147,7 @@ func (r *Rights) ReadsAllKeys() bool {
 // Check reports whether a selector allows all of the command; of those that do not, the reason of the one
 // that allows most of it counts. at is the argument that is refused: the command, or a key.
 func (r *Rights) Check(a *Access) (why Denial, at int) {
-	if r.unlimited {
+	if r.anyChannel || r.unlimited && a.FirstChannel == 0 {
 		return Allowed, 0
 	}
 	for _, s := range r.selectors {
@@ -155,15 +172,21 @@ func (s *selector) check(a *Access) (Denial, int) {
 	if !s.allDBs && (a.AllDatabases || a.Databases&^s.dbs != 0) {
 		return DeniedDatabase, 0
 	}
-	if s.allKeys || a.First == 0 {
-		return Allowed, 0
-	}
-	need := a.Needs
-	for i := a.First; i <= a.Last; i += a.Step {
-		if !s.allowsKey(a.Args[i], need) {
-			return DeniedKey, i
+	if !s.allKeys && a.First != 0 {
+		need := a.Needs
+		for i := a.First; i <= a.Last; i += a.Step {
+			if !s.allowsKey(a.Args[i], need) {
+				return DeniedKey, i
+			}
+			need = a.NeedsLater
 		}
-		need = a.NeedsLater
+	}
+	if a.FirstChannel != 0 {
+		for i := a.FirstChannel; i <= a.LastChannel; i++ {
+			if !s.allowsChannel(a.Args[i], a.Patterns) {
+				return DeniedChannel, i
+			}
+		}
 	}
 	if also := a.Also; also.First > 0 {
 		for i := also.First; i <= also.Last; i += also.Step {
@@ -173,6 +196,20 @@ func (s *selector) check(a *Access) (Denial, int) {
 		}
 	}
 	return Allowed, 0
+}
+
+// allowsChannel takes a pattern only if it is among the rules word by word, as Redis does: which channels two patterns have
+// in common is not asked.
+func (s *selector) allowsChannel(channel []byte, isPattern bool) bool {
+	if s.allChannels {
+		return true
+	}
+	for _, p := range s.channels {
+		if isPattern && p == string(channel) || !isPattern && glob.Match([]byte(p), channel) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *selector) allowsFirstArg(command int, arg []byte) bool {

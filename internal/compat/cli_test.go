@@ -181,6 +181,13 @@ func TestRedisCLI(t *testing.T) {
 		t.Run("--latency-dist", func(t *testing.T) {
 			contains(t, firstLines(t, 3, "redis-cli", "-p", port, "-i", "0.1", "--latency-dist")[0], "---")
 		})
+		t.Run("subscribe", func(t *testing.T) {
+			for _, args := range [][]string{{"subscribe", "c", "d"}, {"-3", "psubscribe", "c*", "d*"}} {
+				lines := firstLines(t, 6, append([]string{"stdbuf", "-oL", "redis-cli", "-p", port}, args...)...)
+				contains(t, strings.Join(lines, " "), "subscribe")
+				contains(t, lines[5], "2")
+			}
+		})
 		t.Run("--lru-test", func(t *testing.T) {
 			row := firstLines(t, 1, "stdbuf", "-oL", "redis-cli", "-p", port, "-n", "2", "--lru-test", "1000")[0]
 			contains(t, row, "Hits:")
@@ -188,7 +195,7 @@ func TestRedisCLI(t *testing.T) {
 	})
 	t.Run("what is not there", func(t *testing.T) {
 		l := open(t)
-		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "monitor", "subscribe c", "--eval testdata/script.lua", "--cluster check", "xadd l * f v", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
+		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "monitor", "--eval testdata/script.lua", "--cluster check", "xadd l * f v", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
 			t.Run(args, func(t *testing.T) {
 				argv := append([]string{"redis-cli", "-e", "-p", portOf(l.ours().redis)}, strings.Fields(args)...)
 				if strings.HasPrefix(args, "--cluster") {

@@ -295,6 +295,25 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 		equal(t, fmt.Sprint(c.Incr(ctx, "word").Err()), "ERR value is not an integer or out of range")
 		must(t, want(c.Get(ctx, "absent").Err(), redis.Nil))
 	})
+	t.Run("publish/subscribe", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		s := c.Subscribe(ctx, "ch")
+		defer s.Close()
+		_, err := s.Receive(ctx) // the confirmation
+		must(t, err)
+		must(t, s.PSubscribe(ctx, "c*"))
+		_, err = s.Receive(ctx)
+		must(t, err)
+		equal(t, c.Publish(ctx, "ch", "hello").Val(), int64(2))
+		for range 2 {
+			m, err := s.ReceiveMessage(ctx)
+			must(t, err)
+			equal(t, m.Payload, "hello")
+		}
+		must(t, s.Ping(ctx))
+		equal(t, fmt.Sprint(c.PubSubNumSub(ctx, "ch").Val()), "map[ch:1]")
+	})
 	t.Run("reconnect", func(t *testing.T) {
 		must(t, at.restart())
 		until(t, "set", func() error { return c.Set(ctx, "again", "yes", 0).Err() })
@@ -305,21 +324,81 @@ func goRedis(t *testing.T, at target, o *redis.Options) {
 func TestRueidis(t *testing.T) {
 	each(t, func(t *testing.T, at target) {
 		t.Run("client-side caching", func(t *testing.T) {
-			c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{at.redis}})
-			if at.name == "kvd" {
-				// It must not pretend: a client that believed it would serve stale values.
-				if !errors.Is(err, rueidis.ErrNoCache) {
-					t.Fatalf("NewClient: %v, want %v", err, rueidis.ErrNoCache)
-				}
-				return
+			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}})
+			rueidisCaches(t, rueidis.ClientOption{InitAddress: []string{at.redis}, ClientTrackingOptions: []string{"PREFIX", "cached:", "BCAST"}})
+		})
+		t.Run("publish/subscribe", func(t *testing.T) {
+			for _, resp2 := range []bool{false, true} {
+				rueidisListens(t, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: resp2, AlwaysRESP2: resp2})
 			}
-			must(t, err)
-			c.Close()
 		})
 		for _, resp2 := range []bool{false, true} {
 			t.Run(map[bool]string{false: "RESP3", true: "RESP2"}[resp2], func(t *testing.T) {
 				rueidisChecks(t, at, rueidis.ClientOption{InitAddress: []string{at.redis}, DisableCache: true, AlwaysRESP2: resp2})
 			})
+		}
+	})
+}
+
+// rueidisCaches has a client serve a value from its own memory until another one writes it.
+func rueidisCaches(t *testing.T, o rueidis.ClientOption) {
+	ctx := t.Context()
+	c, err := rueidis.NewClient(o)
+	must(t, err)
+	defer c.Close()
+	o = rueidis.ClientOption{InitAddress: o.InitAddress, DisableCache: true}
+	w, err := rueidis.NewClient(o)
+	must(t, err)
+	defer w.Close()
+	get := func() (value string, hit bool) {
+		t.Helper()
+		r := c.DoCache(ctx, c.B().Get().Key("cached:k").Cache(), time.Hour)
+		value, err := r.ToString()
+		must(t, err)
+		return value, r.IsCacheHit()
+	}
+	for _, v := range []string{"1", "2", "3"} {
+		must(t, w.Do(ctx, w.B().Set().Key("cached:k").Value(v).Build()).Error())
+		until(t, "the value that was written", func() error {
+			if got, _ := get(); got != v {
+				return fmt.Errorf("it is %q", got)
+			}
+			return nil
+		})
+		until(t, "a hit", func() error {
+			if _, hit := get(); !hit {
+				return errors.New("a miss")
+			}
+			return nil
+		})
+	}
+}
+
+// rueidisListens hears what another client publishes.
+func rueidisListens(t *testing.T, o rueidis.ClientOption) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := rueidis.NewClient(o)
+	must(t, err)
+	defer c.Close()
+	w, err := rueidis.NewClient(o)
+	must(t, err)
+	defer w.Close()
+	heard := make(chan string, 1)
+	go c.Receive(ctx, c.B().Subscribe().Channel("ch").Build(), func(m rueidis.PubSubMessage) {
+		select {
+		case heard <- m.Message:
+		default:
+		}
+	})
+	until(t, "a message", func() error {
+		must(t, w.Do(ctx, w.B().Publish().Channel("ch").Message("hello").Build()).Error())
+		select {
+		case m := <-heard:
+			equal(t, m, "hello")
+			return nil
+		default:
+			return errors.New("none yet")
 		}
 	})
 }

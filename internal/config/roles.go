@@ -116,33 +116,36 @@ type Janitor struct {
 
 // Gateway are the settings of `kvd gateway`.
 type Gateway struct {
-	Directory         []string `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
-	Databases         []string `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0"`
-	Listen            string   `mapstructure:"listen" usage:"address where Redis's protocol is spoken in clear, host:port, or off"`
-	ListenUnix        string   `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
-	ListenTLS         string   `mapstructure:"listen-tls" usage:"address where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
-	TLSClients        string   `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
-	ListenMemcached   string   `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
-	MemcachedDatabase string   `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
-	Password          string   `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
-	PasswordFile      string   `mapstructure:"password-file" usage:"file whose only line is the password, read at the start and by SIGHUP; instead of password"`
-	ACLFile           string   `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
-	MemcachedAuthFile string   `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
-	MemcachedItemSize Size     `mapstructure:"memcached-item-size" usage:"longest value that memcached's protocol stores, as its own setting -I; longer ones are refused"`
-	MaxConnections    int      `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
-	MaxPerAddress     int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
-	BufferMemory      Size     `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
-	ExecPerKey        bool     `mapstructure:"exec-per-key" usage:"let EXEC change several keys, atomically for each of them alone; false: refuse that"`
-	Provider          string   `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
-	RDMADevice        string   `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
-	HTTPListen        string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
-	TLS               TLS      `mapstructure:"tls"`
-	Identity          Identity `mapstructure:"identity"`
-	Insecure          bool     `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
-	Log               Log      `mapstructure:"log"`
-
-	ScriptTimeout time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
-	ScriptMemory  Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
+	Directory         []string      `mapstructure:"directory" usage:"addresses of directory nodes, host:port"`
+	Databases         []string      `mapstructure:"databases" usage:"namespaces to serve; SELECT n works in the n-th, from 0"`
+	Listen            string        `mapstructure:"listen" usage:"address where Redis's protocol is spoken in clear, host:port, or off"`
+	ListenUnix        string        `mapstructure:"listen-unix" usage:"socket where Redis's protocol is spoken, for this user and group: a path, or off"`
+	ListenTLS         string        `mapstructure:"listen-tls" usage:"address where Redis's protocol is spoken over TLS 1.3, host:port, or off"`
+	TLSClients        string        `mapstructure:"tls-clients" usage:"clients that may use listen-tls: certified (clients that show a certificate of tls.ca), or any"`
+	ListenMemcached   string        `mapstructure:"listen-memcached" usage:"address where memcached's protocol is spoken in clear, host:port, or off"`
+	ListenPeers       string        `mapstructure:"listen-peers" usage:"address where other gateways of the same databases call, for messages that are published and keys that clients cache, host:port, or off: this gateway is alone then"`
+	AdvertisePeers    string        `mapstructure:"advertise-peers" usage:"what other gateways call instead of listen-peers, host:port"`
+	MemcachedDatabase string        `mapstructure:"memcached-database" usage:"namespace that memcached's protocol works in; empty: the first of databases"`
+	Password          string        `mapstructure:"password" usage:"what AUTH must give, as Redis's requirepass; empty: nothing. Better in password-file than on the command line" secret:"true"`
+	PasswordFile      string        `mapstructure:"password-file" usage:"file whose only line is the password, read at the start and by SIGHUP; instead of password"`
+	ACLFile           string        `mapstructure:"acl-file" usage:"file of users in the form of Redis's aclfile, read at the start, by SIGHUP and by ACL LOAD; empty: there is user default alone"`
+	MemcachedAuthFile string        `mapstructure:"memcached-auth-file" usage:"file of users of memcached's protocol, a line NAME:PASSWORD for each, read at the start and by SIGHUP; empty: it asks for no password"`
+	MemcachedItemSize Size          `mapstructure:"memcached-item-size" usage:"longest value that memcached's protocol stores, as its own setting -I; longer ones are refused"`
+	MaxConnections    int           `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
+	MaxPerAddress     int           `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
+	BufferMemory      Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
+	ExecPerKey        bool          `mapstructure:"exec-per-key" usage:"let EXEC change several keys, atomically for each of them alone; false: refuse that"`
+	ScriptTimeout     time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
+	ScriptMemory      Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
+	TrackingKeys      int           `mapstructure:"tracking-keys" usage:"how many keys that clients cache by CLIENT TRACKING are known at a time; beyond that clients are told to forget some"`
+	TrackingCheck     time.Duration `mapstructure:"tracking-check" usage:"how often each of them is looked at for writes that passed no gateway, and for expiry"`
+	Provider          string        `mapstructure:"provider" usage:"force a provider to reach memory nodes by; empty: the best that both ends have"`
+	RDMADevice        string        `mapstructure:"rdma-device" usage:"RDMA adapter: NAME, NAME/PORT or NAME/PORT/GIDINDEX; empty: the best"`
+	HTTPListen        string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
+	TLS               TLS           `mapstructure:"tls"`
+	Identity          Identity      `mapstructure:"identity"`
+	Insecure          bool          `mapstructure:"insecure" usage:"talk beyond this machine without TLS"`
+	Log               Log           `mapstructure:"log"`
 }
 
 // Health are the settings of `kvd health`.
@@ -209,8 +212,9 @@ func DefaultJanitor() *Janitor {
 func DefaultGateway() *Gateway {
 	return &Gateway{
 		Directory: []string{DefaultDirectory}, Databases: []string{"cache"},
-		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached,
+		Listen: DefaultRedis, ListenUnix: Off, ListenTLS: Off, TLSClients: "certified", ListenMemcached: DefaultMemcached, ListenPeers: "127.0.0.1:0",
 		MemcachedItemSize: 1 << 20, MaxConnections: 10_000, BufferMemory: 1 << 30, ScriptTimeout: 5 * time.Second, ScriptMemory: 64 << 20,
+		TrackingKeys: 100_000, TrackingCheck: 10 * time.Second,
 		HTTPListen: Off, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
@@ -463,6 +467,8 @@ func (j *Janitor) Validate() error {
 const (
 	maxDatabases   = 64 // each is a session
 	maxConnections = 1 << 20
+	// Each takes about half a KiB.
+	maxTrackingKeys = 1 << 20
 )
 
 // Validate implements [Settings].
@@ -515,6 +521,14 @@ func (g *Gateway) Validate() error {
 	if s := g.MemcachedItemSize; s < minItem || s > maxItem {
 		c.bad("memcached-item-size", s, "want %v to %v", minItem, maxItem)
 	}
+	if g.ListenPeers != Off {
+		c.listen("listen-peers", g.ListenPeers, "advertise-peers", g.AdvertisePeers, clear)
+		c.advertised("advertise-peers", g.AdvertisePeers)
+	}
+	if g.TrackingKeys < 1 || g.TrackingKeys > maxTrackingKeys {
+		c.bad("tracking-keys", g.TrackingKeys, "want 1 to %d", maxTrackingKeys)
+	}
+	c.least("tracking-check", g.TrackingCheck, 100*time.Millisecond)
 	c.connections(g.MaxConnections, g.MaxPerAddress)
 	c.buffers(g.BufferMemory)
 	if g.ScriptTimeout <= 0 {

@@ -31,6 +31,7 @@ const (
 	Directory_GrantExtent_FullMethodName     = "/kvd.directory.v1.Directory/GrantExtent"
 	Directory_SessionState_FullMethodName    = "/kvd.directory.v1.Directory/SessionState"
 	Directory_RequestSplit_FullMethodName    = "/kvd.directory.v1.Directory/RequestSplit"
+	Directory_Meet_FullMethodName            = "/kvd.directory.v1.Directory/Meet"
 	Directory_RegisterNode_FullMethodName    = "/kvd.directory.v1.Directory/RegisterNode"
 	Directory_Heartbeat_FullMethodName       = "/kvd.directory.v1.Directory/Heartbeat"
 	Directory_PublishRegion_FullMethodName   = "/kvd.directory.v1.Directory/PublishRegion"
@@ -73,6 +74,8 @@ type DirectoryClient interface {
 	GrantExtent(ctx context.Context, in *GrantExtentRequest, opts ...grpc.CallOption) (*GrantExtentReply, error)
 	SessionState(ctx context.Context, in *SessionStateRequest, opts ...grpc.CallOption) (*SessionStateReply, error)
 	RequestSplit(ctx context.Context, in *RequestSplitRequest, opts ...grpc.CallOption) (*RequestSplitReply, error)
+	// Gateways.
+	Meet(ctx context.Context, in *MeetRequest, opts ...grpc.CallOption) (*MeetReply, error)
 	// Memory nodes.
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeReply, error)
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatReply, error)
@@ -184,6 +187,16 @@ func (c *directoryClient) RequestSplit(ctx context.Context, in *RequestSplitRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RequestSplitReply)
 	err := c.cc.Invoke(ctx, Directory_RequestSplit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) Meet(ctx context.Context, in *MeetRequest, opts ...grpc.CallOption) (*MeetReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MeetReply)
+	err := c.cc.Invoke(ctx, Directory_Meet_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -446,6 +459,8 @@ type DirectoryServer interface {
 	GrantExtent(context.Context, *GrantExtentRequest) (*GrantExtentReply, error)
 	SessionState(context.Context, *SessionStateRequest) (*SessionStateReply, error)
 	RequestSplit(context.Context, *RequestSplitRequest) (*RequestSplitReply, error)
+	// Gateways.
+	Meet(context.Context, *MeetRequest) (*MeetReply, error)
 	// Memory nodes.
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeReply, error)
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatReply, error)
@@ -504,6 +519,9 @@ func (UnimplementedDirectoryServer) SessionState(context.Context, *SessionStateR
 }
 func (UnimplementedDirectoryServer) RequestSplit(context.Context, *RequestSplitRequest) (*RequestSplitReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RequestSplit not implemented")
+}
+func (UnimplementedDirectoryServer) Meet(context.Context, *MeetRequest) (*MeetReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Meet not implemented")
 }
 func (UnimplementedDirectoryServer) RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RegisterNode not implemented")
@@ -713,6 +731,24 @@ func _Directory_RequestSplit_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).RequestSplit(ctx, req.(*RequestSplitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_Meet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MeetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).Meet(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_Meet_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).Meet(ctx, req.(*MeetRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1179,6 +1215,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RequestSplit",
 			Handler:    _Directory_RequestSplit_Handler,
+		},
+		{
+			MethodName: "Meet",
+			Handler:    _Directory_Meet_Handler,
 		},
 		{
 			MethodName: "RegisterNode",

@@ -23,6 +23,8 @@ func Rights() map[string]identity.Roles {
 		Directory_SessionState_FullMethodName: sessions,
 		Directory_RequestSplit_FullMethodName: sessions,
 
+		Directory_Meet_FullMethodName: identity.RolesOf(identity.Gateway),
+
 		Directory_RegisterNode_FullMethodName:  memNodes, // its reply holds the key that signs tokens
 		Directory_Heartbeat_FullMethodName:     memNodes,
 		Directory_PublishRegion_FullMethodName: memNodes,

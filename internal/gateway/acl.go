@@ -78,6 +78,7 @@ func (g *Gateway) reloadUsers(self *conn) error {
 		return fmt.Errorf("users: %w", err)
 	}
 	g.dismissUsers(self, true)
+	g.dismissListeners(self)
 	return nil
 }
 
@@ -164,6 +165,7 @@ func cmdACLSetUser(c *conn, w *resp.Writer, args [][]byte) {
 	var bad *acl.RuleError
 	switch {
 	case err == nil:
+		c.g.dismissListeners(c)
 		c.g.o.Logger.Info("user changed", "user", clip(args[2], 128), "by", c.user.Load().Name, "peer", c.remote)
 		w.OK()
 	case errors.As(err, &bad):
@@ -364,6 +366,8 @@ func cmdACLDryRun(c *conn, w *resp.Writer, args [][]byte) {
 		w.BulkString("This user has no permissions to run the '" + cmd.name + "' command")
 	case acl.DeniedDatabase:
 		w.BulkString("This user has no permissions to access this database")
+	case acl.DeniedChannel:
+		w.BulkString("This user has no permissions to access the '" + clip(args[at], 128) + "' channel")
 	default:
 		w.BulkString("This user has no permissions to access the '" + clip(args[at], 128) + "' key")
 	}

@@ -38,6 +38,7 @@ type batch struct {
 	table   []int32      // unit + 1 by hash of the key; 0: none
 	hold    bool         // EXEC: nothing runs until all of it is here
 	found   bool         // the only unit has been performed, in a turn of a loop: c.found
+	writes  bool         // a unit does
 	heavy   int64        // bytes of long arguments of writes
 	held    int64        // bytes of the share that stand for what units keep and nobody uses again
 	pooled  int64        // and for what does
@@ -67,6 +68,7 @@ type entry struct {
 	lo, hi      int   // its reply in unit.out
 	count       int64
 	text        string // the reply, an error, of one that goes nowhere
+	change      change // of an update
 }
 
 // kind is what a unit asks of the store, from the cheapest on. A unit of several commands is of
@@ -105,6 +107,7 @@ type unit struct {
 	apply       client.UpdateFunc // b's u.change
 	err         error             // not an answer, such as ErrNotFound
 	stored      bool              // it was there, or was written or deleted
+	track       bool              // the client caches what it reads
 }
 
 const (
@@ -193,7 +196,7 @@ func (b *batch) reset() {
 	}
 	b.table = b.table[:tableSize]
 	b.giveBack()
-	b.heavy, b.found = 0, false
+	b.heavy, b.found, b.writes = 0, false, false
 	clear(b.ops)
 	clear(b.entries)
 	b.units, b.entries, b.ops = b.units[:0], b.entries[:0], b.ops[:0]
@@ -277,7 +280,7 @@ func (b *batch) newUnit(name []byte) *unit {
 	u := b.all[n]
 	b.units = b.all[:n+1]
 	u.b, u.name, u.kind, u.first, u.last, u.slot = b, name, 0, -1, -1, 0
-	u.large = 0
+	u.large, u.track = 0, false
 	u.k.now, u.k.maxValue = b.now, b.c.g.o.MaxValueBytes
 	return u
 }
@@ -287,6 +290,9 @@ func (b *batch) newUnit(name []byte) *unit {
 // are read together within batchBytes (see adapt). In a transaction nothing may be performed
 // before all of it is there.
 func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
+	if want == readValue && b.c.tracksReads() {
+		want = read // for the version
+	}
 	if !b.hold && (len(b.units) >= b.c.window || len(b.entries) >= maxEntries) {
 		if err := b.run(); err != nil {
 			return nil, err
@@ -309,7 +315,11 @@ func (b *batch) add(e entry, name []byte, want kind) (*unit, error) {
 		}
 	}
 	u.last = at
+	if want <= read && b.c.tracksReads() {
+		u.track = true
+	}
 	if want >= put {
+		b.writes = true
 		for _, a := range e.args {
 			if len(a) > eachLimit {
 				b.heavy += int64(len(a))
@@ -348,6 +358,9 @@ func (b *batch) admit(cmd *command, args [][]byte) error {
 	for i := range n {
 		a := args[1+i*step:][:step]
 		want := cmd.kind
+		if want == put && b.c.g.notify.Load()&uint32(onNew) != 0 {
+			want = update // which tells whether the key was there
+		}
 		e := entry{cmd: cmd, args: a, first: i == 0, last: i == n-1, n: n}
 		u, err := b.add(e, a[0], want)
 		if err != nil {
@@ -397,6 +410,9 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 	}
 	if at != 0 && at <= b.now {
 		want = update // which makes a delete of it
+	}
+	if want == put && b.c.g.notify.Load()&uint32(onNew) != 0 {
+		want = update // which tells whether the key was there
 	}
 	u, err := b.add(entry{cmd: cmd, args: args, first: true, last: true, n: 1}, name, want)
 	if err == nil && want >= put {
@@ -449,7 +465,11 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 		e := &u.b.entries[i]
 		k.count = 0
 		e.lo = u.out.Len()
+		changed, was := k.changed, k.present
+		k.changed = false
 		e.cmd.key(k, e.args, &u.out)
+		e.change = change{missed: !was, changed: k.changed && (was || k.present), created: !was && k.present, deleted: !k.present, expires: k.expires}
+		k.changed = k.changed || changed
 		if k.want > 0 || u.out.Len() > u.outRoom {
 			return client.Change{}, errRoom
 		}
@@ -521,6 +541,7 @@ func (b *batch) perform() {
 	for _, u := range b.units {
 		u.k.room, u.outRoom = limit, limit
 	}
+	b.beginTracking()
 	switch {
 	case b.found:
 		b.units[0].takeAnswer(b.c.found.Item, b.c.found.Err)
@@ -538,6 +559,10 @@ func (b *batch) perform() {
 		}
 	}
 	b.announce()
+	b.endTracking()
+	if b.writes || b.c.g.notify.Load()&uint32(onMiss) != 0 {
+		b.tellOfWrites()
+	}
 }
 
 // giveBack gives back what stands for the units' memory.
@@ -606,6 +631,10 @@ func (b *batch) keep(u *unit, held int64) int64 {
 // memory, and be sent none of it meanwhile.
 func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 	c := b.c
+	if u.track {
+		c.out.cork()
+		defer b.endTrackingOf(u)
+	}
 	held, more := int64(0), int64(0)
 	for range largeTries {
 		n := 2 * int64(u.large)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,8 +43,10 @@ type conn struct {
 	// window is how many keys a batch may have.
 	window int
 
-	tx    transaction
-	reply replyMode
+	box     outbox // of what its commands publish
+	caching caching
+	tx      transaction
+	reply   replyMode
 	// skipFrom is rd.Empty when reply became replySkip.
 	skipFrom uint64
 	closing  bool // after this reply
@@ -69,6 +72,8 @@ type conn struct {
 	finishing atomic.Bool
 	half      atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
 	user      atomic.Pointer[acl.User] // default before AUTH
+	listens   atomic.Int32             // channels and patterns that it is subscribed to
+	tracker   atomic.Pointer[tracker]  // nil: the client caches nothing
 	seenDB    atomic.Int32
 	seenP3    atomic.Bool
 	inTx      atomic.Int32 // commands queued, -1: none
@@ -116,7 +121,7 @@ func (r counted) Read(p []byte) (n int, err error) {
 	case c.finishing.Load(): // Link.CloseRead ends it
 	case half != 0:
 		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered())))
-	case idle > 0:
+	case idle > 0 && c.listens.Load() == 0: // subscribers have nothing to say
 		c.nc.SetReadDeadline(time.Now().Add(time.Duration(idle)))
 	case c.deadline:
 		c.nc.SetReadDeadline(time.Time{})
@@ -207,7 +212,7 @@ func (g *Gateway) handle(nc net.Conn) {
 	c.rd = resp.NewReader(counted{c}, g.limits(false))
 	c.rd.Reserve = c.reserve
 	c.becomeNew()
-	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow}
+	c.out = output{timeout: g.o.WriteTimeout, limit: g.o.OutputBytes, share: c.share, queued: &g.m.queued, written: &g.m.written, link: &c.link, slow: c.slow, flooded: c.flooded}
 	c.out.init()
 	c.out.over(nc)
 	c.fresh()
@@ -215,6 +220,9 @@ func (g *Gateway) handle(nc net.Conn) {
 	g.add(c)
 	defer func() {
 		g.remove(c)
+		c.stopListening()
+		c.stopTracking()
+		c.box.flush()
 		c.rd.Release()
 		c.tx.end(c)
 		c.out.finish()
@@ -230,10 +238,12 @@ func (g *Gateway) handle(nc net.Conn) {
 		if err := c.serve(); err != nil {
 			return
 		}
-		if !c.link.Calmed(c.said) || !c.out.idle() {
+		if !c.link.Calmed(c.said) || !c.out.park() {
 			continue
 		}
-		if err := c.link.Enter(); err != nil {
+		err := c.link.Enter()
+		c.out.unpark()
+		if err != nil {
 			if err == c.filled {
 				c.lost(err)
 			}
@@ -277,6 +287,12 @@ func (c *conn) slow() {
 	c.g.o.Logger.Warn("connection closed: replies are not read", "peer", c.remote)
 }
 
+// flooded is told that the client left too many messages unread.
+func (c *conn) flooded(pending int) {
+	c.g.m.flooded.Add(1)
+	c.g.o.Logger.Warn("connection closed: messages are not read", "peer", c.remote, "bytes", pending)
+}
+
 // fresh is the state of a new connection, and after RESET.
 func (c *conn) fresh() {
 	c.proto, c.reply = 2, replyOn
@@ -306,6 +322,7 @@ func (c *conn) serve() error {
 func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	b := newBatch(c, came)
 	defer b.free()
+	defer c.box.flush()
 	c.active.Store(-b.now)
 	c.said = 0
 	for ; err != resp.ErrIncomplete; args, err = c.rd.Next() {
@@ -407,6 +424,13 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		c.last.Store(cmd)
 	}
 	c.endSkip(b)
+	if c.caching != cachingAsUsual && cmd.name != "client|caching" {
+		defer func() {
+			if !c.tx.queueing { // MULTI passes it on to EXEC
+				c.caching = cachingAsUsual
+			}
+		}()
+	}
 	if c.g.stopping.Load() || c.finishing.Load() {
 		bad = errStopping
 	}
@@ -521,6 +545,9 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 		} else {
 			bad = "NOAUTH Authentication required."
 		}
+	}
+	if bad == "" && c.proto == 2 && c.listens.Load() > 0 && !cmd.listening {
+		bad = "ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
 	}
 	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
 		bad = "ERR kvd does not support '" + cmd.name + "'"
@@ -673,6 +700,8 @@ func cmdHello(c *conn, w *resp.Writer, args [][]byte) {
 // cmdReset leaves the connection as a new one is, the limits of a stranger included. Proxies
 // send it between two users of one connection.
 func cmdReset(c *conn, w *resp.Writer, _ [][]byte) {
+	c.stopListening()
+	c.stopTracking()
 	c.fresh()
 	c.setName(nil)
 	c.becomeNew()
@@ -687,7 +716,15 @@ func cmdQuit(c *conn, w *resp.Writer, _ [][]byte) {
 
 // cmdPing never asks the store: it tells that the gateway is alive. That the store can be
 // reached is for the health endpoint.
-func cmdPing(_ *conn, w *resp.Writer, args [][]byte) {
+func cmdPing(c *conn, w *resp.Writer, args [][]byte) {
+	switch {
+	case len(args) <= 2 && c.proto == 2 && c.listens.Load() > 0:
+		// In the form of a message, since the client reads nothing else now.
+		w.Array(2)
+		w.BulkString("pong")
+		w.Bulk(slices.Concat(args[1:]...))
+		return
+	}
 	switch len(args) {
 	case 1:
 		w.Simple("PONG")

@@ -37,6 +37,7 @@ import (
 	"github.com/kvd-project/kvd/internal/loop"
 	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/netsrv"
+	"github.com/kvd-project/kvd/internal/peers"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -89,6 +90,14 @@ type Options struct {
 	ExecPerKey bool
 	// Debug allows DEBUG SLEEP.
 	Debug bool
+	// Peers are the other gateways of the same databases; nil: there are none. They are the caller's, who closes them before the
+	// Gateway.
+	Peers *peers.Peers
+	// TrackingKeys bounds the keys that clients cache by CLIENT TRACKING without BCAST; beyond it some are invalidated. Default
+	// 100,000.
+	TrackingKeys int
+	// TrackingCheck is how often the Gateway looks whether such a key was written past it and its Peers. Default 10 s.
+	TrackingCheck time.Duration
 	// Version is shown by INFO. Default "devel".
 	Version string
 	// Logger receives background errors and warnings. Default: discard.
@@ -104,6 +113,8 @@ func (o *Options) ensureDefaults() {
 	o.CommandTimeout = cmp.Or(o.CommandTimeout, 30*time.Second)
 	o.ScriptTimeout = cmp.Or(o.ScriptTimeout, 5*time.Second)
 	o.ScriptMemory = cmp.Or(o.ScriptMemory, 64<<20)
+	o.TrackingKeys = cmp.Or(o.TrackingKeys, 100_000)
+	o.TrackingCheck = cmp.Or(o.TrackingCheck, 10*time.Second)
 	if o.Budget == nil {
 		o.Budget = netsrv.NewBudget(netsrv.DefaultBudget)
 	}
@@ -155,6 +166,12 @@ func (o *Options) Validate() error {
 	if o.ScriptMemory < 0 {
 		bad("ScriptMemory: %d bytes, want > 0", o.ScriptMemory)
 	}
+	if o.TrackingKeys < 0 {
+		bad("TrackingKeys: %d, want > 0", o.TrackingKeys)
+	}
+	if o.TrackingCheck < 0 {
+		bad("TrackingCheck: %v, want > 0", o.TrackingCheck)
+	}
 	return errors.Join(errs...)
 }
 
@@ -180,6 +197,11 @@ type Gateway struct {
 	loops    loop.Loops
 	waits    waits
 	scripts  scripting
+	hub      hub
+	notify   atomic.Uint32 // notify-keyspace-events, an eventClass
+	tracked  trackTable
+	expiries expiries
+	interest sync.Mutex // held while Options.Peers is told what to tell
 
 	mu struct {
 		sync.Mutex
@@ -221,9 +243,14 @@ func New(o Options) (*Gateway, error) {
 	g.scripts.mu.running = make(map[*luascript.Task]time.Time)
 	g.mu.conns = make(map[int64]*conn)
 	g.waits.init(g)
+	g.hub.init()
+	g.tracked.init(o.TrackingKeys)
 	var err error
 	g.srv, err = netsrv.New(netsrv.Options{Handle: g.handle, Limits: netsrv.Limits{MaxConns: o.MaxConns, MaxPerAddr: o.MaxPerAddr, Logger: o.Logger,
 		Refuse: func(c net.Conn) { c.Write([]byte("-ERR max number of clients reached\r\n")) }}})
+	if err == nil && o.Peers != nil {
+		o.Peers.Start(g.heard, g.missed)
+	}
 	return g, err
 }
 
@@ -242,6 +269,8 @@ func (g *Gateway) Close() error {
 	err := g.srv.Close()
 	g.loops.Close()
 	g.waits.poller.Wait()
+	g.tracked.checks.Wait()
+	g.expiries.done.Wait()
 	return err
 }
 

@@ -259,6 +259,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 		w.Error(errSyntax)
 		return
 	}
+	defer c.g.wroteAll(c) // whatever came of it
 	for db := from; db <= to; db++ {
 		api := c.g.o.Databases[db].Client
 		var names [][]byte
@@ -395,6 +396,11 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 		err = remove(from, it.Version)
 		switch {
 		case err == nil:
+			if notify := eventClass(c.g.notify.Load()); notify != 0 {
+				c.g.event(&c.box, notify, c.db, keyEvent{onNew, "new"}, to)
+			}
+			c.changedKey(c.db, onGeneric, "rename_from", from)
+			c.changedKey(c.db, onGeneric, "rename_to", to)
 			if nx {
 				w.Int(1)
 			} else {
@@ -467,6 +473,7 @@ func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	switch {
 	case err == nil:
+		c.madeKey(db, onGeneric, "copy_to", args[2])
 		w.Int(1)
 	case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrExists):
 		w.Int(0)

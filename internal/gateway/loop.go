@@ -22,7 +22,9 @@ func (c *conn) Moved(fd int) {
 	if fd < 0 {
 		c.nc = c.link.Net()
 		c.out.over(c.nc)
+		return
 	}
+	c.out.enterLoop()
 }
 
 // Read leaves a GET that comes by itself to the turn. More commands are a batch of their own.
@@ -47,7 +49,7 @@ func (c *conn) Read(alone bool) error {
 // looksUp reports whether a command is a GET, and nothing speaks against it.
 // A command that is refused, or queued by MULTI, must be dealt with in the order in which it came.
 func (c *conn) looksUp(args [][]byte) bool {
-	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && badKey(args[1]) == "" && c.permitted(getCommand, args)
+	return len(args) == 2 && fold(args[0], "get") && c.authed && !c.tx.queueing && c.tracker.Load() == nil && badKey(args[1]) == "" && c.permitted(getCommand, args)
 }
 
 // Lookups is the GET that Read left, if it did.
@@ -93,7 +95,7 @@ func (c *conn) Tick(now time.Time) {
 	if half := c.half.Load(); half != 0 && half < began {
 		c.lateCommand()
 		c.link.Kill()
-	} else if idle > 0 && abs(c.active.Load()) < now.Add(-idle).UnixMilli() {
+	} else if idle > 0 && c.listens.Load() == 0 && abs(c.active.Load()) < now.Add(-idle).UnixMilli() {
 		c.link.Kill()
 	}
 }

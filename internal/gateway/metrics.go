@@ -40,6 +40,8 @@ type metrics struct {
 	httpRequests      atomic.Uint64
 	evicted           atomic.Uint64 // connections closed for others' memory
 	late              atomic.Uint64 // and since they were slow
+	flooded           atomic.Uint64 // and since they left messages unread
+	messages          atomic.Uint64 // given to subscribers
 }
 
 // noteCommands counts n commands that took so long each.
@@ -84,10 +86,15 @@ var (
 	descRead     = prometheus.NewDesc("kvd_gateway_bytes_read_total", "Bytes received.", nil, nil)
 	descWritten  = prometheus.NewDesc("kvd_gateway_bytes_written_total", "Bytes sent.", nil, nil)
 	descBatch    = prometheus.NewDesc("kvd_gateway_batch_commands", "Commands that went to the store together.", nil, nil)
-	descDenied   = prometheus.NewDesc("kvd_gateway_denied_total", "Commands that users may not perform: not the command, not in the database, or not on the key.", []string{"reason"}, nil)
+	descDenied   = prometheus.NewDesc("kvd_gateway_denied_total", "Commands that users may not perform: not the command, not in the database, or not on the key or the channel.", []string{"reason"}, nil)
 	descAuth     = prometheus.NewDesc("kvd_gateway_auth_failures_total", "Wrong passwords.", nil, nil)
-	descClosed   = prometheus.NewDesc("kvd_gateway_connections_closed_total", "Connections that the gateway closed: http (a browser, perhaps of a web page that attacks), memory (others waited for what it had) or slow (it left a command half said, or its replies unread).", []string{"reason"}, nil)
+	descClosed   = prometheus.NewDesc("kvd_gateway_connections_closed_total", "Connections that the gateway closed: http (a browser, perhaps of a web page that attacks), memory (others waited for what it had) slow (it left a command half said, or its replies unread) or messages (it left messages that others published, or invalidations, unread).", []string{"reason"}, nil)
 	descBuffers  = prometheus.NewDesc("kvd_gateway_buffer_bytes", "Memory that connections, of memcached's protocol too, have of buffer-memory.", nil, nil)
+	descListen   = prometheus.NewDesc("kvd_gateway_subscriptions", "Subscriptions of connections, by what they are to: channel, pattern or shard.", []string{"to"}, nil)
+	descMessages = prometheus.NewDesc("kvd_gateway_messages_total", "Messages given to subscribers of this gateway, one for each.", nil, nil)
+	descTracked  = prometheus.NewDesc("kvd_gateway_tracked_keys", "Keys that clients cache by CLIENT TRACKING, without BCAST.", nil, nil)
+	descPeers    = prometheus.NewDesc("kvd_gateway_peers", "Other gateways of the same databases, by state: known (the directory names them), following (they tell this one what happens) and followers (this one tells them).", []string{"state"}, nil)
+	descDropped  = prometheus.NewDesc("kvd_gateway_peer_dropped_total", "Messages that were not told to other gateways, which read too slowly.", nil, nil)
 	descProtocol = prometheus.NewDesc("kvd_gateway_protocol_errors_total", "Connections closed because they sent no RESP.", nil, nil)
 )
 
@@ -97,7 +104,8 @@ type collector struct{ g *Gateway }
 // Describe lists what Collect sends; see prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descCommands, descSeconds, descConns, descAccepted, descRefused, descHits,
-		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descDenied, descClosed, descBuffers} {
+		descMisses, descRead, descWritten, descBatch, descProtocol, descAuth, descDenied, descClosed, descBuffers,
+		descListen, descMessages, descTracked, descPeers, descDropped} {
 		ch <- d
 	}
 }
@@ -130,13 +138,29 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	counter(descWritten, m.written.Load())
 	counter(descProtocol, m.protocolErrors.Load())
 	counter(descAuth, m.authFails.Load())
-	for _, why := range []acl.Denial{acl.DeniedCommand, acl.DeniedDatabase, acl.DeniedKey} {
+	for _, why := range []acl.Denial{acl.DeniedCommand, acl.DeniedDatabase, acl.DeniedKey, acl.DeniedChannel} {
 		counter(descDenied, m.denied[why].Load(), why.String())
 	}
 	counter(descClosed, m.httpRequests.Load(), "http")
 	counter(descClosed, m.evicted.Load(), "memory")
 	counter(descClosed, m.late.Load(), "slow")
+	counter(descClosed, m.flooded.Load(), "messages")
 	ch <- prometheus.MustNewConstMetric(descBuffers, prometheus.GaugeValue, float64(c.g.o.Budget.Used()))
+	gauge := func(d *prometheus.Desc, n int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
+	}
+	channels, patterns, shards := c.g.hub.subscriptions()
+	gauge(descListen, channels, "channel")
+	gauge(descListen, patterns, "pattern")
+	gauge(descListen, shards, "shard")
+	counter(descMessages, m.messages.Load())
+	tracked, _, _ := c.g.tracked.counts()
+	gauge(descTracked, tracked)
+	peers := c.g.o.Peers.Stats()
+	gauge(descPeers, peers.Known, "known")
+	gauge(descPeers, peers.Following, "following")
+	gauge(descPeers, peers.Followers, "followers")
+	counter(descDropped, peers.Dropped)
 	n, b := cumulative(m.batchBuckets[:], 1)
 	ch <- prometheus.MustNewConstHistogram(descBatch, n, float64(m.batchSum.Load()), b)
 }

@@ -20,6 +20,9 @@ import (
 //
 // Replies beyond smallOutput come out of the connection's share of the gateway's memory; if that is used up
 // the connection waits until its client has read.
+//
+// Other goroutines push messages that the client did not ask for (push.go): those of publish/subscribe and
+// invalidations. They share mu with the replies, so neither cuts the other in two.
 type output struct {
 	nc      net.Conn
 	raw     syscall.RawConn // nil: only the goroutine writes
@@ -30,7 +33,9 @@ type output struct {
 	share   *netsrv.Share
 	queued  *atomic.Int64 // the gateway's sum
 	written *atomic.Uint64
-	slow    func() // told that the client was disconnected since it read too slowly
+	slow    func()            // told that the client was disconnected since it read too slowly
+	flooded func(pending int) // told that it was, since it left so many bytes of messages unread
+	corked  bool              // as mu.corked; the connection's goroutine's
 
 	// write's argument and answers; the connection's goroutine's.
 	p    []byte
@@ -43,6 +48,7 @@ type output struct {
 		size     int // bytes in queue
 		draining bool
 		err      error
+		pushes
 	}
 	room sync.Cond // signalled when the queue was taken, or err set
 }
@@ -71,10 +77,16 @@ func (o *output) init() {
 	}
 }
 
-// over says where to send to. Nothing may be queued.
+// over says where to send to, outside of a loop. Nothing may be queued but messages that others push.
 // A connection with TLS has no raw side: what it writes goes through its goroutine.
 func (o *output) over(nc net.Conn) {
-	o.nc, o.raw = nc, nil
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer o.flushLocked()
+	o.nc, o.raw, o.mu.place = nc, nil, atConn
+	if o.mu.via != nil { // the goroutine that sends goes on with nc
+		o.mu.via.SetWriteDeadline(time.Unix(1, 0))
+	}
 	switch nc.(type) {
 	case *net.TCPConn, *net.UnixConn:
 		if raw, err := nc.(syscall.Conn).SyscallConn(); err == nil {
@@ -83,11 +95,9 @@ func (o *output) over(nc net.Conn) {
 	}
 }
 
-// idle reports whether all has been sent.
-func (o *output) idle() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return !o.mu.draining && o.mu.err == nil
+// idleLocked reports whether all has been sent.
+func (o *output) idleLocked() bool {
+	return !o.mu.draining && o.mu.err == nil && len(o.mu.pushed) == 0
 }
 
 // send sends or queues p. It waits while too much is queued. If paid is 0 it does not keep
@@ -97,12 +107,11 @@ func (o *output) idle() bool {
 func (o *output) send(p []byte, paid int64) error {
 	if len(p) == 0 {
 		o.share.Give(paid)
+		o.uncork()
 		return nil
 	}
-	if o.link.Looped() { // nothing is queued
-		n := o.link.Write(p)
-		o.written.Add(uint64(n))
-		if p = p[n:]; len(p) == 0 {
+	if o.link.Looped() {
+		if p = o.sendLooped(p); len(p) == 0 {
 			o.share.Drop(paid)
 			return nil
 		}
@@ -110,6 +119,8 @@ func (o *output) send(p []byte, paid int64) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	defer o.uncorkLocked()
+	o.pushesFirstLocked()
 	for o.mu.err == nil && o.mu.draining {
 		if o.enqueue(p, paid) {
 			return nil
@@ -136,8 +147,7 @@ func (o *output) send(p []byte, paid int64) error {
 	if lent {
 		o.add(chunk{b: p, lent: true})
 	}
-	o.mu.draining = true
-	go o.drain()
+	o.drainLocked()
 	for lent && o.mu.draining {
 		o.room.Wait()
 	}
@@ -181,13 +191,40 @@ func (o *output) add(c chunk) {
 	o.queued.Add(int64(len(c.b)))
 }
 
-// drain sends the queue and ends. It reports the first error to send and closes
+// sendLooped sends what a socket in a loop takes, and returns the rest.
+func (o *output) sendLooped(p []byte) []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.pushesFirstLocked(); o.mu.draining || o.mu.err != nil || len(o.mu.pushed) > 0 && !o.mu.corked {
+		return p
+	}
+	n := o.link.Write(p)
+	o.written.Add(uint64(n))
+	if n == len(p) {
+		o.uncorkLocked()
+	}
+	return p[n:]
+}
+
+// drainLocked has a goroutine send what is queued.
+func (o *output) drainLocked() {
+	o.mu.draining = true
+	go o.drain()
+}
+
+// drain sends the queue, and messages that are pushed meanwhile, and ends. It reports the first error to send and closes
 // the connection then.
 // It takes the whole queue at a time, so that the connection can fill another meanwhile, and
 // gives back what stood for each chunk as soon as that is sent.
 func (o *output) drain() {
 	o.mu.Lock()
-	for len(o.mu.queue) > 0 {
+	for {
+		if !o.mu.corked || o.mu.err != nil {
+			o.queuePushesLocked()
+		}
+		if len(o.mu.queue) == 0 {
+			break
+		}
 		queue := o.mu.queue
 		o.mu.queue, o.mu.size = nil, 0
 		err := o.mu.err
@@ -205,11 +242,18 @@ func (o *output) drain() {
 			if t := net.Error(nil); errors.As(err, &t) && t.Timeout() {
 				o.slow()
 			}
-			o.nc.Close()
+			o.link.Kill()
 			o.mu.err = err
 		}
 	}
 	o.mu.draining = false
+	if o.mu.via != nil {
+		o.mu.via.Close()
+		o.mu.via = nil
+	}
+	if o.mu.place == atConn {
+		o.nc.SetWriteDeadline(time.Time{}) // sendAll's must not end a later write
+	}
 	o.room.Broadcast()
 	o.mu.Unlock()
 }
@@ -226,22 +270,29 @@ func (o *output) sendAll(b []byte) error {
 		if limit.After(last) {
 			limit = last
 		}
-		o.nc.SetWriteDeadline(limit)
-		n, err := o.nc.Write(part)
-		o.written.Add(uint64(n))
+		nc, err := o.path(limit)
 		if err != nil {
 			return err
 		}
+		n, err := nc.Write(part)
+		o.written.Add(uint64(n))
 		b = b[n:]
+		if err != nil && !o.moved(nc) {
+			return err
+		}
 	}
 	return nil
 }
 
-// finish waits until everything is sent or sending fails.
+// finish waits until everything is sent or sending fails. A message that is pushed later goes nowhere.
 func (o *output) finish() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for o.mu.draining {
 		o.room.Wait()
 	}
+	if o.mu.err == nil {
+		o.mu.err = errClosing
+	}
+	o.dropPushesLocked()
 }

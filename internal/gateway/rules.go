@@ -145,6 +145,12 @@ func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
 // means no database is left to the command, which says so.
 func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	a = acl.Access{Command: cmd.id, Args: args, Open: cmd.noAuth, Needs: cmd.needs, NeedsLater: cmd.needsLater}
+	switch cmd.channels {
+	case oneChannel:
+		a.FirstChannel, a.LastChannel = 1, 1
+	case manyChannels, manyPatterns:
+		a.FirstChannel, a.LastChannel, a.Patterns = 1, len(args)-1, cmd.channels == manyPatterns
+	}
 	keys, also := cmd.keySpans(args)
 	a.First, a.Last, a.Step, a.Also = keys.First, keys.Last, keys.Step, also
 	use := func(db int) {
@@ -204,14 +210,14 @@ func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
 func (c *conn) denialIn(cmd *command, args [][]byte, db int, context string) acl.Denial {
 	u := c.user.Load()
 	r := u.Rights()
-	if r.Unlimited() {
+	if r.Unlimited() && (cmd.channels == noChannels || r.AnyChannel()) {
 		return acl.Allowed
 	}
 	a := c.accessOf(cmd, args, db)
 	why, at := r.Check(&a)
 	switch why {
 	case acl.Allowed:
-	case acl.DeniedKey:
+	case acl.DeniedKey, acl.DeniedChannel:
 		c.recordDenial(why, context, string(args[at]), u.Name)
 	default:
 		c.recordDenial(why, context, cmd.name, u.Name)
@@ -230,6 +236,8 @@ func (c *conn) refusal(cmd *command, args [][]byte) string {
 		return "NOPERM this user has no permissions to run the '" + cmd.name + "' command"
 	case acl.DeniedDatabase:
 		return "NOPERM this user has no permissions to access this database"
+	case acl.DeniedChannel:
+		return "NOPERM this user has no permissions to access one of the channels used as arguments"
 	}
 	return "NOPERM this user has no permissions to access one of the keys used as arguments"
 }
@@ -245,6 +253,8 @@ func (c *conn) refusalAtExec(cmd *command, args [][]byte) string {
 		reason = "no permission to execute the command or subcommand"
 	case acl.DeniedDatabase:
 		reason = "no permission to access this database"
+	case acl.DeniedChannel:
+		reason = "no permission to publish to the specified channel"
 	}
 	return "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no longer allowed for the following reason: " + reason
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"runtime"
@@ -102,6 +103,7 @@ var infoSections = []struct {
 		line("connected_clients", g.srv.Conns())
 		line("maxclients", g.o.MaxConns)
 		line("blocked_clients", g.waits.clients.Load())
+		line("tracking_clients", g.tracked.clients.Load())
 	}},
 	{"Memory", false, func(g *Gateway, line func(string, any)) {
 		var m runtime.MemStats
@@ -155,10 +157,19 @@ var infoSections = []struct {
 		line("evicted_keys", 0)
 		line("keyspace_hits", g.m.hits.Load())
 		line("keyspace_misses", g.m.misses.Load())
+		channels, patterns, shards := g.hub.counts()
+		keys, items, prefixes := g.tracked.counts()
+		line("tracking_total_keys", keys)
+		line("tracking_total_items", items)
+		line("tracking_total_prefixes", prefixes)
+		line("pubsub_channels", channels)
+		line("pubsub_patterns", patterns)
+		line("pubsubshard_channels", shards)
 		line("total_error_replies", failed)
 		line("acl_access_denied_auth", g.m.authFails.Load())
 		line("acl_access_denied_cmd", g.m.denied[acl.DeniedCommand].Load())
 		line("acl_access_denied_key", g.m.denied[acl.DeniedKey].Load())
+		line("acl_access_denied_channel", g.m.denied[acl.DeniedChannel].Load())
 		line("kvd_batches", g.m.batches.Load())
 	}},
 	{"Replication", false, func(g *Gateway, line func(string, any)) {
@@ -260,8 +271,8 @@ func accepted(name, value string) setting {
 }
 
 // settings are those of Redis's that clients and tools read when they connect, and stop working
-// without. CONFIG SET must not accept a value that promises an effect which it has not: only timeout has
-// one.
+// without. CONFIG SET must not accept a value that promises an effect which it has not: timeout and
+// notify-keyspace-events have one.
 var settings = []setting{
 	same("appendonly", "no"),
 	{name: "aclfile", get: func(g *Gateway) string { return g.o.ACLFile }},
@@ -274,7 +285,14 @@ var settings = []setting{
 	{name: "maxclients", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxConns) }},
 	same("maxmemory", "0"),
 	same("maxmemory-policy", "noeviction"),
-	same("notify-keyspace-events", ""),
+	{name: "notify-keyspace-events", get: func(g *Gateway) string { return eventClass(g.notify.Load()).String() },
+		set: func(g *Gateway, v []byte) bool {
+			c, ok := parseEvents(v)
+			if ok {
+				g.notify.Store(uint32(c))
+			}
+			return ok
+		}},
 	{name: "proto-max-bulk-len", get: func(g *Gateway) string { return strconv.Itoa(g.o.MaxValueBytes) }},
 	{name: "requirepass", get: func(*Gateway) string { return "" }},
 	same("save", ""),
@@ -567,10 +585,9 @@ func (c *conn) setName(b []byte) {
 	c.mu.Unlock()
 }
 
-// clientCommands are apart from the table since they are many. Commands that would need
-// state for client-side caching, or a way to stop other clients, are refused rather than ignored.
+// clientCommands are apart from the table since they are many. Commands that would need a way to stop the clients of other gateways are
+// refused rather than ignored.
 func clientCommands() *command {
-	tracking := "ERR kvd: client-side caching is not supported"
 	return container("client", "connection", "Commands about connections.", nil,
 		onConn("client|id", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.Int(c.id) }, "Returns the connection's number."),
 		onConn("client|info", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { w.Verbatim("txt", c.line()+"\n") }, "Describes the connection."),
@@ -598,25 +615,10 @@ func clientCommands() *command {
 		onConn("client|pause", -3, "", refuse("ERR kvd: CLIENT PAUSE is not supported: other gateways would go on"), "Is refused."),
 		onConn("client|unpause", 2, "", replyOK, "Does nothing."),
 		onConn("client|unblock", -3, "", cmdClientUnblock, "Ends the waiting of a client of this gateway."),
-		onConn("client|getredir", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) { w.Int(-1) }, "Returns -1: there is no tracking."),
-		onConn("client|tracking", -3, "", func(_ *conn, w *resp.Writer, args [][]byte) {
-			if len(args) == 3 && fold(args[2], "off") {
-				w.OK()
-				return
-			}
-			w.Error(tracking)
-		}, "Is refused, unless OFF."),
-		onConn("client|caching", 3, "", refuse(tracking), "Is refused."),
-		onConn("client|trackinginfo", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
-			w.Map(3)
-			w.BulkString("flags")
-			w.Set(1)
-			w.BulkString("off")
-			w.BulkString("redirect")
-			w.Int(-1)
-			w.BulkString("prefixes")
-			w.Array(0)
-		}, "Says that there is no tracking."),
+		onConn("client|getredir", 2, "", cmdClientGetRedir, "Returns the connection that hears of what this one caches."),
+		onConn("client|tracking", -3, "", cmdClientTracking, "Begins or ends telling the client which of the keys that it caches are written."),
+		onConn("client|caching", 3, "", cmdClientCaching, "Says whether the next command's keys are cached."),
+		onConn("client|trackinginfo", 2, "", cmdClientTrackingInfo, "Tells how the client caches."),
 		helpOf("client", "GETNAME", "    Return the name of the current connection.", "ID", "    Return the ID of the current connection.",
 			"INFO", "    Return information about the current client connection.", "KILL <option> ...", "    Kill connection(s).",
 			"LIST [options ...]", "    Return information about client connections.", "REPLY (ON|OFF|SKIP)", "    Control the replies sent to the current connection.",
@@ -685,17 +687,27 @@ func (c *conn) line() string {
 	if c.seenP3.Load() {
 		proto = 3
 	}
-	flags := "N"
-	switch {
-	case c.blocked.Load() != nil:
-		flags = "b"
-	case c.inTx.Load() >= 0:
-		flags = "x"
+	channels, patterns, shards := c.g.hub.countsOf(c)
+	flags := ""
+	if channels+patterns+shards > 0 {
+		flags += "P"
 	}
+	if c.inTx.Load() >= 0 {
+		flags += "x"
+	}
+	if c.blocked.Load() != nil {
+		flags += "b"
+	}
+	redirect := int64(-1)
+	if t := c.tracker.Load(); t != nil {
+		flags += t.letters()
+		redirect = t.redirect
+	}
+	flags = cmp.Or(flags, "N")
 	now := time.Now()
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=0 psub=0 ssub=0 multi=%d cmd=%s user=%s redir=-1 resp=%d lib-name=%s lib-ver=%s",
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=%d sub=%d psub=%d ssub=%d multi=%d cmd=%s user=%s redir=%d resp=%d lib-name=%s lib-ver=%s",
 		c.id, c.remote, c.local, name, int64(now.Sub(c.since).Seconds()), (now.UnixMilli()-abs(c.active.Load()))/1000, flags,
-		c.seenDB.Load(), c.inTx.Load(), cmd, c.user.Load().Name, proto, lib, ver)
+		c.seenDB.Load(), channels, patterns, shards, c.inTx.Load(), cmd, c.user.Load().Name, redirect, proto, lib, ver)
 }
 
 // each calls f for the connections in the order of their numbers.
@@ -714,17 +726,25 @@ func (g *Gateway) each(f func(c *conn)) {
 	}
 }
 
-// cmdClientList shows the connections to this gateway. All are normal clients: there are no
-// replicas, and nobody subscribes.
+// clientType finds the connections of a type as CLIENT LIST and KILL name it; nil for an unknown one. There are no replicas.
+func clientType(name []byte) func(x *conn) bool {
+	switch {
+	case fold(name, "normal"):
+		return func(x *conn) bool { return x.listens.Load() == 0 }
+	case fold(name, "pubsub"):
+		return func(x *conn) bool { return x.listens.Load() > 0 }
+	case fold(name, "master"), fold(name, "replica"), fold(name, "slave"):
+		return func(*conn) bool { return false }
+	}
+	return nil
+}
+
+// cmdClientList shows the connections to this gateway.
 func cmdClientList(c *conn, w *resp.Writer, args [][]byte) {
 	want := func(*conn) bool { return true }
 	switch {
 	case len(args) == 4 && fold(args[2], "type"):
-		switch {
-		case fold(args[3], "normal"):
-		case fold(args[3], "master"), fold(args[3], "replica"), fold(args[3], "slave"), fold(args[3], "pubsub"):
-			want = func(*conn) bool { return false }
-		default:
+		if want = clientType(args[3]); want == nil {
 			w.Error("ERR Unknown client type '" + clip(args[3], 128) + "'")
 			return
 		}
@@ -794,12 +814,12 @@ func cmdClientKill(c *conn, w *resp.Writer, args [][]byte) {
 				}
 				tests = append(tests, func(x *conn) bool { return x.user.Load() == u })
 			case fold(o, "type"):
-				normal := fold(v, "normal")
-				if !normal && !fold(v, "master") && !fold(v, "replica") && !fold(v, "slave") && !fold(v, "pubsub") {
+				is := clientType(v)
+				if is == nil {
 					w.Error("ERR Unknown client type '" + clip(v, 128) + "'")
 					return
 				}
-				tests = append(tests, func(*conn) bool { return normal })
+				tests = append(tests, is)
 			case fold(o, "skipme") && fold(v, "yes"):
 				skipMe = true
 			case fold(o, "skipme") && fold(v, "no"):

@@ -28,7 +28,8 @@ type staged struct {
 	err  error
 	lost bool // a watched key has changed
 
-	scriptsEnd time.Time // when scripts have run for long enough; zero: none has begun
+	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
+	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
@@ -132,6 +133,7 @@ func (t *staged) readSome(keys []*stagedKey) {
 		ops[i] = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
 	}
 	api := t.c.g.o.Databases[keys[0].db].Client
+	defer t.trackReads(keys)()
 	api.Do(ctx, ops)
 	for i, k := range keys {
 		k.was = k.key
@@ -178,6 +180,7 @@ func (t *staged) require(x watch) {
 
 // run performs a command on keys, as a part of all of it.
 func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
+	defer t.noteChanges(cmd)()
 	if cmd.keys != nil {
 		cmd.keys(t, args, w)
 		return
@@ -233,7 +236,7 @@ func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err
 	t = &staged{c: c, room: oneLimit, find: make(map[stagedName]*stagedKey)}
 	for range stagedTries {
 		t.c.share.Drop(t.held)
-		t.held, t.keys, t.err = 0, t.keys[:0], nil
+		t.held, t.keys, t.changes, t.err = 0, t.keys[:0], t.changes[:0], nil
 		clear(t.find)
 		t.now, t.db = time.Now().UnixMilli(), c.db
 		t.out.Reset(keepReply)
@@ -261,8 +264,13 @@ func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err
 		switch err := t.commit(); {
 		case err == nil:
 			t.announce()
+			t.tellOfWrites()
 			return t, nil
 		case !errors.Is(err, errWatched):
+			if errors.Is(err, client.ErrUnknownOutcome) {
+				t.changes = nil
+				t.tellOfWrites()
+			}
 			return t, err
 		}
 	}
@@ -363,7 +371,7 @@ func (c *conn) stagedError(err error) string {
 
 // performSeveral performs a command on several keys by itself.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte) {
-	t, err := c.performStaged(nil, func(t *staged) { cmd.keys(t, args, &t.out) })
+	t, err := c.performStaged(nil, func(t *staged) { t.run(cmd, args, &t.out) })
 	defer t.free()
 	if err != nil {
 		w.Error(c.stagedError(err))

@@ -64,6 +64,8 @@ type command struct {
 	noQueue bool      // performed at once after MULTI too
 	noAuth  bool      // allowed before AUTH
 	swift   bool      // not on keys, and still done in no time
+	// listening commands are for connections of RESP2 that are subscribed, too; these may give no others.
+	listening bool
 
 	sub map[string]*command // by name without the container's
 
@@ -71,6 +73,8 @@ type command struct {
 	categories        acl.Category
 	needs, needsLater acl.Need // of the first key, and of those behind it
 	inDatabase        bool     // works in the database of SELECT
+	channels          channelArgs
+	event             keyEvent // of a key that it changes
 }
 
 // served reports whether kvd performs the command; others have a name so that they can be
@@ -298,10 +302,10 @@ func connectionCommands() []*command {
 		atOnce(keysOf(onConn("watch", -2, "transactions", cmdWatch, "Makes EXEC fail if a key changes."), 1, -1, 1)),
 		onConn("unwatch", 1, "transactions", cmdUnwatch, "Forgets the watched keys."),
 
-		swiftly(onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument.")),
+		whileListening(swiftly(onConn("ping", -1, "connection", cmdPing, "Returns PONG or its argument."))),
 		swiftly(onConn("echo", 2, "connection", cmdEcho, "Returns its argument.")),
-		beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection."))),
-		beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new."))),
+		whileListening(beforeAuth(atOnce(onConn("quit", -1, "connection", cmdQuit, "Closes the connection.")))),
+		whileListening(beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new.")))),
 		beforeAuth(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection.")),
 		beforeAuth(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version.")),
 		notInTx(onConn("select", 2, "connection", cmdSelect, "Chooses the database.")),
@@ -377,7 +381,8 @@ func administrationCommands() []*command {
 // The number of a command is its place here; the metrics count by it.
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), bitCommands(), hyperLogLogCommands(), sortCommands())
+		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), bitCommands(), hyperLogLogCommands(),
+		sortCommands(), pubsubCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -394,6 +399,7 @@ func init() {
 			register(c)
 		}
 	}
+	nameEvents(commands)
 	catalog = newCatalog()
 	register(unknown)
 }
@@ -434,7 +440,5 @@ xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3
 xdel:-3 xtrim:-4`
 
 const otherThings = `
-subscribe:-2 unsubscribe:-1 psubscribe:-2 punsubscribe:-1 publish:3 pubsub:-2 ssubscribe:-2 sunsubscribe:-1 spublish:3
-fcall:-3 fcall_ro:-3 function:-2
-move:3 migrate:-6
+fcall:-3 fcall_ro:-3 function:-2 move:3 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`

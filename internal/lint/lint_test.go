@@ -80,11 +80,14 @@ var imports = []row{
 	{"internal/glob", "", "patterns and keys are bytes"},
 	{"internal/loop", "client internal/inside internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
 	{"internal/loop/looptest", "client client/clienttest internal/inside", "it is a fake store for the tests of servers"},
+	{"internal/peers/peerspb", "", "generated"},
+	{"internal/peers", "internal/certs internal/dirpb internal/hostid internal/identity internal/netsrv internal/peers/peerspb internal/rights", "gateways tell each other bytes; how a gateway asks the directory is handed to it"},
+	{"internal/peers/peerstest", "internal/dirpb internal/peers", "it is a directory for tests of gateways that meet"},
 	{"internal/acl", "internal/glob", "rules are text, and commands are what the gateway says they are"},
 	{"internal/collection", "", "encodings are bytes"},
 	{"internal/rdb", "", "a serialized value is bytes"},
 	{"internal/geo", "", "positions are numbers"},
-	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/inside internal/loop internal/luascript internal/netsrv internal/rdb internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/gateway", "client internal/acl internal/collection internal/geo internal/glob internal/inside internal/loop internal/luascript internal/netsrv internal/peers internal/rdb internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/luascript", "internal/resp", "it runs scripts, whatever their commands are"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
@@ -125,7 +128,7 @@ var only = []row{
 	{module + "/internal/config", "cmd/...", "libraries take Options"},
 	{module + "/internal/devstore", "cmd/kvd internal/e2e bench", "it is a whole store, for kvd dev and for tests"},
 	{module + "/internal/inside", "client client/clienttest cmd/... internal/gateway internal/janitor internal/loop internal/loop/looptest internal/memcached", "what can be done through the public API is done through it, as any user would"},
-	{"testing", "rdma/rdmatest internal/identity/identitytest", "it is for tests, and registers flags"},
+	{"testing", "rdma/rdmatest internal/identity/identitytest internal/peers/peerstest", "it is for tests, and registers flags"},
 	{"C", "", "the default build has no cgo"},
 }
 

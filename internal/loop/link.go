@@ -26,7 +26,7 @@ const (
 	deepCommands = 8
 )
 
-// Link is a connection's way into a loop and out of it. Kill and CloseRead may be called
+// Link is a connection's way into a loop and out of it. Kill, CloseRead and PushWrite may be called
 // concurrently, and Waits by several goroutines of one operation; all else belongs to whatever
 // serves the connection at the moment.
 type Link struct {
@@ -87,6 +87,32 @@ func (k *Link) Write(p []byte) int {
 		return 0
 	}
 	return int(n)
+}
+
+// PushWrite is Write for goroutines that do not serve the connection, who take turns with those that do by a lock of their
+// own. If the socket does not take all, rest is another connection over it, for a goroutine that sends what is left and
+// closes rest; nil if there are no descriptors. ok is false if the connection is in no loop at the moment: then
+// nothing was written, and Moved has been called or is about to be.
+func (k *Link) PushWrite(p []byte) (n int, rest net.Conn, ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.mu.fd < 0 {
+		return 0, nil, false
+	}
+	n, err := unix.Write(k.mu.fd, p)
+	if n = max(n, 0); err == nil && n == len(p) {
+		return n, nil, true
+	}
+	fd, err := unix.FcntlInt(uintptr(k.mu.fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return n, nil, true
+	}
+	f := os.NewFile(uintptr(fd), "")
+	defer f.Close()
+	if rest, err = net.FileConn(f); err != nil {
+		return n, nil, true
+	}
+	return n, rest, true
 }
 
 // Kill closes the connection. The goroutine or loop that serves it sees the end.
@@ -237,9 +263,9 @@ func (k *Link) move(to *Loop) bool {
 // leaveLoop makes a connection in a loop an ordinary one.
 func (k *Link) leaveLoop() {
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	fd, l := k.mu.fd, k.mu.loop
 	if fd < 0 {
+		k.mu.Unlock()
 		return
 	}
 	l.remove(fd)
@@ -255,7 +281,8 @@ func (k *Link) leaveLoop() {
 		}
 		k.mu.nc = nc
 	} // else what it has is closed, and reading will say so
-	k.c.Moved(-1)
+	k.mu.Unlock()
+	k.c.Moved(-1) // without the lock: it may take one that is held around PushWrite
 }
 
 // end gives the connection back to its goroutine.

@@ -124,6 +124,20 @@ await check('select', async () => {
   await other.quit();
 });
 
+await check('publish/subscribe', async () => {
+  const sub = r.duplicate();
+  const heard = [];
+  sub.on('message', (channel, message) => heard.push(`${channel} ${message}`));
+  sub.on('pmessage', (pattern, channel, message) => heard.push(`${pattern} ${channel} ${message}`));
+  assert.equal(await sub.subscribe('ch', 'other'), 2);
+  assert.equal(await sub.psubscribe('c*'), 3);
+  assert.equal(await r.publish('ch', 'hello'), 2);
+  await until(async () => assert.deepEqual(heard, ['ch hello', 'c* ch hello']));
+  await assert.rejects(sub.get('k'), /subscriber mode/);
+  assert.equal(await sub.unsubscribe('ch', 'other'), 1);
+  await sub.quit();
+});
+
 await check('reconnect', async () => {
   await restart();
   await until(() => r.set('again', 'yes'));

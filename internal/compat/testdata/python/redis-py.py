@@ -138,6 +138,20 @@ def info():
 
 
 @check
+def publish_subscribe():
+    sub = r.pubsub()
+    sub.subscribe("ch")
+    sub.psubscribe("c*")
+    for want in (1, 2):
+        equal(sub.get_message(timeout=20)["data"], want)
+    equal(r.publish("ch", "hello"), 2)
+    for kind in ("message", "pmessage"):
+        message = sub.get_message(timeout=20)
+        equal((message["type"], message["data"]), (kind, b"hello"))
+    sub.close()
+
+
+@check
 def reconnect():
     restart()
     until(lambda: r.set("again", "yes"), redis.ConnectionError)

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// subscribed is a connection that listens to a channel of a gateway.
+type subscribed struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func subscribe(t *testing.T, addr, channel string) *subscribed {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	s := &subscribed{c, bufio.NewReader(c)}
+	fmt.Fprintf(c, "SUBSCRIBE %s\r\n", channel)
+	s.line(t, ":1")
+	return s
+}
+
+// line reads up to a line, and returns those before it.
+func (s *subscribed) line(t *testing.T, want string) (read []string) {
+	t.Helper()
+	_ = s.SetReadDeadline(time.Now().Add(patience))
+	for {
+		l, err := s.r.ReadString('\n')
+		if err != nil {
+			t.Errorf("after %q: %v", read, err)
+			return read
+		}
+		if l = strings.TrimSpace(l); l == want {
+			return read
+		}
+		read = append(read, l)
+	}
+}
+
+// Gateways of the same databases find each other through the directory, with TLS, and messages pass between them; those of other
+// databases hear nothing; one that is killed is missed by nobody, and its successor is found.
+func TestGatewaysMeet(t *testing.T) {
+	env, _ := runtimeDir(t)
+	files := newCertificates(t)
+	cfg := files.load("operator")
+	d := start(t, env, append([]string{"directory", "--id=d", "--data-dir=" + t.TempDir(), "--listen=127.0.0.1:0", "--raft-listen=127.0.0.1:0", "--bootstrap", "--lease=5s"}, files.flags("directory")...)...)
+	start(t, env, append([]string{"memnode", "--name=m", "--directory=" + d.kv["directory"], "--memory=64MiB", "--shm-socket=off"}, files.flags("memnode")...)...)
+	for _, ns := range []string{"cache", "other"} {
+		createNamespace(t, d.kv["directory"], ns, cfg, files.identity("gateway"))
+	}
+	gateway := func(databases string) *process {
+		return start(t, env, append([]string{"gateway", "--directory=" + d.kv["directory"], "--databases=" + databases, "--listen=127.0.0.1:0", "--listen-memcached=off", "--http-listen=127.0.0.1:0"}, files.flags("gateway")...)...)
+	}
+	a, b, far := gateway("cache"), gateway("cache"), gateway("other")
+	sub, deaf := subscribe(t, a.kv["redis"], "news"), subscribe(t, far.kv["redis"], "news")
+	arrives := func(from *process, mark string) {
+		t.Helper()
+		// Before they have met a message is lost: publish until one arrives.
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			sub.line(t, mark)
+		}()
+		for until := time.Now().Add(patience); time.Now().Before(until); {
+			redis(t, "tcp", from.kv["redis"], nil, "PUBLISH news "+mark)
+			select {
+			case <-done:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+		t.Fatalf("no message %s", mark)
+	}
+	arrives(b, "first")
+	if got := redis(t, "tcp", far.kv["redis"], nil, "PUBLISH news own"); got != ":1" {
+		t.Errorf("%q", got)
+	}
+	if read := deaf.line(t, "own"); slices.Contains(read, "first") {
+		t.Errorf("a gateway of other databases hears %q", read)
+	}
+	b.stop(syscall.SIGKILL)
+	c := gateway("cache")
+	arrives(c, "second")
+	if code := c.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit status %d, want 0", code)
+	}
+}

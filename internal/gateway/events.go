@@ -1,0 +1,333 @@
+package gateway
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/kvd-project/kvd/client"
+)
+
+// eventClass is what of it notify-keyspace-events asks for, a set of its letters.
+type eventClass uint32
+
+const (
+	onKeyspace eventClass = 1 << iota
+	onKeyevent
+	onGeneric
+	onString
+	onList
+	onSet
+	onHash
+	onZSet
+	onExpired
+	onEvicted
+	onStream
+	onMiss
+	onModule
+	onNew
+	onAll = onGeneric | onString | onList | onSet | onHash | onZSet | onExpired | onEvicted | onStream | onModule // the letter A
+)
+
+// eventLetters are in the order in which CONFIG GET has them.
+var eventLetters = []struct {
+	letter byte
+	class  eventClass
+}{
+	{'g', onGeneric}, {'$', onString}, {'l', onList}, {'s', onSet}, {'h', onHash}, {'z', onZSet}, {'x', onExpired}, {'e', onEvicted},
+	{'t', onStream}, {'d', onModule}, {'n', onNew}, {'K', onKeyspace}, {'E', onKeyevent}, {'m', onMiss},
+}
+
+// parseEvents reads a value of notify-keyspace-events.
+func parseEvents(v []byte) (c eventClass, ok bool) {
+next:
+	for _, b := range v {
+		if b == 'A' {
+			c |= onAll
+			continue
+		}
+		for _, l := range eventLetters {
+			if l.letter == b {
+				c |= l.class
+				continue next
+			}
+		}
+		return 0, false
+	}
+	return c, true
+}
+
+// String is the value as CONFIG GET shows it.
+func (c eventClass) String() string {
+	var s strings.Builder
+	all := c&onAll == onAll
+	if all {
+		s.WriteByte('A')
+	}
+	for _, l := range eventLetters {
+		if c&l.class != 0 && !(all && l.class&(onAll|onNew) != 0) {
+			s.WriteByte(l.letter)
+		}
+	}
+	return s.String()
+}
+
+// eventsText has the events of commands by class, as Redis 7.0 names them. A command that writes and is not here has its own name
+// for an event of class g.
+const eventsText = `
+$ set: set setnx setex psetex getset mset msetnx bitop
+$ append: append
+$ setrange: setrange
+$ incrby: incr decr incrby decrby
+$ incrbyfloat: incrbyfloat
+$ setbit: setbit bitfield
+$ pfadd: pfadd pfmerge
+g del: del unlink getdel
+g expire: expire pexpire expireat pexpireat getex
+g persist: persist
+g restore: restore
+l lpush: lpush lpushx
+l rpush: rpush rpushx
+l lpop: lpop
+l rpop: rpop
+l linsert: linsert
+l lset: lset
+l ltrim: ltrim
+l lrem: lrem
+s sadd: sadd
+s srem: srem
+s spop: spop
+h hset: hset hsetnx hmset
+h hincrby: hincrby
+h hincrbyfloat: hincrbyfloat
+h hdel: hdel
+z zadd: zadd geoadd
+z zincr: zincrby
+z zrem: zrem
+z zrembyscore: zremrangebyscore
+z zrembyrank: zremrangebyrank
+z zrembylex: zremrangebylex
+z zpopmin: zpopmin
+z zpopmax: zpopmax
+`
+
+// keyEvent is what a command's change of a key is called.
+type keyEvent struct {
+	class eventClass
+	name  string
+}
+
+// nameEvents fills in the events of the table's commands.
+func nameEvents(all map[string]*command) {
+	for line := range strings.Lines(strings.TrimSpace(eventsText)) {
+		head, names, _ := strings.Cut(line, ":")
+		letter, event, _ := strings.Cut(head, " ")
+		class, _ := parseEvents([]byte(letter))
+		for name := range strings.FieldsSeq(names) {
+			if c := all[name]; c != nil {
+				c.event = keyEvent{class, event}
+			}
+		}
+	}
+	for name, c := range all {
+		if c.write && c.event.class == 0 {
+			c.event = keyEvent{onGeneric, name}
+		}
+	}
+}
+
+// change is what an entry did to its key, for those who want to hear of it.
+type change struct {
+	missed                    bool // it was not there
+	changed, created, deleted bool
+	expires                   int64 // Unix ms; 0: never
+}
+
+// tellOfWrites publishes the events of what the batch has performed, and says which keys were written to those who cache them. It
+// is called when the store has answered, before the replies.
+func (b *batch) tellOfWrites() {
+	g := b.c.g
+	notify := eventClass(g.notify.Load())
+	tracks := g.tracks()
+	if notify == 0 && !tracks {
+		return
+	}
+	for _, u := range b.units {
+		if u.kind <= read {
+			if notify&onMiss != 0 && u.err == nil && !u.stored && u.large == 0 {
+				b.eachEntry(u, func(e *entry) {
+					if e.cmd.lookup {
+						g.event(&b.c.box, notify, b.c.db, keyEvent{onMiss, "keymiss"}, u.name)
+					}
+				})
+			}
+			continue
+		}
+		wrote := errors.Is(u.err, client.ErrUnknownOutcome)
+		if u.err == nil {
+			b.eachEntry(u, func(e *entry) {
+				ch := u.changeOf(e)
+				if ch.missed && e.cmd.looks() {
+					g.event(&b.c.box, notify, b.c.db, keyEvent{onMiss, "keymiss"}, u.name)
+				}
+				if wrote = wrote || ch.changed; ch.changed && notify != 0 {
+					b.c.tellOfChange(notify, e.cmd, b.c.db, u.name, ch)
+				}
+			})
+		}
+		if wrote && tracks {
+			g.wrote(b.c, u.name)
+		}
+	}
+}
+
+// looks reports whether a command that writes reads its key as GET does, and misses it likewise.
+func (cmd *command) looks() bool { return strings.HasPrefix(cmd.name, "get") }
+
+func (b *batch) eachEntry(u *unit, f func(e *entry)) {
+	for i := u.first; i >= 0; i = b.entries[i].next {
+		f(&b.entries[i])
+	}
+}
+
+// changeOf is what an entry did to the unit's key, now that the unit has been performed. A put does not learn whether the key was
+// there.
+func (u *unit) changeOf(e *entry) change {
+	switch u.kind {
+	case put, putIf:
+		return change{changed: u.stored, expires: u.expires, created: u.kind == putIf && u.cond == client.IfAbsent}
+	case remove:
+		return change{changed: u.stored, deleted: true}
+	}
+	return e.change
+}
+
+// tellOfChange publishes the events of one command's change of one key: its own, and those of a new key, of an expiry that came
+// with a value, and of a deletion.
+func (c *conn) tellOfChange(notify eventClass, cmd *command, db int, name []byte, ch change) {
+	ev := cmd.event
+	tell := func(ev keyEvent) { c.g.event(&c.box, notify, db, ev, name) }
+	if ch.created {
+		tell(keyEvent{onNew, "new"})
+	}
+	switch {
+	case ev.class == onGeneric && ch.deleted:
+		ev.name = "del"
+	case cmd.name == "getex" && ch.expires == 0:
+		ev.name = "persist"
+	}
+	tell(ev)
+	if notify&onExpired != 0 {
+		c.g.watchExpiry(db, name, ch.expires)
+	}
+	switch {
+	case ch.deleted && ev.name != "del":
+		tell(keyEvent{onGeneric, "del"})
+	case ch.expires != 0 && ev.name == "set":
+		tell(keyEvent{onGeneric, "expire"})
+	}
+}
+
+// stagedChange is a command's change of a staged key.
+type stagedChange struct {
+	cmd *command
+	k   *stagedKey
+	change
+}
+
+// noteChanges notes what a command does to the keys, until the returned function is called. They are told when all
+// that is staged has taken effect.
+func (t *staged) noteChanges(cmd *command) (end func()) {
+	if t.c.g.notify.Load() == 0 {
+		return func() {}
+	}
+	type state struct{ changed, present bool }
+	before := make([]state, len(t.keys))
+	for i, k := range t.keys {
+		before[i] = state{k.changed, k.present}
+		k.changed = false
+	}
+	return func() {
+		for i, k := range t.keys {
+			was := state{present: k.version != 0} // of a key that the command has read
+			if i < len(before) {
+				was = before[i]
+			}
+			if k.changed && (was.present || k.present) {
+				t.changes = append(t.changes, stagedChange{cmd, k, change{changed: true, created: !was.present && k.present, deleted: !k.present, expires: k.expires}})
+			}
+			k.changed = k.changed || was.changed
+		}
+	}
+}
+
+// tellOfWrites is the batch's, for what has taken effect in one step, or may have.
+func (t *staged) tellOfWrites() {
+	g := t.c.g
+	notify := eventClass(g.notify.Load())
+	for _, x := range t.changes {
+		t.c.tellOfChange(notify, x.cmd, x.k.db, []byte(x.k.name), x.change)
+	}
+	if !g.tracks() {
+		return
+	}
+	for _, k := range t.keys {
+		if k.changed {
+			g.wrote(t.c, []byte(k.name))
+		}
+	}
+}
+
+// trackReads enters keys that the client caches before they are read; the returned function, called when they have been, remembers
+// their versions.
+func (t *staged) trackReads(keys []*stagedKey) (end func()) {
+	c := t.c
+	if !c.tracksReads() {
+		return func() {}
+	}
+	c.out.cork()
+	for _, k := range keys {
+		c.g.tracked.enterKey(c, k.db, []byte(k.name))
+	}
+	return func() {
+		for _, k := range keys {
+			version := k.version
+			if t.err != nil {
+				version = unknownVersion
+			}
+			c.g.tracked.setVersion(c.g, c, k.db, []byte(k.name), version)
+		}
+	}
+}
+
+// event publishes an event of a key, if it is asked for.
+func (g *Gateway) event(box *outbox, notify eventClass, db int, ev keyEvent, key []byte) {
+	if notify&ev.class == 0 {
+		return
+	}
+	at := "@" + strconv.Itoa(db) + "__:"
+	if notify&onKeyspace != 0 {
+		g.publish(box, false, append([]byte("__keyspace"+at), key...), []byte(ev.name))
+	}
+	if notify&onKeyevent != 0 {
+		g.publish(box, false, []byte("__keyevent"+at+ev.name), key)
+	}
+}
+
+// madeKey is changedKey for a key that was not there, or takes the place of one.
+func (c *conn) madeKey(db int, class eventClass, event string, key []byte) {
+	if notify := eventClass(c.g.notify.Load()); notify != 0 {
+		c.g.event(&c.box, notify, db, keyEvent{onNew, "new"}, key)
+	}
+	c.changedKey(db, class, event, key)
+}
+
+// changedKey is for commands that change keys outside of a batch: it publishes their event, and says that the key was written.
+func (c *conn) changedKey(db int, class eventClass, event string, key []byte) {
+	if notify := eventClass(c.g.notify.Load()); notify != 0 {
+		c.g.event(&c.box, notify, db, keyEvent{class, event}, key)
+	}
+	if c.g.tracks() {
+		c.g.wrote(c, key)
+	}
+}

@@ -1,0 +1,152 @@
+package gateway
+
+import (
+	heaps "container/heap"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
+)
+
+// expiries are the keys to which this gateway has given an expiry while somebody asked for events of class x. Nothing in the store
+// tells when a record expires, so the gateway looks for itself: shortly before the time, whether it still holds, and behind it, whether
+// the key is gone. It is best effort: a key that is deleted in between counts as expired, and one beyond maxExpiries is not looked at.
+type expiries struct {
+	sync.Mutex
+	due     dueHeap
+	times   map[trackedName]int64 // of those that still hold, as far as this gateway knows; Unix ms
+	running bool
+	soon    chan struct{} // capacity 1: the first one has changed
+	done    sync.WaitGroup
+}
+
+// dueKey is a key to look at.
+type dueKey struct {
+	trackedName
+	at    int64 // Unix ms: the expiry
+	check bool  // it has been seen to hold
+}
+
+const (
+	maxExpiries = 100_000
+	// A key is looked at so long before its time, and so long behind it.
+	beforeExpiry, behindExpiry = 50 * time.Millisecond, 5 * time.Millisecond
+)
+
+func (d dueKey) when() time.Time {
+	if d.check {
+		return time.UnixMilli(d.at).Add(behindExpiry)
+	}
+	return time.UnixMilli(d.at).Add(-beforeExpiry)
+}
+
+// dueHeap has the earliest first.
+type dueHeap []dueKey
+
+func (h dueHeap) Len() int           { return len(h) }
+func (h dueHeap) Less(i, j int) bool { return h[i].when().Before(h[j].when()) }
+func (h dueHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *dueHeap) Push(x any)        { *h = append(*h, x.(dueKey)) }
+func (h *dueHeap) Pop() any {
+	old := *h
+	x := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return x
+}
+
+// watchExpiry notes the expiry of a key that was written; 0: it has none, or is gone.
+func (g *Gateway) watchExpiry(db int, key []byte, at int64) {
+	e := &g.expiries
+	name := trackedName{db, string(key)}
+	e.Lock()
+	defer e.Unlock()
+	if at == 0 {
+		delete(e.times, name)
+		return
+	}
+	if len(e.due) >= maxExpiries || g.ctx.Err() != nil {
+		return
+	}
+	if e.times == nil {
+		e.times, e.soon = make(map[trackedName]int64), make(chan struct{}, 1)
+	}
+	e.times[name] = at
+	heaps.Push(&e.due, dueKey{name, at, false})
+	if !e.running {
+		e.running = true
+		e.done.Go(g.watchExpiries)
+	}
+	select {
+	case e.soon <- struct{}{}:
+	default:
+	}
+}
+
+// watchExpiries looks at keys when it is time, until there are none.
+func (g *Gateway) watchExpiries() {
+	e := &g.expiries
+	for {
+		e.Lock()
+		if len(e.due) == 0 {
+			e.running = false
+			e.Unlock()
+			return
+		}
+		wait := time.Until(e.due[0].when())
+		if wait > 0 {
+			e.Unlock()
+			t := time.NewTimer(wait)
+			select {
+			case <-t.C:
+			case <-e.soon:
+			case <-g.ctx.Done():
+			}
+			if t.Stop(); g.ctx.Err() != nil {
+				return
+			}
+			continue
+		}
+		d := heaps.Pop(&e.due).(dueKey)
+		holds := e.times[d.trackedName] == d.at
+		e.Unlock()
+		if holds {
+			g.lookAtExpiry(d)
+		}
+	}
+}
+
+func (g *Gateway) lookAtExpiry(d dueKey) {
+	notify := eventClass(g.notify.Load())
+	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, eachLimit), time.Second)
+	defer cancel()
+	ops := []client.Op{{Kind: client.OpGet, Key: []byte(d.key), Typed: true}}
+	g.o.Databases[d.db].Client.Do(ctx, ops)
+	// A long value's expiry is not known without reading it: then it counts as the one that was set.
+	large := errors.As(ops[0].Err, new(*inside.TooLargeError))
+	e := &g.expiries
+	switch {
+	case !d.check && notify&onExpired != 0 && (large || ops[0].Err == nil && ops[0].Item.Expires.UnixMilli() == d.at):
+		d.check = true
+		e.Lock()
+		heaps.Push(&e.due, d)
+		e.Unlock()
+		return
+	case d.check && errors.Is(ops[0].Err, client.ErrNotFound):
+		var box outbox
+		g.event(&box, notify, d.db, keyEvent{onExpired, "expired"}, []byte(d.key))
+		box.flush()
+		if g.tracks() {
+			g.o.Peers.Changed([]byte(d.key))
+			g.tracked.invalidate(g, &box, nil, []byte(d.key))
+			box.flush()
+		}
+	}
+	e.Lock()
+	if e.times[d.trackedName] == d.at {
+		delete(e.times, d.trackedName)
+	}
+	e.Unlock()
+}

@@ -1,0 +1,483 @@
+package gateway
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/peers"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// channelArgs says which arguments of a command are channels.
+type channelArgs uint8
+
+const (
+	noChannels   channelArgs = iota
+	oneChannel               // the first
+	manyChannels             // all
+	manyPatterns             // all, which are patterns
+)
+
+// topic is what a subscription is to. The zero value is invalid.
+type topic uint8
+
+const (
+	toChannel topic = 1 + iota
+	toPattern
+	toShard // a channel of SSUBSCRIBE; they are apart from others, as in Redis
+	numTopics
+)
+
+// topicWords are those of a topic's replies: to SUBSCRIBE, to UNSUBSCRIBE, and of a message.
+var topicWords = [numTopics]struct{ subscribe, unsubscribe, message string }{
+	toChannel: {"subscribe", "unsubscribe", "message"},
+	toPattern: {"psubscribe", "punsubscribe", "pmessage"},
+	toShard:   {"ssubscribe", "sunsubscribe", "smessage"},
+}
+
+// hub knows who listens to what at this gateway. Lock order: hub before an output.
+type hub struct {
+	sync.RWMutex
+	topics [numTopics]map[string]map[*conn]struct{} // by channel or pattern
+	conns  map[*conn]*listener
+}
+
+// listener is what a connection is subscribed to.
+type listener struct {
+	topics [numTopics]map[string]struct{}
+	held   int64 // bytes of the connection's share that stand for it
+}
+
+// subscriptionCost is about how much memory a subscription takes besides two copies of its name.
+const subscriptionCost = 256
+
+func costOf(name []byte) int64 { return subscriptionCost + 2*int64(len(name)) }
+
+func (h *hub) init() {
+	for t := range h.topics {
+		h.topics[t] = make(map[string]map[*conn]struct{})
+	}
+	h.conns = make(map[*conn]*listener)
+}
+
+// counts are the names of each topic that somebody is subscribed to.
+func (h *hub) counts() (channels, patterns, shards int) {
+	h.RLock()
+	defer h.RUnlock()
+	return len(h.topics[toChannel]), len(h.topics[toPattern]), len(h.topics[toShard])
+}
+
+// subscriptions are how many there are of each topic, of all connections.
+func (h *hub) subscriptions() (channels, patterns, shards int) {
+	h.RLock()
+	defer h.RUnlock()
+	var n [numTopics]int
+	for _, l := range h.conns {
+		for t, names := range l.topics {
+			n[t] += len(names)
+		}
+	}
+	return n[toChannel], n[toPattern], n[toShard]
+}
+
+// countsOf are those of one connection.
+func (h *hub) countsOf(c *conn) (channels, patterns, shards int) {
+	if c.listens.Load() == 0 {
+		return 0, 0, 0
+	}
+	h.RLock()
+	defer h.RUnlock()
+	if l := h.conns[c]; l != nil {
+		return len(l.topics[toChannel]), len(l.topics[toPattern]), len(l.topics[toShard])
+	}
+	return 0, 0, 0
+}
+
+// subscribe adds a subscription, and reports whether there is memory for it.
+func (h *hub) subscribe(c *conn, t topic, name []byte) bool {
+	cost := costOf(name)
+	if !c.share.Try(cost) {
+		return false
+	}
+	h.Lock()
+	defer h.Unlock()
+	l := h.conns[c]
+	if l == nil {
+		l = &listener{}
+		h.conns[c] = l
+	}
+	if _, ok := l.topics[t][string(name)]; ok {
+		c.share.Give(cost)
+		return true
+	}
+	if l.topics[t] == nil {
+		l.topics[t] = make(map[string]struct{})
+	}
+	key := string(name)
+	l.topics[t][key] = struct{}{}
+	l.held += cost
+	of := h.topics[t][key]
+	if of == nil {
+		of = make(map[*conn]struct{})
+		h.topics[t][key] = of
+	}
+	of[c] = struct{}{}
+	c.listens.Add(1)
+	return true
+}
+
+// unsubscribe ends a subscription, if there is that one.
+func (h *hub) unsubscribe(c *conn, t topic, name string) {
+	h.Lock()
+	defer h.Unlock()
+	l := h.conns[c]
+	if l == nil {
+		return
+	}
+	if _, ok := l.topics[t][name]; !ok {
+		return
+	}
+	h.removeLocked(c, l, t, name)
+}
+
+func (h *hub) removeLocked(c *conn, l *listener, t topic, name string) {
+	delete(l.topics[t], name)
+	of := h.topics[t][name]
+	if delete(of, c); len(of) == 0 {
+		delete(h.topics[t], name)
+	}
+	cost := costOf([]byte(name))
+	l.held -= cost
+	c.share.Drop(cost)
+	if c.listens.Add(-1) == 0 {
+		delete(h.conns, c)
+	}
+}
+
+// names are those that a connection is subscribed to, in order.
+func (h *hub) names(c *conn, t topic) (names []string) {
+	h.RLock()
+	defer h.RUnlock()
+	if l := h.conns[c]; l != nil {
+		for name := range l.topics[t] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// stopListening ends all subscriptions of the connection.
+func (c *conn) stopListening() {
+	if c.listens.Load() == 0 {
+		return
+	}
+	h := &c.g.hub
+	defer c.g.tellInterest()
+	h.Lock()
+	defer h.Unlock()
+	l := h.conns[c]
+	for t := range l.topics {
+		for name := range l.topics[t] {
+			h.removeLocked(c, l, topic(t), name)
+		}
+	}
+}
+
+// dismissListeners closes connections that are subscribed to what their user may not hear any more; self is closed
+// behind its reply.
+func (g *Gateway) dismissListeners(self *conn) {
+	var gone []*conn
+	g.hub.RLock()
+	for c, l := range g.hub.conns {
+		r := c.user.Load().Rights()
+		if !r.AnyChannel() && !l.isAllowed(r.AllowsChannel) {
+			gone = append(gone, c)
+		}
+	}
+	g.hub.RUnlock()
+	for _, c := range gone {
+		if c == self {
+			c.closing = true
+		} else {
+			c.link.Kill()
+		}
+	}
+}
+
+func (l *listener) isAllowed(allows func(channel string, isPattern bool) bool) bool {
+	for t, names := range l.topics {
+		for name := range names {
+			if !allows(name, topic(t) == toPattern) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// ---- messages ----------------------------------------------------------------
+
+// deliver gives a message to those who listen at this gateway, and returns how many connections these are, one with several
+// subscriptions counted for each. It goes out with the box's flush.
+func (g *Gateway) deliver(box *outbox, shard bool, channel, payload []byte) (n int) {
+	h := &g.hub
+	h.RLock()
+	defer h.RUnlock()
+	defer func() { g.m.messages.Add(uint64(n)) }()
+	t := toChannel
+	if shard {
+		t = toShard
+	}
+	if of := h.topics[t][string(channel)]; len(of) > 0 {
+		n += len(of)
+		box.begin()
+		for c := range of {
+			c.out.push(box, box.encoded(c, t, nil, channel, payload))
+		}
+	}
+	if shard {
+		return n
+	}
+	for pattern, of := range h.topics[toPattern] {
+		if !glob.Match([]byte(pattern), channel) {
+			continue
+		}
+		n += len(of)
+		box.begin()
+		for c := range of {
+			c.out.push(box, box.encoded(c, toPattern, []byte(pattern), channel, payload))
+		}
+	}
+	return n
+}
+
+// begin forgets the message that was encoded last.
+func (x *outbox) begin() {
+	for i := range x.forms {
+		x.forms[i].Reset(keepReply)
+	}
+}
+
+// encoded is a message in the form for a connection, valid until begin.
+func (x *outbox) encoded(c *conn, t topic, pattern, channel, payload []byte) []byte {
+	w := x.form(c)
+	if w.Len() > 0 {
+		return w.Bytes()
+	}
+	if pattern != nil {
+		w.Push(4)
+	} else {
+		w.Push(3)
+	}
+	w.BulkString(topicWords[t].message)
+	if pattern != nil {
+		w.Bulk(pattern)
+	}
+	w.Bulk(channel)
+	w.Bulk(payload)
+	return w.Bytes()
+}
+
+// form is the writer for connections of c's protocol.
+func (x *outbox) form(c *conn) *resp.Writer {
+	i := bit(c.seenP3.Load())
+	x.forms[i].Proto = 2 + int(i)
+	return &x.forms[i]
+}
+
+// ---- other gateways ----------------------------------------------------------
+
+// interestPatience is how long a command waits until the other gateways have heard that this one has subscribers, or clients that
+// cache, since before they would not tell it anything.
+const interestPatience = time.Second
+
+// tellInterest says to the other gateways what this one wants to hear.
+func (g *Gateway) tellInterest() {
+	if g.o.Peers == nil {
+		return
+	}
+	g.interest.Lock()
+	defer g.interest.Unlock()
+	g.hub.RLock()
+	messages := len(g.hub.conns) > 0
+	g.hub.RUnlock()
+	g.o.Peers.Want(messages, g.tracked.clients.Load() > 0)
+}
+
+// awaitInterest is tellInterest, and waits until they have heard.
+func (c *conn) awaitInterest() {
+	c.g.tellInterest()
+	ctx, cancel := context.WithTimeout(c.g.ctx, interestPatience)
+	defer cancel()
+	c.g.o.Peers.AwaitHeard(ctx, c.link.Waits)
+}
+
+// heard takes what another gateway tells.
+func (g *Gateway) heard(h peers.Heard) {
+	var box outbox
+	for _, m := range h.Messages {
+		g.deliver(&box, m.Shard, m.Channel, m.Payload)
+	}
+	if h.AllKeys {
+		g.tracked.invalidateAll(g, &box)
+	}
+	for _, k := range h.Keys {
+		g.tracked.invalidate(g, &box, nil, k)
+	}
+	box.flush()
+}
+
+// missed is told that other gateways may have written keys unheard.
+func (g *Gateway) missed() {
+	var box outbox
+	g.tracked.invalidateAll(g, &box)
+	box.flush()
+}
+
+// ---- commands ----------------------------------------------------------------
+
+// pubsubCommands are those of publish/subscribe.
+func pubsubCommands() []*command {
+	on := func(name string, arity int, ch channelArgs, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
+		c := whileListening(swiftly(onConn(name, arity, "pubsub", f, summary)))
+		c.channels = ch
+		return c
+	}
+	sub := func(t topic) func(*conn, *resp.Writer, [][]byte) {
+		return func(c *conn, w *resp.Writer, args [][]byte) { cmdSubscribe(c, w, t, args) }
+	}
+	unsub := func(t topic) func(*conn, *resp.Writer, [][]byte) {
+		return func(c *conn, w *resp.Writer, args [][]byte) { cmdUnsubscribe(c, w, t, args) }
+	}
+	publish := func(shard bool) func(*conn, *resp.Writer, [][]byte) {
+		return func(c *conn, w *resp.Writer, args [][]byte) {
+			w.Int(int64(c.g.publish(&c.box, shard, args[1], args[2])))
+		}
+	}
+	all := []*command{
+		on("subscribe", -2, manyChannels, sub(toChannel), "Listens to channels."),
+		on("unsubscribe", -1, noChannels, unsub(toChannel), "Stops listening to channels."),
+		on("psubscribe", -2, manyPatterns, sub(toPattern), "Listens to channels that match patterns."),
+		on("punsubscribe", -1, noChannels, unsub(toPattern), "Stops listening to channels that match patterns."),
+		on("ssubscribe", -2, manyChannels, sub(toShard), "Listens to shard channels."),
+		on("sunsubscribe", -1, noChannels, unsub(toShard), "Stops listening to shard channels."),
+		on("publish", 3, oneChannel, publish(false), "Sends a message to who listens to a channel, at any gateway."),
+		on("spublish", 3, oneChannel, publish(true), "Sends a message to who listens to a shard channel, at any gateway."),
+		container("pubsub", "pubsub", "Tells who listens at this gateway.", nil,
+			onConn("pubsub|channels", -2, "", listTopics(toChannel), "Lists the channels that somebody listens to."),
+			onConn("pubsub|numsub", -2, "", countTopics(toChannel), "Counts who listens to channels."),
+			onConn("pubsub|numpat", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) {
+				_, patterns, _ := c.g.hub.counts()
+				w.Int(int64(patterns))
+			}, "Counts the patterns that somebody listens to."),
+			onConn("pubsub|shardchannels", -2, "", listTopics(toShard), "Lists the shard channels that somebody listens to."),
+			onConn("pubsub|shardnumsub", -2, "", countTopics(toShard), "Counts who listens to shard channels."),
+			helpOf("pubsub", "CHANNELS [<pattern>]", "    Return the currently active channels matching a <pattern> (default: '*').",
+				"NUMPAT", "    Return number of subscriptions to patterns.",
+				"NUMSUB [<channel> ...]", "    Return the number of subscribers for the specified channels, excluding", "    pattern subscriptions(default: no channels).",
+				"SHARDCHANNELS [<pattern>]", "    Return the currently active shard level channels matching a <pattern> (default: '*').",
+				"SHARDNUMSUB [<shardchannel> ...]", "    Return the number of subscribers for the specified shard level channel(s)")),
+	}
+	for _, c := range all[6:8] {
+		c.listening = false
+	}
+	return all
+}
+
+// whileListening marks a command that connections of RESP2 may give while they are subscribed.
+func whileListening(c *command) *command { c.listening = true; return c }
+
+// publish tells this gateway's subscribers, and those of the others. It returns how many of this one hear it, as a node of Redis
+// Cluster does.
+func (g *Gateway) publish(box *outbox, shard bool, channel, payload []byte) int {
+	g.o.Peers.Publish(shard, channel, payload)
+	return g.deliver(box, shard, channel, payload)
+}
+
+// writeListening is the confirmation of a subscription, or of its end; name nil: there was none.
+func (c *conn) writeListening(w *resp.Writer, t topic, word string, name []byte) {
+	channels, patterns, shards := c.g.hub.countsOf(c)
+	w.Push(3)
+	w.BulkString(word)
+	if name == nil {
+		w.Null()
+	} else {
+		w.Bulk(name)
+	}
+	if t == toShard {
+		w.Int(int64(shards))
+	} else {
+		w.Int(int64(channels + patterns))
+	}
+}
+
+// cmdSubscribe confirms each subscription by itself. Messages wait until the confirmations have been sent.
+func cmdSubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
+	c.out.cork()
+	for _, name := range args[1:] {
+		if !c.g.hub.subscribe(c, t, name) {
+			w.Error(errNoMemory)
+			return
+		}
+		c.writeListening(w, t, topicWords[t].subscribe, name)
+	}
+	c.awaitInterest()
+}
+
+// cmdUnsubscribe without names ends all subscriptions of the kind, and says so even if there are none.
+func cmdUnsubscribe(c *conn, w *resp.Writer, t topic, args [][]byte) {
+	word := topicWords[t].unsubscribe
+	if len(args) > 1 {
+		for _, name := range args[1:] {
+			c.g.hub.unsubscribe(c, t, string(name))
+			c.writeListening(w, t, word, name)
+		}
+		c.g.tellInterest()
+		return
+	}
+	names := c.g.hub.names(c, t)
+	defer c.g.tellInterest()
+	for _, name := range names {
+		c.g.hub.unsubscribe(c, t, name)
+		c.writeListening(w, t, word, []byte(name))
+	}
+	if len(names) == 0 {
+		c.writeListening(w, t, word, nil)
+	}
+}
+
+// listTopics is PUBSUB CHANNELS and SHARDCHANNELS.
+func listTopics(t topic) func(*conn, *resp.Writer, [][]byte) {
+	return func(c *conn, w *resp.Writer, args [][]byte) {
+		if len(args) > 3 {
+			w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try PUBSUB HELP.")
+			return
+		}
+		var names []string
+		c.g.hub.RLock()
+		for name := range c.g.hub.topics[t] {
+			if len(args) == 2 || glob.Match(args[2], []byte(name)) {
+				names = append(names, name)
+			}
+		}
+		c.g.hub.RUnlock()
+		writeStrings(w, names)
+	}
+}
+
+// countTopics is PUBSUB NUMSUB and SHARDNUMSUB.
+func countTopics(t topic) func(*conn, *resp.Writer, [][]byte) {
+	return func(c *conn, w *resp.Writer, args [][]byte) {
+		w.Array(2 * (len(args) - 2)) // in RESP3, too
+		c.g.hub.RLock()
+		defer c.g.hub.RUnlock()
+		for _, name := range args[2:] {
+			w.Bulk(name)
+			w.Int(int64(len(c.g.hub.topics[t][string(name)])))
+		}
+	}
+}

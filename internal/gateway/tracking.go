@@ -1,0 +1,630 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// tracker is how a connection's client caches (CLIENT TRACKING). It does not change, but for broken.
+type tracker struct {
+	redirect             int64 // the connection that hears of it, 0: this one
+	bcast, optIn, optOut bool
+	noLoop               bool
+	prefixes             []string    // of BCAST
+	broken               atomic.Bool // the connection of redirect is gone
+}
+
+// letters are those in the flags of CLIENT LIST.
+func (t *tracker) letters() string {
+	s := "t"
+	if t.broken.Load() {
+		s += "R"
+	}
+	if t.bcast {
+		s += "B"
+	}
+	return s
+}
+
+// caching is what CLIENT CACHING has said of the next command.
+type caching uint8
+
+const (
+	cachingAsUsual caching = iota
+	cachingYes
+	cachingNo
+)
+
+// trackTable knows which clients cache what. Its keys are those that clients without BCAST have read, each with the version that
+// they read: writes through this gateway and its peers take them out, and a look at the version now and then finds what
+// was written past them, and what has expired. Lock order: the table before an output.
+type trackTable struct {
+	clients atomic.Int32 // that have a tracker; for a look without a lock
+	checks  sync.WaitGroup
+
+	sync.Mutex
+	most     int
+	keys     map[trackedName]*trackedKey
+	size     int                                // bytes of the keys
+	items    int                                // connections of all keys
+	prefixes map[string]map[*conn]struct{}      // of BCAST
+	conns    map[*conn]map[trackedName]struct{} // that have a tracker, and what of keys is theirs
+	checking bool                               // a goroutine looks at versions
+}
+
+type trackedName struct {
+	db  int
+	key string
+}
+
+// trackedKey is a key that clients cache.
+type trackedKey struct {
+	conns   map[*conn]struct{}
+	read    bool   // else it is being read, and nothing is known
+	version uint64 // that was read; 0: there was no such key
+}
+
+const (
+	// maxTrackedBytes bounds the names of keys that are cached.
+	maxTrackedBytes = 64 << 20
+	// unknownVersion is that of a key which could not be read. No record has it.
+	unknownVersion = ^uint64(0)
+	// checkBatch is how many versions are read at a time.
+	checkBatch = 64
+)
+
+func (t *trackTable) init(most int) {
+	t.most = most
+	t.keys = make(map[trackedName]*trackedKey)
+	t.prefixes = make(map[string]map[*conn]struct{})
+	t.conns = make(map[*conn]map[trackedName]struct{})
+}
+
+func (t *trackTable) counts() (keys, items, prefixes int) {
+	t.Lock()
+	defer t.Unlock()
+	return len(t.keys), t.items, len(t.prefixes)
+}
+
+// tracks reports whether anybody, here or at another gateway, wants to hear of keys that are written.
+func (g *Gateway) tracks() bool { return g.tracked.clients.Load() > 0 || g.o.Peers.WantsKeys() }
+
+// wrote says that c's client has written a key, or may have.
+func (g *Gateway) wrote(c *conn, key []byte) {
+	g.o.Peers.Changed(key)
+	if g.tracked.clients.Load() > 0 {
+		g.tracked.invalidate(g, &c.box, c, key)
+	}
+}
+
+// wroteAll says that it may have written any.
+func (g *Gateway) wroteAll(c *conn) {
+	g.o.Peers.Changed()
+	if g.tracked.clients.Load() > 0 {
+		g.tracked.invalidateAll(g, &c.box)
+	}
+}
+
+// ---- reading -----------------------------------------------------------------
+
+// tracksReads reports whether the client caches what the command at hand reads.
+func (c *conn) tracksReads() bool {
+	t := c.tracker.Load()
+	return t != nil && !t.bcast && (!t.optIn || c.caching == cachingYes) && (!t.optOut || c.caching != cachingNo)
+}
+
+// beginTracking enters the keys that the client is about to cache, before they are read, so that no write in between is missed. Messages that are
+// pushed meanwhile wait for the reply.
+func (b *batch) beginTracking() {
+	if b.c.tracker.Load() == nil {
+		return
+	}
+	b.c.out.cork()
+	for _, u := range b.units {
+		if u.track {
+			b.c.g.tracked.enterKey(b.c, b.c.db, u.name)
+		}
+	}
+}
+
+// endTracking remembers the versions that were read.
+func (b *batch) endTracking() {
+	if b.c.tracker.Load() == nil {
+		return
+	}
+	for _, u := range b.units {
+		if u.track && u.large == 0 {
+			b.endTrackingOf(u)
+		}
+	}
+}
+
+func (b *batch) endTrackingOf(u *unit) {
+	version := u.got
+	if u.err != nil || u.kind > read {
+		version = unknownVersion
+	}
+	b.c.g.tracked.setVersion(b.c.g, b.c, b.c.db, u.name, version)
+}
+
+// enterKey notes that a connection's client caches a key. A table that is full loses others, whose clients are told.
+func (t *trackTable) enterKey(c *conn, db int, key []byte) {
+	t.Lock()
+	defer t.Unlock()
+	own, ok := t.conns[c]
+	if !ok {
+		return
+	}
+	if own == nil {
+		own = make(map[trackedName]struct{})
+		t.conns[c] = own
+	}
+	name := trackedName{db, string(key)}
+	k := t.keys[name]
+	if k == nil {
+		for other := range t.keys {
+			if len(t.keys) < t.most && t.size+len(key) <= maxTrackedBytes {
+				break
+			}
+			t.invalidateLocked(c.g, &c.box, nil, other)
+		}
+		k = &trackedKey{conns: make(map[*conn]struct{}, 1)}
+		t.keys[name] = k
+		t.size += len(key)
+	}
+	if _, ok := k.conns[c]; !ok {
+		k.conns[c] = struct{}{}
+		own[name] = struct{}{}
+		t.items++
+	}
+}
+
+// setVersion notes which version of a key was read. Those who read another one before are told.
+func (t *trackTable) setVersion(g *Gateway, c *conn, db int, key []byte, version uint64) {
+	t.Lock()
+	defer t.Unlock()
+	name := trackedName{db, string(key)}
+	k := t.keys[name]
+	if k == nil {
+		return // it was written meanwhile
+	}
+	if k.read && k.version != version {
+		for x := range k.conns {
+			if x != c {
+				delete(k.conns, x)
+				delete(t.conns[x], name)
+				t.items--
+				t.tell(g, &c.box, x, key)
+			}
+		}
+	}
+	k.read, k.version = true, version
+}
+
+// ---- invalidation ------------------------------------------------------------
+
+// invalidate tells those who cache a key, of any database, that it was written, by connection c unless that is nil.
+func (t *trackTable) invalidate(g *Gateway, box *outbox, c *conn, key []byte) {
+	t.Lock()
+	defer t.Unlock()
+	for db := range g.o.Databases {
+		t.invalidateLocked(g, box, c, trackedName{db, string(key)})
+	}
+	for prefix, conns := range t.prefixes {
+		if !bytes.HasPrefix(key, []byte(prefix)) {
+			continue
+		}
+		for x := range conns {
+			if x != c || !x.tracker.Load().noLoop {
+				t.tell(g, box, x, key)
+			}
+		}
+	}
+}
+
+func (t *trackTable) invalidateLocked(g *Gateway, box *outbox, c *conn, name trackedName) {
+	k := t.keys[name]
+	if k == nil {
+		return
+	}
+	t.removeLocked(name, k)
+	for x := range k.conns {
+		delete(t.conns[x], name)
+		if x != c || !x.tracker.Load().noLoop {
+			t.tell(g, box, x, []byte(name.key))
+		}
+	}
+}
+
+func (t *trackTable) removeLocked(name trackedName, k *trackedKey) {
+	delete(t.keys, name)
+	t.size -= len(name.key)
+	t.items -= len(k.conns)
+}
+
+// invalidateAll tells everybody that any key may have been written.
+func (t *trackTable) invalidateAll(g *Gateway, box *outbox) {
+	t.Lock()
+	defer t.Unlock()
+	clear(t.keys)
+	t.size, t.items = 0, 0
+	for x, own := range t.conns {
+		clear(own)
+		t.tell(g, box, x, nil)
+	}
+}
+
+// tell pushes an invalidation to a connection, or to the one that hears in its place; key nil: of all keys. A
+// connection of RESP2 can only hear it as a message.
+func (t *trackTable) tell(g *Gateway, box *outbox, c *conn, key []byte) {
+	tr, to := c.tracker.Load(), c
+	if tr.redirect != 0 {
+		g.mu.Lock()
+		to = g.mu.conns[tr.redirect]
+		g.mu.Unlock()
+		if to == nil {
+			if tr.broken.Swap(true) || !c.seenP3.Load() {
+				return
+			}
+			w := resp.Writer{Proto: 3}
+			w.Push(2)
+			w.BulkString("tracking-redir-broken")
+			w.Int(tr.redirect)
+			c.out.push(box, w.Bytes())
+			return
+		}
+	}
+	box.begin()
+	w := box.form(to)
+	switch {
+	case to.seenP3.Load():
+		w.Push(2)
+		w.BulkString("invalidate")
+	case tr.redirect != 0 && to.listens.Load() > 0:
+		w.Push(3)
+		w.BulkString("message")
+		w.BulkString("__redis__:invalidate")
+	default:
+		return
+	}
+	if key == nil {
+		w.Null()
+	} else {
+		w.Array(1)
+		w.Bulk(key)
+	}
+	to.out.push(box, w.Bytes())
+}
+
+// ---- commands ----------------------------------------------------------------
+
+// stopTracking forgets what the client caches.
+func (c *conn) stopTracking() {
+	t := c.tracker.Load()
+	if t == nil {
+		return
+	}
+	g := c.g
+	x := &g.tracked
+	x.Lock()
+	for name := range x.conns[c] {
+		k := x.keys[name]
+		delete(k.conns, c)
+		if x.items--; len(k.conns) == 0 {
+			x.removeLocked(name, k)
+		}
+	}
+	delete(x.conns, c)
+	for _, p := range t.prefixes {
+		if delete(x.prefixes[p], c); len(x.prefixes[p]) == 0 {
+			delete(x.prefixes, p)
+		}
+	}
+	c.tracker.Store(nil)
+	x.clients.Add(-1)
+	x.Unlock()
+	c.caching = cachingAsUsual
+	g.tellInterest()
+}
+
+// track begins to note what the client caches, or goes on in another way.
+func (c *conn) track(t *tracker) {
+	g := c.g
+	x := &g.tracked
+	x.Lock()
+	if c.tracker.Swap(t) == nil {
+		x.clients.Add(1)
+	}
+	if _, ok := x.conns[c]; !ok {
+		x.conns[c] = nil
+	}
+	for _, p := range t.prefixes {
+		if x.prefixes[p] == nil {
+			x.prefixes[p] = make(map[*conn]struct{})
+		}
+		x.prefixes[p][c] = struct{}{}
+	}
+	if !x.checking && !t.bcast && g.ctx.Err() == nil {
+		x.checking = true
+		x.checks.Go(g.checkTracked)
+	}
+	x.Unlock()
+	c.awaitInterest()
+}
+
+func cmdClientTracking(c *conn, w *resp.Writer, args [][]byte) {
+	t := &tracker{}
+	for i := 3; i < len(args); i++ {
+		more := i+1 < len(args)
+		switch o := args[i]; {
+		case fold(o, "redirect") && more:
+			if t.redirect != 0 {
+				w.Error("ERR A client can only redirect to a single other client")
+				return
+			}
+			i++
+			id, ok := resp.ParseInt(args[i])
+			if !ok {
+				w.Error("ERR Invalid client ID")
+				return
+			}
+			c.g.mu.Lock()
+			_, ok = c.g.mu.conns[id]
+			c.g.mu.Unlock()
+			if !ok {
+				w.Error("ERR The client ID you want redirect to does not exist")
+				return
+			}
+			t.redirect = id
+		case fold(o, "bcast"):
+			t.bcast = true
+		case fold(o, "optin"):
+			t.optIn = true
+		case fold(o, "optout"):
+			t.optOut = true
+		case fold(o, "noloop"):
+			t.noLoop = true
+		case fold(o, "prefix") && more:
+			i++
+			t.prefixes = append(t.prefixes, string(args[i]))
+		default:
+			w.Error(errSyntax)
+			return
+		}
+	}
+	switch {
+	case fold(args[2], "on"):
+		if bad := t.conflict(c.tracker.Load()); bad != "" {
+			w.Error(bad)
+			return
+		}
+		c.track(t)
+	case fold(args[2], "off"):
+		c.stopTracking()
+	default:
+		w.Error(errSyntax)
+		return
+	}
+	w.OK()
+}
+
+// maxPrefixes bounds those of a connection, which has none in common with itself.
+const maxPrefixes = 1024
+
+// conflict is why t cannot follow was, which is nil for a client that begins to cache. It completes t's prefixes.
+func (t *tracker) conflict(was *tracker) string {
+	const again = " mode before disabling tracking for this client, and then re-enabling it with a different mode."
+	switch {
+	case len(t.prefixes) > 0 && !t.bcast:
+		return "ERR PREFIX option requires BCAST mode to be enabled"
+	case was != nil && was.bcast != t.bcast:
+		return "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then re-enabling it with a different mode."
+	case t.bcast && (t.optIn || t.optOut):
+		return "ERR OPTIN and OPTOUT are not compatible with BCAST"
+	case t.optIn && t.optOut:
+		return "ERR You can't specify both OPTIN mode and OPTOUT mode"
+	case was != nil && (t.optIn && was.optOut || t.optOut && was.optIn):
+		return "ERR You can't switch OPTIN/OPTOUT" + again
+	case !t.bcast:
+		return ""
+	}
+	var have []string
+	if was != nil {
+		have = was.prefixes
+	}
+	for i, p := range t.prefixes {
+		for _, q := range have {
+			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
+				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with an existing prefix '" + clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+			}
+		}
+		for _, q := range t.prefixes[i+1:] {
+			if strings.HasPrefix(p, q) || strings.HasPrefix(q, p) {
+				return "ERR Prefix '" + clip([]byte(p), 128) + "' overlaps with another provided prefix '" + clip([]byte(q), 128) + "'. Prefixes for a single client must not overlap."
+			}
+		}
+	}
+	if len(t.prefixes) == 0 && len(have) == 0 {
+		t.prefixes = []string{""}
+	}
+	t.prefixes = slices.Concat(have, t.prefixes)
+	if len(t.prefixes) > maxPrefixes {
+		return "ERR kvd: more than 1024 prefixes"
+	}
+	return ""
+}
+
+func cmdClientCaching(c *conn, w *resp.Writer, args [][]byte) {
+	t := c.tracker.Load()
+	switch {
+	case t == nil:
+		w.Error("ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled")
+	case fold(args[2], "yes") && t.optIn:
+		c.caching = cachingYes
+		w.OK()
+	case fold(args[2], "yes"):
+		w.Error("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.")
+	case fold(args[2], "no") && t.optOut:
+		c.caching = cachingNo
+		w.OK()
+	case fold(args[2], "no"):
+		w.Error("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.")
+	default:
+		w.Error(errSyntax)
+	}
+}
+
+func cmdClientGetRedir(c *conn, w *resp.Writer, _ [][]byte) {
+	if t := c.tracker.Load(); t != nil {
+		w.Int(t.redirect)
+	} else {
+		w.Int(-1)
+	}
+}
+
+func cmdClientTrackingInfo(c *conn, w *resp.Writer, _ [][]byte) {
+	t := c.tracker.Load()
+	flags, redirect, prefixes := []string{"off"}, int64(-1), []string(nil)
+	if t != nil {
+		flags, redirect = []string{"on"}, t.redirect
+		for _, f := range []struct {
+			is   bool
+			name string
+		}{{t.bcast, "bcast"}, {t.optIn, "optin"}, {c.caching == cachingYes, "caching-yes"}, {t.optOut, "optout"}, {c.caching == cachingNo, "caching-no"},
+			{t.noLoop, "noloop"}, {t.broken.Load(), "broken_redirect"}} {
+			if f.is {
+				flags = append(flags, f.name)
+			}
+		}
+		prefixes = t.prefixes
+	}
+	w.Map(3)
+	w.BulkString("flags")
+	w.Set(len(flags))
+	for _, f := range flags {
+		w.BulkString(f)
+	}
+	w.BulkString("redirect")
+	w.Int(redirect)
+	w.BulkString("prefixes")
+	writeStrings(w, prefixes)
+}
+
+// ---- looking at versions -----------------------------------------------------
+
+// checkTracked looks at the versions of all keys that are cached, in as many steps as they take, once in each
+// Options.TrackingCheck. It ends when no client caches any more.
+func (g *Gateway) checkTracked() {
+	for {
+		began := time.Now()
+		names := g.tracked.names()
+		for i, steps := 0, (len(names)+checkBatch-1)/checkBatch; i < steps; i++ {
+			g.checkVersions(names[i*checkBatch : min((i+1)*checkBatch, len(names))])
+			if !g.pause(time.Until(began.Add(g.o.TrackingCheck * time.Duration(i+1) / time.Duration(steps)))) {
+				return
+			}
+		}
+		if len(names) == 0 && !g.pause(g.o.TrackingCheck) || g.tracked.rests() {
+			return
+		}
+	}
+}
+
+// pause waits, and reports whether the Gateway goes on.
+func (g *Gateway) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-g.ctx.Done():
+		return false
+	}
+}
+
+// names are the keys that have been read.
+func (t *trackTable) names() []trackedName {
+	t.Lock()
+	defer t.Unlock()
+	return slices.Collect(maps.Keys(t.keys))
+}
+
+// rests ends the checking if no client caches any more.
+func (t *trackTable) rests() bool {
+	t.Lock()
+	defer t.Unlock()
+	if len(t.conns) == 0 {
+		t.checking = false
+	}
+	return !t.checking
+}
+
+// checkVersions looks at some keys, and tells of those whose version is another one than the one that was read. A key that cannot
+// be looked at now is left to the next time, unless it was never read.
+func (g *Gateway) checkVersions(names []trackedName) {
+	var box outbox
+	defer box.flush()
+	ctx := inside.LimitMemory(g.ctx, eachLimit)
+	for db, d := range g.o.Databases {
+		var ops []client.Op
+		for _, n := range names {
+			if n.db == db {
+				ops = append(ops, client.Op{Kind: client.OpGet, Key: []byte(n.key)})
+			}
+		}
+		if len(ops) == 0 {
+			continue
+		}
+		d.Client.Do(ctx, ops)
+		for i := range ops {
+			version, err := ops[i].Item.Version, ops[i].Err
+			if large := (*inside.TooLargeError)(nil); errors.As(err, &large) {
+				version, err = g.versionOfLarge(d.Client, ops[i].Key, large.Want)
+			}
+			switch {
+			case errors.Is(err, client.ErrNotFound):
+				version = 0
+			case err != nil:
+				version = unknownVersion
+			}
+			g.tracked.compare(g, &box, trackedName{db, string(ops[i].Key)}, version)
+		}
+	}
+}
+
+// versionOfLarge reads a value that takes memory of the budget.
+func (g *Gateway) versionOfLarge(api client.API, key []byte, want int) (version uint64, err error) {
+	share := g.o.Budget.Share(func(int64) {})
+	defer share.Close()
+	n := readCost * int64(want)
+	if err := share.Take(g.ctx, n, time.Second); err != nil {
+		return 0, err
+	}
+	defer share.Drop(n)
+	ctx, cancel := context.WithTimeout(inside.LimitMemory(g.ctx, want), 10*time.Second)
+	defer cancel()
+	it, err := api.Get(ctx, key)
+	return it.Version, err
+}
+
+// compare tells of a key whose version is another one than the one that was read.
+func (t *trackTable) compare(g *Gateway, box *outbox, name trackedName, version uint64) {
+	t.Lock()
+	defer t.Unlock()
+	k := t.keys[name]
+	if k == nil || !k.read || k.version == version || version == unknownVersion && k.version != unknownVersion {
+		return
+	}
+	t.invalidateLocked(g, box, nil, name)
+}

@@ -1,0 +1,385 @@
+package gateway
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/client/clienttest"
+)
+
+// eventsOf is what a connection that listens to all events hears of each command, which another one gives.
+func eventsOf(t *testing.T, open func() *peer, cmds []string) string {
+	sub, p := open(), open()
+	p.want(t, "+OK\r\n", "CONFIG", "SET", "notify-keyspace-events", "KEAmn")
+	sub.do(t, "PSUBSCRIBE", "__key*")
+	sub.do(t, "SUBSCRIBE", "mark")
+	var out strings.Builder
+	for i, cmd := range cmds {
+		fmt.Fprintf(&out, "%s\n", cmd)
+		p.send(t, strings.Fields(cmd))
+		p.reply(t)
+		if strings.HasPrefix(cmd, "MULTI") {
+			for range 3 {
+				p.reply(t)
+			}
+		}
+		mark := message("mark", fmt.Sprint(i))
+		p.do(t, "PUBLISH", "mark", fmt.Sprint(i))
+		for {
+			got := string(sub.reply(t))
+			if got == mark {
+				break
+			}
+			f := strings.Split(got, "\r\n")
+			fmt.Fprintf(&out, "  %s %s\n", f[6], f[8])
+		}
+	}
+	return out.String()
+}
+
+// Events are Redis's, in its order.
+func TestEventsLikeRedis(t *testing.T) {
+	cmds := strings.Split(strings.TrimSpace(`
+SET a 1
+SET a 2
+SET b 1 EX 100
+SET b 1 NX
+SET c 1 NX
+SET d 1 XX
+SETNX e 1
+SETNX e 1
+SETEX f 100 1
+PSETEX f 100000 1
+GETSET a 3
+GETSET g 3
+GET a
+GET none
+MGET a none b
+EXISTS none
+TTL none
+APPEND a x
+APPEND h x
+SETRANGE a 1 yy
+INCR n
+INCRBY n 4
+DECR n
+INCRBYFLOAT n 1.5
+INCR a
+GETDEL h
+GETDEL none
+GETEX a EX 100
+GETEX a PERSIST
+GETEX a
+EXPIRE a 100
+EXPIRE none 100
+PERSIST a
+PERSIST a
+EXPIRE a 100 XX
+EXPIREAT a 1
+MSET m1 1 m2 2
+MSETNX m3 1
+MSETNX m3 1
+RENAME m3 m4
+RENAMENX m4 m5
+COPY m5 m6
+DEL m1 m2 none
+UNLINK m5
+SETRANGE none 0
+FLUSHDB
+GET none`), "\n")
+	sock := startRedis(t)
+	addr := serve(t, Options{Databases: fake()})
+	ours := eventsOf(t, func() *peer { return dial(t, "tcp", addr) }, cmds)
+	theirs := eventsOf(t, func() *peer { return dial(t, "unix", sock) }, cmds)
+	if ours != theirs {
+		o, r := strings.Split(ours, "\n"), strings.Split(theirs, "\n")
+		for i := range min(len(o), len(r)) {
+			if o[i] != r[i] {
+				t.Fatalf("line %d: ours:\n%s\nRedis's:\n%s", i, strings.Join(o[max(0, i-4):min(len(o), i+4)], "\n"), strings.Join(r[max(0, i-4):min(len(r), i+4)], "\n"))
+			}
+		}
+	}
+}
+
+// notify-keyspace-events is shown as Redis shows it, and what it does not know is refused.
+func TestEventSettingLikeRedis(t *testing.T) {
+	sock := startRedis(t)
+	addr := serve(t, Options{Databases: fake()})
+	ours, theirs := dial(t, "tcp", addr), dial(t, "unix", sock)
+	for _, v := range []string{"", "K", "E", "KEA", "AKEm", "Kg$lshzxetd", "gxE", "KEn", "AKn", "m", "dE", "KEAmn"} {
+		for _, p := range []*peer{ours, theirs} {
+			p.want(t, "+OK\r\n", "CONFIG", "SET", "notify-keyspace-events", v)
+		}
+		got, want := ours.do(t, "CONFIG", "GET", "notify-keyspace-events"), theirs.do(t, "CONFIG", "GET", "notify-keyspace-events")
+		if got != want {
+			t.Errorf("%q: %q, want %q", v, got, want)
+		}
+	}
+	if got := ours.do(t, "CONFIG", "SET", "notify-keyspace-events", "Q"); !strings.HasPrefix(got, "-ERR CONFIG SET failed") {
+		t.Error(got)
+	}
+}
+
+const trackingTalk = `
+a: HELLO 3
+a: CLIENT TRACKING ON
+a: CLIENT TRACKINGINFO
+a: CLIENT GETREDIR
+b: SET k 1
+a: GET k
+b: SET k 2
+a<
+b: SET k 3
+a: GET k
+a: SET k 4
+a<
+a: MGET k other
+b: SET other 1
+a<
+b: DEL k
+a<
+a: GET k
+b: SET k 5
+a<
+a: CLIENT CACHING YES
+a: CLIENT TRACKING ON BCAST
+a: CLIENT TRACKING ON OPTIN OPTOUT
+a: CLIENT TRACKING ON PREFIX x
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKINGINFO
+a: CLIENT GETREDIR
+a: GET k
+b: SET k 6
+a: CLIENT TRACKING ON BCAST PREFIX x PREFIX y
+a: CLIENT TRACKING ON BCAST PREFIX xx
+a: CLIENT TRACKING ON BCAST PREFIX z PREFIX zz
+a: CLIENT TRACKING ON BCAST OPTIN
+a: CLIENT TRACKINGINFO
+b: SET x1 1
+a<
+b: SET k 7
+b: DEL x1
+a<
+a: SET y1 1
+a<
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON BCAST NOLOOP
+a: SET y2 1
+b: SET y3 1
+a<
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON OPTIN
+a: CLIENT CACHING NO
+a: GET k
+b: SET k 8
+a: CLIENT CACHING YES
+a: CLIENT TRACKINGINFO
+a: CLIENT CACHING YES
+a: GET k
+a: CLIENT TRACKINGINFO
+b: SET k 9
+a<
+a: CLIENT CACHING YES
+a: MULTI
+a: GET k
+a: EXEC
+b: SET k 10
+a<
+a: CLIENT TRACKING OFF
+a: CLIENT TRACKING ON OPTOUT
+a: CLIENT CACHING YES
+a: CLIENT CACHING NO
+a: GET k
+b: SET k 11
+a: GET k
+b: FLUSHALL
+a<
+a: CLIENT TRACKING ON REDIRECT 999999
+a: CLIENT TRACKING ON NOSUCH
+a: CLIENT TRACKING maybe
+a: CLIENT CACHING maybe
+a: RESET
+a: CLIENT TRACKINGINFO
+`
+
+// Client-side caching is Redis's, byte for byte: one connection at a time is looked at, so that order is certain.
+func TestTrackingLikeRedis(t *testing.T) {
+	sock := startRedis(t)
+	addr := serve(t, Options{Databases: fake()})
+	_, body, _ := strings.Cut(strings.TrimSpace(trackingTalk), "\n")
+	theirs := talkAfterHello(t, func() *peer { return dial(t, "unix", sock) }, body)
+	ours := talkAfterHello(t, func() *peer { return dial(t, "tcp", addr) }, body)
+	diff(t, ours, theirs)
+}
+
+func diff(t *testing.T, ours, theirs string) {
+	t.Helper()
+	o, r := strings.Split(ours, "\n"), strings.Split(theirs, "\n")
+	for i := range min(len(o), len(r)) {
+		if o[i] != r[i] {
+			t.Fatalf("line %d: ours:\n%s\nRedis's:\n%s", i, strings.Join(o[max(0, i-4):min(len(o), i+4)], "\n"), strings.Join(r[max(0, i-4):min(len(r), i+4)], "\n"))
+		}
+	}
+}
+
+// talkAfterHello has the first connection speak RESP3.
+func talkAfterHello(t *testing.T, open func() *peer, lines string) string {
+	first := true
+	return talk(t, func() *peer {
+		p := open()
+		if first {
+			p.do(t, "HELLO", "3")
+			first = false
+		}
+		return p
+	}, lines)
+}
+
+// RESP2 hears of what it caches by another connection, as messages.
+func TestTrackingRedirect(t *testing.T) {
+	for _, proto := range []string{"2", "3"} {
+		t.Run("RESP"+proto, func(t *testing.T) {
+			addr := serve(t, Options{Databases: fake()})
+			a, b, to := dial(t, "tcp", addr), dial(t, "tcp", addr), dial(t, "tcp", addr)
+			to.do(t, "HELLO", proto)
+			id := strings.Trim(to.do(t, "CLIENT", "ID"), ":\r\n")
+			to.do(t, "SUBSCRIBE", "__redis__:invalidate")
+			a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON", "REDIRECT", id)
+			a.want(t, ":"+id+"\r\n", "CLIENT", "GETREDIR")
+			a.do(t, "GET", "k")
+			b.do(t, "SET", "k", "1")
+			if proto == "2" {
+				to.hears(t, "*3\r\n"+bulk("message")+bulk("__redis__:invalidate")+"*1\r\n"+bulk("k"))
+			} else {
+				to.hears(t, ">2\r\n"+bulk("invalidate")+"*1\r\n"+bulk("k"))
+			}
+			if list := b.do(t, "CLIENT", "LIST"); !strings.Contains(list, "flags=t ") || !strings.Contains(list, "redir="+id) {
+				t.Error(list)
+			}
+			to.Close()
+			eventually(t, "the other connection is gone", func() bool { return !strings.Contains(b.do(t, "CLIENT", "LIST"), "id="+id+" ") })
+			a.do(t, "GET", "k")
+			b.do(t, "SET", "k", "2")
+			eventually(t, "the broken redirection is told", func() bool { return strings.Contains(a.do(t, "CLIENT", "TRACKINGINFO"), "broken_redirect") })
+		})
+	}
+}
+
+// A client hears of writes that pass no gateway, and of expiry, within Options.TrackingCheck.
+func TestWritesPastTheGateway(t *testing.T) {
+	db := clienttest.New(clienttest.Options{})
+	addr := serve(t, Options{Databases: []Database{{"cache", db}}, TrackingCheck: 50 * time.Millisecond})
+	a := dial(t, "tcp", addr)
+	a.do(t, "HELLO", "3")
+	a.want(t, "+OK\r\n", "SET", "long", strings.Repeat("x", 200_000))
+	a.want(t, "+OK\r\n", "SET", "brief", "1", "PX", "300")
+	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON")
+	for _, k := range []string{"k", "long", "brief"} {
+		a.do(t, "GET", k)
+	}
+	invalidated := func(k string) { t.Helper(); a.hears(t, ">2\r\n"+bulk("invalidate")+"*1\r\n"+bulk(k)) }
+	if _, err := db.Put(t.Context(), []byte("k"), []byte("1"), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	invalidated("k")
+	if _, err := db.Put(t.Context(), []byte("long"), []byte("1"), client.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	invalidated("long")
+	invalidated("brief")
+	a.want(t, bulk("1"), "GET", "k")
+	if err := db.Delete(t.Context(), []byte("k")); err != nil {
+		t.Fatal(err)
+	}
+	invalidated("k")
+}
+
+// A table that is full forgets keys, whose clients are told; one whose clients are gone is empty.
+func TestTrackingTableFull(t *testing.T) {
+	addr, g := start(t, Options{Databases: fake(), TrackingKeys: 10})
+	a := dial(t, "tcp", addr)
+	a.do(t, "HELLO", "3")
+	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON")
+	for i := range 30 {
+		a.send(t, []string{"GET", fmt.Sprint("k", i)})
+	}
+	misses, told := 0, make(map[string]bool)
+	for misses < 30 || len(told) < 20 {
+		if got := string(a.reply(t)); got == "_\r\n" {
+			misses++
+		} else {
+			told[got] = true
+		}
+	}
+	if keys, items, _ := g.tracked.counts(); keys != 10 || items != 10 {
+		t.Errorf("%d keys, %d items", keys, items)
+	}
+	a.Close()
+	eventually(t, "an empty table", func() bool { keys, items, _ := g.tracked.counts(); return keys == 0 && items == 0 && !g.tracks() })
+}
+
+// A client that caches never shows a value for long that was written before it read it: its copy is gone when the writer has its
+// reply and the invalidation has come.
+func TestCachedReadsAreInvalidated(t *testing.T) {
+	addr := serve(t, Options{Databases: fake(), TrackingCheck: time.Hour})
+	a, b := dial(t, "tcp", addr), dial(t, "tcp", addr)
+	a.do(t, "HELLO", "3")
+	a.want(t, "+OK\r\n", "CLIENT", "TRACKING", "ON")
+	const n = 3000
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range n {
+			b.do(t, "SET", "k", fmt.Sprint(i))
+		}
+	}()
+	cached, reading := "", false
+	for {
+		if cached == "" && !reading {
+			a.send(t, []string{"GET", "k"})
+			reading = true
+		}
+		got := string(a.reply(t))
+		if strings.HasPrefix(got, ">") {
+			cached = ""
+			continue
+		}
+		cached, reading = got, false
+		if cached == bulk(fmt.Sprint(n-1)) {
+			break
+		}
+		// A client that has cached something else is going to hear of it: else the next reply would time out.
+	}
+	<-done
+}
+
+// A key whose expiry was set here is told of when it has expired, and not if it was deleted, kept or given another time before.
+func TestExpiredEvents(t *testing.T) {
+	db := clienttest.New(clienttest.Options{})
+	addr, g := start(t, Options{Databases: []Database{{"cache", db}}})
+	sub, p := dial(t, "tcp", addr), dial(t, "tcp", addr)
+	p.want(t, "+OK\r\n", "CONFIG", "SET", "notify-keyspace-events", "Ex")
+	sub.do(t, "SUBSCRIBE", "__keyevent@0__:expired")
+	for _, k := range []string{"deleted", "elsewhere", "kept", "replaced"} {
+		p.want(t, "+OK\r\n", "SET", k, "v", "PX", "300")
+	}
+	p.want(t, ":1\r\n", "DEL", "deleted")
+	p.want(t, ":1\r\n", "PERSIST", "kept")
+	p.want(t, "+OK\r\n", "SET", "replaced", "w")
+	if err := db.Delete(t.Context(), []byte("elsewhere")); err != nil {
+		t.Fatal(err)
+	}
+	p.want(t, "+OK\r\n", "SET", "a", "v", "PX", "310")
+	sub.hears(t, message("__keyevent@0__:expired", "a"))
+	p.want(t, "+OK\r\n", "SET", "b", strings.Repeat("x", 100_000))
+	p.want(t, ":1\r\n", "PEXPIRE", "b", "100")
+	sub.hears(t, message("__keyevent@0__:expired", "b"))
+	eventually(t, "nothing is left to look at", func() bool {
+		g.expiries.Lock()
+		defer g.expiries.Unlock()
+		return len(g.expiries.times) == 0 && len(g.expiries.due) == 0 && !g.expiries.running
+	})
+}

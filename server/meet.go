@@ -1,0 +1,166 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/lead"
+)
+
+// meeting knows the gateways that have registered with this leader. It is soft: a new leader knows none until they have
+// called it, which they do within a second, and nothing but acquaintances among gateways depends on it.
+type meeting struct {
+	changed event
+	mu      struct {
+		sync.Mutex
+		gateways map[string]*metGateway // by id
+	}
+}
+
+// metGateway is a gateway that has registered.
+type metGateway struct {
+	*dirpb.PeerGateway
+	group string    // those that serve the same databases meet
+	until time.Time // forgotten then
+}
+
+const (
+	// A gateway registers again at least each second (waitMost), and is forgotten after meetTime.
+	meetTime = 5 * time.Second
+	// Bounds of what callers may have the leader remember.
+	maxGateways, maxMeetSessions = 4096, 64
+	meetIDBytes, maxMeetAddr     = 16, 256
+)
+
+// Meet registers a gateway and tells it of the others that serve the same databases, and waits for a change of them if
+// asked to.
+func (n *Node) Meet(ctx context.Context, q *dirpb.MeetRequest) (*dirpb.MeetReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkMeet(q); err != nil {
+		return nil, err
+	}
+	var group strings.Builder
+	n.withState(l, func(_ *lead.Leader, s *fsm.State, _ time.Duration) {
+		for _, id := range q.SessionIds {
+			y := s.Session(id)
+			if y == nil || y.Life != dirpb.SessionLife_SESSION_LIVE {
+				err = sessionGone(id)
+				return
+			}
+			if err = ownedBy(ctx, fmt.Sprintf("session %d", id), y.Identity); err != nil {
+				return
+			}
+			fmt.Fprintf(&group, "%d ", y.NamespaceId)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	if q.Leaves {
+		l.meeting.remove(string(q.Id))
+		return &dirpb.MeetReply{}, nil
+	}
+	if !l.meeting.add(q, group.String()) {
+		return nil, status.Errorf(codes.ResourceExhausted, "%d gateways are registered, want at most %d", maxGateways, maxGateways)
+	}
+	reply := &dirpb.MeetReply{}
+	n.await(ctx, l, q.WaitMillis, l.meeting.changed.next, func() bool {
+		reply.Gateways = l.meeting.others(string(q.Id), group.String())
+		reply.News = newsOfGateways(reply.Gateways)
+		return reply.News != q.News
+	})
+	return reply, nil
+}
+
+func checkMeet(q *dirpb.MeetRequest) error {
+	bad := func(format string, args ...any) error { return status.Errorf(codes.InvalidArgument, format, args...) }
+	if len(q.SessionIds) == 0 || len(q.SessionIds) > maxMeetSessions {
+		return bad("session_ids: %d sessions, want 1 to %d", len(q.SessionIds), maxMeetSessions)
+	}
+	if len(q.Id) != meetIDBytes {
+		return bad("id: %d bytes, want %d", len(q.Id), meetIDBytes)
+	}
+	if _, _, err := net.SplitHostPort(q.Addr); err != nil || len(q.Addr) > maxMeetAddr {
+		return bad("addr: %.64q, want host:port", q.Addr)
+	}
+	if len(q.HostId) > maxMeetAddr {
+		return bad("host_id: %d bytes, want at most %d", len(q.HostId), maxMeetAddr)
+	}
+	return nil
+}
+
+// add registers a gateway, or reports that there are too many.
+func (m *meeting) add(q *dirpb.MeetRequest, group string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	g := &metGateway{&dirpb.PeerGateway{Id: q.Id, Addr: q.Addr, HostId: q.HostId}, group, now.Add(meetTime)}
+	was := m.mu.gateways[string(q.Id)]
+	if was == nil {
+		for id, x := range m.mu.gateways {
+			if now.After(x.until) {
+				delete(m.mu.gateways, id)
+			}
+		}
+		if len(m.mu.gateways) >= maxGateways {
+			return false
+		}
+	}
+	if m.mu.gateways == nil {
+		m.mu.gateways = make(map[string]*metGateway)
+	}
+	m.mu.gateways[string(q.Id)] = g
+	if was == nil || was.group != group || was.Addr != q.Addr {
+		m.changed.happens()
+	}
+	return true
+}
+
+func (m *meeting) remove(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.mu.gateways, id)
+	m.changed.happens()
+}
+
+// others are the gateways of a group but one, in order.
+func (m *meeting) others(id, group string) (list []*dirpb.PeerGateway) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for _, g := range m.mu.gateways {
+		if string(g.Id) != id && g.group == group && now.Before(g.until) {
+			list = append(list, g.PeerGateway)
+		}
+	}
+	slices.SortFunc(list, func(a, b *dirpb.PeerGateway) int { return bytes.Compare(a.Id, b.Id) })
+	return list
+}
+
+// newsOfGateways sums up a list, never 0.
+func newsOfGateways(list []*dirpb.PeerGateway) uint64 {
+	h := fnv.New64a()
+	for _, g := range list {
+		for _, s := range [][]byte{g.Id, []byte(g.Addr), []byte(g.HostId)} {
+			_ = binary.Write(h, binary.LittleEndian, uint64(len(s))) // never fails
+			h.Write(s)
+		}
+	}
+	return h.Sum64() | 1
+}

@@ -1,0 +1,74 @@
+package server
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// Gateways that serve the same namespaces in the same order meet, hear of each other as they come and go, and nobody
+// registers what is not his to register.
+func TestMeet(t *testing.T) {
+	_, c, _ := store(t, forever, 2, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 2, Shards: 4})
+	if _, err := c.CreateNamespace(testCtx(t), &dirpb.CreateNamespaceRequest{Name: "m", Replicas: 1, Shards: 1}); err != nil {
+		t.Fatal(err)
+	}
+	n1, n2, m := openIn(t, c, "n").SessionId, openIn(t, c, "n").SessionId, openIn(t, c, "m").SessionId
+	id := func(s string) []byte { return []byte(strings.Repeat(s, 16)) }
+	meet := func(q *dirpb.MeetRequest) *dirpb.MeetReply {
+		t.Helper()
+		r, err := c.Meet(testCtx(t), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	a := &dirpb.MeetRequest{SessionIds: []uint32{n1}, Id: id("a"), Addr: "10.0.0.1:1", HostId: "h"}
+	r := meet(a)
+	if len(r.Gateways) != 0 {
+		t.Fatalf("alone, and meets %v", r.Gateways)
+	}
+	// It waits for news.
+	began := time.Now()
+	if q := meet(&dirpb.MeetRequest{SessionIds: a.SessionIds, Id: a.Id, Addr: a.Addr, News: r.News, WaitMillis: 200}); q.News != r.News || time.Since(began) < 200*time.Millisecond {
+		t.Fatalf("news %d after %v", q.News, time.Since(began))
+	}
+	heard := answers(t, func(ctx context.Context) (*dirpb.MeetReply, error) {
+		for {
+			q, err := c.Meet(ctx, &dirpb.MeetRequest{SessionIds: a.SessionIds, Id: a.Id, Addr: a.Addr, News: r.News, WaitMillis: 1 << 40})
+			if err != nil || q.News != r.News {
+				return q, err
+			}
+		}
+	})
+	meet(&dirpb.MeetRequest{SessionIds: []uint32{m}, Id: id("m"), Addr: "10.0.0.3:1"})
+	meet(&dirpb.MeetRequest{SessionIds: []uint32{n1, m}, Id: id("x"), Addr: "10.0.0.4:1"})
+	b := &dirpb.MeetRequest{SessionIds: []uint32{n2}, Id: id("b"), Addr: "10.0.0.2:1", HostId: "h2"}
+	if r := meet(b); len(r.Gateways) != 1 || string(r.Gateways[0].Id) != string(a.Id) || r.Gateways[0].Addr != a.Addr {
+		t.Fatalf("b meets %v", r.Gateways)
+	}
+	if r := <-heard; len(r.Gateways) != 1 || r.Gateways[0].Addr != b.Addr || r.Gateways[0].HostId != "h2" {
+		t.Fatalf("a meets %v", r.Gateways)
+	}
+	b.Leaves = true
+	meet(b)
+	if r := meet(a); len(r.Gateways) != 0 {
+		t.Fatalf("b has left, and a meets %v", r.Gateways)
+	}
+	for what, q := range map[string]*dirpb.MeetRequest{
+		"session_ids": {Id: id("a"), Addr: "h:1"},
+		"id":          {SessionIds: []uint32{n1}, Id: []byte("a"), Addr: "h:1"},
+		"addr":        {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h"},
+		"host_id":     {SessionIds: []uint32{n1}, Id: id("a"), Addr: "h:1", HostId: strings.Repeat("h", 1000)},
+	} {
+		_, err := c.Meet(testCtx(t), q)
+		wantCode(t, err, codes.InvalidArgument, what)
+	}
+	_, err := c.Meet(testCtx(t), &dirpb.MeetRequest{SessionIds: []uint32{999}, Id: id("a"), Addr: "h:1"})
+	wantCode(t, err, codes.NotFound, "session 999")
+}
