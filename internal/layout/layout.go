@@ -1,6 +1,6 @@
 // Package layout defines every byte that lives in remote memory: the slot word,
 // the group and its header and lock words, the segment, the record, the chunk
-// manifest and the region header; and the mapping from a key's hash to them.
+// manifest, the intent and status word of a transaction and the region header; and the mapping from a key's hash to them.
 //
 // It is pure: it imports nothing of the project, allocates nothing on the hot
 // path and does no I/O. Everything it parses is hostile until checked; a failed
@@ -342,7 +342,9 @@ const (
 	FlagChunk
 	// FlagUser: the value ends with four bytes that are the user's flags.
 	FlagUser
-	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagUser)
+	// FlagIntent: the value is an Intent, what a transaction is about to do to the key.
+	FlagIntent
+	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagUser | FlagIntent)
 )
 
 // RecordHeader is the fixed part of a record.
@@ -447,6 +449,8 @@ func (r *Record) Parse(b []byte) error {
 		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
 	case r.Flags&recordFlagsRsv != 0:
 		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
+	case r.Flags&FlagIntent != 0 && (r.Flags != FlagIntent || r.Expiry != 0):
+		return corrupt("record", 10, "flags of an intent", uint64(r.Flags), uint64(FlagIntent), b)
 	case (r.KeyLen == 0) != (r.Flags&FlagChunk != 0):
 		return corrupt("record", 8, "key length", uint64(r.KeyLen), MinKeyLen, b)
 	}
