@@ -24,6 +24,7 @@ type Op struct {
 	Scan      *Page    // request and answer of a Scan
 	Raw       *RawRead // request of a Raw
 	Machine   Machine  // of a janitor's kinds
+	Txn       *Txn     // of a transaction's kinds
 	Kind      Kind
 	Cond      Cond
 	// Flags of the record written: layout.FlagUser or none. A Modify leaves here what it computed.
@@ -120,7 +121,11 @@ type far struct {
 	chunkID       uint64
 	readID        uint64
 	chunksWritten bool
-	parent        *Route // of a Machine that is at the child; else nil
+	parent        *Route // of a Machine that is at the child, or while the Op is at a status word; else nil
+
+	fixed         uint64 // region offset of the word under change if that is a status word
+	met           meeting
+	intent, final final // of a Prepare; a Settle's copy of a record is final
 }
 
 // ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (layout.FlagUser or
@@ -220,7 +225,7 @@ func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) 
 // Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that
 // would: it may still end as if it had not begun.
 func (o *Op) Untouched() bool {
-	return !o.Posted() && o.lock == 0 && !o.havePlace && !o.long()
+	return !o.Posted() && o.lock == 0 && !o.havePlace && !o.long() && !o.hasTxnPlace()
 }
 
 // NotPosted says that the accesses of the last Post were not performed, and will
@@ -244,6 +249,9 @@ func (o *Op) NotPosted() {
 // verbs that its session keeps counting as in flight. If the Op may have
 // happened, Err is ErrUnknown joined with err; otherwise err.
 func (o *Op) Fail(err error) Action {
+	if o.Machine == nil {
+		o.toParent()
+	}
 	if o.adrift || o.anyFailed() {
 		o.leakOwn() // a WRITE may still land there
 	}
@@ -258,6 +266,7 @@ func (o *Op) Fail(err error) Action {
 
 func (o *Op) finish(err error) Action {
 	o.endMachine()
+	o.toParent()
 	o.begin()
 	if o.lock != 0 {
 		o.addUnlock()
