@@ -25,10 +25,12 @@ func (o *Op) lockGroup() Action {
 			o.Route = r
 		}
 	}
-	if o.Kind != Prepare { // an intent names the slot's word, which is not known yet
-		if a := o.prepare(0); a != 0 {
-			return a
+	if o.Kind == Prepare { // an intent names the slot's word, which is not known yet
+		if !o.reserve() {
+			return Alloc
 		}
+	} else if a := o.prepare(0); a != 0 {
+		return a
 	}
 	o.need()
 	o.begin()

@@ -172,7 +172,7 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 		if m.waitedFor != m.word {
 			m.waitedFor, m.waits = m.word, 0
 		}
-		if m.waits < patience(m.in.Try) {
+		if m.waits < o.patienceFor(m.in.Try) {
 			m.waits++
 			o.toParent()
 			return o.again(Backoff)
@@ -183,9 +183,20 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 	return o.post(stepAbortStatus)
 }
 
-// patience is how often somebody waits for a transaction in its try-th attempt before aborting it. The waits get longer each
+// patienceFor is how often the Op waits for a transaction in its try-th attempt before aborting it. The waits get longer each
 // time, up to a millisecond.
-func patience(try uint8) int32 { return 20 << min(try, 4) }
+func (o *Op) patienceFor(try uint8) int32 {
+	switch {
+	case o.Patience < 0:
+		return 0
+	case o.Patience > 0:
+		return int32(o.Patience) << min(try, 4)
+	}
+	return defaultPatience << min(try, 4)
+}
+
+// defaultPatience is Op.Patience by default.
+const defaultPatience = 20
 
 func (o *Op) gotAbort() Action {
 	m := &o.met

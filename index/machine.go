@@ -318,6 +318,7 @@ func (o *Op) splitDone(h layout.Header) bool {
 // again restarts the Op after something that took no effect; a is what to ask
 // of the caller first, 0 for nothing.
 func (o *Op) again(a Action) Action {
+	o.toParent()
 	if o.retries++; a == 0 && o.retries > maxRetries {
 		o.retries, a = 0, Backoff
 	}

@@ -25,8 +25,11 @@ type Op struct {
 	Raw       *RawRead // request of a Raw
 	Machine   Machine  // of a janitor's kinds
 	Txn       *Txn     // of a transaction's kinds
-	Kind      Kind
-	Cond      Cond
+	// Patience is how often the Op waits for an undecided transaction in its first attempt before aborting it, twice as often
+	// in each further attempt. 0: the default, about two milliseconds; negative: never.
+	Patience int8
+	Kind     Kind
+	Cond     Cond
 	// Flags of the record written: layout.FlagUser or none. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
 
@@ -237,6 +240,11 @@ func (o *Op) NotPosted() {
 	if !o.lockTried {
 		o.lock = 0 // nobody has seen it
 	}
+	o.keepLock()
+}
+
+// keepLock takes back the release of the lock that is among the accesses, which will not be performed.
+func (o *Op) keepLock() {
 	for i := range o.Accesses {
 		if a := &o.Accesses[i]; a.NoWait && o.lock == 0 && o.far != nil && a.Off == o.lockOff {
 			o.lock, o.lockTried = layout.Lock(a.Expect), true
@@ -254,6 +262,9 @@ func (o *Op) Fail(err error) Action {
 	}
 	if o.adrift || o.anyFailed() {
 		o.leakOwn() // a WRITE may still land there
+	}
+	if o.step == stepStart {
+		o.keepLock() // the caller has not posted what came with the last action
 	}
 	o.Accesses = o.Accesses[:0]
 	if o.Posted() {

@@ -85,6 +85,9 @@ func (o *Op) beginTxn(h Hint, hinted bool) Action {
 			return o.finish(ErrStatusLost)
 		}
 		o.need().fixed = t.Status.Off
+		if v, over := t.Found.Of(t.Status.Seq); over || v != layout.Undecided {
+			return o.answerAfterSync(nil) // decided before another view came
+		}
 		o.x, o.n = layout.Word(t.Found), layout.Word(t.Found.With(t.Status.Seq, t.Verdict))
 		o.begin()
 		return o.casSlot()
@@ -174,6 +177,15 @@ func (o *Op) place(r *layout.Record) Action {
 	return o.casSlot()
 }
 
+// reserve takes the places that an insert will need, before it takes the lock; false: there is no memory now.
+func (o *Op) reserve() bool {
+	if !o.allocFor(&o.need().intent, layout.RecordLen(len(o.Key), layout.IntentLen)) {
+		return false
+	}
+	n := layout.RecordLen(len(o.Key), len(o.Value))
+	return o.Txn.Effect != PutKey || n > layout.MaxRecordSize || o.allocFor(&o.final, n)
+}
+
 // allocFor takes a place for a record of n bytes, unless f has one that fits; false: there is none now.
 func (o *Op) allocFor(f *final, n int) bool {
 	code, _ := layout.CodeFor(n)
@@ -242,7 +254,7 @@ func (o *Op) beginSettle() Action {
 
 // settleEmpty leaves nothing in place of an intent.
 func (o *Op) settleEmpty() Action {
-	if o.env.Deleting(o) {
+	if twice := o.env.Deleting(o); twice {
 		return o.again(Backoff) // see casDelete
 	}
 	o.n = o.x.Delete(o.env.Session())
