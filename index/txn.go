@@ -257,7 +257,7 @@ func (o *Op) settleEmpty() Action {
 	if twice := o.env.Deleting(o); twice {
 		return o.again(Backoff) // see casDelete
 	}
-	o.n = o.x.Delete(o.env.Session())
+	o.n = o.Txn.Placed.Word.Delete(o.env.Session())
 	o.begin()
 	return o.casSlot()
 }

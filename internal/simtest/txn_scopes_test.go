@@ -41,10 +41,10 @@ var txnScopes = map[string]Config{
 	"txn-guard":         pair(1, Config{Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
 	"txn-insert":        pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Add, 0), k(Get, 10)}}}),
 	"txn-next":          pair(1, Config{Txns: [][]Part{two, {put(0)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"r2-txn-get":        pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
-	"r2-txn-get-back":   pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: k0(0)}),
-	"r2-txn-put-crash":  pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
-	"r2-txn-loss":       pair(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-r2-get":        pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-r2-get-back":   pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: k0(0)}),
+	"txn-r2-put-crash":  pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
+	"txn-r2-loss":       pair(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
 	"txn-guard-absent":  pair(1, Config{Txns: [][]Part{{keep(0, index.IfAbsent), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}}),
 	"txn-delete-insert": pair(1, Config{Txns: [][]Part{{del(0), put(10, index.IfAbsent)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
 }
@@ -85,13 +85,13 @@ var txnWide = map[string]Config{
 		[]Step{k(Txn, 0), k(Txn, 2), k(Txn, 1), k(Put, 0)}, []Step{k(Get, 0), k(Put, 10), k(Get, 10), k(Put, 0), k(Get, 0)}),
 	"txn-kinds": withScripts(txnMix(1, Config{Crashes: 1}),
 		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11), k(Scan, 0)}),
-	"r2-txn":       txnMix(2, Config{WritePieces: 2}),
-	"r2-txn-fault": txnMix(2, Config{Crashes: 1, Deadlines: 1, Failures: 1}),
-	"r2-txn-kinds": withScripts(txnMix(2, Config{Crashes: 1, Patient: true}),
+	"txn-r2":       txnMix(2, Config{WritePieces: 2}),
+	"txn-r2-fault": txnMix(2, Config{Crashes: 1, Deadlines: 1, Failures: 1}),
+	"txn-r2-kinds": withScripts(txnMix(2, Config{Crashes: 1, Patient: true}),
 		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11)}),
-	"r2-txn-loss": txnMix(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Failures: 1}),
-	"r3-txn-loss": txnMix(3, Config{Nodes: 4, Janitors: 1, NodeCrashes: 2, Crashes: 1}),
-	"r3-txn":      txnMix(3, Config{Crashes: 1, Deadlines: 1}),
+	"txn-r2-loss": txnMix(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Failures: 1}),
+	"txn-r3-loss": txnMix(3, Config{Nodes: 4, Janitors: 1, NodeCrashes: 2, Crashes: 1}),
+	"txn-r3":      txnMix(3, Config{Crashes: 1, Deadlines: 1}),
 }
 
 func init() {
@@ -100,5 +100,5 @@ func init() {
 	for name := range txnWide {
 		heavy[name] = 4
 	}
-	heavy["r2-txn-loss"], heavy["r3-txn-loss"] = 16, 16
+	heavy["txn-r2-loss"], heavy["txn-r3-loss"] = 16, 16
 }

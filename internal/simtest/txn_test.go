@@ -106,7 +106,7 @@ func (c *cl) beginTxn(parts []Part) {
 			q.old = ref.value
 		}
 		e.Parts = append(e.Parts, q)
-		t.reqs = append(t.reqs, &index.Txn{Status: t.at, Effect: p.Effect, TS: uint64(w.step), Coord: uint64(c.id)})
+		t.reqs = append(t.reqs, &index.Txn{Status: t.at, Effect: p.Effect, TS: uint64(c.pos), Coord: uint64(c.id)})
 	}
 	x.busy = true
 	t.e = e
@@ -455,12 +455,12 @@ func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
 	}
 }
 
-// intentsLeft reports whether some head holds an intent.
+// intentsLeft reports whether some replica holds an intent.
 func (w *World) intentsLeft() bool {
 	for _, pg := range w.st.PGs(0) {
-		if chain := w.chain(pg.Id); len(chain) > 0 {
-			for _, s := range chain[0].slots {
-				if _, ok := w.intentOf(chain[0], s.now); ok && s.off < w.statusBase() {
+		for _, r := range w.chain(pg.Id) {
+			for _, s := range r.slots {
+				if _, ok := w.intentOf(r, s.now); ok && s.off < w.statusBase() {
 					return true
 				}
 			}
