@@ -49,6 +49,8 @@ var txnMutants = []mutant{
 		"if v, over := t.Found.Of(t.Status.Seq); over || v != layout.Undecided {", "if v, over := t.Found.Of(t.Status.Seq); over && v != layout.Undecided {"}}},
 	{"txn-reused-in-doubt", "transaction: the status word goes on when nothing of a transaction can land any more", []edit{{coordSim,
 		"	if !t.doubt {\n		t.x.busy", "if true {\nt.x.busy"}}},
+	{"txn-intent-moved", "transaction: no intent moves", []edit{{work, "	if r.Flags&layout.FlagIntent != 0 {\n		it.intent = true // it stays as it is\n", "if false {\nit.intent = true\n"}}},
+	{"txn-recall-skips", "transaction: a recall waits for what intents name", []edit{{work, "&(layout.FlagManifest|layout.FlagIntent) != 0 {", "&layout.FlagManifest != 0 {"}}},
 	{"txn-aborted-unpublished", "transaction: who aborts brings the status word up before going on", []edit{{intents,
 		"	m.verdict = layout.Abort\n	// Nobody acts on what the tail of the status word does not show.\n	return o.sync(0, 1, stepSyncStatus)\n", "m.verdict = layout.Abort\nreturn o.statusKnown()\n"}}},
 }

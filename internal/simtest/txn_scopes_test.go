@@ -91,7 +91,16 @@ var txnWide = map[string]Config{
 		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11)}),
 	"txn-r2-loss": txnMix(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Failures: 1}),
 	"txn-r3-loss": txnMix(3, Config{Nodes: 4, Janitors: 1, NodeCrashes: 2, Crashes: 1}),
-	"txn-r3":      txnMix(3, Config{Crashes: 1, Deadlines: 1}),
+	// Moves and recalls wait for intents, so none may be left behind.
+	"txn-split": {Replicas: 2, Janitors: 1, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}, {put(12), del(10)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 3), k(Put, 10)}, {k(Txn, 1), k(Put, 10), k(Txn, 2)}, {k(Get, 0), k(Get, 10), k(Get, 12), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-migrate": {Replicas: 2, PGs: 2, Janitors: 1, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-recall": {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 24, HeapUnits: 1, Epochs: 6, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-evict": withScripts(txnMix(2, Config{Cache: true, Crashes: 1, Units: 48}),
+		[]Step{k(Txn, 0), k(Evict, 0), k(Txn, 2)}, []Step{k(Evict, 10), k(Get, 10), k(Put, 10), k(Get, 0)}, []Step{k(Txn, 1), k(Evict, 0), k(Get, 10)}),
+	"txn-r3": txnMix(3, Config{Crashes: 1, Deadlines: 1}),
 }
 
 func init() {
@@ -100,5 +109,7 @@ func init() {
 	for name := range txnWide {
 		heavy[name] = 4
 	}
-	heavy["txn-r2-loss"], heavy["txn-r3-loss"] = 16, 16
+	for _, name := range []string{"txn-r2-loss", "txn-r3-loss", "txn-split", "txn-migrate", "txn-recall", "txn-evict"} {
+		heavy[name] = 16
+	}
 }

@@ -73,7 +73,14 @@ type transaction struct {
 }
 
 // statusBase is where the status words are, in every placement group.
-func (w *World) statusBase() uint64 { return w.indexBytes - layout.SegmentSize }
+func (w *World) statusBase() uint64 {
+	return layout.RegionPageSize + uint64(w.cfg.Segments)*layout.SegmentSize
+}
+
+// isStatus reports whether an index offset is that of a status word.
+func (w *World) isStatus(off uint64) bool {
+	return w.cfg.Status > 0 && off >= w.statusBase() && off < w.statusBase()+layout.SegmentSize
+}
 
 // handStatus hands client c its status words, as the directory will.
 func (w *World) handStatus(c *cl) {
@@ -435,7 +442,7 @@ func (w *World) intentOf(r *region, x layout.Word) (in layout.Intent, ok bool) {
 
 // checkStatus checks I16: a verdict stands, and no replica holds an intent of a transaction whose status word has gone on.
 func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
-	if w.cfg.Status == 0 || off < w.statusBase() {
+	if !w.isStatus(off) {
 		return
 	}
 	if a, b := layout.Status(old), layout.Status(now); b.Seq() < a.Seq() || b.Seq() == a.Seq() && a.Verdict() != layout.Undecided {
@@ -444,7 +451,7 @@ func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
 	for _, pg := range w.st.PGs(0) {
 		for _, o := range w.chain(pg.Id) {
 			for _, s := range o.slots {
-				if s.off >= w.statusBase() || o.node.crashed || !s.now.Readable() {
+				if o.node.crashed || !s.now.Readable() {
 					continue
 				}
 				if in, ok := w.intentOf(o, s.now); ok && in.PG == r.pg && in.Off == off && layout.Status(now).Seq() > in.Seq {
@@ -460,7 +467,7 @@ func (w *World) intentsLeft() bool {
 	for _, pg := range w.st.PGs(0) {
 		for _, r := range w.chain(pg.Id) {
 			for _, s := range r.slots {
-				if _, ok := w.intentOf(r, s.now); ok && s.off < w.statusBase() {
+				if _, ok := w.intentOf(r, s.now); ok {
 					return true
 				}
 			}

@@ -457,7 +457,7 @@ func (w *World) found(start, end uint64) error {
 			h.Watermark += uint64((cfg.Fill + cfg.FillStash) * fillUnit)
 		}
 		if cfg.Status > 0 {
-			h.IndexNext += layout.SegmentSize // wherever that is, no shard gets it
+			h.IndexNext = w.statusBase() + layout.SegmentSize // no shard gets it
 		}
 		add('h', pg.Id, h)
 	}
