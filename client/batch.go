@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -43,6 +44,7 @@ type Op struct {
 	Value   []byte
 	Expires time.Time // zero: never; millisecond grain
 	Flags   uint32    // as in Item
+	Type    Type      // of Value
 
 	// OpPut, OpDelete.
 	Cond    Cond
@@ -50,6 +52,10 @@ type Op struct {
 
 	// OpUpdate.
 	Update UpdateFunc
+
+	// OpGet, OpUpdate: Typed says that the caller looks at the Type of what is there. For others all but
+	// plain values are ErrWrongType.
+	Typed bool
 
 	// OpGet appends the value to Into[:0], so that a caller that does the same again and
 	// again need not allocate. nil: it allocates.
@@ -74,6 +80,7 @@ type Change struct {
 	Value   []byte
 	Expires time.Time // zero: never
 	Flags   uint32
+	Type    Type // of Value
 	// Delete removes the key instead.
 	Delete bool
 }
@@ -182,12 +189,12 @@ func (c *Client) fill(q *call, o *Op) error {
 	q.Key = o.Key
 	switch o.Kind {
 	case OpGet:
-		q.Kind, q.dst = index.Get, o.Into
+		q.Kind, q.dst, q.typed = index.Get, o.Into, o.Typed
 		return checkKey(o.Key)
 	case OpPut:
 		q.Kind, q.Cond, q.IfVersion, q.Expiry = index.Put, o.Cond, o.Version, expiryAt(o.Expires)
-		q.Value, q.Flags = withFlags(o.Value, o.Flags)
-		return checkValue(o.Key, o.Value)
+		q.Value, q.Flags = withFlags(o.Value, o.Flags, o.Type)
+		return cmp.Or(checkType(o.Type), checkValue(o.Key, o.Value))
 	case OpDelete:
 		q.Kind, q.Cond, q.IfVersion = index.Delete, o.Cond, o.Version
 		return checkKey(o.Key)
@@ -195,7 +202,8 @@ func (c *Client) fill(q *call, o *Op) error {
 		if o.Update == nil {
 			return fmt.Errorf("%w: Update: nil", ErrInvalid)
 		}
-		q.Kind, q.Modify = index.Modify, modifyOf(q, o.Update)
+		q.Kind, q.typed = index.Modify, o.Typed
+		q.Modify = modifyOf(q, o.Update)
 		return checkKey(o.Key)
 	}
 	return fmt.Errorf("%w: Kind: %d", ErrInvalid, o.Kind)
@@ -207,8 +215,11 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 	var buf []byte
 	return func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
 		var it Item
+		if cur != nil && cur.Flags.TypeOf() != 0 && !q.typed {
+			return nil, 0, 0, ErrWrongType
+		}
 		if cur != nil {
-			it = Item{Version: cur.Version, Expires: expires(cur.Expiry)}
+			it = Item{Type: Type(cur.Flags.TypeOf()), Version: cur.Version, Expires: expires(cur.Expiry)}
 			it.Value, it.Flags = splitFlags(cur.Value, cur.Flags)
 			it.Value = slices.Clip(it.Value)
 		}
@@ -222,12 +233,12 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 		case ch.Delete:
 			return nil, 0, 0, errDelete
 		}
-		if err := checkValue(q.Key, ch.Value); err != nil {
+		if err := cmp.Or(checkType(ch.Type), checkValue(q.Key, ch.Value)); err != nil {
 			return nil, 0, 0, err
 		}
 		// cur is the Op's buffer, which goes on to other uses.
 		buf = append(buf[:0], ch.Value...)
-		v, flags := withFlags(buf, ch.Flags)
+		v, flags := withFlags(buf, ch.Flags, ch.Type)
 		return v, flags, expiryAt(ch.Expires), nil
 	}
 }
@@ -236,12 +247,13 @@ func modifyOf(q *call, update UpdateFunc) index.ModifyFunc {
 // carries layout.FlagUser.
 
 // withFlags appends the user's flags to a value: they travel as its last four bytes, so that records need no field for them.
-func withFlags(value []byte, flags uint32) ([]byte, layout.RecordFlags) {
+// t is the value's type, which takes no room.
+func withFlags(value []byte, flags uint32, t Type) ([]byte, layout.RecordFlags) {
 	if flags == 0 {
-		return value, 0
+		return value, layout.Type(t).Flags()
 	}
 	v := append(make([]byte, 0, len(value)+4), value...)
-	return binary.LittleEndian.AppendUint32(v, flags), layout.FlagUser
+	return binary.LittleEndian.AppendUint32(v, flags), layout.FlagUser | layout.Type(t).Flags()
 }
 
 func splitFlags(value []byte, f layout.RecordFlags) ([]byte, uint32) {
@@ -252,6 +264,14 @@ func splitFlags(value []byte, f layout.RecordFlags) ([]byte, uint32) {
 	return value[:n], binary.LittleEndian.Uint32(value[n:])
 }
 
+// checkType refuses types that records cannot hold, or nobody knows.
+func checkType(t Type) error {
+	if t > List {
+		return fmt.Errorf("%w: Type: %d, want at most %d", ErrInvalid, t, List)
+	}
+	return nil
+}
+
 // take copies a record whose value is all there, to into[:0] if that is not nil.
 func (it *Item) take(r *layout.Record, into []byte) {
 	v, flags := splitFlags(r.Value, r.Flags)
@@ -259,7 +279,7 @@ func (it *Item) take(r *layout.Record, into []byte) {
 		into = make([]byte, 0, len(v))
 	}
 	it.Value = append(into[:0], v...)
-	it.Version, it.Flags, it.Expires = r.Version, flags, expires(r.Expiry)
+	it.Version, it.Flags, it.Type, it.Expires = r.Version, flags, Type(r.Flags.TypeOf()), expires(r.Expiry)
 }
 
 // expiryAt is t as records hold it, milliseconds since 1970; 0 is never.

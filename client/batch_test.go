@@ -17,6 +17,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/devstore"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 func TestDo(t *testing.T) {
@@ -270,5 +271,73 @@ func TestBatchesGivenUp(t *testing.T) {
 	wg.Wait()
 	if gone.Load() == 0 {
 		t.Error("none was given up")
+	}
+}
+
+// Collections go through every way a value goes, short and long, with users' flags and without, and whoever does not ask for
+// them is refused.
+func TestTypes(t *testing.T) {
+	for _, p := range []string{"shm", "tcp"} {
+		r := newRig(t, p, 1, 5*time.Second)
+		c := r.client(r.options())
+		ctx := t.Context()
+		for n, size := range map[string]int{"short": 10, "long": 4 << 20} {
+			for flags := range uint32(2) {
+				if size > 10 && flags == 0 {
+					continue // there is memory for one
+				}
+				k := fmt.Appendf(nil, "%s%d", n, flags)
+				v := bytes.Repeat([]byte("v"), size)
+				ops := []client.Op{{Kind: client.OpPut, Key: k, Value: v, Type: client.Hash, Flags: flags}}
+				if c.Do(ctx, ops); ops[0].Err != nil {
+					t.Fatal(ops[0].Err)
+				}
+				for range 2 { // by hint, too
+					if _, err := c.Get(ctx, k); !errors.Is(err, client.ErrWrongType) || client.Outcome(err) != rdma.No {
+						t.Errorf("%s: Get of a hash: %v", k, err)
+					}
+					if _, err := c.GetInto(ctx, k, make([]byte, size)); !errors.Is(err, client.ErrWrongType) {
+						t.Errorf("%s: GetInto of a hash: %v", k, err)
+					}
+				}
+				if _, err := c.Incr(ctx, k, 1); !errors.Is(err, client.ErrWrongType) {
+					t.Errorf("%s: Incr of a hash: %v", k, err)
+				}
+				if _, _, err := c.GetIfChanged(ctx, k, 0); !errors.Is(err, client.ErrWrongType) {
+					t.Errorf("%s: GetIfChanged of a hash: %v", k, err)
+				}
+				if err := c.Touch(ctx, k, time.Hour); err != nil {
+					t.Errorf("%s: Touch: %v", k, err)
+				}
+				ops = []client.Op{{Kind: client.OpUpdate, Key: k, Typed: true, Update: func(cur client.Item, _ bool) (client.Change, error) {
+					if cur.Type != client.Hash || cur.Flags != flags {
+						t.Errorf("%s: Update sees a %v with flags %d", k, cur.Type, cur.Flags)
+					}
+					return client.Change{Value: cur.Value, Type: client.List, Flags: cur.Flags}, nil
+				}}}
+				if c.Do(ctx, ops); ops[0].Err != nil {
+					t.Error(ops[0].Err)
+				}
+				ops = []client.Op{{Kind: client.OpGet, Key: k, Typed: true}}
+				if c.Do(ctx, ops); ops[0].Err != nil || ops[0].Item.Type != client.List || ops[0].Item.Flags != flags || !bytes.Equal(ops[0].Item.Value, v) {
+					t.Errorf("%s: %v, %v of %d bytes with flags %d", k, ops[0].Err, ops[0].Item.Type, len(ops[0].Item.Value), ops[0].Item.Flags)
+				}
+			}
+		}
+		n := 0
+		for kv, err := range c.Scan(ctx, client.ScanOptions{}) {
+			if n++; err != nil || kv.Type != client.List || len(kv.Value) < 10 {
+				t.Errorf("scan: %q, %v, %v of %d bytes", kv.Key, err, kv.Type, len(kv.Value))
+			}
+		}
+		if n != 3 {
+			t.Errorf("scan gave %d keys", n)
+		}
+		if _, err := c.Put(ctx, []byte("short0"), []byte("plain"), client.PutOptions{}); err != nil {
+			t.Error(err)
+		}
+		if it, err := c.Get(ctx, []byte("short0")); err != nil || it.Type != client.Plain || string(it.Value) != "plain" {
+			t.Errorf("%v, %v %q", err, it.Type, it.Value)
+		}
 	}
 }

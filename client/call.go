@@ -48,10 +48,11 @@ func (s *sess) hashKey(q *call) {
 // call is an operation of the API on its way through the engine.
 type call struct {
 	engine.Op
-	dst  []byte       // for the value
-	into bool         // GetInto: dst is all there is
-	work *repair.Work // of a janitor's kinds: where its caller wants what was found
-	page func()       // of a scan: takes what was found
+	dst   []byte       // for the value
+	into  bool         // GetInto: dst is all there is
+	typed bool         // Op.Typed
+	work  *repair.Work // of a janitor's kinds: where its caller wants what was found
+	page  func()       // of a scan: takes what was found
 
 	item *Item // for what was found, also by modifyOf: a batch's, or own
 	own  Item
@@ -170,7 +171,7 @@ func (c *Client) public(s *sess, q *call) error {
 	var tooLarge *engine.LimitError
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict),
-		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
+		errors.Is(err, index.ErrUnchanged), errors.Is(err, errDelete), errors.Is(err, ErrNotInteger), errors.Is(err, ErrWrongType), errors.Is(err, ErrOverflow), errors.Is(err, io.ErrShortBuffer):
 		return err // answers stay bare and cheap
 	case errors.Is(err, ErrUnknownOutcome):
 	case errors.As(err, new(*layout.CorruptError)):
@@ -210,12 +211,14 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 	case q.Kind == index.Raw:
 		q.item.Value = bytes.Clone(r.Value)
 	case q.Kind != index.Get:
+	case r.Flags.TypeOf() != 0 && !q.typed:
+		q.Err = ErrWrongType
 	case q.into:
 		q.takeInto(r, parts)
 	case parts == nil:
 		q.item.take(r, q.dst)
 	default:
-		*q.item = Item{Version: r.Version, Expires: expires(r.Expiry)}
+		*q.item = Item{Version: r.Version, Expires: expires(r.Expiry), Type: Type(r.Flags.TypeOf())}
 		q.item.Value, q.item.Flags = splitFlags(joined(q.dst, parts), r.Flags)
 	}
 }

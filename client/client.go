@@ -19,6 +19,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
 	"time"
@@ -40,6 +41,8 @@ var (
 	ErrNotInteger = errors.New("value is not an integer")
 	// ErrOverflow: Incr would leave the range of int64.
 	ErrOverflow = errors.New("increment overflows int64")
+	// ErrWrongType: the value is a collection, and the operation takes plain values only; see Type.
+	ErrWrongType = errors.New("value is a collection, not plain bytes")
 )
 
 // Other errors that callers test for.
@@ -159,6 +162,30 @@ type Item struct {
 	// Flags are the user's: the store keeps them with the value and gives them no
 	// meaning. Flags other than 0 cost four bytes a record.
 	Flags uint32
+	// Type says what Value is.
+	Type Type
+}
+
+// Type is what a value is. Gateways keep Redis's collections in one record each, in the encodings of docs/collections.md. The
+// library gives them as they are, to those who ask for them only (Op.Typed, Scan): to all others a collection is ErrWrongType,
+// so that nobody takes it for text, or counts it up. A Put replaces a value of any type.
+type Type uint8
+
+// The types.
+const (
+	Plain     Type = iota // any bytes
+	Hash                  // fields and their values
+	Set                   // members
+	SortedSet             // members, by score
+	List                  // elements, by place
+)
+
+// String is the type's name as Redis has it.
+func (t Type) String() string {
+	if t > List {
+		return fmt.Sprintf("type %d", uint8(t))
+	}
+	return [...]string{"string", "hash", "set", "zset", "list"}[t]
 }
 
 // PutOptions qualify a Put.
@@ -177,6 +204,7 @@ type KV struct {
 	Version uint64
 	Expires time.Time
 	Flags   uint32        // as in Item
+	Type    Type          // of Value; MultiPut puts plain values only
 	TTL     time.Duration // MultiPut only
 }
 

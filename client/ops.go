@@ -66,7 +66,7 @@ func (c *Client) put(ctx context.Context, key, value []byte, o PutOptions, cond 
 	}
 	q := newCall(index.Put, key)
 	defer q.free()
-	q.Value, q.Flags = withFlags(value, o.Flags)
+	q.Value, q.Flags = withFlags(value, o.Flags, Plain)
 	q.Cond, q.IfVersion, q.Expiry = cond, version, exp
 	if err := c.do(ctx, q); err != nil {
 		return 0, err
@@ -130,11 +130,12 @@ func (c *Client) Touch(ctx context.Context, key []byte, ttl time.Duration) error
 	if err != nil {
 		return err
 	}
-	_, err = c.Update(ctx, key, func(cur Item, present bool) (Change, error) {
+	ops := [1]Op{{Kind: OpUpdate, Key: key, Typed: true, Update: func(cur Item, present bool) (Change, error) {
 		if !present {
 			return Change{}, ErrNotFound
 		}
-		return Change{Value: cur.Value, Expires: expires(exp), Flags: cur.Flags}, nil
-	})
-	return err
+		return Change{Value: cur.Value, Expires: expires(exp), Flags: cur.Flags, Type: cur.Type}, nil
+	}}}
+	c.Do(ctx, ops[:])
+	return ops[0].Err
 }

@@ -76,7 +76,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 			if o.Match != nil && !o.Match(r.Key) {
 				continue
 			}
-			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry)}
+			kv := KV{Key: bytes.Clone(r.Key), Version: r.Version, Expires: expires(r.Expiry), Type: Type(r.Flags.TypeOf())}
 			switch {
 			case o.KeysOnly:
 			case r.Flags&layout.FlagManifest != 0:
@@ -114,7 +114,9 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 		return nil, cur, q.Err
 	}
 	for _, k := range long { // values in chunks come by Get
-		it, err := c.Get(ctx, k)
+		ops := [1]Op{{Kind: OpGet, Key: k, Typed: true}}
+		c.Do(ctx, ops[:])
+		it, err := ops[0].Item, ops[0].Err
 		switch {
 		case errors.Is(err, ErrNotFound):
 			continue
@@ -124,7 +126,7 @@ func (c *Client) scanPage(ctx context.Context, cur Cursor, o ScanOptions) (kvs [
 		case err != nil:
 			return nil, cur, err
 		}
-		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags})
+		kvs = append(kvs, KV{Key: k, Value: it.Value, Version: it.Version, Expires: it.Expires, Flags: it.Flags, Type: it.Type})
 	}
 	return kvs, next, left
 }

@@ -123,7 +123,7 @@ type Decided struct {
 // the head. The record is whole on every replica, and nothing is under way. The places of d.X and d.N are o's from now on.
 func (o *Op) GoOn(d *Decided) {
 	o.Route, o.slot, o.x, o.xFlags, o.n = d.Route, d.Slot, d.X, d.Flags, d.N
-	o.version, o.flags = d.Version, o.Flags&layout.FlagUser
+	o.version, o.flags = d.Version, o.Flags&layout.FlagsOfValue
 	o.havePlace, o.written, o.won = true, true, true
 	o.after = stepPublish
 }

@@ -30,7 +30,7 @@ type Op struct {
 	Patience int8
 	Kind     Kind
 	Cond     Cond
-	// Flags of the record written: layout.FlagUser or none. A Modify leaves here what it computed.
+	// Flags of the record written, of layout.FlagsOfValue. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
 
 	// The record under change: cur is what x names.
@@ -131,8 +131,7 @@ type far struct {
 	intent, final final // of a Prepare; a Settle's copy of a record is final
 }
 
-// ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (layout.FlagUser or
-// none) and expiry (Unix ms, 0 = none). An error ends the Op with it, nothing changed. It may be
+// ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (of layout.FlagsOfValue) and expiry (Unix ms, 0 = none). An error ends the Op with it, nothing changed. It may be
 // called several times; the last call counts. The value it returns must stay
 // unchanged until the next call or Done.
 type ModifyFunc func(cur *layout.Record) (value []byte, flags layout.RecordFlags, expiry uint64, err error)

@@ -19,7 +19,7 @@ func (o *Op) prepare(least uint64) Action {
 		o.written = false
 		return 0
 	}
-	value, flags := o.Value, o.Flags&layout.FlagUser
+	value, flags := o.Value, o.Flags&layout.FlagsOfValue
 	if layout.RecordLen(len(o.Key), len(value)) > layout.MaxRecordSize {
 		if a := o.prepareChunks(); a != 0 {
 			return a

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -95,6 +96,7 @@ func (n *Node) mind() {
 	// the next leader calls again.
 	patience := max(5*n.opts.ElectionTimeout, time.Second)
 	present := time.Now() // when the node last was a member, or heard a leader
+	var dismissed dismissal
 	for {
 		select {
 		case <-n.ctx.Done():
@@ -113,8 +115,19 @@ func (n *Node) mind() {
 			n.fail(ErrRemoved)
 			return
 		}
+		if member && now.Sub(n.raft.LastContact()) >= patience && n.raft.State() != raft.Leader && dismissed.due(now, patience) {
+			if dismissed.noteAnswer(n.isDismissed(patience), now) {
+				n.fail(ErrRemoved)
+				return
+			}
+		}
 		if (len(members) == 0 && len(n.opts.Join) > 0) || (member && n.outdated(members)) {
-			if err := n.join(); err != nil && n.ctx.Err() == nil {
+			err := n.join(member)
+			if errors.Is(err, ErrRemoved) && dismissed.due(now, patience) && dismissed.noteAnswer(true, now) {
+				n.fail(ErrRemoved)
+				return
+			}
+			if err != nil && n.ctx.Err() == nil {
 				n.log.Info("directory: join is repeated", "id", n.opts.ID, "err", err)
 			}
 			tick.Reset(often)
@@ -124,6 +137,60 @@ func (n *Node) mind() {
 			tick.Reset(often)
 		}
 	}
+}
+
+// dismissal is a removal that a node hears of from others: raft sends a node that is removed what is on its way to it and no
+// more, so that the entry which says so may never come. A leader that does not name the node is believed when another answer, as long
+// after the first as a removal takes to be believed, is the same; the first may be of a leader whose removal is not committed.
+type dismissal struct {
+	asked, since time.Time // the last answer; the first of those that are alike
+}
+
+// due reports whether it is time to ask.
+func (d *dismissal) due(now time.Time, patience time.Duration) bool {
+	return now.Sub(d.asked) >= patience
+}
+
+// noteAnswer takes an answer, and reports whether the node is gone.
+func (d *dismissal) noteAnswer(gone bool, now time.Time) bool {
+	first := d.since.IsZero()
+	if d.asked = now; !gone {
+		d.since = time.Time{}
+		return false
+	}
+	if first {
+		d.since = now
+	}
+	return !first
+}
+
+// isDismissed asks the other directory nodes of this cluster, each for at most patience, whether a leader among them knows this one
+// no more.
+func (n *Node) isDismissed(patience time.Duration) bool {
+	var ask []string
+	cluster := ""
+	n.machine.view(func(s *fsm.State) {
+		cluster = s.Meta().ClusterId
+		for _, d := range s.Directory() {
+			if d.Id != n.opts.ID {
+				ask = append(ask, d.GrpcAddr)
+			}
+		}
+	})
+	for _, addr := range ask {
+		ctx, cancel := context.WithTimeout(n.ctx, patience)
+		var reply *dirpb.StatusReply
+		err := n.call(ctx, addr, func(c dirpb.DirectoryClient) (err error) {
+			reply, err = c.Status(ctx, &dirpb.StatusRequest{})
+			return err
+		})
+		cancel()
+		if err != nil || !reply.Leads || reply.ClusterId != cluster {
+			continue
+		}
+		return !slices.ContainsFunc(reply.Directory, func(d *dirpb.DirectoryNode) bool { return d.Id == n.opts.ID })
+	}
+	return false
 }
 
 // hurry elects the only voter of a cluster at once: it has no leader to wait for.
@@ -168,8 +235,9 @@ func (n *Node) outdated(members map[string]raft.Server) bool {
 	return me.GetRaftAddr() != self.RaftAddr || me.GetGrpcAddr() != self.GrpcAddr
 }
 
-// join asks the leader, wherever it is, to enter this node.
-func (n *Node) join() error {
+// join asks the leader, wherever it is, to enter this node, or to note its new addresses if it is a member by its own log. Then the
+// error matches ErrRemoved if the leader knows better.
+func (n *Node) join(member bool) error {
 	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
 	defer cancel()
 	self := n.self()
@@ -195,9 +263,12 @@ func (n *Node) join() error {
 		}
 		asked[addr] = true
 		err := n.call(ctx, addr, func(c dirpb.DirectoryClient) error {
-			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr, GrpcAddr: self.GrpcAddr})
+			_, err := c.JoinDirectory(ctx, &dirpb.JoinDirectoryRequest{Id: self.Id, RaftAddr: self.RaftAddr, GrpcAddr: self.GrpcAddr, Member: member})
 			return err
 		})
+		if member && status.Code(err) == codes.NotFound {
+			return fmt.Errorf("%w: %w", ErrRemoved, err)
+		}
 		if err == nil {
 			return nil
 		}
@@ -256,7 +327,14 @@ func (n *Node) JoinDirectory(ctx context.Context, q *dirpb.JoinDirectoryRequest)
 		n.log.Warn("a call was refused", "rpc", dirpb.Directory_JoinDirectory_FullMethodName, "identity", rights.Caller(ctx).String(), "err", err)
 		return nil, refusal(err)
 	}
-	for id, m := range n.members() {
+	members := n.members()
+	if _, ok := members[q.Id]; q.Member && !ok {
+		if _, err := n.confirmed(ctx); err != nil {
+			return nil, err
+		}
+		return nil, status.Errorf(codes.NotFound, "directory node %q was removed; to come back it needs an empty data folder", q.Id)
+	}
+	for id, m := range members {
 		if id != q.Id && string(m.Address) == q.RaftAddr {
 			return nil, status.Errorf(codes.AlreadyExists, "raft address %s belongs to directory node %q", q.RaftAddr, id)
 		}

@@ -1095,6 +1095,58 @@ func TestLeaveNode(t *testing.T) {
 	}
 }
 
+// A node that was removed while it was down has never been told, and nobody calls it: it asks. With another address it asks to be
+// called there, and is not taken in again for that.
+func TestRemovedWhileDown(t *testing.T) {
+	c := newCluster(t, 3, forever)
+	ctx := testCtx(t)
+	i := c.index(leaderOf(t, c.all()...))
+	down := (i + 1) % 3
+	gone := c.all()[down]
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	others := []*Node{c.all()[i], c.all()[(i+2)%3]}
+	retry(t, "remove", others, func(d dirpb.DirectoryClient) error {
+		_, err := d.RemoveDirectory(ctx, &dirpb.RemoveDirectoryRequest{Id: gone.opts.ID})
+		if status.Code(err) == codes.NotFound {
+			return nil // an answer that was lost
+		}
+		return err
+	})
+	for _, addr := range []string{string(gone.transport.LocalAddr()), ""} {
+		again := c.restart(down, addr)
+		select {
+		case <-again.Done():
+		case <-ctx.Done():
+			t.Fatalf("address %q: a node that was removed while it was down goes on", addr)
+		}
+		if !errors.Is(again.Err(), ErrRemoved) {
+			t.Fatalf("address %q: stopped because of %v", addr, again.Err())
+		}
+		again.Close()
+	}
+}
+
+// Of two answers that say so the second counts, if none between them says otherwise.
+func TestDismissal(t *testing.T) {
+	var d dismissal
+	now := time.Now()
+	const patience = time.Second
+	for i, step := range []struct{ gone, believed bool }{{false, false}, {true, false}, {false, false}, {true, false}, {true, true}} {
+		if !d.due(now, patience) {
+			t.Fatalf("step %d: it is not time to ask", i)
+		}
+		if got := d.noteAnswer(step.gone, now); got != step.believed {
+			t.Errorf("step %d: believed %v", i, got)
+		}
+		if d.due(now.Add(patience/2), patience) {
+			t.Errorf("step %d: it asks again before it may believe", i)
+		}
+		now = now.Add(patience)
+	}
+}
+
 func TestRemove(t *testing.T) {
 	c := newCluster(t, 3, forever)
 	ctx := testCtx(t)

@@ -83,6 +83,7 @@ type entry struct {
 	version uint64
 	expiry  int64 // Unix ms; 0: never
 	flags   uint32
+	typ     client.Type
 	used    *list.Element
 }
 
@@ -194,7 +195,7 @@ func (s *Store) dropLocked(e *entry) {
 }
 
 // putLocked writes key and returns its new version.
-func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32) (uint64, error) {
+func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32, t client.Type) (uint64, error) {
 	e := s.findLocked(key)
 	if err := s.makeRoomLocked(e, len(key)+len(value)); err != nil {
 		return 0, err
@@ -208,7 +209,7 @@ func (s *Store) putLocked(key, value []byte, expires time.Time, flags uint32) (u
 	s.mu.bytes += len(value) - len(e.value)
 	s.mu.lru.MoveToFront(e.used)
 	s.mu.version++
-	e.value, e.version, e.expiry, e.flags = bytes.Clone(value), s.mu.version, millis(expires), flags
+	e.value, e.version, e.expiry, e.flags, e.typ = bytes.Clone(value), s.mu.version, millis(expires), flags, t
 	return e.version, nil
 }
 
@@ -289,7 +290,7 @@ func check(o *client.Op) error {
 
 func (s *Store) apply(ctx context.Context, o *client.Op) {
 	if o.Kind == client.OpUpdate {
-		o.Item.Version, o.Err = s.update(ctx, o.Key, o.Update)
+		o.Item.Version, o.Err = s.update(ctx, o.Key, o.Typed, o.Update)
 		return
 	}
 	s.mu.Lock()
@@ -302,7 +303,9 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 		o.Err = &inside.TooLargeError{Want: len(e.value)}
 	case o.Kind == client.OpGet:
 		s.mu.lru.MoveToFront(e.used)
-		o.Item = itemOf(e, o.Into)
+		if o.Item = itemOf(e, o.Into); e.typ != client.Plain && !o.Typed {
+			o.Item, o.Err = client.Item{}, client.ErrWrongType
+		}
 	case e != nil && o.Cond == client.IfVersion && e.version != o.Version:
 		o.Err = client.ErrConflict
 	case o.Kind == client.OpDelete:
@@ -310,7 +313,7 @@ func (s *Store) apply(ctx context.Context, o *client.Op) {
 	case e != nil && o.Cond == client.IfAbsent:
 		o.Err = client.ErrExists
 	default:
-		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags)
+		o.Item.Version, o.Err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Type)
 	}
 }
 
@@ -324,12 +327,12 @@ func itemOf(e *entry, into []byte) client.Item {
 	if into == nil {
 		into = make([]byte, 0, len(e.value))
 	}
-	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags}
+	return client.Item{Value: append(into[:0], e.value...), Version: e.version, Expires: e.expires(), Flags: e.flags, Type: e.typ}
 }
 
 // update asks f without the lock, like the real one: others may change the key
 // meanwhile, and f is asked again.
-func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (uint64, error) {
+func (s *Store) update(ctx context.Context, key []byte, typed bool, f client.UpdateFunc) (uint64, error) {
 	for {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
@@ -344,6 +347,9 @@ func (s *Store) update(ctx context.Context, key []byte, f client.UpdateFunc) (ui
 			cur, present = itemOf(e, nil), true
 		}
 		s.mu.Unlock()
+		if cur.Type != client.Plain && !typed {
+			return 0, client.ErrWrongType
+		}
 		shown := slices.Clip(cur.Value)
 		ch, err := f(cur, present)
 		if err != nil {
@@ -378,7 +384,7 @@ func (s *Store) commit(key []byte, version uint64, ch client.Change, value []byt
 		s.dropLocked(e)
 		return 0, true, nil
 	}
-	v, err = s.putLocked(key, value, ch.Expires, ch.Flags)
+	v, err = s.putLocked(key, value, ch.Expires, ch.Flags, ch.Type)
 	return v, true, err
 }
 
@@ -485,13 +491,14 @@ func (s *Store) Touch(ctx context.Context, key []byte, ttl time.Duration) error 
 	if err != nil {
 		return err
 	}
-	_, err = s.Update(ctx, key, func(cur client.Item, present bool) (client.Change, error) {
+	o := client.Op{Kind: client.OpUpdate, Key: key, Typed: true, Update: func(cur client.Item, present bool) (client.Change, error) {
 		if !present {
 			return client.Change{}, client.ErrNotFound
 		}
-		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags}, nil
-	})
-	return err
+		return client.Change{Value: cur.Value, Expires: exp, Flags: cur.Flags, Type: cur.Type}, nil
+	}}
+	s.do(ctx, &o)
+	return o.Err
 }
 
 // ---- several keys ------------------------------------------------------------
@@ -578,7 +585,7 @@ func (s *Store) scanBucket(b int, o client.ScanOptions) []client.KV {
 		if s.expiredLocked(e) {
 			continue
 		}
-		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires()}
+		kv := client.KV{Key: []byte(k), Version: e.version, Expires: e.expires(), Type: e.typ}
 		if !o.KeysOnly {
 			it := itemOf(e, nil)
 			kv.Value, kv.Flags = it.Value, it.Flags

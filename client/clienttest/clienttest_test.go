@@ -261,7 +261,7 @@ type answer struct {
 
 func classOf(err error) string {
 	for _, e := range []error{client.ErrNotFound, client.ErrExists, client.ErrConflict, client.ErrFull, client.ErrNotInteger,
-		client.ErrOverflow, client.ErrInvalid, io.ErrShortBuffer, errMine, context.Canceled} {
+		client.ErrOverflow, client.ErrWrongType, client.ErrInvalid, io.ErrShortBuffer, errMine, context.Canceled} {
 		if errors.Is(err, e) {
 			return e.Error()
 		}

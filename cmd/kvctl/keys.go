@@ -133,6 +133,9 @@ func (a *app) item(k []byte, it client.Item) map[string]any {
 	if it.Flags != 0 {
 		m["flags"] = it.Flags
 	}
+	if it.Type != client.Plain {
+		m["type"] = it.Type.String()
+	}
 	if !it.Expires.IsZero() {
 		m["expires"] = when(it.Expires)
 	}
@@ -421,7 +424,7 @@ func (a *app) scanCommand() *cobra.Command {
 					case a.json():
 						m := map[string]any{"version": versionText(kv.Version)}
 						if long {
-							m = a.item(kv.Key, client.Item{Value: kv.Value, Version: kv.Version, Expires: kv.Expires, Flags: kv.Flags})
+							m = a.item(kv.Key, client.Item{Value: kv.Value, Version: kv.Version, Expires: kv.Expires, Flags: kv.Flags, Type: kv.Type})
 						} else {
 							a.setKey(m, "key", kv.Key)
 						}

@@ -111,13 +111,18 @@ type Access struct {
 	Open bool
 	// First, Last and Step say which Args are keys; First 0: none are. Last is within Args.
 	First, Last, Step int
-	// Needs is of the first key, NeedsLater of those behind it.
+	// Also are more of them, with First 0 none.
+	Also Span
+	// Needs is of the first key, NeedsLater of those behind it and of Also.
 	Needs, NeedsLater Need
 	// Databases is a set of those that the command works in, as of DB.
 	Databases uint64
 	// AllDatabases says that the command works in every database there is, or in one beyond 63.
 	AllDatabases bool
 }
+
+// Span is every Step-th argument from First to Last.
+type Span struct{ First, Last, Step int }
 
 // MaxDatabases is how many databases rules can name.
 const MaxDatabases = 64

@@ -160,6 +160,13 @@ func (s *selector) check(a *Access) (Denial, int) {
 		}
 		need = a.NeedsLater
 	}
+	if also := a.Also; also.First > 0 {
+		for i := also.First; i <= also.Last; i += also.Step {
+			if !s.allowsKey(a.Args[i], a.NeedsLater) {
+				return DeniedKey, i
+			}
+		}
+	}
 	return Allowed, 0
 }
 

@@ -6117,10 +6117,12 @@ func (x *PGUsage) GetEstimated() bool {
 }
 
 type JoinDirectoryRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	RaftAddr      string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
-	GrpcAddr      string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	RaftAddr string                 `protobuf:"bytes,2,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
+	GrpcAddr string                 `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
+	// The node is a member, by its own log, whose addresses have changed: one that was removed is refused.
+	Member        bool `protobuf:"varint,40,opt,name=member,proto3" json:"member,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6174,6 +6176,13 @@ func (x *JoinDirectoryRequest) GetGrpcAddr() string {
 		return x.GrpcAddr
 	}
 	return ""
+}
+
+func (x *JoinDirectoryRequest) GetMember() bool {
+	if x != nil {
+		return x.Member
+	}
+	return false
 }
 
 type JoinDirectoryReply struct {
@@ -7586,11 +7595,12 @@ const file_directory_proto_rawDesc = "" +
 	"\rwaiting_units\x18\x10 \x01(\x04R\fwaitingUnits\x12%\n" +
 	"\x0erecalled_units\x18\x11 \x01(\x04R\rrecalledUnits\x12\x14\n" +
 	"\x05short\x18\x12 \x01(\bR\x05short\x12\x1c\n" +
-	"\testimated\x18\x13 \x01(\bR\testimated\"`\n" +
+	"\testimated\x18\x13 \x01(\bR\testimated\"x\n" +
 	"\x14JoinDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
-	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\"\x14\n" +
+	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x16\n" +
+	"\x06member\x18( \x01(\bR\x06member\"\x14\n" +
 	"\x12JoinDirectoryReply\"(\n" +
 	"\x16RemoveDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +

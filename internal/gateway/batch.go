@@ -75,8 +75,8 @@ type entry struct {
 type kind uint8
 
 const (
-	readValue kind = 1 + iota // a Get of nothing but the value
-	read                      // version, expiry and flags, too
+	readValue kind = 1 + iota // a Get of nothing but a plain value; of a collection, that there is one
+	read                      // version, expiry, flags and type, too, of any value
 	put                       // replies do not depend on what was there
 	putIf                     // one entry; replies say whether the condition held
 	remove                    // one entry
@@ -423,7 +423,7 @@ var (
 // store does not show such records.
 func (u *unit) load(it client.Item, present bool) {
 	k := &u.k
-	k.present, k.value, k.flags, k.changed, k.expires = present, it.Value, it.Flags, false, 0
+	k.present, k.value, k.flags, k.typ, k.changed, k.expires = present, it.Value, it.Flags, it.Type, false, 0
 	if !it.Expires.IsZero() {
 		k.expires = it.Expires.UnixMilli()
 	}
@@ -459,7 +459,7 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	case !k.present:
 		return client.Change{Delete: true}, nil
 	}
-	return client.Change{Value: k.value, Expires: timeOf(k.expires), Flags: k.flags}, nil
+	return client.Change{Value: k.value, Expires: timeOf(k.expires), Flags: k.flags, Type: k.typ}, nil
 }
 
 // timeOf is an expiry as the client library has it; its zero value is never.
@@ -610,7 +610,7 @@ func (b *batch) readLarge(u *unit) (paid int64, give func()) {
 			break
 		}
 		held = max(held, n)
-		op := [1]client.Op{{Kind: client.OpGet, Key: u.name}}
+		op := [1]client.Op{{Kind: client.OpGet, Key: u.name, Typed: u.kind == read}}
 		c.api.Do(inside.LimitMemory(c.ctx, u.large), op[:])
 		u.takeAnswer(op[0].Item, op[0].Err)
 		var large *inside.TooLargeError
@@ -701,7 +701,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 			if u.into == nil {
 				u.into = make([]byte, 0, 512)
 			}
-			o.Kind, o.Into = client.OpGet, u.into
+			o.Kind, o.Into, o.Typed = client.OpGet, u.into, u.kind == read
 		case put, putIf:
 			o.Kind, o.Value, o.Expires, o.Cond = client.OpPut, u.value, timeOf(u.expires), client.Always
 			if u.kind == putIf {
@@ -710,7 +710,7 @@ func (b *batch) performUnits(ctx context.Context, units []*unit) {
 		case remove:
 			o.Kind = client.OpDelete
 		default:
-			o.Kind, o.Update = client.OpUpdate, u.apply
+			o.Kind, o.Update, o.Typed = client.OpUpdate, u.apply, true
 		}
 	}
 	b.c.api.Do(ctx, b.ops[:len(units)])
@@ -732,6 +732,9 @@ func (u *unit) takeAnswer(it client.Item, err error) {
 	case readValue, read:
 		if u.got = it.Version; errors.Is(err, client.ErrNotFound) {
 			it, u.got, u.stored, err = client.Item{}, 0, false, nil
+		}
+		if errors.Is(err, client.ErrWrongType) { // of a readValue, whose commands need no more than that
+			it, u.stored, err = client.Item{Type: unread}, true, nil
 		}
 		u.load(it, u.stored)
 	case putIf:

@@ -411,6 +411,8 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	w.Proto = c.proto
 	start, errs := w.Len(), w.Errors
 	switch {
+	case cmd.keys != nil:
+		c.performSeveral(cmd, w, args)
 	case cmd.batch != nil:
 		if err := cmd.batch(c, b, args); err != nil {
 			return err
@@ -492,7 +494,7 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 			bad = "NOAUTH Authentication required."
 		}
 	}
-	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil {
+	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
 		bad = "ERR kvd does not support '" + cmd.name + "'"
 		if cmd.otherType {
 			bad = "ERR kvd serves strings only: '" + cmd.name + "' is not supported"

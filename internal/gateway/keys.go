@@ -94,7 +94,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		w.Error("ERR invalid cursor")
 		return
 	}
-	count, pattern, all := int64(10), []byte(nil), true
+	count, pattern, ofType := int64(10), []byte(nil), []byte(nil)
 	for i := 2; i < len(args); i += 2 {
 		switch {
 		case i+1 == len(args):
@@ -113,7 +113,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 		case fold(args[i], "match"):
 			pattern = args[i+1]
 		case fold(args[i], "type"):
-			all = fold(args[i+1], "string")
+			ofType = args[i+1]
 		default:
 			w.Error(errSyntax)
 			return
@@ -123,7 +123,7 @@ func cmdScan(c *conn, w *resp.Writer, args [][]byte) {
 	var next uint64
 	err = c.pages(c.api, decodeCursor(n), client.ScanOptions{Count: int(min(count, maxScanCount)), KeysOnly: true}, func(kvs []client.KV, cur client.Cursor) (bool, error) {
 		for _, kv := range kvs {
-			if all && (pattern == nil || glob.Match(pattern, kv.Key)) {
+			if (ofType == nil || fold(ofType, kv.Type.String())) && (pattern == nil || glob.Match(pattern, kv.Key)) {
 				found = append(found, kv.Key)
 			}
 		}
@@ -266,35 +266,27 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 
 // ---- several keys --------------------------------------------------------------
 
-// cmdMSetNX can be atomic for one key only.
-// With several keys it would have to undo what it wrote when a later key exists, and others
-// would have seen that.
-func cmdMSetNX(c *conn, w *resp.Writer, args [][]byte) {
-	switch {
-	case len(args)%2 == 0:
+// cmdMSetNX sets all of its keys or none.
+func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) {
+	if len(args)%2 == 0 {
 		w.Error("ERR wrong number of arguments for 'msetnx' command")
 		return
-	case len(args) > 3:
-		w.Error("ERR kvd: MSETNX of several keys cannot be atomic; nothing was set")
-		return
 	}
-	if bad := badKey(args[1]); bad != "" {
-		w.Error(bad)
-		return
+	var names [][]byte
+	for i := 1; i < len(args); i += 2 {
+		names = append(names, args[i])
 	}
-	give, err := c.do(func(ctx context.Context) error {
-		_, err := c.api.PutIfAbsent(ctx, args[1], args[2], client.PutOptions{})
-		return err
-	})
-	give()
-	switch {
-	case err == nil:
-		w.Int(1)
-	case errors.Is(err, client.ErrExists):
-		w.Int(0)
-	default:
-		w.Error(c.g.storeError(err))
+	t.load(names...)
+	for _, n := range names {
+		if t.key(n).present {
+			w.Int(0)
+			return
+		}
 	}
+	for i := 1; i < len(args); i += 2 {
+		t.key(args[i]).setAs(client.Plain, args[i+1], 0)
+	}
+	w.Int(1)
 }
 
 func cmdRename(c *conn, w *resp.Writer, args [][]byte)   { c.rename(w, args, false) }
@@ -327,7 +319,7 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 		var it client.Item
 		var err error
 		give, err = c.do(func(ctx context.Context) (err error) {
-			it, err = api.Get(ctx, from)
+			it, err = getTyped(ctx, api, from)
 			return err
 		})
 		if err != nil {
@@ -349,7 +341,7 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 			}
 			return
 		}
-		put := client.Op{Kind: client.OpPut, Key: to, Value: it.Value, Expires: it.Expires, Flags: it.Flags}
+		put := client.Op{Kind: client.OpPut, Key: to, Value: it.Value, Expires: it.Expires, Flags: it.Flags, Type: it.Type}
 		if nx {
 			if put.Cond = client.IfAbsent; wrote != 0 {
 				put.Cond, put.Version = client.IfVersion, wrote
@@ -392,6 +384,13 @@ func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
 	}
 }
 
+// getTyped is api.Get of a value of any type.
+func getTyped(ctx context.Context, api client.API, name []byte) (client.Item, error) {
+	ops := [1]client.Op{{Kind: client.OpGet, Key: name, Typed: true}}
+	api.Do(ctx, ops[:])
+	return ops[0].Item, ops[0].Err
+}
+
 // cmdCopy reads, and then writes on condition that there is no such key, or in any case with
 // REPLACE. The copy is of the value at the time of the read.
 func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
@@ -424,12 +423,12 @@ func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	var it client.Item
 	give, err := c.do(func(ctx context.Context) (err error) {
-		it, err = c.api.Get(ctx, args[1])
+		it, err = getTyped(ctx, c.api, args[1])
 		return err
 	})
 	defer func() { give() }()
 	if err == nil {
-		op := client.Op{Kind: client.OpPut, Key: args[2], Value: it.Value, Expires: it.Expires, Flags: it.Flags, Cond: client.IfAbsent}
+		op := client.Op{Kind: client.OpPut, Key: args[2], Value: it.Value, Expires: it.Expires, Flags: it.Flags, Type: it.Type, Cond: client.IfAbsent}
 		if replace {
 			op.Cond = client.Always
 		}

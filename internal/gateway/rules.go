@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // Users, and what their commands may touch. Package acl knows rules; what follows tells it what a command is about.
@@ -67,7 +68,7 @@ func newCatalog() *acl.Catalog {
 		if container, _, is := strings.Cut(c.name, "|"); is && c.categories == 0 {
 			c.categories = sets[container] // a subcommand that Redis has not
 		}
-		c.inDatabase = c.first > 0 || slices.Contains(wholeDatabase, c.name)
+		c.inDatabase = c.first > 0 || c.counted > 0 || c.spans != nil || slices.Contains(wholeDatabase, c.name)
 		c.needs = acl.NeedRead
 		if c.write {
 			c.needs = acl.NeedWrite
@@ -104,12 +105,26 @@ func parseNeed(s string) (n acl.Need) {
 	return n
 }
 
-// keySpan says which arguments are keys, first 0: none. The arguments are as many as the command takes.
-func (cmd *command) keySpan(args int) (first, last, step int) {
-	if first, last, step = cmd.first, cmd.last, cmd.step; last < 0 {
-		last += args
+// keySpans says which arguments are keys; First 0: none. The arguments are as many as the command takes, and a number of
+// keys among them that is none, or too great, is the command's to refuse.
+func (cmd *command) keySpans(args [][]byte) (keys, also acl.Span) {
+	if cmd.spans != nil {
+		return cmd.spans(args)
 	}
-	return first, last, step
+	if keys = (acl.Span{First: cmd.first, Last: cmd.last, Step: cmd.step}); keys.Last < 0 {
+		keys.Last += len(args)
+	}
+	if cmd.counted == 0 {
+		return keys, also
+	}
+	n, ok := resp.ParseInt(args[cmd.counted])
+	if ok && n > 0 && n < int64(len(args)-cmd.counted) {
+		also = acl.Span{First: cmd.counted + 1, Last: cmd.counted + int(n), Step: 1}
+	}
+	if keys.First == 0 || keys.First > cmd.counted {
+		return also, acl.Span{}
+	}
+	return keys, also
 }
 
 // accessOf is what the command asks for in a database. Databases are part of it, as in no Redis: there a user who may touch a
@@ -118,7 +133,8 @@ func (cmd *command) keySpan(args int) (first, last, step int) {
 // means no database is left to the command, which says so.
 func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 	a = acl.Access{Command: cmd.id, Args: args, Open: cmd.noAuth, Needs: cmd.needs, NeedsLater: cmd.needsLater}
-	a.First, a.Last, a.Step = cmd.keySpan(len(args))
+	keys, also := cmd.keySpans(args)
+	a.First, a.Last, a.Step, a.Also = keys.First, keys.Last, keys.Step, also
 	use := func(db int) {
 		a.Databases |= acl.DB(db)
 		a.AllDatabases = a.AllDatabases || db >= acl.MaxDatabases

@@ -402,11 +402,14 @@ func describe(w *resp.Writer, c *command) {
 	var flags []string
 	if c.write {
 		flags = append(flags, "write", "denyoom")
-	} else if c.key != nil {
+	} else if c.key != nil || c.keys != nil {
 		flags = append(flags, "readonly")
 	}
 	if c.noAuth {
 		flags = append(flags, "no_auth")
+	}
+	if c.counted > 0 || c.spans != nil {
+		flags = append(flags, "movablekeys")
 	}
 	cats := c.categories.Names()
 	if slices.Contains(cats, "fast") {
@@ -512,19 +515,30 @@ func cmdCommandGetKeys(c *conn, w *resp.Writer, args [][]byte) {
 	case cmd == nil:
 		w.Error("ERR Invalid command specified")
 		return
-	case cmd.first == 0:
+	case cmd.first == 0 && cmd.counted == 0 && cmd.spans == nil:
 		w.Error("ERR The command has no key arguments")
 		return
 	case cmd.arity > 0 && len(args) != cmd.arity || len(args) < -cmd.arity:
 		w.Error("ERR Invalid number of arguments specified for command")
 		return
 	}
-	first, last, step := cmd.keySpan(len(args))
-	w.Array((last-first)/step + 1)
-	for i := first; i <= last; i += step {
-		w.Bulk(args[i])
+	var found [][]byte
+	for _, s := range both(cmd.keySpans(args)) {
+		for i := s.First; s.First > 0 && i <= s.Last; i += s.Step {
+			found = append(found, args[i])
+		}
+	}
+	if found == nil {
+		w.Error("ERR Invalid arguments specified for command")
+		return
+	}
+	w.Array(len(found))
+	for _, k := range found {
+		w.Bulk(k)
 	}
 }
+
+func both(a, b acl.Span) [2]acl.Span { return [2]acl.Span{a, b} }
 
 // ---- CLIENT --------------------------------------------------------------------
 

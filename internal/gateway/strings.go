@@ -6,6 +6,7 @@ import (
 	"math/big"
 	"strconv"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -19,6 +20,7 @@ type key struct {
 	value   []byte // not to be written to, unless mutable made it
 	expires int64  // Unix ms; 0: never
 	flags   uint32
+	typ     client.Type // of value; Plain if it is not present
 	changed bool
 
 	own   []byte // what mutable uses; kept from unit to unit
@@ -27,7 +29,27 @@ type key struct {
 	room, want int
 }
 
-// set makes value the key's. It may be the command's argument or k.own: nobody writes to it
+// unread stands for whatever type a value has that was not read, since the command takes plain ones only.
+const unread client.Type = 255
+
+// is reports whether a command on values of a type can go on: there is no value, or one of the type. If not it replies
+// so, which is where Redis looks at the type, too: most often behind the arguments, and before anything depends on the
+// value.
+func (k *key) is(t client.Type, w *resp.Writer) bool {
+	if k.present && k.typ != t {
+		w.Error(errWrongType)
+		return false
+	}
+	return true
+}
+
+// setAs is set for a value of a type.
+func (k *key) setAs(t client.Type, value []byte, expires int64) {
+	k.typ = t
+	k.set(value, expires)
+}
+
+// set makes value the key's, of the type that the key has. It may be the command's argument or k.own: nobody writes to it
 // before the unit has ended. A time that has passed deletes, as in Redis.
 func (k *key) set(value []byte, expires int64) {
 	k.value, k.expires, k.present, k.changed = value, expires, true, true
@@ -38,7 +60,7 @@ func (k *key) set(value []byte, expires int64) {
 
 // delete leaves the state of a key that does not exist, for the unit's further commands.
 func (k *key) delete() {
-	k.present, k.value, k.expires, k.flags, k.changed = false, nil, 0, 0, true
+	k.present, k.value, k.expires, k.flags, k.typ, k.changed = false, nil, 0, 0, client.Plain, true
 }
 
 // mutable is the value in a buffer that may be written to, with room for n bytes; ok is
@@ -71,13 +93,14 @@ type keyFunc func(k *key, args [][]byte, w *resp.Writer)
 
 const (
 	// The texts are Redis's, since clients look for them.
-	errSyntax   = "ERR syntax error"
-	errNotInt   = "ERR value is not an integer or out of range"
-	errNotFloat = "ERR value is not a valid float"
-	errNoKey    = "ERR no such key"
-	errTooLong  = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
-	errOffset   = "ERR offset is out of range"
-	errOverflow = "ERR increment or decrement would overflow"
+	errSyntax    = "ERR syntax error"
+	errWrongType = "WRONGTYPE Operation against a key holding the wrong kind of value"
+	errNotInt    = "ERR value is not an integer or out of range"
+	errNotFloat  = "ERR value is not a valid float"
+	errNoKey     = "ERR no such key"
+	errTooLong   = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
+	errOffset    = "ERR offset is out of range"
+	errOverflow  = "ERR increment or decrement would overflow"
 )
 
 // fold compares with a lower-case word.
@@ -189,7 +212,20 @@ func bit(b bool) int64 {
 
 // cmdGet, like every keyFunc, sees a key and not a store: whether it is performed by itself, in
 // a batch, in a turn of a loop or in a transaction is the batch's affair.
-func cmdGet(k *key, _ [][]byte, w *resp.Writer) { bulkOrNull(k, w) }
+func cmdGet(k *key, _ [][]byte, w *resp.Writer) {
+	if k.is(client.Plain, w) {
+		bulkOrNull(k, w)
+	}
+}
+
+// cmdMGet is one key of MGET, which has nothing to say of collections.
+func cmdMGet(k *key, _ [][]byte, w *resp.Writer) {
+	if k.typ != client.Plain {
+		w.Null()
+		return
+	}
+	bulkOrNull(k, w)
+}
 
 // cmdSet is SET with all its options. The batch performs most of them without this function, as
 // a put (see batch.admitOne); it is for those whose reply or effect depends on what was there,
@@ -201,6 +237,9 @@ func cmdSet(k *key, args [][]byte, w *resp.Writer) {
 		return
 	}
 	if a.get {
+		if !k.is(client.Plain, w) {
+			return
+		}
 		bulkOrNull(k, w)
 	}
 	if a.nx && k.present || a.xx && !k.present {
@@ -214,7 +253,7 @@ func cmdSet(k *key, args [][]byte, w *resp.Writer) {
 		at = k.expires
 	}
 	k.flags = 0
-	k.set(args[2], at)
+	k.setAs(client.Plain, args[2], at)
 	if !a.get {
 		w.OK()
 	}
@@ -241,19 +280,25 @@ func setFor(k *key, args [][]byte, w *resp.Writer, name string, seconds bool) {
 		return
 	}
 	k.flags = 0
-	k.set(args[3], at)
+	k.setAs(client.Plain, args[3], at)
 	w.OK()
 }
 
 // cmdGetSet forgets the expiry, as SET does.
 func cmdGetSet(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Plain, w) {
+		return
+	}
 	bulkOrNull(k, w)
 	k.flags = 0
-	k.set(args[2], 0)
+	k.setAs(client.Plain, args[2], 0)
 }
 
 // cmdGetDel of a key that does not exist changes nothing, so that the store is not written to.
 func cmdGetDel(k *key, _ [][]byte, w *resp.Writer) {
+	if !k.is(client.Plain, w) {
+		return
+	}
 	bulkOrNull(k, w)
 	if k.present {
 		k.delete()
@@ -269,6 +314,9 @@ func cmdGetEX(k *key, args [][]byte, w *resp.Writer) {
 		w.Null()
 		return
 	}
+	if bad != errSyntax && !k.is(client.Plain, w) {
+		return
+	}
 	if bad != "" {
 		w.Error(bad)
 		return
@@ -282,6 +330,9 @@ func cmdGetEX(k *key, args [][]byte, w *resp.Writer) {
 // cmdAppend may run again on a newer value, so it must not append to the same buffer twice:
 // mutable begins with the value as it is now.
 func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Plain, w) {
+		return
+	}
 	n := len(k.value) + len(args[2])
 	if n > k.maxValue {
 		w.Error(errTooLong)
@@ -296,7 +347,11 @@ func cmdAppend(k *key, args [][]byte, w *resp.Writer) {
 	w.Int(int64(n))
 }
 
-func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) { w.Int(int64(len(k.value))) }
+func cmdStrlen(k *key, _ [][]byte, w *resp.Writer) {
+	if k.is(client.Plain, w) {
+		w.Int(int64(len(k.value)))
+	}
+}
 
 // cmdGetRange counts from the end if a number is negative. The reply to a range that is empty,
 // or of a key that does not exist, is the empty string and not null.
@@ -305,6 +360,9 @@ func cmdGetRange(k *key, args [][]byte, w *resp.Writer) {
 	end, ok2 := resp.ParseInt(args[3])
 	if !ok1 || !ok2 {
 		w.Error(errNotInt)
+		return
+	}
+	if !k.is(client.Plain, w) {
 		return
 	}
 	n := int64(len(k.value))
@@ -336,6 +394,8 @@ func cmdSetRange(k *key, args [][]byte, w *resp.Writer) {
 		return
 	case off < 0:
 		w.Error(errOffset)
+		return
+	case !k.is(client.Plain, w):
 		return
 	case len(args[3]) == 0:
 		w.Int(int64(len(k.value)))
@@ -390,6 +450,9 @@ func cmdDecrBy(k *key, args [][]byte, w *resp.Writer) {
 // incr adds to an integer, 0 if there is no key. Expiry and flags stay; what would overflow
 // changes nothing.
 func incr(k *key, by int64, w *resp.Writer) {
+	if !k.is(client.Plain, w) {
+		return
+	}
 	old := int64(0)
 	if k.present {
 		var ok bool
@@ -449,6 +512,9 @@ func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 // cmdIncrByFloat writes the sum as Redis does ("%.17Lf" without trailing zeros), so that a value
 // that both have counted up is the same text.
 func cmdIncrByFloat(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Plain, w) {
+		return
+	}
 	old := new(big.Float).SetPrec(longDoublePrec)
 	if k.present {
 		var ok bool
@@ -498,15 +564,15 @@ func cmdDel(k *key, _ [][]byte, _ *resp.Writer) {
 // cmdMSet is one key of MSET: its share of the arguments is the name and the value.
 func cmdMSet(k *key, args [][]byte, _ *resp.Writer) {
 	k.flags = 0
-	k.set(args[1], 0)
+	k.setAs(client.Plain, args[1], 0)
 }
 
 // ---- expiry and the like ------------------------------------------------------
 
-// cmdType knows one type, since nothing else can be stored.
+// cmdType names types as Redis does.
 func cmdType(k *key, _ [][]byte, w *resp.Writer) {
 	if k.present {
-		w.Simple("string")
+		w.Simple(k.typ.String())
 	} else {
 		w.Simple("none")
 	}
@@ -620,6 +686,8 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 	switch {
 	case !k.present:
 		w.Null()
+	case k.typ != client.Plain:
+		w.BulkString(encodingOf(k.typ, k.value))
 	case isInt:
 		w.BulkString("int")
 	case len(k.value) <= 44:
@@ -628,6 +696,9 @@ func cmdEncoding(k *key, _ [][]byte, w *resp.Writer) {
 		w.BulkString("raw")
 	}
 }
+
+// encodingOf is the one that Redis would have chosen for a collection.
+func encodingOf(t client.Type, value []byte) string { return t.String() }
 
 // cmdRefcount is 1: no two keys share a value.
 func cmdRefcount(k *key, _ [][]byte, w *resp.Writer) {

@@ -36,7 +36,13 @@ type command struct {
 	arity int    // with the name, as in COMMAND: negative is "at least"
 	// first, last and step say which arguments are keys, as in COMMAND.
 	first, last, step int
-	group, summary    string
+	// counted is the place of an argument that says how many keys follow it, 0: none. first is then the key before it,
+	// if there is one.
+	counted int
+	// spans says which arguments are keys where that depends on others; the numbers above are then for COMMAND.
+	spans func(args [][]byte) (keys, also acl.Span)
+
+	group, summary string
 
 	otherType bool // not served, being about lists, hashes and the like
 
@@ -44,6 +50,7 @@ type command struct {
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
 	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
 	batch func(c *conn, b *batch, args [][]byte) error // EXEC
+	keys  severalFunc                                  // on several keys at once
 
 	kind    kind      // what one such command asks of the store
 	fold    foldOf    // how the replies for several keys make one
@@ -67,7 +74,7 @@ type command struct {
 // served reports whether kvd performs the command; others have a name so that they can be
 // refused in words.
 func (cmd *command) served() bool {
-	return cmd.key != nil || cmd.conn != nil || cmd.batch != nil || cmd.sub != nil
+	return cmd.key != nil || cmd.keys != nil || cmd.conn != nil || cmd.batch != nil || cmd.sub != nil
 }
 
 // subcommand returns nil for an unknown one.
@@ -141,6 +148,17 @@ func (cmd *command) with(s specialOf) *command {
 	return cmd
 }
 
+// onKeys makes a command on several keys, which it reads and changes in one step.
+func onKeys(name string, arity, first, last, step int, group string, f severalFunc, summary string) *command {
+	return &command{name: name, arity: arity, first: first, last: last, step: step, group: group, summary: summary, keys: f}
+}
+
+// countedAt says that the argument at is the number of keys that follow it.
+func countedAt(at int, c *command) *command { c.counted = at; return c }
+
+// writes marks a command that may change a key; those on one key say it by their kind.
+func writes(c *command) *command { c.write = true; return c }
+
 // onConn makes a command that is not on one key. It is performed by itself, between two batches,
 // and may use the connection and its client as it likes.
 func onConn(name string, arity int, group string, f func(*conn, *resp.Writer, [][]byte), summary string) *command {
@@ -207,13 +225,13 @@ func valueCommands() []*command {
 		keyed("incrby", 3, 1, update, cmdIncrBy, "Adds to an integer."),
 		keyed("decrby", 3, 1, update, cmdDecrBy, "Takes from an integer."),
 		keyed("incrbyfloat", 3, 1, update, cmdIncrByFloat, "Adds to a floating-point number."),
-		folded("mget", -2, 1, readValue, list, cmdGet, "string", "Returns the values of several keys; each read is atomic alone."),
+		folded("mget", -2, 1, readValue, list, cmdMGet, "string", "Returns the values of several keys; each read is atomic alone."),
 		folded("mset", -3, 2, put, setAll, cmdMSet, "string", "Sets several keys; each write is atomic alone."),
 		folded("del", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
 		folded("unlink", -2, 1, remove, sum, cmdDel, "generic", "Deletes keys; each alone is atomic."),
 		folded("exists", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist."),
 		folded("touch", -2, 1, readValue, sum, cmdExists, "generic", "Counts the keys that exist, and uses them."),
-		keyed("type", 2, 1, readValue, cmdType, "Returns the type of the value: string or none."),
+		keyed("type", 2, 1, read, cmdType, "Returns the type of the value, or none."),
 		keyed("ttl", 2, 1, read, cmdTTL, "Returns the time to live in seconds."),
 		keyed("pttl", 2, 1, read, cmdPTTL, "Returns the time to live in milliseconds."),
 		keyed("expiretime", 2, 1, read, cmdExpireTime, "Returns the expiry as a Unix time in seconds."),
@@ -230,14 +248,14 @@ func valueCommands() []*command {
 func inspectionCommands() []*command {
 	return []*command{
 		container("object", "generic", "Tells how a value is kept.", nil,
-			keyed("object|encoding", 3, 2, readValue, cmdEncoding, "Returns the encoding that Redis would choose."),
+			keyed("object|encoding", 3, 2, read, cmdEncoding, "Returns the encoding that Redis would choose."),
 			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
 			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error."),
 			keyed("object|idletime", 3, 2, readValue, cmdIdleTime, "Is not known: an error."),
 			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to store the value",
 				"REFCOUNT <key>", "    Return 1.")),
 		container("memory", "server", "Memory that keys take.", nil,
-			keyed("memory|usage", -3, 2, readValue, cmdMemoryUsage, "Estimates the bytes that a key takes."),
+			keyed("memory|usage", -3, 2, read, cmdMemoryUsage, "Estimates the bytes that a key takes."),
 			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {
 				w.Verbatim("txt", "Values are in the memory nodes: see kvctl.")
 			}, "Refers to kvctl."),
@@ -262,7 +280,7 @@ func keyspaceCommands() []*command {
 		several(onConn("rename", 3, "generic", cmdRename, "Renames a key, in two steps."), 1, 2, 1),
 		several(onConn("renamenx", 3, "generic", cmdRenameNX, "Renames a key to one that does not exist, in two steps."), 1, 2, 1),
 		several(onConn("copy", -3, "generic", cmdCopy, "Copies a key, in two steps."), 1, 2, 1),
-		several(onConn("msetnx", -3, "string", cmdMSetNX, "Sets a key that does not exist; several are refused."), 1, -1, 2),
+		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets a key that does not exist; several are refused.")),
 		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kvd-project/kvd/client"
@@ -132,16 +133,16 @@ next:
 // versionOf is a key's version, 0 if it does not exist. The value is read with it, since the
 // record has the version, and dropped.
 func versionOf(c *conn, api client.API, name []byte) (uint64, error) {
-	var it client.Item
-	give, err := c.do(func(ctx context.Context) (err error) {
-		it, err = api.Get(ctx, name)
-		return err
+	ops := [1]client.Op{{Kind: client.OpGet, Key: name, Typed: true}}
+	give, err := c.do(func(ctx context.Context) error {
+		api.Do(ctx, ops[:])
+		return ops[0].Err
 	})
 	give()
 	if errors.Is(err, client.ErrNotFound) {
 		return 0, nil
 	}
-	return it.Version, err
+	return ops[0].Item.Version, err
 }
 
 // cmdUnwatch cannot fail.
@@ -176,6 +177,9 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 		return nil
 	}
 
+	if slices.ContainsFunc(queue, func(q queued) bool { return q.cmd.keys != nil }) {
+		return c.execStaged(b, queue, watched)
+	}
 	b.hold = true
 	defer func() { b.reset(); b.hold = false }()
 	several := false

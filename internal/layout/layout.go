@@ -344,8 +344,24 @@ const (
 	FlagUser
 	// FlagIntent: the value is an Intent, what a transaction is about to do to the key.
 	FlagIntent
-	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagUser | FlagIntent)
+
+	typeShift = 4
+	typeMask  = 7 << typeShift
+	// FlagsOfValue are the flags that come with a value, whichever record it is in; the others say how it is kept.
+	FlagsOfValue RecordFlags = FlagUser | typeMask
+
+	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagIntent | FlagsOfValue)
 )
+
+// Type is what a value is, three bits of RecordFlags: 0 is any bytes, all else a collection in some encoding. The store itself
+// treats all alike; client.Type has the names.
+type Type uint8
+
+// TypeOf is the type of the value of a record with these flags.
+func (f RecordFlags) TypeOf() Type { return Type(f&typeMask) >> typeShift }
+
+// Flags are those of a record whose value is a t.
+func (t Type) Flags() RecordFlags { return RecordFlags(t<<typeShift) & typeMask }
 
 // RecordHeader is the fixed part of a record.
 //
@@ -355,7 +371,7 @@ const (
 //	+--------+----+---+---+--------+--------+------+--------+-----+-------+
 //
 //	version  the user's compare-and-swap token
-//	flg      RecordFlags; reserved bits are zero
+//	flg      RecordFlags, the value's Type among them; reserved bits are zero
 //	fmt      FormatVersion
 //	expiry   Unix milliseconds; 0 = none
 //	CRC      CRC-32C of bytes [0,24), [28,32) and key and value
@@ -451,6 +467,8 @@ func (r *Record) Parse(b []byte) error {
 		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
 	case r.Flags&FlagIntent != 0 && (r.Flags != FlagIntent || r.Expiry != 0):
 		return corrupt("record", 10, "flags of an intent", uint64(r.Flags), uint64(FlagIntent), b)
+	case r.Flags&FlagChunk != 0 && r.Flags.TypeOf() != 0:
+		return corrupt("record", 10, "chunk with a type", uint64(r.Flags), 0, b)
 	case (r.KeyLen == 0) != (r.Flags&FlagChunk != 0):
 		return corrupt("record", 8, "key length", uint64(r.KeyLen), MinKeyLen, b)
 	}

@@ -81,7 +81,8 @@ var imports = []row{
 	{"internal/loop", "client internal/inside internal/poll", "it serves connections, whatever is said on them, and gives their lookups to a client"},
 	{"internal/loop/looptest", "client client/clienttest internal/inside", "it is a fake store for the tests of servers"},
 	{"internal/acl", "internal/glob", "rules are text, and commands are what the gateway says they are"},
-	{"internal/gateway", "client internal/acl internal/glob internal/inside internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
+	{"internal/collection", "", "encodings are bytes"},
+	{"internal/gateway", "client internal/acl internal/collection internal/glob internal/inside internal/loop internal/netsrv internal/resp", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 	{"internal/memcached", "client internal/inside internal/loop internal/netsrv", "a gateway is a user of the library: it is handed clients, and fakes of them in tests"},
 
 	{"internal/cost", "client rdma", "costs are counted from outside, as any user of the library could"},

@@ -1,0 +1,421 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// staged is what a command on several keys, an EXEC or a script works on: the keys as the store had them, with what
+// has been done to them so far. Nothing is written until all of it has run, and then either everything or nothing is;
+// if a key has changed meanwhile all of it runs again. So a function that works on a staged may run several times, and
+// must have no other effects.
+//
+// A store that fails does so in the middle of somebody's function. That one need not look: the key counts as absent from
+// there on, and what the function replies goes nowhere. Loops ask failed.
+type staged struct {
+	c    *conn
+	now  int64
+	db   int // the one that key takes names of
+	keys []*stagedKey
+	find map[stagedName]*stagedKey
+	out  resp.Writer // what the function replies
+	err  error
+	lost bool // a watched key has changed
+
+	room int   // bytes that a value may grow to, see key.mutable
+	held int64 // bytes of the share
+}
+
+type stagedName struct {
+	db   int
+	name string
+}
+
+// stagedKey is a key as the commands see it, and what it was.
+type stagedKey struct {
+	key
+	stagedName
+	version uint64 // 0: it was not there
+}
+
+// A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t.
+type severalFunc func(t *staged, args [][]byte, w *resp.Writer)
+
+// maxStaged bounds the keys of one function.
+const maxStaged = 16 << 10
+
+var (
+	errManyKeys = errors.New("more than 16384 keys at once")
+	// errSeveral: the store cannot do this in one step.
+	errSeveral = errors.New("several keys cannot change together yet, nor one by what others are; nothing was done")
+	errAgain   = errors.New("keys change too often; nothing was done")
+)
+
+// key is the key of that name, read from the store when it is first asked for.
+func (t *staged) key(name []byte) *key { return t.keyIn(t.db, name) }
+
+// keyIn is a key of another database.
+func (t *staged) keyIn(db int, name []byte) *key {
+	k := t.find[stagedName{db, string(name)}]
+	if k == nil {
+		k = t.newKey(db, name)
+		t.read([]*stagedKey{k})
+	}
+	return &k.key
+}
+
+// load reads keys together that a function is going to ask for, in one round trip instead of one each.
+func (t *staged) load(names ...[]byte) {
+	var missing []*stagedKey
+	for _, n := range names {
+		if t.find[stagedName{t.db, string(n)}] == nil {
+			missing = append(missing, t.newKey(t.db, n))
+		}
+	}
+	t.read(missing)
+}
+
+// failed reports whether all of it is given up, so that a function can stop.
+func (t *staged) failed() bool { return t.err != nil }
+
+func (t *staged) newKey(db int, name []byte) *stagedKey {
+	k := &stagedKey{stagedName: stagedName{db, string(name)}}
+	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
+	if bad := badKey(name); bad != "" && t.err == nil {
+		t.err = resultError(bad)
+	}
+	if len(t.keys) >= maxStaged && t.err == nil {
+		t.err = errManyKeys
+	}
+	t.keys = append(t.keys, k)
+	t.find[k.stagedName] = k
+	return k
+}
+
+// resultError is a reply that takes the place of all others.
+type resultError string
+
+func (e resultError) Error() string { return string(e) }
+
+// read fills in keys. Memory is taken as a batch does it: a few short values for nothing, more of them before they are
+// read, and long ones when it is known how long they are.
+func (t *staged) read(keys []*stagedKey) {
+	for len(keys) > 0 && t.err == nil {
+		n := 1
+		for n < len(keys) && n < maxUnits && keys[n].db == keys[0].db {
+			n++
+		}
+		t.readSome(keys[:n])
+		keys = keys[n:]
+	}
+}
+
+// readSome is read for keys of one database.
+func (t *staged) readSome(keys []*stagedKey) {
+	ctx := t.c.ctx
+	if len(t.keys) > freeUnits {
+		if ctx = t.c.smallCtx; !t.take(int64(len(keys)) * 2 * eachLimit) {
+			return
+		}
+	}
+	ops := make([]client.Op, len(keys))
+	for i, k := range keys {
+		ops[i] = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
+	}
+	api := t.c.g.o.Databases[keys[0].db].Client
+	api.Do(ctx, ops)
+	for i, k := range keys {
+		o := &ops[i]
+		var large *inside.TooLargeError
+		for tries := 0; errors.As(o.Err, &large) && tries < largeTries; tries++ {
+			if !t.take(readCost * int64(large.Want)) {
+				return
+			}
+			*o = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
+			api.Do(inside.LimitMemory(t.c.ctx, large.Want), ops[i:i+1])
+		}
+		switch it := o.Item; {
+		case o.Err == nil:
+			k.present, k.value, k.flags, k.typ, k.version = true, it.Value, it.Flags, it.Type, it.Version
+			if !it.Expires.IsZero() {
+				k.expires = it.Expires.UnixMilli()
+			}
+		case errors.Is(o.Err, client.ErrNotFound):
+		case t.err == nil:
+			t.err = o.Err
+		}
+	}
+}
+
+// take takes memory until all of it is over.
+func (t *staged) take(n int64) bool {
+	if err := t.c.take(n); err != nil {
+		t.err = err
+		return false
+	}
+	t.held += n
+	return true
+}
+
+// require makes all of it fail if a watched key has changed.
+func (t *staged) require(x watch) {
+	t.keyIn(x.db, []byte(x.name))
+	if k := t.find[stagedName{x.db, x.name}]; t.err == nil && k.version != x.version {
+		t.lost = true
+	}
+}
+
+// run performs a command on keys, as a part of all of it.
+func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
+	if cmd.keys != nil {
+		cmd.keys(t, args, w)
+		return
+	}
+	if cmd.fold == single {
+		if bad := badKey(args[cmd.first]); bad != "" {
+			w.Error(bad)
+			return
+		}
+		k := t.key(args[cmd.first])
+		k.count = 0
+		cmd.key(k, args, w)
+		return
+	}
+	if cmd.fold == setAll && len(args)%2 == 0 {
+		w.Error(wrongArgs(cmd))
+		return
+	}
+	var names [][]byte
+	for i := 1; i < len(args); i += cmd.step {
+		if bad := badKey(args[i]); bad != "" {
+			w.Error(bad)
+			return
+		}
+		names = append(names, args[i])
+	}
+	t.load(names...)
+	if cmd.fold == list {
+		w.Array(len(names))
+	}
+	sum := int64(0)
+	for i, name := range names {
+		k := t.key(name)
+		k.count = 0
+		cmd.key(k, args[1+i*cmd.step:][:cmd.step], w)
+		sum += k.count
+	}
+	switch cmd.fold {
+	case setAll:
+		w.OK()
+	default:
+		w.Int(sum)
+	case list:
+	}
+}
+
+// stagedTries is how often a function runs, while others change what it has read.
+const stagedTries = 64
+
+// performStaged runs f until it has taken effect in one step. The replies are in the staged's out; err says why nothing was done, or
+// that it is not known. It is to be freed when the replies have been sent.
+func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err error) {
+	t = &staged{c: c, room: oneLimit, find: make(map[stagedName]*stagedKey)}
+	for range stagedTries {
+		t.c.share.Drop(t.held)
+		t.held, t.keys, t.err = 0, t.keys[:0], nil
+		clear(t.find)
+		t.now, t.db = time.Now().UnixMilli(), c.db
+		t.out.Reset(keepReply)
+		t.out.Proto, t.out.Errors = c.proto, 0
+		if t.room > oneLimit && !t.take(writeCost*int64(t.room)) {
+			return t, t.err
+		}
+		for _, x := range watched {
+			t.require(x)
+		}
+		if t.lost || t.err != nil {
+			return t, t.err
+		}
+		f(t)
+		if t.err == nil && t.out.Len() > oneLimit {
+			t.take(2 * int64(t.out.Len()))
+		}
+		if t.err != nil {
+			return t, t.err
+		}
+		if want := t.wanted(); want > 0 {
+			t.room = max(want, 2*t.room)
+			continue
+		}
+		switch err := t.commit(); {
+		case err == nil:
+			return t, nil
+		case !errors.Is(err, errWatched):
+			return t, err
+		}
+	}
+	return t, errAgain
+}
+
+// free gives back the memory of what has been read.
+func (t *staged) free() { t.c.share.Drop(t.held); t.held = 0 }
+
+// wanted is the longest value for which a command had no memory; 0: none.
+func (t *staged) wanted() (n int) {
+	for _, k := range t.keys {
+		n = max(n, k.want)
+	}
+	return n
+}
+
+// commit makes the store what the keys are now, in one step, if they were until then what was read; else it is errWatched, and
+// nothing was done.
+func (t *staged) commit() error {
+	var write *stagedKey
+	for _, k := range t.keys {
+		if k.changed && (k.present || k.version != 0) {
+			if write != nil {
+				return errSeveral
+			}
+			write = k
+		}
+	}
+	switch {
+	case write == nil && len(t.keys) > 1:
+		return t.confirm()
+	case write == nil:
+		return nil
+	case len(t.keys) > 1:
+		return errSeveral
+	}
+	return t.write(write)
+}
+
+// write is the commit of one key.
+func (t *staged) write(k *stagedKey) error {
+	o := client.Op{Key: []byte(k.name), Cond: client.IfVersion, Version: k.version}
+	switch {
+	case !k.present:
+		o.Kind = client.OpDelete
+	default:
+		o.Kind, o.Value, o.Expires, o.Flags, o.Type = client.OpPut, k.value, timeOf(k.expires), k.flags, k.typ
+		if k.version == 0 {
+			o.Cond = client.IfAbsent
+		}
+	}
+	ops := []client.Op{o}
+	api := t.c.g.o.Databases[k.db].Client
+	give, err := t.c.do(func(ctx context.Context) error {
+		ops[0].Err = nil
+		api.Do(ctx, ops)
+		return ops[0].Err
+	})
+	give()
+	if errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists) {
+		return errWatched
+	}
+	return err
+}
+
+// confirm is the commit of a function that has only read: if no version has changed, all the values were there at the time between.
+func (t *staged) confirm() error {
+	again := &staged{c: t.c, room: t.room, find: make(map[stagedName]*stagedKey)}
+	defer again.free()
+	keys := make([]*stagedKey, len(t.keys))
+	for i, k := range t.keys {
+		keys[i] = again.newKey(k.db, []byte(k.name))
+	}
+	again.read(keys)
+	if again.err != nil {
+		return again.err
+	}
+	for i, k := range t.keys {
+		if keys[i].version != k.version {
+			return errWatched
+		}
+	}
+	return nil
+}
+
+// stagedError is the reply for an error of performStaged.
+func (c *conn) stagedError(err error) string {
+	var r resultError
+	switch {
+	case errors.As(err, &r):
+		return string(r)
+	case errors.Is(err, errSeveral), errors.Is(err, errAgain), errors.Is(err, errManyKeys):
+		return "ERR kvd: " + err.Error()
+	}
+	return c.g.storeError(err)
+}
+
+// performSeveral performs a command on several keys by itself.
+func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte) {
+	t, err := c.performStaged(nil, func(t *staged) { cmd.keys(t, args, &t.out) })
+	defer t.free()
+	if err != nil {
+		w.Error(c.stagedError(err))
+		return
+	}
+	w.Raw(t.out.Bytes())
+	w.Errors += t.out.Errors
+}
+
+// execStaged performs a transaction some of whose commands are on several keys. Commands on none are performed at their turn
+// when the replies are written, once: nothing else of it runs then.
+func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
+	w := &b.w
+	type reply struct {
+		lo, hi int
+		bad    string
+	}
+	replies := make([]reply, len(queue))
+	t, err := c.performStaged(watched, func(t *staged) {
+		for i, q := range queue {
+			replies[i] = reply{lo: t.out.Len()}
+			if replies[i].bad = c.refusalAtExec(q.cmd, q.args); replies[i].bad == "" && (q.cmd.key != nil || q.cmd.keys != nil) {
+				t.run(q.cmd, q.args, &t.out)
+			}
+			replies[i].hi = t.out.Len()
+		}
+	})
+	defer t.free()
+	switch {
+	case err != nil:
+		w.Error(c.stagedError(err))
+		return nil
+	case t.lost:
+		w.NullArray()
+		return nil
+	}
+	w.Array(len(queue))
+	for i, q := range queue {
+		start, errs := w.Len(), w.Errors
+		switch r := replies[i]; {
+		case r.bad != "":
+			w.Error(r.bad)
+		case q.cmd.key != nil || q.cmd.keys != nil:
+			w.Raw(t.out.Bytes()[r.lo:r.hi])
+			if bytes.HasPrefix(t.out.Bytes()[r.lo:r.hi], []byte("-")) {
+				w.Errors++
+			}
+		default:
+			q.cmd.conn(c, w, q.args)
+		}
+		c.g.m.noteCommands(q.cmd, 1, w.Errors != errs, time.Since(b.start))
+		if c.mute() {
+			w.Truncate(start)
+		} else if w.Len() > sendFrom {
+			if err := c.push(w, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
