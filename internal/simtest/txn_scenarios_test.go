@@ -13,9 +13,13 @@ var txnScenarios = map[string]scenario{
 	// says nothing of the intent.
 	"txn-status-went-on": {pair(1, Config{Txns: [][]Part{two, {put(11), put(1)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 0)}, {k(Put, 10)}}, Setup: k0(0)}),
 		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c1 begins", "c1>read-status", "c2 begins", "c2*", "c0*", "c0 begins", "c0*", "c1*"}},
-	// The same if the first one commits and the next one is aborted.
+	// The same if the first one is acknowledged, and the next one aborted.
 	"txn-status-went-on-aborted": {pair(1, Config{Txns: [][]Part{two, {put(11), put(1)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 0)}, {k(Put, 11)}}, Setup: append(k0(0), k(Put, 11))}),
-		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c1 begins", "c1>read-status", "c0*", "c0 begins", "c0|m0 CAS p1 a1|1", "c2 begins", "c2*", "c0*", "c1*"}},
+		[]string{"c0 begins", "c0|m0 CAS p1 a0 g3 s0|2", "c1 begins", "c1>read-status", "c0*", "c0 begins", "c0|m0 CAS p1 a1|1", "c2 begins", "c2*", "c0*", "c1*"}},
+
+	// c0's intent lies outside the extent that is recalled, and the record that it would replace within. It is settled before the scan ends.
+	"txn-recall-of-a-parent": {Config{TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 24, HeapUnits: 1, Epochs: 6, Status: 1, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0)}}, Setup: k0(0), Warm: true},
+		[]string{"begin recall", "c0 learns", "c1 learns", "c2 learns", "c0 renews", "c1 renews", "c2 renews", "c0 begins", "c0|m0 CAS p1 a1|1", "all* -c0", "c0*", "all*", "c1 begins", "c1*"}},
 
 	// c2's put is at A, not at P; c0's intent stands on it. c1 aborts c0 and finds its condition refused by
 	// c2's put, which P must show before c1 says so.

@@ -462,6 +462,22 @@ func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
 	}
 }
 
+// checkScanned checks, when the scan of a recall is done, that no intent names anything in the extent (I7): all sessions have known of the
+// recall before the scan began.
+func (w *World) checkScanned(pg, extent uint32) {
+	chain := w.chain(pg)
+	if w.cfg.InPlace || w.cfg.Reclaims || len(chain) == 0 {
+		return
+	}
+	for _, s := range chain[0].slots {
+		for _, x := range w.names(chain[0], s.now)[1:] {
+			if x.Unit()/layout.ExtentUnits == extent {
+				w.fail(fmt.Errorf("I7: extent %d of pg %d was scanned, but slot %#x holds an intent that names %v", extent, pg, s.off, x))
+			}
+		}
+	}
+}
+
 // intentsLeft reports whether some replica holds an intent.
 func (w *World) intentsLeft() bool {
 	for _, pg := range w.st.PGs(0) {
