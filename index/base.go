@@ -104,7 +104,7 @@ func (b *Base) Finish(err error) Action { return b.op().finish(err) }
 
 func (o *Op) toParent() {
 	if o.far != nil && o.parent != nil {
-		o.Route, o.parent = *o.parent, nil
+		o.Route, o.parent, o.fixed = *o.parent, nil, 0
 	}
 }
 

@@ -47,3 +47,48 @@ func TestCosts(t *testing.T) {
 		}
 	}
 }
+
+// TestTxnCosts counts the same of the parts of a transaction, and of operations that meet an intent.
+func TestTxnCosts(t *testing.T) {
+	type cost struct{ rounds, verbs int }
+	for _, c := range []struct {
+		name, before, op string
+		warm             bool
+		want             [3]cost
+	}{
+		{"prepare cached", "", "prepare k put v2", true, [3]cost{{1, 3}, {2, 6}, {3, 9}}},
+		{"prepare delete cached", "", "prepare k del", true, [3]cost{{1, 2}, {2, 4}, {3, 6}}},
+		{"prepare guard cached", "", "prepare k keep", true, [3]cost{{2, 5}, {3, 8}, {4, 11}}},
+		{"prepare no hint", "", "prepare k put v2", false, [3]cost{{3, 5}, {4, 8}, {5, 11}}},
+		{"prepare insert", "", "prepare m put v2", false, [3]cost{{3, 7}, {4, 11}, {5, 14}}},
+		{"decide", "", "decide commit", false, [3]cost{{1, 1}, {2, 2}, {3, 3}}},
+		{"settle a commit", "prepare k put v2", "settle k commit", false, [3]cost{{1, 1}, {2, 2}, {3, 3}}},
+		{"settle an abort", "prepare k put v2", "settle k abort", false, [3]cost{{2, 3}, {3, 5}, {4, 7}}},
+		{"GET of an intent", "prepare k put v2", "get k", false, [3]cost{{3, 5}, {3, 5}, {3, 5}}},
+		{"GET of an intent, cached", "prepare k put v2", "get k", true, [3]cost{{3, 7}, {3, 7}, {3, 7}}},
+		{"GET of a guard", "prepare k keep", "get k", false, [3]cost{{3, 3}, {3, 3}, {3, 3}}},
+	} {
+		for r := 1; r <= 3; r++ {
+			t.Run(fmt.Sprintf("%s r=%d", c.name, r), func(t *testing.T) {
+				w := newWorld(uint8(r), 64)
+				must(t, w.client(2).do(t, "put", "k", "v1"))
+				cl := w.client(1)
+				if c.warm {
+					must(t, cl.do(t, "get", "k"))
+				}
+				if c.before != "" {
+					h := cl.hints["k"]
+					must(t, cl.do(t, fields(c.before)...))
+					if cl.hints["k"] = h; !c.warm {
+						delete(cl.hints, "k")
+					}
+				}
+				must(t, cl.do(t, fields(c.op)...))
+				if got := (cost{int(cl.op.Rounds), cl.verbs}); got != c.want[r-1] {
+					t.Errorf("%d rounds, %d verbs; want %d and %d (steps %v)", got.rounds, got.verbs,
+						c.want[r-1].rounds, c.want[r-1].verbs, cl.steps)
+				}
+			})
+		}
+	}
+}

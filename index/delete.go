@@ -5,7 +5,7 @@ import (
 )
 
 func (o *Op) casDelete() Action {
-	if o.x.State() == layout.Frozen {
+	if o.x.State() == layout.Frozen && !o.isSettled() {
 		return o.isFrozen()
 	}
 	if o.env.Deleting(o) {

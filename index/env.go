@@ -50,7 +50,7 @@ type Hints interface {
 	// far as it is known; born: the record is a new key's.
 	Note(o *Op, off uint64, w layout.Word, old layout.AccessWord, expiry uint64, born bool)
 
-	// Deleting reports whether another Delete of the Op's key by this session is posted and
+	// Deleting reports whether another Delete or Settle of the Op's key by this session is posted and
 	// not decided.
 	Deleting(o *Op) bool
 }

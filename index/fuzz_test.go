@@ -41,6 +41,14 @@ func FuzzOp(f *testing.F) {
 		o := &index.Op{Kind: index.Kind(1 + int(kind)%(index.NumKinds-1)), Cond: index.Cond(cond % 4), Key: []byte("key"), Value: []byte("value"),
 			Hash: hashOf("key"), IfVersion: 11, Scan: &index.Page{Bytes: 500}, Raw: &index.RawRead{PG: 1, Space: index.Index, Len: 64},
 			Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return []byte("v"), 0, 0, nil }}
+		if o.Kind == index.Prepare || o.Kind == index.Settle || o.Kind == index.Decide {
+			o.Txn = &index.Txn{Status: index.StatusAt{PG: 1, Off: statusOff(0), Seq: 1}, Effect: 1 + index.Effect(replicas%3), Verdict: layout.Verdict(1 + cond%2)}
+			if o.Kind == index.Settle {
+				x := layout.MakeLive(1, layout.FP(o.Hash), 0, heapLo+1)
+				o.Txn.Placed = index.Placed{Word: layout.MakeLive(1, layout.FP(o.Hash), 1, heapLo).WithState(layout.Frozen),
+					Intent: layout.Intent{Kind: layout.IntentPut, Seq: 1, Parent: x, Final: x}}
+			}
+		}
 		if o.Kind >= index.Sync {
 			x := &repair.Work{PG: 1, Off: shardOff, Group: homeGroup, Wipe: cond%2 == 0, Drop: cond%4 == 0, Target: uint32(replicas % 3)}
 			if o.Kind == index.Clean || o.Kind == index.Relocate {

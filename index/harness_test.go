@@ -87,7 +87,9 @@ type client struct {
 	verbs    int
 	steps    []string // step of every round
 	modified int
-	crowded  int // asks for more room
+	crowded  int                              // asks for more room
+	txns     map[string]*index.Txn            // by key
+	bases    map[index.StatusAt]layout.Status // by the status word with Seq 0: what it is to hold
 }
 
 func (w *world) client(id uint32) *client {
@@ -306,6 +308,8 @@ func (c *client) start(words []string) error {
 		}
 		o.Kind, o.Machine = index.Evict, repair.New(index.Evict, x)
 		o.Key, o.Hash = nil, 0
+	case "prepare", "decide", "settle":
+		rest = c.startTxn(o, words)
 	case "raw":
 		o.Kind, o.Raw = index.Raw, &index.RawRead{PG: 1, Replica: c.w.pg.Replicas - 1, Space: index.Index, Len: 64}
 	default:
@@ -509,8 +513,10 @@ func (c *client) answer() string {
 		return fmt.Sprintf("done: %v next %d end %v %s", keys, o.Scan.Next, o.Scan.End, at)
 	case o.Kind == index.Raw:
 		return fmt.Sprintf("done: %d bytes %s", len(o.Record.Value), at)
-	case o.Kind >= index.Sync:
+	case o.Kind >= index.Sync, o.Kind == index.Settle:
 		return fmt.Sprintf("done: %s", at)
+	case o.Kind == index.Decide:
+		return fmt.Sprintf("done: %v %s", o.Txn.Found, at)
 	case o.Kind == index.Delete:
 		return "done: deleted " + at
 	}
@@ -603,6 +609,9 @@ func (w *world) placeName(a *index.Access) string {
 	if a.Off < shardOff || len(a.Buf) == layout.SegmentSize {
 		return "segment"
 	}
+	if a.Off >= statusOff(0) && len(a.Buf) <= 8 {
+		return fmt.Sprintf("status[%d]", (a.Off-statusOff(0))/8)
+	}
 	array, at := (a.Off-shardOff)/layout.SegmentSize, (a.Off-shardOff)%layout.SegmentSize
 	name := fmt.Sprintf("g%d", at/layout.GroupSize)
 	switch at / layout.GroupSize {
@@ -633,6 +642,8 @@ func (w *world) showWord(a *index.Access, x uint64) string {
 	switch name := w.placeName(a); {
 	case strings.HasSuffix(name, ".hdr"):
 		return showHeader(layout.Header(x))
+	case strings.HasPrefix(name, "status"):
+		return layout.Status(x).String()
 	case strings.HasSuffix(name, ".lock"):
 		if x == 0 {
 			return "free"
@@ -682,6 +693,19 @@ func showRecord(b []byte) string {
 		return "no record"
 	case r.Flags&layout.FlagChunk != 0:
 		return fmt.Sprintf("chunk %d of %d, %dB", r.Expiry, r.Version, len(r.Value))
+	case r.Flags&layout.FlagIntent != 0:
+		in, err := layout.ParseIntent(r.Value, 0, 1<<32-1)
+		if err != nil {
+			return "no intent"
+		}
+		s := fmt.Sprintf("%s: intent of transaction %d to %v", r.Key, in.Seq, in.Kind)
+		if in.Parent.State() == layout.Live {
+			s += " from " + unitName(in.Parent.Unit())
+		}
+		if in.Final != 0 {
+			s += " to " + unitName(in.Final.Unit())
+		}
+		return s
 	case r.Flags&layout.FlagManifest != 0:
 		return fmt.Sprintf("%s=manifest version %d", r.Key, r.Version)
 	}

@@ -115,6 +115,12 @@ const (
 	Scan
 	// Raw reads bytes of a region, for tools that show or check them.
 	Raw
+	// Prepare places a transaction's intent at a key; see Txn.
+	Prepare
+	// Settle takes an intent away when its transaction is decided.
+	Settle
+	// Decide swings a transaction's status word.
+	Decide
 	// The rest is a janitor's; see Machine.
 
 	// Sync brings every word of a segment up on every replica.
@@ -135,11 +141,11 @@ const (
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 14
+const NumKinds = 17
 
 func (k Kind) String() string {
-	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw",
-		"sync", "move", "clean", "abandon", "relocate", "scrub", "evict"}[min(k, 13)]
+	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
+		"sync", "move", "clean", "abandon", "relocate", "scrub", "evict"}[min(k, 16)]
 }
 
 // isWork reports whether k is a janitor's.
@@ -150,9 +156,9 @@ type Cond uint8
 
 const (
 	Always    Cond = iota // the zero value: unconditional
-	IfAbsent              // Put: only if there is no such key
-	IfVersion             // Put, Delete: only if the record's version is Op.IfVersion; Get: only if it is not
-	IfPresent             // Put: only if there is such a key
+	IfAbsent              // Put, Prepare: only if there is no such key
+	IfVersion             // Put, Delete, Prepare: only if the record's version is Op.IfVersion; Get: only if it is not
+	IfPresent             // Put, Prepare: only if there is such a key
 )
 
 // Answers. Each is decided: ErrUnknown alone leaves open whether the operation
@@ -201,6 +207,12 @@ const (
 	stepReadRaw
 	stepSyncChunk
 	stepSplitSeen
+	stepReadFrozen
+	stepReadStatus
+	stepAbortStatus
+	stepSyncStatus
+	stepReadIntent
+	stepSyncIntent
 	// The rounds of package index/repair.
 
 	StepReadCopies
@@ -228,7 +240,8 @@ const (
 var stepNames = [...]string{"invalid", "start", "check-slot", "get-cached", "read-group", "read-records", "read-stash",
 	"read-stash-records", "read-chunks", "write-chunks", "cas-slot", "read-lost", "lock-group", "sync-group",
 	"locked-records", "set-ovf", "publish", "sync-read", "sync-prev", "sync-verify", "sync-cas", "read-manifest",
-	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen",
+	"resolve", "read-segment", "scan-records", "read-raw", "sync-chunk", "split-seen", "read-frozen", "read-status",
+	"abort-status", "sync-status", "read-intent", "sync-intent",
 	"read-copies", "read-groups", "lock-groups", "fetch-records", "read-word", "cas-words", "publish-words", "set-headers",
 	"wipe-words", "read-child", "copy-read", "copy-write", "copy-chunk", "scrub-records", "scrub-chunk", "scrub-same",
 	"write-copies", "sample-groups", "read-victims", "done"}

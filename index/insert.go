@@ -25,7 +25,11 @@ func (o *Op) lockGroup() Action {
 			o.Route = r
 		}
 	}
-	if a := o.prepare(0); a != 0 {
+	if o.Kind == Prepare { // an intent names the slot's word, which is not known yet
+		if !o.reserve() {
+			return Alloc
+		}
+	} else if a := o.prepare(0); a != 0 {
 		return a
 	}
 	o.need()
@@ -37,7 +41,7 @@ func (o *Op) lockGroup() Action {
 	if p := o.Route.PG.tail(); p != 0 {
 		o.add(Access{Verb: Read, Space: Index, Replica: p, Off: o.home(), Buf: o.group(1)})
 	}
-	if !o.written {
+	if !o.written && o.Kind != Prepare {
 		o.addRecord()
 	}
 	return o.post(stepLockGroup)
@@ -68,10 +72,10 @@ func (o *Op) gotLock() Action {
 		return o.sync(HeaderSlot, 1, stepSplitSeen)
 	}
 	if o.moveUnfinished(g) {
-		if o.Route.Child == nil {
-			return o.stray(Backoff, g, o.home(), 0)
+		if o.readFrozen(g) {
+			return o.post(stepReadFrozen)
 		}
-		return o.unlockAnd(Backoff)
+		return o.midMove(g)
 	}
 	o.diff = o.diff[:0]
 	if o.Route.PG.tail() != 0 {
@@ -136,16 +140,32 @@ func (o *Op) askFenced() Action {
 // over. SPLIT marks the words that a complete move left behind.
 func (o *Op) moveUnfinished(g layout.Group) bool {
 	for i := range layout.GroupSlots {
-		switch g.Slot(i).State() {
-		case layout.Frozen:
+		if w := g.Slot(i); w.State() == layout.Frozen && !o.isIntent(w) {
 			return true
-		case layout.Moved:
-			if !g.Header().Split() {
-				return true
-			}
+		}
+	}
+	return o.movedUnfinished(g)
+}
+
+// movedUnfinished reports whether a MOVED word of g says so.
+func (o *Op) movedUnfinished(g layout.Group) bool {
+	for i := range layout.GroupSlots {
+		if g.Slot(i).State() == layout.Moved && !g.Header().Split() {
+			return true
 		}
 	}
 	return false
+}
+
+// midMove waits for a mover to finish group g; a transaction does not, since the mover may wait for it.
+func (o *Op) midMove(g layout.Group) Action {
+	if o.Kind == Prepare {
+		return o.finish(ErrMoving)
+	}
+	if o.Route.Child == nil {
+		return o.stray(Backoff, g, o.home(), 0)
+	}
+	return o.unlockAnd(Backoff)
 }
 
 // splitSeen: the tail shows that the group's move is complete.
@@ -225,11 +245,21 @@ func (o *Op) syncStash() Action {
 
 // presentLocked: the key exists at A, so the write is an UPDATE.
 func (o *Op) presentLocked(slot uint8, w layout.Word, r layout.Record) Action {
+	if r.Flags&layout.FlagIntent != 0 {
+		// Nobody waits for a transaction with the lock.
+		o.take(Hint{Word: w, Slot: slot})
+		o.begin()
+		o.addUnlock()
+		o.add(Access{Verb: Read, Space: Heap, Off: w.Off(), Buf: o.recBuf(0, w.ReadLen())})
+		return o.post(stepReadLost)
+	}
 	o.takeRecord(slot, w, &r)
 	o.Version, o.atA = r.Version, true
 	switch {
 	case o.Kind == Modify:
 		return o.modify(&r)
+	case o.Kind == Prepare:
+		return o.changeAtA(&r)
 	case o.Cond == IfAbsent && !o.expired:
 		return o.answerAfterSync(ErrExists)
 	}
@@ -252,9 +282,7 @@ func (o *Op) absentLocked() Action {
 	}
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Empty {
-			o.slot, o.x, o.xVersion, o.xFlags, o.expired = uint8(i), w, 0, 0, false
-			o.begin()
-			return o.casSlot()
+			return o.insertAt(uint8(i), w)
 		}
 	}
 	// Full: announce the overflow on every replica before anything is there. That
@@ -299,12 +327,20 @@ func (o *Op) gotOVF() Action {
 	}
 	for i := range layout.GroupSlots {
 		if w := g.Slot(i); w.State() == layout.Empty {
-			o.slot, o.x, o.xVersion, o.xFlags, o.expired = StashSlot+uint8(i), w, 0, 0, false
-			o.begin()
-			return o.casSlot()
+			return o.insertAt(StashSlot+uint8(i), w)
 		}
 	}
 	return o.unlockAnd(Grow)
+}
+
+// insertAt puts the record into the EMPTY slot that holds w, under the lock.
+func (o *Op) insertAt(slot uint8, w layout.Word) Action {
+	o.slot, o.x, o.xVersion, o.xFlags, o.expired = slot, w, 0, 0, false
+	if o.Kind == Prepare {
+		return o.place(nil)
+	}
+	o.begin()
+	return o.casSlot()
 }
 
 // crowded is how many slots of a stash are in use when its shard should have more room: 2 to 11.

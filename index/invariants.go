@@ -19,6 +19,7 @@ func (o *Op) checkRequest() {
 	a(o.Kind != Raw || o.Raw != nil && o.Raw.Len > 0, "and reads nothing")
 	a(o.Kind.isWork() == (o.Machine != nil), "without a machine, or with one that is not its")
 	a(o.Kind != Modify || o.Modify != nil, "without a function")
+	a(o.Kind.isTxn() == (o.Txn != nil), "without a transaction, or with one that is not its")
 	a(o.far == nil || o.parent == nil && len(o.chunks) == 0 && o.parts == nil, "with what is left of another one")
 }
 
@@ -54,9 +55,11 @@ func (o *Op) checkAction(act Action) {
 	if o.step == stepCASSlot && act == Post {
 		a(o.deciding && !o.won, "posts its decision and does not know")
 		a(o.x != o.n, "decides on what is there")
-		a(o.Kind == Delete == (o.n.State() == layout.Empty), "decides on a word of the wrong state")
-		a(o.Kind == Delete || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash), "decides on a record that is not its own")
-		a(o.Kind == Delete || layout.InHeap(o.n, pg.HeapLo, pg.HeapHi), "decides on a place outside the heap")
+		a(o.Kind.isTxn() || o.Kind == Delete == (o.n.State() == layout.Empty), "decides on a word of the wrong state")
+		a(o.Kind != Prepare || o.intent.have && o.n.State() == layout.Frozen, "places no intent")
+		a(o.Kind != Decide || o.n.State() == layout.Empty && o.x.State() == layout.Empty, "decides on no status word")
+		a(o.Kind.isTxn() || o.Kind == Delete || o.havePlace && o.prepared && o.n.FP() == layout.FP(o.Hash), "decides on a record that is not its own")
+		a(o.n.State() == layout.Empty || layout.InHeap(o.n, pg.HeapLo, pg.HeapHi), "decides on a place outside the heap")
 	}
 	a(!o.locked || o.lock != 0, "holds a lock that has no word")
 	a(!(o.deciding && o.won), "decided twice")
@@ -69,6 +72,7 @@ func (o *Op) checkAction(act Action) {
 	case Done:
 		a(o.step == stepDone, "done and not at the end")
 		a(!o.havePlace && !o.long(), "done and keeps places")
+		a(!o.hasTxnPlace(), "done and keeps an intent's places")
 		a(o.lock == 0, "done and keeps the lock")
 		a(!o.won, "done and not published")
 		a(o.far == nil || o.parent == nil, "done and at a child")

@@ -196,22 +196,21 @@ func (o *Op) suspect(err error) Action {
 
 // present acts on the key's record r, found at the tail under w.
 func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
+	if r.Flags&layout.FlagIntent != 0 {
+		return o.meet(slot, w, &r)
+	}
 	o.env.Remember(o, Hint{Word: w, Version: r.Version, Shard: o.Route.Shard, Slot: slot, Flags: HintFlagsOf(r.Flags, r.Expiry)})
 	o.takeRecord(slot, w, &r)
 	o.Version, o.atA = r.Version, false
 	switch o.Kind {
 	case Get:
-		switch {
-		case o.expired:
-			return o.finish(ErrNotFound)
-		case o.Cond == IfVersion && r.Version == o.IfVersion:
-			return o.finish(ErrUnchanged)
+		return o.gotten(&r)
+	case Prepare:
+		if err := o.refuted(&r); err != nil {
+			return o.finish(err)
 		}
-		o.Record = r
-		if r.Flags&layout.FlagManifest != 0 {
-			return o.readChunks(r.Value)
-		}
-		return o.finish(nil)
+		cur := r
+		return o.place(&cur)
 	case Put:
 		switch {
 		case o.Cond == IfAbsent && !o.expired:
@@ -233,6 +232,22 @@ func (o *Op) present(slot uint8, w layout.Word, r layout.Record) Action {
 	}
 }
 
+// gotten answers a Get with the key's record.
+func (o *Op) gotten(r *layout.Record) Action {
+	o.Version = r.Version
+	switch {
+	case o.expired:
+		return o.finish(ErrNotFound)
+	case o.Cond == IfVersion && r.Version == o.IfVersion:
+		return o.finish(ErrUnchanged)
+	}
+	o.Record = *r
+	if r.Flags&layout.FlagManifest != 0 {
+		return o.readChunks(r.Value)
+	}
+	return o.finish(nil)
+}
+
 // absent acts on a key that the tail does not hold.
 func (o *Op) absent() Action {
 	o.env.Forget(o)
@@ -240,7 +255,7 @@ func (o *Op) absent() Action {
 	switch o.Kind {
 	case Get, Delete:
 		return o.finish(ErrNotFound)
-	case Put:
+	case Put, Prepare:
 		if o.Cond == IfVersion || o.Cond == IfPresent {
 			return o.finish(ErrNotFound)
 		}

@@ -127,6 +127,16 @@ func (o *Op) next() Action {
 		return o.gotSyncChunk()
 	case stepSplitSeen:
 		return o.splitSeen()
+	case stepReadFrozen:
+		return o.gotFrozen()
+	case stepReadStatus:
+		return o.gotStatus()
+	case stepAbortStatus:
+		return o.gotAbort()
+	case stepReadIntent:
+		return o.gotStands()
+	case stepSyncIntent:
+		return o.gotSyncIntent()
 	}
 	if o.Machine != nil {
 		return o.Machine.Next()
@@ -216,7 +226,7 @@ func (o *Op) start() Action {
 		}
 		o.lock, o.locked = 0, false // it went with the head
 	}
-	if o.havePlace || o.long() {
+	if o.havePlace || o.long() || o.hasTxnPlace() {
 		switch {
 		case !samePlaces(o.Route.PG, r.PG), o.placeRecalled(r.PG):
 			o.dropPlace()
@@ -267,6 +277,8 @@ func (o *Op) route() (r Route, ok bool) {
 		return o.env.RouteShard(o.Hash)
 	case o.Kind == Raw:
 		return o.env.RoutePG(o.Raw.PG, false)
+	case o.Kind == Decide:
+		return o.env.RoutePG(o.Txn.Status.PG, false)
 	case o.Machine != nil:
 		return o.Machine.Where(o.env)
 	}
@@ -306,6 +318,7 @@ func (o *Op) splitDone(h layout.Header) bool {
 // again restarts the Op after something that took no effect; a is what to ask
 // of the caller first, 0 for nothing.
 func (o *Op) again(a Action) Action {
+	o.toParent()
 	if o.retries++; a == 0 && o.retries > maxRetries {
 		o.retries, a = 0, Backoff
 	}
@@ -331,6 +344,8 @@ func (o *Op) dispatch() Action {
 		o.begin()
 		o.add(Access{Verb: Read, Space: o.Raw.Space, Replica: o.Raw.Replica, Off: o.Raw.Off, Buf: o.recBuf(0, o.Raw.Len)})
 		return o.post(stepReadRaw)
+	case Settle, Decide:
+		return o.beginTxn(Hint{}, false)
 	}
 	h, hinted := o.env.Hint(o)
 	if c := o.Route.Child; hinted && o.lock == 0 && c != nil && h.Shard == c.Shard && o.Route.Moves(o.Hash) && c.PG != nil {
@@ -342,6 +357,8 @@ func (o *Op) dispatch() Action {
 	}
 	hinted = hinted && h.Shard == o.Route.Shard && h.Leads(&o.Route)
 	switch o.Kind {
+	case Prepare:
+		return o.beginTxn(h, hinted)
 	case Get:
 		switch {
 		case hinted && o.Cond == IfVersion && h.Version == o.IfVersion && h.Flags&HintExpires == 0 && !o.Route.PG.Joining:
@@ -407,6 +424,9 @@ func (o *Op) placeRecalled(pg *PG) bool {
 	if o.havePlace && pg.IsRecalled(o.n.Unit()) {
 		return true
 	}
+	if o.hasTxnPlace() && (o.intent.have && pg.IsRecalled(o.intent.word.Unit()) || o.final.have && pg.IsRecalled(o.final.word.Unit())) {
+		return true
+	}
 	if o.long() {
 		for _, c := range o.chunks {
 			if pg.IsRecalled(c.Unit) {
@@ -440,6 +460,9 @@ const HeaderSlot = 0xff
 
 // slotOff is the region offset of a slot numbered as in Hint.
 func (o *Op) slotOff(slot uint8) uint64 {
+	if o.far != nil && o.fixed != 0 {
+		return o.fixed
+	}
 	if o.far != nil && o.syncBase != 0 {
 		if slot == HeaderSlot {
 			return o.syncBase

@@ -24,8 +24,12 @@ type Op struct {
 	Scan      *Page    // request and answer of a Scan
 	Raw       *RawRead // request of a Raw
 	Machine   Machine  // of a janitor's kinds
-	Kind      Kind
-	Cond      Cond
+	Txn       *Txn     // of a transaction's kinds
+	// Patience is how often the Op waits for an undecided transaction in its first attempt before aborting it, twice as often
+	// in each further attempt. 0: the default, about two milliseconds; negative: never.
+	Patience int8
+	Kind     Kind
+	Cond     Cond
 	// Flags of the record written, of layout.FlagsOfValue. A Modify leaves here what it computed.
 	Flags layout.RecordFlags
 
@@ -120,7 +124,11 @@ type far struct {
 	chunkID       uint64
 	readID        uint64
 	chunksWritten bool
-	parent        *Route // of a Machine that is at the child; else nil
+	parent        *Route // of a Machine that is at the child, or while the Op is at a status word; else nil
+
+	fixed         uint64 // region offset of the word under change if that is a status word
+	met           meeting
+	intent, final final // of a Prepare; a Settle's copy of a record is final
 }
 
 // ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (of layout.FlagsOfValue) and expiry (Unix ms, 0 = none). An error ends the Op with it, nothing changed. It may be
@@ -219,7 +227,7 @@ func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) 
 // Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that
 // would: it may still end as if it had not begun.
 func (o *Op) Untouched() bool {
-	return !o.Posted() && o.lock == 0 && !o.havePlace && !o.long()
+	return !o.Posted() && o.lock == 0 && !o.havePlace && !o.long() && !o.hasTxnPlace()
 }
 
 // NotPosted says that the accesses of the last Post were not performed, and will
@@ -231,6 +239,11 @@ func (o *Op) NotPosted() {
 	if !o.lockTried {
 		o.lock = 0 // nobody has seen it
 	}
+	o.keepLock()
+}
+
+// keepLock takes back the release of the lock that is among the accesses, which will not be performed.
+func (o *Op) keepLock() {
 	for i := range o.Accesses {
 		if a := &o.Accesses[i]; a.NoWait && o.lock == 0 && o.far != nil && a.Off == o.lockOff {
 			o.lock, o.lockTried = layout.Lock(a.Expect), true
@@ -243,8 +256,14 @@ func (o *Op) NotPosted() {
 // verbs that its session keeps counting as in flight. If the Op may have
 // happened, Err is ErrUnknown joined with err; otherwise err.
 func (o *Op) Fail(err error) Action {
+	if o.Machine == nil {
+		o.toParent()
+	}
 	if o.adrift || o.anyFailed() {
 		o.leakOwn() // a WRITE may still land there
+	}
+	if o.step == stepStart {
+		o.keepLock() // the caller has not posted what came with the last action
 	}
 	o.Accesses = o.Accesses[:0]
 	if o.Posted() {
@@ -257,6 +276,7 @@ func (o *Op) Fail(err error) Action {
 
 func (o *Op) finish(err error) Action {
 	o.endMachine()
+	o.toParent()
 	o.begin()
 	if o.lock != 0 {
 		o.addUnlock()

@@ -23,6 +23,11 @@ func (o *Op) resolved() Action {
 		o.written = false
 		return o.again(0)
 	}
+	if o.Kind.isTxn() {
+		if a, known := o.resolvedTxn(wordAt(o.word(0))); known {
+			return a
+		}
+	}
 	o.leak()
 	return o.finish(ErrUnknown)
 }
@@ -33,6 +38,7 @@ func (o *Op) retire() {
 		o.env.Retire(o.Route.PG, o.n)
 		o.havePlace = false
 	}
+	o.dropTxn(o.env.Retire)
 	o.dropPlace()
 }
 
@@ -51,6 +57,7 @@ func (o *Op) leakOwn() {
 		o.env.Leak(o.Route.PG, o.n)
 	}
 	o.havePlace = false
+	o.dropTxn(o.env.Leak)
 	if o.Machine != nil {
 		o.Machine.Release(false)
 	}

@@ -146,7 +146,7 @@ func (o *Op) gotSegment() Action {
 }
 
 func (o *Op) gotScanRecords() Action {
-	o.Scan.Found = o.Scan.Found[:0]
+	o.Scan.Found, o.met.list = o.Scan.Found[:0], o.met.list[:0]
 	for i := range o.Accesses {
 		r, err := layout.ParseRecord(o.recAt(i))
 		if err != nil {
@@ -156,11 +156,20 @@ func (o *Op) gotScanRecords() Action {
 			o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), o.Accesses[i].Off, err))
 			continue
 		}
+		if r.Flags&layout.FlagIntent != 0 {
+			in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+			if err != nil {
+				o.corrupted(fmt.Errorf("pg %d replica %d: record at %#x: %w", o.Route.PG.ID, o.Route.PG.Reader(), o.Accesses[i].Off, err))
+				continue
+			}
+			o.met.list = append(o.met.list, met{o.Accesses[i].Off, in})
+			continue
+		}
 		if o.Scan.Expired || !o.isExpired(&r.RecordHeader) {
 			o.Scan.Found = append(o.Scan.Found, r)
 		}
 	}
-	return o.scanned()
+	return o.scanIntents()
 }
 
 // corrupted notes what a Scan cannot read, and leaves out.

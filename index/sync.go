@@ -38,6 +38,9 @@ func (o *Op) gotPublish() Action {
 
 // published: n is visible at P. The replaced record's place is ours.
 func (o *Op) published() Action {
+	if o.Kind.isTxn() {
+		return o.publishedTxn()
+	}
 	if o.Kind == Delete {
 		o.env.Forget(o)
 	} else {
@@ -48,7 +51,7 @@ func (o *Op) published() Action {
 	if o.far != nil {
 		o.chunks = o.chunks[:0]
 	}
-	if o.x.Readable() && o.xFlags&HintManifest != 0 {
+	if o.x.Readable() && o.xFlags&HintManifest != 0 && !o.isSettled() {
 		// The chunks go with the manifest, which nobody reuses before us.
 		o.begin()
 		o.add(Access{Verb: Read, Space: Heap, Replica: 0, Off: o.x.Off(), Buf: o.recBuf(0, o.x.ReadLen())})
@@ -69,6 +72,9 @@ func (o *Op) unlink() {
 	if o.x.Readable() && !o.unlinked {
 		o.unlinked = true
 		o.env.Unlinked(o.Route.PG, o.x)
+		if o.isSettled() {
+			o.unlinkMet()
+		}
 	}
 }
 
@@ -93,6 +99,8 @@ func (o *Op) syncRead() Action {
 			return o.again(0)
 		case stepSplitSeen:
 			return o.splitSeen()
+		case stepSyncStatus:
+			return o.statusKnown()
 		case stepReadSegment:
 			return o.readSegment()
 		case StepPublishWords:
@@ -160,6 +168,10 @@ func (o *Op) syncNext() Action {
 		if !same && layout.RecordFlags(prev[10])&layout.FlagManifest != 0 {
 			o.chunk = 0
 			return o.syncChunks()
+		}
+		if layout.RecordFlags(prev[10])&layout.FlagIntent != 0 {
+			o.chunk = 0
+			return o.syncIntent()
 		}
 		return o.syncCAS(!same)
 	default: // stepSyncCAS

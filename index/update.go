@@ -61,6 +61,7 @@ func (o *Op) dropPlace() {
 		o.havePlace = false
 	}
 	o.prepared, o.written = false, false
+	o.dropTxn(o.env.Unuse)
 	if o.far != nil {
 		for _, c := range o.chunks {
 			o.env.Unuse(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
@@ -77,7 +78,7 @@ func (o *Op) addRecord() {
 
 // update writes the record everywhere and swings x to it at A, in one round.
 func (o *Op) update() Action {
-	if o.x.State() == layout.Frozen {
+	if o.x.State() == layout.Frozen && !o.isSettled() {
 		return o.isFrozen()
 	}
 	if a := o.prepare(o.xVersion); a != 0 {
@@ -103,7 +104,7 @@ func (o *Op) casSlot() Action {
 	way := o.hinted()
 	o.Accesses = way.Swing(o.Accesses)
 	switch {
-	case o.Kind == Delete:
+	case o.Kind == Delete, o.Kind.isTxn():
 		o.noting = false
 	case o.x.State() == layout.Empty:
 		o.noting, o.noteRead = o.Route.PG.Notes(), false
@@ -138,6 +139,9 @@ func (o *Op) casDone() Action {
 		o.won = true
 		return o.publish()
 	}
+	if o.Kind == Settle || o.Kind == Decide {
+		return o.lostTxn(found)
+	}
 	return o.lost(found)
 }
 
@@ -146,6 +150,9 @@ func (o *Op) lost(c layout.Word) Action {
 	o.env.Forget(o)
 	switch c.State() {
 	case layout.Frozen:
+		if o.x.State() != layout.Empty && c.FP() == layout.FP(o.Hash) && layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+			return o.readLost(c) // an intent, or on its way elsewhere
+		}
 		return o.again(Backoff)
 	case layout.Moved:
 		// Nobody follows it before the tail shows it.
@@ -157,7 +164,12 @@ func (o *Op) lost(c layout.Word) Action {
 	if c.FP() != layout.FP(o.Hash) || !layout.InHeap(c, o.Route.PG.HeapLo, o.Route.PG.HeapHi) || o.x.State() == layout.Empty {
 		return o.lookAgain()
 	}
-	// Perhaps the same key: its record is at A for certain, at P perhaps not yet.
+	return o.readLost(c)
+}
+
+// readLost reads the record of c at the head. Perhaps it is the same key: its record is at A for certain, at P perhaps not
+// yet.
+func (o *Op) readLost(c layout.Word) Action {
 	o.x = c
 	o.begin()
 	o.add(Access{Verb: Read, Space: Heap, Replica: 0, Off: c.Off(), Buf: o.recBuf(0, c.ReadLen())})
@@ -180,6 +192,12 @@ func (o *Op) gotLost() Action {
 	if err != nil || !bytes.Equal(r.Key, o.Key) {
 		return o.lookAgain()
 	}
+	if r.Flags&layout.FlagIntent != 0 {
+		return o.meetAtA(&r)
+	}
+	if o.x.State() == layout.Frozen && o.Kind != Prepare {
+		return o.again(Backoff)
+	}
 	o.takeRecord(o.slot, o.x, &r)
 	o.Version, o.atA = r.Version, true
 	// Nobody learns of a state that the tail does not show.
@@ -196,6 +214,8 @@ func (o *Op) gotLost() Action {
 		return o.casDelete()
 	case Modify:
 		return o.modify(&r)
+	case Prepare:
+		return o.changeAtA(&r)
 	}
 	return o.update()
 }

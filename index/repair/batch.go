@@ -139,6 +139,20 @@ func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) 
 	return m, err
 }
 
+// namedBy lists the places of the records that the intent r names.
+func (o *Op) namedBy(it *item, r *layout.Record) (parts []layout.Chunk, err error) {
+	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+	if err != nil {
+		return nil, fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
+	}
+	for _, x := range []layout.Word{in.Parent, in.Final} {
+		if x.State() == layout.Live {
+			parts = append(parts, layout.Chunk{Unit: x.Unit(), Code: x.Code(), Ver: x.Ver()})
+		}
+	}
+	return parts, nil
+}
+
 // inHeap checks a word's place: nothing is read, written or freed where a damaged word says.
 func (o *Op) inHeap(r wordRef, x layout.Word) error {
 	if layout.InHeap(x, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
@@ -148,12 +162,12 @@ func (o *Op) inHeap(r wordRef, x layout.Word) error {
 		Check: "outside the heap", Got: uint64(x)})
 }
 
-// readManifests finds the manifests among the items' records at A, and their chunks.
+// readManifests finds the manifests among the items' records at A, and their chunks; and intents, and the records that they name.
 // A bad one is a finding, or ends the Op if it must not be skipped: chunks that nobody knows of would be freed
 // while they are linked. Two passes, headers first: few records are manifests, and the others are not read whole.
 func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then func() index.Action) index.Action {
 	got := func(it *item, b []byte) error {
-		if layout.RecordFlags(b[10])&layout.FlagManifest != 0 {
+		if layout.RecordFlags(b[10])&(layout.FlagManifest|layout.FlagIntent) != 0 {
 			*manifests = append(*manifests, it)
 		}
 		return nil
@@ -161,17 +175,17 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 	return o.fetch(list, layout.RecordHeaderSize, got, func() index.Action {
 		return o.fetch(*manifests, 0, func(it *item, b []byte) error {
 			r, err := o.parseOf(it, b)
-			if err == nil {
-				if r.Flags&layout.FlagManifest == 0 {
-					return nil // half a look at something else
-				}
+			switch {
+			case err != nil:
+			case r.Flags&layout.FlagIntent != 0:
+				it.oldParts, err = o.namedBy(it, &r)
+			case r.Flags&layout.FlagManifest != 0: // else half a look at something else
 				var m layout.Manifest
 				if m, err = o.partsOf(it, &r); err == nil {
 					it.id, it.oldParts = m.ID, m.Chunks
-					return nil
 				}
 			}
-			if !must {
+			if err != nil && !must {
 				o.finding("%v", err)
 				err = nil
 			}

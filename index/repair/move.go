@@ -126,9 +126,13 @@ func (o *Op) gotMoving(it *item, b []byte) error {
 	case o.Route.ShardOff+home != o.work.groups[0]:
 		return nil
 	case o.Kind == index.Move && !o.Route.Moves(hash):
-		if it.x.State() == layout.Frozen {
+		if it.x.State() == layout.Frozen && r.Flags&layout.FlagIntent == 0 {
 			o.finding("%s: FROZEN, but its key does not move", o.where(it.wordRef))
 		}
+		return nil
+	}
+	if r.Flags&layout.FlagIntent != 0 {
+		it.intent = true // it stays as it is
 		return nil
 	}
 	it.mine, it.hash, it.key = true, hash, bytes.Clone(r.Key)
@@ -155,6 +159,11 @@ func (w *workState) mine() (list []*item) {
 // placeMoving takes places for all records that go to another placement group, before
 // anything is frozen that would have to wait for memory.
 func (o *Op) placeMoving() index.Action {
+	for _, it := range o.work.items {
+		if it.intent {
+			return o.waitIntent(it)
+		}
+	}
 	if child := o.Route.Child.PG; child.ID != o.Route.PG.ID {
 		for _, it := range o.work.mine() {
 			if !it.havePlace && !o.takePlaces(child, it) {
@@ -163,6 +172,15 @@ func (o *Op) placeMoving() index.Action {
 		}
 	}
 	return o.freeze(false)
+}
+
+// waitIntent starts over when a transaction may have taken its intent away. No intent moves, since its owner, and whoever meets it, knows it by
+// its slot.
+func (o *Op) waitIntent(it *item) index.Action {
+	if o.work.frozen++; o.work.frozen > maxFrozen {
+		return o.Finish(fmt.Errorf("%s: %v is a transaction's intent, and stays", o.where(it.wordRef), it.x))
+	}
+	return o.Restart(index.Backoff)
 }
 
 // noMemory starts over when there is memory.

@@ -182,10 +182,11 @@ func (r wordRef) off() uint64 {
 // done for an item is decided by a CAS that expects x.
 type item struct {
 	wordRef
-	x     layout.Word // as last seen at A
-	stale bool        // x changed after the record was read
-	mine  bool        // of the moved set
-	done  bool        // the child has it
+	x      layout.Word // as last seen at A
+	stale  bool        // x changed after the record was read
+	mine   bool        // of the moved set
+	intent bool        // a transaction's, of the moved set
+	done   bool        // the child has it
 
 	key      []byte         // its own memory
 	hash     uint64         // of key

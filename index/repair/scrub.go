@@ -93,6 +93,17 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 			}
 			rec, _ := layout.ParseRecord(good)
 			o.noteKey(it.wordRef, rec.Key)
+			if rec.Flags&layout.FlagIntent != 0 {
+				parts, err := o.namedBy(it, &rec)
+				if err != nil {
+					o.Work.Lost++
+					o.finding("%v", err)
+				}
+				for _, c := range parts {
+					o.linked(c.Unit, c.Code)
+				}
+				continue
+			}
 			if rec.Flags&layout.FlagManifest == 0 {
 				continue
 			}

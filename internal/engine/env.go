@@ -113,7 +113,7 @@ func (t *Task) Remember(o *index.Op, h index.Hint) {
 // about to go.
 func (t *Task) Deleting(o *index.Op) bool {
 	for _, x := range t.lane.active { // a key's operations are all on one lane
-		if p := &x.Op; x != t && p.Kind == index.Delete && p.Check == o.Check && p.Posted() {
+		if p := &x.Op; x != t && (p.Kind == index.Delete || p.Kind == index.Settle) && p.Check == o.Check && p.Posted() {
 			return true
 		}
 	}

@@ -113,9 +113,10 @@ func (t *staged) runScript(prog *luascript.Program, readOnly bool, keys, args []
 	task := &luascript.Task{Host: h, Memory: int64(g.o.ScriptMemory)}
 	task.Start(time.Until(t.scriptsEnd))
 	g.scripts.begin(task)
-	db, before := t.db, t.snapshot()
+	db, before, told := t.db, t.snapshot(), len(t.changes)
 	if !g.scripts.pool.Run(task, prog, keys, args, w) {
 		t.undo(before)
+		t.changes = t.changes[:told]
 	}
 	t.db = db
 	g.scripts.end(task)

@@ -192,6 +192,8 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 	switch {
 	case err == nil && r.Flags&FlagManifest != 0:
 		d.manifest(RecordHeaderSize+keyLen, r.Value)
+	case err == nil && r.Flags&FlagIntent != 0:
+		d.intent(RecordHeaderSize+keyLen, r.Value)
 	case valueLen > 0:
 		d.text(RecordHeaderSize+keyLen, valueLen, "value")
 	}
@@ -216,6 +218,26 @@ func (d *dumper) manifest(off int, v []byte) {
 	}
 }
 
+func (d *dumper) intent(off int, v []byte) {
+	i, err := ParseIntent(v, 0, 1<<32-1)
+	if err != nil {
+		d.text(off, len(v), "value")
+		d.problem(err)
+		return
+	}
+	d.field(off, 2, "kind, try", "%v, try %d", i.Kind, i.Try)
+	d.field(off+2, 2, "zero", "")
+	d.field(off+4, 4, "pg", "%d", i.PG)
+	d.field(off+8, 4, "gen", "%d", i.Generation)
+	d.field(off+12, 4, "zero", "")
+	d.field(off+16, 8, "off", "status word at %#x", i.Off)
+	d.field(off+24, 8, "seq", "transaction %d", i.Seq)
+	d.field(off+32, 8, "parent", "%v%s", i.Parent, where(i.Parent))
+	d.field(off+40, 8, "final", "%v%s", i.Final, where(i.Final))
+	d.field(off+48, 8, "ts", "%d", i.TS)
+	d.field(off+56, 8, "coord", "session %d", i.Coord)
+}
+
 func (f RecordFlags) String() string {
 	var s []string
 	if f&FlagManifest != 0 {
@@ -226,6 +248,9 @@ func (f RecordFlags) String() string {
 	}
 	if f&FlagNote != 0 {
 		s = append(s, "NOTE")
+	}
+	if f&FlagIntent != 0 {
+		s = append(s, "INTENT")
 	}
 	if r := f & recordFlagsRsv; r != 0 {
 		s = append(s, fmt.Sprintf("%#x", uint8(r)))

@@ -1,6 +1,6 @@
 // Package layout defines every byte that lives in remote memory: the slot word,
 // the group and its header and lock words, the segment, the record, the chunk
-// manifest and the region header; and the mapping from a key's hash to them.
+// manifest, the intent and status word of a transaction and the region header; and the mapping from a key's hash to them.
 //
 // It is pure: it imports nothing of the project, allocates nothing on the hot
 // path and does no I/O. Everything it parses is hostile until checked; a failed
@@ -342,6 +342,8 @@ const (
 	FlagChunk
 	// FlagUser: the value ends with four bytes that are the user's flags.
 	FlagUser
+	// FlagIntent: the value is an Intent, what a transaction is about to do to the key.
+	FlagIntent
 	// FlagNote: the value ends with eight bytes, before those of FlagUser, that are the user's note.
 	FlagNote RecordFlags = 1 << 7
 
@@ -350,7 +352,7 @@ const (
 	// FlagsOfValue are the flags that come with a value, whichever record it is in; the others say how it is kept.
 	FlagsOfValue RecordFlags = FlagUser | FlagNote | typeMask
 
-	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagsOfValue)
+	recordFlagsRsv RecordFlags = 0xff &^ (FlagManifest | FlagChunk | FlagIntent | FlagsOfValue)
 )
 
 // TailLen is how many bytes stand behind the user's value.
@@ -476,6 +478,8 @@ func (r *Record) Parse(b []byte) error {
 		return corrupt("record", 11, "format version", uint64(b[11]), FormatVersion, b)
 	case r.Flags&recordFlagsRsv != 0:
 		return corrupt("record", 10, "reserved flags", uint64(r.Flags), 0, b)
+	case r.Flags&FlagIntent != 0 && (r.Flags != FlagIntent || r.Expiry != 0):
+		return corrupt("record", 10, "flags of an intent", uint64(r.Flags), uint64(FlagIntent), b)
 	case r.Flags&FlagChunk != 0 && r.Flags.TypeOf() != 0:
 		return corrupt("record", 10, "chunk with a type", uint64(r.Flags), 0, b)
 	case (r.KeyLen == 0) != (r.Flags&FlagChunk != 0):

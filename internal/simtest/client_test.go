@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/janitor"
@@ -35,6 +36,8 @@ type cl struct {
 	vainAt  int
 	seen    map[int]ref
 	values  int
+	status  []*statusWord
+	txns    []*transaction
 
 	conns   []*conn
 	agenda  *session.Agenda
@@ -44,7 +47,8 @@ type cl struct {
 
 	job    *dirpb.Job
 	plan   *janitor.Plan
-	todo   []int // operations of plan not begun
+	todo   []int         // operations of plan not begun
+	extra  []repair.Work // for the status array
 	report *dirpb.JobReport
 	tries  int
 
@@ -68,6 +72,8 @@ type running struct {
 	start int    // World.step at which it counts as begun
 	e     *Event // of scripts; nil for scans, evictions and janitors
 	evict *evicting
+	txn   *transaction
+	part  int // of txn's, -1: the decision
 	work  int // of janitors: which of the plan
 	step  Step
 	over  bool   // the Op is done
@@ -80,6 +86,8 @@ func (r *running) String() string {
 	s := r.step.Verb.String()
 	if r.e != nil {
 		s = r.e.String()
+	} else if r.txn != nil {
+		s = fmt.Sprintf("%v %s", r.t.Op.Kind, r.t.Op.Key)
 	} else if r.work >= 0 {
 		s = fmt.Sprintf("%v %d", r.t.Op.Kind, r.work)
 	}
@@ -193,6 +201,9 @@ func (w *World) addClient(janitor bool) error {
 	c.pump()
 	for _, s := range w.fencedIDs() {
 		c.core.SetFenced(s)
+	}
+	if c.i < len(w.cfg.Scripts) {
+		w.handStatus(c)
 	}
 	w.cls = append(w.cls, c)
 	w.touch()

@@ -378,6 +378,7 @@ func (w *World) loseCopies() {
 func (w *World) scannedExtent(j *dirpb.Job) {
 	for _, x := range j.Extents {
 		w.scannedAt[place{j.PgId, x}] = w.step
+		w.checkScanned(j.PgId, x)
 	}
 }
 

@@ -3,6 +3,7 @@ package simtest
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/anishathalye/porcupine"
@@ -40,11 +41,15 @@ type Event struct {
 	Old          string // CAS, DelIf, GetIf: the value whose version is expected; Evict, expired: the one removed
 	Got          string // Get, GetIf
 	Out          Outcome
-	Expired      bool // Evict: the record had expired
+	Expired      bool   // Evict: the record had expired
+	Parts        []part // Txn
 	Call, Return int64
 }
 
 func (e *Event) String() string {
+	if e.Verb == Txn {
+		return fmt.Sprintf("c%d txn %v: %v", e.Client, e.Parts, e.Out)
+	}
 	s := fmt.Sprintf("c%d %v key%d", e.Client, e.Verb, e.Key)
 	if e.Verb.writes() {
 		s += " " + e.Value
@@ -142,6 +147,9 @@ var model = porcupine.Model{
 // answers (I13). Operations of unknown outcome may take effect at any time after
 // their call, or never.
 func CheckHistory(h []Event) error {
+	if slices.ContainsFunc(h, func(e Event) bool { return e.Verb == Txn }) {
+		return checkJoint(h)
+	}
 	byKey := map[int][]porcupine.Operation{}
 	for i := range h {
 		e := &h[i]

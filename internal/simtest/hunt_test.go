@@ -10,7 +10,7 @@ import (
 
 var (
 	flagHunt   = flag.Duration("hunt", 0, "search for so long, or until something fails")
-	flagHuntIn = flag.String("hunt-in", "", "after the scenarios, search only the wide scopes whose names begin like this")
+	flagHuntIn = flag.String("hunt-in", "", "after the scenarios, search only the scopes whose names begin like this; those with transactions if asked for")
 )
 
 // TestHunt tries the scenarios and then searches, wide scopes in turn, until something fails.
@@ -33,8 +33,8 @@ func TestHunt(t *testing.T) {
 	seed := uint64(0)
 	for limit := 250; time.Now().Before(end); limit *= 4 {
 		for _, name := range sorted(scopes) {
-			if *flagHuntIn != "" {
-				break
+			if !hunted(name) {
+				continue
 			}
 			for _, sync := range []bool{false, true} {
 				cfg := scopes[name]
@@ -46,7 +46,7 @@ func TestHunt(t *testing.T) {
 		}
 		for ; seed < uint64(limit) && time.Now().Before(end); seed++ {
 			for _, name := range sorted(wide) {
-				if !strings.HasPrefix(name, *flagHuntIn) {
+				if !hunted(name) {
 					continue
 				}
 				fails(wide[name], name, seed)
@@ -54,4 +54,12 @@ func TestHunt(t *testing.T) {
 			}
 		}
 	}
+}
+
+// txnPrefix begins the names of scopes with transactions, which show mistakes in transactions.
+const txnPrefix = "txn"
+
+// hunted reports whether a scope is searched.
+func hunted(name string) bool {
+	return strings.HasPrefix(name, *flagHuntIn) && (*flagHuntIn == txnPrefix || !strings.HasPrefix(name, txnPrefix))
 }

@@ -103,8 +103,13 @@ func (w *World) before(c *cl, ev sim.Event) {
 	lo := uint32(off / layout.UnitSize)
 	hi := lo + uint32((ev.Len+layout.UnitSize-1)/layout.UnitSize)
 	for _, s := range r.slots {
-		if x := s.now; x.Readable() && x.Unit() < hi && lo < x.Unit()+x.Units() && !bytes.Equal(data, r.bytes[off:off+uint64(ev.Len)]) {
-			w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which slot %#x of m%d links", ev, c.i, x, s.off, r.node.i))
+		if !s.now.Readable() {
+			continue
+		}
+		for _, x := range w.names(r, s.now) {
+			if x.Unit() < hi && lo < x.Unit()+x.Units() && !bytes.Equal(data, r.bytes[off:off+uint64(ev.Len)]) {
+				w.fail(fmt.Errorf("I4: %v of client %d writes over %v, which slot %#x of m%d links", ev, c.i, x, s.off, r.node.i))
+			}
 		}
 	}
 	rec, err := layout.ParseRecord(data)
@@ -181,17 +186,25 @@ func (w *World) after(ev sim.Event) {
 	chain := w.chain(r.pg)
 	k := slices.Index(chain, r)
 	w.checkOrder(chain, k, s)
-	if old.Readable() && !w.links(r.pg, old) {
-		u := &unlinked{units: old.Units(), step: w.step, word: old}
-		if rec, err := w.recordAt(r, old); err == nil {
-			u.version, u.key = rec.Version, string(rec.Key)
+	w.checkStatus(r, off, old, now)
+	if old.Readable() {
+		for _, x := range w.names(r, old) {
+			if w.links(r.pg, x) {
+				continue
+			}
+			u := &unlinked{units: x.Units(), step: w.step, word: x}
+			if rec, err := w.recordAt(r, x); err == nil {
+				u.version, u.key = rec.Version, string(rec.Key)
+			}
+			w.unlinked[place{r.pg, x.Unit()}] = u
 		}
-		w.unlinked[place{r.pg, old.Unit()}] = u
 	}
 	if !now.Readable() {
 		return
 	}
-	delete(w.unlinked, place{r.pg, now.Unit()})
+	for _, x := range w.names(r, now) {
+		delete(w.unlinked, place{r.pg, x.Unit()})
+	}
 	rec, err := w.recordAt(r, now)
 	w.linked[named{r.pg, now.WithState(layout.Live)}] = linked{string(rec.Key), string(rec.Value)}
 	if err != nil {
@@ -230,7 +243,7 @@ func (w *World) checkOrder(chain []*region, k int, s *slot) {
 func (w *World) links(pg uint32, x layout.Word) bool {
 	for _, r := range w.chain(pg) {
 		for _, s := range r.slots {
-			if s.now.Readable() && s.now.Unit() == x.Unit() {
+			if s.now.Readable() && slices.ContainsFunc(w.names(r, s.now), func(y layout.Word) bool { return y.Unit() == x.Unit() }) {
 				return true
 			}
 		}
@@ -244,8 +257,12 @@ func (w *World) checkComplete(copies []*region, x layout.Word) {
 		if r.node.crashed {
 			continue
 		}
-		if _, err := w.recordAt(r, x); err != nil {
-			w.fail(fmt.Errorf("I3: the tail m%d holds %v, m%d: %w", copies[len(copies)-1].node.i, x, r.node.i, err))
+		for _, n := range w.names(r, x) {
+			if rec, err := w.recordAt(r, n); err != nil {
+				w.fail(fmt.Errorf("I3: the tail m%d holds %v, m%d: %v: %w", copies[len(copies)-1].node.i, x, r.node.i, n, err))
+			} else if own, err := w.recordAt(r, x); err == nil && string(own.Key) != string(rec.Key) {
+				w.fail(fmt.Errorf("I3: the tail m%d holds %v of %q, which names a record of %q", copies[len(copies)-1].node.i, x, own.Key, rec.Key))
+			}
 		}
 	}
 }
@@ -459,6 +476,9 @@ func (w *World) checkBytes() {
 	if w.cfg.FillStash > 0 && !w.cfg.OVF {
 		return // the fillers stand in the stash although their group has not overflowed
 	}
+	if w.cfg.Status > 0 && w.intentsLeft() {
+		return // the checker takes them for words of a move
+	}
 	r := atRest{w, &dirpb.StatusReply{Map: w.st.Map(nil), Usage: w.st.Usage()}}
 	for _, ns := range r.st.Map.Namespaces {
 		rep := check.NewReport()
@@ -495,10 +515,12 @@ func (w *World) checkUnits() {
 		for _, s := range chain[0].slots {
 			x := s.now
 			if x.Readable() {
-				if !seen[x.Unit()] {
-					all = append(all, claim{x.Unit(), x.Unit() + x.Units(), fmt.Sprintf("%v in slot %#x", x, s.off)})
+				for _, n := range w.names(chain[0], x) {
+					if !seen[n.Unit()] {
+						all = append(all, claim{n.Unit(), n.Unit() + n.Units(), fmt.Sprintf("%v in slot %#x", n, s.off)})
+					}
+					seen[n.Unit()] = true
 				}
-				seen[x.Unit()] = true
 			}
 		}
 		for _, f := range w.st.Heap(pg.Id).Free {
@@ -567,7 +589,13 @@ func (w *World) checkScans() error {
 			}
 		}
 		for i := range w.hist {
-			if e := &w.hist[i]; !e.Verb.reads() && !e.Verb.writes() && e.Call < s.end {
+			e := &w.hist[i]
+			for _, p := range e.Parts {
+				if p.Effect == index.DeleteKey && e.Call < s.end {
+					delete(present, p.Key)
+				}
+			}
+			if e.Verb != Txn && !e.Verb.reads() && !e.Verb.writes() && e.Call < s.end {
 				delete(present, e.Key)
 			}
 		}

@@ -41,6 +41,10 @@ func (c *cl) claim() {
 		return
 	}
 	c.job, c.plan, c.report, c.todo, c.tries = j, p, janitor.Begin(j), c.todo[:0], 0
+	c.extra = c.w.withStatus(j)
+	for i := range c.extra {
+		c.todo = append(c.todo, p.Len+i)
+	}
 	for i := p.Len - 1; i >= 0; i-- {
 		if p.At(i).Count || c.w.isRelevant(p.Kind, p.At(i)) {
 			c.todo = append(c.todo, i)
@@ -105,7 +109,7 @@ func (c *cl) work() {
 			return
 		}
 		r.work = i
-		x := c.plan.At(i)
+		x := c.workAt(i)
 		r.t.Op.Kind, r.t.Op.Machine = c.plan.Kind, repair.New(c.plan.Kind, &x)
 		c.start(r)
 		return
@@ -123,6 +127,14 @@ func (c *cl) work() {
 	if res.Err == nil {
 		w.ld.Scrubbed(w.st, j, time.Duration(w.now))
 	}
+}
+
+// workAt is the i-th operation of the job: the plan's, and behind them those for the status array.
+func (c *cl) workAt(i int) repair.Work {
+	if i >= c.plan.Len {
+		return c.extra[i-c.plan.Len]
+	}
+	return c.plan.At(i)
 }
 
 // workOf is what an operation of a janitor's kinds was asked, and found.

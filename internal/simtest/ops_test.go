@@ -42,7 +42,10 @@ func (c *cl) canBegin() bool {
 			n++
 		}
 	}
-	return n < c.w.cfg.Window
+	if s.Verb == Txn {
+		return len(c.run) == c.settling()
+	}
+	return n-c.settling() < c.w.cfg.Window
 }
 
 // begin starts the client's next script step.
@@ -82,6 +85,9 @@ func (c *cl) next() *running {
 		return nil
 	case Evict, Expire:
 		c.beginEvict(s)
+		return nil
+	case Txn:
+		c.beginTxn(w.cfg.Txns[s.Key])
 		return nil
 	}
 	e := &Event{Client: c.i, Verb: s.Verb, Key: s.Key, Call: w.tick()}
@@ -146,6 +152,9 @@ func (c *cl) newRun(lane int) *running {
 		c.w.fail(err)
 		return nil
 	}
+	if t.Op.Patience = -1; c.w.cfg.Patient {
+		t.Op.Patience = 1
+	}
 	return &running{t: t, lane: lane, work: -1}
 }
 
@@ -182,6 +191,8 @@ func (c *cl) done(r *running) {
 			c.worked(r)
 		case r.evict != nil:
 			c.evicted(r)
+		case r.txn != nil:
+			r.txn.over(r, r.err)
 		case r.e == nil:
 			c.scanned(r)
 		default:
@@ -245,15 +256,29 @@ func (c *cl) abandon(r *running, err error) {
 	case r.evict != nil:
 		c.evictedMaybe(r, nil)
 		return
+	case r.txn != nil && errors.Is(err, engine.ErrLease):
+		c.loseTxns()
+		return
+	case r.txn != nil:
+		r.txn.over(r, errAbandoned(r, posted))
+		return
 	case r.e == nil:
 		return // the page is read again
 	}
 	r.e.Out = NotDone
-	if r.over && errors.Is(r.err, index.ErrUnknown) || !r.over && posted {
+	if errors.Is(errAbandoned(r, posted), index.ErrUnknown) {
 		r.e.Out = Unknown
 	}
 	r.e.Return = c.w.tick()
 	c.w.record(r.e)
+}
+
+// errAbandoned is the error of an operation that was abandoned; posted says whether its deciding verb was under way.
+func errAbandoned(r *running, posted bool) error {
+	if r.over && errors.Is(r.err, index.ErrUnknown) || !r.over && posted {
+		return index.ErrUnknown
+	}
+	return engine.ErrTimeout
 }
 
 func (c *cl) scanPage() {

@@ -272,6 +272,7 @@ func (c *cl) crash() {
 	c.life = crashed
 	c.w.touch()
 	c.quit()
+	c.loseTxns()
 	for _, r := range c.run {
 		if r.e != nil {
 			e := *r.e

@@ -47,10 +47,12 @@ const (
 	Evict
 	// Expire removes what has expired there, and is in no history.
 	Expire
+	// Txn is a transaction; its key is the number of one of Config.Txns.
+	Txn
 	expired // in histories only: what the clock did to a PutEx
 )
 
-var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "expired"}
+var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "txn", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -115,6 +117,14 @@ type Config struct {
 	// TwoExtents lets the heap reach into a second extent, for recalls of the first.
 	TwoExtents bool
 	Scripts    [][]Step
+	// Txns are the transactions of scripts. Status is how many status words each client has, the i-th in the i-th placement
+	// group. Halves: there are two shards, the second in the second placement group; keys from 10 on with an odd tens digit are in it.
+	Txns   [][]Part
+	Status int
+	Halves bool
+	// Patient: who meets an undecided transaction waits for it once before aborting it. Otherwise it is aborted at once, which is more
+	// than anybody else does.
+	Patient bool
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
 	// no task first.
 	Synchronous bool
@@ -332,6 +342,9 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		Synchronous: cfg.Synchronous, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
 		for _, x := range s {
+			if x.Verb == Txn {
+				continue
+			}
 			h, _ := hashOf(x.Key)
 			home, _ := layout.GroupOff(h, uint32(cfg.Segments))
 			c := int(home / layout.SegmentSize)
@@ -340,6 +353,9 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		}
 	}
 	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Segments)*layout.SegmentSize
+	if cfg.Status > 0 {
+		w.indexBytes += layout.SegmentSize
+	}
 	if cfg.Cache {
 		w.accessBytes = w.indexBytes
 	}
@@ -415,7 +431,7 @@ func (w *World) found(start, end uint64) error {
 		rows = append(rows, fsm.Row{Key: key, Value: v})
 	}
 	add('m', 0, &fsmpb.Meta{ClusterId: "sim", ClusterKey: []byte("k"), MapVersion: 1, NodeId: uint32(cfg.Nodes), NamespaceId: 1,
-		PgId: uint32(cfg.PGs), ShardId: 1, EpochCeiling: 1})
+		PgId: uint32(cfg.PGs), ShardId: uint32(1 + b2i(cfg.Halves)), EpochCeiling: 1})
 	mode := dirpb.NamespaceMode_NAMESPACE_STORE
 	if cfg.Cache {
 		mode = dirpb.NamespaceMode_NAMESPACE_CACHE
@@ -436,13 +452,19 @@ func (w *World) found(start, end uint64) error {
 		}
 		add('p', pg.Id, pg)
 		h := &fsmpb.Heap{PgId: pg.Id, Start: start, Watermark: w.heapLo, End: end, IndexNext: layout.RegionPageSize}
-		if i == 0 {
+		if i == 0 || i == 1 && cfg.Halves {
 			h.IndexNext += uint64(cfg.Segments) * layout.SegmentSize
 			h.Watermark += uint64((cfg.Fill + cfg.FillStash) * fillUnit)
 		}
+		if cfg.Status > 0 {
+			h.IndexNext = w.statusBase() + layout.SegmentSize // no shard gets it
+		}
 		add('h', pg.Id, h)
 	}
-	add('x', 1, &dirpb.Shard{Id: 1, NamespaceId: 1, PgId: 1, Offset: layout.RegionPageSize, Segments: uint32(cfg.Segments)})
+	for i := range 1 + b2i(cfg.Halves) {
+		add('x', uint32(i+1), &dirpb.Shard{Id: uint32(i + 1), NamespaceId: 1, PgId: uint32(i + 1), Offset: layout.RegionPageSize, Segments: uint32(cfg.Segments),
+			Depth: uint32(b2i(cfg.Halves)), Prefix: uint32(i)})
+	}
 	for _, n := range w.nodes {
 		if cfg.Full {
 			w.capacity = used[n.i]
@@ -531,6 +553,13 @@ func (w *World) Close() {
 }
 
 // ---- running ---------------------------------------------------------------
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
 
 func (w *World) tick() int64 { w.step++; return int64(w.step) }
 
@@ -720,10 +749,18 @@ func (w *World) Finish() error {
 func (w *World) readAll() {
 	keys := map[int]bool{}
 	var reads []Step
-	for i := range w.hist {
-		if k := w.hist[i].Key; !keys[k] {
+	add := func(k int) {
+		if !keys[k] {
 			keys[k] = true
 			reads = append(reads, Step{Get, k})
+		}
+	}
+	for i := range w.hist {
+		if w.hist[i].Verb != Txn {
+			add(w.hist[i].Key)
+		}
+		for _, p := range w.hist[i].Parts {
+			add(p.Key)
 		}
 	}
 	if len(reads) == 0 || w.err != nil {
@@ -795,6 +832,12 @@ func (w *World) Sum() uint64 {
 		mix(c.dirAcked<<32 | c.dirQuiesced)
 		if c.woken == w.effects {
 			mix(1)
+		}
+		for _, x := range c.status {
+			mix(x.seq<<1 | uint64(b2i(x.busy)))
+		}
+		for _, t := range c.txns {
+			mix(uint64(t.stage)<<8 | uint64(t.left)<<4 | uint64(t.out))
 		}
 		if c.paused {
 			mix(2)

@@ -1,0 +1,447 @@
+package index
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// meeting is what an Op knows of an intent that it met: a record that says what a transaction is about to do to the
+// key. The key's value is that of the record before, or of the record that the intent leads to, by what the
+// transaction's status word says at its tail.
+type meeting struct {
+	word    layout.Word // that names it
+	in      layout.Intent
+	atA     bool // a writer met it: it looks at the heads
+	status  layout.Status
+	verdict layout.Verdict
+	recs    [2][]byte // of the records before and after
+	// settled is an intent whose verdict every replica of its status word shows. It counts as a LIVE word of the record that
+	// stands names, 0: of none.
+	settled, stands layout.Word
+	// How often a writer has waited for the intent waitedFor.
+	waitedFor layout.Word
+	waits     int32
+	intents   []layout.Word // FROZEN words of the key's group that are known to be intents
+	list      []met         // that a scan has yet to look through
+	copies    [2][]byte
+}
+
+// met is an intent on a scan's page.
+type met struct {
+	off uint64 // of its record in the region
+	in  layout.Intent
+}
+
+// isSettled reports whether the word under change is an intent that counts as the word of the record that it stands for.
+func (o *Op) isSettled() bool { return o.far != nil && o.met.settled != 0 && o.met.settled == o.x }
+
+// meet goes on at the intent record r, found at the tail under w.
+func (o *Op) meet(slot uint8, w layout.Word, r *layout.Record) Action {
+	o.env.Forget(o)
+	o.noting = false
+	o.take(Hint{Word: w, Slot: slot})
+	if o.Kind != Get {
+		return o.readLost(w) // at the head, where it is to be changed
+	}
+	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+	if err != nil {
+		return o.finish(o.txnError(err))
+	}
+	return o.lookThrough(w, in)
+}
+
+// lookThrough reads the value that an intent at the tail stands for. It waits for nobody and changes nothing.
+func (o *Op) lookThrough(w layout.Word, in layout.Intent) Action {
+	m := &o.need().met
+	m.word, m.in, m.atA = w, in, false
+	switch in.Kind {
+	case layout.IntentGuardAbsent:
+		return o.standsFor(nil) // whatever the verdict
+	case layout.IntentGuard:
+		return o.readStands(in.Parent)
+	}
+	return o.readStatus()
+}
+
+// meetAtA goes on at the intent record r, which the head names by x.
+func (o *Op) meetAtA(r *layout.Record) Action {
+	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+	if err != nil {
+		return o.finish(o.txnError(err))
+	}
+	m := &o.need().met
+	m.word, m.in, m.atA = o.x, in, true
+	return o.readStatus()
+}
+
+// readStatus reads the status word of the intent that was met: a reader where it becomes visible, a writer where it is
+// decided.
+func (o *Op) readStatus() Action {
+	m := &o.met
+	r, ok := o.env.RoutePG(m.in.PG, false)
+	if !ok || r.PG.Generation < m.in.Generation {
+		return o.again(Refresh)
+	}
+	if r.PG.Generation != m.in.Generation {
+		// Every copy of the word is lost: it says COMMIT to nobody any more.
+		m.verdict = layout.Abort
+		return o.statusKnown()
+	}
+	end := r.PG.AccessOff
+	if end == 0 {
+		end = uint64(r.PG.HeapLo) * layout.UnitSize
+	}
+	if !layout.StatusOff(m.in.Off, end) {
+		return o.finish(o.txnError(&layout.CorruptError{What: "intent", Off: 16, Check: "offset of the status word", Got: m.in.Off, Want: end}))
+	}
+	o.begin()
+	here := r.PG.ID == o.Route.PG.ID
+	if o.toStatus(&r); m.atA {
+		o.add(Access{Verb: Read, Space: Index, Off: m.in.Off, Buf: o.word(0)})
+		return o.post(stepReadStatus)
+	}
+	o.add(Access{Verb: Read, Space: Index, Replica: r.PG.Reader(), Off: m.in.Off, Buf: o.word(0)})
+	if r.PG.Joining {
+		o.add(Access{Verb: Read, Space: Index, Replica: r.PG.tail(), Off: m.in.Off, Buf: o.word(1)})
+	}
+	if here { // both records in the same round trip
+		for i, w := range [...]layout.Word{m.in.Parent, m.in.Final} {
+			if w.State() == layout.Live {
+				o.readNamed(i, w)
+			}
+		}
+	}
+	return o.post(stepReadStatus)
+}
+
+// toStatus goes to the placement group of the status word; toParent, which every way on or out takes, comes back.
+func (o *Op) toStatus(r *Route) {
+	p := o.Route
+	o.parent, o.fixed = &p, o.met.in.Off
+	o.Route = Route{PG: r.PG, MapVersion: p.MapVersion}
+}
+
+// readNamed adds a READ of the record under w, where the Op looks.
+func (o *Op) readNamed(i int, w layout.Word) {
+	m := &o.met
+	k := o.Route.PG.Reader()
+	if m.atA || o.Kind == Settle {
+		k = 0
+	}
+	if n := w.ReadLen(); cap(m.recs[i]) < n || o.Kind == Scan { // a page keeps all records
+		m.recs[i] = o.env.Buf(o, n)
+	}
+	m.recs[i] = m.recs[i][:w.ReadLen()]
+	o.add(Access{Verb: Read, Space: Heap, Replica: k, Off: w.Off(), Buf: m.recs[i]})
+}
+
+func (o *Op) gotStatus() Action {
+	m := &o.met
+	s := layout.Status(wordAt(o.word(0)))
+	if !m.atA && o.Route.PG.Joining && wordAt(o.word(1)) != layout.Word(s) {
+		if o.env.ReadOnly() {
+			return o.again(Backoff)
+		}
+		return o.sync(0, 1, stepStart)
+	}
+	return o.judgeStatus(s)
+}
+
+// judgeStatus acts on what the status word says.
+func (o *Op) judgeStatus(s layout.Status) Action {
+	m := &o.met
+	if err := s.Check(m.in.Off); err != nil {
+		return o.finish(o.txnError(err))
+	}
+	v, over := s.Of(m.in.Seq)
+	if over {
+		o.toParent()
+		return o.again(0) // the intent is gone from every replica
+	}
+	m.status, m.verdict = s, v
+	switch {
+	case !m.atA:
+		return o.statusKnown()
+	case v != layout.Undecided:
+		return o.sync(0, 1, stepSyncStatus)
+	}
+	if o.Kind != Prepare || !(&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(&m.in) {
+		if m.waitedFor != m.word {
+			m.waitedFor, m.waits = m.word, 0
+		}
+		if m.waits < o.patienceFor(m.in.Try) {
+			m.waits++
+			o.toParent()
+			return o.again(Backoff)
+		}
+	}
+	o.begin()
+	o.add(Access{Verb: CAS, Space: Index, Off: m.in.Off, Expect: uint64(s), New: uint64(s.With(m.in.Seq, layout.Abort))})
+	return o.post(stepAbortStatus)
+}
+
+// patienceFor is how often the Op waits for a transaction in its try-th attempt before aborting it. The waits get longer each
+// time, up to a millisecond.
+func (o *Op) patienceFor(try uint8) int32 {
+	switch {
+	case o.Patience < 0:
+		return 0
+	case o.Patience > 0:
+		return int32(o.Patience) << min(try, 4)
+	}
+	return defaultPatience << min(try, 4)
+}
+
+// defaultPatience is Op.Patience by default.
+const defaultPatience = 20
+
+func (o *Op) gotAbort() Action {
+	m := &o.met
+	a := &o.Accesses[0]
+	if a.Found != a.Expect {
+		return o.judgeStatus(layout.Status(a.Found))
+	}
+	m.verdict = layout.Abort
+	// Nobody acts on what the tail of the status word does not show.
+	return o.sync(0, 1, stepSyncStatus)
+}
+
+// statusKnown reads the record that the intent stands for. A writer comes here when every replica shows the verdict.
+func (o *Op) statusKnown() Action {
+	m := &o.met
+	here := o.parent != nil && o.parent.PG.ID == o.Route.PG.ID && !m.atA && o.step == stepReadStatus
+	o.toParent()
+	w := m.in.Parent
+	i := 0
+	if m.verdict == layout.Commit {
+		w, i = m.in.Final, 1
+	}
+	switch {
+	case w.State() != layout.Live:
+		m.stands = 0
+		return o.standsFor(nil)
+	case here:
+		m.recs[0], m.recs[1] = m.recs[i], m.recs[1-i]
+		m.stands = w
+		return o.gotStands()
+	}
+	return o.readStands(w)
+}
+
+// readStands reads the record under w, which the intent stands for.
+func (o *Op) readStands(w layout.Word) Action {
+	o.met.stands = w
+	o.begin()
+	o.readNamed(0, w)
+	return o.post(stepReadIntent)
+}
+
+func (o *Op) gotStands() Action {
+	if o.Kind == Settle {
+		return o.settleCopy()
+	}
+	r, err := layout.ParseRecord(o.met.recs[0])
+	if err == nil && (r.Flags&(layout.FlagIntent|layout.FlagChunk) != 0 || o.Kind != Scan && !bytes.Equal(r.Key, o.Key)) {
+		err = errors.New("names a record of another key, or kind")
+	}
+	if err != nil {
+		if o.retries++; o.retries > 3 {
+			return o.finish(o.txnError(err))
+		}
+		return o.again(0)
+	}
+	return o.standsFor(&r)
+}
+
+// standsFor acts on the record that an intent stands for, nil: the key is absent.
+func (o *Op) standsFor(r *layout.Record) Action {
+	m := &o.met
+	switch o.Kind {
+	case Scan:
+		if r != nil && (o.Scan.Expired || !o.isExpired(&r.RecordHeader)) {
+			o.Scan.Found = append(o.Scan.Found, *r)
+		}
+		return o.scanIntents()
+	case Get:
+		if r == nil {
+			return o.finish(ErrNotFound)
+		}
+		o.takeRecord(o.slot, m.word, r)
+		return o.gotten(r)
+	}
+	// From here on the word is a LIVE one whose record is r: whoever changes it expects the intent.
+	o.x, m.settled = m.word, m.word
+	o.xVersion, o.xFlags, o.expired = 0, 0, false
+	if r != nil {
+		o.xVersion, o.xFlags, o.Version = r.Version, HintFlagsOf(r.Flags, r.Expiry), r.Version
+		o.expired = o.isExpired(&r.RecordHeader)
+	} else {
+		m.stands = 0
+	}
+	o.atA = true
+	return o.changeAtA(r)
+}
+
+// changeAtA changes what x stands for at the head, of which r is the record, nil if the key is absent, if the Op's condition holds.
+// Nobody learns of a state that the tail does not show.
+func (o *Op) changeAtA(r *layout.Record) Action {
+	if o.Kind == Modify {
+		return o.modify(r)
+	}
+	if err := o.refuted(r); err != nil {
+		return o.answerAfterSync(err)
+	}
+	switch o.Kind {
+	case Prepare:
+		return o.place(r)
+	case Delete:
+		return o.casDelete()
+	}
+	return o.update()
+}
+
+// refuted is the answer if the Op's condition does not hold for the key's record r, nil if the key is absent. A Delete
+// of a record that has expired takes it away all the same.
+func (o *Op) refuted(r *layout.Record) error {
+	present := r != nil && !o.expired
+	switch {
+	case r == nil && o.Kind == Delete, !present && (o.Cond == IfVersion || o.Cond == IfPresent) && o.Kind != Delete:
+		return ErrNotFound
+	case present && o.Cond == IfVersion && r.Version != o.IfVersion:
+		return ErrConflict
+	case present && o.Cond == IfAbsent:
+		return ErrExists
+	}
+	return nil
+}
+
+// unlinkMet hands over the places that go with a settled intent: of the records before and after, unless n, or the intent
+// that takes its place, names one of them still.
+func (o *Op) unlinkMet() {
+	m := &o.met
+	for _, w := range [...]layout.Word{m.in.Parent, m.in.Final} {
+		if w.State() != layout.Live || w == o.n || o.Kind == Prepare && w == m.stands {
+			continue
+		}
+		o.env.Unlinked(o.Route.PG, w)
+	}
+}
+
+// ---- under the lock -----------------------------------------------------------
+
+// maxIntentRead is the longest READ of an intent's record, in bytes: a longer FROZEN record is a mover's.
+const maxIntentRead = (layout.RecordHeaderSize + layout.MaxKeyLen + layout.IntentLen) * 17 / 16
+
+// readFrozen reads the records of those FROZEN words of the locked group g of which it is not known whether they are intents, and lets the
+// lock go: an intent does not keep others from inserting, a mover does. It is false if there is none, or if another word tells of a mover.
+func (o *Op) readFrozen(g layout.Group) bool {
+	if o.movedUnfinished(g) {
+		return false
+	}
+	list := o.frozenIn(g)
+	if len(list) == 0 {
+		return false
+	}
+	o.begin()
+	o.addUnlock()
+	for i, w := range list {
+		o.add(Access{Verb: Read, Space: Heap, Off: w.Off(), Buf: o.recBuf(i, w.ReadLen())})
+	}
+	return true
+}
+
+// frozenIn lists the FROZEN words of g that may be intents and are not known to be.
+func (o *Op) frozenIn(g layout.Group) (list []layout.Word) {
+	for i := range layout.GroupSlots {
+		w := g.Slot(i)
+		if w.State() == layout.Frozen && !o.isIntent(w) && w.ReadLen() <= maxIntentRead && layout.InHeap(w, o.Route.PG.HeapLo, o.Route.PG.HeapHi) {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// isIntent reports whether w is known to be an intent: no slot repeats a word while the Op is in flight.
+func (o *Op) isIntent(w layout.Word) bool { return slices.Contains(o.met.intents, w) }
+
+func (o *Op) gotFrozen() Action {
+	g := layout.Group(o.groups[0])
+	list := o.frozenIn(g)
+	for i, w := range list {
+		r, err := layout.ParseRecord(o.recAt(i))
+		if err != nil || r.Flags&layout.FlagIntent == 0 {
+			return o.midMove(g)
+		}
+		o.met.intents = append(o.met.intents, w)
+	}
+	return o.lockGroup()
+}
+
+// ---- sync -----------------------------------------------------------------------
+
+// syncIntent brings the records that an intent names to R[k], one by one, before the intent: the key's value is
+// that of either of them.
+func (o *Op) syncIntent() Action {
+	r, err := layout.ParseRecord(o.syncRecs[1])
+	if err != nil {
+		return o.syncRead()
+	}
+	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+	if err != nil {
+		return o.syncBroken(err)
+	}
+	for ; o.chunk < 2; o.chunk++ {
+		w := [...]layout.Word{in.Parent, in.Final}[o.chunk]
+		if w.State() != layout.Live {
+			continue
+		}
+		o.begin()
+		for i := range uint8(2) {
+			if b := &o.met.copies[i]; cap(*b) < w.ReadLen() {
+				*b = o.env.Buf(o, w.ReadLen())
+			}
+			o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - i, Off: w.Off(), Buf: o.met.copies[i][:w.ReadLen()]})
+		}
+		return o.post(stepSyncIntent)
+	}
+	n := layout.RecordLen(len(r.Key), len(r.Value))
+	return o.syncCAS(!bytes.Equal(o.syncRecs[0][:n], o.syncRecs[1][:n]))
+}
+
+func (o *Op) gotSyncIntent() Action {
+	if a := o.Accesses[0]; a.Verb == Read {
+		mine, prev := o.Accesses[0].Buf, o.Accesses[1].Buf
+		r, err := layout.ParseRecord(prev)
+		if err != nil {
+			// The intent was replaced and what it named is on its way out.
+			if o.retries++; o.retries > 100 {
+				return o.syncBroken(o.txnError(err))
+			}
+			return o.syncRead()
+		}
+		if n := layout.RecordLen(len(r.Key), len(r.Value)); !bytes.Equal(mine[:n], prev[:n]) {
+			o.begin()
+			o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: a.Off, Buf: prev[:n]})
+			return o.post(stepSyncIntent)
+		}
+	}
+	o.chunk++
+	return o.syncIntent()
+}
+
+// ---- scan ---------------------------------------------------------------------
+
+// scanIntents looks through the intents on a scan's page, one after the other.
+func (o *Op) scanIntents() Action {
+	m := &o.need().met
+	n := len(m.list) - 1
+	if n < 0 {
+		return o.scanned()
+	}
+	x := m.list[n]
+	m.list = m.list[:n]
+	return o.lookThrough(layout.Word(x.off/layout.UnitSize), x.in)
+}

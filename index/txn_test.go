@@ -1,0 +1,388 @@
+package index_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// statusOff is the i-th status word of the harness: its block is the first group of the last segment of the index.
+func statusOff(i int) uint64 {
+	return shardOff + 4*layout.SegmentSize + layout.SlotOff(i)
+}
+
+// startTxn makes o an operation of a transaction: prepare k put v|del|keep, decide commit|abort, settle k commit|abort; x=N is the status
+// word, pg=2 where it is, seq=N the transaction, ts=N its age. It returns the words that are left.
+func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
+	at, ts := index.StatusAt{PG: 1, Seq: 1}, uint64(0)
+	i := 0
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		switch name {
+		case "x":
+			_, _ = fmt.Sscan(value, &i)
+		case "seq":
+			_, _ = fmt.Sscan(value, &at.Seq)
+		case "ts":
+			_, _ = fmt.Sscan(value, &ts)
+		case "pg":
+			_, _ = fmt.Sscan(value, &at.PG)
+		case "if", "if-absent", "if-present", "expiry":
+			rest = append(rest, w)
+		}
+	}
+	at.Off = statusOff(i)
+	if c.txns == nil {
+		c.txns, c.bases = map[string]*index.Txn{}, map[index.StatusAt]layout.Status{}
+	}
+	word := index.StatusAt{PG: at.PG, Off: at.Off}
+	if now := layout.Status(binary.LittleEndian.Uint64(c.w.of(at.PG).region[0][at.Off:])); now.Seq() < at.Seq {
+		c.bases[word] = now
+	}
+	switch words[0] {
+	case "prepare":
+		o.Kind = index.Prepare
+		o.Txn = &index.Txn{Status: at, TS: ts, Coord: uint64(c.id)}
+		switch words[2] {
+		case "put":
+			o.Txn.Effect, o.Value = index.PutKey, []byte(words[3])
+		case "del":
+			o.Txn.Effect = index.DeleteKey
+		case "keep":
+			o.Txn.Effect = index.KeepKey
+		}
+		c.txns[words[1]] = o.Txn
+	case "decide":
+		o.Kind, o.Key, o.Hash = index.Decide, nil, 0
+		o.Txn = &index.Txn{Status: at, Found: c.bases[word], Verdict: layout.Abort}
+	case "settle":
+		o.Kind = index.Settle
+		t := *c.txns[words[1]]
+		o.Txn = &t
+		o.Txn.Verdict = layout.Abort
+	}
+	if slices.Contains(words, "commit") {
+		o.Txn.Verdict = layout.Commit
+	}
+	return rest
+}
+
+// coordinator performs a transaction, operation by operation.
+type coordinator struct {
+	c        *client
+	prepares []string
+	at       string // options of the status word
+	i        int
+	stage    int // 0 prepare, 1 decide, 2 settle, 3 done
+	placed   []string
+	commit   bool
+	answered bool // it was told that it committed
+	running  bool
+}
+
+// advance performs at most so many accesses.
+func (x *coordinator) advance(t testing.TB, limit int) (done bool) {
+	t.Helper()
+	for x.stage < 3 {
+		if !x.running {
+			if !x.next(t) {
+				continue
+			}
+			x.running = true
+		}
+		was := x.c.verbs
+		_, over := x.c.advance(limit, noFault)
+		limit -= x.c.verbs - was
+		if over {
+			x.running = false
+			x.over(t)
+		}
+		if limit <= 0 {
+			break
+		}
+	}
+	return x.stage == 3
+}
+
+// next starts the next operation; false: there is none in this stage.
+func (x *coordinator) next(t testing.TB) bool {
+	verdict := "abort"
+	if x.commit {
+		verdict = "commit"
+	}
+	var op string
+	switch {
+	case x.stage == 0 && x.i < len(x.prepares):
+		op = "prepare " + x.prepares[x.i]
+	case x.stage == 1:
+		op = "decide " + verdict
+	case x.stage == 2 && x.i < len(x.placed):
+		op = "settle " + x.placed[x.i] + " " + verdict
+	default:
+		if x.stage++; x.stage == 1 {
+			x.commit = len(x.placed) == len(x.prepares)
+		}
+		x.i = 0
+		return false
+	}
+	if err := x.c.start(fields(op + " " + x.at)); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+func (x *coordinator) over(t testing.TB) {
+	switch o := x.c.op; {
+	case x.stage == 0 && o.Err == nil:
+		x.placed = append(x.placed, string(o.Key))
+		x.i++
+	case x.stage == 0:
+		x.stage, x.i, x.commit = 1, 0, false
+	case o.Err != nil:
+		t.Fatalf("stage %d: %v", x.stage, o.Err)
+	case x.stage == 1:
+		v, _ := o.Txn.Found.Of(o.Txn.Status.Seq)
+		x.commit = v == layout.Commit
+		x.answered = x.commit
+		x.stage, x.i = 2, 0
+	default:
+		x.i++
+	}
+}
+
+// run performs the transaction to its end and reports whether it committed.
+func (x *coordinator) run(t testing.TB) bool {
+	t.Helper()
+	for range 200 {
+		if x.advance(t, 1<<30) {
+			return x.commit
+		}
+	}
+	t.Fatalf("no end in stage %d", x.stage)
+	return false
+}
+
+// value is what c finds under key, "" if nothing.
+func (w *world) value(t testing.TB, c *client, key string) string {
+	t.Helper()
+	switch err := c.do(t, "get", key); {
+	case errors.Is(err, index.ErrNotFound):
+		return ""
+	case err != nil:
+		t.Fatalf("get %s: %v", key, err)
+	}
+	return string(c.op.Record.Value)
+}
+
+// txnScripts are transactions over k and m, with what is there before and after.
+var txnScripts = []struct {
+	name, setup   string
+	prepares      []string
+	before, after [2]string
+}{
+	{"put-put", "put k old;put m old", []string{"k put new", "m put new"}, [2]string{"old", "old"}, [2]string{"new", "new"}},
+	{"delete-insert", "put k old", []string{"k del", "m put new"}, [2]string{"old", ""}, [2]string{"", "new"}},
+	{"insert-insert", "", []string{"k put new", "m put new"}, [2]string{"", ""}, [2]string{"new", "new"}},
+	{"guard-put", "put k old;put m old", []string{"k keep", "m put new"}, [2]string{"old", "old"}, [2]string{"old", "new"}},
+	{"guard-absent", "put k old", []string{"k put new", "m keep if-absent"}, [2]string{"old", ""}, [2]string{"new", ""}},
+	{"reinsert", "put k old;del k;put m old", []string{"k put new if-absent", "m del"}, [2]string{"", "old"}, [2]string{"new", ""}},
+}
+
+// TestTxn: a transaction changes all of its keys, and leaves no intent and no place behind.
+func TestTxn(t *testing.T) {
+	for _, s := range txnScripts {
+		for r := uint8(1); r <= 3; r++ {
+			for _, elsewhere := range []bool{false, true} {
+				w := txnWorld(t, r, s.setup, elsewhere)
+				x := &coordinator{c: w.client(1), prepares: s.prepares, at: txnAt(elsewhere)}
+				what := fmt.Sprintf("%s r=%d elsewhere %v", s.name, r, elsewhere)
+				if !x.run(t) {
+					t.Errorf("%s: not committed", what)
+				}
+				for i, k := range []string{"k", "m"} {
+					if v := w.value(t, w.client(5), k); v != s.after[i] {
+						t.Errorf("%s: %s is %q, want %q", what, k, v, s.after[i])
+					}
+				}
+				w.checkTidy(t, what)
+			}
+		}
+	}
+}
+
+// checkTidy: no intent is left, and every place is one thing.
+func (w *world) checkTidy(t testing.TB, what string) {
+	t.Helper()
+	linked := map[string]bool{}
+	for r := range w.pg.Replicas {
+		for _, g := range []uint64{home(), stash()} {
+			for i := range layout.GroupSlots {
+				if x := w.groupAt(r, g).Slot(i); x.State() == layout.Frozen {
+					t.Errorf("%s: R%d has %v in slot %d", what, r, x, i)
+				} else if x.Readable() {
+					linked[unitName(x.Unit())] = true
+				}
+			}
+		}
+	}
+	for _, s := range w.wrong {
+		t.Errorf("%s: %s", what, s)
+	}
+	for u := uint32(heapLo); u < w.nextUnit; u++ {
+		if _, left := w.left[unitName(u)]; left && linked[unitName(u)] {
+			t.Errorf("%s: %s is linked and was given up (%s)", what, unitName(u), w.left[unitName(u)])
+		}
+	}
+}
+
+func txnAt(elsewhere bool) string {
+	if elsewhere {
+		return "x=3 pg=2"
+	}
+	return "x=3"
+}
+
+func txnWorld(t testing.TB, r uint8, setup string, elsewhere bool) *world {
+	w := newWorld(r, 512)
+	if elsewhere {
+		w.other = newWorld(r, 64)
+		w.other.pg.ID = 2
+	}
+	for op := range strings.SplitSeq(setup, ";") {
+		if op != "" {
+			must(t, w.client(2).do(t, fields(op)...))
+		}
+	}
+	return w
+}
+
+// TestTxnCrashAtEveryStep stops a coordinator after every single access, declares it fenced and lets others work on its keys. They
+// finish; all agree on whether it happened from the first of them on; and what was answered did happen.
+func TestTxnCrashAtEveryStep(t *testing.T) {
+	nexts := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *", "put kk other", "prepare"}
+	crashes := 0
+	for _, s := range txnScripts {
+		for r := uint8(1); r <= 3; r++ {
+			for _, next := range nexts {
+				elsewhere := len(next)%2 == 0
+				for accesses := 0; ; accesses++ {
+					what := fmt.Sprintf("%s r=%d, crash after %d accesses, then %s", s.name, r, accesses, next)
+					w := txnWorld(t, r, s.setup, elsewhere)
+					x := &coordinator{c: w.client(1), prepares: s.prepares, at: txnAt(elsewhere)}
+					old := w.client(3)
+					for i, k := range []string{"k", "m"} {
+						if s.before[i] != "" {
+							must(t, old.do(t, "get", k)) // a hint of the old word
+						}
+					}
+					done := accesses > 0 && x.advance(t, accesses)
+					w.fenced[1] = true
+					crashes++
+					w.followTxn(t, what, s.before, s.after, next, x.answered)
+					if done {
+						break
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d crashes", crashes)
+}
+
+// followTxn runs next by a client that knows nothing of the transaction, and checks that all see it happen, or not, as one.
+func (w *world) followTxn(t *testing.T, what string, before, after [2]string, next string, answered bool) {
+	t.Helper()
+	c := w.client(4)
+	var want [][2]string // what may be there afterwards
+	add := func(happened bool, k string) {
+		v := before
+		if happened {
+			v = after
+		}
+		if k != "=" {
+			v[0] = k
+		}
+		want = append(want, v)
+	}
+	states := []bool{false, true}
+	if answered {
+		states = states[1:]
+	}
+	if next == "prepare" {
+		x := &coordinator{c: c, prepares: []string{"k put mine", "m put mine"}, at: "x=7 ts=9"}
+		if !x.run(t) {
+			t.Fatalf("%s: not committed", what)
+		}
+		for _, k := range []string{"k", "m"} {
+			for _, id := range []uint32{3, 5} {
+				if v := w.value(t, w.client(id), k); v != "mine" {
+					t.Fatalf("%s: %s is %q", what, k, v)
+				}
+			}
+		}
+		return
+	}
+	err := c.do(t, fields(next)...)
+	for _, happened := range states {
+		v := before[0]
+		if happened {
+			v = after[0]
+		}
+		switch next {
+		case "get k":
+			if err == nil && v == string(c.op.Record.Value) || v == "" && errors.Is(err, index.ErrNotFound) {
+				add(happened, "=")
+			}
+		case "put k mine":
+			if err == nil {
+				add(happened, "mine")
+			}
+		case "put k mine if-absent":
+			if v == "" && err == nil {
+				add(happened, "mine")
+			} else if v != "" && errors.Is(err, index.ErrExists) {
+				add(happened, "=")
+			}
+		case "put k mine if-present":
+			if v != "" && err == nil {
+				add(happened, "mine")
+			} else if v == "" && errors.Is(err, index.ErrNotFound) {
+				add(happened, "=")
+			}
+		case "del k":
+			if v != "" && err == nil || v == "" && errors.Is(err, index.ErrNotFound) {
+				add(happened, "")
+			}
+		case "append k *":
+			if err == nil {
+				add(happened, v+"*")
+			}
+		case "put kk other":
+			if err == nil {
+				add(happened, "=")
+			}
+		}
+	}
+	// A client with old hints, then one with none; each key first in turn.
+	got := [2]string{w.value(t, w.client(3), "k"), w.value(t, w.client(3), "m")}
+	if !slices.Contains(want, got) {
+		t.Fatalf("%s: answered %v, then k, m are %q; want one of %q", what, err, got, want)
+	}
+	m := w.value(t, w.client(5), "m")
+	if again := [2]string{w.value(t, w.client(5), "k"), m}; again != got {
+		t.Fatalf("%s: k, m are %q, then %q for another client", what, got, again)
+	}
+	must(t, w.client(5).do(t, "put", "k", "last"))
+	must(t, w.client(5).do(t, "put", "m", "last"))
+	for _, k := range []string{"k", "m"} {
+		if v := w.value(t, w.client(3), k); v != "last" {
+			t.Fatalf("%s: %s is %q after the last put", what, k, v)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package simtest
+
+import (
+	"maps"
+
+	"github.com/kvd-project/kvd/index"
+)
+
+func put(key int, c ...index.Cond) Part  { return aPart(index.PutKey, key, c) }
+func del(key int, c ...index.Cond) Part  { return aPart(index.DeleteKey, key, c) }
+func keep(key int, c ...index.Cond) Part { return aPart(index.KeepKey, key, c) }
+
+func aPart(e index.Effect, key int, c []index.Cond) Part {
+	p := Part{Key: key, Effect: e}
+	for _, x := range c {
+		p.Cond = x
+	}
+	return p
+}
+
+func k0(key int) []Step { return []Step{k(Put, key), k(Put, 10)} }
+
+// pair is a scope over two keys in two placement groups, with one status word a client in the first of them.
+func pair(replicas int, c Config) Config {
+	c.Replicas, c.PGs, c.Halves = replicas, 2, true
+	if c.Status == 0 {
+		c.Status = 1
+	}
+	c.Warm = len(c.Setup) > 0
+	return c
+}
+
+var two = []Part{put(0), put(10)}
+
+// txnScopes are exhaustive ones with transactions.
+var txnScopes = map[string]Config{
+	"txn-get":           pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-get-back":      pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: k0(0), Crashes: 1}),
+	"txn-put":           pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-txn":           pair(1, Config{Txns: [][]Part{two, {put(10), del(0)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: k0(0)}),
+	"txn-guard":         pair(1, Config{Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-insert":        pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Add, 0), k(Get, 10)}}}),
+	"txn-next":          pair(1, Config{Txns: [][]Part{two, {put(0)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-r2-get":        pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-r2-get-back":   pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Get, 0)}}, Setup: k0(0)}),
+	"txn-r2-put-crash":  pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
+	"txn-r2-loss":       pair(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+	"txn-guard-absent":  pair(1, Config{Txns: [][]Part{{keep(0, index.IfAbsent), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}}),
+	"txn-delete-insert": pair(1, Config{Txns: [][]Part{{del(0), put(10, index.IfAbsent)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
+}
+
+// txnMix are scripts with transactions of every kind beside every key operation.
+func txnMix(replicas int, c Config) Config {
+	c.Txns = [][]Part{
+		two,
+		{put(10), put(0)},
+		{keep(0), put(10)},
+		{del(0), put(10)},
+		{put(0, index.IfVersion), keep(10)},
+		{put(0, index.IfAbsent), del(10)},
+		{keep(0, index.IfAbsent), put(11)},
+		{put(11), put(1), put(0)},
+	}
+	c.Scripts = [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 3), k(Txn, 4)},
+		{k(Get, 0), k(Get, 10), k(Put, 0), k(Get, 10), k(CAS, 10)},
+		{k(Txn, 1), k(Get, 0), k(Txn, 2), k(Del, 10)},
+	}
+	c.Setup = k0(0)
+	c.Status = 2
+	return pair(replicas, c)
+}
+
+// withScripts is c with other scripts.
+func withScripts(c Config, s ...[]Step) Config {
+	c.Scripts = s
+	return c
+}
+
+// txnWide are random ones with transactions.
+var txnWide = map[string]Config{
+	"txn":       txnMix(1, Config{WritePieces: 2, ReadPieces: 2}),
+	"txn-fault": txnMix(1, Config{Crashes: 1, Deadlines: 1, Failures: 1, WritePieces: 2}),
+	"txn-reuse": withScripts(txnMix(1, Config{Units: 14, Epochs: 10, Crashes: 1, WritePieces: 2, ReadPieces: 2}),
+		[]Step{k(Txn, 0), k(Txn, 2), k(Txn, 1), k(Put, 0)}, []Step{k(Get, 0), k(Put, 10), k(Get, 10), k(Put, 0), k(Get, 0)}),
+	"txn-kinds": withScripts(txnMix(1, Config{Crashes: 1}),
+		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11), k(Scan, 0)}),
+	"txn-r2":       txnMix(2, Config{WritePieces: 2}),
+	"txn-r2-fault": txnMix(2, Config{Crashes: 1, Deadlines: 1, Failures: 1}),
+	"txn-r2-kinds": withScripts(txnMix(2, Config{Crashes: 1, Patient: true}),
+		[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11)}),
+	"txn-r2-loss": txnMix(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Failures: 1}),
+	"txn-r3-loss": txnMix(3, Config{Nodes: 4, Janitors: 1, NodeCrashes: 2, Crashes: 1}),
+	// Moves and recalls wait for intents, so none may be left behind.
+	"txn-split": {Replicas: 2, Janitors: 1, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}, {put(12), del(10)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 3), k(Put, 10)}, {k(Txn, 1), k(Put, 10), k(Txn, 2)}, {k(Get, 0), k(Get, 10), k(Get, 12), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-migrate": {Replicas: 2, PGs: 2, Janitors: 1, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-recall": {TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 24, HeapUnits: 1, Epochs: 6, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	"txn-evict": withScripts(txnMix(2, Config{Cache: true, Crashes: 1, Units: 48}),
+		[]Step{k(Txn, 0), k(Evict, 0), k(Txn, 2)}, []Step{k(Evict, 10), k(Get, 10), k(Put, 10), k(Get, 0)}, []Step{k(Txn, 1), k(Evict, 0), k(Get, 10)}),
+	"txn-r3": txnMix(3, Config{Crashes: 1, Deadlines: 1}),
+}
+
+func init() {
+	maps.Copy(scopes, txnScopes)
+	maps.Copy(wide, txnWide)
+	for name := range txnWide {
+		heavy[name] = 4
+	}
+	for _, name := range []string{"txn-r2-loss", "txn-r3-loss", "txn-split", "txn-migrate", "txn-recall", "txn-evict"} {
+		heavy[name] = 16
+	}
+}

@@ -1,0 +1,501 @@
+package simtest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
+	"github.com/kvd-project/kvd/internal/layout"
+)
+
+// Part is what a transaction does to one key.
+type Part struct {
+	Key    int
+	Effect index.Effect
+	Cond   index.Cond // IfVersion: of what the client saw last; without that the transaction is skipped
+}
+
+// part is a Part in a history.
+type part struct {
+	Part
+	value, old, got string // written; expected; kept, "" if absent
+}
+
+func (p part) String() string {
+	s := fmt.Sprintf("%s key%d", [...]string{"", "put", "del", "keep"}[p.Effect], p.Key)
+	switch {
+	case p.Effect == index.PutKey:
+		s += " " + p.value
+	case p.Effect == index.KeepKey:
+		s += " " + p.got
+	}
+	switch p.Cond {
+	case index.IfVersion:
+		s += " if " + p.old
+	case index.IfAbsent:
+		s += " if absent"
+	case index.IfPresent:
+		s += " if present"
+	}
+	return s
+}
+
+// statusWord is a status word that a client was handed.
+type statusWord struct {
+	at   index.StatusAt
+	seq  uint64 // of its last transaction
+	word layout.Status
+	busy bool // or put aside for ever, if it is not known that all intents are gone
+}
+
+// transaction is one under way. Its coordinator is what a client library does: prepare all keys, decide, acknowledge,
+// settle.
+type transaction struct {
+	c        *cl
+	e        *Event
+	x        *statusWord
+	at       index.StatusAt
+	reqs     []*index.Txn
+	placed   []bool
+	stage    index.Kind
+	left     int
+	out      Outcome // OK as long as nothing speaks against it
+	doubt    bool    // an intent may be there, or come, of which nothing is known
+	answered bool
+}
+
+// statusBase is where the status words are, in every placement group.
+func (w *World) statusBase() uint64 {
+	return layout.RegionPageSize + uint64(w.cfg.Segments)*layout.SegmentSize
+}
+
+// isStatus reports whether an index offset is that of a status word.
+func (w *World) isStatus(off uint64) bool {
+	return w.cfg.Status > 0 && off >= w.statusBase() && off < w.statusBase()+layout.SegmentSize
+}
+
+// handStatus hands client c its status words, as the directory will.
+func (w *World) handStatus(c *cl) {
+	for i := range w.cfg.Status {
+		n := c.i*w.cfg.Status + i
+		pg := uint32(1 + i%w.cfg.PGs)
+		off := w.statusBase() + uint64(n/layout.GroupSlots)*layout.GroupSize + layout.SlotOff(n%layout.GroupSlots)
+		c.status = append(c.status, &statusWord{at: index.StatusAt{PG: pg, Generation: w.st.PG(pg).Generation, Off: off}})
+	}
+}
+
+// beginTxn begins a script's transaction, if it has a status word.
+func (c *cl) beginTxn(parts []Part) {
+	i := slices.IndexFunc(c.status, func(x *statusWord) bool { return !x.busy })
+	if i < 0 {
+		return
+	}
+	w, x := c.w, c.status[i]
+	t := &transaction{c: c, x: x, at: x.at, stage: index.Prepare, out: OK, placed: make([]bool, len(parts))}
+	t.at.Seq = x.seq + 1
+	e := &Event{Client: c.i, Verb: Txn, Call: w.tick()}
+	for _, p := range parts {
+		c.values++
+		q := part{Part: p, value: fmt.Sprintf("%d.%d", c.i, c.values)}
+		if p.Cond == index.IfVersion {
+			ref, ok := c.seen[p.Key]
+			if !ok {
+				return
+			}
+			q.old = ref.value
+		}
+		e.Parts = append(e.Parts, q)
+		t.reqs = append(t.reqs, &index.Txn{Status: t.at, Effect: p.Effect, TS: uint64(c.pos), Coord: uint64(c.id)})
+	}
+	x.busy = true
+	t.e = e
+	c.txns = append(c.txns, t)
+	var runs []*running
+	for i := range parts {
+		if r := t.newRun(i); r != nil {
+			o := &r.t.Op
+			p := &e.Parts[i]
+			o.Kind, o.Cond, o.Value = index.Prepare, p.Cond, []byte(p.value)
+			if p.Cond == index.IfVersion {
+				o.IfVersion = c.seen[p.Key].version
+			}
+			runs = append(runs, r)
+		}
+	}
+	t.start(runs)
+}
+
+func (t *transaction) newRun(i int) *running {
+	r := t.c.newRun(0)
+	if r == nil {
+		return nil
+	}
+	r.txn, r.part, r.step = t, i, Step{Txn, 0}
+	o := &r.t.Op
+	if i >= 0 {
+		k := t.e.Parts[i].Key
+		o.Key = keyOf(k)
+		o.Hash, o.Check = hashOf(k)
+		o.Txn = t.reqs[i]
+	}
+	return r
+}
+
+func (t *transaction) start(runs []*running) {
+	t.left = len(runs)
+	for _, r := range runs {
+		t.c.start(r)
+	}
+}
+
+// over takes the end of one of t's operations. If that was abandoned it may go on.
+func (t *transaction) over(r *running, err error) {
+	op := &r.t.Op
+	t.c.tell(uint64(t.stage), uint64(r.part+1), uint64(outcomeOf(err)))
+	t.left--
+	switch t.stage {
+	case index.Prepare:
+		switch {
+		case err == nil:
+			t.placed[r.part] = true
+			t.prepared(r.part, op)
+		default:
+			t.out = max(t.out, outcomeOf(err))
+			t.doubt = t.doubt || errors.Is(err, index.ErrUnknown) || errors.Is(err, engine.ErrTimeout)
+		}
+		if t.left == 0 {
+			t.decide()
+		}
+	case index.Decide:
+		t.decided(op, err)
+	case index.Settle:
+		t.doubt = t.doubt || err != nil
+		if t.left == 0 {
+			t.end()
+		}
+	}
+}
+
+// outcomeOf is what an error of a part of a transaction says of the whole.
+func outcomeOf(err error) Outcome {
+	switch {
+	case err == nil:
+		return OK
+	case errors.Is(err, index.ErrNotFound), errors.Is(err, index.ErrExists), errors.Is(err, index.ErrConflict):
+		return Conflict
+	}
+	return NotDone
+}
+
+func (t *transaction) prepared(i int, op *index.Op) {
+	p := &t.e.Parts[i]
+	if p.Effect == index.KeepKey {
+		p.got = ""
+		if k := op.Txn.Placed.Intent.Kind; k == layout.IntentGuard {
+			p.got = string(op.Record.Value)
+		}
+	}
+}
+
+// decide goes on when all intents are placed, or not.
+func (t *transaction) decide() {
+	if t.c.life != live {
+		return
+	}
+	if t.out != OK && !t.doubt && !slices.Contains(t.placed, true) {
+		// Nobody knows of it: its number is used again.
+		t.x.busy = false
+		t.answer(t.out)
+		t.drop()
+		return
+	}
+	t.stage = index.Decide
+	r := t.newRun(-1)
+	if r == nil {
+		return
+	}
+	verdict := layout.Abort
+	if t.out == OK {
+		verdict = layout.Commit
+	}
+	r.t.Op.Kind = index.Decide
+	r.t.Op.Txn = &index.Txn{Status: t.at, Found: t.x.word, Verdict: verdict}
+	t.start([]*running{r})
+}
+
+// decided takes the verdict.
+func (t *transaction) decided(op *index.Op, err error) {
+	if err != nil {
+		out := t.out
+		if out == OK {
+			if out = NotDone; errors.Is(err, index.ErrUnknown) {
+				out = Unknown
+			}
+		}
+		t.answer(out)
+		t.drop() // with its word
+		return
+	}
+	v, _ := op.Txn.Found.Of(t.at.Seq)
+	t.x.word = op.Txn.Found
+	if t.out == OK && v != layout.Commit {
+		t.out = NotDone
+	}
+	t.answer(t.out)
+	t.stage = index.Settle
+	var runs []*running
+	for i, q := range t.reqs {
+		if !t.placed[i] {
+			continue
+		}
+		if r := t.newRun(i); r != nil {
+			r.t.Op.Kind = index.Settle
+			q.Verdict = v
+			runs = append(runs, r)
+		}
+	}
+	if t.start(runs); t.left == 0 {
+		t.end()
+	}
+}
+
+func (t *transaction) answer(out Outcome) {
+	if t.answered {
+		return
+	}
+	t.answered = true
+	t.e.Out, t.e.Return = out, t.c.w.tick()
+	t.c.w.record(t.e)
+}
+
+// end is when all intents have gone; the status word serves another transaction.
+func (t *transaction) end() {
+	if !t.doubt {
+		t.x.busy, t.x.seq = false, t.at.Seq
+	}
+	t.drop()
+}
+
+func (t *transaction) drop() {
+	t.c.txns = slices.DeleteFunc(t.c.txns, func(x *transaction) bool { return x == t })
+}
+
+// lost ends c's transactions with c.
+func (c *cl) loseTxns() {
+	for _, t := range slices.Clone(c.txns) {
+		out := NotDone // it is never posted
+		if t.stage == index.Decide && t.out == OK {
+			out = Unknown
+		}
+		t.answer(out)
+		t.drop()
+	}
+}
+
+// settling counts the operations of c that nobody waits for.
+func (c *cl) settling() (n int) {
+	for _, r := range c.run {
+		if r.txn != nil && r.txn.answered {
+			n++
+		}
+	}
+	return n
+}
+
+// ---- the history ------------------------------------------------------------------
+
+// joint is the model of several keys: their values, "" when absent.
+type joint [8]string
+
+// jointModel is model for all keys of a history at once.
+func jointModel(at map[int]int) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return joint{} },
+		Step: func(state, in, out any) (bool, any) {
+			s, e := state.(joint), in.(*Event)
+			if e.Verb != Txn {
+				ok, v := model.Step(s[at[e.Key]], in, out)
+				s[at[e.Key]] = v.(string)
+				return ok, s
+			}
+			n, holds := s, true
+			for _, p := range e.Parts {
+				v := s[at[p.Key]]
+				switch p.Cond {
+				case index.IfVersion:
+					holds = holds && v != "" && v == p.old
+				case index.IfAbsent:
+					holds = holds && v == ""
+				case index.IfPresent:
+					holds = holds && v != ""
+				}
+				switch p.Effect {
+				case index.PutKey:
+					n[at[p.Key]] = p.value
+				case index.DeleteKey:
+					n[at[p.Key]] = ""
+				default:
+					holds = holds && (e.Out != OK || v == p.got)
+				}
+			}
+			switch e.Out {
+			case OK:
+				return holds, n
+			case Conflict:
+				return !holds, s
+			}
+			if holds { // unknown
+				return true, n
+			}
+			return true, s
+		},
+		Equal: func(a, b any) bool { return a.(joint) == b.(joint) },
+	}
+}
+
+// checkJoint reports an error if no order explains the whole history: transactions are strictly serializable, and key operations
+// with them.
+func checkJoint(h []Event) error {
+	at := map[int]int{}
+	add := func(k int) {
+		if _, ok := at[k]; !ok {
+			at[k] = len(at)
+		}
+	}
+	var ops []porcupine.Operation
+	for i := range h {
+		e := &h[i]
+		if e.Verb == Txn {
+			for _, p := range e.Parts {
+				add(p.Key)
+			}
+		} else {
+			add(e.Key)
+		}
+		if e.Out == NotDone || e.Verb.reads() && e.Out == Unknown {
+			continue
+		}
+		op := porcupine.Operation{ClientId: len(ops), Input: e, Call: e.Call, Return: e.Return}
+		if e.Out == Unknown {
+			op.Return = math.MaxInt64
+		}
+		ops = append(ops, op)
+	}
+	if len(at) > len(joint{}) {
+		return fmt.Errorf("%d keys in a history with transactions, at most %d", len(at), len(joint{}))
+	}
+	if porcupine.CheckOperations(jointModel(at), ops) {
+		return nil
+	}
+	var b strings.Builder
+	for i := range h {
+		fmt.Fprintf(&b, "\n  [%d,%d] %v", h[i].Call, h[i].Return, &h[i])
+	}
+	return fmt.Errorf("I15: no order explains the history:%s", b.String())
+}
+
+// ---- memory -------------------------------------------------------------------------
+
+// names lists the words of the records that x names in r: its own, and those of an intent.
+func (w *World) names(r *region, x layout.Word) []layout.Word {
+	list := []layout.Word{x}
+	if x.State() != layout.Frozen {
+		return list
+	}
+	rec, err := w.recordAt(r, x)
+	if err != nil || rec.Flags&layout.FlagIntent == 0 {
+		return list
+	}
+	in, err := layout.ParseIntent(rec.Value, 0, math.MaxUint32)
+	if err != nil {
+		w.fail(fmt.Errorf("I3: m%d links %v: %w", r.node.i, x, err))
+		return list
+	}
+	for _, n := range []layout.Word{in.Parent, in.Final} {
+		if n.State() == layout.Live {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// intentOf is the intent that x names in r.
+func (w *World) intentOf(r *region, x layout.Word) (in layout.Intent, ok bool) {
+	if x.State() != layout.Frozen {
+		return in, false
+	}
+	rec, err := w.recordAt(r, x)
+	if err != nil || rec.Flags&layout.FlagIntent == 0 {
+		return in, false
+	}
+	in, err = layout.ParseIntent(rec.Value, 0, math.MaxUint32)
+	return in, err == nil
+}
+
+// checkStatus checks I16: a verdict stands, and no replica holds an intent of a transaction whose status word has gone on.
+func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
+	if !w.isStatus(off) {
+		return
+	}
+	if a, b := layout.Status(old), layout.Status(now); b.Seq() < a.Seq() || b.Seq() == a.Seq() && a.Verdict() != layout.Undecided {
+		w.fail(fmt.Errorf("I16: the status word at %#x of m%d goes from %v to %v", off, r.node.i, a, b))
+	}
+	for _, pg := range w.st.PGs(0) {
+		for _, o := range w.chain(pg.Id) {
+			for _, s := range o.slots {
+				if o.node.crashed || !s.now.Readable() {
+					continue
+				}
+				if in, ok := w.intentOf(o, s.now); ok && in.PG == r.pg && in.Off == off && layout.Status(now).Seq() > in.Seq {
+					w.fail(fmt.Errorf("I16: slot %#x of m%d holds an intent of transaction %d, and its status word has gone on to %v", s.off, o.node.i, in.Seq, layout.Status(now)))
+				}
+			}
+		}
+	}
+}
+
+// checkScanned checks, when the scan of a recall is done, that no intent names anything in the extent (I7): all sessions have known of the
+// recall before the scan began.
+func (w *World) checkScanned(pg, extent uint32) {
+	chain := w.chain(pg)
+	if w.cfg.InPlace || w.cfg.Reclaims || len(chain) == 0 {
+		return
+	}
+	for _, s := range chain[0].slots {
+		for _, x := range w.names(chain[0], s.now)[1:] {
+			if x.Unit()/layout.ExtentUnits == extent {
+				w.fail(fmt.Errorf("I7: extent %d of pg %d was scanned, but slot %#x holds an intent that names %v", extent, pg, s.off, x))
+			}
+		}
+	}
+}
+
+// intentsLeft reports whether some replica holds an intent.
+func (w *World) intentsLeft() bool {
+	for _, pg := range w.st.PGs(0) {
+		for _, r := range w.chain(pg.Id) {
+			for _, s := range r.slots {
+				if _, ok := w.intentOf(r, s.now); ok {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// withStatus adds the status array to what a job of a placement group goes over.
+func (w *World) withStatus(j *dirpb.Job) []repair.Work {
+	if w.cfg.Status == 0 || j.Kind != dirpb.JobKind_JOB_JOIN && j.Kind != dirpb.JobKind_JOB_RECOVER {
+		return nil
+	}
+	return []repair.Work{{PG: j.PgId, Off: w.statusBase(), Frozen: j.Kind == dirpb.JobKind_JOB_RECOVER}}
+}
