@@ -551,9 +551,6 @@ func (c *conn) lookup(args [][]byte) (cmd *command, bad string) {
 	}
 	if bad == "" && cmd.conn == nil && cmd.batch == nil && cmd.key == nil && cmd.keys == nil {
 		bad = "ERR kvd does not support '" + cmd.name + "'"
-		if cmd.otherType {
-			bad = "ERR kvd serves strings only: '" + cmd.name + "' is not supported"
-		}
 	}
 	return cmd, bad
 }

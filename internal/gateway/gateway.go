@@ -1,5 +1,5 @@
-// Package gateway serves the store to Redis clients: strings and what goes with
-// them (expiry, SCAN, transactions on one key), over RESP2 and RESP3.
+// Package gateway serves the store to Redis clients: strings, hashes, sets, sorted sets and lists, and what goes with
+// them (expiry, SCAN, transactions on one key, scripts, publish/subscribe), over RESP2 and RESP3.
 //
 // A [Gateway] keeps no data: any number of them serve the same namespaces, and each
 // command is as linearizable as the client.API operation that it becomes. Commands

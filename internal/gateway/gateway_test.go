@@ -56,7 +56,7 @@ func TestCommands(t *testing.T) {
 		{"SELECT 2", "-ERR DB index is out of range\r\n"},
 		{"SELECT 0", "+OK\r\n"},
 		{"COPY a b DB 1", ":1\r\n"},
-		{"XADD a * b c", "-ERR kvd serves strings only: 'xadd' is not supported\r\n"},
+		{"XADD a * b c", "-ERR kvd does not support 'xadd'\r\n"},
 		{"XADD a", "-ERR wrong number of arguments for 'xadd' command\r\n"},
 		{"MONITOR", "-ERR kvd does not support 'monitor'\r\n"},
 		{"MSETNX a 1 b 2", ":0\r\n"},

@@ -43,7 +43,7 @@ RW: lpop rpop lmpop blpop brpop blmpop
 RW W: lmove rpoplpush blmove brpoplpush
 R W: copy
 -: zcard
-RW: zincrby zmpop zpopmax zpopmin
+RW: zincrby zmpop zpopmax zpopmin bzmpop bzpopmax bzpopmin
 R W: georadius georadiusbymember
 W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 `

@@ -44,8 +44,6 @@ type command struct {
 
 	group, summary string
 
-	otherType bool // not served, being about lists, hashes and the like
-
 	// At most one of these is set, and performs the command; with none, kvd does not serve it.
 	key   keyFunc                                      // on one key; then kind, fold and special say how to batch it
 	conn  func(c *conn, w *resp.Writer, args [][]byte) // by itself
@@ -390,14 +388,12 @@ func init() {
 			register(s)
 		}
 	}
-	for i, list := range []string{otherTypes, otherThings} {
-		for _, f := range strings.Fields(list) {
-			name, arity, _ := strings.Cut(f, ":")
-			n, _ := resp.ParseInt([]byte(arity))
-			c := &command{name: name, arity: int(n), otherType: i == 0}
-			commands[name] = c
-			register(c)
-		}
+	for _, f := range strings.Fields(notServed) {
+		name, arity, _ := strings.Cut(f, ":")
+		n, _ := resp.ParseInt([]byte(arity))
+		c := &command{name: name, arity: int(n)}
+		commands[name] = c
+		register(c)
 	}
 	nameEvents(commands)
 	catalog = newCatalog()
@@ -433,12 +429,9 @@ func notInTx(c *command) *command    { c.noTx = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
 func swiftly(c *command) *command    { c.swift = true; return c }
 
-// otherTypes are commands that Redis has and kvd has not: name and arity, as of Redis 7.
-const otherTypes = `
-bzpopmin:-3 bzpopmax:-3 bzmpop:-5
+// notServed are commands that Redis has and kvd has not: name and arity, as of Redis 7.
+const notServed = `
 xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
-xdel:-3 xtrim:-4`
-
-const otherThings = `
+xdel:-3 xtrim:-4
 fcall:-3 fcall_ro:-3 function:-2 move:3 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`

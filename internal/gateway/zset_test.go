@@ -123,6 +123,9 @@ func (g zgen) command() []string {
 		if g.IntN(10) == 0 {
 			k = "g0"
 		}
+		if g.IntN(2) == 0 {
+			return append([]string{"SADD", k}, g.some(1+g.IntN(8), g.member)...)
+		}
 		return [][]string{{"SET", k, "text"}, {"DEL", k}, {"TYPE", k}, {"SETNX", k, "text"}}[g.IntN(4)]
 	}
 	switch n := g.IntN(34); n {
@@ -187,6 +190,16 @@ func (g zgen) command() []string {
 		names := g.some(1+g.IntN(3), g.key)
 		if g.one {
 			names = names[:1]
+		}
+		if g.IntN(2) == 0 {
+			a := []string{g.pick("BZPOPMIN", "bzpopmax"), names[0], g.pick("x", "-1", "")}
+			if g.IntN(2) == 0 { // one that has something, most often
+				return []string{"BZPOPMIN", names[0], "0.001"}
+			}
+			return a
+		}
+		if g.IntN(4) == 0 {
+			return []string{"BZMPOP", g.pick("0.001", "x"), "1", names[0], g.pick("min", "MAX"), "count", g.pick("2", "0", "x")}
 		}
 		return append(append([]string{"ZMPOP", g.pick(strconv.Itoa(len(names)), strconv.Itoa(len(names)), "0", "x", "9")}, names...), append([]string{g.pick("MIN", "max", "foo")}, g.options("COUNT 2", "count 0", "count x", "COUNT 100")...)...)
 	case 29:

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/collection"
 	"github.com/kvd-project/kvd/internal/resp"
 )
@@ -20,6 +21,9 @@ func combiningCommands() []*command {
 		writes(countedAt(2, onKeys("zdiffstore", -4, 1, 1, 1, "", zcombine("zdiffstore", subtractSets, 2), "Stores the members of a sorted set that are in no other one."))),
 		writes(onKeys("zrangestore", -5, 1, 2, 1, "", cmdZRangeStore, "Stores a range of a sorted set.")),
 		writes(countedAt(1, onKeys("zmpop", -4, 0, 0, 0, "", cmdZMPop, "Removes members from the first of several sorted sets that has some."))),
+		blockingOn("bzpopmin", -3, 1, -2, 1, "", parseBZPop(false), "Removes the member of lowest score and returns it, or waits for one."),
+		blockingOn("bzpopmax", -3, 1, -2, 1, "", parseBZPop(true), "Removes the member of highest score and returns it, or waits for one."),
+		countedAt(2, blockingOn("bzmpop", -5, 0, 0, 0, "", parseBZMPop, "Removes members from the first of several sorted sets that has some, or waits for one.")),
 	}
 }
 
@@ -76,29 +80,59 @@ func parseZMPop(args [][]byte) (a zpopArgs, bad string) {
 	return a, ""
 }
 
-// cmdZMPop asks for the keys one after the other, so that it depends on none behind the first that it finds.
+// try pops from the first of names that has something, and replies with its name behind a head. In nested replies a member and
+// its score are an array.
+func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, begin func(name []byte, n int), nested bool) bool {
+	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
+		if z, ok := k.sortedSet(name, w); ok {
+			popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested)
+		}
+	})
+}
+
+// tryNested is try with the reply of ZMPOP.
+func (a zpopArgs) tryNested(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+	return a.try(t, names, again, w, func(name []byte, n int) {
+		w.Array(2)
+		w.Bulk(name)
+		w.Array(n)
+	}, true)
+}
+
 func cmdZMPop(t *staged, args [][]byte, w *resp.Writer) {
 	a, bad := parseZMPop(args[1:])
-	if bad != "" {
+	switch {
+	case bad != "":
 		w.Error(bad)
-		return
+	case !a.tryNested(t, a.names, false, w):
+		w.NullArray()
 	}
-	for _, name := range a.names {
-		k := t.key(name)
-		z, ok := k.sortedSet(name, w)
-		if !ok || t.failed() {
-			return
-		}
-		if z.Len() > 0 {
-			popMembers(k, z, a.count, a.top, w, func(n int) {
-				w.Array(2)
+}
+
+// parseBZPop is for BZPOPMIN and BZPOPMAX.
+func parseBZPop(top bool) func(args [][]byte) (blocking, string) {
+	return func(args [][]byte) (b blocking, bad string) {
+		a := zpopArgs{top: top, count: 1}
+		b.timeout, bad = parseTimeout(args[len(args)-1])
+		b.names = args[1 : len(args)-1]
+		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+			return a.try(t, names, again, w, func(name []byte, n int) {
+				w.Array(1 + 2*n)
 				w.Bulk(name)
-				w.Array(n)
-			}, true)
-			return
+			}, false)
 		}
+		return b, bad
 	}
-	w.NullArray()
+}
+
+func parseBZMPop(args [][]byte) (b blocking, bad string) {
+	a, bad := parseZMPop(args[2:])
+	if bad != "" {
+		return b, bad
+	}
+	b.timeout, bad = parseTimeout(args[1])
+	b.names, b.try = a.names, a.tryNested
+	return b, bad
 }
 
 // ---- union, intersection and difference --------------------------------------------
@@ -180,7 +214,7 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 	names := args[1 : 1+n]
 	t.load(names...)
 	for _, name := range names {
-		z, ok := t.key(name).membersOf(name, w)
+		z, ok := t.membersOf(name, w)
 		if !ok || t.failed() {
 			return nil, false
 		}
@@ -193,9 +227,29 @@ func (t *staged) readCombination(name string, args [][]byte, w *resp.Writer) (x 
 	return x, true
 }
 
-// membersOf is the sorted set of a key, or that of a set's members.
-func (k *key) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
-	return k.sortedSet(name, w)
+// membersOf is the sorted set of a key, or one made of a set's members, all of score 1.
+func (t *staged) membersOf(name []byte, w *resp.Writer) (z collection.ZSet, ok bool) {
+	k := t.key(name)
+	if !k.present || k.typ != client.Set {
+		return k.sortedSet(name, w)
+	}
+	set := collection.Set(k.value)
+	n, err := set.Len()
+	if err == nil {
+		if n > freeMembers && !t.take(int64(n)*memberCost) {
+			return z, false
+		}
+		var list []collection.ZEntry
+		for _, m := range set.Members(nil) {
+			list = append(list, collection.ZEntry{Member: m, Score: 1})
+		}
+		slices.SortFunc(list, collection.CompareZ)
+		z, err = collection.ParseZSet(z.AppendChanged(nil, nil, list))
+	}
+	if err != nil {
+		w.Error(collectionError(client.Set, name, err))
+	}
+	return z, err == nil
 }
 
 // parse reads the options, and returns the error reply otherwise.
