@@ -176,6 +176,9 @@ func TestCategoriesLikeRedis(t *testing.T) {
 			if cmd.name == "set" || cmd.name == "bitfield" {
 				need = acl.NeedWrite // and more with GET, see accessOf
 			}
+			if cmd.name == "sort" && i == 1 {
+				continue // the keys of its patterns: see parseSort
+			}
 			if cmd.first > 0 && mine != need {
 				t.Errorf("%s: key specification %d needs %d, redis-server has %d", cmd.name, i, mine, need)
 			}

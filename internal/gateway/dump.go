@@ -25,7 +25,6 @@ func cmdDump(k *key, args [][]byte, w *resp.Writer) {
 // restoreArgs are the options of RESTORE. The time of the last use is checked, and means nothing here.
 type restoreArgs struct {
 	replace, absolute bool
-	ttl               int64
 }
 
 func parseRestore(args [][]byte) (a restoreArgs, bad string) {

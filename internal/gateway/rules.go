@@ -44,7 +44,11 @@ RW W: lmove rpoplpush blmove brpoplpush
 R W: copy
 -: zcard
 RW: zincrby zmpop zpopmax zpopmin bzmpop bzpopmax bzpopmin
-R W: georadius georadiusbymember
+R W: georadius georadiusbymember sort
+R: pfdebug
+RW: setbit
+RW R: pfmerge
+W R: bitop
 W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 `
 
