@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -188,6 +189,13 @@ func TestRedisCLI(t *testing.T) {
 				contains(t, lines[5], "2")
 			}
 		})
+		t.Run("--eval", func(t *testing.T) {
+			script := filepath.Join(t.TempDir(), "add.lua")
+			must(t, os.WriteFile(script, []byte("return redis.call('INCRBY', KEYS[1], ARGV[1])"), 0o644))
+			for i := 1; i < 3; i++ {
+				equal(t, strings.TrimSpace(cli(t, "", "--eval", script, "evaluated", ",", "20")), strconv.Itoa(20*i))
+			}
+		})
 		t.Run("--lru-test", func(t *testing.T) {
 			row := firstLines(t, 1, "stdbuf", "-oL", "redis-cli", "-p", port, "-n", "2", "--lru-test", "1000")[0]
 			contains(t, row, "Hits:")
@@ -195,7 +203,7 @@ func TestRedisCLI(t *testing.T) {
 	})
 	t.Run("what is not there", func(t *testing.T) {
 		l := open(t)
-		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "monitor", "--eval testdata/script.lua", "--cluster check", "xadd l * f v", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
+		for _, args := range []string{"--replica", "--rdb " + filepath.Join(l.dir, "dump.rdb"), "monitor", "--cluster check", "xadd l * f v", "--functions-rdb " + filepath.Join(l.dir, "dump.rdb")} {
 			t.Run(args, func(t *testing.T) {
 				argv := append([]string{"redis-cli", "-e", "-p", portOf(l.ours().redis)}, strings.Fields(args)...)
 				if strings.HasPrefix(args, "--cluster") {

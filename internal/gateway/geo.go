@@ -2,7 +2,7 @@ package gateway
 
 import (
 	"bytes"
-	"fmt"
+	"math"
 	"slices"
 	"strconv"
 
@@ -70,7 +70,7 @@ func parsePosition(args [][]byte) (p geo.Position, bad string) {
 	case !ok1 || !ok2:
 		return p, errNotFloat
 	case !p.Valid():
-		return p, fmt.Sprintf("ERR invalid longitude,latitude pair %f,%f", p.Lon, p.Lat)
+		return p, "ERR invalid longitude,latitude pair " + cFixed(p.Lon) + "," + cFixed(p.Lat)
 	}
 	return p, ""
 }
@@ -425,4 +425,17 @@ func (q *geoquery) write(w *resp.Writer, found []geopoint) {
 			writePosition(w, p.Position)
 		}
 	}
+}
+
+// cFixed is f as C's %f writes it.
+func cFixed(f float64) string {
+	switch {
+	case math.IsInf(f, 1):
+		return "inf"
+	case math.IsInf(f, -1):
+		return "-inf"
+	case math.IsNaN(f):
+		return "nan"
+	}
+	return strconv.FormatFloat(f, 'f', 6, 64)
 }

@@ -442,22 +442,6 @@ type scanArgs struct {
 	pattern []byte // nil: all
 }
 
-// scanCursor reads a cursor as strtoul(3) would: it may be empty, or have a sign.
-func scanCursor(b []byte) (uint64, bool) {
-	digits, neg := b, false
-	if len(b) > 0 && (b[0] == '-' || b[0] == '+') {
-		digits, neg = b[1:], b[0] == '-'
-	}
-	if len(b) == 0 {
-		return 0, true
-	}
-	n, err := strconv.ParseUint(string(digits), 10, 64)
-	if neg {
-		n = -n
-	}
-	return n, err == nil
-}
-
 // parseScan reads the options behind a cursor; bad is the reply to a wrong one. Redis looks at them when it knows that there is
 // a collection of the type.
 func parseScan(cursor uint64, opts [][]byte) (a scanArgs, bad string) {
@@ -485,7 +469,7 @@ func parseScan(cursor uint64, opts [][]byte) (a scanArgs, bad string) {
 
 // scanOf is the part of HSCAN and SSCAN before the scan; ok is false behind a reply.
 func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, ok bool) {
-	cursor, ok := scanCursor(args[2])
+	cursor, ok := parseCursor(args[2])
 	if !ok {
 		w.Error("ERR invalid cursor")
 		return a, false

@@ -450,8 +450,8 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
 
 // cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT choose.
 func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
-	cursor, err := strconv.ParseUint(string(args[2]), 10, 64)
-	if err != nil && len(args[2]) > 0 {
+	cursor, ok := parseCursor(args[2])
+	if !ok {
 		w.Error("ERR invalid cursor")
 		return
 	}

@@ -137,7 +137,7 @@ func Parse(b []byte, limit int) (Value, error) {
 	}
 	r := &reader{b: b[:end-2], left: limit}
 	v := r.value()
-	if r.bad || len(r.b) > 0 {
+	if r.bad { // bytes behind the value are no matter, as in Redis
 		return Value{}, ErrFormat
 	}
 	return v, nil
