@@ -33,6 +33,7 @@ const (
 	OpPut
 	OpDelete
 	OpUpdate
+	OpKeep // MultiCAS alone: the key stays as it is, if Cond holds
 )
 
 // Op is one operation of a batch; see [Client.Do].
@@ -47,7 +48,7 @@ type Op struct {
 	Note    uint64    // as in Item
 	Type    Type      // of Value
 
-	// OpPut, OpDelete.
+	// OpPut, OpDelete, OpKeep.
 	Cond    Cond
 	Version uint64 // for IfVersion
 

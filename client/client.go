@@ -41,6 +41,10 @@ var (
 	ErrNotInteger = errors.New("value is not an integer")
 	// ErrOverflow: Incr would leave the range of int64.
 	ErrOverflow = errors.New("increment overflows int64")
+	// ErrTxnTooLarge: a transaction has too many keys, or values of which it cannot keep two at once. Nothing was done.
+	ErrTxnTooLarge = errors.New("transaction too large")
+	// ErrTxnContended: others have kept a transaction from happening for as long as it was tried. Nothing was done.
+	ErrTxnContended = errors.New("transaction contended")
 	// ErrWrongType: the value is a collection, and the operation takes plain values only; see Type.
 	ErrWrongType = errors.New("value is a collection, not plain bytes")
 )
@@ -265,6 +269,7 @@ type API interface {
 	Do(ctx context.Context, ops []Op)
 	GetIfChanged(ctx context.Context, key []byte, version uint64) (it Item, changed bool, err error)
 	Count(ctx context.Context) (keys uint64, err error)
+	MultiCAS(ctx context.Context, ops []Op) error
 }
 
 var _ API = (*Client)(nil)

@@ -511,6 +511,71 @@ func (s *Store) Do(ctx context.Context, ops []client.Op) {
 	}
 }
 
+// MultiCAS is as in client.API. Of the hook's faults for its ops, which it is asked about before anything is done, the first counts.
+func (s *Store) MultiCAS(ctx context.Context, ops []client.Op) error {
+	if err := client.CheckTxn(ops); err != nil {
+		return err
+	}
+	for i := range ops {
+		applied, fault := s.ask(ctx, &ops[i])
+		if fault == nil {
+			continue
+		}
+		if applied {
+			_ = s.multiCAS(ops)
+			for j := range ops {
+				ops[j].Item, ops[j].Err = client.Item{}, nil
+			}
+		}
+		return fault
+	}
+	return s.multiCAS(ops)
+}
+
+func (s *Store) multiCAS(ops []client.Op) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range ops {
+		o := &ops[i]
+		switch e := s.findLocked(o.Key); {
+		case e == nil && (o.Cond == client.IfVersion || o.Cond == client.IfPresent):
+			o.Err = client.ErrNotFound
+		case e != nil && o.Cond == client.IfAbsent:
+			o.Err = client.ErrExists
+		case e != nil && o.Cond == client.IfVersion && e.version != o.Version:
+			o.Err = client.ErrConflict
+		}
+		if o.Err != nil {
+			return fmt.Errorf("MultiCAS %q: %w", o.Key, o.Err)
+		}
+	}
+	size := 0
+	for i := range ops {
+		if o := &ops[i]; o.Kind == client.OpPut {
+			size += len(o.Key) + len(o.Value)
+		}
+	}
+	if s.o.MaxBytes > 0 && size > s.o.MaxBytes {
+		return client.ErrFull
+	}
+	for i := range ops {
+		o := &ops[i]
+		e := s.findLocked(o.Key)
+		switch {
+		case o.Kind == client.OpPut:
+			var err error
+			if o.Item.Version, err = s.putLocked(o.Key, o.Value, o.Expires, o.Flags, o.Note, o.Type); err != nil {
+				return err
+			}
+		case o.Kind == client.OpDelete && e != nil:
+			s.dropLocked(e)
+		case e != nil:
+			o.Item.Version = e.version
+		}
+	}
+	return nil
+}
+
 // MultiGet is as in client.API.
 func (s *Store) MultiGet(ctx context.Context, keys [][]byte) []client.Result {
 	return s.multi(ctx, len(keys), func(i int) (client.Op, error) {

@@ -512,6 +512,19 @@ func (c *Cache) Touch(ctx context.Context, key []byte, ttl time.Duration) (err e
 	return err
 }
 
+// MultiCAS is as in client.API.
+func (c *Cache) MultiCAS(ctx context.Context, ops []client.Op) (err error) {
+	keys := func(yield func([]byte) bool) {
+		for i := range ops {
+			if ops[i].Kind != client.OpKeep && !yield(ops[i].Key) {
+				return
+			}
+		}
+	}
+	c.writing(keys, func() { err = c.API.MultiCAS(ctx, ops) })
+	return err
+}
+
 // Update is as in client.API.
 func (c *Cache) Update(ctx context.Context, key []byte, f client.UpdateFunc) (version uint64, err error) {
 	c.writing(one(key), func() { version, err = c.API.Update(ctx, key, f) })

@@ -235,6 +235,7 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_CloseSession_FullMethodName: &dirpb.CloseSessionRequest{SessionId: s.victim.id},
 		dirpb.Directory_WatchMap_FullMethodName:     &dirpb.WatchMapRequest{SessionId: s.victim.id},
 		dirpb.Directory_GrantExtent_FullMethodName:  &dirpb.GrantExtentRequest{SessionId: s.victim.id, PgId: 1, WantUnits: 1, PlaceUnits: 1},
+		dirpb.Directory_GrantStatus_FullMethodName:  &dirpb.GrantStatusRequest{SessionId: s.victim.id, PgId: 1},
 		dirpb.Directory_SessionState_FullMethodName: &dirpb.SessionStateRequest{SessionId: s.victim.id},
 		dirpb.Directory_RequestSplit_FullMethodName: &dirpb.RequestSplitRequest{SessionId: s.victim.id, ShardId: 1},
 		dirpb.Directory_Meet_FullMethodName:         &dirpb.MeetRequest{SessionIds: []uint32{s.victim.id}, Id: []byte("0123456789abcdef"), Addr: "127.0.0.1:9"},

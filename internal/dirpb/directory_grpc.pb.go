@@ -29,6 +29,7 @@ const (
 	Directory_CloseSession_FullMethodName    = "/kvd.directory.v1.Directory/CloseSession"
 	Directory_WatchMap_FullMethodName        = "/kvd.directory.v1.Directory/WatchMap"
 	Directory_GrantExtent_FullMethodName     = "/kvd.directory.v1.Directory/GrantExtent"
+	Directory_GrantStatus_FullMethodName     = "/kvd.directory.v1.Directory/GrantStatus"
 	Directory_SessionState_FullMethodName    = "/kvd.directory.v1.Directory/SessionState"
 	Directory_RequestSplit_FullMethodName    = "/kvd.directory.v1.Directory/RequestSplit"
 	Directory_Meet_FullMethodName            = "/kvd.directory.v1.Directory/Meet"
@@ -72,6 +73,7 @@ type DirectoryClient interface {
 	CloseSession(ctx context.Context, in *CloseSessionRequest, opts ...grpc.CallOption) (*CloseSessionReply, error)
 	WatchMap(ctx context.Context, in *WatchMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Map], error)
 	GrantExtent(ctx context.Context, in *GrantExtentRequest, opts ...grpc.CallOption) (*GrantExtentReply, error)
+	GrantStatus(ctx context.Context, in *GrantStatusRequest, opts ...grpc.CallOption) (*GrantStatusReply, error)
 	SessionState(ctx context.Context, in *SessionStateRequest, opts ...grpc.CallOption) (*SessionStateReply, error)
 	RequestSplit(ctx context.Context, in *RequestSplitRequest, opts ...grpc.CallOption) (*RequestSplitReply, error)
 	// Gateways.
@@ -167,6 +169,16 @@ func (c *directoryClient) GrantExtent(ctx context.Context, in *GrantExtentReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GrantExtentReply)
 	err := c.cc.Invoke(ctx, Directory_GrantExtent_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) GrantStatus(ctx context.Context, in *GrantStatusRequest, opts ...grpc.CallOption) (*GrantStatusReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GrantStatusReply)
+	err := c.cc.Invoke(ctx, Directory_GrantStatus_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -457,6 +469,7 @@ type DirectoryServer interface {
 	CloseSession(context.Context, *CloseSessionRequest) (*CloseSessionReply, error)
 	WatchMap(*WatchMapRequest, grpc.ServerStreamingServer[Map]) error
 	GrantExtent(context.Context, *GrantExtentRequest) (*GrantExtentReply, error)
+	GrantStatus(context.Context, *GrantStatusRequest) (*GrantStatusReply, error)
 	SessionState(context.Context, *SessionStateRequest) (*SessionStateReply, error)
 	RequestSplit(context.Context, *RequestSplitRequest) (*RequestSplitReply, error)
 	// Gateways.
@@ -513,6 +526,9 @@ func (UnimplementedDirectoryServer) WatchMap(*WatchMapRequest, grpc.ServerStream
 }
 func (UnimplementedDirectoryServer) GrantExtent(context.Context, *GrantExtentRequest) (*GrantExtentReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method GrantExtent not implemented")
+}
+func (UnimplementedDirectoryServer) GrantStatus(context.Context, *GrantStatusRequest) (*GrantStatusReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method GrantStatus not implemented")
 }
 func (UnimplementedDirectoryServer) SessionState(context.Context, *SessionStateRequest) (*SessionStateReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method SessionState not implemented")
@@ -695,6 +711,24 @@ func _Directory_GrantExtent_Handler(srv interface{}, ctx context.Context, dec fu
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).GrantExtent(ctx, req.(*GrantExtentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_GrantStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GrantStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).GrantStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_GrantStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).GrantStatus(ctx, req.(*GrantStatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1207,6 +1241,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GrantExtent",
 			Handler:    _Directory_GrantExtent_Handler,
+		},
+		{
+			MethodName: "GrantStatus",
+			Handler:    _Directory_GrantStatus_Handler,
 		},
 		{
 			MethodName: "SessionState",

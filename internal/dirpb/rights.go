@@ -20,6 +20,7 @@ func Rights() map[string]identity.Roles {
 		Directory_CloseSession_FullMethodName: sessions,
 		Directory_WatchMap_FullMethodName:     sessions, // without a session: those of Status
 		Directory_GrantExtent_FullMethodName:  sessions,
+		Directory_GrantStatus_FullMethodName:  sessions,
 		Directory_SessionState_FullMethodName: sessions,
 		Directory_RequestSplit_FullMethodName: sessions,
 

@@ -1,0 +1,244 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// MaxTxnKeys bounds the keys of a transaction.
+const MaxTxnKeys = 1024
+
+// txnTries is how often f of a Txn runs.
+const txnTries = 256
+
+// txnReads is how often a transaction that only reads does so until it finds everything as it was, before it has the
+// store keep the keys.
+const txnReads = 8
+
+// Tx is a transaction under way; see [Txn]. It belongs to the goroutine of its function, and is of no use afterwards.
+type Tx struct {
+	ctx  context.Context
+	api  API
+	ops  []Op // in the order in which their keys were first named: OpKeep for what was read alone
+	at   map[string]int
+	read map[string]Item // what was found; Version 0: nothing
+	err  error
+}
+
+// Txn runs f, which reads and says what to write, and then makes all of that true in one step if nothing that f has read or
+// required has changed meanwhile; otherwise f runs again, a few hundred times at most. It must have no other effects. If f fails, nothing is
+// written and its error is Txn's. While f runs, what it reads may be of different instants.
+//
+// It takes effect as a whole, or not at all: Outcome tells. ErrConflict: a required version does not hold. Strict serializability: a transaction sees all that had ended before it
+// began, and everybody else sees all of it or nothing (FaRM, SOSP'15; Percolator, OSDI'10, from where intents come).
+// A transaction that only reads costs two round trips.
+func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
+	for tries := range txnTries {
+		if tries > 1 { // the first retry is most often enough
+			select {
+			case <-time.After(rand.N(time.Millisecond << min(tries/8, 6))):
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		tx := &Tx{ctx: ctx, api: c, at: map[string]int{}, read: map[string]Item{}}
+		err := f(tx)
+		if err = errors.Join(tx.err, err); err != nil {
+			return err
+		}
+		switch err := tx.commit(tries); {
+		case err == nil:
+			return nil
+		case errors.Is(err, ErrConflict), errors.Is(err, ErrNotFound), errors.Is(err, ErrExists):
+			if final := tx.refused(err); final != nil {
+				return final
+			}
+		default:
+			return err
+		}
+	}
+	return fmt.Errorf("%w: what it reads has changed %d times", ErrTxnContended, txnTries)
+}
+
+// required marks an Op whose condition is not what was read but what Require said.
+const required = Cond(0x80)
+
+// op is the Op of key, which is copied.
+func (tx *Tx) op(key []byte) *Op {
+	i, ok := tx.at[string(key)]
+	if !ok {
+		i = len(tx.ops)
+		tx.ops = append(tx.ops, Op{Kind: OpKeep, Key: bytes.Clone(key)})
+		tx.at[string(key)] = i
+	}
+	return &tx.ops[i]
+}
+
+// Get is what key is to this transaction: what it wrote last, else what the store has. The Item is the transaction's, and may not be changed. A
+// value of any type is given: look at Item.Type.
+func (tx *Tx) Get(key []byte) (Item, error) {
+	if err := tx.load(key); err != nil {
+		return Item{}, err
+	}
+	switch o := tx.op(key); o.Kind {
+	case OpPut:
+		return Item{Value: o.Value, Expires: o.Expires, Flags: o.Flags, Note: o.Note, Type: o.Type}, nil
+	case OpDelete:
+		return Item{}, ErrNotFound
+	}
+	it := tx.read[string(key)]
+	if it.Version == 0 {
+		return Item{}, ErrNotFound
+	}
+	return it, nil
+}
+
+// Load reads keys together, which the transaction is going to get: one round trip instead of one each.
+func (tx *Tx) Load(keys ...[]byte) error { return tx.load(keys...) }
+
+func (tx *Tx) load(keys ...[]byte) error {
+	var ops []Op
+	for _, k := range keys {
+		i, known := tx.at[string(k)]
+		if _, ok := tx.read[string(k)]; ok || known && tx.ops[i].Kind != OpKeep || slices.ContainsFunc(ops, func(o Op) bool { return bytes.Equal(o.Key, k) }) {
+			continue
+		}
+		ops = append(ops, Op{Kind: OpGet, Key: k, Typed: true})
+	}
+	if len(ops) > 0 {
+		tx.api.Do(tx.ctx, ops)
+	}
+	for i := range ops {
+		o := &ops[i]
+		if o.Err != nil && !errors.Is(o.Err, ErrNotFound) {
+			return o.Err
+		}
+		tx.read[string(o.Key)] = o.Item
+		if w := tx.op(o.Key); w.Cond&required == 0 {
+			tx.expect(w, o.Item.Version)
+		}
+	}
+	return nil
+}
+
+// expect makes it a condition that o's key has a version, 0: none.
+func (tx *Tx) expect(o *Op, version uint64) {
+	if o.Cond, o.Version = IfVersion, version; version == 0 {
+		o.Cond = IfAbsent
+	}
+}
+
+// Put sets key to value, which must not change until Txn returns.
+func (tx *Tx) Put(key, value []byte, o PutOptions) {
+	exp, err := expiry(o.TTL)
+	if err != nil && tx.err == nil {
+		tx.err = err
+	}
+	tx.Set(key, Item{Value: value, Expires: expires(exp), Flags: o.Flags})
+}
+
+// Set makes key what it says, but for the Version, which is new. The value must not change until Txn returns.
+func (tx *Tx) Set(key []byte, it Item) {
+	o := tx.op(key)
+	o.Kind, o.Value, o.Expires, o.Flags, o.Note, o.Type = OpPut, it.Value, it.Expires, it.Flags, it.Note, it.Type
+}
+
+// Delete removes key, if it is there.
+func (tx *Tx) Delete(key []byte) {
+	o := tx.op(key)
+	o.Kind, o.Value, o.Expires, o.Flags, o.Note, o.Type = OpDelete, nil, time.Time{}, 0, 0, Plain
+}
+
+// Require makes the transaction fail with ErrConflict unless key has that version; 0: unless it is absent.
+func (tx *Tx) Require(key []byte, version uint64) {
+	o := tx.op(key)
+	tx.expect(o, version)
+	o.Cond |= required
+}
+
+// refused is the error of the transaction if err is about what it requires; nil: it may be tried again.
+func (tx *Tx) refused(err error) error {
+	for i := range tx.ops {
+		if o := &tx.ops[i]; o.Cond&required != 0 && o.Err != nil {
+			return fmt.Errorf("%w: %w", ErrConflict, err)
+		}
+	}
+	return nil
+}
+
+// commit makes what f said true, in one step. After a refusal, the Ops refused have an Err.
+func (tx *Tx) commit(tries int) error {
+	writes := slices.ContainsFunc(tx.ops, func(o Op) bool { return o.Kind != OpKeep })
+	if len(tx.ops) == 0 || !writes && len(tx.ops) == 1 && tx.ops[0].Cond&required == 0 {
+		return nil
+	}
+	if !writes && tries < txnReads {
+		return tx.confirm()
+	}
+	ops := slices.Clone(tx.ops)
+	for i := range ops {
+		ops[i].Cond &^= required
+	}
+	err := tx.api.MultiCAS(tx.ctx, ops)
+	for i := range ops {
+		tx.ops[i].Err = ops[i].Err
+	}
+	return err
+}
+
+// confirm reads again what was read: if no version is another, all values were there at the time between.
+func (tx *Tx) confirm() error {
+	ops := make([]Op, len(tx.ops))
+	for i := range ops {
+		ops[i] = Op{Kind: OpGet, Key: tx.ops[i].Key, Typed: true}
+	}
+	tx.api.Do(tx.ctx, ops)
+	var refused error
+	for i := range ops {
+		o := &tx.ops[i]
+		if err := ops[i].Err; err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		if o.Err = nil; ops[i].Item.Version != o.Version {
+			o.Err, refused = ErrConflict, fmt.Errorf("%w: %q", ErrConflict, shortKey(o.Key))
+		}
+	}
+	return refused
+}
+
+// checkTxn refuses ops that no MultiCAS performs, before anything is done.
+func checkTxn(ops []Op) error {
+	if len(ops) > MaxTxnKeys {
+		return fmt.Errorf("%w: %d keys, at most %d", ErrTxnTooLarge, len(ops), MaxTxnKeys)
+	}
+	seen := make(map[string]bool, len(ops))
+	for i := range ops {
+		o := &ops[i]
+		o.Item, o.Err = Item{}, nil
+		switch err := checkKey(o.Key); {
+		case err != nil:
+			return err
+		case o.Kind != OpPut && o.Kind != OpDelete && o.Kind != OpKeep:
+			return fmt.Errorf("%w: Kind: %d, want OpPut, OpDelete or OpKeep", ErrInvalid, o.Kind)
+		case seen[string(o.Key)]:
+			return fmt.Errorf("%w: key %q is there twice", ErrInvalid, shortKey(o.Key))
+		}
+		if o.Kind == OpPut {
+			if err := errors.Join(checkType(o.Type), checkValue(o.Key, o.Value)); err != nil {
+				return err
+			}
+		}
+		seen[string(o.Key)] = true
+	}
+	return nil
+}
+
+// CheckTxn is what MultiCAS refuses of ops before it does anything, for other implementations of API.
+func CheckTxn(ops []Op) error { return checkTxn(ops) }
