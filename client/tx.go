@@ -41,7 +41,7 @@ func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
 	for tries := range txnTries {
 		if tries > 1 { // the first retry is most often enough
 			select {
-			case <-time.After(rand.N(time.Millisecond << min(tries/8, 6))):
+			case <-time.After(rand.N(time.Millisecond << min(tries/8, 4))):
 			case <-ctx.Done():
 			}
 		}

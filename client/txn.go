@@ -66,7 +66,10 @@ func (c *Client) singleCAS(ctx context.Context, o *Op) error {
 	case absent && o.Cond == Always:
 		err = nil
 	}
-	if o.Item.Version = v; err != nil && Outcome(err) == rdma.No {
+	if o.Kind != OpDelete && err == nil {
+		o.Item.Version = v
+	}
+	if err != nil && Outcome(err) == rdma.No {
 		o.Err = err
 		err = fmt.Errorf("MultiCAS %q: %w", shortKey(o.Key), err)
 	}
@@ -285,7 +288,9 @@ func (t *txn) commit(ctx context.Context) error {
 	switch {
 	case err == nil && verdict == layout.Commit:
 		for i := range t.ops {
-			t.ops[i].Item.Version = versionOf(&t.txns[i].Placed)
+			if x := t.calls[i].own.Expires; t.ops[i].Kind != OpKeep || x.IsZero() || x.After(time.Now()) {
+				t.ops[i].Item.Version = versionOf(&t.txns[i].Placed)
+			}
 		}
 		t.afterwards(ctx, layout.Commit)
 		return nil
