@@ -15,6 +15,7 @@ func (o *Op) readChunks(manifest []byte) Action {
 		return o.finish(&layout.CorruptError{What: "manifest", Off: 8, Check: "chunk count", Want: 1})
 	}
 	o.need().readID = m.ID
+	o.Record.Key = o.Key // the record's own may lie where a chunk is read to
 	o.parts = o.parts[:0]
 	o.begin()
 	for i, c := range m.Chunks {
