@@ -109,7 +109,6 @@ func (o *Op) prepareChunks() Action {
 func (o *Op) leave() Action {
 	o.begin()
 	switch {
-	case o.unlinked:
 	case o.isSettled():
 		for _, w := range o.manifestsMet() {
 			o.readGone(w)

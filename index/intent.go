@@ -453,13 +453,13 @@ func (o *Op) gotSyncIntent() Action {
 			return o.syncRead()
 		}
 		n := layout.RecordLen(len(r.Key), len(r.Value))
-		same := bytes.Equal(mine[:n], prev[:n])
+		has := bytes.Equal(mine[:n], prev[:n])
 		o.met.copyOff, o.met.copies[1] = o.Accesses[0].Off, prev[:n]
 		switch {
-		case o.lacksChunks(prev, same):
+		case o.lacksChunks(prev, has):
 			o.chunk = 0
 			return o.syncChunks()
-		case !same:
+		case !has:
 			return o.copyNamed()
 		}
 	}

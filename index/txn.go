@@ -292,7 +292,8 @@ func (o *Op) settleCopy() Action {
 		return Alloc
 	}
 	copy(o.final.own, o.met.recs[0][:n])
-	o.n, o.version, o.met.stands = o.final.word, r.Version, o.Txn.Placed.Intent.Parent
+	o.n, o.version = o.final.word, r.Version
+	o.met.stands = o.met.in.Parent // whose chunks the copy names
 	o.begin()
 	way := o.hinted()
 	o.Accesses = way.Write(o.Accesses, o.final.own)

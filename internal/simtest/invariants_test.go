@@ -293,6 +293,7 @@ func (w *World) checkChains() {
 				w.checkOrder(copies, k, s)
 			}
 		}
+		w.checkAllIntents(copies)
 	}
 }
 
