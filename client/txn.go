@@ -16,7 +16,7 @@ import (
 )
 
 // MultiCAS performs ops, which put, delete or keep a key each, in one step: either all of it happens or nothing does (the
-// multi-word compare-and-swap of Harris, Fraser and Pratt, DISC'02). No key may be there twice, and at most MaxTxnKeys of them.
+// multi-word compare-and-swap of Harris, Fraser and Pratt, DISC'02). No key may be there twice; MaxTxnKeys and MaxTxnBytes bound them.
 //
 // Each Op's Cond must hold at that instant. If one does not hold nothing is done: that Op has the Err that a Put would have
 // (ErrConflict, ErrExists, ErrNotFound; other Ops may have one, too), and the error wraps it and names the key. An OpDelete or an OpKeep
@@ -244,8 +244,6 @@ func (t *txn) failed(o *Op, q *call) error {
 	switch err := q.Err; {
 	case errors.Is(err, index.ErrMoving):
 		return errTxnLost
-	case errors.Is(err, index.ErrLong):
-		return fmt.Errorf("%w: %q: %w", ErrTxnTooLarge, shortKey(o.Key), err)
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict):
 		o.Err = err
 		return fmt.Errorf("MultiCAS %q: %w", shortKey(o.Key), err)
