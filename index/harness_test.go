@@ -40,7 +40,7 @@ type world struct {
 	split, moved bool
 	depth        uint8             // of the shard, which covers any prefix all the same
 	other        *world            // placement group 2
-	taken        []uint32          // units at which places begin
+	taken        []repair.UnitRun  // places, in the order in which they were taken
 	left         map[string]string // places that were given up, and how
 	wrong        []string          // places given up twice
 }
@@ -177,7 +177,7 @@ func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, uint8, bool) {
 	c.memory--
 	u := w.nextUnit
 	w.nextUnit += n
-	w.taken = append(w.taken, u)
+	w.taken = append(w.taken, repair.UnitRun{Unit: u, Units: n})
 	return u, 0, code, true
 }
 

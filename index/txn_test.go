@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -246,7 +247,8 @@ func (w *world) checkTidy(t testing.TB, what string) {
 	for _, s := range w.wrong {
 		t.Errorf("%s: %s", what, s)
 	}
-	for _, u := range w.taken {
+	for _, p := range w.taken {
+		u := p.Unit
 		switch how, left := w.left[unitName(u)]; {
 		case left && linked[unitName(u)]:
 			t.Errorf("%s: %s is linked and was given up (%s)", what, unitName(u), how)
@@ -496,4 +498,46 @@ func b2i(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// TestTxnCounted: a scrub and a recall count the places that an intent names, chunks among them, and a recall of the extent of any of these
+// waits until the intent is settled.
+func TestTxnCounted(t *testing.T) {
+	for _, prepare := range []string{"k keep", "k put new whole=1", "k del"} {
+		w := newWorld(2, layout.ExtentUnits+64)
+		w.quiet = true
+		must(t, w.client(2).do(t, fields("put k old whole=1")...))
+		must(t, w.client(1).do(t, fields("prepare "+prepare+" x=3")...))
+		must(t, w.client(3).do(t, "scrub"))
+		units := uint64(0)
+		for _, p := range w.taken {
+			units += uint64(p.Units)
+		}
+		if got := workOf(w.client(3).op); got.Units != units || got.Lost != 0 || len(got.Findings) != 0 {
+			t.Errorf("%s: a scrub counts %d units, %d lost, %q; want %d", prepare, got.Units, got.Lost, got.Findings, units)
+		}
+		count := workOf(w.client(3).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true}))
+		slices.SortFunc(count.Kept, func(a, b repair.UnitRun) int { return int(a.Unit) - int(b.Unit) })
+		if !slices.Equal(count.Kept, w.taken) {
+			t.Errorf("%s: a recall keeps %v, want %v", prepare, count.Kept, w.taken)
+		}
+		for _, p := range w.taken {
+			c := w.client(3)
+			c.begin(workOp(index.Relocate, &repair.Work{PG: 1, Off: home(), Count: true, Window: p}))
+			if _, err := c.run(40); err == nil || c.action != index.Backoff {
+				t.Errorf("%s: a recall of %v does not wait: %v, %v", prepare, p, err, c.op.Err)
+			}
+		}
+		must(t, w.client(1).do(t, "decide", "abort", "x=3"))
+		must(t, w.client(1).do(t, "settle", "k", "abort", "x=3"))
+		w.pg.Recalled = []uint32{0}
+		w.nextUnit = layout.ExtentUnits
+		o := w.client(3).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}})
+		if in := w.inExtent(0); len(in) > 0 || workOf(o).Moved != 1 {
+			t.Errorf("%s: settled, and left in the extent: %v; moved %d", prepare, in, workOf(o).Moved)
+		}
+		if v := w.value(t, w.client(5), "k"); v != "old" {
+			t.Errorf("%s: k is %q", prepare, v)
+		}
+	}
 }
