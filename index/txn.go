@@ -254,7 +254,7 @@ func (o *Op) beginSettle() Action {
 	o.take(Hint{Word: p.Word, Slot: p.Slot})
 	m := &o.need().met
 	m.word, m.in, m.settled, m.stands = p.Word, p.Intent, p.Word, 0
-	if o.Txn.Verdict == layout.Commit || p.Intent.Kind == layout.IntentGuard {
+	if v := o.Txn.Verdict; v == layout.Commit || v == layout.Abort && p.Intent.Kind == layout.IntentGuard {
 		if m.stands = p.Intent.Final; m.stands == 0 {
 			return o.settleEmpty()
 		}
