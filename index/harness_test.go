@@ -40,6 +40,7 @@ type world struct {
 	split, moved bool
 	depth        uint8             // of the shard, which covers any prefix all the same
 	other        *world            // placement group 2
+	taken        []repair.UnitRun  // places, in the order in which they were taken
 	left         map[string]string // places that were given up, and how
 	wrong        []string          // places given up twice
 }
@@ -176,6 +177,7 @@ func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, uint8, bool) {
 	c.memory--
 	u := w.nextUnit
 	w.nextUnit += n
+	w.taken = append(w.taken, repair.UnitRun{Unit: u, Units: n})
 	return u, 0, code, true
 }
 
@@ -229,7 +231,7 @@ func hashOf(key string) uint64 {
 }
 
 // start begins an operation given in words: get k, put k v [if-absent |
-// if-present | if=VERSION] [expiry=MS], del k [if=VERSION], append k v, which
+// if-present | if=VERSION] [expiry=MS] [whole=BYTES], del k [if=VERSION], append k v, which
 // refuses a value that ends with v, refuse k, scan, raw, or a janitor's: sync, scrub, move, clean [wipe],
 // abandon, relocate, evict k.
 func (c *client) start(words []string) error {
@@ -328,6 +330,8 @@ func (c *client) start(words []string) error {
 			o.Cond, o.IfVersion = index.IfVersion, n
 		case "expiry":
 			o.Expiry = n
+		case "whole":
+			o.Whole = uint32(n)
 		case "from":
 			o.Scan.From = uint16(n)
 		case "bytes":

@@ -26,7 +26,7 @@ type meeting struct {
 	waits     int32
 	intents   []layout.Word // FROZEN words of the key's group that are known to be intents
 	list      []met         // that a scan has yet to look through
-	copies    [2][]byte // of a record that an intent under sync names: R[k]'s, and that of R[k-1], which is at copyOff
+	copies    [2][]byte     // of a record that an intent under sync names: R[k]'s, and that of R[k-1], which is at copyOff
 	copyOff   uint64
 }
 

@@ -272,7 +272,7 @@ func (o *Op) beginSettle() Action {
 // settleBy takes the intent away by the transaction's verdict, which every replica of the status word shows.
 func (o *Op) settleBy() Action {
 	p, m := &o.Txn.Placed, &o.met
-	if o.Txn.Verdict == layout.Commit || p.Intent.Kind == layout.IntentGuard {
+	if v := o.Txn.Verdict; v == layout.Commit || v == layout.Abort && p.Intent.Kind == layout.IntentGuard {
 		if m.stands = p.Intent.Final; m.stands == 0 {
 			return o.settleEmpty()
 		}
@@ -345,7 +345,7 @@ func (o *Op) publishedTxn() Action {
 		o.Version = o.version
 		o.intent.have, o.final.have, o.chunks = false, false, o.chunks[:0]
 		if o.isSettled() {
-			return o.leave()
+			return o.endUnlinked()
 		}
 		return o.finish(nil)
 	}
@@ -355,7 +355,7 @@ func (o *Op) publishedTxn() Action {
 	} else {
 		o.env.Forget(o)
 	}
-	return o.leave()
+	return o.endUnlinked()
 }
 
 // lostTxn acts on a CAS of a Settle or a Decide that found c: somebody else has settled, or decided. The caller may act
