@@ -26,7 +26,7 @@ import (
 // Sync, Scrub: the segment at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
 // Extents, or, with Count, moving what lies in Window alone, counting what is linked and
-// listing what lies in Extents. Evict: the groups at Off and More. Move, Abandon: home group
+// listing what lies in Extents. SettleAll: the group at Off. Evict: the groups at Off and More. Move, Abandon: home group
 // Group (segment*16 + group) of shard Shard, with what of its keys is in the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
@@ -68,7 +68,7 @@ type Work struct {
 	Only [][]uint16
 
 	// Answer.
-	Records  uint64            // linked, at the head
+	Records  uint64            // linked, at the head; SettleAll: intents taken away
 	Units    uint64            // of their places
 	Synced   uint64            // words that differed between replicas
 	Moved    uint64            // records moved or relocated
@@ -161,6 +161,8 @@ type workState struct {
 
 	evicts []evictGroup
 
+	intents []*intent
+
 	keys map[keyHash]wordRef
 	same [][2]wordRef // slots that seem to name the same key
 }
@@ -251,6 +253,8 @@ func (o *Op) Begin(b *index.Base) index.Action {
 		return o.startClean()
 	case index.Evict:
 		return o.startEvict()
+	case index.SettleAll:
+		return o.startSettle()
 	default:
 		return o.relocate()
 	}
