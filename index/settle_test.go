@@ -121,12 +121,12 @@ func TestSettleAllNoMemory(t *testing.T) {
 		t.Errorf("wants %d units of placement group %d", units, pg)
 	}
 	full := errors.New("full")
-	if a := j.op.Fail(full); a != index.Done || !errors.Is(j.op.Err, full) || workOf(j.op).Records != 0 {
-		t.Fatalf("action %d, %v, settled %d", a, j.op.Err, workOf(j.op).Records)
+	if a := j.op.Fail(full); a != index.Done || !errors.Is(j.op.Err, full) || workOf(j.op).Settled != 0 {
+		t.Fatalf("action %d, %v, settled %d", a, j.op.Err, workOf(j.op).Settled)
 	}
 	o := w.client(9).job(t, index.SettleAll, settleWork())
-	if workOf(o).Records != 1 {
-		t.Errorf("settled %d, want 1", workOf(o).Records)
+	if workOf(o).Settled != 1 {
+		t.Errorf("settled %d, want 1", workOf(o).Settled)
 	}
 	w.checkOutcome(t, "with memory", false, [2]string{"old", "old"}, [2]string{})
 }
@@ -139,8 +139,8 @@ func TestSettleAllLeavesMoves(t *testing.T) {
 		w.setSlot(r, home(), i, x.WithState(layout.Frozen))
 	}
 	must(t, w.client(1).do(t, "prepare", "m", "put", "new", "x=3", "seq=1"))
-	if o := w.client(8).job(t, index.SettleAll, settleWork()); workOf(o).Records != 1 {
-		t.Errorf("settled %d, want 1", workOf(o).Records)
+	if o := w.client(8).job(t, index.SettleAll, settleWork()); workOf(o).Settled != 1 {
+		t.Errorf("settled %d, want 1", workOf(o).Settled)
 	}
 	if now := w.groupAt(0, home()).Slot(i); now != x.WithState(layout.Frozen) {
 		t.Errorf("the mover's word is %v", now)

@@ -1,6 +1,7 @@
 package repair
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -139,18 +140,25 @@ func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) 
 	return m, err
 }
 
-// namedBy lists the places of the records that the intent r names.
-func (o *Op) namedBy(it *item, r *layout.Record) (parts []layout.Chunk, err error) {
+// noteIntent notes the intent r that it's word names, and in oldParts the places of the records that r names.
+func (o *Op) noteIntent(it *item, r *layout.Record) error {
 	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
-	if err != nil {
-		return nil, fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
-	}
-	for _, x := range []layout.Word{in.Parent, in.Final} {
-		if x.State() == layout.Live {
-			parts = append(parts, layout.Chunk{Unit: x.Unit(), Code: x.Code(), Ver: x.Ver()})
+	fp := layout.FP(o.Env().HashOf(r.Key))
+	for _, x := range []layout.Word{it.x, in.Parent, in.Final} {
+		if err == nil && x.State() != layout.Empty && x.FP() != fp {
+			err = &layout.CorruptError{What: "intent", Check: "fingerprint of " + x.String(), Got: uint64(x.FP()), Want: uint64(fp)}
 		}
 	}
-	return parts, nil
+	if err != nil {
+		return fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
+	}
+	it.in, it.key, it.oldParts = &in, bytes.Clone(r.Key), nil
+	for _, x := range []layout.Word{in.Parent, in.Final} {
+		if x.State() == layout.Live {
+			it.oldParts = append(it.oldParts, layout.Chunk{Unit: x.Unit(), Code: x.Code(), Ver: x.Ver()})
+		}
+	}
+	return nil
 }
 
 // inHeap checks a word's place: nothing is read, written or freed where a damaged word says.
@@ -178,7 +186,7 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 			switch {
 			case err != nil:
 			case r.Flags&layout.FlagIntent != 0:
-				it.oldParts, err = o.namedBy(it, &r)
+				err = o.noteIntent(it, &r)
 			case r.Flags&layout.FlagManifest != 0: // else half a look at something else
 				var m layout.Manifest
 				if m, err = o.partsOf(it, &r); err == nil {

@@ -68,7 +68,8 @@ type Work struct {
 	Only [][]uint16
 
 	// Answer.
-	Records  uint64            // linked, at the head; SettleAll: intents taken away
+	Records  uint64            // linked, at the head
+	Settled  uint64            // intents taken away
 	Units    uint64            // of their places
 	Synced   uint64            // words that differed between replicas
 	Moved    uint64            // records moved or relocated
@@ -161,8 +162,6 @@ type workState struct {
 
 	evicts []evictGroup
 
-	intents []*intent
-
 	keys map[keyHash]wordRef
 	same [][2]wordRef // slots that seem to name the same key
 }
@@ -184,17 +183,21 @@ func (r wordRef) off() uint64 {
 // done for an item is decided by a CAS that expects x.
 type item struct {
 	wordRef
-	x      layout.Word // as last seen at A
-	stale  bool        // x changed after the record was read
-	mine   bool        // of the moved set
-	intent bool        // a transaction's, of the moved set
-	done   bool        // the child has it
+	x     layout.Word // as last seen at A
+	stale bool        // x changed after the record was read
+	mine  bool        // of the moved set
+	done  bool        // the child has it
 
 	key      []byte         // its own memory
 	hash     uint64         // of key
 	id       uint64         // of a manifest
 	chunks   []layout.Chunk // of a manifest whose chunks are copied, too
-	oldParts []layout.Chunk // of a manifest
+	oldParts []layout.Chunk // of a manifest, or what an intent names
+
+	// Of an intent that is to be settled.
+	in      *layout.Intent
+	verdict layout.Verdict // Undecided: it is gone
+	before  *item          // the record before, of which a copy takes the intent's place after an ABORT
 
 	// The copy's place, and those of its chunks.
 	havePlace bool

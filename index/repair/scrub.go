@@ -94,12 +94,11 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 			rec, _ := layout.ParseRecord(good)
 			o.noteKey(it.wordRef, rec.Key)
 			if rec.Flags&layout.FlagIntent != 0 {
-				parts, err := o.namedBy(it, &rec)
-				if err != nil {
+				if err := o.noteIntent(it, &rec); err != nil {
 					o.Work.Lost++
 					o.finding("%v", err)
 				}
-				for _, c := range parts {
+				for _, c := range it.oldParts {
 					o.linked(c.Unit, c.Code)
 				}
 				continue
