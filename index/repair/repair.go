@@ -192,12 +192,14 @@ type item struct {
 	hash     uint64         // of key
 	id       uint64         // of a manifest
 	chunks   []layout.Chunk // of a manifest whose chunks are copied, too
-	oldParts []layout.Chunk // of a manifest, or what an intent names
+	oldParts []layout.Chunk // of a manifest; of an intent, the places of what it names
+	long     []layout.Word  // of an intent: the manifests that it names, whose chunks are not in oldParts yet
 
 	// Of an intent that is to be settled.
 	in      *layout.Intent
 	verdict layout.Verdict // Undecided: it is gone
 	before  *item          // the record before, of which a copy takes the intent's place after an ABORT
+	gone    []layout.Chunk // of the manifests that go with it
 
 	// The copy's place, and those of its chunks.
 	havePlace bool

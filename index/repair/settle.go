@@ -66,8 +66,8 @@ func (o *Op) settleIntents(list []*item, then func() index.Action) index.Action 
 	return o.findVerdicts(list, func() index.Action {
 		var before []*item
 		for _, it := range list {
-			if it.verdict == layout.Abort && it.in.Parent.State() == layout.Live {
-				// The same word again would be what a CAS that is late expects.
+			if it.verdict == layout.Abort && it.comesTo() == 0 && it.in.Parent.State() == layout.Live {
+				// The same word again would be what a CAS that is late expects. A copy of a manifest names the same chunks.
 				it.before = &item{wordRef: it.wordRef, x: it.in.Parent, key: it.key}
 				if !o.takePlaces(o.Route.PG, it.before) {
 					return o.noMemory()
@@ -75,8 +75,45 @@ func (o *Op) settleIntents(list []*item, then func() index.Action) index.Action 
 				before = append(before, it.before)
 			}
 		}
-		return o.copyItems(before, func() index.Action { return o.swingIntents(list, then) })
+		return o.copyItems(before, func() index.Action {
+			return o.readGone(list, func() index.Action { return o.swingIntents(list, then) })
+		})
 	})
+}
+
+// comesTo is the record's word that an intent already names and that takes its place, 0 if none does. A guard leads to a copy of the record before,
+// which is as good after an ABORT.
+func (it *item) comesTo() layout.Word {
+	if it.verdict == layout.Commit || it.verdict == layout.Abort && it.in.Kind == layout.IntentGuard {
+		return it.in.Final
+	}
+	return 0
+}
+
+// readGone reads the manifests that go with the intents, for their chunks: those of the record that does not stay. A guard's two records
+// share theirs.
+func (o *Op) readGone(list []*item, then func() index.Action) index.Action {
+	var manifests []*item
+	of := map[*item]*item{}
+	for _, it := range list {
+		x, long := it.in.Final, layout.LongFinal
+		if it.verdict == layout.Commit {
+			x, long = it.in.Parent, layout.LongParent
+		}
+		if it.gone = nil; it.verdict != layout.Undecided && it.in.Kind != layout.IntentGuard && it.in.Long&long != 0 {
+			m := &item{wordRef: it.wordRef, x: x}
+			manifests, of[m] = append(manifests, m), it
+		}
+	}
+	return o.fetch(manifests, 0, func(m *item, b []byte) error {
+		r, err := o.parseOf(m, b)
+		if err != nil {
+			return err
+		}
+		parts, err := o.partsOf(m, &r)
+		of[m].gone = parts.Chunks
+		return err
+	}, then)
 }
 
 // findVerdicts asks what became of the intents' transactions, one after the other.
@@ -103,16 +140,18 @@ func (o *Op) swingIntents(list []*item, then func() index.Action) index.Action {
 			continue
 		}
 		s := swing{wordRef: it.wordRef, x: it.x, n: o.deleted(it.x), it: it}
-		switch {
-		case it.verdict == layout.Commit && it.in.Final != 0:
-			s.n = it.in.Final
-		case it.before != nil:
+		if x := it.comesTo(); x != 0 {
+			s.n = x
+		} else if it.before != nil {
 			s.n, s.fresh = it.before.n, it.before.fresh
 		}
 		for _, x := range []layout.Word{it.x.WithState(layout.Live), it.in.Parent, it.in.Final} {
 			if x.State() == layout.Live && x != s.n {
 				s.old = append(s.old, o.addPlace(o.Route.PG, x, placeDone))
 			}
+		}
+		for _, c := range it.gone {
+			s.old = append(s.old, o.addPlace(o.Route.PG, chunkWord(c), placeDone))
 		}
 		w.swings = append(w.swings, s)
 	}
