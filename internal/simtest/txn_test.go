@@ -549,17 +549,3 @@ func (w *World) checkScanned(pg, extent uint32) {
 		}
 	}
 }
-
-// intentsLeft reports whether some replica holds an intent.
-func (w *World) intentsLeft() bool {
-	for _, pg := range w.st.PGs(0) {
-		for _, r := range w.chain(pg.Id) {
-			for _, s := range r.slots {
-				if _, ok := w.intentOf(r, s.now); ok {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
