@@ -277,7 +277,7 @@ func (c *client) start(words []string) error {
 		}
 	case "scan":
 		o.Kind, o.Scan = index.Scan, &index.Page{Bytes: 1 << 20}
-	case "move", "clean", "abandon", "relocate", "sync", "scrub":
+	case "move", "clean", "abandon", "relocate", "sync", "scrub", "settle-all":
 		for k := range index.Kind(index.NumKinds) {
 			if k.String() == words[0] {
 				o.Kind = k
@@ -289,6 +289,9 @@ func (c *client) start(words []string) error {
 			x.Off = shardOff
 		}
 		x.Extents, x.Wipe = c.w.pg.Recalled, slices.Contains(words, "wipe")
+		if slices.Contains(words, "patience=1") {
+			o.Patience = 1
+		}
 		o.Machine, rest = repair.New(o.Kind, x), nil
 	case "evict": // the key, or with "expired" what has expired, or with "only:a+b" which of these
 		x := &repair.Work{PG: 1, Off: home()}

@@ -354,6 +354,12 @@ func (w *world) settleAll(t *testing.T, what string, c *client) {
 			must(t, c.do(t, "settle", k, "find"))
 		}
 	}
+	w.checkSettled(t, what)
+}
+
+// checkSettled: no replica holds an intent.
+func (w *world) checkSettled(t testing.TB, what string) {
+	t.Helper()
 	for r := range w.pg.Replicas {
 		for i := range layout.GroupSlots {
 			if x := w.groupAt(r, home()).Slot(i); x.State() == layout.Frozen {

@@ -26,6 +26,9 @@ func (c *cl) canBegin() bool {
 	if s.Verb == Close && c.asked((*asked).isUnserved) != nil {
 		return false // it waits for that, see client's endGrants
 	}
+	if s.Verb == Grant && !c.w.canInherit() {
+		return false
+	}
 	if s.Verb == Close || s.Verb == Scan {
 		return len(c.run)+len(c.orphans) == 0
 	}
@@ -88,6 +91,9 @@ func (c *cl) next() *running {
 		return nil
 	case Txn:
 		c.beginTxn(w.cfg.Txns[s.Key])
+		return nil
+	case Grant:
+		c.inherit()
 		return nil
 	}
 	e := &Event{Client: c.i, Verb: s.Verb, Key: s.Key, Call: w.tick()}
@@ -197,6 +203,8 @@ func (c *cl) done(r *running) {
 			c.evicted(r)
 		case r.txn != nil:
 			r.txn.over(r, r.err)
+		case r.grant != nil:
+			c.inherited(r, r.err)
 		case r.e == nil:
 			c.scanned(r)
 		default:

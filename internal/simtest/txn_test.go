@@ -11,8 +11,6 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/kvd-project/kvd/index"
-	"github.com/kvd-project/kvd/index/repair"
-	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -91,6 +89,7 @@ func (w *World) handStatus(c *cl) {
 		off := w.statusBase() + uint64(n/layout.GroupSlots)*layout.GroupSize + layout.SlotOff(n%layout.GroupSlots)
 		c.status = append(c.status, &statusWord{at: index.StatusAt{PG: pg, Generation: w.st.PG(pg).Generation, Off: off}})
 	}
+	w.grantBlock(c)
 }
 
 // beginTxn begins a script's transaction, if it has a status word.
@@ -552,26 +551,4 @@ func (w *World) checkScanned(pg, extent uint32) {
 			}
 		}
 	}
-}
-
-// intentsLeft reports whether some replica holds an intent.
-func (w *World) intentsLeft() bool {
-	for _, pg := range w.st.PGs(0) {
-		for _, r := range w.chain(pg.Id) {
-			for _, s := range r.slots {
-				if _, ok := w.intentOf(r, s.now); ok {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
-// withStatus adds the status array to what a job of a placement group goes over.
-func (w *World) withStatus(j *dirpb.Job) []repair.Work {
-	if w.cfg.Status == 0 || j.Kind != dirpb.JobKind_JOB_JOIN && j.Kind != dirpb.JobKind_JOB_RECOVER {
-		return nil
-	}
-	return []repair.Work{{PG: j.PgId, Off: w.statusBase(), Frozen: j.Kind == dirpb.JobKind_JOB_RECOVER}}
 }
