@@ -36,7 +36,7 @@ func (s *State) check() error {
 		checkEach("placement group", s.pgs, s.checkPG),
 		checkEach("shard", s.shards, s.checkShard),
 		s.checkSessions(),
-		checkEach("job", s.jobs, func(j *fsmpb.Job) error { return s.checkJob(j.GetJob()) }),
+		checkEach("job", s.jobs, func(j *fsmpb.Job) error { return errors.Join(s.checkJob(j.GetJob()), s.checkSettle(j)) }),
 		checkEach("namespace", s.namespaces, s.checkNamespace),
 	)
 }
@@ -121,7 +121,7 @@ func (s *State) checkPG(pg *dirpb.PlacementGroup) error {
 	if !slices.Equal(recalled, pg.Recalled) {
 		return fmt.Errorf("%d: extents %d are recalled, the map says %d", pg.Id, recalled, pg.Recalled)
 	}
-	return nil
+	return s.checkStatus(pg, h)
 }
 
 func (s *State) checkShard(sh *dirpb.Shard) error {
