@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -193,6 +194,27 @@ func TestLoadChecks(t *testing.T) {
 			if _, err := Load(moved); err == nil {
 				t.Errorf("state %d is taken with row %q under the id 77", i, r.Key)
 			}
+		}
+	}
+}
+
+// A snapshot with a shard that has no array is refused, and one with a job that is none.
+func TestLoadEmpty(t *testing.T) {
+	for kind, want := range map[byte]string{rowShard: "shard: 1: no segments", rowJob: "a row without a job"} {
+		rows := worlds(t)[2]
+		i := slices.IndexFunc(rows, func(r Row) bool { return r.Key[0] == kind })
+		empty := proto.Message(&fsmpb.Job{})
+		if kind == rowShard {
+			sh, err := decode(rows[i].Value, &dirpb.Shard{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sh.Segments = 0
+			empty = sh
+		}
+		rows[i] = encodeRow(string(rows[i].Key), empty)
+		if _, err := Load(rows); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("loaded: %v, want %q", err, want)
 		}
 	}
 }
