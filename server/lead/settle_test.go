@@ -22,6 +22,20 @@ func (w *world) kill(x uint32) {
 	w.l.Closed(w.s, w.now, x, nil, nil)
 }
 
+// returnWords has every session that lives give back its status words.
+func (w *world) returnWords() {
+	w.t.Helper()
+	for _, x := range w.s.Sessions() {
+		c := &fsmpb.TakeStatus{SessionId: x.Id, Number: x.StatusNumber + 1}
+		for _, pg := range w.s.PGs(x.NamespaceId) {
+			for _, b := range w.s.Heap(pg.Id).StatusHeld {
+				c.Blocks = append(c.Blocks, &dirpb.StatusBlock{PgId: pg.Id, Generation: pg.Generation, Offset: b.Offset})
+			}
+		}
+		w.apply(&fsmpb.Command{Op: &fsmpb.Command_TakeStatus{TakeStatus: c}})
+	}
+}
+
 // settling is the SETTLE job of a placement group or nil.
 func (w *world) settling(pg uint32) *dirpb.Job {
 	for _, j := range w.s.JobsOf(pg) {
