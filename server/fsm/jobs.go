@@ -12,11 +12,11 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// RECOVER and JOIN follow from a change of the chain. Of the others a placement group has
-// at most one; it waits, parked, while there is one of those two.
+// RECOVER and JOIN follow from a change of the chain, and SETTLE from the end of a session, for whose intents others may be
+// waiting. Of the others a placement group has at most one; nobody begins to work on it while there is one of those three.
 
 func urgent(k dirpb.JobKind) bool {
-	return k == dirpb.JobKind_JOB_RECOVER || k == dirpb.JobKind_JOB_JOIN
+	return k == dirpb.JobKind_JOB_RECOVER || k == dirpb.JobKind_JOB_JOIN || k == dirpb.JobKind_JOB_SETTLE
 }
 
 // addJob gives j an id and a row.
@@ -85,13 +85,16 @@ func (s *State) startJob(c *fsmpb.StartJob) (*dirpb.Job, error) {
 	switch c.GetKind() {
 	case dirpb.JobKind_JOB_MOVE:
 		return s.startMove(c)
-	case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB:
+	case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB, dirpb.JobKind_JOB_SETTLE:
 	default:
-		return nil, fmt.Errorf("%w: job kind %s, want JOB_MOVE, JOB_RECALL or JOB_SCRUB", ErrInvalid, c.GetKind())
+		return nil, fmt.Errorf("%w: job kind %s, want JOB_MOVE, JOB_RECALL, JOB_SCRUB or JOB_SETTLE", ErrInvalid, c.GetKind())
 	}
 	pg := s.pgs[c.PgId]
 	if pg == nil {
 		return nil, fmt.Errorf("placement group %d: %w", c.PgId, ErrNotFound)
+	}
+	if c.Kind == dirpb.JobKind_JOB_SETTLE {
+		return s.startSettle(c, pg)
 	}
 	if err := s.checkIdle(pg); err != nil {
 		return nil, err
@@ -166,6 +169,9 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 		if err := s.CheckIndexQuota(sh.NamespaceId, segments); err != nil {
 			return nil, err
 		}
+	}
+	if TakesFirst(target, s.heaps[to], segments) {
+		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments beside the first status words", ErrFull, to, segments)
 	}
 	offset, h := takeArray(target, s.heaps[to], segments)
 	if h == nil {
@@ -265,6 +271,8 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		sh.Move = nil
 	case dirpb.JobKind_JOB_RECALL:
 		s.endScan(j, c)
+	case dirpb.JobKind_JOB_SETTLE:
+		s.endSettle(row)
 	case dirpb.JobKind_JOB_SCRUB:
 		h := s.editHeap(j.PgId)
 		report := bounded(c.Report, h.End)

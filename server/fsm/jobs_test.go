@@ -197,12 +197,12 @@ func TestViewProperties(t *testing.T) {
 			return
 		}
 		for _, k := range []string{"up", "down", "publish", "activate", "plan", "leave", "split", "migrate", "recall", "scrub", "claim", "end",
-			"giveback", "finish", "finish", "finish", "drain", "remove", "createpg", "remake", "accept", "open", "close", "expire", "confirm", "grant"} {
+			"giveback", "finish", "finish", "finish", "drain", "remove", "createpg", "remake", "accept", "open", "close", "expire", "confirm", "grant", "settle", "status", "back"} {
 			if done[k] < 2 {
 				t.Errorf("%s was accepted %d times: too few to prove anything", k, done[k])
 			}
 		}
-		for k := dirpb.JobKind_JOB_RECOVER; k <= dirpb.JobKind_JOB_SCRUB; k++ {
+		for k := dirpb.JobKind_JOB_RECOVER; k <= dirpb.JobKind_JOB_SETTLE; k++ {
 			if ended[k] < 1 {
 				t.Errorf("%s ended %d times", k, ended[k])
 			}
@@ -252,7 +252,7 @@ func TestViewProperties(t *testing.T) {
 			kind := rapid.SampledFrom([]string{ // rapid prefers the first ones
 				"end", "claim", "plan", "publish", "migrate", "recall", "end", "claim", "finish", "activate", "scrub", "split", "grant",
 				"end", "claim", "leave", "down", "open", "finish", "up", "giveback", "createpg", "remake", "remake", "accept", "close", "expire", "confirm", "grant",
-				"grow", "drain", "undrain", "activate", "remove"}).Draw(rt, "kind")
+				"settle", "status", "status", "back", "settle", "grow", "drain", "undrain", "activate", "remove"}).Draw(rt, "kind")
 			pgs, nodes, sessions, jobs, shards := h.s.PGs(0), h.s.Nodes(), h.s.Sessions(), h.s.Jobs(), h.s.Shards(0)
 			// Mostly one for which the command makes sense.
 			apt := func(pg *dirpb.PlacementGroup) bool {
@@ -323,6 +323,16 @@ func TestViewProperties(t *testing.T) {
 				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg.Id, Extents: extents, InPlace: pick("in place", 2) == 0})
 			case "scrub":
 				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: pg.Id, Repair: pick("repair", 2) == 0})
+			case "settle":
+				c = startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: pg.Id})
+			case "status":
+				c = grantStatus(x.Id, pg.Id, uint32(len(heldStatus(heap, x.Id))-pick("told", 2)))
+			case "back":
+				var blocks []*dirpb.StatusBlock
+				for _, at := range heldStatus(heap, x.Id) {
+					blocks = append(blocks, &dirpb.StatusBlock{PgId: pg.Id, Generation: pg.Generation, Offset: at})
+				}
+				c = takeStatus(x.Id, epoch, blocks...)
 			case "claim":
 				c = claim(x.Id, job.Id)
 			case "end", "giveback":
@@ -388,7 +398,7 @@ func TestViewProperties(t *testing.T) {
 					}
 				}
 				c = closeS(x.Id, epoch, runs...)
-				c.GetCloseSession().Leaked = pick("leaked", 2) == 0
+				c.GetCloseSession().Leaked, c.GetCloseSession().Settled = pick("leaked", 2) == 0, pick("settled", 2) == 0
 			case "expire":
 				c = expire(x.Id)
 			case "confirm":
