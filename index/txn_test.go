@@ -53,7 +53,7 @@ func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
 		o.Txn = &index.Txn{Status: at, TS: ts, Coord: uint64(c.id)}
 		switch words[2] {
 		case "put":
-			o.Txn.Effect, o.Value = index.PutKey, []byte(words[3])
+			o.Txn.Effect, o.Value = index.PutKey, valueOf(words[3])
 		case "del":
 			o.Txn.Effect = index.DeleteKey
 		case "keep":
@@ -539,5 +539,31 @@ func TestTxnCounted(t *testing.T) {
 		if v := w.value(t, w.client(5), "k"); v != "old" {
 			t.Errorf("%s: k is %q", prepare, v)
 		}
+	}
+}
+
+// TestTxnManyChunks: a transaction replaces a value of two chunks by another, or does not, and a joiner gets all of them.
+func TestTxnManyChunks(t *testing.T) {
+	code, _ := layout.CodeFor(layout.RecordLen(0, layout.ChunkSize))
+	for _, verdict := range []string{"commit", "abort"} {
+		w := newWorld(2, 5*layout.UnitsOf(code))
+		w.quiet = true
+		must(t, w.client(2).do(t, "put", "k", "long5"))
+		c := w.client(1)
+		must(t, c.do(t, fields("prepare k put long9 x=3")...))
+		w.pg.Joining = true
+		clear(w.region[1])
+		must(t, w.client(3).do(t, "get", "k"))
+		must(t, c.do(t, "decide", verdict, "x=3"))
+		must(t, w.client(3).do(t, "get", "k"))
+		w.pg.Joining = false
+		want := map[string]string{"commit": string(longValue(9)), "abort": string(longValue(5))}[verdict]
+		for range 2 {
+			if v := w.value(t, w.client(5), "k"); v != want {
+				t.Errorf("%s: k has %d bytes, want %d, or other ones", verdict, len(v), len(want))
+			}
+			must(t, c.do(t, "settle", "k", verdict, "x=3"))
+		}
+		w.checkTidy(t, verdict)
 	}
 }
