@@ -41,7 +41,7 @@ var (
 	ErrNotInteger = errors.New("value is not an integer")
 	// ErrOverflow: Incr would leave the range of int64.
 	ErrOverflow = errors.New("increment overflows int64")
-	// ErrTxnTooLarge: a transaction has too many keys, or values of which it cannot keep two at once. Nothing was done.
+	// ErrTxnTooLarge: a transaction has more than MaxTxnKeys keys or MaxTxnBytes bytes. Nothing was done.
 	ErrTxnTooLarge = errors.New("transaction too large")
 	// ErrTxnContended: others have kept a transaction from happening for as long as it was tried. Nothing was done.
 	ErrTxnContended = errors.New("transaction contended")
@@ -277,7 +277,7 @@ var _ API = (*Client)(nil)
 // Stats counts what a Client did. Doorbells, verbs and bytes are per verb as
 // posted; Rounds counts round trips of operations.
 type Stats struct {
-	Ops       map[string]uint64 // by kind: get, put, delete, modify, scan
+	Ops       map[string]uint64 // by kind: get, put, delete, modify, scan; prepare, decide, settle of transactions
 	Rounds    map[string]uint64
 	Verbs     rdma.Counters
 	CacheHits uint64 // operations that began with a cached word
