@@ -247,11 +247,8 @@ func (c *client) start(words []string) error {
 	case "del":
 		o.Kind = index.Delete
 	case "put":
-		o.Kind, o.Value = index.Put, []byte(rest[0])
-		var n int
-		if _, err := fmt.Sscanf(rest[0], "long%d", &n); err == nil {
-			o.Value = longValue(n)
-		}
+		o.Kind = index.Put
+		o.Value = valueOf(rest[0])
 		rest = rest[1:]
 	case "append":
 		suffix := rest[0]
@@ -355,6 +352,15 @@ func (c *client) begin(o *index.Op) {
 }
 
 var errRefusedAbsent = errors.New("refused: absent")
+
+// valueOf is the value that a word stands for: longN is one of N bytes over the longest record.
+func valueOf(word string) []byte {
+	var n int
+	if _, err := fmt.Sscanf(word, "long%d", &n); err == nil {
+		return longValue(n)
+	}
+	return []byte(word)
+}
 
 // longValue is n bytes over the longest record.
 func longValue(n int) []byte {

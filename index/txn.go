@@ -272,7 +272,7 @@ func (o *Op) beginSettle() Action {
 // settleBy takes the intent away by the transaction's verdict, which every replica of the status word shows.
 func (o *Op) settleBy() Action {
 	p, m := &o.Txn.Placed, &o.met
-	if v := o.Txn.Verdict; v == layout.Commit || v == layout.Abort && p.Intent.Kind == layout.IntentGuard {
+	if o.Txn.Verdict == layout.Commit || p.Intent.Kind == layout.IntentGuard {
 		if m.stands = p.Intent.Final; m.stands == 0 {
 			return o.settleEmpty()
 		}
