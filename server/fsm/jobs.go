@@ -12,11 +12,17 @@ import (
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
-// RECOVER and JOIN follow from a change of the chain, and SETTLE from the end of a session, for whose intents others may be
-// waiting. Of the others a placement group has at most one; nobody begins to work on it while there is one of those three.
+// RECOVER and JOIN follow from a change of the chain. Of the others a placement group has
+// at most one; it waits, parked, while there is one of those two. SETTLE comes beside any of them: it does what
+// clients do, and others may wait for it.
 
 func urgent(k dirpb.JobKind) bool {
-	return k == dirpb.JobKind_JOB_RECOVER || k == dirpb.JobKind_JOB_JOIN || k == dirpb.JobKind_JOB_SETTLE
+	return k == dirpb.JobKind_JOB_RECOVER || k == dirpb.JobKind_JOB_JOIN
+}
+
+// changesOf are the jobs that occupy a placement group, but for SETTLE.
+func (s *State) changesOf(pg uint32) []*dirpb.Job {
+	return slices.DeleteFunc(s.JobsOf(pg), func(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_SETTLE })
 }
 
 // addJob gives j an id and a row.
@@ -207,7 +213,7 @@ func (s *State) claimJob(c *fsmpb.ClaimJob) (*dirpb.Job, error) {
 	if j.Owner != 0 { // dropSession takes the jobs of those that are gone
 		return nil, fmt.Errorf("%w: session %d works on job %d", ErrRefused, j.Owner, j.Id)
 	}
-	if !urgent(j.Kind) {
+	if !urgent(j.Kind) && j.Kind != dirpb.JobKind_JOB_SETTLE {
 		for _, pg := range []uint32{j.PgId, j.TargetPgId} {
 			if pg == 0 {
 				continue

@@ -447,7 +447,7 @@ func (s *State) checkIdle(pg *dirpb.PlacementGroup) error {
 	if err := s.checkWhole(pg); err != nil {
 		return err
 	}
-	if jobs := s.JobsOf(pg.Id); len(jobs) > 0 {
+	if jobs := s.changesOf(pg.Id); len(jobs) > 0 {
 		return fmt.Errorf("%w: placement group %d has job %d, %s", ErrRefused, pg.Id, jobs[0].Id, jobs[0].Kind)
 	}
 	return nil
@@ -469,10 +469,11 @@ func (s *State) checkWhole(pg *dirpb.PlacementGroup) error {
 // The caller refreshes what regions take.
 func (s *State) settlePG(id uint32) {
 	pg := s.pgs[id]
-	if pg == nil || len(s.JobsOf(id)) > 0 {
+	if pg == nil || len(s.changesOf(id)) > 0 {
 		return
 	}
 	if s.spent(pg) {
+		s.endJobs(id, dirpb.JobKind_JOB_SETTLE)
 		s.dropPG(id)
 		return
 	}

@@ -493,7 +493,7 @@ func checkStructure(s *State) error {
 		voluntary := 0
 		for _, j := range s.JobsOf(pg.Id) {
 			count[j.Kind]++
-			if !urgent(j.Kind) {
+			if !urgent(j.Kind) && j.Kind != dirpb.JobKind_JOB_SETTLE {
 				voluntary++
 			}
 			if j.Kind == dirpb.JobKind_JOB_RECALL {

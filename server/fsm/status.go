@@ -344,15 +344,14 @@ func (s *State) SettledDeaths(namespace uint32) uint64 {
 	return least
 }
 
-// startSettle begins to go through a placement group. It may have another job, which may be waiting for an intent; that goes on if
-// somebody works on it. The barrier is the present map, which shows the janitor every status array; what dead sessions
+// startSettle begins to go through a placement group. The barrier is the present map, which shows the janitor every status array; what dead sessions
 // posted needs none, since it has landed or never will.
 func (s *State) startSettle(c *fsmpb.StartJob, pg *dirpb.PlacementGroup) (*dirpb.Job, error) {
 	if err := s.checkWhole(pg); err != nil {
 		return nil, err
 	}
 	for _, j := range s.JobsOf(pg.Id) {
-		if urgent(j.Kind) {
+		if j.Kind == dirpb.JobKind_JOB_SETTLE {
 			return nil, fmt.Errorf("%w: placement group %d has job %d, %s", ErrRefused, pg.Id, j.Id, j.Kind)
 		}
 	}

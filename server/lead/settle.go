@@ -37,10 +37,10 @@ func (p *plan) settleOrphans() {
 		}
 		if slices.ContainsFunc(p.jobs[pg.Id], func(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_SETTLE }) {
 			p.l.settling[pg.Id] = p.now
+			continue
 		}
 		last, before := p.l.settling[pg.Id]
-		if before && p.now < last+p.l.pause(0) || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 || p.changing(pg) != "" ||
-			slices.ContainsFunc(p.jobs[pg.Id], urgent) || slices.ContainsFunc(pg.Members, p.stops) {
+		if before && p.now < last+p.l.pause(0) || p.taken[pg.Id] || p.l.paused[pg.Id] != 0 || p.changing(pg) != "" || slices.ContainsFunc(pg.Members, p.stops) {
 			continue
 		}
 		p.l.settling[pg.Id] = p.now

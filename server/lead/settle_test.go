@@ -132,6 +132,32 @@ func TestSettleBesideMove(t *testing.T) {
 	}
 }
 
+// A SETTLE job that does not get on, since memory is short or otherwise, keeps no other job from beginning.
+func TestSettleInTrouble(t *testing.T) {
+	w := newWorld(t)
+	w.nodes(1, 8)
+	ns := w.create("n", 1, 1)
+	a, b := w.open(ns), w.open(ns)
+	w.words(a, 1)
+	w.ack()
+	w.plan() // an epoch block
+	w.kill(a)
+	w.want("[1]: JOB_SETTLE")
+	w.ack()
+	scrub := &fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: 1, Reason: ReasonLook}
+	if ready := w.l.Offer(w.s, []*fsmpb.StartJob{scrub}, w.now); len(ready) != 0 {
+		t.Fatalf("begun: %v", ready)
+	}
+	w.want()
+	j := w.claim(b)
+	w.l.Progress(j.GetId(), 1, 2, "no memory", w.now)
+	w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: b, JobId: j.GetId(), GiveBack: true}}})
+	w.want("[1]: JOB_SCRUB")
+	if next := w.claim(b); next.GetKind() != dirpb.JobKind_JOB_SCRUB {
+		t.Fatalf("claimed %v", next)
+	}
+}
+
 // Sessions that end one after the other do not keep other jobs of a placement group from their turn.
 func TestSettleTakesTurns(t *testing.T) {
 	w := newWorld(t)

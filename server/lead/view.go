@@ -130,8 +130,11 @@ func (v *view) busy(pg *dirpb.PlacementGroup) string {
 	if why := v.changing(pg); why != "" {
 		return why
 	}
-	if jobs := v.jobs[pg.Id]; len(jobs) > 0 {
-		return fmt.Sprintf("has job %d, %s", jobs[0].Id, jobs[0].Kind)
+	for _, j := range v.jobs[pg.Id] {
+		// It may be in trouble because memory is short, and what gives memory back is not to wait for it.
+		if j.Kind != dirpb.JobKind_JOB_SETTLE || v.l.jobs[j.Id] == nil || v.l.jobs[j.Id].trouble == "" {
+			return fmt.Sprintf("has job %d, %s", j.Id, j.Kind)
+		}
 	}
 	if v.floor(pg.NamespaceId).acked < pg.ChangedVersion {
 		return "has sessions that have not acknowledged its last change"
@@ -177,8 +180,8 @@ func (v *view) startable(j *dirpb.Job) bool {
 		if pg := v.s.PG(id); pg == nil || pg.State != want {
 			return false // parked by a freeze, or on its way out
 		}
-		if !urgent(j) && slices.ContainsFunc(v.jobs[id], urgent) {
-			return false // parked until the copies are whole again, or the intents gone
+		if urgency(j) == 0 && slices.ContainsFunc(v.jobs[id], urgent) {
+			return false // parked until the copies are whole again
 		}
 	}
 	return true
@@ -195,7 +198,7 @@ func urgency(j *dirpb.Job) int {
 	return 0
 }
 
-func urgent(j *dirpb.Job) bool { return urgency(j) > 0 }
+func urgent(j *dirpb.Job) bool { return urgency(j) == 2 }
 
 // places are the placement groups that a job occupies.
 func places(pg, target uint32) []uint32 {
