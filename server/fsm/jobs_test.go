@@ -191,24 +191,21 @@ func TestScrubRow(t *testing.T) {
 func TestViewProperties(t *testing.T) {
 	done := make(map[string]int)
 	ended := make(map[dirpb.JobKind]int)
-	defer func() {
-		t.Logf("accepted %v, ended %v", done, ended)
-		if t.Failed() {
-			return
-		}
+	few := func() (out []string) {
 		for _, k := range []string{"up", "down", "publish", "activate", "plan", "leave", "split", "migrate", "recall", "scrub", "claim", "end",
-			"giveback", "finish", "finish", "finish", "drain", "remove", "createpg", "remake", "accept", "open", "close", "expire", "confirm", "grant", "settle", "status", "back"} {
+			"giveback", "finish", "drain", "remove", "createpg", "remake", "accept", "open", "close", "expire", "confirm", "grant", "settle", "status", "back"} {
 			if done[k] < 2 {
-				t.Errorf("%s was accepted %d times: too few to prove anything", k, done[k])
+				out = append(out, k)
 			}
 		}
 		for k := dirpb.JobKind_JOB_RECOVER; k <= dirpb.JobKind_JOB_SETTLE; k++ {
 			if ended[k] < 1 {
-				t.Errorf("%s ended %d times", k, ended[k])
+				out = append(out, k.String())
 			}
 		}
-	}()
-	rapid.Check(t, func(rt *rapid.T) {
+		return out
+	}
+	property := func(rt *rapid.T) {
 		h := newHarness(rt)
 		twin := New()
 		type hold struct {
@@ -465,5 +462,13 @@ func TestViewProperties(t *testing.T) {
 		if !slices.EqualFunc(h.s.Rows(), twin.Rows(), func(a, b Row) bool { return bytes.Equal(a.Key, b.Key) && bytes.Equal(a.Value, b.Value) }) {
 			rt.Fatal("the same commands gave two states")
 		}
-	})
+	}
+	// Chance decides what is accepted; some rounds are enough.
+	for round := 0; round == 0 || round < 8 && !t.Failed() && len(few()) > 0; round++ {
+		rapid.Check(t, property)
+	}
+	t.Logf("accepted %v, ended %v", done, ended)
+	if out := few(); !t.Failed() && len(out) > 0 {
+		t.Errorf("too few to prove anything: %v", out)
+	}
 }
