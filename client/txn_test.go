@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,6 +109,10 @@ func TestMultiCAS(t *testing.T) {
 				}
 				if err := c.MultiCAS(ctx, make([]client.Op, client.MaxTxnKeys+1)); !errors.Is(err, client.ErrTxnTooLarge) {
 					t.Errorf("too many: %v", err)
+				}
+				half := make([]byte, client.MaxTxnBytes/2)
+				if err := c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: []byte("x"), Value: half}, {Kind: client.OpPut, Key: []byte("y"), Value: half}}); !errors.Is(err, client.ErrTxnTooLarge) {
+					t.Errorf("too long: %v", err)
 				}
 			})
 		}
@@ -239,5 +244,93 @@ func TestTxnCosts(t *testing.T) {
 				t.Errorf("r = %d, %d keys: %d verbs, want %d", replicas, n, verbs, want)
 			}
 		}
+	}
+}
+
+// TestTxnOutcomes: whatever happens to connections, contexts and sessions, a transaction tells whether it happened, and is there as a whole or
+// not at all.
+func TestTxnOutcomes(t *testing.T) {
+	for replicas := 1; replicas <= 2; replicas++ {
+		t.Run(fmt.Sprintf("r=%d", replicas), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "tcp", 2, time.Second)
+			r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas), BytesPerNode: 24 << 20})
+			o := r.options()
+			o.Namespace, o.OpTimeout = "n", 500*time.Millisecond
+			c := r.client(o)
+			var stop atomic.Bool
+			var n atomic.Int64
+			var wg sync.WaitGroup
+			outcomes := make([]map[int64]rdma.Outcome, 4)
+			keys := func(i int64) (a, b []byte) { return fmt.Appendf(nil, "%d/a", i), fmt.Appendf(nil, "b/%d", i) }
+			for g := range outcomes {
+				outcomes[g] = map[int64]rdma.Outcome{}
+				wg.Go(func() {
+					for !stop.Load() {
+						i := n.Add(1)
+						a, b := keys(i)
+						v := strconv.AppendInt(nil, i, 10)
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						if i%4 == 0 {
+							ctx, cancel = context.WithTimeout(t.Context(), rand.N(2*time.Millisecond))
+						}
+						err := c.MultiCAS(ctx, []client.Op{
+							{Kind: client.OpPut, Key: a, Value: v, Cond: client.IfAbsent},
+							{Kind: client.OpPut, Key: b, Value: v, Cond: client.IfAbsent},
+							{Kind: client.OpPut, Key: []byte("last"), Value: v}, // all of them meet here
+						})
+						cancel()
+						outcomes[g][i] = client.Outcome(err)
+					}
+				})
+			}
+			progress := func(k int64) {
+				for end := n.Load() + k; n.Load() < end; {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			for i := range 12 {
+				progress(int64(20 + i))
+				r.nodes[i%2].proxy.cut()
+				switch i {
+				case 5:
+					r.nodes[0].proxy.stall()
+					progress(8)
+					r.nodes[0].proxy.resume()
+				case 9:
+					session := c.Stats().Session
+					r.dirProxy.setDown(true)
+					eventually(t, 20*time.Second, func() string {
+						for _, s := range r.status().GetSessions() {
+							if s.GetId() == session {
+								return fmt.Sprintf("session %d is %v", session, s.GetLife())
+							}
+						}
+						return ""
+					})
+					r.dirProxy.setDown(false)
+				}
+			}
+			progress(50)
+			stop.Store(true)
+			wg.Wait()
+			other := r.client(client.Options{Directory: []string{r.dir.Addr()}, Devices: r.devices, Provider: "tcp", Namespace: "n"})
+			counts := map[rdma.Outcome]int{}
+			for _, m := range outcomes {
+				for i, out := range m {
+					a, b := keys(i)
+					counts[out]++
+					res := other.MultiGet(t.Context(), [][]byte{a, b})
+					there := res[0].Err == nil
+					if there != (res[1].Err == nil) || out == rdma.Yes && !there || out == rdma.No && there {
+						t.Errorf("transaction %d, said to be %v: %v and %v", i, out, res[0].Err, res[1].Err)
+					}
+				}
+			}
+			t.Logf("outcomes: %v", counts)
+			if counts[rdma.Yes] == 0 || counts[rdma.No] == 0 {
+				t.Errorf("outcomes: %v: too few to show anything", counts)
+			}
+		})
 	}
 }
