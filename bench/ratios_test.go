@@ -46,6 +46,7 @@ func TestRatios(t *testing.T) {
 		{"cpu", compareCPU},
 		{"memory", compareMemory},
 		{"replicas", compareReplicas},
+		{"transactions", compareTransactions},
 		{"growing", compareGrowing},
 		{"values", compareValues},
 		{"gateway", compareGateway},

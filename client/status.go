@@ -44,7 +44,7 @@ type statusPG struct {
 	free       []*statusWord
 	given      int           // words that are taken, or put aside
 	asking     bool          // for another block
-	changed    chan struct{} // closed when a word is free, or the asking has ended
+	changed    chan struct{} // closed when a word is free, or the asking has ended; nil: nobody waits for that
 	leaving    []*dirpb.StatusBlock
 }
 
@@ -54,7 +54,7 @@ const maxStatusBlocks = 32
 
 // take takes a status word of a placement group, and waits for one if all are in use.
 func (w *statusWords) take(ctx context.Context, pg uint32) (*statusWord, error) {
-	until := time.Now().Add(w.s.c.o.OpTimeout)
+	var until time.Time // zero: not waited yet
 	for {
 		x, changed, ask, err := w.tryTake(pg)
 		switch {
@@ -65,6 +65,9 @@ func (w *statusWords) take(ctx context.Context, pg uint32) (*statusWord, error) 
 				return nil, err
 			}
 			continue
+		}
+		if until.IsZero() {
+			until = time.Now().Add(w.s.c.o.OpTimeout)
 		}
 		t := time.NewTimer(time.Until(until))
 		select {
@@ -97,7 +100,7 @@ func (w *statusWords) tryTake(pg uint32) (x *statusWord, changed <-chan struct{}
 	}
 	q := w.mu.pgs[pg]
 	if q == nil || q.generation < p.Generation {
-		q = &statusPG{generation: p.Generation, changed: make(chan struct{})}
+		q = &statusPG{generation: p.Generation}
 		w.mu.pgs[pg] = q
 	}
 	if n := len(q.free); n > 0 {
@@ -107,6 +110,9 @@ func (w *statusWords) tryTake(pg uint32) (x *statusWord, changed <-chan struct{}
 		return x, nil, -1, nil
 	}
 	if q.asking || len(q.leaving) > 0 || len(q.blocks) >= maxStatusBlocks {
+		if q.changed == nil {
+			q.changed = make(chan struct{})
+		}
 		return nil, q.changed, -1, nil
 	}
 	q.asking = true
@@ -115,8 +121,10 @@ func (w *statusWords) tryTake(pg uint32) (x *statusWord, changed <-chan struct{}
 
 // wakeLocked tells those who wait for a word.
 func (q *statusPG) wakeLocked() {
-	close(q.changed)
-	q.changed = make(chan struct{})
+	if q.changed != nil {
+		close(q.changed)
+		q.changed = nil
+	}
 }
 
 // ask asks the directory for one more block than held, and reads its words.

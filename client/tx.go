@@ -221,7 +221,7 @@ func checkTxn(ops []Op) error {
 	if len(ops) > MaxTxnKeys {
 		return fmt.Errorf("%w: %d keys, at most %d", ErrTxnTooLarge, len(ops), MaxTxnKeys)
 	}
-	seen := make(map[string]bool, len(ops))
+	again := duplicates(ops)
 	total := 0
 	for i := range ops {
 		o := &ops[i]
@@ -234,7 +234,7 @@ func checkTxn(ops []Op) error {
 			return err
 		case o.Kind != OpPut && o.Kind != OpDelete && o.Kind != OpKeep:
 			return fmt.Errorf("%w: Kind: %d, want OpPut, OpDelete or OpKeep", ErrInvalid, o.Kind)
-		case seen[string(o.Key)]:
+		case again(i):
 			return fmt.Errorf("%w: key %q is there twice", ErrInvalid, shortKey(o.Key))
 		}
 		if o.Kind == OpPut {
@@ -242,12 +242,26 @@ func checkTxn(ops []Op) error {
 				return err
 			}
 		}
-		seen[string(o.Key)] = true
 	}
 	if total > MaxTxnBytes && len(ops) > 1 {
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrTxnTooLarge, total, MaxTxnBytes)
 	}
 	return nil
+}
+
+// duplicates tells whether the key of ops[i] is that of an earlier one, for each i in turn. A few are compared without more ado.
+func duplicates(ops []Op) func(i int) bool {
+	if len(ops) <= 16 {
+		return func(i int) bool {
+			return slices.ContainsFunc(ops[:i], func(o Op) bool { return bytes.Equal(o.Key, ops[i].Key) })
+		}
+	}
+	seen := make(map[string]bool, len(ops))
+	return func(i int) bool {
+		was := seen[string(ops[i].Key)]
+		seen[string(ops[i].Key)] = true
+		return was
+	}
 }
 
 // CheckTxn is what MultiCAS refuses of ops before it does anything, for other implementations of API.

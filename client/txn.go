@@ -146,9 +146,9 @@ var errTxnLost = errors.New("aborted by others")
 type txn struct {
 	s      *sess
 	ops    []Op
-	calls  []call      // of ops: Prepare, then Settle
-	txns   []index.Txn // of calls
-	began  uint64      // of the first attempt
+	legs   []leg        // of ops
+	reqs   []*engine.Op // those under way
+	began  uint64       // of the first attempt
 	try    int
 	x      *statusWord
 	at     index.StatusAt
@@ -156,9 +156,15 @@ type txn struct {
 	doubt  []int // ops of which it is not known whether there is an intent, or will be
 }
 
+// leg is an attempt's part of one key. Its settle shares nothing with its prepare, which a lane may look at still.
+type leg struct {
+	prepare, settle call
+	intent, after   index.Txn // of these calls
+}
+
 // newTxn makes an attempt at ops.
 func (s *sess) newTxn(ops []Op, began uint64, try int) *txn {
-	return &txn{s: s, ops: ops, calls: make([]call, len(ops)), txns: make([]index.Txn, len(ops)), began: began, try: try}
+	return &txn{s: s, ops: ops, legs: make([]leg, len(ops)), reqs: make([]*engine.Op, len(ops)), began: began, try: try}
 }
 
 // perform makes the attempt, and settles it, or has that done.
@@ -205,9 +211,8 @@ func (t *txn) home() (pg uint32, err error) {
 
 // prepare places an intent at every key. err says why not, and placed whether there is one all the same.
 func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
-	reqs := make([]*engine.Op, len(t.ops))
 	for i := range t.ops {
-		o, q := &t.ops[i], &t.calls[i]
+		o, q := &t.ops[i], &t.legs[i].prepare
 		q.Kind, q.Key, q.Asker, q.item, q.Cond, q.IfVersion = index.Prepare, o.Key, q, &q.own, o.Cond, o.Version
 		effect := index.KeepKey
 		switch o.Kind {
@@ -218,14 +223,14 @@ func (t *txn) prepare(ctx context.Context) (placed bool, err error) {
 		case OpDelete:
 			effect = index.DeleteKey
 		}
-		t.txns[i] = index.Txn{Status: t.at, Effect: effect, TS: t.began, Coord: uint64(t.s.id), Try: uint8(min(t.try, 255))}
-		q.Txn = &t.txns[i]
+		q.Txn = &t.legs[i].intent
+		*q.Txn = index.Txn{Status: t.at, Effect: effect, TS: t.began, Coord: uint64(t.s.id), Try: uint8(min(t.try, 255))}
 		t.s.hashKey(q)
-		reqs[i] = &q.Op
+		t.reqs[i] = &q.Op
 	}
-	t.s.core.Do(ctx, reqs)
-	for i := range t.calls {
-		o, q := &t.ops[i], &t.calls[i]
+	t.s.core.Do(ctx, t.reqs)
+	for i := range t.legs {
+		o, q := &t.ops[i], &t.legs[i].prepare
 		t.rounds = max(t.rounds, int(q.Rounds))
 		switch o.Err = nil; {
 		case q.Err == nil:
@@ -286,8 +291,9 @@ func (t *txn) commit(ctx context.Context) error {
 	switch {
 	case err == nil && verdict == layout.Commit:
 		for i := range t.ops {
-			if x := t.calls[i].own.Expires; t.ops[i].Kind != OpKeep || x.IsZero() || x.After(time.Now()) {
-				t.ops[i].Item.Version = versionOf(&t.txns[i].Placed)
+			g := &t.legs[i]
+			if x := g.prepare.own.Expires; t.ops[i].Kind != OpKeep || x.IsZero() || x.After(time.Now()) {
+				t.ops[i].Item.Version = versionOf(&g.intent.Placed)
 			}
 		}
 		t.afterwards(ctx, layout.Commit)
@@ -308,9 +314,13 @@ func (t *txn) commit(ctx context.Context) error {
 
 // decide swings the status word, and tells what it says then.
 func (t *txn) decide(ctx context.Context, verdict layout.Verdict) (v layout.Verdict, rounds int, err error) {
-	q := &call{}
+	d := &struct {
+		call
+		txn index.Txn
+	}{txn: index.Txn{Status: t.at, Found: t.x.word, Verdict: verdict}}
+	q := &d.call
 	q.Kind, q.Lane, q.Asker, q.item = index.Decide, 1+int(t.at.Off/8)%len(t.s.core.Lanes()), q, &q.own
-	q.Txn = &index.Txn{Status: t.at, Found: t.x.word, Verdict: verdict}
+	q.Txn = &d.txn
 	q.ops[0] = &q.Op
 	t.s.core.Do(ctx, q.ops[:])
 	if q.Err != nil {
@@ -402,18 +412,17 @@ func (t *txn) wait(ctx context.Context) bool {
 	return ctx.Err() == nil && !t.s.core.Dead()
 }
 
-// settles are operations that take the attempt's intents away. They share nothing with those that placed them, which a lane may
-// look at still.
+// settles are operations that take the attempt's intents away.
 func (t *txn) settles(verdict layout.Verdict) []*engine.Op {
-	calls, txns := make([]call, len(t.calls)), make([]index.Txn, len(t.calls))
-	left := make([]*engine.Op, 0, len(t.calls))
-	for i := range t.calls {
-		if t.calls[i].Err != nil {
+	left := t.reqs[:0]
+	for i := range t.legs {
+		g := &t.legs[i]
+		if g.prepare.Err != nil {
 			continue
 		}
-		q := &calls[i]
-		txns[i] = index.Txn{Status: t.at, Placed: t.txns[i].Placed, Verdict: verdict}
-		q.Kind, q.Hash, q.Check, q.Txn, q.Asker, q.item = index.Settle, t.calls[i].Hash, t.calls[i].Check, &txns[i], q, &q.own
+		q := &g.settle
+		g.after = index.Txn{Status: t.at, Placed: g.intent.Placed, Verdict: verdict}
+		q.Kind, q.Hash, q.Check, q.Txn, q.Asker, q.item = index.Settle, g.prepare.Hash, g.prepare.Check, &g.after, q, &q.own
 		left = append(left, &q.Op)
 	}
 	return left

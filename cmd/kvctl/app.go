@@ -266,9 +266,9 @@ func exitCode(err error) int {
 		return exitUnknown
 	case is(client.ErrNotFound, client.ErrExists, client.ErrConflict, client.ErrNotInteger, client.ErrOverflow):
 		return exitNo
-	case is(client.ErrInvalid, client.ErrNoNamespace, providers.ErrUnknown):
+	case is(client.ErrInvalid, client.ErrTxnTooLarge, client.ErrNoNamespace, providers.ErrUnknown):
 		return exitUsage
-	case is(client.ErrUnavailable, client.ErrForbidden, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
+	case is(client.ErrUnavailable, client.ErrTxnContended, client.ErrForbidden, client.ErrFull, client.ErrClosed, providers.ErrUnavailable, dirclient.ErrUnavailable, dirclient.ErrClosed,
 		context.Canceled, context.DeadlineExceeded):
 		return exitUnavailable
 	case is(fs.ErrNotExist, fs.ErrPermission, fs.ErrExist):

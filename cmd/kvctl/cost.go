@@ -18,7 +18,7 @@ func (a *app) costCommand() *cobra.Command {
 		Short: "Measure round trips and verbs of every operation, and compare them with the table",
 		Long: "Run every operation on keys of its own, count its round trips (RTT) and verbs, and\n" +
 			"compare them with the cost table of docs/protocol.md for as many replicas (r) as the\n" +
-			"namespace has; the table's other columns are shown beside. Shown is the most frequent\n" +
+			"namespace has; + are verbs that follow the answer; the table's other columns are shown beside. Shown is the most frequent\n" +
 			"count of the trials. Exit status 1 if one differs.",
 		Args:    cobra.NoArgs,
 		GroupID: "tools",
@@ -87,15 +87,21 @@ func (a *app) printCost(rows []cost.Row, replicas int) error {
 		header = append(header, fmt.Sprintf("r = %d", i+1))
 	}
 	header = append(header, "Doorbells", "Read B", "Written B", "Trials", "")
-	pair := func(rtt, verbs uint64) string { return fmt.Sprintf("%d / %d", rtt, verbs) }
+	show := func(c cost.Cost) string {
+		if c.Behind > 0 {
+			return fmt.Sprintf("%d / %d + %d", c.RTT, c.Verbs, c.Behind)
+		}
+		return fmt.Sprintf("%d / %d", c.RTT, c.Verbs)
+	}
 	a.printTable(header, mapTo(rows, func(r cost.Row) row {
 		verdict := "ok"
 		if !r.OK {
 			verdict = "DIFFERS"
 		}
-		out := row{r.Operation, pair(r.RTT, r.Verbs), pair(r.WantRTT, r.WantVerbs)}
+		out := row{r.Operation, show(cost.Cost{RTT: r.RTT, Verbs: r.Verbs, Behind: r.Behind}),
+			show(cost.Cost{RTT: r.WantRTT, Verbs: r.WantVerbs, Behind: r.WantBehind})}
 		for _, c := range r.Table {
-			out = append(out, pair(c.RTT, c.Verbs))
+			out = append(out, show(c))
 		}
 		return append(out, r.Doorbells, r.ReadBytes, r.WriteBytes, fmt.Sprintf("%d of %d", r.Agree, r.Trials), verdict)
 	}))

@@ -24,7 +24,7 @@ func changes(c *cobra.Command) *cobra.Command {
 }
 
 func (a *app) addKeyCommands(root *cobra.Command) {
-	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()),
+	for _, c := range []*cobra.Command{changes(a.putCommand()), a.getCommand(), changes(a.delCommand()), changes(a.casCommand()), changes(a.txnCommand()),
 		changes(a.incrCommand()), changes(a.ttlCommand()), a.mgetCommand(), a.scanCommand(), a.flushCommand(),
 		changes(a.pipeCommand())} {
 		c.GroupID = "keys"

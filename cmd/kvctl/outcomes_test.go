@@ -29,7 +29,7 @@ func TestUsage(t *testing.T) {
 		"bogus", "help bogus", "help namespace bogus", "completion tcsh", "completion bash fish",
 		"put", "put k v w", "get k --bogus", "namespace bogus", "namespace set x", "namespace set x --limit many", "nodes bogus",
 		"dump", "dump --pg 1", "shards split", "shards split x", "--rdma-device x/ get k", "--directory= get k", "--directory nowhere get k",
-		"scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1", "--hex del --prefix zz",
+		"txn", "txn put k", "txn frob k", "txn put k v put k w", "txn require k soon", "txn put a - put b -", "scan --limit -1", "version x", "flush x", "del --prefix a b", "del --prefix a --version 1", "--hex del --prefix zz",
 	} {
 		if r := e.run("", strings.Fields(line)...); r.code != exitUsage || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("kvctl %s: %+v", line, r)
@@ -86,7 +86,7 @@ func TestSessionNeverOpened(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "f"), []byte("x"))
 	e := &env{t: t, now: time.Now, flags: []string{"--directory", lis.Addr().String(), "--timeout", "300ms"}}
-	for _, line := range []string{"put k v", "del k", "incr k", "cas k 1 v", "ttl k 1s", "pipe", "import " + dir, "drain m1", "rebalance", "shards split --all"} {
+	for _, line := range []string{"put k v", "del k", "incr k", "cas k 1 v", "txn put k v del l", "ttl k 1s", "pipe", "import " + dir, "drain m1", "rebalance", "shards split --all"} {
 		was := m.asked.Load()
 		r := e.run("a\tb\n", strings.Fields(line)...)
 		if r.code != exitUnavailable || !strings.HasSuffix(r.stderr, "(it did not happen)\n") || strings.Contains(r.stderr, "may have") || m.asked.Load() == was {

@@ -39,11 +39,11 @@ func TestCost(t *testing.T) {
 		}
 		r := e.run("", "-o", "json", "--provider", p, "cost")
 		got := decode[table](t, r.stdout)
-		if r.code != exitOK || !got.OK || len(got.Operations) != 8 {
+		if r.code != exitOK || !got.OK || len(got.Operations) != 10 {
 			t.Errorf("%s: exit %d, %+v %s", p, r.code, got, r.stderr)
 		}
 	}
-	if out := e.must("", "cost", "--trials", "4", "--batch", "8"); strings.Count(out, " ok\n") != 8 {
+	if out := e.must("", "cost", "--trials", "4", "--batch", "8"); strings.Count(out, " ok\n") != 10 {
 		t.Errorf("table:\n%s", out)
 	}
 	if out := e.must("", "scan"); out != "" {
@@ -496,7 +496,7 @@ func (c *cancelling) GetInto(ctx context.Context, k, dst []byte) (int, error) {
 func TestHelpAndCompletion(t *testing.T) {
 	e := &env{t: t, now: time.Now}
 	help := e.must("", "--help")
-	for _, c := range []string{"put", "get", "del", "cas", "incr", "ttl", "mget", "scan", "import", "export", "status", "nodes", "shards",
+	for _, c := range []string{"put", "get", "del", "cas", "txn", "incr", "ttl", "mget", "scan", "import", "export", "status", "nodes", "shards",
 		"stats", "namespace", "directory", "drain", "rebalance", "jobs", "stat", "pipe", "shell", "latency", "bigkeys", "hotkeys", "cost", "perf", "bench", "dump", "check", "flush", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+c+" ") {
 			t.Errorf("help does not list %s", c)

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kvd-project/kvd/client"
 )
@@ -28,6 +29,7 @@ type Session interface {
 	Put(ctx context.Context, key, value []byte, o client.PutOptions) (uint64, error)
 	Delete(ctx context.Context, key []byte) error
 	MultiGet(ctx context.Context, keys [][]byte) []client.Result
+	MultiCAS(ctx context.Context, ops []client.Op) error
 	Stats() client.Stats
 	Close() error
 }
@@ -83,6 +85,8 @@ func (o *Options) Validate() error {
 type Count struct {
 	RTT   uint64 `json:"rtt"`
 	Verbs uint64 `json:"verbs"`
+	// Behind are verbs that follow the answer.
+	Behind uint64 `json:"behind,omitempty"`
 	// Doorbells includes those off the path. If a batch's completions come one
 	// by one, so do the doorbells of its second round trip.
 	Doorbells  uint64 `json:"doorbells"`
@@ -90,10 +94,11 @@ type Count struct {
 	WriteBytes uint64 `json:"write_bytes"`
 }
 
-// Cost is round trips and verbs.
+// Cost is round trips and verbs to the answer, and verbs behind it.
 type Cost struct {
-	RTT   uint64 `json:"rtt"`
-	Verbs uint64 `json:"verbs"`
+	RTT    uint64 `json:"rtt"`
+	Verbs  uint64 `json:"verbs"`
+	Behind uint64 `json:"behind,omitempty"`
 }
 
 // Row is one line of the table.
@@ -103,15 +108,16 @@ type Row struct {
 	Keys int `json:"keys"`
 	// Table is what the operation costs with 1, 2 and 3 replicas.
 	Table [3]Cost `json:"table"`
-	// WantRTT and WantVerbs are what it costs with the replicas that there are.
-	WantRTT   uint64 `json:"want_rtt"`
-	WantVerbs uint64 `json:"want_verbs"`
+	// WantRTT, WantVerbs and WantBehind are what it costs with the replicas that there are.
+	WantRTT    uint64 `json:"want_rtt"`
+	WantVerbs  uint64 `json:"want_verbs"`
+	WantBehind uint64 `json:"want_behind,omitempty"`
 	// Count is the most frequent measurement. Others are legitimate but rare: a
 	// fingerprint that another key shares costs one more READ, a key in the stash
 	// one or two more round trips.
 	Count
 	Trials int `json:"trials"`
-	// Agree is how many of the trials took WantRTT and WantVerbs.
+	// Agree is how many of the trials took what was wanted.
 	Agree int  `json:"agree"`
 	OK    bool `json:"ok"`
 }
@@ -123,19 +129,25 @@ type want func(r uint64) Cost
 // it is published to, and a record for each; with one replica, the head's group
 // is the tail's and is read once.
 var (
-	getCached    want = func(uint64) Cost { return Cost{1, 2} }
-	get          want = func(uint64) Cost { return Cost{2, 2} }
-	updateCached want = func(r uint64) Cost { return Cost{r, 2 * r} }
-	update       want = func(r uint64) Cost { return Cost{2 + r, 4 + 2*r + min(r-1, 1)} }
-	insert       want = func(r uint64) Cost { return Cost{1 + r, 3 + 2*r + min(r-1, 1)} }
-	deleteCached want = func(r uint64) Cost { return Cost{r, r} }
+	getCached    want = func(uint64) Cost { return Cost{RTT: 1, Verbs: 2} }
+	get          want = func(uint64) Cost { return Cost{RTT: 2, Verbs: 2} }
+	updateCached want = func(r uint64) Cost { return Cost{RTT: r, Verbs: 2 * r} }
+	update       want = func(r uint64) Cost { return Cost{RTT: 2 + r, Verbs: 4 + 2*r + min(r-1, 1)} }
+	insert       want = func(r uint64) Cost { return Cost{RTT: 1 + r, Verbs: 3 + 2*r + min(r-1, 1)} }
+	deleteCached want = func(r uint64) Cost { return Cost{RTT: r, Verbs: r} }
 )
+
+// txnCached is the cost of a transaction that puts n keys: each takes two records and a slot word, the status word decides, and
+// behind the answer each key's slot word goes on.
+func txnCached(n uint64) want {
+	return func(r uint64) Cost { return Cost{RTT: 2 * r, Verbs: 3*n*r + r, Behind: n * r} }
+}
 
 // of is the cost of n keys at once, which share their round trips.
 func (w want) of(n uint64) want {
 	return func(r uint64) Cost {
 		c := w(r)
-		return Cost{c.RTT, c.Verbs * n}
+		return Cost{RTT: c.RTT, Verbs: c.Verbs * n}
 	}
 }
 
@@ -239,7 +251,15 @@ func Measure(ctx context.Context, o Options) (rows []Row, err error) {
 	n := uint64(o.Batch)
 	rMultiCached := m.row(fmt.Sprintf("MULTI-GET of %d, cached", n), o.Batch, cached, getCached.of(n))
 	rMulti := m.row(fmt.Sprintf("MULTI-GET of %d", n), o.Batch, uncached, get.of(n))
-	return []Row{rGetCached, rGet, rUpdateCached, rUpdate, rInsert, rDelete, rMultiCached, rMulti}, nil
+	rows = []Row{rGetCached, rGet, rUpdateCached, rUpdate, rInsert, rDelete, rMultiCached, rMulti}
+	for _, n := range []int{2, 4} {
+		r, err := m.multiCAS(a, n)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, r)
+	}
+	return rows, nil
 }
 
 // AllOK reports whether every row is as expected.
@@ -333,6 +353,58 @@ func (m *measurement) multiGet(s Session, keys [][]byte) (Count, error) {
 	return c, nil
 }
 
+// multiCAS counts transactions that put the same n keys again and again. The first two of them, which make the keys, take status words and
+// remember where the keys are, do not count.
+func (m *measurement) multiCAS(s Session, n int) (Row, error) {
+	name := fmt.Sprintf("MULTI-CAS of %d, cached", n)
+	ops := make([]client.Op, n)
+	for i, k := range m.keys(fmt.Sprintf("txn%d", n), n) {
+		ops[i] = client.Op{Kind: client.OpPut, Key: k, Value: m.value}
+		m.stored = append(m.stored, k)
+	}
+	counts := make([]Count, m.o.Trials)
+	for i := -2; i < len(counts); i++ {
+		before := s.Stats()
+		if err := s.MultiCAS(m.ctx, ops); err != nil {
+			return Row{}, fmt.Errorf("cost: %s: %w", name, err)
+		}
+		after, err := m.settled(s, before.Ops["settle"]+uint64(n))
+		if err != nil {
+			return Row{}, fmt.Errorf("cost: %s: %w", name, err)
+		}
+		if i < 0 {
+			continue
+		}
+		c := diff(before, after)
+		took := func(kind string) uint64 { return after.Rounds[kind] - before.Rounds[kind] }
+		// A settle is one verb a round trip. Its keys are prepared side by side.
+		c.Behind = took("settle")
+		c.Verbs -= c.Behind
+		c.RTT = (took("prepare")+uint64(n)-1)/uint64(n) + took("decide")
+		counts[i] = c
+	}
+	return m.row(name, n, counts, txnCached(uint64(n))), nil
+}
+
+// settled waits until a session has performed n settles, which follow an answer.
+func (m *measurement) settled(s Session, n uint64) (client.Stats, error) {
+	const limit = 10 * time.Second
+	for end := time.Now().Add(limit); ; {
+		st := s.Stats()
+		switch {
+		case st.Ops["settle"] >= n:
+			return st, nil
+		case time.Now().After(end):
+			return st, fmt.Errorf("%w: nothing was settled for %v", client.ErrUnavailable, limit)
+		}
+		select {
+		case <-time.After(100 * time.Microsecond):
+		case <-m.ctx.Done():
+			return st, context.Cause(m.ctx)
+		}
+	}
+}
+
 func diff(a, b client.Stats) (c Count) {
 	for kind, n := range b.Rounds {
 		c.RTT += n - a.Rounds[kind]
@@ -346,24 +418,24 @@ func diff(a, b client.Stats) (c Count) {
 
 func (m *measurement) row(name string, keys int, counts []Count, w want) Row {
 	c := w(uint64(m.o.Replicas))
-	r := Row{Operation: name, Keys: keys, WantRTT: c.RTT, WantVerbs: c.Verbs, Trials: len(counts)}
+	r := Row{Operation: name, Keys: keys, WantRTT: c.RTT, WantVerbs: c.Verbs, WantBehind: c.Behind, Trials: len(counts)}
 	for i := range r.Table {
 		r.Table[i] = w(uint64(i + 1))
 	}
-	type key struct{ rtt, verbs uint64 }
-	seen := make(map[key]int)
-	for _, c := range counts {
-		seen[key{c.RTT, c.Verbs}]++
-		if c.RTT == r.WantRTT && c.Verbs == r.WantVerbs {
+	cost := func(c Count) Cost { return Cost{c.RTT, c.Verbs, c.Behind} }
+	seen := make(map[Cost]int)
+	best := 0
+	for _, x := range counts {
+		seen[cost(x)]++
+		if cost(x) == c {
 			r.Agree++
 		}
 	}
-	best := 0
-	for _, c := range counts {
-		if n := seen[key{c.RTT, c.Verbs}]; n > best {
-			best, r.Count = n, c
+	for _, x := range counts {
+		if n := seen[cost(x)]; n > best {
+			best, r.Count = n, x
 		}
 	}
-	r.OK = r.RTT == r.WantRTT && r.Verbs == r.WantVerbs
+	r.OK = cost(r.Count) == c
 	return r
 }

@@ -13,12 +13,14 @@ import (
 
 // fake is a store whose operations cost what the test says.
 type fake struct {
-	keys    map[string]bool
-	open    int
-	getRTT  uint64 // more round trips for a GET without a hint
-	every   int    // every so many operations take one verb more; 0: none
-	ops     int
-	failPut error
+	keys   map[string]bool
+	open   int
+	getRTT uint64 // more round trips for a GET without a hint
+	// decideRTT are more round trips for each transaction.
+	decideRTT uint64
+	every     int // every so many operations take one verb more; 0: none
+	ops       int
+	failPut   error
 }
 
 type fakeSession struct {
@@ -32,7 +34,7 @@ func newFake() *fake { return &fake{keys: map[string]bool{}} }
 func (f *fake) session(context.Context) (Session, error) {
 	f.open++
 	s := &fakeSession{f: f, known: map[string]bool{}}
-	s.s.Rounds = map[string]uint64{}
+	s.s.Rounds, s.s.Ops = map[string]uint64{}, map[string]uint64{}
 	return s, nil
 }
 
@@ -93,9 +95,21 @@ func (s *fakeSession) MultiGet(ctx context.Context, keys [][]byte) []client.Resu
 	return rs
 }
 
+// MultiCAS costs what a transaction with one replica does, settled before the answer.
+func (s *fakeSession) MultiCAS(_ context.Context, ops []client.Op) error {
+	for _, o := range ops {
+		s.known[string(o.Key)], s.f.keys[string(o.Key)] = true, true
+		s.take("prepare", 1, 3)
+		s.take("settle", 1, 1)
+		s.s.Ops["settle"]++
+	}
+	s.take("decide", 1+s.f.decideRTT, 1)
+	return nil
+}
+
 func (s *fakeSession) Stats() client.Stats {
 	c := s.s
-	c.Rounds = maps.Clone(s.s.Rounds)
+	c.Rounds, c.Ops = maps.Clone(s.s.Rounds), maps.Clone(s.s.Ops)
 	return c
 }
 
@@ -115,7 +129,7 @@ func measure(t *testing.T, f *fake) []Row {
 
 func TestTable(t *testing.T) {
 	rows := measure(t, newFake())
-	if len(rows) != 8 || !AllOK(rows) {
+	if len(rows) != 10 || !AllOK(rows) {
 		t.Errorf("rows %+v", rows)
 	}
 	for _, r := range rows {
@@ -133,17 +147,19 @@ func TestReplicas(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string][3]Cost{
-		"GET cached":             {{1, 2}, {1, 2}, {1, 2}},
-		"GET":                    {{2, 2}, {2, 2}, {2, 2}},
-		"UPDATE cached":          {{1, 2}, {2, 4}, {3, 6}},
-		"UPDATE, no hint":        {{3, 6}, {4, 9}, {5, 11}},
-		"INSERT":                 {{2, 5}, {3, 8}, {4, 10}},
-		"DELETE cached":          {{1, 1}, {2, 2}, {3, 3}},
-		"MULTI-GET of 2, cached": {{1, 4}, {1, 4}, {1, 4}},
-		"MULTI-GET of 2":         {{2, 4}, {2, 4}, {2, 4}},
+		"GET cached":             {{RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}, {RTT: 1, Verbs: 2}},
+		"GET":                    {{RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}, {RTT: 2, Verbs: 2}},
+		"UPDATE cached":          {{RTT: 1, Verbs: 2}, {RTT: 2, Verbs: 4}, {RTT: 3, Verbs: 6}},
+		"UPDATE, no hint":        {{RTT: 3, Verbs: 6}, {RTT: 4, Verbs: 9}, {RTT: 5, Verbs: 11}},
+		"INSERT":                 {{RTT: 2, Verbs: 5}, {RTT: 3, Verbs: 8}, {RTT: 4, Verbs: 10}},
+		"DELETE cached":          {{RTT: 1, Verbs: 1}, {RTT: 2, Verbs: 2}, {RTT: 3, Verbs: 3}},
+		"MULTI-GET of 2, cached": {{RTT: 1, Verbs: 4}, {RTT: 1, Verbs: 4}, {RTT: 1, Verbs: 4}},
+		"MULTI-GET of 2":         {{RTT: 2, Verbs: 4}, {RTT: 2, Verbs: 4}, {RTT: 2, Verbs: 4}},
+		"MULTI-CAS of 2, cached": {{2, 7, 2}, {4, 14, 4}, {6, 21, 6}},
+		"MULTI-CAS of 4, cached": {{2, 13, 4}, {4, 26, 8}, {6, 39, 12}},
 	}
 	for _, r := range rows {
-		if r.Table != want[r.Operation] || (Cost{r.WantRTT, r.WantVerbs}) != r.Table[1] {
+		if r.Table != want[r.Operation] || (Cost{r.WantRTT, r.WantVerbs, r.WantBehind}) != r.Table[1] {
 			t.Errorf("%s: table %v, judged by %d / %d", r.Operation, r.Table, r.WantRTT, r.WantVerbs)
 		}
 		// The fake's writes cost what one replica does.
@@ -156,13 +172,13 @@ func TestReplicas(t *testing.T) {
 // An operation that costs more shows in its own rows only.
 func TestDifferenceIsReported(t *testing.T) {
 	f := newFake()
-	f.getRTT = 1
+	f.getRTT, f.decideRTT = 1, 1
 	rows := measure(t, f)
 	if AllOK(rows) {
 		t.Fatal("AllOK")
 	}
 	for _, r := range rows {
-		bad := r.Operation == "GET" || r.Operation == "MULTI-GET of 32"
+		bad := r.Operation == "GET" || r.Operation == "MULTI-GET of 32" || strings.HasPrefix(r.Operation, "MULTI-CAS")
 		if r.OK == bad {
 			t.Errorf("%s: OK is %v with %d round trips, want %d", r.Operation, r.OK, r.RTT, r.WantRTT)
 		}

@@ -130,8 +130,8 @@ type batch struct {
 type share struct {
 	ops  []*Op
 	n    int
-	w    *waiter
-	owns bool
+	w    *waiter // if it has queued
+	owns bool    // the lane, whose self waits
 }
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
@@ -179,6 +179,7 @@ const askRounds = 4
 func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
 	b.spread(c, ops)
 	var waits uint64 // lanes whose shares are not over, as bits
+	limit := c.limit(ctx)
 	for round := 0; len(b.lanes) > 0; round++ {
 		if round > 1 {
 			runtime.Gosched()
@@ -188,14 +189,14 @@ func (b *batch) do(ctx context.Context, c *Core, ops []*Op) {
 			l, s := c.lanes[i], &b.shares[i]
 			if round == 0 && l.TryOwn() || round > 0 && l.tryOwnSoon() {
 				if left := l.Hinted(s.ops); left > 0 {
-					s.w = l.newWaiter(ctx, s.ops)
-					s.w.left, s.w.owns = left, true
-					l.begin(s.w)
-					if l.Turn(); s.w.left > 0 {
+					l.self = waiter{ops: s.ops, left: left, owns: true, limit: limit}
+					l.begin(&l.self)
+					if l.Turn(); l.self.left > 0 {
 						s.owns = true
 						waits |= 1 << i
 						continue
 					}
+					l.self = waiter{}
 				}
 				l.HandOver()
 			} else if l.Synchronous() && round < askRounds {
@@ -221,7 +222,9 @@ func (b *batch) wait(ctx context.Context, c *Core, waits uint64) {
 	finish := func(i int) {
 		l, s := c.lanes[i], &b.shares[i]
 		if s.owns {
-			l.drive(ctx, s.w)
+			l.work(ctx, &l.self)
+			l.self = waiter{}
+			l.HandOver()
 		} else {
 			l.join(ctx, s.w)
 		}

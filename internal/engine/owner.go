@@ -31,7 +31,7 @@ type ownership struct {
 	waiting []*waiter // others whose operations are under way
 	told    int       // how many of those heard in this turn that they are done
 	timer   *time.Timer
-	self    waiter // a lone caller's, so that it allocates nothing
+	self    waiter // the owner's own, so that it allocates nothing
 	spins   int    // see tryOwnSoon
 }
 

@@ -22,6 +22,8 @@ func TestCost(t *testing.T) {
 		"DELETE cached":           {{RTT: 1, Verbs: 1}, {RTT: 2, Verbs: 2}},
 		"MULTI-GET of 16, cached": {{RTT: 1, Verbs: 32}, {RTT: 1, Verbs: 32}},
 		"MULTI-GET of 16":         {{RTT: 2, Verbs: 32}, {RTT: 2, Verbs: 32}},
+		"MULTI-CAS of 2, cached":  {{RTT: 2, Verbs: 7, Behind: 2}, {RTT: 4, Verbs: 14, Behind: 4}},
+		"MULTI-CAS of 4, cached":  {{RTT: 2, Verbs: 13, Behind: 4}, {RTT: 4, Verbs: 26, Behind: 8}},
 	}
 	for r := 1; r <= 2; r++ {
 		name := fmt.Sprintf("copies%d", r)
@@ -41,10 +43,10 @@ func TestCost(t *testing.T) {
 		var rows [][]string
 		for _, o := range rep.Operations {
 			w, ok := want[o.Operation]
-			if got := (cost.Cost{RTT: o.RTT, Verbs: o.Verbs}); !ok || got != w[r-1] || !o.OK {
+			if got := (cost.Cost{RTT: o.RTT, Verbs: o.Verbs, Behind: o.Behind}); !ok || got != w[r-1] || !o.OK {
 				t.Errorf("%s with %d replicas: %+v, want %+v", o.Operation, r, got, w[r-1])
 			}
-			rows = append(rows, []string{o.Operation, fmt.Sprintf("%d / %d", o.RTT, o.Verbs), fmt.Sprintf("%d / %d", o.WantRTT, o.WantVerbs),
+			rows = append(rows, []string{o.Operation, fmt.Sprintf("%d / %d + %d", o.RTT, o.Verbs, o.Behind), fmt.Sprintf("%d / %d + %d", o.WantRTT, o.WantVerbs, o.WantBehind),
 				itoa(o.Doorbells), itoa(o.ReadBytes), itoa(o.WriteBytes), fmt.Sprintf("%d of %d", o.Agree, o.Trials)})
 		}
 		printTable(fmt.Sprintf("Costs over %s, r = %d: round trips / verbs", provider, r),
