@@ -243,7 +243,7 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 	case cmd.key != nil:
 	case cmd.keys != nil && cmd.group != "scripting" && cmd.name != "script|load":
 	case scriptable[cmd.name]:
-	case cmd.several:
+	case cmd.steps:
 		return nil, "ERR kvd: '" + cmd.name + "' cannot be undone if the script fails, so scripts may not use it"
 	default:
 		return nil, errNotScripted
