@@ -90,11 +90,7 @@ func (o *Op) readStatus() Action {
 		m.verdict = layout.Abort
 		return o.statusKnown()
 	}
-	end := r.PG.AccessOff
-	if end == 0 {
-		end = uint64(r.PG.HeapLo) * layout.UnitSize
-	}
-	if !layout.StatusOff(m.in.Off, end) {
+	if end := statusEnd(r.PG); !layout.StatusOff(m.in.Off, end) {
 		return o.finish(o.txnError(&layout.CorruptError{What: "intent", Off: 16, Check: "offset of the status word", Got: m.in.Off, Want: end}))
 	}
 	o.begin()
@@ -115,6 +111,14 @@ func (o *Op) readStatus() Action {
 		}
 	}
 	return o.post(stepReadStatus)
+}
+
+// statusEnd is where the index of pg ends, bytes from the start of the region.
+func statusEnd(pg *PG) uint64 {
+	if pg.AccessOff != 0 {
+		return pg.AccessOff
+	}
+	return uint64(pg.HeapLo) * layout.UnitSize
 }
 
 // toStatus goes to the placement group of the status word; toParent, which every way on or out takes, comes back.
@@ -141,6 +145,9 @@ func (o *Op) readNamed(i int, w layout.Word) {
 func (o *Op) gotStatus() Action {
 	m := &o.met
 	s := layout.Status(wordAt(o.word(0)))
+	if o.Kind == Decide {
+		return o.gotDecided(s)
+	}
 	if !m.atA && o.Route.PG.Joining && wordAt(o.word(1)) != layout.Word(s) {
 		if o.env.ReadOnly() {
 			return o.again(Backoff)
@@ -157,6 +164,9 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 		return o.finish(o.txnError(err))
 	}
 	v, over := s.Of(m.in.Seq)
+	if over && o.Kind == Settle {
+		return o.finish(nil) // the intent is gone from every replica
+	}
 	if over {
 		o.toParent()
 		return o.again(0) // the intent is gone from every replica
@@ -214,6 +224,10 @@ func (o *Op) statusKnown() Action {
 	m := &o.met
 	here := o.parent != nil && o.parent.PG.ID == o.Route.PG.ID && !m.atA && o.step == stepReadStatus
 	o.toParent()
+	if o.Kind == Settle {
+		o.Txn.Verdict = m.verdict
+		return o.settleBy()
+	}
 	w := m.in.Parent
 	i := 0
 	if m.verdict == layout.Commit {

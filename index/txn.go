@@ -50,9 +50,11 @@ type Txn struct {
 	// Placed is the answer of a Prepare, and what a Settle takes away.
 	Placed Placed
 
-	// Verdict is what Decide is to say, and what Settle goes by.
+	// Verdict is what Decide is to say, and what Settle goes by. Undecided: Decide changes nothing and leaves in Found what the
+	// status word holds, and Settle finds the verdict as a writer does that meets the intent: it waits by Patience, then
+	// aborts.
 	Verdict layout.Verdict
-	// Found, of Decide: the word that the status word is to hold, then the one that it holds, at the tail.
+	// Found, of Decide: the word that the status word is expected to hold, then the one that it holds, at the tail.
 	Found layout.Status
 }
 
@@ -84,7 +86,13 @@ func (o *Op) beginTxn(h Hint, hinted bool) Action {
 		if t.Status.Generation != o.Route.PG.Generation {
 			return o.finish(ErrStatusLost)
 		}
+		if end := statusEnd(o.Route.PG); !layout.StatusOff(t.Status.Off, end) {
+			return o.finish(fmt.Errorf("pg %d: no status word at offset %#x of an index of %#x bytes", o.Route.PG.ID, t.Status.Off, end))
+		}
 		o.need().fixed = t.Status.Off
+		if t.Verdict == layout.Undecided {
+			return o.readDecided()
+		}
 		if v, over := t.Found.Of(t.Status.Seq); over || v != layout.Undecided {
 			return o.answerAfterSync(nil) // decided before another view came
 		}
@@ -236,6 +244,16 @@ func (o *Op) beginSettle() Action {
 	o.take(Hint{Word: p.Word, Slot: p.Slot})
 	m := &o.need().met
 	m.word, m.in, m.settled, m.stands = p.Word, p.Intent, p.Word, 0
+	if o.Txn.Verdict == layout.Undecided {
+		m.atA = true
+		return o.readStatus()
+	}
+	return o.settleBy()
+}
+
+// settleBy takes the intent away by the transaction's verdict, which every replica of the status word shows.
+func (o *Op) settleBy() Action {
+	p, m := &o.Txn.Placed, &o.met
 	if o.Txn.Verdict == layout.Commit {
 		if m.stands = p.Intent.Final; m.stands == 0 {
 			return o.settleEmpty()
@@ -250,6 +268,22 @@ func (o *Op) beginSettle() Action {
 	o.begin()
 	o.readNamed(0, p.Intent.Parent)
 	return o.post(stepReadIntent)
+}
+
+// readDecided reads what the status word holds where it is decided.
+func (o *Op) readDecided() Action {
+	o.begin()
+	o.add(Access{Verb: Read, Space: Index, Off: o.fixed, Buf: o.word(0)})
+	return o.post(stepReadStatus)
+}
+
+// gotDecided answers with s, which the status word holds, once every replica shows it.
+func (o *Op) gotDecided(s layout.Status) Action {
+	if err := s.Check(o.fixed); err != nil {
+		return o.finish(fmt.Errorf("pg %d: %w", o.Route.PG.ID, err))
+	}
+	o.Txn.Found = s
+	return o.answerAfterSync(nil)
 }
 
 // settleEmpty leaves nothing in place of an intent.

@@ -17,8 +17,8 @@ func statusOff(i int) uint64 {
 	return shardOff + 4*layout.SegmentSize + layout.SlotOff(i)
 }
 
-// startTxn makes o an operation of a transaction: prepare k put v|del|keep, decide commit|abort, settle k commit|abort; x=N is the status
-// word, pg=2 where it is, seq=N the transaction, ts=N its age. It returns the words that are left.
+// startTxn makes o an operation of a transaction: prepare k put v|del|keep, decide commit|abort, settle k commit|abort; look or find instead of a verdict: Undecided; x=N is the status
+// word, pg=2 where it is, seq=N the transaction, ts=N its age, patience=N. It returns the words that are left.
 func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
 	at, ts := index.StatusAt{PG: 1, Seq: 1}, uint64(0)
 	i := 0
@@ -31,6 +31,8 @@ func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
 			_, _ = fmt.Sscan(value, &at.Seq)
 		case "ts":
 			_, _ = fmt.Sscan(value, &ts)
+		case "patience":
+			_, _ = fmt.Sscan(value, &o.Patience)
 		case "pg":
 			_, _ = fmt.Sscan(value, &at.PG)
 		case "if", "if-absent", "if-present", "expiry":
@@ -63,14 +65,27 @@ func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
 		o.Txn = &index.Txn{Status: at, Found: c.bases[word], Verdict: layout.Abort}
 	case "settle":
 		o.Kind = index.Settle
-		t := *c.txns[words[1]]
+		t := *c.w.txnOf(c, words[1])
 		o.Txn = &t
 		o.Txn.Verdict = layout.Abort
 	}
-	if slices.Contains(words, "commit") {
+	switch {
+	case slices.Contains(words, "commit"):
 		o.Txn.Verdict = layout.Commit
+	case slices.Contains(words, "look"), slices.Contains(words, "find"):
+		o.Txn.Verdict = layout.Undecided
 	}
 	return rest
+}
+
+// txnOf is what c knows of its intent at key, or else another client of its own.
+func (w *world) txnOf(c *client, key string) *index.Txn {
+	for _, x := range append([]*client{c}, w.clients...) {
+		if t := x.txns[key]; t != nil {
+			return t
+		}
+	}
+	return nil
 }
 
 // coordinator performs a transaction, operation by operation.
@@ -265,7 +280,7 @@ func txnWorld(t testing.TB, r uint8, setup string, elsewhere bool) *world {
 // TestTxnCrashAtEveryStep stops a coordinator after every single access, declares it fenced and lets others work on its keys. They
 // finish; all agree on whether it happened from the first of them on; and what was answered did happen.
 func TestTxnCrashAtEveryStep(t *testing.T) {
-	nexts := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *", "put kk other", "prepare"}
+	nexts := []string{"get k", "put k mine", "put k mine if-absent", "put k mine if-present", "del k", "append k *", "put kk other", "prepare", "settle"}
 	crashes := 0
 	for _, s := range txnScripts {
 		for r := uint8(1); r <= 3; r++ {
@@ -293,6 +308,60 @@ func TestTxnCrashAtEveryStep(t *testing.T) {
 		}
 	}
 	t.Logf("%d crashes", crashes)
+}
+
+// settleAll has c find the verdict on every intent that was posted, and settle it.
+func (w *world) settleAll(t *testing.T, what string, c *client) {
+	t.Helper()
+	for _, k := range []string{"k", "m"} {
+		if x := w.txnOf(c, k); x != nil && x.Placed.Word != 0 {
+			must(t, c.do(t, "settle", k, "find"))
+		}
+	}
+	for r := range w.pg.Replicas {
+		for i := range layout.GroupSlots {
+			if x := w.groupAt(r, home()).Slot(i); x.State() == layout.Frozen {
+				t.Fatalf("%s: R%d has %v in slot %d", what, r, x, i)
+			}
+		}
+	}
+}
+
+// TestTxnStatusRead: a Decide without a verdict tells what the status word holds at the head, once every replica shows that, and changes nothing.
+func TestTxnStatusRead(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		w := txnWorld(t, r, "put k old", false)
+		c := w.client(1)
+		must(t, c.do(t, "prepare", "k", "put", "new", "x=3", "seq=4"))
+		must(t, c.start(fields("decide x=3 seq=4 commit")))
+		c.advance(1, noFault) // at the head alone
+		d := w.client(2)
+		must(t, d.do(t, "decide", "x=3", "seq=9", "look"))
+		if f := d.op.Txn.Found; f != layout.MakeStatus(4, layout.Commit, 0) {
+			t.Errorf("r=%d: found %v", r, f)
+		}
+		for k := range r {
+			if f := layout.Status(binary.LittleEndian.Uint64(w.region[k][statusOff(3):])); f != d.op.Txn.Found {
+				t.Errorf("r=%d: R%d holds %v, and %v was answered", r, k, f, d.op.Txn.Found)
+			}
+		}
+	}
+}
+
+// TestTxnNoStatusWord: a Decide whose status word lies outside the index, or between two words, is refused.
+func TestTxnNoStatusWord(t *testing.T) {
+	for _, off := range []uint64{0, layout.RegionPageSize, statusOff(0) + 4, heapLo * layout.UnitSize, 1 << 60} {
+		w := txnWorld(t, 1, "", false)
+		c := w.client(1)
+		must(t, c.start(fields("decide x=0 seq=1 commit")))
+		c.op.Txn.Status.Off = off
+		if _, err := c.run(5); err != nil {
+			t.Fatal(err)
+		}
+		if c.op.Err == nil || c.verbs != 0 {
+			t.Errorf("offset %#x: %v after %d accesses", off, c.op.Err, c.verbs)
+		}
+	}
 }
 
 // followTxn runs next by a client that knows nothing of the transaction, and checks that all see it happen, or not, as one.
@@ -327,6 +396,10 @@ func (w *world) followTxn(t *testing.T, what string, before, after [2]string, ne
 			}
 		}
 		return
+	}
+	if next == "settle" {
+		w.settleAll(t, what, c)
+		next = "get k"
 	}
 	err := c.do(t, fields(next)...)
 	for _, happened := range states {

@@ -45,6 +45,9 @@ func TestLikeRedis(t *testing.T) {
 // startRedis starts a redis-server with further arguments.
 func startRedis(t *testing.T, more ...string) (sock string) {
 	t.Helper()
+	if os.Getenv("KVD_COMPAT") != "1" {
+		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
+	}
 	dir, err := os.MkdirTemp("", "kvd") // short enough for a socket in it
 	if err != nil {
 		t.Fatal(err)
