@@ -277,7 +277,7 @@ var _ API = (*Client)(nil)
 // Stats counts what a Client did. Doorbells, verbs and bytes are per verb as
 // posted; Rounds counts round trips of operations.
 type Stats struct {
-	Ops       map[string]uint64 // by kind: get, put, delete, modify, scan
+	Ops       map[string]uint64 // by kind: get, put, delete, modify, scan; prepare, decide, settle of transactions
 	Rounds    map[string]uint64
 	Verbs     rdma.Counters
 	CacheHits uint64 // operations that began with a cached word

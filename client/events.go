@@ -15,10 +15,10 @@ type Events struct {
 	End func(ctx context.Context, op OpEvent)
 }
 
-// OpEvent is one operation on one key, or one page of a scan.
+// OpEvent is one operation on one key, one page of a scan, or one transaction.
 type OpEvent struct {
-	Kind string // get, put, delete, modify, scan
-	Key  []byte // valid during the call only; nil for a scan
+	Kind string // get, put, delete, modify, scan, transaction
+	Key  []byte // valid during the call only; nil for a scan or a transaction
 	// The rest is for End.
 	Rounds int // round trips
 	Took   time.Duration
@@ -27,15 +27,20 @@ type OpEvent struct {
 
 // begin tells of an operation that begins, and returns what is to be called when it ends.
 func (c *Client) begin(ctx context.Context, q *call) (context.Context, func()) {
+	ctx, end := c.beginEvent(ctx, OpEvent{Kind: q.Kind.String(), Key: q.Key})
+	return ctx, func() { end(int(q.Rounds), q.Err) }
+}
+
+// beginEvent tells of ev, which begins, and returns what is to be called when it ends.
+func (c *Client) beginEvent(ctx context.Context, ev OpEvent) (context.Context, func(rounds int, err error)) {
 	e := c.o.Events
-	ev := OpEvent{Kind: q.Kind.String(), Key: q.Key}
 	at := time.Now()
 	if e.Begin != nil {
 		ctx = e.Begin(ctx, ev)
 	}
-	return ctx, func() {
+	return ctx, func(rounds int, err error) {
 		if e.End != nil {
-			ev.Rounds, ev.Took, ev.Err = int(q.Rounds), time.Since(at), q.Err
+			ev.Rounds, ev.Took, ev.Err = rounds, time.Since(at), err
 			e.End(ctx, ev)
 		}
 	}

@@ -59,6 +59,7 @@ type sess struct {
 	evictor   *evictor              // nil: this session evicts nothing
 	expiries  []expiries            // by lane: what was put, for the sweep
 	counted   bool                  // its lanes are in Client.mu.past; guarded by Client.mu
+	status    statusWords
 	replaced  chan struct{}         // closed when the Client has another session, or none for good
 	missing   chan struct{}         // closed when there is none, since the namespace was deleted or lets this client in no more
 	refusal   atomic.Pointer[error] // why, from before missing is closed
@@ -90,6 +91,7 @@ func (c *Client) openSession(ctx context.Context, was uint32) (*sess, error) {
 	if s.renew <= 0 {
 		s.renew = 100 * time.Millisecond
 	}
+	s.status.s, s.status.mu.pgs = s, map[uint32]*statusPG{}
 	s.mu.nodes = map[uint32]*dirpb.Node{}
 	s.mu.connErr, s.mu.provider = map[uint32]error{}, map[uint32]string{}
 	lanes := c.o.Lanes
@@ -279,16 +281,19 @@ func (s *sess) renewOnce(ask session.Ask) {
 	defer cancel()
 	var r session.Reply
 	tries := 0
+	back := s.status.back()
 	r.Err = s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) (err error) {
 		if tries++; tries > 1 {
 			ask = s.agenda.Again(ask)
 		}
+		ask.Renew.StatusBack = back
 		r.Sent = engine.Nanos()
 		r.Renew, err = dc.Renew(ctx, ask.Renew)
 		return err
 	})
 	s.agenda.Answer(ask, r)
 	if r.Err == nil {
+		s.status.heard(back)
 		for _, l := range s.core.Lanes() {
 			s.sweep(l)
 		}
@@ -554,6 +559,7 @@ func (s *sess) close(ctx context.Context) {
 // handed back with its end, and only then its connections and memory go.
 func (s *sess) end(ctx context.Context) {
 	graceful := s.ctx.Err() == nil
+	settled := s.status.drain(ctx)
 	s.core.Shut()
 	lanes := s.core.Lanes()
 	held := 0
@@ -575,6 +581,7 @@ func (s *sess) end(ctx context.Context) {
 	// Owners of lanes give up now; a lane's buffers must not go before its owner.
 	s.core.End()
 	s.cancel(ErrClosed)
+	s.status.end()
 	for held < len(lanes) {
 		hold()
 	}
@@ -599,7 +606,7 @@ func (s *sess) end(ctx context.Context) {
 	}
 	if clean {
 		before := s.agenda.Counts()
-		s.giveBack(ctx)
+		s.giveBack(ctx, settled)
 		s.c.mu.Lock()
 		s.c.mu.past.wentBy(s.agenda.Counts(), before)
 		s.c.mu.Unlock()
@@ -612,11 +619,12 @@ func (s *sess) end(ctx context.Context) {
 // endGrants is how long the end of a session waits for a grant under way.
 const endGrants = time.Second
 
-// giveBack closes the session at the directory with the memory it holds.
-func (s *sess) giveBack(ctx context.Context) {
+// giveBack closes the session at the directory with the memory it holds; settled: it left no intent.
+func (s *sess) giveBack(ctx context.Context, settled bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	req := s.agenda.Close()
+	req.Settled = settled
 	err := s.c.dir.Call(ctx, func(ctx context.Context, dc dirpb.DirectoryClient) error {
 		_, err := dc.CloseSession(ctx, req)
 		return err

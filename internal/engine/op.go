@@ -28,6 +28,7 @@ type Op struct {
 	Scan      *index.Page
 	Raw       *index.RawRead
 	Machine   index.Machine
+	Txn       *index.Txn // of a transaction's kinds. It stays with the lane if the Op ends with index.ErrUnknown
 
 	// Lane, if not 0, is 1 + the number of the lane that performs it; else Check says which one.
 	Lane int

@@ -129,7 +129,7 @@ func (l *Lane) start(op *Op, w *waiter) {
 func (l *Lane) startFor(op *Op, t *Task) {
 	o := &t.Op
 	o.Kind, o.Cond, o.Flags, o.Key, o.Value, o.Hash, o.Check = op.Kind, op.Cond, op.Flags, op.Key, op.Value, op.Hash, op.Check
-	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine
+	o.IfVersion, o.Expiry, o.Modify, o.Scan, o.Raw, o.Machine, o.Txn = op.IfVersion, op.Expiry, op.Modify, op.Scan, op.Raw, op.Machine, op.Txn
 	t.asked, t.Done = op, answer
 	op.task = t
 	l.Start(t)
@@ -143,7 +143,7 @@ func answer(t *Task) {
 		if op.Err == nil && op.Asker != nil {
 			op.Asker.Take(&o.Record, o.Parts())
 		}
-		if o.Kind == index.Put || o.Kind == index.Modify {
+		if o.Kind == index.Put || o.Kind == index.Modify || o.Kind == index.Prepare {
 			if op.Err == nil || errors.Is(op.Err, index.ErrUnknown) {
 				l.expires(o.Expiry, o.Hash)
 			}

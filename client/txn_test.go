@@ -1,0 +1,332 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// TestMultiCAS: all of it happens, or nothing does and the error says why and where.
+func TestMultiCAS(t *testing.T) {
+	for _, p := range []string{"shm", "tcp"} {
+		for replicas := range 2 {
+			t.Run(fmt.Sprintf("%s r=%d", p, replicas+1), func(t *testing.T) {
+				r := newRig(t, p, replicas+1, 5*time.Second)
+				r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas + 1), BytesPerNode: 24 << 20})
+				o := r.options()
+				o.Namespace = "n"
+				c := r.client(o)
+				ctx := t.Context()
+				get := func(key string) string {
+					it, err := c.Get(ctx, []byte(key))
+					if errors.Is(err, client.ErrNotFound) {
+						return "-"
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					return string(it.Value)
+				}
+				expires := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+				ops := []client.Op{
+					{Kind: client.OpPut, Key: []byte("a"), Value: []byte("1"), Cond: client.IfAbsent, Flags: 7, Note: 8, Expires: expires},
+					{Kind: client.OpPut, Key: []byte("b"), Value: []byte("2")},
+					{Kind: client.OpDelete, Key: []byte("c")},
+					{Kind: client.OpKeep, Key: []byte("d"), Cond: client.IfAbsent},
+				}
+				if err := c.MultiCAS(ctx, ops); err != nil {
+					t.Fatal(err)
+				}
+				a, err := c.Get(ctx, []byte("a"))
+				if err != nil || string(a.Value) != "1" || a.Version != ops[0].Item.Version || a.Flags != 7 || a.Note != 8 || !a.Expires.Equal(expires) {
+					t.Errorf("a is %+v, %v, want version %d", a, err, ops[0].Item.Version)
+				}
+				if s := get("b") + get("c") + get("d"); s != "2--" || ops[2].Item.Version != 0 || ops[3].Item.Version != 0 {
+					t.Errorf("b, c, d are %s", s)
+				}
+				for _, bad := range []struct {
+					op   client.Op
+					want error
+				}{
+					{client.Op{Kind: client.OpPut, Key: []byte("a"), Cond: client.IfVersion, Version: a.Version - 1}, client.ErrConflict},
+					{client.Op{Kind: client.OpPut, Key: []byte("a"), Cond: client.IfAbsent}, client.ErrExists},
+					{client.Op{Kind: client.OpDelete, Key: []byte("a"), Cond: client.IfVersion, Version: 1}, client.ErrConflict},
+					{client.Op{Kind: client.OpKeep, Key: []byte("a"), Cond: client.IfAbsent}, client.ErrExists},
+					{client.Op{Kind: client.OpKeep, Key: []byte("none"), Cond: client.IfPresent}, client.ErrNotFound},
+					{client.Op{Kind: client.OpKeep, Key: []byte("none"), Cond: client.IfVersion, Version: 1}, client.ErrNotFound},
+					{client.Op{Kind: client.OpPut, Key: []byte("none"), Cond: client.IfPresent}, client.ErrNotFound},
+				} {
+					for _, other := range []string{"b", "fresh"} {
+						ops := []client.Op{{Kind: client.OpPut, Key: []byte(other), Value: []byte("3")}, bad.op}
+						err := c.MultiCAS(ctx, ops)
+						if !errors.Is(err, bad.want) || !errors.Is(ops[1].Err, bad.want) || ops[0].Err != nil || client.Outcome(err) != rdma.No || !strings.Contains(err.Error(), string(bad.op.Key)) {
+							t.Errorf("%+v: %v, by op %v and %v, want %v", bad.op, err, ops[0].Err, ops[1].Err, bad.want)
+						}
+						if err := c.MultiCAS(ctx, []client.Op{bad.op}); !errors.Is(err, bad.want) {
+							t.Errorf("%+v alone: %v", bad.op, err)
+						}
+					}
+				}
+				if s := get("a") + get("b") + get("fresh"); s != "12-" {
+					t.Errorf("after refusals a, b and fresh are %s", s)
+				}
+				// A key that was kept has the version it had, and every way to change a key works on what a transaction left.
+				ops = []client.Op{{Kind: client.OpKeep, Key: []byte("a"), Cond: client.IfVersion, Version: a.Version}, {Kind: client.OpDelete, Key: []byte("b"), Cond: client.IfPresent}, {Kind: client.OpPut, Key: []byte("n"), Value: []byte("5")}}
+				if err := c.MultiCAS(ctx, ops); err != nil || ops[0].Item.Version != a.Version {
+					t.Errorf("keep: %v, version %d, want %d", err, ops[0].Item.Version, a.Version)
+				}
+				if it, err := c.Get(ctx, []byte("a")); err != nil || it.Version != a.Version {
+					t.Errorf("what was kept: %+v, %v", it, err)
+				}
+				if n, err := c.Incr(ctx, []byte("n"), 2); err != nil || n != 7 {
+					t.Errorf("incr: %d, %v", n, err)
+				}
+				if err := c.Delete(ctx, []byte("a")); err != nil {
+					t.Error(err)
+				}
+				if s := get("a") + get("b") + get("n"); s != "--7" {
+					t.Errorf("at last a, b and n are %s", s)
+				}
+				for _, bad := range [][]client.Op{
+					{{Kind: client.OpPut, Key: []byte("x")}, {Kind: client.OpPut, Key: []byte("x")}},
+					{{Kind: client.OpGet, Key: []byte("x")}, {Kind: client.OpPut, Key: []byte("y")}},
+					{{Kind: client.OpPut, Key: nil}, {Kind: client.OpPut, Key: []byte("y")}},
+				} {
+					if err := c.MultiCAS(ctx, bad); !errors.Is(err, client.ErrInvalid) {
+						t.Errorf("%+v: %v", bad, err)
+					}
+				}
+				if err := c.MultiCAS(ctx, make([]client.Op, client.MaxTxnKeys+1)); !errors.Is(err, client.ErrTxnTooLarge) {
+					t.Errorf("too many: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestTxnBank: transfers by several clients, each with several goroutines, keep the sum, in every sweep; and writers of single keys lose nothing.
+func TestTxnBank(t *testing.T) {
+	const accounts, each = 16, 100
+	for _, p := range []string{"shm", "tcp"} {
+		for replicas := range 2 {
+			t.Run(fmt.Sprintf("%s r=%d", p, replicas+1), func(t *testing.T) {
+				r := newRig(t, p, replicas+1, 5*time.Second)
+				r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas + 1), BytesPerNode: 24 << 20})
+				o := r.options()
+				o.Namespace = "n"
+				ctx := t.Context()
+				key := func(i int) []byte { return fmt.Appendf(nil, "account%d", i) }
+				first := r.client(o)
+				for i := range accounts {
+					if _, err := first.Put(ctx, key(i), []byte(strconv.Itoa(each)), client.PutOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				sum := func(c *client.Client) (n int, err error) {
+					err = client.Txn(ctx, c, func(tx *client.Tx) error {
+						n = 0
+						for i := range accounts {
+							it, err := tx.Get(key(i))
+							if err != nil {
+								return err
+							}
+							v, _ := strconv.Atoi(string(it.Value))
+							n += v
+						}
+						return nil
+					})
+					return n, err
+				}
+				var wg sync.WaitGroup
+				for range 3 {
+					c := r.client(o)
+					for range 2 {
+						wg.Go(func() {
+							for range 60 {
+								if err := transfer(ctx, c, key(rand.IntN(accounts)), key(rand.IntN(accounts)), rand.IntN(5)); err != nil {
+									t.Error(err)
+								}
+							}
+						})
+					}
+					wg.Go(func() {
+						for i := range 200 {
+							if _, err := c.Incr(ctx, []byte("count"), 1); err != nil {
+								t.Error(err)
+							}
+							if err := client.Txn(ctx, c, func(tx *client.Tx) error {
+								it, err := tx.Get([]byte("count"))
+								tx.Put([]byte("copy"), it.Value, client.PutOptions{})
+								return err
+							}); err != nil {
+								t.Error(err)
+							}
+							if i%20 == 0 {
+								if n, err := sum(c); err != nil || n != accounts*each {
+									t.Errorf("the sum is %d, %v", n, err)
+								}
+							}
+						}
+					})
+				}
+				wg.Wait()
+				if n, err := sum(first); err != nil || n != accounts*each {
+					t.Errorf("the sum is %d, %v, at last", n, err)
+				}
+				if n, err := first.Incr(ctx, []byte("count"), 0); err != nil || n != 600 {
+					t.Errorf("count is %d, %v", n, err)
+				}
+			})
+		}
+	}
+}
+
+// transfer moves an amount from an account to another.
+func transfer(ctx context.Context, c client.API, from, to []byte, n int) error {
+	return client.Txn(ctx, c, func(tx *client.Tx) error {
+		add := func(key []byte, n int) error {
+			it, err := tx.Get(key)
+			v, _ := strconv.Atoi(string(it.Value))
+			tx.Put(key, []byte(strconv.Itoa(v+n)), client.PutOptions{})
+			return err
+		}
+		if err := tx.Load(from, to); err != nil {
+			return err
+		}
+		return errors.Join(add(from, -n), add(to, n))
+	})
+}
+
+// TestTxnCosts counts what a transaction costs: with hints, 2r round trips to the answer, 3nr + r verbs to it and nr behind it.
+func TestTxnCosts(t *testing.T) {
+	for replicas := 1; replicas <= 3; replicas++ {
+		r := newRig(t, "shm", replicas, 5*time.Second)
+		r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas), BytesPerNode: 24 << 20})
+		o := r.options()
+		o.Namespace, o.NoEviction = "n", true
+		c := r.client(o)
+		for _, n := range []int{2, 4, 8} {
+			ops := make([]client.Op, n)
+			for i := range ops {
+				ops[i] = client.Op{Kind: client.OpPut, Key: fmt.Appendf(nil, "key%d", i), Value: []byte("value")}
+			}
+			for range 2 { // keys, hints, status words
+				if err := c.MultiCAS(t.Context(), ops); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := c.Stats()
+			if err := c.MultiCAS(t.Context(), ops); err != nil {
+				t.Fatal(err)
+			}
+			after := c.Stats()
+			rounds := (after.Rounds["prepare"]-before.Rounds["prepare"])/uint64(n) + after.Rounds["decide"] - before.Rounds["decide"]
+			verbs := after.Verbs.Total() - before.Verbs.Total()
+			if want := uint64(2 * replicas); rounds != want {
+				t.Errorf("r = %d, %d keys: %d round trips, want %d", replicas, n, rounds, want)
+			}
+			if want := uint64(4*n*replicas + replicas); verbs != want {
+				t.Errorf("r = %d, %d keys: %d verbs, want %d", replicas, n, verbs, want)
+			}
+		}
+	}
+}
+
+// TestTxnOutcomes: whatever happens to connections, contexts and sessions, a transaction tells whether it happened, and is there as a whole or
+// not at all.
+func TestTxnOutcomes(t *testing.T) {
+	for replicas := 1; replicas <= 2; replicas++ {
+		t.Run(fmt.Sprintf("r=%d", replicas), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "tcp", 2, time.Second)
+			r.create(&dirpb.CreateNamespaceRequest{Name: "n", Replicas: uint32(replicas), BytesPerNode: 24 << 20})
+			o := r.options()
+			o.Namespace, o.OpTimeout = "n", 500*time.Millisecond
+			c := r.client(o)
+			var stop atomic.Bool
+			var n atomic.Int64
+			var wg sync.WaitGroup
+			outcomes := make([]map[int64]rdma.Outcome, 4)
+			keys := func(i int64) (a, b []byte) { return fmt.Appendf(nil, "%d/a", i), fmt.Appendf(nil, "b/%d", i) }
+			for g := range outcomes {
+				outcomes[g] = map[int64]rdma.Outcome{}
+				wg.Go(func() {
+					for !stop.Load() {
+						i := n.Add(1)
+						a, b := keys(i)
+						v := strconv.AppendInt(nil, i, 10)
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						if i%4 == 0 {
+							ctx, cancel = context.WithTimeout(t.Context(), rand.N(2*time.Millisecond))
+						}
+						err := c.MultiCAS(ctx, []client.Op{
+							{Kind: client.OpPut, Key: a, Value: v, Cond: client.IfAbsent},
+							{Kind: client.OpPut, Key: b, Value: v, Cond: client.IfAbsent},
+							{Kind: client.OpPut, Key: []byte("last"), Value: v}, // all of them meet here
+						})
+						cancel()
+						outcomes[g][i] = client.Outcome(err)
+					}
+				})
+			}
+			progress := func(k int64) {
+				for end := n.Load() + k; n.Load() < end; {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			for i := range 12 {
+				progress(int64(20 + i))
+				r.nodes[i%2].proxy.cut()
+				switch i {
+				case 5:
+					r.nodes[0].proxy.stall()
+					progress(8)
+					r.nodes[0].proxy.resume()
+				case 9:
+					session := c.Stats().Session
+					r.dirProxy.setDown(true)
+					eventually(t, 20*time.Second, func() string {
+						for _, s := range r.status().GetSessions() {
+							if s.GetId() == session {
+								return fmt.Sprintf("session %d is %v", session, s.GetLife())
+							}
+						}
+						return ""
+					})
+					r.dirProxy.setDown(false)
+				}
+			}
+			progress(50)
+			stop.Store(true)
+			wg.Wait()
+			other := r.client(client.Options{Directory: []string{r.dir.Addr()}, Devices: r.devices, Provider: "tcp", Namespace: "n"})
+			counts := map[rdma.Outcome]int{}
+			for _, m := range outcomes {
+				for i, out := range m {
+					a, b := keys(i)
+					counts[out]++
+					res := other.MultiGet(t.Context(), [][]byte{a, b})
+					there := res[0].Err == nil
+					if there != (res[1].Err == nil) || out == rdma.Yes && !there || out == rdma.No && there {
+						t.Errorf("transaction %d, said to be %v: %v and %v", i, out, res[0].Err, res[1].Err)
+					}
+				}
+			}
+			t.Logf("outcomes: %v", counts)
+			if counts[rdma.Yes] == 0 || counts[rdma.No] == 0 {
+				t.Errorf("outcomes: %v: too few to show anything", counts)
+			}
+		})
+	}
+}
