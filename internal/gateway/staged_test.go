@@ -310,7 +310,7 @@ func TestCallsOfTheStore(t *testing.T) {
 // TestTransfers: money that is moved between keys by transactions, scripts and RENAMEs of lists is neither made nor lost, and whoever reads
 // all of it at one time sees all of it.
 func TestTransfers(t *testing.T) {
-	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{})} {
+	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		t.Run(name, func(t *testing.T) {
 			addr := serve(t, Options{Databases: []Database{{"default", api}}})
 			const accounts, each = 4, 60
