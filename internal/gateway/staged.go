@@ -34,6 +34,7 @@ type staged struct {
 	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
 	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
 	named      []namedChange  // and what the command at hand calls its own
+	messages   []stagedMessage
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
@@ -42,6 +43,12 @@ type staged struct {
 type stagedName struct {
 	db   int
 	name string
+}
+
+// stagedMessage is what a script has published: it is told when all that is staged has taken effect.
+type stagedMessage struct {
+	shard            bool
+	channel, payload []byte
 }
 
 // stagedKey is a key as the commands see it, and what it was.
@@ -277,7 +284,7 @@ func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *stag
 			return t, client.ErrClosed
 		}
 		t.c.share.Drop(t.held)
-		t.held, t.keys, t.changes, t.err = 0, t.keys[:0], t.changes[:0], nil
+		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], nil, nil
 		clear(t.find)
 		t.now, t.db = time.Now().UnixMilli(), c.db
 		t.out.Reset(keepReply)
@@ -307,6 +314,9 @@ func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *stag
 		case err == nil:
 			t.announce()
 			t.tellOfWrites()
+			for _, m := range t.messages {
+				c.g.publish(&c.box, m.shard, m.channel, m.payload)
+			}
 			return t, nil
 		case !errors.Is(err, errWatched):
 			if errors.Is(err, client.ErrUnknownOutcome) {
