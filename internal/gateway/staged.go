@@ -381,8 +381,8 @@ func (k *stagedKey) op() client.Op {
 	return o
 }
 
-// write is commit for keys of one database, some of which are to be changed. What the store reads for it is no longer than what was
-// read, most often, for which there is memory.
+// write is commit for keys of one database, some of which are to be changed. The store may read for it as much as was
+// read before, for which there is memory.
 func (t *staged) write(keys []*stagedKey) error {
 	ops := make([]client.Op, len(keys))
 	read := oneLimit

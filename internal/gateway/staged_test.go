@@ -258,7 +258,7 @@ type countingAPI struct {
 	calls []string
 }
 
-func (c *countingAPI) note(ctx context.Context, what string, ops []client.Op) {
+func (c *countingAPI) noteCall(ctx context.Context, what string, ops []client.Op) {
 	if inside.MemoryLimit(ctx) == pollLimit {
 		return // of a poll for those who wait
 	}
@@ -268,12 +268,12 @@ func (c *countingAPI) note(ctx context.Context, what string, ops []client.Op) {
 }
 
 func (c *countingAPI) Do(ctx context.Context, ops []client.Op) {
-	c.note(ctx, "Do", ops)
+	c.noteCall(ctx, "Do", ops)
 	c.API.Do(ctx, ops)
 }
 
 func (c *countingAPI) MultiCAS(ctx context.Context, ops []client.Op) error {
-	c.note(ctx, "MultiCAS", ops)
+	c.noteCall(ctx, "MultiCAS", ops)
 	return c.API.MultiCAS(ctx, ops)
 }
 
