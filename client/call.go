@@ -213,6 +213,8 @@ func (q *call) Take(r *layout.Record, parts [][]byte) {
 		q.page()
 	case q.Kind == index.Raw:
 		q.item.Value = bytes.Clone(r.Value)
+	case q.Kind == index.Prepare:
+		q.item.Expires = expires(r.Expiry) // of a key that is kept
 	case q.Kind != index.Get:
 	case r.Flags.TypeOf() != 0 && !q.typed:
 		q.Err = ErrWrongType

@@ -41,7 +41,7 @@ var (
 	ErrNotInteger = errors.New("value is not an integer")
 	// ErrOverflow: Incr would leave the range of int64.
 	ErrOverflow = errors.New("increment overflows int64")
-	// ErrTxnTooLarge: a transaction has too many keys, or values of which it cannot keep two at once. Nothing was done.
+	// ErrTxnTooLarge: a transaction has more than MaxTxnKeys keys or MaxTxnBytes bytes. Nothing was done.
 	ErrTxnTooLarge = errors.New("transaction too large")
 	// ErrTxnContended: others have kept a transaction from happening for as long as it was tried. Nothing was done.
 	ErrTxnContended = errors.New("transaction contended")

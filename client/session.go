@@ -56,9 +56,9 @@ type sess struct {
 	once      sync.Once
 	opened    atomic.Int32 // 1: it had its first map; 2: it was lost before; set by the first of both
 	closing   sync.Once
-	evictor   *evictor              // nil: this session evicts nothing
-	expiries  []expiries            // by lane: what was put, for the sweep
-	counted   bool                  // its lanes are in Client.mu.past; guarded by Client.mu
+	evictor   *evictor   // nil: this session evicts nothing
+	expiries  []expiries // by lane: what was put, for the sweep
+	counted   bool       // its lanes are in Client.mu.past; guarded by Client.mu
 	status    statusWords
 	replaced  chan struct{}         // closed when the Client has another session, or none for good
 	missing   chan struct{}         // closed when there is none, since the namespace was deleted or lets this client in no more

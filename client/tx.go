@@ -10,8 +10,11 @@ import (
 	"time"
 )
 
-// MaxTxnKeys bounds the keys of a transaction.
-const MaxTxnKeys = 1024
+// A transaction has at most so many keys, and so many bytes of keys and of values that it writes.
+const (
+	MaxTxnKeys  = 1024
+	MaxTxnBytes = 64 << 20
+)
 
 // txnTries is how often f of a Txn runs.
 const txnTries = 256
@@ -41,7 +44,7 @@ func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
 	for tries := range txnTries {
 		if tries > 1 { // the first retry is most often enough
 			select {
-			case <-time.After(rand.N(time.Millisecond << min(tries/8, 6))):
+			case <-time.After(rand.N(time.Millisecond << min(tries/8, 4))):
 			case <-ctx.Done():
 			}
 		}
@@ -219,9 +222,13 @@ func checkTxn(ops []Op) error {
 		return fmt.Errorf("%w: %d keys, at most %d", ErrTxnTooLarge, len(ops), MaxTxnKeys)
 	}
 	seen := make(map[string]bool, len(ops))
+	total := 0
 	for i := range ops {
 		o := &ops[i]
 		o.Item, o.Err = Item{}, nil
+		if total += len(o.Key); o.Kind == OpPut {
+			total += len(o.Value)
+		}
 		switch err := checkKey(o.Key); {
 		case err != nil:
 			return err
@@ -236,6 +243,9 @@ func checkTxn(ops []Op) error {
 			}
 		}
 		seen[string(o.Key)] = true
+	}
+	if total > MaxTxnBytes && len(ops) > 1 {
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrTxnTooLarge, total, MaxTxnBytes)
 	}
 	return nil
 }

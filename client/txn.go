@@ -16,7 +16,7 @@ import (
 )
 
 // MultiCAS performs ops, which put, delete or keep a key each, in one step: either all of it happens or nothing does (the
-// multi-word compare-and-swap of Harris, Fraser and Pratt, DISC'02). No key may be there twice, and at most MaxTxnKeys of them.
+// multi-word compare-and-swap of Harris, Fraser and Pratt, DISC'02). No key may be there twice; MaxTxnKeys and MaxTxnBytes bound them.
 //
 // Each Op's Cond must hold at that instant. If one does not hold nothing is done: that Op has the Err that a Put would have
 // (ErrConflict, ErrExists, ErrNotFound; other Ops may have one, too), and the error wraps it and names the key. An OpDelete or an OpKeep
@@ -66,7 +66,10 @@ func (c *Client) singleCAS(ctx context.Context, o *Op) error {
 	case absent && o.Cond == Always:
 		err = nil
 	}
-	if o.Item.Version = v; err != nil && Outcome(err) == rdma.No {
+	if o.Kind != OpDelete && err == nil {
+		o.Item.Version = v
+	}
+	if err != nil && Outcome(err) == rdma.No {
 		o.Err = err
 		err = fmt.Errorf("MultiCAS %q: %w", shortKey(o.Key), err)
 	}
@@ -241,8 +244,6 @@ func (t *txn) failed(o *Op, q *call) error {
 	switch err := q.Err; {
 	case errors.Is(err, index.ErrMoving):
 		return errTxnLost
-	case errors.Is(err, index.ErrLong):
-		return fmt.Errorf("%w: %q: %w", ErrTxnTooLarge, shortKey(o.Key), err)
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrExists), errors.Is(err, ErrConflict):
 		o.Err = err
 		return fmt.Errorf("MultiCAS %q: %w", shortKey(o.Key), err)
@@ -285,7 +286,9 @@ func (t *txn) commit(ctx context.Context) error {
 	switch {
 	case err == nil && verdict == layout.Commit:
 		for i := range t.ops {
-			t.ops[i].Item.Version = versionOf(&t.txns[i].Placed)
+			if x := t.calls[i].own.Expires; t.ops[i].Kind != OpKeep || x.IsZero() || x.After(time.Now()) {
+				t.ops[i].Item.Version = versionOf(&t.txns[i].Placed)
+			}
 		}
 		t.afterwards(ctx, layout.Commit)
 		return nil

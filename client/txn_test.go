@@ -110,6 +110,10 @@ func TestMultiCAS(t *testing.T) {
 				if err := c.MultiCAS(ctx, make([]client.Op, client.MaxTxnKeys+1)); !errors.Is(err, client.ErrTxnTooLarge) {
 					t.Errorf("too many: %v", err)
 				}
+				half := make([]byte, client.MaxTxnBytes/2)
+				if err := c.MultiCAS(ctx, []client.Op{{Kind: client.OpPut, Key: []byte("x"), Value: half}, {Kind: client.OpPut, Key: []byte("y"), Value: half}}); !errors.Is(err, client.ErrTxnTooLarge) {
+					t.Errorf("too long: %v", err)
+				}
 			})
 		}
 	}

@@ -15,6 +15,7 @@ func (o *Op) readChunks(manifest []byte) Action {
 		return o.finish(&layout.CorruptError{What: "manifest", Off: 8, Check: "chunk count", Want: 1})
 	}
 	o.need().readID = m.ID
+	o.Record.Key = o.Key // the record's own may lie where a chunk is read to
 	o.parts = o.parts[:0]
 	o.begin()
 	for i, c := range m.Chunks {
@@ -43,6 +44,33 @@ func (o *Op) gotChunks() Action {
 		return o.modify(&r)
 	}
 	return o.finish(nil)
+}
+
+// inChunks reports whether the Op's value is too long for one record.
+func (o *Op) inChunks() bool {
+	n := layout.RecordLen(len(o.Key), len(o.Value))
+	return n > layout.MaxRecordSize || o.Whole != 0 && n > int(o.Whole)
+}
+
+// manifest is the value of the record that names the Op's chunks.
+func (o *Op) manifest() []byte {
+	m := make([]byte, layout.ManifestLen(len(o.chunks)))
+	layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(o.Value)), ID: o.chunkID, Chunks: o.chunks})
+	return m
+}
+
+// chunkWord is the word of c's place.
+func chunkWord(c layout.Chunk) layout.Word { return layout.MakeLive(c.Ver, 0, c.Code, c.Unit) }
+
+// dropChunks gives the places of the Op's chunks to by.
+func (o *Op) dropChunks(by func(*PG, layout.Word)) {
+	if o.far == nil {
+		return
+	}
+	for _, c := range o.chunks {
+		by(o.Route.PG, chunkWord(c))
+	}
+	o.chunks, o.chunksWritten = o.chunks[:0], false
 }
 
 // prepareChunks takes places for the chunks and writes them everywhere. The
@@ -76,12 +104,40 @@ func (o *Op) prepareChunks() Action {
 	return o.post(stepWriteChunks)
 }
 
+// leave ends an Op that has taken x away, or has nothing to take away: whatever goes with x is the Op's, which nobody reuses before
+// that. The manifests among it are read first, since their chunks go with them.
+func (o *Op) leave() Action {
+	o.begin()
+	switch {
+	case o.isSettled():
+		for _, w := range o.manifestsMet() {
+			o.readGone(w)
+		}
+	case o.x.Readable() && o.xFlags&HintManifest != 0:
+		o.readGone(o.x)
+	}
+	if len(o.Accesses) > 0 {
+		return o.post(stepReadManifest)
+	}
+	o.unlink()
+	return o.decided()
+}
+
+// readGone adds a READ of w's record at the head.
+func (o *Op) readGone(w layout.Word) {
+	o.add(Access{Verb: Read, Space: Heap, Off: w.Off(), Buf: o.recBuf(len(o.Accesses), w.ReadLen())})
+}
+
 func (o *Op) gotManifest() Action {
 	pg := o.Route.PG
-	if r, err := layout.ParseRecord(o.rec); err == nil && r.Flags&layout.FlagManifest != 0 {
+	for i := range o.Accesses {
+		r, err := layout.ParseRecord(o.recAt(i))
+		if err != nil || r.Flags&layout.FlagManifest == 0 {
+			continue
+		}
 		if m, err := layout.ParseManifest(r.Value, pg.HeapLo, pg.HeapHi); err == nil {
 			for _, c := range m.Chunks {
-				o.env.Unlinked(pg, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+				o.env.Unlinked(pg, chunkWord(c))
 			}
 		}
 	}

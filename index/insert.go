@@ -19,15 +19,15 @@ func (o *Op) lockGroup() Action {
 			return o.again(Refresh)
 		}
 		if !sameMemory(&o.Route, &r) {
-			if o.havePlace && !samePlaces(o.Route.PG, r.PG) {
+			if o.hasPlaces() && !samePlaces(o.Route.PG, r.PG) {
 				o.dropPlace()
 			}
 			o.Route = r
 		}
 	}
 	if o.Kind == Prepare { // an intent names the slot's word, which is not known yet
-		if !o.reserve() {
-			return Alloc
+		if a := o.reserve(); a != 0 {
+			return a
 		}
 	} else if a := o.prepare(0); a != 0 {
 		return a

@@ -26,7 +26,8 @@ type meeting struct {
 	waits     int32
 	intents   []layout.Word // FROZEN words of the key's group that are known to be intents
 	list      []met         // that a scan has yet to look through
-	copies    [2][]byte
+	copies    [2][]byte // of a record that an intent under sync names: R[k]'s, and that of R[k-1], which is at copyOff
+	copyOff   uint64
 }
 
 // met is an intent on a scan's page.
@@ -332,6 +333,28 @@ func (o *Op) refuted(r *layout.Record) error {
 	return nil
 }
 
+// manifestsMet lists those manifests whose chunks go with a settled intent. Those of the record that it stands for stay if that
+// goes on: in the slot, as a copy, or as the parent of another intent. A guard's two records share their chunks.
+func (o *Op) manifestsMet() (list []layout.Word) {
+	in, kept := &o.met.in, layout.Word(0)
+	if o.Kind == Settle || o.Kind == Prepare {
+		kept = o.met.stands
+	}
+	if in.Kind == layout.IntentGuard {
+		if in.Long != 0 && kept == 0 {
+			list = append(list, in.Parent)
+		}
+		return list
+	}
+	if in.Long&layout.LongParent != 0 && in.Parent != kept {
+		list = append(list, in.Parent)
+	}
+	if in.Long&layout.LongFinal != 0 && in.Final != kept {
+		list = append(list, in.Final)
+	}
+	return list
+}
+
 // unlinkMet hands over the places that go with a settled intent: of the records before and after, unless n, or the intent
 // that takes its place, names one of them still.
 func (o *Op) unlinkMet() {
@@ -396,8 +419,8 @@ func (o *Op) gotFrozen() Action {
 
 // ---- sync -----------------------------------------------------------------------
 
-// syncIntent brings the records that an intent names to R[k], one by one, before the intent: the key's value is
-// that of either of them.
+// syncIntent brings the records that an intent names to R[k], one by one and each behind its chunks, before the intent: the key's value
+// is that of either of them.
 func (o *Op) syncIntent() Action {
 	r, err := layout.ParseRecord(o.syncRecs[1])
 	if err != nil {
@@ -407,17 +430,14 @@ func (o *Op) syncIntent() Action {
 	if err != nil {
 		return o.syncBroken(err)
 	}
-	for ; o.chunk < 2; o.chunk++ {
-		w := [...]layout.Word{in.Parent, in.Final}[o.chunk]
-		if w.State() != layout.Live {
+	for o.syncNamed < 2 {
+		w := [...]layout.Word{in.Parent, in.Final}[o.syncNamed]
+		if o.syncNamed++; w.State() != layout.Live {
 			continue
 		}
 		o.begin()
 		for i := range uint8(2) {
-			if b := &o.met.copies[i]; cap(*b) < w.ReadLen() {
-				*b = o.env.Buf(o, w.ReadLen())
-			}
-			o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - i, Off: w.Off(), Buf: o.met.copies[i][:w.ReadLen()]})
+			o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - i, Off: w.Off(), Buf: o.copyBuf(i, w.ReadLen())})
 		}
 		return o.post(stepSyncIntent)
 	}
@@ -425,9 +445,19 @@ func (o *Op) syncIntent() Action {
 	return o.syncCAS(!bytes.Equal(o.syncRecs[0][:n], o.syncRecs[1][:n]))
 }
 
+// copyBuf is syncBuf for records that an intent names.
+func (o *Op) copyBuf(i uint8, n int) []byte {
+	b := &o.met.copies[i]
+	if cap(*b) < n {
+		*b = o.env.Buf(o, n)
+	}
+	*b = (*b)[:n]
+	return *b
+}
+
 func (o *Op) gotSyncIntent() Action {
-	if a := o.Accesses[0]; a.Verb == Read {
-		mine, prev := o.Accesses[0].Buf, o.Accesses[1].Buf
+	if o.Accesses[0].Verb == Read {
+		mine, prev := o.met.copies[0], o.met.copies[1]
 		r, err := layout.ParseRecord(prev)
 		if err != nil {
 			// The intent was replaced and what it named is on its way out.
@@ -436,14 +466,25 @@ func (o *Op) gotSyncIntent() Action {
 			}
 			return o.syncRead()
 		}
-		if n := layout.RecordLen(len(r.Key), len(r.Value)); !bytes.Equal(mine[:n], prev[:n]) {
-			o.begin()
-			o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: a.Off, Buf: prev[:n]})
-			return o.post(stepSyncIntent)
+		n := layout.RecordLen(len(r.Key), len(r.Value))
+		has := bytes.Equal(mine[:n], prev[:n])
+		o.met.copyOff, o.met.copies[1] = o.Accesses[0].Off, prev[:n]
+		switch {
+		case o.lacksChunks(prev, has):
+			o.chunk = 0
+			return o.syncChunks()
+		case !has:
+			return o.copyNamed()
 		}
 	}
-	o.chunk++
 	return o.syncIntent()
+}
+
+// copyNamed writes the record that an intent names, just read at R[k-1], to R[k].
+func (o *Op) copyNamed() Action {
+	o.begin()
+	o.add(Access{Verb: Write, Space: Heap, Replica: o.syncK, Off: o.met.copyOff, Buf: o.met.copies[1]})
+	return o.post(stepSyncIntent)
 }
 
 // ---- scan ---------------------------------------------------------------------

@@ -92,10 +92,13 @@ func (o *Op) next() Action {
 		return o.gotChunks()
 	case stepWriteChunks:
 		o.chunksWritten = true
-		if o.x != 0 {
-			return o.update()
+		switch {
+		case o.x == 0:
+			return o.lockGroup()
+		case o.Kind == Prepare:
+			return o.place(nil) // a put, which needs nothing of the record before
 		}
-		return o.lockGroup()
+		return o.update()
 	case stepCASSlot:
 		return o.casDone()
 	case stepReadLost:
@@ -226,7 +229,7 @@ func (o *Op) start() Action {
 		}
 		o.lock, o.locked = 0, false // it went with the head
 	}
-	if o.havePlace || o.long() || o.hasTxnPlace() {
+	if o.hasPlaces() {
 		switch {
 		case !samePlaces(o.Route.PG, r.PG), o.placeRecalled(r.PG):
 			o.dropPlace()
@@ -350,7 +353,7 @@ func (o *Op) dispatch() Action {
 	h, hinted := o.env.Hint(o)
 	if c := o.Route.Child; hinted && o.lock == 0 && c != nil && h.Shard == c.Shard && o.Route.Moves(o.Hash) && c.PG != nil {
 		// It was found there before, perhaps by another operation since this one took its place.
-		if (o.havePlace || o.long()) && !samePlaces(o.Route.PG, c.PG) {
+		if o.hasPlaces() && !samePlaces(o.Route.PG, c.PG) {
 			o.dropPlace()
 		}
 		o.Route, o.child = *c, c.Shard

@@ -25,6 +25,8 @@ type Op struct {
 	Raw       *RawRead // request of a Raw
 	Machine   Machine  // of a janitor's kinds
 	Txn       *Txn     // of a transaction's kinds
+	// Whole is the longest record, in bytes, that is written in one piece: a longer value goes to chunks. 0: layout.MaxRecordSize.
+	Whole uint32
 	// Patience is how often the Op waits for an undecided transaction in its first attempt before aborting it, twice as often
 	// in each further attempt. 0: the default, about two milliseconds; negative: never.
 	Patience int8
@@ -116,6 +118,7 @@ type far struct {
 	syncQ, syncB  layout.Word
 	syncRecs      [2][]byte
 	syncBase      uint64 // region offset of the group that syncSlot is in; 0: the key's own
+	syncNamed     uint8  // which of the records that an intent names is copied: 1 the parent, 2 the final one; 0: the slot's own
 	chunk         int    // next chunk to copy
 	segment       []byte
 	joiners       []byte // the joiner's copy of segment
@@ -147,6 +150,9 @@ func (o *Op) need() *far {
 
 // long reports whether the Op has places for chunks.
 func (o *Op) long() bool { return o.far != nil && len(o.chunks) > 0 }
+
+// hasPlaces reports whether the Op has places that no word names.
+func (o *Op) hasPlaces() bool { return o.havePlace || o.long() || o.hasTxnPlace() }
 
 // RawRead asks for bytes of one replica of a placement group, all of them in one space. A Raw
 // leaves them in Op.Record.Value.
@@ -227,7 +233,7 @@ func (o *Op) Posted() bool { return o.deciding || (o.won && o.step != stepDone) 
 // Untouched reports whether the Op has changed nothing yet, and neither posted nor holds anything that
 // would: it may still end as if it had not begun.
 func (o *Op) Untouched() bool {
-	return !o.Posted() && o.lock == 0 && !o.havePlace && !o.long() && !o.hasTxnPlace()
+	return !o.Posted() && o.lock == 0 && !o.hasPlaces()
 }
 
 // NotPosted says that the accesses of the last Post were not performed, and will

@@ -1,9 +1,5 @@
 package index
 
-import (
-	"github.com/kvd-project/kvd/internal/layout"
-)
-
 // resolve asks A what became of the deciding CAS. Nothing of it can still land.
 func (o *Op) resolve() Action {
 	o.begin()
@@ -39,6 +35,7 @@ func (o *Op) retire() {
 		o.havePlace = false
 	}
 	o.dropTxn(o.env.Retire)
+	o.dropChunks(o.env.Retire)
 	o.dropPlace()
 }
 
@@ -58,14 +55,8 @@ func (o *Op) leakOwn() {
 	}
 	o.havePlace = false
 	o.dropTxn(o.env.Leak)
+	o.dropChunks(o.env.Leak)
 	if o.Machine != nil {
 		o.Machine.Release(false)
 	}
-	if o.far == nil {
-		return
-	}
-	for _, c := range o.chunks {
-		o.env.Leak(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
-	}
-	o.chunks = o.chunks[:0]
 }

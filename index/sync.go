@@ -51,14 +51,7 @@ func (o *Op) published() Action {
 	if o.far != nil {
 		o.chunks = o.chunks[:0]
 	}
-	if o.x.Readable() && o.xFlags&HintManifest != 0 && !o.isSettled() {
-		// The chunks go with the manifest, which nobody reuses before us.
-		o.begin()
-		o.add(Access{Verb: Read, Space: Heap, Replica: 0, Off: o.x.Off(), Buf: o.recBuf(0, o.x.ReadLen())})
-		return o.post(stepReadManifest)
-	}
-	o.unlink()
-	return o.decided()
+	return o.leave()
 }
 
 func (o *Op) decided() Action {
@@ -165,12 +158,11 @@ func (o *Op) syncNext() Action {
 		}
 		n := layout.RecordLen(int(binary.LittleEndian.Uint16(prev[8:])), int(binary.LittleEndian.Uint32(prev[12:])))
 		same := bytes.Equal(mine[:n], prev[:n])
-		if !same && layout.RecordFlags(prev[10])&layout.FlagManifest != 0 {
-			o.chunk = 0
+		o.syncNamed, o.chunk = 0, 0
+		if o.lacksChunks(prev, same) {
 			return o.syncChunks()
 		}
 		if layout.RecordFlags(prev[10])&layout.FlagIntent != 0 {
-			o.chunk = 0
 			return o.syncIntent()
 		}
 		return o.syncCAS(!same)
@@ -185,11 +177,22 @@ func (o *Op) syncNext() Action {
 	}
 }
 
+// lacksChunks reports whether chunks of the record rec of R[k-1] may be missing on R[k]; same: R[k] has the record itself. The chunks are
+// written before a manifest is, unless that is a copy that shares them with another one: whoever writes such a copy writes it to a
+// joiner, too, which has the chunks only once it has the other one.
+func (o *Op) lacksChunks(rec []byte, same bool) bool {
+	return layout.RecordFlags(rec[10])&layout.FlagManifest != 0 && (!same || o.Route.PG.Joining && o.syncK == o.Route.PG.tail())
+}
+
 // syncChunks copies the chunks of the manifest under way before the manifest
 // itself: one by one, READ from the predecessor and WRITE.
 func (o *Op) syncChunks() Action {
 	pg := o.Route.PG
-	r, err := layout.ParseRecord(o.syncRecs[1])
+	rec := o.syncRecs[1]
+	if o.syncNamed != 0 {
+		rec = o.met.copies[1]
+	}
+	r, err := layout.ParseRecord(rec)
 	if err != nil {
 		return o.syncRead()
 	}
@@ -198,12 +201,18 @@ func (o *Op) syncChunks() Action {
 		return o.syncBroken(fmt.Errorf("pg %d replica %d: %w", pg.ID, o.syncK-1, err))
 	}
 	if o.chunk >= len(m.Chunks) {
+		if o.syncNamed != 0 {
+			return o.copyNamed()
+		}
 		return o.syncCAS(true)
 	}
 	c := m.Chunks[o.chunk]
+	buf := o.syncBuf
+	if o.syncNamed != 0 {
+		buf = o.copyBuf
+	}
 	o.begin()
-	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - 1, Off: uint64(c.Unit) * layout.UnitSize,
-		Buf: o.syncBuf(0, layout.SizeOf(c.Code))})
+	o.add(Access{Verb: Read, Space: Heap, Replica: o.syncK - 1, Off: uint64(c.Unit) * layout.UnitSize, Buf: buf(0, layout.SizeOf(c.Code))})
 	return o.post(stepSyncChunk)
 }
 

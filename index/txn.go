@@ -12,8 +12,6 @@ var (
 	// ErrMoving: the key's group is on its way elsewhere. A transaction that has placed intents must not wait for that: the mover
 	// waits for the intents.
 	ErrMoving = errors.New("the key's group moves")
-	// ErrLong: a transaction neither writes nor replaces a value that is longer than one record.
-	ErrLong = errors.New("value too long for a transaction")
 	// ErrStatusLost: the placement group of the status word has lost its memory; intents that name the word count as
 	// aborted.
 	ErrStatusLost = errors.New("status word lost")
@@ -121,6 +119,11 @@ func (o *Op) place(r *layout.Record) Action {
 	if o.x.State() == layout.Frozen && !o.isSettled() {
 		return o.finish(ErrMoving)
 	}
+	if t.Effect == PutKey && o.inChunks() {
+		if a := o.prepareChunks(); a != 0 {
+			return a
+		}
+	}
 	in := layout.Intent{PG: t.Status.PG, Generation: t.Status.Generation, Off: t.Status.Off, Seq: t.Status.Seq,
 		TS: t.TS, Coord: t.Coord, Try: t.Try, Parent: o.x}
 	if o.isSettled() {
@@ -152,10 +155,14 @@ func (o *Op) place(r *layout.Record) Action {
 		o.version = o.env.Version(o.xVersion)
 		h.Version = o.version
 	}
-	n := layout.RecordLen(len(o.Key), len(value))
-	if live && o.xFlags&HintManifest != 0 || n > layout.MaxRecordSize {
-		return o.finish(ErrLong)
+	if t.Effect == PutKey && o.inChunks() {
+		h.Flags |= layout.FlagManifest
+		value = o.manifest()
 	}
+	if live && o.xFlags&HintManifest != 0 {
+		in.Long |= layout.LongParent
+	}
+	n := layout.RecordLen(len(o.Key), len(value))
 	if !o.allocFor(&o.need().intent, layout.RecordLen(len(o.Key), layout.IntentLen)) {
 		return Alloc
 	}
@@ -167,6 +174,9 @@ func (o *Op) place(r *layout.Record) Action {
 		}
 		layout.EncodeRecord(o.final.own, h, o.Key, value)
 		in.Final = o.final.word
+		if h.Flags&layout.FlagManifest != 0 {
+			in.Long |= layout.LongFinal
+		}
 	}
 	var v [layout.IntentLen]byte
 	layout.EncodeIntent(v[:], &in)
@@ -185,13 +195,20 @@ func (o *Op) place(r *layout.Record) Action {
 	return o.casSlot()
 }
 
-// reserve takes the places that an insert will need, before it takes the lock; false: there is no memory now.
-func (o *Op) reserve() bool {
-	if !o.allocFor(&o.need().intent, layout.RecordLen(len(o.Key), layout.IntentLen)) {
-		return false
+// reserve takes the places that an insert will need, and writes its chunks, before it takes the lock. It returns 0 when they are
+// there.
+func (o *Op) reserve() Action {
+	put, n := o.Txn.Effect == PutKey, layout.RecordLen(len(o.Key), len(o.Value))
+	if put && o.inChunks() {
+		if a := o.prepareChunks(); a != 0 {
+			return a
+		}
+		n = layout.RecordLen(len(o.Key), layout.ManifestLen(len(o.chunks)))
 	}
-	n := layout.RecordLen(len(o.Key), len(o.Value))
-	return o.Txn.Effect != PutKey || n > layout.MaxRecordSize || o.allocFor(&o.final, n)
+	if !o.allocFor(&o.need().intent, layout.RecordLen(len(o.Key), layout.IntentLen)) || put && !o.allocFor(&o.final, n) {
+		return Alloc
+	}
+	return 0
 }
 
 // allocFor takes a place for a record of n bytes, unless f has one that fits; false: there is none now.
@@ -232,7 +249,8 @@ func (o *Op) dropTxn(by func(*PG, layout.Word)) {
 }
 
 // beginSettle takes the intent away if it still stands in its slot: by what it leads to after a COMMIT; after an ABORT by a fresh
-// copy of the record before, since that one's word may be the expectation of a CAS that is late.
+// copy of the record before, since that one's word may be the expectation of a CAS that is late. A guard leads to such a copy in any
+// case. A copy of a manifest names the same chunks.
 func (o *Op) beginSettle() Action {
 	p := &o.Txn.Placed
 	if c := o.Route.Child; c != nil && c.PG != nil && c.Shard == p.Shard {
@@ -254,7 +272,7 @@ func (o *Op) beginSettle() Action {
 // settleBy takes the intent away by the transaction's verdict, which every replica of the status word shows.
 func (o *Op) settleBy() Action {
 	p, m := &o.Txn.Placed, &o.met
-	if o.Txn.Verdict == layout.Commit {
+	if o.Txn.Verdict == layout.Commit || p.Intent.Kind == layout.IntentGuard {
 		if m.stands = p.Intent.Final; m.stands == 0 {
 			return o.settleEmpty()
 		}
@@ -309,6 +327,7 @@ func (o *Op) settleCopy() Action {
 	}
 	copy(o.final.own, o.met.recs[0][:n])
 	o.n, o.version = o.final.word, r.Version
+	o.met.stands = o.met.in.Parent // whose chunks the copy names
 	o.begin()
 	way := o.hinted()
 	o.Accesses = way.Write(o.Accesses, o.final.own)
@@ -324,9 +343,9 @@ func (o *Op) publishedTxn() Action {
 	case Prepare:
 		o.env.Forget(o) // an intent is no hint
 		o.Version = o.version
-		o.intent.have, o.final.have = false, false
+		o.intent.have, o.final.have, o.chunks = false, false, o.chunks[:0]
 		if o.isSettled() {
-			o.unlink()
+			return o.leave()
 		}
 		return o.finish(nil)
 	}
@@ -336,8 +355,7 @@ func (o *Op) publishedTxn() Action {
 	} else {
 		o.env.Forget(o)
 	}
-	o.unlink()
-	return o.finish(nil)
+	return o.leave()
 }
 
 // lostTxn acts on a CAS of a Settle or a Decide that found c: somebody else has settled, or decided. The caller may act

@@ -20,14 +20,12 @@ func (o *Op) prepare(least uint64) Action {
 		return 0
 	}
 	value, flags := o.Value, o.Flags&layout.FlagsOfValue
-	if layout.RecordLen(len(o.Key), len(value)) > layout.MaxRecordSize {
+	if o.inChunks() {
 		if a := o.prepareChunks(); a != 0 {
 			return a
 		}
 		flags |= layout.FlagManifest
-		m := make([]byte, layout.ManifestLen(len(o.chunks)))
-		layout.EncodeManifest(m, layout.Manifest{Len: uint64(len(value)), ID: o.chunkID, Chunks: o.chunks})
-		value = m
+		value = o.manifest()
 	}
 	n := layout.RecordLen(len(o.Key), len(value))
 	code, ok := layout.CodeFor(n)
@@ -62,12 +60,7 @@ func (o *Op) dropPlace() {
 	}
 	o.prepared, o.written = false, false
 	o.dropTxn(o.env.Unuse)
-	if o.far != nil {
-		for _, c := range o.chunks {
-			o.env.Unuse(o.Route.PG, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
-		}
-		o.chunks, o.chunksWritten = o.chunks[:0], false
-	}
+	o.dropChunks(o.env.Unuse)
 }
 
 // addRecord adds the WRITEs of the record.

@@ -261,7 +261,7 @@ type answer struct {
 
 func classOf(err error) string {
 	for _, e := range []error{client.ErrNotFound, client.ErrExists, client.ErrConflict, client.ErrFull, client.ErrNotInteger,
-		client.ErrOverflow, client.ErrWrongType, client.ErrInvalid, io.ErrShortBuffer, errMine, context.Canceled} {
+		client.ErrOverflow, client.ErrWrongType, client.ErrTxnTooLarge, client.ErrInvalid, io.ErrShortBuffer, errMine, context.Canceled} {
 		if errors.Is(err, e) {
 			return e.Error()
 		}
@@ -383,7 +383,7 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 	one := func(name string, k []byte, a answer) (string, []answer) {
 		return fmt.Sprintf("%s %.8q", name, k), []answer{a}
 	}
-	switch rng.IntN(18) {
+	switch rng.IntN(20) {
 	case 0, 1:
 		k := key()
 		return one("get", k, itemAnswer(p.api.Get(ctx, k)))
@@ -463,6 +463,31 @@ func (p *player) step(ctx context.Context, rng *rand.Rand, epoch time.Time) (wha
 			as = append(as, a)
 		}
 		return "do", as
+	case 17, 18:
+		var ops []client.Op
+		for _, k := range keys() {
+			o := client.Op{Kind: []client.OpKind{client.OpPut, client.OpPut, client.OpDelete, client.OpKeep}[rng.IntN(4)], Key: k, Value: value(), Expires: expires(), Flags: rng.Uint32() % 2}
+			switch rng.IntN(12) {
+			case 0:
+				o.Cond = client.Cond(rng.IntN(4))
+			case 1, 2, 3:
+				if v := p.last[string(k)]; v != 0 {
+					o.Cond, o.Version = client.IfVersion, v
+				} else {
+					o.Cond = client.IfAbsent
+				}
+			}
+			if o.Cond == client.IfVersion && o.Version == 0 {
+				o.Version = version(k)
+			}
+			ops = append(ops, o)
+		}
+		err := p.api.MultiCAS(ctx, ops)
+		as := []answer{{class: classOf(err)}}
+		for _, o := range ops {
+			as = append(as, answer{version: o.Item.Version})
+		}
+		return "multi-cas", as
 	}
 	o := client.ScanOptions{Count: rng.IntN(20) - 1, KeysOnly: rng.IntN(2) == 0}
 	if rng.IntN(2) == 0 {

@@ -189,6 +189,13 @@ func TestOwnWrites(t *testing.T) {
 			c.Do(ctx, ops)
 			return ops[0].Err
 		},
+		"7": func() error {
+			return client.Txn(ctx, c, func(tx *client.Tx) error {
+				tx.Put(k, []byte("7"), client.PutOptions{})
+				tx.Delete([]byte("other"))
+				return nil
+			})
+		},
 		"6": func() error {
 			_, err := c.Update(ctx, k, func(client.Item, bool) (client.Change, error) { return client.Change{Value: []byte("6")}, nil })
 			return err

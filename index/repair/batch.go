@@ -139,18 +139,50 @@ func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) 
 	return m, err
 }
 
-// namedBy lists the places of the records that the intent r names.
-func (o *Op) namedBy(it *item, r *layout.Record) (parts []layout.Chunk, err error) {
+// namedBy notes the places of the records that the intent r names, and which of them are manifests.
+func (o *Op) namedBy(it *item, r *layout.Record) error {
 	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
 	if err != nil {
-		return nil, fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
+		return fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
 	}
 	for _, x := range []layout.Word{in.Parent, in.Final} {
 		if x.State() == layout.Live {
-			parts = append(parts, layout.Chunk{Unit: x.Unit(), Code: x.Code(), Ver: x.Ver()})
+			it.oldParts = append(it.oldParts, layout.Chunk{Unit: x.Unit(), Code: x.Code(), Ver: x.Ver()})
 		}
 	}
-	return parts, nil
+	if in.Long&layout.LongParent != 0 {
+		it.long = append(it.long, in.Parent)
+	}
+	if in.Long&layout.LongFinal != 0 && in.Kind != layout.IntentGuard { // whose records share their chunks
+		it.long = append(it.long, in.Final)
+	}
+	return nil
+}
+
+// fetchNamed reads the manifests that the intents of list name, and adds their chunks to what these name. must is as in readManifests.
+func (o *Op) fetchNamed(list []*item, must bool, then func() index.Action) index.Action {
+	var named []*item
+	of := map[*item]*item{}
+	for _, it := range list {
+		for _, x := range it.long {
+			n := &item{wordRef: it.wordRef, x: x}
+			named, of[n] = append(named, n), it
+		}
+		it.long = nil
+	}
+	return o.fetch(named, 0, func(n *item, b []byte) error {
+		r, err := o.parseOf(n, b)
+		if err == nil {
+			var m layout.Manifest
+			m, err = o.partsOf(n, &r)
+			of[n].oldParts = append(of[n].oldParts, m.Chunks...)
+		}
+		if err != nil && !must {
+			o.finding("%v", err)
+			err = nil
+		}
+		return err
+	}, then)
 }
 
 // inHeap checks a word's place: nothing is read, written or freed where a damaged word says.
@@ -162,7 +194,8 @@ func (o *Op) inHeap(r wordRef, x layout.Word) error {
 		Check: "outside the heap", Got: uint64(x)})
 }
 
-// readManifests finds the manifests among the items' records at A, and their chunks; and intents, and the records that they name.
+// readManifests finds the manifests among the items' records at A, and their chunks; and intents, the records that they name, and the
+// chunks of these.
 // A bad one is a finding, or ends the Op if it must not be skipped: chunks that nobody knows of would be freed
 // while they are linked. Two passes, headers first: few records are manifests, and the others are not read whole.
 func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then func() index.Action) index.Action {
@@ -178,7 +211,7 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 			switch {
 			case err != nil:
 			case r.Flags&layout.FlagIntent != 0:
-				it.oldParts, err = o.namedBy(it, &r)
+				err = o.namedBy(it, &r)
 			case r.Flags&layout.FlagManifest != 0: // else half a look at something else
 				var m layout.Manifest
 				if m, err = o.partsOf(it, &r); err == nil {
@@ -190,7 +223,7 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 				err = nil
 			}
 			return err
-		}, then)
+		}, func() index.Action { return o.fetchNamed(*manifests, must, then) })
 	})
 }
 

@@ -192,7 +192,8 @@ type item struct {
 	hash     uint64         // of key
 	id       uint64         // of a manifest
 	chunks   []layout.Chunk // of a manifest whose chunks are copied, too
-	oldParts []layout.Chunk // of a manifest
+	oldParts []layout.Chunk // of a manifest; of an intent, the places of what it names
+	long     []layout.Word  // of an intent: the manifests that it names, whose chunks are not in oldParts yet
 
 	// The copy's place, and those of its chunks.
 	havePlace bool

@@ -78,7 +78,7 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 		buf = o.addCopies(it.x.Off(), it.x.ReadLen(), buf)
 	}
 	return o.await(index.StepScrubRecords, func() index.Action {
-		var bad, manifests []*item
+		var bad, manifests, intents []*item
 		copies := map[*item][][]byte{}
 		for i, it := range list[:n] {
 			o.Work.Records++
@@ -94,14 +94,11 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 			rec, _ := layout.ParseRecord(good)
 			o.noteKey(it.wordRef, rec.Key)
 			if rec.Flags&layout.FlagIntent != 0 {
-				parts, err := o.namedBy(it, &rec)
-				if err != nil {
+				if err := o.namedBy(it, &rec); err != nil {
 					o.Work.Lost++
 					o.finding("%v", err)
 				}
-				for _, c := range parts {
-					o.linked(c.Unit, c.Code)
-				}
+				intents = append(intents, it)
 				continue
 			}
 			if rec.Flags&layout.FlagManifest == 0 {
@@ -117,8 +114,22 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 			manifests = append(manifests, it)
 		}
 		return o.scrubBad(bad, copies, func() index.Action {
-			return o.scrubChunks(manifests, 0, func() index.Action { return o.scrubBatch(list[n:]) })
+			return o.scrubChunks(manifests, 0, func() index.Action {
+				return o.scrubIntents(intents, func() index.Action { return o.scrubBatch(list[n:]) })
+			})
 		})
+	})
+}
+
+// scrubIntents counts what intents name.
+func (o *Op) scrubIntents(list []*item, then func() index.Action) index.Action {
+	return o.fetchNamed(list, false, func() index.Action {
+		for _, it := range list {
+			for _, c := range it.oldParts {
+				o.linked(c.Unit, c.Code)
+			}
+		}
+		return then()
 	})
 }
 

@@ -226,7 +226,7 @@ func (d *dumper) intent(off int, v []byte) {
 		return
 	}
 	d.field(off, 2, "kind, try", "%v, try %d", i.Kind, i.Try)
-	d.field(off+2, 2, "zero", "")
+	d.field(off+2, 2, "lng", "manifests: %v", i.Long)
 	d.field(off+4, 4, "pg", "%d", i.PG)
 	d.field(off+8, 4, "gen", "%d", i.Generation)
 	d.field(off+12, 4, "zero", "")

@@ -107,7 +107,7 @@ const IntentLen = 64
 //
 //	0     1      2   4      8        12       16      24      32       40       48      56      64
 //	+-----+------+---+------+--------+--------+-------+-------+--------+--------+-------+-------+
-//	| kind| try  | 0 | pg   | gen    | 0      | off   | seq   | parent | final  | ts    | coord |
+//	| kind| try  |lng| pg   | gen    | 0      | off   | seq   | parent | final  | ts    | coord |
 //	+-----+------+---+------+--------+--------+-------+-------+--------+--------+-------+-------+
 //
 //	pg, gen, off  the status word: placement group, its generation, bytes from the start of the region
@@ -116,9 +116,11 @@ const IntentLen = 64
 //	final         the LIVE word of the new record; 0 for delete and guard-absent
 //	ts, coord     version clock of the first attempt, and session: the age
 //	try           attempts so far; others wait longer for later ones
+//	lng           u16, see IntentLong
 type Intent struct {
 	Kind          IntentKind
 	Try           uint8
+	Long          IntentLong
 	PG            uint32
 	Generation    uint32
 	Off           uint64
@@ -126,6 +128,19 @@ type Intent struct {
 	Parent, Final Word
 	TS            uint64
 	Coord         uint64
+}
+
+// IntentLong says which of the records that an intent names are manifests. Both records of a guard are, or neither: the second is a
+// copy of the first and names the same chunks.
+type IntentLong uint16
+
+const (
+	LongParent IntentLong = 1 << iota
+	LongFinal
+)
+
+func (l IntentLong) String() string {
+	return [...]string{"neither", "parent", "final", "both"}[l&(LongParent|LongFinal)]
 }
 
 // Older reports whether the transaction of i began before that of o.
@@ -138,6 +153,7 @@ func EncodeIntent(b []byte, i *Intent) {
 	_ = b[IntentLen-1]
 	clear(b[:IntentLen])
 	b[0], b[1] = byte(i.Kind), i.Try
+	binary.LittleEndian.PutUint16(b[2:], uint16(i.Long))
 	binary.LittleEndian.PutUint32(b[4:], i.PG)
 	binary.LittleEndian.PutUint32(b[8:], i.Generation)
 	binary.LittleEndian.PutUint64(b[16:], i.Off)
@@ -157,13 +173,13 @@ func ParseIntent(b []byte, lo, hi uint32) (i Intent, err error) {
 	if len(b) != IntentLen {
 		return bad(0, "length", uint64(len(b)), IntentLen)
 	}
-	i = Intent{Kind: IntentKind(b[0]), Try: b[1],
+	i = Intent{Kind: IntentKind(b[0]), Try: b[1], Long: IntentLong(binary.LittleEndian.Uint16(b[2:])),
 		PG: binary.LittleEndian.Uint32(b[4:]), Generation: binary.LittleEndian.Uint32(b[8:]),
 		Off: binary.LittleEndian.Uint64(b[16:]), Seq: binary.LittleEndian.Uint64(b[24:]),
 		Parent: Word(binary.LittleEndian.Uint64(b[32:])), Final: Word(binary.LittleEndian.Uint64(b[40:])),
 		TS: binary.LittleEndian.Uint64(b[48:]), Coord: binary.LittleEndian.Uint64(b[56:])}
-	if z := uint64(binary.LittleEndian.Uint16(b[2:])) | uint64(binary.LittleEndian.Uint32(b[12:])); z != 0 {
-		return bad(2, "reserved bytes", z, 0)
+	if z := binary.LittleEndian.Uint32(b[12:]); z != 0 {
+		return bad(12, "reserved bytes", uint64(z), 0)
 	}
 	if i.Kind < IntentPut || i.Kind > IntentGuardAbsent {
 		return bad(0, "kind", uint64(i.Kind), uint64(IntentGuardAbsent))
@@ -188,6 +204,16 @@ func ParseIntent(b []byte, lo, hi uint32) (i Intent, err error) {
 	}
 	if i.Final.State() != final || final == Live && !InHeap(i.Final, lo, hi) || final == Empty && i.Final != 0 {
 		return bad(40, "final", uint64(i.Final), uint64(hi))
+	}
+	long := LongParent | LongFinal
+	if parent == Empty {
+		long &^= LongParent
+	}
+	if final == Empty {
+		long &^= LongFinal
+	}
+	if i.Long&^long != 0 || i.Kind == IntentGuard && i.Long != 0 && i.Long != long {
+		return bad(2, "which records are manifests", uint64(i.Long), uint64(long))
 	}
 	return i, nil
 }

@@ -28,7 +28,8 @@ func TestIntentVectors(t *testing.T) {
 			}
 			return b.String()
 		case "encode":
-			i := Intent{Kind: num[IntentKind](t, d, "kind", 0), Try: num[uint8](t, d, "try", 0), PG: num[uint32](t, d, "pg", 0),
+			i := Intent{Kind: num[IntentKind](t, d, "kind", 0), Try: num[uint8](t, d, "try", 0),
+				Long: IntentLong(num[uint16](t, d, "long", 0)), PG: num[uint32](t, d, "pg", 0),
 				Generation: num[uint32](t, d, "gen", 0), Off: num[uint64](t, d, "off", 0), Seq: num[uint64](t, d, "seq", 0),
 				Parent: Word(num[uint64](t, d, "parent", 0)), Final: Word(num[uint64](t, d, "final", 0)),
 				TS: num[uint64](t, d, "ts", 0), Coord: num[uint64](t, d, "coord", 0)}

@@ -274,7 +274,7 @@ func TestAnswersBeforeWaiting(t *testing.T) {
 // A peer that says only half of something is not waited for without end, one that is
 // silent is.
 func TestHostile(t *testing.T) {
-	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: 50 * time.Millisecond, MaxConns: 3})
+	addr, s := serve(t, memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: 50 * time.Millisecond, MaxConns: 16})
 	idle, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)

@@ -206,11 +206,11 @@ func (w *World) after(ev sim.Event) {
 		delete(w.unlinked, place{r.pg, x.Unit()})
 	}
 	rec, err := w.recordAt(r, now)
-	w.linked[named{r.pg, now.WithState(layout.Live)}] = linked{string(rec.Key), string(rec.Value)}
 	if err != nil {
 		w.fail(fmt.Errorf("I3: m%d links %v: %w", r.node.i, now, err))
 		return
 	}
+	w.linked[named{r.pg, now.WithState(layout.Live)}] = linked{string(rec.Key), w.valueOf(r, &rec)}
 	copies := w.copies(r.pg)
 	if r == copies[len(copies)-1] {
 		w.checkComplete(copies, now)
@@ -257,8 +257,13 @@ func (w *World) checkComplete(copies []*region, x layout.Word) {
 		if r.node.crashed {
 			continue
 		}
-		for _, n := range w.names(r, x) {
-			if rec, err := w.recordAt(r, n); err != nil {
+		for _, n := range w.records(r, x) {
+			rec, err := w.recordAt(r, n)
+			if err == nil {
+				_, value := w.chunks(r, &rec)
+				_, err = value()
+			}
+			if err != nil {
 				w.fail(fmt.Errorf("I3: the tail m%d holds %v, m%d: %v: %w", copies[len(copies)-1].node.i, x, r.node.i, n, err))
 			} else if own, err := w.recordAt(r, x); err == nil && string(own.Key) != string(rec.Key) {
 				w.fail(fmt.Errorf("I3: the tail m%d holds %v of %q, which names a record of %q", copies[len(copies)-1].node.i, x, own.Key, rec.Key))
@@ -288,6 +293,7 @@ func (w *World) checkChains() {
 				w.checkOrder(copies, k, s)
 			}
 		}
+		w.checkAllIntents(copies)
 	}
 }
 
@@ -414,8 +420,13 @@ func (w *World) checkRecalled(pg, extent uint32) {
 		}
 		for _, r := range w.chain(pg) {
 			for _, s := range r.slots {
-				if x := s.now; x.Readable() && x.Unit() < f.Unit+f.Units && f.Unit < x.Unit()+x.Units() {
-					w.fail(fmt.Errorf("I7: units [%d,+%d) of extent %d of pg %d are free, but slot %#x of m%d holds %v", f.Unit, f.Units, extent, pg, s.off, r.node.i, x))
+				if !s.now.Readable() {
+					continue
+				}
+				for _, x := range w.names(r, s.now) {
+					if x.Unit() < f.Unit+f.Units && f.Unit < x.Unit()+x.Units() {
+						w.fail(fmt.Errorf("I7: units [%d,+%d) of extent %d of pg %d are free, but slot %#x of m%d names %v", f.Unit, f.Units, extent, pg, s.off, r.node.i, x))
+					}
 				}
 			}
 		}
@@ -567,12 +578,40 @@ func (w *World) checkUnits() {
 			}
 		})
 		slices.SortFunc(all, func(a, b claim) int { return int(int64(a.lo) - int64(b.lo)) })
+		if w.losesNothing() {
+			at := uint32(w.heapLo)
+			for _, c := range append(all, claim{lo: uint32(w.st.Heap(pg.Id).Watermark)}) {
+				if c.lo > at {
+					w.fail(fmt.Errorf("I7: units [%d,%d) of pg %d are nobody's", at, c.lo, pg.Id))
+				}
+				at = max(at, c.hi)
+			}
+		}
 		for i := 1; i < len(all); i++ {
 			if all[i-1].hi > all[i].lo {
 				w.fail(fmt.Errorf("I7: units [%d,%d) of pg %d are %s, [%d,%d) are %s", all[i-1].lo, all[i-1].hi, pg.Id, all[i-1].who, all[i].lo, all[i].hi, all[i].who))
 			}
 		}
 	}
+}
+
+// losesNothing reports whether every unit is somebody's: nothing has happened that leaves places to a recall.
+func (w *World) losesNothing() bool {
+	c := &w.cfg
+	if w.crashes+w.nodeCrashes+w.nodePauses+w.leaders > 0 || w.recalls || c.Losses+len(c.Acts)+c.Missing > 0 || c.Reclaims {
+		return false
+	}
+	for _, c := range w.cls {
+		if c.life != live || w.fenced(c) {
+			return false
+		}
+		for _, l := range c.lanes {
+			if l.Stats.Leaked > 0 {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // checkScans checks I12: a scan finds every key that was present throughout.

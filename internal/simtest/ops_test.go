@@ -101,6 +101,7 @@ func (c *cl) next() *running {
 	o.Hash, o.Check = hashOf(s.Key)
 	c.values++
 	e.Value = fmt.Sprintf("%d.%d", c.i, c.values)
+	o.Whole = c.whole()
 	switch s.Verb {
 	case Get:
 		o.Kind = index.Get
@@ -145,6 +146,9 @@ func (c *cl) next() *running {
 	}
 	return r
 }
+
+// whole is Op.Whole for the client's latest value.
+func (c *cl) whole() uint32 { return uint32(c.w.cfg.Long >> (c.values % 8) & 1) }
 
 func (c *cl) newRun(lane int) *running {
 	t, err := c.lanes[lane].NewTask()
@@ -211,6 +215,9 @@ func (c *cl) answer(r *running) {
 		e.Out = OK
 		if e.Verb.reads() {
 			e.Got = string(op.Record.Value)
+			if p := op.Parts(); p != nil {
+				e.Got = string(bytes.Join(p, nil))
+			}
 			if !bytes.Equal(op.Record.Key, keyOf(e.Key)) {
 				w.fail(fmt.Errorf("I14: get of %s answered a record of %q", keyOf(e.Key), op.Record.Key))
 			}

@@ -81,7 +81,7 @@ var byTest = []tested{
 	{"newest-by-an-old-word", "internal/engine", "TestMovedNowhere", []edit{{"internal/engine/core.go", "c.mu.newestSeq >= seq && c.mu.newest <= version", "seq > 0 && c.mu.newest <= version"}}},
 	{"newest-in-another-map", "index", "TestMovedNowhere", []edit{{"index", "o.MapCurrent != 0 && o.MapCurrent == o.Route.MapVersion", "o.MapCurrent != 0"}}},
 	{"moved-by-a-damaged-header", "index", "TestMoveDamaged", []edit{{"index/repair", "if err := o.image(0, 0).CheckHeader(); err != nil {", "if err := error(nil); err != nil {"}}},
-	{"hint-with-a-place-of-elsewhere", "index", "TestHintAtChildWithPlace", []edit{{"index", "if (o.havePlace || o.long()) && !samePlaces(o.Route.PG, c.PG) {", "if false {"}}},
+	{"hint-with-a-place-of-elsewhere", "index", "TestHintAtChildWithPlace", []edit{{"index", "if o.hasPlaces() && !samePlaces(o.Route.PG, c.PG) {", "if false {"}}},
 	{"slow-is-silent", "internal/gateway", "TestSlowIsNotSilent", []edit{{"internal/gateway/conn.go", "c.active.Store(time.Now().UnixMilli())", "c.active.Store(b.now)"}}},
 	{"unlock-not-repeated", "internal/engine", "TestUnlockAfterReconnection", []edit{{"internal/engine", "l.addNoWait(c, pg, uint8(r), again[i])\n", ""}}},
 	{"unlock-proven-unposted", "internal/engine", "TestUnlockNeverPosted", []edit{{"internal/engine", "o.seq = math.MaxUint64 // no WC", "o.seq = 0 // no WC"}}},

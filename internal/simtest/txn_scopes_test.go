@@ -49,6 +49,34 @@ var txnScopes = map[string]Config{
 	"txn-delete-insert": pair(1, Config{Txns: [][]Part{{del(0), put(10, index.IfAbsent)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
 }
 
+// long are the scopes whose values go to chunks, all or some of them.
+var (
+	txnLong = map[string]Config{
+		"txn-long-guard":  pair(1, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
+		"txn-long-put":    pair(1, Config{Long: 0xaa, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0)}),
+		"txn-long-delete": pair(1, Config{Long: 0xff, Txns: [][]Part{{del(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Del, 0)}}, Setup: k0(0)}),
+		"txn-long-insert": pair(1, Config{Long: 0xff, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Add, 0), k(Get, 10)}}}),
+		"txn-long-txn":    pair(1, Config{Long: 0xff, Txns: [][]Part{{put(0), keep(10)}, {put(10), keep(0)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}}, Setup: k0(0)}),
+		"txn-r2-long":     pair(2, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
+	}
+	txnLongWide = map[string]Config{
+		"txn-long":       txnMix(1, Config{Long: 0x6e, Units: 128, WritePieces: 2, ReadPieces: 2}),
+		"txn-long-fault": txnMix(1, Config{Long: 0xff, Units: 128, Crashes: 1, Deadlines: 1, Failures: 1}),
+		"txn-long-reuse": withScripts(txnMix(1, Config{Long: 0x6e, Units: 26, Epochs: 10, Crashes: 1, WritePieces: 2, ReadPieces: 2}),
+			[]Step{k(Txn, 0), k(Txn, 2), k(Txn, 1), k(Put, 0)}, []Step{k(Get, 0), k(Put, 10), k(Get, 10), k(Put, 0), k(Get, 0)}),
+		"txn-long-kinds": withScripts(txnMix(1, Config{Long: 0xb6, Units: 128, Crashes: 1}),
+			[]Step{k(Txn, 5), k(Del, 0), k(Txn, 5), k(Txn, 6)}, []Step{k(Add, 0), k(Txn, 7), k(Incr, 0), k(DelIf, 0)}, []Step{k(Get, 11), k(GetIf, 0), k(Put, 1), k(Get, 11), k(Scan, 0)}),
+		"txn-long-r2":       txnMix(2, Config{Long: 0xb6, Units: 128, Crashes: 1, Deadlines: 1, Failures: 1}),
+		"txn-long-r2-guard": withScripts(txnMix(2, Config{Long: 0xff, Units: 128, Crashes: 1}), []Step{k(Txn, 2), k(Txn, 4)}, []Step{k(Txn, 2), k(Put, 0), k(Get, 10)}, []Step{k(Txn, 2), k(Get, 0), k(Del, 0)}),
+		"txn-long-loss":     txnMix(2, Config{Long: 0xff, Units: 128, Nodes: 3, Janitors: 1, NodeCrashes: 1, NodePauses: 1, Crashes: 1, Failures: 1}),
+		"txn-long-r3-loss":  txnMix(3, Config{Long: 0xb6, Units: 128, Nodes: 4, Janitors: 1, NodeCrashes: 2, Crashes: 1}),
+		"txn-long-recall": {Long: 0xff, TwoExtents: true, Janitors: 1, Acts: []Act{{Recall, 1, 0}}, Units: 48, HeapUnits: 1, Epochs: 6, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+		"txn-long-migrate": {Long: 0xff, Units: 128, Replicas: 2, PGs: 2, Janitors: 1, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+			{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
+	}
+)
+
 // txnMix are scripts with transactions of every kind beside every key operation.
 func txnMix(replicas int, c Config) Config {
 	c.Txns = [][]Part{
@@ -105,11 +133,14 @@ var txnWide = map[string]Config{
 
 func init() {
 	maps.Copy(scopes, txnScopes)
+	maps.Copy(scopes, txnLong)
+	maps.Copy(txnWide, txnLongWide)
 	maps.Copy(wide, txnWide)
 	for name := range txnWide {
 		heavy[name] = 4
 	}
-	for _, name := range []string{"txn-r2-loss", "txn-r3-loss", "txn-split", "txn-migrate", "txn-recall", "txn-evict"} {
+	for _, name := range []string{"txn-r2-loss", "txn-r3-loss", "txn-split", "txn-migrate", "txn-recall", "txn-evict",
+		"txn-long-loss", "txn-long-r3-loss", "txn-long-migrate", "txn-long-recall"} {
 		heavy[name] = 16
 	}
 }

@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -102,8 +103,10 @@ func (c *cl) beginTxn(parts []Part) {
 	t := &transaction{c: c, x: x, at: x.at, stage: index.Prepare, out: OK, placed: make([]bool, len(parts))}
 	t.at.Seq = x.seq + 1
 	e := &Event{Client: c.i, Verb: Txn, Call: w.tick()}
+	var whole []uint32
 	for _, p := range parts {
 		c.values++
+		whole = append(whole, c.whole())
 		q := part{Part: p, value: fmt.Sprintf("%d.%d", c.i, c.values)}
 		if p.Cond == index.IfVersion {
 			ref, ok := c.seen[p.Key]
@@ -123,7 +126,7 @@ func (c *cl) beginTxn(parts []Part) {
 		if r := t.newRun(i); r != nil {
 			o := &r.t.Op
 			p := &e.Parts[i]
-			o.Kind, o.Cond, o.Value = index.Prepare, p.Cond, []byte(p.value)
+			o.Kind, o.Cond, o.Value, o.Whole = index.Prepare, p.Cond, []byte(p.value), whole[i]
 			if p.Cond == index.IfVersion {
 				o.IfVersion = c.seen[p.Key].version
 			}
@@ -200,7 +203,7 @@ func (t *transaction) prepared(i int, op *index.Op) {
 	if p.Effect == index.KeepKey {
 		p.got = ""
 		if k := op.Txn.Placed.Intent.Kind; k == layout.IntentGuard {
-			p.got = string(op.Record.Value)
+			p.got = t.c.w.valueOf(t.c.w.chain(op.Route.PG.ID)[0], &op.Record)
 		}
 	}
 }
@@ -404,8 +407,56 @@ func checkJoint(h []Event) error {
 
 // ---- memory -------------------------------------------------------------------------
 
-// names lists the words of the records that x names in r: its own, and those of an intent.
+// names lists the words of the records that x names in r: its own, those of an intent, and the chunks of all of these.
 func (w *World) names(r *region, x layout.Word) []layout.Word {
+	list := w.records(r, x)
+	if w.cfg.Long == 0 {
+		return list
+	}
+	for _, n := range list {
+		if rec, err := w.recordAt(r, n); err == nil {
+			chunks, _ := w.chunks(r, &rec)
+			list = append(list, chunks...)
+		}
+	}
+	return list
+}
+
+// chunks lists the words of the chunks of rec in r, none if it is no manifest; value is rec's, or an error if a chunk is not there.
+func (w *World) chunks(r *region, rec *layout.Record) (list []layout.Word, value func() (string, error)) {
+	if rec.Flags&layout.FlagManifest == 0 {
+		return nil, func() (string, error) { return string(rec.Value), nil }
+	}
+	m, err := layout.ParseManifest(rec.Value, 0, math.MaxUint32)
+	for _, c := range m.Chunks {
+		list = append(list, layout.MakeLive(c.Ver, 0, c.Code, c.Unit))
+	}
+	return list, func() (string, error) {
+		var b strings.Builder
+		for i, x := range list {
+			c, e := w.recordAt(r, x)
+			if e == nil && (c.Flags&layout.FlagChunk == 0 || c.Version != m.ID || c.Expiry != uint64(i)) {
+				e = fmt.Errorf("%v is no chunk %d of manifest %#x", x, i, m.ID)
+			}
+			err = errors.Join(err, e)
+			b.Write(c.Value)
+		}
+		return b.String(), err
+	}
+}
+
+// valueOf is the value of rec in r.
+func (w *World) valueOf(r *region, rec *layout.Record) string {
+	_, value := w.chunks(r, rec)
+	v, err := value()
+	if err != nil {
+		w.fail(fmt.Errorf("I3: m%d: %w", r.node.i, err))
+	}
+	return v
+}
+
+// records lists the words of the records that x names in r: its own, and those of an intent.
+func (w *World) records(r *region, x layout.Word) []layout.Word {
 	list := []layout.Word{x}
 	if x.State() != layout.Frozen {
 		return list
@@ -449,13 +500,35 @@ func (w *World) checkStatus(r *region, off uint64, old, now layout.Word) {
 		w.fail(fmt.Errorf("I16: the status word at %#x of m%d goes from %v to %v", off, r.node.i, a, b))
 	}
 	for _, pg := range w.st.PGs(0) {
-		for _, o := range w.chain(pg.Id) {
-			for _, s := range o.slots {
-				if o.node.crashed || !s.now.Readable() {
-					continue
-				}
-				if in, ok := w.intentOf(o, s.now); ok && in.PG == r.pg && in.Off == off && layout.Status(now).Seq() > in.Seq {
-					w.fail(fmt.Errorf("I16: slot %#x of m%d holds an intent of transaction %d, and its status word has gone on to %v", s.off, o.node.i, in.Seq, layout.Status(now)))
+		w.checkIntents(w.copies(pg.Id), r, off)
+	}
+}
+
+// checkIntents checks that none of some copies holds an intent of a transaction that the status word at off of x has left behind. A joiner
+// is no copy: who knows of it may bring an intent there that others, who do not, have settled.
+func (w *World) checkIntents(copies []*region, x *region, off uint64) {
+	now := layout.Status(binary.LittleEndian.Uint64(x.bytes[off:]))
+	for _, o := range copies {
+		for _, s := range o.slots {
+			if o.node.crashed || !s.now.Readable() {
+				continue
+			}
+			if in, ok := w.intentOf(o, s.now); ok && in.PG == x.pg && in.Off == off && now.Seq() > in.Seq {
+				w.fail(fmt.Errorf("I16: slot %#x of m%d holds an intent of transaction %d, and its status word has gone on to %v", s.off, o.node.i, in.Seq, now))
+			}
+		}
+	}
+}
+
+// checkAllIntents is checkIntents for the status words of all intents of some copies.
+func (w *World) checkAllIntents(copies []*region) {
+	for _, o := range copies {
+		for _, s := range o.slots {
+			if in, ok := w.intentOf(o, s.now); ok && !o.node.crashed {
+				for _, x := range w.copies(in.PG) {
+					if !x.node.crashed {
+						w.checkIntents(copies, x, in.Off)
+					}
 				}
 			}
 		}

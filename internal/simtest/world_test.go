@@ -125,6 +125,8 @@ type Config struct {
 	// Patient: who meets an undecided transaction waits for it once before aborting it. Otherwise it is aborted at once, which is more
 	// than anybody else does.
 	Patient bool
+	// Long says which of each client's values go to chunks, however short they are: the n-th if bit n%8 is set.
+	Long uint8
 	// Synchronous: the provider executes WRs within PostSend, as shm does, and clients try what needs
 	// no task first.
 	Synchronous bool

@@ -1,0 +1,130 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// TestTxn: a transaction sees its own writes, happens as a whole, runs again if what it read has changed, and not if what it requires does not hold.
+func TestTxn(t *testing.T) {
+	s := clienttest.New(clienttest.Options{})
+	ctx := t.Context()
+	put := func(key, value string) uint64 {
+		v, err := s.Put(ctx, []byte(key), []byte(value), client.PutOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	get := func(key string) string {
+		it, err := s.Get(ctx, []byte(key))
+		if errors.Is(err, client.ErrNotFound) {
+			return "-"
+		}
+		return string(it.Value)
+	}
+	a, b, none := []byte("a"), []byte("b"), []byte("none")
+	v := put("a", "1")
+	runs := 0
+	err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		if runs++; runs == 1 {
+			put("a", "2") // by somebody else, behind the read
+			defer put("a", "3")
+		}
+		it, err := tx.Get(a)
+		tx.Put(b, it.Value, client.PutOptions{Flags: 5})
+		tx.Delete(a)
+		if _, err := tx.Get(a); !errors.Is(err, client.ErrNotFound) {
+			t.Errorf("what was deleted: %v", err)
+		}
+		if it, err := tx.Get(b); err != nil || it.Flags != 5 {
+			t.Errorf("what was put: %+v, %v", it, err)
+		}
+		return err
+	})
+	if err != nil || runs != 2 || get("a") != "-" || get("b") != "3" {
+		t.Errorf("%v after %d runs, a is %s, b is %s", err, runs, get("a"), get("b"))
+	}
+
+	// A key that is required is not read, and does not make it run again.
+	for _, require := range []func(tx *client.Tx){
+		func(tx *client.Tx) { tx.Require(b, v) },
+		func(tx *client.Tx) { tx.Require(none, v) },
+		func(tx *client.Tx) { tx.Require(b, 0) },
+	} {
+		for _, writes := range []bool{false, true} {
+			runs = 0
+			err := client.Txn(ctx, s, func(tx *client.Tx) error {
+				runs++
+				require(tx)
+				if _, err := tx.Get([]byte("b")); err != nil {
+					return err
+				}
+				if writes {
+					tx.Put(none, nil, client.PutOptions{})
+				}
+				return nil
+			})
+			if !errors.Is(err, client.ErrConflict) || runs != 1 || get("none") != "-" {
+				t.Errorf("writes %v: %v after %d runs, none is %s", writes, err, runs, get("none"))
+			}
+		}
+	}
+	it, _ := s.Get(ctx, b)
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		tx.Require(b, it.Version)
+		tx.Require(none, 0)
+		tx.Put(a, []byte("4"), client.PutOptions{})
+		return nil
+	}); err != nil || get("a") != "4" {
+		t.Errorf("%v, a is %s", err, get("a"))
+	}
+
+	// An error of the function's, a bad argument and an error of the store's leave everything as it is.
+	mine := errors.New("mine")
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Delete(a); return mine }); !errors.Is(err, mine) {
+		t.Error(err)
+	}
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Put(a, nil, client.PutOptions{TTL: -1}); return nil }); !errors.Is(err, client.ErrInvalid) {
+		t.Error(err)
+	}
+	s.Fail(func(_ context.Context, o *client.Op) clienttest.Fault {
+		if string(o.Key) == "b" {
+			return clienttest.Fault{Err: client.ErrUnavailable}
+		}
+		return clienttest.Fault{}
+	})
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Delete(a); tx.Delete(b); return nil }); !errors.Is(err, client.ErrUnavailable) || get("a") != "4" {
+		t.Errorf("%v, a is %s", err, get("a"))
+	}
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error { tx.Delete(a); _, err := tx.Get(b); return err }); !errors.Is(err, client.ErrUnavailable) {
+		t.Error(err)
+	}
+	s.Fail(nil)
+
+	// A sweep runs until it has seen one instant.
+	runs = 0
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		if err := tx.Load(a, b, none, a); err != nil {
+			return err
+		}
+		if runs++; runs < 20 {
+			put("a", "5")
+		}
+		return nil
+	}); err != nil || runs != 20 {
+		t.Errorf("%v after %d runs", err, runs)
+	}
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error { _, err := tx.Get(a); put("a", "6"); return err }); err != nil {
+		t.Errorf("one key: %v", err)
+	}
+	runs = 0
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error { runs++; _, err := tx.Get(a); tx.Delete(b); put("a", "7"); return err }); !errors.Is(err, client.ErrTxnContended) || client.Outcome(err) != rdma.No || get("b") != "3" {
+		t.Errorf("%v after %d runs, b is %s", err, runs, get("b"))
+	}
+}
