@@ -316,10 +316,9 @@ func TestListsLikeRedis(t *testing.T) {
 	}
 }
 
-// randomListCommand uses one key at a time, which is all that the store can change in one step.
 func randomListCommand(rng *rand.Rand) []string {
 	pick := func(s ...string) string { return s[rng.IntN(len(s))] }
-	key := pick("a", "b", "c", "text")
+	key, other := pick("a", "b", "c", "text"), pick("a", "b", "c", "text")
 	value := func() string {
 		return pick("a", "b", "c", "", "1", "-7", "héé", strings.Repeat("x", rng.IntN(300)), strings.Repeat("y", rng.IntN(9000)))
 	}
@@ -370,21 +369,24 @@ func randomListCommand(rng *rand.Rand) []string {
 		}
 		return cmd[:len(cmd)-max(0, rng.IntN(8)-6)]
 	case 19:
-		return []string{"LMOVE", key, key, end(), end()}
+		return []string{"LMOVE", key, other, end(), end()}
 	case 20:
-		return []string{"RPOPLPUSH", key, key}
+		return []string{"RPOPLPUSH", key, other}
 	case 21:
 		cmd := []string{"LMPOP", pick("1", "1", "1", "0", "-1", "x", "2"), key, end(), case2("COUNT"), number(), "more"}
+		if cmd[1] == "2" {
+			cmd = slices.Insert(cmd, 3, other)
+		}
 		return cmd[:4+rng.IntN(4)]
 	case 22:
-		return []string{pick("BLPOP", "BRPOP"), key, timeout()}
+		return []string{pick("BLPOP", "BRPOP"), key, other, timeout()}
 	case 23:
-		return []string{pick("BLMOVE"), key, key, end(), end(), timeout()}
+		return []string{pick("BLMOVE"), key, other, end(), end(), timeout()}
 	case 24:
 		cmd := []string{"BLMPOP", timeout(), pick("1", "1", "1", "0", "x", "2"), key, end(), case2("COUNT"), number(), "more"}
 		return cmd[:5+rng.IntN(4)]
 	case 25:
-		return []string{"BRPOPLPUSH", key, key, timeout()}
+		return []string{"BRPOPLPUSH", key, other, timeout()}
 	}
 	switch rng.IntN(5) {
 	case 0:
