@@ -414,7 +414,10 @@ func (d *redisDialect) alike(steps []step, replies []reply, theirs reply) bool {
 		return sameReply(d.describe(steps[last]), steps[last], ours, theirs)
 	}
 	var queue []step
-	for i := last - 1; i >= 0 && !strings.EqualFold(steps[i][0], "multi"); i-- {
+	for i := last - 1; i >= 0; i-- {
+		if strings.EqualFold(steps[i][0], "multi") && !replies[i].failed() { // one within a transaction fails
+			break
+		}
 		if replies[i].kind == '+' && replies[i].text == "QUEUED" {
 			queue = append(queue, steps[i])
 		}

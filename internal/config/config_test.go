@@ -129,6 +129,7 @@ func TestRefusals(t *testing.T) {
 				"foo.bar (from FILE): there is no such setting",
 			},
 		},
+		{name: "setting of before", s: DefaultGateway(), file: "directory: [a:1]\nexec-per-key: true\n", want: []string{"exec-per-key (from FILE): there is no such setting"}},
 		{name: "another role's key", s: DefaultMemNode(), file: "name: a\nbootstrap: true\n", want: []string{"bootstrap (from FILE): there is no such setting"}},
 		{name: "section as text", s: DefaultMemNode(), file: "name: a\ntls: yes-please\n", want: []string{`tls is "yes-please" (from FILE): want a section`}},
 		{name: "setting as section", s: DefaultMemNode(), file: "name: a\nmemory: {size: 1}\n", want: []string{"memory.size (from FILE): there is no such setting"}},

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"sync"
@@ -113,10 +114,10 @@ func (t *staged) runScript(prog *luascript.Program, readOnly bool, keys, args []
 	task := &luascript.Task{Host: h, Memory: int64(g.o.ScriptMemory)}
 	task.Start(time.Until(t.scriptsEnd))
 	g.scripts.begin(task)
-	db, before, told := t.db, t.snapshot(), len(t.changes)
+	db, before, told, said := t.db, t.snapshot(), len(t.changes), len(t.messages)
 	if !g.scripts.pool.Run(task, prog, keys, args, w) {
 		t.undo(before)
-		t.changes = t.changes[:told]
+		t.changes, t.messages = t.changes[:told], t.messages[:said]
 	}
 	t.db = db
 	g.scripts.end(task)
@@ -220,6 +221,8 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 			h.now = time.Now()
 		}
 		writeTime(&h.w, h.now)
+	case cmd.channels == oneChannel:
+		h.publish(cmd.name == "spublish", args[1], args[2])
 	default:
 		c := t.c
 		db := c.db
@@ -229,6 +232,20 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	}
 	return h.w.Bytes(), ""
 }
+
+// publish replies with who would hear a message now.
+func (h *scriptHost) publish(shard bool, channel, payload []byte) {
+	if !h.t.take(int64(len(channel) + len(payload) + messageOverhead)) {
+		return
+	}
+	h.t.messages = append(h.t.messages, stagedMessage{shard, bytes.Clone(channel), bytes.Clone(payload)})
+	n := 0
+	h.t.c.g.hub.audience(shard, channel, func(_ topic, _ []byte, of map[*conn]struct{}) { n += len(of) })
+	h.w.Int(int64(n))
+}
+
+// A staged message takes so many bytes beside its own.
+const messageOverhead = 64
 
 // find finds a command that the script may perform, in the order of Redis's checks.
 func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
@@ -242,8 +259,8 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 		return nil, "ERR kvd does not support '" + cmd.name + "'"
 	case cmd.key != nil:
 	case cmd.keys != nil && cmd.group != "scripting" && cmd.name != "script|load":
-	case scriptable[cmd.name]:
-	case cmd.several:
+	case scriptable[cmd.name], cmd.channels == oneChannel: // PUBLISH and SPUBLISH
+	case cmd.steps:
 		return nil, "ERR kvd: '" + cmd.name + "' cannot be undone if the script fails, so scripts may not use it"
 	default:
 		return nil, errNotScripted
@@ -254,10 +271,12 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 		return nil, "ERR The user executing the script can't run this command or subcommand"
 	case acl.DeniedDatabase:
 		return nil, "ERR The user executing the script can't access this database"
+	case acl.DeniedChannel:
+		return nil, "ERR The user executing the script can't publish to the channel mentioned in the command"
 	default:
 		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"
 	}
-	if h.readOnly && (cmd.write || cmd.kind > read) {
+	if h.readOnly && (cmd.write || cmd.kind > read || cmd.channels == oneChannel) {
 		return nil, errScriptWrites
 	}
 	return cmd, ""
