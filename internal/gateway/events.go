@@ -253,7 +253,7 @@ func (t *staged) noteChanges(cmd *command) (end func()) {
 			if i < len(before) {
 				was = before[i]
 			}
-			if k.changed && (was.present || k.present) {
+			if k.changed && (was.present || k.present) && !isReserved(k.name) {
 				t.changes = append(t.changes, stagedChange{cmd, k, change{changed: true, created: !was.present && k.present, deleted: !k.present, expires: k.expires}})
 			}
 			k.changed = k.changed || was.changed
@@ -272,7 +272,7 @@ func (t *staged) tellOfWrites() {
 		return
 	}
 	for _, k := range t.keys {
-		if k.changed {
+		if k.changed && !isReserved(k.name) {
 			g.wrote(t.c, []byte(k.name))
 		}
 	}
@@ -282,7 +282,7 @@ func (t *staged) tellOfWrites() {
 // their versions.
 func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 	c := t.c
-	if !c.tracksReads() {
+	if !c.tracksReads() || isReserved(keys[0].name) { // which is read alone
 		return func() {}
 	}
 	c.out.cork()

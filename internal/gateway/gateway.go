@@ -193,15 +193,16 @@ type Gateway struct {
 	denials acl.Log
 	aclFile sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
-	stopping atomic.Bool
-	loops    loop.Loops
-	waits    waits
-	scripts  scripting
-	hub      hub
-	notify   atomic.Uint32 // notify-keyspace-events, an eventClass
-	tracked  trackTable
-	expiries expiries
-	interest sync.Mutex // held while Options.Peers is told what to tell
+	stopping  atomic.Bool
+	loops     loop.Loops
+	waits     waits
+	scripts   scripting
+	functions functions
+	hub       hub
+	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
+	tracked   trackTable
+	expiries  expiries
+	interest  sync.Mutex // held while Options.Peers is told what to tell
 
 	mu struct {
 		sync.Mutex
@@ -240,7 +241,8 @@ func New(o Options) (*Gateway, error) {
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
 	g.scripts.cache = luascript.NewCache(scriptCacheBytes)
-	g.scripts.mu.running = make(map[*luascript.Task]time.Time)
+	g.scripts.mu.running = make(map[*luascript.Task]runningScript)
+	g.functions.loading = make(chan struct{}, 1)
 	g.mu.conns = make(map[int64]*conn)
 	g.waits.init(g)
 	g.hub.init()

@@ -30,6 +30,7 @@ type staged struct {
 
 	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
 	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
+	messages   []posted       // what scripts have published so far
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
@@ -89,11 +90,16 @@ func (t *staged) load(names ...[]byte) {
 func (t *staged) failed() bool { return t.err != nil }
 
 func (t *staged) newKey(db int, name []byte) *stagedKey {
-	k := &stagedKey{stagedName: stagedName{db, string(name)}}
-	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if bad := badKey(name); bad != "" && t.err == nil {
 		t.err = resultError(bad)
 	}
+	return t.addKey(db, string(name))
+}
+
+// addKey is newKey for a name that may be one of the gateway's own.
+func (t *staged) addKey(db int, name string) *stagedKey {
+	k := &stagedKey{stagedName: stagedName{db, name}}
+	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if len(t.keys) >= maxStaged && t.err == nil {
 		t.err = errManyKeys
 	}
@@ -236,7 +242,7 @@ func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err
 	t = &staged{c: c, room: oneLimit, find: make(map[stagedName]*stagedKey)}
 	for range stagedTries {
 		t.c.share.Drop(t.held)
-		t.held, t.keys, t.changes, t.err = 0, t.keys[:0], t.changes[:0], nil
+		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], t.messages[:0], nil
 		clear(t.find)
 		t.now, t.db = time.Now().UnixMilli(), c.db
 		t.out.Reset(keepReply)
@@ -265,11 +271,13 @@ func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err
 		case err == nil:
 			t.announce()
 			t.tellOfWrites()
+			t.conclude(true)
 			return t, nil
 		case !errors.Is(err, errWatched):
 			if errors.Is(err, client.ErrUnknownOutcome) {
 				t.changes = nil
 				t.tellOfWrites()
+				t.conclude(false)
 			}
 			return t, err
 		}
@@ -343,7 +351,7 @@ func (t *staged) confirm() error {
 	defer again.free()
 	keys := make([]*stagedKey, len(t.keys))
 	for i, k := range t.keys {
-		keys[i] = again.newKey(k.db, []byte(k.name))
+		keys[i] = again.addKey(k.db, k.name)
 	}
 	again.read(keys)
 	if again.err != nil {

@@ -63,3 +63,7 @@ func Of(c any) Tools {
 	}
 	panic(fmt.Sprintf("inside: %T is no *client.Client", c))
 }
+
+// FunctionsKey is the name of the key in which gateways keep the libraries of functions of FUNCTION LOAD. Redis and memcached clients
+// neither see nor touch it.
+const FunctionsKey = "\x00kvd:functions"

@@ -171,7 +171,7 @@ var (
 		{regexp.MustCompile(`__unm undefined`), "attempt to perform arithmetic on a non-number value"},
 		{regexp.MustCompile(`__len undefined`), "attempt to get length of a non-table value"},
 		{regexp.MustCompile(`bad argument #(\d+) to ([^' ]+) \((.*)\)`), "bad argument #$1 to '$2' ($3)"},
-		{regexp.MustCompile(`registry overflow`), "stack overflow"},
+		{regexp.MustCompile(`registry overflow|lua callstack overflow`), "stack overflow"},
 	}
 )
 
