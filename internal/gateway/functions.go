@@ -394,7 +394,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 	replace := false
 	for _, a := range args[2 : len(args)-1] {
 		if !fold(a, "replace") {
-			w.Error("ERR Unknown option given: " + clip(a, 128))
+			w.Error("ERR Unknown option given: " + clip(a, 4096))
 			return
 		}
 		replace = true
@@ -544,7 +544,7 @@ func functionList(t *staged, args [][]byte, w *resp.Writer) {
 			}
 			pattern = args[i]
 		default:
-			w.Error("ERR Unknown argument " + clip(a, 128))
+			w.Error("ERR Unknown argument " + clip(a, 4096))
 			return
 		}
 	}

@@ -5,7 +5,7 @@
 // command is as linearizable as the client.API operation that it becomes. Commands
 // that a connection has pipelined go to the store together; those on one key take
 // effect in order and at once, those on different keys in any order. A command on
-// several keys (MGET, MSET, DEL) is atomic for each of them alone. Scripts (scripts.go) take effect in one step. Commands that cannot be atomic are
+// several keys (MGET, MSET, DEL) is atomic for each of them alone. Scripts (scripts.go) and functions (functions.go) take effect in one step. Commands that cannot be atomic are
 // refused: MSETNX of several keys, and EXEC of writes to several keys unless
 // Options.ExecPerKey allows it. RENAME and COPY take several steps, so that others may
 // see both names for a moment; never neither.
