@@ -38,9 +38,10 @@ var librariesName = stagedName{0, inside.FunctionsKey}
 
 // functions is what a gateway knows of libraries.
 type functions struct {
-	now     atomic.Pointer[librarySet] // as read last; nil: not yet
-	changes atomic.Uint64              // by this gateway; what was read before one does not count
-	loading chan struct{}              // capacity 1: holds an element while somebody loads libraries
+	now      atomic.Pointer[librarySet] // as read last; nil: not yet
+	changes  atomic.Uint64              // by this gateway; what was read before one does not count
+	loading  chan struct{}              // capacity 1: holds an element while somebody loads libraries
+	loadTime time.Duration              // loadTime, but for tests
 }
 
 // librarySet is the libraries of a time. It is not changed once others see it.
@@ -122,9 +123,7 @@ func (loadHost) Stopped() bool { return false }
 // load loads a library, with others waiting.
 func (c *conn) load(source []byte, limit time.Duration) (*luascript.Library, error) {
 	task := &luascript.Task{Host: loadHost{&scriptHost{t: &staged{c: c}}}, Memory: loadMemory, Function: true}
-	task.Start(limit)
-	defer task.End()
-	return c.g.scripts.pool.Load(task, source)
+	return c.g.scripts.pool.Load(task, source, limit)
 }
 
 // lockLoading waits until nobody else loads libraries; the caller calls unlock.
@@ -415,7 +414,7 @@ func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
 			t.err = lockErr
 			return
 		}
-		l, err = t.c.load(source, loadTime)
+		l, err = t.c.load(source, t.c.g.functions.loadTime)
 		unlock()
 	}
 	if err != nil {

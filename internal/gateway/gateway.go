@@ -242,7 +242,7 @@ func New(o Options) (*Gateway, error) {
 	g.idle.Store(int64(o.IdleTimeout))
 	g.scripts.cache = luascript.NewCache(scriptCacheBytes)
 	g.scripts.mu.running = make(map[*luascript.Task]runningScript)
-	g.functions.loading = make(chan struct{}, 1)
+	g.functions.loading, g.functions.loadTime = make(chan struct{}, 1), loadTime
 	g.mu.conns = make(map[int64]*conn)
 	g.waits.init(g)
 	g.hub.init()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	lua "github.com/yuin/gopher-lua"
 
@@ -96,8 +97,9 @@ func LibraryName(source []byte) (name string, err error) {
 	return name, nil
 }
 
-// Load compiles a library and runs it to see what it registers. The error's text is the one that Redis would give, without its code.
-func (p *Pool) Load(t *Task, source []byte) (*Library, error) {
+// Load compiles a library, starts t's time and runs the library to see what it registers. The error's text is the one that Redis
+// would give, without its code.
+func (p *Pool) Load(t *Task, source []byte, limit time.Duration) (*Library, error) {
 	name, err := LibraryName(source)
 	if err != nil {
 		return nil, err
@@ -107,6 +109,8 @@ func (p *Pool) Load(t *Task, source []byte) (*Library, error) {
 	if l.proto, err = compileChunk("\n"+body, functionChunk); err != nil {
 		return nil, errors.New("Error compiling function: " + err.Error())
 	}
+	t.Start(limit)
+	defer t.End()
 	p.with(func(s *sandbox) bool {
 		s.begin(t, functionChunk)
 		if err = s.loadLibrary(l); err != nil {
