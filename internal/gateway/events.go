@@ -288,7 +288,7 @@ func (t *staged) noteChanges(cmd *command) (end func()) {
 		}
 		for i, k := range t.keys {
 			was := before[i]
-			if k.changed && (was.present || k.present) && !slices.ContainsFunc(t.named, func(x namedChange) bool { return x.k == &k.key }) {
+			if k.changed && (was.present || k.present) && !isReserved(k.name) && !slices.ContainsFunc(t.named, func(x namedChange) bool { return x.k == &k.key }) {
 				note(k, cmd.event, !was.present && k.present)
 			}
 			k.changed = k.changed || was.changed
@@ -307,7 +307,7 @@ func (t *staged) tellOfWrites() {
 		return
 	}
 	for _, k := range t.keys {
-		if k.changed {
+		if k.changed && !isReserved(k.name) {
 			g.wrote(t.c, []byte(k.name))
 		}
 	}
@@ -317,7 +317,7 @@ func (t *staged) tellOfWrites() {
 // their versions.
 func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 	c := t.c
-	if !c.tracksReads() {
+	if !c.tracksReads() || isReserved(keys[0].name) { // which is read alone
 		return func() {}
 	}
 	c.out.cork()

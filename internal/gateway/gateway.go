@@ -5,8 +5,8 @@
 // command is as linearizable as the client.API operation that it becomes. Commands
 // that a connection has pipelined go to the store together; those on one key take
 // effect in order and at once, those on different keys in any order. MGET, MSET, DEL and their like
-// are atomic for each of their keys alone. All other commands on several keys (staged.go), EXEC (tx.go) and scripts (scripts.go)
-// take effect in one step, with client.API.MultiCAS: they run on what the store had, and again if that
+// are atomic for each of their keys alone. All other commands on several keys (staged.go), EXEC (tx.go), scripts (scripts.go) and functions
+// (functions.go) take effect in one step, with client.API.MultiCAS: they run on what the store had, and again if that
 // has changed until then. Keys of several databases cannot change together, and the flushes go step by step.
 //
 // The protocol is left to internal/resp, connections to internal/netsrv. Start with
@@ -190,15 +190,16 @@ type Gateway struct {
 	denials acl.Log
 	aclFile sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
-	stopping atomic.Bool
-	loops    loop.Loops
-	waits    waits
-	scripts  scripting
-	hub      hub
-	notify   atomic.Uint32 // notify-keyspace-events, an eventClass
-	tracked  trackTable
-	expiries expiries
-	interest sync.Mutex // held while Options.Peers is told what to tell
+	stopping  atomic.Bool
+	loops     loop.Loops
+	waits     waits
+	scripts   scripting
+	functions functions
+	hub       hub
+	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
+	tracked   trackTable
+	expiries  expiries
+	interest  sync.Mutex // held while Options.Peers is told what to tell
 
 	mu struct {
 		sync.Mutex
@@ -237,7 +238,8 @@ func New(o Options) (*Gateway, error) {
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
 	g.scripts.cache = luascript.NewCache(scriptCacheBytes)
-	g.scripts.mu.running = make(map[*luascript.Task]time.Time)
+	g.scripts.mu.running = make(map[*luascript.Task]runningScript)
+	g.functions.loading, g.functions.loadTime = make(chan struct{}, 1), loadTime
 	g.mu.conns = make(map[int64]*conn)
 	g.waits.init(g)
 	g.hub.init()

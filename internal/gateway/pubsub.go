@@ -256,6 +256,22 @@ func (h *hub) audience(shard bool, channel []byte, f func(t topic, pattern []byt
 	}
 }
 
+// receivers is how many connections deliver would give a message to.
+func (h *hub) receivers(shard bool, channel []byte) (n int) {
+	h.RLock()
+	defer h.RUnlock()
+	if shard {
+		return len(h.topics[toShard][string(channel)])
+	}
+	n = len(h.topics[toChannel][string(channel)])
+	for pattern, of := range h.topics[toPattern] {
+		if glob.Match([]byte(pattern), channel) {
+			n += len(of)
+		}
+	}
+	return n
+}
+
 // begin forgets the message that was encoded last.
 func (x *outbox) begin() {
 	for i := range x.forms {

@@ -36,7 +36,7 @@ RW: decr decrby getdel getex getset incr incrby incrbyfloat
 RW: hincrby hincrbyfloat spop
 RW W: smove
 W R: sdiffstore sinterstore sunionstore
-RW: eval evalsha
+RW: eval evalsha fcall
 RW W: rename renamenx
 -: llen
 RW: lpop rpop lmpop blpop brpop blmpop

@@ -34,7 +34,7 @@ type staged struct {
 	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
 	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
 	named      []namedChange  // and what the command at hand calls its own
-	messages   []stagedMessage
+	messages   []posted       // what scripts have published so far
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
@@ -43,12 +43,6 @@ type staged struct {
 type stagedName struct {
 	db   int
 	name string
-}
-
-// stagedMessage is what a script has published: it is told when all that is staged has taken effect.
-type stagedMessage struct {
-	shard            bool
-	channel, payload []byte
 }
 
 // stagedKey is a key as the commands see it, and what it was.
@@ -133,11 +127,16 @@ func (cmd *command) namesOf(dst []stagedName, db int, args [][]byte) []stagedNam
 func (t *staged) failed() bool { return t.err != nil }
 
 func (t *staged) newKey(db int, name []byte) *stagedKey {
-	k := &stagedKey{stagedName: stagedName{db, string(name)}}
-	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if bad := badKey(name); bad != "" && t.err == nil {
 		t.err = resultError(bad)
 	}
+	return t.addKey(db, string(name))
+}
+
+// addKey is newKey for a name that may be one of the gateway's own.
+func (t *staged) addKey(db int, name string) *stagedKey {
+	k := &stagedKey{stagedName: stagedName{db, name}}
+	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if len(t.keys) >= maxStaged && t.err == nil {
 		t.err = errManyKeys
 	}
@@ -284,7 +283,7 @@ func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *stag
 			return t, client.ErrClosed
 		}
 		t.c.share.Drop(t.held)
-		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], nil, nil
+		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], t.messages[:0], nil
 		clear(t.find)
 		t.now, t.db = time.Now().UnixMilli(), c.db
 		t.out.Reset(keepReply)
@@ -314,14 +313,13 @@ func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *stag
 		case err == nil:
 			t.announce()
 			t.tellOfWrites()
-			for _, m := range t.messages {
-				c.g.publish(&c.box, m.shard, m.channel, m.payload)
-			}
+			t.conclude(true)
 			return t, nil
 		case !errors.Is(err, errWatched):
 			if errors.Is(err, client.ErrUnknownOutcome) {
 				t.changes = nil
 				t.tellOfWrites()
+				t.conclude(false)
 			}
 			return t, err
 		}
@@ -415,7 +413,7 @@ func (t *staged) confirm(used []*stagedKey) error {
 	defer again.free()
 	keys := make([]*stagedKey, len(used))
 	for i, k := range used {
-		keys[i] = again.newKey(k.db, []byte(k.name))
+		keys[i] = again.addKey(k.db, k.name)
 	}
 	again.read(keys)
 	if again.err != nil {

@@ -191,7 +191,7 @@ func helpOf(name string, lines ...string) *command {
 			w.Simple(l)
 		}
 		w.Simple("HELP")
-		w.Simple("    Print this help.")
+		w.Simple("    Prints this help.")
 	}, "Lists the subcommands.")
 }
 
@@ -377,7 +377,7 @@ func administrationCommands() []*command {
 // The number of a command is its place here; the metrics count by it.
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), bitCommands(), hyperLogLogCommands(),
+		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
 		sortCommands(), pubsubCommands())
 	for _, c := range all {
 		commands[c.name] = c
@@ -427,5 +427,5 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 const notServed = `
 xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
 xdel:-3 xtrim:-4
-fcall:-3 fcall_ro:-3 function:-2 move:3 migrate:-6
+move:3 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`
