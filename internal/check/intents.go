@@ -10,7 +10,7 @@ import (
 )
 
 // intent checks what the record r of a transaction's intent, under the word of s, names: the records before and after, which are good and of the
-// same key, and a status word that has not gone on. What it names is linked. problem says what is wrong.
+// same key, and a status word that has not gone on. All of these count as linked. problem says what is wrong.
 func (k *checker) intent(a Array, s Slot, r *layout.Record) (problem string, err error) {
 	in, err := layout.ParseIntent(r.Value, k.HeapLo, k.HeapHi)
 	if err != nil {
