@@ -43,7 +43,7 @@ var txnMutants = []mutant{
 	{"txn-intent-as-parent", "transaction: an intent's parent is no intent", []edit{{txns,
 		"if in.Parent = o.met.stands; in.Parent == 0 {", "if in.Parent = o.x.WithState(layout.Live); in.Parent == 0 {"}}},
 	{"txn-parent-freed-early", "transaction: the record before is freed with the intent", []edit{{txns,
-		"		if o.isSettled() {\n			return o.leave()\n		}\n", "o.unlink()\n"}}},
+		"		if o.isSettled() {\n			return o.endReplaced()\n		}\n", "o.unlink()\n"}}},
 	{"txn-final-freed", "transaction: the record that an intent led to is freed once", []edit{{intents,
 		"w.State() != layout.Live || w == o.n || o.Kind", "w.State() != layout.Live || o.Kind"}}},
 	{"txn-intent-is-a-move", "transaction: an intent keeps nobody from inserting beside it", []edit{{intents,
