@@ -392,7 +392,7 @@ func (m *memory) intent(key string, change func(*layout.Intent)) (off uint64, w 
 	return m.link(0, key, w), w
 }
 
-// An intent is no word of a move. What it names is linked, and is checked, as its status word is; a status array is no part of a shard.
+// An intent is no word of a move. All that it names counts as linked, and is checked, as its status word is; a status array is no part of a shard.
 func TestIntents(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*layout.Intent)

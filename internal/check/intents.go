@@ -10,7 +10,7 @@ import (
 )
 
 // intent checks what the record r of a transaction's intent, under the word of s, names: the records before and after, which are good and of the
-// same key, and a status word that has not gone on. What it names is linked. problem says what is wrong.
+// same key, and a status word that has not gone on. All of these count as linked. problem says what is wrong.
 func (k *checker) intent(a Array, s Slot, r *layout.Record) (problem string, err error) {
 	in, err := layout.ParseIntent(r.Value, k.HeapLo, k.HeapHi)
 	if err != nil {
@@ -64,7 +64,9 @@ func (k *checker) intent(a Array, s Slot, r *layout.Record) (problem string, err
 // statusOf looks whether the status word of in is where the map has status words, and still is, or was last, in's transaction. No
 // replica shows an intent when its word has gone on.
 func (k *checker) statusOf(in *layout.Intent) (problem string, err error) {
-	i := slices.IndexFunc(k.m.GetPgs(), func(p *dirpb.PlacementGroup) bool { return p.GetId() == in.PG && p.GetNamespaceId() == k.Namespace.GetId() })
+	i := slices.IndexFunc(k.m.GetPgs(), func(p *dirpb.PlacementGroup) bool {
+		return p.GetId() == in.PG && p.GetNamespaceId() == k.Namespace.GetId()
+	})
 	if i < 0 {
 		return fmt.Sprintf("an intent whose status word is in placement group %d, which is not there", in.PG), nil
 	}

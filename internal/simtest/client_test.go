@@ -73,7 +73,8 @@ type running struct {
 	txn   *transaction
 	part  int         // of txn's, -1: the decision
 	grant *statusWord // that is read since it was granted
-	work  int         // of janitors: which of the plan
+	look  *looking
+	work  int // of janitors: which of the plan
 	step  Step
 	over  bool   // the Op is done
 	err   error  // its error

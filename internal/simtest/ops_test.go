@@ -45,7 +45,7 @@ func (c *cl) canBegin() bool {
 			n++
 		}
 	}
-	if s.Verb == Txn {
+	if s.Verb == Txn || s.Verb == Look {
 		return len(c.run) == c.settling()
 	}
 	return n-c.settling() < c.w.cfg.Window
@@ -91,6 +91,9 @@ func (c *cl) next() *running {
 		return nil
 	case Txn:
 		c.beginTxn(w.cfg.Txns[s.Key])
+		return nil
+	case Look:
+		c.beginLook(w.cfg.Txns[s.Key])
 		return nil
 	case Grant:
 		c.inherit()
@@ -203,6 +206,8 @@ func (c *cl) done(r *running) {
 			c.evicted(r)
 		case r.txn != nil:
 			r.txn.over(r, r.err)
+		case r.look != nil:
+			r.look.over(r, r.err)
 		case r.grant != nil:
 			c.inherited(r, r.err)
 		case r.e == nil:
@@ -270,6 +275,11 @@ func (c *cl) abandon(r *running, err error) {
 		return
 	case r.evict != nil:
 		c.evictedMaybe(r, nil)
+		return
+	case r.look != nil:
+		if !errors.Is(err, engine.ErrLease) {
+			r.look.over(r, err)
+		}
 		return
 	case r.txn != nil && errors.Is(err, engine.ErrLease):
 		c.loseTxns()

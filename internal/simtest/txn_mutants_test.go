@@ -5,6 +5,7 @@ const (
 	txns     = "index/txn.go"
 	coordSim = "internal/simtest/txn_test.go"
 	blockSim = "internal/simtest/blocks_test.go"
+	lookSim  = "internal/simtest/look_test.go"
 	settles  = "index/repair/settle.go"
 )
 
@@ -75,6 +76,8 @@ var txnMutants = []mutant{
 		"		for r := range o.Route.PG.Replicas {\n			o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(c.Unit)", "for r := range uint8(1) {\no.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(c.Unit)"}}},
 	{"txn-aborted-unpublished", "transaction: who aborts brings the status word up before going on", []edit{{intents,
 		"	m.verdict = layout.Abort\n	// Nobody acts on what the tail of the status word does not show.\n	return o.sync(0, 1, stepSyncStatus)\n", "m.verdict = layout.Abort\nreturn o.statusKnown()\n"}}},
+	{"txn-looked-once", "transaction: one that only reads does so twice", []edit{{lookSim, "case l.rounds > 1 && slices.Equal(l.found, l.versions):", "case l.rounds > 0:"}}},
+	{"txn-looked-at-nothing", "transaction: one that only reads, and finds a key absent, needs guards", []edit{{lookSim, "l.rounds == looks, slices.Contains(l.found, 0):", "l.rounds == looks:"}}},
 	{"txn-regranted-before-sweep", "transaction: a dead session's words are granted when its intents are settled", []edit{{blockSim,
 		"b.state, b.swept = blockDead, map[uint32]bool{}", "b.state = blockFree"}}},
 	{"txn-regranted-after-one", "transaction: every placement group is gone through before a word is granted again", []edit{{blockSim,

@@ -92,6 +92,17 @@ var txnScenarios = map[string]scenario{
 		Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0)}, {k(Grant, 0), k(Txn, 1), k(Get, 0)}}}),
 		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "c1|m1 CAS p1 a0 g3 s0|1", "all* -c1", "c2 begins", "c2*", "c2 begins", "c2*", "all* -c1", "c2 begins", "c2*", "c1*"}},
 
+	// c0 dies. c1 settles its intent at the head after a janitor has looked there, and before that swings it.
+	"txn-heir-behind-a-look": {pair(2, Config{Crashes: 1, Janitors: 1, Heirs: 1, Txns: [][]Part{two, {put(30), put(20)}}, Setup: k0(0),
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0)}, {k(Grant, 0), k(Txn, 1), k(Get, 0)}}}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "c1|m0 CAS p1 a0 g3 s0|2", "c3>cas-words", "c1 m0 CAS p1 a0 g3 s0", "all* -c1",
+			"c2 begins", "c2*", "c2 begins", "c2*", "all* -c1", "c2 begins", "c2*", "c1*"}},
+	// c1 reads key0 before c0 commits and key10 afterwards: only a second round tells.
+	"txn-look-across": {pair(1, Config{Nodes: 2, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}}, Setup: k0(0)}),
+		[]string{"c1 begins", "c1* -m1", "c0 begins", "c0*", "c1*"}},
+	// The same, and when it reads again c2 has deleted key0, and changes key10 with that. No version tells of it: key0 was absent both times.
+	"txn-look-absent": {pair(1, Config{Nodes: 2, Txns: [][]Part{two, {del(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}, {k(Txn, 1)}}, Setup: []Step{k(Put, 10)}}),
+		[]string{"c1 begins", "c1* -m1", "c0 begins", "c0*", "c1* -m0", "c2 begins", "c2*", "c1*"}},
 	// Two transactions cross.
 	"txn-cross": {pair(1, Config{Txns: [][]Part{two, {put(10), put(0)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
 		[]string{"c0 begins", "c0 m0", "c0 m0", "c0 m0", "c1 begins", "c1 m0", "c1 m0", "c1 m0", "c0*", "c1*", "c2 begins", "c2*", "c2 begins", "c2*"}},

@@ -52,10 +52,12 @@ const (
 	// Grant gives a client of Config.Heirs the status words of a session that has ended. It waits for that, unless none will
 	// be free.
 	Grant
+	// Look reads the keys of one of Config.Txns, as a transaction that only reads.
+	Look
 	expired // in histories only: what the clock did to a PutEx
 )
 
-var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "txn", "grant", "expired"}
+var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "txn", "grant", "look", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -352,7 +354,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		Synchronous: cfg.Synchronous, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
 		for _, x := range s {
-			if x.Verb == Txn {
+			if x.Verb == Txn || x.Verb == Look {
 				continue
 			}
 			h, _ := hashOf(x.Key)
