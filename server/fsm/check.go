@@ -166,7 +166,7 @@ func (s *State) checkJob(j *dirpb.Job) error {
 	switch {
 	case j == nil:
 		return errors.New("a row without a job")
-	case s.pgs[j.GetPgId()].GetNamespaceId() != j.GetNamespaceId():
+	case s.pgs[j.PgId] == nil || s.pgs[j.PgId].NamespaceId != j.NamespaceId:
 		return fmt.Errorf("%d: its placement group %d is missing", j.GetId(), j.GetPgId())
 	case j.Owner != 0 && s.sessions[j.Owner] == nil:
 		return fmt.Errorf("%d: its owner, session %d, is missing", j.Id, j.Owner)

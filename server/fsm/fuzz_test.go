@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
@@ -198,20 +199,19 @@ func TestLoadChecks(t *testing.T) {
 	}
 }
 
-// A snapshot with a shard that has no array is refused, and one with a job that is none.
+// A snapshot with a shard that has no array is refused, and one with a job that is none, or of nothing.
 func TestLoadEmpty(t *testing.T) {
-	for kind, want := range map[byte]string{rowShard: "shard: 1: no segments", rowJob: "a row without a job"} {
+	for want, empty := range map[string]proto.Message{
+		"shard: 1: no segments":            &dirpb.Shard{Id: 1, NamespaceId: 1, Depth: 2, PgId: 1, Offset: layout.RegionPageSize},
+		"a row without a job":              &fsmpb.Job{},
+		"its placement group 0 is missing": &fsmpb.Job{Job: &dirpb.Job{Id: 1, Kind: dirpb.JobKind_JOB_JOIN}},
+	} {
+		kind := byte(rowJob)
+		if _, ok := empty.(*dirpb.Shard); ok {
+			kind = rowShard
+		}
 		rows := worlds(t)[2]
 		i := slices.IndexFunc(rows, func(r Row) bool { return r.Key[0] == kind })
-		empty := proto.Message(&fsmpb.Job{})
-		if kind == rowShard {
-			sh, err := decode(rows[i].Value, &dirpb.Shard{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			sh.Segments = 0
-			empty = sh
-		}
 		rows[i] = encodeRow(string(rows[i].Key), empty)
 		if _, err := Load(rows); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("loaded: %v, want %q", err, want)
