@@ -58,8 +58,8 @@ func (o outcomes) note(n int, out string) {
 	delete(o, n-kept)
 }
 
-// judge compares a mover's journal with the outcomes that it was told.
-func (o outcomes) judge(j journal) error {
+// judgeJournal compares a mover's journal with the outcomes that it was told.
+func (o outcomes) judgeJournal(j journal) error {
 	first := 0
 	for i, n := range j.Last {
 		switch {
@@ -204,7 +204,7 @@ func transfer(tx *client.Tx, mover string, n, from, to, amount int, told outcome
 	if err != nil && !errors.Is(err, client.ErrNotFound) {
 		return fmt.Errorf("journal: %w", err)
 	}
-	if err := told.judge(j); err != nil {
+	if err := told.judgeJournal(j); err != nil {
 		return fmt.Errorf("%w: %w", errJournal, err)
 	}
 	for _, x := range []struct{ account, by int }{{from, -amount}, {to, amount}} {
@@ -308,8 +308,8 @@ func (b *bankBook) summary() string {
 	return fmt.Sprintf("%s transfers of %d movers, %d sweeps\n", text, len(b.told), b.sweeps)
 }
 
-// judge compares all that the bank holds, by key, with what its movers were told, after the end of all of them.
-func (b *bankBook) judge(values map[string]string) error {
+// judgeBank compares all that the bank holds, by key, with what its movers were told, after the end of all of them.
+func (b *bankBook) judgeBank(values map[string]string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var want [accounts]int
@@ -329,7 +329,7 @@ func (b *bankBook) judge(values map[string]string) error {
 		}
 	}
 	for mover, told := range b.told {
-		if err := told.judge(journals[mover]); err != nil {
+		if err := told.judgeJournal(journals[mover]); err != nil {
 			return fmt.Errorf("mover %s: %w", mover, err)
 		}
 	}
@@ -358,7 +358,7 @@ func (h *harness) audit() error {
 		}
 		values[kv.Key] = kv.Value
 	}
-	if err := h.bank.judge(values); err != nil {
+	if err := h.bank.judgeBank(values); err != nil {
 		return fmt.Errorf("bank: %w", err)
 	}
 	return nil
@@ -427,7 +427,7 @@ func TestBankJudge(t *testing.T) {
 	} {
 		b, values := fresh()
 		x.harm(b, values)
-		if err := b.judge(values); (err != nil) != x.bad {
+		if err := b.judgeBank(values); (err != nil) != x.bad {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
