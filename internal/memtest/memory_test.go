@@ -245,7 +245,7 @@ func killedWhenFull(t *testing.T) {
 }
 
 // Client processes perform transactions, which commit, are refused or are aborted by each other, and single writes of the same
-// keys. One is killed amid them. What it held, intents and all that they name, comes back.
+// keys. A process is killed amid them. The memory that it held, with intents and all that they name, comes back.
 func killedInTransactions(t *testing.T) {
 	const (
 		writers = 3

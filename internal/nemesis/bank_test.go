@@ -40,8 +40,8 @@ type journal struct {
 	Net  [accounts]int // what they have moved to each account, all together
 }
 
-// note adds a transfer.
-func (j *journal) note(n, from, to, amount int) {
+// noteTransfer adds a transfer.
+func (j *journal) noteTransfer(n, from, to, amount int) {
 	if j.Last = append(j.Last, n); len(j.Last) > kept {
 		j.Last = j.Last[1:]
 	}
@@ -52,8 +52,8 @@ func (j *journal) note(n, from, to, amount int) {
 // outcomes are those of a mover's last transfers, by number.
 type outcomes map[int]string
 
-// note adds a transfer's, and forgets those that no journal tells of any more.
-func (o outcomes) note(n int, out string) {
+// noteOutcome adds a transfer's, and forgets those that no journal tells of any more.
+func (o outcomes) noteOutcome(n int, out string) {
 	o[n] = out
 	delete(o, n-kept)
 }
@@ -182,7 +182,7 @@ func (l *loader) move(mover int) {
 		if out != outOK && out != outUnknown {
 			out = outNo
 		}
-		told.note(n, out)
+		told.noteOutcome(n, out)
 		l.print("moved", name, n, out)
 	}
 }
@@ -214,7 +214,7 @@ func transfer(tx *client.Tx, mover string, n, from, to, amount int, told outcome
 		}
 		tx.Put(accountKey(x.account), strconv.AppendInt(nil, int64(b+x.by), 10), client.PutOptions{})
 	}
-	j.note(n, from, to, amount)
+	j.noteTransfer(n, from, to, amount)
 	doc, err := json.Marshal(j)
 	tx.Put(book, doc, client.PutOptions{})
 	return err
@@ -287,7 +287,7 @@ func (b *bankBook) heard(f []string) error {
 	if b.told[f[0]] == nil {
 		b.told[f[0]] = outcomes{}
 	}
-	b.told[f[0]].note(n, f[2])
+	b.told[f[0]].noteOutcome(n, f[2])
 	b.counts[f[2]]++
 	return nil
 }
@@ -364,7 +364,7 @@ func (h *harness) audit() error {
 	return nil
 }
 
-// Whatever can go wrong with transfers is noticed.
+// The judge notices all that can go wrong with transfers.
 func TestBankJudge(t *testing.T) {
 	fresh := func() (*bankBook, map[string]string) {
 		b := &bankBook{sweeps: 1}
@@ -378,7 +378,7 @@ func TestBankJudge(t *testing.T) {
 					t.Fatal(err)
 				}
 				if out == outOK || out == outUnknown && n%2 == 0 {
-					j.note(n, n%accounts, (n+1)%accounts, n)
+					j.noteTransfer(n, n%accounts, (n+1)%accounts, n)
 					net[n%accounts] -= n
 					net[(n+1)%accounts] += n
 				}
