@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
@@ -43,6 +44,7 @@ func TestMain(m *testing.M) {
 //
 //	fill PREFIX SIZE COUNT   puts keys 0 to COUNT of a prefix, and stops at an error
 //	drop PREFIX SIZE COUNT   deletes them
+//	mix PREFIX SIZE COUNT    performs so many transactions on mixKeys keys of a prefix, with single writes between them
 //	done N ERROR             so many were; ERROR is quoted
 type childConfig struct {
 	Directory                 []string
@@ -71,8 +73,12 @@ func childMain(cfg childConfig) error {
 		var b []byte
 		for n = 0; n < count && err == nil; n++ {
 			key := keyOf(prefix, n, size)
-			if verb == "drop" {
+			switch verb {
+			case "drop":
 				err = c.Delete(ctx, []byte(key))
+				continue
+			case "mix":
+				err = mix(ctx, c, prefix, size)
 				continue
 			}
 			b = stamp(b, key, size)
@@ -84,6 +90,40 @@ func childMain(cfg childConfig) error {
 		}
 		err = nil
 		fmt.Printf("done %d %s\n", n, strconv.Quote(text))
+	}
+	return nil
+}
+
+// mixKeys is how many keys transactions and single writes meet at.
+const mixKeys = 64
+
+// mix performs a transaction on some keys of a prefix, and writes or deletes one by itself. Others may do so at the same time, so that it
+// is an answer, too, that a condition does not hold.
+func mix(ctx context.Context, c *client.Client, prefix string, size int) error {
+	var ops []client.Op
+	for _, i := range rand.Perm(mixKeys + 1)[:3+rand.IntN(3)] {
+		key := keyOf(prefix, i, size)
+		o := client.Op{Kind: client.OpPut, Key: []byte(key), Value: stamp(nil, key, 1+rand.IntN(size))}
+		switch rand.IntN(10) {
+		case 0, 1:
+			o.Kind, o.Value = client.OpDelete, nil
+		case 2:
+			o.Kind, o.Value, o.Cond = client.OpKeep, nil, client.IfPresent
+		case 3:
+			o.Cond = client.IfAbsent
+		}
+		ops = append(ops, o)
+	}
+	single := ops[len(ops)-1:]
+	ops = ops[:len(ops)-1]
+	if single[0].Kind == client.OpKeep {
+		single[0] = client.Op{Kind: client.OpGet, Key: single[0].Key}
+	}
+	c.Do(ctx, single)
+	for _, err := range []error{c.MultiCAS(ctx, ops), single[0].Err} {
+		if err != nil && !errors.Is(err, client.ErrNotFound) && !errors.Is(err, client.ErrExists) && !errors.Is(err, client.ErrConflict) {
+			return err
+		}
 	}
 	return nil
 }

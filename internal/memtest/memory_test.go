@@ -3,6 +3,7 @@ package memtest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -60,6 +61,7 @@ func TestMemory(t *testing.T) {
 		}{
 			{"after-delete", killedAfterDelete},
 			{"when-full", killedWhenFull},
+			{"transactions", killedInTransactions},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
@@ -239,6 +241,64 @@ func killedWhenFull(t *testing.T) {
 			time.Since(began).Round(time.Millisecond))
 		u.flush(nil)
 		u.close()
+	}
+}
+
+// Client processes perform transactions, which commit, are refused or are aborted by each other, and single writes of the same
+// keys. A process is killed amid them. The memory that it held, with intents and all that they name, comes back.
+func killedInTransactions(t *testing.T) {
+	const (
+		writers = 3
+		size    = 50_000
+	)
+	r := newRig(t, "default")
+	for round := range scale().rounds {
+		prefix := fmt.Sprintf("t%d", round)
+		for i := range mixKeys + 1 {
+			r.live.put(keyOf(prefix, i, size), size, 0) // at most
+		}
+		var all []*child
+		for w := range writers {
+			all = append(all, r.spawn(fmt.Sprintf("mixer%d.%d", round, w)))
+		}
+		// A transaction and a write put about three values of half the size.
+		count := int(r.total() / (size / 2 * 3) / (writers - 1))
+		all[0].tell("mix", prefix, size, math.MaxInt32) // until it is killed
+		for _, c := range all[1:] {
+			c.tell("mix", prefix, size, count)
+		}
+		for _, c := range all[1:] {
+			n, err := c.reply()
+			r.wroteElsewhere("fill", 3*n, size/2)
+			if err != nil {
+				r.fail("a client process stops after %d of %d transactions, with %.1f %% live at most: %v", n, count, 100*r.part(), err)
+				r.check()
+			}
+		}
+		all[0].kill()
+		began := time.Now()
+		u := r.open(fmt.Sprintf("heir%d", round))
+		u.fill(fmt.Sprintf("h%d", round), 0.75, func(int) int { return value })
+		took := time.Since(began)
+		for i := range mixKeys + 1 { // whoever writes a key settles what the killed one left there
+			_ = u.put(keyOf(prefix, i, size), 100, 0)
+		}
+		u.flush(nil)
+		for _, c := range all[1:] {
+			c.kill()
+		}
+		t.Logf("round %d: %d transactions, 75 %% live %v after the kill", round, (writers-1)*count, took.Round(time.Millisecond))
+		u.close()
+		// No key is left, so that nothing may be linked, in limbo, with anybody or lost.
+		r.until("all memory is back", scale().limit, func() string {
+			for _, g := range r.status().GetUsage() {
+				if slices.Contains(r.pgs, g.GetPgId()) && (g.GetGrantedUnits() > 0 || g.GetReturnedUnits() != g.GetHeapUnits()) {
+					return fmt.Sprintf("placement group %d: %d units granted, %d of %d are the directory's", g.GetPgId(), g.GetGrantedUnits(),
+						g.GetReturnedUnits(), g.GetHeapUnits())
+				}
+			}
+			return ""
+		})
 	}
 }
 

@@ -2,7 +2,7 @@
 // processes in network namespaces of their own, killed, stopped, cut off and
 // slowed down by a seeded scheduler, while every operation of the clients is
 // recorded. Afterwards each key's history must be linearizable, and `kvctl check`
-// must find the memory in order.
+// must find the memory in order. A bank, whose transfers are transactions, must keep its sum (bank_test.go).
 //
 // It holds tests alone and leaves what a simulator can choose to internal/simtest:
 // here are the kernel's sockets, real clocks and real deaths. Start with

@@ -76,6 +76,7 @@ type harness struct {
 	// elections are terms of the directory's leaders.
 	elections int
 	soaked    soakBook
+	bank      bankBook
 
 	mu struct {
 		sync.Mutex
@@ -307,7 +308,8 @@ func (h *harness) launchClient(p *proc, self string) error {
 	st, _ := h.status.get()
 	cfg := loadConfig{Directory: h.directories(), Namespace: namespace, Provider: h.provider, Client: n, Life: p.life + 1,
 		Histories: h.checker.dir, Round: h.checker.round, Keys: 8, Workers: 4, Pace: 4 * time.Millisecond,
-		ProbePace: 20 * time.Millisecond, OpTimeout: max(5*time.Second, 3*h.lease), LargeBytes: 64 << 10, Churn: h.zombies > 0}
+		ProbePace: 20 * time.Millisecond, OpTimeout: max(5*time.Second, 3*h.lease), LargeBytes: 64 << 10, Churn: h.zombies > 0,
+		BankPace: 15 * time.Millisecond}
 	// At most 8 clients use a key, with at most about 2,000 operations.
 	cfg.Sets = (h.clients*cfg.Workers + 7) / 8
 	cfg.Ops = 250
@@ -344,6 +346,10 @@ func (h *harness) heard(client, life int, line string) {
 		if p, err = parseProbe(client, f[1:]); err == nil {
 			h.probes.saw(p)
 		}
+	case "moved":
+		err = h.bank.heard(f[1:])
+	case "swept":
+		h.bank.swept()
 	case "redis":
 		err = h.probes.heardRedis(f[1:])
 	case "bad":
@@ -646,6 +652,12 @@ func (h *harness) finish() error {
 	if h.lost < h.zombies/2 {
 		h.fail(fmt.Sprintf("%d zombies lost %d sessions: their leases did not end", h.zombies, h.lost))
 	}
+	h.logf("auditing the bank")
+	if err := h.audit(); err != nil {
+		h.fail(err.Error())
+		return err
+	}
+	h.logf("checking the memory")
 	return h.sound()
 }
 
@@ -728,6 +740,9 @@ func (h *harness) summary() string {
 		b.WriteString(h.soaked.summary())
 	} else if h.checker != nil {
 		b.WriteString(h.checker.summary())
+	}
+	if !h.soak {
+		b.WriteString(h.bank.summary())
 	}
 	b.WriteString("faults    ")
 	for _, k := range slices.Sorted(maps.Keys(h.faults)) {

@@ -28,6 +28,8 @@ import (
 // separated by tabs:
 //
 //	round  N                               no worker will touch keys of rounds below N any more
+//	moved  MOVER N OUT                     a transfer ended
+//	swept                                  all accounts were read, and their sum was right
 //	probe  PG get|put CALL RETURN OUT ERR  a probe ended
 //	bad    TEXT                            a value that nobody wrote, an error without a type
 type loadConfig struct {
@@ -53,6 +55,8 @@ type loadConfig struct {
 	OpTimeout  time.Duration
 	Churn      bool // more inserts and deletes
 	LargeBytes int  // of one value in a hundred
+	// BankPace is how long a mover rests between transfers.
+	BankPace time.Duration
 }
 
 // loader is one life of a client process.
@@ -110,6 +114,7 @@ func loadMain(ctx context.Context, device *rdma.Device, cfg loadConfig) (err err
 		wg.Go(func() { l.probe(pg, key) })
 	}
 	wg.Go(l.progress)
+	wg.Go(l.bank)
 	wg.Wait()
 	return errors.Join(l.c.Close(), l.files.close())
 }
@@ -165,7 +170,7 @@ func (l *loader) outcome(what string, err error) (out, text string) {
 		return outConflict, ""
 	case client.Outcome(err) == rdma.Unknown:
 		return outUnknown, err.Error()
-	case !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrFull) && !errors.Is(err, client.ErrClosed):
+	case !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrFull) && !errors.Is(err, client.ErrClosed) && !errors.Is(err, client.ErrTxnContended):
 		l.print("bad", strconv.Quote(fmt.Sprintf("client %d: %s: an error of no known type: %v", l.Client, what, err)))
 	}
 	return outNo, err.Error()
