@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
@@ -393,12 +395,7 @@ func (t *staged) write(keys []*stagedKey) error {
 		if inside.MemoryLimit(ctx) < read {
 			ctx = inside.LimitMemory(t.c.ctx, read)
 		}
-		if len(ops) > 1 {
-			return api.MultiCAS(ctx, ops)
-		}
-		ops[0].Err = nil
-		api.Do(ctx, ops)
-		return ops[0].Err
+		return api.MultiCAS(ctx, ops)
 	})
 	give()
 	if errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists) {
@@ -407,19 +404,31 @@ func (t *staged) write(keys []*stagedKey) error {
 	return err
 }
 
-// confirm is the commit of a function that has only read: if no version has changed, all the values were there at the time between.
+// confirm is the commit of a function that has only read: all that it found was there at one time. A version that is the same again was so all the while; a key
+// that is absent again may have come and gone, so the store keeps it absent for an instant (see client.Txn). Keys of several databases
+// may have been absent at several instants.
 func (t *staged) confirm(used []*stagedKey) error {
 	again := &staged{c: t.c, room: t.room, find: make(map[stagedName]*stagedKey)}
 	defer again.free()
-	keys := make([]*stagedKey, len(used))
-	for i, k := range used {
-		keys[i] = again.addKey(k.db, k.name)
+	var keys, was []*stagedKey
+	absent := make(map[int][]*stagedKey) // by database
+	for _, k := range used {
+		if k.version == 0 {
+			absent[k.db] = append(absent[k.db], k)
+			continue
+		}
+		keys, was = append(keys, again.addKey(k.db, k.name)), append(was, k)
+	}
+	for _, db := range slices.Sorted(maps.Keys(absent)) {
+		if err := t.write(absent[db]); err != nil {
+			return err
+		}
 	}
 	again.read(keys)
 	if again.err != nil {
 		return again.err
 	}
-	for i, k := range used {
+	for i, k := range was {
 		if keys[i].version != k.version {
 			return errWatched
 		}
