@@ -1,6 +1,7 @@
 package index_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -154,5 +155,52 @@ func TestSettleAllLeavesMoves(t *testing.T) {
 	}
 	if err := j.op.Err; err == nil || !strings.Contains(err.Error(), "pg 1 group") || !strings.Contains(err.Error(), "slot 0") {
 		t.Errorf("damaged: %v", err)
+	}
+}
+
+// leaveIntents has a client place intents and die: at undecided a put that stays so, at committed a put.
+func (w *world) leaveIntents(t *testing.T, undecided, committed string) {
+	t.Helper()
+	c := w.client(7)
+	must(t, c.do(t, "prepare", undecided, "put", "never", "x=3", "seq=1"))
+	must(t, c.do(t, "prepare", committed, "put", "new", "x=4", "seq=1"))
+	must(t, c.do(t, "decide", "commit", "x=4", "seq=1"))
+	w.fenced[7] = true
+}
+
+// TestMoveSettles: a move settles the intents of its moved set, and the keys go as these have come out.
+func TestMoveSettles(t *testing.T) {
+	for _, m := range moveCases() {
+		t.Run(m.String(), func(t *testing.T) {
+			w := m.world()
+			want := fillMove(t, w)
+			w.leaveIntents(t, "A", "E")
+			want["E"] = "new"
+			m.begin(w)
+			j := w.client(8)
+			w.moveAll(t, j)
+			w.moved = true
+			w.check(t, "moved", want)
+			w.linkedPlaces(t, "moved", w.arrays()...)
+			if s := layout.Status(binary.LittleEndian.Uint64(w.region[0][statusOff(3):])); s != layout.MakeStatus(1, layout.Abort, 0) {
+				t.Errorf("the undecided transaction: %v", s)
+			}
+		})
+	}
+}
+
+// TestRelocateSettles: a recall settles intents that lie in its extent, or name something there, and leaves nothing there.
+func TestRelocateSettles(t *testing.T) {
+	for r := uint8(1); r <= 3; r++ {
+		w, want := recallWorld(t, r)
+		w.leaveIntents(t, "a", "e")
+		want["e"] = "new"
+		w.client(8).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: w.pg.Recalled})
+		w.checkSettled(t, fmt.Sprintf("r=%d", r))
+		if list := w.inExtent(0); len(list) > 0 {
+			t.Errorf("r=%d: left in the extent: %q", r, list)
+		}
+		w.check(t, fmt.Sprintf("r=%d", r), want)
+		w.linkedPlaces(t, fmt.Sprintf("r=%d", r), shardOff)
 	}
 }
