@@ -184,12 +184,12 @@ func (w *statusWords) grant(ctx context.Context, pg uint32, held int) (*dirpb.St
 	if off := b.GetOffset(); b.GetPgId() != pg || off%layout.GroupSize != 0 || off < layout.RegionPageSize || off > end-layout.GroupSize {
 		return nil, nil, fmt.Errorf("%w: the directory granted a status block at %#x of placement group %d, whose index ends at %#x", ErrUnavailable, off, b.GetPgId(), end)
 	}
-	words, err := w.look(ctx, b)
+	words, err := w.readBlock(ctx, b)
 	return b, words, err
 }
 
-// look reads the words of a block at the head, and brings the other replicas up: their last owner may have died in between.
-func (w *statusWords) look(ctx context.Context, b *dirpb.StatusBlock) ([]layout.Status, error) {
+// readBlock reads the words of a block at the head, and brings the other replicas up: their last owner may have died in between.
+func (w *statusWords) readBlock(ctx context.Context, b *dirpb.StatusBlock) ([]layout.Status, error) {
 	var calls [layout.GroupSlots]call
 	var txns [layout.GroupSlots]index.Txn
 	reqs := make([]*engine.Op, len(calls))

@@ -646,6 +646,7 @@ func TestTxnManyChunks(t *testing.T) {
 		w.checkTidy(t, verdict)
 	}
 }
+
 // TestTxnAges: of two transactions that meet, the older aborts the younger at once, and the younger waits for the older.
 func TestTxnAges(t *testing.T) {
 	for _, tc := range []struct{ there, comes int }{{5, 3}, {3, 5}} {
