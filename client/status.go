@@ -2,7 +2,7 @@ package client
 
 import (
 	"context"
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -146,10 +146,13 @@ func (w *statusWords) ask(ctx context.Context, pg uint32, held int) (err error) 
 	}
 	q.blocks = append(q.blocks, b.GetOffset())
 	for i, x := range slices.Backward(words) { // the first one is taken first
-		if x.Seq() >= layout.MaxStatusSeq-1 {
+		// The last owner may have begun the next transaction, and an intent of that be lost with the only copy, which somebody has read.
+		// It says nothing, so this owner begins with the one after it.
+		seq := x.Seq() + 1
+		if seq >= layout.MaxStatusSeq-1 {
 			continue
 		}
-		q.free = append(q.free, &statusWord{word: x, at: index.StatusAt{PG: pg, Generation: q.generation, Off: b.GetOffset() + layout.SlotOff(i), Seq: x.Seq()}})
+		q.free = append(q.free, &statusWord{word: x, at: index.StatusAt{PG: pg, Generation: q.generation, Off: b.GetOffset() + layout.SlotOff(i), Seq: seq}})
 	}
 	return nil
 }
@@ -181,22 +184,36 @@ func (w *statusWords) grant(ctx context.Context, pg uint32, held int) (*dirpb.St
 	if off := b.GetOffset(); b.GetPgId() != pg || off%layout.GroupSize != 0 || off < layout.RegionPageSize || off > end-layout.GroupSize {
 		return nil, nil, fmt.Errorf("%w: the directory granted a status block at %#x of placement group %d, whose index ends at %#x", ErrUnavailable, off, b.GetPgId(), end)
 	}
-	q := &call{}
-	q.Kind, q.Lane, q.Asker, q.item = index.Raw, 1, q, &q.own
-	q.Raw = &index.RawRead{PG: pg, Space: index.Index, Off: b.GetOffset(), Len: layout.GroupSize}
-	q.ops[0] = &q.Op
-	s.core.Do(ctx, q.ops[:])
-	if q.Err != nil {
-		return nil, nil, s.c.public(s, q)
+	words, err := w.readBlock(ctx, b)
+	return b, words, err
+}
+
+// readBlock reads the words of a block at the head, and brings the other replicas up: their last owner may have died in between.
+func (w *statusWords) readBlock(ctx context.Context, b *dirpb.StatusBlock) ([]layout.Status, error) {
+	var calls [layout.GroupSlots]call
+	var txns [layout.GroupSlots]index.Txn
+	reqs := make([]*engine.Op, len(calls))
+	for i := range calls {
+		q := &calls[i]
+		txns[i].Status = index.StatusAt{PG: b.GetPgId(), Generation: b.GetGeneration(), Off: b.GetOffset() + layout.SlotOff(i), Seq: 1}
+		q.Kind, q.Lane, q.Asker, q.item, q.Txn = index.Decide, 1, q, &q.own, &txns[i]
+		reqs[i] = &q.Op
 	}
-	words := make([]layout.Status, layout.GroupSlots)
-	for i := range words {
-		words[i] = layout.Status(binary.LittleEndian.Uint64(q.own.Value[layout.SlotOff(i):]))
-		if err := words[i].Check(b.GetOffset() + layout.SlotOff(i)); err != nil {
-			return nil, nil, fmt.Errorf("%w: placement group %d: %w", ErrCorrupt, pg, err)
+	w.s.core.Do(ctx, reqs)
+	words := make([]layout.Status, len(calls))
+	for i := range calls {
+		switch err := calls[i].Err; {
+		case errors.Is(err, index.ErrStatusLost):
+			return nil, fmt.Errorf("%w: placement group %d has lost its memory", engine.ErrLease, b.GetPgId())
+		case err != nil:
+			return nil, w.s.c.public(w.s, &calls[i])
+		}
+		words[i] = txns[i].Found
+		if err := words[i].Check(txns[i].Status.Off); err != nil {
+			return nil, fmt.Errorf("%w: placement group %d: %w", ErrCorrupt, b.GetPgId(), err)
 		}
 	}
-	return b, words, nil
+	return words, nil
 }
 
 // put gives back a word that no intent names. aside: one that some intent may name still, or come to name; nobody uses it again.

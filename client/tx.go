@@ -39,7 +39,7 @@ type Tx struct {
 //
 // It takes effect as a whole, or not at all: Outcome tells. ErrConflict: a required version does not hold. Strict serializability: a transaction sees all that had ended before it
 // began, and everybody else sees all of it or nothing (FaRM, SOSP'15; Percolator, OSDI'10, from where intents come).
-// A transaction that only reads costs two round trips.
+// A transaction that only reads costs two round trips, more if a key is absent; a Client that is ReadOnly cannot have more than one key that is.
 func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
 	for tries := range txnTries {
 		if tries > 1 { // the first retry is most often enough
@@ -196,20 +196,34 @@ func (tx *Tx) commit(tries int) error {
 	return err
 }
 
-// confirm reads again what was read: if no version is another, all values were there at the time between.
+// confirm makes sure that all that was read was there at one time. No two writes share a version: a key that has the same one again has had it all the
+// while. A key that is absent again may have come and gone, and others with it, so that the store has to keep it absent: at the
+// instant at which it does, the others are what they were before and are afterwards.
 func (tx *Tx) confirm() error {
-	ops := make([]Op, len(tx.ops))
-	for i := range ops {
-		ops[i] = Op{Kind: OpGet, Key: tx.ops[i].Key, Typed: true}
-	}
-	tx.api.Do(tx.ctx, ops)
-	var refused error
-	for i := range ops {
+	var absent, present []Op
+	var which [2][]*Op
+	for i := range tx.ops {
 		o := &tx.ops[i]
-		if err := ops[i].Err; err != nil && !errors.Is(err, ErrNotFound) {
+		o.Err = nil
+		if o.Version == 0 {
+			absent, which[0] = append(absent, Op{Kind: OpKeep, Key: o.Key, Cond: IfAbsent}), append(which[0], o)
+		} else {
+			present, which[1] = append(present, Op{Kind: OpGet, Key: o.Key, Typed: true}), append(which[1], o)
+		}
+	}
+	if err := tx.api.MultiCAS(tx.ctx, absent); err != nil {
+		for i, o := range which[0] {
+			o.Err = absent[i].Err
+		}
+		return err
+	}
+	tx.api.Do(tx.ctx, present)
+	var refused error
+	for i, o := range which[1] {
+		if err := present[i].Err; err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
-		if o.Err = nil; ops[i].Item.Version != o.Version {
+		if present[i].Item.Version != o.Version {
 			o.Err, refused = ErrConflict, fmt.Errorf("%w: %q", ErrConflict, shortKey(o.Key))
 		}
 	}

@@ -120,6 +120,38 @@ func TestTxn(t *testing.T) {
 	}); err != nil || runs != 20 {
 		t.Errorf("%v after %d runs", err, runs)
 	}
+	// A key that came and went between two looks, together with a change of another one, is noticed.
+	runs = 0
+	if err := client.Txn(ctx, s, func(tx *client.Tx) error {
+		runs++
+		if _, err := tx.Get(none); runs == 1 {
+			if !errors.Is(err, client.ErrNotFound) {
+				return err
+			}
+			put("none", "there")
+			put("other", "there")
+			s.Fail(func(_ context.Context, o *client.Op) clienttest.Fault {
+				if string(o.Key) == "none" && o.Kind == client.OpKeep { // goes before the commit does
+					s.Fail(nil)
+					if err := s.Delete(ctx, none); err != nil {
+						t.Error(err)
+					}
+					if err := s.Delete(ctx, []byte("other")); err != nil {
+						t.Error(err)
+					}
+				}
+				return clienttest.Fault{}
+			})
+		}
+		_, err := tx.Get([]byte("other"))
+		if runs == 1 && err != nil || runs == 2 && !errors.Is(err, client.ErrNotFound) {
+			t.Errorf("run %d: other: %v", runs, err)
+		}
+		return nil
+	}); err != nil || runs != 2 {
+		t.Errorf("%v after %d runs", err, runs)
+	}
+	s.Fail(nil)
 	if err := client.Txn(ctx, s, func(tx *client.Tx) error { _, err := tx.Get(a); put("a", "6"); return err }); err != nil {
 		t.Errorf("one key: %v", err)
 	}

@@ -26,11 +26,11 @@ import (
 //
 // With hints for all n keys it takes 2r round trips at r replicas, and 3nr + r verbs; nr verbs more follow behind the answer.
 func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
-	if c.o.ReadOnly {
-		return errReadOnly
-	}
 	if err := checkTxn(ops); err != nil {
 		return err
+	}
+	if looks := len(ops) == 0 || len(ops) == 1 && ops[0].Kind == OpKeep; c.o.ReadOnly && !looks {
+		return errReadOnly
 	}
 	switch {
 	case len(ops) == 0:

@@ -224,6 +224,12 @@ func TestSampleSettings(t *testing.T) {
 		if err := config.Load(s, file, nil); err != nil {
 			t.Errorf("%v\n%s", err, strings.Join(lines, "\n"))
 		}
+		if g, is := s.(*config.Gateway); is {
+			_, port, _ := net.SplitHostPort(g.ListenPeers)
+			if _, said, _ := net.SplitHostPort(g.AdvertisePeers); port == "0" || said != port {
+				t.Errorf("%s: other gateways are told to call %s, and listen-peers is %s", name, g.AdvertisePeers, g.ListenPeers)
+			}
+		}
 		if !strings.Contains(strings.Join(lines, "\n"), "\n  ca: /etc") || !strings.Contains(strings.Join(lines, "\n"), "0.0.0.0:") {
 			t.Errorf("%s: its comments were not tried:\n%s", name, strings.Join(lines, "\n"))
 		}
@@ -347,6 +353,56 @@ func TestUnitsStart(t *testing.T) {
 	}
 }
 
+// amongGateways publishes at one gateway until a subscriber of the other one hears it, which is when they have met.
+func amongGateways(t *testing.T, one, two string) {
+	t.Helper()
+	dial := func(at string) net.Conn {
+		t.Helper()
+		c, err := net.DialTimeout("tcp", at+":6379", patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	from, to := dial(one), dial(two)
+	if _, err := to.Write([]byte("SUBSCRIBE news\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan string, 1)
+	go func() {
+		r := bufio.NewReader(to)
+		for {
+			l, err := r.ReadString('\n')
+			if err != nil || l == "it is out\r\n" {
+				heard <- l
+				return
+			}
+		}
+	}()
+	replies := bufio.NewReader(from)
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for until := time.After(patience); ; {
+		select {
+		case got := <-heard:
+			if got == "" {
+				t.Error("the gateway of the subscriber closed its connection")
+			}
+			return
+		case <-until:
+			t.Fatal("a message does not come through")
+		case <-again.C:
+			if _, err := from.Write([]byte("PUBLISH news \"it is out\"\r\n")); err != nil {
+				t.Fatal(err)
+			}
+			if l, err := replies.ReadString('\n'); err != nil || l != ":0\r\n" {
+				t.Fatalf("PUBLISH: %q, %v", l, err)
+			}
+		}
+	}
+}
+
 // throughGateway writes by Redis's protocol and reads by memcached's.
 func throughGateway(t *testing.T, at string) {
 	t.Helper()
@@ -390,6 +446,7 @@ type composeFile struct {
 	Common   yaml.Node `yaml:"x-common"`
 	Dir      yaml.Node `yaml:"x-directory"`
 	Mem      yaml.Node `yaml:"x-memnode"`
+	Gateway  yaml.Node `yaml:"x-gateway"`
 }
 
 type service struct {
@@ -521,6 +578,8 @@ func TestComposeStarts(t *testing.T) {
 	}
 	serve("g1")
 	throughGateway(t, byName.Replace("g1"))
+	serve("g2")
+	amongGateways(t, byName.Replace("g1"), byName.Replace("g2"))
 	for _, p := range slices.Backward(started) {
 		p.stop()
 	}

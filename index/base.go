@@ -77,6 +77,18 @@ func (b *Base) Sync(group uint64, slot uint8) Action {
 	return o.sync(slot, 1, StepPublishWords)
 }
 
+// FindVerdict finds what became of the transaction of an intent, which the head names by w, as a writer does that meets the
+// intent: while nothing is decided it starts over after a while, so often by Op.Patience, and then aborts. When every replica of the status
+// word shows the verdict Machine.Next goes on, and Verdict tells it.
+func (b *Base) FindVerdict(w layout.Word, in layout.Intent) Action {
+	m := &b.op().need().met
+	m.word, m.in, m.atA = w, in, true
+	return b.op().readStatus()
+}
+
+// Verdict is what FindVerdict found. Undecided: the status word has gone on, so the intent is gone.
+func (b *Base) Verdict() layout.Verdict { return b.met.verdict }
+
 // ToChild goes on at the child of Route, ToParent comes back. The lock stays where it is.
 func (b *Base) ToChild() {
 	if o := b.op(); o.need().parent == nil {

@@ -104,9 +104,9 @@ func (o *Op) prepareChunks() Action {
 	return o.post(stepWriteChunks)
 }
 
-// leave ends an Op that has taken x away, or has nothing to take away: whatever goes with x is the Op's, which nobody reuses before
+// endUnlinked ends an Op that has taken x away, or has nothing to take away: whatever goes with x is the Op's, which nobody reuses before
 // that. The manifests among it are read first, since their chunks go with them.
-func (o *Op) leave() Action {
+func (o *Op) endUnlinked() Action {
 	o.begin()
 	switch {
 	case o.isSettled():

@@ -64,6 +64,7 @@ func TestTxnCosts(t *testing.T) {
 		{"decide", "", "decide commit", false, [3]cost{{1, 1}, {2, 2}, {3, 3}}},
 		{"settle a commit", "prepare k put v2", "settle k commit", false, [3]cost{{1, 1}, {2, 2}, {3, 3}}},
 		{"settle an abort", "prepare k put v2", "settle k abort", false, [3]cost{{2, 3}, {3, 5}, {4, 7}}},
+		{"settle an aborted guard", "prepare k keep", "settle k abort", false, [3]cost{{1, 1}, {2, 2}, {3, 3}}},
 		{"GET of an intent", "prepare k put v2", "get k", false, [3]cost{{3, 5}, {3, 5}, {3, 5}}},
 		{"GET of an intent, cached", "prepare k put v2", "get k", true, [3]cost{{3, 7}, {3, 7}, {3, 7}}},
 		{"GET of a guard", "prepare k keep", "get k", false, [3]cost{{3, 3}, {3, 3}, {3, 3}}},

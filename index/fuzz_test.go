@@ -42,7 +42,7 @@ func FuzzOp(f *testing.F) {
 			Hash: hashOf("key"), IfVersion: 11, Scan: &index.Page{Bytes: 500}, Raw: &index.RawRead{PG: 1, Space: index.Index, Len: 64},
 			Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return []byte("v"), 0, 0, nil }}
 		if o.Kind == index.Prepare || o.Kind == index.Settle || o.Kind == index.Decide {
-			o.Txn = &index.Txn{Status: index.StatusAt{PG: 1, Off: statusOff(0), Seq: 1}, Effect: 1 + index.Effect(replicas%3), Verdict: layout.Verdict(1 + cond%2)}
+			o.Txn = &index.Txn{Status: index.StatusAt{PG: 1, Off: statusOff(0), Seq: 1}, Effect: 1 + index.Effect(replicas%3), Verdict: layout.Verdict(cond % 3)}
 			if o.Kind == index.Settle {
 				x := layout.MakeLive(1, layout.FP(o.Hash), 0, heapLo+1)
 				o.Txn.Placed = index.Placed{Word: layout.MakeLive(1, layout.FP(o.Hash), 1, heapLo).WithState(layout.Frozen),

@@ -40,6 +40,7 @@ type world struct {
 	split, moved bool
 	depth        uint8             // of the shard, which covers any prefix all the same
 	other        *world            // placement group 2
+	taken        []repair.UnitRun  // places, in the order in which they were taken
 	left         map[string]string // places that were given up, and how
 	wrong        []string          // places given up twice
 }
@@ -176,6 +177,7 @@ func (c *client) Alloc(pg *index.PG, code uint8) (uint32, uint16, uint8, bool) {
 	c.memory--
 	u := w.nextUnit
 	w.nextUnit += n
+	w.taken = append(w.taken, repair.UnitRun{Unit: u, Units: n})
 	return u, 0, code, true
 }
 
@@ -229,7 +231,7 @@ func hashOf(key string) uint64 {
 }
 
 // start begins an operation given in words: get k, put k v [if-absent |
-// if-present | if=VERSION] [expiry=MS], del k [if=VERSION], append k v, which
+// if-present | if=VERSION] [expiry=MS] [whole=BYTES], del k [if=VERSION], append k v, which
 // refuses a value that ends with v, refuse k, scan, raw, or a janitor's: sync, scrub, move, clean [wipe],
 // abandon, relocate, evict k.
 func (c *client) start(words []string) error {
@@ -245,11 +247,8 @@ func (c *client) start(words []string) error {
 	case "del":
 		o.Kind = index.Delete
 	case "put":
-		o.Kind, o.Value = index.Put, []byte(rest[0])
-		var n int
-		if _, err := fmt.Sscanf(rest[0], "long%d", &n); err == nil {
-			o.Value = longValue(n)
-		}
+		o.Kind = index.Put
+		o.Value = valueOf(rest[0])
 		rest = rest[1:]
 	case "append":
 		suffix := rest[0]
@@ -275,7 +274,7 @@ func (c *client) start(words []string) error {
 		}
 	case "scan":
 		o.Kind, o.Scan = index.Scan, &index.Page{Bytes: 1 << 20}
-	case "move", "clean", "abandon", "relocate", "sync", "scrub":
+	case "move", "clean", "abandon", "relocate", "sync", "scrub", "settle-all":
 		for k := range index.Kind(index.NumKinds) {
 			if k.String() == words[0] {
 				o.Kind = k
@@ -287,6 +286,9 @@ func (c *client) start(words []string) error {
 			x.Off = shardOff
 		}
 		x.Extents, x.Wipe = c.w.pg.Recalled, slices.Contains(words, "wipe")
+		if slices.Contains(words, "patience=1") {
+			o.Patience = 1
+		}
 		o.Machine, rest = repair.New(o.Kind, x), nil
 	case "evict": // the key, or with "expired" what has expired, or with "only:a+b" which of these
 		x := &repair.Work{PG: 1, Off: home()}
@@ -328,6 +330,8 @@ func (c *client) start(words []string) error {
 			o.Cond, o.IfVersion = index.IfVersion, n
 		case "expiry":
 			o.Expiry = n
+		case "whole":
+			o.Whole = uint32(n)
 		case "from":
 			o.Scan.From = uint16(n)
 		case "bytes":
@@ -348,6 +352,15 @@ func (c *client) begin(o *index.Op) {
 }
 
 var errRefusedAbsent = errors.New("refused: absent")
+
+// valueOf is the value that a word stands for: longN is one of N bytes over the longest record.
+func valueOf(word string) []byte {
+	var n int
+	if _, err := fmt.Sscanf(word, "long%d", &n); err == nil {
+		return longValue(n)
+	}
+	return []byte(word)
+}
 
 // longValue is n bytes over the longest record.
 func longValue(n int) []byte {

@@ -138,14 +138,16 @@ const (
 	// Evict removes records of one group: those that have expired, and in a cache
 	// those that its caller picks.
 	Evict
+	// SettleAll takes away the intents of one group, whosever they are.
+	SettleAll
 )
 
 // NumKinds bounds arrays indexed by Kind.
-const NumKinds = 17
+const NumKinds = 18
 
 func (k Kind) String() string {
 	return [...]string{"invalid", "get", "put", "delete", "modify", "scan", "raw", "prepare", "settle", "decide",
-		"sync", "move", "clean", "abandon", "relocate", "scrub", "evict"}[min(k, 16)]
+		"sync", "move", "clean", "abandon", "relocate", "scrub", "evict", "settle-all"}[min(k, 17)]
 }
 
 // isWork reports whether k is a janitor's.

@@ -26,7 +26,7 @@ type meeting struct {
 	waits     int32
 	intents   []layout.Word // FROZEN words of the key's group that are known to be intents
 	list      []met         // that a scan has yet to look through
-	copies    [2][]byte // of a record that an intent under sync names: R[k]'s, and that of R[k-1], which is at copyOff
+	copies    [2][]byte     // of a record that an intent under sync names: R[k]'s, and that of R[k-1], which is at copyOff
 	copyOff   uint64
 }
 
@@ -168,6 +168,11 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 	if over && o.Kind == Settle {
 		return o.finish(nil) // the intent is gone from every replica
 	}
+	if over && o.Machine != nil {
+		m.verdict = layout.Undecided
+		o.toParent()
+		return o.Machine.Next()
+	}
 	if over {
 		o.toParent()
 		return o.again(0) // the intent is gone from every replica
@@ -225,9 +230,12 @@ func (o *Op) statusKnown() Action {
 	m := &o.met
 	here := o.parent != nil && o.parent.PG.ID == o.Route.PG.ID && !m.atA && o.step == stepReadStatus
 	o.toParent()
-	if o.Kind == Settle {
+	switch {
+	case o.Kind == Settle:
 		o.Txn.Verdict = m.verdict
 		return o.settleBy()
+	case o.Machine != nil:
+		return o.Machine.Next()
 	}
 	w := m.in.Parent
 	i := 0

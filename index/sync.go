@@ -51,7 +51,7 @@ func (o *Op) published() Action {
 	if o.far != nil {
 		o.chunks = o.chunks[:0]
 	}
-	return o.leave()
+	return o.endUnlinked()
 }
 
 func (o *Op) decided() Action {

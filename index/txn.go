@@ -345,7 +345,7 @@ func (o *Op) publishedTxn() Action {
 		o.Version = o.version
 		o.intent.have, o.final.have, o.chunks = false, false, o.chunks[:0]
 		if o.isSettled() {
-			return o.leave()
+			return o.endUnlinked()
 		}
 		return o.finish(nil)
 	}
@@ -355,7 +355,7 @@ func (o *Op) publishedTxn() Action {
 	} else {
 		o.env.Forget(o)
 	}
-	return o.leave()
+	return o.endUnlinked()
 }
 
 // lostTxn acts on a CAS of a Settle or a Decide that found c: somebody else has settled, or decided. The caller may act

@@ -1,6 +1,7 @@
 package index_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvd-project/kvd/index"
+	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -35,7 +37,7 @@ func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
 			_, _ = fmt.Sscan(value, &o.Patience)
 		case "pg":
 			_, _ = fmt.Sscan(value, &at.PG)
-		case "if", "if-absent", "if-present", "expiry":
+		case "if", "if-absent", "if-present", "expiry", "whole":
 			rest = append(rest, w)
 		}
 	}
@@ -53,7 +55,7 @@ func (c *client) startTxn(o *index.Op, words []string) (rest []string) {
 		o.Txn = &index.Txn{Status: at, TS: ts, Coord: uint64(c.id)}
 		switch words[2] {
 		case "put":
-			o.Txn.Effect, o.Value = index.PutKey, []byte(words[3])
+			o.Txn.Effect, o.Value = index.PutKey, valueOf(words[3])
 		case "del":
 			o.Txn.Effect = index.DeleteKey
 		case "keep":
@@ -192,6 +194,14 @@ func (w *world) value(t testing.TB, c *client, key string) string {
 	case err != nil:
 		t.Fatalf("get %s: %v", key, err)
 	}
+	return c.got()
+}
+
+// got is the value that c's get has found.
+func (c *client) got() string {
+	if p := c.op.Parts(); p != nil {
+		return string(bytes.Join(p, nil))
+	}
 	return string(c.op.Record.Value)
 }
 
@@ -206,6 +216,9 @@ var txnScripts = []struct {
 	{"insert-insert", "", []string{"k put new", "m put new"}, [2]string{"", ""}, [2]string{"new", "new"}},
 	{"guard-put", "put k old;put m old", []string{"k keep", "m put new"}, [2]string{"old", "old"}, [2]string{"old", "new"}},
 	{"guard-absent", "put k old", []string{"k put new", "m keep if-absent"}, [2]string{"old", ""}, [2]string{"new", ""}},
+	{"long-put-put", "put k old whole=1;put m old whole=1", []string{"k put new whole=1", "m put new"}, [2]string{"old", "old"}, [2]string{"new", "new"}},
+	{"long-guard-put", "put k old whole=1;put m old", []string{"k keep", "m put new whole=1"}, [2]string{"old", "old"}, [2]string{"old", "new"}},
+	{"long-delete-insert", "put k old whole=1", []string{"k del", "m put new whole=1"}, [2]string{"old", ""}, [2]string{"", "new"}},
 	{"reinsert", "put k old;del k;put m old", []string{"k put new if-absent", "m del"}, [2]string{"", "old"}, [2]string{"new", ""}},
 }
 
@@ -231,7 +244,7 @@ func TestTxn(t *testing.T) {
 	}
 }
 
-// checkTidy: no intent is left, and every place is one thing.
+// checkTidy: no intent is left, and every place is one thing, or was in the hands of a client that died.
 func (w *world) checkTidy(t testing.TB, what string) {
 	t.Helper()
 	linked := map[string]bool{}
@@ -241,7 +254,7 @@ func (w *world) checkTidy(t testing.TB, what string) {
 				if x := w.groupAt(r, g).Slot(i); x.State() == layout.Frozen {
 					t.Errorf("%s: R%d has %v in slot %d", what, r, x, i)
 				} else if x.Readable() {
-					linked[unitName(x.Unit())] = true
+					w.addLinked(t, linked, r, x)
 				}
 			}
 		}
@@ -249,9 +262,32 @@ func (w *world) checkTidy(t testing.TB, what string) {
 	for _, s := range w.wrong {
 		t.Errorf("%s: %s", what, s)
 	}
-	for u := uint32(heapLo); u < w.nextUnit; u++ {
-		if _, left := w.left[unitName(u)]; left && linked[unitName(u)] {
-			t.Errorf("%s: %s is linked and was given up (%s)", what, unitName(u), w.left[unitName(u)])
+	for _, p := range w.taken {
+		u := p.Unit
+		switch how, left := w.left[unitName(u)]; {
+		case left && linked[unitName(u)]:
+			t.Errorf("%s: %s is linked and was given up (%s)", what, unitName(u), how)
+		case !left && !linked[unitName(u)] && len(w.fenced) == 0: // those who died took some with them
+			t.Errorf("%s: %s is nobody's", what, unitName(u))
+		}
+	}
+}
+
+// addLinked adds the places of the record that x names in R[r], and of its chunks.
+func (w *world) addLinked(t testing.TB, linked map[string]bool, r uint8, x layout.Word) {
+	t.Helper()
+	linked[unitName(x.Unit())] = true
+	rec, err := layout.ParseRecord(w.region[r][x.Off():][:x.ReadLen()])
+	if err != nil || rec.Flags&layout.FlagManifest == 0 {
+		return
+	}
+	m, err := layout.ParseManifest(rec.Value, w.pg.HeapLo, w.pg.HeapHi)
+	must(t, err)
+	for i, c := range m.Chunks {
+		linked[unitName(c.Unit)] = true
+		b := w.region[r][uint64(c.Unit)*layout.UnitSize:][:layout.SizeOf(c.Code)]
+		if p, err := layout.ParseRecord(b); err != nil || p.Version != m.ID || p.Expiry != uint64(i) {
+			t.Errorf("R%d: %s names %s, which is no chunk %d of it: %v", r, unitName(x.Unit()), unitName(c.Unit), i, err)
 		}
 	}
 }
@@ -318,6 +354,12 @@ func (w *world) settleAll(t *testing.T, what string, c *client) {
 			must(t, c.do(t, "settle", k, "find"))
 		}
 	}
+	w.checkSettled(t, what)
+}
+
+// checkSettled: no replica holds an intent.
+func (w *world) checkSettled(t testing.TB, what string) {
+	t.Helper()
 	for r := range w.pg.Replicas {
 		for i := range layout.GroupSlots {
 			if x := w.groupAt(r, home()).Slot(i); x.State() == layout.Frozen {
@@ -409,7 +451,7 @@ func (w *world) followTxn(t *testing.T, what string, before, after [2]string, ne
 		}
 		switch next {
 		case "get k":
-			if err == nil && v == string(c.op.Record.Value) || v == "" && errors.Is(err, index.ErrNotFound) {
+			if err == nil && v == c.got() || v == "" && errors.Is(err, index.ErrNotFound) {
 				add(happened, "=")
 			}
 		case "put k mine":
@@ -456,6 +498,169 @@ func (w *world) followTxn(t *testing.T, what string, before, after [2]string, ne
 	for _, k := range []string{"k", "m"} {
 		if v := w.value(t, w.client(3), k); v != "last" {
 			t.Fatalf("%s: %s is %q after the last put", what, k, v)
+		}
+	}
+}
+
+// TestTxnBooks: whatever becomes of an intent, and whoever takes it away, each place that it named is linked or given up afterwards, and each
+// was given up once: records and chunks, which a guard's two records and the copy after an abort share.
+func TestTxnBooks(t *testing.T) {
+	n := 0
+	for _, before := range []string{"", "old", "old whole=1"} {
+		for _, effect := range []string{"put new", "put new whole=1", "del", "keep"} {
+			for _, verdict := range []string{"commit", "abort"} {
+				for _, then := range []string{"", "put k mine", "put k mine whole=1", "del k", "append k *", "append k * whole=1",
+					"prepare k put mine", "prepare k put mine whole=1", "prepare k del", "prepare k keep"} {
+					for _, second := range []string{"commit", "abort"} {
+						if n++; second == "abort" && !strings.HasPrefix(then, "prepare") {
+							continue
+						}
+						txnBooks(t, before, effect, verdict, then, second)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d cases", n)
+}
+
+func txnBooks(t *testing.T, before, effect, verdict, then, second string) {
+	t.Helper()
+	what := fmt.Sprintf("over %q, %s: %s; then %q: %s", before, effect, verdict, then, second)
+	value := func(now, effect string) string {
+		switch f := strings.Fields(effect); f[0] {
+		case "put":
+			return f[len(f)-1-b2i(strings.Contains(effect, "whole"))]
+		case "del":
+			return ""
+		case "append":
+			return now + "*"
+		}
+		return now
+	}
+	for r := uint8(1); r <= 3; r++ {
+		w := newWorld(r, 512)
+		want := ""
+		if before != "" {
+			must(t, w.client(2).do(t, fields("put k "+before)...))
+			want = "old"
+		}
+		c, o := w.client(1), w.client(3)
+		must(t, c.do(t, fields("prepare k "+effect+" x=3")...))
+		must(t, c.do(t, "decide", verdict, "x=3"))
+		if verdict == "commit" {
+			want = value(want, effect)
+		}
+		if then != "" {
+			if rest, ok := strings.CutPrefix(then, "prepare k "); ok {
+				must(t, o.do(t, fields(then+" x=7")...))
+				must(t, o.do(t, "decide", second, "x=7"))
+				must(t, o.do(t, "settle", "k", second, "x=7"))
+				if second == "commit" {
+					want = value(want, rest)
+				}
+			} else if err := o.do(t, fields(then)...); !errors.Is(err, index.ErrNotFound) || want != "" {
+				must(t, err)
+				want = value(want, then)
+			}
+		}
+		must(t, c.do(t, "settle", "k", []string{verdict, "find"}[r%2], "x=3"))
+		if v := w.value(t, w.client(5), "k"); v != want {
+			t.Errorf("%s: k is %q, want %q", what, v, want)
+		}
+		w.checkTidy(t, what)
+	}
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// TestTxnCounted: a scrub and a recall count the places that an intent names, chunks among them, and a recall of the extent of any of these
+// waits until the intent is settled.
+func TestTxnCounted(t *testing.T) {
+	for _, prepare := range []string{"k keep", "k put new whole=1", "k del"} {
+		w := newWorld(2, layout.ExtentUnits+64)
+		w.quiet = true
+		must(t, w.client(2).do(t, fields("put k old whole=1")...))
+		must(t, w.client(1).do(t, fields("prepare "+prepare+" x=3")...))
+		must(t, w.client(3).do(t, "scrub"))
+		units := uint64(0)
+		for _, p := range w.taken {
+			units += uint64(p.Units)
+		}
+		if got := workOf(w.client(3).op); got.Units != units || got.Lost != 0 || len(got.Findings) != 0 {
+			t.Errorf("%s: a scrub counts %d units, %d lost, %q; want %d", prepare, got.Units, got.Lost, got.Findings, units)
+		}
+		count := workOf(w.client(3).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}, Count: true}))
+		slices.SortFunc(count.Kept, func(a, b repair.UnitRun) int { return int(a.Unit) - int(b.Unit) })
+		if !slices.Equal(count.Kept, w.taken) {
+			t.Errorf("%s: a recall keeps %v, want %v", prepare, count.Kept, w.taken)
+		}
+		for _, p := range w.taken {
+			c := w.client(3)
+			c.begin(workOp(index.Relocate, &repair.Work{PG: 1, Off: home(), Count: true, Window: p}))
+			if _, err := c.run(40); err == nil {
+				t.Errorf("%s: a recall of %v does not wait: %v", prepare, p, c.op.Err)
+			}
+		}
+		must(t, w.client(1).do(t, "decide", "abort", "x=3"))
+		must(t, w.client(1).do(t, "settle", "k", "abort", "x=3"))
+		w.pg.Recalled = []uint32{0}
+		w.nextUnit = layout.ExtentUnits
+		o := w.client(3).job(t, index.Relocate, repair.Work{PG: 1, Off: home(), Extents: []uint32{0}})
+		if in := w.inExtent(0); len(in) > 0 || workOf(o).Moved != 1 {
+			t.Errorf("%s: settled, and left in the extent: %v; moved %d", prepare, in, workOf(o).Moved)
+		}
+		if v := w.value(t, w.client(5), "k"); v != "old" {
+			t.Errorf("%s: k is %q", prepare, v)
+		}
+	}
+}
+
+// TestTxnManyChunks: a transaction replaces a value of two chunks by another, or does not, and a joiner gets all of them.
+func TestTxnManyChunks(t *testing.T) {
+	code, _ := layout.CodeFor(layout.RecordLen(0, layout.ChunkSize))
+	for _, verdict := range []string{"commit", "abort"} {
+		w := newWorld(2, 5*layout.UnitsOf(code))
+		w.quiet = true
+		must(t, w.client(2).do(t, "put", "k", "long5"))
+		c := w.client(1)
+		must(t, c.do(t, fields("prepare k put long9 x=3")...))
+		w.pg.Joining = true
+		clear(w.region[1])
+		must(t, w.client(3).do(t, "get", "k"))
+		must(t, c.do(t, "decide", verdict, "x=3"))
+		must(t, w.client(3).do(t, "get", "k"))
+		w.pg.Joining = false
+		want := map[string]string{"commit": string(longValue(9)), "abort": string(longValue(5))}[verdict]
+		for range 2 {
+			if v := w.value(t, w.client(5), "k"); v != want {
+				t.Errorf("%s: k has %d bytes, want %d, or other ones", verdict, len(v), len(want))
+			}
+			must(t, c.do(t, "settle", "k", verdict, "x=3"))
+		}
+		w.checkTidy(t, verdict)
+	}
+}
+
+// TestTxnAges: of two transactions that meet, the older aborts the younger at once, and the younger waits for the older.
+func TestTxnAges(t *testing.T) {
+	for _, tc := range []struct{ there, comes int }{{5, 3}, {3, 5}} {
+		w := txnWorld(t, 2, "put k old", false)
+		must(t, w.client(1).do(t, "prepare", "k", "put", "one", "x=3", "seq=1", fmt.Sprintf("ts=%d", tc.there)))
+		c := w.client(2)
+		must(t, c.start(fields(fmt.Sprintf("prepare k put two x=4 seq=1 ts=%d", tc.comes))))
+		for done := false; !done && c.action != index.Backoff; {
+			_, done = c.advance(1<<30, noFault)
+		}
+		aborted := layout.Status(binary.LittleEndian.Uint64(w.region[0][statusOff(3):])).Verdict() == layout.Abort
+		waits := c.action == index.Backoff
+		if older := tc.comes < tc.there; aborted != older || waits == older {
+			t.Errorf("of %d meets that of %d: aborts it %v, waits %v", tc.comes, tc.there, aborted, waits)
 		}
 	}
 }

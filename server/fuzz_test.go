@@ -50,11 +50,12 @@ func (s *mapStream) Send(*dirpb.Map) error    { s.cancel(); return nil }
 var rpcs = []rpc{
 	unary("OpenSession", (*Node).OpenSession, &dirpb.OpenSessionRequest{Namespace: "default", Client: "c", HostId: "h"}),
 	unary("Renew", (*Node).Renew, &dirpb.RenewRequest{SessionId: 1, ReportEpoch: 1, AckedMapVersion: 2, QuiescedMapVersion: 3, Number: 4, Term: 2,
-		HandBacks: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: 1 << 14, Places: []uint32{3 << 10, 1<<10 | 7}}},
-		Returns:   []*dirpb.ReturnedRun{{PgId: 1, Unit: 1 << 14, Units: 3, Generation: 1}},
-		Held:      []*dirpb.Held{{PgId: 1, Generation: 1, OwnUnits: 9, FreeUnits: 5, ForeignUnits: 3, LimboUnits: 1, NetUnits: -4}}}),
+		HandBacks:  []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: 1 << 14, Places: []uint32{3 << 10, 1<<10 | 7}}},
+		Returns:    []*dirpb.ReturnedRun{{PgId: 1, Unit: 1 << 14, Units: 3, Generation: 1}},
+		Held:       []*dirpb.Held{{PgId: 1, Generation: 1, OwnUnits: 9, FreeUnits: 5, ForeignUnits: 3, LimboUnits: 1, NetUnits: -4}},
+		StatusBack: []*dirpb.StatusBlock{{PgId: 1, Generation: 1, Offset: 1 << 16}}}),
 	unary("CloseSession", (*Node).CloseSession, &dirpb.CloseSessionRequest{SessionId: 1, Runs: []*dirpb.ReturnedRun{{PgId: 1, Unit: 1 << 14, Units: 3, Generation: 1, Fresh: true}},
-		HandBacks: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: 1 << 14, Places: []uint32{1 << 31}}}, Held: []*dirpb.Held{{PgId: 1, Generation: 1, NetUnits: math.MinInt64}}}),
+		HandBacks: []*dirpb.FreePlaces{{PgId: 1, Generation: 1, Unit: 1 << 14, Places: []uint32{1 << 31}}}, Held: []*dirpb.Held{{PgId: 1, Generation: 1, NetUnits: math.MinInt64}}, Settled: true}),
 	{"WatchMap", func(ctx context.Context, n *Node, b []byte) (bool, error) {
 		q := new(dirpb.WatchMapRequest)
 		if proto.Unmarshal(b, q) != nil {
@@ -65,6 +66,7 @@ var rpcs = []rpc{
 		return true, n.WatchMap(q, &mapStream{ctx: ctx, cancel: cancel})
 	}, &dirpb.WatchMapRequest{SessionId: 1}},
 	unary("GrantExtent", (*Node).GrantExtent, &dirpb.GrantExtentRequest{SessionId: 1, PgId: 1, WantUnits: 300, PlaceUnits: 5}),
+	unary("GrantStatus", (*Node).GrantStatus, &dirpb.GrantStatusRequest{SessionId: 1, PgId: 1, Held: 1}),
 	unary("SessionState", (*Node).SessionState, &dirpb.SessionStateRequest{SessionId: 1}),
 	unary("RequestSplit", (*Node).RequestSplit, &dirpb.RequestSplitRequest{SessionId: 1, ShardId: 1}),
 	unary("Meet", (*Node).Meet, &dirpb.MeetRequest{SessionIds: []uint32{1}, Id: []byte("0123456789abcdef"), Addr: "h:1", HostId: "h", News: 1}),
@@ -128,6 +130,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		must(n.OpenSession(ctx, &dirpb.OpenSessionRequest{}))
 		must(n.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: 1, PgId: 1, WantUnits: 5000}))
+		must(n.GrantStatus(ctx, &dirpb.GrantStatusRequest{SessionId: 1, PgId: 1}))
 		must(n.StartJob(ctx, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: "default", PgId: 1}))
 		must(n.ClaimJob(ctx, &dirpb.ClaimJobRequest{SessionId: 1}))
 		return n

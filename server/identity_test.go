@@ -297,6 +297,10 @@ func TestSessionOwners(t *testing.T) {
 			_, err := c.GrantExtent(ctx, &dirpb.GrantExtentRequest{SessionId: id, PgId: 1, WantUnits: 1, PlaceUnits: 1})
 			return err
 		},
+		"GrantStatus": func(c dirpb.DirectoryClient) error {
+			_, err := c.GrantStatus(ctx, &dirpb.GrantStatusRequest{SessionId: id, PgId: 1})
+			return err
+		},
 		"RequestSplit": func(c dirpb.DirectoryClient) error {
 			_, err := c.RequestSplit(ctx, &dirpb.RequestSplitRequest{SessionId: id, ShardId: 1})
 			return err

@@ -264,6 +264,9 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 	if err != nil {
 		return nil, err
 	}
+	if err := n.takeStatus(ctx, l, q); err != nil {
+		return nil, err
+	}
 	reply := &dirpb.RenewReply{LeaseMillis: uint64(n.opts.Lease.Milliseconds()), Term: l.term}
 	var a lead.Answer
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
@@ -291,6 +294,25 @@ func (n *Node) Renew(ctx context.Context, q *dirpb.RenewRequest) (*dirpb.RenewRe
 	return reply, nil
 }
 
+// takeStatus takes back the status words that a renewal gives back, before anything of the renewal is heeded: its answer
+// says that they are not the session's any more.
+func (n *Node) takeStatus(ctx context.Context, l *leadership, q *dirpb.RenewRequest) error {
+	if len(q.StatusBack) == 0 {
+		return nil
+	}
+	c := &fsmpb.TakeStatus{SessionId: q.SessionId, Number: q.Number, Blocks: q.StatusBack}
+	var some bool
+	var err error
+	n.machine.view(func(s *fsm.State) { some, err = s.GivesStatus(c) })
+	if err != nil {
+		return refusal(err)
+	}
+	if some {
+		_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_TakeStatus{TakeStatus: c}})
+	}
+	return err
+}
+
 // CloseSession ends a session whose client has stopped.
 func (n *Node) CloseSession(ctx context.Context, q *dirpb.CloseSessionRequest) (*dirpb.CloseSessionReply, error) {
 	l, err := n.leader()
@@ -299,7 +321,7 @@ func (n *Node) CloseSession(ctx context.Context, q *dirpb.CloseSessionRequest) (
 	}
 	epoch, _ := l.epochs()
 	_, err = n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{
-		SessionId: q.SessionId, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked,
+		SessionId: q.SessionId, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked, Settled: q.Settled,
 	}}})
 	if err != nil {
 		return nil, err
@@ -343,6 +365,25 @@ func (n *Node) GrantExtent(ctx context.Context, q *dirpb.GrantExtentRequest) (*d
 		l.rouse()
 	}
 	return reply, nil
+}
+
+// GrantStatus gives a session a block of status words, or tells it of the one that it was given and does not know of.
+func (n *Node) GrantStatus(ctx context.Context, q *dirpb.GrantStatusRequest) (*dirpb.GrantStatusReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	c := &fsmpb.GrantStatus{SessionId: q.SessionId, PgId: q.PgId, Held: q.Held}
+	// A refusal makes no entry in the log.
+	n.machine.view(func(s *fsm.State) { err = s.CanGrantStatus(c) })
+	if err != nil {
+		return nil, refusal(err)
+	}
+	res, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: c}})
+	if err != nil {
+		return nil, err
+	}
+	return res.Status, nil
 }
 
 // SessionState tells whether a session is fenced. Breaking the locks of a session that

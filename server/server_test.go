@@ -872,6 +872,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		"Renew":        func() error { _, err := fc.Renew(ctx, &dirpb.RenewRequest{}); return err },
 		"CloseSession": func() error { _, err := fc.CloseSession(ctx, &dirpb.CloseSessionRequest{}); return err },
 		"GrantExtent":  func() error { _, err := fc.GrantExtent(ctx, &dirpb.GrantExtentRequest{}); return err },
+		"GrantStatus":  func() error { _, err := fc.GrantStatus(ctx, &dirpb.GrantStatusRequest{}); return err },
 		"SessionState": func() error { _, err := fc.SessionState(ctx, &dirpb.SessionStateRequest{}); return err },
 		"RegisterNode": func() error { _, err := fc.RegisterNode(ctx, &dirpb.RegisterNodeRequest{}); return err },
 		"Heartbeat":    func() error { _, err := fc.Heartbeat(ctx, &dirpb.HeartbeatRequest{}); return err },

@@ -363,7 +363,7 @@ func (a *app) printCheck(r *checkReport) error {
 	}
 	a.printTable(row{"Checked", ""}, []row{
 		{"placement groups", r.PGs}, {"replicas", r.Replicas}, {"groups", r.Groups}, {"  with overflow", r.Overflow},
-		{"  insert lock held", r.Locks}, {"slots live", r.Live}, {"  frozen", r.Frozen}, {"  moved", r.Moved}, {"  empty", r.Empty},
+		{"  insert lock held", r.Locks}, {"slots live", r.Live}, {"  frozen", r.Frozen}, {"    by transactions", r.Intents}, {"  moved", r.Moved}, {"  empty", r.Empty},
 		{"  never used", r.Unused}, {"keys in a stash", r.Stashed}, {"expired", r.Expired}, {"chunks of long values", r.Chunks},
 		{"records", r.Records}, {"bytes of records", r.Bytes}, {held, r.Held}, {"busy, not checked", r.Busy},
 	})

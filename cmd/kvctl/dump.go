@@ -58,7 +58,7 @@ func (a *app) dumpCommand() *cobra.Command {
 	f := c.Flags()
 	f.Uint32Var(&o.pg, "pg", 0, "placement group to read at --offset")
 	f.StringVar(&o.offset, "offset", "", "byte of the region to read at")
-	f.StringVar(&o.as, "as", "", "what stands there: region, group, segment or record (default: from the offset)")
+	f.StringVar(&o.as, "as", "", "what stands there: region, group, segment, record or status (default: from the offset)")
 	f.IntVar(&o.replica, "replica", -1, "replica to read, from 0, the head (default: the last, the tail)")
 	return c
 }
@@ -98,8 +98,10 @@ func (d *dumper) print(kind string, off uint64, b []byte) error {
 		err = layout.DumpSegment(&text, off, b, d.HeapLo, d.HeapHi)
 	case "record":
 		err = layout.DumpRecord(&text, off, b)
+	case "status":
+		err = layout.DumpStatus(&text, off, b)
 	default:
-		err = usagef("--as %q: want region, group, segment or record", kind)
+		err = usagef("--as %q: want region, group, segment, record or status", kind)
 	}
 	if err != nil {
 		return err
@@ -152,8 +154,14 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 			if err := d.print("record", w.Off(), rec); err != nil {
 				return err
 			}
-			if r, err := layout.ParseRecord(rec); err == nil && bytes.Equal(r.Key, key) {
+			r, err := layout.ParseRecord(rec)
+			if err == nil && bytes.Equal(r.Key, key) {
 				found = true
+			}
+			if err == nil && r.Flags&layout.FlagIntent != 0 {
+				if err := d.intent(&r); err != nil {
+					return err
+				}
 			}
 		}
 		if !g.Header().OVF() {
@@ -164,6 +172,33 @@ func (a *app) dumpKey(ctx context.Context, s store, o *dumpOptions, key []byte) 
 		return a.about(key, client.ErrNotFound)
 	}
 	return nil
+}
+
+// intent prints what a transaction's intent names: the records before and after, and the status word at its head, which says whose the key's value is.
+func (d *dumper) intent(r *layout.Record) error {
+	in, err := layout.ParseIntent(r.Value, d.HeapLo, d.HeapHi)
+	if err != nil {
+		return nil // the record's dump says so
+	}
+	for _, w := range []layout.Word{in.Parent, in.Final} {
+		if w.State() != layout.Live {
+			continue
+		}
+		b, err := d.read(w.Off(), w.ReadLen())
+		if err == nil {
+			err = d.print("record", w.Off(), b)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	status := *d
+	status.pg, status.replica = in.PG, 0
+	b, err := d.s.ReadRaw(d.ctx, in.PG, 0, in.Off, 8)
+	if err != nil {
+		return fmt.Errorf("placement group %d, replica 0, offset %#x: %w", in.PG, in.Off, err)
+	}
+	return status.print("status", in.Off, b)
 }
 
 func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error {
@@ -193,7 +228,7 @@ func (a *app) dumpOffset(ctx context.Context, o *dumpOptions, off uint64) error 
 				kind = "record"
 			}
 		}
-		n := map[string]int{"region": regionHeaderBytes, "group": layout.GroupSize, "segment": layout.SegmentSize}[kind]
+		n := map[string]int{"region": regionHeaderBytes, "group": layout.GroupSize, "segment": layout.SegmentSize, "status": 8}[kind]
 		if kind == "record" {
 			head, err := d.read(off, layout.RecordHeaderSize)
 			if err != nil {

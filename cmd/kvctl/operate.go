@@ -504,7 +504,8 @@ func unsettled(st *dirpb.StatusReply, ns uint32) bool {
 		return p.GetState() == dirpb.PGState_PG_CREATING || p.GetState() == dirpb.PGState_PG_FROZEN ||
 			p.GetJoining() || p.GetPlanned() != nil || p.GetLeaving() != nil
 	}) || slices.ContainsFunc(st.GetJobs(), func(j *dirpb.Job) bool {
-		return j.GetNamespaceId() == ns && j.GetKind() != dirpb.JobKind_JOB_SCRUB && j.GetKind() != dirpb.JobKind_JOB_RECALL
+		return j.GetNamespaceId() == ns && j.GetKind() != dirpb.JobKind_JOB_SCRUB && j.GetKind() != dirpb.JobKind_JOB_RECALL &&
+			j.GetKind() != dirpb.JobKind_JOB_SETTLE
 	})
 }
 

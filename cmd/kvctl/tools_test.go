@@ -655,3 +655,63 @@ func FuzzParseBytes(f *testing.F) {
 		}
 	})
 }
+
+// The dump of a key that a transaction is about to change shows the intent, the records before and after, and the status word.
+func TestDumpIntent(t *testing.T) {
+	e := newEnv(t, devstore.Options{CapacityBytes: 256 << 20, Providers: []string{"shm"}})
+	e.must("value", "put", "key")
+	s, err := openSession(t, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.Locate([]byte("key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := s.ReadRaw(t.Context(), l.PG, 0, l.Home, layout.GroupSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before := layout.Group(b).Slot(0)
+	at := before.Unit() + 1000
+	code, _ := layout.CodeFor(layout.RecordLen(3, layout.IntentLen))
+	intent, after := layout.MakeLive(1, before.FP(), code, at), layout.MakeLive(1, before.FP(), 0, at+10)
+	in := layout.Intent{Kind: layout.IntentPut, PG: l.PG, Off: layout.RegionPageSize + 40*layout.GroupSize + layout.SlotOff(2), Seq: 7, Parent: before, Final: after}
+	var v [layout.IntentLen]byte
+	layout.EncodeIntent(v[:], &in)
+	record := func(h layout.RecordHeader, value []byte) []byte {
+		r := make([]byte, layout.RecordLen(3, len(value)))
+		layout.EncodeRecord(r, h, []byte("key"), value)
+		return r
+	}
+	planted := map[uint64][]byte{
+		l.Home + layout.SlotOff(0): binary.LittleEndian.AppendUint64(nil, uint64(intent.WithState(layout.Frozen))),
+		intent.Off():               record(layout.RecordHeader{Version: 9, Flags: layout.FlagIntent}, v[:]),
+		after.Off():                record(layout.RecordHeader{Version: 9}, []byte("later")),
+		in.Off:                     binary.LittleEndian.AppendUint64(nil, uint64(layout.MakeStatus(7, layout.Commit, 3))),
+	}
+	e.wrap(func(s store) store {
+		return &overlay{s, func(_ int, off uint64, b []byte) {
+			for at, p := range planted {
+				if at >= off && at < off+uint64(len(b)) {
+					copy(b[at-off:], p)
+				}
+			}
+		}}
+	})
+	out := e.must("", "dump", "key")
+	rest := out
+	for _, want := range []string{"FROZEN", "INTENT", "transaction 7", `"value"`, `"later"`, "status word at", "transaction 7 COMMIT of s3"} {
+		_, after, found := strings.Cut(rest, want)
+		if !found {
+			t.Fatalf("no %q behind the ones before in\n%s", want, out)
+		}
+		rest = after
+	}
+	if out := e.must("", "dump", "--pg", fmt.Sprint(l.PG), "--offset", fmt.Sprint(in.Off), "--as", "status"); !strings.Contains(out, "transaction 7 COMMIT of s3") {
+		t.Error(out)
+	}
+}

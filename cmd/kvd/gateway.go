@@ -93,7 +93,7 @@ func (a *app) gateway(ctx context.Context, c *config.Gateway) (err error) {
 	defer closing(func() error { return providers.Close(devices) })
 	g, err := openGateway(ctx, gatewayOptions{
 		directory: c.Directory, databases: c.Databases, memcached: c.MemcachedDatabase, password: c.Password, passwordFile: c.PasswordFile, aclFile: c.ACLFile, authFile: c.MemcachedAuthFile, itemSize: int(c.MemcachedItemSize),
-		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), execMany: c.ExecPerKey, scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
+		maxConns: c.MaxConnections, maxPerAddr: c.MaxPerAddress, servers: l.servers(), buffers: int64(c.BufferMemory), scriptTime: c.ScriptTimeout, scriptMemory: int(c.ScriptMemory),
 		listenPeers: c.ListenPeers, advertisePeers: c.AdvertisePeers, trackingKeys: c.TrackingKeys, trackingCheck: c.TrackingCheck,
 		devices: devices, provider: c.Provider, tls: creds, identity: c.Identity, log: log,
 	})
@@ -239,7 +239,6 @@ type gatewayOptions struct {
 	// maxConns and maxPerAddr are of each server; servers is how many of them, Redis's and memcached's, are listened for.
 	maxConns, maxPerAddr, servers int
 	buffers                       int64 // bytes; of both servers together
-	execMany                      bool  // gateway.Options.ExecPerKey
 	listenPeers, advertisePeers   string
 	trackingKeys                  int           // gateway.Options.TrackingKeys
 	trackingCheck                 time.Duration // and TrackingCheck
@@ -298,7 +297,7 @@ func openGateway(ctx context.Context, o gatewayOptions) (g *runningGateway, err 
 	if err := g.openPeers(ctx, len(dbs)); err != nil {
 		return g, err
 	}
-	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, ExecPerKey: o.execMany, Version: versionText(), Logger: o.log}); err != nil {
+	if g.redis, err = gateway.New(gateway.Options{Peers: g.peers, TrackingKeys: o.trackingKeys, TrackingCheck: o.trackingCheck, Databases: dbs, Password: o.password, PasswordFile: o.passwordFile, ACLFile: o.aclFile, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, ScriptTimeout: o.scriptTime, ScriptMemory: o.scriptMemory, Version: versionText(), Logger: o.log}); err != nil {
 		return g, err
 	}
 	g.memcached, err = memcached.New(memcached.Options{Client: mc, AuthFile: o.authFile, MaxValueBytes: o.itemSize, MaxConns: o.maxConns, MaxPerAddr: o.maxPerAddr, Budget: budget, Logger: o.log})

@@ -1,6 +1,7 @@
 package repair
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -139,12 +140,19 @@ func (o *Op) partsOf(it *item, r *layout.Record) (m layout.Manifest, err error) 
 	return m, err
 }
 
-// namedBy notes the places of the records that the intent r names, and which of them are manifests.
-func (o *Op) namedBy(it *item, r *layout.Record) error {
+// noteIntent notes the intent r that it's word names, in oldParts the places of the records that r names, and in long which of them are manifests.
+func (o *Op) noteIntent(it *item, r *layout.Record) error {
 	in, err := layout.ParseIntent(r.Value, o.Route.PG.HeapLo, o.Route.PG.HeapHi)
+	fp := layout.FP(o.Env().HashOf(r.Key))
+	for _, x := range []layout.Word{it.x, in.Parent, in.Final} {
+		if err == nil && x.State() != layout.Empty && x.FP() != fp {
+			err = &layout.CorruptError{What: "intent", Check: "fingerprint of " + x.String(), Got: uint64(x.FP()), Want: uint64(fp)}
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("%s: record at %#x: %w", o.where(it.wordRef), it.x.Off(), err)
 	}
+	it.in, it.key, it.oldParts, it.long = &in, bytes.Clone(r.Key), nil, nil
 	for _, x := range []layout.Word{in.Parent, in.Final} {
 		if x.State() == layout.Live {
 			it.oldParts = append(it.oldParts, layout.Chunk{Unit: x.Unit(), Code: x.Code(), Ver: x.Ver()})
@@ -211,7 +219,7 @@ func (o *Op) readManifests(list []*item, manifests *[]*item, must bool, then fun
 			switch {
 			case err != nil:
 			case r.Flags&layout.FlagIntent != 0:
-				err = o.namedBy(it, &r)
+				err = o.noteIntent(it, &r)
 			case r.Flags&layout.FlagManifest != 0: // else half a look at something else
 				var m layout.Manifest
 				if m, err = o.partsOf(it, &r); err == nil {

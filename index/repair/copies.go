@@ -45,7 +45,7 @@ func (o *Op) syncSegment() index.Action {
 }
 
 // copyItems writes a copy of every item's record, which A names, to its fresh place on
-// all replicas, chunks first. A Move's go to the child. Version, flags and expiry stay: nobody can tell the copy from
+// all replicas, chunks first. Those of a Move's moved set go to the child. Version, flags and expiry stay: nobody can tell the copy from
 // the record. A record that is not as its item says ends the Op: its word has changed, or memory is damaged, and a copy
 // would be of something else.
 func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
@@ -83,7 +83,7 @@ func (o *Op) copyItems(list []*item, then func() index.Action) index.Action {
 				layout.SetVersion(bufs[i], r.Version) // and the CRC
 			}
 		}
-		if o.Kind == index.Move {
+		if o.Kind == index.Move && list[0].mine {
 			o.ToChild()
 		}
 		o.NewRound()

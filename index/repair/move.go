@@ -132,8 +132,7 @@ func (o *Op) gotMoving(it *item, b []byte) error {
 		return nil
 	}
 	if r.Flags&layout.FlagIntent != 0 {
-		it.intent = true // it stays as it is
-		return nil
+		return o.noteIntent(it, &r) // it does not move
 	}
 	it.mine, it.hash, it.key = true, hash, bytes.Clone(r.Key)
 	if r.Flags&layout.FlagManifest != 0 && o.Kind == index.Move && o.Route.Child.PG.ID != o.Route.PG.ID {
@@ -159,10 +158,13 @@ func (w *workState) mine() (list []*item) {
 // placeMoving takes places for all records that go to another placement group, before
 // anything is frozen that would have to wait for memory.
 func (o *Op) placeMoving() index.Action {
-	for _, it := range o.work.items {
-		if it.intent {
-			return o.waitIntent(it)
-		}
+	// No intent moves, since its owner, and whoever meets it, knows it by its slot.
+	if list := intents(o.work.items); len(list) > 0 {
+		return o.settleIntents(list, func() index.Action {
+			o.NewRound()
+			o.addImages()
+			return o.await(index.StepReadGroups, o.readMoving)
+		})
 	}
 	if child := o.Route.Child.PG; child.ID != o.Route.PG.ID {
 		for _, it := range o.work.mine() {
@@ -172,15 +174,6 @@ func (o *Op) placeMoving() index.Action {
 		}
 	}
 	return o.freeze(false)
-}
-
-// waitIntent starts over when a transaction may have taken its intent away. No intent moves, since its owner, and whoever meets it, knows it by
-// its slot.
-func (o *Op) waitIntent(it *item) index.Action {
-	if o.work.frozen++; o.work.frozen > maxFrozen {
-		return o.Finish(fmt.Errorf("%s: %v is a transaction's intent, and stays", o.where(it.wordRef), it.x))
-	}
-	return o.Restart(index.Backoff)
 }
 
 // noMemory starts over when there is memory.

@@ -77,7 +77,7 @@ func (o *Op) countFound() index.Action {
 
 // relocateFound puts elsewhere what lies in the extents, or in the window, and reads the group again until there is
 // nothing. A long value moves as a whole if one of its chunks lies there. A FROZEN word belongs to a mover, which is
-// waited for: its copy goes to memory that is not recalled.
+// waited for: its copy goes to memory that is not recalled. An intent is settled if it, or what it names, lies there.
 func (o *Op) relocateFound() index.Action {
 	in := func(unit uint32, code uint8) bool {
 		if units := layout.UnitsOf(code); o.Work.Count {
@@ -85,11 +85,15 @@ func (o *Op) relocateFound() index.Action {
 		}
 		return slices.Contains(o.Work.Extents, unit/layout.ExtentUnits)
 	}
-	var list []*item
+	var list, met []*item
 	for _, it := range o.work.items {
 		if slices.ContainsFunc(it.oldParts, func(c layout.Chunk) bool { return in(c.Unit, c.Code) }) {
 			it.chunks = it.oldParts // all of them: they carry the manifest's id
 		} else if !in(it.x.Unit(), it.x.Code()) {
+			continue
+		}
+		if it.in != nil {
+			it.chunks, met = nil, append(met, it)
 			continue
 		}
 		if it.x.State() == layout.Frozen {
@@ -100,6 +104,9 @@ func (o *Op) relocateFound() index.Action {
 			return o.Restart(index.Backoff)
 		}
 		list = append(list, it)
+	}
+	if len(met) > 0 {
+		return o.settleIntents(met, o.relocate) // what it has come to is moved, if need be
 	}
 	if len(list) > 0 {
 		return o.replace(list, o.relocate) // the client that won a word instead of us put it elsewhere

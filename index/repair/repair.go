@@ -26,7 +26,7 @@ import (
 // Sync, Scrub: the segment at Off of placement group PG. Clean: the group at Off;
 // Wipe leaves zeroes on every replica. Relocate: the group at Off, moving what lies in
 // Extents, or, with Count, moving what lies in Window alone, counting what is linked and
-// listing what lies in Extents. Evict: the groups at Off and More. Move, Abandon: home group
+// listing what lies in Extents. SettleAll: the group at Off. Evict: the groups at Off and More. Move, Abandon: home group
 // Group (segment*16 + group) of shard Shard, with what of its keys is in the stash.
 //
 // An Op that starts over (a fault, another view, no memory) does its group from the
@@ -69,6 +69,7 @@ type Work struct {
 
 	// Answer.
 	Records  uint64            // linked, at the head
+	Settled  uint64            // intents taken away
 	Units    uint64            // of their places
 	Synced   uint64            // words that differed between replicas
 	Moved    uint64            // records moved or relocated
@@ -182,11 +183,10 @@ func (r wordRef) off() uint64 {
 // done for an item is decided by a CAS that expects x.
 type item struct {
 	wordRef
-	x      layout.Word // as last seen at A
-	stale  bool        // x changed after the record was read
-	mine   bool        // of the moved set
-	intent bool        // a transaction's, of the moved set
-	done   bool        // the child has it
+	x     layout.Word // as last seen at A
+	stale bool        // x changed after the record was read
+	mine  bool        // of the moved set
+	done  bool        // the child has it
 
 	key      []byte         // its own memory
 	hash     uint64         // of key
@@ -194,6 +194,12 @@ type item struct {
 	chunks   []layout.Chunk // of a manifest whose chunks are copied, too
 	oldParts []layout.Chunk // of a manifest; of an intent, the places of what it names
 	long     []layout.Word  // of an intent: the manifests that it names, whose chunks are not in oldParts yet
+
+	// Of an intent that is to be settled.
+	in      *layout.Intent
+	verdict layout.Verdict // Undecided: it is gone
+	before  *item          // the record before, of which a copy takes the intent's place after an ABORT
+	gone    []layout.Chunk // of the manifests that go with it
 
 	// The copy's place, and those of its chunks.
 	havePlace bool
@@ -252,6 +258,8 @@ func (o *Op) Begin(b *index.Base) index.Action {
 		return o.startClean()
 	case index.Evict:
 		return o.startEvict()
+	case index.SettleAll:
+		return o.startSettle()
 	default:
 		return o.relocate()
 	}

@@ -94,7 +94,7 @@ func (o *Op) scrubBatch(list []*item) index.Action {
 			rec, _ := layout.ParseRecord(good)
 			o.noteKey(it.wordRef, rec.Key)
 			if rec.Flags&layout.FlagIntent != 0 {
-				if err := o.namedBy(it, &rec); err != nil {
+				if err := o.noteIntent(it, &rec); err != nil {
 					o.Work.Lost++
 					o.finding("%v", err)
 				}

@@ -72,11 +72,13 @@ type Report struct {
 	Live     uint64 `json:"live_slots"`
 	Frozen   uint64 `json:"frozen_slots"`
 	Moved    uint64 `json:"moved_slots"`
-	Stashed  uint64 `json:"stashed_keys"`
-	Expired  uint64 `json:"expired"`
-	Chunks   uint64 `json:"chunks"`
-	Records  uint64 `json:"records"`      // good ones; both of a record that is being moved
-	Bytes    uint64 `json:"record_bytes"` // of their places
+	// Intents are those of the frozen slots that name a transaction's intent.
+	Intents uint64 `json:"intents"`
+	Stashed uint64 `json:"stashed_keys"`
+	Expired uint64 `json:"expired"`
+	Chunks  uint64 `json:"chunks"`
+	Records uint64 `json:"records"`      // good ones; both of a record that is being moved
+	Bytes   uint64 `json:"record_bytes"` // of their places
 
 	// Unreachable is memory that was granted, and is neither linked nor held by any
 	// session; Held is what is not linked but may be held by one of Holders sessions,

@@ -373,3 +373,66 @@ func TestChangedMap(t *testing.T) {
 		t.Errorf("%+v", rep)
 	}
 }
+
+// intent stores what a transaction may leave of a put of key from old to new: an intent of transaction seq of the first status word.
+func (m *memory) intent(key string, change func(*layout.Intent)) (off uint64, w layout.Word) {
+	before, after := m.record(key, "old"), m.record(key, "new")
+	pg := m.pg()
+	pg.StatusArrays = []*dirpb.StatusArray{{Offset: arrayOff(2), Segments: 1}}
+	in := layout.Intent{Kind: layout.IntentPut, PG: 1, Off: arrayOff(2) + layout.SlotOff(0), Seq: 3, Parent: before, Final: after}
+	if change != nil {
+		change(&in)
+	}
+	var v [layout.IntentLen]byte
+	layout.EncodeIntent(v[:], &in)
+	w = m.record(key, string(v[:])).WithState(layout.Frozen)
+	for _, b := range m.regions {
+		layout.EncodeRecord(b[w.Off():][:w.ReadLen()], layout.RecordHeader{Version: 2, Flags: layout.FlagIntent}, []byte(key), v[:])
+	}
+	return m.link(0, key, w), w
+}
+
+// An intent is no word of a move. All that it names counts as linked, and is checked, as its status word is; a status array is no part of a shard.
+func TestIntents(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*layout.Intent)
+		after  func(m *memory, off uint64, w layout.Word)
+		status layout.Status
+		want   string
+	}{
+		"undecided":      {},
+		"decided":        {status: layout.MakeStatus(3, layout.Commit, 7)},
+		"gone on":        {status: layout.MakeStatus(4, layout.Abort, 7), want: "has gone on to transaction 4 ABORT"},
+		"no status word": {status: layout.Status(3 << 60), want: "state and verdict"},
+		"elsewhere":      {change: func(in *layout.Intent) { in.Off = arrayOff(1) + layout.SlotOff(0) }, want: "where none is"},
+		"no group":       {change: func(in *layout.Intent) { in.PG = 9 }, want: "placement group 9, which is not there"},
+		"lost":           {change: func(in *layout.Intent) { in.Generation = 9 }, status: layout.MakeStatus(4, layout.Abort, 7)},
+		"live": {after: func(m *memory, off uint64, w layout.Word) {
+			for r := range m.regions {
+				m.set(r, off, uint64(w.WithState(layout.Live)))
+			}
+		}, want: "is not frozen"},
+		"of a damaged record": {after: func(m *memory, _ uint64, w layout.Word) {
+			m.regions[1][uint64(w.Unit()-1)*layout.UnitSize+layout.RecordHeaderSize] ^= 1
+		}, want: "the record after"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t, 2)
+			m.keys(20)
+			off, w := m.intent("key-in-doubt", c.change)
+			for r := range m.regions {
+				m.set(r, arrayOff(2)+layout.SlotOff(0), uint64(c.status))
+			}
+			if c.after != nil {
+				c.after(m, off, w)
+			}
+			rep := m.check()
+			if (c.want == "") != rep.Good() || !strings.Contains(fmt.Sprint(rep.Findings), c.want) {
+				t.Errorf("%+v", rep)
+			}
+			if c.want == "" && (rep.Intents != 1 || rep.Frozen != 1 || rep.Records != 21 || rep.Groups != 2*17) {
+				t.Errorf("counts %+v", rep)
+			}
+		})
+	}
+}

@@ -12,7 +12,7 @@ import (
 // count is true at the replica whose words and records are counted.
 func (k *checker) count() bool { return k.repl == 0 }
 
-// strangeSlot holds a word that only a move leaves, where none is.
+// strangeSlot holds a word that only a move leaves, where none is, unless it names an intent.
 type strangeSlot struct {
 	replica int
 	off     uint64
@@ -168,6 +168,12 @@ func (k *checker) judgeRecord(a Array, segment uint64, s Slot, overflow *[layout
 		}
 	}
 	chunks := []layout.Chunk(nil)
+	if r.Flags&layout.FlagIntent != 0 {
+		if problem, err := k.intent(a, s, &r); problem != "" || err != nil {
+			return nil, problem, err
+		}
+		k.strange = slices.DeleteFunc(k.strange, func(x strangeSlot) bool { return x == strangeSlot{k.repl, s.Off, s.Word} })
+	}
 	if r.Flags&layout.FlagManifest != 0 {
 		m, err := layout.ParseManifest(r.Value, k.HeapLo, k.HeapHi)
 		if err != nil {

@@ -299,6 +299,21 @@ var scripts = []string{
 	"return string.format('%d', 3)", "local t = {} for i = 1, 5 do t[i] = i end return t", "return #ARGV[1]",
 }
 
+// library makes up the source of a library of one function, whose names collide now and then.
+func (m *maker) library() string {
+	body := m.pick("return redis.call('GET', keys[1])", "return redis.call('SET', keys[1], args[1])", "return redis.call('APPEND', keys[1], args[1] or 'x')",
+		"return redis.pcall('INCR', keys[1])", "return {#keys, #args, keys[1], args[1]}", "error({err='MY own'})", "return redis.call('NOSUCH')",
+		"redis.setresp(3) return redis.call('HGETALL', keys[1])", "redis.call('DEL', keys[1]) return redis.call('RPUSH', keys[1], unpack(args))", "return undefined")
+	name := m.pick("f1", "f1", "f2", "F2", "f3")
+	f := "redis.register_function('" + name + "', function(keys, args) " + body + " end)"
+	if m.IntN(3) == 0 {
+		f = "redis.register_function{function_name='" + name + "', callback=function(keys, args) " + body + " end, flags={" +
+			m.pick("'no-writes'", "'no-writes', 'allow-oom'", "'allow-stale'", "'nothing'", "") + "}" + m.pick("", ", description='tells'", ", name='x'") + "}"
+	}
+	first := m.usual([]string{"#!lua name=l1", "#!lua name=l2", "#!LUA name='l3'"}, "", "#!lua", "#!js name=l1", "#!lua name=l-1", "#!lua name=l1 name=l1", "#!lua name='l1")
+	return first + "\n" + m.usual([]string{f}, "redis.call('PING')", "local x = 1", "redis.register_function('f1')", "x = 1", f+" "+f)
+}
+
 // value makes up an argument by what it is and how it is called.
 func (m *maker) value(a docArg) string {
 	edge := []string{"9223372036854775807", "-9223372036854775808", "9223372036854775808", "4294967296", "abc", "", "1.5", " 1", "007", "+3", "2147483648"}
@@ -327,6 +342,14 @@ func (m *maker) value(a docArg) string {
 		}
 	case "script":
 		return m.pick(scripts...)
+	case "function":
+		return m.usual([]string{"f1", "f2", "F1", "f3"}, "nosuch", "")
+	case "function-code":
+		return m.library()
+	case "library-name":
+		return m.usual([]string{"l1", "l2", "l3"}, "L1", "nosuch", "")
+	case "library-name-pattern":
+		return m.pick("*", "l?", "L[12]", "nosuch", "l1")
 	case "sha1":
 		return m.pick("c664a3bf70bd1d45c4284ffebb65a6f2299bfc9f", "E0E1F9FABFC9D4800C877A703B823AC0578FF8DB", "no sha", "")
 	case "member", "element", "field", "pivot", "member1", "member2":
@@ -414,7 +437,10 @@ func (d *redisDialect) alike(steps []step, replies []reply, theirs reply) bool {
 		return sameReply(d.describe(steps[last]), steps[last], ours, theirs)
 	}
 	var queue []step
-	for i := last - 1; i >= 0 && !strings.EqualFold(steps[i][0], "multi"); i-- {
+	for i := last - 1; i >= 0; i-- {
+		if strings.EqualFold(steps[i][0], "multi") && !replies[i].failed() { // one within a transaction fails
+			break
+		}
 		if replies[i].kind == '+' && replies[i].text == "QUEUED" {
 			queue = append(queue, steps[i])
 		}
@@ -488,7 +514,7 @@ func (d *redisDialect) begin(addr string, variant int) (session, error) {
 		return nil, err
 	}
 	s := &redisSession{c, bufio.NewReader(c)}
-	for _, cmd := range []string{"SCRIPT FLUSH", "SELECT 15", "FLUSHDB", "SELECT 14", "FLUSHDB", "HELLO " + strconv.Itoa(variant+2)} {
+	for _, cmd := range []string{"SCRIPT FLUSH", "FUNCTION FLUSH", "SELECT 15", "FLUSHDB", "SELECT 14", "FLUSHDB", "HELLO " + strconv.Itoa(variant+2)} {
 		if r := s.ask(strings.Fields(cmd)); r.failed() && cmd != "SCRIPT FLUSH" {
 			c.Close()
 			return nil, fmt.Errorf("%s: %v", cmd, r)

@@ -129,6 +129,7 @@ func TestRefusals(t *testing.T) {
 				"foo.bar (from FILE): there is no such setting",
 			},
 		},
+		{name: "setting of before", s: DefaultGateway(), file: "directory: [a:1]\nexec-per-key: true\n", want: []string{"exec-per-key (from FILE): there is no such setting"}},
 		{name: "another role's key", s: DefaultMemNode(), file: "name: a\nbootstrap: true\n", want: []string{"bootstrap (from FILE): there is no such setting"}},
 		{name: "section as text", s: DefaultMemNode(), file: "name: a\ntls: yes-please\n", want: []string{`tls is "yes-please" (from FILE): want a section`}},
 		{name: "setting as section", s: DefaultMemNode(), file: "name: a\nmemory: {size: 1}\n", want: []string{"memory.size (from FILE): there is no such setting"}},
@@ -222,9 +223,16 @@ func TestRefusals(t *testing.T) {
 			args: []string{
 				"--directory=192.0.2.1:7400", "--listen=0.0.0.0:6379", "--listen-unix=", "--listen-tls=0.0.0.0:6380",
 				"--tls-clients=none", "--listen-memcached=192.0.2.1:11211", "--http-listen=192.0.2.1:80", "--memcached-item-size=65MiB", "--max-connections=0", "--max-connections-per-address=-1",
+				"--script-timeout=0s", "--script-memory=1023KiB", "--tracking-keys=0", "--tracking-check=99ms", "--listen-peers=192.0.2.1:7410", "--advertise-peers=g1",
 			},
 			want: []string{
 				`directory is "192.0.2.1:7400" (from --directory): it is on another machine`,
+				"script-timeout is 0s (from --script-timeout): want > 0",
+				"script-memory is 1023KiB (from --script-memory): want at least 1MiB, and at most buffer-memory",
+				"tracking-keys is 0 (from --tracking-keys): want 1 to 1048576",
+				"tracking-check is 99ms (from --tracking-check): want at least 100ms",
+				`listen-peers is "192.0.2.1:7410" (from --listen-peers): others can reach it`,
+				`advertise-peers is "g1" (from --advertise-peers): want`,
 				"databases is [a b a ] (from FILE): a is there twice",
 				"databases is [a b a ] (from FILE): number 3 has no name",
 				`listen is "0.0.0.0:6379" (from --listen): others can reach it, and it is in clear, a password too: use listen-tls, or set insecure`,
@@ -246,6 +254,17 @@ func TestRefusals(t *testing.T) {
 			name: "gateway for anyone", s: DefaultGateway(),
 			args: []string{"--tls-ca=a", "--tls-cert=c", "--tls-key=k", "--listen-tls=0.0.0.0:6380", "--tls-clients=any"},
 			want: []string{`tls-clients is "any" (from --tls-clients): others can reach listen-tls: set a password, password-file or acl-file`},
+		},
+		{
+			name: "gateway's bounds from above", s: DefaultGateway(), env: map[string]string{"KVD_TRACKING_KEYS": "1048577"}, file: "script-memory: 129MiB\nbuffer-memory: 128MiB\n",
+			args: []string{"--script-timeout=-1ns", "--memcached-item-size=1023", "--listen-peers=7410"},
+			want: []string{
+				"tracking-keys is 1048577 (from KVD_TRACKING_KEYS): want 1 to 1048576",
+				"script-memory is 129MiB (from FILE): want at least 1MiB, and at most buffer-memory",
+				"script-timeout is -1ns (from --script-timeout): want > 0",
+				"memcached-item-size is 1023B (from --memcached-item-size): want 1KiB to 64MiB",
+				`listen-peers is "7410" (from --listen-peers): want`,
+			},
 		},
 		{
 			name: "gateway without a way in", s: DefaultGateway(), args: []string{"--listen=off", "--listen-memcached=off", "--databases="},

@@ -134,7 +134,6 @@ type Gateway struct {
 	MaxConnections    int           `mapstructure:"max-connections" usage:"how many connections may be open at a time, of each protocol"`
 	MaxPerAddress     int           `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	BufferMemory      Size          `mapstructure:"buffer-memory" usage:"memory that connections of both protocols share for unfinished commands, values on their way and unread replies, beyond some 64KiB each"`
-	ExecPerKey        bool          `mapstructure:"exec-per-key" usage:"let EXEC change several keys, atomically for each of them alone; false: refuse that"`
 	ScriptTimeout     time.Duration `mapstructure:"script-timeout" usage:"time that a script of EVAL may run; then it ends with an error, and nothing of it is done"`
 	ScriptMemory      Size          `mapstructure:"script-memory" usage:"memory that the values of a script of EVAL may take; it is part of buffer-memory"`
 	TrackingKeys      int           `mapstructure:"tracking-keys" usage:"how many keys that clients cache by CLIENT TRACKING are known at a time; beyond that clients are told to forget some"`

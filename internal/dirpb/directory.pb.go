@@ -996,7 +996,7 @@ type Quota struct {
 	Sessions        uint32                 `protobuf:"varint,1,opt,name=sessions,proto3" json:"sessions,omitempty"`                                          // open or being fenced, but for janitors'
 	Lanes           uint32                 `protobuf:"varint,2,opt,name=lanes,proto3" json:"lanes,omitempty"`                                                // connections of a session to a memory node
 	TcpOpsPerSecond uint64                 `protobuf:"varint,3,opt,name=tcp_ops_per_second,json=tcpOpsPerSecond,proto3" json:"tcp_ops_per_second,omitempty"` // verbs that each memory node executes for it over tcp
-	IndexBytes      uint64                 `protobuf:"varint,4,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`                    // arrays of its shards, all of its placement groups together, each copy counted once
+	IndexBytes      uint64                 `protobuf:"varint,4,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`                    // arrays of its shards and of its status words, all of its placement groups together, each copy counted once
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1789,7 +1789,8 @@ type Job struct {
 	// and, with wipe, that what is readable in the array goes, too.
 	ChildPgId uint32 `protobuf:"varint,18,opt,name=child_pg_id,json=childPgId,proto3" json:"child_pg_id,omitempty"`
 	Drop      bool   `protobuf:"varint,19,opt,name=drop,proto3" json:"drop,omitempty"`
-	// SETTLE: blocks of status words, whose sessions have ended. Bytes, in the region.
+	// SETTLE: blocks of status words that no intent names any more, of sessions that have ended. They are granted
+	// again when each of their words has been swung past what the session may have begun. Bytes, in the region.
 	StatusBlocks []uint64 `protobuf:"varint,50,rep,packed,name=status_blocks,json=statusBlocks,proto3" json:"status_blocks,omitempty"`
 	// No work before every session has acknowledged this map version; 0: none.
 	Barrier uint64 `protobuf:"varint,11,opt,name=barrier,proto3" json:"barrier,omitempty"`
@@ -3263,7 +3264,8 @@ type RenewRequest struct {
 	// this term, wait until every session has reported more than the reclaim epoch in the reply.
 	InLimbo     bool   `protobuf:"varint,10,opt,name=in_limbo,json=inLimbo,proto3" json:"in_limbo,omitempty"`
 	TokenNumber uint64 `protobuf:"varint,40,opt,name=token_number,json=tokenNumber,proto3" json:"token_number,omitempty"` // of the token that the session shows; 0: it shows none
-	// Blocks of status words that the session gives back: none of its intents names any of them, and none will.
+	// At most 4,096 blocks of status words that the session gives back: no intent names any of them, and none of its own will. It
+	// counts them as its own, and says so with every renewal, until one has been answered.
 	StatusBack    []*StatusBlock `protobuf:"bytes,50,rep,name=status_back,json=statusBack,proto3" json:"status_back,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -32,6 +32,13 @@ type PG struct {
 	Members                 []Member
 	RegionBytes, IndexBytes uint64
 	AccessBytes             uint64 // IndexBytes, or 0: no access words
+	StatusArrays            []StatusArray
+}
+
+// StatusArray is a part of a placement group's index that has status words of transactions. No hash leads there.
+type StatusArray struct {
+	Off      uint64 // bytes from the start of the region
+	Segments uint32
 }
 
 // Shard is a range of the hash space.
@@ -110,6 +117,9 @@ func ViewOf(m *dirpb.Map, namespace uint32) (*View, error) {
 			}
 			pg.Members = append(pg.Members, mem)
 		}
+		for _, a := range p.GetStatusArrays() {
+			pg.StatusArrays = append(pg.StatusArrays, StatusArray{a.GetOffset(), a.GetSegments()})
+		}
 		pg.Leaving = pg.Active && n > 1 && !p.GetJoining() && nodes[pg.Members[0].Node].Leaving
 		pgs[pg.ID] = pg
 		list = append(list, pg)
@@ -165,6 +175,11 @@ func NewView(version uint64, pgs []*PG, shards []Shard) (*View, error) {
 		p.HeapHi = uint32(min(p.RegionBytes/layout.UnitSize, 1<<32-1))
 		p.Head = p.Members[0].Incarnation ^ p.Members[0].Since<<32 // incarnations are random
 		v.add(p)
+		for _, a := range p.StatusArrays {
+			if !v.fits(p, a.Off, a.Segments) {
+				return nil, fmt.Errorf("map %d: pg %d: %d segments of status words at %#x do not lie in its index", version, p.ID, a.Segments, a.Off)
+			}
+		}
 	}
 	if len(shards) == 0 {
 		return v, nil
@@ -228,7 +243,7 @@ func (v *View) add(p *PG) {
 // have none, and are never routed to.
 func (v *View) fits(p *PG, off uint64, segments uint32) bool {
 	return p != nil && v.PGs[p.ID] == p && segments != 0 && off%layout.GroupSize == 0 && off >= layout.RegionPageSize &&
-		off+uint64(segments)*layout.SegmentSize <= p.IndexBytes
+		off <= p.IndexBytes && uint64(segments)*layout.SegmentSize <= p.IndexBytes-off
 }
 
 // left is the least hash that a shard covers: its prefix, aligned with the top of the hash.

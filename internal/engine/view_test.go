@@ -55,3 +55,33 @@ func TestViewOfGrowth(t *testing.T) {
 		}
 	}
 }
+
+// Arrays of status words lie in the index, where groups begin.
+func TestViewOfStatusArrays(t *testing.T) {
+	const index = layout.RegionPageSize + 3*layout.SegmentSize
+	for _, tc := range []struct {
+		off      uint64
+		segments uint32
+		ok       bool
+	}{
+		{layout.RegionPageSize, 3, true},
+		{layout.RegionPageSize + 2*layout.SegmentSize, 1, true},
+		{layout.RegionPageSize, 4, false},
+		{layout.RegionPageSize, 0, false},
+		{layout.RegionPageSize + 8, 1, false},
+		{0, 1, false},
+		{index, 1, false},
+		{1<<64 - layout.GroupSize, 1, false},
+		{layout.RegionPageSize, 1<<32 - 1, false},
+	} {
+		v, err := engine.ViewOf(&dirpb.Map{Version: 7, Nodes: []*dirpb.Node{{Id: 1, State: dirpb.NodeState_NODE_UP}},
+			Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: index,
+				Members: []*dirpb.Member{{NodeId: 1}}, StatusArrays: []*dirpb.StatusArray{{Offset: tc.off, Segments: tc.segments}}}}}, 1)
+		if (err == nil) != tc.ok {
+			t.Errorf("%d segments at %#x: %v", tc.segments, tc.off, err)
+		}
+		if err == nil && (len(v.PGs[1].StatusArrays) != 1 || v.PGs[1].StatusArrays[0] != engine.StatusArray{Off: tc.off, Segments: tc.segments}) {
+			t.Errorf("%d segments at %#x: %v", tc.segments, tc.off, v.PGs[1].StatusArrays)
+		}
+	}
+}

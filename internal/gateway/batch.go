@@ -427,8 +427,14 @@ func badKey(name []byte) string {
 	if len(name) == 0 || len(name) > client.MaxKeyLen {
 		return "ERR kvd: key of " + strconv.Itoa(len(name)) + " bytes: keys have 1 to " + strconv.Itoa(client.MaxKeyLen)
 	}
+	if isReserved(name) {
+		return "ERR kvd: this key is reserved for libraries of functions"
+	}
 	return ""
 }
+
+// isReserved reports whether a name is of a key that gateways keep for themselves. Users neither see nor touch it.
+func isReserved[S string | []byte](name S) bool { return string(name) == inside.FunctionsKey }
 
 var (
 	errUnchanged = errors.New("unchanged")

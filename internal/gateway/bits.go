@@ -475,6 +475,7 @@ func cmdBitOp(t *staged, args [][]byte, w *resp.Writer) {
 	if n == 0 {
 		if d.present {
 			d.delete()
+			t.name(d, onGeneric, "del")
 		}
 		w.Int(0)
 		return

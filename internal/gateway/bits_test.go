@@ -112,7 +112,7 @@ func randomBits(rng *rand.Rand) [][]string {
 	case 12:
 		return [][]string{{"SET", k, pick("", "\xff\xff\xff", "foobar", "\x00\x00", "\x00\xff\xf0", "ohmytext", "mynewtext", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")}}
 	case 13:
-		return [][]string{{"BITOP", pick("AND", "or", "XOR", "NOT", "not", "foo"), k, k}, {"GET", k}}
+		return [][]string{append([]string{"BITOP", pick("AND", "or", "XOR", "NOT", "not", "foo"), k, key()}, pick2(rng, key(), k)...), {"GET", k}}
 	case 14:
 		return [][]string{append([]string{"LCS", key(), key()}, pick2(rng, "LEN", "IDX", "WITHMATCHLEN", "MINMATCHLEN", "3")...)}
 	case 15, 16, 17:
@@ -123,6 +123,6 @@ func randomBits(rng *rand.Rand) [][]string {
 		return [][]string{{"PFCOUNT", pick(hll(), k), hll()}, {"PFDEBUG", pick("ENCODING", "TODENSE", "DECODE", "GETREG", "foo"), hll()}}
 	default:
 		h := pick(hll(), k)
-		return [][]string{{"PFMERGE", h}, {"GET", h}, {"DEL", hll()}}
+		return [][]string{append([]string{"PFMERGE", h}, pick2(rng, hll(), k)...), {"GET", h}, {"DEL", hll()}}
 	}
 }

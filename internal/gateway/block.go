@@ -62,20 +62,25 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 }
 
 // firstOf pops from the first key that is there, which must be of a type; it returns false, without a reply, if there is none.
-// The first key is most often the one, so that the others are read when they are needed.
+// The first key is most often the one, so that the others are read when they are needed. That those before it are not there is no
+// condition for a client that may wait: many of them wait for the same keys, and would be in each other's way.
 func firstOf(t *staged, names [][]byte, typ client.Type, again bool, w *resp.Writer, pop func(k *key, name []byte)) bool {
 	for i, name := range names {
 		if i == 1 {
 			t.load(names[1:]...)
 		}
-		k := t.key(name)
+		look := t.key
+		if t.mayWait {
+			look = t.peek
+		}
+		k := look(name)
 		switch {
 		case t.failed():
 			return true
 		case !k.present, again && k.typ != typ:
 			continue
 		case k.is(typ, w):
-			pop(k, name)
+			pop(t.key(name), name)
 		}
 		return true
 	}
@@ -373,7 +378,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	for again := false; ; again = true {
 		if mine := s.turn(x, c.db, b.names); len(mine) > 0 {
 			began := time.Now()
-			pass = c.tryBlocked(&b, mine, again, w)
+			pass = c.tryBlocked(cmd, &b, mine, again, w)
 			if worked += time.Since(began); pass {
 				return worked, nil
 			}
@@ -425,8 +430,10 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 var errNothing = errors.New("nothing to take")
 
 // tryBlocked reports whether the command was performed, or failed, and replied.
-func (c *conn) tryBlocked(b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
-	t, err := c.performStaged(nil, func(t *staged) {
+func (c *conn) tryBlocked(cmd *command, b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
+	t, err := c.performStaged(nil, nil, func(t *staged) {
+		defer t.noteChanges(cmd)()
+		t.mayWait = true
 		if !b.try(t, names, again, &t.out) && t.err == nil {
 			t.err = errNothing
 		}

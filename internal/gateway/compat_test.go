@@ -144,7 +144,7 @@ func alike(cmd []string, got, want []byte) bool {
 	return err1 == nil && err2 == nil && a > 0 && b > 0 && a-b <= tolerance && b-a <= tolerance
 }
 
-// randomCommands are one command, or a transaction on one key.
+// randomCommands are one command, or a transaction.
 func randomCommands(rng *rand.Rand) [][]string {
 	pick := func(s ...string) string { return s[rng.IntN(len(s))] }
 	key := func() string { return "key:" + strconv.Itoa(rng.IntN(6)) }
@@ -298,7 +298,7 @@ func randomCommands(rng *rand.Rand) [][]string {
 	case 5:
 		return [][]string{{"KEYS", pick("*", "key:*", "key:[0-3]", "key:[^1]", "k?y:5", "nothing", "*:*", "[a-", "key:\\4", "**5")}}
 	case 6:
-		return [][]string{{"MSETNX", key(), value()}}
+		return [][]string{append([]string{"MSETNX", key(), value()}, [][]string{nil, {key(), value()}}[rng.IntN(2)]...)}
 	case 7:
 		return [][]string{{pick("PING", "ECHO", "FOO", "GET", "SET", "config", "object", "client"), "x" + value()}}
 	case 8:
@@ -311,12 +311,19 @@ func randomCommands(rng *rand.Rand) [][]string {
 		return [][]string{{"nosuchcommand", value(), value(), value()}}
 	case 12, 13:
 		k := key()
+		several := rng.IntN(2) == 0
 		tx := [][]string{{"WATCH", k}, {"MULTI"}}
 		if rng.IntN(3) > 0 {
 			tx = tx[1:]
 		}
 		for range rng.IntN(6) {
+			if several {
+				k = key()
+			}
 			c := one(k)
+			if several && rng.IntN(4) == 0 {
+				c = []string{pick("RENAME", "RENAMENX", "COPY"), k, key()}
+			}
 			for strings.Contains(strings.ToLower(c[0]), "ttl") || strings.Contains(strings.ToLower(c[0]), "expiretime") {
 				c = one(k)
 			}

@@ -488,8 +488,8 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 // A refused command is answered at once, and makes EXEC fail, as in Redis. Even then the reply
 // waits its turn behind those of the batch.
 func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
-	if bad == "" && cmd.noTx {
-		bad = "ERR kvd: '" + cmd.name + "' is not allowed in a transaction"
+	if bad == "" && cmd.steps {
+		bad = "ERR kvd: '" + cmd.name + "' cannot be done in one step with others, so it is not allowed in a transaction"
 	}
 	if bad == "" && !c.tx.push(c, cmd, args) {
 		bad = "ERR kvd: transaction of more than " + fmt.Sprint(c.g.queryBytes()) + " bytes"
@@ -508,6 +508,9 @@ func (c *conn) queue(b *batch, cmd *command, args [][]byte, bad string) error {
 	}
 	if err := b.run(); err != nil {
 		return err
+	}
+	if cmd == selectCommand {
+		c.tx.db = c.selected(c.tx.db, args)
 	}
 	start := b.w.Len()
 	b.w.Simple("QUEUED")

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -83,7 +84,7 @@ $ incrbyfloat: incrbyfloat
 $ setbit: setbit bitfield
 $ pfadd: pfadd pfmerge
 g del: del unlink getdel
-g expire: expire pexpire expireat pexpireat getex
+g expire: expire pexpire expireat pexpireat
 g persist: persist
 g restore: restore
 l lpush: lpush lpushx
@@ -94,9 +95,13 @@ l linsert: linsert
 l lset: lset
 l ltrim: ltrim
 l lrem: lrem
+l sortstore: sort
 s sadd: sadd
 s srem: srem
 s spop: spop
+s sinterstore: sinterstore
+s sunionstore: sunionstore
+s sdiffstore: sdiffstore
 h hset: hset hsetnx hmset
 h hincrby: hincrby
 h hincrbyfloat: hincrbyfloat
@@ -109,6 +114,12 @@ z zrembyrank: zremrangebyrank
 z zrembylex: zremrangebylex
 z zpopmin: zpopmin
 z zpopmax: zpopmax
+z zinterstore: zinterstore
+z zunionstore: zunionstore
+z zdiffstore: zdiffstore
+z zrangestore: zrangestore
+z geosearchstore: geosearchstore
+z georadiusstore: georadius georadiusbymember
 `
 
 // keyEvent is what a command's change of a key is called.
@@ -171,7 +182,7 @@ func (b *batch) tellOfWrites() {
 					g.event(&b.c.box, notify, b.c.db, keyEvent{onMiss, "keymiss"}, u.name)
 				}
 				if wrote = wrote || ch.changed; ch.changed && notify != 0 {
-					b.c.tellOfChange(notify, e.cmd, b.c.db, u.name, ch)
+					b.c.tellOfChange(notify, e.cmd.event, b.c.db, u.name, ch)
 				}
 			})
 		}
@@ -204,41 +215,54 @@ func (u *unit) changeOf(e *entry) change {
 
 // tellOfChange publishes the events of one command's change of one key: its own, and those of a new key, of an expiry that came
 // with a value, and of a deletion.
-func (c *conn) tellOfChange(notify eventClass, cmd *command, db int, name []byte, ch change) {
-	ev := cmd.event
+func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte, ch change) {
 	tell := func(ev keyEvent) { c.g.event(&c.box, notify, db, ev, name) }
 	if ch.created {
 		tell(keyEvent{onNew, "new"})
 	}
+	goes := ch.deleted && ev.name != "rename_from"
 	switch {
-	case ev.class == onGeneric && ch.deleted:
-		ev.name = "del"
-	case cmd.name == "getex" && ch.expires == 0:
-		ev.name = "persist"
+	case goes && (ev.class == onGeneric || strings.HasSuffix(ev.name, "store")):
+		ev = keyEvent{onGeneric, "del"}
+	case ev.name == "getex":
+		if ev.name = "expire"; ch.expires == 0 {
+			ev.name = "persist"
+		}
 	}
 	tell(ev)
 	if notify&onExpired != 0 {
 		c.g.watchExpiry(db, name, ch.expires)
 	}
 	switch {
-	case ch.deleted && ev.name != "del":
+	case goes && ev.name != "del":
 		tell(keyEvent{onGeneric, "del"})
 	case ch.expires != 0 && ev.name == "set":
 		tell(keyEvent{onGeneric, "expire"})
 	}
 }
 
-// stagedChange is a command's change of a staged key.
+// stagedChange is a command's change of a staged key, and what it is called.
 type stagedChange struct {
-	cmd *command
-	k   *stagedKey
+	k *stagedKey
+	keyEvent
 	change
+}
+
+// namedChange is what a command calls its change of a key, if that has not the command's own event.
+type namedChange struct {
+	k *key
+	keyEvent
+}
+
+// name says that the command at hand calls its change of a key so. Redis tells of changes in this order.
+func (t *staged) name(k *key, class eventClass, event string) {
+	t.named = append(t.named, namedChange{k, keyEvent{class, event}})
 }
 
 // noteChanges notes what a command does to the keys, until the returned function is called. They are told when all
 // that is staged has taken effect.
 func (t *staged) noteChanges(cmd *command) (end func()) {
-	if t.c.g.notify.Load() == 0 {
+	if t.named = t.named[:0]; t.c.g.notify.Load() == 0 || cmd.group == "scripting" { // a script's commands note theirs
 		return func() {}
 	}
 	type state struct{ changed, present bool }
@@ -249,12 +273,23 @@ func (t *staged) noteChanges(cmd *command) (end func()) {
 	}
 	return func() {
 		for i, k := range t.keys {
-			was := state{present: k.version != 0} // of a key that the command has read
-			if i < len(before) {
-				was = before[i]
+			if i >= len(before) { // the command has read it
+				before = append(before, state{present: k.version != 0})
 			}
-			if k.changed && (was.present || k.present) {
-				t.changes = append(t.changes, stagedChange{cmd, k, change{changed: true, created: !was.present && k.present, deleted: !k.present, expires: k.expires}})
+		}
+		note := func(k *stagedKey, ev keyEvent, created bool) {
+			t.changes = append(t.changes, stagedChange{k, ev, change{changed: true, created: created, deleted: !k.present, expires: k.expires}})
+		}
+		for _, x := range t.named {
+			i := slices.IndexFunc(t.keys, func(k *stagedKey) bool { return &k.key == x.k })
+			k := t.keys[i]
+			note(k, x.keyEvent, !before[i].present && k.present && x.class != onNew)
+			before[i].present = k.present // the next event of it is of no new key
+		}
+		for i, k := range t.keys {
+			was := before[i]
+			if k.changed && (was.present || k.present) && !isReserved(k.name) && !slices.ContainsFunc(t.named, func(x namedChange) bool { return x.k == &k.key }) {
+				note(k, cmd.event, !was.present && k.present)
 			}
 			k.changed = k.changed || was.changed
 		}
@@ -266,13 +301,13 @@ func (t *staged) tellOfWrites() {
 	g := t.c.g
 	notify := eventClass(g.notify.Load())
 	for _, x := range t.changes {
-		t.c.tellOfChange(notify, x.cmd, x.k.db, []byte(x.k.name), x.change)
+		t.c.tellOfChange(notify, x.keyEvent, x.k.db, []byte(x.k.name), x.change)
 	}
 	if !g.tracks() {
 		return
 	}
 	for _, k := range t.keys {
-		if k.changed {
+		if k.changed && !isReserved(k.name) {
 			g.wrote(t.c, []byte(k.name))
 		}
 	}
@@ -282,7 +317,7 @@ func (t *staged) tellOfWrites() {
 // their versions.
 func (t *staged) trackReads(keys []*stagedKey) (end func()) {
 	c := t.c
-	if !c.tracksReads() {
+	if !c.tracksReads() || isReserved(keys[0].name) { // which is read alone
 		return func() {}
 	}
 	c.out.cork()
@@ -311,23 +346,5 @@ func (g *Gateway) event(box *outbox, notify eventClass, db int, ev keyEvent, key
 	}
 	if notify&onKeyevent != 0 {
 		g.publish(box, false, []byte("__keyevent"+at+ev.name), key)
-	}
-}
-
-// madeKey is changedKey for a key that was not there, or takes the place of one.
-func (c *conn) madeKey(db int, class eventClass, event string, key []byte) {
-	if notify := eventClass(c.g.notify.Load()); notify != 0 {
-		c.g.event(&c.box, notify, db, keyEvent{onNew, "new"}, key)
-	}
-	c.changedKey(db, class, event, key)
-}
-
-// changedKey is for commands that change keys outside of a batch: it publishes their event, and says that the key was written.
-func (c *conn) changedKey(db int, class eventClass, event string, key []byte) {
-	if notify := eventClass(c.g.notify.Load()); notify != 0 {
-		c.g.event(&c.box, notify, db, keyEvent{class, event}, key)
-	}
-	if c.g.tracks() {
-		c.g.wrote(c, key)
 	}
 }

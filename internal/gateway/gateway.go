@@ -1,14 +1,13 @@
 // Package gateway serves the store to Redis clients: strings, hashes, sets, sorted sets and lists, and what goes with
-// them (expiry, SCAN, transactions on one key, scripts, publish/subscribe), over RESP2 and RESP3.
+// them (expiry, SCAN, transactions, scripts, publish/subscribe), over RESP2 and RESP3.
 //
 // A [Gateway] keeps no data: any number of them serve the same namespaces, and each
 // command is as linearizable as the client.API operation that it becomes. Commands
 // that a connection has pipelined go to the store together; those on one key take
-// effect in order and at once, those on different keys in any order. A command on
-// several keys (MGET, MSET, DEL) is atomic for each of them alone. Scripts (scripts.go) take effect in one step. Commands that cannot be atomic are
-// refused: MSETNX of several keys, and EXEC of writes to several keys unless
-// Options.ExecPerKey allows it. RENAME and COPY take several steps, so that others may
-// see both names for a moment; never neither.
+// effect in order and at once, those on different keys in any order. MGET, MSET, DEL and their like
+// are atomic for each of their keys alone. All other commands on several keys (staged.go), EXEC (tx.go), scripts (scripts.go) and functions
+// (functions.go) take effect in one step, with client.API.MultiCAS: they run on what the store had, and again if that
+// has changed until then. Keys of several databases cannot change together, and the flushes go step by step.
 //
 // The protocol is left to internal/resp, connections to internal/netsrv. Start with
 // [Options] and [New]; in the code, a command is a keyFunc (strings.go), pipelined
@@ -86,8 +85,6 @@ type Options struct {
 	ScriptTimeout time.Duration
 	// ScriptMemory bounds the bytes of a script's values, about; they are out of Budget. Default 64 MiB.
 	ScriptMemory int
-	// ExecPerKey lets EXEC write to several keys, atomically for each of them alone.
-	ExecPerKey bool
 	// Debug allows DEBUG SLEEP.
 	Debug bool
 	// Peers are the other gateways of the same databases; nil: there are none. They are the caller's, who closes them before the
@@ -193,15 +190,16 @@ type Gateway struct {
 	denials acl.Log
 	aclFile sync.Mutex // held while Options.ACLFile is read or written
 	// stopping refuses commands; see Drain.
-	stopping atomic.Bool
-	loops    loop.Loops
-	waits    waits
-	scripts  scripting
-	hub      hub
-	notify   atomic.Uint32 // notify-keyspace-events, an eventClass
-	tracked  trackTable
-	expiries expiries
-	interest sync.Mutex // held while Options.Peers is told what to tell
+	stopping  atomic.Bool
+	loops     loop.Loops
+	waits     waits
+	scripts   scripting
+	functions functions
+	hub       hub
+	notify    atomic.Uint32 // notify-keyspace-events, an eventClass
+	tracked   trackTable
+	expiries  expiries
+	interest  sync.Mutex // held while Options.Peers is told what to tell
 
 	mu struct {
 		sync.Mutex
@@ -240,7 +238,8 @@ func New(o Options) (*Gateway, error) {
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
 	g.scripts.cache = luascript.NewCache(scriptCacheBytes)
-	g.scripts.mu.running = make(map[*luascript.Task]time.Time)
+	g.scripts.mu.running = make(map[*luascript.Task]runningScript)
+	g.functions.loading, g.functions.loadTime = make(chan struct{}, 1), loadTime
 	g.mu.conns = make(map[int64]*conn)
 	g.waits.init(g)
 	g.hub.init()

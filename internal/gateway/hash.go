@@ -435,7 +435,7 @@ func cmdHRandField(k *key, args [][]byte, w *resp.Writer) {
 	}
 }
 
-// scanArgs are what HSCAN and SSCAN are told.
+// scanArgs are what HSCAN, SSCAN and ZSCAN are told.
 type scanArgs struct {
 	cursor  uint64
 	count   int64
@@ -467,7 +467,7 @@ func parseScan(cursor uint64, opts [][]byte) (a scanArgs, bad string) {
 	return a, ""
 }
 
-// scanOf is the part of HSCAN and SSCAN before the scan; ok is false behind a reply.
+// scanOf is the part of HSCAN, SSCAN and ZSCAN before the scan; ok is false behind a reply.
 func (k *key) scanOf(t client.Type, args [][]byte, w *resp.Writer) (a scanArgs, ok bool) {
 	cursor, ok := parseCursor(args[2])
 	if !ok {

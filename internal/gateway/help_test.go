@@ -32,6 +32,7 @@ func start(t testing.TB, o Options) (string, *Gateway) {
 		t.Fatal(err)
 	}
 	g.calm = testCalm
+	g.functions.loadTime = patience
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -171,7 +171,7 @@ func cmdPFDebug(k *key, args [][]byte, w *resp.Writer) {
 		})
 		w.Bulk(bytes.TrimSuffix(s.Bytes(), []byte(" ")))
 	default:
-		w.Error("ERR Unknown PFDEBUG subcommand '" + string(args[1]) + "'")
+		w.Error("ERR Unknown PFDEBUG subcommand '" + clip(args[1], len(args[1])) + "'")
 	}
 }
 

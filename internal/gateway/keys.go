@@ -44,7 +44,7 @@ func encodeCursor(cur client.Cursor) (n uint64, ok bool) {
 }
 
 // pages calls f with pages of keys from cur on, until it says stop. The
-// keys are f's. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
+// keys are f's; those that gateways keep for themselves are left out. Corrupt records are left out; an error at the end, which is ErrCorrupt, says so.
 func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f func(kvs []client.KV, next client.Cursor) (more bool, err error)) error {
 	var damaged error // of the first such page
 	for !cur.Done {
@@ -57,6 +57,7 @@ func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f 
 				damaged = cmp.Or(damaged, err)
 			case err != nil:
 				return err
+			case isReserved(kv.Key):
 			default:
 				kvs = append(kvs, kv)
 			}
@@ -242,6 +243,11 @@ func cmdDBSize(c *conn, w *resp.Writer, _ [][]byte) {
 		w.Error(c.g.storeError(err))
 		return
 	}
+	if c.db == 0 && n > 0 {
+		if set, err := c.libraries(false); err != nil || set.version != 0 {
+			n-- // the key of libraries, if only one that cannot be read
+		}
+	}
 	w.Int(int64(n))
 }
 
@@ -298,13 +304,8 @@ func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) {
 		w.Error("ERR wrong number of arguments for 'msetnx' command")
 		return
 	}
-	var names [][]byte
 	for i := 1; i < len(args); i += 2 {
-		names = append(names, args[i])
-	}
-	t.load(names...)
-	for _, n := range names {
-		if t.key(n).present {
+		if t.key(args[i]).present {
 			w.Int(0)
 			return
 		}
@@ -315,124 +316,54 @@ func cmdMSetNX(t *staged, args [][]byte, w *resp.Writer) {
 	w.Int(1)
 }
 
-func cmdRename(c *conn, w *resp.Writer, args [][]byte)   { c.rename(w, args, false) }
-func cmdRenameNX(c *conn, w *resp.Writer, args [][]byte) { c.rename(w, args, true) }
+func cmdRename(t *staged, args [][]byte, w *resp.Writer)   { t.rename(args[1], args[2], false, w) }
+func cmdRenameNX(t *staged, args [][]byte, w *resp.Writer) { t.rename(args[1], args[2], true, w) }
 
-// rename writes the new key, then deletes the old one if it is still what was
-// copied; if not, it copies again.
-// If the connection or the gateway ends in between there are both names; never neither. The copy
-// keeps expiry and flags. With nx the new name is only written again over what this command
-// itself wrote.
-func (c *conn) rename(w *resp.Writer, args [][]byte, nx bool) {
-	from, to := args[1], args[2]
-	for _, k := range args[1:] {
-		if bad := badKey(k); bad != "" {
-			w.Error(bad)
-			return
-		}
+// rename makes one key what another one is, which goes. With nx it must not be there.
+func (t *staged) rename(from, to []byte, nx bool, w *resp.Writer) {
+	t.load(from, to)
+	src := t.key(from)
+	switch {
+	case !src.present:
+		w.Error(errNoKey)
+		return
+	case bytes.Equal(from, to):
+	case nx && t.key(to).present:
+		w.Int(0)
+		return
+	default:
+		dst := t.key(to)
+		dst.become(src)
+		src.delete()
+		t.name(dst, onNew, "new")
+		t.name(src, onGeneric, "rename_from")
+		t.name(dst, onGeneric, "rename_to")
 	}
-	api := c.api
-	remove := func(name []byte, version uint64) error {
-		give, err := c.do(func(ctx context.Context) error { return api.DeleteVersion(ctx, name, version) })
-		give()
-		return err
-	}
-	give := func() {}
-	defer func() { give() }()
-	wrote := uint64(0) // the version of to that this command wrote
-	for {
-		give()
-		var it client.Item
-		var err error
-		give, err = c.do(func(ctx context.Context) (err error) {
-			it, err = getTyped(ctx, api, from)
-			return err
-		})
-		if err != nil {
-			if errors.Is(err, client.ErrNotFound) {
-				if wrote != 0 { // somebody else deleted it first
-					_ = remove(to, wrote)
-				}
-				w.Error(errNoKey)
-				return
-			}
-			w.Error(c.g.storeError(err))
-			return
-		}
-		if string(from) == string(to) {
-			if nx {
-				w.Int(0)
-			} else {
-				w.OK()
-			}
-			return
-		}
-		put := client.Op{Kind: client.OpPut, Key: to, Value: it.Value, Expires: it.Expires, Flags: it.Flags, Type: it.Type}
-		if nx {
-			if put.Cond = client.IfAbsent; wrote != 0 {
-				put.Cond, put.Version = client.IfVersion, wrote
-			}
-		}
-		version := uint64(0)
-		done, err := c.do(func(ctx context.Context) error {
-			ops := []client.Op{put}
-			api.Do(ctx, ops)
-			version = ops[0].Item.Version
-			return ops[0].Err
-		})
-		done()
-		switch {
-		case errors.Is(err, client.ErrExists):
-			w.Int(0)
-			return
-		case nx && (errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound)):
-			w.Int(0) // to is somebody else's by now
-			return
-		case err != nil:
-			w.Error(c.g.storeError(err))
-			return
-		}
-		wrote = version
-		err = remove(from, it.Version)
-		switch {
-		case err == nil:
-			if notify := eventClass(c.g.notify.Load()); notify != 0 {
-				c.g.event(&c.box, notify, c.db, keyEvent{onNew, "new"}, to)
-			}
-			c.changedKey(c.db, onGeneric, "rename_from", from)
-			c.changedKey(c.db, onGeneric, "rename_to", to)
-			if nx {
-				w.Int(1)
-			} else {
-				w.OK()
-			}
-			return
-		case errors.Is(err, client.ErrConflict), errors.Is(err, client.ErrNotFound):
-		default:
-			w.Error(c.g.storeError(err))
-			return
-		}
+	switch {
+	case !nx:
+		w.OK()
+	default:
+		w.Int(bit(!bytes.Equal(from, to)))
 	}
 }
 
-// getTyped is api.Get of a value of any type.
-func getTyped(ctx context.Context, api client.API, name []byte) (client.Item, error) {
-	ops := [1]client.Op{{Kind: client.OpGet, Key: name, Typed: true}}
-	api.Do(ctx, ops[:])
-	return ops[0].Item, ops[0].Err
+// become makes the key what another one is. Both have the one value from now on, in a buffer that neither writes to.
+func (k *key) become(other *key) {
+	k.present, k.value, k.expires, k.flags, k.typ, k.changed = true, other.value, other.expires, other.flags, other.typ, true
+	other.own = nil
 }
 
-// cmdCopy reads, and then writes on condition that there is no such key, or in any case with
-// REPLACE. The copy is of the value at the time of the read.
-func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
-	db, replace := c.db, false
+// cmdCopy copies between databases, too. These do not change together: such a copy is of the value that the source had at some time
+// while it was made.
+func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
+	db, replace := t.db, false
 	for i := 3; i < len(args); i++ {
 		switch {
 		case fold(args[i], "replace"):
 			replace = true
 		case fold(args[i], "db") && i+1 < len(args):
 			var bad string
-			if db, bad = c.dbIndex(args[i+1]); bad != "" {
+			if db, bad = t.c.dbIndex(args[i+1]); bad != "" {
 				w.Error(bad)
 				return
 			}
@@ -442,44 +373,27 @@ func cmdCopy(c *conn, w *resp.Writer, args [][]byte) {
 			return
 		}
 	}
-	for _, k := range args[1:3] {
-		if bad := badKey(k); bad != "" {
-			w.Error(bad)
-			return
-		}
-	}
-	if db == c.db && string(args[1]) == string(args[2]) {
+	if db == t.db && bytes.Equal(args[1], args[2]) {
 		w.Error("ERR source and destination objects are the same")
 		return
 	}
-	var it client.Item
-	give, err := c.do(func(ctx context.Context) (err error) {
-		it, err = getTyped(ctx, c.api, args[1])
-		return err
-	})
-	defer func() { give() }()
-	if err == nil {
-		op := client.Op{Kind: client.OpPut, Key: args[2], Value: it.Value, Expires: it.Expires, Flags: it.Flags, Type: it.Type, Cond: client.IfAbsent}
-		if replace {
-			op.Cond = client.Always
-		}
-		var done func()
-		done, err = c.do(func(ctx context.Context) error {
-			ops := []client.Op{op}
-			c.g.o.Databases[db].Client.Do(ctx, ops)
-			return ops[0].Err
-		})
-		done()
+	src := t.peek(args[1])
+	if db == t.db {
+		src = t.key(args[1])
 	}
-	switch {
-	case err == nil:
-		c.madeKey(db, onGeneric, "copy_to", args[2])
-		w.Int(1)
-	case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrExists):
+	if !src.present {
 		w.Int(0)
-	default:
-		w.Error(c.g.storeError(err))
+		return
 	}
+	dst := t.keyIn(db, args[2])
+	if dst.present && !replace {
+		w.Int(0)
+		return
+	}
+	dst.become(src)
+	t.name(dst, onNew, "new")
+	t.name(dst, onGeneric, "copy_to")
+	w.Int(1)
 }
 
 // keyCount is how many keys a database has, up to a second old.
@@ -493,6 +407,9 @@ func (g *Gateway) keyCount(db int) (uint64, error) {
 		v, err := g.o.Databases[db].Client.Count(g.ctx)
 		if err != nil {
 			return 0, err
+		}
+		if set := g.functions.now.Load(); db == 0 && v > 0 && set != nil && set.version != 0 {
+			v-- // as far as is known
 		}
 		n.n, n.at = v, time.Now()
 	}

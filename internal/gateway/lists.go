@@ -627,25 +627,36 @@ func moveElement(t *staged, from, to []byte, fromLeft, toLeft, again bool, w *re
 		return true
 	}
 	e = bytes.Clone(e) // what it lies in is edited
+	done := true
 	switch {
 	case src == dst && n == 1:
-		w.Bulk(e)
 	case src == dst:
-		if src.rotateList(from, off, end, e, toLeft, w) {
-			w.Bulk(e)
-		}
+		done = src.rotateList(from, off, end, e, toLeft, w)
 	default:
 		d, ok := dst.pushed(to, toLeft, w, e)
 		if !ok {
-			break
+			return true
 		}
-		if s, ok := src.splicedList(from, off, end, 1, w); ok { // both or none
+		var s []byte
+		if s, done = src.splicedList(from, off, end, 1, w); done { // both or none
 			dst.setList(d)
 			src.setList(s)
-			w.Bulk(e)
 		}
 	}
+	if done {
+		t.name(dst, onList, endOf(toLeft)+"push")
+		t.name(src, onList, endOf(fromLeft)+"pop")
+		w.Bulk(e)
+	}
 	return true
+}
+
+// endOf is the first letter of commands on that end of a list.
+func endOf(left bool) string {
+	if left {
+		return "l"
+	}
+	return "r"
 }
 
 // rotateList moves the element from byte off to byte end to an end of the same list, which becomes no longer; false: it replied with
@@ -703,11 +714,13 @@ func parseMPop(args [][]byte) (a popArgs, bad string) {
 // try pops from the first of names that has something.
 func (a popArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
 	return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
-		k.popList(name, a.left, a.count, w, func(n int) {
+		if k.popList(name, a.left, a.count, w, func(n int) {
 			w.Array(2)
 			w.Bulk(name)
 			w.Array(n)
-		})
+		}) {
+			t.name(k, onList, endOf(a.left)+"pop")
+		}
 	})
 }
 
@@ -732,10 +745,12 @@ func parseBPop(left bool) func(args [][]byte) (blocking, string) {
 		b.names = names
 		b.try = func(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
 			return firstOf(t, names, client.List, again, w, func(k *key, name []byte) {
-				k.popList(name, left, 1, w, func(int) {
+				if k.popList(name, left, 1, w, func(int) {
 					w.Array(2)
 					w.Bulk(name)
-				})
+				}) {
+					t.name(k, onList, endOf(left)+"pop")
+				}
 			})
 		}
 		return b, bad

@@ -224,32 +224,49 @@ func (l *listener) isAllowed(allows func(channel string, isPattern bool) bool) b
 // deliver gives a message to those who listen at this gateway, and returns how many connections these are, one with several
 // subscriptions counted for each. It goes out with the box's flush.
 func (g *Gateway) deliver(box *outbox, shard bool, channel, payload []byte) (n int) {
-	h := &g.hub
+	g.hub.audience(shard, channel, func(t topic, pattern []byte, of map[*conn]struct{}) {
+		n += len(of)
+		box.begin()
+		for c := range of {
+			c.out.push(box, box.encoded(c, t, pattern, channel, payload))
+		}
+	})
+	g.m.messages.Add(uint64(n))
+	return n
+}
+
+// audience calls f for the subscriptions that hear a message: those to its channel, and those to each pattern.
+func (h *hub) audience(shard bool, channel []byte, f func(t topic, pattern []byte, of map[*conn]struct{})) {
 	h.RLock()
 	defer h.RUnlock()
-	defer func() { g.m.messages.Add(uint64(n)) }()
 	t := toChannel
 	if shard {
 		t = toShard
 	}
 	if of := h.topics[t][string(channel)]; len(of) > 0 {
-		n += len(of)
-		box.begin()
-		for c := range of {
-			c.out.push(box, box.encoded(c, t, nil, channel, payload))
-		}
+		f(t, nil, of)
 	}
 	if shard {
-		return n
+		return
 	}
 	for pattern, of := range h.topics[toPattern] {
-		if !glob.Match([]byte(pattern), channel) {
-			continue
+		if glob.Match([]byte(pattern), channel) {
+			f(toPattern, []byte(pattern), of)
 		}
-		n += len(of)
-		box.begin()
-		for c := range of {
-			c.out.push(box, box.encoded(c, toPattern, []byte(pattern), channel, payload))
+	}
+}
+
+// receivers is how many connections deliver would give a message to.
+func (h *hub) receivers(shard bool, channel []byte) (n int) {
+	h.RLock()
+	defer h.RUnlock()
+	if shard {
+		return len(h.topics[toShard][string(channel)])
+	}
+	n = len(h.topics[toChannel][string(channel)])
+	for pattern, of := range h.topics[toPattern] {
+		if glob.Match([]byte(pattern), channel) {
+			n += len(of)
 		}
 	}
 	return n

@@ -36,7 +36,7 @@ RW: decr decrby getdel getex getset incr incrby incrbyfloat
 RW: hincrby hincrbyfloat spop
 RW W: smove
 W R: sdiffstore sinterstore sunionstore
-RW: eval evalsha
+RW: eval evalsha fcall
 RW W: rename renamenx
 -: llen
 RW: lpop rpop lmpop blpop brpop blmpop
@@ -55,8 +55,8 @@ W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 // wholeDatabase are commands that work in the database of SELECT without naming keys.
 var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb"}
 
-// getCommand is GET, which loops know.
-var getCommand *command
+// getCommand is GET, which loops know, and selectCommand SELECT, which transactions do.
+var getCommand, selectCommand *command
 
 // catalog has the commands in the order of commandsByID, but for unknown, so that their numbers are the same.
 var catalog *acl.Catalog
@@ -100,7 +100,7 @@ func newCatalog() *acl.Catalog {
 			c.needs, c.needsLater = parseNeed(needs[0]), parseNeed(needs[len(needs)-1])
 		}
 	}
-	getCommand = commands["get"]
+	getCommand, selectCommand = commands["get"], commands["select"]
 	made, err := acl.NewCatalog(list)
 	if err != nil {
 		panic(err)
@@ -207,7 +207,11 @@ func (c *conn) permittedIn(cmd *command, args [][]byte, db int) bool {
 // denial is why the connection's user may not perform a command, which is recorded. It is for the loop that
 // performs commands: nothing of the command has happened when it says no.
 func (c *conn) denial(cmd *command, args [][]byte) acl.Denial {
-	return c.denialIn(cmd, args, c.db, "toplevel")
+	db := c.db
+	if c.tx.queueing {
+		db = c.tx.db
+	}
+	return c.denialIn(cmd, args, db, "toplevel")
 }
 
 // denialIn is denial for a command in another database than the connection's, and in a context that ACL LOG shows.
@@ -246,11 +250,11 @@ func (c *conn) refusal(cmd *command, args [][]byte) string {
 	return "NOPERM this user has no permissions to access one of the keys used as arguments"
 }
 
-// refusalAtExec is the same for a command that was allowed when MULTI queued it. The others of the transaction are
-// performed, as in Redis: the reply to EXEC has this one in its place.
-func (c *conn) refusalAtExec(cmd *command, args [][]byte) string {
+// refusalAtExec is the same for a command that was allowed when MULTI queued it, in the database that it works in. The others of the
+// transaction are performed, as in Redis: the reply to EXEC has this one in its place.
+func (c *conn) refusalAtExec(cmd *command, args [][]byte, db int) string {
 	reason := "no permission to touch the specified keys"
-	switch c.denial(cmd, args) {
+	switch c.denialIn(cmd, args, db, "toplevel") {
 	case acl.Allowed:
 		return ""
 	case acl.DeniedCommand:

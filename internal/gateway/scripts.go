@@ -24,8 +24,15 @@ type scripting struct {
 	cache *luascript.Cache
 	mu    struct {
 		sync.Mutex
-		running map[*luascript.Task]time.Time // since when
+		running map[*luascript.Task]runningScript
 	}
+}
+
+// runningScript is a script, or a call of a function.
+type runningScript struct {
+	since time.Time
+	name  string
+	args  [][]byte // of the command
 }
 
 // scriptCommands are about scripts.
@@ -40,9 +47,14 @@ func scriptCommands() []*command {
 			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
 			onConn("script|flush", -2, "", cmdScriptFlush, "Forgets all scripts."),
 			onConn("script|kill", 2, "", cmdScriptKill, "Ends the script that has been running for the longest time; nothing of it is done."),
-			onConn("script|debug", 3, "", refuse("ERR kvd: there is no debugger for scripts"), "Is refused."),
-			helpOf("script", "EXISTS <sha1> [<sha1> ...]", "    Return information about the existence of the scripts in the script cache.",
-				"FLUSH [ASYNC|SYNC]", "    Flush the Lua scripts cache. Very dangerous on replicas.", "KILL", "    Kill the currently executing Lua script.",
+			onConn("script|debug", 3, "", cmdScriptDebug, "Is refused, but for NO."),
+			helpOf("script", "DEBUG (YES|SYNC|NO)", "    Set the debug mode for subsequent scripts executed.",
+				"EXISTS <sha1> [<sha1> ...]", "    Return information about the existence of the scripts in the script cache.",
+				"FLUSH [ASYNC|SYNC]", "    Flush the Lua scripts cache. Very dangerous on replicas.",
+				"    When called without the optional mode argument, the behavior is determined by the",
+				"    lazyfree-lazy-user-flush configuration directive. Valid modes are:",
+				"    * ASYNC: Asynchronously flush the scripts cache.", "    * SYNC: Synchronously flush the scripts cache.",
+				"KILL", "    Kill the currently executing Lua script.",
 				"LOAD <script>", "    Load a script into the scripts cache without executing it.")),
 	}
 }
@@ -51,6 +63,7 @@ const (
 	errNoScript     = "NOSCRIPT No matching script. Please use EVAL."
 	errNotScripted  = "ERR This Redis command is not allowed from script"
 	errScriptWrites = "ERR Write commands are not allowed from read-only scripts."
+	errScriptFlag   = "ERR Can not execute a script with write flag using *_ro command."
 )
 
 // evaluator is EVAL and those like it.
@@ -60,28 +73,38 @@ func evaluator(bySHA, readOnly bool) severalFunc {
 			w.Error(errNoScript)
 			return
 		}
-		n, ok := resp.ParseInt(args[2])
-		switch {
-		case !ok:
-			w.Error(errNotInt)
-			return
-		case n > int64(len(args)-3):
-			w.Error("ERR Number of keys can't be greater than number of args")
-			return
-		case n < 0:
-			w.Error("ERR Number of keys can't be negative")
+		n, bad := keysOfScript(args, errNotInt)
+		if bad != "" {
+			w.Error(bad)
 			return
 		}
 		prog, bad := t.c.g.scripts.program(args[1], bySHA)
 		if bad == "" && readOnly && prog.MayWrite {
-			bad = "ERR Can not execute a script with write flag using *_ro command."
+			bad = errScriptFlag
 		}
 		if bad != "" {
 			w.Error(bad)
 			return
 		}
-		t.runScript(prog, readOnly || prog.NoWrites, args[3:3+n], args[3+n:], w)
+		task := &luascript.Task{}
+		t.runScript(task, runningScript{name: prog.SHA, args: args}, readOnly || prog.NoWrites, func() bool {
+			return t.c.g.scripts.pool.Run(task, prog, args[3:3+n], args[3+n:], w)
+		})
 	}
+}
+
+// keysOfScript is how many of the arguments behind the third are keys.
+func keysOfScript(args [][]byte, notInt string) (n int64, bad string) {
+	n, ok := resp.ParseInt(args[2])
+	switch {
+	case !ok:
+		return 0, notInt
+	case n > int64(len(args)-3):
+		return 0, "ERR Number of keys can't be greater than number of args"
+	case n < 0:
+		return 0, "ERR Number of keys can't be negative"
+	}
+	return n, ""
 }
 
 // program finds a script, or compiles it.
@@ -103,20 +126,20 @@ func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, b
 	return prog, ""
 }
 
-// runScript runs a script over t, as often as t is made anew; all of that together has Options.ScriptTimeout.
-func (t *staged) runScript(prog *luascript.Program, readOnly bool, keys, args [][]byte, w *resp.Writer) {
+// runScript runs a script, or calls a function, over t, as often as t is made anew; all of that together has Options.ScriptTimeout.
+// run reports whether the script came to its end.
+func (t *staged) runScript(task *luascript.Task, r runningScript, readOnly bool, run func() bool) {
 	g := t.c.g
 	if t.scriptsEnd.IsZero() {
 		t.scriptsEnd = time.Now().Add(g.o.ScriptTimeout)
 	}
-	h := &scriptHost{t: t, readOnly: readOnly}
-	task := &luascript.Task{Host: h, Memory: int64(g.o.ScriptMemory)}
+	task.Host, task.Memory = &scriptHost{t: t, readOnly: readOnly}, int64(g.o.ScriptMemory)
 	task.Start(time.Until(t.scriptsEnd))
-	g.scripts.begin(task)
-	db, before, told := t.db, t.snapshot(), len(t.changes)
-	if !g.scripts.pool.Run(task, prog, keys, args, w) {
+	g.scripts.begin(task, r)
+	db, before, told, sent := t.db, t.snapshot(), len(t.changes), len(t.messages)
+	if !run() {
 		t.undo(before)
-		t.changes = t.changes[:told]
+		t.changes, t.messages = t.changes[:told], t.messages[:sent]
 	}
 	t.db = db
 	g.scripts.end(task)
@@ -146,9 +169,10 @@ func (t *staged) undo(before []key) {
 	}
 }
 
-func (s *scripting) begin(task *luascript.Task) {
+func (s *scripting) begin(task *luascript.Task, r runningScript) {
+	r.since = time.Now()
 	s.mu.Lock()
-	s.mu.running[task] = time.Now()
+	s.mu.running[task] = r
 	s.mu.Unlock()
 }
 
@@ -158,20 +182,21 @@ func (s *scripting) end(task *luascript.Task) {
 	s.mu.Unlock()
 }
 
-// killOldest ends the script that began first; false if none is running.
-func (s *scripting) killOldest() bool {
+// withOldest calls f with the script that began first, or with the function if that is asked for; false if none is running.
+// f must not wait.
+func (s *scripting) withOldest(function bool, f func(*luascript.Task, runningScript)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var oldest *luascript.Task
-	for t, since := range s.mu.running {
-		if oldest == nil || since.Before(s.mu.running[oldest]) {
+	for t, r := range s.mu.running {
+		if t.Function == function && (oldest == nil || r.since.Before(s.mu.running[oldest].since)) {
 			oldest = t
 		}
 	}
 	if oldest == nil {
 		return false
 	}
-	oldest.Kill()
+	f(oldest, s.mu.running[oldest])
 	return true
 }
 
@@ -215,6 +240,8 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 			return nil, bad
 		}
 		h.w.OK()
+	case cmd.channels == oneChannel:
+		t.publish(cmd.name == "spublish", args[1], args[2], &h.w)
 	case cmd.name == "time":
 		if h.now.IsZero() {
 			h.now = time.Now()
@@ -242,8 +269,8 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 		return nil, "ERR kvd does not support '" + cmd.name + "'"
 	case cmd.key != nil:
 	case cmd.keys != nil && cmd.group != "scripting" && cmd.name != "script|load":
-	case scriptable[cmd.name]:
-	case cmd.several:
+	case scriptable[cmd.name], cmd.channels == oneChannel: // PUBLISH and SPUBLISH
+	case cmd.steps:
 		return nil, "ERR kvd: '" + cmd.name + "' cannot be undone if the script fails, so scripts may not use it"
 	default:
 		return nil, errNotScripted
@@ -254,10 +281,12 @@ func (h *scriptHost) find(args [][]byte) (cmd *command, bad string) {
 		return nil, "ERR The user executing the script can't run this command or subcommand"
 	case acl.DeniedDatabase:
 		return nil, "ERR The user executing the script can't access this database"
+	case acl.DeniedChannel:
+		return nil, "ERR The user executing the script can't publish to the channel mentioned in the command"
 	default:
 		return nil, "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"
 	}
-	if h.readOnly && (cmd.write || cmd.kind > read) {
+	if h.readOnly && (cmd.write || cmd.kind > read || cmd.channels == oneChannel) {
 		return nil, errScriptWrites
 	}
 	return cmd, ""
@@ -326,10 +355,57 @@ func cmdScriptFlush(c *conn, w *resp.Writer, args [][]byte) {
 	w.OK()
 }
 
-func cmdScriptKill(c *conn, w *resp.Writer, _ [][]byte) {
-	if !c.g.scripts.killOldest() {
+func cmdScriptKill(c *conn, w *resp.Writer, _ [][]byte) { c.killScript(w, false) }
+
+// killScript ends the script, or the function, that began first.
+func (c *conn) killScript(w *resp.Writer, function bool) {
+	if !c.g.scripts.withOldest(function, func(t *luascript.Task, _ runningScript) { t.Kill() }) {
 		w.Error("NOTBUSY No scripts in execution right now.")
 		return
 	}
 	w.OK()
+}
+
+func cmdScriptDebug(_ *conn, w *resp.Writer, args [][]byte) {
+	switch {
+	case fold(args[2], "no"):
+		w.OK()
+	case fold(args[2], "yes"), fold(args[2], "sync"):
+		w.Error("ERR kvd: there is no debugger for scripts")
+	default:
+		w.Error("ERR Use SCRIPT DEBUG YES/SYNC/NO")
+	}
+}
+
+// ---- messages ----------------------------------------------------------------
+
+// posted is a message that a script has published.
+type posted struct {
+	shard            bool
+	channel, payload []byte
+}
+
+// messageCost is about what a message takes besides its bytes.
+const messageCost = 64
+
+// publish is PUBLISH and SPUBLISH of a script: the message goes out when the script's effects are there, once, however often the script
+// runs. The reply counts those who listen at this gateway now.
+func (t *staged) publish(shard bool, channel, payload []byte, w *resp.Writer) {
+	if t.take(int64(messageCost + len(channel) + len(payload))) {
+		t.messages = append(t.messages, posted{shard, channel, payload})
+	}
+	w.Int(int64(t.c.g.hub.receivers(shard, channel)))
+}
+
+// conclude does what had to wait for the store's answer; applied is false if it is not known whether all of it has taken effect.
+func (t *staged) conclude(applied bool) {
+	if k := t.find[librariesName]; k != nil && k.changed {
+		t.c.g.functions.changes.Add(1)
+	}
+	if !applied {
+		return
+	}
+	for _, m := range t.messages {
+		t.c.g.publish(&t.c.box, m.shard, m.channel, m.payload)
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
@@ -148,6 +149,39 @@ func TestScriptAtomic(t *testing.T) {
 	if got := dial(t, "tcp", addr).do(t, "GET", "k"); got != bulk(strconv.Itoa(conns*each)) {
 		t.Errorf("%d increments counted %q", conns*each, got)
 	}
+}
+
+// TestScriptPublishes: what a script publishes is heard when it has taken effect, once, and not at all if it fails.
+func TestScriptPublishes(t *testing.T) {
+	store, p, other := severalStore(t, severalCase{keys: "SET k 1"})
+	sub := dial(t, "tcp", p.RemoteAddr().String())
+	sub.do(t, "SUBSCRIBE", "c")
+	sub.do(t, "PSUBSCRIBE", "mark*")
+	for _, c := range []struct{ source, reply string }{
+		{"return redis.call('publish','c','first')", ":1"},
+		{"redis.call('publish','c','fails') redis.call('nothing')", "-ERR"},
+		{"redis.pcall('publish','c') return redis.call('publish','nobody','x')", ":0"},
+		{"redis.call('incr',KEYS[1]) redis.call('publish','c',redis.call('get',KEYS[1])) return redis.call('publish','c','last')", ":1"},
+	} {
+		atCommit(store, func() clienttest.Fault { // after which the script runs again
+			other.want(t, ":11\r\n", "INCRBY", "k", "10")
+			return clienttest.Fault{}
+		})
+		if got := p.do(t, "EVAL", c.source, "1", "k"); !strings.HasPrefix(got, c.reply) {
+			t.Errorf("%s: %q", c.source, got)
+		}
+	}
+	p.want(t, ":1\r\n", "PUBLISH", "mark", "end")
+	for _, m := range []string{"first", "12", "last"} {
+		sub.hears(t, message("c", m))
+	}
+	sub.hears(t, "*4\r\n"+bulk("pmessage")+bulk("mark*")+bulk("mark")+bulk("end"))
+	p.want(t, "-ERR Write commands are not allowed from read-only scripts. script: de85327b3ebd1554fb6b61797a339807ad56f83d, on @user_script:1.\r\n",
+		"EVAL_RO", "return redis.call('publish','c','x')", "0")
+	p.do(t, "ACL", "SETUSER", "u", "on", "nopass", "~*", "+@all", "resetchannels")
+	p.do(t, "AUTH", "u", "any")
+	p.want(t, "-ERR The user executing the script can't publish to the channel mentioned in the command script: de85327b3ebd1554fb6b61797a339807ad56f83d, on @user_script:1.\r\n",
+		"EVAL", "return redis.call('publish','c','x')", "0")
 }
 
 // TestScriptRights: a script may do what its user may.

@@ -278,10 +278,15 @@ func cmdSMove(t *staged, args [][]byte, w *resp.Writer) {
 		w.Int(bit(is))
 		return
 	}
-	if _, ok := to.addMembers(args[2], member, w); !ok {
+	n, ok := to.addMembers(args[2], member, w)
+	if !ok {
 		return
 	}
 	if _, ok := from.removeMembers(args[1], member, w); ok {
+		t.name(from, onSet, "srem")
+		if n > 0 {
+			t.name(to, onSet, "sadd")
+		}
 		w.Int(1)
 	}
 }

@@ -52,7 +52,7 @@ func randomSorts(rng *rand.Rand) [][]string {
 	cmd := []string{pick("SORT", "SORT_RO", "sort"), key}
 	by := false
 	for range rng.IntN(5) {
-		switch rng.IntN(8) {
+		switch rng.IntN(9) {
 		case 0:
 			cmd = append(cmd, "LIMIT", n(), n())
 		case 1:
@@ -67,7 +67,9 @@ func randomSorts(rng *rand.Rand) [][]string {
 		case 6:
 			cmd = append(cmd, "BY", "nosort")
 		case 7:
-			cmd = append(cmd, pick("foo", "GET", "LIMIT")) // STORE needs several keys at once
+			cmd = append(cmd, pick("foo", "GET", "LIMIT"))
+		case 8:
+			cmd = append(cmd, pick("STORE", "store"), pick("list", "to", "set", "w1"))
 		}
 	}
 	if by && slices.Contains(cmd, "ALPHA") {
@@ -76,7 +78,7 @@ func randomSorts(rng *rand.Rand) [][]string {
 	if slices.Contains(cmd, "nosort") && key == "set" {
 		return [][]string{{"EXISTS", key}} // a set has no order
 	}
-	return [][]string{cmd}
+	return [][]string{cmd, {"LRANGE", pick("list", "to"), "0", "-1"}}
 }
 
 // Either store restores all that the other dumps, and has the same value then.

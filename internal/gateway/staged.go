@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
@@ -27,9 +30,13 @@ type staged struct {
 	out  resp.Writer // what the function replies
 	err  error
 	lost bool // a watched key has changed
+	// mayWait: the function is a command that waits if it finds nothing.
+	mayWait bool
 
 	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
 	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
+	named      []namedChange  // and what the command at hand calls its own
+	messages   []posted       // what scripts have published so far
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
@@ -46,6 +53,7 @@ type stagedKey struct {
 	stagedName
 	version uint64 // 0: it was not there
 	was     key    // as it was read
+	used    bool   // a function has seen it, or it is watched: it is a condition
 }
 
 // A severalFunc is a command on several keys: it appends its one reply to w and changes keys of t.
@@ -55,10 +63,10 @@ type severalFunc func(t *staged, args [][]byte, w *resp.Writer)
 const maxStaged = 16 << 10
 
 var (
-	errManyKeys = errors.New("more than 16384 keys at once")
-	// errSeveral: the store cannot do this in one step.
-	errSeveral = errors.New("several keys cannot change together yet, nor one by what others are; nothing was done")
-	errAgain   = errors.New("keys change too often; nothing was done")
+	errManyKeys = errors.New("more than 16384 keys at once; nothing was done")
+	// errDatabases: each database is a namespace, and the store changes keys of one of them in one step.
+	errDatabases = errors.New("keys of several databases cannot change together, nor one by what is in another database; nothing was done")
+	errAgain     = errors.New("keys change too often; nothing was done")
 )
 
 // key is the key of that name, read from the store when it is first asked for.
@@ -71,29 +79,66 @@ func (t *staged) keyIn(db int, name []byte) *key {
 		k = t.newKey(db, name)
 		t.read([]*stagedKey{k})
 	}
+	k.used = true
 	return &k.key
 }
 
-// load reads keys together that a function is going to ask for, in one round trip instead of one each.
+// peek is the key as it was at some time since t began: it may be another one when t takes effect, unless t uses it otherwise.
+func (t *staged) peek(name []byte) *key {
+	n := stagedName{t.db, string(name)}
+	t.load(name)
+	return &t.find[n].key
+}
+
+// load reads keys together that a function may ask for, in one round trip instead of one each.
 func (t *staged) load(names ...[]byte) {
+	var all []stagedName
+	for _, n := range names {
+		all = append(all, stagedName{t.db, string(n)})
+	}
+	t.loadNamed(all)
+}
+
+// loadNamed is load for keys of any database.
+func (t *staged) loadNamed(names []stagedName) {
 	var missing []*stagedKey
 	for _, n := range names {
-		if t.find[stagedName{t.db, string(n)}] == nil {
-			missing = append(missing, t.newKey(t.db, n))
+		if t.find[n] == nil {
+			missing = append(missing, t.newKey(n.db, []byte(n.name)))
 		}
 	}
 	t.read(missing)
+}
+
+// maxPreload bounds the keys that are read before a function runs, which may use few of them: with more of them it could change none.
+const maxPreload = client.MaxTxnKeys
+
+// namesOf appends the keys that a command names. It leaves out those that the command is going to refuse.
+func (cmd *command) namesOf(dst []stagedName, db int, args [][]byte) []stagedName {
+	for _, s := range both(cmd.keySpans(args)) {
+		for i := s.First; s.First > 0 && i <= s.Last && len(dst) < maxPreload; i += s.Step {
+			if badKey(args[i]) == "" {
+				dst = append(dst, stagedName{db, string(args[i])})
+			}
+		}
+	}
+	return dst
 }
 
 // failed reports whether all of it is given up, so that a function can stop.
 func (t *staged) failed() bool { return t.err != nil }
 
 func (t *staged) newKey(db int, name []byte) *stagedKey {
-	k := &stagedKey{stagedName: stagedName{db, string(name)}}
-	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if bad := badKey(name); bad != "" && t.err == nil {
 		t.err = resultError(bad)
 	}
+	return t.addKey(db, string(name))
+}
+
+// addKey is newKey for a name that may be one of the gateway's own.
+func (t *staged) addKey(db int, name string) *stagedKey {
+	k := &stagedKey{stagedName: stagedName{db, name}}
+	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if len(t.keys) >= maxStaged && t.err == nil {
 		t.err = errManyKeys
 	}
@@ -173,7 +218,7 @@ func (t *staged) take(n int64) bool {
 // require makes all of it fail if a watched key has changed.
 func (t *staged) require(x watch) {
 	t.keyIn(x.db, []byte(x.name))
-	if k := t.find[stagedName{x.db, x.name}]; t.err == nil && k.version != x.version {
+	if k := t.find[x.stagedName]; t.err == nil && k.version != x.version {
 		t.lost = true
 	}
 }
@@ -228,15 +273,19 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 }
 
 // stagedTries is how often a function runs, while others change what it has read.
-const stagedTries = 64
+const stagedTries = 256
 
-// performStaged runs f until it has taken effect in one step. The replies are in the staged's out; err says why nothing was done, or
-// that it is not known. It is to be freed when the replies have been sent.
-func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err error) {
+// performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as that is known. The
+// replies are in the staged's out; err says why nothing was done, or that it is not known. It is to be freed when the replies have been
+// sent.
+func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
 	t = &staged{c: c, room: oneLimit, find: make(map[stagedName]*stagedKey)}
-	for range stagedTries {
+	for tries := range stagedTries {
+		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
+			return t, client.ErrClosed
+		}
 		t.c.share.Drop(t.held)
-		t.held, t.keys, t.changes, t.err = 0, t.keys[:0], t.changes[:0], nil
+		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], t.messages[:0], nil
 		clear(t.find)
 		t.now, t.db = time.Now().UnixMilli(), c.db
 		t.out.Reset(keepReply)
@@ -244,6 +293,7 @@ func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err
 		if t.room > oneLimit && !t.take(writeCost*int64(t.room)) {
 			return t, t.err
 		}
+		t.loadNamed(names)
 		for _, x := range watched {
 			t.require(x)
 		}
@@ -265,11 +315,13 @@ func (c *conn) performStaged(watched []watch, f func(t *staged)) (t *staged, err
 		case err == nil:
 			t.announce()
 			t.tellOfWrites()
+			t.conclude(true)
 			return t, nil
 		case !errors.Is(err, errWatched):
 			if errors.Is(err, client.ErrUnknownOutcome) {
 				t.changes = nil
 				t.tellOfWrites()
+				t.conclude(false)
 			}
 			return t, err
 		}
@@ -291,44 +343,59 @@ func (t *staged) wanted() (n int) {
 // commit makes the store what the keys are now, in one step, if they were until then what was read; else it is errWatched, and
 // nothing was done.
 func (t *staged) commit() error {
-	var write *stagedKey
+	var used []*stagedKey
+	writes, databases := false, false
 	for _, k := range t.keys {
-		if k.changed && (k.present || k.version != 0) {
-			if write != nil {
-				return errSeveral
-			}
-			write = k
+		if k.used {
+			used = append(used, k)
+			writes = writes || k.writes()
+			databases = databases || k.db != used[0].db
 		}
 	}
 	switch {
-	case write == nil && len(t.keys) > 1:
-		return t.confirm()
-	case write == nil:
-		return nil
-	case len(t.keys) > 1:
-		return errSeveral
+	case writes && databases:
+		return errDatabases
+	case writes:
+		return t.write(used)
+	case len(used) > 1:
+		return t.confirm(used)
 	}
-	return t.write(write)
+	return nil
 }
 
-// write is the commit of one key.
-func (t *staged) write(k *stagedKey) error {
-	o := client.Op{Key: []byte(k.name), Cond: client.IfVersion, Version: k.version}
-	switch {
-	case !k.present:
-		o.Kind = client.OpDelete
-	default:
-		o.Kind, o.Value, o.Expires, o.Flags, o.Type = client.OpPut, k.value, timeOf(k.expires), k.flags, k.typ
-		if k.version == 0 {
-			o.Cond = client.IfAbsent
-		}
+// writes reports whether the key is to be changed in the store.
+func (k *stagedKey) writes() bool { return k.changed && (k.present || k.version != 0) }
+
+// op is the operation that makes the key what it is now, on condition that it was until then what was read.
+func (k *stagedKey) op() client.Op {
+	o := client.Op{Kind: client.OpKeep, Key: []byte(k.name), Cond: client.IfVersion, Version: k.version}
+	if k.version == 0 {
+		o.Cond = client.IfAbsent
 	}
-	ops := []client.Op{o}
-	api := t.c.g.o.Databases[k.db].Client
+	switch {
+	case k.writes() && k.present:
+		o.Kind, o.Value, o.Expires, o.Flags, o.Type = client.OpPut, k.value, timeOf(k.expires), k.flags, k.typ
+	case k.writes():
+		o.Kind = client.OpDelete
+	}
+	return o
+}
+
+// write is commit for keys of one database, some of which are to be changed. The store may read for it as much as was
+// read before, for which there is memory.
+func (t *staged) write(keys []*stagedKey) error {
+	ops := make([]client.Op, len(keys))
+	read := oneLimit
+	for i, k := range keys {
+		ops[i] = k.op()
+		read = max(read, len(k.was.value))
+	}
+	api := t.c.g.o.Databases[keys[0].db].Client
 	give, err := t.c.do(func(ctx context.Context) error {
-		ops[0].Err = nil
-		api.Do(ctx, ops)
-		return ops[0].Err
+		if inside.MemoryLimit(ctx) < read {
+			ctx = inside.LimitMemory(t.c.ctx, read)
+		}
+		return api.MultiCAS(ctx, ops)
 	})
 	give()
 	if errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists) {
@@ -337,19 +404,31 @@ func (t *staged) write(k *stagedKey) error {
 	return err
 }
 
-// confirm is the commit of a function that has only read: if no version has changed, all the values were there at the time between.
-func (t *staged) confirm() error {
+// confirm is the commit of a function that has only read: all that it found was there at one time. A version that is the same again was so all the while; a key
+// that is absent again may have come and gone, so the store keeps it absent for an instant (see client.Txn). Keys of several databases
+// may have been absent at several instants.
+func (t *staged) confirm(used []*stagedKey) error {
 	again := &staged{c: t.c, room: t.room, find: make(map[stagedName]*stagedKey)}
 	defer again.free()
-	keys := make([]*stagedKey, len(t.keys))
-	for i, k := range t.keys {
-		keys[i] = again.newKey(k.db, []byte(k.name))
+	var keys, was []*stagedKey
+	absent := make(map[int][]*stagedKey) // by database
+	for _, k := range used {
+		if k.version == 0 {
+			absent[k.db] = append(absent[k.db], k)
+			continue
+		}
+		keys, was = append(keys, again.addKey(k.db, k.name)), append(was, k)
+	}
+	for _, db := range slices.Sorted(maps.Keys(absent)) {
+		if err := t.write(absent[db]); err != nil {
+			return err
+		}
 	}
 	again.read(keys)
 	if again.err != nil {
 		return again.err
 	}
-	for i, k := range t.keys {
+	for i, k := range was {
 		if keys[i].version != k.version {
 			return errWatched
 		}
@@ -363,15 +442,17 @@ func (c *conn) stagedError(err error) string {
 	switch {
 	case errors.As(err, &r):
 		return string(r)
-	case errors.Is(err, errSeveral), errors.Is(err, errAgain), errors.Is(err, errManyKeys):
+	case errors.Is(err, errDatabases), errors.Is(err, errAgain), errors.Is(err, errManyKeys):
 		return "ERR kvd: " + err.Error()
+	case errors.Is(err, client.ErrTxnTooLarge), errors.Is(err, client.ErrTxnContended):
+		return "ERR kvd: " + brief(err) + "; nothing was done"
 	}
 	return c.g.storeError(err)
 }
 
 // performSeveral performs a command on several keys by itself.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte) {
-	t, err := c.performStaged(nil, func(t *staged) { t.run(cmd, args, &t.out) })
+	t, err := c.performStaged(cmd.namesOf(nil, c.db, args), nil, func(t *staged) { t.run(cmd, args, &t.out) })
 	defer t.free()
 	if err != nil {
 		w.Error(c.stagedError(err))
@@ -381,8 +462,8 @@ func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte) {
 	w.Errors += t.out.Errors
 }
 
-// execStaged performs a transaction some of whose commands are on several keys. Commands on none are performed at their turn
-// when the replies are written, once: nothing else of it runs then.
+// execStaged performs a transaction on several keys. Commands on none are performed at their turn when the replies are written,
+// once: nothing else of it runs then.
 func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 	w := &b.w
 	type reply struct {
@@ -390,11 +471,16 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		bad    string
 	}
 	replies := make([]reply, len(queue))
-	t, err := c.performStaged(watched, func(t *staged) {
+	t, err := c.performStaged(c.namesOfQueue(queue, watched), watched, func(t *staged) {
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
-			if replies[i].bad = c.refusalAtExec(q.cmd, q.args); replies[i].bad == "" && (q.cmd.key != nil || q.cmd.keys != nil) {
+			replies[i].bad = c.refusalAtExec(q.cmd, q.args, t.db)
+			switch {
+			case replies[i].bad != "":
+			case q.cmd.key != nil || q.cmd.keys != nil:
 				t.run(q.cmd, q.args, &t.out)
+			case q.cmd == selectCommand:
+				t.db = c.selected(t.db, q.args)
 			}
 			replies[i].hi = t.out.Len()
 		}
@@ -432,4 +518,26 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		}
 	}
 	return nil
+}
+
+// namesOfQueue is the keys that a transaction names, and those that are watched.
+func (c *conn) namesOfQueue(queue []queued, watched []watch) (names []stagedName) {
+	for _, x := range watched {
+		names = append(names, x.stagedName)
+	}
+	db := c.db
+	for _, q := range queue {
+		if names = q.cmd.namesOf(names, db, q.args); q.cmd == selectCommand {
+			db = c.selected(db, q.args)
+		}
+	}
+	return names
+}
+
+// selected is the database behind a SELECT in database db.
+func (c *conn) selected(db int, args [][]byte) int {
+	if n, bad := c.dbIndex(args[1]); bad == "" {
+		return n
+	}
+	return db
 }

@@ -57,8 +57,7 @@ type command struct {
 	special specialOf // a write that may be a put
 	lookup  bool      // counts as hit or miss
 	write   bool      // may change a key
-	several bool      // changes several keys: not for EXEC
-	noTx    bool      // not between MULTI and EXEC
+	steps   bool      // changes keys one after the other: not for transactions and scripts
 	noQueue bool      // performed at once after MULTI too
 	noAuth  bool      // allowed before AUTH
 	swift   bool      // not on keys, and still done in no time
@@ -192,7 +191,7 @@ func helpOf(name string, lines ...string) *command {
 			w.Simple(l)
 		}
 		w.Simple("HELP")
-		w.Simple("    Print this help.")
+		w.Simple("    Prints this help.")
 	}, "Lists the subcommands.")
 }
 
@@ -271,21 +270,20 @@ func inspectionCommands() []*command {
 	}
 }
 
-// keyspaceCommands read the index, or change several keys step by step. None of them joins a batch, and EXEC
-// refuses those that change several keys.
+// keyspaceCommands read the index, or are about whole keys, whatever is in them. None of them joins a batch.
 func keyspaceCommands() []*command {
 	return []*command{
 		onConn("scan", -2, "generic", cmdScan, "Iterates over the keys."),
 		onConn("keys", 2, "generic", cmdKeys, "Returns the keys that match a pattern."),
 		onConn("randomkey", 1, "generic", cmdRandomKey, "Returns some key."),
 		onConn("dbsize", 1, "server", cmdDBSize, "Counts the keys."),
-		several(onConn("flushdb", -1, "server", cmdFlushDB, "Deletes the keys of this database."), 0, 0, 0),
-		several(onConn("flushall", -1, "server", cmdFlushAll, "Deletes the keys of all databases."), 0, 0, 0),
-		several(onConn("rename", 3, "generic", cmdRename, "Renames a key, in two steps."), 1, 2, 1),
-		several(onConn("renamenx", 3, "generic", cmdRenameNX, "Renames a key to one that does not exist, in two steps."), 1, 2, 1),
-		several(onConn("copy", -3, "generic", cmdCopy, "Copies a key, in two steps."), 1, 2, 1),
+		inSteps(onConn("flushdb", -1, "server", cmdFlushDB, "Deletes the keys of this database.")),
+		inSteps(onConn("flushall", -1, "server", cmdFlushAll, "Deletes the keys of all databases.")),
+		writes(onKeys("rename", 3, 1, 2, 1, "generic", cmdRename, "Renames a key.")),
+		writes(onKeys("renamenx", 3, 1, 2, 1, "generic", cmdRenameNX, "Renames a key to one that does not exist.")),
+		writes(onKeys("copy", -3, 1, 2, 1, "generic", cmdCopy, "Copies a key.")),
 		onKeys("lcs", -3, 1, 2, 1, "string", cmdLCS, "Finds the longest common subsequence of two values."),
-		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets a key that does not exist; several are refused.")),
+		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets keys, if none of them exists.")),
 		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
 	}
 }
@@ -295,7 +293,7 @@ func keyspaceCommands() []*command {
 func connectionCommands() []*command {
 	return []*command{
 		atOnce(onConn("multi", 1, "transactions", cmdMulti, "Begins a transaction.")),
-		atOnce(&command{name: "exec", arity: 1, group: "transactions", batch: cmdExec, summary: "Performs a transaction on one key, or one that only reads."}),
+		atOnce(&command{name: "exec", arity: 1, group: "transactions", batch: cmdExec, summary: "Performs a transaction."}),
 		atOnce(onConn("discard", 1, "transactions", cmdDiscard, "Ends a transaction without performing it.")),
 		atOnce(keysOf(onConn("watch", -2, "transactions", cmdWatch, "Makes EXEC fail if a key changes."), 1, -1, 1)),
 		onConn("unwatch", 1, "transactions", cmdUnwatch, "Forgets the watched keys."),
@@ -306,7 +304,7 @@ func connectionCommands() []*command {
 		whileListening(beforeAuth(atOnce(onConn("reset", 1, "connection", cmdReset, "Makes the connection like new.")))),
 		beforeAuth(onConn("auth", -2, "connection", cmdAuth, "Authenticates the connection.")),
 		beforeAuth(onConn("hello", -1, "connection", cmdHello, "Chooses the protocol's version.")),
-		notInTx(onConn("select", 2, "connection", cmdSelect, "Chooses the database.")),
+		onConn("select", 2, "connection", cmdSelect, "Chooses the database."),
 		clientCommands(),
 	}
 }
@@ -379,7 +377,7 @@ func administrationCommands() []*command {
 // The number of a command is its place here; the metrics count by it.
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
-		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), bitCommands(), hyperLogLogCommands(),
+		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
 		sortCommands(), pubsubCommands())
 	for _, c := range all {
 		commands[c.name] = c
@@ -417,15 +415,11 @@ func keysOf(c *command, first, last, step int) *command {
 	return c
 }
 
-// several marks what changes several keys one after the other, which EXEC cannot make atomic.
-func several(c *command, first, last, step int) *command {
-	c.several, c.write = true, true
-	return keysOf(c, first, last, step)
-}
+// inSteps marks what changes keys one after the other, which cannot be undone.
+func inSteps(c *command) *command { c.steps, c.write = true, true; return c }
 
 // These set one flag each; see command.
 func atOnce(c *command) *command     { c.noQueue = true; return c }
-func notInTx(c *command) *command    { c.noTx = true; return c }
 func beforeAuth(c *command) *command { c.noAuth = true; return c }
 func swiftly(c *command) *command    { c.swift = true; return c }
 
@@ -433,5 +427,5 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 const notServed = `
 xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
 xdel:-3 xtrim:-4
-fcall:-3 fcall_ro:-3 function:-2 move:3 migrate:-6
+move:3 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`

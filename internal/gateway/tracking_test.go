@@ -19,12 +19,8 @@ func eventsOf(t *testing.T, open func() *peer, cmds []string) string {
 	var out strings.Builder
 	for i, cmd := range cmds {
 		fmt.Fprintf(&out, "%s\n", cmd)
-		p.send(t, strings.Fields(cmd))
-		p.reply(t)
-		if strings.HasPrefix(cmd, "MULTI") {
-			for range 3 {
-				p.reply(t)
-			}
+		for part := range strings.SplitSeq(cmd, "|") {
+			p.do(t, strings.Fields(part)...)
 		}
 		mark := message("mark", fmt.Sprint(i))
 		p.do(t, "PUBLISH", "mark", fmt.Sprint(i))
@@ -85,6 +81,54 @@ MSETNX m3 1
 RENAME m3 m4
 RENAMENX m4 m5
 COPY m5 m6
+COPY m5 m6 REPLACE
+RENAME m6 m5
+RENAME m5 m5
+MSETNX x1 1 x2 2
+MSETNX x1 1 x3 2
+RPUSH l1 1 2 3 4 5 6
+LMOVE l1 l2 LEFT RIGHT
+LMOVE l1 l1 LEFT RIGHT
+LMOVE l2 l2 LEFT RIGHT
+RPOPLPUSH l2 l1
+LMPOP 2 l2 l1 RIGHT COUNT 2
+BLPOP l2 l1 0
+BRPOP l1 0
+BLMPOP 0 1 l1 LEFT
+BLMOVE l1 l2 RIGHT LEFT 0
+BRPOPLPUSH l2 l1 0
+SADD s1 1 2
+SADD s2 2 3
+SMOVE s1 s2 1
+SMOVE s1 s2 2
+SMOVE s2 s3 1
+SADD s1 2 9
+SUNIONSTORE s4 s1 s2
+SINTERSTORE s4 s1 s2
+SINTERSTORE s4 s1 s3
+SDIFFSTORE s4 s2 s3
+ZADD z1 1 a 2 b
+ZUNIONSTORE z2 1 z1
+ZINTERSTORE z2 2 z1 z1
+ZDIFFSTORE z3 2 z1 z2
+ZRANGESTORE z3 z1 0 0
+ZRANGESTORE z3 z1 5 6
+ZMPOP 1 z1 MIN
+BZPOPMAX z1 0
+GEOADD g1 1 1 a
+GEOSEARCHSTORE g2 g1 FROMLONLAT 1 1 BYRADIUS 1 km
+GEORADIUS g1 1 1 1 km STORE g3
+GEORADIUS g1 9 9 1 km STORE g3
+SORT s2 STORE l3
+BITOP AND bits x1 x2
+SET void x
+SETRANGE void 0 y
+GETDEL void
+PFADD h1 a
+PFADD h2 b
+PFMERGE h2 h1
+EVAL redis.call('set','x1','7')redis.call('rename','x1','x4') 0
+MULTI|SET x4 1|DEL x2|EXEC
 DEL m1 m2 none
 UNLINK m5
 SETRANGE none 0

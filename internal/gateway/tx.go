@@ -1,11 +1,10 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/resp"
@@ -17,6 +16,7 @@ type transaction struct {
 	broken   bool // a command was refused: EXEC must fail
 	queue    []queued
 	bytes    int
+	db       int // in which what is queued next is going to work
 	watched  []watch
 }
 
@@ -30,13 +30,11 @@ type queued struct {
 // watch is what a key was when it was watched. No two writes share a version; 0 is
 // that of a key that does not exist.
 type watch struct {
-	db      int
-	name    string
+	stagedName
 	version uint64
 }
 
-// maxWatched bounds the keys that EXEC looks up again, one by one, for those that the
-// transaction does not use itself.
+// maxWatched bounds the keys that EXEC looks up again.
 const maxWatched = 1024
 
 // A queued command and its arguments take about so many bytes besides their bytes.
@@ -81,7 +79,7 @@ func cmdMulti(c *conn, w *resp.Writer, _ [][]byte) {
 		w.Error("ERR MULTI calls can not be nested")
 		return
 	}
-	c.tx.queueing = true
+	c.tx.queueing, c.tx.db = true, c.db
 	c.inTx.Store(0)
 	w.OK()
 }
@@ -116,7 +114,7 @@ next:
 			return
 		}
 		for _, x := range c.tx.watched {
-			if x.db == c.db && x.name == string(name) {
+			if x.stagedName == (stagedName{c.db, string(name)}) {
 				continue next
 			}
 		}
@@ -125,7 +123,7 @@ next:
 			w.Error(c.g.storeError(err))
 			return
 		}
-		c.tx.watched = append(c.tx.watched, watch{c.db, string(name), v})
+		c.tx.watched = append(c.tx.watched, watch{stagedName{c.db, string(name)}, v})
 	}
 	w.OK()
 }
@@ -151,16 +149,8 @@ func cmdUnwatch(c *conn, w *resp.Writer, _ [][]byte) {
 	w.OK()
 }
 
-// snapshots bounds how often EXEC reads several keys to find them unchanged.
-const snapshots = 64
-
-// cmdExec performs the queue. Writes to one key, and what is read of it, are one
-// update of the store. Reads of several keys are read twice, until no version has
-// changed in between: then all the values were there at one time.
-// A watched key among those of the transaction is compared in the store's own update, without a
-// gap. Others are read before; that is atomic only if nothing is written, and is refused
-// otherwise unless Options.ExecPerKey allows it. An error before anything was performed says
-// "nothing was done".
+// cmdExec performs the queue in one step: all of it takes effect, or nothing does. A transaction on one key is one update of the store,
+// in which a watched key is compared, too; any other is staged.
 func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	w := &b.w
 	t := &c.tx
@@ -176,15 +166,13 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 		w.Error("EXECABORT Transaction discarded because of previous errors.")
 		return nil
 	}
-
-	if slices.ContainsFunc(queue, func(q queued) bool { return q.cmd.keys != nil }) {
+	if !c.onOneKey(queue, watched) {
 		return c.execStaged(b, queue, watched)
 	}
 	b.hold = true
 	defer func() { b.reset(); b.hold = false }()
-	several := false
 	for _, q := range queue {
-		if bad := c.refusalAtExec(q.cmd, q.args); bad != "" {
+		if bad := c.refusalAtExec(q.cmd, q.args, c.db); bad != "" {
 			b.fail(q.cmd, bad)
 			continue
 		}
@@ -194,62 +182,22 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 			}
 			continue
 		}
-		several = several || q.cmd.several
 		b.entries = append(b.entries, entry{cmd: q.cmd, args: q.args, unit: -1, next: -1, first: true, last: true})
 	}
-	writes := several
-	for _, u := range b.units {
-		writes = writes || u.kind > read
-	}
-	var others []watch // watched, and not among the units
 	for _, x := range watched {
-		u := b.has(x.name)
-		switch {
-		case x.db == c.db && u != nil:
-			u.watched, u.version = true, x.version
-			if u.kind > read {
-				u.kind = update
-			}
-		case x.db == c.db && !writes:
-			_, u := b.unitOf([]byte(x.name))
-			u.kind, u.watched, u.version = read, true, x.version
-		default:
-			others = append(others, x)
+		_, u := b.unitOf([]byte(x.name))
+		u.watched, u.version = true, x.version
+		if u.kind = max(u.kind, read); u.kind > read {
+			u.kind = update
 		}
 	}
-	if writes && (several || len(b.units) > 1 || len(others) > 0) && !c.g.o.ExecPerKey {
-		w.Error(refuseExec(b, others, several))
-		return nil
-	}
-	for _, x := range others {
-		switch v, err := versionOf(c, c.g.o.Databases[x.db].Client, []byte(x.name)); {
-		case err != nil:
-			w.Error(c.g.storeError(err))
-			return nil
-		case v != x.version:
-			w.NullArray()
-			return nil
-		}
-	}
-	if len(b.units) > 0 {
-		b.perform()
-	}
-	if !writes && len(b.units) > 1 {
-		if !b.settleSnapshot() {
-			w.Error("ERR kvd: EXEC reads keys that change too often to be read at one time; nothing was done")
-			return nil
-		}
-	}
+	b.perform()
 	for _, u := range b.units {
-		lost := errors.Is(u.err, errWatched) || u.watched && u.kind <= read && u.err == nil && u.got != u.version
 		switch {
-		case lost && len(b.units) > 1 && writes:
-			w.Error("ERR kvd: EXEC: watched key '" + clip(u.name, 64) + "' has changed; commands on other keys may have been performed")
-			return nil
-		case lost:
+		case errors.Is(u.err, errWatched), u.watched && u.kind <= read && u.err == nil && u.got != u.version:
 			w.NullArray()
 			return nil
-		case u.err != nil && (len(b.units) == 1 || !writes):
+		case u.err != nil:
 			w.Error(c.g.storeError(u.err))
 			return nil
 		}
@@ -258,57 +206,34 @@ func cmdExec(c *conn, b *batch, _ [][]byte) error {
 	return b.replies()
 }
 
-// has is the unit of a key, or nil.
-// A transaction has few keys, so it looks at all of them.
-func (b *batch) has(name string) *unit {
-	for _, u := range b.units {
-		if string(u.name) == name {
-			return u
+// onOneKey reports whether a transaction and what it watches are about one key, or none, of the connection's database: that takes
+// the store a round trip less than what is staged, which reads first.
+func (c *conn) onOneKey(queue []queued, watched []watch) bool {
+	var name []byte
+	other := func(n []byte) bool {
+		if name == nil {
+			name = n
+		}
+		return !bytes.Equal(n, name)
+	}
+	for _, x := range watched {
+		if x.db != c.db || other([]byte(x.name)) {
+			return false
 		}
 	}
-	return nil
-}
-
-// settleSnapshot reads the units again until they are as they were before.
-// A version says all about a value, so two equal readings of every key prove that between them
-// nothing changed. Where keys change faster than they can be read, it gives up after snapshots
-// attempts.
-func (b *batch) settleSnapshot() bool {
-	before := make([]uint64, len(b.units))
-	for range snapshots {
-		for i, u := range b.units {
-			if before[i] = u.got; u.err != nil {
-				return true // and say so
+	for _, q := range queue {
+		if q.cmd.keys != nil || q.cmd == selectCommand {
+			return false
+		}
+		if q.cmd.key == nil {
+			continue
+		}
+		s, _ := q.cmd.keySpans(q.args)
+		for i := s.First; i <= s.Last; i += s.Step {
+			if other(q.args[i]) {
+				return false
 			}
 		}
-		b.perform()
-		same := true
-		for i, u := range b.units {
-			same = same && (u.err != nil || u.got == before[i])
-		}
-		if same {
-			return true
-		}
 	}
-	return false
-}
-
-// refuseExec names the keys, the first few of them, since the user has to find the command that
-// they come from.
-func refuseExec(b *batch, others []watch, several bool) string {
-	var names []string
-	for _, u := range b.units {
-		names = append(names, clip(u.name, 64))
-	}
-	for _, x := range others {
-		names = append(names, clip([]byte(x.name), 64))
-	}
-	if len(names) > 8 {
-		names = append(names[:8], "...")
-	}
-	s := "ERR kvd: EXEC over several keys cannot be atomic (keys " + strings.Join(names, ", ") + ")"
-	if several {
-		s = "ERR kvd: EXEC cannot make a command on several keys atomic"
-	}
-	return s + "; nothing was done"
+	return true
 }

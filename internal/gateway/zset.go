@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -71,18 +70,10 @@ func (k *key) sortedSet(name []byte, w *resp.Writer) (z collection.ZSet, ok bool
 	}
 	z, err := collection.ParseZSet(k.value)
 	if err != nil {
-		w.Error(sortedSetError(name, err))
+		w.Error(collectionError(client.SortedSet, name, err))
 		return z, false
 	}
 	return z, true
-}
-
-// sortedSetError is the reply to an error of package collection, about the key of that name. Nothing was done.
-func sortedSetError(name []byte, err error) string {
-	if errors.Is(err, collection.ErrTooLong) {
-		return "ERR kvd: zset longer than " + strconv.Itoa(collection.MaxLen) + " bytes, or than values may be: nothing was done"
-	}
-	return "ERR kvd: corrupt zset at key " + strconv.Quote(clip(name, 128)) + ": nothing was done"
 }
 
 // changeSortedSet makes z, without the spans of drop and with add, the key's value, and deletes the key if nothing is left. If it could not,
@@ -100,7 +91,7 @@ func (k *key) changeSortedSet(z collection.ZSet, drop []collection.Span, add []c
 	}
 	n := z.ChangedLen(drop, add)
 	if n > min(collection.MaxLen, k.maxValue) && n > len(k.value) { // a limit that was lowered does not keep members
-		w.Error(sortedSetError(nil, collection.ErrTooLong))
+		w.Error(collectionError(client.SortedSet, nil, collection.ErrTooLong))
 		return false
 	}
 	if n > k.room {
@@ -450,27 +441,17 @@ func writeRandom(w *resp.Writer, z collection.ZSet, n int64, withScores bool) {
 
 // cmdZScan gives all of a small set at once, as Redis does, and of a larger one the part that the cursor and COUNT choose.
 func cmdZScan(k *key, args [][]byte, w *resp.Writer) {
-	cursor, ok := parseCursor(args[2])
+	a, ok := k.scanOf(client.SortedSet, args, w)
 	if !ok {
-		w.Error("ERR invalid cursor")
 		return
 	}
 	z, ok := k.sortedSet(args[1], w)
 	if !ok {
 		return
 	}
-	var count int64
-	var pattern []byte
-	if k.present {
-		var bad string
-		if count, pattern, bad = parseZScan(args[3:]); bad != "" {
-			w.Error(bad)
-			return
-		}
-	}
-	found, next := z.Scan(cursor, count)
-	if pattern != nil {
-		found = slices.DeleteFunc(found, func(i int) bool { return !glob.Match(pattern, z.Member(i)) })
+	found, next := z.Scan(a.cursor, a.count)
+	if a.pattern != nil {
+		found = slices.DeleteFunc(found, func(i int) bool { return !glob.Match(a.pattern, z.Member(i)) })
 	}
 	w.Array(2)
 	w.BulkString(strconv.FormatUint(next, 10))
@@ -490,28 +471,4 @@ func scoreText(f float64, small bool) string {
 		return strconv.FormatInt(int64(f), 10)
 	}
 	return strconv.FormatFloat(f, 'g', 17, 64)
-}
-
-// parseZScan reads the options of a scan within a collection, and returns the error reply otherwise.
-func parseZScan(opts [][]byte) (count int64, pattern []byte, bad string) {
-	count = 10
-	for i := 0; i < len(opts); i += 2 {
-		switch {
-		case i+1 == len(opts):
-			return 0, nil, errSyntax
-		case fold(opts[i], "count"):
-			var ok bool
-			if count, ok = resp.ParseInt(opts[i+1]); !ok {
-				return 0, nil, errNotInt
-			}
-			if count < 1 {
-				return 0, nil, errSyntax
-			}
-		case fold(opts[i], "match"):
-			pattern = opts[i+1]
-		default:
-			return 0, nil, errSyntax
-		}
-	}
-	return count, pattern, ""
 }

@@ -86,6 +86,11 @@ func (a zpopArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer, beg
 	return firstOf(t, names, client.SortedSet, again, w, func(k *key, name []byte) {
 		if z, ok := k.sortedSet(name, w); ok {
 			popMembers(k, z, a.count, a.top, w, func(n int) { begin(name, n) }, nested)
+			if a.top {
+				t.name(k, onZSet, "zpopmax")
+			} else {
+				t.name(k, onZSet, "zpopmin")
+			}
 		}
 	})
 }

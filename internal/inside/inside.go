@@ -63,3 +63,9 @@ func Of(c any) Tools {
 	}
 	panic(fmt.Sprintf("inside: %T is no *client.Client", c))
 }
+
+// FunctionsKey is the name of the key in which gateways keep the libraries of functions. Clients of gateways neither see nor touch it:
+// it is longer than memcached's keys can be, and the commands of Redis refuse it.
+const FunctionsKey = "\x00kvd: libraries of functions. This key belongs to the gateways, which show it to none of their clients. " +
+	"Its value is what FUNCTION DUMP returns, and FUNCTION LOAD, DELETE, RESTORE and FLUSH change it. To delete it is to delete the libraries, as FUNCTION FLUSH does. " +
+	"A cache may evict it."

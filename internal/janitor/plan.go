@@ -67,9 +67,13 @@ func NewPlan(v *engine.View, job *dirpb.Job) (*Plan, error) {
 				return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
 			}
 		}
-		return overArrays(kind, base, arraysOf(v, pg), 1, layout.SegmentSize), nil
+		return overArrays(kind, base, append(arraysOf(v, pg), statusArraysOf(pg)...), 1, layout.SegmentSize), nil
 	case dirpb.JobKind_JOB_RECALL:
 		return overArrays(index.Relocate, base, arraysOf(v, pg), groups, layout.GroupSize), nil
+	case dirpb.JobKind_JOB_SETTLE:
+		// Its status blocks are left as they are: their session's verbs have all landed, so nobody commits by them any
+		// more, and what they say of a last transaction is what its intents are settled by.
+		return overArrays(index.SettleAll, base, arraysOf(v, pg), groups, layout.GroupSize), nil
 	case dirpb.JobKind_JOB_CLEAN:
 		base.Wipe, base.Drop, base.Target = job.GetWipe(), job.GetDrop(), job.GetChildPgId()
 		a := array{job.GetOffset(), int(job.GetSegments())}
@@ -120,6 +124,15 @@ func arraysOf(v *engine.View, pg *engine.PG) (as []array) {
 		if s.Child != 0 && s.ChildPG == pg {
 			as = append(as, array{s.ChildOff, int(s.ChildSegments)})
 		}
+	}
+	return as
+}
+
+// statusArraysOf lists a placement group's arrays of status words. They are words like others for who brings replicas up; nothing lies
+// there that moves, or that could be recalled.
+func statusArraysOf(pg *engine.PG) (as []array) {
+	for _, a := range pg.StatusArrays {
+		as = append(as, array{a.Off, int(a.Segments)})
 	}
 	return as
 }

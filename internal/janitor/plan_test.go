@@ -7,8 +7,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
+	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
 )
 
@@ -79,6 +81,59 @@ func TestReport(t *testing.T) {
 		Finish(r)
 		if len(r.Kept) != 0 || r.Records != 2 {
 			t.Errorf("%v: reports %v", job, r)
+		}
+	}
+}
+
+// Jobs that bring replicas up, or check them, go over a placement group's status words, too; the others over its shards alone. A SETTLE
+// goes over each group of these, those of a child among them, and changes no status word.
+func TestPlanOfStatusArrays(t *testing.T) {
+	const index0 = layout.RegionPageSize
+	seg := func(i uint64) uint64 { return index0 + i*layout.SegmentSize }
+	member := []*dirpb.Member{{NodeId: 1, Incarnation: 1}}
+	v, err := engine.ViewOf(&dirpb.Map{Version: 3, Nodes: []*dirpb.Node{{Id: 1, Incarnation: 1, State: dirpb.NodeState_NODE_UP}},
+		Pgs: []*dirpb.PlacementGroup{{Id: 1, NamespaceId: 1, State: dirpb.PGState_PG_ACTIVE, RegionBytes: 16 << 20, IndexBytes: 4 << 20, Members: member,
+			StatusArrays: []*dirpb.StatusArray{{Offset: seg(10), Segments: 1}, {Offset: seg(12), Segments: 2}}}},
+		Shards: []*dirpb.Shard{{Id: 1, NamespaceId: 1, PgId: 1, Offset: seg(0), Segments: 2,
+			Move: &dirpb.Move{ChildId: 2, PgId: 1, Offset: seg(4), Segments: 2, Split: true}}}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shards, status := []uint64{seg(0), seg(1), seg(4), seg(5)}, []uint64{seg(10), seg(12), seg(13)}
+	for _, tc := range []struct {
+		job  *dirpb.Job
+		kind index.Kind
+		want []uint64 // segments
+		per  int      // operations of each
+	}{
+		{&dirpb.Job{Kind: dirpb.JobKind_JOB_JOIN}, index.Sync, slices.Concat(shards, status), 1},
+		{&dirpb.Job{Kind: dirpb.JobKind_JOB_RECOVER}, index.Sync, slices.Concat(shards, status), 1},
+		{&dirpb.Job{Kind: dirpb.JobKind_JOB_SCRUB}, index.Scrub, slices.Concat(shards, status), 1},
+		{&dirpb.Job{Kind: dirpb.JobKind_JOB_SCRUB, Count: true}, index.Relocate, shards, groups},
+		{&dirpb.Job{Kind: dirpb.JobKind_JOB_RECALL}, index.Relocate, shards, groups},
+		{&dirpb.Job{Kind: dirpb.JobKind_JOB_SETTLE, StatusBlocks: []uint64{seg(10), seg(12) + layout.GroupSize}}, index.SettleAll, shards, groups},
+	} {
+		tc.job.PgId = 1
+		p, err := NewPlan(v, tc.job)
+		if err != nil {
+			t.Fatalf("%v: %v", tc.job.Kind, err)
+		}
+		var got []uint64
+		for i := range p.Len {
+			w := p.At(i)
+			if w.PG != 1 || tc.per == 1 && (w.Off-index0)%layout.SegmentSize != 0 {
+				t.Errorf("%v: operation %d is at %#x of placement group %d", tc.job.Kind, i, w.Off, w.PG)
+			}
+			got = append(got, w.Off)
+		}
+		var want []uint64
+		for _, s := range tc.want {
+			for i := range tc.per {
+				want = append(want, s+uint64(i)*layout.GroupSize)
+			}
+		}
+		if p.Kind != tc.kind || !slices.Equal(got, want) {
+			t.Errorf("%v: %v at %#x, want %v at %#x", tc.job.Kind, p.Kind, got, tc.kind, want)
 		}
 	}
 }

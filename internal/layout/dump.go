@@ -201,6 +201,16 @@ func DumpRecord(w io.Writer, off uint64, b []byte) error {
 	return d.flush(w)
 }
 
+// DumpStatus prints the status word in b, which stands at off in its region.
+func DumpStatus(w io.Writer, off uint64, b []byte) error {
+	d := &dumper{base: off, b: b}
+	d.title("status word at %#x", off)
+	s := Status(d.u64(0))
+	d.field(0, 8, "status", "%v", s)
+	d.problem(s.Check(off))
+	return d.flush(w)
+}
+
 func (d *dumper) manifest(off int, v []byte) {
 	m, err := ParseManifest(v, 0, 1<<32-1)
 	if err != nil {

@@ -2,6 +2,7 @@ package layout
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"testing"
@@ -23,8 +24,8 @@ func TestIntentVectors(t *testing.T) {
 				v, over := s.Of(max(seq, 1) - 1)
 				fmt.Fprintf(&b, "of transaction %d: %v over=%v\n", max(seq, 1)-1, v, over)
 			}
-			if err := s.Check(0); err != nil {
-				fmt.Fprintln(&b, err)
+			if err := DumpStatus(&b, 4096, binary.LittleEndian.AppendUint64(nil, uint64(s))); err != nil {
+				t.Fatal(err)
 			}
 			return b.String()
 		case "encode":

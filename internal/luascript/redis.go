@@ -11,6 +11,15 @@ import (
 // RedisVersion is what scripts see as redis.REDIS_VERSION.
 const RedisVersion, redisVersionNum = "7.0.15", 0x07000f
 
+// scriptsOnly are in the table redis of scripts, and not in that of functions.
+var scriptsOnly = library{
+	// A script's effects are replicated by the store, whatever it says.
+	"replicate_commands": func(L *lua.LState) int { L.Push(lua.LTrue); return 1 },
+	// There is no debugger.
+	"breakpoint": func(L *lua.LState) int { L.Push(lua.LFalse); return 1 },
+	"debug":      func(*lua.LState) int { return 0 },
+}
+
 // redisTable is the global redis.
 func (s *sandbox) redisTable() *lua.LTable {
 	t := s.L.SetFuncs(s.L.NewTable(), library{
@@ -23,18 +32,27 @@ func (s *sandbox) redisTable() *lua.LTable {
 		"acl_check_cmd": s.redisCheck,
 		"setresp":       s.redisSetResp,
 		"set_repl":      s.redisSetRepl,
-		// A script's effects are replicated by the store, whatever it says.
-		"replicate_commands": func(L *lua.LState) int { L.Push(lua.LTrue); return 1 },
-		// There is no debugger.
-		"breakpoint": func(L *lua.LState) int { L.Push(lua.LFalse); return 1 },
-		"debug":      func(*lua.LState) int { return 0 },
 	})
-	for name, n := range map[string]int{"LOG_DEBUG": 0, "LOG_VERBOSE": 1, "LOG_NOTICE": 2, "LOG_WARNING": 3, "REPL_NONE": 0, "REPL_AOF": 1,
-		"REPL_SLAVE": 2, "REPL_REPLICA": 2, "REPL_ALL": 3, "REDIS_VERSION_NUM": redisVersionNum} {
+	for name, n := range map[string]int{"REPL_NONE": 0, "REPL_AOF": 1, "REPL_SLAVE": 2, "REPL_REPLICA": 2, "REPL_ALL": 3} {
+		t.RawSetString(name, lua.LNumber(n))
+	}
+	addConstants(t)
+	return t
+}
+
+// loadTable is the global redis while a library is loaded.
+func (s *sandbox) loadTable() *lua.LTable {
+	t := s.L.SetFuncs(s.L.NewTable(), library{"register_function": s.registerFunction, "log": s.redisLog})
+	addConstants(t)
+	return t
+}
+
+// addConstants adds those that every table redis has.
+func addConstants(t *lua.LTable) {
+	for name, n := range map[string]int{"LOG_DEBUG": 0, "LOG_VERBOSE": 1, "LOG_NOTICE": 2, "LOG_WARNING": 3, "REDIS_VERSION_NUM": redisVersionNum} {
 		t.RawSetString(name, lua.LNumber(n))
 	}
 	t.RawSetString("REDIS_VERSION", lua.LString(RedisVersion))
-	return t
 }
 
 // fail raises an error of the table redis.
@@ -171,7 +189,7 @@ func statusReply(L *lua.LState) int {
 func (s *sandbox) redisCheck(L *lua.LState) int {
 	args, bad := s.commandArgs(L)
 	if bad != "" {
-		s.fail(L, strings.Replace(bad, "Lua redis lib command arguments must be", "redis.acl_check_cmd() arguments must be", 1))
+		s.fail(L, bad)
 	}
 	permitted, known := s.task.Host.Permits(args)
 	if !known {

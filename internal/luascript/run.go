@@ -43,11 +43,16 @@ const (
 var stopTexts = [...]string{"", "Script ran for longer than script-timeout", "Script takes more than script-memory",
 	"Script killed by user with SCRIPT KILL.", "the store failed"}
 
+// Names of the chunks that scripts and libraries are, as errors show them.
+const scriptChunk, functionChunk = "user_script", "user_function"
+
 // Task is one call of a script, however often it runs until it has had its effect. Its fields are not changed once it runs.
 type Task struct {
 	Host Host
 	// Memory bounds the bytes of a run's values.
 	Memory int64
+	// Function says that it is a function of a library, which FUNCTION KILL ends.
+	Function bool
 
 	stop  atomic.Int32
 	timer *time.Timer
@@ -65,6 +70,14 @@ func (t *Task) End() {
 	}
 }
 
+// stopText is the error for a reason.
+func (t *Task) stopText(reason int32) string {
+	if reason == killed && t.Function {
+		return "Script killed by user with FUNCTION KILL."
+	}
+	return stopTexts[reason]
+}
+
 // Kill makes the script end with an error. It may be called from any goroutine.
 func (t *Task) Kill() { t.stop.CompareAndSwap(goesOn, killed) }
 
@@ -74,15 +87,22 @@ type Pool struct{ idle sync.Pool }
 // Run runs a program and appends its one reply, in w's version of RESP. Keys and arguments are copied. It reports whether the script
 // came to its end; else the reply is the error that ended it, and the caller undoes what it did.
 func (p *Pool) Run(t *Task, prog *Program, keys, args [][]byte, w *resp.Writer) (ok bool) {
+	p.with(func(s *sandbox) (clean bool) {
+		ok, clean = s.run(t, prog, keys, args, w)
+		return clean
+	})
+	return ok
+}
+
+// with lends an interpreter to f, which says whether it is as good as new afterwards.
+func (p *Pool) with(f func(s *sandbox) (clean bool)) {
 	s, _ := p.idle.Get().(*sandbox)
 	if s == nil {
 		s = newSandbox()
 	}
-	ok, clean := s.run(t, prog, keys, args, w)
-	if clean {
+	if f(s) {
 		p.idle.Put(s)
 	}
-	return ok
 }
 
 const (
@@ -106,8 +126,13 @@ type sandbox struct {
 	globals *lua.LTable
 	real    map[*lua.LTable]*lua.LTable // tables of libraries, by what scripts see of them
 	null    *lua.LUserData              // cjson.null
+	// The global redis of scripts and of functions, and the globals while a library is loaded.
+	scriptAPI, functionAPI, loading *lua.LTable
+
+	registered []registered // by the library that is loaded
 
 	task    *Task
+	chunk   string
 	proto   int // for replies of redis.call
 	where   string
 	seed    uint64
@@ -134,7 +159,7 @@ func (s *sandbox) Value(any) any { return nil }
 // Err says why the script is stopped.
 func (s *sandbox) Err() error {
 	if r := s.task.stop.Load(); r != goesOn {
-		return errors.New(stopTexts[r])
+		return errors.New(s.task.stopText(r))
 	}
 	return nil
 }
@@ -172,7 +197,7 @@ func (s *sandbox) resetPending(before int64) { s.pending = before }
 // goOn ends the script if it has been stopped. Loops of Go call it, as they run no instructions.
 func (s *sandbox) goOn(L *lua.LState) {
 	if r := s.task.stop.Load(); r != goesOn {
-		L.RaiseError("%s", stopTexts[r])
+		L.RaiseError("%s", s.task.stopText(r))
 	}
 }
 
@@ -253,6 +278,9 @@ func (s *sandbox) liveBytes() int64 {
 	s.threads, s.starts = threads, starts
 	w.addValue(s.globals.RawGetString("KEYS"))
 	w.addValue(s.globals.RawGetString("ARGV"))
+	for _, r := range s.registered {
+		w.addValue(r.callback)
+	}
 	for len(w.todo) > 0 {
 		t := w.todo[len(w.todo)-1]
 		w.todo = w.todo[:len(w.todo)-1]
@@ -335,23 +363,49 @@ func (w *walk) addValue(v lua.LValue) {
 	}
 }
 
-// run runs a program; see Pool.Run. clean reports whether the interpreter is as good as new afterwards.
-func (s *sandbox) run(t *Task, prog *Program, keys, args [][]byte, w *resp.Writer) (ok, clean bool) {
-	s.task, s.proto, s.where, s.seed = t, 2, "", rand.Uint64()&(1<<48-1)
+// begin prepares the interpreter for a run.
+func (s *sandbox) begin(t *Task, chunk string) {
+	s.task, s.chunk, s.proto, s.where, s.seed = t, chunk, 2, "", rand.Uint64()&(1<<48-1)
 	s.charged, s.next, s.pending, s.held, s.nested, s.steps = 0, lookEvery, 0, 0, 0, 0
 	s.threads, s.starts = s.threads[:0], s.starts[:0]
 	s.jdepth = defaultJSONLimits
-	L := s.L
-	start, errs := w.Len(), w.Errors
+}
+
+// end forgets what a run has left. clean reports whether the interpreter is as good as new.
+func (s *sandbox) end(err error) (clean bool) {
+	s.L.SetTop(0)
+	s.globals.RawSetString("KEYS", lua.LNil)
+	s.globals.RawSetString("ARGV", lua.LNil)
+	s.globals.RawSetString("redis", s.scriptAPI)
+	clear(s.registered)
+	s.registered = s.registered[:0]
+	s.task = nil
+	return err == nil && s.charged < keepBytes && s.held == 0
+}
+
+// newFunction makes a function of what was compiled.
+func (s *sandbox) newFunction(proto *lua.FunctionProto) *lua.LFunction {
+	f := s.L.NewFunctionFromProto(proto)
+	f.Env = s.env
+	return f
+}
+
+// run runs a program; see Pool.Run. clean reports whether the interpreter is as good as new afterwards.
+func (s *sandbox) run(t *Task, prog *Program, keys, args [][]byte, w *resp.Writer) (ok, clean bool) {
+	s.begin(t, scriptChunk)
 	s.globals.RawSetString("KEYS", s.argTable(keys))
 	s.globals.RawSetString("ARGV", s.argTable(args))
-	f := L.NewFunctionFromProto(prog.proto)
-	f.Env = s.env
-	L.Push(f)
-	err := L.PCall(0, 1, nil)
+	s.L.Push(s.newFunction(prog.proto))
+	err := s.reply(s.L.PCall(0, 1, nil), prog.SHA, w)
+	return err == nil, s.end(err)
+}
+
+// reply writes what the function that has returned, or failed, has to say.
+func (s *sandbox) reply(err error, name string, w *resp.Writer) error {
+	start, errs := w.Len(), w.Errors
 	if err == nil {
-		if result := L.Get(-1); !s.writeSimple(w, result) {
-			err = L.GPCall(func(L *lua.LState) int {
+		if result := s.L.Get(-1); !s.writeSimple(w, result) {
+			err = s.L.GPCall(func(L *lua.LState) int {
 				defer s.resetPending(s.pending)
 				s.writeReply(L, w, L.Get(1), 0)
 				return 0
@@ -361,13 +415,10 @@ func (s *sandbox) run(t *Task, prog *Program, keys, args [][]byte, w *resp.Write
 	if err != nil {
 		w.Truncate(start)
 		w.Errors = errs
-		w.Error(s.errorReply(err, prog.SHA))
+		text, line := s.errorText(err)
+		w.Error(text + " script: " + name + ", on " + line + ".")
 	}
-	L.SetTop(0)
-	s.globals.RawSetString("KEYS", lua.LNil)
-	s.globals.RawSetString("ARGV", lua.LNil)
-	s.task = nil
-	return err == nil, err == nil && s.charged < keepBytes && s.held == 0
+	return err
 }
 
 // argTable is KEYS or ARGV.
@@ -382,10 +433,9 @@ func (s *sandbox) argTable(args [][]byte) *lua.LTable {
 	return t
 }
 
-// errorReply is the reply for a script that failed.
-func (s *sandbox) errorReply(err error, sha string) string {
-	var text string
-	line := s.where
+// errorText is what ended a script, and where.
+func (s *sandbox) errorText(err error) (text, line string) {
+	line = s.where
 	var e *lua.ApiError
 	if !errors.As(err, &e) {
 		text = "ERR " + err.Error()
@@ -395,21 +445,20 @@ func (s *sandbox) errorReply(err error, sha string) string {
 			text = "ERR unknown error"
 		}
 		if l, is := t.RawGetString("line").(lua.LNumber); is {
-			line = "@user_script:" + numberString(l)
+			line = "@" + s.chunk + ":" + numberString(l)
 		}
 	} else {
 		msg := s.translate(e.Object)
 		text = "ERR " + stringOf(msg)
 		if r := s.task.stop.Load(); r != goesOn {
-			text = "ERR " + stopTexts[r]
+			text = "ERR " + s.task.stopText(r)
 		}
 		if m := positioned.FindStringSubmatch(stringOf(msg)); m != nil {
-			line = "@user_script:" + m[1]
+			line = "@" + m[1] + ":" + m[2]
 		}
 	}
 	if line == "" {
-		line = "@user_script:1"
+		line = "@" + s.chunk + ":1"
 	}
-	text = strings.TrimPrefix(text, "-")
-	return text + " script: " + sha + ", on " + line + "."
+	return strings.TrimPrefix(text, "-"), line
 }

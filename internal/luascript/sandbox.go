@@ -48,7 +48,7 @@ func newSandbox() *sandbox {
 	s.expose("math", maths)
 	s.expose("table", tables)
 	s.expose("coroutine", coroutines)
-	visible := s.expose("string", strs)
+	s.expose("string", strs)
 	meta := L.SetFuncs(L.NewTable(), s.stringArithmetic())
 	meta.RawSetString("__index", strs)
 	L.SetMetatable(lua.LString(""), meta)
@@ -69,7 +69,8 @@ func newSandbox() *sandbox {
 	s.expose("cmsgpack", packs)
 	s.expose("struct", L.SetFuncs(L.NewTable(), s.structLibrary()))
 	s.expose("bit", L.SetFuncs(L.NewTable(), s.bitLibrary()))
-	s.expose("redis", s.redisTable())
+	s.scriptAPI = s.expose("redis", L.SetFuncs(s.redisTable(), scriptsOnly))
+	s.functionAPI = s.visible(s.redisTable())
 
 	s.globals.RawSetString("_G", s.env)
 	strict := L.NewTable()
@@ -78,11 +79,15 @@ func newSandbox() *sandbox {
 		return 0
 	}))
 	s.globals.Metatable = strict
+	s.loading = L.NewTable()
+	s.loading.Metatable = strict
+	api := s.loadTable()
+	api.Metatable = strict
+	s.loading.RawSetString("redis", s.visible(api))
 	s.guard(s.env, s.globals)
-	for _, n := range hidden {
-		L.SetFuncs(s.globals, library{n: map[string]lua.LGFunction{hiddenConcat: s.concat, hiddenSet: s.setIndex, hiddenKey: s.checkKey, hiddenTable: s.countTable}[n]})
-	}
-	_ = visible
+	concealed := library{hiddenConcat: s.concat, hiddenSet: s.setIndex, hiddenKey: s.checkKey, hiddenTable: s.countTable}
+	L.SetFuncs(s.globals, concealed)
+	L.SetFuncs(s.loading, concealed)
 	L.SetTop(0)
 	L.SetContext(s)
 	return s
@@ -102,9 +107,15 @@ func (s *sandbox) guard(visible, real *lua.LTable) {
 
 // expose makes a library a global that cannot be changed.
 func (s *sandbox) expose(name string, real *lua.LTable) *lua.LTable {
+	visible := s.visible(real)
+	s.globals.RawSetString(name, visible)
+	return visible
+}
+
+// visible is how scripts see a table that they cannot change.
+func (s *sandbox) visible(real *lua.LTable) *lua.LTable {
 	visible := s.L.NewTable()
 	s.guard(visible, real)
-	s.globals.RawSetString(name, visible)
 	return visible
 }
 
@@ -127,8 +138,9 @@ func (s *sandbox) raise(L *lua.LState, text string) {
 // raiseTable does so with an error as redis.call has it.
 func (s *sandbox) raiseTable(L *lua.LState, t *lua.LTable) {
 	if at := position(L, 1); at != "" {
-		t.RawSetString("source", lua.LString("@user_script"))
-		if n, err := strconv.Atoi(strings.TrimPrefix(at, "@user_script:")); err == nil {
+		source, line, _ := strings.Cut(at, ":")
+		t.RawSetString("source", lua.LString(source))
+		if n, err := strconv.Atoi(line); err == nil {
 			t.RawSetString("line", lua.LNumber(n))
 		}
 	}
@@ -138,14 +150,14 @@ func (s *sandbox) raiseTable(L *lua.LState, t *lua.LTable) {
 // position is the line of the function at that level of calls, in Redis's form; empty if there is none.
 func position(L *lua.LState, level int) string {
 	at := strings.TrimSuffix(L.Where(level), ":")
-	if !strings.HasPrefix(at, "user_script:") {
+	if !strings.HasPrefix(at, scriptChunk+":") && !strings.HasPrefix(at, functionChunk+":") {
 		return ""
 	}
 	return "@" + at
 }
 
 var (
-	positioned = regexp.MustCompile(`^user_script:(\d+): `)
+	positioned = regexp.MustCompile(`^(user_script|user_function):(\d+): `)
 	// wordings turn the interpreter's errors into those of Lua's own.
 	wordings = []struct {
 		from *regexp.Regexp
@@ -159,7 +171,7 @@ var (
 		{regexp.MustCompile(`__unm undefined`), "attempt to perform arithmetic on a non-number value"},
 		{regexp.MustCompile(`__len undefined`), "attempt to get length of a non-table value"},
 		{regexp.MustCompile(`bad argument #(\d+) to ([^' ]+) \((.*)\)`), "bad argument #$1 to '$2' ($3)"},
-		{regexp.MustCompile(`registry overflow`), "stack overflow"},
+		{regexp.MustCompile(`registry overflow|lua callstack overflow`), "stack overflow"},
 	}
 )
 

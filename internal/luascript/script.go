@@ -6,7 +6,7 @@
 // other. Every run is bounded: by a time, which holds inside string.find and table.concat as well, by the memory that its values
 // take, and by the depth of its calls. A script that is over a limit ends with an error and cannot catch it.
 //
-// Start with [Compile] and [Pool.Run]. All exported functions may be called concurrently, unless they say otherwise. The language is
+// Start with [Compile] and [Pool.Run], or with [Pool.Load] and [Pool.Call] for libraries of functions. All exported functions may be called concurrently, unless they say otherwise. The language is
 // github.com/yuin/gopher-lua's Lua 5.1; the functions with which a script could take more than it is given are written anew here, after
 // the manual and the behaviour of Lua's own.
 package luascript
@@ -25,6 +25,8 @@ import (
 	lua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/ast"
 	"github.com/yuin/gopher-lua/parse"
+
+	"github.com/kvd-project/kvd/internal/resp"
 )
 
 // Program is a compiled script. It is never changed.
@@ -63,7 +65,10 @@ func Compile(source []byte) (*Program, error) {
 	p := &Program{SHA: SHA(source)}
 	body := string(source)
 	if strings.HasPrefix(body, "#!") {
-		line, rest, _ := strings.Cut(body, "\n")
+		line, rest, more := strings.Cut(body, "\n")
+		if !more {
+			return nil, errors.New("ERR Invalid script shebang")
+		}
 		if err := p.readShebang(line); err != nil {
 			return nil, err
 		}
@@ -71,7 +76,7 @@ func Compile(source []byte) (*Program, error) {
 		body = "\n" + rest // line numbers stay
 	}
 	var err error
-	if p.proto, err = compileChunk(body, "user_script"); err != nil {
+	if p.proto, err = compileChunk(body, scriptChunk); err != nil {
 		return nil, errors.New("ERR Error compiling script (new function): " + err.Error())
 	}
 	p.size = 256 + protoBytes(p.proto)
@@ -80,27 +85,35 @@ func Compile(source []byte) (*Program, error) {
 
 // readShebang reads the first line of a script that begins with #!.
 func (p *Program) readShebang(line string) error {
-	words := strings.Fields(line)
-	if words[0] != "#!lua" {
-		return errors.New("ERR Unexpected engine in script shebang: " + words[0])
+	words, ok := resp.SplitLine(nil, []byte(line))
+	if !ok || len(words) == 0 {
+		return errors.New("ERR Invalid engine in script shebang")
+	}
+	if string(words[0]) != "#!lua" {
+		return errors.New("ERR Unexpected engine in script shebang: " + string(words[0]))
 	}
 	for _, w := range words[1:] {
-		flags, is := strings.CutPrefix(w, "flags=")
+		flags, is := strings.CutPrefix(string(w), "flags=")
 		if !is {
-			return errors.New("ERR Unknown lua shebang option: " + w)
+			return errors.New("ERR Unknown lua shebang option: " + string(w))
+		}
+		if flags == "" {
+			continue
 		}
 		for _, f := range strings.Split(flags, ",") {
-			switch f {
-			case "no-writes":
-				p.NoWrites = true
-			case "", "allow-oom", "allow-stale", "no-cluster", "allow-cross-slot-keys":
-			default:
+			if !slices.Contains(flagNames, f) {
 				return errors.New("ERR Unexpected flag in script shebang: " + f)
 			}
+			p.NoWrites = p.NoWrites || f == noWrites
 		}
 	}
 	return nil
 }
+
+const noWrites = "no-writes"
+
+// flagNames are what scripts and functions may have, in Redis's order. All but no-writes mean nothing here.
+var flagNames = []string{noWrites, "allow-oom", "allow-stale", "no-cluster", "allow-cross-slot-keys"}
 
 // compileChunk compiles a source whose name errors show. The parser and compiler may panic where a source makes no sense.
 func compileChunk(source, name string) (proto *lua.FunctionProto, err error) {

@@ -388,6 +388,7 @@ func (c *conn) binaryStats(q *request) result {
 	case "reset":
 		c.s.resetStats()
 	default:
+		c.link.Waits() // counting takes its time
 		stats, ok := c.s.section(section)
 		if !ok {
 			return c.fails(q, binNotFound)

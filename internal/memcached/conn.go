@@ -886,6 +886,7 @@ func (c *conn) showStats(toks [][]byte) reply {
 	case "cachedump":
 		return reply{"CLIENT_ERROR stats cachedump not allowed", resBad} // as with -X
 	}
+	c.link.Waits() // counting takes its time
 	stats, ok := c.s.section(section)
 	if !ok {
 		return badCommand

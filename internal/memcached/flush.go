@@ -100,6 +100,7 @@ func (s *Server) flush(ctx context.Context, remove func(key []byte) error) error
 				damaged = cmp.Or(damaged, err)
 			case err != nil:
 				return err
+			case string(kv.Key) == inside.FunctionsKey:
 			default:
 				keys = append(keys, kv.Key)
 			}

@@ -154,6 +154,11 @@ type Server struct {
 		sync.Mutex
 		tally tally
 	}
+	items struct { // what `stats` says of the store
+		sync.Mutex
+		n  uint64
+		at time.Time
+	}
 }
 
 // New makes a Server without listeners.
@@ -419,7 +424,7 @@ func (s *Server) generalStats() []stat {
 		return n
 	}
 	now := s.o.Now()
-	return []stat{
+	stats := []stat{
 		{"pid", os.Getpid()}, {"uptime", int64(now.Sub(s.start).Seconds())}, {"time", now.Unix()}, {"version", version}, {"pointer_size", 64},
 		{"max_connections", s.maxConns()}, {"curr_connections", s.net.Conns()}, {"total_connections", s.net.Accepted()},
 		{"rejected_connections", s.net.Refused()},
@@ -433,7 +438,35 @@ func (s *Server) generalStats() []stat {
 		{"cas_hits", sum(resOK, cmdCas)}, {"cas_misses", sum(resMiss, cmdCas)}, {"cas_badval", sum(resRefused, cmdCas)},
 		{"touch_hits", sum(resOK, cmdTouch)}, {"touch_misses", sum(resMiss, cmdTouch)},
 		{"bytes_read", t.bytesRead - b.bytesRead}, {"bytes_written", t.bytesWrote - b.bytesWrote},
+		{"total_items", sum(resOK, cmdSet, cmdAdd, cmdReplace, cmdAppend, cmdPrepend, cmdCas, cmdMs)},
 	}
+	if n, err := s.countItems(); err == nil {
+		stats = append(stats, stat{"curr_items", n})
+	} else {
+		s.o.Logger.Warn("stats without curr_items", "err", err)
+	}
+	if c, ok := s.o.Client.(interface{ Stats() client.Stats }); ok { // fakes in tests do not count
+		stats = append(stats, stat{"evictions", c.Stats().Evicted})
+	}
+	return stats
+}
+
+// itemsAge is how old the number of keys may be that `stats` tells: counting reads the whole index.
+const itemsAge = 10 * time.Second
+
+// countItems is how many keys there are, of whatever type. Others wait meanwhile and get the same number.
+func (s *Server) countItems() (uint64, error) {
+	i := &s.items
+	i.Lock()
+	defer i.Unlock()
+	if now := s.o.Now(); i.at.IsZero() || now.Sub(i.at) > itemsAge {
+		n, err := s.o.Client.Count(s.ctx)
+		if err != nil {
+			return 0, err
+		}
+		i.n, i.at = n, now
+	}
+	return i.n, nil
 }
 
 // maxConns is what netsrv makes of 0, too.

@@ -1,5 +1,5 @@
-// Package rdb is the serialized form of one value, as DUMP returns it and RESTORE takes it: that of Redis 7.0's RDB files
-// (rdb.c; version 10), with its version and a CRC-64 behind it.
+// Package rdb is the serialized form of one value, as DUMP returns it and RESTORE takes it, and that of libraries of functions: that
+// of Redis 7.0's RDB files (rdb.c; version 10), with its version and a CRC-64 behind it.
 //
 // Values are written in the encodings that every version of Redis reads, and read in all that versions up to 7.0 write, but for
 // streams, modules, and the zipmaps of versions before 2.6. It is pure. A payload is hostile until checked: memory for what it
@@ -86,8 +86,25 @@ func Append(b []byte, v Value) []byte {
 			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(v.Scores[i]))
 		}
 	}
+	return seal(b, at)
+}
+
+// seal puts version and checksum behind what begins at at.
+func seal(b []byte, at int) []byte {
 	b = binary.LittleEndian.AppendUint16(b, version)
 	return binary.LittleEndian.AppendUint64(b, checksum(b[at:]))
+}
+
+// unseal is what a payload has before its version and checksum, if these are right.
+func unseal(b []byte) ([]byte, error) {
+	if len(b) < 10 {
+		return nil, ErrChecksum
+	}
+	end := len(b) - 8
+	if binary.LittleEndian.Uint16(b[end-2:]) > version || checksum(b[:end]) != binary.LittleEndian.Uint64(b[end:]) {
+		return nil, ErrChecksum
+	}
+	return b[:end-2], nil
 }
 
 func appendStrings(b []byte, n int, parts [][]byte) []byte {
@@ -128,14 +145,11 @@ func appendString(b, s []byte) []byte {
 
 // Parse reads a payload. limit bounds what the value takes in memory, in bytes: its parts, and 24 for each of them.
 func Parse(b []byte, limit int) (Value, error) {
-	if len(b) < 10 {
-		return Value{}, ErrChecksum
+	b, err := unseal(b)
+	if err != nil {
+		return Value{}, err
 	}
-	end := len(b) - 8
-	if binary.LittleEndian.Uint16(b[end-2:]) > version || checksum(b[:end]) != binary.LittleEndian.Uint64(b[end:]) {
-		return Value{}, ErrChecksum
-	}
-	r := &reader{b: b[:end-2], left: limit}
+	r := &reader{b: b, left: limit}
 	v := r.value()
 	if r.bad { // bytes behind the value are no matter, as in Redis
 		return Value{}, ErrFormat

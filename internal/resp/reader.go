@@ -298,7 +298,7 @@ func (d *Reader) inline() ([][]byte, error) {
 		line = line[:i-1]
 	}
 	at := len(d.args)
-	args, ok := splitLine(d.args, line)
+	args, ok := SplitLine(d.args, line)
 	if !ok {
 		return nil, protocol("unbalanced quotes in request")
 	}
@@ -310,9 +310,9 @@ func (d *Reader) inline() ([][]byte, error) {
 	return d.args[at:len(d.args):len(d.args)], nil
 }
 
-// splitLine appends the words of line to args, as sdssplitargs has them: quoted as
+// SplitLine appends the words of line to args, as sdssplitargs has them: quoted as
 // in a shell, escapes within double quotes. It unquotes in place.
-func splitLine(args [][]byte, line []byte) (_ [][]byte, ok bool) {
+func SplitLine(args [][]byte, line []byte) (_ [][]byte, ok bool) {
 	const (
 		bare = iota
 		double

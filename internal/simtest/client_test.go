@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvd-project/kvd/index/repair"
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/janitor"
@@ -47,8 +46,7 @@ type cl struct {
 
 	job    *dirpb.Job
 	plan   *janitor.Plan
-	todo   []int         // operations of plan not begun
-	extra  []repair.Work // for the status array
+	todo   []int // operations of plan not begun
 	report *dirpb.JobReport
 	tries  int
 
@@ -73,7 +71,9 @@ type running struct {
 	e     *Event // of scripts; nil for scans, evictions and janitors
 	evict *evicting
 	txn   *transaction
-	part  int // of txn's, -1: the decision
+	part  int         // of txn's, -1: the decision
+	grant *statusWord // that is read since it was granted
+	look  *looking
 	work  int // of janitors: which of the plan
 	step  Step
 	over  bool   // the Op is done
@@ -202,7 +202,7 @@ func (w *World) addClient(janitor bool) error {
 	for _, s := range w.fencedIDs() {
 		c.core.SetFenced(s)
 	}
-	if c.i < len(w.cfg.Scripts) {
+	if c.i < len(w.cfg.Scripts)-w.cfg.Heirs {
 		w.handStatus(c)
 	}
 	w.cls = append(w.cls, c)

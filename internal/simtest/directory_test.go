@@ -61,6 +61,7 @@ func (w *World) apply(c *fsmpb.Command) fsm.Result {
 // from their not looking.
 func (w *World) sessionsEnded() {
 	w.effects++
+	w.endBlocks()
 	ids := w.fencedIDs()
 	for _, c := range w.cls {
 		if c.life != live {
@@ -124,7 +125,9 @@ func (w *World) refreshChores() {
 	for _, c := range w.cls {
 		var j *dirpb.Job
 		if c.janitor && c.able() {
-			j = w.ld.Claimable(w.st, c.id, time.Duration(w.now))
+			if j = w.ld.Claimable(w.st, c.id, time.Duration(w.now)); j == nil {
+				j = w.sweepable()
+			}
 		}
 		w.claims = append(w.claims, j)
 	}

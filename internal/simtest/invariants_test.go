@@ -487,9 +487,6 @@ func (w *World) checkBytes() {
 	if w.cfg.FillStash > 0 && !w.cfg.OVF {
 		return // the fillers stand in the stash although their group has not overflowed
 	}
-	if w.cfg.Status > 0 && w.intentsLeft() {
-		return // the checker takes them for words of a move
-	}
 	r := atRest{w, &dirpb.StatusReply{Map: w.st.Map(nil), Usage: w.st.Usage()}}
 	for _, ns := range r.st.Map.Namespaces {
 		rep := check.NewReport()

@@ -31,8 +31,8 @@ func (c *cl) canClaim() *dirpb.Job {
 
 func (c *cl) claim() {
 	j := c.canClaim()
-	if res := c.w.apply(&fsmpb.Command{Op: &fsmpb.Command_ClaimJob{ClaimJob: &fsmpb.ClaimJob{SessionId: c.id, JobId: j.Id}}}); res.Err != nil {
-		c.w.fail(fmt.Errorf("claim: %w", res.Err))
+	if err := c.claimJob(j); err != nil {
+		c.w.fail(fmt.Errorf("claim: %w", err))
 		return
 	}
 	p, err := janitor.NewPlan(c.core.View(), j)
@@ -41,10 +41,6 @@ func (c *cl) claim() {
 		return
 	}
 	c.job, c.plan, c.report, c.todo, c.tries = j, p, janitor.Begin(j), c.todo[:0], 0
-	c.extra = c.w.withStatus(j)
-	for i := range c.extra {
-		c.todo = append(c.todo, p.Len+i)
-	}
 	for i := p.Len - 1; i >= 0; i-- {
 		if p.At(i).Count || c.w.isRelevant(p.Kind, p.At(i)) {
 			c.todo = append(c.todo, i)
@@ -58,7 +54,7 @@ func (w *World) isRelevant(k index.Kind, x repair.Work) bool {
 	switch k {
 	case index.Move, index.Abandon:
 		return w.relevant[[2]int{int(x.Group) / layout.SegmentGroups % w.cfg.Segments, int(x.Group) % layout.SegmentGroups}]
-	case index.Clean, index.Relocate:
+	case index.Clean, index.Relocate, index.SettleAll:
 		off := int(x.Off) - layout.RegionPageSize
 		g := off / layout.GroupSize
 		return w.relevant[[2]int{g / (layout.SegmentGroups + 1) % w.cfg.Segments, g % (layout.SegmentGroups + 1)}]
@@ -71,8 +67,7 @@ func (c *cl) gone() bool {
 	if c.job == nil {
 		return false
 	}
-	j := c.w.st.Job(c.job.Id)
-	return j == nil || j.Owner != c.id || c.stuck()
+	return !c.owns(c.job) || c.stuck()
 }
 
 // stuck reports whether the job waits for a frozen placement group that nobody brings
@@ -109,7 +104,7 @@ func (c *cl) work() {
 			return
 		}
 		r.work = i
-		x := c.workAt(i)
+		x := c.plan.At(i)
 		r.t.Op.Kind, r.t.Op.Machine = c.plan.Kind, repair.New(c.plan.Kind, &x)
 		c.start(r)
 		return
@@ -119,6 +114,10 @@ func (c *cl) work() {
 	j := c.job
 	c.job = nil
 	janitor.Finish(c.report)
+	if isSweep(j) {
+		w.endSweep(j, true)
+		return
+	}
 	w.ld.Progress(j.Id, 1, 1, "", time.Duration(w.now))
 	if j.Kind == dirpb.JobKind_JOB_RECALL {
 		w.scannedExtent(j)
@@ -127,14 +126,6 @@ func (c *cl) work() {
 	if res.Err == nil {
 		w.ld.Scrubbed(w.st, j, time.Duration(w.now))
 	}
-}
-
-// workAt is the i-th operation of the job: the plan's, and behind them those for the status array.
-func (c *cl) workAt(i int) repair.Work {
-	if i >= c.plan.Len {
-		return c.extra[i-c.plan.Len]
-	}
-	return c.plan.At(i)
 }
 
 // workOf is what an operation of a janitor's kinds was asked, and found.
@@ -164,14 +155,22 @@ func (c *cl) worked(r *running) {
 func (c *cl) giveBack(j *dirpb.Job, why string) {
 	w := c.w
 	w.traceLine("      => %v is given back: %s", j, why)
+	if isSweep(j) {
+		w.endSweep(j, false)
+		return
+	}
 	w.ld.Progress(j.Id, 0, 1, why, time.Duration(w.now))
 	w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
 }
 
 // dropJob gives up what is not the janitor's any more.
 func (c *cl) dropJob() {
-	if j := c.w.st.Job(c.job.Id); j != nil && j.Owner == c.id {
-		c.w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: j.Id, GiveBack: true}}})
+	switch {
+	case !c.owns(c.job):
+	case isSweep(c.job):
+		c.w.endSweep(c.job, false)
+	default:
+		c.w.apply(&fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: &fsmpb.EndJob{SessionId: c.id, JobId: c.job.Id, GiveBack: true}}})
 	}
 	c.job = nil
 	for len(c.run) > 0 {

@@ -26,6 +26,9 @@ func (c *cl) canBegin() bool {
 	if s.Verb == Close && c.asked((*asked).isUnserved) != nil {
 		return false // it waits for that, see client's endGrants
 	}
+	if s.Verb == Grant && !c.w.canInherit() {
+		return false
+	}
 	if s.Verb == Close || s.Verb == Scan {
 		return len(c.run)+len(c.orphans) == 0
 	}
@@ -42,7 +45,7 @@ func (c *cl) canBegin() bool {
 			n++
 		}
 	}
-	if s.Verb == Txn {
+	if s.Verb == Txn || s.Verb == Look {
 		return len(c.run) == c.settling()
 	}
 	return n-c.settling() < c.w.cfg.Window
@@ -88,6 +91,12 @@ func (c *cl) next() *running {
 		return nil
 	case Txn:
 		c.beginTxn(w.cfg.Txns[s.Key])
+		return nil
+	case Look:
+		c.beginLook(w.cfg.Txns[s.Key])
+		return nil
+	case Grant:
+		c.inherit()
 		return nil
 	}
 	e := &Event{Client: c.i, Verb: s.Verb, Key: s.Key, Call: w.tick()}
@@ -197,6 +206,10 @@ func (c *cl) done(r *running) {
 			c.evicted(r)
 		case r.txn != nil:
 			r.txn.over(r, r.err)
+		case r.look != nil:
+			r.look.over(r, r.err)
+		case r.grant != nil:
+			c.inherited(r, r.err)
 		case r.e == nil:
 			c.scanned(r)
 		default:
@@ -262,6 +275,11 @@ func (c *cl) abandon(r *running, err error) {
 		return
 	case r.evict != nil:
 		c.evictedMaybe(r, nil)
+		return
+	case r.look != nil:
+		if !errors.Is(err, engine.ErrLease) {
+			r.look.over(r, err)
+		}
 		return
 	case r.txn != nil && errors.Is(err, engine.ErrLease):
 		c.loseTxns()

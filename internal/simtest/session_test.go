@@ -298,10 +298,14 @@ func (c *cl) close() {
 	for _, l := range c.lanes {
 		l.GiveBack(true)
 	}
+	known := w.st.Life(c.id) == dirpb.SessionLife_SESSION_LIVE
+	if known {
+		w.closeBlock(c)
+	}
 	q := c.agenda.Close()
 	epoch, _ := w.ld.Epochs()
 	if res := w.apply(&fsmpb.Command{Op: &fsmpb.Command_CloseSession{CloseSession: &fsmpb.CloseSession{
-		SessionId: c.id, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked}}}); res.Err != nil {
+		SessionId: c.id, Runs: q.Runs, Epoch: epoch, Leaked: q.Leaked}}}); res.Err != nil && known {
 		w.fail(fmt.Errorf("I7: session %d cannot give its memory back: %w", c.id, res.Err))
 	}
 	w.ld.Closed(w.st, time.Duration(w.now), c.id, q.HandBacks, q.Held)

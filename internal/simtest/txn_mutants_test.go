@@ -4,6 +4,9 @@ const (
 	intents  = "index/intent.go"
 	txns     = "index/txn.go"
 	coordSim = "internal/simtest/txn_test.go"
+	blockSim = "internal/simtest/blocks_test.go"
+	lookSim  = "internal/simtest/look_test.go"
+	settles  = "index/repair/settle.go"
 )
 
 // txnMutants are the mistakes in transactions. The searches look for them in scopes with transactions.
@@ -40,7 +43,7 @@ var txnMutants = []mutant{
 	{"txn-intent-as-parent", "transaction: an intent's parent is no intent", []edit{{txns,
 		"if in.Parent = o.met.stands; in.Parent == 0 {", "if in.Parent = o.x.WithState(layout.Live); in.Parent == 0 {"}}},
 	{"txn-parent-freed-early", "transaction: the record before is freed with the intent", []edit{{txns,
-		"		if o.isSettled() {\n			return o.leave()\n		}\n", "o.unlink()\n"}}},
+		"		if o.isSettled() {\n			return o.endUnlinked()\n		}\n", "o.unlink()\n"}}},
 	{"txn-final-freed", "transaction: the record that an intent led to is freed once", []edit{{intents,
 		"w.State() != layout.Live || w == o.n || o.Kind", "w.State() != layout.Live || o.Kind"}}},
 	{"txn-intent-is-a-move", "transaction: an intent keeps nobody from inserting beside it", []edit{{intents,
@@ -49,7 +52,7 @@ var txnMutants = []mutant{
 		"if v, over := t.Found.Of(t.Status.Seq); over || v != layout.Undecided {", "if v, over := t.Found.Of(t.Status.Seq); over && v != layout.Undecided {"}}},
 	{"txn-reused-in-doubt", "transaction: the status word goes on when nothing of a transaction can land any more", []edit{{coordSim,
 		"	if !t.doubt {\n		t.x.busy", "if true {\nt.x.busy"}}},
-	{"txn-intent-moved", "transaction: no intent moves", []edit{{work, "	if r.Flags&layout.FlagIntent != 0 {\n		it.intent = true // it stays as it is\n", "if false {\nit.intent = true\n"}}},
+	{"txn-intent-moved", "transaction: no intent moves", []edit{{work, "		return o.noteIntent(it, &r) // it does not move\n	}\n", "}\n"}}},
 	{"txn-recall-skips", "transaction: a recall waits for what intents name", []edit{{work, "&(layout.FlagManifest|layout.FlagIntent) != 0 {", "&layout.FlagManifest != 0 {"}}},
 	{"txn-guard-frees-chunks", "transaction: chunks stay that the record which goes on names", []edit{{intents,
 		"		if in.Long != 0 && kept == 0 {\n", "if in.Long != 0 {\n"}}},
@@ -73,4 +76,27 @@ var txnMutants = []mutant{
 		"		for r := range o.Route.PG.Replicas {\n			o.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(c.Unit)", "for r := range uint8(1) {\no.add(Access{Verb: Write, Space: Heap, Replica: r, Off: uint64(c.Unit)"}}},
 	{"txn-aborted-unpublished", "transaction: who aborts brings the status word up before going on", []edit{{intents,
 		"	m.verdict = layout.Abort\n	// Nobody acts on what the tail of the status word does not show.\n	return o.sync(0, 1, stepSyncStatus)\n", "m.verdict = layout.Abort\nreturn o.statusKnown()\n"}}},
+	{"txn-looked-once", "transaction: one that only reads does so twice", []edit{{lookSim, "case l.rounds > 1 && slices.Equal(l.found, l.versions):", "case l.rounds > 0:"}}},
+	{"txn-looked-at-nothing", "transaction: one that only reads, and finds a key absent, needs guards", []edit{{lookSim, "l.rounds == looks, slices.Contains(l.found, 0):", "l.rounds == looks:"}}},
+	{"txn-regranted-before-sweep", "transaction: a dead session's words are granted when its intents are settled", []edit{{blockSim,
+		"b.state, b.swept = blockDead, map[uint32]bool{}", "b.state = blockFree"}}},
+	{"txn-regranted-after-one", "transaction: every placement group is gone through before a word is granted again", []edit{{blockSim,
+		"if !slices.ContainsFunc(w.st.PGs(0), func(pg *dirpb.PlacementGroup) bool { return !b.swept[pg.Id] }) {", "if true {"}}},
+	{"txn-seq-restarts", "transaction: a word's numbers go on with its next owner", []edit{{blockSim, "	x.seq = x.word.Seq() + 1\n", "x.word, x.seq = 0, 0\n"}}},
+	{"txn-sweep-leaves-undecided", "transaction: a sweep aborts what is undecided", []edit{{intents,
+		"	case v != layout.Undecided:\n		return o.sync(0, 1, stepSyncStatus)\n", "case v != layout.Undecided:\nreturn o.sync(0, 1, stepSyncStatus)\ncase o.Machine != nil:\no.toParent()\nreturn o.Machine.Next()\n"}}},
+	{"txn-sweep-skips-sync", "transaction: a sweep syncs what differs between replicas", []edit{{settles,
+		"return o.syncWords(w.behind, o.finishWork)", "return o.finishWork()"}}},
+	{"txn-sweep-trusts-others", "transaction: an intent that others settle is gone when no replica shows it", []edit{{settles,
+		"return o.syncWords(late, then)", "return then()"}}},
+	{"txn-sweep-verdict-at-A", "transaction: a sweep brings the status word up before it acts on the verdict", []edit{{intents,
+		"	case v != layout.Undecided:\n		return o.sync(0, 1, stepSyncStatus)\n", "case v != layout.Undecided && o.Machine != nil:\nreturn o.statusKnown()\ncase v != layout.Undecided:\nreturn o.sync(0, 1, stepSyncStatus)\n"}}},
+	{"txn-sweep-puts-parent-back", "transaction: a sweep leaves a fresh copy", []edit{{settles,
+		"			s.n, s.fresh = it.before.n, it.before.fresh\n", "s.n = it.in.Parent.WithState(layout.Live)\n"}}},
+	{"txn-sweep-frees-guarded", "transaction: a guard's two records share their chunks", []edit{{settles,
+		"it.verdict != layout.Undecided && it.in.Kind != layout.IntentGuard && it.in.Long&long != 0", "it.verdict != layout.Undecided && it.in.Long&long != 0"}}},
+	{"txn-sweep-frees-what-stays", "transaction: a sweep frees the chunks of the record that goes", []edit{{settles,
+		"		if it.verdict == layout.Commit {\n			x, long", "if it.verdict == layout.Abort && it.in.Parent.State() == layout.Live {\nx, long"}}},
+	{"txn-sweep-frees-final", "transaction: a sweep frees no record that it links", []edit{{settles,
+		"if x.State() == layout.Live && x != s.n {", "if x.State() == layout.Live {"}}},
 }

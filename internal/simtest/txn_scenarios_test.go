@@ -68,6 +68,41 @@ var txnScenarios = map[string]scenario{
 	"txn-settled-by-another": {pair(2, Config{Txns: [][]Part{two, {put(30), put(20)}}, Scripts: [][]Step{{k(Txn, 0), k(Txn, 1)}, {k(Put, 0)}, {k(Get, 0)}}, Setup: k0(0)}),
 		[]string{"c0 begins", "c0|m0 CAS p1 a0 g3 s0|2", "c1 begins", "c1|m1 CAS p1 a0 g3 s0|1", "c0*", "c0 begins", "c0*", "c2 begins", "c2*", "c1*"}},
 
+	// A guard keeps a long value, which is read while it is undecided, when it is settled, and overwritten afterwards.
+	"txn-manifest-under-guard": {pair(2, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 0)}, {k(Get, 0), k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c2 begins", "c2*", "c0*", "c2 begins", "c2*", "c1 begins", "c1*", "c1 begins", "c1*"}},
+	// The same, aborted: c1's put of the other key aborts the transaction.
+	"txn-manifest-under-aborted-guard": {pair(2, Config{Long: 0xff, Txns: [][]Part{{keep(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 10), k(Del, 0)}, {k(Get, 0), k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c1 begins", "c1*", "c2 begins", "c2*", "c0*", "c2 begins", "c2*", "c1 begins", "c1*"}},
+	// A put over a long value is aborted: the copy of the manifest names the chunks, which stay, and the put's own go.
+	"txn-abort-over-a-manifest": {pair(2, Config{Long: 0xff, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 10), k(Del, 0)}, {k(Get, 0), k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c1 begins", "c1*", "c2 begins", "c2*", "c0*", "c2 begins", "c2*", "c1 begins", "c1*"}},
+	// Another transaction stands on the aborted one, and names the manifest as its parent: it is aborted as well.
+	"txn-abort-over-an-aborted-manifest": {pair(2, Config{Long: 0xff, Txns: [][]Part{two, {put(0), keep(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}, {k(Put, 10), k(Get, 0), k(Get, 0)}}, Setup: k0(0)}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c1 begins", "c1|m0 CAS p1 a1|1", "c2 begins", "c2*", "c1*", "c2 begins", "c2*", "c0*", "c2 begins", "c2*"}},
+	// c0 dies with its intents, undecided. A janitor settles them before c1 has the status word.
+	"txn-heir-of-an-undecided": {heir(1, Config{}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "all*", "c1 begins", "c1*", "c1 begins", "c1*", "c1 begins", "c1*", "all*", "c1 begins", "c1*"}},
+	// The same when the head alone has the verdict.
+	"txn-heir-of-a-verdict": {heir(2, Config{}),
+		[]string{"c0 begins", "c0|m1 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "all*", "c1 begins", "c1*", "c1 begins", "c1*", "c1 begins", "c1*", "all*", "c1 begins", "c1*"}},
+	// c0 dies. c1 has settled its intent at the head, and the tail shows it still when a janitor comes. c2, which has c0's word then, may not go on
+	// before the tail shows c1's put.
+	"txn-heir-behind-a-put": {pair(2, Config{Crashes: 1, Janitors: 1, Heirs: 1, Txns: [][]Part{two, {put(30), put(20)}}, Setup: k0(0),
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0)}, {k(Grant, 0), k(Txn, 1), k(Get, 0)}}}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "c1|m1 CAS p1 a0 g3 s0|1", "all* -c1", "c2 begins", "c2*", "c2 begins", "c2*", "all* -c1", "c2 begins", "c2*", "c1*"}},
+
+	// c0 dies. c1 settles its intent at the head after a janitor has looked there, and before that swings it.
+	"txn-heir-behind-a-look": {pair(2, Config{Crashes: 1, Janitors: 1, Heirs: 1, Txns: [][]Part{two, {put(30), put(20)}}, Setup: k0(0),
+		Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0)}, {k(Grant, 0), k(Txn, 1), k(Get, 0)}}}),
+		[]string{"c0 begins", "c0|m0 CAS p1 a1|1", "c0 crashes", "time passes", "directory*", "c1 begins", "c1|m0 CAS p1 a0 g3 s0|2", "c3>cas-words", "c1 m0 CAS p1 a0 g3 s0", "all* -c1",
+			"c2 begins", "c2*", "c2 begins", "c2*", "all* -c1", "c2 begins", "c2*", "c1*"}},
+	// c1 reads key0 before c0 commits and key10 afterwards: only a second round tells.
+	"txn-look-across": {pair(1, Config{Nodes: 2, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}}, Setup: k0(0)}),
+		[]string{"c1 begins", "c1* -m1", "c0 begins", "c0*", "c1*"}},
+	// The same, and when it reads again c2 has deleted key0, and changes key10 with that. No version tells of it: key0 was absent both times.
+	"txn-look-absent": {pair(1, Config{Nodes: 2, Txns: [][]Part{two, {del(0), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}, {k(Txn, 1)}}, Setup: []Step{k(Put, 10)}}),
+		[]string{"c1 begins", "c1* -m1", "c0 begins", "c0*", "c1* -m0", "c2 begins", "c2*", "c1*"}},
 	// Two transactions cross.
 	"txn-cross": {pair(1, Config{Txns: [][]Part{two, {put(10), put(0)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Txn, 1)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
 		[]string{"c0 begins", "c0 m0", "c0 m0", "c0 m0", "c1 begins", "c1 m0", "c1 m0", "c1 m0", "c0*", "c1*", "c2 begins", "c2*", "c2 begins", "c2*"}},

@@ -46,6 +46,11 @@ var txnScopes = map[string]Config{
 	"txn-r2-put-crash":  pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}, Setup: k0(0), Crashes: 1}),
 	"txn-r2-loss":       pair(2, Config{Nodes: 3, Janitors: 1, NodeCrashes: 1, Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 0), k(Get, 10)}}, Setup: k0(0)}),
 	"txn-guard-absent":  pair(1, Config{Txns: [][]Part{{keep(0, index.IfAbsent), put(10)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Put, 0), k(Get, 10)}}}),
+	"txn-look":          pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}}, Setup: k0(0)}),
+	"txn-look-put":      pair(1, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Put, 0), k(Put, 10)}, {k(Look, 0)}}, Setup: k0(0)}),
+	"txn-r2-look":       pair(2, Config{Txns: [][]Part{two}, Scripts: [][]Step{{k(Txn, 0)}, {k(Look, 0)}}, Setup: k0(0)}),
+	"txn-heir":          heir(1, Config{}),
+	"txn-r2-heir":       heir(2, Config{}),
 	"txn-delete-insert": pair(1, Config{Txns: [][]Part{{del(0), put(10, index.IfAbsent)}}, Scripts: [][]Step{{k(Txn, 0)}, {k(Get, 10), k(Put, 0)}}, Setup: []Step{k(Put, 0)}}),
 }
 
@@ -105,6 +110,27 @@ func withScripts(c Config, s ...[]Step) Config {
 	return c
 }
 
+// heir is a scope in which a client dies, perhaps with a transaction under way, and another goes on with its status word.
+func heir(replicas int, c Config) Config {
+	c.Crashes, c.Janitors, c.Heirs, c.Setup = 1, 1, 1, k0(0)
+	c.Txns = [][]Part{two, {put(11), put(1)}}
+	c.Scripts = [][]Step{{k(Txn, 0)}, {k(Grant, 0), k(Txn, 1), k(Get, 0), k(Get, 10)}}
+	return pair(replicas, c)
+}
+
+// txnHeirs are scripts of two clients that die or close and of one that has their status words afterwards, beside key operations.
+func txnHeirs(replicas int, c Config) Config {
+	c.Janitors, c.Heirs, c.Status, c.Setup = max(c.Janitors, 1), 1, 2, k0(0)
+	c.Txns = [][]Part{two, {put(10), del(0)}, {put(0), keep(10)}, {put(11), put(1)}, {put(0, index.IfAbsent), put(10)}}
+	c.Scripts = [][]Step{
+		{k(Txn, 0), k(Txn, 2), k(Txn, 4), k(Close, 0)},
+		{k(Txn, 1), k(Put, 0), k(Txn, 0), k(Get, 10)},
+		{k(Get, 0), k(Put, 0), k(Get, 10), k(Add, 0), k(CAS, 10)},
+		{k(Grant, 0), k(Txn, 3), k(Get, 0), k(Txn, 2), k(Txn, 1)},
+	}
+	return pair(replicas, c)
+}
+
 // txnWide are random ones with transactions.
 var txnWide = map[string]Config{
 	"txn":       txnMix(1, Config{WritePieces: 2, ReadPieces: 2}),
@@ -128,6 +154,20 @@ var txnWide = map[string]Config{
 		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Txn, 1), k(Get, 0), k(Put, 10)}, {k(Get, 0), k(Get, 10), k(Put, 0)}}, Setup: k0(0), Warm: true},
 	"txn-evict": withScripts(txnMix(2, Config{Cache: true, Crashes: 1, Units: 48}),
 		[]Step{k(Txn, 0), k(Evict, 0), k(Txn, 2)}, []Step{k(Evict, 10), k(Get, 10), k(Put, 10), k(Get, 0)}, []Step{k(Txn, 1), k(Evict, 0), k(Get, 10)}),
+	// Transactions that only read.
+	"txn-looks": withScripts(txnMix(1, Config{Crashes: 1, WritePieces: 2, ReadPieces: 2}),
+		[]Step{k(Txn, 0), k(Put, 10), k(Txn, 2)}, []Step{k(Look, 0), k(Look, 7), k(Look, 0)}, []Step{k(Txn, 1), k(Put, 0), k(Txn, 7), k(Put, 10)}),
+	"txn-r2-looks": withScripts(txnMix(2, Config{Crashes: 1, Deadlines: 1}),
+		[]Step{k(Txn, 0), k(Txn, 3), k(Txn, 0)}, []Step{k(Look, 0), k(Look, 7), k(Look, 0)}, []Step{k(Txn, 5), k(Del, 0), k(Txn, 1), k(Put, 10)}),
+	// Status words are granted again.
+	"txn-heirs":         txnHeirs(1, Config{Crashes: 1, WritePieces: 2}),
+	"txn-r2-heirs":      txnHeirs(2, Config{Crashes: 2, Deadlines: 1, Pauses: 1}),
+	"txn-long-heirs":    txnHeirs(2, Config{Long: 0xff, Units: 128, Crashes: 2}),
+	"txn-r2-heirs-loss": txnHeirs(2, Config{Nodes: 3, Janitors: 2, NodeCrashes: 1, NodePauses: 1, Crashes: 2, Failures: 1, Leaders: 1}),
+	"txn-heirs-split": {Replicas: 2, Janitors: 2, Children: 1, Acts: []Act{{Split, 1, 0}}, Status: 2, Heirs: 1, Crashes: 1, Patient: true, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Get, 0), k(Put, 10), k(Get, 10)}, {k(Grant, 0), k(Txn, 1), k(Get, 0), k(Txn, 2)}}, Setup: k0(0), Warm: true},
+	"txn-heirs-migrate": {Replicas: 2, PGs: 2, Janitors: 2, Children: 2, Acts: []Act{{Migrate, 1, 2}}, Status: 2, Heirs: 1, Crashes: 1, Txns: [][]Part{two, {put(10), put(0)}, {keep(10), put(0)}}, Scripts: [][]Step{
+		{k(Txn, 0), k(Get, 10), k(Txn, 2)}, {k(Get, 0), k(Put, 10), k(Get, 10)}, {k(Grant, 0), k(Txn, 1), k(Get, 0), k(Txn, 2)}}, Setup: k0(0), Warm: true},
 	"txn-r3": txnMix(3, Config{Crashes: 1, Deadlines: 1}),
 }
 
@@ -140,7 +180,8 @@ func init() {
 		heavy[name] = 4
 	}
 	for _, name := range []string{"txn-r2-loss", "txn-r3-loss", "txn-split", "txn-migrate", "txn-recall", "txn-evict",
-		"txn-long-loss", "txn-long-r3-loss", "txn-long-migrate", "txn-long-recall"} {
+		"txn-long-loss", "txn-long-r3-loss", "txn-long-migrate", "txn-long-recall",
+		"txn-r2-heirs-loss", "txn-heirs-split", "txn-heirs-migrate"} {
 		heavy[name] = 16
 	}
 }

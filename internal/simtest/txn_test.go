@@ -11,8 +11,6 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/kvd-project/kvd/index"
-	"github.com/kvd-project/kvd/index/repair"
-	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/engine"
 	"github.com/kvd-project/kvd/internal/layout"
 )
@@ -91,6 +89,7 @@ func (w *World) handStatus(c *cl) {
 		off := w.statusBase() + uint64(n/layout.GroupSlots)*layout.GroupSize + layout.SlotOff(n%layout.GroupSlots)
 		c.status = append(c.status, &statusWord{at: index.StatusAt{PG: pg, Generation: w.st.PG(pg).Generation, Off: off}})
 	}
+	w.grantBlock(c)
 }
 
 // beginTxn begins a script's transaction, if it has a status word.
@@ -535,7 +534,7 @@ func (w *World) checkAllIntents(copies []*region) {
 	}
 }
 
-// checkScanned checks, when the scan of a recall is done, that no intent names anything in the extent (I7): all sessions have known of the
+// checkScanned checks, when the scan of a recall is done, that no intent, and no manifest, names anything in the extent (I7): all sessions have known of the
 // recall before the scan began.
 func (w *World) checkScanned(pg, extent uint32) {
 	chain := w.chain(pg)
@@ -543,32 +542,13 @@ func (w *World) checkScanned(pg, extent uint32) {
 		return
 	}
 	for _, s := range chain[0].slots {
+		if !s.now.Readable() {
+			continue
+		}
 		for _, x := range w.names(chain[0], s.now)[1:] {
 			if x.Unit()/layout.ExtentUnits == extent {
-				w.fail(fmt.Errorf("I7: extent %d of pg %d was scanned, but slot %#x holds an intent that names %v", extent, pg, s.off, x))
+				w.fail(fmt.Errorf("I7: extent %d of pg %d was scanned, but what slot %#x holds names %v", extent, pg, s.off, x))
 			}
 		}
 	}
-}
-
-// intentsLeft reports whether some replica holds an intent.
-func (w *World) intentsLeft() bool {
-	for _, pg := range w.st.PGs(0) {
-		for _, r := range w.chain(pg.Id) {
-			for _, s := range r.slots {
-				if _, ok := w.intentOf(r, s.now); ok {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
-// withStatus adds the status array to what a job of a placement group goes over.
-func (w *World) withStatus(j *dirpb.Job) []repair.Work {
-	if w.cfg.Status == 0 || j.Kind != dirpb.JobKind_JOB_JOIN && j.Kind != dirpb.JobKind_JOB_RECOVER {
-		return nil
-	}
-	return []repair.Work{{PG: j.PgId, Off: w.statusBase(), Frozen: j.Kind == dirpb.JobKind_JOB_RECOVER}}
 }

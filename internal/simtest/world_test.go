@@ -49,10 +49,15 @@ const (
 	Expire
 	// Txn is a transaction; its key is the number of one of Config.Txns.
 	Txn
+	// Grant gives a client of Config.Heirs the status words of a session that has ended. It waits for that, unless none will
+	// be free.
+	Grant
+	// Look reads the keys of one of Config.Txns, as a transaction that only reads.
+	Look
 	expired // in histories only: what the clock did to a PutEx
 )
 
-var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "txn", "expired"}
+var verbNames = [...]string{"?", "get", "put", "add", "del", "incr", "cas", "delif", "scan", "close", "getif", "putex", "evict", "expire", "txn", "grant", "look", "expired"}
 
 func (v Verb) String() string { return verbNames[v] }
 
@@ -122,6 +127,9 @@ type Config struct {
 	Txns   [][]Part
 	Status int
 	Halves bool
+	// Heirs is how many clients, the last ones, begin without status words. Then the directory grants those of sessions that have ended again, once
+	// a janitor has settled what these left.
+	Heirs int
 	// Patient: who meets an undecided transaction waits for it once before aborting it. Otherwise it is aborted at once, which is more
 	// than anybody else does.
 	Patient bool
@@ -248,6 +256,8 @@ type World struct {
 	acts      []bool // begun
 	scannedAt map[place]int
 	chains    map[uint32][]*region // of the present state
+	blocks    []*block
+	sweeps    map[uint32]*sweeping // by placement group
 	dirSum    uint64
 	dirSumOK  bool
 
@@ -338,13 +348,13 @@ func hashOfKey(key []byte) uint64 {
 func NewWorld(cfg Config, trace bool) (*World, error) {
 	cfg.ensureDefaults()
 	w := &World{cfg: cfg, tracing: trace, byKey: map[uint64]*region{}, unlinked: map[place]*unlinked{},
-		linked: map[named]linked{}, millis: 1_700_000_000_000,
+		linked: map[named]linked{}, sweeps: map[uint32]*sweeping{}, millis: 1_700_000_000_000,
 		scannedAt: map[place]int{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces,
 		Synchronous: cfg.Synchronous, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
 		for _, x := range s {
-			if x.Verb == Txn {
+			if x.Verb == Txn || x.Verb == Look {
 				continue
 			}
 			h, _ := hashOf(x.Key)
@@ -354,6 +364,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 			w.relevant[[2]int{c, layout.StashGroup}] = true
 		}
 	}
+	w.relevantTxns()
 	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Segments)*layout.SegmentSize
 	if cfg.Status > 0 {
 		w.indexBytes += layout.SegmentSize
@@ -442,7 +453,8 @@ func (w *World) found(start, end uint64) error {
 	used := make([]uint64, cfg.Nodes)
 	for i := range cfg.PGs {
 		pg := &dirpb.PlacementGroup{Id: uint32(i + 1), NamespaceId: 1, Epoch: 1, State: dirpb.PGState_PG_ACTIVE,
-			RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, AccessBytes: w.accessBytes, Generation: 1, ChangedVersion: 1}
+			RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, AccessBytes: w.accessBytes, Generation: 1, ChangedVersion: 1,
+			StatusArrays: w.statusArray()}
 		for k := range cfg.Replicas - cfg.Missing {
 			n := w.nodes[(i+k)%cfg.Nodes]
 			r, err := w.makeRegion(n, &dirpb.WantRegion{PgId: pg.Id})
@@ -647,7 +659,7 @@ func (w *World) finish() {
 			w.fail(fmt.Errorf("no end: %s", why))
 			return
 		}
-		if len(w.st.Jobs()) > 0 && !w.anyJanitor() {
+		if (len(w.st.Jobs()) > 0 || w.findBlock(blockDead) != nil) && !w.anyJanitor() {
 			if err := w.addClient(true); err != nil {
 				w.fail(err)
 				return
@@ -714,6 +726,9 @@ func (w *World) unfinished() string {
 	}
 	if jobs := w.st.Jobs(); len(jobs) > 0 {
 		return fmt.Sprintf("job %v", jobs[0])
+	}
+	if b := w.findBlock(blockDead); b != nil {
+		return fmt.Sprintf("status words of client %d are not free", b.owner.i)
 	}
 	for _, pg := range w.st.PGs(0) {
 		if pg.State != dirpb.PGState_PG_ACTIVE || pg.Joining || pg.Planned != nil || pg.Leaving != nil || len(pg.Recalled) > 0 {
@@ -802,6 +817,7 @@ func (w *World) Sum() uint64 {
 	mix(e)
 	mix(least)
 	mix(uint64(len(w.due)))
+	mix(w.blockSum())
 	mix(uint64(len(w.backs))<<8 | uint64(w.losses)<<32)
 	w.ld.OnTheWay(func(pg, unit, units uint32) { h += xxh3.HashString(fmt.Sprint(pg, unit, units)) })
 	mix(uint64(w.crashes)<<56 | uint64(w.dead)<<48 | uint64(w.fails)<<40 | uint64(w.pauses)<<32 |

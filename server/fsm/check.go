@@ -36,7 +36,7 @@ func (s *State) check() error {
 		checkEach("placement group", s.pgs, s.checkPG),
 		checkEach("shard", s.shards, s.checkShard),
 		s.checkSessions(),
-		checkEach("job", s.jobs, func(j *fsmpb.Job) error { return s.checkJob(j.GetJob()) }),
+		checkEach("job", s.jobs, func(j *fsmpb.Job) error { return errors.Join(s.checkJob(j.GetJob()), s.checkSettle(j)) }),
 		checkEach("namespace", s.namespaces, s.checkNamespace),
 	)
 }
@@ -121,7 +121,7 @@ func (s *State) checkPG(pg *dirpb.PlacementGroup) error {
 	if !slices.Equal(recalled, pg.Recalled) {
 		return fmt.Errorf("%d: extents %d are recalled, the map says %d", pg.Id, recalled, pg.Recalled)
 	}
-	return nil
+	return s.checkStatus(pg, h)
 }
 
 func (s *State) checkShard(sh *dirpb.Shard) error {
@@ -131,7 +131,9 @@ func (s *State) checkShard(sh *dirpb.Shard) error {
 		return fmt.Errorf("%d: its placement group %d is missing", sh.Id, sh.PgId)
 	case sh.Depth > MaxShardDepth || sh.Prefix>>sh.Depth != 0:
 		return fmt.Errorf("%d: prefix %#x of depth %d", sh.Id, sh.Prefix, sh.Depth)
-	case sh.Move != nil && (sh.Segments == 0 || sh.ChildSegments()%sh.Segments != 0 || sh.ChildSegments()/sh.Segments > layout.MaxGrowth):
+	case sh.Segments == 0:
+		return fmt.Errorf("%d: no segments", sh.Id)
+	case sh.Move != nil && (sh.ChildSegments()%sh.Segments != 0 || sh.ChildSegments()/sh.Segments > layout.MaxGrowth):
 		return fmt.Errorf("%d: %d segments move to %d", sh.Id, sh.Segments, sh.ChildSegments())
 	case sh.Move != nil && !sh.Move.Abandoned && s.pgs[sh.Move.PgId] == nil:
 		return fmt.Errorf("%d: placement group %d, where it moves, is missing", sh.Id, sh.Move.PgId)
@@ -162,7 +164,9 @@ func (s *State) checkJob(j *dirpb.Job) error {
 	sh := s.shards[j.GetShardId()]
 	move := j.GetKind() == dirpb.JobKind_JOB_MOVE
 	switch {
-	case s.pgs[j.GetPgId()].GetNamespaceId() != j.GetNamespaceId():
+	case j == nil:
+		return errors.New("a row without a job")
+	case s.pgs[j.PgId] == nil || s.pgs[j.PgId].NamespaceId != j.NamespaceId:
 		return fmt.Errorf("%d: its placement group %d is missing", j.GetId(), j.GetPgId())
 	case j.Owner != 0 && s.sessions[j.Owner] == nil:
 		return fmt.Errorf("%d: its owner, session %d, is missing", j.Id, j.Owner)

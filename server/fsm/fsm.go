@@ -1,6 +1,6 @@
 // Package fsm is the directory's replicated state machine: memory nodes,
-// namespaces, placement groups, shards, sessions, background jobs and the granted
-// memory.
+// namespaces, placement groups, shards, sessions, background jobs, the granted memory
+// and status words.
 //
 // [Apply] is a pure function of state and command: it reads no clock, draws no
 // random number and starts nothing, so every directory node, every replay and the
@@ -103,6 +103,7 @@ type Result struct {
 	Deleted   *dirpb.DeleteNamespaceReply // DeleteNamespace
 	Session   *fsmpb.Session              // OpenSession
 	Grant     *dirpb.GrantExtentReply     // GrantExtent
+	Status    *dirpb.GrantStatusReply     // GrantStatus
 	PG        *dirpb.PlacementGroup       // CreatePG
 	Job       *dirpb.Job                  // StartJob, ClaimJob
 	Leaks     []uint32                    // EndJob of a SCRUB that repairs: extents to recall
@@ -239,6 +240,10 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.rotateKey(op.RotateKey)
 	case *fsmpb.Command_SetAccess:
 		r.Namespace, r.Fencing, r.Err = s.setAccess(op.SetAccess)
+	case *fsmpb.Command_GrantStatus:
+		r.Status, r.Err = s.grantStatus(op.GrantStatus)
+	case *fsmpb.Command_TakeStatus:
+		r.Err = s.takeStatus(op.TakeStatus)
 	case nil: // what the state does not hold, and an audit entry of it
 		if c.GetAudit() == nil {
 			r.Err = fmt.Errorf("%w: a command without an operation that this version knows", ErrInvalid)

@@ -4,17 +4,20 @@ import (
 	"bytes"
 	"encoding/binary"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
 )
 
 // worlds are states to begin a fuzz run in: empty; two copies on three memory nodes with
-// sessions that hold memory; the same with a move, a recall and a scrub under way; the
-// same with a member lost and a session being fenced.
+// sessions that hold memory and status words; the same with a move, a recall and a scrub under way; the
+// same with a member lost and a session being fenced; and the second with a session fenced whose status
+// words are being settled.
 func worlds(t tester) (all [][]Row) {
 	add := func(h *harness) { all = append(all, h.s.Rows()) }
 	add(newHarness(t))
@@ -32,6 +35,9 @@ func worlds(t tester) (all [][]Row) {
 	for pg := range uint32(3) {
 		h.do(grant(1, pg+1, 5000, 300, 1))
 		h.do(grant(2, pg+1, 300, 1, 1))
+		for session := range uint32(3) {
+			h.do(grantStatus(session+1, pg+1, 0))
+		}
 	}
 	add(h)
 	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 1, Split: true}))
@@ -43,6 +49,22 @@ func worlds(t tester) (all [][]Row) {
 	add(h)
 	h.do(expire(2))
 	h.do(nodeDown(2, 100))
+	add(h)
+	s, err := Load(all[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	h = &harness{t: t, s: s, disk: map[string][]byte{}}
+	h.do(expire(2))
+	for node := range uint32(3) {
+		h.do(confirm(node+1, 100, 2))
+	}
+	for pg := range uint32(3) {
+		job := h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: pg + 1})).Job
+		h.do(claim(1, job.Id))
+		h.do(endJob(&fsmpb.EndJob{SessionId: 1, JobId: job.Id}))
+	}
+	h.do(startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: 1}))
 	add(h)
 	return all
 }
@@ -78,6 +100,8 @@ func FuzzApply(f *testing.F) {
 		f.Add(i, encode(f, takeBack(7, &fsmpb.Back{PgId: 1, Generation: 1, Unit: 1 << 14, Units: 5, SessionId: 1}, &fsmpb.Back{PgId: 2, Generation: 1, Unit: 9, Units: 1})))
 		f.Add(i, encode(f, endJob(&fsmpb.EndJob{SessionId: 1, JobId: 1, Report: report, Epoch: 9, MinEpoch: 8}),
 			endJob(&fsmpb.EndJob{SessionId: 1, JobId: 2, Report: report, Epoch: 9}), endJob(&fsmpb.EndJob{SessionId: 1, JobId: 3, Report: report}), finish(0, 1<<11)))
+		f.Add(i, encode(f, grantStatus(1, 1, 0), grantStatus(1, 1, 1), grantStatus(3, 2, 9), grantStatus(4, 4, 0), takeStatus(1, 1, &dirpb.StatusBlock{PgId: 1, Generation: 1, Offset: 1 << 16}),
+			expire(3), confirm(1, 100, 3), confirm(2, 100, 3), confirm(3, 100, 3), startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: 2}), claim(1, 4), endJob(&fsmpb.EndJob{SessionId: 1, JobId: 4})))
 		f.Add(i, encode(f, drain(3, false), remove(3, true), activate(1, 2), startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: 2, TargetPgId: 3})))
 		f.Add(i, encode(f, &fsmpb.Command{Op: &fsmpb.Command_PlanJoin{PlanJoin: &fsmpb.PlanJoin{PgId: 1, Epoch: 1, NodeId: 3}}},
 			&fsmpb.Command{Op: &fsmpb.Command_StartLeave{StartLeave: &fsmpb.StartLeave{PgId: 2, Epoch: 1, NodeId: 2}}}))
@@ -175,6 +199,26 @@ func TestLoadChecks(t *testing.T) {
 	}
 }
 
+// A snapshot with a shard that has no array is refused, and one with a job that is none, or of nothing.
+func TestLoadEmpty(t *testing.T) {
+	for want, empty := range map[string]proto.Message{
+		"shard: 1: no segments":            &dirpb.Shard{Id: 1, NamespaceId: 1, Depth: 2, PgId: 1, Offset: layout.RegionPageSize},
+		"a row without a job":              &fsmpb.Job{},
+		"its placement group 0 is missing": &fsmpb.Job{Job: &dirpb.Job{Id: 1, Kind: dirpb.JobKind_JOB_JOIN}},
+	} {
+		kind := byte(rowJob)
+		if _, ok := empty.(*dirpb.Shard); ok {
+			kind = rowShard
+		}
+		rows := worlds(t)[2]
+		i := slices.IndexFunc(rows, func(r Row) bool { return r.Key[0] == kind })
+		rows[i] = encodeRow(string(rows[i].Key), empty)
+		if _, err := Load(rows); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("loaded: %v, want %q", err, want)
+		}
+	}
+}
+
 // FuzzLoad restores snapshots of any content. A snapshot that is taken as a state must be a state that can
 // be read, and that commands can be applied to.
 func FuzzLoad(f *testing.F) {
@@ -221,6 +265,9 @@ func FuzzLoad(f *testing.F) {
 		for _, x := range s.Sessions() {
 			for _, pg := range s.PGs(0) {
 				Apply(s, grant(x.Id, pg.Id, 1, 1, 1<<20))
+				if r := Apply(s, grantStatus(x.Id, pg.Id, 1)); r.Err == nil {
+					Apply(s, takeStatus(x.Id, 1<<60, r.Status.Block))
+				}
 			}
 			for _, j := range s.Jobs() {
 				Apply(s, claim(x.Id, j.Id))
@@ -231,6 +278,9 @@ func FuzzLoad(f *testing.F) {
 		for _, pg := range s.PGs(0) {
 			Apply(s, activate(pg.Id, pg.Epoch))
 			Apply(s, startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: pg.Id, Extents: []uint32{0}}))
+		}
+		for _, pg := range s.PGs(0) {
+			Apply(s, startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: pg.Id}))
 		}
 		for _, sh := range s.Shards(0) {
 			Apply(s, startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_MOVE, ShardId: sh.Id, Split: true}))

@@ -13,10 +13,16 @@ import (
 )
 
 // RECOVER and JOIN follow from a change of the chain. Of the others a placement group has
-// at most one; it waits, parked, while there is one of those two.
+// at most one; it waits, parked, while there is one of those two. SETTLE comes beside any of them: it does what
+// clients do, and others may wait for it.
 
 func urgent(k dirpb.JobKind) bool {
 	return k == dirpb.JobKind_JOB_RECOVER || k == dirpb.JobKind_JOB_JOIN
+}
+
+// changesOf are the jobs that occupy a placement group, but for SETTLE.
+func (s *State) changesOf(pg uint32) []*dirpb.Job {
+	return slices.DeleteFunc(s.JobsOf(pg), func(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_SETTLE })
 }
 
 // addJob gives j an id and a row.
@@ -85,13 +91,16 @@ func (s *State) startJob(c *fsmpb.StartJob) (*dirpb.Job, error) {
 	switch c.GetKind() {
 	case dirpb.JobKind_JOB_MOVE:
 		return s.startMove(c)
-	case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB:
+	case dirpb.JobKind_JOB_RECALL, dirpb.JobKind_JOB_SCRUB, dirpb.JobKind_JOB_SETTLE:
 	default:
-		return nil, fmt.Errorf("%w: job kind %s, want JOB_MOVE, JOB_RECALL or JOB_SCRUB", ErrInvalid, c.GetKind())
+		return nil, fmt.Errorf("%w: job kind %s, want JOB_MOVE, JOB_RECALL, JOB_SCRUB or JOB_SETTLE", ErrInvalid, c.GetKind())
 	}
 	pg := s.pgs[c.PgId]
 	if pg == nil {
 		return nil, fmt.Errorf("placement group %d: %w", c.PgId, ErrNotFound)
+	}
+	if c.Kind == dirpb.JobKind_JOB_SETTLE {
+		return s.startSettle(c, pg)
 	}
 	if err := s.checkIdle(pg); err != nil {
 		return nil, err
@@ -167,6 +176,9 @@ func (s *State) startMove(c *fsmpb.StartJob) (*dirpb.Job, error) {
 			return nil, err
 		}
 	}
+	if TakesFirst(target, s.heaps[to], segments) {
+		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments beside the first status words", ErrFull, to, segments)
+	}
 	offset, h := takeArray(target, s.heaps[to], segments)
 	if h == nil {
 		return nil, fmt.Errorf("%w: the index of placement group %d has no room for %d segments", ErrFull, to, segments)
@@ -201,7 +213,7 @@ func (s *State) claimJob(c *fsmpb.ClaimJob) (*dirpb.Job, error) {
 	if j.Owner != 0 { // dropSession takes the jobs of those that are gone
 		return nil, fmt.Errorf("%w: session %d works on job %d", ErrRefused, j.Owner, j.Id)
 	}
-	if !urgent(j.Kind) {
+	if !urgent(j.Kind) && j.Kind != dirpb.JobKind_JOB_SETTLE {
 		for _, pg := range []uint32{j.PgId, j.TargetPgId} {
 			if pg == 0 {
 				continue
@@ -265,6 +277,8 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 		sh.Move = nil
 	case dirpb.JobKind_JOB_RECALL:
 		s.endScan(j, c)
+	case dirpb.JobKind_JOB_SETTLE:
+		s.endSettle(row)
 	case dirpb.JobKind_JOB_SCRUB:
 		h := s.editHeap(j.PgId)
 		report := bounded(c.Report, h.End)

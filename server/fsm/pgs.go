@@ -211,8 +211,8 @@ func (s *State) freeze(pg *dirpb.PlacementGroup, copies int) {
 }
 
 // startOver makes pg, a private copy in place, empty: all that it held is lost, and so
-// is every job on it. chain are its members without a joiner. Shards keep their
-// arrays, which are zero again.
+// is every job on it. chain are its members without a joiner. Shards and status words keep their
+// arrays, which are zero again; all blocks are free, since intents that name them are of another generation.
 func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node uint32, next uint64, had bool) {
 	s.newEpoch(pg)
 	pg.Generation = pg.Epoch
@@ -313,7 +313,7 @@ func (s *State) forgetMember(id, node uint32) {
 	case len(pg.Members) == 0:
 		pg.State = dirpb.PGState_PG_LOST
 	case published(pg.Members):
-		pg.State = dirpb.PGState_PG_ACTIVE
+		s.opens(pg)
 	}
 }
 
@@ -375,7 +375,7 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	if planned {
 		s.settlePG(pg.Id)
 	} else if published(pg.Members) {
-		pg.State = dirpb.PGState_PG_ACTIVE
+		s.opens(pg)
 	}
 	return nil
 }
@@ -444,19 +444,24 @@ func (s *State) pgIn(id, epoch uint32) (*dirpb.PlacementGroup, error) {
 
 // checkIdle returns why pg cannot begin a change of its own accord.
 func (s *State) checkIdle(pg *dirpb.PlacementGroup) error {
+	if err := s.checkWhole(pg); err != nil {
+		return err
+	}
+	if jobs := s.changesOf(pg.Id); len(jobs) > 0 {
+		return fmt.Errorf("%w: placement group %d has job %d, %s", ErrRefused, pg.Id, jobs[0].Id, jobs[0].Kind)
+	}
+	return nil
+}
+
+// checkWhole returns why pg does not stay as it is.
+func (s *State) checkWhole(pg *dirpb.PlacementGroup) error {
 	if pg.State != dirpb.PGState_PG_ACTIVE {
 		return fmt.Errorf("%w: placement group %d is %s", ErrRefused, pg.Id, pg.State)
 	}
 	if pg.Joining {
 		return fmt.Errorf("%w: placement group %d has a joiner", ErrRefused, pg.Id)
 	}
-	if err := s.checkStays(pg.NamespaceId); err != nil {
-		return err
-	}
-	if jobs := s.JobsOf(pg.Id); len(jobs) > 0 {
-		return fmt.Errorf("%w: placement group %d has job %d, %s", ErrRefused, pg.Id, jobs[0].Id, jobs[0].Kind)
-	}
-	return nil
+	return s.checkStays(pg.NamespaceId)
 }
 
 // settlePG does what waits for a placement group to be idle: a planned member whose region is
@@ -464,10 +469,11 @@ func (s *State) checkIdle(pg *dirpb.PlacementGroup) error {
 // The caller refreshes what regions take.
 func (s *State) settlePG(id uint32) {
 	pg := s.pgs[id]
-	if pg == nil || len(s.JobsOf(id)) > 0 {
+	if pg == nil || len(s.changesOf(id)) > 0 {
 		return
 	}
 	if s.spent(pg) {
+		s.endJobs(id, dirpb.JobKind_JOB_SETTLE)
 		s.dropPG(id)
 		return
 	}
@@ -490,6 +496,12 @@ func (s *State) dropPG(id uint32) {
 
 // spent reports whether nothing is left of pg that anybody could want.
 func (s *State) spent(pg *dirpb.PlacementGroup) bool {
+	h := s.heaps[pg.Id]
+	return len(h.StatusHeld)+len(h.StatusDead) == 0 && s.emptied(pg)
+}
+
+// emptied reports whether pg has no shard, and nobody is to move one to it: its memory nodes drain.
+func (s *State) emptied(pg *dirpb.PlacementGroup) bool {
 	for _, m := range regions(pg) {
 		if n := s.nodes[m.NodeId]; n != nil && !n.Draining {
 			return false

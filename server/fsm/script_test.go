@@ -46,6 +46,9 @@ func TestScripts(t *testing.T) {
 					if r.Grant != nil {
 						fmt.Fprintf(&out, "  granted %s, waiting %d\n", strings.Join(units(r.Grant.Runs), " "), r.Grant.WaitingUnits)
 					}
+					if b := r.Status.GetBlock(); b != nil {
+						fmt.Fprintf(&out, "  block %d of pg%d g%d, v%d\n", b.Offset, b.PgId, b.Generation, r.Status.MapVersion)
+					}
 					if r.Leaks != nil {
 						fmt.Fprintf(&out, "  leaks in extents %v\n", r.Leaks)
 					}
@@ -144,6 +147,16 @@ func (s *script) command(f []string) *fsmpb.Command {
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_RECALL, PgId: arg(0), Extents: at[1:], InPlace: has("inplace")})
 	case "scrub": // pg
 		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SCRUB, PgId: arg(0), Repair: has("repair")})
+	case "settle": // pg
+		return startJob(&fsmpb.StartJob{Kind: dirpb.JobKind_JOB_SETTLE, PgId: arg(0)})
+	case "status": // session, pg, held
+		return grantStatus(arg(0), arg(1), arg(2))
+	case "back": // session, number, pg, offset, generation
+		b := &dirpb.StatusBlock{PgId: arg(2), Generation: s.h.pg(arg(2)).GetGeneration(), Offset: uint64(arg(3))}
+		if arg(4) != 0 {
+			b.Generation = arg(4)
+		}
+		return takeStatus(arg(0), uint64(arg(1)), b)
 	case "claim": // session, job
 		return claim(arg(0), arg(1))
 	case "giveback":
@@ -182,7 +195,7 @@ func (s *script) command(f []string) *fsmpb.Command {
 			runs = append(runs, &dirpb.ReturnedRun{PgId: arg(2), Unit: arg(3), Units: arg(4), Generation: generation})
 		}
 		c := closeS(arg(0), uint64(arg(1)), runs...)
-		c.GetCloseSession().Leaked = has("leaked")
+		c.GetCloseSession().Leaked, c.GetCloseSession().Settled = has("leaked"), has("settled")
 		return c
 	case "expire":
 		return expire(arg(0))
@@ -250,6 +263,9 @@ func (s *script) changes() string {
 		if len(pg.Recalled) > 0 {
 			line += fmt.Sprint(" recalled ", pg.Recalled)
 		}
+		for _, a := range pg.StatusArrays {
+			line += fmt.Sprintf(" status %d×%d", a.Offset, a.Segments)
+		}
 		now[fmt.Sprint("pg", pg.Id)] = line
 		h := st.Heap(pg.Id)
 		line = fmt.Sprintf("[%d %d %d) index to %d", h.Start, h.Watermark, h.End, h.IndexNext)
@@ -273,6 +289,15 @@ func (s *script) changes() string {
 		}
 		for _, x := range h.Homes {
 			line += fmt.Sprintf(" s%d has %d+%d", x.SessionId, x.Unit, x.Units)
+		}
+		for _, b := range h.StatusHeld {
+			line += fmt.Sprintf(" s%d has block %d", b.SessionId, b.Offset)
+		}
+		for _, b := range h.StatusDead {
+			line += fmt.Sprintf(" block %d died at %d", b.Offset, b.Died)
+		}
+		if h.Settled > 0 {
+			line += fmt.Sprint(" settled ", h.Settled)
 		}
 		if h.Dirty {
 			line += " dirty"
@@ -327,6 +352,9 @@ func (s *script) changes() string {
 		if j.Wipe {
 			line += " wipe"
 		}
+		if len(j.StatusBlocks) > 0 {
+			line += fmt.Sprint(" blocks ", j.StatusBlocks)
+		}
 		if j.Barrier != 0 {
 			line += fmt.Sprint(" from v", j.Barrier)
 		}
@@ -369,6 +397,14 @@ func claim(session, job uint32) *fsmpb.Command {
 
 func endJob(e *fsmpb.EndJob) *fsmpb.Command {
 	return &fsmpb.Command{Op: &fsmpb.Command_EndJob{EndJob: e}}
+}
+
+func grantStatus(session, pg, held uint32) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: &fsmpb.GrantStatus{SessionId: session, PgId: pg, Held: held}}}
+}
+
+func takeStatus(session uint32, number uint64, blocks ...*dirpb.StatusBlock) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_TakeStatus{TakeStatus: &fsmpb.TakeStatus{SessionId: session, Number: number, Blocks: blocks}}}
 }
 
 func drain(node uint32, cancel bool) *fsmpb.Command {
@@ -457,7 +493,7 @@ func checkStructure(s *State) error {
 		voluntary := 0
 		for _, j := range s.JobsOf(pg.Id) {
 			count[j.Kind]++
-			if !urgent(j.Kind) {
+			if !urgent(j.Kind) && j.Kind != dirpb.JobKind_JOB_SETTLE {
 				voluntary++
 			}
 			if j.Kind == dirpb.JobKind_JOB_RECALL {
@@ -468,11 +504,12 @@ func checkStructure(s *State) error {
 		if pg.Joining && pg.State == dirpb.PGState_PG_ACTIVE {
 			join = 1
 		}
-		if voluntary > 1 || count[dirpb.JobKind_JOB_JOIN] != join || count[dirpb.JobKind_JOB_RECOVER] > 1 || len(scanning) > 0 ||
+		if voluntary > 1 || count[dirpb.JobKind_JOB_SETTLE] > 1 || count[dirpb.JobKind_JOB_SETTLE] > 0 && !live || count[dirpb.JobKind_JOB_JOIN] != join || count[dirpb.JobKind_JOB_RECOVER] > 1 || len(scanning) > 0 ||
 			count[dirpb.JobKind_JOB_RECOVER] > 0 && (pg.State != dirpb.PGState_PG_FROZEN || copies < 2) || !live && voluntary > 0 {
 			bad("pg %v has jobs %v, nobody scans %v", pg, s.JobsOf(pg.Id), scanning)
 		}
 		checkIndex(s, pg, bad)
+		checkBlocks(s, pg, bad)
 	}
 	for _, n := range s.Nodes() {
 		if n.UsedBytes != used[n.Id] {
@@ -570,6 +607,9 @@ func checkIndex(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	for _, a := range s.Heap(pg.Id).IndexFree {
 		add(a.Offset, a.Segments)
 	}
+	for _, a := range pg.StatusArrays {
+		add(a.Offset, a.Segments)
+	}
 	for _, j := range s.Jobs() {
 		if j.Kind == dirpb.JobKind_JOB_CLEAN && j.PgId == pg.Id && j.Wipe {
 			add(j.Offset, j.Segments)
@@ -588,6 +628,45 @@ func checkIndex(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	}
 }
 
+// checkBlocks checks that a placement group's blocks of status words that are not free lie in its status arrays, each once, and
+// that only dead ones are given to a job.
+func checkBlocks(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
+	h := s.Heap(pg.Id)
+	seen, dead := make(map[uint64]bool), make(map[uint64]bool)
+	note := func(at uint64) {
+		in := slices.ContainsFunc(pg.StatusArrays, func(a *dirpb.StatusArray) bool {
+			return a.Offset <= at && at+layout.GroupSize <= a.Offset+uint64(a.Segments)*layout.SegmentSize && (at-a.Offset)%layout.GroupSize == 0
+		})
+		if !in || seen[at] {
+			bad("pg %v: block %d, twice: %v", pg, at, seen[at])
+		}
+		seen[at] = true
+	}
+	count := make(map[uint32]int)
+	for _, b := range h.StatusHeld {
+		note(b.Offset)
+		if count[b.SessionId]++; s.Session(b.SessionId).GetNamespaceId() != pg.NamespaceId || count[b.SessionId] > MaxStatusBlocks {
+			bad("pg %d: block %v", pg.Id, b)
+		}
+	}
+	for _, b := range h.StatusDead {
+		note(b.Offset)
+		if dead[b.Offset] = true; b.Died == 0 || b.Died > s.Meta().StatusDeaths {
+			bad("pg %d: block %v, of %d deaths", pg.Id, b, s.Meta().StatusDeaths)
+		}
+	}
+	for _, j := range s.JobsOf(pg.Id) {
+		for _, at := range j.StatusBlocks {
+			if j.Kind != dirpb.JobKind_JOB_SETTLE || !dead[at] {
+				bad("job %v of pg %d, where %v are dead", j, pg.Id, h.StatusDead)
+			}
+		}
+	}
+	if h.Settled > s.Meta().StatusDeaths {
+		bad("pg %d settled %d of %d", pg.Id, h.Settled, s.Meta().StatusDeaths)
+	}
+}
+
 // A heap's copy has every field of it.
 func TestCopyHeap(t *testing.T) {
 	h := &fsmpb.Heap{
@@ -595,6 +674,7 @@ func TestCopyHeap(t *testing.T) {
 		IndexFree: []*fsmpb.Array{{Offset: 1}}, Homes: []*fsmpb.Home{{Unit: 1}}, Recalls: []*fsmpb.Recall{{Extent: 1}},
 		RecallSeq: 9, RecallMarks: []*fsmpb.RecallMark{{Extent: 1}},
 		Dirty: true, LastScrub: &dirpb.JobReport{Groups: 1}, LastScrubUnixMillis: 8,
+		StatusHeld: []*fsmpb.HeldStatus{{Offset: 1}}, StatusDead: []*fsmpb.DeadStatus{{Offset: 2}}, Settled: 3,
 	}
 	fields := h.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {

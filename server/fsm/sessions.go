@@ -63,15 +63,15 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 		return err
 	}
 	s.takeBack(runs, c.Epoch)
-	s.dropSession(x, c.Leaked)
+	s.dropSession(x, c.Leaked, c.Settled)
 	return nil
 }
 
 // dropSession ends a session that is closed or fenced: it owns no job and holds no
 // memory any more. When it leaked, memory that nobody accounts for may be left in
-// the placement groups of its namespace. A namespace that is being deleted goes with
+// the placement groups of its namespace; when it was settled, no intent names its status words. A namespace that is being deleted goes with
 // the last one.
-func (s *State) dropSession(x *fsmpb.Session, leaked bool) {
+func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
 	delete(s.sessions, x.Id)
 	delete(s.discriminators, x.Discriminator)
 	s.mark(idKey(rowSession, x.Id), nil)
@@ -80,6 +80,7 @@ func (s *State) dropSession(x *fsmpb.Session, leaked bool) {
 			s.setOwner(j.Job.Id, 0)
 		}
 	}
+	s.endStatus(x, settled)
 	leaked = leaked && !x.ReadOnly
 	holds := func(h *fsmpb.Home) bool { return h.SessionId == x.Id }
 	for _, pg := range s.PGs(x.NamespaceId) {
@@ -111,7 +112,7 @@ func (s *State) fence(ids []uint32) {
 			continue
 		}
 		if len(pending) == 0 {
-			s.dropSession(x, true)
+			s.dropSession(x, true, false)
 			continue
 		}
 		x = proto.CloneOf(x)
@@ -144,7 +145,7 @@ func (s *State) confirm(x *fsmpb.Session, node uint32, incarnation uint64) {
 		return
 	}
 	if len(x.Pending) == 1 {
-		s.dropSession(x, true)
+		s.dropSession(x, true, false)
 		return
 	}
 	x = proto.CloneOf(x)

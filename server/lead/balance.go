@@ -185,6 +185,9 @@ func (v *view) balance(ns uint32) *balance {
 				g.arrays[a.Segments]++
 			}
 		}
+		if len(pg.StatusArrays) == 0 { // room is kept for the first status words
+			g.take(1)
+		}
 		b.groups = append(b.groups, g)
 		at[g.id] = g
 	}
@@ -247,10 +250,12 @@ func (b *balance) hashed() {
 // create adds a group that is to be made like another.
 func (b *balance) create(like *dirpb.PlacementGroup, id uint32, name string, copies int) {
 	heap := (like.RegionBytes - like.IndexBytes - like.AccessBytes) / layout.UnitSize
-	b.groups = append(b.groups, &group{
+	g := &group{
 		id: id, name: name, heap: max(1, spared(heap)), room: spared(heap), copies: copies,
 		arrays: make(map[uint32]int), index: like.IndexBytes - layout.RegionPageSize,
-	})
+	}
+	g.take(1) // room is kept for the first status words
+	b.groups = append(b.groups, g)
 }
 
 // ask is the first move of an operator's rebalance, or nil.

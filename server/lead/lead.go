@@ -105,6 +105,8 @@ type Leader struct {
 	worked map[uint32]time.Duration // when something last worked on it
 	took   map[uint32]took
 	eased  time.Duration // when Plan last looked for moves
+	// By placement group: when a SETTLE job was last there, as long as another one is due.
+	settling map[uint32]time.Duration
 
 	signs uint32 // generation of the key that signs tokens, as it was worked out last
 }
@@ -162,7 +164,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
 		paused:   make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
-		worked: make(map[uint32]time.Duration), took: make(map[uint32]took),
+		worked: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
 	}
 	if o.BalanceUnits == 0 {
 		l.opts.BalanceUnits = defaultBalanceUnits
@@ -392,7 +394,7 @@ func (l *Leader) Stats() map[uint32]*dirpb.NodeStats {
 // Claimable is a job that a live session should work on now beside those it knows
 // of, or nil: one that it has already, whose answer was lost, else the first that nobody works on,
 // whose barrier has passed and which may run. Recovery and joins, without which data is
-// a loss away from being gone, come first.
+// a loss away from being gone, come first, then what settles intents that others may wait for.
 //
 // A job whose owner is being fenced is still the owner's. A job that was given back with trouble rests for
 // a lease, then twice as long each time, to at most ten leases.
@@ -409,7 +411,7 @@ func (l *Leader) Claimable(s *fsm.State, id uint32, now time.Duration, working .
 		case slices.Contains(working, j.Id):
 		case j.Owner == id:
 			return v.shown(j)
-		case v.startable(j) && (best == nil || urgent(j) && !urgent(best)):
+		case v.startable(j) && (best == nil || urgency(j) > urgency(best)):
 			best = j
 		}
 	}

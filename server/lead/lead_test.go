@@ -1447,6 +1447,7 @@ func chaos(t *testing.T, seed uint64) []string {
 				for _, pg := range w.s.PGs(ns) {
 					w.try(&fsmpb.Command{Op: &fsmpb.Command_GrantExtent{GrantExtent: &fsmpb.GrantExtent{
 						SessionId: x, PgId: pg.Id, WantUnits: 50_000, PlaceUnits: 1}}})
+					w.try(&fsmpb.Command{Op: &fsmpb.Command_GrantStatus{GrantStatus: &fsmpb.GrantStatus{SessionId: x, PgId: pg.Id}}})
 				}
 			}
 		case 8:
@@ -1509,6 +1510,10 @@ func chaos(t *testing.T, seed uint64) []string {
 	}
 	w.l.opts.ScrubInterval = 0
 	w.drain(1)
+	w.returnWords()
+	dead := func() bool {
+		return slices.ContainsFunc(w.s.PGs(ns), func(pg *dirpb.PlacementGroup) bool { return len(w.s.Heap(pg.Id).StatusDead) > 0 })
+	}
 	calm := 0 // rounds in which nothing happened
 	for i := 0; calm < 3; i++ {
 		if i == 3000 {
@@ -1530,7 +1535,7 @@ func chaos(t *testing.T, seed uint64) []string {
 			work(x)
 		}
 		recalling := slices.ContainsFunc(w.s.PGs(ns), func(pg *dirpb.PlacementGroup) bool { return len(pg.Recalled) > 0 })
-		if w.step() == 0 && len(w.s.Jobs()) == 0 && !recalling && w.now > 2*lease && len(w.l.paused) == 0 &&
+		if w.step() == 0 && len(w.s.Jobs()) == 0 && !recalling && !dead() && w.now > 2*lease && len(w.l.paused) == 0 &&
 			!slices.ContainsFunc(w.s.PGs(ns), func(pg *dirpb.PlacementGroup) bool { return pg.Planned != nil || pg.State != dirpb.PGState_PG_ACTIVE }) {
 			calm++
 		} else {

@@ -70,6 +70,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 //     best one that drains;
 //   - if a memory node drains and its region has nowhere to go, the shards migrate, one
 //     at a time, to placement groups that stay;
+//   - placement groups that may have intents of sessions that have ended are gone through;
 //   - jobs that were asked for and had to wait;
 //   - rebalancing, one change of a namespace at a time;
 //   - moves from placement groups that fill up to emptier ones;
@@ -96,6 +97,7 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 		p.part(pg)
 		p.members(pg)
 	}
+	p.settleOrphans()
 	p.asked()
 	for ns := range sorted(l.leveling) {
 		p.level(ns)
@@ -270,6 +272,7 @@ func (p *plan) forget() {
 	maps.DeleteFunc(p.l.leveling, func(id uint32, _ bool) bool { return p.s.Namespace(id) == nil || p.s.Namespace(id).Deleting })
 	gone := func(id uint32) bool { return p.s.PG(id) == nil }
 	maps.DeleteFunc(p.l.worked, func(id uint32, _ time.Duration) bool { return gone(id) })
+	maps.DeleteFunc(p.l.settling, func(id uint32, at time.Duration) bool { return gone(id) || p.now >= at+p.l.pause(0) })
 	maps.DeleteFunc(p.l.took, func(id uint32, _ took) bool { return gone(id) })
 }
 

@@ -87,8 +87,11 @@ func (v *view) indexRoom(pg *dirpb.PlacementGroup) uint64 {
 	return pg.IndexBytes - min(v.usage(pg.Id).GetIndexBytesUsed(), pg.IndexBytes)
 }
 
-// fits reports whether pg's index has room for another array of so many segments.
+// fits reports whether pg's index has room for another array of so many segments, beside the first status words.
 func fits(h *fsmpb.Heap, pg *dirpb.PlacementGroup, segments uint32) bool {
+	if fsm.TakesFirst(pg, h, segments) {
+		return false
+	}
 	if slices.ContainsFunc(h.GetIndexFree(), func(a *fsmpb.Array) bool { return a.Segments == segments && a.Returned == 0 }) {
 		return true
 	}
@@ -124,6 +127,23 @@ func (v *view) larger(pg *dirpb.PlacementGroup, sh *dirpb.Shard) uint32 {
 
 // busy says why no voluntary change of pg may begin, "" if one may.
 func (v *view) busy(pg *dirpb.PlacementGroup) string {
+	if why := v.changing(pg); why != "" {
+		return why
+	}
+	for _, j := range v.jobs[pg.Id] {
+		// It may be in trouble because memory is short, and what gives memory back is not to wait for it.
+		if j.Kind != dirpb.JobKind_JOB_SETTLE || v.l.jobs[j.Id] == nil || v.l.jobs[j.Id].trouble == "" {
+			return fmt.Sprintf("has job %d, %s", j.Id, j.Kind)
+		}
+	}
+	if v.floor(pg.NamespaceId).acked < pg.ChangedVersion {
+		return "has sessions that have not acknowledged its last change"
+	}
+	return ""
+}
+
+// changing says why pg does not stay as it is, "" if it does.
+func (v *view) changing(pg *dirpb.PlacementGroup) string {
 	switch {
 	case pg.State != dirpb.PGState_PG_ACTIVE:
 		return "is " + pg.State.String()
@@ -131,12 +151,6 @@ func (v *view) busy(pg *dirpb.PlacementGroup) string {
 		return "is of a namespace that is being deleted"
 	case pg.Joining || pg.Planned != nil || pg.Leaving != nil:
 		return "is changing its members"
-	}
-	if jobs := v.jobs[pg.Id]; len(jobs) > 0 {
-		return fmt.Sprintf("has job %d, %s", jobs[0].Id, jobs[0].Kind)
-	}
-	if v.floor(pg.NamespaceId).acked < pg.ChangedVersion {
-		return "has sessions that have not acknowledged its last change"
 	}
 	return ""
 }
@@ -166,17 +180,25 @@ func (v *view) startable(j *dirpb.Job) bool {
 		if pg := v.s.PG(id); pg == nil || pg.State != want {
 			return false // parked by a freeze, or on its way out
 		}
-		if !urgent(j) && slices.ContainsFunc(v.jobs[id], urgent) {
+		if urgency(j) == 0 && slices.ContainsFunc(v.jobs[id], urgent) {
 			return false // parked until the copies are whole again
 		}
 	}
 	return true
 }
 
-// urgent jobs are those without which data is a loss away from being gone.
-func urgent(j *dirpb.Job) bool {
-	return j.Kind == dirpb.JobKind_JOB_RECOVER || j.Kind == dirpb.JobKind_JOB_JOIN
+// urgency of a job: 2 if data is a loss away from being gone without it, 1 if other jobs may not end without it, else 0.
+func urgency(j *dirpb.Job) int {
+	switch j.Kind {
+	case dirpb.JobKind_JOB_RECOVER, dirpb.JobKind_JOB_JOIN:
+		return 2
+	case dirpb.JobKind_JOB_SETTLE:
+		return 1
+	}
+	return 0
 }
+
+func urgent(j *dirpb.Job) bool { return urgency(j) == 2 }
 
 // places are the placement groups that a job occupies.
 func places(pg, target uint32) []uint32 {

@@ -66,6 +66,8 @@ type Command struct {
 	//	*Command_LeaveNode
 	//	*Command_SetAccess
 	//	*Command_RotateKey
+	//	*Command_GrantStatus
+	//	*Command_TakeStatus
 	Op isCommand_Op `protobuf_oneof:"op"`
 	// If somebody asked for it: kept if it is carried out. The state gives it its number.
 	Audit         *dirpb.AuditEntry `protobuf:"bytes,60,opt,name=audit,proto3" json:"audit,omitempty"`
@@ -396,6 +398,24 @@ func (x *Command) GetRotateKey() *RotateKey {
 	return nil
 }
 
+func (x *Command) GetGrantStatus() *GrantStatus {
+	if x != nil {
+		if x, ok := x.Op.(*Command_GrantStatus); ok {
+			return x.GrantStatus
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetTakeStatus() *TakeStatus {
+	if x != nil {
+		if x, ok := x.Op.(*Command_TakeStatus); ok {
+			return x.TakeStatus
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAudit() *dirpb.AuditEntry {
 	if x != nil {
 		return x.Audit
@@ -531,6 +551,14 @@ type Command_RotateKey struct {
 	RotateKey *RotateKey `protobuf:"bytes,45,opt,name=rotate_key,json=rotateKey,proto3,oneof"`
 }
 
+type Command_GrantStatus struct {
+	GrantStatus *GrantStatus `protobuf:"bytes,50,opt,name=grant_status,json=grantStatus,proto3,oneof"`
+}
+
+type Command_TakeStatus struct {
+	TakeStatus *TakeStatus `protobuf:"bytes,51,opt,name=take_status,json=takeStatus,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -592,6 +620,10 @@ func (*Command_LeaveNode) isCommand_Op() {}
 func (*Command_SetAccess) isCommand_Op() {}
 
 func (*Command_RotateKey) isCommand_Op() {}
+
+func (*Command_GrantStatus) isCommand_Op() {}
+
+func (*Command_TakeStatus) isCommand_Op() {}
 
 // SetAccess gives somebody a right in a namespace, or takes it.
 type SetAccess struct {
@@ -1174,8 +1206,9 @@ type CloseSession struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Runs          []*dirpb.ReturnedRun   `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`   // the reclaim epoch when the leader received them
-	Leaked        bool                   `protobuf:"varint,4,opt,name=leaked,proto3" json:"leaked,omitempty"` // it lost track of some
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`      // the reclaim epoch when the leader received them
+	Leaked        bool                   `protobuf:"varint,4,opt,name=leaked,proto3" json:"leaked,omitempty"`    // it lost track of some
+	Settled       bool                   `protobuf:"varint,50,opt,name=settled,proto3" json:"settled,omitempty"` // no intent names its status words
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1234,6 +1267,13 @@ func (x *CloseSession) GetEpoch() uint64 {
 func (x *CloseSession) GetLeaked() bool {
 	if x != nil {
 		return x.Leaked
+	}
+	return false
+}
+
+func (x *CloseSession) GetSettled() bool {
+	if x != nil {
+		return x.Settled
 	}
 	return false
 }
@@ -1609,6 +1649,128 @@ func (x *GrantExtent) GetMinEpoch() uint64 {
 	return 0
 }
 
+// GrantStatus gives a session one block of status words more.
+type GrantStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	PgId          uint32                 `protobuf:"varint,2,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`
+	Held          uint32                 `protobuf:"varint,3,opt,name=held,proto3" json:"held,omitempty"` // blocks there that it knows to be its own
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantStatus) Reset() {
+	*x = GrantStatus{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantStatus) ProtoMessage() {}
+
+func (x *GrantStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantStatus.ProtoReflect.Descriptor instead.
+func (*GrantStatus) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *GrantStatus) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+func (x *GrantStatus) GetPgId() uint32 {
+	if x != nil {
+		return x.PgId
+	}
+	return 0
+}
+
+func (x *GrantStatus) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+// TakeStatus takes back blocks of status words that a session which lives has no use for.
+type TakeStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"` // of the renewal; those behind the last one that gave blocks back are not heeded
+	Blocks        []*dirpb.StatusBlock   `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeStatus) Reset() {
+	*x = TakeStatus{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeStatus) ProtoMessage() {}
+
+func (x *TakeStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeStatus.ProtoReflect.Descriptor instead.
+func (*TakeStatus) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *TakeStatus) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+func (x *TakeStatus) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *TakeStatus) GetBlocks() []*dirpb.StatusBlock {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
 // ActivatePG ends a freeze that every session acknowledged.
 type ActivatePG struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1620,7 +1782,7 @@ type ActivatePG struct {
 
 func (x *ActivatePG) Reset() {
 	*x = ActivatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1794,7 @@ func (x *ActivatePG) String() string {
 func (*ActivatePG) ProtoMessage() {}
 
 func (x *ActivatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[17]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1807,7 @@ func (x *ActivatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivatePG.ProtoReflect.Descriptor instead.
 func (*ActivatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{17}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ActivatePG) GetPgId() uint32 {
@@ -1675,7 +1837,7 @@ type PlanJoin struct {
 
 func (x *PlanJoin) Reset() {
 	*x = PlanJoin{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1849,7 @@ func (x *PlanJoin) String() string {
 func (*PlanJoin) ProtoMessage() {}
 
 func (x *PlanJoin) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[18]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1862,7 @@ func (x *PlanJoin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanJoin.ProtoReflect.Descriptor instead.
 func (*PlanJoin) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{18}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PlanJoin) GetPgId() uint32 {
@@ -1736,7 +1898,7 @@ type StartLeave struct {
 
 func (x *StartLeave) Reset() {
 	*x = StartLeave{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1910,7 @@ func (x *StartLeave) String() string {
 func (*StartLeave) ProtoMessage() {}
 
 func (x *StartLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[19]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1923,7 @@ func (x *StartLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartLeave.ProtoReflect.Descriptor instead.
 func (*StartLeave) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{19}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StartLeave) GetPgId() uint32 {
@@ -1785,11 +1947,11 @@ func (x *StartLeave) GetNodeId() uint32 {
 	return 0
 }
 
-// StartJob begins a MOVE, RECALL or SCRUB.
+// StartJob begins a MOVE, RECALL, SCRUB or SETTLE.
 type StartJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          dirpb.JobKind          `protobuf:"varint,1,opt,name=kind,proto3,enum=kvd.directory.v1.JobKind" json:"kind,omitempty"`
-	PgId          uint32                 `protobuf:"varint,2,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`                     // RECALL, SCRUB
+	PgId          uint32                 `protobuf:"varint,2,opt,name=pg_id,json=pgId,proto3" json:"pg_id,omitempty"`                     // RECALL, SCRUB, SETTLE
 	ShardId       uint32                 `protobuf:"varint,3,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`            // MOVE
 	TargetPgId    uint32                 `protobuf:"varint,4,opt,name=target_pg_id,json=targetPgId,proto3" json:"target_pg_id,omitempty"` // MOVE; 0: the shard's own
 	Split         bool                   `protobuf:"varint,5,opt,name=split,proto3" json:"split,omitempty"`                               // MOVE
@@ -1808,7 +1970,7 @@ type StartJob struct {
 
 func (x *StartJob) Reset() {
 	*x = StartJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +1982,7 @@ func (x *StartJob) String() string {
 func (*StartJob) ProtoMessage() {}
 
 func (x *StartJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[20]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +1995,7 @@ func (x *StartJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJob.ProtoReflect.Descriptor instead.
 func (*StartJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{20}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StartJob) GetKind() dirpb.JobKind {
@@ -1944,7 +2106,7 @@ type ClaimJob struct {
 
 func (x *ClaimJob) Reset() {
 	*x = ClaimJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2118,7 @@ func (x *ClaimJob) String() string {
 func (*ClaimJob) ProtoMessage() {}
 
 func (x *ClaimJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[21]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2131,7 @@ func (x *ClaimJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimJob.ProtoReflect.Descriptor instead.
 func (*ClaimJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{21}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClaimJob) GetSessionId() uint32 {
@@ -2001,7 +2163,7 @@ type EndJob struct {
 
 func (x *EndJob) Reset() {
 	*x = EndJob{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +2175,7 @@ func (x *EndJob) String() string {
 func (*EndJob) ProtoMessage() {}
 
 func (x *EndJob) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[22]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +2188,7 @@ func (x *EndJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJob.ProtoReflect.Descriptor instead.
 func (*EndJob) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{22}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EndJob) GetSessionId() uint32 {
@@ -2091,7 +2253,7 @@ type FinishRecall struct {
 
 func (x *FinishRecall) Reset() {
 	*x = FinishRecall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2103,7 +2265,7 @@ func (x *FinishRecall) String() string {
 func (*FinishRecall) ProtoMessage() {}
 
 func (x *FinishRecall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[23]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2116,7 +2278,7 @@ func (x *FinishRecall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishRecall.ProtoReflect.Descriptor instead.
 func (*FinishRecall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{23}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FinishRecall) GetPgId() uint32 {
@@ -2157,7 +2319,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2331,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[24]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2344,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{24}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DrainNode) GetNodeId() uint32 {
@@ -2210,7 +2372,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2384,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[25]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2397,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{25}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RemoveNode) GetNodeId() uint32 {
@@ -2270,7 +2432,7 @@ type CreatePG struct {
 
 func (x *CreatePG) Reset() {
 	*x = CreatePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2444,7 @@ func (x *CreatePG) String() string {
 func (*CreatePG) ProtoMessage() {}
 
 func (x *CreatePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[26]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2457,7 @@ func (x *CreatePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePG.ProtoReflect.Descriptor instead.
 func (*CreatePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{26}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreatePG) GetNamespaceId() uint32 {
@@ -2325,7 +2487,7 @@ type RemakePG struct {
 
 func (x *RemakePG) Reset() {
 	*x = RemakePG{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2499,7 @@ func (x *RemakePG) String() string {
 func (*RemakePG) ProtoMessage() {}
 
 func (x *RemakePG) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[27]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2512,7 @@ func (x *RemakePG) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemakePG.ProtoReflect.Descriptor instead.
 func (*RemakePG) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{27}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemakePG) GetPgId() uint32 {
@@ -2393,13 +2555,15 @@ type Meta struct {
 	KeyGeneration uint32 `protobuf:"varint,41,opt,name=key_generation,json=keyGeneration,proto3" json:"key_generation,omitempty"`   // of cluster_key; 0 is the first, as 1
 	KeyUnixMillis int64  `protobuf:"varint,42,opt,name=key_unix_millis,json=keyUnixMillis,proto3" json:"key_unix_millis,omitempty"` // when it was made; 0: with the cluster
 	AuditNumber   uint64 `protobuf:"varint,43,opt,name=audit_number,json=auditNumber,proto3" json:"audit_number,omitempty"`         // of the latest audit entry
+	// Sessions that ever ended with status words that intents may name.
+	StatusDeaths  uint64 `protobuf:"varint,50,opt,name=status_deaths,json=statusDeaths,proto3" json:"status_deaths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Meta) Reset() {
 	*x = Meta{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2575,7 @@ func (x *Meta) String() string {
 func (*Meta) ProtoMessage() {}
 
 func (x *Meta) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[28]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2588,7 @@ func (x *Meta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meta.ProtoReflect.Descriptor instead.
 func (*Meta) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{28}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Meta) GetClusterId() string {
@@ -2525,6 +2689,13 @@ func (x *Meta) GetAuditNumber() uint64 {
 	return 0
 }
 
+func (x *Meta) GetStatusDeaths() uint64 {
+	if x != nil {
+		return x.StatusDeaths
+	}
+	return 0
+}
+
 type Directory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2537,7 +2708,7 @@ type Directory struct {
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2720,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[29]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2733,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{29}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Directory) GetId() string {
@@ -2604,7 +2775,7 @@ type Heap struct {
 	Free      []*Run                 `protobuf:"bytes,5,rep,name=free,proto3" json:"free,omitempty"` // ascending, disjoint, each inside one extent
 	// Map version of the freeze, while the placement group is frozen.
 	FrozenVersion uint64 `protobuf:"varint,7,opt,name=frozen_version,json=frozenVersion,proto3" json:"frozen_version,omitempty"`
-	// The index: [layout.RegionPageSize, index_next) was given to shards at some
+	// The index: [layout.RegionPageSize, index_next) was given to shards, or for status words, at some
 	// time, of which index_free came back as zeroes.
 	IndexNext uint64    `protobuf:"varint,8,opt,name=index_next,json=indexNext,proto3" json:"index_next,omitempty"` // bytes
 	IndexFree []*Array  `protobuf:"bytes,9,rep,name=index_free,json=indexFree,proto3" json:"index_free,omitempty"`
@@ -2617,15 +2788,21 @@ type Heap struct {
 	// ascending, disjoint, each inside one extent, merged where they adjoin.
 	Homes []*Home `protobuf:"bytes,15,rep,name=homes,proto3" json:"homes,omitempty"`
 	// Recalls that ever began, and the number of the last one of each extent.
-	RecallSeq     uint64        `protobuf:"varint,16,opt,name=recall_seq,json=recallSeq,proto3" json:"recall_seq,omitempty"`
-	RecallMarks   []*RecallMark `protobuf:"bytes,17,rep,name=recall_marks,json=recallMarks,proto3" json:"recall_marks,omitempty"` // by extent
+	RecallSeq   uint64        `protobuf:"varint,16,opt,name=recall_seq,json=recallSeq,proto3" json:"recall_seq,omitempty"`
+	RecallMarks []*RecallMark `protobuf:"bytes,17,rep,name=recall_marks,json=recallMarks,proto3" json:"recall_marks,omitempty"` // by extent
+	// Blocks of status words that are not free: of sessions that are not fenced or closed, in the order of
+	// their grants, and of sessions that have ended, in that order.
+	StatusHeld []*HeldStatus `protobuf:"bytes,50,rep,name=status_held,json=statusHeld,proto3" json:"status_held,omitempty"`
+	StatusDead []*DeadStatus `protobuf:"bytes,51,rep,name=status_dead,json=statusDead,proto3" json:"status_dead,omitempty"`
+	// No intent is left here of the first so many of Meta.status_deaths.
+	Settled       uint64 `protobuf:"varint,52,opt,name=settled,proto3" json:"settled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Heap) Reset() {
 	*x = Heap{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2814,7 @@ func (x *Heap) String() string {
 func (*Heap) ProtoMessage() {}
 
 func (x *Heap) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[30]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2827,7 @@ func (x *Heap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heap.ProtoReflect.Descriptor instead.
 func (*Heap) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{30}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Heap) GetPgId() uint32 {
@@ -2758,6 +2935,133 @@ func (x *Heap) GetRecallMarks() []*RecallMark {
 	return nil
 }
 
+func (x *Heap) GetStatusHeld() []*HeldStatus {
+	if x != nil {
+		return x.StatusHeld
+	}
+	return nil
+}
+
+func (x *Heap) GetStatusDead() []*DeadStatus {
+	if x != nil {
+		return x.StatusDead
+	}
+	return nil
+}
+
+func (x *Heap) GetSettled() uint64 {
+	if x != nil {
+		return x.Settled
+	}
+	return 0
+}
+
+// HeldStatus is a block of status words that a session has.
+type HeldStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"` // bytes, in the region
+	SessionId     uint32                 `protobuf:"varint,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldStatus) Reset() {
+	*x = HeldStatus{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldStatus) ProtoMessage() {}
+
+func (x *HeldStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldStatus.ProtoReflect.Descriptor instead.
+func (*HeldStatus) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *HeldStatus) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *HeldStatus) GetSessionId() uint32 {
+	if x != nil {
+		return x.SessionId
+	}
+	return 0
+}
+
+// DeadStatus is a block of status words of a session that has ended, which intents may name.
+type DeadStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Died          uint64                 `protobuf:"varint,2,opt,name=died,proto3" json:"died,omitempty"` // the session's number among Meta.status_deaths
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadStatus) Reset() {
+	*x = DeadStatus{}
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadStatus) ProtoMessage() {}
+
+func (x *DeadStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadStatus.ProtoReflect.Descriptor instead.
+func (*DeadStatus) Descriptor() ([]byte, []int) {
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *DeadStatus) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *DeadStatus) GetDied() uint64 {
+	if x != nil {
+		return x.Died
+	}
+	return 0
+}
+
 // Array is a part of the index.
 type Array struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2770,7 +3074,7 @@ type Array struct {
 
 func (x *Array) Reset() {
 	*x = Array{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +3086,7 @@ func (x *Array) String() string {
 func (*Array) ProtoMessage() {}
 
 func (x *Array) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[31]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +3099,7 @@ func (x *Array) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Array.ProtoReflect.Descriptor instead.
 func (*Array) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{31}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Array) GetOffset() uint64 {
@@ -2831,7 +3135,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2843,7 +3147,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[32]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2856,7 +3160,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{32}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Home) GetUnit() uint32 {
@@ -2890,7 +3194,7 @@ type RecallMark struct {
 
 func (x *RecallMark) Reset() {
 	*x = RecallMark{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +3206,7 @@ func (x *RecallMark) String() string {
 func (*RecallMark) ProtoMessage() {}
 
 func (x *RecallMark) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[33]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2915,7 +3219,7 @@ func (x *RecallMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallMark.ProtoReflect.Descriptor instead.
 func (*RecallMark) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{33}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecallMark) GetExtent() uint32 {
@@ -2946,7 +3250,7 @@ type Recall struct {
 
 func (x *Recall) Reset() {
 	*x = Recall{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3262,7 @@ func (x *Recall) String() string {
 func (*Recall) ProtoMessage() {}
 
 func (x *Recall) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[34]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3275,7 @@ func (x *Recall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recall.ProtoReflect.Descriptor instead.
 func (*Recall) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{34}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Recall) GetExtent() uint32 {
@@ -3006,14 +3310,15 @@ func (x *Recall) GetKept() *dirpb.UnitRuns {
 type Job struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           *dirpb.Job             `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Repair        bool                   `protobuf:"varint,2,opt,name=repair,proto3" json:"repair,omitempty"` // SCRUB: tell which extents leak
+	Repair        bool                   `protobuf:"varint,2,opt,name=repair,proto3" json:"repair,omitempty"`  // SCRUB: tell which extents leak
+	Deaths        uint64                 `protobuf:"varint,50,opt,name=deaths,proto3" json:"deaths,omitempty"` // SETTLE: Meta.status_deaths when it began
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3330,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[35]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3343,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{35}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Job) GetJob() *dirpb.Job {
@@ -3055,6 +3360,13 @@ func (x *Job) GetRepair() bool {
 	return false
 }
 
+func (x *Job) GetDeaths() uint64 {
+	if x != nil {
+		return x.Deaths
+	}
+	return 0
+}
+
 type Run struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Unit  uint32                 `protobuf:"varint,1,opt,name=unit,proto3" json:"unit,omitempty"`
@@ -3067,7 +3379,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3391,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[36]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3404,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{36}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Run) GetUnit() uint32 {
@@ -3132,14 +3444,15 @@ type Session struct {
 	Identity         string                 `protobuf:"bytes,40,opt,name=identity,proto3" json:"identity,omitempty"`      // as in OpenSession
 	Groups           []string               `protobuf:"bytes,41,rep,name=groups,proto3" json:"groups,omitempty"`
 	Everywhere       bool                   `protobuf:"varint,42,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
-	Lanes            uint32                 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"` // that its tokens allow, as its namespace's quota was when it was opened
+	Lanes            uint32                 `protobuf:"varint,50,opt,name=lanes,proto3" json:"lanes,omitempty"`                                   // that its tokens allow, as its namespace's quota was when it was opened
+	StatusNumber     uint64                 `protobuf:"varint,51,opt,name=status_number,json=statusNumber,proto3" json:"status_number,omitempty"` // of the last renewal that gave status words back
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3464,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[37]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3477,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{37}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Session) GetId() uint32 {
@@ -3272,6 +3585,13 @@ func (x *Session) GetLanes() uint32 {
 	return 0
 }
 
+func (x *Session) GetStatusNumber() uint64 {
+	if x != nil {
+		return x.StatusNumber
+	}
+	return 0
+}
+
 type Incarnation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -3282,7 +3602,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3614,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[38]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3627,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{38}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Incarnation) GetNodeId() uint32 {
@@ -3334,7 +3654,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3666,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[39]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3679,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{39}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Row) GetKey() []byte {
@@ -3386,7 +3706,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3718,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[40]
+	mi := &file_server_fsm_fsmpb_fsm_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3731,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{40}
+	return file_server_fsm_fsmpb_fsm_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Snapshot) GetApplied() uint64 {
@@ -3433,7 +3753,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xd4\x0f\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xcd\x10\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -3475,7 +3795,10 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"set_access\x18, \x01(\v2\x15.kvd.fsm.v1.SetAccessH\x00R\tsetAccess\x126\n" +
 	"\n" +
-	"rotate_key\x18- \x01(\v2\x15.kvd.fsm.v1.RotateKeyH\x00R\trotateKey\x122\n" +
+	"rotate_key\x18- \x01(\v2\x15.kvd.fsm.v1.RotateKeyH\x00R\trotateKey\x12<\n" +
+	"\fgrant_status\x182 \x01(\v2\x17.kvd.fsm.v1.GrantStatusH\x00R\vgrantStatus\x129\n" +
+	"\vtake_status\x183 \x01(\v2\x16.kvd.fsm.v1.TakeStatusH\x00R\n" +
+	"takeStatus\x122\n" +
 	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
 	"\x02op\"\xb4\x01\n" +
 	"\tSetAccess\x12!\n" +
@@ -3530,13 +3853,14 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"everywhere\x18* \x01(\bR\n" +
 	"everywhere\x12\x14\n" +
-	"\x05lanes\x182 \x01(\rR\x05lanes\"\x8e\x01\n" +
+	"\x05lanes\x182 \x01(\rR\x05lanes\"\xa8\x01\n" +
 	"\fCloseSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\rR\tsessionId\x121\n" +
 	"\x04runs\x18\x02 \x03(\v2\x1d.kvd.directory.v1.ReturnedRunR\x04runs\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06leaked\x18\x04 \x01(\bR\x06leaked\"F\n" +
+	"\x06leaked\x18\x04 \x01(\bR\x06leaked\x12\x18\n" +
+	"\asettled\x182 \x01(\bR\asettled\"F\n" +
 	"\bTakeBack\x12$\n" +
 	"\x04runs\x18\x01 \x03(\v2\x10.kvd.fsm.v1.BackR\x04runs\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\xae\x01\n" +
@@ -3569,7 +3893,18 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"want_units\x18\x03 \x01(\rR\twantUnits\x12\x1f\n" +
 	"\vplace_units\x18\x04 \x01(\rR\n" +
 	"placeUnits\x12\x1b\n" +
-	"\tmin_epoch\x18\x05 \x01(\x04R\bminEpoch\"7\n" +
+	"\tmin_epoch\x18\x05 \x01(\x04R\bminEpoch\"U\n" +
+	"\vGrantStatus\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x13\n" +
+	"\x05pg_id\x18\x02 \x01(\rR\x04pgId\x12\x12\n" +
+	"\x04held\x18\x03 \x01(\rR\x04held\"z\n" +
+	"\n" +
+	"TakeStatus\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\rR\tsessionId\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x125\n" +
+	"\x06blocks\x18\x03 \x03(\v2\x1d.kvd.directory.v1.StatusBlockR\x06blocks\"7\n" +
 	"\n" +
 	"ActivatePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
@@ -3636,7 +3971,7 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\bRemakePG\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x19\n" +
-	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xc3\x03\n" +
+	"\bnode_ids\x18\x03 \x03(\rR\anodeIds\"\xe8\x03\n" +
 	"\x04Meta\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -3656,12 +3991,13 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\fprevious_key\x18( \x01(\fR\vpreviousKey\x12%\n" +
 	"\x0ekey_generation\x18) \x01(\rR\rkeyGeneration\x12&\n" +
 	"\x0fkey_unix_millis\x18* \x01(\x03R\rkeyUnixMillis\x12!\n" +
-	"\faudit_number\x18+ \x01(\x04R\vauditNumber\"q\n" +
+	"\faudit_number\x18+ \x01(\x04R\vauditNumber\x12#\n" +
+	"\rstatus_deaths\x182 \x01(\x04R\fstatusDeaths\"q\n" +
 	"\tDirectory\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
 	"\tgrpc_addr\x18\x03 \x01(\tR\bgrpcAddr\x12\x1a\n" +
-	"\bidentity\x18< \x01(\tR\bidentity\"\xc1\x04\n" +
+	"\bidentity\x18< \x01(\tR\bidentity\"\xcd\x05\n" +
 	"\x04Heap\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\x04R\x05start\x12\x1c\n" +
@@ -3681,8 +4017,22 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x05homes\x18\x0f \x03(\v2\x10.kvd.fsm.v1.HomeR\x05homes\x12\x1d\n" +
 	"\n" +
 	"recall_seq\x18\x10 \x01(\x04R\trecallSeq\x129\n" +
-	"\frecall_marks\x18\x11 \x03(\v2\x16.kvd.fsm.v1.RecallMarkR\vrecallMarksJ\x04\b\x06\x10\aJ\x04\b\n" +
-	"\x10\v\"W\n" +
+	"\frecall_marks\x18\x11 \x03(\v2\x16.kvd.fsm.v1.RecallMarkR\vrecallMarks\x127\n" +
+	"\vstatus_held\x182 \x03(\v2\x16.kvd.fsm.v1.HeldStatusR\n" +
+	"statusHeld\x127\n" +
+	"\vstatus_dead\x183 \x03(\v2\x16.kvd.fsm.v1.DeadStatusR\n" +
+	"statusDead\x12\x18\n" +
+	"\asettled\x184 \x01(\x04R\asettledJ\x04\b\x06\x10\aJ\x04\b\n" +
+	"\x10\v\"C\n" +
+	"\n" +
+	"HeldStatus\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\rR\tsessionId\"8\n" +
+	"\n" +
+	"DeadStatus\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04died\x18\x02 \x01(\x04R\x04died\"W\n" +
 	"\x05Array\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1a\n" +
 	"\bsegments\x18\x02 \x01(\rR\bsegments\x12\x1a\n" +
@@ -3700,14 +4050,15 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x06extent\x18\x01 \x01(\rR\x06extent\x12\x18\n" +
 	"\ascanned\x18\x02 \x01(\bR\ascanned\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12.\n" +
-	"\x04kept\x18\x04 \x01(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\"F\n" +
+	"\x04kept\x18\x04 \x01(\v2\x1a.kvd.directory.v1.UnitRunsR\x04kept\"^\n" +
 	"\x03Job\x12'\n" +
 	"\x03job\x18\x01 \x01(\v2\x15.kvd.directory.v1.JobR\x03job\x12\x16\n" +
-	"\x06repair\x18\x02 \x01(\bR\x06repair\"Q\n" +
+	"\x06repair\x18\x02 \x01(\bR\x06repair\x12\x16\n" +
+	"\x06deaths\x182 \x01(\x04R\x06deaths\"Q\n" +
 	"\x03Run\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\rR\x04unit\x12\x14\n" +
 	"\x05units\x18\x02 \x01(\rR\x05units\x12\x1a\n" +
-	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\xe4\x03\n" +
+	"\breturned\x18\x03 \x01(\x04R\breturnedJ\x04\b\x04\x10\x05\"\x89\x04\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12$\n" +
 	"\rdiscriminator\x18\x02 \x01(\rR\rdiscriminator\x12!\n" +
@@ -3728,7 +4079,8 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"everywhere\x18* \x01(\bR\n" +
 	"everywhere\x12\x14\n" +
-	"\x05lanes\x182 \x01(\rR\x05lanes\"H\n" +
+	"\x05lanes\x182 \x01(\rR\x05lanes\x12#\n" +
+	"\rstatus_number\x183 \x01(\x04R\fstatusNumber\"H\n" +
 	"\vIncarnation\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"-\n" +
@@ -3751,7 +4103,7 @@ func file_server_fsm_fsmpb_fsm_proto_rawDescGZIP() []byte {
 	return file_server_fsm_fsmpb_fsm_proto_rawDescData
 }
 
-var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_server_fsm_fsmpb_fsm_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*Command)(nil),                      // 0: kvd.fsm.v1.Command
 	(*SetAccess)(nil),                    // 1: kvd.fsm.v1.SetAccess
@@ -3770,45 +4122,50 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*ConfirmFence)(nil),                 // 14: kvd.fsm.v1.ConfirmFence
 	(*ReserveEpoch)(nil),                 // 15: kvd.fsm.v1.ReserveEpoch
 	(*GrantExtent)(nil),                  // 16: kvd.fsm.v1.GrantExtent
-	(*ActivatePG)(nil),                   // 17: kvd.fsm.v1.ActivatePG
-	(*PlanJoin)(nil),                     // 18: kvd.fsm.v1.PlanJoin
-	(*StartLeave)(nil),                   // 19: kvd.fsm.v1.StartLeave
-	(*StartJob)(nil),                     // 20: kvd.fsm.v1.StartJob
-	(*ClaimJob)(nil),                     // 21: kvd.fsm.v1.ClaimJob
-	(*EndJob)(nil),                       // 22: kvd.fsm.v1.EndJob
-	(*FinishRecall)(nil),                 // 23: kvd.fsm.v1.FinishRecall
-	(*DrainNode)(nil),                    // 24: kvd.fsm.v1.DrainNode
-	(*RemoveNode)(nil),                   // 25: kvd.fsm.v1.RemoveNode
-	(*CreatePG)(nil),                     // 26: kvd.fsm.v1.CreatePG
-	(*RemakePG)(nil),                     // 27: kvd.fsm.v1.RemakePG
-	(*Meta)(nil),                         // 28: kvd.fsm.v1.Meta
-	(*Directory)(nil),                    // 29: kvd.fsm.v1.Directory
-	(*Heap)(nil),                         // 30: kvd.fsm.v1.Heap
-	(*Array)(nil),                        // 31: kvd.fsm.v1.Array
-	(*Home)(nil),                         // 32: kvd.fsm.v1.Home
-	(*RecallMark)(nil),                   // 33: kvd.fsm.v1.RecallMark
-	(*Recall)(nil),                       // 34: kvd.fsm.v1.Recall
-	(*Job)(nil),                          // 35: kvd.fsm.v1.Job
-	(*Run)(nil),                          // 36: kvd.fsm.v1.Run
-	(*Session)(nil),                      // 37: kvd.fsm.v1.Session
-	(*Incarnation)(nil),                  // 38: kvd.fsm.v1.Incarnation
-	(*Row)(nil),                          // 39: kvd.fsm.v1.Row
-	(*Snapshot)(nil),                     // 40: kvd.fsm.v1.Snapshot
-	(*dirpb.PublishRegionRequest)(nil),   // 41: kvd.directory.v1.PublishRegionRequest
-	(*dirpb.SetNamespaceRequest)(nil),    // 42: kvd.directory.v1.SetNamespaceRequest
-	(*dirpb.DeleteNamespaceRequest)(nil), // 43: kvd.directory.v1.DeleteNamespaceRequest
-	(*dirpb.AcceptLossRequest)(nil),      // 44: kvd.directory.v1.AcceptLossRequest
-	(*dirpb.LeaveNodeRequest)(nil),       // 45: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 46: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 47: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 48: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 49: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 50: kvd.directory.v1.ReturnedRun
-	(dirpb.JobKind)(0),                   // 51: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 52: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 53: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 54: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 55: kvd.directory.v1.SessionLife
+	(*GrantStatus)(nil),                  // 17: kvd.fsm.v1.GrantStatus
+	(*TakeStatus)(nil),                   // 18: kvd.fsm.v1.TakeStatus
+	(*ActivatePG)(nil),                   // 19: kvd.fsm.v1.ActivatePG
+	(*PlanJoin)(nil),                     // 20: kvd.fsm.v1.PlanJoin
+	(*StartLeave)(nil),                   // 21: kvd.fsm.v1.StartLeave
+	(*StartJob)(nil),                     // 22: kvd.fsm.v1.StartJob
+	(*ClaimJob)(nil),                     // 23: kvd.fsm.v1.ClaimJob
+	(*EndJob)(nil),                       // 24: kvd.fsm.v1.EndJob
+	(*FinishRecall)(nil),                 // 25: kvd.fsm.v1.FinishRecall
+	(*DrainNode)(nil),                    // 26: kvd.fsm.v1.DrainNode
+	(*RemoveNode)(nil),                   // 27: kvd.fsm.v1.RemoveNode
+	(*CreatePG)(nil),                     // 28: kvd.fsm.v1.CreatePG
+	(*RemakePG)(nil),                     // 29: kvd.fsm.v1.RemakePG
+	(*Meta)(nil),                         // 30: kvd.fsm.v1.Meta
+	(*Directory)(nil),                    // 31: kvd.fsm.v1.Directory
+	(*Heap)(nil),                         // 32: kvd.fsm.v1.Heap
+	(*HeldStatus)(nil),                   // 33: kvd.fsm.v1.HeldStatus
+	(*DeadStatus)(nil),                   // 34: kvd.fsm.v1.DeadStatus
+	(*Array)(nil),                        // 35: kvd.fsm.v1.Array
+	(*Home)(nil),                         // 36: kvd.fsm.v1.Home
+	(*RecallMark)(nil),                   // 37: kvd.fsm.v1.RecallMark
+	(*Recall)(nil),                       // 38: kvd.fsm.v1.Recall
+	(*Job)(nil),                          // 39: kvd.fsm.v1.Job
+	(*Run)(nil),                          // 40: kvd.fsm.v1.Run
+	(*Session)(nil),                      // 41: kvd.fsm.v1.Session
+	(*Incarnation)(nil),                  // 42: kvd.fsm.v1.Incarnation
+	(*Row)(nil),                          // 43: kvd.fsm.v1.Row
+	(*Snapshot)(nil),                     // 44: kvd.fsm.v1.Snapshot
+	(*dirpb.PublishRegionRequest)(nil),   // 45: kvd.directory.v1.PublishRegionRequest
+	(*dirpb.SetNamespaceRequest)(nil),    // 46: kvd.directory.v1.SetNamespaceRequest
+	(*dirpb.DeleteNamespaceRequest)(nil), // 47: kvd.directory.v1.DeleteNamespaceRequest
+	(*dirpb.AcceptLossRequest)(nil),      // 48: kvd.directory.v1.AcceptLossRequest
+	(*dirpb.LeaveNodeRequest)(nil),       // 49: kvd.directory.v1.LeaveNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 50: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 51: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 52: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 53: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 54: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 55: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 56: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 57: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 58: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 59: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 60: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -3816,7 +4173,7 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	5,  // 2: kvd.fsm.v1.Command.drop_directory:type_name -> kvd.fsm.v1.DropDirectory
 	6,  // 3: kvd.fsm.v1.Command.register_node:type_name -> kvd.fsm.v1.RegisterNode
 	7,  // 4: kvd.fsm.v1.Command.node_down:type_name -> kvd.fsm.v1.NodeDown
-	41, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
+	45, // 5: kvd.fsm.v1.Command.publish_region:type_name -> kvd.directory.v1.PublishRegionRequest
 	8,  // 6: kvd.fsm.v1.Command.create_namespace:type_name -> kvd.fsm.v1.CreateNamespace
 	9,  // 7: kvd.fsm.v1.Command.open_session:type_name -> kvd.fsm.v1.OpenSession
 	10, // 8: kvd.fsm.v1.Command.close_session:type_name -> kvd.fsm.v1.CloseSession
@@ -3824,49 +4181,54 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	14, // 10: kvd.fsm.v1.Command.confirm_fence:type_name -> kvd.fsm.v1.ConfirmFence
 	15, // 11: kvd.fsm.v1.Command.reserve_epoch:type_name -> kvd.fsm.v1.ReserveEpoch
 	16, // 12: kvd.fsm.v1.Command.grant_extent:type_name -> kvd.fsm.v1.GrantExtent
-	17, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
-	18, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
-	19, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
-	20, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
-	21, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
-	22, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
-	23, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
-	24, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
-	25, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
-	26, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
-	42, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
+	19, // 13: kvd.fsm.v1.Command.activate_pg:type_name -> kvd.fsm.v1.ActivatePG
+	20, // 14: kvd.fsm.v1.Command.plan_join:type_name -> kvd.fsm.v1.PlanJoin
+	21, // 15: kvd.fsm.v1.Command.start_leave:type_name -> kvd.fsm.v1.StartLeave
+	22, // 16: kvd.fsm.v1.Command.start_job:type_name -> kvd.fsm.v1.StartJob
+	23, // 17: kvd.fsm.v1.Command.claim_job:type_name -> kvd.fsm.v1.ClaimJob
+	24, // 18: kvd.fsm.v1.Command.end_job:type_name -> kvd.fsm.v1.EndJob
+	25, // 19: kvd.fsm.v1.Command.finish_recall:type_name -> kvd.fsm.v1.FinishRecall
+	26, // 20: kvd.fsm.v1.Command.drain_node:type_name -> kvd.fsm.v1.DrainNode
+	27, // 21: kvd.fsm.v1.Command.remove_node:type_name -> kvd.fsm.v1.RemoveNode
+	28, // 22: kvd.fsm.v1.Command.create_pg:type_name -> kvd.fsm.v1.CreatePG
+	46, // 23: kvd.fsm.v1.Command.set_namespace:type_name -> kvd.directory.v1.SetNamespaceRequest
 	11, // 24: kvd.fsm.v1.Command.take_back:type_name -> kvd.fsm.v1.TakeBack
-	43, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
-	44, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
-	27, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
-	45, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
+	47, // 25: kvd.fsm.v1.Command.delete_namespace:type_name -> kvd.directory.v1.DeleteNamespaceRequest
+	48, // 26: kvd.fsm.v1.Command.accept_loss:type_name -> kvd.directory.v1.AcceptLossRequest
+	29, // 27: kvd.fsm.v1.Command.remake_pg:type_name -> kvd.fsm.v1.RemakePG
+	49, // 28: kvd.fsm.v1.Command.leave_node:type_name -> kvd.directory.v1.LeaveNodeRequest
 	1,  // 29: kvd.fsm.v1.Command.set_access:type_name -> kvd.fsm.v1.SetAccess
 	2,  // 30: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
-	46, // 31: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	47, // 32: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
-	29, // 33: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	48, // 34: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	49, // 35: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	50, // 36: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	12, // 37: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	51, // 38: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	52, // 39: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	36, // 40: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	31, // 41: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	34, // 42: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	52, // 43: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	32, // 44: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	33, // 45: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	53, // 46: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	54, // 47: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	55, // 48: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	38, // 49: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	39, // 50: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	51, // [51:51] is the sub-list for method output_type
-	51, // [51:51] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	17, // 31: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
+	18, // 32: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
+	50, // 33: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	51, // 34: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	31, // 35: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	52, // 36: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	53, // 37: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	54, // 38: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	12, // 39: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	55, // 40: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	56, // 41: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	57, // 42: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	40, // 43: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	35, // 44: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	38, // 45: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	57, // 46: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	36, // 47: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	37, // 48: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	33, // 49: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	34, // 50: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	58, // 51: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	59, // 52: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	60, // 53: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	42, // 54: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	43, // 55: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	56, // [56:56] is the sub-list for method output_type
+	56, // [56:56] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -3906,6 +4268,8 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_LeaveNode)(nil),
 		(*Command_SetAccess)(nil),
 		(*Command_RotateKey)(nil),
+		(*Command_GrantStatus)(nil),
+		(*Command_TakeStatus)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3913,7 +4277,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_server_fsm_fsmpb_fsm_proto_rawDesc), len(file_server_fsm_fsmpb_fsm_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,635 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/glob"
+	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/luascript"
+	"github.com/kvd-project/kvd/internal/rdb"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Libraries of functions are in the store, so that all gateways of a database have the same ones: in database 0, under a name that
+// users neither see nor touch (isReserved), in the form of FUNCTION DUMP. The commands that change them are staged: they read that key
+// and write it if it is still the same. FCALL uses what the gateway has read up to libraryAge ago, and reads again before it
+// says that there is no such function.
+
+const (
+	// libraryAge is for how long after a change FCALL at other gateways may still call the libraries of before.
+	libraryAge = time.Second
+	// maxLibraries bounds the bytes of all sources together.
+	maxLibraries = luascript.MaxSource
+	// loadTime bounds the time of FUNCTION LOAD's library, as in Redis, and loadMemory the bytes of a library's values while it is loaded.
+	// They are not out of Options.Budget: a gateway loads one at a time.
+	loadTime, loadMemory = 500 * time.Millisecond, 8 << 20
+)
+
+// librariesName is where libraries are.
+var librariesName = stagedName{0, inside.FunctionsKey}
+
+// functions is what a gateway knows of libraries.
+type functions struct {
+	now      atomic.Pointer[librarySet] // as read last; nil: not yet
+	changes  atomic.Uint64              // by this gateway; what was read before one does not count
+	loading  chan struct{}              // capacity 1: holds an element while somebody loads libraries
+	loadTime time.Duration              // loadTime, but for tests
+}
+
+// librarySet is the libraries of a time. It is not changed once others see it.
+type librarySet struct {
+	libraries map[string]*luascript.Library
+	functions map[string]function // by name in lower case
+	version   uint64              // of the key; 0: there is none
+
+	at      time.Time // when the key was read, or before
+	changes uint64    // functions.changes then
+}
+
+// function is one, with its library.
+type function struct {
+	*luascript.Function
+	library *luascript.Library
+}
+
+func newLibrarySet() *librarySet {
+	return &librarySet{libraries: make(map[string]*luascript.Library), functions: make(map[string]function)}
+}
+
+// clone is a set that may be changed.
+func (s *librarySet) clone() *librarySet {
+	return &librarySet{libraries: maps.Clone(s.libraries), functions: maps.Clone(s.functions)}
+}
+
+// find finds a function; its library is nil if there is none.
+func (s *librarySet) find(name []byte) function { return s.functions[strings.ToLower(string(name))] }
+
+// add adds a library unless one of its functions is there already; then it reports that one's name.
+func (s *librarySet) add(l *luascript.Library) (taken string) {
+	for i := range l.Functions {
+		if name := l.Functions[i].Name; s.find([]byte(name)).library != nil {
+			return name
+		}
+	}
+	s.libraries[l.Name] = l
+	for i := range l.Functions {
+		f := &l.Functions[i]
+		if name := strings.ToLower(f.Name); s.functions[name].library == nil {
+			s.functions[name] = function{f, l}
+		}
+	}
+	return ""
+}
+
+// remove removes the library of that name.
+func (s *librarySet) remove(name string) {
+	delete(s.libraries, name)
+	maps.DeleteFunc(s.functions, func(_ string, f function) bool { return f.library.Name == name })
+}
+
+// sorted are the libraries in the order of their names.
+func (s *librarySet) sorted() []*luascript.Library {
+	return slices.SortedFunc(maps.Values(s.libraries), func(a, b *luascript.Library) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// payload is the libraries as FUNCTION DUMP has them.
+func (s *librarySet) payload() []byte {
+	var sources [][]byte
+	for _, l := range s.sorted() {
+		sources = append(sources, []byte(l.Source))
+	}
+	return rdb.AppendLibraries(nil, sources)
+}
+
+// ---- loading -----------------------------------------------------------------
+
+// loadHost is the luascript.Host of a library that is loaded: all that it can do is write to the log.
+type loadHost struct{ *scriptHost }
+
+// Reserve is of luascript.Host; loadMemory is enough of a bound.
+func (loadHost) Reserve(int64) error { return nil }
+
+// Stopped is of luascript.Host.
+func (loadHost) Stopped() bool { return false }
+
+// load loads a library, with others waiting.
+func (c *conn) load(source []byte, limit time.Duration) (*luascript.Library, error) {
+	task := &luascript.Task{Host: loadHost{&scriptHost{t: &staged{c: c}}}, Memory: loadMemory, Function: true}
+	return c.g.scripts.pool.Load(task, source, limit)
+}
+
+// lockLoading waits until nobody else loads libraries; the caller calls unlock.
+func (c *conn) lockLoading() (unlock func(), err error) {
+	loading := c.g.functions.loading
+	c.link.Waits()
+	select {
+	case loading <- struct{}{}:
+		return func() { <-loading }, nil
+	case <-c.ctx.Done():
+		return nil, c.ctx.Err()
+	}
+}
+
+// loadAll loads the libraries of a payload into an empty set. Those of known that have the same source are taken from there.
+func (c *conn) loadAll(payload []byte, known *librarySet) (*librarySet, error) {
+	sources, err := rdb.ParseLibraries(payload, maxLibraries)
+	if err != nil {
+		return nil, err
+	}
+	set := newLibrarySet()
+	for _, source := range sources {
+		name, err := luascript.LibraryName(source)
+		if err != nil {
+			return nil, err
+		}
+		if set.libraries[name] != nil {
+			return nil, errors.New("Library '" + name + "' already exists")
+		}
+		var l *luascript.Library
+		if known != nil {
+			l = known.libraries[name]
+		}
+		if l == nil || l.Source != string(source) {
+			if l, err = c.load(source, c.g.o.ScriptTimeout); err != nil {
+				return nil, err
+			}
+		}
+		if taken := set.add(l); taken != "" {
+			return nil, errors.New("Function " + taken + " already exists")
+		}
+	}
+	return set, nil
+}
+
+// loadStored is loadAll for what is in the store.
+func (c *conn) loadStored(payload []byte) (*librarySet, error) {
+	set, err := c.loadAll(payload, c.g.functions.now.Load())
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	return set, nil
+}
+
+// unreadable is the error where the key of libraries has something else.
+func unreadable(err error) error {
+	return resultError("ERR kvd: the libraries of functions in the store cannot be read, and FUNCTION FLUSH deletes them: " + brief(err))
+}
+
+// libraries are those of the store, up to libraryAge old, or as of now.
+func (c *conn) libraries(asOfNow bool) (*librarySet, error) {
+	f := &c.g.functions
+	begun, known := time.Now(), f.now.Load()
+	if !asOfNow && known != nil && known.changes == f.changes.Load() && begun.Sub(known.at) < libraryAge {
+		return known, nil
+	}
+	unlock, err := c.lockLoading()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if known = f.now.Load(); known != nil && known.changes == f.changes.Load() && known.at.After(begun) {
+		return known, nil // read by another while this one waited
+	}
+	next := newLibrarySet()
+	next.at, next.changes = time.Now(), f.changes.Load()
+	version := uint64(0)
+	if known != nil {
+		version = known.version
+	}
+	api := c.g.o.Databases[0].Client
+	var it client.Item
+	changed := false
+	give, err := c.do(func(ctx context.Context) (err error) {
+		it, changed, err = api.GetIfChanged(ctx, []byte(inside.FunctionsKey), version)
+		return err
+	})
+	defer give()
+	switch {
+	case errors.Is(err, client.ErrNotFound):
+	case errors.Is(err, client.ErrWrongType):
+		return nil, unreadable(err)
+	case err != nil:
+		return nil, err
+	case !changed:
+		next.libraries, next.functions, next.version = known.libraries, known.functions, version
+	default:
+		set, err := c.loadStored(it.Value)
+		if err != nil {
+			return nil, err
+		}
+		next.libraries, next.functions, next.version = set.libraries, set.functions, it.Version
+	}
+	f.now.Store(next)
+	return next, nil
+}
+
+// libraries are those that the commands before have left, and the key that they are in; ok is false if they cannot be read.
+func (t *staged) libraries() (set *librarySet, k *stagedKey, ok bool) {
+	k = t.librariesKey()
+	if t.failed() {
+		return nil, nil, false
+	}
+	if !k.present {
+		return newLibrarySet(), k, true
+	}
+	if set := t.c.g.functions.now.Load(); set != nil && !k.changed && set.version == k.version {
+		return set.clone(), k, true
+	}
+	if k.typ != client.Plain {
+		t.err = unreadable(client.ErrWrongType)
+		return nil, nil, false
+	}
+	unlock, err := t.c.lockLoading()
+	if err != nil {
+		t.err = err
+		return nil, nil, false
+	}
+	defer unlock()
+	if set, err = t.c.loadStored(k.value); err != nil {
+		t.err = err
+		return nil, nil, false
+	}
+	if !k.changed {
+		set.version = k.version
+		t.c.g.functions.now.Store(set) // FCALL asks whether it is still the latest, since it has no time
+	}
+	return set.clone(), k, true
+}
+
+// librariesKey is the key that libraries are in.
+func (t *staged) librariesKey() *stagedKey {
+	k := t.find[librariesName]
+	if k == nil {
+		k = t.addKey(librariesName.db, librariesName.name)
+		k.used = true
+		t.read([]*stagedKey{k})
+	}
+	return k
+}
+
+// setLibraries writes libraries, and reports whether that can be done; if not, w has the error.
+func (k *stagedKey) setLibraries(set *librarySet, w *resp.Writer) bool {
+	if len(set.libraries) == 0 {
+		if k.present {
+			k.delete()
+		}
+		return true
+	}
+	payload := set.payload()
+	switch most := min(maxLibraries, k.maxValue); {
+	case len(payload) > most:
+		w.Error(fmt.Sprintf("ERR kvd: libraries of functions of %d bytes; all together may have %d", len(payload), most))
+		return false
+	case len(payload) > k.room:
+		k.want = len(payload)
+		return false
+	}
+	k.flags = 0
+	k.setAs(client.Plain, payload, 0)
+	return true
+}
+
+// ---- commands ----------------------------------------------------------------
+
+// functionCommands are about libraries and their functions.
+func functionCommands() []*command {
+	change := func(name string, arity int, f severalFunc, summary string) *command {
+		return writes(onKeys(name, arity, 0, 0, 0, "", f, summary))
+	}
+	look := func(name string, arity int, f severalFunc, summary string) *command {
+		return onKeys(name, arity, 0, 0, 0, "", f, summary)
+	}
+	return []*command{
+		writes(countedAt(2, onKeys("fcall", -3, 0, 0, 0, "scripting", functionCaller(false), "Calls a function of a library."))),
+		countedAt(2, onKeys("fcall_ro", -3, 0, 0, 0, "scripting", functionCaller(true), "Calls a function that may not write.")),
+		container("function", "scripting", "Libraries of functions, which all gateways of a store have.", nil,
+			change("function|load", -3, functionLoad, "Adds a library."),
+			change("function|delete", 3, functionDelete, "Deletes a library."),
+			change("function|flush", -2, functionFlush, "Deletes all libraries."),
+			change("function|restore", -3, functionRestore, "Adds the libraries of FUNCTION DUMP."),
+			look("function|list", -2, functionList, "Lists the libraries."),
+			look("function|dump", 2, functionDump, "Returns all libraries as FUNCTION RESTORE takes them."),
+			look("function|stats", 2, functionStats, "Tells which function runs at this gateway, and counts libraries and functions."),
+			onConn("function|kill", 2, "", func(c *conn, w *resp.Writer, _ [][]byte) { c.killScript(w, true) },
+				"Ends the function that has been running at this gateway for the longest time; nothing of it is done."),
+			helpOf("function", functionHelp...)),
+	}
+}
+
+var functionHelp = []string{"LOAD [REPLACE] <FUNCTION CODE>", "    Create a new library with the given library name and code.",
+	"DELETE <LIBRARY NAME>", "    Delete the given library.",
+	"LIST [LIBRARYNAME PATTERN] [WITHCODE]", "    Return general information on all the libraries:", "    * Library name", "    * The engine used to run the Library",
+	"    * Library description", "    * Functions list", "    * Library code (if WITHCODE is given)",
+	"    It also possible to get only function that matches a pattern using LIBRARYNAME argument.",
+	"STATS", "    Return information about the current function running:", "    * Function name", "    * Command used to run the function",
+	"    * Duration in MS that the function is running", "    If no function is running, return nil", "    In addition, returns a list of available engines.",
+	"KILL", "    Kill the current running function.",
+	"FLUSH [ASYNC|SYNC]", "    Delete all the libraries.", "    When called without the optional mode argument, the behavior is determined by the",
+	"    lazyfree-lazy-user-flush configuration directive. Valid modes are:", "    * ASYNC: Asynchronously flush the libraries.", "    * SYNC: Synchronously flush the libraries.",
+	"DUMP", "    Return a serialized payload representing the current libraries, can be restored using FUNCTION RESTORE command",
+	"RESTORE <PAYLOAD> [FLUSH|APPEND|REPLACE]", "    Restore the libraries represented by the given payload, it is possible to give a restore policy to",
+	"    control how to handle existing libraries (default APPEND):", "    * FLUSH: delete all existing libraries.",
+	"    * APPEND: appends the restored libraries to the existing libraries. On collision, abort.",
+	"    * REPLACE: appends the restored libraries to the existing libraries, On collision, replace the old",
+	"      libraries with the new libraries (notice that even on this option there is a chance of failure",
+	"      in case of functions name collision with another library)."}
+
+// functionCaller is FCALL and FCALL_RO.
+func functionCaller(readOnly bool) severalFunc {
+	return func(t *staged, args [][]byte, w *resp.Writer) {
+		f, err := t.function(args[1])
+		if err != nil {
+			t.err = err
+			return
+		}
+		if f.library == nil {
+			w.Error("ERR Function not found")
+			return
+		}
+		n, bad := keysOfScript(args, "ERR Bad number of keys provided")
+		if bad == "" && readOnly && !f.NoWrites() {
+			bad = errScriptFlag
+		}
+		if bad != "" {
+			w.Error(bad)
+			return
+		}
+		task := &luascript.Task{Function: true}
+		t.runScript(task, runningScript{name: f.Name, args: args}, f.NoWrites(), func() bool {
+			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)
+		})
+	}
+}
+
+// function finds a function; its library is nil if there is none.
+func (t *staged) function(name []byte) (f function, err error) {
+	if t.find[librariesName] != nil { // a command before has looked at it, or changed it
+		set, _, ok := t.libraries()
+		if !ok {
+			return f, t.err
+		}
+		return set.find(name), nil
+	}
+	for _, asOfNow := range []bool{false, true} {
+		set, err := t.c.libraries(asOfNow)
+		if err != nil {
+			return f, err
+		}
+		if f = set.find(name); f.library != nil {
+			return f, nil
+		}
+	}
+	return f, nil
+}
+
+func functionLoad(t *staged, args [][]byte, w *resp.Writer) {
+	replace := false
+	for _, a := range args[2 : len(args)-1] {
+		if !fold(a, "replace") {
+			w.Error("ERR Unknown option given: " + clip(a, 4096))
+			return
+		}
+		replace = true
+	}
+	set, k, ok := t.libraries()
+	if !ok {
+		return
+	}
+	source := args[len(args)-1]
+	name, err := luascript.LibraryName(source)
+	if err == nil && !replace && set.libraries[name] != nil {
+		err = errors.New("Library '" + name + "' already exists")
+	}
+	var l *luascript.Library
+	if err == nil {
+		unlock, lockErr := t.c.lockLoading()
+		if lockErr != nil {
+			t.err = lockErr
+			return
+		}
+		l, err = t.c.load(source, t.c.g.functions.loadTime)
+		unlock()
+	}
+	if err != nil {
+		w.Error("ERR " + err.Error())
+		return
+	}
+	set.remove(name)
+	if taken := set.add(l); taken != "" {
+		w.Error("ERR Function " + taken + " already exists")
+		return
+	}
+	if k.setLibraries(set, w) {
+		w.BulkString(name)
+	}
+}
+
+func functionDelete(t *staged, args [][]byte, w *resp.Writer) {
+	set, k, ok := t.libraries()
+	if !ok {
+		return
+	}
+	name := string(args[2])
+	if set.libraries[name] == nil {
+		w.Error("ERR Library not found")
+		return
+	}
+	set.remove(name)
+	if k.setLibraries(set, w) {
+		w.OK()
+	}
+}
+
+func functionFlush(t *staged, args [][]byte, w *resp.Writer) {
+	switch {
+	case len(args) > 3:
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try FUNCTION HELP.")
+		return
+	case len(args) == 3 && !fold(args[2], "sync") && !fold(args[2], "async"):
+		w.Error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
+		return
+	}
+	if k := t.librariesKey(); !t.failed() {
+		k.setLibraries(newLibrarySet(), w)
+		w.OK()
+	}
+}
+
+func functionRestore(t *staged, args [][]byte, w *resp.Writer) {
+	flush, replace := false, false
+	switch {
+	case len(args) > 4:
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try FUNCTION HELP.")
+		return
+	case len(args) == 3, fold(args[3], "append"):
+	case fold(args[3], "replace"):
+		replace = true
+	case fold(args[3], "flush"):
+		flush = true
+	default:
+		w.Error("ERR Wrong restore policy given, value should be either FLUSH, APPEND or REPLACE.")
+		return
+	}
+	set, k, ok := newLibrarySet(), t.librariesKey(), !t.failed()
+	if ok && !flush {
+		set, k, ok = t.libraries()
+	}
+	if !ok {
+		return
+	}
+	unlock, err := t.c.lockLoading()
+	if err != nil {
+		t.err = err
+		return
+	}
+	more, err := t.c.loadAll(args[2], set)
+	unlock()
+	if err == nil {
+		err = set.join(more, replace)
+	}
+	if err != nil {
+		w.Error("ERR " + err.Error())
+		return
+	}
+	if k.setLibraries(set, w) {
+		w.OK()
+	}
+}
+
+// join adds the libraries of another set.
+func (s *librarySet) join(more *librarySet, replace bool) error {
+	for _, l := range more.sorted() {
+		if s.libraries[l.Name] == nil {
+			continue
+		}
+		if !replace {
+			return errors.New("Library " + l.Name + " already exists")
+		}
+		s.remove(l.Name)
+	}
+	for _, l := range more.sorted() {
+		if taken := s.add(l); taken != "" {
+			return errors.New("Function " + taken + " already exists")
+		}
+	}
+	return nil
+}
+
+func functionDump(t *staged, _ [][]byte, w *resp.Writer) {
+	if set, _, ok := t.libraries(); ok {
+		w.Bulk(set.payload())
+	}
+}
+
+// functionList lists libraries and functions in the order of their names.
+func functionList(t *staged, args [][]byte, w *resp.Writer) {
+	var pattern []byte
+	withCode := false
+	for i := 2; i < len(args); i++ {
+		switch a := args[i]; {
+		case !withCode && fold(a, "withcode"):
+			withCode = true
+		case pattern == nil && fold(a, "libraryname"):
+			if i++; i == len(args) {
+				w.Error("ERR library name argument was not given")
+				return
+			}
+			pattern = args[i]
+		default:
+			w.Error("ERR Unknown argument " + clip(a, 4096))
+			return
+		}
+	}
+	set, _, ok := t.libraries()
+	if !ok {
+		return
+	}
+	list := set.sorted()
+	if pattern != nil {
+		pattern = lower(nil, pattern)
+		list = slices.DeleteFunc(list, func(l *luascript.Library) bool { return !glob.Match(pattern, lower(nil, []byte(l.Name))) })
+	}
+	w.Array(len(list))
+	for _, l := range list {
+		writeLibrary(w, l, withCode)
+	}
+}
+
+func writeLibrary(w *resp.Writer, l *luascript.Library, withCode bool) {
+	if withCode {
+		w.Map(4)
+	} else {
+		w.Map(3)
+	}
+	w.BulkString("library_name")
+	w.BulkString(l.Name)
+	w.BulkString("engine")
+	w.BulkString("LUA")
+	w.BulkString("functions")
+	w.Array(len(l.Functions))
+	for _, f := range l.Functions {
+		w.Map(3)
+		w.BulkString("name")
+		w.BulkString(f.Name)
+		w.BulkString("description")
+		if f.Described {
+			w.BulkString(f.Description)
+		} else {
+			w.Null()
+		}
+		w.BulkString("flags")
+		w.Set(len(f.Flags))
+		for _, flag := range f.Flags {
+			w.Simple(flag)
+		}
+	}
+	if withCode {
+		w.BulkString("library_code")
+		w.BulkString(l.Source)
+	}
+}
+
+// functionStats shows the function of this gateway that began first.
+func functionStats(t *staged, _ [][]byte, w *resp.Writer) {
+	set, _, ok := t.libraries()
+	if !ok {
+		return
+	}
+	w.Map(2)
+	w.BulkString("running_script")
+	running := t.c.g.scripts.withOldest(true, func(_ *luascript.Task, r runningScript) {
+		w.Map(3)
+		w.BulkString("name")
+		w.BulkString(r.name)
+		w.BulkString("command")
+		w.Array(len(r.args))
+		for _, a := range r.args {
+			w.Bulk(a)
+		}
+		w.BulkString("duration_ms")
+		w.Int(time.Since(r.since).Milliseconds())
+	})
+	if !running {
+		w.Null()
+	}
+	functions := 0
+	for _, l := range set.libraries {
+		functions += len(l.Functions)
+	}
+	w.BulkString("engines")
+	w.Map(1)
+	w.BulkString("LUA")
+	w.Map(2)
+	w.BulkString("libraries_count")
+	w.Int(int64(len(set.libraries)))
+	w.BulkString("functions_count")
+	w.Int(int64(functions))
+}
