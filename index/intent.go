@@ -185,8 +185,8 @@ func (o *Op) judgeStatus(s layout.Status) Action {
 		return o.sync(0, 1, stepSyncStatus)
 	}
 	if o.Kind != Prepare || !(&layout.Intent{TS: o.Txn.TS, Coord: o.Txn.Coord}).Older(&m.in) {
-		if m.waitedFor != m.word {
-			m.waitedFor, m.waits = m.word, 0
+		if m.waitedFor != m.word { // others get on: the waits begin anew, short, or whoever came later would always be first
+			m.waitedFor, m.waits, o.Waits = m.word, 0, 0
 		}
 		if m.waits < o.patienceFor(m.in.Try) {
 			m.waits++
