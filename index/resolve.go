@@ -8,11 +8,13 @@ func (o *Op) resolve() Action {
 }
 
 func (o *Op) resolved() Action {
-	switch s := wordAt(o.word(0)); s {
-	case o.n:
+	switch s := wordAt(o.word(0)); {
+	case s == o.n && o.Kind == Settle && s == o.Txn.Placed.Intent.Final:
+		// Others who settle leave this word, too: nobody can tell whose the places are that went with the intent.
+	case s == o.n:
 		o.deciding, o.won = false, true
 		return o.sync(o.slot, 1, stepPublish)
-	case o.x:
+	case s == o.x:
 		// It did not happen. n may have been seen, so it is never posted again.
 		o.deciding, o.won = false, false
 		o.retire()

@@ -664,3 +664,34 @@ func TestTxnAges(t *testing.T) {
 		}
 	}
 }
+
+// TestSettledByEither: a settle whose compare-and-swap was not heard of finds the record's word in the slot, which another one has put there. The
+// places that went with the intent are the other one's.
+func TestSettledByEither(t *testing.T) {
+	for _, effect := range []string{"put new", "put new whole=1", "keep"} {
+		for _, f := range []fault{failBefore, failAfter} {
+			for r := uint8(1); r <= 3; r++ {
+				w := txnWorld(t, r, "put k old", false)
+				c := w.client(1)
+				must(t, c.do(t, fields("prepare k "+effect+" x=3")...))
+				must(t, c.do(t, "decide", "commit", "x=3"))
+				must(t, c.start(fields("settle k commit x=3")))
+				for c.op.Step().String() != "cas-slot" || !c.posted {
+					if _, done := c.advance(0, noFault); done {
+						t.Fatal("done before it has settled")
+					}
+				}
+				c.advance(1<<30, f)
+				must(t, w.client(2).do(t, "settle", "k", "find", "x=3"))
+				if _, err := c.run(100); err != nil || c.op.Err != nil {
+					t.Fatal(err, c.op.Err)
+				}
+				what := fmt.Sprintf("%s, fault %d, r=%d", effect, f, r)
+				if w.fenced[1] = f == failAfter; !w.fenced[1] { // else it has them, and does not know: a recall finds them
+					delete(w.fenced, 1)
+				}
+				w.checkTidy(t, what)
+			}
+		}
+	}
+}
