@@ -6420,6 +6420,9 @@ type PGUsage struct {
 	RecalledUnits uint64 `protobuf:"varint,17,opt,name=recalled_units,json=recalledUnits,proto3" json:"recalled_units,omitempty"` // of granted_units: in extents that are being recalled
 	Short         bool   `protobuf:"varint,18,opt,name=short,proto3" json:"short,omitempty"`                                      // somebody found too little lately
 	Estimated     bool   `protobuf:"varint,19,opt,name=estimated,proto3" json:"estimated,omitempty"`                              // false: this directory node does not lead and does not know 10 to 15
+	// Blocks of status words: that sessions have, and dead ones, which wait until no intent is left that may name them.
+	StatusHeld    uint32 `protobuf:"varint,50,opt,name=status_held,json=statusHeld,proto3" json:"status_held,omitempty"`
+	StatusDead    uint32 `protobuf:"varint,51,opt,name=status_dead,json=statusDead,proto3" json:"status_dead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6585,6 +6588,20 @@ func (x *PGUsage) GetEstimated() bool {
 		return x.Estimated
 	}
 	return false
+}
+
+func (x *PGUsage) GetStatusHeld() uint32 {
+	if x != nil {
+		return x.StatusHeld
+	}
+	return 0
+}
+
+func (x *PGUsage) GetStatusDead() uint32 {
+	if x != nil {
+		return x.StatusDead
+	}
+	return 0
 }
 
 type JoinDirectoryRequest struct {
@@ -8078,7 +8095,7 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"age_millis\x18\x05 \x01(\x04R\tageMillis\x12!\n" +
 	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\x12\x1a\n" +
-	"\bidentity\x18( \x01(\tR\bidentity\"\xb4\x05\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"\xf6\x05\n" +
 	"\aPGUsage\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1d\n" +
 	"\n" +
@@ -8105,7 +8122,11 @@ const file_directory_proto_rawDesc = "" +
 	"\rwaiting_units\x18\x10 \x01(\x04R\fwaitingUnits\x12%\n" +
 	"\x0erecalled_units\x18\x11 \x01(\x04R\rrecalledUnits\x12\x14\n" +
 	"\x05short\x18\x12 \x01(\bR\x05short\x12\x1c\n" +
-	"\testimated\x18\x13 \x01(\bR\testimated\"x\n" +
+	"\testimated\x18\x13 \x01(\bR\testimated\x12\x1f\n" +
+	"\vstatus_held\x182 \x01(\rR\n" +
+	"statusHeld\x12\x1f\n" +
+	"\vstatus_dead\x183 \x01(\rR\n" +
+	"statusDead\"x\n" +
 	"\x14JoinDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +
