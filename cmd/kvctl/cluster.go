@@ -162,6 +162,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		{"shards", len(m.GetShards())},
 		{"jobs", fmt.Sprintf("%d, of which %d are worked on and %d in trouble", len(st.GetJobs()), owned, troubled)},
 		{"sessions", fmt.Sprintf("%d live, %d being fenced", live, len(st.GetSessions())-live)},
+		{"status words", statusWordsText(st)},
 		{"map version", m.GetVersion()},
 		{"reclaim epoch", epochText(st)},
 		{"access", accessText(st)},
@@ -182,6 +183,17 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		return a.printJobs(st)
 	}
 	return nil
+}
+
+// statusWordsText counts blocks of status words in the namespaces that have any.
+func statusWordsText(st *dirpb.StatusReply) string {
+	var each []string
+	for _, ns := range overview.Namespaces(st) {
+		if ns.StatusHeld+ns.StatusDead > 0 {
+			each = append(each, fmt.Sprintf("%s: %d blocks held, %d dead", ns.Name, ns.StatusHeld, ns.StatusDead))
+		}
+	}
+	return cmp.Or(strings.Join(each, "; "), "none in use")
 }
 
 // accessText tells whether callers are held to their roles.

@@ -1789,9 +1789,6 @@ type Job struct {
 	// and, with wipe, that what is readable in the array goes, too.
 	ChildPgId uint32 `protobuf:"varint,18,opt,name=child_pg_id,json=childPgId,proto3" json:"child_pg_id,omitempty"`
 	Drop      bool   `protobuf:"varint,19,opt,name=drop,proto3" json:"drop,omitempty"`
-	// SETTLE: blocks of status words that no intent names any more, of sessions that have ended. They are granted
-	// again when each of their words has been swung past what the session may have begun. Bytes, in the region.
-	StatusBlocks []uint64 `protobuf:"varint,50,rep,packed,name=status_blocks,json=statusBlocks,proto3" json:"status_blocks,omitempty"`
 	// No work before every session has acknowledged this map version; 0: none.
 	Barrier uint64 `protobuf:"varint,11,opt,name=barrier,proto3" json:"barrier,omitempty"`
 	Owner   uint32 `protobuf:"varint,12,opt,name=owner,proto3" json:"owner,omitempty"` // session of the janitor, 0: none
@@ -1952,13 +1949,6 @@ func (x *Job) GetDrop() bool {
 		return x.Drop
 	}
 	return false
-}
-
-func (x *Job) GetStatusBlocks() []uint64 {
-	if x != nil {
-		return x.StatusBlocks
-	}
-	return nil
 }
 
 func (x *Job) GetBarrier() uint64 {
@@ -6430,6 +6420,9 @@ type PGUsage struct {
 	RecalledUnits uint64 `protobuf:"varint,17,opt,name=recalled_units,json=recalledUnits,proto3" json:"recalled_units,omitempty"` // of granted_units: in extents that are being recalled
 	Short         bool   `protobuf:"varint,18,opt,name=short,proto3" json:"short,omitempty"`                                      // somebody found too little lately
 	Estimated     bool   `protobuf:"varint,19,opt,name=estimated,proto3" json:"estimated,omitempty"`                              // false: this directory node does not lead and does not know 10 to 15
+	// Blocks of status words: that sessions have, and dead ones, which wait until no intent is left that may name them.
+	StatusHeld    uint32 `protobuf:"varint,50,opt,name=status_held,json=statusHeld,proto3" json:"status_held,omitempty"`
+	StatusDead    uint32 `protobuf:"varint,51,opt,name=status_dead,json=statusDead,proto3" json:"status_dead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6595,6 +6588,20 @@ func (x *PGUsage) GetEstimated() bool {
 		return x.Estimated
 	}
 	return false
+}
+
+func (x *PGUsage) GetStatusHeld() uint32 {
+	if x != nil {
+		return x.StatusHeld
+	}
+	return 0
+}
+
+func (x *PGUsage) GetStatusDead() uint32 {
+	if x != nil {
+		return x.StatusDead
+	}
+	return 0
 }
 
 type JoinDirectoryRequest struct {
@@ -7678,7 +7685,7 @@ const file_directory_proto_rawDesc = "" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05split\x18\x04 \x01(\bR\x05split\x12\x1c\n" +
 	"\tabandoned\x18\x05 \x01(\bR\tabandoned\x12\x1a\n" +
-	"\bsegments\x18\x06 \x01(\rR\bsegments\"\xb6\x05\n" +
+	"\bsegments\x18\x06 \x01(\rR\bsegments\"\x91\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12-\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x19.kvd.directory.v1.JobKindR\x04kind\x12!\n" +
@@ -7700,8 +7707,7 @@ const file_directory_proto_rawDesc = "" +
 	"\vwindow_most\x18\x19 \x01(\rR\n" +
 	"windowMost\x12\x1e\n" +
 	"\vchild_pg_id\x18\x12 \x01(\rR\tchildPgId\x12\x12\n" +
-	"\x04drop\x18\x13 \x01(\bR\x04drop\x12#\n" +
-	"\rstatus_blocks\x182 \x03(\x04R\fstatusBlocks\x12\x18\n" +
+	"\x04drop\x18\x13 \x01(\bR\x04drop\x12\x18\n" +
 	"\abarrier\x18\v \x01(\x04R\abarrier\x12\x14\n" +
 	"\x05owner\x18\f \x01(\rR\x05owner\x12\x16\n" +
 	"\x06reason\x18\r \x01(\tR\x06reason\x12\x12\n" +
@@ -8089,7 +8095,7 @@ const file_directory_proto_rawDesc = "" +
 	"\n" +
 	"age_millis\x18\x05 \x01(\x04R\tageMillis\x12!\n" +
 	"\freport_epoch\x18\x06 \x01(\x04R\vreportEpoch\x12\x1a\n" +
-	"\bidentity\x18( \x01(\tR\bidentity\"\xb4\x05\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"\xf6\x05\n" +
 	"\aPGUsage\x12\x13\n" +
 	"\x05pg_id\x18\x01 \x01(\rR\x04pgId\x12\x1d\n" +
 	"\n" +
@@ -8116,7 +8122,11 @@ const file_directory_proto_rawDesc = "" +
 	"\rwaiting_units\x18\x10 \x01(\x04R\fwaitingUnits\x12%\n" +
 	"\x0erecalled_units\x18\x11 \x01(\x04R\rrecalledUnits\x12\x14\n" +
 	"\x05short\x18\x12 \x01(\bR\x05short\x12\x1c\n" +
-	"\testimated\x18\x13 \x01(\bR\testimated\"x\n" +
+	"\testimated\x18\x13 \x01(\bR\testimated\x12\x1f\n" +
+	"\vstatus_held\x182 \x01(\rR\n" +
+	"statusHeld\x12\x1f\n" +
+	"\vstatus_dead\x183 \x01(\rR\n" +
+	"statusDead\"x\n" +
 	"\x14JoinDirectoryRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\traft_addr\x18\x02 \x01(\tR\braftAddr\x12\x1b\n" +

@@ -111,7 +111,7 @@ func TestPlanOfStatusArrays(t *testing.T) {
 		{&dirpb.Job{Kind: dirpb.JobKind_JOB_SCRUB}, index.Scrub, slices.Concat(shards, status), 1},
 		{&dirpb.Job{Kind: dirpb.JobKind_JOB_SCRUB, Count: true}, index.Relocate, shards, groups},
 		{&dirpb.Job{Kind: dirpb.JobKind_JOB_RECALL}, index.Relocate, shards, groups},
-		{&dirpb.Job{Kind: dirpb.JobKind_JOB_SETTLE, StatusBlocks: []uint64{seg(10), seg(12) + layout.GroupSize}}, index.SettleAll, shards, groups},
+		{&dirpb.Job{Kind: dirpb.JobKind_JOB_SETTLE}, index.SettleAll, shards, groups},
 	} {
 		tc.job.PgId = 1
 		p, err := NewPlan(v, tc.job)

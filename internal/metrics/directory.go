@@ -39,6 +39,7 @@ var (
 	dirNSLeaked    = dirFamily.desc("namespace_leaked_bytes", "Memory that nobody holds and no slot names, by the last scrub.", "namespace")
 	dirNSIndex     = dirFamily.desc("namespace_index_used_bytes", "Index that shards occupy.", "namespace")
 	dirNSIndexAll  = dirFamily.desc("namespace_index_bytes", "Index that shards can occupy.", "namespace")
+	dirNSStatus    = dirFamily.desc("status_blocks", "Blocks of status words of transactions by namespace and state: held by sessions, or dead, of sessions that have ended: until SETTLE jobs have gone through the namespace.", "namespace", "state")
 	dirNSLost      = dirFamily.desc("scrub_lost_records", "Records of which the last scrub of each placement group found no good copy.", "namespace")
 	dirNSRepaired  = dirFamily.desc("scrub_repaired_records", "Copies that the last scrub of each placement group repaired.", "namespace")
 	dirPGHeap      = dirFamily.desc("pg_heap_bytes", "Memory for records in a placement group, each copy counted once.", "namespace", "pg")
@@ -142,6 +143,8 @@ func (directory) namespaces(out sink, st *dirpb.StatusReply) {
 				out.gauge(dirPGs, float64(ns.PGState[s]), ns.Name, overview.PGState(s))
 			}
 		}
+		out.gauge(dirNSStatus, float64(ns.StatusHeld), ns.Name, "held")
+		out.gauge(dirNSStatus, float64(ns.StatusDead), ns.Name, "dead")
 		out.gauge(dirSessions, float64(ns.Live), ns.Name, "live")
 		out.gauge(dirSessions, float64(ns.Fencing), ns.Name, "fencing")
 	}

@@ -74,6 +74,7 @@ func TestDirectory(t *testing.T) {
 		Jobs: []*dirpb.Job{{Kind: dirpb.JobKind_JOB_MOVE}, {Kind: dirpb.JobKind_JOB_MOVE, Trouble: "no room"}},
 		Usage: []*dirpb.PGUsage{
 			{PgId: 1, HeapUnits: 100, GrantedUnits: 50, ReturnedUnits: 10, LeakedUnits: 1, IndexBytesUsed: 64, LastScrub: &dirpb.JobReport{LostRecords: 2, RepairedRecords: 3},
+				StatusHeld: 7, StatusDead: 2,
 				WaitingUnits: 4, RecalledUnits: 16, LiveUnits: 30, FreeUnits: 8, ForeignUnits: 5, LimboUnits: 3, ComingUnits: 2, LostUnits: 2, Short: true, Estimated: true},
 			{PgId: 2, HeapUnits: 100, Estimated: true}, {PgId: 9, HeapUnits: 1, Estimated: true},
 		},
@@ -110,6 +111,8 @@ func TestDirectory(t *testing.T) {
 		`kvd_directory_namespace_limit_bytes{namespace="b"} 6400`, `kvd_directory_namespace_granted_bytes{namespace="a"} 3200`,
 		`kvd_directory_namespace_returned_bytes{namespace="a"} 640`, `kvd_directory_namespace_leaked_bytes{namespace="a"} 64`,
 		`kvd_directory_namespace_index_bytes{namespace="a"} 640`, `kvd_directory_namespace_index_used_bytes{namespace="a"} 64`,
+		`kvd_directory_status_blocks{namespace="a",state="held"} 7`, `kvd_directory_status_blocks{namespace="a",state="dead"} 2`,
+		`kvd_directory_status_blocks{namespace="b",state="dead"} 0`,
 		`kvd_directory_scrub_lost_records{namespace="a"} 2`, `kvd_directory_scrub_repaired_records{namespace="a"} 3`,
 		`kvd_directory_pg_heap_bytes{namespace="a",pg="1"} 6400`, `kvd_directory_pg_short{namespace="a",pg="1"} 1`, `kvd_directory_pg_short{namespace="b",pg="2"} 0`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="live"} 1920`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="free"} 512`,

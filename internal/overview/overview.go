@@ -27,6 +27,8 @@ type Namespace struct {
 	HeapBytes, LimitBytes, GrantedBytes, ReturnedBytes, LeakedBytes uint64
 	// IndexBytes is what shards can occupy, IndexUsedBytes what they do.
 	IndexBytes, IndexUsedBytes uint64
+	// Blocks of status words: that sessions have, and dead ones, which wait until no intent is left that may name them.
+	StatusHeld, StatusDead int
 	// Of the last scrub of each placement group.
 	LostRecords, RepairedRecords uint64
 	Shards, Moving               int
@@ -77,6 +79,8 @@ func Namespaces(st *dirpb.StatusReply) []*Namespace {
 			ns.ReturnedBytes += p.GetReturnedUnits() * layout.UnitSize
 			ns.LeakedBytes += p.GetLeakedUnits() * layout.UnitSize
 			ns.IndexUsedBytes += p.GetIndexBytesUsed()
+			ns.StatusHeld += int(p.GetStatusHeld())
+			ns.StatusDead += int(p.GetStatusDead())
 			ns.LostRecords += p.GetLastScrub().GetLostRecords()
 			ns.RepairedRecords += p.GetLastScrub().GetRepairedRecords()
 		}

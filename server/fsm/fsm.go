@@ -669,6 +669,7 @@ func (s *State) Usage() []*dirpb.PGUsage {
 			WaitingUnits: waiting, RecalledUnits: recalled,
 			IndexBytesUsed: index, LeakedUnits: leaked, LeakedExtents: uint32(len(extents)),
 			LastScrub: h.LastScrub, LastScrubUnixMillis: h.LastScrubUnixMillis,
+			StatusHeld: uint32(len(h.StatusHeld)), StatusDead: uint32(len(h.StatusDead)),
 		})
 	}
 	return heaps

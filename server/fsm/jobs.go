@@ -290,10 +290,7 @@ func (s *State) endJob(c *fsmpb.EndJob) ([]uint32, error) {
 			_, leaks = s.Leaks(j.PgId)
 		}
 	}
-	for _, pg := range touched {
-		s.settlePG(pg)
-	}
-	s.refreshUsed()
+	s.settlePGs(touched...)
 	return leaks, nil
 }
 

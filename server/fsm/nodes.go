@@ -133,7 +133,7 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64) {
 			s.settlePG(pg.Id)
 		}
 	}
-	s.refreshUsed()
+	s.settlePGs()
 	for _, x := range byID(s.sessions) {
 		s.confirm(x, n.Id, n.Incarnation)
 	}
@@ -175,7 +175,7 @@ func (s *State) drainNode(c *fsmpb.DrainNode) error {
 		}
 		s.settlePG(pg.Id)
 	}
-	s.refreshUsed()
+	s.settlePGs()
 	return nil
 }
 
@@ -206,7 +206,7 @@ func (s *State) removeNode(c *fsmpb.RemoveNode) error {
 		}
 		s.settlePG(pg.Id)
 	}
-	s.refreshUsed()
+	s.settlePGs()
 	return nil
 }
 

@@ -335,8 +335,7 @@ func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 	if pg.Joining {
 		s.addJoin(pg)
 	}
-	s.settlePG(pg.Id)
-	s.refreshUsed()
+	s.settlePGs(pg.Id)
 	return nil
 }
 
@@ -373,7 +372,7 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	pg = s.editPG(pg.Id)
 	regionOn(pg, c.NodeId).Keys = c.Keys
 	if planned {
-		s.settlePG(pg.Id)
+		s.settlePGs(pg.Id)
 	} else if published(pg.Members) {
 		s.opens(pg)
 	}
@@ -464,9 +463,23 @@ func (s *State) checkWhole(pg *dirpb.PlacementGroup) error {
 	return s.checkStays(pg.NamespaceId)
 }
 
+// settlePGs settles placement groups, makes dead blocks of status words free for which no placement group is to be gone through any
+// more, and recomputes what regions take.
+func (s *State) settlePGs(ids ...uint32) {
+	for _, id := range ids {
+		s.settlePG(id)
+	}
+	for freed := s.freeDead(); len(freed) > 0; freed = s.freeDead() { // if one goes away, others' blocks may be free
+		for _, id := range freed {
+			s.settlePG(id)
+		}
+	}
+	s.refreshUsed()
+}
+
 // settlePG does what waits for a placement group to be idle: a planned member whose region is
 // made joins; a placement group without shards on draining memory nodes alone goes away.
-// The caller refreshes what regions take.
+// The caller calls settlePGs at its end.
 func (s *State) settlePG(id uint32) {
 	pg := s.pgs[id]
 	if pg == nil || len(s.changesOf(id)) > 0 {

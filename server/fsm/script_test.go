@@ -352,9 +352,6 @@ func (s *script) changes() string {
 		if j.Wipe {
 			line += " wipe"
 		}
-		if len(j.StatusBlocks) > 0 {
-			line += fmt.Sprint(" blocks ", j.StatusBlocks)
-		}
 		if j.Barrier != 0 {
 			line += fmt.Sprint(" from v", j.Barrier)
 		}
@@ -629,10 +626,10 @@ func checkIndex(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 }
 
 // checkBlocks checks that a placement group's blocks of status words that are not free lie in its status arrays, each once, and
-// that only dead ones are given to a job.
+// that a dead one is free no later than it may be.
 func checkBlocks(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	h := s.Heap(pg.Id)
-	seen, dead := make(map[uint64]bool), make(map[uint64]bool)
+	seen := make(map[uint64]bool)
 	note := func(at uint64) {
 		in := slices.ContainsFunc(pg.StatusArrays, func(a *dirpb.StatusArray) bool {
 			return a.Offset <= at && at+layout.GroupSize <= a.Offset+uint64(a.Segments)*layout.SegmentSize && (at-a.Offset)%layout.GroupSize == 0
@@ -651,15 +648,8 @@ func checkBlocks(s *State, pg *dirpb.PlacementGroup, bad func(string, ...any)) {
 	}
 	for _, b := range h.StatusDead {
 		note(b.Offset)
-		if dead[b.Offset] = true; b.Died == 0 || b.Died > s.Meta().StatusDeaths {
-			bad("pg %d: block %v, of %d deaths", pg.Id, b, s.Meta().StatusDeaths)
-		}
-	}
-	for _, j := range s.JobsOf(pg.Id) {
-		for _, at := range j.StatusBlocks {
-			if j.Kind != dirpb.JobKind_JOB_SETTLE || !dead[at] {
-				bad("job %v of pg %d, where %v are dead", j, pg.Id, h.StatusDead)
-			}
+		if settled := s.SettledDeaths(pg.NamespaceId); b.Died <= settled || b.Died > s.Meta().StatusDeaths {
+			bad("pg %d: block %v, of %d deaths, %d of them settled", pg.Id, b, s.Meta().StatusDeaths, settled)
 		}
 	}
 	if h.Settled > s.Meta().StatusDeaths {

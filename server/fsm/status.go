@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sort"
 
 	"google.golang.org/protobuf/proto"
 
@@ -21,16 +22,14 @@ import (
 //	dead    of a session that was fenced, or closed without saying so: intents in any placement
 //	        group of the namespace may name it
 //
-// A dead block is given to a SETTLE job of its placement group, and is free when that ends, once every placement
-// group of the namespace has been gone through by a SETTLE job that began after the session's death. A word is
-// swung past what the session may have begun only then: while an intent stands that names it, the word
-// tells whether that is committed.
+// A dead block is free as soon as every placement group of the namespace has been gone through by a SETTLE job that began after
+// the session's death, has lost every copy since, or is gone. Nobody swings its words before: while an intent stands that names one,
+// the word tells whether that is committed.
 
 // Limits on status words.
 const (
 	MaxStatusBlocks   = 64      // of one session in one placement group
 	MaxStatusBack     = 1 << 12 // in one TakeStatus
-	maxSettleBlocks   = 1 << 12 // that one SETTLE job is given
 	maxStatusSegments = 64      // of one array
 	statusPart        = 8       // of an index: the part that status arrays take at most, but for the first segment
 )
@@ -270,7 +269,7 @@ func (s *State) takeStatus(c *fsmpb.TakeStatus) error {
 		h, _ := withoutStatus(s.heaps[pg], func(b *fsmpb.HeldStatus) bool { return b.SessionId == x.Id && named[pg][b.Offset] })
 		s.putHeap(h)
 	}
-	s.statusFreed(freed)
+	s.settlePGs(freed...)
 	return nil
 }
 
@@ -298,17 +297,29 @@ func (s *State) endStatus(x *fsmpb.Session, settled bool) {
 			h.StatusDead = append(h.StatusDead, &fsmpb.DeadStatus{Offset: b.Offset, Died: died})
 		}
 	}
-	s.statusFreed(freed)
+	if len(freed) > 0 {
+		s.settlePGs(freed...)
+	}
 }
 
-// statusFreed has placement groups go away that nothing but status words kept.
-func (s *State) statusFreed(pgs []uint32) {
-	for _, id := range pgs {
-		s.settlePG(id)
+// freeDead makes dead blocks free that no intent names any more, and lists the placement groups that had some.
+func (s *State) freeDead() (freed []uint32) {
+	settled := make(map[uint32]uint64) // by namespace
+	for _, pg := range byID(s.pgs) {
+		dead := s.heaps[pg.Id].GetStatusDead()
+		if len(dead) == 0 {
+			continue
+		}
+		if _, ok := settled[pg.NamespaceId]; !ok {
+			settled[pg.NamespaceId] = s.SettledDeaths(pg.NamespaceId)
+		}
+		n := sort.Search(len(dead), func(i int) bool { return dead[i].Died > settled[pg.NamespaceId] })
+		if n > 0 {
+			s.editHeap(pg.Id).StatusDead = slices.Clone(dead[n:])
+			freed = append(freed, pg.Id)
+		}
 	}
-	if len(pgs) > 0 {
-		s.refreshUsed()
-	}
+	return freed
 }
 
 // ---- settling ----------------------------------------------------------------
@@ -356,24 +367,15 @@ func (s *State) startSettle(c *fsmpb.StartJob, pg *dirpb.PlacementGroup) (*dirpb
 		}
 	}
 	j := &dirpb.Job{Kind: c.Kind, NamespaceId: pg.NamespaceId, PgId: pg.Id, Barrier: s.meta.MapVersion, Reason: c.Reason}
-	settled := s.SettledDeaths(pg.NamespaceId)
-	for _, b := range s.heaps[pg.Id].StatusDead {
-		if b.Died <= settled && len(j.StatusBlocks) < maxSettleBlocks {
-			j.StatusBlocks = append(j.StatusBlocks, b.Offset)
-		}
-	}
 	s.addJob(j)
 	s.putJob(&fsmpb.Job{Job: j, Deaths: s.meta.StatusDeaths})
 	return j, nil
 }
 
-// endSettle notes that a placement group has been gone through, and makes the blocks free that the job was given.
+// endSettle notes that a placement group has been gone through.
 func (s *State) endSettle(row *fsmpb.Job) {
 	h := s.editHeap(row.Job.PgId)
 	h.Settled = max(h.Settled, row.Deaths)
-	h.StatusDead = slices.DeleteFunc(slices.Clone(h.StatusDead), func(b *fsmpb.DeadStatus) bool {
-		return slices.Contains(row.Job.StatusBlocks, b.Offset)
-	})
 }
 
 // ---- rows --------------------------------------------------------------------
@@ -457,7 +459,7 @@ func (s *State) checkApart(pg *dirpb.PlacementGroup, h *fsmpb.Heap) error {
 	return nil
 }
 
-// checkSettle checks the blocks that a SETTLE job was given.
+// checkSettle checks how many sessions had ended when a SETTLE job began.
 func (s *State) checkSettle(row *fsmpb.Job) error {
 	j := row.GetJob()
 	if j.GetKind() != dirpb.JobKind_JOB_SETTLE {
@@ -465,11 +467,6 @@ func (s *State) checkSettle(row *fsmpb.Job) error {
 	}
 	if row.Deaths > s.meta.StatusDeaths {
 		return fmt.Errorf("%d: it began when %d sessions had ended, of %d", j.Id, row.Deaths, s.meta.StatusDeaths)
-	}
-	for _, at := range j.StatusBlocks {
-		if !slices.ContainsFunc(s.heaps[j.PgId].GetStatusDead(), func(b *fsmpb.DeadStatus) bool { return b.Offset == at }) {
-			return fmt.Errorf("%d: placement group %d has no dead block of status words at %d", j.Id, j.PgId, at)
-		}
 	}
 	return nil
 }

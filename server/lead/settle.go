@@ -11,7 +11,7 @@ import (
 const ReasonSettle = "sessions ended with status words in use"
 
 // settleOrphans begins to go through placement groups of namespaces in which sessions have ended with status words in use: each that
-// may have intents of theirs, then those whose status words they were. Somebody may wait for such an intent, a job of the
+// may have intents of theirs. Somebody may wait for such an intent, a job of the
 // placement group among them. Sessions that end meanwhile wait for the next time, which leaves other jobs their turn.
 func (p *plan) settleOrphans() {
 	var deaths map[uint32]uint64 // by namespace: the last one whose words are not free
@@ -26,13 +26,8 @@ func (p *plan) settleOrphans() {
 	if deaths == nil {
 		return
 	}
-	settled := make(map[uint32]uint64)
-	for ns := range deaths {
-		settled[ns] = p.s.SettledDeaths(ns)
-	}
 	for _, pg := range p.pgs {
-		dead := p.s.Heap(pg.Id).GetStatusDead()
-		if !p.s.Unsettled(pg, deaths[pg.NamespaceId]) && (len(dead) == 0 || dead[0].Died > settled[pg.NamespaceId]) {
+		if !p.s.Unsettled(pg, deaths[pg.NamespaceId]) {
 			continue
 		}
 		if slices.ContainsFunc(p.jobs[pg.Id], func(j *dirpb.Job) bool { return j.Kind == dirpb.JobKind_JOB_SETTLE }) {
