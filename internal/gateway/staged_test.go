@@ -290,12 +290,12 @@ func TestCallsOfTheStore(t *testing.T) {
 		{"COPY y a", "Do of 2, Do of 2"}, // nothing to change
 		{"BITOP AND d a b c", "Do of 4, MultiCAS of 4"},
 		{"EVAL return#redis.call('mget',unpack(KEYS)) 3 a b c", "Do of 3, Do of 3"},
-		{"EVAL return(redis.call('incr',KEYS[3])) 3 a b c", "Do of 3, Do of 1"},
+		{"EVAL return(redis.call('incr',KEYS[3])) 3 a b c", "Do of 3, MultiCAS of 1"},
 		{"EVAL redis.call('incr',KEYS[1])redis.call('incr',KEYS[2]) 3 a b c", "Do of 3, MultiCAS of 2"},
 		{"EXEC INCR a;INCR b;GET c", "Do of 3, MultiCAS of 3"},
 		{"EXEC INCR a;INCR a;GET a", "Do of 1"}, // an update
 		{"LMPOP 2 none l LEFT", "Do of 2, MultiCAS of 2"},
-		{"BLPOP none l 0", "Do of 1, Do of 1, Do of 1"}, // that there is no other list is no condition
+		{"BLPOP none l 0", "Do of 1, Do of 1, MultiCAS of 1"}, // that there is no other list is no condition
 	} {
 		api.calls = nil
 		if got := p.perform(t, c.command); got[0] == '-' {
