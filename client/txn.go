@@ -36,7 +36,7 @@ func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
 	case len(ops) == 0:
 		return nil
 	case len(ops) == 1:
-		return c.singleCAS(ctx, &ops[0])
+		return c.singleCAS(ctx, ops)
 	case c.o.Events == nil:
 		_, err := c.multiCAS(ctx, ops)
 		return err
@@ -48,17 +48,21 @@ func (c *Client) MultiCAS(ctx context.Context, ops []Op) error {
 }
 
 // singleCAS is a MultiCAS of one key, which needs no transaction.
-func (c *Client) singleCAS(ctx context.Context, o *Op) error {
-	op := [1]Op{*o}
-	x := &op[0]
+func (c *Client) singleCAS(ctx context.Context, ops []Op) error {
+	o := &ops[0]
+	if o.Kind != OpPut {
+		ops = []Op{*o} // another operation takes its place
+	}
+	x := &ops[0]
 	switch {
 	case o.Kind == OpDelete && o.Cond == IfAbsent, o.Kind == OpKeep:
 		x.Kind, x.Cond, x.Typed = OpGet, Always, true
 	case o.Kind == OpDelete && o.Cond == IfPresent:
 		x.Cond = Always
 	}
-	c.Do(ctx, op[:])
+	c.Do(ctx, ops)
 	v, err := x.Item.Version, x.Err
+	x.Err = nil
 	absent := errors.Is(err, ErrNotFound)
 	switch {
 	case x.Kind == OpGet && (err == nil || absent):

@@ -136,7 +136,7 @@ type far struct {
 
 // ModifyFunc computes the new record from the present one (nil if there is none): its value, flags (of layout.FlagsOfValue) and expiry (Unix ms, 0 = none). An error ends the Op with it, nothing changed. It may be
 // called several times; the last call counts. The value it returns must stay
-// unchanged until the next call or Done.
+// unchanged until the next call or Done, so it does not lie in cur's memory.
 type ModifyFunc func(cur *layout.Record) (value []byte, flags layout.RecordFlags, expiry uint64, err error)
 
 // need makes sure that o.far is there.

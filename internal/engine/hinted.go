@@ -19,6 +19,7 @@ type hinted struct {
 	ver    uint64 // of a PUT's record
 	rec    []byte // registered
 	noting bool
+	put    bool  // the chain writes it; else it reads it
 	cell   int   // number in its chain
 	shown  uint8 // replicas, from the head on, that hold a PUT's word for certain
 }
@@ -35,8 +36,9 @@ const (
 )
 
 // Hinted performs those of ops that it can at once: on providers that execute within
-// PostSend and fence by themselves, with nothing else under way on the lane, GETs and PUTs without
-// condition of keys that the lane remembers. index.Hinted says what they
+// PostSend and fence by themselves, with nothing else under way on the lane, GETs, PUTs without condition or of a
+// version, and Modifies of keys that the lane remembers. A PUT of a version and a Modify are two chains: one reads the record
+// that is changed, the next writes if the slot still holds its word. index.Hinted says what they
 // post and judges the answers, as for a Task; those of several ops are one chain. Two of one key are in
 // any order. It returns how many are left: they are for Tasks. Nothing has happened of any of them but a PUT that the
 // head has decided and that met something else on its way to the tail: that has a Task already.
@@ -48,6 +50,16 @@ func (l *Lane) Hinted(ops []*Op) (left int) {
 		n, done := l.hintedChain(ops)
 		left += n - done
 		ops = ops[n:]
+		for again := l.looked; len(again) > 0; {
+			n, done := l.hintedChain(again)
+			left -= done
+			again = again[n:]
+		}
+		for _, op := range l.looked {
+			op.found = 0
+		}
+		clear(l.looked)
+		l.looked = l.looked[:0]
 	}
 	return left
 }
@@ -89,8 +101,8 @@ func (l *Lane) touchHints(ops []*Op) {
 
 // hintOf finds where op's key is and the connection that reaches it, or nil.
 func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
-	put := op.Kind == index.Put
-	if op.Cond != index.Always || !put && op.Kind != index.Get {
+	looks := op.Kind == index.Modify || op.Kind == index.Put && op.Cond == index.IfVersion
+	if !looks && (op.Cond != index.Always || op.Kind != index.Put && op.Kind != index.Get) {
 		return nil
 	}
 	e := l.cache.find(op.Check, layout.FP(op.Hash))
@@ -103,7 +115,7 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	}
 	h, pg := &l.hint, s.PG
 	e.read(h)
-	if !h.Fits(&s.route, put) {
+	if !h.Fits(&s.route, op.Kind != index.Get) || op.found != 0 && h.Word != op.found {
 		return nil
 	}
 	c := l.memberConn(pg, pg.Replicas-1) // the tail
@@ -113,6 +125,7 @@ func (l *Lane) hintOf(x *hinted, op *Op, v *View, epoch uint32) *conn {
 	x.op, x.e, x.pg, x.shard = op, e, pg, s
 	x.way.PG, x.way.Off, x.way.X, x.way.N = &pg.PG, s.route.SlotOff(op.Hash, h.Slot), h.Word, 0
 	x.hint.Slot, x.shown = h.Slot, 0
+	x.put = op.Kind == index.Put && !looks || op.found != 0
 	return c
 }
 
@@ -146,8 +159,7 @@ type hintedChain struct {
 
 // add adds x's verbs, if it can; false: they have to wait for another chain.
 func (ch *hintedChain) add(x *hinted, c *conn) bool {
-	l, op, pg := ch.l, x.op, x.pg
-	put := op.Kind == index.Put
+	l, op, pg, put := ch.l, x.op, x.pg, x.put
 	var n int
 	if put {
 		if n = layout.RecordLen(len(op.Key), len(op.Value)); n > layout.MaxRecordSize {
@@ -263,10 +275,10 @@ func (ch *hintedChain) post() (done int) {
 	for i := range l.hints[:ch.n] {
 		x := &l.hints[i]
 		ok := false
-		if x.op.Kind == index.Put {
+		if x.put {
 			ok = ch.judgePut(x, whole, valid)
 		} else if read && (valid || x.pg.Replicas == 1) {
-			ok = ch.judgeGet(x)
+			ok = ch.judgeRead(x)
 		}
 		if ok {
 			done++
@@ -299,7 +311,7 @@ func (ch *hintedChain) publish(whole bool) {
 	l := ch.l
 	puts := func(k uint8, f func(*hinted, []byte)) {
 		for i := range l.hints[:ch.n] {
-			if x := &l.hints[i]; x.op.Kind == index.Put && x.pg.Replicas > 1 && x.pg.Replicas > k && x.shown == k {
+			if x := &l.hints[i]; x.put && x.pg.Replicas > 1 && x.pg.Replicas > k && x.shown == k {
 				f(x, ch.cells(x)[16:])
 			}
 		}
@@ -329,7 +341,7 @@ func (ch *hintedChain) publish(whole bool) {
 // goOn gives x's op, which the head has decided, a Task for the rest of its way.
 func (l *Lane) goOn(x *hinted) {
 	op := x.op
-	op.flown = int32(x.shown)
+	op.flown += int32(x.shown)
 	l.Stats.Rounds[op.Kind] += uint64(x.shown)
 	t, err := l.NewTask()
 	if err != nil {
@@ -349,14 +361,36 @@ func (ch *hintedChain) cells(x *hinted) []byte {
 	return ch.l.hintTask.buf[x.cell*hintedCell:][:hintedCell]
 }
 
-func (ch *hintedChain) judgeGet(x *hinted) bool {
-	r := &ch.l.found // off the stack, from where it would have to be copied
-	if !x.way.Seen(ch.cells(x), x.rec, x.op.Key, r) || !ch.l.answers(r) {
+func (ch *hintedChain) judgeRead(x *hinted) bool {
+	op, r := x.op, &ch.l.found // off the stack, from where it would have to be copied
+	if !x.way.Seen(ch.cells(x), x.rec, op.Key, r) || !ch.l.answers(r) || op.Kind != index.Get && ch.change(x, r) {
 		return false
 	}
 	x.e.seen = ch.epoch
 	ch.l.performed(x, ch.cells(x), x.way.X, r.Expiry)
-	ch.l.answerGet(x.op, r)
+	if op.Err != nil {
+		op.Version = r.Version
+		ch.l.finished(op)
+	} else {
+		ch.l.answerGet(op, r)
+	}
+	return true
+}
+
+// change reports whether x's op goes on: another chain writes it if the slot holds the word of r then, or a Task begins anew.
+func (ch *hintedChain) change(x *hinted, r *layout.Record) bool {
+	op, l := x.op, ch.l
+	if op.Kind == index.Modify {
+		if op.Value, op.Flags, op.Expiry, op.Err = op.Modify(r); op.Err != nil {
+			return false
+		}
+	} else if r.Version != op.IfVersion {
+		return true
+	}
+	op.found = x.way.X
+	op.flown++
+	l.Stats.Rounds[op.Kind]++
+	l.looked = append(l.looked, op)
 	return true
 }
 
@@ -405,9 +439,10 @@ func (ch *hintedChain) judgePut(x *hinted, whole, valid bool) bool {
 // performed counts an op that is over, and notes the access if that is due; w is its record's word, and cells what was read of the slot.
 func (l *Lane) performed(x *hinted, cells []byte, w layout.Word, expiry uint64) {
 	op := x.op
-	op.Rounds = max(1, int32(x.shown))
+	rounds := max(1, int32(x.shown))
+	op.Rounds = op.flown + rounds
 	l.Stats.Ops[op.Kind]++
-	l.Stats.Rounds[op.Kind] += uint64(op.Rounds)
+	l.Stats.Rounds[op.Kind] += uint64(rounds)
 	l.Stats.CacheHits++
 	if x.noting {
 		old := layout.AccessWord(binary.LittleEndian.Uint64(cells[8:]))

@@ -34,6 +34,130 @@ func TestHintedCopies(t *testing.T) {
 	}
 }
 
+// A Modify, and a PUT of a version, take a round trip to read the record before those of the PUT, and no Task.
+func TestHintedChanges(t *testing.T) {
+	for copies := 1; copies <= 3; copies++ {
+		for _, versioned := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d copies, of a version %v", copies, versioned), func(t *testing.T) {
+				r := newRig(t, copies, true)
+				r.put("a", "1")
+				op := r.appends("a", "2")
+				if versioned {
+					op = &engine.Op{Kind: index.Put, Cond: index.IfVersion, IfVersion: r.versionOf("a"), Key: []byte("a"), Value: []byte("12"), Hash: rigHash("a"), Check: rigCheck("a")}
+				}
+				rounds := r.l.Stats.Rounds[op.Kind]
+				if left := r.l.Hinted([]*engine.Op{op}); left != 0 || op.Err != nil || int(op.Rounds) != 1+copies {
+					t.Fatalf("%d are left, %v, %d round trips", left, op.Err, op.Rounds)
+				}
+				if n := r.l.Stats.Rounds[op.Kind] - rounds; int(n) != 1+copies {
+					t.Errorf("%d round trips are counted", n)
+				}
+				r.wantCopies("a", "12")
+				if v := r.versionOf("a"); v != op.Version {
+					t.Errorf("version %d, and it is %d", op.Version, v)
+				}
+			})
+		}
+	}
+}
+
+// appends is a Modify that appends to what it finds, and is given nothing that is not there.
+func (r *rig) appends(key, more string) *engine.Op {
+	return &engine.Op{Kind: index.Modify, Key: []byte(key), Hash: rigHash(key), Check: rigCheck(key),
+		Modify: func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+			if cur == nil {
+				return nil, 0, 0, index.ErrNotFound
+			}
+			return append(bytes.Clone(cur.Value), more...), 0, 0, nil
+		}}
+}
+
+// versionOf is the version of the key's record at the head.
+func (r *rig) versionOf(key string) uint64 {
+	r.t.Helper()
+	_, w := r.slot(1, key)
+	rec, err := layout.ParseRecord(r.nodes[0].mem[w.Off():][:w.ReadLen()])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return rec.Version
+}
+
+// Modifies of one key that come together each see what the one before has left: those that find another word than the one
+// that they have read begin anew in a Task. None changes what another has put meanwhile.
+func TestHintedChangesOfOneKey(t *testing.T) {
+	r := newRig(t, 2, true)
+	r.put("a", "1")
+	ops := []*engine.Op{r.appends("a", "2"), r.appends("a", "2"), r.appends("a", "2")}
+	if left := r.l.Hinted(ops); left != 2 {
+		t.Fatalf("%d of 3 are left", left)
+	}
+	r.wantCopies("a", "12")
+	put := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("5"), Hash: rigHash("a"), Check: rigCheck("a")}
+	if left := r.l.Hinted([]*engine.Op{ops[1], put}); left != 1 || !put.Over() {
+		t.Fatalf("%d of 2 are left, the PUT is over: %v", left, put.Over())
+	}
+	r.wantCopies("a", "5")
+	if left := r.l.Hinted(ops[2:]); left != 0 {
+		t.Fatal("left, and nobody else is there")
+	}
+	r.wantCopies("a", "52")
+}
+
+// A Modify that says no ends with its error, and what is not a chain's to decide is left to a Task: nothing is written.
+func TestHintedChangesRefused(t *testing.T) {
+	refuse := errors.New("no")
+	for name, tc := range map[string]struct {
+		op   func(r *rig) *engine.Op
+		do   func(r *rig)
+		over error
+	}{
+		"refused": {func(r *rig) *engine.Op {
+			op := r.appends("a", "2")
+			op.Modify = func(*layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return nil, 0, 0, refuse }
+			return op
+		}, func(*rig) {}, refuse},
+		"another version": {func(r *rig) *engine.Op {
+			return &engine.Op{Kind: index.Put, Cond: index.IfVersion, IfVersion: 1 + r.versionOf("a"), Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+		}, func(*rig) {}, nil},
+		"absence": {func(*rig) *engine.Op {
+			return &engine.Op{Kind: index.Put, Cond: index.IfAbsent, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+		}, func(*rig) {}, nil},
+		"the write is not executed": {func(r *rig) *engine.Op { return r.appends("a", "2") }, func(r *rig) {
+			bells := 0
+			r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+				if bells++; bells > 1 {
+					return 0, driver.ErrQPError
+				}
+				return q.PostSend(wrs)
+			}
+		}, nil},
+		"somebody is faster": {func(r *rig) *engine.Op {
+			op := r.appends("a", "2")
+			modify := op.Modify
+			op.Modify = func(cur *layout.Record) ([]byte, layout.RecordFlags, uint64, error) {
+				off, w := r.slot(1, "a")
+				putWord(r.nodes[0].mem[off:], uint64(w.WithState(layout.Frozen)))
+				return modify(cur)
+			}
+			return op
+		}, func(*rig) {}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 1, true)
+			r.put("a", "1")
+			op := tc.op(r)
+			tc.do(r)
+			left := r.l.Hinted([]*engine.Op{op})
+			r.wire.post = nil
+			if over := tc.over != nil; op.Over() != over || (left == 0) != over || !errors.Is(op.Err, tc.over) {
+				t.Fatalf("over %v, %d left: %v", op.Over(), left, op.Err)
+			}
+			r.wantCopies("a", "1")
+		})
+	}
+}
+
 // wantCopies checks that every replica has the same word for key, and the record with the value.
 func (r *rig) wantCopies(key, value string) {
 	r.t.Helper()
@@ -47,8 +171,8 @@ func (r *rig) wantCopies(key, value string) {
 	}
 }
 
-// Things happen between the doorbells of a PUT with two copies: it writes the tail's record, then the head's, which
-// decides, then the tail's word.
+// Things happen between the doorbells of a PUT with two copies, and of a Modify behind its reads: it writes the tail's
+// record, then the head's, which decides, then the tail's word.
 func TestHintedCopiesInterrupted(t *testing.T) {
 	const tail, head, publish = 1, 2, 3 // doorbells
 	for name, tc := range map[string]struct {
@@ -76,45 +200,52 @@ func TestHintedCopiesInterrupted(t *testing.T) {
 			return false
 		}, 2, true, index.ErrUnknown, ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, 2, true)
-			r.put("a", "1")
-			_, was := r.slot(1, "a")
-			bell := 0
-			r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
-				if bell++; tc.before(r, bell) {
-					return 0, driver.ErrQPError
+		for _, modify := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, modify %v", name, modify), func(t *testing.T) {
+				r := newRig(t, 2, true)
+				r.put("a", "1")
+				_, was := r.slot(1, "a")
+				bell := 0
+				r.wire.post = func(q driver.QP, wrs []driver.WR) (int, error) {
+					if bell++; tc.before(r, bell) {
+						return 0, driver.ErrQPError
+					}
+					return q.PostSend(wrs)
 				}
-				return q.PostSend(wrs)
-			}
-			op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
-			left := r.l.Hinted([]*engine.Op{op})
-			r.wire.post = nil
-			over := tc.want == "2" && !tc.goesOn
-			if op.Over() != over || (left == 0) != over || (op.Task() != nil) != tc.goesOn || bell != tc.posts {
-				t.Fatalf("over %v, %d left, goes on %v, after %d doorbells", op.Over(), left, op.Task() != nil, bell)
-			}
-			if !tc.goesOn {
-				if _, w := r.slot(1, "a"); (w == was) == over {
-					t.Fatalf("the head has %v, had %v", w, was)
+				op := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("2"), Hash: rigHash("a"), Check: rigCheck("a")}
+				if modify {
+					bell = -1 // it reads first
+					op.Kind, op.Value = index.Modify, nil
+					op.Modify = func(*layout.Record) ([]byte, layout.RecordFlags, uint64, error) { return []byte("2"), 0, 0, nil }
 				}
-				r.wantCopies("a", tc.want)
-				return
-			}
-			if v, ok := op.Task().Op.MapVersion(); !ok || v != r.version {
-				t.Errorf("what is decided is bound to map %d, %v", v, ok)
-			}
-			for _, n := range r.nodes {
-				r.connect(n.id)
-			}
-			r.settleLane()
-			if !op.Over() || !errors.Is(op.Err, tc.err) || tc.err != nil && r.l.Stats.Leaked == 0 {
-				t.Fatalf("over %v: %v, %d units left to recall", op.Over(), op.Err, r.l.Stats.Leaked)
-			}
-			if tc.err == nil {
-				r.wantCopies("a", "2")
-			}
-		})
+				left := r.l.Hinted([]*engine.Op{op})
+				r.wire.post = nil
+				over := tc.want == "2" && !tc.goesOn
+				if op.Over() != over || (left == 0) != over || (op.Task() != nil) != tc.goesOn || bell != tc.posts {
+					t.Fatalf("over %v, %d left, goes on %v, after %d doorbells", op.Over(), left, op.Task() != nil, bell)
+				}
+				if !tc.goesOn {
+					if _, w := r.slot(1, "a"); (w == was) == over {
+						t.Fatalf("the head has %v, had %v", w, was)
+					}
+					r.wantCopies("a", tc.want)
+					return
+				}
+				if v, ok := op.Task().Op.MapVersion(); !ok || v != r.version {
+					t.Errorf("what is decided is bound to map %d, %v", v, ok)
+				}
+				for _, n := range r.nodes {
+					r.connect(n.id)
+				}
+				r.settleLane()
+				if !op.Over() || !errors.Is(op.Err, tc.err) || tc.err != nil && r.l.Stats.Leaked == 0 {
+					t.Fatalf("over %v: %v, %d units left to recall", op.Over(), op.Err, r.l.Stats.Leaked)
+				}
+				if tc.err == nil {
+					r.wantCopies("a", "2")
+				}
+			})
+		}
 	}
 }
 

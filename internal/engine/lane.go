@@ -39,6 +39,7 @@ type Lane struct {
 
 	// Of Hinted.
 	hintTask     *Task // set aside: its registered slot is theirs
+	looked       []*Op // of a chain of Hinted, whose changes the next ones write
 	hints        [hintedOps]hinted
 	hintWRs      [hintedCopies][3 * hintedOps]rdma.WR // by how far from the tail
 	hintAccesses [hintedCopies + 2]index.Access

@@ -41,8 +41,9 @@ type Op struct {
 	Rounds  int32
 	over    bool // finished
 	w       *waiter
-	flown   int32      // flights that did not decide it
-	learnt  index.Hint // by the last of them; Word 0: nothing
+	flown   int32       // round trips before that of a Task or of a chain that ends it
+	found   layout.Word // in Lane.Hinted: of the record that the change is of; 0: none
+	learnt  index.Hint  // by the last of them; Word 0: nothing
 	task    *Task
 	cancel  error // set when its caller went before it began
 }

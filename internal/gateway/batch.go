@@ -423,7 +423,7 @@ func (b *batch) admitOne(cmd *command, args [][]byte, name []byte) error {
 
 // badKey is the error for a name that no record can have; the store would refuse it, too, but
 // for the whole batch.
-func badKey(name []byte) string {
+func badKey[S string | []byte](name S) string {
 	if len(name) == 0 || len(name) > client.MaxKeyLen {
 		return "ERR kvd: key of " + strconv.Itoa(len(name)) + " bytes: keys have 1 to " + strconv.Itoa(client.MaxKeyLen)
 	}

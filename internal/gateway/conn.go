@@ -182,7 +182,7 @@ func (c *conn) evict(bytes int64) {
 func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 	held := int64(0)
 	err = op(c.ctx)
-	for range largeTries {
+	for tries := 0; err != nil && tries < largeTries; tries++ {
 		var large *inside.TooLargeError
 		if !errors.As(err, &large) {
 			break
@@ -194,7 +194,11 @@ func (c *conn) do(op func(ctx context.Context) error) (give func(), err error) {
 		held = max(held, n)
 		err = op(inside.LimitMemory(c.ctx, large.Want))
 	}
-	return func() { c.share.Drop(held) }, err
+	if held == 0 {
+		return func() {}, err
+	}
+	took := held
+	return func() { c.share.Drop(took) }, err
 }
 
 // handle serves a connection from its first byte to its last. It reads, performs what has come,

@@ -120,7 +120,7 @@ func TestMoveElement(t *testing.T) {
 		s.c.g.o.MaxValueBytes = client.MaxValueLen
 		for part := range strings.SplitSeq(c.keys, ";") {
 			name, elems, _ := strings.Cut(strings.TrimSpace(part), ":")
-			k := s.newKey(0, []byte(name))
+			k := s.newKey(0, name)
 			switch elems = strings.TrimSpace(elems); elems {
 			case "":
 			case "!":

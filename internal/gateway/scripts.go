@@ -130,11 +130,13 @@ func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, b
 // run reports whether the script came to its end.
 func (t *staged) runScript(task *luascript.Task, r runningScript, readOnly bool, run func() bool) {
 	g := t.c.g
+	now := time.Now()
 	if t.scriptsEnd.IsZero() {
-		t.scriptsEnd = time.Now().Add(g.o.ScriptTimeout)
+		t.scriptsEnd = now.Add(g.o.ScriptTimeout)
 	}
 	task.Host, task.Memory = &scriptHost{t: t, readOnly: readOnly}, int64(g.o.ScriptMemory)
-	task.Start(time.Until(t.scriptsEnd))
+	task.Start(t.scriptsEnd.Sub(now))
+	r.since = now
 	g.scripts.begin(task, r)
 	db, before, told, sent := t.db, t.snapshot(), len(t.changes), len(t.messages)
 	if !run() {
@@ -146,13 +148,14 @@ func (t *staged) runScript(task *luascript.Task, r runningScript, readOnly bool,
 	task.End()
 }
 
-// snapshot is what the keys are now.
-func (t *staged) snapshot() (keys []key) {
+// snapshot is what the keys are now, until the next snapshot.
+func (t *staged) snapshot() []key {
+	t.before = t.before[:0]
 	for _, k := range t.keys {
-		keys = append(keys, k.key)
+		t.before = append(t.before, k.key)
 		k.own = nil // the snapshot's value may be in it
 	}
-	return keys
+	return t.before
 }
 
 // undo makes the keys what they were at a snapshot; those that were read since are as they were read. Room that a command has wanted
@@ -170,7 +173,6 @@ func (t *staged) undo(before []key) {
 }
 
 func (s *scripting) begin(task *luascript.Task, r runningScript) {
-	r.since = time.Now()
 	s.mu.Lock()
 	s.mu.running[task] = r
 	s.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kvd-project/kvd/client"
@@ -40,6 +41,41 @@ type staged struct {
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
+
+	// Memory that serves again.
+	all     []*stagedKey // keys are the first of them
+	ops     []client.Op
+	missing []*stagedKey // of loadNamed
+	before  []key        // of snapshot
+}
+
+// stagedPool keeps those of few keys, empty.
+var stagedPool = sync.Pool{New: func() any { return &staged{find: make(map[stagedName]*stagedKey)} }}
+
+// keepStaged bounds the keys of a staged that is kept.
+const keepStaged = 16
+
+func newStaged(c *conn) *staged {
+	t := stagedPool.Get().(*staged)
+	t.c, t.room = c, oneLimit
+	return t
+}
+
+// free gives back the memory of what has been read, and t, which nobody may use any more.
+func (t *staged) free() {
+	t.c.share.Drop(t.held)
+	if len(t.all) > keepStaged {
+		return
+	}
+	for _, k := range t.all {
+		*k = stagedKey{}
+	}
+	clear(t.find)
+	clear(t.ops[:cap(t.ops)])
+	clear(t.before[:cap(t.before)])
+	t.out.Reset(keepInto)
+	*t = staged{find: t.find, out: t.out, all: t.all, ops: t.ops, missing: t.missing, before: t.before}
+	stagedPool.Put(t)
 }
 
 type stagedName struct {
@@ -51,6 +87,7 @@ type stagedName struct {
 type stagedKey struct {
 	key
 	stagedName
+	bytes   []byte // its name
 	version uint64 // 0: it was not there
 	was     key    // as it was read
 	used    bool   // a function has seen it, or it is watched: it is a condition
@@ -76,7 +113,7 @@ func (t *staged) key(name []byte) *key { return t.keyIn(t.db, name) }
 func (t *staged) keyIn(db int, name []byte) *key {
 	k := t.find[stagedName{db, string(name)}]
 	if k == nil {
-		k = t.newKey(db, name)
+		k = t.newKey(db, string(name))
 		t.read([]*stagedKey{k})
 	}
 	k.used = true
@@ -101,13 +138,13 @@ func (t *staged) load(names ...[]byte) {
 
 // loadNamed is load for keys of any database.
 func (t *staged) loadNamed(names []stagedName) {
-	var missing []*stagedKey
+	t.missing = t.missing[:0]
 	for _, n := range names {
 		if t.find[n] == nil {
-			missing = append(missing, t.newKey(n.db, []byte(n.name)))
+			t.missing = append(t.missing, t.newKey(n.db, n.name))
 		}
 	}
-	t.read(missing)
+	t.read(t.missing)
 }
 
 // maxPreload bounds the keys that are read before a function runs, which may use few of them: with more of them it could change none.
@@ -128,21 +165,26 @@ func (cmd *command) namesOf(dst []stagedName, db int, args [][]byte) []stagedNam
 // failed reports whether all of it is given up, so that a function can stop.
 func (t *staged) failed() bool { return t.err != nil }
 
-func (t *staged) newKey(db int, name []byte) *stagedKey {
+func (t *staged) newKey(db int, name string) *stagedKey {
 	if bad := badKey(name); bad != "" && t.err == nil {
 		t.err = resultError(bad)
 	}
-	return t.addKey(db, string(name))
+	return t.addKey(db, name)
 }
 
 // addKey is newKey for a name that may be one of the gateway's own.
 func (t *staged) addKey(db int, name string) *stagedKey {
-	k := &stagedKey{stagedName: stagedName{db, name}}
+	n := len(t.keys)
+	if n == len(t.all) {
+		t.all = append(t.all, &stagedKey{})
+	}
+	k := t.all[n]
+	*k = stagedKey{stagedName: stagedName{db, name}, bytes: []byte(name)}
 	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
-	if len(t.keys) >= maxStaged && t.err == nil {
+	if n >= maxStaged && t.err == nil {
 		t.err = errManyKeys
 	}
-	t.keys = append(t.keys, k)
+	t.keys = t.all[:n+1]
 	t.find[k.stagedName] = k
 	return k
 }
@@ -165,6 +207,12 @@ func (t *staged) read(keys []*stagedKey) {
 	}
 }
 
+// opsOf is n operations, of which nothing is kept.
+func (t *staged) opsOf(n int) []client.Op {
+	t.ops = slices.Grow(t.ops[:0], n)[:n]
+	return t.ops
+}
+
 // readSome is read for keys of one database.
 func (t *staged) readSome(keys []*stagedKey) {
 	ctx := t.c.ctx
@@ -173,9 +221,9 @@ func (t *staged) readSome(keys []*stagedKey) {
 			return
 		}
 	}
-	ops := make([]client.Op, len(keys))
+	ops := t.opsOf(len(keys))
 	for i, k := range keys {
-		ops[i] = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
+		ops[i] = client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true}
 	}
 	api := t.c.g.o.Databases[keys[0].db].Client
 	defer t.trackReads(keys)()
@@ -183,12 +231,15 @@ func (t *staged) readSome(keys []*stagedKey) {
 	for i, k := range keys {
 		k.was = k.key
 		o := &ops[i]
-		var large *inside.TooLargeError
-		for tries := 0; errors.As(o.Err, &large) && tries < largeTries; tries++ {
+		for tries := 0; o.Err != nil && tries < largeTries; tries++ {
+			var large *inside.TooLargeError
+			if !errors.As(o.Err, &large) {
+				break
+			}
 			if !t.take(readCost * int64(large.Want)) {
 				return
 			}
-			*o = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
+			*o = client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true}
 			api.Do(inside.LimitMemory(t.c.ctx, large.Want), ops[i:i+1])
 		}
 		switch it := o.Item; {
@@ -279,7 +330,7 @@ const stagedTries = 256
 // replies are in the staged's out; err says why nothing was done, or that it is not known. It is to be freed when the replies have been
 // sent.
 func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
-	t = &staged{c: c, room: oneLimit, find: make(map[stagedName]*stagedKey)}
+	t = newStaged(c)
 	for tries := range stagedTries {
 		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
 			return t, client.ErrClosed
@@ -329,9 +380,6 @@ func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *stag
 	return t, errAgain
 }
 
-// free gives back the memory of what has been read.
-func (t *staged) free() { t.c.share.Drop(t.held); t.held = 0 }
-
 // wanted is the longest value for which a command had no memory; 0: none.
 func (t *staged) wanted() (n int) {
 	for _, k := range t.keys {
@@ -368,7 +416,7 @@ func (k *stagedKey) writes() bool { return k.changed && (k.present || k.version 
 
 // op is the operation that makes the key what it is now, on condition that it was until then what was read.
 func (k *stagedKey) op() client.Op {
-	o := client.Op{Kind: client.OpKeep, Key: []byte(k.name), Cond: client.IfVersion, Version: k.version}
+	o := client.Op{Kind: client.OpKeep, Key: k.bytes, Cond: client.IfVersion, Version: k.version}
 	if k.version == 0 {
 		o.Cond = client.IfAbsent
 	}
@@ -384,7 +432,7 @@ func (k *stagedKey) op() client.Op {
 // write is commit for keys of one database, some of which are to be changed. The store may read for it as much as was
 // read before, for which there is memory.
 func (t *staged) write(keys []*stagedKey) error {
-	ops := make([]client.Op, len(keys))
+	ops := t.opsOf(len(keys))
 	read := oneLimit
 	for i, k := range keys {
 		ops[i] = k.op()
@@ -408,7 +456,8 @@ func (t *staged) write(keys []*stagedKey) error {
 // that is absent again may have come and gone, so the store keeps it absent for an instant (see client.Txn). Keys of several databases
 // may have been absent at several instants.
 func (t *staged) confirm(used []*stagedKey) error {
-	again := &staged{c: t.c, room: t.room, find: make(map[stagedName]*stagedKey)}
+	again := newStaged(t.c)
+	again.room = t.room
 	defer again.free()
 	var keys, was []*stagedKey
 	absent := make(map[int][]*stagedKey) // by database

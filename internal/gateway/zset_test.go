@@ -32,7 +32,7 @@ func newShelf(proto int, names ...string) *shelf {
 	s := &shelf{t: &staged{c: &conn{g: g, share: netsrv.NewBudget(1 << 30).Share(nil)}, find: make(map[stagedName]*stagedKey), now: 1e12}, all: names}
 	s.w.Proto = proto
 	for _, n := range names {
-		k := s.t.newKey(0, []byte(n))
+		k := s.t.newKey(0, n)
 		k.room = math.MaxInt
 	}
 	return s

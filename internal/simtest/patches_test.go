@@ -67,6 +67,8 @@ var byTest = []tested{
 	{"hinted-publish-unseen", "internal/engine", "TestHintedCopiesInterrupted", []edit{{"internal/engine/hinted.go", "if binary.LittleEndian.Uint64(cell) == uint64(x.way.X) {", "if true {"}}},
 	{"hinted-decided-without-its-records", "internal/engine", "TestHintedCopiesInterrupted", []edit{{"internal/engine/hinted.go", "d < ch.most && whole; d++ {", "d < ch.most; d++ {"}}},
 	{"hinted-published-without-lease", "internal/engine", "TestHintedCopiesInterrupted", []edit{{"internal/engine/hinted.go", "k < ch.most && whole && l.valid(); k++ {", "k < ch.most && whole; k++ {"}}},
+	{"hinted-change-of-another-record", "internal/engine", "TestHintedChangesOfOneKey", []edit{{"internal/engine/hinted.go", " || op.found != 0 && h.Word != op.found {", " {"}}},
+	{"hinted-change-of-another-version", "internal/engine", "TestHintedChangesRefused", []edit{{"internal/engine/hinted.go", "} else if r.Version != op.IfVersion {", "} else if false {"}}},
 	{"hinted-out-of-limbo", "internal/engine", "TestHintedLimbo", []edit{{"internal/engine/hinted.go", "t.Unlinked(&x.pg.PG, x.way.X)", "t.Unuse(&x.pg.PG, x.way.X)"}}},
 	{"flight-without-lease", "internal/engine", "TestFlightUndecided", []edit{{"internal/engine/flight.go", "whole := !f.failed && l.valid()", "whole := !f.failed"}}},
 	{"flight-not-executed", "internal/engine", "TestFlightUndecided", []edit{{"internal/engine/flight.go", "whole := !f.failed && l.valid()", "whole := l.valid()"}}},
