@@ -418,7 +418,12 @@ func (t *staged) write(keys []*stagedKey) error {
 		if inside.MemoryLimit(ctx) < read {
 			ctx = inside.LimitMemory(t.c.ctx, read)
 		}
-		return api.MultiCAS(ctx, ops)
+		if len(ops) > 1 || ops[0].Kind == client.OpKeep {
+			return api.MultiCAS(ctx, ops)
+		}
+		ops[0].Err = nil
+		api.Do(ctx, ops)
+		return ops[0].Err
 	})
 	give()
 	if errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists) {
