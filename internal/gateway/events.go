@@ -220,7 +220,7 @@ func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte,
 	if ch.created {
 		tell(keyEvent{onNew, "new"})
 	}
-	goes := ch.deleted && ev.name != "rename_from"
+	goes := ch.deleted && ev.name != "rename_from" && ev.name != "move_from"
 	switch {
 	case goes && (ev.class == onGeneric || strings.HasSuffix(ev.name, "store")):
 		ev = keyEvent{onGeneric, "del"}

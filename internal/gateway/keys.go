@@ -374,7 +374,7 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 		}
 	}
 	if db == t.db && bytes.Equal(args[1], args[2]) {
-		w.Error("ERR source and destination objects are the same")
+		w.Error(errSameObject)
 		return
 	}
 	src := t.peek(args[1])
@@ -393,6 +393,36 @@ func cmdCopy(t *staged, args [][]byte, w *resp.Writer) {
 	dst.become(src)
 	t.name(dst, onNew, "new")
 	t.name(dst, onGeneric, "copy_to")
+	w.Int(1)
+}
+
+// cmdMove moves a key to another database, with its expiry. By itself that takes two steps (staged.move); a transaction or a script is one, so
+// that there it is refused, unless there is nothing to move.
+func cmdMove(t *staged, args [][]byte, w *resp.Writer) {
+	db, bad := t.c.dbIndex(args[2])
+	switch {
+	case bad != "":
+		w.Error(bad)
+		return
+	case db == t.db:
+		w.Error(errSameObject)
+		return
+	}
+	src := t.key(args[1])
+	if !src.present {
+		w.Int(0)
+		return
+	}
+	dst := t.keyIn(db, args[1])
+	if dst.present {
+		w.Int(0)
+		return
+	}
+	dst.become(src)
+	src.delete()
+	t.name(dst, onNew, "new")
+	t.name(src, onGeneric, "move_from")
+	t.name(dst, onGeneric, "move_to")
 	w.Int(1)
 }
 

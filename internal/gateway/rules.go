@@ -55,8 +55,8 @@ W R: geosearchstore zdiffstore zinterstore zrangestore zunionstore
 // wholeDatabase are commands that work in the database of SELECT without naming keys.
 var wholeDatabase = []string{"scan", "keys", "randomkey", "dbsize", "flushdb"}
 
-// getCommand is GET, which loops know, and selectCommand SELECT, which transactions do.
-var getCommand, selectCommand *command
+// getCommand is GET, which loops know, and selectCommand SELECT, which transactions do; moveCommand is MOVE, which has a commit of its own.
+var getCommand, selectCommand, moveCommand *command
 
 // catalog has the commands in the order of commandsByID, but for unknown, so that their numbers are the same.
 var catalog *acl.Catalog
@@ -100,7 +100,7 @@ func newCatalog() *acl.Catalog {
 			c.needs, c.needsLater = parseNeed(needs[0]), parseNeed(needs[len(needs)-1])
 		}
 	}
-	getCommand, selectCommand = commands["get"], commands["select"]
+	getCommand, selectCommand, moveCommand = commands["get"], commands["select"], commands["move"]
 	made, err := acl.NewCatalog(list)
 	if err != nil {
 		panic(err)
@@ -183,6 +183,10 @@ func (c *conn) accessOf(cmd *command, args [][]byte, db int) (a acl.Access) {
 					use(n)
 				}
 			}
+		}
+	case "move":
+		if n, bad := c.dbIndex(args[2]); bad == "" {
+			use(n)
 		}
 	case "flushall":
 		a.AllDatabases = true

@@ -368,8 +368,11 @@ func (c *conn) killScript(w *resp.Writer, function bool) {
 	w.OK()
 }
 
-func cmdScriptDebug(_ *conn, w *resp.Writer, args [][]byte) {
+// cmdScriptDebug is refused in a transaction whatever it asks for, as in Redis.
+func cmdScriptDebug(c *conn, w *resp.Writer, args [][]byte) {
 	switch {
+	case c.inTx.Load() >= 0:
+		w.Error("ERR SCRIPT DEBUG must be called outside a pipeline")
 	case fold(args[2], "no"):
 		w.OK()
 	case fold(args[2], "yes"), fold(args[2], "sync"):

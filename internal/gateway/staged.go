@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -31,6 +32,8 @@ type staged struct {
 	out  resp.Writer // what the function replies
 	err  error
 	lost bool // a watched key has changed
+	// moves: the function is a MOVE by itself, whose two keys need not change together.
+	moves bool
 	// mayWait: the function is a command that waits if it finds nothing.
 	mayWait bool
 
@@ -401,6 +404,8 @@ func (t *staged) commit() error {
 		}
 	}
 	switch {
+	case writes && databases && t.moves:
+		return t.move(used[0], used[1])
 	case writes && databases:
 		return errDatabases
 	case writes:
@@ -429,8 +434,26 @@ func (k *stagedKey) op() client.Op {
 	return o
 }
 
-// write is commit for keys of one database, some of which are to be changed. The store may read for it as much as was
-// read before, for which there is memory.
+// move is the commit of a MOVE: the key is put into the other database, on condition that it is absent there, and then deleted here, on
+// condition of its version. Others may see both for a moment, and never neither. If it cannot be deleted here the other is deleted again.
+func (t *staged) move(from, to *stagedKey) error {
+	if err := t.write([]*stagedKey{to}); err != nil {
+		return err
+	}
+	err := t.write([]*stagedKey{from})
+	if err == nil || errors.Is(err, client.ErrUnknownOutcome) {
+		return err
+	}
+	undo := &stagedKey{key: key{changed: true}, stagedName: to.stagedName, version: to.version}
+	if undoErr := t.write([]*stagedKey{undo}); undoErr != nil {
+		return fmt.Errorf("%w: the key was put into database %d, could not be deleted in database %d (%v), and may still be in both (%v)",
+			client.ErrUnknownOutcome, to.db, from.db, err, undoErr)
+	}
+	return err
+}
+
+// write is commit for keys of one database, some of which are to be changed; afterwards their versions are those that they have now. The
+// store may read for it as much as was read before, for which there is memory.
 func (t *staged) write(keys []*stagedKey) error {
 	ops := t.opsOf(len(keys))
 	read := oneLimit
@@ -443,11 +466,21 @@ func (t *staged) write(keys []*stagedKey) error {
 		if inside.MemoryLimit(ctx) < read {
 			ctx = inside.LimitMemory(t.c.ctx, read)
 		}
-		return api.MultiCAS(ctx, ops)
+		if len(ops) > 1 || ops[0].Kind == client.OpKeep {
+			return api.MultiCAS(ctx, ops)
+		}
+		ops[0].Err = nil
+		api.Do(ctx, ops)
+		return ops[0].Err
 	})
 	give()
 	if errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists) {
 		return errWatched
+	}
+	for i, k := range keys {
+		if err == nil {
+			k.version = ops[i].Item.Version
+		}
 	}
 	return err
 }
@@ -501,7 +534,10 @@ func (c *conn) stagedError(err error) string {
 
 // performSeveral performs a command on several keys by itself.
 func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte) {
-	t, err := c.performStaged(cmd.namesOf(nil, c.db, args), nil, func(t *staged) { t.run(cmd, args, &t.out) })
+	t, err := c.performStaged(cmd.namesOf(nil, c.db, args), nil, func(t *staged) {
+		t.moves = cmd == moveCommand
+		t.run(cmd, args, &t.out)
+	})
 	defer t.free()
 	if err != nil {
 		w.Error(c.stagedError(err))

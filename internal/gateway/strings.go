@@ -99,10 +99,12 @@ const (
 	errNotInt    = "ERR value is not an integer or out of range"
 	errNotFloat  = "ERR value is not a valid float"
 	errNoKey     = "ERR no such key"
-	errTooLong   = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
-	errOffset    = "ERR offset is out of range"
-	errOverflow  = "ERR increment or decrement would overflow"
-	errNotFinite = "ERR increment would produce NaN or Infinity"
+	// errSameObject: COPY and MOVE of a key to itself.
+	errSameObject = "ERR source and destination objects are the same"
+	errTooLong    = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
+	errOffset     = "ERR offset is out of range"
+	errOverflow   = "ERR increment or decrement would overflow"
+	errNotFinite  = "ERR increment would produce NaN or Infinity"
 )
 
 // fold compares with a lower-case word.

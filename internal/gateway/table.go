@@ -282,6 +282,7 @@ func keyspaceCommands() []*command {
 		writes(onKeys("rename", 3, 1, 2, 1, "generic", cmdRename, "Renames a key.")),
 		writes(onKeys("renamenx", 3, 1, 2, 1, "generic", cmdRenameNX, "Renames a key to one that does not exist.")),
 		writes(onKeys("copy", -3, 1, 2, 1, "generic", cmdCopy, "Copies a key.")),
+		writes(onKeys("move", 3, 1, 1, 1, "generic", cmdMove, "Moves a key to another database.")),
 		onKeys("lcs", -3, 1, 2, 1, "string", cmdLCS, "Finds the longest common subsequence of two values."),
 		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets keys, if none of them exists.")),
 		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
@@ -427,5 +428,5 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 const notServed = `
 xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
 xdel:-3 xtrim:-4
-move:3 migrate:-6
+migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`
