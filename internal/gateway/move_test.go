@@ -51,6 +51,9 @@ func TestMove(t *testing.T) {
 		{p, "EXEC MOVE none 1;LLEN k", "*2\r\n:0\r\n:2\r\n"},
 		{other, "EXISTS k", ":0\r\n"},
 		{p, "ACL SETUSER u on nopass ~* +@all db=0", "+OK\r\n"},
+		{p, "ACL SETUSER writer on nopass %W~* +@all", "+OK\r\n"},
+		{other, "AUTH writer any", "+OK\r\n"},
+		{other, "MOVE k 0", "-NOPERM this user has no permissions to access one of the keys used as arguments\r\n"},
 		{p, "AUTH u any", "+OK\r\n"},
 		{p, "MOVE k 1", "-NOPERM this user has no permissions to access this database\r\n"},
 	} {

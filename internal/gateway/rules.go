@@ -38,6 +38,7 @@ RW W: smove
 W R: sdiffstore sinterstore sunionstore
 RW: eval evalsha fcall
 RW W: rename renamenx
+RW: move
 -: llen
 RW: lpop rpop lmpop blpop brpop blmpop
 RW W: lmove rpoplpush blmove brpoplpush
