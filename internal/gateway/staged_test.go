@@ -267,6 +267,15 @@ func (c *countingAPI) noteCall(ctx context.Context, what string, ops []client.Op
 	c.calls = append(c.calls, fmt.Sprint(what, " of ", len(ops)))
 }
 
+// taken is the calls since it was last asked.
+func (c *countingAPI) taken() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := strings.Join(c.calls, ", ")
+	c.calls = nil
+	return s
+}
+
 func (c *countingAPI) Do(ctx context.Context, ops []client.Op) {
 	c.noteCall(ctx, "Do", ops)
 	c.API.Do(ctx, ops)
@@ -297,11 +306,11 @@ func TestCallsOfTheStore(t *testing.T) {
 		{"LMPOP 2 none l LEFT", "Do of 2, MultiCAS of 2"},
 		{"BLPOP none l 0", "Do of 1, Do of 1, MultiCAS of 1"}, // that there is no other list is no condition
 	} {
-		api.calls = nil
+		api.taken()
 		if got := p.perform(t, c.command); got[0] == '-' {
 			t.Errorf("%s: %q", c.command, got)
 		}
-		if got := strings.Join(api.calls, ", "); got != c.calls {
+		if got := api.taken(); got != c.calls {
 			t.Errorf("%s: %s, want %s", c.command, got, c.calls)
 		}
 	}
