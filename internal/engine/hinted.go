@@ -55,10 +55,7 @@ func (l *Lane) Hinted(ops []*Op) (left int) {
 			left -= done
 			again = again[n:]
 		}
-		for _, op := range l.looked {
-			op.found = 0
-		}
-		clear(l.looked)
+		clear(l.looked) // those that are over are their callers' again
 		l.looked = l.looked[:0]
 	}
 	return left

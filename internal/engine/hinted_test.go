@@ -94,11 +94,11 @@ func TestHintedChangesOfOneKey(t *testing.T) {
 	}
 	r.wantCopies("a", "12")
 	put := &engine.Op{Kind: index.Put, Key: []byte("a"), Value: []byte("5"), Hash: rigHash("a"), Check: rigCheck("a")}
-	if left := r.l.Hinted([]*engine.Op{ops[1], put}); left != 1 || !put.Over() {
+	if left := r.l.Hinted([]*engine.Op{r.appends("a", "2"), put}); left != 1 || !put.Over() {
 		t.Fatalf("%d of 2 are left, the PUT is over: %v", left, put.Over())
 	}
 	r.wantCopies("a", "5")
-	if left := r.l.Hinted(ops[2:]); left != 0 {
+	if left := r.l.Hinted([]*engine.Op{r.appends("a", "2")}); left != 0 {
 		t.Fatal("left, and nobody else is there")
 	}
 	r.wantCopies("a", "52")

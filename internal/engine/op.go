@@ -87,7 +87,7 @@ func (c *Core) laneOf(op *Op) *Lane {
 func (c *Core) Do(ctx context.Context, ops []*Op) {
 	over := c.isOver()
 	for _, op := range ops {
-		op.Err, op.over, op.cancel, op.flown, op.learnt = nil, false, nil, 0, index.Hint{}
+		op.Err, op.over, op.cancel, op.flown, op.found, op.learnt = nil, false, nil, 0, 0, index.Hint{}
 		if over {
 			op.Err = ErrLease
 		}
