@@ -365,10 +365,8 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 		}
 	}
 	w.relevantTxns()
-	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Segments)*layout.SegmentSize
-	if cfg.Status > 0 {
-		w.indexBytes += layout.SegmentSize
-	}
+	// The last segment is for status words: moves leave room for them.
+	w.indexBytes = layout.RegionPageSize + uint64((1+cfg.Children)*cfg.Segments+1)*layout.SegmentSize
 	if cfg.Cache {
 		w.accessBytes = w.indexBytes
 	}
