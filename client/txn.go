@@ -70,7 +70,7 @@ func (c *Client) singleCAS(ctx context.Context, ops []Op) error {
 	case absent && o.Cond == Always:
 		err = nil
 	}
-	if o.Kind != OpDelete && err == nil {
+	if o.Item.Version = 0; o.Kind != OpDelete && err == nil {
 		o.Item.Version = v
 	}
 	if err != nil && Outcome(err) == rdma.No {

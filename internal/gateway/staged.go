@@ -444,7 +444,7 @@ func (t *staged) move(from, to *stagedKey) error {
 	if err == nil || errors.Is(err, client.ErrUnknownOutcome) {
 		return err
 	}
-	undo := &stagedKey{key: key{changed: true}, stagedName: to.stagedName, version: to.version}
+	undo := &stagedKey{key: key{changed: true}, stagedName: to.stagedName, bytes: to.bytes, version: to.version}
 	if undoErr := t.write([]*stagedKey{undo}); undoErr != nil {
 		return fmt.Errorf("%w: the key was put into database %d, could not be deleted in database %d (%v), and may still be in both (%v)",
 			client.ErrUnknownOutcome, to.db, from.db, err, undoErr)
