@@ -27,3 +27,6 @@ func (c *Client) Renewals() (sent, released uint64, quiet bool) {
 
 // Lanes is how many the session has.
 func (c *Client) Lanes() int { return len(c.sess.Load().core.Lanes()) }
+
+// EndStatus leaves the session without status words, as if the directory had ended it and nobody had told.
+func (c *Client) EndStatus() { c.sess.Load().status.end() }

@@ -113,9 +113,9 @@ func (c *Client) multiCAS(ctx context.Context, ops []Op) (rounds int, err error)
 		}
 		if !c.patient(&until) {
 			if errors.Is(err, errTxnLost) {
-				err = fmt.Errorf("%w %d times in %v", ErrTxnContended, try+1, c.o.OpTimeout)
+				return rounds, fmt.Errorf("%w %d times in %v", ErrTxnContended, try+1, c.o.OpTimeout)
 			}
-			return rounds, err
+			return rounds, fmt.Errorf("%w: MultiCAS: %w", ErrUnavailable, err)
 		}
 		if err := c.pauseTxn(ctx, try, errors.Is(err, errTxnLost)); err != nil {
 			return rounds, err

@@ -247,6 +247,20 @@ func TestTxnCosts(t *testing.T) {
 	}
 }
 
+// TestTxnWithoutSession: a session that has ended, and that no other one follows in time, is an error that callers know.
+func TestTxnWithoutSession(t *testing.T) {
+	r := newRig(t, "shm", 1, time.Minute)
+	r.create(&dirpb.CreateNamespaceRequest{Name: "n", BytesPerNode: 24 << 20})
+	o := r.options()
+	o.Namespace, o.OpTimeout = "n", 50*time.Millisecond
+	c := r.client(o)
+	c.EndStatus()
+	ops := []client.Op{{Kind: client.OpPut, Key: []byte("a")}, {Kind: client.OpPut, Key: []byte("b")}}
+	if err := c.MultiCAS(t.Context(), ops); !errors.Is(err, client.ErrUnavailable) || client.Outcome(err) != rdma.No {
+		t.Errorf("%v, outcome %v", err, client.Outcome(err))
+	}
+}
+
 // TestTxnOutcomes: whatever happens to connections, contexts and sessions, a transaction tells whether it happened, and is there as a whole or
 // not at all.
 func TestTxnOutcomes(t *testing.T) {
@@ -279,8 +293,10 @@ func TestTxnOutcomes(t *testing.T) {
 							{Kind: client.OpPut, Key: b, Value: v, Cond: client.IfAbsent},
 							{Kind: client.OpPut, Key: []byte("last"), Value: v}, // all of them meet here
 						})
+						if outcomes[g][i] = client.Outcome(err); ctx.Err() == nil && err != nil && !errors.Is(err, client.ErrUnknownOutcome) && !errors.Is(err, client.ErrUnavailable) && !errors.Is(err, client.ErrTxnContended) {
+							t.Errorf("transaction %d: an error of no known type: %v", i, err)
+						}
 						cancel()
-						outcomes[g][i] = client.Outcome(err)
 					}
 				})
 			}

@@ -71,6 +71,7 @@ type conn struct {
 	// finishing is set when the connection ends because its client was silent; see Drain.
 	finishing atomic.Bool
 	half      atomic.Int64             // Unix ms since when there has been half a command; 0: there is none
+	waited    time.Duration            // of the command that comes or is performed, for memory
 	user      atomic.Pointer[acl.User] // default before AUTH
 	listens   atomic.Int32             // channels and patterns that it is subscribed to
 	tracker   atomic.Pointer[tracker]  // nil: the client caches nothing
@@ -120,7 +121,7 @@ func (r counted) Read(p []byte) (n int, err error) {
 	switch {
 	case c.finishing.Load(): // Link.CloseRead ends it
 	case half != 0:
-		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered())))
+		c.nc.SetReadDeadline(time.UnixMilli(half).Add(c.g.commandTime(c.rd.Buffered()) + c.waited))
 	case idle > 0 && c.listens.Load() == 0: // subscribers have nothing to say
 		c.nc.SetReadDeadline(time.Now().Add(time.Duration(idle)))
 	case c.deadline:
@@ -139,7 +140,7 @@ func (g *Gateway) commandTime(bytes int) time.Duration {
 	return g.o.CommandTimeout + time.Duration(bytes)*time.Second>>20
 }
 
-// memoryPatience is how long a command waits for memory that others have.
+// memoryPatience is how long a command waits in all for memory that others have; its client is not late meanwhile.
 // While it waits it holds what it has; Budget ends the connection that holds the most if nobody
 // gives anything back.
 const memoryPatience = 10 * time.Second
@@ -151,7 +152,10 @@ func (c *conn) take(n int64) error {
 		return nil
 	}
 	c.link.Waits()
-	return c.share.Take(c.g.ctx, n, memoryPatience)
+	began := time.Now()
+	err := c.share.Take(c.g.ctx, n, memoryPatience-c.waited)
+	c.waited += time.Since(began)
+	return err
 }
 
 // reserve is resp.Reader.Reserve.
@@ -162,8 +166,8 @@ func (c *conn) reserve(n int) bool {
 		c.share.Drop(int64(-n))
 		return true
 	}
-	c.link.Waits()
-	return c.share.Take(c.g.ctx, int64(n), memoryPatience) == nil
+	c.link.Waits() // for what is large, in any case
+	return c.take(int64(n)) == nil
 }
 
 // evict closes the connection for the sake of others, who wait for memory.
@@ -331,6 +335,7 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	c.said = 0
 	for ; err != resp.ErrIncomplete; args, err = c.rd.Next() {
 		c.said++
+		c.waited = 0
 		if err != nil {
 			if err := b.run(); err != nil {
 				return err
@@ -349,15 +354,16 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	if err := b.run(); err != nil {
 		return err
 	}
+	err = c.push(&b.w, 0)
+	// Not b.now: its client was neither silent nor slow while it waited for the reply.
+	now := time.Now().UnixMilli()
 	switch half := c.half.Load(); {
 	case c.rd.Buffered() == 0 && half != 0:
 		c.half.Store(0)
 	case c.rd.Buffered() > 0 && (half == 0 || c.said > 0):
-		c.half.Store(b.now)
+		c.half.Store(now)
 	}
-	err = c.push(&b.w, 0)
-	// Not b.now: its client was not silent while it waited for the reply.
-	c.active.Store(time.Now().UnixMilli())
+	c.active.Store(now)
 	return err
 }
 

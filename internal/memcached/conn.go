@@ -50,6 +50,7 @@ type conn struct {
 	midway bool
 	began  time.Time
 	came   int
+	waited time.Duration // for memory; its client is not late meanwhile
 	// Both limit what an operation may read without taking memory of the share first: ctx one,
 	// smallCtx each of many.
 	ctx, smallCtx context.Context
@@ -141,7 +142,7 @@ func (c *conn) begin() error {
 		} else if err != nil {
 			return err
 		}
-		c.midway, c.began = false, time.Time{}
+		c.midway, c.began, c.waited = false, time.Time{}, 0
 	}
 }
 
@@ -199,7 +200,7 @@ func (in input) Read(p []byte) (int, error) {
 		if c.began.IsZero() {
 			c.began, c.came = time.Now(), 0
 		}
-		limit = c.began.Add(c.s.o.IOTimeout + time.Duration(c.came)*time.Second>>20)
+		limit = c.began.Add(c.s.o.IOTimeout + time.Duration(c.came)*time.Second>>20 + c.waited)
 	}
 	if err := nc.SetReadDeadline(limit); err != nil {
 		return 0, err
@@ -312,7 +313,10 @@ func (c *conn) take(n int64) error {
 		return nil
 	}
 	c.link.Waits()
-	return c.share.Take(c.s.ctx, n, memoryPatience)
+	began := time.Now()
+	err := c.share.Take(c.s.ctx, n, memoryPatience-c.waited)
+	c.waited += time.Since(began)
+	return err
 }
 
 // do performs an operation on one key that writes a value of so many bytes, again with memory

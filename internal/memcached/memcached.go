@@ -68,7 +68,7 @@ const (
 	// largeTries is how often an operation is tried again with more memory, while others make the
 	// value longer.
 	largeTries = 8
-	// memoryPatience is how long a command waits for memory that others have.
+	// memoryPatience is how long a command waits in all for memory that others have.
 	memoryPatience = 10 * time.Second
 )
 

@@ -28,6 +28,7 @@ import (
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
 	"github.com/kvd-project/kvd/internal/memcached"
+	"github.com/kvd-project/kvd/internal/netsrv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -318,6 +319,33 @@ func TestHostile(t *testing.T) {
 	n, err := testutil.GatherAndCount(registry(t, s), "kvd_memcached_commands_total")
 	if err != nil || n != 4 {
 		t.Errorf("%d counts, %v", n, err)
+	}
+}
+
+// TestOthersMemory: a command that waits for memory that others have is not late.
+func TestOthersMemory(t *testing.T) {
+	o := memcached.Options{Client: clienttest.New(clienttest.Options{}), IOTimeout: 200 * time.Millisecond, Budget: netsrv.NewBudget(1 << 20)}
+	addr, _ := serve(t, o)
+	for n := int64(512 << 10); n >= 64<<10; n /= 2 {
+		s := o.Budget.Share(func(int64) {})
+		if !s.Try(n) {
+			t.Fatalf("no %d bytes", n)
+		}
+		time.AfterFunc(3*o.IOTimeout, func() { s.Give(n) })
+	}
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	// A line that comes in two parts: its time has begun before the value needs memory.
+	io.WriteString(c, "version\r\nset a 0 0 ")
+	r := bufio.NewReader(c)
+	r.ReadString('\n')
+	io.WriteString(c, "204800\r\n"+strings.Repeat("v", 204800)+"\r\n")
+	if got, err := r.ReadString('\n'); got != "STORED\r\n" {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 
