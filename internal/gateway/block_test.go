@@ -137,7 +137,7 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 func TestPollIsNotPutOff(t *testing.T) {
 	_, g := start(t, Options{Databases: fake()})
 	names := [][]byte{[]byte("k")}
-	first := g.waits.enterQueues(0, names)
+	first := g.waits.enterQueues(0, &blocking{names: names})
 	defer g.waits.leaveQueues(first, false)
 	due := func() time.Time {
 		g.waits.mu.Lock()
@@ -146,7 +146,7 @@ func TestPollIsNotPutOff(t *testing.T) {
 	}
 	polls := 0
 	for before := due(); polls < 3; {
-		g.waits.leaveQueues(g.waits.enterQueues(0, names), false)
+		g.waits.leaveQueues(g.waits.enterQueues(0, &blocking{names: names}), false)
 		now := due()
 		if now.After(before) {
 			if before.After(time.Now()) {
