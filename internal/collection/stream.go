@@ -257,12 +257,6 @@ func (e StreamEntry) Texts() iter.Seq[[]byte] {
 	}
 }
 
-// Clone is the entry with bytes of its own.
-func (e StreamEntry) Clone() StreamEntry {
-	e.texts = bytes.Clone(e.texts)
-	return e
-}
-
 // entryIn reads the entry at a byte of a block's entries.
 func (k *block) entryIn(b []byte, at int) (e StreamEntry, ok bool) {
 	e.lo = at

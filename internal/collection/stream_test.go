@@ -12,13 +12,13 @@ import (
 	"testing"
 )
 
-// entry is an entry in a model of a stream.
+// modelEntry is an entry in a model of a stream.
 type modelEntry struct {
 	id    StreamID
 	texts string
 }
 
-func entriesOf(t *testing.T, s *Stream, from, to StreamID, reverse bool) (all []modelEntry) {
+func streamEntriesOf(t *testing.T, s *Stream, from, to StreamID, reverse bool) (all []modelEntry) {
 	t.Helper()
 	if err := s.Range(from, to, reverse, func(e StreamEntry) bool {
 		var texts []string
@@ -121,7 +121,7 @@ func TestStreamModel(t *testing.T) {
 			if s, err = ParseStream(b); err != nil || s.Len() != len(model) {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
-			if got := entriesOf(t, s, StreamID{}, MaxStreamID, false); !slices.Equal(got, model) {
+			if got := streamEntriesOf(t, s, StreamID{}, MaxStreamID, false); !slices.Equal(got, model) {
 				t.Fatalf("seed %d:\n%v, want\n%v", seed, got, model)
 			}
 			from, to := id(), id()
@@ -131,11 +131,11 @@ func TestStreamModel(t *testing.T) {
 					some = append(some, e)
 				}
 			}
-			if got := entriesOf(t, s, from, to, false); !slices.Equal(got, some) {
+			if got := streamEntriesOf(t, s, from, to, false); !slices.Equal(got, some) {
 				t.Fatalf("seed %d: %v to %v: %v, want %v", seed, from, to, got, some)
 			}
 			slices.Reverse(some)
-			if got := entriesOf(t, s, from, to, true); !slices.Equal(got, some) {
+			if got := streamEntriesOf(t, s, from, to, true); !slices.Equal(got, some) {
 				t.Fatalf("seed %d: %v to %v in reverse: %v, want %v", seed, from, to, got, some)
 			}
 		}
@@ -217,7 +217,7 @@ func checkStream(t *testing.T, b []byte) {
 		}
 		return
 	}
-	if got := s.Bytes(true); len(b) > 0 && !bytes.Equal(got, b) {
+	if got := s.Bytes(false); len(b) > 0 && !bytes.Equal(got, b) {
 		t.Fatalf("%x encoded again is %x", b, got)
 	}
 	n := 0

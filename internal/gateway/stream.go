@@ -208,20 +208,38 @@ func writeEntry(w *resp.Writer, e collection.StreamEntry) {
 	}
 }
 
-// someEntries are the entries of a range, count of them at most if that is not 0.
-func someEntries(s *collection.Stream, from, to collection.StreamID, reverse bool, count int64) (found []collection.StreamEntry, err error) {
-	err = s.Range(from, to, reverse, func(e collection.StreamEntry) bool {
-		found = append(found, e)
-		return count == 0 || int64(len(found)) < count
+// countRange is how many entries a range has, counted up to most unless that is 0.
+func countRange(s *collection.Stream, from, to collection.StreamID, most int64) (n int, err error) {
+	err = s.Range(from, to, false, func(collection.StreamEntry) bool {
+		n++
+		return int64(n) != most
 	})
-	return found, err
+	return n, err
 }
 
-func writeEntries(w *resp.Writer, all []collection.StreamEntry) {
-	w.Array(len(all))
-	for _, e := range all {
-		writeEntry(w, e)
+// writeRange is the first n entries of a range, from its end on in reverse: so many as countRange has found.
+func writeRange(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, n int) error {
+	if w.Array(n); n == 0 {
+		return nil
 	}
+	return s.Range(from, to, reverse, func(e collection.StreamEntry) bool {
+		writeEntry(w, e)
+		n--
+		return n > 0
+	})
+}
+
+// writeSome is writeRange for as many as there are, up to most unless that is 0. If the stream is corrupt it replies that in its place.
+func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, most int64, name []byte) bool {
+	at := w.Len()
+	n, err := countRange(s, from, to, most)
+	if err == nil {
+		err = writeRange(w, s, from, to, reverse, n)
+	}
+	if err != nil {
+		w.Truncate(at)
+	}
+	return streamOK(err, name, w)
 }
 
 // trimArgs are the options of XADD and XTRIM.
@@ -416,10 +434,7 @@ func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
 	case count == 0:
 		w.NullArray()
 	default:
-		found, err := someEntries(s, from, to, reverse, max(count, 0))
-		if streamOK(err, args[1], w) {
-			writeEntries(w, found)
-		}
+		writeSome(w, s, from, to, reverse, max(count, 0), args[1])
 	}
 }
 
@@ -588,7 +603,9 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
 			count = 10
 		}
 	}
-	start := w.Len()
+	if _, err := countRange(s, collection.StreamID{}, collection.MaxStreamID, 0); !streamOK(err, args[2], w) {
+		return
+	}
 	w.Map(9 + int(bit(!full)))
 	keys, nodes := s.Nodes()
 	field := func(name string, n int) { w.BulkString(name); w.Int(int64(n)) }
@@ -604,13 +621,7 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
 	writeID(w, first)
 	if full {
 		w.BulkString("entries")
-		found, err := someEntries(s, collection.StreamID{}, collection.MaxStreamID, false, count)
-		if err != nil {
-			w.Truncate(start)
-			streamOK(err, args[2], w)
-			return
-		}
-		writeEntries(w, found)
+		writeSome(w, s, collection.StreamID{}, collection.MaxStreamID, false, count, args[2])
 		w.BulkString("groups")
 		w.Array(len(s.Groups))
 		for _, g := range s.Groups {
@@ -619,20 +630,22 @@ func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
 		return
 	}
 	field("groups", len(s.Groups))
-	for _, last := range []bool{false, true} {
-		found, err := someEntries(s, collection.StreamID{}, collection.MaxStreamID, last, 1)
-		if err != nil {
-			w.Truncate(start)
-			streamOK(err, args[2], w)
-			return
-		}
-		w.BulkString(map[bool]string{false: "first-entry", true: "last-entry"}[last])
-		if len(found) == 0 {
-			w.Null()
-		} else {
-			writeEntry(w, found[0])
-		}
+	w.BulkString("first-entry")
+	writeEdge(w, s, false)
+	w.BulkString("last-entry")
+	writeEdge(w, s, true)
+}
+
+// writeEdge is the first or the last entry of a stream that is not corrupt.
+func writeEdge(w *resp.Writer, s *collection.Stream, last bool) {
+	if s.Len() == 0 {
+		w.Null()
+		return
 	}
+	s.Range(collection.StreamID{}, collection.MaxStreamID, last, func(e collection.StreamEntry) bool {
+		writeEntry(w, e)
+		return false
+	})
 }
 
 // writeRead is how far a group has read.

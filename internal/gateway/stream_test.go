@@ -1,13 +1,17 @@
 package gateway
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/client/clienttest"
+	"github.com/kvd-project/kvd/internal/collection"
 )
 
 // TestStreamsLikeRedis sends seeded commands to a redis-server and to a gateway, and compares the replies byte for byte, but for clocks.
@@ -20,6 +24,126 @@ func TestStreamsLikeRedis(t *testing.T) {
 	for seed := range uint64(24) {
 		for _, proto := range []string{"2", "3"} {
 			compareWith(t, randomStreams, seed, proto, dial(t, "tcp", addr), dial(t, "unix", redis))
+		}
+	}
+}
+
+// TestStreams: commands on a stream, and what those on any key do with one.
+func TestStreams(t *testing.T) {
+	entry := func(id string, texts ...string) string { return "*2\r\n" + bulk(id) + array(texts...) }
+	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
+		p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", api}}}))
+		for _, c := range []struct{ cmd, reply string }{
+			{"XADD s NOMKSTREAM 1-1 f v", "$-1\r\n"},
+			{"XADD s 1-1 f v", bulk("1-1")},
+			{"XADD s 1-1 f v", "-ERR The ID specified in XADD is equal or smaller than the target stream top item\r\n"},
+			{"XADD s 1-* f w", bulk("1-2")},
+			{"TYPE s", "+stream\r\n"},
+			{"OBJECT ENCODING s", bulk("stream")},
+			{"SCAN 0 TYPE stream COUNT 1000", "*2\r\n" + bulk("0") + array("s")},
+			{"GET s", wrongType},
+			{"LPUSH s x", wrongType},
+			{"INCR s", wrongType},
+			{"DUMP s", "-ERR kvd: DUMP does not know streams\r\n"},
+			{"SORT s", wrongType},
+			{"XRANGE s - +", "*2\r\n" + entry("1-1", "f", "v") + entry("1-2", "f", "w")},
+			{"XREVRANGE s + (1-1", "*1\r\n" + entry("1-2", "f", "w")},
+			{"EXPIRE s 1000", ":1\r\n"},
+			{"XDEL s 1-1 7-7", ":1\r\n"},
+			{"TTL s", ":1000\r\n"},
+			{"COPY s t", ":1\r\n"},
+			{"RENAME t u", "+OK\r\n"},
+			{"XLEN u", ":1\r\n"},
+			{"XTRIM u MAXLEN 0", ":1\r\n"},
+			{"EXISTS u", ":1\r\n"}, // an empty stream stays
+			{"DEL u", ":1\r\n"},
+			{"XGROUP CREATE s g 0", "+OK\r\n"},
+			{"XGROUP CREATE s g 0", "-BUSYGROUP Consumer Group name already exists\r\n"},
+			{"XREADGROUP GROUP g c STREAMS s >", "*1\r\n*2\r\n" + bulk("s") + "*1\r\n" + entry("1-2", "f", "w")},
+			{"XREADGROUP GROUP g c STREAMS s >", "*-1\r\n"},
+			{"XACK s g 1-2", ":1\r\n"},
+			{"SET text x", "+OK\r\n"},
+			{"XADD text * f v", wrongType},
+			{"XREAD STREAMS text 0", wrongType},
+			{"COMMAND GETKEYS XREADGROUP GROUP streams x COUNT 1 STREAMS a b > >", array("a", "b")},
+			{"MULTI", "+OK\r\n"},
+			{"XADD s 2-1 f v", "+QUEUED\r\n"},
+			{"XREAD BLOCK 0 STREAMS s none 1-2 0", "+QUEUED\r\n"},
+			{"XREAD BLOCK 0 STREAMS s $", "+QUEUED\r\n"},
+			{"EXEC", "*3\r\n" + bulk("2-1") + "*1\r\n*2\r\n" + bulk("s") + "*1\r\n" + entry("2-1", "f", "v") + "*-1\r\n"},
+			{"EVAL return{redis.call('xadd','s','2-2','f','v'),redis.call('xlen','s')} 1 s", "*2\r\n" + bulk("2-2") + ":3\r\n"},
+			{"EVAL return(redis.pcall('xread','block','1','streams','s','$').err) 0", bulk("ERR xread command is not allowed with BLOCK option from scripts")},
+		} {
+			p.want(t, c.reply, strings.Fields(c.cmd)...)
+		}
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+}
+
+// TestStreamIDsGrow: ids that the gateway chooses are those of its clock, and greater than all before, even if these are of the future.
+func TestStreamIDsGrow(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
+	now := time.Now().UnixMilli()
+	id := strings.Split(p.do(t, "XADD", "s", "*", "f", "v"), "\r\n")[1]
+	ms, seq, _ := strings.Cut(id, "-")
+	if got, err := strconv.ParseInt(ms, 10, 64); err != nil || got < now || got > time.Now().UnixMilli() || seq != "0" {
+		t.Errorf("%q at %d", id, now)
+	}
+	p.want(t, bulk("9000000000000-5"), "XADD", "s", "9000000000000-5", "f", "v")
+	p.want(t, bulk("9000000000000-6"), "XADD", "s", "*", "f", "v")
+}
+
+// TestLongStreams: a pipeline makes a stream of many blocks, which is refused when it would become too long, and is whole then.
+func TestLongStreams(t *testing.T) {
+	p := dial(t, "tcp", serve(t, Options{Databases: fake()}))
+	var cmds [][]string
+	for i := range 2000 {
+		cmds = append(cmds, []string{"XADD", "s", strconv.Itoa(i+1) + "-0", "f", "value"}, []string{"SET", "k" + strconv.Itoa(i), "v"})
+	}
+	p.send(t, cmds...)
+	for i := range 2000 {
+		p.answers(t, bulk(strconv.Itoa(i+1)+"-0"))
+		p.answers(t, "+OK\r\n")
+	}
+	p.want(t, "*1\r\n*2\r\n"+bulk("1500-0")+array("f", "value"), "XRANGE", "s", "1500", "1500")
+	long := strings.Repeat("x", 3<<20)
+	p.want(t, bulk("3000-0"), "XADD", "s", "3000", "f", long)
+	if got := p.do(t, "XADD", "s", "3001", "f", long); !strings.HasPrefix(got, "-ERR kvd: stream longer than ") {
+		t.Errorf("%.200q", got)
+	}
+	p.want(t, ":2001\r\n", "XLEN", "s")
+	p.want(t, "+OK\r\n", "XGROUP", "CREATE", "s", "g", "0")
+	if got := p.do(t, "XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">"); len(got) < len(long) {
+		t.Errorf("%.200q", got)
+	}
+	p.want(t, ":1999\r\n", "XTRIM", "s", "MAXLEN", "2")
+}
+
+// TestCorruptStreams: bytes that are no stream, and a stream whose entries are none, are an error that names the key, and stay as they are.
+func TestCorruptStreams(t *testing.T) {
+	store := clienttest.New(clienttest.Options{})
+	p := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", store}}}))
+	made := &collection.Stream{}
+	made.AddGroup(&collection.StreamGroup{Name: []byte("g")})
+	made.Add(collection.StreamID{MS: 1, Seq: 1}, [][]byte{[]byte("f"), []byte("v")})
+	whole := made.Bytes(true)
+	damaged := bytes.Clone(whole)
+	damaged[len(damaged)-4] = 100 // longer than what is there
+	const want = "-ERR kvd: corrupt stream at key \"s\": nothing was done\r\n"
+	for _, b := range [][]byte{{0}, whole[:len(whole)-1], whole[1:], damaged} {
+		ops := []client.Op{{Kind: client.OpPut, Key: []byte("s"), Value: b, Type: client.Stream}}
+		if store.Do(t.Context(), ops); ops[0].Err != nil {
+			t.Fatal(ops[0].Err)
+		}
+		for _, cmd := range []string{"XRANGE s - +", "XREVRANGE s + -", "XDEL s 1-1", "XREAD STREAMS s 0", "XREAD BLOCK 0 STREAMS s 0", "XREADGROUP GROUP g c STREAMS s >",
+			"XSETID s 5", "XINFO STREAM s", "XINFO STREAM s FULL", "XINFO GROUPS s", "XCLAIM s g c 0 1-1", "XTRIM s MINID = 1-1"} {
+			p.want(t, want, strings.Fields(cmd)...)
+		}
+		read := []client.Op{{Kind: client.OpGet, Key: []byte("s"), Typed: true}}
+		if store.Do(t.Context(), read); read[0].Err != nil || !bytes.Equal(read[0].Item.Value, b) {
+			t.Errorf("%q became %q, %v", b, read[0].Item.Value, read[0].Err)
 		}
 	}
 }

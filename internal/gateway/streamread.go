@@ -256,21 +256,19 @@ func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Wr
 		}
 		from = g.Last
 	}
-	var found []collection.StreamEntry
-	if start, ok := from.Next(); ok && start.Compare(s.Last) <= 0 {
-		var err error
-		if found, err = someEntries(s, start, collection.MaxStreamID, false, a.limit(again)); !streamOK(err, name, fail) {
-			return false, false
-		}
+	start, ok := from.Next()
+	if !ok || start.Compare(s.Last) > 0 {
+		return false, true
 	}
-	if a.ofGroup && len(found) > 0 && !a.deliver(t, k, name, s, found, fail) {
+	n, err := countRange(s, start, collection.MaxStreamID, a.limit(again))
+	if err != nil || n == 0 {
+		return false, streamOK(err, name, fail)
+	}
+	a.head(name, out)
+	if err := writeRange(out, s, start, collection.MaxStreamID, false, n); !streamOK(err, name, fail) {
 		return false, false
 	}
-	if len(found) > 0 {
-		a.head(name, out)
-		writeEntries(out, found)
-	}
-	return len(found) > 0, true
+	return true, !a.ofGroup || a.deliver(t, k, name, start, n, fail)
 }
 
 // head begins what the reply has of a stream.
@@ -281,23 +279,19 @@ func (a *readArgs) head(name []byte, out *resp.Writer) {
 	out.Bulk(name)
 }
 
-// deliver notes that new entries go to the consumer.
-func (a *readArgs) deliver(t *staged, k *key, name []byte, s *collection.Stream, found []collection.StreamEntry, fail *resp.Writer) bool {
+// deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
+func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int, fail *resp.Writer) bool {
+	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, n), fail)
+	if !ok {
+		return false
+	}
 	first, err := s.Edge(false)
 	if !streamOK(err, name, fail) {
 		return false
 	}
-	// A second change of a key edits the bytes of the first one, in which these entries may lie.
-	for i := range found {
-		found[i] = found[i].Clone()
-	}
-	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, len(found)), fail)
-	if !ok {
-		return false
-	}
 	g := s.Group(a.group)
 	consumer := a.see(t, k, g)
-	for _, e := range found {
+	err = s.Range(start, collection.MaxStreamID, false, func(e collection.StreamEntry) bool {
 		if g.Read != -1 && !s.HasDeleted(e.ID, first) {
 			g.Read++
 		} else if s.Added > 0 {
@@ -307,8 +301,10 @@ func (a *readArgs) deliver(t *staged, k *key, name []byte, s *collection.Stream,
 		if !a.noAck {
 			g.Put(collection.PendingEntry{ID: e.ID, Delivered: k.now, Times: 1, Consumer: consumer})
 		}
-	}
-	return k.setStream(s, true, name, fail)
+		n--
+		return n > 0
+	})
+	return streamOK(err, name, fail) && k.setStream(s, true, name, fail)
 }
 
 // see notes that the consumer was seen, and makes it if it is new.
