@@ -86,7 +86,7 @@ func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad
 		case more > 0 && fold(o, "streams"):
 			rest := args[i+1:]
 			if len(rest)%2 != 0 {
-				return 0, a.unbalanced()
+				return 0, "ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified." // of XREADGROUP, too
 			}
 			a.names, a.ids = rest[:len(rest)/2], rest[len(rest)/2:]
 			if a.ofGroup && a.group == nil {
@@ -110,13 +110,6 @@ func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad
 		}
 	}
 	return 0, errSyntax
-}
-
-func (a *readArgs) unbalanced() string {
-	if a.ofGroup {
-		return "ERR Unbalanced XREADGROUP list of streams: for each stream key an ID or '>' must be specified."
-	}
-	return "ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified."
 }
 
 // parseMillis reads the timeout of BLOCK; 0 is for ever.
