@@ -294,8 +294,8 @@ func splitTail(value []byte, f layout.RecordFlags) (v []byte, flags uint32, note
 
 // checkType refuses types that records cannot hold, or nobody knows.
 func checkType(t Type) error {
-	if t > List {
-		return fmt.Errorf("%w: Type: %d, want at most %d", ErrInvalid, t, List)
+	if t > Stream {
+		return fmt.Errorf("%w: Type: %d, want at most %d", ErrInvalid, t, Stream)
 	}
 	return nil
 }

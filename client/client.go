@@ -186,14 +186,15 @@ const (
 	Set                   // members
 	SortedSet             // members, by score
 	List                  // elements, by place
+	Stream                // entries, by id, and groups of consumers
 )
 
 // String is the type's name as Redis has it.
 func (t Type) String() string {
-	if t > List {
+	if t > Stream {
 		return fmt.Sprintf("type %d", uint8(t))
 	}
-	return [...]string{"string", "hash", "set", "zset", "list"}[t]
+	return [...]string{"string", "hash", "set", "zset", "list", "stream"}[t]
 }
 
 // PutOptions qualify a Put.

@@ -1,4 +1,5 @@
-// Package collection encodes Redis's collections: hashes, sets, sorted sets and lists, each as the value of one record.
+// Package collection encodes Redis's collections: hashes, sets, sorted sets, lists and streams, each as the value of
+// one record.
 // docs/collections.md has the bytes.
 //
 // It is pure: a change makes the new value of the old one and copies the bytes that stay as they are. Functions

@@ -115,6 +115,9 @@ func newRedisDialect(ctx context.Context, ours, theirs string, list *reviewed) (
 		if name == popAll {
 			c.random, c.unordered = false, true
 		}
+		if c.group == "stream" {
+			c.random = false // but for times, since no ids are made up by the server
+		}
 		d.all = append(d.all, c)
 		d.byName[strings.Join(c.words, " ")] = c
 		if d.byGroup[c.group] == nil {
@@ -161,7 +164,7 @@ func docArgs(v any) (args []docArg) {
 type maker struct {
 	*rand.Rand
 	command *docCommand
-	keys    int // what numkeys has announced; -1: nothing
+	keys    int // what numkeys has announced, or how many streams there are; -1: nothing
 }
 
 func (m *maker) pick(s ...string) string { return s[m.IntN(len(s))] }
@@ -224,7 +227,8 @@ func (d *redisDialect) command(rng *rand.Rand, c *docCommand) step {
 	case 1:
 		s = append(s, m.pick("x", "", "1", "k:any"))
 	case 2:
-		if c.name != popAll && len(s) > fixed && !slices.Contains([]string{"select", "copy", "move"}, c.name) { // into databases that nobody empties
+		// Into databases that nobody empties, and waiting for ever.
+		if c.name != popAll && len(s) > fixed && !slices.Contains([]string{"select", "copy", "move", "xread", "xreadgroup"}, c.name) {
 			s[fixed+rng.IntN(len(s)-fixed)] = m.pick("", "abc", "-1", "0", "1.5", "\r\n", "9223372036854775807", "nx")
 		}
 	}
@@ -245,6 +249,13 @@ func (m *maker) arg(s step, a docArg) step {
 			return s
 		}
 	}
+	if a.multiple && strings.HasPrefix(m.command.name, "xread") { // as many ids as streams
+		if a.kind == "key" {
+			m.keys = n
+		} else if m.IntN(12) > 0 {
+			n = m.keys
+		}
+	}
 	for i := range n {
 		if a.token != "" && a.kind != "pure-token" && (i == 0 || a.multipleWithWord) {
 			s = append(s, a.token)
@@ -257,7 +268,9 @@ func (m *maker) arg(s step, a docArg) step {
 		case "oneof":
 			s = m.arg(s, a.args[m.IntN(len(a.args))])
 		case "pure-token":
-			if m.IntN(4) == 0 {
+			if a.token == "*" { // an id of the server's clock
+				s = append(s, m.streamID())
+			} else if m.IntN(4) == 0 {
 				s = append(s, strings.ToLower(a.token))
 			} else {
 				s = append(s, a.token)
@@ -273,7 +286,7 @@ func (m *maker) arg(s step, a docArg) step {
 func (m *maker) key() string {
 	group := m.command.group
 	if m.IntN(8) == 0 {
-		group = m.pick("string", "hash", "list", "set", "sorted-set", "bitmap", "hyperloglog", "geo")
+		group = m.pick("string", "hash", "list", "set", "sorted-set", "bitmap", "hyperloglog", "geo", "stream")
 	}
 	switch group {
 	case "string", "hash", "list", "set", "sorted-set", "bitmap", "hyperloglog", "geo", "stream":
@@ -333,7 +346,15 @@ func (m *maker) value(a docArg) string {
 		}
 		return m.usual([]string{"1", "2.5", "-1", "0", "10.5", "3"}, "inf", "-inf", "nan", "abc", "", "1e400", "0.1", "-0", "3.0e3", "1e30", "0x10", " 1")
 	case "integer":
+		if s, ok := m.streamWord(a.name); ok {
+			return s
+		}
 		return m.integer(a.name, edge)
+	}
+	if m.command.group == "stream" {
+		if s, ok := m.streamWord(a.name); ok {
+			return s
+		}
 	}
 	switch a.name {
 	case "min", "max", "start", "stop", "end":
@@ -362,6 +383,34 @@ func (m *maker) value(a docArg) string {
 	return m.text()
 }
 
+// streamID makes up an id, most often one that there may be.
+func (m *maker) streamID() string {
+	id := strconv.Itoa(m.IntN(40)) + m.pick("-0", "-1", "-2", "", "-*")
+	return m.usual([]string{id}, "0", "0-0", "-", "+", "(", "5-", "abc", "", "18446744073709551615-18446744073709551615", " 7")
+}
+
+// streamWord makes up what commands on streams call so.
+func (m *maker) streamWord(name string) (s string, ok bool) {
+	switch name {
+	case "id", "last-id", "max_deleted_entry_id":
+		if strings.HasPrefix(m.command.name, "xread") {
+			return m.pick(m.streamID(), ">", ">", "$", "0"), true
+		}
+		return m.streamID(), true
+	case "start", "end":
+		return m.pick("-", "+", m.streamID(), "("+m.streamID()), true
+	case "threshold":
+		return m.pick("0", "1", "3", "10", "-1", m.streamID()), true
+	case "group", "groupname":
+		return m.usual([]string{"g1", "g2"}, "nosuch", ""), true
+	case "consumer", "consumername":
+		return m.pick("c1", "c2", "c3", ""), true
+	case "min-idle-time":
+		return m.usual([]string{"0", "3600000"}, "abc", "-1"), true
+	}
+	return "", false
+}
+
 func (m *maker) integer(name string, edge []string) string {
 	switch name {
 	case "numkeys":
@@ -383,6 +432,9 @@ func (m *maker) integer(name string, edge []string) string {
 			return "1000"
 		}
 	case "seconds", "milliseconds", "ttl":
+		if m.command.group == "stream" { // it waits
+			return m.usual([]string{"1", "2"}, "-1", "abc", "")
+		}
 		// None so short that it ends while it is compared, and no two alike: which of them ends
 		// later would be a matter of milliseconds.
 		return m.usual([]string{strconv.Itoa(100_000 + m.IntN(1_000_000_000))}, append(edge, "0", "-1", "-100")...)
@@ -469,6 +521,8 @@ func sameReply(c *docCommand, s step, a, b reply) bool {
 		return near(a, b, 1)
 	case "pttl", "pexpiretime":
 		return near(a, b, 5000)
+	case "xpending", "xinfo|stream", "xinfo|consumers":
+		return sameButTimes(c.name == "xpending", a, b)
 	}
 	switch {
 	case c.unordered:
@@ -491,6 +545,30 @@ func sorted(r reply) (texts []string) {
 	}
 	slices.Sort(texts)
 	return texts
+}
+
+// sameButTimes allows for clocks in what is told of streams: times of delivery, and those since then. Redis's radix tree may keep a node for a
+// stream without entries.
+func sameButTimes(pending bool, a, b reply) bool {
+	if a.kind != b.kind || len(a.elems) != len(b.elems) {
+		return false
+	}
+	if len(a.elems) == 0 {
+		return a.text == b.text
+	}
+	for i, x := range a.elems {
+		y, name := b.elems[i], a.elems[max(0, i-1)].text
+		if sameButTimes(pending, x, y) || strings.HasPrefix(name, "radix-tree-") && a.elems[1].text == "0" {
+			continue
+		}
+		n, err1 := strconv.Atoi(x.text)
+		m, err2 := strconv.Atoi(y.text)
+		isTime := name == "idle" || pending && i == 2 && len(a.elems) == 4 || len(x.text) > 11
+		if !isTime || x.kind != ':' || y.kind != ':' || err1 != nil || err2 != nil || n-m > 5000 || m-n > 5000 {
+			return false
+		}
+	}
+	return true
 }
 
 // near allows for clocks that were read at different times.

@@ -215,7 +215,7 @@ const (
 	gomemcacheModule = "github.com/bradfitz/gomemcache@v0.0.0-20260422231931-4d751bb6e37c"
 )
 
-// TestGoRedisSuite runs go-redis's tests of all data types but streams, of scans, scripts, functions, transactions,
+// TestGoRedisSuite runs go-redis's tests of all data types, of scans, scripts, functions, transactions,
 // pipelines, Pub/Sub, client-side caching, ACLs, pools and the server, without those of clusters, sentinels and modules.
 func TestGoRedisSuite(t *testing.T) {
 	open(t)
@@ -241,7 +241,7 @@ func TestGoRedisSuite(t *testing.T) {
 	edit(t, filepath.Join(dir, "pubsub_test.go"), "\t\tch := pubsub.Channel()\n\n\t\tbigVal := bigVal()\n",
 		"\t\tif _, err := pubsub.Receive(ctx); err != nil {\n\t\t\tFail(err.Error())\n\t\t}\n\t\tch := pubsub.Channel()\n\n\t\tbigVal := bigVal()\n")
 	// Not Credentials Provider: its wrong passwords slow AUTH down, for the other tests too.
-	focus := `^go-redis (Commands (server|keys|scanning|strings|hashes|hyperloglog|lists|sets|sorted sets|Geo add and radius search|` +
+	focus := `^go-redis (Commands (server|keys|scanning|strings|hashes|hyperloglog|lists|sets|sorted sets|streams|Geo add and radius search|` +
 		`marshaling/unmarshaling|json marshaling/unmarshaling|debugging|Eval|EvalRO|Functions|SlowLog|Latency) |` +
 		`Tx |ScanIterator |pipelining |races |pool |PubSub |Client |Client-side cache |Client-side cache strategies |Conn |Hook |Hook with |Dialer |` +
 		`ACL |ACL (user commands|permissions|Categories) |AutoPipeline |NoRetry |withConn |error |UniversalClient should connect to simple servers|NewScriptServerSHA |Cmd |RawCmd |RawWriteToCmd |BitCount)`
@@ -302,12 +302,12 @@ func ginkgoResults(report []byte) (results, error) {
 }
 
 // TestMiniredisSuite runs the tests that compare miniredis with a real Redis, with the
-// gateway as the real one: those of strings, keys, transactions, connections and the
+// gateway as the real one: those of strings, keys, streams, transactions, connections and the
 // server, without those of other data types, Lua and Pub/Sub. A check, which is a line
 // of a test, fails where both disagree.
 func TestMiniredisSuite(t *testing.T) {
 	l := open(t)
-	keep := []string{"string_test.go", "generic_test.go", "tx_test.go", "connection_test.go", "server_test.go", "command_test.go", "cluster_test.go"}
+	keep := []string{"string_test.go", "generic_test.go", "stream_test.go", "tx_test.go", "connection_test.go", "server_test.go", "command_test.go", "cluster_test.go"}
 	dir := testModule(t, miniredisModule, "integration", func(name string) bool { return slices.Contains(keep, name) })
 	original := filepath.Join(dir, "reference")
 	must(t, os.CopyFS(original, os.DirFS(filepath.Join(dir, "integration"))))

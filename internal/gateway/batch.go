@@ -469,12 +469,12 @@ func (u *unit) change(cur client.Item, present bool) (client.Change, error) {
 	u.out.Proto = u.b.w.Proto
 	for i := u.first; i >= 0; {
 		e := &u.b.entries[i]
-		k.count = 0
+		k.count, k.also = 0, ""
 		e.lo = u.out.Len()
 		changed, was := k.changed, k.present
 		k.changed = false
 		e.cmd.key(k, e.args, &u.out)
-		e.change = change{missed: !was, changed: k.changed && (was || k.present), created: !was && k.present, deleted: !k.present, expires: k.expires}
+		e.change = change{missed: !was, changed: k.changed && (was || k.present), created: !was && k.present, deleted: !k.present, expires: k.expires, also: k.also}
 		k.changed = k.changed || changed
 		if k.want > 0 || u.out.Len() > u.outRoom {
 			return client.Change{}, errRoom
@@ -598,8 +598,10 @@ func (b *batch) performLarge(u *unit) {
 			}
 			reads = max(reads, large.Want)
 		case errors.Is(u.err, errRoom):
-			if u.k.room = max(u.k.room, u.k.want); u.k.want == 0 {
+			if u.k.want == 0 {
 				u.outRoom *= 8
+			} else { // the unit's next command may want a little more
+				u.k.room = max(u.k.want, min(2*u.k.room, u.k.maxValue))
 			}
 		default:
 			large = nil

@@ -31,10 +31,17 @@ const (
 	pollBatch, pollLimit = 256, 1 << 10
 )
 
+// noWait is the timeout of a command that was not told to wait.
+const noWait = time.Duration(-1)
+
 // blocking is what a command that may wait asks for.
 type blocking struct {
 	names   [][]byte // that it waits for
 	timeout time.Duration
+	// line is which of those who wait for a key it is served in turn with. reads: it has to look at its keys before it waits, whoever
+	// does so already, and if it has no line nobody is in its way afterwards, since it takes nothing.
+	line  string
+	reads bool
 	// one: in a transaction, which never waits, its reply to nothing is no array but one value.
 	one bool
 	// try does it now, if it can, for the first of the given names that has something; it reports whether it replied. again says
@@ -50,6 +57,8 @@ func blockingOn(name string, arity, first, last, step int, group string, parse f
 		switch {
 		case bad != "":
 			w.Error(bad)
+		case b.reads && b.timeout != noWait && t.scripted:
+			w.Error("ERR " + name + " command is not allowed with BLOCK option from scripts")
 		case b.try(t, b.names, false, w):
 		case b.one:
 			w.Null()
@@ -105,15 +114,47 @@ type waits struct {
 // awaited is a key that somebody waits for.
 type awaited struct {
 	stagedName
-	queue   []*waiter // in the order of arrival, never empty
-	version uint64    // that the last poll found, 0: none
+	lines   []*line // never empty
+	version uint64  // that the last poll found, 0: none
 	pause   time.Duration
 	next    time.Time // of the poll
+}
+
+// line is those who wait for a key in turn.
+type line struct {
+	name  string
+	all   bool      // not in turn: each of them is served
+	queue []*waiter // in the order of arrival, never empty
+}
+
+// lineOf is the line for a client, nil if there is none.
+func (k *awaited) lineOf(name string, all bool) *line {
+	for _, l := range k.lines {
+		if l.name == name && l.all == all {
+			return l
+		}
+	}
+	return nil
+}
+
+// wake tells the first of each line, or all of it, that there may be something now.
+func (k *awaited) wake() {
+	for _, l := range k.lines {
+		if !l.all {
+			signal(l.queue[0].wake)
+			continue
+		}
+		for _, x := range l.queue {
+			signal(x.wake)
+		}
+	}
 }
 
 // waiter is a client that waits.
 type waiter struct {
 	keys []*awaited
+	line string
+	all  bool          // it waits in no turn
 	wake chan struct{} // capacity 1: to try
 	end  chan ending   // capacity 1: not to wait any longer
 
@@ -143,13 +184,13 @@ func (s *waits) init(g *Gateway) {
 }
 
 // enterQueues puts a client at the end of the queues of keys.
-func (s *waits) enterQueues(db int, names [][]byte) *waiter {
-	x := &waiter{wake: make(chan struct{}, 1), end: make(chan ending, 1), over: make(chan struct{})}
+func (s *waits) enterQueues(db int, b *blocking) *waiter {
+	x := &waiter{line: b.line, all: b.reads && b.line == "", wake: make(chan struct{}, 1), end: make(chan ending, 1), over: make(chan struct{})}
 	s.clients.Add(1) // before its first try: a writer that misses it has written before that
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	soon := time.Now().Add(minPollPause)
-	for _, name := range names {
+	for _, name := range b.names {
 		n := stagedName{db, string(name)}
 		k := s.mu.keys[n]
 		if k == nil {
@@ -159,7 +200,15 @@ func (s *waits) enterQueues(db int, names [][]byte) *waiter {
 		if slices.Contains(x.keys, k) {
 			continue
 		}
-		k.queue = append(k.queue, x)
+		l := k.lineOf(x.line, x.all)
+		if l == nil {
+			l = &line{name: x.line, all: x.all}
+			k.lines = append(k.lines, l)
+		}
+		l.queue = append(l.queue, x)
+		if b.reads && k.version == 0 { // it may be gone before it is looked up
+			k.version = unknownVersion
+		}
 		k.pause = minPollPause
 		if k.next.After(soon) {
 			k.next = soon
@@ -180,24 +229,27 @@ func (s *waits) leaveQueues(x *waiter, pass bool) {
 	defer s.mu.Unlock()
 	pass = pass || len(x.wake) > 0
 	for _, k := range x.keys {
-		at := slices.Index(k.queue, x)
-		k.queue = slices.Delete(k.queue, at, at+1)
+		l := k.lineOf(x.line, x.all)
+		at := slices.Index(l.queue, x)
+		l.queue = slices.Delete(l.queue, at, at+1)
 		switch {
-		case len(k.queue) == 0:
-			delete(s.mu.keys, k.stagedName)
-		case at == 0 && pass:
-			signal(k.queue[0].wake)
+		case len(l.queue) == 0:
+			if k.lines = slices.DeleteFunc(k.lines, func(m *line) bool { return m == l }); len(k.lines) == 0 {
+				delete(s.mu.keys, k.stagedName)
+			}
+		case at == 0 && pass && !l.all:
+			signal(l.queue[0].wake)
 		}
 	}
 	s.clients.Add(-1)
 }
 
-// turn is those of names that the client is the first to wait for.
+// turn is those of names that the client is the first of its line to wait for.
 func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		if s.mu.keys[stagedName{db, string(name)}].queue[0] == x {
+		if l := s.mu.keys[stagedName{db, string(name)}].lineOf(x.line, x.all); l.all || l.queue[0] == x {
 			mine = append(mine, name)
 		}
 	}
@@ -207,13 +259,13 @@ func (s *waits) turn(x *waiter, db int, names [][]byte) (mine [][]byte) {
 // any reports whether somebody waits, so that a writer can leave it at that.
 func (s *waits) any() bool { return s.clients.Load() > 0 }
 
-// wake tells the first who waits for a key that there may be something now. It is called after each write that leaves a
+// wake tells those whose turn it is to wait for a key that there may be something now. It is called after each write that leaves a
 // collection, whatever its type.
 func (s *waits) wake(db int, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.mu.keys[stagedName{db, name}]; k != nil {
-		signal(k.queue[0].wake)
+		k.wake()
 	}
 }
 
@@ -304,13 +356,14 @@ func (s *waits) found(keys []*awaited, ops []client.Op) {
 				k.version, pause = o.Item.Version, minPollPause
 			}
 		case errors.Is(o.Err, client.ErrNotFound):
+			wake = k.version != 0
 			k.version = 0
 		default: // too long to have its version here, or it could not be read
 			wake = true
 		}
 		k.pause, k.next = pause, now.Add(pause)
-		if wake && len(k.queue) > 0 {
-			signal(k.queue[0].wake)
+		if wake {
+			k.wake()
 		}
 	}
 }
@@ -358,8 +411,13 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 		w.Error(bad)
 		return 0, nil
 	}
+	if b.timeout == noWait {
+		began := time.Now()
+		c.performSeveral(cmd, w, args)
+		return time.Since(began), nil
+	}
 	s := &c.g.waits
-	x := s.enterQueues(c.db, b.names)
+	x := s.enterQueues(c.db, &b)
 	c.blocked.Store(x)
 	pass := false // those behind it are to try
 	defer func() {
@@ -376,7 +434,11 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}
 	var gone <-chan struct{}
 	for again := false; ; again = true {
-		if mine := s.turn(x, c.db, b.names); len(mine) > 0 {
+		mine := b.names
+		if again || !b.reads {
+			mine = s.turn(x, c.db, b.names)
+		}
+		if len(mine) > 0 {
 			began := time.Now()
 			pass = c.tryBlocked(cmd, &b, mine, again, w)
 			if worked += time.Since(began); pass {

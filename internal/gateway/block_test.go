@@ -137,7 +137,7 @@ func TestManyWaitersShareAPoll(t *testing.T) {
 func TestPollIsNotPutOff(t *testing.T) {
 	_, g := start(t, Options{Databases: fake()})
 	names := [][]byte{[]byte("k")}
-	first := g.waits.enterQueues(0, names)
+	first := g.waits.enterQueues(0, &blocking{names: names})
 	defer g.waits.leaveQueues(first, false)
 	due := func() time.Time {
 		g.waits.mu.Lock()
@@ -146,7 +146,7 @@ func TestPollIsNotPutOff(t *testing.T) {
 	}
 	polls := 0
 	for before := due(); polls < 3; {
-		g.waits.leaveQueues(g.waits.enterQueues(0, names), false)
+		g.waits.leaveQueues(g.waits.enterQueues(0, &blocking{names: names}), false)
 		now := due()
 		if now.After(before) {
 			if before.After(time.Now()) {
@@ -380,6 +380,41 @@ func TestBlockedLikeRedis(t *testing.T) {
 		get(a)
 		a = wait("BLMPOP 0.2 1 k LEFT")
 		get(a)
+		// Readers of a stream are all served; a client that pops from the same key goes on waiting.
+		d := wait("BLPOP s 0")
+		a, b, c = wait("XREAD BLOCK 0 STREAMS s $"), wait("XREAD BLOCK 0 STREAMS none s 0 0"), wait("XREAD COUNT 1 BLOCK 0 STREAMS s 5-5")
+		do("XADD s 1-1 f v")
+		get(a, b)
+		do("XREAD BLOCK 0 STREAMS s 0") // who waits is not in the way
+		do("XADD s 6-1 f v")
+		get(c)
+		do("XGROUP CREATE s g $")
+		do("XGROUP CREATE s h 0")
+		a = wait("XREADGROUP GROUP g alice BLOCK 0 STREAMS s >")
+		do("XREADGROUP GROUP h bob BLOCK 0 STREAMS s >")
+		do("XREADGROUP GROUP g alice BLOCK 0 STREAMS s 0")
+		do("XADD s 7-1 f v")
+		get(a)
+		do("XINFO GROUPS s")
+		a, b = wait("XREADGROUP GROUP g alice BLOCK 0 NOACK STREAMS s >"), wait("XREADGROUP GROUP g bob BLOCK 0 STREAMS s >")
+		do("XADD s 8-1 f v")
+		get(a)
+		do("XADD s 8-2 f v")
+		get(b)
+		do("XPENDING s g")
+		a = wait("XREADGROUP GROUP g alice BLOCK 0 STREAMS s >")
+		do("XGROUP DESTROY s g")
+		get(a)
+		a = wait("XREAD BLOCK 200 STREAMS s $")
+		get(a)
+		do("XREADGROUP GROUP h alice STREAMS s >")
+		a, b = wait("XREADGROUP GROUP h alice BLOCK 0 STREAMS s >"), wait("XREAD BLOCK 0 STREAMS s 9")
+		do("DEL s")
+		get(a)
+		do("RPUSH s x")
+		get(d)
+		do("XADD s 10-1 f v")
+		get(b)
 	}
 	for i, want := range said[theirs] {
 		if got := said[ours][i]; got != want {

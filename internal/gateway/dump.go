@@ -14,6 +14,10 @@ func cmdDump(k *key, args [][]byte, w *resp.Writer) {
 		w.Null()
 		return
 	}
+	if k.typ == client.Stream {
+		w.Error("ERR kvd: DUMP does not know streams")
+		return
+	}
 	v, err := partsOf(k.typ, k.value)
 	if err != nil {
 		w.Error(collectionError(k.typ, args[1], err))

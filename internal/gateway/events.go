@@ -27,6 +27,8 @@ const (
 	onMiss
 	onModule
 	onNew
+	// onNothing is of events that Redis has not, which nobody can ask for.
+	onNothing
 	onAll = onGeneric | onString | onList | onSet | onHash | onZSet | onExpired | onEvicted | onStream | onModule // the letter A
 )
 
@@ -152,6 +154,7 @@ type change struct {
 	missed                    bool // it was not there
 	changed, created, deleted bool
 	expires                   int64 // Unix ms; 0: never
+	also                      string
 }
 
 // tellOfWrites publishes the events of what the batch has performed, and says which keys were written to those who cache them. It
@@ -230,6 +233,9 @@ func (c *conn) tellOfChange(notify eventClass, ev keyEvent, db int, name []byte,
 		}
 	}
 	tell(ev)
+	if ch.also != "" {
+		tell(keyEvent{onStream, ch.also})
+	}
 	if notify&onExpired != 0 {
 		c.g.watchExpiry(db, name, ch.expires)
 	}
@@ -278,7 +284,7 @@ func (t *staged) noteChanges(cmd *command) (end func()) {
 			}
 		}
 		note := func(k *stagedKey, ev keyEvent, created bool) {
-			t.changes = append(t.changes, stagedChange{k, ev, change{changed: true, created: created, deleted: !k.present, expires: k.expires}})
+			t.changes = append(t.changes, stagedChange{k, ev, change{changed: true, created: created, deleted: !k.present, expires: k.expires, also: k.also}})
 		}
 		for _, x := range t.named {
 			i := slices.IndexFunc(t.keys, func(k *stagedKey) bool { return &k.key == x.k })

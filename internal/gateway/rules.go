@@ -39,7 +39,8 @@ W R: sdiffstore sinterstore sunionstore
 RW: eval evalsha fcall
 RW W: rename renamenx
 RW: move
--: llen
+-: llen xlen
+R: xreadgroup
 RW: lpop rpop lmpop blpop brpop blmpop
 RW W: lmove rpoplpush blmove brpoplpush
 R W: copy

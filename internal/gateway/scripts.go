@@ -236,7 +236,9 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 	h.w.Proto = proto
 	switch {
 	case cmd.key != nil || cmd.keys != nil:
+		t.scripted = true
 		t.run(cmd, args, &h.w)
+		t.scripted = false
 	case cmd.name == "select":
 		if t.db, bad = t.c.dbIndex(args[1]); bad != "" {
 			return nil, bad

@@ -36,6 +36,8 @@ type staged struct {
 	moves bool
 	// mayWait: the function is a command that waits if it finds nothing.
 	mayWait bool
+	// scripted: it is a script that performs the command at hand.
+	scripted bool
 
 	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
 	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
@@ -290,7 +292,7 @@ func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
 			return
 		}
 		k := t.key(args[cmd.first])
-		k.count = 0
+		k.count, k.also = 0, ""
 		cmd.key(k, args, w)
 		return
 	}

@@ -26,6 +26,7 @@ type key struct {
 
 	own   []byte // what mutable uses; kept from unit to unit
 	count int64  // what a command that sums over its keys adds
+	also  string // the event of a stream that a command's change of it has beside its own, if any
 	// room is how long a value mutable may make; want is how long the one is that it did not.
 	room, want int
 }

@@ -379,7 +379,7 @@ func administrationCommands() []*command {
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
 		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
-		sortCommands(), pubsubCommands())
+		sortCommands(), pubsubCommands(), streamCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
@@ -426,7 +426,5 @@ func swiftly(c *command) *command    { c.swift = true; return c }
 
 // notServed are commands that Redis has and kvd has not: name and arity, as of Redis 7.
 const notServed = `
-xadd:-5 xrange:-4 xrevrange:-4 xlen:2 xread:-4 xreadgroup:-7 xgroup:-2 xsetid:-3 xack:-4 xpending:-3 xclaim:-6 xautoclaim:-6 xinfo:-2
-xdel:-3 xtrim:-4
 migrate:-6
 save:1 bgsave:-1 bgrewriteaof:1 shutdown:-1 sync:1 psync:-3 replconf:-1 replicaof:3 slaveof:3 failover:-1 monitor:1 waitaof:4`

@@ -134,6 +134,34 @@ PFADD h2 b
 PFMERGE h2 h1
 EVAL redis.call('set','x1','7')redis.call('rename','x1','x4') 0
 MULTI|SET x4 1|DEL x2|EXEC
+XADD st 1-1 f v
+XADD st MAXLEN 1 1-2 f v
+XADD st MAXLEN 5 1-3 f v
+XDEL st 1-2 7-7
+XTRIM st MAXLEN 5
+XTRIM st MAXLEN 0
+XSETID st 2-0
+XGROUP CREATE st g 0
+XGROUP CREATE st2 g $ MKSTREAM
+XGROUP SETID st g 0
+XGROUP CREATECONSUMER st g c
+XGROUP CREATECONSUMER st g c
+XADD st 3-1 f v
+XADD st 3-2 f v
+XREADGROUP GROUP g c COUNT 1 STREAMS st >
+XREADGROUP GROUP g d STREAMS st st2 > >
+XREADGROUP GROUP g e STREAMS st >
+XREADGROUP GROUP g e STREAMS st 0
+XACK st g 3-1
+XCLAIM st g f 0 3-2
+XAUTOCLAIM st g h 0 0
+XGROUP DELCONSUMER st g h
+XGROUP DELCONSUMER st g none
+XGROUP DESTROY st g
+XGROUP DESTROY st g
+COPY st st3
+MULTI|XADD st MAXLEN 1 9-9 f v|XADD st 9-10 f v|XTRIM st MAXLEN 0|EXEC
+EVAL redis.call('xadd','st','MAXLEN','1','10-1','f','v')redis.call('xadd','st','MAXLEN','1','10-2','f','v') 0
 DEL m1 m2 none
 UNLINK m5
 SETRANGE none 0

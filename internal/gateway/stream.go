@@ -1,0 +1,783 @@
+package gateway
+
+import (
+	"bytes"
+	"math"
+	"strings"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Streams. A command takes the value apart as far as it needs to (internal/collection); one that changes it edits a copy. The order in
+// which arguments, the key, its type and groups are looked at is that of Redis's t_stream.c.
+
+// streamCommands are on one stream, but for XREAD and XREADGROUP, which may wait for several.
+func streamCommands() []*command {
+	return ofGroup("stream",
+		onStreams("xadd", keyed("xadd", -5, 1, update, cmdXAdd, "Appends an entry to a stream.")),
+		keyed("xlen", 2, 1, read, cmdXLen, "Counts the entries of a stream."),
+		keyed("xrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { xrange(k, args, w, false) }, "Returns entries by their ids."),
+		keyed("xrevrange", -4, 1, read, func(k *key, args [][]byte, w *resp.Writer) { xrange(k, args, w, true) }, "Returns entries by their ids, in reverse."),
+		onStreams("xdel", keyed("xdel", -3, 1, update, cmdXDel, "Deletes entries.")),
+		onStreams("xtrim", keyed("xtrim", -4, 1, update, cmdXTrim, "Deletes the first entries.")),
+		onStreams("xsetid", keyed("xsetid", -3, 1, update, cmdXSetID, "Sets the last id of a stream.")),
+		blockingRead("xread", -4, false, "Returns entries of several streams, or waits for some."),
+		blockingRead("xreadgroup", -7, true, "Returns entries to a consumer of a group, or waits for some."),
+		onStreams("", keyed("xack", -4, 1, update, cmdXAck, "Says that entries have been dealt with.")),
+		keyed("xpending", -3, 1, read, cmdXPending, "Returns what has been delivered and not acknowledged."),
+		onStreams("", keyed("xclaim", -6, 1, update, cmdXClaim, "Gives pending entries to another consumer.")),
+		onStreams("", keyed("xautoclaim", -6, 1, update, cmdXAutoClaim, "Gives entries that are pending for long to another consumer.")),
+		container("xgroup", "stream", "Consumer groups.", nil,
+			onStreams("xgroup-create", keyed("xgroup|create", -5, 2, update, cmdXGroupCreate, "Makes a group.")),
+			onStreams("xgroup-setid", keyed("xgroup|setid", -5, 2, update, cmdXGroupSetID, "Sets the last id that a group has read.")),
+			onStreams("xgroup-destroy", keyed("xgroup|destroy", 4, 2, update, cmdXGroupDestroy, "Removes a group.")),
+			onStreams("xgroup-createconsumer", keyed("xgroup|createconsumer", 5, 2, update, cmdXGroupCreateConsumer, "Makes a consumer.")),
+			onStreams("xgroup-delconsumer", keyed("xgroup|delconsumer", 5, 2, update, cmdXGroupDelConsumer, "Removes a consumer.")),
+			helpOf("xgroup", strings.Split(xgroupHelp, "\n")...)),
+		container("xinfo", "stream", "Tells of streams, groups and consumers.", nil,
+			keyed("xinfo|stream", -3, 2, read, cmdXInfoStream, "Tells of a stream."),
+			keyed("xinfo|groups", 3, 2, read, cmdXInfoGroups, "Tells of the groups of a stream."),
+			keyed("xinfo|consumers", 4, 2, read, cmdXInfoConsumers, "Tells of the consumers of a group."),
+			helpOf("xinfo", strings.Split(xinfoHelp, "\n")...)),
+	)
+}
+
+const (
+	xgroupHelp = `CREATE <key> <groupname> <id|$> [option]
+    Create a new consumer group. Options are:
+    * MKSTREAM
+      Create the empty stream if it does not exist.
+    * ENTRIESREAD entries_read
+      Set the group's entries_read counter (internal use).
+CREATECONSUMER <key> <groupname> <consumer>
+    Create a new consumer in the specified group.
+DELCONSUMER <key> <groupname> <consumer>
+    Remove the specified consumer.
+DESTROY <key> <groupname>
+    Remove the specified group.
+SETID <key> <groupname> <id|$> [ENTRIESREAD entries_read]
+    Set the current group ID and entries_read counter.`
+	xinfoHelp = `CONSUMERS <key> <groupname>
+    Show consumers of <groupname>.
+GROUPS <key>
+    Show the stream consumer groups.
+STREAM <key> [FULL [COUNT <count>]
+    Show information about the stream.`
+)
+
+// onStreams names the event of a command that changes a stream; "": it has none.
+func onStreams(event string, c *command) *command {
+	if c.event = (keyEvent{onStream, event}); event == "" {
+		c.event.class = onNothing
+	}
+	return c
+}
+
+const (
+	errStreamID  = "ERR Invalid stream ID specified as stream command argument"
+	errStartID   = "ERR invalid start ID for the interval"
+	errEndID     = "ERR invalid end ID for the interval"
+	errOneTrim   = "ERR syntax error, MAXLEN and MINID options at the same time are not compatible"
+	errLimitTrim = "ERR syntax error, LIMIT cannot be used without specifying a trimming strategy"
+	errNoTrim    = "ERR syntax error, XTRIM must be called with at least one trimming strategy"
+	errLimitOnly = "ERR syntax error, LIMIT cannot be used without the special ~ option"
+)
+
+// readStream is the key's stream, empty if there is none; ok is false behind a reply that says why not.
+func (k *key) readStream(name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
+	if !k.is(client.Stream, w) {
+		return nil, false
+	}
+	return parsedStream(k.value, name, w)
+}
+
+func parsedStream(b, name []byte, w *resp.Writer) (s *collection.Stream, ok bool) {
+	s, err := collection.ParseStream(b)
+	return s, streamOK(err, name, w)
+}
+
+// streamOK replies if a stream is corrupt.
+func streamOK(err error, name []byte, w *resp.Writer) bool {
+	if err != nil {
+		w.Error(collectionError(client.Stream, name, err))
+	}
+	return err == nil
+}
+
+// editStream is the key's stream in bytes that may be edited, with room for grow bytes more; ok is as in editable.
+func (k *key) editStream(name []byte, grow int, w *resp.Writer) (s *collection.Stream, ok bool) {
+	b, ok := k.editable(grow)
+	if !ok {
+		return nil, false
+	}
+	return parsedStream(b, name, w)
+}
+
+// setStream makes an edited stream the key's; false: it replied that it is too long.
+func (k *key) setStream(s *collection.Stream, groups bool, name []byte, w *resp.Writer) bool {
+	return k.setEdited(client.Stream, s.Bytes(groups), name, w)
+}
+
+// parseNumber reads a part of an id as Redis does: a decimal integer, or else what C's strtoull takes.
+func parseNumber(b []byte) (n uint64, ok bool) {
+	if i, ok := resp.ParseInt(b); ok {
+		return uint64(i), i >= 0
+	}
+	for len(b) > 0 && isSpace(b[0]) {
+		b = b[1:]
+	}
+	if len(b) == 0 {
+		return 0, false
+	}
+	return parseCursor(b)
+}
+
+// parseIDAs reads ms, ms-seq, and if auto is set ms-*, of which all is then false; missing is the seq of an id without one.
+func parseIDAs(b []byte, missing uint64, auto bool) (id collection.StreamID, all, ok bool) {
+	if len(b) > 127 {
+		return id, false, false
+	}
+	b, _, _ = bytes.Cut(b, []byte{0})
+	ms, seq, has := bytes.Cut(b, []byte("-"))
+	if id.MS, ok = parseNumber(ms); !ok {
+		return id, false, false
+	}
+	switch {
+	case !has:
+		id.Seq = missing
+	case auto && string(seq) == "*":
+		return id, false, true
+	default:
+		id.Seq, ok = parseNumber(seq)
+	}
+	return id, true, ok
+}
+
+// parseID reads an id; - and + are none.
+func parseID(b []byte) (id collection.StreamID, ok bool) {
+	id, _, ok = parseIDAs(b, 0, false)
+	return id, ok
+}
+
+// parseEdge reads an end of an interval, which with ( in front of it is not in it; bad is the reply to a wrong one.
+func parseEdge(b []byte, end bool) (id collection.StreamID, bad string) {
+	missing := uint64(0)
+	if end {
+		missing = math.MaxUint64
+	}
+	open := len(b) > 1 && b[0] == '('
+	ok := true
+	switch {
+	case open:
+		id, _, ok = parseIDAs(b[1:], missing, false)
+	case string(b) == "-":
+	case string(b) == "+":
+		id = collection.MaxStreamID
+	default:
+		id, _, ok = parseIDAs(b, missing, false)
+	}
+	switch {
+	case !ok:
+		return id, errStreamID
+	case open && !end:
+		if id, ok = id.Next(); !ok {
+			return id, errStartID
+		}
+	case open:
+		if id, ok = id.Prev(); !ok {
+			return id, errEndID
+		}
+	}
+	return id, ""
+}
+
+// writeID is an id as a reply.
+func writeID(w *resp.Writer, id collection.StreamID) {
+	var a [41]byte
+	w.Bulk(id.Append(a[:0]))
+}
+
+func writeEntry(w *resp.Writer, e collection.StreamEntry) {
+	w.Array(2)
+	writeID(w, e.ID)
+	w.Array(2 * e.Pairs)
+	for t := range e.Texts() {
+		w.Bulk(t)
+	}
+}
+
+// countRange is how many entries a range has, counted up to most unless that is 0.
+func countRange(s *collection.Stream, from, to collection.StreamID, most int64) (n int, err error) {
+	err = s.Range(from, to, false, func(collection.StreamEntry) bool {
+		n++
+		return int64(n) != most
+	})
+	return n, err
+}
+
+// writeRange is the first n entries of a range, from its end on in reverse: so many as countRange has found.
+func writeRange(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, n int) error {
+	if w.Array(n); n == 0 {
+		return nil
+	}
+	return s.Range(from, to, reverse, func(e collection.StreamEntry) bool {
+		writeEntry(w, e)
+		n--
+		return n > 0
+	})
+}
+
+// writeSome is writeRange for as many as there are, up to most unless that is 0. If the stream is corrupt it replies that in its place.
+func writeSome(w *resp.Writer, s *collection.Stream, from, to collection.StreamID, reverse bool, most int64, name []byte) bool {
+	at := w.Len()
+	n, err := countRange(s, from, to, most)
+	if err == nil {
+		err = writeRange(w, s, from, to, reverse, n)
+	}
+	if err != nil {
+		w.Truncate(at)
+	}
+	return streamOK(err, name, w)
+}
+
+// trimArgs are the options of XADD and XTRIM.
+type trimArgs struct {
+	collection.StreamTrim
+	some   bool // there is something to trim by
+	noMake bool
+	id     collection.StreamID
+	given  bool // the id, of which
+	whole  bool // seq is too
+	fields [][]byte
+}
+
+// parseTrim reads options, and for XADD the id and what is behind it.
+func parseTrim(args [][]byte, add bool) (a trimArgs, bad string) {
+	limited := false
+	i := 2
+	for done := false; i < len(args) && !done; i++ {
+		more := len(args) - 1 - i
+		switch o := args[i]; {
+		case add && string(o) == "*":
+			done = true
+		case more > 0 && (fold(o, "maxlen") || fold(o, "minid")):
+			if a.some {
+				return a, errOneTrim
+			}
+			a.some, a.ByID, a.Blocks = true, fold(o, "minid"), false
+			if is := string(args[i+1]); more > 1 && (is == "~" || is == "=") {
+				a.Blocks = is == "~"
+				i++
+			}
+			i++
+			if bad := a.parseBound(args[i]); bad != "" {
+				return a, bad
+			}
+		case more > 0 && fold(o, "limit"):
+			i++
+			var ok bool
+			if a.Limit, ok = resp.ParseInt(args[i]); !ok {
+				return a, errNotInt
+			}
+			if a.Limit < 0 {
+				return a, "ERR The LIMIT argument must be >= 0."
+			}
+			limited = true
+		case add && fold(o, "nomkstream"):
+			a.noMake = true
+		case add:
+			var ok bool
+			if a.id, a.whole, ok = parseIDAs(o, 0, true); !ok {
+				return a, errStreamID
+			}
+			a.given, done = true, true
+		default:
+			return a, errSyntax
+		}
+	}
+	switch {
+	case a.Limit > 0 && !a.some:
+		return a, errLimitTrim
+	case !add && !a.some:
+		return a, errNoTrim
+	case limited && !a.Blocks:
+		return a, errLimitOnly
+	case !limited && a.Blocks:
+		a.Limit = 10_000 // Redis's bound on the work of one command
+	}
+	a.fields = args[i:]
+	return a, ""
+}
+
+func (a *trimArgs) parseBound(b []byte) (bad string) {
+	if a.ByID {
+		var ok bool
+		if a.MinID, ok = parseID(b); !ok {
+			return errStreamID
+		}
+		return ""
+	}
+	n, ok := resp.ParseInt(b)
+	switch {
+	case !ok:
+		return errNotInt
+	case n < 0:
+		return "ERR The MAXLEN argument must be >= 0."
+	}
+	a.Max = uint64(n)
+	return ""
+}
+
+func cmdXAdd(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseTrim(args, true)
+	switch {
+	case bad != "":
+	case len(a.fields) < 2 || len(a.fields)%2 != 0:
+		bad = "ERR wrong number of arguments for 'xadd' command"
+	case a.given && a.whole && a.id == collection.StreamID{}:
+		bad = "ERR The ID specified in XADD must be greater than 0-0"
+	}
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if !k.is(client.Stream, w) {
+		return
+	}
+	if !k.present && a.noMake {
+		w.Null()
+		return
+	}
+	s, ok := k.editStream(args[1], collection.StreamRoom(a.fields), w)
+	if !ok {
+		return
+	}
+	if s.Last == collection.MaxStreamID {
+		w.Error("ERR The stream has exhausted the last possible ID, unable to add more items")
+		return
+	}
+	id := a.nextID(s.Last, k.now)
+	if id.Compare(s.Last) <= 0 {
+		w.Error("ERR The ID specified in XADD is equal or smaller than the target stream top item")
+		return
+	}
+	s.Add(id, a.fields)
+	gone := 0
+	if a.some {
+		var err error
+		if gone, err = s.Trim(a.StreamTrim); !streamOK(err, args[1], w) {
+			return
+		}
+	}
+	if !k.setStream(s, false, args[1], w) {
+		return
+	}
+	if gone > 0 {
+		k.also = "xtrim"
+	}
+	writeID(w, id)
+}
+
+// nextID is the id of a new entry, which is not behind last if the arguments ask for such a one.
+func (a *trimArgs) nextID(last collection.StreamID, now int64) collection.StreamID {
+	next, _ := last.Next()
+	switch {
+	case !a.given && uint64(now) > last.MS:
+		return collection.StreamID{MS: uint64(now)}
+	case !a.given:
+		return next
+	case !a.whole && a.id.MS == last.MS && last.Seq == math.MaxUint64:
+		return last
+	case !a.whole && a.id.MS == last.MS:
+		return next
+	}
+	return a.id
+}
+
+func cmdXLen(k *key, args [][]byte, w *resp.Writer) {
+	if s, ok := k.readStream(args[1], w); ok {
+		w.Int(int64(s.Len()))
+	}
+}
+
+func xrange(k *key, args [][]byte, w *resp.Writer, reverse bool) {
+	start, end := args[2], args[3]
+	if reverse {
+		start, end = end, start
+	}
+	from, bad := parseEdge(start, false)
+	var to collection.StreamID
+	if bad == "" {
+		to, bad = parseEdge(end, true)
+	}
+	count := int64(-1)
+	for i := 4; i < len(args) && bad == ""; i += 2 {
+		var ok bool
+		if i+1 == len(args) || !fold(args[i], "count") {
+			bad = errSyntax
+		} else if count, ok = resp.ParseInt(args[i+1]); !ok {
+			bad = errNotInt
+		}
+		count = max(count, 0)
+	}
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	s, ok := k.readStream(args[1], w)
+	switch {
+	case !ok:
+	case !k.present:
+		w.Array(0)
+	case count == 0:
+		w.NullArray()
+	default:
+		writeSome(w, s, from, to, reverse, max(count, 0), args[1])
+	}
+}
+
+// parseIDs reads all arguments as ids.
+func parseIDs(args [][]byte, w *resp.Writer) (ids []collection.StreamID, ok bool) {
+	for _, b := range args {
+		id, ok := parseID(b)
+		if !ok {
+			w.Error(errStreamID)
+			return nil, false
+		}
+		ids = append(ids, id)
+	}
+	return ids, true
+}
+
+func cmdXDel(k *key, args [][]byte, w *resp.Writer) {
+	if !k.present {
+		w.Int(0)
+		return
+	}
+	if !k.is(client.Stream, w) {
+		return
+	}
+	ids, ok := parseIDs(args[2:], w)
+	if !ok {
+		return
+	}
+	s, ok := k.editStream(args[1], 0, w)
+	if !ok {
+		return
+	}
+	gone := int64(0)
+	for _, id := range ids {
+		was, err := s.Delete(id)
+		if !streamOK(err, args[1], w) {
+			return
+		}
+		gone += bit(was)
+	}
+	if gone == 0 || k.setStream(s, false, args[1], w) {
+		w.Int(gone)
+	}
+}
+
+func cmdXTrim(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseTrim(args, false)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if !k.present {
+		w.Int(0)
+		return
+	}
+	if !k.is(client.Stream, w) {
+		return
+	}
+	s, ok := k.editStream(args[1], 0, w)
+	if !ok {
+		return
+	}
+	gone, err := s.Trim(a.StreamTrim)
+	if streamOK(err, args[1], w) && (gone == 0 || k.setStream(s, false, args[1], w)) {
+		w.Int(int64(gone))
+	}
+}
+
+func cmdXSetID(k *key, args [][]byte, w *resp.Writer) {
+	id, ok := parseID(args[2])
+	if !ok {
+		w.Error(errStreamID)
+		return
+	}
+	added, deleted := int64(-1), collection.StreamID{}
+	bad := ""
+	for i := 3; i < len(args) && bad == ""; i += 2 {
+		more := i+1 < len(args)
+		switch {
+		case more && fold(args[i], "entriesadded"):
+			if added, ok = resp.ParseInt(args[i+1]); !ok {
+				bad = errNotInt
+			} else if added < 0 {
+				bad = "ERR entries_added must be positive"
+			}
+		case more && fold(args[i], "maxdeletedid"):
+			if deleted, ok = parseID(args[i+1]); !ok {
+				bad = errStreamID
+			} else if id.Compare(deleted) < 0 {
+				bad = "ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id"
+			}
+		default:
+			bad = errSyntax
+		}
+	}
+	if bad == "" && !k.present {
+		bad = errNoKey
+	}
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if !k.is(client.Stream, w) {
+		return
+	}
+	s, ok := k.editStream(args[1], 0, w)
+	if !ok {
+		return
+	}
+	top, err := s.Edge(true)
+	switch {
+	case !streamOK(err, args[1], w):
+		return
+	case s.Len() > 0 && id.Compare(top) < 0:
+		bad = "ERR The ID specified in XSETID is smaller than the target stream top item"
+	case s.Len() > 0 && added >= 0 && int64(s.Len()) > added:
+		bad = "ERR The entries_added specified in XSETID is smaller than the target stream length"
+	}
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if s.SetLast(id, top); added >= 0 {
+		s.Added = uint64(added)
+	}
+	if deleted != (collection.StreamID{}) {
+		s.MaxDeleted = deleted
+	}
+	if k.setStream(s, false, args[1], w) {
+		w.OK()
+	}
+}
+
+// ---- XINFO -------------------------------------------------------------------
+
+// streamInfo is the key's stream for XINFO, which wants it to be there, and the id of its first entry.
+func (k *key) streamInfo(name []byte, w *resp.Writer) (s *collection.Stream, first collection.StreamID, ok bool) {
+	if !k.present {
+		w.Error(errNoKey)
+		return nil, first, false
+	}
+	if s, ok = k.readStream(name, w); !ok {
+		return nil, first, false
+	}
+	first, err := s.Edge(false)
+	return s, first, streamOK(err, name, w)
+}
+
+func cmdXInfoStream(k *key, args [][]byte, w *resp.Writer) {
+	s, first, ok := k.streamInfo(args[2], w)
+	if !ok {
+		return
+	}
+	opts := args[3:]
+	full, count := len(opts) > 0, int64(10)
+	if full && (len(opts) != 1 && len(opts) != 3 || !fold(opts[0], "full") || len(opts) == 3 && !fold(opts[1], "count")) {
+		w.Error("ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XINFO HELP.")
+		return
+	}
+	if len(opts) == 3 {
+		if count, ok = resp.ParseInt(opts[2]); !ok {
+			w.Error(errNotInt)
+			return
+		}
+		if count < 0 {
+			count = 10
+		}
+	}
+	if _, err := countRange(s, collection.StreamID{}, collection.MaxStreamID, 0); !streamOK(err, args[2], w) {
+		return
+	}
+	w.Map(9 + int(bit(!full)))
+	keys, nodes := s.Nodes()
+	field := func(name string, n int) { w.BulkString(name); w.Int(int64(n)) }
+	field("length", s.Len())
+	field("radix-tree-keys", keys)
+	field("radix-tree-nodes", nodes)
+	w.BulkString("last-generated-id")
+	writeID(w, s.Last)
+	w.BulkString("max-deleted-entry-id")
+	writeID(w, s.MaxDeleted)
+	field("entries-added", int(s.Added))
+	w.BulkString("recorded-first-entry-id")
+	writeID(w, first)
+	if full {
+		w.BulkString("entries")
+		writeSome(w, s, collection.StreamID{}, collection.MaxStreamID, false, count, args[2])
+		w.BulkString("groups")
+		w.Array(len(s.Groups))
+		for _, g := range s.Groups {
+			writeGroup(w, s, g, first, count)
+		}
+		return
+	}
+	field("groups", len(s.Groups))
+	w.BulkString("first-entry")
+	writeEdge(w, s, false)
+	w.BulkString("last-entry")
+	writeEdge(w, s, true)
+}
+
+// writeEdge is the first or the last entry of a stream that is not corrupt.
+func writeEdge(w *resp.Writer, s *collection.Stream, last bool) {
+	if s.Len() == 0 {
+		w.Null()
+		return
+	}
+	s.Range(collection.StreamID{}, collection.MaxStreamID, last, func(e collection.StreamEntry) bool {
+		writeEntry(w, e)
+		return false
+	})
+}
+
+// writeRead is how far a group has read.
+func writeRead(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, first collection.StreamID) {
+	w.BulkString("last-delivered-id")
+	writeID(w, g.Last)
+	w.BulkString("entries-read")
+	intOrNull(w, g.Read, g.Read != -1)
+	w.BulkString("lag")
+	lag, ok := s.Lag(g, first)
+	intOrNull(w, lag, ok)
+}
+
+func intOrNull(w *resp.Writer, n int64, ok bool) {
+	if ok {
+		w.Int(n)
+	} else {
+		w.Null()
+	}
+}
+
+// writeGroup is a group as XINFO STREAM FULL tells of it, with count of what is pending unless that is 0.
+func writeGroup(w *resp.Writer, s *collection.Stream, g *collection.StreamGroup, first collection.StreamID, count int64) {
+	w.Map(7)
+	w.BulkString("name")
+	w.Bulk(g.Name)
+	writeRead(w, s, g, first)
+	w.BulkString("pel-count")
+	w.Int(int64(g.Pending.Len()))
+	w.BulkString("pending")
+	n := g.Pending.Len()
+	if count > 0 {
+		n = int(min(count, int64(n)))
+	}
+	w.Array(n)
+	for i := range n {
+		p := g.Pending.At(i)
+		w.Array(4)
+		writeID(w, p.ID)
+		w.Bulk(g.Consumers[p.Consumer].Name)
+		w.Int(p.Delivered)
+		w.Int(p.Times)
+	}
+	pending := make([][]collection.PendingEntry, len(g.Consumers))
+	for i := range g.Pending.Len() {
+		p := g.Pending.At(i)
+		pending[p.Consumer] = append(pending[p.Consumer], p)
+	}
+	w.BulkString("consumers")
+	w.Array(len(g.Consumers))
+	for i, c := range g.Consumers {
+		w.Map(4)
+		w.BulkString("name")
+		w.Bulk(c.Name)
+		w.BulkString("seen-time")
+		w.Int(c.Seen)
+		w.BulkString("pel-count")
+		w.Int(int64(len(pending[i])))
+		some := pending[i]
+		if count > 0 && count < int64(len(some)) {
+			some = some[:count]
+		}
+		w.BulkString("pending")
+		w.Array(len(some))
+		for _, p := range some {
+			w.Array(3)
+			writeID(w, p.ID)
+			w.Int(p.Delivered)
+			w.Int(p.Times)
+		}
+	}
+}
+
+func cmdXInfoGroups(k *key, args [][]byte, w *resp.Writer) {
+	s, first, ok := k.streamInfo(args[2], w)
+	if !ok {
+		return
+	}
+	w.Array(len(s.Groups))
+	for _, g := range s.Groups {
+		w.Map(6)
+		w.BulkString("name")
+		w.Bulk(g.Name)
+		w.BulkString("consumers")
+		w.Int(int64(len(g.Consumers)))
+		w.BulkString("pending")
+		w.Int(int64(g.Pending.Len()))
+		writeRead(w, s, g, first)
+	}
+}
+
+func cmdXInfoConsumers(k *key, args [][]byte, w *resp.Writer) {
+	s, _, ok := k.streamInfo(args[2], w)
+	if !ok {
+		return
+	}
+	g := s.Group(args[3])
+	if g == nil {
+		w.Error(noGroup(args[2], args[3]))
+		return
+	}
+	w.Array(len(g.Consumers))
+	for i, n := range g.PendingOf() {
+		c := g.Consumers[i]
+		w.Map(3)
+		w.BulkString("name")
+		w.Bulk(c.Name)
+		w.BulkString("pending")
+		w.Int(int64(n))
+		w.BulkString("idle")
+		w.Int(max(0, k.now-c.Seen))
+	}
+}
+
+// asText is a name within an error, which in Redis ends with a 0.
+func asText(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return string(b)
+}
+
+func noGroup(name, group []byte) string {
+	return "NOGROUP No such consumer group '" + asText(group) + "' for key name '" + asText(name) + "'"
+}
+
+func noKeyOrGroup(name, group []byte) string {
+	return "NOGROUP No such key '" + asText(name) + "' or consumer group '" + asText(group) + "'"
+}
+
+// parseIntAs is an integer argument with an error of its own.
+func parseIntAs(b []byte, bad string, w *resp.Writer) (n int64, ok bool) {
+	if n, ok = resp.ParseInt(b); !ok {
+		w.Error(bad)
+	}
+	return n, ok
+}

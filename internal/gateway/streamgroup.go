@@ -1,0 +1,551 @@
+package gateway
+
+import (
+	"math"
+	"strconv"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// Consumer groups: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
+
+// groupArgs are the options of XGROUP CREATE and SETID.
+type groupArgs struct {
+	make bool
+	read int64
+}
+
+func parseGroup(args [][]byte, create bool) (a groupArgs, bad string) {
+	a.read = -1
+	for i := 5; i < len(args); i++ {
+		switch {
+		case create && fold(args[i], "mkstream"):
+			a.make = true
+		case fold(args[i], "entriesread") && i+1 < len(args):
+			i++
+			var ok bool
+			if a.read, ok = resp.ParseInt(args[i]); !ok {
+				return a, errNotInt
+			}
+			if a.read < -1 {
+				return a, "ERR value for ENTRIESREAD must be positive or -1"
+			}
+		default:
+			return a, wrongGroupArgs(args)
+		}
+	}
+	return a, ""
+}
+
+func wrongGroupArgs(args [][]byte) string {
+	return "ERR unknown subcommand or wrong number of arguments for '" + clip(args[1], 128) + "'. Try XGROUP HELP."
+}
+
+// hasStream reports whether XGROUP has a stream; if not it replied so.
+func (k *key) hasStream(w *resp.Writer) bool {
+	if !k.present {
+		w.Error("ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the MKSTREAM option to create an empty stream automatically.")
+	}
+	return k.present && k.is(client.Stream, w)
+}
+
+func cmdXGroupCreate(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseGroup(args, true)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if !a.make && !k.hasStream(w) || !k.is(client.Stream, w) {
+		return
+	}
+	if len(args) > 8 {
+		w.Error(wrongGroupArgs(args))
+		return
+	}
+	s, ok := k.editStream(args[2], collection.StreamGroupRoom(args[3], 0), w)
+	if !ok {
+		return
+	}
+	id := s.Last
+	if string(args[4]) != "$" {
+		if id, ok = parseID(args[4]); !ok {
+			w.Error(errStreamID)
+			return
+		}
+	}
+	if !s.AddGroup(&collection.StreamGroup{Name: args[3], Last: id, Read: a.read}) {
+		w.Error("BUSYGROUP Consumer Group name already exists")
+		return
+	}
+	if k.setStream(s, true, args[2], w) {
+		w.OK()
+	}
+}
+
+// editGroup is a group of the key's stream, to be edited, for subcommands of XGROUP. It replied if ok is false, or it has no room.
+func (k *key) editGroup(args [][]byte, grow int, w *resp.Writer) (s *collection.Stream, g *collection.StreamGroup, ok bool) {
+	if !k.hasStream(w) {
+		return nil, nil, false
+	}
+	if s, ok = k.editStream(args[2], grow, w); !ok {
+		return nil, nil, false
+	}
+	if g = s.Group(args[3]); g == nil {
+		w.Error(noGroup(args[2], args[3]))
+	}
+	return s, g, g != nil
+}
+
+func cmdXGroupSetID(k *key, args [][]byte, w *resp.Writer) {
+	a, bad := parseGroup(args, false)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	s, g, ok := k.editGroup(args, 0, w)
+	if !ok {
+		return
+	}
+	if len(args) != 5 && len(args) != 7 {
+		w.Error(wrongGroupArgs(args))
+		return
+	}
+	switch string(args[4]) {
+	case "$":
+		g.Last = s.Last
+	case "-":
+		g.Last = collection.StreamID{}
+	case "+":
+		g.Last = collection.MaxStreamID
+	default:
+		if g.Last, ok = parseID(args[4]); !ok {
+			w.Error(errStreamID)
+			return
+		}
+	}
+	g.Read = a.read
+	if k.setStream(s, true, args[2], w) {
+		w.OK()
+	}
+}
+
+func cmdXGroupDestroy(k *key, args [][]byte, w *resp.Writer) {
+	if !k.hasStream(w) {
+		return
+	}
+	s, ok := k.editStream(args[2], 0, w)
+	if !ok {
+		return
+	}
+	was := s.RemoveGroup(args[3])
+	if !was || k.setStream(s, true, args[2], w) {
+		w.Int(bit(was))
+	}
+}
+
+func cmdXGroupCreateConsumer(k *key, args [][]byte, w *resp.Writer) {
+	s, g, ok := k.editGroup(args, collection.StreamGroupRoom(args[4], 0), w)
+	if !ok {
+		return
+	}
+	if _, found := g.Consumer(args[4]); found {
+		w.Int(0)
+		return
+	}
+	g.See(args[4], k.now)
+	if k.setStream(s, true, args[2], w) {
+		w.Int(1)
+	}
+}
+
+func cmdXGroupDelConsumer(k *key, args [][]byte, w *resp.Writer) {
+	s, g, ok := k.editGroup(args, 0, w)
+	if !ok {
+		return
+	}
+	pending := 0
+	i, found := g.Consumer(args[4])
+	if found {
+		pending = g.RemoveConsumer(i)
+	}
+	if !found || k.setStream(s, true, args[2], w) {
+		w.Int(int64(pending))
+	}
+}
+
+// cmdXAck looks at the ids when it knows that there is a group.
+func cmdXAck(k *key, args [][]byte, w *resp.Writer) {
+	if !k.is(client.Stream, w) {
+		return
+	}
+	s, ok := k.editStream(args[1], 0, w)
+	if !ok {
+		return
+	}
+	g := s.Group(args[2])
+	if g == nil {
+		w.Int(0)
+		return
+	}
+	ids, ok := parseIDs(args[3:], w)
+	if !ok {
+		return
+	}
+	n := int64(0)
+	for _, id := range ids {
+		if i, found := g.Pending.Find(id); found {
+			g.Drop(i)
+			n++
+		}
+	}
+	if n == 0 || k.setStream(s, true, args[1], w) {
+		w.Int(n)
+	}
+}
+
+// pendingArgs are those of XPENDING with a range.
+type pendingArgs struct {
+	idle, count int64
+	from, to    collection.StreamID
+	consumer    []byte
+	some        bool // a consumer is named
+}
+
+func parsePending(args [][]byte) (a pendingArgs, bad string) {
+	if len(args) < 6 || len(args) > 9 {
+		return a, errSyntax
+	}
+	rest := args[3:]
+	var ok bool
+	if fold(rest[0], "idle") {
+		if a.idle, ok = resp.ParseInt(rest[1]); !ok {
+			return a, errNotInt
+		}
+		if len(args) < 8 {
+			return a, errSyntax
+		}
+		rest = rest[2:]
+	}
+	if a.count, ok = resp.ParseInt(rest[2]); !ok {
+		return a, errNotInt
+	}
+	if a.from, bad = parseEdge(rest[0], false); bad == "" {
+		a.to, bad = parseEdge(rest[1], true)
+	}
+	if len(rest) > 3 {
+		a.consumer, a.some = rest[3], true
+	}
+	return a, bad
+}
+
+func cmdXPending(k *key, args [][]byte, w *resp.Writer) {
+	var a pendingArgs
+	if len(args) != 3 {
+		var bad string
+		if a, bad = parsePending(args); bad != "" {
+			w.Error(bad)
+			return
+		}
+	}
+	s, ok := k.readStream(args[1], w)
+	if !ok {
+		return
+	}
+	g := s.Group(args[2])
+	switch {
+	case g == nil:
+		w.Error(noKeyOrGroup(args[1], args[2]))
+	case len(args) == 3:
+		writePending(w, g)
+	default:
+		a.write(w, g, k.now)
+	}
+}
+
+// writePending is all that is pending, in numbers.
+func writePending(w *resp.Writer, g *collection.StreamGroup) {
+	w.Array(4)
+	n := g.Pending.Len()
+	if w.Int(int64(n)); n == 0 {
+		w.Null()
+		w.Null()
+		w.NullArray()
+		return
+	}
+	writeID(w, g.Pending.At(0).ID)
+	writeID(w, g.Pending.At(n-1).ID)
+	of := g.PendingOf()
+	busy := 0
+	for _, n := range of {
+		busy += int(bit(n > 0))
+	}
+	w.Array(busy)
+	for i, n := range of {
+		if n > 0 {
+			w.Array(2)
+			w.Bulk(g.Consumers[i].Name)
+			w.BulkString(strconv.Itoa(n))
+		}
+	}
+}
+
+func (a *pendingArgs) write(w *resp.Writer, g *collection.StreamGroup, now int64) {
+	consumer, found := -1, true
+	if a.some {
+		consumer, found = g.Consumer(a.consumer)
+	}
+	var list []collection.PendingEntry
+	i, _ := g.Pending.Find(a.from)
+	for ; found && i < g.Pending.Len() && int64(len(list)) < a.count; i++ {
+		p := g.Pending.At(i)
+		if p.ID.Compare(a.to) > 0 {
+			break
+		}
+		if (consumer < 0 || p.Consumer == consumer) && (a.idle == 0 || now-p.Delivered >= a.idle) {
+			list = append(list, p)
+		}
+	}
+	w.Array(len(list))
+	for _, p := range list {
+		w.Array(4)
+		writeID(w, p.ID)
+		w.Bulk(g.Consumers[p.Consumer].Name)
+		w.Int(max(0, now-p.Delivered))
+		w.Int(p.Times)
+	}
+}
+
+// claim is what XCLAIM and XAUTOCLAIM work on.
+type claim struct {
+	s        *collection.Stream
+	g        *collection.StreamGroup
+	consumer int // -1 before the first entry is claimed
+	changed  bool
+	out      resp.Writer // what the reply has of each entry
+	n        int
+}
+
+// beginClaim looks for the group; grow is for how many it may add to what is pending.
+func (k *key) beginClaim(args [][]byte, grow int, w *resp.Writer) (c claim, ok bool) {
+	if !k.is(client.Stream, w) {
+		return c, false
+	}
+	if c.s, ok = k.editStream(args[1], collection.StreamGroupRoom(args[3], grow), w); !ok {
+		return c, false
+	}
+	if c.g = c.s.Group(args[2]); c.g == nil {
+		w.Error(noKeyOrGroup(args[1], args[2]))
+	}
+	c.out.Proto, c.consumer = w.Proto, -1
+	return c, c.g != nil
+}
+
+// take gives an entry to the consumer of that name, who is made if need be, and adds it to the reply.
+func (c *claim) take(k *key, name []byte, p collection.PendingEntry, e collection.StreamEntry, justID bool) {
+	if c.consumer < 0 {
+		made := false
+		if c.consumer, made = c.g.See(name, k.now); made {
+			k.also = "xgroup-createconsumer"
+		}
+	}
+	p.Consumer = c.consumer
+	c.g.Put(p)
+	c.changed = true
+	if c.n++; justID {
+		writeID(&c.out, e.ID)
+	} else {
+		writeEntry(&c.out, e)
+	}
+}
+
+// drop forgets a pending entry that has been deleted.
+func (c *claim) drop(i int) {
+	c.g.Drop(i)
+	c.changed = true
+}
+
+// end makes what has changed the key's.
+func (c *claim) end(k *key, name []byte, w *resp.Writer) bool {
+	return !c.changed || k.setStream(c.s, true, name, w)
+}
+
+// claimArgs are the options of XCLAIM.
+type claimArgs struct {
+	ids         []collection.StreamID
+	delivered   int64 // -1: not given
+	times       int64 // -1: not given
+	last        collection.StreamID
+	force, just bool
+}
+
+func parseClaim(args [][]byte, now int64) (a claimArgs, bad string) {
+	a.delivered, a.times = -1, -1
+	i := 5
+	for ; i < len(args); i++ {
+		id, ok := parseID(args[i])
+		if !ok {
+			break
+		}
+		a.ids = append(a.ids, id)
+	}
+	for ; i < len(args); i++ {
+		o, more := args[i], i+1 < len(args)
+		ok := true
+		switch {
+		case fold(o, "force"):
+			a.force = true
+		case fold(o, "justid"):
+			a.just = true
+		case more && fold(o, "idle"):
+			i++
+			var idle int64
+			if idle, ok = resp.ParseInt(args[i]); !ok {
+				return a, "ERR Invalid IDLE option argument for XCLAIM"
+			}
+			a.delivered = now - idle
+		case more && fold(o, "time"):
+			i++
+			if a.delivered, ok = resp.ParseInt(args[i]); !ok {
+				return a, "ERR Invalid TIME option argument for XCLAIM"
+			}
+		case more && fold(o, "retrycount"):
+			i++
+			if a.times, ok = resp.ParseInt(args[i]); !ok {
+				return a, "ERR Invalid RETRYCOUNT option argument for XCLAIM"
+			}
+		case more && fold(o, "lastid"):
+			i++
+			if a.last, ok = parseID(args[i]); !ok {
+				return a, errStreamID
+			}
+		default:
+			return a, "ERR Unrecognized XCLAIM option '" + asText(o) + "'"
+		}
+	}
+	return a, ""
+}
+
+func cmdXClaim(k *key, args [][]byte, w *resp.Writer) {
+	c, ok := k.beginClaim(args, len(args), w)
+	if !ok {
+		return
+	}
+	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XCLAIM", w)
+	if !ok {
+		return
+	}
+	a, bad := parseClaim(args, k.now)
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	if a.last.Compare(c.g.Last) > 0 {
+		c.g.Last, c.changed = a.last, true
+	}
+	if a.delivered == -1 || a.delivered < 0 || a.delivered > k.now {
+		a.delivered = k.now
+	}
+	for _, id := range a.ids {
+		i, pending := c.g.Pending.Find(id)
+		e, found, err := c.s.Find(id)
+		if !streamOK(err, args[1], w) {
+			return
+		}
+		var p collection.PendingEntry
+		switch {
+		case !found && pending:
+			c.drop(i)
+			continue
+		case pending:
+			if p = c.g.Pending.At(i); idle > 0 && k.now-p.Delivered < idle {
+				continue
+			}
+		case !found || !a.force:
+			continue
+		default:
+			p = collection.PendingEntry{ID: id, Times: 1}
+		}
+		p.Delivered = a.delivered
+		if a.times >= 0 {
+			p.Times = a.times
+		} else if !a.just {
+			p.Times++
+		}
+		c.take(k, args[3], p, e, a.just)
+	}
+	if c.end(k, args[1], w) {
+		w.Array(c.n)
+		w.Raw(c.out.Bytes())
+	}
+}
+
+// autoClaimTries is how many pending entries XAUTOCLAIM looks at for each that it may claim.
+const autoClaimTries = 10
+
+func cmdXAutoClaim(k *key, args [][]byte, w *resp.Writer) {
+	idle, ok := parseIntAs(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM", w)
+	if !ok {
+		return
+	}
+	from, bad := parseEdge(args[5], false)
+	count, just := int64(100), false
+	for i := 6; i < len(args) && bad == ""; i++ {
+		switch {
+		case fold(args[i], "count") && i+1 < len(args):
+			i++
+			if count, ok = resp.ParseInt(args[i]); !ok || count < 1 || count > math.MaxInt64/16 {
+				bad = "ERR COUNT must be > 0"
+			}
+		case fold(args[i], "justid"):
+			just = true
+		default:
+			bad = errSyntax
+		}
+	}
+	if bad != "" {
+		w.Error(bad)
+		return
+	}
+	c, ok := k.beginClaim(args, 0, w)
+	if !ok {
+		return
+	}
+	var deleted []collection.StreamID
+	i, _ := c.g.Pending.Find(from)
+	for tries := count * autoClaimTries; tries > 0 && count > 0 && i < c.g.Pending.Len(); tries-- {
+		p := c.g.Pending.At(i)
+		e, found, err := c.s.Find(p.ID)
+		switch {
+		case !streamOK(err, args[1], w):
+			return
+		case !found:
+			c.drop(i)
+			deleted = append(deleted, p.ID)
+			count--
+			continue
+		case idle <= 0 || k.now-p.Delivered >= idle:
+			p.Delivered = k.now
+			p.Times += bit(!just)
+			c.take(k, args[3], p, e, just)
+			count--
+		}
+		i++
+	}
+	next := collection.StreamID{}
+	if i < c.g.Pending.Len() {
+		next = c.g.Pending.At(i).ID
+	}
+	if !c.end(k, args[1], w) {
+		return
+	}
+	w.Array(3)
+	writeID(w, next)
+	w.Array(c.n)
+	w.Raw(c.out.Bytes())
+	w.Array(len(deleted))
+	for _, id := range deleted {
+		writeID(w, id)
+	}
+}

@@ -1,0 +1,353 @@
+package gateway
+
+import (
+	"bytes"
+	"slices"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/acl"
+	"github.com/kvd-project/kvd/internal/collection"
+	"github.com/kvd-project/kvd/internal/resp"
+)
+
+// XREAD and XREADGROUP, which are on several streams and may wait for them.
+
+// blockedCount is how many entries a client that has waited gets at most if it gave no COUNT, as in Redis.
+const blockedCount = 1000
+
+// readArgs are those of XREAD and XREADGROUP.
+type readArgs struct {
+	ofGroup         bool
+	group, consumer []byte // of XREADGROUP
+	noAck           bool
+	count           int64 // 0: all
+	names, ids      [][]byte
+
+	from []collection.StreamID // that names have been read up to, since the first try
+	news []bool                // the id is >
+}
+
+// blockingRead makes XREAD or XREADGROUP.
+func blockingRead(name string, arity int, ofGroup bool, summary string) *command {
+	c := blockingOn(name, arity, 0, 0, 0, "stream", func(args [][]byte) (blocking, string) {
+		a := &readArgs{ofGroup: ofGroup}
+		timeout, bad := a.parse(name, args)
+		b := blocking{names: a.names, timeout: timeout, reads: true, try: a.try}
+		if ofGroup {
+			b.line = "group " + string(a.group)
+		}
+		return b, bad
+	}, summary)
+	c.spans = readSpans
+	if c.write = ofGroup; ofGroup {
+		return onStreams("", c)
+	}
+	return c
+}
+
+// readSpans finds the keys behind STREAMS, half of what is there.
+func readSpans(args [][]byte) (keys, also acl.Span) {
+	for i := 1; i < len(args); i++ {
+		switch o := args[i]; {
+		case fold(o, "block"), fold(o, "count"):
+			i++
+		case fold(o, "group"):
+			i += 2
+		case fold(o, "noack"):
+		case fold(o, "streams") && len(args)-i-1 >= 2:
+			return acl.Span{First: i + 1, Last: i + (len(args)-i-1)/2, Step: 1}, also
+		default:
+			return keys, also
+		}
+	}
+	return keys, also
+}
+
+// parse reads the arguments but for the ids, which Redis looks at when it knows the streams. The timeout is noWait without BLOCK.
+func (a *readArgs) parse(name string, args [][]byte) (timeout time.Duration, bad string) {
+	timeout = noWait
+	i := 1
+	for ; i < len(args); i++ {
+		o, more := args[i], len(args)-1-i
+		var ok bool
+		switch {
+		case more > 0 && fold(o, "block"):
+			i++
+			if timeout, bad = parseMillis(args[i]); bad != "" {
+				return 0, bad
+			}
+		case more > 0 && fold(o, "count"):
+			i++
+			if a.count, ok = resp.ParseInt(args[i]); !ok {
+				return 0, errNotInt
+			}
+			a.count = max(a.count, 0)
+		case more > 0 && fold(o, "streams"):
+			rest := args[i+1:]
+			if len(rest)%2 != 0 {
+				return 0, "ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified." // of XREADGROUP, too
+			}
+			a.names, a.ids = rest[:len(rest)/2], rest[len(rest)/2:]
+			if a.ofGroup && a.group == nil {
+				return 0, "ERR Missing GROUP option for XREADGROUP"
+			}
+			a.from, a.news = make([]collection.StreamID, len(a.ids)), make([]bool, len(a.ids))
+			return timeout, ""
+		case more > 1 && fold(o, "group"):
+			if !a.ofGroup {
+				return 0, "ERR The GROUP option is only supported by XREADGROUP. You called XREAD instead."
+			}
+			a.group, a.consumer = args[i+1], args[i+2]
+			i += 2
+		case fold(o, "noack"):
+			if !a.ofGroup {
+				return 0, "ERR The NOACK option is only supported by XREADGROUP. You called XREAD instead."
+			}
+			a.noAck = true
+		default:
+			return 0, errSyntax
+		}
+	}
+	return 0, errSyntax
+}
+
+// parseMillis reads the timeout of BLOCK; 0 is for ever.
+func parseMillis(b []byte) (time.Duration, string) {
+	ms, ok := resp.ParseInt(b)
+	switch {
+	case !ok:
+		return 0, "ERR timeout is not an integer or out of range"
+	case ms < 0:
+		return 0, "ERR timeout is negative"
+	case ms > int64(time.Duration(1<<63-1)/time.Millisecond):
+		return 0, "" // nobody sees the end of it
+	}
+	return time.Duration(ms) * time.Millisecond, ""
+}
+
+// streamOf is the key of a stream. That others change it is no matter for a client of XREAD that may wait, which reads one as it was at some time.
+func (a *readArgs) streamOf(t *staged, name []byte) *key {
+	if t.mayWait && !a.ofGroup {
+		return t.peek(name)
+	}
+	return t.key(name)
+}
+
+// begin looks at a stream and its id when the client comes; bad is the reply to a wrong one.
+func (a *readArgs) begin(t *staged, i int) (bad string) {
+	k, name, id := a.streamOf(t, a.names[i]), a.names[i], string(a.ids[i])
+	if k.present && k.typ != client.Stream {
+		return errWrongType
+	}
+	s, err := collection.ParseStream(k.value)
+	if err != nil {
+		return collectionError(client.Stream, name, err)
+	}
+	if a.ofGroup && s.Group(a.group) == nil {
+		return noKeyOrGroup(name, a.group) + " in XREADGROUP with GROUP option"
+	}
+	a.news[i] = false
+	switch {
+	case id == "$" && a.ofGroup:
+		return "ERR The $ ID is meaningless in the context of XREADGROUP: you want to read the history of this consumer by specifying a proper ID, " +
+			"or use the > ID to get new messages. The $ ID would just return an empty result set."
+	case id == "$":
+		a.from[i] = s.Last
+	case id == ">" && !a.ofGroup:
+		return "ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> <consumer> option."
+	case id == ">":
+		a.news[i] = true
+	default:
+		var ok bool
+		if a.from[i], ok = parseID(a.ids[i]); !ok {
+			return errStreamID
+		}
+		a.news[i] = a.ofGroup && a.from[i] == collection.MaxStreamID // which is Redis's word for >
+	}
+	return ""
+}
+
+// try reads what there is in streams of these names. A client that waits has its ids from the first time.
+func (a *readArgs) try(t *staged, names [][]byte, again bool, w *resp.Writer) bool {
+	t.load(names...)
+	if !again {
+		for i := range a.names {
+			if bad := a.begin(t, i); bad != "" {
+				w.Error(bad)
+				return true
+			}
+		}
+	}
+	var out, fail resp.Writer
+	out.Proto = w.Proto
+	n := 0
+	for i, name := range a.names {
+		if !slices.ContainsFunc(names, func(s []byte) bool { return string(s) == string(name) }) {
+			continue
+		}
+		k := a.streamOf(t, name)
+		if t.failed() {
+			return true
+		}
+		var served, ok bool
+		switch {
+		case k.present && k.typ == client.Stream:
+			served, ok = a.read(t, k, i, again, &out, &fail)
+		case a.ofGroup:
+			fail.Error("UNBLOCKED the stream key no longer exists")
+		default:
+			ok = true
+		}
+		switch {
+		case !ok && n > 0 && fail.Len() > 0: // what has been read before it has not been read then
+			t.err = resultError(bytes.Trim(fail.Bytes(), "-\r\n"))
+			return true
+		case !ok:
+			w.Raw(fail.Bytes())
+			w.Errors += fail.Errors
+			return true
+		}
+		n += int(bit(served))
+	}
+	if n == 0 {
+		return false
+	}
+	if w.Proto == 3 {
+		w.Map(n)
+	} else {
+		w.Array(n)
+	}
+	w.Raw(out.Bytes())
+	return true
+}
+
+// limit is how many entries the reply may have of each stream.
+func (a *readArgs) limit(again bool) int64 {
+	if again && a.count == 0 {
+		return blockedCount
+	}
+	return a.count
+}
+
+// read reads one stream; ok is false if it failed, which it says, or has no room.
+func (a *readArgs) read(t *staged, k *key, i int, again bool, out, fail *resp.Writer) (served, ok bool) {
+	name := a.names[i]
+	s, ok := parsedStream(k.value, name, fail)
+	if !ok {
+		return false, false
+	}
+	from := a.from[i]
+	if a.ofGroup {
+		g := s.Group(a.group)
+		switch {
+		case g == nil:
+			fail.Error("NOGROUP the consumer group this client was blocked on no longer exists")
+			return false, false
+		case !a.news[i]:
+			return true, a.readAgain(t, k, i, out, fail)
+		}
+		from = g.Last
+	}
+	start, ok := from.Next()
+	if !ok || start.Compare(s.Last) > 0 {
+		return false, true
+	}
+	n, err := countRange(s, start, collection.MaxStreamID, a.limit(again))
+	if err != nil || n == 0 {
+		return false, streamOK(err, name, fail)
+	}
+	a.head(name, out)
+	if err := writeRange(out, s, start, collection.MaxStreamID, false, n); !streamOK(err, name, fail) {
+		return false, false
+	}
+	return true, !a.ofGroup || a.deliver(t, k, name, start, n, fail)
+}
+
+// head begins what the reply has of a stream.
+func (a *readArgs) head(name []byte, out *resp.Writer) {
+	if out.Proto != 3 {
+		out.Array(2)
+	}
+	out.Bulk(name)
+}
+
+// deliver notes that n entries from start on go to the consumer. It may change the bytes in which the reply found them.
+func (a *readArgs) deliver(t *staged, k *key, name []byte, start collection.StreamID, n int, fail *resp.Writer) bool {
+	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, n), fail)
+	if !ok {
+		return false
+	}
+	first, err := s.Edge(false)
+	if !streamOK(err, name, fail) {
+		return false
+	}
+	g := s.Group(a.group)
+	consumer := a.see(t, k, g)
+	err = s.Range(start, collection.MaxStreamID, false, func(e collection.StreamEntry) bool {
+		if g.Read != -1 && !s.HasDeleted(e.ID, first) {
+			g.Read++
+		} else if s.Added > 0 {
+			g.Read = s.CountTo(e.ID, first)
+		}
+		g.Last = e.ID
+		if !a.noAck {
+			g.Put(collection.PendingEntry{ID: e.ID, Delivered: k.now, Times: 1, Consumer: consumer})
+		}
+		n--
+		return n > 0
+	})
+	return streamOK(err, name, fail) && k.setStream(s, true, name, fail)
+}
+
+// see notes that the consumer was seen, and makes it if it is new.
+func (a *readArgs) see(t *staged, k *key, g *collection.StreamGroup) (consumer int) {
+	consumer, made := g.See(a.consumer, k.now)
+	if made {
+		t.name(k, onStream, "xgroup-createconsumer")
+	}
+	return consumer
+}
+
+// readAgain gives what is pending for the consumer once more.
+func (a *readArgs) readAgain(t *staged, k *key, i int, out, fail *resp.Writer) bool {
+	name := a.names[i]
+	s, ok := k.editStream(name, collection.StreamGroupRoom(a.consumer, 0), fail)
+	if !ok {
+		return false
+	}
+	g := s.Group(a.group)
+	consumer := a.see(t, k, g)
+	var list resp.Writer
+	list.Proto = out.Proto
+	n := int64(0)
+	start, more := a.from[i].Next()
+	j, _ := g.Pending.Find(start)
+	for ; more && j < g.Pending.Len() && (a.count == 0 || n < a.count); j++ {
+		p := g.Pending.At(j)
+		if p.Consumer != consumer {
+			continue
+		}
+		n++
+		e, found, err := s.Find(p.ID)
+		switch {
+		case !streamOK(err, name, fail):
+			return false
+		case found:
+			p.Delivered, p.Times = k.now, p.Times+1
+			g.Pending.Set(j, p)
+			writeEntry(&list, e)
+		default: // it has been deleted
+			list.Array(2)
+			writeID(&list, p.ID)
+			list.NullArray()
+		}
+	}
+	if !k.setStream(s, true, name, fail) {
+		return false
+	}
+	a.head(name, out)
+	out.Array(int(n))
+	out.Raw(list.Bytes())
+	return true
+}
