@@ -82,6 +82,7 @@ type conn struct {
 	mu        struct {
 		sync.Mutex
 		name, libName, libVer string
+		script                runningScript
 	}
 }
 
@@ -474,7 +475,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		b.tick()
 		b.start = b.start.Add(-worked)
 	case cmd.keys != nil:
-		c.performSeveral(cmd, w, args)
+		c.performSeveral(cmd, w, args, b.start)
 	case cmd.batch != nil:
 		if err := cmd.batch(c, b, args); err != nil {
 			return err

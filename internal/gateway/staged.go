@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -46,7 +47,9 @@ type staged struct {
 	held int64 // bytes of the share
 
 	// Memory that serves again.
-	all     []*stagedKey // keys are the first of them
+	task    luascript.Task // of the script that runs
+	host    scriptHost     // the same
+	all     []*stagedKey   // keys are the first of them
 	ops     []client.Op
 	missing []*stagedKey // of loadNamed
 	before  []key        // of snapshot
@@ -77,7 +80,8 @@ func (t *staged) free() {
 	clear(t.ops[:cap(t.ops)])
 	clear(t.before[:cap(t.before)])
 	t.out.Reset(keepInto)
-	*t = staged{find: t.find, out: t.out, all: t.all, ops: t.ops, missing: t.missing, before: t.before}
+	t.host.w.Reset(keepInto)
+	*t = staged{find: t.find, out: t.out, all: t.all, ops: t.ops, missing: t.missing, before: t.before, host: scriptHost{w: t.host.w}}
 	stagedPool.Put(t)
 }
 
@@ -331,8 +335,8 @@ const stagedTries = 256
 
 // performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as that is known. The
 // replies are in the staged's out; err says why nothing was done, or that it is not known. It is to be freed when the replies have been
-// sent.
-func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
+// sent. began is about now.
+func (c *conn) performStaged(began time.Time, names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
 	t = newStaged(c)
 	for tries := range stagedTries {
 		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
@@ -341,7 +345,10 @@ func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *stag
 		t.c.share.Drop(t.held)
 		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], t.messages[:0], nil
 		clear(t.find)
-		t.now, t.db = time.Now().UnixMilli(), c.db
+		if tries > 0 {
+			began = time.Now()
+		}
+		t.now, t.db = began.UnixMilli(), c.db
 		t.out.Reset(keepReply)
 		t.out.Proto, t.out.Errors = c.proto, 0
 		if t.room > oneLimit && !t.take(writeCost*int64(t.room)) {
@@ -533,8 +540,8 @@ func (c *conn) stagedError(err error) string {
 }
 
 // performSeveral performs a command on several keys by itself.
-func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte) {
-	t, err := c.performStaged(cmd.namesOf(nil, c.db, args), nil, func(t *staged) {
+func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
+	t, err := c.performStaged(began, cmd.namesOf(nil, c.db, args), nil, func(t *staged) {
 		t.moves = cmd == moveCommand
 		t.run(cmd, args, &t.out)
 	})
@@ -556,7 +563,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		bad    string
 	}
 	replies := make([]reply, len(queue))
-	t, err := c.performStaged(c.namesOfQueue(queue, watched), watched, func(t *staged) {
+	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
 			replies[i].bad = c.refusalAtExec(q.cmd, q.args, t.db)

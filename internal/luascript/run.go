@@ -60,8 +60,12 @@ type Task struct {
 
 // Start begins the time that the task has for all its runs.
 func (t *Task) Start(limit time.Duration) {
-	t.timer = time.AfterFunc(limit, func() { t.stop.CompareAndSwap(goesOn, outOfTime) })
+	t.timer = time.AfterFunc(limit, t.TimeOut)
 }
+
+// TimeOut makes the script end because its time is over, for callers that watch the time of many tasks instead of calling Start. It may
+// be called from any goroutine.
+func (t *Task) TimeOut() { t.stop.CompareAndSwap(goesOn, outOfTime) }
 
 // End is to be called when the task is over.
 func (t *Task) End() {

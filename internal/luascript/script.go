@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	lua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/ast"
@@ -442,6 +443,7 @@ type Cache struct {
 		all   map[string]*list.Element // of *Program
 		order list.List                // the one used last is in front
 	}
+	front atomic.Pointer[Program] // of order, or nil; set with mu held
 	limit int
 }
 
@@ -454,6 +456,9 @@ func NewCache(bytes int) *Cache {
 
 // Find is the script of that name, or nil. Upper-case digits are as good as lower-case ones.
 func (c *Cache) Find(sha []byte) *Program {
+	if p := c.front.Load(); p != nil && p.SHA == string(sha) {
+		return p // and stays in front
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.mu.all[string(sha)]
@@ -462,10 +467,10 @@ func (c *Cache) Find(sha []byte) *Program {
 			return nil
 		}
 	}
-	if c.mu.order.Front() != e {
-		c.mu.order.MoveToFront(e)
-	}
-	return e.Value.(*Program)
+	c.mu.order.MoveToFront(e)
+	p := e.Value.(*Program)
+	c.front.Store(p)
+	return p
 }
 
 // Add keeps a script, and forgets others that have not been used for the longest time if there is no room.
@@ -476,6 +481,7 @@ func (c *Cache) Add(p *Program) {
 		return
 	}
 	c.mu.all[p.SHA] = c.mu.order.PushFront(p)
+	c.front.Store(p)
 	c.mu.bytes += p.size
 	for c.mu.bytes > c.limit && c.mu.order.Len() > 1 {
 		last := c.mu.order.Back()
@@ -491,6 +497,7 @@ func (c *Cache) Clear() {
 	defer c.mu.Unlock()
 	clear(c.mu.all)
 	c.mu.order.Init()
+	c.front.Store(nil)
 	c.mu.bytes = 0
 }
 
