@@ -23,6 +23,8 @@ const scriptCacheBytes = 32 << 20
 type scripting struct {
 	pool  luascript.Pool
 	cache *luascript.Cache
+	// groupTime is how long a group of scripts may run before it takes effect: a long script does not delay the one behind it by more.
+	groupTime time.Duration
 	// watched says that the watchdog is going to look at the scripts that run when mu.next has come, or earlier.
 	watched atomic.Bool
 	mu      struct {
@@ -44,9 +46,9 @@ type runningScript struct {
 func scriptCommands() []*command {
 	return []*command{
 		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", evaluator(false, false), "Runs a script."))),
-		writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false), "Runs a script that the gateway has, by its SHA-1."))),
+		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false), "Runs a script that the gateway has, by its SHA-1.")))),
 		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting", evaluator(false, true), "Runs a script that may not write.")),
-		countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true), "Runs a script that the gateway has and that may not write.")),
+		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true), "Runs a script that the gateway has and that may not write."))),
 		container("script", "scripting", "Scripts that the gateway keeps.", nil,
 			onKeys("script|load", 3, 0, 0, 0, "", loadScript, "Keeps a script, and returns its SHA-1."),
 			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
@@ -71,10 +73,13 @@ const (
 	errScriptFlag   = "ERR Can not execute a script with write flag using *_ro command."
 )
 
+// bySHA marks a command that runs a script that the gateway has.
+func bySHA(c *command) *command { c.bySHA = true; return c }
+
 // evaluator is EVAL and those like it.
-func evaluator(bySHA, readOnly bool) severalFunc {
+func evaluator(named, readOnly bool) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
-		if bySHA && len(args[1]) != 40 {
+		if named && len(args[1]) != 40 {
 			w.Error(errNoScript)
 			return
 		}
@@ -83,7 +88,7 @@ func evaluator(bySHA, readOnly bool) severalFunc {
 			w.Error(bad)
 			return
 		}
-		prog, bad := t.c.g.scripts.program(args[1], bySHA)
+		prog, bad := t.c.g.scripts.program(args[1], named)
 		if bad == "" && readOnly && prog.MayWrite {
 			bad = errScriptFlag
 		}
@@ -94,6 +99,9 @@ func evaluator(bySHA, readOnly bool) severalFunc {
 		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites, func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Run(task, prog, args[3:3+n], args[3+n:], w)
 		})
+		if t.err == errAlone {
+			prog.Alone.Store(true)
+		}
 	}
 }
 
@@ -299,6 +307,8 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 			h.now = time.Now()
 		}
 		writeTime(&h.w, h.now)
+	case t.grouped: // it might see the store without what the scripts before it have done
+		t.needsMore()
 	default:
 		c := t.c
 		db := c.db

@@ -45,6 +45,8 @@ type staged struct {
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
+	// grouped: it has its only key already, and no memory of its own; see scriptgroup.go.
+	grouped bool
 
 	// Memory that serves again.
 	task    luascript.Task // of the script that runs
@@ -176,7 +178,15 @@ func (t *staged) newKey(db int, name string) *stagedKey {
 	if bad := badKey(name); bad != "" && t.err == nil {
 		t.err = resultError(bad)
 	}
+	t.needsMore()
 	return t.addKey(db, name)
+}
+
+// needsMore ends a script of a group, which gives no more than one key.
+func (t *staged) needsMore() {
+	if t.grouped && t.err == nil {
+		t.err = errAlone
+	}
 }
 
 // addKey is newKey for a name that may be one of the gateway's own.
@@ -236,7 +246,6 @@ func (t *staged) readSome(keys []*stagedKey) {
 	defer t.trackReads(keys)()
 	api.Do(ctx, ops)
 	for i, k := range keys {
-		k.was = k.key
 		o := &ops[i]
 		for tries := 0; o.Err != nil && tries < largeTries; tries++ {
 			var large *inside.TooLargeError
@@ -249,22 +258,32 @@ func (t *staged) readSome(keys []*stagedKey) {
 			*o = client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true}
 			api.Do(inside.LimitMemory(t.c.ctx, large.Want), ops[i:i+1])
 		}
-		switch it := o.Item; {
-		case o.Err == nil:
-			k.present, k.value, k.flags, k.typ, k.version = true, it.Value, it.Flags, it.Type, it.Version
-			if !it.Expires.IsZero() {
-				k.expires = it.Expires.UnixMilli()
-			}
-			k.was = k.key
-		case errors.Is(o.Err, client.ErrNotFound):
-		case t.err == nil:
-			t.err = o.Err
+		if err := k.takeRead(o); err != nil && t.err == nil {
+			t.err = err
 		}
 	}
 }
 
+// takeRead makes the key what was read, or returns the error.
+func (k *stagedKey) takeRead(o *client.Op) error {
+	switch it := o.Item; {
+	case o.Err == nil:
+		k.present, k.value, k.flags, k.typ, k.version = true, it.Value, it.Flags, it.Type, it.Version
+		if !it.Expires.IsZero() {
+			k.expires = it.Expires.UnixMilli()
+		}
+	case !errors.Is(o.Err, client.ErrNotFound):
+		return o.Err
+	}
+	k.was = k.key
+	return nil
+}
+
 // take takes memory until all of it is over.
 func (t *staged) take(n int64) bool {
+	if t.needsMore(); t.grouped {
+		return false
+	}
 	if err := t.c.take(n); err != nil {
 		t.err = err
 		return false
@@ -481,7 +500,7 @@ func (t *staged) write(keys []*stagedKey) error {
 		return ops[0].Err
 	})
 	give()
-	if errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists) {
+	if refused(err) {
 		return errWatched
 	}
 	for i, k := range keys {
@@ -490,6 +509,11 @@ func (t *staged) write(keys []*stagedKey) error {
 		}
 	}
 	return err
+}
+
+// refused reports whether an operation was not performed since its key has changed.
+func refused(err error) bool {
+	return errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists)
 }
 
 // confirm is the commit of a function that has only read: all that it found was there at one time. A version that is the same again was so all the while; a key

@@ -30,7 +30,7 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Program is a compiled script. It is never changed.
+// Program is a compiled script. It is never changed, but for Alone.
 type Program struct {
 	// SHA is the SHA-1 of the source, in lower-case hexadecimal digits.
 	SHA string
@@ -38,6 +38,8 @@ type Program struct {
 	NoWrites bool
 	// MayWrite says that the first line has flags, and not that one.
 	MayWrite bool
+	// Alone is its caller's: the script has needed more than can be done for several scripts together.
+	Alone atomic.Bool
 
 	proto *lua.FunctionProto
 	size  int // bytes that the cache counts
