@@ -135,7 +135,7 @@ type sandbox struct {
 
 	registered []registered // by the library that is loaded
 
-	// What runs may share, since none can change it.
+	// Runs share these, which none of them can change.
 	lastMain *lua.LFunction // of the last program
 	lastArgs [lastArgs]lua.LValue
 	room     chunk
