@@ -52,6 +52,37 @@ func TestPutAllocatesNothing(t *testing.T) {
 	}
 }
 
+// A transaction of two keys over shm allocates its own state, that of a Txn, and what that reads.
+func TestTxnAllocatesLittle(t *testing.T) {
+	c := startStore(t, 64<<20).open(t, "shm", "")
+	a, b, v := []byte("a"), []byte("b"), make([]byte, valueLen)
+	ops := []client.Op{{Kind: client.OpPut, Key: a, Value: v}, {Kind: client.OpPut, Key: b, Value: v}}
+	ctx := context.Background()
+	for _, x := range []struct {
+		name string
+		most float64
+		do   func() error
+	}{
+		{"MultiCAS", 2, func() error { return c.MultiCAS(ctx, ops) }},
+		{"Txn", 5, func() error {
+			return client.Txn(ctx, c, func(tx *client.Tx) error {
+				err := tx.Load(a, b)
+				tx.Put(a, v, client.PutOptions{})
+				tx.Put(b, v, client.PutOptions{})
+				return err
+			})
+		}},
+	} {
+		if n := testing.AllocsPerRun(1000, func() {
+			if err := x.do(); err != nil {
+				t.Fatal(err)
+			}
+		}); n > x.most {
+			t.Errorf("a %s of two keys allocates %v times, want at most %v", x.name, n, x.most)
+		}
+	}
+}
+
 func keyCounts() []int { return scaled([]int{1_000, 100_000, 1_000_000}, []int{1_000}) }
 
 func name(n int) string {

@@ -25,12 +25,30 @@ const txnReads = 8
 
 // Tx is a transaction under way; see [Txn]. It belongs to the goroutine of its function, and is of no use afterwards.
 type Tx struct {
-	ctx  context.Context
-	api  API
-	ops  []Op // in the order in which their keys were first named: OpKeep for what was read alone
-	at   map[string]int
-	read map[string]Item // what was found; Version 0: nothing
-	err  error
+	ctx   context.Context
+	api   API
+	ops   []Op           // in the order in which their keys were first named: OpKeep for what was read alone
+	known []txKey        // of ops
+	at    map[string]int // of ops, by key; nil while there are fewTxKeys of them at most
+	err   error
+
+	names []byte // keys are in it
+	// Memory for transactions of few keys.
+	few struct {
+		ops, loads [fewTxKeys]Op
+		known      [fewTxKeys]txKey
+		names      [64]byte
+	}
+}
+
+// fewTxKeys is how many keys are looked for one by one.
+const fewTxKeys = 4
+
+// txKey is what a transaction knows of a key.
+type txKey struct {
+	item     Item // if it was read; Version 0: there was nothing
+	read     bool
+	required bool // the condition is not what was read but what Require said
 }
 
 // Txn runs f, which reads and says what to write, and then makes all of that true in one step if nothing that f has read or
@@ -51,7 +69,8 @@ func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		tx := &Tx{ctx: ctx, api: c, at: map[string]int{}, read: map[string]Item{}}
+		tx := &Tx{ctx: ctx, api: c}
+		tx.ops, tx.known, tx.names = tx.few.ops[:0], tx.few.known[:0], tx.few.names[:0]
 		err := f(tx)
 		if err = errors.Join(tx.err, err); err != nil {
 			return err
@@ -70,19 +89,47 @@ func Txn(ctx context.Context, c API, f func(tx *Tx) error) error {
 	return fmt.Errorf("%w: what it reads has changed %d times", ErrTxnContended, txnTries)
 }
 
-// required marks an Op whose condition is not what was read but what Require said.
-const required = Cond(0x80)
-
-// op is the Op of key, which is copied.
-func (tx *Tx) op(key []byte) *Op {
-	i, ok := tx.at[string(key)]
-	if !ok {
-		i = len(tx.ops)
-		tx.ops = append(tx.ops, Op{Kind: OpKeep, Key: bytes.Clone(key)})
-		tx.at[string(key)] = i
+// find is the place of key; -1: it has not been named.
+func (tx *Tx) find(key []byte) int {
+	if tx.at != nil {
+		if i, ok := tx.at[string(key)]; ok {
+			return i
+		}
+		return -1
 	}
-	return &tx.ops[i]
+	for i := range tx.ops {
+		if bytes.Equal(tx.ops[i].Key, key) {
+			return i
+		}
+	}
+	return -1
 }
+
+// place is find for a key that is there from now on. The key is copied.
+func (tx *Tx) place(key []byte) int {
+	i := tx.find(key)
+	if i >= 0 {
+		return i
+	}
+	i = len(tx.ops)
+	lo := len(tx.names)
+	tx.names = append(tx.names, key...)
+	tx.ops = append(tx.ops, Op{Kind: OpKeep, Key: tx.names[lo:len(tx.names):len(tx.names)]})
+	tx.known = append(tx.known, txKey{})
+	switch {
+	case tx.at != nil:
+		tx.at[string(key)] = i
+	case i == fewTxKeys:
+		tx.at = make(map[string]int)
+		for j := range tx.ops {
+			tx.at[string(tx.ops[j].Key)] = j
+		}
+	}
+	return i
+}
+
+// op is the Op of key.
+func (tx *Tx) op(key []byte) *Op { return &tx.ops[tx.place(key)] }
 
 // Get is what key is to this transaction: what it wrote last, else what the store has. The Item is the transaction's, and may not be changed. A
 // value of any type is given: look at Item.Type.
@@ -90,13 +137,14 @@ func (tx *Tx) Get(key []byte) (Item, error) {
 	if err := tx.load(key); err != nil {
 		return Item{}, err
 	}
-	switch o := tx.op(key); o.Kind {
+	i := tx.place(key)
+	switch o := &tx.ops[i]; o.Kind {
 	case OpPut:
 		return Item{Value: o.Value, Expires: o.Expires, Flags: o.Flags, Note: o.Note, Type: o.Type}, nil
 	case OpDelete:
 		return Item{}, ErrNotFound
 	}
-	it := tx.read[string(key)]
+	it := tx.known[i].item
 	if it.Version == 0 {
 		return Item{}, ErrNotFound
 	}
@@ -107,10 +155,11 @@ func (tx *Tx) Get(key []byte) (Item, error) {
 func (tx *Tx) Load(keys ...[]byte) error { return tx.load(keys...) }
 
 func (tx *Tx) load(keys ...[]byte) error {
-	var ops []Op
+	clear(tx.few.loads[:])
+	ops := tx.few.loads[:0]
 	for _, k := range keys {
-		i, known := tx.at[string(k)]
-		if _, ok := tx.read[string(k)]; ok || known && tx.ops[i].Kind != OpKeep || slices.ContainsFunc(ops, func(o Op) bool { return bytes.Equal(o.Key, k) }) {
+		i := tx.find(k)
+		if i >= 0 && (tx.known[i].read || tx.ops[i].Kind != OpKeep) || slices.ContainsFunc(ops, func(o Op) bool { return bytes.Equal(o.Key, k) }) {
 			continue
 		}
 		ops = append(ops, Op{Kind: OpGet, Key: k, Typed: true})
@@ -123,9 +172,10 @@ func (tx *Tx) load(keys ...[]byte) error {
 		if o.Err != nil && !errors.Is(o.Err, ErrNotFound) {
 			return o.Err
 		}
-		tx.read[string(o.Key)] = o.Item
-		if w := tx.op(o.Key); w.Cond&required == 0 {
-			tx.expect(w, o.Item.Version)
+		i := tx.place(o.Key)
+		w := &tx.known[i]
+		if w.item, w.read = o.Item, true; !w.required {
+			tx.expect(&tx.ops[i], o.Item.Version)
 		}
 	}
 	return nil
@@ -161,15 +211,15 @@ func (tx *Tx) Delete(key []byte) {
 
 // Require makes the transaction fail with ErrConflict unless key has that version; 0: unless it is absent.
 func (tx *Tx) Require(key []byte, version uint64) {
-	o := tx.op(key)
-	tx.expect(o, version)
-	o.Cond |= required
+	i := tx.place(key)
+	tx.expect(&tx.ops[i], version)
+	tx.known[i].required = true
 }
 
 // refused is the error of the transaction if err is about what it requires; nil: it may be tried again.
 func (tx *Tx) refused(err error) error {
 	for i := range tx.ops {
-		if o := &tx.ops[i]; o.Cond&required != 0 && o.Err != nil {
+		if tx.known[i].required && tx.ops[i].Err != nil {
 			return fmt.Errorf("%w: %w", ErrConflict, err)
 		}
 	}
@@ -179,21 +229,13 @@ func (tx *Tx) refused(err error) error {
 // commit makes what f said true, in one step. After a refusal, the Ops refused have an Err.
 func (tx *Tx) commit(tries int) error {
 	writes := slices.ContainsFunc(tx.ops, func(o Op) bool { return o.Kind != OpKeep })
-	if len(tx.ops) == 0 || !writes && len(tx.ops) == 1 && tx.ops[0].Cond&required == 0 {
+	if len(tx.ops) == 0 || !writes && len(tx.ops) == 1 && !tx.known[0].required {
 		return nil
 	}
 	if !writes && tries < txnReads {
 		return tx.confirm()
 	}
-	ops := slices.Clone(tx.ops)
-	for i := range ops {
-		ops[i].Cond &^= required
-	}
-	err := tx.api.MultiCAS(tx.ctx, ops)
-	for i := range ops {
-		tx.ops[i].Err = ops[i].Err
-	}
-	return err
+	return tx.api.MultiCAS(tx.ctx, tx.ops)
 }
 
 // confirm makes sure that all that was read was there at one time. No two writes share a version: a key that has the same one again has had it all the

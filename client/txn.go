@@ -158,6 +158,24 @@ type txn struct {
 	at     index.StatusAt
 	rounds int   // of its operations, to the answer
 	doubt  []int // ops of which it is not known whether there is an intent, or will be
+
+	decision decision // the first one
+	decided  bool     // it has been used
+
+	// Memory for few keys.
+	few struct {
+		legs [fewLegs]leg
+		reqs [fewLegs]*engine.Op
+	}
+}
+
+// fewLegs is how many keys an attempt has room for that is made at once.
+const fewLegs = 2
+
+// decision is a swing of the status word.
+type decision struct {
+	call
+	txn index.Txn
 }
 
 // leg is an attempt's part of one key. Its settle shares nothing with its prepare, which a lane may look at still.
@@ -168,7 +186,12 @@ type leg struct {
 
 // newTxn makes an attempt at ops.
 func (s *sess) newTxn(ops []Op, began uint64, try int) *txn {
-	return &txn{s: s, ops: ops, legs: make([]leg, len(ops)), reqs: make([]*engine.Op, len(ops)), began: began, try: try}
+	t := &txn{s: s, ops: ops, began: began, try: try}
+	if t.legs, t.reqs = t.few.legs[:], t.few.reqs[:]; len(ops) > fewLegs {
+		t.legs, t.reqs = make([]leg, len(ops)), make([]*engine.Op, len(ops))
+	}
+	t.legs, t.reqs = t.legs[:len(ops)], t.reqs[:len(ops)]
+	return t
 }
 
 // perform makes the attempt, and settles it, or has that done.
@@ -318,10 +341,12 @@ func (t *txn) commit(ctx context.Context) error {
 
 // decide swings the status word, and tells what it says then.
 func (t *txn) decide(ctx context.Context, verdict layout.Verdict) (v layout.Verdict, rounds int, err error) {
-	d := &struct {
-		call
-		txn index.Txn
-	}{txn: index.Txn{Status: t.at, Found: t.x.word, Verdict: verdict}}
+	d := &t.decision
+	if t.decided {
+		d = new(decision)
+	}
+	t.decided = true
+	d.txn = index.Txn{Status: t.at, Found: t.x.word, Verdict: verdict}
 	q := &d.call
 	q.Kind, q.Lane, q.Asker, q.item = index.Decide, 1+int(t.at.Off/8)%len(t.s.core.Lanes()), q, &q.own
 	q.Txn = &d.txn
@@ -349,7 +374,10 @@ func (t *txn) afterwards(ctx context.Context, verdict layout.Verdict) {
 	s := t.s
 	var left []*engine.Op
 	if verdict != layout.Undecided && s.core.Lanes()[0].Synchronous() {
-		if left = t.settleSome(context.WithoutCancel(ctx), t.settles(verdict)); len(left) == 0 && len(t.doubt) == 0 {
+		if ctx.Done() != nil {
+			ctx = context.WithoutCancel(ctx)
+		}
+		if left = t.settleSome(ctx, t.settles(verdict)); len(left) == 0 && len(t.doubt) == 0 {
 			t.done()
 			return
 		}

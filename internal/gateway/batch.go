@@ -44,6 +44,9 @@ type batch struct {
 	pooled  int64        // and for what does
 	lookups [2]uint64    // misses and hits not counted yet
 
+	scripts    []groupedScript // that wait, without entries; see scriptgroup.go
+	groupUnits []groupUnit     // kept for their memory
+
 	// The command whose replies are being written; it may have come in several
 	// batches.
 	cur struct {
@@ -502,6 +505,9 @@ func timeOf(ms int64) time.Time {
 // run performs the batch and writes its replies. Its error is that of sending.
 // Errors of the store are replies.
 func (b *batch) run() error {
+	if len(b.scripts) > 0 {
+		return b.runScripts()
+	}
 	if len(b.entries) == 0 {
 		return nil
 	}

@@ -493,7 +493,7 @@ var errNothing = errors.New("nothing to take")
 
 // tryBlocked reports whether the command was performed, or failed, and replied.
 func (c *conn) tryBlocked(cmd *command, b *blocking, names [][]byte, again bool, w *resp.Writer) bool {
-	t, err := c.performStaged(nil, nil, func(t *staged) {
+	t, err := c.performStaged(time.Now(), nil, nil, func(t *staged) {
 		defer t.noteChanges(cmd)()
 		t.mayWait = true
 		if !b.try(t, names, again, &t.out) && t.err == nil {

@@ -82,6 +82,7 @@ type conn struct {
 	mu        struct {
 		sync.Mutex
 		name, libName, libVer string
+		script                runningScript
 	}
 }
 
@@ -387,7 +388,7 @@ func (c *conn) mute() bool { return c.reply == replyOff || c.reply == replySkip 
 // endSkip ends what CLIENT REPLY SKIP has said if an empty command has come since: to Redis that
 // is the command whose reply is skipped. Commands of the batch came before.
 func (c *conn) endSkip(b *batch) {
-	if c.reply == replySkip && len(b.entries) == 0 && c.rd.Empty != c.skipFrom {
+	if c.reply == replySkip && len(b.entries)+len(b.scripts) == 0 && c.rd.Empty != c.skipFrom {
 		c.reply = replyOn
 	}
 }
@@ -444,6 +445,15 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 	if c.g.stopping.Load() || c.finishing.Load() {
 		bad = errStopping
 	}
+	if bad == "" && !c.tx.queueing && b.joins(cmd, args) {
+		return b.addScript(cmd, args)
+	}
+	if len(b.scripts) > 0 {
+		if err := b.run(); err != nil {
+			return err
+		}
+		b.tick()
+	}
 	switch {
 	case bad != "" || c.tx.queueing && !cmd.noQueue:
 		return c.queue(b, cmd, args, bad)
@@ -474,7 +484,7 @@ func (c *conn) dispatch(b *batch, args [][]byte) error {
 		b.tick()
 		b.start = b.start.Add(-worked)
 	case cmd.keys != nil:
-		c.performSeveral(cmd, w, args)
+		c.performSeveral(cmd, w, args, b.start)
 	case cmd.batch != nil:
 		if err := cmd.batch(c, b, args); err != nil {
 			return err

@@ -362,8 +362,7 @@ func functionCaller(readOnly bool) severalFunc {
 			w.Error(bad)
 			return
 		}
-		task := &luascript.Task{Function: true}
-		t.runScript(task, runningScript{name: f.Name, args: args}, f.NoWrites(), func() bool {
+		t.runScript(runningScript{name: f.Name, args: args}, true, f.NoWrites(), func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Call(task, f.library, f.Name, args[3:3+n], args[3+n:], w)
 		})
 	}
@@ -605,7 +604,7 @@ func functionStats(t *staged, _ [][]byte, w *resp.Writer) {
 	}
 	w.Map(2)
 	w.BulkString("running_script")
-	running := t.c.g.scripts.withOldest(true, func(_ *luascript.Task, r runningScript) {
+	running := t.c.g.withOldest(true, func(r *runningScript) {
 		w.Map(3)
 		w.BulkString("name")
 		w.BulkString(r.name)

@@ -237,8 +237,7 @@ func New(o Options) (*Gateway, error) {
 	g.loops.Context, g.loops.Logger = g.ctx, o.Logger
 	g.m.commands = make([]commandStats, len(commandsByID))
 	g.idle.Store(int64(o.IdleTimeout))
-	g.scripts.cache = luascript.NewCache(scriptCacheBytes)
-	g.scripts.mu.running = make(map[*luascript.Task]runningScript)
+	g.scripts.cache, g.scripts.groupTime = luascript.NewCache(scriptCacheBytes), groupTime
 	g.functions.loading, g.functions.loadTime = make(chan struct{}, 1), loadTime
 	g.mu.conns = make(map[int64]*conn)
 	g.waits.init(g)
@@ -264,7 +263,7 @@ func (g *Gateway) Door() *netsrv.Door { return g.srv.Door() }
 func (g *Gateway) Close() error {
 	g.cancel()
 	g.each(func(c *conn) { c.link.Kill() })
-	g.scripts.killAll()
+	g.killScripts()
 	err := g.srv.Close()
 	g.loops.Close()
 	g.waits.poller.Wait()

@@ -33,6 +33,7 @@ func start(t testing.TB, o Options) (string, *Gateway) {
 	}
 	g.calm = testCalm
 	g.functions.loadTime = patience
+	g.scripts.groupTime = testGroupTime
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/acl"
@@ -22,26 +23,32 @@ const scriptCacheBytes = 32 << 20
 type scripting struct {
 	pool  luascript.Pool
 	cache *luascript.Cache
-	mu    struct {
+	// groupTime is how long a group of scripts may run before it takes effect: a long script does not delay the one behind it by more.
+	groupTime time.Duration
+	// watched says that the watchdog is going to look at the scripts that run when mu.next has come, or earlier.
+	watched atomic.Bool
+	mu      struct {
 		sync.Mutex
-		running map[*luascript.Task]runningScript
+		watchdog *time.Timer
+		next     time.Time
 	}
 }
 
-// runningScript is a script, or a call of a function.
+// runningScript is a script, or a call of a function, that a connection runs: it is in its mu, which those who stop it hold.
 type runningScript struct {
-	since time.Time
-	name  string
-	args  [][]byte // of the command
+	task         *luascript.Task // nil: none
+	since, until time.Time
+	name         string
+	args         [][]byte // of the command
 }
 
 // scriptCommands are about scripts.
 func scriptCommands() []*command {
 	return []*command{
 		writes(countedAt(2, onKeys("eval", -3, 0, 0, 0, "scripting", evaluator(false, false), "Runs a script."))),
-		writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false), "Runs a script that the gateway has, by its SHA-1."))),
+		bySHA(writes(countedAt(2, onKeys("evalsha", -3, 0, 0, 0, "scripting", evaluator(true, false), "Runs a script that the gateway has, by its SHA-1.")))),
 		countedAt(2, onKeys("eval_ro", -3, 0, 0, 0, "scripting", evaluator(false, true), "Runs a script that may not write.")),
-		countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true), "Runs a script that the gateway has and that may not write.")),
+		bySHA(countedAt(2, onKeys("evalsha_ro", -3, 0, 0, 0, "scripting", evaluator(true, true), "Runs a script that the gateway has and that may not write."))),
 		container("script", "scripting", "Scripts that the gateway keeps.", nil,
 			onKeys("script|load", 3, 0, 0, 0, "", loadScript, "Keeps a script, and returns its SHA-1."),
 			onConn("script|exists", -3, "", cmdScriptExists, "Tells which scripts the gateway has."),
@@ -66,10 +73,13 @@ const (
 	errScriptFlag   = "ERR Can not execute a script with write flag using *_ro command."
 )
 
+// bySHA marks a command that runs a script that the gateway has.
+func bySHA(c *command) *command { c.bySHA = true; return c }
+
 // evaluator is EVAL and those like it.
-func evaluator(bySHA, readOnly bool) severalFunc {
+func evaluator(named, readOnly bool) severalFunc {
 	return func(t *staged, args [][]byte, w *resp.Writer) {
-		if bySHA && len(args[1]) != 40 {
+		if named && len(args[1]) != 40 {
 			w.Error(errNoScript)
 			return
 		}
@@ -78,7 +88,7 @@ func evaluator(bySHA, readOnly bool) severalFunc {
 			w.Error(bad)
 			return
 		}
-		prog, bad := t.c.g.scripts.program(args[1], bySHA)
+		prog, bad := t.c.g.scripts.program(args[1], named)
 		if bad == "" && readOnly && prog.MayWrite {
 			bad = errScriptFlag
 		}
@@ -86,10 +96,12 @@ func evaluator(bySHA, readOnly bool) severalFunc {
 			w.Error(bad)
 			return
 		}
-		task := &luascript.Task{}
-		t.runScript(task, runningScript{name: prog.SHA, args: args}, readOnly || prog.NoWrites, func() bool {
+		t.runScript(runningScript{name: prog.SHA, args: args}, false, readOnly || prog.NoWrites, func(task *luascript.Task) bool {
 			return t.c.g.scripts.pool.Run(task, prog, args[3:3+n], args[3+n:], w)
 		})
+		if t.err == errAlone {
+			prog.Alone.Store(true)
+		}
 	}
 }
 
@@ -128,24 +140,27 @@ func (s *scripting) program(text []byte, bySHA bool) (prog *luascript.Program, b
 
 // runScript runs a script, or calls a function, over t, as often as t is made anew; all of that together has Options.ScriptTimeout.
 // run reports whether the script came to its end.
-func (t *staged) runScript(task *luascript.Task, r runningScript, readOnly bool, run func() bool) {
+func (t *staged) runScript(r runningScript, function, readOnly bool, run func(*luascript.Task) bool) {
 	g := t.c.g
-	now := time.Now()
-	if t.scriptsEnd.IsZero() {
-		t.scriptsEnd = now.Add(g.o.ScriptTimeout)
+	r.since = time.Now()
+	first := t.scriptsEnd.IsZero()
+	if first {
+		t.scriptsEnd = r.since.Add(g.o.ScriptTimeout)
 	}
-	task.Host, task.Memory = &scriptHost{t: t, readOnly: readOnly}, int64(g.o.ScriptMemory)
-	task.Start(t.scriptsEnd.Sub(now))
-	r.since = now
-	g.scripts.begin(task, r)
+	t.host.t, t.host.readOnly, t.host.now = t, readOnly, time.Time{}
+	t.task = luascript.Task{Host: &t.host, Memory: int64(g.o.ScriptMemory), Function: function}
+	r.until, r.task = t.scriptsEnd, &t.task
+	t.c.setScript(r)
+	if !first || !g.scripts.watched.Load() {
+		g.watchScripts(r.until)
+	}
 	db, before, told, sent := t.db, t.snapshot(), len(t.changes), len(t.messages)
-	if !run() {
+	if !run(&t.task) {
 		t.undo(before)
 		t.changes, t.messages = t.changes[:told], t.messages[:sent]
 	}
 	t.db = db
-	g.scripts.end(task)
-	task.End()
+	t.c.setScript(runningScript{})
 }
 
 // snapshot is what the keys are now, until the next snapshot.
@@ -172,44 +187,87 @@ func (t *staged) undo(before []key) {
 	}
 }
 
-func (s *scripting) begin(task *luascript.Task, r runningScript) {
-	s.mu.Lock()
-	s.mu.running[task] = r
-	s.mu.Unlock()
+// setScript says which script the connection runs from now on.
+func (c *conn) setScript(r runningScript) {
+	c.mu.Lock()
+	c.mu.script = r
+	c.mu.Unlock()
 }
 
-func (s *scripting) end(task *luascript.Task) {
+// watchScripts has the watchdog look at the scripts at that time at the latest. A timer for each script would cost more than a short one.
+func (g *Gateway) watchScripts(until time.Time) {
+	s := &g.scripts
 	s.mu.Lock()
-	delete(s.mu.running, task)
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	if s.watched.Load() && !until.Before(s.mu.next) {
+		return
+	}
+	s.mu.next = until
+	s.watched.Store(true)
+	if s.mu.watchdog == nil {
+		s.mu.watchdog = time.AfterFunc(time.Until(until), g.endLateScripts)
+	} else {
+		s.mu.watchdog.Reset(time.Until(until))
+	}
+}
+
+// endLateScripts ends the scripts whose time is over. A script that begins meanwhile is either looked at here, or finds that nobody
+// watches; its time is not over before that of those that began earlier.
+func (g *Gateway) endLateScripts() {
+	g.scripts.watched.Store(false)
+	now := time.Now()
+	var next time.Time
+	g.eachScript(func(r *runningScript) {
+		if !now.Before(r.until) {
+			r.task.TimeOut()
+		} else if next.IsZero() || r.until.Before(next) {
+			next = r.until
+		}
+	})
+	if !next.IsZero() {
+		g.watchScripts(next)
+	}
+}
+
+// eachScript calls f with the scripts that run, none of which can end meanwhile. f must not wait.
+func (g *Gateway) eachScript(f func(r *runningScript)) {
+	g.each(func(c *conn) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.mu.script.task != nil {
+			f(&c.mu.script)
+		}
+	})
 }
 
 // withOldest calls f with the script that began first, or with the function if that is asked for; false if none is running.
 // f must not wait.
-func (s *scripting) withOldest(function bool, f func(*luascript.Task, runningScript)) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var oldest *luascript.Task
-	for t, r := range s.mu.running {
-		if t.Function == function && (oldest == nil || r.since.Before(s.mu.running[oldest].since)) {
-			oldest = t
+func (g *Gateway) withOldest(function bool, f func(*runningScript)) bool {
+	for {
+		var since time.Time
+		g.eachScript(func(r *runningScript) {
+			if r.task.Function == function && (since.IsZero() || r.since.Before(since)) {
+				since = r.since
+			}
+		})
+		if since.IsZero() {
+			return false
+		}
+		found := false
+		g.eachScript(func(r *runningScript) {
+			if !found && r.task.Function == function && r.since.Equal(since) {
+				found = true
+				f(r)
+			}
+		})
+		if found { // else it has just ended
+			return true
 		}
 	}
-	if oldest == nil {
-		return false
-	}
-	f(oldest, s.mu.running[oldest])
-	return true
 }
 
-// killAll ends all scripts, for Close.
-func (s *scripting) killAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for t := range s.mu.running {
-		t.Kill()
-	}
-}
+// killScripts ends all scripts, for Close.
+func (g *Gateway) killScripts() { g.eachScript(func(r *runningScript) { r.task.Kill() }) }
 
 // scriptHost performs a script's commands on a staged.
 type scriptHost struct {
@@ -251,6 +309,8 @@ func (h *scriptHost) Call(args [][]byte, proto int) (reply []byte, bad string) {
 			h.now = time.Now()
 		}
 		writeTime(&h.w, h.now)
+	case t.grouped: // it might see the store without what the scripts before it have done
+		t.needsMore()
 	default:
 		c := t.c
 		db := c.db
@@ -363,7 +423,7 @@ func cmdScriptKill(c *conn, w *resp.Writer, _ [][]byte) { c.killScript(w, false)
 
 // killScript ends the script, or the function, that began first.
 func (c *conn) killScript(w *resp.Writer, function bool) {
-	if !c.g.scripts.withOldest(function, func(t *luascript.Task, _ runningScript) { t.Kill() }) {
+	if !c.g.withOldest(function, func(r *runningScript) { r.task.Kill() }) {
 		w.Error("NOTBUSY No scripts in execution right now.")
 		return
 	}

@@ -90,9 +90,9 @@ func TestScriptClose(t *testing.T) {
 	p := dial(t, "tcp", l.Addr().String())
 	p.send(t, []string{"EVAL", "while true do end", "0"})
 	eventually(t, "a script runs", func() bool {
-		g.scripts.mu.Lock()
-		defer g.scripts.mu.Unlock()
-		return len(g.scripts.mu.running) == 1
+		n := 0
+		g.eachScript(func(*runningScript) { n++ })
+		return n == 1
 	})
 	if err := g.Close(); err != nil {
 		t.Error(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvd-project/kvd/client"
 	"github.com/kvd-project/kvd/internal/inside"
+	"github.com/kvd-project/kvd/internal/luascript"
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
@@ -46,9 +47,13 @@ type staged struct {
 
 	room int   // bytes that a value may grow to, see key.mutable
 	held int64 // bytes of the share
+	// grouped: it has its only key already, and no memory of its own; see scriptgroup.go.
+	grouped bool
 
 	// Memory that serves again.
-	all     []*stagedKey // keys are the first of them
+	task    luascript.Task // of the script that runs
+	host    scriptHost     // the same
+	all     []*stagedKey   // keys are the first of them
 	ops     []client.Op
 	missing []*stagedKey // of loadNamed
 	before  []key        // of snapshot
@@ -79,7 +84,8 @@ func (t *staged) free() {
 	clear(t.ops[:cap(t.ops)])
 	clear(t.before[:cap(t.before)])
 	t.out.Reset(keepInto)
-	*t = staged{find: t.find, out: t.out, all: t.all, ops: t.ops, missing: t.missing, before: t.before}
+	t.host.w.Reset(keepInto)
+	*t = staged{find: t.find, out: t.out, all: t.all, ops: t.ops, missing: t.missing, before: t.before, host: scriptHost{w: t.host.w}}
 	stagedPool.Put(t)
 }
 
@@ -174,7 +180,15 @@ func (t *staged) newKey(db int, name string) *stagedKey {
 	if bad := badKey(name); bad != "" && t.err == nil {
 		t.err = resultError(bad)
 	}
+	t.needsMore()
 	return t.addKey(db, name)
+}
+
+// needsMore ends a script of a group, which gives no more than one key.
+func (t *staged) needsMore() {
+	if t.grouped && t.err == nil {
+		t.err = errAlone
+	}
 }
 
 // addKey is newKey for a name that may be one of the gateway's own.
@@ -234,7 +248,6 @@ func (t *staged) readSome(keys []*stagedKey) {
 	defer t.trackReads(keys)()
 	api.Do(ctx, ops)
 	for i, k := range keys {
-		k.was = k.key
 		o := &ops[i]
 		for tries := 0; o.Err != nil && tries < largeTries; tries++ {
 			var large *inside.TooLargeError
@@ -247,22 +260,32 @@ func (t *staged) readSome(keys []*stagedKey) {
 			*o = client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true}
 			api.Do(inside.LimitMemory(t.c.ctx, large.Want), ops[i:i+1])
 		}
-		switch it := o.Item; {
-		case o.Err == nil:
-			k.present, k.value, k.flags, k.typ, k.version = true, it.Value, it.Flags, it.Type, it.Version
-			if !it.Expires.IsZero() {
-				k.expires = it.Expires.UnixMilli()
-			}
-			k.was = k.key
-		case errors.Is(o.Err, client.ErrNotFound):
-		case t.err == nil:
-			t.err = o.Err
+		if err := k.takeRead(o); err != nil && t.err == nil {
+			t.err = err
 		}
 	}
 }
 
+// takeRead makes the key what was read, or returns the error.
+func (k *stagedKey) takeRead(o *client.Op) error {
+	switch it := o.Item; {
+	case o.Err == nil:
+		k.present, k.value, k.flags, k.typ, k.version = true, it.Value, it.Flags, it.Type, it.Version
+		if !it.Expires.IsZero() {
+			k.expires = it.Expires.UnixMilli()
+		}
+	case !errors.Is(o.Err, client.ErrNotFound):
+		return o.Err
+	}
+	k.was = k.key
+	return nil
+}
+
 // take takes memory until all of it is over.
 func (t *staged) take(n int64) bool {
+	if t.needsMore(); t.grouped {
+		return false
+	}
 	if err := t.c.take(n); err != nil {
 		t.err = err
 		return false
@@ -333,8 +356,8 @@ const stagedTries = 256
 
 // performStaged runs f until it has taken effect in one step; names are the keys that it is going to use, as far as that is known. The
 // replies are in the staged's out; err says why nothing was done, or that it is not known. It is to be freed when the replies have been
-// sent.
-func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
+// sent. began is about now.
+func (c *conn) performStaged(began time.Time, names []stagedName, watched []watch, f func(t *staged)) (t *staged, err error) {
 	t = newStaged(c)
 	for tries := range stagedTries {
 		if tries > 1 && !c.g.pause(rand.N(time.Millisecond<<min(tries/8, 6))) { // the first retry is most often enough
@@ -343,7 +366,10 @@ func (c *conn) performStaged(names []stagedName, watched []watch, f func(t *stag
 		t.c.share.Drop(t.held)
 		t.held, t.keys, t.changes, t.messages, t.err = 0, t.keys[:0], t.changes[:0], t.messages[:0], nil
 		clear(t.find)
-		t.now, t.db = time.Now().UnixMilli(), c.db
+		if tries > 0 {
+			began = time.Now()
+		}
+		t.now, t.db = began.UnixMilli(), c.db
 		t.out.Reset(keepReply)
 		t.out.Proto, t.out.Errors = c.proto, 0
 		if t.room > oneLimit && !t.take(writeCost*int64(t.room)) {
@@ -476,7 +502,7 @@ func (t *staged) write(keys []*stagedKey) error {
 		return ops[0].Err
 	})
 	give()
-	if errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists) {
+	if refused(err) {
 		return errWatched
 	}
 	for i, k := range keys {
@@ -485,6 +511,11 @@ func (t *staged) write(keys []*stagedKey) error {
 		}
 	}
 	return err
+}
+
+// refused reports whether an operation was not performed since its key has changed.
+func refused(err error) bool {
+	return errors.Is(err, client.ErrConflict) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrExists)
 }
 
 // confirm is the commit of a function that has only read: all that it found was there at one time. A version that is the same again was so all the while; a key
@@ -535,8 +566,8 @@ func (c *conn) stagedError(err error) string {
 }
 
 // performSeveral performs a command on several keys by itself.
-func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte) {
-	t, err := c.performStaged(cmd.namesOf(nil, c.db, args), nil, func(t *staged) {
+func (c *conn) performSeveral(cmd *command, w *resp.Writer, args [][]byte, began time.Time) {
+	t, err := c.performStaged(began, cmd.namesOf(nil, c.db, args), nil, func(t *staged) {
 		t.moves = cmd == moveCommand
 		t.run(cmd, args, &t.out)
 	})
@@ -558,7 +589,7 @@ func (c *conn) execStaged(b *batch, queue []queued, watched []watch) error {
 		bad    string
 	}
 	replies := make([]reply, len(queue))
-	t, err := c.performStaged(c.namesOfQueue(queue, watched), watched, func(t *staged) {
+	t, err := c.performStaged(b.start, c.namesOfQueue(queue, watched), watched, func(t *staged) {
 		for i, q := range queue {
 			replies[i] = reply{lo: t.out.Len()}
 			replies[i].bad = c.refusalAtExec(q.cmd, q.args, t.db)

@@ -61,6 +61,7 @@ type command struct {
 	noQueue bool      // performed at once after MULTI too
 	noAuth  bool      // allowed before AUTH
 	swift   bool      // not on keys, and still done in no time
+	bySHA   bool      // runs a script that the gateway has
 	// listening commands are for connections of RESP2 that are subscribed, too; these may give no others.
 	listening bool
 

@@ -166,11 +166,12 @@ func (s *sandbox) callFunction(name string, keys, args [][]byte) error {
 		return errors.New("Function not found")
 	}
 	s.globals.RawSetString("redis", s.functionAPI)
+	defer s.globals.RawSetString("redis", s.scriptAPI)
 	s.L.Push(s.registered[i].callback)
 	clear(s.registered)
 	s.registered = s.registered[:0]
-	s.L.Push(s.argTable(keys))
-	s.L.Push(s.argTable(args))
+	s.L.Push(s.argTable(keys, 0))
+	s.L.Push(s.argTable(args, len(keys)))
 	return s.L.PCall(2, 1, nil)
 }
 

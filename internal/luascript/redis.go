@@ -78,8 +78,7 @@ func (s *sandbox) commandArgs(L *lua.LState) (args [][]byte, bad string) {
 		}
 	}
 	s.charge(L, size+24*n)
-	all := make([]byte, 0, size)
-	args = make([][]byte, n)
+	args, all := s.room.takeSlices(n), s.room.takeBytes(size)
 	for i := range args {
 		at := len(all)
 		switch v := L.Get(i + 1).(type) {

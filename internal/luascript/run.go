@@ -60,8 +60,12 @@ type Task struct {
 
 // Start begins the time that the task has for all its runs.
 func (t *Task) Start(limit time.Duration) {
-	t.timer = time.AfterFunc(limit, func() { t.stop.CompareAndSwap(goesOn, outOfTime) })
+	t.timer = time.AfterFunc(limit, t.TimeOut)
 }
+
+// TimeOut makes the script end because its time is over, for callers that watch the time of many tasks instead of calling Start. It may
+// be called from any goroutine.
+func (t *Task) TimeOut() { t.stop.CompareAndSwap(goesOn, outOfTime) }
 
 // End is to be called when the task is over.
 func (t *Task) End() {
@@ -130,6 +134,11 @@ type sandbox struct {
 	scriptAPI, functionAPI, loading *lua.LTable
 
 	registered []registered // by the library that is loaded
+
+	// Runs share these, which none of them can change.
+	lastMain *lua.LFunction // of the last program
+	lastArgs [lastArgs]lua.LValue
+	room     chunk
 
 	task    *Task
 	chunk   string
@@ -376,7 +385,6 @@ func (s *sandbox) end(err error) (clean bool) {
 	s.L.SetTop(0)
 	s.globals.RawSetString("KEYS", lua.LNil)
 	s.globals.RawSetString("ARGV", lua.LNil)
-	s.globals.RawSetString("redis", s.scriptAPI)
 	clear(s.registered)
 	s.registered = s.registered[:0]
 	s.task = nil
@@ -393,9 +401,12 @@ func (s *sandbox) newFunction(proto *lua.FunctionProto) *lua.LFunction {
 // run runs a program; see Pool.Run. clean reports whether the interpreter is as good as new afterwards.
 func (s *sandbox) run(t *Task, prog *Program, keys, args [][]byte, w *resp.Writer) (ok, clean bool) {
 	s.begin(t, scriptChunk)
-	s.globals.RawSetString("KEYS", s.argTable(keys))
-	s.globals.RawSetString("ARGV", s.argTable(args))
-	s.L.Push(s.newFunction(prog.proto))
+	if s.lastMain == nil || s.lastMain.Proto != prog.proto {
+		s.lastMain = s.newFunction(prog.proto)
+	}
+	s.globals.RawSetString("KEYS", s.argTable(keys, 0))
+	s.globals.RawSetString("ARGV", s.argTable(args, len(keys)))
+	s.L.Push(s.lastMain)
 	err := s.reply(s.L.PCall(0, 1, nil), prog.SHA, w)
 	return err == nil, s.end(err)
 }
@@ -421,16 +432,65 @@ func (s *sandbox) reply(err error, name string, w *resp.Writer) error {
 	return err
 }
 
-// argTable is KEYS or ARGV.
-func (s *sandbox) argTable(args [][]byte) *lua.LTable {
+// lastArgs is how many of a run's arguments are kept for the next run, lastArgBytes how long they may be: the script is most often called
+// with the same ones again.
+const lastArgs, lastArgBytes = 8, 64
+
+// argTable is KEYS or ARGV, in front of which a run has before arguments.
+func (s *sandbox) argTable(args [][]byte, before int) *lua.LTable {
 	t := s.L.CreateTable(len(args), 0)
 	n := 0
-	for _, a := range args {
-		t.Append(lua.LString(a))
+	for i, a := range args {
+		t.Append(s.argValue(a, before+i))
 		n += len(a) + 32
 	}
 	s.charged += int64(n)
 	return t
+}
+
+// argValue is the i-th argument of a run.
+func (s *sandbox) argValue(a []byte, i int) lua.LValue {
+	if i >= lastArgs || len(a) > lastArgBytes {
+		return lua.LString(a)
+	}
+	if last, is := s.lastArgs[i].(lua.LString); !is || string(last) != string(a) {
+		s.lastArgs[i] = lua.LString(a)
+	}
+	return s.lastArgs[i]
+}
+
+// chunk is memory of which many small pieces are taken, each of them once.
+type chunk struct {
+	bytes  []byte
+	slices [][]byte
+}
+
+const chunkBytes, chunkSlices = 1 << 10, 64
+
+// takeBytes is no bytes, with room for n.
+func (c *chunk) takeBytes(n int) []byte {
+	if n > chunkBytes/4 {
+		return make([]byte, 0, n)
+	}
+	if len(c.bytes) < n {
+		c.bytes = make([]byte, chunkBytes)
+	}
+	b := c.bytes[:0:n]
+	c.bytes = c.bytes[n:]
+	return b
+}
+
+// takeSlices is n slices.
+func (c *chunk) takeSlices(n int) [][]byte {
+	if n > chunkSlices/4 {
+		return make([][]byte, n)
+	}
+	if len(c.slices) < n {
+		c.slices = make([][]byte, chunkSlices)
+	}
+	list := c.slices[:n:n]
+	c.slices = c.slices[n:]
+	return list
 }
 
 // errorText is what ended a script, and where.

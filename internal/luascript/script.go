@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	lua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/ast"
@@ -29,7 +30,7 @@ import (
 	"github.com/kvd-project/kvd/internal/resp"
 )
 
-// Program is a compiled script. It is never changed.
+// Program is a compiled script. It is never changed, but for Alone.
 type Program struct {
 	// SHA is the SHA-1 of the source, in lower-case hexadecimal digits.
 	SHA string
@@ -37,6 +38,8 @@ type Program struct {
 	NoWrites bool
 	// MayWrite says that the first line has flags, and not that one.
 	MayWrite bool
+	// Alone is its caller's: the script has needed more than can be done for several scripts together.
+	Alone atomic.Bool
 
 	proto *lua.FunctionProto
 	size  int // bytes that the cache counts
@@ -442,6 +445,7 @@ type Cache struct {
 		all   map[string]*list.Element // of *Program
 		order list.List                // the one used last is in front
 	}
+	front atomic.Pointer[Program] // of order, or nil; set with mu held
 	limit int
 }
 
@@ -454,6 +458,9 @@ func NewCache(bytes int) *Cache {
 
 // Find is the script of that name, or nil. Upper-case digits are as good as lower-case ones.
 func (c *Cache) Find(sha []byte) *Program {
+	if p := c.front.Load(); p != nil && p.SHA == string(sha) {
+		return p // and stays in front
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.mu.all[string(sha)]
@@ -462,10 +469,10 @@ func (c *Cache) Find(sha []byte) *Program {
 			return nil
 		}
 	}
-	if c.mu.order.Front() != e {
-		c.mu.order.MoveToFront(e)
-	}
-	return e.Value.(*Program)
+	c.mu.order.MoveToFront(e)
+	p := e.Value.(*Program)
+	c.front.Store(p)
+	return p
 }
 
 // Add keeps a script, and forgets others that have not been used for the longest time if there is no room.
@@ -476,6 +483,7 @@ func (c *Cache) Add(p *Program) {
 		return
 	}
 	c.mu.all[p.SHA] = c.mu.order.PushFront(p)
+	c.front.Store(p)
 	c.mu.bytes += p.size
 	for c.mu.bytes > c.limit && c.mu.order.Len() > 1 {
 		last := c.mu.order.Back()
@@ -491,6 +499,7 @@ func (c *Cache) Clear() {
 	defer c.mu.Unlock()
 	clear(c.mu.all)
 	c.mu.order.Init()
+	c.front.Store(nil)
 	c.mu.bytes = 0
 }
 

@@ -1,0 +1,341 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"time"
+
+	"github.com/kvd-project/kvd/client"
+	"github.com/kvd-project/kvd/internal/inside"
+)
+
+// Scripts that a client pipelines go to the store together, as other commands on single keys do (batch): each EVALSHA with one key
+// waits in the batch for those behind it. Then their keys are read in one client.Do, the scripts run one after the other, in the order
+// in which they came, and what they have written goes out in another one, each key on condition that it is still what was read. Those on one
+// key run over one staged and are one write. Those on different keys take effect in any order, like other commands of a batch.
+//
+// This holds for scripts that touch no other key and need no memory of the share. A script that turns out to be no such one has had
+// no effect; those before it take theirs, and then it is performed by itself.
+
+const (
+	// A group has at most so many scripts, and keys.
+	maxGroup, maxGroupKeys = 64, 16
+	groupTime              = time.Millisecond // see scripting.groupTime
+	// groupTries is how often scripts run as a group, while others write their keys.
+	groupTries = 4
+)
+
+// errAlone: a script of a group needs more than its key, and is to be performed by itself. Nothing was done.
+var errAlone = errors.New("more than a group gives")
+
+// groupedScript is a command of a group.
+type groupedScript struct {
+	cmd    *command
+	args   [][]byte
+	unit   int // of the group
+	lo, hi int // its reply, in the unit's out
+}
+
+// groupUnit is what a group does to one key.
+type groupUnit struct {
+	*staged
+	done  bool  // it has taken effect, or err says why not
+	alone bool  // its scripts are performed by themselves, when their replies are due
+	err   error // of the store
+}
+
+// joins reports whether a command may wait for others to make a group.
+func (b *batch) joins(cmd *command, args [][]byte) bool {
+	c := b.c
+	if !cmd.bySHA || len(args) < 4 || c.caching != cachingAsUsual || c.tracksReads() {
+		return false
+	}
+	if n, bad := keysOfScript(args, errNotInt); bad != "" || n != 1 || badKey(args[3]) != "" {
+		return false
+	}
+	prog := c.g.scripts.cache.Find(args[1])
+	return prog != nil && !prog.Alone.Load()
+}
+
+// addScript gives a command that joins to the group.
+func (b *batch) addScript(cmd *command, args [][]byte) error {
+	if len(b.entries) > 0 || len(b.scripts) == maxGroup {
+		if err := b.run(); err != nil {
+			return err
+		}
+	}
+	b.scripts = append(b.scripts, groupedScript{cmd: cmd, args: args})
+	return nil
+}
+
+// runScripts performs the scripts that wait, and writes their replies. Its error is that of sending.
+func (b *batch) runScripts() error {
+	defer func() {
+		clear(b.scripts)
+		b.scripts = b.scripts[:0]
+	}()
+	b.c.link.Waits()
+	for rest := b.scripts; len(rest) > 0; {
+		b.tick()
+		n, err := b.runGroup(rest)
+		if err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// runGroup performs the first n of some scripts, at least one, and writes their replies.
+func (b *batch) runGroup(list []groupedScript) (n int, err error) {
+	g := group{b: b, list: list, units: b.groupUnits[:0]}
+	defer g.free()
+	if len(list) > 1 {
+		g.perform()
+	}
+	if len(g.list) == 0 || len(list) == 1 { // by itself
+		g.list = list[:1]
+		g.units = append(g.units, groupUnit{alone: true})
+		list[0].unit = len(g.units) - 1
+	}
+	c, w := b.c, &b.w
+	took := time.Since(b.start)
+	for i := range g.list {
+		s := &g.list[i]
+		u := &g.units[s.unit]
+		start, errs := w.Len(), w.Errors
+		w.Proto = c.proto
+		switch {
+		case u.alone:
+			if i > 0 {
+				b.tick()
+			}
+			c.performSeveral(s.cmd, w, s.args, b.start)
+			w.Proto, took = c.proto, time.Since(b.start)
+		case u.err != nil:
+			w.Error(c.stagedError(u.err))
+		default:
+			reply := u.out.Bytes()[s.lo:s.hi]
+			w.Raw(reply)
+			w.Errors += int(bit(bytes.HasPrefix(reply, []byte("-"))))
+		}
+		c.g.m.noteCommands(s.cmd, 1, w.Errors != errs, took)
+		if err := c.replied(w, start, false); err != nil {
+			return 0, err
+		}
+	}
+	return len(g.list), nil
+}
+
+// group is scripts that are performed together.
+type group struct {
+	b     *batch
+	list  []groupedScript // without those that wait for the next group
+	units []groupUnit
+	limit int   // bytes of a value, and of a unit's replies
+	held  int64 // bytes of the share
+}
+
+// free gives back what the group had.
+func (g *group) free() {
+	for i := range g.units {
+		if t := g.units[i].staged; t != nil {
+			t.free()
+		}
+	}
+	clear(g.units)
+	g.b.groupUnits = g.units[:0]
+	g.b.c.share.Drop(g.held)
+}
+
+// perform performs what it can of the list, which it cuts behind that. No script is left if the first is one to perform by itself.
+func (g *group) perform() {
+	c := g.b.c
+	g.makeUnits()
+	ctx := c.ctx
+	if g.limit = oneLimit; len(g.units) > freeUnits {
+		ctx, g.limit = c.smallCtx, eachLimit
+		g.held = int64(len(g.units)) * 2 * eachLimit
+		if c.take(g.held) != nil {
+			g.list, g.held = nil, 0
+			return
+		}
+	}
+	do := func(n int) {
+		if n > 0 {
+			c.api.Do(ctx, g.b.ops[:n])
+		}
+	}
+	for try := 0; ; try++ {
+		reads := g.reads()
+		do(reads)
+		g.takeReads()
+		g.runScripts(try == 0)
+		do(g.writes())
+		again := g.takeWrites()
+		clear(g.b.ops[:reads])
+		g.b.ops = g.b.ops[:0]
+		switch {
+		case !again:
+			return
+		case try == groupTries-1:
+			for i := range g.units {
+				u := &g.units[i]
+				u.alone = !u.done
+			}
+			return
+		}
+		g.b.tick()
+	}
+}
+
+// makeUnits finds or makes the unit of each script, as far as there may be units.
+func (g *group) makeUnits() {
+next:
+	for i := range g.list {
+		s := &g.list[i]
+		name := s.args[3]
+		for j := range g.units {
+			if bytes.Equal(g.units[j].keys[0].bytes, name) {
+				s.unit = j
+				continue next
+			}
+		}
+		if len(g.units) == maxGroupKeys {
+			g.list = g.list[:i]
+			return
+		}
+		t := newStaged(g.b.c)
+		t.db = g.b.c.db
+		t.addKey(t.db, string(name))
+		s.unit = len(g.units)
+		g.units = append(g.units, groupUnit{staged: t})
+	}
+}
+
+// reads are operations that read the keys of the units that are not done; each unit begins anew.
+func (g *group) reads() (n int) {
+	b := g.b
+	b.ops = b.ops[:0]
+	for i := range g.units {
+		u := &g.units[i]
+		if u.done || u.alone {
+			continue
+		}
+		t := u.staged
+		k := t.keys[0]
+		t.now, t.room, t.grouped, t.err, t.changes = b.now, g.limit, true, nil, t.changes[:0]
+		t.out.Reset(keepReply)
+		t.out.Proto = b.c.proto
+		*k = stagedKey{stagedName: k.stagedName, bytes: k.bytes}
+		k.now, k.maxValue, k.room = t.now, b.c.g.o.MaxValueBytes, t.room
+		b.ops = append(b.ops, client.Op{Kind: client.OpGet, Key: k.bytes, Typed: true})
+	}
+	return len(b.ops)
+}
+
+// takeReads takes their answers.
+func (g *group) takeReads() {
+	n := 0
+	for i := range g.units {
+		if u := &g.units[i]; !u.done && !u.alone {
+			o := &g.b.ops[n]
+			n++
+			if err := u.keys[0].takeRead(o); err != nil {
+				u.staged.err = errAlone // it meets the error again, or takes memory
+			}
+		}
+	}
+}
+
+// runScripts runs the scripts of the units that are not done. The first time it cuts the list before one that is to be performed by
+// itself, and behind one with which the group has run for long enough; later its whole unit is, and is behind the others then.
+func (g *group) runScripts(first bool) {
+	for i := range g.list {
+		s := &g.list[i]
+		u := &g.units[s.unit]
+		if u.done || u.alone {
+			continue
+		}
+		ran := u.runGrouped(s, g.limit)
+		switch {
+		case !ran && first:
+			g.list = g.list[:i]
+			return
+		case !ran:
+			u.alone = true
+		case first && time.Since(g.b.start) > g.b.c.g.scripts.groupTime:
+			g.list = g.list[:i+1]
+			return
+		}
+	}
+}
+
+// runGrouped runs a script over the staged of its key, and reports whether that is all that it needed; else it has done nothing.
+func (t *staged) runGrouped(s *groupedScript, limit int) (ok bool) {
+	if t.err != nil {
+		return false
+	}
+	k, told := t.keys[0], len(t.changes)
+	before := k.key
+	s.lo = t.out.Len()
+	t.scriptsEnd = time.Time{} // each has its own time
+	t.run(s.cmd, s.args, &t.out)
+	s.hi = t.out.Len()
+	if t.err == nil && k.want == 0 && s.hi <= limit {
+		return true
+	}
+	for _, other := range t.keys[1:] {
+		delete(t.find, other.stagedName)
+	}
+	t.keys, t.err, t.changes = t.keys[:1], nil, t.changes[:told]
+	k.key, k.own = before, nil
+	t.out.Truncate(s.lo)
+	return false
+}
+
+// writes are operations that make the store what the units' keys are now.
+func (g *group) writes() (n int) {
+	b := g.b
+	b.ops = b.ops[:0]
+	for i := range g.units {
+		if u := &g.units[i]; !u.done && !u.alone && u.keys[0].writes() {
+			b.ops = append(b.ops, u.keys[0].op())
+		}
+	}
+	return len(b.ops)
+}
+
+// takeWrites takes their answers, and reports whether there are units whose scripts are to run again.
+func (g *group) takeWrites() (again bool) {
+	n := 0
+	for i := range g.units {
+		u := &g.units[i]
+		if u.done || u.alone {
+			continue
+		}
+		if u.keys[0].writes() {
+			u.err = g.b.ops[n].Err
+			n++
+		}
+		switch {
+		case u.err == nil:
+			u.announce()
+			u.tellOfWrites()
+		case refused(u.err), tooLarge(u.err):
+			again, u.err = true, nil
+			continue
+		case errors.Is(u.err, client.ErrUnknownOutcome):
+			u.changes = nil
+			u.tellOfWrites()
+		}
+		u.done = true
+	}
+	return again
+}
+
+// tooLarge reports whether an operation was not performed since it needs more memory than it was allowed.
+func tooLarge(err error) bool {
+	var large *inside.TooLargeError
+	return errors.As(err, &large)
+}
