@@ -413,7 +413,7 @@ func (c *conn) performBlocking(cmd *command, w *resp.Writer, args [][]byte) (wor
 	}
 	if b.timeout == noWait {
 		began := time.Now()
-		c.performSeveral(cmd, w, args)
+		c.performSeveral(cmd, w, args, began)
 		return time.Since(began), nil
 	}
 	s := &c.g.waits
