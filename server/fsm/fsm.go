@@ -400,7 +400,7 @@ func (s *State) putHeap(h *fsmpb.Heap) {
 }
 
 func (s *State) putSession(x *fsmpb.Session) {
-	s.roster.note(x.Id, s.sessions[x.Id], x)
+	s.roster.noteSession(x.Id, s.sessions[x.Id], x)
 	s.sessions[x.Id] = x
 	s.mark(idKey(rowSession, x.Id), x)
 }
@@ -534,7 +534,7 @@ func (s *State) loadRow(r Row) error {
 		case rowSession:
 			var x *fsmpb.Session
 			if x, err = decode(r.Value, &fsmpb.Session{}); err == nil {
-				s.roster.note(id, s.sessions[id], x)
+				s.roster.noteSession(id, s.sessions[id], x)
 				s.sessions[id] = x
 			}
 		default:

@@ -27,8 +27,8 @@ func newRoster() roster {
 	return roster{discriminators: make(map[uint32]bool), fencing: make(map[uint32]*fsmpb.Session), of: make(map[uint32]namespaceRoster)}
 }
 
-// note takes in that a session's row changed; nil: there was none, or there is none any more.
-func (r *roster) note(id uint32, was, is *fsmpb.Session) {
+// noteSession takes in that a session's row changed; nil: there was none, or there is none any more.
+func (r *roster) noteSession(id uint32, was, is *fsmpb.Session) {
 	if was.GetLife() != is.GetLife() {
 		r.recent[r.changes%recentChanges] = id
 		r.changes++

@@ -12,7 +12,7 @@ import (
 func checkRoster(t interface{ Fatalf(string, ...any) }, s *State) {
 	want, is := newRoster(), s.roster
 	for _, x := range s.Sessions() {
-		want.note(x.Id, nil, x)
+		want.noteSession(x.Id, nil, x)
 	}
 	want.changes, want.recent = is.changes, is.recent
 	if want.live = slices.Clip(want.live); len(is.live) == 0 {

@@ -188,7 +188,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		l.nodes[m.Id] = &node{incarnation: m.Incarnation, expires: now + o.Lease}
 	}
 	for _, x := range s.Sessions() {
-		l.enter(s, newSession(x, x.Epoch), now)
+		l.enterSession(s, newSession(x, x.Epoch), now)
 	}
 	_, l.changes, _ = s.ChangedSessions(0)
 	l.inherit(s)
@@ -210,7 +210,7 @@ func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, leas
 	v := s.MapVersion()
 	x := newSession(s.Session(id), l.epoch)
 	x.acked, x.quiesced = v, v
-	l.enter(s, x, now)
+	l.enterSession(s, x, now)
 	epoch, least = l.Epochs()
 	return epoch, least, nil
 }

@@ -213,7 +213,7 @@ func (p *plan) expireSessions() {
 	for _, id := range changed {
 		if x := p.s.Session(id); x != nil && l.sessions[id] == nil {
 			// Opened, but not answered yet, perhaps never.
-			l.enter(p.s, newSession(x, l.epoch), p.now)
+			l.enterSession(p.s, newSession(x, l.epoch), p.now)
 		}
 	}
 	for _, id := range changed {

@@ -100,8 +100,8 @@ func (q *leases) remove(x *session) {
 	x.before, x.behind, x.leased = nil, nil, false
 }
 
-// enter takes up a session, in the place of what was known of it.
-func (l *Leader) enter(s *fsm.State, x *session, now time.Duration) {
+// enterSession takes up a session, in the place of what was known of it.
+func (l *Leader) enterSession(s *fsm.State, x *session, now time.Duration) {
 	l.forgetSession(x.id)
 	l.sessions[x.id] = x
 	l.reports.add(x.report)
