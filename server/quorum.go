@@ -35,7 +35,19 @@ const (
 
 // leads returns nil if a majority agreed, after the call began, that this node leads.
 func (q *quorum) leads(ctx context.Context) error {
+	mine := q.join()
+	select {
+	case <-mine.done:
+		return mine.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// join gives the question that is sent next, which counts for the caller.
+func (q *quorum) join() *question {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if q.mu.next == nil {
 		q.mu.next = &question{done: make(chan struct{})}
 	}
@@ -49,13 +61,7 @@ func (q *quorum) leads(ctx context.Context) error {
 			q.ask(first)
 		}()
 	}
-	q.mu.Unlock()
-	select {
-	case <-mine.done:
-		return mine.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return mine
 }
 
 // takeLocked gives the question of those who wait, to be sent now; nil: another goroutine has it.
