@@ -84,6 +84,10 @@ bench-growth: ## latencies while shards split, a memory node drains, and one die
 bench-records: ## GETs over shm among 100,000 to 15 million records (needs 8 GiB of memory)
 	$(BENCH) TestRecords
 
+.PHONY: bench-directory
+bench-directory: ## what 10,000 sessions ask of a directory node on 2 processors
+	$(BENCH) TestDirectoryScale
+
 # All that ./bench has, so that a benchmark cannot be forgotten, but one that make test runs.
 .PHONY: bench-smoke
 bench-smoke: ## every benchmark once, in small, to see that it works (as root it installs what make bench does)

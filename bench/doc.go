@@ -12,7 +12,8 @@
 // Of caches, TestHitRatio (`make hit-ratio`) compares what the store forgets with what LRU, LFU and
 // redis-server do, and TestFullCache (`make bench-full`) keeps one full for a while and looks
 // at errors, memory and latencies. TestRecords (`make bench-records`) reads from namespaces of
-// up to 15 million records.
+// up to 15 million records. TestDirectoryScale (`make bench-directory`) has 10,000 sessions that do nothing but renew
+// their leases and acknowledge maps.
 //
 // TestGrowth and TestDisturbance (`make bench-growth`) run a whole store in
 // this process, janitor included, and print latencies. TestMovesUnderLoad, which asks only

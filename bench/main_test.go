@@ -29,6 +29,7 @@ const (
 	envRole     = "KVD_BENCH_ROLE"
 	envNodes    = "KVD_BENCH_NODES"
 	envCapacity = "KVD_BENCH_CAPACITY"
+	envLease    = "KVD_BENCH_LEASE" // else lease
 )
 
 func TestMain(m *testing.M) {
@@ -73,7 +74,13 @@ func runStore() error {
 	if err != nil {
 		return err
 	}
-	s, err := devstore.Start(context.Background(), devstore.Options{Nodes: nodes, CapacityBytes: capacity, Lease: lease})
+	life := lease
+	if text := os.Getenv(envLease); text != "" {
+		if life, err = time.ParseDuration(text); err != nil {
+			return err
+		}
+	}
+	s, err := devstore.Start(context.Background(), devstore.Options{Nodes: nodes, CapacityBytes: capacity, Lease: life})
 	if err != nil {
 		return err
 	}

@@ -46,6 +46,7 @@ type mapStream struct {
 
 func (s *mapStream) Context() context.Context { return s.ctx }
 func (s *mapStream) Send(*dirpb.Map) error    { s.cancel(); return nil }
+func (s *mapStream) SendMsg(any) error        { s.cancel(); return nil }
 
 var rpcs = []rpc{
 	unary("OpenSession", (*Node).OpenSession, &dirpb.OpenSessionRequest{Namespace: "default", Client: "c", HostId: "h"}),

@@ -408,7 +408,7 @@ func (n *Node) confirmed(ctx context.Context) (*leadership, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := n.wait(ctx, n.raft.VerifyLeader()); err != nil {
+	if err := n.quorum.leads(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	stdmaps "maps"
+	"math"
+	"slices"
 	"sync"
 
 	"github.com/hashicorp/raft"
@@ -37,8 +40,28 @@ type machine struct {
 		sync.RWMutex
 		state   *fsm.State
 		applied uint64
-		changed chan struct{} // closed and replaced after every batch
+		moved   chan struct{} // closed and replaced when the map has another version
+		news    chan struct{} // the same when anything has changed that memory nodes are told of
 	}
+
+	maps maps // of state; taken with mu held
+	// ends are the sessions that are watched: their channels are closed when they begin to be fenced, or end. It is taken with mu held.
+	ends struct {
+		sync.Mutex
+		of map[uint32]chan struct{}
+	}
+}
+
+// marks tell whether a state has changed in what others wait for.
+type marks struct {
+	version, sessions uint64
+	keys              uint32
+}
+
+func marksOf(s *fsm.State) marks {
+	m := marks{version: s.MapVersion(), keys: s.KeyGeneration()}
+	_, m.sessions, _ = s.ChangedSessions(0)
+	return m
 }
 
 var _ raft.BatchingFSM = (*machine)(nil)
@@ -46,7 +69,8 @@ var _ raft.BatchingFSM = (*machine)(nil)
 // newMachine restores the newest of the applied rows and the newest snapshot.
 func newMachine(store *raftstore.Store, log *slog.Logger) (*machine, error) {
 	m := &machine{store: store, log: log}
-	m.mu.changed = make(chan struct{})
+	m.mu.moved, m.mu.news = make(chan struct{}), make(chan struct{})
+	m.ends.of = make(map[uint32]chan struct{})
 	applied, err := store.Applied()
 	if err != nil {
 		return nil, err
@@ -85,12 +109,29 @@ func (m *machine) view(fn func(s *fsm.State)) {
 	fn(m.mu.state)
 }
 
-// change is closed after the next change of the state. Take it before looking
-// at the state.
-func (m *machine) change() <-chan struct{} {
+// move is closed when the map has another version. Take it before looking at the state.
+func (m *machine) move() <-chan struct{} {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.mu.changed
+	return m.mu.moved
+}
+
+// news is closed when the map has another version, or sessions or keys have changed: what memory nodes are told
+// of. Take it before looking at the state.
+func (m *machine) news() <-chan struct{} {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.news
+}
+
+// end is closed when a session that lives begins to be fenced, or ends. Call it with the state locked.
+func (m *machine) end(session uint32) <-chan struct{} {
+	m.ends.Lock()
+	defer m.ends.Unlock()
+	if m.ends.of[session] == nil {
+		m.ends.of[session] = make(chan struct{})
+	}
+	return m.ends.of[session]
 }
 
 func (m *machine) appliedIndex() uint64 {
@@ -108,7 +149,7 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	var lost []fsm.Lost
 	var entries []*dirpb.AuditEntry
 	m.mu.Lock()
-	before := m.mu.applied
+	before, was := m.mu.applied, marksOf(m.mu.state)
 	for i, l := range logs {
 		if l.Index <= m.mu.applied {
 			out[i] = fsm.Result{Err: fmt.Errorf("%w: entry %d was applied before", fsm.ErrExists, l.Index)}
@@ -129,7 +170,7 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 		}
 	}
 	applied := m.mu.applied
-	m.wakeLocked()
+	m.wakeLocked(was)
 	m.mu.Unlock()
 	for _, x := range lost {
 		m.log.Warn("directory: data lost: a placement group lost its last copy", "namespace", x.Namespace, "pg", x.PG,
@@ -159,9 +200,30 @@ func applyEntry(s *fsm.State, l *raft.Log) fsm.Result {
 	return fsm.Apply(s, c)
 }
 
-func (m *machine) wakeLocked() {
-	close(m.mu.changed)
-	m.mu.changed = make(chan struct{})
+// wakeLocked wakes those who wait for what has changed since the state was marked.
+func (m *machine) wakeLocked(was marks) {
+	is := marksOf(m.mu.state)
+	if is == was {
+		return
+	}
+	close(m.mu.news)
+	m.mu.news = make(chan struct{})
+	if is.version != was.version {
+		close(m.mu.moved)
+		m.mu.moved = make(chan struct{})
+	}
+	ids, _, ok := m.mu.state.ChangedSessions(was.sessions)
+	m.ends.Lock()
+	defer m.ends.Unlock()
+	if !ok {
+		ids = slices.Collect(stdmaps.Keys(m.ends.of))
+	}
+	for _, id := range ids {
+		if ch := m.ends.of[id]; ch != nil {
+			close(ch)
+			delete(m.ends.of, id)
+		}
+	}
 }
 
 // Snapshot encodes the state at once; it is small, holding nothing per key.
@@ -222,6 +284,7 @@ func (m *machine) restore(r io.Reader, least uint64) error {
 		return err
 	}
 	m.mu.state, m.mu.applied = state, snap.Applied
-	m.wakeLocked()
+	m.maps.forget()
+	m.wakeLocked(marks{sessions: math.MaxUint64}) // of another state
 	return nil
 }

@@ -207,7 +207,7 @@ func (n *Node) awaitActive(ctx context.Context, w *dirpb.Namespace) error {
 	defer others.Stop()
 	enough := false // waited for the others
 	for {
-		changed := n.machine.change()
+		changed := n.machine.move()
 		var creating, usable, all int
 		gone := false
 		n.machine.view(func(s *fsm.State) {
@@ -414,7 +414,7 @@ func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingSer
 	call, leave := (<-chan struct{})(nil), func() {}
 	defer func() { leave() }()
 	for {
-		reigns, changed := n.reigns.next(), n.machine.change()
+		reigns, moved := n.reigns.next(), n.machine.move()
 		if l := n.leading.Load(); l != under && q.SessionId != 0 {
 			leave()
 			call, leave, under = nil, func() {}, l
@@ -422,7 +422,8 @@ func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingSer
 				call, leave = l.callable(q.SessionId)
 			}
 		}
-		var m *dirpb.Map
+		var m *sharedMap
+		var ended <-chan struct{}
 		var err error
 		n.machine.view(func(s *fsm.State) {
 			x := s.Session(q.SessionId)
@@ -432,22 +433,28 @@ func (n *Node) WatchMap(q *dirpb.WatchMapRequest, stream grpc.ServerStreamingSer
 				err = sessionGone(q.SessionId)
 			default:
 				err = ownedBy(stream.Context(), fmt.Sprintf("session %d", q.SessionId), x.Identity)
+				ended = n.machine.end(x.Id)
 			}
 			if err == nil && s.MapVersion() > sent {
-				m = s.Map(x)
+				m = n.machine.maps.show(s, x)
 			}
 		})
 		if err != nil {
 			return err
 		}
 		if m != nil {
-			sent = m.Version
-			if err := stream.Send(m); err != nil {
+			sent = m.version
+			b, err := m.encode()
+			if err != nil {
+				return status.Errorf(codes.Internal, "the map: %v", err)
+			}
+			if err := stream.SendMsg(b); err != nil {
 				return err
 			}
 		}
 		select {
-		case <-changed:
+		case <-moved:
+		case <-ended:
 		case <-reigns:
 		case <-call:
 			if err := stream.Send(&dirpb.Map{Version: sent, Renew: proto.Bool(true)}); err != nil {
@@ -555,7 +562,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	}
 	reply := &dirpb.HeartbeatReply{}
 	waited := false
-	n.await(ctx, l, q.WaitMillis, n.machine.change, func() bool {
+	n.await(ctx, l, q.WaitMillis, n.machine.news, func() bool {
 		n.machine.view(func(s *fsm.State) {
 			reply.Regions = s.WantRegions(q.NodeId, q.Incarnation)
 			reply.FenceSessions, reply.Sessions, reply.Keys = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted(), s.Keys()
@@ -604,7 +611,7 @@ func (n *Node) LeaveNode(ctx context.Context, q *dirpb.LeaveNodeRequest) (*dirpb
 		return nil, err
 	}
 	for {
-		changed := n.machine.change()
+		changed := n.machine.move()
 		var used bool
 		n.machine.view(func(s *fsm.State) {
 			m := s.Node(q.NodeId)

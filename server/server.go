@@ -82,6 +82,7 @@ type Node struct {
 	wg     sync.WaitGroup
 	// futures is how many of raft's are waited for.
 	futures atomic.Int64
+	quorum  quorum
 	done    chan struct{}
 	stop    sync.Once
 }
@@ -95,6 +96,10 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	}
 	n := &Node{opts: opts, log: opts.Logger, done: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
+	n.quorum = quorum{ended: n.ctx.Done(), verify: func() error { return n.raft.VerifyLeader().Error() }, began: func() func() {
+		n.futures.Add(1)
+		return func() { n.futures.Add(-1) }
+	}}
 	var undo []func() error
 	defer func() {
 		if err != nil {
@@ -145,7 +150,7 @@ func Open(ctx context.Context, opts Options) (_ *Node, err error) {
 	}
 
 	serve := append(n.inlet.options(),
-		grpc.MaxRecvMsgSize(maxMessageBytes),
+		grpc.MaxRecvMsgSize(maxMessageBytes), grpc.ForceServerCodecV2(newCodec()),
 		// Windows of a fixed size: to find a better one, gRPC would answer each request with a ping.
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),

@@ -3096,7 +3096,7 @@ func (x *OpenSessionRequest) GetBackground() bool {
 type OpenSessionReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     uint32                 `protobuf:"varint,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"` // never reused, never 0
-	Discriminator uint32                 `protobuf:"varint,2,opt,name=discriminator,proto3" json:"discriminator,omitempty"`          // < 4096, unique among live sessions
+	Discriminator uint32                 `protobuf:"varint,2,opt,name=discriminator,proto3" json:"discriminator,omitempty"`          // < 4096, unique among live sessions that may write; 0 for others
 	Token         []byte                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`                           // shown to memory nodes in connection private data
 	LeaseMillis   uint64                 `protobuf:"varint,4,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"`
 	RenewMillis   uint64                 `protobuf:"varint,5,opt,name=renew_millis,json=renewMillis,proto3" json:"renew_millis,omitempty"` // renew at least this often

@@ -135,7 +135,7 @@ var mutants = []mutant{
 	{"recall-no-ack", "a recall waits for acknowledgements", []edit{{"server/lead/view.go",
 		"return f.acked < j.Barrier", "return j.Kind != dirpb.JobKind_JOB_RECALL && f.acked < j.Barrier"}}},
 	{"silent-acked", "a silent session has acknowledged when it is fenced, not before", []edit{{"server/lead/view.go",
-		"	for _, x := range s.Sessions() {\n		f := v.floor", "for _, x := range s.Sessions() {\nif x.Life != dirpb.SessionLife_SESSION_LIVE {\ncontinue\n}\nf := v.floor"}}},
+		"case x == nil || x.n < all || v.lapsed[namespace]:", "case x == nil || v.lapsed[namespace]:"}}},
 	{"version-clash", "versions carry a discriminator", []edit{{lane, "disc: uint64(c.opts.Discriminator)<<4 | uint64(id)}", "disc: 0}"}}},
 	{"evict-unpublished", "an eviction ends when P shows it", []edit{{evict, "			return o.publishSwings(func() index.Action {\n				o.unlinkFreed()\n",
 		"return func(then func() index.Action) index.Action { return then() }(func() index.Action {\no.unlinkFreed()\n"}}},

@@ -105,16 +105,6 @@ func counted(background, everywhere bool, identity string) bool {
 	return !background || !everywhere && identity != ""
 }
 
-// SessionsOf is how many sessions count against a namespace's quota: open, or being fenced.
-func (s *State) SessionsOf(namespace uint32) (n uint32) {
-	for _, x := range s.sessions {
-		if x.NamespaceId == namespace && counted(x.Background, x.Everywhere, x.Identity) {
-			n++
-		}
-	}
-	return n
-}
-
 // CheckOpen says why a session may not be opened in a namespace, nil if it may: its owner's access list, or
 // its quota of sessions.
 func (s *State) CheckOpen(c *fsmpb.OpenSession) error {

@@ -142,8 +142,14 @@ func (s *State) checkShard(sh *dirpb.Shard) error {
 }
 
 func (s *State) checkSessions() error {
-	if len(s.sessions) != len(s.discriminators) {
-		return fmt.Errorf("%d sessions have %d discriminators", len(s.sessions), len(s.discriminators))
+	writers := 0
+	for _, x := range s.sessions {
+		if !x.ReadOnly {
+			writers++
+		}
+	}
+	if n := len(s.roster.discriminators); n != writers {
+		return fmt.Errorf("%d sessions that may write have %d discriminators", writers, n)
 	}
 	return checkEach("session", s.sessions, s.checkSession)
 }
@@ -152,7 +158,7 @@ func (s *State) checkSession(x *fsmpb.Session) error {
 	switch {
 	case s.namespaces[x.NamespaceId] == nil:
 		return fmt.Errorf("%d: its namespace %d is missing", x.Id, x.NamespaceId)
-	case x.Discriminator >= MaxSessions:
+	case x.Discriminator >= MaxWriters:
 		return fmt.Errorf("%d: discriminator %d", x.Id, x.Discriminator)
 	case x.Life != dirpb.SessionLife_SESSION_LIVE && (x.Life != dirpb.SessionLife_SESSION_FENCING || len(x.Pending) == 0):
 		return fmt.Errorf("%d is %s, and %d memory nodes have not confirmed", x.Id, x.Life, len(x.Pending))

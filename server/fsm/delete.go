@@ -52,13 +52,7 @@ func (s *State) deleteNamespace(q *dirpb.DeleteNamespaceRequest) (*dirpb.DeleteN
 	}
 	s.fence(live)
 	s.endNamespace(w.Id)
-	reply := &dirpb.DeleteNamespaceReply{Id: w.Id}
-	for _, x := range s.sessions {
-		if x.NamespaceId == w.Id {
-			reply.Fencing++
-		}
-	}
-	return reply, nil
+	return &dirpb.DeleteNamespaceReply{Id: w.Id, Fencing: s.SessionsIn(w.Id)}, nil
 }
 
 // checkStays returns why nothing may be begun in a namespace.
@@ -72,13 +66,8 @@ func (s *State) checkStays(namespace uint32) error {
 // endNamespace removes a namespace that is being deleted and has no session left, with all
 // that belongs to it. Memory nodes give its regions back as they hear that nobody wants them.
 func (s *State) endNamespace(id uint32) {
-	if !s.namespaces[id].GetDeleting() {
+	if !s.namespaces[id].GetDeleting() || s.SessionsIn(id) > 0 {
 		return
-	}
-	for _, x := range s.sessions {
-		if x.NamespaceId == id {
-			return
-		}
 	}
 	for _, j := range s.Jobs() {
 		if j.NamespaceId == id {

@@ -47,7 +47,8 @@ var (
 
 // Limits on what a command may hold.
 const (
-	MaxSessions  = 4096 // not yet fenced; a discriminator has 12 bits
+	MaxSessions  = 1 << 16 // not yet fenced
+	MaxWriters   = 1 << 12 // of them those that are not read-only: a discriminator has 12 bits
 	MaxNameLen   = 64
 	MaxLabelLen  = 256 // addresses, host ids, client names
 	MaxEndpoints = 16
@@ -150,27 +151,27 @@ type State struct {
 	directory  map[string]*fsmpb.Directory
 	audit      map[uint32]*dirpb.AuditEntry // by slot
 
-	discriminators map[uint32]bool // of the sessions
-	changed        map[string]proto.Message
-	mapChanged     bool   // something that Map shows is in changed
-	lost           []Lost // by the command being applied
+	roster     roster // follows from sessions
+	changed    map[string]proto.Message
+	mapChanged bool   // something that Map shows is in changed
+	lost       []Lost // by the command being applied
 }
 
 // New returns the state before the first command.
 func New() *State {
 	return &State{
-		meta:           &fsmpb.Meta{},
-		nodes:          make(map[uint32]*dirpb.Node),
-		namespaces:     make(map[uint32]*dirpb.Namespace),
-		pgs:            make(map[uint32]*dirpb.PlacementGroup),
-		heaps:          make(map[uint32]*fsmpb.Heap),
-		shards:         make(map[uint32]*dirpb.Shard),
-		sessions:       make(map[uint32]*fsmpb.Session),
-		jobs:           make(map[uint32]*fsmpb.Job),
-		directory:      make(map[string]*fsmpb.Directory),
-		audit:          make(map[uint32]*dirpb.AuditEntry),
-		discriminators: make(map[uint32]bool),
-		changed:        make(map[string]proto.Message),
+		meta:       &fsmpb.Meta{},
+		nodes:      make(map[uint32]*dirpb.Node),
+		namespaces: make(map[uint32]*dirpb.Namespace),
+		pgs:        make(map[uint32]*dirpb.PlacementGroup),
+		heaps:      make(map[uint32]*fsmpb.Heap),
+		shards:     make(map[uint32]*dirpb.Shard),
+		sessions:   make(map[uint32]*fsmpb.Session),
+		jobs:       make(map[uint32]*fsmpb.Job),
+		directory:  make(map[string]*fsmpb.Directory),
+		audit:      make(map[uint32]*dirpb.AuditEntry),
+		roster:     newRoster(),
+		changed:    make(map[string]proto.Message),
 	}
 }
 
@@ -399,8 +400,8 @@ func (s *State) putHeap(h *fsmpb.Heap) {
 }
 
 func (s *State) putSession(x *fsmpb.Session) {
+	s.roster.noteSession(x.Id, s.sessions[x.Id], x)
 	s.sessions[x.Id] = x
-	s.discriminators[x.Discriminator] = true
 	s.mark(idKey(rowSession, x.Id), x)
 }
 
@@ -533,8 +534,8 @@ func (s *State) loadRow(r Row) error {
 		case rowSession:
 			var x *fsmpb.Session
 			if x, err = decode(r.Value, &fsmpb.Session{}); err == nil {
+				s.roster.noteSession(id, s.sessions[id], x)
 				s.sessions[id] = x
-				s.discriminators[x.Discriminator] = true
 			}
 		default:
 			return errors.New("unknown kind")
@@ -732,30 +733,6 @@ func (s *State) WantRegions(node uint32, incarnation uint64) []*dirpb.WantRegion
 		}
 	}
 	return want
-}
-
-// Admitted are the sessions whose tokens memory nodes take. A session that is being fenced is not among them.
-func (s *State) Admitted() *dirpb.Sessions {
-	a := &dirpb.Sessions{Last: s.meta.SessionId}
-	for _, x := range byID(s.sessions) {
-		if x.Life == dirpb.SessionLife_SESSION_LIVE {
-			a.Live = append(a.Live, x.Id)
-		}
-	}
-	return a
-}
-
-// FenceWork are the sessions that one process of a memory node has yet to fence.
-func (s *State) FenceWork(node uint32, incarnation uint64) []uint32 {
-	var ids []uint32
-	for _, x := range byID(s.sessions) {
-		for _, p := range x.Pending {
-			if p.NodeId == node && p.Incarnation == incarnation {
-				ids = append(ids, x.Id)
-			}
-		}
-	}
-	return ids
 }
 
 func byID[K cmp.Ordered, V any](m map[K]V) []V {

@@ -189,9 +189,7 @@ func (h *harness) checkCopies() {
 		if !slices.Equal(restored.rows(), h.rows()) {
 			h.t.Fatalf("%s restores a different state", name)
 		}
-		if len(s.discriminators) != len(h.s.discriminators) {
-			h.t.Fatalf("%s restores %d discriminators of %d", name, len(s.discriminators), len(h.s.discriminators))
-		}
+		checkRoster(h.t, s)
 	}
 }
 
@@ -573,8 +571,8 @@ func TestFencing(t *testing.T) {
 	d := h.do(openIn(1, 0)).Session.Id
 	h.do(expire(d)) // nobody is up
 	life(d, dirpb.SessionLife_SESSION_FENCED)
-	if h.s.SessionCount() != 0 || len(h.s.discriminators) != 0 {
-		t.Fatalf("%d sessions, %d discriminators left", h.s.SessionCount(), len(h.s.discriminators))
+	if n := len(h.s.roster.discriminators); h.s.SessionCount() != 0 || n != 0 {
+		t.Fatalf("%d sessions, %d discriminators left", h.s.SessionCount(), n)
 	}
 	h.refuse(closeS(d, 0), ErrNotFound)
 	h.checkCopies()
@@ -585,7 +583,7 @@ func TestSessionLimits(t *testing.T) {
 	h.refuse(openIn(2, 0), ErrNotFound)
 	s := h.s
 	seen := make(map[uint32]bool)
-	for range MaxSessions {
+	for range MaxWriters {
 		x := Apply(s, openIn(1, 0)).Session
 		if x == nil || x.Discriminator >= 4096 || seen[x.Discriminator] {
 			t.Fatalf("session %v", x)
@@ -597,9 +595,24 @@ func TestSessionLimits(t *testing.T) {
 	}
 	free := s.Session(17).Discriminator
 	Apply(s, closeS(17, 0))
-	if x := Apply(s, openIn(1, 0)).Session; x.Id != MaxSessions+1 || x.Discriminator != free {
+	if x := Apply(s, openIn(1, 0)).Session; x.Id != MaxWriters+1 || x.Discriminator != free {
 		t.Fatalf("after one closed: %v, want discriminator %d", x, free)
 	}
+	// Sessions that only read need no discriminator.
+	reader := func() Result {
+		c := openIn(1, 0)
+		c.GetOpenSession().ReadOnly = true
+		return Apply(s, c)
+	}
+	for range MaxSessions - MaxWriters {
+		if r := reader(); r.Err != nil || r.Session.Discriminator != 0 {
+			t.Fatalf("a reader: %v, %v", r.Session, r.Err)
+		}
+	}
+	if r := reader(); !errors.Is(r.Err, ErrFull) {
+		t.Fatalf("one reader too many: %v", r.Err)
+	}
+	checkRoster(t, s)
 	Apply(s, closeS(18, 0))
 	s.meta.SessionId = 1<<32 - 1
 	if r := Apply(s, openIn(1, 0)); !errors.Is(r.Err, ErrFull) {
@@ -997,10 +1010,12 @@ func TestProperties(t *testing.T) {
 			}
 			disc := make(map[uint32]uint32)
 			for _, x := range h.s.Sessions() {
-				if o, ok := disc[x.Discriminator]; ok || x.Discriminator >= MaxSessions {
+				if o, ok := disc[x.Discriminator]; !x.ReadOnly && ok || x.Discriminator >= MaxWriters {
 					rt.Fatalf("sessions %d and %d share discriminator %d", o, x.Id, x.Discriminator)
 				}
-				disc[x.Discriminator] = x.Id
+				if !x.ReadOnly {
+					disc[x.Discriminator] = x.Id
+				}
 				if (x.Life == dirpb.SessionLife_SESSION_FENCING) != (len(x.Pending) > 0) {
 					rt.Fatalf("session %v", x)
 				}
@@ -1010,6 +1025,7 @@ func TestProperties(t *testing.T) {
 					}
 				}
 			}
+			checkRoster(rt, h.s)
 			for _, n := range h.s.Nodes() {
 				if n.UsedBytes > n.CapacityBytes {
 					rt.Fatalf("memory node %v uses more than it lends", n)

@@ -134,7 +134,7 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64) {
 		}
 	}
 	s.settlePGs()
-	for _, x := range byID(s.sessions) {
+	for _, x := range byID(s.roster.fencing) {
 		s.confirm(x, n.Id, n.Incarnation)
 	}
 }

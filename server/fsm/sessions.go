@@ -31,15 +31,20 @@ func (s *State) openSession(c *fsmpb.OpenSession) (*fsmpb.Session, error) {
 	if len(s.sessions) >= MaxSessions {
 		return nil, fmt.Errorf("%w: %d sessions are open or being fenced", ErrFull, len(s.sessions))
 	}
+	if n := len(s.roster.discriminators); !c.ReadOnly && n >= MaxWriters {
+		return nil, fmt.Errorf("%w: %d sessions that may write are open or being fenced", ErrFull, n)
+	}
 	if s.meta.SessionId == math.MaxUint32 {
 		return nil, fmt.Errorf("%w: every session id has been used", ErrFull)
 	}
 	m := s.editMeta()
 	m.SessionId++
-	// Taking the next free one after the id keeps a discriminator unused for long.
-	d := m.SessionId % MaxSessions
-	for s.discriminators[d] {
-		d = (d + 1) % MaxSessions
+	d := uint32(0) // for a session that writes nothing
+	if !c.ReadOnly {
+		// Taking the next free one after the id keeps a discriminator unused for long.
+		for d = m.SessionId % MaxWriters; s.roster.discriminators[d]; {
+			d = (d + 1) % MaxWriters
+		}
 	}
 	x := &fsmpb.Session{
 		Id: m.SessionId, Discriminator: d, NamespaceId: c.NamespaceId, Client: c.Client, HostId: c.HostId,
@@ -72,8 +77,8 @@ func (s *State) closeSession(c *fsmpb.CloseSession) error {
 // the placement groups of its namespace; when it was settled, no intent names its status words. A namespace that is being deleted goes with
 // the last one.
 func (s *State) dropSession(x *fsmpb.Session, leaked, settled bool) {
+	s.roster.noteSession(x.Id, s.sessions[x.Id], nil)
 	delete(s.sessions, x.Id)
-	delete(s.discriminators, x.Discriminator)
 	s.mark(idKey(rowSession, x.Id), nil)
 	for _, j := range byID(s.jobs) {
 		if j.Job.Owner == x.Id {

@@ -87,8 +87,16 @@ type Leader struct {
 	first    uint64        // the least that was awaited since everybody had reported enough
 
 	nodes    map[uint32]*node
-	sessions map[uint32]*session
+	sessions map[uint32]*session // see roll.go for its books
 	jobs     map[uint32]*job
+
+	reports tally             // of reclaim epochs, by all sessions
+	votes   map[uint32]*votes // by namespace
+	leases  leases
+	resting map[uint32]*session // those that are quiet
+	changes uint64              // of sessions that the state has had and the books show
+	changed []uint32            // sessions of these at which Plan has not looked
+	routed  bool                // places wait for sessions that Calls has not looked at
 
 	paused map[uint32]time.Duration // by placement group: no voluntary change before
 
@@ -108,7 +116,8 @@ type Leader struct {
 	// By placement group: when a SETTLE job was last there, as long as another one is due.
 	settling map[uint32]time.Duration
 
-	signs uint32 // generation of the key that signs tokens, as it was worked out last
+	signs  uint32 // generation of the key that signs tokens, as it was worked out last
+	called uint32 // the same, when Calls looked at all that rest
 }
 
 type node struct {
@@ -123,6 +132,7 @@ type node struct {
 }
 
 type session struct {
+	id       uint32
 	expires  time.Duration
 	expired  bool // given up; no renewal revives it
 	report   uint64
@@ -135,6 +145,10 @@ type session struct {
 	token      uint64 // number of the one that it shows, 0 for none
 	tokenKnown bool   // it has said so to this leader, or was given it by this one
 
+	leased         bool // it is in Leader.leases
+	before, behind *session
+	votes          bool // it is in Leader.votes
+
 	quiet  bool   // it was let be, and was not called since
 	number uint64 // of the last renewal that was heeded
 	heard  time.Duration
@@ -144,8 +158,8 @@ type session struct {
 	give   map[uint32]uint64      // units that it is asked to hand over
 }
 
-func newSession(x *fsmpb.Session, expires time.Duration, report uint64) *session {
-	return &session{expires: expires, report: report, namespace: x.GetNamespaceId(), readOnly: x.GetReadOnly()}
+func newSession(x *fsmpb.Session, report uint64) *session {
+	return &session{id: x.GetId(), report: report, namespace: x.GetNamespaceId(), readOnly: x.GetReadOnly()}
 }
 
 // job is what janitors said about a background job.
@@ -162,6 +176,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 	l := &Leader{
 		opts: o, began: now, planned: now, epoch: s.Meta().EpochCeiling, advanced: now,
 		nodes: make(map[uint32]*node), sessions: make(map[uint32]*session), jobs: make(map[uint32]*job),
+		votes: make(map[uint32]*votes), resting: make(map[uint32]*session),
 		paused:   make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
@@ -173,9 +188,9 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		l.nodes[m.Id] = &node{incarnation: m.Incarnation, expires: now + o.Lease}
 	}
 	for _, x := range s.Sessions() {
-		l.sessions[x.Id] = newSession(x, now+o.Lease, x.Epoch)
-		l.sessions[x.Id].heard = now
+		l.enterSession(s, newSession(x, x.Epoch), now)
 	}
+	_, l.changes, _ = s.ChangedSessions(0)
 	l.inherit(s)
 	return l
 }
@@ -184,11 +199,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 
 // Epochs returns the reclaim epoch E and the minimum.
 func (l *Leader) Epochs() (epoch, least uint64) {
-	least = l.epoch
-	for _, x := range l.sessions {
-		least = min(least, x.report)
-	}
-	return l.epoch, least
+	return l.epoch, min(l.epoch, l.reports.least(l.epoch))
 }
 
 // Opened answers the opening of a session, which begins with s's map version.
@@ -197,9 +208,9 @@ func (l *Leader) Opened(s *fsm.State, id uint32, now time.Duration) (epoch, leas
 		return 0, 0, fmt.Errorf("%w: session %d ran out before it could be answered; open another", fsm.ErrUnavailable, id)
 	}
 	v := s.MapVersion()
-	x := newSession(s.Session(id), now+l.opts.Lease, l.epoch)
-	x.acked, x.quiesced, x.heard = v, v, now
-	l.sessions[id] = x
+	x := newSession(s.Session(id), l.epoch)
+	x.acked, x.quiesced = v, v
+	l.enterSession(s, x, now)
 	epoch, least = l.Epochs()
 	return epoch, least, nil
 }
@@ -246,19 +257,19 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 		l.check(s)
 		defer l.check(s)
 	}
-	x.expires, x.heard = now+l.opts.Lease, now
+	l.heard(x, now)
 	if r.Number <= x.number {
 		a.Epoch, a.Least = l.Epochs()
 		return a, nil
 	}
 	x.number = r.Number
 	x.token, x.tokenKnown = r.Token, true
-	x.report = max(x.report, r.Report)
+	l.reported(x, max(x.report, r.Report))
 	// A follower may have shown a version before this node applied it.
 	acked := max(x.acked, min(r.Acked, s.MapVersion()))
 	quiesced := max(x.quiesced, acked, min(r.Quiesced, s.MapVersion()))
 	a.Moved = acked > x.acked || quiesced > x.quiesced
-	x.acked, x.quiesced = acked, quiesced
+	l.acknowledged(x, acked, quiesced)
 	if r.Term == l.opts.Term {
 		l.handBack(s, now, r.Session, x, r.HandBacks, 0)
 		l.giveUp(s, now, r.Session, r.Returns)
@@ -280,7 +291,7 @@ func (l *Leader) Renew(s *fsm.State, now time.Duration, r Renewal) (a Answer, er
 // Heard extends a session's lease as a renewal does that says nothing new.
 func (l *Leader) Heard(s *fsm.State, now time.Duration, id uint32) {
 	if x := l.sessions[id]; x != nil && !x.expired && s.Life(id) == dirpb.SessionLife_SESSION_LIVE {
-		x.expires, x.heard = now+l.opts.Lease, now
+		l.heard(x, now)
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 // world is a state and its leader, under virtual time, with the memory nodes, sessions and
 // janitors that a test plays.
 type world struct {
-	t     *testing.T
+	t     testing.TB
 	s     *fsm.State
 	l     *Leader
 	now   time.Duration
@@ -1092,7 +1092,7 @@ func TestVoluntary(t *testing.T) {
 			ns := w.create("n", replicas, 2)
 			x := w.open(ns)
 			w.quiet[x] = true
-			w.l.sessions[x].acked = w.s.PG(1).ChangedVersion - 1
+			w.l.acknowledged(w.l.sessions[x], w.s.PG(1).ChangedVersion-1, w.l.sessions[x].quiesced)
 			tc.provoke(w)
 			w.want()
 			w.quiet[x] = false

@@ -166,6 +166,7 @@ func (l *Leader) route(s *fsm.State, now time.Duration, from uint32, p place) {
 		// damaged, or too many; lost until it is counted
 	default:
 		x.queue = append(x.queue, p)
+		l.routed = true
 	}
 }
 
@@ -301,7 +302,7 @@ func (l *Leader) ended(s *fsm.State, id uint32) {
 	if x == nil {
 		return
 	}
-	delete(l.sessions, id)
+	l.forgetSession(id)
 	for pg, h := range sorted(x.held) {
 		if m := l.memories[pg]; m != nil && m.generation == h.Generation {
 			m.base += h.NetUnits
@@ -506,19 +507,12 @@ func (l *Leader) supply(s *fsm.State, now time.Duration, x *session, namespace u
 	if !all && now >= l.shortUntil && len(x.give) == 0 {
 		return nil // as nearly always
 	}
-	var sessions uint64
+	sessions := uint64(s.SessionsIn(namespace))
 	for _, pg := range s.PGs(namespace) {
 		m := l.memory(s, pg.Id)
 		short := m.short(now)
 		if !all && !short && x.give[pg.Id] == 0 {
 			continue
-		}
-		if sessions == 0 {
-			for id := range l.sessions {
-				if y := s.Session(id); y != nil && y.NamespaceId == namespace {
-					sessions++
-				}
-			}
 		}
 		units := shareable(s, pg)
 		q := &dirpb.Supply{PgId: pg.Id, Short: short, ShareUnits: units / max(1, sessions), GiveUnits: x.give[pg.Id]}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/invariants"
 	"github.com/kvd-project/kvd/internal/layout"
 	"github.com/kvd-project/kvd/server/fsm"
 	"github.com/kvd-project/kvd/server/fsm/fsmpb"
@@ -79,6 +80,9 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 // From the members on, a change of a placement group is voluntary: it waits until the
 // group is active, whole, without a job, and every session acknowledged its last change.
 func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
+	if invariants.On {
+		defer l.check(s)
+	}
 	l.awake(now)
 	l.Signs(s) // a memory node that is down holds nobody up
 	l.noteLeaving(s, now)
@@ -121,8 +125,8 @@ func (l *Leader) awake(now time.Duration) {
 	for _, n := range l.nodes {
 		n.expires += gap
 	}
-	for _, x := range l.sessions {
-		x.expires += gap
+	for x := l.leases.first; x != nil; x = x.behind {
+		x.expires = min(x.expires+gap, now+l.opts.Lease)
 	}
 }
 
@@ -202,24 +206,31 @@ func (p *plan) expireNodes() {
 }
 
 func (p *plan) expireSessions() {
-	for _, x := range p.s.Sessions() {
-		if p.l.sessions[x.Id] == nil {
+	l := p.l
+	slices.Sort(l.changed)
+	changed := slices.Compact(l.changed)
+	l.changed = nil
+	for _, id := range changed {
+		if x := p.s.Session(id); x != nil && l.sessions[id] == nil {
 			// Opened, but not answered yet, perhaps never.
-			p.l.sessions[x.Id] = newSession(x, p.now+p.l.opts.Lease, p.l.epoch)
+			l.enterSession(p.s, newSession(x, l.epoch), p.now)
+		}
+	}
+	for _, id := range changed {
+		if p.s.Session(id) == nil {
+			l.ended(p.s, id)
 		}
 	}
 	var ids []uint32
-	for id, x := range sorted(p.l.sessions) {
-		switch p.s.Life(id) {
-		case dirpb.SessionLife_SESSION_FENCED:
-			p.l.ended(p.s, id)
-		case dirpb.SessionLife_SESSION_LIVE:
-			if x.expired = x.expired || p.now > x.expires; x.expired {
-				ids = append(ids, id)
-			}
+	for x := range l.lapsed(p.now) {
+		if p.s.Life(x.id) != dirpb.SessionLife_SESSION_LIVE {
+			l.leases.remove(x) // it is being fenced
+			continue
 		}
+		x.expired = true
+		ids = append(ids, x.id)
 	}
-	if len(ids) > 0 {
+	if slices.Sort(ids); len(ids) > 0 {
 		p.add(&fsmpb.Command{Op: &fsmpb.Command_ExpireSessions{ExpireSessions: &fsmpb.ExpireSessions{SessionIds: ids}}},
 			"fencing sessions %d: their leases ran out", ids)
 	}

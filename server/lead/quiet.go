@@ -21,7 +21,7 @@ const quietMost = 2 * time.Second
 // quiet is how long a session may be silent whose renewal is being answered; 0: not longer
 // than usual.
 func (l *Leader) quiet(now time.Duration, x *session, callable bool) time.Duration {
-	if x.quiet = callable && l.opts.EpochInterval > 0 && !l.waitsFor(now, x); !x.quiet {
+	if l.rest(x, callable && l.opts.EpochInterval > 0 && !l.waitsFor(now, x)); !x.quiet {
 		return 0
 	}
 	return min(l.opts.Lease/3, quietMost)
@@ -47,9 +47,13 @@ func (l *Leader) await(epoch uint64) {
 // now; each is given once. A renewal that comes before E is greater than the first reclaim epoch that is
 // awaited would bring nobody on.
 func (l *Leader) Calls(now time.Duration) (ids []uint32) {
-	for id, x := range l.sessions {
-		if x.quiet && l.waitsFor(now, x) && (x.report > l.awaited || l.epoch > l.first || l.outdated(x)) {
-			x.quiet = false
+	if _, least := l.Epochs(); least > l.awaited && !l.hasty && now >= l.shortUntil && !l.routed && l.called == l.signs {
+		return nil // nobody is waited for
+	}
+	l.routed, l.called = false, l.signs
+	for id, x := range l.resting {
+		if l.waitsFor(now, x) && (x.report > l.awaited || l.epoch > l.first || l.outdated(x)) {
+			l.rest(x, false)
 			ids = append(ids, id)
 		}
 	}
@@ -86,8 +90,10 @@ func (l *Leader) Lapse(now time.Duration) (at time.Duration, ok bool) {
 	for _, n := range l.nodes {
 		note(n.expires)
 	}
-	for _, x := range l.sessions {
-		note(x.expires)
+	for x := l.leases.first; x != nil; x = x.behind {
+		if note(x.expires); x.expires >= now {
+			break // the others' end later
+		}
 	}
 	return at, ok
 }

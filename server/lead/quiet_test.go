@@ -71,7 +71,7 @@ func TestQuiet(t *testing.T) {
 	calls()
 
 	// A session that others' free places wait for is called, too, and all sessions while memory is short.
-	w.l.sessions[b].queue = []place{{pg: 1}}
+	w.l.sessions[b].queue, w.l.routed = []place{{pg: 1}}, true
 	calls(b)
 	w.l.sessions[b].queue = nil
 	tell(Renewal{Session: b, Report: epoch(), Callable: true}, lease/3)

@@ -18,7 +18,7 @@ type view struct {
 	l      *Leader
 	s      *fsm.State
 	now    time.Duration
-	floors map[uint32]floor          // of namespaces with sessions
+	lapsed map[uint32]bool           // namespaces of sessions whose leases have run out
 	pgs    []*dirpb.PlacementGroup   // by id, without those of namespaces that are being deleted
 	all    []*dirpb.Job              // by id
 	jobs   map[uint32][]*dirpb.Job   // by placement group that they occupy
@@ -30,7 +30,7 @@ type view struct {
 type floor struct{ acked, quiesced uint64 }
 
 func (l *Leader) newView(s *fsm.State, now time.Duration) *view {
-	v := &view{l: l, s: s, now: now, floors: make(map[uint32]floor), parts: make(map[uint32][]*dirpb.Shard)}
+	v := &view{l: l, s: s, now: now, lapsed: make(map[uint32]bool), parts: make(map[uint32][]*dirpb.Shard)}
 	v.pgs = slices.DeleteFunc(s.PGs(0), func(pg *dirpb.PlacementGroup) bool { return s.Namespace(pg.NamespaceId).GetDeleting() })
 	v.all, v.jobs = s.Jobs(), make(map[uint32][]*dirpb.Job)
 	for _, j := range v.all {
@@ -38,22 +38,25 @@ func (l *Leader) newView(s *fsm.State, now time.Duration) *view {
 			v.jobs[id] = append(v.jobs[id], j)
 		}
 	}
-	for _, x := range s.Sessions() {
-		f := v.floor(x.NamespaceId)
-		lease := l.sessions[x.Id]
-		if lease == nil || lease.expired || now > lease.expires || x.Life != dirpb.SessionLife_SESSION_LIVE {
-			lease = &session{}
+	l.catchUp(s)
+	for x := range l.lapsed(now) {
+		if s.Life(x.id) == dirpb.SessionLife_SESSION_LIVE {
+			v.lapsed[x.namespace] = true
 		}
-		v.floors[x.NamespaceId] = floor{min(f.acked, lease.acked), min(f.quiesced, lease.quiesced)}
 	}
 	return v
 }
 
+// floor is none of a namespace with a session that is being fenced, is silent for a lease, or has not been answered yet.
 func (v *view) floor(namespace uint32) floor {
-	if f, ok := v.floors[namespace]; ok {
-		return f
+	x, all := v.l.votes[namespace], v.s.SessionsIn(namespace)
+	switch {
+	case all == 0:
+		return floor{math.MaxUint64, math.MaxUint64}
+	case x == nil || x.n < all || v.lapsed[namespace]:
+		return floor{}
 	}
-	return floor{math.MaxUint64, math.MaxUint64}
+	return floor{x.acked.least(0), x.quiesced.least(0)}
 }
 
 // shards are a namespace's, by id.
