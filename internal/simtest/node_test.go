@@ -236,7 +236,7 @@ func (w *World) register(n *node, boot uint64) error {
 		Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}}).Err
 }
 
-// enlist registers the present process. One that has adopted memory learns which sessions it is to bar; if its memory counts
+// enlist registers the present process. A process that has adopted memory learns which sessions it is to bar; if its memory counts
 // as lost it begins anew.
 func (w *World) enlist(n *node) {
 	if err := w.register(n, n.boot); err != nil {
@@ -269,7 +269,7 @@ func (w *World) reset(n *node) {
 	}
 }
 
-// restart ends the process of the memory node. Its memory stays. Who executes verbs itself goes on; of other connections
+// restart ends the process of the memory node. Its memory stays. Clients that execute verbs themselves go on; of other connections
 // something may still land.
 func (w *World) restart(n *node) {
 	n.down = true

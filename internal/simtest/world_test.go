@@ -613,6 +613,9 @@ func (w *World) runAllowed(allowed func(choice) bool) {
 			if ch.kind == chWake {
 				t += 1 << 30
 			}
+			if ch.kind == chLearn {
+				t = -1 // maps come by themselves; with the keys of an old one it may dial again and again
+			}
 			if best < 0 || t < at {
 				best, at = i, t
 			}
