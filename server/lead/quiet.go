@@ -88,7 +88,7 @@ func (l *Leader) Lapse(now time.Duration) (at time.Duration, ok bool) {
 		}
 	}
 	for _, n := range l.nodes {
-		note(n.expires)
+		note(n.due())
 	}
 	for x := l.leases.first; x != nil; x = x.behind {
 		if note(x.expires); x.expires >= now {
