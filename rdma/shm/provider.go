@@ -35,13 +35,14 @@ import (
 )
 
 var (
-	_ driver.Device   = (*Device)(nil)
-	_ driver.PD       = (*PD)(nil)
-	_ driver.MR       = (*MR)(nil)
-	_ driver.CQ       = (*CQ)(nil)
-	_ driver.QP       = (*QP)(nil)
-	_ driver.Listener = (*Listener)(nil)
-	_ driver.Peer     = (*peer)(nil)
+	_ driver.Device     = (*Device)(nil)
+	_ driver.PD         = (*PD)(nil)
+	_ driver.KeyChooser = (*PD)(nil)
+	_ driver.MR         = (*MR)(nil)
+	_ driver.CQ         = (*CQ)(nil)
+	_ driver.QP         = (*QP)(nil)
+	_ driver.Listener   = (*Listener)(nil)
+	_ driver.Peer       = (*peer)(nil)
 )
 
 const (
@@ -59,6 +60,8 @@ var (
 	ErrInUse = errors.New("still in use")
 	// ErrNotShared means remote rights over memory that is not a memfd.
 	ErrNotShared = errors.New("remote access needs memory allocated with Shared")
+	// ErrKeyInUse means that an rkey names another MR of the device, or nothing.
+	ErrKeyInUse = errors.New("rkey cannot be used")
 	// ErrProtocol means the other end of the socket broke the handshake's rules.
 	ErrProtocol = errors.New("shm protocol violation")
 	// ErrVersion means the other end speaks another version.
@@ -176,6 +179,7 @@ func (d *Device) Caps() driver.Caps {
 		Synchronous:    true,
 		SelfFencing:    true,
 		EnforcesRights: false,
+		ChoosesKeys:    true,
 	}
 }
 

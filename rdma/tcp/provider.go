@@ -218,6 +218,7 @@ func (d *device) Caps() driver.Caps {
 		MaxMsg:         maxMsg,
 		MaxSendWR:      maxSendWR,
 		EnforcesRights: true,
+		ChoosesKeys:    true,
 	}
 }
 
