@@ -37,12 +37,14 @@ const (
 	Directory_Heartbeat_FullMethodName       = "/kvd.directory.v1.Directory/Heartbeat"
 	Directory_PublishRegion_FullMethodName   = "/kvd.directory.v1.Directory/PublishRegion"
 	Directory_LeaveNode_FullMethodName       = "/kvd.directory.v1.Directory/LeaveNode"
+	Directory_PauseNode_FullMethodName       = "/kvd.directory.v1.Directory/PauseNode"
 	Directory_FindWork_FullMethodName        = "/kvd.directory.v1.Directory/FindWork"
 	Directory_ClaimJob_FullMethodName        = "/kvd.directory.v1.Directory/ClaimJob"
 	Directory_ReportJob_FullMethodName       = "/kvd.directory.v1.Directory/ReportJob"
 	Directory_StartJob_FullMethodName        = "/kvd.directory.v1.Directory/StartJob"
 	Directory_DrainNode_FullMethodName       = "/kvd.directory.v1.Directory/DrainNode"
 	Directory_RemoveNode_FullMethodName      = "/kvd.directory.v1.Directory/RemoveNode"
+	Directory_GiveUpNode_FullMethodName      = "/kvd.directory.v1.Directory/GiveUpNode"
 	Directory_Rebalance_FullMethodName       = "/kvd.directory.v1.Directory/Rebalance"
 	Directory_CreateNamespace_FullMethodName = "/kvd.directory.v1.Directory/CreateNamespace"
 	Directory_SetNamespace_FullMethodName    = "/kvd.directory.v1.Directory/SetNamespace"
@@ -83,6 +85,7 @@ type DirectoryClient interface {
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatReply, error)
 	PublishRegion(ctx context.Context, in *PublishRegionRequest, opts ...grpc.CallOption) (*PublishRegionReply, error)
 	LeaveNode(ctx context.Context, in *LeaveNodeRequest, opts ...grpc.CallOption) (*LeaveNodeReply, error)
+	PauseNode(ctx context.Context, in *PauseNodeRequest, opts ...grpc.CallOption) (*PauseNodeReply, error)
 	// Janitors.
 	FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error)
 	ClaimJob(ctx context.Context, in *ClaimJobRequest, opts ...grpc.CallOption) (*ClaimJobReply, error)
@@ -91,6 +94,7 @@ type DirectoryClient interface {
 	StartJob(ctx context.Context, in *StartJobRequest, opts ...grpc.CallOption) (*StartJobReply, error)
 	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*DrainNodeReply, error)
 	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeReply, error)
+	GiveUpNode(ctx context.Context, in *GiveUpNodeRequest, opts ...grpc.CallOption) (*GiveUpNodeReply, error)
 	Rebalance(ctx context.Context, in *RebalanceRequest, opts ...grpc.CallOption) (*RebalanceReply, error)
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceReply, error)
 	SetNamespace(ctx context.Context, in *SetNamespaceRequest, opts ...grpc.CallOption) (*SetNamespaceReply, error)
@@ -255,6 +259,16 @@ func (c *directoryClient) LeaveNode(ctx context.Context, in *LeaveNodeRequest, o
 	return out, nil
 }
 
+func (c *directoryClient) PauseNode(ctx context.Context, in *PauseNodeRequest, opts ...grpc.CallOption) (*PauseNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PauseNodeReply)
+	err := c.cc.Invoke(ctx, Directory_PauseNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *directoryClient) FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FindWorkReply)
@@ -309,6 +323,16 @@ func (c *directoryClient) RemoveNode(ctx context.Context, in *RemoveNodeRequest,
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RemoveNodeReply)
 	err := c.cc.Invoke(ctx, Directory_RemoveNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) GiveUpNode(ctx context.Context, in *GiveUpNodeRequest, opts ...grpc.CallOption) (*GiveUpNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GiveUpNodeReply)
+	err := c.cc.Invoke(ctx, Directory_GiveUpNode_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -479,6 +503,7 @@ type DirectoryServer interface {
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatReply, error)
 	PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error)
 	LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error)
+	PauseNode(context.Context, *PauseNodeRequest) (*PauseNodeReply, error)
 	// Janitors.
 	FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error)
 	ClaimJob(context.Context, *ClaimJobRequest) (*ClaimJobReply, error)
@@ -487,6 +512,7 @@ type DirectoryServer interface {
 	StartJob(context.Context, *StartJobRequest) (*StartJobReply, error)
 	DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeReply, error)
 	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeReply, error)
+	GiveUpNode(context.Context, *GiveUpNodeRequest) (*GiveUpNodeReply, error)
 	Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error)
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error)
 	SetNamespace(context.Context, *SetNamespaceRequest) (*SetNamespaceReply, error)
@@ -551,6 +577,9 @@ func (UnimplementedDirectoryServer) PublishRegion(context.Context, *PublishRegio
 func (UnimplementedDirectoryServer) LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method LeaveNode not implemented")
 }
+func (UnimplementedDirectoryServer) PauseNode(context.Context, *PauseNodeRequest) (*PauseNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PauseNode not implemented")
+}
 func (UnimplementedDirectoryServer) FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method FindWork not implemented")
 }
@@ -568,6 +597,9 @@ func (UnimplementedDirectoryServer) DrainNode(context.Context, *DrainNodeRequest
 }
 func (UnimplementedDirectoryServer) RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveNode not implemented")
+}
+func (UnimplementedDirectoryServer) GiveUpNode(context.Context, *GiveUpNodeRequest) (*GiveUpNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method GiveUpNode not implemented")
 }
 func (UnimplementedDirectoryServer) Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Rebalance not implemented")
@@ -859,6 +891,24 @@ func _Directory_LeaveNode_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_PauseNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).PauseNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_PauseNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).PauseNode(ctx, req.(*PauseNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Directory_FindWork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FindWorkRequest)
 	if err := dec(in); err != nil {
@@ -963,6 +1013,24 @@ func _Directory_RemoveNode_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).RemoveNode(ctx, req.(*RemoveNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_GiveUpNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GiveUpNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).GiveUpNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_GiveUpNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).GiveUpNode(ctx, req.(*GiveUpNodeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1275,6 +1343,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Directory_LeaveNode_Handler,
 		},
 		{
+			MethodName: "PauseNode",
+			Handler:    _Directory_PauseNode_Handler,
+		},
+		{
 			MethodName: "FindWork",
 			Handler:    _Directory_FindWork_Handler,
 		},
@@ -1297,6 +1369,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveNode",
 			Handler:    _Directory_RemoveNode_Handler,
+		},
+		{
+			MethodName: "GiveUpNode",
+			Handler:    _Directory_GiveUpNode_Handler,
 		},
 		{
 			MethodName: "Rebalance",

@@ -30,6 +30,7 @@ func Rights() map[string]identity.Roles {
 		Directory_Heartbeat_FullMethodName:     memNodes,
 		Directory_PublishRegion_FullMethodName: memNodes,
 		Directory_LeaveNode_FullMethodName:     memNodes,
+		Directory_PauseNode_FullMethodName:     memNodes,
 
 		Directory_FindWork_FullMethodName:  janitors,
 		Directory_ClaimJob_FullMethodName:  janitors,
@@ -38,6 +39,7 @@ func Rights() map[string]identity.Roles {
 		Directory_StartJob_FullMethodName:        operators,
 		Directory_DrainNode_FullMethodName:       operators,
 		Directory_RemoveNode_FullMethodName:      operators,
+		Directory_GiveUpNode_FullMethodName:      operators,
 		Directory_Rebalance_FullMethodName:       operators,
 		Directory_CreateNamespace_FullMethodName: operators,
 		Directory_SetNamespace_FullMethodName:    operators,

@@ -68,6 +68,7 @@ type Command struct {
 	//	*Command_RotateKey
 	//	*Command_GrantStatus
 	//	*Command_TakeStatus
+	//	*Command_PauseNode
 	Op isCommand_Op `protobuf_oneof:"op"`
 	// If somebody asked for it: kept if it is carried out. The state gives it its number.
 	Audit         *dirpb.AuditEntry `protobuf:"bytes,60,opt,name=audit,proto3" json:"audit,omitempty"`
@@ -416,6 +417,15 @@ func (x *Command) GetTakeStatus() *TakeStatus {
 	return nil
 }
 
+func (x *Command) GetPauseNode() *dirpb.PauseNodeRequest {
+	if x != nil {
+		if x, ok := x.Op.(*Command_PauseNode); ok {
+			return x.PauseNode
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAudit() *dirpb.AuditEntry {
 	if x != nil {
 		return x.Audit
@@ -559,6 +569,10 @@ type Command_TakeStatus struct {
 	TakeStatus *TakeStatus `protobuf:"bytes,51,opt,name=take_status,json=takeStatus,proto3,oneof"`
 }
 
+type Command_PauseNode struct {
+	PauseNode *dirpb.PauseNodeRequest `protobuf:"bytes,61,opt,name=pause_node,json=pauseNode,proto3,oneof"`
+}
+
 func (*Command_Init) isCommand_Op() {}
 
 func (*Command_PutDirectory) isCommand_Op() {}
@@ -624,6 +638,8 @@ func (*Command_RotateKey) isCommand_Op() {}
 func (*Command_GrantStatus) isCommand_Op() {}
 
 func (*Command_TakeStatus) isCommand_Op() {}
+
+func (*Command_PauseNode) isCommand_Op() {}
 
 // SetAccess gives somebody a right in a namespace, or takes it.
 type SetAccess struct {
@@ -3753,7 +3769,7 @@ var File_server_fsm_fsmpb_fsm_proto protoreflect.FileDescriptor
 const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\n" +
 	"\x1aserver/fsm/fsmpb/fsm.proto\x12\n" +
-	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\xcd\x10\n" +
+	"kvd.fsm.v1\x1a\x0fdirectory.proto\"\x92\x11\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12&\n" +
 	"\x04init\x18\x02 \x01(\v2\x10.kvd.fsm.v1.InitH\x00R\x04init\x12?\n" +
@@ -3798,7 +3814,9 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"rotate_key\x18- \x01(\v2\x15.kvd.fsm.v1.RotateKeyH\x00R\trotateKey\x12<\n" +
 	"\fgrant_status\x182 \x01(\v2\x17.kvd.fsm.v1.GrantStatusH\x00R\vgrantStatus\x129\n" +
 	"\vtake_status\x183 \x01(\v2\x16.kvd.fsm.v1.TakeStatusH\x00R\n" +
-	"takeStatus\x122\n" +
+	"takeStatus\x12C\n" +
+	"\n" +
+	"pause_node\x18= \x01(\v2\".kvd.directory.v1.PauseNodeRequestH\x00R\tpauseNode\x122\n" +
 	"\x05audit\x18< \x01(\v2\x1c.kvd.directory.v1.AuditEntryR\x05auditB\x04\n" +
 	"\x02op\"\xb4\x01\n" +
 	"\tSetAccess\x12!\n" +
@@ -4155,17 +4173,18 @@ var file_server_fsm_fsmpb_fsm_proto_goTypes = []any{
 	(*dirpb.DeleteNamespaceRequest)(nil), // 47: kvd.directory.v1.DeleteNamespaceRequest
 	(*dirpb.AcceptLossRequest)(nil),      // 48: kvd.directory.v1.AcceptLossRequest
 	(*dirpb.LeaveNodeRequest)(nil),       // 49: kvd.directory.v1.LeaveNodeRequest
-	(*dirpb.AuditEntry)(nil),             // 50: kvd.directory.v1.AuditEntry
-	(*dirpb.Access)(nil),                 // 51: kvd.directory.v1.Access
-	(*dirpb.RegisterNodeRequest)(nil),    // 52: kvd.directory.v1.RegisterNodeRequest
-	(*dirpb.CreateNamespaceRequest)(nil), // 53: kvd.directory.v1.CreateNamespaceRequest
-	(*dirpb.ReturnedRun)(nil),            // 54: kvd.directory.v1.ReturnedRun
-	(*dirpb.StatusBlock)(nil),            // 55: kvd.directory.v1.StatusBlock
-	(dirpb.JobKind)(0),                   // 56: kvd.directory.v1.JobKind
-	(*dirpb.JobReport)(nil),              // 57: kvd.directory.v1.JobReport
-	(*dirpb.UnitRuns)(nil),               // 58: kvd.directory.v1.UnitRuns
-	(*dirpb.Job)(nil),                    // 59: kvd.directory.v1.Job
-	(dirpb.SessionLife)(0),               // 60: kvd.directory.v1.SessionLife
+	(*dirpb.PauseNodeRequest)(nil),       // 50: kvd.directory.v1.PauseNodeRequest
+	(*dirpb.AuditEntry)(nil),             // 51: kvd.directory.v1.AuditEntry
+	(*dirpb.Access)(nil),                 // 52: kvd.directory.v1.Access
+	(*dirpb.RegisterNodeRequest)(nil),    // 53: kvd.directory.v1.RegisterNodeRequest
+	(*dirpb.CreateNamespaceRequest)(nil), // 54: kvd.directory.v1.CreateNamespaceRequest
+	(*dirpb.ReturnedRun)(nil),            // 55: kvd.directory.v1.ReturnedRun
+	(*dirpb.StatusBlock)(nil),            // 56: kvd.directory.v1.StatusBlock
+	(dirpb.JobKind)(0),                   // 57: kvd.directory.v1.JobKind
+	(*dirpb.JobReport)(nil),              // 58: kvd.directory.v1.JobReport
+	(*dirpb.UnitRuns)(nil),               // 59: kvd.directory.v1.UnitRuns
+	(*dirpb.Job)(nil),                    // 60: kvd.directory.v1.Job
+	(dirpb.SessionLife)(0),               // 61: kvd.directory.v1.SessionLife
 }
 var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	3,  // 0: kvd.fsm.v1.Command.init:type_name -> kvd.fsm.v1.Init
@@ -4201,34 +4220,35 @@ var file_server_fsm_fsmpb_fsm_proto_depIdxs = []int32{
 	2,  // 30: kvd.fsm.v1.Command.rotate_key:type_name -> kvd.fsm.v1.RotateKey
 	17, // 31: kvd.fsm.v1.Command.grant_status:type_name -> kvd.fsm.v1.GrantStatus
 	18, // 32: kvd.fsm.v1.Command.take_status:type_name -> kvd.fsm.v1.TakeStatus
-	50, // 33: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
-	51, // 34: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
-	31, // 35: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
-	52, // 36: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
-	53, // 37: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
-	54, // 38: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
-	12, // 39: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
-	55, // 40: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
-	56, // 41: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
-	57, // 42: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
-	40, // 43: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
-	35, // 44: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
-	38, // 45: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
-	57, // 46: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
-	36, // 47: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
-	37, // 48: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
-	33, // 49: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
-	34, // 50: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
-	58, // 51: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
-	59, // 52: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
-	60, // 53: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
-	42, // 54: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
-	43, // 55: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
-	56, // [56:56] is the sub-list for method output_type
-	56, // [56:56] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	50, // 33: kvd.fsm.v1.Command.pause_node:type_name -> kvd.directory.v1.PauseNodeRequest
+	51, // 34: kvd.fsm.v1.Command.audit:type_name -> kvd.directory.v1.AuditEntry
+	52, // 35: kvd.fsm.v1.SetAccess.access:type_name -> kvd.directory.v1.Access
+	31, // 36: kvd.fsm.v1.PutDirectory.directory:type_name -> kvd.fsm.v1.Directory
+	53, // 37: kvd.fsm.v1.RegisterNode.node:type_name -> kvd.directory.v1.RegisterNodeRequest
+	54, // 38: kvd.fsm.v1.CreateNamespace.namespace:type_name -> kvd.directory.v1.CreateNamespaceRequest
+	55, // 39: kvd.fsm.v1.CloseSession.runs:type_name -> kvd.directory.v1.ReturnedRun
+	12, // 40: kvd.fsm.v1.TakeBack.runs:type_name -> kvd.fsm.v1.Back
+	56, // 41: kvd.fsm.v1.TakeStatus.blocks:type_name -> kvd.directory.v1.StatusBlock
+	57, // 42: kvd.fsm.v1.StartJob.kind:type_name -> kvd.directory.v1.JobKind
+	58, // 43: kvd.fsm.v1.EndJob.report:type_name -> kvd.directory.v1.JobReport
+	40, // 44: kvd.fsm.v1.Heap.free:type_name -> kvd.fsm.v1.Run
+	35, // 45: kvd.fsm.v1.Heap.index_free:type_name -> kvd.fsm.v1.Array
+	38, // 46: kvd.fsm.v1.Heap.recalls:type_name -> kvd.fsm.v1.Recall
+	58, // 47: kvd.fsm.v1.Heap.last_scrub:type_name -> kvd.directory.v1.JobReport
+	36, // 48: kvd.fsm.v1.Heap.homes:type_name -> kvd.fsm.v1.Home
+	37, // 49: kvd.fsm.v1.Heap.recall_marks:type_name -> kvd.fsm.v1.RecallMark
+	33, // 50: kvd.fsm.v1.Heap.status_held:type_name -> kvd.fsm.v1.HeldStatus
+	34, // 51: kvd.fsm.v1.Heap.status_dead:type_name -> kvd.fsm.v1.DeadStatus
+	59, // 52: kvd.fsm.v1.Recall.kept:type_name -> kvd.directory.v1.UnitRuns
+	60, // 53: kvd.fsm.v1.Job.job:type_name -> kvd.directory.v1.Job
+	61, // 54: kvd.fsm.v1.Session.life:type_name -> kvd.directory.v1.SessionLife
+	42, // 55: kvd.fsm.v1.Session.pending:type_name -> kvd.fsm.v1.Incarnation
+	43, // 56: kvd.fsm.v1.Snapshot.rows:type_name -> kvd.fsm.v1.Row
+	57, // [57:57] is the sub-list for method output_type
+	57, // [57:57] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_server_fsm_fsmpb_fsm_proto_init() }
@@ -4270,6 +4290,7 @@ func file_server_fsm_fsmpb_fsm_proto_init() {
 		(*Command_RotateKey)(nil),
 		(*Command_GrantStatus)(nil),
 		(*Command_TakeStatus)(nil),
+		(*Command_PauseNode)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
