@@ -66,6 +66,7 @@ var imports = []row{
 	{"internal/certs", "", "whoever talks TLS needs it, providers too"},
 	{"internal/authority", "", "it signs certificates for whoever shows them"},
 	{"internal/hostid", "", "it asks the kernel only"},
+	{"internal/keeper", "", "it holds descriptors, whatever they are of"},
 	{"internal/doctor", "internal/mem rdma/driver rdma/verbs", "it looks at a machine, whatever the store on it does"},
 	{"internal/buildinfo", "", "it asks the Go runtime only"},
 	{"internal/httpd", "internal/certs internal/identity internal/netsrv", "it serves what it is handed, whatever the process is"},
