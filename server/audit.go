@@ -29,6 +29,7 @@ const (
 	actRegisterNode    = "node.register"
 	actDrainNode       = "node.drain"
 	actRemoveNode      = "node.remove"
+	actGiveUpNode      = "node.give-up"
 	actJoinDirectory   = "directory.join"
 	actRemoveDirectory = "directory.remove"
 	actRotateKey       = "keys.rotate"

@@ -359,6 +359,29 @@ func (n *Node) RemoveNode(ctx context.Context, q *dirpb.RemoveNodeRequest) (*dir
 	return &dirpb.RemoveNodeReply{}, nil
 }
 
+// GiveUpNode declares a silent memory node lost.
+func (n *Node) GiveUpNode(ctx context.Context, q *dirpb.GiveUpNodeRequest) (*dirpb.GiveUpNodeReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	id, err := n.nodeNamed(q.Node)
+	if err != nil {
+		return nil, err
+	}
+	var c *fsmpb.Command
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { c, err = x.GiveUp(s, id, now) })
+	if err != nil {
+		return nil, refusal(err)
+	}
+	c.GetNodeDown().UnixMillis = time.Now().UnixMilli()
+	if _, err := n.do(ctx, l, audited(ctx, c, actGiveUpNode, q.Node)); err != nil {
+		return nil, err
+	}
+	n.log.Warn("directory: memory node given up", "node", q.Node)
+	return &dirpb.GiveUpNodeReply{}, nil
+}
+
 // Rebalance spreads a namespace over the memory nodes that there are now. This leader does
 // it step by step; if it stops leading, the rest is forgotten, and asking again goes on.
 func (n *Node) Rebalance(ctx context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {

@@ -209,7 +209,7 @@ func (n *Node) accede(ctx context.Context) (*leadership, error) {
 	l.began = time.Now()
 	n.machine.view(func(s *fsm.State) {
 		l.mu.Leader = lead.New(lead.Options{
-			Lease: n.opts.Lease, LastCopyLeases: n.opts.LastCopyLeases, EpochInterval: n.opts.EpochInterval,
+			Lease: n.opts.Lease, LastCopyLeases: n.opts.LastCopyLeases, LastCopyWait: n.opts.LastCopyWait, EpochInterval: n.opts.EpochInterval,
 			EpochBlock: epochBlock, ScrubInterval: max(n.opts.ScrubInterval, 0), Term: l.term,
 		}, s, 0)
 	})

@@ -53,6 +53,9 @@ type Options struct {
 	// LastCopyLeases is how many leases a memory node may be silent that holds the
 	// only copy of something: to call it lost is to lose that. Default 10.
 	LastCopyLeases int
+	// LastCopyWait is how long one may be silent whose memory outlives its process, since it may come back
+	// with that. Default 0: until an operator gives it up.
+	LastCopyWait time.Duration
 	// EpochInterval is the least time between two reclaim epochs.
 	// Default 100 ms, least 10 ms.
 	EpochInterval time.Duration
@@ -180,6 +183,9 @@ func (o *Options) Validate() error {
 		}
 	}
 	least("Lease", o.Lease, 50*time.Millisecond)
+	if o.LastCopyWait < 0 {
+		bad("LastCopyWait is %v, want 0 or more", o.LastCopyWait)
+	}
 	if o.LastCopyLeases < 1 {
 		bad("LastCopyLeases is %d, want at least 1", o.LastCopyLeases)
 	}

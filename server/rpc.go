@@ -504,6 +504,8 @@ func (n *Node) RegisterNode(ctx context.Context, q *dirpb.RegisterNodeRequest) (
 		n.log.Info("directory: a memory node is new", "node", q.Name, "capacity_bytes", q.CapacityBytes)
 	case fsm.ArrivalRestarted:
 		n.log.Warn("directory: a memory node was restarted, and what it held is gone", "node", q.Name, "capacity_bytes", q.CapacityBytes)
+	case fsm.ArrivalKept:
+		n.log.Info("directory: a memory node was restarted with its memory", "node", q.Name, "boot", q.Boot)
 	case fsm.ArrivalBack:
 		n.log.Info("directory: a memory node that was down is back, empty", "node", q.Name, "capacity_bytes", q.CapacityBytes)
 	}
@@ -528,6 +530,9 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 	var up bool
 	owed := make(map[uint32]bool)
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		if otherBoot(s.Node(q.NodeId), q) {
+			return
+		}
 		if up = x.Heartbeat(s, now, q.NodeId, q.Incarnation, q.Stats); up && x.TakesKey(s, q.NodeId, q.Incarnation, q.KeyGeneration) {
 			l.wake() // sessions are to have tokens of it
 		}
@@ -561,7 +566,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 			reply.FenceSessions, reply.Sessions, reply.Keys = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted(), s.Keys()
 			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
-			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP
+			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP || otherBoot(m, q)
 		})
 		reply.News = newsOf(reply)
 		if reply.UnknownNode || reply.News != q.News {
@@ -586,6 +591,26 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 		return &dirpb.HeartbeatReply{UnknownNode: true}, nil
 	}
 	return reply, nil
+}
+
+// otherBoot reports whether a heartbeat is of a process of m that is not the one which is registered. Where one of the two is not said, it is
+// of an earlier version.
+func otherBoot(m *dirpb.Node, q *dirpb.HeartbeatRequest) bool {
+	return q.Boot != 0 && m.GetBoot() != 0 && m.Boot != q.Boot
+}
+
+// PauseNode has nobody expect a memory node while its process is being replaced.
+func (n *Node) PauseNode(ctx context.Context, q *dirpb.PauseNodeRequest) (*dirpb.PauseNodeReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := n.do(ctx, l, &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: q}}); err != nil {
+		return nil, err
+	}
+	// At once: the process may end when it has the answer.
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.NotePauses(s, now) })
+	return &dirpb.PauseNodeReply{}, nil
 }
 
 // LeaveNode takes the memory of a process that is about to stop out of use, and waits until
@@ -790,6 +815,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		if x != nil {
 			reply.KeyUse = x.KeyUse(s)
 			reply.Epoch, reply.MinEpoch = x.Epochs()
+			showWaiting(reply.Map.Nodes, x.Waiting(s, uptime))
 			reply.NodeStats = x.Stats()
 			reply.Jobs = x.Jobs(s, uptime)
 			for _, u := range reply.Usage {
@@ -829,6 +855,16 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		n.machine.view(func(s *fsm.State) { show(nil, s, 0) })
 	}
 	return reply, nil
+}
+
+// showWaiting marks the memory nodes that something waits for in nodes, in place of shared rows.
+func showWaiting(nodes []*dirpb.Node, ids []uint32) {
+	for i, m := range nodes {
+		if slices.Contains(ids, m.Id) {
+			nodes[i] = proto.CloneOf(m)
+			nodes[i].Waiting = true
+		}
+	}
 }
 
 var _ dirpb.DirectoryServer = (*Node)(nil)

@@ -881,6 +881,8 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 			return err
 		},
 		"LeaveNode":       func() error { _, err := fc.LeaveNode(ctx, &dirpb.LeaveNodeRequest{}); return err },
+		"PauseNode":       func() error { _, err := fc.PauseNode(ctx, &dirpb.PauseNodeRequest{}); return err },
+		"GiveUpNode":      func() error { _, err := fc.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{}); return err },
 		"RequestSplit":    func() error { _, err := fc.RequestSplit(ctx, &dirpb.RequestSplitRequest{}); return err },
 		"Meet":            func() error { _, err := fc.Meet(ctx, &dirpb.MeetRequest{}); return err },
 		"FindWork":        func() error { _, err := fc.FindWork(ctx, &dirpb.FindWorkRequest{}); return err },

@@ -52,7 +52,7 @@ func (a *app) directory(ctx context.Context, c *config.Directory) (err error) {
 		GRPCAddr: c.Listen, GRPCAdvertise: c.Advertise, RaftAddr: c.RaftListen, RaftAdvertise: c.RaftAdvertise,
 		MaxConns: connLimit(c.MaxConnections, 1, a.given("max-connections"), log), MaxConnsPerAddr: c.MaxPerAddress,
 		Bootstrap: c.Bootstrap, Join: c.Join,
-		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub,
+		Lease: c.Lease, EpochInterval: c.EpochInterval, ElectionTimeout: c.ElectionTimeout, ScrubInterval: scrub, LastCopyWait: c.LastCopyWait,
 		TLS: creds, Identities: c.Identity.Mapping(), Insecure: c.Insecure, Logger: log,
 	})
 	if err != nil {

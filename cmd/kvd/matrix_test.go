@@ -245,6 +245,7 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_Heartbeat_FullMethodName:     &dirpb.HeartbeatRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, FencedSessions: []uint32{s.victim.id}},
 		dirpb.Directory_PublishRegion_FullMethodName: &dirpb.PublishRegionRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, PgId: 1},
 		dirpb.Directory_LeaveNode_FullMethodName:     &dirpb.LeaveNodeRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation},
+		dirpb.Directory_PauseNode_FullMethodName:     &dirpb.PauseNodeRequest{NodeId: s.node.Id, Incarnation: s.node.Incarnation, Millis: 30_000},
 
 		dirpb.Directory_FindWork_FullMethodName:  &dirpb.FindWorkRequest{},
 		dirpb.Directory_ClaimJob_FullMethodName:  &dirpb.ClaimJobRequest{SessionId: s.victim.id},
@@ -253,6 +254,7 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_StartJob_FullMethodName:        &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: theirs, Repair: true},
 		dirpb.Directory_DrainNode_FullMethodName:       &dirpb.DrainNodeRequest{Node: "m"},
 		dirpb.Directory_RemoveNode_FullMethodName:      &dirpb.RemoveNodeRequest{Node: "m", Force: true},
+		dirpb.Directory_GiveUpNode_FullMethodName:      &dirpb.GiveUpNodeRequest{Node: "m"},
 		dirpb.Directory_Rebalance_FullMethodName:       &dirpb.RebalanceRequest{Namespace: theirs},
 		dirpb.Directory_CreateNamespace_FullMethodName: &dirpb.CreateNamespaceRequest{Name: "mine", Replicas: 1, BytesPerNode: 8 << 20},
 		dirpb.Directory_SetNamespace_FullMethodName:    &dirpb.SetNamespaceRequest{Name: theirs, LimitBytes: 1 << 20, Owner: me.Who},

@@ -64,6 +64,7 @@ type Directory struct {
 	Lease           time.Duration `mapstructure:"lease" usage:"how long a session or a memory node lives without being heard"`
 	EpochInterval   time.Duration `mapstructure:"epoch-interval" usage:"least time between two reclaim epochs"`
 	ElectionTimeout time.Duration `mapstructure:"election-timeout" usage:"how long a node waits for its leader before it stands for election"`
+	LastCopyWait    time.Duration `mapstructure:"last-copy-wait" usage:"how long a memory node that keeps its memory is waited for before the only copy of something counts as lost; 0: until an operator gives it up"`
 	ScrubInterval   time.Duration `mapstructure:"scrub-interval" usage:"least time between two scrubs of memory that a session left behind uncleanly; 0: only when asked"`
 	HTTPListen      string        `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	MaxConnections  int           `mapstructure:"max-connections" usage:"how many connections to listen may be open at a time"`
@@ -393,6 +394,9 @@ func (d *Directory) Validate() error {
 	c.least("lease", d.Lease, 50*time.Millisecond)
 	c.least("epoch-interval", d.EpochInterval, 10*time.Millisecond)
 	c.least("election-timeout", d.ElectionTimeout, 50*time.Millisecond)
+	if d.LastCopyWait != 0 {
+		c.least("last-copy-wait", d.LastCopyWait, d.Lease)
+	}
 	if d.ScrubInterval != 0 {
 		c.least("scrub-interval", d.ScrubInterval, 10*time.Millisecond)
 	}

@@ -63,6 +63,7 @@ const (
 	MaxShards        = 1 << MaxShardDepth
 	MaxPGID          = 1 << 16 // what a session's map takes; ids are not given out again
 	MaxReplicas      = 3       // a placement group has one member more while it is replacing one
+	MaxPauseMillis   = 30_000  // for which a memory node asks not to be expected
 	ReuseEpochs      = 1024    // how long returned memory that is not fresh waits
 	maxRegionBytes   = 1 << 38
 	minHeapUnits     = 1 << 10
@@ -135,6 +136,7 @@ const (
 	ArrivalNew                 // never seen
 	ArrivalRestarted           // another process took over before the last one counted as lost
 	ArrivalBack                // another process, after the last one had counted as lost
+	ArrivalKept                // another process, with all the memory of the last one
 )
 
 // State is the directory's replicated state. Use New or Load.
@@ -226,6 +228,8 @@ func Apply(s *State, c *fsmpb.Command) Result {
 		r.Err = s.drainNode(op.DrainNode)
 	case *fsmpb.Command_LeaveNode:
 		r.Err = s.leaveNode(op.LeaveNode)
+	case *fsmpb.Command_PauseNode:
+		r.Err = s.pauseNode(op.PauseNode)
 	case *fsmpb.Command_RemoveNode:
 		r.Err = s.removeNode(op.RemoveNode)
 	case *fsmpb.Command_TakeBack:

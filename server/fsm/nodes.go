@@ -17,6 +17,9 @@ func checkRegistration(c *dirpb.RegisterNodeRequest) error {
 	if c.Incarnation == 0 {
 		return fmt.Errorf("%w: memory node %q: incarnation 0", ErrInvalid, c.Name)
 	}
+	if c.Keeps && c.Boot == 0 {
+		return fmt.Errorf("%w: memory node %q keeps its memory, and its process has boot 0", ErrInvalid, c.Name)
+	}
 	if c.CapacityBytes > MaxCapacityBytes {
 		return fmt.Errorf("%w: memory node %q lends %d bytes, want at most 2^50", ErrInvalid, c.Name, c.CapacityBytes)
 	}
@@ -63,7 +66,9 @@ func (s *State) CheckNodeOwner(name, identity string) error {
 }
 
 // registerNode admits a process of a memory node. A new incarnation says that
-// what the old process lent is gone.
+// what the old process lent is gone; a greater boot of the same one that all of it is there, at other endpoints perhaps, and that nothing
+// which was posted to the old process lands any more, so the fences that it owed are confirmed. The order of boots tells a
+// registration that was overtaken: it must not confirm what the later process has yet to fence.
 func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	c := r.GetNode()
 	if err := errors.Join(checkRegistration(c), CheckText("identity", r.Identity), s.CheckNodeOwner(c.GetName(), r.GetIdentity())); err != nil {
@@ -73,6 +78,7 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 	n := &dirpb.Node{
 		Name: c.Name, Incarnation: c.Incarnation, HostId: c.HostId, Endpoints: c.Endpoints,
 		State: dirpb.NodeState_NODE_UP, CapacityBytes: c.CapacityBytes, Domain: c.Domain, Identity: r.Identity,
+		Boot: c.Boot, Keeps: c.Keeps,
 	}
 	if old == nil {
 		m := s.editMeta()
@@ -89,11 +95,21 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 		return 0, 0, fmt.Errorf("%w: incarnation %d of memory node %q was declared lost; drop its regions and register a new incarnation",
 			ErrRefused, c.Incarnation, c.Name)
 	}
+	if old.Incarnation == c.Incarnation && c.Boot < old.Boot {
+		return 0, 0, fmt.Errorf("%w: boot %d of memory node %q, incarnation %d, has ended: boot %d has registered",
+			ErrRefused, c.Boot, c.Name, c.Incarnation, old.Boot)
+	}
 	if c.CapacityBytes < n.UsedBytes {
 		return 0, 0, fmt.Errorf("%w: memory node %q lends %d bytes but its regions take %d", ErrRefused, c.Name, c.CapacityBytes, n.UsedBytes)
 	}
 	how := ArrivalKnown
-	if old.Incarnation != c.Incarnation {
+	switch {
+	case old.Incarnation == c.Incarnation && old.Boot == c.Boot:
+		n.PauseMillis = old.PauseMillis
+	case old.Incarnation == c.Incarnation && old.Boot != 0:
+		how = ArrivalKept
+		s.confirmAll(old)
+	case old.Incarnation != c.Incarnation:
 		how = ArrivalRestarted
 		if old.State == dirpb.NodeState_NODE_DOWN {
 			how = ArrivalBack
@@ -109,8 +125,8 @@ func (s *State) registerNode(r *fsmpb.RegisterNode) (uint32, Arrival, error) {
 
 func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 	n := s.nodes[c.GetNodeId()]
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
-		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || c.Boot != 0 && n.Boot != c.Boot {
+		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.GetNodeId(), c.GetIncarnation(), c.GetBoot(), ErrNotFound)
 	}
 	s.takeDown(n, c.UnixMillis)
 	return nil
@@ -118,7 +134,7 @@ func (s *State) nodeDown(c *fsmpb.NodeDown) error {
 
 func (s *State) takeDown(n *dirpb.Node, unixMillis int64) {
 	down := proto.CloneOf(n)
-	down.State, down.Leaving = dirpb.NodeState_NODE_DOWN, false
+	down.State, down.Leaving, down.PauseMillis = dirpb.NodeState_NODE_DOWN, false, 0
 	s.putNode(down)
 	s.loseMemory(down, 0, unixMillis)
 }
@@ -134,9 +150,34 @@ func (s *State) loseMemory(n *dirpb.Node, next uint64, unixMillis int64) {
 		}
 	}
 	s.settlePGs()
+	s.confirmAll(n)
+}
+
+// confirmAll confirms every fence that n's incarnation owes.
+func (s *State) confirmAll(n *dirpb.Node) {
 	for _, x := range byID(s.sessions) {
 		s.confirm(x, n.Id, n.Incarnation)
 	}
+}
+
+// pauseNode says for how long a process of a memory node that keeps its memory is not expected to be
+// heard, since another one takes over. It holds until that one registers, or the leader ends it.
+func (s *State) pauseNode(c *dirpb.PauseNodeRequest) error {
+	n := s.nodes[c.GetNodeId()]
+	switch {
+	case n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP:
+		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.GetNodeId(), c.GetIncarnation(), ErrNotFound)
+	case c.Millis > MaxPauseMillis:
+		return fmt.Errorf("%w: a pause of %d ms of memory node %q, want at most %d", ErrInvalid, c.Millis, n.Name, MaxPauseMillis)
+	case c.Millis > 0 && !n.Keeps:
+		return fmt.Errorf("%w: memory node %q does not keep its memory, so it has nothing to come back with", ErrRefused, n.Name)
+	}
+	if n.PauseMillis != c.Millis {
+		n = proto.CloneOf(n)
+		n.PauseMillis = c.Millis
+		s.putNode(n)
+	}
+	return nil
 }
 
 // leaveNode says that a process of a memory node is about to stop. It holds for this

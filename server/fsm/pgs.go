@@ -218,7 +218,7 @@ func (s *State) startOver(pg *dirpb.PlacementGroup, chain []*dirpb.Member, node 
 	pg.Generation = pg.Epoch
 	pg.Members, pg.Joining, pg.Planned, pg.Leaving, pg.Recalled = chain, false, nil, nil, nil
 	for _, m := range pg.Members {
-		m.Keys, m.Since = nil, s.nextVersion()
+		m.Keys, m.Boot, m.Since = nil, 0, s.nextVersion()
 		if m.NodeId == node && next != 0 {
 			m.Incarnation = next
 		}
@@ -339,8 +339,8 @@ func (s *State) activatePG(c *fsmpb.ActivatePG) error {
 	return nil
 }
 
-// publishRegion takes the rkeys of a region. The keys of a member in use never
-// change.
+// publishRegion takes the rkeys of a region. The keys of a member in use are one process's, and never
+// change but for those of a later one that has the same memory: verbs under the former keys fail, and the placement group epoch stays.
 func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	if len(c.GetKeys()) == 0 || len(c.Keys) > MaxEndpoints {
 		return fmt.Errorf("%w: region keys of %d providers, want 1..%d", ErrInvalid, len(c.GetKeys()), MaxEndpoints)
@@ -351,8 +351,8 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 		}
 	}
 	n := s.nodes[c.NodeId]
-	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP {
-		return fmt.Errorf("memory node %d, incarnation %d, up: %w", c.NodeId, c.Incarnation, ErrNotFound)
+	if n == nil || n.Incarnation != c.Incarnation || n.State != dirpb.NodeState_NODE_UP || n.Boot != 0 && n.Boot != c.Boot {
+		return fmt.Errorf("memory node %d, incarnation %d, boot %d, up: %w", c.NodeId, c.Incarnation, c.Boot, ErrNotFound)
 	}
 	pg := s.pgs[c.PgId]
 	var m *dirpb.Member
@@ -362,18 +362,20 @@ func (s *State) publishRegion(c *dirpb.PublishRegionRequest) error {
 	if m == nil || m.Incarnation != c.Incarnation || c.Since != 0 && m.Since != c.Since {
 		return fmt.Errorf("placement group %d on memory node %q: %w", c.PgId, n.Name, ErrNotFound)
 	}
-	if slices.EqualFunc(m.Keys, c.Keys, func(a, b *dirpb.RegionKeys) bool { return proto.Equal(a, b) }) {
+	same := slices.EqualFunc(m.Keys, c.Keys, func(a, b *dirpb.RegionKeys) bool { return proto.Equal(a, b) })
+	if same && m.Boot == c.Boot {
 		return nil // told twice
 	}
 	planned := m == pg.Planned
-	if pg.State != dirpb.PGState_PG_CREATING && !planned {
+	if pg.State != dirpb.PGState_PG_CREATING && !planned && c.Boot <= m.Boot {
 		return fmt.Errorf("%w: placement group %d is in use; its region on memory node %q cannot change", ErrRefused, pg.Id, n.Name)
 	}
 	pg = s.editPG(pg.Id)
-	regionOn(pg, c.NodeId).Keys = c.Keys
+	m = regionOn(pg, c.NodeId)
+	m.Keys, m.Boot = c.Keys, c.Boot
 	if planned {
 		s.settlePGs(pg.Id)
-	} else if published(pg.Members) {
+	} else if pg.State == dirpb.PGState_PG_CREATING && published(pg.Members) {
 		s.opens(pg)
 	}
 	return nil

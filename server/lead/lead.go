@@ -42,8 +42,10 @@ type Options struct {
 	// Lease is how long a session or a memory node lives without being heard.
 	Lease time.Duration
 	// LastCopyLeases is how many leases a memory node may be silent that holds the
-	// only copy of something.
+	// only copy of something and does not keep its memory.
 	LastCopyLeases int
+	// LastCopyWait is how long one may be silent that keeps it; 0: for ever.
+	LastCopyWait time.Duration
 	// EpochInterval is the least time between two reclaim epochs.
 	EpochInterval time.Duration
 	// EpochBlock is how many reclaim epochs are reserved at once. The next block is
@@ -120,6 +122,17 @@ type node struct {
 	// When this leader saw that it leaves, and the map then; 0: it does not.
 	leaves  time.Duration
 	leavesV uint64
+	// When this leader saw that its process is being replaced, and for how long heartbeats are not expected then;
+	// 0: it is not.
+	paused, pause time.Duration
+}
+
+// due is until when the memory node may be silent.
+func (x *node) due() time.Duration {
+	if x.pause == 0 {
+		return x.expires
+	}
+	return max(x.expires, x.paused+x.pause)
 }
 
 type session struct {

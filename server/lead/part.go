@@ -1,6 +1,7 @@
 package lead
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -40,6 +41,77 @@ func (l *Leader) noteLeaving(s *fsm.State, now time.Duration) {
 			x.leaves, x.leavesV = now, s.MapVersion()
 		}
 	}
+}
+
+// NotePauses starts the time of memory nodes whose processes are being replaced. Plan does it as well.
+func (l *Leader) NotePauses(s *fsm.State, now time.Duration) {
+	for _, n := range s.Nodes() {
+		x := l.nodes[n.Id]
+		if x == nil || x.incarnation != n.Incarnation {
+			continue
+		}
+		if x.pause == 0 {
+			x.paused = now
+		}
+		x.pause = time.Duration(n.PauseMillis) * time.Millisecond
+	}
+}
+
+// resume expects heartbeats again of memory nodes that were to be replaced by now.
+func (p *plan) resume() {
+	for _, n := range p.s.Nodes() {
+		if x := p.l.nodes[n.Id]; x != nil && x.pause > 0 && p.now > x.paused+x.pause {
+			p.add(&fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation}}},
+				"memory node %q was not replaced in time", n.Name)
+		}
+	}
+}
+
+// Silent reports whether a memory node that is up has not been heard for as long as it should have been.
+func (l *Leader) Silent(n *dirpb.Node, now time.Duration) bool {
+	x := l.nodes[n.GetId()]
+	return n.GetState() == dirpb.NodeState_NODE_UP && x != nil && x.incarnation == n.Incarnation && now > x.due()
+}
+
+// awaits reports whether a silent memory node that holds the only copy of something is waited for.
+func (l *Leader) awaits(n *dirpb.Node, now time.Duration) bool {
+	patience := time.Duration(l.opts.LastCopyLeases-1) * l.opts.Lease
+	if n.Keeps {
+		if l.opts.LastCopyWait == 0 {
+			return true
+		}
+		patience = l.opts.LastCopyWait - l.opts.Lease
+	}
+	return now <= l.nodes[n.Id].due()+patience
+}
+
+// Waiting are the silent memory nodes without which some placement group has no copy, so that operations there wait for
+// them, by id.
+func (l *Leader) Waiting(s *fsm.State, now time.Duration) (ids []uint32) {
+	copies, holds := l.newView(s, now).copies()
+	for _, n := range s.Nodes() {
+		if l.Silent(n, now) && slices.ContainsFunc(holds[n.Id], func(pg uint32) bool { return copies[pg] == 1 }) {
+			ids = append(ids, n.Id)
+		}
+	}
+	return ids
+}
+
+// downOf declares the process of a memory node that is registered now lost, and what it holds.
+func downOf(n *dirpb.Node) *fsmpb.Command {
+	return &fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: n.Id, Incarnation: n.Incarnation, Boot: n.Boot}}}
+}
+
+// GiveUp declares a silent memory node lost, whatever it holds, since an operator says so.
+func (l *Leader) GiveUp(s *fsm.State, id uint32, now time.Duration) (*fsmpb.Command, error) {
+	n := s.Node(id)
+	switch {
+	case n.GetState() != dirpb.NodeState_NODE_UP:
+		return nil, fmt.Errorf("%w: memory node %q counts as lost already", fsm.ErrRefused, n.GetName())
+	case !l.Silent(n, now):
+		return nil, fmt.Errorf("%w: memory node %q was heard within its lease; drain it, or stop it first", fsm.ErrRefused, n.Name)
+	}
+	return downOf(n), nil
 }
 
 // stops reports whether a member is about to stop.

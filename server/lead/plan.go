@@ -82,9 +82,11 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	l.awake(now)
 	l.Signs(s) // a memory node that is down holds nobody up
 	l.noteLeaving(s, now)
+	l.NotePauses(s, now)
 	p := l.plan(s, now)
 	p.reserve()
 	p.expireNodes()
+	p.resume()
 	p.expireSessions()
 	for _, pg := range p.pgs {
 		p.thaw(pg)
@@ -120,6 +122,7 @@ func (l *Leader) awake(now time.Duration) {
 	}
 	for _, n := range l.nodes {
 		n.expires += gap
+		n.paused += gap
 	}
 	for _, x := range l.sessions {
 		x.expires += gap
@@ -140,13 +143,11 @@ func (p *plan) reserve() {
 	}
 }
 
-// expireNodes declares memory nodes lost that were silent for a lease, the longest
-// silent first; one without which some placement group would have no copy left, only
-// after LastCopyLeases.
-func (p *plan) expireNodes() {
-	copies := make(map[uint32]int) // of placement groups
-	holds := make(map[uint32][]uint32)
-	for _, pg := range p.pgs {
+// copies counts the copies of each placement group that has any, and gives the placement groups of which each memory node has
+// one.
+func (v *view) copies() (count map[uint32]int, holds map[uint32][]uint32) {
+	count, holds = make(map[uint32]int), make(map[uint32][]uint32)
+	for _, pg := range v.pgs {
 		if pg.State != dirpb.PGState_PG_ACTIVE && pg.State != dirpb.PGState_PG_FROZEN {
 			continue
 		}
@@ -157,11 +158,19 @@ func (p *plan) expireNodes() {
 		if pg.Leaving != nil {
 			chain = append(slices.Clone(chain), pg.Leaving)
 		}
-		copies[pg.Id] = len(chain)
+		count[pg.Id] = len(chain)
 		for _, m := range chain {
 			holds[m.NodeId] = append(holds[m.NodeId], pg.Id)
 		}
 	}
+	return count, holds
+}
+
+// expireNodes declares memory nodes lost that were silent for a lease, the longest
+// silent first; one without which some placement group would have no copy left, only
+// when nobody waits for it any more.
+func (p *plan) expireNodes() {
+	copies, holds := p.copies()
 	var silent []*dirpb.Node
 	for _, m := range p.s.Nodes() {
 		lease := p.l.nodes[m.Id]
@@ -170,28 +179,26 @@ func (p *plan) expireNodes() {
 			lease = &node{incarnation: m.Incarnation, expires: p.now + p.l.opts.Lease}
 			p.l.nodes[m.Id] = lease
 		}
-		if m.State == dirpb.NodeState_NODE_UP && p.now > lease.expires {
+		if p.l.Silent(m, p.now) {
 			silent = append(silent, m)
 		}
 	}
 	slices.SortStableFunc(silent, func(a, b *dirpb.Node) int {
-		return cmp.Compare(p.l.nodes[a.Id].expires, p.l.nodes[b.Id].expires)
+		return cmp.Compare(p.l.nodes[a.Id].due(), p.l.nodes[b.Id].due())
 	})
 	for _, m := range silent {
 		last := slices.ContainsFunc(holds[m.Id], func(pg uint32) bool { return copies[pg] == 1 })
-		if last && p.now <= p.l.nodes[m.Id].expires+time.Duration(p.l.opts.LastCopyLeases-1)*p.l.opts.Lease {
+		if last && p.l.awaits(m, p.now) {
 			continue
 		}
 		for _, pg := range holds[m.Id] {
 			copies[pg]--
 		}
-		p.add(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation}}},
-			"memory node %q is down: its lease ran out", m.Name)
+		p.add(downOf(m), "memory node %q is down: its lease ran out", m.Name)
 	}
 	for _, m := range p.s.Nodes() {
 		if p.gone(m) && !slices.Contains(silent, m) {
-			p.add(&fsmpb.Command{Op: &fsmpb.Command_NodeDown{NodeDown: &fsmpb.NodeDown{NodeId: m.Id, Incarnation: m.Incarnation}}},
-				"memory node %q is down: it said goodbye", m.Name)
+			p.add(downOf(m), "memory node %q is down: it said goodbye", m.Name)
 		}
 	}
 	for id := range p.l.nodes {

@@ -84,7 +84,7 @@ func (l *Leader) Lapse(now time.Duration) (at time.Duration, ok bool) {
 		}
 	}
 	for _, n := range l.nodes {
-		note(n.expires)
+		note(n.due())
 	}
 	for _, x := range l.sessions {
 		note(x.expires)

@@ -986,6 +986,7 @@ type NodeDown struct {
 	NodeId        uint32                 `protobuf:"varint,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	UnixMillis    int64                  `protobuf:"varint,3,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	Boot          uint64                 `protobuf:"varint,60,opt,name=boot,proto3" json:"boot,omitempty"` // that is silent; 0: whichever is registered
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1037,6 +1038,13 @@ func (x *NodeDown) GetIncarnation() uint64 {
 func (x *NodeDown) GetUnixMillis() int64 {
 	if x != nil {
 		return x.UnixMillis
+	}
+	return 0
+}
+
+func (x *NodeDown) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
 	}
 	return 0
 }
@@ -3847,12 +3855,13 @@ const file_server_fsm_fsmpb_fsm_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2%.kvd.directory.v1.RegisterNodeRequestR\x04node\x12\x1f\n" +
 	"\vunix_millis\x18\x02 \x01(\x03R\n" +
 	"unixMillis\x12\x1a\n" +
-	"\bidentity\x18( \x01(\tR\bidentity\"f\n" +
+	"\bidentity\x18( \x01(\tR\bidentity\"z\n" +
 	"\bNodeDown\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\rR\x06nodeId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x1f\n" +
 	"\vunix_millis\x18\x03 \x01(\x03R\n" +
-	"unixMillis\"v\n" +
+	"unixMillis\x12\x12\n" +
+	"\x04boot\x18< \x01(\x04R\x04boot\"v\n" +
 	"\x0fCreateNamespace\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\v2(.kvd.directory.v1.CreateNamespaceRequestR\tnamespace\x12\x1b\n" +
 	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\"\xcc\x02\n" +
