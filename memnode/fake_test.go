@@ -72,6 +72,7 @@ type directory struct {
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
+	nodeID       uint32
 	heartbeats   int
 	last         *dirpb.HeartbeatRequest
 	published    map[uint32]*dirpb.PublishRegionRequest
@@ -170,9 +171,13 @@ func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest
 	rep.Sessions, rep.Keys = d.sessions(), tokenKeys(d.key)
 	d.mu.Unlock()
 	d.change(func() {
+		again := len(d.registered) > 0 && d.registered[len(d.registered)-1].Incarnation == r.Incarnation
 		d.registered = append(d.registered, r)
-		rep.NodeId, rep.ClusterId = uint32(len(d.registered)), d.clusterID
-		clear(d.published)
+		if !again {
+			d.nodeID++
+			clear(d.published)
+		}
+		rep.NodeId, rep.ClusterId = d.nodeID, d.clusterID
 	})
 	return rep, nil
 }

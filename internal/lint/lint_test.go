@@ -55,7 +55,7 @@ var imports = []row{
 	{"server/lead", "internal/dirpb internal/invariants internal/layout server/fsm server/fsm/fsmpb", "what a leader decides is a function of the state, what it heard and the time it is given: no raft, and nothing of server"},
 	{"server/raftstore", "", "a raft store knows nothing of what it stores"},
 	{"server", "internal/certs internal/dirpb internal/identity internal/netsrv internal/rights internal/token server/...", "the directory runs no data operation, so it needs nothing of the data path"},
-	{"memnode", "internal/dirpb internal/hostid internal/identity internal/layout internal/token rdma rdma/driver", "a memory node is handed its devices, and takes no part in the protocol"},
+	{"memnode", "internal/dirpb internal/hostid internal/identity internal/keeper internal/layout internal/token rdma rdma/driver", "a memory node is handed its devices, and takes no part in the protocol"},
 	{"internal/dirpb", "internal/identity", "generated, and beside it which roles may call what"},
 	{"internal/identity", "internal/certs", "it reads certificates, whatever they are shown for"},
 	{"internal/identity/identitytest", "", "it makes certificates, and knows no role"},
