@@ -192,7 +192,7 @@ func (m *memnode) beat(ctx context.Context) {
 		if n.leading.Load() == nil {
 			continue
 		}
-		q := &dirpb.HeartbeatRequest{NodeId: m.id, Incarnation: m.q.Incarnation, Stats: &dirpb.NodeStats{Connections: 3}}
+		q := &dirpb.HeartbeatRequest{NodeId: m.id, Incarnation: m.q.Incarnation, Boot: m.q.Boot, Stats: &dirpb.NodeStats{Connections: 3}}
 		m.mu.Lock()
 		for id := range m.fenced {
 			q.FencedSessions = append(q.FencedSessions, id)
@@ -214,7 +214,7 @@ func (m *memnode) beat(ctx context.Context) {
 		for _, w := range r.Regions {
 			if !w.Published {
 				_, _ = n.PublishRegion(ctx, &dirpb.PublishRegionRequest{ // the next beat tries again
-					NodeId: m.id, Incarnation: m.q.Incarnation, PgId: w.PgId,
+					NodeId: m.id, Incarnation: m.q.Incarnation, Boot: m.q.Boot, PgId: w.PgId,
 					Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: uint64(w.PgId)<<32 | uint64(w.Epoch)}},
 				})
 			}

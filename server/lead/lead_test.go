@@ -110,7 +110,7 @@ func (w *world) publish() {
 		for _, want := range w.s.WantRegions(n.Id, n.Incarnation) {
 			if !want.Published {
 				w.apply(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{
-					NodeId: n.Id, Incarnation: n.Incarnation, PgId: want.PgId, Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}},
+					NodeId: n.Id, Incarnation: n.Incarnation, Boot: n.Boot, PgId: want.PgId, Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}},
 				}}})
 			}
 		}

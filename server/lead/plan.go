@@ -59,6 +59,7 @@ func (l *Leader) plan(s *fsm.State, now time.Duration) *plan {
 // In this order:
 //
 //   - the next block of reclaim epochs;
+//   - pauses of memory nodes that are over;
 //   - memory nodes and sessions whose leases ran out;
 //   - the end of a freeze, when every session quiesced and no survivor has to be synced;
 //   - recalled extents that are scanned, when a reclaim epoch has passed;
@@ -85,8 +86,8 @@ func (l *Leader) Plan(s *fsm.State, now time.Duration) []Step {
 	l.NotePauses(s, now)
 	p := l.plan(s, now)
 	p.reserve()
-	p.expireNodes()
 	p.resume()
+	p.expireNodes()
 	p.expireSessions()
 	for _, pg := range p.pgs {
 		p.thaw(pg)

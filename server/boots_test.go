@@ -1,0 +1,116 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"google.golang.org/grpc/codes"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+)
+
+// A memory node that keeps its memory and has the only copy of something is waited for until it is back
+// with that, or until an operator gives it up.
+func TestWaitForKeptCopy(t *testing.T) {
+	const lease = 50 * time.Millisecond
+	n := single(t, vfs.NewMem(), lease)
+	c, ctx := dial(t, n), testCtx(t)
+	register := func(incarnation, boot uint64) (*dirpb.RegisterNodeReply, error) {
+		return c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: incarnation, Boot: boot, Keeps: true, HostId: "host",
+			CapacityBytes: 256 << 20, Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+	}
+	r, err := register(7, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	beat := func(boot uint64) *dirpb.HeartbeatReply {
+		t.Helper()
+		r, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 7, Boot: boot})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	node := func() *dirpb.Node { return statusOf(t, c).Map.Nodes[0] }
+	if _, err := c.CreateNamespace(ctx, &dirpb.CreateNamespaceRequest{Name: "n", Replicas: 1}); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range beat(1).Regions {
+		if _, err := c.PublishRegion(ctx, &dirpb.PublishRegionRequest{NodeId: r.NodeId, Incarnation: 7, Boot: 1, PgId: w.PgId,
+			Keys: []*dirpb.RegionKeys{{Provider: "tcp", IndexRkey: 1}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// LastCopyLeases is 2 here: any other one would be lost.
+	until(t, "the memory node to be waited for", func() bool { return node().Waiting })
+	silent := time.Now()
+	until(t, "ten leases", func() bool { return time.Since(silent) > 10*lease })
+	if m := node(); m.State != dirpb.NodeState_NODE_UP || m.Boot != 1 || !m.Keeps || !m.Waiting {
+		t.Fatalf("the status has %v", m)
+	}
+	if _, err := register(7, 2); err != nil {
+		t.Fatal(err)
+	}
+	if !beat(1).UnknownNode {
+		t.Error("a process that another one has replaced is told what to do")
+	}
+	if w := beat(2); w.UnknownNode || len(w.Regions) == 0 || !w.Regions[0].Published {
+		t.Errorf("a process that is back is told %v", w)
+	}
+	_, err = register(7, 1)
+	wantCode(t, err, codes.FailedPrecondition, "boot 2 has registered")
+
+	// It is silent again, and an operator gives it up.
+	_, err = c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m9"})
+	wantCode(t, err, codes.NotFound, `"m9" does not exist`)
+	until(t, "the memory node to be waited for again", func() bool { return node().Waiting })
+	if _, err := c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"}); err != nil {
+		t.Fatal(err)
+	}
+	st := statusOf(t, c).Map
+	if st.Nodes[0].State != dirpb.NodeState_NODE_DOWN || st.Nodes[0].Waiting || st.Pgs[0].State != dirpb.PGState_PG_LOST {
+		t.Errorf("the map has %v and %v", st.Nodes, st.Pgs)
+	}
+	_, err = c.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: "m1"})
+	wantCode(t, err, codes.FailedPrecondition, "counts as lost already")
+	_, err = register(7, 3)
+	wantCode(t, err, codes.FailedPrecondition, "declared lost")
+	a, err := c.Audit(ctx, &dirpb.AuditRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := a.Entries[len(a.Entries)-1]; last.Action != "node.give-up" || last.Object != "m1" {
+		t.Errorf("the last entry is %v", last)
+	}
+}
+
+// A memory node that is being replaced is not waited for, nor lost, for as long as it said.
+func TestPauseNode(t *testing.T) {
+	n := single(t, vfs.NewMem(), 50*time.Millisecond)
+	c, ctx := dial(t, n), testCtx(t)
+	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true, CapacityBytes: 256 << 20,
+		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := &dirpb.PauseNodeRequest{NodeId: r.NodeId, Incarnation: 7, Millis: 30_001}
+	_, err = c.PauseNode(ctx, q)
+	wantCode(t, err, codes.InvalidArgument, "30001", "at most 30000")
+	q.Incarnation, q.Millis = 6, 1
+	_, err = c.PauseNode(ctx, q)
+	wantCode(t, err, codes.NotFound, "incarnation 6")
+	q.Incarnation, q.Millis = 7, 1000
+	asked := time.Now()
+	if _, err = c.PauseNode(ctx, q); err != nil {
+		t.Fatal(err)
+	}
+	m := statusOf(t, c).Map.Nodes[0]
+	if m.PauseMillis != 1000 || m.State != dirpb.NodeState_NODE_UP {
+		t.Fatalf("the status has %v", m)
+	}
+	until(t, "the end of the pause", func() bool { m = statusOf(t, c).Map.Nodes[0]; return m.State == dirpb.NodeState_NODE_DOWN })
+	if d := time.Since(asked); d < time.Second {
+		t.Errorf("a memory node that is being replaced is lost after %v", d)
+	}
+}
