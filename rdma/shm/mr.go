@@ -163,14 +163,20 @@ func (p *PD) regMR(m *driver.Memory, off, n int64, a driver.Access, rkey uint64)
 
 // Dealloc implements driver.PD.
 func (p *PD) Dealloc() error {
+	var settled []*peer
+	defer func() { // without the lock
+		for _, q := range settled {
+			q.forget()
+		}
+	}()
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if p.dealloc {
 		return nil
 	}
 	for q := range p.peers {
-		if q.orphaned() {
-			q.settleLocked()
+		if q.orphaned() && q.settleLocked() {
+			settled = append(settled, q)
 		}
 	}
 	if p.mrs+p.qps+len(p.peers) > 0 {

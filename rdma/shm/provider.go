@@ -23,6 +23,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,6 +84,12 @@ type Options struct {
 	// ConfirmTimeout bounds how long Deregister and Listener.Close wait for
 	// peers to leave a verb they are inside. Default 5 s.
 	ConfirmTimeout time.Duration
+	// Cells, if not nil, holds the control cells of connections beyond this process, so that the next one can tell what
+	// their dialers may still do (AdoptCell).
+	Cells Cells
+	// Socket, if not nil, gives the listening socket for an address: what listen opens, or one that an earlier process
+	// opened.
+	Socket func(addr string, listen func() (net.Listener, error)) (net.Listener, error)
 }
 
 func (o *Options) ensureDefaults() {
