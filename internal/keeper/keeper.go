@@ -39,7 +39,7 @@ type Options struct {
 	Args []string
 	// Env is added to this process's environment.
 	Env []string
-	// Vital is the name of an item without which nothing is worth another worker: while it is not held, the keeper ends as
+	// Vital begins the names of items without which nothing is worth another worker: while none is held, the keeper ends as
 	// its worker did. Required.
 	Vital string
 	// Logger is told of workers that die. Required.
@@ -71,14 +71,14 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 		w, err := start(o, &held)
 		if err != nil {
 			// The program may be gone for a moment: somebody replaces it.
-			if !held.has(o.Vital) {
+			if !held.hasAny(o.Vital) {
 				return 1, err
 			}
 			o.Logger.Error("cannot start the worker; trying again", "err", err)
 		} else {
 			state := w.wait(ctx, passed)
 			status = exitStatus(state)
-			if status == 0 || ctx.Err() != nil || !held.has(o.Vital) {
+			if status == 0 || ctx.Err() != nil || !held.hasAny(o.Vital) {
 				return status, nil
 			}
 			o.Logger.Error("the worker died; another one takes over what it had", "pid", state.Pid(), "how", state.String(), "lived", time.Since(began).Round(time.Millisecond))

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // program gives an exit status.
 func program(name, folder string) int {
 	if name == "keeper" {
-		status, err := Run(context.Background(), Options{Path: os.Args[0], Env: []string{programEnv + "=hang"}, Vital: "v", Logger: slog.Default()})
+		status, err := Run(context.Background(), Options{Path: os.Args[0], Env: []string{programEnv + "=hang"}, Vital: "v/", Logger: slog.Default()})
 		fmt.Fprintln(os.Stderr, status, err)
 		return status
 	}
@@ -58,10 +58,10 @@ func program(name, folder string) int {
 			if err != nil {
 				return 92
 			}
-			if _, err := unix.Write(fd, []byte("it is kept")); err != nil || c.Put("v", []byte("meta"), fd) != nil {
+			if _, err := unix.Write(fd, []byte("it is kept")); err != nil || c.Put("v/1", []byte("meta"), fd) != nil {
 				return 93
 			}
-		case len(items) != 1 || items[0].Name != "v" || string(items[0].Meta) != "meta" || content(items[0].FDs[0]) != "it is kept":
+		case len(items) != 1 || items[0].Name != "v/1" || string(items[0].Meta) != "meta" || content(items[0].FDs[0]) != "it is kept":
 			return 94
 		case lives == 4:
 			return 0
@@ -71,7 +71,7 @@ func program(name, folder string) int {
 	case "fails":
 		return 7
 	case "loses": // what is vital goes before it does
-		if c.Put("v", nil, 0) != nil || c.Drop("v") != nil || c.Put("other", nil, 0) != nil {
+		if c.Put("v/1", nil, 0) != nil || c.Drop("v/1") != nil || c.Put("other", nil, 0) != nil {
 			return 95
 		}
 		return 8
@@ -79,7 +79,7 @@ func program(name, folder string) int {
 		term, hup := make(chan os.Signal, 1), make(chan os.Signal, 1)
 		signal.Notify(term, syscall.SIGTERM)
 		signal.Notify(hup, syscall.SIGHUP)
-		if c.Put("v", nil, 0) != nil {
+		if c.Put("v/1", nil, 0) != nil {
 			return 96
 		}
 		fmt.Println("serving")
@@ -116,7 +116,7 @@ func run(t *testing.T, ctx context.Context, program string) (status int, log str
 	t.Helper()
 	var b bytes.Buffer
 	t.Setenv(folderEnv, t.TempDir())
-	status, err := Run(ctx, Options{Path: os.Args[0], Env: []string{programEnv + "=" + program}, Vital: "v", Logger: slog.New(slog.NewTextHandler(&b, nil))})
+	status, err := Run(ctx, Options{Path: os.Args[0], Env: []string{programEnv + "=" + program}, Vital: "v/", Logger: slog.New(slog.NewTextHandler(&b, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestNothingToKeep(t *testing.T) {
 			t.Errorf("%s: status %d, want %d\n%s", program, status, want, log)
 		}
 	}
-	_, err := Run(t.Context(), Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v", Logger: slog.New(slog.DiscardHandler)})
+	_, err := Run(t.Context(), Options{Path: filepath.Join(t.TempDir(), "none"), Vital: "v/", Logger: slog.New(slog.DiscardHandler)})
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no program: %v", err)
 	}

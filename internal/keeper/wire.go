@@ -166,10 +166,16 @@ type store struct {
 	order []string // as they came; names that are gone among them
 }
 
-func (s *store) has(name string) bool {
+// hasAny reports whether something is held under a name that begins so.
+func (s *store) hasAny(prefix string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.items[name] != nil
+	for name := range s.items {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *store) closeAll() {
