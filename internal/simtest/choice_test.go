@@ -41,6 +41,7 @@ const (
 	chResume
 	chHear
 	chNodeBack
+	chAdopt
 	// Those from here on are faults, or happen for the sake of one.
 	faults
 	chTick
@@ -51,6 +52,8 @@ const (
 	chFailAfter
 	chNodeCrash
 	chDeaf
+	chRestart
+	chOvertaken
 	chLeader
 	chClock
 	chLose
@@ -91,9 +94,10 @@ func (ch choice) String() string {
 		return ch.w.describeChore(ch.node)
 	case chAct:
 		return "begin " + ch.w.cfg.Acts[ch.n].String()
-	case chHear, chNodeBack, chNodeCrash, chDeaf:
+	case chHear, chNodeBack, chNodeCrash, chDeaf, chAdopt, chRestart, chOvertaken:
 		return fmt.Sprintf("m%d %s", ch.node, map[choiceKind]string{chHear: "hears the directory again", chNodeBack: "comes back empty",
-			chNodeCrash: "crashes", chDeaf: "falls silent"}[ch.kind])
+			chNodeCrash: "crashes", chDeaf: "falls silent", chRestart: "restarts", chAdopt: "adopts its memory",
+			chOvertaken: "is registered by its former process"}[ch.kind])
 	case chAdvance:
 		return "E advances"
 	case chTick:
@@ -365,7 +369,15 @@ func (w *World) enabledNode(i uint32, n *node) {
 		w.put(choice{kind: chHear, c: -1, node: i})
 	case n.crashed:
 		w.put(choice{kind: chNodeBack, c: -1, node: i})
+	case n.down:
+		w.put(choice{kind: chAdopt, c: -1, node: i})
 	default:
+		if w.restarts < w.cfg.Restarts && w.mayRestart(n) && !w.setup {
+			w.put(choice{kind: chRestart, c: -1, node: i})
+		}
+		if n.boot > 1 && !n.unknown && !n.overtaken {
+			w.put(choice{kind: chOvertaken, c: -1, node: i})
+		}
 		if w.nodeCrashes < w.cfg.NodeCrashes && w.mayLose(n) {
 			w.put(choice{kind: chNodeCrash, c: -1, node: i})
 		}
@@ -443,7 +455,7 @@ func (w *World) do(ch choice) {
 		c.doRenewal(ch)
 	case chDeadline, chCrash, chPause, chFailBefore, chFailAfter:
 		w.doFault(c, ch)
-	case chChore, chHear, chNodeBack, chNodeCrash, chDeaf:
+	case chChore, chHear, chNodeBack, chNodeCrash, chDeaf, chRestart, chAdopt, chOvertaken:
 		w.doNode(w.nodes[ch.node], ch)
 	default:
 		w.doShared(c, ch)
@@ -563,6 +575,15 @@ func (w *World) doNode(n *node, ch choice) {
 		if err := w.boot(n); err != nil {
 			w.fail(err)
 		}
+	case chRestart:
+		w.restarts++
+		w.restart(n)
+	case chAdopt:
+		w.adopt(n)
+	case chOvertaken:
+		n.overtaken = true
+		w.touch()
+		w.register(n, n.boot-1)
 	case chNodeCrash:
 		w.nodeCrashes++
 		w.crashNode(n)

@@ -297,7 +297,7 @@ func (c *cl) connect(lane int, node uint32) {
 func (c *cl) hangUpFor(ask *asked) {
 	n := c.w.nodes[ask.Node-1]
 	q := c.connOf(ask.Lane.ID(), n)
-	if c.agenda.IsUp(ask.Node, ask.Incarnation) && !n.crashed {
+	if c.agenda.IsUp(ask.Node, ask.Incarnation) && !n.crashed && !n.down {
 		_ = c.w.fab.Fence(q.num)
 		_ = ask.QP.Close()
 	} else {

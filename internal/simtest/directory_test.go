@@ -220,7 +220,7 @@ func (w *World) silent() bool {
 		}
 	}
 	for _, n := range w.nodes {
-		if m := w.st.Node(n.id); (n.crashed || n.deaf) && !n.ranOut && m != nil && m.State == dirpb.NodeState_NODE_UP && m.Incarnation == n.inc {
+		if m := w.st.Node(n.id); n.mute() && !n.ranOut && m != nil && m.State == dirpb.NodeState_NODE_UP && m.Incarnation == n.inc {
 			return true
 		}
 	}
@@ -242,7 +242,7 @@ func (w *World) passTime() {
 			}
 		}
 		for _, n := range w.nodes {
-			if n.crashed || n.deaf {
+			if n.mute() {
 				n.ranOut = true
 			} else {
 				w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil)
@@ -277,6 +277,13 @@ func (w *World) directoryChanged() {
 		r.used = false
 	}
 	w.recalls = false
+	for _, m := range w.st.Nodes() {
+		if m.State == dirpb.NodeState_NODE_DOWN {
+			w.gone[m.Incarnation] = true
+		} else if w.gone[m.Incarnation] {
+			w.fail(fmt.Errorf("memory node %s, which was declared lost, is back with what it held", m.Name))
+		}
+	}
 	for _, pg := range w.st.PGs(0) {
 		w.recalls = w.recalls || len(pg.Recalled) > 0
 		for _, m := range pg.Members {
@@ -344,12 +351,35 @@ func (w *World) mayLose(n *node) bool {
 			switch {
 			case o == n:
 				has = true
-			case !o.crashed && !o.deaf && !o.ranOut && o.inc == m.Incarnation && !w.aboutToFall(o):
+			case !o.mute() && !o.ranOut && o.inc == m.Incarnation && !w.aboutToFall(o):
 				left++
 			}
 		}
 		if has && left == 0 && !w.cfg.LastCopy {
 			return false
+		}
+	}
+	return true
+}
+
+// mayRestart reports whether every placement group keeps a copy if the process of a memory node ends: another one that stays, or all
+// that there are, since the directory waits for the last.
+func (w *World) mayRestart(n *node) bool {
+	if w.mayLose(n) {
+		return true
+	}
+	for _, pg := range w.st.PGs(0) {
+		members := pg.Members
+		if pg.Joining {
+			members = members[:len(members)-1]
+		}
+		if !slices.ContainsFunc(members, func(m *dirpb.Member) bool { return m.NodeId == n.id }) {
+			continue
+		}
+		for _, m := range members {
+			if o := w.nodes[m.NodeId-1]; o.crashed || o.deaf || o.inc != m.Incarnation || w.aboutToFall(o) {
+				return false
+			}
 		}
 	}
 	return true

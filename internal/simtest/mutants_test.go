@@ -167,7 +167,7 @@ func TestMutants(t *testing.T) {
 		t.Skip("builds a program and searches for minutes: make mutants")
 	}
 	root := tree(t)
-	all := slices.Concat(patches, mutants, txnMutants)
+	all := slices.Concat(patches, mutants, txnMutants, restartMutants)
 	bin := build(t, root, "internal/simtest", all)
 	if out, err := command(root, "internal/simtest", bin, "", "TestScenarios").CombinedOutput(); err != nil {
 		t.Fatalf("without a mistake: %v\n%s", err, out)
@@ -176,6 +176,9 @@ func TestMutants(t *testing.T) {
 		args := []string{"-hunt", flagPatience.String()}
 		if strings.HasPrefix(m.rule, "H") {
 			args = append(args, "-hunt-in", "home")
+		}
+		if strings.HasPrefix(m.rule, "restart") {
+			args = append(args, "-hunt-in", "restart")
 		}
 		if strings.HasPrefix(m.rule, "transaction") {
 			args = append(args, "-hunt-in", txnPrefix)
@@ -190,7 +193,7 @@ func TestMutants(t *testing.T) {
 // TestMutantsApply: mutants whose text is not in the tree any more show nothing.
 func TestMutantsApply(t *testing.T) {
 	root := tree(t)
-	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants)}
+	lists := [][]mutant{slices.Concat(patches, mutants, txnMutants, restartMutants)}
 	for _, list := range byPackage() {
 		lists = append(lists, ofTests(list))
 	}

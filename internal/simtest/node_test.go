@@ -3,6 +3,7 @@ package simtest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvd-project/kvd/internal/dirpb"
@@ -17,7 +18,8 @@ type node struct {
 	i    int
 	id   uint32
 	inc  uint64
-	life int // of the process: a new device each
+	boot uint64 // of the process that has its memory, 1 for the first
+	life int    // of the memory: a new device each
 	dev  *rdma.Device
 	pd   *rdma.PD
 	l    rdma.Listener
@@ -27,13 +29,20 @@ type node struct {
 	crashed bool
 	deaf    bool // does not hear the directory, nor is it heard
 	ranOut  bool // its lease
+	// Between two processes: the memory is there, and nobody serves it. Then unknown: the next one has adopted it and is not registered.
+	down, unknown bool
+	overtaken     bool // the registration of the process before arrived once more
 }
+
+// mute reports whether the directory does not hear it.
+func (n *node) mute() bool { return n.crashed || n.deaf || n.down || n.unknown }
 
 // region is the memory of one placement group on one memory node, and what it has held.
 type region struct {
 	pg         uint32
 	node       *node
 	inc, since uint64
+	boot       uint64 // that published its keys
 	bytes      []byte
 	mrs        [2]*rdma.MR // index, heap
 	used       bool        // it is a member's of its placement group now
@@ -85,7 +94,8 @@ func (w *World) boot(n *node) (err error) {
 	n.life++
 	w.incs++
 	n.inc = w.incs // no two processes share one
-	n.crashed, n.ranOut = false, false
+	n.boot = 1
+	n.crashed, n.down, n.unknown, n.ranOut, n.overtaken = false, false, false, false, false
 	w.touch()
 	n.dev = rdma.NewDevice("sim", w.fab.Device(n.device()))
 	if n.pd, err = n.dev.AllocPD(); err != nil {
@@ -104,28 +114,36 @@ func (w *World) listen(n *node) (err error) {
 
 // dialable reports whether a client that knows of an incarnation would be accepted.
 func (n *node) dialable(c *cl, inc uint64) bool {
-	return !n.crashed && n.inc == inc && !n.barred[c.id]
+	return !n.crashed && !n.down && !n.unknown && n.inc == inc && !n.barred[c.id]
 }
 
 // makeRegion makes a region, zeroed.
 func (w *World) makeRegion(n *node, x *dirpb.WantRegion) (*region, error) {
-	r := &region{pg: x.PgId, node: n, inc: n.inc, since: x.Since, bytes: takeMemory(int(w.regionBytes))}
+	r := &region{pg: x.PgId, node: n, inc: n.inc, since: x.Since, boot: n.boot, bytes: takeMemory(int(w.regionBytes))}
 	layout.InitRegion(r.bytes, layout.RegionHeader{PG: x.PgId, Namespace: 1, Epoch: x.Epoch,
 		RegionBytes: w.regionBytes, IndexBytes: w.indexBytes, Incarnation: n.inc})
-	m := driver.NewMemory(r.bytes, -1, driver.AllocOptions{}, nil)
-	var e1, e2 error
-	r.mrs[0], e1 = n.pd.RegMR(m, 0, int64(w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteAtomic)
-	r.mrs[1], e2 = n.pd.RegMR(m, int64(w.indexBytes), int64(w.regionBytes-w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
-	if err := errors.Join(e1, e2); err != nil {
+	if err := w.registerMRs(r); err != nil {
 		return nil, err
-	}
-	for _, mr := range r.mrs {
-		w.byKey[mr.RKey()] = r
 	}
 	n.regions[r.pg] = r
 	w.touch()
 	w.regions = append(w.regions, r)
 	return r, nil
+}
+
+// registerMRs gives a region its rkeys.
+func (w *World) registerMRs(r *region) error {
+	m := driver.NewMemory(r.bytes, -1, driver.AllocOptions{}, nil)
+	var e1, e2 error
+	r.mrs[0], e1 = r.node.pd.RegMR(m, 0, int64(w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteAtomic)
+	r.mrs[1], e2 = r.node.pd.RegMR(m, int64(w.indexBytes), int64(w.regionBytes-w.indexBytes), rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	if err := errors.Join(e1, e2); err != nil {
+		return err
+	}
+	for _, mr := range r.mrs {
+		w.byKey[mr.RKey()] = r
+	}
+	return nil
 }
 
 func (r *region) keys() []*dirpb.RegionKeys {
@@ -144,14 +162,14 @@ type chore struct {
 }
 
 func (w *World) choreOf(n *node) (c chore, ok bool) {
-	if n.crashed || n.deaf {
+	if n.crashed || n.deaf || n.down {
 		return c, false
 	}
 	m := w.st.Node(n.id)
 	if m == nil {
 		return c, false
 	}
-	if m.Incarnation != n.inc {
+	if m.Incarnation != n.inc || n.unknown || m.Boot != n.boot && m.State == dirpb.NodeState_NODE_UP {
 		return chore{enlist: true}, true
 	}
 	if m.State != dirpb.NodeState_NODE_UP {
@@ -172,7 +190,7 @@ func (w *World) choreOf(n *node) (c chore, ok bool) {
 		if r != nil && (x == nil || x.Since != r.since) {
 			return chore{drop: r}, true
 		}
-		if x != nil && (r == nil || !x.Published) {
+		if x != nil && (r == nil || !x.Published || r.boot != n.boot && w.cfg.NewKeys) {
 			return chore{make: x}, true
 		}
 	}
@@ -185,22 +203,9 @@ func (w *World) doChore(n *node) {
 	switch {
 	case !ok:
 	case c.enlist:
-		w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
-			Name: n.name(), Incarnation: n.inc, Domain: n.name(), CapacityBytes: w.capacity,
-			Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}})
-		w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil)
+		w.enlist(n)
 	case c.reset:
-		w.fenceAll(n, 0)
-		for _, r := range n.regions {
-			w.drop(r)
-		}
-		w.incs++
-		n.inc = w.incs
-		n.ranOut = false
-		w.touch()
-		if err := w.listen(n); err != nil {
-			w.fail(err)
-		}
+		w.reset(n)
 	case c.fence != 0:
 		w.fenceAll(n, c.fence)
 		n.barred[c.fence] = true
@@ -219,8 +224,84 @@ func (w *World) doChore(n *node) {
 			}
 		}
 		w.apply(&fsmpb.Command{Op: &fsmpb.Command_PublishRegion{PublishRegion: &dirpb.PublishRegionRequest{NodeId: n.id, Incarnation: n.inc,
-			PgId: r.pg, Keys: r.keys(), Since: r.since}}})
+			Boot: n.boot, PgId: r.pg, Keys: r.keys(), Since: r.since}}})
+		r.boot = n.boot
 	}
+}
+
+// register says to the directory that a process of the memory node is there.
+func (w *World) register(n *node, boot uint64) error {
+	return w.apply(&fsmpb.Command{Op: &fsmpb.Command_RegisterNode{RegisterNode: &fsmpb.RegisterNode{Node: &dirpb.RegisterNodeRequest{
+		Name: n.name(), Incarnation: n.inc, Boot: boot, Keeps: w.cfg.Restarts > 0, Domain: n.name(), CapacityBytes: w.capacity,
+		Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}}}}}).Err
+}
+
+// enlist registers the present process. A process that has adopted memory learns which sessions it is to bar; if its memory counts
+// as lost it begins anew.
+func (w *World) enlist(n *node) {
+	if err := w.register(n, n.boot); err != nil {
+		w.reset(n)
+		return
+	}
+	if n.unknown {
+		n.unknown, n.ranOut = false, false
+		admitted := w.st.Admitted()
+		for id := uint32(1); id <= admitted.Last; id++ {
+			n.barred[id] = !slices.Contains(admitted.Live, id)
+		}
+	}
+	w.touch()
+	w.ld.Heartbeat(w.st, time.Duration(w.now), n.id, n.inc, nil)
+}
+
+// reset gives up what the memory node holds, under a new incarnation.
+func (w *World) reset(n *node) {
+	w.fenceAll(n, 0)
+	for _, r := range n.regions {
+		w.drop(r)
+	}
+	w.incs++
+	n.inc, n.boot = w.incs, 1
+	n.ranOut, n.unknown, n.overtaken = false, false, false
+	w.touch()
+	if err := w.listen(n); err != nil {
+		w.fail(err)
+	}
+}
+
+// restart ends the process of the memory node. Its memory stays. Clients that execute verbs themselves go on; of other connections
+// something may still land.
+func (w *World) restart(n *node) {
+	n.down = true
+	if !w.cfg.Synchronous {
+		for _, q := range w.owners {
+			if q != nil && q.n == n {
+				_ = w.fab.Kill(q.num) // those that are closed are gone anyway
+			}
+		}
+	}
+	w.touch()
+	w.effects++
+}
+
+// adopt begins the next process, which takes over the memory. It has seen to it that nothing lands any more that was posted
+// to the one before, and it knows of no session.
+func (w *World) adopt(n *node) {
+	w.fenceAll(n, 0)
+	n.down, n.unknown, n.overtaken = false, true, false
+	n.boot++
+	n.barred = map[uint32]bool{}
+	if w.cfg.NewKeys {
+		for _, r := range n.regions {
+			for _, mr := range r.mrs {
+				delete(w.byKey, mr.RKey())
+				_ = mr.Deregister()
+			}
+			w.fail(w.registerMRs(r))
+		}
+	}
+	w.touch()
+	w.effects++
 }
 
 // fenceAll ends the connections of a session, or of all for 0.

@@ -263,7 +263,7 @@ func (w *World) direct(s string) {
 	case name == "all*":
 		w.repeat(func(ch choice) bool {
 			return fmt.Sprintf("c%d", ch.c) != except && ch.kind < faults && ch.kind != chBegin && ch.kind != chBeginTwo && ch.kind != chAct && ch.kind != chAdvance && ch.kind != chResume &&
-				ch.kind != chHear && ch.kind != chNodeBack
+				ch.kind != chHear && ch.kind != chNodeBack && ch.kind != chAdopt
 		})
 	case strings.HasSuffix(name, "*"):
 		w.repeat(func(ch choice) bool { return own(ch, name[:len(name)-1]) })

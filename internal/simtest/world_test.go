@@ -163,7 +163,11 @@ type Config struct {
 	// Budgets: how often each fault may be chosen.
 	Crashes, Pauses, Deadlines, Failures int
 	NodeCrashes, NodePauses              int // memory lost; not heard by the directory for a while
-	Leaders                              int // directory crashes
+	// Restarts is how often the process of a memory node may end and the next one take over its memory, which memory
+	// nodes keep then. NewKeys: with other rkeys.
+	Restarts int
+	NewKeys  bool
+	Leaders  int // directory crashes
 	// LastCopy: a memory node may be lost with the only copy. The schedule sees to it that no
 	// key is lost with it.
 	LastCopy bool
@@ -192,7 +196,7 @@ type Config struct {
 
 // changes reports whether the map may change.
 func (c *Config) changes() bool {
-	return len(c.Acts)+c.NodeCrashes+c.NodePauses+c.Children+c.Missing > 0 || c.Reclaims
+	return len(c.Acts)+c.NodeCrashes+c.NodePauses+c.Restarts+c.Children+c.Missing > 0 || c.Reclaims
 }
 
 func (c *Config) ensureDefaults() {
@@ -256,6 +260,7 @@ type World struct {
 	acts      []bool // begun
 	scannedAt map[place]int
 	chains    map[uint32][]*region // of the present state
+	gone      map[uint64]bool      // incarnations that the directory has declared lost
 	blocks    []*block
 	sweeps    map[uint32]*sweeping // by placement group
 	dirSum    uint64
@@ -270,7 +275,7 @@ type World struct {
 	capacity                uint64          // bytes that a memory node lends
 	relevant                map[[2]int]bool // segment and group that a key of the scope may be in
 
-	losses, epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, leaders, clocks int
+	losses, epochs, crashes, pauses, dead, fails, nodeCrashes, nodePauses, restarts, leaders, clocks int
 
 	millis   uint64 // the Unix time of all clients
 	expiring []*expiring
@@ -349,7 +354,7 @@ func NewWorld(cfg Config, trace bool) (*World, error) {
 	cfg.ensureDefaults()
 	w := &World{cfg: cfg, tracing: trace, byKey: map[uint64]*region{}, unlinked: map[place]*unlinked{},
 		linked: map[named]linked{}, sweeps: map[uint32]*sweeping{}, millis: 1_700_000_000_000,
-		scannedAt: map[place]int{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
+		scannedAt: map[place]int{}, gone: map[uint64]bool{}, acts: make([]bool, len(cfg.Acts)), relevant: map[[2]int]bool{}, stale: true, stamp: 1, capacity: 1 << 40}
 	w.fab = sim.New(sim.Options{Manual: true, ReadPieces: cfg.ReadPieces, WritePieces: cfg.WritePieces,
 		Synchronous: cfg.Synchronous, Wait: w.wait})
 	for _, s := range append([][]Step{cfg.Setup}, cfg.Scripts...) {
@@ -460,7 +465,7 @@ func (w *World) found(start, end uint64) error {
 				return err
 			}
 			used[n.i] += w.regionBytes
-			pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.inc, Keys: r.keys()})
+			pg.Members = append(pg.Members, &dirpb.Member{NodeId: n.id, Incarnation: n.inc, Boot: n.boot, Keys: r.keys()})
 		}
 		add('p', pg.Id, pg)
 		h := &fsmpb.Heap{PgId: pg.Id, Start: start, Watermark: w.heapLo, End: end, IndexNext: layout.RegionPageSize}
@@ -481,7 +486,7 @@ func (w *World) found(start, end uint64) error {
 		if cfg.Full {
 			w.capacity = used[n.i]
 		}
-		add('n', n.id, &dirpb.Node{Id: n.id, Name: n.name(), Incarnation: n.inc, State: dirpb.NodeState_NODE_UP, Domain: n.name(),
+		add('n', n.id, &dirpb.Node{Id: n.id, Name: n.name(), Incarnation: n.inc, State: dirpb.NodeState_NODE_UP, Domain: n.name(), Boot: n.boot, Keeps: cfg.Restarts > 0,
 			Endpoints: []*dirpb.Endpoint{{Provider: "sim", Addr: n.addr()}}, CapacityBytes: w.capacity, UsedBytes: used[n.i]})
 	}
 	if errs != nil {
@@ -576,7 +581,7 @@ func b2i(b bool) int {
 func (w *World) tick() int64 { w.step++; return int64(w.step) }
 
 func (w *World) fail(err error) {
-	if w.err == nil {
+	if w.err == nil && err != nil {
 		w.err = err
 	}
 }
@@ -608,6 +613,9 @@ func (w *World) runAllowed(allowed func(choice) bool) {
 			if ch.kind == chWake {
 				t += 1 << 30
 			}
+			if ch.kind == chLearn {
+				t = -1 // maps come by themselves; with the keys of an old one it may dial again and again
+			}
 			if best < 0 || t < at {
 				best, at = i, t
 			}
@@ -636,8 +644,11 @@ func (w *World) finish() {
 	w.reduce = false
 	for _, n := range w.nodes {
 		n.deaf = false
-		if n.crashed {
+		switch {
+		case n.crashed:
 			w.do(choice{kind: chNodeBack, c: -1, node: uint32(n.i)})
+		case n.down:
+			w.do(choice{kind: chAdopt, c: -1, node: uint32(n.i)})
 		}
 	}
 	for _, c := range w.cls {
@@ -820,6 +831,7 @@ func (w *World) Sum() uint64 {
 	w.ld.OnTheWay(func(pg, unit, units uint32) { h += xxh3.HashString(fmt.Sprint(pg, unit, units)) })
 	mix(uint64(w.crashes)<<56 | uint64(w.dead)<<48 | uint64(w.fails)<<40 | uint64(w.pauses)<<32 |
 		uint64(w.nodeCrashes)<<24 | uint64(w.nodePauses)<<16 | uint64(w.leaders)<<8 | uint64(w.clocks))
+	mix(uint64(w.restarts))
 	for i, b := range w.acts {
 		if b {
 			mix(uint64(i))
@@ -836,6 +848,7 @@ func (w *World) Sum() uint64 {
 		if n.ranOut {
 			x |= 1 << 40
 		}
+		x |= n.boot<<48 | uint64(b2i(n.down))<<41 | uint64(b2i(n.unknown))<<42 | uint64(b2i(n.overtaken))<<43
 		mix(x)
 	}
 	for _, c := range w.cls {
