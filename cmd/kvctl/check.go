@@ -292,11 +292,11 @@ func (a *app) scrubStep(ctx context.Context, b backend, ns *dirpb.Namespace, st 
 			case g.vain == scrubRounds:
 			case pg.GetState() != dirpb.PGState_PG_ACTIVE:
 				g.done = pg.GetState() == dirpb.PGState_PG_LOST
-				g.why = overview.StateText(pg)
+				g.why = overview.StateText(st.GetMap(), pg)
 			case len(busy[id]) > 0:
 				g.why = jobName(busy[id][0]) + " is in the way"
 			case pg.GetJoining():
-				g.why = overview.StateText(pg)
+				g.why = overview.StateText(st.GetMap(), pg)
 			default:
 				if err := a.startScrub(ctx, b, id, u, g); err != nil {
 					return p, false, err

@@ -101,7 +101,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 	}
 	up := 0
 	var lent, used uint64
-	var draining []string
+	var draining, silent, restarting []string
 	for _, n := range m.GetNodes() {
 		if n.GetState() == dirpb.NodeState_NODE_UP {
 			up++
@@ -111,10 +111,22 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		if n.GetDraining() {
 			draining = append(draining, n.GetName())
 		}
+		switch overview.NodeState(n) {
+		case "silent":
+			silent = append(silent, n.GetName())
+		case "restarting":
+			restarting = append(restarting, n.GetName())
+		}
 	}
 	nodes := fmt.Sprintf("%d up, %d down", up, len(m.GetNodes())-up)
 	if len(draining) > 0 {
 		nodes += ", draining: " + strings.Join(draining, ", ")
+	}
+	if len(restarting) > 0 {
+		nodes += ", restarting: " + strings.Join(restarting, ", ")
+	}
+	if len(silent) > 0 {
+		nodes += ", waiting for: " + strings.Join(silent, ", ")
 	}
 	v := newView(m)
 	whole := 0
@@ -128,7 +140,7 @@ func (a *app) printStatus(st *dirpb.StatusReply) error {
 		if overview.Lacks(m, p) == "" {
 			whole++
 		}
-		pgs = append(pgs, append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p)}, fullness(of[p.GetId()])...))
+		pgs = append(pgs, append(row{p.GetId(), v.namespaces[p.GetNamespaceId()].GetName(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p)}, fullness(of[p.GetId()])...))
 	}
 	owned, troubled := 0, 0
 	for _, j := range st.GetJobs() {
@@ -287,11 +299,19 @@ func (a *app) printNodes(st *dirpb.StatusReply) error {
 		for _, e := range n.GetEndpoints() {
 			ends = append(ends, endpointText(e))
 		}
-		rows = append(rows, row{n.GetId(), n.GetName(), short(n.GetState()), yesNo(n.GetDraining()), regionsOn(st.GetMap(), n.GetId()), bytesText(n.GetCapacityBytes()), bytesText(n.GetUsedBytes()),
-			n.GetDomain(), strings.Join(ends, ", ")})
+		rows = append(rows, row{n.GetId(), n.GetName(), overview.NodeState(n), yesNo(n.GetDraining()), regionsOn(st.GetMap(), n.GetId()), bytesText(n.GetCapacityBytes()), bytesText(n.GetUsedBytes()),
+			bootText(n), n.GetDomain(), strings.Join(ends, ", ")})
 	}
-	a.printTable(row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Domain", "Endpoints"}, rows)
+	a.printTable(row{"ID", "Name", "State", "Draining", "Regions", "Lent", "In regions", "Boot", "Domain", "Endpoints"}, rows)
 	return nil
+}
+
+// bootText is the number of a process whose memory the next one takes over; "-": it ends with this one.
+func bootText(n *dirpb.Node) string {
+	if !n.GetKeeps() {
+		return "-"
+	}
+	return strconv.FormatUint(n.GetBoot(), 10)
 }
 
 // endpointText says who executes atomics if a CPU alone does not go without saying.
@@ -376,11 +396,11 @@ func (a *app) printShards(st *dirpb.StatusReply) error {
 		slices.SortFunc(shards, func(x, y *dirpb.Shard) int { return int(x.GetPrefix()) - int(y.GetPrefix()) })
 		for _, s := range shards {
 			slots := uint64(s.GetSegments()) * (layout.SegmentGroups + 1) * layout.GroupSlots
-			rows = append(rows, row{p.GetId(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), s.GetId(),
+			rows = append(rows, row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), s.GetId(),
 				fmt.Sprintf("%#x/%d", s.GetPrefix(), s.GetDepth()), fmt.Sprintf("%#x", s.GetOffset()), s.GetSegments(), slots, moveText(s)})
 		}
 		if len(shards) == 0 {
-			rows = append(rows, row{p.GetId(), overview.StateText(p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), "-", "-", "-", "-", "-", ""})
+			rows = append(rows, row{p.GetId(), overview.StateText(m, p), p.GetEpoch(), overview.CopiesOf(m, p), v.members(p), "-", "-", "-", "-", "-", ""})
 		}
 	}
 	a.printTable(row{"PG", "State", "Epoch", "Copies", "Members", "Shard", "Prefix", "Offset", "Segments", "Slots", "Move"}, rows)

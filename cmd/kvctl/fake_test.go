@@ -97,6 +97,10 @@ func (f *fakeDirectory) RemoveNode(_ context.Context, q *dirpb.RemoveNodeRequest
 	return &dirpb.RemoveNodeReply{}, f.called("RemoveNode", q)
 }
 
+func (f *fakeDirectory) GiveUpNode(_ context.Context, q *dirpb.GiveUpNodeRequest) (*dirpb.GiveUpNodeReply, error) {
+	return &dirpb.GiveUpNodeReply{}, f.called("GiveUpNode", q)
+}
+
 func (f *fakeDirectory) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
 	rep := &dirpb.RebalanceReply{}
 	err := f.called("Rebalance", q)

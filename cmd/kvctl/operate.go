@@ -219,8 +219,37 @@ func (a *app) nodesCommand() *cobra.Command {
 		},
 	})
 	remove.Flags().BoolVar(&force, "force", false, "even if it holds something, which counts as lost then")
-	c.AddCommand(add, remove)
+	c.AddCommand(add, remove, a.giveUpCommand())
 	return c
+}
+
+func (a *app) giveUpCommand() *cobra.Command {
+	return changes(&cobra.Command{
+		Use:   "give-up NODE",
+		Short: "Stop waiting for a silent memory node: what it holds counts as lost",
+		Long: "Declare a memory node lost that has not been heard for a lease. The store does that\n" +
+			"by itself if others have copies of all that it holds. If it keeps its memory and has\n" +
+			"the only copy of something, the store waits until it is back (kvctl status says so),\n" +
+			"and for ever unless last-copy-wait ends that. If its memory is gone, give it up: keys\n" +
+			"without another copy are gone then. A node that is heard is refused.",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeNode(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withBackend(func(b backend) error {
+				ctx := cmd.Context()
+				if _, err := a.node(ctx, b, args[0]); err != nil {
+					return err
+				}
+				_, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.GiveUpNodeReply, error) {
+					return d.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{Node: args[0]})
+				})
+				if err != nil {
+					return fmt.Errorf("%q: %w", args[0], err)
+				}
+				return nil
+			})
+		},
+	})
 }
 
 // addNode takes a memory node into use; known refuses a name that the directory has never

@@ -111,13 +111,9 @@ func membersTable(st *dirpb.StatusReply) httpd.Table {
 func nodesTable(st *dirpb.StatusReply) httpd.Table {
 	t := httpd.Table{Title: "Memory nodes", Header: []string{"name", "state", "lent", "in regions", "domain", "addresses"}}
 	for _, n := range st.GetMap().GetNodes() {
-		state := "down"
-		switch {
-		case n.GetState() != dirpb.NodeState_NODE_UP:
-		case n.GetDraining():
+		state := overview.NodeState(n)
+		if state == "up" && n.GetDraining() {
 			state = "draining"
-		default:
-			state = "up"
 		}
 		at := ""
 		for _, e := range n.GetEndpoints() {

@@ -150,7 +150,9 @@ func replicas(m *dirpb.Map, p *dirpb.PlacementGroup) int {
 func Lacks(m *dirpb.Map, p *dirpb.PlacementGroup) string {
 	switch {
 	case p.GetState() != dirpb.PGState_PG_ACTIVE || p.GetJoining():
-		return fmt.Sprintf("%s, %s copies", StateText(p), CopiesOf(m, p))
+		return fmt.Sprintf("%s, %s copies", StateText(m, p), CopiesOf(m, p))
+	case awaited(m, p) != nil:
+		return StateText(m, p)
 	case Copies(p) < replicas(m, p):
 		return CopiesOf(m, p) + " copies"
 	}
@@ -158,11 +160,41 @@ func Lacks(m *dirpb.Map, p *dirpb.PlacementGroup) string {
 }
 
 // StateText is a placement group's state for people.
-func StateText(p *dirpb.PlacementGroup) string {
+func StateText(m *dirpb.Map, p *dirpb.PlacementGroup) string {
+	s := PGState(p.GetState())
 	if p.GetJoining() {
-		return PGState(p.GetState()) + ", joining"
+		s += ", joining"
 	}
-	return PGState(p.GetState())
+	if n := awaited(m, p); n != nil {
+		s += ", waiting for " + n.GetName()
+	}
+	return s
+}
+
+// awaited is the silent memory node that has the only copy of p; nil if there is none.
+func awaited(m *dirpb.Map, p *dirpb.PlacementGroup) *dirpb.Node {
+	if Copies(p) != 1 {
+		return nil
+	}
+	for _, n := range m.GetNodes() {
+		if n.GetWaiting() && n.GetId() == p.GetMembers()[0].GetNodeId() {
+			return n
+		}
+	}
+	return nil
+}
+
+// NodeState is a memory node's state for people.
+func NodeState(n *dirpb.Node) string {
+	switch {
+	case n.GetState() != dirpb.NodeState_NODE_UP:
+		return "down"
+	case n.GetWaiting():
+		return "silent"
+	case n.GetPauseMillis() > 0:
+		return "restarting"
+	}
+	return "up"
 }
 
 // number names a placement group to people.

@@ -92,6 +92,16 @@ func Problems(st *dirpb.StatusReply) []Problem {
 			add(fmt.Sprintf("kvd memnode --name %s; or, if it is gone for good: kvctl nodes remove %s --force", n.GetName(), n.GetName()),
 				"memory node %s is down", n.GetName())
 		}
+		if n.GetWaiting() {
+			var pgs []string
+			for _, p := range st.GetMap().GetPgs() {
+				if awaited(st.GetMap(), p) == n {
+					pgs = append(pgs, number(p.GetId()))
+				}
+			}
+			add(fmt.Sprintf("kvd memnode --name %s; or, if its memory is gone for good: kvctl nodes give-up %s", n.GetName(), n.GetName()),
+				"memory node %s is silent and has the only copy of placement groups %s: operations there wait", n.GetName(), strings.Join(pgs, ", "))
+		}
 	}
 	for _, d := range st.GetDirectory() {
 		if d.GetSilentMillis() > 0 {
