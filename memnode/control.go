@@ -250,6 +250,9 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 		}
 	}
 	n.learnLocked(rep.GetSessions(), rep.GetFenceSessions())
+	if rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil {
+		n.restarts.Do(n.o.Restart)
+	}
 	n.holdToQuotasLocked(rep.GetQuotas())
 	return rep, nil
 }

@@ -60,6 +60,7 @@ type directory struct {
 	refuse     error // of registrations
 	regions    []*dirpb.WantRegion
 	fence      []uint32
+	restart    bool // ask for another process
 	forget     bool // answer the next heartbeat with unknown_node
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
@@ -235,7 +236,7 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
 		rep.FenceSessions, rep.Sessions, rep.Keys = slices.Clone(d.fence), d.sessions(), tokenKeys(d.key)
-		rep.Quotas = d.quotas
+		rep.Quotas, rep.Restart = d.quotas, d.restart
 	})
 	return rep, nil
 }

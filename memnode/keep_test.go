@@ -368,3 +368,22 @@ func TestNotKept(t *testing.T) {
 	k.mu.Unlock()
 	dir.keys(1, "tcp")
 }
+
+// TestRestartIsAsked: a process with a keeper is told once that it is to be replaced; one without is not.
+func TestRestartIsAsked(t *testing.T) {
+	for _, keeper := range []bool{true, false} {
+		dir, k := newDirectory(t), newMemory(t)
+		asked := make(chan struct{}, 8)
+		openWith(t, dir, 1<<20, func(o *Options) {
+			if keeper {
+				o.Keeper = k
+			}
+			o.Restart = func() { asked <- struct{}{} }
+		}, "tcp")
+		dir.change(func() { dir.restart = true })
+		dir.beats(4)
+		if n := len(asked); keeper && n != 1 || !keeper && n != 0 {
+			t.Errorf("with a keeper %v: asked %d times", keeper, n)
+		}
+	}
+}

@@ -92,6 +92,8 @@ type Options struct {
 	// Door names the peers of earlier processes of this node that may still be about to write to its memory, from which
 	// they are barred. It is called, until it names none, before memory that the Keeper held is used. Nil: there are none.
 	Door func() (inside []string, err error)
+	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not block.
+	Restart func()
 	// FenceTimeout bounds one attempt to fence one connection. Default 1 s.
 	FenceTimeout time.Duration
 }
@@ -202,6 +204,7 @@ type Node struct {
 	// publication.
 	seq atomic.Uint64
 
+	restarts  sync.Once   // Options.Restart
 	leaving   atomic.Bool // Leave was called: the directory may disown this life
 	closeOnce sync.Once
 	closeErr  error

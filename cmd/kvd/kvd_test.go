@@ -561,6 +561,7 @@ func TestRefusals(t *testing.T) {
 	defer taken.Close()
 	addr := taken.Addr().String()
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("KVD_KEEP", "off") // a worker would be this test again
 	file := filepath.Join(t.TempDir(), "kvd.yaml")
 	if err := os.WriteFile(file, []byte("name: m\nmemmory: 1GiB\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -881,6 +882,7 @@ func dialWith(t *testing.T, addr string, cfg *tls.Config, private []byte) error 
 
 // A process whose certificate is of another role says so before it serves.
 func TestOwnRole(t *testing.T) {
+	t.Setenv("KVD_KEEP", "off") // a worker would be this test again
 	files := newCertificates(t)
 	for _, tc := range []struct{ role, of, want string }{
 		{"directory", "client", "has the role client, and this process's certificate is for directory"},

@@ -161,9 +161,15 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	var n *memnode.Node
-	// A worker that fails leaves its memory to the next one. Only when it is asked to end does it say goodbye.
+	replaced := make(chan struct{})
+	// A worker that fails, or is to be replaced, leaves its memory to the next one. Only when it is asked to end does it say goodbye.
 	leaves := func() bool {
-		return ctx.Err() == nil && client != nil && (k.regions || n != nil && n.Stats().RegisteredBytes > 0)
+		select {
+		case <-replaced:
+			return true
+		default:
+			return ctx.Err() == nil && client != nil && (k.regions || n != nil && n.Stats().RegisteredBytes > 0)
+		}
 	}
 	closing := func(what string, fn func() error) {
 		if leaves() {
@@ -199,7 +205,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	o := memnode.Options{
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
-		Keeper: k.keeper(), Door: k.door,
+		Keeper: k.keeper(), Door: k.door, Restart: func() { close(replaced) },
 	}
 	doors, err := nodeDoors(c, a.given("max-connections"), log)
 	if err != nil {
@@ -273,8 +279,13 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "http", web.Addr(), "memory", c.Memory.String()); err != nil {
 		return err
 	}
-	<-ctx.Done()
-	return nil
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-replaced:
+		log.Info("the directory asks for another process: this one ends, and its keeper starts the next", "regions", len(n.Stats().Regions))
+		return workerStatus(keeper.Again)
+	}
 }
 
 // published waits until the directory shows this node's addresses: any directory

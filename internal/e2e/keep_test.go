@@ -212,3 +212,36 @@ func TestKeeperKilled(t *testing.T) {
 		t.Errorf("exit status %d, %q", status, out)
 	}
 }
+
+// TestNodesRestart: an operator has the process of the only copy replaced under load, and nothing is lost; a memory node that keeps nothing
+// is refused.
+func TestNodesRestart(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	w.start(w.directory(t.TempDir(), freeAddr(t))...)
+	m := w.start(w.memnode("m1")...)
+	w.must(nil, "namespace", "create", "one", "--replicas", "1")
+	x := w.writers("tcp", "one", 2, 50)
+	x.serves(w)
+	for range 3 {
+		worker := m.pid()
+		out := string(w.must(nil, "nodes", "restart", "m1"))
+		if !strings.HasPrefix(out, "m1: restarted with its memory after ") || m.pid() == worker {
+			t.Errorf("%q, the worker was %d and is %d", out, worker, m.pid())
+		}
+		t.Log(out)
+		x.serves(w)
+	}
+	if lost := x.end(); lost != 0 {
+		t.Errorf("%d keys were lost", lost)
+	}
+	if strings.Contains(m.stderr.String(), "died") {
+		t.Error("a worker died")
+	}
+	w.start(append(w.memnode("m2"), "--keep", "off")...)
+	for node, want := range map[string]string{"m2": "keep: off", "m3": "m3"} {
+		if _, stderr, status := w.ctl(nil, "nodes", "restart", node); status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: exit status %d\n%s", node, status, stderr)
+		}
+	}
+}

@@ -52,6 +52,9 @@ const (
 	minPause, maxPause = 50 * time.Millisecond, 10 * time.Second
 )
 
+// Again is the exit status of a worker that wants another one to take over at once, whatever is held.
+const Again = 75
+
 // Run keeps a worker running until one ends by itself with status 0, or ends while there is nothing to keep, or ctx ends:
 // the worker is then asked to end with SIGTERM. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as
 // a shell would. A worker dies with the keeper, and the next one starts when the kernel has taken the one before apart.
@@ -78,6 +81,11 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 		} else {
 			state := w.wait(ctx, passed)
 			status = exitStatus(state)
+			if ctx.Err() == nil && status == Again {
+				o.Logger.Info("the worker asks for another one", "pid", state.Pid(), "lived", time.Since(began).Round(time.Millisecond))
+				pause = 0
+				continue
+			}
 			if status == 0 || ctx.Err() != nil || !held.hasAny(o.Vital) {
 				return status, nil
 			}

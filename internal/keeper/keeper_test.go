@@ -75,6 +75,11 @@ func program(name, folder string) int {
 			return 95
 		}
 		return 8
+	case "again": // with nothing held
+		if lives == 3 {
+			return 6
+		}
+		return Again
 	case "serves":
 		term, hup := make(chan os.Signal, 1), make(chan os.Signal, 1)
 		signal.Notify(term, syscall.SIGTERM)
@@ -147,6 +152,14 @@ func TestPauses(t *testing.T) {
 		if got := nextPause(c.pause, c.lived); got != c.want {
 			t.Errorf("after a pause of %v and a life of %v: %v, want %v", c.pause, c.lived, got, c.want)
 		}
+	}
+}
+
+// TestAgain: a worker may ask for the next one, which does not wait.
+func TestAgain(t *testing.T) {
+	status, log := run(t, t.Context(), "again")
+	if status != 6 || strings.Count(log, "asks for another one") != 2 || strings.Contains(log, "pause=") {
+		t.Errorf("status %d\n%s", status, log)
 	}
 }
 
