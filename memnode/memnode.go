@@ -192,8 +192,8 @@ type Node struct {
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
-	// boot is the life of this process, and keep what is said of it to the next one. Only run changes boot, before it registers
-	// and with the lock.
+	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is said of it to the
+	// next one. Only run changes boot, before it registers and with the lock.
 	boot  uint64
 	keep  keeping
 	ready chan struct{} // closed by the first answered heartbeat
@@ -261,7 +261,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		log:   o.Logger.With("node", o.Name),
 		ready: make(chan struct{}),
 		kick:  make(chan struct{}, 1),
-		boot:  uint64(uint32(randomID())) | 1<<32, // far from the end of the numbers that later boots have
+		boot:  1,
 	}
 	n.mu.kept = KeptOff
 	if o.Keeper != nil {

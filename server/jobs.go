@@ -413,7 +413,7 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 		changed := n.machine.change()
 		var now *dirpb.Node
 		n.machine.view(func(s *fsm.State) { now = s.Node(id) })
-		if now.GetBoot() != m.Boot {
+		if now.GetBoot() != m.Boot || now.GetIncarnation() != m.Incarnation {
 			return &dirpb.RestartNodeReply{Boot: now.GetBoot(), Kept: now.GetIncarnation() == m.Incarnation}, nil
 		}
 		select {

@@ -245,3 +245,18 @@ func TestNodesRestart(t *testing.T) {
 		}
 	}
 }
+
+// TestSignalToBoth: a supervisor that signals every process of a memory node gets the goodbye that it asked for, once.
+func TestSignalToBoth(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	w.start(w.directory(t.TempDir(), freeAddr(t))...)
+	m := w.start(w.memnode("m1")...)
+	w.must([]byte("v"), "put", "k")
+	if err := syscall.Kill(m.pid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if status := m.signal(syscall.SIGTERM); status != 0 || !strings.Contains(m.stderr.String(), "memory node left the directory") {
+		t.Errorf("exit status %d\n%s", status, m.stderr)
+	}
+}

@@ -190,6 +190,9 @@ func connOf(fd int) (*net.UnixConn, error) {
 	return u, nil
 }
 
+// IsWorker tells whether this process is one, until it calls Connect.
+func IsWorker() bool { return os.Getenv(socketEnv) != "" }
+
 // Connect is for a process that may be a worker: nil if it is none. It is called once.
 func Connect() (*Client, error) {
 	text := os.Getenv(socketEnv)
