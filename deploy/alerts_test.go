@@ -414,6 +414,7 @@ func losses(t *testing.T, promql string, fired map[string]bool) {
 
 	// A memory node dies that holds copies, and the only ones of a namespace.
 	s.run["m2"].kill()
+	w.fires("KvdMemoryNodeAwaited") // for ten leases
 	w.fires("KvdMemoryNodeDown", "KvdCopiesMissing", "KvdNoRoomForCopies", "KvdPlacementGroupLost", "KvdDataLost")
 	follower := s.leader()%3 + 1
 	status := s.kvctl(host(s.base+follower)+":7400", "status")

@@ -35,6 +35,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/janitor"
+	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/token"
@@ -53,6 +54,9 @@ func TestMain(m *testing.M) {
 			}
 		}
 		main()
+	}
+	if keeper.IsWorker() {
+		panic("a keeper that runs in a test has started all tests as its worker: set KVD_KEEP=off there")
 	}
 	if os.Getenv(beMob) != "" {
 		beCrowd()

@@ -18,6 +18,7 @@ var (
 	dirLeaderKnown = dirFamily.desc("leader_known", "1 while this directory node leads or knows who does, else 0.")
 	dirVoters      = dirFamily.desc("voters", "Directory nodes with a vote.")
 	dirNodeUp      = dirFamily.desc("node_up", "1 for a memory node that is heard, 0 for one that counts as lost.", "node")
+	dirNodeAwaited = dirFamily.desc("node_awaited", "1 for a silent memory node that has the only copy of something, so that the store waits for it, else 0; on the leader only.", "node")
 	dirNodeDrain   = dirFamily.desc("node_draining", "1 for a memory node that is being emptied, else 0.", "node")
 	dirNodeBytes   = dirFamily.desc("node_capacity_bytes", "Memory that a memory node lends at most.", "node")
 	dirNodeUsed    = dirFamily.desc("node_used_bytes", "Memory of a memory node that is given to regions.", "node")
@@ -95,6 +96,9 @@ func (d directory) Collect(ch chan<- prometheus.Metric) {
 	out.gauge(dirApplied, float64(st.GetRaftApplied()))
 	for _, n := range st.GetMap().GetNodes() {
 		out.gauge(dirNodeUp, truth(n.GetState() == dirpb.NodeState_NODE_UP), n.GetName())
+		if st.GetLeads() {
+			out.gauge(dirNodeAwaited, truth(n.GetWaiting()), n.GetName())
+		}
 		out.gauge(dirNodeDrain, truth(n.GetDraining()), n.GetName())
 		out.gauge(dirNodeBytes, float64(n.GetCapacityBytes()), n.GetName())
 		out.gauge(dirNodeUsed, float64(n.GetUsedBytes()), n.GetName())

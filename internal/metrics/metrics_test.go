@@ -81,7 +81,7 @@ func TestDirectory(t *testing.T) {
 		Map: &dirpb.Map{
 			Version: 5,
 			Nodes: []*dirpb.Node{
-				{Name: "m1", State: dirpb.NodeState_NODE_UP, CapacityBytes: 1000, UsedBytes: 500, Draining: true},
+				{Name: "m1", State: dirpb.NodeState_NODE_UP, CapacityBytes: 1000, UsedBytes: 500, Draining: true, Waiting: true},
 				{Name: "m2", State: dirpb.NodeState_NODE_DOWN},
 			},
 			Namespaces: []*dirpb.Namespace{
@@ -100,7 +100,7 @@ func TestDirectory(t *testing.T) {
 	wantLines(t, got,
 		`kvd_directory_info{cluster="c",id="d1"} 1`, "kvd_directory_leader 1", "kvd_directory_leader_known 1", "kvd_directory_voters 2",
 		"kvd_directory_map_version 5", "kvd_directory_applied_index 9", "kvd_directory_reclaim_epoch 70", "kvd_directory_reclaim_epoch_min 60",
-		`kvd_directory_node_up{node="m1"} 1`, `kvd_directory_node_up{node="m2"} 0`, `kvd_directory_node_draining{node="m1"} 1`,
+		`kvd_directory_node_up{node="m1"} 1`, `kvd_directory_node_up{node="m2"} 0`, `kvd_directory_node_awaited{node="m1"} 1`, `kvd_directory_node_awaited{node="m2"} 0`, `kvd_directory_node_draining{node="m1"} 1`,
 		`kvd_directory_node_capacity_bytes{node="m1"} 1000`, `kvd_directory_node_used_bytes{node="m1"} 500`,
 		`kvd_directory_sessions{namespace="a",state="live"} 1`, `kvd_directory_sessions{namespace="a",state="fencing"} 1`, `kvd_directory_sessions{namespace="b",state="live"} 0`,
 		`kvd_directory_jobs{kind="move"} 2`, `kvd_directory_jobs{kind="scrub"} 0`, "kvd_directory_jobs_in_trouble 1",
@@ -136,7 +136,7 @@ func TestDirectory(t *testing.T) {
 	wantLines(t, got, "kvd_directory_leader 0", "kvd_directory_leader_known 1", `kvd_directory_jobs{kind="move"} 2`,
 		`kvd_directory_pg_heap_bytes{namespace="a",pg="1"} 6400`, `kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="waiting"} 256`,
 		`kvd_directory_pg_memory_bytes{namespace="a",pg="1",state="recalled"} 1024`)
-	for _, name := range []string{"kvd_directory_member_up", "kvd_directory_reclaim_epoch", "kvd_directory_jobs_in_trouble", "kvd_directory_pg_short",
+	for _, name := range []string{"kvd_directory_member_up", "kvd_directory_node_awaited", "kvd_directory_reclaim_epoch", "kvd_directory_jobs_in_trouble", "kvd_directory_pg_short",
 		`pg="1",state="live"`, `pg="1",state="free"`, `pg="1",state="foreign"`, `pg="1",state="limbo"`, `pg="1",state="coming"`, `pg="1",state="lost"`} {
 		if strings.Contains(got, name) {
 			t.Errorf("a follower shows %s", name)

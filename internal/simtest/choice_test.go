@@ -628,6 +628,7 @@ func (w *World) doShared(c *cl, ch choice) {
 func (w *World) fire(c *cl, ev sim.Event) {
 	w.observe(c, ev)
 	w.before(c, ev)
+	w.between += b2i(w.owners[ev.QP].n.down)
 	var old uint64
 	atomic := ev.Op.IsAtomic() && ev.Kind != sim.Deliver
 	if atomic {

@@ -240,10 +240,12 @@ func (w *World) register(n *node, boot uint64) error {
 // as lost it begins anew.
 func (w *World) enlist(n *node) {
 	if err := w.register(n, n.boot); err != nil {
+		w.tooLate++
 		w.reset(n)
 		return
 	}
 	if n.unknown {
+		w.kept++
 		n.unknown, n.ranOut = false, false
 		admitted := w.st.Admitted()
 		for id := uint32(1); id <= admitted.Last; id++ {

@@ -1,6 +1,9 @@
 package simtest
 
-import "maps"
+import (
+	"maps"
+	"testing"
+)
 
 // restartWide are random scopes in which processes of memory nodes end and others take over their memory, mostly beside whatever else
 // goes wrong.
@@ -36,11 +39,23 @@ var restartWide = map[string]Config{
 		{k(Put, 0), k(Put, 0), k(Del, 0), k(Put, 2)},
 		{k(Get, 0), k(Put, 0), k(Get, 0), k(Get, 2)}},
 		Setup: []Step{k(Put, 0), k(Put, 2)}, Warm: true},
+	"restart-lanes": {Replicas: 2, Lanes: 2, Window: 2, Restarts: 3, Deadlines: 1, Failures: 1, Pauses: 1, Epochs: 4, Units: 64, Scripts: [][]Step{
+		{k(Put, 0), k(Put, 1), k(Del, 0), k(Put, 1), k(Get, 0)},
+		{k(Get, 1), k(Put, 0), k(CAS, 1), k(Get, 0), k(Add, 0)}},
+		Setup: []Step{k(Put, 0), k(Put, 1)}, Warm: true},
+	"restart-evict": {Cache: true, Replicas: 2, Restarts: 2, NewKeys: true, Crashes: 1, Failures: 1, Epochs: 6, Units: 6, Scripts: [][]Step{
+		{k(Put, 0), k(Evict, 0), k(Put, 0), k(Get, 0)},
+		{k(GetIf, 0), k(Put, 0), k(Evict, 0), k(Add, 0)}},
+		Setup: one, Warm: true},
+	"txn-restart":          txnMix(1, Config{Restarts: 2, Crashes: 1, Failures: 1}),
+	"txn-r2-restart":       txnMix(2, Config{Nodes: 3, Janitors: 1, Restarts: 3, NodeCrashes: 1, Crashes: 1}),
+	"txn-r2-heirs-restart": txnHeirs(2, Config{Restarts: 2, NewKeys: true, Crashes: 1, Pauses: 1}),
 }
 
 func init() {
 	maps.Copy(wide, restartWide)
-	maps.Copy(heavy, map[string]int{"restart-r2": 2, "restart-r2-keys": 4, "restart-r3": 8, "restart-move": 4, "restart-recall": 4})
+	maps.Copy(heavy, map[string]int{"restart-r2": 2, "restart-r2-keys": 4, "restart-r3": 8, "restart-move": 4, "restart-recall": 4, "restart-lanes": 4,
+		"restart-evict": 2, "txn-restart": 4, "txn-r2-restart": 8, "txn-r2-heirs-restart": 8})
 	maps.Copy(scopes, map[string]Config{
 		"restart-update":    {Restarts: 1, Scripts: [][]Step{{k(Put, 0)}, {k(Get, 0)}}, Setup: one, Warm: true},
 		"restart-insert":    {Restarts: 1, Scripts: [][]Step{one, {k(Add, 0)}}},
@@ -165,3 +180,24 @@ const (
 	played = "internal/simtest/node_test.go"
 	nodes  = "server/fsm/nodes.go"
 )
+
+// TestRestarts: the searches meet processes that take over memory, others that come too late for it, and verbs that land between
+// two processes.
+func TestRestarts(t *testing.T) {
+	for _, sync := range []bool{false, true} {
+		kept, tooLate, between := 0, 0, 0
+		for seed := range uint64(200) {
+			w, err := NewWorld(inMode(wide["restart-r2"], sync), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.runRandom(seed)
+			kept, tooLate, between = kept+w.kept, tooLate+w.tooLate, between+w.between
+			w.Close()
+		}
+		if kept < 50 || tooLate < 10 || between < 10 {
+			t.Errorf("in 200 schedules, synchronous %t: %d processes take over, %d come too late, %d verbs land in between", sync, kept, tooLate, between)
+		}
+		t.Logf("synchronous %t: %d, %d, %d", sync, kept, tooLate, between)
+	}
+}

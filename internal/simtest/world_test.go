@@ -234,9 +234,11 @@ type World struct {
 	fiber  *fiber              // that runs
 	quick  [index.NumKinds]int // operations that needed no task
 	wentOn int                 // PUTs that began without one, and ended in one
-	nodes  []*node
-	incs   uint64
-	cls    []*cl // scripts first, then janitors, then those that come at the end
+	// Processes that took over memory and were registered, and that were refused; verbs that landed between two processes.
+	kept, tooLate, between int
+	nodes                  []*node
+	incs                   uint64
+	cls                    []*cl // scripts first, then janitors, then those that come at the end
 
 	// The directory: the replicated state, its present leader, what that has planned
 	// and not done.

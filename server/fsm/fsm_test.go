@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -895,11 +896,19 @@ func TestProperties(t *testing.T) {
 			var c *fsmpb.Command
 			var gives uint32
 			kind := rapid.SampledFrom([]string{"grant", "grant", "grant", "grant", "close", "close",
-				"grant", "grant", "grant", "grant", "close", "close", "open", "open", "publish", "publish", "expire", "confirm", "confirm", "epoch", "thaw", "create", "register", "down", "delete", "replicas"}).Draw(rt, "kind")
+				"grant", "grant", "grant", "grant", "close", "close", "open", "open", "publish", "publish", "expire", "confirm", "confirm", "epoch", "thaw", "create", "register", "boot", "boot", "pause", "down", "delete", "replicas"}).Draw(rt, "kind")
 			switch kind {
 			case "register":
 				incarnation++
-				c = registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", pick("name", 3)), Incarnation: incarnation, CapacityBytes: 64 << 20})
+				c = registerWith(&dirpb.RegisterNodeRequest{Name: fmt.Sprint("m", pick("name", 3)), Incarnation: incarnation, CapacityBytes: 64 << 20,
+					Boot: uint64(pick("first boot", 2)), Keeps: pick("keeps", 2) > 0})
+			case "boot":
+				n := node()
+				c = registerWith(&dirpb.RegisterNodeRequest{Name: cmp.Or(n.Name, "m0"), Incarnation: n.Incarnation, CapacityBytes: 64 << 20,
+					Boot: n.Boot + uint64(pick("boot", 3)) - 1, Keeps: n.Keeps})
+			case "pause":
+				n := node()
+				c = &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: n.Id, Incarnation: n.Incarnation, Millis: uint32(pick("millis", 40_000))}}}
 			case "down":
 				n := node()
 				c = nodeDown(n.Id, n.Incarnation)
@@ -910,6 +919,7 @@ func TestProperties(t *testing.T) {
 					pg = w[pick("region", len(w)-1)].PgId
 				}
 				c = publish(n.Id, n.Incarnation, pg, incarnation)
+				c.GetPublishRegion().Boot = n.Boot
 			case "create":
 				c = create(&dirpb.CreateNamespaceRequest{
 					Name: fmt.Sprint("w", pick("namespace", 2)), Replicas: uint32(pick("replicas", 3)),
@@ -947,8 +957,20 @@ func TestProperties(t *testing.T) {
 				epoch += uint64(pick("epochs", 2000))
 				c = &fsmpb.Command{Op: &fsmpb.Command_ReserveEpoch{ReserveEpoch: &fsmpb.ReserveEpoch{Ceiling: epoch}}}
 			}
+			boots, chains := make(map[[2]uint64]uint64), h.s.PGs(0)
+			for _, n := range h.s.Nodes() {
+				boots[[2]uint64{uint64(n.Id), n.Incarnation}] = n.Boot
+			}
 			r := h.try(c)
 			Apply(twin, proto.CloneOf(c))
+			for _, n := range h.s.Nodes() {
+				if was := boots[[2]uint64{uint64(n.Id), n.Incarnation}]; n.Boot < was {
+					rt.Fatalf("memory node %v had boot %d", n, was)
+				}
+			}
+			if kind == "boot" && !slices.Equal(chains, h.s.PGs(0)) {
+				rt.Fatalf("%v changes a placement group", c)
+			}
 
 			// A placement group that lost all its memory starts over.
 			for _, pg := range h.s.PGs(0) {

@@ -109,7 +109,7 @@ func (l *Leader) GiveUp(s *fsm.State, id uint32, now time.Duration) (*fsmpb.Comm
 	case n.GetState() != dirpb.NodeState_NODE_UP:
 		return nil, fmt.Errorf("%w: memory node %q counts as lost already", fsm.ErrRefused, n.GetName())
 	case !l.Silent(n, now):
-		return nil, fmt.Errorf("%w: memory node %q was heard within its lease; drain it, or stop it first", fsm.ErrRefused, n.Name)
+		return nil, fmt.Errorf("%w: memory node %q was heard within its lease, or is being replaced; drain it, or stop it first", fsm.ErrRefused, n.Name)
 	}
 	return downOf(n), nil
 }
