@@ -273,7 +273,6 @@ func (a *app) restartCommand() *cobra.Command {
 				if _, err := a.node(ctx, b, args[0]); err != nil {
 					return err
 				}
-				began := time.Now()
 				r, err := call(ctx, b, func(ctx context.Context, d dirpb.DirectoryClient) (*dirpb.RestartNodeReply, error) {
 					return d.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: args[0]})
 				})
@@ -281,9 +280,9 @@ func (a *app) restartCommand() *cobra.Command {
 					return fmt.Errorf("%q: %w", args[0], err)
 				}
 				if !r.GetKept() {
-					return fmt.Errorf("%q was restarted, and began empty: its log says why", args[0])
+					return &exitError{exitNo, fmt.Errorf("%q was restarted, and began empty: its log says why", args[0])}
 				}
-				fmt.Fprintf(a.stdout, "%s: restarted with its memory after %v\n", args[0], time.Since(began).Round(time.Millisecond))
+				fmt.Fprintf(a.stdout, "%s: restarted with its memory, boot %d\n", args[0], r.GetBoot())
 				return nil
 			})
 		},
