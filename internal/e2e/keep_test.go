@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -258,5 +259,51 @@ func TestSignalToBoth(t *testing.T) {
 	}
 	if status := m.signal(syscall.SIGTERM); status != 0 || !strings.Contains(m.stderr.String(), "memory node left the directory") {
 		t.Errorf("exit status %d\n%s", status, m.stderr)
+	}
+}
+
+// TestWorkerAway: no worker can be started for many leases, since the program is being replaced. The directory waits for the only copy, and
+// it is there when the program is.
+func TestWorkerAway(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	const lease = 200 * time.Millisecond
+	w.start("directory", "--id", "d1", "--data-dir", t.TempDir(), "--listen", w.dir, "--raft-listen", freeAddr(t), "--bootstrap", "--lease", lease.String())
+	program := filepath.Join(t.TempDir(), "kvd")
+	b, err := os.ReadFile(filepath.Join(bin, "kvd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, b, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, w.memnode("m1")...)
+	cmd.Env = w.env
+	m := w.run(cmd)
+	m.awaitReady()
+	w.must(nil, "namespace", "create", "one", "--replicas", "1")
+	w.must([]byte("v"), "--namespace", "one", "put", "k")
+	if err := os.Rename(program, program+".away"); err != nil {
+		t.Fatal(err)
+	}
+	worker, _ := workerOf(m.cmd.Process.Pid)
+	if err := syscall.Kill(worker, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the directory to wait for it", func() bool { return strings.Contains(string(w.must(nil, "status")), "waiting for: m1") })
+	silent := time.Now()
+	w.until("20 leases", func() bool { return time.Since(silent) > 20*lease })
+	if out := string(w.must(nil, "status")); !strings.Contains(out, "waiting for: m1") || strings.Contains(out, "lost keys") {
+		t.Errorf("after 20 leases the status is\n%s", out)
+	}
+	if err := os.Rename(program+".away", program); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the key", func() bool {
+		out, _, status := w.ctl(nil, "--namespace", "one", "get", "k")
+		return status == 0 && string(out) == "v"
+	})
+	if !strings.Contains(m.stderr.String(), "cannot start the worker; trying again") {
+		t.Error("the keeper did not say that it cannot start a worker")
 	}
 }
