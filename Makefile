@@ -189,6 +189,8 @@ nemesis-ci: ## a few minutes of every kind of nemesis
 	$(MAKE) nemesis NEMESIS=20s NEMESIS_FLAGS="-provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
 	$(MAKE) nemesis NEMESIS_FLAGS="-stops 2"
+	$(MAKE) nemesis NEMESIS_FLAGS="-restarts 6 -replicas 1 -provider tcp"
+	$(MAKE) nemesis NEMESIS_FLAGS="-restarts 6 -replicas 1 -provider shm"
 	$(MAKE) nemesis-states NEMESIS_STATES=7s
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider tcp"
 	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider shm"

@@ -316,7 +316,7 @@ func (s *tried) memnodeArgs(n int) []string {
 	at := host(s.base + 10 + n)
 	s.web[fmt.Sprint("m", n)] = at + ":7481"
 	return []string{commands(s.t) + "/kvd", "memnode", "--name", fmt.Sprint("m", n), "--memory", "64MiB", "--directory", s.directories(),
-		"--listen-tcp", at + ":7402", "--shm-socket", "off", "--http-listen", at + ":7481"}
+		"--listen-tcp", at + ":7402", "--shm-socket", "off", "--http-listen", at + ":7481", "--keep", "off"} // what happens to it happens to one process
 }
 
 func (s *tried) memnode(n int) {

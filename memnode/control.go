@@ -28,13 +28,17 @@ var errNoSessions = errors.New("the directory does not say which sessions live: 
 
 // run lives the node's lives in the directory's eyes, one registration each.
 func (n *Node) run() {
+	kept := n.warm()
 	for n.ctx.Err() == nil {
-		reg := n.register()
+		reg, ours := n.register(kept)
 		if reg == nil {
 			return
 		}
-		if !n.serve(reg) {
+		if ours && !n.serve(reg) {
 			return
+		}
+		if kept = nil; !ours {
+			n.setKept(KeptDisowned)
 		}
 		n.log.Warn("the directory does not know this memory node any more: its regions are dropped and it registers again",
 			"node_id", reg.nodeID, "incarnation", reg.incarnation)
@@ -44,12 +48,18 @@ func (n *Node) run() {
 	}
 }
 
-// register returns nil when the node is closed.
-func (n *Node) register() *registration {
-	reg := &registration{incarnation: newIncarnation()}
+// register returns nil when the node is closed. A process with kept memory registers the incarnation of that; ours is false if
+// the directory does not take it for what it knows, so that the memory is to be dropped.
+func (n *Node) register(kept *state) (reg *registration, ours bool) {
+	reg = &registration{incarnation: randomID()}
+	if kept != nil {
+		reg.incarnation, reg.nodeID = kept.incarnation, kept.nodeID
+	}
 	req := &dirpb.RegisterNodeRequest{
 		Name:          n.o.Name,
 		Incarnation:   reg.incarnation,
+		Boot:          n.boot,
+		Keeps:         n.o.Keeper != nil,
 		HostId:        n.o.HostID,
 		CapacityBytes: uint64(n.o.CapacityBytes),
 		Domain:        n.o.Domain,
@@ -73,14 +83,21 @@ func (n *Node) register() *registration {
 			err = errNoSessions
 		}
 		if n.ctx.Err() != nil {
-			return nil
+			return nil, false
 		}
 		n.exchanged("register", err)
 		if err != nil {
+			if n.disowned(kept, err) {
+				return reg, false
+			}
 			if !n.wait(bo.NextBackOff(), nil) {
-				return nil
+				return nil, false
 			}
 			continue
+		}
+		if kept != nil && kept.cluster != rep.GetClusterId() {
+			n.log.Warn("the directory is another cluster's than the one that the kept memory is of", "cluster", rep.GetClusterId(), "kept", kept.cluster)
+			return reg, false
 		}
 		reg.nodeID = rep.GetNodeId()
 		reg.interval = defaultHeartbeat
@@ -95,13 +112,23 @@ func (n *Node) register() *registration {
 		}
 		n.takeKeysLocked(keys)
 		n.learnLocked(rep.GetSessions(), nil) // before anybody may connect
+		n.mu.saved = reg
+		n.mu.Unlock()
+		if err := n.saveState(reg); err != nil {
+			n.exchanged("register", err)
+			if !n.wait(bo.NextBackOff(), nil) {
+				return nil, false
+			}
+			continue
+		}
+		n.mu.Lock()
 		if n.ctx.Err() == nil {
 			n.mu.reg = reg
 		}
 		n.mu.Unlock()
 		n.log.Info("memory node registered", "node_id", reg.nodeID, "incarnation", reg.incarnation,
 			"cluster", rep.GetClusterId(), "capacity_bytes", n.o.CapacityBytes, "heartbeat", reg.interval)
-		return reg
+		return reg, true
 	}
 }
 
@@ -168,6 +195,7 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 	req := &dirpb.HeartbeatRequest{
 		NodeId:      reg.nodeID,
 		Incarnation: reg.incarnation,
+		Boot:        n.boot,
 		Stats:       &dirpb.NodeStats{DataPathCpuNanos: uint64(n.dataPathCPU())},
 		News:        news,
 		WaitMillis:  uint64(reg.interval / time.Millisecond),
@@ -222,6 +250,9 @@ func (n *Node) beat(reg *registration, news uint64) (*dirpb.HeartbeatReply, erro
 		}
 	}
 	n.learnLocked(rep.GetSessions(), rep.GetFenceSessions())
+	if rep.GetRestart() && n.o.Keeper != nil && n.o.Restart != nil {
+		n.restarts.Do(n.o.Restart)
+	}
 	n.holdToQuotasLocked(rep.GetQuotas())
 	return rep, nil
 }

@@ -60,6 +60,7 @@ type directory struct {
 	refuse     error // of registrations
 	regions    []*dirpb.WantRegion
 	fence      []uint32
+	restart    bool // ask for another process
 	forget     bool // answer the next heartbeat with unknown_node
 	left       *dirpb.LeaveNodeRequest
 	clusterID  string
@@ -72,6 +73,7 @@ type directory struct {
 	ended      []uint32 // sessions up to lastSession that do not live, beside those in fence
 
 	registered   []*dirpb.RegisterNodeRequest
+	nodeID       uint32
 	heartbeats   int
 	last         *dirpb.HeartbeatRequest
 	published    map[uint32]*dirpb.PublishRegionRequest
@@ -170,9 +172,13 @@ func (d *directory) RegisterNode(_ context.Context, r *dirpb.RegisterNodeRequest
 	rep.Sessions, rep.Keys = d.sessions(), tokenKeys(d.key)
 	d.mu.Unlock()
 	d.change(func() {
+		again := len(d.registered) > 0 && d.registered[len(d.registered)-1].Incarnation == r.Incarnation
 		d.registered = append(d.registered, r)
-		rep.NodeId, rep.ClusterId = uint32(len(d.registered)), d.clusterID
-		clear(d.published)
+		if !again {
+			d.nodeID++
+			clear(d.published)
+		}
+		rep.NodeId, rep.ClusterId = d.nodeID, d.clusterID
 	})
 	return rep, nil
 }
@@ -230,7 +236,7 @@ func (d *directory) Heartbeat(ctx context.Context, r *dirpb.HeartbeatRequest, _ 
 				RegionBytes: w.RegionBytes, IndexBytes: w.IndexBytes, Epoch: w.Epoch, Published: p != nil && p.Since == w.Since, Since: w.Since})
 		}
 		rep.FenceSessions, rep.Sessions, rep.Keys = slices.Clone(d.fence), d.sessions(), tokenKeys(d.key)
-		rep.Quotas = d.quotas
+		rep.Quotas, rep.Restart = d.quotas, d.restart
 	})
 	return rep, nil
 }

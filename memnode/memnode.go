@@ -86,6 +86,14 @@ type Options struct {
 	// Identities says how the certificates of peers name their owners, on devices with TLS. The zero
 	// value takes SPIFFE ids of any trust domain.
 	Identities identity.Mapping
+	// Keeper, if not nil, holds the regions beyond this process: the next process of this node takes
+	// them over, and clients notice the loss of their connections alone.
+	Keeper Keeper
+	// Door names the peers of earlier processes of this node that may still be about to write to its memory, from which
+	// they are barred. It is called, until it names none, before memory that the Keeper held is used. Nil: there are none.
+	Door func() (inside []string, err error)
+	// Restart, if there is a Keeper, is called once when this process is to be replaced by another one. It must not block.
+	Restart func()
 	// FenceTimeout bounds one attempt to fence one connection. Default 1 s.
 	FenceTimeout time.Duration
 }
@@ -184,14 +192,19 @@ type Node struct {
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
-	ready   chan struct{} // closed by the first answered heartbeat
-	kick    chan struct{} // capacity 1: heartbeat now
+	// boot is the life of this process: 1, or one more than that of the process whose memory it has. keep is what is said of it to the
+	// next one. Only run changes boot, before it registers and with the lock.
+	boot  uint64
+	keep  keeping
+	ready chan struct{} // closed by the first answered heartbeat
+	kick  chan struct{} // capacity 1: heartbeat now
 	// interrupt ends the heartbeat that waits for news of the directory; nil: none does.
 	interrupt atomic.Pointer[func()]
 	// seq numbers heartbeats, so that a reply can be told to be older than a
 	// publication.
 	seq atomic.Uint64
 
+	restarts  sync.Once   // Options.Restart
 	leaving   atomic.Bool // Leave was called: the directory may disown this life
 	closeOnce sync.Once
 	closeErr  error
@@ -199,6 +212,9 @@ type Node struct {
 	mu struct {
 		sync.Mutex
 		reg       *registration // nil: not registered, nobody may connect
+		saved     *registration // that of the state at the keeper; nil: there is none
+		kept      Kept
+		inside    []string // peers for which Door waits
 		peers     map[uint32]map[uint32]*peer
 		byPeer    map[rdma.Peer]*peer
 		sessions  sessions
@@ -245,6 +261,11 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		log:   o.Logger.With("node", o.Name),
 		ready: make(chan struct{}),
 		kick:  make(chan struct{}, 1),
+		boot:  1,
+	}
+	n.mu.kept = KeptOff
+	if o.Keeper != nil {
+		n.mu.kept = KeptPending
 	}
 	n.mu.peers = map[uint32]map[uint32]*peer{}
 	n.mu.byPeer = map[rdma.Peer]*peer{}
@@ -395,7 +416,11 @@ func (n *Node) Close() error {
 				}
 			}
 		}
-		if err := errors.Join(errs...); err != nil {
+		err := errors.Join(errs...)
+		if err == nil {
+			n.closeState()
+		}
+		if err != nil {
 			n.closeErr = fmt.Errorf("memory node %q: close: %w", n.o.Name, err)
 		}
 	})
@@ -406,7 +431,12 @@ func (n *Node) Close() error {
 type Stats struct {
 	NodeID      uint32
 	Incarnation uint64
+	Boot        uint64
 	Registered  bool
+	// Kept says how much this process had of the memory of the one before it.
+	Kept Kept
+	// Inside are peers of earlier processes for which a registration with kept memory waits; see Options.Door.
+	Inside []string
 	// LastHeartbeat is when the directory last answered one; zero: never.
 	LastHeartbeat time.Time
 	// DirectoryErr is why the last exchange with the directory failed, or nil.
@@ -451,6 +481,7 @@ func (n *Node) Stats() Stats {
 	if r := n.mu.reg; r != nil {
 		s.Registered, s.NodeID, s.Incarnation = true, r.nodeID, r.incarnation
 	}
+	s.Boot, s.Kept, s.Inside = n.boot, n.mu.kept, n.mu.inside
 	s.LastHeartbeat, s.DirectoryErr = n.mu.heartbeat, n.mu.err
 	s.RegisteredBytes = n.mu.used
 	s.Connections, s.Sessions = len(n.mu.byPeer), len(n.mu.peers)
@@ -495,8 +526,8 @@ func (n *Node) dataPathCPU() (sum time.Duration) {
 	return sum
 }
 
-// newIncarnation is random, so that two lives of a node never share one.
-func newIncarnation() uint64 {
+// randomID is not 0. Two lives of a node's memory never share one as their incarnation.
+func randomID() uint64 {
 	var b [8]byte
 	for {
 		_, _ = rand.Read(b[:]) // never fails

@@ -19,7 +19,11 @@ type region struct {
 	bytes int64 // of the mapping
 	mem   *rdma.Memory
 	mrs   []*rdma.MR
-	keys  []*dirpb.RegionKeys
+	keys  []*dirpb.RegionKeys // of every device; nil: not yet
+
+	item      string     // its name at the keeper; empty: it is not there
+	pageBytes int        // 0: normal pages
+	old       []keptKeys // that it had with the process before this one
 
 	// Guarded by Node.mu.
 	dying        bool // some of it is deregistered
@@ -168,7 +172,7 @@ func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantR
 	defer cancel()
 	err := n.o.Directory.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
 		_, err := d.PublishRegion(ctx, &dirpb.PublishRegionRequest{
-			NodeId: reg.nodeID, Incarnation: reg.incarnation, PgId: pg, Keys: r.keys, Since: w.GetSince(),
+			NodeId: reg.nodeID, Incarnation: reg.incarnation, Boot: n.boot, PgId: pg, Keys: r.keys, Since: w.GetSince(),
 		})
 		return err
 	})
@@ -186,10 +190,9 @@ func (n *Node) haveRegion(ctx context.Context, reg *registration, w *dirpb.WantR
 
 // makeRegion allocates, initialises and registers a region, or does nothing.
 func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, error) {
-	size, index := w.GetRegionBytes(), w.GetIndexBytes()
-	if index < layout.RegionPageSize || index >= size || index%layout.UnitSize != 0 || size%layout.UnitSize != 0 {
-		return nil, fmt.Errorf("region of %d bytes with an index of %d: want multiples of %d and %d <= index < region",
-			size, index, layout.UnitSize, layout.RegionPageSize)
+	size := w.GetRegionBytes()
+	if err := checkLayout(size, w.GetIndexBytes()); err != nil {
+		return nil, err
 	}
 	page := uint64(max(os.Getpagesize(), n.o.HugePageBytes))
 	n.mu.Lock()
@@ -199,26 +202,19 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 		n.mu.Unlock()
 		return nil, err
 	}
-	r := &region{want: w, bytes: int64((size + page - 1) / page * page)}
+	r := &region{want: w, bytes: int64((size + page - 1) / page * page), pageBytes: n.o.HugePageBytes}
 	n.mu.used += r.bytes
-	pds := make([]*rdma.PD, len(n.devices))
-	var err error
-	for i, d := range n.devices {
-		if pds[i], err = d.pdLocked(w.GetNamespaceId()); err != nil {
-			break
-		}
-	}
-	var l *loop
-	if err == nil {
-		l, err = n.loopLocked(w.GetNamespaceId())
-	}
 	n.mu.Unlock()
+	pds, l, err := n.domains(w.GetNamespaceId())
 	if err == nil {
 		err = n.fill(r, reg, pds, l)
 	}
 	n.mu.Lock()
 	n.mu.regions[w.GetPgId()] = r
 	n.mu.Unlock()
+	if err == nil {
+		err = n.saveState(reg) // before anybody is told of the region
+	}
 	if err != nil {
 		// Nobody knows the keys yet, so nothing can be inside.
 		return nil, errors.Join(err, n.drop(r))
@@ -226,24 +222,41 @@ func (n *Node) makeRegion(reg *registration, w *dirpb.WantRegion) (*region, erro
 	return r, nil
 }
 
-// fill gives r its memory, header, MRs and keys. Atomics of devices other than the
-// adapter's go by l.
-func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err error) {
-	w := r.want
-	alloc, shared := n.devices[0].dev, false
-	for _, d := range n.devices {
-		if d.dev.Name() == "shm" {
-			alloc, shared = d.dev, true
+// domains are the namespace's PDs, of every device, and where atomics of other devices than the adapter go.
+func (n *Node) domains(namespace uint32) (pds []*rdma.PD, l *loop, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	pds = make([]*rdma.PD, len(n.devices))
+	for i, d := range n.devices {
+		if pds[i], err = d.pdLocked(namespace); err != nil {
+			return nil, nil, err
 		}
 	}
+	l, err = n.loopLocked(namespace)
+	return pds, l, err
+}
+
+func regionName(pg uint32) string { return fmt.Sprintf("kvd-pg-%d", pg) }
+
+// fill gives r its memory, header, MRs and keys.
+func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err error) {
+	w := r.want
+	alloc := n.allocator()
 	r.mem, err = alloc.Alloc(int64(w.GetRegionBytes()), rdma.AllocOptions{
-		Name:          fmt.Sprintf("kvd-pg-%d", w.GetPgId()),
-		HugePageBytes: n.o.HugePageBytes,
+		Name:          regionName(w.GetPgId()),
+		HugePageBytes: r.pageBytes,
 		Lock:          n.o.Lock,
-		Shared:        shared,
+		Shared:        alloc.Name() == "shm" || n.o.Keeper != nil,
 	})
 	if err != nil {
 		return err
+	}
+	if n.o.Keeper != nil {
+		item := fmt.Sprintf("%s%d/%016x", RegionItems, w.GetPgId(), randomID())
+		if err := n.o.Keeper.Put(item, nil, r.mem.FD); err != nil {
+			return err
+		}
+		r.item = item
 	}
 	layout.InitRegion(r.mem.Bytes, layout.RegionHeader{
 		PG:          w.GetPgId(),
@@ -253,14 +266,26 @@ func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err 
 		IndexBytes:  w.GetIndexBytes(),
 		Incarnation: reg.incarnation,
 	})
+	return n.registerMRs(r, pds, l)
+}
+
+// registerMRs gives r its MRs and keys. Atomics of devices other than the adapter's go by l.
+func (n *Node) registerMRs(r *region, pds []*rdma.PD, l *loop) error {
 	if l != nil {
 		if err := l.ready(); err != nil {
 			return err
 		}
 	}
-	index, size := int64(w.GetIndexBytes()), int64(w.GetRegionBytes())
+	index, size := int64(r.want.GetIndexBytes()), int64(r.want.GetRegionBytes())
+	var keys []*dirpb.RegionKeys
 	for i, d := range n.devices {
-		im, err := pds[i].RegMR(r.mem, 0, index, rdma.AccessRemoteRead|rdma.AccessRemoteAtomic)
+		var old keptKeys
+		for _, k := range r.old {
+			if k.provider == d.dev.Name() && d.dev.Caps().ChoosesKeys {
+				old = k
+			}
+		}
+		im, err := regMR(pds[i], r.mem, 0, index, rdma.AccessRemoteRead|rdma.AccessRemoteAtomic, old.index)
 		if err != nil {
 			return fmt.Errorf("index: %w", err)
 		}
@@ -270,12 +295,12 @@ func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err 
 				return fmt.Errorf("leave atomics of %s to the adapter of %s: %w", d.dev.Name(), n.hca.dev.Name(), err)
 			}
 		}
-		hm, err := pds[i].RegMR(r.mem, index, size-index, rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+		hm, err := regMR(pds[i], r.mem, index, size-index, rdma.AccessRemoteRead|rdma.AccessRemoteWrite, old.heap)
 		if err != nil {
 			return fmt.Errorf("heap: %w", err)
 		}
 		r.mrs = append(r.mrs, hm)
-		r.keys = append(r.keys, &dirpb.RegionKeys{
+		keys = append(keys, &dirpb.RegionKeys{
 			Provider:  d.dev.Name(),
 			IndexRkey: im.RKey(),
 			IndexBase: im.Base(),
@@ -283,7 +308,18 @@ func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err 
 			HeapBase:  hm.Base(),
 		})
 	}
+	n.mu.Lock()
+	r.keys = keys
+	n.mu.Unlock()
 	return nil
+}
+
+// regMR registers with an rkey that is known, or with a new one if that is 0.
+func regMR(pd *rdma.PD, m *rdma.Memory, off, n int64, a rdma.Access, rkey uint64) (*rdma.MR, error) {
+	if rkey == 0 {
+		return pd.RegMR(m, off, n, a)
+	}
+	return pd.RegMRAs(m, off, n, a, rkey)
 }
 
 // drop deregisters a region, then frees it. A provider that cannot confirm that
@@ -291,7 +327,13 @@ func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err 
 func (n *Node) drop(r *region) error {
 	n.mu.Lock()
 	r.dying, r.published = true, false
+	reg := n.mu.saved
 	n.mu.Unlock()
+	if reg != nil {
+		if err := n.saveState(reg); err != nil { // before any of it is another's
+			return fmt.Errorf("pg %d: %w", r.want.GetPgId(), err)
+		}
+	}
 	for len(r.mrs) > 0 {
 		last := len(r.mrs) - 1
 		if err := r.mrs[last].Deregister(); err != nil && !errors.Is(err, rdma.ErrClosed) {
@@ -303,6 +345,9 @@ func (n *Node) drop(r *region) error {
 	if r.mem != nil {
 		err = r.mem.Free()
 		r.mem = nil
+	}
+	if r.item != "" {
+		err = errors.Join(err, n.o.Keeper.Drop(r.item))
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

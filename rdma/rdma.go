@@ -214,14 +214,39 @@ func (p *PD) Device() *Device { return p.dev }
 // RegMR registers n bytes of m from byte off. off is 8-byte aligned; off and n
 // are bytes and must lie inside m.
 func (p *PD) RegMR(m *Memory, off, n int64, a Access) (*MR, error) {
-	if off < 0 || n <= 0 || off%8 != 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
-		return nil, fmt.Errorf("%s: reg mr: bytes [%d,+%d) of %d: want 8-byte aligned and inside", p.dev.name, off, n, len(m.Bytes))
+	if err := p.inside(m, off, n); err != nil {
+		return nil, err
 	}
 	r, err := p.d.RegMR(m, off, n, a)
+	return p.registered(r, m, off, n, err)
+}
+
+func (p *PD) registered(r driver.MR, m *Memory, off, n int64, err error) (*MR, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: reg mr of %d bytes: %w", p.dev.name, n, err)
 	}
 	return &MR{d: r, bytes: m.Bytes[off : off+n : off+n]}, nil
+}
+
+// RegMRAs is RegMR with an rkey that an earlier process had for the same memory. It is ErrNotSupport
+// without Caps.ChoosesKeys.
+func (p *PD) RegMRAs(m *Memory, off, n int64, a Access, rkey uint64) (*MR, error) {
+	if err := p.inside(m, off, n); err != nil {
+		return nil, err
+	}
+	k, ok := p.d.(driver.KeyChooser)
+	if !ok {
+		return nil, fmt.Errorf("%s: reg mr with a given rkey: %w", p.dev.name, driver.ErrNotSupport)
+	}
+	r, err := k.RegMRAs(m, off, n, a, rkey)
+	return p.registered(r, m, off, n, err)
+}
+
+func (p *PD) inside(m *Memory, off, n int64) error {
+	if off < 0 || n <= 0 || off%8 != 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
+		return fmt.Errorf("%s: reg mr: bytes [%d,+%d) of %d: want 8-byte aligned and inside", p.dev.name, off, n, len(m.Bytes))
+	}
+	return nil
 }
 
 // LimitRate bounds how many verbs a second this side executes for all peers of the PD, 0: no bound; see

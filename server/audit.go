@@ -30,6 +30,7 @@ const (
 	actDrainNode       = "node.drain"
 	actRemoveNode      = "node.remove"
 	actGiveUpNode      = "node.give-up"
+	actRestartNode     = "node.restart"
 	actJoinDirectory   = "directory.join"
 	actRemoveDirectory = "directory.remove"
 	actRotateKey       = "keys.rotate"

@@ -122,6 +122,9 @@ func newsOf(r *dirpb.HeartbeatReply) uint64 {
 	for _, q := range r.Quotas {
 		put(uint64(q.NamespaceId), q.TcpOpsPerSecond)
 	}
+	if r.Restart {
+		put(1)
+	}
 	put(uint64(len(r.Regions)), uint64(len(r.Quotas)), uint64(r.GetSessions().GetLast())-uint64(len(r.GetSessions().GetLive())))
 	return h.Sum64()
 }

@@ -114,3 +114,66 @@ func TestPauseNode(t *testing.T) {
 		t.Errorf("a memory node that is being replaced is lost after %v", d)
 	}
 }
+
+// TestRestartNode: the process of a memory node is told to end, which is not waited for meanwhile, and the operator hears of the next one and
+// whether it has the memory.
+func TestRestartNode(t *testing.T) {
+	n := single(t, vfs.NewMem(), 50*time.Millisecond)
+	c, ctx := dial(t, n), testCtx(t)
+	register := func(name string, incarnation, boot uint64, keeps bool) *dirpb.RegisterNodeReply {
+		t.Helper()
+		r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: name, Incarnation: incarnation, Boot: boot, Keeps: keeps, CapacityBytes: 256 << 20,
+			Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	id := register("m1", 7, 1, true).NodeId
+	register("m2", 8, 1, false)
+	for name, want := range map[string]codes.Code{"m2": codes.FailedPrecondition, "m9": codes.NotFound} {
+		_, err := c.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: name})
+		wantCode(t, err, want, name)
+	}
+	boot := uint64(1)
+	for _, next := range []struct {
+		incarnation uint64
+		kept        bool
+	}{{7, true}, {9, false}} {
+		type answer struct {
+			r   *dirpb.RestartNodeReply
+			err error
+		}
+		answered := make(chan answer, 1)
+		go func() {
+			r, err := c.RestartNode(ctx, &dirpb.RestartNodeRequest{Node: "m1"})
+			answered <- answer{r, err}
+		}()
+		beat := &dirpb.HeartbeatRequest{NodeId: id, Incarnation: 7, Boot: boot}
+		until(t, "the process to be told", func() bool {
+			r, err := c.Heartbeat(ctx, beat)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r.Restart
+		})
+		if boot = 2; !next.kept {
+			boot = 1 // of another incarnation
+		}
+		register("m1", next.incarnation, boot, true)
+		if a := <-answered; a.err != nil || a.r.Boot != boot || a.r.Kept != next.kept {
+			t.Errorf("the operator hears %v, %v", a.r, a.err)
+		}
+		beat.Incarnation, beat.Boot = next.incarnation, boot
+		if r, err := c.Heartbeat(ctx, beat); err != nil || r.Restart || r.UnknownNode {
+			t.Errorf("the next process hears %v, %v", r, err)
+		}
+	}
+	a, err := c.Audit(ctx, &dirpb.AuditRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := a.Entries[len(a.Entries)-1]; last.Action != "node.restart" || last.Object != "m1" {
+		t.Errorf("the last entry is %v", last)
+	}
+}

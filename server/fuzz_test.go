@@ -84,6 +84,7 @@ var rpcs = []rpc{
 	unary("DrainNode", (*Node).DrainNode, &dirpb.DrainNodeRequest{Node: "m1"}),
 	unary("RemoveNode", (*Node).RemoveNode, &dirpb.RemoveNodeRequest{Node: "m1", Force: true}),
 	unary("GiveUpNode", (*Node).GiveUpNode, &dirpb.GiveUpNodeRequest{Node: "m1"}),
+	unary("RestartNode", (*Node).RestartNode, &dirpb.RestartNodeRequest{Node: "m1"}),
 	unary("Rebalance", (*Node).Rebalance, &dirpb.RebalanceRequest{Namespace: "default"}),
 	unary("CreateNamespace", (*Node).CreateNamespace, &dirpb.CreateNamespaceRequest{Name: "n", Mode: dirpb.NamespaceMode_NAMESPACE_CACHE, Replicas: 1, BytesPerNode: 1 << 25, Shards: 2, IndexPercent: 9, Segments: 1}),
 	unary("SetNamespace", (*Node).SetNamespace, &dirpb.SetNamespaceRequest{Name: "default", LimitBytes: 1 << 20}),

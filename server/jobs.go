@@ -382,6 +382,50 @@ func (n *Node) GiveUpNode(ctx context.Context, q *dirpb.GiveUpNodeRequest) (*dir
 	return &dirpb.GiveUpNodeReply{}, nil
 }
 
+// restartMillis is how long a process may take that replaces another one.
+const restartMillis = 30_000
+
+// RestartNode has the process of a memory node replaced by another one with the same memory: it is told so with the answer to its
+// heartbeat, and not expected for a while.
+func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	id, err := n.nodeNamed(q.Node)
+	if err != nil {
+		return nil, err
+	}
+	var m *dirpb.Node
+	n.machine.view(func(s *fsm.State) { m = s.Node(id) })
+	switch {
+	case m.GetState() != dirpb.NodeState_NODE_UP:
+		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q is down: there is no process to replace; nothing was done", q.Node)
+	case !m.GetKeeps():
+		return nil, status.Errorf(codes.FailedPrecondition, "memory node %.64q does not keep its memory over a restart (keep: off); nothing was done", q.Node)
+	}
+	c := &fsmpb.Command{Op: &fsmpb.Command_PauseNode{PauseNode: &dirpb.PauseNodeRequest{NodeId: id, Incarnation: m.Incarnation, Millis: restartMillis}}}
+	if _, err := n.do(ctx, l, audited(ctx, c, actRestartNode, q.Node)); err != nil {
+		return nil, err
+	}
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.NotePauses(s, now) })
+	for {
+		changed := n.machine.change()
+		var now *dirpb.Node
+		n.machine.view(func(s *fsm.State) { now = s.Node(id) })
+		if now.GetBoot() != m.Boot || now.GetIncarnation() != m.Incarnation {
+			return &dirpb.RestartNodeReply{Boot: now.GetBoot(), Kept: now.GetIncarnation() == m.Incarnation}, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, status.Errorf(codes.DeadlineExceeded, "memory node %.64q was told to restart, and no other process of it has registered yet", q.Node)
+		case <-n.ctx.Done():
+			return nil, n.notLeader()
+		}
+	}
+}
+
 // Rebalance spreads a namespace over the memory nodes that there are now. This leader does
 // it step by step; if it stops leading, the rest is forgotten, and asking again goes on.
 func (n *Node) Rebalance(ctx context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {

@@ -573,6 +573,7 @@ func (n *Node) Heartbeat(ctx context.Context, q *dirpb.HeartbeatRequest) (*dirpb
 			reply.FenceSessions, reply.Sessions, reply.Keys = s.FenceWork(q.NodeId, q.Incarnation), s.Admitted(), s.Keys()
 			reply.Quotas = quotasOf(s, reply.Regions)
 			m := s.Node(q.NodeId)
+			reply.Restart = m.GetPauseMillis() > 0
 			reply.UnknownNode = m.GetIncarnation() != q.Incarnation || m.GetState() != dirpb.NodeState_NODE_UP || otherBoot(m, q)
 		})
 		reply.News = newsOf(reply)

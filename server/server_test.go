@@ -883,6 +883,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 		"LeaveNode":       func() error { _, err := fc.LeaveNode(ctx, &dirpb.LeaveNodeRequest{}); return err },
 		"PauseNode":       func() error { _, err := fc.PauseNode(ctx, &dirpb.PauseNodeRequest{}); return err },
 		"GiveUpNode":      func() error { _, err := fc.GiveUpNode(ctx, &dirpb.GiveUpNodeRequest{}); return err },
+		"RestartNode":     func() error { _, err := fc.RestartNode(ctx, &dirpb.RestartNodeRequest{}); return err },
 		"RequestSplit":    func() error { _, err := fc.RequestSplit(ctx, &dirpb.RequestSplitRequest{}); return err },
 		"Meet":            func() error { _, err := fc.Meet(ctx, &dirpb.MeetRequest{}); return err },
 		"FindWork":        func() error { _, err := fc.FindWork(ctx, &dirpb.FindWorkRequest{}); return err },

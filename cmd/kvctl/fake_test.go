@@ -101,6 +101,11 @@ func (f *fakeDirectory) GiveUpNode(_ context.Context, q *dirpb.GiveUpNodeRequest
 	return &dirpb.GiveUpNodeReply{}, f.called("GiveUpNode", q)
 }
 
+func (f *fakeDirectory) RestartNode(_ context.Context, q *dirpb.RestartNodeRequest) (*dirpb.RestartNodeReply, error) {
+	// m3 begins empty.
+	return &dirpb.RestartNodeReply{Boot: 2, Kept: q.Node != "m3"}, f.called("RestartNode", q)
+}
+
 func (f *fakeDirectory) Rebalance(_ context.Context, q *dirpb.RebalanceRequest) (*dirpb.RebalanceReply, error) {
 	rep := &dirpb.RebalanceReply{}
 	err := f.called("Rebalance", q)

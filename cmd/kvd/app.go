@@ -27,6 +27,8 @@ const (
 // app is one run of the command.
 type app struct {
 	stdout, stderr io.Writer
+	// args are the command line without the name.
+	args []string
 	// given tells whether the user set a setting of the role that runs.
 	given func(key string) bool
 	// command is what stands behind --, for a role that takes a command.
@@ -42,7 +44,7 @@ func (e usageError) Unwrap() error { return e.error }
 // run runs the command line args until it is done or ctx ends, and returns the
 // exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot(&app{stdout: stdout, stderr: stderr})
+	root := newRoot(&app{stdout: stdout, stderr: stderr, args: args})
 	root.SetArgs(args)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
@@ -52,6 +54,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	e := (*exec.ExitError)(nil) // the user's own command has said why
 	if errors.As(err, &e) && err.Error() == e.Error() {
 		return commandStatus(e)
+	}
+	if s := workerStatus(0); errors.As(err, &s) {
+		return int(s) // it has said why, too
 	}
 	fmt.Fprintln(stderr, "kvd: "+strings.ReplaceAll(err.Error(), "\n", "\nkvd: "))
 	switch {

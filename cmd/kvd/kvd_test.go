@@ -35,6 +35,7 @@ import (
 	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/identity/identitytest"
 	"github.com/kvd-project/kvd/internal/janitor"
+	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/providers"
 	"github.com/kvd-project/kvd/internal/token"
@@ -53,6 +54,9 @@ func TestMain(m *testing.M) {
 			}
 		}
 		main()
+	}
+	if keeper.IsWorker() {
+		panic("a keeper that runs in a test has started all tests as its worker: set KVD_KEEP=off there")
 	}
 	if os.Getenv(beMob) != "" {
 		beCrowd()
@@ -561,6 +565,7 @@ func TestRefusals(t *testing.T) {
 	defer taken.Close()
 	addr := taken.Addr().String()
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("KVD_KEEP", "off") // a worker would be this test again
 	file := filepath.Join(t.TempDir(), "kvd.yaml")
 	if err := os.WriteFile(file, []byte("name: m\nmemmory: 1GiB\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -881,6 +886,7 @@ func dialWith(t *testing.T, addr string, cfg *tls.Config, private []byte) error 
 
 // A process whose certificate is of another role says so before it serves.
 func TestOwnRole(t *testing.T) {
+	t.Setenv("KVD_KEEP", "off") // a worker would be this test again
 	files := newCertificates(t)
 	for _, tc := range []struct{ role, of, want string }{
 		{"directory", "client", "has the role client, and this process's certificate is for directory"},

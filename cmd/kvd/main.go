@@ -17,11 +17,15 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/kvd-project/kvd/internal/keeper"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the next signal has its usual effect
+	if !keeper.IsWorker() { // whose keeper passes on what systemd may have sent to both
+		context.AfterFunc(ctx, stop) // the next signal has its usual effect
+	}
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)

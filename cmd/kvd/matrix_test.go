@@ -255,6 +255,7 @@ func (s *secured) harm() map[string]proto.Message {
 		dirpb.Directory_DrainNode_FullMethodName:       &dirpb.DrainNodeRequest{Node: "m"},
 		dirpb.Directory_RemoveNode_FullMethodName:      &dirpb.RemoveNodeRequest{Node: "m", Force: true},
 		dirpb.Directory_GiveUpNode_FullMethodName:      &dirpb.GiveUpNodeRequest{Node: "m"},
+		dirpb.Directory_RestartNode_FullMethodName:     &dirpb.RestartNodeRequest{Node: "m"},
 		dirpb.Directory_Rebalance_FullMethodName:       &dirpb.RebalanceRequest{Namespace: theirs},
 		dirpb.Directory_CreateNamespace_FullMethodName: &dirpb.CreateNamespaceRequest{Name: "mine", Replicas: 1, BytesPerNode: 8 << 20},
 		dirpb.Directory_SetNamespace_FullMethodName:    &dirpb.SetNamespaceRequest{Name: theirs, LimitBytes: 1 << 20, Owner: me.Who},

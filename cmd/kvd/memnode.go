@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -17,6 +15,7 @@ import (
 	"github.com/kvd-project/kvd/internal/config"
 	"github.com/kvd-project/kvd/internal/dirclient"
 	"github.com/kvd-project/kvd/internal/identity"
+	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/metrics"
 	"github.com/kvd-project/kvd/internal/netsrv"
 	"github.com/kvd-project/kvd/internal/providers"
@@ -34,7 +33,9 @@ func (a *app) memnodeRole() role {
 		long: `Run a memory node. It lends this machine's memory to the store and stays off the
 data path: clients read and write the memory by themselves.
 
-Its contents are gone when it stops; if the namespace keeps more than one copy,
+It runs as two processes: a keeper, which holds the memory, and a worker, which serves it. A
+worker that dies is followed by another one, and nothing is lost; with keep off there is one process.
+When it is stopped its contents are gone; if the namespace keeps more than one copy,
 another memory node gets one then. A janitor in the same process does its share of
 such work, unless janitor is false.`,
 		example: `  kvd memnode --name m1 --memory 64GiB
@@ -55,8 +56,9 @@ type nodeDevices struct {
 
 // listenDevices opens those that c names, with verbs first, then shm. The caller closes the devices that
 // are open, also after an error.
-func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, log *slog.Logger) (*nodeDevices, error) {
-	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: c.Identity.Mapping().Called(creds, identity.MemNode), TCPDoor: doors["tcp"], ShmDoor: doors["shm"]}}
+func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, k *kept, log *slog.Logger) (*nodeDevices, error) {
+	m := &nodeDevices{options: providers.Options{TLSServer: creds, TLSClient: c.Identity.Mapping().Called(creds, identity.MemNode), TCPDoor: doors["tcp"], ShmDoor: doors["shm"],
+		TCPSocket: k.socket("tcp"), ShmSocket: k.socket("shm"), ShmCells: k.cells()}}
 	if c.ListenVerbs != config.Off {
 		at, vo, err := verbsListen(c, creds != nil || c.Insecure, log)
 		if err == nil {
@@ -146,8 +148,33 @@ func nodeDoors(c *config.MemNode, asked bool, log *slog.Logger) (map[string]*net
 }
 
 func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
+	client, err := keeper.Connect()
+	if err != nil {
+		return err
+	}
+	if client == nil && c.Keep != config.Off {
+		return a.keepMemnode(ctx, c)
+	}
 	log := a.logger(c.Log)
+	k, err := openKept(client, log)
+	if err != nil {
+		return err
+	}
+	var n *memnode.Node
+	replaced := make(chan struct{})
+	// A worker that fails, or is to be replaced, leaves its memory to the next one. Only when it is asked to end does it say goodbye.
+	leaves := func() bool {
+		select {
+		case <-replaced:
+			return true
+		default:
+			return ctx.Err() == nil && client != nil && (k.regions || n != nil && n.Stats().RegisteredBytes > 0)
+		}
+	}
 	closing := func(what string, fn func() error) {
+		if leaves() {
+			return
+		}
 		if e := fn(); e != nil {
 			err = errors.Join(err, fmt.Errorf("close %s: %w", what, e))
 		}
@@ -156,7 +183,11 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	if err := checkLimits(int64(c.Memory), c.HugePageBytes(), c.Lock); err != nil {
+	hugePages := c.HugePageBytes()
+	if k.regions {
+		hugePages = 0 // its regions have theirs
+	}
+	if err := checkLimits(int64(c.Memory), hugePages, c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
 	web, err := a.http(ctx, "memnode", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
@@ -174,23 +205,29 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	o := memnode.Options{
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
+		Keeper: k.keeper(), Door: k.door, Restart: func() { close(replaced) },
 	}
 	doors, err := nodeDoors(c, a.given("max-connections"), log)
 	if err != nil {
 		return err
 	}
-	m, err := listenDevices(c, creds, doors, log)
+	m, err := listenDevices(c, creds, doors, k, log)
 	defer closing("devices", m.close)
 	if err != nil {
 		return err
 	}
 	o.Devices = m.listens
-	n, err := memnode.Open(ctx, o)
-	if err != nil {
+	if n, err = memnode.Open(ctx, o); err != nil {
+		return err
+	}
+	if err := k.dropUnused(); err != nil {
 		return err
 	}
 	defer closing("memory node", n.Close)
 	defer func() {
+		if leaves() {
+			return
+		}
 		// Operations would stall for a lease otherwise.
 		if err := n.Leave(context.Background()); err != nil {
 			log.Warn("stopping without a goodbye", "err", err)
@@ -242,8 +279,13 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "http", web.Addr(), "memory", c.Memory.String()); err != nil {
 		return err
 	}
-	<-ctx.Done()
-	return nil
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-replaced:
+		log.Info("the directory asks for another process: this one ends, and its keeper starts the next", "regions", len(n.Stats().Regions))
+		return workerStatus(keeper.Again)
+	}
 }
 
 // published waits until the directory shows this node's addresses: any directory
@@ -297,26 +339,4 @@ func verbsListen(c *config.MemNode, open bool, log *slog.Logger) (addr string, o
 	}
 	o.Device = fmt.Sprintf("%s/%d/%d", devices[best.Device].Name, devices[best.Device].Ports[best.Port].Number, best.GID)
 	return net.JoinHostPort(host, "0"), o, nil
-}
-
-// shmSocket gives the socket's address, and what removes the folder that was
-// made for it.
-func shmSocket(setting string) (addr string, remove func() error, err error) {
-	if setting != config.Auto {
-		return setting, func() error { return nil }, nil
-	}
-	const name = "memnode.sock"
-	// systemd's RuntimeDirectory=; several are separated by colons.
-	if dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":"); dir != "" {
-		return filepath.Join(dir, name), func() error { return nil }, nil
-	}
-	base := os.Getenv("XDG_RUNTIME_DIR")
-	if st, err := os.Stat(base); base == "" || err != nil || !st.IsDir() {
-		base = "" // the temporary folder
-	}
-	dir, err := os.MkdirTemp(base, "kvd-") // mode 0700
-	if err != nil {
-		return "", nil, fmt.Errorf("folder for the shm socket: %w (name one with --shm-socket, or off)", err)
-	}
-	return filepath.Join(dir, name), func() error { return os.RemoveAll(dir) }, nil
 }

@@ -277,6 +277,7 @@ func TestRefusals(t *testing.T) {
 		{name: "log level", s: DefaultMemNode(), env: map[string]string{"KVD_LOG_LEVEL": "loud"}, args: []string{"--name=a"}, want: []string{`log.level is "loud" (from KVD_LOG_LEVEL): want debug`}},
 		{name: "no way in", s: DefaultMemNode(), args: []string{"--name=a", "--listen-tcp=off", "--shm-socket=off"}, want: []string{`listen-tcp is "off" (from --listen-tcp): shm-socket and listen-verbs are off too`}},
 		{name: "no directory", s: DefaultMemNode(), args: []string{"--name=a", "--directory="}, want: []string{"directory is missing (from --directory): give"}},
+		{name: "keep", s: DefaultMemNode(), args: []string{"--name=a", "--keep=maybe"}, want: []string{`keep is "maybe" (from --keep): want on or off`}},
 		{name: "huge page", s: DefaultMemNode(), args: []string{"--name=a", "--huge-pages=1GiB", "--memory=512MiB"}, want: []string{"memory is 512MiB (from --memory): want at least one huge page of 1GiB"}},
 		{name: "half of TLS", s: DefaultMemNode(), args: []string{"--name=a", "--tls-cert=c"}, want: []string{"tls.ca is missing", "tls.key is missing"}},
 	} {

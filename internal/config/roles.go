@@ -93,6 +93,7 @@ type MemNode struct {
 	HTTPListen     string   `mapstructure:"http-listen" usage:"address where metrics, health and a page for people are served, host:port, or off"`
 	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time, and to listen-verbs and shm-socket likewise"`
 	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
+	Keep           string   `mapstructure:"keep" usage:"on: a process of its own holds the memory, so that nothing is lost when the one that serves it dies, and another one is started; or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
@@ -199,7 +200,7 @@ func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		MaxConnections: 20_000, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
+		MaxConnections: 20_000, Keep: on, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -421,6 +422,9 @@ func (m *MemNode) Validate() error {
 	case page != 0 && int64(m.Memory) < int64(page):
 		c.bad("memory", m.Memory, "want at least one huge page of %s", m.HugePages)
 	}
+	if m.Keep != on && m.Keep != Off {
+		c.bad("keep", m.Keep, "want on or off")
+	}
 	if m.ListenTCP == Off && m.ShmSocket == Off && m.ListenVerbs == Off {
 		c.bad("listen-tcp", m.ListenTCP, "shm-socket and listen-verbs are off too: want at least one way in")
 	}
@@ -447,6 +451,9 @@ func (m *MemNode) Validate() error {
 	c.log(m.Log)
 	return c.err()
 }
+
+// on is the setting that is not Off.
+const on = "on"
 
 // maxWindow bounds what one job keeps in flight.
 const maxWindow = 1024

@@ -45,6 +45,7 @@ const (
 	Directory_DrainNode_FullMethodName       = "/kvd.directory.v1.Directory/DrainNode"
 	Directory_RemoveNode_FullMethodName      = "/kvd.directory.v1.Directory/RemoveNode"
 	Directory_GiveUpNode_FullMethodName      = "/kvd.directory.v1.Directory/GiveUpNode"
+	Directory_RestartNode_FullMethodName     = "/kvd.directory.v1.Directory/RestartNode"
 	Directory_Rebalance_FullMethodName       = "/kvd.directory.v1.Directory/Rebalance"
 	Directory_CreateNamespace_FullMethodName = "/kvd.directory.v1.Directory/CreateNamespace"
 	Directory_SetNamespace_FullMethodName    = "/kvd.directory.v1.Directory/SetNamespace"
@@ -95,6 +96,7 @@ type DirectoryClient interface {
 	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*DrainNodeReply, error)
 	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeReply, error)
 	GiveUpNode(ctx context.Context, in *GiveUpNodeRequest, opts ...grpc.CallOption) (*GiveUpNodeReply, error)
+	RestartNode(ctx context.Context, in *RestartNodeRequest, opts ...grpc.CallOption) (*RestartNodeReply, error)
 	Rebalance(ctx context.Context, in *RebalanceRequest, opts ...grpc.CallOption) (*RebalanceReply, error)
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceReply, error)
 	SetNamespace(ctx context.Context, in *SetNamespaceRequest, opts ...grpc.CallOption) (*SetNamespaceReply, error)
@@ -339,6 +341,16 @@ func (c *directoryClient) GiveUpNode(ctx context.Context, in *GiveUpNodeRequest,
 	return out, nil
 }
 
+func (c *directoryClient) RestartNode(ctx context.Context, in *RestartNodeRequest, opts ...grpc.CallOption) (*RestartNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestartNodeReply)
+	err := c.cc.Invoke(ctx, Directory_RestartNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *directoryClient) Rebalance(ctx context.Context, in *RebalanceRequest, opts ...grpc.CallOption) (*RebalanceReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RebalanceReply)
@@ -513,6 +525,7 @@ type DirectoryServer interface {
 	DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeReply, error)
 	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeReply, error)
 	GiveUpNode(context.Context, *GiveUpNodeRequest) (*GiveUpNodeReply, error)
+	RestartNode(context.Context, *RestartNodeRequest) (*RestartNodeReply, error)
 	Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error)
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceReply, error)
 	SetNamespace(context.Context, *SetNamespaceRequest) (*SetNamespaceReply, error)
@@ -600,6 +613,9 @@ func (UnimplementedDirectoryServer) RemoveNode(context.Context, *RemoveNodeReque
 }
 func (UnimplementedDirectoryServer) GiveUpNode(context.Context, *GiveUpNodeRequest) (*GiveUpNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method GiveUpNode not implemented")
+}
+func (UnimplementedDirectoryServer) RestartNode(context.Context, *RestartNodeRequest) (*RestartNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestartNode not implemented")
 }
 func (UnimplementedDirectoryServer) Rebalance(context.Context, *RebalanceRequest) (*RebalanceReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Rebalance not implemented")
@@ -1035,6 +1051,24 @@ func _Directory_GiveUpNode_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Directory_RestartNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestartNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).RestartNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_RestartNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).RestartNode(ctx, req.(*RestartNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Directory_Rebalance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RebalanceRequest)
 	if err := dec(in); err != nil {
@@ -1373,6 +1407,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GiveUpNode",
 			Handler:    _Directory_GiveUpNode_Handler,
+		},
+		{
+			MethodName: "RestartNode",
+			Handler:    _Directory_RestartNode_Handler,
 		},
 		{
 			MethodName: "Rebalance",

@@ -40,6 +40,7 @@ func Rights() map[string]identity.Roles {
 		Directory_DrainNode_FullMethodName:       operators,
 		Directory_RemoveNode_FullMethodName:      operators,
 		Directory_GiveUpNode_FullMethodName:      operators,
+		Directory_RestartNode_FullMethodName:     operators,
 		Directory_Rebalance_FullMethodName:       operators,
 		Directory_CreateNamespace_FullMethodName: operators,
 		Directory_SetNamespace_FullMethodName:    operators,

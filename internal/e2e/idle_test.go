@@ -137,7 +137,7 @@ func rates(t *testing.T, ds []*daemon, over time.Duration) []rate {
 	us := make([]usage, len(ds))
 	first := make([]spent, len(ds))
 	for i, d := range ds {
-		us[i] = usage{d.cmd.Process.Pid, map[string]spent{}}
+		us[i] = usage{d.pid(), map[string]spent{}}
 		first[i] = us[i].readThreads(t)
 	}
 	began := time.Now()

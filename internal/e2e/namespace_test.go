@@ -139,10 +139,10 @@ func TestNamespace(t *testing.T) {
 		t.Fatalf("SET: %s", got)
 	}
 	// A memory node that is silent owes a fence until it counts as lost.
-	if err := m2.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(m2.pid(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	defer m2.cmd.Process.Signal(syscall.SIGCONT) // so that it can end
+	defer syscall.Kill(m2.pid(), syscall.SIGCONT) // so that it can end
 	w.must([]byte("n\n"), "namespace", "delete", "n", "--end-sessions")
 	if got := string(w.must(nil, "namespace", "list")); strings.Contains(got, " n ") {
 		t.Errorf("namespaces are\n%s", got)
@@ -166,7 +166,7 @@ func TestNamespace(t *testing.T) {
 	}
 
 	// The memory node that was stopped comes back and gives the memory back, too.
-	if err := m2.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+	if err := syscall.Kill(m2.pid(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	w.until("memory nodes to have what is wanted and no more", func() bool {

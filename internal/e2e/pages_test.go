@@ -20,7 +20,7 @@ const (
 // field is a number of /proc/PID/status, in kB.
 func (d *daemon) field(name string) (kB int) {
 	d.w.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.pid()))
 	if err != nil {
 		d.w.t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func regions(ds ...*daemon) map[int]int {
 	t.Helper()
 	sizes, seen := map[int]int{}, map[string]bool{}
 	for _, d := range ds {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", d.cmd.Process.Pid))
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", d.pid()))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,6 +34,8 @@ var (
 	ErrHugePageSize = errors.New("huge page size must be 2 MiB or 1 GiB")
 	// ErrNotSealed means a descriptor's owner could still truncate it.
 	ErrNotSealed = errors.New("memory is not a memfd sealed against shrinking")
+	// ErrOther means a memfd that is to be adopted is not of the size or the pages that are wanted.
+	ErrOther = errors.New("memory is of another kind")
 	// ErrTooSmall means a descriptor is smaller than its owner said.
 	ErrTooSmall = errors.New("memfd is smaller than announced")
 )
@@ -69,7 +71,8 @@ const thpBytes = 2 << 20
 // With o.Shared the memory is a memfd (Memory.FD) of fixed size that only this
 // user may open again. Free unmaps it and gives a memfd's pages back even while
 // another process still maps them; huge pages that nobody has touched stay promised
-// to the memfd until then.
+// to the memfd until then. With o.Adopt it maps that memfd, which an Alloc of the same size and options
+// made, with the bytes that it has.
 func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	m, err := alloc(size, o, seals, true)
 	if err != nil {
@@ -109,11 +112,19 @@ func alloc(size int64, o driver.AllocOptions, seals int, punch bool) (*driver.Me
 	size = (size + page - 1) &^ (page - 1)
 
 	fd, mapFlags := -1, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|hugeFlag(o.HugePageBytes, unix.MAP_HUGETLB)
-	if o.Shared {
-		var err error
-		if fd, err = memfd(size, o); err != nil {
-			return nil, err
-		}
+	var err error
+	switch {
+	case o.Adopt != nil && !o.Shared:
+		return nil, fmt.Errorf("%w: options do not say that it is shared", ErrOther)
+	case o.Adopt != nil:
+		fd, err = adopt(o.Adopt, size, page, seals)
+	case o.Shared:
+		fd, err = memfd(size, o)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if fd >= 0 {
 		mapFlags = unix.MAP_SHARED
 	}
 	b, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, mapFlags)
@@ -129,7 +140,7 @@ func alloc(size int64, o driver.AllocOptions, seals int, punch bool) (*driver.Me
 		closeFD(fd)
 		return nil, err
 	}
-	if fd >= 0 {
+	if fd >= 0 && o.Adopt == nil {
 		// After mmap, because F_SEAL_FUTURE_WRITE refuses writable mappings.
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 			return fail(fmt.Errorf("seal memfd: %w", err))
@@ -155,6 +166,30 @@ func alloc(size int64, o driver.AllocOptions, seals int, punch bool) (*driver.Me
 		}
 		return errors.Join(errs...)
 	}), nil
+}
+
+// adopt gives a descriptor of its own for a memfd of exactly these seals, size and pages.
+func adopt(f *os.File, size, page int64, seals int) (int, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("adopt memfd: dup: %w", err)
+	}
+	var st unix.Stat_t
+	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	switch {
+	case err != nil || got&^unix.F_SEAL_EXEC != seals: // which newer kernels add
+		err = ErrNotSealed
+	default:
+		err = unix.Fstat(fd, &st)
+	}
+	if err == nil && (st.Size != size || st.Blksize != page) {
+		err = fmt.Errorf("%w: %d bytes in pages of %d, want %d in pages of %d", ErrOther, st.Size, st.Blksize, size, page)
+	}
+	if err != nil {
+		closeFD(fd)
+		return -1, fmt.Errorf("adopt memfd: %w", err)
+	}
+	return fd, nil
 }
 
 // memfd makes a file of size bytes without seals.

@@ -361,3 +361,64 @@ func TestHugePageLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestAdopt: memory whose mapping went away without a Free has its bytes for the next that maps it, and nothing else
+// passes for it.
+func TestAdopt(t *testing.T) {
+	o := driver.AllocOptions{Name: "t", Shared: true}
+	m, err := Alloc(1<<16, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Dup(m.FD)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := os.NewFile(uintptr(fd), "kept")
+	defer kept.Close()
+	copy(m.Bytes[1<<15:], "still there")
+	o.Adopt = kept
+	again, err := Alloc(1<<16, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(again.Bytes[1<<15:][:11]); got != "still there" {
+		t.Errorf("adopted memory holds %q", got)
+	}
+	unsealed, err := unix.MemfdCreate("t", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loose := os.NewFile(uintptr(unsealed), "loose")
+	defer loose.Close()
+	if err := loose.Truncate(1 << 16); err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for _, c := range []struct {
+		name   string
+		size   int64
+		change func(*driver.AllocOptions)
+		want   error
+	}{
+		{"smaller", 1 << 15, func(*driver.AllocOptions) {}, ErrOther},
+		{"larger", 1 << 17, func(*driver.AllocOptions) {}, ErrOther},
+		{"huge pages", 1 << 21, func(o *driver.AllocOptions) { o.HugePageBytes = 2 << 20 }, ErrOther},
+		{"private", 1 << 16, func(o *driver.AllocOptions) { o.Shared = false }, ErrOther},
+		{"not sealed", 1 << 16, func(o *driver.AllocOptions) { o.Adopt = loose }, ErrNotSealed},
+		{"a device", 1 << 16, func(o *driver.AllocOptions) { o.Adopt = null }, ErrNotSealed},
+	} {
+		o := o
+		c.change(&o)
+		if m, err := Alloc(c.size, o); !errors.Is(err, c.want) || m != nil {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+	if err := errors.Join(again.Free(), m.Free()); err != nil {
+		t.Error(err)
+	}
+}

@@ -48,7 +48,9 @@ type settings struct {
 	// nobody's, and which can be full.
 	disks   bool
 	zombies int
-	only    []string
+	// restarts: memory nodes have keepers, and only their workers are killed; see restarts_test.go.
+	restarts int
+	only     []string
 	// soak: clients are soakers, and only they are killed; see soak_test.go.
 	soak bool
 }
@@ -75,6 +77,7 @@ type harness struct {
 	lost    int    // sessions that clients lost
 	// elections are terms of the directory's leaders.
 	elections int
+	restarted []time.Duration
 	soaked    soakBook
 	bank      bankBook
 
@@ -282,6 +285,9 @@ func (h *harness) launch(name string, ready func()) error {
 			argv = append(argv, "--shm-socket", filepath.Join(h.work, name+".sock"))
 		} else {
 			argv = append(argv, "--shm-socket", "off")
+		}
+		if h.restarts == 0 {
+			argv = append(argv, "--keep", "off") // a fault hits the whole memory node
 		}
 		return p.start(h.net, environ(), argv, announced)
 	case 'g':
@@ -757,6 +763,7 @@ func (h *harness) summary() string {
 	}
 	fmt.Fprintf(&b, "\nothers     %d errors on keys that no kill concerns\n", len(h.probes.offends))
 	b.WriteString(h.probes.partingTable())
+	b.WriteString(h.restartTable())
 	fmt.Fprintf(&b, "check      %s\n", h.result)
 	h.mu.Lock()
 	defer h.mu.Unlock()

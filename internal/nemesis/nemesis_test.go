@@ -26,6 +26,7 @@ var (
 	memory   = flag.String("memory", "256MiB", "that each memory node lends")
 	kills    = flag.Int("kills", 0, "nothing but so many kills of memory nodes")
 	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers, of a memory node and of a gateway, by SIGTERM and by SIGKILL each")
+	restarts = flag.Int("restarts", 0, "nothing but so many kills of memory nodes' workers, whose memory their keepers hold")
 	zombies  = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
 	only     = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
 )
@@ -76,6 +77,8 @@ func TestNemesis(t *testing.T) {
 			err = h.onlyKills()
 		case s.stops > 0:
 			err = h.onlyStops()
+		case s.restarts > 0:
+			err = h.onlyRestarts()
 		default:
 			err = h.mixed()
 		}
@@ -98,7 +101,7 @@ func flagged(t *testing.T, variable, target string) settings {
 		t.Fatalf("%s: %v", variable, err)
 	}
 	s := settings{duration: duration, seed: *seed, provider: *provider, replicas: *replicas, lease: *lease,
-		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies}
+		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies, restarts: *restarts}
 	if *only != "" {
 		s.only = strings.Split(*only, ",")
 	}
@@ -161,8 +164,8 @@ func (s *settings) check() error {
 		return fmt.Errorf("-provider %q: want tcp or shm", s.provider)
 	case s.replicas < 1 || s.replicas > 3:
 		return fmt.Errorf("-replicas %d: want 1 to 3", s.replicas)
-	case min(s.kills, 1)+min(s.stops, 1)+min(s.zombies, 1) > 1:
-		return errors.New("-kills, -stops and -zombies: want one")
+	case min(s.kills, 1)+min(s.stops, 1)+min(s.zombies, 1)+min(s.restarts, 1) > 1:
+		return errors.New("-kills, -stops, -restarts and -zombies: want one")
 	case s.kills+s.stops > 0 && s.replicas < 2:
 		return errors.New("-kills, -stops: a memory node's death costs its data unless there are -replicas 2")
 	}

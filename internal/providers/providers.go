@@ -13,6 +13,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
@@ -39,6 +40,9 @@ type Options struct {
 	Identities identity.Mapping
 	// TCPDoor and ShmDoor are those providers' Options.Door.
 	TCPDoor, ShmDoor *netsrv.Door
+	// TCPSocket and ShmSocket are those providers' Options.Socket, and ShmCells is Options.Cells.
+	TCPSocket, ShmSocket func(addr string, listen func() (net.Listener, error)) (net.Listener, error)
+	ShmCells             shm.Cells
 	// Verbs choose the adapter; TLS is filled in. Its Logger also hears which
 	// provider OpenFor leaves out.
 	Verbs verbs.Options
@@ -58,14 +62,14 @@ var openers = []struct {
 		return rdma.NewDevice("verbs", d), nil
 	}},
 	{"shm", func(o Options) (*rdma.Device, error) {
-		d, err := shm.Open(shm.Options{Door: o.ShmDoor})
+		d, err := shm.Open(shm.Options{Door: o.ShmDoor, Socket: o.ShmSocket, Cells: o.ShmCells})
 		if err != nil {
 			return nil, err
 		}
 		return rdma.NewDevice("shm", d), nil
 	}},
 	{"tcp", func(o Options) (*rdma.Device, error) {
-		d, err := tcp.Open(tcp.Options{TLSServer: o.TLSServer, TLSClient: o.TLSClient, Door: o.TCPDoor})
+		d, err := tcp.Open(tcp.Options{TLSServer: o.TLSServer, TLSClient: o.TLSClient, Door: o.TCPDoor, Socket: o.TCPSocket})
 		if err != nil {
 			return nil, err
 		}

@@ -289,7 +289,7 @@ func environ() (env []string) {
 			env = append(env, e)
 		}
 	}
-	return env
+	return append(env, "KVD_KEEP=off") // a memory node's usage, and end, are those of one process
 }
 
 // node is a memory node: its name, the adapter it has, and flags of kvd memnode

@@ -24,6 +24,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 )
 
@@ -175,6 +176,9 @@ type Caps struct {
 	// AtomicsByAgent: READ and WRITE are the device's, atomics are messages that
 	// the target's CPU answers.
 	AtomicsByAgent bool
+	// ChoosesKeys: the provider makes up rkeys, and PDs are KeyChoosers, so that memory that is adopted can have the
+	// rkeys that it had.
+	ChoosesKeys bool
 }
 
 // AllocOptions say how registered memory is mapped.
@@ -187,6 +191,10 @@ type AllocOptions struct {
 	Lock bool
 	// Shared makes the mapping a memfd that other processes can map.
 	Shared bool
+	// Adopt, if not nil, is the memfd of memory that an earlier process allocated with the
+	// same size and options, Shared among them: it is mapped as it is, and not zeroed. The
+	// caller keeps the file. Providers whose memory ends with its process refuse it with ErrNotSupport.
+	Adopt *os.File
 }
 
 // Memory is mapped outside the Go heap (except under sim). The one who
@@ -226,7 +234,7 @@ var (
 // Device is one opened provider instance.
 type Device interface {
 	Caps() Caps
-	// Alloc maps size bytes (rounded up to the page size) zeroed.
+	// Alloc maps size bytes (rounded up to the page size), zeroed unless adopted.
 	Alloc(size int64, o AllocOptions) (*Memory, error)
 	AllocPD() (PD, error)
 	// CreateCQ makes a queue for at least depth WCs.
@@ -270,6 +278,13 @@ type AtomicProxier interface {
 	// ProxyAtomics makes f, which may be called concurrently, execute every atomic
 	// on the MR from now on. It is called before the rkey is handed out.
 	ProxyAtomics(f AtomicFunc)
+}
+
+// KeyChooser is a PD whose provider makes up rkeys itself, and so can give memory that outlived a process the
+// rkeys that it had there.
+type KeyChooser interface {
+	// RegMRAs is RegMR with this rkey. It fails if the key is 0, which names nothing, or is in use.
+	RegMRAs(m *Memory, off, n int64, a Access, rkey uint64) (MR, error)
 }
 
 // RateLimiter is a PD whose connections' verbs the CPU of the target executes, which can make them wait.

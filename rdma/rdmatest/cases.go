@@ -19,6 +19,7 @@ var (
 	}}
 	atomicThenRead = capability{"AtomicThenRead", func(c rdma.Caps) bool { return c.AtomicThenRead }}
 	inline         = capability{"MaxInline", func(c rdma.Caps) bool { return c.MaxInline > 0 }}
+	choosesKeys    = capability{"ChoosesKeys", func(c rdma.Caps) bool { return c.ChoosesKeys }}
 	synchronous    = capability{"Synchronous", func(c rdma.Caps) bool { return c.Synchronous }}
 )
 
@@ -69,6 +70,7 @@ var cases = []struct {
 	{"address-overflow-is-refused", addressOverflow, nil},
 	{"unknown-rkey-is-refused", unknownRKey, nil},
 	{"revoked-rkey-is-refused", revokedRKey, nil},
+	{"adopted-memory-has-its-bytes-and-rkey", adopted, []capability{choosesKeys}},
 	{"rkey-of-another-pd-is-refused", foreignPD, nil},
 	{"write-to-region-without-write-is-refused", writeRight, nil},
 	{"read-of-region-without-read-is-refused", readRight, nil},

@@ -3,8 +3,11 @@ package rdmatest
 import (
 	"bytes"
 	"errors"
+	"os"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/rdma"
 	"github.com/kvd-project/kvd/rdma/driver"
@@ -93,6 +96,48 @@ func revokedRKey(t *testing.T, e *Env) {
 	}
 	n := e.Dial()
 	e.Must(n.OK(n.Read(other, 0, n.Buf(8)), n.Read(again, 0, n.Buf(8))))
+}
+
+// adopted plays a process and the next one on one device: the first one's MR is gone, and its memory is mapped anew.
+func adopted(t *testing.T, e *Env) {
+	o := rdma.AllocOptions{Name: "rdmatest", Shared: true}
+	first, err := e.H.Passive.Alloc(8192, o)
+	e.Must(err)
+	e.Undo("free", first.Free)
+	mr, err := e.PD.RegMR(first, 4096, 4096, All)
+	e.Must(err)
+	rkey := mr.RKey()
+	if m, err := e.PD.RegMRAs(first, 0, 4096, All, rkey); err == nil {
+		t.Errorf("two MRs have the rkey %#x", m.RKey())
+	}
+	l := e.Dial()
+	Fill(l.Local.Bytes(), 0x77)
+	e.Must(l.OK(l.Write(mr, 0, l.Buf(64))))
+	e.Must(mr.Deregister())
+
+	fd, err := unix.FcntlInt(uintptr(first.FD), unix.F_DUPFD_CLOEXEC, 0)
+	e.Must(err)
+	o.Adopt = os.NewFile(uintptr(fd), "kept")
+	defer o.Adopt.Close()
+	second, err := e.H.Passive.Alloc(8192, o)
+	e.Must(err)
+	e.Undo("free", second.Free)
+	if m, err := e.PD.RegMRAs(second, 0, 4096, All, 0); err == nil {
+		t.Errorf("an MR has the rkey %#x, which was asked to be 0", m.RKey())
+	}
+	again, err := e.PD.RegMRAs(second, 4096, 4096, All, rkey)
+	e.Must(err)
+	e.Undo("deregister", again.Deregister)
+	if again.RKey() != rkey {
+		t.Fatalf("rkey %#x, want %#x", again.RKey(), rkey)
+	}
+	n := e.Dial()
+	b := n.Buf(64)
+	e.Must(n.OK(n.Read(mr, 0, b)))
+	e.Must(n.OK(n.Write(mr, 64, b)))
+	if want := bytes.Repeat([]byte{0x77}, 128); !bytes.Equal(b, want[:64]) || !bytes.Equal(again.Bytes()[:128], want) {
+		t.Error("adopted memory has other bytes")
+	}
 }
 
 func foreignPD(t *testing.T, e *Env) {

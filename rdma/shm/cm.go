@@ -65,7 +65,7 @@ func (d *Device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 	d.mu.listeners++
 	d.mu.Unlock()
 
-	ln, err := listenUnix(addr)
+	ln, err := d.socket(addr)
 	if err != nil {
 		d.mu.Lock()
 		d.mu.listeners--
@@ -76,6 +76,21 @@ func (d *Device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 	l.mu.conns = make(map[*net.UnixConn]struct{})
 	l.done.Go(l.accept)
 	return l, nil
+}
+
+func (d *Device) socket(addr string) (*net.UnixListener, error) {
+	if d.o.Socket == nil {
+		return listenUnix(addr)
+	}
+	sock, err := d.o.Socket(addr, func() (net.Listener, error) { return listenUnix(addr) })
+	if err != nil {
+		return nil, err
+	}
+	ln, ok := sock.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("listen %s: not a socket of the Unix domain", addr), sock.Close())
+	}
+	return ln, nil
 }
 
 func listenUnix(addr string) (*net.UnixListener, error) {
@@ -219,6 +234,9 @@ func (l *Listener) serve(c *net.UnixConn, g *netsrv.Guest) {
 	if err == nil {
 		err = p.join(pd, access)
 	}
+	if err == nil {
+		err = p.keep()
+	}
 	if err != nil {
 		_ = reply(c, 0, err)
 		return
@@ -263,6 +281,7 @@ type peer struct {
 		cell *cell // nil once unmapped
 		// orphan: the connection's goroutine gave up; who confirms, frees.
 		orphan bool
+		item   string // the cell's name at Options.Cells
 	}
 }
 
@@ -311,6 +330,7 @@ func (p *peer) freeLocked() {
 // release ends the connection's goroutine's part in the peer. A peer that could not be confirmed keeps its
 // cell, and its place in the PD.
 func (p *peer) release() {
+	defer p.forget()
 	p.l.d.mu.Lock()
 	defer p.l.d.mu.Unlock()
 	p.mu.Lock()
@@ -378,9 +398,7 @@ func (p *peer) inside() (seq uint64, busy bool) {
 
 // deadLocked tells whether all threads of the peer's process have ended.
 func (p *peer) deadLocked() bool {
-	fds := []unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 1 && fds[0].Revents&unix.POLLIN != 0
+	return ended(p.pidfd)
 }
 
 // confirm waits until nothing of the barred peer can land any more, and tells
@@ -403,6 +421,7 @@ func (p *peer) settleBarred() bool {
 	if _, busy := p.inside(); busy {
 		return false
 	}
+	defer p.forget()
 	p.l.d.mu.Lock()
 	defer p.l.d.mu.Unlock()
 	return p.settleLocked()

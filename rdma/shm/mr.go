@@ -106,6 +106,19 @@ const remoteRights = driver.AccessRemoteRead | driver.AccessRemoteWrite | driver
 
 // RegMR implements driver.PD.
 func (p *PD) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	return p.regMR(m, off, n, a, 0)
+}
+
+// RegMRAs implements driver.KeyChooser.
+func (p *PD) RegMRAs(m *driver.Memory, off, n int64, a driver.Access, rkey uint64) (driver.MR, error) {
+	if rkey == 0 || a&remoteRights == 0 {
+		return nil, fmt.Errorf("rkey %#x with access rights %#x: %w", rkey, a, ErrKeyInUse)
+	}
+	return p.regMR(m, off, n, a, rkey)
+}
+
+// regMR makes up an rkey if this one is 0.
+func (p *PD) regMR(m *driver.Memory, off, n int64, a driver.Access, rkey uint64) (driver.MR, error) {
 	if off < 0 || n <= 0 || off%8 != 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
 		return nil, fmt.Errorf("bytes [%d,+%d) of %d: want 8-byte aligned and inside", off, n, len(m.Bytes))
 	}
@@ -122,6 +135,10 @@ func (p *PD) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	if p.dealloc {
 		return nil, driver.ErrClosed
 	}
+	if d.mu.rkeys[rkey] != nil {
+		return nil, fmt.Errorf("rkey %#x: %w", rkey, ErrKeyInUse)
+	}
+	r.rkey = rkey
 	if a&remoteRights != 0 {
 		t, err := d.tableLocked()
 		if err != nil {
@@ -146,14 +163,20 @@ func (p *PD) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 
 // Dealloc implements driver.PD.
 func (p *PD) Dealloc() error {
+	var settled []*peer
+	defer func() { // without the lock
+		for _, q := range settled {
+			q.forget()
+		}
+	}()
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if p.dealloc {
 		return nil
 	}
 	for q := range p.peers {
-		if q.orphaned() {
-			q.settleLocked()
+		if q.orphaned() && q.settleLocked() {
+			settled = append(settled, q)
 		}
 	}
 	if p.mrs+p.qps+len(p.peers) > 0 {

@@ -23,6 +23,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,13 +36,14 @@ import (
 )
 
 var (
-	_ driver.Device   = (*Device)(nil)
-	_ driver.PD       = (*PD)(nil)
-	_ driver.MR       = (*MR)(nil)
-	_ driver.CQ       = (*CQ)(nil)
-	_ driver.QP       = (*QP)(nil)
-	_ driver.Listener = (*Listener)(nil)
-	_ driver.Peer     = (*peer)(nil)
+	_ driver.Device     = (*Device)(nil)
+	_ driver.PD         = (*PD)(nil)
+	_ driver.KeyChooser = (*PD)(nil)
+	_ driver.MR         = (*MR)(nil)
+	_ driver.CQ         = (*CQ)(nil)
+	_ driver.QP         = (*QP)(nil)
+	_ driver.Listener   = (*Listener)(nil)
+	_ driver.Peer       = (*peer)(nil)
 )
 
 const (
@@ -59,6 +61,8 @@ var (
 	ErrInUse = errors.New("still in use")
 	// ErrNotShared means remote rights over memory that is not a memfd.
 	ErrNotShared = errors.New("remote access needs memory allocated with Shared")
+	// ErrKeyInUse means that an rkey names another MR of the device, or nothing.
+	ErrKeyInUse = errors.New("rkey cannot be used")
 	// ErrProtocol means the other end of the socket broke the handshake's rules.
 	ErrProtocol = errors.New("shm protocol violation")
 	// ErrVersion means the other end speaks another version.
@@ -80,6 +84,12 @@ type Options struct {
 	// ConfirmTimeout bounds how long Deregister and Listener.Close wait for
 	// peers to leave a verb they are inside. Default 5 s.
 	ConfirmTimeout time.Duration
+	// Cells, if not nil, holds the control cells of connections beyond this process, so that the next one can tell what
+	// their dialers may still do (AdoptCell).
+	Cells Cells
+	// Socket, if not nil, gives the listening socket for an address: what listen opens, or one that an earlier process
+	// opened.
+	Socket func(addr string, listen func() (net.Listener, error)) (net.Listener, error)
 }
 
 func (o *Options) ensureDefaults() {
@@ -176,6 +186,7 @@ func (d *Device) Caps() driver.Caps {
 		Synchronous:    true,
 		SelfFencing:    true,
 		EnforcesRights: false,
+		ChoosesKeys:    true,
 	}
 }
 

@@ -29,6 +29,9 @@ func (d *device) Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error
 	if size <= 0 || size > most {
 		return nil, fmt.Errorf("alloc %q: size %d bytes, want 1 to %d", o.Name, size, int64(most))
 	}
+	if o.Adopt != nil {
+		return nil, fmt.Errorf("alloc %q: adopt memory of another process: %w", o.Name, driver.ErrNotSupport)
+	}
 	page := int64(os.Getpagesize())
 	return driver.NewMemory(make([]byte, (size+page-1)/page*page), -1, o, nil), nil
 }

@@ -201,11 +201,22 @@ func (d *device) Listen(addr string, o driver.ListenOptions) (driver.Listener, e
 		return nil, errors.New("ListenOptions.Accept is nil")
 	}
 	lc := net.ListenConfig{KeepAlive: -1, Control: d.control}
-	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	listen := func() (net.Listener, error) { return lc.Listen(context.Background(), "tcp", addr) }
+	var sock net.Listener
+	var err error
+	if d.o.Socket != nil {
+		sock, err = d.o.Socket(addr, listen)
+	} else {
+		sock, err = listen()
+	}
 	if err != nil {
 		return nil, err
 	}
-	l := &listener{d: d, o: o, ln: ln.(*net.TCPListener), stop: make(chan struct{}), stopped: make(chan struct{})}
+	ln, ok := sock.(*net.TCPListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("listen %s: not a tcp socket", addr), sock.Close())
+	}
+	l := &listener{d: d, o: o, ln: ln, stop: make(chan struct{}), stopped: make(chan struct{})}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {

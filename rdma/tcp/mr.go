@@ -3,6 +3,7 @@ package tcp
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"sync/atomic"
@@ -43,9 +44,30 @@ var (
 	_ driver.PD            = (*pd)(nil)
 	_ driver.MR            = (*mr)(nil)
 	_ driver.AtomicProxier = (*mr)(nil)
+	_ driver.KeyChooser    = (*pd)(nil)
 )
 
 func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, error) {
+	return p.RegMRAs(m, off, n, a, randomKey())
+}
+
+func randomKey() uint64 {
+	var b [8]byte
+	for {
+		_, _ = rand.Read(b[:]) // never fails
+		if k := binary.LittleEndian.Uint64(b[:]); k != 0 {
+			return k
+		}
+	}
+}
+
+// ErrKeyInUse means that an rkey names another MR of the PD, or nothing.
+var ErrKeyInUse = errors.New("rkey cannot be used")
+
+func (p *pd) RegMRAs(m *driver.Memory, off, n int64, a driver.Access, rkey uint64) (driver.MR, error) {
+	if rkey == 0 {
+		return nil, fmt.Errorf("rkey 0: %w", ErrKeyInUse)
+	}
 	if off < 0 || n <= 0 || off > int64(len(m.Bytes)) || n > int64(len(m.Bytes))-off {
 		return nil, fmt.Errorf("bytes [%d,+%d) of %d", off, n, len(m.Bytes))
 	}
@@ -53,14 +75,13 @@ func (p *pd) RegMR(m *driver.Memory, off, n int64, a driver.Access) (driver.MR, 
 	if uintptr(unsafe.Pointer(unsafe.SliceData(b)))%8 != 0 {
 		return nil, fmt.Errorf("memory at offset %d is not 8-byte aligned", off)
 	}
-	var random [8]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return nil, fmt.Errorf("rkey: %w", err)
-	}
-	r := &mr{pd: p, bytes: b, access: a, rkey: binary.LittleEndian.Uint64(random[:])}
+	r := &mr{pd: p, bytes: b, access: a, rkey: rkey}
 	d := p.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if p.keys.Load().byRKey[rkey] != nil {
+		return nil, fmt.Errorf("rkey %#x: %w", rkey, ErrKeyInUse)
+	}
 	d.mu.lastLKey++
 	r.lkey = d.mu.lastLKey
 	t := p.keys.Load().clone()

@@ -56,6 +56,9 @@ type Options struct {
 	// The kernel caps it silently (net.core.wmem_max, rmem_max). Default 512 KiB,
 	// at least 64 KiB.
 	SocketBuffer int
+	// Socket, if not nil, gives the listening socket for an address: what listen opens, or one that an earlier process
+	// opened.
+	Socket func(addr string, listen func() (net.Listener, error)) (net.Listener, error)
 	// Events receives notifications; its functions must not block.
 	Events Events
 }
@@ -218,6 +221,7 @@ func (d *device) Caps() driver.Caps {
 		MaxMsg:         maxMsg,
 		MaxSendWR:      maxSendWR,
 		EnforcesRights: true,
+		ChoosesKeys:    true,
 	}
 }
 

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/memnode"
+	"github.com/kvd-project/kvd/rdma/shm"
+)
+
+// workerStatus is the exit status of a worker, which has said why it ended.
+type workerStatus int
+
+func (s workerStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// keepMemnode is the keeper of a memory node: this same command, run again, is its worker.
+func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
+	path, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	o := keeper.Options{Path: path, Args: a.args, Vital: memnode.RegionItems,
+		Logger: c.Log.Logger(a.stderr, c.Log.SlogLevel()).With("node", c.Name)}
+	if c.ShmSocket == config.Auto && os.Getenv(runtimeDirectory) == "" {
+		// The socket is to be found there by clients of the next worker, too.
+		dir, remove, err := shmFolder()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = remove() }() // it is a temporary folder
+		o.Env = []string{runtimeDirectory + "=" + dir}
+	}
+	status, err := keeper.Run(ctx, o)
+	if err == nil && status != 0 {
+		err = workerStatus(status)
+	}
+	return err
+}
+
+// socketItems begins the names of listening sockets at the keeper.
+const socketItems = "listen/"
+
+// kept is what a worker has of the workers before it. Without a keeper it has nothing, and keeps nothing.
+type kept struct {
+	client  *keeper.Client // nil: there is no keeper
+	log     *slog.Logger
+	regions bool // there is memory
+
+	mu struct {
+		sync.Mutex
+		sockets map[string]*keeper.Item // not in use yet
+		cells   []keptCell
+		err     error // some cell cannot be looked at
+	}
+}
+
+type keptCell struct {
+	*shm.KeptCell
+	item *keeper.Item
+}
+
+// openKept asks the keeper for what it holds, and bars all clients of this machine from it.
+func openKept(client *keeper.Client, log *slog.Logger) (*kept, error) {
+	k := &kept{client: client, log: log}
+	k.mu.sockets = make(map[string]*keeper.Item)
+	items, err := client.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range items {
+		switch {
+		case strings.HasPrefix(i.Name, socketItems):
+			k.mu.sockets[i.Name] = i
+			continue
+		case strings.HasPrefix(i.Name, shm.CellItems) && len(i.FDs) == 2:
+			cell, err := shm.AdoptCell(i.FDs[0], i.FDs[1])
+			if err == nil {
+				k.mu.cells = append(k.mu.cells, keptCell{cell, i})
+				continue
+			}
+			k.mu.err = errors.Join(k.mu.err, fmt.Errorf("%s of %s: %w", i.Name, i.Meta, err))
+		case strings.HasPrefix(i.Name, memnode.RegionItems):
+			k.regions = true
+		}
+		i.Close()
+	}
+	return k, nil
+}
+
+// keeper is for the memory node, and nil if there is none.
+func (k *kept) keeper() memnode.Keeper {
+	if k.client == nil {
+		return nil
+	}
+	return k.client
+}
+
+// cells is for the shm provider, and nil if there is no keeper.
+func (k *kept) cells() shm.Cells {
+	if k.client == nil {
+		return nil
+	}
+	return k.client
+}
+
+// door names the clients that are inside a verb which they began with an earlier worker.
+func (k *kept) door() (inside []string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	left := k.mu.cells[:0]
+	for _, c := range k.mu.cells {
+		if !c.Outside() {
+			inside = append(inside, string(c.item.Meta))
+			left = append(left, c)
+			continue
+		}
+		err = errors.Join(err, c.Close(), k.client.Drop(c.item.Name))
+		c.item.Close()
+	}
+	k.mu.cells = left
+	return inside, errors.Join(err, k.mu.err)
+}
+
+// socket gives, for a provider, the listening socket of an earlier worker, in which clients wait that dialed meanwhile; or else
+// opens one, which the keeper holds from then on.
+func (k *kept) socket(provider string) func(string, func() (net.Listener, error)) (net.Listener, error) {
+	return func(addr string, listen func() (net.Listener, error)) (net.Listener, error) {
+		if k.client == nil {
+			return listen()
+		}
+		name := socketItems + provider + "/" + addr
+		k.mu.Lock()
+		i := k.mu.sockets[name]
+		delete(k.mu.sockets, name)
+		k.mu.Unlock()
+		if i != nil {
+			l, err := listenerOf(i)
+			if err == nil {
+				return l, nil
+			}
+			k.log.Warn("the socket of the earlier process is of no use; another one is opened", "provider", provider, "addr", addr, "err", err)
+			if err := k.client.Drop(name); err != nil {
+				return nil, err
+			}
+		}
+		l, err := listen()
+		if err != nil {
+			return nil, err
+		}
+		if err := k.holdSocket(name, l); err != nil {
+			k.log.Warn("the keeper does not hold the socket: clients that dial during a restart are refused", "provider", provider, "addr", addr, "err", err)
+		}
+		return l, nil
+	}
+}
+
+func (k *kept) holdSocket(name string, l net.Listener) error {
+	s, ok := l.(syscall.Conn)
+	if !ok {
+		return fmt.Errorf("a %T has no descriptor", l)
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) { err = k.client.Put(name, nil, int(fd)) })
+	return errors.Join(cerr, err)
+}
+
+// listenerOf takes over the descriptor of a listening socket.
+func listenerOf(i *keeper.Item) (net.Listener, error) {
+	defer i.Close()
+	if on, err := unix.GetsockoptInt(i.FDs[0], unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || on == 0 {
+		return nil, errors.New("it does not listen")
+	}
+	f := os.NewFile(uintptr(i.FDs[0]), i.Name)
+	i.FDs = i.FDs[1:]
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := l.(*net.UnixListener)
+	if !ok {
+		return l, nil
+	}
+	if path := u.Addr().String(); !strings.HasPrefix(path, "@") {
+		if fi, err := os.Lstat(path); err != nil || fi.Mode().Type() != fs.ModeSocket {
+			return nil, errors.Join(fmt.Errorf("nobody finds it at %s", path), err, u.Close())
+		}
+	}
+	u.SetUnlinkOnClose(true)
+	return u, nil
+}
+
+// dropUnused lets go of the sockets that the settings name no more.
+func (k *kept) dropUnused() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var errs []error
+	for name, i := range k.mu.sockets {
+		i.Close()
+		errs = append(errs, k.client.Drop(name))
+	}
+	clear(k.mu.sockets)
+	return errors.Join(errs...)
+}
+
+// runtimeDirectory is systemd's RuntimeDirectory=; several are separated by colons.
+const runtimeDirectory = "RUNTIME_DIRECTORY"
+
+// shmFolder makes a folder for a socket.
+func shmFolder() (dir string, remove func() error, err error) {
+	base := os.Getenv("XDG_RUNTIME_DIR")
+	if st, err := os.Stat(base); base == "" || err != nil || !st.IsDir() {
+		base = "" // the temporary folder
+	}
+	if dir, err = os.MkdirTemp(base, "kvd-"); err != nil { // mode 0700
+		return "", nil, fmt.Errorf("folder for the shm socket: %w (name one with --shm-socket, or off)", err)
+	}
+	return dir, func() error { return os.RemoveAll(dir) }, nil
+}
+
+// shmSocket gives the socket's address, and what removes the folder that was
+// made for it.
+func shmSocket(setting string) (addr string, remove func() error, err error) {
+	if setting != config.Auto {
+		return setting, func() error { return nil }, nil
+	}
+	const name = "memnode.sock"
+	if dir, _, _ := strings.Cut(os.Getenv(runtimeDirectory), ":"); dir != "" {
+		return filepath.Join(dir, name), func() error { return nil }, nil
+	}
+	dir, remove, err := shmFolder()
+	return filepath.Join(dir, name), remove, err
+}

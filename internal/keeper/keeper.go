@@ -1,0 +1,216 @@
+// Package keeper lets what a process is made of outlive it: a parent process, the keeper, holds descriptors of memory and
+// sockets for a child, the worker, and starts another worker when one dies.
+//
+// The keeper maps nothing and knows nothing of what it holds, so there is little in it that could fail. Which descriptors
+// there are, and what another worker does with them, is the worker's.
+//
+// Start with [Run], the keeper, and [Client], the worker's end; wire.go draws what they say. A Client's methods may be called
+// concurrently. Descriptors are duplicated on their way: both sides close their own.
+//
+// The idea is systemd's file descriptor store (sd_pid_notify_with_fds(3)), which survives the keeper as well, but is not everywhere
+// and cannot be asked to forget at once.
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// socketEnv tells a worker the descriptor of its keeper's socket.
+const socketEnv = "KVD_KEEPER_SOCKET"
+
+// Options configure a keeper.
+type Options struct {
+	// Path and Args are the worker's program and its arguments without the name. Required.
+	Path string
+	Args []string
+	// Env is added to this process's environment.
+	Env []string
+	// Vital begins the names of items without which nothing is worth another worker: while none is held, the keeper ends as
+	// its worker did. Required.
+	Vital string
+	// Logger is told of workers that die. Required.
+	Logger *slog.Logger
+}
+
+// A worker that lives for less than soon is followed by the next after a pause, which doubles from minPause to maxPause.
+const (
+	soon               = time.Second
+	minPause, maxPause = 50 * time.Millisecond, 10 * time.Second
+)
+
+// Again is the exit status of a worker that wants another one to take over at once, whatever is held.
+const Again = 75
+
+// Run keeps a worker running until one ends by itself with status 0, or ends while there is nothing to keep, or ctx ends:
+// the worker is then asked to end with SIGTERM. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as
+// a shell would. A worker dies with the keeper, and the next one starts when the kernel has taken the one before apart.
+//
+// Run closes all that it holds before it returns.
+func Run(ctx context.Context, o Options) (status int, err error) {
+	// Pdeathsig is of the thread that starts the worker, so that has to live as long as this process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	passed := make(chan os.Signal, 4)
+	signal.Notify(passed, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(passed)
+	var held store
+	defer held.closeAll()
+	for pause := time.Duration(0); ; {
+		began := time.Now()
+		w, err := start(o, &held)
+		if err != nil {
+			// The program may be gone for a moment: somebody replaces it.
+			if !held.hasAny(o.Vital) {
+				return 1, err
+			}
+			o.Logger.Error("cannot start the worker; trying again", "err", err)
+		} else {
+			state := w.wait(ctx, passed)
+			status = exitStatus(state)
+			if ctx.Err() == nil && status == Again {
+				o.Logger.Info("the worker asks for another one", "pid", state.Pid(), "lived", time.Since(began).Round(time.Millisecond))
+				pause = 0
+				continue
+			}
+			if status == 0 || ctx.Err() != nil || !held.hasAny(o.Vital) {
+				return status, nil
+			}
+			o.Logger.Error("the worker died; another one takes over what it had", "pid", state.Pid(), "how", state.String(), "lived", time.Since(began).Round(time.Millisecond))
+		}
+		if pause = nextPause(pause, time.Since(began)); pause > 0 {
+			o.Logger.Warn("workers die soon after their start: waiting before the next", "pause", pause)
+		}
+		select {
+		case <-ctx.Done():
+			return status, nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// nextPause is how long the next worker waits, after a pause before the one that lived so long.
+func nextPause(pause, lived time.Duration) time.Duration {
+	if lived >= soon {
+		return 0
+	}
+	return min(max(2*pause, minPause), maxPause)
+}
+
+func exitStatus(s *os.ProcessState) int {
+	if w, ok := s.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+		return 128 + int(w.Signal())
+	}
+	return s.ExitCode()
+}
+
+// worker is one life of the child.
+type worker struct {
+	cmd    *exec.Cmd
+	served chan struct{} // closed when all that it said has been heard
+	ended  chan struct{} // closed when it has been reaped
+}
+
+func start(o Options, held *store) (*worker, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket for the worker: %w", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "worker")
+	defer theirs.Close()
+	conn, err := connOf(fds[0])
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{cmd: exec.Command(o.Path, o.Args...), served: make(chan struct{}), ended: make(chan struct{})}
+	w.cmd.Env = append(slices.Concat(os.Environ(), o.Env), socketEnv+"=3")
+	w.cmd.Stdin, w.cmd.Stdout, w.cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	w.cmd.ExtraFiles = []*os.File{theirs}
+	// In a group of its own it gets a terminal's ^C once, from here.
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := w.cmd.Start(); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("start %s: %w", o.Path, err)
+	}
+	go func() {
+		defer close(w.served)
+		defer conn.Close()
+		held.serve(conn)
+	}()
+	go func() {
+		_ = w.cmd.Wait() // ProcessState says how
+		close(w.ended)
+	}()
+	return w, nil
+}
+
+// wait returns when the worker has been reaped and all that it said was heard.
+func (w *worker) wait(ctx context.Context, passed <-chan os.Signal) *os.ProcessState {
+	stop := ctx.Done()
+	for {
+		select {
+		case <-stop:
+			_ = w.cmd.Process.Signal(syscall.SIGTERM) // or it has just ended
+			stop = nil
+		case s := <-passed:
+			_ = w.cmd.Process.Signal(s) // likewise
+		case <-w.ended:
+			<-w.served
+			return w.cmd.ProcessState
+		}
+	}
+}
+
+// connOf takes over fd.
+func connOf(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "keeper")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("keeper's socket: %w", err)
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, errors.New("keeper's socket is not of the Unix domain")
+	}
+	return u, nil
+}
+
+// IsWorker tells whether this process is one, until it calls Connect.
+func IsWorker() bool { return os.Getenv(socketEnv) != "" }
+
+// Connect is for a process that may be a worker: nil if it is none. It is called once.
+func Connect() (*Client, error) {
+	text := os.Getenv(socketEnv)
+	if text == "" {
+		return nil, nil
+	}
+	_ = os.Unsetenv(socketEnv) // a child of the worker is none; it fails for bad names alone
+	fd, err := strconv.Atoi(text)
+	if err != nil || fd < 3 {
+		return nil, fmt.Errorf("%s is %q: want the number of a descriptor above 2", socketEnv, text)
+	}
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil || kind != unix.SOCK_SEQPACKET {
+		return nil, fmt.Errorf("%s is %d, which is no socket of a keeper", socketEnv, fd)
+	}
+	c, err := connOf(fd)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{conn: c}, nil
+}

@@ -1,0 +1,359 @@
+package memnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/hostid"
+	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/rdma"
+)
+
+// Keeper holds descriptors beyond this process; *keeper.Client is one.
+type Keeper interface {
+	// Put holds duplicates of fds under a name that is free.
+	Put(name string, meta []byte, fds ...int) error
+	// Drop closes what is held under a name.
+	Drop(name string) error
+	// List gives what is held, which the caller closes.
+	List() ([]*keeper.Item, error)
+}
+
+// The items of a node's at its keeper: its state, and a memfd for each region. RegionItems begins the latter's names, and without
+// one of them there is nothing to keep.
+const (
+	stateItem   = "state"
+	RegionItems = "region/"
+)
+
+// Kept says what a process had of the one before it. The zero value has no meaning.
+type Kept uint8
+
+const (
+	// KeptOff: there is no keeper.
+	KeptOff Kept = 1 + iota
+	// KeptPending: it is being found out.
+	KeptPending
+	// KeptFirst: there was no process before.
+	KeptFirst
+	// KeptAll: all regions are as they were.
+	KeptAll
+	// KeptDamaged: the state cannot be believed.
+	KeptDamaged
+	// KeptVersion: the state is of another version.
+	KeptVersion
+	// KeptStranger: the state is of another memory node, or of another life of the machine.
+	KeptStranger
+	// KeptMissing: the memory of some region is gone or not as the state says, or cannot be mapped or registered.
+	KeptMissing
+	// KeptOpen: it is not known which peers may still write to the memory.
+	KeptOpen
+	// KeptDisowned: the directory had given the memory up, or is another cluster's.
+	KeptDisowned
+)
+
+// NumKept bounds arrays indexed by Kept.
+const NumKept = 11
+
+func (k Kept) String() string {
+	names := [NumKept]string{"invalid", "off", "pending", "first", "kept", "damaged", "version", "stranger", "missing", "open", "disowned"}
+	if k >= NumKept {
+		return fmt.Sprintf("Kept(%d)", uint8(k))
+	}
+	return names[k]
+}
+
+// keeping is what a node has at its keeper.
+type keeping struct {
+	mu   sync.Mutex
+	file *stateFile // nil: there is no keeper, or not yet
+}
+
+// warm takes over what the process before this one had: it gives the state with every region mapped and registered, or nil if
+// this process starts with nothing, and then nothing is left of what was there.
+func (n *Node) warm() *state {
+	if n.o.Keeper == nil {
+		return nil
+	}
+	s, why, err := n.inherit()
+	if n.ctx.Err() != nil {
+		return nil
+	}
+	n.setKept(why)
+	switch {
+	case s != nil:
+		n.log.Info("memory kept by the keeper is taken over", "regions", len(s.regions), "bytes", n.Stats().RegisteredBytes, "incarnation", s.incarnation, "boot", n.boot)
+		return s
+	case why != KeptFirst:
+		n.log.Warn("memory that the keeper held is given up: starting empty", "reason", why.String(), "err", err)
+	}
+	n.forgetKept()
+	return nil
+}
+
+func (n *Node) setKept(why Kept) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.kept = why
+}
+
+// inherit is warm without its consequences for what cannot be taken over.
+func (n *Node) inherit() (*state, Kept, error) {
+	items, err := n.o.Keeper.List()
+	if err != nil {
+		return nil, KeptMissing, err
+	}
+	held := make(map[string]*keeper.Item, len(items))
+	for _, i := range items {
+		held[i.Name] = i
+		defer i.Close()
+	}
+	s, why, err := n.readState(held[stateItem])
+	if err != nil {
+		return nil, why, err
+	}
+	var regions []*region
+	for _, k := range s.regions {
+		r, err := n.adopt(k, held[k.item])
+		if err != nil {
+			return nil, KeptMissing, fmt.Errorf("placement group %d: %w", k.pg, err)
+		}
+		regions = append(regions, r)
+		delete(held, k.item)
+	}
+	for name := range held { // which a process that died was about to use, or had given up
+		if strings.HasPrefix(name, RegionItems) {
+			n.log.Info("memory of a region that was not in use is given back", "item", name)
+			if err := n.o.Keeper.Drop(name); err != nil {
+				return nil, KeptMissing, err
+			}
+		}
+	}
+	if err := n.doorClosed(); err != nil {
+		return nil, KeptOpen, err
+	}
+	for _, r := range regions {
+		if err := n.register1(r); err != nil {
+			return nil, KeptMissing, fmt.Errorf("placement group %d: %w", r.want.GetPgId(), err)
+		}
+	}
+	// A boot that is not written down could be that of two processes.
+	s.boot++
+	if err := n.keep.file.write(s); err != nil {
+		return nil, KeptDamaged, err
+	}
+	n.mu.Lock()
+	n.boot = s.boot
+	n.mu.Unlock()
+	return s, KeptAll, nil
+}
+
+// readState opens the state that item holds and checks that it is this node's.
+func (n *Node) readState(item *keeper.Item) (*state, Kept, error) {
+	if item == nil {
+		return nil, KeptFirst, errStateNone
+	}
+	f := os.NewFile(uintptr(item.FDs[0]), stateItem)
+	item.FDs = item.FDs[1:]
+	defer f.Close()
+	m, err := n.allocator().Alloc(2*statePage, rdma.AllocOptions{Name: "kvd-state", Shared: true, Adopt: f})
+	if err != nil {
+		return nil, KeptDamaged, err
+	}
+	n.keep.file = &stateFile{mem: m}
+	s, err := n.keep.file.read()
+	switch {
+	case errors.Is(err, errStateNone):
+		return nil, KeptFirst, err
+	case errors.Is(err, errStateFormat):
+		return nil, KeptVersion, err
+	case err != nil:
+		return nil, KeptDamaged, err
+	case s.node != n.o.Name:
+		return nil, KeptStranger, fmt.Errorf("the state is of memory node %q, and this is %q", s.node, n.o.Name)
+	case !hostid.Same(s.host, n.o.HostID):
+		return nil, KeptStranger, fmt.Errorf("the state is of machine %q, and this is %q", s.host, n.o.HostID)
+	}
+	return s, KeptAll, nil
+}
+
+// allocator is the device whose memory all others can register.
+func (n *Node) allocator() *rdma.Device {
+	for _, d := range n.devices {
+		if d.dev.Name() == "shm" {
+			return d.dev
+		}
+	}
+	return n.devices[0].dev
+}
+
+// adopt maps a region that item holds and makes it one of the node's.
+func (n *Node) adopt(k keptRegion, item *keeper.Item) (*region, error) {
+	if item == nil {
+		return nil, errors.New("the keeper does not hold its memory")
+	}
+	f := os.NewFile(uintptr(item.FDs[0]), k.item)
+	item.FDs = item.FDs[1:]
+	defer f.Close()
+	m, err := n.allocator().Alloc(int64(k.regionBytes), rdma.AllocOptions{
+		Name: regionName(k.pg), HugePageBytes: int(k.pageBytes), Lock: n.o.Lock, Shared: true, Adopt: f,
+	})
+	if err != nil {
+		return nil, err
+	}
+	r := &region{bytes: int64(len(m.Bytes)), mem: m, item: k.item, pageBytes: int(k.pageBytes), old: k.keys, want: &dirpb.WantRegion{
+		PgId: k.pg, NamespaceId: k.namespace, RegionBytes: k.regionBytes, IndexBytes: k.indexSize, Epoch: k.epoch, Since: k.since,
+	}}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.used += r.bytes
+	n.mu.regions[k.pg] = r
+	return r, nil
+}
+
+// register1 registers an adopted region with every device, under the rkeys that it had where the provider can. The region's header
+// is not looked at: clients can write there, and one of them must not cost the others what is here.
+func (n *Node) register1(r *region) error {
+	pds, l, err := n.domains(r.want.GetNamespaceId())
+	if err != nil {
+		return err
+	}
+	if err := n.registerMRs(r, pds, l); err != nil {
+		return err
+	}
+	same := len(r.keys) == len(r.old)
+	for _, k := range r.keys {
+		same = same && slices.Contains(r.old, keptKeys{k.GetProvider(), k.GetIndexRkey(), k.GetHeapRkey()})
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r.published = same // the directory says if it does not know them
+	return nil
+}
+
+// doorClosed waits until nothing that was posted to an earlier process can land any more, and says for whom it waits.
+func (n *Node) doorClosed() error {
+	if n.o.Door == nil {
+		return nil
+	}
+	began := time.Now()
+	for pause, said := time.Millisecond, false; ; pause = min(2*pause, 100*time.Millisecond) {
+		inside, err := n.o.Door()
+		if err != nil {
+			return err
+		}
+		n.mu.Lock()
+		n.mu.inside = inside
+		n.mu.Unlock()
+		if len(inside) == 0 {
+			return nil
+		}
+		if !said && time.Since(began) >= n.o.FenceTimeout {
+			said = true
+			n.log.Error("clients of this machine are inside a verb that they began before the restart: the memory is not served before they leave it or end",
+				"peers", strings.Join(inside, ", "))
+		}
+		if !n.wait(pause, nil) {
+			return n.ctx.Err()
+		}
+	}
+}
+
+// forgetKept gives back all that the keeper holds of regions, and what of it is mapped. Nobody was given a key by this process.
+func (n *Node) forgetKept() {
+	n.mu.Lock()
+	var regions []*region
+	for _, r := range n.mu.regions {
+		regions = append(regions, r)
+	}
+	n.mu.Unlock()
+	for _, r := range regions {
+		if err := n.drop(r); err != nil {
+			n.log.Error("cannot give back memory of an earlier process", "err", err)
+		}
+	}
+	items, err := n.o.Keeper.List()
+	for _, i := range items {
+		if strings.HasPrefix(i.Name, RegionItems) || i.Name == stateItem && n.keep.file == nil {
+			err = errors.Join(err, n.o.Keeper.Drop(i.Name))
+		}
+		i.Close()
+	}
+	if err != nil {
+		n.log.Error("the keeper does not let go of an earlier process's memory", "err", err)
+	}
+	n.closeState()
+}
+
+// closeState unmaps the state, and has the keeper forget it.
+func (n *Node) closeState() {
+	n.keep.mu.Lock()
+	defer n.keep.mu.Unlock()
+	if n.keep.file == nil {
+		return
+	}
+	if err := errors.Join(n.o.Keeper.Drop(stateItem), n.keep.file.mem.Free()); err != nil {
+		n.log.Error("cannot give back the state that was kept", "err", err)
+	}
+	n.keep.file = nil
+}
+
+// saveState writes down what the next process has to know, for this registration. The regions that are named there are those
+// that have all of their keys and that nobody has begun to drop.
+func (n *Node) saveState(reg *registration) error {
+	if n.o.Keeper == nil {
+		return nil
+	}
+	n.keep.mu.Lock()
+	defer n.keep.mu.Unlock()
+	if n.keep.file == nil {
+		m, err := n.allocator().Alloc(2*statePage, rdma.AllocOptions{Name: "kvd-state", Shared: true})
+		if err != nil {
+			return fmt.Errorf("state for the keeper: %w", err)
+		}
+		if err := n.o.Keeper.Put(stateItem, nil, m.FD); err != nil {
+			return fmt.Errorf("state for the keeper: %w", errors.Join(err, m.Free()))
+		}
+		n.keep.file = &stateFile{mem: m}
+	}
+	n.mu.Lock()
+	s := &state{cluster: n.mu.clusterID, node: n.o.Name, host: n.o.HostID, nodeID: reg.nodeID, incarnation: reg.incarnation, boot: n.boot}
+	for pg, r := range n.mu.regions {
+		if r.dying || r.keys == nil {
+			continue
+		}
+		k := keptRegion{item: r.item, pg: pg, namespace: r.want.GetNamespaceId(), epoch: r.want.GetEpoch(), since: r.want.GetSince(),
+			regionBytes: r.want.GetRegionBytes(), indexSize: r.want.GetIndexBytes(), pageBytes: uint64(r.pageBytes)}
+		for _, x := range r.keys {
+			k.keys = append(k.keys, keptKeys{x.GetProvider(), x.GetIndexRkey(), x.GetHeapRkey()})
+		}
+		s.regions = append(s.regions, k)
+	}
+	n.mu.Unlock()
+	slices.SortFunc(s.regions, func(a, b keptRegion) int { return int(int64(a.pg) - int64(b.pg)) })
+	return n.keep.file.write(s)
+}
+
+// disowned reports whether the refusal of a registration with kept memory means that the directory has given that memory
+// up: it says so itself when it is asked as by a heartbeat.
+func (n *Node) disowned(s *state, refusal error) bool {
+	if s == nil || status.Code(refusal) != codes.FailedPrecondition {
+		return false
+	}
+	var rep *dirpb.HeartbeatReply
+	err := n.call(n.ctx, exchangeTimeout, func(ctx context.Context, d dirpb.DirectoryClient) (err error) {
+		rep, err = d.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: s.nodeID, Incarnation: s.incarnation})
+		return err
+	})
+	return err == nil && rep.GetUnknownNode()
+}

@@ -1,0 +1,389 @@
+package memnode
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/keeper"
+	"github.com/kvd-project/kvd/internal/token"
+)
+
+var _ Keeper = (*keeper.Client)(nil)
+
+// memory is a keeper in this process.
+type memory struct {
+	mu    sync.Mutex
+	items map[string]int
+	err   error // of Put
+}
+
+func newMemory(t *testing.T) *memory {
+	k := &memory{items: map[string]int{}}
+	t.Cleanup(func() {
+		for _, fd := range k.items {
+			_ = unix.Close(fd)
+		}
+	})
+	return k
+}
+
+func (k *memory) Put(name string, _ []byte, fds ...int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.err != nil {
+		return k.err
+	}
+	fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 0)
+	if _, taken := k.items[name]; taken || len(fds) != 1 || err != nil {
+		return fmt.Errorf("put %q: %w", name, err)
+	}
+	k.items[name] = fd
+	return nil
+}
+
+func (k *memory) Drop(name string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	fd, ok := k.items[name]
+	if !ok {
+		return fmt.Errorf("drop %q: nothing is there", name)
+	}
+	delete(k.items, name)
+	return unix.Close(fd)
+}
+
+func (k *memory) List() (items []*keeper.Item, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, fd := range k.items {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, &keeper.Item{Name: name, FDs: []int{dup}})
+	}
+	return items, nil
+}
+
+func (k *memory) names() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Sorted(maps.Keys(k.items))
+}
+
+// crash ends a node as a process ends that is killed: nobody is told, and its memory is not freed.
+func crash(t *testing.T, n *Node) {
+	t.Helper()
+	n.closeOnce.Do(func() {
+		n.cancel()
+		n.wg.Wait()
+		var errs []error
+		for _, d := range n.devices {
+			errs = append(errs, d.listener.Close())
+		}
+		for _, r := range n.mu.regions {
+			for _, m := range slices.Backward(r.mrs) {
+				errs = append(errs, m.Deregister())
+			}
+		}
+		for _, d := range n.devices {
+			for _, pd := range d.pds {
+				errs = append(errs, pd.Dealloc())
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+	})
+	n.mu.regions, n.mu.used, n.mu.reg = nil, 0, nil // what the test's end looks at
+}
+
+// keeps opens a node with a keeper.
+func keeps(t *testing.T, dir *directory, k *memory, change func(*Options)) (*Node, *logged) {
+	t.Helper()
+	return openWith(t, dir, 1<<20, func(o *Options) {
+		o.Keeper = k
+		change(o)
+	}, "shm", "tcp")
+}
+
+func same(*Options) {}
+
+// TestWarm: a process that is killed is followed by one with the same memory under the same incarnation and rkeys, and a greater
+// boot; nothing is published again. A session that ended meanwhile does not get in.
+func TestWarm(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	dir.want(2, 2)
+	n, _ := keeps(t, dir, k, same)
+	for _, provider := range []string{"shm", "tcp"} {
+		key := dir.keys(1, provider)
+		l := mustDial(t, dir, provider, token.Grant{Session: 5, Namespace: 1}, map[string]uint32{"shm": 0, "tcp": 1}[provider])
+		if err := l.write(key.HeapRkey, key.HeapBase, "by "+provider); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir.keys(2, "tcp")
+	first := n.Stats()
+	if first.Kept != KeptFirst {
+		t.Errorf("the first process kept %v", first.Kept)
+	}
+	dir.beats(2)
+	was := dir.published[1]
+	publications := dir.publications
+	crash(t, n)
+	dir.change(func() { dir.ended = append(dir.ended, 5) })
+
+	n, log := keeps(t, dir, k, same)
+	dir.beats(3)
+	s := n.Stats()
+	if s.Kept != KeptAll || s.Incarnation != first.Incarnation || s.Boot <= first.Boot || len(s.Regions) != 2 || s.RegisteredBytes != first.RegisteredBytes {
+		t.Errorf("the second process: %+v\nthe first: %+v", s, first)
+	}
+	if q := dir.registered[1]; q.Incarnation != first.Incarnation || q.Boot != s.Boot || !q.Keeps {
+		t.Errorf("registered: %v", q)
+	}
+	if dir.publications != publications {
+		t.Errorf("%d publications, %d before", dir.publications, publications)
+	}
+	if log.count("memory kept by the keeper is taken over") != 1 {
+		t.Error("nothing is said of the memory")
+	}
+	if _, err := dial(t, dir, "tcp", private(token.Grant{Session: 5, Namespace: 1}, 0)); err == nil {
+		t.Error("a session that ended gets in")
+	}
+	for _, provider := range []string{"shm", "tcp"} {
+		l := mustDial(t, dir, provider, token.Grant{Session: 6, Namespace: 1}, map[string]uint32{"shm": 0, "tcp": 1}[provider])
+		for _, x := range was.Keys {
+			if x.Provider != provider {
+				continue
+			}
+			b, err := l.read(x.HeapRkey, x.HeapBase, 6)
+			if err != nil || string(b) != "by tcp" { // the later of both, at the same place
+				t.Errorf("%s reads %q, %v", provider, b, err)
+			}
+		}
+	}
+}
+
+// TestWarmDropsWhatIsNotWanted: regions that the directory wants no more, or of another time, go as ever, and the keeper has none of them.
+func TestWarmDropsWhatIsNotWanted(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.wantSince(1, 1, 10)
+	dir.wantSince(2, 1, 10)
+	dir.wantSince(3, 1, 10)
+	n, _ := keeps(t, dir, k, same)
+	for pg := range uint32(3) {
+		dir.keys(pg+1, "tcp")
+	}
+	crash(t, n)
+	dir.change(func() { dir.regions = []*dirpb.WantRegion{dir.regions[0]} })
+	dir.wantSince(2, 1, 11)
+	dir.change(func() { delete(dir.published, 2) })
+	n, _ = keeps(t, dir, k, same)
+	dir.keys(2, "tcp")
+	dir.beats(2)
+	if s := n.Stats(); s.Kept != KeptAll || len(s.Regions) != 2 {
+		t.Errorf("%+v", s)
+	}
+	if names := k.names(); len(names) != 3 || !strings.HasPrefix(names[0], "region/1/") || !strings.HasPrefix(names[1], "region/2/") || names[2] != "state" {
+		t.Errorf("held: %q", names)
+	}
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if names := k.names(); len(names) != 0 {
+		t.Errorf("after an orderly end the keeper holds %q", names)
+	}
+}
+
+// TestStartsEmpty: if anything is missing or cannot be believed, nothing is kept, the incarnation is new, and the reason is said once.
+func TestStartsEmpty(t *testing.T) {
+	stateOf := func(t *testing.T, k *memory) []byte {
+		b, err := unix.Mmap(k.items["state"], 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Munmap(b) })
+		return b
+	}
+	for what, c := range map[string]struct {
+		change func(*testing.T, *directory, *memory)
+		next   func(*Options)
+		want   Kept
+	}{
+		"a flipped bit":   {func(t *testing.T, _ *directory, k *memory) { stateOf(t, k)[100] ^= 1 }, same, KeptDamaged},
+		"another version": {func(t *testing.T, _ *directory, k *memory) { b := stateOf(t, k); b[8], b[statePage+8] = 2, 2 }, same, KeptVersion},
+		"the state of nobody": {func(t *testing.T, _ *directory, k *memory) {
+			_ = k.Drop("state")
+			k.items["state"], _ = unix.MemfdCreate("other", unix.MFD_CLOEXEC)
+		}, same, KeptDamaged},
+		"no state":      {func(t *testing.T, _ *directory, k *memory) { _ = k.Drop("state") }, same, KeptFirst},
+		"a region less": {func(t *testing.T, _ *directory, k *memory) { _ = k.Drop(k.names()[0]) }, same, KeptMissing},
+		"a region of another size": {func(t *testing.T, _ *directory, k *memory) {
+			name := k.names()[0]
+			_ = k.Drop(name)
+			k.items[name], _ = unix.MemfdCreate("other", unix.MFD_CLOEXEC)
+		}, same, KeptMissing},
+		"another machine":    {func(*testing.T, *directory, *memory) {}, func(o *Options) { o.HostID = "host2" }, KeptStranger},
+		"an unknown machine": {func(*testing.T, *directory, *memory) {}, func(o *Options) { o.HostID = " " }, KeptStranger},
+		"another name":       {func(*testing.T, *directory, *memory) {}, func(o *Options) { o.Name = "m2" }, KeptStranger},
+		"another cluster":    {func(_ *testing.T, d *directory, _ *memory) { d.change(func() { d.clusterID = "c2" }) }, same, KeptDisowned},
+		"a door that cannot be closed": {func(*testing.T, *directory, *memory) {}, func(o *Options) {
+			o.Door = func() ([]string, error) { return nil, errors.New("a cell is gone") }
+		}, KeptOpen},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir, k := newDirectory(t), newMemory(t)
+			dir.want(1, 1)
+			dir.want(2, 1)
+			n, _ := keeps(t, dir, k, same)
+			key := dir.keys(1, "tcp")
+			l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+			if err := errors.Join(l.write(key.HeapRkey, key.HeapBase, "gone"), l.write(dir.keys(2, "tcp").HeapRkey, 0, "gone")); err != nil {
+				t.Fatal(err)
+			}
+			first := n.Stats()
+			crash(t, n)
+			c.change(t, dir, k)
+			n, log := keeps(t, dir, k, c.next)
+			for pg := range uint32(2) {
+				key := dir.keys(pg+1, "tcp")
+				l := mustDial(t, dir, "tcp", token.Grant{Session: 6, Namespace: 1}, pg)
+				if b, err := l.read(key.HeapRkey, key.HeapBase, 4); err != nil || string(b) != "\x00\x00\x00\x00" {
+					t.Errorf("pg %d: %q %v", pg+1, b, err)
+				}
+			}
+			if s := n.Stats(); s.Kept != c.want || s.Incarnation == first.Incarnation || s.RegisteredBytes != first.RegisteredBytes {
+				t.Errorf("%+v", s)
+			}
+			if said := log.count("memory that the keeper held is given up"); c.want != KeptFirst && c.want != KeptDisowned && said != 1 {
+				t.Errorf("the reason is said %d times", said)
+			}
+			if names := k.names(); len(names) != 3 {
+				t.Errorf("held: %q", names)
+			}
+		})
+	}
+}
+
+// TestGivenUp: the directory refuses the incarnation, which it has declared lost; another refusal is waited out, with the memory kept.
+func TestGivenUp(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	n, _ := keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	first := n.Stats()
+	crash(t, n)
+	dir.change(func() { dir.refuse = status.Error(codes.FailedPrecondition, "its regions take more than it lends") })
+	beats := dir.heartbeats
+	opened := make(chan *Node, 1)
+	go func() {
+		n, _ := keeps(t, dir, k, same)
+		opened <- n
+	}()
+	dir.until("a question", func() bool { return dir.heartbeats >= beats+2 })
+	dir.change(func() { dir.refuse = nil })
+	n = <-opened
+	if s := n.Stats(); s.Kept != KeptAll || s.Incarnation != first.Incarnation {
+		t.Errorf("waited: %+v", s)
+	}
+	crash(t, n)
+
+	dir.change(func() { dir.refuse, dir.forget = status.Error(codes.FailedPrecondition, "declared lost"), true })
+	go func() {
+		n, _ := keeps(t, dir, k, same)
+		opened <- n
+	}()
+	dir.until("a question", func() bool { return !dir.forget })
+	dir.change(func() { dir.refuse = nil })
+	n = <-opened
+	if s := n.Stats(); s.Kept != KeptDisowned || s.Incarnation == first.Incarnation {
+		t.Errorf("given up: %+v", s)
+	}
+}
+
+// TestDoor: nobody gets in, and nothing is registered, while a peer of the process before may still write.
+func TestDoor(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	n, _ := keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	crash(t, n)
+	var mu sync.Mutex
+	asked, inside := 0, []string{"pid 12 uid 0"}
+	opened := make(chan *Node, 1)
+	go func() {
+		n, _ := keeps(t, dir, k, func(o *Options) {
+			o.Door = func() ([]string, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				asked++
+				return inside, nil
+			}
+		})
+		opened <- n
+	}()
+	for { // several times, so that it does wait
+		mu.Lock()
+		if asked > 3 {
+			break
+		}
+		mu.Unlock()
+	}
+	if len(dir.registered) != 1 {
+		t.Error("registered with the door open")
+	}
+	inside = nil
+	mu.Unlock()
+	if s := (<-opened).Stats(); s.Kept != KeptAll || len(s.Inside) != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestNotKept: a region that the keeper does not take is not served.
+func TestNotKept(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	n, _ := keeps(t, dir, k, same)
+	k.mu.Lock()
+	k.err = errors.New("full")
+	k.mu.Unlock()
+	dir.want(1, 1)
+	dir.beats(3)
+	if s := n.Stats(); len(s.Regions) != 1 || s.Regions[0].Err == nil || s.RegisteredBytes != 0 {
+		t.Errorf("%+v", s)
+	}
+	k.mu.Lock()
+	k.err = nil
+	k.mu.Unlock()
+	dir.keys(1, "tcp")
+}
+
+// TestRestartIsAsked: a process with a keeper is told once that it is to be replaced; one without is not.
+func TestRestartIsAsked(t *testing.T) {
+	for _, keeper := range []bool{true, false} {
+		dir, k := newDirectory(t), newMemory(t)
+		asked := make(chan struct{}, 8)
+		openWith(t, dir, 1<<20, func(o *Options) {
+			if keeper {
+				o.Keeper = k
+			}
+			o.Restart = func() { asked <- struct{}{} }
+		}, "tcp")
+		dir.change(func() { dir.restart = true })
+		dir.beats(4)
+		if n := len(asked); keeper && n != 1 || !keeper && n != 0 {
+			t.Errorf("with a keeper %v: asked %d times", keeper, n)
+		}
+	}
+}
