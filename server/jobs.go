@@ -410,7 +410,7 @@ func (n *Node) RestartNode(ctx context.Context, q *dirpb.RestartNodeRequest) (*d
 	}
 	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) { x.NotePauses(s, now) })
 	for {
-		changed := n.machine.change()
+		changed := n.machine.move()
 		var now *dirpb.Node
 		n.machine.view(func(s *fsm.State) { now = s.Node(id) })
 		if now.GetBoot() != m.Boot || now.GetIncarnation() != m.Incarnation {
