@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -89,6 +90,10 @@ func (n *Node) warm() *state {
 	if n.ctx.Err() != nil {
 		return nil
 	}
+	if errno := syscall.Errno(0); why == KeptPending || errors.As(err, &errno) {
+		n.tryAgain(err)
+		return nil
+	}
 	n.setKept(why)
 	switch {
 	case s != nil:
@@ -101,6 +106,19 @@ func (n *Node) warm() *state {
 	return nil
 }
 
+// tryAgain leaves the memory to another process, as this one cannot tell whether it can be taken over: it lacks descriptors, or memory, or
+// its keeper does not answer. It returns when the node is closed.
+func (n *Node) tryAgain(err error) {
+	n.log.Error("memory that the keeper holds cannot be taken over now: it is kept, and another process tries again", "err", err)
+	n.mu.Lock()
+	n.mu.err = err // for Ready
+	n.mu.Unlock()
+	if n.wait(time.Second, nil) && n.o.Restart != nil {
+		n.restarts.Do(n.o.Restart)
+	}
+	<-n.ctx.Done()
+}
+
 func (n *Node) setKept(why Kept) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -111,7 +129,7 @@ func (n *Node) setKept(why Kept) {
 func (n *Node) inherit() (*state, Kept, error) {
 	items, err := n.o.Keeper.List()
 	if err != nil {
-		return nil, KeptMissing, err
+		return nil, KeptPending, err
 	}
 	held := make(map[string]*keeper.Item, len(items))
 	for _, i := range items {
@@ -135,7 +153,7 @@ func (n *Node) inherit() (*state, Kept, error) {
 		if strings.HasPrefix(name, RegionItems) {
 			n.log.Info("memory of a region that was not in use is given back", "item", name)
 			if err := n.o.Keeper.Drop(name); err != nil {
-				return nil, KeptMissing, err
+				return nil, KeptPending, err
 			}
 		}
 	}

@@ -25,6 +25,7 @@ type memory struct {
 	mu    sync.Mutex
 	items map[string]int
 	err   error // of Put
+	deaf  error // of List
 }
 
 func newMemory(t *testing.T) *memory {
@@ -65,6 +66,9 @@ func (k *memory) Drop(name string) error {
 func (k *memory) List() (items []*keeper.Item, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.deaf != nil {
+		return nil, k.deaf
+	}
 	for name, fd := range k.items {
 		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
@@ -385,5 +389,40 @@ func TestRestartIsAsked(t *testing.T) {
 		if n := len(asked); keeper && n != 1 || !keeper && n != 0 {
 			t.Errorf("with a keeper %v: asked %d times", keeper, n)
 		}
+	}
+}
+
+// TestTriesAgain: a process that lacks something to take the memory over leaves it as it is, and asks for another process, which has it all.
+func TestTriesAgain(t *testing.T) {
+	for what, change := range map[string]func(*memory, *Options){
+		"a keeper that does not answer": func(k *memory, _ *Options) { k.deaf = errors.New("silent") },
+		"no descriptors":                func(_ *memory, o *Options) { o.Door = func() ([]string, error) { return nil, unix.EMFILE } },
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir, k := newDirectory(t), newMemory(t)
+			dir.want(1, 1)
+			n, _ := keeps(t, dir, k, same)
+			dir.keys(1, "tcp")
+			first, names := n.Stats(), k.names()
+			crash(t, n)
+			asked := make(chan struct{})
+			o := Options{Name: "m1", CapacityBytes: 1 << 20, Directory: dir, HostID: "host1", Keeper: k, Restart: func() { close(asked) },
+				Devices: []DeviceListen{{Device: dir.device("tcp"), Addr: "127.0.0.1:0"}}}
+			change(k, &o)
+			n, err := Open(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-asked
+			if s := n.Stats(); s.Kept != KeptPending || s.Registered || !slices.Equal(k.names(), names) {
+				t.Errorf("%+v, and the keeper holds %q of %q", s, k.names(), names)
+			}
+			crash(t, n)
+			k.deaf = nil
+			n, _ = keeps(t, dir, k, same)
+			if s := n.Stats(); s.Kept != KeptAll || s.Incarnation != first.Incarnation {
+				t.Errorf("%+v", s)
+			}
+		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -57,7 +58,13 @@ const socketItems = "listen/"
 type kept struct {
 	client  *keeper.Client // nil: there is no keeper
 	log     *slog.Logger
-	regions bool // there is memory
+	regions bool // there was memory
+
+	ctx      context.Context // ends when the worker is asked to end
+	serving  context.Context // likewise, or when it is to be replaced
+	replace  context.CancelFunc
+	replaced atomic.Bool
+	node     atomic.Pointer[memnode.Node]
 
 	mu struct {
 		sync.Mutex
@@ -73,8 +80,9 @@ type keptCell struct {
 }
 
 // openKept asks the keeper for what it holds, and bars all clients of this machine from it.
-func openKept(client *keeper.Client, log *slog.Logger) (*kept, error) {
-	k := &kept{client: client, log: log}
+func openKept(ctx context.Context, client *keeper.Client, log *slog.Logger) (*kept, error) {
+	k := &kept{client: client, log: log, ctx: ctx}
+	k.serving, k.replace = context.WithCancel(ctx)
 	k.mu.sockets = make(map[string]*keeper.Item)
 	items, err := client.List()
 	if err != nil {
@@ -98,6 +106,36 @@ func openKept(client *keeper.Client, log *slog.Logger) (*kept, error) {
 		i.Close()
 	}
 	return k, nil
+}
+
+// hugePageBytes is the size of huge pages that have to be free: regions that are there have theirs.
+func (k *kept) hugePageBytes(c *config.MemNode) int {
+	if k.regions {
+		return 0
+	}
+	return c.HugePageBytes()
+}
+
+// serves says that n has the memory from now on.
+func (k *kept) serves(n *memnode.Node) { k.node.Store(n) }
+
+// replaceWorker has this worker end, so that the keeper starts another one.
+func (k *kept) replaceWorker() {
+	k.log.Info("another process is to take over: this one ends, and its keeper starts the next")
+	k.replaced.Store(true)
+	k.replace()
+}
+
+func (k *kept) isReplaced() bool { return k.replaced.Load() && k.ctx.Err() == nil }
+
+// leaves tells whether this worker leaves its memory to the next one, since it fails or is to be replaced. Only when it is asked to end does it say
+// goodbye.
+func (k *kept) leaves() bool {
+	if k.client == nil || k.ctx.Err() != nil {
+		return false
+	}
+	n := k.node.Load()
+	return k.isReplaced() || k.regions || n != nil && n.Stats().RegisteredBytes > 0
 }
 
 // keeper is for the memory node, and nil if there is none.

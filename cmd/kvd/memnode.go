@@ -147,7 +147,8 @@ func nodeDoors(c *config.MemNode, asked bool, log *slog.Logger) (map[string]*net
 	return doors, err
 }
 
-func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
+// memnode is the keeper of a memory node, or its worker.
+func (a *app) memnode(ctx context.Context, c *config.MemNode) error {
 	client, err := keeper.Connect()
 	if err != nil {
 		return err
@@ -156,23 +157,21 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return a.keepMemnode(ctx, c)
 	}
 	log := a.logger(c.Log)
-	k, err := openKept(client, log)
+	k, err := openKept(ctx, client, log)
 	if err != nil {
 		return err
 	}
-	var n *memnode.Node
-	replaced := make(chan struct{})
-	// A worker that fails, or is to be replaced, leaves its memory to the next one. Only when it is asked to end does it say goodbye.
-	leaves := func() bool {
-		select {
-		case <-replaced:
-			return true
-		default:
-			return ctx.Err() == nil && client != nil && (k.regions || n != nil && n.Stats().RegisteredBytes > 0)
-		}
+	defer k.replace()
+	err = a.serveMemnode(ctx, c, k, log)
+	if k.isReplaced() {
+		return workerStatus(keeper.Again)
 	}
+	return err
+}
+
+func (a *app) serveMemnode(ctx context.Context, c *config.MemNode, k *kept, log *slog.Logger) (err error) {
 	closing := func(what string, fn func() error) {
-		if leaves() {
+		if k.leaves() {
 			return
 		}
 		if e := fn(); e != nil {
@@ -183,11 +182,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	hugePages := c.HugePageBytes()
-	if k.regions {
-		hugePages = 0 // its regions have theirs
-	}
-	if err := checkLimits(int64(c.Memory), hugePages, c.Lock); err != nil {
+	if err := checkLimits(int64(c.Memory), k.hugePageBytes(c), c.Lock); err != nil {
 		return fmt.Errorf("memory %v: %w", c.Memory, err)
 	}
 	web, err := a.http(ctx, "memnode", "http-listen", c.HTTPListen, creds, c.Identity.Mapping(), log)
@@ -205,7 +200,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	o := memnode.Options{
 		Name: c.Name, CapacityBytes: int64(c.Memory), HugePageBytes: c.HugePageBytes(), Lock: c.Lock,
 		Directory: dir, Domain: c.Domain, Identities: c.Identity.Mapping(), Logger: log,
-		Keeper: k.keeper(), Door: k.door, Restart: func() { close(replaced) },
+		Keeper: k.keeper(), Door: k.door, Restart: k.replaceWorker,
 	}
 	doors, err := nodeDoors(c, a.given("max-connections"), log)
 	if err != nil {
@@ -217,15 +212,14 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		return err
 	}
 	o.Devices = m.listens
-	if n, err = memnode.Open(ctx, o); err != nil {
+	n, err := memnode.Open(ctx, o)
+	if err != nil {
 		return err
 	}
-	if err := k.dropUnused(); err != nil {
-		return err
-	}
+	k.serves(n)
 	defer closing("memory node", n.Close)
 	defer func() {
-		if leaves() {
+		if k.leaves() {
 			return
 		}
 		// Operations would stall for a lease otherwise.
@@ -239,24 +233,15 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 	doors["http"] = web.Door()
 	web.Serving(stopping(ctx, func() error { return memnodeReady(n) }), nil)
 
-	healthAddr := ""
-	if c.HealthListen != config.Off {
-		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", c.HealthListen)
-		if err != nil {
-			return fmt.Errorf("health-listen: %w", err)
-		}
-		healthAddr = lis.Addr().String()
-		door, stop, err := serveHealth(lis, creds, c.Identity.Mapping(), log, func() bool { return n.Stats().Registered })
-		if err != nil {
-			return errors.Join(err, lis.Close())
-		}
-		defer stop()
-		doors["health"] = door
-	}
-	if err := web.Register(metrics.MemNode(c.Name, n), metrics.Listeners(doors)); err != nil {
+	healthAddr, stop, err := memnodeHealthAt(ctx, c, creds, doors, log, n)
+	if err != nil {
 		return err
 	}
-	if err := n.Ready(ctx); err != nil {
+	defer stop()
+	if err := errors.Join(web.Register(metrics.MemNode(c.Name, n), metrics.Listeners(doors)), k.dropUnused()); err != nil {
+		return err
+	}
+	if err := n.Ready(k.serving); err != nil {
 		return err
 	}
 	if c.Janitor {
@@ -271,7 +256,7 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		}
 		defer func() { _ = j.stop() }()
 	}
-	at, err := published(ctx, dir, c.Name, m.listens)
+	at, err := published(k.serving, dir, c.Name, m.listens)
 	if err != nil {
 		return err
 	}
@@ -279,13 +264,26 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) (err error) {
 		"verbs", at["verbs"], "shm", at["shm"], "tcp", at["tcp"], "health", healthAddr, "http", web.Addr(), "memory", c.Memory.String()); err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-replaced:
-		log.Info("the directory asks for another process: this one ends, and its keeper starts the next", "regions", len(n.Stats().Regions))
-		return workerStatus(keeper.Again)
+	<-k.serving.Done()
+	return nil
+}
+
+// memnodeHealthAt serves the health protocol if the settings want it, until stop is called.
+func memnodeHealthAt(ctx context.Context, c *config.MemNode, creds *tls.Config, doors map[string]*netsrv.Door, log *slog.Logger, n *memnode.Node) (addr string, stop func(), err error) {
+	if c.HealthListen == config.Off {
+		return "", func() {}, nil
 	}
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", c.HealthListen)
+	if err != nil {
+		return "", nil, fmt.Errorf("health-listen: %w", err)
+	}
+	addr = lis.Addr().String()
+	door, stop, err := serveHealth(lis, creds, c.Identity.Mapping(), log, func() bool { return n.Stats().Registered })
+	if err != nil {
+		return "", nil, errors.Join(err, lis.Close())
+	}
+	doors["health"] = door
+	return addr, stop, nil
 }
 
 // published waits until the directory shows this node's addresses: any directory

@@ -87,26 +87,33 @@ func TestKeptCells(t *testing.T) {
 		}
 		return q.(*QP), nil
 	}
-	c.refuse = errors.New("full")
+	refuse := func(err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.refuse = err
+	}
+	refuse(errors.New("full"))
 	if _, err := dial(); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("a cell that is not held: %v", err)
 	}
-	c.refuse = nil
+	refuse(nil)
 	q, err := dial()
 	if err != nil {
 		t.Fatal(err)
 	}
+	var two [2]int
+	c.mu.Lock()
 	if len(c.items) != 1 {
 		t.Fatalf("%d cells are held", len(c.items))
 	}
+	for _, two = range c.items {
+	}
+	c.mu.Unlock()
 	w := []driver.WR{{Op: driver.OpWrite, Flags: driver.Signaled, Local: active.m.Bytes[:8], LKey: active.mr.LKey(), RKey: passive.mr.RKey()}}
 	if _, err := q.PostSend(w); err != nil {
 		t.Fatal(err)
 	}
 	q.cell.beginOp(q.seq) // it is inside a verb
-	var two [2]int
-	for _, two = range c.items {
-	}
 	k, err := AdoptCell(two[0], two[1])
 	if err != nil {
 		t.Fatal(err)
