@@ -658,20 +658,6 @@ func TestFloods(t *testing.T) {
 		}
 		eventually(t, "their memory is back", func() bool { return o.Budget.Used() == 0 })
 	})
-	// A command that waits for others' memory is not late.
-	t.Run("others' memory", func(t *testing.T) {
-		o := Options{Databases: fake(), Budget: netsrv.NewBudget(1 << 20), CommandTimeout: 200 * time.Millisecond}
-		p := dial(t, "tcp", serve(t, o))
-		p.want(t, "+PONG\r\n", "PING")
-		for n := int64(512 << 10); n >= 64<<10; n /= 2 {
-			s := o.Budget.Share(func(int64) {})
-			if !s.Try(n) {
-				t.Fatalf("no %d bytes", n)
-			}
-			time.AfterFunc(3*o.CommandTimeout, func() { s.Give(n) })
-		}
-		p.want(t, "+OK\r\n", "SET", "a", strings.Repeat("v", 200<<10))
-	})
 	// Half a command has its time in a loop, too.
 	t.Run("half a command", func(t *testing.T) {
 		twoProcessors(t)
@@ -696,6 +682,21 @@ func TestFloods(t *testing.T) {
 		}
 		idle.want(t, "+PONG\r\n", "PING")
 	})
+}
+
+// TestOthersMemory: a command that waits for memory that others have is not late.
+func TestOthersMemory(t *testing.T) {
+	o := Options{Databases: fake(), Budget: netsrv.NewBudget(1 << 20), CommandTimeout: 200 * time.Millisecond}
+	p := dial(t, "tcp", serve(t, o))
+	p.want(t, "+PONG\r\n", "PING")
+	for n := int64(512 << 10); n >= 64<<10; n /= 2 {
+		s := o.Budget.Share(func(int64) {})
+		if !s.Try(n) {
+			t.Fatalf("no %d bytes", n)
+		}
+		time.AfterFunc(3*o.CommandTimeout, func() { s.Give(n) })
+	}
+	p.want(t, "+OK\r\n", "SET", "a", strings.Repeat("v", 200<<10))
 }
 
 // TestReaderStops: a client that asks and does not read costs its share, is

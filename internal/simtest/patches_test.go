@@ -86,7 +86,7 @@ var byTest = []tested{
 	{"moved-by-a-damaged-header", "index", "TestMoveDamaged", []edit{{"index/repair", "if err := o.image(0, 0).CheckHeader(); err != nil {", "if err := error(nil); err != nil {"}}},
 	{"hint-with-a-place-of-elsewhere", "index", "TestHintAtChildWithPlace", []edit{{"index", "if o.hasPlaces() && !samePlaces(o.Route.PG, c.PG) {", "if false {"}}},
 	{"slow-is-silent", "internal/gateway", "TestSlowIsNotSilent", []edit{{"internal/gateway/conn.go", "c.active.Store(now)\n", "c.active.Store(b.now)\n"}}},
-	{"waiting-is-late", "internal/gateway", "TestFloods/others'_memory", []edit{{"internal/gateway/conn.go", "(c.rd.Buffered()) + c.waited", "(c.rd.Buffered())"}}},
+	{"waiting-is-late", "internal/gateway", "TestOthersMemory", []edit{{"internal/gateway/conn.go", "(c.rd.Buffered()) + c.waited", "(c.rd.Buffered())"}}},
 	{"memcached-waiting-is-late", "internal/memcached", "TestOthersMemory", []edit{{"internal/memcached/conn.go", ">>20 + c.waited", ">>20"}}},
 	{"unlock-not-repeated", "internal/engine", "TestUnlockAfterReconnection", []edit{{"internal/engine", "l.addNoWait(c, pg, uint8(r), again[i])\n", ""}}},
 	{"unlock-proven-unposted", "internal/engine", "TestUnlockNeverPosted", []edit{{"internal/engine", "o.seq = math.MaxUint64 // no WC", "o.seq = 0 // no WC"}}},
