@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if dir := os.Getenv(hammerEnv); dir != "" {
+		fmt.Fprintln(os.Stderr, hammer(dir, os.Getenv(hammerFileEnv)))
+		os.Exit(1)
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "kvd-e2e")
 		if err != nil {

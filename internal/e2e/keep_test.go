@@ -307,3 +307,105 @@ func TestWorkerAway(t *testing.T) {
 		t.Error("the keeper did not say that it cannot start a worker")
 	}
 }
+
+// hammerEnv has this binary write large values over shm, for ever, to the directory that it names; a file of the other name grows by a byte
+// with each.
+const hammerEnv, hammerFileEnv = "KVD_E2E_HAMMER", "KVD_E2E_HAMMERED"
+
+func hammer(directory, file string) error {
+	const lanes = 3
+	ctx := context.Background()
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	c, err := client.Open(ctx, client.Options{Directory: []string{directory}, Namespace: "one", Provider: "shm", Lanes: lanes, CacheBytes: 1 << 20, OpTimeout: patience})
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready hammer")
+	failed := make(chan error)
+	for n := range 2 * lanes {
+		go func() {
+			for value := make([]byte, 1<<20); ; {
+				_, err := c.Put(ctx, fmt.Appendf(nil, "large %d", n), value, client.PutOptions{})
+				if err == nil {
+					_, err = f.Write([]byte{'.'})
+				}
+				if err != nil && !errors.Is(err, client.ErrUnknownOutcome) && !errors.Is(err, client.ErrUnavailable) {
+					failed <- err
+				}
+			}
+		}()
+	}
+	return <-failed
+}
+
+// TestStoppedInsideVerb: while a client of this machine is stopped inside a verb that it began before the restart, the memory is not
+// served, and the log says why. When it goes on, all is served again.
+func TestStoppedInsideVerb(t *testing.T) {
+	w := newWorld(t)
+	w.dir = freeAddr(t)
+	w.start(w.directory(t.TempDir(), freeAddr(t))...)
+	m := w.start(w.memnode("m1")...)
+	w.must(nil, "namespace", "create", "one", "--replicas", "1")
+	w.must([]byte("v"), "--namespace", "one", "put", "k")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	file := filepath.Join(t.TempDir(), "hammered")
+	cmd.Env = append(w.env, hammerEnv+"="+w.dir, hammerFileEnv+"="+file)
+	h := w.run(cmd)
+	h.awaitReady()
+	said := func(text string) int { return strings.Count(m.stderr.String(), text) }
+	const registered, inside = "memory node registered", "inside a verb that they began before the restart"
+	held := 0
+	for cycle, end := 1, time.Now().Add(2*patience); held == 0; cycle++ {
+		if time.Now().After(end) {
+			t.Fatalf("the client was never stopped inside a verb, in %d cycles", cycle)
+		}
+		size := func() int64 {
+			fi, err := os.Stat(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return fi.Size()
+		}
+		was := size()
+		w.until("the client to be at work with this worker", func() bool { return size() > was+10 })
+		before := said(registered)
+		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		restarted := make(chan int, 1) // not by a kill: workers that die soon are followed by others ever later
+		go func() {
+			_, _, status := w.ctl(nil, "nodes", "restart", "m1")
+			restarted <- status
+		}()
+		w.until("the worker to register, or to say why not", func() bool { return said(registered) > before || said(inside) > held })
+		if said(inside) > held {
+			held++
+			if said(registered) > before {
+				t.Error("registered with a client inside a verb")
+			}
+			if _, _, status := w.ctl(nil, "--namespace", "one", "--timeout", "500ms", "get", "k"); status == 0 {
+				t.Error("served with a client inside a verb")
+			}
+		}
+		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if status := <-restarted; status != 0 {
+			t.Errorf("kvctl nodes restart: exit status %d", status)
+		}
+	}
+	w.until("the key", func() bool {
+		out, _, status := w.ctl(nil, "--namespace", "one", "get", "k")
+		return status == 0 && string(out) == "v"
+	})
+	_ = cmd.Process.Kill() // it runs for ever
+	<-h.exited
+	w.until("kvctl check", func() bool { _, _, status := w.ctl(nil, "--namespace", "one", "check"); return status == 0 })
+}
