@@ -113,9 +113,11 @@ fuzz-compat: ## random commands to the gateway and to the originals, whose answe
 	internal/compat/install.sh
 	KVD_COMPAT=1 CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestFuzz$(FUZZ)' ./internal/compat -seed $(SEED) -runs $(RUNS)
 
+MEMORY ?= full
+
 .PHONY: test-memory
-test-memory: ## memory comes back, whoever wrote, deleted or died: ten times what a store has, in each case
-	KVD_MEMORY=full CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/memtest
+test-memory: ## memory comes back, whoever wrote, deleted or died: ten times what a store has, in each case (MEMORY=half: less of it)
+	KVD_MEMORY=$(MEMORY) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 30m ./internal/memtest
 
 ROTATE ?= 5m
 
@@ -185,16 +187,16 @@ nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a 
 
 .PHONY: nemesis-ci
 nemesis-ci: ## a few minutes of every kind of nemesis
-	$(MAKE) nemesis NEMESIS=40s
-	$(MAKE) nemesis NEMESIS=20s NEMESIS_FLAGS="-provider shm"
+	$(MAKE) nemesis NEMESIS=30s
+	$(MAKE) nemesis NEMESIS=15s NEMESIS_FLAGS="-provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
 	$(MAKE) nemesis NEMESIS_FLAGS="-stops 2"
 	$(MAKE) nemesis NEMESIS_FLAGS="-restarts 6 -replicas 1 -provider tcp"
 	$(MAKE) nemesis NEMESIS_FLAGS="-restarts 6 -replicas 1 -provider shm"
 	$(MAKE) nemesis-states NEMESIS_STATES=7s
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider tcp"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 40 -provider shm"
-	$(MAKE) nemesis-memory NEMESIS_MEMORY=40s
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 30 -provider tcp"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 30 -provider shm"
+	$(MAKE) nemesis-memory NEMESIS_MEMORY=30s
 
 .PHONY: image-context
 image-context: build
