@@ -122,9 +122,6 @@ func aclFile(t *testing.T, text string) string {
 
 // TestACLLikeRedis: a redis-server answers as testdata says.
 func TestACLLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	sock := startRedis(t, "--aclfile", aclFile(t, ""))
 	peers := make(map[string]*peer)
 	datadriven.RunTest(t, "testdata/acl/redis", func(t *testing.T, d *datadriven.TestData) string {
@@ -134,9 +131,6 @@ func TestACLLikeRedis(t *testing.T) {
 
 // TestCategoriesLikeRedis: categories and needs of keys are those that a redis-server tells.
 func TestCategoriesLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: startRedis(t), Protocol: 3})
 	defer c.Close()
 	checked := 0

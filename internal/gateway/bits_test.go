@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"testing"
 
@@ -11,16 +10,7 @@ import (
 
 // Bits and HyperLogLogs, on a redis-server and on a gateway: the same replies, and the same bytes.
 func TestBitsLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
-	redis := startRedis(t)
-	addr := serve(t, Options{Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}})
-	for seed := range uint64(24) {
-		for _, proto := range []string{"2", "3"} {
-			compareWith(t, randomBits, seed, proto, dial(t, "tcp", addr), dial(t, "unix", redis))
-		}
-	}
+	likeRedis(t, randomBits, 24, clienttest.New(clienttest.Options{}))
 }
 
 func randomBits(rng *rand.Rand) [][]string {

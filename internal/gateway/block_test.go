@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -324,11 +323,9 @@ func TestBlockedHearOfFailure(t *testing.T) {
 
 // TestBlockedLikeRedis: clients of both wait and are served in the same order, with the same replies.
 func TestBlockedLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	type side struct{ network, addr string }
-	ours, theirs := side{"tcp", serve(t, Options{Databases: []Database{{"default", newStore(t)}}})}, side{"unix", startRedis(t)}
+	theirs := side{"unix", startRedis(t)}
+	ours := side{"tcp", serve(t, Options{Databases: []Database{{"default", newStore(t)}}})}
 	said := map[side][]string{}
 	for _, s := range []side{ours, theirs} {
 		w := dial(t, s.network, s.addr)

@@ -21,28 +21,27 @@ import (
 // TestLikeRedis sends seeded commands to a redis-server and to a gateway, and
 // compares the replies byte for byte.
 func TestLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
-	redis := startRedis(t)
 	for name, api := range map[string]func(t *testing.T) client.API{
 		"fake":  func(*testing.T) client.API { return clienttest.New(clienttest.Options{}) },
 		"store": func(t *testing.T) client.API { return newStore(t) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			a := api(t)
-			addr := serve(t, Options{Databases: []Database{{"default", a}}})
-			for seed := range uint64(12) {
-				for _, proto := range []string{"2", "3"} {
-					ours, theirs := dial(t, "tcp", addr), dial(t, "unix", redis)
-					compare(t, seed, proto, ours, theirs)
-				}
-			}
-		})
+		t.Run(name, func(t *testing.T) { likeRedis(t, randomCommands, 12, api(t)) })
 	}
 }
 
-// startRedis starts a redis-server with further arguments.
+// likeRedis sends commands of so many seeds to a redis-server and to a gateway over api, in both protocols, and compares the replies.
+func likeRedis(t *testing.T, commands func(*rand.Rand) [][]string, seeds uint64, api client.API) {
+	t.Helper()
+	redis := startRedis(t)
+	addr := serve(t, Options{Databases: []Database{{"default", api}}})
+	for seed := range seeds {
+		for _, proto := range []string{"2", "3"} {
+			compareWith(t, commands, seed, proto, dial(t, "tcp", addr), dial(t, "unix", redis))
+		}
+	}
+}
+
+// startRedis starts a redis-server with further arguments. Tests that need one are run by make test-compat.
 func startRedis(t *testing.T, more ...string) (sock string) {
 	t.Helper()
 	if os.Getenv("KVD_COMPAT") != "1" {
@@ -75,12 +74,7 @@ func startRedis(t *testing.T, more ...string) (sock string) {
 	}
 }
 
-func compare(t *testing.T, seed uint64, proto string, ours, theirs *peer) {
-	t.Helper()
-	compareWith(t, randomCommands, seed, proto, ours, theirs)
-}
-
-// compareWith is compare with commands of its own.
+// compareWith sends the commands of a seed to both, and compares the replies.
 func compareWith(t *testing.T, commands func(*rand.Rand) [][]string, seed uint64, proto string, ours, theirs *peer) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 7))

@@ -358,6 +358,9 @@ func (c *conn) serveFrom(args [][]byte, err error, came time.Time) error {
 	err = c.push(&b.w, 0)
 	// Not b.now: its client was neither silent nor slow while it waited for the reply.
 	now := time.Now().UnixMilli()
+	if c.said > 0 { // the command that comes is another one
+		c.waited = 0
+	}
 	switch half := c.half.Load(); {
 	case c.rd.Buffered() == 0 && half != 0:
 		c.half.Store(0)

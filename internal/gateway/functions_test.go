@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -26,9 +25,6 @@ func TestFunctions(t *testing.T) {
 
 // TestFunctionsLikeRedis: a redis-server answers as testdata says.
 func TestFunctionsLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	p := dial(t, "unix", startRedis(t))
 	datadriven.RunTest(t, "testdata/functions/redis", func(t *testing.T, d *datadriven.TestData) string {
 		return answers(t, p, d.Input)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,9 +16,6 @@ import (
 // compareSeeded sends seeded commands to a redis-server and to a gateway, and compares the replies.
 func compareSeeded(t *testing.T, seeds uint64, commands func(rng *rand.Rand) [][]string, alike func(cmd []string, got, want []byte) bool) {
 	t.Helper()
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	redis := startRedis(t)
 	for name, api := range map[string]client.API{"fake": clienttest.New(clienttest.Options{}), "store": newStore(t)} {
 		addr := serve(t, Options{Databases: []Database{{"default", api}}})

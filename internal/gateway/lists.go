@@ -410,11 +410,7 @@ func cmdLInsert(k *key, args [][]byte, w *resp.Writer) {
 		w.Error(errSyntax)
 		return
 	}
-	if !k.present {
-		w.Int(0)
-		return
-	}
-	if !k.is(client.List, w) {
+	if !k.hasOrZero(client.List, w) {
 		return
 	}
 	n, ok := k.listLen(args[1], w)
@@ -448,11 +444,7 @@ func cmdLRem(k *key, args [][]byte, w *resp.Writer) {
 		w.Error(errNotInt)
 		return
 	}
-	if !k.present {
-		w.Int(0)
-		return
-	}
-	if !k.is(client.List, w) {
+	if !k.hasOrZero(client.List, w) {
 		return
 	}
 	b, ok := k.editList(args[1], 0, w)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -293,9 +292,6 @@ func TestTimeouts(t *testing.T) {
 
 // TestListsLikeRedis sends seeded commands to a redis-server and to a gateway, and compares the replies byte for byte.
 func TestListsLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	redis := startRedis(t)
 	addr := serve(t, Options{Databases: []Database{{"default", newStore(t)}}})
 	for seed := range uint64(12) {

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,9 +45,6 @@ func TestScripts(t *testing.T) {
 
 // TestScriptsLikeRedis: a redis-server answers as testdata says.
 func TestScriptsLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	p := dial(t, "unix", startRedis(t))
 	datadriven.RunTest(t, "testdata/scripts/redis", func(t *testing.T, d *datadriven.TestData) string {
 		return answers(t, p, d.Input)

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,16 +12,7 @@ import (
 
 // SORT, on a redis-server and on a gateway.
 func TestSortLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
-	redis := startRedis(t)
-	addr := serve(t, Options{Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}})
-	for seed := range uint64(16) {
-		for _, proto := range []string{"2", "3"} {
-			compareWith(t, randomSorts, seed, proto, dial(t, "tcp", addr), dial(t, "unix", redis))
-		}
-	}
+	likeRedis(t, randomSorts, 16, clienttest.New(clienttest.Options{}))
 }
 
 func randomSorts(rng *rand.Rand) [][]string {
@@ -83,9 +73,6 @@ func randomSorts(rng *rand.Rand) [][]string {
 
 // Either store restores all that the other dumps, and has the same value then.
 func TestDumpLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	theirs := dial(t, "unix", startRedis(t))
 	ours := dial(t, "tcp", serve(t, Options{Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}}))
 	long := strings.Repeat("long ", 40)

@@ -452,11 +452,7 @@ func parseIDs(args [][]byte, w *resp.Writer) (ids []collection.StreamID, ok bool
 }
 
 func cmdXDel(k *key, args [][]byte, w *resp.Writer) {
-	if !k.present {
-		w.Int(0)
-		return
-	}
-	if !k.is(client.Stream, w) {
+	if !k.hasOrZero(client.Stream, w) {
 		return
 	}
 	ids, ok := parseIDs(args[2:], w)
@@ -486,11 +482,7 @@ func cmdXTrim(k *key, args [][]byte, w *resp.Writer) {
 		w.Error(bad)
 		return
 	}
-	if !k.present {
-		w.Int(0)
-		return
-	}
-	if !k.is(client.Stream, w) {
+	if !k.hasOrZero(client.Stream, w) {
 		return
 	}
 	s, ok := k.editStream(args[1], 0, w)

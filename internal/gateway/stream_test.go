@@ -3,7 +3,6 @@ package gateway
 import (
 	"bytes"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,16 +15,7 @@ import (
 
 // TestStreamsLikeRedis sends seeded commands to a redis-server and to a gateway, and compares the replies byte for byte, but for clocks.
 func TestStreamsLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
-	redis := startRedis(t)
-	addr := serve(t, Options{Databases: []Database{{"default", clienttest.New(clienttest.Options{})}}})
-	for seed := range uint64(24) {
-		for _, proto := range []string{"2", "3"} {
-			compareWith(t, randomStreams, seed, proto, dial(t, "tcp", addr), dial(t, "unix", redis))
-		}
-	}
+	likeRedis(t, randomStreams, 24, clienttest.New(clienttest.Options{}))
 }
 
 // TestStreams: commands on a stream, and what those on any key do with one.

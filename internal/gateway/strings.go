@@ -45,6 +45,14 @@ func (k *key) is(t client.Type, w *resp.Writer) bool {
 	return true
 }
 
+// hasOrZero reports whether there is a value of a type. If there is none it replied 0, and if there is one of another type, so.
+func (k *key) hasOrZero(t client.Type, w *resp.Writer) bool {
+	if !k.present {
+		w.Int(0)
+	}
+	return k.present && k.is(t, w)
+}
+
 // setAs is set for a value of a type.
 func (k *key) setAs(t client.Type, value []byte, expires int64) {
 	k.typ = t

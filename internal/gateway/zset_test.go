@@ -361,9 +361,6 @@ func alikeZ(cmd []string, got, want []byte) bool {
 
 // TestSortedSetsLikeRedis compares seeded commands on a shelf, where all of them are possible, with a redis-server's.
 func TestSortedSetsLikeRedis(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	seeds := uint64(40)
 	if n, err := strconv.Atoi(os.Getenv("KVD_SEEDS")); err == nil {
 		seeds = uint64(n)
@@ -399,9 +396,6 @@ func TestSortedSetsLikeRedis(t *testing.T) {
 
 // TestSortedSetsServed is the same over a gateway, in pipelines.
 func TestSortedSetsServed(t *testing.T) {
-	if os.Getenv("KVD_COMPAT") != "1" {
-		t.Skip("it needs redis-server: run make test-compat, or set KVD_COMPAT=1")
-	}
 	redis := startRedis(t)
 	for name, api := range map[string]func(t *testing.T) client.API{
 		"fake":  func(*testing.T) client.API { return clienttest.New(clienttest.Options{}) },

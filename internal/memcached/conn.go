@@ -137,12 +137,13 @@ func (s *Server) handle(nc net.Conn) {
 func (c *conn) begin() error {
 	c.said, c.fresh = 0, true
 	for {
+		c.waited = 0
 		if err := c.performNext(); err == errTurn {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		c.midway, c.began, c.waited = false, time.Time{}, 0
+		c.midway, c.began = false, time.Time{}
 	}
 }
 
