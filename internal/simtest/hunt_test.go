@@ -9,8 +9,9 @@ import (
 )
 
 var (
-	flagHunt   = flag.Duration("hunt", 0, "search for so long, or until something fails")
-	flagHuntIn = flag.String("hunt-in", "", "after the scenarios, search only the scopes whose names begin like this; those with transactions if asked for")
+	flagHunt     = flag.Duration("hunt", 0, "search for so long, or until something fails")
+	flagHuntIn   = flag.String("hunt-in", "", "after the scenarios, search only the scopes whose names begin like this; those with transactions if asked for")
+	flagHuntSeed = flag.Uint64("hunt-seed", 0, "the first seed of random schedules, so that a hunt goes on where another ended")
 )
 
 // TestHunt tries the scenarios and then searches, wide scopes in turn, until something fails.
@@ -30,7 +31,7 @@ func TestHunt(t *testing.T) {
 			t.Fatalf("random %s\n%v", replayHint(name, cfg.Synchronous, seed), err)
 		}
 	}
-	seed := uint64(0)
+	seed, random := *flagHuntSeed, 0
 	for limit := 250; time.Now().Before(end); limit *= 4 {
 		for _, name := range sorted(scopes) {
 			if !hunted(name) {
@@ -44,16 +45,18 @@ func TestHunt(t *testing.T) {
 				}
 			}
 		}
-		for ; seed < uint64(limit) && time.Now().Before(end); seed++ {
+		for ; seed < *flagHuntSeed+uint64(limit) && time.Now().Before(end); seed++ {
 			for _, name := range sorted(wide) {
 				if !hunted(name) {
 					continue
 				}
 				fails(wide[name], name, seed)
 				fails(inMode(wide[name], true), name, seed)
+				random += 2
 			}
 		}
 	}
+	t.Logf("%d random schedules; the next seed is %d", random, seed)
 }
 
 // txnPrefix begins the names of scopes with transactions, which show mistakes in transactions.
