@@ -374,7 +374,7 @@ func TestLatency(t *testing.T) {
 	}
 	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "k", "--count", "50", "--pause", "0s")), 50, 0)
 	good(decode[latencyLine](t, e.must("", "-o", "json", "latency", "--count", "5", "--pause", "1ms")), 5, 5)
-	out := e.must("", "-o", "json", "latency", "k", "--history", "--interval", "20ms", "--pause", "1ms", "--duration", "100ms")
+	out := e.must("", "-o", "json", "latency", "k", "--history", "--interval", "20ms", "--pause", "1ms", "--count", "100")
 	if n := strings.Count(out, "\n"); n < 2 {
 		t.Errorf("%d lines: %s", n, out)
 	}
