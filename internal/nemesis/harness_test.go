@@ -48,9 +48,9 @@ type settings struct {
 	// nobody's, and which can be full.
 	disks   bool
 	zombies int
-	// restarts: memory nodes have keepers, and only their workers are killed; see restarts_test.go.
-	restarts int
-	only     []string
+	// restarts: memory nodes have keepers, and only their workers are killed; control: they have none. See restarts_test.go.
+	restarts, control bool
+	only              []string
 	// soak: clients are soakers, and only they are killed; see soak_test.go.
 	soak bool
 }
@@ -78,6 +78,7 @@ type harness struct {
 	// elections are terms of the directory's leaders.
 	elections int
 	restarted []time.Duration
+	filesLost int // of keptFiles
 	soaked    soakBook
 	bank      bankBook
 
@@ -286,7 +287,7 @@ func (h *harness) launch(name string, ready func()) error {
 		} else {
 			argv = append(argv, "--shm-socket", "off")
 		}
-		if h.restarts == 0 {
+		if !h.restarts || h.control {
 			argv = append(argv, "--keep", "off") // a fault hits the whole memory node
 		}
 		return p.start(h.net, environ(), argv, announced)
@@ -702,7 +703,7 @@ func (h *harness) count() {
 	h.elections = all(h.scope.directories, "directory: leading")
 }
 
-// close ends what is left and removes it. A failed run's folder stays.
+// close ends what is left and removes it. A failed run's folder stays, unless it had to fail.
 func (h *harness) close() error {
 	var errs []error
 	for _, p := range h.procs {
@@ -730,7 +731,7 @@ func (h *harness) close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stop(nil)
-	if len(h.mu.failures) > 0 {
+	if len(h.mu.failures) > 0 && !h.control {
 		h.logf("logs and histories are in %s", h.work)
 		return errors.Join(errs...)
 	}
