@@ -181,7 +181,7 @@ nemesis-memory: ## writers, deleters and kills for NEMESIS_MEMORY (10m), as root
 NEMESIS_STATES ?= 30s
 
 .PHONY: nemesis-states
-nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a restart of everything, as root
+nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a loss of power, a restart of everything, as root
 	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
 	KVD_NEMESIS_STATES=$(NEMESIS_STATES) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesisStates$$' ./internal/nemesis $(NEMESIS_FLAGS)
 

@@ -48,8 +48,9 @@ type settings struct {
 	// nobody's, and which can be full.
 	disks   bool
 	zombies int
-	// restarts: memory nodes have keepers, and only their workers are killed; control: they have none. See restarts_test.go.
+	// restarts: only workers of memory nodes are killed; control: or memory nodes, for they have no keepers. See restarts_test.go.
 	restarts, control bool
+	keep              bool // memory nodes have keepers
 	only              []string
 	// soak: clients are soakers, and only they are killed; see soak_test.go.
 	soak bool
@@ -146,7 +147,7 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 			return h, err
 		}
 	}
-	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, h.scope.gateways, []string{"op", "redis"})
+	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, h.scope.gateways, []string{"op", "redis", "g0"})
 	h.net, err = newNetwork(hex.EncodeToString(id), hosts)
 	if err != nil {
 		return h, err
@@ -287,7 +288,7 @@ func (h *harness) launch(name string, ready func()) error {
 		} else {
 			argv = append(argv, "--shm-socket", "off")
 		}
-		if !h.restarts || h.control {
+		if !h.keep {
 			argv = append(argv, "--keep", "off") // a fault hits the whole memory node
 		}
 		return p.start(h.net, environ(), argv, announced)

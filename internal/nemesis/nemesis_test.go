@@ -162,7 +162,7 @@ func (s *settings) check() error {
 			s.lease = 200 * time.Millisecond
 		}
 	}
-	s.disks = s.disks || s.stops > 0
+	s.disks, s.keep = s.stops > 0, s.restarts && !s.control
 	if s.zombies > 0 {
 		s.clients, s.epochInterval = 6, 10*time.Millisecond
 	}
