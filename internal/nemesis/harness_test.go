@@ -160,7 +160,7 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 		}
 	}
 	for _, name := range hosts {
-		h.procs[name] = &proc{name: name, urgent: s.stops > 0, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
+		h.procs[name] = &proc{name: name, urgent: s.stops > 0 || s.restarts, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
 			h.fail(fmt.Sprintf("%s ended by itself: %v\n%s", p.name, st, tail(p.log, 3000)))
 		}}
 	}

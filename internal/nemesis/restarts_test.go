@@ -42,44 +42,59 @@ func (p *proc) holds(name string) bool {
 	})
 }
 
-// killWorker kills a keeper's worker, and returns when it has gone. It waits for one, and until there is memory to keep: a worker
-// that ends before that is followed by nobody. The worker stands still while its keeper is looked at.
-func (p *proc) killWorker() error {
-	end := time.Now().Add(recoverLimit)
-	for {
-		if pid := p.worker(); pid != 0 && syscall.Kill(pid, syscall.SIGSTOP) == nil {
-			for still := false; !still && p.worker() == pid; time.Sleep(50 * time.Microsecond) {
-				still, _ = allStopped(pid)
-			}
-			if !p.holds("kvd-pg-") {
-				_ = syscall.Kill(pid, syscall.SIGCONT) // its end is seen above
-			} else if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				return fmt.Errorf("%s: kill its worker: %w", p.name, err)
-			} else {
-				for ; p.worker() == pid; time.Sleep(200 * time.Microsecond) {
-					if time.Now().After(end) {
-						return fmt.Errorf("%s: its worker, %d, does not die", p.name, pid)
-					}
-				}
-				return nil
+// killWorker kills a keeper's worker, waiting for one that is about to start, and returns when it has gone. While no memory is kept it does
+// nothing: such a worker would be followed by nobody. The worker stands still while its keeper is looked at.
+func (p *proc) killWorker() (killed bool, err error) {
+	for end := time.Now().Add(recoverLimit); time.Now().Before(end); time.Sleep(200 * time.Microsecond) {
+		pid := p.worker()
+		if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil { // it may have ended just now
+			continue
+		}
+		for still := false; !still && p.worker() == pid; {
+			still, _ = allStopped(pid)
+		}
+		if p.worker() != pid {
+			continue
+		}
+		if !p.holds("kvd-pg-") {
+			return false, syscall.Kill(pid, syscall.SIGCONT)
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			return false, fmt.Errorf("%s: kill its worker: %w", p.name, err)
+		}
+		for ; p.worker() == pid; time.Sleep(200 * time.Microsecond) {
+			if time.Now().After(end) {
+				return false, fmt.Errorf("%s: its worker, %d, does not die", p.name, pid)
 			}
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s has no worker with memory\n%s", p.name, tail(p.log, 2000))
-		}
-		time.Sleep(time.Millisecond)
+		return true, nil
 	}
+	return false, fmt.Errorf("%s has no worker\n%s", p.name, tail(p.log, 2000))
 }
 
-// restartWorkers kills the workers of memory nodes.
-func (h *harness) restartWorkers(victims []string) error {
-	h.faults[restartMemnode] += len(victims)
+// restartWorkers kills the workers of memory nodes, and tells of how many: some may hold nothing.
+func (h *harness) restartWorkers(victims []string) (n int, err error) {
 	for _, v := range victims {
-		if err := h.procs[v].killWorker(); err != nil {
+		killed, err := h.procs[v].killWorker()
+		if err != nil {
+			return n, err
+		}
+		if killed {
+			n++
+		}
+	}
+	h.faults[restartMemnode] += n
+	return n, nil
+}
+
+// restartAny kills the worker of one memory node that holds something.
+func (h *harness) restartAny() error {
+	for _, k := range h.rng.Perm(len(h.scope.memnodes)) {
+		if n, err := h.restartWorkers(h.scope.memnodes[k : k+1]); n > 0 || err != nil {
 			return err
 		}
 	}
-	return nil
+	return errors.New("no memory node holds anything")
 }
 
 // onlyRestarts kills workers of memory nodes for the run's duration: one, or every third time all at once, and sees when every client
@@ -102,8 +117,10 @@ func (h *harness) onlyRestarts() error {
 			victims = victims[k : k+1]
 		}
 		at := now()
-		if err := h.restartWorkers(victims); err != nil {
+		if killed, err := h.restartWorkers(victims); err != nil {
 			return err
+		} else if killed == 0 {
+			continue
 		}
 		if err := h.serving(now()); err != nil {
 			return err

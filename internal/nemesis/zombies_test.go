@@ -46,7 +46,7 @@ func (h *harness) undead() error {
 				return err
 			}
 			if h.restarts {
-				if err := h.restartWorkers([]string{h.scope.memnodes[h.rng.IntN(len(h.scope.memnodes))]}); err != nil {
+				if err := h.restartAny(); err != nil {
 					return err
 				}
 			}
