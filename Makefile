@@ -167,7 +167,7 @@ NEMESIS ?= 2m
 NEMESIS_FLAGS ?=
 
 .PHONY: nemesis
-nemesis: ## faults over real processes in network namespaces for NEMESIS (2m), as root; NEMESIS_FLAGS="-kills 50"
+nemesis: ## faults over real processes in network namespaces for NEMESIS (2m), as root; NEMESIS_FLAGS="-kills 50", -restarts
 	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
 	KVD_NEMESIS=$(NEMESIS) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesis$$' ./internal/nemesis $(NEMESIS_FLAGS)
 
@@ -181,7 +181,7 @@ nemesis-memory: ## writers, deleters and kills for NEMESIS_MEMORY (10m), as root
 NEMESIS_STATES ?= 30s
 
 .PHONY: nemesis-states
-nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a restart of everything, as root
+nemesis-states: ## frozen for NEMESIS_STATES (30s), full and read-only disks, a loss of power, a restart of everything, as root
 	@command -v ip >/dev/null && command -v iptables >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends iproute2 iptables; }
 	KVD_NEMESIS_STATES=$(NEMESIS_STATES) CGO_ENABLED=0 $(GO) test -count 1 -v -timeout 0 -run 'TestNemesisStates$$' ./internal/nemesis $(NEMESIS_FLAGS)
 
@@ -191,11 +191,13 @@ nemesis-ci: ## a few minutes of every kind of nemesis
 	$(MAKE) nemesis NEMESIS=15s NEMESIS_FLAGS="-provider shm"
 	$(MAKE) nemesis NEMESIS_FLAGS="-kills 4"
 	$(MAKE) nemesis NEMESIS_FLAGS="-stops 2"
-	$(MAKE) nemesis NEMESIS_FLAGS="-restarts 6 -replicas 1 -provider tcp"
-	$(MAKE) nemesis NEMESIS_FLAGS="-restarts 6 -replicas 1 -provider shm"
+	$(MAKE) nemesis NEMESIS=10s NEMESIS_FLAGS="-restarts -replicas 1 -provider tcp"
+	$(MAKE) nemesis NEMESIS=10s NEMESIS_FLAGS="-restarts -replicas 1 -provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-restarts -replicas 1 -control"
 	$(MAKE) nemesis-states NEMESIS_STATES=7s
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 30 -provider tcp"
-	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 30 -provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 15 -provider tcp"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 15 -provider shm"
+	$(MAKE) nemesis NEMESIS_FLAGS="-zombies 6 -restarts -provider shm"
 	$(MAKE) nemesis-memory NEMESIS_MEMORY=30s
 
 .PHONY: image-context

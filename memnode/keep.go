@@ -99,7 +99,9 @@ func (n *Node) warm() *state {
 	case s != nil:
 		n.log.Info("memory kept by the keeper is taken over", "regions", len(s.regions), "bytes", n.Stats().RegisteredBytes, "incarnation", s.incarnation, "boot", n.boot)
 		return s
-	case why != KeptFirst:
+	case why == KeptFirst:
+		n.log.Info("no earlier process has left memory: starting empty")
+	default:
 		n.log.Warn("memory that the keeper held is given up: starting empty", "reason", why.String(), "err", err)
 	}
 	n.forgetKept()

@@ -16,6 +16,7 @@ import (
 	"github.com/kvd-project/kvd/internal/dirpb"
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/internal/token"
+	"github.com/kvd-project/kvd/rdma"
 )
 
 var _ Keeper = (*keeper.Client)(nil)
@@ -424,5 +425,46 @@ func TestTriesAgain(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// TestEveryByteFlipped: with any byte of its state changed a process takes nothing over.
+func TestEveryByteFlipped(t *testing.T) {
+	dir, k := newDirectory(t), newMemory(t)
+	dir.want(1, 1)
+	n, _ := keeps(t, dir, k, same)
+	dir.keys(1, "tcp")
+	for at, used := 0, 1; at < used; at++ {
+		crash(t, n)
+		b, err := unix.Mmap(k.items[stateItem], 0, 2*statePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &stateFile{mem: &rdma.Memory{Bytes: b}}
+		s, err := f.read()
+		if err != nil || len(s.regions) != 1 {
+			t.Fatalf("before byte %d: %+v, %v", at, s, err)
+		}
+		used = stateHead + len(s.encode())
+		f.page(f.seq)[at] ^= 1 << (at % 8)
+		if err := unix.Munmap(b); err != nil {
+			t.Fatal(err)
+		}
+		want := KeptDamaged
+		if at >= 8 && at < 12 {
+			want = KeptVersion
+		}
+		n, _ = keeps(t, dir, k, same)
+		if got := n.Stats(); got.Kept != want || got.Incarnation == s.incarnation {
+			t.Fatalf("byte %d: %+v", at, got)
+		}
+		key := dir.keys(1, "tcp")
+		l := mustDial(t, dir, "tcp", token.Grant{Session: 5, Namespace: 1}, 0)
+		if b, err := l.read(key.HeapRkey, key.HeapBase, 4); err != nil || string(b) != "\x00\x00\x00\x00" {
+			t.Fatalf("byte %d: %q, %v", at, b, err)
+		}
+		if err := l.write(key.HeapRkey, key.HeapBase, "gone"); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -112,6 +113,40 @@ func TestPauseNode(t *testing.T) {
 	until(t, "the end of the pause", func() bool { m = statusOf(t, c).Map.Nodes[0]; return m.State == dirpb.NodeState_NODE_DOWN })
 	if d := time.Since(asked); d < time.Second {
 		t.Errorf("a memory node that is being replaced is lost after %v", d)
+	}
+}
+
+// TestReportNode: the status has what a memory node's keeper said of it, until a process of it is heard.
+func TestReportNode(t *testing.T) {
+	n := single(t, vfs.NewMem(), time.Second)
+	c, ctx := dial(t, n), testCtx(t)
+	report := func(name, trouble string) error {
+		_, err := c.ReportNode(ctx, &dirpb.ReportNodeRequest{Name: name, Trouble: trouble})
+		return err
+	}
+	wantCode(t, report("m1", "workers die"), codes.NotFound, `"m1"`)
+	r, err := c.RegisterNode(ctx, &dirpb.RegisterNodeRequest{Name: "m1", Incarnation: 7, Boot: 1, Keeps: true, CapacityBytes: 256 << 20,
+		Endpoints: []*dirpb.Endpoint{{Provider: "tcp", Addr: "127.0.0.1:9"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, report("m1", ""), codes.InvalidArgument, "empty")
+	wantCode(t, report("m1", strings.Repeat("x", 257)), codes.InvalidArgument, "trouble is longer than 256 bytes")
+	wantCode(t, report("m1", "a\x1b[2J"), codes.InvalidArgument, "printable")
+	trouble := func() string { return statusOf(t, c).Map.Nodes[0].Trouble }
+	if got := trouble(); got != "" {
+		t.Errorf("the status has %q", got)
+	}
+	for _, text := range []string{"workers die", "workers still die"} {
+		if err := report("m1", text); err != nil || trouble() != text {
+			t.Errorf("the status has %q, %v; reported was %q", trouble(), err, text)
+		}
+	}
+	if _, err := c.Heartbeat(ctx, &dirpb.HeartbeatRequest{NodeId: r.NodeId, Incarnation: 7, Boot: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := trouble(); got != "" {
+		t.Errorf("after a heartbeat the status has %q", got)
 	}
 }
 

@@ -83,6 +83,7 @@ var rpcs = []rpc{
 	unary("StartJob", (*Node).StartJob, &dirpb.StartJobRequest{Kind: dirpb.JobKind_JOB_SCRUB, Namespace: "default", PgId: 1, Repair: true}),
 	unary("DrainNode", (*Node).DrainNode, &dirpb.DrainNodeRequest{Node: "m1"}),
 	unary("RemoveNode", (*Node).RemoveNode, &dirpb.RemoveNodeRequest{Node: "m1", Force: true}),
+	unary("ReportNode", (*Node).ReportNode, &dirpb.ReportNodeRequest{Name: "m1", Trouble: "its workers die"}),
 	unary("GiveUpNode", (*Node).GiveUpNode, &dirpb.GiveUpNodeRequest{Node: "m1"}),
 	unary("RestartNode", (*Node).RestartNode, &dirpb.RestartNodeRequest{Node: "m1"}),
 	unary("Rebalance", (*Node).Rebalance, &dirpb.RebalanceRequest{Namespace: "default"}),

@@ -823,7 +823,7 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		if x != nil {
 			reply.KeyUse = x.KeyUse(s)
 			reply.Epoch, reply.MinEpoch = x.Epochs()
-			showWaiting(reply.Map.Nodes, x.Waiting(s, uptime))
+			showNodes(reply.Map.Nodes, x, s, uptime)
 			reply.NodeStats = x.Stats()
 			reply.Jobs = x.Jobs(s, uptime)
 			for _, u := range reply.Usage {
@@ -863,16 +863,6 @@ func (n *Node) Status(context.Context, *dirpb.StatusRequest) (*dirpb.StatusReply
 		n.machine.view(func(s *fsm.State) { show(nil, s, 0) })
 	}
 	return reply, nil
-}
-
-// showWaiting marks the memory nodes that something waits for in nodes, in place of shared rows.
-func showWaiting(nodes []*dirpb.Node, ids []uint32) {
-	for i, m := range nodes {
-		if slices.Contains(ids, m.Id) {
-			nodes[i] = proto.CloneOf(m)
-			nodes[i].Waiting = true
-		}
-	}
 }
 
 var _ dirpb.DirectoryServer = (*Node)(nil)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,10 +14,16 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvd-project/kvd/internal/config"
+	"github.com/kvd-project/kvd/internal/dirclient"
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/identity"
 	"github.com/kvd-project/kvd/internal/keeper"
 	"github.com/kvd-project/kvd/memnode"
 	"github.com/kvd-project/kvd/rdma/shm"
@@ -33,8 +40,15 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 	if err != nil {
 		return err
 	}
-	o := keeper.Options{Path: path, Args: a.args, Vital: memnode.RegionItems,
-		Logger: c.Log.Logger(a.stderr, c.Log.SlogLevel()).With("node", c.Name)}
+	log := c.Log.Logger(a.stderr, c.Log.SlogLevel()).With("node", c.Name)
+	troubles := make(chan string, 1)
+	o := keeper.Options{Path: path, Args: a.args, Vital: memnode.RegionItems, Logger: log, Trouble: func(text string) {
+		select {
+		case <-troubles: // which nobody has heard yet, and is old
+		default:
+		}
+		troubles <- text // the keeper alone sends
+	}}
 	if c.ShmSocket == config.Auto && os.Getenv(runtimeDirectory) == "" {
 		// The socket is to be found there by clients of the next worker, too.
 		dir, remove, err := shmFolder()
@@ -44,11 +58,70 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 		defer func() { _ = remove() }() // it is a temporary folder
 		o.Env = []string{runtimeDirectory + "=" + dir}
 	}
+	telling, end := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { a.tellTroubles(telling, c, troubles, log) })
 	status, err := keeper.Run(ctx, o)
+	end()
+	wg.Wait()
 	if err == nil && status != 0 {
 		err = workerStatus(status)
 	}
 	return err
+}
+
+// tellTroubles tells the directory, until ctx ends, why no worker comes up.
+func (a *app) tellTroubles(ctx context.Context, c *config.MemNode, troubles <-chan string, log *slog.Logger) {
+	creds := sync.OnceValues(func() (*tls.Config, error) { return a.creds(ofRole(c.TLS, c.Identity, identity.MemNode)) })
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case text := <-troubles:
+			if err := tellTrouble(ctx, c, creds, text, log); err != nil && ctx.Err() == nil {
+				log.Warn("the directory is not told that no worker comes up", "err", err)
+			}
+		}
+	}
+}
+
+// tellTrouble keeps no connection: a keeper has little to say.
+func tellTrouble(ctx context.Context, c *config.MemNode, creds func() (*tls.Config, error), text string, log *slog.Logger) error {
+	conf, err := creds()
+	if err != nil {
+		return err
+	}
+	dir, err := dirclient.Open(dirclient.Options{Addrs: c.Directory, TLS: conf, Identities: c.Identity.Mapping(), Logger: log})
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	ctx, cancel := context.WithTimeout(ctx, troubleTimeout)
+	defer cancel()
+	return dir.Call(ctx, func(ctx context.Context, d dirpb.DirectoryClient) error {
+		_, err := d.ReportNode(ctx, &dirpb.ReportNodeRequest{Name: c.Name, Trouble: label(text)})
+		return err
+	})
+}
+
+const (
+	troubleTimeout = 5 * time.Second // of one report to the directory
+	maxTrouble     = 256             // bytes, of dirpb.ReportNodeRequest
+)
+
+// label makes of a text what the directory takes.
+func label(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return '?'
+		}
+		return r
+	}, text)
+	for len(text) > maxTrouble {
+		_, n := utf8.DecodeLastRuneInString(text)
+		text = text[:len(text)-n]
+	}
+	return text
 }
 
 // socketItems begins the names of listening sockets at the keeper.

@@ -129,6 +129,12 @@ func spawn(t *testing.T, env []string, args ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return spawnFrom(t, exe, env, args...)
+}
+
+// spawnFrom is spawn with another file of this program.
+func spawnFrom(t *testing.T, exe string, env []string, args ...string) *process {
+	t.Helper()
 	p := &process{t: t, cmd: exec.Command(exe, args...), stderr: new(buffer), exited: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), append(env, beKvd+"=1")...)
 	p.cmd.Stderr = p.stderr

@@ -38,6 +38,7 @@ const (
 	Directory_PublishRegion_FullMethodName   = "/kvd.directory.v1.Directory/PublishRegion"
 	Directory_LeaveNode_FullMethodName       = "/kvd.directory.v1.Directory/LeaveNode"
 	Directory_PauseNode_FullMethodName       = "/kvd.directory.v1.Directory/PauseNode"
+	Directory_ReportNode_FullMethodName      = "/kvd.directory.v1.Directory/ReportNode"
 	Directory_FindWork_FullMethodName        = "/kvd.directory.v1.Directory/FindWork"
 	Directory_ClaimJob_FullMethodName        = "/kvd.directory.v1.Directory/ClaimJob"
 	Directory_ReportJob_FullMethodName       = "/kvd.directory.v1.Directory/ReportJob"
@@ -87,6 +88,7 @@ type DirectoryClient interface {
 	PublishRegion(ctx context.Context, in *PublishRegionRequest, opts ...grpc.CallOption) (*PublishRegionReply, error)
 	LeaveNode(ctx context.Context, in *LeaveNodeRequest, opts ...grpc.CallOption) (*LeaveNodeReply, error)
 	PauseNode(ctx context.Context, in *PauseNodeRequest, opts ...grpc.CallOption) (*PauseNodeReply, error)
+	ReportNode(ctx context.Context, in *ReportNodeRequest, opts ...grpc.CallOption) (*ReportNodeReply, error)
 	// Janitors.
 	FindWork(ctx context.Context, in *FindWorkRequest, opts ...grpc.CallOption) (*FindWorkReply, error)
 	ClaimJob(ctx context.Context, in *ClaimJobRequest, opts ...grpc.CallOption) (*ClaimJobReply, error)
@@ -265,6 +267,16 @@ func (c *directoryClient) PauseNode(ctx context.Context, in *PauseNodeRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PauseNodeReply)
 	err := c.cc.Invoke(ctx, Directory_PauseNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *directoryClient) ReportNode(ctx context.Context, in *ReportNodeRequest, opts ...grpc.CallOption) (*ReportNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportNodeReply)
+	err := c.cc.Invoke(ctx, Directory_ReportNode_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -516,6 +528,7 @@ type DirectoryServer interface {
 	PublishRegion(context.Context, *PublishRegionRequest) (*PublishRegionReply, error)
 	LeaveNode(context.Context, *LeaveNodeRequest) (*LeaveNodeReply, error)
 	PauseNode(context.Context, *PauseNodeRequest) (*PauseNodeReply, error)
+	ReportNode(context.Context, *ReportNodeRequest) (*ReportNodeReply, error)
 	// Janitors.
 	FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error)
 	ClaimJob(context.Context, *ClaimJobRequest) (*ClaimJobReply, error)
@@ -592,6 +605,9 @@ func (UnimplementedDirectoryServer) LeaveNode(context.Context, *LeaveNodeRequest
 }
 func (UnimplementedDirectoryServer) PauseNode(context.Context, *PauseNodeRequest) (*PauseNodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method PauseNode not implemented")
+}
+func (UnimplementedDirectoryServer) ReportNode(context.Context, *ReportNodeRequest) (*ReportNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportNode not implemented")
 }
 func (UnimplementedDirectoryServer) FindWork(context.Context, *FindWorkRequest) (*FindWorkReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method FindWork not implemented")
@@ -921,6 +937,24 @@ func _Directory_PauseNode_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DirectoryServer).PauseNode(ctx, req.(*PauseNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Directory_ReportNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DirectoryServer).ReportNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Directory_ReportNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DirectoryServer).ReportNode(ctx, req.(*ReportNodeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1379,6 +1413,10 @@ var Directory_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PauseNode",
 			Handler:    _Directory_PauseNode_Handler,
+		},
+		{
+			MethodName: "ReportNode",
+			Handler:    _Directory_ReportNode_Handler,
 		},
 		{
 			MethodName: "FindWork",

@@ -31,6 +31,7 @@ func Rights() map[string]identity.Roles {
 		Directory_PublishRegion_FullMethodName: memNodes,
 		Directory_LeaveNode_FullMethodName:     memNodes,
 		Directory_PauseNode_FullMethodName:     memNodes,
+		Directory_ReportNode_FullMethodName:    memNodes,
 
 		Directory_FindWork_FullMethodName:  janitors,
 		Directory_ClaimJob_FullMethodName:  janitors,

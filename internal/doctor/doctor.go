@@ -95,6 +95,7 @@ func Examine(s System, provider string) []Finding {
 	x.adapters()
 	x.memory()
 	x.network()
+	x.keepers()
 	x.providers()
 	return x.out
 }

@@ -23,6 +23,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -44,7 +45,14 @@ type Options struct {
 	Vital string
 	// Logger is told of workers that die. Required.
 	Logger *slog.Logger
+	// Trouble, if not nil, is told why there is no worker, before each pause: when none can be started, or the second in a row ended
+	// soon. It must not block.
+	Trouble func(string)
 }
+
+// troubleFile names the memfd in which a keeper has what Trouble was told, until a worker lives for a second: those who may look
+// at its descriptors, as kvctl doctor does, can read it.
+const troubleFile = "kvd-trouble"
 
 // A worker that lives for less than soon is followed by the next after a pause, which doubles from minPause to maxPause.
 const (
@@ -69,17 +77,23 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 	defer signal.Stop(passed)
 	var held store
 	defer held.closeAll()
-	for pause := time.Duration(0); ; {
+	said := trouble{tell: o.Trouble}
+	defer said.over()
+	for pause, deaths := time.Duration(0), 0; ; {
 		began := time.Now()
 		w, err := start(o, &held)
+		why := ""
 		if err != nil {
+			why = fmt.Sprintf("its keeper cannot start a worker: %v", err)
 			// The program may be gone for a moment: somebody replaces it.
 			if !held.hasAny(o.Vital) {
 				return 1, err
 			}
 			o.Logger.Error("cannot start the worker; trying again", "err", err)
 		} else {
+			well := time.AfterFunc(soon, said.over)
 			state := w.wait(ctx, passed)
+			well.Stop()
 			status = exitStatus(state)
 			if ctx.Err() == nil && status == Again {
 				o.Logger.Info("the worker asks for another one", "pid", state.Pid(), "lived", time.Since(began).Round(time.Millisecond))
@@ -90,9 +104,18 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 				return status, nil
 			}
 			o.Logger.Error("the worker died; another one takes over what it had", "pid", state.Pid(), "how", state.String(), "lived", time.Since(began).Round(time.Millisecond))
+			if deaths++; time.Since(began) >= soon {
+				deaths = 0
+			}
+			if deaths > 1 {
+				why = fmt.Sprintf("its workers die soon after their start: %d now, the last with %v after %v", deaths, state, time.Since(began).Round(time.Millisecond))
+			}
 		}
 		if pause = nextPause(pause, time.Since(began)); pause > 0 {
 			o.Logger.Warn("workers die soon after their start: waiting before the next", "pause", pause)
+		}
+		if pause > 0 && why != "" {
+			said.say(fmt.Sprintf("%s; its keeper holds the memory, and starts the next after %v", why, pause))
 		}
 		select {
 		case <-ctx.Done():
@@ -100,6 +123,36 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// trouble says why there is no worker. It may be used concurrently.
+type trouble struct {
+	tell func(string)
+	mu   sync.Mutex
+	fd   int // of troubleFile; 0: there is none
+}
+
+func (t *trouble) say(text string) {
+	t.over()
+	if fd, err := unix.MemfdCreate(troubleFile, unix.MFD_CLOEXEC); err == nil { // the log has it in any case
+		_, _ = unix.Write(fd, []byte(text))
+		t.mu.Lock()
+		t.fd = fd
+		t.mu.Unlock()
+	}
+	if t.tell != nil {
+		t.tell(text)
+	}
+}
+
+// over says that there is a worker.
+func (t *trouble) over() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.fd > 0 {
+		_ = unix.Close(t.fd)
+	}
+	t.fd = 0
 }
 
 // nextPause is how long the next worker waits, after a pause before the one that lived so long.

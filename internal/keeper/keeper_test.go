@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -112,16 +113,20 @@ func count(folder string) int {
 }
 
 func content(fd int) string {
-	b := make([]byte, 64)
+	b := make([]byte, 512)
 	n, _ := unix.Pread(fd, b, 0)
 	return string(b[:max(n, 0)])
 }
 
-func run(t *testing.T, ctx context.Context, program string) (status int, log string) {
+func run(t *testing.T, ctx context.Context, program string, told ...func(string)) (status int, log string) {
 	t.Helper()
 	var b bytes.Buffer
 	t.Setenv(folderEnv, t.TempDir())
-	status, err := Run(ctx, Options{Path: os.Args[0], Env: []string{programEnv + "=" + program}, Vital: "v/", Logger: slog.New(slog.NewTextHandler(&b, nil))})
+	o := Options{Path: os.Args[0], Env: []string{programEnv + "=" + program}, Vital: "v/", Logger: slog.New(slog.NewTextHandler(&b, nil))}
+	for _, f := range told {
+		o.Trouble = f
+	}
+	status, err := Run(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,9 +134,22 @@ func run(t *testing.T, ctx context.Context, program string) (status int, log str
 }
 
 // TestWorkersFollow: a worker that is killed is followed by one that finds what it had; those that die at once wait ever
-// longer; an orderly end is the keeper's.
+// longer, and from the second on it is told why; an orderly end is the keeper's.
 func TestWorkersFollow(t *testing.T) {
-	status, log := run(t, t.Context(), "dies")
+	var told []string
+	status, log := run(t, t.Context(), "dies", func(text string) {
+		told = append(told, text)
+		if files, err := openFiles("/memfd:" + troubleFile); err != nil || len(files) != 1 || content(files[0]) != text {
+			t.Errorf("told %q, and open are %v, %v", text, files, err)
+		}
+	})
+	if files, err := openFiles("/memfd:" + troubleFile); err != nil || len(files) != 0 {
+		t.Errorf("at the end open are %v, %v", files, err)
+	}
+	if len(told) != 2 || !strings.Contains(told[0], "die soon after their start: 2 now, the last with signal: killed after ") ||
+		!strings.Contains(told[0], "starts the next after 100ms") || !strings.Contains(told[1], ": 3 now") || !strings.Contains(told[1], "200ms") {
+		t.Errorf("told %q", told)
+	}
 	if status != 0 {
 		t.Errorf("status %d", status)
 	}
@@ -143,6 +161,21 @@ func TestWorkersFollow(t *testing.T) {
 			t.Errorf("no pause of %s:\n%s", pause, log)
 		}
 	}
+}
+
+// openFiles are this process's descriptors of files whose name begins so.
+func openFiles(name string) (fds []int, err error) {
+	files, err := filepath.Glob("/proc/self/fd/*")
+	for _, f := range files {
+		if to, err := os.Readlink(f); err == nil && strings.HasPrefix(to, name) {
+			fd, err := strconv.Atoi(filepath.Base(f))
+			if err != nil {
+				return nil, err
+			}
+			fds = append(fds, fd)
+		}
+	}
+	return fds, err
 }
 
 func TestPauses(t *testing.T) {

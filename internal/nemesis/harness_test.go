@@ -48,9 +48,10 @@ type settings struct {
 	// nobody's, and which can be full.
 	disks   bool
 	zombies int
-	// restarts: memory nodes have keepers, and only their workers are killed; see restarts_test.go.
-	restarts int
-	only     []string
+	// restarts: only workers of memory nodes are killed; control: or memory nodes, for they have no keepers. See restarts_test.go.
+	restarts, control bool
+	keep              bool // memory nodes have keepers
+	only              []string
 	// soak: clients are soakers, and only they are killed; see soak_test.go.
 	soak bool
 }
@@ -78,6 +79,7 @@ type harness struct {
 	// elections are terms of the directory's leaders.
 	elections int
 	restarted []time.Duration
+	filesLost int // of keptFiles
 	soaked    soakBook
 	bank      bankBook
 
@@ -145,7 +147,7 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 			return h, err
 		}
 	}
-	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, h.scope.gateways, []string{"op", "redis"})
+	hosts := slices.Concat(h.scope.directories, h.scope.memnodes, h.scope.clients, h.scope.gateways, []string{"op", "redis", "g0"})
 	h.net, err = newNetwork(hex.EncodeToString(id), hosts)
 	if err != nil {
 		return h, err
@@ -158,7 +160,7 @@ func newHarness(ctx context.Context, s settings) (*harness, error) {
 		}
 	}
 	for _, name := range hosts {
-		h.procs[name] = &proc{name: name, urgent: s.stops > 0, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
+		h.procs[name] = &proc{name: name, urgent: s.stops > 0 || s.restarts, log: filepath.Join(h.work, name+".log"), died: func(p *proc, st *os.ProcessState) {
 			h.fail(fmt.Sprintf("%s ended by itself: %v\n%s", p.name, st, tail(p.log, 3000)))
 		}}
 	}
@@ -286,7 +288,7 @@ func (h *harness) launch(name string, ready func()) error {
 		} else {
 			argv = append(argv, "--shm-socket", "off")
 		}
-		if h.restarts == 0 {
+		if !h.keep {
 			argv = append(argv, "--keep", "off") // a fault hits the whole memory node
 		}
 		return p.start(h.net, environ(), argv, announced)
@@ -702,7 +704,7 @@ func (h *harness) count() {
 	h.elections = all(h.scope.directories, "directory: leading")
 }
 
-// close ends what is left and removes it. A failed run's folder stays.
+// close ends what is left and removes it. A failed run's folder stays, unless it had to fail.
 func (h *harness) close() error {
 	var errs []error
 	for _, p := range h.procs {
@@ -730,7 +732,7 @@ func (h *harness) close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stop(nil)
-	if len(h.mu.failures) > 0 {
+	if len(h.mu.failures) > 0 && !h.control {
 		h.logf("logs and histories are in %s", h.work)
 		return errors.Join(errs...)
 	}

@@ -263,6 +263,8 @@ func operations(h []event) []porcupine.Operation {
 	return ops
 }
 
+const noOrder = "no order of the operations explains their answers"
+
 // linearizable tells whether some order of one key's operations explains their
 // answers. Having found neither an order nor a contradiction after limit is an error too.
 func linearizable(h []event, limit time.Duration) error {
@@ -271,7 +273,7 @@ func linearizable(h []event, limit time.Duration) error {
 	case porcupine.Ok:
 		return nil
 	case porcupine.Illegal:
-		return errors.New("no order of the operations explains their answers")
+		return errors.New(noOrder)
 	}
 	return fmt.Errorf("no verdict on %d operations within %v", len(ops), limit)
 }

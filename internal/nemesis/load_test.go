@@ -458,6 +458,9 @@ func writeLine(f *os.File, v any) error {
 
 // ---- probes ----------------------------------------------------------------
 
+// missedWrite is in the text of a probe that does not read what it wrote.
+const missedWrite = "but its only writer last wrote"
+
 // probe writes and reads one key that nobody else writes, so it knows what it
 // must read.
 func (l *loader) probe(pg uint32, key string) {
@@ -487,7 +490,7 @@ func (l *loader) probe(pg uint32, key string) {
 			got, bad = parseValue(key, it.Value)
 		}
 		if bad == nil && got != last && !unknown[got] {
-			bad = fmt.Errorf("probe of %q: %s %q, but its only writer last wrote %q", key, out, got, last)
+			bad = fmt.Errorf("probe of %q: %s %q, %s %q", key, out, got, missedWrite, last)
 		}
 		if bad != nil {
 			l.print("bad", strconv.Quote(fmt.Sprintf("client %d: %v", l.Client, bad)))

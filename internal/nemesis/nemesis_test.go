@@ -22,11 +22,12 @@ var (
 	seed     = flag.Uint64("seed", 0, "of the scheduler; 0: chosen")
 	provider = flag.String("provider", "tcp", "of the clients: tcp or shm")
 	replicas = flag.Int("replicas", 2, "copies of every record")
-	lease    = flag.Duration("lease", 0, "of sessions and memory nodes; 0: 1s, with -zombies 200ms")
+	lease    = flag.Duration("lease", 0, "of sessions and memory nodes; 0: 1s, with -zombies alone 200ms")
 	memory   = flag.String("memory", "256MiB", "that each memory node lends")
 	kills    = flag.Int("kills", 0, "nothing but so many kills of memory nodes")
 	stops    = flag.Int("stops", 0, "nothing but so many ends of the directory's leader, of its followers, of a memory node and of a gateway, by SIGTERM and by SIGKILL each")
-	restarts = flag.Int("restarts", 0, "nothing but so many kills of memory nodes' workers, whose memory their keepers hold")
+	restarts = flag.Bool("restarts", false, "nothing but kills of memory nodes' workers, whose memory their keepers hold, one every 2s; with -zombies, one for each of them")
+	control  = flag.Bool("control", false, "-restarts without keepers: the run has to notice what is lost")
 	zombies  = flag.Int("zombies", 0, "nothing but so many stops of writing clients beyond their lease")
 	only     = flag.String("faults", "", "kinds of faults, separated by commas; none: all of "+strings.Join(kinds, ","))
 )
@@ -77,7 +78,9 @@ func TestNemesis(t *testing.T) {
 			err = h.onlyKills()
 		case s.stops > 0:
 			err = h.onlyStops()
-		case s.restarts > 0:
+		case s.control:
+			return h.withoutKeepers()
+		case s.restarts:
 			err = h.onlyRestarts()
 		default:
 			err = h.mixed()
@@ -101,7 +104,7 @@ func flagged(t *testing.T, variable, target string) settings {
 		t.Fatalf("%s: %v", variable, err)
 	}
 	s := settings{duration: duration, seed: *seed, provider: *provider, replicas: *replicas, lease: *lease,
-		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies, restarts: *restarts}
+		epochInterval: 100 * time.Millisecond, memory: *memory, clients: 4, kills: *kills, stops: *stops, zombies: *zombies, restarts: *restarts, control: *control}
 	if *only != "" {
 		s.only = strings.Split(*only, ",")
 	}
@@ -134,7 +137,11 @@ func nemesis(t *testing.T, s settings, run func(*harness) error) {
 			t.Error(err)
 		}
 		fmt.Printf("\n%s\n", h.summary())
-		h.reportFailures(t)
+		if s.control {
+			h.reportControl(t)
+		} else {
+			h.reportFailures(t)
+		}
 	}()
 	if err == nil {
 		err = run(h)
@@ -151,11 +158,11 @@ func (s *settings) check() error {
 	}
 	if s.lease == 0 {
 		s.lease = time.Second
-		if s.zombies > 0 {
+		if s.zombies > 0 && !s.restarts {
 			s.lease = 200 * time.Millisecond
 		}
 	}
-	s.disks = s.disks || s.stops > 0
+	s.disks, s.keep = s.stops > 0, s.restarts && !s.control
 	if s.zombies > 0 {
 		s.clients, s.epochInterval = 6, 10*time.Millisecond
 	}
@@ -164,8 +171,10 @@ func (s *settings) check() error {
 		return fmt.Errorf("-provider %q: want tcp or shm", s.provider)
 	case s.replicas < 1 || s.replicas > 3:
 		return fmt.Errorf("-replicas %d: want 1 to 3", s.replicas)
-	case min(s.kills, 1)+min(s.stops, 1)+min(s.zombies, 1)+min(s.restarts, 1) > 1:
-		return errors.New("-kills, -stops, -restarts and -zombies: want one")
+	case min(s.kills, 1)+min(s.stops, 1)+min(s.zombies, 1) > 1, s.restarts && s.kills+s.stops > 0:
+		return errors.New("-kills, -stops, -restarts and -zombies: want one, or -restarts with -zombies")
+	case s.control && (!s.restarts || s.zombies > 0 || s.replicas != 1):
+		return errors.New("-control: want it with -restarts -replicas 1 and without -zombies")
 	case s.kills+s.stops > 0 && s.replicas < 2:
 		return errors.New("-kills, -stops: a memory node's death costs its data unless there are -replicas 2")
 	}

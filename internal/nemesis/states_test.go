@@ -2,6 +2,7 @@ package nemesis
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -52,12 +53,12 @@ func (h *harness) unfill(name string) error {
 }
 
 // TestNemesisStates lets a whole machine stand still for as long as KVD_NEMESIS_STATES says,
-// restarts everything at once, and gives directory nodes disks that are full or read-only.
+// restarts everything at once, by a loss of power too, and gives directory nodes disks that are full or read-only.
 // Each ends in a state that `kvctl status` describes, without a process that spins or that
 // floods its log.
 func TestNemesisStates(t *testing.T) {
 	s := flagged(t, "KVD_NEMESIS_STATES", "make nemesis-states")
-	s.disks = true
+	s.disks, s.keep = true, true
 	nemesis(t, s, func(h *harness) error {
 		for _, state := range []struct {
 			name string
@@ -66,13 +67,11 @@ func TestNemesisStates(t *testing.T) {
 			{"frozen machine", h.frozen},
 			{"follower starts on a full disk", h.fullDisk},
 			{"follower starts on a read-only disk", h.readOnlyDisk},
+			{"loss of power", h.powerLoss}, // the clients', too
 		} {
 			if err := h.quietly(state.name, state.do); err != nil {
 				return err
 			}
-		}
-		if err := h.endClients(); err != nil {
-			return err
 		}
 		return h.quietly("restart of everything at once", h.restart)
 	})
@@ -125,8 +124,10 @@ func (h *harness) refused(name string, want string) error {
 	return nil
 }
 
-func lastLine(file string) string {
-	all := strings.Split(strings.TrimSpace(tail(file, 4000)), "\n")
+func lastLine(file string) string { return lastLineOf(tail(file, 4000)) }
+
+func lastLineOf(text string) string {
+	all := strings.Split(strings.TrimSpace(text), "\n")
 	return all[len(all)-1]
 }
 
@@ -255,17 +256,6 @@ func (h *harness) restart() error {
 	return nil
 }
 
-// endClients stops the load.
-func (h *harness) endClients() error {
-	for n, c := range h.scope.clients {
-		if err := h.procs[c].end(endLimit); err != nil {
-			return err
-		}
-		h.checker.died(n, h.procs[c].life)
-	}
-	return nil
-}
-
 // quietly runs do, and then wants `kvctl status` to show a store in order, no directory node
 // or memory node that is busy with nothing, and logs that people can read.
 func (h *harness) quietly(name string, do func() error) error {
@@ -334,7 +324,7 @@ func (h *harness) busy(hosts []string, d time.Duration) (map[string]float64, err
 	used := func() (map[string]float64, error) {
 		out := map[string]float64{}
 		for _, name := range hosts {
-			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.procs[name].cmd.Process.Pid))
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmp.Or(h.procs[name].worker(), h.procs[name].cmd.Process.Pid)))
 			if err != nil {
 				return nil, err
 			}

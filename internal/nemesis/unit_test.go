@@ -538,11 +538,13 @@ func TestSettings(t *testing.T) {
 		t.Errorf("%+v, %v", good, err)
 	}
 	for want, s := range map[string]settings{
-		"-provider":    {provider: "udp", replicas: 2},
-		"-replicas 0":  {provider: "tcp"},
-		"want one":     {provider: "tcp", replicas: 2, kills: 1, zombies: 1},
-		"costs its":    {provider: "tcp", replicas: 1, kills: 1},
-		"want some of": {provider: "tcp", replicas: 2, only: []string{"flood"}},
+		"-provider":     {provider: "udp", replicas: 2},
+		"-replicas 0":   {provider: "tcp"},
+		"want one":      {provider: "tcp", replicas: 2, kills: 1, zombies: 1},
+		"with -zombies": {provider: "tcp", replicas: 2, kills: 1, restarts: true},
+		"-control":      {provider: "tcp", replicas: 2, restarts: true, control: true},
+		"costs its":     {provider: "tcp", replicas: 1, kills: 1},
+		"want some of":  {provider: "tcp", replicas: 2, only: []string{"flood"}},
 	} {
 		if err := s.check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

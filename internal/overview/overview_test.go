@@ -57,6 +57,8 @@ func TestProblems(t *testing.T) {
 			st.Map.Nodes[1].State = dirpb.NodeState_NODE_DOWN
 			st.Map.Pgs[0].Members, st.Map.Pgs[1].Members = st.Map.Pgs[0].Members[:1], st.Map.Pgs[1].Members[1:]
 		}, []string{"namespace a: placement groups 1, 2: 1 of 2 copies: new ones are being made|kvctl jobs", "memory node m2 is down|kvd memnode --name m2"}},
+		{"crash loop", func(st *dirpb.StatusReply) { st.Map.Nodes[1].Trouble = "its workers die" },
+			[]string{"memory node m2 does not come up: its workers die|kvctl doctor"}},
 		{"no room", func(st *dirpb.StatusReply) {
 			st.Map.Nodes[2].UsedBytes = 201
 			st.Map.Pgs[0].Members = st.Map.Pgs[0].Members[:1]

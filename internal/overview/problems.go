@@ -92,6 +92,10 @@ func Problems(st *dirpb.StatusReply) []Problem {
 			add(fmt.Sprintf("kvd memnode --name %s; or, if it is gone for good: kvctl nodes remove %s --force", n.GetName(), n.GetName()),
 				"memory node %s is down", n.GetName())
 		}
+		if n.GetTrouble() != "" {
+			add(fmt.Sprintf("the log of memory node %s says more; on its machine: kvctl doctor", n.GetName()),
+				"memory node %s does not come up: %s", n.GetName(), n.GetTrouble())
+		}
 		if n.GetWaiting() {
 			var pgs []string
 			for _, p := range st.GetMap().GetPgs() {

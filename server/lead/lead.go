@@ -118,6 +118,8 @@ type Leader struct {
 	// By placement group: when a SETTLE job was last there, as long as another one is due.
 	settling map[uint32]time.Duration
 
+	troubles map[uint32]trouble // by memory node
+
 	signs  uint32 // generation of the key that signs tokens, as it was worked out last
 	called uint32 // the same, when Calls looked at all that rest
 }
@@ -193,6 +195,7 @@ func New(o Options, s *fsm.State, now time.Duration) *Leader {
 		paused:   make(map[uint32]time.Duration),
 		leveling: make(map[uint32]bool), memories: make(map[uint32]*memory),
 		worked: make(map[uint32]time.Duration), took: make(map[uint32]took), settling: make(map[uint32]time.Duration),
+		troubles: make(map[uint32]trouble),
 	}
 	if o.BalanceUnits == 0 {
 		l.opts.BalanceUnits = defaultBalanceUnits
@@ -396,6 +399,7 @@ func (l *Leader) Heartbeat(s *fsm.State, now time.Duration, id uint32, incarnati
 		l.nodes[id] = lease
 	}
 	lease.expires = now + l.opts.Lease
+	delete(l.troubles, id)
 	if stats != nil {
 		lease.stats = stats
 	}

@@ -293,6 +293,7 @@ func (p *plan) forget() {
 	maps.DeleteFunc(p.l.worked, func(id uint32, _ time.Duration) bool { return gone(id) })
 	maps.DeleteFunc(p.l.settling, func(id uint32, at time.Duration) bool { return gone(id) || p.now >= at+p.l.pause(0) })
 	maps.DeleteFunc(p.l.took, func(id uint32, _ took) bool { return gone(id) })
+	p.l.forgetTroubles(p.s, p.now)
 }
 
 // ---- voluntary changes -----------------------------------------------------

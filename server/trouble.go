@@ -1,0 +1,56 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvd-project/kvd/internal/dirpb"
+	"github.com/kvd-project/kvd/internal/rights"
+	"github.com/kvd-project/kvd/server/fsm"
+	"github.com/kvd-project/kvd/server/lead"
+)
+
+// ReportNode notes why no process of a memory node comes up, for Status.
+func (n *Node) ReportNode(ctx context.Context, q *dirpb.ReportNodeRequest) (*dirpb.ReportNodeReply, error) {
+	l, err := n.leader()
+	if err != nil {
+		return nil, err
+	}
+	id, err := n.nodeNamed(q.Name)
+	if err != nil {
+		return nil, err
+	}
+	if err := fsm.CheckText("trouble", q.Trouble); err != nil {
+		return nil, refusal(err)
+	}
+	if q.Trouble == "" {
+		return nil, status.Error(codes.InvalidArgument, "trouble is empty; nothing was done")
+	}
+	n.withState(l, func(x *lead.Leader, s *fsm.State, now time.Duration) {
+		if err = s.CheckNodeOwner(q.Name, rights.Caller(ctx).String()); err == nil {
+			x.Troubled(id, q.Trouble, now)
+		}
+	})
+	if err != nil {
+		return nil, refusal(err)
+	}
+	return &dirpb.ReportNodeReply{}, nil
+}
+
+// showNodes adds what the leader alone knows to nodes, in place of shared rows.
+func showNodes(nodes []*dirpb.Node, x *lead.Leader, s *fsm.State, now time.Duration) {
+	waiting := make(map[uint32]bool)
+	for _, id := range x.Waiting(s, now) {
+		waiting[id] = true
+	}
+	for i, m := range nodes {
+		if t := x.Trouble(m.Id, now); t != "" || waiting[m.Id] {
+			nodes[i] = proto.CloneOf(m)
+			nodes[i].Waiting, nodes[i].Trouble = waiting[m.Id], t
+		}
+	}
+}
