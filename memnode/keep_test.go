@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +19,10 @@ import (
 	"github.com/kvd-project/kvd/internal/token"
 )
 
-var _ Keeper = (*keeper.Client)(nil)
+var (
+	_ Keeper = (*keeper.Client)(nil)
+	_ Keeper = (*keeper.Folder)(nil)
+)
 
 // memory is a keeper in this process.
 type memory struct {
@@ -37,6 +41,8 @@ func newMemory(t *testing.T) *memory {
 	})
 	return k
 }
+
+func (k *memory) Create(string) (*os.File, error) { return nil, nil }
 
 func (k *memory) Put(name string, _ []byte, fds ...int) error {
 	k.mu.Lock()

@@ -268,7 +268,7 @@ func pair(t *testing.T) (*Client, *store, *net.UnixConn) {
 	s, done := &store{}, make(chan struct{})
 	go func() { defer close(done); s.serve(a) }()
 	c := &Client{conn: b}
-	t.Cleanup(func() { _ = c.Close(); <-done; _ = a.Close(); s.closeAll() })
+	t.Cleanup(func() { _ = c.Close(); <-done; _ = a.Close(); s.closeAll(false) })
 	return c, s, b
 }
 
