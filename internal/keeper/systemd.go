@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
 	"strconv"
@@ -52,7 +51,8 @@ const (
 // the inodes of its descriptors, so neither can one be missing nor be another file.
 type Systemd struct {
 	log    *slog.Logger
-	conn   *net.UnixConn
+	to     *unix.SockaddrUnix
+	conn   int                 // a socket that sends there
 	room   int                 // descriptors that fit
 	bytes  int                 // of names in the store
 	stored map[string][]string // names in the store by those of items
@@ -116,7 +116,7 @@ func ClearSystemd(log *slog.Logger) error {
 
 // newSystemd takes over fds.
 func newSystemd(socket string, room int, fds []int, names []string, log *slog.Logger) (*Systemd, error) {
-	d := &Systemd{log: log, room: room, stored: make(map[string][]string), ledger: -1}
+	d := &Systemd{log: log, to: &unix.SockaddrUnix{Name: socket}, room: room, stored: make(map[string][]string), ledger: -1}
 	if room == 0 && len(fds) == 0 {
 		return nil, nil
 	}
@@ -125,10 +125,14 @@ func newSystemd(socket string, room int, fds []int, names []string, log *slog.Lo
 			return nil, fmt.Errorf("descriptor %d, which systemd is said to have stored: %w", fd, err)
 		}
 	}
-	addr := &net.UnixAddr{Name: socket, Net: "unixgram"}
 	var err error
-	if d.conn, err = net.DialUnix("unixgram", nil, addr); err != nil {
-		return nil, fmt.Errorf("%s: %w", notifyEnv, err)
+	if d.conn, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("socket to systemd: %w", err)
+	}
+	tv := unix.NsecToTimeval(answerTime.Nanoseconds())
+	if err := unix.SetsockoptTimeval(d.conn, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv); err != nil {
+		_ = unix.Close(d.conn)
+		return nil, fmt.Errorf("socket to systemd: %w", err)
 	}
 	d.takeBack(fds, names)
 	return d, nil
@@ -403,7 +407,7 @@ func (d *Systemd) close() {
 	for _, i := range d.came {
 		i.Close()
 	}
-	_ = d.conn.Close() // nothing is unsent
+	_ = unix.Close(d.conn) // nothing is unsent
 }
 
 // trouble logs an error that is not the one before.
@@ -420,13 +424,16 @@ func (d *Systemd) tell(text string, fds ...int) error {
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	if err := d.conn.SetWriteDeadline(time.Now().Add(answerTime)); err != nil {
-		return err
+	for {
+		err := unix.Sendmsg(d.conn, []byte(text), oob, d.to, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("tell systemd at %s: %w", d.to.Name, err)
+		}
+		return nil
 	}
-	if _, _, err := d.conn.WriteMsgUnix([]byte(text), oob, nil); err != nil {
-		return fmt.Errorf("tell systemd: %w", err)
-	}
-	return nil
 }
 
 // barrier waits until systemd has done what it was told: it closes its end of a pipe then (sd_notify_barrier(3)). What a process
