@@ -316,7 +316,7 @@ func TestUnitsStart(t *testing.T) {
 		if got := u["Type"]; !slices.Equal(got, []string{"notify"}) {
 			t.Fatalf("%s: Type=%q", file, got)
 		}
-		// What it says of systemd's store is for systemd_test.go: here is none.
+		// There is no store here for what the environment says of it; systemd_test.go has it.
 		env := append(slices.DeleteFunc(u["Environment"], func(e string) bool { return strings.HasPrefix(e, "FDSTORE=") }), "NOTIFY_SOCKET="+notify)
 		for _, d := range u["RuntimeDirectory"] {
 			d = filepath.Join(root, d)

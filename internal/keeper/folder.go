@@ -38,9 +38,12 @@ type Folder struct {
 
 var itemName = regexp.MustCompile(`^[a-z0-9]+(/[a-z0-9]+)*$`)
 
-// OpenFolder takes the folder at path for this process, whose alone it is until Close. pageBytes are those of the memory, 0: normal pages. If
-// the process that had the folder before has not ended yet it waits for it.
+// OpenFolder takes the folder at path for this process, whose alone it is until Close; it makes the folder, but not those above. pageBytes are those of
+// the memory, 0: normal pages. If the process that had the folder before has not ended yet it waits for it.
 func OpenFolder(ctx context.Context, path string, pageBytes int, log *slog.Logger) (*Folder, error) {
+	if err := unix.Mkdir(path, 0o700); err != nil && err != unix.EEXIST {
+		return nil, fmt.Errorf("%w: make %s: %w", ErrFolder, path, err)
+	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w (want a folder, and no symbolic link)", ErrFolder, path, err)
@@ -204,7 +207,7 @@ func (f *Folder) Put(item string, meta []byte, fds ...int) error {
 	return nil
 }
 
-// Drop removes the file of an item. Who maps it goes on.
+// Drop removes the file of an item. A process that maps it goes on.
 func (f *Folder) Drop(item string) error {
 	name, err := fileOf(item)
 	if err != nil {

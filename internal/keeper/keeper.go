@@ -68,8 +68,8 @@ const Again = 75
 // the worker is then asked to end with SIGTERM, or SIGINT if the cause is ErrInterrupted. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as
 // a shell would. A worker dies with the keeper, and the next one starts when the kernel has taken the one before apart.
 //
-// Run closes all that it holds before it returns. What the Store holds stays there if ctx ended for another cause than ErrInterrupted, for the
-// next keeper; that one waits until the worker of this one has ended, should it be there still.
+// Run closes all that it holds before it returns. The Store holds on if ctx ended for another cause than ErrInterrupted, for the
+// next keeper, which waits until the worker of this one has ended, should it be there still.
 func Run(ctx context.Context, o Options) (status int, err error) {
 	// Pdeathsig is of the thread that starts the worker, so that has to live as long as this process.
 	runtime.LockOSThread()
@@ -194,7 +194,7 @@ func start(o Options, held *store) (*worker, error) {
 		return nil, fmt.Errorf("start %s: %w", o.Path, err)
 	}
 	// Before it is answered the worker has nothing, and before it is waited for its pid is its own.
-	noted, err := held.note(w.cmd.Process.Pid)
+	noted, err := held.noteWorker(w.cmd.Process.Pid)
 	if err != nil {
 		o.Logger.Error("cannot note who the worker is", "err", err)
 	}
@@ -213,8 +213,8 @@ func start(o Options, held *store) (*worker, error) {
 	return w, nil
 }
 
-// note has the Store hold a pidfd of the worker.
-func (s *store) note(pid int) (bool, error) {
+// noteWorker has the Store hold a pidfd of the worker.
+func (s *store) noteWorker(pid int) (bool, error) {
 	if s.out == nil {
 		return false, nil
 	}

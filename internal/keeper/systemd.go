@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What systemd tells a service of its file descriptor store. FDSTORE says how many descriptors it takes; systemd before 254
+// Variables in which systemd tells a service of its file descriptor store. FDSTORE says how many descriptors it takes; systemd before 254
 // does not set it, so the unit does.
 const (
 	notifyEnv = "NOTIFY_SOCKET"
@@ -436,8 +436,8 @@ func (d *Systemd) tell(text string, fds ...int) error {
 	}
 }
 
-// barrier waits until systemd has done what it was told: it closes its end of a pipe then (sd_notify_barrier(3)). What a process
-// says just before it dies is not heard otherwise.
+// barrier waits until systemd has done what it was told: it closes its end of a pipe then (sd_notify_barrier(3)). The last words of
+// a process that dies are not heard otherwise.
 func (d *Systemd) barrier() error {
 	r, w, err := os.Pipe()
 	if err != nil {
