@@ -115,7 +115,7 @@ func (f *Folder) own(ctx context.Context) error {
 func (f *Folder) ended(ctx context.Context, name, me string) error {
 	var pid int
 	var start, space uint64
-	if n, _ := fmt.Sscanf(name, "%d-%d-%d", &pid, &start, &space); n != 3 || !strings.HasSuffix(me, fmt.Sprintf("-%d", space)) {
+	if n, _ := fmt.Sscanf(name, "%d-%d-%d", &pid, &start, &space); n != 3 || name == me || !strings.HasSuffix(me, fmt.Sprintf("-%d", space)) {
 		return nil
 	}
 	fd, err := unix.PidfdOpen(pid, 0)

@@ -41,8 +41,8 @@ const (
 // Systemd is the file descriptor store of the service manager, which holds what a keeper holds, so that it outlives the
 // keeper. Its methods serve one goroutine at a time.
 //
-// A store that is full, or a manager that does not answer, refuses nothing to the worker: the item is held by the keeper alone. What the
-// next keeper may believe is therefore decided by the ledger, a memfd in the store with two words of 8 bytes, little-endian:
+// A store that is full, or a manager that does not answer, refuses nothing to the worker: the item is held by the keeper alone. Whether the
+// next keeper may believe the store is decided by the ledger, a memfd in it with two words of 8 bytes, little-endian:
 //
 //	0  sum      of the marks of all items that the keeper holds
 //	8  pending  the mark that is being added or, negated, taken away; or 0
@@ -196,7 +196,7 @@ func (d *Systemd) takeBack(fds []int, names []string) {
 		}
 		d.forget(name)
 	}
-	d.whole = len(d.came) == 0
+	d.whole = len(names) == 0
 	if d.ledger >= 0 {
 		said, pending := d.sum, d.pending()
 		d.whole = sum == said || sum == said+pending
@@ -298,8 +298,11 @@ func (d *Systemd) take(vital string) []*Item {
 		}
 		items = append(items, i)
 	}
-	if n := len(d.came) - len(items); n > 0 {
-		d.log.Error("systemd's store does not hold all that the keeper held: the memory in it is given up", "regions", n)
+	if !d.whole {
+		d.log.Error("systemd's store does not hold all that the keeper held: the memory in it is given up", "items", len(d.came), "given_up", len(d.came)-len(items))
+		if err := d.barrier(); err != nil {
+			d.trouble(err)
+		}
 	}
 	d.came = nil
 	d.begin(items)
@@ -315,6 +318,7 @@ func (d *Systemd) begin(items []*Item) {
 			return
 		}
 		d.ledger = fd
+		_ = d.tell("FDSTOREREMOVE=1\nFDNAME=" + ledgerName) // there is none, unless it is not to be believed
 	}
 	d.sum = 0
 	for _, i := range items {
