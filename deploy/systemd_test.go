@@ -239,7 +239,7 @@ func TestSystemd(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Nothing but the unit is started, and there is no journal.
-	write(units+"/"+memnodeUnit+".d/test.conf", "[Unit]\nDefaultDependencies=no\n[Service]\nStandardOutput=append:/run/kvd/log\nStandardError=append:/run/kvd/log\n")
+	write(units+"/"+memnodeUnit+".d/test.conf", "[Unit]\nDefaultDependencies=no\nStartLimitIntervalSec=0\n[Service]\nStandardOutput=append:/run/kvd/log\nStandardError=append:/run/kvd/log\n")
 	write(units+"/kvd.target", "[Unit]\nDefaultDependencies=no\n")
 
 	start(t, []string{"TMPDIR=" + t.TempDir()}, commands(t)+"/kvd", "directory", "--id=d1", "--bootstrap", "--listen="+at+":7400", "--raft-listen="+at+":7401", "--data-dir="+t.TempDir())

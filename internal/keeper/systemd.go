@@ -35,7 +35,7 @@ const (
 	// maxFDName is systemd's.
 	maxFDName = 255
 	// answerTime bounds a wait for systemd.
-	answerTime = 2 * time.Second
+	answerTime = 5 * time.Second
 )
 
 // Systemd is the file descriptor store of the service manager, which holds what a keeper holds, so that it outlives the
