@@ -46,7 +46,7 @@ func TestEngineRestart(t *testing.T) {
 	}
 	kvctl := func(args ...string) string {
 		t.Helper()
-		return strings.TrimSpace(docker(append([]string{"run", "--rm", "--network", prefix + "store", "--env", "KVD_DIRECTORY=d1:7400", "--env", "KVD_INSECURE=true", "--entrypoint", "/kvctl", "kvd:latest"}, args...)...))
+		return strings.TrimSpace(docker(append([]string{"run", "--rm", "--network", prefix + "store", "--env", "KVD_DIRECTORY=d1:7400", "--env", "KVD_INSECURE=true", "--entrypoint", "/kvctl", "kvd:latest", "--timeout=1m"}, args...)...))
 	}
 	docker("volume", "create", prefix+"data")
 	undo = append(undo, []string{"volume", "rm", prefix + "data"})

@@ -254,7 +254,7 @@ func TestSystemd(t *testing.T) {
 	env := []string{"KVD_DIRECTORY=" + at + ":7400"}
 	kvctl := func(args ...string) string {
 		t.Helper()
-		return strings.TrimSpace(output(t, env, append([]string{commands(t) + "/kvctl", "--provider=tcp"}, args...)...))
+		return strings.TrimSpace(output(t, env, append([]string{commands(t) + "/kvctl", "--provider=tcp", "--timeout=1m"}, args...)...))
 	}
 	kvctl("namespace", "create", "cache", "--mode=cache", "--bytes=64MiB")
 
