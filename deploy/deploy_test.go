@@ -621,6 +621,7 @@ func TestEngine(t *testing.T) {
 		return output(t, os.Environ(), append([]string{"docker"}, args...)...)
 	}
 	docker("build", "--tag", "kvd:latest", "--file", "Dockerfile", "../dist/image") // of make image-context
+	t.Run("memory path", engineRestart)
 	put := []string{"put", "hello", "world"}
 	get := []string{"get", "hello"}
 	if exec.Command("docker", "compose", "version").Run() == nil {

@@ -9,18 +9,13 @@ import (
 	"testing"
 )
 
-// TestEngineRestart restarts and kills the container of a memory node with the only copy of every key, whose memory is files in a folder that
+// engineRestart restarts and kills the container of a memory node with the only copy of every key, whose memory is files in a folder that
 // the machine has on a tmpfs: the keys are there.
-func TestEngineRestart(t *testing.T) {
-	if os.Getenv("KVD_TEST_ENGINE") == "" {
-		t.Skip("KVD_TEST_ENGINE is not set: run make test-deploy")
-	}
-	ensureEngine(t)
+func engineRestart(t *testing.T) {
 	docker := func(args ...string) string {
 		t.Helper()
 		return output(t, os.Environ(), append([]string{"docker"}, args...)...)
 	}
-	docker("build", "--tag", "kvd:latest", "--file", "Dockerfile", "../dist/image") // of make image-context
 	c := compose(t)
 	prefix := fmt.Sprintf("kvd-path-%d-", os.Getpid())
 	var undo [][]string
