@@ -211,10 +211,10 @@ image: image-context ## the container image kvd:latest (needs an engine)
 	$(DOCKER) build --tag kvd:latest --file deploy/Dockerfile dist/image
 
 .PHONY: test-deploy
-test-deploy: image-context ## the image under a real engine (as root it installs and starts one)
+test-deploy: image-context ## the image under a real engine (as root it installs and starts one), and a unit under a real systemd
 	@command -v docker >/dev/null && { docker info >/dev/null 2>&1 || command -v dockerd >/dev/null; } || \
 		{ apt-get update && apt-get install --yes --no-install-recommends docker.io; }
-	KVD_TEST_ENGINE=1 $(GO) test -count 1 -v -run TestEngine ./deploy
+	KVD_TEST_ENGINE=1 $(GO) test -count 1 -v -run 'TestEngine|TestSystemd' ./deploy
 
 # The provider verbs needs cgo and the headers of libibverbs, but not the library.
 # Where the headers are not installed, they come with the virtual machine's parts.

@@ -20,9 +20,11 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-// Keeper holds descriptors beyond this process; *keeper.Client is one.
+// Keeper holds descriptors beyond this process; *keeper.Client and *keeper.Folder are.
 type Keeper interface {
-	// Put holds duplicates of fds under a name that is free.
+	// Create gives the file that is to be the memory of an item, which Drop removes; nil: it is to be a memfd, which Put holds.
+	Create(name string) (*os.File, error)
+	// Put holds duplicates of fds under a name that is free, but for that of its own file.
 	Put(name string, meta []byte, fds ...int) error
 	// Drop closes what is held under a name.
 	Drop(name string) error
@@ -183,10 +185,11 @@ func (n *Node) readState(item *keeper.Item) (*state, Kept, error) {
 	if item == nil {
 		return nil, KeptFirst, errStateNone
 	}
-	f := os.NewFile(uintptr(item.FDs[0]), stateItem)
-	item.FDs = item.FDs[1:]
-	defer f.Close()
-	m, err := n.allocator().Alloc(2*statePage, rdma.AllocOptions{Name: "kvd-state", Shared: true, Adopt: f})
+	o := rdma.AllocOptions{Name: "kvd-state"}
+	if item.File {
+		o.HugePageBytes = n.o.HugePageBytes // all files beside it have pages of one size
+	}
+	m, err := n.allocKept(item, 2*statePage, o)
 	if err != nil {
 		return nil, KeptDamaged, err
 	}
@@ -222,12 +225,7 @@ func (n *Node) adopt(k keptRegion, item *keeper.Item) (*region, error) {
 	if item == nil {
 		return nil, errors.New("the keeper does not hold its memory")
 	}
-	f := os.NewFile(uintptr(item.FDs[0]), k.item)
-	item.FDs = item.FDs[1:]
-	defer f.Close()
-	m, err := n.allocator().Alloc(int64(k.regionBytes), rdma.AllocOptions{
-		Name: regionName(k.pg), HugePageBytes: int(k.pageBytes), Lock: n.o.Lock, Shared: true, Adopt: f,
-	})
+	m, err := n.allocKept(item, int64(k.regionBytes), rdma.AllocOptions{Name: regionName(k.pg), HugePageBytes: int(k.pageBytes), Lock: n.o.Lock})
 	if err != nil {
 		return nil, err
 	}
@@ -239,6 +237,46 @@ func (n *Node) adopt(k keptRegion, item *keeper.Item) (*region, error) {
 	n.mu.used += r.bytes
 	n.mu.regions[k.pg] = r
 	return r, nil
+}
+
+// allocKept maps what item holds. It takes over the descriptor.
+func (n *Node) allocKept(item *keeper.Item, size int64, o rdma.AllocOptions) (*rdma.Memory, error) {
+	f := os.NewFile(uintptr(item.FDs[0]), item.Name)
+	item.FDs = item.FDs[1:]
+	defer f.Close()
+	if item.File {
+		if st, err := f.Stat(); err != nil || st.Size() == 0 {
+			return nil, errors.Join(errors.New("its file is empty: the process that made it did not get further"), err)
+		}
+		o.File = f
+	} else {
+		o.Adopt, o.Shared = f, true
+	}
+	return n.allocator().Alloc(size, o)
+}
+
+// allocItem makes memory that the keeper holds under a name from then on, whatever becomes of this process. After an error it holds
+// nothing.
+func (n *Node) allocItem(name string, size int64, o rdma.AllocOptions) (*rdma.Memory, error) {
+	f, err := n.o.Keeper.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	if o.File, o.Shared = f, f == nil; f != nil {
+		defer f.Close()
+		o.HugePageBytes = n.o.HugePageBytes // of the state, too
+	}
+	m, err := n.allocator().Alloc(size, o)
+	if err == nil {
+		if err = n.o.Keeper.Put(name, nil, m.FD); err == nil {
+			return m, nil
+		}
+		err = errors.Join(err, m.Free())
+	}
+	if f != nil {
+		err = errors.Join(err, n.o.Keeper.Drop(name))
+	}
+	return nil, err
 }
 
 // register1 registers an adopted region with every device, under the rkeys that it had where the provider can. The region's header
@@ -337,12 +375,9 @@ func (n *Node) saveState(reg *registration) error {
 	n.keep.mu.Lock()
 	defer n.keep.mu.Unlock()
 	if n.keep.file == nil {
-		m, err := n.allocator().Alloc(2*statePage, rdma.AllocOptions{Name: "kvd-state", Shared: true})
+		m, err := n.allocItem(stateItem, 2*statePage, rdma.AllocOptions{Name: "kvd-state"})
 		if err != nil {
 			return fmt.Errorf("state for the keeper: %w", err)
-		}
-		if err := n.o.Keeper.Put(stateItem, nil, m.FD); err != nil {
-			return fmt.Errorf("state for the keeper: %w", errors.Join(err, m.Free()))
 		}
 		n.keep.file = &stateFile{mem: m}
 	}

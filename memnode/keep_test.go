@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +20,10 @@ import (
 	"github.com/kvd-project/kvd/rdma"
 )
 
-var _ Keeper = (*keeper.Client)(nil)
+var (
+	_ Keeper = (*keeper.Client)(nil)
+	_ Keeper = (*keeper.Folder)(nil)
+)
 
 // memory is a keeper in this process.
 type memory struct {
@@ -38,6 +42,8 @@ func newMemory(t *testing.T) *memory {
 	})
 	return k
 }
+
+func (k *memory) Create(string) (*os.File, error) { return nil, nil }
 
 func (k *memory) Put(name string, _ []byte, fds ...int) error {
 	k.mu.Lock()

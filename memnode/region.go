@@ -241,22 +241,19 @@ func regionName(pg uint32) string { return fmt.Sprintf("kvd-pg-%d", pg) }
 // fill gives r its memory, header, MRs and keys.
 func (n *Node) fill(r *region, reg *registration, pds []*rdma.PD, l *loop) (err error) {
 	w := r.want
-	alloc := n.allocator()
-	r.mem, err = alloc.Alloc(int64(w.GetRegionBytes()), rdma.AllocOptions{
-		Name:          regionName(w.GetPgId()),
-		HugePageBytes: r.pageBytes,
-		Lock:          n.o.Lock,
-		Shared:        alloc.Name() == "shm" || n.o.Keeper != nil,
-	})
-	if err != nil {
-		return err
-	}
+	o := rdma.AllocOptions{Name: regionName(w.GetPgId()), HugePageBytes: r.pageBytes, Lock: n.o.Lock}
 	if n.o.Keeper != nil {
 		item := fmt.Sprintf("%s%d/%016x", RegionItems, w.GetPgId(), randomID())
-		if err := n.o.Keeper.Put(item, nil, r.mem.FD); err != nil {
+		if r.mem, err = n.allocItem(item, int64(w.GetRegionBytes()), o); err != nil {
 			return err
 		}
 		r.item = item
+	} else {
+		alloc := n.allocator()
+		o.Shared = alloc.Name() == "shm"
+		if r.mem, err = alloc.Alloc(int64(w.GetRegionBytes()), o); err != nil {
+			return err
+		}
 	}
 	layout.InitRegion(r.mem.Bytes, layout.RegionHeader{
 		PG:          w.GetPgId(),

@@ -60,6 +60,9 @@ const (
 	maxRegionKeys = 16
 )
 
+// StateBytes is how much memory the state takes in a folder with pages of this size, 0: normal ones.
+func StateBytes(pageBytes int) int64 { return int64(max(2*statePage, pageBytes)) }
+
 // Why a state is of no use. errStateNone is that of a node's first process.
 var (
 	errStateNone    = errors.New("no earlier process has left memory")

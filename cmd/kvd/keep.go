@@ -49,6 +49,9 @@ func (a *app) keepMemnode(ctx context.Context, c *config.MemNode) error {
 		}
 		troubles <- text // the keeper alone sends
 	}}
+	if o.Store, err = keeper.OpenSystemd(o.Logger); err != nil {
+		return err
+	}
 	if c.ShmSocket == config.Auto && os.Getenv(runtimeDirectory) == "" {
 		// The socket is to be found there by clients of the next worker, too.
 		dir, remove, err := shmFolder()
@@ -127,9 +130,11 @@ func label(text string) string {
 // socketItems begins the names of listening sockets at the keeper.
 const socketItems = "listen/"
 
-// kept is what a worker has of the workers before it. Without a keeper it has nothing, and keeps nothing.
+// kept is what a process has of those before it: a worker by its keeper, or a process by itself in a folder. Without either it has nothing,
+// and keeps nothing.
 type kept struct {
 	client  *keeper.Client // nil: there is no keeper
+	folder  *keeper.Folder // nil: there is no memory-path
 	log     *slog.Logger
 	regions bool // there was memory
 
@@ -152,14 +157,22 @@ type keptCell struct {
 	item *keeper.Item
 }
 
-// openKept asks the keeper for what it holds, and bars all clients of this machine from it.
-func openKept(ctx context.Context, client *keeper.Client, log *slog.Logger) (*kept, error) {
+// openKept asks the keeper, or looks into the folder, for what is held, and bars all clients of this machine from it.
+func openKept(ctx context.Context, client *keeper.Client, c *config.MemNode, log *slog.Logger) (*kept, error) {
 	k := &kept{client: client, log: log, ctx: ctx}
 	k.serving, k.replace = context.WithCancel(ctx)
 	k.mu.sockets = make(map[string]*keeper.Item)
-	items, err := client.List()
+	list := client.List
+	if c.MemoryPath != config.Off {
+		var err error
+		if k.folder, err = openMemoryPath(ctx, c, log); err != nil {
+			return nil, err
+		}
+		list = k.folder.List
+	}
+	items, err := list()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, k.close())
 	}
 	for _, i := range items {
 		switch {
@@ -181,9 +194,35 @@ func openKept(ctx context.Context, client *keeper.Client, log *slog.Logger) (*ke
 	return k, nil
 }
 
-// hugePageBytes is the size of huge pages that have to be free: regions that are there have theirs.
+// openMemoryPath takes the folder for this process, if the memory that is to be lent fits.
+func openMemoryPath(ctx context.Context, c *config.MemNode, log *slog.Logger) (*keeper.Folder, error) {
+	f, err := keeper.OpenFolder(ctx, c.MemoryPath, c.HugePageBytes(), log)
+	if err != nil {
+		return nil, fmt.Errorf("memory-path: %w", err)
+	}
+	room, err := f.Room()
+	if want := int64(c.Memory) + memnode.StateBytes(c.HugePageBytes()); err == nil && room >= 0 && room < want {
+		err = fmt.Errorf("the file system of %s has %d bytes, want %d for memory %v and what the next process has to know: enlarge it, or lend less", c.MemoryPath, room, want, c.Memory)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("memory-path: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// close lets go of the folder, after the process has let go of what is in it. If it leaves that, the folder is its own to its end, as it
+// serves as long.
+func (k *kept) close() error {
+	k.replace()
+	if k.folder == nil || k.leaves() {
+		return nil
+	}
+	return k.folder.Close()
+}
+
+// hugePageBytes is the size of huge pages that have to be free: regions that are there have theirs, and a folder has its own.
 func (k *kept) hugePageBytes(c *config.MemNode) int {
-	if k.regions {
+	if k.regions || k.folder != nil {
 		return 0
 	}
 	return c.HugePageBytes()
@@ -201,10 +240,14 @@ func (k *kept) replaceWorker() {
 
 func (k *kept) isReplaced() bool { return k.replaced.Load() && k.ctx.Err() == nil }
 
-// leaves tells whether this worker leaves its memory to the next one, since it fails or is to be replaced. Only when it is asked to end does it say
-// goodbye.
+// leaves tells whether this process leaves its memory to the next one, since it fails or is to be replaced. Only when it is asked to end does it say
+// goodbye, and where its memory outlives that, only when it is asked by SIGINT: SIGTERM may be followed by another start.
 func (k *kept) leaves() bool {
-	if k.client == nil || k.ctx.Err() != nil {
+	switch {
+	case k.client == nil && k.folder == nil:
+		return false
+	case k.ctx.Err() == nil:
+	case k.folder == nil && !k.client.Outlives(), errors.Is(context.Cause(k.ctx), keeper.ErrInterrupted):
 		return false
 	}
 	n := k.node.Load()
@@ -213,10 +256,13 @@ func (k *kept) leaves() bool {
 
 // keeper is for the memory node, and nil if there is none.
 func (k *kept) keeper() memnode.Keeper {
-	if k.client == nil {
-		return nil
+	switch {
+	case k.folder != nil:
+		return k.folder
+	case k.client != nil:
+		return k.client
 	}
-	return k.client
+	return nil
 }
 
 // cells is for the shm provider, and nil if there is no keeper.

@@ -7,7 +7,7 @@
 //
 // On stdout a role prints one line, `ready` with its addresses, when it serves, and kvd dev
 // a few more, for people, that say what to type next; logs go to stderr. SIGTERM and SIGINT stop
-// it with exit status 0; a second one ends the process at once. SIGHUP reloads (reload.go). Exit
+// it with exit status 0; a second one ends the process at once. To a memory node whose memory outlives it they differ (keep.go). SIGHUP reloads (reload.go). Exit
 // status 1 is a failure, 2 a mistake in
 // the command line or the configuration.
 package main
@@ -22,11 +22,21 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	if !keeper.IsWorker() { // whose keeper passes on what systemd may have sent to both
-		context.AfterFunc(ctx, stop) // the next signal has its usual effect
-	}
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
+	ctx, end := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	once := !keeper.IsWorker() // whose keeper passes on what systemd may have sent to both
+	go func() {
+		for s := range signals {
+			cause := context.Canceled
+			if s == os.Interrupt {
+				cause = keeper.ErrInterrupted
+			}
+			end(cause)
+			if once {
+				signal.Stop(signals) // the next signal has its usual effect
+			}
+		}
+	}()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

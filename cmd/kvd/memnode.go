@@ -35,7 +35,9 @@ data path: clients read and write the memory by themselves.
 
 It runs as two processes: a keeper, which holds the memory, and a worker, which serves it. A
 worker that dies is followed by another one, and nothing is lost; with keep off there is one process.
-When it is stopped its contents are gone; if the namespace keeps more than one copy,
+Where systemd stores descriptors for it (FileDescriptorStoreMax=), and with memory-path, the memory
+outlives a restart of all of it: SIGTERM leaves the memory there, SIGINT gives it up. Elsewhere
+its contents are gone when it is stopped; if the namespace keeps more than one copy,
 another memory node gets one then. A janitor in the same process does its share of
 such work, unless janitor is false.`,
 		example: `  kvd memnode --name m1 --memory 64GiB
@@ -78,6 +80,10 @@ func listenDevices(c *config.MemNode, creds *tls.Config, doors map[string]*netsr
 		}
 	}
 	shm := c.ShmSocket != config.Off
+	if shm && c.MemoryPath != config.Off {
+		log.Info("shm is left out: memory-path has files without seals, which a client that maps one could cut off under the others")
+		shm = false
+	}
 	if shm && c.ShmSocket == config.Auto && len(m.listens) > 0 && m.listens[0].Device.Caps().AtomicScope == driver.AtomicHCA {
 		log.Info("shm is left out: its clients' CPUs and the RDMA adapter cannot both do atomics on one memory (rdma-atomics agent lets them)")
 		shm = false
@@ -153,15 +159,21 @@ func (a *app) memnode(ctx context.Context, c *config.MemNode) error {
 	if err != nil {
 		return err
 	}
-	if client == nil && c.Keep != config.Off {
-		return a.keepMemnode(ctx, c)
-	}
 	log := a.logger(c.Log)
-	k, err := openKept(ctx, client, log)
+	if client == nil {
+		if c.Keep != config.Off && c.MemoryPath == config.Off {
+			return a.keepMemnode(ctx, c)
+		}
+		// An earlier process may have been a keeper.
+		if err := keeper.ClearSystemd(log); err != nil {
+			return err
+		}
+	}
+	k, err := openKept(ctx, client, c, log)
 	if err != nil {
 		return err
 	}
-	defer k.replace()
+	defer k.close()
 	err = a.serveMemnode(ctx, c, k, log)
 	if k.isReplaced() {
 		return workerStatus(keeper.Again)

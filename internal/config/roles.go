@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -94,6 +95,7 @@ type MemNode struct {
 	MaxConnections int      `mapstructure:"max-connections" usage:"how many connections to listen-tcp may be open at a time, and to listen-verbs and shm-socket likewise"`
 	MaxPerAddress  int      `mapstructure:"max-connections-per-address" usage:"how many of them one address may have, other than this machine; 0: three quarters"`
 	Keep           string   `mapstructure:"keep" usage:"on: a process of its own holds the memory, so that nothing is lost when the one that serves it dies, and another one is started; or off"`
+	MemoryPath     string   `mapstructure:"memory-path" usage:"folder of a tmpfs or hugetlbfs, of this user alone, where lent memory is files that outlive this process, or its container, in place of keep; shm is off then; or off"`
 	Domain         string   `mapstructure:"domain" usage:"label of the failure domain, such as the rack"`
 	Janitor        bool     `mapstructure:"janitor" usage:"do the store's background jobs in this process too: new copies, splits, moves, repair"`
 	TLS            TLS      `mapstructure:"tls"`
@@ -200,7 +202,7 @@ func DefaultMemNode() *MemNode {
 	return &MemNode{
 		Directory: []string{DefaultDirectory}, Memory: 1 << 30, HugePages: Off,
 		ListenTCP: "127.0.0.1:0", ListenVerbs: Off, RDMAAtomics: Auto, ShmSocket: Auto, HealthListen: Off, HTTPListen: Off,
-		MaxConnections: 20_000, Keep: on, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
+		MaxConnections: 20_000, Keep: on, MemoryPath: Off, Janitor: true, Identity: Identity{Units: []string{}}, Log: defaultLog,
 	}
 }
 
@@ -425,6 +427,7 @@ func (m *MemNode) Validate() error {
 	if m.Keep != on && m.Keep != Off {
 		c.bad("keep", m.Keep, "want on or off")
 	}
+	c.memoryPath(m)
 	if m.ListenTCP == Off && m.ShmSocket == Off && m.ListenVerbs == Off {
 		c.bad("listen-tcp", m.ListenTCP, "shm-socket and listen-verbs are off too: want at least one way in")
 	}
@@ -450,6 +453,19 @@ func (m *MemNode) Validate() error {
 	c.identity(m.Identity)
 	c.log(m.Log)
 	return c.err()
+}
+
+// memoryPath wants a folder, and nobody who needs seals.
+func (c *checker) memoryPath(m *MemNode) {
+	switch {
+	case m.MemoryPath == Off:
+	case !filepath.IsAbs(m.MemoryPath):
+		c.bad("memory-path", m.MemoryPath, "want the whole path of a folder of a tmpfs or hugetlbfs, or off")
+	case m.ShmSocket != Off && m.ShmSocket != Auto:
+		c.bad("shm-socket", m.ShmSocket, "want off beside memory-path: the memory's files have no seals, so that a client of this machine that maps one could cut it off under the others")
+	case m.ListenTCP == Off && m.ListenVerbs == Off:
+		c.bad("memory-path", m.MemoryPath, "want listen-tcp or listen-verbs beside it: there is no shm-socket then")
+	}
 }
 
 // on is the setting that is not Off.

@@ -7,8 +7,8 @@
 // Start with [Run], the keeper, and [Client], the worker's end; wire.go draws what they say. A Client's methods may be called
 // concurrently. Descriptors are duplicated on their way: both sides close their own.
 //
-// The idea is systemd's file descriptor store (sd_pid_notify_with_fds(3)), which survives the keeper as well, but is not everywhere
-// and cannot be asked to forget at once.
+// The idea is systemd's file descriptor store (sd_pid_notify_with_fds(3)). Where there is one, a keeper puts its descriptors there too
+// ([Systemd]), and they outlive the keeper. Where processes share a folder in memory, as containers may, [Folder] does without a keeper.
 package keeper
 
 import (
@@ -30,8 +30,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketEnv tells a worker the descriptor of its keeper's socket.
-const socketEnv = "KVD_KEEPER_SOCKET"
+// socketEnv tells a worker the descriptor of its keeper's socket; outlivesEnv, that what is held outlives the keeper.
+const (
+	socketEnv   = "KVD_KEEPER_SOCKET"
+	outlivesEnv = "KVD_KEEPER_STORE"
+)
+
+// ErrInterrupted is the cause of a context that ended since this process is to stop for good: with SIGINT, and not SIGTERM, which
+// comes before another start, too.
+var ErrInterrupted = errors.New("interrupted")
 
 // Options configure a keeper.
 type Options struct {
@@ -43,6 +50,8 @@ type Options struct {
 	// Vital begins the names of items without which nothing is worth another worker: while none is held, the keeper ends as
 	// its worker did. Required.
 	Vital string
+	// Store, if not nil, holds what the keeper holds beyond it. Run closes it.
+	Store *Systemd
 	// Logger is told of workers that die. Required.
 	Logger *slog.Logger
 	// Trouble, if not nil, is told why there is no worker, before each pause: when none can be started, or the second in a row ended
@@ -64,10 +73,11 @@ const (
 const Again = 75
 
 // Run keeps a worker running until one ends by itself with status 0, or ends while there is nothing to keep, or ctx ends:
-// the worker is then asked to end with SIGTERM. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as
+// the worker is then asked to end with SIGTERM, or SIGINT if the cause is ErrInterrupted. SIGHUP and SIGQUIT are passed on. It gives the last worker's exit status as
 // a shell would. A worker dies with the keeper, and the next one starts when the kernel has taken the one before apart.
 //
-// Run closes all that it holds before it returns.
+// Run closes all that it holds before it returns. The Store holds on if ctx ended for another cause than ErrInterrupted, for the
+// next keeper, which waits until the worker of this one has ended, should it be there still.
 func Run(ctx context.Context, o Options) (status int, err error) {
 	// Pdeathsig is of the thread that starts the worker, so that has to live as long as this process.
 	runtime.LockOSThread()
@@ -75,13 +85,16 @@ func Run(ctx context.Context, o Options) (status int, err error) {
 	passed := make(chan os.Signal, 4)
 	signal.Notify(passed, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(passed)
-	var held store
-	defer held.closeAll()
+	held := &store{out: o.Store}
+	defer func() { held.closeAll(ctx.Err() != nil && !interrupted(ctx)) }()
+	if err := held.takeOver(ctx, o); err != nil {
+		return 1, err
+	}
 	said := trouble{tell: o.Trouble}
 	defer said.over()
 	for pause, deaths := time.Duration(0), 0; ; {
 		began := time.Now()
-		w, err := start(o, &held)
+		w, err := start(o, held)
 		why := ""
 		if err != nil {
 			why = fmt.Sprintf("its keeper cannot start a worker: %v", err)
@@ -163,6 +176,38 @@ func nextPause(pause, lived time.Duration) time.Duration {
 	return min(max(2*pause, minPause), maxPause)
 }
 
+func interrupted(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrInterrupted) }
+
+// takeOver begins with what an earlier keeper had in the Store, once its worker has ended.
+func (s *store) takeOver(ctx context.Context, o Options) error {
+	if s.out == nil {
+		return nil
+	}
+	s.items = make(map[string]*Item)
+	for _, i := range s.out.take(o.Vital) {
+		s.items[i.Name] = i
+		s.order = append(s.order, i.Name)
+	}
+	w := s.items[workerItem]
+	if w == nil {
+		return nil
+	}
+	for said := false; ; said = true {
+		fds := []unix.PollFd{{Fd: int32(w.FDs[0]), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(soon.Milliseconds()))
+		switch {
+		case err != nil && err != unix.EINTR:
+			return fmt.Errorf("worker of an earlier keeper: %w", err)
+		case n == 1 && fds[0].Revents&unix.POLLNVAL == 0:
+			return s.change(&message{op: opDrop, name: workerItem}, nil)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case !said:
+			o.Logger.Error("the worker of an earlier keeper has not ended: waiting for it")
+		}
+	}
+}
+
 func exitStatus(s *os.ProcessState) int {
 	if w, ok := s.Sys().(syscall.WaitStatus); ok && w.Signaled() {
 		return 128 + int(w.Signal())
@@ -190,6 +235,9 @@ func start(o Options, held *store) (*worker, error) {
 	}
 	w := &worker{cmd: exec.Command(o.Path, o.Args...), served: make(chan struct{}), ended: make(chan struct{})}
 	w.cmd.Env = append(slices.Concat(os.Environ(), o.Env), socketEnv+"=3")
+	if o.Store != nil {
+		w.cmd.Env = append(w.cmd.Env, outlivesEnv+"=1")
+	}
 	w.cmd.Stdin, w.cmd.Stdout, w.cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	w.cmd.ExtraFiles = []*os.File{theirs}
 	// In a group of its own it gets a terminal's ^C once, from here.
@@ -198,6 +246,11 @@ func start(o Options, held *store) (*worker, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("start %s: %w", o.Path, err)
 	}
+	// Before it is answered the worker has nothing, and before it is waited for its pid is its own.
+	noted, err := held.noteWorker(w.cmd.Process.Pid)
+	if err != nil {
+		o.Logger.Error("cannot note who the worker is", "err", err)
+	}
 	go func() {
 		defer close(w.served)
 		defer conn.Close()
@@ -205,9 +258,24 @@ func start(o Options, held *store) (*worker, error) {
 	}()
 	go func() {
 		_ = w.cmd.Wait() // ProcessState says how
+		if noted {
+			_ = held.change(&message{op: opDrop, name: workerItem}, nil) // unless the worker did that
+		}
 		close(w.ended)
 	}()
 	return w, nil
+}
+
+// noteWorker has the Store hold a pidfd of the worker.
+func (s *store) noteWorker(pid int) (bool, error) {
+	if s.out == nil {
+		return false, nil
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		err = s.change(&message{op: opPut, name: workerItem}, []int{fd})
+	}
+	return err == nil, err
 }
 
 // wait returns when the worker has been reaped and all that it said was heard.
@@ -216,7 +284,11 @@ func (w *worker) wait(ctx context.Context, passed <-chan os.Signal) *os.ProcessS
 	for {
 		select {
 		case <-stop:
-			_ = w.cmd.Process.Signal(syscall.SIGTERM) // or it has just ended
+			sig := syscall.SIGTERM
+			if interrupted(ctx) {
+				sig = syscall.SIGINT
+			}
+			_ = w.cmd.Process.Signal(sig) // or it has just ended
 			stop = nil
 		case s := <-passed:
 			_ = w.cmd.Process.Signal(s) // likewise
@@ -252,7 +324,9 @@ func Connect() (*Client, error) {
 	if text == "" {
 		return nil, nil
 	}
-	_ = os.Unsetenv(socketEnv) // a child of the worker is none; it fails for bad names alone
+	outlives := os.Getenv(outlivesEnv) != ""
+	// A child of the worker is none. They fail for bad names alone.
+	_, _ = os.Unsetenv(socketEnv), os.Unsetenv(outlivesEnv)
 	fd, err := strconv.Atoi(text)
 	if err != nil || fd < 3 {
 		return nil, fmt.Errorf("%s is %q: want the number of a descriptor above 2", socketEnv, text)
@@ -265,5 +339,5 @@ func Connect() (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{conn: c}, nil
+	return &Client{conn: c, outlives: outlives}, nil
 }

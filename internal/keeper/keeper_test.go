@@ -83,7 +83,7 @@ func program(name, folder string) int {
 		return Again
 	case "serves":
 		term, hup := make(chan os.Signal, 1), make(chan os.Signal, 1)
-		signal.Notify(term, syscall.SIGTERM)
+		signal.Notify(term, syscall.SIGTERM, syscall.SIGINT)
 		signal.Notify(hup, syscall.SIGHUP)
 		if c.Put("v/1", nil, 0) != nil {
 			return 96
@@ -91,7 +91,9 @@ func program(name, folder string) int {
 		fmt.Println("serving")
 		<-hup
 		fmt.Println("reloaded")
-		<-term
+		if <-term == syscall.SIGINT {
+			return 4
+		}
 		return 5
 	case "hang":
 		fmt.Println("serving", os.Getpid())
@@ -260,8 +262,15 @@ func TestKeeperDies(t *testing.T) {
 	}
 }
 
-// TestSignalsArePassedOn: SIGHUP, and SIGTERM in place of the end of the context.
+// TestSignalsArePassedOn: SIGHUP, and SIGTERM in place of the end of the context, or SIGINT if that was its cause.
 func TestSignalsArePassedOn(t *testing.T) {
+	for cause, want := range map[error]int{context.Canceled: 5, ErrInterrupted: 4} {
+		signalWorker(t, cause, want)
+	}
+}
+
+func signalWorker(t *testing.T, cause error, want int) {
+	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -269,17 +278,17 @@ func TestSignalsArePassedOn(t *testing.T) {
 	stdout := os.Stdout
 	os.Stdout = w
 	defer func() { os.Stdout = stdout }()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
 	out := &lines{t: t, r: r}
 	go func() {
 		out.next()
 		_ = syscall.Kill(os.Getpid(), syscall.SIGHUP)
 		out.next()
-		cancel()
+		cancel(cause)
 	}()
-	if status, log := run(t, ctx, "serves"); status != 5 {
-		t.Errorf("status %d\n%s", status, log)
+	if status, log := run(t, ctx, "serves"); status != want {
+		t.Errorf("%v: status %d, want %d\n%s", cause, status, want, log)
 	}
 }
 
@@ -301,7 +310,7 @@ func pair(t *testing.T) (*Client, *store, *net.UnixConn) {
 	s, done := &store{}, make(chan struct{})
 	go func() { defer close(done); s.serve(a) }()
 	c := &Client{conn: b}
-	t.Cleanup(func() { _ = c.Close(); <-done; _ = a.Close(); s.closeAll() })
+	t.Cleanup(func() { _ = c.Close(); <-done; _ = a.Close(); s.closeAll(false) })
 	return c, s, b
 }
 

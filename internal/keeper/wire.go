@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"unicode"
@@ -56,6 +57,8 @@ type Item struct {
 	Meta []byte
 	// FDs are plain numbers: an os.File would have the runtime watch listening sockets, which are another process's.
 	FDs []int
+	// File says that it is a file of a Folder, which has no seals.
+	File bool
 }
 
 // Close closes the descriptors.
@@ -161,6 +164,7 @@ func receive(c *net.UnixConn) (*message, []int, error) {
 
 // store is what a keeper holds. It serves one worker at a time.
 type store struct {
+	out   *Systemd // nil: what is held ends with this process
 	mu    sync.Mutex
 	items map[string]*Item
 	order []string // as they came; names that are gone among them
@@ -178,13 +182,24 @@ func (s *store) hasAny(prefix string) bool {
 	return false
 }
 
-func (s *store) closeAll() {
+// closeAll leaves to out what that holds, or has it forget that.
+func (s *store) closeAll(leave bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, i := range s.items {
+		if s.out != nil && !leave {
+			s.out.remove(i)
+		}
 		i.Close()
 	}
 	s.items, s.order = nil, nil
+	switch {
+	case s.out == nil:
+	case leave:
+		s.out.close()
+	default:
+		s.out.end()
+	}
 }
 
 // serve answers a worker until its socket ends.
@@ -215,12 +230,15 @@ func (s *store) serve(c *net.UnixConn) {
 func (s *store) change(m *message, fds []int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := &Item{m.name, m.meta, fds}
+	i := &Item{Name: m.name, Meta: m.meta, FDs: fds}
 	old := s.items[m.name]
 	switch {
 	case m.op == opDrop && old == nil:
 		return fmt.Errorf("nothing is held under %q", m.name)
 	case m.op == opDrop:
+		if s.out != nil {
+			s.out.remove(old)
+		}
 		old.Close()
 		delete(s.items, m.name)
 		return nil
@@ -239,6 +257,9 @@ func (s *store) change(m *message, fds []int) error {
 	}
 	if len(s.order) >= 2*len(s.items)+64 {
 		s.order = s.namesLocked()
+	}
+	if s.out != nil {
+		s.out.add(i) // before the worker acts on it
 	}
 	s.items[m.name] = i
 	s.order = append(s.order, m.name)
@@ -278,7 +299,15 @@ type Client struct {
 	mu   sync.Mutex
 	conn *net.UnixConn
 	err  error // the socket is of no further use
+	// outlives: what is held outlives the keeper.
+	outlives bool
 }
+
+// Outlives tells whether what is held is there for the next keeper, too, after SIGTERM.
+func (c *Client) Outlives() bool { return c != nil && c.outlives }
+
+// Create makes no file: what a keeper holds has no name elsewhere.
+func (c *Client) Create(string) (*os.File, error) { return nil, nil }
 
 // Put has the keeper hold duplicates of the descriptors under a name that is free. The caller keeps its own.
 func (c *Client) Put(name string, meta []byte, fds ...int) error {
@@ -340,7 +369,7 @@ func (c *Client) ask(m *message, fds []int) (items []*Item, err error) {
 		case r.op == opOK:
 			return items, nil
 		case r.op == opItem && m.op == opList && len(items) < maxItems:
-			items = append(items, &Item{r.name, r.meta, got})
+			items = append(items, &Item{Name: r.name, Meta: r.meta, FDs: got})
 		default:
 			(&Item{FDs: got}).Close()
 			return fail(fmt.Errorf("%w: answer %d", ErrProtocol, r.op))

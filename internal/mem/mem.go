@@ -43,7 +43,7 @@ var (
 // LimitError is an allocation that a limit of the machine or of the process
 // refused.
 type LimitError struct {
-	Limit string // "RLIMIT_MEMLOCK" or "HugePages_Free (2 MiB pages)"
+	Limit string // "RLIMIT_MEMLOCK", "HugePages_Free (2 MiB pages)", or the room on a file system
 	Want  int64  // bytes, or pages
 	Have  int64  // bytes, or pages; -1 when it could not be read
 	Unit  string // of Want and Have
@@ -72,7 +72,8 @@ const thpBytes = 2 << 20
 // user may open again. Free unmaps it and gives a memfd's pages back even while
 // another process still maps them; huge pages that nobody has touched stay promised
 // to the memfd until then. With o.Adopt it maps that memfd, which an Alloc of the same size and options
-// made, with the bytes that it has.
+// made, with the bytes that it has. With o.File it is that file's bytes, and not a memfd's: if the file was empty, all of its pages are
+// there from then on, so that using them cannot fail.
 func Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error) {
 	m, err := alloc(size, o, seals, true)
 	if err != nil {
@@ -114,6 +115,8 @@ func alloc(size int64, o driver.AllocOptions, seals int, punch bool) (*driver.Me
 	fd, mapFlags := -1, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|hugeFlag(o.HugePageBytes, unix.MAP_HUGETLB)
 	var err error
 	switch {
+	case o.File != nil:
+		fd, err = named(size, page, o)
 	case o.Adopt != nil && !o.Shared:
 		return nil, fmt.Errorf("%w: options do not say that it is shared", ErrOther)
 	case o.Adopt != nil:
@@ -140,7 +143,7 @@ func alloc(size int64, o driver.AllocOptions, seals int, punch bool) (*driver.Me
 		closeFD(fd)
 		return nil, err
 	}
-	if fd >= 0 && o.Adopt == nil {
+	if fd >= 0 && o.Adopt == nil && o.File == nil {
 		// After mmap, because F_SEAL_FUTURE_WRITE refuses writable mappings.
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 			return fail(fmt.Errorf("seal memfd: %w", err))
@@ -188,6 +191,45 @@ func adopt(f *os.File, size, page int64, seals int) (int, error) {
 	if err != nil {
 		closeFD(fd)
 		return -1, fmt.Errorf("adopt memfd: %w", err)
+	}
+	return fd, nil
+}
+
+// named gives a descriptor of its own for o.File, which it gives the size if it has none.
+func named(size, page int64, o driver.AllocOptions) (int, error) {
+	if o.Shared || o.Adopt != nil {
+		return -1, fmt.Errorf("%w: a file has no seals, so it cannot be shared, and is not adopted otherwise", ErrOther)
+	}
+	fd, err := unix.FcntlInt(o.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("memory file: dup: %w", err)
+	}
+	fail := func(err error) (int, error) {
+		closeFD(fd)
+		return -1, fmt.Errorf("memory file: %w", err)
+	}
+	var st unix.Stat_t
+	var on unix.Statfs_t
+	if err := errors.Join(unix.Fstat(fd, &st), unix.Fstatfs(fd, &on)); err != nil {
+		return fail(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 && st.Size != size || (on.Type == unix.HUGETLBFS_MAGIC) != (o.HugePageBytes != 0) || int64(on.Bsize) != page {
+		return fail(fmt.Errorf("%w: mode %o, %d bytes in blocks of %d, want a file of %d in pages of %d", ErrOther, st.Mode, st.Size, on.Bsize, size, page))
+	}
+	if st.Size != 0 {
+		return fd, nil
+	}
+	// A page that is not there when it is touched, as the file system is full by then, ends the process (SIGBUS).
+	if err := unix.Fallocate(fd, 0, 0, size); err != nil {
+		if !errors.Is(err, unix.ENOSPC) {
+			return fail(fmt.Errorf("fallocate: %w", err))
+		}
+		have := int64(-1)
+		if unix.Fstatfs(fd, &on) == nil {
+			have = int64(on.Bavail) * int64(on.Bsize)
+		}
+		return fail(&LimitError{Limit: "room on the file system of " + o.File.Name(), Want: size, Have: have, Unit: "bytes", Err: err,
+			Hint: "enlarge it with mount -o remount,size=, or the volume's size, or for a hugetlbfs vm.nr_hugepages; or lend less memory"})
 	}
 	return fd, nil
 }

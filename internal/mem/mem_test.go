@@ -362,6 +362,76 @@ func TestHugePageLimit(t *testing.T) {
 	}
 }
 
+// TestFile: memory of a file has the file's bytes, also after it was mapped anew, and all pages are there at once; nothing else passes for it.
+func TestFile(t *testing.T) {
+	file := func(size int64) *os.File {
+		t.Helper()
+		fd, err := unix.MemfdCreate("t", unix.MFD_CLOEXEC) // a file of a tmpfs, but for its name
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "/memory/t")
+		t.Cleanup(func() { _ = f.Close() })
+		if err := f.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	f := file(0)
+	o := driver.AllocOptions{Name: "t", File: f}
+	m, err := Alloc(1<<16, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Size != 1<<16 || st.Blocks*512 != 1<<16 {
+		t.Errorf("%d bytes, of which %d are there, %v", st.Size, st.Blocks*512, err)
+	}
+	copy(m.Bytes[1<<15:], "still there")
+	again, err := Alloc(1<<16, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(again.Bytes[1<<15:][:11]); got != "still there" {
+		t.Errorf("the file's memory holds %q", got)
+	}
+	if err := errors.Join(again.Free(), m.Free()); err != nil {
+		t.Error(err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for what, o := range map[string]driver.AllocOptions{
+		"smaller": {File: file(1 << 15)}, "larger": {File: file(1 << 17)}, "shared": {File: f, Shared: true}, "adopted": {File: f, Adopt: f},
+		"huge pages": {File: file(0), HugePageBytes: 2 << 20}, "a device": {File: null},
+	} {
+		if m, err := Alloc(1<<16, o); !errors.Is(err, ErrOther) || m != nil {
+			t.Errorf("%s: %v, want %v", what, err, ErrOther)
+		}
+	}
+}
+
+// TestFileTooLarge: a file system that is too small for a file says so when the memory is made, and not when it is touched.
+func TestFileTooLarge(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("cannot mount a tmpfs of 64 KiB: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	f, err := os.Create(dir + "/region")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := Alloc(1<<17, driver.AllocOptions{File: f})
+	var l *LimitError
+	if !errors.As(err, &l) || l.Want != 1<<17 || l.Have != 1<<16 || m != nil || !strings.Contains(err.Error(), f.Name()) {
+		t.Errorf("%v, %+v", err, l)
+	}
+}
+
 // TestAdopt: memory whose mapping went away without a Free has its bytes for the next that maps it, and nothing else
 // passes for it.
 func TestAdopt(t *testing.T) {

@@ -195,6 +195,10 @@ type AllocOptions struct {
 	// same size and options, Shared among them: it is mapped as it is, and not zeroed. The
 	// caller keeps the file. Providers whose memory ends with its process refuse it with ErrNotSupport.
 	Adopt *os.File
+	// File, if not nil, is a file of a tmpfs or hugetlbfs that is the memory in place of a memfd: an empty one gets the size and all of its
+	// pages, any other is mapped as it is, and must be of the same size and pages. It has no seals, so no other process
+	// maps it by Shared. The caller keeps the file. The same providers refuse it.
+	File *os.File
 }
 
 // Memory is mapped outside the Go heap (except under sim). The one who

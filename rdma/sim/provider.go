@@ -29,7 +29,7 @@ func (d *device) Alloc(size int64, o driver.AllocOptions) (*driver.Memory, error
 	if size <= 0 || size > most {
 		return nil, fmt.Errorf("alloc %q: size %d bytes, want 1 to %d", o.Name, size, int64(most))
 	}
-	if o.Adopt != nil {
+	if o.Adopt != nil || o.File != nil {
 		return nil, fmt.Errorf("alloc %q: adopt memory of another process: %w", o.Name, driver.ErrNotSupport)
 	}
 	page := int64(os.Getpagesize())

@@ -1,0 +1,222 @@
+package keeper
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// memoryFolder is a folder on a tmpfs.
+func memoryFolder(t *testing.T) string {
+	t.Helper()
+	var on unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &on); err != nil || on.Type != unix.TMPFS_MAGIC {
+		t.Skipf("/dev/shm is no tmpfs: %v", err)
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "kvd-keeper-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func openFolder(t *testing.T, dir string) (*Folder, *signalled) {
+	t.Helper()
+	log := &signalled{c: make(chan struct{}, 8)}
+	f, err := OpenFolder(t.Context(), dir, 0, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() }) // for some the second time
+	return f, log
+}
+
+// signalled tells of lines that a logger wrote.
+type signalled struct {
+	b bytes.Buffer // read after a line was told of, or at the end
+	c chan struct{}
+}
+
+func (s *signalled) Write(b []byte) (int, error) {
+	s.b.Write(b)
+	s.c <- struct{}{}
+	return len(b), nil
+}
+
+// TestFolder: an item is there for the next that opens the folder, until it is dropped; files of others are neither items nor removed.
+func TestFolder(t *testing.T) {
+	dir := filepath.Join(memoryFolder(t), "m1") // it is made
+	f, _ := openFolder(t, dir)
+	file, err := f.Create("region/1/ab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString("still there"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Put("region/1/ab", nil, int(file.Fd())); err != nil {
+		t.Error(err)
+	}
+	other := memfd(t, "x")
+	for what, err := range map[string]error{
+		"another file": f.Put("region/1/ab", nil, other), "no file": f.Put("state", nil, other), "meta": f.Put("region/1/ab", []byte("m"), int(file.Fd())),
+		"no descriptor": f.Put("region/1/ab", nil), "a path": f.Put("../x", nil, other), "the owner": f.Put(ownerLink, nil, other),
+	} {
+		if !errors.Is(err, ErrRefused) {
+			t.Errorf("put of %s: %v", what, err)
+		}
+	}
+	if _, err := f.Create("region/1/ab"); !errors.Is(err, os.ErrExist) {
+		t.Errorf("a second file of the name: %v", err)
+	}
+	for _, name := range []string{"", "/", "a/", "a.b", "A", "..", "a/../b", ownerLink, strings.Repeat("a", 300)} {
+		if _, err := f.Create(name); !errors.Is(err, ErrRefused) {
+			t.Errorf("create %q: %v", name, err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	for name, mode := range map[string]os.FileMode{"Strange": 0o600, "region.2.cd": 0o644} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink(filepath.Join(dir, "region.1.ab"), filepath.Join(dir, "region.3.ef")), os.Mkdir(filepath.Join(dir, "region.4.ab"), 0o700),
+		unix.Mkfifo(filepath.Join(dir, "region.5.ab"), 0o600), os.Link(filepath.Join(dir, "region.2.cd"), filepath.Join(dir, "region.6.ab"))); err != nil {
+		t.Fatal(err)
+	}
+	f, log := openFolder(t, dir)
+	items, err := f.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(items) != 1 || items[0].Name != "region/1/ab" || !items[0].File || content(items[0].FDs[0]) != "still there" {
+		t.Errorf("%d items: %+v", len(items), items)
+	}
+	for _, i := range items {
+		i.Close()
+	}
+	if n := strings.Count(log.b.String(), "left alone"); n != 6 {
+		t.Errorf("%d of 6 files of others are told of:\n%s", n, &log.b)
+	}
+	if err := f.Drop("region/1/ab"); err != nil {
+		t.Error(err)
+	}
+	if err := f.Drop("region/1/ab"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a second drop: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "Strange")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFolderIsOnes: a folder has one process, which is told who has it; the next waits until that one has ended, though its lock is gone before.
+func TestFolderIsOnes(t *testing.T) {
+	dir := memoryFolder(t)
+	f, _ := openFolder(t, dir)
+	me := fmt.Sprintf("%d-", os.Getpid())
+	if _, err := OpenFolder(t.Context(), dir, 0, slog.Default()); !errors.Is(err, ErrFolderInUse) || !strings.Contains(err.Error(), me) {
+		t.Errorf("a second process: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	name, err := processNamed(child.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, ownerLink)
+	owned := func(by string) {
+		t.Helper()
+		if err := errors.Join(os.Remove(link), os.Symlink(by, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	owned(name)
+	log := &signalled{c: make(chan struct{}, 8)}
+	opened := make(chan error)
+	go func() {
+		f, err := OpenFolder(t.Context(), dir, 0, slog.New(slog.NewTextHandler(log, nil)))
+		if err == nil {
+			err = f.Close()
+		}
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		t.Errorf("opened while its process lives: %v", err)
+	case <-log.c:
+		if !strings.Contains(log.b.String(), "has not ended") {
+			t.Error(&log.b)
+		}
+	}
+	_ = child.Process.Kill() // and it stays a zombie: that is an end, too
+	if err := <-opened; err != nil {
+		t.Error(err)
+	}
+	_ = child.Wait() // killed
+	// Neither a name of another kind, nor of a process of the same number or of another pid namespace holds it up.
+	for _, by := range []string{"x", name, fmt.Sprintf("%d-1-1", os.Getpid()), fmt.Sprintf("%d-1-%s", os.Getpid(), name[strings.LastIndexByte(name, '-')+1:])} {
+		owned(by)
+		f, _ := openFolder(t, dir)
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestEarlierWorker: a keeper starts no worker before that of the keeper before it has ended.
+func TestEarlierWorker(t *testing.T) {
+	s := newStandIn(t, 64)
+	k, _ := s.keeper(nil)
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := k.noteWorker(child.Process.Pid); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	k.closeAll(true)
+	fds, names := s.restart()
+	log := &signalled{c: make(chan struct{}, 8)}
+	d, err := newSystemd(s.socket, 64, fds, names, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k = &store{out: d}
+	taken := make(chan error)
+	go func() { taken <- k.takeOver(t.Context(), Options{Vital: "v/", Logger: d.log}) }()
+	select {
+	case err := <-taken:
+		t.Errorf("taken over while the worker lives: %v", err)
+	case <-log.c:
+		if !strings.Contains(log.b.String(), "has not ended") {
+			t.Error(&log.b)
+		}
+		_ = child.Process.Kill()
+		if err := <-taken; err != nil {
+			t.Error(err)
+		}
+	}
+	_ = child.Wait() // killed
+	if got := k.text(); got != "" {
+		t.Errorf("held: %s", got)
+	}
+	k.closeAll(false)
+}
