@@ -43,6 +43,7 @@ type staged struct {
 	scriptsEnd time.Time      // when scripts have run for long enough; zero: none has begun
 	changes    []stagedChange // what has been done so far, if somebody wants to hear of it
 	named      []namedChange  // and what the command at hand calls its own
+	missed     []*stagedKey   // and what it has not found
 	messages   []posted       // what scripts have published so far
 
 	room int   // bytes that a value may grow to, see key.mutable
@@ -304,7 +305,7 @@ func (t *staged) require(x watch) {
 
 // run performs a command on keys, as a part of all of it.
 func (t *staged) run(cmd *command, args [][]byte, w *resp.Writer) {
-	defer t.noteChanges(cmd)()
+	defer t.noteChanges(cmd, args, w)()
 	if cmd.keys != nil {
 		cmd.keys(t, args, w)
 		return
