@@ -359,10 +359,6 @@ func administrationCommands() []*command {
 		container("module", "server", "There are no modules.", nil,
 			onConn("module|list", 2, "", replyEmpty, "Is empty."),
 			helpOf("module", "LIST", "    Return a list of loaded modules.")),
-		onConn("cluster", -2, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused: any gateway serves any key."),
-		onConn("readonly", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
-		onConn("readwrite", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
-		onConn("asking", 1, "cluster", refuse("ERR This instance has cluster support disabled"), "Is refused."),
 		onConn("time", 1, "server", cmdTime, "Returns the gateway's time."),
 		onConn("wait", 3, "generic", cmdWait, "Returns 0 at once: a write is on all replicas before its reply."),
 		onConn("role", 1, "server", func(_ *conn, w *resp.Writer, _ [][]byte) {
@@ -380,7 +376,7 @@ func administrationCommands() []*command {
 func init() {
 	all := slices.Concat(valueCommands(), inspectionCommands(), hashCommands(), setCommands(), keyspaceCommands(), connectionCommands(), describingCommands(),
 		administrationCommands(), sortedSetCommands(), geoCommands(), listCommands(), scriptCommands(), functionCommands(), bitCommands(), hyperLogLogCommands(),
-		sortCommands(), pubsubCommands(), streamCommands())
+		sortCommands(), pubsubCommands(), streamCommands(), clusterCommands())
 	for _, c := range all {
 		commands[c.name] = c
 		register(c)
