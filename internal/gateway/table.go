@@ -255,9 +255,9 @@ func inspectionCommands() []*command {
 			keyed("object|encoding", 3, 2, read, cmdEncoding, "Returns the encoding that Redis would choose."),
 			keyed("object|refcount", 3, 2, readValue, cmdRefcount, "Returns 1."),
 			keyed("object|freq", 3, 2, readValue, cmdFreq, "Is not known: an error."),
-			keyed("object|idletime", 3, 2, readValue, cmdIdleTime, "Is not known: an error."),
+			keysOf(onConn("object|idletime", 3, "", cmdIdleTime, "Returns the seconds since the last use that was noted, in a cache."), 2, 2, 1),
 			helpOf("object", "ENCODING <key>", "    Return the kind of internal representation used in order to store the value",
-				"REFCOUNT <key>", "    Return 1.")),
+				"IDLETIME <key>", "    Return the idle time of the key, in seconds, in a cache.", "REFCOUNT <key>", "    Return 1.")),
 		container("memory", "server", "Memory that keys take.", nil,
 			keyed("memory|usage", -3, 2, read, cmdMemoryUsage, "Estimates the bytes that a key takes."),
 			onConn("memory|doctor", 2, "", func(_ *conn, w *resp.Writer, _ [][]byte) {

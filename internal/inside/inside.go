@@ -16,6 +16,7 @@ package inside
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/kvd-project/kvd/index"
 	"github.com/kvd-project/kvd/index/repair"
@@ -29,6 +30,9 @@ type Tools interface {
 	Locate(key []byte) (Location, error)
 	// ReadRaw reads n bytes at offset off of one replica's region, both in bytes. They may change while they are read.
 	ReadRaw(ctx context.Context, pg uint32, replica int, off uint64, n int) ([]byte, error)
+	// LastUse is how long ago the use of key was last noted; noted is false if the namespace's placement groups keep no such notes, as only
+	// caches do. 0: it is not known, or just now. The error is ErrNotFound of package client without such a key.
+	LastUse(ctx context.Context, key []byte) (ago time.Duration, noted bool, err error)
 	// Session is the id of the session in force. It waits while a lost one is being replaced.
 	Session(ctx context.Context) (uint32, error)
 	// ViewAtLeast waits for a map of at least the version given. The View must not be changed.
@@ -56,12 +60,18 @@ func Register(of func(c any) (t Tools, ok bool)) { toolsOf = of }
 
 // Of gives the tools of c, a *client.Client; anything else is a mistake in the program, and panics.
 func Of(c any) Tools {
-	if toolsOf != nil {
-		if t, ok := toolsOf(c); ok {
-			return t
-		}
+	if t, ok := Find(c); ok {
+		return t
 	}
 	panic(fmt.Sprintf("inside: %T is no *client.Client", c))
+}
+
+// Find is Of for what may be something else.
+func Find(c any) (t Tools, ok bool) {
+	if toolsOf == nil {
+		return nil, false
+	}
+	return toolsOf(c)
 }
 
 // FunctionsKey is the name of the key in which gateways keep the libraries of functions. Clients of gateways neither see nor touch it:
