@@ -334,7 +334,7 @@ func (s *waits) lookUp(keys []*awaited) {
 		}
 		ops := make([]client.Op, n)
 		for i, k := range keys[:n] {
-			ops[i] = client.Op{Kind: client.OpGet, Key: []byte(k.name), Typed: true}
+			ops[i] = client.Op{Kind: client.OpGet, Key: storedName([]byte(k.name)), Typed: true}
 		}
 		s.g.o.Databases[keys[0].db].Client.Do(ctx, ops)
 		s.found(keys[:n], ops)

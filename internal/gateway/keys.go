@@ -59,6 +59,7 @@ func (c *conn) pages(api client.API, cur client.Cursor, o client.ScanOptions, f 
 				return err
 			case isReserved(kv.Key):
 			default:
+				kv.Key = shownName(kv.Key)
 				kvs = append(kvs, kv)
 			}
 		}
@@ -273,7 +274,7 @@ func (c *conn) flush(w *resp.Writer, args [][]byte, from, to int) {
 		err := c.pages(api, client.Cursor{}, client.ScanOptions{Count: scanPage, KeysOnly: true, Expired: true}, func(kvs []client.KV, _ client.Cursor) (bool, error) {
 			names = names[:0]
 			for _, kv := range kvs {
-				names = append(names, kv.Key)
+				names = append(names, storedName(kv.Key))
 			}
 			for i, r := range api.MultiDelete(c.smallCtx, names) {
 				err := r.Err

@@ -99,7 +99,7 @@ type stagedName struct {
 type stagedKey struct {
 	key
 	stagedName
-	bytes   []byte // its name
+	bytes   []byte // its name in the store
 	version uint64 // 0: it was not there
 	was     key    // as it was read
 	used    bool   // a function has seen it, or it is watched: it is a condition
@@ -199,7 +199,7 @@ func (t *staged) addKey(db int, name string) *stagedKey {
 		t.all = append(t.all, &stagedKey{})
 	}
 	k := t.all[n]
-	*k = stagedKey{stagedName: stagedName{db, name}, bytes: []byte(name)}
+	*k = stagedKey{stagedName: stagedName{db, name}, bytes: storedName([]byte(name))}
 	k.now, k.maxValue, k.room = t.now, t.c.g.o.MaxValueBytes, t.room
 	if n >= maxStaged && t.err == nil {
 		t.err = errManyKeys

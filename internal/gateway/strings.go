@@ -772,7 +772,7 @@ func cmdIdleTime(c *conn, w *resp.Writer, args [][]byte) {
 	}
 	ago, noted, err := time.Duration(0), false, error(nil)
 	if tools, ok := inside.Find(c.api); ok {
-		ago, noted, err = tools.LastUse(c.ctx, args[2])
+		ago, noted, err = tools.LastUse(c.ctx, storedName(args[2]))
 	} else if version, e := versionOf(c, c.api, args[2]); e != nil || version == 0 {
 		err = cmp.Or(e, client.ErrNotFound)
 	}

@@ -79,3 +79,9 @@ func Find(c any) (t Tools, ok bool) {
 const FunctionsKey = "\x00kvd: libraries of functions. This key belongs to the gateways, which show it to none of their clients. " +
 	"Its value is what FUNCTION DUMP returns, and FUNCTION LOAD, DELETE, RESTORE and FLUSH change it. To delete it is to delete the libraries, as FUNCTION FLUSH does. " +
 	"A cache may evict it."
+
+// EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol: a record has a key of one byte at
+// least. It is longer than memcached's keys can be, too.
+const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one at least. " +
+	"What clients of gateways know by the empty name is the value of this key, which they can name by nothing else: " +
+	"it is an ordinary key of its namespace, which expires, is evicted and is deleted like any."
