@@ -286,7 +286,7 @@ func keyspaceCommands() []*command {
 		writes(onKeys("move", 3, 1, 1, 1, "generic", cmdMove, "Moves a key to another database.")),
 		onKeys("lcs", -3, 1, 2, 1, "string", cmdLCS, "Finds the longest common subsequence of two values."),
 		writes(onKeys("msetnx", -3, 1, -1, 2, "string", cmdMSetNX, "Sets keys, if none of them exists.")),
-		onConn("swapdb", 3, "server", refuse("ERR kvd: SWAPDB is not supported: namespaces cannot change their names"), "Is refused."),
+		onConn("swapdb", 3, "server", cmdSwapDB, "Is refused, but for one database."),
 	}
 }
 
