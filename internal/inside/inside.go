@@ -83,5 +83,5 @@ const FunctionsKey = "\x00kvd: libraries of functions. This key belongs to the g
 // EmptyKey is the name of the key in which gateways keep what has the empty name for clients of Redis's protocol: a record has a key of one byte at
 // least. It is longer than memcached's keys can be, too.
 const EmptyKey = "\x00kvd: the empty key. In the protocol of Redis a key may have no bytes, in the store it has one at least. " +
-	"What clients of gateways know by the empty name is the value of this key, which they can name by nothing else: " +
+	"Clients of gateways read and write the value of this key by the empty name, and by no other: " +
 	"it is an ordinary key of its namespace, which expires, is evicted and is deleted like any."
