@@ -281,13 +281,16 @@ func (r *reader) rawID() collection.StreamID {
 func (r *reader) stream(old bool) *collection.Stream {
 	s, _ := collection.ParseStream(nil)
 	for i, n := 0, r.count(); i < n && !r.bad; i++ {
+		left := r.left
 		id, ok := rawID(r.string())
 		pack := r.string()
 		if !ok {
 			r.fail()
 		}
 		r.entries(s, id, pack)
+		r.left = left // s has copies
 	}
+	r.pay(len(s.Bytes(false)))
 	top := s.Last
 	if n := r.number(); n != uint64(s.Len()) {
 		r.fail()
